@@ -1,0 +1,255 @@
+//! Settings: one immutable structure, read once from `SPINIO_*`.
+//!
+//! The doc text of each row is its manual; `cargo x docs` writes docs/settings.md from it.
+
+use spinio_plan::Route;
+
+/// How many bytes a request may have and still be a small one: it returns once the
+/// bytes are safe in staging and the copy is queued (CUDA's rule for pageable memory).
+pub const SMALL: usize = 64 << 10;
+
+/// When a call returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ordering {
+    /// Up to [`SMALL`] once queued, above once arrived.
+    Relaxed,
+    /// Always once arrived.
+    Strict,
+}
+
+/// Every setting, after defaults.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// `SPINIO_DISABLE`
+    pub disable: bool,
+    /// `SPINIO_ORDERING`
+    pub ordering: Ordering,
+    /// `SPINIO_THREADS`, 0 for the default
+    pub threads: usize,
+    /// `SPINIO_STAGING` in bytes
+    pub staging: u64,
+    /// `SPINIO_ROUTES`: the routes that may be used
+    pub routes: Vec<Route>,
+    /// `SPINIO_EMULATED`: description of the emulated device
+    pub emulated: Option<String>,
+    /// `SPINIO_STATS`: file for the shared counters
+    pub stats: Option<String>,
+}
+
+/// One row of the settings table.
+pub struct Row {
+    /// Name of the environment variable.
+    pub name: &'static str,
+    /// What may stand there.
+    pub values: &'static str,
+    /// What holds without it.
+    pub default: &'static str,
+    /// The manual.
+    pub doc: &'static str,
+}
+
+/// The settings, in the order of the documentation.
+pub const TABLE: &[Row] = &[
+    Row {
+        name: "SPINIO_DISABLE",
+        values: "`1`",
+        default: "off",
+        doc: "Turns every hook into a plain call to the next function in symbol order.",
+    },
+    Row {
+        name: "SPINIO_ORDERING",
+        values: "`relaxed`, `strict`",
+        default: "`relaxed`",
+        doc: "When a read returns. `relaxed`: up to 64 KiB once the bytes are safe in staging and the copy is \
+              queued, above once they have arrived. `strict`: always once they have arrived.",
+    },
+    Row {
+        name: "SPINIO_THREADS",
+        values: "1 to 64",
+        default: "a quarter of the processors, 2 to 4",
+        doc: "Threads that work on one large request, the calling one included.",
+    },
+    Row {
+        name: "SPINIO_STAGING",
+        values: "bytes; `K`, `M`, `G`",
+        default: "`128M`",
+        doc: "Upper bound of pinned staging memory a device. It grows on demand.",
+    },
+    Row {
+        name: "SPINIO_ROUTES",
+        values: "list of `copy`, `dma`, `store`, `direct`, `p2p`",
+        default: "all",
+        doc: "The routes that may be used. `copy` and, on devices without a DMA engine, `store` always may: \
+              they are what every other route falls back to.",
+    },
+    Row {
+        name: "SPINIO_EMULATED",
+        values: "`size=1G,bar=64M,gbps=12,latency_us=10`, each part optional",
+        default: "`size=1G,bar=0`, unlimited speed",
+        doc: "The emulated GPU: its memory, how much of it is host-mapped, bandwidth and latency of its DMA engine.",
+    },
+    Row {
+        name: "SPINIO_STATS",
+        values: "path of a file",
+        default: "none",
+        doc: "Keeps the counters in this file, where other processes can read them; `spinio run --stats` sets it.",
+    },
+];
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            disable: false,
+            ordering: Ordering::Relaxed,
+            threads: 0,
+            staging: 128 << 20,
+            routes: Route::ALL.to_vec(),
+            emulated: None,
+            stats: None,
+        }
+    }
+}
+
+impl Settings {
+    /// Reads the settings through `get` (name to value). What cannot be understood keeps its
+    /// default and is told in the second value, one sentence a setting.
+    pub fn read(get: impl Fn(&str) -> Option<String>) -> (Settings, Vec<String>) {
+        let mut s = Settings::default();
+        let mut complaints = Vec::new();
+        let mut each = |name: &str, apply: &mut dyn FnMut(&str) -> bool| {
+            if let Some(value) = get(name)
+                && !apply(value.trim())
+            {
+                complaints.push(format!("{name}={value} is not understood: the default stays"));
+            }
+        };
+        each("SPINIO_DISABLE", &mut |v| match v {
+            "1" => {
+                s.disable = true;
+                true
+            }
+            "" | "0" => true,
+            _ => false,
+        });
+        each("SPINIO_ORDERING", &mut |v| match v {
+            "relaxed" => true,
+            "strict" => {
+                s.ordering = Ordering::Strict;
+                true
+            }
+            _ => false,
+        });
+        each("SPINIO_THREADS", &mut |v| match v.parse() {
+            Ok(n @ 1..=64) => {
+                s.threads = n;
+                true
+            }
+            _ => false,
+        });
+        each("SPINIO_STAGING", &mut |v| match parse_bytes(v) {
+            Some(n) if n >= 2 << 20 => {
+                s.staging = n;
+                true
+            }
+            _ => false,
+        });
+        each("SPINIO_ROUTES", &mut |v| {
+            let mut routes = vec![Route::Copy, Route::Store];
+            for name in v.split(',').map(str::trim).filter(|n| !n.is_empty()) {
+                match Route::ALL.into_iter().find(|r| r.name() == name) {
+                    Some(route) => routes.push(route),
+                    None => return false,
+                }
+            }
+            s.routes = routes;
+            true
+        });
+        each("SPINIO_EMULATED", &mut |v| {
+            s.emulated = Some(v.to_owned());
+            true
+        });
+        each("SPINIO_STATS", &mut |v| {
+            s.stats = Some(v.to_owned());
+            !v.is_empty()
+        });
+        (s, complaints)
+    }
+
+    /// The settings of this process.
+    pub fn from_env() -> (Settings, Vec<String>) {
+        Settings::read(|name| std::env::var(name).ok())
+    }
+
+    /// Whether a route may be used.
+    pub fn allows(&self, route: Route) -> bool {
+        self.routes.contains(&route)
+    }
+}
+
+/// A number of bytes: `4096`, `64K`, `1.5G`; powers of 1024.
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    let text = text.trim().trim_end_matches(['B', 'b']).trim_end_matches('i');
+    let (digits, unit) = match text.char_indices().last()? {
+        (at, 'k' | 'K') => (&text[..at], 1u64 << 10),
+        (at, 'm' | 'M') => (&text[..at], 1 << 20),
+        (at, 'g' | 'G') => (&text[..at], 1 << 30),
+        (at, 't' | 'T') => (&text[..at], 1 << 40),
+        _ => (text, 1),
+    };
+    if let Ok(whole) = digits.parse::<u64>() {
+        return whole.checked_mul(unit);
+    }
+    let value = digits.parse::<f64>().ok()? * unit as f64;
+    (value.is_finite() && (0.0..9e18).contains(&value)).then_some(value as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> (Settings, Vec<String>) {
+        Settings::read(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()))
+    }
+
+    #[test]
+    fn nothing_set_gives_the_defaults() {
+        assert_eq!(read(&[]), (Settings::default(), vec![]));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_told_and_changes_nothing() {
+        let (s, complaints) = read(&[("SPINIO_THREADS", "many"), ("SPINIO_ROUTES", "copy,warp")]);
+        assert_eq!(s, Settings::default());
+        assert_eq!(complaints.len(), 2);
+        assert!(complaints[0].contains("SPINIO_THREADS=many"));
+    }
+
+    #[test]
+    fn routes_always_keep_the_safe_ones() {
+        let (s, _) = read(&[("SPINIO_ROUTES", "direct")]);
+        assert!(s.allows(Route::Copy) && s.allows(Route::Direct) && !s.allows(Route::Dma));
+    }
+
+    #[test]
+    fn bytes() {
+        assert_eq!(parse_bytes("4096"), Some(4096));
+        assert_eq!(parse_bytes("64K"), Some(65536));
+        assert_eq!(parse_bytes("1.5GiB"), Some(3 << 29));
+        assert_eq!(parse_bytes("-1"), None);
+        assert_eq!(parse_bytes(""), None);
+        assert_eq!(parse_bytes("é"), None);
+        assert_eq!(parse_bytes("99999999999T"), None);
+    }
+
+    #[test]
+    fn every_row_is_read() {
+        for row in TABLE {
+            let asked = std::cell::Cell::new(false);
+            Settings::read(|name| {
+                asked.set(asked.get() || name == row.name);
+                None
+            });
+            assert!(asked.get(), "{} is documented but never read", row.name);
+        }
+    }
+}

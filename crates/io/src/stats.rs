@@ -1,0 +1,175 @@
+//! Counters: bytes, pieces and time by route and reason.
+//!
+//! A fixed table of atomics. With `SPINIO_STATS` it lies in a mapped file, so that another
+//! process reads it while we run, and it outlives us. Several processes may add to one file.
+//!
+//! ```text
+//!   header  magic, version, device reads, small reads
+//!   cell    [route][reason]: pieces, bytes, nanoseconds
+//! ```
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use spinio_plan::{Reason, Route};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"spinio\x01\0");
+const REASONS: usize = Reason::ALL.len();
+const ROUTES: usize = Route::ALL.len();
+
+/// One route for one reason.
+#[derive(Default)]
+#[repr(C)]
+struct Cell {
+    pieces: AtomicU64,
+    bytes: AtomicU64,
+    nanos: AtomicU64,
+}
+
+/// The table. All-zero is a valid, empty one.
+#[derive(Default)]
+#[repr(C)]
+pub struct Table {
+    magic: AtomicU64,
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    read_nanos: AtomicU64,
+    cells: [[Cell; REASONS]; ROUTES],
+}
+
+/// One line of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// How the bytes travelled.
+    pub route: Route,
+    /// Why.
+    pub reason: Reason,
+    /// Pieces moved.
+    pub pieces: u64,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Time spent on them, added up over threads.
+    pub nanos: u64,
+}
+
+/// The counters at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Device reads that returned.
+    pub reads: u64,
+    /// Bytes they returned.
+    pub read_bytes: u64,
+    /// Time inside them, added up over threads.
+    pub read_nanos: u64,
+    /// Routes and reasons that moved anything.
+    pub lines: Vec<Line>,
+}
+
+impl Table {
+    /// Bytes of a table, for who maps one.
+    pub const SIZE: usize = size_of::<Table>();
+
+    /// Adds a piece.
+    pub fn piece(&self, route: Route, reason: Reason, bytes: u64, nanos: u64) {
+        let cell = &self.cells[route as usize][reason as usize];
+        cell.pieces.fetch_add(1, Relaxed);
+        cell.bytes.fetch_add(bytes, Relaxed);
+        cell.nanos.fetch_add(nanos, Relaxed);
+    }
+
+    /// Adds a call that returned.
+    pub fn call(&self, bytes: u64, nanos: u64) {
+        self.magic.store(MAGIC, Relaxed);
+        self.reads.fetch_add(1, Relaxed);
+        self.read_bytes.fetch_add(bytes, Relaxed);
+        self.read_nanos.fetch_add(nanos, Relaxed);
+    }
+
+    /// The counters now. Taken while others count, a line may be a piece behind another.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut lines = Vec::new();
+        for (route, row) in Route::ALL.into_iter().zip(&self.cells) {
+            for (&reason, cell) in Reason::ALL.iter().zip(row) {
+                let pieces = cell.pieces.load(Relaxed);
+                if pieces > 0 {
+                    let (bytes, nanos) = (cell.bytes.load(Relaxed), cell.nanos.load(Relaxed));
+                    lines.push(Line { route, reason, pieces, bytes, nanos });
+                }
+            }
+        }
+        Snapshot {
+            reads: self.reads.load(Relaxed),
+            read_bytes: self.read_bytes.load(Relaxed),
+            read_nanos: self.read_nanos.load(Relaxed),
+            lines,
+        }
+    }
+}
+
+impl Snapshot {
+    /// Reads the table another process left in a file; `None` if it holds no table of this version.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Snapshot> {
+        let word = |i: usize| Some(u64::from_le_bytes(bytes.get(i * 8..i * 8 + 8)?.try_into().ok()?));
+        if bytes.len() < Table::SIZE || !matches!(word(0)?, MAGIC | 0) {
+            return None;
+        }
+        let mut lines = Vec::new();
+        for (r, route) in Route::ALL.into_iter().enumerate() {
+            for (c, &reason) in Reason::ALL.iter().enumerate() {
+                let at = 4 + (r * REASONS + c) * 3;
+                let (pieces, moved, nanos) = (word(at)?, word(at + 1)?, word(at + 2)?);
+                if pieces > 0 {
+                    lines.push(Line { route, reason, pieces, bytes: moved, nanos });
+                }
+            }
+        }
+        Some(Snapshot { reads: word(1)?, read_bytes: word(2)?, read_nanos: word(3)?, lines })
+    }
+
+    /// What was counted since `earlier`.
+    pub fn since(&self, earlier: &Snapshot) -> Snapshot {
+        let mut out = self.clone();
+        out.reads -= earlier.reads;
+        out.read_bytes -= earlier.read_bytes;
+        out.read_nanos -= earlier.read_nanos;
+        for old in &earlier.lines {
+            if let Some(line) = out.lines.iter_mut().find(|l| (l.route, l.reason) == (old.route, old.reason)) {
+                line.pieces -= old.pieces;
+                line.bytes -= old.bytes;
+                line.nanos -= old.nanos;
+            }
+        }
+        out.lines.retain(|l| l.pieces > 0);
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_tells_what_was_counted_and_when() {
+        let table = Table::default();
+        table.piece(Route::Copy, Reason::Cached, 10, 5);
+        let before = table.snapshot();
+        table.piece(Route::Copy, Reason::Cached, 7, 1);
+        table.piece(Route::Direct, Reason::Absent, 4096, 9);
+        table.call(4103, 11);
+        let delta = table.snapshot().since(&before);
+        assert_eq!(delta.read_bytes, 4103);
+        assert_eq!(
+            delta.lines,
+            [
+                Line { route: Route::Copy, reason: Reason::Cached, pieces: 1, bytes: 7, nanos: 1 },
+                Line { route: Route::Direct, reason: Reason::Absent, pieces: 1, bytes: 4096, nanos: 9 },
+            ]
+        );
+    }
+
+    #[test]
+    fn a_short_or_foreign_file_is_no_table() {
+        assert_eq!(Snapshot::from_bytes(&[0; 16]), None);
+        assert_eq!(Snapshot::from_bytes(&vec![7; Table::SIZE]), None);
+        assert_eq!(Snapshot::from_bytes(&vec![0; Table::SIZE]), Some(Snapshot::default()));
+    }
+}

@@ -1,0 +1,187 @@
+//! The words of the router: residency, extent, route, reason, segment, schedule.
+
+use std::fmt;
+
+/// Where the bytes of a page are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Residency {
+    /// On storage only.
+    Absent,
+    /// In the page cache, the same as on storage.
+    Clean,
+    /// In the page cache, newer than on storage.
+    Dirty,
+    /// Nobody may tell us.
+    Unknown,
+}
+
+impl Residency {
+    /// Whether the page cache can serve it without storage, as far as is known.
+    pub const fn is_cached(self) -> bool {
+        matches!(self, Residency::Clean | Residency::Dirty)
+    }
+}
+
+/// A run of bytes of one residency. Extents of a request lie end to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Length in bytes, never 0.
+    pub len: u64,
+    /// Of every byte in it.
+    pub residency: Residency,
+}
+
+/// How the bytes of a segment travel from the file to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Route {
+    /// Page cache, CPU copy into the pinned staging ring, DMA.
+    Copy,
+    /// Page cache, DMA straight out of its pages.
+    Dma,
+    /// Page cache, CPU stores into a host-mapped buffer.
+    Store,
+    /// Storage, O_DIRECT into the staging ring, DMA.
+    Direct,
+    /// Storage, DMA into the device's memory.
+    P2p,
+    /// Page cache mapped for the device, fetched by a kernel.
+    Gather,
+}
+
+impl Route {
+    /// All routes, in the order in which they are listed everywhere.
+    pub const ALL: [Route; 6] = [Route::Copy, Route::Dma, Route::Store, Route::Direct, Route::P2p, Route::Gather];
+
+    /// The name used in settings, tables and docs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Route::Copy => "copy",
+            Route::Dma => "dma",
+            Route::Store => "store",
+            Route::Direct => "direct",
+            Route::P2p => "p2p",
+            Route::Gather => "gather",
+        }
+    }
+
+    /// Whether the route is served by the page cache rather than by storage.
+    pub const fn from_cache(self) -> bool {
+        matches!(self, Route::Copy | Route::Dma | Route::Store | Route::Gather)
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+macro_rules! reasons {
+    ($($(#[doc = $doc:literal])+ $name:ident = $text:literal,)+) => {
+        /// Why a segment took its route, or why a faster route was refused.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum Reason { $($(#[doc = $doc])+ $name,)+ }
+
+        impl Reason {
+            /// All reasons, in numeric order.
+            pub const ALL: &'static [Reason] = &[$(Reason::$name,)+];
+
+            /// The sentence shown to the user.
+            pub const fn text(self) -> &'static str {
+                match self { $(Reason::$name => $text,)+ }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// At or under the small bound.
+    Small = "small request: one page-cache read, with the kernel's read-ahead",
+    /// Resident, and the page cache is the cheapest source.
+    Cached = "in the page cache",
+    /// Resident, and long enough to pay for registering the pages.
+    CachedLarge = "in the page cache, long enough to DMA out of its pages",
+    /// Dirty, so storage would have to be written first.
+    Dirty = "dirty in the page cache: storage does not have it yet",
+    /// Resident, but fetched together with absent neighbours.
+    Merged = "cached, but cheaper to fetch with its absent neighbours",
+    /// Not resident.
+    Absent = "not in the page cache",
+    /// Too small or misaligned an edge for the route of its neighbours.
+    Edge = "edge that is not aligned for direct I/O",
+    /// Residency cannot be asked for this file; the read itself finds out.
+    Unknown = "residency is not ours to ask: the read finds out",
+    /// The file has no direct I/O.
+    NoDirectIo = "the file system offers no direct I/O for this file",
+    /// The kernel would not open the file again for us.
+    NoTwin = "the file cannot be opened a second time by this process",
+    /// No second descriptor table.
+    NoHelpers = "no helper threads: the kernel gives no private descriptor table",
+    /// Pipe, socket, character device.
+    Stream = "not a file with offsets: staged as it comes",
+    /// The buffer is not P2P-mapped.
+    NoP2pMapping = "the device's memory is not mapped for peer-to-peer DMA",
+    /// Storage cannot reach the device.
+    P2pUnreachable = "this storage cannot DMA into this device",
+    /// The canary read did not match.
+    P2pUntrusted = "the peer-to-peer canary read differed from another route",
+    /// Offset, length or address is not aligned for P2P.
+    P2pMisaligned = "offset or address is not aligned for peer-to-peer DMA",
+    /// The buffer can be stored to by the CPU.
+    HostMapped = "the CPU can store into this buffer",
+    /// Registering page-cache pages failed.
+    PinRefused = "the pages could not be registered with the driver",
+    /// No pinned memory could be had.
+    NoPinnedMemory = "no pinned memory for staging",
+    /// The chosen route failed and this one finished the work.
+    FellBack = "the first route failed: finished here",
+    /// A setting chose the route.
+    Forced = "chosen by a setting",
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.text())
+    }
+}
+
+/// A byte range with one route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// First byte, counted from the start of the request.
+    pub offset: u64,
+    /// Length in bytes, never 0.
+    pub len: u64,
+    /// How it travels.
+    pub route: Route,
+    /// Why.
+    pub reason: Reason,
+    /// Why a faster route was refused, where one was.
+    pub refused: Option<Reason>,
+}
+
+/// Segments that cover a request, in order, without gap or overlap.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    /// Sorted by offset.
+    pub segments: Vec<Segment>,
+}
+
+impl Schedule {
+    /// One segment for everything.
+    pub fn single(len: u64, route: Route, reason: Reason) -> Schedule {
+        Schedule { segments: vec![Segment { offset: 0, len, route, reason, refused: None }] }
+    }
+
+    /// Bytes covered.
+    pub fn len(&self) -> u64 {
+        self.segments.last().map_or(0, |s| s.offset + s.len)
+    }
+
+    /// Whether nothing is covered.
+    pub fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+}

@@ -1,0 +1,222 @@
+//! One function a system call.
+//!
+//! Functions that take a pointer are `unsafe`: the memory must stay what the
+//! call needs it to be until it returns. The kernel checks that it is mapped.
+
+use std::ffi::CStr;
+
+use linux_raw_sys::general as k;
+use rustix::io::Errno;
+
+use super::raw::call;
+use super::types::{Advice, CacheStat, DirectAlign, FileKind, Stat};
+
+type Result<T> = core::result::Result<T, Errno>;
+
+/// A descriptor as the kernel knows it: a number in the calling thread's table.
+pub type Fd = i32;
+
+const CLOSE_RANGE_UNSHARE: usize = 2;
+
+/// `pread64`.
+///
+/// # Safety
+/// `buf` must be memory that the caller lets the kernel write, or an address it may refuse.
+#[inline]
+pub unsafe fn pread(fd: Fd, buf: *mut u8, len: usize, offset: u64) -> Result<usize> {
+    // SAFETY: passed on to the caller.
+    unsafe { call(k::__NR_pread64, [fd as usize, buf as usize, len, offset as usize, 0, 0]) }
+}
+
+/// `preadv2` with one vector and `RWF_*` flags.
+///
+/// # Safety
+/// As [`pread`].
+#[inline]
+pub unsafe fn pread_flags(fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize> {
+    let iov = [buf as usize, len];
+    // SAFETY: `iov` lives across the call and has the layout of `struct iovec`; the rest is the caller's.
+    unsafe {
+        call(
+            k::__NR_preadv2,
+            [fd as usize, iov.as_ptr() as usize, 1, offset as usize, (offset >> 32) as usize, flags as usize],
+        )
+    }
+}
+
+/// `read`, at the descriptor's own offset.
+///
+/// # Safety
+/// As [`pread`].
+#[inline]
+pub unsafe fn read(fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
+    // SAFETY: passed on to the caller.
+    unsafe { call(k::__NR_read, [fd as usize, buf as usize, len, 0, 0, 0]) }
+}
+
+/// `pwrite64`.
+///
+/// # Safety
+/// `buf` must be readable for `len` bytes, or an address the kernel may refuse.
+pub unsafe fn pwrite(fd: Fd, buf: *const u8, len: usize, offset: u64) -> Result<usize> {
+    // SAFETY: passed on to the caller.
+    unsafe { call(k::__NR_pwrite64, [fd as usize, buf as usize, len, offset as usize, 0, 0]) }
+}
+
+/// `lseek`; returns the new offset.
+pub fn lseek(fd: Fd, offset: i64, whence: i32) -> Result<u64> {
+    // SAFETY: no memory is involved.
+    unsafe { call(k::__NR_lseek, [fd as usize, offset as usize, whence as usize, 0, 0, 0]) }.map(|v| v as u64)
+}
+
+/// `fstat`.
+pub fn fstat(fd: Fd) -> Result<Stat> {
+    // SAFETY: all-zero is a valid `struct stat`.
+    let mut raw: k::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: `raw` is a `struct stat` of this architecture, alive across the call.
+    unsafe { call(k::__NR_fstat, [fd as usize, &raw mut raw as usize, 0, 0, 0, 0]) }?;
+    let kind = match raw.st_mode & k::S_IFMT {
+        k::S_IFREG => FileKind::Regular,
+        k::S_IFBLK => FileKind::Block,
+        _ => FileKind::Stream,
+    };
+    Ok(Stat {
+        dev: raw.st_dev,
+        ino: raw.st_ino,
+        rdev: raw.st_rdev,
+        size: raw.st_size as u64,
+        uid: raw.st_uid,
+        mode: raw.st_mode,
+        mtime_ns: i128::from(raw.st_mtime as i64) * 1_000_000_000 + i128::from(raw.st_mtime_nsec),
+        kind,
+    })
+}
+
+/// What O_DIRECT needs on this file; `None` where the kernel or file system does not say
+/// (before Linux 6.1) and `Some` with zeros where there is no direct I/O.
+pub fn direct_align(fd: Fd) -> Result<Option<DirectAlign>> {
+    const STATX_DIOALIGN: u32 = 0x2000;
+    // SAFETY: all-zero is a valid `struct statx`.
+    let mut raw: k::statx = unsafe { core::mem::zeroed() };
+    // SAFETY: the empty path is a NUL-terminated constant and `raw` is alive across the call.
+    unsafe {
+        call(
+            k::__NR_statx,
+            [
+                fd as usize,
+                c"".as_ptr() as usize,
+                k::AT_EMPTY_PATH as usize,
+                STATX_DIOALIGN as usize,
+                &raw mut raw as usize,
+                0,
+            ],
+        )
+    }?;
+    Ok((raw.stx_mask & STATX_DIOALIGN != 0)
+        .then_some(DirectAlign { memory: raw.stx_dio_mem_align, offset: raw.stx_dio_offset_align }))
+}
+
+/// `fcntl(F_GETFL)`: access mode and status flags.
+pub fn flags(fd: Fd) -> Result<i32> {
+    // SAFETY: no memory is involved.
+    unsafe { call(k::__NR_fcntl, [fd as usize, k::F_GETFL as usize, 0, 0, 0, 0]) }.map(|v| v as i32)
+}
+
+/// `openat(AT_FDCWD)` with O_CLOEXEC.
+pub fn open(path: &CStr, flags: i32, mode: u32) -> Result<Fd> {
+    let flags = flags | k::O_CLOEXEC as i32;
+    // SAFETY: `path` is NUL-terminated and lives across the call.
+    unsafe {
+        call(
+            k::__NR_openat,
+            [k::AT_FDCWD as isize as usize, path.as_ptr() as usize, flags as usize, mode as usize, 0, 0],
+        )
+    }
+    .map(|v| v as Fd)
+}
+
+/// `close`.
+pub fn close(fd: Fd) -> Result<()> {
+    // SAFETY: no memory is involved; which table the number lives in is the caller's business.
+    unsafe { call(k::__NR_close, [fd as usize, 0, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// `close_range` of everything from `first` up, in a descriptor table of this thread alone
+/// (CLOSE_RANGE_UNSHARE): the rest of the process keeps its descriptors.
+pub fn leave_descriptor_table(first: u32) -> Result<()> {
+    // SAFETY: no memory is involved.
+    unsafe { call(k::__NR_close_range, [first as usize, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0]) }.map(drop)
+}
+
+/// `mmap`; `addr` is a hint unless MAP_FIXED is among the flags.
+///
+/// # Safety
+/// With MAP_FIXED the range must be the caller's to replace.
+pub unsafe fn mmap(addr: *mut u8, len: usize, prot: u32, flags: u32, fd: Fd, offset: u64) -> Result<*mut u8> {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        call(k::__NR_mmap, [addr as usize, len, prot as usize, flags as usize, fd as isize as usize, offset as usize])
+    }
+    .map(|v| v as *mut u8)
+}
+
+/// `munmap`.
+///
+/// # Safety
+/// Nothing may use the range any more.
+pub unsafe fn munmap(addr: *mut u8, len: usize) -> Result<()> {
+    // SAFETY: passed on to the caller.
+    unsafe { call(k::__NR_munmap, [addr as usize, len, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// `madvise`.
+///
+/// # Safety
+/// The advice must not destroy what somebody else still needs.
+pub unsafe fn madvise(addr: *mut u8, len: usize, advice: u32) -> Result<()> {
+    // SAFETY: passed on to the caller.
+    unsafe { call(k::__NR_madvise, [addr as usize, len, advice as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// `mincore`: one byte a page, bit 0 set when the page is resident.
+///
+/// Believe it only on files that the caller owns or may write: for anybody else
+/// the kernel answers that all is resident.
+///
+/// # Safety
+/// `addr` must be the page-aligned start of a mapping of at least `out.len()` pages.
+pub unsafe fn mincore(addr: *const u8, out: &mut [u8]) -> Result<()> {
+    // SAFETY: `out` holds a byte for each page asked about.
+    unsafe { call(k::__NR_mincore, [addr as usize, out.len() * PAGE, out.as_mut_ptr() as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// `cachestat` (Linux 6.5): how much of a range is in the page cache. EPERM for who may not write the file.
+pub fn cachestat(fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
+    const NR_CACHESTAT: u32 = 451;
+    let range = [offset, len];
+    let mut out = CacheStat::default();
+    // SAFETY: `range` and `out` have the layouts of the kernel's structures and live across the call.
+    unsafe { call(NR_CACHESTAT, [fd as usize, range.as_ptr() as usize, &raw mut out as usize, 0, 0, 0]) }?;
+    Ok(out)
+}
+
+/// `fadvise64`; length 0 means to the end of the file.
+pub fn fadvise(fd: Fd, offset: u64, len: u64, advice: Advice) -> Result<()> {
+    // SAFETY: no memory is involved.
+    unsafe { call(k::__NR_fadvise64, [fd as usize, offset as usize, len as usize, advice as usize, 0, 0]) }.map(drop)
+}
+
+/// `gettid`.
+pub fn gettid() -> u32 {
+    // SAFETY: no memory is involved, and the call cannot fail.
+    unsafe { call(k::__NR_gettid, [0; 6]) }.unwrap_or(0) as u32
+}
+
+/// `getpid`, asked from the kernel each time.
+pub fn getpid() -> u32 {
+    // SAFETY: no memory is involved, and the call cannot fail.
+    unsafe { call(k::__NR_getpid, [0; 6]) }.unwrap_or(0) as u32
+}
+
+/// Size of a page; x86-64 has no other for the page cache.
+pub const PAGE: usize = 4096;

@@ -1,0 +1,18 @@
+//! Linux, without libc's wrappers.
+//!
+//! Why not a slice-taking wrapper crate: a buffer here may be device memory,
+//! memory that another process changes, or an address the kernel is meant to
+//! refuse. None of these may become a Rust slice, so these calls take raw
+//! pointers and leave judging them to the kernel. `rustix` gives the errno type;
+//! its calls are used where a slice or an owned descriptor is honest.
+
+mod calls;
+mod private;
+mod raw;
+mod types;
+mod wipe;
+
+pub use calls::*;
+pub use private::{Private, PrivateError};
+pub use types::*;
+pub use wipe::word_wiped_on_fork;

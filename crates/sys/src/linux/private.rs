@@ -1,0 +1,93 @@
+//! Threads whose descriptors the program cannot see.
+//!
+//! The program owns every number in its descriptor table: it may `close_range`
+//! all of it, or `dup2` onto any number, and closing one descriptor of a file
+//! drops every `fcntl` lock that the process holds on that file. So SPIN's own
+//! descriptors live in a table of their own:
+//!
+//! ```text
+//!   program's threads ──── table A: 0 1 2 3 ...      what the program opened
+//!   private threads ────── table B: (empty) 0 1 ...  twins, rings, pipes
+//! ```
+//!
+//! `close_range(0, ~0, CLOSE_RANGE_UNSHARE)` makes table B without first copying
+//! table A, so no pipe or socket of the program is kept open even for a moment,
+//! and since locks belong to a table, no lock is dropped either.
+//!
+//! A descriptor made by a private thread means nothing on any other thread.
+//!
+//! Known flaw: needs Linux 5.11; before that, `spawn` reports the kernel's error
+//! and SPIN does without helper threads.
+
+use std::sync::mpsc;
+use std::thread;
+
+use rustix::io::Errno;
+
+use super::calls::leave_descriptor_table;
+
+/// The root of a family of threads that share one private descriptor table.
+pub struct Private {
+    spawn: mpsc::Sender<Request>,
+}
+
+type Body = Box<dyn FnOnce() + Send>;
+type Request = (String, Body, mpsc::Sender<bool>);
+
+/// Why no private thread could be made.
+#[derive(Debug)]
+pub enum PrivateError {
+    /// The thread itself could not be created.
+    Spawn(std::io::Error),
+    /// The kernel refused a table of its own.
+    Table(Errno),
+}
+
+impl Private {
+    /// Makes the first private thread; it sleeps, and spawns the others.
+    pub fn new() -> Result<Private, PrivateError> {
+        let (spawn, requests) = mpsc::channel::<Request>();
+        let (ready, made) = mpsc::channel();
+        quiet_spawn("spinio", move || {
+            let table = leave_descriptor_table(0);
+            let failed = table.is_err();
+            let _ = ready.send(table);
+            if failed {
+                return;
+            }
+            while let Ok((name, body, done)) = requests.recv() {
+                let _ = done.send(quiet_spawn(&name, body).is_ok());
+            }
+        })
+        .map_err(PrivateError::Spawn)?;
+        match made.recv() {
+            Ok(Ok(())) => Ok(Private { spawn }),
+            Ok(Err(errno)) => Err(PrivateError::Table(errno)),
+            Err(_) => Err(PrivateError::Table(Errno::IO)),
+        }
+    }
+
+    /// Runs `body` on a new thread of the family; false if no thread could be made.
+    pub fn spawn(&self, name: &str, body: impl FnOnce() + Send + 'static) -> bool {
+        let (done, answer) = mpsc::channel();
+        self.spawn.send((name.to_owned(), Box::new(body), done)).is_ok() && answer.recv().unwrap_or(false)
+    }
+}
+
+/// A thread that takes none of the program's signals.
+fn quiet_spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    // The new thread inherits the mask, so there is no moment at which a signal could reach it.
+    // libc's call, not the kernel's: it leaves out the two signals that glibc itself needs for
+    // pthread_cancel and for setuid, which would otherwise wait for this thread for ever.
+    let mut all = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut old = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: both sets are local; sigfillset initialises `all`, pthread_sigmask initialises `old`.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+    }
+    let made = thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(body);
+    // SAFETY: `old` was initialised above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), core::ptr::null_mut()) };
+    made.map(drop)
+}

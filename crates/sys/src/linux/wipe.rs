@@ -1,0 +1,51 @@
+//! A word that a forked child finds zero.
+//!
+//! `fork` copies locks that other threads hold and leaves those threads behind. So
+//! what SPIN built in the parent must not be used in the child. A page under
+//! MADV_WIPEONFORK tells the two apart with one load, without a hook on `fork`,
+//! and also for a raw `clone`. A `vfork` child shares the memory and rightly reads
+//! what the parent reads.
+
+use std::sync::atomic::AtomicU64;
+
+use linux_raw_sys::general as k;
+use rustix::io::Errno;
+
+use super::calls::{PAGE, madvise, mmap};
+
+/// A new word, zero now and zero again in every forked child. It is never unmapped.
+pub fn word_wiped_on_fork() -> Result<&'static AtomicU64, Errno> {
+    // SAFETY: a fresh anonymous mapping replaces nothing; the advice concerns this page alone; the
+    // kernel hands it out zeroed and aligned, a valid AtomicU64, and it is never unmapped.
+    unsafe {
+        let page =
+            mmap(core::ptr::null_mut(), PAGE, k::PROT_READ | k::PROT_WRITE, k::MAP_PRIVATE | k::MAP_ANONYMOUS, -1, 0)?;
+        madvise(page, PAGE, k::MADV_WIPEONFORK)?;
+        Ok(&*page.cast::<AtomicU64>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+
+    #[test]
+    fn a_child_finds_it_zero_and_the_parent_keeps_it() {
+        let word = word_wiped_on_fork().unwrap();
+        word.store(7, Relaxed);
+        // SAFETY: the child only loads a word and exits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let seen = word.load(Relaxed);
+            // SAFETY: ends the child at once, without the test harness's exit handlers.
+            unsafe { libc::_exit(seen as i32) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for our own child.
+        unsafe { libc::waitpid(child, &mut status, 0) };
+        assert_eq!(libc::WEXITSTATUS(status), 0);
+        assert_eq!(word.load(Relaxed), 7);
+    }
+}
