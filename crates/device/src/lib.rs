@@ -12,6 +12,7 @@
 //! staging memory, copies on queues that keep order, and pins page-cache pages so
 //! that it can read them itself. It knows nothing of files.
 
+mod cuda;
 mod error;
 pub mod registry;
 mod traits;
