@@ -1,0 +1,14 @@
+//! `cargo x check`: what every commit must pass, cheapest first.
+
+use anyhow::Result;
+
+use crate::tools::{self, cargo};
+use crate::{docs, layers, sizes};
+
+pub(crate) fn run() -> Result<()> {
+    tools::run(cargo().args(["fmt", "--all", "--check"]))?;
+    layers::run()?;
+    sizes::run()?;
+    docs::check()?;
+    tools::run(cargo().args(["clippy", "-q", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+}

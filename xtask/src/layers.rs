@@ -1,0 +1,190 @@
+//! `cargo x layers`: an arrow between crates may point only down.
+//!
+//! ```text
+//!   4  interpose  python  cli ........ cli builds interpose, but never links it
+//!   3  nvmmu
+//!   2  io
+//!   1  device
+//!   0  sys  plan
+//!
+//!   testkit: anyone's dev-dependency; itself on top of anything below 4
+//!   outside crates/ (xtask, examples): on top of everything but interpose; nobody depends on them
+//! ```
+//!
+//! `cli -> interpose` is the one exception. It makes `cargo run` build libspinio.so too. Were its
+//! Rust side linked, its symbols would hook the command itself, so no source file of `cli` may name it.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::tools;
+
+const RANKS: [(&str, u8); 8] = [
+    ("spinio-sys", 0),
+    ("spinio-plan", 0),
+    ("spinio-device", 1),
+    ("spinio-io", 2),
+    ("spinio-nvmmu", 3),
+    ("spinio-interpose", 4),
+    ("spinio-python", 4),
+    ("spinio-cli", 4),
+];
+const TESTKIT: &str = "spinio-testkit";
+const INTERPOSE: &str = "spinio-interpose";
+const CLI: &str = "spinio-cli";
+const TOP: u8 = 4;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    Layer(u8),
+    Testkit,
+    Outside,
+}
+
+struct Arrow<'a> {
+    from: &'a str,
+    to: &'a str,
+    dev: bool,
+}
+
+impl fmt::Display for Arrow<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} -> {}{}", self.from, self.to, if self.dev { " (dev)" } else { "" })
+    }
+}
+
+pub(crate) fn run() -> Result<()> {
+    let json = tools::output(tools::cargo().args(["metadata", "--format-version", "1", "--no-deps"]))?;
+    let metadata: Value = serde_json::from_str(&json)?;
+    let packages = metadata["packages"].as_array().context("cargo metadata names no packages")?;
+    let name = |p: &Value| p["name"].as_str().unwrap_or_default().to_owned();
+    let folder = |p: &Value| {
+        let manifest = PathBuf::from(p["manifest_path"].as_str().unwrap_or_default());
+        manifest.parent().map(Path::to_owned).unwrap_or_default()
+    };
+    let crates = tools::root().join("crates");
+
+    let mut wrong = Vec::new();
+    let mut members = Vec::new();
+    for package in packages {
+        let name = name(package);
+        match place(&name, folder(package).starts_with(&crates)) {
+            Some(place) => members.push((name, place)),
+            None => wrong.push(format!("{name} stands in crates/ but has no layer: name it in xtask/src/layers.rs")),
+        }
+    }
+    for package in packages {
+        let from = name(package);
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let to = dependency["name"].as_str().unwrap_or_default();
+            let arrow = Arrow { from: &from, to, dev: dependency["kind"] == "dev" };
+            let at = |n: &str| members.iter().find(|m| m.0 == n).map(|m| m.1);
+            let (Some(start), Some(end)) = (at(&from), at(to)) else { continue };
+            if from == CLI && to == INTERPOSE {
+                wrong.extend(mentions(&folder(package))?);
+            } else if !allowed(&arrow, start, end) {
+                wrong.push(format!("{arrow} does not point down"));
+            }
+        }
+    }
+    ensure!(wrong.is_empty(), "layers:\n  {}", wrong.join("\n  "));
+    Ok(())
+}
+
+/// Where a member stands; `None` for a crate nobody has placed.
+fn place(name: &str, in_crates: bool) -> Option<Place> {
+    match RANKS.iter().find(|r| r.0 == name) {
+        Some(&(_, rank)) => Some(Place::Layer(rank)),
+        None if name == TESTKIT => Some(Place::Testkit),
+        None => (!in_crates).then_some(Place::Outside),
+    }
+}
+
+fn allowed(arrow: &Arrow<'_>, start: Place, end: Place) -> bool {
+    use Place::{Layer, Outside, Testkit};
+    match (start, end) {
+        (_, Layer(_)) if arrow.to == INTERPOSE => false,
+        (Layer(from), Layer(to)) => from > to,
+        (Layer(_), Testkit) => arrow.dev,
+        (Testkit, Layer(to)) => to < TOP,
+        (Outside, _) => true,
+        (_, Outside) | (Testkit, Testkit) => false,
+    }
+}
+
+/// Lines of `cli` that name the library crate.
+fn mentions(folder: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in std::fs::read_dir(&next).with_context(|| format!("cannot list {}", next.display()))? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = std::fs::read_to_string(&path)?;
+                for (number, line) in text.lines().enumerate().filter(|(_, l)| names_library(l)) {
+                    let at = path.strip_prefix(tools::root()).unwrap_or(&path).display();
+                    found.push(format!("{at}:{} names the preloaded library's crate: {}", number + 1, line.trim()));
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// By its package name, or by the name of its library target (`spinio`), which is also the command's own.
+fn names_library(line: &str) -> bool {
+    let code = line.trim_start();
+    let code = code.strip_prefix("pub ").unwrap_or(code);
+    line.contains("spinio_interpose")
+        || ["use spinio::", "use spinio;", "use ::spinio::", "extern crate spinio"].iter().any(|u| code.starts_with(u))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ok(from: &str, to: &str, dev: bool) -> bool {
+        let at = |n| place(n, n != "xtask").expect("placed");
+        allowed(&Arrow { from, to, dev }, at(from), at(to))
+    }
+
+    #[test]
+    fn arrows_point_down() {
+        assert!(ok("spinio-io", "spinio-device", false));
+        assert!(ok("spinio-interpose", "spinio-io", false));
+        assert!(ok("xtask", "spinio-io", false));
+        assert!(!ok("spinio-device", "spinio-io", false));
+        assert!(!ok("spinio-device", "spinio-io", true));
+        assert!(!ok("spinio-plan", "spinio-sys", false));
+        assert!(!ok("spinio-io", "xtask", true));
+    }
+
+    #[test]
+    fn testkit_is_for_tests_only() {
+        assert!(ok("spinio-device", TESTKIT, true));
+        assert!(!ok("spinio-device", TESTKIT, false));
+        assert!(ok(TESTKIT, "spinio-io", false));
+        assert!(!ok(TESTKIT, CLI, false));
+    }
+
+    #[test]
+    fn nobody_links_the_preloaded_library() {
+        assert!(!ok("spinio-python", INTERPOSE, false));
+        assert!(!ok(TESTKIT, INTERPOSE, false));
+        assert!(!ok("xtask", INTERPOSE, false));
+        assert!(names_library("    pub use spinio::hooks;"));
+        assert!(names_library("let f = spinio_interpose::pread;"));
+        assert!(!names_library("println!(\"spinio run: use spinio run\");"));
+    }
+
+    #[test]
+    fn a_crate_without_a_layer_is_told() {
+        assert_eq!(place("spinio-new", true), None);
+        assert_eq!(place("some-example", false), Some(Place::Outside));
+    }
+}

@@ -1,0 +1,67 @@
+//! The chores of this repository, as `cargo x <chore>`.
+//!
+//! ```text
+//!   check ──> fmt, clippy, layers, file sizes    what every commit must pass
+//!   layers                                       arrows between crates point only down
+//!   docs                                         writes docs/settings.md, or checks it
+//!   vm, preload-suite                            the suites that are no `cargo test`
+//!   gpu-pack                                     a folder that runs on a GPU machine without cargo
+//! ```
+//!
+//! One chore, one module. A chore says nothing while all is well, except what its suite prints.
+#![forbid(unsafe_code)]
+
+mod check;
+mod docs;
+mod gpu_pack;
+mod layers;
+mod preload_suite;
+mod sizes;
+mod tools;
+mod vm;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo x", about = "Chores of the SPIN repository")]
+struct Cli {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Formatting, lints, layers and file sizes: what every commit must pass
+    Check,
+    /// Fail on a dependency arrow that does not point down the layers
+    Layers,
+    /// Write docs/settings.md from the settings table
+    Docs(docs::Args),
+    /// Run the suite in the virtual machine with peer-to-peer DMA
+    Vm(vm::Args),
+    /// Run real programs with and without the library and compare
+    PreloadSuite(preload_suite::Args),
+    /// Build the folder that runs the GPU suite on a machine without cargo
+    GpuPack(gpu_pack::Args),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().chore {
+        Chore::Check => check::run(),
+        Chore::Layers => layers::run(),
+        Chore::Docs(args) => docs::run(&args),
+        Chore::Vm(args) => vm::run(&args),
+        Chore::PreloadSuite(args) => preload_suite::run(&args),
+        Chore::GpuPack(args) => gpu_pack::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        // Not returned from main: a backtrace through xtask says nothing about what failed.
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! What every chore needs: where the repository is, how to run a program in it.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+/// The folder of the workspace.
+pub(crate) fn root() -> PathBuf {
+    // Cargo sets the variable at run time too; the compiled-in value serves a binary started by hand.
+    let manifest = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let mut root = PathBuf::from(manifest);
+    root.pop();
+    root
+}
+
+/// The cargo that started us.
+pub(crate) fn cargo() -> Command {
+    command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// A program, to run in the repository.
+pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(root());
+    command
+}
+
+/// Runs it with our own output; an exit status other than 0 is an error.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {:?}", command.get_program()))?;
+    ensure!(status.success(), "{}: {status}", line(command));
+    Ok(())
+}
+
+/// Runs it and returns what it printed.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    command.stderr(std::process::Stdio::inherit());
+    let output = command.output().with_context(|| format!("cannot start {:?}", command.get_program()))?;
+    ensure!(output.status.success(), "{}: {}", line(command), output.status);
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// The command as one would type it.
+fn line(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let args = command.get_args().map(|a| a.to_string_lossy());
+    std::iter::once(program.into()).chain(args).collect::<Vec<_>>().join(" ")
+}
