@@ -14,6 +14,7 @@
 //! ```
 
 mod error;
+mod fetch;
 mod runtime;
 pub mod settings;
 pub mod stats;
