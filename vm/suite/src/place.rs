@@ -1,0 +1,123 @@
+//! Where the guest keeps its files: the folder that `vm/guest/disks` laid out.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use linux_raw_sys::general as k;
+use spinio_sys::linux;
+
+use crate::case::Miss;
+
+/// The guest's folder of disks and mounted file systems.
+pub(crate) struct Guest {
+    at: PathBuf,
+}
+
+/// A place where bytes can lie; the first six reach the p2pmem device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A whole NVMe disk, without a file system.
+    Raw,
+    /// ext4 on one disk.
+    Ext4,
+    /// xfs on one disk.
+    Xfs,
+    /// ext4 on an md RAID-0 of two disks, in chunks of 64 KiB.
+    Raid0,
+    /// ext4 on a disk below another root port: no peer-to-peer path.
+    Far,
+    /// ext4 on a RAID-0 that has one such disk.
+    Half,
+    /// The guest's memory.
+    Tmpfs,
+}
+
+impl Place {
+    /// Where storage can DMA into the p2pmem device.
+    pub(crate) const REACHABLE: [Place; 4] = [Place::Raw, Place::Ext4, Place::Xfs, Place::Raid0];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Place::Raw => "raw NVMe",
+            Place::Ext4 => "ext4",
+            Place::Xfs => "xfs",
+            Place::Raid0 => "md RAID-0",
+            Place::Far => "other root port",
+            Place::Half => "RAID-0 with an unreachable member",
+            Place::Tmpfs => "tmpfs",
+        }
+    }
+}
+
+impl Guest {
+    pub(crate) fn new(at: impl Into<PathBuf>) -> Guest {
+        Guest { at: at.into() }
+    }
+
+    /// A file there, empty (a disk: as it is), open for reading and writing.
+    pub(crate) fn create(&self, place: Place, name: &str) -> Result<(PathBuf, File), Miss> {
+        let path = match place {
+            Place::Raw => self.at.join("disk/raw"),
+            Place::Ext4 => self.at.join("ext4").join(name),
+            Place::Xfs => self.at.join("xfs").join(name),
+            Place::Raid0 => self.at.join("raid0").join(name),
+            Place::Far => self.at.join("far").join(name),
+            Place::Half => self.at.join("half").join(name),
+            Place::Tmpfs => Path::new("/tmp").join(name),
+        };
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(place != Place::Raw)
+            .truncate(place != Place::Raw)
+            .open(&path)
+            .map_err(|e| Miss::Failed(format!("{}: {e}", path.display())))?;
+        Ok((path, file))
+    }
+
+    /// A file of `len` bytes of the pattern, on storage and out of the page cache.
+    pub(crate) fn cold(&self, place: Place, name: &str, len: usize) -> Result<(PathBuf, Vec<u8>), Miss> {
+        let (path, file) = self.create(place, name)?;
+        let bytes = pattern(len, name.bytes().fold(7, |h, b| h * 31 % 9973 + u64::from(b)));
+        file.write_all_at(&bytes, 0)?;
+        chill(&file)?;
+        Ok((path, bytes))
+    }
+}
+
+/// Writes back what is dirty and drops the file's pages from the cache.
+pub(crate) fn chill(file: &File) -> Result<(), Miss> {
+    file.sync_all()?;
+    linux::fadvise(file.as_raw_fd(), 0, 0, linux::Advice::DontNeed)?;
+    Ok(())
+}
+
+/// The file, opened for direct I/O.
+pub(crate) fn open_direct(path: &Path) -> Result<File, Miss> {
+    Ok(OpenOptions::new().read(true).write(true).custom_flags(k::O_DIRECT as i32).open(path)?)
+}
+
+/// Removes a file when its case is over, so that the next finds room.
+pub(crate) fn remove(path: &Path) {
+    if fs::metadata(path).is_ok_and(|m| m.is_file()) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Bytes that are different everywhere, and for every seed.
+pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(len + 8);
+    let mut word = 0u64;
+    while out.len() < len {
+        // SplitMix64: no two positions of a file look alike, so bytes from the wrong place show.
+        let mut z = (word + (seed << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        out.extend_from_slice(&(z ^ (z >> 31)).to_le_bytes());
+        word += 1;
+    }
+    out.truncate(len);
+    out
+}
