@@ -7,12 +7,18 @@
 //! its calls are used where a slice or an owned descriptor is honest.
 
 mod calls;
+mod list;
+mod pipe;
 mod private;
 mod raw;
+mod shared;
 mod types;
 mod wipe;
 
 pub use calls::*;
+pub use list::list;
+pub use pipe::*;
 pub use private::{Private, PrivateError};
+pub use shared::*;
 pub use types::*;
 pub use wipe::word_wiped_on_fork;
