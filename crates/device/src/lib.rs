@@ -12,8 +12,12 @@
 //! staging memory, copies on queues that keep order, and pins page-cache pages so
 //! that it can read them itself. It knows nothing of files.
 
+mod arenas;
 mod cuda;
+pub mod emulated;
 mod error;
+mod host_memory;
+pub mod p2pmem;
 pub mod registry;
 mod traits;
 

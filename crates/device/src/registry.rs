@@ -3,8 +3,10 @@
 //! ```text
 //!   hook ── any()? ── no ──> the next function        one load: all a host program pays
 //!             │ yes
-//!          find(addr) ── known device range ── still the same allocation? ──> device
-//!             │       └─ known host granule ──> host, no driver call
+//!          find(addr) ── in an arena (emulated, p2pmem) ──> its device: still the same allocation?
+//!             │ no
+//!          cuda ── known device range ── still the same allocation? ──> device
+//!             │ └─ known host granule ──> host, no driver call
 //!             └ unknown: ask the driver, remember the answer
 //!
 //!   the next function said EFAULT ──> find_after_fault(addr): never trusts "known host"
@@ -12,12 +14,30 @@
 //!
 //! So a wrong "host" is never more than a wasted call: the kernel refuses device memory.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::{Allocation, DeviceAddr, DeviceError, DeviceKind, ErrorKind, cuda};
+use crate::arenas::{Arena, Arenas};
+use crate::emulated::{Config, ConfigError, Emulated};
+use crate::{Allocation, Device, DeviceAddr, DeviceError, DeviceKind, ErrorKind, cuda, p2pmem};
 
 /// Whether any device could own any address. It is never lowered again.
 static ANY: AtomicBool = AtomicBool::new(false);
+
+/// The ranges of devices that are not CUDA's.
+static ARENAS: Arenas = Arenas::new();
+
+/// Who owns them, by number.
+static OWNERS: [OnceLock<&'static dyn Device>; 64] = [const { OnceLock::new() }; 64];
+static OWNERS_USED: AtomicU32 = AtomicU32::new(0);
+
+/// The process's emulated device, and what it shall be like once it is wanted.
+static EMULATED: Mutex<Wanted> = Mutex::new(Wanted { config: None, started: None });
+
+struct Wanted {
+    config: Option<Config>,
+    started: Option<&'static Emulated>,
+}
 
 /// Whether any device could own any address now. One relaxed load.
 #[inline]
@@ -33,17 +53,30 @@ pub(crate) fn raise() {
 /// The allocation that holds `addr`, if a device owns it. No lock and no driver call for memory that is known to be
 /// the host's. `want`: how many bytes from `addr` the caller is interested in.
 pub fn find(addr: *const u8, want: usize) -> Option<Allocation> {
-    if any() { cuda::find(addr, want) } else { None }
+    if !any() {
+        return None;
+    }
+    match ARENAS.find(addr as u64) {
+        Some(arena) => ask(arena, addr, want),
+        None => cuda::find(addr, want),
+    }
 }
 
 /// As [`find`], after the kernel refused the address: asks the devices themselves, and looks whether the
 /// program has loaded a driver meanwhile.
 pub fn find_after_fault(addr: *const u8, want: usize) -> Option<Allocation> {
+    if let Some(arena) = ARENAS.find(addr as u64) {
+        return ask(arena, addr, want);
+    }
     let found = cuda::find_after_fault(addr, want);
     if found.is_some() {
         raise();
     }
     found
+}
+
+fn ask(arena: Arena, addr: *const u8, want: usize) -> Option<Allocation> {
+    OWNERS.get(arena.owner as usize)?.get()?.allocation(DeviceAddr(addr as u64), want as u64)
 }
 
 /// The program opened a path: an early hint that a driver is in use (`/dev/nvidia...`).
@@ -54,14 +87,88 @@ pub fn hint_open(path: &[u8]) {
     }
 }
 
+/// Says what the emulated device shall be like: the text of `SPINIO_EMULATED`. Starts nothing; the device is made at
+/// its first allocation. Comes too late, and changes nothing, once it is made.
+pub fn configure_emulated(text: &str) -> Result<(), ConfigError> {
+    let config = Config::parse(text)?;
+    EMULATED.lock().unwrap_or_else(PoisonError::into_inner).config = Some(config);
+    Ok(())
+}
+
+/// The emulated device of this process; made now if it was not.
+pub fn emulated() -> Result<&'static Emulated, DeviceError> {
+    let mut wanted = EMULATED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(device) = wanted.started {
+        return Ok(device);
+    }
+    let device = Emulated::start(wanted.config.unwrap_or_default())?;
+    wanted.started = Some(device);
+    Ok(device)
+}
+
 /// New memory on a device that has no allocator of its own. `host_mapped` asks for memory that the CPU can store to.
 pub fn alloc(kind: DeviceKind, ordinal: u32, len: usize, host_mapped: bool) -> Result<DeviceAddr, DeviceError> {
-    let _ = (kind, ordinal, len, host_mapped);
-    Err(DeviceError::new(ErrorKind::Unsupported, "allocation"))
+    match (kind, ordinal) {
+        (DeviceKind::Emulated, 0) => emulated()?.alloc(len, host_mapped),
+        (DeviceKind::P2pmem, _) => p2pmem::alloc(ordinal, len),
+        _ => Err(DeviceError::new(ErrorKind::Unsupported, "allocation")),
+    }
 }
 
 /// Gives back memory of [`alloc`], after everything queued on it is done.
 pub fn free(addr: DeviceAddr) -> Result<(), DeviceError> {
-    let _ = addr;
-    Err(DeviceError::new(ErrorKind::BadAddress, "free"))
+    let unknown = DeviceError::new(ErrorKind::BadAddress, "free");
+    let arena = ARENAS.find(addr.0).ok_or(unknown)?;
+    let owner = OWNERS.get(arena.owner as usize).and_then(OnceLock::get).ok_or(unknown)?;
+    match owner.id().kind {
+        DeviceKind::Emulated => {
+            let device = EMULATED.lock().unwrap_or_else(PoisonError::into_inner).started;
+            device.filter(|d| d.id() == owner.id()).ok_or(unknown)?.free(addr)
+        }
+        DeviceKind::P2pmem => p2pmem::free(addr),
+        DeviceKind::Cuda => Err(unknown),
+    }
+}
+
+/// The program mapped memory itself. If that is memory of a [`p2pmem`] provider, it is a device buffer from now on.
+/// Slow: only for mappings that look like one (the opened path ends in `/p2pmem/allocate`).
+pub fn note_mapping(addr: *const u8, len: usize) {
+    p2pmem::note(addr as u64, len as u64);
+}
+
+/// The program unmapped, or mapped something else over, a range. Two loads where no device has memory near it.
+#[inline]
+pub fn forget_mapping(addr: *const u8, len: usize) {
+    if any() && ARENAS.touches(addr as u64, len as u64) {
+        p2pmem::forget(addr as u64, len as u64);
+    }
+}
+
+/// Makes a device and gives it the number under which it may own ranges.
+pub(crate) fn add_owner<D: Device>(make: impl FnOnce(u32) -> &'static D) -> Result<&'static D, DeviceError> {
+    let owner = OWNERS_USED.fetch_add(1, Relaxed);
+    let slot = OWNERS.get(owner as usize).ok_or(DeviceError::new(ErrorKind::NoMemory, "table of devices"))?;
+    let device = make(owner);
+    let _ = slot.set(device);
+    Ok(device)
+}
+
+/// Makes a range known as a device's.
+pub(crate) fn add_range(owner: u32, start: DeviceAddr, len: u64) -> Result<(), DeviceError> {
+    if !ARENAS.add(Arena { start: start.0, len, owner }) {
+        return Err(DeviceError::new(ErrorKind::NoMemory, "table of device ranges"));
+    }
+    raise();
+    Ok(())
+}
+
+/// The range that holds an address, if it is the owner's.
+pub(crate) fn range_of(owner: u32, addr: DeviceAddr) -> Option<(DeviceAddr, u64)> {
+    let arena = ARENAS.find(addr.0).filter(|a| a.owner == owner)?;
+    Some((DeviceAddr(arena.start), arena.len))
+}
+
+/// Forgets a range, or a part of one, where it belongs to certain owners.
+pub(crate) fn remove_range(start: DeviceAddr, len: u64, owned: impl Fn(u32) -> bool) {
+    ARENAS.remove(start.0, len, owned);
 }

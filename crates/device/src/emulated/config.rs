@@ -1,0 +1,168 @@
+//! What an emulated device is like: `size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`.
+
+use std::fmt;
+use std::time::Duration;
+
+/// The parts of the description that were given, and defaults for the rest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Config {
+    /// Bytes of memory in all.
+    pub size: u64,
+    /// Bytes of these that may be host-mapped.
+    pub bar: u64,
+    /// The host-mapped part is P2P-mapped as well. True enough: a storage device can DMA into ordinary memory.
+    pub p2p: bool,
+    /// Bytes a second that the DMA engine moves; `None`: as fast as it can.
+    pub bandwidth: Option<f64>,
+    /// From queueing a copy to its first byte.
+    pub latency: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config { size: 1 << 30, bar: 0, p2p: false, bandwidth: None, latency: Duration::ZERO }
+    }
+}
+
+/// A description that makes no sense, in one sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError(String);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+const PAGE: u64 = 4096;
+const MOST: u64 = 1 << 40;
+
+impl Config {
+    /// Reads a description: parts in any order, each at most once, all optional; the empty text is the default.
+    pub fn parse(text: &str) -> Result<Config, ConfigError> {
+        let mut config = Config::default();
+        let mut seen = Vec::new();
+        for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
+            let fail = |why: &str| ConfigError(format!("Emulated device: {part}: {why}"));
+            let (key, value) = part.split_once('=').ok_or_else(|| fail("expected name=value"))?;
+            let (key, value) = (key.trim(), value.trim());
+            if seen.contains(&key) {
+                return Err(fail("given twice"));
+            }
+            seen.push(key);
+            match key {
+                "size" => config.size = bytes(value).map_err(fail)?,
+                "bar" => config.bar = bytes(value).map_err(fail)?,
+                "p2p" => config.p2p = flag(value).map_err(fail)?,
+                "gbps" => config.bandwidth = Some(positive(value).map_err(fail)? * 1e9),
+                "latency_us" => config.latency = latency(value).map_err(fail)?,
+                _ => return Err(fail("unknown; the parts are size, bar, p2p, gbps and latency_us")),
+            }
+        }
+        if config.size == 0 {
+            return Err(ConfigError("Emulated device: size=0: it needs memory".into()));
+        }
+        if config.bar > config.size {
+            return Err(ConfigError(format!(
+                "Emulated device: bar={} is larger than size={}: it is a part of it",
+                config.bar, config.size
+            )));
+        }
+        Ok(config)
+    }
+
+    /// How long the engine takes for `len` bytes.
+    pub(super) fn transfer(&self, len: usize) -> Duration {
+        self.bandwidth.map_or(Duration::ZERO, |b| Duration::from_secs_f64(len as f64 / b))
+    }
+}
+
+type Parsed<T> = Result<T, &'static str>;
+
+/// Bytes, rounded up to pages.
+fn bytes(text: &str) -> Parsed<u64> {
+    let (digits, unit) = match text.as_bytes().last() {
+        Some(b'k' | b'K') => (&text[..text.len() - 1], 1u64 << 10),
+        Some(b'm' | b'M') => (&text[..text.len() - 1], 1 << 20),
+        Some(b'g' | b'G') => (&text[..text.len() - 1], 1 << 30),
+        _ => (text, 1),
+    };
+    let whole = digits.parse::<u64>().map_err(|_| "expected a number of bytes such as 4096, 64M or 1G")?;
+    match whole.checked_mul(unit) {
+        Some(n) if n <= MOST => Ok(n.next_multiple_of(PAGE)),
+        _ => Err("more than 1024G"),
+    }
+}
+
+fn flag(text: &str) -> Parsed<bool> {
+    match text {
+        "1" => Ok(true),
+        "0" => Ok(false),
+        _ => Err("expected 0 or 1"),
+    }
+}
+
+fn positive(text: &str) -> Parsed<f64> {
+    match text.parse::<f64>() {
+        Ok(n) if n.is_finite() && n >= 1e-6 => Ok(n),
+        _ => Err("expected a bandwidth in GB/s, at least 0.000001"),
+    }
+}
+
+fn latency(text: &str) -> Parsed<Duration> {
+    match text.parse::<f64>() {
+        Ok(n) if (0.0..=1e7).contains(&n) => Ok(Duration::from_secs_f64(n / 1e6)),
+        _ => Err("expected microseconds, 0 to 10000000"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_optional_and_in_any_order() {
+        assert_eq!(Config::parse(""), Ok(Config::default()));
+        assert_eq!(
+            Config::parse("latency_us=10, gbps=12,bar=64M,size=1G,p2p=1"),
+            Ok(Config {
+                size: 1 << 30,
+                bar: 64 << 20,
+                p2p: true,
+                bandwidth: Some(12e9),
+                latency: Duration::from_micros(10)
+            })
+        );
+        assert_eq!(Config::parse("size=5000").unwrap().size, 8192);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        for (text, needle) in [
+            ("size", "name=value"),
+            ("size=", "number of bytes"),
+            ("size=-1", "number of bytes"),
+            ("size=0", "size=0"),
+            ("size=1é", "number of bytes"),
+            ("size=9999999999G", "1024G"),
+            ("size=1M,bar=2M", "larger than size"),
+            ("size=1M,size=2M", "twice"),
+            ("gbps=0", "GB/s"),
+            ("gbps=nan", "GB/s"),
+            ("latency_us=1e99", "microseconds"),
+            ("p2p=yes", "0 or 1"),
+            ("speed=3", "the parts are"),
+        ] {
+            let error = Config::parse(text).unwrap_err().to_string();
+            assert!(error.contains(needle), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_transfer_takes_bytes_over_bandwidth() {
+        assert_eq!(Config::default().transfer(1 << 30), Duration::ZERO);
+        assert_eq!(Config::parse("gbps=2").unwrap().transfer(2_000_000), Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,375 @@
+//! The DMA engine: one thread that runs the copies of all queues.
+//!
+//! ```text
+//!   queue 0   [c][c]──────┐  waits for the program's queues, and they for it
+//!   program   [c]         ├──> the oldest copy that may run ──> engine ──> done
+//!   leased    [c][follow] ┘  waits only for what it was told to follow
+//! ```
+//!
+//! A queue is a counter of what was queued and a counter of what is done, so a place in it is a number, and it is
+//! reached once the second counter gets there. Source bytes are read when the copy runs, never when it is queued:
+//! who reuses a buffer too early sends the wrong bytes, as on a GPU.
+//!
+//! Time: a copy begins `latency` after it was queued or when the one before it ends, whichever is later, and ends
+//! bytes / bandwidth after that; what the thread oversleeps is made up by the next copy.
+//!
+//! Known flaws: a GPU copies in both directions at once, this engine does not; a copy longer than its bandwidth
+//! allows happens at its beginning, not evenly over its time.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::config::Config;
+use super::pins::{Pins, Scratch};
+use crate::{DeviceError, ErrorKind};
+
+/// Leased queues there may be at a time.
+const LEASED: usize = 64;
+/// Fences there may be at a time.
+const FENCES: usize = 4096;
+/// Below this, waiting is spinning: a sleep would overshoot.
+const SPIN: Duration = Duration::from_micros(120);
+
+/// What a copy does. Addresses, since the engine's thread owns none of the memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Copy {
+    /// From memory to memory.
+    Bytes { dst: u64, src: u64, len: usize },
+    /// From a pin.
+    Pinned { dst: u64, pin: u64, offset: usize, len: usize },
+}
+
+impl Copy {
+    fn len(self) -> usize {
+        match self {
+            Copy::Bytes { len, .. } | Copy::Pinned { len, .. } => len,
+        }
+    }
+}
+
+/// A place in a queue: reached once `seq` things on it are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mark {
+    queue: usize,
+    seq: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Default,
+    Program,
+    Leased,
+    Idle,
+}
+
+#[derive(Debug)]
+struct Command {
+    order: u64,
+    not_before: Instant,
+    after: Vec<Mark>,
+    copy: Option<Copy>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    role: Role,
+    pending: VecDeque<Command>,
+    queued: u64,
+    done: u64,
+    failed: Option<(u64, DeviceError)>,
+}
+
+#[derive(Debug)]
+struct State {
+    queues: Vec<Queue>,
+    fences: Vec<Option<Mark>>,
+    fences_lent: usize,
+    order: u64,
+    held: u32,
+    busy: bool,
+}
+
+/// The queues and what the engine's thread shares with everybody.
+#[derive(Debug)]
+pub(super) struct Engine {
+    config: Config,
+    state: Mutex<State>,
+    work: Condvar,
+    progress: Condvar,
+}
+
+type Result<T> = core::result::Result<T, DeviceError>;
+
+impl Engine {
+    pub(super) fn new(config: Config) -> Engine {
+        let first = Queue { role: Role::Default, pending: VecDeque::new(), queued: 0, done: 0, failed: None };
+        let state = State { queues: vec![first], fences: Vec::new(), fences_lent: 0, order: 0, held: 0, busy: false };
+        Engine { config, state: Mutex::new(state), work: Condvar::new(), progress: Condvar::new() }
+    }
+
+    /// A queue of the program's own, ordered with queue 0; it is never given back.
+    pub(super) fn program_queue(&self) -> u64 {
+        self.state().open(Role::Program) as u64
+    }
+
+    /// A queue ordered with nothing.
+    pub(super) fn lease(&self) -> Result<u64> {
+        let mut state = self.state();
+        if state.leased() == LEASED {
+            return Err(DeviceError::new(ErrorKind::NoMemory, "lease of a queue"));
+        }
+        Ok(state.open(Role::Leased) as u64)
+    }
+
+    /// Gives a leased queue back. What is on it still runs.
+    pub(super) fn unlease(&self, queue: u64) {
+        let mut state = self.state();
+        let queue = state.queues.get_mut(queue as usize).filter(|q| q.role == Role::Leased);
+        debug_assert!(queue.is_some(), "a queue was returned that is not lent");
+        if let Some(queue) = queue {
+            queue.role = Role::Idle;
+        }
+    }
+
+    /// Queues a copy.
+    pub(super) fn queue(&self, queue: u64, copy: Copy) -> Result<()> {
+        self.push(queue, Some(copy), Vec::new())
+    }
+
+    /// What is queued from now on waits for the mark.
+    pub(super) fn follow(&self, queue: u64, mark: Mark) -> Result<()> {
+        self.push(queue, None, vec![mark])
+    }
+
+    fn push(&self, queue: u64, copy: Option<Copy>, mut after: Vec<Mark>) -> Result<()> {
+        let mut state = self.state();
+        let at = state.checked(queue)?;
+        let waits_for = match state.queues[at].role {
+            Role::Default => Some(Role::Program),
+            Role::Program => Some(Role::Default),
+            _ => None,
+        };
+        let others = state.queues.iter().enumerate().filter(|(_, q)| Some(q.role) == waits_for && q.done < q.queued);
+        after.extend(others.map(|(queue, q)| Mark { queue, seq: q.queued }));
+        state.order += 1;
+        let order = state.order;
+        let latency = if copy.is_some() { self.config.latency } else { Duration::ZERO };
+        let queue = &mut state.queues[at];
+        queue.queued += 1;
+        queue.pending.push_back(Command { order, not_before: Instant::now() + latency, after, copy });
+        drop(state);
+        self.work.notify_one();
+        Ok(())
+    }
+
+    /// The present end of a queue.
+    pub(super) fn mark(&self, queue: u64) -> Result<Mark> {
+        let state = self.state();
+        let queue = state.checked(queue)?;
+        Ok(Mark { queue, seq: state.queues[queue].queued })
+    }
+
+    /// A fence at the present end of a queue.
+    pub(super) fn fence(&self, queue: u64) -> Result<u64> {
+        let mark = self.mark(queue)?;
+        let mut state = self.state();
+        let at = match state.fences.iter().position(Option::is_none) {
+            Some(at) => at,
+            None if state.fences.len() < FENCES => {
+                state.fences.push(None);
+                state.fences.len() - 1
+            }
+            None => return Err(DeviceError::new(ErrorKind::NoMemory, "fence")),
+        };
+        state.fences[at] = Some(mark);
+        state.fences_lent += 1;
+        Ok(at as u64)
+    }
+
+    /// Where a fence stands.
+    pub(super) fn fenced(&self, fence: u64) -> Result<Mark> {
+        let unknown = DeviceError::new(ErrorKind::BadAddress, "fence");
+        self.state().fences.get(fence as usize).copied().flatten().ok_or(unknown)
+    }
+
+    /// Gives a fence back.
+    pub(super) fn unfence(&self, fence: u64) {
+        let mut state = self.state();
+        let mark = state.fences.get_mut(fence as usize).and_then(Option::take);
+        debug_assert!(mark.is_some(), "a fence was released twice");
+        state.fences_lent -= usize::from(mark.is_some());
+    }
+
+    /// Whether a mark is reached, and whether what led to it failed.
+    pub(super) fn is_done(&self, mark: Mark) -> Result<bool> {
+        let mut state = self.state();
+        if state.reached(mark) { state.outcome(mark).map(|()| true) } else { Ok(false) }
+    }
+
+    /// Waits for a mark.
+    pub(super) fn wait(&self, mark: Mark) -> Result<()> {
+        let mut state = self.state();
+        while !state.reached(mark) {
+            state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.outcome(mark)
+    }
+
+    /// Waits for everything queued so far, whatever became of it.
+    pub(super) fn drain_all(&self) {
+        let mut state = self.state();
+        let order = state.order;
+        while state.busy || state.queues.iter().any(|q| q.pending.front().is_some_and(|c| c.order <= order)) {
+            state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// No copy starts any more; the one that runs is over when this returns.
+    pub(super) fn hold(&self) {
+        let mut state = self.state();
+        state.held += 1;
+        while state.busy {
+            state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends one [`Engine::hold`].
+    pub(super) fn resume(&self) {
+        let mut state = self.state();
+        debug_assert!(state.held > 0, "resumed without being held");
+        state.held = state.held.saturating_sub(1);
+        drop(state);
+        self.work.notify_all();
+    }
+
+    /// Lent queues and lent fences.
+    pub(super) fn lent(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.leased(), state.fences_lent)
+    }
+
+    /// The thread. `ready` takes what this thread can reach of a pin.
+    pub(super) fn run(&self, pins: &Pins, scratch: &mut Scratch) -> ! {
+        // When the last copy ended by the engine's own clock.
+        let mut clock = Instant::now();
+        let mut state = self.state();
+        loop {
+            let Some(at) = state.next() else {
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let Some(command) = state.queues[at].pending.pop_front() else { continue };
+            let mut outcome = Ok(());
+            if let Some(copy) = command.copy {
+                state.busy = true;
+                drop(state);
+                let begin = clock.max(command.not_before);
+                sleep_until(begin);
+                // SAFETY: who queued the copy vouches for its memory until it is done.
+                outcome = unsafe { perform(copy, pins, scratch) };
+                clock = begin + self.config.transfer(copy.len());
+                sleep_until(clock);
+                state = self.state();
+                state.busy = false;
+            }
+            let queue = &mut state.queues[at];
+            queue.done += 1;
+            if let Err(error) = outcome {
+                queue.failed.get_or_insert((queue.done, error));
+            }
+            self.progress.notify_all();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// An idle queue in a new role; one with leftovers only if it must be.
+    fn open(&mut self, role: Role) -> usize {
+        let idle = |q: &Queue| q.role == Role::Idle && q.pending.is_empty() && q.done == q.queued;
+        let at = self.queues.iter().position(idle).unwrap_or_else(|| {
+            self.queues.push(Queue { role, pending: VecDeque::new(), queued: 0, done: 0, failed: None });
+            self.queues.len() - 1
+        });
+        self.queues[at].role = role;
+        self.queues[at].failed = None;
+        at
+    }
+
+    fn leased(&self) -> usize {
+        self.queues.iter().filter(|q| q.role == Role::Leased).count()
+    }
+
+    fn checked(&self, queue: u64) -> Result<usize> {
+        let known = self.queues.get(queue as usize).is_some_and(|q| q.role != Role::Idle);
+        if known { Ok(queue as usize) } else { Err(DeviceError::new(ErrorKind::BadAddress, "queue")) }
+    }
+
+    fn reached(&self, mark: Mark) -> bool {
+        self.queues[mark.queue].done >= mark.seq
+    }
+
+    /// Tells of a failure at or before the mark, once.
+    fn outcome(&mut self, mark: Mark) -> Result<()> {
+        let queue = &mut self.queues[mark.queue];
+        match queue.failed {
+            Some((seq, error)) if seq <= mark.seq => {
+                queue.failed = None;
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The queue whose first command may run and is the oldest.
+    fn next(&self) -> Option<usize> {
+        if self.held > 0 {
+            return None;
+        }
+        let ready = |c: &Command| c.after.iter().all(|&mark| self.reached(mark));
+        let heads = self.queues.iter().enumerate().filter_map(|(at, q)| Some((at, q.pending.front()?)));
+        heads.filter(|(_, c)| ready(c)).min_by_key(|(_, c)| c.order).map(|(at, _)| at)
+    }
+}
+
+/// Sleeps, then spins for the last bit.
+fn sleep_until(when: Instant) {
+    loop {
+        let left = when.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        if left > SPIN {
+            std::thread::sleep(left - SPIN / 2);
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// # Safety
+/// The addresses of the copy must be good until this returns.
+unsafe fn perform(copy: Copy, pins: &Pins, scratch: &mut Scratch) -> Result<()> {
+    match copy {
+        Copy::Bytes { dst, src, len } => {
+            // SAFETY: passed on to the caller. One instruction rather than a Rust copy, since other threads and
+            // processes may change the source meanwhile.
+            unsafe {
+                core::arch::asm!(
+                    "rep movsb",
+                    inout("rdi") dst => _,
+                    inout("rsi") src => _,
+                    inout("rcx") len => _,
+                    options(nostack, preserves_flags),
+                );
+            }
+            Ok(())
+        }
+        // SAFETY: passed on to the caller.
+        Copy::Pinned { dst, pin, offset, len } => unsafe { pins.read(scratch, pin, offset, dst as *mut u8, len) },
+    }
+}

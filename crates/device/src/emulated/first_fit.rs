@@ -1,0 +1,132 @@
+//! Which bytes of the device's memory are taken: first fit, in whole pages.
+//!
+//! ```text
+//!   0                                      size
+//!   [ A ][ B ]      [ C ]
+//!             └ gap: the next allocation that fits
+//! ```
+//!
+//! A map of what is taken, by offset; gaps are what lies between. Linear in the number of allocations, which is
+//! small; a program that allocates a million buffers wants a pool of its own, as on a GPU.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use spinio_sys::linux::PAGE;
+
+/// Allocations by offset.
+#[derive(Debug, Default)]
+pub(super) struct FirstFit {
+    taken: BTreeMap<u64, u64>,
+}
+
+impl FirstFit {
+    /// Takes `len` bytes, at least one, inside `within`; both ends of it on a page.
+    pub(super) fn take(&mut self, within: Range<u64>, len: u64) -> Option<u64> {
+        let room = whole_pages(len)?;
+        let mut at = within.start;
+        for (&start, &taken) in self.taken.range(within.clone()) {
+            if start - at >= room {
+                break;
+            }
+            at = start + whole_pages(taken)?;
+        }
+        if at.checked_add(room)? > within.end {
+            return None;
+        }
+        self.taken.insert(at, len);
+        Some(at)
+    }
+
+    /// Gives an allocation back: its length, or `None` if none starts there.
+    pub(super) fn give(&mut self, start: u64) -> Option<u64> {
+        self.taken.remove(&start)
+    }
+
+    /// The allocation that holds a byte: its start and length.
+    pub(super) fn holding(&self, at: u64) -> Option<(u64, u64)> {
+        let (&start, &len) = self.taken.range(..=at).next_back()?;
+        (at - start < len).then_some((start, len))
+    }
+
+    /// How many allocations there are.
+    pub(super) fn count(&self) -> usize {
+        self.taken.len()
+    }
+}
+
+/// Rounded up to pages; `None` past the end of the world.
+pub(super) fn whole_pages(len: u64) -> Option<u64> {
+    len.max(1).checked_next_multiple_of(PAGE as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SIZE: u64 = 64 << 12;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Take(u64),
+        Give(usize),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![(1..40_000u64).prop_map(Step::Take), (0..64usize).prop_map(Step::Give)];
+        prop::collection::vec(step, 0..200)
+    }
+
+    proptest! {
+        #[test]
+        fn no_byte_is_taken_twice_and_none_is_lost(steps in steps()) {
+            let mut fit = FirstFit::default();
+            let mut model: Vec<(u64, u64)> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Take(len) => {
+                        let room = whole_pages(len).unwrap();
+                        let free = |at: u64| model.iter().all(|&(s, l)| {
+                            at + room <= s || s + whole_pages(l).unwrap() <= at
+                        });
+                        let expected = (0..SIZE / 4096).map(|p| p * 4096).find(|&at| at + room <= SIZE && free(at));
+                        let got = fit.take(0..SIZE, len);
+                        prop_assert_eq!(got, expected);
+                        model.extend(got.map(|at| (at, len)));
+                    }
+                    Step::Give(n) if !model.is_empty() => {
+                        let (start, len) = model.swap_remove(n % model.len());
+                        prop_assert_eq!(fit.give(start), Some(len));
+                        prop_assert_eq!(fit.give(start), None);
+                    }
+                    Step::Give(_) => {}
+                }
+                prop_assert_eq!(fit.count(), model.len());
+                for at in (0..SIZE).step_by(1021) {
+                    let expected = model.iter().copied().find(|&(s, l)| s <= at && at < s + l);
+                    prop_assert_eq!(fit.holding(at), expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_region_is_kept_to() {
+        let mut fit = FirstFit::default();
+        assert_eq!(fit.take(8192..16384, 8192), Some(8192));
+        assert_eq!(fit.take(8192..16384, 1), None);
+        assert_eq!(fit.take(0..8192, 8192), Some(0));
+        assert_eq!(fit.take(16384..16384, 1), None);
+        assert_eq!(fit.take(16384..32768, u64::MAX), None);
+    }
+
+    #[test]
+    fn the_end_of_an_allocation_is_exact() {
+        let mut fit = FirstFit::default();
+        fit.take(0..SIZE, 5);
+        assert_eq!(fit.holding(4), Some((0, 5)));
+        assert_eq!(fit.holding(5), None);
+    }
+}

@@ -1,0 +1,38 @@
+//! A private thread that does one thing after another for others, who wait for the answer.
+
+use std::sync::mpsc;
+
+use spinio_sys::linux::Private;
+
+use crate::{DeviceError, ErrorKind};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The thread. Descriptors made in its jobs live in its family's table.
+#[derive(Debug)]
+pub(super) struct Helper {
+    jobs: mpsc::Sender<Job>,
+}
+
+const FAILED: DeviceError = DeviceError::new(ErrorKind::Driver, "helper thread of the emulated device");
+
+impl Helper {
+    pub(super) fn start(family: &Private, name: &str) -> Result<Helper, DeviceError> {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let started = family.spawn(name, move || queue.into_iter().for_each(|job| job()));
+        if started { Ok(Helper { jobs }) } else { Err(FAILED) }
+    }
+
+    /// Runs a job there and waits for what it returns.
+    pub(super) fn call<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T, DeviceError> {
+        let (answer, result) = mpsc::channel();
+        let job: Box<dyn FnOnce() + Send + '_> = Box::new(move || {
+            let _ = answer.send(job());
+        });
+        // SAFETY: only the lifetime changes. What the job borrows outlives it, since this call returns only once the
+        // job has run or was dropped unrun: either way its sender is gone, which is what ends the wait.
+        let job = unsafe { core::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Job>(job) };
+        self.jobs.send(job).map_err(|_| FAILED)?;
+        result.recv().map_err(|_| FAILED)
+    }
+}

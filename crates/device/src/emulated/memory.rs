@@ -1,0 +1,145 @@
+//! The device's memory: bytes that two ranges of addresses lead to.
+//!
+//! ```text
+//!   device addresses   [ BAR: RW where allocated | PROT_NONE, always        ]  what the program passes
+//!                            │ same bytes               │ same bytes
+//!   the engine's view  [ RW                                                 ]  nobody else knows it
+//! ```
+//!
+//! So the kernel refuses a plain `pread` into device memory with EFAULT, as it does for a CUDA pointer, and a
+//! store by the CPU faults; but a host-mapped allocation can be stored to, as a BAR can. The descriptor of the
+//! bytes is closed as soon as both ranges are mapped, on a thread whose table the program does not see.
+//!
+//! Fresh memory holds [`POISON`], not zeros, so that a byte nobody wrote is seen.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use spinio_sys::linux;
+
+use super::first_fit::{FirstFit, whole_pages};
+use crate::host_memory::{NONE, RW, SHARED, system};
+use crate::{DeviceAddr, DeviceError, ErrorKind};
+
+/// What fresh device memory holds.
+pub const POISON: u8 = 0xA5;
+
+const MADV_REMOVE: u32 = 9;
+const MADV_DONTFORK: u32 = 10;
+const MADV_DONTDUMP: u32 = 16;
+
+/// Both ranges, and who has what of them.
+#[derive(Debug)]
+pub(super) struct Memory {
+    base: u64,
+    view: u64,
+    size: u64,
+    bar: u64,
+    fit: Mutex<FirstFit>,
+}
+
+/// An allocation, as the memory knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) start: DeviceAddr,
+    pub(super) len: u64,
+    pub(super) host_mapped: bool,
+}
+
+impl Memory {
+    /// Maps both ranges; for a private thread, since it opens a descriptor.
+    pub(super) fn map(size: u64, bar: u64) -> Result<Memory, DeviceError> {
+        let len = size as usize;
+        let fd = linux::memfd(c"spinio-emulated").map_err(|e| system("memfd_create", e))?;
+        // SAFETY: fresh mappings at addresses of the kernel's choice replace nothing.
+        let mapped = linux::ftruncate(fd, size).map_err(|e| system("ftruncate", e)).and_then(|()| unsafe {
+            let null = core::ptr::null_mut();
+            let view = linux::mmap(null, len, RW, SHARED, fd, 0).map_err(|e| system("mmap", e))?;
+            match linux::mmap(null, len, NONE, SHARED, fd, 0) {
+                Ok(base) => Ok((base as u64, view as u64)),
+                Err(e) => {
+                    let _ = linux::munmap(view, len);
+                    Err(system("mmap", e))
+                }
+            }
+        });
+        let _ = linux::close(fd);
+        let (base, view) = mapped?;
+        // A forked child has no engine: without the view it cannot write into its parent's device by accident.
+        // SAFETY: both concern our own fresh mapping.
+        unsafe {
+            let _ = linux::madvise(view as *mut u8, len, MADV_DONTFORK);
+            let _ = linux::madvise(view as *mut u8, len, MADV_DONTDUMP);
+        }
+        Ok(Memory { base, view, size, bar, fit: Mutex::default() })
+    }
+
+    /// The device addresses: first byte and length.
+    pub(super) fn range(&self) -> (DeviceAddr, u64) {
+        (DeviceAddr(self.base), self.size)
+    }
+
+    /// A new allocation, poisoned.
+    pub(super) fn take(&self, len: u64, host_mapped: bool) -> Result<DeviceAddr, DeviceError> {
+        let within = if host_mapped { 0..self.bar } else { self.bar..self.size };
+        let full = DeviceError::new(ErrorKind::NoMemory, "allocation on the emulated device");
+        if len == 0 {
+            return Err(DeviceError::new(ErrorKind::Unsupported, "allocation of 0 bytes"));
+        }
+        let at = self.fit().take(within, len).ok_or(full)?;
+        let room = whole_pages(len).unwrap_or(len) as usize;
+        // SAFETY: the pages are this allocation's, which nobody knows yet, and the view is mapped for ever.
+        unsafe { core::ptr::write_bytes((self.view + at) as *mut u8, POISON, room) };
+        if host_mapped {
+            // SAFETY: as above; more is permitted, nothing less.
+            let opened = unsafe { linux::mprotect((self.base + at) as *mut u8, room, RW) };
+            if let Err(e) = opened {
+                self.fit().give(at);
+                return Err(system("mprotect", e));
+            }
+        }
+        Ok(DeviceAddr(self.base + at))
+    }
+
+    /// Gives an allocation back; the engine must have nothing to do with it any more.
+    pub(super) fn give(&self, addr: DeviceAddr) -> Result<(), DeviceError> {
+        let unknown = DeviceError::new(ErrorKind::BadAddress, "free on the emulated device");
+        let at = addr.0.checked_sub(self.base).filter(|&at| at < self.size).ok_or(unknown)?;
+        // The lock is held to the end, so that nobody is given the pages while they are still being closed.
+        let mut fit = self.fit();
+        let len = fit.give(at).ok_or(unknown)?;
+        let room = whole_pages(len).unwrap_or(len) as usize;
+        // SAFETY: the pages belonged to the allocation just given back.
+        unsafe {
+            if at < self.bar {
+                let _ = linux::mprotect(addr.0 as *mut u8, room, NONE);
+            }
+            let _ = linux::madvise((self.view + at) as *mut u8, room, MADV_REMOVE);
+        }
+        Ok(())
+    }
+
+    /// The allocation that holds an address.
+    pub(super) fn holding(&self, addr: DeviceAddr) -> Option<Held> {
+        let at = addr.0.checked_sub(self.base).filter(|&at| at < self.size)?;
+        let (start, len) = self.fit().holding(at)?;
+        Some(Held { start: DeviceAddr(self.base + start), len, host_mapped: start < self.bar })
+    }
+
+    /// Where the engine finds a range of device memory, which must lie in one allocation.
+    pub(super) fn view(&self, addr: DeviceAddr, len: usize, operation: &'static str) -> Result<u64, DeviceError> {
+        let inside = self.holding(addr).is_some_and(|held| held.start.0 + held.len - addr.0 >= len as u64);
+        if !inside {
+            return Err(DeviceError::new(ErrorKind::BadAddress, operation));
+        }
+        Ok(self.view + (addr.0 - self.base))
+    }
+
+    /// How many allocations there are.
+    pub(super) fn count(&self) -> usize {
+        self.fit().count()
+    }
+
+    fn fit(&self) -> MutexGuard<'_, FirstFit> {
+        self.fit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,294 @@
+//! The emulated device: a software GPU, so that everything runs and is tested on any machine.
+//!
+//! ```text
+//!   program ── device address ── PROT_NONE: the kernel says EFAULT, a store faults
+//!                  │
+//!   io ── copy_in, copy_out, copy_pinned ──> queues ──> engine thread ──> the bytes, through another mapping
+//!      └─ pin ──> helper thread ──> pipes that hold the page cache's own pages
+//! ```
+//!
+//! It is made to be as unforgiving as a GPU. The CPU cannot touch its memory by accident; fresh memory holds
+//! [`POISON`]; copies complete later, and read their source when they run; pins go stale; after `fork` the child
+//! has no device. [`Emulated::hold`] stalls the engine, so that a test which forgets to wait fails every time.
+//!
+//! Known to be wrong: peer and managed memory, kernels and graph capture do not exist here; one engine serves both
+//! directions; a freed range is refused at once, while a GPU may keep it mapped.
+
+mod config;
+mod engine;
+mod first_fit;
+mod helper;
+mod memory;
+mod pins;
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
+
+use spinio_sys::linux::{self, Private};
+
+pub use self::config::{Config, ConfigError};
+pub use self::memory::POISON;
+
+use self::engine::{Copy, Engine};
+use self::helper::Helper;
+use self::memory::Memory;
+use self::pins::{MAX_PIN, Pins, Scratch};
+use crate::host_memory::{HostMemory, system};
+use crate::{
+    Abilities, Allocation, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, Pin, Pinned,
+    QueueId, Wait, registry,
+};
+
+type Result<T> = core::result::Result<T, DeviceError>;
+
+/// A software GPU. It lives as long as the process.
+#[derive(Debug)]
+pub struct Emulated {
+    ordinal: u32,
+    config: Config,
+    alive: &'static AtomicU64,
+    memory: Memory,
+    engine: Arc<Engine>,
+    pins: Arc<Pins>,
+    reach: usize,
+    helper: Helper,
+    staging: HostMemory,
+}
+
+/// What is lent and not given back; all zero when nothing leaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outstanding {
+    /// Pins.
+    pub pins: usize,
+    /// Fences.
+    pub fences: usize,
+    /// Leased queues.
+    pub queues: usize,
+    /// Blocks of staging memory.
+    pub staging: usize,
+    /// Allocations of device memory.
+    pub allocations: usize,
+}
+
+std::thread_local! {
+    /// The queue of [`Emulated::choose_queue`]. No destructor: it may be asked at any time in a thread's life.
+    static CHOSEN: Cell<u64> = const { Cell::new(0) };
+}
+
+static STARTED: AtomicU32 = AtomicU32::new(0);
+
+impl Emulated {
+    /// Makes a device and tells the registry of it.
+    pub fn start(config: Config) -> Result<&'static Emulated> {
+        let no_thread = DeviceError::new(ErrorKind::Driver, "private thread of the emulated device");
+        let family = Private::new().map_err(|_| no_thread)?;
+        let helper = Helper::start(&family, "spinio-emu-pin")?;
+        let memory = helper.call(|| Memory::map(config.size, config.bar))??;
+        let engine = Arc::new(Engine::new(config));
+        let pins = Arc::new(Pins::default());
+        let (ready, reach) = mpsc::channel();
+        let (its_engine, its_pins) = (Arc::clone(&engine), Arc::clone(&pins));
+        let started = family.spawn("spinio-emu-dma", move || match Scratch::new() {
+            Ok(mut scratch) => {
+                let _ = ready.send(Ok(scratch.capacity()));
+                its_engine.run(&its_pins, &mut scratch)
+            }
+            Err(e) => drop(ready.send(Err(e))),
+        });
+        let reach = if started { reach.recv().map_err(|_| no_thread)?? } else { return Err(no_thread) };
+        let alive = linux::word_wiped_on_fork().map_err(|e| system("madvise", e))?;
+        alive.store(1, Relaxed);
+        let ordinal = STARTED.fetch_add(1, Relaxed);
+        let (start, len) = memory.range();
+        let mut its_owner = 0;
+        let device: &'static Emulated = registry::add_owner(|owner| {
+            its_owner = owner;
+            let staging = HostMemory::default();
+            Box::leak(Box::new(Emulated { ordinal, config, alive, memory, engine, pins, reach, helper, staging }))
+        })?;
+        registry::add_range(its_owner, start, len)?;
+        Ok(device)
+    }
+
+    /// New memory, full of [`POISON`].
+    pub fn alloc(&self, len: usize, host_mapped: bool) -> Result<DeviceAddr> {
+        self.check()?;
+        self.memory.take(len as u64, host_mapped)
+    }
+
+    /// Gives memory back, after everything queued on the device is done.
+    pub fn free(&self, addr: DeviceAddr) -> Result<()> {
+        self.check()?;
+        self.engine.drain_all();
+        self.memory.give(addr)
+    }
+
+    /// A queue of the program's own, as a CUDA stream: ordered with queue 0 both ways.
+    pub fn new_queue(&self) -> Result<QueueId> {
+        self.check()?;
+        Ok(QueueId(self.engine.program_queue()))
+    }
+
+    /// What [`Device::program_queue`] says on this thread from now on.
+    pub fn choose_queue(&self, queue: QueueId) {
+        CHOSEN.set(queue.0);
+    }
+
+    /// For tests: no copy starts until [`Emulated::resume`], and none is running when this returns.
+    pub fn hold(&self) {
+        self.engine.hold();
+    }
+
+    /// For tests: ends one [`Emulated::hold`].
+    pub fn resume(&self) {
+        self.engine.resume();
+    }
+
+    /// For tests: what is lent now.
+    pub fn outstanding(&self) -> Outstanding {
+        let (queues, fences) = self.engine.lent();
+        Outstanding {
+            pins: self.pins.count(),
+            fences,
+            queues,
+            staging: self.staging.lent(),
+            allocations: self.memory.count(),
+        }
+    }
+
+    /// In a forked child the threads are gone, and locks may be held for ever: nothing works there.
+    fn check(&self) -> Result<()> {
+        if self.alive.load(Relaxed) == 1 { Ok(()) } else { Err(DeviceError::new(ErrorKind::Gone, "use after fork")) }
+    }
+}
+
+impl Device for Emulated {
+    fn id(&self) -> DeviceId {
+        DeviceId { kind: DeviceKind::Emulated, ordinal: self.ordinal }
+    }
+
+    fn describe(&self) -> String {
+        let c = &self.config;
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let speed = c.bandwidth.map_or("as fast as memory".to_owned(), |b| format!("{} GB/s", b / 1e9));
+        let p2p = if c.p2p { " and P2P-mapped" } else { "" };
+        format!(
+            "emulated GPU, {} MiB of memory, {} MiB host-mapped{p2p}; DMA {speed}, latency {} us",
+            mib(c.size),
+            mib(c.bar),
+            c.latency.as_secs_f64() * 1e6,
+        )
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { pins: true, copies: true, max_pin: MAX_PIN as u64 }
+    }
+
+    fn allocation(&'static self, addr: DeviceAddr, _want: u64) -> Option<Allocation> {
+        self.check().ok()?;
+        let held = self.memory.holding(addr)?;
+        Some(Allocation {
+            device: self,
+            start: held.start,
+            len: held.len,
+            host_mapped: held.host_mapped,
+            p2p_mapped: held.host_mapped && self.config.p2p,
+        })
+    }
+
+    fn staging(&self, len: usize) -> Result<Pinned> {
+        self.check()?;
+        self.staging.take(len)
+    }
+
+    fn free_staging(&self, memory: Pinned) {
+        if self.check().is_ok() {
+            self.staging.give(memory);
+        }
+    }
+
+    fn program_queue(&self) -> (QueueId, bool) {
+        (QueueId(CHOSEN.get()), false)
+    }
+
+    fn lease_queue(&self) -> Result<QueueId> {
+        self.check()?;
+        self.engine.lease().map(QueueId)
+    }
+
+    fn return_queue(&self, queue: QueueId) {
+        if self.check().is_ok() {
+            self.engine.unlease(queue.0);
+        }
+    }
+
+    unsafe fn copy_in(&self, queue: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
+        self.check()?;
+        let dst = self.memory.view(dst, len, "copy to the device")?;
+        self.engine.queue(queue.0, Copy::Bytes { dst, src: src as u64, len })
+    }
+
+    unsafe fn copy_out(&self, queue: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
+        self.check()?;
+        let src = self.memory.view(src, len, "copy from the device")?;
+        self.engine.queue(queue.0, Copy::Bytes { dst: dst as u64, src, len })
+    }
+
+    fn fence(&self, queue: QueueId) -> Result<Fence> {
+        self.check()?;
+        self.engine.fence(queue.0).map(Fence)
+    }
+
+    fn follow(&self, queue: QueueId, fence: &Fence) -> Result<()> {
+        self.check()?;
+        self.engine.follow(queue.0, self.engine.fenced(fence.0)?)
+    }
+
+    fn is_done(&self, fence: &Fence) -> Result<bool> {
+        self.check()?;
+        self.engine.is_done(self.engine.fenced(fence.0)?)
+    }
+
+    fn wait(&self, fence: &Fence, _how: Wait) -> Result<()> {
+        self.check()?;
+        self.engine.wait(self.engine.fenced(fence.0)?)
+    }
+
+    fn release_fence(&self, fence: Fence) {
+        if self.check().is_ok() {
+            self.engine.unfence(fence.0);
+        }
+    }
+
+    fn drain(&self, queue: QueueId, _how: Wait) -> Result<()> {
+        self.check()?;
+        self.engine.wait(self.engine.mark(queue.0)?)
+    }
+
+    unsafe fn pin(&self, ptr: *const u8, len: usize) -> Result<Pin> {
+        self.check()?;
+        let at = ptr as usize;
+        // SAFETY: the caller keeps the range mapped, and wants its pages as they are when they are copied.
+        let pinned = self.helper.call(|| unsafe { self.pins.pin(at as *const u8, len, self.reach) });
+        Ok(Pin { ptr, len, handle: pinned?? })
+    }
+
+    unsafe fn copy_pinned(&self, queue: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()> {
+        self.check()?;
+        if !self.pins.covers(pin.handle, offset, len) {
+            return Err(DeviceError::new(ErrorKind::BadAddress, "copy from a pin"));
+        }
+        let dst = self.memory.view(dst, len, "copy to the device")?;
+        self.engine.queue(queue.0, Copy::Pinned { dst, pin: pin.handle, offset, len })
+    }
+
+    fn unpin(&self, pin: Pin) {
+        if self.check().is_ok() {
+            let _ = self.helper.call(|| self.pins.unpin(pin.handle));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

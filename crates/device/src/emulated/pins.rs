@@ -1,0 +1,244 @@
+//! Pins: pipes that hold the pages of a file mapping.
+//!
+//! ```text
+//!   pin        page cache ──vmsplice──> [p][p][p]...   a pipe: references to the pages themselves
+//!   copy       [p][p][p] ──tee──> scratch pipe ──read──> device memory
+//!   unpin      close the pipe
+//! ```
+//!
+//! A pipe that `vmsplice` filled holds the very pages of the page cache, as a driver's registration does: it sees
+//! later stores to them, and when the file is truncated or written with O_DIRECT they become orphans that still
+//! show the past. That is what makes a stale pin a wrong byte here too.
+//!
+//! `tee` leaves the pin whole, so a pin may be copied from in any order and as often as one likes.
+//!
+//! Every function here that touches a descriptor is for a private thread.
+//!
+//! Known flaws: the kernel bounds what pipes one ordinary user may have (64 MiB in all, then a few pages each), so
+//! pins are refused sooner than by a driver; and a copy from the middle of a pin reads past what it skips.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd, PAGE};
+
+use crate::host_memory::system;
+use crate::{DeviceError, ErrorKind};
+
+/// Bytes one pin may cover.
+pub(super) const MAX_PIN: usize = 1 << 20;
+/// Pipes there may be at a time.
+const MAX_PIPES: usize = 64;
+
+/// A pipe; closed when dropped.
+#[derive(Debug)]
+struct Pipe {
+    out: Fd,
+    into: Fd,
+    capacity: usize,
+}
+
+impl Pipe {
+    fn new(wanted: usize) -> Result<Pipe, Errno> {
+        let (out, into) = linux::pipe()?;
+        let capacity = linux::set_pipe_size(into, wanted).or_else(|_| linux::pipe_size(into)).unwrap_or(PAGE);
+        Ok(Pipe { out, into, capacity })
+    }
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        let _ = linux::close(self.out);
+        let _ = linux::close(self.into);
+    }
+}
+
+/// Part of a pin.
+#[derive(Debug)]
+struct Chunk {
+    pipe: Pipe,
+    len: usize,
+}
+
+/// All pins of a device.
+#[derive(Debug, Default)]
+pub(super) struct Pins {
+    held: Mutex<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    last: u64,
+    pipes: usize,
+    pins: BTreeMap<u64, Arc<Vec<Chunk>>>,
+}
+
+/// What copying out of pins needs: a pipe for a second reference, and a place for skipped bytes.
+pub(super) struct Scratch {
+    pipe: Pipe,
+    skipped: Vec<u8>,
+}
+
+impl Scratch {
+    /// On the thread that copies.
+    pub(super) fn new() -> Result<Scratch, DeviceError> {
+        let pipe = Pipe::new(MAX_PIN + PAGE).or_else(|_| Pipe::new(MAX_PIN)).map_err(|e| system("pipe2", e))?;
+        let skipped = vec![0; pipe.capacity];
+        Ok(Scratch { pipe, skipped })
+    }
+
+    /// How much of a pin it can reach: a chunk holds no more.
+    pub(super) fn capacity(&self) -> usize {
+        self.pipe.capacity
+    }
+}
+
+impl Pins {
+    /// Pins a range. `reach`: [`Scratch::capacity`].
+    ///
+    /// # Safety
+    /// The range must stay mapped until this returns, and its pages mean something until it is unpinned.
+    pub(super) unsafe fn pin(&self, ptr: *const u8, len: usize, reach: usize) -> Result<u64, DeviceError> {
+        let refused = |errno: Errno| DeviceError {
+            kind: ErrorKind::PinRefused,
+            operation: "vmsplice",
+            code: errno.raw_os_error(),
+        };
+        if len == 0 || len > MAX_PIN {
+            return Err(refused(Errno::INVAL));
+        }
+        let mut chunks = Chunks { pins: self, chunks: Vec::new() };
+        let mut at = 0;
+        while at < len {
+            self.reserve().ok_or_else(|| refused(Errno::NFILE))?;
+            // SAFETY: inside the caller's range.
+            let from = unsafe { ptr.add(at) };
+            let into_page = from as usize % PAGE;
+            let wanted = (len - at + into_page).next_multiple_of(PAGE).min(reach);
+            let pipe = match Pipe::new(wanted) {
+                Ok(pipe) => pipe,
+                Err(errno) => {
+                    self.unreserve(1);
+                    return Err(refused(errno));
+                }
+            };
+            let room = (pipe.capacity.min(reach) - into_page).min(len - at);
+            // SAFETY: the caller wants the pages as they are when they are read.
+            let got = unsafe { linux::vmsplice(pipe.into, from, room) };
+            let len = *got.as_ref().unwrap_or(&0);
+            chunks.chunks.push(Chunk { pipe, len });
+            if len == 0 {
+                return Err(refused(got.err().unwrap_or(Errno::FAULT)));
+            }
+            at += len;
+        }
+        let chunks = core::mem::take(&mut chunks.chunks);
+        let mut held = self.held();
+        held.last += 1;
+        let handle = held.last;
+        held.pins.insert(handle, Arc::new(chunks));
+        Ok(handle)
+    }
+
+    /// Gives a pin back.
+    pub(super) fn unpin(&self, handle: u64) {
+        let gone = self.held().pins.remove(&handle);
+        if let Some(chunks) = gone {
+            self.unreserve(chunks.len());
+        }
+    }
+
+    /// Whether the pin is held and has the range.
+    pub(super) fn covers(&self, handle: u64, offset: usize, len: usize) -> bool {
+        let held = self.held();
+        let total = held.pins.get(&handle).map(|chunks| chunks.iter().map(|c| c.len).sum::<usize>());
+        total.is_some_and(|total| offset.checked_add(len).is_some_and(|end| end <= total))
+    }
+
+    /// How many pins are held.
+    pub(super) fn count(&self) -> usize {
+        self.held().pins.len()
+    }
+
+    /// Copies out of a pin; on the thread of `scratch`.
+    ///
+    /// # Safety
+    /// `dst` must be writable for `len` bytes.
+    pub(super) unsafe fn read(
+        &self,
+        scratch: &mut Scratch,
+        handle: u64,
+        offset: usize,
+        dst: *mut u8,
+        len: usize,
+    ) -> Result<(), DeviceError> {
+        let gone = DeviceError::new(ErrorKind::BadAddress, "copy from a pin");
+        let chunks = self.held().pins.get(&handle).cloned().ok_or(gone)?;
+        let (mut skip, mut done) = (offset, 0);
+        for chunk in chunks.iter() {
+            if skip >= chunk.len {
+                skip -= chunk.len;
+                continue;
+            }
+            let part = (chunk.len - skip).min(len - done);
+            if part == 0 {
+                break;
+            }
+            // SAFETY: `dst` has room for `len` bytes, of which `done + part` are used.
+            unsafe { scratch.read(chunk, skip, dst.add(done), part) }?;
+            done += part;
+            skip = 0;
+        }
+        if done == len { Ok(()) } else { Err(gone) }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reserve(&self) -> Option<()> {
+        let mut held = self.held();
+        (held.pipes < MAX_PIPES).then(|| held.pipes += 1)
+    }
+
+    fn unreserve(&self, pipes: usize) {
+        self.held().pipes -= pipes;
+    }
+}
+
+/// Chunks of a pin in the making; given back if it comes to nothing.
+struct Chunks<'a> {
+    pins: &'a Pins,
+    chunks: Vec<Chunk>,
+}
+
+impl Drop for Chunks<'_> {
+    fn drop(&mut self) {
+        self.pins.unreserve(self.chunks.len());
+    }
+}
+
+impl Scratch {
+    /// # Safety
+    /// `dst` must be writable for `len` bytes.
+    unsafe fn read(&mut self, chunk: &Chunk, skip: usize, dst: *mut u8, len: usize) -> Result<(), DeviceError> {
+        let fail = |e| system("copy from a pin", e);
+        let have = linux::tee(chunk.pipe.out, self.pipe.into, skip + len).map_err(fail)?;
+        if have < skip + len {
+            // What is in the scratch pipe would come out first next time.
+            self.pipe = Pipe::new(self.pipe.capacity).map_err(fail)?;
+            return Err(fail(Errno::IO));
+        }
+        let (mut skip, mut done) = (skip, 0);
+        while done < len {
+            let (first, second) = ((self.skipped.as_mut_ptr(), skip), (dst.wrapping_add(done), len - done));
+            // SAFETY: `skipped` holds as much as the pipe; `dst` has room for `len` bytes, of which `done` are filled.
+            let got = unsafe { linux::read_two(self.pipe.out, first, second) }.map_err(fail)?;
+            let jumped = got.min(skip);
+            skip -= jumped;
+            done += got - jumped;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,65 @@
+//! Host memory for devices that need no driver to pin it, and a few words for mapping it.
+
+use std::sync::{Mutex, PoisonError};
+
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, PAGE};
+
+use crate::{DeviceError, ErrorKind, Pinned};
+
+pub(crate) const NONE: u32 = 0;
+pub(crate) const RW: u32 = 3;
+pub(crate) const SHARED: u32 = 1;
+pub(crate) const ANON: u32 = 0x22;
+
+/// Staging memory: blocks that are lent again, but never unmapped, so that a late copy cannot fault.
+#[derive(Debug, Default)]
+pub(crate) struct HostMemory {
+    blocks: Mutex<Blocks>,
+}
+
+#[derive(Debug, Default)]
+struct Blocks {
+    idle: Vec<Pinned>,
+    lent: usize,
+}
+
+impl HostMemory {
+    /// Page-aligned memory of at least one page.
+    pub(crate) fn take(&self, len: usize) -> Result<Pinned, DeviceError> {
+        let refused = DeviceError::new(ErrorKind::NoMemory, "staging");
+        let len = len.max(1).checked_next_multiple_of(PAGE).ok_or(refused)?;
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let block = match blocks.idle.iter().position(|b| b.len == len) {
+            Some(at) => blocks.idle.swap_remove(at),
+            None => {
+                // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
+                let ptr = unsafe { linux::mmap(core::ptr::null_mut(), len, RW, ANON, -1, 0) }.map_err(|_| refused)?;
+                Pinned { ptr, len }
+            }
+        };
+        blocks.lent += 1;
+        Ok(block)
+    }
+
+    /// Gives a block back; it stays mapped, but holds no memory until it is lent again.
+    pub(crate) fn give(&self, block: Pinned) {
+        const MADV_DONTNEED: u32 = 4;
+        // SAFETY: the block is idle; a late reader finds zeros.
+        let _ = unsafe { linux::madvise(block.ptr, block.len, MADV_DONTNEED) };
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        blocks.lent -= 1;
+        blocks.idle.push(block);
+    }
+
+    /// How many blocks are lent.
+    pub(crate) fn lent(&self) -> usize {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).lent
+    }
+}
+
+/// A system call that a device needed and did not get.
+pub(crate) fn system(operation: &'static str, errno: Errno) -> DeviceError {
+    let kind = if errno == Errno::NOMEM { ErrorKind::NoMemory } else { ErrorKind::Driver };
+    DeviceError { kind, operation, code: errno.raw_os_error() }
+}
