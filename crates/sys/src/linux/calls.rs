@@ -44,6 +44,36 @@ pub unsafe fn pread_flags(fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: 
     }
 }
 
+/// `preadv2`: vectors of address and length; offset -1 stands for the descriptor's own.
+///
+/// # Safety
+/// As [`pread`], for each vector.
+pub unsafe fn preadv(fd: Fd, vectors: &[[usize; 2]], offset: i64, flags: u32) -> Result<usize> {
+    let (at, count) = (vectors.as_ptr() as usize, vectors.len());
+    // SAFETY: an address and a length are a `struct iovec`, and the slice lives across the call; the rest is the
+    // caller's. The kernel takes the whole offset from the fourth argument on 64-bit machines.
+    unsafe { call(k::__NR_preadv2, [fd as usize, at, count, offset as usize, 0, flags as usize]) }
+}
+
+/// Whether `len` bytes from `addr` may be read. A kernel that will not say (seccomp) counts as yes.
+pub fn readable(addr: *const u8, len: usize) -> bool {
+    // A byte of each page, fetched by the kernel, which answers EFAULT where a load would be a crash.
+    let mut first = addr as usize;
+    let Some(end) = first.checked_add(len) else { return false };
+    while first < end {
+        let mut byte = 0u8;
+        let (local, remote) = ([&raw mut byte as usize, 1], [first, 1]);
+        let vectors = [local.as_ptr() as usize, remote.as_ptr() as usize];
+        // SAFETY: both vectors and the byte live across the call; the kernel judges the remote address.
+        let got = unsafe { call(k::__NR_process_vm_readv, [getpid() as usize, vectors[0], 1, vectors[1], 1, 0]) };
+        if got == Err(Errno::FAULT) {
+            return false;
+        }
+        first = (first / PAGE + 1) * PAGE;
+    }
+    true
+}
+
 /// `read`, at the descriptor's own offset.
 ///
 /// # Safety
