@@ -1,0 +1,90 @@
+/* spinio.h: the C API of SPIN (libspinio.so).
+ *
+ * Most programs need none of this: under LD_PRELOAD=libspinio.so, or linked with -lspinio, plain pread(), read(),
+ * readv(), preadv() and fread() take device memory. This header is for memory of devices that have no allocator of
+ * their own, for reads in stream order, and for asking what happened.
+ *
+ * Unless said otherwise a function returns -1 and sets errno when it fails, and spinio_last_error() has a sentence
+ * about it. All functions may be called from any thread, none from a signal handler.
+ */
+#ifndef SPINIO_H
+#define SPINIO_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- memory ---------------------------------------------------------------------------------------------------- */
+
+/* The CPU can load and store there, at the same address. */
+#define SPINIO_MEM_HOST_MAPPED 1u
+
+/* New memory of a device, or NULL and errno:
+ *   "emulated", "emulated:0"   the software GPU
+ *   "p2pmem:0"                 PCI memory that the kernel publishes for peer-to-peer, counted from 0
+ * CUDA memory comes from CUDA's own allocators. flags: 0 or SPINIO_MEM_HOST_MAPPED.
+ * EINVAL: no size, unknown flags. ENODEV: no such device. ENOMEM: the device is full. */
+void *spinio_mem_alloc(const char *device, size_t size, unsigned flags);
+
+/* Gives back memory of spinio_mem_alloc(), after everything queued on it is done. NULL is allowed. */
+int spinio_mem_free(void *memory);
+
+/* Copies size bytes between host and device memory, in any direction, and waits until they have arrived. It starts
+ * behind all reads that this thread has made into either. EFAULT if device memory ends before size bytes. */
+int spinio_mem_copy(void *to, const void *from, size_t size);
+
+/* ---- reads ----------------------------------------------------------------------------------------------------- */
+
+/* As pread(), into host or device memory, but a size above 2 GiB is read whole. */
+ssize_t spinio_pread(int fd, void *buffer, size_t size, off_t offset);
+
+/* Reads the file now and queues the copies into device memory on a stream of the device (CUDA: a cudaStream_t).
+ * Returns the bytes that will be there once the stream gets that far. EFAULT if the buffer is no device memory. */
+ssize_t spinio_pread_async(int fd, void *buffer, size_t size, off_t offset, void *stream);
+
+/* ---- what happened --------------------------------------------------------------------------------------------- */
+
+/* Routes, as indexes of struct spinio_counters. */
+enum {
+    SPINIO_ROUTE_COPY = 0,   /* page cache -> staging -> device */
+    SPINIO_ROUTE_DMA = 1,    /* page cache -> device, out of the pages themselves */
+    SPINIO_ROUTE_STORE = 2,  /* page cache -> CPU stores into a host-mapped buffer */
+    SPINIO_ROUTE_DIRECT = 3, /* storage -> staging -> device */
+    SPINIO_ROUTE_P2P = 4,    /* storage -> device */
+    SPINIO_ROUTE_GATHER = 5, /* page cache -> device, fetched by a kernel */
+    SPINIO_ROUTES = 6
+};
+
+struct spinio_route_counters {
+    uint64_t pieces;      /* pieces moved */
+    uint64_t bytes;       /* bytes moved */
+    uint64_t nanoseconds; /* time spent on them, added up over threads */
+};
+
+struct spinio_counters {
+    uint64_t reads;            /* device reads that returned */
+    uint64_t read_bytes;       /* bytes they returned */
+    uint64_t read_nanoseconds; /* time inside them, added up over threads */
+    struct spinio_route_counters route[SPINIO_ROUTES];
+};
+
+/* Fills in the counters of this process. size: sizeof *out, so that programs and libraries of different age fit:
+ * what the library does not know becomes 0, what the program does not know stays out. */
+int spinio_stats(struct spinio_counters *out, size_t size);
+
+/* The sentence about this thread's last failed call, hooked ones included; "" if none failed. It stays until the
+ * thread's next failure. */
+const char *spinio_last_error(void);
+
+/* Version of the library, such as "0.1.0". */
+const char *spinio_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

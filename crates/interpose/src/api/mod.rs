@@ -1,0 +1,23 @@
+//! The C API, declared in `include/spinio.h`: the header is its manual.
+//!
+//! ```text
+//!   memory.rs   spinio_mem_alloc, _free, _copy     devices without an allocator of their own
+//!   read.rs     spinio_pread, spinio_pread_async   what the hooks do, without the 2 GiB bound, or in stream order
+//!   stats.rs    spinio_stats, spinio_version, spinio_last_error
+//! ```
+//!
+//! Every function answers as POSIX does, with -1 or NULL and errno, and keeps a sentence for `spinio_last_error`.
+//! `SPINIO_DISABLE` turns off the hooks, not these: who calls them means them.
+
+mod memory;
+mod read;
+mod stats;
+
+use spinio_device::{Allocation, DeviceAddr, registry};
+use spinio_io::Target;
+
+/// What an explicit call means by `address`: the devices themselves are asked before it counts as the host's.
+fn target(address: *const u8, want: usize) -> Option<Target> {
+    let target = |allocation: Allocation| Target { allocation, addr: DeviceAddr(address as u64) };
+    registry::find(address, want).or_else(|| registry::find_after_fault(address, want)).map(target)
+}

@@ -1,0 +1,72 @@
+//! The border between a C caller and our own code: nothing of ours crosses it but a number and errno.
+//!
+//! A panic becomes EIO. What the program may cancel, a call to the next function, never runs inside the guard: the
+//! unwinding of `pthread_cancel` must meet no frame that would stop it.
+
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Once;
+
+use spinio_io::Error;
+
+use crate::{errno, last_error};
+
+unsafe extern "C-unwind" {
+    /// Ends the thread here if the program has asked for it.
+    fn pthread_testcancel();
+}
+
+/// Why a call fails.
+pub(crate) enum Failure {
+    /// Of our own making, with a text of its own.
+    Io(Error),
+    /// The kernel's answer or an argument that the kernel would refuse.
+    Errno(i32),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Io(error)
+    }
+}
+
+impl From<spinio_sys::Errno> for Failure {
+    fn from(errno: spinio_sys::Errno) -> Failure {
+        Failure::Errno(errno.raw_os_error())
+    }
+}
+
+/// Runs a device call: its count, or -1 and errno. A success leaves errno alone.
+pub(crate) fn call(what: impl FnOnce() -> Result<usize, Failure>) -> isize {
+    run(what).map_or(-1, |count| count as isize)
+}
+
+/// As [`call`], for answers that are no count; `None` after errno was set.
+pub(crate) fn run<T>(what: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
+    static QUIET: Once = Once::new();
+    let saved = errno::get();
+    // Nothing may be printed into the program's output; the message is kept for who asks.
+    QUIET.call_once(|| panic::set_hook(Box::new(|panic| last_error::set(panic))));
+    let failed = match panic::catch_unwind(AssertUnwindSafe(what)) {
+        Ok(Ok(done)) => {
+            errno::set(saved);
+            return Some(done);
+        }
+        Ok(Err(Failure::Io(error))) => {
+            last_error::set(&error);
+            error.kind.errno().raw_os_error()
+        }
+        Ok(Err(Failure::Errno(value))) => {
+            last_error::set(&std::io::Error::from_raw_os_error(value));
+            value
+        }
+        Err(_) => libc::EIO,
+    };
+    errno::set(failed);
+    None
+}
+
+/// A call that may block is a place where the thread can be cancelled: before it takes anything.
+pub(crate) fn cancellation_point() {
+    // SAFETY: no arguments. It may unwind, and the frames above hold nothing that needs dropping.
+    unsafe { pthread_testcancel() }
+}

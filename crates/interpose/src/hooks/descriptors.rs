@@ -1,0 +1,62 @@
+//! `open`: news, never a source of truth.
+//!
+//! ```text
+//!   open "/dev/nvidia0"               ──> a driver is in use: from now on buffers may be device memory
+//! ```
+//!
+//! Correctness never rests on it, because programs open and close in ways that no hook sees: `fclose`, raw system
+//! calls, io_uring, a descriptor received through a socket. Each device read asks the kernel again what its descriptor is.
+//!
+//! `open` tells its news once the kernel has opened the path: only then is the path known to be readable memory.
+
+use std::ffi::{CStr, c_char, c_int, c_uint};
+
+use spinio_device::registry;
+
+use crate::{next, switch};
+
+macro_rules! opens {
+    ($($name:ident([$($dir:ident)?] path, flags [$($mode:ident)?]) = $next:ident;)+) => {$(
+        // The mode is there only with O_CREAT. Whatever its register holds is passed on, as the callee reads it only then.
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name(
+            $($dir: c_int,)?
+            path: *const c_char,
+            flags: c_int
+            $(, $mode: c_uint)?
+        ) -> c_int {
+            // SAFETY: the program's own arguments.
+            let fd = unsafe { next::$next.get()($($dir,)? path, flags $(, $mode)?) };
+            if fd >= 0 {
+                // SAFETY: the kernel has just read the path.
+                unsafe { opened(path) };
+            }
+            fd
+        }
+    )+};
+}
+
+opens! {
+    open([] path, flags [mode]) = OPEN;
+    open64([] path, flags [mode]) = OPEN64;
+    __open([] path, flags [mode]) = OPEN_UNDERSCORED;
+    __open64([] path, flags [mode]) = OPEN64_UNDERSCORED;
+    openat([dir] path, flags [mode]) = OPENAT;
+    openat64([dir] path, flags [mode]) = OPENAT64;
+    __open_2([] path, flags []) = OPEN_2;
+    __open64_2([] path, flags []) = OPEN64_2;
+    __openat_2([dir] path, flags []) = OPENAT_2;
+    __openat64_2([dir] path, flags []) = OPENAT64_2;
+}
+
+/// # Safety
+/// `path` must be NUL-terminated.
+#[inline]
+unsafe fn opened(path: *const c_char) {
+    // SAFETY: the caller's promise: the second byte is there if the first is not the end.
+    let device_node = unsafe { *path == b'/' as c_char && *path.add(1) == b'd' as c_char };
+    if device_node && !switch::is_off() {
+        // SAFETY: as above.
+        registry::hint_open(unsafe { CStr::from_ptr(path) }.to_bytes());
+    }
+}

@@ -1,0 +1,110 @@
+//! `fread` into device memory.
+//!
+//! libc stores into the buffer with the CPU, so a device buffer never reaches it: pieces go through host memory and
+//! then to the device. The FILE is locked for all of them, so its position and its flags are what one `fread` leaves.
+//!
+//! Known flaws:
+//! - Device memory that nobody announced before crashes the program here, as it does without us: there is no EFAULT
+//!   to learn from.
+//! - If the device fails, the bytes have left the FILE: the call returns the items that arrived and sets errno to
+//!   EIO, but `ferror` does not know.
+
+use std::ffi::{c_int, c_void};
+
+use libc::FILE;
+use spinio_device::Allocation;
+use spinio_io::runtime;
+
+use super::{hook, owner, target};
+use crate::guard::{self, Failure};
+use crate::{errno, next};
+
+/// Bytes a piece.
+const PIECE: usize = 1 << 20;
+
+unsafe extern "C" {
+    fn flockfile(file: *mut FILE);
+    fn funlockfile(file: *mut FILE);
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+const CANCEL_DISABLE: c_int = 1;
+
+hook! {
+    fn fread(buffer: *mut c_void, size: usize, items: usize, file: *mut FILE) -> usize, caller in "r8" =>
+        serve(buffer, size, items, usize::MAX, file, caller,
+            || next::FREAD.get()(buffer, size, items, file));
+    fn fread_unlocked(buffer: *mut c_void, size: usize, items: usize, file: *mut FILE) -> usize, caller in "r8" =>
+        serve(buffer, size, items, usize::MAX, file, caller,
+            || next::FREAD_UNLOCKED.get()(buffer, size, items, file));
+    fn __fread_chk(buffer: *mut c_void, room: usize, size: usize, items: usize, file: *mut FILE) -> usize,
+        caller in "r9" =>
+        serve(buffer, size, items, room, file, caller,
+            || next::FREAD_CHK.get()(buffer, room, size, items, file));
+    fn __fread_unlocked_chk(buffer: *mut c_void, room: usize, size: usize, items: usize, file: *mut FILE) -> usize,
+        caller in "r9" =>
+        serve(buffer, size, items, room, file, caller,
+            || next::FREAD_UNLOCKED_CHK.get()(buffer, room, size, items, file));
+}
+
+#[inline(always)]
+unsafe fn serve(
+    buffer: *mut c_void,
+    size: usize,
+    items: usize,
+    room: usize,
+    file: *mut FILE,
+    caller: usize,
+    next: impl Fn() -> usize,
+) -> usize {
+    let bytes = size.wrapping_mul(items);
+    let overflows = size != 0 && bytes / size != items;
+    if let Some(allocation) = owner(buffer.cast(), bytes, caller)
+        && bytes != 0
+        && !overflows
+        && bytes <= room
+    {
+        // SAFETY: the program's own FILE.
+        return unsafe { into_device(buffer.cast(), bytes, size, file, allocation) };
+    }
+    next()
+}
+
+/// # Safety
+/// `file` must be open.
+#[cold]
+#[inline(never)]
+unsafe fn into_device(buffer: *mut u8, bytes: usize, size: usize, file: *mut FILE, allocation: Allocation) -> usize {
+    guard::cancellation_point();
+    let mut old = 0;
+    // SAFETY: `old` lives across the call. A thread cancelled below would leave the FILE locked.
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &mut old) };
+    // SAFETY: the FILE is open; the lock is recursive, so a caller of fread_unlocked that holds it goes on.
+    unsafe { flockfile(file) };
+    let mut done = 0;
+    guard::run(|| {
+        // The kernel writes to the end of the allocation and no further, whatever the program asks for.
+        let end = bytes.min(allocation.room(target(allocation, buffer).addr) as usize);
+        let mut bounce = vec![0u8; end.min(PIECE)];
+        while done < end {
+            let piece = bounce.len().min(end - done);
+            // SAFETY: `bounce` has room for a piece, and the FILE is ours.
+            let got = unsafe { next::FREAD_UNLOCKED.get()(bounce.as_mut_ptr().cast(), 1, piece, file) };
+            if got > 0 {
+                runtime().put(target(allocation, buffer.wrapping_add(done)), bounce.as_ptr(), got)?;
+            }
+            done += got;
+            if got < piece {
+                // SAFETY: the FILE is open.
+                let error = unsafe { libc::ferror(file) } != 0;
+                return if error { Err(Failure::Errno(errno::get())) } else { Ok(()) };
+            }
+        }
+        if end < bytes { Err(Failure::Errno(libc::EFAULT)) } else { Ok(()) }
+    });
+    // SAFETY: locked above.
+    unsafe { funlockfile(file) };
+    // SAFETY: restores what was saved above.
+    unsafe { pthread_setcancelstate(old, core::ptr::null_mut()) };
+    done / size
+}

@@ -1,0 +1,43 @@
+//! Compiles C programs and runs them under the library.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+/// The library that cargo built beside this test.
+pub(crate) fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("the test knows its own path");
+    let library = test.with_file_name("libspinio.so");
+    assert!(library.exists(), "cargo did not build {}", library.display());
+    library
+}
+
+/// `include/` and `tests/c/`.
+pub(crate) fn source(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// A folder for what this test run builds.
+pub(crate) fn folder() -> &'static Path {
+    static FOLDER: OnceLock<TempDir> = OnceLock::new();
+    FOLDER.get_or_init(|| tempfile::Builder::new().prefix("spinio-interpose-").tempdir().expect("a folder")).path()
+}
+
+/// Runs a compiler; its complaint fails the test.
+pub(crate) fn compile(compiler: &str, out: &Path, args: &[&str]) {
+    let mut command = Command::new(compiler);
+    command.args(["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-pthread"]);
+    command.arg("-I").arg(source("include")).arg("-o").arg(out).args(args);
+    let done = command.output().unwrap_or_else(|e| panic!("cannot run {compiler}: {e}"));
+    assert!(done.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// Runs it; whatever it prints is a complaint.
+pub(crate) fn must_pass(mut command: Command) -> Output {
+    let done = command.output().expect("timeout runs");
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success() && err.is_empty(), "{command:?}: {}\n{out}{err}", done.status);
+    done
+}

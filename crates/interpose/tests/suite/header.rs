@@ -1,0 +1,29 @@
+//! `spinio.h` against C, C++ and the library.
+
+use std::collections::BTreeSet;
+
+use crate::build::{compile, folder, source};
+
+#[test]
+fn it_is_c_and_cxx() {
+    let user = folder().join("header.c");
+    std::fs::write(&user, "#include <spinio.h>\nint unused(void);\nint unused(void) { return SPINIO_ROUTES; }\n")
+        .expect("a file");
+    let user = user.to_str().expect("a path in UTF-8");
+    compile("cc", &folder().join("header-c.o"), &["-std=c99", "-pedantic", "-c", user]);
+    compile("c++", &folder().join("header-cxx.o"), &["-x", "c++", "-std=c++11", "-pedantic", "-c", user]);
+}
+
+#[test]
+fn what_it_declares_is_what_the_library_exports() {
+    let header = std::fs::read_to_string(source("include/spinio.h")).expect("spinio.h");
+    // A declaration starts its line with a type and has its name right before the parenthesis.
+    let declared: BTreeSet<&str> = header
+        .lines()
+        .filter(|l| l.ends_with(");") && !l.starts_with([' ', '/', '*', '#']))
+        .filter_map(|l| l.split('(').next()?.rsplit([' ', '*']).next())
+        .collect();
+    let list = std::fs::read_to_string(source("exports.txt")).expect("exports.txt");
+    let exported: BTreeSet<&str> = list.lines().filter(|l| l.starts_with("spinio_")).collect();
+    assert_eq!(declared, exported);
+}
