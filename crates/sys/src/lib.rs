@@ -9,6 +9,7 @@
 //! Nothing here decides anything. A function does one call, says what it needs
 //! and hands back the kernel's or the driver's own answer.
 
+pub mod cuda;
 pub mod linux;
 
 pub use rustix::io::Errno;

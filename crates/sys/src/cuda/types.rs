@@ -1,0 +1,117 @@
+//! Handles, attributes and flags of the driver, as numbers.
+
+/// A context (`CUcontext`); 0 is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Context(pub usize);
+
+/// A stream (`CUstream`); 0 is the legacy default stream of the current context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Stream(pub usize);
+
+/// An event (`CUevent`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Event(pub usize);
+
+/// What kind of memory an address is, from `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryType {
+    /// Host memory that CUDA knows: allocated by it or registered with it.
+    Host,
+    /// Device memory, managed memory included.
+    Device,
+    /// Anything else.
+    Other(u32),
+}
+
+/// What the driver says about an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PointerInfo {
+    /// Kind of memory.
+    pub kind: MemoryType,
+    /// The context it belongs to; 0 for memory of no context (pools, mappings).
+    pub context: Context,
+    /// Ordinal of its device, -1 where there is none.
+    pub ordinal: i32,
+    /// First byte of the range it lies in.
+    pub start: u64,
+    /// Bytes of that range.
+    pub len: u64,
+    /// Managed memory.
+    pub managed: bool,
+    /// Number of the buffer, never given twice in a process; 0 where there is none.
+    pub buffer_id: u64,
+}
+
+/// `CU_POINTER_ATTRIBUTE_*`.
+pub mod pointer {
+    #![allow(missing_docs, clippy::allow_attributes, reason = "the driver's own names say it")]
+    pub const CONTEXT: i32 = 1;
+    pub const MEMORY_TYPE: i32 = 2;
+    pub const BUFFER_ID: i32 = 7;
+    pub const IS_MANAGED: i32 = 8;
+    pub const DEVICE_ORDINAL: i32 = 9;
+    pub const RANGE_START_ADDR: i32 = 11;
+    pub const RANGE_SIZE: i32 = 12;
+    pub const MAPPED: i32 = 13;
+    pub const MEMPOOL_HANDLE: i32 = 17;
+}
+
+/// `CU_DEVICE_ATTRIBUTE_*`.
+pub mod attribute {
+    #![allow(missing_docs, clippy::allow_attributes, reason = "the driver's own names say it")]
+    pub const ASYNC_ENGINE_COUNT: i32 = 40;
+    pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
+    pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
+    pub const PAGEABLE_MEMORY_ACCESS: i32 = 88;
+    pub const HOST_REGISTER_SUPPORTED: i32 = 99;
+    pub const READ_ONLY_HOST_REGISTER_SUPPORTED: i32 = 113;
+    pub const GPU_DIRECT_RDMA_SUPPORTED: i32 = 116;
+    pub const DMA_BUF_SUPPORTED: i32 = 124;
+}
+
+/// `CU_CTX_SCHED_*`: how a thread waits in a context.
+pub mod schedule {
+    /// The bits of the context's flags that say it.
+    pub const MASK: u32 = 7;
+    /// Spin.
+    pub const SPIN: u32 = 1;
+    /// Spin, and let others run.
+    pub const YIELD: u32 = 2;
+    /// Sleep.
+    pub const BLOCKING: u32 = 4;
+}
+
+/// Flags of `cuMemHostRegister`.
+pub mod register {
+    /// Pinned for every context.
+    pub const PORTABLE: u32 = 1;
+    /// The device only reads: the only way to register pages that the process may not write.
+    pub const READ_ONLY: u32 = 8;
+}
+
+/// Flags of `cuStreamCreate`.
+pub mod stream {
+    /// Not ordered with the legacy default stream.
+    pub const NON_BLOCKING: u32 = 1;
+}
+
+/// Flags of `cuEventCreate`.
+pub mod event {
+    /// Who waits sleeps.
+    pub const BLOCKING_SYNC: u32 = 1;
+    /// Only marks a place; cheaper.
+    pub const DISABLE_TIMING: u32 = 2;
+}
+
+/// `CUstreamCaptureMode`: which calls of a thread may spoil a capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct CaptureMode(pub u32);
+
+impl CaptureMode {
+    /// None may: the thread vouches for itself.
+    pub const RELAXED: CaptureMode = CaptureMode(2);
+}

@@ -1,0 +1,76 @@
+//! The function table against a stand-in driver: every symbol resolves and every prototype fits.
+
+mod fake;
+
+use spinio_sys::cuda::{Context, CuError, Driver, MemoryType, Stream, event, register, stream};
+
+#[test]
+fn the_table_speaks_to_a_driver() {
+    assert!(Driver::known().is_none() && Driver::loaded().is_none());
+    let Some(fake) = fake::open() else { return };
+    // The program has loaded it under its own path; it is recognised by the name inside.
+    let driver = Driver::loaded().expect("the loaded driver is found");
+    assert!(std::ptr::eq(driver, Driver::load().unwrap()) && Driver::known().is_some());
+    assert_eq!(driver.pointer_info(4096), Err(CuError::NOT_INITIALIZED));
+    driver.init().unwrap();
+    assert_eq!(driver.version(), Ok(13000));
+    assert_eq!(driver.device_count(), Ok(2));
+    let device = driver.device(1).unwrap();
+    assert_eq!(driver.device_name(device).unwrap(), "Fake GPU 1");
+    assert_eq!(driver.device_pci(device).unwrap(), "0000:02:00.0");
+    assert_eq!(driver.device_memory(device), Ok(1 << 30));
+
+    assert_eq!(driver.current(), Ok(Context(0)));
+    assert_eq!(driver.alloc(4096), Err(CuError::INVALID_CONTEXT));
+    assert_eq!(driver.primary_is_active(device), Ok(false));
+    let context = driver.primary_retain(device).unwrap();
+    assert_eq!(driver.primary_is_active(device), Ok(true));
+    // SAFETY: the stand-in frees no context.
+    unsafe {
+        driver.push(context).unwrap();
+        assert_eq!(driver.current(), Ok(context));
+        assert_eq!(driver.current_device(), Ok(device));
+        assert!(driver.context_id(context).unwrap() > 0);
+    }
+
+    let at = driver.alloc(10_000).unwrap();
+    let info = driver.pointer_info(at + 9_999).unwrap();
+    assert_eq!((info.kind, info.context, info.ordinal), (MemoryType::Device, context, 1));
+    assert_eq!((info.start, info.len, info.managed), (at, 10_000, false));
+    assert_eq!(driver.buffer_id(at), Ok(info.buffer_id));
+    assert_eq!(driver.address_range(at + 1), Ok((at, 10_000)));
+    assert_eq!(driver.pool_of(at), Ok(0));
+    assert_eq!(driver.pointer_info(at + 10_000), Err(CuError::INVALID_VALUE));
+
+    let mut host = vec![7u8; 8192];
+    let mut back = vec![0u8; 8192];
+    // SAFETY: handles are alive and buffers as long as said; the stand-in copies at once.
+    unsafe {
+        driver.host_register(host.as_mut_ptr(), 8192, register::PORTABLE).unwrap();
+        assert_eq!(driver.pointer_info(host.as_ptr() as u64).unwrap().kind, MemoryType::Host);
+        let own = driver.stream_create(stream::NON_BLOCKING).unwrap();
+        let mark = driver.event_create(event::DISABLE_TIMING).unwrap();
+        driver.copy_in(at, host.as_ptr(), 8192, own).unwrap();
+        driver.event_record(mark, own).unwrap();
+        driver.stream_wait(Stream(0), mark).unwrap();
+        assert_eq!(driver.event_is_done(mark), Ok(true));
+        driver.event_synchronize(mark).unwrap();
+        driver.copy_out(back.as_mut_ptr(), at, 8192, Stream(0)).unwrap();
+        assert_eq!(driver.stream_is_idle(own), Ok(true));
+        driver.stream_synchronize(own).unwrap();
+        assert_eq!(driver.stream_is_capturing(Stream(0)), Ok(false));
+        fake.capture(1);
+        assert_eq!(driver.stream_is_capturing(Stream(0)), Err(CuError::STREAM_CAPTURE_IMPLICIT));
+        fake.capture(0);
+        assert_eq!(driver.stream_context(own), Ok(context));
+        driver.event_destroy(mark).unwrap();
+        driver.stream_destroy(own).unwrap();
+        driver.host_unregister(host.as_mut_ptr()).unwrap();
+        assert_eq!(driver.host_unregister(host.as_mut_ptr()), Err(CuError::HOST_MEMORY_NOT_REGISTERED));
+        driver.free(at).unwrap();
+        driver.primary_release(device).unwrap();
+    }
+    assert_eq!(back, host);
+    assert_eq!(driver.pop(), Ok(context));
+    assert_eq!(fake.live_pins() + fake.live_streams() + fake.live_events(), 0);
+}

@@ -1,0 +1,222 @@
+/* A stand-in for the CUDA driver, for tests on machines without a GPU.
+ *
+ * Device memory is a PROT_NONE range, so that a CPU or a system call that touches it fails as it would with a GPU's;
+ * its bytes live in a second, writable mapping of the same memory file. Copies run at once. What makes the real
+ * driver crash (a stream or event of a dead context) aborts here, what spoils a graph capture is counted.
+ *
+ * fake_*: controls for the tests. The rest has the driver's names, prototypes and answers, as seen on a real one.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { OK = 0, INVALID = 1, NOMEM = 2, NOINIT = 3, NODEV = 101, BADCTX = 201, BADHANDLE = 400, NOTFOUND = 500,
+       DESTROYED = 709, ALREADY = 712, NOTREG = 713, CAPTURE = 900, IMPLICIT = 906 };
+enum { DEVICES = 2, SPAN = 1 << 30 };
+
+typedef struct context { int device, alive; uint64_t id; } context;
+typedef struct handle { char kind; context *ctx; uint64_t id; int flags; } handle; /* stream or event */
+typedef struct range { uint64_t start, len, id, whole, whole_len; context *ctx; uint64_t ctx_id; int device, managed, pool; } range;
+typedef struct pinned { uint64_t start, len; context *ctx; uint64_t ctx_id; int read_only; } pinned;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int up;
+static context primary[DEVICES];
+static uint64_t next_id = 1, next_buffer = 100;
+static char *base, *bytes;
+static uint64_t used;
+static range ranges[256];
+static pinned pins[256];
+static __thread context *stack[8];
+static __thread int depth;
+static __thread unsigned capture_mode;
+static int capturing, spoilt, fail_register, fail_copy, queries, sched;
+static int live_pins, live_streams, live_events;
+
+static context *current(void) { return depth ? stack[depth - 1] : NULL; }
+static int need(void) { context *c = current(); return !up ? NOINIT : !c ? BADCTX : !c->alive ? DESTROYED : OK; }
+#define NEED() do { int e_ = need(); if (e_) return e_; } while (0)
+static void die(const char *why) { fprintf(stderr, "fake driver: %s: the real one would crash\n", why); abort(); }
+static void touch(handle *h, char kind) {
+    if (h && (uintptr_t)h > 2 && (h->kind != kind || !h->ctx->alive || h->ctx->id != h->id)) die(kind == 's' ? "dead stream" : "dead event");
+}
+static int legacy(handle *s) { return s == NULL || s == (handle *)1; }
+static int spoils(handle *s) { if (capturing && legacy(s)) { spoilt++; return 1; } return 0; }
+static int unsafe_in_capture(void) { if (capturing && capture_mode != 2) { spoilt++; return 1; } return 0; }
+static char *at(uint64_t a) { return (char *)a >= base && (char *)a < base + SPAN ? bytes + (a - (uint64_t)base) : (char *)a; }
+static range *find(uint64_t a) {
+    for (int i = 0; i < 256; i++) {
+        range *r = &ranges[i];
+        if (r->len && a >= r->start && a < r->start + r->len && (!r->ctx || (r->ctx->alive && r->ctx->id == r->ctx_id))) return r;
+    }
+    return NULL;
+}
+static int covered(uint64_t a, uint64_t n) {
+    while (n) { range *r = find(a); if (!r) return 0; uint64_t k = r->start + r->len - a; if (k > n) k = n; a += k; n -= k; }
+    return 1;
+}
+static range *new_range(void) { for (int i = 0; i < 256; i++) if (!ranges[i].len) return &ranges[i]; return NULL; }
+static uint64_t space(uint64_t n) { uint64_t a = (uint64_t)base + used; used += (n + 0x1fffff) & ~0x1fffffull; return used > SPAN ? 0 : a; }
+static void drop_context(context *c) {
+    c->alive = 0;
+    for (int i = 0; i < 256; i++) { if (ranges[i].len && ranges[i].ctx == c) ranges[i].len = 0; if (pins[i].len && pins[i].ctx == c) { pins[i].len = 0; live_pins--; } }
+}
+
+/* controls */
+void fake_capture(int on) { capturing = on; }
+int fake_spoilt(void) { return spoilt; }
+void fake_fail_register(int code) { fail_register = code; }
+void fake_fail_copy(int code) { fail_copy = code; }
+int fake_queries(void) { return queries; }
+void fake_schedule(int flags) { sched = flags; }
+int fake_live_pins(void) { return live_pins; }
+int fake_live_streams(void) { return live_streams; }
+int fake_live_events(void) { return live_events; }
+/* kind: 0 of the current context, 1 of a pool, 2 managed. With near, memory directly behind an earlier allocation. */
+uint64_t fake_alloc(int kind, uint64_t n, uint64_t near) {
+    pthread_mutex_lock(&lock);
+    range *r = new_range();
+    uint64_t a = near ? near : kind == 2 ? (uint64_t)mmap(0, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : space(n);
+    context *c = current();
+    *r = (range){ a, n, next_buffer++, a, n, kind == 1 ? NULL : c, c ? c->id : 0, c ? c->device : 0, kind == 2, kind == 1 };
+    pthread_mutex_unlock(&lock);
+    return a;
+}
+/* Mappings of 2 MiB each, one bit of `map` a mapping, in one reservation of `n` MiB. */
+uint64_t fake_vmm(uint64_t n, unsigned map) {
+    pthread_mutex_lock(&lock);
+    uint64_t a = space(n << 20);
+    for (int i = 0; i < 32; i++)
+        if (map >> i & 1) *new_range() = (range){ a + ((uint64_t)i << 21), 1 << 21, next_buffer++, a, n << 20, NULL, 0, 0, 0, 0 };
+    pthread_mutex_unlock(&lock);
+    return a;
+}
+void fake_free(uint64_t a) { pthread_mutex_lock(&lock); range *r = find(a); if (r) r->len = 0; pthread_mutex_unlock(&lock); }
+void fake_peek(uint64_t a, void *to, uint64_t n) { memcpy(to, at(a), n); }
+context *fake_context(int device) { context *c = calloc(1, sizeof *c); *c = (context){ device, 1, next_id++ }; return c; }
+void fake_destroy(context *c) { drop_context(c); }
+void fake_reset(int device) { drop_context(&primary[device]); primary[device].id = 0; }
+
+/* the driver */
+int cuInit(unsigned flags) {
+    (void)flags;
+    pthread_mutex_lock(&lock);
+    if (!up) {
+        int fd = memfd_create("fake", MFD_CLOEXEC);
+        if (fd < 0 || ftruncate(fd, SPAN)) abort();
+        bytes = mmap(0, SPAN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        base = mmap(0, SPAN + (2 << 20), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        base = (char *)(((uintptr_t)base + 0x1fffff) & ~0x1ffffful);
+        close(fd);
+        up = 1;
+    }
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+int cuDriverGetVersion(int *v) { *v = 13000; return OK; }
+int cuDeviceGetCount(int *n) { *n = DEVICES; return up ? OK : NOINIT; }
+int cuDeviceGet(int *d, int o) { *d = o; return !up ? NOINIT : o < DEVICES ? OK : NODEV; }
+int cuDeviceGetName(char *s, int n, int d) { snprintf(s, n, "Fake GPU %d", d); return OK; }
+int cuDeviceGetPCIBusId(char *s, int n, int d) { snprintf(s, n, "0000:0%d:00.0", d + 1); return OK; }
+int cuDeviceTotalMem_v2(size_t *n, int d) { (void)d; *n = SPAN; return OK; }
+int cuDeviceGetAttribute(int *v, int a, int d) { (void)d; *v = a == 99 || a == 113; return OK; }
+
+static int answer(void *to, int which, range *r, pinned *p, uint64_t a) {
+    switch (which) {
+    case 1: *(void **)to = r ? (void *)r->ctx : (void *)p->ctx; return OK;
+    case 2: *(unsigned *)to = r ? 2 : 1; return OK;
+    case 7: *(uint64_t *)to = r ? r->id : p->start; return OK;
+    case 8: *(unsigned *)to = r ? r->managed : 0; return OK;
+    case 9: *(int *)to = r ? r->device : 0; return OK;
+    case 11: *(uint64_t *)to = r ? r->whole : p->start; return OK;
+    case 12: *(size_t *)to = r ? r->whole_len : p->len; return OK;
+    case 17: *(size_t *)to = r && r->pool ? 0x9001 : 0; return OK;
+    }
+    (void)a;
+    return INVALID;
+}
+static pinned *pin_at(uint64_t a) { for (int i = 0; i < 256; i++) if (pins[i].len && a >= pins[i].start && a < pins[i].start + pins[i].len) return &pins[i]; return NULL; }
+int cuPointerGetAttribute(void *to, int which, uint64_t a) {
+    if (!up) return NOINIT;
+    pthread_mutex_lock(&lock);
+    queries++;
+    range *r = find(a); pinned *p = pin_at(a);
+    int e = r || p ? answer(to, which, r, p, a) : INVALID;
+    pthread_mutex_unlock(&lock);
+    return e;
+}
+int cuPointerGetAttributes(unsigned n, const int *which, void **to, uint64_t a) {
+    if (!up) return NOINIT;
+    pthread_mutex_lock(&lock);
+    queries++;
+    range *r = find(a); pinned *p = pin_at(a);
+    for (unsigned i = 0; i < n; i++) {
+        if (r || p) answer(to[i], which[i], r, p, a);
+        else if (which[i] == 9) *(int *)to[i] = -2;
+        else if (which[i] == 1 || which[i] == 7 || which[i] == 11 || which[i] == 12) *(uint64_t *)to[i] = 0;
+        else *(unsigned *)to[i] = 0;
+    }
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+int cuMemGetAddressRange_v2(uint64_t *s, size_t *n, uint64_t a) { NEED(); range *r = find(a); if (!r) return NOTFOUND; *s = r->start; *n = r->len; return OK; }
+
+int cuCtxGetCurrent(context **c) { if (!up) return NOINIT; *c = current(); return OK; }
+int cuCtxSetCurrent(context *c) { if (!up) return NOINIT; if (!c) depth = 0; else if (depth) stack[depth - 1] = c; else stack[depth++] = c; return OK; }
+int cuCtxPushCurrent_v2(context *c) { if (depth == 8) return INVALID; stack[depth++] = c; return OK; }
+int cuCtxPopCurrent_v2(context **c) { if (!depth) return BADCTX; *c = stack[--depth]; return OK; }
+int cuCtxGetDevice(int *d) { NEED(); *d = current()->device; return OK; }
+int cuCtxGetFlags(unsigned *f) { NEED(); *f = sched; return OK; }
+int cuCtxSynchronize(void) { NEED(); return OK; }
+int cuCtxGetId(context *c, uint64_t *id) { if (!c) c = current(); if (!c) return BADCTX; if (!c->alive) return DESTROYED; *id = c->id; return OK; }
+int cuDevicePrimaryCtxGetState(int d, unsigned *f, int *a) { *f = sched; *a = primary[d].alive; return OK; }
+int cuDevicePrimaryCtxRetain(context **c, int d) { if (!primary[d].alive) primary[d] = (context){ d, 1, next_id++ }; *c = &primary[d]; return OK; }
+int cuDevicePrimaryCtxRelease_v2(int d) { (void)d; return OK; }
+
+int cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
+    NEED();
+    if (unsafe_in_capture()) return CAPTURE;
+    if (fail_register) return fail_register;
+    pthread_mutex_lock(&lock);
+    int e = pin_at((uint64_t)p) ? ALREADY : NOMEM;
+    for (int i = 0; e == NOMEM && i < 256; i++)
+        if (!pins[i].len) { pins[i] = (pinned){ (uint64_t)p, n, current(), current()->id, flags & 8 }; live_pins++; e = OK; }
+    pthread_mutex_unlock(&lock);
+    return e;
+}
+int cuMemHostUnregister(void *p) {
+    NEED();
+    if (unsafe_in_capture()) return CAPTURE;
+    pthread_mutex_lock(&lock);
+    pinned *q = pin_at((uint64_t)p);
+    int e = q && q->start == (uint64_t)p ? OK : NOTREG;
+    if (!e) { q->len = 0; live_pins--; }
+    pthread_mutex_unlock(&lock);
+    return e;
+}
+int cuMemAlloc_v2(uint64_t *a, size_t n) { NEED(); if (unsafe_in_capture()) return CAPTURE; *a = fake_alloc(0, n, 0); return *a ? OK : NOMEM; }
+int cuMemFree_v2(uint64_t a) { NEED(); fake_free(a); return OK; }
+static int copy(uint64_t device, handle *s) { NEED(); (void)device; touch(s, 's'); if (spoils(s)) return IMPLICIT; if (fail_copy) return fail_copy; return OK; }
+int cuMemcpyHtoDAsync_v2(uint64_t d, const void *p, size_t n, handle *s) { int e = copy(d, s); if (e) return e; if (!covered(d, n)) return INVALID; memcpy(at(d), p, n); return OK; }
+int cuMemcpyDtoHAsync_v2(void *p, uint64_t d, size_t n, handle *s) { int e = copy(d, s); if (e) return e; if (!covered(d, n)) return INVALID; memcpy(p, at(d), n); return OK; }
+
+static handle *new_handle(char kind, int flags) { handle *h = malloc(sizeof *h); *h = (handle){ kind, current(), current()->id, flags }; return h; }
+int cuStreamCreate(handle **s, unsigned f) { NEED(); *s = new_handle('s', f); live_streams++; return OK; }
+int cuStreamDestroy_v2(handle *s) { touch(s, 's'); live_streams--; free(s); return OK; }
+int cuStreamSynchronize(handle *s) { NEED(); touch(s, 's'); if (unsafe_in_capture()) return CAPTURE; return spoils(s) ? IMPLICIT : OK; }
+int cuStreamQuery(handle *s) { NEED(); touch(s, 's'); if (unsafe_in_capture()) return CAPTURE; return spoils(s) ? IMPLICIT : OK; }
+int cuStreamWaitEvent(handle *s, handle *e, unsigned f) { (void)f; NEED(); touch(s, 's'); touch(e, 'e'); return spoils(s) ? IMPLICIT : OK; }
+int cuStreamIsCapturing(handle *s, int *status) { NEED(); touch(s, 's'); if (capturing && legacy(s)) return IMPLICIT; *status = 0; return OK; }
+int cuStreamGetCtx(handle *s, context **c) { NEED(); touch(s, 's'); if (spoils(s)) return IMPLICIT; *c = s && (uintptr_t)s > 2 ? s->ctx : current(); return OK; }
+int cuThreadExchangeStreamCaptureMode(unsigned *m) { unsigned old = capture_mode; capture_mode = *m; *m = old; return OK; }
+int cuEventCreate(handle **e, unsigned f) { NEED(); *e = new_handle('e', f); live_events++; return OK; }
+int cuEventDestroy_v2(handle *e) { touch(e, 'e'); live_events--; free(e); return OK; }
+int cuEventRecord(handle *e, handle *s) { NEED(); touch(e, 'e'); touch(s, 's'); return spoils(s) ? IMPLICIT : OK; }
+int cuEventQuery(handle *e) { NEED(); touch(e, 'e'); return unsafe_in_capture() ? CAPTURE : OK; }
+int cuEventSynchronize(handle *e) { NEED(); touch(e, 'e'); return unsafe_in_capture() ? CAPTURE : OK; }

@@ -1,0 +1,89 @@
+//! The stand-in driver, compiled on the spot and opened under the driver's own name.
+
+use std::ffi::{CString, c_int, c_void};
+use std::path::PathBuf;
+use std::process::Command;
+
+/// The stand-in's own controls.
+pub(crate) struct Fake {
+    library: *mut c_void,
+}
+
+/// Builds `libcuda.so.1` and opens it, as a program that uses CUDA would. `None`, with the reason printed, without a C
+/// compiler or where a real driver is loaded already.
+pub(crate) fn open() -> Option<Fake> {
+    let folder = std::env::temp_dir().join(format!("spinio-fake-driver-{}", std::process::id()));
+    let library = folder.join("libcuda.so.1");
+    std::fs::create_dir_all(&folder).expect("a temporary folder");
+    let source = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../sys/tests/fake/libcuda.c"));
+    let built = Command::new("cc")
+        .args(["-O1", "-g", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"])
+        .args([&library, &source])
+        .status();
+    match built {
+        Err(e) => {
+            println!("skipped: no C compiler for the stand-in driver: {e}");
+            return None;
+        }
+        Ok(status) => assert!(status.success(), "the stand-in driver does not compile"),
+    }
+    let path = CString::new(library.to_str().expect("a path in UTF-8")).expect("a path without NUL");
+    // SAFETY: our own library, whose constructors do nothing.
+    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    assert!(!library.is_null(), "the stand-in driver does not load");
+    let _ = std::fs::remove_dir_all(&folder);
+    Some(Fake { library })
+}
+
+macro_rules! controls {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)?;)+) => {
+        #[allow(dead_code, clippy::allow_attributes, reason = "each test file uses its own part")]
+        impl Fake {
+            $($(#[$doc])* pub(crate) fn $name(&self, $($arg: $type),*) $(-> $ret)? {
+                let name = concat!("fake_", stringify!($name), "\0");
+                // SAFETY: the library is open, the name ends in NUL.
+                let at = unsafe { libc::dlsym(self.library, name.as_ptr().cast()) };
+                assert!(!at.is_null(), "{name}");
+                // SAFETY: the stand-in's function of this name has this prototype.
+                let f: unsafe extern "C" fn($($type),*) $(-> $ret)? = unsafe { core::mem::transmute(at) };
+                // SAFETY: the tests pass addresses of the stand-in's own memory.
+                unsafe { f($($arg),*) }
+            })+
+        }
+    };
+}
+
+controls! {
+    /// A blocking stream begins (1) or ends (0) a capture.
+    fn capture(on: c_int);
+    /// Calls that would have spoilt the capture.
+    fn spoilt() -> c_int;
+    /// Registering fails with this code from now on.
+    fn fail_register(code: c_int);
+    /// Copies fail with this code from now on.
+    fn fail_copy(code: c_int);
+    /// Pointer queries so far.
+    fn queries() -> c_int;
+    /// How contexts wait.
+    fn schedule(flags: c_int);
+    /// Registrations alive.
+    fn live_pins() -> c_int;
+    /// Streams alive.
+    fn live_streams() -> c_int;
+    /// Events alive.
+    fn live_events() -> c_int;
+    /// Memory: kind 0 of the current context, 1 of a pool, 2 managed; `near` non-zero: exactly there.
+    fn alloc(kind: c_int, len: u64, near: u64) -> u64;
+    /// 2 MiB mappings in one reservation of `mib` MiB, one for each bit.
+    fn vmm(mib: u64, map: u32) -> u64;
+    /// Frees any of these.
+    fn free(addr: u64);
+    /// Reads device memory behind everybody's back.
+    fn peek(addr: u64, to: *mut u8, len: u64);
+    /// A context of its own.
+    fn context(device: c_int) -> usize;
+    /// Destroys it.
+    fn destroy(context: usize);
+    /// cudaDeviceReset: the primary context dies; its successor has the same address.
+    fn reset(device: c_int);
+}
