@@ -21,6 +21,8 @@ pub(crate) enum Failure {
     Io(Error),
     /// The kernel's answer or an argument that the kernel would refuse.
     Errno(i32),
+    /// With a sentence that says more than the errno does.
+    Said(i32, String),
 }
 
 impl From<Error> for Failure {
@@ -59,6 +61,11 @@ pub(crate) fn run<T>(what: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
             last_error::set(&std::io::Error::from_raw_os_error(value));
             value
         }
+        Ok(Err(Failure::Said(value, sentence))) => {
+            last_error::set(&sentence);
+            value
+        }
+        // The hook above has kept the message.
         Err(_) => libc::EIO,
     };
     errno::set(failed);

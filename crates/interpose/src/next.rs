@@ -108,6 +108,9 @@ functions! {
     OPEN64_2 = c"__open64_2": fn(Path, c_int) -> c_int;
     OPENAT_2 = c"__openat_2": fn(Fd, Path, c_int) -> c_int;
     OPENAT64_2 = c"__openat64_2": fn(Fd, Path, c_int) -> c_int;
+    MMAP = c"mmap": fn(Buffer, usize, c_int, c_int, Fd, i64) -> Buffer;
+    MMAP64 = c"mmap64": fn(Buffer, usize, c_int, c_int, Fd, i64) -> Buffer;
+    MUNMAP = c"munmap": fn(Buffer, usize) -> c_int;
 }
 
 #[used]

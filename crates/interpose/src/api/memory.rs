@@ -2,8 +2,8 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use spinio_device::{DeviceAddr, DeviceError, DeviceKind, registry};
-use spinio_io::{Error, Target, runtime};
+use spinio_device::{DeviceAddr, DeviceError, DeviceKind, ErrorKind, registry};
+use spinio_io::{Target, runtime};
 
 use super::target;
 use crate::guard::{self, Failure};
@@ -20,8 +20,18 @@ unsafe extern "C" fn spinio_mem_alloc(device: *const c_char, size: usize, flags:
             return Err(Failure::Errno(libc::EINVAL));
         }
         // SAFETY: the header asks for a string.
-        let (kind, ordinal) = parse(unsafe { CStr::from_ptr(device) }).ok_or(Failure::Errno(libc::ENODEV))?;
-        registry::alloc(kind, ordinal, size, flags & HOST_MAPPED != 0).map_err(|e| failed(e, "allocate", size))
+        let name = unsafe { CStr::from_ptr(device) }.to_string_lossy();
+        let unknown = || Failure::Said(libc::ENODEV, format!("There is no device \"{name}\" to allocate from"));
+        let (kind, ordinal) = parse(&name).filter(|(kind, _)| *kind != DeviceKind::Cuda).ok_or_else(unknown)?;
+        if kind == DeviceKind::Emulated
+            && let Some(text) = &runtime().settings().emulated
+        {
+            // Without effect once the device is made.
+            registry::configure_emulated(text)
+                .map_err(|e| Failure::Said(libc::EINVAL, format!("SPINIO_EMULATED={text}: {e}")))?;
+        }
+        registry::alloc(kind, ordinal, size, flags & HOST_MAPPED != 0)
+            .map_err(|e| failed(e, &format!("Cannot allocate {size} bytes on {name}")))
     });
     made.map_or(core::ptr::null_mut(), |at: DeviceAddr| at.0 as *mut c_void)
 }
@@ -31,7 +41,8 @@ unsafe extern "C" fn spinio_mem_free(memory: *mut c_void) -> c_int {
     if memory.is_null() {
         return 0;
     }
-    let done = guard::run(|| registry::free(DeviceAddr(memory as u64)).map_err(|e| failed(e, "free", 0)));
+    let done =
+        guard::run(|| registry::free(DeviceAddr(memory as u64)).map_err(|e| failed(e, "Cannot free device memory")));
     done.map_or(-1, |()| 0)
 }
 
@@ -63,8 +74,7 @@ unsafe extern "C" fn spinio_mem_copy(to: *mut c_void, from: *const c_void, size:
 }
 
 /// `emulated`, `p2pmem:1`: back end and number, 0 if it is not said.
-fn parse(name: &CStr) -> Option<(DeviceKind, u32)> {
-    let name = name.to_str().ok()?;
+fn parse(name: &str) -> Option<(DeviceKind, u32)> {
     let (kind, ordinal) = match name.split_once(':') {
         Some((kind, ordinal)) => (kind, ordinal.parse().ok()?),
         None => (name, 0),
@@ -85,6 +95,12 @@ fn further(target: Target, bytes: usize) -> Target {
     Target { addr: target.addr.offset(bytes as u64), ..target }
 }
 
-fn failed(error: DeviceError, operation: &'static str, size: usize) -> Failure {
-    Failure::Io(Error::device(error, operation, 0, size as u64))
+fn failed(error: DeviceError, what: &str) -> Failure {
+    let number = match error.kind {
+        ErrorKind::NoMemory => libc::ENOMEM,
+        ErrorKind::BadAddress => libc::EFAULT,
+        ErrorKind::Unsupported => libc::ENODEV,
+        _ => libc::EIO,
+    };
+    Failure::Said(number, format!("{what}: {error}"))
 }

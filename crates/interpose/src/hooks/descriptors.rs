@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   open "/dev/nvidia0"               ──> a driver is in use: from now on buffers may be device memory
+//!   open "/sys/.../p2pmem/allocate"   ──> mappings of this file are device memory
 //! ```
 //!
 //! Correctness never rests on it, because programs open and close in ways that no hook sees: `fclose`, raw system
@@ -13,7 +14,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use spinio_device::registry;
 
-use crate::{next, switch};
+use super::mappings;
+use crate::{errno, next, switch};
 
 macro_rules! opens {
     ($($name:ident([$($dir:ident)?] path, flags [$($mode:ident)?]) = $next:ident;)+) => {$(
@@ -29,7 +31,7 @@ macro_rules! opens {
             let fd = unsafe { next::$next.get()($($dir,)? path, flags $(, $mode)?) };
             if fd >= 0 {
                 // SAFETY: the kernel has just read the path.
-                unsafe { opened(path) };
+                unsafe { opened(fd, path) };
             }
             fd
         }
@@ -52,11 +54,19 @@ opens! {
 /// # Safety
 /// `path` must be NUL-terminated.
 #[inline]
-unsafe fn opened(path: *const c_char) {
+unsafe fn opened(fd: c_int, path: *const c_char) {
+    // Devices' files are opened by absolute paths, "/dev/..." and "/sys/...": with all others we are done here.
     // SAFETY: the caller's promise: the second byte is there if the first is not the end.
-    let device_node = unsafe { *path == b'/' as c_char && *path.add(1) == b'd' as c_char };
-    if device_node && !switch::is_off() {
+    let second = unsafe { if *path == b'/' as c_char { *path.add(1) as u8 } else { 0 } };
+    if matches!(second, b'd' | b's') && !switch::is_off() {
         // SAFETY: as above.
-        registry::hint_open(unsafe { CStr::from_ptr(path) }.to_bytes());
+        let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+        let saved = errno::get();
+        if second == b'd' {
+            registry::hint_open(path);
+        } else {
+            mappings::opened(fd, path);
+        }
+        errno::set(saved);
     }
 }

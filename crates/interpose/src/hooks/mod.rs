@@ -31,6 +31,7 @@
 //! - The device path takes locks and allocates, so it is not for signal handlers.
 
 mod descriptors;
+mod mappings;
 mod read;
 mod stdio;
 mod vector;
