@@ -29,9 +29,38 @@ pub(crate) fn folder() -> &'static Path {
 pub(crate) fn compile(compiler: &str, out: &Path, args: &[&str]) {
     let mut command = Command::new(compiler);
     command.args(["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-pthread"]);
-    command.arg("-I").arg(source("include")).arg("-o").arg(out).args(args);
+    command.arg("-I").arg(source("include")).arg("-I").arg(source("tests/c")).arg("-o").arg(out).args(args);
     let done = command.output().unwrap_or_else(|e| panic!("cannot run {compiler}: {e}"));
     assert!(done.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// The allocator shim as a shared library: built once.
+fn shim() -> &'static Path {
+    static SHIM: OnceLock<PathBuf> = OnceLock::new();
+    SHIM.get_or_init(|| {
+        let out = folder().join("libmemory.so");
+        let source = source("tests/c/memory.c");
+        compile("cc", &out, &["-shared", "-fPIC", source.to_str().expect("a path in UTF-8"), "-ldl"]);
+        out
+    })
+}
+
+/// Builds `tests/c/<name>.c` against the shim.
+pub(crate) fn program(name: &str) -> PathBuf {
+    let out = folder().join(name);
+    let source = source("tests/c").join(format!("{name}.c"));
+    let rpath = format!("-Wl,-rpath,{}", folder().display());
+    let (source, shim) = (source.to_str().expect("a path in UTF-8"), shim().to_str().expect("a path in UTF-8"));
+    compile("cc", &out, &[source, shim, &rpath, "-ldl"]);
+    out
+}
+
+/// A run of the program under the library, with a deadline that only turns a hang into a failure.
+pub(crate) fn preloaded(program: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "120"]).arg("env").arg(format!("LD_PRELOAD={}", library().display()));
+    command.arg(program).args(args).current_dir(folder()).env_remove("LD_LIBRARY_PATH");
+    command
 }
 
 /// Runs it; whatever it prints is a complaint.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::build::{compile, folder, source};
+use crate::build::{compile, folder, library, must_pass, preloaded, source};
 
 #[test]
 fn it_is_c_and_cxx() {
@@ -26,4 +26,18 @@ fn what_it_declares_is_what_the_library_exports() {
     let list = std::fs::read_to_string(source("exports.txt")).expect("exports.txt");
     let exported: BTreeSet<&str> = list.lines().filter(|l| l.starts_with("spinio_")).collect();
     assert_eq!(declared, exported);
+}
+
+#[test]
+fn a_program_that_links_it_works() {
+    let out = folder().join("api");
+    let (source, library) = (source("tests/c/api.c"), library());
+    let rpath = format!("-Wl,-rpath,{}", library.parent().expect("a folder").display());
+    compile("cc", &out, &[source.to_str().expect("UTF-8"), library.to_str().expect("UTF-8"), &rpath]);
+    let mut linked = std::process::Command::new("timeout");
+    // Not cargo's own search path: an older library may lie there.
+    linked.args(["--signal=KILL", "120"]).arg(&out).current_dir(folder()).env_remove("LD_LIBRARY_PATH");
+    must_pass(linked);
+    // And once more with the library both linked and preloaded, as `spinio run` on such a program does.
+    must_pass(preloaded(&out, &[]));
 }

@@ -1,4 +1,10 @@
-//! The library as programs meet it.
+//! The library as programs meet it: C programs, compiled here, run under LD_PRELOAD.
+//!
+//! ```text
+//!   c/differential.c ... ──cc──> program ──┐
+//!   c/memory.c (allocator shim, the only ──cc──> libmemory.so   names our symbols)
+//!                                          └── LD_PRELOAD=libspinio.so program ── exit 0, or a line that says what differs
+//! ```
 
 mod build;
 mod exports;

@@ -1,8 +1,64 @@
-//! Real programs under the library.
+//! One test a program of `tests/c`: what it checks stands at its top.
 
+use std::path::Path;
 use std::process::Command;
 
-use crate::build::{library, must_pass};
+use crate::build::{compile, folder, library, must_pass, preloaded, program, source};
+
+#[test]
+fn device_reads_do_what_host_reads_do() {
+    let program = program("differential");
+    // A disk and tmpfs, which has no direct I/O and another page cache policy.
+    for (seed, place) in [("1", folder()), ("2", folder()), ("3", Path::new("/dev/shm"))] {
+        must_pass(preloaded(&program, &[seed, place.to_str().expect("UTF-8")]));
+    }
+}
+
+#[test]
+fn errors_are_the_same_as_with_host_memory() {
+    must_pass(preloaded(&program("errors"), &[]));
+}
+
+#[test]
+fn pipes_and_sockets_reach_the_device() {
+    must_pass(preloaded(&program("streams"), &[]));
+}
+
+#[test]
+fn threads_can_be_cancelled_in_host_reads() {
+    must_pass(preloaded(&program("cancel"), &[]));
+}
+
+#[test]
+fn children_of_a_device_program_are_not_harmed() {
+    must_pass(preloaded(&program("forks"), &[]));
+}
+
+#[test]
+fn fortified_names_are_served_too() {
+    must_pass(preloaded(&program("fortified"), &[]));
+}
+
+#[test]
+fn calls_of_the_driver_itself_are_left_alone() {
+    let driver = folder().join("libnvidia-test.so");
+    let code = source("tests/c/driver.c");
+    let code = code.to_str().expect("UTF-8");
+    compile("cc", &driver, &["-shared", "-fPIC", "-DDRIVER", code]);
+    // Built as any other program, then once more against the driver.
+    let memory = program("disabled").with_file_name("libmemory.so");
+    let out = folder().join("driver");
+    let rpath = format!("-Wl,-rpath,{}", folder().display());
+    compile("cc", &out, &[code, driver.to_str().expect("UTF-8"), memory.to_str().expect("UTF-8"), &rpath]);
+    must_pass(preloaded(&out, &[]));
+}
+
+#[test]
+fn a_switch_turns_every_hook_off() {
+    let mut run = preloaded(&program("disabled"), &[]);
+    run.env("SPINIO_DISABLE", "1");
+    must_pass(run);
+}
 
 #[test]
 fn a_program_without_devices_sees_no_difference() {

@@ -1,0 +1,66 @@
+/* A program that links the library and uses its whole C API. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <spinio.h>
+
+#include "check.h"
+
+int main(void)
+{
+    enum { SIZE = 3 << 20 };
+    CHECK(strchr(spinio_version(), '.'));
+    CHECK(spinio_last_error()[0] == 0);
+    CHECK(spinio_mem_alloc("toaster", 1, 0) == NULL && errno == ENODEV);
+    CHECK(strstr(spinio_last_error(), "toaster"));
+    CHECK(spinio_mem_alloc("emulated", 0, 0) == NULL && errno == EINVAL);
+    CHECK(spinio_mem_alloc("emulated", 1, 0x80) == NULL && errno == EINVAL);
+    CHECK(spinio_mem_alloc("emulated", (size_t)1 << 60, 0) == NULL && errno == ENOMEM);
+    CHECK(spinio_mem_free(NULL) == 0);
+
+    unsigned char *a = spinio_mem_alloc("emulated", SIZE, 0), *b = spinio_mem_alloc("emulated:0", SIZE, 0);
+    unsigned char *host = malloc(SIZE), *back = malloc(SIZE);
+    CHECK(a && b && host && back);
+    for (size_t i = 0; i < SIZE; i++)
+        host[i] = (unsigned char)(i * 2654435761u >> 9);
+    CHECK(spinio_mem_copy(a, host, SIZE) == 0);
+    CHECK(spinio_mem_copy(b + 3, a, SIZE - 3) == 0);
+    CHECK(spinio_mem_copy(back, b + 3, SIZE - 3) == 0 && memcmp(host, back, SIZE - 3) == 0);
+    FAILS(spinio_mem_copy(a + 1, host, SIZE), EFAULT);
+
+    int fd = open("api.tmp", O_CREAT | O_TRUNC | O_RDWR, 0600);
+    CHECK(fd >= 0 && write(fd, host, SIZE) == SIZE);
+    struct spinio_counters before, after;
+    CHECK(spinio_stats(&before, sizeof before) == 0);
+    CHECK(spinio_pread(fd, a, SIZE, 100) == SIZE - 100);
+    CHECK(spinio_mem_copy(back, a, SIZE - 100) == 0 && memcmp(host + 100, back, SIZE - 100) == 0);
+    memset(back, 0, SIZE);
+    CHECK(spinio_pread(fd, back, SIZE, 0) == SIZE && memcmp(host, back, SIZE) == 0);
+    CHECK(spinio_pread_async(fd, b, SIZE, 7, NULL) == SIZE - 7);
+    CHECK(spinio_mem_copy(back, b, SIZE - 7) == 0 && memcmp(host + 7, back, SIZE - 7) == 0);
+    CHECK(spinio_stats(&after, sizeof after) == 0);
+    CHECK(after.reads == before.reads + 2 && after.read_bytes == before.read_bytes + 2 * SIZE - 107);
+    uint64_t moved = 0;
+    for (int i = 0; i < SPINIO_ROUTES; i++)
+        moved += after.route[i].bytes - before.route[i].bytes;
+    CHECK(moved >= 2 * SIZE - 107);
+    /* An older program gets what it knows, a newer one zeros. */
+    struct {
+        struct spinio_counters known;
+        uint64_t news;
+    } newer = {.news = 5};
+    CHECK(spinio_stats(&newer.known, sizeof newer) == 0 && newer.news == 0 && newer.known.reads == after.reads);
+    uint64_t older[2] = {0, 5};
+    CHECK(spinio_stats((struct spinio_counters *)older, sizeof *older) == 0 && older[0] == after.reads && older[1] == 5);
+
+    FAILS(spinio_pread(fd, a, 10, -1), EINVAL);
+    FAILS(spinio_pread(-1, a, 10, 0), EBADF);
+    CHECK(strstr(spinio_last_error(), "descriptor"));
+    FAILS(spinio_pread_async(fd, host, 10, 0, NULL), EFAULT);
+    CHECK(spinio_mem_free(a) == 0 && spinio_mem_free(b) == 0);
+    FAILS(spinio_mem_free(a), EFAULT);
+    FAILS(spinio_pread(fd, a, 10, 0), EFAULT);
+    unlink("api.tmp");
+    return 0;
+}

@@ -1,0 +1,96 @@
+/* Threads cancelled inside host reads: cleanup handlers run, the reads do not come back, and the library lets the
+ * unwinding pass. Once before any device exists, once after. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "memory.h"
+
+enum { CALLS = 5, THREADS = 20 };
+static atomic_int cleaned, started;
+static int ends[2];
+static void *device;
+
+static void cleanup(void *count)
+{
+    atomic_fetch_add((atomic_int *)count, 1);
+}
+
+static void *reader(void *which)
+{
+    char byte[2];
+    struct iovec parts[2] = {{byte, 1}, {byte + 1, 1}};
+    pthread_cleanup_push(cleanup, &cleaned);
+    atomic_fetch_add(&started, 1);
+    switch ((long)which) {
+    case 0: read(ends[0], byte, 1); break;
+    case 1: readv(ends[0], parts, 2); break;
+    case 2: preadv2(ends[0], parts, 2, -1, 0); break;
+    case 3: {
+        FILE *file = fdopen(dup(ends[0]), "r");
+        fread(byte, 1, 2, file);
+        break;
+    }
+    case 4: open("cancel.fifo", O_RDONLY); break;
+    }
+    fprintf(stderr, "call %ld came back\n", (long)which);
+    exit(1);
+    pthread_cleanup_pop(0);
+    return NULL;
+}
+
+/* A cancellation that is already asked for ends the thread before the read takes anything. */
+static void *too_late(void *fd)
+{
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    pthread_cancel(pthread_self());
+    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+    pthread_cleanup_push(cleanup, &cleaned);
+    read(*(int *)fd, device, 4);
+    pthread_cleanup_pop(0);
+    return NULL;
+}
+
+static void all(void)
+{
+    for (long which = 0; which < CALLS; which++) {
+        pthread_t threads[THREADS];
+        atomic_store(&cleaned, 0);
+        atomic_store(&started, 0);
+        for (int i = 0; i < THREADS; i++)
+            CHECK(pthread_create(&threads[i], NULL, reader, (void *)which) == 0);
+        while (atomic_load(&started) < THREADS)
+            usleep(100);
+        usleep(2000);
+        for (int i = 0; i < THREADS; i++)
+            CHECK(pthread_cancel(threads[i]) == 0);
+        for (int i = 0; i < THREADS; i++) {
+            void *result;
+            CHECK(pthread_join(threads[i], &result) == 0 && result == PTHREAD_CANCELED);
+        }
+        CHECK(atomic_load(&cleaned) == THREADS);
+    }
+}
+
+int main(void)
+{
+    CHECK(pipe(ends) == 0);
+    unlink("cancel.fifo");
+    CHECK(mkfifo("cancel.fifo", 0600) == 0);
+    all();
+    device = device_alloc(1 << 20);
+    all();
+    CHECK(write(ends[1], "left", 4) == 4);
+    pthread_t thread;
+    void *result;
+    CHECK(pthread_create(&thread, NULL, too_late, &ends[0]) == 0);
+    CHECK(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+    char left[4];
+    CHECK(read(ends[0], left, 4) == 4 && memcmp(left, "left", 4) == 0);
+    return 0;
+}

@@ -1,0 +1,28 @@
+/* A failed check prints where and ends the program. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(condition)                                                                                     \
+    do {                                                                                                     \
+        int errno_ = errno;                                                                                  \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: not so: %s (errno %d, %s)\n", __FILE__, __LINE__, #condition, errno_,    \
+                    strerror(errno_));                                                                       \
+            exit(1);                                                                                         \
+        }                                                                                                    \
+        errno = errno_;                                                                                      \
+    } while (0)
+
+/* The call fails, with this errno. */
+#define FAILS(call, number)                                                                                  \
+    do {                                                                                                     \
+        errno = 0;                                                                                           \
+        CHECK((call) == -1 && errno == (number));                                                            \
+    } while (0)
+
+#endif

@@ -1,0 +1,96 @@
+/* The same errors as with host memory. */
+#pragma GCC diagnostic ignored "-Wstringop-overflow" /* it is what the program is about */
+#pragma GCC diagnostic ignored "-Wstringop-overread"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "memory.h"
+
+int main(void)
+{
+    enum { SIZE = 1 << 16 };
+    unsigned char *device = device_alloc(SIZE);
+    char host[64];
+    int fd = open("errors.tmp", O_CREAT | O_TRUNC | O_RDWR, 0600);
+    CHECK(fd >= 0 && write(fd, "0123456789", 10) == 10);
+
+    /* Writing from device memory is not there yet: it fails as the kernel fails, and writes nothing. */
+    FAILS(write(fd, device, 10), EFAULT);
+    FAILS(pwrite(fd, device, 10, 0), EFAULT);
+    CHECK(lseek(fd, 0, SEEK_END) == 10);
+
+    FAILS(pread(fd, device, 10, -1), EINVAL);
+    FAILS(pread(fd, device, (size_t)-1, 0), EFAULT);
+    FAILS(pread(-1, device, 10, 0), EBADF);
+    FAILS(read(-1, device, 10), EBADF);
+    CHECK(pread(fd, device, 0, 0) == 0);
+    FAILS(pread(-1, device, 0, 0), EBADF);
+
+    struct iovec mixed[2] = {{host, 4}, {device, 4}};
+    FAILS(preadv(fd, mixed, 2, -2), EINVAL);
+    FAILS(preadv(-1, mixed, 2, 0), EBADF);
+    FAILS(readv(-1, mixed, 2), EBADF);
+    FAILS(readv(fd, mixed, -1), EINVAL);
+    FAILS(readv(fd, mixed, 1025), EINVAL);
+    CHECK(readv(fd, mixed, 0) == 0);
+    FAILS(preadv2(fd, mixed, 2, 0, 0x40000000), EOPNOTSUPP);
+    struct iovec huge[2] = {{device, 4}, {device, (size_t)-1}};
+    FAILS(preadv(fd, huge, 2, 0), EINVAL);
+    /* A bad vector is an error, not a crash; so is a bad buffer beside a good one. */
+    FAILS(readv(fd, (struct iovec *)8, 2), EFAULT);
+    FAILS(preadv(fd, (struct iovec *)(device + 64), 2, 0), EFAULT);
+    FAILS(pread(fd, (void *)8, 4, 0), EFAULT);
+    struct iovec bad[2] = {{(void *)8, 4}, {device, 4}};
+    FAILS(preadv(fd, bad, 2, 0), EFAULT);
+    struct iovec then_bad[3] = {{host, 2}, {device, 3}, {(void *)8, 4}};
+    CHECK(preadv(fd, then_bad, 3, 0) == 5);
+    FAILS(open((char *)8, O_RDONLY), EFAULT);
+
+    int only_write = open("errors.tmp", O_WRONLY);
+    CHECK(only_write >= 0 && lseek(only_write, 3, SEEK_SET) == 3);
+    FAILS(read(only_write, device, 10), EBADF);
+    FAILS(pread(only_write, device, 10, 0), EBADF);
+    FAILS(readv(only_write, mixed, 2), EBADF);
+    CHECK(lseek(only_write, 0, SEEK_CUR) == 3);
+    close(only_write);
+    FAILS(read(only_write, device, 10), EBADF);
+
+    int folder = open(".", O_RDONLY);
+    FAILS(read(folder, device, 10), EISDIR);
+    FAILS(pread(folder, device, 10, 0), EISDIR);
+    FAILS(readv(folder, mixed, 2), EISDIR);
+    close(folder);
+    int path = open("errors.tmp", O_PATH);
+    FAILS(read(path, device, 10), EBADF);
+    close(path);
+
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    FAILS(pread(ends[0], device, 10, 0), ESPIPE);
+    FAILS(preadv(ends[0], mixed, 2, 0), ESPIPE);
+    FAILS(read(ends[1], device, 10), EBADF);
+    CHECK(fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0);
+    FAILS(read(ends[0], device, 10), EAGAIN);
+    FAILS(readv(ends[0], mixed, 2), EAGAIN);
+    close(ends[1]);
+    CHECK(read(ends[0], device, 10) == 0 && readv(ends[0], mixed, 2) == 0);
+    close(ends[0]);
+
+    FILE *file = fopen("errors.tmp", "w");
+    CHECK(file);
+    errno = 0;
+    CHECK(fread(device, 1, 10, file) == 0 && errno == EBADF && ferror(file));
+    fclose(file);
+
+    /* A read ends where its allocation ends, as it does at the end of a host mapping. */
+    CHECK(ftruncate(fd, 2 * SIZE) == 0);
+    CHECK(pread(fd, device + SIZE - 100, 4096, 0) == 100);
+    device_free(device);
+    FAILS(pread(fd, device, 10, 0), EFAULT);
+    unlink("errors.tmp");
+    return 0;
+}

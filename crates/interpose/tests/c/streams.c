@@ -1,0 +1,103 @@
+/* Pipes and sockets into device memory: what one call takes, in which order, and what is left. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "memory.h"
+
+enum { SIZE = 1 << 20 };
+static unsigned char sent[SIZE], got[SIZE];
+static unsigned char *device;
+
+static void expect(size_t at, const unsigned char *bytes, size_t size)
+{
+    device_get(got, device, SIZE);
+    CHECK(memcmp(got + at, bytes, size) == 0);
+}
+
+static void *send_all(void *fd)
+{
+    for (size_t at = 0; at < SIZE;) {
+        ssize_t n = write(*(int *)fd, sent + at, SIZE - at < 30000 ? SIZE - at : 30000);
+        CHECK(n > 0);
+        at += n;
+    }
+    close(*(int *)fd);
+    return NULL;
+}
+
+static void one_way(int reader, int writer)
+{
+    pthread_t thread;
+    CHECK(write(writer, sent, 100) == 100);
+    CHECK(read(reader, device + 5, 60) == 60);
+    expect(5, sent, 60);
+    /* A mixed vector takes what is there, and the host part lies in the middle. */
+    unsigned char middle[10];
+    struct iovec parts[3] = {{device, 10}, {middle, 10}, {device + 100, 50}};
+    CHECK(readv(reader, parts, 3) == 40);
+    expect(0, sent + 60, 10);
+    CHECK(memcmp(middle, sent + 70, 10) == 0);
+    expect(100, sent + 80, 20);
+    CHECK(pthread_create(&thread, NULL, send_all, &writer) == 0);
+    size_t done = 0;
+    for (;;) {
+        ssize_t n = read(reader, device + done, SIZE - done);
+        CHECK(n >= 0);
+        if (n == 0)
+            break;
+        done += n;
+        if (done == SIZE) {
+            CHECK(read(reader, middle, 1) == 0);
+            break;
+        }
+    }
+    CHECK(done == SIZE);
+    pthread_join(thread, NULL);
+    expect(0, sent, SIZE);
+    close(reader);
+}
+
+static void interrupted(int signal)
+{
+    (void)signal;
+}
+
+int main(void)
+{
+    device = device_alloc(SIZE);
+    for (size_t i = 0; i < SIZE; i++)
+        sent[i] = (unsigned char)(i * 2654435761u >> 13);
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    one_way(ends[0], ends[1]);
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    one_way(ends[0], ends[1]);
+
+    /* Datagrams stay apart, and a short buffer takes the front of one. */
+    CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) == 0);
+    CHECK(write(ends[1], sent, 300) == 300 && write(ends[1], sent + 300, 50) == 50 && write(ends[1], sent, 8) == 8);
+    CHECK(read(ends[0], device, 100) == 100);
+    expect(0, sent, 100);
+    unsigned char front[20];
+    struct iovec parts[2] = {{front, 20}, {device, 200}};
+    CHECK(readv(ends[0], parts, 2) == 50);
+    CHECK(memcmp(front, sent + 300, 20) == 0);
+    expect(0, sent + 320, 30);
+    CHECK(recv(ends[0], front, 20, 0) == 8);
+
+    /* A signal ends a waiting read, as its handler was installed without SA_RESTART. */
+    struct sigaction action = {.sa_handler = interrupted};
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0);
+    alarm(1);
+    FAILS(read(ends[0], device, 100), EINTR);
+    alarm(1);
+    FAILS(readv(ends[0], parts, 2), EINTR);
+    device_free(device);
+    return 0;
+}
