@@ -1,0 +1,91 @@
+//! Memory of an emulated device, seen from a test.
+
+use std::ops::Range;
+
+use spinio_device::emulated::{Config, Emulated, POISON};
+use spinio_device::{Allocation, Device, DeviceAddr, QueueId, Wait};
+
+/// An allocation, freed when dropped.
+#[derive(Debug)]
+pub struct Buffer {
+    device: &'static Emulated,
+    start: DeviceAddr,
+    len: usize,
+}
+
+/// An emulated device of its own for a test; `text` as in `SPINIO_EMULATED`.
+pub fn emulated(text: &str) -> &'static Emulated {
+    let config = Config::parse(text).unwrap_or_else(|e| panic!("{e}"));
+    Emulated::start(config).unwrap_or_else(|e| panic!("No emulated device: {e}"))
+}
+
+impl Buffer {
+    /// Fresh memory, full of poison.
+    pub fn new(device: &'static Emulated, len: usize) -> Buffer {
+        Buffer { device, start: device.alloc(len, false).expect("device memory"), len }
+    }
+
+    /// The same, host-mapped.
+    pub fn host_mapped(device: &'static Emulated, len: usize) -> Buffer {
+        Buffer { device, start: device.alloc(len, true).expect("host-mapped device memory"), len }
+    }
+
+    /// Its first address.
+    pub fn addr(&self) -> DeviceAddr {
+        self.start
+    }
+
+    /// Its length.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no byte; it always has one.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The allocation, as the registry would find it.
+    pub fn allocation(&self) -> Allocation {
+        self.device.allocation(self.start, self.len as u64).expect("allocated")
+    }
+
+    /// The bytes, after everything queued on the program's queue.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.part(0..self.len)
+    }
+
+    /// Some of the bytes.
+    pub fn part(&self, range: Range<usize>) -> Vec<u8> {
+        let mut bytes = vec![0; range.len()];
+        let queue = self.device.program_queue().0;
+        let from = self.start.offset(range.start as u64);
+        // SAFETY: `bytes` stays until the drain returns.
+        unsafe { self.device.copy_out(queue, bytes.as_mut_ptr(), from, bytes.len()) }.expect("copy out");
+        self.device.drain(queue, Wait::Sleep).expect("drain");
+        bytes
+    }
+
+    /// Writes all of it.
+    pub fn fill(&self, byte: u8) {
+        let bytes = vec![byte; self.len];
+        // SAFETY: `bytes` stays until the drain returns.
+        unsafe { self.device.copy_in(QueueId(0), self.start, bytes.as_ptr(), bytes.len()) }.expect("copy in");
+        self.device.drain(QueueId(0), Wait::Sleep).expect("drain");
+    }
+
+    /// Fails unless everything from `from` on is still poison.
+    pub fn assert_untouched_from(&self, from: usize) {
+        let rest = self.part(from..self.len);
+        if let Some(at) = rest.iter().position(|&b| b != POISON) {
+            panic!("byte {} was written, though only {from} were reported", from + at);
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // In a forked child there is nothing to free.
+        let _ = self.device.free(self.start);
+    }
+}

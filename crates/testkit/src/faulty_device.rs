@@ -1,0 +1,236 @@
+//! A device that fails the n-th call of an operation, and is otherwise the device it stands before.
+//!
+//! It tells of allocations as its own, so a request made with them goes through it all the way.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use spinio_device::{
+    Abilities, Allocation, Device, DeviceAddr, DeviceError, DeviceId, ErrorKind, Fence, Pin, Pinned, QueueId, Wait,
+};
+
+type Result<T> = core::result::Result<T, DeviceError>;
+
+/// What can be made to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+#[expect(missing_docs, reason = "named after the functions of Device")]
+pub enum Operation {
+    Staging,
+    LeaseQueue,
+    CopyIn,
+    CopyOut,
+    Fence,
+    Follow,
+    IsDone,
+    Wait,
+    Drain,
+    Pin,
+    CopyPinned,
+}
+
+impl Operation {
+    /// All of them.
+    pub const ALL: [Operation; 11] = [
+        Operation::Staging,
+        Operation::LeaseQueue,
+        Operation::CopyIn,
+        Operation::CopyOut,
+        Operation::Fence,
+        Operation::Follow,
+        Operation::IsDone,
+        Operation::Wait,
+        Operation::Drain,
+        Operation::Pin,
+        Operation::CopyPinned,
+    ];
+}
+
+/// Calls that fail: from the n-th on, counted from 1 when the fault was set, so many times.
+#[derive(Clone, Copy, Debug)]
+struct Fault {
+    operation: Operation,
+    after: u64,
+    times: u64,
+    kind: ErrorKind,
+}
+
+#[derive(Debug, Default)]
+struct Plan {
+    faults: Vec<Fault>,
+    calls: [u64; Operation::ALL.len()],
+    failed: u64,
+}
+
+/// The device with faults.
+pub struct FaultyDevice {
+    inner: &'static dyn Device,
+    plan: Mutex<Plan>,
+}
+
+impl FaultyDevice {
+    /// Stands before a device, without a fault yet.
+    pub fn before(inner: &'static dyn Device) -> &'static FaultyDevice {
+        Box::leak(Box::new(FaultyDevice { inner, plan: Mutex::default() }))
+    }
+
+    /// Lets calls of an operation fail, from the `nth` from now on (1: the next), `times` times.
+    pub fn fail(&self, operation: Operation, nth: u64, times: u64, kind: ErrorKind) {
+        let mut plan = self.plan();
+        let after = plan.calls[operation as usize] + nth - 1;
+        plan.faults.push(Fault { operation, after, times, kind });
+    }
+
+    /// No more faults.
+    pub fn heal(&self) {
+        self.plan().faults.clear();
+    }
+
+    /// How many calls failed so far.
+    pub fn failures(&self) -> u64 {
+        self.plan().failed
+    }
+
+    /// How many calls an operation has had.
+    pub fn calls(&self, operation: Operation) -> u64 {
+        self.plan().calls[operation as usize]
+    }
+
+    fn plan(&self) -> MutexGuard<'_, Plan> {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pass(&self, operation: Operation) -> Result<()> {
+        let mut plan = self.plan();
+        let count = plan.calls[operation as usize];
+        plan.calls[operation as usize] += 1;
+        let hits = |f: &&Fault| f.operation == operation && (f.after..f.after.saturating_add(f.times)).contains(&count);
+        match plan.faults.iter().find(hits).map(|f| f.kind) {
+            Some(kind) => {
+                plan.failed += 1;
+                Err(DeviceError { kind, operation: "injected fault", code: 999 })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Device for FaultyDevice {
+    fn id(&self) -> DeviceId {
+        self.inner.id()
+    }
+
+    fn describe(&self) -> String {
+        format!("{}, with faults", self.inner.describe())
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.inner.abilities()
+    }
+
+    fn allocation(&'static self, addr: DeviceAddr, want: u64) -> Option<Allocation> {
+        self.inner.allocation(addr, want).map(|found| Allocation { device: self, ..found })
+    }
+
+    fn staging(&self, len: usize) -> Result<Pinned> {
+        self.pass(Operation::Staging)?;
+        self.inner.staging(len)
+    }
+
+    fn free_staging(&self, memory: Pinned) {
+        self.inner.free_staging(memory);
+    }
+
+    fn program_queue(&self) -> (QueueId, bool) {
+        self.inner.program_queue()
+    }
+
+    fn lease_queue(&self) -> Result<QueueId> {
+        self.pass(Operation::LeaseQueue)?;
+        self.inner.lease_queue()
+    }
+
+    fn return_queue(&self, queue: QueueId) {
+        self.inner.return_queue(queue);
+    }
+
+    unsafe fn copy_in(&self, queue: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
+        self.pass(Operation::CopyIn)?;
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.copy_in(queue, dst, src, len) }
+    }
+
+    unsafe fn copy_out(&self, queue: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
+        self.pass(Operation::CopyOut)?;
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.copy_out(queue, dst, src, len) }
+    }
+
+    fn fence(&self, queue: QueueId) -> Result<Fence> {
+        self.pass(Operation::Fence)?;
+        self.inner.fence(queue)
+    }
+
+    fn follow(&self, queue: QueueId, fence: &Fence) -> Result<()> {
+        self.pass(Operation::Follow)?;
+        self.inner.follow(queue, fence)
+    }
+
+    fn is_done(&self, fence: &Fence) -> Result<bool> {
+        self.pass(Operation::IsDone)?;
+        self.inner.is_done(fence)
+    }
+
+    fn wait(&self, fence: &Fence, how: Wait) -> Result<()> {
+        self.pass(Operation::Wait)?;
+        self.inner.wait(fence, how)
+    }
+
+    fn release_fence(&self, fence: Fence) {
+        self.inner.release_fence(fence);
+    }
+
+    fn drain(&self, queue: QueueId, how: Wait) -> Result<()> {
+        self.pass(Operation::Drain)?;
+        self.inner.drain(queue, how)
+    }
+
+    unsafe fn pin(&self, ptr: *const u8, len: usize) -> Result<Pin> {
+        self.pass(Operation::Pin)?;
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.pin(ptr, len) }
+    }
+
+    unsafe fn copy_pinned(&self, queue: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()> {
+        self.pass(Operation::CopyPinned)?;
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.copy_pinned(queue, dst, pin, offset, len) }
+    }
+
+    fn unpin(&self, pin: Pin) {
+        self.inner.unpin(pin);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::{Buffer, emulated};
+
+    #[test]
+    fn exactly_the_calls_that_were_named_fail() {
+        let inner = emulated("size=1M");
+        let device = FaultyDevice::before(inner);
+        let buffer = Buffer::new(inner, 4096);
+        let found = device.allocation(buffer.addr(), 1).unwrap();
+        assert!(core::ptr::addr_eq(found.device, device));
+        let drain = || device.drain(QueueId(0), Wait::Sleep).is_ok();
+        assert!(drain());
+        device.fail(Operation::Drain, 2, 2, ErrorKind::Driver);
+        assert_eq!([drain(), drain(), drain(), drain()], [true, false, false, true]);
+        device.fail(Operation::Staging, 1, u64::MAX, ErrorKind::NoMemory);
+        assert_eq!(device.staging(4096).unwrap_err().kind, ErrorKind::NoMemory);
+        device.heal();
+        device.free_staging(device.staging(4096).unwrap());
+        assert_eq!((device.failures(), device.calls(Operation::Drain)), (3, 5));
+    }
+}

@@ -1,0 +1,164 @@
+//! Files of chosen shape and residency.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use crate::Rng;
+
+/// The page cache's unit.
+pub const PAGE: u64 = 4096;
+
+/// The byte at an offset of a test file, for a version of it.
+pub fn byte(offset: u64, version: u8) -> u8 {
+    let mixed = (offset ^ (offset >> 9)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56;
+    (mixed as u8).wrapping_add(version)
+}
+
+/// The bytes at a range.
+pub fn bytes(offset: u64, len: usize, version: u8) -> Vec<u8> {
+    (offset..offset + len as u64).map(|at| byte(at, version)).collect()
+}
+
+/// Opens for reading and writing, made anew.
+pub fn create(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path).expect("a new file")
+}
+
+/// A file of `len` bytes of version 0, all written.
+pub fn written(path: &Path, len: u64) -> File {
+    let file = create(path);
+    let mut at = 0;
+    while at < len {
+        let part = bytes(at, (len - at).min(1 << 20) as usize, 0);
+        file.write_all_at(&part, at).expect("write");
+        at += part.len() as u64;
+    }
+    file
+}
+
+/// A file of `len` bytes made of data, holes and (where the file system has them) unwritten extents.
+pub fn shaped(path: &Path, len: u64, rng: &mut Rng) -> File {
+    let file = create(path);
+    file.set_len(len).expect("length");
+    let mut at = 0;
+    while at < len {
+        let part = (1 + rng.edgy(len / 3 + 1)).min(len - at);
+        match rng.below(4) {
+            0 => {}
+            1 => drop(allocate(&file, at, part)),
+            _ => file.write_all_at(&bytes(at, part as usize, 0), at).expect("write"),
+        }
+        at += part;
+    }
+    file
+}
+
+/// `fallocate`: space, but no data.
+pub fn allocate(file: &File, at: u64, len: u64) -> io::Result<()> {
+    // SAFETY: no memory is involved.
+    let ret = unsafe { libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, at as i64, len as i64) };
+    if ret == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Punches a hole.
+pub fn punch(file: &File, at: u64, len: u64) -> io::Result<()> {
+    let mode = libc::FALLOC_FL_KEEP_SIZE | libc::FALLOC_FL_PUNCH_HOLE;
+    // SAFETY: no memory is involved.
+    let ret = unsafe { libc::fallocate(file.as_raw_fd(), mode, at as i64, len as i64) };
+    if ret == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// `posix_fadvise`.
+pub fn advise(file: &File, at: u64, len: u64, advice: i32) {
+    // SAFETY: no memory is involved.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), at as i64, len as i64, advice) };
+}
+
+/// Writes everything to storage, and drops all pages that the kernel lets go.
+pub fn evict(file: &File) {
+    file.sync_all().expect("sync");
+    advise(file, 0, 0, libc::POSIX_FADV_DONTNEED);
+}
+
+/// Brings one page into the cache, without its neighbours where the kernel follows advice. Its read-ahead state is the
+/// descriptor's own, so the caller's `file` is not used: a second one is opened.
+pub fn fetch(path: &Path, pages: impl IntoIterator<Item = u64>) {
+    let file = File::open(path).expect("open");
+    advise(&file, 0, 0, libc::POSIX_FADV_RANDOM);
+    for page in pages {
+        let _ = file.read_at(&mut [0u8], page * PAGE);
+    }
+}
+
+/// A residency for a file: runs of pages in the cache, runs dropped, runs dirty.
+pub fn mix(path: &Path, file: &File, rng: &mut Rng) {
+    let pages = file.metadata().expect("metadata").len().div_ceil(PAGE);
+    match rng.below(5) {
+        0 => evict(file),
+        1 => fetch(path, 0..pages),
+        _ => {
+            evict(file);
+            let mut at = 0;
+            while at < pages {
+                let run = 1 + rng.below(1 + rng.clone().below(pages / 2 + 1));
+                let range = at..(at + run).min(pages);
+                match rng.below(3) {
+                    0 => {}
+                    1 => fetch(path, range.clone()),
+                    _ => dirty(file, range.clone()),
+                }
+                at = range.end;
+            }
+        }
+    }
+}
+
+/// Writes a byte of each page as it is.
+fn dirty(file: &File, pages: std::ops::Range<u64>) {
+    for page in pages {
+        let mut one = [0u8];
+        if file.read_at(&mut one, page * PAGE).is_ok_and(|n| n == 1) {
+            file.write_all_at(&one, page * PAGE).expect("write");
+        }
+    }
+}
+
+/// How many pages of a file are in the cache, where the kernel tells.
+pub fn cached_pages(file: &File) -> Option<u64> {
+    spinio_sys::linux::cachestat(file.as_raw_fd(), 0, 0).ok().map(|c| c.cached)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn residency_is_what_was_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let file = written(&path, 64 * PAGE);
+        evict(&file);
+        if cached_pages(&file) != Some(0) {
+            println!("skipped: this file system keeps its pages");
+            return;
+        }
+        fetch(&path, [3, 4, 60]);
+        assert_eq!(cached_pages(&file), Some(3));
+    }
+
+    #[test]
+    fn a_shaped_file_has_its_length_and_only_its_own_bytes_or_zeros() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut rng = Rng::new(1);
+        for len in [1, 4096, 100_000] {
+            let file = shaped(&folder.path().join("file"), len, &mut rng);
+            let mut seen = vec![1; len as usize + 1];
+            assert_eq!(file.read_at(&mut seen, 0).unwrap() as u64, len);
+            let own = seen[..len as usize].iter().enumerate().all(|(at, &b)| b == 0 || b == byte(at as u64, 0));
+            assert!(own);
+        }
+    }
+}

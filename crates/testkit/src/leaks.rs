@@ -1,0 +1,94 @@
+//! Whether anything is left over: descriptors of every table of the process, mappings of a file.
+
+use std::fs;
+use std::path::Path;
+
+/// What `/proc` says each descriptor is.
+type Table = Vec<String>;
+
+/// The descriptor tables of this process, each once.
+fn tables() -> Vec<Table> {
+    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let mut seen: Vec<i32> = Vec::new();
+    let mut tables = Vec::new();
+    for task in tasks {
+        let Some(tid) = task.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
+        if seen.iter().any(|&other| same_table(tid, other)) {
+            continue;
+        }
+        if let Some(table) = table(&task.path().join("fd")) {
+            seen.push(tid);
+            tables.push(table);
+        }
+    }
+    tables
+}
+
+/// Whether two threads share a table, as far as the kernel tells.
+fn same_table(one: i32, other: i32) -> bool {
+    const KCMP_FILES: i32 = 2;
+    // SAFETY: no memory is involved.
+    unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_FILES, 0, 0) == 0 }
+}
+
+fn table(path: &Path) -> Option<Table> {
+    let entries = fs::read_dir(path).ok()?;
+    let targets = entries.flatten().filter_map(|e| Some(fs::read_link(e.path()).ok()?.to_string_lossy().into_owned()));
+    // The listing itself is open while it is made.
+    Some(targets.filter(|t| !t.starts_with("/proc/")).collect())
+}
+
+/// How many descriptors the process has, in all its tables.
+pub fn descriptors() -> usize {
+    tables().iter().map(Vec::len).sum()
+}
+
+/// How many descriptors name the file, in all tables.
+pub fn descriptors_of(path: &Path) -> usize {
+    let name = path.to_string_lossy();
+    let named = |target: &str| target == name || target.strip_suffix(" (deleted)") == Some(&*name);
+    tables().iter().flatten().filter(|target| named(target)).count()
+}
+
+/// How many mappings the process has of a file.
+pub fn mappings_of(path: &Path) -> usize {
+    let name = path.to_string_lossy();
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines().filter(|line| line.trim_end_matches(" (deleted)").ends_with(&*name)).count()
+}
+
+/// The descriptors of the calling thread's own table.
+pub fn own_descriptors() -> usize {
+    table(Path::new("/proc/thread-self/fd")).map_or(0, |t| t.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use spinio_sys::linux::Private;
+
+    use super::*;
+
+    #[test]
+    fn a_descriptor_in_another_table_is_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let here = File::create(&path).unwrap();
+        assert_eq!(descriptors_of(&path), 1);
+        let (opened, ready) = std::sync::mpsc::channel();
+        let (close, closing) = std::sync::mpsc::channel::<()>();
+        let there = path.clone();
+        let family = Private::new().unwrap();
+        assert!(family.spawn("other", move || {
+            let _file = File::open(there).unwrap();
+            opened.send(()).unwrap();
+            let _ = closing.recv();
+        }));
+        ready.recv().unwrap();
+        assert_eq!(descriptors_of(&path), 2);
+        drop(here);
+        assert_eq!(descriptors_of(&path), 1);
+        drop(close);
+    }
+}

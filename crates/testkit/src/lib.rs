@@ -1,0 +1,28 @@
+//! What tests of several crates need.
+//!
+//! ```text
+//!   place     a folder on a file system: ext4, tmpfs, overlay, btrfs, xfs, data=journal; or why not
+//!   file      holes, unwritten extents, and which pages are in the page cache
+//!   buffer    memory of an emulated device, and what is in it
+//!   oracle    which bytes a read beside a writer may have returned
+//!   faulty_*  a device that fails the n-th call of an operation
+//!   leaks     descriptors of every table, mappings
+//!   user      the same test once more as an ordinary user
+//! ```
+//!
+//! Nothing here is linked into what users run, and nothing here is timed: a deadline only turns a hang into a failure.
+
+pub mod buffer;
+pub mod deadline;
+pub mod faulty_device;
+pub mod file;
+pub mod leaks;
+pub mod oracle;
+pub mod place;
+pub mod rng;
+pub mod user;
+
+pub use buffer::Buffer;
+pub use deadline::within;
+pub use faulty_device::{FaultyDevice, Operation};
+pub use rng::Rng;
