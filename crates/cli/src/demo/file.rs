@@ -1,0 +1,227 @@
+//! The file that the demo reads: made, put into a state, and asked what state it is in.
+//!
+//! ```text
+//!   cold         flushed, then dropped from the page cache (POSIX_FADV_DONTNEED)
+//!   half-cached  the same, then every other MiB read by an ordinary pread
+//!   cached       all of it read by ordinary preads
+//! ```
+//!
+//! Nothing is believed: after each step the kernel is asked how much is resident, and a
+//! state that could not be produced (tmpfs never drops a page) is told to the user.
+
+use std::fs::File;
+use std::io::{IoSliceMut, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use rustix::io::ReadWriteFlags;
+use spinio_sys::linux::{self, Advice, PAGE};
+
+use crate::progress::Progress;
+
+const MIB: u64 = 1 << 20;
+
+/// A state of the page cache that the demo asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nothing resident.
+    Cold,
+    /// Every other MiB resident.
+    HalfCached,
+    /// Everything resident.
+    Cached,
+}
+
+impl State {
+    /// In the order of the table.
+    pub const ALL: [State; 3] = [State::Cold, State::HalfCached, State::Cached];
+
+    /// The name in the table.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Cold => "cold",
+            State::HalfCached => "half-cached",
+            State::Cached => "cached",
+        }
+    }
+
+    /// Whether a share of resident pages is this state, give or take 2 %.
+    pub fn matches(self, resident: f64) -> bool {
+        let wanted = match self {
+            State::Cold => 0.0,
+            State::HalfCached => 0.5,
+            State::Cached => 1.0,
+        };
+        (resident - wanted).abs() <= 0.02
+    }
+}
+
+/// A folder on a real disk for the demo's files: O_DIRECT and eviction mean nothing on a file system in memory.
+/// The first of the usual places that has one; else the first of them, with what is wrong about it.
+pub fn folder() -> (PathBuf, Option<String>) {
+    let mut places = vec![std::env::temp_dir(), PathBuf::from("/var/tmp")];
+    places.extend(std::env::current_dir());
+    if let Some(real) = places.iter().find(|p| p.is_dir() && !is_in_memory(p)) {
+        return (real.clone(), None);
+    }
+    let first = places.swap_remove(0);
+    let warning = format!(
+        "{} and the other places tried are file systems in memory: they are always cached. Name a file on a disk \
+         with --path",
+        first.display()
+    );
+    (first, Some(warning))
+}
+
+/// Whether the file system has no storage under it.
+pub fn is_in_memory(path: &Path) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    const RAMFS: u64 = 0x8584_58f6;
+    rustix::fs::statfs(path).is_ok_and(|s| matches!(s.f_type as u64, TMPFS | RAMFS))
+}
+
+/// Fills a new file with bytes that no two places share, and flushes it to storage.
+pub fn make(file: &File, path: &Path, size: u64) -> anyhow::Result<()> {
+    let mut progress = Progress::bytes(size, "Making the file");
+    let mut block = vec![0u8; MIB as usize];
+    let mut out = file;
+    let mut done = 0;
+    while done < size {
+        fill(&mut block, done);
+        let n = (size - done).min(MIB) as usize;
+        out.write_all(&block[..n]).with_context(|| format!("Cannot write {}", path.display()))?;
+        done += n as u64;
+        progress.set(done);
+    }
+    file.sync_all().with_context(|| format!("Cannot flush {} to storage", path.display()))
+}
+
+/// The bytes of the file at `offset`, a multiple of 8: every word is a hash of its own offset, so bytes that land
+/// in the wrong place are as wrong as zeros.
+fn fill(block: &mut [u8], offset: u64) {
+    for (i, word) in block.chunks_exact_mut(8).enumerate() {
+        let mut x = (offset + i as u64 * 8).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word.copy_from_slice(&(x ^ (x >> 31)).to_le_bytes());
+    }
+}
+
+/// Brings the file into a state; returns the share that is resident then, if the kernel tells.
+pub fn enter(file: &File, path: &Path, size: u64, state: State) -> anyhow::Result<Option<f64>> {
+    let cannot = || format!("Cannot read {}", path.display());
+    match state {
+        State::Cold => evict(file, size),
+        State::HalfCached => {
+            evict(file, size);
+            advise(file, Advice::Random);
+            touch(file, size, 2).with_context(cannot)?;
+            advise(file, Advice::Normal);
+        }
+        State::Cached => touch(file, size, 1).with_context(cannot)?,
+    }
+    Ok(resident(file, size))
+}
+
+/// Drops what is resident. The kernel skips a page that sits in a per-processor list at that moment: try again.
+fn evict(file: &File, size: u64) {
+    for _ in 0..5 {
+        advise(file, Advice::DontNeed);
+        if resident(file, size).is_none_or(|share| share == 0.0) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+fn advise(file: &File, advice: Advice) {
+    // Advice that is refused shows in the residency asked afterwards.
+    let _ = linux::fadvise(file.as_raw_fd(), 0, 0, advice);
+}
+
+/// Reads one MiB of every `every`.
+fn touch(file: &File, size: u64, every: u64) -> std::io::Result<()> {
+    let mut progress = Progress::bytes(size, "Reading it into the page cache");
+    let mut block = vec![0u8; MIB as usize];
+    let mut at = 0;
+    while at < size {
+        let n = (size - at).min(MIB) as usize;
+        file.read_exact_at(&mut block[..n], at)?;
+        at += every * MIB;
+        progress.set(at.min(size));
+    }
+    Ok(())
+}
+
+/// The share of pages that is resident: 0 to 1. `None` if this kernel or file system does not tell.
+pub fn resident(file: &File, size: u64) -> Option<f64> {
+    let pages = size.div_ceil(PAGE as u64).max(1);
+    if let Ok(stat) = linux::cachestat(file.as_raw_fd(), 0, size) {
+        return Some(stat.cached as f64 / pages as f64);
+    }
+    sample(file, pages)
+}
+
+/// Without `cachestat` (before Linux 6.5): tries to read a byte of each page, or of 65,536 of them, out of the page
+/// cache. POSIX_FADV_RANDOM keeps a try that fails from starting read-ahead.
+fn sample(file: &File, pages: u64) -> Option<f64> {
+    advise(file, Advice::Random);
+    let step = (pages / 65_536).max(1);
+    let (mut asked, mut found) = (0u64, 0u64);
+    for page in (0..pages).step_by(step as usize) {
+        let mut byte = [0u8];
+        match rustix::io::preadv2(file, &mut [IoSliceMut::new(&mut byte)], page * PAGE as u64, ReadWriteFlags::NOWAIT) {
+            Ok(_) => found += 1,
+            Err(rustix::io::Errno::AGAIN) => {}
+            Err(_) => return None,
+        }
+        asked += 1;
+    }
+    advise(file, Advice::Normal);
+    Some(found as f64 / asked.max(1) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk_file(size: u64) -> (tempfile::NamedTempFile, Option<String>) {
+        let (dir, warning) = folder();
+        let file = tempfile::NamedTempFile::new_in(dir).unwrap();
+        make(file.as_file(), file.path(), size).unwrap();
+        (file, warning)
+    }
+
+    #[test]
+    fn states_are_what_the_kernel_says_they_are() {
+        const SIZE: u64 = 8 << 20;
+        let (file, warning) = disk_file(SIZE);
+        if let Some(warning) = warning {
+            eprintln!("skipped: {warning}");
+            return;
+        }
+        for state in State::ALL {
+            let share = enter(file.as_file(), file.path(), SIZE, state).unwrap();
+            let Some(share) = share else {
+                eprintln!("skipped: this kernel does not tell what is resident");
+                return;
+            };
+            assert!(state.matches(share), "{}: {share}", state.name());
+            let sampled = sample(file.as_file(), SIZE / PAGE as u64).unwrap();
+            assert!((sampled - share).abs() < 0.01, "cachestat {share}, sampled {sampled}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_all_different_by_place() {
+        let (file, _) = disk_file(3 * MIB + 100);
+        let bytes = std::fs::read(file.path()).unwrap();
+        assert_eq!(bytes.len() as u64, 3 * MIB + 100);
+        let mut words: Vec<_> = bytes.chunks_exact(8).collect();
+        words.sort_unstable();
+        words.dedup();
+        assert_eq!(words.len(), bytes.len() / 8);
+    }
+}

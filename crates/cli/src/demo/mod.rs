@@ -1,0 +1,198 @@
+//! `spinio demo`: the main job, on a real file, in front of the newcomer's eyes.
+//!
+//! ```text
+//!   make a file ──> compile reader.c ──┬─ without SPIN:  pread says EFAULT
+//!                                      ├─ cold           ┐
+//!                                      ├─ half-cached    ├ LD_PRELOAD=libspinio.so: every byte compared,
+//!                                      └─ cached         ┘ counters read from the SPINIO_STATS file
+//! ```
+//!
+//! The reader is a C program that calls `pread` and knows nothing of us; each state is a fresh process.
+//! Nothing shown is a claim of ours: bytes and time are the reader's, routes and reasons are the library's
+//! counters, and the state of the file is what the kernel says it is.
+//!
+//! Known flaws: a rate includes the start of SPIN inside the reader (its threads, its pinned memory), which
+//! weighs on small files; and a virtual disk that its host has cached looks faster cold than any real disk.
+
+mod file;
+mod program;
+mod report;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use rustix::io::Errno;
+
+use self::file::State;
+use self::program::Program;
+use self::report::{Outcome, Report};
+use crate::exit::{self, Exit};
+use crate::{library, out, units};
+
+/// What `spinio demo` takes.
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Size of the file: 64M, 4G
+    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = units::parse)]
+    size: u64,
+    /// Make the file here (it must not exist; removed afterwards) instead of in a temporary folder
+    #[arg(long, value_name = "FILE")]
+    path: Option<PathBuf>,
+    /// The device to read into
+    #[arg(long, value_enum, default_value_t = Choice::Auto)]
+    device: Choice,
+}
+
+/// Whose memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Choice {
+    /// A CUDA GPU if there is one, else the emulated GPU
+    Auto,
+    /// A CUDA GPU
+    Cuda,
+    /// The software GPU
+    Emulated,
+}
+
+/// Runs it.
+pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
+    if demo.size == 0 {
+        return Err(exit::error(Exit::Usage, "A demo of 0 bytes shows nothing: give --size a number above 0"));
+    }
+    let library = library::find()?;
+    let (folder, warning) = match &demo.path {
+        Some(path) => (parent(path), None),
+        None => file::folder(),
+    };
+    let work = tempfile::Builder::new()
+        .prefix("spinio-demo-")
+        .tempdir_in(if demo.path.is_some() { std::env::temp_dir() } else { folder.clone() })
+        .with_context(|| format!("Cannot make a temporary folder in {}", folder.display()))?;
+    let program = program::compile(work.path())?;
+
+    let data = DataFile::create(demo.path.clone().unwrap_or_else(|| work.path().join("data")))?;
+    let warning = warning.or_else(|| {
+        let there = file::is_in_memory(&data.path);
+        there.then(|| format!("{} lies on a file system in memory: it is always cached", data.path.display()))
+    });
+    check_room(&data.path, demo.size)?;
+    file::make(&data.file, &data.path, demo.size)?;
+
+    let stage = Stage { program, library: preloadable(&library, work.path())?, work: work.path(), demo };
+    let refused = stage.without_spin(&data)?;
+    let mut outcomes = Vec::new();
+    for state in State::ALL {
+        let resident = file::enter(&data.file, &data.path, demo.size, state)?;
+        outcomes.push(stage.with_spin(&data, state, resident)?);
+    }
+    let report = Report { size: demo.size, path: &data.path, warning, refused, outcomes };
+    out::print(&report.render(&crate::paint::Paint::stdout()))?;
+    Ok(if report.is_equal() { Exit::Ok } else { Exit::Different })
+}
+
+/// The file, removed when the demo ends, however it ends.
+struct DataFile {
+    file: std::fs::File,
+    path: PathBuf,
+}
+
+impl DataFile {
+    fn create(path: PathBuf) -> anyhow::Result<DataFile> {
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .with_context(|| format!("Cannot create {}", path.display()))?;
+        Ok(DataFile { file, path })
+    }
+}
+
+impl Drop for DataFile {
+    fn drop(&mut self) {
+        // In the temporary folder it goes with the folder; a second removal finds nothing.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn parent(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+fn check_room(path: &Path, size: u64) -> anyhow::Result<()> {
+    if let Ok(fs) = rustix::fs::statvfs(path) {
+        let room = fs.f_bavail.saturating_mul(fs.f_frsize);
+        if room < size {
+            bail!(
+                "No room for {} in {}: {} are free. Give --size or --path",
+                units::bytes(size),
+                parent(path).display(),
+                units::bytes(room)
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A path of the library that LD_PRELOAD can name: itself, or a link in the temporary folder.
+fn preloadable(library: &Path, work: &Path) -> anyhow::Result<PathBuf> {
+    if library::can_be_preloaded(library) {
+        return Ok(library.to_owned());
+    }
+    let link = work.join("libspinio.so");
+    std::os::unix::fs::symlink(library, &link).with_context(|| format!("Cannot link {}", link.display()))?;
+    Ok(link)
+}
+
+/// What all runs of the reader share.
+struct Stage<'a> {
+    program: Program,
+    library: PathBuf,
+    work: &'a Path,
+    demo: &'a Demo,
+}
+
+impl Stage<'_> {
+    fn env(&self) -> anyhow::Result<Vec<(&'static str, OsString)>> {
+        let mut env = vec![("LD_PRELOAD", library::preload(&self.library, std::env::var_os("LD_PRELOAD").as_deref())?)];
+        match self.demo.device {
+            Choice::Auto => {}
+            Choice::Cuda => env.push(("DEMO_DEVICE", "cuda".into())),
+            Choice::Emulated => env.push(("DEMO_DEVICE", "emulated".into())),
+        }
+        // The whole file must fit.
+        if std::env::var_os("SPINIO_EMULATED").is_none() && self.demo.size > (1 << 30) {
+            env.push(("SPINIO_EMULATED", format!("size={}", self.demo.size.next_multiple_of(2 << 20)).into()));
+        }
+        Ok(env)
+    }
+
+    /// The same program with the hooks turned off: what the kernel alone says to a device pointer.
+    fn without_spin(&self, data: &DataFile) -> anyhow::Result<Option<Errno>> {
+        let mut env = self.env()?;
+        env.push(("SPINIO_DISABLE", "1".into()));
+        let run = self.program.run(&data.path, self.demo.size, None, &env)?;
+        if run.answer.device.is_empty() {
+            return Err(exit::error(Exit::Missing, format!("No device to read into: {}", run.complaint)));
+        }
+        Ok(run.answer.errno.map(Errno::from_raw_os_error))
+    }
+
+    fn with_spin(&self, data: &DataFile, state: State, resident: Option<f64>) -> anyhow::Result<Outcome> {
+        let stats = self.work.join(format!("stats-{}", state.name()));
+        let mut env = self.env()?;
+        env.push(("SPINIO_STATS", stats.clone().into()));
+        let run = self.program.run(&data.path, self.demo.size, Some(&stats), &env)?;
+        match run.status.code() {
+            Some(0 | 3) => {}
+            _ => bail!("The demo program failed on the {} file ({}): {}", state.name(), run.status, run.complaint),
+        }
+        let snapshot = program::read_stats(&stats).unwrap_or_default();
+        Ok(Outcome { state, resident, answer: run.answer, snapshot })
+    }
+}

@@ -1,0 +1,167 @@
+//! The C program of the demo: compiled on the spot, run, and its answer read.
+//!
+//! Its sources are examples/demo, kept inside this command so that an installed `spinio`
+//! can show them too. The reader is compiled apart from the shim, so that the part that
+//! does the I/O provably contains no symbol of SPIN.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use spinio_io::stats::Snapshot;
+
+use crate::exit::{self, Exit};
+use crate::progress::Progress;
+
+const SOURCES: [(&str, &str); 3] = [
+    ("gpu.h", include_str!("../../../../examples/demo/gpu.h")),
+    ("reader.c", include_str!("../../../../examples/demo/reader.c")),
+    ("shim.c", include_str!("../../../../examples/demo/shim.c")),
+];
+
+/// The compiled reader.
+pub struct Program {
+    reader: PathBuf,
+}
+
+/// What one run of the reader said.
+#[derive(Debug, Default, PartialEq)]
+pub struct Answer {
+    /// The device that its memory came from.
+    pub device: String,
+    /// Bytes that `pread` returned.
+    pub bytes: u64,
+    /// Time from the first `pread` until the last returned.
+    pub seconds: f64,
+    /// Time of the first `pread` alone.
+    pub first_call: f64,
+    /// Bytes on the device that equal a plain `pread` of the same file, counted up to the first that differs.
+    pub equal: u64,
+    /// errno of a failed `pread`.
+    pub errno: Option<i32>,
+}
+
+/// How a run ended.
+pub struct Run {
+    /// The answer, as far as it came.
+    pub answer: Answer,
+    /// Exit status of the reader.
+    pub status: ExitStatus,
+    /// What it wrote on stderr.
+    pub complaint: String,
+}
+
+/// Writes the sources to `dir` and compiles them there.
+pub fn compile(dir: &Path) -> anyhow::Result<Program> {
+    for (name, text) in SOURCES {
+        let path = dir.join(name);
+        std::fs::write(&path, text).with_context(|| format!("Cannot write {}", path.display()))?;
+    }
+    cc(dir, &["-shared", "-fPIC", "-o", "libgpu.so", "shim.c", "-ldl"])?;
+    cc(dir, &["-o", "reader", "reader.c", "-L.", "-lgpu", "-Wl,-rpath,$ORIGIN"])?;
+    Ok(Program { reader: dir.join("reader") })
+}
+
+fn cc(dir: &Path, args: &[&str]) -> anyhow::Result<()> {
+    let compiler = std::env::var_os("CC").filter(|c| !c.is_empty()).unwrap_or_else(|| OsString::from("cc"));
+    let mut command = Command::new(&compiler);
+    command.current_dir(dir).args(["-O2", "-std=gnu11"]).args(args);
+    let out = command.output().map_err(|e| {
+        let name = compiler.to_string_lossy();
+        match e.kind() {
+            io::ErrorKind::NotFound => exit::error(
+                Exit::Missing,
+                format!(
+                    "Cannot compile the demo program: there is no C compiler `{name}`. On Debian: apt install gcc \
+                     libc6-dev. Or name one: CC=clang"
+                ),
+            ),
+            _ => exit::error(Exit::Missing, format!("Cannot start the C compiler `{name}`: {e}")),
+        }
+    })?;
+    if !out.status.success() {
+        let text = String::from_utf8_lossy(&out.stderr);
+        return Err(exit::error(
+            Exit::Missing,
+            format!("The C compiler `{}` failed on the demo program:\n{}", compiler.to_string_lossy(), text.trim()),
+        ));
+    }
+    Ok(())
+}
+
+impl Program {
+    /// Runs the reader on `file` with these variables set, and watches the counters at `stats` meanwhile.
+    pub fn run(&self, file: &Path, size: u64, stats: Option<&Path>, env: &[(&str, OsString)]) -> anyhow::Result<Run> {
+        // Into files, not pipes: nobody has to drain them while the reader runs.
+        let out = tempfile::NamedTempFile::new().context("Cannot make a temporary file")?;
+        let err = tempfile::NamedTempFile::new().context("Cannot make a temporary file")?;
+        let mut command = Command::new(&self.reader);
+        command.arg(file).stdin(std::process::Stdio::null());
+        command.stdout(out.reopen()?).stderr(err.reopen()?);
+        for (name, value) in env {
+            command.env(name, value);
+        }
+        let mut child = command.spawn().with_context(|| format!("Cannot start {}", self.reader.display()))?;
+        let mut progress = Progress::bytes(size, "Reading into the device");
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if let Some(now) = stats.and_then(read_stats) {
+                progress.set(now.read_bytes.min(size));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        drop(progress);
+        let complaint = std::fs::read_to_string(err.path()).unwrap_or_default().trim().to_owned();
+        let answer = parse(&std::fs::read_to_string(out.path()).unwrap_or_default())?;
+        Ok(Run { answer, status, complaint })
+    }
+}
+
+/// The counters that a run left behind; `None` if it left none.
+pub fn read_stats(path: &Path) -> Option<Snapshot> {
+    Snapshot::from_bytes(&std::fs::read(path).ok()?)
+}
+
+fn parse(text: &str) -> anyhow::Result<Answer> {
+    let mut answer = Answer::default();
+    for line in text.lines() {
+        let Some((name, value)) = line.split_once('=') else { bail!("The reader said `{line}`") };
+        match name {
+            "device" => answer.device = value.to_owned(),
+            "bytes" => answer.bytes = value.parse()?,
+            "seconds" => answer.seconds = value.parse()?,
+            "first_call_seconds" => answer.first_call = value.parse()?,
+            "equal_bytes" => answer.equal = value.parse()?,
+            "errno" => answer.errno = Some(value.parse()?),
+            _ => {}
+        }
+    }
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reader_names_no_symbol_of_ours() {
+        let reader = SOURCES.iter().find(|(name, _)| *name == "reader.c").unwrap().1;
+        let code: String = reader.split("*/").skip(1).collect();
+        assert!(code.contains("pread("));
+        assert!(!code.contains("spinio_") && !code.contains("dlsym"), "the I/O code names our symbols");
+    }
+
+    #[test]
+    fn answers() {
+        let text = "device=a GPU\nbytes=10\nseconds=0.5\nfirst_call_seconds=0.1\nequal_bytes=10\n";
+        let want = Answer { device: "a GPU".into(), bytes: 10, seconds: 0.5, first_call: 0.1, equal: 10, errno: None };
+        assert_eq!(parse(text).unwrap(), want);
+        assert_eq!(parse("errno=14\n").unwrap().errno, Some(14));
+        assert!(parse("gibberish\n").is_err());
+    }
+}

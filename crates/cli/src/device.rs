@@ -1,0 +1,82 @@
+//! Devices as the command line names them, and memory on one for this process.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::Context;
+use spinio_device::{DeviceAddr, DeviceId, DeviceKind, registry};
+use spinio_io::{Target, runtime};
+
+use crate::exit::{self, Exit};
+use crate::units;
+
+/// A device named on the command line: `cuda:0`, `p2pmem:1`, `emulated`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Name(pub DeviceId);
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Name, String> {
+        let (kind, number) = text.split_once(':').unwrap_or((text, "0"));
+        let kinds = [DeviceKind::Cuda, DeviceKind::P2pmem, DeviceKind::Emulated];
+        let kind = kinds.into_iter().find(|k| k.name() == kind);
+        match (kind, number.parse()) {
+            (Some(kind), Ok(ordinal)) => Ok(Name(DeviceId { kind, ordinal })),
+            _ => Err(format!("`{text}` names no device: write cuda:0, p2pmem:0 or emulated")),
+        }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Memory on a device, given back when dropped.
+pub struct Buffer {
+    /// Where it is.
+    pub target: Target,
+    addr: DeviceAddr,
+}
+
+impl Buffer {
+    /// New memory. The settings of this process (`SPINIO_EMULATED`) say what the emulated device is like.
+    pub fn new(on: Name, len: u64) -> anyhow::Result<Buffer> {
+        let Name(id) = on;
+        if let Some(text) = &runtime().settings().emulated {
+            registry::configure_emulated(text)
+                .map_err(|e| exit::error(Exit::Usage, format!("SPINIO_EMULATED: {e}")))?;
+        }
+        let failed = || format!("Cannot allocate {} on {id}", units::bytes(len));
+        let bytes = usize::try_from(len).with_context(failed)?;
+        let addr = registry::alloc(id.kind, id.ordinal, bytes, false)
+            .map_err(|e| exit::error(Exit::Missing, format!("{}: {e}. `spinio doctor` tells more", failed())))?;
+        let pointer = addr.0 as *const u8;
+        let allocation = registry::find(pointer, bytes)
+            .or_else(|| registry::find_after_fault(pointer, bytes))
+            .with_context(|| format!("{id} does not know the memory it has just given"))?;
+        Ok(Buffer { target: Target { allocation, addr }, addr })
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // The process is about to end anyhow.
+        let _ = registry::free(self.addr);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        let name = |text: &str| text.parse::<Name>().map(|n| n.to_string());
+        assert_eq!(name("emulated").as_deref(), Ok("emulated:0"));
+        assert_eq!(name("cuda:1").as_deref(), Ok("cuda:1"));
+        assert!(name("cuda:x").is_err() && name("gpu").is_err() && name("").is_err());
+    }
+}

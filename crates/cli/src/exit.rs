@@ -1,0 +1,73 @@
+//! Exit codes, and the error that carries one.
+//!
+//! They are part of the contract: docs/command.md and `--help` list them, scripts rely on them.
+
+use std::fmt;
+
+/// How the command ends. `spinio run` ends as its program does, see [`crate::run`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// All done.
+    Ok = 0,
+    /// A file, device or program failed; the message says which.
+    Failed = 1,
+    /// The command line is not understood.
+    Usage = 2,
+    /// Bytes on the device differ from the file's.
+    Different = 3,
+    /// Something that is needed is not here: a compiler, the library, a device.
+    Missing = 4,
+    /// `run` refused (`--strict`) or could not do its own part.
+    Refused = 125,
+    /// `run` found the program but could not start it.
+    CannotStart = 126,
+    /// `run` did not find the program.
+    NotFound = 127,
+}
+
+/// The table at the end of `--help`.
+pub const HELP: &str = "\
+Exit status:
+  0    done
+  1    a file, device or program failed (the message on stderr names it)
+  2    the command line is not understood
+  3    bytes on the device differ from the file's
+  4    something needed is not here: a C compiler, libspinio.so, a device
+`spinio run` ends with the status of its program, 128+n if signal n ended it, or
+  125  refused by --strict, or spinio itself failed
+  126  the program could not be started
+  127  the program was not found
+
+Environment: SPINIO_* (docs/settings.md), SPINIO_LIBRARY (path of libspinio.so), NO_COLOR.";
+
+/// An error that knows the exit code it deserves.
+#[derive(Debug)]
+pub struct Coded {
+    /// The code.
+    pub exit: Exit,
+    text: String,
+}
+
+impl fmt::Display for Coded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Coded {}
+
+/// An error with a code and a text.
+pub fn error(exit: Exit, text: impl fmt::Display) -> anyhow::Error {
+    anyhow::Error::new(Coded { exit, text: text.to_string() })
+}
+
+/// The code of an error: its own, or 1.
+pub fn code(error: &anyhow::Error) -> Exit {
+    error.chain().find_map(|e| e.downcast_ref::<Coded>()).map_or(Exit::Failed, |c| c.exit)
+}
+
+/// Whether the reader of our output went away (`spinio doctor | head`): no error of ours.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}

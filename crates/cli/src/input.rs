@@ -1,0 +1,66 @@
+//! A file named on the command line, opened, and the range asked for.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use rustix::fs::{SeekFrom, seek};
+use spinio_sys::linux::{self, FileKind};
+
+use crate::exit::{self, Exit};
+use crate::units;
+
+/// A file and a range in it.
+#[derive(Debug, Args)]
+pub struct Input {
+    /// A regular file or a block device
+    #[arg(value_name = "FILE")]
+    path: PathBuf,
+    /// First byte
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = units::parse)]
+    offset: u64,
+    /// How many bytes [default: to the end of the file]
+    #[arg(long, value_name = "BYTES", value_parser = units::parse)]
+    length: Option<u64>,
+}
+
+/// An open file and a range that lies in it.
+pub struct Opened {
+    /// The file, read-only.
+    pub file: File,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes from there, cut at the end of the file.
+    pub len: u64,
+}
+
+impl Input {
+    /// The file's name.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens it and cuts the range at the end of the file.
+    pub fn open(&self) -> anyhow::Result<Opened> {
+        let cannot = || format!("Cannot open {}", self.path.display());
+        let file = File::open(&self.path).with_context(cannot)?;
+        if file.metadata().with_context(cannot)?.is_dir() {
+            bail!("Cannot read {}: it is a directory", self.path.display());
+        }
+        let stat = linux::fstat(file.as_raw_fd()).map_err(std::io::Error::from).with_context(cannot)?;
+        let size = match stat.kind {
+            FileKind::Regular => stat.size,
+            FileKind::Block => seek(&file, SeekFrom::End(0)).map_err(std::io::Error::from).with_context(cannot)?,
+            FileKind::Stream => bail!("Cannot read {}: it is no file with offsets", self.path.display()),
+        };
+        if self.offset > size {
+            let text =
+                format!("--offset {} lies behind the end of {} ({size} bytes)", self.offset, self.path.display());
+            return Err(exit::error(Exit::Usage, text));
+        }
+        let rest = size - self.offset;
+        Ok(Opened { file, offset: self.offset, len: self.length.map_or(rest, |len| len.min(rest)) })
+    }
+}

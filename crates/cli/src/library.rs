@@ -1,0 +1,147 @@
+//! Where libspinio.so is, and how to ask the loader for it.
+//!
+//! ```text
+//!   $SPINIO_LIBRARY                      said by the user: nothing else is tried
+//!   <bin>/libspinio.so                   one folder with everything
+//!   <bin>/deps/libspinio.so              cargo build, cargo run: target/release/deps
+//!   <bin>/../lib/libspinio.so            installed under a prefix
+//!   <bin>/../lib/spinio/libspinio.so     the same, in a folder of its own
+//! ```
+//!
+//! Cargo builds the library because this package depends on it, and leaves it in
+//! `deps` since it is nobody's final product. No code here may mention that crate:
+//! a mention would link it, and its symbols would hook this very command.
+//!
+//! Known flaw: LD_PRELOAD separates its entries by colons and spaces and has no way
+//! to quote one. A library under such a path cannot be preloaded; the error says so.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use crate::exit::{self, Exit};
+
+const NAME: &str = "libspinio.so";
+
+/// The library, or an error that lists every place looked at.
+pub fn find() -> anyhow::Result<PathBuf> {
+    let bin = env::current_exe().ok().and_then(|p| p.parent().map(Path::to_owned));
+    find_in(env::var_os("SPINIO_LIBRARY").map(PathBuf::from), bin.as_deref())
+}
+
+fn find_in(said: Option<PathBuf>, bin: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let looked = match (said, bin) {
+        (Some(said), _) => vec![said],
+        (None, Some(bin)) => vec![
+            bin.join(NAME),
+            bin.join("deps").join(NAME),
+            bin.join("../lib").join(NAME),
+            bin.join("../lib/spinio").join(NAME),
+        ],
+        (None, None) => vec![],
+    };
+    // The loader resolves a relative path against the directory the program happens to be in, and ignores it in
+    // others: always hand it an absolute one.
+    if let Some(found) = looked.iter().find(|p| p.is_file()).and_then(|p| p.canonicalize().ok()) {
+        return Ok(found);
+    }
+    let places: Vec<String> = looked.iter().map(|p| format!("\n  {}", p.display())).collect();
+    Err(exit::error(
+        Exit::Missing,
+        format!(
+            "Cannot find {NAME}. Looked at:{}\nBuild it with `cargo build --release -p spinio-interpose`, or set \
+             SPINIO_LIBRARY to its path",
+            places.concat()
+        ),
+    ))
+}
+
+/// Whether LD_PRELOAD can name this path.
+pub fn can_be_preloaded(path: &Path) -> bool {
+    !path.as_os_str().as_bytes().iter().any(|b| matches!(b, b':' | b' ' | b'\t' | b'\n'))
+}
+
+/// The value of LD_PRELOAD: ours before what is there, so that no other library is handed a device pointer it
+/// does not know; but after a sanitizer's runtime, which insists on being first.
+pub fn preload(path: &Path, present: Option<&OsStr>) -> anyhow::Result<OsString> {
+    if !can_be_preloaded(path) {
+        return Err(exit::error(
+            Exit::Refused,
+            format!(
+                "Cannot preload {}: LD_PRELOAD cannot name a path with a space or a colon. Copy the library \
+                 elsewhere and set SPINIO_LIBRARY",
+                path.display()
+            ),
+        ));
+    }
+    let present = present.unwrap_or_default().as_bytes();
+    let (mut sanitizers, mut others): (Vec<&[u8]>, Vec<&[u8]>) = present
+        .split(|b| matches!(b, b':' | b' ' | b'\t' | b'\n'))
+        .filter(|entry| !entry.is_empty() && *entry != path.as_os_str().as_bytes())
+        .partition(|entry| is_sanitizer(entry));
+    let mut all = Vec::new();
+    all.append(&mut sanitizers);
+    all.push(path.as_os_str().as_bytes());
+    all.append(&mut others);
+    Ok(OsStr::from_bytes(&all.join(&b':')).to_owned())
+}
+
+fn is_sanitizer(entry: &[u8]) -> bool {
+    let name = entry.rsplit(|b| *b == b'/').next().unwrap_or(entry);
+    [&b"libasan."[..], b"libtsan.", b"liblsan.", b"libubsan.", b"libhwasan.", b"libclang_rt."]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(present: Option<&str>) -> String {
+        preload(Path::new("/x/libspinio.so"), present.map(OsStr::new)).unwrap().into_string().unwrap()
+    }
+
+    #[test]
+    fn ours_comes_first_but_after_a_sanitizer() {
+        assert_eq!(value(None), "/x/libspinio.so");
+        assert_eq!(value(Some("")), "/x/libspinio.so");
+        assert_eq!(value(Some("/a.so /b.so")), "/x/libspinio.so:/a.so:/b.so");
+        assert_eq!(value(Some("/a.so:/usr/lib/libasan.so.8")), "/usr/lib/libasan.so.8:/x/libspinio.so:/a.so");
+    }
+
+    #[test]
+    fn nested_runs_name_it_once() {
+        assert_eq!(value(Some("/x/libspinio.so")), "/x/libspinio.so");
+    }
+
+    #[test]
+    fn a_path_that_the_loader_would_cut_is_refused() {
+        let error = preload(Path::new("/my files/libspinio.so"), None).unwrap_err();
+        assert_eq!(exit::code(&error), Exit::Refused);
+        assert!(error.to_string().contains("/my files/libspinio.so"));
+    }
+
+    #[test]
+    fn a_missing_library_is_told_with_every_place() {
+        let bin = Path::new("/nowhere/bin");
+        let error = find_in(None, Some(bin)).unwrap_err();
+        assert_eq!(exit::code(&error), Exit::Missing);
+        for place in ["/nowhere/bin/libspinio.so", "/nowhere/bin/deps/libspinio.so", "/nowhere/bin/../lib/libspinio.so"]
+        {
+            assert!(error.to_string().contains(place), "{error}");
+        }
+        let said = find_in(Some("/said/lib.so".into()), Some(bin)).unwrap_err().to_string();
+        assert!(said.contains("/said/lib.so") && !said.contains("/nowhere"));
+    }
+
+    #[test]
+    fn the_first_place_that_has_it_wins() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("deps")).unwrap();
+        std::fs::write(dir.path().join("deps").join(NAME), "").unwrap();
+        let found = find_in(None, Some(dir.path())).unwrap();
+        assert!(found.ends_with("deps/libspinio.so"), "{}", found.display());
+        assert!(found.is_absolute());
+    }
+}

@@ -1,0 +1,68 @@
+//! The `spinio` command.
+//!
+//! ```text
+//!   demo      the main job on a real file, with proof
+//!   run       a program under libspinio.so
+//!   read      a file into device memory, in this process
+//!   explain   what would happen to each part of a file, and why
+//!   doctor    what this machine offers, and the cure for what it lacks
+//! ```
+//!
+//! One file a subcommand. Results go to standard output, errors and tables about somebody
+//! else's program to standard error. Exit codes are a contract: see [`exit`].
+#![forbid(unsafe_code)]
+#![expect(unreachable_pub, reason = "a command has no users to hide from: `pub` here reads as `for other files`")]
+
+mod demo;
+mod device;
+mod exit;
+mod input;
+mod library;
+mod out;
+mod paint;
+mod progress;
+mod read;
+mod run;
+mod table;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Plain pread on GPU memory in unmodified programs, every byte on the fastest correct route
+#[derive(Debug, Parser)]
+#[command(name = "spinio", version, after_help = exit::HELP)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the main job: a C program preads a file into device memory, cold, half-cached and cached
+    #[command(after_help = exit::HELP)]
+    Demo(demo::Demo),
+    /// Run a program under SPIN
+    #[command(after_help = exit::HELP)]
+    Run(run::Run),
+    /// Read a file into device memory, here, and say how fast and by which routes
+    #[command(after_help = exit::HELP)]
+    Read(read::Read),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Demo(demo) => demo::run(&demo).map(|exit| exit as u8),
+        Command::Run(run) => run::run(&run),
+        Command::Read(read) => read::run(&read).map(|exit| exit as u8),
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(error) if exit::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("spinio: {error:#}");
+            ExitCode::from(exit::code(&error) as u8)
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Writing to standard output: an error is an error, not a panic.
+
+use std::io::Write;
+
+/// Writes and flushes. A reader that has gone away shows as a broken pipe, which `main` takes as success.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! Colour, where the reader can see and wants it.
+//!
+//! Off when the stream is no terminal, when NO_COLOR is set to anything, or when TERM is `dumb`;
+//! on without a terminal only when CLICOLOR_FORCE is set (to anything but 0).
+
+use std::env;
+use std::io::IsTerminal;
+
+/// What a piece of text means; the colour follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ink {
+    /// Found, equal, fast.
+    Good,
+    /// Works, but not as well as it could.
+    Weak,
+    /// Wrong or missing.
+    Bad,
+    /// A heading.
+    Head,
+    /// Less important.
+    Dim,
+}
+
+impl Ink {
+    fn code(self) -> &'static str {
+        match self {
+            Ink::Good => "32",
+            Ink::Weak => "33",
+            Ink::Bad => "31",
+            Ink::Head => "1",
+            Ink::Dim => "2",
+        }
+    }
+}
+
+/// Whether to colour, and how wide the line is, for one output stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Paint {
+    /// Escape codes are welcome.
+    pub colour: bool,
+    /// Columns; 100 where there is no terminal.
+    pub width: usize,
+}
+
+impl Paint {
+    /// For a stream.
+    pub fn of(stream: &(impl IsTerminal + rustix::fd::AsFd)) -> Paint {
+        let set = |name| env::var_os(name).is_some_and(|v| !v.is_empty());
+        let forced = env::var_os("CLICOLOR_FORCE").is_some_and(|v| !v.is_empty() && v != "0");
+        let dumb = env::var_os("TERM").is_some_and(|v| v == "dumb");
+        let colour = !set("NO_COLOR") && (forced || (stream.is_terminal() && !dumb));
+        let width = rustix::termios::tcgetwinsize(stream).map_or(0, |w| usize::from(w.ws_col));
+        let width =
+            if width == 0 { env::var("COLUMNS").ok().and_then(|c| c.parse().ok()).unwrap_or(100) } else { width };
+        Paint { colour, width: width.clamp(40, 400) }
+    }
+
+    /// For standard output.
+    pub fn stdout() -> Paint {
+        Paint::of(&std::io::stdout())
+    }
+
+    /// For standard error.
+    pub fn stderr() -> Paint {
+        Paint::of(&std::io::stderr())
+    }
+
+    /// The text in its colour.
+    pub fn text(&self, ink: Ink, text: &str) -> String {
+        if self.colour { format!("\x1b[{}m{text}\x1b[0m", ink.code()) } else { text.to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_text_stays_plain_without_colour() {
+        assert_eq!(Paint { colour: false, width: 80 }.text(Ink::Bad, "no"), "no");
+        assert_eq!(Paint { colour: true, width: 80 }.text(Ink::Bad, "no"), "\x1b[31mno\x1b[0m");
+    }
+}

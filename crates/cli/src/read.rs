@@ -1,0 +1,131 @@
+//! `spinio read`: a file into device memory, in this process, without any preloading.
+//!
+//! One device buffer of a block, read again and again: the time is that of the reads alone.
+//! `--verify` compares each block at once with a plain `pread`. That brings the block into the
+//! page cache, but only after the device has read it, and under POSIX_FADV_RANDOM, so no
+//! later block is touched.
+
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Args;
+use spinio_io::runtime;
+use spinio_sys::linux::{self, Advice};
+
+use crate::device::{Buffer, Name};
+use crate::exit::{self, Exit};
+use crate::input::{Input, Opened};
+use crate::paint::{Ink, Paint};
+use crate::progress::Progress;
+use crate::{out, table, units};
+
+/// What `spinio read` takes.
+#[derive(Debug, Args)]
+pub struct Read {
+    #[command(flatten)]
+    input: Input,
+    /// The device to read into: cuda:0, p2pmem:0, emulated
+    #[arg(long, default_value = "emulated")]
+    device: Name,
+    /// Bytes a read
+    #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = units::parse)]
+    block: u64,
+    /// Compare every byte on the device with a plain pread of the file
+    #[arg(long)]
+    verify: bool,
+}
+
+/// What was read.
+#[derive(Default)]
+struct Done {
+    bytes: u64,
+    reads: u64,
+    spent: Duration,
+    /// File offset of the first byte that differs.
+    differs: Option<u64>,
+}
+
+/// Runs it.
+pub fn run(read: &Read) -> anyhow::Result<Exit> {
+    if read.block == 0 {
+        return Err(exit::error(Exit::Usage, "A read of 0 bytes gets nowhere: give --block a number above 0"));
+    }
+    let opened = read.input.open()?;
+    let block = read.block.min(opened.len.max(1));
+    let buffer = Buffer::new(read.device, block)?;
+    let before = runtime().stats();
+    let done = all(read, &opened, &buffer, block)?;
+    report(read, &buffer, &done, &runtime().stats().since(&before))?;
+    Ok(if done.differs.is_some() { Exit::Different } else { Exit::Ok })
+}
+
+fn all(read: &Read, opened: &Opened, buffer: &Buffer, block: u64) -> anyhow::Result<Done> {
+    let name = read.input.path().display().to_string();
+    // A description of its own: advice must not change the one that the device reads.
+    let plain = match read.verify {
+        true => Some(std::fs::File::open(read.input.path()).with_context(|| format!("Cannot open {name}"))?),
+        false => None,
+    };
+    if let Some(plain) = &plain {
+        let _ = linux::fadvise(plain.as_raw_fd(), 0, 0, Advice::Random);
+    }
+    let mut progress = Progress::bytes(opened.len, "Reading");
+    let mut done = Done::default();
+    while done.bytes < opened.len && done.differs.is_none() {
+        let (at, want) = (opened.offset + done.bytes, block.min(opened.len - done.bytes) as usize);
+        let begun = Instant::now();
+        let got = runtime().read(opened.file.as_raw_fd(), Some(at), buffer.target, want);
+        done.spent += begun.elapsed();
+        let got = got.map_err(|e| e.with_path(&name))?;
+        if got == 0 {
+            break;
+        }
+        if let Some(plain) = &plain {
+            done.differs = compare(plain, at, buffer, got).with_context(|| format!("Cannot compare {name}"))?;
+        }
+        done.bytes += got as u64;
+        done.reads += 1;
+        progress.set(done.bytes);
+    }
+    Ok(done)
+}
+
+fn compare(plain: &std::fs::File, at: u64, buffer: &Buffer, len: usize) -> anyhow::Result<Option<u64>> {
+    let (mut there, mut here) = (vec![0u8; len], vec![0u8; len]);
+    runtime().fetch(buffer.target, &mut there)?;
+    plain.read_exact_at(&mut here, at)?;
+    Ok(there.iter().zip(&here).position(|(a, b)| a != b).map(|i| at + i as u64))
+}
+
+fn report(read: &Read, buffer: &Buffer, done: &Done, stats: &spinio_io::stats::Snapshot) -> anyhow::Result<()> {
+    let paint = Paint::stdout();
+    let mut text = format!(
+        "{} {} into {} in {} reads, {}, {} GB/s\n",
+        paint.text(Ink::Head, "read"),
+        units::bytes(done.bytes),
+        buffer.target.allocation.device.describe(),
+        done.reads,
+        units::time(done.spent.as_nanos() as f64),
+        units::gbps(done.bytes, done.spent.as_secs_f64())
+    );
+    if !stats.lines.is_empty() {
+        text += &format!("\n{}\n\n", table::of_snapshot(&paint, stats));
+    }
+    match (read.verify, done.differs) {
+        (false, _) => {}
+        (true, None) => {
+            let tick = paint.text(Ink::Good, "✓");
+            text += &format!("{tick} every byte equals a plain pread: {} bytes\n", done.bytes);
+        }
+        (true, Some(at)) => {
+            let cross = paint.text(Ink::Bad, "✗");
+            text += &format!(
+                "{cross} byte {at} differs from a plain pread. If nobody wrote to the file meanwhile, this is a bug: \
+                 please report it\n"
+            );
+        }
+    }
+    out::print(&text)
+}

@@ -1,0 +1,218 @@
+//! `spinio run`: somebody's program under SPIN.
+//!
+//! ```text
+//!   run CMD            LD_PRELOAD=libspinio.so, then exec: no process of ours stays behind
+//!   run --stats CMD    the same in a child; signals go to it, and after it ended the table
+//!                      of its device reads goes to standard error
+//! ```
+//!
+//! The exit status is the program's own, 128+n when signal n ended it; 125 to 127 as in
+//! env(1) and timeout(1).
+//!
+//! Known flaw: with `--stats` the program's parent is spinio, so a job control shell stops
+//! and continues both, but `$!` is spinio's number.
+
+mod signals;
+mod target;
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context;
+use clap::Args;
+use spinio_io::Settings;
+use spinio_io::settings;
+use spinio_io::stats::Snapshot;
+
+use crate::exit::{self, Exit};
+use crate::paint::{Ink, Paint};
+use crate::{library, table, units};
+
+/// What `spinio run` takes.
+#[derive(Debug, Args)]
+pub struct Run {
+    /// When the program has ended, print on stderr how its device reads travelled
+    #[arg(long)]
+    stats: bool,
+    /// Set SPINIO_NAME for the program, e.g. `--set threads=8`; docs/settings.md lists them
+    #[arg(long = "set", value_name = "NAME=VALUE", value_parser = setting)]
+    settings: Vec<(String, String)>,
+    /// Refuse to run a program that LD_PRELOAD cannot reach (static, setuid, 32-bit), instead of warning
+    #[arg(long)]
+    strict: bool,
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, required = true, allow_hyphen_values = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// `threads=8` or `SPINIO_THREADS=8`, checked against what the library itself understands.
+fn setting(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
+    let upper = name.to_uppercase();
+    let full = if upper.starts_with("SPINIO_") { upper } else { format!("SPINIO_{upper}") };
+    if !settings::TABLE.iter().any(|row| row.name == full) {
+        let known: Vec<&str> = settings::TABLE.iter().map(|row| row.name).collect();
+        return Err(format!("there is no setting {full}; there are {}", known.join(", ")));
+    }
+    let (_, complaints) = Settings::read(|asked| (asked == full).then(|| value.to_owned()));
+    match complaints.is_empty() {
+        true => Ok((full, value.to_owned())),
+        false => {
+            let row = settings::TABLE.iter().find(|row| row.name == full);
+            Err(format!("{full} takes {}", row.map_or("other values", |r| r.values)))
+        }
+    }
+}
+
+/// Runs it; returns the status to end with.
+pub fn run(run: &Run) -> anyhow::Result<u8> {
+    let [name, args @ ..] = run.command.as_slice() else { unreachable!("clap asks for one") };
+    let program = target::resolve(name).map_err(|e| cannot_start(name, &e))?;
+    let finding = target::judge(&program);
+    if let Some(finding) = &finding {
+        if run.strict {
+            return Err(exit::error(Exit::Refused, format!("{finding}. Refused, because of --strict")));
+        }
+        eprintln!("spinio: {finding}. It runs without SPIN");
+    }
+    let mut command = Command::new(&program);
+    command.arg0(name).args(args).envs(run.settings.iter().map(|(n, v)| (n, v)));
+    if !finding.is_some_and(|f| f.is_harmful()) {
+        let library = library::find().map_err(as_refused)?;
+        command.env("LD_PRELOAD", library::preload(&library, std::env::var_os("LD_PRELOAD").as_deref())?);
+    }
+    if run.stats { with_stats(run, command, name) } else { Err(cannot_start(name, &command.exec())) }
+}
+
+/// `run` has its own codes, so that they are not taken for the program's.
+fn as_refused(error: anyhow::Error) -> anyhow::Error {
+    exit::error(Exit::Refused, format!("{error:#}"))
+}
+
+fn cannot_start(name: &OsStr, error: &io::Error) -> anyhow::Error {
+    let exit = if error.kind() == io::ErrorKind::NotFound { Exit::NotFound } else { Exit::CannotStart };
+    exit::error(exit, format!("Cannot run {}: {error}", name.to_string_lossy()))
+}
+
+fn with_stats(run: &Run, mut command: Command, name: &OsStr) -> anyhow::Result<u8> {
+    let counters = Counters::new(run)?;
+    if let Some(path) = &counters.ours {
+        command.env("SPINIO_STATS", path.path());
+    }
+    let mut child = command.spawn().map_err(|e| cannot_start(name, &e))?;
+    let forward = signals::forward_to(child.id());
+    wait_until_ended(child.id());
+    drop(forward);
+    let status = child.wait().with_context(|| format!("Cannot wait for {}", name.to_string_lossy()))?;
+    eprint!("{}", summary(&Paint::stderr(), counters.counted().as_ref()));
+    Ok(match (status.code(), status.signal()) {
+        (Some(code), _) => code as u8,
+        (None, Some(signal)) => 128u8.wrapping_add(signal as u8),
+        (None, None) => Exit::Failed as u8,
+    })
+}
+
+/// Waits without reaping: while its number is taken, no signal of ours can reach a stranger.
+fn wait_until_ended(child: u32) {
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+    let Some(pid) = Pid::from_raw(child as i32) else { return };
+    while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {}
+}
+
+/// Where the counters are: the user's own file, if one was set, else a temporary one.
+struct Counters {
+    ours: Option<tempfile::NamedTempFile>,
+    path: PathBuf,
+    before: Option<Snapshot>,
+}
+
+impl Counters {
+    fn new(run: &Run) -> anyhow::Result<Counters> {
+        let said = run.settings.iter().rev().find(|(name, _)| name == "SPINIO_STATS").map(|(_, v)| OsString::from(v));
+        let said = said.or_else(|| std::env::var_os("SPINIO_STATS")).filter(|v| !v.is_empty());
+        match said {
+            Some(path) => {
+                let path = PathBuf::from(path);
+                Ok(Counters { ours: None, before: read(&path), path })
+            }
+            None => {
+                let ours = tempfile::Builder::new()
+                    .prefix("spinio-stats-")
+                    .tempfile()
+                    .map_err(|e| exit::error(Exit::Refused, format!("Cannot make a file for the counters: {e}")))?;
+                let path = ours.path().to_owned();
+                Ok(Counters { ours: Some(ours), path, before: None })
+            }
+        }
+    }
+
+    fn counted(&self) -> Option<Snapshot> {
+        let now = read(&self.path)?;
+        Some(match &self.before {
+            Some(before) => now.since(before),
+            None => now,
+        })
+    }
+}
+
+fn read(path: &Path) -> Option<Snapshot> {
+    Snapshot::from_bytes(&std::fs::read(path).ok()?)
+}
+
+/// The table that `--stats` prints.
+fn summary(paint: &Paint, snapshot: Option<&Snapshot>) -> String {
+    let head = paint.text(Ink::Head, "spinio:");
+    let Some(s) = snapshot.filter(|s| s.reads > 0) else {
+        return format!(
+            "{head} no device reads: the program passed no device memory to read, pread, readv, preadv or fread\n"
+        );
+    };
+    let seconds = s.read_nanos as f64 / 1e9;
+    format!(
+        "{head} {} device {}, {}, {} inside them, {} GB/s\n{}\n",
+        s.reads,
+        if s.reads == 1 { "read" } else { "reads" },
+        units::bytes(s.read_bytes),
+        units::time(s.read_nanos as f64),
+        units::gbps(s.read_bytes, seconds),
+        table::of_snapshot(paint, s)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use spinio_io::stats::Line;
+    use spinio_plan::{Reason, Route};
+
+    use super::*;
+
+    const PLAIN: Paint = Paint { colour: false, width: 100 };
+
+    #[test]
+    fn settings_are_checked_before_the_program_starts() {
+        assert_eq!(setting("threads=8"), Ok(("SPINIO_THREADS".into(), "8".into())));
+        assert_eq!(setting("SPINIO_ORDERING=strict"), Ok(("SPINIO_ORDERING".into(), "strict".into())));
+        assert!(setting("threads").is_err());
+        assert!(setting("warp=9").unwrap_err().contains("SPINIO_THREADS"));
+        assert!(setting("threads=many").unwrap_err().contains("1 to 64"));
+    }
+
+    #[test]
+    fn a_program_without_device_reads_is_told_so() {
+        assert!(summary(&PLAIN, None).contains("no device reads"));
+        assert!(summary(&PLAIN, Some(&Snapshot::default())).contains("no device reads"));
+    }
+
+    #[test]
+    fn the_summary_tells_routes_and_reasons() {
+        let line = Line { route: Route::Direct, reason: Reason::Absent, pieces: 3, bytes: 3 << 20, nanos: 5 };
+        let s = Snapshot { reads: 1, read_bytes: 3 << 20, read_nanos: 1_000_000, lines: vec![line] };
+        let text = summary(&PLAIN, Some(&s));
+        assert!(text.contains("1 device read, 3 MiB, 1.0 ms inside them, 3.15 GB/s"), "{text}");
+        let row = text.lines().find(|l| l.contains("direct")).unwrap();
+        assert!(row.contains("100 %") && row.contains("not in the page cache"), "{text}");
+    }
+}

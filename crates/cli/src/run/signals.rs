@@ -1,0 +1,62 @@
+//! Hands signals sent to `spinio run --stats` on to the program.
+//!
+//! Ctrl-C and Ctrl-\ go to every process of the terminal's foreground group, the program
+//! among them: those are only outlived, or it would get them twice.
+//!
+//! Handlers are installed after the program was started, so that it inherits what our own
+//! parent set (`nohup`, a shell's `trap ''`), and a signal that our parent ignored stays ignored.
+
+use rustix::process::{Pid, Signal, getpgrp, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::{Handle, Signals};
+
+/// Forwards until dropped.
+pub struct Forward {
+    handle: Option<Handle>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// Starts forwarding to a child of ours.
+pub fn forward_to(child: u32) -> Forward {
+    let nothing = Forward { handle: None, thread: None };
+    let ignored = ignored_mask();
+    let wanted = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2]
+        .into_iter()
+        .filter(|signal| ignored & (1 << (signal - 1)) == 0);
+    let (Ok(mut signals), Some(pid)) = (Signals::new(wanted), Pid::from_raw(child as i32)) else { return nothing };
+    let handle = signals.handle();
+    let thread = std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        for number in signals.forever() {
+            if matches!(number, SIGINT | SIGQUIT) && is_foreground() {
+                continue;
+            }
+            if let Some(signal) = Signal::from_named_raw(number) {
+                // It may have ended meanwhile.
+                let _ = kill_process(pid, signal);
+            }
+        }
+    });
+    Forward { handle: Some(handle), thread: thread.ok() }
+}
+
+/// Whether the terminal's own signals reach the program without us.
+fn is_foreground() -> bool {
+    rustix::termios::tcgetpgrp(std::io::stdin()).is_ok_and(|group| group == getpgrp())
+}
+
+fn ignored_mask() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
+    mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok()).unwrap_or(0)
+}
+
+impl Drop for Forward {
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle.take() {
+            handle.close();
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

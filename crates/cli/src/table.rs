@@ -1,0 +1,99 @@
+//! Tables for people: one look everywhere, colour by meaning, no wider than the terminal.
+
+use comfy_table::{
+    Cell, CellAlignment, Color, ColumnConstraint, ContentArrangement, Table, TableComponent, Width, presets,
+};
+use spinio_io::stats::Snapshot;
+use spinio_plan::Route;
+
+use crate::paint::Paint;
+use crate::units;
+
+/// An empty table with this head.
+pub fn new(paint: &Paint, head: &[&str]) -> Table {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::NOTHING)
+        .set_style(TableComponent::HeaderLines, '─')
+        .set_style(TableComponent::MiddleHeaderIntersections, '─')
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(paint.width as u16)
+        .set_header(head.iter().map(Cell::new));
+    if paint.colour {
+        table.enforce_styling();
+    } else {
+        table.force_no_tty();
+    }
+    table
+}
+
+/// Right-aligns columns of numbers, and keeps all but the last column from wrapping.
+pub fn settle(table: &mut Table, numbers: &[usize]) {
+    let last = table.column_count().saturating_sub(1);
+    for (i, column) in table.column_iter_mut().enumerate() {
+        if numbers.contains(&i) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        if i < last {
+            column.set_constraint(ColumnConstraint::ContentWidth);
+        } else {
+            column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(16)));
+        }
+    }
+}
+
+/// The name of a route in its colour.
+pub fn route(route: Route) -> Cell {
+    Cell::new(route.name()).fg(match route {
+        Route::Copy => Color::DarkCyan,
+        Route::Dma => Color::DarkGreen,
+        Route::Store => Color::DarkBlue,
+        Route::Direct => Color::DarkYellow,
+        Route::P2p => Color::DarkMagenta,
+        Route::Gather => Color::Cyan,
+    })
+}
+
+/// Routes of a snapshot: where the bytes travelled, and why.
+pub fn of_snapshot(paint: &Paint, snapshot: &Snapshot) -> Table {
+    let moved: u64 = snapshot.lines.iter().map(|l| l.bytes).sum();
+    let mut table = new(paint, &["route", "pieces", "bytes", "share", "why"]);
+    for line in &snapshot.lines {
+        table.add_row(vec![
+            route(line.route),
+            Cell::new(line.pieces),
+            Cell::new(units::bytes(line.bytes)),
+            Cell::new(share(line.bytes, moved)),
+            Cell::new(line.reason),
+        ]);
+    }
+    settle(&mut table, &[1, 2, 3]);
+    table
+}
+
+/// `37 %`; never 0 for something or 100 for not all.
+pub fn share(part: u64, whole: u64) -> String {
+    if whole == 0 {
+        return "-".to_owned();
+    }
+    let percent = part as f64 * 100.0 / whole as f64;
+    match percent {
+        p if p > 0.0 && p < 1.0 => "<1 %".to_owned(),
+        p if p > 99.0 && part < whole => ">99 %".to_owned(),
+        p => format!("{p:.0} %"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_never_rounded_to_nothing_or_to_all() {
+        assert_eq!(share(1, 1000), "<1 %");
+        assert_eq!(share(999, 1000), ">99 %");
+        assert_eq!(share(1000, 1000), "100 %");
+        assert_eq!(share(0, 1000), "0 %");
+        assert_eq!(share(0, 0), "-");
+    }
+}

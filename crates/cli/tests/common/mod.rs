@@ -1,0 +1,68 @@
+//! What the tests of the command share.
+#![allow(clippy::allow_attributes, dead_code, missing_docs, unreachable_pub, reason = "each test file uses a part")]
+
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+
+/// The command, free of what the caller's environment says.
+pub fn spinio() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spinio"));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("SPINIO_") || text == "LD_PRELOAD" || text == "DEMO_DEVICE" || text == "CLICOLOR_FORCE" {
+            command.env_remove(&name);
+        }
+    }
+    command.timeout(std::time::Duration::from_secs(300));
+    command
+}
+
+/// Standard output as text.
+pub fn stdout(assert: &assert_cmd::assert::Assert) -> String {
+    String::from_utf8_lossy(&assert.get_output().stdout).into_owned()
+}
+
+/// Standard error as text.
+pub fn stderr(assert: &assert_cmd::assert::Assert) -> String {
+    String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
+}
+
+/// A folder on a real disk.
+pub fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// A file with bytes that tell their place.
+pub fn file(dir: &Path, name: &str, len: usize) -> PathBuf {
+    let path = dir.join(name);
+    let bytes: Vec<u8> = (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// Compiles a C program; `None`, told, where there is no compiler or it lacks what the flags need.
+pub fn compile(dir: &Path, name: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
+    let (text, program) = (dir.join(format!("{name}.c")), dir.join(name));
+    std::fs::write(&text, source).unwrap();
+    let done = std::process::Command::new("cc").arg("-o").arg(&program).arg(&text).args(flags).output();
+    match done {
+        Ok(out) if out.status.success() => Some(program),
+        Ok(out) => {
+            eprintln!("skipped: cc {flags:?} failed: {}", String::from_utf8_lossy(&out.stderr));
+            None
+        }
+        Err(e) => {
+            eprintln!("skipped: no cc: {e}");
+            None
+        }
+    }
+}
+
+/// Whether this process may do anything to any file.
+pub fn is_root() -> bool {
+    std::fs::read_to_string("/proc/self/status")
+        .unwrap_or_default()
+        .lines()
+        .any(|l| l.starts_with("Uid:") && l.split_whitespace().nth(2) == Some("0"))
+}

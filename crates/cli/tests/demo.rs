@@ -1,0 +1,88 @@
+//! `spinio demo`: the main job, small.
+
+mod common;
+
+use common::{folder, spinio, stderr, stdout};
+
+#[test]
+fn it_reads_three_states_and_every_byte_is_right() {
+    let dir = folder();
+    let file = dir.path().join("data");
+    let assert =
+        spinio().args(["demo", "--size", "24M", "--device", "emulated", "--path"]).arg(&file).assert().success();
+    let text = stdout(&assert);
+    for word in ["cold", "half-cached", "cached", "emulated:0", "not of any GPU", "EFAULT", "✓ every byte"] {
+        assert!(text.contains(word), "no `{word}` in\n{text}\n{}", stderr(&assert));
+    }
+    assert!(text.contains(&format!("3 x {} bytes", 24 << 20)), "{text}");
+    let last: Vec<&str> = text.lines().rev().take(3).collect();
+    assert!(last[2].contains("run --stats -- CMD") && last[1].contains("explain FILE") && last[0].contains("doctor"));
+    assert!(!file.exists(), "the demo leaves its file behind");
+}
+
+#[test]
+fn a_size_that_is_no_multiple_of_anything() {
+    let dir = folder();
+    let assert = spinio()
+        .args(["demo", "--size", "9437189", "--device", "emulated", "--path"])
+        .arg(dir.path().join("data"))
+        .assert()
+        .success();
+    assert!(stdout(&assert).contains("3 x 9437189 bytes"));
+}
+
+#[test]
+fn a_folder_that_the_loader_cannot_name() {
+    let Ok(library) = std::fs::canonicalize(
+        std::path::Path::new(env!("CARGO_BIN_EXE_spinio")).parent().unwrap().join("deps/libspinio.so"),
+    ) else {
+        panic!("cargo did not build libspinio.so beside the command");
+    };
+    let dir = folder();
+    let spaced = dir.path().join("my library");
+    std::fs::create_dir(&spaced).unwrap();
+    std::fs::copy(library, spaced.join("libspinio.so")).unwrap();
+    let assert = spinio()
+        .env("SPINIO_LIBRARY", spaced.join("libspinio.so"))
+        .args(["demo", "--size", "1M", "--device", "emulated", "--path"])
+        .arg(dir.path().join("data"))
+        .assert()
+        .success();
+    assert!(stdout(&assert).contains("✓ every byte"));
+}
+
+#[test]
+fn a_file_that_exists_is_not_overwritten() {
+    let dir = folder();
+    let file = common::file(dir.path(), "precious", 100);
+    let assert = spinio().args(["demo", "--size", "1M", "--path"]).arg(&file).assert().code(1);
+    assert!(stderr(&assert).contains(&format!("Cannot create {}", file.display())), "{}", stderr(&assert));
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), 100);
+}
+
+#[test]
+fn a_missing_compiler_is_named() {
+    let dir = folder();
+    let path = dir.path().join("data");
+    let assert = spinio().env("PATH", dir.path()).env_remove("CC").args(["demo", "--path"]).arg(&path).assert().code(4);
+    let text = stderr(&assert);
+    assert!(text.contains("no C compiler `cc`") && text.contains("apt install gcc"), "{text}");
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_missing_library_is_told_with_its_place() {
+    let assert = spinio().env("SPINIO_LIBRARY", "/nowhere/libspinio.so").arg("demo").assert().code(4);
+    assert!(stderr(&assert).contains("/nowhere/libspinio.so"));
+}
+
+#[test]
+fn sizes_that_make_no_sense() {
+    for (size, code) in [("0", 2), ("many", 2), ("8000000T", 1)] {
+        let dir = folder();
+        let path = dir.path().join("data");
+        let assert = spinio().args(["demo", "--size", size, "--path"]).arg(&path).assert().code(code);
+        assert!(!stderr(&assert).is_empty());
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,69 @@
+//! `spinio read`: files into the emulated device, and files that cannot be read.
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+
+use common::{file, folder, is_root, spinio, stderr, stdout};
+
+#[test]
+fn every_byte_arrives() {
+    let dir = folder();
+    let path = file(dir.path(), "data", 5_000_003);
+    let assert = spinio().args(["read", "--verify", "--block", "1M"]).arg(&path).assert().success();
+    let text = stdout(&assert);
+    assert!(text.contains("✓ every byte equals a plain pread: 5000003 bytes"), "{text}");
+    assert!(text.contains("GB/s") && text.contains("route"), "{text}");
+}
+
+#[test]
+fn a_range_is_cut_at_the_end_of_the_file() {
+    let dir = folder();
+    let path = file(dir.path(), "data", 100_000);
+    let read = |args: &[&str]| stdout(&spinio().args(["read", "--verify"]).args(args).arg(&path).assert().success());
+    assert!(read(&["--offset", "12345"]).contains("pread: 87655 bytes"));
+    assert!(read(&["--offset", "1", "--length", "77"]).contains("pread: 77 bytes"));
+    assert!(read(&["--offset", "99999", "--length", "1M"]).contains("pread: 1 bytes"));
+    assert!(read(&["--offset", "100000"]).contains("pread: 0 bytes"));
+    let assert = spinio().args(["read", "--offset", "100001"]).arg(&path).assert().code(2);
+    assert!(stderr(&assert).contains("behind the end of"));
+}
+
+#[test]
+fn an_empty_file() {
+    let dir = folder();
+    let path = file(dir.path(), "data", 0);
+    spinio().args(["read", "--verify"]).arg(&path).assert().success();
+}
+
+#[test]
+fn files_that_cannot_be_read_are_named() {
+    let dir = folder();
+    let missing = dir.path().join("missing");
+    let assert = spinio().arg("read").arg(&missing).assert().code(1);
+    assert!(stderr(&assert).contains(&format!("Cannot open {}", missing.display())), "{}", stderr(&assert));
+    let assert = spinio().arg("read").arg(dir.path()).assert().code(1);
+    assert!(stderr(&assert).contains("is a directory"));
+    let assert = spinio().args(["read", "/dev/null"]).assert().code(1);
+    assert!(stderr(&assert).contains("no file with offsets"));
+    if is_root() {
+        eprintln!("skipped: root may read everything");
+        return;
+    }
+    let closed = file(dir.path(), "closed", 10);
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o000)).unwrap();
+    let assert = spinio().arg("read").arg(&closed).assert().code(1);
+    assert!(stderr(&assert).contains("Permission denied"));
+}
+
+#[test]
+fn devices_that_are_not_here() {
+    let dir = folder();
+    let path = file(dir.path(), "data", 10);
+    let assert = spinio().args(["read", "--device", "p2pmem:97"]).arg(&path).assert().code(4);
+    assert!(stderr(&assert).contains("p2pmem:97"), "{}", stderr(&assert));
+    spinio().args(["read", "--device", "toaster"]).arg(&path).assert().code(2);
+    spinio().env("SPINIO_EMULATED", "size=1M").args(["read", "--block", "64M"]).arg(&path).assert().success();
+    let assert = spinio().env("SPINIO_EMULATED", "nonsense=1").arg("read").arg(&path).assert().code(2);
+    assert!(stderr(&assert).contains("SPINIO_EMULATED"));
+}

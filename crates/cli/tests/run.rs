@@ -1,0 +1,107 @@
+//! `spinio run`: statuses, signals, and programs that cannot be helped.
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+
+use common::{compile, folder, is_root, spinio, stderr, stdout};
+
+#[test]
+fn the_status_of_the_program_is_ours() {
+    for stats in [&[][..], &["--stats"]] {
+        let run = |script: &str| {
+            let mut command = spinio();
+            command.arg("run").args(stats).args(["--", "sh", "-c", script]);
+            command.assert()
+        };
+        run("exit 0").code(0);
+        run("exit 7").code(7);
+        assert_eq!(stdout(&run("echo $0 $LD_PRELOAD")).matches("libspinio.so").count(), 1);
+    }
+    // With exec there is nobody left to translate: the shell that waits does it.
+    spinio().args(["run", "--stats", "--", "sh", "-c", "kill -TERM $$"]).assert().code(128 + 15);
+}
+
+#[test]
+fn a_program_that_reads_no_device_memory_is_told_so() {
+    let assert = spinio().args(["run", "--stats", "--", "cat", "/etc/passwd"]).assert().success();
+    assert!(stderr(&assert).contains("no device reads"), "{}", stderr(&assert));
+    assert_eq!(stdout(&assert), std::fs::read_to_string("/etc/passwd").unwrap());
+}
+
+#[test]
+fn signals_go_on_to_the_program() {
+    let dir = folder();
+    let ready = dir.path().join("ready");
+    let script = format!("trap 'exit 42' TERM; echo > {}; while :; do sleep 0.05; done", ready.display());
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_spinio"))
+        .args(["run", "--stats", "--", "sh", "-c", &script])
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    while !ready.exists() {
+        assert_eq!(child.try_wait().unwrap(), None, "ended before it was ready");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let sent = std::process::Command::new("kill").arg("-TERM").arg(child.id().to_string()).status().unwrap();
+    assert!(sent.success());
+    assert_eq!(child.wait().unwrap().code(), Some(42));
+}
+
+#[test]
+fn settings_reach_the_program() {
+    let assert =
+        spinio().args(["run", "--set", "threads=3", "--", "sh", "-c", "echo $SPINIO_THREADS"]).assert().success();
+    assert_eq!(stdout(&assert), "3\n");
+    let assert = spinio().args(["run", "--set", "warp=9", "--", "true"]).assert().code(2);
+    assert!(stderr(&assert).contains("SPINIO_WARP"));
+}
+
+#[test]
+fn what_cannot_be_started() {
+    let dir = folder();
+    let plain = common::file(dir.path(), "plain", 10);
+    for stats in [&[][..], &["--stats"]] {
+        let run = |what: &str| {
+            let mut command = spinio();
+            command.arg("run").args(stats).args(["--", what]);
+            command.assert()
+        };
+        assert!(stderr(&run("no-such-program-here").code(127)).contains("Cannot run no-such-program-here"));
+        assert!(stderr(&run("/nowhere/x").code(127)).contains("/nowhere/x"));
+        run(plain.to_str().unwrap()).code(126);
+        run(dir.path().to_str().unwrap()).code(126);
+    }
+    spinio().args(["run"]).assert().code(2);
+    spinio().env("SPINIO_LIBRARY", "/nowhere/l.so").args(["run", "--", "true"]).assert().code(125);
+}
+
+#[test]
+fn a_static_program_is_warned_about_and_refused_when_strict() {
+    let dir = folder();
+    let Some(program) = compile(dir.path(), "fixed", "int main(void) { return 9; }\n", &["-static"]) else { return };
+    let assert = spinio().args(["run", "--"]).arg(&program).assert().code(9);
+    let text = stderr(&assert);
+    assert!(text.contains("statically linked") && text.contains("fixed"), "{text}");
+    let assert = spinio().args(["run", "--strict", "--"]).arg(&program).assert().code(125);
+    assert!(stderr(&assert).contains("--strict"));
+    // Its script is as static as itself.
+    let script = dir.path().join("script");
+    std::fs::write(&script, format!("#!{}\n", program.display())).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    spinio().args(["run", "--strict", "--"]).arg(&script).assert().code(125);
+}
+
+#[test]
+fn a_setuid_program_is_warned_about() {
+    if !is_root() {
+        eprintln!("skipped: only root can make a program that is setuid to somebody else");
+        return;
+    }
+    let dir = folder();
+    let Some(program) = compile(dir.path(), "rights", "int main(void) { return 0; }\n", &[]) else { return };
+    std::os::unix::fs::chown(&program, Some(65534), Some(65534)).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
+    let assert = spinio().args(["run", "--strict", "--"]).arg(&program).assert().code(125);
+    assert!(stderr(&assert).contains("setuid"), "{}", stderr(&assert));
+}
