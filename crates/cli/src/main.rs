@@ -15,6 +15,7 @@
 
 mod demo;
 mod device;
+mod doctor;
 mod exit;
 mod input;
 mod library;
@@ -23,6 +24,7 @@ mod paint;
 mod progress;
 mod read;
 mod run;
+mod scratch;
 mod table;
 mod units;
 
@@ -49,12 +51,16 @@ enum Command {
     /// Read a file into device memory, here, and say how fast and by which routes
     #[command(after_help = exit::HELP)]
     Read(read::Read),
+    /// List every facility of this machine that SPIN can use: found or not, cause and cure
+    #[command(after_help = exit::HELP)]
+    Doctor(doctor::Doctor),
 }
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Demo(demo) => demo::run(&demo).map(|exit| exit as u8),
         Command::Run(run) => run::run(&run),
+        Command::Doctor(doctor) => doctor::run(&doctor).map(|exit| exit as u8),
         Command::Read(read) => read::run(&read).map(|exit| exit as u8),
     };
     match done {

@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::{IoSliceMut, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context;
 use rustix::io::ReadWriteFlags;
@@ -56,30 +56,6 @@ impl State {
         };
         (resident - wanted).abs() <= 0.02
     }
-}
-
-/// A folder on a real disk for the demo's files: O_DIRECT and eviction mean nothing on a file system in memory.
-/// The first of the usual places that has one; else the first of them, with what is wrong about it.
-pub fn folder() -> (PathBuf, Option<String>) {
-    let mut places = vec![std::env::temp_dir(), PathBuf::from("/var/tmp")];
-    places.extend(std::env::current_dir());
-    if let Some(real) = places.iter().find(|p| p.is_dir() && !is_in_memory(p)) {
-        return (real.clone(), None);
-    }
-    let first = places.swap_remove(0);
-    let warning = format!(
-        "{} and the other places tried are file systems in memory: they are always cached. Name a file on a disk \
-         with --path",
-        first.display()
-    );
-    (first, Some(warning))
-}
-
-/// Whether the file system has no storage under it.
-pub fn is_in_memory(path: &Path) -> bool {
-    const TMPFS: u64 = 0x0102_1994;
-    const RAMFS: u64 = 0x8584_58f6;
-    rustix::fs::statfs(path).is_ok_and(|s| matches!(s.f_type as u64, TMPFS | RAMFS))
 }
 
 /// Fills a new file with bytes that no two places share, and flushes it to storage.
@@ -188,7 +164,7 @@ mod tests {
     use super::*;
 
     fn disk_file(size: u64) -> (tempfile::NamedTempFile, Option<String>) {
-        let (dir, warning) = folder();
+        let (dir, warning) = crate::scratch::folder();
         let file = tempfile::NamedTempFile::new_in(dir).unwrap();
         make(file.as_file(), file.path(), size).unwrap();
         (file, warning)

@@ -29,7 +29,7 @@ use self::file::State;
 use self::program::Program;
 use self::report::{Outcome, Report};
 use crate::exit::{self, Exit};
-use crate::{library, out, units};
+use crate::{library, out, scratch, units};
 
 /// What `spinio demo` takes.
 #[derive(Debug, Args)]
@@ -64,7 +64,7 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
     let library = library::find()?;
     let (folder, warning) = match &demo.path {
         Some(path) => (parent(path), None),
-        None => file::folder(),
+        None => scratch::folder(),
     };
     let work = tempfile::Builder::new()
         .prefix("spinio-demo-")
@@ -74,7 +74,7 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
 
     let data = DataFile::create(demo.path.clone().unwrap_or_else(|| work.path().join("data")))?;
     let warning = warning.or_else(|| {
-        let there = file::is_in_memory(&data.path);
+        let there = scratch::is_in_memory(&data.path);
         there.then(|| format!("{} lies on a file system in memory: it is always cached", data.path.display()))
     });
     check_room(&data.path, demo.size)?;

@@ -1,0 +1,218 @@
+//! `spinio doctor`: every facility SPIN can use, asked for on this machine now.
+//!
+//! ```text
+//!   spinio.rs    the library itself, settings, the emulated device      (without these: nothing)
+//!   kernel.rs    system calls and flags, tried on a real file           (each has a fall-back)
+//!   process.rs   limits, permissions, /proc, /sys, memory
+//!   p2p.rs       who publishes memory for peer-to-peer, which drives reach it
+//!   nvidia.rs    driver, GPUs, what their driver allows
+//! ```
+//!
+//! Nothing is inferred from a version: what can be tried is tried. A fact that is not as good as it could be says
+//! what follows from it, why it is so, and what would change it.
+
+mod kernel;
+mod nvidia;
+mod p2p;
+mod process;
+mod spinio;
+
+use std::fmt::Write;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::exit::Exit;
+use crate::out;
+use crate::paint::{Ink, Paint};
+
+/// What `spinio doctor` takes.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Print JSON: a list of {group, name, state, detail, cause, cure}
+    #[arg(long)]
+    json: bool,
+}
+
+/// Found or not, and how much that matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Found and usable.
+    Found,
+    /// Less than it could be; or missing, and another way is slower.
+    Limited,
+    /// Not here, and nothing is wrong with that.
+    Absent,
+    /// Not here, and SPIN does not work without it.
+    Broken,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            State::Found => "found",
+            State::Limited => "limited",
+            State::Absent => "absent",
+            State::Broken => "broken",
+        }
+    }
+
+    fn symbol(self) -> (&'static str, Ink) {
+        match self {
+            State::Found => ("✓", Ink::Good),
+            State::Limited => ("!", Ink::Weak),
+            State::Absent => ("-", Ink::Dim),
+            State::Broken => ("✗", Ink::Bad),
+        }
+    }
+}
+
+/// One facility.
+#[derive(Clone, Debug)]
+pub struct Fact {
+    group: &'static str,
+    name: String,
+    state: State,
+    detail: String,
+    cause: Option<String>,
+    cure: Option<String>,
+}
+
+impl Fact {
+    /// A facility and what was found.
+    pub fn new(group: &'static str, name: impl Into<String>, state: State, detail: impl Into<String>) -> Fact {
+        Fact { group, name: name.into(), state, detail: detail.into(), cause: None, cure: None }
+    }
+
+    /// Why it is as it is.
+    pub fn because(mut self, cause: impl Into<String>) -> Fact {
+        self.cause = Some(cause.into());
+        self
+    }
+
+    /// What would change it.
+    pub fn cure(mut self, cure: impl Into<String>) -> Fact {
+        self.cure = Some(cure.into());
+        self
+    }
+}
+
+/// Runs it.
+pub fn run(doctor: &Doctor) -> anyhow::Result<Exit> {
+    let mut facts = Vec::new();
+    spinio::ask(&mut facts);
+    kernel::ask(&mut facts);
+    process::ask(&mut facts);
+    p2p::ask(&mut facts);
+    nvidia::ask(&mut facts);
+    let text = match doctor.json {
+        true => format!("{:#}\n", Value::Array(facts.iter().map(json_of).collect())),
+        false => render(&Paint::stdout(), &facts),
+    };
+    out::print(&text)?;
+    Ok(if facts.iter().any(|f| f.state == State::Broken) { Exit::Missing } else { Exit::Ok })
+}
+
+fn json_of(fact: &Fact) -> Value {
+    json!({
+        "group": fact.group,
+        "name": fact.name,
+        "state": fact.state.name(),
+        "detail": fact.detail,
+        "cause": fact.cause,
+        "cure": fact.cure,
+    })
+}
+
+fn render(paint: &Paint, facts: &[Fact]) -> String {
+    let mut s = String::new();
+    let mut group = "";
+    let column = facts.iter().map(|f| f.name.chars().count()).max().unwrap_or(0);
+    for fact in facts {
+        if fact.group != group {
+            group = fact.group;
+            let gap = if s.is_empty() { "" } else { "\n" };
+            let _ = writeln!(s, "{gap}{}", paint.text(Ink::Head, group));
+        }
+        let (symbol, ink) = fact.state.symbol();
+        let _ = writeln!(s, "  {} {:<column$}  {}", paint.text(ink, symbol), fact.name, fact.detail);
+        let mut more = |label: &str, text: &Option<String>| {
+            if let Some(text) = text {
+                wrap(&mut s, paint, &format!("{label} {text}"), column + 6);
+            }
+        };
+        more("cause:", &fact.cause);
+        more("cure: ", &fact.cure);
+    }
+    let count = |state| facts.iter().filter(|f| f.state == state).count();
+    let _ = writeln!(
+        s,
+        "\n{} found, {} limited, {} absent, {} broken",
+        count(State::Found),
+        count(State::Limited),
+        count(State::Absent),
+        count(State::Broken)
+    );
+    s
+}
+
+/// Writes a sentence at an indent, broken at spaces where the line ends.
+fn wrap(s: &mut String, paint: &Paint, text: &str, indent: usize) {
+    let room = paint.width.saturating_sub(indent).max(30);
+    let mut line = String::new();
+    for word in text.split(' ') {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > room {
+            let _ = writeln!(s, "{:indent$}{}", "", paint.text(Ink::Dim, &line));
+            line = "       ".to_owned();
+        } else if !line.is_empty() {
+            line.push(' ');
+        }
+        line += word;
+    }
+    let _ = writeln!(s, "{:indent$}{}", "", paint.text(Ink::Dim, &line));
+}
+
+/// The text of a small file of /proc or /sys, trimmed; `None` if it cannot be read.
+fn text_of(path: impl AsRef<std::path::Path>) -> Option<String> {
+    std::fs::read_to_string(path).ok().map(|t| t.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Paint = Paint { colour: false, width: 60 };
+
+    #[test]
+    fn one_line_a_fact_and_the_cure_indented() {
+        let facts = [
+            Fact::new("Kernel", "cachestat", State::Found, "answers"),
+            Fact::new("Kernel", "io_uring", State::Limited, "refused").because("a sysctl").cure("set it to 0"),
+        ];
+        let text = render(&PLAIN, &facts);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "Kernel");
+        assert_eq!(lines[1], "  ✓ cachestat  answers");
+        assert_eq!(lines[2], "  ! io_uring   refused");
+        assert_eq!(lines[3], "               cause: a sysctl");
+        assert_eq!(lines[4], "               cure:  set it to 0");
+        assert_eq!(lines[6], "1 found, 1 limited, 0 absent, 0 broken");
+    }
+
+    #[test]
+    fn long_cures_are_wrapped_and_lose_no_word() {
+        let cure = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen";
+        let text = render(&PLAIN, &[Fact::new("G", "n", State::Absent, "d").cure(cure)]);
+        assert!(text.lines().all(|l| l.chars().count() <= 60), "{text}");
+        let words: Vec<_> = text.split_whitespace().collect();
+        assert!(cure.split(' ').all(|w| words.contains(&w)));
+    }
+
+    #[test]
+    fn json_has_every_field() {
+        let value = json_of(&Fact::new("G", "n", State::Broken, "d").cure("c"));
+        assert_eq!(value["state"], "broken");
+        assert_eq!(value["cause"], Value::Null);
+        assert_eq!(value["cure"], "c");
+    }
+}

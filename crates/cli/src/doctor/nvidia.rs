@@ -1,0 +1,171 @@
+//! The NVIDIA driver: is it here, which GPUs, and what they let SPIN do.
+//!
+//! The driver is loaded and initialised, as any CUDA program does; no context is made.
+
+use std::path::Path;
+
+use spinio_sys::cuda::{Driver, attribute};
+
+use super::{Fact, State, text_of};
+use crate::units;
+
+const GROUP: &str = "NVIDIA";
+
+/// Asks.
+pub fn ask(facts: &mut Vec<Fact>) {
+    let module = text_of("/proc/driver/nvidia/version");
+    let Some(driver) = driver(facts, module.as_deref()) else { return };
+    let count = driver.device_count().unwrap_or(0);
+    for ordinal in 0..count {
+        gpu(facts, driver, ordinal);
+    }
+    facts.push(gds());
+}
+
+fn driver(facts: &mut Vec<Fact>, module: Option<&str>) -> Option<&'static Driver> {
+    let driver = match Driver::load() {
+        Ok(driver) => driver,
+        Err(e) => {
+            let (state, cause, cure) = match module {
+                None => (
+                    State::Absent,
+                    "no NVIDIA kernel module is loaded".to_owned(),
+                    "with an NVIDIA GPU: install its driver",
+                ),
+                Some(_) => (
+                    State::Limited,
+                    format!("the kernel module is loaded, but {e}"),
+                    "install the driver's user-space part; in a container, start it with the GPU's libraries mounted",
+                ),
+            };
+            facts.push(Fact::new(GROUP, "driver", state, "none: no CUDA device").because(cause).cure(cure));
+            return None;
+        }
+    };
+    if let Err(e) = driver.init() {
+        let mut fact = Fact::new(GROUP, "driver", State::Limited, "libcuda.so.1 is here, but does not start");
+        fact = fact.because(match Path::new("/dev/nvidiactl").exists() {
+            true => format!("cuInit: {e}"),
+            false => format!("cuInit: {e}; there is no /dev/nvidiactl"),
+        });
+        facts.push(
+            fact.cure(
+                "load the kernel module (modprobe nvidia) of the same version; in a container, pass the devices in",
+            ),
+        );
+        return None;
+    }
+    let version = driver.version().unwrap_or(0);
+    let module = module.and_then(|m| m.lines().next()).and_then(module_version).unwrap_or("unknown version");
+    let detail = format!("{module}, CUDA {}.{}", version / 1000, version % 1000 / 10);
+    facts.push(Fact::new(GROUP, "driver", State::Found, detail));
+    Some(driver)
+}
+
+/// `580.159.03` out of the line of /proc/driver/nvidia/version.
+fn module_version(line: &str) -> Option<&str> {
+    line.split_whitespace().find(|w| w.contains('.') && w.bytes().all(|b| b.is_ascii_digit() || b == b'.'))
+}
+
+fn gpu(facts: &mut Vec<Fact>, driver: &Driver, ordinal: i32) {
+    let name = format!("cuda:{ordinal}");
+    let device = match driver.device(ordinal) {
+        Ok(device) => device,
+        Err(e) => return facts.push(Fact::new(GROUP, name, State::Limited, "not usable").because(e.to_string())),
+    };
+    let title = driver.device_name(device).unwrap_or_else(|_| "a GPU".to_owned());
+    let (memory, pci) = (driver.device_memory(device).unwrap_or(0), driver.device_pci(device).unwrap_or_default());
+    let pci = pci.to_lowercase();
+    facts.push(Fact::new(GROUP, &name, State::Found, format!("{title}, {}, {pci}", units::bytes(memory))));
+    let can = |which| driver.device_attribute(device, which).unwrap_or(0) != 0;
+
+    let what = format!("{name} registers pages");
+    facts.push(if can(attribute::HOST_REGISTER_SUPPORTED) && can(attribute::READ_ONLY_HOST_REGISTER_SUPPORTED) {
+        Fact::new(GROUP, what, State::Found, "page-cache pages, read-only: the dma route is open")
+    } else {
+        Fact::new(GROUP, what, State::Limited, "no: cached data takes the copy route")
+            .because("the driver does not register read-only host memory for this GPU")
+    });
+    let what = format!("{name} HMM");
+    facts.push(if can(attribute::PAGEABLE_MEMORY_ACCESS) {
+        Fact::new(GROUP, what, State::Found, "kernels may read any host memory")
+    } else {
+        Fact::new(GROUP, what, State::Absent, "kernels cannot read ordinary host memory; SPIN registers what they need")
+    });
+    facts.push(bar(&name, &pci, memory));
+    facts.push(numa(&name, &pci));
+}
+
+/// The window through which the CPU and other devices would reach the GPU's memory.
+fn bar(name: &str, pci: &str, memory: u64) -> Fact {
+    let name = format!("{name} BAR");
+    let resource = text_of(format!("/sys/bus/pci/devices/{pci}/resource")).unwrap_or_default();
+    let window = largest_window(&resource);
+    let size = match window {
+        0 => "its size cannot be told".to_owned(),
+        n if n >= memory => format!("{}, all of its memory", units::bytes(n)),
+        n => format!("{} of {}", units::bytes(n), units::bytes(memory)),
+    };
+    Fact::new(GROUP, name, State::Absent, format!("{size}; not mapped, so no store and no p2p route into this GPU"))
+        .because("the driver offers user space no mapping of it with struct pages")
+        .cure("none yet that an unprivileged library can use: docs/from-the-paper.md")
+}
+
+/// Lines of `start end flags`, in hexadecimal.
+fn largest_window(resource: &str) -> u64 {
+    let number = |w: Option<&str>| w.and_then(|w| u64::from_str_radix(w.trim_start_matches("0x"), 16).ok());
+    let size = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (start, end) = (number(words.next())?, number(words.next())?);
+        (end > start).then(|| end - start + 1)
+    };
+    resource.lines().filter_map(size).max().unwrap_or(0)
+}
+
+fn numa(name: &str, pci: &str) -> Fact {
+    let name = format!("{name} NUMA");
+    match text_of(format!("/sys/bus/pci/devices/{pci}/numa_node")).as_deref() {
+        Some("-1") | None => Fact::new(GROUP, name, State::Absent, "its node cannot be told"),
+        Some(node) => Fact::new(GROUP, name, State::Found, format!("node {node}")),
+    }
+}
+
+/// GPUDirect Storage. Told because people ask; SPIN does not use cuFile in this version.
+fn gds() -> Fact {
+    let name = "GPUDirect Storage";
+    let library = in_loader_cache(b"libcufile.so.0");
+    let module = Path::new("/proc/driver/nvidia-fs/stats").exists();
+    let detail = match (library, module) {
+        (true, true) => "libcufile and nvidia-fs are here",
+        (true, false) => "libcufile is here, nvidia-fs is not: it would run in compatibility mode",
+        (false, _) => "not installed",
+    };
+    Fact::new(GROUP, name, State::Absent, format!("{detail}; SPIN does not use it in this version"))
+}
+
+fn in_loader_cache(library: &[u8]) -> bool {
+    let cache = std::fs::read("/etc/ld.so.cache").unwrap_or_default();
+    cache.windows(library.len()).any(|w| w == library)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions() {
+        let line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build  (x)";
+        assert_eq!(module_version(line), Some("580.159.03"));
+        assert_eq!(module_version("nothing here"), None);
+    }
+
+    #[test]
+    fn windows() {
+        let text = "0x00000000a0000000 0x00000000a0ffffff 0x0000000000040200\n\
+                    0x0000004000000000 0x0000005fffffffff 0x000000000014220c\n\
+                    0x0000000000000000 0x0000000000000000 0x0000000000000000";
+        assert_eq!(largest_window(text), 128 << 30);
+        assert_eq!(largest_window(""), 0);
+        assert_eq!(largest_window("x y z"), 0);
+    }
+}

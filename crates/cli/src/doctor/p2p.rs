@@ -1,0 +1,160 @@
+//! Peer-to-peer: who publishes memory, and which drives can DMA into it.
+//!
+//! ```text
+//!   root port ─┬─ switch ─┬─ drive A          same switch: packets turn around there
+//!              │          └─ GPU or memory
+//!   root port ─── drive B                     through the host bridge: only where the kernel
+//!                                             has the processor on its list
+//! ```
+
+use std::path::Path;
+
+use spinio_device::p2pmem::{self, Provider};
+
+use super::{Fact, State, text_of};
+use crate::units;
+
+const GROUP: &str = "Peer-to-peer";
+const DEVICES: &str = "/sys/bus/pci/devices";
+
+/// Asks.
+pub fn ask(facts: &mut Vec<Fact>) {
+    let providers = p2pmem::providers();
+    facts.push(config(!providers.is_empty()));
+    if providers.is_empty() {
+        facts.push(
+            Fact::new(GROUP, "p2pmem", State::Absent, "no PCI device publishes memory: the p2p route stays closed")
+                .because(format!("no {DEVICES}/*/p2pmem: no drive with a controller memory buffer, no driver that publishes a BAR"))
+                .cure("an NVMe drive with a controller memory buffer; docs/from-the-paper.md says what a GPU driver would have to do"),
+        );
+        return;
+    }
+    for provider in &providers {
+        facts.push(memory(provider));
+        let mine = chain(&provider.address);
+        for (drive, path) in drives() {
+            facts.push(reach(provider, &mine, &drive, &path));
+        }
+    }
+}
+
+fn config(any: bool) -> Fact {
+    let name = "CONFIG_PCI_P2PDMA";
+    if any {
+        return Fact::new(GROUP, name, State::Found, "in this kernel: memory is published");
+    }
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let places = [format!("/boot/config-{release}"), format!("/lib/modules/{release}/config")];
+    match places.iter().find_map(text_of).or_else(own_config) {
+        Some(text) if text.lines().any(|l| l == "CONFIG_PCI_P2PDMA=y") => {
+            Fact::new(GROUP, name, State::Found, "in this kernel")
+        }
+        Some(_) => Fact::new(GROUP, name, State::Absent, "not in this kernel")
+            .because("the kernel was built without it, as Debian 12's and 13's own are")
+            .cure("a kernel with CONFIG_PCI_P2PDMA=y, such as Debian 13's backports"),
+        None => Fact::new(GROUP, name, State::Absent, "cannot be told before a device publishes memory")
+            .because(format!("no {} to read", places[0])),
+    }
+}
+
+/// What the running kernel was built with, where it carries that along.
+fn own_config() -> Option<String> {
+    let packed = "/proc/config.gz";
+    Path::new(packed).exists().then_some(())?;
+    let out = std::process::Command::new("gzip").args(["-dc", packed]).output().ok()?;
+    String::from_utf8(out.stdout).ok().filter(|t| t.contains("CONFIG_"))
+}
+
+fn memory(p: &Provider) -> Fact {
+    let size = format!("{}, {} free", units::bytes(p.size), units::bytes(p.available));
+    let allocate = Path::new(DEVICES).join(&p.address).join("p2pmem/allocate");
+    if !p.published {
+        return Fact::new(GROUP, &p.address, State::Limited, format!("{size}, but not published"))
+            .because("its driver keeps the memory to itself");
+    }
+    match std::fs::OpenOptions::new().read(true).write(true).open(&allocate) {
+        Ok(_) => Fact::new(GROUP, &p.address, State::Found, size),
+        Err(e) => Fact::new(GROUP, &p.address, State::Limited, format!("{size}, but not for this user"))
+            .because(format!("{}: {e}", allocate.display()))
+            .cure(format!("chmod a+rw {}", allocate.display())),
+    }
+}
+
+/// NVMe controllers: name and the PCI devices above and including them.
+fn drives() -> Vec<(String, Vec<String>)> {
+    let mut out: Vec<_> = std::fs::read_dir("/sys/class/nvme")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|e| (e.file_name().to_string_lossy().into_owned(), chain_of(&e.path().join("device"))))
+        .collect();
+    out.sort();
+    out
+}
+
+fn chain(address: &str) -> Vec<String> {
+    chain_of(&Path::new(DEVICES).join(address))
+}
+
+/// The PCI addresses on the way from the root to a device.
+fn chain_of(link: &Path) -> Vec<String> {
+    let path = link.canonicalize().unwrap_or_default();
+    path.iter().map(|c| c.to_string_lossy().into_owned()).filter(|c| is_pci_address(c)).collect()
+}
+
+/// `0000:03:00.0`
+fn is_pci_address(text: &str) -> bool {
+    let mut parts = text.split([':', '.']);
+    let hex = |p: Option<&str>, len| p.is_some_and(|p| p.len() >= len && p.bytes().all(|b| b.is_ascii_hexdigit()));
+    hex(parts.next(), 4)
+        && hex(parts.next(), 2)
+        && hex(parts.next(), 2)
+        && hex(parts.next(), 1)
+        && parts.next().is_none()
+}
+
+fn reach(provider: &Provider, mine: &[String], drive: &str, path: &[String]) -> Fact {
+    let name = format!("{drive} to {}", provider.address);
+    if path.last() == mine.last() {
+        return Fact::new(GROUP, name, State::Found, "the memory is the drive's own");
+    }
+    match shared_port(mine, path) {
+        Some(port) => Fact::new(GROUP, name, State::Found, format!("behind the same port, {port}")),
+        None => Fact::new(GROUP, name, State::Limited, "only through the host bridge")
+            .because("the kernel passes that only on processors it knows to forward peer-to-peer")
+            .cure("put both behind one PCIe switch; spinio explain says whether the canary read passed"),
+    }
+}
+
+/// The first bridge above both.
+fn shared_port<'a>(a: &'a [String], b: &[String]) -> Option<&'a String> {
+    let (first, other) = (a.first()?, b.first()?);
+    (a.len() > 1 && b.len() > 1 && first == other).then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> Vec<String> {
+        text.split('/').map(str::to_owned).filter(|c| is_pci_address(c)).collect()
+    }
+
+    #[test]
+    fn pci_addresses() {
+        assert!(is_pci_address("0000:03:00.0") && is_pci_address("10000:e1:1f.7"));
+        assert!(!is_pci_address("pci0000:00") && !is_pci_address("nvme0") && !is_pci_address("0000:03:00"));
+    }
+
+    #[test]
+    fn peers_meet_below_one_root_port_or_not_at_all() {
+        let memory = path("/sys/devices/pci0000:00/0000:00:02.0/0000:01:00.0/0000:02:00.0/0000:03:00.0");
+        let near = path("/sys/devices/pci0000:00/0000:00:02.0/0000:01:00.0/0000:02:01.0/0000:04:00.0");
+        let far = path("/sys/devices/pci0000:00/0000:00:03.0/0000:05:00.0");
+        let on_root = path("/sys/devices/pci0000:00/0000:00:07.0");
+        assert_eq!(shared_port(&memory, &near).map(String::as_str), Some("0000:00:02.0"));
+        assert_eq!(shared_port(&memory, &far), None);
+        assert_eq!(shared_port(&on_root, &on_root), None);
+        assert_eq!(shared_port(&[], &near), None);
+    }
+}

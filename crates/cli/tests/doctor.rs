@@ -1,0 +1,80 @@
+//! `spinio doctor`: every fact is whole, whatever this machine has.
+
+mod common;
+
+use common::{spinio, stdout};
+use serde_json::Value;
+
+fn facts(text: &str) -> Vec<Value> {
+    let value: Value = serde_json::from_str(text).unwrap();
+    value.as_array().unwrap().clone()
+}
+
+#[test]
+fn json_facts_are_whole() {
+    let facts = facts(&stdout(&spinio().args(["doctor", "--json"]).assert().success()));
+    let name = |f: &Value| f["name"].as_str().unwrap().to_owned();
+    for wanted in ["libspinio.so", "emulated device", "cachestat", "RWF_NOWAIT", "io_uring", "RLIMIT_MEMLOCK", "driver"]
+    {
+        assert!(facts.iter().any(|f| name(f) == wanted), "no fact `{wanted}`");
+    }
+    for fact in &facts {
+        let state = fact["state"].as_str().unwrap();
+        assert!(["found", "limited", "absent", "broken"].contains(&state));
+        assert!(!fact["detail"].as_str().unwrap().is_empty());
+        // Who is told that something is missing is told why, or what to do.
+        let explained =
+            fact["cause"].is_string() || fact["cure"].is_string() || fact["detail"].as_str().unwrap().len() > 8;
+        assert!(state == "found" || explained, "{fact}");
+    }
+}
+
+#[test]
+fn text_and_json_tell_the_same() {
+    let text = stdout(&spinio().arg("doctor").assert().success());
+    for fact in facts(&stdout(&spinio().args(["doctor", "--json"]).assert().success())) {
+        assert!(text.contains(fact["name"].as_str().unwrap()), "{fact} is not in\n{text}");
+    }
+    assert!(!text.contains('\x1b'), "colour without a terminal");
+}
+
+#[test]
+fn colour_is_asked_for_and_refused() {
+    let forced = spinio().arg("doctor").env("CLICOLOR_FORCE", "1").env_remove("NO_COLOR").assert().success();
+    assert!(stdout(&forced).contains("\x1b[32m"));
+    let refused = spinio().arg("doctor").env("CLICOLOR_FORCE", "1").env("NO_COLOR", "1").assert().success();
+    assert!(!stdout(&refused).contains('\x1b'));
+}
+
+#[test]
+fn a_missing_library_is_broken_and_says_how_to_mend_it() {
+    let assert = spinio().args(["doctor", "--json"]).env("SPINIO_LIBRARY", "/nowhere/x.so").assert().code(4);
+    let facts = facts(&stdout(&assert));
+    let library = facts.iter().find(|f| f["name"] == "libspinio.so").unwrap();
+    assert_eq!(library["state"], "broken");
+    assert!(library["cause"].as_str().unwrap().contains("/nowhere/x.so") && library["cure"].is_string());
+}
+
+#[test]
+fn a_file_that_is_no_library_is_broken() {
+    let dir = common::folder();
+    let path = common::file(dir.path(), "libspinio.so", 100);
+    let assert = spinio().args(["doctor", "--json"]).env("SPINIO_LIBRARY", &path).assert().code(4);
+    let facts = facts(&stdout(&assert));
+    assert_eq!(facts[0]["state"], "broken");
+    assert!(facts[0]["detail"].as_str().unwrap().contains("does not load"), "{}", facts[0]);
+}
+
+#[test]
+fn a_setting_that_is_not_understood_is_told() {
+    let text = stdout(&spinio().arg("doctor").env("SPINIO_THREADS", "many").assert().success());
+    assert!(text.contains("SPINIO_THREADS=many is not understood"), "{text}");
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let me = env!("CARGO_BIN_EXE_spinio");
+    let script = format!("'{me}' doctor | true; exit ${{PIPESTATUS[0]}}");
+    let out = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+    assert!(out.status.success() && out.stderr.is_empty(), "{}", String::from_utf8_lossy(&out.stderr));
+}
