@@ -13,13 +13,15 @@
 //! that it can read them itself. It knows nothing of files.
 
 mod arenas;
-mod cuda;
+pub mod cuda;
 pub mod emulated;
 mod error;
 mod host_memory;
 pub mod p2pmem;
 pub mod registry;
+mod thread_queue;
 mod traits;
 
 pub use error::{DeviceError, ErrorKind};
+pub use thread_queue::{set_thread_queue, thread_queue};
 pub use traits::{Abilities, Allocation, Device, DeviceAddr, DeviceId, DeviceKind, Fence, Pin, Pinned, QueueId, Wait};

@@ -1,0 +1,24 @@
+//! Calls that must not spoil a graph capture.
+
+use spinio_sys::cuda::{CaptureMode, Driver};
+
+/// While it lives, the thread's own calls are not held against captures: it waits for, and registers, only what is
+/// its own and on no stream that is captured.
+pub(super) struct Relaxed {
+    driver: &'static Driver,
+    before: Option<CaptureMode>,
+}
+
+impl Relaxed {
+    pub(super) fn enter(driver: &'static Driver) -> Relaxed {
+        Relaxed { driver, before: driver.exchange_capture_mode(CaptureMode::RELAXED) }
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        if let Some(mode) = self.before {
+            self.driver.exchange_capture_mode(mode);
+        }
+    }
+}

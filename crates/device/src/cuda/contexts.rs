@@ -1,0 +1,75 @@
+//! Which device object stands for which context.
+//!
+//! A context is known by its address *and* its number: a reset device gets its next context at the same address.
+//! Objects are leaked: somebody may still hold the one of a dead context. Its slot is used again, so that the table
+//! bounds the contexts alive at once, not those there have been.
+
+use std::sync::atomic::{
+    AtomicPtr,
+    Ordering::{Acquire, Release},
+};
+use std::sync::{Mutex, PoisonError};
+
+use spinio_sys::cuda::{Context, CuError, Driver};
+
+use super::device::Cuda;
+
+const MOST: usize = 64;
+
+static DEVICES: [AtomicPtr<Cuda>; MOST] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MOST];
+static MAKING: Mutex<()> = Mutex::new(());
+
+/// Known objects, oldest first.
+fn known() -> impl Iterator<Item = &'static Cuda> {
+    DEVICES.iter().map_while(|slot| {
+        let device = slot.load(Acquire);
+        // SAFETY: null or a leaked `Cuda`, published with Release after it was complete.
+        (!device.is_null()).then(|| unsafe { &*device })
+    })
+}
+
+/// The object for a context that is alive, made now if there is none.
+pub(super) fn device_of(driver: &'static Driver, context: Context, ordinal: i32) -> Option<&'static Cuda> {
+    // SAFETY: the driver has just named this context as the owner of living memory, or as current.
+    let id = unsafe { driver.context_id(context) }.ok()?;
+    if let Some(device) = known().find(|d| d.stands_for(context, id)) {
+        return Some(device);
+    }
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(device) = known().find(|d| d.stands_for(context, id)) {
+        return Some(device);
+    }
+    let slot = DEVICES.iter().find(|slot| {
+        let device = slot.load(Acquire);
+        // SAFETY: null or a leaked `Cuda`.
+        unsafe { device.as_ref() }.is_none_or(Cuda::is_dead)
+    })?;
+    let device = Box::leak(Box::new(Cuda::new(driver, context, id, ordinal)?));
+    slot.store(device, Release);
+    Some(device)
+}
+
+/// The object for memory that belongs to a device but to no context: the current context if it is of that device, as a
+/// copy of the program would use, else the device's primary context, if the program uses it.
+pub(super) fn device_of_ordinal(driver: &'static Driver, ordinal: i32) -> Option<&'static Cuda> {
+    let current = driver.current().ok().filter(|c| c.0 != 0);
+    if let Some(context) = current
+        && driver.current_device() == Ok(ordinal)
+    {
+        return device_of(driver, context, ordinal);
+    }
+    device_of(driver, primary(driver, ordinal).ok()??, ordinal)
+}
+
+/// The primary context of a device, if the program has one. Our own reference to it is given back at once: whether
+/// it lives on is the program's to say.
+fn primary(driver: &'static Driver, ordinal: i32) -> Result<Option<Context>, CuError> {
+    let device = driver.device(ordinal)?;
+    if !driver.primary_is_active(device)? {
+        return Ok(None);
+    }
+    let context = driver.primary_retain(device)?;
+    // SAFETY: retained in the line above.
+    unsafe { driver.primary_release(device) }?;
+    Ok(Some(context))
+}

@@ -1,0 +1,23 @@
+//! The queue that a thread has chosen for its small requests (`spinio_set_stream`).
+//!
+//! A thread-local without a destructor, so that a hook may read it at any time, in a thread that is ending too.
+
+use std::cell::Cell;
+
+use crate::QueueId;
+
+thread_local! {
+    static CHOSEN: Cell<u64> = const { Cell::new(0) };
+}
+
+/// From now on small requests of this thread go to this queue; [`QueueId`] 0 is the default queue again.
+/// The queue must stay alive until another one is chosen, and belong to the device that the thread reads into.
+pub fn set_thread_queue(queue: QueueId) {
+    CHOSEN.set(queue.0);
+}
+
+/// The queue that this thread has chosen; 0 where it has not.
+#[inline]
+pub fn thread_queue() -> QueueId {
+    QueueId(CHOSEN.get())
+}

@@ -1,0 +1,373 @@
+//! The CUDA back end against a stand-in driver: whose is an address, what survives free, reset, capture and fork.
+//!
+//! The real driver's part is tested on a GPU: `tests/gpu/` at the top of the tree.
+
+#[path = "../../sys/tests/fake/mod.rs"]
+mod fake;
+
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use fake::Fake;
+use spinio_device::{Allocation, DeviceAddr, DeviceKind, ErrorKind, QueueId, Wait, registry, set_thread_queue};
+use spinio_sys::cuda::{Context, Driver};
+
+const MIB: u64 = 1 << 20;
+
+struct Gpu {
+    fake: Fake,
+    driver: &'static Driver,
+}
+
+// SAFETY: the stand-in locks for itself.
+unsafe impl Send for Gpu {}
+// SAFETY: as above.
+unsafe impl Sync for Gpu {}
+
+/// One test at a time, on a thread where device 0's primary context is current.
+fn gpu() -> Option<(MutexGuard<'static, ()>, &'static Gpu)> {
+    static ONE: OnceLock<Option<Gpu>> = OnceLock::new();
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let gpu = ONE.get_or_init(start).as_ref()?;
+    let context = gpu.driver.primary_retain(0).unwrap();
+    // SAFETY: the stand-in frees no context.
+    unsafe { gpu.driver.set_current(context) }.unwrap();
+    Some((turn, gpu))
+}
+
+/// From a process without a driver to one that uses it.
+fn start() -> Option<Gpu> {
+    let host = [0u8; 64];
+    registry::hint_open(b"/dev/nvidiactl");
+    assert!(!registry::any(), "a device file alone is no driver");
+    assert!(registry::find_after_fault(host.as_ptr(), 64).is_none());
+    let fake = fake::open()?;
+    registry::hint_open(b"/etc/passwd");
+    assert!(!registry::any(), "nobody looks for a driver at any other file");
+    registry::hint_open(b"/dev/nvidiactl");
+    assert!(registry::any());
+    assert!(registry::find(host.as_ptr(), 64).is_none(), "a driver that is not initialised owns nothing");
+    let driver = Driver::known().unwrap();
+    driver.init().unwrap();
+    Some(Gpu { fake, driver })
+}
+
+/// A context that is current until the closure returns, and dead afterwards.
+fn in_own_context(gpu: &Gpu, device: i32, body: impl FnOnce()) {
+    let context = gpu.fake.context(device);
+    // SAFETY: the stand-in frees no context.
+    unsafe { gpu.driver.push(Context(context)) }.unwrap();
+    body();
+    gpu.driver.pop().unwrap();
+    gpu.fake.destroy(context);
+}
+
+fn find(addr: u64, want: u64) -> Option<Allocation> {
+    registry::find(addr as *const u8, want as usize)
+}
+
+fn find_after_fault(addr: u64) -> Option<Allocation> {
+    registry::find_after_fault(addr as *const u8, 1)
+}
+
+fn range(found: Option<Allocation>) -> (u64, u64) {
+    let found = found.expect("device memory");
+    (found.start.0, found.len)
+}
+
+fn peek(gpu: &Gpu, addr: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    gpu.fake.peek(addr, bytes.as_mut_ptr(), len as u64);
+    bytes
+}
+
+#[test]
+fn finds_each_kind_of_memory_up_to_its_end() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    for kind in [0, 1] {
+        let at = gpu.fake.alloc(kind, 10_000, 0);
+        let neighbour = gpu.fake.alloc(kind, 4096, at + 10_000);
+        let found = find(at + 100, 1 << 30).unwrap();
+        assert_eq!((found.start.0, found.len), (at, 10_000), "a neighbour is another allocation");
+        assert_eq!(found.room(DeviceAddr(at + 9_999)), 1);
+        assert_eq!((found.host_mapped, found.device.id().kind), (false, DeviceKind::Cuda));
+        assert_eq!(range(find(neighbour, 1)), (neighbour, 4096));
+        assert!(found.device.allocation(DeviceAddr(at + 1), 5).is_some());
+        gpu.fake.free(at);
+        gpu.fake.free(neighbour);
+        assert!(found.device.allocation(DeviceAddr(at + 1), 5).is_none());
+    }
+    let managed = gpu.fake.alloc(2, 8192, 0);
+    assert!(find(managed + 1, 1).unwrap().host_mapped);
+    gpu.fake.free(managed);
+}
+
+#[test]
+fn joins_mappings_of_one_reservation_and_stops_at_a_hole() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    let at = gpu.fake.vmm(16, 0b0010_0111);
+    assert_eq!(range(find(at + 5, 1)), (at, 2 * MIB), "no further than wanted");
+    assert_eq!(range(find(at + 5, 2 * MIB)), (at, 4 * MIB));
+    assert_eq!(range(find(at + 5, 1 << 30)), (at, 6 * MIB));
+    assert_eq!(range(find(at + 2 * MIB + 1, 1 << 30)), (at + 2 * MIB, 4 * MIB));
+    assert!(find(at + 6 * MIB, 1).is_none());
+    assert_eq!(range(find(at + 10 * MIB, 1 << 30)), (at + 10 * MIB, 2 * MIB));
+}
+
+#[test]
+fn host_reads_ask_the_driver_once() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    let host = Box::new([0u8; 100]);
+    let addr = host.as_ptr() as u64;
+    assert!(find(addr, 100).is_none());
+    let asked = gpu.fake.queries();
+    for _ in 0..1000 {
+        assert!(find(addr, 100).is_none());
+    }
+    assert_eq!(gpu.fake.queries(), asked);
+}
+
+#[test]
+fn a_wrong_host_verdict_ends_with_the_fault() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    let at = gpu.fake.alloc(0, 4096, 0);
+    gpu.fake.free(at);
+    assert!(find(at, 1).is_none());
+    // The same address is allocated again; the verdict is stale now.
+    gpu.fake.alloc(0, 8192, at);
+    assert!(find(at, 1).is_none());
+    assert_eq!(range(find_after_fault(at)), (at, 8192));
+    assert_eq!(range(find(at, 1)), (at, 8192), "the fault has corrected it");
+    // Free and allocate again: nothing positive is remembered.
+    gpu.fake.free(at);
+    gpu.fake.alloc(0, 512, at);
+    assert_eq!(range(find(at, 1)), (at, 512));
+    gpu.fake.free(at);
+}
+
+#[test]
+fn copies_fences_and_waits_move_the_bytes() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    let at = gpu.fake.alloc(0, 8192, 0);
+    let device = find(at, 1).unwrap().device;
+    let staging = device.staging(1 << 20).unwrap();
+    // SAFETY: staging memory is ours and as long as said.
+    unsafe { staging.ptr.write_bytes(0x5a, 4096) };
+    let queue = device.lease_queue().unwrap();
+    assert_ne!(queue, QueueId(0));
+    // SAFETY: the memory lives until the drain below.
+    unsafe { device.copy_in(queue, DeviceAddr(at + 1), staging.ptr, 4096) }.unwrap();
+    let fence = device.fence(queue).unwrap();
+    device.follow(QueueId(0), &fence).unwrap();
+    assert!(device.is_done(&fence).unwrap());
+    device.wait(&fence, Wait::Context).unwrap();
+    device.wait(&fence, Wait::Sleep).unwrap();
+    device.release_fence(fence);
+    device.drain(queue, Wait::Sleep).unwrap();
+    device.drain(QueueId(0), Wait::Context).unwrap();
+    device.return_queue(queue);
+    assert_eq!(device.lease_queue().unwrap(), queue, "queues are used again");
+    device.return_queue(queue);
+    assert_eq!(peek(gpu, at, 4098), [&[0][..], &[0x5a; 4096], &[0]].concat());
+    // SAFETY: as above; the copy is refused.
+    let past = unsafe { device.copy_in(queue, DeviceAddr(at + 8000), staging.ptr, 4096) };
+    assert_eq!(past.unwrap_err().kind, ErrorKind::BadAddress);
+    let pins = gpu.fake.live_pins();
+    device.free_staging(staging);
+    assert_eq!(gpu.fake.live_pins(), pins - 1);
+    gpu.fake.free(at);
+}
+
+#[test]
+fn a_thread_without_a_context_borrows_the_memorys_own() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    in_own_context(gpu, 1, || {
+        let at = gpu.fake.alloc(0, 4096, 0);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let found = find(at, 1).unwrap();
+                assert_eq!(found.device.id().to_string(), "cuda:1");
+                let bytes = [3u8; 100];
+                // SAFETY: the stand-in copies at once.
+                unsafe { found.device.copy_in(QueueId(0), DeviceAddr(at), bytes.as_ptr(), 100) }.unwrap();
+                found.device.drain(QueueId(0), Wait::Context).unwrap();
+                assert_eq!(gpu.driver.current(), Ok(Context(0)), "the thread is left as it was");
+            });
+        });
+        assert_eq!(peek(gpu, at, 100), [3; 100]);
+    });
+}
+
+#[test]
+fn a_capture_is_never_spoilt() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    let at = gpu.fake.alloc(0, 4096, 0);
+    let device = find(at, 1).unwrap().device;
+    assert_eq!(device.program_queue(), (QueueId(0), false));
+    gpu.fake.capture(1);
+    let before = gpu.fake.spoilt();
+    let (queue, must_wait) = device.program_queue();
+    assert!(queue != QueueId(0) && must_wait);
+    assert_eq!(device.program_queue().0, queue);
+    let bytes = [9u8; 10];
+    // SAFETY: the stand-in copies at once.
+    unsafe { device.copy_in(queue, DeviceAddr(at), bytes.as_ptr(), 10) }.unwrap();
+    device.drain(queue, Wait::Context).unwrap();
+    device.drain(queue, Wait::Sleep).unwrap();
+    let fence = device.fence(queue).unwrap();
+    assert!(device.is_done(&fence).unwrap());
+    device.wait(&fence, Wait::Context).unwrap();
+    device.release_fence(fence);
+    let staging = device.staging(1 << 16).unwrap();
+    // SAFETY: staging memory stays mapped; it is registered already, which refuses the pin.
+    assert_eq!(unsafe { device.pin(staging.ptr, 4096) }.unwrap_err().kind, ErrorKind::PinRefused);
+    device.free_staging(staging);
+    assert!(device.fence(QueueId(0)).is_err() && device.drain(QueueId(0), Wait::Sleep).is_err());
+    let pages = vec![0u8; 3 * 4096];
+    // SAFETY: the pages live until they are unpinned.
+    let pin = unsafe { device.pin(pages.as_ptr().wrapping_add(4000), 200) }.unwrap();
+    device.unpin(pin);
+    assert!(find(at, 1).is_some());
+    assert_eq!(gpu.fake.spoilt(), before);
+    gpu.fake.capture(0);
+    device.return_queue(queue);
+    let lent = device.lease_queue().unwrap();
+    assert_ne!(lent, queue, "the queue of captures is never lent");
+    device.return_queue(lent);
+    assert_eq!(device.program_queue(), (QueueId(0), false));
+    assert_eq!(peek(gpu, at, 10), [9; 10]);
+    gpu.fake.free(at);
+}
+
+#[test]
+fn a_thread_may_choose_its_queue() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    let at = gpu.fake.alloc(0, 4096, 0);
+    let device = find(at, 1).unwrap().device;
+    let chosen = device.lease_queue().unwrap();
+    set_thread_queue(chosen);
+    assert_eq!(device.program_queue(), (chosen, false));
+    set_thread_queue(QueueId(0));
+    assert_eq!(device.program_queue(), (QueueId(0), false));
+    device.return_queue(chosen);
+    gpu.fake.free(at);
+}
+
+/// The stand-in aborts where the real driver crashes: at any handle of a dead context.
+#[test]
+fn after_a_reset_nothing_dead_is_touched() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    let at = gpu.fake.alloc(0, 4096, 0);
+    let old = find(at, 1).unwrap().device;
+    let queue = old.lease_queue().unwrap();
+    let fence = old.fence(queue).unwrap();
+    let staging = old.staging(1 << 16).unwrap();
+    let pages = vec![0u8; 8192];
+    // SAFETY: the pages live until they are unpinned.
+    let pin = unsafe { old.pin(pages.as_ptr(), 4096) }.unwrap();
+    gpu.fake.reset(0);
+    assert!(find(at, 1).is_none(), "its memory died with the context");
+    let again = gpu.driver.primary_retain(0).unwrap();
+    // SAFETY: the stand-in frees no context.
+    unsafe { gpu.driver.set_current(again) }.unwrap();
+    let gone = |e: spinio_device::DeviceError| assert_eq!(e.kind, ErrorKind::Gone);
+    gone(old.is_done(&fence).unwrap_err());
+    gone(old.wait(&fence, Wait::Sleep).unwrap_err());
+    gone(old.drain(queue, Wait::Context).unwrap_err());
+    gone(old.lease_queue().unwrap_err());
+    gone(old.staging(4096).unwrap_err());
+    // SAFETY: refused before anything is touched.
+    gone(unsafe { old.copy_in(queue, DeviceAddr(at), pages.as_ptr(), 1) }.unwrap_err());
+    old.release_fence(fence);
+    old.return_queue(queue);
+    old.unpin(pin);
+    old.free_staging(staging);
+    let new = gpu.fake.alloc(0, 4096, at);
+    let found = find_after_fault(new).unwrap();
+    assert!(!std::ptr::addr_eq(found.device, old), "another context, another device");
+    let queue = found.device.lease_queue().unwrap();
+    found.device.drain(queue, Wait::Context).unwrap();
+    found.device.return_queue(queue);
+    gpu.fake.free(new);
+}
+
+#[test]
+fn a_reset_that_nobody_noticed_is_noticed_by_the_next_lookup() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    let at = gpu.fake.alloc(0, 4096, 0);
+    let old = find(at, 1).unwrap().device;
+    old.return_queue(old.lease_queue().unwrap());
+    gpu.fake.reset(0);
+    let again = gpu.driver.primary_retain(0).unwrap();
+    // SAFETY: the stand-in frees no context.
+    unsafe { gpu.driver.set_current(again) }.unwrap();
+    let new = find_after_fault(gpu.fake.alloc(0, 4096, 0)).unwrap().device;
+    let queue = new.lease_queue().unwrap();
+    new.drain(queue, Wait::Context).unwrap();
+    new.return_queue(queue);
+}
+
+#[test]
+fn hundreds_of_contexts_come_and_go() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    for _ in 0..200 {
+        in_own_context(gpu, 0, || {
+            let at = gpu.fake.alloc(0, 100, 0);
+            find_after_fault(at).expect("each context's memory is found");
+        });
+    }
+}
+
+#[test]
+fn pinning_is_given_up_where_the_driver_always_refuses() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    in_own_context(gpu, 0, || {
+        let device = find_after_fault(gpu.fake.alloc(0, 4096, 0)).unwrap().device;
+        let pages = vec![0u8; 8192];
+        for (code, tries) in [(712, 50), (801, 4)] {
+            assert!(device.abilities().pins);
+            gpu.fake.fail_register(code);
+            for _ in 0..tries {
+                // SAFETY: refused.
+                assert_eq!(unsafe { device.pin(pages.as_ptr(), 100) }.unwrap_err().kind, ErrorKind::PinRefused);
+            }
+            gpu.fake.fail_register(0);
+        }
+        assert!(!device.abilities().pins);
+    });
+}
+
+#[test]
+fn a_context_that_blocks_gets_events_that_block() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    gpu.fake.schedule(4);
+    in_own_context(gpu, 0, || {
+        let device = find_after_fault(gpu.fake.alloc(0, 4096, 0)).unwrap().device;
+        assert!(device.describe().contains("blocks"), "{}", device.describe());
+        let fence = device.fence(QueueId(0)).unwrap();
+        device.wait(&fence, Wait::Context).unwrap();
+        device.release_fence(fence);
+    });
+    gpu.fake.schedule(0);
+}
+
+#[test]
+fn a_forked_child_asks_its_parents_driver_nothing() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    let at = gpu.fake.alloc(0, 4096, 0);
+    assert!(find(at, 1).is_some());
+    let asked = gpu.fake.queries();
+    // SAFETY: the child only looks up addresses and exits.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let silent = find(at, 1).is_none() && find_after_fault(at).is_none() && gpu.fake.queries() == asked;
+        // SAFETY: ends the child at once, without the test harness's exit handlers.
+        unsafe { libc::_exit(i32::from(!silent)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
+    assert!(find(at, 1).is_some());
+    gpu.fake.free(at);
+}
