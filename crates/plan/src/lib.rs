@@ -10,6 +10,8 @@
 //! tested against brute force.
 #![forbid(unsafe_code)]
 
+mod cost;
 mod words;
 
+pub use cost::{BadCost, Cost, Flight, Model};
 pub use words::{Extent, Reason, Residency, Route, Schedule, Segment};
