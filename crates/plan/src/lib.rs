@@ -1,17 +1,36 @@
 //! Routing as arithmetic: who is resident, what each route costs, which schedule is cheapest.
 //!
 //! ```text
-//!   residency (extents) ─┐
-//!   cost model ──────────┼──> planner ──> schedule: segments, each with a route and a reason
-//!   what is possible ────┘
+//!   extents (residency) ──> runs ─┐
+//!   cost model ───────────────────┼──> planner: storage or cache, ──> lay: segments, each with
+//!   what is possible ─────────────┘    run by run                     a route and a reason
+//!                                        optimal     the paper's cost, exact
+//!                                        greedy      the paper's rule
+//!                                        concurrent  both sides at once, the default
 //! ```
 //!
 //! Nothing here reads a file, a clock or a setting, so everything here can be
 //! tested against brute force.
+//!
+//! Known flaws: the cost of an edge that alignment cuts off is predicted, but not weighed.
 #![forbid(unsafe_code)]
 
+mod concurrent;
 mod cost;
+mod greedy;
+mod lay;
+mod optimal;
+mod plan;
+mod possible;
+mod predict;
+mod schedule;
+mod scratch;
+mod window;
 mod words;
 
 pub use cost::{BadCost, Cost, Flight, Model};
-pub use words::{Extent, Reason, Residency, Route, Schedule, Segment};
+pub use plan::{Objective, plan};
+pub use possible::Possible;
+pub use predict::{Prediction, predict};
+pub use schedule::Schedule;
+pub use words::{Extent, Reason, Residency, Route, Segment};

@@ -161,27 +161,3 @@ pub struct Segment {
     /// Why a faster route was refused, where one was.
     pub refused: Option<Reason>,
 }
-
-/// Segments that cover a request, in order, without gap or overlap.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Schedule {
-    /// Sorted by offset.
-    pub segments: Vec<Segment>,
-}
-
-impl Schedule {
-    /// One segment for everything.
-    pub fn single(len: u64, route: Route, reason: Reason) -> Schedule {
-        Schedule { segments: vec![Segment { offset: 0, len, route, reason, refused: None }] }
-    }
-
-    /// Bytes covered.
-    pub fn len(&self) -> u64 {
-        self.segments.last().map_or(0, |s| s.offset + s.len)
-    }
-
-    /// Whether nothing is covered.
-    pub fn is_empty(&self) -> bool {
-        self.segments.is_empty()
-    }
-}

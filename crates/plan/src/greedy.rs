@@ -1,0 +1,56 @@
+//! The paper's rule (SPIN, 4.3.1): decide each resident run once, from left to right.
+//!
+//! ```text
+//!   ... a ──┬── b ──┬── c ...      b resident; a: the storage transfer so far; c: absent
+//!
+//!   |a| + |b| < cutoff                      ride along: b is free
+//!   T(a + b + c) < T(a) + T_cache(b) + T(c) ride along: cheaper than a second transfer
+//!   otherwise                               from the cache, and a begins anew at c
+//! ```
+//!
+//! Kept beside the exact planner, to compare with. Where the paper is silent: resident runs that
+//! touch (clean beside dirty) are one `b`; write-back of its dirty bytes counts against riding
+//! along; an unknown run among them keeps all of `b` in the cache; without an `a` only the second
+//! rule is asked, because the first speaks of joining something.
+//!
+//! Known flaws: the paper's own, it never looks past `c`.
+
+use crate::possible::Possible;
+use crate::scratch::Scratch;
+use crate::{Model, Residency};
+
+/// Decides every run; storage must be possible.
+pub(crate) fn decide(scratch: &mut Scratch, model: &Model, possible: &Possible) {
+    let runs = &mut scratch.runs;
+    let storage = &model.storage;
+    let mut before = 0;
+    let mut i = 0;
+    while i < runs.len() {
+        if runs[i].residency == Residency::Absent {
+            runs[i].from_storage = true;
+            before += runs[i].len;
+            i += 1;
+            continue;
+        }
+        let (mut bytes, mut from_cache, mut writeback, mut known) = (0, 0.0, 0.0, true);
+        let mut end = i;
+        while end < runs.len() && runs[end].residency != Residency::Absent {
+            let run = &runs[end];
+            bytes += run.len;
+            from_cache += possible.serial_cache(model, run.residency, run.len);
+            known &= run.residency.is_cached();
+            if run.residency == Residency::Dirty {
+                writeback += run.len as f64 * model.writeback;
+            }
+            end += 1;
+        }
+        let after = runs.get(end).map_or(0, |r| r.len);
+        let free = before > 0 && before + bytes < storage.cutoff() && writeback == 0.0;
+        let joined = storage.time(before + bytes + after) + writeback;
+        let apart = storage.time(before) + from_cache + storage.time(after);
+        let along = known && before + after > 0 && (free || joined < apart);
+        runs[i..end].iter_mut().for_each(|run| run.from_storage = along);
+        before = if along { before + bytes } else { 0 };
+        i = end;
+    }
+}

@@ -1,0 +1,141 @@
+//! From decisions to segments: join, cut at alignment, and say why.
+//!
+//! ```text
+//!   runs         absent  CLEAN  absent │ CLEAN  DIRTY │ absent
+//!   decisions      storage, together   │    cache     │ storage
+//!   segments     edge│    p2p     │edge│  copy or dma │ p2p ...
+//! ```
+//!
+//! Neighbours of one route become one segment; where they came for different reasons, a cache
+//! segment keeps that of its longest part, and a storage segment says `Merged` as soon as any byte
+//! of it was resident: `Absent` promises that none was.
+//!
+//! Known flaws: a joined segment cannot say how many of its bytes were resident.
+
+use crate::possible::Possible;
+use crate::scratch::{Run, Scratch};
+use crate::{Reason, Residency, Route, Segment};
+
+/// A stretch of neighbours that are served together.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Storage,
+    Resident,
+    /// From the page cache, which has to ask storage for some of it.
+    Waiting,
+}
+
+/// Writes the segments of the decided runs.
+pub(crate) fn lay(scratch: &Scratch, possible: &Possible, segments: &mut Vec<Segment>) {
+    segments.clear();
+    let mut out = Layer { segments, possible, longest: 0 };
+    for runs in scratch.runs.chunk_by(|a, b| kind(a) == kind(b)) {
+        out.stretch(kind(&runs[0]), runs);
+    }
+}
+
+#[inline]
+fn kind(run: &Run) -> Kind {
+    match (run.residency, run.from_storage) {
+        (_, true) => Kind::Storage,
+        (Residency::Clean | Residency::Dirty, _) => Kind::Resident,
+        (Residency::Absent | Residency::Unknown, _) => Kind::Waiting,
+    }
+}
+
+/// For a stretch from the cache: why its longest part came this way, and how long that is.
+#[inline]
+fn why(runs: &[Run]) -> (Reason, u64) {
+    let mut longest = &runs[0];
+    for run in &runs[1..] {
+        longest = if run.len > longest.len { run } else { longest };
+    }
+    let reason = match longest.residency {
+        Residency::Absent => Reason::Absent,
+        Residency::Unknown => Reason::Unknown,
+        Residency::Dirty => Reason::Dirty,
+        Residency::Clean => Reason::Cached,
+    };
+    (reason, longest.len)
+}
+
+struct Layer<'a> {
+    segments: &'a mut Vec<Segment>,
+    possible: &'a Possible,
+    /// Of the parts of the last segment.
+    longest: u64,
+}
+
+impl Layer<'_> {
+    #[inline]
+    fn stretch(&mut self, kind: Kind, runs: &[Run]) {
+        let possible = self.possible;
+        let (start, end) = (runs[0].start, runs[runs.len() - 1].end());
+        match (kind, possible.storage) {
+            (Kind::Storage, Some(route)) => {
+                let (from, to) = self.whole_blocks(route, start, end);
+                self.cache(start, from, Reason::Edge, from - start, None);
+                if from < to {
+                    let len = to - from;
+                    let resident = |r: &Run| r.residency != Residency::Absent && r.start < to && r.end() > from;
+                    let reason = if runs.iter().any(resident) { Reason::Merged } else { Reason::Absent };
+                    self.push(Segment { offset: from, len, route, reason, refused: possible.refused }, len);
+                }
+                self.cache(to, end, Reason::Edge, end - to, None);
+            }
+            (Kind::Resident, _) => {
+                let (reason, longest) = why(runs);
+                let route = possible.resident_route(end - start);
+                let reason = if route == possible.cache { reason } else { Reason::CachedLarge };
+                let refused = possible.cache_refused;
+                self.push(Segment { offset: start, len: end - start, route, reason, refused }, longest);
+            }
+            (Kind::Waiting, _) | (Kind::Storage, None) => {
+                let (reason, longest) = why(runs);
+                // Absent bytes wanted storage, unknown ones did not.
+                let refused = if reason == Reason::Absent { possible.refused } else { possible.cache_refused };
+                self.cache(start, end, reason, longest, refused);
+            }
+        }
+    }
+
+    fn cache(&mut self, start: u64, end: u64, reason: Reason, longest: u64, refused: Option<Reason>) {
+        if start < end {
+            self.push(
+                Segment { offset: start, len: end - start, route: self.possible.cache, reason, refused },
+                longest,
+            );
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, segment: Segment, longest: u64) {
+        match self.segments.last_mut() {
+            Some(last) if last.route == segment.route => {
+                last.len += segment.len;
+                if longest > self.longest {
+                    (last.reason, last.refused) = (segment.reason, segment.refused);
+                    self.longest = longest;
+                }
+            }
+            _ => {
+                self.segments.push(segment);
+                self.longest = longest;
+            }
+        }
+    }
+
+    /// The part of a stretch that the route can move; empty, at its start, if there is none.
+    #[inline]
+    fn whole_blocks(&self, route: Route, start: u64, end: u64) -> (u64, u64) {
+        let (align, offset) = (self.possible.storage_align, self.possible.file_offset);
+        if route != Route::P2p || align <= 1 {
+            return (start, end);
+        }
+        // Residency is known by the page and blocks are rarely larger, so these are the ends of the
+        // request in all but odd cases.
+        let from = (offset + start).next_multiple_of(align);
+        let to = (offset + end) / align * align;
+        if from < to { (from - offset, to - offset) } else { (start, start) }
+    }
+}

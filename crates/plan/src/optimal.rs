@@ -1,0 +1,79 @@
+//! The exact optimum of the paper's cost, in one pass.
+//!
+//! The paper adds up: each storage transfer costs Eq. 1 of its length, each run taken from the page
+//! cache costs its own time, and nothing overlaps. A resident run in the middle may ride along in a
+//! storage transfer, to save a second one.
+//!
+//! ```text
+//!    absent  CLEAN  absent CLEAN absent  CLEAN        (capitals: may come from the cache)
+//!   ├───────┤      ├───────────────────┤
+//!            f(1)                       f(3) = own cost of run 3
+//!                                            + min over earlier cache runs j: f(j) + T(bytes between)
+//! ```
+//!
+//! `f(i)` is the least cost of everything up to run `i`, given that `i` comes from the cache. The
+//! minimum over `j` is what `window.rs` finds in constant time, so the pass is linear. The paper
+//! calls the exact solution too slow for every request; it is not, for a cost of this form.
+//!
+//! A dirty run that rides along is written back first. A run of unknown residency never rides
+//! along: transfers cannot reach across it.
+//!
+//! Known flaws: two neighbouring cache runs (clean beside dirty) are counted as two, though they
+//! become one segment. Bytes cut off for alignment are not counted: two blocks a transfer at most.
+
+use crate::possible::Possible;
+use crate::scratch::Scratch;
+use crate::window::{Candidate, Window};
+use crate::{Model, Residency};
+
+const START: u32 = u32::MAX;
+
+/// Decides every run; storage must be possible.
+pub(crate) fn decide(scratch: &mut Scratch, model: &Model, possible: &Possible) {
+    let Scratch { runs, previous, candidates, .. } = scratch;
+    let mut window = Window::new(candidates, &model.storage);
+    previous.clear();
+    previous.resize(runs.len(), START);
+
+    // The last run that came from the cache. It is not in the window while nothing lies behind it.
+    let mut last = Candidate { end: 0.0, cost: 0.0, name: START };
+    let mut touching = true;
+    // Time to write back all dirty bytes so far.
+    let mut writeback = 0.0;
+    for (i, run) in runs.iter().enumerate() {
+        if run.residency == Residency::Absent {
+            window.push(last);
+            touching = false;
+            continue;
+        }
+        let start = run.start as f64;
+        let (mut cost, mut from) = window.best(start);
+        cost += writeback;
+        if touching {
+            let direct = last.cost + writeback;
+            if direct <= cost {
+                (cost, from) = (direct, last.name);
+            }
+            window.push(last);
+        }
+        previous[i] = from;
+        cost += possible.serial_cache(model, run.residency, run.len);
+        if run.residency == Residency::Dirty {
+            writeback += run.len as f64 * model.writeback;
+        } else if run.residency == Residency::Unknown {
+            window.clear();
+        }
+        last = Candidate { end: run.end() as f64, cost: cost - writeback, name: i as u32 };
+        touching = true;
+    }
+
+    // The end is one more run from the cache, of no bytes.
+    let end = runs.last().map_or(0, |r| r.end()) as f64;
+    let (cost, from) = window.best(end);
+    let mut from = if touching && last.cost <= cost { last.name } else { from };
+    runs.iter_mut().for_each(|run| run.from_storage = true);
+    while from != START {
+        runs[from as usize].from_storage = false;
+        from = previous[from as usize];
+    }
+}

@@ -1,0 +1,76 @@
+//! What one request may use, and why not more.
+//!
+//! The caller knows the file, the device and the buffer; a planner knows only this.
+
+use crate::{Model, Reason, Residency, Route};
+
+/// The routes that are open for one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Possible {
+    /// File offset of the request's first byte: alignment is counted in the file.
+    pub file_offset: u64,
+    /// `copy` or `store`: always there.
+    pub cache: Route,
+    /// `dma`, and the bytes in the page cache from which it is to be used.
+    pub cache_large: Option<(Route, u64)>,
+    /// `p2p` or `direct`; none where the file has no direct I/O.
+    pub storage: Option<Route>,
+    /// `p2p` moves only whole blocks of this size, which must not be 0: what is left over at either end takes
+    /// the cache route. `direct` reads the whole blocks around and needs no cut.
+    pub storage_align: u64,
+    /// Why a faster storage route than `storage` was refused.
+    pub refused: Option<Reason>,
+    /// Why `dma` was refused.
+    pub cache_refused: Option<Reason>,
+}
+
+impl Possible {
+    /// Everything through the page cache.
+    pub const fn cache_only(file_offset: u64, cache: Route) -> Possible {
+        Possible {
+            file_offset,
+            cache,
+            cache_large: None,
+            storage: None,
+            storage_align: 1,
+            refused: None,
+            cache_refused: None,
+        }
+    }
+
+    /// The cache route for resident bytes that lie together.
+    #[inline]
+    pub(crate) fn resident_route(&self, bytes: u64) -> Route {
+        match self.cache_large {
+            Some((route, least)) if bytes >= least => route,
+            _ => self.cache,
+        }
+    }
+
+    /// The cache route for a run.
+    #[inline]
+    pub(crate) fn cache_route(&self, residency: Residency, bytes: u64) -> Route {
+        // Registering pages that may be absent would wait for storage a page at a time.
+        if residency.is_cached() { self.resident_route(bytes) } else { self.cache }
+    }
+
+    /// What a run costs from the cache, one after another.
+    #[inline]
+    pub(crate) fn serial_cache(&self, model: &Model, residency: Residency, bytes: u64) -> f64 {
+        model.cost(self.cache_route(residency, bytes)).time(bytes)
+    }
+
+    /// What a run adds to the cache's share, in flight with others.
+    #[inline]
+    pub(crate) fn flight_cache(&self, model: &Model, residency: Residency, bytes: u64) -> f64 {
+        flight_share(model, self.cache_route(residency, bytes), bytes)
+    }
+}
+
+/// A segment's share of its side's time. Registrations do not overlap, so there each pays the latency.
+#[inline]
+pub(crate) fn flight_share(model: &Model, route: Route, bytes: u64) -> f64 {
+    let flight = model.flight(route);
+    let latency = if route == Route::Dma { flight.latency } else { 0.0 };
+    latency + flight.share(bytes)
+}
