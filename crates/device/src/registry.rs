@@ -106,11 +106,13 @@ pub fn emulated() -> Result<&'static Emulated, DeviceError> {
     Ok(device)
 }
 
-/// New memory on a device that has no allocator of its own. `host_mapped` asks for memory that the CPU can store to.
+/// New memory on a device, for those that have no allocator of their own, and for our own programs: on CUDA it loads
+/// the driver. `host_mapped` asks for memory that the CPU can store to.
 pub fn alloc(kind: DeviceKind, ordinal: u32, len: usize, host_mapped: bool) -> Result<DeviceAddr, DeviceError> {
     match (kind, ordinal) {
         (DeviceKind::Emulated, 0) => emulated()?.alloc(len, host_mapped),
         (DeviceKind::P2pmem, _) => p2pmem::alloc(ordinal, len),
+        (DeviceKind::Cuda, _) => cuda::tools::alloc(ordinal, len),
         _ => Err(DeviceError::new(ErrorKind::Unsupported, "allocation")),
     }
 }
@@ -118,7 +120,7 @@ pub fn alloc(kind: DeviceKind, ordinal: u32, len: usize, host_mapped: bool) -> R
 /// Gives back memory of [`alloc`], after everything queued on it is done.
 pub fn free(addr: DeviceAddr) -> Result<(), DeviceError> {
     let unknown = DeviceError::new(ErrorKind::BadAddress, "free");
-    let arena = ARENAS.find(addr.0).ok_or(unknown)?;
+    let Some(arena) = ARENAS.find(addr.0) else { return cuda::tools::free(addr) };
     let owner = OWNERS.get(arena.owner as usize).and_then(OnceLock::get).ok_or(unknown)?;
     match owner.id().kind {
         DeviceKind::Emulated => {

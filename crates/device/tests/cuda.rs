@@ -115,6 +115,20 @@ fn joins_mappings_of_one_reservation_and_stops_at_a_hole() {
 }
 
 #[test]
+fn our_own_programs_may_allocate() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    let at = registry::alloc(DeviceKind::Cuda, 1, 5000, false).unwrap();
+    let found = find_after_fault(at.0).unwrap();
+    assert_eq!((found.start, found.len, found.device.id().ordinal), (at, 5000, 1));
+    registry::free(at).unwrap();
+    assert!(find(at.0, 1).is_none());
+    assert_eq!(registry::free(at).unwrap_err().kind, ErrorKind::BadAddress);
+    assert_eq!(registry::alloc(DeviceKind::Cuda, 2, 5000, false).unwrap_err().kind, ErrorKind::Unsupported);
+    let host = gpu.driver.current().unwrap();
+    assert_ne!(host, Context(0), "and leave the thread's context as it was");
+}
+
+#[test]
 fn host_reads_ask_the_driver_once() {
     let Some((_turn, gpu)) = gpu() else { return };
     let host = Box::new([0u8; 100]);

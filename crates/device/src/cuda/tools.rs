@@ -1,6 +1,8 @@
 //! A GPU of our own, for our own programs: the command has no program around it that brings a context.
 //!
-//! The library never comes here: it loads no driver, initialises none, and makes no context.
+//! The preloaded library never comes here by itself: it loads no driver, initialises none, and makes no context.
+
+use std::sync::{Mutex, PoisonError};
 
 use spinio_sys::cuda::{CuError, Driver, LoadError};
 
@@ -43,20 +45,30 @@ pub fn open(ordinal: u32) -> Result<&'static dyn Device, NoGpu> {
     made.map(|d| d as &'static dyn Device).ok_or(NoGpu::Refused("its context", CuError::INVALID_CONTEXT))
 }
 
-/// New memory on a GPU of [`open`].
-pub fn alloc(ordinal: u32, len: usize) -> Result<DeviceAddr, DeviceError> {
-    let refused = |code: CuError| DeviceError { kind: ErrorKind::NoMemory, operation: "cuMemAlloc", code: code.0 };
-    in_primary(ordinal, |driver| driver.alloc(len).map(DeviceAddr).map_err(refused))
+/// What was allocated here, and on which GPU.
+static ALLOCATED: Mutex<Vec<(u64, u32)>> = Mutex::new(Vec::new());
+
+/// New memory on a GPU; loads the driver if need be.
+pub(crate) fn alloc(ordinal: u32, len: usize) -> Result<DeviceAddr, DeviceError> {
+    let error = |kind, operation, code: CuError| DeviceError { kind, operation, code: code.0 };
+    open(ordinal).map_err(|e| match e {
+        NoGpu::NoDriver(_) => DeviceError::new(ErrorKind::Unsupported, "loading the CUDA driver"),
+        NoGpu::Refused(call, code) => error(ErrorKind::Unsupported, call, code),
+    })?;
+    let addr = in_primary(ordinal, |d| d.alloc(len).map_err(|e| error(ErrorKind::NoMemory, "cuMemAlloc", e)))?;
+    ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner).push((addr, ordinal));
+    Ok(DeviceAddr(addr))
 }
 
-/// Gives it back, after everything queued on it is done.
-///
-/// # Safety
-/// `addr` must come from [`alloc`] with the same ordinal and be used no more.
-pub unsafe fn free(ordinal: u32, addr: DeviceAddr) -> Result<(), DeviceError> {
-    let refused = |code: CuError| DeviceError { kind: ErrorKind::BadAddress, operation: "cuMemFree", code: code.0 };
-    // SAFETY: passed on to the caller.
-    in_primary(ordinal, |driver| unsafe { driver.free(addr.0) }.map_err(refused))
+/// Gives memory of [`alloc`] back, after everything queued on it is done.
+pub(crate) fn free(addr: DeviceAddr) -> Result<(), DeviceError> {
+    let mut allocated = ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner);
+    let at = allocated.iter().position(|a| a.0 == addr.0);
+    let (_, ordinal) = allocated.swap_remove(at.ok_or(DeviceError::new(ErrorKind::BadAddress, "free"))?);
+    drop(allocated);
+    let refused = |e: CuError| DeviceError { kind: ErrorKind::Driver, operation: "cuMemFree", code: e.0 };
+    // SAFETY: allocated above and taken off the list, so it is freed once; who frees it uses it no more.
+    in_primary(ordinal, |d| unsafe { d.free(addr.0) }.map_err(refused))
 }
 
 fn started() -> Result<&'static Driver, NoGpu> {
