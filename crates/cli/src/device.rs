@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::Context;
+use spinio_device::cuda::tools;
 use spinio_device::{DeviceAddr, DeviceId, DeviceKind, registry};
 use spinio_io::{Target, runtime};
 
@@ -34,6 +35,12 @@ impl fmt::Display for Name {
     }
 }
 
+/// The device that a user most likely means: a CUDA GPU if there is one, else the software GPU.
+pub fn preferred() -> Name {
+    let kind = if tools::count().is_ok_and(|n| n > 0) { DeviceKind::Cuda } else { DeviceKind::Emulated };
+    Name(DeviceId { kind, ordinal: 0 })
+}
+
 /// Memory on a device, given back when dropped.
 pub struct Buffer {
     /// Where it is.
@@ -45,14 +52,17 @@ impl Buffer {
     /// New memory. The settings of this process (`SPINIO_EMULATED`) say what the emulated device is like.
     pub fn new(on: Name, len: u64) -> anyhow::Result<Buffer> {
         let Name(id) = on;
-        if let Some(text) = &runtime().settings().emulated {
-            registry::configure_emulated(text)
-                .map_err(|e| exit::error(Exit::Usage, format!("SPINIO_EMULATED: {e}")))?;
-        }
         let failed = || format!("Cannot allocate {} on {id}", units::bytes(len));
+        let missing =
+            |e: &dyn fmt::Display| exit::error(Exit::Missing, format!("{}: {e}. `spinio doctor` tells more", failed()));
         let bytes = usize::try_from(len).with_context(failed)?;
-        let addr = registry::alloc(id.kind, id.ordinal, bytes, false)
-            .map_err(|e| exit::error(Exit::Missing, format!("{}: {e}. `spinio doctor` tells more", failed())))?;
+        match id.kind {
+            // For the reason: the registry would only say that there is none.
+            DeviceKind::Cuda => drop(tools::open(id.ordinal).map_err(|e| missing(&e))?),
+            _ => configure()?,
+        }
+        let made = registry::alloc(id.kind, id.ordinal, bytes, false);
+        let addr = made.map_err(|e| missing(&e))?;
         let pointer = addr.0 as *const u8;
         let allocation = registry::find(pointer, bytes)
             .or_else(|| registry::find_after_fault(pointer, bytes))
@@ -61,9 +71,18 @@ impl Buffer {
     }
 }
 
+fn configure() -> anyhow::Result<()> {
+    match &runtime().settings().emulated {
+        Some(text) => {
+            registry::configure_emulated(text).map_err(|e| exit::error(Exit::Usage, format!("SPINIO_EMULATED: {e}")))
+        }
+        None => Ok(()),
+    }
+}
+
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // The process is about to end anyhow.
+        // Memory that cannot be given back goes with the process, which is about to end.
         let _ = registry::free(self.addr);
     }
 }

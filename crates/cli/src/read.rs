@@ -14,7 +14,7 @@ use clap::Args;
 use spinio_io::runtime;
 use spinio_sys::linux::{self, Advice};
 
-use crate::device::{Buffer, Name};
+use crate::device::{self, Buffer, Name};
 use crate::exit::{self, Exit};
 use crate::input::{Input, Opened};
 use crate::paint::{Ink, Paint};
@@ -26,9 +26,9 @@ use crate::{out, table, units};
 pub struct Read {
     #[command(flatten)]
     input: Input,
-    /// The device to read into: cuda:0, p2pmem:0, emulated
-    #[arg(long, default_value = "emulated")]
-    device: Name,
+    /// The device to read into: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
+    #[arg(long)]
+    device: Option<Name>,
     /// Bytes a read
     #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = units::parse)]
     block: u64,
@@ -54,7 +54,7 @@ pub fn run(read: &Read) -> anyhow::Result<Exit> {
     }
     let opened = read.input.open()?;
     let block = read.block.min(opened.len.max(1));
-    let buffer = Buffer::new(read.device, block)?;
+    let buffer = Buffer::new(read.device.unwrap_or_else(device::preferred), block)?;
     let before = runtime().stats();
     let done = all(read, &opened, &buffer, block)?;
     report(read, &buffer, &done, &runtime().stats().since(&before))?;
