@@ -18,6 +18,7 @@ mod layers;
 mod preload_suite;
 mod sizes;
 mod tools;
+mod trace;
 mod vm;
 
 use std::process::ExitCode;

@@ -1,0 +1,13 @@
+/* Preloaded beside libspinio.so: puts every process into the state of a program that uses a device, so that each hooked
+ * call is looked at instead of being passed on at once. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+
+__attribute__((constructor)) static void use(void)
+{
+    void *(*alloc)(const char *, size_t, unsigned) =
+        (void *(*)(const char *, size_t, unsigned))dlsym(RTLD_DEFAULT, "spinio_mem_alloc");
+    if (alloc)
+        alloc("emulated", 1 << 20, 0);
+}
