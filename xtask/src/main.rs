@@ -5,6 +5,7 @@
 //!   layers                                       arrows between crates point only down
 //!   docs                                         writes docs/settings.md, or checks it
 //!   vm, preload-suite                            the suites that are no `cargo test`
+//!   host-cost                                    nanoseconds a host read costs more under the library
 //!   gpu-pack                                     a folder that runs on a GPU machine without cargo
 //! ```
 //!
@@ -14,6 +15,7 @@
 mod check;
 mod docs;
 mod gpu_pack;
+mod host_cost;
 mod layers;
 mod preload_suite;
 mod sizes;
@@ -44,6 +46,8 @@ enum Chore {
     Vm(vm::Args),
     /// Run real programs with and without the library and compare
     PreloadSuite(preload_suite::Args),
+    /// Measure what the library costs a host read
+    HostCost(host_cost::Args),
     /// Build the folder that runs the GPU suite on a machine without cargo
     GpuPack(gpu_pack::Args),
 }
@@ -55,6 +59,7 @@ fn main() -> ExitCode {
         Chore::Docs(args) => docs::run(&args),
         Chore::Vm(args) => vm::run(&args),
         Chore::PreloadSuite(args) => preload_suite::run(&args),
+        Chore::HostCost(args) => host_cost::run(&args),
         Chore::GpuPack(args) => gpu_pack::run(&args),
     };
     match done {

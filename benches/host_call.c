@@ -1,0 +1,194 @@
+/* What SPIN costs a program's host reads: nanoseconds a pread of 1 byte and of 4 KiB out of the page cache, without and
+ * with the library.
+ *
+ *   host_call LIBRARY [plain | emulated | cuda]...
+ *
+ * plain     the program never touches a device
+ * emulated  it has allocated memory of the emulated device, so every buffer is looked up
+ * cuda      it has a CUDA context and has allocated device memory
+ *
+ * Runs itself as a child, by turns without and with LD_PRELOAD, so that a drifting machine drifts for both. A child
+ * reports the median of its batches; the table shows medians over children. The goal is a ratio of at most 1.05. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { ROUNDS = 21, BATCHES = 41, CALLS = 4000, KINDS = 2 };
+static const size_t sizes[KINDS] = {1, 4096};
+
+static void die(const char *what)
+{
+    perror(what);
+    exit(2);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *values, int count)
+{
+    qsort(values, count, sizeof *values, by_value);
+    return values[count / 2];
+}
+
+/* ---- the child ------------------------------------------------------------------------------------------------- */
+
+static void *symbol(void *library, const char *name)
+{
+    void *found = dlsym(library, name);
+    if (!found) {
+        fprintf(stderr, "%s: not found\n", name);
+        exit(2);
+    }
+    return found;
+}
+
+static void *sleep_forever(void *unused)
+{
+    for (;;)
+        pause();
+    return unused;
+}
+
+static void use_emulated(void)
+{
+    /* The device has a thread, and calls cost more in a process with two: then they must without the library too. */
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, sleep_forever, NULL))
+        die("pthread_create");
+    /* Without the library there is no such device, and nothing to measure against but a plain program. */
+    void *(*alloc)(const char *, size_t, unsigned) = dlsym(RTLD_DEFAULT, "spinio_mem_alloc");
+    if (alloc && !alloc("emulated", 1 << 20, 0))
+        die("spinio_mem_alloc");
+}
+
+static void use_cuda(void)
+{
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL), *context;
+    if (!cuda) {
+        fprintf(stderr, "%s\n", dlerror());
+        exit(2);
+    }
+    int (*init)(unsigned) = symbol(cuda, "cuInit");
+    int (*device_get)(int *, int) = symbol(cuda, "cuDeviceGet");
+    int (*retain)(void **, int) = symbol(cuda, "cuDevicePrimaryCtxRetain");
+    int (*set_current)(void *) = symbol(cuda, "cuCtxSetCurrent");
+    int (*alloc)(unsigned long long *, size_t) = symbol(cuda, "cuMemAlloc_v2");
+    unsigned long long memory;
+    int device;
+    if (init(0) || device_get(&device, 0) || retain(&context, device) || set_current(context) ||
+        alloc(&memory, 1 << 20)) {
+        fprintf(stderr, "the CUDA driver gives no memory\n");
+        exit(2);
+    }
+    /* One read into it, as any program that is worth preloading does; without the library it fails. */
+    int fd = open("/dev/zero", O_RDONLY);
+    if (read(fd, (void *)memory, 1 << 20) < 0 && getenv("LD_PRELOAD"))
+        die("read into device memory");
+    close(fd);
+}
+
+static double batch(int fd, char *buffer, size_t size)
+{
+    struct timespec begin, end;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    for (int i = 0; i < CALLS; i++)
+        if (pread(fd, buffer, size, (i & 15) * 4096) != (ssize_t)size)
+            die("pread");
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    return ((end.tv_sec - begin.tv_sec) * 1e9 + (end.tv_nsec - begin.tv_nsec)) / CALLS;
+}
+
+static int child(const char *state)
+{
+    static char buffer[4096], page[65536];
+    double values[BATCHES];
+    char path[] = "/tmp/host_call-XXXXXX";
+    int fd = mkstemp(path);
+    if (fd < 0 || unlink(path) || write(fd, page, sizeof page) != sizeof page)
+        die(path);
+    if (!strcmp(state, "emulated"))
+        use_emulated();
+    if (!strcmp(state, "cuda"))
+        use_cuda();
+    for (int kind = 0; kind < KINDS; kind++) {
+        batch(fd, buffer, sizes[kind]);
+        for (int i = 0; i < BATCHES; i++)
+            values[i] = batch(fd, buffer, sizes[kind]);
+        printf("%f\n", median(values, BATCHES));
+    }
+    return 0;
+}
+
+/* ---- the parent ------------------------------------------------------------------------------------------------ */
+
+static int run(const char *self, const char *library, const char *state, double *out)
+{
+    int ends[2];
+    if (pipe(ends))
+        die("pipe");
+    pid_t pid = fork();
+    if (pid == 0) {
+        dup2(ends[1], 1);
+        if (library)
+            setenv("LD_PRELOAD", library, 1);
+        else
+            unsetenv("LD_PRELOAD");
+        execl(self, self, "--child", state, (char *)0);
+        die(self);
+    }
+    close(ends[1]);
+    FILE *answer = fdopen(ends[0], "r");
+    int got = 0, status;
+    while (got < KINDS && fscanf(answer, "%lf", &out[got]) == 1)
+        got++;
+    fclose(answer);
+    waitpid(pid, &status, 0);
+    return got == KINDS && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+int main(int argc, char **argv)
+{
+    static const char *all[] = {"plain", "emulated"};
+    if (argc == 3 && !strcmp(argv[1], "--child"))
+        return child(argv[2]);
+    if (argc < 2) {
+        fprintf(stderr, "usage: %s LIBRARY [plain | emulated | cuda]...\n", argv[0]);
+        return 2;
+    }
+    const char **states = argc > 2 ? (const char **)argv + 2 : all;
+    int count = argc > 2 ? argc - 2 : 2, failed = 0;
+    printf("%-9s %6s  %12s  %12s  %6s\n", "program", "bytes", "without (ns)", "with (ns)", "ratio");
+    for (int s = 0; s < count; s++) {
+        double without[KINDS][ROUNDS], with[KINDS][ROUNDS], one[KINDS];
+        int fine = 1;
+        for (int round = 0; round < ROUNDS && fine; round++)
+            for (int turn = 0; turn < 2 && fine; turn++) {
+                int loaded = (round + turn) & 1; /* who comes first changes */
+                fine = run("/proc/self/exe", loaded ? argv[1] : NULL, states[s], one);
+                for (int kind = 0; kind < KINDS; kind++)
+                    (loaded ? with : without)[kind][round] = one[kind];
+            }
+        if (!fine) {
+            printf("%-9s skipped: see above\n", states[s]);
+            failed = 1;
+            continue;
+        }
+        for (int kind = 0; kind < KINDS; kind++) {
+            double a = median(without[kind], ROUNDS), b = median(with[kind], ROUNDS);
+            printf("%-9s %6zu  %12.1f  %12.1f  %6.3f\n", states[s], sizes[kind], a, b, b / a);
+        }
+        fflush(stdout);
+    }
+    return failed;
+}
