@@ -38,7 +38,7 @@ impl Ink {
 pub struct Paint {
     /// Escape codes are welcome.
     pub colour: bool,
-    /// Columns; 100 where there is no terminal.
+    /// Columns; 120 where there is no terminal.
     pub width: usize,
 }
 
@@ -51,7 +51,7 @@ impl Paint {
         let colour = !set("NO_COLOR") && (forced || (stream.is_terminal() && !dumb));
         let width = rustix::termios::tcgetwinsize(stream).map_or(0, |w| usize::from(w.ws_col));
         let width =
-            if width == 0 { env::var("COLUMNS").ok().and_then(|c| c.parse().ok()).unwrap_or(100) } else { width };
+            if width == 0 { env::var("COLUMNS").ok().and_then(|c| c.parse().ok()).unwrap_or(120) } else { width };
         Paint { colour, width: width.clamp(40, 400) }
     }
 

@@ -101,14 +101,22 @@ fn compare(plain: &std::fs::File, at: u64, buffer: &Buffer, len: usize) -> anyho
 
 fn report(read: &Read, buffer: &Buffer, done: &Done, stats: &spinio_io::stats::Snapshot) -> anyhow::Result<()> {
     let paint = Paint::stdout();
-    let mut text = format!(
-        "{} {} into {} in {} reads, {}, {} GB/s\n",
-        paint.text(Ink::Head, "read"),
-        units::bytes(done.bytes),
-        buffer.target.allocation.device.describe(),
-        done.reads,
-        units::time(done.spent.as_nanos() as f64),
-        units::gbps(done.bytes, done.spent.as_secs_f64())
+    let mut text = String::new();
+    let mut line = |label: &str, what: String| {
+        text += &format!("{} {what}\n", paint.text(Ink::Head, &format!("{label:<8}")));
+    };
+    line("file", format!("{} of {}", units::bytes(done.bytes), read.input.path().display()));
+    let device = buffer.target.allocation.device;
+    line("device", format!("{}: {}", device.id(), device.describe()));
+    line(
+        "time",
+        format!(
+            "{} in {} {}: {} GB/s",
+            units::time(done.spent.as_nanos() as f64),
+            done.reads,
+            if done.reads == 1 { "read" } else { "reads" },
+            units::gbps(done.bytes, done.spent.as_secs_f64())
+        ),
     );
     if !stats.lines.is_empty() {
         text += &format!("\n{}\n\n", table::of_snapshot(&paint, stats));

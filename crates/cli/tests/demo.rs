@@ -21,6 +21,45 @@ fn it_reads_three_states_and_every_byte_is_right() {
 }
 
 #[test]
+fn on_a_gpu_machine_the_memory_is_cudas() {
+    // The stand-in for the driver that the tests of `sys` and `device` use, and the one call that only the demo makes.
+    let fake = concat!(env!("CARGO_MANIFEST_DIR"), "/../sys/tests/fake/libcuda.c");
+    let more = "int cuMemcpyDtoH_v2(void *p, uint64_t d, size_t n) { return cuMemcpyDtoHAsync_v2(p, d, n, 0); }";
+    let source = format!("{}\n{more}\n", std::fs::read_to_string(fake).unwrap());
+    let dir = folder();
+    if common::compile(dir.path(), "libcuda.so.1", &source, &["-shared", "-fPIC", "-pthread"]).is_none() {
+        return;
+    }
+    let run = |args: &[&str]| {
+        let mut command = spinio();
+        command.env("LD_LIBRARY_PATH", dir.path()).args(["demo", "--size", "9M"]).args(args).assert().success()
+    };
+    let text = stdout(&run(&[]));
+    assert!(text.contains("Fake GPU 0 (cuMemAlloc)") && text.contains("EFAULT"), "{text}");
+    assert!(text.contains("✓ every byte") && !text.contains("software"), "{text}");
+    assert!(stdout(&run(&["--device", "emulated"])).contains("emulated:0"));
+}
+
+#[test]
+fn a_device_that_is_not_here_is_told() {
+    let dir = folder();
+    let path = dir.path().join("data");
+    let assert = spinio()
+        .env("LD_LIBRARY_PATH", dir.path())
+        .args(["demo", "--size", "1M", "--device", "cuda", "--path"])
+        .arg(&path)
+        .assert();
+    let output = assert.get_output();
+    if output.status.success() {
+        eprintln!("skipped: this machine has a CUDA GPU");
+        return;
+    }
+    assert_eq!(output.status.code(), Some(4));
+    assert!(stderr(&assert).contains("No device to read into"), "{}", stderr(&assert));
+    assert!(!path.exists());
+}
+
+#[test]
 fn a_size_that_is_no_multiple_of_anything() {
     let dir = folder();
     let assert = spinio()
