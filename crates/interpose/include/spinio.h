@@ -46,6 +46,10 @@ ssize_t spinio_pread(int fd, void *buffer, size_t size, off_t offset);
  * Returns the bytes that will be there once the stream gets that far. EFAULT if the buffer is no device memory. */
 ssize_t spinio_pread_async(int fd, void *buffer, size_t size, off_t offset, void *stream);
 
+/* The stream that this thread's reads are ordered with from now on, hooked ones included: a cudaStream_t, NULL for the
+ * default stream. Small reads are queued on it, larger ones start behind what is queued there. */
+void spinio_set_stream(void *stream);
+
 /* ---- what happened --------------------------------------------------------------------------------------------- */
 
 /* Routes, as indexes of struct spinio_counters. */

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use spinio_device::QueueId;
+use spinio_device::{QueueId, set_thread_queue};
 use spinio_io::runtime;
 use spinio_sys::linux;
 
@@ -59,4 +59,9 @@ unsafe extern "C-unwind" fn spinio_pread_async(
         let to = target(buffer.cast(), size).ok_or(Failure::Errno(libc::EFAULT))?;
         Ok(runtime().read_async(fd, at, to, size, QueueId(stream as u64))?)
     })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn spinio_set_stream(stream: *mut c_void) {
+    set_thread_queue(QueueId(stream as u64));
 }
