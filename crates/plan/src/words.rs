@@ -133,6 +133,12 @@ reasons! {
     HostMapped = "the CPU can store into this buffer",
     /// Registering page-cache pages failed.
     PinRefused = "the pages could not be registered with the driver",
+    /// Registering is one at a time.
+    Crowded = "several large reads at once: pages are registered for one at a time, copying is not",
+    /// Enough threads to copy faster.
+    ManyThreads = "enough threads to copy faster than pages can be registered",
+    /// Unpinning waits for kernels.
+    PinStalls = "giving pages back was seen to wait for the program's own kernels",
     /// No pinned memory could be had.
     NoPinnedMemory = "no pinned memory for staging",
     /// The chosen route failed and this one finished the work.

@@ -236,6 +236,27 @@ pub fn fadvise(fd: Fd, offset: u64, len: u64, advice: Advice) -> Result<()> {
     unsafe { call(k::__NR_fadvise64, [fd as usize, offset as usize, len as usize, advice as usize, 0, 0]) }.map(drop)
 }
 
+/// Magic number of the file system (`fstatfs`).
+pub fn file_system(fd: Fd) -> Result<u64> {
+    // SAFETY: all-zero is a valid `struct statfs`.
+    let mut raw: k::statfs64 = unsafe { core::mem::zeroed() };
+    // SAFETY: `raw` has the layout of this architecture's `struct statfs` and is alive across the call.
+    unsafe { call(k::__NR_fstatfs, [fd as usize, &raw mut raw as usize, 0, 0, 0, 0]) }?;
+    Ok(raw.f_type as u64)
+}
+
+/// The processor this thread runs on now.
+pub fn cpu() -> usize {
+    // SAFETY: no memory is involved; libc answers from memory the kernel shares, without a system call.
+    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+}
+
+/// Effective user of this thread.
+pub fn geteuid() -> u32 {
+    // SAFETY: no memory is involved, and the call cannot fail.
+    unsafe { call(k::__NR_geteuid, [0; 6]) }.unwrap_or(0) as u32
+}
+
 /// `gettid`.
 pub fn gettid() -> u32 {
     // SAFETY: no memory is involved, and the call cannot fail.
@@ -250,3 +271,24 @@ pub fn getpid() -> u32 {
 
 /// Size of a page; x86-64 has no other for the page cache.
 pub const PAGE: usize = 4096;
+
+pub use k::{
+    MADV_DONTNEED, MADV_POPULATE_READ, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, O_ACCMODE, O_CREAT, O_DIRECT, O_RDONLY,
+    O_RDWR, O_WRONLY, PROT_NONE, PROT_READ, PROT_WRITE,
+};
+
+/// Major number of a device.
+pub const fn major(dev: u64) -> u64 {
+    (dev >> 8 & 0xfff) | (dev >> 32 & !0xfff)
+}
+
+/// Minor number of a device.
+pub const fn minor(dev: u64) -> u64 {
+    (dev & 0xff) | (dev >> 12 & !0xff)
+}
+
+/// `readlink`; the bytes of the target, cut at the length of `out`.
+pub fn readlink(path: &CStr, out: &mut [u8]) -> Result<usize> {
+    // SAFETY: `path` is NUL-terminated and `out` is alive across the call.
+    unsafe { call(k::__NR_readlink, [path.as_ptr() as usize, out.as_mut_ptr() as usize, out.len(), 0, 0, 0]) }
+}
