@@ -13,12 +13,28 @@
 //!                          bytes delivered, statistics
 //! ```
 
+mod canary;
+mod core;
+mod crew;
+mod engine;
 mod error;
+mod explain;
 mod fetch;
+mod file;
+mod job;
+pub mod kernel;
+mod large;
+mod pins;
+mod plain;
+mod residency;
+mod route;
 mod runtime;
 pub mod settings;
+mod small;
+mod staging;
 pub mod stats;
 
 pub use error::{Error, ErrorKind};
-pub use runtime::{Runtime, Target, runtime};
+pub use explain::{Buffer, Explanation};
+pub use runtime::{Runtime, Target, forget, forget_all, runtime};
 pub use settings::Settings;

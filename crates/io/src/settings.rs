@@ -30,6 +30,8 @@ pub struct Settings {
     pub staging: u64,
     /// `SPINIO_ROUTES`: the routes that may be used
     pub routes: Vec<Route>,
+    /// `SPINIO_DMA_MIN`: cached bytes from which the pages are registered instead of copied
+    pub dma_min: u64,
     /// `SPINIO_EMULATED`: description of the emulated device
     pub emulated: Option<String>,
     /// `SPINIO_STATS`: file for the shared counters
@@ -83,6 +85,13 @@ pub const TABLE: &[Row] = &[
               they are what every other route falls back to.",
     },
     Row {
+        name: "SPINIO_DMA_MIN",
+        values: "bytes; `K`, `M`, `G`",
+        default: "`2M`",
+        doc: "Bytes that must lie together in the page cache for the `dma` route, which registers the pages with the \
+              driver, to be taken instead of `copy`.",
+    },
+    Row {
         name: "SPINIO_EMULATED",
         values: "`size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`, each part optional",
         default: "`size=1G,bar=0`, unlimited speed",
@@ -105,6 +114,7 @@ impl Default for Settings {
             threads: 0,
             staging: 128 << 20,
             routes: Route::ALL.to_vec(),
+            dma_min: 2 << 20,
             emulated: None,
             stats: None,
         }
@@ -164,6 +174,13 @@ impl Settings {
             }
             s.routes = routes;
             true
+        });
+        each("SPINIO_DMA_MIN", &mut |v| match parse_bytes(v) {
+            Some(n) => {
+                s.dma_min = n;
+                true
+            }
+            None => false,
         });
         each("SPINIO_EMULATED", &mut |v| {
             s.emulated = Some(v.to_owned());

@@ -11,6 +11,9 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use spinio_plan::{Reason, Route};
+use spinio_sys::linux;
+
+use crate::crew::Crew;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"spinio\x01\0");
 const REASONS: usize = Reason::ALL.len();
@@ -102,6 +105,46 @@ impl Table {
             read_nanos: self.read_nanos.load(Relaxed),
             lines,
         }
+    }
+}
+
+/// Where the counters of a process live: its own memory, or a shared file.
+pub(crate) struct Home {
+    table: &'static Table,
+}
+
+impl Home {
+    /// The table in `path`, created if need be; in memory if that fails or there is no path.
+    ///
+    /// `crew`: the helpers, asked for only if there is a path.
+    pub(crate) fn new<'a>(path: Option<&str>, crew: impl FnOnce() -> Option<&'a Crew>) -> Home {
+        let shared = path.and_then(|path| {
+            let path = std::ffi::CString::new(path).ok()?;
+            // On a helper, so that the descriptor is never in the program's table.
+            match crew() {
+                Some(crew) => crew.call(move || Home::map(&path))?,
+                None => Home::map(&path),
+            }
+        });
+        Home { table: shared.unwrap_or_else(|| Box::leak(Box::default())) }
+    }
+
+    fn map(path: &std::ffi::CStr) -> Option<&'static Table> {
+        let flags = (linux::O_RDWR | linux::O_CREAT) as i32;
+        let fd = linux::open(path, flags, 0o600).ok()?;
+        let protection = linux::PROT_READ | linux::PROT_WRITE;
+        let mapped = linux::ftruncate(fd, Table::SIZE as u64).and_then(|()| {
+            // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+            unsafe { linux::mmap(core::ptr::null_mut(), Table::SIZE, protection, linux::MAP_SHARED, fd, 0) }
+        });
+        let _ = linux::close(fd);
+        // SAFETY: the mapping is page-aligned, as long as a table, never unmapped, and every bit pattern is a valid
+        // table of atomics.
+        mapped.ok().map(|ptr| unsafe { &*ptr.cast::<Table>() })
+    }
+
+    pub(crate) fn table(&self) -> &'static Table {
+        self.table
     }
 }
 

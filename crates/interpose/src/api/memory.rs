@@ -56,7 +56,8 @@ unsafe extern "C" fn spinio_mem_copy(to: *mut c_void, from: *const c_void, size:
         match (whole(to, size)?, whole(from, size)?) {
             // SAFETY: both are the host's, and the header asks for `size` bytes at each.
             (None, None) => unsafe { core::ptr::copy(from, to, size) },
-            (Some(device), None) => runtime().put(device, from, size)?,
+            // SAFETY: `from` is the host's, and the header asks for `size` bytes there.
+            (Some(device), None) => runtime().put(device, unsafe { core::slice::from_raw_parts(from, size) })?,
             // SAFETY: `to` is the host's, and the header asks for `size` bytes there.
             (None, Some(device)) => runtime().fetch(device, unsafe { core::slice::from_raw_parts_mut(to, size) })?,
             (Some(into), Some(out_of)) => {
@@ -64,7 +65,7 @@ unsafe extern "C" fn spinio_mem_copy(to: *mut c_void, from: *const c_void, size:
                 for at in (0..size).step_by(PIECE) {
                     let len = PIECE.min(size - at);
                     runtime().fetch(further(out_of, at), &mut bounce[..len])?;
-                    runtime().put(further(into, at), bounce.as_ptr(), len)?;
+                    runtime().put(further(into, at), &bounce[..len])?;
                 }
             }
         }

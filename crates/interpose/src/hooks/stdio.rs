@@ -91,7 +91,7 @@ unsafe fn into_device(buffer: *mut u8, bytes: usize, size: usize, file: *mut FIL
             // SAFETY: `bounce` has room for a piece, and the FILE is ours.
             let got = unsafe { next::FREAD_UNLOCKED.get()(bounce.as_mut_ptr().cast(), 1, piece, file) };
             if got > 0 {
-                runtime().put(target(allocation, buffer.wrapping_add(done)), bounce.as_ptr(), got)?;
+                runtime().put(target(allocation, buffer.wrapping_add(done)), &bounce[..got])?;
             }
             done += got;
             if got < piece {

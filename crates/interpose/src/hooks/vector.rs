@@ -264,7 +264,7 @@ fn window(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<Window
         if let Some(allocation) = part.device {
             let len = len.min(bounce.len() - from);
             if len > 0 {
-                runtime().put(target(allocation, part.at), bounce[from..].as_ptr(), len)?;
+                runtime().put(target(allocation, part.at), &bounce[from..from + len])?;
             }
             from += len;
             left -= len;

@@ -1,0 +1,72 @@
+//! The canary: before storage is trusted to DMA into a device, one range is read both ways.
+//!
+//! ```text
+//!   O_DIRECT into the device ──┐
+//!                              ├── equal? ── yes: trusted for this (file system, device)
+//!   O_DIRECT into host memory ─┘          └─ no: read both again (the file may be changing);
+//!                                             still no: never
+//! ```
+//!
+//! The range is part of the request, so the device holds nothing it was not asked for; it
+//! is as long as the request allows, up to a MiB, to span the stripes of an array whose
+//! members need not all reach the device.
+//!
+//! Known flaw: an array with longer stripes can pass while one member cannot reach the
+//! device; the engine then finds out (the read fails) and the verdict changes.
+
+use std::sync::Arc;
+
+use spinio_plan::Route;
+use spinio_sys::Errno;
+
+use crate::Target;
+use crate::core::{Core, Verdict};
+use crate::file::File;
+use crate::staging::BLOCK;
+
+/// Reads part of the request both ways; `None` if nothing could be compared.
+pub(crate) fn sing(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    to: Target,
+    offset: u64,
+    len: u64,
+    unit: u64,
+) -> Option<Verdict> {
+    let first = offset.next_multiple_of(unit);
+    let bytes = ((offset + len).saturating_sub(first) / unit * unit).min(BLOCK as u64) as usize;
+    if bytes == 0 {
+        return None;
+    }
+    let at = to.addr.offset(first - offset).0;
+    let (theirs, twins) = (Arc::clone(core), Arc::clone(file));
+    core.crew()?.call(move || compare(&theirs, &twins, at, first, bytes))?
+}
+
+fn compare(core: &Core, file: &File, device: u64, offset: u64, bytes: usize) -> Option<Verdict> {
+    let twin = file.direct.as_ref().ok()?;
+    let mut host = vec![0u8; bytes + 4096];
+    let aligned = host.as_ptr().align_offset(4096);
+    let host = &mut host[aligned..aligned + bytes];
+    for _ in 0..2 {
+        // SAFETY: host-mapped device memory of the request, inside its allocation.
+        let p2p = unsafe { core.kernel.pread(Route::P2p, twin.get(), device as *mut u8, bytes, offset, 0) };
+        match p2p {
+            Ok(n) if n == bytes => {}
+            Err(Errno::REMOTEIO | Errno::INVAL | Errno::OPNOTSUPP) => return Some(Verdict::Unreachable),
+            _ => return None,
+        }
+        // SAFETY: `host` has `bytes` bytes.
+        let plain = unsafe { core.kernel.pread(Route::Direct, twin.get(), host.as_mut_ptr(), bytes, offset, 0) };
+        if plain != Ok(bytes) {
+            return None;
+        }
+        // SAFETY: P2P-mapped memory is host-mapped, and the request's bytes lie inside its allocation; the program
+        // has lent it to this call.
+        let theirs = unsafe { core::slice::from_raw_parts(device as *const u8, bytes) };
+        if theirs == host {
+            return Some(Verdict::Trusted);
+        }
+    }
+    Some(Verdict::Untrusted)
+}

@@ -1,0 +1,194 @@
+//! What the threads of a runtime share.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use spinio_device::{Device, DeviceId};
+use spinio_plan::{Model, Reason, Route};
+
+use crate::crew::{Crew, Tidy};
+use crate::file::{File, Files};
+use crate::kernel::Kernel;
+use crate::pins::{Pins, QUIET};
+use crate::staging::Staging;
+use crate::{Settings, Target, stats};
+
+/// Threads a request from which copying beats registering.
+const MANY: usize = 8;
+
+/// Helpers a crew has at least: storage wants several reads in flight even where the processors are few.
+const CREW: usize = 4;
+
+/// Whether storage may DMA into a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The canary read matched.
+    Trusted,
+    /// The kernel says that it cannot.
+    Unreachable,
+    /// The canary read did not match.
+    Untrusted,
+}
+
+/// What helpers do while there is no work: give pins back, let files go.
+struct Housekeeping(Weak<Core>);
+
+impl Tidy for Housekeeping {
+    fn nap(&self) -> Option<Duration> {
+        let core = self.0.upgrade()?;
+        match (core.pins.is_empty(), core.files.is_empty()) {
+            (false, _) => Some(QUIET),
+            (true, false) => Some(Duration::from_secs(1)),
+            (true, true) => None,
+        }
+    }
+
+    fn tidy(&self) {
+        if let Some(core) = self.0.upgrade() {
+            core.pins.tidy();
+            core.files.tidy();
+        }
+    }
+}
+
+/// Shared by the callers, the helpers and the jobs of one runtime.
+pub(crate) struct Core {
+    pub(crate) kernel: &'static dyn Kernel,
+    pub(crate) settings: Settings,
+    pub(crate) files: Files,
+    pub(crate) pins: Pins,
+    stats: OnceLock<stats::Home>,
+    crew: OnceLock<Option<Crew>>,
+    stagings: Mutex<Vec<Arc<Staging>>>,
+    verdicts: Mutex<HashMap<(u64, DeviceId), Verdict>>,
+    threads: usize,
+    me: Weak<Core>,
+    requests: AtomicUsize,
+    look: Duration,
+}
+
+/// A large request under way.
+pub(crate) struct UnderWay<'a>(&'a Core);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.requests.fetch_sub(1, Relaxed);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Core {
+    pub(crate) fn new(settings: Settings, kernel: &'static dyn Kernel) -> Arc<Core> {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = match settings.threads {
+            0 => (processors / 4).clamp(2, 4),
+            n => n,
+        };
+        Arc::new_cyclic(|me| Core {
+            kernel,
+            settings,
+            files: Files::new(),
+            pins: Pins::new(),
+            stats: OnceLock::new(),
+            crew: OnceLock::new(),
+            stagings: Mutex::default(),
+            verdicts: Mutex::default(),
+            threads,
+            me: me.clone(),
+            requests: AtomicUsize::new(0),
+            // Waking a sleeper costs more than copying 64 KiB; but where the processors are few, they have better to do.
+            look: Duration::from_micros(if processors >= 8 { 60 } else { 0 }),
+        })
+    }
+
+    /// Threads on one request, the caller included.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// How long to look for something that is about to happen before sleeping.
+    pub(crate) fn look(&self) -> Duration {
+        self.look
+    }
+
+    /// Counts a large request for as long as the answer lives.
+    pub(crate) fn begin_request(&self) -> UnderWay<'_> {
+        self.requests.fetch_add(1, Relaxed);
+        UnderWay(self)
+    }
+
+    /// Large requests under way.
+    pub(crate) fn requests(&self) -> usize {
+        self.requests.load(Relaxed)
+    }
+
+    /// Whether registering pages would pay now.
+    pub(crate) fn may_register(&self) -> Result<(), Reason> {
+        if !self.settings.allows(Route::Dma) {
+            return Err(Reason::Forced);
+        }
+        // The driver registers for one thread at a time, and copies of others wait meanwhile.
+        if self.requests() > 1 {
+            return Err(Reason::Crowded);
+        }
+        // Registering moves about 36 GB/s in the long run, a copying thread 6: from here on copying is faster.
+        if self.threads >= MANY {
+            return Err(Reason::ManyThreads);
+        }
+        if self.pins.stalls() { Err(Reason::PinStalls) } else { Ok(()) }
+    }
+
+    /// The counters.
+    pub(crate) fn stats(&self) -> &stats::Table {
+        self.stats.get_or_init(|| stats::Home::new(self.settings.stats.as_deref(), || self.crew())).table()
+    }
+
+    /// The helpers, made at the first request that needs them.
+    pub(crate) fn crew(&self) -> Option<&Crew> {
+        self.crew
+            .get_or_init(|| {
+                Crew::new(self.kernel, CREW.max(self.threads - 1), self.look, Housekeeping(self.me.clone()))
+            })
+            .as_ref()
+    }
+
+    /// The staging ring of a device.
+    pub(crate) fn staging(&self, device: &'static dyn Device) -> Arc<Staging> {
+        let mut stagings = lock(&self.stagings);
+        // By object, not by number: after a device reset a new object stands for the same device.
+        if let Some(found) = stagings.iter().find(|s| core::ptr::addr_eq(s.device(), device)) {
+            return Arc::clone(found);
+        }
+        let made = Arc::new(Staging::new(device, self.settings.staging));
+        stagings.push(Arc::clone(&made));
+        made
+    }
+
+    /// The route of cached bytes where nothing better can be had.
+    pub(crate) fn cache_route(&self, to: Target) -> Route {
+        if to.allocation.device.abilities().copies { Route::Copy } else { Route::Store }
+    }
+
+    /// What each route costs for this file.
+    pub(crate) fn model(&self, file: &File) -> Model {
+        let mut model = if file.fast { Model::nvme() } else { Model::virtual_disk() };
+        // One thread copies 6.3 GB/s out of the page cache; the link bounds them all.
+        model.cache_flight.per_byte = 1e9 / (6.3e9 * self.threads as f64).min(48e9);
+        model
+    }
+
+    /// Whether storage of the file may DMA into the device, if that is known.
+    pub(crate) fn verdict(&self, file: &File, device: &dyn Device) -> Option<Verdict> {
+        lock(&self.verdicts).get(&(file.key().0, device.id())).copied()
+    }
+
+    /// Remembers it for the file system and the device.
+    pub(crate) fn set_verdict(&self, file: &File, device: &dyn Device, verdict: Verdict) {
+        lock(&self.verdicts).insert((file.key().0, device.id()), verdict);
+    }
+}

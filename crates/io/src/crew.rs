@@ -1,0 +1,343 @@
+//! The crew: helper threads that work on large requests and own SPIN's descriptors.
+//!
+//! ```text
+//!   caller ── post(job, 3) ──> queue ──> helper: job.help() until nothing is left
+//!          ── call(f) ───────> queue ──> helper: f(), answer back
+//!   any thread drops a twin ─> graveyard ──> helper closes it, in the table it lives in
+//! ```
+//!
+//! A helper that ran out of work looks at the queue for a few microseconds, because the
+//! next request of a stream of reads comes soon and waking a sleeper costs more than
+//! the read of 64 KiB; then it sleeps. On machines with few processors it sleeps at once.
+//!
+//! Known flaw: helpers do not know NUMA; the kernel's scheduler places them.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{
+    AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use spinio_sys::linux::{Fd, Private};
+
+use crate::kernel::Kernel;
+
+/// Something that several helpers can work on at once.
+pub(crate) trait Task: Send + Sync {
+    /// Works until there is nothing left to take.
+    fn help(self: Arc<Self>);
+}
+
+type Call = Box<dyn FnOnce() + Send>;
+
+enum Entry {
+    Task(Arc<dyn Task>, usize),
+    Call(Call),
+}
+
+#[derive(Default)]
+struct State {
+    entries: VecDeque<Entry>,
+    graves: Vec<Fd>,
+    sleeping: usize,
+    started: usize,
+    dismissed: bool,
+}
+
+struct Shared {
+    kernel: &'static dyn Kernel,
+    state: Mutex<State>,
+    wake: Condvar,
+    /// Entries and graves that wait; read without the lock by helpers that still look.
+    waiting: AtomicUsize,
+    look: Duration,
+    tidy: Box<dyn Tidy>,
+}
+
+/// The helper threads of a runtime.
+pub(crate) struct Crew {
+    shared: Arc<Shared>,
+    private: Private,
+    size: usize,
+}
+
+/// What idle helpers look after.
+pub(crate) trait Tidy: Send + Sync {
+    /// How long a helper may sleep before it looks again; for ever if there is nothing to look after.
+    fn nap(&self) -> Option<Duration>;
+    /// Lets go of what is no longer needed.
+    fn tidy(&self);
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Crew {
+    /// A crew of up to `size` threads, started as work comes.
+    /// `look`: how long an idle one looks for work before it sleeps.
+    pub(crate) fn new(
+        kernel: &'static dyn Kernel,
+        size: usize,
+        look: Duration,
+        tidy: impl Tidy + 'static,
+    ) -> Option<Crew> {
+        let private = kernel.private().ok()?;
+        let shared = Arc::new(Shared {
+            kernel,
+            state: Mutex::default(),
+            wake: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+            look,
+            tidy: Box::new(tidy),
+        });
+        let crew = Crew { shared, private, size: size.max(1) };
+        crew.hire(1).then_some(crew)
+    }
+
+    /// Lets up to `helpers` threads work on a task. Does not wait.
+    pub(crate) fn post(&self, task: Arc<dyn Task>, helpers: usize) {
+        let helpers = helpers.min(self.size);
+        if helpers > 0 {
+            self.hire(helpers);
+            self.enqueue(Entry::Task(task, helpers), helpers);
+        }
+    }
+
+    /// Runs `f` on a helper and waits for its answer.
+    pub(crate) fn call<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let busy = {
+            let state = lock(&self.shared.state);
+            (state.sleeping == 0).then_some(state.started)
+        };
+        if let Some(started) = busy {
+            self.hire(started + 1);
+        }
+        let answer = Arc::new((Mutex::new(None), Condvar::new()));
+        let theirs = Arc::clone(&answer);
+        self.enqueue(
+            Entry::Call(Box::new(move || {
+                let value = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
+                *lock(&theirs.0) = Some(value.ok());
+                theirs.1.notify_one();
+            })),
+            1,
+        );
+        let mut slot = lock(&answer.0);
+        loop {
+            match slot.take() {
+                Some(value) => return value,
+                None => slot = answer.1.wait(slot).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// A way to have descriptors closed where they live.
+    pub(crate) fn graveyard(&self) -> Graveyard {
+        Graveyard { shared: Arc::clone(&self.shared) }
+    }
+
+    fn enqueue(&self, entry: Entry, helpers: usize) {
+        let shared = &self.shared;
+        let mut state = lock(&shared.state);
+        state.entries.push_back(entry);
+        shared.waiting.fetch_add(1, Release);
+        let wake = state.sleeping.min(helpers);
+        drop(state);
+        for _ in 0..wake {
+            shared.wake.notify_one();
+        }
+    }
+
+    /// Makes sure `wanted` threads run; false if there is none at all.
+    fn hire(&self, wanted: usize) -> bool {
+        let mut state = lock(&self.shared.state);
+        while state.started < wanted.min(self.size) {
+            state.started += 1;
+            let shared = Arc::clone(&self.shared);
+            drop(state);
+            let made = self.private.spawn("spinio-helper", move || shared.work());
+            state = lock(&self.shared.state);
+            if !made {
+                state.started -= 1;
+                break;
+            }
+        }
+        state.started > 0
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        while let Some(entry) = self.next() {
+            match entry {
+                Entry::Task(task, _) => {
+                    let helped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| task.help()));
+                    debug_assert!(helped.is_ok(), "a task must not panic");
+                }
+                Entry::Call(call) => call(),
+            }
+        }
+    }
+
+    /// Waits for something to do; `None` when the crew is dismissed.
+    fn next(&self) -> Option<Entry> {
+        let begun = Instant::now();
+        while self.waiting.load(Acquire) == 0 && begun.elapsed() < self.look {
+            std::hint::spin_loop();
+        }
+        let mut state = lock(&self.state);
+        loop {
+            for fd in std::mem::take(&mut state.graves) {
+                self.kernel.close(fd);
+                self.waiting.fetch_sub(1, Relaxed);
+            }
+            if let Some(Entry::Task(task, more)) = state.entries.front_mut()
+                && *more > 1
+            {
+                *more -= 1;
+                return Some(Entry::Task(Arc::clone(task), 1));
+            }
+            if let Some(entry) = state.entries.pop_front() {
+                self.waiting.fetch_sub(1, Relaxed);
+                return Some(entry);
+            }
+            if state.dismissed {
+                return None;
+            }
+            state.sleeping += 1;
+            let timed_out;
+            (state, timed_out) = match self.tidy.nap() {
+                Some(nap) => {
+                    let (state, slept) = self.wake.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner);
+                    (state, slept.timed_out())
+                }
+                None => (self.wake.wait(state).unwrap_or_else(PoisonError::into_inner), false),
+            };
+            state.sleeping -= 1;
+            if timed_out {
+                drop(state);
+                self.tidy.tidy();
+                state = lock(&self.state);
+            }
+        }
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        // The private table goes with the last helper, and every descriptor with the table.
+        lock(&self.shared.state).dismissed = true;
+        self.shared.wake.notify_all();
+    }
+}
+
+/// Closes descriptors of the crew's table, from any thread.
+#[derive(Clone)]
+pub(crate) struct Graveyard {
+    shared: Arc<Shared>,
+}
+
+impl Graveyard {
+    fn bury(&self, fd: Fd) {
+        let mut state = lock(&self.shared.state);
+        state.graves.push(fd);
+        self.shared.waiting.fetch_add(1, Release);
+        drop(state);
+        self.shared.wake.notify_one();
+    }
+}
+
+/// A descriptor in the crew's table: only helpers may use the number.
+pub(crate) struct PrivateFd {
+    fd: Fd,
+    graveyard: Graveyard,
+}
+
+impl PrivateFd {
+    /// Takes over a descriptor that a helper opened.
+    pub(crate) fn new(fd: Fd, graveyard: Graveyard) -> PrivateFd {
+        PrivateFd { fd, graveyard }
+    }
+
+    /// The number, for a helper.
+    pub(crate) fn get(&self) -> Fd {
+        self.fd
+    }
+}
+
+impl Drop for PrivateFd {
+    fn drop(&mut self) {
+        self.graveyard.bury(self.fd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Linux;
+    use std::sync::atomic::{AtomicU64, Ordering::AcqRel};
+
+    struct Nothing;
+
+    impl Tidy for Nothing {
+        fn nap(&self) -> Option<Duration> {
+            None
+        }
+        fn tidy(&self) {}
+    }
+
+    struct Count {
+        left: AtomicU64,
+        done: AtomicU64,
+    }
+
+    impl Task for Count {
+        fn help(self: Arc<Self>) {
+            while self.left.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1)).is_ok() {
+                self.done.fetch_add(1, AcqRel);
+            }
+        }
+    }
+
+    #[test]
+    fn every_piece_of_every_task_is_done_once() {
+        let crew = Crew::new(&Linux, 3, Duration::ZERO, Nothing).expect("helpers");
+        let tasks: Vec<_> =
+            (0..50).map(|_| Arc::new(Count { left: AtomicU64::new(100), done: AtomicU64::new(0) })).collect();
+        for task in &tasks {
+            crew.post(task.clone(), 3);
+        }
+        let begun = Instant::now();
+        while tasks.iter().any(|t| t.done.load(Acquire) < 100) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "helpers never finished");
+            std::thread::yield_now();
+        }
+        assert!(tasks.iter().all(|t| t.done.load(Acquire) == 100));
+    }
+
+    #[test]
+    fn what_a_helper_opens_the_program_cannot_see_and_a_dropped_twin_is_closed() {
+        let crew = Crew::new(&Linux, 2, Duration::ZERO, Nothing).expect("helpers");
+        let tid = spinio_sys::linux::gettid();
+        let file = tempfile::tempfile().unwrap();
+        let ours = std::os::fd::AsRawFd::as_raw_fd(&file);
+        let fd = crew.call(move || Linux.open_again(tid, ours, 0)).unwrap().expect("opened again");
+        let here = spinio_sys::linux::fstat(fd);
+        let there = crew.call(move || Linux.fstat(fd)).unwrap().unwrap();
+        assert_eq!(there.ino, spinio_sys::linux::fstat(ours).unwrap().ino);
+        assert!(here.is_err() || here.unwrap().ino != there.ino || fd == ours, "the twin is in the program's table");
+        drop(PrivateFd::new(fd, crew.graveyard()));
+        // The grave is emptied before the next entry is taken.
+        assert!(crew.call(move || Linux.fstat(fd)).unwrap().is_err());
+    }
+
+    #[test]
+    fn a_call_that_panics_answers_nothing_and_the_crew_lives_on() {
+        let crew = Crew::new(&Linux, 1, Duration::ZERO, Nothing).expect("helpers");
+        assert_eq!(crew.call(|| -> u32 { std::panic::resume_unwind(Box::new("planned")) }), None);
+        assert_eq!(crew.call(|| 7), Some(7));
+    }
+}

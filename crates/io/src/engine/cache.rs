@@ -1,0 +1,106 @@
+//! `copy` and `store`: bytes of the page cache, moved by the CPU.
+//!
+//! ```text
+//!   copy    page cache ──pread──> staging block ──DMA──> device
+//!   store   page cache ──pread────────────────────────> host-mapped device memory
+//! ```
+
+use std::time::Instant;
+
+use spinio_plan::{Reason, Route};
+use spinio_sys::Errno;
+use spinio_sys::linux::RWF_NOWAIT;
+
+use super::Hands;
+use crate::Error;
+use crate::job::Piece;
+
+/// How reading a piece through the page cache ended.
+enum Ended {
+    /// All bytes are there.
+    Full,
+    /// The next byte is not in the page cache (only where the piece was presumed cached).
+    NotCached,
+    /// End of file, or the kernel's error.
+    Short(Option<Errno>),
+}
+
+impl Hands<'_> {
+    /// Reads a piece into memory, front to back.
+    fn fill(&self, piece: Piece, into: *mut u8) -> (usize, Ended) {
+        let (kernel, fd) = (self.job.core.kernel, self.cached_fd());
+        let (len, offset) = (piece.len as usize, self.job.offset + piece.offset);
+        let flags = if piece.presumed { RWF_NOWAIT } else { 0 };
+        let mut got = 0;
+        while got < len {
+            // SAFETY: the caller lends `len` bytes at `into`.
+            let n =
+                unsafe { kernel.pread(piece.route, fd, into.wrapping_add(got), len - got, offset + got as u64, flags) };
+            match n {
+                // With RWF_NOWAIT a short read says nothing about the end of the file.
+                Ok(0) if piece.presumed => return (got, Ended::NotCached),
+                Ok(0) => return (got, Ended::Short(None)),
+                Ok(n) if piece.presumed && got + n < len => return (got + n, Ended::NotCached),
+                Ok(n) => got += n,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::OPNOTSUPP) if piece.presumed => return (got, Ended::NotCached),
+                Err(errno) => return (got, Ended::Short(Some(errno))),
+            }
+        }
+        (got, Ended::Full)
+    }
+
+    pub(super) fn copy(&mut self, piece: Piece) {
+        let begun = Instant::now();
+        let staging = &self.job.staging;
+        let block = match staging.take() {
+            Ok(block) => block,
+            Err(e) => return self.fail(piece, 0, self.device_error(e, piece)),
+        };
+        let (got, ended) = self.fill(piece, block.ptr());
+        let reason = if block.pinned { piece.reason } else { Reason::NoPinnedMemory };
+        if got > 0 {
+            let queued = self.queue().and_then(|queue| {
+                // SAFETY: the block is retired behind the copy and not lent before it is done; the request's
+                // bytes lie inside the allocation.
+                unsafe { self.job.device().copy_in(queue, self.address(piece.offset), block.ptr(), got) }
+                    .map(|()| queue)
+            });
+            match queued {
+                Ok(queue) => staging.retire(block, queue),
+                Err(e) => {
+                    staging.give_back(block);
+                    return self.fail(piece, 0, self.device_error(e, piece));
+                }
+            }
+        } else {
+            staging.give_back(block);
+        }
+        self.count(Route::Copy, reason, got as u64, begun);
+        self.cached_piece_ended(piece, got as u64, ended);
+    }
+
+    pub(super) fn store(&mut self, piece: Piece) {
+        let begun = Instant::now();
+        let (got, ended) = self.fill(piece, self.address(piece.offset).0 as *mut u8);
+        self.count(Route::Store, piece.reason, got as u64, begun);
+        self.cached_piece_ended(piece, got as u64, ended);
+    }
+
+    fn cached_piece_ended(&mut self, piece: Piece, got: u64, ended: Ended) {
+        match ended {
+            Ended::Full => self.queued.push((piece.offset, piece.len, got, None)),
+            Ended::NotCached => {
+                if got > 0 {
+                    self.queued.push((piece.offset, got, got, None));
+                }
+                self.job.look_again(piece.offset + got, piece.len - got);
+            }
+            Ended::Short(errno) => {
+                let at = self.job.offset + piece.offset + got;
+                let error = errno.map(|e| Error::kernel(e, "read", at, piece.len - got));
+                self.queued.push((piece.offset, piece.len, got, error));
+            }
+        }
+    }
+}

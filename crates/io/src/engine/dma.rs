@@ -1,0 +1,117 @@
+//! `dma`: the device reads the page cache itself.
+//!
+//! ```text
+//!   mapping ──populate──> page tables ──pin──> device reads the pages ──> pins.rs
+//!      two pieces under way a thread: one is pinned while the other is read
+//! ```
+//!
+//! A pin holds the pages that are in the page cache now. It serves this request alone
+//! (pins.rs gives it back soon after): used again, it would show pages that a direct write
+//! or a truncation has since replaced. Nobody touches the mapping with the CPU, so a file
+//! that shrinks meanwhile raises no signal: pinning fails, and the piece is copied.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use spinio_device::{ErrorKind, Wait};
+use spinio_plan::{Reason, Route};
+use spinio_sys::linux::{self, PAGE};
+
+use super::{Hands, Pinned};
+use crate::job::Piece;
+
+/// Bytes of a request above which its caller sleeps while it waits.
+const SLEEP: u64 = 64 << 20;
+
+/// Pieces under way a thread.
+const UNDER_WAY: usize = 2;
+
+impl Hands<'_> {
+    pub(super) fn dma(&mut self, piece: Piece) {
+        let begun = Instant::now();
+        let fall_back = |hands: &Self| hands.job.reroute(piece, 0, Route::Copy, Reason::PinRefused);
+        let from = self.job.offset + piece.offset;
+        let first = from / PAGE as u64 * PAGE as u64;
+        let len = ((from + piece.len - first) as usize).next_multiple_of(PAGE);
+        let Some(mapping) = self.job.mapping(self.who).map(Arc::clone) else { return fall_back(self) };
+        if self.job.file.pins_refused.load(Relaxed) || first + len as u64 > mapping.len as u64 {
+            return fall_back(self);
+        }
+        let ptr = mapping.ptr.wrapping_add(first as usize);
+        let device = self.job.device();
+        // Fills the page tables in the kernel, in parallel with other threads; pinning, which is one at a time in
+        // the driver, then finds them filled. What cannot be populated pinning will refuse.
+        // SAFETY: reading advice on a live mapping destroys nothing.
+        let _ = unsafe { linux::madvise(ptr, len, linux::MADV_POPULATE_READ) };
+        let pins = &self.job.core.pins;
+        pins.give_back_overlap(ptr, len);
+        // SAFETY: the mapping lives until the pin is given back: `Pinned` and then `Pins` hold it.
+        let pin = || unsafe { device.pin(ptr, len) };
+        let pin = match pin() {
+            // Pins that only wait to be given back may be what is in the way.
+            Err(e) if e.kind == ErrorKind::PinRefused && !pins.is_empty() => {
+                pins.give_back_all();
+                pin()
+            }
+            first => first,
+        };
+        let pin = match pin {
+            Ok(pin) => pin,
+            Err(e) => {
+                if e.kind == ErrorKind::Unsupported {
+                    self.job.file.pins_refused.store(true, Relaxed);
+                }
+                return fall_back(self);
+            }
+        };
+        let queued = self.queue().and_then(|queue| {
+            // SAFETY: the pin lives in `self.pinned` until its fence is done.
+            unsafe {
+                device.copy_pinned(queue, self.address(piece.offset), &pin, (from - first) as usize, piece.len as usize)
+            }?;
+            device.fence(queue).inspect_err(|_| {
+                let _ = device.drain(queue, Wait::Sleep);
+            })
+        });
+        match queued {
+            Ok(fence) => {
+                self.pinned.push_back(Pinned { pin, mapping, fence, piece, begun });
+                while self.pinned.len() >= UNDER_WAY {
+                    self.settle_pin();
+                }
+                if self.job.core.pins.is_full() {
+                    while !self.pinned.is_empty() {
+                        self.settle_pin();
+                    }
+                    self.job.core.pins.give_back_all();
+                }
+            }
+            Err(_) => {
+                device.unpin(pin);
+                fall_back(self);
+            }
+        }
+    }
+
+    /// Waits for the oldest pin, gives it back and tells the job.
+    pub(super) fn settle_pin(&mut self) {
+        let Some(Pinned { pin, mapping, fence, piece, begun }) = self.pinned.pop_front() else { return };
+        let device = self.job.device();
+        // A short transfer ends sooner than a sleeper wakes.
+        let how = if self.job.len <= SLEEP { Wait::Context } else { Wait::Sleep };
+        let waited = device.wait(&fence, how);
+        device.release_fence(fence);
+        self.job.core.pins.retire(device, pin, mapping);
+        match waited {
+            Ok(()) => {
+                self.count(Route::Dma, piece.reason, piece.len, begun);
+                self.job.arrived(piece.offset, piece.len, piece.len, None);
+            }
+            Err(e) => {
+                let error = self.device_error(e, piece);
+                self.job.arrived(piece.offset, piece.len, 0, Some(error));
+            }
+        }
+    }
+}

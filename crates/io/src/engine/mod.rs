@@ -1,0 +1,138 @@
+//! Engines: one a route, each moving one piece.
+//!
+//! [`Hands`] is what a thread holds while it works on a job: its queue on the device,
+//! and what it has under way. An engine puts bytes under way and returns; `settle` waits
+//! for the device and tells the job what arrived. Nothing is told before it arrived.
+
+mod cache;
+mod dma;
+mod storage;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use spinio_device::{DeviceAddr, DeviceError, Fence, Pin, QueueId, Wait};
+use spinio_plan::{Reason, Route};
+use spinio_sys::linux::Fd;
+
+use crate::file::Mapping;
+use crate::job::{Job, Piece, Who, Work};
+use crate::{Error, route};
+
+/// A DMA out of the page cache that is under way.
+struct Pinned {
+    pin: Pin,
+    mapping: Arc<Mapping>,
+    fence: Fence,
+    piece: Piece,
+    begun: Instant,
+}
+
+/// A thread at work on a job.
+pub(crate) struct Hands<'a> {
+    job: &'a Arc<Job>,
+    who: Who,
+    queue: Option<QueueId>,
+    /// Copies queued, to be told when the queue is drained: offset, length, arrived, error.
+    queued: Vec<(u64, u64, u64, Option<Error>)>,
+    pinned: VecDeque<Pinned>,
+}
+
+impl<'a> Hands<'a> {
+    pub(crate) fn new(job: &'a Arc<Job>, who: Who) -> Hands<'a> {
+        Hands { job, who, queue: None, queued: Vec::new(), pinned: VecDeque::new() }
+    }
+
+    pub(crate) fn who(&self) -> Who {
+        self.who
+    }
+
+    /// Does one thing.
+    pub(crate) fn work(&mut self, work: Work) {
+        match work {
+            Work::Piece(piece) => match piece.route {
+                Route::Copy | Route::Gather => self.copy(piece),
+                Route::Store => self.store(piece),
+                Route::Dma => self.dma(piece),
+                Route::Direct => self.direct(piece),
+                Route::P2p => self.p2p(piece),
+            },
+            Work::Window(offset, len, again) => {
+                route::window(self.job, self.who, offset, len, again);
+                if matches!(self.who, Who::Caller(_)) || again {
+                    self.job.call_helpers();
+                }
+            }
+        }
+    }
+
+    /// Waits for everything under way and tells the job.
+    pub(crate) fn settle(&mut self) {
+        if !self.pinned.is_empty() {
+            // While the last DMA runs there is nothing better to do than to give back what earlier requests pinned.
+            self.job.core.pins.give_back_all();
+        }
+        while !self.pinned.is_empty() {
+            self.settle_pin();
+        }
+        if let Some(queue) = self.queue.take() {
+            let drained = self.job.device().drain(queue, Wait::Context);
+            self.job.device().return_queue(queue);
+            for (offset, len, got, error) in self.queued.drain(..) {
+                match drained {
+                    Ok(()) => self.job.arrived(offset, len, got, error),
+                    Err(e) => {
+                        let error = Error::device(e, "copy", self.job.offset + offset, len);
+                        self.job.arrived(offset, len, 0, Some(error));
+                    }
+                }
+            }
+        }
+        for (offset, len, got, error) in self.queued.drain(..) {
+            self.job.arrived(offset, len, got, error);
+        }
+    }
+
+    /// This thread's queue, ordered behind what the program had queued when the request began.
+    fn queue(&mut self) -> Result<QueueId, DeviceError> {
+        if let Some(queue) = self.queue {
+            return Ok(queue);
+        }
+        let device = self.job.device();
+        let queue = device.lease_queue()?;
+        if let Some(order) = &self.job.order
+            && let Err(e) = device.follow(queue, order)
+        {
+            device.return_queue(queue);
+            return Err(e);
+        }
+        self.queue = Some(queue);
+        Ok(queue)
+    }
+
+    /// The descriptor to read through the page cache with.
+    fn cached_fd(&self) -> Fd {
+        match self.who {
+            Who::Caller(fd) => fd,
+            Who::Helper => self.job.file.cached.get(),
+        }
+    }
+
+    fn address(&self, offset: u64) -> DeviceAddr {
+        self.job.to.addr.offset(offset)
+    }
+
+    /// Ends a piece that could not be moved by any route.
+    fn fail(&mut self, piece: Piece, got: u64, error: Error) {
+        self.queued.push((piece.offset, piece.len, got, Some(error)));
+    }
+
+    fn count(&self, route: Route, reason: Reason, bytes: u64, begun: Instant) {
+        self.job.core.stats().piece(route, reason, bytes, begun.elapsed().as_nanos() as u64);
+    }
+
+    fn device_error(&self, source: DeviceError, piece: Piece) -> Error {
+        Error::device(source, "copy", self.job.offset + piece.offset, piece.len)
+    }
+}

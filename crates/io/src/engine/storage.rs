@@ -1,0 +1,132 @@
+//! `direct` and `p2p`: bytes that are not in the page cache, fetched around it. Helpers only.
+//!
+//! ```text
+//!   direct   storage ──O_DIRECT──> staging block ──DMA──> device
+//!   p2p      storage ──O_DIRECT─────────────────────────> P2P-mapped device memory
+//! ```
+//!
+//! `direct` reads the aligned range around its piece, so it takes any offset and length.
+//! `p2p` has nowhere to put the surplus, so the router cuts edges off first.
+//!
+//! A read that comes back short, or fails, is finished through the page cache: there the
+//! kernel says what a plain `pread` says.
+
+use std::time::Instant;
+
+use spinio_plan::{Reason, Route};
+use spinio_sys::Errno;
+
+use super::Hands;
+use crate::core::Verdict;
+use crate::job::Piece;
+
+impl Hands<'_> {
+    pub(super) fn direct(&mut self, piece: Piece) {
+        let begun = Instant::now();
+        let staging = &self.job.staging;
+        let Ok(twin) = &self.job.file.direct else {
+            return self.job.reroute(piece, 0, Route::Copy, Reason::NoDirectIo);
+        };
+        let block = match staging.take() {
+            Ok(block) => block,
+            Err(e) => return self.fail(piece, 0, self.device_error(e, piece)),
+        };
+        let unit = u64::from(self.job.file.align.offset);
+        let from = self.job.offset + piece.offset;
+        let first = from / unit * unit;
+        let wanted = (from + piece.len).next_multiple_of(unit) - first;
+        let mut got = 0;
+        while got < wanted {
+            // SAFETY: pieces end at block boundaries of the file, so the aligned range fits the block.
+            let n = unsafe {
+                self.job.core.kernel.pread(
+                    Route::Direct,
+                    twin.get(),
+                    block.ptr().wrapping_add(got as usize),
+                    (wanted - got) as usize,
+                    first + got,
+                    0,
+                )
+            };
+            match n {
+                Ok(0) => break,
+                Ok(n) => {
+                    got += n as u64;
+                    if !got.is_multiple_of(unit) {
+                        break;
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(_) => break,
+            }
+        }
+        let arrived = got.saturating_sub(from - first).min(piece.len);
+        if arrived > 0 {
+            let source = block.ptr().wrapping_add((from - first) as usize);
+            let queued = self.queue().and_then(|queue| {
+                // SAFETY: the block is retired behind the copy; the request's bytes lie inside the allocation.
+                unsafe { self.job.device().copy_in(queue, self.address(piece.offset), source, arrived as usize) }
+                    .map(|()| queue)
+            });
+            match queued {
+                Ok(queue) => staging.retire(block, queue),
+                Err(e) => {
+                    staging.give_back(block);
+                    return self.fail(piece, 0, self.device_error(e, piece));
+                }
+            }
+            self.count(Route::Direct, piece.reason, arrived, begun);
+            self.queued.push((piece.offset, arrived, arrived, None));
+        } else {
+            staging.give_back(block);
+        }
+        if arrived < piece.len {
+            self.job.reroute(piece, arrived, Route::Copy, Reason::FellBack);
+        }
+    }
+
+    pub(super) fn p2p(&mut self, piece: Piece) {
+        let begun = Instant::now();
+        let Ok(twin) = &self.job.file.direct else {
+            return self.job.reroute(piece, 0, self.job.core.cache_route(self.job.to), Reason::NoDirectIo);
+        };
+        let from = self.job.offset + piece.offset;
+        // SAFETY: the range is device memory inside the target's allocation.
+        let read = unsafe {
+            self.job.core.kernel.pread(
+                Route::P2p,
+                twin.get(),
+                self.address(piece.offset).0 as *mut u8,
+                piece.len as usize,
+                from,
+                0,
+            )
+        };
+        let cached = self.job.core.cache_route(self.job.to);
+        match read {
+            Ok(n) if n as u64 >= piece.len => {
+                self.count(Route::P2p, piece.reason, piece.len, begun);
+                self.queued.push((piece.offset, piece.len, piece.len, None));
+            }
+            // Short: how much of the rest was written cannot be known, so all of it is read again.
+            Ok(n) => {
+                let n = (n as u64) / 512 * 512;
+                if n > 0 {
+                    self.count(Route::P2p, piece.reason, n, begun);
+                    self.queued.push((piece.offset, n, n, None));
+                }
+                self.job.reroute(piece, n, cached, Reason::FellBack);
+            }
+            Err(errno) => {
+                let reason = match errno {
+                    Errno::REMOTEIO | Errno::INVAL => {
+                        self.job.core.set_verdict(&self.job.file, self.job.device(), Verdict::Unreachable);
+                        Reason::P2pUnreachable
+                    }
+                    _ => Reason::FellBack,
+                };
+                self.job.reroute(piece, 0, cached, reason);
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What a read would do, without doing it.
+
+use std::sync::Arc;
+
+use spinio_device::Abilities;
+use spinio_plan::{Extent, Objective, Prediction, Reason, Residency, Route, Schedule, plan, predict};
+use spinio_sys::Errno;
+use spinio_sys::linux::{Fd, FileKind};
+
+use crate::file::Rights;
+use crate::residency::Survey;
+use crate::settings::SMALL;
+use crate::{Error, Runtime, route};
+
+/// The buffer a read would go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Of its device.
+    pub abilities: Abilities,
+    /// The kernel can make a storage device DMA into it.
+    pub p2p_mapped: bool,
+}
+
+/// What a read of a range would do, and why.
+#[derive(Clone, Debug)]
+pub struct Explanation {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes up to the end of the file.
+    pub len: u64,
+    /// How the residency was asked.
+    pub asked: &'static str,
+    /// Where the bytes are.
+    pub extents: Vec<Extent>,
+    /// How they would travel.
+    pub schedule: Schedule,
+    /// How long that should take; nanoseconds, by the cost model in use.
+    pub prediction: Prediction,
+    /// Which cost model that is.
+    pub model: &'static str,
+    /// What would make it faster.
+    pub advice: Vec<String>,
+}
+
+impl Runtime {
+    /// Explains a `pread` of `len` bytes at `offset` into a buffer.
+    pub fn explain(&self, fd: Fd, offset: u64, len: u64, buffer: Buffer) -> Result<Explanation, Error> {
+        let core = self.core();
+        let fail = |e| Error::kernel(e, "explain", offset, len);
+        let stat = core.kernel.fstat(fd).map_err(fail)?;
+        if stat.kind == FileKind::Stream {
+            let format = stat.mode & 0o170_000;
+            return Err(fail(if format == 0o040_000 { Errno::ISDIR } else { Errno::SPIPE }));
+        }
+        let plain = |len, reason| {
+            let route = if buffer.abilities.copies { Route::Copy } else { Route::Store };
+            let schedule = if len > 0 { Schedule::single(len, route, reason) } else { Schedule::default() };
+            Explanation {
+                offset,
+                len,
+                asked: "not at all: this read goes through the page cache whatever is there",
+                extents: if len > 0 { vec![Extent { len, residency: Residency::Unknown }] } else { vec![] },
+                schedule,
+                prediction: Prediction::default(),
+                model: "none",
+                advice: vec![],
+            }
+        };
+        let regular = stat.kind == FileKind::Regular;
+        let within = if regular { len.min(stat.size.saturating_sub(offset)) } else { len };
+        let Some(crew) = core.crew() else { return Ok(plain(within, Reason::NoHelpers)) };
+        let file = match core.files.get(core.kernel, crew, fd, stat) {
+            Ok(file) => file,
+            Err(reason) => return Ok(plain(within, reason)),
+        };
+        let within = if regular { within } else { len.min(file.size.saturating_sub(offset)) };
+        if within == 0 {
+            return Ok(plain(0, Reason::Small));
+        }
+        let p2p = match buffer.p2p_mapped {
+            false => Err(Reason::NoP2pMapping),
+            true if !core.settings.allows(Route::P2p) => Err(Reason::Forced),
+            true => file.direct.as_ref().map(drop).map_err(|reason| *reason),
+        };
+        let (theirs, twins) = (Arc::clone(core), Arc::clone(&file));
+        let survey = move || {
+            let (kernel, fd) = (theirs.kernel, twins.cached.get());
+            match twins.rights {
+                Rights::Resident => vec![Extent { len: within, residency: Residency::Clean }],
+                Rights::Stranger => Survey { kernel, fd, mapping: None }.stranger(offset, within, route::RUN),
+                _ => {
+                    let mapping = twins.mapping(kernel, offset + within);
+                    Survey { kernel, fd, mapping: mapping.as_deref() }.owner(offset, within)
+                }
+            }
+        };
+        let rights = file.rights;
+        let Some(extents) = crew.call(survey) else { return Ok(plain(within, Reason::NoHelpers)) };
+        let model = core.model(&file);
+        let possible = route::possible(core, &file, buffer.abilities, p2p, core.may_register(), offset);
+        let mut schedule = Schedule::default();
+        plan(Objective::Concurrent, &extents, &model, &possible, &mut schedule);
+        if within <= SMALL as u64 {
+            schedule = Schedule::single(within, possible.cache, Reason::Small);
+        }
+        let prediction = predict(Objective::Concurrent, &extents, &schedule, &model);
+        let advice = advice(&extents, &schedule, &possible.refused, rights, within);
+        Ok(Explanation {
+            offset,
+            len: within,
+            asked: match rights {
+                Rights::Stranger => "a byte every 64 KiB (RWF_NOWAIT): the file belongs to somebody else",
+                Rights::Resident => "not at all: this file system keeps its files in memory",
+                _ => "cachestat, and mincore where a step is mixed",
+            },
+            extents,
+            schedule,
+            prediction,
+            model: if file.fast { "nvme (default, not calibrated)" } else { "virtual disk (default, not calibrated)" },
+            advice,
+        })
+    }
+}
+
+/// What would make it faster, most useful first.
+fn advice(extents: &[Extent], schedule: &Schedule, refused: &Option<Reason>, rights: Rights, len: u64) -> Vec<String> {
+    let bytes = |r: Residency| extents.iter().filter(|e| e.residency == r).map(|e| e.len).sum::<u64>();
+    let mut out = Vec::new();
+    if len <= SMALL as u64 {
+        out.push("read more at once: up to 64 KiB a call pays one driver call for the copy".to_owned());
+    }
+    let absent = bytes(Residency::Absent);
+    if absent > 0 {
+        out.push(format!(
+            "{} MiB must come from storage: reading the file ahead (cat, vmtouch, POSIX_FADV_WILLNEED) \
+             would serve them from memory",
+            absent.div_ceil(1 << 20)
+        ));
+        match refused {
+            Some(Reason::NoP2pMapping) => {
+                out.push("storage cannot write into this buffer itself: `spinio doctor` tells what P2P needs".into());
+            }
+            Some(reason) => out.push(format!("a faster way from storage was refused: {reason}")),
+            None => {}
+        }
+    }
+    if bytes(Residency::Dirty) > 0 && schedule.segments.iter().any(|s| !s.route.from_cache()) {
+        out.push("dirty pages are written back before storage is read: fsync beforehand would spare it".into());
+    }
+    if rights == Rights::Stranger {
+        out.push("the owner of the file, or who may write it, can be told its residency exactly and faster".into());
+    }
+    if schedule.segments.len() > 64 {
+        out.push(format!("{} segments: the cached pages lie scattered among absent ones", schedule.segments.len()));
+    }
+    out
+}

@@ -1,0 +1,269 @@
+//! What SPIN keeps about a file between requests, and for how long.
+//!
+//! ```text
+//!   (device, inode) ──> File: twin for the page cache, twin for O_DIRECT (crew's table)
+//!                             alignment, residency rights, a mapping, what was learnt
+//! ```
+//!
+//! The program's descriptor is the truth and is asked afresh by every request (`fstat`,
+//! F_GETFL); a `File` is only what can be kept beside it. A twin holds the inode, so its
+//! number cannot be given to another file meanwhile. But a twin also keeps a file system
+//! busy and a deleted file's space in use, so a `File` is let go of when the program
+//! closes a descriptor of it, and at the latest a second or two after its last request.
+//!
+//! Known flaw: opening a twin is an open like any other, so a program that holds a write
+//! lease on the file itself gets a lease break, and fanotify listeners see it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use spinio_plan::Reason;
+use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
+
+use crate::crew::{Crew, PrivateFd};
+use crate::kernel::Kernel;
+use crate::residency;
+
+const SEEK_END: i32 = 2;
+const OVERLAYFS: u64 = 0x794c_7630;
+const TMPFS: u64 = 0x0102_1994;
+const RAMFS: u64 = 0x8584_58f6;
+
+/// Files remembered at once; the least recently used goes first.
+const FILES: usize = 64;
+
+/// Seconds after which an unused file is let go of.
+const KEEP: u64 = 1;
+
+/// How the residency of a file may be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rights {
+    /// `cachestat` and `mincore` tell the truth.
+    Owner,
+    /// Only reading tells (RWF_NOWAIT).
+    Stranger,
+    /// The file lives in memory or has no page cache to ask.
+    Resident,
+}
+
+/// A shared read-only mapping of a whole file.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    pub(crate) ptr: *mut u8,
+    pub(crate) len: usize,
+}
+
+// SAFETY: a read-only mapping; nobody makes a reference into it, addresses go to the kernel and the driver.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: a mapping is dropped when no request uses it, and every pin on it was given back before.
+        let _ = unsafe { linux::munmap(self.ptr, self.len) };
+    }
+}
+
+/// A file as SPIN remembers it.
+pub(crate) struct File {
+    key: (u64, u64),
+    /// Reads through the page cache; for helpers.
+    pub(crate) cached: PrivateFd,
+    /// Reads around it; for helpers. The reason where there is none.
+    pub(crate) direct: Result<PrivateFd, Reason>,
+    /// Length of a block device; a regular file's is asked by every request.
+    pub(crate) size: u64,
+    /// The storage under it is NVMe, or an array.
+    pub(crate) fast: bool,
+    /// What O_DIRECT needs.
+    pub(crate) align: DirectAlign,
+    /// Whether a mapping may be kept, or made at all.
+    mappable: bool,
+    pub(crate) rights: Rights,
+    /// The last request was served by the page cache alone: the next probably will be.
+    pub(crate) warm: AtomicBool,
+    /// The driver refused to register pages of it.
+    pub(crate) pins_refused: AtomicBool,
+    mapping: Mutex<Option<Arc<Mapping>>>,
+    used: AtomicU64,
+    born: Instant,
+}
+
+impl File {
+    /// Opens the twins. Runs on a helper.
+    fn open(kernel: &dyn Kernel, crew: &Graves, tid: u32, fd: Fd, stat: Stat, born: Instant) -> Result<File, Reason> {
+        let again = |flags: u32| {
+            let twin = kernel.open_again(tid, fd, (linux::O_RDONLY | flags) as i32).map_err(|_| Reason::NoTwin)?;
+            let twin = PrivateFd::new(twin, crew.clone());
+            // A procfs of another pid namespace, or a descriptor reused meanwhile, would give another file.
+            match kernel.fstat(twin.get()) {
+                Ok(s) if (s.dev, s.ino, s.rdev) == (stat.dev, stat.ino, stat.rdev) => Ok(twin),
+                _ => Err(Reason::NoTwin),
+            }
+        };
+        let cached = again(0)?;
+        let cached_fd = cached.get();
+        // Probing by reading must not start the kernel's read-ahead.
+        let _ = linux::fadvise(cached.get(), 0, 0, Advice::Random);
+        let magic = kernel.file_system(cached.get()).unwrap_or(0);
+        let in_memory = matches!(magic, TMPFS | RAMFS);
+        let told = kernel.direct_align(cached.get()).ok().flatten();
+        let align = match told {
+            Some(a) if a.offset > 0 => a,
+            // Not told: what every block device can do.
+            _ => DirectAlign { memory: 4096, offset: 4096 },
+        };
+        let refused = in_memory || told.is_some_and(|a| a.offset == 0) || align.offset as usize > linux::PAGE;
+        let direct = match refused {
+            true => Err(Reason::NoDirectIo),
+            false => again(linux::O_DIRECT).map_err(|_| Reason::NoDirectIo),
+        };
+        let rights = if in_memory { Rights::Resident } else { residency::rights(kernel, cached_fd, stat.uid) };
+        Ok(File {
+            key: (stat.dev, stat.ino),
+            cached,
+            size: match stat.kind {
+                FileKind::Block => kernel.lseek(cached_fd, 0, SEEK_END).unwrap_or(0),
+                _ => stat.size,
+            },
+            fast: kernel.is_fast(if stat.kind == FileKind::Block { stat.rdev } else { stat.dev }),
+            direct,
+            align,
+            mappable: magic != OVERLAYFS && stat.kind == FileKind::Regular,
+            rights,
+            warm: AtomicBool::new(false),
+            pins_refused: AtomicBool::new(false),
+            mapping: Mutex::default(),
+            used: AtomicU64::new(born.elapsed().as_secs()),
+            born,
+        })
+    }
+
+    /// Device number and inode.
+    pub(crate) fn key(&self) -> (u64, u64) {
+        self.key
+    }
+
+    /// Whether [`File::mapping`] can work.
+    pub(crate) fn is_mappable(&self) -> bool {
+        self.mappable
+    }
+
+    /// The kept mapping, if it has at least `len` bytes.
+    pub(crate) fn kept_mapping(&self, len: u64) -> Option<Arc<Mapping>> {
+        lock(&self.mapping).as_ref().filter(|m| m.len as u64 >= len).map(Arc::clone)
+    }
+
+    /// A mapping of at least `len` bytes. Runs on a helper, whose descriptor it needs.
+    pub(crate) fn mapping(&self, kernel: &dyn Kernel, len: u64) -> Option<Arc<Mapping>> {
+        if !self.mappable {
+            return None;
+        }
+        self.kept_mapping(len).or_else(|| {
+            // The whole file, so that the next request finds room in it too.
+            let size = kernel.fstat(self.cached.get()).map_or(len, |s| s.size.max(len));
+            let len = usize::try_from(size).ok()?.next_multiple_of(linux::PAGE);
+            let made = kernel.map(self.cached.get(), len).ok().map(|ptr| Arc::new(Mapping { ptr, len }))?;
+            *lock(&self.mapping) = Some(Arc::clone(&made));
+            Some(made)
+        })
+    }
+
+    fn touch(&self) {
+        self.used.store(self.born.elapsed().as_secs(), Relaxed);
+    }
+}
+
+type Graves = crate::crew::Graveyard;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The files that SPIN remembers now.
+pub(crate) struct Files {
+    kept: Mutex<Vec<Arc<File>>>,
+    count: AtomicU64,
+    born: Instant,
+}
+
+impl Files {
+    pub(crate) fn new() -> Files {
+        Files { kept: Mutex::default(), count: AtomicU64::new(0), born: Instant::now() }
+    }
+
+    /// The file behind a descriptor of the calling thread; the reason if it cannot be opened again.
+    pub(crate) fn get(
+        &self,
+        kernel: &'static dyn Kernel,
+        crew: &Crew,
+        fd: Fd,
+        stat: Stat,
+    ) -> Result<Arc<File>, Reason> {
+        let key = (stat.dev, stat.ino);
+        if let Some(file) = lock(&self.kept).iter().find(|f| f.key == key) {
+            file.touch();
+            return Ok(Arc::clone(file));
+        }
+        let tid = linux::gettid();
+        let graves = crew.graveyard();
+        let born = self.born;
+        let file = crew
+            .call(move || File::open(kernel, &graves, tid, fd, stat, born))
+            .unwrap_or(Err(Reason::NoHelpers))
+            .map(Arc::new)?;
+        let mut kept = lock(&self.kept);
+        if let Some(other) = kept.iter().find(|f| f.key == key) {
+            return Ok(Arc::clone(other));
+        }
+        let dropped = (kept.len() >= FILES)
+            .then(|| kept.iter().enumerate().min_by_key(|(_, f)| f.used.load(Relaxed)).map(|(at, _)| at))
+            .flatten()
+            .map(|at| kept.swap_remove(at));
+        kept.push(Arc::clone(&file));
+        self.count.store(kept.len() as u64, Relaxed);
+        drop(kept);
+        drop(dropped);
+        Ok(file)
+    }
+
+    /// Whether anything is remembered at all: one load.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Relaxed) == 0
+    }
+
+    /// Whether a file is remembered.
+    pub(crate) fn is_kept(&self, dev: u64, ino: u64) -> bool {
+        lock(&self.kept).iter().any(|f| f.key == (dev, ino))
+    }
+
+    /// Lets go of one file; true if it was remembered.
+    pub(crate) fn forget(&self, dev: u64, ino: u64) -> bool {
+        let mut kept = lock(&self.kept);
+        let gone = kept.iter().position(|f| f.key == (dev, ino)).map(|at| kept.swap_remove(at));
+        self.count.store(kept.len() as u64, Relaxed);
+        drop(kept);
+        gone.is_some()
+    }
+
+    /// Lets go of everything.
+    pub(crate) fn forget_all(&self) {
+        let gone = std::mem::take(&mut *lock(&self.kept));
+        self.count.store(0, Relaxed);
+        drop(gone);
+    }
+
+    /// Lets go of what was not used for a while.
+    pub(crate) fn tidy(&self) {
+        let now = self.born.elapsed().as_secs();
+        let mut kept = lock(&self.kept);
+        let (gone, stay): (Vec<_>, Vec<_>) =
+            kept.drain(..).partition(|f| f.used.load(Relaxed) + KEEP < now && Arc::strong_count(f) == 1);
+        *kept = stay;
+        self.count.store(kept.len() as u64, Relaxed);
+        drop(kept);
+        drop(gone);
+    }
+}

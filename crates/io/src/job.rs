@@ -1,0 +1,410 @@
+//! A large request while several threads work on it.
+//!
+//! ```text
+//!            windows (not looked at yet)
+//!               │ survey + plan
+//!               ▼
+//!   cache: copy, store    dma    storage: direct, p2p        queues of segments
+//!       │                  │        │
+//!       └── caller, helpers┘        └── helpers only: their table holds the twins
+//!               │
+//!       take a piece, run its engine, tell the outcome
+//!               ▼
+//!   outstanding bytes ── 0 ──> caller wakes, returns the prefix that arrived
+//! ```
+//!
+//! A piece that fails on its route goes back as a segment of a safer one, so what the
+//! caller hears in the end is what a plain `pread` would have said. The count returned
+//! is the unbroken prefix: bytes behind a gap are not reported.
+//!
+//! Known flaw: when the file is truncated while it is read, bytes behind the new end may
+//! have reached the device already; a host read, which goes front to back, would have
+//! stopped before them. docs/semantics.md says so.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use spinio_device::{Device, Fence};
+use spinio_plan::{Reason, Route, Segment};
+use spinio_sys::linux::Fd;
+
+use crate::core::Core;
+use crate::crew::Task;
+use crate::engine::Hands;
+use crate::file::{File, Mapping};
+use crate::staging::{BLOCK, Staging};
+use crate::{Error, Target};
+
+/// Bytes that are surveyed and planned together; a multiple of [`BLOCK`].
+pub(crate) const WINDOW: u64 = 128 << 20;
+
+/// Bytes that are registered with the driver at once, at most. Half of this costs a twentieth of the speed.
+const DMA_PIECE: u64 = 128 << 20;
+
+/// Bytes of one P2P command at most.
+const P2P_PIECE: u64 = 4 << 20;
+
+/// Who works: it decides which descriptors exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// The program's thread, with the program's descriptor.
+    Caller(Fd),
+    /// A helper, with the twins.
+    Helper,
+}
+
+/// A segment, or part of one, that a thread took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// From the start of the request.
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) route: Route,
+    pub(crate) reason: Reason,
+    /// Only believed cached: read with RWF_NOWAIT, and look again where that stops.
+    pub(crate) presumed: bool,
+}
+
+/// What there is to do next.
+pub(crate) enum Work {
+    Piece(Piece),
+    /// Survey and plan these bytes. `true`: look properly, the presumption was wrong.
+    Window(u64, u64, bool),
+}
+
+#[derive(Default)]
+struct Queues {
+    windows: VecDeque<(u64, u64, bool)>,
+    cache: VecDeque<Piece>,
+    dma: VecDeque<Piece>,
+    storage: VecDeque<Piece>,
+}
+
+struct Outcome {
+    /// End of the unbroken prefix, as far as is known.
+    end: u64,
+    error: Option<Error>,
+    finished: bool,
+}
+
+/// The request.
+pub(crate) struct Job {
+    pub(crate) core: Arc<Core>,
+    pub(crate) file: Arc<File>,
+    pub(crate) staging: Arc<Staging>,
+    pub(crate) to: Target,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    /// What every copy of this request waits for.
+    pub(crate) order: Option<Fence>,
+    /// Whether P2P may be planned.
+    pub(crate) p2p: Result<(), Reason>,
+    /// Whether pages may be registered.
+    pub(crate) dma: Result<(), Reason>,
+    /// Anything that storage served, or a presumption that failed.
+    pub(crate) cold: AtomicBool,
+    copy_piece: u64,
+    queues: Mutex<Queues>,
+    outstanding: AtomicU64,
+    outcome: Mutex<Outcome>,
+    changed: Condvar,
+    registered: AtomicU64,
+    mapping: OnceLock<Option<Arc<Mapping>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a request is about; the rest of a job is bookkeeping.
+pub(crate) struct Order {
+    pub(crate) core: Arc<Core>,
+    pub(crate) file: Arc<File>,
+    pub(crate) staging: Arc<Staging>,
+    pub(crate) to: Target,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) fence: Option<Fence>,
+    pub(crate) p2p: Result<(), Reason>,
+    pub(crate) dma: Result<(), Reason>,
+}
+
+impl Job {
+    pub(crate) fn new(o: Order) -> Job {
+        let threads = o.core.threads() as u64;
+        let copy_piece = (o.len / (2 * threads)).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64);
+        Job {
+            core: o.core,
+            file: o.file,
+            staging: o.staging,
+            to: o.to,
+            offset: o.offset,
+            len: o.len,
+            order: o.fence,
+            p2p: o.p2p,
+            dma: o.dma,
+            cold: AtomicBool::new(false),
+            copy_piece,
+            queues: Mutex::default(),
+            outstanding: AtomicU64::new(o.len),
+            outcome: Mutex::new(Outcome { end: o.len, error: None, finished: false }),
+            changed: Condvar::new(),
+            registered: AtomicU64::new(0),
+            mapping: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn device(&self) -> &'static dyn Device {
+        self.staging.device()
+    }
+
+    /// Bytes not looked at yet, cut at window boundaries of the file.
+    fn add_windows(&self) {
+        let mut queues = lock(&self.queues);
+        let mut at = 0;
+        while at < self.len {
+            let end = self.len.min((self.offset + at) / WINDOW * WINDOW + WINDOW - self.offset);
+            queues.windows.push_back((at, end - at, false));
+            at = end;
+        }
+    }
+
+    /// Plans what is small enough to plan at once, so that helpers find segments; leaves the rest as windows.
+    pub(crate) fn plan_first(self: &Arc<Self>, fd: Fd) {
+        if self.len <= WINDOW {
+            crate::route::window(self, Who::Caller(fd), 0, self.len, false);
+        } else {
+            self.add_windows();
+        }
+    }
+
+    /// A window that only a helper can survey.
+    pub(crate) fn hand_over(&self, offset: u64, len: u64, again: bool) {
+        lock(&self.queues).windows.push_back((offset, len, again));
+    }
+
+    /// Bytes to be looked at properly, because a presumption failed.
+    pub(crate) fn look_again(&self, offset: u64, len: u64) {
+        self.cold.store(true, Relaxed);
+        lock(&self.queues).windows.push_back((offset, len, true));
+        self.stir();
+    }
+
+    /// Segments to be worked on; `base` is where their offsets count from.
+    pub(crate) fn add(&self, base: u64, segments: &[Segment], presumed: bool) {
+        let mut queues = lock(&self.queues);
+        for s in segments {
+            let piece = Piece { offset: base + s.offset, len: s.len, route: s.route, reason: s.reason, presumed };
+            queues.of(s.route).push_back(piece);
+        }
+        drop(queues);
+        self.stir();
+    }
+
+    /// A piece that could not go its way takes another one.
+    pub(crate) fn reroute(&self, piece: Piece, done: u64, route: Route, reason: Reason) {
+        let rest = Piece { offset: piece.offset + done, len: piece.len - done, route, reason, presumed: false };
+        lock(&self.queues).of(route).push_front(rest);
+        self.stir();
+    }
+
+    /// Wakes a caller that waits although there is work for it.
+    fn stir(&self) {
+        let outcome = lock(&self.outcome);
+        drop(outcome);
+        self.changed.notify_all();
+    }
+
+    /// Bytes that wait for storage, and bytes that any thread can copy or look at.
+    fn pending(&self) -> (u64, u64) {
+        let queues = lock(&self.queues);
+        let sum = |q: &VecDeque<Piece>| q.iter().map(|p| p.len).sum::<u64>();
+        let windows: u64 = queues.windows.iter().map(|w| w.1).sum();
+        (sum(&queues.storage), sum(&queues.cache) + windows)
+    }
+
+    /// The next thing for `who` to do.
+    pub(crate) fn take(&self, who: Who) -> Option<Work> {
+        let mut queues = lock(&self.queues);
+        let helper = who == Who::Helper;
+        if helper && let Some(piece) = self.cut(&mut queues.storage) {
+            return Some(Work::Piece(piece));
+        }
+        // The driver registers one range at a time, so one thread does it: the caller, who waits anyway.
+        if !helper && let Some(piece) = self.cut(&mut queues.dma) {
+            return Some(Work::Piece(piece));
+        }
+        if let Some(piece) = self.cut(&mut queues.cache) {
+            return Some(Work::Piece(piece));
+        }
+        if helper || self.may_survey() {
+            return queues.windows.pop_front().map(|(offset, len, again)| Work::Window(offset, len, again));
+        }
+        None
+    }
+
+    /// Whether the program's own thread can ask the residency: a stranger's question needs a twin.
+    fn may_survey(&self) -> bool {
+        self.file.rights != crate::file::Rights::Stranger
+    }
+
+    fn cut(&self, queue: &mut VecDeque<Piece>) -> Option<Piece> {
+        let front = queue.front_mut()?;
+        let at = self.offset + front.offset;
+        let to_boundary = |unit: u64| (at / unit + 1) * unit - at;
+        let most = match front.route {
+            Route::Direct => to_boundary(BLOCK as u64),
+            Route::P2p => to_boundary(P2P_PIECE),
+            Route::Dma => self.dma_piece(front.len, at),
+            Route::Copy | Route::Store | Route::Gather => self.copy_piece.min(to_boundary(BLOCK as u64)),
+        };
+        if front.len <= most {
+            return queue.pop_front();
+        }
+        let piece = Piece { len: most, ..*front };
+        front.offset += most;
+        front.len -= most;
+        Some(piece)
+    }
+
+    /// Bytes of the next DMA: short ones at both ends of a long run, because the first DMA waits for the first
+    /// registration and the caller waits for the last DMA.
+    fn dma_piece(&self, left: u64, at: u64) -> u64 {
+        let begun = self.registered.load(Relaxed);
+        let most =
+            DMA_PIECE.min(self.device().abilities().max_pin).min(begun.max(8 << 20)).min((left / 2).max(8 << 20));
+        let piece = if left <= 16 << 20 { (left / 2).max(4 << 20).min(most) } else { most };
+        // Whole pages of the file, so that no page is registered twice.
+        let end = ((at + piece) / (64 << 10) * (64 << 10)).max(at + (64 << 10));
+        let piece = (end - at).min(left);
+        self.registered.fetch_add(piece, Relaxed);
+        piece
+    }
+
+    /// `got` bytes of a piece arrived, and then `error` or the end of the file came.
+    pub(crate) fn arrived(&self, offset: u64, len: u64, got: u64, error: Option<Error>) {
+        if got < len || error.is_some() {
+            let mut outcome = lock(&self.outcome);
+            if offset + got < outcome.end || (offset + got == outcome.end && outcome.error.is_none()) {
+                outcome.end = offset + got;
+                outcome.error = error;
+            }
+        }
+        if self.outstanding.fetch_sub(len, AcqRel) == len {
+            lock(&self.outcome).finished = true;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Works as the program's thread until everything has arrived; the bytes of the unbroken prefix.
+    pub(crate) fn finish(self: &Arc<Self>, fd: Fd) -> Result<u64, Error> {
+        loop {
+            let mut hands = Hands::new(self, Who::Caller(fd));
+            while let Some(work) = self.take(hands.who()) {
+                hands.work(work);
+            }
+            hands.settle();
+            if self.await_work(fd) {
+                break;
+            }
+        }
+        let mut outcome = lock(&self.outcome);
+        match outcome.error.take() {
+            Some(error) if outcome.end == 0 => Err(error),
+            _ => Ok(outcome.end),
+        }
+    }
+
+    /// Waits; true when everything arrived, false when there is something the caller could do.
+    fn await_work(&self, fd: Fd) -> bool {
+        let (begun, look) = (Instant::now(), self.core.look());
+        while begun.elapsed() < look {
+            if self.outstanding.load(Acquire) == 0 {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        let mut outcome = lock(&self.outcome);
+        loop {
+            if outcome.finished {
+                return true;
+            }
+            if self.has_work(Who::Caller(fd)) {
+                return false;
+            }
+            // The time limit only guards against a wake-up lost to a helper that died.
+            outcome = self
+                .changed
+                .wait_timeout(outcome, Duration::from_millis(200))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    fn has_work(&self, who: Who) -> bool {
+        let queues = lock(&self.queues);
+        (who != Who::Helper && !queues.dma.is_empty())
+            || !queues.cache.is_empty()
+            || (!queues.windows.is_empty() && (who == Who::Helper || self.may_survey()))
+            || (who == Who::Helper && !queues.storage.is_empty())
+    }
+
+    /// A mapping of the file.
+    pub(crate) fn mapping(&self, who: Who) -> Option<&Arc<Mapping>> {
+        let end = self.offset + self.len;
+        let core = &self.core;
+        self.mapping
+            .get_or_init(|| match who {
+                Who::Helper => self.file.mapping(core.kernel, end),
+                Who::Caller(_) => self.file.kept_mapping(end).or_else(|| {
+                    let (file, kernel) = (Arc::clone(&self.file), core.kernel);
+                    core.crew()?.call(move || file.mapping(kernel, end))?
+                }),
+            })
+            .as_ref()
+    }
+
+    /// Helpers that can be of use now.
+    pub(crate) fn call_helpers(self: &Arc<Self>) {
+        let Some(crew) = self.core.crew() else { return };
+        let (storage, other) = self.pending();
+        let for_storage = storage.div_ceil(BLOCK as u64 / 4) as usize;
+        let pieces = other.div_ceil(self.copy_piece) as usize;
+        // Callers that work side by side keep the processors busy by themselves.
+        let helpers = if self.core.requests() > self.core.threads() { 0 } else { self.core.threads() - 1 };
+        let for_cache = pieces.saturating_sub(1).min(helpers);
+        let only_helpers = usize::from(other > 0 && !self.may_survey());
+        let wanted = (for_storage + for_cache).max(only_helpers);
+        crew.post(Arc::clone(self) as Arc<dyn Task>, wanted);
+    }
+}
+
+impl Queues {
+    fn of(&mut self, route: Route) -> &mut VecDeque<Piece> {
+        match route {
+            Route::Direct | Route::P2p => &mut self.storage,
+            Route::Dma => &mut self.dma,
+            Route::Copy | Route::Store | Route::Gather => &mut self.cache,
+        }
+    }
+}
+
+impl Task for Job {
+    fn help(self: Arc<Self>) {
+        let mut hands = Hands::new(&self, Who::Helper);
+        while let Some(work) = self.take(Who::Helper) {
+            hands.work(work);
+        }
+        hands.settle();
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if let Some(fence) = self.order.take() {
+            self.device().release_fence(fence);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Every kernel call an engine makes, behind one trait.
+//!
+//! The real one, [`Linux`], passes straight on. Tests put a faulty one under the engines:
+//! short reads, EINTR, EIO, EREMOTEIO in the middle of a P2P read, no `/proc`, no io_uring.
+
+use std::ffi::CString;
+
+use spinio_plan::Route;
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, CacheStat, DirectAlign, Fd, Private, PrivateError, Stat};
+
+type Result<T> = core::result::Result<T, Errno>;
+
+/// What engines ask of the kernel. Signatures follow the system calls.
+pub trait Kernel: Send + Sync + 'static {
+    /// `preadv2` with `RWF_*` flags, plain `pread` when there are none. `route` says what for.
+    ///
+    /// # Safety
+    /// `buf` must be memory that the caller lets the kernel write, or an address it may refuse.
+    unsafe fn pread(&self, route: Route, fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize>;
+
+    /// `read` at the descriptor's own offset.
+    ///
+    /// # Safety
+    /// As [`Kernel::pread`].
+    unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize>;
+
+    /// `lseek`.
+    fn lseek(&self, fd: Fd, offset: i64, whence: i32) -> Result<u64>;
+
+    /// `fstat`.
+    fn fstat(&self, fd: Fd) -> Result<Stat>;
+
+    /// Access mode and status flags.
+    fn flags(&self, fd: Fd) -> Result<i32>;
+
+    /// Opens the file behind descriptor `fd` of thread `tid` once more, in the calling thread's table.
+    fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd>;
+
+    /// `close`.
+    fn close(&self, fd: Fd);
+
+    /// What O_DIRECT asks for.
+    fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>>;
+
+    /// Magic number of the file system.
+    fn file_system(&self, fd: Fd) -> Result<u64>;
+
+    /// Whether the storage under a device number is NVMe or an array of disks: it chooses the cost model.
+    fn is_fast(&self, dev: u64) -> bool;
+
+    /// `cachestat`.
+    fn cachestat(&self, fd: Fd, offset: u64, len: u64) -> Result<CacheStat>;
+
+    /// A shared read-only mapping of the first `len` bytes.
+    fn map(&self, fd: Fd, len: usize) -> Result<*mut u8>;
+
+    /// A thread family with a descriptor table of its own.
+    fn private(&self) -> core::result::Result<Private, PrivateError>;
+}
+
+/// The kernel itself.
+#[derive(Debug)]
+pub struct Linux;
+
+impl Kernel for Linux {
+    unsafe fn pread(&self, _: Route, fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize> {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match flags {
+                0 => linux::pread(fd, buf, len, offset),
+                flags => linux::pread_flags(fd, buf, len, offset, flags),
+            }
+        }
+    }
+
+    unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
+        // SAFETY: passed on to the caller.
+        unsafe { linux::read(fd, buf, len) }
+    }
+
+    fn lseek(&self, fd: Fd, offset: i64, whence: i32) -> Result<u64> {
+        linux::lseek(fd, offset, whence)
+    }
+
+    fn fstat(&self, fd: Fd) -> Result<Stat> {
+        linux::fstat(fd)
+    }
+
+    fn flags(&self, fd: Fd) -> Result<i32> {
+        linux::flags(fd)
+    }
+
+    fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
+        let path = CString::new(format!("/proc/{tid}/fd/{fd}")).map_err(|_| Errno::INVAL)?;
+        linux::open(&path, flags, 0)
+    }
+
+    fn close(&self, fd: Fd) {
+        let _ = linux::close(fd);
+    }
+
+    fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>> {
+        linux::direct_align(fd)
+    }
+
+    fn file_system(&self, fd: Fd) -> Result<u64> {
+        linux::file_system(fd)
+    }
+
+    fn is_fast(&self, dev: u64) -> bool {
+        let (major, minor) = (linux::major(dev), linux::minor(dev));
+        let mut target = [0u8; 256];
+        let read = CString::new(format!("/sys/dev/block/{major}:{minor}"))
+            .ok()
+            .and_then(|path| linux::readlink(&path, &mut target).ok())
+            .map_or(&[][..], |n| &target[..n]);
+        read.split(|&b| b == b'/').any(|part| part.starts_with(b"nvme") || part.starts_with(b"md"))
+    }
+
+    fn cachestat(&self, fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
+        linux::cachestat(fd, offset, len)
+    }
+
+    fn map(&self, fd: Fd, len: usize) -> Result<*mut u8> {
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        unsafe { linux::mmap(core::ptr::null_mut(), len, linux::PROT_READ, linux::MAP_SHARED, fd, 0) }
+    }
+
+    fn private(&self) -> core::result::Result<Private, PrivateError> {
+        Private::new()
+    }
+}

@@ -1,0 +1,137 @@
+//! Pins that have done their work and wait to be given back.
+//!
+//! CUDA takes pages back only when everything under way in the context is done, kernels
+//! included (seen: 296 ms beside a kernel of 300 ms; calls of other threads wait too). So
+//! doing it between two pieces would undo their overlap, and doing it before a call
+//! returns would make the caller wait for it:
+//!
+//! ```text
+//!   request 1   pin ─ DMA ─ return
+//!   request 2   pin ─ DMA, and meanwhile give back 1 ─ return
+//!   quiet for 2 ms:  a helper gives back 2
+//! ```
+//!
+//! A program that keeps kernels running beside its reads would feel that wait. It is
+//! measured, and after the second one that is far longer than the work itself no more
+//! pages are pinned in this process: the `copy` route takes over.
+//!
+//! No request ever uses a pin of another one: before a range is pinned again, an old pin of
+//! it is given back, so every request reads the pages that are in the page cache when it begins.
+//!
+//! Known flaw: beside a kernel that never ends, the first of these waits never ends either,
+//! as with `cudaFree`. Such a program sets SPINIO_ROUTES without `dma`.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use spinio_device::{Device, Pin};
+
+use crate::file::Mapping;
+
+/// Bytes that may be pinned at all before a request stops to give back.
+const HARD: u64 = 8 << 30;
+
+/// What giving back may take beyond 10 GB/s before it counts as waiting for somebody else.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// How long nothing must have been pinned before a helper gives back.
+pub(crate) const QUIET: Duration = Duration::from_millis(2);
+
+struct Pending {
+    device: &'static dyn Device,
+    pin: Pin,
+    // Unmapping before the pages are given back would leave the driver a dangling range.
+    _mapping: Arc<Mapping>,
+}
+
+// SAFETY: a pin is an address range and a number; any thread may give it back.
+unsafe impl Send for Pending {}
+
+/// The pins that wait, of all devices.
+pub(crate) struct Pins {
+    pending: Mutex<Vec<Pending>>,
+    bytes: AtomicU64,
+    last: AtomicU64,
+    stalls: AtomicU64,
+    born: Instant,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pins {
+    pub(crate) fn new() -> Pins {
+        Pins {
+            pending: Mutex::default(),
+            bytes: AtomicU64::new(0),
+            last: AtomicU64::new(0),
+            stalls: AtomicU64::new(0),
+            born: Instant::now(),
+        }
+    }
+
+    /// Takes a pin whose transfers are done.
+    pub(crate) fn retire(&self, device: &'static dyn Device, pin: Pin, mapping: Arc<Mapping>) {
+        self.bytes.fetch_add(pin.len as u64, Relaxed);
+        self.last.store(self.born.elapsed().as_micros() as u64, Relaxed);
+        lock(&self.pending).push(Pending { device, pin, _mapping: mapping });
+    }
+
+    /// Whether giving back was seen to wait for the program's own work, more than once.
+    pub(crate) fn stalls(&self) -> bool {
+        self.stalls.load(Relaxed) >= 2
+    }
+
+    /// Whether a request under way must stop and give back.
+    pub(crate) fn is_full(&self) -> bool {
+        self.bytes.load(Relaxed) > HARD
+    }
+
+    /// Gives back what overlaps a range of a mapping.
+    pub(crate) fn give_back_overlap(&self, ptr: *const u8, len: usize) {
+        if self.is_empty() {
+            return;
+        }
+        let (from, to) = (ptr as usize, ptr as usize + len);
+        self.give_back(|p| (p.ptr as usize) < to && from < p.ptr as usize + p.len);
+    }
+
+    /// Gives everything back.
+    pub(crate) fn give_back_all(&self) {
+        self.give_back(|_| true);
+    }
+
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes.load(Relaxed) == 0
+    }
+
+    /// Gives everything back if nothing was pinned for a while.
+    pub(crate) fn tidy(&self) {
+        let now = self.born.elapsed().as_micros() as u64;
+        if now.saturating_sub(self.last.load(Relaxed)) >= QUIET.as_micros() as u64 {
+            self.give_back_all();
+        }
+    }
+
+    fn give_back(&self, which: impl Fn(&Pin) -> bool) {
+        let mut pending = lock(&self.pending);
+        let (go, stay): (Vec<_>, Vec<_>) = pending.drain(..).partition(|p| which(&p.pin));
+        *pending = stay;
+        drop(pending);
+        if go.is_empty() {
+            return;
+        }
+        let (begun, mut given) = (Instant::now(), 0);
+        for p in go {
+            given += p.pin.len as u64;
+            self.bytes.fetch_sub(p.pin.len as u64, Relaxed);
+            p.device.unpin(p.pin);
+        }
+        if begun.elapsed() > PATIENCE + Duration::from_nanos(given / 10) {
+            self.stalls.fetch_add(1, Relaxed);
+        }
+    }
+}

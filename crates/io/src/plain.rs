@@ -1,0 +1,134 @@
+//! Reads that only the program's own descriptor can make: streams, files that cannot be
+//! opened again, processes without helpers. Block by block through staging, on the
+//! caller's thread.
+
+use std::time::Instant;
+
+use spinio_device::{Device, QueueId, Wait};
+use spinio_plan::{Reason, Route};
+use spinio_sys::Errno;
+use spinio_sys::linux::Fd;
+
+use crate::core::Core;
+use crate::staging::BLOCK;
+use crate::{Error, Target};
+
+/// A queue that is given back when it goes out of scope.
+struct Lease(&'static dyn Device, QueueId);
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.0.return_queue(self.1);
+    }
+}
+
+/// What to read.
+pub(crate) struct Plain {
+    pub(crate) fd: Fd,
+    /// `None`: at the descriptor's own offset.
+    pub(crate) at: Option<u64>,
+    pub(crate) to: Target,
+    pub(crate) len: usize,
+    /// One kernel call only, as for a pipe, where a second one could block.
+    pub(crate) once: bool,
+    pub(crate) reason: Reason,
+    /// Where the copies go and nobody waits; `None`: in the program's order, and wait.
+    pub(crate) queue: Option<QueueId>,
+}
+
+impl Plain {
+    /// Reads; the bytes delivered.
+    pub(crate) fn read(&self, core: &Core) -> Result<usize, Error> {
+        let device = self.to.allocation.device;
+        if !device.abilities().copies {
+            return self.store(core);
+        }
+        let fail = |e| Error::device(e, "read", self.at.unwrap_or(0), self.len as u64);
+        let staging = core.staging(device);
+        let lease;
+        let queue = match self.queue {
+            Some(queue) => queue,
+            None => {
+                let (program, ours) = device.program_queue();
+                lease = Lease(device, device.lease_queue().map_err(fail)?);
+                if !ours {
+                    let fence = device.fence(program).map_err(fail)?;
+                    let followed = device.follow(lease.1, &fence);
+                    device.release_fence(fence);
+                    followed.map_err(fail)?;
+                }
+                lease.1
+            }
+        };
+        let mut done = 0;
+        let mut ended = Ok(());
+        while done < self.len {
+            let begun = Instant::now();
+            let want = (self.len - done).min(BLOCK);
+            let block = staging.take().map_err(fail)?;
+            // SAFETY: a block has `BLOCK` bytes.
+            let got = match unsafe { self.kernel_read(core, Route::Copy, block.ptr(), want, done) } {
+                Ok(got) => got,
+                Err(e) => {
+                    staging.give_back(block);
+                    ended = Err(Error::kernel(e, "read", self.at.unwrap_or(0) + done as u64, want as u64));
+                    break;
+                }
+            };
+            if got == 0 {
+                staging.give_back(block);
+                break;
+            }
+            let reason = if block.pinned { self.reason } else { Reason::NoPinnedMemory };
+            // SAFETY: the block is retired behind the copy; the bytes lie inside the allocation.
+            match unsafe { device.copy_in(queue, self.to.addr.offset(done as u64), block.ptr(), got) } {
+                Ok(()) => staging.retire(block, queue),
+                Err(e) => {
+                    staging.give_back(block);
+                    return Err(fail(e));
+                }
+            }
+            done += got;
+            core.stats().piece(Route::Copy, reason, got as u64, begun.elapsed().as_nanos() as u64);
+            if got < want || self.once {
+                break;
+            }
+        }
+        if self.queue.is_none() && done > 0 {
+            device.drain(queue, Wait::Context).map_err(fail)?;
+        }
+        match ended {
+            Err(error) if done == 0 => Err(error),
+            _ => Ok(done),
+        }
+    }
+
+    /// Without a DMA engine the kernel stores into the device's memory itself.
+    fn store(&self, core: &Core) -> Result<usize, Error> {
+        let begun = Instant::now();
+        // SAFETY: host-mapped device memory inside its allocation.
+        let got = unsafe { self.kernel_read(core, Route::Store, self.to.addr.0 as *mut u8, self.len, 0) }
+            .map_err(|e| Error::kernel(e, "read", self.at.unwrap_or(0), self.len as u64))?;
+        core.stats().piece(Route::Store, self.reason, got as u64, begun.elapsed().as_nanos() as u64);
+        Ok(got)
+    }
+
+    /// # Safety
+    /// `buf` must have `len` bytes that the kernel may write.
+    unsafe fn kernel_read(
+        &self,
+        core: &Core,
+        route: Route,
+        buf: *mut u8,
+        len: usize,
+        done: usize,
+    ) -> Result<usize, Errno> {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match self.at {
+                Some(at) => core.kernel.pread(route, self.fd, buf, len, at + done as u64, 0),
+                None => core.kernel.read(self.fd, buf, len),
+            }
+        }
+    }
+}

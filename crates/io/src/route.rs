@@ -1,0 +1,107 @@
+//! From a window of a request to segments in the job's queues: ask the residency, plan.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use spinio_device::Abilities;
+use spinio_plan::{Extent, Objective, Possible, Reason, Residency, Route, Schedule, plan};
+
+use crate::core::Core;
+use crate::file::{File, Rights};
+use crate::job::{Job, Who};
+use crate::residency::Survey;
+
+/// How many bytes one probe of a stranger speaks for.
+pub(crate) const RUN: u64 = 64 << 10;
+
+/// From here on a window that is believed cached is checked at a few places instead of everywhere.
+const COARSE: u64 = 8 << 20;
+
+/// Surveys and plans `len` bytes at `offset` of the request. `again`: a presumption failed here.
+pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: bool) {
+    let file = &job.file;
+    let fd = match who {
+        Who::Caller(fd) => fd,
+        Who::Helper => file.cached.get(),
+    };
+    let rights = file.rights;
+    if rights == Rights::Stranger && who != Who::Helper {
+        // The question needs a twin under FADV_RANDOM; a helper has one.
+        job.hand_over(offset, len, again);
+        return;
+    }
+    let possible = possible(&job.core, file, job.device().abilities(), job.p2p, job.dma, job.offset + offset);
+    let presumed = !again && file.warm.load(Relaxed) && rights != Rights::Resident;
+    let extents = match rights {
+        Rights::Resident => vec![Extent { len, residency: Residency::Clean }],
+        _ if presumed && len < COARSE => vec![Extent { len, residency: Residency::Clean }],
+        _ if presumed && coarse(job, who, fd, rights, offset, len) => {
+            vec![Extent { len, residency: Residency::Clean }]
+        }
+        _ => survey(job, who, fd, rights, offset, len),
+    };
+    if extents.iter().any(|e| e.residency == Residency::Absent) {
+        job.cold.store(true, Relaxed);
+    }
+    let mut schedule = Schedule::default();
+    plan(Objective::Concurrent, &extents, &job.core.model(file), &possible, &mut schedule);
+    // A stranger's probe speaks for a run: within it the read itself finds out.
+    let believed = presumed || (rights == Rights::Stranger && !again);
+    job.add(offset, &schedule.segments, believed);
+}
+
+/// The exact extents.
+fn survey(job: &Arc<Job>, who: Who, fd: i32, rights: Rights, offset: u64, len: u64) -> Vec<Extent> {
+    let kernel = job.core.kernel;
+    let at = job.offset + offset;
+    match rights {
+        Rights::Stranger => Survey { kernel, fd, mapping: None }.stranger(at, len, RUN),
+        _ => {
+            let mapping = job.mapping(who).map(Arc::as_ref);
+            Survey { kernel, fd, mapping }.owner(at, len)
+        }
+    }
+}
+
+/// Whether a window that is believed cached looks so at a few places.
+fn coarse(job: &Arc<Job>, who: Who, fd: i32, rights: Rights, offset: u64, len: u64) -> bool {
+    let kernel = job.core.kernel;
+    let (at, every) = (job.offset + offset, 2 << 20);
+    if rights == Rights::Stranger {
+        debug_assert!(who == Who::Helper);
+        let found = Survey { kernel, fd, mapping: None }.stranger(at, len, every);
+        return found.iter().all(|e| e.residency.is_cached());
+    }
+    (at..at + len).step_by(every as usize).all(|at| kernel.cachestat(fd, at, 1).is_ok_and(|c| c.cached > 0))
+}
+
+/// What a request may use, and why not more. `p2p`: whether storage may DMA into its buffer; `dma`: whether pages
+/// may be registered for it.
+pub(crate) fn possible(
+    core: &Core,
+    file: &File,
+    abilities: Abilities,
+    p2p: Result<(), Reason>,
+    dma: Result<(), Reason>,
+    file_offset: u64,
+) -> Possible {
+    let settings = &core.settings;
+    let refused_pin = if file.pins_refused.load(Relaxed) { Err(Reason::PinRefused) } else { Ok(()) };
+    let dma = dma.and(refused_pin);
+    let may_pin = abilities.pins && file.is_mappable();
+    let may_direct = settings.allows(Route::Direct) && abilities.copies;
+    let (storage, refused) = match (&file.direct, p2p) {
+        (Err(reason), _) => (None, Some(*reason)),
+        (Ok(_), Ok(())) => (Some(Route::P2p), None),
+        (Ok(_), Err(reason)) => (may_direct.then_some(Route::Direct), Some(reason)),
+    };
+    Possible {
+        file_offset,
+        cache: if abilities.copies { Route::Copy } else { Route::Store },
+        cache_large: (may_pin && dma.is_ok()).then_some((Route::Dma, settings.dma_min)),
+        storage,
+        storage_align: u64::from(file.align.offset).max(4096),
+        refused,
+        cache_refused: if may_pin { dma.err() } else { None },
+    }
+}

@@ -1,0 +1,91 @@
+//! Small reads: one kernel call into staging, one queued copy, return.
+//!
+//! ```text
+//!   pread(program's descriptor) ──> slot of this processor's lane ──> copy queued ──> return
+//! ```
+//!
+//! The program's own descriptor is read, so whatever the kernel says about it, its offset,
+//! its locks, its read-ahead and its errors is what the program hears; nothing is kept
+//! about the file, and nothing needs validating. The bytes are safe when the call returns
+//! (CUDA's rule for pageable memory), not yet in the device.
+
+use spinio_device::Wait;
+use spinio_plan::{Reason, Route};
+use spinio_sys::linux::Fd;
+use std::time::Instant;
+
+use crate::core::Core;
+use crate::settings::Ordering;
+use crate::{Error, Target};
+
+/// A `read` or `pread` of at most [`crate::settings::SMALL`] bytes, all of them inside the allocation.
+pub(crate) fn read(
+    core: &Core,
+    fd: Fd,
+    at: Option<u64>,
+    to: Target,
+    len: usize,
+    begun: Instant,
+) -> Result<usize, Error> {
+    let device = to.allocation.device;
+    let offset = at.unwrap_or(0);
+    let kernel_error = |e| Error::kernel(e, "read", offset, len as u64);
+    let device_error = |e| Error::device(e, "read", offset, len as u64);
+    if !device.abilities().copies {
+        // SAFETY: host-mapped device memory inside its allocation.
+        let got =
+            unsafe { kernel_read(core, Route::Store, fd, at, to.addr.0 as *mut u8, len) }.map_err(kernel_error)?;
+        count(core, Route::Store, Reason::HostMapped, got, begun);
+        return Ok(got);
+    }
+    let (queue, ours) = device.program_queue();
+    let staging = core.staging(device);
+    let slot = staging.begin_small(len, queue).map_err(device_error)?;
+    let reason = if slot.pinned { Reason::Small } else { Reason::NoPinnedMemory };
+    // SAFETY: the slot has `len` bytes.
+    let got = match unsafe { kernel_read(core, Route::Copy, fd, at, slot.ptr, len) } {
+        Ok(got) => got,
+        Err(e) => {
+            staging.end_small(slot);
+            return Err(kernel_error(e));
+        }
+    };
+    if got > 0 {
+        // SAFETY: the slot's block is retired behind this copy and not lent before it is done.
+        let queued = unsafe { device.copy_in(queue, to.addr, slot.ptr, got) };
+        staging.end_small(slot);
+        queued.map_err(device_error)?;
+        if ours || core.settings.ordering == Ordering::Strict {
+            device.drain(queue, Wait::Context).map_err(device_error)?;
+        }
+    } else {
+        staging.end_small(slot);
+    }
+    count(core, Route::Copy, reason, got, begun);
+    Ok(got)
+}
+
+/// # Safety
+/// `buf` must have `len` bytes that the kernel may write.
+unsafe fn kernel_read(
+    core: &Core,
+    route: Route,
+    fd: Fd,
+    at: Option<u64>,
+    buf: *mut u8,
+    len: usize,
+) -> Result<usize, spinio_sys::Errno> {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        match at {
+            Some(offset) => core.kernel.pread(route, fd, buf, len, offset, 0),
+            None => core.kernel.read(fd, buf, len),
+        }
+    }
+}
+
+fn count(core: &Core, route: Route, reason: Reason, got: usize, begun: Instant) {
+    let nanos = begun.elapsed().as_nanos() as u64;
+    core.stats().piece(route, reason, got as u64, nanos);
+    core.stats().call(got as u64, nanos);
+}

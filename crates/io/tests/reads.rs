@@ -1,0 +1,143 @@
+//! Reads through the whole runtime into the emulated device: every route, every residency.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+use spinio_device::{DeviceKind, registry};
+use spinio_io::{Runtime, Settings, Target};
+use spinio_plan::Route;
+use spinio_sys::linux::{self, Advice};
+
+const MIB: usize = 1 << 20;
+
+fn target(len: usize) -> Target {
+    let addr = registry::alloc(DeviceKind::Emulated, 0, len, false).expect("device memory");
+    let allocation = registry::find(addr.0 as *const u8, len).expect("our own allocation");
+    Target { allocation, addr }
+}
+
+fn contents(len: usize) -> Vec<u8> {
+    (0..len as u64 / 8).flat_map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes()).collect()
+}
+
+/// A file on the disk that holds the build, so that eviction and O_DIRECT are real.
+fn file(bytes: &[u8]) -> File {
+    let mut file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.write_all(bytes).unwrap();
+    file.sync_all().unwrap();
+    file
+}
+
+fn evict(file: &File, offset: u64, len: u64) {
+    linux::fadvise(file.as_raw_fd(), offset, len, Advice::DontNeed).unwrap();
+}
+
+/// Leaves only the chosen MiB in the page cache.
+fn keep(file: &File, mib: impl Iterator<Item = usize>) {
+    evict(file, 0, 0);
+    // Without read-ahead, which would bring in the neighbours.
+    linux::fadvise(file.as_raw_fd(), 0, 0, Advice::Random).unwrap();
+    let mut page = vec![0u8; MIB];
+    for mib in mib {
+        file.read_exact_at(&mut page, (mib * MIB) as u64).unwrap();
+    }
+}
+
+fn routes(runtime: &Runtime) -> Vec<Route> {
+    let mut routes: Vec<_> = runtime.stats().lines.iter().filter(|l| l.bytes > 0).map(|l| l.route).collect();
+    routes.dedup();
+    routes
+}
+
+fn check(runtime: &Runtime, file: &File, bytes: &[u8], offset: usize, len: usize) {
+    let to = target(len + 64);
+    let got = runtime.read(file.as_raw_fd(), Some(offset as u64), to, len).unwrap();
+    let expected = bytes.len().saturating_sub(offset).min(len);
+    assert_eq!(got, expected, "length at {offset}+{len}");
+    let mut out = vec![0; len + 64];
+    runtime.fetch(to, &mut out).unwrap();
+    assert!(out[..got] == bytes[offset.min(bytes.len())..][..got], "bytes at {offset}+{len}");
+    assert!(out[got..].iter().all(|&b| b == out[len + 63]), "nothing beyond the end was touched");
+    registry::free(to.addr).unwrap();
+}
+
+#[test]
+fn a_cached_file_is_copied_and_a_long_one_is_read_out_of_its_pages() {
+    let bytes = contents(24 * MIB);
+    let file = file(&bytes);
+    let runtime = Runtime::new(Settings { dma_min: 4 << 20, ..Settings::default() });
+    check(&runtime, &file, &bytes, 4097, MIB);
+    assert_eq!(routes(&runtime), [Route::Copy]);
+    check(&runtime, &file, &bytes, 123, 20 * MIB);
+    assert!(routes(&runtime).contains(&Route::Dma), "{:?}", runtime.stats());
+}
+
+#[test]
+fn an_evicted_file_comes_from_storage_and_is_not_cached_by_it() {
+    let bytes = contents(8 * MIB);
+    let file = file(&bytes);
+    evict(&file, 0, 0);
+    let runtime = Runtime::new(Settings::default());
+    check(&runtime, &file, &bytes, 0, 8 * MIB);
+    assert_eq!(routes(&runtime), [Route::Direct], "{:?}", runtime.stats());
+    let left = linux::cachestat(file.as_raw_fd(), 0, 8 << 20).unwrap();
+    assert!(left.cached < 16, "{} pages came into the page cache", left.cached);
+}
+
+#[test]
+fn half_a_file_comes_from_each_side() {
+    let bytes = contents(16 * MIB);
+    let file = file(&bytes);
+    keep(&file, (1..16).step_by(2));
+    let runtime = Runtime::new(Settings::default());
+    check(&runtime, &file, &bytes, 1, 16 * MIB - 1);
+    let found = routes(&runtime);
+    assert!(found.contains(&Route::Direct) && found.contains(&Route::Copy), "{:?}", runtime.stats());
+}
+
+#[test]
+fn a_presumption_that_fails_is_found_out() {
+    let bytes = contents(2 * MIB);
+    let file = file(&bytes);
+    let runtime = Runtime::new(Settings::default());
+    check(&runtime, &file, &bytes, 0, 2 * MIB);
+    check(&runtime, &file, &bytes, 0, 2 * MIB);
+    keep(&file, 0..1);
+    check(&runtime, &file, &bytes, 0, 2 * MIB);
+    check(&runtime, &file, &bytes, 77, 2 * MIB);
+}
+
+#[test]
+fn small_reads_keep_the_descriptors_offset() {
+    let bytes = contents(300_000);
+    let file = file(&bytes);
+    let runtime = Runtime::new(Settings::default());
+    let to = target(400_000);
+    linux::lseek(file.as_raw_fd(), 0, 0).unwrap();
+    let mut at = 0;
+    for len in [1, 4096, 65_536, 100_000, 70_000, 100_000] {
+        let expected = len.min(bytes.len() - at);
+        let got = runtime.read(file.as_raw_fd(), None, to, len).unwrap();
+        assert_eq!(got, expected);
+        let mut out = vec![0; got];
+        runtime.fetch(to, &mut out).unwrap();
+        assert!(out == bytes[at..at + got]);
+        at += got;
+        assert_eq!(linux::lseek(file.as_raw_fd(), 0, 1).unwrap(), at as u64);
+    }
+    registry::free(to.addr).unwrap();
+}
+
+#[test]
+fn a_read_stops_at_the_end_of_the_allocation() {
+    let bytes = contents(MIB);
+    let file = file(&bytes);
+    let runtime = Runtime::new(Settings::default());
+    let to = target(200_000);
+    assert_eq!(runtime.read(file.as_raw_fd(), Some(0), to, MIB).unwrap(), 200_000);
+    let end = Target { addr: to.addr.offset(200_000), ..to };
+    assert!(runtime.read(file.as_raw_fd(), Some(0), end, 1).is_err());
+    registry::free(to.addr).unwrap();
+}
