@@ -184,11 +184,11 @@ impl Core {
 
     /// Whether storage of the file may DMA into the device, if that is known.
     pub(crate) fn verdict(&self, file: &File, device: &dyn Device) -> Option<Verdict> {
-        lock(&self.verdicts).get(&(file.key().0, device.id())).copied()
+        lock(&self.verdicts).get(&(file.storage, device.id())).copied()
     }
 
     /// Remembers it for the file system and the device.
     pub(crate) fn set_verdict(&self, file: &File, device: &dyn Device, verdict: Verdict) {
-        lock(&self.verdicts).insert((file.key().0, device.id()), verdict);
+        lock(&self.verdicts).insert((file.storage, device.id()), verdict);
     }
 }

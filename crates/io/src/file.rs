@@ -75,6 +75,8 @@ pub(crate) struct File {
     pub(crate) direct: Result<PrivateFd, Reason>,
     /// Length of a block device; a regular file's is asked by every request.
     pub(crate) size: u64,
+    /// Number of the block device, or of the file system: what P2P is trusted for.
+    pub(crate) storage: u64,
     /// The storage under it is NVMe, or an array.
     pub(crate) fast: bool,
     /// What O_DIRECT needs.
@@ -108,7 +110,8 @@ impl File {
         // Probing by reading must not start the kernel's read-ahead.
         let _ = linux::fadvise(cached.get(), 0, 0, Advice::Random);
         let magic = kernel.file_system(cached.get()).unwrap_or(0);
-        let in_memory = matches!(magic, TMPFS | RAMFS);
+        // A block device's node lies on devtmpfs; its bytes do not.
+        let in_memory = matches!(magic, TMPFS | RAMFS) && stat.kind == FileKind::Regular;
         let told = kernel.direct_align(cached.get()).ok().flatten();
         let align = match told {
             Some(a) if a.offset > 0 => a,
@@ -121,6 +124,7 @@ impl File {
             false => again(linux::O_DIRECT).map_err(|_| Reason::NoDirectIo),
         };
         let rights = if in_memory { Rights::Resident } else { residency::rights(kernel, cached_fd, stat.uid) };
+        let storage = if stat.kind == FileKind::Block { stat.rdev } else { stat.dev };
         Ok(File {
             key: (stat.dev, stat.ino),
             cached,
@@ -128,7 +132,8 @@ impl File {
                 FileKind::Block => kernel.lseek(cached_fd, 0, SEEK_END).unwrap_or(0),
                 _ => stat.size,
             },
-            fast: kernel.is_fast(if stat.kind == FileKind::Block { stat.rdev } else { stat.dev }),
+            storage,
+            fast: kernel.is_fast(storage),
             direct,
             align,
             mappable: magic != OVERLAYFS && stat.kind == FileKind::Regular,
@@ -139,11 +144,6 @@ impl File {
             used: AtomicU64::new(born.elapsed().as_secs()),
             born,
         })
-    }
-
-    /// Device number and inode.
-    pub(crate) fn key(&self) -> (u64, u64) {
-        self.key
     }
 
     /// Whether [`File::mapping`] can work.
