@@ -53,6 +53,17 @@ impl Tidy for Housekeeping {
     }
 }
 
+impl Verdict {
+    /// Whether P2P may be used, or why not.
+    pub(crate) fn allows(self) -> Result<(), Reason> {
+        match self {
+            Verdict::Trusted => Ok(()),
+            Verdict::Unreachable => Err(Reason::P2pUnreachable),
+            Verdict::Untrusted => Err(Reason::P2pUntrusted),
+        }
+    }
+}
+
 /// Shared by the callers, the helpers and the jobs of one runtime.
 pub(crate) struct Core {
     pub(crate) kernel: &'static dyn Kernel,
@@ -185,6 +196,13 @@ impl Core {
     /// Whether storage of the file may DMA into the device, if that is known.
     pub(crate) fn verdict(&self, file: &File, device: &dyn Device) -> Option<Verdict> {
         lock(&self.verdicts).get(&(file.storage, device.id())).copied()
+    }
+
+    /// Why P2P from the file's storage was refused before, to whichever device.
+    pub(crate) fn known_refusal(&self, file: &File) -> Option<Reason> {
+        let verdicts = lock(&self.verdicts);
+        let mut of_file = verdicts.iter().filter(|((storage, _), _)| *storage == file.storage);
+        of_file.find_map(|(_, verdict)| verdict.allows().err())
     }
 
     /// Remembers it for the file system and the device.

@@ -80,7 +80,10 @@ impl Runtime {
         let p2p = match buffer.p2p_mapped {
             false => Err(Reason::NoP2pMapping),
             true if !core.settings.allows(Route::P2p) => Err(Reason::Forced),
-            true => file.direct.as_ref().map(drop).map_err(|reason| *reason),
+            true => match &file.direct {
+                Ok(_) => core.known_refusal(&file).map_or(Ok(()), Err),
+                Err(reason) => Err(*reason),
+            },
         };
         let (theirs, twins) = (Arc::clone(core), Arc::clone(&file));
         let survey = move || {

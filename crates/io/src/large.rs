@@ -8,7 +8,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
 use crate::canary;
-use crate::core::{Core, Verdict};
+use crate::core::Core;
 use crate::file::File;
 use crate::job::{Job, Order};
 use crate::plain::Plain;
@@ -150,11 +150,7 @@ fn p2p(core: &Arc<Core>, file: &Arc<File>, to: Target, offset: u64, len: u64) ->
             None => return Err(Reason::P2pUntrusted),
         },
     };
-    match verdict {
-        Verdict::Trusted => Ok(()),
-        Verdict::Unreachable => Err(Reason::P2pUnreachable),
-        Verdict::Untrusted => Err(Reason::P2pUntrusted),
-    }
+    verdict.allows()
 }
 
 /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.
