@@ -135,8 +135,10 @@ fn p2p(core: &Arc<Core>, file: &Arc<File>, to: Target, offset: u64, len: u64) ->
         return Err(Reason::Forced);
     }
     file.direct.as_ref().map_err(|reason| *reason).map(drop)?;
-    let unit = u64::from(file.align.offset.max(file.align.memory)).max(512);
-    if to.addr.0 % unit != offset % unit {
+    // Segments begin on whole blocks of the file; there the address must be one that the disk takes. A disk that takes
+    // any word (NVMe: 4 bytes) so serves a buffer that begins with the payload behind a file's odd-sized header.
+    let (unit, memory) = (u64::from(file.align.offset).max(512), u64::from(file.align.memory).max(1));
+    if to.addr.0 % memory != offset % memory {
         return Err(Reason::P2pMisaligned);
     }
     let device = to.allocation.device;
