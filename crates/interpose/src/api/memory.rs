@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use spinio_device::{DeviceAddr, DeviceError, DeviceKind, ErrorKind, registry};
+use spinio_device::{DeviceAddr, DeviceError, DeviceKind, ErrorKind, Wait, registry};
 use spinio_io::{Target, runtime};
 
 use super::target;
@@ -57,7 +57,7 @@ unsafe extern "C" fn spinio_mem_copy(to: *mut c_void, from: *const c_void, size:
             // SAFETY: both are the host's, and the header asks for `size` bytes at each.
             (None, None) => unsafe { core::ptr::copy(from, to, size) },
             // SAFETY: `from` is the host's, and the header asks for `size` bytes there.
-            (Some(device), None) => runtime().put(device, unsafe { core::slice::from_raw_parts(from, size) })?,
+            (Some(device), None) => put(device, unsafe { core::slice::from_raw_parts(from, size) })?,
             // SAFETY: `to` is the host's, and the header asks for `size` bytes there.
             (None, Some(device)) => runtime().fetch(device, unsafe { core::slice::from_raw_parts_mut(to, size) })?,
             (Some(into), Some(out_of)) => {
@@ -65,7 +65,7 @@ unsafe extern "C" fn spinio_mem_copy(to: *mut c_void, from: *const c_void, size:
                 for at in (0..size).step_by(PIECE) {
                     let len = PIECE.min(size - at);
                     runtime().fetch(further(out_of, at), &mut bounce[..len])?;
-                    runtime().put(further(into, at), &bounce[..len])?;
+                    put(further(into, at), &bounce[..len])?;
                 }
             }
         }
@@ -94,6 +94,13 @@ fn whole(address: *const u8, size: usize) -> Result<Option<Target>, Failure> {
 
 fn further(target: Target, bytes: usize) -> Target {
     Target { addr: target.addr.offset(bytes as u64), ..target }
+}
+
+/// Copies into the device and waits for the arrival, which a small copy of `io` does not.
+fn put(to: Target, bytes: &[u8]) -> Result<(), Failure> {
+    runtime().put(to, bytes)?;
+    let device = to.allocation.device;
+    device.drain(device.program_queue().0, Wait::Context).map_err(|e| failed(e, "Cannot copy to the device"))
 }
 
 fn failed(error: DeviceError, what: &str) -> Failure {

@@ -20,8 +20,7 @@ use std::ffi::c_int;
 use libc::iovec;
 use spinio_device::{Allocation, registry};
 use spinio_io::runtime;
-use spinio_sys::Errno;
-use spinio_sys::linux::{self, FileKind};
+use spinio_sys::linux;
 
 use super::read::MOST;
 use super::{hook, owner, owner_after_fault, target};
@@ -134,7 +133,7 @@ fn into_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c_i
         let vectors = unsafe { core::slice::from_raw_parts(vectors, count as usize) };
         let parts = parts(vectors);
         let total: usize = parts.iter().map(|p| p.len).sum();
-        let stream = linux::fstat(fd)?.kind == FileKind::Stream;
+        let stream = runtime().is_stream(fd)?;
         match at {
             At::Offset(offset) if offset < 0 => Err(Failure::Errno(libc::EINVAL)),
             // A stream has no offsets: the kernel knows whether that is ESPIPE, or no matter (some devices).
@@ -142,13 +141,9 @@ fn into_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c_i
             At::Offset(offset) => read_at(fd, &parts, offset as u64, flags),
             At::Own if stream => window(fd, &parts, OWN_OFFSET, flags).map(|w| w.got),
             At::Own => {
-                let start = reserve(fd, total)?;
+                let start = runtime().reserve(fd, total as u64)?;
                 let result = read_at(fd, &parts, start, flags);
-                let unused = total - result.as_ref().copied().unwrap_or(0);
-                if unused > 0 {
-                    // The range was ours, so going back cannot fail; if it does, the bytes are delivered all the same.
-                    let _ = linux::lseek(fd, -(unused as i64), libc::SEEK_CUR);
-                }
+                runtime().unreserve(fd, (total - result.as_ref().copied().unwrap_or(0)) as u64);
                 result
             }
         }
@@ -170,11 +165,6 @@ fn parts(vectors: &[iovec]) -> Vec<Part> {
         parts.push(Part { at, len, device: registry::find(at, len) });
     }
     parts
-}
-
-/// Takes `len` bytes at the file's own offset for this call; returns where they start.
-fn reserve(fd: c_int, len: usize) -> Result<u64, Errno> {
-    linux::lseek(fd, len as i64, libc::SEEK_CUR).map(|end| end - len as u64)
 }
 
 /// A file with offsets: until a part comes back short, or fails after others have succeeded.
