@@ -3,16 +3,22 @@
 //! A panic becomes EIO. What the program may cancel, a call to the next function, never runs inside the guard: the
 //! unwinding of `pthread_cancel` must meet no frame that would stop it.
 
+use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
 use spinio_io::Error;
 
-use crate::{errno, last_error};
+use crate::{errno, last_error, process};
 
 unsafe extern "C-unwind" {
     /// Ends the thread here if the program has asked for it.
     fn pthread_testcancel();
+}
+
+thread_local! {
+    /// The thread is inside a device call, so what a signal handler does now has interrupted one.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Why a call fails.
@@ -48,7 +54,11 @@ pub(crate) fn run<T>(what: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
     let saved = errno::get();
     // Nothing may be printed into the program's output; the message is kept for who asks.
     QUIET.call_once(|| panic::set_hook(Box::new(|panic| last_error::set(panic))));
-    let failed = match panic::catch_unwind(AssertUnwindSafe(what)) {
+    process::note();
+    let outer = INSIDE.replace(true);
+    let answer = panic::catch_unwind(AssertUnwindSafe(what));
+    INSIDE.set(outer);
+    let failed = match answer {
         Ok(Ok(done)) => {
             errno::set(saved);
             return Some(done);
@@ -70,6 +80,19 @@ pub(crate) fn run<T>(what: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
     };
     errno::set(failed);
     None
+}
+
+/// Passes on news that spare work. Nothing is lost without them, so they wait for nobody: they are dropped in a signal
+/// handler that has interrupted a device call, whose locks its own thread holds, and in a child that only borrows them.
+pub(crate) fn hint(what: impl FnOnce()) {
+    if INSIDE.get() || !process::has_device_calls() {
+        return;
+    }
+    let saved = errno::get();
+    INSIDE.set(true);
+    let _ = panic::catch_unwind(AssertUnwindSafe(what));
+    INSIDE.set(false);
+    errno::set(saved);
 }
 
 /// A call that may block is a place where the thread can be cancelled: before it takes anything.

@@ -23,4 +23,5 @@ mod guard;
 mod hooks;
 mod last_error;
 mod next;
+mod process;
 mod switch;

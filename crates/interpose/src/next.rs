@@ -4,7 +4,7 @@
 //! `dlsym` takes the loader's lock and so must not run inside `read` in a signal handler or a forked child. A call
 //! that comes before the constructor (another library's constructor, while there is one thread) looks up its own.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
@@ -108,6 +108,13 @@ functions! {
     OPEN64_2 = c"__open64_2": fn(Path, c_int) -> c_int;
     OPENAT_2 = c"__openat_2": fn(Fd, Path, c_int) -> c_int;
     OPENAT64_2 = c"__openat64_2": fn(Fd, Path, c_int) -> c_int;
+    CLOSE = c"close": fn(Fd) -> c_int;
+    CLOSE_UNDERSCORED = c"__close": fn(Fd) -> c_int;
+    CLOSE_RANGE = c"close_range": fn(c_uint, c_uint, c_int) -> c_int;
+    CLOSEFROM = c"closefrom": fn(c_int) -> ();
+    DUP2 = c"dup2": fn(Fd, Fd) -> c_int;
+    DUP2_UNDERSCORED = c"__dup2": fn(Fd, Fd) -> c_int;
+    DUP3 = c"dup3": fn(Fd, Fd, c_int) -> c_int;
     MMAP = c"mmap": fn(Buffer, usize, c_int, c_int, Fd, i64) -> Buffer;
     MMAP64 = c"mmap64": fn(Buffer, usize, c_int, c_int, Fd, i64) -> Buffer;
     MUNMAP = c"munmap": fn(Buffer, usize) -> c_int;

@@ -1,12 +1,16 @@
-//! `open`: news, never a source of truth.
+//! `open`, and `close` with its kin: news, never a source of truth.
 //!
 //! ```text
 //!   open "/dev/nvidia0"               ──> a driver is in use: from now on buffers may be device memory
 //!   open "/sys/.../p2pmem/allocate"   ──> mappings of this file are device memory
+//!   close, dup2, close_range, ...     ──> the file is going: let go of what is kept beside it, so that its file
+//!                                         system can be unmounted, and its space is free if it was deleted
 //! ```
 //!
 //! Correctness never rests on it, because programs open and close in ways that no hook sees: `fclose`, raw system
 //! calls, io_uring, a descriptor received through a socket. Each device read asks the kernel again what its descriptor is.
+//!
+//! Children that close everything before `exec` tell nothing: they would make their parent forget what it still uses.
 //!
 //! `open` tells its news once the kernel has opened the path: only then is the path known to be readable memory.
 
@@ -15,7 +19,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 use spinio_device::registry;
 
 use super::mappings;
-use crate::{errno, next, switch};
+use crate::{errno, guard, next, switch};
 
 macro_rules! opens {
     ($($name:ident([$($dir:ident)?] path, flags [$($mode:ident)?]) = $next:ident;)+) => {$(
@@ -69,4 +73,77 @@ unsafe fn opened(fd: c_int, path: *const c_char) {
         }
         errno::set(saved);
     }
+}
+
+/// A number is about to name nothing, or something else.
+#[inline]
+fn closing(fd: c_int) {
+    if registry::any() && fd >= 0 && !switch::is_off() {
+        guard::hint(|| spinio_io::forget(fd));
+    }
+}
+
+/// Many numbers are.
+#[inline]
+fn closing_many() {
+    if registry::any() && !switch::is_off() {
+        guard::hint(spinio_io::forget_all);
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    closing(fd);
+    // SAFETY: the program's own arguments.
+    unsafe { next::CLOSE.get()(fd) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
+    closing(fd);
+    // SAFETY: the program's own arguments.
+    unsafe { next::CLOSE_UNDERSCORED.get()(fd) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    if flags as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 {
+        closing_many();
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { next::CLOSE_RANGE.get()(first, last, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn closefrom(first: c_int) {
+    closing_many();
+    // SAFETY: the program's own arguments.
+    unsafe { next::CLOSEFROM.get()(first) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
+    if old != new {
+        closing(new);
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { next::DUP2.get()(old, new) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn __dup2(old: c_int, new: c_int) -> c_int {
+    if old != new {
+        closing(new);
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { next::DUP2_UNDERSCORED.get()(old, new) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    if old != new {
+        closing(new);
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { next::DUP3.get()(old, new, flags) }
 }

@@ -28,7 +28,10 @@
 //! - The EFAULT path repeats the call. A datagram socket has dropped its datagram by then, so the repeated `read` waits
 //!   for the next one. It happens at most for the first read of a device that nobody announced.
 //! - A read into device memory can be cancelled before it starts, not while it waits.
-//! - The device path takes locks and allocates, so it is not for signal handlers.
+//! - The device path takes locks and allocates, so it is not for signal handlers. Nor is, in a program with CUDA, a host
+//!   read into memory that was never read into before: whose it is must be asked of the driver, which the signal may
+//!   have interrupted.
+//! - `close` of a file that was read into a device waits until helpers have put down the piece they are at.
 
 mod descriptors;
 mod mappings;

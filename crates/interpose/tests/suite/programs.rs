@@ -35,6 +35,11 @@ fn children_of_a_device_program_are_not_harmed() {
 }
 
 #[test]
+fn what_is_kept_beside_a_file_goes_with_it() {
+    must_pass(preloaded(&program("closes"), &[]));
+}
+
+#[test]
 fn fortified_names_are_served_too() {
     must_pass(preloaded(&program("fortified"), &[]));
 }

@@ -1,0 +1,28 @@
+//! Whether the process that runs this code is the one that made our device calls.
+//!
+//! A child of `vfork` runs in its parent's memory: it finds every word of ours as the parent left it, but has
+//! descriptors of its own. What it closes before `exec` is no news for the parent. In a child of `fork` the word below
+//! is wiped.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use spinio_sys::linux;
+
+/// Number of the process that made a device call; 0 for none.
+static MADE_BY: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
+
+/// This process makes a device call.
+pub(crate) fn note() {
+    if let Some(word) = MADE_BY.get_or_init(|| linux::word_wiped_on_fork().ok())
+        && word.load(Relaxed) == 0
+    {
+        word.store(linux::getpid().into(), Relaxed);
+    }
+}
+
+/// Whether this very process has made one.
+pub(crate) fn has_device_calls() -> bool {
+    let made_by = MADE_BY.get().copied().flatten().map_or(0, |word| word.load(Relaxed));
+    made_by != 0 && made_by == u64::from(linux::getpid())
+}
