@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use spinio_device::{Device, DeviceId};
@@ -11,6 +11,7 @@ use spinio_plan::{Model, Reason, Route};
 use crate::crew::{Crew, Tidy};
 use crate::file::{File, Files};
 use crate::kernel::Kernel;
+use crate::lock::lock;
 use crate::pins::{Pins, QUIET};
 use crate::staging::Staging;
 use crate::{Settings, Target, stats};
@@ -87,10 +88,6 @@ impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         self.0.requests.fetch_sub(1, Relaxed);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Core {

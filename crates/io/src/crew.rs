@@ -17,12 +17,13 @@ use std::sync::atomic::{
     AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
 };
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use spinio_sys::linux::{Fd, Private};
 
 use crate::kernel::Kernel;
+use crate::lock::lock;
 
 /// Something that several helpers can work on at once.
 pub(crate) trait Task: Send + Sync {
@@ -69,10 +70,6 @@ pub(crate) trait Tidy: Send + Sync {
     fn nap(&self) -> Option<Duration>;
     /// Lets go of what is no longer needed.
     fn tidy(&self);
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Crew {

@@ -15,7 +15,7 @@
 //! lease on the file itself gets a lease break, and fanotify listeners see it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use spinio_plan::Reason;
@@ -23,6 +23,7 @@ use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
 
 use crate::crew::{Crew, PrivateFd};
 use crate::kernel::Kernel;
+use crate::lock::lock;
 use crate::residency;
 
 const SEEK_END: i32 = 2;
@@ -177,10 +178,6 @@ impl File {
 }
 
 type Graves = crate::crew::Graveyard;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The files that SPIN remembers now.
 pub(crate) struct Files {

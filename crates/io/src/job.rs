@@ -22,8 +22,9 @@
 //! stopped before them. docs/semantics.md says so.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use spinio_device::{Device, Fence};
@@ -34,6 +35,7 @@ use crate::core::Core;
 use crate::crew::Task;
 use crate::engine::Hands;
 use crate::file::{File, Mapping};
+use crate::lock::lock;
 use crate::staging::{BLOCK, Staging};
 use crate::{Error, Target};
 
@@ -89,8 +91,8 @@ struct Outcome {
     finished: bool,
 }
 
-/// The request.
-pub(crate) struct Job {
+/// What a large read is about.
+pub(crate) struct Request {
     pub(crate) core: Arc<Core>,
     pub(crate) file: Arc<File>,
     pub(crate) staging: Arc<Staging>,
@@ -103,6 +105,11 @@ pub(crate) struct Job {
     pub(crate) p2p: Result<(), Reason>,
     /// Whether pages may be registered.
     pub(crate) dma: Result<(), Reason>,
+}
+
+/// A request and how far it has got.
+pub(crate) struct Job {
+    request: Request,
     /// Anything that storage served, or a presumption that failed.
     pub(crate) cold: AtomicBool,
     copy_piece: u64,
@@ -114,42 +121,25 @@ pub(crate) struct Job {
     mapping: OnceLock<Option<Arc<Mapping>>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+impl Deref for Job {
+    type Target = Request;
 
-/// What a request is about; the rest of a job is bookkeeping.
-pub(crate) struct Order {
-    pub(crate) core: Arc<Core>,
-    pub(crate) file: Arc<File>,
-    pub(crate) staging: Arc<Staging>,
-    pub(crate) to: Target,
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
-    pub(crate) fence: Option<Fence>,
-    pub(crate) p2p: Result<(), Reason>,
-    pub(crate) dma: Result<(), Reason>,
+    fn deref(&self) -> &Request {
+        &self.request
+    }
 }
 
 impl Job {
-    pub(crate) fn new(o: Order) -> Job {
-        let threads = o.core.threads() as u64;
-        let copy_piece = (o.len / (2 * threads)).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64);
+    pub(crate) fn new(request: Request) -> Job {
+        let threads = request.core.threads() as u64;
+        let len = request.len;
         Job {
-            core: o.core,
-            file: o.file,
-            staging: o.staging,
-            to: o.to,
-            offset: o.offset,
-            len: o.len,
-            order: o.fence,
-            p2p: o.p2p,
-            dma: o.dma,
+            request,
             cold: AtomicBool::new(false),
-            copy_piece,
+            copy_piece: (len / (2 * threads)).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64),
             queues: Mutex::default(),
-            outstanding: AtomicU64::new(o.len),
-            outcome: Mutex::new(Outcome { end: o.len, error: None, finished: false }),
+            outstanding: AtomicU64::new(len),
+            outcome: Mutex::new(Outcome { end: len, error: None, finished: false }),
             changed: Condvar::new(),
             registered: AtomicU64::new(0),
             mapping: OnceLock::new(),
@@ -403,7 +393,7 @@ impl Task for Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        if let Some(fence) = self.order.take() {
+        if let Some(fence) = self.request.order.take() {
             self.device().release_fence(fence);
         }
     }

@@ -10,7 +10,7 @@ use spinio_sys::linux::{self, Fd, FileKind};
 use crate::canary;
 use crate::core::Core;
 use crate::file::File;
-use crate::job::{Job, Order};
+use crate::job::{Job, Request};
 use crate::plain::Plain;
 use crate::settings::SMALL;
 use crate::{Error, Target};
@@ -88,15 +88,15 @@ fn at_offset(
     let device_fail = |e| Error::device(e, "read", offset, len as u64);
     let (queue, ours) = device.program_queue();
     let _request = core.begin_request();
-    let fence = if ours { None } else { Some(device.fence(queue).map_err(device_fail)?) };
-    let job = Arc::new(Job::new(Order {
+    let order = if ours { None } else { Some(device.fence(queue).map_err(device_fail)?) };
+    let job = Arc::new(Job::new(Request {
         core: Arc::clone(core),
         file: Arc::clone(&file),
         staging: core.staging(device),
         to,
         offset,
         len: within,
-        fence,
+        order,
         p2p: p2p(core, &file, to, offset, within),
         dma: core.may_register(),
     }));

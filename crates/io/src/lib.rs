@@ -24,6 +24,7 @@ mod file;
 mod job;
 pub mod kernel;
 mod large;
+mod lock;
 mod pins;
 mod plain;
 mod residency;

@@ -22,12 +22,13 @@
 //! as with `cudaFree`. Such a program sets SPINIO_ROUTES without `dma`.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use spinio_device::{Device, Pin};
 
 use crate::file::Mapping;
+use crate::lock::lock;
 
 /// Bytes that may be pinned at all before a request stops to give back.
 const HARD: u64 = 8 << 30;
@@ -55,10 +56,6 @@ pub(crate) struct Pins {
     last: AtomicU64,
     stalls: AtomicU64,
     born: Instant,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pins {

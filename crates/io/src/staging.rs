@@ -21,10 +21,12 @@
 //! to the driver while the process lives.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use spinio_device::{Device, DeviceError, ErrorKind, Fence, QueueId, Wait};
 use spinio_sys::linux;
+
+use crate::lock::lock;
 
 /// Bytes of a block.
 ///
@@ -94,10 +96,6 @@ pub(crate) struct Staging {
     bound: u64,
     pool: Mutex<Pool>,
     lanes: [Mutex<Lane>; LANES],
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Staging {

@@ -52,29 +52,14 @@ impl Hands<'_> {
 
     pub(super) fn copy(&mut self, piece: Piece) {
         let begun = Instant::now();
-        let staging = &self.job.staging;
-        let block = match staging.take() {
+        let block = match self.job.staging.take() {
             Ok(block) => block,
             Err(e) => return self.fail(piece, 0, self.device_error(e, piece)),
         };
         let (got, ended) = self.fill(piece, block.ptr());
         let reason = if block.pinned { piece.reason } else { Reason::NoPinnedMemory };
-        if got > 0 {
-            let queued = self.queue().and_then(|queue| {
-                // SAFETY: the block is retired behind the copy and not lent before it is done; the request's
-                // bytes lie inside the allocation.
-                unsafe { self.job.device().copy_in(queue, self.address(piece.offset), block.ptr(), got) }
-                    .map(|()| queue)
-            });
-            match queued {
-                Ok(queue) => staging.retire(block, queue),
-                Err(e) => {
-                    staging.give_back(block);
-                    return self.fail(piece, 0, self.device_error(e, piece));
-                }
-            }
-        } else {
-            staging.give_back(block);
+        if let Err(error) = self.deliver(piece, block, 0, got) {
+            return self.fail(piece, 0, error);
         }
         self.count(Route::Copy, reason, got as u64, begun);
         self.cached_piece_ended(piece, got as u64, ended);

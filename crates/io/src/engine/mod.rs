@@ -18,6 +18,7 @@ use spinio_sys::linux::Fd;
 
 use crate::file::Mapping;
 use crate::job::{Job, Piece, Who, Work};
+use crate::staging::Block;
 use crate::{Error, route};
 
 /// A DMA out of the page cache that is under way.
@@ -109,6 +110,34 @@ impl<'a> Hands<'a> {
         }
         self.queue = Some(queue);
         Ok(queue)
+    }
+
+    /// Queues `len` bytes of a filled block, from `skip` on, for the start of a piece; gives the block up either way.
+    fn deliver(&mut self, piece: Piece, block: Block, skip: usize, len: usize) -> Result<(), Error> {
+        let staging = &self.job.staging;
+        if len == 0 {
+            staging.give_back(block);
+            return Ok(());
+        }
+        let queued = self.queue().and_then(|queue| {
+            // SAFETY: the block is retired behind the copy and not lent before it is done; the request's bytes lie
+            // inside the allocation.
+            let copied = unsafe {
+                let from = block.ptr().wrapping_add(skip);
+                self.job.device().copy_in(queue, self.address(piece.offset), from, len)
+            };
+            copied.map(|()| queue)
+        });
+        match queued {
+            Ok(queue) => {
+                staging.retire(block, queue);
+                Ok(())
+            }
+            Err(e) => {
+                staging.give_back(block);
+                Err(self.device_error(e, piece))
+            }
+        }
     }
 
     /// The descriptor to read through the page cache with.

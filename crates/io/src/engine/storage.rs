@@ -23,11 +23,10 @@ use crate::job::Piece;
 impl Hands<'_> {
     pub(super) fn direct(&mut self, piece: Piece) {
         let begun = Instant::now();
-        let staging = &self.job.staging;
         let Ok(twin) = &self.job.file.direct else {
             return self.job.reroute(piece, 0, Route::Copy, Reason::NoDirectIo);
         };
-        let block = match staging.take() {
+        let block = match self.job.staging.take() {
             Ok(block) => block,
             Err(e) => return self.fail(piece, 0, self.device_error(e, piece)),
         };
@@ -61,24 +60,12 @@ impl Hands<'_> {
             }
         }
         let arrived = got.saturating_sub(from - first).min(piece.len);
+        if let Err(error) = self.deliver(piece, block, (from - first) as usize, arrived as usize) {
+            return self.fail(piece, 0, error);
+        }
         if arrived > 0 {
-            let source = block.ptr().wrapping_add((from - first) as usize);
-            let queued = self.queue().and_then(|queue| {
-                // SAFETY: the block is retired behind the copy; the request's bytes lie inside the allocation.
-                unsafe { self.job.device().copy_in(queue, self.address(piece.offset), source, arrived as usize) }
-                    .map(|()| queue)
-            });
-            match queued {
-                Ok(queue) => staging.retire(block, queue),
-                Err(e) => {
-                    staging.give_back(block);
-                    return self.fail(piece, 0, self.device_error(e, piece));
-                }
-            }
             self.count(Route::Direct, piece.reason, arrived, begun);
             self.queued.push((piece.offset, arrived, arrived, None));
-        } else {
-            staging.give_back(block);
         }
         if arrived < piece.len {
             self.job.reroute(piece, arrived, Route::Copy, Reason::FellBack);
