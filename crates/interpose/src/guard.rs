@@ -1,11 +1,14 @@
 //! The border between a C caller and our own code: nothing of ours crosses it but a number and errno.
 //!
-//! A panic becomes EIO. What the program may cancel, a call to the next function, never runs inside the guard: the
-//! unwinding of `pthread_cancel` must meet no frame that would stop it.
+//! A panic becomes EIO. And the unwinding of `pthread_cancel` must meet no frame that would stop it, or that holds a
+//! lock: a call to the next function never runs in here, and since a driver may come across a cancellation point of its
+//! own, cancellation is put off until the device call is over.
 
 use std::cell::Cell;
+use std::ffi::c_int;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
+use std::thread;
 
 use spinio_io::Error;
 
@@ -15,6 +18,12 @@ unsafe extern "C-unwind" {
     /// Ends the thread here if the program has asked for it.
     fn pthread_testcancel();
 }
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+const CANCEL_DISABLE: c_int = 1;
 
 thread_local! {
     /// The thread is inside a device call, so what a signal handler does now has interrupted one.
@@ -55,10 +64,7 @@ pub(crate) fn run<T>(what: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
     // Nothing may be printed into the program's output; the message is kept for who asks.
     QUIET.call_once(|| panic::set_hook(Box::new(|panic| last_error::set(panic))));
     process::note();
-    let outer = INSIDE.replace(true);
-    let answer = panic::catch_unwind(AssertUnwindSafe(what));
-    INSIDE.set(outer);
-    let failed = match answer {
+    let failed = match inside(what) {
         Ok(Ok(done)) => {
             errno::set(saved);
             return Some(done);
@@ -89,10 +95,28 @@ pub(crate) fn hint(what: impl FnOnce()) {
         return;
     }
     let saved = errno::get();
-    INSIDE.set(true);
-    let _ = panic::catch_unwind(AssertUnwindSafe(what));
-    INSIDE.set(false);
+    let _ = inside(what);
     errno::set(saved);
+}
+
+fn inside<T>(what: impl FnOnce() -> T) -> thread::Result<T> {
+    let outer = INSIDE.replace(true);
+    uncancelled(|| {
+        let answer = panic::catch_unwind(AssertUnwindSafe(what));
+        INSIDE.set(outer);
+        answer
+    })
+}
+
+/// Runs something that must not be cancelled half-way, and must not panic.
+pub(crate) fn uncancelled<T>(what: impl FnOnce() -> T) -> T {
+    let mut state = 0;
+    // SAFETY: `state` lives across the call.
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &mut state) };
+    let done = what();
+    // SAFETY: restores what was saved above.
+    unsafe { pthread_setcancelstate(state, core::ptr::null_mut()) };
+    done
 }
 
 /// A call that may block is a place where the thread can be cancelled: before it takes anything.

@@ -9,7 +9,7 @@
 //! - If the device fails, the bytes have left the FILE: the call returns the items that arrived and sets errno to
 //!   EIO, but `ferror` does not know.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 
 use libc::FILE;
 use spinio_device::Allocation;
@@ -25,10 +25,7 @@ const PIECE: usize = 1 << 20;
 unsafe extern "C" {
     fn flockfile(file: *mut FILE);
     fn funlockfile(file: *mut FILE);
-    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
 }
-
-const CANCEL_DISABLE: c_int = 1;
 
 hook! {
     fn fread(buffer: *mut c_void, size: usize, items: usize, file: *mut FILE) -> usize, caller in "r8" =>
@@ -76,11 +73,20 @@ unsafe fn serve(
 #[inline(never)]
 unsafe fn into_device(buffer: *mut u8, bytes: usize, size: usize, file: *mut FILE, allocation: Allocation) -> usize {
     guard::cancellation_point();
-    let mut old = 0;
-    // SAFETY: `old` lives across the call. A thread cancelled below would leave the FILE locked.
-    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &mut old) };
-    // SAFETY: the FILE is open; the lock is recursive, so a caller of fread_unlocked that holds it goes on.
-    unsafe { flockfile(file) };
+    // A thread cancelled in between would leave the FILE locked.
+    let done = guard::uncancelled(|| {
+        // SAFETY: the FILE is open; the lock is recursive, so a caller of fread_unlocked that holds it goes on.
+        unsafe { flockfile(file) };
+        let done = locked(buffer, bytes, file, allocation);
+        // SAFETY: locked above.
+        unsafe { funlockfile(file) };
+        done
+    });
+    done / size
+}
+
+/// Fills device memory from a FILE that is ours; the bytes that arrived. Sets errno where libc would.
+fn locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Allocation) -> usize {
     let mut done = 0;
     guard::run(|| {
         // The kernel writes to the end of the allocation and no further, whatever the program asks for.
@@ -102,9 +108,5 @@ unsafe fn into_device(buffer: *mut u8, bytes: usize, size: usize, file: *mut FIL
         }
         if end < bytes { Err(Failure::Errno(libc::EFAULT)) } else { Ok(()) }
     });
-    // SAFETY: locked above.
-    unsafe { funlockfile(file) };
-    // SAFETY: restores what was saved above.
-    unsafe { pthread_setcancelstate(old, core::ptr::null_mut()) };
-    done / size
+    done
 }

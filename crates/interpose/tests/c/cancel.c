@@ -59,6 +59,21 @@ static void *too_late(void *fd)
     pthread_cleanup_pop(0);
     return NULL;
 }
+
+/* Device reads without end: cancelled at any time, they leave nothing locked. */
+static void *device_reader(void *fd)
+{
+    FILE *file = fdopen(dup(*(int *)fd), "r");
+    pthread_cleanup_push(cleanup, &cleaned);
+    atomic_fetch_add(&started, 1);
+    for (int i = 0;; i++) {
+        CHECK(pread(*(int *)fd, device, i % 2 ? 100 : 1 << 20, 0) > 0);
+        fread(device, 1, 5000, file);
+        rewind(file);
+    }
+    pthread_cleanup_pop(0);
+    return NULL;
+}
 #endif
 
 static void all(void)
@@ -97,6 +112,17 @@ int main(void)
     CHECK(pthread_create(&thread, NULL, too_late, &ends[0]) == 0);
     CHECK(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
     char left[4];
+    int fd = open("/proc/self/exe", O_RDONLY);
+    CHECK(fd >= 0);
+    for (int i = 0; i < 100; i++) {
+        atomic_store(&started, 0);
+        CHECK(pthread_create(&thread, NULL, device_reader, &fd) == 0);
+        while (!atomic_load(&started))
+            usleep(100);
+        usleep(i * 37 % 1000);
+        CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+        CHECK(pread(fd, device, 1 << 20, 0) > 0);
+    }
     CHECK(read(ends[0], left, 4) == 4 && memcmp(left, "left", 4) == 0);
 #endif
     return 0;
