@@ -357,7 +357,7 @@ fn a_context_that_blocks_gets_events_that_block() {
     gpu.fake.schedule(4);
     in_own_context(gpu, 0, || {
         let device = find_after_fault(gpu.fake.alloc(0, 4096, 0)).unwrap().device;
-        assert!(device.describe().contains("blocks"), "{}", device.describe());
+        assert!(device.describe().contains("blocking"), "{}", device.describe());
         let fence = device.fence(QueueId(0)).unwrap();
         device.wait(&fence, Wait::Context).unwrap();
         device.release_fence(fence);

@@ -225,15 +225,13 @@ impl Device for Cuda {
         let pci = driver.device_pci(self.ordinal).unwrap_or_default();
         let version = driver.version().unwrap_or(0);
         let waits = match self.flags & schedule::MASK {
-            schedule::SPIN => "spins",
-            schedule::YIELD => "yields",
-            schedule::BLOCKING => "blocks",
-            _ => "decides itself",
+            schedule::SPIN => "spinning",
+            schedule::YIELD => "yielding",
+            schedule::BLOCKING => "blocking",
+            _ => "as the driver chooses",
         };
         let (major, minor) = (version / 1000, version % 1000 / 10);
-        format!(
-            "{name}, {gib:.0} GiB, {pci}, driver for CUDA {major}.{minor}; the program's context {waits} when it waits"
-        )
+        format!("{name}, {gib:.0} GiB, {pci}, driver for CUDA {major}.{minor}; waits {waits}")
     }
 
     fn abilities(&self) -> Abilities {

@@ -1,0 +1,490 @@
+/* Reads a file into GPU memory with plain pread, or as a program without SPIN has to, or as fast as the machine can.
+ *
+ *   reads ROW MODE FILE [name=value ...]      prints one line of JSON per measurement
+ *
+ *   row     what is done                                   modes
+ *   big     size bytes, once                               us, us1 (spinio_pread), plain, limit
+ *   again   size bytes, times times, all work counted      us, plain, limit
+ *   seq     total bytes in sequence, block by block        us, plain
+ *   par     as seq, from threads threads                   us, plain
+ *   cold    size bytes that are not in the page cache      us, plain, limit (O_DIRECT into pinned memory)
+ *   mix     random 1 MiB reads of partly cached blocks     us, cached, random, direct
+ *   first   the first device reads of a process            us
+ *   host    reads into host memory, with CUDA at work      us (or anything)
+ *
+ * "us" is this program calling pread with a device address: it means something under LD_PRELOAD=libspinio.so only.
+ * CPU time is user + system of the whole process, taken after work deferred behind a return has had time to end.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "gpu.h"
+
+#define MIB ((size_t)1 << 20)
+#define MOST 0x7ffff000u /* what one pread moves at most */
+
+static struct {
+    const char *row, *mode, *file;
+    size_t size, block, total, times, threads, count;
+} arg = { .block = 8 * MIB, .times = 4, .threads = 16, .count = 150 };
+static int fd;
+static size_t file_size;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+static double cpu(void) {
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return u.ru_utime.tv_sec + u.ru_stime.tv_sec + (u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
+}
+
+static void fail(const char *what) {
+    fprintf(stderr, "reads %s %s: %s: %s\n", arg.row, arg.mode, what, strerror(errno));
+    exit(3);
+}
+
+static int is(const char *mode) { return strcmp(arg.mode, mode) == 0; }
+
+/* pread until all is there; exits on an error or an early end. */
+static void read_all(int from, void *to, size_t size, off_t at) {
+    char *p = to;
+    while (size) {
+        ssize_t n = pread(from, p, size < MOST ? size : MOST, at);
+        if (n <= 0)
+            fail("pread");
+        p += n, at += n, size -= n;
+    }
+}
+
+static void *pinned(size_t size) {
+    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        fail("mmap");
+    madvise(p, size, MADV_HUGEPAGE);
+    memset(p, 1, size);
+    GPU(cuMemHostRegister_v2(p, size, 1));
+    return p;
+}
+
+/* Whether size device bytes at `at` are the file's at `offset`; looks at samples. */
+static int right(gpu_ptr at, size_t size, off_t offset) {
+    enum { SAMPLE = 64 << 10, SAMPLES = 34 };
+    static char want[SAMPLE], have[SAMPLE];
+    unsigned long x = 88172645463325252ul;
+    for (int i = 0; i < SAMPLES; i++) {
+        size_t n = size < SAMPLE ? size : SAMPLE;
+        x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+        size_t o = i == 0 ? 0 : i == 1 ? size - n : x % (size - n + 1);
+        GPU(cuMemcpyDtoH_v2(have, at + o, n));
+        read_all(fd, want, n, offset + o);
+        if (memcmp(want, have, n))
+            return 0;
+    }
+    return 1;
+}
+
+static double t0, c0;
+static void begin(void) {
+    GPU(cuCtxSynchronize());
+    c0 = cpu();
+    t0 = now();
+}
+
+/* Ends a measurement: the clock now, CPU time once deferred work is done. */
+static void end(double bytes, int ok_at, gpu_ptr at, size_t size, off_t offset) {
+    GPU(cuCtxSynchronize());
+    double t = now() - t0;
+    usleep(250000);
+    double c = cpu() - c0;
+    const char *ok = !ok_at ? "null" : right(at, size, offset) ? "true" : "false";
+    printf("{\"row\":\"%s\",\"mode\":\"%s\",\"block\":%zu,\"threads\":%zu,\"bytes\":%.0f,\"seconds\":%.6f,\"gbps\":%.3f,"
+           "\"cpu\":%.4f,\"cpu_per_gb\":%.4f,\"right\":%s}\n",
+           arg.row, arg.mode, arg.block, arg.threads, bytes, t, bytes / t / 1e9, c, c / (bytes / 1e9), ok);
+    fflush(stdout);
+}
+
+/* ---- large reads ------------------------------------------------------------------------------------------------ */
+
+static char *host; /* of plain: ordinary memory */
+static void plain_read(gpu_ptr to, size_t size, off_t at) {
+    for (size_t o = 0; o < size; o += 8 * MIB) {
+        size_t n = size - o < 8 * MIB ? size - o : 8 * MIB;
+        read_all(fd, host, n, at + o);
+        GPU(cuMemcpyHtoD_v2(to + o, host, n));
+    }
+}
+
+/* Puts the library to work on another file, FILE.warm: threads, staging, the first touch of everything. */
+static void warm_up(gpu_ptr to, size_t room) {
+    char name[4096];
+    snprintf(name, sizeof name, "%s.warm", arg.file);
+    int other = open(name, O_RDONLY | O_CLOEXEC);
+    struct stat st;
+    if (other < 0 || fstat(other, &st)) {
+        fprintf(stderr, "reads: no %s: the first read counts with all it starts\n", name);
+        return;
+    }
+    size_t size = (size_t)st.st_size < room ? (size_t)st.st_size : room;
+    for (int i = 0; i < 3; i++)
+        read_all(other, (void *)to, size, 0);
+    close(other);
+    usleep(100000);
+}
+
+static int by_pread(void) { return is("us") || is("us1"); }
+
+static void one_read(gpu_ptr to, size_t size) {
+    if (is("us1")) {
+        ssize_t (*spinio_pread)(int, void *, size_t, off_t) = (void *)dlsym(RTLD_DEFAULT, "spinio_pread");
+        if (!spinio_pread) {
+            fprintf(stderr, "reads: spinio_pread is not there: LD_PRELOAD=libspinio.so\n");
+            exit(3);
+        }
+        if (spinio_pread(fd, (void *)to, size, 0) != (ssize_t)size)
+            fail("spinio_pread");
+    } else if (is("plain")) {
+        plain_read(to, size, 0);
+    } else {
+        read_all(fd, (void *)to, size, 0);
+    }
+}
+
+/* What the link gives: 1 GiB copies out of pinned memory. */
+static void link_limit(gpu_ptr to, size_t size, size_t times) {
+    size_t step = size < 1024 * MIB ? size : 1024 * MIB;
+    char *from = pinned(step);
+    GPU(cuMemcpyHtoD_v2(to, from, step));
+    begin();
+    for (size_t i = 0; i < times; i++)
+        for (size_t o = 0; o < size; o += step)
+            GPU(cuMemcpyHtoD_v2(to + o, from, size - o < step ? size - o : step));
+    end((double)size * times, 0, 0, 0, 0);
+}
+
+static void row_big(void) {
+    gpu_ptr to;
+    GPU(cuMemAlloc_v2(&to, arg.size));
+    size_t times = strcmp(arg.row, "again") == 0 ? arg.times : 1;
+    if (is("limit")) {
+        link_limit(to, arg.size, times);
+        return;
+    }
+    if (by_pread())
+        warm_up(to, arg.size);
+    GPU(cuMemsetD8_v2(to, 0, arg.size));
+    begin();
+    for (size_t i = 0; i < times; i++)
+        one_read(to, arg.size);
+    end((double)arg.size * times, 1, to, arg.size, 0);
+}
+
+/* ---- block by block --------------------------------------------------------------------------------------------- */
+
+static void row_seq(void) {
+    size_t area = arg.block > 64 * MIB ? arg.block : 64 * MIB / arg.block * arg.block;
+    gpu_ptr to;
+    GPU(cuMemAlloc_v2(&to, area));
+    size_t total = arg.total / arg.block * arg.block, o = 0;
+    int plain = is("plain");
+    for (int warm = 0; warm < 4; warm++) /* threads, staging, the first touch of everything */
+        plain ? plain_read(to, arg.block, 0) : read_all(fd, (void *)to, arg.block, 0);
+    begin();
+    for (; o < total; o += arg.block) {
+        if (plain) {
+            read_all(fd, host, arg.block, o);
+            GPU(cuMemcpyHtoD_v2(to + o % area, host, arg.block));
+        } else {
+            read_all(fd, (void *)(to + o % area), arg.block, o);
+        }
+    }
+    end(total, 1, to + (o - arg.block) % area, arg.block, o - arg.block);
+}
+
+static size_t next_block;
+static pthread_barrier_t gate;
+static void *reader(void *area) {
+    gpu_ptr to = (gpu_ptr)area;
+    GPU(cuCtxSetCurrent(gpu.context));
+    char *mine = malloc(arg.block);
+    memset(mine, 1, arg.block);
+    int plain = is("plain");
+    if (!plain)
+        read_all(fd, (void *)to, arg.block, 0);
+    pthread_barrier_wait(&gate);
+    pthread_barrier_wait(&gate);
+    for (;;) {
+        size_t o = __atomic_fetch_add(&next_block, arg.block, __ATOMIC_RELAXED);
+        if (o >= arg.total)
+            break;
+        if (plain) {
+            read_all(fd, mine, arg.block, o);
+            GPU(cuMemcpyHtoD_v2(to, mine, arg.block));
+        } else {
+            read_all(fd, (void *)to, arg.block, o);
+        }
+    }
+    pthread_barrier_wait(&gate);
+    free(mine);
+    return NULL;
+}
+
+static void row_par(void) {
+    pthread_t t[64];
+    gpu_ptr to;
+    GPU(cuMemAlloc_v2(&to, arg.threads * arg.block));
+    arg.total = arg.total / arg.block * arg.block;
+    pthread_barrier_init(&gate, NULL, arg.threads + 1);
+    for (size_t i = 0; i < arg.threads; i++)
+        pthread_create(&t[i], NULL, reader, (void *)(to + i * arg.block));
+    pthread_barrier_wait(&gate);
+    begin();
+    pthread_barrier_wait(&gate);
+    pthread_barrier_wait(&gate);
+    end(arg.total, 0, 0, 0, 0);
+    for (size_t i = 0; i < arg.threads; i++)
+        pthread_join(t[i], NULL);
+}
+
+/* ---- what is not cached ----------------------------------------------------------------------------------------- */
+
+/* Percent of a range that is in the page cache, by a mapping that is never touched. Owner or root only. */
+static double resident(size_t at, size_t size) {
+    static unsigned char map[(64 << 20) / 4096];
+    size_t in = 0;
+    for (size_t o = 0; o < size; o += 64 * MIB) {
+        size_t n = size - o < 64 * MIB ? size - o : 64 * MIB, pages = (n + 4095) / 4096;
+        void *p = mmap(NULL, n, PROT_READ, MAP_SHARED, fd, at + o);
+        if (p == MAP_FAILED || mincore(p, n, map))
+            fail("mincore");
+        for (size_t i = 0; i < pages; i++)
+            in += map[i] & 1;
+        munmap(p, n);
+    }
+    return 100.0 * in * 4096 / size;
+}
+
+static size_t next_chunk;
+static void *direct_reader(void *slot) {
+    int direct = open(arg.file, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    if (direct < 0)
+        fail("open O_DIRECT");
+    for (;;) {
+        size_t o = __atomic_fetch_add(&next_chunk, 4 * MIB, __ATOMIC_RELAXED);
+        if (o >= arg.size)
+            break;
+        read_all(direct, slot, arg.size - o < 4 * MIB ? arg.size - o : 4 * MIB, o);
+    }
+    close(direct);
+    return NULL;
+}
+
+static void row_cold(void) {
+    gpu_ptr to;
+    GPU(cuMemAlloc_v2(&to, arg.size));
+    if (by_pread())
+        warm_up(to, arg.size);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    double left = resident(0, arg.size);
+    if (left > 1)
+        fprintf(stderr, "reads cold: %.1f %% of the file stayed in the page cache\n", left);
+    if (is("limit")) {
+        pthread_t t[8];
+        char *memory = pinned(8 * 4 * MIB);
+        begin();
+        for (int i = 0; i < 8; i++)
+            pthread_create(&t[i], NULL, direct_reader, memory + i * 4 * MIB);
+        for (int i = 0; i < 8; i++)
+            pthread_join(t[i], NULL);
+        end(arg.size, 0, 0, 0, 0);
+        return;
+    }
+    begin();
+    one_read(to, arg.size);
+    end(arg.size, 1, to, arg.size, 0);
+}
+
+/* ---- partly cached ---------------------------------------------------------------------------------------------- */
+
+enum { LEVELS = 16 };
+/* Percent cached, and the length of a cached run. */
+static const struct { int percent, run; } level[LEVELS] = {
+    { 0, 65536 },  { 10, 65536 }, { 20, 65536 }, { 30, 65536 }, { 40, 65536 },  { 50, 65536 },
+    { 60, 65536 }, { 70, 65536 }, { 80, 65536 }, { 90, 65536 }, { 100, 65536 }, { 1, 4096 },
+    { 5, 4096 },   { 20, 4096 },  { 50, 4096 },  { 90, 4096 } };
+
+static unsigned long seed = 20251121;
+static unsigned long dice(unsigned long n) {
+    seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
+    return seed % n;
+}
+
+static void row_mix(void) {
+    /* Every third MiB is a block, so that what one read brings in beyond its end does not change another. */
+    size_t blocks = file_size / MIB / 3, used = LEVELS * arg.count;
+    if (used > blocks)
+        used = blocks;
+    size_t *order = malloc(blocks * sizeof *order);
+    for (size_t i = 0; i < blocks; i++)
+        order[i] = i;
+    for (size_t i = blocks - 1; i > 0; i--) {
+        size_t j = dice(i + 1), x = order[i];
+        order[i] = order[j], order[j] = x;
+    }
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    int quiet = open(arg.file, O_RDONLY | O_CLOEXEC);
+    posix_fadvise(quiet, 0, 0, POSIX_FADV_RANDOM);
+    static char sink[MIB];
+    for (size_t i = 0; i < used; i++) { /* block i is of level i % LEVELS; runs are drawn without repetition */
+        size_t at = order[i] * 3 * MIB, run = level[i % LEVELS].run, runs = MIB / run;
+        size_t want = (runs * level[i % LEVELS].percent + dice(100)) / 100;
+        for (size_t r = 0; r < runs && want; r++)
+            if (dice(runs - r) < want) {
+                read_all(quiet, sink, run, at + r * run);
+                want--;
+            }
+    }
+    int direct = open(arg.file, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    if (is("random"))
+        posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+    gpu_ptr to;
+    GPU(cuMemAlloc_v2(&to, MIB));
+    char *stage = pinned(2 * MIB);
+    if (by_pread())
+        warm_up(to, MIB);
+    double spent[LEVELS] = { 0 }, was[LEVELS] = { 0 };
+    static double each[LEVELS][4096];
+    size_t done[LEVELS] = { 0 };
+    int ok = 1;
+    for (size_t i = 0; i < used; i++) {
+        size_t at = order[i] * 3 * MIB, l = i % LEVELS;
+        was[l] += resident(at, MIB);
+        GPU(cuCtxSynchronize());
+        double t = now();
+        if (is("us")) {
+            read_all(fd, (void *)to, MIB, at);
+        } else if (is("direct")) {
+            read_all(direct, stage, MIB, at);
+            GPU(cuMemcpyHtoD_v2(to, stage, MIB));
+        } else { /* through the page cache, copies overlapped with the next piece's read */
+            for (size_t o = 0; o < MIB; o += MIB / 4) {
+                read_all(fd, stage + o, MIB / 4, at + o);
+                GPU(cuMemcpyHtoDAsync_v2(to + o, stage + o, MIB / 4, NULL));
+            }
+        }
+        GPU(cuCtxSynchronize());
+        t = now() - t;
+        spent[l] += t;
+        if (done[l] < 4096)
+            each[l][done[l]] = t;
+        done[l]++;
+        if (i % 101 == 0)
+            ok = ok && right(to, MIB, at);
+    }
+    for (int l = 0; l < LEVELS; l++) {
+        size_t n = done[l] < 4096 ? done[l] : 4096;
+        for (size_t i = 1; i < n; i++) /* insertion sort, a few hundred */
+            for (size_t j = i; j && each[l][j] < each[l][j - 1]; j--) {
+                double x = each[l][j];
+                each[l][j] = each[l][j - 1], each[l][j - 1] = x;
+            }
+        printf("{\"row\":\"mix\",\"mode\":\"%s\",\"percent\":%d,\"run\":%d,\"resident\":%.1f,\"reads\":%zu,\"gbps\":%.4f,"
+               "\"median_us\":%.1f,\"right\":%s}\n",
+               arg.mode, level[l].percent, level[l].run, was[l] / done[l], done[l], done[l] * MIB / spent[l] / 1e9,
+               each[l][n / 2] * 1e6, ok ? "true" : "false");
+    }
+}
+
+/* ---- latencies -------------------------------------------------------------------------------------------------- */
+
+static void row_first(void) {
+    gpu_ptr to;
+    GPU(cuMemAlloc_v2(&to, arg.block));
+    GPU(cuCtxSynchronize());
+    double us[8];
+    for (int i = 0; i < 8; i++) {
+        double t = now();
+        read_all(fd, (void *)to, arg.block, 0);
+        GPU(cuCtxSynchronize());
+        us[i] = (now() - t) * 1e6;
+    }
+    printf("{\"row\":\"first\",\"mode\":\"%s\",\"block\":%zu,\"first_us\":%.1f,\"second_us\":%.1f,\"eighth_us\":%.1f,\"right\":%s}\n",
+           arg.mode, arg.block, us[0], us[1], us[7], right(to, arg.block, 0) ? "true" : "false");
+}
+
+static void row_host(void) {
+    enum { ROUNDS = 60, CALLS = 2000, BUFFERS = 16 };
+    static double per[ROUNDS];
+    char *buffer[BUFFERS];
+    for (int i = 0; i < BUFFERS; i++)
+        memset(buffer[i] = malloc(MIB), 1, MIB);
+    for (int r = 0; r < ROUNDS; r++) {
+        double t = now();
+        for (int i = 0; i < CALLS; i++)
+            if (pread(fd, buffer[i % BUFFERS], arg.block, (size_t)i % 64 * 4096) != (ssize_t)arg.block)
+                fail("pread");
+        per[r] = (now() - t) / CALLS * 1e9;
+    }
+    for (int i = 1; i < ROUNDS; i++)
+        for (int j = i; j && per[j] < per[j - 1]; j--) {
+            double x = per[j];
+            per[j] = per[j - 1], per[j - 1] = x;
+        }
+    printf("{\"row\":\"host\",\"mode\":\"%s\",\"block\":%zu,\"ns\":%.1f,\"best_ns\":%.1f}\n", arg.mode, arg.block,
+           per[ROUNDS / 2], per[0]);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 4) {
+        fprintf(stderr, "reads ROW MODE FILE [size= block= total= times= threads= count=]\n");
+        return 2;
+    }
+    arg.row = argv[1], arg.mode = argv[2], arg.file = argv[3];
+    for (int i = 4; i < argc; i++) {
+        char *value = strchr(argv[i], '=');
+        size_t n = value ? strtoull(value + 1, NULL, 0) : 0;
+        if (!value)
+            return 2;
+        *value = 0;
+        if (!strcmp(argv[i], "size")) arg.size = n;
+        else if (!strcmp(argv[i], "block")) arg.block = n;
+        else if (!strcmp(argv[i], "total")) arg.total = n;
+        else if (!strcmp(argv[i], "times")) arg.times = n;
+        else if (!strcmp(argv[i], "threads")) arg.threads = n;
+        else if (!strcmp(argv[i], "count")) arg.count = n;
+        else return 2;
+    }
+    gpu_open();
+    fd = open(arg.file, O_RDONLY | O_CLOEXEC);
+    struct stat st;
+    if (fd < 0 || fstat(fd, &st))
+        fail(arg.file);
+    file_size = st.st_size;
+    if (!arg.size || arg.size > file_size)
+        arg.size = file_size;
+    if (!arg.total || arg.total > file_size)
+        arg.total = file_size;
+    host = malloc(8 * MIB > arg.block ? 8 * MIB : arg.block);
+    memset(host, 1, 8 * MIB > arg.block ? 8 * MIB : arg.block);
+    static const struct { const char *name; void (*run)(void); } rows[] = {
+        { "big", row_big }, { "again", row_big }, { "seq", row_seq }, { "par", row_par }, { "cold", row_cold },
+        { "mix", row_mix }, { "first", row_first }, { "host", row_host } };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (strcmp(rows[i].name, arg.row) == 0) {
+            rows[i].run();
+            return 0;
+        }
+    fprintf(stderr, "reads: no row %s\n", arg.row);
+    return 2;
+}
