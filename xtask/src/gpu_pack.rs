@@ -1,10 +1,79 @@
 //! `cargo x gpu-pack`: one folder that runs the GPU suite on a machine without cargo.
+//!
+//! ```text
+//!   pack/ ── libspinio.so, spinio, spinio.h        release build, stripped
+//!         ── suite, frameworks.py                  the GPU suite (tests/gpu)
+//!         ── reads, benches/*.py                   the benchmarks
+//!         ── run-gpu-suite                         runs all of it
+//! ```
+//!
+//! The C programs open the driver at run time, so they are built here, on a machine without CUDA.
 
-use anyhow::{Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::tools;
 
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// Where the folder goes
+    #[arg(long, default_value = "pack")]
+    out: PathBuf,
+}
 
-pub(crate) fn run(_: &Args) -> Result<()> {
-    bail!("the GPU pack is not there yet")
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let root = tools::root();
+    let pack = root.join(&args.out);
+    if pack.exists() {
+        // Only ever a folder that we have made ourselves.
+        ensure!(pack.join("run-gpu-suite").exists(), "{} is there already, and no pack", pack.display());
+        fs::remove_dir_all(&pack)?;
+    }
+    fs::create_dir_all(pack.join("benches"))?;
+
+    tools::run(tools::cargo().args(["build", "--release", "--quiet", "-p", "spinio-interpose", "-p", "spinio-cli"]))?;
+    let built = target(&root)?.join("release");
+    for name in ["libspinio.so", "spinio"] {
+        copy(&built.join(name), &pack.join(name))?;
+        tools::run(tools::command("strip").arg("--strip-unneeded").arg(pack.join(name)))?;
+    }
+    for (from, to) in [
+        ("crates/interpose/include/spinio.h", "spinio.h"),
+        ("tests/gpu/run-gpu-suite", "run-gpu-suite"),
+        ("tests/gpu/frameworks.py", "frameworks.py"),
+        ("benches/h200.py", "benches/h200.py"),
+        ("benches/peers.py", "benches/peers.py"),
+    ] {
+        copy(&root.join(from), &pack.join(to))?;
+    }
+    for (source, program) in [("tests/gpu/suite.c", "suite"), ("benches/reads.c", "reads")] {
+        let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
+        tools::run(tools::command("cc").args(flags).arg(pack.join(program)).arg(root.join(source)).arg("-ldl"))?;
+    }
+
+    let bytes: u64 = files(&pack)?.iter().filter_map(|f| fs::metadata(f).ok()).map(|m| m.len()).sum();
+    println!("{}: {:.1} MiB; there: ./run-gpu-suite", pack.display(), bytes as f64 / f64::from(1 << 20));
+    Ok(())
+}
+
+/// Cargo's folder of built things, wherever it is.
+fn target(root: &Path) -> Result<PathBuf> {
+    let text = tools::output(tools::cargo().args(["metadata", "--format-version=1", "--no-deps"]))?;
+    let metadata: serde_json::Value = serde_json::from_str(&text)?;
+    Ok(metadata["target_directory"].as_str().map_or_else(|| root.join("target"), PathBuf::from))
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::copy(from, to).map(drop).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
+}
+
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() { all.extend(files(&path)?) } else { all.push(path) }
+    }
+    Ok(all)
 }
