@@ -7,12 +7,19 @@
 //!
 //! ```text
 //!   machine   plain system calls: the ground to stand on
+//!   spin      SPIN's reads into the p2pmem device
+//!   user      those that need no disk of their own, as an ordinary user
+//!   preload   an unmodified program that reads into it, under LD_PRELOAD
 //! ```
 
 mod case;
+mod loops;
 mod machine;
 mod memory;
 mod place;
+mod preload;
+mod spin;
+mod user;
 
 use std::process::ExitCode;
 
@@ -23,8 +30,22 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let only: Vec<String> = args.collect();
-    let guest = place::Guest::new(folder);
-    let tally = case::run_all(&machine::cases(), &guest, &only);
+    let guest = place::Guest::new(&folder);
+    let mut cases = Vec::new();
+    if user::is_child() {
+        cases.extend(spin::cases_for_users());
+    } else {
+        cases.extend(machine::cases());
+        cases.extend(spin::cases());
+        cases.extend(preload::cases());
+    }
+    let mut tally = case::run_all(&cases, &guest, &only);
+    if !user::is_child()
+        && let Err(why) = user::rerun(&folder, &only, &mut tally)
+    {
+        tally.failed += 1;
+        println!("FAILED   user: {why:?}");
+    }
     println!("{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);
     ExitCode::from(u8::from(tally.failed > 0))
 }

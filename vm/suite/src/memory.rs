@@ -1,21 +1,32 @@
-//! Memory of the p2pmem device, mapped by hand: what the machine itself can do, without SPIN.
+//! Memory of the p2pmem device, mapped by hand or allocated by SPIN.
 //!
-//! Only this file holds unsafe code: a mapping, and system calls into it.
+//! What arrived is always looked at by CPU loads, not by SPIN's own copies, so that SPIN is not its own judge.
+//! Only this file holds unsafe code: mappings, and system calls into them.
 
 use std::fs;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 
 use linux_raw_sys::general as k;
+use spinio_device::{DeviceAddr, DeviceKind, registry};
+use spinio_io::Target;
 use spinio_sys::Errno;
 use spinio_sys::linux;
 
 use crate::case::Miss;
 
-/// A mapping of device memory. The kernel refuses to make it shorter than asked.
+/// Host-mapped device memory.
 pub(crate) struct P2pMemory {
     start: *mut u8,
     len: usize,
+    owner: Owner,
+}
+
+/// Who gives it back.
+#[derive(PartialEq, Eq)]
+enum Owner {
+    Case,
+    Registry,
 }
 
 impl P2pMemory {
@@ -27,13 +38,33 @@ impl P2pMemory {
         let start = unsafe {
             linux::mmap(std::ptr::null_mut(), len, k::PROT_READ | k::PROT_WRITE, k::MAP_SHARED, file.as_raw_fd(), 0)
         }?;
-        Ok(P2pMemory { start, len })
+        Ok(P2pMemory { start, len, owner: Owner::Case })
+    }
+
+    /// `len` bytes from SPIN's registry: a device buffer.
+    pub(crate) fn of_spin(len: usize) -> Result<P2pMemory, Miss> {
+        let addr = registry::alloc(DeviceKind::P2pmem, 0, len, true).map_err(|e| Miss::Failed(e.to_string()))?;
+        Ok(P2pMemory { start: addr.0 as *mut u8, len, owner: Owner::Registry })
+    }
+
+    /// Where a read of SPIN's goes that shall start at `at`.
+    pub(crate) fn target(&self, at: usize) -> Result<Target, Miss> {
+        let addr = DeviceAddr(self.start as u64 + at as u64);
+        let allocation = registry::find(addr.0 as *const u8, self.len - at)
+            .ok_or_else(|| Miss::Failed("the registry does not know its own memory".to_owned()))?;
+        Ok(Target { allocation, addr })
     }
 
     /// Fills all of it by CPU stores.
     pub(crate) fn fill(&mut self, byte: u8) {
-        // SAFETY: the mapping holds `len` bytes and `self` is borrowed alone.
-        unsafe { std::ptr::write_bytes(self.start, byte, self.len) };
+        self.fill_range(0, self.len, byte);
+    }
+
+    /// Fills a part of it.
+    pub(crate) fn fill_range(&mut self, at: usize, len: usize, byte: u8) {
+        assert!(at + len <= self.len);
+        // SAFETY: within the mapping, and `self` is borrowed alone.
+        unsafe { std::ptr::write_bytes(self.start.add(at), byte, len) };
     }
 
     /// A copy of `len` bytes from `at`, by CPU loads.
@@ -67,6 +98,10 @@ impl P2pMemory {
 
 impl Drop for P2pMemory {
     fn drop(&mut self) {
+        if self.owner == Owner::Registry {
+            let _ = registry::free(DeviceAddr(self.start as u64));
+            return;
+        }
         // SAFETY: the mapping is ours and no reference into it lives.
         let _ = unsafe { linux::munmap(self.start, self.len) };
     }

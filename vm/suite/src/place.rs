@@ -9,13 +9,14 @@ use linux_raw_sys::general as k;
 use spinio_sys::linux;
 
 use crate::case::Miss;
+use crate::user;
 
 /// The guest's folder of disks and mounted file systems.
 pub(crate) struct Guest {
     at: PathBuf,
 }
 
-/// A place where bytes can lie; the first six reach the p2pmem device.
+/// A place where bytes can lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// A whole NVMe disk, without a file system.
@@ -28,15 +29,24 @@ pub(crate) enum Place {
     Raid0,
     /// ext4 on a disk below another root port: no peer-to-peer path.
     Far,
+    /// A whole disk below another root port.
+    FarRaw,
     /// ext4 on a RAID-0 that has one such disk.
     Half,
     /// The guest's memory.
     Tmpfs,
+    /// The guest's root: overlayfs, whose upper layer is memory.
+    Overlay,
 }
 
 impl Place {
     /// Where storage can DMA into the p2pmem device.
     pub(crate) const REACHABLE: [Place; 4] = [Place::Raw, Place::Ext4, Place::Xfs, Place::Raid0];
+
+    /// Whether it is a block device and not a folder.
+    const fn is_disk(self) -> bool {
+        matches!(self, Place::Raw | Place::FarRaw)
+    }
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -45,8 +55,10 @@ impl Place {
             Place::Xfs => "xfs",
             Place::Raid0 => "md RAID-0",
             Place::Far => "other root port",
+            Place::FarRaw => "raw NVMe below another root port",
             Place::Half => "RAID-0 with an unreachable member",
             Place::Tmpfs => "tmpfs",
+            Place::Overlay => "overlayfs",
         }
     }
 }
@@ -58,20 +70,24 @@ impl Guest {
 
     /// A file there, empty (a disk: as it is), open for reading and writing.
     pub(crate) fn create(&self, place: Place, name: &str) -> Result<(PathBuf, File), Miss> {
+        // A case that failed left its file behind, and users may not touch root's.
+        let name = if user::is_child() { format!("user-{name}") } else { name.to_owned() };
         let path = match place {
             Place::Raw => self.at.join("disk/raw"),
             Place::Ext4 => self.at.join("ext4").join(name),
             Place::Xfs => self.at.join("xfs").join(name),
             Place::Raid0 => self.at.join("raid0").join(name),
             Place::Far => self.at.join("far").join(name),
+            Place::FarRaw => self.at.join("disk/far-raw"),
             Place::Half => self.at.join("half").join(name),
-            Place::Tmpfs => Path::new("/tmp").join(name),
+            Place::Tmpfs => Path::new("/dev/shm").join(name),
+            Place::Overlay => Path::new("/var/tmp").join(name),
         };
         let file = OpenOptions::new()
             .read(true)
             .write(true)
-            .create(place != Place::Raw)
-            .truncate(place != Place::Raw)
+            .create(!place.is_disk())
+            .truncate(!place.is_disk())
             .open(&path)
             .map_err(|e| Miss::Failed(format!("{}: {e}", path.display())))?;
         Ok((path, file))

@@ -1,0 +1,107 @@
+//! An unmodified program under `LD_PRELOAD=libspinio.so`: the demo's reader (`examples/demo/reader.c`), whose
+//! memory comes from the p2pmem device (`vm/suite/preload/gpu.c`).
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use spinio_io::stats::Snapshot;
+use spinio_plan::Route;
+
+use crate::case::{Case, Miss, Outcome, fail};
+use crate::place::{Guest, Place, remove};
+use crate::spin::MIB;
+use crate::user::{Leave, PROGRAMS, ordinary, publish};
+
+const SIZE: usize = 20 * MIB + 333;
+
+/// Who runs the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum User {
+    Root,
+    /// Nobody, who owns neither the file nor the disk.
+    Ordinary,
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for (place, user) in [
+        (Place::Ext4, User::Root),
+        (Place::Xfs, User::Root),
+        (Place::Raid0, User::Root),
+        (Place::Far, User::Root),
+        (Place::Ext4, User::Ordinary),
+        (Place::Raid0, User::Ordinary),
+    ] {
+        let who = if user == User::Root { "root" } else { "an ordinary user" };
+        let name = format!("preload: the demo's reader as {who}, {}", place.name());
+        all.push(Case::new(name, move |g| reader(g, place, user, "spinio")));
+    }
+    all.push(Case::new("preload: memory that the program mapped itself, ext4", |g| {
+        reader(g, Place::Ext4, User::Root, "mapped")
+    }));
+    all
+}
+
+fn reader(guest: &Guest, place: Place, user: User, memory: &str) -> Outcome {
+    let programs = programs()?;
+    let (path, _) = guest.cold(place, "preload", SIZE)?;
+    let stats = Path::new("/dev/shm").join("preload-stats");
+    let _ = fs::remove_file(&stats);
+    let (mut command, _leave) = match user {
+        User::Root => (Command::new(programs.join("reader")), None),
+        User::Ordinary => (ordinary(&programs.join("reader")), Some(Leave::give()?)),
+    };
+    let ran = command
+        .arg(&path)
+        .env("LD_PRELOAD", programs.join("libspinio.so"))
+        .env("SPINIO_STATS", &stats)
+        .env("VM_MEMORY", memory)
+        .output()?;
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+    if !ran.status.success() || !said.contains(&format!("equal_bytes={SIZE}")) {
+        let complaint = String::from_utf8_lossy(&ran.stderr);
+        return fail(format!("{}, it said: {} {}", ran.status, said.trim().replace('\n', " "), complaint.trim()));
+    }
+    let counted = fs::read(&stats).ok().and_then(|bytes| Snapshot::from_bytes(&bytes)).unwrap_or_default();
+    judge(place, memory, &counted, &programs)?;
+    remove(&path);
+    Ok(())
+}
+
+/// Whether the bytes went the way they should.
+fn judge(place: Place, memory: &str, counted: &Snapshot, programs: &Path) -> Outcome {
+    if memory == "mapped" && !exports(&programs.join("libspinio.so"), b"\0mmap\0")? {
+        return Err(Miss::Skipped("read right, but by the kernel alone: libspinio.so does not hook mmap".to_owned()));
+    }
+    let by = |route| counted.lines.iter().filter(|l| l.route == route).map(|l| l.bytes).sum::<u64>();
+    let p2p = by(Route::P2p);
+    if counted.read_bytes != SIZE as u64 {
+        return fail(format!("the library counted {} bytes of {SIZE}: {:?}", counted.read_bytes, counted.lines));
+    }
+    match place {
+        Place::Far if p2p > 0 => {
+            fail(format!("{p2p} bytes are said to have gone peer to peer from an unreachable disk"))
+        }
+        // The first of three requests settles whether the pair is to be trusted.
+        Place::Ext4 | Place::Xfs | Place::Raid0 if p2p < 8 << 20 => {
+            fail(format!("only {p2p} bytes went peer to peer: {:?}", counted.lines))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn exports(library: &Path, name: &[u8]) -> Result<bool, Miss> {
+    Ok(fs::read(library)?.windows(name.len()).any(|w| w == name))
+}
+
+/// The programs, copied to where every user may run them.
+fn programs() -> Result<PathBuf, Miss> {
+    let built: OsString = std::env::var_os("VM_PROGRAMS")
+        .ok_or_else(|| Miss::Skipped("VM_PROGRAMS does not say where the programs are".to_owned()))?;
+    for name in ["libgpu.so", "libspinio.so", "reader"] {
+        publish(&Path::new(&built).join(name), name)?;
+    }
+    Ok(PathBuf::from(PROGRAMS))
+}

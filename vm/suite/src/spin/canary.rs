@@ -1,0 +1,112 @@
+//! The canary: storage that says it read into the device, and did not, is found out before it is trusted.
+//!
+//! The machine's own peer-to-peer DMA is right, so a kernel in between makes it wrong: it flips one byte of what a
+//! `p2p` read delivers.
+
+use std::fs::File;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use spinio_io::kernel::{Kernel, Linux};
+use spinio_io::{Runtime, Settings};
+use spinio_plan::{Reason, Route};
+use spinio_sys::Errno;
+use spinio_sys::linux::{CacheStat, DirectAlign, Fd, Private, PrivateError, Stat};
+
+use super::{MIB, by, explained, memory_for, read_and_check};
+use crate::case::{Case, Outcome, expect, fail};
+use crate::place::{Guest, Place, chill, remove};
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![Case::new("spin: a peer-to-peer read that lies is found out", lies)]
+}
+
+fn lies(guest: &Guest) -> Outcome {
+    let (path, bytes) = guest.cold(Place::Ext4, "canary", 8 * MIB)?;
+    let file = File::open(&path)?;
+    let liar: &'static Liar = Box::leak(Box::new(Liar(AtomicU64::new(0))));
+    let runtime = Runtime::with_kernel(Settings::default(), liar);
+    let mut memory = memory_for(8 * MIB)?;
+    for _ in 0..3 {
+        let stats = read_and_check(&runtime, &file, &mut memory, (0, 0, 8 * MIB), &bytes)?;
+        expect("bytes by p2p", by(&stats, Route::P2p), 0)?;
+        chill(&file)?;
+    }
+    let lies = liar.0.load(Relaxed);
+    if !(1..=4).contains(&lies) {
+        return fail(format!("{lies} reads were tried peer to peer, expected a few and then no more"));
+    }
+    let reasons = explained(&runtime, &file, &memory)?;
+    if !reasons.contains(&Reason::P2pUntrusted) {
+        return fail(format!("nothing says that the pair is not trusted: {reasons:?}"));
+    }
+    remove(&path);
+    Ok(())
+}
+
+/// The kernel, but its peer-to-peer reads are wrong by one byte; counts them.
+#[derive(Debug)]
+struct Liar(AtomicU64);
+
+type Result<T> = core::result::Result<T, Errno>;
+
+impl Kernel for Liar {
+    unsafe fn pread(&self, route: Route, fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize> {
+        // SAFETY: passed on to the caller.
+        let got = unsafe { Linux.pread(route, fd, buf, len, offset, flags) };
+        if route == Route::P2p && got.is_ok_and(|n| n > 0) {
+            self.0.fetch_add(1, Relaxed);
+            // SAFETY: the kernel has just written this byte, and p2pmem can be stored to.
+            unsafe { *buf.add(len / 2) ^= 1 };
+        }
+        got
+    }
+
+    unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
+        // SAFETY: passed on to the caller.
+        unsafe { Linux.read(fd, buf, len) }
+    }
+
+    fn lseek(&self, fd: Fd, offset: i64, whence: i32) -> Result<u64> {
+        Linux.lseek(fd, offset, whence)
+    }
+
+    fn fstat(&self, fd: Fd) -> Result<Stat> {
+        Linux.fstat(fd)
+    }
+
+    fn flags(&self, fd: Fd) -> Result<i32> {
+        Linux.flags(fd)
+    }
+
+    fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
+        Linux.open_again(tid, fd, flags)
+    }
+
+    fn close(&self, fd: Fd) {
+        Linux.close(fd);
+    }
+
+    fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>> {
+        Linux.direct_align(fd)
+    }
+
+    fn file_system(&self, fd: Fd) -> Result<u64> {
+        Linux.file_system(fd)
+    }
+
+    fn is_fast(&self, dev: u64) -> bool {
+        Linux.is_fast(dev)
+    }
+
+    fn cachestat(&self, fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
+        Linux.cachestat(fd, offset, len)
+    }
+
+    fn map(&self, fd: Fd, len: usize) -> Result<*mut u8> {
+        Linux.map(fd, len)
+    }
+
+    fn private(&self) -> core::result::Result<Private, PrivateError> {
+        Linux.private()
+    }
+}

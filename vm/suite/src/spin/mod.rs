@@ -1,0 +1,114 @@
+//! What SPIN makes of the machine: `Runtime::read` into memory of the p2pmem device.
+//!
+//! ```text
+//!   routes         which way the bytes went, and why
+//!   bytes          edges, holes, dirty pages, writers: the bytes are right whichever way they went
+//!   beside         reads while another thread writes, truncates or punches the file
+//!   canary         a transfer that goes wrong silently is found out
+//!   differential   random requests against a plain pread of the same moment
+//! ```
+
+mod beside;
+mod bytes;
+mod canary;
+mod differential;
+mod routes;
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use spinio_io::stats::Snapshot;
+use spinio_io::{Buffer, Runtime, Settings};
+use spinio_plan::{Reason, Route};
+use spinio_testkit::Rng;
+
+use crate::case::{Case, Miss, Outcome, expect, expect_bytes};
+use crate::memory::P2pMemory;
+
+pub(crate) const MIB: usize = 1 << 20;
+
+/// What no file of ours is full of.
+const UNTOUCHED: u8 = 0xee;
+
+/// Guard bytes looked at on both sides of what was read.
+const GUARD: usize = 4096;
+
+pub(crate) fn cases() -> Vec<Case> {
+    let mut all = routes::cases();
+    all.extend(bytes::cases());
+    all.extend(beside::cases());
+    all.extend(canary::cases());
+    all.extend(differential::cases());
+    all
+}
+
+/// Those that an ordinary user can run: whole disks are not for users.
+pub(crate) fn cases_for_users() -> Vec<Case> {
+    let mut all = cases();
+    all.retain(|case| ["raw NVMe", "one unreachable disk", "loop device"].iter().all(|disk| !case.name.contains(disk)));
+    all
+}
+
+/// A runtime of its own: it trusts no pair of file system and device yet.
+fn fresh() -> Runtime {
+    Runtime::new(Settings::default())
+}
+
+/// Device memory for reads of up to `len` bytes at any misalignment, with room for the guards.
+fn memory_for(len: usize) -> Result<P2pMemory, Miss> {
+    P2pMemory::of_spin(len + 4 * GUARD)
+}
+
+/// One read of `len` bytes at `offset`, to the device address that lies `skew` bytes behind a page's start.
+/// Holds if it returns as many bytes as are in `expected`, these bytes arrived, and nothing around them changed.
+fn read_and_check(
+    runtime: &Runtime,
+    file: &File,
+    memory: &mut P2pMemory,
+    (offset, skew, len): (u64, usize, usize),
+    expected: &[u8],
+) -> Result<Snapshot, Miss> {
+    let at = GUARD + skew;
+    memory.fill_range(0, at + len + GUARD, UNTOUCHED);
+    let before = runtime.stats();
+    let got = runtime
+        .read(file.as_raw_fd(), Some(offset), memory.target(at)?, len)
+        .map_err(|e| Miss::Failed(format!("offset {offset}, {len} bytes, skew {skew}: {e}")))?;
+    let what = format!("offset {offset}, {len} bytes, skew {skew}");
+    expect(&format!("{what}: bytes returned"), got, expected.len())?;
+    expect_bytes(&what, &memory.bytes(at, got), expected)?;
+    expect_bytes(&format!("{what}: before it"), &memory.bytes(0, at), &vec![UNTOUCHED; at])?;
+    // Beyond what was returned, not beyond what was asked for: a short read leaves the rest alone.
+    let rest = len - got + GUARD;
+    expect_bytes(&format!("{what}: behind it"), &memory.bytes(at + got, rest), &vec![UNTOUCHED; rest])?;
+    Ok(runtime.stats().since(&before))
+}
+
+/// A random number below `end`.
+fn below(random: &mut Rng, end: usize) -> usize {
+    random.below(end as u64) as usize
+}
+
+/// Bytes that went by a route.
+fn by(stats: &Snapshot, route: Route) -> u64 {
+    stats.lines.iter().filter(|l| l.route == route).map(|l| l.bytes).sum()
+}
+
+/// Every reason that `explain` gives for a read of the whole file, of what is done and of what is refused.
+fn explained(runtime: &Runtime, file: &File, memory: &P2pMemory) -> Result<Vec<Reason>, Miss> {
+    let allocation = memory.target(0)?.allocation;
+    let buffer = Buffer { abilities: allocation.device.abilities(), p2p_mapped: allocation.p2p_mapped };
+    let len = file.metadata()?.len();
+    let explained =
+        runtime.explain(file.as_raw_fd(), 0, len, buffer).map_err(|e| Miss::Failed(format!("explain: {e}")))?;
+    Ok(explained.schedule.segments.iter().flat_map(|s| [Some(s.reason), s.refused]).flatten().collect())
+}
+
+/// Holds if `bytes` went peer to peer, and says where they went if not.
+fn expect_p2p(what: &str, stats: &Snapshot, bytes: usize) -> Outcome {
+    if by(stats, Route::P2p) == bytes as u64 {
+        return Ok(());
+    }
+    let lines: Vec<String> = stats.lines.iter().map(|l| format!("{} {} ({})", l.bytes, l.route, l.reason)).collect();
+    Err(Miss::Failed(format!("{what}: expected {bytes} bytes by p2p, but they went: {}", lines.join(", "))))
+}
