@@ -27,8 +27,8 @@ pub(crate) fn read(core: &Arc<Core>, fd: Fd, at: Option<u64>, to: Target, len: u
         return plain(Reason::Stream, once).read(core);
     }
     // What these descriptors answer is the kernel's to say.
-    let writes_only = flags & linux::O_ACCMODE as i32 == linux::O_WRONLY as i32;
-    if writes_only || at.is_some_and(|at| i64::try_from(at).is_err()) {
+    let unreadable = flags & linux::O_ACCMODE as i32 == linux::O_WRONLY as i32 || flags & linux::O_PATH as i32 != 0;
+    if unreadable || at.is_some_and(|at| i64::try_from(at).is_err()) {
         return plain(Reason::Small, true).read(core);
     }
     let offset = match at {
