@@ -132,3 +132,9 @@ impl Pins {
         }
     }
 }
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        self.give_back_all();
+    }
+}

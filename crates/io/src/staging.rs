@@ -23,7 +23,7 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-use spinio_device::{Device, DeviceError, ErrorKind, Fence, QueueId, Wait};
+use spinio_device::{Device, DeviceError, ErrorKind, Fence, Pinned, QueueId, Wait};
 use spinio_sys::linux;
 
 use crate::lock::lock;
@@ -63,6 +63,9 @@ struct Pool {
     retired: VecDeque<(Block, Fence)>,
     total: u64,
     pinned_refused: bool,
+    /// Growing failed once: what there is has to do.
+    full: bool,
+    slabs: Vec<Pinned>,
 }
 
 /// A lane's block while it is being filled or its last readers finish.
@@ -127,11 +130,11 @@ impl Staging {
                 self.device.release_fence(fence);
                 return Ok(block);
             }
-            if pool.total < self.bound {
+            if pool.total < self.bound && !pool.full {
                 match self.grow(&mut pool) {
                     Ok(block) => return Ok(block),
-                    Err(error) if pool.retired.is_empty() => return Err(error),
-                    Err(_) => {}
+                    Err(error) if pool.total == 0 || error.kind == ErrorKind::Gone => return Err(error),
+                    Err(_) => pool.full = true,
                 }
             }
             if let Some((block, fence)) = pool.retired.pop_front() {
@@ -141,10 +144,28 @@ impl Staging {
                 self.device.release_fence(fence);
                 return Ok(block);
             }
-            // Every block is being filled by somebody else.
+            // Every block is being filled by somebody else, or lies open in a lane that nobody uses now.
             drop(pool);
-            std::thread::yield_now();
+            if !self.close_idle_lanes() {
+                std::thread::yield_now();
+            }
         }
+    }
+
+    /// Retires the open blocks of lanes without a reader; whether there was one.
+    fn close_idle_lanes(&self) -> bool {
+        let mut closed = false;
+        for lane in &self.lanes {
+            // A lane that is locked is in use, or its owner is the one who waits.
+            let Ok(mut lane) = lane.try_lock() else { continue };
+            if lane.open.as_ref().is_some_and(|o| o.users == 0)
+                && let Some(open) = lane.open.take()
+            {
+                self.retire(open.block, open.queue);
+                closed = true;
+            }
+        }
+        closed
     }
 
     /// New blocks: one at first, then a slab at a time.
@@ -152,7 +173,10 @@ impl Staging {
         let wanted = if pool.total == 0 { BLOCK } else { SLAB.min((self.bound - pool.total) as usize).max(BLOCK) };
         if !pool.pinned_refused {
             match self.device.staging(wanted) {
-                Ok(slab) => return Ok(self.cut(pool, slab.ptr, slab.len, true)),
+                Ok(slab) => {
+                    pool.slabs.push(slab);
+                    return Ok(self.cut(pool, slab.ptr, slab.len, true));
+                }
                 Err(error) if error.kind == ErrorKind::Gone => return Err(error),
                 // Smaller may still do, and what the ring has already may be enough.
                 Err(error) if pool.total > 0 => return Err(error),
@@ -194,9 +218,11 @@ impl Staging {
         match self.device.fence(queue) {
             Ok(fence) => lock(&self.pool).retired.push_back((block, fence)),
             Err(_) => {
-                // The program destroyed its stream. Whatever was queued there is ordered before this drain
-                // or died with its context.
-                let _ = self.device.drain(QueueId(0), Wait::Context);
+                // No fence left, or the program destroyed its stream: then whatever was queued there is ordered
+                // before the second drain or died with its context.
+                if self.device.drain(queue, Wait::Context).is_err() {
+                    let _ = self.device.drain(QueueId(0), Wait::Context);
+                }
                 self.give_back(block);
             }
         }
@@ -211,14 +237,15 @@ impl Staging {
         let mut lane = lock(&self.lanes[index]);
         let fits = lane.open.as_ref().is_some_and(|o| o.queue == queue && o.filled + room <= BLOCK);
         if !fits {
-            let block = self.take()?;
-            let full = lane.open.replace(Open { block, queue, filled: 0, users: 0 });
-            if let Some(full) = full {
+            // Away with the full one first: it may be the block that the ring has left.
+            if let Some(full) = lane.open.take() {
                 match full.users {
                     0 => self.retire(full.block, full.queue),
                     _ => lane.closing.push(full),
                 }
             }
+            let block = self.take()?;
+            lane.open = Some(Open { block, queue, filled: 0, users: 0 });
         }
         // Sub-page slots share pages with page-aligned ones; both stay aligned by filling in whole units.
         let Some(open) = lane.open.as_mut() else { return Err(DeviceError::new(ErrorKind::NoMemory, "staging lane")) };
@@ -253,6 +280,24 @@ impl Staging {
                 drop(lane);
                 self.retire(done.block, done.queue);
             }
+        }
+    }
+}
+
+/// A ring goes with its runtime, which only tests and tools let go.
+impl Drop for Staging {
+    fn drop(&mut self) {
+        let lanes: Vec<Lane> = self.lanes.iter().map(|lane| core::mem::take(&mut *lock(lane))).collect();
+        for open in lanes.into_iter().flat_map(|lane| lane.open.into_iter().chain(lane.closing)) {
+            self.retire(open.block, open.queue);
+        }
+        let mut pool = lock(&self.pool);
+        for (_, fence) in core::mem::take(&mut pool.retired) {
+            let _ = self.device.wait(&fence, Wait::Context);
+            self.device.release_fence(fence);
+        }
+        for slab in pool.slabs.drain(..) {
+            self.device.free_staging(slab);
         }
     }
 }
