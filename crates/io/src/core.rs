@@ -1,7 +1,7 @@
 //! What the threads of a runtime share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -39,8 +39,13 @@ struct Housekeeping(Weak<Core>);
 impl Tidy for Housekeeping {
     fn nap(&self) -> Option<Duration> {
         let core = self.0.upgrade()?;
+        // Told before it is looked at: who pins from here on sees that nobody watches, and wakes somebody.
+        core.watched.store(false, SeqCst);
         match (core.pins.is_empty(), core.files.is_empty()) {
-            (false, _) => Some(QUIET),
+            (false, _) => {
+                core.watched.store(true, SeqCst);
+                Some(QUIET)
+            }
             (true, false) => Some(Duration::from_secs(1)),
             (true, true) => None,
         }
@@ -71,6 +76,8 @@ pub(crate) struct Core {
     pub(crate) settings: Settings,
     pub(crate) files: Files,
     pub(crate) pins: Pins,
+    /// Some helper sleeps only until the pins have been quiet for long enough.
+    watched: AtomicBool,
     stats: OnceLock<stats::Home>,
     crew: OnceLock<Option<Crew>>,
     stagings: Mutex<Vec<Arc<Staging>>>,
@@ -102,6 +109,7 @@ impl Core {
             settings,
             files: Files::new(),
             pins: Pins::new(),
+            watched: AtomicBool::new(false),
             stats: OnceLock::new(),
             crew: OnceLock::new(),
             stagings: Mutex::default(),
@@ -154,6 +162,16 @@ impl Core {
     /// The counters.
     pub(crate) fn stats(&self) -> &stats::Table {
         self.stats.get_or_init(|| stats::Home::new(self.settings.stats.as_deref(), || self.crew())).table()
+    }
+
+    /// Sees to it that pins which are left are given back soon, although every helper may be asleep for longer.
+    pub(crate) fn watch_pins(&self) {
+        if !self.pins.is_empty()
+            && !self.watched.load(SeqCst)
+            && let Some(crew) = self.crew()
+        {
+            crew.nudge();
+        }
     }
 
     /// The helpers, made at the first request that needs them.

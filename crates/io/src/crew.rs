@@ -131,6 +131,16 @@ impl Crew {
         }
     }
 
+    /// Lets a sleeping helper look again how long it may sleep.
+    pub(crate) fn nudge(&self) {
+        let state = lock(&self.shared.state);
+        let somebody = state.sleeping > 0;
+        drop(state);
+        if somebody {
+            self.shared.wake.notify_one();
+        }
+    }
+
     /// A way to have descriptors closed where they live.
     pub(crate) fn graveyard(&self) -> Graveyard {
         Graveyard { shared: Arc::clone(&self.shared) }

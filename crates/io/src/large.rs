@@ -102,7 +102,9 @@ fn at_offset(
     }));
     job.plan_first(fd);
     job.call_helpers();
-    let got = job.finish(fd)?;
+    let got = job.finish(fd);
+    core.watch_pins();
+    let got = got?;
     file.warm.store(!job.cold.load(Relaxed), Relaxed);
     // The file may have grown, or its size said too little: the rest, if any, is at the end and small.
     let grown = got == within && (within as usize) < len && stat.kind == FileKind::Regular;
