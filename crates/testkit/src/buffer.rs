@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use spinio_device::emulated::{Config, Emulated, POISON};
 use spinio_device::{Allocation, Device, DeviceAddr, QueueId, Wait};
+use spinio_io::Target;
 
 /// An allocation, freed when dropped.
 #[derive(Debug)]
@@ -50,6 +51,17 @@ impl Buffer {
         self.device.allocation(self.start, self.len as u64).expect("allocated")
     }
 
+    /// Where a read into it goes that starts `at` bytes in.
+    pub fn target(&self, at: usize) -> Target {
+        Target { allocation: self.allocation(), addr: self.start.offset(at as u64) }
+    }
+
+    /// The same by way of another device that stands before this one.
+    pub fn target_through(&self, device: &'static dyn Device, at: usize) -> Target {
+        let allocation = device.allocation(self.start, self.len as u64).expect("allocated");
+        Target { allocation, addr: self.start.offset(at as u64) }
+    }
+
     /// The bytes, after everything queued on the program's queue.
     pub fn bytes(&self) -> Vec<u8> {
         self.part(0..self.len)
@@ -58,6 +70,9 @@ impl Buffer {
     /// Some of the bytes.
     pub fn part(&self, range: Range<usize>) -> Vec<u8> {
         let mut bytes = vec![0; range.len()];
+        if bytes.is_empty() {
+            return bytes;
+        }
         let queue = self.device.program_queue().0;
         let from = self.start.offset(range.start as u64);
         // SAFETY: `bytes` stays until the drain returns.

@@ -5,7 +5,7 @@
 //!   file      holes, unwritten extents, and which pages are in the page cache
 //!   buffer    memory of an emulated device, and what is in it
 //!   oracle    which bytes a read beside a writer may have returned
-//!   faulty_*  a device that fails the n-th call of an operation
+//!   faulty_*  a device, or a kernel, that fails the n-th call of an operation
 //!   leaks     descriptors of every table, mappings
 //!   user      the same test once more as an ordinary user
 //! ```
@@ -15,6 +15,7 @@
 pub mod buffer;
 pub mod deadline;
 pub mod faulty_device;
+pub mod faulty_kernel;
 pub mod file;
 pub mod leaks;
 pub mod oracle;
@@ -25,4 +26,5 @@ pub mod user;
 pub use buffer::Buffer;
 pub use deadline::within;
 pub use faulty_device::{FaultyDevice, Operation};
+pub use faulty_kernel::{Call, Effect, FaultyKernel};
 pub use rng::Rng;

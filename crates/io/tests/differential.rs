@@ -1,0 +1,351 @@
+//! A read into device memory against the same read into host memory.
+//!
+//! Random files (sizes, holes, unwritten extents), residencies, offsets and lengths, on every file system that this
+//! machine and user can have, through several settings: the same bytes, the same count, the same errno, the same file
+//! offset afterwards, and nothing written past what was reported.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::{Command, Stdio};
+
+use spinio_device::emulated::{Emulated, POISON};
+use spinio_io::settings::Ordering;
+use spinio_io::{Runtime, Settings};
+use spinio_plan::Route;
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd};
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::{Buffer, Rng, file, place, user, within};
+
+const MOST: u64 = 3 << 20;
+
+/// Runtimes that differ in what they may do.
+fn runtimes() -> Vec<Runtime> {
+    let only = |routes: &[Route]| Settings { routes: routes.to_vec(), ..Settings::default() };
+    let all = vec![
+        Settings::default(),
+        Settings { dma_min: 64 << 10, ..Settings::default() },
+        Settings { dma_min: 0, ordering: Ordering::Strict, staging: 2 << 20, threads: 7, ..Settings::default() },
+        only(&[Route::Copy, Route::Store]),
+        only(&[Route::Copy, Route::Store, Route::Direct]),
+        Settings { dma_min: 4096, ..only(&[Route::Copy, Route::Store, Route::Dma]) },
+        Settings { threads: 1, ..Settings::default() },
+    ];
+    all.into_iter().map(Runtime::new).collect()
+}
+
+/// What a call said, and where the descriptor's offset stood afterwards.
+type Said = (Result<usize, Errno>, Option<u64>);
+
+fn seek(fd: Fd, to: u64) {
+    let _ = linux::lseek(fd, to as i64, libc::SEEK_SET);
+}
+
+fn tell(fd: Fd) -> Option<u64> {
+    linux::lseek(fd, 0, libc::SEEK_CUR).ok()
+}
+
+/// One read. `own`: at the descriptor's own offset, which is `from` before it.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    fd: Fd,
+    from: u64,
+    own: bool,
+    len: usize,
+}
+
+/// Reads into the device and into host memory; fails unless they agree.
+fn compare(device: &'static Emulated, runtime: &Runtime, call: Call, rng: &mut Rng, what: &str) {
+    let Call { fd, from, own, len } = call;
+    let flags = linux::flags(fd).unwrap_or(0);
+    // The memory a device read goes through is always aligned enough for O_DIRECT.
+    let skew = if flags & libc::O_DIRECT != 0 || rng.chance(50) { 0 } else { rng.below(5000) as usize };
+    let slack = rng.below(5000) as usize;
+    let host_mapped = rng.chance(20);
+    let size = (skew + len + slack).max(1);
+    let buffer = if host_mapped { Buffer::host_mapped(device, size) } else { Buffer::new(device, size) };
+    let at = (!own).then_some(from);
+
+    seek(fd, if own { from } else { 7 });
+    let ours: Said = (runtime.read(fd, at, buffer.target(skew), len).map_err(|e| e.kind.errno()), tell(fd));
+
+    seek(fd, if own { from } else { 7 });
+    // As aligned as the device memory.
+    let mut host = vec![POISON; skew + len + 2 * linux::PAGE];
+    let start = host.as_mut_ptr().align_offset(linux::PAGE) + skew % linux::PAGE;
+    let at_host = host[start..].as_mut_ptr();
+    // SAFETY: `len` bytes follow.
+    let got = unsafe {
+        match at {
+            Some(at) => linux::pread(fd, at_host, len, at),
+            None => linux::read(fd, at_host, len),
+        }
+    };
+    let theirs: Said = (got, tell(fd));
+
+    let says = format!("{what}: {len} bytes at {from}, own offset: {own}, host-mapped: {host_mapped}, skew {skew}");
+    assert_eq!(ours, theirs, "{says}");
+    let got = got.unwrap_or(0);
+    let device_bytes = buffer.bytes();
+    let wrong = device_bytes[skew..skew + got].iter().zip(&host[start..start + got]).position(|(a, b)| a != b);
+    assert_eq!(wrong, None, "{says}: the first wrong byte");
+    let around = device_bytes[..skew].iter().chain(&device_bytes[skew + got..]);
+    assert_eq!(around.filter(|&&b| b != POISON).count(), 0, "{says}: bytes around the {got} reported were written");
+}
+
+fn length(rng: &mut Rng) -> usize {
+    match rng.below(8) {
+        0 => rng.below(3) as usize,
+        1 => rng.edgy(64 << 10) as usize,
+        2 => (64 << 10) + rng.below(3) as usize - 1,
+        3 => MOST as usize + 5000,
+        _ => rng.edgy(MOST) as usize,
+    }
+}
+
+fn random_files(place: &place::Place, files: u64, reads: u64) {
+    let device = emulated("size=256M,bar=32M");
+    let runtimes = runtimes();
+    let mut rng = Rng::new(place.kind.len() as u64 * 1000);
+    for n in 0..files {
+        let path = place.file(&format!("file{}", n % 4));
+        let size = if rng.chance(20) { rng.below(9000) } else { rng.edgy(MOST) };
+        let file = if rng.chance(30) { file::written(&path, size) } else { file::shaped(&path, size, &mut rng) };
+        for _ in 0..reads {
+            let which = rng.below(runtimes.len() as u64) as usize;
+            file::mix(&path, &file, &mut rng);
+            let from = match rng.below(8) {
+                0 => size + rng.below(2 << 20),
+                1 => size.saturating_sub(rng.below(70_000)),
+                2 => 0,
+                _ => rng.edgy(size + 1),
+            };
+            let len = length(&mut rng);
+            let own = rng.chance(25);
+            let what = format!("{} file {n} of {size} bytes, runtime {which}", place.kind);
+            within(&what, || {
+                compare(device, &runtimes[which], Call { fd: file.as_raw_fd(), from, own, len }, &mut rng, &what)
+            });
+        }
+    }
+}
+
+#[test]
+fn random_files_on_every_file_system() {
+    place::each(|place| random_files(place, 20, 6));
+}
+
+#[test]
+fn descriptors_of_every_kind() {
+    let device = emulated("size=64M,bar=8M");
+    let runtimes = runtimes();
+    let mut rng = Rng::new(5);
+    let place = place::on("tree").unwrap();
+    let path = place.file("file");
+    file::evict(&file::written(&path, 1 << 20));
+    let with = |flags: i32| OpenOptions::new().read(true).custom_flags(flags).open(&path).unwrap();
+    let direct = with(libc::O_DIRECT);
+    let nothing = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(&path).unwrap();
+    let write_only = OpenOptions::new().write(true).open(&path).unwrap();
+    let folder = File::open(place.path()).unwrap();
+    let zeros = File::open("/dev/zero").unwrap();
+    let version = File::open("/proc/version").unwrap();
+    let symbols = File::open("/proc/kallsyms").unwrap();
+    let files = [
+        ("O_DIRECT", direct.as_raw_fd()),
+        ("O_PATH", nothing.as_raw_fd()),
+        ("write only", write_only.as_raw_fd()),
+        ("folder", folder.as_raw_fd()),
+        ("/dev/zero", zeros.as_raw_fd()),
+        ("/proc/version", version.as_raw_fd()),
+        ("/proc/kallsyms", symbols.as_raw_fd()),
+        ("no descriptor", 9999),
+        ("negative descriptor", -1),
+    ];
+    for (what, fd) in files {
+        for (from, len) in [(0, 4096), (4096, 512 << 10), (0, 2 << 20), (77, 100), (77, 200_000), (1 << 20, 200_000)] {
+            for own in [false, true] {
+                for runtime in &runtimes[..4] {
+                    within(what, || compare(device, runtime, Call { fd, from, own, len }, &mut rng, what));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn offsets_that_make_no_sense() {
+    let device = emulated("size=16M,bar=4M");
+    let runtime = Runtime::new(Settings::default());
+    let mut rng = Rng::new(6);
+    let place = place::on("tree").unwrap();
+    let file = file::written(&place.file("file"), 300_000);
+    let huge = i64::MAX as u64;
+    for from in [huge, huge - 1, huge - 70_000, huge + 1, u64::MAX, u64::MAX - 4095] {
+        for len in [0, 1, 4096, 200_000] {
+            compare(device, &runtime, Call { fd: file.as_raw_fd(), from, own: false, len }, &mut rng, "absurd offset");
+        }
+    }
+}
+
+#[test]
+fn a_read_never_passes_the_end_of_the_allocation() {
+    let device = emulated("size=16M");
+    let runtime = Runtime::new(Settings::default());
+    let place = place::on("tree").unwrap();
+    let file = file::written(&place.file("file"), 1 << 20);
+    for (size, skew) in [(1000, 0), (1000, 999), (200_000, 0), (200_000, 100_000), (200_000, 199_999)] {
+        let buffer = Buffer::new(device, size);
+        let neighbour = Buffer::new(device, 300_000);
+        for len in [size - skew, size - skew + 1, 1 << 20] {
+            let got = runtime.read(file.as_raw_fd(), Some(5), buffer.target(skew), len).unwrap();
+            assert_eq!(got, size - skew);
+            assert_eq!(buffer.part(skew..size), file::bytes(5, got, 0));
+            neighbour.assert_untouched_from(0);
+        }
+        let none = runtime.read(file.as_raw_fd(), Some(5), buffer.target(size), 1);
+        assert_eq!(none.map_err(|e| e.kind.errno()), Err(Errno::FAULT));
+    }
+}
+
+#[test]
+fn a_pipe_gives_what_there_is() {
+    let device = emulated("size=16M");
+    let runtime = Runtime::new(Settings::default());
+    let (mut out, mut into) = std::io::pipe().unwrap();
+    let buffer = Buffer::new(device, 1 << 20);
+    for (written, asked, got) in [(1000, 1 << 20, 1000), (5, 3, 3), (0, 100, 2), (40_000, 70_000, 40_000)] {
+        into.write_all(&file::bytes(9, written, 0)).unwrap();
+        let read = within("pipe", || runtime.read(out.as_raw_fd(), None, buffer.target(0), asked)).unwrap();
+        assert_eq!(read, got);
+        let from = if written == 0 { 12 } else { 9 };
+        assert_eq!(buffer.part(0..got), file::bytes(from, got, 0));
+    }
+    let at = runtime.read(out.as_raw_fd(), Some(0), buffer.target(0), 100).map_err(|e| e.kind.errno());
+    assert_eq!(at, Err(Errno::SPIPE));
+    drop(into);
+    assert_eq!(runtime.read(out.as_raw_fd(), None, buffer.target(0), 1 << 20).unwrap(), 0);
+    assert_eq!(out.read(&mut [0]).unwrap(), 0);
+}
+
+/// The test program itself: as an ordinary user it is a file of somebody else, of whose residency nothing may be asked.
+#[test]
+fn a_file_of_somebody_else() {
+    let device = emulated("size=64M,bar=16M");
+    let runtimes = runtimes();
+    let mut rng = Rng::new(8);
+    let path = std::env::current_exe().unwrap();
+    let file = File::open(&path).unwrap();
+    let size = file.metadata().unwrap().len();
+    for n in 0..60 {
+        if n % 7 == 0 {
+            file::advise(&file, 0, 0, libc::POSIX_FADV_DONTNEED);
+        }
+        let (from, len, own) = (rng.edgy(size + 1), length(&mut rng), rng.chance(25));
+        let runtime = &runtimes[n % runtimes.len()];
+        within("a file of somebody else", || {
+            compare(device, runtime, Call { fd: file.as_raw_fd(), from, own, len }, &mut rng, "own program");
+        });
+    }
+}
+
+/// A file that another descriptor copies up: the first goes on to show the old file, the second shows the new one.
+#[test]
+fn overlayfs_copies_a_file_up() {
+    let place = match place::on("overlay") {
+        Ok(place) => place,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let device = emulated("size=64M,bar=8M");
+    let mut rng = Rng::new(9);
+    let lower = place.path().parent().unwrap().join("lower");
+    for (n, runtime) in runtimes().iter().enumerate() {
+        let name = format!("file{n}");
+        drop(file::written(&lower.join(&name), 1 << 20));
+        let path = place.file(&name);
+        let old = File::open(&path).unwrap();
+        let check = |file: &File, rng: &mut Rng, what: &str| {
+            for (from, len) in [(0, 1 << 20), (5, 300_000), (4096, 500)] {
+                compare(device, runtime, Call { fd: file.as_raw_fd(), from, own: false, len }, rng, what);
+            }
+        };
+        check(&old, &mut rng, "before copy-up");
+        let new = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&new, &file::bytes(0, 700_000, 1), 1000).unwrap();
+        check(&new, &mut rng, "copied up");
+        check(&old, &mut rng, "the old descriptor");
+        std::fs::remove_file(&path).unwrap();
+        check(&new, &mut rng, "removed");
+    }
+}
+
+const SHARED: &str = "SPINIO_TEST_SHARED_OFFSET";
+
+/// Not a test of its own: what each process of the next test does.
+#[test]
+fn child_that_reads_at_a_shared_offset() {
+    let Some(seed) = std::env::var(SHARED).ok().and_then(|s| s.parse().ok()) else { return };
+    let device = emulated("size=16M");
+    let runtime = Runtime::new(Settings { dma_min: 64 << 10, ..Settings::default() });
+    let mut rng = Rng::new(seed);
+    loop {
+        let len = if rng.chance(50) { rng.below(8000) + 1 } else { rng.below(60_000) + 65_537 } as usize * 8;
+        let buffer = Buffer::new(device, len);
+        let got = runtime.read(0, None, buffer.target(0), len).unwrap();
+        if got == 0 {
+            return;
+        }
+        // Every word of the file says where it stands.
+        let bytes = buffer.part(0..got);
+        let word = |n: usize| u64::from_le_bytes(bytes[n * 8..n * 8 + 8].try_into().unwrap());
+        let first = word(0);
+        assert!((0..got / 8).all(|n| word(n) == first + n as u64), "one read returned bytes of two places");
+        println!("range {} {}", first * 8, got);
+    }
+}
+
+#[test]
+fn processes_that_share_an_offset_get_every_byte_once() {
+    let place = place::on("tree").unwrap();
+    let path = place.file("words");
+    let words: u64 = 1 << 20;
+    std::fs::write(&path, (0..words).flat_map(u64::to_le_bytes).collect::<Vec<u8>>()).unwrap();
+    let shared = File::open(&path).unwrap();
+    let children: Vec<_> = (0..3)
+        .map(|seed: u64| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "child_that_reads_at_a_shared_offset", "--nocapture"])
+                .env(SHARED, seed.to_string())
+                .stdin(Stdio::from(shared.try_clone().unwrap()))
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    let mut ranges = Vec::new();
+    for child in children {
+        let output = within("a reader", || child.wait_with_output()).unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        for line in String::from_utf8_lossy(&output.stdout).lines() {
+            if let Some(numbers) = line.split("range ").nth(1) {
+                let (start, len) = numbers.split_once(' ').unwrap();
+                ranges.push((start.parse::<u64>().unwrap(), len.trim().parse::<u64>().unwrap()));
+            }
+        }
+    }
+    ranges.sort_unstable();
+    let mut end = 0;
+    for (start, len) in ranges {
+        assert_eq!(start, end, "a gap, or bytes that two processes got");
+        end = start + len;
+    }
+    assert_eq!(end, words * 8);
+    assert_eq!(tell(shared.as_raw_fd()), Some(words * 8), "what was reserved past the end was not given back");
+}
+
+#[test]
+fn again_as_ordinary_user() {
+    user::rerun("again_as_ordinary_user");
+}

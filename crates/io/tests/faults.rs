@@ -1,0 +1,284 @@
+//! What breaks under the engines must not break the caller: the call finishes on another route or returns the true
+//! error; it never hangs, never reports bytes it did not deliver, and leaks neither pin nor descriptor.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use spinio_device::ErrorKind;
+use spinio_device::emulated::{Emulated, Outstanding, POISON};
+use spinio_io::{Runtime, Settings};
+use spinio_plan::Route;
+use spinio_sys::Errno;
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::place::{self, Place};
+use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, Rng, file, leaks, user, within};
+
+const SIZE: usize = (3 << 20) + 5000;
+
+/// A file with runs of pages in the cache and runs on storage only, so that a read takes every route there is.
+struct Subject {
+    _place: Place,
+    path: PathBuf,
+    file: File,
+}
+
+impl Subject {
+    fn new() -> Subject {
+        let place = place::on("tree").unwrap();
+        let path = place.file("subject");
+        let file = file::written(&path, SIZE as u64);
+        Subject { _place: place, path, file }
+    }
+
+    /// The same residency again: the last third is on storage only, and some pages before it.
+    fn mix(&self) {
+        file::evict(&self.file);
+        let pages = SIZE as u64 / 4096 * 2 / 3;
+        file::fetch(&self.path, (0..pages).filter(|page| !(100..180).contains(page)));
+    }
+}
+
+fn settings() -> Settings {
+    Settings { dma_min: 64 << 10, staging: 8 << 20, ..Settings::default() }
+}
+
+/// What a read said, once its bytes were compared with the file.
+type Outcome = Result<usize, Errno>;
+
+/// Reads `len` bytes of the subject and fails if what is reported is not there, or more than that was written.
+fn read(runtime: &Runtime, subject: &Subject, to: (&Buffer, spinio_io::Target), from: usize, len: usize) -> Outcome {
+    let (buffer, target) = to;
+    buffer.fill(POISON);
+    let outcome =
+        within("a read with faults", || runtime.read(subject.file.as_raw_fd(), Some(from as u64), target, len));
+    let got = *outcome.as_ref().unwrap_or(&0);
+    let expected = file::bytes(from as u64, got, 0);
+    let wrong = buffer.part(0..got).iter().zip(&expected).position(|(a, b)| a != b);
+    assert_eq!(wrong, None, "the first byte that was reported but not delivered, of {outcome:?}");
+    buffer.assert_untouched_from(len);
+    outcome.map_err(|e| e.kind.errno())
+}
+
+/// Waits until the runtime has given back what it gives back when it is quiet, and fails if it never does.
+fn assert_nothing_lent(device: &Emulated, except: Outstanding, what: &str) {
+    let patience = Instant::now() + Duration::from_secs(60);
+    loop {
+        let now = device.outstanding();
+        let left = Outstanding { staging: 0, fences: 0, ..now };
+        if left == except {
+            return;
+        }
+        assert!(Instant::now() < patience, "{what}: leaked {now:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn an_operation_of_the_device_fails() {
+    let subject = Subject::new();
+    // Slow, so that a copy which nobody waits for is not done by chance.
+    let inner = emulated("size=64M,latency_us=500");
+    let buffer = Buffer::new(inner, SIZE);
+    let mut failures = 0;
+    for operation in Operation::ALL {
+        for kind in [ErrorKind::Driver, ErrorKind::NoMemory, ErrorKind::PinRefused] {
+            for (nth, times) in [(1, 1), (2, 1), (4, 2), (1, u64::MAX)] {
+                let what = format!("{operation:?} call {nth}, {times} times, {kind:?}");
+                let device = FaultyDevice::before(inner);
+                let runtime = Runtime::new(settings());
+                let target = buffer.target_through(device, 0);
+                subject.mix();
+                device.fail(operation, nth, times, kind);
+                for (from, len) in [(0, SIZE), (5, 3000)] {
+                    let outcome = read(&runtime, &subject, (&buffer, target), from, len);
+                    let true_errors = [Errno::IO, Errno::NOMEM];
+                    match outcome {
+                        Ok(got) => assert!(got > 0, "{what}: nothing, though the file has more"),
+                        Err(errno) => assert!(true_errors.contains(&errno), "{what}: {errno}"),
+                    }
+                    if matches!(operation, Operation::Pin | Operation::CopyPinned | Operation::Staging) {
+                        assert_eq!(outcome, Ok(len), "{what}: there are other routes");
+                    }
+                }
+                failures += device.failures();
+                device.heal();
+                subject.mix();
+                let after = read(&runtime, &subject, (&buffer, target), 0, SIZE);
+                assert_eq!(after, Ok(SIZE), "{what}: the read after it");
+                let held = Outstanding { allocations: 1, ..Outstanding::default() };
+                assert_nothing_lent(inner, held, &what);
+            }
+        }
+    }
+    assert!(failures > 50, "only {failures} operations failed: the faults do not reach the engines");
+}
+
+#[test]
+fn a_call_of_the_kernel_fails() {
+    let subject = Subject::new();
+    let device = emulated("size=64M,bar=8M,p2p=1");
+    let (plain, mapped) = (Buffer::new(device, SIZE), Buffer::host_mapped(device, SIZE));
+    let mut hits = [0; 2];
+    let reads = [Route::Copy, Route::Store, Route::Direct, Route::P2p].map(Call::Pread);
+    let effects = |call: Call| match call {
+        Call::Pread(_) => vec![
+            Effect::Fail(Errno::INTR),
+            Effect::Fail(Errno::IO),
+            Effect::Fail(Errno::AGAIN),
+            Effect::Fail(Errno::REMOTEIO),
+            Effect::Fail(Errno::INVAL),
+            Effect::Short(1),
+            Effect::Short(512),
+        ],
+        _ => vec![Effect::Fail(Errno::NOENT), Effect::Fail(Errno::PERM), Effect::Fail(Errno::NOSYS)],
+    };
+    let others = [Call::OpenAgain, Call::DirectAlign, Call::FileSystem, Call::Cachestat, Call::Map, Call::Private];
+    for call in reads.into_iter().chain(others) {
+        for effect in effects(call) {
+            for nth in [1, 2, 3] {
+                for (which, buffer) in [&plain, &mapped].into_iter().enumerate() {
+                    let what = format!("{call:?} call {nth}: {effect:?}");
+                    let kernel = FaultyKernel::new();
+                    let runtime = Runtime::with_kernel(settings(), kernel);
+                    kernel.hit(call, nth, 1, effect);
+                    subject.mix();
+                    let outcome = read(&runtime, &subject, (buffer, buffer.target(0)), 0, SIZE);
+                    hits[which] += kernel.hits();
+                    match (call, effect) {
+                        // The page cache is the last resort: what it says once is the truth.
+                        (Call::Pread(Route::Copy | Route::Store), Effect::Fail(errno)) if errno != Errno::INTR => {
+                            assert!(outcome.is_ok_and(|got| got > 0) || outcome == Err(errno), "{what}: {outcome:?}");
+                        }
+                        // The kernel's own short read may be told as one.
+                        (Call::Pread(Route::Copy | Route::Store), Effect::Short(_)) => {
+                            assert!(outcome.is_ok_and(|got| got > 0), "{what}: {outcome:?}");
+                        }
+                        _ => assert_eq!(outcome, Ok(SIZE), "{what}: there are other routes"),
+                    }
+                    kernel.heal();
+                    let after = read(&runtime, &subject, (buffer, buffer.target(0)), 0, SIZE);
+                    assert_eq!(after, Ok(SIZE), "{what}: the read after it");
+                }
+            }
+        }
+    }
+    assert!(hits.iter().all(|&h| h > 20), "{hits:?}: the faults do not reach the engines");
+    assert_nothing_lent(device, Outstanding { allocations: 2, ..Outstanding::default() }, "kernel faults");
+}
+
+#[test]
+fn routes_that_never_work_are_done_without() {
+    let subject = Subject::new();
+    let device = emulated("size=64M,bar=8M,p2p=1");
+    let (plain, mapped) = (Buffer::new(device, SIZE), Buffer::host_mapped(device, SIZE));
+    let always: [(&str, &[(Call, Effect)]); 7] = [
+        ("no /proc", &[(Call::OpenAgain, Effect::Fail(Errno::NOENT))]),
+        ("no private table", &[(Call::Private, Effect::Fail(Errno::NOSYS))]),
+        ("no question about residency", &[(Call::Cachestat, Effect::Fail(Errno::PERM))]),
+        ("no mapping", &[(Call::Map, Effect::Fail(Errno::NODEV)), (Call::Cachestat, Effect::Fail(Errno::NOSYS))]),
+        (
+            "storage that never answers directly",
+            &[
+                (Call::Pread(Route::Direct), Effect::Fail(Errno::IO)),
+                (Call::Pread(Route::P2p), Effect::Fail(Errno::REMOTEIO)),
+            ],
+        ),
+        (
+            "direct reads by halves",
+            &[(Call::Pread(Route::Direct), Effect::Short(512)), (Call::Pread(Route::P2p), Effect::Short(512))],
+        ),
+        ("peer-to-peer DMA that lies", &[(Call::Pread(Route::P2p), Effect::Lie)]),
+    ];
+    for (what, faults) in always {
+        let kernel = FaultyKernel::new();
+        let runtime = Runtime::with_kernel(settings(), kernel);
+        faults.iter().for_each(|&(call, effect)| kernel.always(call, effect));
+        for buffer in [&plain, &mapped] {
+            for (from, len) in [(0, SIZE), (4096, 1 << 20), (777, 300_000), (9, 100), (SIZE - 70_000, 100_000)] {
+                subject.mix();
+                let outcome = read(&runtime, &subject, (buffer, buffer.target(0)), from, len);
+                assert_eq!(outcome, Ok(len.min(SIZE - from)), "{what}: {len} bytes at {from}");
+            }
+        }
+        assert!(kernel.hits() > 0, "{what}: never happened");
+        if faults.iter().any(|f| f.1 == Effect::Lie) {
+            let trusted = runtime.stats().lines.iter().any(|l| l.route == Route::P2p && l.bytes > 0);
+            assert!(!trusted, "{what}: trusted all the same: {:?}", runtime.stats());
+        }
+    }
+}
+
+#[test]
+fn faults_now_and_then_under_many_threads() {
+    let subject = &Subject::new();
+    let inner = emulated("size=64M,bar=8M,p2p=1");
+    let kernel = FaultyKernel::new();
+    let device = FaultyDevice::before(inner);
+    let runtime = &Runtime::with_kernel(settings(), kernel);
+    kernel.now_and_then(Call::Pread(Route::Copy), 13, Effect::Short(1));
+    kernel.now_and_then(Call::Pread(Route::Direct), 3, Effect::Fail(Errno::IO));
+    kernel.now_and_then(Call::Pread(Route::P2p), 3, Effect::Fail(Errno::INVAL));
+    kernel.now_and_then(Call::Map, 2, Effect::Fail(Errno::NOMEM));
+    device.fail(Operation::Pin, 3, 40, ErrorKind::PinRefused);
+    std::thread::scope(|scope| {
+        for seed in 0..3 {
+            scope.spawn(move || {
+                let mut rng = Rng::new(seed);
+                let buffer = if seed == 0 { Buffer::host_mapped(inner, SIZE) } else { Buffer::new(inner, SIZE) };
+                for round in 0..25 {
+                    if round % 4 == seed {
+                        subject.mix();
+                    }
+                    let from = rng.edgy(SIZE as u64) as usize;
+                    let len = (1 + rng.edgy(SIZE as u64) as usize).min(SIZE - from);
+                    let outcome = read(runtime, subject, (&buffer, buffer.target_through(device, 0)), from, len);
+                    // A small read passes the kernel's short read on, as a host read would.
+                    let small = len <= 64 << 10;
+                    assert!(outcome == Ok(len) || small && outcome.is_ok_and(|got| got > 0), "{len}: {outcome:?}");
+                }
+            });
+        }
+    });
+    assert_nothing_lent(inner, Outstanding::default(), "many threads");
+}
+
+#[test]
+fn nothing_is_left_open_or_mapped() {
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    let buffer = Buffer::new(device, SIZE);
+    let before = leaks::own_descriptors();
+    {
+        let kernel = FaultyKernel::new();
+        let runtime = Runtime::with_kernel(settings(), kernel);
+        let mut most = 0;
+        for round in 0..30u64 {
+            let call = [Call::OpenAgain, Call::Map, Call::Pread(Route::Direct), Call::Cachestat][round as usize % 4];
+            kernel.hit(call, 1 + round % 3, 1, Effect::Fail(Errno::IO));
+            subject.mix();
+            assert_eq!(read(&runtime, &subject, (&buffer, buffer.target(0)), 0, SIZE), Ok(SIZE));
+            kernel.heal();
+            most = most.max(leaks::descriptors_of(&subject.path));
+        }
+        // The test's own descriptor, a twin for the page cache and one around it.
+        assert!(most <= 3, "{most} descriptors of one file");
+        assert!(leaks::mappings_of(&subject.path) <= 4, "mappings pile up");
+        drop(runtime);
+    }
+    // Helpers close what they own when they are dismissed.
+    let patience = Instant::now() + Duration::from_secs(60);
+    while leaks::descriptors_of(&subject.path) > 1 || leaks::mappings_of(&subject.path) > 0 {
+        let left = (leaks::descriptors_of(&subject.path), leaks::mappings_of(&subject.path));
+        assert!(Instant::now() < patience, "descriptors and mappings left after the runtime is gone: {left:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Other tests of this program open and close files meanwhile, by the handful.
+    assert!(leaks::own_descriptors() < before + 50, "descriptors in the program's table");
+}
+
+#[test]
+fn again_as_ordinary_user() {
+    user::rerun("again_as_ordinary_user");
+}

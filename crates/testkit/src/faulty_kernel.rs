@@ -1,0 +1,221 @@
+//! A kernel that fails, shortens or refuses chosen calls, and is otherwise the kernel.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use spinio_io::kernel::{Kernel, Linux};
+use spinio_plan::Route;
+use spinio_sys::Errno;
+use spinio_sys::linux::{CacheStat, DirectAlign, Fd, Private, PrivateError, Stat};
+
+type Result<T> = core::result::Result<T, Errno>;
+
+/// A call that can be made to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named after the functions of Kernel")]
+pub enum Call {
+    /// A positioned read for one route.
+    Pread(Route),
+    Read,
+    OpenAgain,
+    DirectAlign,
+    FileSystem,
+    Cachestat,
+    Map,
+    Private,
+}
+
+/// What becomes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// The kernel says this.
+    Fail(Errno),
+    /// It reads only a part of what was asked for, in whole units of so many bytes, at least one.
+    Short(usize),
+    /// It delivers bytes that are not those of the file.
+    Lie,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Fault {
+    call: Call,
+    effect: Effect,
+    /// Calls left that pass first.
+    skip: u64,
+    /// Calls left that are hit.
+    times: u64,
+    /// Of these, how often: every n-th.
+    every: u64,
+    count: u64,
+}
+
+/// The kernel with faults.
+#[derive(Debug, Default)]
+pub struct FaultyKernel {
+    faults: Mutex<Vec<Fault>>,
+    hits: Mutex<u64>,
+}
+
+impl FaultyKernel {
+    /// Without a fault yet.
+    pub fn new() -> &'static FaultyKernel {
+        Box::leak(Box::default())
+    }
+
+    /// From the `nth` such call on (1: the next), `times` times.
+    pub fn hit(&self, call: Call, nth: u64, times: u64, effect: Effect) {
+        self.faults().push(Fault { call, effect, skip: nth - 1, times, every: 1, count: 0 });
+    }
+
+    /// Always.
+    pub fn always(&self, call: Call, effect: Effect) {
+        self.hit(call, 1, u64::MAX, effect);
+    }
+
+    /// Every `every`-th such call, for ever.
+    pub fn now_and_then(&self, call: Call, every: u64, effect: Effect) {
+        self.faults().push(Fault { call, effect, skip: 0, times: u64::MAX, every, count: 0 });
+    }
+
+    /// No more faults.
+    pub fn heal(&self) {
+        self.faults().clear();
+    }
+
+    /// Calls that were hit so far.
+    pub fn hits(&self) -> u64 {
+        *self.hits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn faults(&self) -> MutexGuard<'_, Vec<Fault>> {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn effect(&self, call: Call) -> Option<Effect> {
+        let mut faults = self.faults();
+        let fault = faults.iter_mut().find(|f| f.call == call && f.times > 0)?;
+        if fault.skip > 0 {
+            fault.skip -= 1;
+            return None;
+        }
+        fault.count += 1;
+        if !fault.count.is_multiple_of(fault.every) {
+            return None;
+        }
+        fault.times -= 1;
+        let effect = fault.effect;
+        drop(faults);
+        *self.hits.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Some(effect)
+    }
+
+    fn pass(&self, call: Call) -> Result<()> {
+        match self.effect(call) {
+            Some(Effect::Fail(errno)) => Err(errno),
+            _ => Ok(()),
+        }
+    }
+
+    /// # Safety
+    /// `read` must be safe for up to `len` bytes of `buf`.
+    unsafe fn damaged(
+        &self,
+        call: Call,
+        buf: *mut u8,
+        len: usize,
+        read: impl FnOnce(usize) -> Result<usize>,
+    ) -> Result<usize> {
+        match self.effect(call) {
+            None => read(len),
+            Some(Effect::Fail(errno)) => Err(errno),
+            Some(Effect::Short(unit)) => read((len / 2 / unit * unit).max(unit.min(len))),
+            Some(Effect::Lie) => {
+                let got = read(len)?;
+                for at in 0..got {
+                    // SAFETY: the read filled these bytes.
+                    unsafe { buf.add(at).write(!buf.add(at).read()) };
+                }
+                Ok(got)
+            }
+        }
+    }
+}
+
+impl Kernel for FaultyKernel {
+    unsafe fn pread(&self, route: Route, fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize> {
+        // SAFETY: passed on to the caller, for at most `len` bytes.
+        unsafe { self.damaged(Call::Pread(route), buf, len, |len| Linux.pread(route, fd, buf, len, offset, flags)) }
+    }
+
+    unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
+        // SAFETY: passed on to the caller, for at most `len` bytes.
+        unsafe { self.damaged(Call::Read, buf, len, |len| Linux.read(fd, buf, len)) }
+    }
+
+    fn lseek(&self, fd: Fd, offset: i64, whence: i32) -> Result<u64> {
+        Linux.lseek(fd, offset, whence)
+    }
+
+    fn fstat(&self, fd: Fd) -> Result<Stat> {
+        Linux.fstat(fd)
+    }
+
+    fn flags(&self, fd: Fd) -> Result<i32> {
+        Linux.flags(fd)
+    }
+
+    fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
+        self.pass(Call::OpenAgain)?;
+        Linux.open_again(tid, fd, flags)
+    }
+
+    fn close(&self, fd: Fd) {
+        Linux.close(fd);
+    }
+
+    fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>> {
+        self.pass(Call::DirectAlign)?;
+        Linux.direct_align(fd)
+    }
+
+    fn file_system(&self, fd: Fd) -> Result<u64> {
+        self.pass(Call::FileSystem)?;
+        Linux.file_system(fd)
+    }
+
+    fn is_fast(&self, dev: u64) -> bool {
+        Linux.is_fast(dev)
+    }
+
+    fn cachestat(&self, fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
+        self.pass(Call::Cachestat)?;
+        Linux.cachestat(fd, offset, len)
+    }
+
+    fn map(&self, fd: Fd, len: usize) -> Result<*mut u8> {
+        self.pass(Call::Map)?;
+        Linux.map(fd, len)
+    }
+
+    fn private(&self) -> core::result::Result<Private, PrivateError> {
+        self.pass(Call::Private).map_err(PrivateError::Table)?;
+        Linux.private()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_hit_the_calls_they_name() {
+        let kernel = FaultyKernel::new();
+        let tries = |n: usize| (0..n).map(|_| kernel.pass(Call::Map).is_ok()).collect::<Vec<_>>();
+        kernel.hit(Call::Map, 2, 2, Effect::Fail(Errno::NOMEM));
+        assert_eq!(tries(4), [true, false, false, true]);
+        assert_eq!(kernel.pass(Call::Cachestat), Ok(()));
+        kernel.heal();
+        kernel.now_and_then(Call::Map, 3, Effect::Fail(Errno::NOMEM));
+        assert_eq!(tries(6), [true, true, false, true, true, false]);
+        assert_eq!(kernel.hits(), 4);
+    }
+}
