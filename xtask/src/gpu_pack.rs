@@ -3,7 +3,8 @@
 //! ```text
 //!   pack/ ── libspinio.so, spinio, spinio.h        release build, stripped
 //!         ── suite, frameworks.py                  the GPU suite (tests/gpu)
-//!         ── reads, benches/*.py                   the benchmarks
+//!         ── hooks/                                the programs of crates/interpose/tests, on CUDA memory
+//!         ── reads, host_call, benches/*.py        the benchmarks
 //!         ── run-gpu-suite                         runs all of it
 //! ```
 //!
@@ -48,13 +49,36 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     ] {
         copy(&root.join(from), &pack.join(to))?;
     }
-    for (source, program) in [("tests/gpu/suite.c", "suite"), ("benches/reads.c", "reads")] {
+    for (source, program) in
+        [("tests/gpu/suite.c", "suite"), ("benches/reads.c", "reads"), ("benches/host_call.c", "host_call")]
+    {
         let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
         tools::run(tools::command("cc").args(flags).arg(pack.join(program)).arg(root.join(source)).arg("-ldl"))?;
     }
+    hooks(&root, &pack.join("hooks"))?;
 
     let bytes: u64 = files(&pack)?.iter().filter_map(|f| fs::metadata(f).ok()).map(|m| m.len()).sum();
     println!("{}: {:.1} MiB; there: ./run-gpu-suite", pack.display(), bytes as f64 / f64::from(1 << 20));
+    Ok(())
+}
+
+/// Programs of `crates/interpose/tests/c` that run on any device, and the shim that gives them its memory.
+const HOOKS: [&str; 7] = ["differential", "errors", "streams", "cancel", "forks", "closes", "fortified"];
+
+fn hooks(root: &Path, folder: &Path) -> Result<()> {
+    fs::create_dir(folder)?;
+    let sources = root.join("crates/interpose/tests/c");
+    let compile = |out: &str, source: &str, more: &[&str]| {
+        let mut cc = tools::command("cc");
+        cc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]).arg(root.join("crates/interpose/include"));
+        cc.arg("-o").arg(folder.join(out)).arg(sources.join(source));
+        tools::run(cc.args(more).arg("-ldl"))
+    };
+    compile("libmemory.so", "memory.c", &["-shared", "-fPIC"])?;
+    let shim = folder.join("libmemory.so").display().to_string();
+    for program in HOOKS {
+        compile(program, &format!("{program}.c"), &[&shim, "-Wl,-rpath,$ORIGIN"])?;
+    }
     Ok(())
 }
 
