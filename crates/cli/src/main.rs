@@ -17,6 +17,7 @@ mod demo;
 mod device;
 mod doctor;
 mod exit;
+mod explain;
 mod input;
 mod library;
 mod out;
@@ -25,6 +26,7 @@ mod progress;
 mod read;
 mod run;
 mod scratch;
+mod strip;
 mod table;
 mod units;
 
@@ -51,6 +53,9 @@ enum Command {
     /// Read a file into device memory, here, and say how fast and by which routes
     #[command(after_help = exit::HELP)]
     Read(read::Read),
+    /// Draw what a read of a file would do now, part by part, and why
+    #[command(after_help = exit::HELP)]
+    Explain(explain::Explain),
     /// List every facility of this machine that SPIN can use: found or not, cause and cure
     #[command(after_help = exit::HELP)]
     Doctor(doctor::Doctor),
@@ -60,6 +65,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Demo(demo) => demo::run(&demo).map(|exit| exit as u8),
         Command::Run(run) => run::run(&run),
+        Command::Explain(explain) => explain::run(&explain).map(|exit| exit as u8),
         Command::Doctor(doctor) => doctor::run(&doctor).map(|exit| exit as u8),
         Command::Read(read) => read::run(&read).map(|exit| exit as u8),
     };

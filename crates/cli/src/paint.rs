@@ -6,6 +6,8 @@
 use std::env;
 use std::io::IsTerminal;
 
+use spinio_plan::{Residency, Route};
+
 /// What a piece of text means; the colour follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ink {
@@ -19,6 +21,10 @@ pub enum Ink {
     Head,
     /// Less important.
     Dim,
+    /// A route.
+    Route(Route),
+    /// A residency.
+    Pages(Residency),
 }
 
 impl Ink {
@@ -29,6 +35,16 @@ impl Ink {
             Ink::Bad => "31",
             Ink::Head => "1",
             Ink::Dim => "2",
+            Ink::Route(Route::Copy) => "36",
+            Ink::Route(Route::Dma) => "32",
+            Ink::Route(Route::Store) => "34",
+            Ink::Route(Route::Direct) => "33",
+            Ink::Route(Route::P2p) => "35",
+            Ink::Route(Route::Gather) => "96",
+            Ink::Pages(Residency::Clean) => "32",
+            Ink::Pages(Residency::Dirty) => "31",
+            Ink::Pages(Residency::Absent) => "90",
+            Ink::Pages(Residency::Unknown) => "33",
         }
     }
 }

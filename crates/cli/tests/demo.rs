@@ -15,6 +15,12 @@ fn it_reads_three_states_and_every_byte_is_right() {
         assert!(text.contains(word), "no `{word}` in\n{text}\n{}", stderr(&assert));
     }
     assert!(text.contains(&format!("3 x {} bytes", 24 << 20)), "{text}");
+    assert!(!text.contains("left no counters"), "{text}");
+    if !text.contains("could not be produced") {
+        let row = |state: &str| text.lines().find(|l| l.trim_start().starts_with(state)).unwrap().to_owned();
+        assert!(row("cold").contains("not in the page cache"), "{text}");
+        assert!(row("cached").contains("in the page cache"), "{text}");
+    }
     let last: Vec<&str> = text.lines().rev().take(3).collect();
     assert!(last[2].contains("run --stats -- CMD") && last[1].contains("explain FILE") && last[0].contains("doctor"));
     assert!(!file.exists(), "the demo leaves its file behind");

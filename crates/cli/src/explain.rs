@@ -1,0 +1,295 @@
+//! `spinio explain`: what a `pread` of a range would do now, drawn.
+//!
+//! ```text
+//!   0                                                     8 MiB
+//!   pages  ████████████░░░░░░░░░░▒▒▒▒▒▒▓▓▓▓██████
+//!   route  ccccccccccccddddddddddddddddccccmmmmmm
+//!
+//!   offset   length   route   predicted   why this route [1]
+//!   [1] a faster route was refused: ...
+//! ```
+//!
+//! Asked by the same code that serves a read, of this process, at this moment: a program of another user, or a
+//! moment later, may see something else. Nothing is read.
+
+use std::fmt::Write;
+use std::os::fd::AsRawFd;
+
+use clap::Args;
+use comfy_table::Cell;
+use serde_json::{Value, json};
+use spinio_io::{Explanation, runtime};
+use spinio_plan::{Reason, Residency, Segment};
+
+use crate::device::{self, Name};
+use crate::exit::Exit;
+use crate::input::Input;
+use crate::paint::{Ink, Paint};
+use crate::{out, strip, table, units};
+
+/// Rows of the table before the rest is counted; `--all` shows every one.
+const ROWS: usize = 40;
+
+/// What `spinio explain` takes.
+#[derive(Debug, Args)]
+pub struct Explain {
+    #[command(flatten)]
+    input: Input,
+    /// The device it would be read into: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
+    #[arg(long)]
+    device: Option<Name>,
+    /// List every segment
+    #[arg(long)]
+    all: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs it.
+pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
+    let opened = explain.input.open()?;
+    let name = explain.input.path().display().to_string();
+    let device = explain.device.unwrap_or_else(device::preferred);
+    let buffer = device::like(device)?;
+    let told = runtime()
+        .explain(opened.file.as_raw_fd(), opened.offset, opened.len, buffer)
+        .map_err(|e| e.with_path(&name))?;
+    let text = match explain.json {
+        true => format!("{:#}\n", json_of(&name, device, &told)),
+        false => render(&Paint::stdout(), &name, device, &told, if explain.all { usize::MAX } else { ROWS }),
+    };
+    out::print(&text)?;
+    Ok(Exit::Ok)
+}
+
+/// Predicted nanoseconds of a segment, where there is a prediction.
+fn nanos(told: &Explanation, segment: usize) -> Option<f64> {
+    told.prediction.segments.get(segment).copied()
+}
+
+fn json_of(name: &str, device: Name, told: &Explanation) -> Value {
+    let mut at = told.offset;
+    let extents: Vec<Value> = told
+        .extents
+        .iter()
+        .map(|e| {
+            let value = json!({ "offset": at, "length": e.len, "residency": word(e.residency) });
+            at += e.len;
+            value
+        })
+        .collect();
+    let segment = |(i, s): (usize, &Segment)| {
+        json!({
+            "offset": told.offset + s.offset,
+            "length": s.len,
+            "route": s.route.name(),
+            "reason": s.reason.text(),
+            "refused": s.refused.map(|r| r.text()),
+            "predicted_ns": nanos(told, i),
+        })
+    };
+    json!({
+        "file": name,
+        "device": device.to_string(),
+        "offset": told.offset,
+        "length": told.len,
+        "residency_asked": told.asked,
+        "model": told.model,
+        "predicted_ns": told.prediction.total,
+        "extents": extents,
+        "segments": told.schedule.segments.iter().enumerate().map(segment).collect::<Vec<_>>(),
+        "advice": told.advice,
+    })
+}
+
+fn word(residency: Residency) -> &'static str {
+    match residency {
+        Residency::Absent => "absent",
+        Residency::Clean => "clean",
+        Residency::Dirty => "dirty",
+        Residency::Unknown => "unknown",
+    }
+}
+
+fn render(paint: &Paint, name: &str, device: Name, told: &Explanation, rows: usize) -> String {
+    let mut s = String::new();
+    let _ = writeln!(
+        s,
+        "{} pread of {} at {} of {name} into {device}",
+        paint.text(Ink::Head, "one"),
+        units::bytes(told.len),
+        told.offset
+    );
+    if told.len == 0 {
+        s += "nothing is there to read: the range lies at the end of the file\n";
+        return s;
+    }
+    draw(&mut s, paint, told);
+    let _ = writeln!(s, "\n{}", segments(paint, told, rows));
+    for (i, reason) in refusals(told).into_iter().enumerate() {
+        let _ = writeln!(s, "[{}] a faster route was refused: {reason}", i + 1);
+    }
+    let hidden = told.schedule.segments.len().saturating_sub(rows);
+    if hidden > 0 {
+        let _ = writeln!(s, "... and {hidden} segments more: --all lists them");
+    }
+    total(&mut s, told);
+    if !told.advice.is_empty() {
+        let _ = writeln!(s, "\n{}", paint.text(Ink::Head, "What would make it faster"));
+        for advice in &told.advice {
+            let _ = writeln!(s, "  {advice}");
+        }
+    }
+    s
+}
+
+fn draw(s: &mut String, paint: &Paint, told: &Explanation) {
+    let columns = paint.width.saturating_sub(8).clamp(20, 160);
+    let (from, to) = (units::bytes(told.offset), units::bytes(told.offset + told.len));
+    let gap = columns.saturating_sub(from.chars().count() + to.chars().count());
+    let _ = writeln!(s, "\n       {from}{:gap$}{to}", "");
+    let _ = writeln!(s, "pages  {}", strip::residency(paint, &told.extents, columns));
+    let _ = writeln!(s, "route  {}", strip::schedule(paint, &told.schedule, columns));
+    let _ = writeln!(s, "\n       {}", strip::residency_legend(paint, &told.extents));
+    let _ = writeln!(s, "       {}", strip::schedule_legend(paint, &told.schedule));
+    let _ = writeln!(s, "       {}", paint.text(Ink::Dim, &format!("residency was asked by {}", told.asked)));
+}
+
+/// Reasons for which a faster route was refused, each once; told below the table by number.
+fn refusals(told: &Explanation) -> Vec<Reason> {
+    let mut all = Vec::new();
+    for reason in told.schedule.segments.iter().filter_map(|s| s.refused) {
+        if !all.contains(&reason) {
+            all.push(reason);
+        }
+    }
+    all
+}
+
+fn segments(paint: &Paint, told: &Explanation, rows: usize) -> comfy_table::Table {
+    let refused = refusals(told);
+    let note = |reason| refused.iter().position(|r| *r == reason).map_or_else(String::new, |i| format!(" [{}]", i + 1));
+    let mut table = table::new(paint, &["offset", "length", "route", "predicted", "why this route"]);
+    for (i, segment) in told.schedule.segments.iter().enumerate().take(rows) {
+        table.add_row(vec![
+            Cell::new(told.offset + segment.offset),
+            Cell::new(units::bytes(segment.len)),
+            table::route(segment.route),
+            Cell::new(nanos(told, i).map_or_else(|| "-".to_owned(), units::time)),
+            Cell::new(format!("{}{}", segment.reason, segment.refused.map_or_else(String::new, note))),
+        ]);
+    }
+    table::settle(&mut table, &[0, 1, 3]);
+    table
+}
+
+fn total(s: &mut String, told: &Explanation) {
+    let p = &told.prediction;
+    if p.total <= 0.0 {
+        let _ = writeln!(s, "no time is predicted for this read");
+        return;
+    }
+    let _ = writeln!(
+        s,
+        "predicted {} ({} GB/s): {} from storage, {} from the page cache. Cost model: {}",
+        units::time(p.total),
+        units::gbps(told.len, p.total / 1e9),
+        units::time(p.storage),
+        units::time(p.cache),
+        told.model
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use spinio_plan::{Extent, Prediction, Route, Schedule};
+
+    use super::*;
+
+    const PLAIN: Paint = Paint { colour: false, width: 100 };
+
+    fn device() -> Name {
+        "emulated".parse().unwrap()
+    }
+
+    fn told(segments: usize) -> Explanation {
+        let len = 1 << 20;
+        let segment = |i: usize| Segment {
+            offset: i as u64 * len,
+            len,
+            route: [Route::Copy, Route::Direct][i % 2],
+            reason: [Reason::Cached, Reason::Absent][i % 2],
+            refused: (i == 1).then_some(Reason::NoP2pMapping),
+        };
+        let extent = |i: usize| Extent { len, residency: [Residency::Clean, Residency::Absent][i % 2] };
+        let mut schedule = Schedule::default();
+        schedule.segments = (0..segments).map(segment).collect();
+        Explanation {
+            offset: 4096,
+            len: len * segments as u64,
+            asked: "cachestat",
+            extents: (0..segments).map(extent).collect(),
+            schedule,
+            prediction: Prediction {
+                segments: (0..segments).map(|i| 1000.0 * (i + 1) as f64).collect(),
+                storage: 2000.0,
+                cache: 1000.0,
+                total: 2000.0,
+            },
+            model: "nvme",
+            advice: vec!["read it ahead".to_owned()],
+        }
+    }
+
+    #[test]
+    fn strips_table_and_advice() {
+        let text = render(&PLAIN, "/data/f", device(), &told(2), 40);
+        assert!(text.contains("pread of 2 MiB at 4096 of /data/f into emulated:0"), "{text}");
+        let line = |start: &str| text.lines().find(|l| l.starts_with(start)).unwrap().to_owned();
+        assert_eq!(line("pages").matches('█').count(), line("pages").matches('░').count());
+        assert_eq!(line("route").matches('c').count(), line("route").matches('d').count());
+        let row = text.lines().find(|l| l.contains("direct ") && l.contains("2.0 us")).unwrap();
+        assert!(row.contains("1052672") && row.trim_end().ends_with("not in the page cache [1]"), "{text}");
+        let refused = Reason::NoP2pMapping.text();
+        assert_eq!(text.matches(refused).count(), 1, "{text}");
+        assert!(text.contains(&format!("[1] a faster route was refused: {refused}")), "{text}");
+        assert!(text.contains("predicted 2.0 us") && text.contains("read it ahead"), "{text}");
+    }
+
+    #[test]
+    fn a_long_table_is_cut_and_says_so() {
+        let text = render(&PLAIN, "f", device(), &told(100), 40);
+        assert!(text.contains("... and 60 segments more"));
+        let all = render(&PLAIN, "f", device(), &told(100), usize::MAX);
+        assert!(!all.contains("segments more") && all.lines().count() > 100);
+    }
+
+    #[test]
+    fn nothing_to_read() {
+        let mut none = told(0);
+        none.len = 0;
+        assert!(render(&PLAIN, "f", device(), &none, 40).contains("nothing is there to read"));
+    }
+
+    #[test]
+    fn json_counts_offsets_from_the_start_of_the_file() {
+        let value = json_of("f", device(), &told(2));
+        assert_eq!(value["extents"][1]["offset"], 4096 + (1 << 20));
+        assert_eq!(value["segments"][1]["offset"], 4096 + (1 << 20));
+        assert_eq!(value["segments"][1]["route"], "direct");
+        assert_eq!(value["segments"][0]["refused"], Value::Null);
+        assert_eq!(value["predicted_ns"], 2000.0);
+    }
+
+    #[test]
+    fn every_line_fits_the_terminal() {
+        for width in [40, 60, 100, 200] {
+            let paint = Paint { colour: false, width };
+            let text = render(&paint, "f", device(), &told(3), 40);
+            for line in text.lines().filter(|l| l.starts_with("pages") || l.starts_with("route")) {
+                assert!(line.chars().count() <= width, "{width}: {line}");
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! `spinio explain`: what it says about a real file.
+
+mod common;
+
+use std::os::unix::fs::FileExt;
+
+use common::{file, folder, spinio, stderr, stdout};
+use serde_json::Value;
+
+fn json(command: &mut assert_cmd::Command) -> Value {
+    serde_json::from_str(&stdout(&command.arg("--json").assert().success())).unwrap()
+}
+
+fn sum(list: &Value) -> u64 {
+    list.as_array().unwrap().iter().map(|v| v["length"].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn extents_and_segments_cover_the_range_exactly() {
+    let dir = folder();
+    let path = file(dir.path(), "data", 3_000_001);
+    let told = json(spinio().args(["explain", "--device", "emulated", "--offset", "5000"]).arg(&path));
+    assert_eq!(told["length"], 2_995_001);
+    assert_eq!(sum(&told["extents"]), 2_995_001);
+    assert_eq!(sum(&told["segments"]), 2_995_001);
+    let mut at = 5000;
+    for segment in told["segments"].as_array().unwrap() {
+        assert_eq!(segment["offset"].as_u64().unwrap(), at);
+        at += segment["length"].as_u64().unwrap();
+        assert!(!segment["reason"].as_str().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_half_cached_file_shows_both_halves() {
+    const MIB: u64 = 1 << 20;
+    let dir = folder();
+    let path = file(dir.path(), "data", (16 * MIB) as usize);
+    let open = std::fs::File::open(&path).unwrap();
+    open.sync_all().unwrap();
+    let advise = |advice| spinio_sys::linux::fadvise(std::os::fd::AsRawFd::as_raw_fd(&open), 0, 0, advice).unwrap();
+    advise(spinio_sys::linux::Advice::DontNeed);
+    advise(spinio_sys::linux::Advice::Random);
+    open.read_exact_at(&mut vec![0; (8 * MIB) as usize], 0).unwrap();
+    let told = json(spinio().args(["explain", "--device", "emulated"]).arg(&path));
+    let bytes = |residency: &str| {
+        let extents = told["extents"].as_array().unwrap();
+        extents.iter().filter(|e| e["residency"] == residency).map(|e| e["length"].as_u64().unwrap()).sum::<u64>()
+    };
+    if bytes("absent") == 0 {
+        eprintln!("skipped: {} lies on a file system that drops no pages", path.display());
+        return;
+    }
+    assert_eq!((bytes("clean"), bytes("absent")), (8 * MIB, 8 * MIB), "{told}");
+    let text = stdout(&spinio().args(["explain", "--device", "emulated"]).arg(&path).assert().success());
+    let pages = text.lines().find(|l| l.starts_with("pages")).unwrap();
+    let count = |c: char| pages.matches(c).count();
+    assert!(count('█').abs_diff(count('░')) <= 1 && count('█') > 5, "{text}");
+    assert!(text.contains("What would make it faster") && text.contains("must come from storage"), "{text}");
+}
+
+#[test]
+fn nothing_is_read() {
+    let dir = folder();
+    let path = file(dir.path(), "data", 4 << 20);
+    let open = std::fs::File::open(&path).unwrap();
+    open.sync_all().unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&open);
+    spinio_sys::linux::fadvise(fd, 0, 0, spinio_sys::linux::Advice::DontNeed).unwrap();
+    let Ok(before) = spinio_sys::linux::cachestat(fd, 0, 4 << 20) else {
+        eprintln!("skipped: no cachestat");
+        return;
+    };
+    spinio().args(["explain", "--device", "emulated"]).arg(&path).assert().success();
+    assert_eq!(spinio_sys::linux::cachestat(fd, 0, 4 << 20).unwrap().cached, before.cached);
+}
+
+#[test]
+fn an_empty_file_and_a_range_behind_the_end() {
+    let dir = folder();
+    let path = file(dir.path(), "data", 0);
+    let assert = spinio().args(["explain", "--device", "emulated"]).arg(&path).assert().success();
+    assert!(stdout(&assert).contains("nothing is there to read"));
+    let assert = spinio().args(["explain", "--offset", "1"]).arg(&path).assert().code(2);
+    assert!(stderr(&assert).contains("behind the end"));
+}
+
+#[test]
+fn files_that_cannot_be_explained_are_named() {
+    let dir = folder();
+    let missing = dir.path().join("missing");
+    assert!(stderr(&spinio().arg("explain").arg(&missing).assert().code(1)).contains(missing.to_str().unwrap()));
+    assert!(stderr(&spinio().arg("explain").arg(dir.path()).assert().code(1)).contains("directory"));
+    let assert = spinio().args(["explain", "--device", "p2pmem:97"]).arg(file(dir.path(), "f", 9)).assert().code(4);
+    assert!(stderr(&assert).contains("p2pmem:97"));
+}
