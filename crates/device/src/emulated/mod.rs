@@ -21,7 +21,6 @@ mod helper;
 mod memory;
 mod pins;
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 
@@ -37,7 +36,7 @@ use self::pins::{MAX_PIN, Pins, Scratch};
 use crate::host_memory::{HostMemory, system};
 use crate::{
     Abilities, Allocation, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, Pin, Pinned,
-    QueueId, Wait, registry,
+    QueueId, Wait, registry, thread_queue,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -69,11 +68,6 @@ pub struct Outstanding {
     pub staging: usize,
     /// Allocations of device memory.
     pub allocations: usize,
-}
-
-std::thread_local! {
-    /// The queue of [`Emulated::choose_queue`]. No destructor: it may be asked at any time in a thread's life.
-    static CHOSEN: Cell<u64> = const { Cell::new(0) };
 }
 
 static STARTED: AtomicU32 = AtomicU32::new(0);
@@ -124,15 +118,11 @@ impl Emulated {
         self.memory.give(addr)
     }
 
-    /// A queue of the program's own, as a CUDA stream: ordered with queue 0 both ways.
+    /// A queue of the program's own, as a CUDA stream: ordered with queue 0 both ways. For
+    /// [`set_thread_queue`](crate::set_thread_queue).
     pub fn new_queue(&self) -> Result<QueueId> {
         self.check()?;
         Ok(QueueId(self.engine.program_queue()))
-    }
-
-    /// What [`Device::program_queue`] says on this thread from now on.
-    pub fn choose_queue(&self, queue: QueueId) {
-        CHOSEN.set(queue.0);
     }
 
     /// For tests: no copy starts until [`Emulated::resume`], and none is running when this returns.
@@ -209,7 +199,7 @@ impl Device for Emulated {
     }
 
     fn program_queue(&self) -> (QueueId, bool) {
-        (QueueId(CHOSEN.get()), false)
+        (thread_queue(), false)
     }
 
     fn lease_queue(&self) -> Result<QueueId> {
