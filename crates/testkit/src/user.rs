@@ -31,7 +31,10 @@ pub fn rerun(me: &str) {
     let folder = tempfile::tempdir().expect("a folder");
     open_to_all(folder.path());
     let copy = folder.path().join("tests");
-    std::fs::copy(std::env::current_exe().expect("own path"), &copy).expect("a copy");
+    // Not by this process: a child that another test forks meanwhile would hold the copy open for writing, and what is
+    // open for writing cannot be run.
+    let copied = Command::new("cp").arg(std::env::current_exe().expect("own path")).arg(&copy).status();
+    assert!(copied.is_ok_and(|s| s.success()), "cannot copy the test program");
     open_to_all(&copy);
     let output = Command::new(&copy)
         .args(["--skip", me, "--test-threads", "2"])

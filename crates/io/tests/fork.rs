@@ -1,0 +1,174 @@
+//! What forks, executes, locks and closes must not notice SPIN.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use spinio_device::emulated::{Config, Emulated};
+use spinio_device::registry;
+use spinio_io::runtime;
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::{Buffer, file, leaks, place, user, within};
+
+const SIZE: usize = (2 << 20) + 333;
+
+/// Forks; the child ends with what `body` returns, which must not panic and should not print. Fails if that is not 0,
+/// or if it hangs.
+fn in_child(what: &str, body: impl FnOnce() -> i32) {
+    // SAFETY: the child runs `body` and ends without unwinding into the test harness.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(99);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(code) };
+    }
+    assert!(child > 0, "fork");
+    let patience = Instant::now() + Duration::from_secs(60);
+    let mut status = 0;
+    // SAFETY: asks about our own child.
+    while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {
+        if Instant::now() > patience {
+            // SAFETY: ends our own child.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            panic!("{what}: the child hangs");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(libc::WIFEXITED(status), "{what}: the child was killed: {status:#x}");
+    assert_eq!(libc::WEXITSTATUS(status), 0, "{what}: the child's own verdict");
+}
+
+fn subject(path: &Path) -> File {
+    let file = file::written(path, SIZE as u64);
+    file::evict(&file);
+    file::fetch(path, (0..SIZE as u64 / 4096).filter(|page| !(200..300).contains(page)));
+    file
+}
+
+/// Whether a read of all of the file through the process's runtime is right.
+fn reads_right(device: &'static Emulated, file: &File) -> bool {
+    let buffer = Buffer::new(device, SIZE);
+    let got = runtime().read(file.as_raw_fd(), Some(0), buffer.target(0), SIZE);
+    got.is_ok_and(|got| got == SIZE) && buffer.bytes() == file::bytes(0, SIZE, 0)
+}
+
+#[test]
+fn a_child_has_no_device_and_nothing_hangs() {
+    let place = place::on("tree").unwrap();
+    let file = &subject(&place.file("file"));
+    let device = emulated("size=64M");
+    let buffer = &Buffer::new(device, SIZE);
+    // What a program that goes on to use its old pointer would pass.
+    let kept = buffer.target(0);
+    let over = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(move || {
+                    let mut reads = 0;
+                    while !over.load(SeqCst) || reads == 0 {
+                        assert!(within("a read beside forks", || reads_right(device, file)));
+                        reads += 1;
+                    }
+                })
+            })
+            .collect();
+        let _stop = Stop(over);
+        for _ in 0..25 {
+            in_child("use of the parent's device", || {
+                let unknown = registry::find(buffer.addr().0 as *const u8, 1).is_none();
+                spinio_io::forget(file.as_raw_fd());
+                spinio_io::forget_all();
+                let refused = |len| runtime().read(file.as_raw_fd(), Some(0), kept, len).is_err();
+                i32::from(!(unknown && refused(100) && refused(SIZE)))
+            });
+            assert!(readers.iter().all(|r| !r.is_finished()));
+        }
+    });
+}
+
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+#[test]
+fn a_child_makes_a_device_and_a_runtime_of_its_own() {
+    let place = place::on("tree").unwrap();
+    let file = &subject(&place.file("file"));
+    let device = emulated("size=16M");
+    assert!(reads_right(device, file));
+    for _ in 0..5 {
+        in_child("a device of its own", || {
+            let Ok(own) = Emulated::start(Config { size: 16 << 20, ..Config::default() }) else { return 1 };
+            if !reads_right(own, file) {
+                return 2;
+            }
+            // Closing whatever there is must not touch what SPIN has open.
+            // SAFETY: the child uses none of these descriptors but the one it keeps.
+            unsafe { libc::dup2(file.as_raw_fd(), 3) };
+            // SAFETY: as above.
+            unsafe { libc::syscall(libc::SYS_close_range, 4, u32::MAX, 0) };
+            let buffer = Buffer::new(own, SIZE);
+            let got = runtime().read(3, Some(0), buffer.target(0), SIZE);
+            let right = got.is_ok_and(|got| got == SIZE) && buffer.bytes() == file::bytes(0, SIZE, 0);
+            if right { 0 } else { 3 }
+        });
+    }
+    assert!(reads_right(device, file), "the parent's runtime after the forks");
+}
+
+#[test]
+fn an_executed_program_inherits_nothing() {
+    let place = place::on("tree").unwrap();
+    let path = place.file("inherited");
+    let file = subject(&path);
+    let device = emulated("size=16M");
+    assert!(reads_right(device, &file));
+    assert!(leaks::descriptors_of(&path) > 1, "there is no twin: this test proves nothing");
+    let output = Command::new("sh").args(["-c", "ls -l /proc/self/fd /proc/$$/fd"]).output().unwrap();
+    let listing = String::from_utf8_lossy(&output.stdout);
+    assert!(!listing.contains("inherited"), "{listing}");
+    spinio_io::forget(file.as_raw_fd());
+    // A helper may still be ending the request.
+    let patience = Instant::now() + Duration::from_secs(60);
+    while leaks::descriptors_of(&path) > 1 || leaks::mappings_of(&path) > 0 {
+        assert!(Instant::now() < patience, "twins or mappings stay after the file was let go");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Closing any descriptor of a file drops the locks that its table's owner holds on it; SPIN's are in another table.
+#[test]
+fn locks_of_the_program_survive() {
+    let place = place::on("tree").unwrap();
+    let path = place.file("locked");
+    let file = subject(&path);
+    let device = emulated("size=16M");
+    let lock = |kind: i32, command: i32, file: &File| {
+        let mut lock = libc::flock { l_type: kind as i16, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+        // SAFETY: `lock` lives across the call.
+        let ret = unsafe { libc::fcntl(file.as_raw_fd(), command, &mut lock) };
+        (ret, i32::from(lock.l_type))
+    };
+    assert_eq!(lock(libc::F_WRLCK, libc::F_SETLK, &file).0, 0);
+    for _ in 0..3 {
+        assert!(reads_right(device, &file));
+        spinio_io::forget(file.as_raw_fd());
+        in_child("a lock of the parent", || {
+            let Ok(other) = File::options().write(true).open(&path) else { return 1 };
+            i32::from(lock(libc::F_WRLCK, libc::F_GETLK, &other) != (0, libc::F_WRLCK))
+        });
+    }
+}
+
+#[test]
+fn again_as_ordinary_user() {
+    user::rerun("again_as_ordinary_user");
+}
