@@ -1,6 +1,7 @@
 //! A case: a name, and code that holds or says why not.
 
 use std::fmt::Debug;
+use std::ops::AddAssign;
 use std::panic::{self, AssertUnwindSafe};
 
 use crate::place::Guest;
@@ -34,6 +35,14 @@ pub(crate) struct Tally {
     pub(crate) passed: usize,
     pub(crate) failed: usize,
     pub(crate) skipped: usize,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, more: Tally) {
+        self.passed += more.passed;
+        self.failed += more.failed;
+        self.skipped += more.skipped;
+    }
 }
 
 /// Runs the cases whose name holds one of `only` (all, if there is none), a line each.

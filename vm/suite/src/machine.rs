@@ -1,16 +1,18 @@
 //! What the machine itself does, by plain system calls: the ground that SPIN's `p2p` route stands on.
 //! When one of these fails, the kernel or the machine changed, not SPIN.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::thread;
+use std::time::Duration;
 
 use spinio_sys::Errno;
 use spinio_sys::linux;
 
 use crate::case::{Case, Outcome, expect, expect_bytes, fail};
 use crate::loops::Loop;
-use crate::memory::{P2pMemory, store_through_mapping};
+use crate::memory::{P2pMemory, allocator, store_through_mapping};
 use crate::place::{Guest, Place, chill, open_direct, remove};
 
 const MIB: usize = 1 << 20;
@@ -41,6 +43,23 @@ pub(crate) fn cases() -> Vec<Case> {
     all.push(Case::new("machine: half a RAID-0 reachable: small reads only", half_reachable));
     all.push(Case::new("machine: a loop device is refused with EREMOTEIO", loop_device));
     all
+}
+
+/// Runs last: whoever used device memory, SPIN and its programs among them, gave it back.
+pub(crate) fn last_case() -> Case {
+    Case::new("machine: all device memory was given back", |_| {
+        let folder = allocator()?.with_file_name("");
+        let number = |name: &str| fs::read_to_string(folder.join(name)).map(|text| text.trim().to_owned());
+        let size = number("size")?;
+        // The last references to a page may be dropped a moment after the memory is unmapped.
+        for _ in 0..100 {
+            if number("available")? == size {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        expect("bytes available", number("available")?, size)
+    })
 }
 
 fn keeps() -> Outcome {
