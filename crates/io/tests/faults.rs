@@ -2,8 +2,11 @@
 //! error; it never hangs, never reports bytes it did not deliver, and leaks neither pin nor descriptor.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use spinio_device::ErrorKind;
@@ -29,12 +32,14 @@ impl Subject {
         let place = place::on("tree").unwrap();
         let path = place.file("subject");
         let file = file::written(&path, SIZE as u64);
+        file::evict(&file);
         Subject { _place: place, path, file }
     }
 
     /// The same residency again: the last third is on storage only, and some pages before it.
     fn mix(&self) {
-        file::evict(&self.file);
+        // Nothing is dirty, so nothing has to be written first.
+        file::advise(&self.file, 0, 0, libc::POSIX_FADV_DONTNEED);
         let pages = SIZE as u64 / 4096 * 2 / 3;
         file::fetch(&self.path, (0..pages).filter(|page| !(100..180).contains(page)));
     }
@@ -83,7 +88,8 @@ fn an_operation_of_the_device_fails() {
     let buffer = Buffer::new(inner, SIZE);
     let mut failures = 0;
     for operation in Operation::ALL {
-        for kind in [ErrorKind::Driver, ErrorKind::NoMemory, ErrorKind::PinRefused] {
+        let refusal = if operation == Operation::Pin { ErrorKind::PinRefused } else { ErrorKind::NoMemory };
+        for kind in [ErrorKind::Driver, refusal] {
             for (nth, times) in [(1, 1), (2, 1), (4, 2), (1, u64::MAX)] {
                 let what = format!("{operation:?} call {nth}, {times} times, {kind:?}");
                 let device = FaultyDevice::before(inner);
@@ -276,6 +282,73 @@ fn nothing_is_left_open_or_mapped() {
     }
     // Other tests of this program open and close files meanwhile, by the handful.
     assert!(leaks::own_descriptors() < before + 50, "descriptors in the program's table");
+}
+
+const POOR: &str = "SPINIO_TEST_POOR";
+
+/// Not a test of its own: what the child of the next one does.
+#[test]
+fn child_in_a_poor_process() {
+    if std::env::var_os(POOR).is_none() {
+        return;
+    }
+    let subject = Subject::new();
+    let device = emulated("size=64M,bar=8M,p2p=1");
+    let runtime = Runtime::new(settings());
+    for buffer in [Buffer::new(device, SIZE), Buffer::host_mapped(device, SIZE)] {
+        for (from, len) in [(0, SIZE), (777, 300_000), (9, 100)] {
+            subject.mix();
+            assert_eq!(read(&runtime, &subject, (&buffer, buffer.target(0)), from, len), Ok(len));
+        }
+    }
+}
+
+/// No memory may be locked, and what is newer than Linux 5.11 or often forbidden is refused by a filter.
+#[test]
+fn a_poor_process_reads_all_the_same() {
+    for refused in [
+        [libc::SYS_io_uring_setup, CACHESTAT],
+        [libc::SYS_statx, libc::SYS_vmsplice],
+        [libc::SYS_preadv2, libc::SYS_mincore],
+    ] {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "child_in_a_poor_process"]).env(POOR, "1");
+        // SAFETY: between fork and exec only system calls are made.
+        unsafe { child.pre_exec(move || no_locked_memory().and_then(|()| refuse(refused))) };
+        let output = within("a poor process", || child.output()).unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains("1 passed"), "without {refused:?}:\n{text}");
+    }
+}
+
+const CACHESTAT: i64 = 451;
+
+fn no_locked_memory() -> io::Result<()> {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `none` lives across the call.
+    if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &none) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A seccomp filter that answers ENOSYS to two system calls.
+fn refuse(calls: [i64; 2]) -> io::Result<()> {
+    let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let equals = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let answer = libc::BPF_RET | libc::BPF_K;
+    let mut program = [
+        // The number of the call is the first word of what the filter sees.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(equals, 1, 0, calls[0] as u32),
+        step(equals, 0, 1, calls[1] as u32),
+        step(answer, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+        step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the filter lives across the calls.
+    let failed = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
+            || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter) != 0
+    };
+    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[test]

@@ -83,13 +83,20 @@ pub fn evict(file: &File) {
     advise(file, 0, 0, libc::POSIX_FADV_DONTNEED);
 }
 
-/// Brings one page into the cache, without its neighbours where the kernel follows advice. Its read-ahead state is the
-/// descriptor's own, so the caller's `file` is not used: a second one is opened.
+/// Brings pages into the cache, without their neighbours where the kernel follows advice. Advice is the descriptor's
+/// own, so the file is opened again.
 pub fn fetch(path: &Path, pages: impl IntoIterator<Item = u64>) {
     let file = File::open(path).expect("open");
     advise(&file, 0, 0, libc::POSIX_FADV_RANDOM);
-    for page in pages {
-        let _ = file.read_at(&mut [0u8], page * PAGE);
+    let mut bytes = vec![0; 64 * PAGE as usize];
+    let mut pages = pages.into_iter().peekable();
+    while let Some(first) = pages.next() {
+        // A run at a time.
+        let mut run = 1;
+        while run < 64 && pages.next_if_eq(&(first + run)).is_some() {
+            run += 1;
+        }
+        let _ = file.read_at(&mut bytes[..(run * PAGE) as usize], first * PAGE);
     }
 }
 
