@@ -10,7 +10,10 @@
 //! ```
 //!
 //! Asked by the same code that serves a read, of this process, at this moment: a program of another user, or a
-//! moment later, may see something else. Nothing is read.
+//! moment later, may see something else. Nothing is read of a file that the user owns or may write to.
+//!
+//! Known flaw: of somebody else's file the kernel tells nothing, so a byte every 64 KiB is tried, and each that is
+//! absent makes the kernel fetch its page. Asked a second time, such a file looks more cached than it is.
 
 use std::fmt::Write;
 use std::os::fd::AsRawFd;

@@ -26,6 +26,13 @@ impl Progress {
         Progress { bar, begun: Instant::now(), shown: false }
     }
 
+    /// What is going on now.
+    pub fn say(&self, what: &str) {
+        if self.bar.message() != what {
+            self.bar.set_message(what.to_owned());
+        }
+    }
+
     /// So many bytes are done.
     pub fn set(&mut self, done: u64) {
         if !self.shown && self.begun.elapsed() >= PATIENCE {

@@ -97,6 +97,29 @@ fn a_folder_that_the_loader_cannot_name() {
 }
 
 #[test]
+fn an_interrupted_demo_leaves_nothing() {
+    use std::os::unix::process::ExitStatusExt;
+    let dir = folder();
+    let (file, temporary) = (dir.path().join("data"), dir.path().join("tmp"));
+    std::fs::create_dir(&temporary).unwrap();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_spinio"))
+        .args(["demo", "--size", "2G", "--device", "emulated", "--path"])
+        .arg(&file)
+        .env("TMPDIR", &temporary)
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    while std::fs::metadata(&file).map_or(0, |m| m.len()) < 4 << 20 {
+        assert_eq!(child.try_wait().unwrap(), None, "ended before it was interrupted");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(std::process::Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().signal(), Some(15));
+    assert!(!file.exists());
+    assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0);
+}
+
+#[test]
 fn a_file_that_exists_is_not_overwritten() {
     let dir = folder();
     let file = common::file(dir.path(), "precious", 100);

@@ -14,6 +14,7 @@
 //! Known flaws: a rate includes the start of SPIN inside the reader (its threads, its pinned memory), which
 //! weighs on small files; and a virtual disk that its host has cached looks faster cold than any real disk.
 
+mod cleanup;
 mod file;
 mod program;
 mod report;
@@ -77,6 +78,7 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
         let there = scratch::is_in_memory(&data.path);
         there.then(|| format!("{} lies on a file system in memory: it is always cached", data.path.display()))
     });
+    let _watch = cleanup::on_signal(vec![data.path.clone(), work.path().to_owned()]);
     check_room(&data.path, demo.size)?;
     file::make(&data.file, &data.path, demo.size)?;
 

@@ -5,6 +5,7 @@
 //! does the I/O provably contains no symbol of SPIN.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -96,11 +97,11 @@ impl Program {
     /// Runs the reader on `file` with these variables set, and watches the counters at `stats` meanwhile.
     pub fn run(&self, file: &Path, size: u64, stats: Option<&Path>, env: &[(&str, OsString)]) -> anyhow::Result<Run> {
         // Into files, not pipes: nobody has to drain them while the reader runs.
-        let out = tempfile::NamedTempFile::new().context("Cannot make a temporary file")?;
-        let err = tempfile::NamedTempFile::new().context("Cannot make a temporary file")?;
+        let (out, err) = (self.reader.with_extension("out"), self.reader.with_extension("err"));
+        let make = |path: &Path| File::create(path).with_context(|| format!("Cannot create {}", path.display()));
         let mut command = Command::new(&self.reader);
         command.arg(file).stdin(std::process::Stdio::null());
-        command.stdout(out.reopen()?).stderr(err.reopen()?);
+        command.stdout(make(&out)?).stderr(make(&err)?);
         for (name, value) in env {
             command.env(name, value);
         }
@@ -112,12 +113,15 @@ impl Program {
             }
             if let Some(now) = stats.and_then(read_stats) {
                 progress.set(now.read_bytes.min(size));
+                if now.read_bytes >= size {
+                    progress.say("Comparing every byte");
+                }
             }
             std::thread::sleep(Duration::from_millis(10));
         };
         drop(progress);
-        let complaint = std::fs::read_to_string(err.path()).unwrap_or_default().trim().to_owned();
-        let answer = parse(&std::fs::read_to_string(out.path()).unwrap_or_default())?;
+        let complaint = std::fs::read_to_string(&err).unwrap_or_default().trim().to_owned();
+        let answer = parse(&std::fs::read_to_string(&out).unwrap_or_default())?;
         Ok(Run { answer, status, complaint })
     }
 }

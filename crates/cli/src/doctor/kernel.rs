@@ -107,10 +107,17 @@ fn direct(file: &File, place: &str) -> Fact {
 fn io_uring() -> Fact {
     let name = "io_uring";
     let refused = |cause: &str, cure: &str| {
-        Fact::new(GROUP, name, State::Limited, "refused: threads take its place").because(cause).cure(cure)
+        Fact::new(GROUP, name, State::Absent, "refused; this version does without: threads read storage")
+            .because(cause)
+            .cure(cure)
     };
     match linux::io_uring() {
-        Ok(features) => Fact::new(GROUP, name, State::Found, format!("works (features {features:#x})")),
+        Ok(features) => Fact::new(
+            GROUP,
+            name,
+            State::Found,
+            format!("works (features {features:#x}); not used yet, threads read storage"),
+        ),
         Err(Errno::NOSYS) => refused("this kernel was built without it", "a kernel with CONFIG_IO_URING"),
         Err(Errno::PERM) => match text_of("/proc/sys/kernel/io_uring_disabled").as_deref() {
             Some("1") => refused(

@@ -1,0 +1,36 @@
+//! Leaves nothing behind when the user interrupts the demo: its file may be many GiB.
+//!
+//! A signal ends a process without running a single destructor, so a thread waits for the
+//! usual ones, removes what was made, and then ends the process as the signal would have.
+
+use std::path::PathBuf;
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+
+/// Watches until dropped.
+pub struct Cleanup(Option<Handle>);
+
+/// Removes these files and folders if a signal ends us.
+pub fn on_signal(made: Vec<PathBuf>) -> Cleanup {
+    let Ok(mut signals) = Signals::new([SIGHUP, SIGINT, SIGTERM]) else { return Cleanup(None) };
+    let handle = signals.handle();
+    let watch = move || {
+        if let Some(signal) = signals.forever().next() {
+            for path in made {
+                let _ = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            }
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
+    };
+    let _ = std::thread::Builder::new().name("cleanup".to_owned()).spawn(watch);
+    Cleanup(Some(handle))
+}
+
+impl Drop for Cleanup {
+    fn drop(&mut self) {
+        if let Some(handle) = &self.0 {
+            handle.close();
+        }
+    }
+}
