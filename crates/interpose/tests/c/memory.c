@@ -116,3 +116,8 @@ void device_get(void *host, const void *device, size_t size)
     else if (FIND(spinio_mem_copy)(host, device, size))
         fail("spinio_mem_copy from the device");
 }
+
+int device_has_descriptors(void)
+{
+    return cuda.on;
+}
