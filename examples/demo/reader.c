@@ -79,7 +79,7 @@ int main(int argc, char **argv)
         return fail("open", argv[1]);
 
     if (!gpu_name()) {
-        fprintf(stderr, "no device: no CUDA GPU, and no software GPU (not preloaded, or DEMO_DEVICE=cuda)\n");
+        fprintf(stderr, "no such CUDA GPU, and no other device was asked for or libspinio.so is not preloaded\n");
         return 1;
     }
     printf("device=%s\n", gpu_name());

@@ -2,10 +2,10 @@
  *
  * This stands for whatever allocator a real program has (cudaMalloc, PyTorch,
  * CuPy, ...). It does no I/O. CUDA is opened at run time, so that this compiles
- * and runs on a machine without it; SPIN's own allocator is needed only for the
- * software GPU, which no driver knows of.
+ * and runs on a machine without it; SPIN's own allocator is needed only for
+ * memory that no driver hands out.
  *
- * DEMO_DEVICE=cuda or =emulated asks for one of the two.
+ * DEMO_DEVICE=cuda:1, =emulated or =p2pmem:0 asks for one device.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -83,7 +83,7 @@ static void open_runtime(void)
         runtime.alloc = NULL;
 }
 
-static int open_cuda(void)
+static int open_cuda(int ordinal)
 {
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library)
@@ -108,7 +108,7 @@ static int open_cuda(void)
     int count = 0, device = 0;
     void *context = NULL;
     char name[100] = "";
-    if (driver.init(0) || driver.count(&count) || count == 0 || driver.get(&device, 0) ||
+    if (driver.init(0) || driver.count(&count) || ordinal >= count || driver.get(&device, ordinal) ||
         driver.name(name, sizeof name, device) || driver.retain(&context, device) || driver.set(context))
         return 0;
     open_runtime();
@@ -119,41 +119,42 @@ static int open_cuda(void)
     return 1;
 }
 
-/* ---- the software GPU ------------------------------------------------------------------------------------ */
+/* ---- devices without an allocator of their own ----------------------------------------------------------- */
 
 static struct {
+    char device[64];
     void *(*alloc)(const char *device, size_t bytes, unsigned flags);
     int (*release)(void *);
     int (*copy)(void *to, const void *from, size_t bytes);
-} emulated;
+} spin;
 
-static void *emulated_alloc(size_t bytes)
+static void *spin_alloc(size_t bytes)
 {
-    return emulated.alloc("emulated:0", bytes, 0);
+    return spin.alloc(spin.device, bytes, 0);
 }
 
-static void emulated_release(void *memory)
+static void spin_release(void *memory)
 {
-    emulated.release(memory);
+    spin.release(memory);
 }
 
-static int emulated_to_host(void *to, const void *from, size_t bytes)
+static int spin_to_host(void *to, const void *from, size_t bytes)
 {
-    return emulated.copy(to, from, bytes);
+    return spin.copy(to, from, bytes);
 }
 
-static int open_emulated(void)
+static void open_spin(const char *device)
 {
-    *(void **)&emulated.alloc = dlsym(RTLD_DEFAULT, "spinio_mem_alloc");
-    *(void **)&emulated.release = dlsym(RTLD_DEFAULT, "spinio_mem_free");
-    *(void **)&emulated.copy = dlsym(RTLD_DEFAULT, "spinio_mem_copy");
-    if (!emulated.alloc || !emulated.release || !emulated.copy)
-        return 0;
-    snprintf(gpu.name, sizeof gpu.name, "emulated:0");
-    gpu.alloc = emulated_alloc;
-    gpu.release = emulated_release;
-    gpu.to_host = emulated_to_host;
-    return 1;
+    *(void **)&spin.alloc = dlsym(RTLD_DEFAULT, "spinio_mem_alloc");
+    *(void **)&spin.release = dlsym(RTLD_DEFAULT, "spinio_mem_free");
+    *(void **)&spin.copy = dlsym(RTLD_DEFAULT, "spinio_mem_copy");
+    if (!spin.alloc || !spin.release || !spin.copy)
+        return;
+    snprintf(spin.device, sizeof spin.device, "%s", device);
+    snprintf(gpu.name, sizeof gpu.name, "%s", device);
+    gpu.alloc = spin_alloc;
+    gpu.release = spin_release;
+    gpu.to_host = spin_to_host;
 }
 
 /* ---- what the reader calls ------------------------------------------------------------------------------- */
@@ -161,11 +162,14 @@ static int open_emulated(void)
 static void choose(void)
 {
     const char *asked = getenv("DEMO_DEVICE");
-    int any = !asked || !*asked;
-    if ((any || strcmp(asked, "cuda") == 0) && open_cuda())
-        return;
-    if (any || strcmp(asked, "emulated") == 0)
-        open_emulated();
+    if (!asked || !*asked) {
+        if (!open_cuda(0))
+            open_spin("emulated:0");
+    } else if (strncmp(asked, "cuda", 4) == 0) {
+        open_cuda(asked[4] == ':' ? atoi(asked + 5) : 0);
+    } else {
+        open_spin(asked);
+    }
 }
 
 const char *gpu_name(void)

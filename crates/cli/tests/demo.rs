@@ -43,6 +43,7 @@ fn on_a_gpu_machine_the_memory_is_cudas() {
     let text = stdout(&run(&[]));
     assert!(text.contains("Fake GPU 0 (cuMemAlloc)") && text.contains("EFAULT"), "{text}");
     assert!(text.contains("✓ every byte") && !text.contains("software"), "{text}");
+    assert!(stdout(&run(&["--device", "cuda:1"])).contains("Fake GPU 1"));
     assert!(stdout(&run(&["--device", "emulated"])).contains("emulated:0"));
 }
 
@@ -63,6 +64,7 @@ fn a_device_that_is_not_here_is_told() {
     assert_eq!(output.status.code(), Some(4));
     assert!(stderr(&assert).contains("No device to read into"), "{}", stderr(&assert));
     assert!(!path.exists());
+    spinio().args(["demo", "--size", "1M", "--device", "p2pmem:97"]).assert().code(4);
 }
 
 #[test]

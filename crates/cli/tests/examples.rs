@@ -21,6 +21,8 @@ fn the_python_example() {
     let script = examples().join("python/read.py");
     let assert = spinio().args(["run", "--stats", "--", "python3"]).arg(&script).arg(&data).assert().success();
     assert_eq!(stdout(&assert), "3000001 bytes are on the device; equal to the file: True\n", "{}", stderr(&assert));
+    let table = stderr(&assert);
+    assert!(table.contains("device read") && table.contains("2.9 MiB") && table.contains("route"), "{table}");
     let assert = spinio().args(["run", "--", "python3"]).arg(&script).arg("/nowhere/x").assert().failure();
     assert!(stderr(&assert).contains("No such file"));
 }

@@ -23,12 +23,13 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use rustix::io::Errno;
 
 use self::file::State;
 use self::program::Program;
 use self::report::{Outcome, Report};
+use crate::device::Name;
 use crate::exit::{self, Exit};
 use crate::{library, out, scratch, units};
 
@@ -41,20 +42,9 @@ pub struct Demo {
     /// Make the file here (it must not exist; removed afterwards) instead of in a temporary folder
     #[arg(long, value_name = "FILE")]
     path: Option<PathBuf>,
-    /// The device to read into
-    #[arg(long, value_enum, default_value_t = Choice::Auto)]
-    device: Choice,
-}
-
-/// Whose memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Choice {
-    /// A CUDA GPU if there is one, else the emulated GPU
-    Auto,
-    /// A CUDA GPU
-    Cuda,
-    /// The software GPU
-    Emulated,
+    /// The device to read into: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
+    #[arg(long)]
+    device: Option<Name>,
 }
 
 /// Runs it.
@@ -162,10 +152,8 @@ struct Stage<'a> {
 impl Stage<'_> {
     fn env(&self) -> anyhow::Result<Vec<(&'static str, OsString)>> {
         let mut env = vec![("LD_PRELOAD", library::preload(&self.library, std::env::var_os("LD_PRELOAD").as_deref())?)];
-        match self.demo.device {
-            Choice::Auto => {}
-            Choice::Cuda => env.push(("DEMO_DEVICE", "cuda".into())),
-            Choice::Emulated => env.push(("DEMO_DEVICE", "emulated".into())),
+        if let Some(device) = self.demo.device {
+            env.push(("DEMO_DEVICE", device.to_string().into()));
         }
         // The whole file must fit.
         if std::env::var_os("SPINIO_EMULATED").is_none() && self.demo.size > (1 << 30) {
@@ -179,7 +167,8 @@ impl Stage<'_> {
         let mut env = self.env()?;
         env.push(("SPINIO_DISABLE", "1".into()));
         let run = self.program.run(&data.path, self.demo.size, None, &env)?;
-        if run.answer.device.is_empty() {
+        // It got as far as `pread`, or there is no memory to read into.
+        if run.answer.errno.is_none() && !run.status.success() {
             return Err(exit::error(Exit::Missing, format!("No device to read into: {}", run.complaint)));
         }
         Ok(run.answer.errno.map(Errno::from_raw_os_error))
