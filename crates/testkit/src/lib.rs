@@ -1,7 +1,7 @@
 //! What tests of several crates need.
 //!
 //! ```text
-//!   place     a folder on a file system: ext4, tmpfs, overlay, btrfs, xfs, data=journal; or why not
+//!   place     a folder on a file system: ext4, tmpfs, overlay, btrfs, xfs, data=journal, FUSE; or why not
 //!   file      holes, unwritten extents, and which pages are in the page cache
 //!   buffer    memory of an emulated device, and what is in it
 //!   oracle    which bytes a read beside a writer may have returned
@@ -17,6 +17,7 @@ pub mod deadline;
 pub mod faulty_device;
 pub mod faulty_kernel;
 pub mod file;
+mod fuse;
 pub mod leaks;
 pub mod oracle;
 pub mod place;

@@ -42,7 +42,7 @@ impl Drop for Place {
 }
 
 /// The kinds that are tried.
-pub const KINDS: [&str; 6] = ["tree", "tmpfs", "overlay", "btrfs", "xfs", "data=journal"];
+pub const KINDS: [&str; 7] = ["tree", "tmpfs", "overlay", "btrfs", "xfs", "data=journal", "fuse"];
 
 /// A folder on one kind of file system, or why there is none here.
 pub fn on(kind: &'static str) -> Result<Place, String> {
@@ -53,6 +53,7 @@ pub fn on(kind: &'static str) -> Result<Place, String> {
         "btrfs" => image(kind, 120 << 20, &["mkfs.btrfs", "-q", "-f"], ""),
         "xfs" => image(kind, 320 << 20, &["mkfs.xfs", "-q", "-f"], ""),
         "data=journal" => image(kind, 64 << 20, &["mkfs.ext4", "-q", "-F"], "data=journal"),
+        "fuse" => fuse(),
         _ => Err("unknown kind".to_owned()),
     }
 }
@@ -94,6 +95,16 @@ fn overlay() -> Result<Place, String> {
     run(Command::new("mount").args(["-t", "overlay", "overlay", "-o", &options]).arg(&merged))?;
     place.mounted.push(merged.clone());
     place.path = merged;
+    Ok(place)
+}
+
+fn fuse() -> Result<Place, String> {
+    if !crate::user::is_root() {
+        return Err("mounting needs root".to_owned());
+    }
+    let mut place = plain("fuse", tempfile::tempdir())?;
+    crate::fuse::mount(&place.path)?;
+    place.mounted.push(place.path.clone());
     Ok(place)
 }
 
