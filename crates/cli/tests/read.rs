@@ -4,7 +4,7 @@ mod common;
 
 use std::os::unix::fs::PermissionsExt;
 
-use common::{file, folder, is_root, spinio, stderr, stdout};
+use common::{as_ordinary_user, file, folder, spinio, stderr, stdout};
 
 #[test]
 fn every_byte_arrives() {
@@ -46,14 +46,26 @@ fn files_that_cannot_be_read_are_named() {
     assert!(stderr(&assert).contains("is a directory"));
     let assert = spinio().args(["read", "/dev/null"]).assert().code(1);
     assert!(stderr(&assert).contains("no file with offsets"));
-    if is_root() {
-        eprintln!("skipped: root may read everything");
-        return;
-    }
-    let closed = file(dir.path(), "closed", 10);
+}
+
+#[test]
+fn a_file_that_this_user_may_not_read() {
+    let place = tempfile::tempdir().unwrap();
+    let closed = file(place.path(), "closed", 10);
     std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o000)).unwrap();
-    let assert = spinio().arg("read").arg(&closed).assert().code(1);
-    assert!(stderr(&assert).contains("Permission denied"));
+    let assert = as_ordinary_user(place.path()).arg("read").arg(&closed).assert().code(1);
+    let text = stderr(&assert);
+    assert!(text.contains("Permission denied") && text.contains("closed"), "{text}");
+}
+
+#[test]
+fn a_file_of_another_owner_arrives_whole() {
+    let place = tempfile::tempdir().unwrap();
+    let path = file(place.path(), "theirs", 5_000_003);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
+    let args = ["read", "--verify", "--block", "2M", "--device", "emulated"];
+    let assert = as_ordinary_user(place.path()).args(args).arg(&path).assert().success();
+    assert!(stdout(&assert).contains("pread: 5000003 bytes"), "{}", stdout(&assert));
 }
 
 #[test]
@@ -63,7 +75,17 @@ fn devices_that_are_not_here() {
     let assert = spinio().args(["read", "--device", "p2pmem:97"]).arg(&path).assert().code(4);
     assert!(stderr(&assert).contains("p2pmem:97"), "{}", stderr(&assert));
     spinio().args(["read", "--device", "toaster"]).arg(&path).assert().code(2);
-    spinio().env("SPINIO_EMULATED", "size=1M").args(["read", "--block", "64M"]).arg(&path).assert().success();
-    let assert = spinio().env("SPINIO_EMULATED", "nonsense=1").arg("read").arg(&path).assert().code(2);
+    spinio()
+        .env("SPINIO_EMULATED", "size=1M")
+        .args(["read", "--device", "emulated", "--block", "64M"])
+        .arg(&path)
+        .assert()
+        .success();
+    let assert = spinio()
+        .env("SPINIO_EMULATED", "nonsense=1")
+        .args(["read", "--device", "emulated"])
+        .arg(&path)
+        .assert()
+        .code(2);
     assert!(stderr(&assert).contains("SPINIO_EMULATED"));
 }

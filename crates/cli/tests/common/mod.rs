@@ -66,3 +66,22 @@ pub fn is_root() -> bool {
         .lines()
         .any(|l| l.starts_with("Uid:") && l.split_whitespace().nth(2) == Some("0"))
 }
+
+/// The command as an ordinary user who owns nothing, from a place that everybody may read: who runs it if this test is
+/// run by root, else whoever runs the test. The folder must outlive the command.
+pub fn as_ordinary_user(place: &Path) -> Command {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    if !is_root() {
+        return spinio();
+    }
+    let copy = place.join("spinio");
+    std::fs::copy(env!("CARGO_BIN_EXE_spinio"), &copy).unwrap();
+    std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = std::process::Command::new(copy);
+    command.uid(65534).gid(65534).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.current_dir("/");
+    let mut command = Command::from_std(command);
+    command.timeout(std::time::Duration::from_secs(300));
+    command
+}
