@@ -19,10 +19,22 @@ pub(crate) fn source(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// A folder for what this test run builds.
+static FOLDER: OnceLock<TempDir> = OnceLock::new();
+
+/// A folder for what this test run builds, gone when it ends.
 pub(crate) fn folder() -> &'static Path {
-    static FOLDER: OnceLock<TempDir> = OnceLock::new();
-    FOLDER.get_or_init(|| tempfile::Builder::new().prefix("spinio-interpose-").tempdir().expect("a folder")).path()
+    extern "C" fn remove() {
+        if let Some(folder) = FOLDER.get() {
+            let _ = std::fs::remove_dir_all(folder.path());
+        }
+    }
+    FOLDER
+        .get_or_init(|| {
+            // SAFETY: a function that lives as long as the program and does not unwind. Statics are never dropped.
+            unsafe { libc::atexit(remove) };
+            tempfile::Builder::new().prefix("spinio-interpose-").tempdir().expect("a folder")
+        })
+        .path()
 }
 
 /// Runs a compiler; its complaint fails the test.
