@@ -1,6 +1,6 @@
 /* The GPU suite: a program that uses CUDA and plain reads, under LD_PRELOAD=libspinio.so.
  *
- *   suite SCRATCH [name]      runs all tests, or the one named; files go to the folder SCRATCH
+ *   suite SCRATCH [name...] [-name...]      all tests, or those named, but not those with a minus; files go to SCRATCH
  *
  * Each test runs in a process of its own, so that one that crashes or hangs is one failure. Exit status: the number of
  * failures, at most 100.
@@ -544,9 +544,21 @@ static void prepare(void) {
     fsync(fd);
 }
 
+static int wanted(const char *name, int words, char **word) {
+    int only = 0;
+    for (int i = 0; i < words; i++) {
+        if (word[i][0] == '-' && strcmp(word[i] + 1, name) == 0)
+            return 0;
+        if (strcmp(word[i], name) == 0)
+            return 1;
+        only |= word[i][0] != '-';
+    }
+    return !only;
+}
+
 int main(int argc, char **argv) {
     if (argc < 2)
-        return fprintf(stderr, "suite SCRATCH [test]\n"), 2;
+        return fprintf(stderr, "suite SCRATCH [test...] [-test...]\n"), 2;
     scratch = argv[1];
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (!dlsym(RTLD_DEFAULT, "spinio_version"))
@@ -554,7 +566,7 @@ int main(int argc, char **argv) {
     prepare();
     int failures = 0, ran = 0;
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
-        if (argc > 2 && strcmp(argv[2], tests[i].name))
+        if (!wanted(tests[i].name, argc - 2, argv + 2))
             continue;
         fflush(stdout);
         pid_t child = fork(); /* before CUDA: each test initialises it */
