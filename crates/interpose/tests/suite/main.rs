@@ -7,6 +7,7 @@
 //! ```
 
 mod build;
+mod cuda;
 mod exports;
 mod header;
 mod programs;

@@ -16,8 +16,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { OK = 0, INVALID = 1, NOMEM = 2, NOINIT = 3, NODEV = 101, BADCTX = 201, BADHANDLE = 400, NOTFOUND = 500,
-       DESTROYED = 709, ALREADY = 712, NOTREG = 713, CAPTURE = 900, IMPLICIT = 906 };
+enum { OK = 0, INVALID = 1, NOMEM = 2, NOINIT = 3, NODEV = 101, BADCTX = 201, NOTFOUND = 500,
+       DESTROYED = 709, ALREADY = 712, NOTREG = 713, DENIED = 800, CAPTURE = 900, IMPLICIT = 906 };
 enum { DEVICES = 2, SPAN = 1 << 30 };
 
 typedef struct context { int device, alive; uint64_t id; } context;
@@ -36,11 +36,16 @@ static pinned pins[256];
 static __thread context *stack[8];
 static __thread int depth;
 static __thread unsigned capture_mode;
+static __thread int in_callback; /* where the driver answers no question */
+static uint64_t reserved, reserved_len; /* the last reservation */
+static handle *captured; /* the stream that is captured; it matters to others if it is a blocking one */
+static struct { uint64_t at; unsigned char byte; size_t n; } node[16]; /* the graph: what it sets, in order */
+static int nodes;
 static int capturing, spoilt, fail_register, fail_copy, queries, sched;
 static int live_pins, live_streams, live_events;
 
 static context *current(void) { return depth ? stack[depth - 1] : NULL; }
-static int need(void) { context *c = current(); return !up ? NOINIT : !c ? BADCTX : !c->alive ? DESTROYED : OK; }
+static int need(void) { context *c = current(); return in_callback ? DENIED : !up ? NOINIT : !c ? BADCTX : !c->alive ? DESTROYED : OK; }
 #define NEED() do { int e_ = need(); if (e_) return e_; } while (0)
 static void die(const char *why) { fprintf(stderr, "fake driver: %s: the real one would crash\n", why); abort(); }
 static void touch(handle *h, char kind) {
@@ -119,6 +124,7 @@ int cuInit(unsigned flags) {
     pthread_mutex_unlock(&lock);
     return OK;
 }
+int cuGetErrorName(int e, const char **s) { *s = e ? "FAKE_ERROR" : "FAKE_SUCCESS"; return OK; }
 int cuDriverGetVersion(int *v) { *v = 13000; return OK; }
 int cuDeviceGetCount(int *n) { *n = DEVICES; return up ? OK : NOINIT; }
 int cuDeviceGet(int *d, int o) { *d = o; return !up ? NOINIT : o < DEVICES ? OK : NODEV; }
@@ -143,7 +149,7 @@ static int answer(void *to, int which, range *r, pinned *p, uint64_t a) {
 }
 static pinned *pin_at(uint64_t a) { for (int i = 0; i < 256; i++) if (pins[i].len && a >= pins[i].start && a < pins[i].start + pins[i].len) return &pins[i]; return NULL; }
 int cuPointerGetAttribute(void *to, int which, uint64_t a) {
-    if (!up) return NOINIT;
+    if (in_callback || !up) return in_callback ? DENIED : NOINIT;
     pthread_mutex_lock(&lock);
     queries++;
     range *r = find(a); pinned *p = pin_at(a);
@@ -152,7 +158,7 @@ int cuPointerGetAttribute(void *to, int which, uint64_t a) {
     return e;
 }
 int cuPointerGetAttributes(unsigned n, const int *which, void **to, uint64_t a) {
-    if (!up) return NOINIT;
+    if (in_callback || !up) return in_callback ? DENIED : NOINIT;
     pthread_mutex_lock(&lock);
     queries++;
     range *r = find(a); pinned *p = pin_at(a);
@@ -167,7 +173,7 @@ int cuPointerGetAttributes(unsigned n, const int *which, void **to, uint64_t a) 
 }
 int cuMemGetAddressRange_v2(uint64_t *s, size_t *n, uint64_t a) { NEED(); range *r = find(a); if (!r) return NOTFOUND; *s = r->start; *n = r->len; return OK; }
 
-int cuCtxGetCurrent(context **c) { if (!up) return NOINIT; *c = current(); return OK; }
+int cuCtxGetCurrent(context **c) { if (in_callback || !up) return in_callback ? DENIED : NOINIT; *c = current(); return OK; }
 int cuCtxSetCurrent(context *c) { if (!up) return NOINIT; if (!c) depth = 0; else if (depth) stack[depth - 1] = c; else stack[depth++] = c; return OK; }
 int cuCtxPushCurrent_v2(context *c) { if (depth == 8) return INVALID; stack[depth++] = c; return OK; }
 int cuCtxPopCurrent_v2(context **c) { if (!depth) return BADCTX; *c = stack[--depth]; return OK; }
@@ -220,3 +226,56 @@ int cuEventDestroy_v2(handle *e) { touch(e, 'e'); live_events--; free(e); return
 int cuEventRecord(handle *e, handle *s) { NEED(); touch(e, 'e'); touch(s, 's'); return spoils(s) ? IMPLICIT : OK; }
 int cuEventQuery(handle *e) { NEED(); touch(e, 'e'); return unsafe_in_capture() ? CAPTURE : OK; }
 int cuEventSynchronize(handle *e) { NEED(); touch(e, 'e'); return unsafe_in_capture() ? CAPTURE : OK; }
+
+/* what only programs call */
+int cuDevicePrimaryCtxReset_v2(int d) { fake_reset(d); return OK; }
+int cuMemAllocAsync(uint64_t *a, size_t n, handle *s) { NEED(); touch(s, 's'); *a = fake_alloc(1, n, 0); return *a ? OK : NOMEM; }
+int cuMemFreeAsync(uint64_t a, handle *s) { NEED(); touch(s, 's'); fake_free(a); return OK; }
+int cuMemAllocManaged(uint64_t *a, size_t n, unsigned f) { (void)f; NEED(); *a = fake_alloc(2, n, 0); return OK; }
+int cuMemHostAlloc(void **p, size_t n, unsigned f) { *p = aligned_alloc(4096, (n + 4095) & ~4095ul); return *p ? cuMemHostRegister_v2(*p, n, f) : NOMEM; }
+int cuMemFreeHost(void *p) { int e = cuMemHostUnregister(p); free(p); return e; }
+int cuMemcpyHtoD_v2(uint64_t d, const void *p, size_t n) { return cuMemcpyHtoDAsync_v2(d, p, n, NULL); }
+int cuMemcpyDtoH_v2(void *p, uint64_t d, size_t n) { return cuMemcpyDtoHAsync_v2(p, d, n, NULL); }
+int cuMemcpyDtoDAsync_v2(uint64_t d, uint64_t from, size_t n, handle *s) {
+    int e = copy(d, s);
+    if (e) return e;
+    if (!covered(d, n) || !covered(from, n)) return INVALID;
+    memmove(at(d), at(from), n);
+    return OK;
+}
+int cuMemsetD8Async(uint64_t d, unsigned char byte, size_t n, handle *s) {
+    NEED();
+    touch(s, 's');
+    if (captured && s == captured) { node[nodes].at = d; node[nodes].byte = byte; node[nodes++].n = n; return OK; }
+    if (spoils(s)) return IMPLICIT;
+    if (!covered(d, n)) return INVALID;
+    memset(at(d), byte, n);
+    return OK;
+}
+int cuMemsetD8_v2(uint64_t d, unsigned char byte, size_t n) { return cuMemsetD8Async(d, byte, n, NULL); }
+int cuStreamBeginCapture_v2(handle *s, unsigned mode) {
+    NEED();
+    captured = s, nodes = 0, spoilt = 0, capturing = !(s->flags & 1), capture_mode = mode;
+    return OK;
+}
+int cuStreamEndCapture(handle *s, void **graph) { touch(s, 's'); captured = NULL, capturing = 0, capture_mode = 0; *graph = node; return spoilt ? 901 : OK; }
+int cuGraphInstantiateWithFlags(void **run, void *graph, unsigned long long f) { (void)f; *run = graph; return OK; }
+int cuGraphLaunch(void *run, handle *s) { (void)run; for (int i = 0; i < nodes; i++) cuMemsetD8Async(node[i].at, node[i].byte, node[i].n, s); return OK; }
+int cuGraphExecDestroy(void *run) { (void)run; return OK; }
+int cuGraphDestroy(void *graph) { (void)graph; return OK; }
+int cuLaunchHostFunc(handle *s, void (*f)(void *), void *with) { NEED(); touch(s, 's'); in_callback = 1; f(with); in_callback = 0; return OK; }
+int cuMemAddressReserve(uint64_t *a, size_t n, size_t align, uint64_t hint, unsigned long long f) {
+    (void)align, (void)hint, (void)f;
+    *a = space(n);
+    reserved = *a, reserved_len = n;
+    return *a ? OK : NOMEM;
+}
+int cuMemCreate(unsigned long long *h, size_t n, const void *prop, unsigned long long f) { (void)n, (void)prop, (void)f; *h = 1; return OK; }
+int cuMemMap(uint64_t a, size_t n, size_t offset, unsigned long long h, unsigned long long f) {
+    (void)offset, (void)h, (void)f;
+    pthread_mutex_lock(&lock);
+    *new_range() = (range){ a, n, next_buffer++, reserved, reserved_len, NULL, 0, 0, 0, 0 };
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+int cuMemSetAccess(uint64_t a, size_t n, const void *access, size_t count) { (void)a, (void)n, (void)access, (void)count; return OK; }
