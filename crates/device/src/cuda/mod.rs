@@ -26,6 +26,9 @@
 //! and registering memory do unless the thread is in relaxed mode; copies on our own non-blocking streams never do.
 //! `cuStreamIsCapturing` tells and spoils nothing.
 //!
+//! **Threads.** The driver needs its own descriptors, which SPIN's helper threads, in their private table, do not have:
+//! `home.rs` carries their calls out on an ordinary thread.
+//!
 //! **Forks.** A forked child cannot use its parent's driver. A word that the kernel wipes in the child tells.
 //!
 //! Known flaws:
@@ -44,6 +47,7 @@ mod device;
 mod events;
 mod granules;
 mod handles;
+mod home;
 mod lookup;
 pub mod tools;
 

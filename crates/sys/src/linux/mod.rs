@@ -19,7 +19,7 @@ mod wipe;
 pub use calls::*;
 pub use list::list;
 pub use pipe::*;
-pub use private::{Private, PrivateError};
+pub use private::{Private, PrivateError, in_private_table, spawn_quiet};
 pub use probe::io_uring;
 pub use shared::*;
 pub use types::*;

@@ -14,17 +14,30 @@
 //! table A, so no pipe or socket of the program is kept open even for a moment,
 //! and since locks belong to a table, no lock is dropped either.
 //!
-//! A descriptor made by a private thread means nothing on any other thread.
+//! A descriptor made by a private thread means nothing on any other thread, and the program's mean nothing on a private
+//! thread. That concerns libraries too that keep descriptors of their own, such as a GPU's driver: [`in_private_table`]
+//! tells where they must not be called.
 //!
 //! Known flaw: needs Linux 5.11; before that, `spawn` reports the kernel's error
 //! and SPIN does without helper threads.
 
+use std::cell::Cell;
 use std::sync::mpsc;
 use std::thread;
 
 use rustix::io::Errno;
 
 use super::calls::leave_descriptor_table;
+
+thread_local! {
+    static PRIVATE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread's descriptor table is a private one.
+#[inline]
+pub fn in_private_table() -> bool {
+    PRIVATE.get()
+}
 
 /// The root of a family of threads that share one private descriptor table.
 pub struct Private {
@@ -48,7 +61,8 @@ impl Private {
     pub fn new() -> Result<Private, PrivateError> {
         let (spawn, requests) = mpsc::channel::<Request>();
         let (ready, made) = mpsc::channel();
-        quiet_spawn("spinio", move || {
+        spawn_quiet("spinio", HELPER_STACK, move || {
+            PRIVATE.set(true);
             let table = leave_descriptor_table(0);
             let failed = table.is_err();
             let _ = ready.send(table);
@@ -56,7 +70,11 @@ impl Private {
                 return;
             }
             while let Ok((name, body, done)) = requests.recv() {
-                let _ = done.send(quiet_spawn(&name, body).is_ok());
+                let spawned = spawn_quiet(&name, HELPER_STACK, move || {
+                    PRIVATE.set(true);
+                    body();
+                });
+                let _ = done.send(spawned.is_ok());
             }
         })
         .map_err(PrivateError::Spawn)?;
@@ -74,8 +92,11 @@ impl Private {
     }
 }
 
-/// A thread that takes none of the program's signals.
-fn quiet_spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+/// Private threads run our own code only.
+const HELPER_STACK: usize = 256 << 10;
+
+/// A thread that takes none of the program's signals; its descriptor table is the one of who spawns it.
+pub fn spawn_quiet(name: &str, stack: usize, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     // The new thread inherits the mask, so there is no moment at which a signal could reach it.
     // libc's call, not the kernel's: it leaves out the two signals that glibc itself needs for
     // pthread_cancel and for setuid, which would otherwise wait for this thread for ever.
@@ -86,7 +107,7 @@ fn quiet_spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Res
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
     }
-    let made = thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(body);
+    let made = thread::Builder::new().name(name.to_owned()).stack_size(stack).spawn(body);
     // SAFETY: `old` was initialised above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), core::ptr::null_mut()) };
     made.map(drop)

@@ -2,7 +2,8 @@
  *
  * Device memory is a PROT_NONE range, so that a CPU or a system call that touches it fails as it would with a GPU's;
  * its bytes live in a second, writable mapping of the same memory file. Copies run at once. What makes the real
- * driver crash (a stream or event of a dead context) aborts here, what spoils a graph capture is counted.
+ * driver crash (a stream or event of a dead context) aborts here, what spoils a graph capture is counted. So does a call
+ * from a thread that does not have the driver's descriptor, except for pure questions.
  *
  * fake_*: controls for the tests. The rest has the driver's names, prototypes and answers, as seen on a real one.
  */
@@ -13,7 +14,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { OK = 0, INVALID = 1, NOMEM = 2, NOINIT = 3, NODEV = 101, BADCTX = 201, NOTFOUND = 500,
@@ -44,12 +47,19 @@ static int nodes;
 static int capturing, spoilt, fail_register, fail_copy, queries, sched;
 static int live_pins, live_streams, live_events;
 
+static int descriptor = -1; /* what the real one talks to its kernel part through */
+static struct stat identity;
+static void at_home(void);
 static context *current(void) { return depth ? stack[depth - 1] : NULL; }
 static int need(void) { context *c = current(); return in_callback ? DENIED : !up ? NOINIT : !c ? BADCTX : !c->alive ? DESTROYED : OK; }
 #define NEED() do { int e_ = need(); if (e_) return e_; } while (0)
 static void die(const char *why) { fprintf(stderr, "fake driver: %s: the real one would crash\n", why); abort(); }
 static void touch(handle *h, char kind) {
     if (h && (uintptr_t)h > 2 && (h->kind != kind || !h->ctx->alive || h->ctx->id != h->id)) die(kind == 's' ? "dead stream" : "dead event");
+}
+static void at_home(void) {
+    struct stat now;
+    if (up && (fstat(descriptor, &now) || now.st_ino != identity.st_ino || now.st_dev != identity.st_dev)) die("a thread without the driver's descriptors");
 }
 static int legacy(handle *s) { return s == NULL || s == (handle *)1; }
 static int spoils(handle *s) { if (capturing && legacy(s)) { spoilt++; return 1; } return 0; }
@@ -118,6 +128,8 @@ int cuInit(unsigned flags) {
         bytes = mmap(0, SPAN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         base = mmap(0, SPAN + (2 << 20), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         base = (char *)(((uintptr_t)base + 0x1fffff) & ~0x1ffffful);
+        descriptor = fcntl(fd, F_DUPFD_CLOEXEC, 200); /* out of the way of programs that expect the next number */
+        fstat(descriptor, &identity);
         close(fd);
         up = 1;
     }
@@ -186,6 +198,7 @@ int cuDevicePrimaryCtxRetain(context **c, int d) { if (!primary[d].alive) primar
 int cuDevicePrimaryCtxRelease_v2(int d) { (void)d; return OK; }
 
 int cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
+    at_home();
     NEED();
     if (unsafe_in_capture()) return CAPTURE;
     if (fail_register) return fail_register;
@@ -197,6 +210,7 @@ int cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
     return e;
 }
 int cuMemHostUnregister(void *p) {
+    at_home();
     NEED();
     if (unsafe_in_capture()) return CAPTURE;
     pthread_mutex_lock(&lock);
@@ -206,26 +220,26 @@ int cuMemHostUnregister(void *p) {
     pthread_mutex_unlock(&lock);
     return e;
 }
-int cuMemAlloc_v2(uint64_t *a, size_t n) { NEED(); if (unsafe_in_capture()) return CAPTURE; *a = fake_alloc(0, n, 0); return *a ? OK : NOMEM; }
-int cuMemFree_v2(uint64_t a) { NEED(); fake_free(a); return OK; }
-static int copy(uint64_t device, handle *s) { NEED(); (void)device; touch(s, 's'); if (spoils(s)) return IMPLICIT; if (fail_copy) return fail_copy; return OK; }
+int cuMemAlloc_v2(uint64_t *a, size_t n) { at_home(); NEED(); if (unsafe_in_capture()) return CAPTURE; *a = fake_alloc(0, n, 0); return *a ? OK : NOMEM; }
+int cuMemFree_v2(uint64_t a) { at_home(); NEED(); fake_free(a); return OK; }
+static int copy(uint64_t device, handle *s) { at_home(); NEED(); (void)device; touch(s, 's'); if (spoils(s)) return IMPLICIT; if (fail_copy) return fail_copy; return OK; }
 int cuMemcpyHtoDAsync_v2(uint64_t d, const void *p, size_t n, handle *s) { int e = copy(d, s); if (e) return e; if (!covered(d, n)) return INVALID; memcpy(at(d), p, n); return OK; }
 int cuMemcpyDtoHAsync_v2(void *p, uint64_t d, size_t n, handle *s) { int e = copy(d, s); if (e) return e; if (!covered(d, n)) return INVALID; memcpy(p, at(d), n); return OK; }
 
 static handle *new_handle(char kind, int flags) { handle *h = malloc(sizeof *h); *h = (handle){ kind, current(), current()->id, flags }; return h; }
-int cuStreamCreate(handle **s, unsigned f) { NEED(); *s = new_handle('s', f); live_streams++; return OK; }
+int cuStreamCreate(handle **s, unsigned f) { at_home(); NEED(); *s = new_handle('s', f); live_streams++; return OK; }
 int cuStreamDestroy_v2(handle *s) { touch(s, 's'); live_streams--; free(s); return OK; }
-int cuStreamSynchronize(handle *s) { NEED(); touch(s, 's'); if (unsafe_in_capture()) return CAPTURE; return spoils(s) ? IMPLICIT : OK; }
+int cuStreamSynchronize(handle *s) { at_home(); NEED(); touch(s, 's'); if (unsafe_in_capture()) return CAPTURE; return spoils(s) ? IMPLICIT : OK; }
 int cuStreamQuery(handle *s) { NEED(); touch(s, 's'); if (unsafe_in_capture()) return CAPTURE; return spoils(s) ? IMPLICIT : OK; }
-int cuStreamWaitEvent(handle *s, handle *e, unsigned f) { (void)f; NEED(); touch(s, 's'); touch(e, 'e'); return spoils(s) ? IMPLICIT : OK; }
+int cuStreamWaitEvent(handle *s, handle *e, unsigned f) { (void)f; at_home(); NEED(); touch(s, 's'); touch(e, 'e'); return spoils(s) ? IMPLICIT : OK; }
 int cuStreamIsCapturing(handle *s, int *status) { NEED(); touch(s, 's'); if (capturing && legacy(s)) return IMPLICIT; *status = 0; return OK; }
 int cuStreamGetCtx(handle *s, context **c) { NEED(); touch(s, 's'); if (spoils(s)) return IMPLICIT; *c = s && (uintptr_t)s > 2 ? s->ctx : current(); return OK; }
 int cuThreadExchangeStreamCaptureMode(unsigned *m) { unsigned old = capture_mode; capture_mode = *m; *m = old; return OK; }
-int cuEventCreate(handle **e, unsigned f) { NEED(); *e = new_handle('e', f); live_events++; return OK; }
+int cuEventCreate(handle **e, unsigned f) { at_home(); NEED(); *e = new_handle('e', f); live_events++; return OK; }
 int cuEventDestroy_v2(handle *e) { touch(e, 'e'); live_events--; free(e); return OK; }
-int cuEventRecord(handle *e, handle *s) { NEED(); touch(e, 'e'); touch(s, 's'); return spoils(s) ? IMPLICIT : OK; }
+int cuEventRecord(handle *e, handle *s) { at_home(); NEED(); touch(e, 'e'); touch(s, 's'); return spoils(s) ? IMPLICIT : OK; }
 int cuEventQuery(handle *e) { NEED(); touch(e, 'e'); return unsafe_in_capture() ? CAPTURE : OK; }
-int cuEventSynchronize(handle *e) { NEED(); touch(e, 'e'); return unsafe_in_capture() ? CAPTURE : OK; }
+int cuEventSynchronize(handle *e) { at_home(); NEED(); touch(e, 'e'); return unsafe_in_capture() ? CAPTURE : OK; }
 
 /* what only programs call */
 int cuDevicePrimaryCtxReset_v2(int d) { fake_reset(d); return OK; }
