@@ -182,7 +182,7 @@ fn beside(place: &Place, writer: Writer, name: &str, runtime: &Runtime, rounds: 
     std::thread::scope(|scope| {
         for seed in 0..2 {
             scope.spawn(move || {
-                let mut rng = Rng::new(seed);
+                let mut rng = Rng::of_run(seed);
                 let buffer = Buffer::new(device, SIZE);
                 loop {
                     let last = over.load(SeqCst);

@@ -10,6 +10,12 @@ impl Rng {
         Rng(seed)
     }
 
+    /// The same numbers every run, or those of another `SPINIO_TEST_SEED`: for long runs on a quiet machine.
+    pub fn of_run(salt: u64) -> Rng {
+        let seed = std::env::var("SPINIO_TEST_SEED").ok().and_then(|s| s.parse::<u64>().ok()).unwrap_or(0);
+        Rng(seed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(salt))
+    }
+
     /// The next number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
