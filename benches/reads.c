@@ -51,7 +51,8 @@ static double cpu(void) {
 }
 
 static void fail(const char *what) {
-    fprintf(stderr, "reads %s %s: %s: %s\n", arg.row, arg.mode, what, strerror(errno));
+    const char *(*why)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, "spinio_last_error");
+    fprintf(stderr, "reads %s %s: %s: %s. %s\n", arg.row, arg.mode, what, strerror(errno), why ? why() : "");
     exit(3);
 }
 
@@ -429,6 +430,12 @@ static void row_host(void) {
     char *buffer[BUFFERS];
     for (int i = 0; i < BUFFERS; i++)
         memset(buffer[i] = malloc(MIB), 1, MIB);
+    if (by_pread()) { /* so that the library knows of the device by all means */
+        gpu_ptr to;
+        GPU(cuMemAlloc_v2(&to, 4096));
+        read_all(fd, (void *)to, 4096, 0);
+        GPU(cuCtxSynchronize());
+    }
     for (int r = 0; r < ROUNDS; r++) {
         double t = now();
         for (int i = 0; i < CALLS; i++)

@@ -28,7 +28,9 @@ def opened():
 
 def pread(fd, pointer, size, offset):
     n = libc.pread(fd, pointer, size, offset)
-    assert n == size, f"pread of {size} at {offset} returned {n}, errno {ctypes.get_errno()}"
+    if n != size:
+        libc.spinio_last_error.restype = ctypes.c_char_p
+        raise AssertionError(f"pread of {size} at {offset} returned {n}, errno {ctypes.get_errno()}: {libc.spinio_last_error().decode()}")
 
 
 def check_torch(tensor, fd, data):

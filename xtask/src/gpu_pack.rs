@@ -4,7 +4,7 @@
 //!   pack/ ── libspinio.so, spinio, spinio.h        release build, stripped
 //!         ── suite, frameworks.py                  the GPU suite (tests/gpu)
 //!         ── hooks/                                the programs of crates/interpose/tests, on CUDA memory
-//!         ── reads, host_call, benches/*.py        the benchmarks
+//!         ── reads, parts, host_call, benches/*.py the benchmarks
 //!         ── run-gpu-suite                         runs all of it
 //! ```
 //!
@@ -49,9 +49,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     ] {
         copy(&root.join(from), &pack.join(to))?;
     }
-    for (source, program) in
-        [("tests/gpu/suite.c", "suite"), ("benches/reads.c", "reads"), ("benches/host_call.c", "host_call")]
-    {
+    for (source, program) in [
+        ("tests/gpu/suite.c", "suite"),
+        ("benches/reads.c", "reads"),
+        ("benches/parts.c", "parts"),
+        ("benches/host_call.c", "host_call"),
+    ] {
         let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
         tools::run(tools::command("cc").args(flags).arg(pack.join(program)).arg(root.join(source)).arg("-ldl"))?;
     }
