@@ -1,0 +1,125 @@
+//! A read behaves as `cudaMemcpy` on the default queue: after what was queued before it, before what is queued after.
+//!
+//! The engine of the device is held, so that whatever does not wait is caught, every time.
+
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+use spinio_device::{Device, QueueId, set_thread_queue};
+use spinio_io::settings::Ordering;
+use spinio_io::{Runtime, Settings};
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::{Buffer, file, place, within};
+
+const SIZE: usize = 1 << 20;
+
+/// Runs a read on another thread while the engine is held; fails if it returns before it may.
+fn must_wait(what: &str, device: &'static spinio_device::emulated::Emulated, read: impl FnOnce() + Send) {
+    let returned = AtomicBool::new(false);
+    within(what, || {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                read();
+                returned.store(true, SeqCst);
+            });
+            // However long one looks, it must not have returned.
+            std::thread::sleep(Duration::from_millis(40));
+            let early = returned.load(SeqCst);
+            device.resume();
+            assert!(!early, "{what} returned before its bytes arrived");
+        });
+    });
+}
+
+#[test]
+fn small_reads_return_once_their_bytes_are_safe() {
+    let place = place::on("tree").unwrap();
+    let file = file::written(&place.file("file"), SIZE as u64);
+    let device = emulated("size=64M");
+    let buffer = Buffer::new(device, 100 * 4096);
+    let runtime = Runtime::new(Settings::default());
+    device.hold();
+    within("small reads", || {
+        for n in 0..100usize {
+            // The first lands everywhere, and each later one over it: they keep their order.
+            let first = runtime.read(file.as_raw_fd(), Some(0), buffer.target(n * 4096), 4096).unwrap();
+            let at = Some((n * 4096) as u64);
+            let second = runtime.read(file.as_raw_fd(), at, buffer.target(n * 4096), 4096).unwrap();
+            assert_eq!((first, second), (4096, 4096));
+        }
+    });
+    // What the file becomes later is not what was read.
+    file.write_all_at(&[0; SIZE], 0).unwrap();
+    device.resume();
+    assert!(buffer.bytes() == file::bytes(0, 100 * 4096, 0));
+}
+
+#[test]
+fn large_and_strict_reads_return_once_their_bytes_have_arrived() {
+    let place = place::on("tree").unwrap();
+    let path = place.file("file");
+    let file = file::written(&path, SIZE as u64);
+    let device = emulated("size=64M");
+    let buffer = &Buffer::new(device, SIZE);
+    let strict = &Runtime::new(Settings { ordering: Ordering::Strict, ..Settings::default() });
+    let relaxed = &Runtime::new(Settings { dma_min: 64 << 10, ..Settings::default() });
+    for cached in [true, false] {
+        for (what, runtime, len) in
+            [("a strict read", strict, 4096), ("a large read", relaxed, SIZE), ("a large strict read", strict, SIZE)]
+        {
+            file::evict(&file);
+            if cached {
+                file::fetch(&path, 0..SIZE as u64 / file::PAGE);
+            }
+            device.hold();
+            must_wait(what, device, || {
+                assert_eq!(runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), len).unwrap(), len);
+            });
+            assert!(buffer.part(0..len) == file::bytes(0, len, 0), "{what}");
+        }
+    }
+}
+
+/// On the default queue, and on a queue of the program's own that the thread has chosen.
+#[test]
+fn reads_keep_their_place_among_the_programs_copies() {
+    let place = place::on("tree").unwrap();
+    let file = &file::written(&place.file("file"), SIZE as u64);
+    let device = emulated("size=64M");
+    let runtime = &Runtime::new(Settings { dma_min: 64 << 10, ..Settings::default() });
+    let (before, after) = (vec![1u8; SIZE], vec![2u8; SIZE]);
+    for queue in [QueueId(0), device.new_queue().unwrap()] {
+        for len in [4096, SIZE] {
+            let buffer = &Buffer::new(device, SIZE);
+            let copy = |bytes: &[u8]| {
+                // SAFETY: the bytes outlive the last drain below.
+                unsafe { device.copy_in(queue, buffer.addr(), bytes.as_ptr(), len) }.unwrap();
+            };
+            device.hold();
+            copy(&before);
+            let read = || {
+                set_thread_queue(queue);
+                assert_eq!(runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), len).unwrap(), len);
+            };
+            if len == SIZE {
+                must_wait("a large read behind a copy", device, read);
+                assert!(buffer.part(0..len) == file::bytes(0, len, 0), "the program's earlier copy came last");
+                copy(&after);
+            } else {
+                within("a small read behind a copy", || std::thread::scope(|scope| scope.spawn(read).join().unwrap()));
+                device.resume();
+                device.drain(queue, spinio_device::Wait::Sleep).unwrap();
+                assert!(buffer.part(0..len) == file::bytes(0, len, 0), "the program's earlier copy came last");
+                // The other way round: read, then copy, both still waiting.
+                device.hold();
+                within("a small read before a copy", || std::thread::scope(|scope| scope.spawn(read).join().unwrap()));
+                copy(&after);
+                device.resume();
+            }
+            device.drain(queue, spinio_device::Wait::Sleep).unwrap();
+            assert!(buffer.part(0..len) == after[..len], "the program's later copy came first");
+        }
+    }
+}
