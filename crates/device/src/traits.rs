@@ -171,6 +171,12 @@ pub trait Device: Send + Sync + 'static {
     /// break, this is a queue of ours and `true` (then the caller must wait before it returns).
     fn program_queue(&self) -> (QueueId, bool);
 
+    /// Whether what is put on a queue now would become part of a graph, or spoil one.
+    fn is_captured(&self, queue: QueueId) -> bool {
+        let _ = queue;
+        false
+    }
+
     /// Lends a queue that nobody else uses, ordered with nothing; from a bounded pool.
     fn lease_queue(&self) -> Result<QueueId>;
 

@@ -12,11 +12,7 @@ pub(crate) fn is_off() -> bool {
     OFF.load(Relaxed)
 }
 
-/// Reads the environment; for the constructor.
+/// Reads the settings; for the constructor, while nobody changes the environment.
 pub(crate) fn read() {
-    // SAFETY: the name is NUL-terminated, and at load time nobody changes the environment.
-    let value = unsafe { libc::getenv(c"SPINIO_DISABLE".as_ptr()) };
-    // SAFETY: a value that getenv found is NUL-terminated, so the second byte is there if the first is not the end.
-    let one = !value.is_null() && unsafe { *value == b'1' as _ && *value.add(1) == 0 };
-    OFF.store(one, Relaxed);
+    OFF.store(spinio_io::Settings::of_process().disable, Relaxed);
 }

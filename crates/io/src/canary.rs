@@ -40,7 +40,7 @@ pub(crate) fn sing(
     }
     let at = to.addr.offset(first - offset).0;
     let (theirs, twins) = (Arc::clone(core), Arc::clone(file));
-    core.crew()?.call(move || compare(&theirs, &twins, at, first, bytes))?
+    core.keepers()?.call(move || compare(&theirs, &twins, at, first, bytes))?
 }
 
 fn compare(core: &Core, file: &File, device: u64, offset: u64, bytes: usize) -> Option<Verdict> {
@@ -49,21 +49,24 @@ fn compare(core: &Core, file: &File, device: u64, offset: u64, bytes: usize) -> 
     let aligned = host.as_ptr().align_offset(4096);
     let host = &mut host[aligned..aligned + bytes];
     for _ in 0..2 {
-        // SAFETY: host-mapped device memory of the request, inside its allocation.
+        // SAFETY: `host` has `bytes` bytes.
+        let plain = unsafe { core.kernel.pread(Route::Direct, twin.get(), host.as_mut_ptr(), bytes, offset, 0) };
+        // Zeros may be a hole, which the kernel fills in without asking the storage.
+        if plain != Ok(bytes) || host.iter().all(|&b| b == 0) {
+            return None;
+        }
+        // SAFETY: P2P-mapped memory is host-mapped, and the request's bytes lie inside its allocation; the program
+        // has lent it to this call, and nobody else has a reference into it.
+        let theirs = unsafe { core::slice::from_raw_parts_mut(device as *mut u8, bytes) };
+        // What is there may be these very bytes, from an earlier read; their complement is not.
+        theirs.iter_mut().zip(host.iter()).for_each(|(to, from)| *to = !from);
+        // SAFETY: as above.
         let p2p = unsafe { core.kernel.pread(Route::P2p, twin.get(), device as *mut u8, bytes, offset, 0) };
         match p2p {
             Ok(n) if n == bytes => {}
             Err(Errno::REMOTEIO | Errno::INVAL | Errno::OPNOTSUPP) => return Some(Verdict::Unreachable),
             _ => return None,
         }
-        // SAFETY: `host` has `bytes` bytes.
-        let plain = unsafe { core.kernel.pread(Route::Direct, twin.get(), host.as_mut_ptr(), bytes, offset, 0) };
-        if plain != Ok(bytes) {
-            return None;
-        }
-        // SAFETY: P2P-mapped memory is host-mapped, and the request's bytes lie inside its allocation; the program
-        // has lent it to this call.
-        let theirs = unsafe { core::slice::from_raw_parts(device as *const u8, bytes) };
         if theirs == host {
             return Some(Verdict::Trusted);
         }

@@ -1,12 +1,14 @@
 //! What the threads of a runtime share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use spinio_device::{Device, DeviceId};
 use spinio_plan::{Model, Reason, Route};
+
+use spinio_sys::linux;
 
 use crate::crew::{Crew, Tidy};
 use crate::file::{File, Files};
@@ -19,8 +21,8 @@ use crate::{Settings, Target, stats};
 /// Threads a request from which copying beats registering.
 const MANY: usize = 8;
 
-/// Helpers a crew has at least: storage wants several reads in flight even where the processors are few.
-const CREW: usize = 4;
+/// Reads of storage in flight at once, however few the processors are.
+pub(crate) const KEEPERS: usize = 4;
 
 /// Whether storage may DMA into a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,28 +35,38 @@ pub(crate) enum Verdict {
     Untrusted,
 }
 
-/// What helpers do while there is no work: give pins back, let files go.
-struct Housekeeping(Weak<Core>);
+/// What keepers do while there is no work: let files go.
+struct KeepFiles(Weak<Core>);
 
-impl Tidy for Housekeeping {
+impl Tidy for KeepFiles {
+    fn nap(&self) -> Option<Duration> {
+        let core = self.0.upgrade()?;
+        (!core.files.is_empty()).then_some(Duration::from_secs(1))
+    }
+
+    fn tidy(&self) {
+        if let Some(core) = self.0.upgrade() {
+            core.files.tidy();
+        }
+    }
+}
+
+/// What mates do: give pins back, which takes the driver.
+struct KeepPins(Weak<Core>);
+
+impl Tidy for KeepPins {
     fn nap(&self) -> Option<Duration> {
         let core = self.0.upgrade()?;
         // Told before it is looked at: who pins from here on sees that nobody watches, and wakes somebody.
         core.watched.store(false, SeqCst);
-        match (core.pins.is_empty(), core.files.is_empty()) {
-            (false, _) => {
-                core.watched.store(true, SeqCst);
-                Some(QUIET)
-            }
-            (true, false) => Some(Duration::from_secs(1)),
-            (true, true) => None,
-        }
+        let wanted = !core.pins.is_empty();
+        core.watched.store(wanted, SeqCst);
+        wanted.then(|| if core.pins.is_hurried() { Duration::ZERO } else { QUIET })
     }
 
     fn tidy(&self) {
         if let Some(core) = self.0.upgrade() {
             core.pins.tidy();
-            core.files.tidy();
         }
     }
 }
@@ -76,15 +88,17 @@ pub(crate) struct Core {
     pub(crate) settings: Settings,
     pub(crate) files: Files,
     pub(crate) pins: Pins,
-    /// Some helper sleeps only until the pins have been quiet for long enough.
+    /// Some mate sleeps only until the pins have been quiet for long enough.
     watched: AtomicBool,
     stats: OnceLock<stats::Home>,
-    crew: OnceLock<Option<Crew>>,
+    keepers: OnceLock<Option<Crew>>,
+    mates: OnceLock<Option<Crew>>,
     stagings: Mutex<Vec<Arc<Staging>>>,
     verdicts: Mutex<HashMap<(u64, DeviceId), Verdict>>,
     threads: usize,
     me: Weak<Core>,
     requests: AtomicUsize,
+    salt: AtomicU64,
     look: Duration,
 }
 
@@ -99,7 +113,7 @@ impl Drop for UnderWay<'_> {
 
 impl Core {
     pub(crate) fn new(settings: Settings, kernel: &'static dyn Kernel) -> Arc<Core> {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let processors = linux::processors();
         let threads = match settings.threads {
             0 => (processors / 4).clamp(2, 4),
             n => n,
@@ -111,12 +125,14 @@ impl Core {
             pins: Pins::new(),
             watched: AtomicBool::new(false),
             stats: OnceLock::new(),
-            crew: OnceLock::new(),
+            keepers: OnceLock::new(),
+            mates: OnceLock::new(),
             stagings: Mutex::default(),
             verdicts: Mutex::default(),
             threads,
             me: me.clone(),
             requests: AtomicUsize::new(0),
+            salt: AtomicU64::new(0),
             // Waking a sleeper costs more than copying 64 KiB; but where the processors are few, they have better to do.
             look: Duration::from_micros(if processors >= 8 { 60 } else { 0 }),
         })
@@ -136,6 +152,11 @@ impl Core {
     pub(crate) fn begin_request(&self) -> UnderWay<'_> {
         self.requests.fetch_add(1, Relaxed);
         UnderWay(self)
+    }
+
+    /// Another number at every call.
+    pub(crate) fn salt(&self) -> u64 {
+        self.salt.fetch_add(1, Relaxed)
     }
 
     /// Large requests under way.
@@ -161,25 +182,48 @@ impl Core {
 
     /// The counters.
     pub(crate) fn stats(&self) -> &stats::Table {
-        self.stats.get_or_init(|| stats::Home::new(self.settings.stats.as_deref(), || self.crew())).table()
+        self.stats.get_or_init(|| stats::Home::new(self.settings.stats.as_deref(), || self.keepers())).table()
     }
 
-    /// Sees to it that pins which are left are given back soon, although every helper may be asleep for longer.
+    /// Sees to it that pins which are left are given back soon, although every mate may be asleep.
     pub(crate) fn watch_pins(&self) {
         if !self.pins.is_empty()
             && !self.watched.load(SeqCst)
-            && let Some(crew) = self.crew()
+            && let Some(mates) = self.mates()
         {
-            crew.nudge();
+            mates.nudge();
         }
     }
 
-    /// The helpers, made at the first request that needs them.
-    pub(crate) fn crew(&self) -> Option<&Crew> {
-        self.crew
-            .get_or_init(|| {
-                Crew::new(self.kernel, CREW.max(self.threads - 1), self.look, Housekeeping(self.me.clone()))
-            })
+    /// Sees what was forgotten go: twins are closed and pins given back by helpers, at once, and waited for a little.
+    pub(crate) fn part(&self, limit: Duration) {
+        let begun = Instant::now();
+        if !self.pins.is_empty()
+            && let Some(mates) = self.mates()
+        {
+            self.pins.hurry();
+            mates.nudge();
+            while !self.pins.is_empty() && begun.elapsed() < limit {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+        if let Some(keepers) = self.keepers() {
+            keepers.await_burials(limit.saturating_sub(begun.elapsed()));
+        }
+    }
+
+    /// The threads that hold our descriptors, made at the first request that needs them.
+    pub(crate) fn keepers(&self) -> Option<&Crew> {
+        self.keepers.get_or_init(|| Crew::keepers(self.kernel, KEEPERS, self.look, KeepFiles(self.me.clone()))).as_ref()
+    }
+
+    /// The threads that copy beside the caller, likewise. First asked for by a thread of the program.
+    pub(crate) fn mates(&self) -> Option<&Crew> {
+        if linux::in_private_table() {
+            return self.mates.get()?.as_ref();
+        }
+        self.mates
+            .get_or_init(|| Crew::mates(self.kernel, self.threads - 1, self.look, KeepPins(self.me.clone())))
             .as_ref()
     }
 

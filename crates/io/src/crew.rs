@@ -1,10 +1,18 @@
-//! The crew: helper threads that work on large requests and own SPIN's descriptors.
+//! Crews: helper threads that work on large requests.
 //!
 //! ```text
 //!   caller ── post(job, 3) ──> queue ──> helper: job.help() until nothing is left
 //!          ── call(f) ───────> queue ──> helper: f(), answer back
-//!   any thread drops a twin ─> graveyard ──> helper closes it, in the table it lives in
+//!   any thread drops a twin ─> graveyard ──> keeper closes it, in the table it lives in
 //! ```
+//!
+//! There are two, because a thread sees one descriptor table:
+//!
+//! - **keepers** have a table of their own and hold SPIN's descriptors in it. They must not call a
+//!   device: its driver finds its own descriptors by number, in the table of the caller (seen: CUDA
+//!   fails to register memory there, or aborts).
+//! - **mates** share the program's table, so they can call the driver, and read files through the
+//!   program's descriptor while the program's thread waits in its call.
 //!
 //! A helper that ran out of work looks at the queue for a few microseconds, because the
 //! next request of a stream of reads comes soon and waking a sleeper costs more than
@@ -20,7 +28,7 @@ use std::sync::atomic::{
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use spinio_sys::linux::{Fd, Private};
+use spinio_sys::linux::{Fd, Private, spawn_quiet};
 
 use crate::kernel::Kernel;
 use crate::lock::lock;
@@ -28,7 +36,7 @@ use crate::lock::lock;
 /// Something that several helpers can work on at once.
 pub(crate) trait Task: Send + Sync {
     /// Works until there is nothing left to take.
-    fn help(self: Arc<Self>);
+    fn help(&self);
 }
 
 type Call = Box<dyn FnOnce() + Send>;
@@ -42,6 +50,9 @@ enum Entry {
 struct State {
     entries: VecDeque<Entry>,
     graves: Vec<Fd>,
+    /// Descriptors being closed outside the lock.
+    closing: usize,
+    nudges: u64,
     sleeping: usize,
     started: usize,
     dismissed: bool,
@@ -57,12 +68,16 @@ struct Shared {
     tidy: Box<dyn Tidy>,
 }
 
-/// The helper threads of a runtime.
+/// Helper threads of a runtime.
 pub(crate) struct Crew {
     shared: Arc<Shared>,
-    private: Private,
+    /// Keepers have it.
+    private: Option<Private>,
     size: usize,
 }
+
+/// Bytes of a mate's stack: it calls the driver.
+const STACK: usize = 1 << 20;
 
 /// What idle helpers look after.
 pub(crate) trait Tidy: Send + Sync {
@@ -73,15 +88,36 @@ pub(crate) trait Tidy: Send + Sync {
 }
 
 impl Crew {
-    /// A crew of up to `size` threads, started as work comes.
+    /// Up to `size` keepers, started as work comes.
     /// `look`: how long an idle one looks for work before it sleeps.
-    pub(crate) fn new(
+    pub(crate) fn keepers(
         kernel: &'static dyn Kernel,
         size: usize,
         look: Duration,
         tidy: impl Tidy + 'static,
     ) -> Option<Crew> {
         let private = kernel.private().ok()?;
+        Crew::new(kernel, Some(private), size, look, tidy)
+    }
+
+    /// `size` mates. A thread has the descriptor table of the one that makes it, so all are made now, and this must be
+    /// called on a thread of the program.
+    pub(crate) fn mates(
+        kernel: &'static dyn Kernel,
+        size: usize,
+        look: Duration,
+        tidy: impl Tidy + 'static,
+    ) -> Option<Crew> {
+        Crew::new(kernel, None, size, look, tidy)
+    }
+
+    fn new(
+        kernel: &'static dyn Kernel,
+        private: Option<Private>,
+        size: usize,
+        look: Duration,
+        tidy: impl Tidy + 'static,
+    ) -> Option<Crew> {
         let shared = Arc::new(Shared {
             kernel,
             state: Mutex::default(),
@@ -91,14 +127,15 @@ impl Crew {
             tidy: Box::new(tidy),
         });
         let crew = Crew { shared, private, size: size.max(1) };
-        crew.hire(1).then_some(crew)
+        let at_once = if crew.private.is_some() { 1 } else { crew.size };
+        crew.hire(at_once).then_some(crew)
     }
 
     /// Lets up to `helpers` threads work on a task. Does not wait.
     pub(crate) fn post(&self, task: Arc<dyn Task>, helpers: usize) {
         let helpers = helpers.min(self.size);
         if helpers > 0 {
-            self.hire(helpers);
+            self.hire_more(helpers);
             self.enqueue(Entry::Task(task, helpers), helpers);
         }
     }
@@ -107,10 +144,10 @@ impl Crew {
     pub(crate) fn call<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let busy = {
             let state = lock(&self.shared.state);
-            (state.sleeping == 0).then_some(state.started)
+            (state.entries.len() >= state.sleeping).then_some(state.started)
         };
         if let Some(started) = busy {
-            self.hire(started + 1);
+            self.hire_more(started + 1);
         }
         let answer = Arc::new((Mutex::new(None), Condvar::new()));
         let theirs = Arc::clone(&answer);
@@ -133,11 +170,28 @@ impl Crew {
 
     /// Lets a sleeping helper look again how long it may sleep.
     pub(crate) fn nudge(&self) {
-        let state = lock(&self.shared.state);
+        let mut state = lock(&self.shared.state);
+        state.nudges += 1;
         let somebody = state.sleeping > 0;
         drop(state);
         if somebody {
             self.shared.wake.notify_one();
+        }
+    }
+
+    /// Waits until every buried descriptor is closed, but not for ever: a server may be slow, or this very thread.
+    pub(crate) fn await_burials(&self, limit: Duration) {
+        let begun = Instant::now();
+        loop {
+            let state = lock(&self.shared.state);
+            if state.graves.is_empty() && state.closing == 0 {
+                return;
+            }
+            drop(state);
+            if begun.elapsed() > limit {
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(50));
         }
     }
 
@@ -158,6 +212,13 @@ impl Crew {
         }
     }
 
+    /// Makes sure `wanted` keepers run; mates are all there from the beginning.
+    fn hire_more(&self, wanted: usize) {
+        if self.private.is_some() {
+            self.hire(wanted);
+        }
+    }
+
     /// Makes sure `wanted` threads run; false if there is none at all.
     fn hire(&self, wanted: usize) -> bool {
         let mut state = lock(&self.shared.state);
@@ -165,7 +226,10 @@ impl Crew {
             state.started += 1;
             let shared = Arc::clone(&self.shared);
             drop(state);
-            let made = self.private.spawn("spinio-helper", move || shared.work());
+            let made = match &self.private {
+                Some(private) => private.spawn("spinio-keeper", move || shared.work()),
+                None => spawn_quiet("spinio-mate", STACK, move || shared.work()).is_ok(),
+            };
             state = lock(&self.shared.state);
             if !made {
                 state.started -= 1;
@@ -197,9 +261,15 @@ impl Shared {
         }
         let mut state = lock(&self.state);
         loop {
-            for fd in std::mem::take(&mut state.graves) {
-                self.kernel.close(fd);
-                self.waiting.fetch_sub(1, Relaxed);
+            let graves = std::mem::take(&mut state.graves);
+            if !graves.is_empty() {
+                // Closing can wait for a server; nobody else shall wait for that.
+                state.closing += graves.len();
+                drop(state);
+                graves.iter().for_each(|fd| self.kernel.close(*fd));
+                self.waiting.fetch_sub(graves.len(), Relaxed);
+                state = lock(&self.state);
+                state.closing -= graves.len();
             }
             if let Some(Entry::Task(task, more)) = state.entries.front_mut()
                 && *more > 1
@@ -214,9 +284,18 @@ impl Shared {
             if state.dismissed {
                 return None;
             }
+            // Asked without the lock: what it looks at may end with this look, and end here.
+            let nudges = state.nudges;
+            drop(state);
+            let nap = self.tidy.nap();
+            state = lock(&self.state);
+            let news = !state.entries.is_empty() || !state.graves.is_empty() || state.dismissed;
+            if news || state.nudges != nudges {
+                continue;
+            }
             state.sleeping += 1;
             let timed_out;
-            (state, timed_out) = match self.tidy.nap() {
+            (state, timed_out) = match nap {
                 Some(nap) => {
                     let (state, slept) = self.wake.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner);
                     (state, slept.timed_out())
@@ -302,7 +381,7 @@ mod tests {
     }
 
     impl Task for Count {
-        fn help(self: Arc<Self>) {
+        fn help(&self) {
             while self.left.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1)).is_ok() {
                 self.done.fetch_add(1, AcqRel);
             }
@@ -311,7 +390,7 @@ mod tests {
 
     #[test]
     fn every_piece_of_every_task_is_done_once() {
-        let crew = Crew::new(&Linux, 3, Duration::ZERO, Nothing).expect("helpers");
+        let crew = Crew::keepers(&Linux, 3, Duration::ZERO, Nothing).expect("helpers");
         let tasks: Vec<_> =
             (0..50).map(|_| Arc::new(Count { left: AtomicU64::new(100), done: AtomicU64::new(0) })).collect();
         for task in &tasks {
@@ -327,7 +406,7 @@ mod tests {
 
     #[test]
     fn what_a_helper_opens_the_program_cannot_see_and_a_dropped_twin_is_closed() {
-        let crew = Crew::new(&Linux, 2, Duration::ZERO, Nothing).expect("helpers");
+        let crew = Crew::keepers(&Linux, 2, Duration::ZERO, Nothing).expect("helpers");
         let tid = spinio_sys::linux::gettid();
         let file = tempfile::tempfile().unwrap();
         let ours = std::os::fd::AsRawFd::as_raw_fd(&file);
@@ -337,13 +416,13 @@ mod tests {
         assert_eq!(there.ino, spinio_sys::linux::fstat(ours).unwrap().ino);
         assert!(here.is_err() || here.unwrap().ino != there.ino || fd == ours, "the twin is in the program's table");
         drop(PrivateFd::new(fd, crew.graveyard()));
-        // The grave is emptied before the next entry is taken.
+        crew.await_burials(Duration::from_secs(60));
         assert!(crew.call(move || Linux.fstat(fd)).unwrap().is_err());
     }
 
     #[test]
     fn a_call_that_panics_answers_nothing_and_the_crew_lives_on() {
-        let crew = Crew::new(&Linux, 1, Duration::ZERO, Nothing).expect("helpers");
+        let crew = Crew::keepers(&Linux, 1, Duration::ZERO, Nothing).expect("helpers");
         assert_eq!(crew.call(|| -> u32 { std::panic::resume_unwind(Box::new("planned")) }), None);
         assert_eq!(crew.call(|| 7), Some(7));
     }

@@ -68,7 +68,7 @@ impl Runtime {
         };
         let regular = stat.kind == FileKind::Regular;
         let within = if regular { len.min(stat.size.saturating_sub(offset)) } else { len };
-        let Some(crew) = core.crew() else { return Ok(plain(within, Reason::NoHelpers)) };
+        let Some(crew) = core.keepers() else { return Ok(plain(within, Reason::NoHelpers)) };
         let file = match core.files.get(core.kernel, crew, fd, stat) {
             Ok(file) => file,
             Err(reason) => return Ok(plain(within, reason)),
@@ -90,7 +90,9 @@ impl Runtime {
             let (kernel, fd) = (theirs.kernel, twins.cached.get());
             match twins.rights {
                 Rights::Resident => vec![Extent { len: within, residency: Residency::Clean }],
-                Rights::Stranger => Survey { kernel, fd, mapping: None }.stranger(offset, within, route::RUN),
+                Rights::Stranger => {
+                    Survey { kernel, fd, mapping: None }.stranger(offset, within, route::RUN, theirs.salt())
+                }
                 _ => {
                     let mapping = twins.mapping(kernel, offset + within);
                     Survey { kernel, fd, mapping: mapping.as_deref() }.owner(offset, within)

@@ -137,7 +137,8 @@ impl File {
             fast: kernel.is_fast(storage),
             direct,
             align,
-            mappable: magic != OVERLAYFS && stat.kind == FileKind::Regular,
+            // Populating a mapping of a sparse file in memory would allocate its holes.
+            mappable: magic != OVERLAYFS && !in_memory && stat.kind == FileKind::Regular,
             rights,
             warm: AtomicBool::new(false),
             pins_refused: AtomicBool::new(false),
@@ -145,6 +146,11 @@ impl File {
             used: AtomicU64::new(born.elapsed().as_secs()),
             born,
         })
+    }
+
+    /// Device number and inode.
+    pub(crate) fn key(&self) -> (u64, u64) {
+        self.key
     }
 
     /// Whether [`File::mapping`] can work.
@@ -229,11 +235,6 @@ impl Files {
     /// Whether anything is remembered at all: one load.
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Relaxed) == 0
-    }
-
-    /// Whether a file is remembered.
-    pub(crate) fn is_kept(&self, dev: u64, ino: u64) -> bool {
-        lock(&self.kept).iter().any(|f| f.key == (dev, ino))
     }
 
     /// Lets go of one file; true if it was remembered.

@@ -4,11 +4,12 @@
 //!            windows (not looked at yet)
 //!               │ survey + plan
 //!               ▼
-//!   cache: copy, store    dma    storage: direct, p2p        queues of segments
-//!       │                  │        │
-//!       └── caller, helpers┘        └── helpers only: their table holds the twins
-//!               │
-//!       take a piece, run its engine, tell the outcome
+//!   cache: copy, store     dma      storage: direct, p2p        queues of segments
+//!       │                   │          │
+//!   caller, mates        caller     keepers: their table holds the twins
+//!       │                   │          │  direct: a filled block, handed in
+//!       │                   │          └────────> caller, mates: queue its copy
+//!       └── tell the outcome┘
 //!               ▼
 //!   outstanding bytes ── 0 ──> caller wakes, returns the prefix that arrived
 //! ```
@@ -24,7 +25,7 @@
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use spinio_device::{Device, Fence};
@@ -36,7 +37,7 @@ use crate::crew::Task;
 use crate::engine::Hands;
 use crate::file::{File, Mapping};
 use crate::lock::lock;
-use crate::staging::{BLOCK, Staging};
+use crate::staging::{BLOCK, Block, Staging};
 use crate::{Error, Target};
 
 /// Bytes that are surveyed and planned together; a multiple of [`BLOCK`].
@@ -45,16 +46,31 @@ pub(crate) const WINDOW: u64 = 128 << 20;
 /// Bytes that are registered with the driver at once, at most. Half of this costs a twentieth of the speed.
 const DMA_PIECE: u64 = 128 << 20;
 
+/// Blocks that keepers of one job have in hand at most.
+const LENT: usize = 8;
+
 /// Bytes of one P2P command at most.
 const P2P_PIECE: u64 = 4 << 20;
 
-/// Who works: it decides which descriptors exist.
+/// Who works: it decides which descriptors exist, and whether the device may be called (crew.rs says why).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
-    /// The program's thread, with the program's descriptor.
-    Caller(Fd),
-    /// A helper, with the twins.
-    Helper,
+    /// The program's thread: its descriptor, and the device.
+    Caller,
+    /// A helper with the program's descriptor table: the same, while the caller waits in its call.
+    Mate,
+    /// A helper with our own table: the twins, and no device.
+    Keeper,
+}
+
+/// A block that a keeper filled and that somebody who may call the device has to deliver.
+pub(crate) struct Filled {
+    pub(crate) piece: Piece,
+    pub(crate) block: Block,
+    /// Where the piece's bytes begin in the block, and how many arrived.
+    pub(crate) skip: usize,
+    pub(crate) len: u64,
+    pub(crate) begun: Instant,
 }
 
 /// A segment, or part of one, that a thread took.
@@ -74,6 +90,10 @@ pub(crate) enum Work {
     Piece(Piece),
     /// Survey and plan these bytes. `true`: look properly, the presumption was wrong.
     Window(u64, u64, bool),
+    /// Read a piece from storage into this block.
+    Fill(Piece, Block),
+    /// Queue what a keeper read.
+    Deliver(Filled),
 }
 
 #[derive(Default)]
@@ -82,6 +102,10 @@ struct Queues {
     cache: VecDeque<Piece>,
     dma: VecDeque<Piece>,
     storage: VecDeque<Piece>,
+    /// Blocks for keepers to fill, blocks they filled, and how many are lent to the job in all.
+    empty: Vec<Block>,
+    filled: VecDeque<Filled>,
+    lent: usize,
 }
 
 struct Outcome {
@@ -97,6 +121,8 @@ pub(crate) struct Request {
     pub(crate) file: Arc<File>,
     pub(crate) staging: Arc<Staging>,
     pub(crate) to: Target,
+    /// The program's descriptor, for those who see it.
+    pub(crate) fd: Fd,
     pub(crate) offset: u64,
     pub(crate) len: u64,
     /// What every copy of this request waits for.
@@ -118,7 +144,6 @@ pub(crate) struct Job {
     outcome: Mutex<Outcome>,
     changed: Condvar,
     registered: AtomicU64,
-    mapping: OnceLock<Option<Arc<Mapping>>>,
 }
 
 impl Deref for Job {
@@ -142,7 +167,6 @@ impl Job {
             outcome: Mutex::new(Outcome { end: len, error: None, finished: false }),
             changed: Condvar::new(),
             registered: AtomicU64::new(0),
-            mapping: OnceLock::new(),
         }
     }
 
@@ -162,15 +186,15 @@ impl Job {
     }
 
     /// Plans what is small enough to plan at once, so that helpers find segments; leaves the rest as windows.
-    pub(crate) fn plan_first(self: &Arc<Self>, fd: Fd) {
+    pub(crate) fn plan_first(self: &Arc<Self>) {
         if self.len <= WINDOW {
-            crate::route::window(self, Who::Caller(fd), 0, self.len, false);
+            crate::route::window(self, Who::Caller, 0, self.len, false);
         } else {
             self.add_windows();
         }
     }
 
-    /// A window that only a helper can survey.
+    /// A window that only a keeper can survey.
     pub(crate) fn hand_over(&self, offset: u64, len: u64, again: bool) {
         lock(&self.queues).windows.push_back((offset, len, again));
     }
@@ -207,35 +231,112 @@ impl Job {
         self.changed.notify_all();
     }
 
-    /// Bytes that wait for storage, and bytes that any thread can copy or look at.
-    fn pending(&self) -> (u64, u64) {
+    fn waiting(&self) -> Waiting {
         let queues = lock(&self.queues);
         let sum = |q: &VecDeque<Piece>| q.iter().map(|p| p.len).sum::<u64>();
         let windows: u64 = queues.windows.iter().map(|w| w.1).sum();
-        (sum(&queues.storage), sum(&queues.cache) + windows)
+        let strange = windows > 0 && !self.may_survey();
+        Waiting {
+            p2p: queues.storage.iter().filter(|p| p.route == Route::P2p).map(|p| p.len).sum(),
+            cache: sum(&queues.cache) + if strange { 0 } else { windows },
+            strange,
+        }
     }
 
     /// The next thing for `who` to do.
     pub(crate) fn take(&self, who: Who) -> Option<Work> {
         let mut queues = lock(&self.queues);
-        let helper = who == Who::Helper;
-        if helper && let Some(piece) = self.cut(&mut queues.storage) {
-            return Some(Work::Piece(piece));
+        if who == Who::Keeper {
+            // A keeper never waits for a block: it may be wanted elsewhere, and is called again when there is one.
+            match queues.storage.front().map(|p| p.route) {
+                Some(Route::Direct) => {
+                    if let Some(block) = queues.empty.pop()
+                        && let Some(piece) = self.cut(&mut queues.storage)
+                    {
+                        return Some(Work::Fill(piece, block));
+                    }
+                }
+                Some(_) => return self.cut(&mut queues.storage).map(Work::Piece),
+                None => {}
+            }
+        } else {
+            if let Some(filled) = queues.filled.pop_front() {
+                return Some(Work::Deliver(filled));
+            }
+            // The driver registers one range at a time, so one thread does it: the caller, who waits anyway.
+            if who == Who::Caller
+                && let Some(piece) = self.cut(&mut queues.dma)
+            {
+                return Some(Work::Piece(piece));
+            }
+            if let Some(piece) = self.cut(&mut queues.cache) {
+                return Some(Work::Piece(piece));
+            }
         }
-        // The driver registers one range at a time, so one thread does it: the caller, who waits anyway.
-        if !helper && let Some(piece) = self.cut(&mut queues.dma) {
-            return Some(Work::Piece(piece));
-        }
-        if let Some(piece) = self.cut(&mut queues.cache) {
-            return Some(Work::Piece(piece));
-        }
-        if helper || self.may_survey() {
+        if who == Who::Keeper || self.may_survey() {
             return queues.windows.pop_front().map(|(offset, len, again)| Work::Window(offset, len, again));
         }
         None
     }
 
-    /// Whether the program's own thread can ask the residency: a stranger's question needs a twin.
+    /// Lends blocks to the keepers, as long as there is something to fill them with, and calls keepers for them.
+    /// The first is waited for.
+    fn provide(self: &Arc<Self>) -> Result<(), Error> {
+        let mut provided = 0;
+        loop {
+            let (first, wanted) = {
+                let queues = lock(&self.queues);
+                (queues.lent == 0, queues.lent < queues.blocks_wanted())
+            };
+            let block = match (wanted, first) {
+                (false, _) => None,
+                (true, true) => Some(self.staging.take()),
+                (true, false) => self.staging.try_take().transpose(),
+            };
+            let Some(block) = block else { break };
+            let block = block.map_err(|e| Error::device(e, "read", self.offset, self.len))?;
+            let mut queues = lock(&self.queues);
+            queues.lent += 1;
+            queues.empty.push(block);
+            provided += 1;
+        }
+        self.call_keepers(provided);
+        Ok(())
+    }
+
+    /// The request cannot go on: what waits for storage has failed.
+    fn give_up(&self, error: &Error) {
+        let pieces: Vec<Piece> = lock(&self.queues).storage.drain(..).collect();
+        for piece in pieces {
+            self.arrived(piece.offset, piece.len, 0, Some(error.clone()));
+        }
+    }
+
+    /// Takes an empty block back from the keepers.
+    pub(crate) fn reclaim(&self) -> Option<Block> {
+        let mut queues = lock(&self.queues);
+        let block = queues.empty.pop()?;
+        queues.lent -= 1;
+        Some(block)
+    }
+
+    /// A block that a keeper filled.
+    pub(crate) fn filled(&self) -> Option<Filled> {
+        lock(&self.queues).filled.pop_front()
+    }
+
+    /// A keeper filled a block.
+    pub(crate) fn hand_in(&self, filled: Filled) {
+        lock(&self.queues).filled.push_back(filled);
+        self.stir();
+    }
+
+    /// A lent block has left for the ring.
+    pub(crate) fn block_gone(&self) {
+        lock(&self.queues).lent -= 1;
+    }
+
+    /// Whether callers and mates can ask the residency: a stranger's question needs a twin.
     fn may_survey(&self) -> bool {
         self.file.rights != crate::file::Rights::Stranger
     }
@@ -289,16 +390,23 @@ impl Job {
     }
 
     /// Works as the program's thread until everything has arrived; the bytes of the unbroken prefix.
-    pub(crate) fn finish(self: &Arc<Self>, fd: Fd) -> Result<u64, Error> {
+    pub(crate) fn finish(self: &Arc<Self>) -> Result<u64, Error> {
         loop {
-            let mut hands = Hands::new(self, Who::Caller(fd));
-            while let Some(work) = self.take(hands.who()) {
+            let mut hands = Hands::new(self, Who::Caller);
+            loop {
+                if let Err(error) = self.provide() {
+                    self.give_up(&error);
+                }
+                let Some(work) = self.take(Who::Caller) else { break };
                 hands.work(work);
             }
             hands.settle();
-            if self.await_work(fd) {
+            if self.await_work() {
                 break;
             }
+        }
+        for block in lock(&self.queues).empty.drain(..) {
+            self.staging.give_back(block);
         }
         let mut outcome = lock(&self.outcome);
         match outcome.error.take() {
@@ -308,7 +416,7 @@ impl Job {
     }
 
     /// Waits; true when everything arrived, false when there is something the caller could do.
-    fn await_work(&self, fd: Fd) -> bool {
+    fn await_work(&self) -> bool {
         let (begun, look) = (Instant::now(), self.core.look());
         while begun.elapsed() < look {
             if self.outstanding.load(Acquire) == 0 {
@@ -321,7 +429,7 @@ impl Job {
             if outcome.finished {
                 return true;
             }
-            if self.has_work(Who::Caller(fd)) {
+            if self.has_work() {
                 return false;
             }
             // The time limit only guards against a wake-up lost to a helper that died.
@@ -333,45 +441,60 @@ impl Job {
         }
     }
 
-    fn has_work(&self, who: Who) -> bool {
+    /// Whether there is something that the caller could do.
+    fn has_work(&self) -> bool {
         let queues = lock(&self.queues);
-        (who != Who::Helper && !queues.dma.is_empty())
+        let wants_blocks = queues.lent == 0 && queues.blocks_wanted() > 0;
+        !queues.filled.is_empty()
+            || !queues.dma.is_empty()
             || !queues.cache.is_empty()
-            || (!queues.windows.is_empty() && (who == Who::Helper || self.may_survey()))
-            || (who == Who::Helper && !queues.storage.is_empty())
+            || wants_blocks
+            || (!queues.windows.is_empty() && self.may_survey())
     }
 
     /// A mapping of the file.
-    pub(crate) fn mapping(&self, who: Who) -> Option<&Arc<Mapping>> {
+    pub(crate) fn mapping(&self, who: Who) -> Option<Arc<Mapping>> {
         let end = self.offset + self.len;
-        let core = &self.core;
-        self.mapping
-            .get_or_init(|| match who {
-                Who::Helper => self.file.mapping(core.kernel, end),
-                Who::Caller(_) => self.file.kept_mapping(end).or_else(|| {
-                    let (file, kernel) = (Arc::clone(&self.file), core.kernel);
-                    core.crew()?.call(move || file.mapping(kernel, end))?
-                }),
-            })
-            .as_ref()
+        let kernel = self.core.kernel;
+        if who == Who::Keeper {
+            return self.file.mapping(kernel, end);
+        }
+        self.file.kept_mapping(end).or_else(|| {
+            let file = Arc::clone(&self.file);
+            self.core.keepers()?.call(move || file.mapping(kernel, end))?
+        })
     }
 
-    /// Helpers that can be of use now.
+    /// Calls the helpers that can be of use now.
     pub(crate) fn call_helpers(self: &Arc<Self>) {
-        let Some(crew) = self.core.crew() else { return };
-        let (storage, other) = self.pending();
-        let for_storage = storage.div_ceil(BLOCK as u64 / 4) as usize;
-        let pieces = other.div_ceil(self.copy_piece) as usize;
+        let waiting = self.waiting();
+        self.call_keepers(waiting.p2p.div_ceil(P2P_PIECE) as usize + usize::from(waiting.strange));
         // Callers that work side by side keep the processors busy by themselves.
-        let helpers = if self.core.requests() > self.core.threads() { 0 } else { self.core.threads() - 1 };
-        let for_cache = pieces.saturating_sub(1).min(helpers);
-        let only_helpers = usize::from(other > 0 && !self.may_survey());
-        let wanted = (for_storage + for_cache).max(only_helpers);
-        crew.post(Arc::clone(self) as Arc<dyn Task>, wanted);
+        let free = if self.core.requests() > self.core.threads() { 0 } else { self.core.threads() - 1 };
+        let mates = (waiting.cache.div_ceil(self.copy_piece) as usize).saturating_sub(1).min(free);
+        if mates > 0
+            && let Some(crew) = self.core.mates()
+        {
+            crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Mate }), mates);
+        }
+    }
+
+    fn call_keepers(self: &Arc<Self>, wanted: usize) {
+        if wanted > 0
+            && let Some(crew) = self.core.keepers()
+        {
+            crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Keeper }), wanted);
+        }
     }
 }
 
 impl Queues {
+    /// Blocks that keepers could fill now.
+    fn blocks_wanted(&self) -> usize {
+        let direct: u64 = self.storage.iter().filter(|p| p.route == Route::Direct).map(|p| p.len).sum();
+        (direct.div_ceil(BLOCK as u64 / 2) as usize).min(LENT)
+    }
+
     fn of(&mut self, route: Route) -> &mut VecDeque<Piece> {
         match route {
             Route::Direct | Route::P2p => &mut self.storage,
@@ -381,10 +504,26 @@ impl Queues {
     }
 }
 
-impl Task for Job {
-    fn help(self: Arc<Self>) {
-        let mut hands = Hands::new(&self, Who::Helper);
-        while let Some(work) = self.take(Who::Helper) {
+/// What waits for helpers.
+struct Waiting {
+    /// Bytes of P2P; direct reads are waited for by their blocks.
+    p2p: u64,
+    /// Bytes that mates can copy or look at.
+    cache: u64,
+    /// Windows that only keepers can look at.
+    strange: bool,
+}
+
+/// A helper's part in a job.
+struct Helping {
+    job: Arc<Job>,
+    who: Who,
+}
+
+impl Task for Helping {
+    fn help(&self) {
+        let mut hands = Hands::new(&self.job, self.who);
+        while let Some(work) = self.job.take(self.who) {
             hands.work(work);
         }
         hands.settle();

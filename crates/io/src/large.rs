@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use spinio_device::Wait;
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
@@ -31,11 +32,21 @@ pub(crate) fn read(core: &Arc<Core>, fd: Fd, at: Option<u64>, to: Target, len: u
     if unreadable || at.is_some_and(|at| i64::try_from(at).is_err()) {
         return plain(Reason::Small, true).read(core);
     }
+    if flags & linux::O_DIRECT as i32 != 0 {
+        // The program wants its own descriptor read, with all that this file system says of alignment.
+        return plain(Reason::OwnDirect, false).read(core);
+    }
     let offset = match at {
         Some(offset) => offset,
-        None => core.kernel.lseek(fd, len as i64, SEEK_CUR).map_err(fail)? - len as u64,
+        // Files whose size says nothing (procfs) make their contents anew at every seek.
+        None if stat.kind == FileKind::Regular && stat.size == 0 => return plain(Reason::Small, true).read(core),
+        None => match reserve(core, fd, len as u64) {
+            Ok(offset) => offset,
+            // No offset to move (FUSE streams), or not that far (the end of a block device).
+            Err(e) => return plain(Reason::Stream, e == Errno::SPIPE).read(core),
+        },
     };
-    let read = at_offset(core, fd, offset, to, len, stat, flags);
+    let read = at_offset(core, fd, offset, to, len, stat);
     if at.is_none() {
         let used = *read.as_ref().unwrap_or(&0);
         if used < len {
@@ -49,17 +60,9 @@ pub(crate) fn read(core: &Arc<Core>, fd: Fd, at: Option<u64>, to: Target, len: u
 
 const SEEK_CUR: i32 = 1;
 
-fn at_offset(
-    core: &Arc<Core>,
-    fd: Fd,
-    offset: u64,
-    to: Target,
-    len: usize,
-    stat: linux::Stat,
-    flags: i32,
-) -> Result<usize, Error> {
+fn at_offset(core: &Arc<Core>, fd: Fd, offset: u64, to: Target, len: usize, stat: linux::Stat) -> Result<usize, Error> {
     let plain = |reason, len| Plain { fd, at: Some(offset), to, len, once: false, reason, queue: None };
-    let Some(crew) = core.crew() else { return plain(Reason::NoHelpers, len).read(core) };
+    let Some(crew) = core.keepers() else { return plain(Reason::NoHelpers, len).read(core) };
     let within = match stat.kind {
         FileKind::Regular => (len as u64).min(stat.size.saturating_sub(offset)),
         _ => len as u64,
@@ -72,60 +75,57 @@ fn at_offset(
         Ok(file) => file,
         Err(reason) => return plain(reason, len).read(core),
     };
-    let direct_descriptor = flags & linux::O_DIRECT as i32 != 0;
-    if direct_descriptor && !(offset | len as u64).is_multiple_of(u64::from(file.align.offset)) {
-        // A host buffer would be refused, or not, by this file system: let it say.
-        return plain(Reason::Edge, len).read(core);
-    }
     let within = match stat.kind {
         FileKind::Regular => within,
         _ => (len as u64).min(file.size.saturating_sub(offset)),
     };
     if within == 0 {
-        return Ok(0);
+        return plain(Reason::Small, len).read(core);
     }
     let device = to.allocation.device;
     let device_fail = |e| Error::device(e, "read", offset, len as u64);
     let (queue, ours) = device.program_queue();
     let _request = core.begin_request();
+    core.mates();
     let order = if ours { None } else { Some(device.fence(queue).map_err(device_fail)?) };
+    if to.allocation.p2p_mapped
+        && let Some(order) = &order
+    {
+        // Storage and the CPU keep no order with the device's queues: what was queued before has to be done.
+        device.wait(order, Wait::Context).map_err(device_fail)?;
+    }
+    let p2p = match p2p(core, &file, to, offset, within) {
+        Ok(()) if ours => Err(Reason::Capturing),
+        verdict => verdict,
+    };
     let job = Arc::new(Job::new(Request {
         core: Arc::clone(core),
         file: Arc::clone(&file),
         staging: core.staging(device),
         to,
+        fd,
         offset,
         len: within,
         order,
-        p2p: p2p(core, &file, to, offset, within),
+        p2p,
         dma: core.may_register(),
     }));
-    job.plan_first(fd);
+    job.plan_first();
     job.call_helpers();
-    let got = job.finish(fd);
+    let got = job.finish();
     core.watch_pins();
     let got = got?;
     file.warm.store(!job.cold.load(Relaxed), Relaxed);
-    // The file may have grown, or its size said too little: the rest, if any, is at the end and small.
-    let grown = got == within && (within as usize) < len && stat.kind == FileKind::Regular;
-    if grown {
-        let at = offset + got;
-        let now = core.kernel.fstat(fd).map_or(0, |s| s.size);
-        if now > at {
-            let to = Target { addr: to.addr.offset(got), ..to };
-            let rest = Plain {
-                fd,
-                at: Some(at),
-                to,
-                len: len - got as usize,
-                once: false,
-                reason: Reason::Small,
-                queue: None,
-            };
-            return Ok(got as usize + rest.read(core).unwrap_or(0));
-        }
+    if got < within || within == len as u64 {
+        return Ok(got as usize);
     }
-    Ok(got as usize)
+    // The file may have grown, or its size said too little: what is left, if anything, is at the end.
+    let rest = Plain {
+        at: Some(offset + got),
+        to: Target { addr: to.addr.offset(got), ..to },
+        ..plain(Reason::Small, len - got as usize)
+    };
+    Ok(got as usize + rest.read(core).unwrap_or(0))
 }
 
 /// Whether storage of this file may DMA into this buffer for this request.
@@ -146,7 +146,7 @@ fn p2p(core: &Arc<Core>, file: &Arc<File>, to: Target, offset: u64, len: u64) ->
     let device = to.allocation.device;
     let verdict = match core.verdict(file, device) {
         Some(verdict) => verdict,
-        None => match canary::sing(core, file, to, offset, len, unit) {
+        None => match canary::sing(core, file, to, offset, len, unit.max(memory)) {
             Some(verdict) => {
                 core.set_verdict(file, device, verdict);
                 verdict

@@ -8,7 +8,7 @@
 //! ```text
 //!   request 1   pin ─ DMA ─ return
 //!   request 2   pin ─ DMA, and meanwhile give back 1 ─ return
-//!   quiet for 2 ms:  a helper gives back 2
+//!   quiet for 2 ms:  a mate gives back 2
 //! ```
 //!
 //! A program that keeps kernels running beside its reads would feel that wait. It is
@@ -36,7 +36,7 @@ const HARD: u64 = 8 << 30;
 /// What giving back may take beyond 10 GB/s before it counts as waiting for somebody else.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// How long nothing must have been pinned before a helper gives back.
+/// How long nothing must have been pinned before a mate gives back.
 pub(crate) const QUIET: Duration = Duration::from_millis(2);
 
 struct Pending {
@@ -72,7 +72,7 @@ impl Pins {
     /// Takes a pin whose transfers are done.
     pub(crate) fn retire(&self, device: &'static dyn Device, pin: Pin, mapping: Arc<Mapping>) {
         self.bytes.fetch_add(pin.len as u64, Relaxed);
-        self.last.store(self.born.elapsed().as_micros() as u64, Relaxed);
+        self.last.store(self.born.elapsed().as_micros() as u64 + 1, Relaxed);
         lock(&self.pending).push(Pending { device, pin, _mapping: mapping });
     }
 
@@ -105,10 +105,20 @@ impl Pins {
         self.bytes.load(Relaxed) == 0
     }
 
+    /// From now until the next pin nobody waits for quiet.
+    pub(crate) fn hurry(&self) {
+        self.last.store(0, Relaxed);
+    }
+
+    /// Whether somebody waits for the pins to go.
+    pub(crate) fn is_hurried(&self) -> bool {
+        self.last.load(Relaxed) == 0
+    }
+
     /// Gives everything back if nothing was pinned for a while.
     pub(crate) fn tidy(&self) {
         let now = self.born.elapsed().as_micros() as u64;
-        if now.saturating_sub(self.last.load(Relaxed)) >= QUIET.as_micros() as u64 {
+        if self.is_hurried() || now.saturating_sub(self.last.load(Relaxed)) >= QUIET.as_micros() as u64 {
             self.give_back_all();
         }
     }

@@ -21,12 +21,12 @@ const COARSE: u64 = 8 << 20;
 pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: bool) {
     let file = &job.file;
     let fd = match who {
-        Who::Caller(fd) => fd,
-        Who::Helper => file.cached.get(),
+        Who::Caller | Who::Mate => job.fd,
+        Who::Keeper => file.cached.get(),
     };
     let rights = file.rights;
-    if rights == Rights::Stranger && who != Who::Helper {
-        // The question needs a twin under FADV_RANDOM; a helper has one.
+    if rights == Rights::Stranger && who != Who::Keeper {
+        // The question needs a twin under FADV_RANDOM; a keeper has one.
         job.hand_over(offset, len, again);
         return;
     }
@@ -55,10 +55,10 @@ fn survey(job: &Arc<Job>, who: Who, fd: i32, rights: Rights, offset: u64, len: u
     let kernel = job.core.kernel;
     let at = job.offset + offset;
     match rights {
-        Rights::Stranger => Survey { kernel, fd, mapping: None }.stranger(at, len, RUN),
+        Rights::Stranger => Survey { kernel, fd, mapping: None }.stranger(at, len, RUN, job.core.salt()),
         _ => {
-            let mapping = job.mapping(who).map(Arc::as_ref);
-            Survey { kernel, fd, mapping }.owner(at, len)
+            let mapping = job.mapping(who);
+            Survey { kernel, fd, mapping: mapping.as_deref() }.owner(at, len)
         }
     }
 }
@@ -68,8 +68,8 @@ fn coarse(job: &Arc<Job>, who: Who, fd: i32, rights: Rights, offset: u64, len: u
     let kernel = job.core.kernel;
     let (at, every) = (job.offset + offset, 2 << 20);
     if rights == Rights::Stranger {
-        debug_assert!(who == Who::Helper);
-        let found = Survey { kernel, fd, mapping: None }.stranger(at, len, every);
+        debug_assert!(who == Who::Keeper);
+        let found = Survey { kernel, fd, mapping: None }.stranger(at, len, every, job.core.salt());
         return found.iter().all(|e| e.residency.is_cached());
     }
     (at..at + len).step_by(every as usize).all(|at| kernel.cachestat(fd, at, 1).is_ok_and(|c| c.cached > 0))

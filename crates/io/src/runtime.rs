@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spinio_device::{Allocation, DeviceAddr, QueueId, Wait};
-use spinio_plan::Reason;
+use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
@@ -49,7 +49,7 @@ pub fn runtime() -> &'static Runtime {
         return runtime;
     }
     let old = CURRENT.load(Acquire);
-    let mut made = Runtime::new(Settings::from_env().0);
+    let mut made = Runtime::new(Settings::of_process().clone());
     made.alive = linux::word_wiped_on_fork().ok();
     if let Some(word) = made.alive {
         word.store(1, Relaxed);
@@ -66,33 +66,26 @@ pub fn runtime() -> &'static Runtime {
     }
 }
 
+/// How long a `close` waits for what is kept beside the file to be let go of. Longer only if a server is slow, or a
+/// kernel of the program holds up the driver.
+const PARTING: Duration = Duration::from_millis(20);
+
 /// The program is about to close `fd` or has given its file away: lets go of what is kept beside it, so that the file
 /// system can be unmounted and a deleted file's space is free. Costs one load while nothing is kept.
 pub fn forget(fd: Fd) {
-    let Some(runtime) = current() else { return };
-    let core = &runtime.core;
-    if core.files.is_empty() {
-        return;
-    }
+    let Some(core) = current().map(|r| &r.core).filter(|core| !core.files.is_empty()) else { return };
     if let Ok(stat) = core.kernel.fstat(fd)
-        && core.files.is_kept(stat.dev, stat.ino)
+        && core.files.forget(stat.dev, stat.ino)
     {
-        core.pins.give_back_all();
-        core.files.forget(stat.dev, stat.ino);
-        // Helpers close twins before they take the next entry.
-        let _ = core.crew().and_then(|crew| crew.call(|| ()));
+        core.part(PARTING);
     }
 }
 
 /// As [`forget`], for everything: descriptors are closed by the range.
 pub fn forget_all() {
-    if let Some(runtime) = current()
-        && !runtime.core.files.is_empty()
-    {
-        runtime.core.pins.give_back_all();
-        runtime.core.files.forget_all();
-        let _ = runtime.core.crew().and_then(|crew| crew.call(|| ()));
-    }
+    let Some(core) = current().map(|r| &r.core).filter(|core| !core.files.is_empty()) else { return };
+    core.files.forget_all();
+    core.part(PARTING);
 }
 
 impl Runtime {
@@ -127,15 +120,15 @@ impl Runtime {
     /// `pread` (with an offset) or `read` (at the descriptor's own) into device memory.
     /// Returns what POSIX says: bytes read, short at the end of the file or of the allocation.
     pub fn read(&self, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize> {
-        let begun = Instant::now();
         let room = to.allocation.room(to.addr);
         if room == 0 && len > 0 {
             return Err(Error::kernel(Errno::FAULT, "read", at.unwrap_or(0), len as u64));
         }
         let len = len.min(usize::try_from(room).unwrap_or(usize::MAX));
         if len <= SMALL {
-            return small::read(&self.core, fd, at, to, len, begun);
+            return small::read(&self.core, fd, at, to, len);
         }
+        let begun = Instant::now();
         let got = large::read(&self.core, fd, at, to, len)?;
         self.core.stats().call(got as u64, begun.elapsed().as_nanos() as u64);
         Ok(got)
@@ -147,6 +140,10 @@ impl Runtime {
     pub fn read_async(&self, fd: Fd, at: u64, to: Target, len: usize, queue: QueueId) -> Result<usize> {
         let begun = Instant::now();
         let len = len.min(usize::try_from(to.allocation.room(to.addr)).unwrap_or(usize::MAX));
+        if to.allocation.device.is_captured(queue) {
+            // Captured copies would read staging memory again at every launch of the graph, when it holds other bytes.
+            return Err(Error::kernel(Errno::BUSY, "read into a captured queue", at, len as u64));
+        }
         let plain = Plain { fd, at: Some(at), to, len, once: false, reason: Reason::Forced, queue: Some(queue) };
         let got = plain.read(&self.core)?;
         self.core.stats().call(got as u64, begun.elapsed().as_nanos() as u64);
@@ -155,6 +152,7 @@ impl Runtime {
 
     /// Copies host bytes into device memory, in the order of a small read; the bytes may be reused at once.
     pub fn put(&self, to: Target, bytes: &[u8]) -> Result<()> {
+        let begun = Instant::now();
         let len = bytes.len();
         let device = to.allocation.device;
         let fail = |e| Error::device(e, "copy to the device", 0, len as u64);
@@ -182,6 +180,9 @@ impl Runtime {
         if len > 0 && (ours || len > SMALL || self.core.settings.ordering == Ordering::Strict) {
             device.drain(queue, Wait::Context).map_err(fail)?;
         }
+        let nanos = begun.elapsed().as_nanos() as u64;
+        self.core.stats().piece(Route::Copy, Reason::Stream, len as u64, nanos);
+        self.core.stats().call(len as u64, nanos);
         Ok(())
     }
 
@@ -197,9 +198,14 @@ impl Runtime {
         }
     }
 
-    /// What `fd` names: whether it has offsets of its own.
+    /// Whether what `fd` names can only be read as it comes: it has no offset, or its size says nothing.
     pub fn is_stream(&self, fd: Fd) -> core::result::Result<bool, Errno> {
-        Ok(self.core.kernel.fstat(fd)?.kind == FileKind::Stream)
+        let stat = self.core.kernel.fstat(fd)?;
+        Ok(match stat.kind {
+            FileKind::Stream => true,
+            FileKind::Regular => stat.size == 0 || self.core.kernel.lseek(fd, 0, 1).is_err(),
+            FileKind::Block => false,
+        })
     }
 
     /// What the threads share.

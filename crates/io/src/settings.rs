@@ -2,6 +2,8 @@
 //!
 //! The doc text of each row is its manual; `cargo x docs` writes docs/settings.md from it.
 
+use std::sync::OnceLock;
+
 use spinio_plan::Route;
 
 /// How many bytes a request may have and still be a small one: it returns once the
@@ -106,6 +108,9 @@ pub const TABLE: &[Row] = &[
     },
 ];
 
+/// Read while there is one thread: later the program may change its environment while we look.
+static AT_LOAD: OnceLock<Settings> = OnceLock::new();
+
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
@@ -196,6 +201,11 @@ impl Settings {
     /// The settings of this process.
     pub fn from_env() -> (Settings, Vec<String>) {
         Settings::read(|name| std::env::var(name).ok())
+    }
+
+    /// The settings of this process as they were when it was loaded, if anybody asked then, else as they are now.
+    pub fn of_process() -> &'static Settings {
+        AT_LOAD.get_or_init(|| Settings::from_env().0)
     }
 
     /// Whether a route may be used.

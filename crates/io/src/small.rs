@@ -12,21 +12,15 @@
 use spinio_device::Wait;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
-use std::time::Instant;
 
 use crate::core::Core;
 use crate::settings::Ordering;
+use crate::stats::Stopwatch;
 use crate::{Error, Target};
 
 /// A `read` or `pread` of at most [`crate::settings::SMALL`] bytes, all of them inside the allocation.
-pub(crate) fn read(
-    core: &Core,
-    fd: Fd,
-    at: Option<u64>,
-    to: Target,
-    len: usize,
-    begun: Instant,
-) -> Result<usize, Error> {
+pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
+    let stopwatch = core.stats().stopwatch();
     let device = to.allocation.device;
     let offset = at.unwrap_or(0);
     let kernel_error = |e| Error::kernel(e, "read", offset, len as u64);
@@ -35,7 +29,7 @@ pub(crate) fn read(
         // SAFETY: host-mapped device memory inside its allocation.
         let got =
             unsafe { kernel_read(core, Route::Store, fd, at, to.addr.0 as *mut u8, len) }.map_err(kernel_error)?;
-        count(core, Route::Store, Reason::HostMapped, got, begun);
+        count(core, Route::Store, Reason::HostMapped, got, stopwatch);
         return Ok(got);
     }
     let (queue, ours) = device.program_queue();
@@ -54,6 +48,10 @@ pub(crate) fn read(
         // SAFETY: the slot's block is retired behind this copy and not lent before it is done.
         let queued = unsafe { device.copy_in(queue, to.addr, slot.ptr, got) };
         staging.end_small(slot);
+        if queued.is_err() && at.is_none() {
+            // The kernel has moved the offset for bytes that nobody gets.
+            let _ = core.kernel.lseek(fd, -(got as i64), 1);
+        }
         queued.map_err(device_error)?;
         if ours || core.settings.ordering == Ordering::Strict {
             device.drain(queue, Wait::Context).map_err(device_error)?;
@@ -61,7 +59,7 @@ pub(crate) fn read(
     } else {
         staging.end_small(slot);
     }
-    count(core, Route::Copy, reason, got, begun);
+    count(core, Route::Copy, reason, got, stopwatch);
     Ok(got)
 }
 
@@ -84,8 +82,8 @@ unsafe fn kernel_read(
     }
 }
 
-fn count(core: &Core, route: Route, reason: Reason, got: usize, begun: Instant) {
-    let nanos = begun.elapsed().as_nanos() as u64;
+fn count(core: &Core, route: Route, reason: Reason, got: usize, stopwatch: Stopwatch) {
+    let nanos = stopwatch.nanos();
     core.stats().piece(route, reason, got as u64, nanos);
     core.stats().call(got as u64, nanos);
 }

@@ -22,6 +22,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use spinio_device::{Device, DeviceError, ErrorKind, Fence, Pinned, QueueId, Wait};
 use spinio_sys::linux;
@@ -38,6 +39,9 @@ pub(crate) const BLOCK: usize = 2 << 20;
 const SLAB: usize = 8 << 20;
 
 const LANES: usize = 16;
+
+/// Retired blocks that are looked at before the ring grows.
+const LOOKED_AT: usize = 4;
 
 /// A block of staging memory, owned by whoever holds it.
 #[derive(Debug)]
@@ -74,6 +78,8 @@ struct Open {
     queue: QueueId,
     filled: usize,
     users: u32,
+    /// Behind the last copy, on a queue of the program's own: it may be gone when the block is full.
+    last: Option<Fence>,
 }
 
 #[derive(Default)]
@@ -116,40 +122,74 @@ impl Staging {
         lock(&self.pool).total
     }
 
-    /// A block of one's own. Waits for the oldest copy when the ring is at its bound.
+    /// A block of one's own. Waits for the oldest copy when the ring is at its bound; not for threads that hold blocks
+    /// already.
     pub(crate) fn take(&self) -> Result<Block, DeviceError> {
         loop {
-            let mut pool = lock(&self.pool);
-            if let Some(block) = pool.free.pop() {
+            if let Some(block) = self.try_take()? {
                 return Ok(block);
             }
-            if let Some((_, fence)) = pool.retired.front()
-                && self.device.is_done(fence).unwrap_or(true)
-                && let Some((block, fence)) = pool.retired.pop_front()
-            {
-                self.device.release_fence(fence);
-                return Ok(block);
-            }
-            if pool.total < self.bound && !pool.full {
-                match self.grow(&mut pool) {
-                    Ok(block) => return Ok(block),
-                    Err(error) if pool.total == 0 || error.kind == ErrorKind::Gone => return Err(error),
-                    Err(_) => pool.full = true,
-                }
-            }
-            if let Some((block, fence)) = pool.retired.pop_front() {
-                drop(pool);
-                // Done or failed, nothing reads the block any more: a device that cannot wait has lost its context.
-                let _ = self.device.wait(&fence, Wait::Context);
-                self.device.release_fence(fence);
-                return Ok(block);
-            }
-            // Every block is being filled by somebody else, or lies open in a lane that nobody uses now.
-            drop(pool);
-            if !self.close_idle_lanes() {
-                std::thread::yield_now();
+            self.wait();
+        }
+    }
+
+    /// A block of one's own, if there is one without waiting.
+    pub(crate) fn try_take(&self) -> Result<Option<Block>, DeviceError> {
+        let mut pool = lock(&self.pool);
+        if let Some(block) = pool.free.pop() {
+            return Ok(Some(block));
+        }
+        // The oldest is usually the first to be done, but one queue may stand still while others move.
+        let done = pool.retired.iter().take(LOOKED_AT).position(|(_, fence)| self.is_over(fence));
+        if let Some((block, fence)) = done.and_then(|at| pool.retired.remove(at)) {
+            self.device.release_fence(fence);
+            return Ok(Some(block));
+        }
+        if pool.total < self.bound && !pool.full {
+            match self.grow(&mut pool) {
+                Ok(block) => return Ok(Some(block)),
+                Err(error) if pool.total == 0 || error.kind == ErrorKind::Gone => return Err(error),
+                Err(_) => pool.full = true,
             }
         }
+        Ok(None)
+    }
+
+    /// Waits a little for a block to become free, whichever copy is done first.
+    pub(crate) fn wait(&self) {
+        let begun = Instant::now();
+        loop {
+            let mut pool = lock(&self.pool);
+            if !pool.free.is_empty() {
+                return;
+            }
+            if let Some(at) = pool.retired.iter().position(|(_, fence)| self.is_over(fence)) {
+                if let Some((block, fence)) = pool.retired.remove(at) {
+                    self.device.release_fence(fence);
+                    pool.free.push(block);
+                }
+                return;
+            }
+            let moving = !pool.retired.is_empty();
+            drop(pool);
+            if !moving {
+                // Every block is being filled by somebody else, or lies open in a lane.
+                if !self.close_idle_lanes() {
+                    std::thread::yield_now();
+                }
+                return;
+            }
+            match begun.elapsed() {
+                short if short < Duration::from_micros(200) => std::hint::spin_loop(),
+                short if short < Duration::from_millis(5) => std::thread::sleep(Duration::from_micros(50)),
+                _ => return,
+            }
+        }
+    }
+
+    /// Whether nothing reads the block behind the fence any more; a device that cannot tell has lost its context.
+    fn is_over(&self, fence: &Fence) -> bool {
+        self.device.is_done(fence).unwrap_or(true)
     }
 
     /// Retires the open blocks of lanes without a reader; whether there was one.
@@ -161,7 +201,7 @@ impl Staging {
             if lane.open.as_ref().is_some_and(|o| o.users == 0)
                 && let Some(open) = lane.open.take()
             {
-                self.retire(open.block, open.queue);
+                self.close(open);
                 closed = true;
             }
         }
@@ -218,12 +258,10 @@ impl Staging {
         match self.device.fence(queue) {
             Ok(fence) => lock(&self.pool).retired.push_back((block, fence)),
             Err(_) => {
-                // No fence left, or the program destroyed its stream: then whatever was queued there is ordered
-                // before the second drain or died with its context.
-                if self.device.drain(queue, Wait::Context).is_err() {
-                    let _ = self.device.drain(QueueId(0), Wait::Context);
+                // No fence left, or the queue is no longer: a block that may still be read is never lent again.
+                if self.device.drain(queue, Wait::Context).is_ok() {
+                    self.give_back(block);
                 }
-                self.give_back(block);
             }
         }
     }
@@ -232,54 +270,73 @@ impl Staging {
     pub(crate) fn begin_small(&self, len: usize, queue: QueueId) -> Result<Slot, DeviceError> {
         debug_assert!(len <= BLOCK / 4);
         // O_DIRECT descriptors want aligned memory; below a page they cannot be meant.
-        let room = if len >= linux::PAGE { len.next_multiple_of(linux::PAGE) } else { len.next_multiple_of(512) };
+        let unit = if len >= linux::PAGE { linux::PAGE } else { 512 };
         let index = linux::cpu() % LANES;
-        let mut lane = lock(&self.lanes[index]);
-        let fits = lane.open.as_ref().is_some_and(|o| o.queue == queue && o.filled + room <= BLOCK);
-        if !fits {
-            // Away with the full one first: it may be the block that the ring has left.
-            if let Some(full) = lane.open.take() {
-                match full.users {
-                    0 => self.retire(full.block, full.queue),
-                    _ => lane.closing.push(full),
+        let mut fresh = None;
+        loop {
+            let mut lane = lock(&self.lanes[index]);
+            if let Some(open) = lane.open.as_mut().filter(|o| o.queue == queue) {
+                let at = open.filled.next_multiple_of(unit);
+                if at + len <= BLOCK {
+                    open.filled = at + len.next_multiple_of(512);
+                    open.users += 1;
+                    let ptr = open.block.ptr.wrapping_add(at);
+                    let slot = Slot { lane: index, block: open.block.ptr, ptr, pinned: open.block.pinned };
+                    drop(lane);
+                    if let Some(spare) = fresh {
+                        self.give_back(spare);
+                    }
+                    return Ok(slot);
                 }
             }
-            let block = self.take()?;
-            lane.open = Some(Open { block, queue, filled: 0, users: 0 });
-        }
-        // Sub-page slots share pages with page-aligned ones; both stay aligned by filling in whole units.
-        let Some(open) = lane.open.as_mut() else { return Err(DeviceError::new(ErrorKind::NoMemory, "staging lane")) };
-        if room >= linux::PAGE {
-            open.filled = open.filled.next_multiple_of(linux::PAGE);
-            if open.filled + room > BLOCK {
-                // Rounding up pushed it over the end: start the next block.
-                open.filled = BLOCK;
-                drop(lane);
-                return self.begin_small(len, queue);
+            // Away with the full one first: it may be the block that the ring has left.
+            let full = lane.open.take();
+            if let Some(block) = fresh.take() {
+                lane.open = Some(Open { block, queue, filled: 0, users: 0, last: None });
+            }
+            let full = match full {
+                Some(open) if open.users > 0 => {
+                    lane.closing.push(open);
+                    None
+                }
+                other => other,
+            };
+            let wanted = lane.open.is_none();
+            // Not with the lane in hand: those who could free a block may need it.
+            drop(lane);
+            if let Some(open) = full {
+                self.close(open);
+            }
+            if wanted {
+                fresh = Some(self.take()?);
             }
         }
-        let ptr = open.block.ptr.wrapping_add(open.filled);
-        open.filled += room;
-        open.users += 1;
-        Ok(Slot { lane: index, block: open.block.ptr, ptr, pinned: open.block.pinned })
     }
 
     /// The small read is done: its copy is queued, or there was none.
     pub(crate) fn end_small(&self, slot: Slot) {
         let mut lane = lock(&self.lanes[slot.lane]);
-        if let Some(open) = lane.open.as_mut()
-            && open.block.ptr == slot.block
+        let Lane { open, closing } = &mut *lane;
+        let Some(used) = open.iter_mut().chain(closing.iter_mut()).find(|o| o.block.ptr == slot.block) else { return };
+        used.users -= 1;
+        if used.queue != QueueId(0)
+            && let Ok(fence) = self.device.fence(used.queue)
+            && let Some(earlier) = used.last.replace(fence)
         {
-            open.users -= 1;
-            return;
+            self.device.release_fence(earlier);
         }
-        if let Some(at) = lane.closing.iter().position(|o| o.block.ptr == slot.block) {
-            lane.closing[at].users -= 1;
-            if lane.closing[at].users == 0 {
-                let done = lane.closing.swap_remove(at);
-                drop(lane);
-                self.retire(done.block, done.queue);
-            }
+        if let Some(at) = closing.iter().position(|o| o.users == 0) {
+            let done = closing.swap_remove(at);
+            drop(lane);
+            self.close(done);
+        }
+    }
+
+    /// Retires the block of a lane.
+    fn close(&self, open: Open) {
+        match open.last {
+            Some(fence) => lock(&self.pool).retired.push_back((open.block, fence)),
+            None => self.retire(open.block, open.queue),
         }
     }
 }
@@ -289,7 +346,7 @@ impl Drop for Staging {
     fn drop(&mut self) {
         let lanes: Vec<Lane> = self.lanes.iter().map(|lane| core::mem::take(&mut *lock(lane))).collect();
         for open in lanes.into_iter().flat_map(|lane| lane.open.into_iter().chain(lane.closing)) {
-            self.retire(open.block, open.queue);
+            self.close(open);
         }
         let mut pool = lock(&self.pool);
         for (_, fence) in core::mem::take(&mut pool.retired) {

@@ -143,6 +143,10 @@ reasons! {
     NoPinnedMemory = "no pinned memory for staging",
     /// The chosen route failed and this one finished the work.
     FellBack = "the first route failed: finished here",
+    /// The program's own O_DIRECT descriptor.
+    OwnDirect = "opened with O_DIRECT by the program: its own descriptor is read",
+    /// The program captures a graph.
+    Capturing = "a graph is being captured: nothing but copies on a queue of our own",
     /// A setting chose the route.
     Forced = "chosen by a setting",
 }

@@ -35,7 +35,6 @@ pub(super) fn device_of(driver: &'static Driver, context: Context, ordinal: i32)
     if let Some(device) = known().find(|d| d.stands_for(context, id)) {
         return Some(device);
     }
-    super::home::open();
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(device) = known().find(|d| d.stands_for(context, id)) {
         return Some(device);

@@ -2,17 +2,15 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::time::{Duration, Instant};
 
 use spinio_sys::cuda::{
     Context, CuError, Driver, MemoryType, PointerInfo, Stream, attribute, register, schedule, stream,
 };
-use spinio_sys::linux::{self, in_private_table};
+use spinio_sys::linux;
 
 use super::capture::Relaxed as RelaxedCapture;
 use super::events::Events;
 use super::handles::Handles;
-use super::home::at_home;
 use super::lookup;
 use crate::thread_queue::thread_queue;
 use crate::{
@@ -30,12 +28,6 @@ const MAX_PIN: u64 = 512 << 20;
 
 /// Refusals in a row after which pinning is not tried again.
 const REFUSALS: u32 = 4;
-
-/// Between two looks of a private thread that waits asleep.
-const NAP: Duration = Duration::from_micros(50);
-
-/// For so long it looks without a pause.
-const SPIN: Duration = Duration::from_micros(30);
 
 pub(super) struct Cuda {
     pub(super) driver: &'static Driver,
@@ -108,6 +100,7 @@ impl Cuda {
     /// Makes sure that the context lives, and that it is current until the guard is dropped.
     #[inline]
     fn enter(&self) -> Result<Entered> {
+        debug_assert!(!linux::in_private_table(), "the driver's descriptors are not in this thread's table");
         if self.gone.load(Relaxed) {
             return Err(self.retire());
         }
@@ -177,7 +170,7 @@ impl Cuda {
     }
 
     /// Whether work on a queue would be captured or spoil a capture. The context must be entered.
-    fn is_captured(&self, queue: QueueId) -> bool {
+    fn captures(&self, queue: QueueId) -> bool {
         // SAFETY: the queue is ours, the default one, or alive by the word of who chose it.
         match unsafe { self.driver.stream_is_capturing(Cuda::stream(queue)) } {
             Ok(captured) => captured,
@@ -187,7 +180,7 @@ impl Cuda {
 
     /// For calls that would spoil a capture of the default queue; not for the hot path, which has asked before.
     fn spare_captures(&self, queue: QueueId, operation: &'static str) -> Result<()> {
-        if queue.0 == 0 && self.is_captured(queue) {
+        if queue.0 == 0 && self.captures(queue) {
             return Err(self.fail(operation, CuError::STREAM_CAPTURE_IMPLICIT));
         }
         Ok(())
@@ -254,169 +247,6 @@ impl Device for Cuda {
     }
 
     fn staging(&self, len: usize) -> Result<Pinned> {
-        at_home(|| self.new_staging(len))
-    }
-
-    fn free_staging(&self, memory: Pinned) {
-        let unregistered = at_home(|| {
-            let _entered = self.enter()?;
-            let _relaxed = RelaxedCapture::enter(self.driver);
-            // SAFETY: registered by `staging`; by the contract no copy uses it any more.
-            unsafe { self.driver.host_unregister(memory.ptr) }.map_err(|e| self.fail("cuMemHostUnregister", e))
-        });
-        // Where the context is gone, the registration and every copy died with it.
-        if unregistered.is_ok() || unregistered.is_err_and(|e| e.kind == ErrorKind::Gone) {
-            // SAFETY: our own mapping, and nobody's any more.
-            let _ = unsafe { linux::munmap(memory.ptr, memory.len) };
-        }
-    }
-
-    #[inline]
-    fn program_queue(&self) -> (QueueId, bool) {
-        let chosen = thread_queue();
-        let Ok(_entered) = self.enter() else { return (chosen, false) };
-        if !self.is_captured(chosen) {
-            return (chosen, false);
-        }
-        // Without a queue of ours the next call on the chosen one reports what is wrong; fences and waits spare the
-        // capture themselves.
-        self.aside().map_or((chosen, false), |queue| (queue, true))
-    }
-
-    fn lease_queue(&self) -> Result<QueueId> {
-        // A queue of a dead context shows at its first use.
-        match self.queues.take_idle() {
-            Some(queue) if !self.gone.load(Relaxed) => Ok(QueueId(queue as u64)),
-            _ => at_home(|| {
-                let _entered = self.enter()?;
-                self.take_queue()
-            }),
-        }
-    }
-
-    fn return_queue(&self, queue: QueueId) {
-        self.keep_queue(queue);
-    }
-
-    #[inline]
-    unsafe fn copy_in(&self, queue: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
-        at_home(|| {
-            let _entered = self.enter()?;
-            // SAFETY: the memory is the caller's word; the queue belongs to this context, which lives.
-            unsafe { self.driver.copy_in(dst.0, src, len, Cuda::stream(queue)) }
-                .map_err(|e| self.copy_failed("cuMemcpyHtoDAsync", e))
-        })
-    }
-
-    unsafe fn copy_out(&self, queue: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
-        at_home(|| {
-            let _entered = self.enter()?;
-            // SAFETY: as above.
-            unsafe { self.driver.copy_out(dst, src.0, len, Cuda::stream(queue)) }
-                .map_err(|e| self.copy_failed("cuMemcpyDtoHAsync", e))
-        })
-    }
-
-    fn fence(&self, queue: QueueId) -> Result<Fence> {
-        at_home(|| {
-            let _entered = self.enter()?;
-            self.spare_captures(queue, "cuEventRecord")?;
-            self.fence_here(queue, self.flags & schedule::MASK == schedule::BLOCKING)
-        })
-    }
-
-    fn follow(&self, queue: QueueId, fence: &Fence) -> Result<()> {
-        at_home(|| {
-            let _entered = self.enter()?;
-            self.spare_captures(queue, "cuStreamWaitEvent")?;
-            self.follow_fence(queue, fence)
-        })
-    }
-
-    /// Reads memory that the device writes: any thread may.
-    fn is_done(&self, fence: &Fence) -> Result<bool> {
-        let _entered = self.enter()?;
-        let _relaxed = RelaxedCapture::enter(self.driver);
-        self.fence_is_done(fence)
-    }
-
-    fn wait(&self, fence: &Fence, how: Wait) -> Result<()> {
-        if in_private_table() {
-            let sleep = how == Wait::Sleep || self.flags & schedule::MASK == schedule::BLOCKING;
-            return self.poll(fence, if sleep { NAP } else { Duration::ZERO });
-        }
-        let _entered = self.enter()?;
-        let _relaxed = RelaxedCapture::enter(self.driver);
-        self.wait_for(fence, how)
-    }
-
-    fn release_fence(&self, fence: Fence) {
-        self.keep_fence(fence);
-    }
-
-    fn drain(&self, queue: QueueId, how: Wait) -> Result<()> {
-        if in_private_table() {
-            let fence = self.fence(queue)?;
-            let waited = self.wait(&fence, how);
-            self.keep_fence(fence);
-            return waited;
-        }
-        let _entered = self.enter()?;
-        self.spare_captures(queue, "cuStreamSynchronize")?;
-        let _relaxed = RelaxedCapture::enter(self.driver);
-        if how == Wait::Context {
-            // SAFETY: the queue belongs to this context, which lives.
-            return unsafe { self.driver.stream_synchronize(Cuda::stream(queue)) }
-                .map_err(|e| self.fail("cuStreamSynchronize", e));
-        }
-        let fence = self.fence_here(queue, true)?;
-        let waited = self.wait_for(&fence, how);
-        self.keep_fence(fence);
-        waited
-    }
-
-    unsafe fn pin(&self, ptr: *const u8, len: usize) -> Result<Pin> {
-        at_home(|| {
-            // SAFETY: passed on to the caller.
-            unsafe { self.new_pin(ptr, len) }
-        })
-    }
-
-    unsafe fn copy_pinned(&self, queue: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()> {
-        debug_assert!(offset + len <= pin.len);
-        // SAFETY: the pin keeps its range mapped and registered; the rest is the caller's word.
-        unsafe { self.copy_in(queue, dst, pin.ptr.wrapping_add(offset), len) }
-    }
-
-    fn unpin(&self, pin: Pin) {
-        // Where the context is gone, the registration died with it; there is nobody to tell of another failure.
-        let _ = at_home(|| {
-            let _entered = self.enter()?;
-            let _relaxed = RelaxedCapture::enter(self.driver);
-            // SAFETY: registered by `pin`; by the contract every copy from it is done.
-            unsafe { self.driver.host_unregister(pin.handle as usize as *mut u8) }
-                .map_err(|e| self.fail("cuMemHostUnregister", e))
-        });
-    }
-}
-
-impl Cuda {
-    /// Waits on a private thread, without the driver's descriptors: looks, and between two looks sleeps or spins.
-    fn poll(&self, fence: &Fence, nap: Duration) -> Result<()> {
-        let begun = Instant::now();
-        while !self.is_done(fence)? {
-            if begun.elapsed() < SPIN {
-                core::hint::spin_loop();
-            } else if nap.is_zero() {
-                std::thread::yield_now();
-            } else {
-                std::thread::sleep(nap);
-            }
-        }
-        Ok(())
-    }
-
-    fn new_staging(&self, len: usize) -> Result<Pinned> {
         use linux_flags::{DONTFORK, HUGEPAGE, MAP, PROT};
         let _entered = self.enter()?;
         let refused = |_| DeviceError::new(ErrorKind::NoMemory, "mmap of staging memory");
@@ -442,9 +272,106 @@ impl Cuda {
         }
     }
 
-    /// # Safety
-    /// As [`Device::pin`].
-    unsafe fn new_pin(&self, ptr: *const u8, len: usize) -> Result<Pin> {
+    fn free_staging(&self, memory: Pinned) {
+        let unregistered = match self.enter() {
+            Ok(_entered) => {
+                let _relaxed = RelaxedCapture::enter(self.driver);
+                // SAFETY: registered by `staging`; by the contract no copy uses it any more.
+                unsafe { self.driver.host_unregister(memory.ptr) }.is_ok()
+            }
+            // The registration, and every copy, died with the context.
+            Err(e) => e.kind == ErrorKind::Gone,
+        };
+        if unregistered {
+            // SAFETY: our own mapping, and nobody's any more.
+            let _ = unsafe { linux::munmap(memory.ptr, memory.len) };
+        }
+    }
+
+    #[inline]
+    fn program_queue(&self) -> (QueueId, bool) {
+        let chosen = thread_queue();
+        let Ok(_entered) = self.enter() else { return (chosen, false) };
+        if !self.captures(chosen) {
+            return (chosen, false);
+        }
+        // Without a queue of ours the next call on the chosen one reports what is wrong; fences and waits spare the
+        // capture themselves.
+        self.aside().map_or((chosen, false), |queue| (queue, true))
+    }
+
+    fn is_captured(&self, queue: QueueId) -> bool {
+        self.enter().is_ok_and(|_entered| self.captures(queue))
+    }
+
+    fn lease_queue(&self) -> Result<QueueId> {
+        let _entered = self.enter()?;
+        self.take_queue()
+    }
+
+    fn return_queue(&self, queue: QueueId) {
+        self.keep_queue(queue);
+    }
+
+    #[inline]
+    unsafe fn copy_in(&self, queue: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: the memory is the caller's word; the queue belongs to this context, which lives.
+        unsafe { self.driver.copy_in(dst.0, src, len, Cuda::stream(queue)) }
+            .map_err(|e| self.copy_failed("cuMemcpyHtoDAsync", e))
+    }
+
+    unsafe fn copy_out(&self, queue: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: as above.
+        unsafe { self.driver.copy_out(dst, src.0, len, Cuda::stream(queue)) }
+            .map_err(|e| self.copy_failed("cuMemcpyDtoHAsync", e))
+    }
+
+    fn fence(&self, queue: QueueId) -> Result<Fence> {
+        let _entered = self.enter()?;
+        self.spare_captures(queue, "cuEventRecord")?;
+        self.fence_here(queue, self.flags & schedule::MASK == schedule::BLOCKING)
+    }
+
+    fn follow(&self, queue: QueueId, fence: &Fence) -> Result<()> {
+        let _entered = self.enter()?;
+        self.spare_captures(queue, "cuStreamWaitEvent")?;
+        self.follow_fence(queue, fence)
+    }
+
+    fn is_done(&self, fence: &Fence) -> Result<bool> {
+        let _entered = self.enter()?;
+        let _relaxed = RelaxedCapture::enter(self.driver);
+        self.fence_is_done(fence)
+    }
+
+    fn wait(&self, fence: &Fence, how: Wait) -> Result<()> {
+        let _entered = self.enter()?;
+        let _relaxed = RelaxedCapture::enter(self.driver);
+        self.wait_for(fence, how)
+    }
+
+    fn release_fence(&self, fence: Fence) {
+        self.keep_fence(fence);
+    }
+
+    fn drain(&self, queue: QueueId, how: Wait) -> Result<()> {
+        let _entered = self.enter()?;
+        self.spare_captures(queue, "cuStreamSynchronize")?;
+        let _relaxed = RelaxedCapture::enter(self.driver);
+        if how == Wait::Context {
+            // SAFETY: the queue belongs to this context, which lives.
+            return unsafe { self.driver.stream_synchronize(Cuda::stream(queue)) }
+                .map_err(|e| self.fail("cuStreamSynchronize", e));
+        }
+        let fence = self.fence_here(queue, true)?;
+        let waited = self.wait_for(&fence, how);
+        self.keep_fence(fence);
+        waited
+    }
+
+    unsafe fn pin(&self, ptr: *const u8, len: usize) -> Result<Pin> {
         let _entered = self.enter()?;
         let _relaxed = RelaxedCapture::enter(self.driver);
         let start = ptr as usize & !(linux::PAGE - 1);
@@ -469,6 +396,21 @@ impl Cuda {
         }
     }
 
+    unsafe fn copy_pinned(&self, queue: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()> {
+        debug_assert!(offset + len <= pin.len);
+        // SAFETY: the pin keeps its range mapped and registered; the rest is the caller's word.
+        unsafe { self.copy_in(queue, dst, pin.ptr.wrapping_add(offset), len) }
+    }
+
+    fn unpin(&self, pin: Pin) {
+        let Ok(_entered) = self.enter() else { return }; // the registration died with its context
+        let _relaxed = RelaxedCapture::enter(self.driver);
+        // SAFETY: registered by `pin`; by the contract every copy from it is done.
+        let _ = unsafe { self.driver.host_unregister(pin.handle as usize as *mut u8) };
+    }
+}
+
+impl Cuda {
     /// A copy says "invalid value" when the device end is not (wholly) allocated any more.
     #[cold]
     fn copy_failed(&self, operation: &'static str, e: CuError) -> DeviceError {

@@ -37,11 +37,6 @@ impl Handles {
         }
     }
 
-    /// An idle one, if there is one.
-    pub(super) fn take_idle(&self) -> Option<usize> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).idle.pop()
-    }
-
     /// Gives one back.
     pub(super) fn give(&self, handle: usize) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).idle.push(handle);

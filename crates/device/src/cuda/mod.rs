@@ -26,8 +26,9 @@
 //! and registering memory do unless the thread is in relaxed mode; copies on our own non-blocking streams never do.
 //! `cuStreamIsCapturing` tells and spoils nothing.
 //!
-//! **Threads.** The driver needs its own descriptors, which SPIN's helper threads, in their private table, do not have:
-//! `home.rs` carries their calls out on an ordinary thread.
+//! **Threads.** The driver talks to its kernel part through descriptors of its own, by number, which a thread with a
+//! private descriptor table does not have. Seen from there: registering memory fails, creating a stream aborts the
+//! process. Whoever calls a device must share the program's table; debug builds check it.
 //!
 //! **Forks.** A forked child cannot use its parent's driver. A word that the kernel wipes in the child tells.
 //!
@@ -47,7 +48,6 @@ mod device;
 mod events;
 mod granules;
 mod handles;
-mod home;
 mod lookup;
 pub mod tools;
 

@@ -13,7 +13,7 @@ use spinio_sys::linux::RWF_NOWAIT;
 
 use super::Hands;
 use crate::Error;
-use crate::job::Piece;
+use crate::job::{Piece, Who};
 
 /// How reading a piece through the page cache ended.
 enum Ended {
@@ -50,13 +50,28 @@ impl Hands<'_> {
         (got, Ended::Full)
     }
 
+    /// Whether a mate read the file it was meant to: the program may have closed the descriptor under its own read,
+    /// which the kernel would have gone on serving.
+    fn is_still_the_file(&self) -> bool {
+        self.who != Who::Mate
+            || self.job.core.kernel.fstat(self.job.fd).is_ok_and(|s| (s.dev, s.ino) == self.job.file.key())
+    }
+
+    fn closed_under_us(&self, piece: Piece) -> Error {
+        Error::kernel(Errno::BADF, "read", self.job.offset + piece.offset, piece.len)
+    }
+
     pub(super) fn copy(&mut self, piece: Piece) {
         let begun = Instant::now();
-        let block = match self.job.staging.take() {
+        let block = match self.block() {
             Ok(block) => block,
             Err(e) => return self.fail(piece, 0, self.device_error(e, piece)),
         };
         let (got, ended) = self.fill(piece, block.ptr());
+        if !self.is_still_the_file() {
+            self.job.staging.give_back(block);
+            return self.fail(piece, 0, self.closed_under_us(piece));
+        }
         let reason = if block.pinned { piece.reason } else { Reason::NoPinnedMemory };
         if let Err(error) = self.deliver(piece, block, 0, got) {
             return self.fail(piece, 0, error);
@@ -68,6 +83,9 @@ impl Hands<'_> {
     pub(super) fn store(&mut self, piece: Piece) {
         let begun = Instant::now();
         let (got, ended) = self.fill(piece, self.address(piece.offset).0 as *mut u8);
+        if !self.is_still_the_file() {
+            return self.fail(piece, 0, self.closed_under_us(piece));
+        }
         self.count(Route::Store, piece.reason, got as u64, begun);
         self.cached_piece_ended(piece, got as u64, ended);
     }
@@ -80,6 +98,8 @@ impl Hands<'_> {
                     self.queued.push((piece.offset, got, got, None));
                 }
                 self.job.look_again(piece.offset + got, piece.len - got);
+                // Of somebody else's file only a keeper can ask.
+                self.job.call_helpers();
             }
             Ended::Short(errno) => {
                 let at = self.job.offset + piece.offset + got;

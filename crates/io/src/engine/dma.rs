@@ -10,7 +10,6 @@
 //! or a truncation has since replaced. Nobody touches the mapping with the CPU, so a file
 //! that shrinks meanwhile raises no signal: pinning fails, and the piece is copied.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -34,7 +33,7 @@ impl Hands<'_> {
         let from = self.job.offset + piece.offset;
         let first = from / PAGE as u64 * PAGE as u64;
         let len = ((from + piece.len - first) as usize).next_multiple_of(PAGE);
-        let Some(mapping) = self.job.mapping(self.who).map(Arc::clone) else { return fall_back(self) };
+        let Some(mapping) = self.job.mapping(self.who) else { return fall_back(self) };
         if self.job.file.pins_refused.load(Relaxed) || first + len as u64 > mapping.len as u64 {
             return fall_back(self);
         }

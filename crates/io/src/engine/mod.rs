@@ -45,10 +45,6 @@ impl<'a> Hands<'a> {
         Hands { job, who, queue: None, queued: Vec::new(), pinned: VecDeque::new() }
     }
 
-    pub(crate) fn who(&self) -> Who {
-        self.who
-    }
-
     /// Does one thing.
     pub(crate) fn work(&mut self, work: Work) {
         match work {
@@ -56,15 +52,16 @@ impl<'a> Hands<'a> {
                 Route::Copy | Route::Gather => self.copy(piece),
                 Route::Store => self.store(piece),
                 Route::Dma => self.dma(piece),
-                Route::Direct => self.direct(piece),
+                // Keepers get it with a block; nobody else is given one.
+                Route::Direct => self.job.reroute(piece, 0, Route::Copy, Reason::FellBack),
                 Route::P2p => self.p2p(piece),
             },
             Work::Window(offset, len, again) => {
                 route::window(self.job, self.who, offset, len, again);
-                if matches!(self.who, Who::Caller(_)) || again {
-                    self.job.call_helpers();
-                }
+                self.job.call_helpers();
             }
+            Work::Fill(piece, block) => self.direct(piece, block),
+            Work::Deliver(filled) => self.deliver_filled(filled),
         }
     }
 
@@ -112,6 +109,22 @@ impl<'a> Hands<'a> {
         Ok(queue)
     }
 
+    /// A block to fill. While none is free this thread does what frees one: it may be that its own job holds them.
+    fn block(&mut self) -> Result<Block, DeviceError> {
+        loop {
+            if let Some(block) = self.job.staging.try_take()? {
+                return Ok(block);
+            }
+            if let Some(block) = self.job.reclaim() {
+                return Ok(block);
+            }
+            match self.job.filled() {
+                Some(filled) => self.deliver_filled(filled),
+                None => self.job.staging.wait(),
+            }
+        }
+    }
+
     /// Queues `len` bytes of a filled block, from `skip` on, for the start of a piece; gives the block up either way.
     fn deliver(&mut self, piece: Piece, block: Block, skip: usize, len: usize) -> Result<(), Error> {
         let staging = &self.job.staging;
@@ -143,8 +156,8 @@ impl<'a> Hands<'a> {
     /// The descriptor to read through the page cache with.
     fn cached_fd(&self) -> Fd {
         match self.who {
-            Who::Caller(fd) => fd,
-            Who::Helper => self.job.file.cached.get(),
+            Who::Caller | Who::Mate => self.job.fd,
+            Who::Keeper => self.job.file.cached.get(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! `direct` and `p2p`: bytes that are not in the page cache, fetched around it. Helpers only.
+//! `direct` and `p2p`: bytes that are not in the page cache, fetched around it, by keepers.
 //!
 //! ```text
 //!   direct   storage ──O_DIRECT──> staging block ──DMA──> device
@@ -18,17 +18,14 @@ use spinio_sys::Errno;
 
 use super::Hands;
 use crate::core::Verdict;
-use crate::job::Piece;
+use crate::job::{Filled, Piece};
+use crate::staging::Block;
 
 impl Hands<'_> {
-    pub(super) fn direct(&mut self, piece: Piece) {
+    pub(super) fn direct(&mut self, piece: Piece, block: Block) {
         let begun = Instant::now();
         let Ok(twin) = &self.job.file.direct else {
-            return self.job.reroute(piece, 0, Route::Copy, Reason::NoDirectIo);
-        };
-        let block = match self.job.staging.take() {
-            Ok(block) => block,
-            Err(e) => return self.fail(piece, 0, self.device_error(e, piece)),
+            return self.job.hand_in(Filled { piece, block, skip: 0, len: 0, begun });
         };
         let unit = u64::from(self.job.file.align.offset);
         let from = self.job.offset + piece.offset;
@@ -60,15 +57,23 @@ impl Hands<'_> {
             }
         }
         let arrived = got.saturating_sub(from - first).min(piece.len);
-        if let Err(error) = self.deliver(piece, block, (from - first) as usize, arrived as usize) {
+        self.job.hand_in(Filled { piece, block, skip: (from - first) as usize, len: arrived, begun });
+    }
+
+    /// Queues what a keeper read; what it could not read takes the page cache.
+    pub(super) fn deliver_filled(&mut self, filled: Filled) {
+        let Filled { piece, block, skip, len, begun } = filled;
+        let delivered = self.deliver(piece, block, skip, len as usize);
+        self.job.block_gone();
+        if let Err(error) = delivered {
             return self.fail(piece, 0, error);
         }
-        if arrived > 0 {
-            self.count(Route::Direct, piece.reason, arrived, begun);
-            self.queued.push((piece.offset, arrived, arrived, None));
+        if len > 0 {
+            self.count(Route::Direct, piece.reason, len, begun);
+            self.queued.push((piece.offset, len, len, None));
         }
-        if arrived < piece.len {
-            self.job.reroute(piece, arrived, Route::Copy, Reason::FellBack);
+        if len < piece.len {
+            self.job.reroute(piece, len, Route::Copy, Reason::FellBack);
         }
     }
 
@@ -93,14 +98,14 @@ impl Hands<'_> {
         match read {
             Ok(n) if n as u64 >= piece.len => {
                 self.count(Route::P2p, piece.reason, piece.len, begun);
-                self.queued.push((piece.offset, piece.len, piece.len, None));
+                self.job.arrived(piece.offset, piece.len, piece.len, None);
             }
             // Short: how much of the rest was written cannot be known, so all of it is read again.
             Ok(n) => {
                 let n = (n as u64) / 512 * 512;
                 if n > 0 {
                     self.count(Route::P2p, piece.reason, n, begun);
-                    self.queued.push((piece.offset, n, n, None));
+                    self.job.arrived(piece.offset, n, n, None);
                 }
                 self.job.reroute(piece, n, cached, Reason::FellBack);
             }

@@ -251,6 +251,17 @@ pub fn cpu() -> usize {
     usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
 }
 
+/// Processors that this thread may run on.
+pub fn processors() -> usize {
+    // SAFETY: all-zero is a valid set.
+    let mut set: libc::cpu_set_t = unsafe { core::mem::zeroed() };
+    let bytes = size_of::<libc::cpu_set_t>();
+    // SAFETY: `set` is alive across the call and `bytes` long.
+    let got = unsafe { call(k::__NR_sched_getaffinity, [0, bytes, &raw mut set as usize, 0, 0, 0]) };
+    // SAFETY: only counts the bits of a set that was initialised above.
+    if got.is_ok() { (unsafe { libc::CPU_COUNT(&set) } as usize).max(1) } else { 1 }
+}
+
 /// Effective user of this thread.
 pub fn geteuid() -> u32 {
     // SAFETY: no memory is involved, and the call cannot fail.

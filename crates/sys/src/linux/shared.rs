@@ -31,3 +31,9 @@ pub unsafe fn mprotect(addr: *mut u8, len: usize, prot: u32) -> Result<()> {
     // SAFETY: passed on to the caller.
     unsafe { call(k::__NR_mprotect, [addr as usize, len, prot as usize, 0, 0, 0]) }.map(drop)
 }
+
+/// `fallocate` of the first `len` bytes: a file of that length, with room on the disk.
+pub fn allocate(fd: Fd, len: u64) -> Result<()> {
+    // SAFETY: no memory is involved.
+    unsafe { call(k::__NR_fallocate, [fd as usize, 0, 0, len as usize, 0, 0]) }.map(drop)
+}
