@@ -65,7 +65,13 @@ impl Plain {
         while done < self.len {
             let begun = Instant::now();
             let want = (self.len - done).min(BLOCK);
-            let block = staging.take().map_err(fail)?;
+            let block = match staging.take() {
+                Ok(block) => block,
+                Err(e) => {
+                    ended = Err(fail(e));
+                    break;
+                }
+            };
             // SAFETY: a block has `BLOCK` bytes.
             let got = match unsafe { self.kernel_read(core, Route::Copy, block.ptr(), want, done) } {
                 Ok(got) => got,
@@ -84,8 +90,10 @@ impl Plain {
             match unsafe { device.copy_in(queue, self.to.addr.offset(done as u64), block.ptr(), got) } {
                 Ok(()) => staging.retire(block, queue),
                 Err(e) => {
+                    // What was copied before is waited for below, and reported.
                     staging.give_back(block);
-                    return Err(fail(e));
+                    ended = Err(fail(e));
+                    break;
                 }
             }
             done += got;

@@ -284,6 +284,28 @@ fn nothing_is_left_open_or_mapped() {
     assert!(leaks::own_descriptors() < before + 50, "descriptors in the program's table");
 }
 
+/// Block by block on the caller's thread: what arrived before a failure is waited for and reported.
+#[test]
+fn a_failure_in_the_middle_of_a_plain_read() {
+    let subject = Subject::new();
+    let inner = emulated("size=64M,latency_us=2000");
+    let buffer = Buffer::new(inner, SIZE);
+    for operation in [Operation::CopyIn, Operation::Staging] {
+        let (kernel, device) = (FaultyKernel::new(), FaultyDevice::before(inner));
+        kernel.always(Call::OpenAgain, Effect::Fail(Errno::NOENT));
+        device.fail(operation, 2, 1, ErrorKind::Driver);
+        let runtime = Runtime::with_kernel(settings(), kernel);
+        let outcome = read(&runtime, &subject, (&buffer, buffer.target_through(device, 0)), 0, SIZE);
+        let expected = match operation {
+            // The staging ring does with what it has.
+            Operation::Staging => outcome == Ok(SIZE),
+            _ => outcome.is_ok_and(|got| (1..SIZE).contains(&got)),
+        };
+        assert!(expected, "{operation:?}: {outcome:?}");
+        assert_eq!(device.failures(), 1, "{operation:?}: the fault did not happen");
+    }
+}
+
 const POOR: &str = "SPINIO_TEST_POOR";
 
 /// Not a test of its own: what the child of the next one does.
