@@ -77,7 +77,7 @@ fn hooks(root: &Path, folder: &Path) -> Result<()> {
         cc.arg("-o").arg(folder.join(out)).arg(sources.join(source));
         tools::run(cc.args(more).arg("-ldl"))
     };
-    compile("libmemory.so", "memory.c", &["-shared", "-fPIC"])?;
+    compile("libmemory.so", "memory.c", &["-shared", "-fPIC", "-Wl,-soname,libmemory.so"])?;
     let shim = folder.join("libmemory.so").display().to_string();
     for program in HOOKS {
         compile(program, &format!("{program}.c"), &[&shim, "-Wl,-rpath,$ORIGIN"])?;

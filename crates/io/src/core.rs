@@ -22,7 +22,7 @@ use crate::{Settings, Target, stats};
 const MANY: usize = 8;
 
 /// Reads of storage in flight at once, however few the processors are.
-pub(crate) const KEEPERS: usize = 4;
+pub(crate) const KEEPERS: usize = 8;
 
 /// Whether storage may DMA into a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,10 @@ impl Tidy for KeepPins {
     }
 
     fn tidy(&self) {
-        if let Some(core) = self.0.upgrade() {
+        // Giving back would stop the transfers of a request under way; it does so itself if it must.
+        if let Some(core) = self.0.upgrade()
+            && (core.requests() == 0 || core.pins.is_hurried())
+        {
             core.pins.tidy();
         }
     }
@@ -247,6 +250,9 @@ impl Core {
     /// What each route costs for this file.
     pub(crate) fn model(&self, file: &File) -> Model {
         let mut model = if file.fast { Model::nvme() } else { Model::virtual_disk() };
+        // A keeper waits for each command it gives, so as many are in flight as there are keepers.
+        let flight = &mut model.storage_flight;
+        flight.per_command = flight.per_command.max(flight.latency / KEEPERS as f64);
         // One thread copies 6.3 GB/s out of the page cache; the link bounds them all.
         model.cache_flight.per_byte = 1e9 / (6.3e9 * self.threads as f64).min(48e9);
         model

@@ -32,7 +32,7 @@ use spinio_device::{Device, Fence};
 use spinio_plan::{Reason, Route, Segment};
 use spinio_sys::linux::Fd;
 
-use crate::core::Core;
+use crate::core::{Core, KEEPERS};
 use crate::crew::Task;
 use crate::engine::Hands;
 use crate::file::{File, Mapping};
@@ -47,7 +47,7 @@ pub(crate) const WINDOW: u64 = 128 << 20;
 const DMA_PIECE: u64 = 128 << 20;
 
 /// Blocks that keepers of one job have in hand at most.
-const LENT: usize = 8;
+const LENT: usize = 16;
 
 /// Bytes of one P2P command at most.
 const P2P_PIECE: u64 = 4 << 20;
@@ -106,6 +106,8 @@ struct Queues {
     empty: Vec<Block>,
     filled: VecDeque<Filled>,
     lent: usize,
+    /// Keepers that were called and have not gone.
+    keepers: usize,
 }
 
 struct Outcome {
@@ -139,10 +141,13 @@ pub(crate) struct Job {
     /// Anything that storage served, or a presumption that failed.
     pub(crate) cold: AtomicBool,
     copy_piece: u64,
+    direct_piece: u64,
     queues: Mutex<Queues>,
     outstanding: AtomicU64,
     outcome: Mutex<Outcome>,
     changed: Condvar,
+    /// Something may have come up for the caller.
+    news: AtomicBool,
     registered: AtomicU64,
 }
 
@@ -162,10 +167,12 @@ impl Job {
             request,
             cold: AtomicBool::new(false),
             copy_piece: (len / (2 * threads)).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64),
+            direct_piece: (len / 4).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64),
             queues: Mutex::default(),
             outstanding: AtomicU64::new(len),
             outcome: Mutex::new(Outcome { end: len, error: None, finished: false }),
             changed: Condvar::new(),
+            news: AtomicBool::new(false),
             registered: AtomicU64::new(0),
         }
     }
@@ -187,6 +194,11 @@ impl Job {
 
     /// Plans what is small enough to plan at once, so that helpers find segments; leaves the rest as windows.
     pub(crate) fn plan_first(self: &Arc<Self>) {
+        if let Some(mapping) = self.file.kept_mapping(self.offset + self.len) {
+            // Before anything moves: giving back waits for what moves.
+            let start = mapping.ptr.wrapping_add(self.offset as usize);
+            self.core.pins.give_back_overlap(start, self.len as usize);
+        }
         if self.len <= WINDOW {
             crate::route::window(self, Who::Caller, 0, self.len, false);
         } else {
@@ -226,21 +238,17 @@ impl Job {
 
     /// Wakes a caller that waits although there is work for it.
     fn stir(&self) {
+        self.news.store(true, Release);
         let outcome = lock(&self.outcome);
         drop(outcome);
         self.changed.notify_all();
     }
 
-    fn waiting(&self) -> Waiting {
+    /// Bytes that mates can copy or look at.
+    fn for_mates(&self) -> u64 {
         let queues = lock(&self.queues);
-        let sum = |q: &VecDeque<Piece>| q.iter().map(|p| p.len).sum::<u64>();
-        let windows: u64 = queues.windows.iter().map(|w| w.1).sum();
-        let strange = windows > 0 && !self.may_survey();
-        Waiting {
-            p2p: queues.storage.iter().filter(|p| p.route == Route::P2p).map(|p| p.len).sum(),
-            cache: sum(&queues.cache) + if strange { 0 } else { windows },
-            strange,
-        }
+        let windows = if self.may_survey() { queues.windows.iter().map(|w| w.1).sum() } else { 0 };
+        queues.cache.iter().map(|p| p.len).sum::<u64>() + windows
     }
 
     /// The next thing for `who` to do.
@@ -273,8 +281,14 @@ impl Job {
                 return Some(Work::Piece(piece));
             }
         }
-        if who == Who::Keeper || self.may_survey() {
-            return queues.windows.pop_front().map(|(offset, len, again)| Work::Window(offset, len, again));
+        if (who == Who::Keeper || self.may_survey())
+            && let Some((offset, len, again)) = queues.windows.pop_front()
+        {
+            return Some(Work::Window(offset, len, again));
+        }
+        if who == Who::Keeper {
+            // It goes, and with the lock in hand, so that who finds something for it from now on calls it again.
+            queues.keepers -= 1;
         }
         None
     }
@@ -282,11 +296,13 @@ impl Job {
     /// Lends blocks to the keepers, as long as there is something to fill them with, and calls keepers for them.
     /// The first is waited for.
     fn provide(self: &Arc<Self>) -> Result<(), Error> {
-        let mut provided = 0;
         loop {
             let (first, wanted) = {
                 let queues = lock(&self.queues);
-                (queues.lent == 0, queues.lent < queues.blocks_wanted())
+                (
+                    queues.lent == 0,
+                    queues.empty.len() < queues.direct_pieces(self.direct_piece).min(LENT - queues.lent.min(LENT)),
+                )
             };
             let block = match (wanted, first) {
                 (false, _) => None,
@@ -298,9 +314,8 @@ impl Job {
             let mut queues = lock(&self.queues);
             queues.lent += 1;
             queues.empty.push(block);
-            provided += 1;
         }
-        self.call_keepers(provided);
+        self.call_keepers();
         Ok(())
     }
 
@@ -333,7 +348,13 @@ impl Job {
 
     /// A lent block has left for the ring.
     pub(crate) fn block_gone(&self) {
-        lock(&self.queues).lent -= 1;
+        let mut queues = lock(&self.queues);
+        queues.lent -= 1;
+        let starved = queues.lent == 0 && queues.direct_pieces(self.direct_piece) > 0;
+        drop(queues);
+        if starved {
+            self.stir();
+        }
     }
 
     /// Whether callers and mates can ask the residency: a stranger's question needs a twin.
@@ -346,7 +367,8 @@ impl Job {
         let at = self.offset + front.offset;
         let to_boundary = |unit: u64| (at / unit + 1) * unit - at;
         let most = match front.route {
-            Route::Direct => to_boundary(BLOCK as u64),
+            // Short requests are cut finer: several commands in flight hide each other's latency.
+            Route::Direct => self.direct_piece.min(to_boundary(BLOCK as u64)),
             Route::P2p => to_boundary(P2P_PIECE),
             Route::Dma => self.dma_piece(front.len, at),
             Route::Copy | Route::Store | Route::Gather => self.copy_piece.min(to_boundary(BLOCK as u64)),
@@ -417,10 +439,15 @@ impl Job {
 
     /// Waits; true when everything arrived, false when there is something the caller could do.
     fn await_work(&self) -> bool {
-        let (begun, look) = (Instant::now(), self.core.look());
+        // A short read from storage is over in less time than it takes to fall asleep and wake twice.
+        let look = if self.len <= 4 << 20 { self.core.look() * 20 } else { self.core.look() };
+        let begun = Instant::now();
         while begun.elapsed() < look {
             if self.outstanding.load(Acquire) == 0 {
                 return true;
+            }
+            if self.news.swap(false, Acquire) && self.has_work() {
+                return false;
             }
             std::hint::spin_loop();
         }
@@ -444,7 +471,7 @@ impl Job {
     /// Whether there is something that the caller could do.
     fn has_work(&self) -> bool {
         let queues = lock(&self.queues);
-        let wants_blocks = queues.lent == 0 && queues.blocks_wanted() > 0;
+        let wants_blocks = queues.lent == 0 && queues.direct_pieces(self.direct_piece) > 0;
         !queues.filled.is_empty()
             || !queues.dma.is_empty()
             || !queues.cache.is_empty()
@@ -467,11 +494,10 @@ impl Job {
 
     /// Calls the helpers that can be of use now.
     pub(crate) fn call_helpers(self: &Arc<Self>) {
-        let waiting = self.waiting();
-        self.call_keepers(waiting.p2p.div_ceil(P2P_PIECE) as usize + usize::from(waiting.strange));
+        self.call_keepers();
         // Callers that work side by side keep the processors busy by themselves.
         let free = if self.core.requests() > self.core.threads() { 0 } else { self.core.threads() - 1 };
-        let mates = (waiting.cache.div_ceil(self.copy_piece) as usize).saturating_sub(1).min(free);
+        let mates = (self.for_mates().div_ceil(self.copy_piece) as usize).saturating_sub(1).min(free);
         if mates > 0
             && let Some(crew) = self.core.mates()
         {
@@ -479,20 +505,35 @@ impl Job {
         }
     }
 
-    fn call_keepers(self: &Arc<Self>, wanted: usize) {
-        if wanted > 0
+    fn call_keepers(self: &Arc<Self>) {
+        let more = {
+            let mut queues = lock(&self.queues);
+            let wanted = queues.keepers_wanted(self.direct_piece, !self.may_survey()).min(KEEPERS);
+            let more = wanted.saturating_sub(queues.keepers);
+            queues.keepers += more;
+            more
+        };
+        if more > 0
             && let Some(crew) = self.core.keepers()
         {
-            crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Keeper }), wanted);
+            crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Keeper }), more);
         }
     }
 }
 
 impl Queues {
-    /// Blocks that keepers could fill now.
-    fn blocks_wanted(&self) -> usize {
-        let direct: u64 = self.storage.iter().filter(|p| p.route == Route::Direct).map(|p| p.len).sum();
-        (direct.div_ceil(BLOCK as u64 / 2) as usize).min(LENT)
+    /// Pieces that wait for a block.
+    fn direct_pieces(&self, piece: u64) -> usize {
+        let direct = self.storage.iter().filter(|p| p.route == Route::Direct);
+        direct.map(|p| p.len.div_ceil(piece) as usize).sum()
+    }
+
+    /// Keepers that would find something to do.
+    fn keepers_wanted(&self, piece: u64, strange: bool) -> usize {
+        let p2p: usize =
+            self.storage.iter().filter(|p| p.route == Route::P2p).map(|p| p.len.div_ceil(P2P_PIECE) as usize).sum();
+        let windows = if strange { self.windows.len() } else { 0 };
+        self.direct_pieces(piece).min(self.empty.len()) + p2p + windows
     }
 
     fn of(&mut self, route: Route) -> &mut VecDeque<Piece> {
@@ -502,16 +543,6 @@ impl Queues {
             Route::Copy | Route::Store | Route::Gather => &mut self.cache,
         }
     }
-}
-
-/// What waits for helpers.
-struct Waiting {
-    /// Bytes of P2P; direct reads are waited for by their blocks.
-    p2p: u64,
-    /// Bytes that mates can copy or look at.
-    cache: u64,
-    /// Windows that only keepers can look at.
-    strange: bool,
 }
 
 /// A helper's part in a job.

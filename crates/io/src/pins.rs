@@ -11,6 +11,9 @@
 //!   quiet for 2 ms:  a mate gives back 2
 //! ```
 //!
+//! A long request gives nothing back meanwhile, since much is pending then and its caller waits for
+//! the data, not for that; but what overlaps its own range goes before it begins.
+//!
 //! A program that keeps kernels running beside its reads would feel that wait. It is
 //! measured, and after the second one that is far longer than the work itself no more
 //! pages are pinned in this process: the `copy` route takes over.
@@ -27,11 +30,13 @@ use std::time::{Duration, Instant};
 
 use spinio_device::{Device, Pin};
 
+use spinio_sys::linux;
+
 use crate::file::Mapping;
 use crate::lock::lock;
 
-/// Bytes that may be pinned at all before a request stops to give back.
-const HARD: u64 = 8 << 30;
+/// Bytes that may be pinned at all before a request stops to give back; at most an eighth of the memory.
+const HARD: u64 = 16 << 30;
 
 /// What giving back may take beyond 10 GB/s before it counts as waiting for somebody else.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -55,6 +60,7 @@ pub(crate) struct Pins {
     bytes: AtomicU64,
     last: AtomicU64,
     stalls: AtomicU64,
+    most: u64,
     born: Instant,
 }
 
@@ -65,6 +71,7 @@ impl Pins {
             bytes: AtomicU64::new(0),
             last: AtomicU64::new(0),
             stalls: AtomicU64::new(0),
+            most: HARD.min(linux::memory() / 8),
             born: Instant::now(),
         }
     }
@@ -83,7 +90,7 @@ impl Pins {
 
     /// Whether a request under way must stop and give back.
     pub(crate) fn is_full(&self) -> bool {
-        self.bytes.load(Relaxed) > HARD
+        self.bytes.load(Relaxed) > self.most
     }
 
     /// Gives back what overlaps a range of a mapping.

@@ -25,29 +25,26 @@ pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: boo
         Who::Keeper => file.cached.get(),
     };
     let rights = file.rights;
-    if rights == Rights::Stranger && who != Who::Keeper {
+    let cached = |len| vec![Extent { len, residency: Residency::Clean }];
+    let presumed = !again && file.warm.load(Relaxed) && rights != Rights::Resident;
+    let believed = presumed && (len < COARSE || coarse(job, fd, rights, offset, len));
+    let extents = if believed || rights == Rights::Resident {
+        cached(len)
+    } else if rights == Rights::Stranger && who != Who::Keeper {
         // The question needs a twin under FADV_RANDOM; a keeper has one.
         job.hand_over(offset, len, again);
         return;
-    }
-    let possible = possible(&job.core, file, job.device().abilities(), job.p2p, job.dma, job.offset + offset);
-    let presumed = !again && file.warm.load(Relaxed) && rights != Rights::Resident;
-    let extents = match rights {
-        Rights::Resident => vec![Extent { len, residency: Residency::Clean }],
-        _ if presumed && len < COARSE => vec![Extent { len, residency: Residency::Clean }],
-        _ if presumed && coarse(job, who, fd, rights, offset, len) => {
-            vec![Extent { len, residency: Residency::Clean }]
-        }
-        _ => survey(job, who, fd, rights, offset, len),
+    } else {
+        survey(job, who, fd, rights, offset, len)
     };
+    let possible = possible(&job.core, file, job.device().abilities(), job.p2p, job.dma, job.offset + offset);
     if extents.iter().any(|e| e.residency == Residency::Absent) {
         job.cold.store(true, Relaxed);
     }
     let mut schedule = Schedule::default();
     plan(Objective::Concurrent, &extents, &job.core.model(file), &possible, &mut schedule);
     // A stranger's probe speaks for a run: within it the read itself finds out.
-    let believed = presumed || (rights == Rights::Stranger && !again);
-    job.add(offset, &schedule.segments, believed);
+    job.add(offset, &schedule.segments, presumed || (rights == Rights::Stranger && !again));
 }
 
 /// The exact extents.
@@ -63,12 +60,12 @@ fn survey(job: &Arc<Job>, who: Who, fd: i32, rights: Rights, offset: u64, len: u
     }
 }
 
-/// Whether a window that is believed cached looks so at a few places.
-fn coarse(job: &Arc<Job>, who: Who, fd: i32, rights: Rights, offset: u64, len: u64) -> bool {
+/// Whether a window that is believed cached looks so at a few places. Asked through the program's descriptor too: if the
+/// belief is wrong, the kernel begins the read-ahead that a host read would have begun.
+fn coarse(job: &Arc<Job>, fd: i32, rights: Rights, offset: u64, len: u64) -> bool {
     let kernel = job.core.kernel;
     let (at, every) = (job.offset + offset, 2 << 20);
     if rights == Rights::Stranger {
-        debug_assert!(who == Who::Keeper);
         let found = Survey { kernel, fd, mapping: None }.stranger(at, len, every, job.core.salt());
         return found.iter().all(|e| e.residency.is_cached());
     }

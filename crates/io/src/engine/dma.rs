@@ -17,11 +17,8 @@ use spinio_device::{ErrorKind, Wait};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{self, PAGE};
 
-use super::{Hands, Pinned};
+use super::{Hands, LONG, Pinned};
 use crate::job::Piece;
-
-/// Bytes of a request above which its caller sleeps while it waits.
-const SLEEP: u64 = 64 << 20;
 
 /// Pieces under way a thread.
 const UNDER_WAY: usize = 2;
@@ -98,7 +95,7 @@ impl Hands<'_> {
         let Some(Pinned { pin, mapping, fence, piece, begun }) = self.pinned.pop_front() else { return };
         let device = self.job.device();
         // A short transfer ends sooner than a sleeper wakes.
-        let how = if self.job.len <= SLEEP { Wait::Context } else { Wait::Sleep };
+        let how = if self.job.len <= LONG { Wait::Context } else { Wait::Sleep };
         let waited = device.wait(&fence, how);
         device.release_fence(fence);
         self.job.core.pins.retire(device, pin, mapping);

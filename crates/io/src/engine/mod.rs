@@ -21,6 +21,9 @@ use crate::job::{Job, Piece, Who, Work};
 use crate::staging::Block;
 use crate::{Error, route};
 
+/// Bytes of a request above which its caller sleeps while it waits, and leaves giving back pins to others.
+pub(crate) const LONG: u64 = 64 << 20;
+
 /// A DMA out of the page cache that is under way.
 struct Pinned {
     pin: Pin,
@@ -67,7 +70,7 @@ impl<'a> Hands<'a> {
 
     /// Waits for everything under way and tells the job.
     pub(crate) fn settle(&mut self) {
-        if !self.pinned.is_empty() {
+        if !self.pinned.is_empty() && self.job.len <= LONG {
             // While the last DMA runs there is nothing better to do than to give back what earlier requests pinned.
             self.job.core.pins.give_back_all();
         }

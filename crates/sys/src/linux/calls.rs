@@ -262,6 +262,17 @@ pub fn processors() -> usize {
     if got.is_ok() { (unsafe { libc::CPU_COUNT(&set) } as usize).max(1) } else { 1 }
 }
 
+/// Bytes of memory of this machine.
+pub fn memory() -> u64 {
+    // SAFETY: all-zero is a valid `struct sysinfo`.
+    let mut info: libc::sysinfo = unsafe { core::mem::zeroed() };
+    // SAFETY: `info` is alive across the call and has the kernel's layout.
+    match unsafe { call(k::__NR_sysinfo, [&raw mut info as usize, 0, 0, 0, 0, 0]) } {
+        Ok(_) => info.totalram * u64::from(info.mem_unit),
+        Err(_) => 0,
+    }
+}
+
 /// Effective user of this thread.
 pub fn geteuid() -> u32 {
     // SAFETY: no memory is involved, and the call cannot fail.
