@@ -22,7 +22,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{
-    AtomicUsize,
+    AtomicBool, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
 };
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -65,6 +65,7 @@ struct Shared {
     /// Entries and graves that wait; read without the lock by helpers that still look.
     waiting: AtomicUsize,
     look: Duration,
+    lingering: AtomicBool,
     tidy: Box<dyn Tidy>,
 }
 
@@ -78,6 +79,9 @@ pub(crate) struct Crew {
 
 /// Bytes of a mate's stack: it calls the driver.
 const STACK: usize = 1 << 20;
+
+/// How many times as long as the others one helper looks for work.
+const LINGER: u32 = 8;
 
 /// What idle helpers look after.
 pub(crate) trait Tidy: Send + Sync {
@@ -124,6 +128,7 @@ impl Crew {
             wake: Condvar::new(),
             waiting: AtomicUsize::new(0),
             look,
+            lingering: AtomicBool::new(false),
             tidy: Box::new(tidy),
         });
         let crew = Crew { shared, private, size: size.max(1) };
@@ -256,8 +261,19 @@ impl Shared {
     /// Waits for something to do; `None` when the crew is dismissed.
     fn next(&self) -> Option<Entry> {
         let begun = Instant::now();
-        while self.waiting.load(Acquire) == 0 && begun.elapsed() < self.look {
+        let (mut look, mut lingers) = (self.look, false);
+        while self.waiting.load(Acquire) == 0 {
+            if begun.elapsed() >= look {
+                // One of them looks longer: where requests follow each other, the next finds somebody awake.
+                if lingers || self.lingering.swap(true, Acquire) {
+                    break;
+                }
+                (look, lingers) = (self.look * LINGER, true);
+            }
             std::hint::spin_loop();
+        }
+        if lingers {
+            self.lingering.store(false, Release);
         }
         let mut state = lock(&self.state);
         loop {

@@ -34,6 +34,10 @@ const RAMFS: u64 = 0x8584_58f6;
 /// Files remembered at once; the least recently used goes first.
 const FILES: usize = 64;
 
+/// Requests in a row that must have been served by the page cache before the next is presumed to be. A wrong guess
+/// costs half as much again as a right one saves.
+const STREAK: u64 = 4;
+
 /// Seconds after which an unused file is let go of.
 const KEEP: u64 = 1;
 
@@ -85,8 +89,8 @@ pub(crate) struct File {
     /// Whether a mapping may be kept, or made at all.
     mappable: bool,
     pub(crate) rights: Rights,
-    /// The last request was served by the page cache alone: the next probably will be.
-    pub(crate) warm: AtomicBool,
+    /// How often in a row requests were served by the page cache alone.
+    warm: AtomicU64,
     /// The driver refused to register pages of it.
     pub(crate) pins_refused: AtomicBool,
     mapping: Mutex<Option<Arc<Mapping>>>,
@@ -140,12 +144,23 @@ impl File {
             // Populating a mapping of a sparse file in memory would allocate its holes.
             mappable: magic != OVERLAYFS && !in_memory && stat.kind == FileKind::Regular,
             rights,
-            warm: AtomicBool::new(false),
+            warm: AtomicU64::new(0),
             pins_refused: AtomicBool::new(false),
             mapping: Mutex::default(),
             used: AtomicU64::new(born.elapsed().as_secs()),
             born,
         })
+    }
+
+    /// Whether the next request is probably served by the page cache alone, as the last ones were.
+    pub(crate) fn is_warm(&self) -> bool {
+        self.warm.load(Relaxed) >= STREAK
+    }
+
+    /// How a request of `len` bytes went.
+    pub(crate) fn learn(&self, len: u64, was_cached: bool) {
+        let streak = self.warm.load(Relaxed) + if len >= 64 << 20 { STREAK } else { 1 };
+        self.warm.store(if was_cached { streak } else { 0 }, Relaxed);
     }
 
     /// Device number and inode.

@@ -382,15 +382,18 @@ impl Job {
         Some(piece)
     }
 
-    /// Bytes of the next DMA: short ones at both ends of a long run, because the first DMA waits for the first
+    /// Bytes of the next DMA: short ones at both ends of the request, because the first DMA waits for the first
     /// registration and the caller waits for the last DMA.
     fn dma_piece(&self, left: u64, at: u64) -> u64 {
         let begun = self.registered.load(Relaxed);
-        let most =
-            DMA_PIECE.min(self.device().abilities().max_pin).min(begun.max(8 << 20)).min((left / 2).max(8 << 20));
-        let piece = if left <= 16 << 20 { (left / 2).max(4 << 20).min(most) } else { most };
+        let to_come = self.len.saturating_sub(begun);
+        let most = DMA_PIECE.min(self.device().abilities().max_pin);
+        let piece = match to_come {
+            short if short <= 16 << 20 => (short / 2).max(4 << 20),
+            _ => begun.min(to_come / 2).max(8 << 20),
+        };
         // Whole pages of the file, so that no page is registered twice.
-        let end = ((at + piece) / (64 << 10) * (64 << 10)).max(at + (64 << 10));
+        let end = ((at + piece.min(most)) / (64 << 10) * (64 << 10)).max(at + (64 << 10));
         let piece = (end - at).min(left);
         self.registered.fetch_add(piece, Relaxed);
         piece

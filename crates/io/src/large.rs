@@ -115,7 +115,7 @@ fn at_offset(core: &Arc<Core>, fd: Fd, offset: u64, to: Target, len: usize, stat
     let got = job.finish();
     core.watch_pins();
     let got = got?;
-    file.warm.store(!job.cold.load(Relaxed), Relaxed);
+    file.learn(within, !job.cold.load(Relaxed));
     if got < within || within == len as u64 {
         return Ok(got as usize);
     }

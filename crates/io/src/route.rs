@@ -26,7 +26,7 @@ pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: boo
     };
     let rights = file.rights;
     let cached = |len| vec![Extent { len, residency: Residency::Clean }];
-    let presumed = !again && file.warm.load(Relaxed) && rights != Rights::Resident;
+    let presumed = !again && file.is_warm() && rights != Rights::Resident;
     let believed = presumed && (len < COARSE || coarse(job, fd, rights, offset, len));
     let extents = if believed || rights == Rights::Resident {
         cached(len)
