@@ -5,9 +5,8 @@
 //!             │ yes
 //!          find(addr) ── in an arena (emulated, p2pmem) ──> its device: still the same allocation?
 //!             │ no
-//!          cuda ── known device range ── still the same allocation? ──> device
-//!             │ └─ known host granule ──> host, no driver call
-//!             └ unknown: ask the driver, remember the answer
+//!          cuda ── known host granule ──> host, no driver call
+//!             └ any other: ask the driver; only "host" is remembered
 //!
 //!   the next function said EFAULT ──> find_after_fault(addr): never trusts "known host"
 //! ```

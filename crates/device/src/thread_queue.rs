@@ -1,4 +1,4 @@
-//! The queue that a thread has chosen for its small requests (`spinio_set_stream`).
+//! The queue that a thread has chosen (`spinio_set_stream`): small requests go there, large ones begin behind it.
 //!
 //! A thread-local without a destructor, so that a hook may read it at any time, in a thread that is ending too.
 
@@ -10,7 +10,7 @@ thread_local! {
     static CHOSEN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// From now on small requests of this thread go to this queue; [`QueueId`] 0 is the default queue again.
+/// From now on requests of this thread are ordered with this queue; [`QueueId`] 0 is the default queue again.
 /// The queue must stay alive until another one is chosen, and belong to the device that the thread reads into.
 pub fn set_thread_queue(queue: QueueId) {
     CHOSEN.set(queue.0);

@@ -141,7 +141,7 @@ impl Core {
         })
     }
 
-    /// Threads on one request, the caller included.
+    /// Threads that copy for one request, the caller included; keepers are not counted.
     pub(crate) fn threads(&self) -> usize {
         self.threads
     }

@@ -1,7 +1,7 @@
 //! Every kernel call an engine makes, behind one trait.
 //!
 //! The real one, [`Linux`], passes straight on. Tests put a faulty one under the engines:
-//! short reads, EINTR, EIO, EREMOTEIO in the middle of a P2P read, no `/proc`, no io_uring.
+//! short reads, EINTR, EIO, EREMOTEIO in the middle of a P2P read, files that cannot be opened again.
 
 use std::ffi::CString;
 

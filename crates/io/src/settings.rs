@@ -1,4 +1,4 @@
-//! Settings: one immutable structure, read once from `SPINIO_*`.
+//! Settings: one immutable structure, read once from `SPINIO_*`, by the preloaded library while it is loaded.
 //!
 //! The doc text of each row is its manual; `cargo x docs` writes docs/settings.md from it.
 
@@ -71,20 +71,23 @@ pub const TABLE: &[Row] = &[
         name: "SPINIO_THREADS",
         values: "1 to 64",
         default: "a quarter of the processors, 2 to 4",
-        doc: "Threads that work on one large request, the calling one included.",
+        doc: "Threads that copy for one large request, the calling one included. From 8 on the `dma` route is not used: \
+              as many threads copy faster than pages can be registered. Storage is read by up to 8 other threads, \
+              whatever stands here.",
     },
     Row {
         name: "SPINIO_STAGING",
-        values: "bytes; `K`, `M`, `G`",
+        values: "bytes, from `2M`; `K`, `M`, `G`",
         default: "`128M`",
-        doc: "Upper bound of pinned staging memory a device. It grows on demand.",
+        doc: "Upper bound of pinned staging memory a device. It grows on demand. What is less than `4M` counts as `4M`.",
     },
     Row {
         name: "SPINIO_ROUTES",
         values: "list of `copy`, `dma`, `store`, `direct`, `p2p`",
         default: "all",
         doc: "The routes that may be used. `copy` and, on devices without a DMA engine, `store` always may: \
-              they are what every other route falls back to.",
+              they are what every other route falls back to. A CUDA program with a kernel that never ends sets \
+              `copy,direct`, without `dma`: giving registered pages back would wait for that kernel.",
     },
     Row {
         name: "SPINIO_DMA_MIN",
@@ -104,7 +107,8 @@ pub const TABLE: &[Row] = &[
         name: "SPINIO_STATS",
         values: "path of a file",
         default: "none",
-        doc: "Keeps the counters in this file, where other processes can read them; `spinio run --stats` sets it.",
+        doc: "Keeps the counters in this file, where other processes can read them; `spinio run --stats` sets it. The \
+              file is made if need be; one that holds anything but such counters is left alone, and the counters stay in the process.",
     },
 ];
 

@@ -143,7 +143,7 @@ pub struct Model {
     pub writeback: f64,
 }
 
-// Costs of the cache routes: measured on an H200 behind PCIe 5 x16, see the table in the essay of `Model::virtual_disk`.
+// Costs of the cache routes: measured on an H200 behind PCIe 5 x16, where nothing else is said.
 const COPY: Cost = Cost::known(2_400.0, 0, 6.3e9);
 const COPY_FLIGHT: Flight = Flight::new(9_000.0, 3_000.0, 27e9);
 // 8 MiB whole in 575 us; of these 365 us are registration, DMA and unregistration by the byte.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   mapping ──populate──> page tables ──pin──> device reads the pages ──> pins.rs
-//!      two pieces under way a thread: one is pinned while the other is read
+//!      two pieces under way: one is pinned while the other is read; by the caller, the driver pins one at a time
 //! ```
 //!
 //! A pin holds the pages that are in the page cache now. It serves this request alone
@@ -36,8 +36,8 @@ impl Hands<'_> {
         }
         let ptr = mapping.ptr.wrapping_add(first as usize);
         let device = self.job.device();
-        // Fills the page tables in the kernel, in parallel with other threads; pinning, which is one at a time in
-        // the driver, then finds them filled. What cannot be populated pinning will refuse.
+        // Fills the page tables in the kernel, without a lock of the driver; pinning, which is one at a time there, then
+        // finds them filled. What cannot be populated pinning will refuse.
         // SAFETY: reading advice on a live mapping destroys nothing.
         let _ = unsafe { linux::madvise(ptr, len, linux::MADV_POPULATE_READ) };
         let pins = &self.job.core.pins;
@@ -90,7 +90,7 @@ impl Hands<'_> {
         }
     }
 
-    /// Waits for the oldest pin, gives it back and tells the job.
+    /// Waits for the oldest pin, leaves it to be given back and tells the job.
     pub(super) fn settle_pin(&mut self) {
         let Some(Pinned { pin, mapping, fence, piece, begun }) = self.pinned.pop_front() else { return };
         let device = self.job.device();

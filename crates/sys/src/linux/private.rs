@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   program's threads ──── table A: 0 1 2 3 ...      what the program opened
-//!   private threads ────── table B: (empty) 0 1 ...  twins, rings, pipes
+//!   private threads ────── table B: (empty) 0 1 ...  twins, pipes
 //! ```
 //!
 //! `close_range(0, ~0, CLOSE_RANGE_UNSHARE)` makes table B without first copying
