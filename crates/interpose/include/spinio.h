@@ -39,11 +39,12 @@ int spinio_mem_copy(void *to, const void *from, size_t size);
 
 /* ---- reads ----------------------------------------------------------------------------------------------------- */
 
-/* As pread(), into host or device memory, but a size above 2 GiB is read whole. */
+/* As pread(), into host or device memory, but a size above 0x7ffff000 bytes (2 GiB less a page) is read whole. */
 ssize_t spinio_pread(int fd, void *buffer, size_t size, off_t offset);
 
 /* Reads the file now and queues the copies into device memory on a stream of the device (CUDA: a cudaStream_t).
- * Returns the bytes that will be there once the stream gets that far. EFAULT if the buffer is no device memory. */
+ * Returns the bytes that will be there once the stream gets that far. EFAULT if the buffer is no device memory, EBUSY if
+ * the stream is being captured into a graph. */
 ssize_t spinio_pread_async(int fd, void *buffer, size_t size, off_t offset, void *stream);
 
 /* The stream that this thread's reads are ordered with from now on, hooked ones included: a cudaStream_t, NULL for the
