@@ -43,6 +43,9 @@ use crate::{Error, Target};
 /// Bytes that are surveyed and planned together; a multiple of [`BLOCK`].
 pub(crate) const WINDOW: u64 = 128 << 20;
 
+/// Bytes of the first window of a request that has several.
+const FIRST: u64 = 16 << 20;
+
 /// Bytes that are registered with the driver at once, at most. Half of this costs a twentieth of the speed.
 const DMA_PIECE: u64 = 128 << 20;
 
@@ -186,7 +189,9 @@ impl Job {
         let mut queues = lock(&self.queues);
         let mut at = 0;
         while at < self.len {
-            let end = self.len.min((self.offset + at) / WINDOW * WINDOW + WINDOW - self.offset);
+            // A short one first: nothing moves before it is surveyed.
+            let window = if at == 0 { FIRST } else { WINDOW };
+            let end = self.len.min((self.offset + at) / window * window + window - self.offset);
             queues.windows.push_back((at, end - at, false));
             at = end;
         }

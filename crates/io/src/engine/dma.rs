@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   mapping ──populate──> page tables ──pin──> device reads the pages ──> pins.rs
-//!      two pieces under way: one is pinned while the other is read; by the caller, the driver pins one at a time
+//!      several pieces under way: one is pinned while the others are read; by the caller, the driver pins one at a time
 //! ```
 //!
 //! A pin holds the pages that are in the page cache now. It serves this request alone
@@ -20,8 +20,8 @@ use spinio_sys::linux::{self, PAGE};
 use super::{Hands, LONG, Pinned};
 use crate::job::Piece;
 
-/// Pieces under way a thread.
-const UNDER_WAY: usize = 2;
+/// Pieces under way: enough that nobody waits for one before the last is registered, or nearly.
+const UNDER_WAY: usize = 16;
 
 impl Hands<'_> {
     pub(super) fn dma(&mut self, piece: Piece) {
