@@ -33,7 +33,9 @@ pub(crate) fn read(core: &Arc<Core>, fd: Fd, at: Option<u64>, to: Target, len: u
         return plain(Reason::Small, true).read(core);
     }
     if flags & linux::O_DIRECT as i32 != 0 {
-        // The program wants its own descriptor read, with all that this file system says of alignment.
+        // The program wants its own descriptor read, with all that this file system says of alignment: and at once, not
+        // when the last block turns out to be misaligned.
+        refuse_misaligned(core, fd, at, len).map_err(fail)?;
         return plain(Reason::OwnDirect, false).read(core);
     }
     let offset = match at {
@@ -155,6 +157,25 @@ fn p2p(core: &Arc<Core>, file: &Arc<File>, to: Target, offset: u64, len: u64) ->
         },
     };
     verdict.allows()
+}
+
+/// What the kernel says of a read through an O_DIRECT descriptor whose offset or length is not aligned.
+fn refuse_misaligned(core: &Core, fd: Fd, at: Option<u64>, len: usize) -> Result<(), Errno> {
+    let unit = core.kernel.direct_align(fd)?.map_or(0, |a| u64::from(a.offset));
+    let offset = match at {
+        Some(at) => at,
+        None => core.kernel.lseek(fd, 0, SEEK_CUR)?,
+    };
+    if unit == 0 || unit > 4096 || (offset | len as u64).is_multiple_of(unit) {
+        return Ok(());
+    }
+    let mut bytes = [0u8; 4096];
+    let odd = match len as u64 % unit {
+        0 => unit,
+        odd => odd,
+    } as usize;
+    // SAFETY: at most a page is read into a local.
+    unsafe { core.kernel.pread(Route::Copy, fd, bytes.as_mut_ptr(), odd, offset, 0) }.map(drop)
 }
 
 /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.

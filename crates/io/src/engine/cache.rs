@@ -13,7 +13,7 @@ use spinio_sys::linux::RWF_NOWAIT;
 
 use super::Hands;
 use crate::Error;
-use crate::job::{Piece, Who};
+use crate::job::Piece;
 
 /// How reading a piece through the page cache ended.
 enum Ended {
@@ -50,15 +50,19 @@ impl Hands<'_> {
         (got, Ended::Full)
     }
 
-    /// Whether a mate read the file it was meant to: the program may have closed the descriptor under its own read,
-    /// which the kernel would have gone on serving.
+    /// Whether the bytes came from the file they were meant to come from: the program may have closed the descriptor
+    /// under its own read, which the kernel would have gone on serving.
     fn is_still_the_file(&self) -> bool {
-        self.who != Who::Mate
-            || self.job.core.kernel.fstat(self.job.fd).is_ok_and(|s| (s.dev, s.ino) == self.job.file.key())
+        self.job.core.kernel.fstat(self.job.fd).is_ok_and(|s| (s.dev, s.ino) == self.job.file.key())
     }
 
-    fn closed_under_us(&self, piece: Piece) -> Error {
-        Error::kernel(Errno::BADF, "read", self.job.offset + piece.offset, piece.len)
+    /// Reads the piece from the right file after all, through a twin.
+    fn descriptor_went(&mut self, piece: Piece) {
+        if self.job.file.direct.is_ok() && self.job.device().abilities().copies {
+            return self.job.reroute(piece, 0, Route::Direct, Reason::FellBack);
+        }
+        let at = self.job.offset + piece.offset;
+        self.fail(piece, 0, Error::kernel(Errno::BADF, "read", at, piece.len));
     }
 
     pub(super) fn copy(&mut self, piece: Piece) {
@@ -70,7 +74,7 @@ impl Hands<'_> {
         let (got, ended) = self.fill(piece, block.ptr());
         if !self.is_still_the_file() {
             self.job.staging.give_back(block);
-            return self.fail(piece, 0, self.closed_under_us(piece));
+            return self.descriptor_went(piece);
         }
         let reason = if block.pinned { piece.reason } else { Reason::NoPinnedMemory };
         if let Err(error) = self.deliver(piece, block, 0, got) {
@@ -84,7 +88,7 @@ impl Hands<'_> {
         let begun = Instant::now();
         let (got, ended) = self.fill(piece, self.address(piece.offset).0 as *mut u8);
         if !self.is_still_the_file() {
-            return self.fail(piece, 0, self.closed_under_us(piece));
+            return self.descriptor_went(piece);
         }
         self.count(Route::Store, piece.reason, got as u64, begun);
         self.cached_piece_ended(piece, got as u64, ended);
