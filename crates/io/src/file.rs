@@ -16,7 +16,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use spinio_plan::Reason;
 use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
@@ -33,13 +33,6 @@ const RAMFS: u64 = 0x8584_58f6;
 
 /// Files remembered at once; the least recently used goes first.
 const FILES: usize = 64;
-
-/// Slow pieces in a row after which a file is copied.
-const SLOW_PINS: u64 = 3;
-
-/// GB/s under which registering is slow. Measured on an H200: pages of a file that was read ahead in large folios are
-/// registered at 50, pages that were written one by one at 14; four threads copy 28.
-const PIN_RATE: u64 = 20;
 
 /// Requests in a row that must have been served by the page cache before the next is presumed to be. A wrong guess
 /// costs half as much again as a right one saves.
@@ -98,8 +91,6 @@ pub(crate) struct File {
     pub(crate) rights: Rights,
     /// How often in a row requests were served by the page cache alone.
     warm: AtomicU64,
-    /// Pieces in a row that were slow to register.
-    slow_pins: AtomicU64,
     /// The driver refused to register pages of it.
     pub(crate) pins_refused: AtomicBool,
     mapping: Mutex<Option<Arc<Mapping>>>,
@@ -154,25 +145,11 @@ impl File {
             mappable: magic != OVERLAYFS && !in_memory && stat.kind == FileKind::Regular,
             rights,
             warm: AtomicU64::new(0),
-            slow_pins: AtomicU64::new(0),
             pins_refused: AtomicBool::new(false),
             mapping: Mutex::default(),
             used: AtomicU64::new(born.elapsed().as_secs()),
             born,
         })
-    }
-
-    /// Whether registering its pages takes longer than copying them: they came into the page cache one by one, not in
-    /// large folios.
-    pub(crate) fn pins_slowly(&self) -> bool {
-        self.slow_pins.load(Relaxed) >= SLOW_PINS
-    }
-
-    /// How long registering `len` bytes took.
-    pub(crate) fn learn_pin(&self, len: u64, took: Duration) {
-        let slow = len >= 1 << 20 && took.as_nanos() as u64 > len / PIN_RATE;
-        let row = if slow { self.slow_pins.load(Relaxed) + 1 } else { 0 };
-        self.slow_pins.store(row, Relaxed);
     }
 
     /// Whether the next request is probably served by the page cache alone, as the last ones were.

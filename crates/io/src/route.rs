@@ -83,11 +83,7 @@ pub(crate) fn possible(
     file_offset: u64,
 ) -> Possible {
     let settings = &core.settings;
-    let refused_pin = match (file.pins_refused.load(Relaxed), file.pins_slowly()) {
-        (true, _) => Err(Reason::PinRefused),
-        (_, true) => Err(Reason::PinsSlowly),
-        _ => Ok(()),
-    };
+    let refused_pin = if file.pins_refused.load(Relaxed) { Err(Reason::PinRefused) } else { Ok(()) };
     let dma = dma.and(refused_pin);
     let may_pin = abilities.pins && file.is_mappable();
     let may_direct = settings.allows(Route::Direct) && abilities.copies;

@@ -139,8 +139,6 @@ reasons! {
     ManyThreads = "enough threads to copy faster than pages can be registered",
     /// Unpinning waits for kernels.
     PinStalls = "giving pages back was seen to wait for the program's own kernels",
-    /// Small folios.
-    PinsSlowly = "registering this file's pages was slower than copying them",
     /// No pinned memory could be had.
     NoPinnedMemory = "no pinned memory for staging",
     /// The chosen route failed and this one finished the work.

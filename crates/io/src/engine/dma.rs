@@ -31,9 +31,6 @@ impl Hands<'_> {
         let first = from / PAGE as u64 * PAGE as u64;
         let len = ((from + piece.len - first) as usize).next_multiple_of(PAGE);
         let Some(mapping) = self.job.mapping(self.who) else { return fall_back(self) };
-        if self.job.file.pins_slowly() {
-            return self.job.reroute(piece, 0, Route::Copy, Reason::PinsSlowly);
-        }
         if self.job.file.pins_refused.load(Relaxed) || first + len as u64 > mapping.len as u64 {
             return fall_back(self);
         }
@@ -64,7 +61,6 @@ impl Hands<'_> {
                 return fall_back(self);
             }
         };
-        self.job.file.learn_pin(len as u64, begun.elapsed());
         let queued = self.queue().and_then(|queue| {
             // SAFETY: the pin lives in `self.pinned` until its fence is done.
             unsafe {
