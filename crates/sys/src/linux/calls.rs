@@ -171,6 +171,12 @@ pub fn close(fd: Fd) -> Result<()> {
     unsafe { call(k::__NR_close, [fd as usize, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
+/// `fcntl(F_DUPFD_CLOEXEC)`: the same on the lowest free number from `least` up.
+pub fn duplicate_from(fd: Fd, least: Fd) -> Result<Fd> {
+    // SAFETY: no memory is involved.
+    unsafe { call(k::__NR_fcntl, [fd as usize, k::F_DUPFD_CLOEXEC as usize, least as usize, 0, 0, 0]) }.map(|v| v as Fd)
+}
+
 /// `close_range` of everything from `first` up, in a descriptor table of this thread alone
 /// (CLOSE_RANGE_UNSHARE): the rest of the process keeps its descriptors.
 pub fn leave_descriptor_table(first: u32) -> Result<()> {

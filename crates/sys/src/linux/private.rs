@@ -18,6 +18,9 @@
 //! thread. That concerns libraries too that keep descriptors of their own, such as a GPU's driver: [`in_private_table`]
 //! tells where they must not be called.
 //!
+//! Table B gets its room while one thread alone has it. A table that threads share is doubled only after every
+//! processor passed a quiet point, and the read that needed one number more stands still for 10 to 30 ms.
+//!
 //! Known flaw: needs Linux 5.11; before that, `spawn` reports the kernel's error
 //! and SPIN does without helper threads.
 
@@ -27,7 +30,9 @@ use std::thread;
 
 use rustix::io::Errno;
 
-use super::calls::leave_descriptor_table;
+use super::Fd;
+use super::calls::{close, duplicate_from, leave_descriptor_table};
+use super::pipe::pipe;
 
 thread_local! {
     static PRIVATE: Cell<bool> = const { Cell::new(false) };
@@ -65,6 +70,9 @@ impl Private {
             PRIVATE.set(true);
             let table = leave_descriptor_table(0);
             let failed = table.is_err();
+            if !failed {
+                make_room();
+            }
             let _ = ready.send(table);
             if failed {
                 return;
@@ -92,6 +100,19 @@ impl Private {
     }
 }
 
+/// Descriptors that a private table has room for from the start.
+const ROOM: Fd = 1024;
+
+/// Has the kernel make this thread's table long enough; where RLIMIT_NOFILE forbids, it grows when it must.
+fn make_room() {
+    let Ok((out, into)) = pipe() else { return };
+    if let Ok(far) = duplicate_from(out, ROOM - 1) {
+        let _ = close(far);
+    }
+    let _ = close(out);
+    let _ = close(into);
+}
+
 /// Private threads run our own code only.
 const HELPER_STACK: usize = 256 << 10;
 
@@ -111,4 +132,34 @@ pub fn spawn_quiet(name: &str, stack: usize, body: impl FnOnce() + Send + 'stati
     // SAFETY: `old` was initialised above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), core::ptr::null_mut()) };
     made.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_room_before_it_is_shared() {
+        let family = match Private::new() {
+            Ok(family) => family,
+            Err(e) => return eprintln!("skipped: no private table: {e:?}"),
+        };
+        let (tell, told) = mpsc::channel();
+        assert!(family.spawn("asks", move || {
+            let of_this_thread = |file: &str| std::fs::read_to_string(format!("/proc/thread-self/{file}"));
+            let open = std::fs::read_dir("/proc/thread-self/fd").map(Iterator::count);
+            let _ = tell.send((of_this_thread("status"), of_this_thread("limits"), open));
+        }));
+        let (Ok(status), Ok(limits), Ok(open)) = told.recv().unwrap() else { return eprintln!("skipped: no /proc") };
+        let number = |text: &str, name: &str| {
+            let line = text.lines().find_map(|l| l.strip_prefix(name)).unwrap();
+            line.split_whitespace().next().unwrap().parse::<Fd>().unwrap_or(Fd::MAX)
+        };
+        let allowed = number(&limits, "Max open files");
+        if allowed < ROOM {
+            return eprintln!("skipped: only {allowed} descriptors are allowed");
+        }
+        assert!(number(&status, "FDSize:") >= ROOM, "{status}");
+        assert_eq!(open, 1, "nothing but the folder that is listed is open");
+    }
 }
