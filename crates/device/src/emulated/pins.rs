@@ -83,7 +83,11 @@ pub(super) struct Scratch {
 impl Scratch {
     /// On the thread that copies.
     pub(super) fn new() -> Result<Scratch, DeviceError> {
-        let pipe = Pipe::new(MAX_PIN + PAGE).or_else(|_| Pipe::new(MAX_PIN)).map_err(|e| system("pipe2", e))?;
+        // A page more, for a pin that begins inside one; but then the capacity is doubled, which may be forbidden.
+        let mut pipe = Pipe::new(MAX_PIN + PAGE).map_err(|e| system("pipe2", e))?;
+        if pipe.capacity < MAX_PIN {
+            pipe.capacity = linux::set_pipe_size(pipe.into, MAX_PIN).unwrap_or(pipe.capacity);
+        }
         let skipped = vec![0; pipe.capacity];
         Ok(Scratch { pipe, skipped })
     }
