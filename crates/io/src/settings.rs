@@ -209,7 +209,12 @@ impl Settings {
 
     /// The settings of this process as they were when it was loaded, if anybody asked then, else as they are now.
     pub fn of_process() -> &'static Settings {
-        AT_LOAD.get_or_init(|| Settings::from_env().0)
+        if let Some(known) = AT_LOAD.get() {
+            return known;
+        }
+        // Read before the cell is locked: a child forked while it is would wait for ever.
+        let read = Settings::from_env().0;
+        AT_LOAD.get_or_init(|| read)
     }
 
     /// Whether a route may be used.

@@ -24,9 +24,12 @@
 //! Known flaw: needs Linux 5.11; before that, `spawn` reports the kernel's error
 //! and SPIN does without helper threads.
 
+use core::ffi::c_void;
+use core::mem::MaybeUninit;
 use std::cell::Cell;
+use std::ffi::CString;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
-use std::thread;
 
 use rustix::io::Errno;
 
@@ -117,21 +120,70 @@ fn make_room() {
 const HELPER_STACK: usize = 256 << 10;
 
 /// A thread that takes none of the program's signals; its descriptor table is the one of who spawns it.
+///
+/// Not std's: in a Rust program its threads take a lock as they start and end, which a child forked at that moment
+/// would find locked for ever. glibc sees to its own.
 pub fn spawn_quiet(name: &str, stack: usize, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let start = Box::new(Start { name: CString::new(name)?, body: Box::new(body) });
     // The new thread inherits the mask, so there is no moment at which a signal could reach it.
     // libc's call, not the kernel's: it leaves out the two signals that glibc itself needs for
     // pthread_cancel and for setuid, which would otherwise wait for this thread for ever.
-    let mut all = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut old = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut old = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: both sets are local; sigfillset initialises `all`, pthread_sigmask initialises `old`.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
     }
-    let made = thread::Builder::new().name(name.to_owned()).stack_size(stack).spawn(body);
+    let made = create(stack, start);
     // SAFETY: `old` was initialised above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), core::ptr::null_mut()) };
-    made.map(drop)
+    made
+}
+
+/// What a new thread is given.
+struct Start {
+    name: CString,
+    body: Body,
+}
+
+/// `pthread_create`, detached.
+fn create(stack: usize, start: Box<Start>) -> std::io::Result<()> {
+    let start = Box::into_raw(start).cast::<c_void>();
+    let mut failed = 0;
+    // glibc takes the thread-local variables of the whole program out of the stack: a small one may not hold them.
+    for stack in [Some(stack), None] {
+        let mut thread = MaybeUninit::<libc::pthread_t>::uninit();
+        let mut attr = MaybeUninit::<libc::pthread_attr_t>::uninit();
+        // SAFETY: glibc's initialiser cannot fail; `attr` is used between it and its end only. `begin` becomes the owner
+        // of `start` if the thread is made, else it is still ours.
+        failed = unsafe {
+            libc::pthread_attr_init(attr.as_mut_ptr());
+            libc::pthread_attr_setdetachstate(attr.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
+            if let Some(bytes) = stack {
+                libc::pthread_attr_setstacksize(attr.as_mut_ptr(), bytes);
+            }
+            let failed = libc::pthread_create(thread.as_mut_ptr(), attr.as_ptr(), begin, start);
+            libc::pthread_attr_destroy(attr.as_mut_ptr());
+            failed
+        };
+        if failed == 0 {
+            return Ok(());
+        }
+    }
+    // SAFETY: made by `Box::into_raw` above, and no thread took it.
+    drop(unsafe { Box::from_raw(start.cast::<Start>()) });
+    Err(std::io::Error::from_raw_os_error(failed))
+}
+
+extern "C" fn begin(start: *mut c_void) -> *mut c_void {
+    // SAFETY: `create` gave it away for this thread to own.
+    let Start { name, body } = *unsafe { Box::from_raw(start.cast::<Start>()) };
+    // SAFETY: a NUL-terminated string, which the kernel cuts after 15 bytes.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+    // A panic ends this thread alone, as it would one of std's; the hook has told of it.
+    let _ = catch_unwind(AssertUnwindSafe(body));
+    core::ptr::null_mut()
 }
 
 #[cfg(test)]
