@@ -62,6 +62,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    progress::start_clock();
     let done = match Cli::parse().command {
         Command::Demo(demo) => demo::run(&demo).map(|exit| exit as u8),
         Command::Run(run) => run::run(&run),

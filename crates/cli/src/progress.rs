@@ -1,29 +1,44 @@
-//! A progress bar that appears only when a command has run for a second, and only on a terminal.
+//! What a command shows while it works: nothing in its first second, then a bar; and only on a terminal.
+//!
+//! The second is the command's, not that of one of its parts: a demo of many short parts is a long wait too.
 
+use std::sync::LazyLock;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 const PATIENCE: Duration = Duration::from_secs(1);
+const TICK: Duration = Duration::from_millis(100);
+
+static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Starts the clock of this command.
+pub fn start_clock() {
+    LazyLock::force(&BEGUN);
+}
+
+fn hidden(total: Option<u64>, style: &str, what: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::hidden());
+    if let Ok(style) = ProgressStyle::with_template(style) {
+        bar.set_style(style);
+    }
+    bar.set_message(what.to_owned());
+    bar
+}
 
 /// Bytes done of bytes to do.
 pub struct Progress {
     bar: ProgressBar,
-    begun: Instant,
     shown: bool,
 }
 
 impl Progress {
-    /// Starts the clock; nothing is drawn yet.
+    /// Nothing is drawn before the first [`Progress::set`].
     pub fn bytes(total: u64, what: &str) -> Progress {
-        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
-        let style =
-            ProgressStyle::with_template("{msg} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
-        if let Ok(style) = style {
-            bar.set_style(style);
-        }
-        bar.set_message(what.to_owned());
-        Progress { bar, begun: Instant::now(), shown: false }
+        let style = "{msg} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+        Progress { bar: hidden(Some(total), style, what), shown: false }
     }
 
     /// What is going on now.
@@ -35,7 +50,7 @@ impl Progress {
 
     /// So many bytes are done.
     pub fn set(&mut self, done: u64) {
-        if !self.shown && self.begun.elapsed() >= PATIENCE {
+        if !self.shown && BEGUN.elapsed() >= PATIENCE {
             // indicatif itself draws nothing where stderr is no terminal.
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
             self.shown = true;
@@ -46,6 +61,42 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Work that cannot say how far it is: a thread draws for it, until this is dropped.
+pub struct Wait {
+    bar: ProgressBar,
+    painter: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+impl Wait {
+    /// Nothing is drawn before the command has run for a second.
+    pub fn new(what: &str) -> Wait {
+        let bar = hidden(None, "{spinner} {msg}, for {elapsed}", what);
+        let (done, ended) = mpsc::channel::<()>();
+        let drawn = bar.clone();
+        let paint = move || {
+            let patience = PATIENCE.saturating_sub(BEGUN.elapsed());
+            if ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+                drawn.set_draw_target(ProgressDrawTarget::stderr());
+                while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+                    drawn.tick();
+                }
+            }
+        };
+        let painter = std::thread::Builder::new().name("progress".to_owned()).spawn(paint);
+        Wait { bar, painter: painter.ok().map(|thread| (done, thread)) }
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        if let Some((done, painter)) = self.painter.take() {
+            drop(done);
+            let _ = painter.join();
+        }
         self.bar.finish_and_clear();
     }
 }

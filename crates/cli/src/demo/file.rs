@@ -22,6 +22,8 @@ use spinio_sys::linux::{self, Advice, PAGE};
 use crate::progress::Progress;
 
 const MIB: u64 = 1 << 20;
+/// What is written before it is flushed.
+const FLUSHED: u64 = 64 * MIB;
 
 /// A state of the page cache that the demo asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +64,7 @@ impl State {
 pub fn make(file: &File, path: &Path, size: u64) -> anyhow::Result<()> {
     let mut progress = Progress::bytes(size, "Making the file");
     let mut block = vec![0u8; MIB as usize];
+    let cannot_flush = || format!("Cannot flush {} to storage", path.display());
     let mut out = file;
     let mut done = 0;
     while done < size {
@@ -69,9 +72,13 @@ pub fn make(file: &File, path: &Path, size: u64) -> anyhow::Result<()> {
         let n = (size - done).min(MIB) as usize;
         out.write_all(&block[..n]).with_context(|| format!("Cannot write {}", path.display()))?;
         done += n as u64;
+        // Now and then, so that the bar does not stand still at its end.
+        if done.is_multiple_of(FLUSHED) {
+            file.sync_data().with_context(cannot_flush)?;
+        }
         progress.set(done);
     }
-    file.sync_all().with_context(|| format!("Cannot flush {} to storage", path.display()))
+    file.sync_all().with_context(cannot_flush)
 }
 
 /// The bytes of the file at `offset`, a multiple of 8: every word is a hash of its own offset, so bytes that land

@@ -106,17 +106,17 @@ impl Program {
             command.env(name, value);
         }
         let mut child = command.spawn().with_context(|| format!("Cannot start {}", self.reader.display()))?;
-        let mut progress = Progress::bytes(size, "Reading into the device");
+        let doing = if stats.is_some() { "Reading into the device" } else { "Trying pread without SPIN" };
+        let mut progress = Progress::bytes(size, doing);
         let status = loop {
             if let Some(status) = child.try_wait()? {
                 break status;
             }
-            if let Some(now) = stats.and_then(read_stats) {
-                progress.set(now.read_bytes.min(size));
-                if now.read_bytes >= size {
-                    progress.say("Comparing every byte");
-                }
+            let read = stats.and_then(read_stats).map_or(0, |now| now.read_bytes);
+            if read >= size {
+                progress.say("Comparing every byte");
             }
+            progress.set(read.min(size));
             std::thread::sleep(Duration::from_millis(10));
         };
         drop(progress);

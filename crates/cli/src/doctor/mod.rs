@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 use crate::exit::Exit;
 use crate::out;
 use crate::paint::{Ink, Paint};
+use crate::progress::Wait;
 
 /// What `spinio doctor` takes.
 #[derive(Debug, Args)]
@@ -99,12 +100,14 @@ impl Fact {
 
 /// Runs it.
 pub fn run(doctor: &Doctor) -> anyhow::Result<Exit> {
+    let wait = Wait::new("Trying what this machine offers");
     let mut facts = Vec::new();
     spinio::ask(&mut facts);
     kernel::ask(&mut facts);
     process::ask(&mut facts);
     p2p::ask(&mut facts);
     nvidia::ask(&mut facts);
+    drop(wait);
     let text = match doctor.json {
         true => format!("{:#}\n", Value::Array(facts.iter().map(json_of).collect())),
         false => render(&Paint::stdout(), &facts),
