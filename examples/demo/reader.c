@@ -2,7 +2,8 @@
  *
  * Nothing in this file knows of SPIN: no header, no symbol, no flag. Run alone,
  * pread() answers EFAULT, because the kernel cannot write to a GPU's memory. Run
- * under LD_PRELOAD=libspinio.so, it works.
+ * under LD_PRELOAD=libspinio.so, it works. (Without a GPU there is nothing to
+ * read into when it runs alone: the software GPU lives in libspinio.so.)
  *
  *     cc -O2 -shared -fPIC -o libgpu.so shim.c
  *     cc -O2 -o reader reader.c -L. -lgpu -Wl,-rpath,'$ORIGIN'
@@ -79,7 +80,7 @@ int main(int argc, char **argv)
         return fail("open", argv[1]);
 
     if (!gpu_name()) {
-        fprintf(stderr, "no such CUDA GPU, and no other device was asked for or libspinio.so is not preloaded\n");
+        fprintf(stderr, "no such CUDA GPU here, and the memory of any other device needs libspinio.so preloaded\n");
         return 1;
     }
     printf("device=%s\n", gpu_name());

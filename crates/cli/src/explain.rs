@@ -28,6 +28,7 @@ use crate::device::{self, Name};
 use crate::exit::Exit;
 use crate::input::Input;
 use crate::paint::{Ink, Paint};
+use crate::progress::Wait;
 use crate::{out, strip, table, units};
 
 /// Rows of the table before the rest is counted; `--all` shows every one.
@@ -54,10 +55,12 @@ pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
     let opened = explain.input.open()?;
     let name = explain.input.path().display().to_string();
     let device = explain.device.unwrap_or_else(device::preferred);
+    let wait = Wait::new("Asking what is cached");
     let buffer = device::like(device)?;
     let told = runtime()
         .explain(opened.file.as_raw_fd(), opened.offset, opened.len, buffer)
         .map_err(|e| e.with_path(&name))?;
+    drop(wait);
     let text = match explain.json {
         true => format!("{:#}\n", json_of(&name, device, &told)),
         false => render(&Paint::stdout(), &name, device, &told, if explain.all { usize::MAX } else { ROWS }),
@@ -129,7 +132,7 @@ fn render(paint: &Paint, name: &str, device: Name, told: &Explanation, rows: usi
         return s;
     }
     draw(&mut s, paint, told);
-    let _ = writeln!(s, "\n{}", segments(paint, told, rows));
+    let _ = writeln!(s, "\n{}", table::text(&segments(paint, told, rows)));
     for (i, reason) in refusals(told).into_iter().enumerate() {
         let _ = writeln!(s, "[{}] a faster route was refused: {reason}", i + 1);
     }
@@ -195,7 +198,7 @@ fn total(s: &mut String, told: &Explanation) {
     }
     let _ = writeln!(
         s,
-        "predicted {} ({} GB/s): {} from storage, {} from the page cache. Cost model: {}",
+        "predicted {} ({} GB/s), each side's start included: {} from storage, {} from the page cache. Cost model: {}",
         units::time(p.total),
         units::gbps(told.len, p.total / 1e9),
         units::time(p.storage),

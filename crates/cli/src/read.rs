@@ -18,7 +18,7 @@ use crate::device::{self, Buffer, Name};
 use crate::exit::{self, Exit};
 use crate::input::{Input, Opened};
 use crate::paint::{Ink, Paint};
-use crate::progress::Progress;
+use crate::progress::{Progress, Wait};
 use crate::{out, table, units};
 
 /// What `spinio read` takes.
@@ -54,7 +54,9 @@ pub fn run(read: &Read) -> anyhow::Result<Exit> {
     }
     let opened = read.input.open()?;
     let block = read.block.min(opened.len.max(1));
+    let wait = Wait::new("Opening the device");
     let buffer = Buffer::new(read.device.unwrap_or_else(device::preferred), block)?;
+    drop(wait);
     let before = runtime().stats();
     let done = all(read, &opened, &buffer, block)?;
     report(read, &buffer, &done, &runtime().stats().since(&before))?;
@@ -119,7 +121,7 @@ fn report(read: &Read, buffer: &Buffer, done: &Done, stats: &spinio_io::stats::S
         ),
     );
     if !stats.lines.is_empty() {
-        text += &format!("\n{}\n\n", table::of_snapshot(&paint, stats));
+        text += &format!("\n{}\n\n", table::text(&table::of_snapshot(&paint, stats)));
     }
     match (read.verify, done.differs) {
         (false, _) => {}

@@ -42,6 +42,11 @@ pub fn settle(table: &mut Table, numbers: &[usize]) {
     }
 }
 
+/// The text of a table, without blanks at the ends of its lines.
+pub fn text(table: &Table) -> String {
+    table.trim_fmt()
+}
+
 /// The name of a route in its colour.
 pub fn route(route: Route) -> Cell {
     Cell::new(route.name()).fg(match route {

@@ -76,6 +76,19 @@ fn nothing_is_read() {
 }
 
 #[test]
+fn advice_that_nobody_could_follow_is_not_given() {
+    let dir = folder();
+    let path = file(dir.path(), "data", 16 << 10);
+    let explain = |length: &str| {
+        stdout(&spinio().args(["explain", "--device", "emulated", "--length", length]).arg(&path).assert().success())
+    };
+    assert!(explain("4K").contains("read more at once"));
+    let all = explain("16K");
+    assert!(!all.contains("read more at once"), "{all}");
+    assert!(all.lines().all(|l| l == l.trim_end()), "blanks at the end of a line in\n{all}");
+}
+
+#[test]
 fn an_empty_file_and_a_range_behind_the_end() {
     let dir = folder();
     let path = file(dir.path(), "data", 0);

@@ -67,7 +67,10 @@ fn what_cannot_be_started() {
             command.arg("run").args(stats).args(["--", what]);
             command.assert()
         };
-        assert!(stderr(&run("no-such-program-here").code(127)).contains("Cannot run no-such-program-here"));
+        assert!(
+            stderr(&run("no-such-program-here").code(127))
+                .contains("Cannot run no-such-program-here: no such program on PATH")
+        );
         assert!(stderr(&run("/nowhere/x").code(127)).contains("/nowhere/x"));
         run(plain.to_str().unwrap()).code(126);
         run(dir.path().to_str().unwrap()).code(126);

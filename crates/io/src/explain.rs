@@ -109,7 +109,9 @@ impl Runtime {
             schedule = Schedule::single(within, possible.cache, Reason::Small);
         }
         let prediction = predict(Objective::Concurrent, &extents, &schedule, &model);
-        let advice = advice(&extents, &schedule, &possible.refused, rights, within);
+        let size = if regular { stat.size } else { file.size };
+        let more = size > offset + within;
+        let advice = advice(&extents, &schedule, &possible.refused, rights, (within, more));
         Ok(Explanation {
             offset,
             len: within,
@@ -127,19 +129,29 @@ impl Runtime {
     }
 }
 
-/// What would make it faster, most useful first.
-fn advice(extents: &[Extent], schedule: &Schedule, refused: &Option<Reason>, rights: Rights, len: u64) -> Vec<String> {
+/// What would make it faster, most useful first. `more`: the file goes on behind these `len` bytes.
+fn advice(
+    extents: &[Extent],
+    schedule: &Schedule,
+    refused: &Option<Reason>,
+    rights: Rights,
+    (len, more): (u64, bool),
+) -> Vec<String> {
     let bytes = |r: Residency| extents.iter().filter(|e| e.residency == r).map(|e| e.len).sum::<u64>();
     let mut out = Vec::new();
-    if len <= SMALL as u64 {
-        out.push("read more at once: up to 64 KiB a call pays one driver call for the copy".to_owned());
+    if len <= SMALL as u64 && more {
+        out.push("read more at once: a call of a byte pays for as many driver calls as one of 64 KiB".to_owned());
     }
     let absent = bytes(Residency::Absent);
     if absent > 0 {
         out.push(format!(
-            "{} MiB must come from storage: reading the file ahead (cat, vmtouch, POSIX_FADV_WILLNEED) \
+            "{} must come from storage: reading the file ahead (cat, vmtouch, POSIX_FADV_WILLNEED) \
              would serve them from memory",
-            absent.div_ceil(1 << 20)
+            match absent {
+                n if n >= 10 << 30 => format!("{} GiB", n >> 30),
+                n if n >= 1 << 20 => format!("{} MiB", n >> 20),
+                n => format!("{} KiB", n.div_ceil(1 << 10)),
+            }
         ));
         match refused {
             Some(Reason::NoP2pMapping) => {

@@ -48,7 +48,7 @@ impl Report<'_> {
     pub fn render(&self, paint: &Paint) -> String {
         let mut s = String::new();
         self.head(paint, &mut s);
-        let _ = writeln!(s, "\n{}\n", self.table(paint));
+        let _ = writeln!(s, "\n{}\n", table::text(&self.table(paint)));
         self.verdict(paint, &mut s);
         self.notes(paint, &mut s);
         next_steps(paint, &mut s);

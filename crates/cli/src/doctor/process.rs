@@ -46,11 +46,22 @@ fn memlock() -> Fact {
     match getrlimit(Resource::Memlock).current {
         None => Fact::new(GROUP, name, State::Found, "unlimited"),
         Some(n) if n >= 64 << 20 => Fact::new(GROUP, name, State::Found, units::bytes(n)),
+        Some(n) if may_lock_more() => {
+            Fact::new(GROUP, name, State::Found, format!("{}, but CAP_IPC_LOCK may lock more", units::bytes(n)))
+        }
         Some(n) => {
             let detail = format!("{}: little memory may be locked", units::bytes(n));
             Fact::new(GROUP, name, State::Limited, detail).cure("ulimit -l unlimited; LimitMEMLOCK= in a systemd unit")
         }
     }
+}
+
+/// Whether the limit does not bind this process.
+fn may_lock_more() -> bool {
+    const IPC_LOCK: u32 = 14;
+    let status = text_of("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set >> IPC_LOCK & 1 == 1)
 }
 
 fn descriptors() -> Fact {

@@ -178,7 +178,7 @@ fn summary(paint: &Paint, snapshot: Option<&Snapshot>) -> String {
         units::bytes(s.read_bytes),
         units::time(s.read_nanos as f64),
         units::gbps(s.read_bytes, seconds),
-        table::of_snapshot(paint, s)
+        table::text(&table::of_snapshot(paint, s))
     )
 }
 

@@ -89,7 +89,10 @@ fn resolve_on(command: &OsStr, path: Option<&OsStr>) -> io::Result<PathBuf> {
             Err(e) => denied |= e.kind() == io::ErrorKind::PermissionDenied,
         }
     }
-    Err(if denied { io::ErrorKind::PermissionDenied.into() } else { io::ErrorKind::NotFound.into() })
+    Err(match denied {
+        true => io::Error::new(io::ErrorKind::PermissionDenied, "what PATH finds may not be run"),
+        false => io::Error::new(io::ErrorKind::NotFound, "no such program on PATH"),
+    })
 }
 
 /// What keeps SPIN out of this program; `None` if nothing is known. A file that cannot be read may still be run:
