@@ -170,7 +170,7 @@ impl Job {
             request,
             cold: AtomicBool::new(false),
             copy_piece: (len / (2 * threads)).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64),
-            direct_piece: (len / 4).next_multiple_of(64 << 10).clamp(1 << 20, BLOCK as u64),
+            direct_piece: (len / 4).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64),
             queues: Mutex::default(),
             outstanding: AtomicU64::new(len),
             outcome: Mutex::new(Outcome { end: len, error: None, finished: false }),
@@ -372,7 +372,7 @@ impl Job {
         let at = self.offset + front.offset;
         let to_boundary = |unit: u64| (at / unit + 1) * unit - at;
         let most = match front.route {
-            // Short requests are cut finer, but a MiB keeps a disk busy by itself and costs one hand-over.
+            // Short requests are cut finer: several commands in flight hide each other's latency.
             Route::Direct => self.direct_piece.min(to_boundary(BLOCK as u64)),
             Route::P2p => to_boundary(P2P_PIECE),
             Route::Dma => self.dma_piece(front.len, at),
