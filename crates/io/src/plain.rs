@@ -62,6 +62,7 @@ impl Plain {
         };
         let mut done = 0;
         let mut ended = Ok(());
+        let file = self.identity(core);
         while done < self.len {
             let begun = Instant::now();
             let want = (self.len - done).min(BLOCK);
@@ -81,7 +82,9 @@ impl Plain {
                     break;
                 }
             };
-            if got == 0 {
+            // Another thread may have closed the descriptor since the last block, and opened another file as the same
+            // number; a host read would have gone on with the first one.
+            if got == 0 || (done > 0 && self.identity(core) != file) {
                 staging.give_back(block);
                 break;
             }
@@ -119,6 +122,11 @@ impl Plain {
             .map_err(|e| Error::kernel(e, "read", self.at.unwrap_or(0), self.len as u64))?;
         core.stats().piece(Route::Store, self.reason, got as u64, begun.elapsed().as_nanos() as u64);
         Ok(got)
+    }
+
+    /// Which file the descriptor names now.
+    fn identity(&self, core: &Core) -> Option<(u64, u64)> {
+        core.kernel.fstat(self.fd).ok().map(|s| (s.dev, s.ino))
     }
 
     /// # Safety

@@ -141,3 +141,36 @@ fn a_read_stops_at_the_end_of_the_allocation() {
     assert!(runtime.read(file.as_raw_fd(), Some(0), end, 1).is_err());
     registry::free(to.addr).unwrap();
 }
+
+#[test]
+fn a_descriptor_replaced_during_a_read_never_mixes_two_files() {
+    let bytes = contents(32 * MIB);
+    let file = file(&bytes);
+    let other = self::file(&vec![0xee; 32 * MIB]);
+    for threads in [1, 3] {
+        let runtime = Runtime::new(Settings { threads, dma_min: u64::MAX, ..Settings::default() });
+        for _ in 0..20 {
+            // SAFETY: duplicates a descriptor of ours.
+            let shared = unsafe { libc::dup(file.as_raw_fd()) };
+            let to = target(32 * MIB);
+            let got = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(std::time::Duration::from_micros(500));
+                    // SAFETY: replaces a descriptor that only this test uses.
+                    unsafe { libc::dup2(other.as_raw_fd(), shared) };
+                });
+                runtime.read(shared, Some(0), to, 32 * MIB)
+            });
+            if let Ok(got) = got {
+                let mut out = vec![0; got];
+                runtime.fetch(to, &mut out).unwrap();
+                // On a slow machine the number may have been given away before the read began.
+                let whole = out == bytes[..got] || out.iter().all(|&b| b == 0xee);
+                assert!(whole, "{threads} threads: bytes of two files among {got}");
+            }
+            registry::free(to.addr).unwrap();
+            // SAFETY: closes what was made above.
+            unsafe { libc::close(shared) };
+        }
+    }
+}
