@@ -74,9 +74,9 @@ impl Drop for Mapping {
 /// A file as SPIN remembers it.
 pub(crate) struct File {
     key: (u64, u64),
-    /// Reads through the page cache; for helpers.
+    /// Reads through the page cache; for keepers.
     pub(crate) cached: PrivateFd,
-    /// Reads around it; for helpers. The reason where there is none.
+    /// Reads around it; for keepers. The reason where there is none.
     pub(crate) direct: Result<PrivateFd, Reason>,
     /// Length of a block device; a regular file's is asked by every request.
     pub(crate) size: u64,
@@ -99,7 +99,7 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// Opens the twins. Runs on a helper.
+    /// Opens the twins. Runs on a keeper.
     fn open(kernel: &dyn Kernel, crew: &Graves, tid: u32, fd: Fd, stat: Stat, born: Instant) -> Result<File, Reason> {
         let again = |flags: u32| {
             let twin = kernel.open_again(tid, fd, (linux::O_RDONLY | flags) as i32).map_err(|_| Reason::NoTwin)?;
@@ -178,7 +178,7 @@ impl File {
         lock(&self.mapping).as_ref().filter(|m| m.len as u64 >= len).map(Arc::clone)
     }
 
-    /// A mapping of at least `len` bytes. Runs on a helper, whose descriptor it needs.
+    /// A mapping of at least `len` bytes. Runs on a keeper, whose descriptor it needs.
     pub(crate) fn mapping(&self, kernel: &dyn Kernel, len: u64) -> Option<Arc<Mapping>> {
         if !self.mappable {
             return None;

@@ -38,6 +38,7 @@ use crate::engine::Hands;
 use crate::file::{File, Mapping};
 use crate::lock::lock;
 use crate::staging::{BLOCK, Block, Staging};
+use crate::work::{Filled, P2P_PIECE, Piece, Queues, Who, Work};
 use crate::{Error, Target};
 
 /// Bytes that are surveyed and planned together; a multiple of [`BLOCK`].
@@ -51,67 +52,6 @@ const DMA_PIECE: u64 = 128 << 20;
 
 /// Blocks that keepers of one job have in hand at most.
 const LENT: usize = 16;
-
-/// Bytes of one P2P command at most.
-const P2P_PIECE: u64 = 4 << 20;
-
-/// Who works: it decides which descriptors exist, and whether the device may be called (crew.rs says why).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
-    /// The program's thread: its descriptor, and the device.
-    Caller,
-    /// A helper with the program's descriptor table: the same, while the caller waits in its call.
-    Mate,
-    /// A helper with our own table: the twins, and no device.
-    Keeper,
-}
-
-/// A block that a keeper filled and that somebody who may call the device has to deliver.
-pub(crate) struct Filled {
-    pub(crate) piece: Piece,
-    pub(crate) block: Block,
-    /// Where the piece's bytes begin in the block, and how many arrived.
-    pub(crate) skip: usize,
-    pub(crate) len: u64,
-    pub(crate) begun: Instant,
-}
-
-/// A segment, or part of one, that a thread took.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
-    /// From the start of the request.
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
-    pub(crate) route: Route,
-    pub(crate) reason: Reason,
-    /// Only believed cached: read with RWF_NOWAIT, and look again where that stops.
-    pub(crate) presumed: bool,
-}
-
-/// What there is to do next.
-pub(crate) enum Work {
-    Piece(Piece),
-    /// Survey and plan these bytes. `true`: look properly, the presumption was wrong.
-    Window(u64, u64, bool),
-    /// Read a piece from storage into this block.
-    Fill(Piece, Block),
-    /// Queue what a keeper read.
-    Deliver(Filled),
-}
-
-#[derive(Default)]
-struct Queues {
-    windows: VecDeque<(u64, u64, bool)>,
-    cache: VecDeque<Piece>,
-    dma: VecDeque<Piece>,
-    storage: VecDeque<Piece>,
-    /// Blocks for keepers to fill, blocks they filled, and how many are lent to the job in all.
-    empty: Vec<Block>,
-    filled: VecDeque<Filled>,
-    lent: usize,
-    /// Keepers that were called and have not gone.
-    keepers: usize,
-}
 
 struct Outcome {
     /// End of the unbroken prefix, as far as is known.
@@ -525,30 +465,6 @@ impl Job {
             && let Some(crew) = self.core.keepers()
         {
             crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Keeper }), more);
-        }
-    }
-}
-
-impl Queues {
-    /// Pieces that wait for a block.
-    fn direct_pieces(&self, piece: u64) -> usize {
-        let direct = self.storage.iter().filter(|p| p.route == Route::Direct);
-        direct.map(|p| p.len.div_ceil(piece) as usize).sum()
-    }
-
-    /// Keepers that would find something to do.
-    fn keepers_wanted(&self, piece: u64, strange: bool) -> usize {
-        let p2p: usize =
-            self.storage.iter().filter(|p| p.route == Route::P2p).map(|p| p.len.div_ceil(P2P_PIECE) as usize).sum();
-        let windows = if strange { self.windows.len() } else { 0 };
-        self.direct_pieces(piece).min(self.empty.len()) + p2p + windows
-    }
-
-    fn of(&mut self, route: Route) -> &mut VecDeque<Piece> {
-        match route {
-            Route::Direct | Route::P2p => &mut self.storage,
-            Route::Dma => &mut self.dma,
-            Route::Copy | Route::Store | Route::Gather => &mut self.cache,
         }
     }
 }

@@ -34,6 +34,7 @@ pub mod settings;
 mod small;
 mod staging;
 pub mod stats;
+mod work;
 
 pub use error::{Error, ErrorKind};
 pub use explain::{Buffer, Explanation};

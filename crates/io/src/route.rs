@@ -8,8 +8,9 @@ use spinio_plan::{Extent, Objective, Possible, Reason, Residency, Route, Schedul
 
 use crate::core::Core;
 use crate::file::{File, Rights};
-use crate::job::{Job, Who};
+use crate::job::Job;
 use crate::residency::Survey;
+use crate::work::Who;
 
 /// How many bytes one probe of a stranger speaks for.
 pub(crate) const RUN: u64 = 64 << 10;

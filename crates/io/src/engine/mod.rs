@@ -17,8 +17,9 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::file::Mapping;
-use crate::job::{Job, Piece, Who, Work};
+use crate::job::Job;
 use crate::staging::Block;
+use crate::work::{Piece, Who, Work};
 use crate::{Error, route};
 
 /// Bytes of a request above which its caller sleeps while it waits, and leaves giving back pins to others.

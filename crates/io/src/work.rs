@@ -1,0 +1,95 @@
+//! What there is to do in a job, and what waits for it.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use spinio_plan::{Reason, Route};
+
+use crate::staging::Block;
+
+/// Bytes of one P2P command at most.
+pub(crate) const P2P_PIECE: u64 = 4 << 20;
+
+/// Who works: it decides which descriptors exist, and whether the device may be called (crew.rs says why).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// The program's thread: its descriptor, and the device.
+    Caller,
+    /// A helper with the program's descriptor table: the same, while the caller waits in its call.
+    Mate,
+    /// A helper with our own table: the twins, and no device.
+    Keeper,
+}
+
+/// A block that a keeper filled and that somebody who may call the device has to deliver.
+pub(crate) struct Filled {
+    pub(crate) piece: Piece,
+    pub(crate) block: Block,
+    /// Where the piece's bytes begin in the block, and how many arrived.
+    pub(crate) skip: usize,
+    pub(crate) len: u64,
+    pub(crate) begun: Instant,
+}
+
+/// A segment, or part of one, that a thread took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// From the start of the request.
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) route: Route,
+    pub(crate) reason: Reason,
+    /// Only believed cached: read with RWF_NOWAIT, and look again where that stops.
+    pub(crate) presumed: bool,
+}
+
+/// What there is to do next.
+pub(crate) enum Work {
+    Piece(Piece),
+    /// Survey and plan these bytes. `true`: look properly, the presumption was wrong.
+    Window(u64, u64, bool),
+    /// Read a piece from storage into this block.
+    Fill(Piece, Block),
+    /// Queue what a keeper read.
+    Deliver(Filled),
+}
+
+/// The queues of a job, and the blocks that its keepers have in hand.
+#[derive(Default)]
+pub(crate) struct Queues {
+    pub(crate) windows: VecDeque<(u64, u64, bool)>,
+    pub(crate) cache: VecDeque<Piece>,
+    pub(crate) dma: VecDeque<Piece>,
+    pub(crate) storage: VecDeque<Piece>,
+    /// Blocks for keepers to fill, blocks they filled, and how many are lent to the job in all.
+    pub(crate) empty: Vec<Block>,
+    pub(crate) filled: VecDeque<Filled>,
+    pub(crate) lent: usize,
+    /// Keepers that were called and have not gone.
+    pub(crate) keepers: usize,
+}
+
+impl Queues {
+    /// Pieces that wait for a block.
+    pub(crate) fn direct_pieces(&self, piece: u64) -> usize {
+        let direct = self.storage.iter().filter(|p| p.route == Route::Direct);
+        direct.map(|p| p.len.div_ceil(piece) as usize).sum()
+    }
+
+    /// Keepers that would find something to do.
+    pub(crate) fn keepers_wanted(&self, piece: u64, strange: bool) -> usize {
+        let p2p: usize =
+            self.storage.iter().filter(|p| p.route == Route::P2p).map(|p| p.len.div_ceil(P2P_PIECE) as usize).sum();
+        let windows = if strange { self.windows.len() } else { 0 };
+        self.direct_pieces(piece).min(self.empty.len()) + p2p + windows
+    }
+
+    /// The queue of a route.
+    pub(crate) fn of(&mut self, route: Route) -> &mut VecDeque<Piece> {
+        match route {
+            Route::Direct | Route::P2p => &mut self.storage,
+            Route::Dma => &mut self.dma,
+            Route::Copy | Route::Store | Route::Gather => &mut self.cache,
+        }
+    }
+}
