@@ -174,3 +174,22 @@ fn a_descriptor_replaced_during_a_read_never_mixes_two_files() {
         }
     }
 }
+
+/// It once waited for itself: the caller asked a helper for a mapping while every helper waited for that mapping.
+#[test]
+fn a_first_read_of_several_windows_ends() {
+    let len = 300 * MIB;
+    let file = file(b"");
+    file.set_len(len as u64).unwrap();
+    let warm_up = self::file(&contents(MIB));
+    for threads in [1, 3, 6] {
+        let runtime = Runtime::new(Settings { threads, ..Settings::default() });
+        let to = target(len);
+        runtime.read(warm_up.as_raw_fd(), Some(0), to, MIB).unwrap();
+        let got = spinio_testkit::within("a first read of several windows", || {
+            runtime.read(file.as_raw_fd(), Some(0), to, len).unwrap()
+        });
+        assert_eq!(got, len);
+        registry::free(to.addr).unwrap();
+    }
+}
