@@ -14,10 +14,12 @@ const GROUP: &str = "NVIDIA";
 /// Asks.
 pub fn ask(facts: &mut Vec<Fact>) {
     let module = text_of("/proc/driver/nvidia/version");
-    let Some(driver) = driver(facts, module.as_deref()) else { return };
-    let count = driver.device_count().unwrap_or(0);
-    for ordinal in 0..count {
-        gpu(facts, driver, ordinal);
+    match driver(facts, module.as_deref()) {
+        Some(driver) => (0..driver.device_count().unwrap_or(0)).for_each(|ordinal| gpu(facts, driver, ordinal)),
+        None => facts.push(
+            Fact::new(GROUP, "BAR, HMM", State::Absent, "not asked")
+                .because("they belong to a GPU, and none is usable"),
+        ),
     }
     facts.push(gds());
 }
