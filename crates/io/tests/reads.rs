@@ -193,3 +193,36 @@ fn a_first_read_of_several_windows_ends() {
         registry::free(to.addr).unwrap();
     }
 }
+
+/// In a mount namespace of its own, where nothing is at /sys (and nothing at /proc): twins and cost models come from
+/// there, reads must not depend on them.
+#[test]
+fn reads_are_right_without_sys_and_proc() {
+    const INSIDE: &str = "SPINIO_TEST_BARE";
+    if std::env::var_os(INSIDE).is_some() {
+        assert!(!std::path::Path::new("/sys/dev").exists() && !std::path::Path::new("/proc/self").exists());
+        let bytes = contents(8 * MIB);
+        let file = file(&bytes);
+        let runtime = Runtime::new(Settings::default());
+        check(&runtime, &file, &bytes, 77, 7 * MIB);
+        evict(&file, 0, 0);
+        check(&runtime, &file, &bytes, 0, 8 * MIB);
+        return;
+    }
+    let program = std::env::current_exe().unwrap();
+    let bare = "mount -t tmpfs none /sys && mount -t tmpfs none /proc && exec \"$0\" \"$@\"";
+    let ran = std::process::Command::new("unshare")
+        .args(["--mount", "sh", "-c", bare])
+        .arg(program)
+        .args(["--exact", "reads_are_right_without_sys_and_proc"])
+        .env(INSIDE, "1")
+        .output();
+    match ran {
+        Ok(out) if String::from_utf8_lossy(&out.stdout).contains("1 passed") => {}
+        Ok(out) if String::from_utf8_lossy(&out.stdout).contains("1 failed") => {
+            panic!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
+        }
+        Ok(out) => println!("skipped: {}", String::from_utf8_lossy(&out.stderr).trim()),
+        Err(e) => println!("skipped: unshare: {e}"),
+    }
+}
