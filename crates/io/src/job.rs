@@ -295,7 +295,7 @@ impl Job {
     pub(crate) fn block_gone(&self) {
         let mut queues = lock(&self.queues);
         queues.lent -= 1;
-        let starved = queues.lent == 0 && queues.direct_pieces(self.direct_piece) > 0;
+        let starved = queues.is_starved();
         drop(queues);
         if starved {
             self.stir();
@@ -419,11 +419,10 @@ impl Job {
     /// Whether there is something that the caller could do.
     fn has_work(&self) -> bool {
         let queues = lock(&self.queues);
-        let wants_blocks = queues.lent == 0 && queues.direct_pieces(self.direct_piece) > 0;
         !queues.filled.is_empty()
             || !queues.dma.is_empty()
             || !queues.cache.is_empty()
-            || wants_blocks
+            || queues.is_starved()
             || (!queues.windows.is_empty() && self.may_survey())
     }
 

@@ -50,12 +50,7 @@ pub(crate) fn read(core: &Arc<Core>, fd: Fd, at: Option<u64>, to: Target, len: u
     };
     let read = at_offset(core, fd, offset, to, len, stat);
     if at.is_none() {
-        let used = *read.as_ref().unwrap_or(&0);
-        if used < len {
-            // The offset was moved for all of it; what was not read is given back, relatively, because others may
-            // have moved it too.
-            let _ = core.kernel.lseek(fd, used as i64 - len as i64, SEEK_CUR);
-        }
+        unreserve(core, fd, (len - *read.as_ref().unwrap_or(&0)) as u64);
     }
     read
 }
@@ -91,15 +86,14 @@ fn at_offset(core: &Arc<Core>, fd: Fd, offset: u64, to: Target, len: usize, stat
     core.mates();
     let order = if ours { None } else { Some(device.fence(queue).map_err(device_fail)?) };
     if to.allocation.p2p_mapped
-        && let Some(order) = &order
-    {
+        && let Some(fence) = &order
         // Storage and the CPU keep no order with the device's queues: what was queued before has to be done.
-        device.wait(order, Wait::Context).map_err(device_fail)?;
+        && let Err(e) = device.wait(fence, Wait::Context)
+    {
+        order.into_iter().for_each(|fence| device.release_fence(fence));
+        return Err(device_fail(e));
     }
-    let p2p = match p2p(core, &file, to, offset, within) {
-        Ok(()) if ours => Err(Reason::Capturing),
-        verdict => verdict,
-    };
+    let p2p = p2p(core, &file, to, offset, within, ours);
     let job = Arc::new(Job::new(Request {
         core: Arc::clone(core),
         file: Arc::clone(&file),
@@ -130,13 +124,17 @@ fn at_offset(core: &Arc<Core>, fd: Fd, offset: u64, to: Target, len: usize, stat
     Ok(got as usize + rest.read(core).unwrap_or(0))
 }
 
-/// Whether storage of this file may DMA into this buffer for this request.
-fn p2p(core: &Arc<Core>, file: &Arc<File>, to: Target, offset: u64, len: u64) -> Result<(), Reason> {
+/// Whether storage of this file may DMA into this buffer for this request. `captured`: the program's queue is, so that
+/// nothing can be ordered behind it.
+fn p2p(core: &Arc<Core>, file: &Arc<File>, to: Target, offset: u64, len: u64, captured: bool) -> Result<(), Reason> {
     if !to.allocation.p2p_mapped {
         return Err(Reason::NoP2pMapping);
     }
     if !core.settings.allows(Route::P2p) {
         return Err(Reason::Forced);
+    }
+    if captured {
+        return Err(Reason::Capturing);
     }
     file.direct.as_ref().map_err(|reason| *reason).map(drop)?;
     // Segments begin on whole blocks of the file; there the address must be one that the disk takes. A disk that takes
@@ -181,4 +179,11 @@ fn refuse_misaligned(core: &Core, fd: Fd, at: Option<u64>, len: usize) -> Result
 /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.
 pub(crate) fn reserve(core: &Core, fd: Fd, len: u64) -> Result<u64, Errno> {
     Ok(core.kernel.lseek(fd, len as i64, SEEK_CUR)? - len)
+}
+
+/// Gives back what a reserved read did not use: relatively, because others may have moved the offset too.
+pub(crate) fn unreserve(core: &Core, fd: Fd, unused: u64) {
+    if unused > 0 {
+        let _ = core.kernel.lseek(fd, -(unused as i64), SEEK_CUR);
+    }
 }

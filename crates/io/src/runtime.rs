@@ -193,9 +193,7 @@ impl Runtime {
 
     /// Gives back what a reserved read did not use.
     pub fn unreserve(&self, fd: Fd, unused: u64) {
-        if unused > 0 {
-            let _ = self.core.kernel.lseek(fd, -(unused as i64), 1);
-        }
+        large::unreserve(&self.core, fd, unused);
     }
 
     /// Whether what `fd` names can only be read as it comes: it has no offset, or its size says nothing.

@@ -16,7 +16,7 @@ use spinio_sys::linux::Fd;
 use crate::core::Core;
 use crate::settings::Ordering;
 use crate::stats::Stopwatch;
-use crate::{Error, Target};
+use crate::{Error, Target, large};
 
 /// A `read` or `pread` of at most [`crate::settings::SMALL`] bytes, all of them inside the allocation.
 pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
@@ -50,7 +50,7 @@ pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize)
         staging.end_small(slot);
         if queued.is_err() && at.is_none() {
             // The kernel has moved the offset for bytes that nobody gets.
-            let _ = core.kernel.lseek(fd, -(got as i64), 1);
+            large::unreserve(core, fd, got as u64);
         }
         queued.map_err(device_error)?;
         if ours || core.settings.ordering == Ordering::Strict {

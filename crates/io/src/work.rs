@@ -76,6 +76,11 @@ impl Queues {
         direct.map(|p| p.len.div_ceil(piece) as usize).sum()
     }
 
+    /// Whether pieces wait for a block and none is in anybody's hands, so that nobody will bring one back.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.lent == 0 && self.storage.iter().any(|p| p.route == Route::Direct)
+    }
+
     /// Keepers that would find something to do.
     pub(crate) fn keepers_wanted(&self, piece: u64, strange: bool) -> usize {
         let p2p: usize =
