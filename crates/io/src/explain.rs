@@ -8,9 +8,10 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind};
 
 use crate::file::Rights;
-use crate::residency::Survey;
+use crate::file::residency::Survey;
+use crate::read::window;
 use crate::settings::SMALL;
-use crate::{Error, Runtime, route};
+use crate::{Error, Runtime};
 
 /// The buffer a read would go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +92,7 @@ impl Runtime {
             match twins.rights {
                 Rights::Resident => vec![Extent { len: within, residency: Residency::Clean }],
                 Rights::Stranger => {
-                    Survey { kernel, fd, mapping: None }.stranger(offset, within, route::RUN, theirs.salt())
+                    Survey { kernel, fd, mapping: None }.stranger(offset, within, window::RUN, theirs.salt())
                 }
                 _ => {
                     let mapping = twins.mapping(kernel, offset + within);
@@ -102,7 +103,7 @@ impl Runtime {
         let rights = file.rights;
         let Some(extents) = crew.call(survey) else { return Ok(plain(within, Reason::NoHelpers)) };
         let model = core.model(&file);
-        let possible = route::possible(core, &file, buffer.abilities, p2p, core.may_register(), offset);
+        let possible = window::possible(core, &file, buffer.abilities, p2p, core.may_register(), offset);
         let mut schedule = Schedule::default();
         plan(Objective::Concurrent, &extents, &model, &possible, &mut schedule);
         if within <= SMALL as u64 {

@@ -13,28 +13,20 @@
 //!                          bytes delivered, statistics
 //! ```
 
-mod canary;
+mod copies;
 mod core;
 mod crew;
-mod engine;
 mod error;
 mod explain;
-mod fetch;
 mod file;
-mod job;
 pub mod kernel;
-mod large;
 mod lock;
 mod pins;
-mod plain;
-mod residency;
-mod route;
+mod read;
 mod runtime;
 pub mod settings;
-mod small;
 mod staging;
 pub mod stats;
-mod work;
 
 pub use error::{Error, ErrorKind};
 pub use explain::{Buffer, Explanation};

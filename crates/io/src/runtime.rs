@@ -2,28 +2,21 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use spinio_device::{Allocation, DeviceAddr, QueueId, Wait};
-use spinio_plan::{Reason, Route};
-use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd, FileKind};
+use spinio_device::{Allocation, DeviceAddr};
+use spinio_sys::linux::{self, Fd};
 
 use crate::core::Core;
 use crate::kernel::{Kernel, Linux};
-use crate::plain::Plain;
-use crate::settings::{Ordering, SMALL};
-use crate::staging::BLOCK;
-use crate::{Error, Settings, large, small, stats};
+use crate::{Settings, stats};
 
-type Result<T> = core::result::Result<T, Error>;
-
-/// Where a read goes.
+/// Device memory that a request fills or empties.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// The allocation that holds the address.
     pub allocation: Allocation,
-    /// First byte to write.
+    /// First byte.
     pub addr: DeviceAddr,
 }
 
@@ -115,95 +108,6 @@ impl Runtime {
     /// Bytes of pinned staging memory held for the device of an allocation.
     pub fn staging_bytes(&self, of: &Allocation) -> u64 {
         self.core.staging(of.device).total()
-    }
-
-    /// `pread` (with an offset) or `read` (at the descriptor's own) into device memory.
-    /// Returns what POSIX says: bytes read, short at the end of the file or of the allocation.
-    pub fn read(&self, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize> {
-        let room = to.allocation.room(to.addr);
-        if room == 0 && len > 0 {
-            return Err(Error::kernel(Errno::FAULT, "read", at.unwrap_or(0), len as u64));
-        }
-        let len = len.min(usize::try_from(room).unwrap_or(usize::MAX));
-        if len <= SMALL {
-            return small::read(&self.core, fd, at, to, len);
-        }
-        let begun = Instant::now();
-        let got = large::read(&self.core, fd, at, to, len)?;
-        self.core.stats().call(got as u64, begun.elapsed().as_nanos() as u64);
-        Ok(got)
-    }
-
-    /// Reads the file now and queues the copies on `queue` (CUDA: a stream); returns the bytes that will be there
-    /// once the queue gets that far. Waits only for staging memory: a read larger than the staging ring needs the
-    /// queue to move.
-    pub fn read_async(&self, fd: Fd, at: u64, to: Target, len: usize, queue: QueueId) -> Result<usize> {
-        let begun = Instant::now();
-        let len = len.min(usize::try_from(to.allocation.room(to.addr)).unwrap_or(usize::MAX));
-        if to.allocation.device.is_captured(queue) {
-            // Captured copies would read staging memory again at every launch of the graph, when it holds other bytes.
-            return Err(Error::kernel(Errno::BUSY, "read into a captured queue", at, len as u64));
-        }
-        let plain = Plain { fd, at: Some(at), to, len, once: false, reason: Reason::Forced, queue: Some(queue) };
-        let got = plain.read(&self.core)?;
-        self.core.stats().call(got as u64, begun.elapsed().as_nanos() as u64);
-        Ok(got)
-    }
-
-    /// Copies host bytes into device memory, in the order of a small read; the bytes may be reused at once.
-    pub fn put(&self, to: Target, bytes: &[u8]) -> Result<()> {
-        let begun = Instant::now();
-        let len = bytes.len();
-        let device = to.allocation.device;
-        let fail = |e| Error::device(e, "copy to the device", 0, len as u64);
-        if len as u64 > to.allocation.room(to.addr) {
-            return Err(Error::kernel(Errno::FAULT, "copy to the device", 0, len as u64));
-        }
-        let staging = self.core.staging(device);
-        let (queue, ours) = device.program_queue();
-        let mut done = 0;
-        while done < len {
-            let n = (len - done).min(BLOCK);
-            let block = staging.take().map_err(fail)?;
-            // SAFETY: the block is ours alone and has `BLOCK` bytes.
-            unsafe { core::ptr::copy_nonoverlapping(bytes[done..done + n].as_ptr(), block.ptr(), n) };
-            // SAFETY: the block is retired behind the copy; the bytes lie inside the allocation.
-            match unsafe { device.copy_in(queue, to.addr.offset(done as u64), block.ptr(), n) } {
-                Ok(()) => staging.retire(block, queue),
-                Err(e) => {
-                    staging.give_back(block);
-                    return Err(fail(e));
-                }
-            }
-            done += n;
-        }
-        if len > 0 && (ours || len > SMALL || self.core.settings.ordering == Ordering::Strict) {
-            device.drain(queue, Wait::Context).map_err(fail)?;
-        }
-        let nanos = begun.elapsed().as_nanos() as u64;
-        self.core.stats().piece(Route::Copy, Reason::Stream, len as u64, nanos);
-        self.core.stats().call(len as u64, nanos);
-        Ok(())
-    }
-
-    /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.
-    pub fn reserve(&self, fd: Fd, len: u64) -> core::result::Result<u64, Errno> {
-        large::reserve(&self.core, fd, len)
-    }
-
-    /// Gives back what a reserved read did not use.
-    pub fn unreserve(&self, fd: Fd, unused: u64) {
-        large::unreserve(&self.core, fd, unused);
-    }
-
-    /// Whether what `fd` names can only be read as it comes: it has no offset, or its size says nothing.
-    pub fn is_stream(&self, fd: Fd) -> core::result::Result<bool, Errno> {
-        let stat = self.core.kernel.fstat(fd)?;
-        Ok(match stat.kind {
-            FileKind::Stream => true,
-            FileKind::Regular => stat.size == 0 || self.core.kernel.lseek(fd, 0, 1).is_err(),
-            FileKind::Block => false,
-        })
     }
 
     /// What the threads share.

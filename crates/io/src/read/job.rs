@@ -34,11 +34,11 @@ use spinio_sys::linux::Fd;
 
 use crate::core::{Core, KEEPERS};
 use crate::crew::Task;
-use crate::engine::Hands;
 use crate::file::{File, Mapping};
 use crate::lock::lock;
+use crate::read::engine::Hands;
+use crate::read::work::{Filled, P2P_PIECE, Piece, Queues, Who, Work};
 use crate::staging::{BLOCK, Block, Staging};
-use crate::work::{Filled, P2P_PIECE, Piece, Queues, Who, Work};
 use crate::{Error, Target};
 
 /// Bytes that are surveyed and planned together; a multiple of [`BLOCK`].
@@ -145,7 +145,7 @@ impl Job {
             self.core.pins.give_back_overlap(start, self.len as usize);
         }
         if self.len <= WINDOW {
-            crate::route::window(self, Who::Caller, 0, self.len, false);
+            super::window::window(self, Who::Caller, 0, self.len, false);
         } else {
             self.add_windows();
         }

@@ -18,7 +18,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{self, PAGE};
 
 use super::{Hands, LONG, Pinned};
-use crate::work::Piece;
+use crate::read::work::Piece;
 
 /// Pieces under way: enough that nobody waits for one before the last is registered, or nearly.
 const UNDER_WAY: usize = 16;

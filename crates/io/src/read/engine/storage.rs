@@ -18,8 +18,8 @@ use spinio_sys::Errno;
 
 use super::Hands;
 use crate::core::Verdict;
+use crate::read::work::{Filled, Piece};
 use crate::staging::Block;
-use crate::work::{Filled, Piece};
 
 impl Hands<'_> {
     pub(super) fn direct(&mut self, piece: Piece, block: Block) {

@@ -13,7 +13,7 @@ use spinio_sys::linux::RWF_NOWAIT;
 
 use super::Hands;
 use crate::Error;
-use crate::work::Piece;
+use crate::read::work::Piece;
 
 /// How reading a piece through the page cache ended.
 enum Ended {

@@ -7,10 +7,10 @@ use spinio_device::Abilities;
 use spinio_plan::{Extent, Objective, Possible, Reason, Residency, Route, Schedule, plan};
 
 use crate::core::Core;
+use crate::file::residency::Survey;
 use crate::file::{File, Rights};
-use crate::job::Job;
-use crate::residency::Survey;
-use crate::work::Who;
+use crate::read::job::Job;
+use crate::read::work::Who;
 
 /// How many bytes one probe of a stranger speaks for.
 pub(crate) const RUN: u64 = 64 << 10;

@@ -16,11 +16,12 @@ use spinio_device::{DeviceAddr, DeviceError, Fence, Pin, QueueId, Wait};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
+use crate::Error;
 use crate::file::Mapping;
-use crate::job::Job;
+use crate::read::job::Job;
+use crate::read::window;
+use crate::read::work::{Piece, Who, Work};
 use crate::staging::Block;
-use crate::work::{Piece, Who, Work};
-use crate::{Error, route};
 
 /// Bytes of a request above which its caller sleeps while it waits, and leaves giving back pins to others.
 pub(crate) const LONG: u64 = 64 << 20;
@@ -61,7 +62,7 @@ impl<'a> Hands<'a> {
                 Route::P2p => self.p2p(piece),
             },
             Work::Window(offset, len, again) => {
-                route::window(self.job, self.who, offset, len, again);
+                window::window(self.job, self.who, offset, len, again);
                 self.job.call_helpers();
             }
             Work::Fill(piece, block) => self.direct(piece, block),

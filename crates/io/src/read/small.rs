@@ -14,9 +14,10 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::core::Core;
+use crate::read::large;
 use crate::settings::Ordering;
 use crate::stats::Stopwatch;
-use crate::{Error, Target, large};
+use crate::{Error, Target};
 
 /// A `read` or `pread` of at most [`crate::settings::SMALL`] bytes, all of them inside the allocation.
 pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {

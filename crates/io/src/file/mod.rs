@@ -14,6 +14,9 @@
 //! Known flaw: opening a twin is an open like any other, so a program that holds a write
 //! lease on the file itself gets a lease break, and fanotify listeners see it.
 
+pub(crate) mod canary;
+pub(crate) mod residency;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -24,7 +27,6 @@ use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
 use crate::crew::{Crew, PrivateFd};
 use crate::kernel::Kernel;
 use crate::lock::lock;
-use crate::residency;
 
 const SEEK_END: i32 = 2;
 const OVERLAYFS: u64 = 0x794c_7630;

@@ -8,11 +8,11 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
-use crate::canary;
 use crate::core::Core;
 use crate::file::File;
-use crate::job::{Job, Request};
-use crate::plain::Plain;
+use crate::file::canary;
+use crate::read::job::{Job, Request};
+use crate::read::plain::Plain;
 use crate::settings::SMALL;
 use crate::{Error, Target};
 

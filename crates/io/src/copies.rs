@@ -1,0 +1,66 @@
+//! Host memory to the device and out of it again: for streams that the hooks buffer, tools that compare, and the C API.
+
+use std::time::Instant;
+
+use spinio_device::Wait;
+use spinio_plan::{Reason, Route};
+use spinio_sys::Errno;
+
+use crate::settings::{Ordering, SMALL};
+use crate::staging::BLOCK;
+use crate::{Error, Runtime, Target};
+
+impl Runtime {
+    /// Copies host bytes into device memory, in the order of a small read; the bytes may be reused at once.
+    pub fn put(&self, to: Target, bytes: &[u8]) -> Result<(), Error> {
+        let begun = Instant::now();
+        let len = bytes.len();
+        let device = to.allocation.device;
+        let fail = |e| Error::device(e, "copy to the device", 0, len as u64);
+        if len as u64 > to.allocation.room(to.addr) {
+            return Err(Error::kernel(Errno::FAULT, "copy to the device", 0, len as u64));
+        }
+        let staging = self.core().staging(device);
+        let (queue, ours) = device.program_queue();
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(BLOCK);
+            let block = staging.take().map_err(fail)?;
+            // SAFETY: the block is ours alone and has `BLOCK` bytes.
+            unsafe { core::ptr::copy_nonoverlapping(bytes[done..done + n].as_ptr(), block.ptr(), n) };
+            // SAFETY: the block is retired behind the copy; the bytes lie inside the allocation.
+            match unsafe { device.copy_in(queue, to.addr.offset(done as u64), block.ptr(), n) } {
+                Ok(()) => staging.retire(block, queue),
+                Err(e) => {
+                    staging.give_back(block);
+                    return Err(fail(e));
+                }
+            }
+            done += n;
+        }
+        if len > 0 && (ours || len > SMALL || self.core().settings.ordering == Ordering::Strict) {
+            device.drain(queue, Wait::Context).map_err(fail)?;
+        }
+        let nanos = begun.elapsed().as_nanos() as u64;
+        self.core().stats().piece(Route::Copy, Reason::Stream, len as u64, nanos);
+        self.core().stats().call(len as u64, nanos);
+        Ok(())
+    }
+
+    /// Copies device memory into host memory and waits, behind what this thread has queued before.
+    pub fn fetch(&self, from: Target, into: &mut [u8]) -> Result<(), Error> {
+        let device = from.allocation.device;
+        let len = into.len() as u64;
+        let fail = |e| Error::device(e, "copy out of the device", 0, len);
+        if from.allocation.room(from.addr) < len {
+            let outside = spinio_device::DeviceError::new(spinio_device::ErrorKind::BadAddress, "copy out");
+            return Err(fail(outside));
+        }
+        let (queue, _) = device.program_queue();
+        // SAFETY: `into` is borrowed until the drain below returns, and the range lies in one allocation.
+        let copied = unsafe { device.copy_out(queue, into.as_mut_ptr(), from.addr, into.len()) };
+        // A failed copy may have queued its first part: nothing may write to `into` after we return.
+        let drained = device.drain(queue, Wait::Context);
+        copied.and(drained).map_err(fail)
+    }
+}

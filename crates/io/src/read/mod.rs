@@ -1,0 +1,91 @@
+//! Reads: file to device.
+//!
+//! ```text
+//!   Runtime::read
+//!     │ up to 64 KiB      small.rs    one page-cache read into staging, one queued copy, return
+//!     │ streams, own O_DIRECT ...     plain.rs   block by block through the program's descriptor
+//!     │ the rest          large.rs
+//!     ▼
+//!   job.rs        one large read at work: its queues, its order on the device, its end
+//!   window.rs     residency ─> plan ─> segments, a window at a time
+//!   work.rs       the pieces that callers, mates and keepers take
+//!   engine/       who moves a piece: cache (copy, store), dma, storage (direct, p2p)
+//! ```
+//!
+//! Known flaw: one large read may be served in pieces, so it is not atomic against a concurrent write.
+
+mod engine;
+pub(crate) mod job;
+mod large;
+pub(crate) mod plain;
+mod small;
+pub(crate) mod window;
+pub(crate) mod work;
+
+use std::time::Instant;
+
+use spinio_device::QueueId;
+use spinio_plan::Reason;
+use spinio_sys::Errno;
+use spinio_sys::linux::{Fd, FileKind};
+
+use self::plain::Plain;
+use crate::settings::SMALL;
+use crate::{Error, Runtime, Target};
+
+type Result<T> = core::result::Result<T, Error>;
+
+impl Runtime {
+    /// `pread` (with an offset) or `read` (at the descriptor's own) into device memory.
+    /// Returns what POSIX says: bytes read, short at the end of the file or of the allocation.
+    pub fn read(&self, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize> {
+        let room = to.allocation.room(to.addr);
+        if room == 0 && len > 0 {
+            return Err(Error::kernel(Errno::FAULT, "read", at.unwrap_or(0), len as u64));
+        }
+        let len = len.min(usize::try_from(room).unwrap_or(usize::MAX));
+        if len <= SMALL {
+            return small::read(self.core(), fd, at, to, len);
+        }
+        let begun = Instant::now();
+        let got = large::read(self.core(), fd, at, to, len)?;
+        self.core().stats().call(got as u64, begun.elapsed().as_nanos() as u64);
+        Ok(got)
+    }
+
+    /// Reads the file now and queues the copies on `queue` (CUDA: a stream); returns the bytes that will be there
+    /// once the queue gets that far. Waits only for staging memory: a read larger than the staging ring needs the
+    /// queue to move.
+    pub fn read_async(&self, fd: Fd, at: u64, to: Target, len: usize, queue: QueueId) -> Result<usize> {
+        let begun = Instant::now();
+        let len = len.min(usize::try_from(to.allocation.room(to.addr)).unwrap_or(usize::MAX));
+        if to.allocation.device.is_captured(queue) {
+            // Captured copies would read staging memory again at every launch of the graph, when it holds other bytes.
+            return Err(Error::kernel(Errno::BUSY, "read into a captured queue", at, len as u64));
+        }
+        let plain = Plain { fd, at: Some(at), to, len, once: false, reason: Reason::Forced, queue: Some(queue) };
+        let got = plain.read(self.core())?;
+        self.core().stats().call(got as u64, begun.elapsed().as_nanos() as u64);
+        Ok(got)
+    }
+
+    /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.
+    pub fn reserve(&self, fd: Fd, len: u64) -> core::result::Result<u64, Errno> {
+        large::reserve(self.core(), fd, len)
+    }
+
+    /// Gives back what a reserved read did not use.
+    pub fn unreserve(&self, fd: Fd, unused: u64) {
+        large::unreserve(self.core(), fd, unused);
+    }
+
+    /// Whether what `fd` names can only be read as it comes: it has no offset, or its size says nothing.
+    pub fn is_stream(&self, fd: Fd) -> core::result::Result<bool, Errno> {
+        let stat = self.core().kernel.fstat(fd)?;
+        Ok(match stat.kind {
+            FileKind::Stream => true,
+            FileKind::Regular => stat.size == 0 || self.core().kernel.lseek(fd, 0, 1).is_err(),
+            FileKind::Block => false,
+        })
+    }
+}
