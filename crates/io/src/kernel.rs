@@ -1,7 +1,9 @@
 //! Every kernel call an engine makes, behind one trait.
 //!
-//! The real one, [`Linux`], passes straight on. Tests put a faulty one under the engines:
-//! short reads, EINTR, EIO, EREMOTEIO in the middle of a P2P read, files that cannot be opened again.
+//! Each function of the trait is the kernel's own call unless somebody says otherwise, and [`Linux`] says nothing. So
+//! a new call is written down once, here. A test that puts a faulty kernel under the engines overrides the calls that
+//! it spoils, and hands the rest of its work to `Linux`: short reads, EINTR, EIO, EREMOTEIO in the middle of a P2P
+//! read, files that cannot be opened again.
 
 use std::ffi::CString;
 
@@ -11,60 +13,13 @@ use spinio_sys::linux::{self, CacheStat, DirectAlign, Fd, Private, PrivateError,
 
 type Result<T> = core::result::Result<T, Errno>;
 
-/// What engines ask of the kernel. Signatures follow the system calls.
+/// What engines ask of the kernel. Signatures follow the system calls; left alone, each is that call.
 pub trait Kernel: Send + Sync + 'static {
-    /// `preadv2` with `RWF_*` flags, plain `pread` when there are none. `route` says what for.
+    /// `preadv2` with `RWF_*` flags, plain `pread` when there are none. `_route` says what for.
     ///
     /// # Safety
     /// `buf` must be memory that the caller lets the kernel write, or an address it may refuse.
-    unsafe fn pread(&self, route: Route, fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize>;
-
-    /// `read` at the descriptor's own offset.
-    ///
-    /// # Safety
-    /// As [`Kernel::pread`].
-    unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize>;
-
-    /// `lseek`.
-    fn lseek(&self, fd: Fd, offset: i64, whence: i32) -> Result<u64>;
-
-    /// `fstat`.
-    fn fstat(&self, fd: Fd) -> Result<Stat>;
-
-    /// Access mode and status flags.
-    fn flags(&self, fd: Fd) -> Result<i32>;
-
-    /// Opens the file behind descriptor `fd` of thread `tid` once more, in the calling thread's table.
-    fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd>;
-
-    /// `close`.
-    fn close(&self, fd: Fd);
-
-    /// What O_DIRECT asks for.
-    fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>>;
-
-    /// Magic number of the file system.
-    fn file_system(&self, fd: Fd) -> Result<u64>;
-
-    /// Whether the storage under a device number is NVMe or an array of disks: it chooses the cost model.
-    fn is_fast(&self, dev: u64) -> bool;
-
-    /// `cachestat`.
-    fn cachestat(&self, fd: Fd, offset: u64, len: u64) -> Result<CacheStat>;
-
-    /// A shared read-only mapping of the first `len` bytes.
-    fn map(&self, fd: Fd, len: usize) -> Result<*mut u8>;
-
-    /// A thread family with a descriptor table of its own.
-    fn private(&self) -> core::result::Result<Private, PrivateError>;
-}
-
-/// The kernel itself.
-#[derive(Debug)]
-pub struct Linux;
-
-impl Kernel for Linux {
-    unsafe fn pread(&self, _: Route, fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize> {
+    unsafe fn pread(&self, _route: Route, fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize> {
         // SAFETY: passed on to the caller.
         unsafe {
             match flags {
@@ -74,40 +29,52 @@ impl Kernel for Linux {
         }
     }
 
+    /// `read` at the descriptor's own offset.
+    ///
+    /// # Safety
+    /// As [`Kernel::pread`].
     unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
         // SAFETY: passed on to the caller.
         unsafe { linux::read(fd, buf, len) }
     }
 
+    /// `lseek`.
     fn lseek(&self, fd: Fd, offset: i64, whence: i32) -> Result<u64> {
         linux::lseek(fd, offset, whence)
     }
 
+    /// `fstat`.
     fn fstat(&self, fd: Fd) -> Result<Stat> {
         linux::fstat(fd)
     }
 
+    /// Access mode and status flags.
     fn flags(&self, fd: Fd) -> Result<i32> {
         linux::flags(fd)
     }
 
+    /// Opens the file behind descriptor `fd` of thread `tid` once more, in the calling thread's table.
     fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
         let path = CString::new(format!("/proc/{tid}/fd/{fd}")).map_err(|_| Errno::INVAL)?;
         linux::open(&path, flags, 0)
     }
 
+    /// `close`.
     fn close(&self, fd: Fd) {
         let _ = linux::close(fd);
     }
 
+    /// What O_DIRECT asks for.
     fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>> {
         linux::direct_align(fd)
     }
 
+    /// Magic number of the file system.
     fn file_system(&self, fd: Fd) -> Result<u64> {
         linux::file_system(fd)
     }
 
+    /// Whether the storage under a device number is NVMe or an array of disks: it chooses the cost model.
     fn is_fast(&self, dev: u64) -> bool {
         let (major, minor) = (linux::major(dev), linux::minor(dev));
         let mut target = [0u8; 256];
@@ -118,16 +85,25 @@ impl Kernel for Linux {
         read.split(|&b| b == b'/').any(|part| part.starts_with(b"nvme") || part.starts_with(b"md"))
     }
 
+    /// `cachestat`.
     fn cachestat(&self, fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
         linux::cachestat(fd, offset, len)
     }
 
+    /// A shared read-only mapping of the first `len` bytes.
     fn map(&self, fd: Fd, len: usize) -> Result<*mut u8> {
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         unsafe { linux::mmap(core::ptr::null_mut(), len, linux::PROT_READ, linux::MAP_SHARED, fd, 0) }
     }
 
+    /// A thread family with a descriptor table of its own.
     fn private(&self) -> core::result::Result<Private, PrivateError> {
         Private::new()
     }
 }
+
+/// The kernel itself.
+#[derive(Debug)]
+pub struct Linux;
+
+impl Kernel for Linux {}

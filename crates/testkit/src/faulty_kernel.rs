@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use spinio_io::kernel::{Kernel, Linux};
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::{CacheStat, DirectAlign, Fd, Private, PrivateError, Stat};
+use spinio_sys::linux::{CacheStat, DirectAlign, Fd, Private, PrivateError};
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -151,25 +151,9 @@ impl Kernel for FaultyKernel {
         unsafe { self.damaged(Call::Read, buf, len, |len| Linux.read(fd, buf, len)) }
     }
 
-    fn lseek(&self, fd: Fd, offset: i64, whence: i32) -> Result<u64> {
-        Linux.lseek(fd, offset, whence)
-    }
-
-    fn fstat(&self, fd: Fd) -> Result<Stat> {
-        Linux.fstat(fd)
-    }
-
-    fn flags(&self, fd: Fd) -> Result<i32> {
-        Linux.flags(fd)
-    }
-
     fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
         self.pass(Call::OpenAgain)?;
         Linux.open_again(tid, fd, flags)
-    }
-
-    fn close(&self, fd: Fd) {
-        Linux.close(fd);
     }
 
     fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>> {
@@ -180,10 +164,6 @@ impl Kernel for FaultyKernel {
     fn file_system(&self, fd: Fd) -> Result<u64> {
         self.pass(Call::FileSystem)?;
         Linux.file_system(fd)
-    }
-
-    fn is_fast(&self, dev: u64) -> bool {
-        Linux.is_fast(dev)
     }
 
     fn cachestat(&self, fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {

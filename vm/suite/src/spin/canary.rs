@@ -10,7 +10,7 @@ use spinio_io::kernel::{Kernel, Linux};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
-use spinio_sys::linux::{CacheStat, DirectAlign, Fd, Private, PrivateError, Stat};
+use spinio_sys::linux::Fd;
 
 use super::{MIB, by, explained, memory_for, read_and_check};
 use crate::case::{Case, Outcome, expect, fail};
@@ -47,10 +47,16 @@ fn lies(guest: &Guest) -> Outcome {
 #[derive(Debug)]
 struct Liar(AtomicU64);
 
-type Result<T> = core::result::Result<T, Errno>;
-
 impl Kernel for Liar {
-    unsafe fn pread(&self, route: Route, fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize> {
+    unsafe fn pread(
+        &self,
+        route: Route,
+        fd: Fd,
+        buf: *mut u8,
+        len: usize,
+        offset: u64,
+        flags: u32,
+    ) -> Result<usize, Errno> {
         // SAFETY: passed on to the caller.
         let got = unsafe { Linux.pread(route, fd, buf, len, offset, flags) };
         if route == Route::P2p && got.is_ok_and(|n| n > 0) {
@@ -59,54 +65,5 @@ impl Kernel for Liar {
             unsafe { *buf.add(len / 2) ^= 1 };
         }
         got
-    }
-
-    unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
-        // SAFETY: passed on to the caller.
-        unsafe { Linux.read(fd, buf, len) }
-    }
-
-    fn lseek(&self, fd: Fd, offset: i64, whence: i32) -> Result<u64> {
-        Linux.lseek(fd, offset, whence)
-    }
-
-    fn fstat(&self, fd: Fd) -> Result<Stat> {
-        Linux.fstat(fd)
-    }
-
-    fn flags(&self, fd: Fd) -> Result<i32> {
-        Linux.flags(fd)
-    }
-
-    fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
-        Linux.open_again(tid, fd, flags)
-    }
-
-    fn close(&self, fd: Fd) {
-        Linux.close(fd);
-    }
-
-    fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>> {
-        Linux.direct_align(fd)
-    }
-
-    fn file_system(&self, fd: Fd) -> Result<u64> {
-        Linux.file_system(fd)
-    }
-
-    fn is_fast(&self, dev: u64) -> bool {
-        Linux.is_fast(dev)
-    }
-
-    fn cachestat(&self, fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
-        Linux.cachestat(fd, offset, len)
-    }
-
-    fn map(&self, fd: Fd, len: usize) -> Result<*mut u8> {
-        Linux.map(fd, len)
-    }
-
-    fn private(&self) -> core::result::Result<Private, PrivateError> {
-        Linux.private()
     }
 }
