@@ -91,7 +91,7 @@ static void gpu_load(void) {
 }
 
 /* The primary context of device 0, as the CUDA runtime uses it. */
-static void gpu_open(void) {
+static inline void gpu_open(void) {
     gpu_load();
     GPU(cuInit(0));
     GPU(cuDeviceGet(&gpu.device, 0));

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   pack/ ── libspinio.so, spinio, spinio.h        release build, stripped
-//!         ── suite, frameworks.py                  the GPU suite (tests/gpu)
+//!         ── suite, two, frameworks.py             the GPU suite (tests/gpu); two: with two GPUs
 //!         ── hooks/                                the programs of crates/interpose/tests, on CUDA memory
 //!         ── reads, parts, host_call, benches/*.py the benchmarks
 //!         ── run-gpu-suite                         runs all of it
@@ -51,6 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     for (source, program) in [
         ("tests/gpu/suite.c", "suite"),
+        ("tests/gpu/two.c", "two"),
         ("benches/reads.c", "reads"),
         ("benches/parts.c", "parts"),
         ("benches/host_call.c", "host_call"),
