@@ -17,7 +17,7 @@
 //! bytes, so sums lose nothing that matters; nothing compares two times for equality.
 //!
 //! Known flaws: a dirty page's write-back is counted by bandwidth only, not by the latency of its
-//! command. The defaults describe no machine but their own; calibration is to replace them.
+//! command. The defaults describe no machine but their own; calibration (calibration.rs) replaces them.
 
 use std::fmt;
 
@@ -80,6 +80,12 @@ impl Cost {
         if bytes == 0 { 0.0 } else { self.fixed + bytes.saturating_sub(self.cutoff) as f64 * self.per_byte }
     }
 
+    /// The same cost, `factor` times as high. Scaled as a whole, it keeps the rule.
+    #[must_use]
+    pub fn times(self, factor: f64) -> Cost {
+        Cost { fixed: self.fixed * factor, per_byte: self.per_byte * factor, ..self }
+    }
+
     /// `C` in nanoseconds.
     pub const fn fixed(&self) -> f64 {
         self.fixed
@@ -111,6 +117,13 @@ impl Flight {
     /// From nanoseconds, nanoseconds, and bytes a second.
     pub const fn new(latency: f64, per_command: f64, bandwidth: f64) -> Flight {
         Flight { latency, per_command, per_byte: 1e9 / bandwidth }
+    }
+
+    /// The same, `factor` times as slow.
+    #[must_use]
+    pub fn times(self, factor: f64) -> Flight {
+        let Flight { latency, per_command, per_byte } = self;
+        Flight { latency: latency * factor, per_command: per_command * factor, per_byte: per_byte * factor }
     }
 
     /// One command's share, without the latency.
@@ -178,6 +191,17 @@ impl Model {
             writeback: 1.0 / 3.2,
             ..Model::nvme()
         }
+    }
+
+    /// Makes a route `factor` times as slow. `direct` and `p2p` are one here.
+    pub fn slow(&mut self, route: Route, factor: f64) {
+        let (cost, flight) = match route {
+            Route::Copy | Route::Gather => (&mut self.cache, &mut self.cache_flight),
+            Route::Dma => (&mut self.cache_dma, &mut self.cache_dma_flight),
+            Route::Store => (&mut self.cache_store, &mut self.cache_store_flight),
+            Route::Direct | Route::P2p => (&mut self.storage, &mut self.storage_flight),
+        };
+        (*cost, *flight) = (cost.times(factor), flight.times(factor));
     }
 
     /// One transfer at a time on this route.

@@ -9,14 +9,20 @@
 //!                                        concurrent  both sides at once, the default
 //! ```
 //!
+//! The costs of a model are defaults, or were measured and fitted (`fit`, `calibration`), and are followed while they are
+//! in use (`correction`).
+//!
 //! Nothing here reads a file, a clock or a setting, so everything here can be
 //! tested against brute force.
 //!
 //! Known flaws: the cost of an edge that alignment cuts off is predicted, but not weighed.
 #![forbid(unsafe_code)]
 
+mod calibration;
 mod concurrent;
+mod correction;
 mod cost;
+mod fit;
 mod greedy;
 mod lay;
 mod optimal;
@@ -28,7 +34,10 @@ mod scratch;
 mod window;
 mod words;
 
+pub use calibration::{BadText, Calibration, Measured};
+pub use correction::Correction;
 pub use cost::{BadCost, Cost, Flight, Model};
+pub use fit::{BadFit, Batch, Fit, Sample, fit_cost, fit_flight};
 pub use plan::{Objective, plan};
 pub use possible::Possible;
 pub use predict::{Prediction, predict};

@@ -1,0 +1,141 @@
+//! What measured times say about the model while it is in use.
+//!
+//! ```text
+//!   a request ends ──> measured / predicted of the side that served it
+//!                        │ logarithm, one sample at most a factor of 8
+//!                        ▼
+//!                      moving mean, a sixteenth a sample ──> factor of the route's costs
+//!                                                             1 below 16 samples
+//!                                                             1 within 20 %
+//!                                                             1/4 to 4, never beyond
+//! ```
+//!
+//! A model tells what a route costs on a quiet machine; a disk that others use, or a bus that is shared,
+//! drifts from it. The factor follows, and the planner weighs with it. It is bounded, because
+//! a sample can mean something else: the program slept, the machine swapped. And what is not used is
+//! forgiven slowly, or a route that once was slow would never be tried again.
+//!
+//! All of it is one word, so that who keeps it can keep it in an atomic; a lost update loses a sample.
+//!
+//! Known flaws: one factor a route, whatever the size, and the same for the latency and the bandwidth.
+
+/// A route's moving mean.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Correction {
+    /// Natural logarithm of measured / predicted.
+    log: f32,
+    samples: u32,
+}
+
+impl Correction {
+    /// Factors lie between 1 / `BOUND` and `BOUND`.
+    pub const BOUND: f64 = 4.0;
+    /// Samples before anything is corrected.
+    pub const NEEDED: u32 = 16;
+    /// A factor so near to 1 counts as 1.
+    pub const NEAR: f64 = 1.2;
+    /// What one sample may say at most.
+    const ONE: f64 = 8.0;
+    const WEIGHT: f32 = 1.0 / 16.0;
+    /// Of the logarithm, at each request that leaves the route alone.
+    const FORGIVEN: f32 = 1.0 / 256.0;
+
+    /// With one more sample; times that make no sense change nothing.
+    #[must_use]
+    pub fn sample(self, predicted: f64, measured: f64) -> Correction {
+        let ratio = measured / predicted;
+        if !(ratio > 0.0 && ratio.is_finite()) {
+            return self;
+        }
+        let log = ratio.clamp(1.0 / Correction::ONE, Correction::ONE).ln() as f32;
+        let samples = self.samples.saturating_add(1);
+        // The plain mean of the first few, so that none of them counts more than another.
+        let weight = (1.0 / samples as f32).max(Correction::WEIGHT);
+        Correction { log: self.log + (log - self.log) * weight, samples }
+    }
+
+    /// After a request that had no use for the route.
+    #[must_use]
+    pub fn unused(self) -> Correction {
+        Correction { log: self.log * (1.0 - Correction::FORGIVEN), ..self }
+    }
+
+    /// What the route's costs are to be multiplied by.
+    pub fn factor(self) -> f64 {
+        let factor = f64::from(self.log).exp();
+        let near = (1.0 / Correction::NEAR..=Correction::NEAR).contains(&factor);
+        if self.samples < Correction::NEEDED || near {
+            return 1.0;
+        }
+        factor.clamp(1.0 / Correction::BOUND, Correction::BOUND)
+    }
+
+    /// How many samples there were.
+    pub fn samples(self) -> u32 {
+        self.samples
+    }
+
+    /// As one word.
+    pub fn to_bits(self) -> u64 {
+        u64::from(self.samples) << 32 | u64::from(self.log.to_bits())
+    }
+
+    /// From the word.
+    pub fn from_bits(bits: u64) -> Correction {
+        let log = f32::from_bits(bits as u32);
+        if log.is_finite() { Correction { log, samples: (bits >> 32) as u32 } } else { Correction::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn after(samples: usize, ratio: f64) -> Correction {
+        (0..samples).fold(Correction::default(), |c, _| c.sample(100.0, 100.0 * ratio))
+    }
+
+    #[test]
+    fn a_few_samples_change_nothing_and_many_tell_the_ratio() {
+        assert_eq!(after(15, 3.0).factor(), 1.0);
+        let factor = after(16, 3.0).factor();
+        assert!((2.99..3.01).contains(&factor), "{factor}");
+        assert_eq!(after(100, 1.1).factor(), 1.0);
+    }
+
+    #[test]
+    fn it_follows_a_drift_and_forgets_it() {
+        let slow = after(64, 3.0);
+        let back = (0..64).fold(slow, |c, _| c.sample(1.0, 1.0));
+        assert_eq!(back.factor(), 1.0);
+        let left_alone = (0..4096).fold(slow, |c, _| c.unused());
+        assert_eq!(left_alone.factor(), 1.0);
+        assert!((0..16).fold(slow, |c, _| c.unused()).factor() > 2.5);
+    }
+
+    #[test]
+    fn one_wild_sample_among_many_moves_little() {
+        let calm = after(64, 1.0).sample(1.0, 1e12);
+        assert_eq!(calm.factor(), 1.0);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_no_sample() {
+        let c = Correction::default();
+        for (predicted, measured) in [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (f64::NAN, 1.0), (1.0, f64::INFINITY)] {
+            assert_eq!(c.sample(predicted, measured), c);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn bounded_whatever_is_measured(times in prop::collection::vec((any::<f64>(), any::<f64>()), 0..200), bits in any::<u64>()) {
+            let c = times.iter().fold(Correction::from_bits(bits), |c, &(p, m)| c.sample(p, m).unused());
+            let bound = Correction::BOUND;
+            prop_assert!((1.0 / bound..=bound).contains(&c.factor()), "{:?}", c);
+            prop_assert_eq!(Correction::from_bits(c.to_bits()), c);
+        }
+    }
+}
