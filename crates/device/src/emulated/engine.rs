@@ -1,9 +1,10 @@
-//! The DMA engine: one thread that runs the copies of all queues.
+//! The DMA engine: one thread that runs the copies of all queues, and one beside it that runs kernels.
 //!
 //! ```text
-//!   queue 0   [c][c]──────┐  waits for the program's queues, and they for it
-//!   program   [c]         ├──> the oldest copy that may run ──> engine ──> done
-//!   leased    [c][follow] ┘  waits only for what it was told to follow
+//!   queue 0   [c][k][c]───┐  waits for the program's queues, and they for it
+//!   program   [c]         ├──> the oldest that may run ── copy ────> engine ──────────> done
+//!   leased    [c][follow] ┘  waits only for what       └─ kernel ──> its own thread ──> done
+//!                            it was told to follow
 //! ```
 //!
 //! A queue is a counter of what was queued and a counter of what is done, so a place in it is a number, and it is
@@ -14,13 +15,15 @@
 //! bytes / bandwidth after that; what the thread oversleeps is made up by the next copy.
 //!
 //! Known flaws: a GPU copies in both directions at once, this engine does not; a copy longer than its bandwidth
-//! allows happens at its beginning, not evenly over its time.
+//! allows happens at its beginning, not evenly over its time. Kernels run one at a time, whatever their queues.
 
 use std::collections::VecDeque;
+use std::ffi::c_void;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::config::Config;
+use super::memory::Memory;
 use super::pins::{Pins, Scratch};
 use crate::{DeviceError, ErrorKind};
 
@@ -38,12 +41,22 @@ pub(super) enum Copy {
     Bytes { dst: u64, src: u64, len: usize },
     /// From a pin.
     Pinned { dst: u64, pin: u64, offset: usize, len: usize },
+    /// No copy: a kernel.
+    Kernel(Kernel),
+}
+
+/// A function that has the device's memory while it runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kernel {
+    pub(super) function: unsafe extern "C" fn(*mut c_void),
+    pub(super) argument: u64,
 }
 
 impl Copy {
     fn len(self) -> usize {
         match self {
             Copy::Bytes { len, .. } | Copy::Pinned { len, .. } => len,
+            Copy::Kernel(_) => 0,
         }
     }
 }
@@ -77,7 +90,15 @@ struct Queue {
     pending: VecDeque<Command>,
     queued: u64,
     done: u64,
+    /// The place in the order of all of the kernel that runs.
+    running: Option<u64>,
     failed: Option<(u64, DeviceError)>,
+}
+
+impl Queue {
+    fn new(role: Role) -> Queue {
+        Queue { role, pending: VecDeque::new(), queued: 0, done: 0, running: None, failed: None }
+    }
 }
 
 #[derive(Debug)]
@@ -88,6 +109,8 @@ struct State {
     order: u64,
     held: u32,
     busy: bool,
+    /// Kernels whose turn has come, with their queues.
+    kernels: VecDeque<(usize, Kernel)>,
 }
 
 /// The queues and what the engine's thread shares with everybody.
@@ -96,6 +119,7 @@ pub(super) struct Engine {
     config: Config,
     state: Mutex<State>,
     work: Condvar,
+    kernel_work: Condvar,
     progress: Condvar,
 }
 
@@ -103,9 +127,17 @@ type Result<T> = core::result::Result<T, DeviceError>;
 
 impl Engine {
     pub(super) fn new(config: Config) -> Engine {
-        let first = Queue { role: Role::Default, pending: VecDeque::new(), queued: 0, done: 0, failed: None };
-        let state = State { queues: vec![first], fences: Vec::new(), fences_lent: 0, order: 0, held: 0, busy: false };
-        Engine { config, state: Mutex::new(state), work: Condvar::new(), progress: Condvar::new() }
+        let state = State {
+            queues: vec![Queue::new(Role::Default)],
+            fences: Vec::new(),
+            fences_lent: 0,
+            order: 0,
+            held: 0,
+            busy: false,
+            kernels: VecDeque::new(),
+        };
+        let (work, kernel_work, progress) = (Condvar::new(), Condvar::new(), Condvar::new());
+        Engine { config, state: Mutex::new(state), work, kernel_work, progress }
     }
 
     /// A queue of the program's own, ordered with queue 0; it is never given back.
@@ -220,16 +252,18 @@ impl Engine {
     pub(super) fn drain_all(&self) {
         let mut state = self.state();
         let order = state.order;
-        while state.busy || state.queues.iter().any(|q| q.pending.front().is_some_and(|c| c.order <= order)) {
+        let earlier =
+            |q: &Queue| q.running.is_some_and(|o| o <= order) || q.pending.front().is_some_and(|c| c.order <= order);
+        while state.busy || state.queues.iter().any(earlier) {
             state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// No copy starts any more; the one that runs is over when this returns.
+    /// No copy and no kernel starts any more; the one that runs is over when this returns.
     pub(super) fn hold(&self) {
         let mut state = self.state();
         state.held += 1;
-        while state.busy {
+        while state.busy || state.queues.iter().any(|q| q.running.is_some()) {
             state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -260,6 +294,12 @@ impl Engine {
                 continue;
             };
             let Some(command) = state.queues[at].pending.pop_front() else { continue };
+            if let Some(Copy::Kernel(kernel)) = command.copy {
+                state.queues[at].running = Some(command.order);
+                state.kernels.push_back((at, kernel));
+                self.kernel_work.notify_one();
+                continue;
+            }
             let mut outcome = Ok(());
             if let Some(copy) = command.copy {
                 state.busy = true;
@@ -282,6 +322,32 @@ impl Engine {
         }
     }
 
+    /// The thread of the kernels. The memory is the CPU's while one runs.
+    pub(super) fn run_kernels(&self, memory: &Memory) -> ! {
+        let mut state = self.state();
+        loop {
+            let Some((at, kernel)) = state.kernels.pop_front() else {
+                state = self.kernel_work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(state);
+            let outcome = memory.open().map(|open| {
+                // SAFETY: who launched it vouches for the function and its argument until it is done.
+                unsafe { (kernel.function)(kernel.argument as *mut c_void) };
+                drop(open);
+            });
+            state = self.state();
+            let queue = &mut state.queues[at];
+            queue.running = None;
+            queue.done += 1;
+            if let Err(error) = outcome {
+                queue.failed.get_or_insert((queue.done, error));
+            }
+            self.progress.notify_all();
+            self.work.notify_one();
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -292,7 +358,7 @@ impl State {
     fn open(&mut self, role: Role) -> usize {
         let idle = |q: &Queue| q.role == Role::Idle && q.pending.is_empty() && q.done == q.queued;
         let at = self.queues.iter().position(idle).unwrap_or_else(|| {
-            self.queues.push(Queue { role, pending: VecDeque::new(), queued: 0, done: 0, failed: None });
+            self.queues.push(Queue::new(role));
             self.queues.len() - 1
         });
         self.queues[at].role = role;
@@ -331,7 +397,8 @@ impl State {
             return None;
         }
         let ready = |c: &Command| c.after.iter().all(|&mark| self.reached(mark));
-        let heads = self.queues.iter().enumerate().filter_map(|(at, q)| Some((at, q.pending.front()?)));
+        let idle = self.queues.iter().enumerate().filter(|(_, q)| q.running.is_none());
+        let heads = idle.filter_map(|(at, q)| Some((at, q.pending.front()?)));
         heads.filter(|(_, c)| ready(c)).min_by_key(|(_, c)| c.order).map(|(at, _)| at)
     }
 }
@@ -369,6 +436,7 @@ unsafe fn perform(copy: Copy, pins: &Pins, scratch: &mut Scratch) -> Result<()> 
             }
             Ok(())
         }
+        Copy::Kernel(_) => Err(DeviceError::new(ErrorKind::Unsupported, "kernel on the copying thread")),
         // SAFETY: passed on to the caller.
         Copy::Pinned { dst, pin, offset, len } => unsafe { pins.read(scratch, pin, offset, dst as *mut u8, len) },
     }

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! So the kernel refuses a plain `pread` into device memory with EFAULT, as it does for a CUDA pointer, and a
-//! store by the CPU faults; but a host-mapped allocation can be stored to, as a BAR can. The descriptor of the
+//! store by the CPU faults; but a host-mapped allocation can be stored to, as a BAR can. A kernel is CPU code: while one
+//! runs, the first range is open, and only then. The descriptor of the
 //! bytes is closed as soon as both ranges are mapped, on a thread whose table the program does not see.
 //!
 //! Fresh memory holds [`POISON`], not zeros, so that a byte nobody wrote is seen.
@@ -35,6 +36,16 @@ pub(super) struct Memory {
     size: u64,
     bar: u64,
     fit: Mutex<FirstFit>,
+}
+
+/// The memory is open to the CPU while this lives.
+#[derive(Debug)]
+pub(super) struct Open<'a>(&'a Memory);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.protect(NONE);
+    }
 }
 
 /// An allocation, as the memory knows it.
@@ -132,6 +143,21 @@ impl Memory {
             return Err(DeviceError::new(ErrorKind::BadAddress, operation));
         }
         Ok(self.view + (addr.0 - self.base))
+    }
+
+    /// Lets the CPU at all of it, under the device's addresses: for the time of a kernel. One at a time.
+    pub(super) fn open(&self) -> Result<Open<'_>, DeviceError> {
+        self.protect(RW).map(|()| Open(self))
+    }
+
+    /// What the CPU may do with memory that is not host-mapped.
+    fn protect(&self, how: u32) -> Result<(), DeviceError> {
+        let len = (self.size - self.bar) as usize;
+        if len == 0 {
+            return Ok(());
+        }
+        // SAFETY: our own mapping; who relies on its being closed is the program's mistake that it shows.
+        unsafe { linux::mprotect((self.base + self.bar) as *mut u8, len, how) }.map_err(|e| system("mprotect", e))
     }
 
     /// How many allocations there are.

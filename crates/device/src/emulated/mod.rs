@@ -11,8 +11,12 @@
 //! [`POISON`]; copies complete later, and read their source when they run; pins go stale; after `fork` the child
 //! has no device. [`Emulated::hold`] stalls the engine, so that a test which forgets to wait fails every time.
 //!
-//! Known to be wrong: peer and managed memory, kernels and graph capture do not exist here; one engine serves both
-//! directions; a freed range is refused at once, while a GPU may keep it mapped.
+//! Kernels are functions of the program, in stream order, for which the memory opens ([`Emulated::launch`]); the headers
+//! in `device/` make them out of CUDA C++.
+//!
+//! Known to be wrong: peer and managed memory and graph capture do not exist here; one engine serves both directions;
+//! while a kernel runs, the CPU can touch the memory by accident; a freed range is refused at once, while a GPU may keep
+//! it mapped.
 
 mod config;
 mod engine;
@@ -21,6 +25,7 @@ mod helper;
 mod memory;
 mod pins;
 
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 
@@ -29,7 +34,7 @@ use spinio_sys::linux::{self, Private};
 pub use self::config::{Config, ConfigError};
 pub use self::memory::POISON;
 
-use self::engine::{Copy, Engine};
+use self::engine::{Copy, Engine, Kernel};
 use self::helper::Helper;
 use self::memory::Memory;
 use self::pins::{MAX_PIN, Pins, Scratch};
@@ -47,7 +52,7 @@ pub struct Emulated {
     ordinal: u32,
     config: Config,
     alive: &'static AtomicU64,
-    memory: Memory,
+    memory: Arc<Memory>,
     engine: Arc<Engine>,
     pins: Arc<Pins>,
     reach: usize,
@@ -78,7 +83,7 @@ impl Emulated {
         let no_thread = DeviceError::new(ErrorKind::Driver, "private thread of the emulated device");
         let family = Private::new().map_err(|_| no_thread)?;
         let helper = Helper::start(&family, "spinio-emu-pin")?;
-        let memory = helper.call(|| Memory::map(config.size, config.bar))??;
+        let memory = Arc::new(helper.call(|| Memory::map(config.size, config.bar))??);
         let engine = Arc::new(Engine::new(config));
         let pins = Arc::new(Pins::default());
         let (ready, reach) = mpsc::channel();
@@ -90,6 +95,10 @@ impl Emulated {
             }
             Err(e) => drop(ready.send(Err(e))),
         });
+        let (kernels, its_memory) = (Arc::clone(&engine), Arc::clone(&memory));
+        if !family.spawn("spinio-emu-kern", move || kernels.run_kernels(&its_memory)) {
+            return Err(no_thread);
+        }
         let reach = if started { reach.recv().map_err(|_| no_thread)?? } else { return Err(no_thread) };
         let alive = linux::word_wiped_on_fork().map_err(|e| system("madvise", e))?;
         alive.store(1, Relaxed);
@@ -123,6 +132,29 @@ impl Emulated {
     pub fn new_queue(&self) -> Result<QueueId> {
         self.check()?;
         Ok(QueueId(self.engine.program_queue()))
+    }
+
+    /// Queues a call of `function`, for whose time the CPU can load and store in this device's memory.
+    ///
+    /// # Safety
+    /// The function may be called with the argument, on another thread, until [`Emulated::finish`] has returned.
+    pub unsafe fn launch(
+        &self,
+        queue: QueueId,
+        function: unsafe extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+    ) -> Result<()> {
+        self.check()?;
+        self.engine.queue(queue.0, Copy::Kernel(Kernel { function, argument: argument as u64 }))
+    }
+
+    /// Waits for what is queued on a queue; on queue 0 for what is queued anywhere, as a device's synchronisation does.
+    pub fn finish(&self, queue: QueueId) -> Result<()> {
+        self.check()?;
+        if queue.0 == 0 {
+            self.engine.drain_all();
+        }
+        self.drain(queue, Wait::Sleep)
     }
 
     /// For tests: no copy starts until [`Emulated::resume`], and none is running when this returns.

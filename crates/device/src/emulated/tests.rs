@@ -363,3 +363,43 @@ fn threads_copy_side_by_side() {
     });
     assert_eq!(device.outstanding(), Outstanding::default());
 }
+
+#[test]
+fn kernels_run_in_order_and_have_the_memory_for_that_time_only() {
+    struct Add {
+        at: DeviceAddr,
+        len: usize,
+        seen: core::result::Result<usize, Errno>,
+    }
+    unsafe extern "C" fn add(argument: *mut c_void) {
+        // SAFETY: the test passes an `Add` and keeps it until the launch is done.
+        let add = unsafe { &mut *argument.cast::<Add>() };
+        // SAFETY: device memory is open while a kernel runs, and nobody else uses this range.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(add.at.0 as *mut u8, add.len) };
+        add.seen = Ok(bytes.len());
+        bytes.iter_mut().for_each(|b| *b = b.wrapping_add(1));
+    }
+    let device = device("size=1M,bar=64K");
+    let at = device.alloc(5000, false).unwrap();
+    let mut adds: Vec<Add> = (0..3).map(|_| Add { at, len: 5000, seen: Err(Errno::FAULT) }).collect();
+    let bytes = pattern(5000, 3);
+    let mut back = vec![0; 5000];
+    let other = device.new_queue().unwrap();
+    // A copy, kernels on two queues that are ordered with each other, a copy: nothing starts before all is queued.
+    device.hold();
+    // SAFETY: everything stays until `finish` returns.
+    unsafe {
+        device.copy_in(Q0, at, bytes.as_ptr(), bytes.len()).unwrap();
+        for (one, queue) in adds.iter_mut().zip([Q0, other, Q0]) {
+            device.launch(queue, add, (&raw mut *one).cast()).unwrap();
+        }
+        device.copy_out(Q0, back.as_mut_ptr(), at, back.len()).unwrap();
+    }
+    device.resume();
+    device.finish(Q0).unwrap();
+    assert!(adds.iter().all(|a| a.seen == Ok(5000)));
+    assert!(back.iter().zip(&bytes).all(|(b, a)| *b == a.wrapping_add(3)));
+    assert_eq!(kernel_reads_into(at), Err(Errno::FAULT), "the memory is closed again");
+    device.free(at).unwrap();
+    assert_eq!(device.outstanding(), Outstanding::default());
+}
