@@ -51,6 +51,21 @@ ssize_t spinio_pread_async(int fd, void *buffer, size_t size, off_t offset, void
  * default stream. Small reads are queued on it, larger ones start behind what is queued there. */
 void spinio_set_stream(void *stream);
 
+/* ---- kernels of the emulated GPU -------------------------------------------------------------------------------
+ *
+ * For headers that build kernels for it (device/ in SPIN's source makes them out of CUDA C++), and for tests. */
+
+/* Queues a call of kernel(argument) on a stream of the emulated GPU; NULL is the default stream. It runs on a thread of
+ * SPIN's, and only for that time can the CPU load and store in the memory of spinio_mem_alloc("emulated", ...). */
+int spinio_emulated_launch(void (*kernel)(void *), void *argument, void *stream);
+
+/* A new stream of it, ordered with the default stream both ways as an ordinary CUDA stream is; NULL and errno if there is
+ * none. It stays as long as the process. */
+void *spinio_emulated_stream(void);
+
+/* Waits for all that is queued on a stream; NULL: on any. */
+int spinio_emulated_wait(void *stream);
+
 /* ---- what happened --------------------------------------------------------------------------------------------- */
 
 /* Routes, as indexes of struct spinio_counters. */

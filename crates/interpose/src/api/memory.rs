@@ -23,12 +23,8 @@ unsafe extern "C" fn spinio_mem_alloc(device: *const c_char, size: usize, flags:
         let name = unsafe { CStr::from_ptr(device) }.to_string_lossy();
         let unknown = || Failure::Said(libc::ENODEV, format!("There is no device \"{name}\" to allocate from"));
         let (kind, ordinal) = parse(&name).filter(|(kind, _)| *kind != DeviceKind::Cuda).ok_or_else(unknown)?;
-        if kind == DeviceKind::Emulated
-            && let Some(text) = &runtime().settings().emulated
-        {
-            // Without effect once the device is made.
-            registry::configure_emulated(text)
-                .map_err(|e| Failure::Said(libc::EINVAL, format!("SPINIO_EMULATED={text}: {e}")))?;
+        if kind == DeviceKind::Emulated {
+            configure_emulated()?;
         }
         registry::alloc(kind, ordinal, size, flags & HOST_MAPPED != 0)
             .map_err(|e| failed(e, &format!("Cannot allocate {size} bytes on {name}")))
@@ -72,6 +68,12 @@ unsafe extern "C" fn spinio_mem_copy(to: *mut c_void, from: *const c_void, size:
         Ok(())
     });
     done.map_or(-1, |()| 0)
+}
+
+/// Says what the emulated GPU shall be like; without effect once it is made.
+pub(super) fn configure_emulated() -> Result<(), Failure> {
+    let Some(text) = &runtime().settings().emulated else { return Ok(()) };
+    registry::configure_emulated(text).map_err(|e| Failure::Said(libc::EINVAL, format!("SPINIO_EMULATED={text}: {e}")))
 }
 
 /// `emulated`, `p2pmem:1`: back end and number, 0 if it is not said.

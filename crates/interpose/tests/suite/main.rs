@@ -8,6 +8,7 @@
 
 mod build;
 mod cuda;
+mod device;
 mod exports;
 mod header;
 mod programs;

@@ -1,0 +1,70 @@
+//! The headers of `device/`: kernels in CUDA C++, built by the host's compiler for the emulated GPU.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::build::{compile, folder, library, must_pass, source};
+
+/// A path of the workspace.
+pub(crate) fn of_workspace(path: &str) -> PathBuf {
+    source("../..").join(path)
+}
+
+/// Whether there is a C++ compiler; says so if not.
+pub(crate) fn has_cxx() -> bool {
+    let there = Command::new("c++").arg("--version").output().is_ok();
+    if !there {
+        eprintln!("skipped: no c++ here");
+    }
+    there
+}
+
+/// Builds sources against the headers and the library.
+pub(crate) fn build(name: &str, sources: &[PathBuf], more: &[&str]) -> PathBuf {
+    let out = folder().join(name);
+    let headers = of_workspace("device/include");
+    let rpath = format!("-Wl,-rpath,{}", library().parent().expect("a folder").display());
+    let (headers, library) = (headers.display().to_string(), library().display().to_string());
+    let mut args = vec!["-std=c++17", "-I", &headers];
+    args.extend(more);
+    let sources: Vec<String> = sources.iter().map(|s| s.display().to_string()).collect();
+    args.extend(["-x", "c++"]);
+    args.extend(sources.iter().map(String::as_str));
+    args.extend(["-x", "none", &library, &rpath]);
+    compile("c++", &out, &args);
+    out
+}
+
+/// A run that a hang cannot outlast.
+pub(crate) fn limited(program: &Path) -> Command {
+    let mut run = Command::new("timeout");
+    // Not cargo's own search path: an older library may lie there.
+    run.args(["--signal=KILL", "200"]).arg(program).current_dir(folder()).env_remove("LD_LIBRARY_PATH");
+    run
+}
+
+#[test]
+fn blocks_threads_and_barriers_do_what_a_gpu_does() {
+    if has_cxx() {
+        must_pass(limited(&build("emulation", &[of_workspace("device/tests/emulation.cpp")], &[])));
+    }
+}
+
+#[test]
+fn the_address_sanitizer_follows_the_switches_of_stacks() {
+    let probe = folder().join("asan.cpp");
+    std::fs::write(&probe, "int main() { return 0; }\n").expect("a file");
+    let asan = Command::new("c++").arg("-fsanitize=address").arg("-o").arg(folder().join("asan")).arg(&probe).output();
+    if !asan.is_ok_and(|done| done.status.success()) {
+        return eprintln!("skipped: this compiler has no address sanitizer");
+    }
+    let flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    must_pass(limited(&build("emulation-asan", &[of_workspace("device/tests/emulation.cpp")], &flags)));
+}
+
+#[test]
+fn programs_for_cuda_run_on_the_emulated_device() {
+    if has_cxx() {
+        must_pass(limited(&build("runtime", &[of_workspace("device/tests/runtime.cpp")], &[])));
+    }
+}

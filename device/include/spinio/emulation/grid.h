@@ -1,0 +1,131 @@
+// grid.h: the blocks of a grid, on a pool of CPU threads.
+//
+//   run_grid(kernel, grid, block) ──> next block number <── caller, worker, worker ...   each takes a few at a time
+//
+// A block stays on the CPU thread that took it: its shared memory is that thread's `static thread_local`. Blocks are taken
+// in order, but run in any: as on a GPU, a block must not wait for one with a higher number.
+//
+// Known flaw: the pool is gone in a forked child, where a grid would never end. The emulated device does not exist there
+// either.
+#ifndef SPINIO_EMULATION_GRID_H
+#define SPINIO_EMULATION_GRID_H
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+
+#include <spinio/emulation/block.h>
+
+namespace spinio::emulation {
+
+// More threads than this would only wait for memory.
+constexpr unsigned most_workers = 16;
+// As CUDA has it.
+constexpr unsigned most_threads_in_a_block = 1024;
+
+class Pool {
+public:
+    // The pool of this process. It is never destroyed: a detached worker may outlive main.
+    static Pool &get()
+    {
+        static Pool *pool = new Pool;
+        return *pool;
+    }
+
+    // Runs a whole grid and returns when it is done. One grid at a time.
+    void run(const Body &body, dim3 grid, dim3 block)
+    {
+        std::lock_guard<std::mutex> one(grids);
+        Job job{body, grid, block, uint64_t(grid.x) * grid.y * grid.z};
+        // A block of a small kernel is a few microseconds, which is what taking one costs if many want it.
+        job.batch = std::clamp<uint64_t>(job.blocks / (workers * 16), 1, 64);
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+            present = &job;
+            number++;
+        }
+        if (job.blocks > 1)
+            wake.notify_all();
+        job.work();
+        std::unique_lock<std::mutex> lock(mutex);
+        present = nullptr;
+        done.wait(lock, [&] { return job.helpers == 0; });
+    }
+
+private:
+    struct Job {
+        Body body;
+        dim3 grid, block;
+        uint64_t blocks;
+        uint64_t batch = 1;
+        std::atomic<uint64_t> next{0};
+        int helpers = 0; // under the pool's mutex
+
+        Job(const Body &body, dim3 grid, dim3 block, uint64_t blocks) : body(body), grid(grid), block(block), blocks(blocks) {}
+
+        void work()
+        {
+            static thread_local Block threads;
+            here.blocks = {grid.x, grid.y, grid.z};
+            for (;;) {
+                uint64_t first = next.fetch_add(batch, std::memory_order_relaxed);
+                if (first >= blocks)
+                    return;
+                for (uint64_t at = first; at < std::min(first + batch, blocks); at++) {
+                    uint64_t row = at / grid.x;
+                    uint3 index = {unsigned(at % grid.x), unsigned(row % grid.y), unsigned(row / grid.y)};
+                    threads.run(body, block, index, at % 2);
+                }
+            }
+        }
+    };
+
+    Pool() : workers(std::clamp(std::thread::hardware_concurrency(), 1u, most_workers))
+    {
+        for (unsigned i = 1; i < workers; i++)
+            std::thread([this] { serve(); }).detach();
+    }
+
+    void serve()
+    {
+        uint64_t seen = 0;
+        std::unique_lock<std::mutex> lock(mutex);
+        for (;;) {
+            wake.wait(lock, [&] { return present && number != seen; });
+            seen = number;
+            Job *job = present;
+            job->helpers++;
+            lock.unlock();
+            job->work();
+            lock.lock();
+            if (--job->helpers == 0)
+                done.notify_all();
+        }
+    }
+
+    const unsigned workers;
+    std::mutex grids, mutex;
+    std::condition_variable wake, done;
+    Job *present = nullptr;
+    uint64_t number = 0;
+};
+
+// Whether CUDA would take these sizes.
+inline bool is_launchable(dim3 grid, dim3 block)
+{
+    uint64_t threads = uint64_t(block.x) * block.y * block.z;
+    return threads > 0 && threads <= most_threads_in_a_block && block.z <= 64 && grid.x > 0 && grid.x < 1u << 31 &&
+           grid.y > 0 && grid.y < 1u << 16 && grid.z > 0 && grid.z < 1u << 16;
+}
+
+inline void run_grid(const Body &body, dim3 grid, dim3 block)
+{
+    Pool::get().run(body, grid, block);
+}
+
+} // namespace spinio::emulation
+
+#endif

@@ -1,0 +1,165 @@
+// runtime.h: as much of the CUDA runtime as a program needs around its kernels, on the emulated device of libspinio.so.
+//
+//   cudaMalloc ──> memory that neither the CPU nor a system call can touch, full of 0xA5
+//   launch ──────> a place in the stream ──> when the stream gets there: that memory opens, the grid runs, it closes
+//
+// So what fails on a GPU fails here: the CPU that reads a result in place faults, and a kernel that is not waited for
+// has not run. Only while a kernel runs can the CPU touch device memory by accident.
+#ifndef SPINIO_EMULATION_RUNTIME_H
+#define SPINIO_EMULATION_RUNTIME_H
+
+#include <cerrno>
+#include <cstddef>
+#include <tuple>
+
+#include <spinio.h>
+#include <spinio/emulation/grid.h>
+
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorUnknown = 999
+};
+
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
+
+using cudaStream_t = void *;
+
+namespace spinio {
+
+constexpr bool emulated = true;
+
+namespace emulation {
+
+inline thread_local cudaError_t last_error = cudaSuccess;
+
+inline cudaError_t fail(cudaError_t error)
+{
+    return last_error = error;
+}
+
+// What the last call of the library that failed says of itself.
+inline cudaError_t failed_call()
+{
+    return fail(errno == ENOMEM ? cudaErrorMemoryAllocation : errno == EINVAL || errno == EFAULT ? cudaErrorInvalidValue : cudaErrorUnknown);
+}
+
+// A launch on its way through the stream.
+template <typename... Parameters>
+struct Launch {
+    void (*kernel)(Parameters...);
+    dim3 grid, block;
+    std::tuple<Parameters...> arguments;
+
+    static void call(const void *launch)
+    {
+        auto &self = *static_cast<const Launch *>(launch);
+        std::apply(self.kernel, self.arguments);
+    }
+
+    static void run(void *launch)
+    {
+        std::unique_ptr<Launch> self(static_cast<Launch *>(launch));
+        run_grid(Body{call, self.get()}, self->grid, self->block);
+    }
+};
+
+} // namespace emulation
+
+// Queues a kernel on a stream.
+template <typename... Parameters, typename... Arguments>
+void launch_on(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments)
+{
+    using Launch = emulation::Launch<Parameters...>;
+    if (!emulation::is_launchable(grid, block)) {
+        emulation::fail(cudaErrorInvalidConfiguration);
+        return;
+    }
+    auto made = new Launch{kernel, grid, block, std::tuple<Parameters...>(static_cast<Parameters>(arguments)...)};
+    if (spinio_emulated_launch(Launch::run, made, stream)) {
+        emulation::failed_call();
+        delete made;
+    }
+}
+
+} // namespace spinio
+
+template <typename T>
+cudaError_t cudaMalloc(T **memory, size_t bytes)
+{
+    *memory = static_cast<T *>(spinio_mem_alloc("emulated", bytes, 0));
+    return *memory ? cudaSuccess : spinio::emulation::failed_call();
+}
+
+inline cudaError_t cudaFree(void *memory)
+{
+    return spinio_mem_free(memory) ? spinio::emulation::failed_call() : cudaSuccess;
+}
+
+inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind)
+{
+    return spinio_mem_copy(to, from, bytes) ? spinio::emulation::failed_call() : cudaSuccess;
+}
+
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    return spinio_emulated_wait(stream) ? spinio::emulation::failed_call() : cudaSuccess;
+}
+
+// The default stream waits for all others.
+inline cudaError_t cudaDeviceSynchronize()
+{
+    return cudaStreamSynchronize(nullptr);
+}
+
+inline cudaError_t cudaStreamCreate(cudaStream_t *stream)
+{
+    *stream = spinio_emulated_stream();
+    return *stream ? cudaSuccess : spinio::emulation::failed_call();
+}
+
+// Streams of the emulated device are few and stay.
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    return cudaStreamSynchronize(stream);
+}
+
+// Constants are plain variables here.
+template <typename T>
+cudaError_t cudaMemcpyToSymbol(T &symbol, const void *from, size_t bytes)
+{
+    if (bytes > sizeof symbol)
+        return spinio::emulation::fail(cudaErrorInvalidValue);
+    cudaError_t waited = cudaDeviceSynchronize();
+    __builtin_memcpy(&symbol, from, bytes);
+    return waited;
+}
+
+inline cudaError_t cudaGetLastError()
+{
+    cudaError_t error = spinio::emulation::last_error;
+    spinio::emulation::last_error = cudaSuccess;
+    return error;
+}
+
+inline const char *cudaGetErrorString(cudaError_t error)
+{
+    switch (error) {
+    case cudaSuccess:
+        return "no error";
+    case cudaErrorInvalidConfiguration:
+        return "invalid configuration argument";
+    default:
+        return spinio_last_error();
+    }
+}
+
+#endif

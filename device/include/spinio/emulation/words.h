@@ -1,0 +1,65 @@
+// words.h: what CUDA C++ adds to the language, as far as the emulation has it.
+//
+// Shared memory is static memory of the CPU thread that runs the block. It keeps what the last block left there, which on a
+// GPU is anything: no kernel may count on zeros. `extern __shared__` does not exist.
+#ifndef SPINIO_EMULATION_WORDS_H
+#define SPINIO_EMULATION_WORDS_H
+
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include <spinio/emulation/block.h>
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __shared__ static thread_local
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+
+#define threadIdx (::spinio::emulation::here.thread)
+#define blockIdx (::spinio::emulation::here.block)
+#define blockDim (::spinio::emulation::here.threads)
+#define gridDim (::spinio::emulation::here.blocks)
+
+inline void __syncthreads()
+{
+    spinio::emulation::current_block->barrier(false);
+}
+
+inline int __syncthreads_count(int yes)
+{
+    return int(spinio::emulation::current_block->barrier(yes != 0).first);
+}
+
+inline int __syncthreads_or(int yes)
+{
+    return __syncthreads_count(yes) != 0;
+}
+
+inline int __syncthreads_and(int yes)
+{
+    auto [agreed, asked] = spinio::emulation::current_block->barrier(yes != 0);
+    return agreed == asked;
+}
+
+inline void __threadfence()
+{
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+inline void __threadfence_block()
+{
+    __threadfence();
+}
+
+inline void __threadfence_system()
+{
+    __threadfence();
+}
+
+#endif

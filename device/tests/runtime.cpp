@@ -1,0 +1,128 @@
+// A program as people write it for CUDA, on the emulated device. Prints what is wrong and exits with 1.
+#include <spinio/kernel.h>
+
+#include <csetjmp>
+#include <csignal>
+#include <cstdio>
+#include <vector>
+
+static int failures;
+
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            std::printf("%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #condition, spinio_last_error());              \
+            failures++;                                                                                                \
+        }                                                                                                              \
+    } while (0)
+
+__constant__ float weights[4];
+
+__device__ float weigh(float x, int at)
+{
+    return x * weights[at % 4];
+}
+
+__global__ void apply(const float *in, float *out, int n)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        out[i] = weigh(in[i], i);
+}
+
+__global__ void add(int *x, int by, int n)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        x[i] += by;
+}
+
+static void copies_and_kernels_keep_their_order()
+{
+    const int n = 100001;
+    const float table[4] = {1, -2, 0.5f, 8};
+    std::vector<float> host(n), back(n);
+    for (int i = 0; i < n; i++)
+        host[i] = float(i % 977);
+    float *in, *out;
+    CHECK(cudaMalloc(&in, n * sizeof *in) == cudaSuccess && cudaMalloc((void **)&out, n * sizeof *out) == cudaSuccess);
+    CHECK(cudaMemcpyToSymbol(weights, table, sizeof table) == cudaSuccess);
+    CHECK(cudaMemcpy(in, host.data(), n * sizeof *in, cudaMemcpyHostToDevice) == cudaSuccess);
+    spinio::launch(apply, (n + 255) / 256, 256, in, out, n);
+    CHECK(cudaGetLastError() == cudaSuccess);
+    // Behind the kernel, without a word.
+    CHECK(cudaMemcpy(back.data(), out, n * sizeof *out, cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (int i = 0; i < n; i++)
+        CHECK(back[i] == host[i] * table[i % 4]);
+    CHECK(cudaFree(in) == cudaSuccess && cudaFree(out) == cudaSuccess);
+}
+
+static void streams_are_ordered_with_the_default_stream()
+{
+    const int n = 3000;
+    int *x;
+    std::vector<int> back(n);
+    cudaStream_t one, two;
+    CHECK(cudaMalloc(&x, n * sizeof *x) == cudaSuccess);
+    CHECK(cudaStreamCreate(&one) == cudaSuccess && cudaStreamCreate(&two) == cudaSuccess && one != two);
+    std::vector<int> zeros(n);
+    CHECK(cudaMemcpy(x, zeros.data(), n * sizeof *x, cudaMemcpyHostToDevice) == cudaSuccess);
+    for (int round = 0; round < 10; round++) {
+        spinio::launch_on(one, add, 12, 256, x, 1, n);
+        spinio::launch(add, 12, 256, x, 10, n);
+        spinio::launch_on(two, add, 12, 256, x, 100, n);
+    }
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(cudaMemcpy(back.data(), x, n * sizeof *x, cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (int value : back)
+        CHECK(value == 1110);
+    CHECK(cudaStreamSynchronize(one) == cudaSuccess && cudaStreamDestroy(one) == cudaSuccess && cudaStreamDestroy(two) == cudaSuccess);
+    CHECK(cudaFree(x) == cudaSuccess);
+}
+
+static sigjmp_buf out_of_here;
+
+static void caught(int)
+{
+    siglongjmp(out_of_here, 1);
+}
+
+static void the_cpu_cannot_touch_device_memory_and_finds_it_full_of_poison()
+{
+    unsigned char *memory, first = 0;
+    CHECK(cudaMalloc(&memory, 100) == cudaSuccess);
+    spinio::launch(add, 1, 1, (int *)memory, 0, 0); // it was open once
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(cudaMemcpy(&first, memory, 1, cudaMemcpyDeviceToHost) == cudaSuccess && first == 0xA5);
+    struct sigaction action = {}, before;
+    action.sa_handler = caught;
+    sigaction(SIGSEGV, &action, &before);
+    volatile bool faulted = true;
+    if (sigsetjmp(out_of_here, 1) == 0) {
+        *(volatile unsigned char *)memory;
+        faulted = false;
+    }
+    sigaction(SIGSEGV, &before, nullptr);
+    CHECK(faulted);
+    CHECK(cudaFree(memory) == cudaSuccess);
+}
+
+static void mistakes_are_told()
+{
+    int *x;
+    spinio::launch(add, 1, 2000, (int *)nullptr, 0, 0);
+    CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
+    CHECK(cudaMalloc(&x, size_t(1) << 50) == cudaErrorMemoryAllocation && !x);
+    CHECK(cudaFree(&x) == cudaErrorInvalidValue);
+    CHECK(cudaStreamSynchronize((cudaStream_t)12345) == cudaErrorInvalidValue);
+    cudaGetLastError();
+}
+
+int main()
+{
+    copies_and_kernels_keep_their_order();
+    streams_are_ordered_with_the_default_stream();
+    the_cpu_cannot_touch_device_memory_and_finds_it_full_of_poison();
+    mistakes_are_told();
+    return failures ? 1 : 0;
+}
