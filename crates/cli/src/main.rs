@@ -6,6 +6,7 @@
 //!   read      a file into device memory, in this process
 //!   explain   what would happen to each part of a file, and why
 //!   doctor    what this machine offers, and the cure for what it lacks
+//!   simulate  how near to the best schedule each planner comes, on random residency
 //! ```
 //!
 //! One file a subcommand. Results go to standard output, errors and tables about somebody
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 #![expect(unreachable_pub, reason = "a command has no users to hide from: `pub` here reads as `for other files`")]
 
+mod chart;
 mod demo;
 mod device;
 mod doctor;
@@ -23,9 +25,11 @@ mod library;
 mod out;
 mod paint;
 mod progress;
+mod random;
 mod read;
 mod run;
 mod scratch;
+mod simulate;
 mod strip;
 mod table;
 mod units;
@@ -59,6 +63,9 @@ enum Command {
     /// List every facility of this machine that SPIN can use: found or not, cause and cure
     #[command(after_help = exit::HELP)]
     Doctor(doctor::Doctor),
+    /// Compare the planners on random residency, as the paper did
+    #[command(after_help = exit::HELP)]
+    Simulate(simulate::Simulate),
 }
 
 fn main() -> ExitCode {
@@ -68,6 +75,7 @@ fn main() -> ExitCode {
         Command::Run(run) => run::run(&run),
         Command::Explain(explain) => explain::run(&explain).map(|exit| exit as u8),
         Command::Doctor(doctor) => doctor::run(&doctor).map(|exit| exit as u8),
+        Command::Simulate(simulate) => simulate::run(&simulate).map(|exit| exit as u8),
         Command::Read(read) => read::run(&read).map(|exit| exit as u8),
     };
     match done {

@@ -28,7 +28,7 @@ fn hidden(total: Option<u64>, style: &str, what: &str) -> ProgressBar {
     bar
 }
 
-/// Bytes done of bytes to do.
+/// How much is done of what there is to do: bytes, or things.
 pub struct Progress {
     bar: ProgressBar,
     shown: bool,
@@ -41,6 +41,12 @@ impl Progress {
         Progress { bar: hidden(Some(total), style, what), shown: false }
     }
 
+    /// The same, of things that are counted.
+    pub fn count(total: u64, what: &str) -> Progress {
+        let style = "{msg} {wide_bar} {pos} of {len}, {eta} left";
+        Progress { bar: hidden(Some(total), style, what), shown: false }
+    }
+
     /// What is going on now.
     pub fn say(&self, what: &str) {
         if self.bar.message() != what {
@@ -48,7 +54,7 @@ impl Progress {
         }
     }
 
-    /// So many bytes are done.
+    /// So much is done.
     pub fn set(&mut self, done: u64) {
         if !self.shown && BEGUN.elapsed() >= PATIENCE {
             // indicatif itself draws nothing where stderr is no terminal.

@@ -1,0 +1,289 @@
+//! Charts as SVG: series of points over a size or a share, with error bars.
+//!
+//! ```text
+//!   title
+//!   y │        o────x     o first   x second
+//!     │   o──x╯
+//!     │ x╯
+//!     └──────────────
+//!       512 B   64 KiB
+//! ```
+//!
+//! A logarithmic axis is drawn as a straight one of logarithms, with labels of our own: every power of 10,
+//! or those of the powers of 2 that are there.
+
+use std::path::Path;
+
+use anyhow::{Context, anyhow};
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
+use plotters::prelude::*;
+
+use crate::units;
+
+/// What stands along an axis.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(test), expect(dead_code, reason = "for the charts of calibrate and bench, which come next"))]
+pub enum Scale {
+    /// From 0 on.
+    Linear,
+    /// Powers of 10.
+    Log,
+    /// Powers of 2 of bytes.
+    Bytes,
+    /// Places 0, 1, 2 ... with these names.
+    Names(Vec<String>),
+}
+
+/// One axis.
+#[derive(Clone, Debug)]
+pub struct Axis {
+    /// What it counts.
+    pub label: String,
+    /// How.
+    pub scale: Scale,
+}
+
+/// One measurement, with the standard deviation of what it is the mean of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// Along.
+    pub x: f64,
+    /// Up.
+    pub y: f64,
+    /// Standard deviation; 0 draws no bar.
+    pub deviation: f64,
+}
+
+/// Points of one name.
+#[derive(Clone, Debug)]
+pub struct Series {
+    /// Shown in the legend.
+    pub name: String,
+    /// In order of `x`.
+    pub points: Vec<Point>,
+    /// Joined by a line.
+    pub line: bool,
+    /// Marked by dots.
+    pub dots: bool,
+}
+
+/// A chart.
+#[derive(Clone, Debug)]
+pub struct Chart {
+    /// Above it.
+    pub title: String,
+    /// Along.
+    pub x: Axis,
+    /// Up.
+    pub y: Axis,
+    /// What is drawn.
+    pub series: Vec<Series>,
+}
+
+/// Colours that are told apart by most eyes (Okabe and Ito's).
+const COLOURS: [RGBColor; 8] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(0, 0, 0),
+    RGBColor(148, 120, 40),
+];
+
+impl Scale {
+    /// Where a value lies on the straight axis.
+    fn place(&self, value: f64) -> f64 {
+        match self {
+            Scale::Linear | Scale::Names(_) => value,
+            Scale::Log => value.max(f64::MIN_POSITIVE).log10(),
+            Scale::Bytes => value.max(f64::MIN_POSITIVE).log2(),
+        }
+    }
+
+    /// The ends of an axis that holds all these places.
+    fn ends(&self, places: impl Iterator<Item = f64>) -> (f64, f64) {
+        let (mut least, mut most) =
+            places.filter(|p| p.is_finite()).fold((f64::INFINITY, f64::NEG_INFINITY), |(l, m), p| (l.min(p), m.max(p)));
+        if least > most {
+            (least, most) = (0.0, 1.0);
+        }
+        match self {
+            Scale::Linear => (least.min(0.0), if most > 0.0 { most * 1.08 } else { 1.0 }),
+            Scale::Log => (least.floor(), most.ceil().max(least.floor() + 1.0)),
+            Scale::Bytes => (least.floor(), most.ceil().max(least.floor() + 1.0)),
+            Scale::Names(names) => (-0.5, names.len() as f64 - 0.5),
+        }
+    }
+
+    /// Where labels stand.
+    fn ticks(&self, (from, to): (f64, f64)) -> Vec<f64> {
+        let every = match self {
+            Scale::Linear => {
+                let step = 10f64.powf(((to - from) / 5.0).log10().floor());
+                [1.0, 2.0, 5.0, 10.0].map(|n| n * step).into_iter().find(|s| (to - from) / s <= 8.0).unwrap_or(step)
+            }
+            Scale::Log | Scale::Names(_) => 1.0,
+            Scale::Bytes => ((to - from) / 9.0).ceil().max(1.0),
+        };
+        let first = (from / every).ceil();
+        (0..).map(|i| (first + f64::from(i)) * every).take_while(|t| *t <= to + 1e-9).take(100).collect()
+    }
+
+    fn text(&self, place: f64) -> String {
+        match self {
+            Scale::Linear if place.abs() < 1e-9 => "0".to_owned(),
+            Scale::Linear if place.abs() >= 10.0 => format!("{place:.0}"),
+            Scale::Linear => format!("{}", (place * 1000.0).round() / 1000.0),
+            Scale::Log => {
+                let value = 10f64.powf(place);
+                if (0.001..100_000.0).contains(&value) {
+                    format!("{}", (value * 1000.0).round() / 1000.0)
+                } else {
+                    format!("1e{place:.0}")
+                }
+            }
+            Scale::Bytes => units::bytes(place.exp2().round() as u64),
+            Scale::Names(names) => names.get(place.round().max(0.0) as usize).cloned().unwrap_or_default(),
+        }
+    }
+}
+
+/// A straight axis with labels at these places.
+struct Marked {
+    ends: (f64, f64),
+    ticks: Vec<f64>,
+}
+
+impl Ranged for Marked {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (from, to): (i32, i32)) -> i32 {
+        let share = (value - self.ends.0) / (self.ends.1 - self.ends.0);
+        // A place far outside is drawn a little outside, so that pixels stay numbers.
+        from + (share.clamp(-1.0, 2.0) * f64::from(to - from)).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
+        self.ticks.clone()
+    }
+
+    fn range(&self) -> std::ops::Range<f64> {
+        self.ends.0..self.ends.1
+    }
+}
+
+impl Chart {
+    /// The chart as the text of an SVG file.
+    pub fn svg(&self) -> anyhow::Result<String> {
+        let mut text = String::new();
+        self.draw(&mut text).map_err(|e| anyhow!("Cannot draw the chart {}: {e}", self.title))?;
+        Ok(text)
+    }
+
+    /// Writes it.
+    pub fn write(&self, path: &Path) -> anyhow::Result<()> {
+        std::fs::write(path, self.svg()?).with_context(|| format!("Cannot write {}", path.display()))
+    }
+
+    fn draw(&self, text: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+        let all = || self.series.iter().flat_map(|s| &s.points);
+        let xs = self.x.scale.ends(all().map(|p| self.x.scale.place(p.x)));
+        let ys = self.y.scale.ends(all().flat_map(|p| [p.y, p.y + p.deviation]).map(|y| self.y.scale.place(y)));
+        let area = SVGBackend::with_string(text, (900, 540)).into_drawing_area();
+        area.fill(&WHITE)?;
+        let mut chart = ChartBuilder::on(&area)
+            .caption(&self.title, ("sans-serif", 20))
+            .margin(12)
+            .x_label_area_size(46)
+            .y_label_area_size(70)
+            .build_cartesian_2d(
+                Marked { ends: xs, ticks: self.x.scale.ticks(xs) },
+                Marked { ends: ys, ticks: self.y.scale.ticks(ys) },
+            )?;
+        chart
+            .configure_mesh()
+            .light_line_style(TRANSPARENT)
+            .bold_line_style(BLACK.mix(0.12))
+            .x_desc(&self.x.label)
+            .y_desc(&self.y.label)
+            .x_labels(40)
+            .y_labels(40)
+            .x_label_formatter(&|p| self.x.scale.text(*p))
+            .y_label_formatter(&|p| self.y.scale.text(*p))
+            .label_style(("sans-serif", 14))
+            .axis_desc_style(("sans-serif", 15))
+            .draw()?;
+        for (series, colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
+            let colour = *colour;
+            let place = |p: &Point| (self.x.scale.place(p.x), self.y.scale.place(p.y));
+            let line = series.points.iter().map(place).filter(|_| series.line);
+            chart
+                .draw_series(LineSeries::new(line, colour.stroke_width(2)))?
+                .label(&series.name)
+                .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.filled()));
+            if series.dots {
+                chart.draw_series(series.points.iter().map(|p| Circle::new(place(p), 3, colour.filled())))?;
+            }
+            chart.draw_series(series.points.iter().filter(|p| p.deviation > 0.0).map(|p| {
+                let (x, y) = place(p);
+                // A logarithmic axis has no 0 for a bar to reach.
+                let low = self.y.scale.place((p.y - p.deviation).max(p.y / 100.0)).max(ys.0);
+                ErrorBar::new_vertical(x, low, y, self.y.scale.place(p.y + p.deviation), colour.stroke_width(1), 6)
+            }))?;
+        }
+        chart
+            .configure_series_labels()
+            .background_style(WHITE.mix(0.85))
+            .border_style(BLACK.mix(0.3))
+            .label_font(("sans-serif", 14))
+            .position(SeriesLabelPosition::UpperLeft)
+            .draw()?;
+        area.present()?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn axis(scale: Scale) -> Axis {
+        Axis { label: "label".into(), scale }
+    }
+
+    fn chart(x: Scale, y: Scale, points: &[(f64, f64)]) -> String {
+        let points = points.iter().map(|&(x, y)| Point { x, y, deviation: y / 10.0 }).collect();
+        let series = vec![Series { name: "copy <&>".into(), points, line: true, dots: true }];
+        Chart { title: "Title".into(), x: axis(x), y: axis(y), series }.svg().unwrap()
+    }
+
+    #[test]
+    fn a_chart_names_its_axes_and_series() {
+        let text = chart(Scale::Bytes, Scale::Log, &[(512.0, 3e3), (65536.0, 1e5), (67108864.0, 4e7)]);
+        for part in ["<svg", "Title", "64 KiB", "10000", "copy &lt;&amp;&gt;", "</svg>"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn any_points_make_a_chart() {
+        for points in [&[][..], &[(1.0, 0.0)], &[(4096.0, 5.0), (4096.0, 5.0)], &[(0.0, f64::NAN), (9.0, 1e300)]] {
+            for scale in [Scale::Linear, Scale::Log, Scale::Bytes, Scale::Names(vec!["a".into()])] {
+                assert!(chart(scale.clone(), Scale::Linear, points).contains("</svg>"));
+                assert!(chart(Scale::Linear, scale, points).contains("</svg>"));
+            }
+        }
+    }
+
+    #[test]
+    fn ticks_are_few_and_inside() {
+        for (scale, ends) in [(Scale::Linear, (0.0, 12.9)), (Scale::Linear, (0.0, 0.03)), (Scale::Bytes, (9.0, 26.0))] {
+            let ticks = scale.ticks(ends);
+            assert!((3..=12).contains(&ticks.len()), "{scale:?} {ticks:?}");
+            assert!(ticks.iter().all(|t| (ends.0..=ends.1).contains(t)), "{ticks:?}");
+        }
+    }
+}

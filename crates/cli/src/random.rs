@@ -1,0 +1,58 @@
+//! Numbers that look random and are the same in every run (splitmix64).
+
+/// A generator.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// One of a family: neighbouring numbers of one seed have nothing in common.
+    pub fn new(seed: u64, number: u64) -> Random {
+        let mut first = Random(seed);
+        let mut second = Random(first.next() ^ number);
+        Random(second.next())
+    }
+
+    /// 64 bits.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    /// From 0 up to, not including, 1.
+    pub fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    #[cfg_attr(not(test), expect(dead_code, reason = "for calibrate and bench, which come next"))]
+    /// Below `bound`, which must not be 0.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_seed_gives_the_same_numbers_and_others_give_others() {
+        let few = |seed, number| {
+            let mut r = Random::new(seed, number);
+            [r.next(), r.next(), r.next()]
+        };
+        assert_eq!(few(1, 2), few(1, 2));
+        assert_ne!(few(1, 2), few(1, 3));
+        assert_ne!(few(1, 2), few(2, 2));
+    }
+
+    #[test]
+    fn numbers_are_spread_and_bounded() {
+        let mut r = Random::new(7, 0);
+        let mean = (0..10_000).map(|_| r.unit()).sum::<f64>() / 10_000.0;
+        assert!((0.48..0.52).contains(&mean), "{mean}");
+        assert!((0..1000).all(|_| r.below(3) < 3));
+    }
+}

@@ -1,0 +1,39 @@
+//! `spinio simulate`: the same seed gives the same table, whatever the threads, and a chart.
+
+mod common;
+
+use common::{folder, spinio, stderr, stdout};
+
+#[test]
+fn the_table_depends_on_the_seed_alone() {
+    let table = |args: &[&str]| stdout(&spinio().args(["simulate", "--vectors", "1200"]).args(args).assert().success());
+    let one = table(&["--threads", "1"]);
+    assert_eq!(one, table(&["--threads", "3"]));
+    assert_ne!(one, table(&["--seed", "2"]));
+    for row in ["all-storage", "all-cache", "greedy", "optimal, serial", "optimal, concurrent"] {
+        assert!(one.contains(row), "{one}");
+    }
+    let greedy = one.lines().find(|l| l.contains("greedy")).unwrap();
+    assert!(greedy.contains("98.9 %"), "the paper's figure stands beside ours: {greedy}");
+}
+
+#[test]
+fn json_and_a_chart() {
+    let dir = folder();
+    let svg = dir.path().join("chart.svg");
+    let assert = spinio().args(["simulate", "--vectors", "600", "--json", "--svg"]).arg(&svg).assert().success();
+    let told: serde_json::Value = serde_json::from_str(&stdout(&assert)).unwrap();
+    assert_eq!(told["vectors"], 600);
+    let serial = &told["strategies"][3]["serial"];
+    assert!((serial["near"].as_f64().unwrap() - 1.0).abs() < 1e-9, "the optimum is the optimum: {serial}");
+    let chart = std::fs::read_to_string(&svg).unwrap();
+    assert!(chart.contains("<svg") && chart.contains("greedy"), "{chart}");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let assert = spinio().args(["simulate", "--vectors", "0"]).assert().code(2);
+    assert!(stderr(&assert).contains("--vectors above 0"));
+    let assert = spinio().args(["simulate", "--vectors", "1", "--svg", "/nowhere/at/all.svg"]).assert().code(1);
+    assert!(stderr(&assert).contains("/nowhere/at/all.svg"));
+}
