@@ -90,6 +90,12 @@ struct spinio_counters {
     uint64_t read_bytes;       /* bytes they returned */
     uint64_t read_nanoseconds; /* time inside them, added up over threads */
     struct spinio_route_counters route[SPINIO_ROUTES];
+    uint64_t writes;             /* device writes that returned */
+    uint64_t written_bytes;      /* bytes they wrote */
+    uint64_t write_nanoseconds;  /* time inside them, added up over threads */
+    uint64_t batches;            /* batches that returned */
+    uint64_t batch_bytes;        /* bytes they moved */
+    uint64_t batch_nanoseconds;  /* time inside them, added up over threads */
 };
 
 /* Fills in the counters of this process. size: sizeof *out, so that programs and libraries of different age fit:

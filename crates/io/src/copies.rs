@@ -1,19 +1,28 @@
 //! Host memory to the device and out of it again: for streams that the hooks buffer, tools that compare, and the C API.
 
-use std::time::Instant;
-
 use spinio_device::Wait;
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 
 use crate::settings::{Ordering, SMALL};
 use crate::staging::BLOCK;
+use crate::stats::Direction;
 use crate::{Error, Runtime, Target};
 
 impl Runtime {
     /// Copies host bytes into device memory, in the order of a small read; the bytes may be reused at once.
     pub fn put(&self, to: Target, bytes: &[u8]) -> Result<(), Error> {
-        let begun = Instant::now();
+        let stats = self.core().stats();
+        let watch = stats.begin(Direction::Read, -1, None, bytes.len() as u64);
+        let done = self.put_all(to, bytes);
+        if done.is_ok() {
+            stats.piece(&watch, Route::Copy, Reason::Stream, 0, bytes.len() as u64, watch.begun());
+        }
+        stats.end(&watch, &done.as_ref().map(|()| bytes.len()));
+        done
+    }
+
+    fn put_all(&self, to: Target, bytes: &[u8]) -> Result<(), Error> {
         let len = bytes.len();
         let device = to.allocation.device;
         let fail = |e| Error::device(e, "copy to the device", 0, len as u64);
@@ -41,9 +50,6 @@ impl Runtime {
         if len > 0 && (ours || len > SMALL || self.core().settings.ordering == Ordering::Strict) {
             device.drain(queue, Wait::Context).map_err(fail)?;
         }
-        let nanos = begun.elapsed().as_nanos() as u64;
-        self.core().stats().piece(Route::Copy, Reason::Stream, len as u64, nanos);
-        self.core().stats().call(len as u64, nanos);
         Ok(())
     }
 

@@ -16,7 +16,8 @@ use crate::kernel::Kernel;
 use crate::lock::lock;
 use crate::pins::{Pins, QUIET};
 use crate::staging::Staging;
-use crate::{Settings, Target, stats};
+use crate::stats::{self, Gauge};
+use crate::{Settings, Target};
 
 /// Threads a request from which copying beats registering.
 const MANY: usize = 8;
@@ -47,6 +48,7 @@ impl Tidy for KeepFiles {
     fn tidy(&self) {
         if let Some(core) = self.0.upgrade() {
             core.files.tidy();
+            core.publish();
         }
     }
 }
@@ -70,6 +72,7 @@ impl Tidy for KeepPins {
             && (core.requests() == 0 || core.pins.is_hurried())
         {
             core.pins.tidy();
+            core.publish();
         }
     }
 }
@@ -184,8 +187,16 @@ impl Core {
     }
 
     /// The counters.
-    pub(crate) fn stats(&self) -> &stats::Table {
-        self.stats.get_or_init(|| stats::Home::new(self.settings.stats.as_deref(), || self.keepers())).table()
+    pub(crate) fn stats(&self) -> &stats::Stats {
+        self.stats.get_or_init(|| stats::Home::new(self.settings.stats.as_deref(), || self.keepers())).stats()
+    }
+
+    /// Shows what is held now to those who read the counters.
+    pub(crate) fn publish(&self) {
+        let stats = self.stats();
+        stats.set(Gauge::Pinned, self.pins.bytes());
+        stats.set(Gauge::Staging, lock(&self.stagings).iter().map(|s| s.total()).sum());
+        stats.set(Gauge::KeptFiles, self.files.count());
     }
 
     /// Sees to it that pins which are left are given back soon, although every mate may be asleep.

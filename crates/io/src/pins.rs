@@ -112,6 +112,11 @@ impl Pins {
         self.bytes.load(Relaxed) == 0
     }
 
+    /// Bytes that are pinned and wait to be given back.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
     /// From now until the next pin nobody waits for quiet.
     pub(crate) fn hurry(&self) {
         self.last.store(0, Relaxed);

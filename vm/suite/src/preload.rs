@@ -64,7 +64,7 @@ fn reader(guest: &Guest, place: Place, user: User, memory: &str) -> Outcome {
         let complaint = String::from_utf8_lossy(&ran.stderr);
         return fail(format!("{}, it said: {} {}", ran.status, said.trim().replace('\n', " "), complaint.trim()));
     }
-    let counted = fs::read(&stats).ok().and_then(|bytes| Snapshot::from_bytes(&bytes)).unwrap_or_default();
+    let counted = fs::read(&stats).ok().and_then(|bytes| Snapshot::from_bytes(&bytes).ok()).unwrap_or_default();
     judge(place, memory, &counted, &programs)?;
     remove(&path);
     Ok(())
@@ -77,8 +77,8 @@ fn judge(place: Place, memory: &str, counted: &Snapshot, programs: &Path) -> Out
     }
     let by = |route| counted.lines.iter().filter(|l| l.route == route).map(|l| l.bytes).sum::<u64>();
     let p2p = by(Route::P2p);
-    if counted.read_bytes != SIZE as u64 {
-        return fail(format!("the library counted {} bytes of {SIZE}: {:?}", counted.read_bytes, counted.lines));
+    if counted.read.bytes != SIZE as u64 {
+        return fail(format!("the library counted {} bytes of {SIZE}: {:?}", counted.read.bytes, counted.lines));
     }
     match place {
         Place::Far if p2p > 0 => {

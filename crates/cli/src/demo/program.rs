@@ -112,7 +112,7 @@ impl Program {
             if let Some(status) = child.try_wait()? {
                 break status;
             }
-            let read = stats.and_then(read_stats).map_or(0, |now| now.read_bytes);
+            let read = stats.and_then(read_stats).map_or(0, |now| now.read.bytes);
             if read >= size {
                 progress.say("Comparing every byte");
             }
@@ -128,7 +128,7 @@ impl Program {
 
 /// The counters that a run left behind; `None` if it left none.
 pub fn read_stats(path: &Path) -> Option<Snapshot> {
-    Snapshot::from_bytes(&std::fs::read(path).ok()?)
+    Snapshot::from_bytes(&std::fs::read(path).ok()?).ok()
 }
 
 fn parse(text: &str) -> anyhow::Result<Answer> {

@@ -187,7 +187,7 @@ fn next_steps(paint: &Paint, s: &mut String) {
 
 #[cfg(test)]
 mod tests {
-    use spinio_io::stats::Line;
+    use spinio_io::stats::{Direction, Histogram, Line};
     use spinio_plan::{Reason, Route};
 
     use super::*;
@@ -195,8 +195,16 @@ mod tests {
     const PLAIN: Paint = Paint { colour: false, width: 120 };
 
     fn outcome(state: State, resident: Option<f64>, equal: u64, lines: &[(Route, Reason, u64)]) -> Outcome {
-        let lines =
-            lines.iter().map(|&(route, reason, bytes)| Line { route, reason, pieces: 1, bytes, nanos: 1 }).collect();
+        let line = |&(route, reason, bytes)| Line {
+            direction: Direction::Read,
+            route,
+            reason,
+            pieces: 1,
+            bytes,
+            nanos: 1,
+            latency: Histogram::default(),
+        };
+        let lines = lines.iter().map(line).collect();
         Outcome {
             state,
             resident,

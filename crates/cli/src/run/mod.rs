@@ -159,32 +159,32 @@ impl Counters {
 }
 
 fn read(path: &Path) -> Option<Snapshot> {
-    Snapshot::from_bytes(&std::fs::read(path).ok()?)
+    Snapshot::from_bytes(&std::fs::read(path).ok()?).ok()
 }
 
 /// The table that `--stats` prints.
 fn summary(paint: &Paint, snapshot: Option<&Snapshot>) -> String {
     let head = paint.text(Ink::Head, "spinio:");
-    let Some(s) = snapshot.filter(|s| s.reads > 0) else {
+    let Some(s) = snapshot.filter(|s| s.read.calls > 0) else {
         return format!(
             "{head} no device reads: the program passed no device memory to read, pread, readv, preadv or fread\n"
         );
     };
-    let seconds = s.read_nanos as f64 / 1e9;
+    let seconds = s.read.nanos as f64 / 1e9;
     format!(
         "{head} {} device {}, {}, {} inside them, {} GB/s\n{}\n",
-        s.reads,
-        if s.reads == 1 { "read" } else { "reads" },
-        units::bytes(s.read_bytes),
-        units::time(s.read_nanos as f64),
-        units::gbps(s.read_bytes, seconds),
+        s.read.calls,
+        if s.read.calls == 1 { "read" } else { "reads" },
+        units::bytes(s.read.bytes),
+        units::time(s.read.nanos as f64),
+        units::gbps(s.read.bytes, seconds),
         table::text(&table::of_snapshot(paint, s))
     )
 }
 
 #[cfg(test)]
 mod tests {
-    use spinio_io::stats::Line;
+    use spinio_io::stats::{Calls, Direction, Histogram, Line};
     use spinio_plan::{Reason, Route};
 
     use super::*;
@@ -208,8 +208,17 @@ mod tests {
 
     #[test]
     fn the_summary_tells_routes_and_reasons() {
-        let line = Line { route: Route::Direct, reason: Reason::Absent, pieces: 3, bytes: 3 << 20, nanos: 5 };
-        let s = Snapshot { reads: 1, read_bytes: 3 << 20, read_nanos: 1_000_000, lines: vec![line] };
+        let line = Line {
+            direction: Direction::Read,
+            route: Route::Direct,
+            reason: Reason::Absent,
+            pieces: 3,
+            bytes: 3 << 20,
+            nanos: 5,
+            latency: Histogram::default(),
+        };
+        let mut s = Snapshot { lines: vec![line], ..Snapshot::default() };
+        s.read = Calls { calls: 1, bytes: 3 << 20, nanos: 1_000_000, ..Calls::default() };
         let text = summary(&PLAIN, Some(&s));
         assert!(text.contains("1 device read, 3 MiB, 1.0 ms inside them, 3.15 GB/s"), "{text}");
         let row = text.lines().find(|l| l.contains("direct")).unwrap();

@@ -25,6 +25,12 @@ struct Counters {
     read_bytes: u64,
     read_nanoseconds: u64,
     routes: [RouteCounters; Route::ALL.len()],
+    writes: u64,
+    written_bytes: u64,
+    write_nanoseconds: u64,
+    batches: u64,
+    batch_bytes: u64,
+    batch_nanoseconds: u64,
 }
 
 #[unsafe(no_mangle)]
@@ -35,9 +41,15 @@ unsafe extern "C" fn spinio_stats(out: *mut Counters, size: usize) -> c_int {
         }
         let snapshot = runtime().stats();
         let mut counters = Counters {
-            reads: snapshot.reads,
-            read_bytes: snapshot.read_bytes,
-            read_nanoseconds: snapshot.read_nanos,
+            reads: snapshot.read.calls,
+            read_bytes: snapshot.read.bytes,
+            read_nanoseconds: snapshot.read.nanos,
+            writes: snapshot.write.calls,
+            written_bytes: snapshot.write.bytes,
+            write_nanoseconds: snapshot.write.nanos,
+            batches: snapshot.batch.calls,
+            batch_bytes: snapshot.batch.bytes,
+            batch_nanoseconds: snapshot.batch.nanos,
             ..Counters::default()
         };
         for line in &snapshot.lines {

@@ -254,6 +254,11 @@ impl Files {
         self.count.load(Relaxed) == 0
     }
 
+    /// How many are remembered.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+
     /// Lets go of one file; true if it was remembered.
     pub(crate) fn forget(&self, dev: u64, ino: u64) -> bool {
         let mut kept = lock(&self.kept);

@@ -39,6 +39,7 @@ use crate::lock::lock;
 use crate::read::engine::Hands;
 use crate::read::work::{Filled, P2P_PIECE, Piece, Queues, Who, Work};
 use crate::staging::{BLOCK, Block, Staging};
+use crate::stats::Watch;
 use crate::{Error, Target};
 
 /// Bytes that are surveyed and planned together; a multiple of [`BLOCK`].
@@ -63,6 +64,7 @@ struct Outcome {
 /// What a large read is about.
 pub(crate) struct Request {
     pub(crate) core: Arc<Core>,
+    pub(crate) watch: Watch,
     pub(crate) file: Arc<File>,
     pub(crate) staging: Arc<Staging>,
     pub(crate) to: Target,

@@ -14,14 +14,22 @@ use crate::file::canary;
 use crate::read::job::{Job, Request};
 use crate::read::plain::Plain;
 use crate::settings::SMALL;
+use crate::stats::Watch;
 use crate::{Error, Target};
 
 /// A `pread` or `read` of more than [`SMALL`] bytes, all of them inside the allocation.
-pub(crate) fn read(core: &Arc<Core>, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
+pub(crate) fn read(
+    core: &Arc<Core>,
+    watch: &Watch,
+    fd: Fd,
+    at: Option<u64>,
+    to: Target,
+    len: usize,
+) -> Result<usize, Error> {
     let fail = |e| Error::kernel(e, "read", at.unwrap_or(0), len as u64);
     let stat = core.kernel.fstat(fd).map_err(fail)?;
     let flags = core.kernel.flags(fd).map_err(fail)?;
-    let plain = |reason, once| Plain { fd, at, to, len, once, reason, queue: None };
+    let plain = |reason, once| Plain { watch: *watch, fd, at, to, len, done: 0, once, reason, queue: None };
     if stat.kind == FileKind::Stream {
         // A character device fills the whole buffer; a pipe or socket gives what there is.
         let once = at.is_none() && stat.mode & 0o170_000 != 0o020_000;
@@ -48,7 +56,7 @@ pub(crate) fn read(core: &Arc<Core>, fd: Fd, at: Option<u64>, to: Target, len: u
             Err(e) => return plain(Reason::Stream, e == Errno::SPIPE).read(core),
         },
     };
-    let read = at_offset(core, fd, offset, to, len, stat);
+    let read = at_offset(core, watch, fd, offset, to, len, stat);
     if at.is_none() {
         unreserve(core, fd, (len - *read.as_ref().unwrap_or(&0)) as u64);
     }
@@ -57,8 +65,17 @@ pub(crate) fn read(core: &Arc<Core>, fd: Fd, at: Option<u64>, to: Target, len: u
 
 const SEEK_CUR: i32 = 1;
 
-fn at_offset(core: &Arc<Core>, fd: Fd, offset: u64, to: Target, len: usize, stat: linux::Stat) -> Result<usize, Error> {
-    let plain = |reason, len| Plain { fd, at: Some(offset), to, len, once: false, reason, queue: None };
+fn at_offset(
+    core: &Arc<Core>,
+    watch: &Watch,
+    fd: Fd,
+    offset: u64,
+    to: Target,
+    len: usize,
+    stat: linux::Stat,
+) -> Result<usize, Error> {
+    let watch = *watch;
+    let plain = |reason, len| Plain { watch, fd, at: Some(offset), to, len, done: 0, once: false, reason, queue: None };
     let Some(crew) = core.keepers() else { return plain(Reason::NoHelpers, len).read(core) };
     let within = match stat.kind {
         FileKind::Regular => (len as u64).min(stat.size.saturating_sub(offset)),
@@ -96,6 +113,7 @@ fn at_offset(core: &Arc<Core>, fd: Fd, offset: u64, to: Target, len: usize, stat
     let p2p = p2p(core, &file, to, offset, within, ours);
     let job = Arc::new(Job::new(Request {
         core: Arc::clone(core),
+        watch,
         file: Arc::clone(&file),
         staging: core.staging(device),
         to,
@@ -110,6 +128,7 @@ fn at_offset(core: &Arc<Core>, fd: Fd, offset: u64, to: Target, len: usize, stat
     job.call_helpers();
     let got = job.finish();
     core.watch_pins();
+    core.publish();
     let got = got?;
     file.learn(within, !job.cold.load(Relaxed));
     if got < within || within == len as u64 {
@@ -118,6 +137,7 @@ fn at_offset(core: &Arc<Core>, fd: Fd, offset: u64, to: Target, len: usize, stat
     // The file may have grown, or its size said too little: what is left, if anything, is at the end.
     let rest = Plain {
         at: Some(offset + got),
+        done: got,
         to: Target { addr: to.addr.offset(got), ..to },
         ..plain(Reason::Small, len - got as usize)
     };

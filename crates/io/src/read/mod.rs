@@ -22,8 +22,6 @@ mod small;
 pub(crate) mod window;
 pub(crate) mod work;
 
-use std::time::Instant;
-
 use spinio_device::QueueId;
 use spinio_plan::Reason;
 use spinio_sys::Errno;
@@ -31,6 +29,7 @@ use spinio_sys::linux::{Fd, FileKind};
 
 use self::plain::Plain;
 use crate::settings::SMALL;
+use crate::stats::Direction;
 use crate::{Error, Runtime, Target};
 
 type Result<T> = core::result::Result<T, Error>;
@@ -47,26 +46,38 @@ impl Runtime {
         if len <= SMALL {
             return small::read(self.core(), fd, at, to, len);
         }
-        let begun = Instant::now();
-        let got = large::read(self.core(), fd, at, to, len)?;
-        self.core().stats().call(got as u64, begun.elapsed().as_nanos() as u64);
-        Ok(got)
+        let stats = self.core().stats();
+        let watch = stats.begin(Direction::Read, fd, at, len as u64);
+        let got = large::read(self.core(), &watch, fd, at, to, len);
+        stats.end(&watch, &got.as_ref().copied());
+        got
     }
 
     /// Reads the file now and queues the copies on `queue` (CUDA: a stream); returns the bytes that will be there
     /// once the queue gets that far. Waits only for staging memory: a read larger than the staging ring needs the
     /// queue to move.
     pub fn read_async(&self, fd: Fd, at: u64, to: Target, len: usize, queue: QueueId) -> Result<usize> {
-        let begun = Instant::now();
         let len = len.min(usize::try_from(to.allocation.room(to.addr)).unwrap_or(usize::MAX));
         if to.allocation.device.is_captured(queue) {
             // Captured copies would read staging memory again at every launch of the graph, when it holds other bytes.
             return Err(Error::kernel(Errno::BUSY, "read into a captured queue", at, len as u64));
         }
-        let plain = Plain { fd, at: Some(at), to, len, once: false, reason: Reason::Forced, queue: Some(queue) };
-        let got = plain.read(self.core())?;
-        self.core().stats().call(got as u64, begun.elapsed().as_nanos() as u64);
-        Ok(got)
+        let stats = self.core().stats();
+        let watch = stats.begin(Direction::Read, fd, Some(at), len as u64);
+        let plain = Plain {
+            watch,
+            fd,
+            at: Some(at),
+            to,
+            len,
+            done: 0,
+            once: false,
+            reason: Reason::Forced,
+            queue: Some(queue),
+        };
+        let got = plain.read(self.core());
+        stats.end(&watch, &got.as_ref().copied());
+        got
     }
 
     /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.

@@ -11,6 +11,7 @@ use spinio_sys::linux::Fd;
 
 use crate::core::Core;
 use crate::staging::BLOCK;
+use crate::stats::Watch;
 use crate::{Error, Target};
 
 /// A queue that is given back when it goes out of scope.
@@ -24,6 +25,9 @@ impl Drop for Lease {
 
 /// What to read.
 pub(crate) struct Plain {
+    /// The request that it is part of, and how many of that one's bytes came before.
+    pub(crate) watch: Watch,
+    pub(crate) done: u64,
     pub(crate) fd: Fd,
     /// `None`: at the descriptor's own offset.
     pub(crate) at: Option<u64>,
@@ -100,7 +104,7 @@ impl Plain {
                 }
             }
             done += got;
-            core.stats().piece(Route::Copy, reason, got as u64, begun.elapsed().as_nanos() as u64);
+            core.stats().piece(&self.watch, Route::Copy, reason, self.done + (done - got) as u64, got as u64, begun);
             if got < want || self.once {
                 break;
             }
@@ -120,7 +124,7 @@ impl Plain {
         // SAFETY: host-mapped device memory inside its allocation.
         let got = unsafe { self.kernel_read(core, Route::Store, self.to.addr.0 as *mut u8, self.len, 0) }
             .map_err(|e| Error::kernel(e, "read", self.at.unwrap_or(0), self.len as u64))?;
-        core.stats().piece(Route::Store, self.reason, got as u64, begun.elapsed().as_nanos() as u64);
+        core.stats().piece(&self.watch, Route::Store, self.reason, self.done, got as u64, begun);
         Ok(got)
     }
 

@@ -16,12 +16,25 @@ use spinio_sys::linux::Fd;
 use crate::core::Core;
 use crate::read::large;
 use crate::settings::Ordering;
-use crate::stats::Stopwatch;
+use crate::stats::Direction;
 use crate::{Error, Target};
 
 /// A `read` or `pread` of at most [`crate::settings::SMALL`] bytes, all of them inside the allocation.
 pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
-    let stopwatch = core.stats().stopwatch();
+    let stats = core.stats();
+    let watch = stats.begin_small(Direction::Read, fd, at, len as u64);
+    let read = bytes(core, fd, at, to, len);
+    let (route, reason) = read.as_ref().map_or((Route::Copy, Reason::Small), |(_, route, reason)| (*route, *reason));
+    let got = read.map(|(got, ..)| got);
+    stats.end_small(&watch, route, reason, &got.as_ref().copied());
+    if watch.is_timed() {
+        core.publish();
+    }
+    got
+}
+
+/// How many bytes came, how, and why so.
+fn bytes(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<(usize, Route, Reason), Error> {
     let device = to.allocation.device;
     let offset = at.unwrap_or(0);
     let kernel_error = |e| Error::kernel(e, "read", offset, len as u64);
@@ -30,8 +43,7 @@ pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize)
         // SAFETY: host-mapped device memory inside its allocation.
         let got =
             unsafe { kernel_read(core, Route::Store, fd, at, to.addr.0 as *mut u8, len) }.map_err(kernel_error)?;
-        count(core, Route::Store, Reason::HostMapped, got, stopwatch);
-        return Ok(got);
+        return Ok((got, Route::Store, Reason::HostMapped));
     }
     let (queue, ours) = device.program_queue();
     let staging = core.staging(device);
@@ -60,8 +72,7 @@ pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize)
     } else {
         staging.end_small(slot);
     }
-    count(core, Route::Copy, reason, got, stopwatch);
-    Ok(got)
+    Ok((got, Route::Copy, reason))
 }
 
 /// # Safety
@@ -81,10 +92,4 @@ unsafe fn kernel_read(
             None => core.kernel.read(fd, buf, len),
         }
     }
-}
-
-fn count(core: &Core, route: Route, reason: Reason, got: usize, stopwatch: Stopwatch) {
-    let nanos = stopwatch.nanos();
-    core.stats().piece(route, reason, got as u64, nanos);
-    core.stats().call(got as u64, nanos);
 }

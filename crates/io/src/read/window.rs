@@ -36,7 +36,9 @@ pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: boo
         job.hand_over(offset, len, again);
         return;
     } else {
-        survey(job, who, fd, rights, offset, len)
+        let found = survey(job, who, fd, rights, offset, len);
+        found.iter().for_each(|e| job.core.stats().seen(e.residency, e.len));
+        found
     };
     let possible = possible(&job.core, file, job.device().abilities(), job.p2p, job.dma, job.offset + offset);
     if extents.iter().any(|e| e.residency == Residency::Absent) {
@@ -45,6 +47,12 @@ pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: boo
     let mut schedule = Schedule::default();
     plan(Objective::Concurrent, &extents, &job.core.model(file), &possible, &mut schedule);
     // A stranger's probe speaks for a run: within it the read itself finds out.
+    let stats = job.core.stats();
+    for segment in &schedule.segments {
+        if let Some(reason) = segment.refused {
+            stats.refused(reason, segment.len);
+        }
+    }
     job.add(offset, &schedule.segments, presumed || (rights == Rights::Stranger && !again));
 }
 

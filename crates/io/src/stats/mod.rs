@@ -1,255 +1,305 @@
-//! Counters: bytes, pieces and time by route and reason.
-//!
-//! A fixed table of atomics. With `SPINIO_STATS` it lies in a mapped file, so that another
-//! process reads it while we run, and it outlives us. Several processes may add to one file.
+//! What happens, in numbers: calls, pieces by route and reason, latencies, refusals, residency, gauges.
 //!
 //! ```text
-//!   header  magic, version, device reads, small reads
-//!   cell    [route][reason]: pieces, bytes, nanoseconds
+//!   small call ──────────> lane of its processor: 2 additions     ┐
+//!   large call, batch ───> calls[direction]                       │  words.rs: one table of 64-bit words, in the
+//!   piece ───────────────> cell[direction, route, reason]         │  process's memory or in a file that others
+//!   survey, plan ────────> pages[residency], refused[reason]      │  read while we count (layout.rs says where
+//!   pins, staging, files > gauges: now, most ever                 ┘  each number stands)
+//!                                     │
+//!                                     └──> snapshot.rs: here, or from the bytes of the file
 //! ```
+//!
+//! Who serves a request begins a [`Watch`], tells each piece under it, and ends it with the call's result:
+//!
+//! ```text
+//!   let watch = stats.begin(Direction::Read, fd, offset, len);
+//!   stats.piece(&watch, Route::Direct, Reason::Absent, at, bytes, begun);      at: from the start of the request
+//!   stats.end(&watch, &result.as_ref().copied());
+//! ```
+//!
+//! Nothing here takes a lock, allocates or fails, so it may be called from any thread at any time.
+//!
+//! Known flaws: of small calls only some are timed, and each stands for those since the last, so latencies of a few dozen
+//! calls are coarse. Several processes that share one file by its name share gauges too, and what a killed one held
+//! stays counted.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+mod histogram;
+mod home;
+mod layout;
+mod snapshot;
+mod words;
+
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use spinio_plan::{Reason, Route};
-use spinio_sys::{Errno, linux};
+use spinio_plan::{Reason, Residency, Route};
+use spinio_sys::linux::{self, Fd};
 
-use crate::crew::Crew;
+pub use histogram::Histogram;
+pub(crate) use home::Home;
+pub use snapshot::{Calls, Foreign, Line, Process, Refused, Snapshot};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"spinio\x01\0");
-const REASONS: usize = Reason::ALL.len();
-const ROUTES: usize = Route::ALL.len();
+use crate::Error;
+use layout::{CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, GAUGES, LANE_COUNT, LANE_WORDS, LANES, PAGES, REFUSED};
+use layout::{header, key};
+use words::Words;
 
-/// One route for one reason.
-#[derive(Default)]
-#[repr(C)]
-struct Cell {
-    pieces: AtomicU64,
-    bytes: AtomicU64,
-    nanos: AtomicU64,
+/// Which way a request's bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From a file to a device.
+    Read,
+    /// From a device to a file.
+    Write,
+    /// Many reads submitted together.
+    Batch,
 }
 
-/// The table. All-zero is a valid, empty one.
-#[derive(Default)]
-#[repr(C)]
-pub struct Table {
-    magic: AtomicU64,
-    reads: AtomicU64,
-    read_bytes: AtomicU64,
-    read_nanos: AtomicU64,
-    cells: [[Cell; REASONS]; ROUTES],
+impl Watch {
+    /// When the request began.
+    pub(crate) fn begun(&self) -> Instant {
+        self.begun
+    }
 }
 
-/// One small read in this many is timed, and stands for all of them.
+impl Direction {
+    /// All, in numeric order.
+    pub const ALL: [Direction; 3] = [Direction::Read, Direction::Write, Direction::Batch];
+
+    /// The name used in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Direction::Read => "read",
+            Direction::Write => "write",
+            Direction::Batch => "batch",
+        }
+    }
+}
+
+/// Something that is now so much, and was once at most so much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gauge {
+    /// Bytes of page-cache pages registered with a driver for requests.
+    Pinned,
+    /// Bytes of staging memory.
+    Staging,
+    /// Files with twins.
+    KeptFiles,
+    /// Files held for repeated reads.
+    HeldFiles,
+    /// Bytes of held files that are registered.
+    HeldBytes,
+    /// Pages that SPIN alone brought into the page cache and has not let go of.
+    ReadAheadPages,
+}
+
+impl Gauge {
+    /// All, in numeric order.
+    pub const ALL: [Gauge; 6] =
+        [Gauge::Pinned, Gauge::Staging, Gauge::KeptFiles, Gauge::HeldFiles, Gauge::HeldBytes, Gauge::ReadAheadPages];
+
+    /// The name used in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Gauge::Pinned => "pinned",
+            Gauge::Staging => "staging",
+            Gauge::KeptFiles => "kept files",
+            Gauge::HeldFiles => "held files",
+            Gauge::HeldBytes => "held",
+            Gauge::ReadAheadPages => "read-ahead set",
+        }
+    }
+}
+
+/// A request under way, as the statistics see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Watch {
+    direction: Direction,
+    begun: Instant,
+}
+
+/// A small request under way: timed only if its turn has come.
+pub(crate) struct SmallWatch {
+    direction: Direction,
+    lane: usize,
+    /// When it began, and how many calls it stands for.
+    timed: Option<(Instant, u64)>,
+}
+
+impl SmallWatch {
+    /// Whether its turn has come to be timed: once in a while.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.timed.is_some()
+    }
+}
+
+/// One small call in this many is timed; of the first ones, those whose number is a power of two.
 const SAMPLED: u64 = 64;
 
-/// The time of a small read, if it is one that is timed.
-pub(crate) struct Stopwatch(Option<Instant>);
-
-impl Stopwatch {
-    /// Nanoseconds to be counted.
-    pub(crate) fn nanos(&self) -> u64 {
-        self.0.map_or(0, |begun| begun.elapsed().as_nanos() as u64 * SAMPLED)
+/// How many calls the `n`th of a lane, counted from 0, stands for if it is timed: those since the last timed one.
+fn weight(n: u64) -> u64 {
+    match n {
+        0 => 1,
+        n if n < SAMPLED && n.is_power_of_two() => n - n / 2,
+        n if n < SAMPLED => 0,
+        SAMPLED => SAMPLED / 2,
+        n if n.is_multiple_of(SAMPLED) => SAMPLED,
+        _ => 0,
     }
 }
 
-/// One line of a snapshot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line {
-    /// How the bytes travelled.
-    pub route: Route,
-    /// Why.
-    pub reason: Reason,
-    /// Pieces moved.
-    pub pieces: u64,
-    /// Bytes moved.
-    pub bytes: u64,
-    /// Time spent on them, added up over threads.
-    pub nanos: u64,
+/// The counters of a runtime, or none of them (`SPINIO_STATS=off`).
+pub(crate) struct Stats {
+    words: Option<Words>,
 }
 
-/// The counters at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot {
-    /// Device reads that returned.
-    pub reads: u64,
-    /// Bytes they returned.
-    pub read_bytes: u64,
-    /// Time inside them, added up over threads; of small reads one in 64 is timed and stands for the others.
-    pub read_nanos: u64,
-    /// Routes and reasons that moved anything.
-    pub lines: Vec<Line>,
-}
+impl Stats {
+    fn new(words: Option<Words>) -> Stats {
+        Stats { words }
+    }
 
-impl Table {
-    /// Bytes of a table, for who maps one.
-    pub const SIZE: usize = size_of::<Table>();
+    fn add(&self, at: usize, n: u64) {
+        if let Some(words) = &self.words {
+            words[at].fetch_add(n, Relaxed);
+        }
+    }
 
-    /// Adds a piece.
-    pub fn piece(&self, route: Route, reason: Reason, bytes: u64, nanos: u64) {
-        if bytes == 0 {
+    /// A request begins. `offset`: `None` if the descriptor's own; `len`: bytes asked for.
+    pub(crate) fn begin(&self, direction: Direction, _fd: Fd, _offset: Option<u64>, _len: u64) -> Watch {
+        Watch { direction, begun: Instant::now() }
+    }
+
+    /// The call returns.
+    pub(crate) fn end(&self, watch: &Watch, result: &Result<usize, &Error>) {
+        if self.words.is_none() {
             return;
         }
-        let cell = &self.cells[route as usize][reason as usize];
-        cell.pieces.fetch_add(1, Relaxed);
-        cell.bytes.fetch_add(bytes, Relaxed);
-        cell.nanos.fetch_add(nanos, Relaxed);
+        let nanos = watch.begun.elapsed().as_nanos() as u64;
+        let at = CALLS + watch.direction as usize * CALL_WORDS;
+        self.add(at, 1);
+        match result {
+            Ok(bytes) => self.add(at + 2, *bytes as u64),
+            Err(_) => self.add(at + 1, 1),
+        }
+        self.add(at + 3, nanos);
+        self.add(at + 4 + histogram::bucket(nanos), 1);
     }
 
-    /// Times a small read, or leaves it to one of its neighbours: on a virtual machine reading the clock twice can cost
-    /// as much as the read.
-    pub(crate) fn stopwatch(&self) -> Stopwatch {
-        Stopwatch(self.reads.load(Relaxed).is_multiple_of(SAMPLED).then(Instant::now))
+    /// A piece of the request has moved: `bytes` from `at` on, counted from the start of the request, since `begun`.
+    pub(crate) fn piece(&self, watch: &Watch, route: Route, reason: Reason, _at: u64, bytes: u64, begun: Instant) {
+        if bytes > 0 && self.words.is_some() {
+            let nanos = begun.elapsed().as_nanos() as u64;
+            self.count(watch.direction, route, reason, bytes, nanos);
+        }
     }
 
-    /// Adds a call that returned.
-    pub fn call(&self, bytes: u64, nanos: u64) {
-        self.magic.store(MAGIC, Relaxed);
-        self.reads.fetch_add(1, Relaxed);
-        self.read_bytes.fetch_add(bytes, Relaxed);
-        self.read_nanos.fetch_add(nanos, Relaxed);
+    /// A request of at most [`crate::settings::SMALL`] bytes begins.
+    pub(crate) fn begin_small(&self, direction: Direction, _fd: Fd, _offset: Option<u64>, _len: u64) -> SmallWatch {
+        let Some(words) = &self.words else { return SmallWatch { direction, lane: 0, timed: None } };
+        let lane = LANES + linux::cpu() % LANE_COUNT * LANE_WORDS + 2 * direction as usize;
+        // On a virtual machine reading the clock twice can cost as much as the read.
+        let weight = weight(words[lane].load(Relaxed));
+        SmallWatch { direction, lane, timed: (weight > 0).then(|| (Instant::now(), weight)) }
     }
 
-    /// The counters now. Taken while others count, a line may be a piece behind another.
-    pub fn snapshot(&self) -> Snapshot {
-        let mut lines = Vec::new();
-        for (route, row) in Route::ALL.into_iter().zip(&self.cells) {
-            for (&reason, cell) in Reason::ALL.iter().zip(row) {
-                let pieces = cell.pieces.load(Relaxed);
-                if pieces > 0 {
-                    let (bytes, nanos) = (cell.bytes.load(Relaxed), cell.nanos.load(Relaxed));
-                    lines.push(Line { route, reason, pieces, bytes, nanos });
+    /// It returns: `bytes` by one route, or an error.
+    pub(crate) fn end_small(&self, watch: &SmallWatch, route: Route, reason: Reason, result: &Result<usize, &Error>) {
+        if self.words.is_none() {
+            return;
+        }
+        let calls = CALLS + watch.direction as usize * CALL_WORDS;
+        let timed = watch.timed.map(|(begun, weight)| (begun.elapsed().as_nanos() as u64, weight));
+        if let Some((nanos, weight)) = timed {
+            self.add(calls + 3, nanos.wrapping_mul(weight));
+            self.add(calls + 4 + histogram::bucket(nanos), weight);
+        }
+        match result {
+            // What nearly all of them are costs two additions, in a cache line of this processor.
+            Ok(bytes) if (route, reason) == (Route::Copy, Reason::Small) => {
+                self.add(watch.lane, 1);
+                self.add(watch.lane + 1, *bytes as u64);
+            }
+            Ok(bytes) => {
+                self.add(calls, 1);
+                self.add(calls + 2, *bytes as u64);
+                if let Some(cell) = self.cell(watch.direction, route, reason).filter(|_| *bytes > 0) {
+                    self.add(cell + 1, 1);
+                    self.add(cell + 2, *bytes as u64);
                 }
             }
-        }
-        Snapshot {
-            reads: self.reads.load(Relaxed),
-            read_bytes: self.read_bytes.load(Relaxed),
-            read_nanos: self.read_nanos.load(Relaxed),
-            lines,
-        }
-    }
-}
-
-/// Where the counters of a process live: its own memory, or a shared file.
-pub(crate) struct Home {
-    table: &'static Table,
-}
-
-impl Home {
-    /// The table in `path`, created if need be; in memory if that fails or there is no path.
-    ///
-    /// `crew`: the helpers, asked for only if there is a path.
-    pub(crate) fn new<'a>(path: Option<&str>, crew: impl FnOnce() -> Option<&'a Crew>) -> Home {
-        let shared = path.and_then(|path| {
-            let path = std::ffi::CString::new(path).ok()?;
-            // On a helper, so that the descriptor is never in the program's table.
-            match crew() {
-                Some(crew) => crew.call(move || Home::map(&path))?,
-                None => Home::map(&path),
-            }
-        });
-        Home { table: shared.unwrap_or_else(|| Box::leak(Box::default())) }
-    }
-
-    fn map(path: &std::ffi::CStr) -> Option<&'static Table> {
-        let flags = (linux::O_RDWR | linux::O_CREAT) as i32;
-        let fd = linux::open(path, flags, 0o600).ok()?;
-        let protection = linux::PROT_READ | linux::PROT_WRITE;
-        let mapped = Home::claim(fd).and_then(|()| {
-            // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-            unsafe { linux::mmap(core::ptr::null_mut(), Table::SIZE, protection, linux::MAP_SHARED, fd, 0) }
-        });
-        let _ = linux::close(fd);
-        // SAFETY: the mapping is page-aligned, as long as a table, never unmapped, and every bit pattern is a valid
-        // table of atomics.
-        mapped.ok().map(|ptr| unsafe { &*ptr.cast::<Table>() })
-    }
-
-    /// Makes an empty file ours, with room on the disk for all of it; takes a table of our own kind, and nothing else.
-    fn claim(fd: linux::Fd) -> Result<(), Errno> {
-        match linux::fstat(fd)?.size {
-            0 => linux::allocate(fd, Table::SIZE as u64),
-            size if size == Table::SIZE as u64 => {
-                let mut magic = [0u8; 8];
-                // SAFETY: eight bytes are read into a local.
-                unsafe { linux::pread(fd, magic.as_mut_ptr(), 8, 0) }?;
-                if matches!(u64::from_le_bytes(magic), 0 | MAGIC) { Ok(()) } else { Err(Errno::EXIST) }
-            }
-            _ => Err(Errno::EXIST),
-        }
-    }
-
-    pub(crate) fn table(&self) -> &'static Table {
-        self.table
-    }
-}
-
-impl Snapshot {
-    /// Reads the table another process left in a file; `None` if it holds no table of this version.
-    pub fn from_bytes(bytes: &[u8]) -> Option<Snapshot> {
-        let word = |i: usize| Some(u64::from_le_bytes(bytes.get(i * 8..i * 8 + 8)?.try_into().ok()?));
-        if bytes.len() < Table::SIZE || !matches!(word(0)?, MAGIC | 0) {
-            return None;
-        }
-        let mut lines = Vec::new();
-        for (r, route) in Route::ALL.into_iter().enumerate() {
-            for (c, &reason) in Reason::ALL.iter().enumerate() {
-                let at = 4 + (r * REASONS + c) * 3;
-                let (pieces, moved, nanos) = (word(at)?, word(at + 1)?, word(at + 2)?);
-                if pieces > 0 {
-                    lines.push(Line { route, reason, pieces, bytes: moved, nanos });
-                }
+            Err(_) => {
+                self.add(calls, 1);
+                self.add(calls + 1, 1);
             }
         }
-        Some(Snapshot { reads: word(1)?, read_bytes: word(2)?, read_nanos: word(3)?, lines })
+        if let Some((nanos, weight)) = timed
+            && let Some(cell) = self.cell(watch.direction, route, reason).filter(|_| result.is_ok())
+        {
+            self.add(cell + 3, nanos.wrapping_mul(weight));
+            self.add(cell + 4 + histogram::bucket(nanos), weight);
+        }
     }
 
-    /// What was counted since `earlier`.
-    pub fn since(&self, earlier: &Snapshot) -> Snapshot {
-        let mut out = self.clone();
-        out.reads -= earlier.reads;
-        out.read_bytes -= earlier.read_bytes;
-        out.read_nanos -= earlier.read_nanos;
-        for old in &earlier.lines {
-            if let Some(line) = out.lines.iter_mut().find(|l| (l.route, l.reason) == (old.route, old.reason)) {
-                line.pieces -= old.pieces;
-                line.bytes -= old.bytes;
-                line.nanos -= old.nanos;
+    /// A faster route was refused for a segment.
+    pub(crate) fn refused(&self, reason: Reason, bytes: u64) {
+        self.add(REFUSED + reason as usize * 2, 1);
+        self.add(REFUSED + reason as usize * 2 + 1, bytes);
+    }
+
+    /// The residency of so many bytes was asked and answered.
+    pub(crate) fn seen(&self, residency: Residency, bytes: u64) {
+        self.add(PAGES + residency as usize, bytes.div_ceil(linux::PAGE as u64));
+    }
+
+    /// A gauge shows `now` from here on.
+    pub(crate) fn set(&self, gauge: Gauge, now: u64) {
+        if let Some(words) = &self.words {
+            let at = GAUGES + gauge as usize * 2;
+            words[at].store(now, Relaxed);
+            words[at + 1].fetch_max(now, Relaxed);
+        }
+    }
+
+    /// The counters now.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        match &self.words {
+            Some(words) => Snapshot::read(&|i| words[i].load(Relaxed)),
+            None => Snapshot::default(),
+        }
+    }
+
+    fn count(&self, direction: Direction, route: Route, reason: Reason, bytes: u64, nanos: u64) {
+        match self.cell(direction, route, reason) {
+            Some(cell) => {
+                self.add(cell + 1, 1);
+                self.add(cell + 2, bytes);
+                self.add(cell + 3, nanos);
+                self.add(cell + 4 + histogram::bucket(nanos), 1);
+            }
+            None => self.add(header::UNPLACED, 1),
+        }
+    }
+
+    /// Where a cell stands; it is made if need be.
+    fn cell(&self, direction: Direction, route: Route, reason: Reason) -> Option<usize> {
+        let words = self.words.as_ref()?;
+        let key = key(direction as usize, route, reason);
+        let first = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+        for i in 0..CELL_COUNT {
+            let at = CELLS + (first + i) % CELL_COUNT * CELL_WORDS;
+            let found = match words[at].load(Relaxed) {
+                // Another thread, or another process with this file, may have been here first.
+                0 => words[at].compare_exchange(0, key, Relaxed, Relaxed).unwrap_or_else(|theirs| theirs),
+                found => found,
+            };
+            if found == key || found == 0 {
+                return Some(at);
             }
         }
-        out.lines.retain(|l| l.pieces > 0);
-        out
+        None
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_snapshot_tells_what_was_counted_and_when() {
-        let table = Table::default();
-        table.piece(Route::Copy, Reason::Cached, 10, 5);
-        let before = table.snapshot();
-        table.piece(Route::Copy, Reason::Cached, 7, 1);
-        table.piece(Route::Direct, Reason::Absent, 4096, 9);
-        table.call(4103, 11);
-        let delta = table.snapshot().since(&before);
-        assert_eq!(delta.read_bytes, 4103);
-        assert_eq!(
-            delta.lines,
-            [
-                Line { route: Route::Copy, reason: Reason::Cached, pieces: 1, bytes: 7, nanos: 1 },
-                Line { route: Route::Direct, reason: Reason::Absent, pieces: 1, bytes: 4096, nanos: 9 },
-            ]
-        );
-    }
-
-    #[test]
-    fn a_short_or_foreign_file_is_no_table() {
-        assert_eq!(Snapshot::from_bytes(&[0; 16]), None);
-        assert_eq!(Snapshot::from_bytes(&vec![7; Table::SIZE]), None);
-        assert_eq!(Snapshot::from_bytes(&vec![0; Table::SIZE]), Some(Snapshot::default()));
-    }
-}
+mod tests;

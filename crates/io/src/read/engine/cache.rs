@@ -80,7 +80,7 @@ impl Hands<'_> {
         if let Err(error) = self.deliver(piece, block, 0, got) {
             return self.fail(piece, 0, error);
         }
-        self.count(Route::Copy, reason, got as u64, begun);
+        self.count(piece, Route::Copy, reason, got as u64, begun);
         self.cached_piece_ended(piece, got as u64, ended);
     }
 
@@ -90,7 +90,7 @@ impl Hands<'_> {
         if !self.is_still_the_file() {
             return self.descriptor_went(piece);
         }
-        self.count(Route::Store, piece.reason, got as u64, begun);
+        self.count(piece, Route::Store, piece.reason, got as u64, begun);
         self.cached_piece_ended(piece, got as u64, ended);
     }
 

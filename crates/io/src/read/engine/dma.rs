@@ -101,7 +101,7 @@ impl Hands<'_> {
         self.job.core.pins.retire(device, pin, mapping);
         match waited {
             Ok(()) => {
-                self.count(Route::Dma, piece.reason, piece.len, begun);
+                self.count(piece, Route::Dma, piece.reason, piece.len, begun);
                 self.job.arrived(piece.offset, piece.len, piece.len, None);
             }
             Err(e) => {

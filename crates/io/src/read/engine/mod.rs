@@ -175,8 +175,9 @@ impl<'a> Hands<'a> {
         self.queued.push((piece.offset, piece.len, got, Some(error)));
     }
 
-    fn count(&self, route: Route, reason: Reason, bytes: u64, begun: Instant) {
-        self.job.core.stats().piece(route, reason, bytes, begun.elapsed().as_nanos() as u64);
+    /// The first `bytes` of a piece have moved.
+    fn count(&self, piece: Piece, route: Route, reason: Reason, bytes: u64, begun: Instant) {
+        self.job.core.stats().piece(&self.job.watch, route, reason, piece.offset, bytes, begun);
     }
 
     fn device_error(&self, source: DeviceError, piece: Piece) -> Error {

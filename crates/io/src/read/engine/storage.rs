@@ -69,7 +69,7 @@ impl Hands<'_> {
             return self.fail(piece, 0, error);
         }
         if len > 0 {
-            self.count(Route::Direct, piece.reason, len, begun);
+            self.count(piece, Route::Direct, piece.reason, len, begun);
             self.queued.push((piece.offset, len, len, None));
         }
         if len < piece.len {
@@ -97,14 +97,14 @@ impl Hands<'_> {
         let cached = self.job.core.cache_route(self.job.to);
         match read {
             Ok(n) if n as u64 >= piece.len => {
-                self.count(Route::P2p, piece.reason, piece.len, begun);
+                self.count(piece, Route::P2p, piece.reason, piece.len, begun);
                 self.job.arrived(piece.offset, piece.len, piece.len, None);
             }
             // Short: how much of the rest was written cannot be known, so all of it is read again.
             Ok(n) => {
                 let n = (n as u64) / 512 * 512;
                 if n > 0 {
-                    self.count(Route::P2p, piece.reason, n, begun);
+                    self.count(piece, Route::P2p, piece.reason, n, begun);
                     self.job.arrived(piece.offset, n, n, None);
                 }
                 self.job.reroute(piece, n, cached, Reason::FellBack);

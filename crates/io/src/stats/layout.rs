@@ -1,0 +1,126 @@
+//! Which number stands where. Everything is a 64-bit word, so one offset means the same to the process that counts, to
+//! one that reads the bytes of its file, and to a program in another language.
+//!
+//! ```text
+//!   word   0  header: magic, fingerprint, process, clocks, name
+//!         64  calls    [direction]            calls, failed, bytes, nanoseconds, latency[96]
+//!        364  pages    [residency]            pages seen
+//!        368  refused  [reason]               times, bytes
+//!        496  gauges   [gauge]                now, most ever
+//!        528  lanes    [processor mod 16]     a cache line each: small reads, their bytes; small writes, their bytes
+//!        656  cells    [96, found by key]     key, pieces, bytes, nanoseconds, latency[96]
+//!      10256  end of the counters
+//! ```
+//!
+//! The words are little-endian, as the only machines we run on are. The fingerprint is made of these numbers and of every
+//! name that a number stands for, so a file of another build is refused instead of misread.
+
+use spinio_plan::{Reason, Route};
+
+use super::histogram::BUCKETS;
+
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"spinio\x02\0");
+
+/// Words of the header.
+pub(super) mod header {
+    pub(crate) const MAGIC: usize = 0;
+    pub(crate) const FINGERPRINT: usize = 1;
+    pub(crate) const PID: usize = 2;
+    /// CLOCK_MONOTONIC and wall clock when the table was made, nanoseconds.
+    pub(crate) const BORN: usize = 3;
+    pub(crate) const BORN_WALL: usize = 4;
+    /// Two words of the process's name, zero-padded.
+    pub(crate) const NAME: usize = 5;
+    /// Pieces for which no cell was left.
+    pub(crate) const UNPLACED: usize = 7;
+}
+
+/// The words of one direction's calls, or of one cell from its second word on.
+pub(super) const CALLS: usize = 64;
+pub(super) const CALL_WORDS: usize = 4 + BUCKETS;
+pub(super) const DIRECTIONS: usize = 3;
+
+pub(super) const PAGES: usize = CALLS + DIRECTIONS * CALL_WORDS;
+pub(super) const RESIDENCIES: usize = 4;
+
+pub(super) const REFUSED: usize = PAGES + RESIDENCIES;
+/// Reasons there is room for.
+pub(super) const REASONS: usize = 64;
+
+pub(super) const GAUGES: usize = REFUSED + REASONS * 2;
+pub(super) const GAUGE_SLOTS: usize = 16;
+
+pub(super) const LANES: usize = GAUGES + GAUGE_SLOTS * 2;
+pub(super) const LANE_COUNT: usize = 16;
+pub(super) const LANE_WORDS: usize = 8;
+
+pub(super) const CELLS: usize = LANES + LANE_COUNT * LANE_WORDS;
+pub(super) const CELL_COUNT: usize = 96;
+/// Key, pieces, bytes, nanoseconds, latency.
+pub(super) const CELL_WORDS: usize = 4 + BUCKETS;
+
+/// Words of the counters.
+pub(super) const COUNTERS: usize = CELLS + CELL_COUNT * CELL_WORDS;
+
+/// The ring begins on a page of its own.
+pub(super) const RING: usize = COUNTERS.next_multiple_of(512);
+pub(super) const RECORDS: usize = 32768;
+pub(super) const RECORD_WORDS: usize = 16;
+
+/// All words of a table.
+pub(super) const WORDS: usize = RING + RECORDS * RECORD_WORDS;
+
+const _: () = {
+    assert!(Reason::ALL.len() <= REASONS && Route::ALL.len() <= 8);
+    assert!(LANES.is_multiple_of(8), "a lane is a cache line");
+};
+
+/// What identifies the layout and the names of its numbers.
+pub(super) const FINGERPRINT: u64 = {
+    let mut hash = 0xcbf2_9ce4_8422_2325;
+    let numbers = [CALLS, PAGES, REFUSED, GAUGES, LANES, CELLS, COUNTERS, RING, RECORDS, BUCKETS];
+    let mut i = 0;
+    while i < numbers.len() {
+        hash = mix(hash, &(numbers[i] as u64).to_le_bytes());
+        i += 1;
+    }
+    let mut i = 0;
+    while i < Route::ALL.len() {
+        hash = mix(hash, Route::ALL[i].name().as_bytes());
+        i += 1;
+    }
+    let mut i = 0;
+    while i < Reason::ALL.len() {
+        hash = mix(hash, Reason::ALL[i].text().as_bytes());
+        i += 1;
+    }
+    hash
+};
+
+/// FNV-1a.
+const fn mix(mut hash: u64, bytes: &[u8]) -> u64 {
+    let mut i = 0;
+    while i < bytes.len() {
+        hash = (hash ^ bytes[i] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+        i += 1;
+    }
+    hash
+}
+
+/// The key of a cell; never 0, which marks a free one.
+pub(super) const fn key(direction: usize, route: Route, reason: Reason) -> u64 {
+    1 << 32 | (direction as u64) << 16 | (route as u64) << 8 | reason as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_numbers_in_the_picture_are_the_numbers_in_use() {
+        assert_eq!(
+            [CALLS, PAGES, REFUSED, GAUGES, LANES, CELLS, COUNTERS, RING],
+            [64, 364, 368, 496, 528, 656, 10256, 10752]
+        );
+    }
+}

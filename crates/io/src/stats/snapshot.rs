@@ -1,0 +1,297 @@
+//! The counters at one moment, out of this process's table or out of another's bytes.
+
+use spinio_plan::{Reason, Residency, Route};
+
+use super::histogram::{BUCKETS, Histogram};
+use super::layout::{
+    CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, COUNTERS, DIRECTIONS, FINGERPRINT, GAUGE_SLOTS, GAUGES,
+    LANE_COUNT, LANE_WORDS, LANES, MAGIC, PAGES, REFUSED, RESIDENCIES, header, key,
+};
+use super::{Direction, Gauge};
+
+/// Calls of one direction.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// Those that returned, also with an error.
+    pub calls: u64,
+    /// Those that returned an error.
+    pub failed: u64,
+    /// Bytes they returned.
+    pub bytes: u64,
+    /// Time inside them, added up over threads. Of small ones only some are timed and stand for the others.
+    pub nanos: u64,
+    /// How long each took.
+    pub latency: Histogram,
+}
+
+/// What travelled by one route for one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Of the request.
+    pub direction: Direction,
+    /// How the bytes travelled.
+    pub route: Route,
+    /// Why.
+    pub reason: Reason,
+    /// Pieces moved.
+    pub pieces: u64,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Time spent on them, added up over threads.
+    pub nanos: u64,
+    /// How long each piece took.
+    pub latency: Histogram,
+}
+
+/// How often a faster route was refused, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// Why.
+    pub reason: Reason,
+    /// Segments.
+    pub times: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Whose counters they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// As the process itself sees it; 0 where the counters are of no process yet, or of a file that several share, the
+    /// first of them.
+    pub pid: u32,
+    /// Name of the program, at most 15 bytes.
+    pub name: String,
+    /// CLOCK_MONOTONIC when the counters began, nanoseconds.
+    pub born: u64,
+    /// The same moment in nanoseconds since 1970.
+    pub born_wall: u64,
+}
+
+/// The counters at one moment. Taken while others count, one number may be a piece behind another.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Whose.
+    pub process: Process,
+    /// Device reads.
+    pub read: Calls,
+    /// Device writes.
+    pub write: Calls,
+    /// Batches.
+    pub batch: Calls,
+    /// Routes and reasons that moved anything.
+    pub lines: Vec<Line>,
+    /// Reasons for which a faster route was refused.
+    pub refused: Vec<Refused>,
+    /// Pages asked about, by residency: see [`Snapshot::pages`].
+    pub pages: [u64; RESIDENCIES],
+    /// By gauge, see [`Snapshot::gauge`].
+    pub gauges: [[u64; 2]; GAUGE_SLOTS],
+    /// Pieces whose route and reason found no room in the table.
+    pub unplaced: u64,
+}
+
+/// What `bytes` would be if they were a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Foreign {
+    /// Not a table of counters at all, or cut short.
+    Unknown,
+    /// A table of another build of SPIN, whose numbers mean other things.
+    OtherBuild,
+}
+
+impl Snapshot {
+    /// Reads the table that another process keeps in a file; hostile bytes give nonsense, never a panic.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Snapshot, Foreign> {
+        let word = |i: usize| match bytes.get(i * 8..i * 8 + 8).and_then(|b| b.try_into().ok()) {
+            Some(b) => u64::from_le_bytes(b),
+            None => 0,
+        };
+        if bytes.len() < COUNTERS * 8 || !matches!(word(header::MAGIC), MAGIC | 0) {
+            return Err(Foreign::Unknown);
+        }
+        // All zero is a table nobody has counted in.
+        match (word(header::MAGIC), word(header::FINGERPRINT)) {
+            (MAGIC, FINGERPRINT) | (0, 0) => Ok(Snapshot::read(&word)),
+            (MAGIC, _) => Err(Foreign::OtherBuild),
+            _ => Err(Foreign::Unknown),
+        }
+    }
+
+    /// Reads a table word by word.
+    pub(super) fn read(word: &impl Fn(usize) -> u64) -> Snapshot {
+        let histogram = |at: usize| {
+            let mut h = Histogram::default();
+            (0..BUCKETS).for_each(|i| h.counts[i] = word(at + i));
+            h
+        };
+        let mut calls = [const { None }; DIRECTIONS].map(|_: Option<Calls>| Calls::default());
+        for (d, c) in calls.iter_mut().enumerate() {
+            let at = CALLS + d * CALL_WORDS;
+            *c = Calls {
+                calls: word(at),
+                failed: word(at + 1),
+                bytes: word(at + 2),
+                nanos: word(at + 3),
+                latency: histogram(at + 4),
+            };
+        }
+        let mut lines = Vec::new();
+        for at in (0..CELL_COUNT).map(|i| CELLS + i * CELL_WORDS) {
+            if let Some((direction, route, reason)) = unkey(word(at)) {
+                let (pieces, bytes, nanos) = (word(at + 1), word(at + 2), word(at + 3));
+                lines.push(Line { direction, route, reason, pieces, bytes, nanos, latency: histogram(at + 4) });
+            }
+        }
+        let lane = |i: usize| (0..LANE_COUNT).fold(0u64, |sum, l| sum.wrapping_add(word(LANES + l * LANE_WORDS + i)));
+        for (direction, at) in [(Direction::Read, 0), (Direction::Write, 2)] {
+            let (count, bytes) = (lane(at), lane(at + 1));
+            if count > 0 {
+                // The time of small ones stands in their cell already: it is the calls' too.
+                small(&mut calls[direction as usize], &mut lines, direction, count, bytes);
+            }
+        }
+        lines.retain(|l| l.pieces > 0);
+        lines.sort_by_key(|l| (l.direction as usize, l.route, l.reason));
+        let refused = Reason::ALL.iter().enumerate().filter_map(|(i, &reason)| {
+            let at = REFUSED + i * 2;
+            (word(at) > 0).then(|| Refused { reason, times: word(at), bytes: word(at + 1) })
+        });
+        let [read, write, batch] = calls;
+        Snapshot {
+            process: process(word),
+            read,
+            write,
+            batch,
+            lines,
+            refused: refused.collect(),
+            pages: std::array::from_fn(|i| word(PAGES + i)),
+            gauges: std::array::from_fn(|i| [word(GAUGES + i * 2), word(GAUGES + i * 2 + 1)]),
+            unplaced: word(header::UNPLACED),
+        }
+    }
+
+    /// The calls of a direction.
+    pub fn calls(&self, direction: Direction) -> &Calls {
+        match direction {
+            Direction::Read => &self.read,
+            Direction::Write => &self.write,
+            Direction::Batch => &self.batch,
+        }
+    }
+
+    /// Whether anything was asked of a device at all.
+    pub fn is_empty(&self) -> bool {
+        Direction::ALL.iter().all(|d| self.calls(*d).calls == 0)
+    }
+
+    /// Pages of 4 KiB that were asked about and found so.
+    pub fn pages(&self, residency: Residency) -> u64 {
+        self.pages[residency as usize]
+    }
+
+    /// What a gauge shows now, and the most it ever showed.
+    pub fn gauge(&self, gauge: Gauge) -> (u64, u64) {
+        let [now, most] = self.gauges[gauge as usize];
+        (now, most)
+    }
+
+    /// What was counted since `earlier`; gauges stay as they are.
+    pub fn since(&self, earlier: &Snapshot) -> Snapshot {
+        let mut out = self.clone();
+        out.merge(earlier, u64::saturating_sub);
+        out.lines.retain(|l| l.pieces > 0);
+        out.refused.retain(|r| r.times > 0);
+        out
+    }
+
+    /// Adds what another process counted; gauges too.
+    pub fn add(&mut self, other: &Snapshot) {
+        for line in &other.lines {
+            if !self.lines.iter().any(|l| l.is_like(line)) {
+                self.lines.push(Line { pieces: 0, bytes: 0, nanos: 0, latency: Histogram::default(), ..line.clone() });
+            }
+        }
+        for r in &other.refused {
+            if !self.refused.iter().any(|mine| mine.reason == r.reason) {
+                self.refused.push(Refused { times: 0, bytes: 0, ..*r });
+            }
+        }
+        self.merge(other, u64::wrapping_add);
+        for (mine, theirs) in self.gauges.as_flattened_mut().iter_mut().zip(other.gauges.as_flattened()) {
+            *mine = mine.wrapping_add(*theirs);
+        }
+        self.lines.sort_by_key(|l| (l.direction as usize, l.route, l.reason));
+        self.refused.sort_by_key(|r| r.reason);
+    }
+
+    fn merge(&mut self, other: &Snapshot, with: fn(u64, u64) -> u64) {
+        let mine = [&mut self.read, &mut self.write, &mut self.batch];
+        for (mine, theirs) in mine.into_iter().zip([&other.read, &other.write, &other.batch]) {
+            mine.calls = with(mine.calls, theirs.calls);
+            mine.failed = with(mine.failed, theirs.failed);
+            mine.bytes = with(mine.bytes, theirs.bytes);
+            mine.nanos = with(mine.nanos, theirs.nanos);
+            mine.latency.merge(&theirs.latency, with);
+        }
+        for theirs in &other.lines {
+            if let Some(mine) = self.lines.iter_mut().find(|l| l.is_like(theirs)) {
+                mine.pieces = with(mine.pieces, theirs.pieces);
+                mine.bytes = with(mine.bytes, theirs.bytes);
+                mine.nanos = with(mine.nanos, theirs.nanos);
+                mine.latency.merge(&theirs.latency, with);
+            }
+        }
+        for theirs in &other.refused {
+            if let Some(mine) = self.refused.iter_mut().find(|r| r.reason == theirs.reason) {
+                mine.times = with(mine.times, theirs.times);
+                mine.bytes = with(mine.bytes, theirs.bytes);
+            }
+        }
+        for (mine, theirs) in self.pages.iter_mut().zip(other.pages) {
+            *mine = with(*mine, theirs);
+        }
+        self.unplaced = with(self.unplaced, other.unplaced);
+    }
+}
+
+impl Line {
+    fn is_like(&self, other: &Line) -> bool {
+        (self.direction, self.route, self.reason) == (other.direction, other.route, other.reason)
+    }
+}
+
+/// Adds the small calls of all lanes to where they belong.
+fn small(calls: &mut Calls, lines: &mut Vec<Line>, direction: Direction, count: u64, bytes: u64) {
+    let (route, reason) = (Route::Copy, Reason::Small);
+    let at = lines.iter().position(|l| (l.direction, l.route, l.reason) == (direction, route, reason));
+    let line = match at {
+        Some(at) => &mut lines[at],
+        None => {
+            let latency = Histogram::default();
+            lines.push(Line { direction, route, reason, pieces: 0, bytes: 0, nanos: 0, latency });
+            let last = lines.len() - 1;
+            &mut lines[last]
+        }
+    };
+    line.pieces = line.pieces.wrapping_add(count);
+    line.bytes = line.bytes.wrapping_add(bytes);
+    calls.calls = calls.calls.wrapping_add(count);
+    calls.bytes = calls.bytes.wrapping_add(bytes);
+}
+
+fn process(word: &impl Fn(usize) -> u64) -> Process {
+    let mut name: Vec<u8> = (0..2).flat_map(|i| word(header::NAME + i).to_le_bytes()).collect();
+    name.truncate(name.iter().position(|b| *b == 0).unwrap_or(name.len()));
+    let name = String::from_utf8_lossy(&name).chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    let pid = u32::try_from(word(header::PID)).unwrap_or(0);
+    Process { pid, name, born: word(header::BORN), born_wall: word(header::BORN_WALL) }
+}
+
+/// What a key stands for; `None` for a free cell, or one that nobody of ours wrote.
+fn unkey(word: u64) -> Option<(Direction, Route, Reason)> {
+    let direction = *Direction::ALL.get((word >> 16 & 0xffff) as usize)?;
+    let route = *Route::ALL.get((word >> 8 & 0xff) as usize)?;
+    let reason = *Reason::ALL.get((word & 0xff) as usize)?;
+    (key(direction as usize, route, reason) == word).then_some((direction, route, reason))
+}
