@@ -4,7 +4,7 @@
 //!   check ──> fmt, clippy, layers, file sizes    what every commit must pass
 //!   layers                                       arrows between crates point only down
 //!   docs                                         writes docs/settings.md, or checks it
-//!   vm, preload-suite                            the suites that are no `cargo test`
+//!   vm, preload-suite, interleavings             the suites that are no `cargo test`
 //!   host-cost                                    nanoseconds a host read costs more under the library
 //!   gpu-pack                                     a folder that runs on a GPU machine without cargo
 //! ```
@@ -16,6 +16,7 @@ mod check;
 mod docs;
 mod gpu_pack;
 mod host_cost;
+mod interleavings;
 mod layers;
 mod preload_suite;
 mod sizes;
@@ -46,6 +47,8 @@ enum Chore {
     Vm(vm::Args),
     /// Run real programs with and without the library and compare
     PreloadSuite(preload_suite::Args),
+    /// Run the models of what threads share, in every order in which they can meet
+    Interleavings,
     /// Measure what the library costs a host read
     HostCost(host_cost::Args),
     /// Build the folder that runs the GPU suite on a machine without cargo
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Chore::Docs(args) => docs::run(&args),
         Chore::Vm(args) => vm::run(&args),
         Chore::PreloadSuite(args) => preload_suite::run(&args),
+        Chore::Interleavings => interleavings::run(),
         Chore::HostCost(args) => host_cost::run(&args),
         Chore::GpuPack(args) => gpu_pack::run(&args),
     };

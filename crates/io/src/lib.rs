@@ -27,6 +27,7 @@ mod runtime;
 pub mod settings;
 mod staging;
 pub mod stats;
+mod sync;
 
 pub use error::{Error, ErrorKind};
 pub use explain::{Buffer, Explanation};

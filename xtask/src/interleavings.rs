@@ -1,0 +1,22 @@
+//! `cargo x interleavings`: protocols between threads, run by a model checker in every order in which they can meet.
+//!
+//! Models lie beside what they check, in modules called `interleavings`, and are compiled only here: with `--cfg loom`
+//! the code under test takes its locks and atomics from loom.
+
+use anyhow::Result;
+
+use crate::tools;
+
+/// Crates with models.
+const CRATES: [&str; 1] = ["spinio-io"];
+
+pub(crate) fn run() -> Result<()> {
+    for name in CRATES {
+        // A target folder of its own: the flag would make cargo build everything anew, here and at the next plain build.
+        let folder = tools::target()?.join("loom");
+        let mut cargo = tools::cargo();
+        cargo.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", folder);
+        tools::run(cargo.args(["test", "--release", "--quiet", "--lib", "-p", name, "interleavings"]))?;
+    }
+    Ok(())
+}
