@@ -2,8 +2,8 @@
 //!
 //! Each function of the trait is the kernel's own call unless somebody says otherwise, and [`Linux`] says nothing. So
 //! a new call is written down once, here. A test that puts a faulty kernel under the engines overrides the calls that
-//! it spoils, and hands the rest of its work to `Linux`: short reads, EINTR, EIO, EREMOTEIO in the middle of a P2P
-//! read, files that cannot be opened again.
+//! it spoils, and hands the rest of its work to `Linux`: short reads and writes, EINTR, EIO, ENOSPC, EREMOTEIO in the
+//! middle of a P2P transfer, files that cannot be opened again.
 
 use std::ffi::CString;
 
@@ -36,6 +36,31 @@ pub trait Kernel: Send + Sync + 'static {
     unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
         // SAFETY: passed on to the caller.
         unsafe { linux::read(fd, buf, len) }
+    }
+
+    /// `pwritev2` with `RWF_*` flags, at the descriptor's own offset where none is given: one call of the kernel, the
+    /// plainest that does it. `_route` says what for.
+    ///
+    /// # Safety
+    /// Each vector must be memory that stays readable for the call, or an address that the kernel may refuse.
+    unsafe fn pwritev(
+        &self,
+        _route: Route,
+        fd: Fd,
+        vectors: &[[usize; 2]],
+        at: Option<u64>,
+        flags: u32,
+    ) -> Result<usize> {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match (vectors, at, flags) {
+                (&[[buf, len]], Some(at), 0) => linux::pwrite(fd, buf as *const u8, len, at),
+                (&[[buf, len]], None, 0) => linux::write(fd, buf as *const u8, len),
+                (_, None, 0) => linux::writev(fd, vectors),
+                (_, Some(at), flags) => linux::pwritev(fd, vectors, at as i64, flags),
+                (_, None, flags) => linux::pwritev(fd, vectors, -1, flags),
+            }
+        }
     }
 
     /// `lseek`.

@@ -93,6 +93,37 @@ pub unsafe fn pwrite(fd: Fd, buf: *const u8, len: usize, offset: u64) -> Result<
     unsafe { call(k::__NR_pwrite64, [fd as usize, buf as usize, len, offset as usize, 0, 0]) }
 }
 
+/// `write`, at the descriptor's own offset.
+///
+/// # Safety
+/// As [`pwrite`].
+pub unsafe fn write(fd: Fd, buf: *const u8, len: usize) -> Result<usize> {
+    // SAFETY: passed on to the caller.
+    unsafe { call(k::__NR_write, [fd as usize, buf as usize, len, 0, 0, 0]) }
+}
+
+/// `writev`: vectors of address and length, at the descriptor's own offset.
+///
+/// # Safety
+/// As [`pwrite`], for each vector.
+pub unsafe fn writev(fd: Fd, vectors: &[[usize; 2]]) -> Result<usize> {
+    let (at, count) = (vectors.as_ptr() as usize, vectors.len());
+    // SAFETY: an address and a length are a `struct iovec`, and the slice lives across the call; the rest is the
+    // caller's.
+    unsafe { call(k::__NR_writev, [fd as usize, at, count, 0, 0, 0]) }
+}
+
+/// `pwritev2`, or `pwritev` where there are no flags; offset -1 stands for the descriptor's own with flags only.
+///
+/// # Safety
+/// As [`pwrite`], for each vector.
+pub unsafe fn pwritev(fd: Fd, vectors: &[[usize; 2]], offset: i64, flags: u32) -> Result<usize> {
+    let (at, count) = (vectors.as_ptr() as usize, vectors.len());
+    let nr = if flags == 0 { k::__NR_pwritev } else { k::__NR_pwritev2 };
+    // SAFETY: as for `writev`. The kernel takes the whole offset from the fourth argument on 64-bit machines.
+    unsafe { call(nr, [fd as usize, at, count, offset as usize, 0, flags as usize]) }
+}
+
 /// `lseek`; returns the new offset.
 pub fn lseek(fd: Fd, offset: i64, whence: i32) -> Result<u64> {
     // SAFETY: no memory is involved.
@@ -301,8 +332,8 @@ pub fn getpid() -> u32 {
 pub const PAGE: usize = 4096;
 
 pub use k::{
-    MADV_DONTNEED, MADV_POPULATE_READ, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, O_ACCMODE, O_CREAT, O_DIRECT, O_PATH,
-    O_RDONLY, O_RDWR, O_WRONLY, PROT_NONE, PROT_READ, PROT_WRITE,
+    MADV_DONTNEED, MADV_POPULATE_READ, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, O_ACCMODE, O_APPEND, O_CREAT, O_DIRECT,
+    O_PATH, O_RDONLY, O_RDWR, O_WRONLY, PROT_NONE, PROT_READ, PROT_WRITE,
 };
 
 /// Major number of a device.
