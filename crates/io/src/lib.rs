@@ -28,8 +28,10 @@ pub mod settings;
 mod staging;
 pub mod stats;
 mod sync;
+mod write;
 
 pub use error::{Error, ErrorKind};
 pub use explain::{Buffer, Explanation};
 pub use runtime::{Runtime, Target, forget, forget_all, runtime};
 pub use settings::Settings;
+pub use write::Part;

@@ -144,9 +144,13 @@ reasons! {
     /// The chosen route failed and this one finished the work.
     FellBack = "the first route failed: finished here",
     /// The program's own O_DIRECT descriptor.
-    OwnDirect = "opened with O_DIRECT by the program: its own descriptor is read",
+    OwnDirect = "opened with O_DIRECT by the program: its own descriptor is used",
     /// The program captures a graph.
     Capturing = "a graph is being captured: nothing but copies on a queue of our own",
+    /// A write, by default.
+    IntoCache = "a write goes into the page cache, in one kernel call",
+    /// A write that the staging memory cannot hold.
+    InParts = "larger than the staging memory: written in parts",
     /// A setting chose the route.
     Forced = "chosen by a setting",
 }

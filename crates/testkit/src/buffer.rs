@@ -81,6 +81,18 @@ impl Buffer {
         bytes
     }
 
+    /// Writes some of the bytes.
+    pub fn put(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len, "outside the buffer");
+        if bytes.is_empty() {
+            return;
+        }
+        // SAFETY: `bytes` stays until the drain returns.
+        unsafe { self.device.copy_in(QueueId(0), self.start.offset(at as u64), bytes.as_ptr(), bytes.len()) }
+            .expect("copy in");
+        self.device.drain(QueueId(0), Wait::Sleep).expect("drain");
+    }
+
     /// Writes all of it.
     pub fn fill(&self, byte: u8) {
         let bytes = vec![byte; self.len];

@@ -16,7 +16,7 @@
 
 mod engine;
 pub(crate) mod job;
-mod large;
+pub(crate) mod large;
 pub(crate) mod plain;
 mod small;
 pub(crate) mod window;

@@ -26,6 +26,7 @@
 mod interleavings;
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use spinio_device::{Device, DeviceError, ErrorKind, Fence, Pinned, QueueId, Wait};
 use spinio_sys::linux;
@@ -108,11 +109,19 @@ pub(crate) struct Staging {
     bound: u64,
     pool: Mutex<Pool>,
     lanes: [Mutex<Lane>; LANES],
+    /// Held by who takes many blocks, while it takes them.
+    gatherer: Mutex<()>,
 }
 
 impl Staging {
     pub(crate) fn new(device: &'static dyn Device, bound: u64) -> Staging {
-        Staging { device, bound: bound.max(2 * BLOCK as u64), pool: Mutex::default(), lanes: Default::default() }
+        Staging {
+            device,
+            bound: bound.max(2 * BLOCK as u64),
+            pool: Mutex::default(),
+            lanes: Default::default(),
+            gatherer: Mutex::default(),
+        }
     }
 
     /// The device it stages for.
@@ -134,6 +143,26 @@ impl Staging {
             }
             self.wait();
         }
+    }
+
+    /// So many blocks, or fewer if the ring has no more to give for as long as `patience`: for who holds blocks while it
+    /// takes others, and has other memory too.
+    pub(crate) fn take_many(&self, count: usize, patience: Duration) -> Vec<Block> {
+        // One at a time: two that each hold half of the ring would both go short.
+        let _only = lock(&self.gatherer);
+        let mut taken = Vec::with_capacity(count);
+        let mut progress = Instant::now();
+        while taken.len() < count {
+            match self.try_take() {
+                Ok(Some(block)) => {
+                    taken.push(block);
+                    progress = Instant::now();
+                }
+                Ok(None) if progress.elapsed() < patience => self.wait(),
+                _ => break,
+            }
+        }
+        taken
     }
 
     /// A block of one's own, if there is one without waiting.

@@ -1,0 +1,218 @@
+//! Writes: device to file.
+//!
+//! A `pwrite` is one step for everybody else: two writes that overlap leave the bytes of one or of the other, and what
+//! an O_APPEND write adds stays together. The kernel gives that to each call it gets, under the lock of the inode. So
+//! a device write is gathered first and then made by **one** call of the kernel, through the program's own descriptor
+//! and on its own thread:
+//!
+//! ```text
+//!   device ──DMA──> block ┐                  program's descriptor
+//!   device ──DMA──> block ├── wait ── one writev / pwritev2 ──> page cache, or storage if it is O_DIRECT
+//!   host part (as it is) ─┘
+//! ```
+//!
+//! Offset, O_APPEND, O_SYNC, RLIMIT_FSIZE with its signal, quota, locks and errors are then the kernel's own, the count
+//! is what the kernel says, and nothing is kept about the file. Copying while the kernel already writes would save a
+//! tenth of the time, but takes either two calls, which others can come between, or a way to know that there are no
+//! others, and there is none: a lease does not count threads and children that share the descriptor.
+//!
+//! ```text
+//!   Runtime::write, write_parts
+//!     │ files, up to the staging bound    whole.rs    gather, one call
+//!     │ larger                            long.rs     the same in portions; the next is copied while one is written
+//!     │ pipes, sockets, devices           stream.rs   the same, out of memory of its own
+//!     ▼
+//!   gather.rs     parts ─> blocks of staging, in the program's order on the device
+//!   direct.rs     peer-to-peer where it can be had, synchronous writes around the page cache
+//! ```
+//!
+//! Order on the device: as `cudaMemcpy` out of the device. A write starts behind everything that was queued before it,
+//! and returns when its bytes are in the file; what is queued later cannot change them.
+//!
+//! Known flaws:
+//! - What is larger than the staging bound (`SPINIO_STAGING`, 128 MiB) is written in portions, which other writes can
+//!   come between. docs/semantics.md says so.
+//! - A vector of host and device parts that needs more than 1024 pieces is written short, as far as 1024 reach.
+//! - While the write of a file waits for a server (FUSE, NFS), it holds its staging blocks. Others then wait for them
+//!   10 ms and take ordinary memory instead; but large reads wait until there are blocks again.
+
+mod gather;
+mod long;
+mod stream;
+mod whole;
+
+use std::sync::Arc;
+
+use spinio_plan::Reason;
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd, FileKind, Stat};
+
+use crate::core::Core;
+use crate::staging::BLOCK;
+use crate::stats::{Direction, Watch};
+use crate::{Error, Runtime, Target};
+
+const SEEK_CUR: i32 = 1;
+
+type Result<T> = core::result::Result<T, Error>;
+
+/// A part of a write, in the order of the file.
+#[derive(Clone, Copy, Debug)]
+pub enum Part {
+    /// Memory of the host, for the kernel to judge.
+    Host(*const u8, usize),
+    /// Memory of a device.
+    Device(Target, usize),
+}
+
+impl Part {
+    /// Its length.
+    pub fn len(&self) -> usize {
+        match *self {
+            Part::Host(_, len) | Part::Device(_, len) => len,
+        }
+    }
+
+    /// Whether it has no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The `len` bytes from `skip` on.
+    fn slice(self, skip: usize, len: usize) -> Part {
+        match self {
+            Part::Host(at, _) => Part::Host(at.wrapping_add(skip), len),
+            Part::Device(from, _) => Part::Device(Target { addr: from.addr.offset(skip as u64), ..from }, len),
+        }
+    }
+}
+
+/// A write at work.
+struct Write<'a> {
+    core: &'a Arc<Core>,
+    fd: Fd,
+    /// `None`: at the descriptor's own offset.
+    at: Option<u64>,
+    /// `RWF_*`
+    flags: u32,
+    parts: &'a [Part],
+    len: usize,
+    stat: Stat,
+    watch: Watch,
+}
+
+impl Write<'_> {
+    fn kernel_error(&self, errno: Errno, done: usize) -> Error {
+        Error::kernel(errno, "write", self.at.unwrap_or(0) + done as u64, (self.len - done) as u64)
+    }
+
+    /// Bytes that have to pass through staging.
+    fn staged(&self) -> u64 {
+        self.parts.iter().filter(|p| matches!(p, Part::Device(..))).map(|p| p.len() as u64).sum()
+    }
+
+    /// Whether the descriptor is one for direct I/O, and this write not aligned for it.
+    fn is_misaligned(&self) -> bool {
+        let kernel = self.core.kernel;
+        if kernel.flags(self.fd).is_ok_and(|flags| flags & linux::O_DIRECT as i32 == 0) {
+            return false;
+        }
+        let unit = kernel.direct_align(self.fd).ok().flatten().map_or(4096, |a| u64::from(a.offset));
+        let offset = self.at.or_else(|| kernel.lseek(self.fd, 0, SEEK_CUR).ok()).unwrap_or(0);
+        unit != 0 && !(offset | self.len as u64).is_multiple_of(unit)
+    }
+
+    /// The parts from byte `skip` on, as far as `most` bytes reach.
+    fn portion(&self, mut skip: usize, mut most: usize) -> Vec<Part> {
+        let mut out = Vec::new();
+        for part in self.parts {
+            let len = part.len().saturating_sub(skip).min(most);
+            if len > 0 {
+                out.push(part.slice(skip, len));
+            }
+            skip = skip.saturating_sub(part.len());
+            most -= len;
+        }
+        out
+    }
+
+    /// Whether the descriptor still names the file that this write began with: another thread may have closed it and
+    /// opened another file as the same number.
+    fn is_same_file(&self) -> bool {
+        self.core.kernel.fstat(self.fd).is_ok_and(|s| (s.dev, s.ino) == (self.stat.dev, self.stat.ino))
+    }
+}
+
+/// Bytes that one kernel call may take out of staging memory.
+fn bound(core: &Core) -> u64 {
+    core.settings.staging.max(2 * BLOCK as u64)
+}
+
+/// The parts without empty ones, cut off where the first of them leaves its allocation, as the kernel cuts a write off
+/// where the program's memory ends.
+fn fit(parts: &[Part]) -> core::result::Result<Vec<Part>, Errno> {
+    let mut fitting = Vec::with_capacity(parts.len());
+    for part in parts.iter().copied().filter(|p| !p.is_empty()) {
+        let room = match part {
+            Part::Host(..) => part.len(),
+            Part::Device(from, _) => usize::try_from(from.allocation.room(from.addr)).unwrap_or(usize::MAX),
+        };
+        if room == 0 {
+            return if fitting.is_empty() { Err(Errno::FAULT) } else { Ok(fitting) };
+        }
+        fitting.push(part.slice(0, part.len().min(room)));
+        if room < part.len() {
+            break;
+        }
+    }
+    Ok(fitting)
+}
+
+impl Runtime {
+    /// `pwrite` (with an offset) or `write` (at the descriptor's own) out of device memory.
+    /// Returns what POSIX says: the bytes that are in the file now.
+    pub fn write(&self, fd: Fd, at: Option<u64>, from: Target, len: usize) -> Result<usize> {
+        self.write_parts(fd, at, 0, &[Part::Device(from, len)])
+    }
+
+    /// `pwritev2`, with parts that may be host or device memory, and `RWF_*` flags.
+    pub fn write_parts(&self, fd: Fd, at: Option<u64>, flags: u32, parts: &[Part]) -> Result<usize> {
+        let asked: u64 = parts.iter().map(|p| p.len() as u64).sum();
+        let stats = self.core().stats();
+        let watch = stats.begin(Direction::Write, fd, at, asked);
+        let wrote = self.write_watched(fd, at, flags, parts, asked, watch);
+        stats.end(&watch, &wrote.as_ref().copied());
+        wrote
+    }
+
+    fn write_watched(
+        &self,
+        fd: Fd,
+        at: Option<u64>,
+        flags: u32,
+        parts: &[Part],
+        asked: u64,
+        watch: Watch,
+    ) -> Result<usize> {
+        let core = self.core();
+        let fail = |e| Error::kernel(e, "write", at.unwrap_or(0), asked);
+        if at.is_some_and(|at| i64::try_from(at).is_err()) {
+            return Err(fail(Errno::INVAL));
+        }
+        let stat = core.kernel.fstat(fd).map_err(fail)?;
+        let parts = fit(parts).map_err(fail)?;
+        let len = parts.iter().map(Part::len).sum();
+        let write = Write { core, fd, at, flags, parts: &parts, len, stat, watch };
+        match stat.kind {
+            FileKind::Stream => write.stream(),
+            // Of a misaligned O_DIRECT write the kernel has to see all, to refuse all of it.
+            _ if write.staged() > bound(core) && !write.is_misaligned() => write.long(),
+            _ => write.whole(),
+        }
+    }
+}
+
+/// Why a gathered write went as it did.
+fn reason(pinned: bool, otherwise: Reason) -> Reason {
+    if pinned { otherwise } else { Reason::NoPinnedMemory }
+}

@@ -1,0 +1,252 @@
+//! A write out of device memory against the same write out of host memory.
+//!
+//! Two files of one file system live the same life: writes at offsets, at the descriptor's own, at the end (O_APPEND),
+//! far behind the end, and between them truncation and holes. One file is written from a device. After each step count,
+//! errno and file offset are the same, and so is every byte of the files.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use spinio_device::emulated::Emulated;
+use spinio_io::{Part, Runtime, Settings};
+use spinio_plan::Route;
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd};
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::{Buffer, Rng, file, place, within};
+
+/// Longest write; the smallest staging ring holds less.
+const MOST: u64 = 6 << 20;
+
+/// Runtimes that differ in what they may do.
+fn runtimes() -> Vec<Runtime> {
+    let all = vec![
+        Settings::default(),
+        Settings { staging: 4 << 20, ..Settings::default() },
+        Settings { routes: vec![Route::Copy, Route::Store], staging: 6 << 20, ..Settings::default() },
+    ];
+    all.into_iter().map(Runtime::new).collect()
+}
+
+/// What a call said, and where the descriptor's offset stood afterwards.
+type Said = (Result<usize, Errno>, Option<u64>);
+
+fn seek(fd: Fd, to: u64) {
+    let _ = linux::lseek(fd, to as i64, libc::SEEK_SET);
+}
+
+fn tell(fd: Fd) -> Option<u64> {
+    linux::lseek(fd, 0, libc::SEEK_CUR).ok()
+}
+
+/// Host memory as aligned as device memory is.
+struct Host {
+    memory: Vec<u8>,
+    start: usize,
+}
+
+impl Host {
+    fn new(bytes: &[u8], skew: usize) -> Host {
+        let mut memory = vec![0; bytes.len() + skew + 2 * linux::PAGE];
+        let start = memory.as_mut_ptr().align_offset(linux::PAGE) + skew % linux::PAGE;
+        memory[start..start + bytes.len()].copy_from_slice(bytes);
+        Host { memory, start }
+    }
+
+    fn ptr(&self) -> *const u8 {
+        self.memory[self.start..].as_ptr()
+    }
+}
+
+/// One write. `own`: at the descriptor's own offset, which is `from` before it.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    from: u64,
+    own: bool,
+    len: usize,
+    flags: u32,
+}
+
+/// Writes to both; fails unless they say the same.
+fn compare(
+    device: &'static Emulated,
+    runtime: &Runtime,
+    (ours, theirs): (Fd, Fd),
+    call: Call,
+    rng: &mut Rng,
+    what: &str,
+) {
+    let Call { from, own, len, flags } = call;
+    let direct = linux::flags(ours).unwrap_or(0) & libc::O_DIRECT != 0;
+    // The memory a device write goes through is always aligned enough for O_DIRECT.
+    let skew = if direct || rng.chance(50) { 0 } else { rng.below(5000) as usize };
+    let size = (skew + len).max(1);
+    let buffer = if rng.chance(20) { Buffer::host_mapped(device, size) } else { Buffer::new(device, size) };
+    let bytes: Vec<u8> = (0..len).map(|_| rng.below(256) as u8).collect();
+    buffer.put(skew, &bytes);
+    let host = Host::new(&bytes, skew);
+    let at = (!own).then_some(from);
+
+    seek(ours, if own { from } else { 7 });
+    let wrote = if rng.chance(30) {
+        // In parts, some of them the host's.
+        let (mut parts, mut done) = (Vec::new(), 0);
+        while done < len {
+            let n = (1 + rng.edgy(len as u64 / 2 + 1) as usize).min(len - done);
+            // What O_DIRECT takes of a vector is the kernel's business.
+            let n = if direct { n.next_multiple_of(4096).min(len - done) } else { n };
+            parts.push(match rng.chance(40) {
+                true => Part::Host(host.ptr().wrapping_add(done), n),
+                false => Part::Device(buffer.target(skew + done), n),
+            });
+            done += n;
+        }
+        runtime.write_parts(ours, at, flags, &parts)
+    } else if flags != 0 {
+        runtime.write_parts(ours, at, flags, &[Part::Device(buffer.target(skew), len)])
+    } else {
+        runtime.write(ours, at, buffer.target(skew), len)
+    };
+    let said: Said = (wrote.map_err(|e| e.kind.errno()), tell(ours));
+
+    seek(theirs, if own { from } else { 7 });
+    // SAFETY: `len` bytes stand there.
+    let wrote = unsafe {
+        match (at, flags) {
+            (Some(at), 0) => linux::pwrite(theirs, host.ptr(), len, at),
+            (None, 0) => linux::write(theirs, host.ptr(), len),
+            (at, flags) => linux::pwritev(theirs, &[[host.ptr() as usize, len]], at.map_or(-1, |at| at as i64), flags),
+        }
+    };
+    assert_eq!(said, (wrote, tell(theirs)), "{what}: {call:?}, skew {skew}");
+}
+
+fn same(ours: &Path, theirs: &Path, what: &str) {
+    let (a, b) = (std::fs::read(ours).expect("readable"), std::fs::read(theirs).expect("readable"));
+    assert_eq!(a.len(), b.len(), "{what}: the length");
+    assert_eq!(a.iter().zip(&b).position(|(a, b)| a != b), None, "{what}: the first byte that differs");
+}
+
+fn length(rng: &mut Rng) -> usize {
+    match rng.below(8) {
+        0 => rng.below(3) as usize,
+        1 => rng.edgy(64 << 10) as usize,
+        2 => MOST as usize,
+        3 => (rng.below(8) << 19) as usize,
+        _ => rng.edgy(2 << 20) as usize,
+    }
+}
+
+fn open(path: &Path, flags: i32) -> File {
+    OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).expect("open")
+}
+
+/// One life of two files.
+fn lives(place: &place::Place, rounds: u64, rng: &mut Rng) {
+    // Slow, so that a copy which nobody waits for is not done by chance.
+    let device = emulated("size=64M,bar=32M,p2p=1,latency_us=300");
+    let runtimes = runtimes();
+    let (ours, theirs) = (place.file("ours"), place.file("theirs"));
+    for round in 0..rounds {
+        let size = rng.edgy(1 << 20);
+        for path in [&ours, &theirs] {
+            file::written(path, size);
+        }
+        let kind = [0, libc::O_APPEND, libc::O_DSYNC, libc::O_SYNC, libc::O_DIRECT, libc::O_DIRECT | libc::O_DSYNC];
+        let flags = *rng.pick(&kind);
+        let Ok(_) = OpenOptions::new().read(true).custom_flags(flags).open(&ours) else { continue };
+        let files = (open(&ours, flags), open(&theirs, flags));
+        let fds = (files.0.as_raw_fd(), files.1.as_raw_fd());
+        for step in 0..8 {
+            let which = rng.below(runtimes.len() as u64) as usize;
+            let what = format!("{} round {round} step {step}, flags {flags:o}, runtime {which}", place.kind);
+            let size = files.0.metadata().expect("metadata").len();
+            let mut call = Call {
+                from: match rng.below(6) {
+                    0 => size + rng.below(3 << 20),
+                    1 => 0,
+                    2 => size,
+                    _ => rng.edgy(size + 1),
+                },
+                own: rng.chance(40),
+                len: length(rng),
+                // RWF_DSYNC, RWF_SYNC, RWF_APPEND
+                flags: if rng.chance(15) { *rng.pick(&[2, 4, 16]) } else { 0 },
+            };
+            if flags & libc::O_DIRECT != 0 && rng.chance(80) {
+                call.from = call.from / 4096 * 4096;
+                call.len = call.len / 4096 * 4096;
+            }
+            within(&what, || compare(device, &runtimes[which], fds, call, rng, &what));
+            if rng.chance(30) {
+                let to = rng.edgy(MOST);
+                let at = rng.edgy(size + 1);
+                let punches = rng.chance(50);
+                for file in [&files.0, &files.1] {
+                    match punches {
+                        true => drop(file::punch(file, at, 100_000)),
+                        false => file.set_len(to).expect("truncate"),
+                    }
+                }
+            }
+            same(&ours, &theirs, &what);
+        }
+    }
+}
+
+#[test]
+fn files_written_from_a_device_are_those_written_from_the_host() {
+    place::each(|place| lives(place, 6, &mut Rng::of_run(place.kind.len() as u64 * 77)));
+}
+
+#[test]
+fn a_write_ends_where_its_allocation_ends() {
+    let device = emulated("size=16M");
+    let runtime = Runtime::new(Settings::default());
+    let place = place::on("tree").unwrap();
+    let file = file::written(&place.file("file"), 0);
+    let buffer = Buffer::new(device, 200_000);
+    let _neighbour = Buffer::new(device, 300_000);
+    for (skew, len) in [(0, 1 << 20), (199_999, 10), (100_000, 100_001)] {
+        assert_eq!(runtime.write(file.as_raw_fd(), Some(5), buffer.target(skew), len).unwrap(), 200_000 - skew);
+    }
+    let none = runtime.write(file.as_raw_fd(), Some(5), buffer.target(200_000), 1);
+    assert_eq!(none.map_err(|e| e.kind.errno()), Err(Errno::FAULT));
+    assert_eq!(file.metadata().unwrap().len(), 200_005);
+}
+
+#[test]
+fn offsets_and_descriptors_that_make_no_sense() {
+    let device = emulated("size=16M,bar=8M");
+    let runtime = Runtime::new(Settings::default());
+    let mut rng = Rng::new(6);
+    let place = place::on("tree").unwrap();
+    let (ours, theirs) = (place.file("ours"), place.file("theirs"));
+    let files = (file::written(&ours, 300_000), file::written(&theirs, 300_000));
+    let huge = i64::MAX as u64;
+    for from in [huge, huge - 1, huge - 70_000, huge + 1, u64::MAX, u64::MAX - 4095] {
+        for len in [0, 1, 4096, 200_000] {
+            let fds = (files.0.as_raw_fd(), files.1.as_raw_fd());
+            compare(device, &runtime, fds, Call { from, own: false, len, flags: 0 }, &mut rng, "absurd offset");
+        }
+    }
+    let read_only = File::open(&ours).unwrap();
+    let path = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(&ours).unwrap();
+    let folder = File::open(place.path()).unwrap();
+    for (what, fd) in [
+        ("read only", read_only.as_raw_fd()),
+        ("O_PATH", path.as_raw_fd()),
+        ("folder", folder.as_raw_fd()),
+        ("no descriptor", 9999),
+        ("negative descriptor", -1),
+    ] {
+        for own in [false, true] {
+            for len in [0, 100, 200_000] {
+                compare(device, &runtime, (fd, fd), Call { from: 0, own, len, flags: 0 }, &mut rng, what);
+            }
+        }
+    }
+    same(&ours, &theirs, "after errors");
+}
