@@ -74,8 +74,7 @@ impl Buffer {
 /// What a buffer on a device would be like, without keeping one.
 pub fn like(on: Name) -> anyhow::Result<spinio_io::Buffer> {
     let page = Buffer::new(on, 4096)?;
-    let allocation = &page.target.allocation;
-    Ok(spinio_io::Buffer { abilities: allocation.device.abilities(), p2p_mapped: allocation.p2p_mapped })
+    Ok(spinio_io::Buffer::of(&page.target.allocation))
 }
 
 fn configure() -> anyhow::Result<()> {

@@ -243,7 +243,7 @@ mod tests {
                 cache: 1000.0,
                 total: 2000.0,
             },
-            model: "nvme",
+            model: "nvme".to_owned(),
             advice: vec!["read it ahead".to_owned()],
         }
     }

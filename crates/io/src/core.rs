@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use spinio_device::{Device, DeviceId};
-use spinio_plan::{Model, Reason, Route};
+use spinio_plan::{Reason, Route};
 
 use spinio_sys::linux;
 
@@ -14,6 +14,7 @@ use crate::crew::{Crew, Tidy};
 use crate::file::{File, Files};
 use crate::kernel::Kernel;
 use crate::lock::lock;
+use crate::model::Models;
 use crate::pins::{Pins, QUIET};
 use crate::staging::Staging;
 use crate::stats::{self, Gauge};
@@ -94,6 +95,7 @@ pub(crate) struct Core {
     pub(crate) settings: Settings,
     pub(crate) files: Files,
     pub(crate) pins: Pins,
+    pub(crate) models: Models,
     /// Some mate sleeps only until the pins have been quiet for long enough.
     watched: AtomicBool,
     stats: OnceLock<stats::Home>,
@@ -129,6 +131,7 @@ impl Core {
             settings,
             files: Files::new(),
             pins: Pins::new(),
+            models: Models::default(),
             watched: AtomicBool::new(false),
             stats: OnceLock::new(),
             keepers: OnceLock::new(),
@@ -256,17 +259,6 @@ impl Core {
     /// The route of cached bytes where nothing better can be had.
     pub(crate) fn cache_route(&self, to: Target) -> Route {
         if to.allocation.device.abilities().copies { Route::Copy } else { Route::Store }
-    }
-
-    /// What each route costs for this file.
-    pub(crate) fn model(&self, file: &File) -> Model {
-        let mut model = if file.fast { Model::nvme() } else { Model::virtual_disk() };
-        // A keeper waits for each command it gives, so as many are in flight as there are keepers.
-        let flight = &mut model.storage_flight;
-        flight.per_command = flight.per_command.max(flight.latency / KEEPERS as f64);
-        // One thread copies 6.3 GB/s out of the page cache; the link bounds them all.
-        model.cache_flight.per_byte = 1e9 / (6.3e9 * self.threads as f64).min(48e9);
-        model
     }
 
     /// Whether storage of the file may DMA into the device, if that is known.

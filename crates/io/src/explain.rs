@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use spinio_device::Abilities;
+use spinio_device::{Abilities, Allocation, Device};
 use spinio_plan::{Extent, Objective, Prediction, Reason, Residency, Route, Schedule, plan, predict};
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind};
@@ -14,12 +14,22 @@ use crate::settings::SMALL;
 use crate::{Error, Runtime};
 
 /// The buffer a read would go to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Buffer {
+    /// Its device.
+    pub device: &'static dyn Device,
     /// Of its device.
     pub abilities: Abilities,
     /// The kernel can make a storage device DMA into it.
     pub p2p_mapped: bool,
+}
+
+impl Buffer {
+    /// One in this allocation.
+    pub fn of(allocation: &Allocation) -> Buffer {
+        let Allocation { device, p2p_mapped, .. } = *allocation;
+        Buffer { device, abilities: device.abilities(), p2p_mapped }
+    }
 }
 
 /// What a read of a range would do, and why.
@@ -38,7 +48,7 @@ pub struct Explanation {
     /// How long that should take; nanoseconds, by the cost model in use.
     pub prediction: Prediction,
     /// Which cost model that is.
-    pub model: &'static str,
+    pub model: String,
     /// What would make it faster.
     pub advice: Vec<String>,
 }
@@ -63,7 +73,7 @@ impl Runtime {
                 extents: if len > 0 { vec![Extent { len, residency: Residency::Unknown }] } else { vec![] },
                 schedule,
                 prediction: Prediction::default(),
-                model: "none",
+                model: "none".to_owned(),
                 advice: vec![],
             }
         };
@@ -102,8 +112,9 @@ impl Runtime {
         };
         let rights = file.rights;
         let Some(extents) = crew.call(survey) else { return Ok(plain(within, Reason::NoHelpers)) };
-        let model = core.model(&file);
         let possible = window::possible(core, &file, buffer.abilities, p2p, core.may_register(), offset);
+        let known = core.models.of(core, &file, buffer.device);
+        let model = known.model(core, &file, possible.storage.unwrap_or(Route::Direct));
         let mut schedule = Schedule::default();
         plan(Objective::Concurrent, &extents, &model, &possible, &mut schedule);
         if within <= SMALL as u64 {
@@ -124,7 +135,7 @@ impl Runtime {
             extents,
             schedule,
             prediction,
-            model: if file.fast { "nvme (default, not calibrated)" } else { "virtual disk (default, not calibrated)" },
+            model: known.describe(&file),
             advice,
         })
     }

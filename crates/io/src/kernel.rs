@@ -110,6 +110,11 @@ pub trait Kernel: Send + Sync + 'static {
         read.split(|&b| b == b'/').any(|part| part.starts_with(b"nvme") || part.starts_with(b"md"))
     }
 
+    /// A name for the storage under a device number that survives a reboot: what a calibration is kept under.
+    fn storage_name(&self, dev: u64) -> String {
+        crate::model::storage_name(dev)
+    }
+
     /// `cachestat`.
     fn cachestat(&self, fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
         linux::cachestat(fd, offset, len)

@@ -21,6 +21,7 @@ mod explain;
 mod file;
 pub mod kernel;
 mod lock;
+pub mod model;
 mod pins;
 mod read;
 mod runtime;

@@ -38,6 +38,10 @@ pub struct Settings {
     pub emulated: Option<String>,
     /// `SPINIO_STATS`: file for the shared counters
     pub stats: Option<String>,
+    /// `SPINIO_MODEL`: folder of the calibrations; none: defaults only
+    pub model: Option<String>,
+    /// `SPINIO_CORRECTION`: whether costs follow what is measured
+    pub correction: bool,
 }
 
 /// One row of the settings table.
@@ -110,6 +114,19 @@ pub const TABLE: &[Row] = &[
         doc: "Keeps the counters in this file, where other processes can read them; `spinio run --stats` sets it. The \
               file is made if need be; one that holds anything but such counters is left alone, and the counters stay in the process.",
     },
+    Row {
+        name: "SPINIO_MODEL",
+        values: "path of a folder, `default`",
+        default: "`$XDG_STATE_HOME/spinio/models`, else `~/.local/state/spinio/models`",
+        doc: "Where `spinio calibrate` keeps what it measured, and where it is looked for. `default`: nowhere, so that \
+              the built-in cost model holds. `spinio explain` says which model it used.",
+    },
+    Row {
+        name: "SPINIO_CORRECTION",
+        values: "`on`, `off`",
+        default: "`on`",
+        doc: "Whether the costs of a route follow what requests of 1 MiB and more were seen to take, by a factor of 4 at most.",
+    },
 ];
 
 /// Read while there is one thread: later the program may change its environment while we look.
@@ -126,6 +143,8 @@ impl Default for Settings {
             dma_min: 2 << 20,
             emulated: None,
             stats: None,
+            model: None,
+            correction: true,
         }
     }
 }
@@ -198,6 +217,23 @@ impl Settings {
         each("SPINIO_STATS", &mut |v| {
             s.stats = Some(v.to_owned());
             !v.is_empty()
+        });
+        s.model = crate::model::folder(&get);
+        each("SPINIO_MODEL", &mut |v| {
+            match v {
+                "default" => s.model = None,
+                path if path.starts_with('/') => s.model = Some(path.to_owned()),
+                _ => return false,
+            }
+            true
+        });
+        each("SPINIO_CORRECTION", &mut |v| match v {
+            "on" => true,
+            "off" => {
+                s.correction = false;
+                true
+            }
+            _ => false,
         });
         (s, complaints)
     }

@@ -84,6 +84,8 @@ pub(crate) struct File {
     pub(crate) size: u64,
     /// Number of the block device, or of the file system: what P2P is trusted for.
     pub(crate) storage: u64,
+    /// Magic number of the file system; 0 for a block device.
+    pub(crate) file_system: u64,
     /// The storage under it is NVMe, or an array.
     pub(crate) fast: bool,
     /// What O_DIRECT needs.
@@ -140,6 +142,7 @@ impl File {
                 _ => stat.size,
             },
             storage,
+            file_system: if stat.kind == FileKind::Block { 0 } else { magic },
             fast: kernel.is_fast(storage),
             direct,
             align,

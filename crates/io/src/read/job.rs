@@ -29,13 +29,14 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use spinio_device::{Device, Fence};
-use spinio_plan::{Reason, Route, Segment};
+use spinio_plan::{Extent, Reason, Route, Segment};
 use spinio_sys::linux::Fd;
 
 use crate::core::{Core, KEEPERS};
 use crate::crew::Task;
 use crate::file::{File, Mapping};
 use crate::lock::lock;
+use crate::model::{Expected, Known, TEACHES};
 use crate::read::engine::Hands;
 use crate::read::work::{Filled, P2P_PIECE, Piece, Queues, Who, Work};
 use crate::staging::{BLOCK, Block, Staging};
@@ -78,6 +79,8 @@ pub(crate) struct Request {
     pub(crate) p2p: Result<(), Reason>,
     /// Whether pages may be registered.
     pub(crate) dma: Result<(), Reason>,
+    /// What each route costs.
+    pub(crate) known: Arc<Known>,
 }
 
 /// A request and how far it has got.
@@ -85,6 +88,10 @@ pub(crate) struct Job {
     request: Request,
     /// Anything that storage served, or a presumption that failed.
     pub(crate) cold: AtomicBool,
+    /// Some piece did not go the way it was planned.
+    pub(crate) strayed: AtomicBool,
+    /// What it should take, if that can be told of one route.
+    pub(crate) expected: Mutex<Option<Expected>>,
     copy_piece: u64,
     direct_piece: u64,
     queues: Mutex<Queues>,
@@ -111,6 +118,8 @@ impl Job {
         Job {
             request,
             cold: AtomicBool::new(false),
+            strayed: AtomicBool::new(false),
+            expected: Mutex::new(None),
             copy_piece: (len / (2 * threads)).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64),
             direct_piece: (len / 4).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64),
             queues: Mutex::default(),
@@ -141,15 +150,32 @@ impl Job {
 
     /// Plans what is small enough to plan at once, so that helpers find segments; leaves the rest as windows.
     pub(crate) fn plan_first(self: &Arc<Self>) {
+        self.forget_pins();
+        if self.len <= WINDOW {
+            super::window::window(self, Who::Caller, 0, self.len, false);
+        } else {
+            self.add_windows();
+        }
+    }
+
+    /// Gives back what earlier requests registered of this range.
+    pub(crate) fn forget_pins(&self) {
         if let Some(mapping) = self.file.kept_mapping(self.offset + self.len) {
             // Before anything moves: giving back waits for what moves.
             let start = mapping.ptr.wrapping_add(self.offset as usize);
             self.core.pins.give_back_overlap(start, self.len as usize);
         }
-        if self.len <= WINDOW {
-            super::window::window(self, Who::Caller, 0, self.len, false);
-        } else {
-            self.add_windows();
+    }
+
+    /// The whole request is planned: what it should take is looked at again when it has ended. Only where nothing but
+    /// the route can be to blame for the time: nobody else reads, and nothing that the program queued is in the way.
+    pub(crate) fn expect(&self, extents: &[Extent], plan: &[Segment]) {
+        let quiet = || match &self.order {
+            Some(fence) => self.device().is_done(fence).unwrap_or(false),
+            None => false,
+        };
+        if self.len >= TEACHES && self.core.requests() == 1 && quiet() {
+            *lock(&self.expected) = self.known.expect(&self.core, &self.file, extents, plan);
         }
     }
 
@@ -161,6 +187,7 @@ impl Job {
     /// Bytes to be looked at properly, because a presumption failed.
     pub(crate) fn look_again(&self, offset: u64, len: u64) {
         self.cold.store(true, Relaxed);
+        self.strayed.store(true, Relaxed);
         lock(&self.queues).windows.push_back((offset, len, true));
         self.stir();
     }
@@ -178,6 +205,7 @@ impl Job {
 
     /// A piece that could not go its way takes another one.
     pub(crate) fn reroute(&self, piece: Piece, done: u64, route: Route, reason: Reason) {
+        self.strayed.store(true, Relaxed);
         let rest = Piece { offset: piece.offset + done, len: piece.len - done, route, reason, presumed: false };
         lock(&self.queues).of(route).push_front(rest);
         self.stir();

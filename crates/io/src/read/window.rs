@@ -45,7 +45,11 @@ pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: boo
         job.cold.store(true, Relaxed);
     }
     let mut schedule = Schedule::default();
-    plan(Objective::Concurrent, &extents, &job.core.model(file), &possible, &mut schedule);
+    let model = job.known.model(&job.core, file, possible.storage.unwrap_or(Route::Direct));
+    plan(Objective::Concurrent, &extents, &model, &possible, &mut schedule);
+    if len == job.len && !again {
+        job.expect(&extents, &schedule.segments);
+    }
     // A stranger's probe speaks for a run: within it the read itself finds out.
     let stats = job.core.stats();
     for segment in &schedule.segments {

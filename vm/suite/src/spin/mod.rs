@@ -97,7 +97,7 @@ fn by(stats: &Snapshot, route: Route) -> u64 {
 /// Every reason that `explain` gives for a read of the whole file, of what is done and of what is refused.
 fn explained(runtime: &Runtime, file: &File, memory: &P2pMemory) -> Result<Vec<Reason>, Miss> {
     let allocation = memory.target(0)?.allocation;
-    let buffer = Buffer { abilities: allocation.device.abilities(), p2p_mapped: allocation.p2p_mapped };
+    let buffer = Buffer::of(&allocation);
     let len = file.metadata()?.len();
     let explained =
         runtime.explain(file.as_raw_fd(), 0, len, buffer).map_err(|e| Miss::Failed(format!("explain: {e}")))?;

@@ -1,0 +1,226 @@
+//! What each route costs here: a default, or what was measured, and how far today is from it.
+//!
+//! ```text
+//!   $XDG_STATE_HOME/spinio/models/
+//!       <storage>-<file system>-<device>     written by `spinio calibrate`
+//!             │ read once a process, by a keeper, at the first large request that needs it
+//!             ▼
+//!   Known: calibration or default ──────────────> x factor a route ──> Model ──> planner
+//!                                                      ▲
+//!                     measured / predicted of a request┘ correction.rs in plan
+//! ```
+//!
+//! **Which requests teach.** One whose time can be told to belong to one route: 1 MiB or more, planned at once, alone
+//! in this process, not kept waiting by earlier work of the program, and with nothing rerouted; served by one
+//! route, or by two sides of which one was expected to take twice as long as the other. A few atomics a request.
+//!
+//! **The file** is looked up by what it was measured on, never by a device number that changes from boot to boot.
+//! One that cannot be read, or says nonsense, counts as none: a program must not fail because of it, and
+//! `spinio explain` tells which model it used.
+//!
+//! Known flaws: what is calibrated while a process runs is read by the next process. Two file systems without a
+//! block device of their own (NFS, overlay) of one kind share a file.
+
+mod place;
+mod store;
+mod trial;
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use spinio_device::{Device, DeviceId};
+use spinio_plan::{Calibration, Correction, Extent, Model, Objective, Route, Segment, predict};
+
+use crate::core::{Core, KEEPERS};
+use crate::file::File;
+use crate::lock::lock;
+
+pub use place::Place;
+pub(crate) use place::storage_name;
+pub use store::{folder, path};
+pub use trial::Trial;
+
+/// Requests below this are all overhead, and teach nothing about a route.
+pub(crate) const TEACHES: u64 = 1 << 20;
+
+/// Schedules of several segments are predicted for one request in so many.
+const SOMETIMES: u64 = 8;
+
+/// What is known of one storage, file system and device.
+pub(crate) struct Known {
+    place: Place,
+    calibration: Option<Calibration>,
+    corrections: [AtomicU64; Route::ALL.len()],
+    follows: bool,
+}
+
+/// All that is known.
+#[derive(Default)]
+pub(crate) struct Models {
+    known: Mutex<Vec<(Key, Arc<Known>)>>,
+}
+
+/// Storage, file system, device; by numbers of this boot.
+type Key = (u64, u64, DeviceId);
+
+/// What a request is expected to take, and by which route.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Expected {
+    route: Route,
+    nanos: f64,
+    begun: Instant,
+}
+
+impl Models {
+    /// What is known for a file and a device. On the program's thread, which may ask the device for its name.
+    pub(crate) fn of(&self, core: &Core, file: &File, device: &'static dyn Device) -> Arc<Known> {
+        let key = (file.storage, file.file_system, device.id());
+        if let Some((_, known)) = lock(&self.known).iter().find(|(k, _)| *k == key) {
+            return Arc::clone(known);
+        }
+        let (kernel, from) = (core.kernel, core.settings.model.clone());
+        let (storage, file_system, device) = (file.storage, file.file_system, place::device_name(device));
+        let find = move || {
+            let place = Place::new(kernel.storage_name(storage), file_system, device);
+            let calibration = from.and_then(|folder| store::load(&folder, &place));
+            Known { place, calibration, corrections: Default::default(), follows: false }
+        };
+        // A keeper reads it: no descriptor of ours is ever in the program's table.
+        let found = core.keepers().and_then(|crew| crew.call(find));
+        let mut known = found.unwrap_or_else(|| Known {
+            place: Place::default(),
+            calibration: None,
+            corrections: Default::default(),
+            follows: false,
+        });
+        known.follows = core.settings.correction;
+        let known = Arc::new(known);
+        lock(&self.known).push((key, Arc::clone(&known)));
+        known
+    }
+}
+
+impl Known {
+    /// Where it holds.
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// The model without what was learnt since. `storage`: the route on which this request reaches storage.
+    pub(crate) fn plain(&self, core: &Core, file: &File, storage: Route) -> Model {
+        let mut model = default(core, file);
+        if let Some(calibration) = &self.calibration {
+            model = calibration.model(model, storage, core.threads());
+        }
+        model
+    }
+
+    /// What each route costs now.
+    pub(crate) fn model(&self, core: &Core, file: &File, storage: Route) -> Model {
+        let mut model = self.plain(core, file, storage);
+        for route in [Route::Copy, Route::Dma, Route::Store, storage] {
+            let factor = self.factor(route);
+            if factor != 1.0 {
+                model.slow(route, factor);
+            }
+        }
+        model
+    }
+
+    /// How much slower than the model a route was found to be.
+    pub(crate) fn factor(&self, route: Route) -> f64 {
+        if self.follows { Correction::from_bits(self.corrections[route as usize].load(Relaxed)).factor() } else { 1.0 }
+    }
+
+    /// In words, for people.
+    pub(crate) fn describe(&self, file: &File) -> String {
+        let mut text = match &self.calibration {
+            Some(c) => format!("calibrated {}", date(c.measured)),
+            None if file.fast => "nvme (default, not calibrated)".to_owned(),
+            None => "virtual disk (default, not calibrated)".to_owned(),
+        };
+        for route in Route::ALL {
+            let factor = self.factor(route);
+            if factor != 1.0 {
+                text += &format!(", {route} x {factor:.1} as measured since");
+            }
+        }
+        text
+    }
+
+    /// What a plan for a whole request is expected to take, if one route is to blame for it.
+    pub(crate) fn expect(&self, core: &Core, file: &File, extents: &[Extent], plan: &[Segment]) -> Option<Expected> {
+        let longest = plan.iter().max_by_key(|s| s.len)?;
+        if !self.follows || (plan.len() > 1 && !core.salt().is_multiple_of(SOMETIMES)) {
+            return None;
+        }
+        let storage = plan.iter().find(|s| !s.route.from_cache()).map_or(Route::Direct, |s| s.route);
+        // Against the model without its factors, which are what is to be learnt.
+        let model = self.plain(core, file, storage);
+        let told = predict(Objective::Concurrent, extents, &plan.to_vec().into(), &model);
+        let (ours, others) =
+            if told.cache > told.storage { (told.cache, told.storage) } else { (told.storage, told.cache) };
+        let side = |s: &&Segment| s.route.from_cache() == (told.cache > told.storage);
+        let alike = plan.iter().filter(side).all(|s| s.route == longest.route);
+        (alike && ours >= 2.0 * others && side(&longest)).then(|| Expected {
+            route: longest.route,
+            nanos: told.total,
+            begun: Instant::now(),
+        })
+    }
+
+    /// A request that was expected to take so long has ended.
+    pub(crate) fn learn(&self, expected: Expected) {
+        let measured = expected.begun.elapsed().as_nanos() as f64;
+        for route in Route::ALL {
+            let kept = &self.corrections[route as usize];
+            let bits = kept.load(Relaxed);
+            let now = Correction::from_bits(bits);
+            let next = if route == expected.route { now.sample(expected.nanos, measured) } else { now.unused() };
+            // A sample lost to another thread is no loss.
+            if next.to_bits() != bits {
+                kept.store(next.to_bits(), Relaxed);
+            }
+        }
+    }
+}
+
+/// What holds where nothing was measured.
+fn default(core: &Core, file: &File) -> Model {
+    let mut model = if file.fast { Model::nvme() } else { Model::virtual_disk() };
+    // A keeper waits for each command it gives, so as many are in flight as there are keepers.
+    let flight = &mut model.storage_flight;
+    flight.per_command = flight.per_command.max(flight.latency / KEEPERS as f64);
+    // One thread copies 6.3 GB/s out of the page cache; the link bounds them all.
+    model.cache_flight.per_byte = 1e9 / (6.3e9 * core.threads() as f64).min(48e9);
+    model
+}
+
+/// `2026-11-21`, of a time in seconds since 1970, in UTC.
+pub fn date(seconds: u64) -> String {
+    // Days since the 1st of March of the year 0, so that a leap day is the last of its year; 400 years are 146,097 days.
+    let days = seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let of_month = of_year - (153 * month + 2) / 5 + 1;
+    let (month, year) = if month < 10 { (month + 3, year) } else { (month - 9, year + 1) };
+    format!("{:04}-{month:02}-{of_month:02}", era * 400 + year)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::date;
+
+    #[test]
+    fn dates() {
+        assert_eq!(date(0), "1970-01-01");
+        assert_eq!(date(951_782_400), "2000-02-29");
+        assert_eq!(date(951_868_800), "2000-03-01");
+        assert_eq!(date(1_795_305_599), "2026-11-21");
+        assert_eq!(date(4_102_444_800), "2100-01-01");
+    }
+}

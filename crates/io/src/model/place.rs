@@ -1,0 +1,121 @@
+//! What a model was measured on: storage, file system, device, by names that survive a reboot.
+//!
+//! ```text
+//!   /sys/dev/block/259:3 ──> partition? its disk ──> dm/uuid, md/uuid, wwid, device/wwid, device/serial, serial
+//!                                                   none of these: the kernel's name for it
+//! ```
+
+use std::ffi::CString;
+
+use spinio_device::{Device, DeviceKind};
+use spinio_sys::linux;
+
+use super::store::read_short;
+
+/// Where a model holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The disk or array under the file system.
+    pub storage: String,
+    /// Its kind.
+    pub file_system: String,
+    /// The accelerator.
+    pub device: String,
+}
+
+/// Kinds of file systems that people put data on, by magic number.
+const FILE_SYSTEMS: [(u64, &str); 12] = [
+    (0xef53, "ext4"),
+    (0x5846_5342, "xfs"),
+    (0x9123_683e, "btrfs"),
+    (0xf2f5_2010, "f2fs"),
+    (0x2fc1_2fc1, "zfs"),
+    (0x794c_7630, "overlay"),
+    (0x6969, "nfs"),
+    (0x6573_5546, "fuse"),
+    (0x0102_1994, "tmpfs"),
+    (0x0102_1997, "9p"),
+    (0x0bd0_0bd0, "lustre"),
+    (0, "none"),
+];
+
+impl Place {
+    /// From names and the file system's magic number; 0: the storage itself.
+    pub(crate) fn new(storage: String, file_system: u64, device: String) -> Place {
+        let known = FILE_SYSTEMS.iter().find(|(magic, _)| *magic == file_system);
+        let file_system = known.map_or_else(|| format!("{file_system:x}"), |(_, name)| (*name).to_owned());
+        Place { storage, file_system, device }
+    }
+
+    /// Name of the file that keeps its model: what can be read of the three names, and a hash of all of them.
+    pub fn file_name(&self) -> String {
+        let plain = |text: &str| -> String {
+            let keep = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '_' };
+            text.chars().take(40).map(keep).collect()
+        };
+        let mut hash = 0xcbf2_9ce4_8422_2325u64;
+        for byte in [&self.storage, &self.file_system, &self.device].into_iter().flat_map(|t| t.bytes().chain([0])) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        let names = [plain(&self.storage), plain(&self.file_system), plain(&self.device)];
+        format!("{}-{:08x}", names.join("-"), hash as u32 ^ (hash >> 32) as u32)
+    }
+}
+
+/// The name of a device that survives a reboot and a new driver. On the program's thread.
+pub(crate) fn device_name(device: &dyn Device) -> String {
+    let told = device.describe();
+    match device.id().kind {
+        // The rest is its place on the bus and the driver's version.
+        DeviceKind::Cuda => format!("cuda {}", told.split(',').next().unwrap_or_default()),
+        // The rest is how it was set to behave, and that is what costs.
+        DeviceKind::Emulated | DeviceKind::P2pmem => told,
+    }
+}
+
+/// The name of the storage under a device number. On a keeper.
+pub(crate) fn storage_name(dev: u64) -> String {
+    let (major, minor) = (linux::major(dev), linux::minor(dev));
+    let base = format!("/sys/dev/block/{major}:{minor}");
+    let text = |leaf: &str| {
+        let read = read_short(&CString::new(format!("{base}/{leaf}")).ok()?)?;
+        let read = read.split_whitespace().collect::<Vec<_>>().join(" ");
+        (!read.is_empty()).then_some(read)
+    };
+    let up = if text("partition").is_some() { "../" } else { "" };
+    for leaf in ["dm/uuid", "md/uuid", "wwid", "device/wwid", "device/serial", "serial"] {
+        if let Some(name) = text(&format!("{up}{leaf}")) {
+            return name;
+        }
+    }
+    let mut target = [0u8; 512];
+    let link = CString::new(base).ok().and_then(|path| linux::readlink(&path, &mut target).ok());
+    let link = String::from_utf8_lossy(&target[..link.unwrap_or(0)]).into_owned();
+    let mut parts = link.rsplit('/').filter(|p| !p.is_empty());
+    let own = parts.next();
+    let name = if up.is_empty() { own } else { parts.next().or(own) };
+    name.map_or_else(|| "no block device".to_owned(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_files_are_plain_and_apart() {
+        let place = |device: &str| Place::new("serial /../x".into(), 0xef53, device.into()).file_name();
+        let name = place("cuda NVIDIA H200");
+        assert!(
+            name.starts_with("serial__..._x-ext4-cuda_NVIDIA_H200-") || name.contains("-ext4-cuda_NVIDIA_H200-"),
+            "{name}"
+        );
+        assert!(!name.contains('/'));
+        assert_ne!(place("cuda é"), place("cuda è"));
+        assert_eq!(Place::new(String::new(), 0x1234, String::new()).file_system, "1234");
+    }
+
+    #[test]
+    fn a_device_number_that_is_none_has_a_name_all_the_same() {
+        assert_eq!(storage_name(0), "no block device");
+    }
+}

@@ -1,0 +1,165 @@
+//! A read by a given schedule, for measuring: the same job, the same engines, the same helpers as any large read.
+//!
+//! ```text
+//!   one transfer at a time    one segment of s bytes
+//!   commands in flight        n segments of s bytes, end to end, in any order
+//! ```
+//!
+//! What is measured is therefore what a plan will cost when it runs, not what a device could do elsewhere.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use spinio_plan::{Calibration, Model, Reason, Route, Segment};
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd, FileKind};
+
+use super::Place;
+use crate::file::File;
+use crate::read::job::{Job, Request};
+use crate::read::large;
+use crate::stats::Direction;
+use crate::{Error, Runtime, Target};
+
+type Result<T> = core::result::Result<T, Error>;
+
+/// A file and a device, to be read by given schedules.
+pub struct Trial<'a> {
+    runtime: &'a Runtime,
+    file: Arc<File>,
+    fd: Fd,
+    to: Target,
+    size: u64,
+}
+
+impl Runtime {
+    /// Prepares trials that read `fd` into `to`.
+    pub fn trial(&self, fd: Fd, to: Target) -> Result<Trial<'_>> {
+        let core = self.core();
+        let fail = |e| Error::kernel(e, "measure", 0, 0);
+        let stat = core.kernel.fstat(fd).map_err(fail)?;
+        if stat.kind == FileKind::Stream {
+            return Err(fail(Errno::SPIPE));
+        }
+        let crew = core.keepers().ok_or(fail(Errno::NOSYS))?;
+        let file = core.files.get(core.kernel, crew, fd, stat).map_err(|_| fail(Errno::OPNOTSUPP))?;
+        let size = if stat.kind == FileKind::Regular { stat.size } else { file.size };
+        Ok(Trial { runtime: self, file, fd, to, size })
+    }
+}
+
+impl Trial<'_> {
+    /// What a model of this file and device is kept under.
+    pub fn place(&self) -> Place {
+        self.known().place().clone()
+    }
+
+    fn known(&self) -> Arc<super::Known> {
+        let core = self.runtime.core();
+        core.models.of(core, &self.file, self.to.allocation.device)
+    }
+
+    /// The stored calibration in use, if there is one.
+    pub fn calibration(&self) -> Option<Calibration> {
+        self.known().calibration.clone()
+    }
+
+    /// The model in use, without what was learnt since. `storage`: how storage is reached.
+    pub fn model(&self, storage: Route) -> Model {
+        self.known().plain(self.runtime.core(), &self.file, storage)
+    }
+
+    /// Threads that copy for one request.
+    pub fn threads(&self) -> usize {
+        self.runtime.core().threads()
+    }
+
+    /// Bytes of the file.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Multiple of bytes in which storage is read.
+    pub fn unit(&self) -> u64 {
+        u64::from(self.file.align.offset).max(512)
+    }
+
+    /// Whether a route can be tried at all, or why not.
+    pub fn allows(&self, route: Route) -> core::result::Result<(), Reason> {
+        let core = self.runtime.core();
+        let abilities = self.to.allocation.device.abilities();
+        if !core.settings.allows(route) {
+            return Err(Reason::Forced);
+        }
+        match route {
+            Route::Copy if abilities.copies => Ok(()),
+            Route::Store if self.to.allocation.host_mapped => Ok(()),
+            Route::Dma if abilities.pins && self.file.is_mappable() => {
+                if self.file.pins_refused.load(Relaxed) {
+                    Err(Reason::PinRefused)
+                } else {
+                    Ok(())
+                }
+            }
+            Route::Direct if abilities.copies => self.file.direct.as_ref().map(drop).map_err(|reason| *reason),
+            Route::P2p => large::p2p(core, &self.file, self.to, 0, self.size.min(1 << 20), false),
+            Route::Dma => Err(Reason::PinRefused),
+            // Nobody to do it: stores need a mapping, copies a DMA engine.
+            Route::Copy | Route::Direct | Route::Store | Route::Gather => Err(Reason::NoP2pMapping),
+        }
+    }
+
+    /// Reads by these segments, which must begin at 0 and cover a range without gap; in the order given. The time from the
+    /// first piece taken to the last byte arrived.
+    pub fn run(&self, offset: u64, segments: &[Segment]) -> Result<Duration> {
+        let core = self.runtime.core();
+        let len: u64 = segments.iter().map(|s| s.len).sum();
+        let fail = |e| Error::kernel(e, "measure", offset, len);
+        let room = self.to.allocation.room(self.to.addr);
+        let covered = segments.iter().all(|s| s.len > 0 && s.offset.checked_add(s.len).is_some_and(|end| end <= len));
+        if len == 0 || len > room || offset.checked_add(len).is_none_or(|end| end > self.size) || !covered {
+            return Err(fail(Errno::INVAL));
+        }
+        let device = self.to.allocation.device;
+        let (queue, ours) = device.program_queue();
+        core.mates();
+        let device_fail = |e| Error::device(e, "measure", offset, len);
+        let order = if ours { None } else { Some(device.fence(queue).map_err(device_fail)?) };
+        let under_way = core.begin_request();
+        let begun = Instant::now();
+        let watch = core.stats().begin(Direction::Read, self.fd, Some(offset), len);
+        let job = Arc::new(Job::new(Request {
+            watch,
+            core: Arc::clone(core),
+            file: Arc::clone(&self.file),
+            staging: core.staging(device),
+            to: self.to,
+            fd: self.fd,
+            offset,
+            len,
+            order,
+            p2p: Ok(()),
+            dma: Ok(()),
+            known: self.known(),
+        }));
+        job.forget_pins();
+        job.add(0, segments, false);
+        job.call_helpers();
+        let got = job.finish();
+        core.stats().end(&watch, &got.as_ref().map(|n| *n as usize));
+        let spent = begun.elapsed();
+        drop(under_way);
+        core.watch_pins();
+        if got? < len {
+            return Err(fail(Errno::IO));
+        }
+        // What fell back was not measured.
+        if job.strayed.load(Relaxed) { Err(fail(Errno::OPNOTSUPP)) } else { Ok(spent) }
+    }
+
+    /// Drops what is cached of a range.
+    pub fn evict(&self, offset: u64, len: u64) {
+        let _ = linux::fadvise(self.fd, offset, len, linux::Advice::DontNeed);
+    }
+}

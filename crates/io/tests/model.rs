@@ -1,0 +1,186 @@
+//! Stored models, corrections and trials, through the whole runtime.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::time::Duration;
+
+use spinio_io::kernel::Kernel;
+use spinio_io::model::{self, Trial};
+use spinio_io::{Buffer as Like, Runtime, Settings};
+use spinio_plan::{Calibration, Cost, Fit, Flight, Measured, Reason, Route, Segment};
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd};
+use spinio_testkit::buffer::{Buffer, emulated};
+use spinio_testkit::file::{bytes, cached_pages, evict, written};
+
+const MIB: u64 = 1 << 20;
+
+/// A folder on the disk that holds the build, so that eviction and O_DIRECT are real.
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder")
+}
+
+/// A file that is not cached; none, told, where the file system keeps its pages.
+fn cold(dir: &Path, len: u64) -> Option<File> {
+    let file = written(&dir.join("data"), len);
+    evict(&file);
+    if cached_pages(&file) == Some(0) {
+        return Some(file);
+    }
+    println!("skipped: this file system keeps its pages");
+    None
+}
+
+fn settings(folder: Option<&Path>) -> Settings {
+    Settings { model: folder.map(|f| f.to_str().expect("text").to_owned()), ..Settings::default() }
+}
+
+fn one(route: Route, len: u64) -> Segment {
+    Segment { offset: 0, len, route, reason: Reason::Forced, refused: None }
+}
+
+fn told(runtime: &Runtime, file: &File, buffer: &Buffer) -> (String, f64) {
+    let like = Like::of(&buffer.allocation());
+    let told = runtime.explain(file.as_raw_fd(), 0, 4 * MIB, like).expect("explained");
+    (told.model, told.prediction.total)
+}
+
+#[test]
+fn a_stored_model_is_used_and_another_machines_is_not() {
+    let dir = folder();
+    let file = written(&dir.path().join("data"), 8 * MIB);
+    let device = emulated("size=64M");
+    let buffer = Buffer::new(device, 8 << 20);
+    let (default, before) = told(&Runtime::new(settings(None)), &file, &buffer);
+    assert!(default.contains("not calibrated"), "{default}");
+
+    let runtime = Runtime::new(settings(Some(dir.path())));
+    let place = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial").place();
+    assert!(!place.storage.is_empty() && !place.file_system.is_empty(), "{place:?}");
+    assert!(place.device.contains("emulated"), "{place:?}");
+    let fit = Fit { value: Cost::new(5e6, 0, 1e9).expect("a cost"), r2: 1.0, error: 0.0 };
+    let flight = Fit { value: Flight::new(5e6, 0.0, 1e9), r2: 1.0, error: 0.0 };
+    let stored = Calibration {
+        storage: place.storage.clone(),
+        file_system: place.file_system.clone(),
+        device: place.device.clone(),
+        measured: 1_795_305_600,
+        threads: 64,
+        routes: [Route::Copy, Route::Dma].map(|route| Measured { route, cost: fit, flight }).to_vec(),
+        writeback: None,
+    };
+    std::fs::write(model::path(dir.path().to_str().expect("text"), &place), stored.to_text()).expect("written");
+    let (name, after) = told(&Runtime::new(settings(Some(dir.path()))), &file, &buffer);
+    assert_eq!(name, "calibrated 2026-11-22");
+    assert!(after > 2.0 * before, "{after} after {before}");
+
+    let other = Buffer::new(emulated("size=32M"), 8 << 20);
+    let (name, _) = told(&Runtime::new(settings(Some(dir.path()))), &file, &other);
+    assert!(name.contains("not calibrated"), "{name}");
+}
+
+/// Storage that takes its time.
+struct Slow;
+
+impl Kernel for Slow {
+    unsafe fn pread(
+        &self,
+        route: Route,
+        fd: Fd,
+        buf: *mut u8,
+        len: usize,
+        at: u64,
+        flags: u32,
+    ) -> Result<usize, Errno> {
+        if route == Route::Direct {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match flags {
+                0 => linux::pread(fd, buf, len, at),
+                flags => linux::pread_flags(fd, buf, len, at, flags),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_route_that_drifts_is_weighed_anew_and_a_setting_stops_that() {
+    let dir = folder();
+    let Some(file) = cold(dir.path(), 4 * MIB) else { return };
+    let buffer = Buffer::new(emulated("size=64M"), 4 << 20);
+    for correction in [true, false] {
+        let runtime = Runtime::with_kernel(Settings { correction, ..settings(None) }, &Slow);
+        for _ in 0..24 {
+            let got = runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), MIB as usize).expect("read");
+            assert_eq!(got as u64, MIB);
+        }
+        let (name, _) = told(&runtime, &file, &buffer);
+        assert_eq!(name.contains("direct x 4.0"), correction, "{name}");
+    }
+}
+
+/// Runs a trial and checks the bytes.
+fn run(trial: &Trial<'_>, buffer: &Buffer, segments: &[Segment]) {
+    buffer.fill(0);
+    let spent = trial.run(8192, segments).unwrap_or_else(|e| panic!("{segments:?}: {e}"));
+    assert!(spent > Duration::ZERO);
+    let len = segments.iter().map(|s| s.len).sum::<u64>() as usize;
+    assert!(buffer.part(0..len) == bytes(8192, len, 0), "{segments:?}");
+}
+
+#[test]
+fn a_trial_moves_the_bytes_by_the_given_schedule() {
+    let dir = folder();
+    let file = written(&dir.path().join("data"), 8 * MIB);
+    let device = emulated("size=64M,bar=16M");
+    let buffer = Buffer::host_mapped(device, 4 << 20);
+    let runtime = Runtime::new(settings(None));
+    let trial = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial");
+    for route in [Route::Copy, Route::Dma, Route::Store, Route::Direct] {
+        if let Err(reason) = trial.allows(route) {
+            println!("skipped {route}: {reason}");
+            continue;
+        }
+        for len in [512, 4096, 300_000, 2 * MIB] {
+            run(&trial, &buffer, &[one(route, len)]);
+        }
+        let part = |i: u64| Segment { offset: i * 65536, ..one(route, 65536) };
+        run(&trial, &buffer, &[3, 0, 2, 1].map(part));
+    }
+    assert!(trial.allows(Route::P2p).is_err() && trial.allows(Route::Gather).is_err());
+}
+
+/// Storage that fails.
+struct Broken;
+
+impl Kernel for Broken {
+    unsafe fn pread(&self, route: Route, fd: Fd, buf: *mut u8, len: usize, at: u64, _: u32) -> Result<usize, Errno> {
+        if route == Route::Direct {
+            return Err(Errno::IO);
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { linux::pread(fd, buf, len, at) }
+    }
+}
+
+#[test]
+fn a_trial_that_fell_back_or_makes_no_sense_is_an_error() {
+    let dir = folder();
+    let file = written(&dir.path().join("data"), 4 * MIB);
+    let buffer = Buffer::new(emulated("size=64M"), 2 << 20);
+    let runtime = Runtime::with_kernel(settings(None), &Broken);
+    let trial = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial");
+    if trial.allows(Route::Direct).is_ok() {
+        assert!(trial.run(0, &[one(Route::Direct, MIB)]).is_err(), "the bytes came by another route");
+    }
+    let gap = [one(Route::Copy, 4096), Segment { offset: 8192, ..one(Route::Copy, 4096) }];
+    for segments in [&[][..], &gap, &[one(Route::Copy, 0)], &[one(Route::Copy, 3 * MIB)], &[one(Route::Copy, u64::MAX)]]
+    {
+        assert!(trial.run(0, segments).is_err(), "{segments:?}");
+    }
+    assert!(trial.run(3 * MIB + 1, &[one(Route::Copy, MIB)]).is_err());
+    assert!(trial.run(3 * MIB, &[one(Route::Copy, MIB)]).is_ok());
+}
