@@ -5,6 +5,7 @@
 //!   layers                                       arrows between crates point only down
 //!   docs                                         writes docs/settings.md, or checks it
 //!   vm, preload-suite, interleavings             the suites that are no `cargo test`
+//!   fuzz                                         hostile input for the parsers, the planner and the C API
 //!   host-cost                                    nanoseconds a host read costs more under the library
 //!   gpu-pack                                     a folder that runs on a GPU machine without cargo
 //! ```
@@ -14,6 +15,7 @@
 
 mod check;
 mod docs;
+mod fuzz;
 mod gpu_pack;
 mod host_cost;
 mod interleavings;
@@ -49,6 +51,8 @@ enum Chore {
     PreloadSuite(preload_suite::Args),
     /// Run the models of what threads share, in every order in which they can meet
     Interleavings,
+    /// Give hostile input to the parsers, the planner and the C API
+    Fuzz(fuzz::Args),
     /// Measure what the library costs a host read
     HostCost(host_cost::Args),
     /// Build the folder that runs the GPU suite on a machine without cargo
@@ -63,6 +67,7 @@ fn main() -> ExitCode {
         Chore::Vm(args) => vm::run(&args),
         Chore::PreloadSuite(args) => preload_suite::run(&args),
         Chore::Interleavings => interleavings::run(),
+        Chore::Fuzz(args) => fuzz::run(&args),
         Chore::HostCost(args) => host_cost::run(&args),
         Chore::GpuPack(args) => gpu_pack::run(&args),
     };
