@@ -1,8 +1,9 @@
 /* spinio.h: the C API of SPIN (libspinio.so).
  *
  * Most programs need none of this: under LD_PRELOAD=libspinio.so, or linked with -lspinio, plain pread(), read(),
- * readv(), preadv() and fread() take device memory. This header is for memory of devices that have no allocator of
- * their own, for reads in stream order, and for asking what happened.
+ * readv(), preadv() and fread() take device memory, and so do write(), pwrite(), writev(), pwritev() and fwrite(). This
+ * header is for memory of devices that have no allocator of their own, for reads and writes in stream order, and for
+ * asking what happened.
  *
  * Unless said otherwise a function returns -1 and sets errno when it fails, and spinio_last_error() has a sentence
  * about it. All functions may be called from any thread, none from a signal handler.
@@ -47,8 +48,9 @@ ssize_t spinio_pread(int fd, void *buffer, size_t size, off_t offset);
  * the stream is being captured into a graph. */
 ssize_t spinio_pread_async(int fd, void *buffer, size_t size, off_t offset, void *stream);
 
-/* The stream that this thread's reads are ordered with from now on, hooked ones included: a cudaStream_t, NULL for the
- * default stream. Small reads are queued on it, larger ones start behind what is queued there. */
+/* The stream that this thread's reads and writes are ordered with from now on, hooked ones included: a cudaStream_t,
+ * NULL for the default stream. Small reads are queued on it; larger ones, and writes, start behind what is queued
+ * there. */
 void spinio_set_stream(void *stream);
 
 /* ---- kernels of the emulated GPU -------------------------------------------------------------------------------
@@ -66,11 +68,16 @@ void *spinio_emulated_stream(void);
 /* Waits for all that is queued on a stream; NULL: on any. */
 int spinio_emulated_wait(void *stream);
 
+/* ---- writes ---------------------------------------------------------------------------------------------------- */
+
+/* As pwrite(), out of host or device memory, but a size above 0x7ffff000 bytes (2 GiB less a page) is written whole. */
+ssize_t spinio_pwrite(int fd, const void *buffer, size_t size, off_t offset);
+
 /* ---- what happened --------------------------------------------------------------------------------------------- */
 
 /* Routes, as indexes of struct spinio_counters. */
 enum {
-    SPINIO_ROUTE_COPY = 0,   /* page cache -> staging -> device */
+    SPINIO_ROUTE_COPY = 0,   /* page cache -> staging -> device; of writes each is meant the other way round */
     SPINIO_ROUTE_DMA = 1,    /* page cache -> device, out of the pages themselves */
     SPINIO_ROUTE_STORE = 2,  /* page cache -> CPU stores into a host-mapped buffer */
     SPINIO_ROUTE_DIRECT = 3, /* storage -> staging -> device */

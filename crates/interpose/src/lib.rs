@@ -14,7 +14,6 @@
 //! - A statically linked program, a setuid program and a raw system call never come here.
 //! - Only calls that libc's user makes are seen. What libc does inside itself (`getline`, `fgets`, iostreams that
 //!   gather small pieces) stores with the CPU, and crashes on device memory as it does without us.
-//! - Calls that write are not hooked: from device memory they fail with EFAULT, as without us.
 
 mod api;
 mod caller;

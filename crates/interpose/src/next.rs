@@ -60,6 +60,7 @@ extern "C" fn missing() -> isize {
 
 type Fd = c_int;
 type Buffer = *mut c_void;
+type Source = *const c_void;
 type Vectors = *const libc::iovec;
 type Path = *const std::ffi::c_char;
 
@@ -98,6 +99,18 @@ functions! {
     FREAD_UNLOCKED = c"fread_unlocked": fn(Buffer, usize, usize, *mut libc::FILE) -> usize;
     FREAD_CHK = c"__fread_chk": fn(Buffer, usize, usize, usize, *mut libc::FILE) -> usize;
     FREAD_UNLOCKED_CHK = c"__fread_unlocked_chk": fn(Buffer, usize, usize, usize, *mut libc::FILE) -> usize;
+    WRITE = c"write": fn(Fd, Source, usize) -> isize;
+    WRITE_UNDERSCORED = c"__write": fn(Fd, Source, usize) -> isize;
+    PWRITE = c"pwrite": fn(Fd, Source, usize, i64) -> isize;
+    PWRITE64 = c"pwrite64": fn(Fd, Source, usize, i64) -> isize;
+    PWRITE64_UNDERSCORED = c"__pwrite64": fn(Fd, Source, usize, i64) -> isize;
+    WRITEV = c"writev": fn(Fd, Vectors, c_int) -> isize;
+    PWRITEV = c"pwritev": fn(Fd, Vectors, c_int, i64) -> isize;
+    PWRITEV64 = c"pwritev64": fn(Fd, Vectors, c_int, i64) -> isize;
+    PWRITEV2 = c"pwritev2": fn(Fd, Vectors, c_int, i64, c_int) -> isize;
+    PWRITEV64V2 = c"pwritev64v2": fn(Fd, Vectors, c_int, i64, c_int) -> isize;
+    FWRITE = c"fwrite": fn(Source, usize, usize, *mut libc::FILE) -> usize;
+    FWRITE_UNLOCKED = c"fwrite_unlocked": fn(Source, usize, usize, *mut libc::FILE) -> usize;
     OPEN = c"open": fn(Path, c_int; ...) -> c_int;
     OPEN64 = c"open64": fn(Path, c_int; ...) -> c_int;
     OPEN_UNDERSCORED = c"__open": fn(Path, c_int; ...) -> c_int;

@@ -53,6 +53,18 @@ impl Runtime {
         Ok(())
     }
 
+    /// Copies device memory into host memory that a stream takes: a write, as [`Runtime::put`] is a read.
+    pub fn get(&self, from: Target, into: &mut [u8]) -> Result<(), Error> {
+        let stats = self.core().stats();
+        let watch = stats.begin(Direction::Write, -1, None, into.len() as u64);
+        let done = self.fetch(from, into);
+        if done.is_ok() {
+            stats.piece(&watch, Route::Copy, Reason::Stream, 0, into.len() as u64, watch.begun());
+        }
+        stats.end(&watch, &done.as_ref().map(|()| into.len()));
+        done
+    }
+
     /// Copies device memory into host memory and waits, behind what this thread has queued before.
     pub fn fetch(&self, from: Target, into: &mut [u8]) -> Result<(), Error> {
         let device = from.allocation.device;

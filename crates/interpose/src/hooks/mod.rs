@@ -22,12 +22,12 @@
 //! - `posix_fadvise`: cached bytes are read through the program's own descriptor, so the kernel applies its advice.
 //! - `fork`, `vfork`, `clone`: what must not outlive a fork lies behind a word that the kernel wipes in the child
 //!   (`spinio_sys::linux::word_wiped_on_fork`), which a raw system call cannot bypass.
-//! - `write` and its family: writing from device memory fails with EFAULT until there are routes for it.
 //!
 //! Known flaws:
 //! - The EFAULT path repeats the call. A datagram socket has dropped its datagram by then, so the repeated `read` waits
 //!   for the next one. It happens at most for the first read of a device that nobody announced.
-//! - A read into device memory can be cancelled before it starts, not while it waits.
+//! - A call with device memory can be cancelled before it starts, not while it waits.
+//! - A signal handler that leaves a write by `longjmp` (SIGXFSZ, SIGPIPE) leaves the write's staging memory taken.
 //! - The device path takes locks and allocates, so it is not for signal handlers. Nor is, in a program with CUDA, a host
 //!   read into memory that was never read into before: whose it is must be asked of the driver, which the signal may
 //!   have interrupted.
@@ -39,6 +39,8 @@ mod mappings;
 mod read;
 mod stdio;
 mod vector;
+mod write;
+mod write_vector;
 
 use spinio_device::{Allocation, DeviceAddr, registry};
 use spinio_io::Target;
@@ -86,7 +88,7 @@ fn owner_after_fault(buffer: *const u8, want: usize, caller: usize) -> Option<Al
     found
 }
 
-/// Where a call's bytes go.
+/// Where a call's bytes go, or come from.
 fn target(allocation: Allocation, buffer: *const u8) -> Target {
     Target { allocation, addr: DeviceAddr(buffer as u64) }
 }

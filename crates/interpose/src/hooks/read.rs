@@ -64,7 +64,7 @@ unsafe fn serve(
 }
 
 /// Of nothing, and of more than half the address space, the kernel knows what to say.
-fn is_a_length(len: usize) -> bool {
+pub(super) fn is_a_length(len: usize) -> bool {
     len != 0 && len <= isize::MAX as usize
 }
 

@@ -1,13 +1,14 @@
-//! `fread` into device memory.
+//! `fread` into device memory, and `fwrite` out of it.
 //!
-//! libc stores into the buffer with the CPU, so a device buffer never reaches it: pieces go through host memory and
-//! then to the device. The FILE is locked for all of them, so its position and its flags are what one `fread` leaves.
+//! libc loads from and stores into the buffer with the CPU, so a device buffer never reaches it: pieces go through host
+//! memory. The FILE is locked for all of them, so its position and its flags are what one `fread` or `fwrite` leaves;
+//! and what is written takes its place among the stream's other output, in libc's own buffer.
 //!
 //! Known flaws:
 //! - Device memory that nobody announced before crashes the program here, as it does without us: there is no EFAULT
 //!   to learn from.
 //! - If the device fails, the bytes have left the FILE: the call returns the items that arrived and sets errno to
-//!   EIO, but `ferror` does not know.
+//!   EIO, but `ferror` does not know. Nor does it if the device fails under an `fwrite`.
 
 use std::ffi::c_void;
 
@@ -19,8 +20,11 @@ use super::{hook, owner, target};
 use crate::guard::{self, Failure};
 use crate::{errno, next};
 
-/// Bytes a piece.
+/// Bytes a piece of a read.
 const PIECE: usize = 1 << 20;
+
+/// Bytes a piece of a write. Large, because libc makes one call of the kernel of what its own buffer cannot hold.
+const WRITE_PIECE: usize = 64 << 20;
 
 unsafe extern "C" {
     fn flockfile(file: *mut FILE);
@@ -42,6 +46,10 @@ hook! {
         caller in "r9" =>
         serve(buffer, size, items, room, file, caller,
             || next::FREAD_UNLOCKED_CHK.get()(buffer, room, size, items, file));
+    fn fwrite(buffer: *const c_void, size: usize, items: usize, file: *mut FILE) -> usize, caller in "r8" =>
+        serve_write(buffer, size, items, file, caller, || next::FWRITE.get()(buffer, size, items, file));
+    fn fwrite_unlocked(buffer: *const c_void, size: usize, items: usize, file: *mut FILE) -> usize, caller in "r8" =>
+        serve_write(buffer, size, items, file, caller, || next::FWRITE_UNLOCKED.get()(buffer, size, items, file));
 }
 
 #[inline(always)]
@@ -62,16 +70,47 @@ unsafe fn serve(
         && bytes <= room
     {
         // SAFETY: the program's own FILE.
-        return unsafe { into_device(buffer.cast(), bytes, size, file, allocation) };
+        return unsafe { moved(buffer.cast(), bytes, size, file, allocation, read_locked) };
     }
     next()
 }
+
+#[inline(always)]
+unsafe fn serve_write(
+    buffer: *const c_void,
+    size: usize,
+    items: usize,
+    file: *mut FILE,
+    caller: usize,
+    next: impl Fn() -> usize,
+) -> usize {
+    let bytes = size.wrapping_mul(items);
+    let overflows = size != 0 && bytes / size != items;
+    if let Some(allocation) = owner(buffer.cast(), bytes, caller)
+        && bytes != 0
+        && !overflows
+    {
+        // SAFETY: the program's own FILE.
+        return unsafe { moved(buffer.cast_mut().cast(), bytes, size, file, allocation, write_locked) };
+    }
+    next()
+}
+
+/// Moves bytes between a FILE and a device, under the FILE's lock.
+type Move = fn(*mut u8, usize, *mut FILE, Allocation) -> usize;
 
 /// # Safety
 /// `file` must be open.
 #[cold]
 #[inline(never)]
-unsafe fn into_device(buffer: *mut u8, bytes: usize, size: usize, file: *mut FILE, allocation: Allocation) -> usize {
+unsafe fn moved(
+    buffer: *mut u8,
+    bytes: usize,
+    size: usize,
+    file: *mut FILE,
+    allocation: Allocation,
+    locked: Move,
+) -> usize {
     guard::cancellation_point();
     // A thread cancelled in between would leave the FILE locked.
     let done = guard::uncancelled(|| {
@@ -86,7 +125,7 @@ unsafe fn into_device(buffer: *mut u8, bytes: usize, size: usize, file: *mut FIL
 }
 
 /// Fills device memory from a FILE that is ours; the bytes that arrived. Sets errno where libc would.
-fn locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Allocation) -> usize {
+fn read_locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Allocation) -> usize {
     let mut done = 0;
     guard::run(|| {
         // The kernel writes to the end of the allocation and no further, whatever the program asks for.
@@ -104,6 +143,27 @@ fn locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Allocation
                 // SAFETY: the FILE is open.
                 let error = unsafe { libc::ferror(file) } != 0;
                 return if error { Err(Failure::Errno(errno::get())) } else { Ok(()) };
+            }
+        }
+        if end < bytes { Err(Failure::Errno(libc::EFAULT)) } else { Ok(()) }
+    });
+    done
+}
+
+/// Writes device memory to a FILE that is ours; the bytes that libc took. Sets errno where libc would.
+fn write_locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Allocation) -> usize {
+    let mut done = 0;
+    guard::run(|| {
+        let end = bytes.min(allocation.room(target(allocation, buffer).addr) as usize);
+        let mut bounce = vec![0u8; end.min(WRITE_PIECE)];
+        while done < end {
+            let piece = bounce.len().min(end - done);
+            runtime().get(target(allocation, buffer.wrapping_add(done)), &mut bounce[..piece])?;
+            // SAFETY: `bounce` holds a piece, and the FILE is ours.
+            let wrote = unsafe { next::FWRITE_UNLOCKED.get()(bounce.as_ptr().cast(), 1, piece, file) };
+            done += wrote;
+            if wrote < piece {
+                return Err(Failure::Errno(errno::get()));
             }
         }
         if end < bytes { Err(Failure::Errno(libc::EFAULT)) } else { Ok(()) }

@@ -53,13 +53,13 @@ hook! {
 
 /// Where in the file.
 #[derive(Clone, Copy)]
-enum At {
+pub(super) enum At {
     Own,
     Offset(i64),
 }
 
 impl At {
-    fn of_preadv2(offset: i64) -> At {
+    pub(super) fn of_preadv2(offset: i64) -> At {
         if offset == OWN_OFFSET { At::Own } else { At::Offset(offset) }
     }
 }
@@ -90,7 +90,7 @@ unsafe fn serve(
 ///
 /// # Safety
 /// None but this: the program must not unmap the vectors during the call.
-unsafe fn any_device(
+pub(super) unsafe fn any_device(
     vectors: *const iovec,
     count: c_int,
     caller: usize,
@@ -118,10 +118,10 @@ fn on_stack(address: *const u8) -> bool {
 
 /// A part of the call: what is left of one vector.
 #[derive(Clone, Copy)]
-struct Part {
-    at: *mut u8,
-    len: usize,
-    device: Option<Allocation>,
+pub(super) struct Part {
+    pub(super) at: *mut u8,
+    pub(super) len: usize,
+    pub(super) device: Option<Allocation>,
 }
 
 #[cold]
@@ -152,7 +152,7 @@ fn into_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c_i
 
 /// The vectors as parts, cut off where the kernel cuts a call off. Neighbours on the host stay apart: the kernel
 /// takes them as a vector anyway.
-fn parts(vectors: &[iovec]) -> Vec<Part> {
+pub(super) fn parts(vectors: &[iovec]) -> Vec<Part> {
     let mut room = MOST;
     let mut parts = Vec::with_capacity(vectors.len());
     for vector in vectors.iter().filter(|v| v.iov_len != 0) {

@@ -55,6 +55,16 @@ int main(void)
     uint64_t older[2] = {0, 5};
     CHECK(spinio_stats((struct spinio_counters *)older, sizeof *older) == 0 && older[0] == after.reads && older[1] == 5);
 
+    /* The other way round. */
+    CHECK(spinio_mem_copy(a, host, SIZE) == 0);
+    CHECK(spinio_pwrite(fd, a + 5, SIZE - 5, 1000) == SIZE - 5);
+    CHECK(pread(fd, back, SIZE - 5, 1000) == SIZE - 5 && memcmp(host + 5, back, SIZE - 5) == 0);
+    CHECK(spinio_pwrite(fd, host, 100, 0) == 100);
+    CHECK(spinio_stats(&before, sizeof before) == 0);
+    CHECK(before.writes == after.writes + 1 && before.written_bytes == after.written_bytes + SIZE - 5);
+    FAILS(spinio_pwrite(fd, a, 10, -1), EINVAL);
+    FAILS(spinio_pwrite(-1, a, 10, 0), EBADF);
+
     FAILS(spinio_pread(fd, a, 10, -1), EINVAL);
     FAILS(spinio_pread(-1, a, 10, 0), EBADF);
     CHECK(strstr(spinio_last_error(), "descriptor"));

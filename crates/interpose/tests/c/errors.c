@@ -3,6 +3,7 @@
 #pragma GCC diagnostic ignored "-Wstringop-overread"
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -18,9 +19,12 @@ int main(void)
     int fd = open("errors.tmp", O_CREAT | O_TRUNC | O_RDWR, 0600);
     CHECK(fd >= 0 && write(fd, "0123456789", 10) == 10);
 
-    /* Writing from device memory is not there yet: it fails as the kernel fails, and writes nothing. */
-    FAILS(write(fd, device, 10), EFAULT);
-    FAILS(pwrite(fd, device, 10, 0), EFAULT);
+    FAILS(pwrite(fd, device, 10, -1), EINVAL);
+    FAILS(pwrite(fd, device, (size_t)-1, 0), EFAULT);
+    FAILS(pwrite(-1, device, 10, 0), EBADF);
+    FAILS(write(-1, device, 10), EBADF);
+    CHECK(pwrite(fd, device, 0, 0) == 0);
+    FAILS(pwrite(-1, device, 0, 0), EBADF);
     CHECK(lseek(fd, 0, SEEK_END) == 10);
 
     FAILS(pread(fd, device, 10, -1), EINVAL);
@@ -80,7 +84,53 @@ int main(void)
     CHECK(read(ends[0], device, 10) == 0 && readv(ends[0], mixed, 2) == 0);
     close(ends[0]);
 
-    FILE *file = fopen("errors.tmp", "w");
+    /* Writes of vectors, and to what cannot be written. */
+    int again = open("errors.tmp", O_RDWR);
+    FAILS(pwritev(again, mixed, 2, -2), EINVAL);
+    FAILS(pwritev(-1, mixed, 2, 0), EBADF);
+    FAILS(writev(again, mixed, -1), EINVAL);
+    FAILS(writev(again, mixed, 1025), EINVAL);
+    CHECK(writev(again, mixed, 0) == 0);
+    FAILS(pwritev2(again, mixed, 2, 0, 0x40000000), EOPNOTSUPP);
+    FAILS(pwritev(again, huge, 2, 0), EINVAL);
+    FAILS(writev(again, (struct iovec *)8, 2), EFAULT);
+    FAILS(pwritev(again, (struct iovec *)(device + 64), 2, 0), EFAULT);
+    FAILS(pwrite(again, (void *)8, 4, 0), EFAULT);
+    FAILS(pwritev(again, bad, 2, 0), EFAULT);
+    CHECK(pwritev(again, then_bad, 3, 0) == 5);
+    close(again);
+    int only_read = open("errors.tmp", O_RDONLY);
+    FAILS(write(only_read, device, 10), EBADF);
+    FAILS(pwrite(only_read, device, 10, 0), EBADF);
+    FAILS(writev(only_read, mixed, 2), EBADF);
+    CHECK(lseek(only_read, 0, SEEK_CUR) == 0);
+    close(only_read);
+    int full = open("/dev/full", O_WRONLY);
+    FAILS(write(full, device, 10), ENOSPC);
+    FAILS(writev(full, mixed, 2), ENOSPC);
+    close(full);
+    CHECK(pipe(ends) == 0);
+    FAILS(pwrite(ends[1], device, 10, 0), ESPIPE);
+    FAILS(write(ends[0], device, 10), EBADF);
+    CHECK(fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0);
+    CHECK(write(ends[1], device, SIZE) == SIZE);
+    FAILS(write(ends[1], device, 10), EAGAIN);
+    CHECK(signal(SIGPIPE, SIG_IGN) != SIG_ERR);
+    close(ends[0]);
+    FAILS(write(ends[1], device, 10), EPIPE);
+    close(ends[1]);
+
+    FILE *file = fopen("errors.tmp", "r");
+    CHECK(file);
+    errno = 0;
+    CHECK(fwrite(device, 1, 10, file) == 0 && errno == EBADF && ferror(file));
+    fclose(file);
+    file = fopen("/dev/full", "w");
+    CHECK(file && setvbuf(file, NULL, _IONBF, 0) == 0);
+    errno = 0;
+    CHECK(fwrite(device, 1, 10, file) == 0 && errno == ENOSPC && ferror(file));
+    fclose(file);
+    file = fopen("errors.tmp", "w");
     CHECK(file);
     errno = 0;
     CHECK(fread(device, 1, 10, file) == 0 && errno == EBADF && ferror(file));
@@ -89,8 +139,11 @@ int main(void)
     /* A read ends where its allocation ends, as it does at the end of a host mapping. */
     CHECK(ftruncate(fd, 2 * SIZE) == 0);
     CHECK(pread(fd, device + SIZE - 100, 4096, 0) == 100);
+    CHECK(pwrite(fd, device + SIZE - 100, 4096, 0) == 100);
+    CHECK(pwritev(fd, (struct iovec[]){{host, 4}, {device + SIZE - 3, 10}, {host, 4}}, 3, 0) == 7);
     device_free(device);
     FAILS(pread(fd, device, 10, 0), EFAULT);
+    FAILS(pwrite(fd, device, 10, 0), EFAULT);
     unlink("errors.tmp");
     return 0;
 }

@@ -15,6 +15,14 @@ fn device_reads_do_what_host_reads_do() {
 }
 
 #[test]
+fn device_writes_do_what_host_writes_do() {
+    let program = program("writes");
+    for (seed, place) in [("1", folder()), ("2", folder()), ("3", Path::new("/dev/shm"))] {
+        must_pass(preloaded(&program, &[seed, place.to_str().expect("UTF-8")]));
+    }
+}
+
+#[test]
 fn errors_are_the_same_as_with_host_memory() {
     must_pass(preloaded(&program("errors"), &[]));
 }
