@@ -7,6 +7,7 @@
 //! its calls are used where a slice or an owned descriptor is honest.
 
 mod calls;
+mod lease;
 mod list;
 mod pipe;
 mod private;
@@ -14,13 +15,16 @@ mod probe;
 mod raw;
 mod shared;
 mod types;
+mod uring;
 mod wipe;
 
 pub use calls::*;
+pub use lease::*;
 pub use list::list;
 pub use pipe::*;
 pub use private::{Private, PrivateError, in_private_table, spawn_quiet};
 pub use probe::io_uring;
 pub use shared::*;
 pub use types::*;
+pub use uring::Ring;
 pub use wipe::word_wiped_on_fork;

@@ -1,0 +1,312 @@
+//! A ring of asynchronous reads (`io_uring`), without libc and without a library.
+//!
+//! ```text
+//!   read() read() read()      submit(wait)            next() next()
+//!      │ entries                 │ one system call        ▲ completions
+//!      ▼                         ▼                        │
+//!   submission queue ──────> kernel, all at once ──> completion queue
+//! ```
+//!
+//! One thread makes a ring, uses it and drops it. Its descriptor lies in that thread's table, so a ring is for
+//! private threads. Probed, never inferred: where the kernel or a sysctl refuses, [`Ring::new`] says so.
+//!
+//! Known flaw: reads only. Nothing else of SPIN's has enough of them in flight to need a ring.
+
+use core::sync::atomic::{
+    AtomicU32,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use rustix::io::Errno;
+
+use super::calls::{Fd, MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, close, madvise, mmap, munmap};
+use super::raw::call;
+
+type Result<T> = core::result::Result<T, Errno>;
+
+const NR_SETUP: u32 = 425;
+const NR_ENTER: u32 = 426;
+
+const SETUP_CLAMP: u32 = 1 << 4;
+const SETUP_COOP_TASKRUN: u32 = 1 << 8;
+const SETUP_SINGLE_ISSUER: u32 = 1 << 12;
+const SETUP_DEFER_TASKRUN: u32 = 1 << 13;
+const FEAT_SINGLE_MMAP: u32 = 1;
+const ENTER_GETEVENTS: usize = 1;
+const OFF_SQES: u64 = 0x1000_0000;
+const OP_READ: u64 = 22;
+const MAP_POPULATE: u32 = 0x8000;
+const MADV_DONTFORK: u32 = 10;
+
+/// Words of a submission entry and bytes of a completion.
+const SQE: usize = 8;
+const CQE: usize = 16;
+
+/// `struct io_uring_params`.
+#[repr(C)]
+#[derive(Default)]
+struct Params {
+    sq_entries: u32,
+    cq_entries: u32,
+    flags: u32,
+    thread: [u32; 2],
+    features: u32,
+    reserved: [u32; 4],
+    // head, tail, mask, entries, flags, dropped, array, -, -, -
+    sq: [u32; 10],
+    // head, tail, mask, entries, overflow, cqes, flags, -, -, -
+    cq: [u32; 10],
+}
+const _: () = assert!(size_of::<Params>() == 120);
+
+/// A ring and the two mappings it shares with the kernel.
+#[derive(Debug)]
+pub struct Ring {
+    fd: Fd,
+    rings: (*mut u8, usize),
+    entries: (*mut u8, usize),
+    params: [u32; 12],
+    mask: u32,
+    cq_mask: u32,
+    /// Entries written and not yet given to the kernel.
+    waiting: u32,
+    /// Given to the kernel, and their completions not yet taken.
+    flying: u32,
+    tail: u32,
+}
+
+/// Places in [`Ring::params`].
+const SQ_HEAD: usize = 0;
+const SQ_TAIL: usize = 1;
+const SQ_ARRAY: usize = 2;
+const CQ_HEAD: usize = 3;
+const CQ_TAIL: usize = 4;
+const CQES: usize = 5;
+
+impl Ring {
+    /// A ring for up to `entries` reads in flight, a power of two.
+    pub fn new(entries: u32) -> Result<Ring> {
+        // What spares the kernel interrupts of this thread came with 6.1 and 5.19; older ones refuse the flags.
+        let wishes = [SETUP_SINGLE_ISSUER | SETUP_DEFER_TASKRUN, SETUP_COOP_TASKRUN, 0];
+        let mut last = Errno::INVAL;
+        for wish in wishes {
+            let mut params = Params { flags: SETUP_CLAMP | wish, ..Params::default() };
+            // SAFETY: `params` has the kernel's layout and lives across the call.
+            match unsafe { call(NR_SETUP, [entries as usize, &raw mut params as usize, 0, 0, 0, 0]) } {
+                Ok(fd) => return Ring::map(fd as Fd, &params),
+                Err(Errno::INVAL) => {}
+                Err(errno) => {
+                    last = errno;
+                    break;
+                }
+            }
+        }
+        Err(last)
+    }
+
+    fn map(fd: Fd, params: &Params) -> Result<Ring> {
+        let refuse = |errno| {
+            let _ = close(fd);
+            errno
+        };
+        if params.features & FEAT_SINGLE_MMAP == 0 {
+            return Err(refuse(Errno::NOSYS));
+        }
+        let sq = params.sq[6] as usize + params.sq_entries as usize * 4;
+        let cq = params.cq[5] as usize + params.cq_entries as usize * CQE;
+        let rings = sq.max(cq).next_multiple_of(PAGE);
+        let entries = (params.sq_entries as usize * SQE * 8).next_multiple_of(PAGE);
+        let flags = MAP_SHARED | MAP_POPULATE;
+        let null = core::ptr::null_mut();
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let first = unsafe { mmap(null, rings, PROT_READ | PROT_WRITE, flags, fd, 0) }.map_err(refuse)?;
+        // SAFETY: as above.
+        let second = match unsafe { mmap(null, entries, PROT_READ | PROT_WRITE, flags, fd, OFF_SQES) } {
+            Ok(second) => second,
+            Err(errno) => {
+                // SAFETY: mapped above, and nobody has seen it.
+                let _ = unsafe { munmap(first, rings) };
+                return Err(refuse(errno));
+            }
+        };
+        // SAFETY: advice on our own mappings. A forked child has no use for them.
+        unsafe {
+            let _ = madvise(first, rings, MADV_DONTFORK);
+            let _ = madvise(second, entries, MADV_DONTFORK);
+        }
+        let (sq, cq) = (&params.sq, &params.cq);
+        let mut places = [0; 12];
+        (places[SQ_HEAD], places[SQ_TAIL], places[SQ_ARRAY]) = (sq[0], sq[1], sq[6]);
+        (places[CQ_HEAD], places[CQ_TAIL], places[CQES]) = (cq[0], cq[1], cq[5]);
+        let mut ring = Ring {
+            fd,
+            rings: (first, rings),
+            entries: (second, entries),
+            params: places,
+            mask: params.sq_entries - 1,
+            cq_mask: params.cq_entries - 1,
+            waiting: 0,
+            flying: 0,
+            tail: 0,
+        };
+        ring.tail = ring.word(SQ_TAIL).load(Relaxed);
+        Ok(ring)
+    }
+
+    /// Reads that may still be added.
+    pub fn room(&self) -> u32 {
+        (self.mask + 1).saturating_sub(self.waiting + self.flying)
+    }
+
+    /// Reads added or under way.
+    pub fn under_way(&self) -> u32 {
+        self.waiting + self.flying
+    }
+
+    /// Adds a read; false if there is no room. Begins with the next [`Ring::submit`].
+    ///
+    /// # Safety
+    /// `buf` must be memory that the kernel may write until the completion with `token` was taken, or an address that
+    /// it may refuse.
+    pub unsafe fn read(&mut self, fd: Fd, buf: *mut u8, len: u32, offset: u64, token: u64) -> bool {
+        if self.room() == 0 {
+            return false;
+        }
+        let at = self.tail & self.mask;
+        let entry = [OP_READ | (fd as u32 as u64) << 32, offset, buf as u64, u64::from(len), token, 0, 0, 0];
+        // SAFETY: `at` is below the number of entries, and the kernel has done with this one: as many as it has not
+        // taken are counted in `waiting`. The array has as many words.
+        unsafe {
+            self.entries.0.cast::<[u64; SQE]>().add(at as usize).write(entry);
+            let array = self.rings.0.add(self.params[SQ_ARRAY] as usize).cast::<u32>();
+            array.add(at as usize).write(at);
+        }
+        self.tail = self.tail.wrapping_add(1);
+        self.word(SQ_TAIL).store(self.tail, Release);
+        self.waiting += 1;
+        true
+    }
+
+    /// Gives what was added to the kernel and waits for at least `wait` completions.
+    pub fn submit(&mut self, wait: u32) -> Result<()> {
+        let wait = wait.min(self.under_way()) as usize;
+        let flags = ENTER_GETEVENTS;
+        // SAFETY: the memory of each read is the word of who added it.
+        match unsafe { call(NR_ENTER, [self.fd as usize, self.waiting as usize, wait, flags, 0, 0]) } {
+            Ok(taken) => {
+                self.waiting -= taken as u32;
+                self.flying += taken as u32;
+                Ok(())
+            }
+            // Asked again with the next call.
+            Err(Errno::INTR | Errno::AGAIN | Errno::BUSY) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// The next completion: its token, and bytes or an errno.
+    pub fn next(&mut self) -> Option<(u64, Result<usize>)> {
+        let head = self.word(CQ_HEAD).load(Relaxed);
+        if head == self.word(CQ_TAIL).load(Acquire) {
+            return None;
+        }
+        // SAFETY: the index is below the number of completions; the kernel wrote this one before it moved the tail.
+        let (token, result) = unsafe {
+            let at = self.rings.0.add(self.params[CQES] as usize + (head & self.cq_mask) as usize * CQE);
+            (at.cast::<u64>().read(), at.add(8).cast::<i32>().read())
+        };
+        self.word(CQ_HEAD).store(head.wrapping_add(1), Release);
+        self.flying = self.flying.saturating_sub(1);
+        Some((token, usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result))))
+    }
+
+    fn word(&self, which: usize) -> &AtomicU32 {
+        // SAFETY: the kernel said that this word lies here; it is aligned, mapped as long as `self`, and only ever
+        // touched atomically.
+        unsafe { &*self.rings.0.add(self.params[which] as usize).cast::<AtomicU32>() }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // What flies writes into memory that is not ours: it lands first.
+        while self.under_way() > 0 && self.submit(1).is_ok() {
+            while self.next().is_some() {}
+        }
+        // SAFETY: our own mappings, which nobody else knows.
+        unsafe {
+            let _ = munmap(self.entries.0, self.entries.1);
+            let _ = munmap(self.rings.0, self.rings.1);
+        }
+        let _ = close(self.fd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::fd::{AsRawFd, FromRawFd};
+
+    use super::*;
+
+    fn memory() -> File {
+        let fd = crate::linux::memfd(c"ring").unwrap();
+        // SAFETY: made in the line above, for this alone.
+        unsafe { File::from_raw_fd(fd) }
+    }
+
+    #[test]
+    fn reads_come_back_with_their_tokens_and_bytes() {
+        let mut ring = match Ring::new(8) {
+            Ok(ring) => ring,
+            Err(e) => return eprintln!("skipped: no io_uring: {e}"),
+        };
+        let mut file = memory();
+        let bytes: Vec<u8> = (0..64 * 1024u32).map(|i| (i / 7) as u8).collect();
+        file.write_all(&bytes).unwrap();
+        let mut out = vec![0u8; bytes.len()];
+        let (mut next, mut done) = (0usize, 0usize);
+        while done < 64 {
+            while next < 64 {
+                let at = next * 1024;
+                // SAFETY: `out` outlives the ring's work, which is awaited below.
+                if !unsafe { ring.read(file.as_raw_fd(), out.as_mut_ptr().add(at), 1024, at as u64, next as u64) } {
+                    break;
+                }
+                next += 1;
+            }
+            assert!(ring.under_way() <= 8);
+            ring.submit(1).unwrap();
+            while let Some((token, got)) = ring.next() {
+                assert!(token < 64);
+                assert_eq!(got, Ok(1024));
+                done += 1;
+            }
+        }
+        assert_eq!(out, bytes);
+        assert_eq!(ring.under_way(), 0);
+    }
+
+    #[test]
+    fn a_bad_descriptor_and_the_end_of_a_file_are_told_one_by_one() {
+        let mut ring = match Ring::new(4) {
+            Ok(ring) => ring,
+            Err(e) => return eprintln!("skipped: no io_uring: {e}"),
+        };
+        let file = memory();
+        let mut out = [0u8; 16];
+        // SAFETY: `out` lives until both completions were taken.
+        unsafe {
+            assert!(ring.read(-1, out.as_mut_ptr(), 8, 0, 1));
+            assert!(ring.read(file.as_raw_fd(), out.as_mut_ptr().add(8), 8, 100, 2));
+        }
+        let mut seen = Vec::new();
+        while seen.len() < 2 {
+            ring.submit(1).unwrap();
+            seen.extend(std::iter::from_fn(|| ring.next()));
+        }
+        seen.sort_by_key(|s| s.0);
+        assert_eq!(seen, [(1, Err(Errno::BADF)), (2, Ok(0))]);
+    }
+}
