@@ -3,11 +3,11 @@
 //! Safe are the calls that only ask, and take nothing that the driver would believe unchecked. The others are
 //! `unsafe`: handles must be alive, memory must be what the copy needs.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 
 use super::CuError;
 use super::table::Driver;
-use super::types::{CaptureMode, Context, Event, MemoryType, PointerInfo, Stream, pointer};
+use super::types::{CaptureMode, Context, Event, Function, MemoryType, PointerInfo, Stream, pointer};
 
 type Result<T> = core::result::Result<T, CuError>;
 
@@ -421,6 +421,48 @@ impl Driver {
     pub unsafe fn event_destroy(&self, event: Event) -> Result<()> {
         // SAFETY: passed on to the caller.
         unsafe { cu!(self.event_destroy(event.0)) }
+    }
+}
+
+// Kernels. All need a current context.
+impl Driver {
+    /// Where the device sees registered host memory.
+    pub fn host_device_pointer(&self, ptr: *const u8) -> Result<u64> {
+        let mut at = 0;
+        // SAFETY: `at` lives across the call; the driver judges the pointer, which it does not follow.
+        unsafe { cu!(self.host_device_pointer?(&mut at, ptr.cast_mut().cast(), 0)) }.map(|()| at)
+    }
+
+    /// Loads code (a cubin, or PTX that ends in NUL) and looks up one kernel. The module stays for the life of its
+    /// context.
+    ///
+    /// # Safety
+    /// `code` must be whole: the driver reads as much as its headers say.
+    pub unsafe fn load_kernel(&self, code: &[u8], name: &CStr) -> Result<Function> {
+        let (mut module, mut function) = (0, 0);
+        // SAFETY: `module` lives across the call; the code is the caller's word.
+        unsafe { cu!(self.module_load?(&mut module, code.as_ptr().cast())) }?;
+        // SAFETY: loaded in the line above; the name is NUL-terminated.
+        unsafe { cu!(self.module_function?(&mut function, module, name.as_ptr())) }.map(|()| Function(function))
+    }
+
+    /// Queues a kernel: `blocks` of `threads`.
+    ///
+    /// # Safety
+    /// The function and the stream must be alive, and each parameter point to what the kernel takes in that place;
+    /// what the kernel does with memory is the caller's word.
+    pub unsafe fn launch(
+        &self,
+        function: Function,
+        blocks: u32,
+        threads: u32,
+        stream: Stream,
+        parameters: &mut [*mut c_void],
+    ) -> Result<()> {
+        let none = core::ptr::null_mut();
+        let with = parameters.as_mut_ptr();
+        // SAFETY: passed on to the caller.
+        unsafe { cu!(self.launch?(function.0, blocks, 1, 1, threads, 1, 1, 0, stream.0, with, none)) }
     }
 }
 

@@ -25,10 +25,12 @@
 
 mod calls;
 mod error;
+mod nvrtc;
 mod table;
 mod types;
 
 pub use error::CuError;
+pub use nvrtc::{Compiler, NotCompiled};
 pub use table::{Driver, LoadError};
 pub use types::*;
 

@@ -77,7 +77,7 @@ impl fmt::Debug for Driver {
     }
 }
 
-fn loader_error() -> String {
+pub(super) fn loader_error() -> String {
     // SAFETY: dlerror returns null or a NUL-terminated string that this thread owns until its next loader call.
     unsafe {
         let text = libc::dlerror();
@@ -118,7 +118,7 @@ macro_rules! table {
 ///
 /// # Safety
 /// `F` must be the type of the function that this name has in the library; the name ends in NUL.
-unsafe fn function<F: Copy>(library: *mut c_void, name: &'static str) -> Option<F> {
+pub(super) unsafe fn function<F: Copy>(library: *mut c_void, name: &'static str) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
     // SAFETY: the library is open and the name NUL-terminated.
     let at = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
@@ -172,5 +172,9 @@ table! {
         fn stream_ctx(usize, *mut usize) = "cuStreamGetCtx";
         fn stream_is_capturing(usize, *mut c_int) = "cuStreamIsCapturing";
         fn exchange_capture_mode(*mut u32) = "cuThreadExchangeStreamCaptureMode";
+        fn host_device_pointer(*mut u64, *mut c_void, u32) = "cuMemHostGetDevicePointer_v2";
+        fn module_load(*mut usize, *const c_void) = "cuModuleLoadData";
+        fn module_function(*mut usize, usize, *const c_char) = "cuModuleGetFunction";
+        fn launch(usize, u32, u32, u32, u32, u32, u32, u32, usize, *mut *mut c_void, *mut *mut c_void) = "cuLaunchKernel";
     }
 }

@@ -10,6 +10,11 @@ pub struct Context(pub usize);
 #[repr(transparent)]
 pub struct Stream(pub usize);
 
+/// A kernel of a loaded module (`CUfunction`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Function(pub usize);
+
 /// An event (`CUevent`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
@@ -66,6 +71,7 @@ pub mod attribute {
     pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
     pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
     pub const PAGEABLE_MEMORY_ACCESS: i32 = 88;
+    pub const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: i32 = 91;
     pub const HOST_REGISTER_SUPPORTED: i32 = 99;
     pub const READ_ONLY_HOST_REGISTER_SUPPORTED: i32 = 113;
     pub const GPU_DIRECT_RDMA_SUPPORTED: i32 = 116;
