@@ -24,4 +24,7 @@ mod traits;
 
 pub use error::{DeviceError, ErrorKind};
 pub use thread_queue::{set_thread_queue, thread_queue};
-pub use traits::{Abilities, Allocation, Device, DeviceAddr, DeviceId, DeviceKind, Fence, Pin, Pinned, QueueId, Wait};
+pub use traits::{
+    Abilities, Allocation, CodeStore, Device, DeviceAddr, DeviceId, DeviceKind, Fence, Gathered, Pin, Pinned, QueueId,
+    Wait,
+};

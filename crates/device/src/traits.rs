@@ -76,6 +76,8 @@ pub struct Abilities {
     pub copies: bool,
     /// How many bytes one pin may cover; larger ranges are pinned piece by piece.
     pub max_pin: u64,
+    /// It can fetch many small pieces at once: [`Device::gather`] works, once it was prepared.
+    pub gathers: bool,
 }
 
 /// One allocation of a device, as found for an address.
@@ -134,6 +136,26 @@ pub struct Pin {
     pub len: usize,
     /// The back end's own.
     pub handle: u64,
+}
+
+/// One piece for [`Device::gather`], as the device itself reads it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Gathered {
+    /// Where the bytes are: what [`Device::view`] or [`Device::view_pin`] said, and so much further on.
+    pub from: u64,
+    /// Where they go: device memory.
+    pub to: u64,
+    /// How many.
+    pub len: u64,
+}
+
+/// Where compiled code for devices is kept between processes.
+pub trait CodeStore {
+    /// What was kept under a name.
+    fn load(&self, name: &str) -> Option<Vec<u8>>;
+    /// Keeps it; without effect where nothing can be kept.
+    fn keep(&self, name: &str, code: &[u8]);
 }
 
 /// How to wait.
@@ -228,6 +250,34 @@ pub trait Device: Send + Sync + 'static {
 
     /// Gives the pages back. Every copy from the pin must be done.
     fn unpin(&self, pin: Pin);
+
+    /// Makes [`Device::gather`] ready: may compile and load code. Slow the first time, free afterwards.
+    fn prepare_gather(&self, code: &dyn CodeStore) -> Result<()> {
+        let _ = code;
+        Err(DeviceError::new(crate::ErrorKind::Unsupported, "gather"))
+    }
+
+    /// Where a gather finds pinned memory of [`Device::staging`].
+    fn view(&self, memory: *const u8) -> Result<u64> {
+        let _ = memory;
+        Err(DeviceError::new(crate::ErrorKind::Unsupported, "view of staging memory"))
+    }
+
+    /// Where a gather finds the first byte of a pin. The rest lies behind it.
+    fn view_pin(&self, pin: &Pin) -> Result<u64> {
+        let _ = pin;
+        Err(DeviceError::new(crate::ErrorKind::Unsupported, "view of a pin"))
+    }
+
+    /// Queues the copies of a list, in no order among themselves.
+    ///
+    /// # Safety
+    /// `list` must lie in pinned memory of [`Device::staging`] and hold `count` pieces; it, every byte that they name and
+    /// every place that these go to must stay as they are until the gather is done.
+    unsafe fn gather(&self, queue: QueueId, list: *const Gathered, count: usize) -> Result<()> {
+        let _ = (queue, list, count);
+        Err(DeviceError::new(crate::ErrorKind::Unsupported, "gather"))
+    }
 }
 
 impl fmt::Debug for dyn Device {

@@ -8,7 +8,9 @@ mod fake;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fake::Fake;
-use spinio_device::{Allocation, DeviceAddr, DeviceKind, ErrorKind, QueueId, Wait, registry, set_thread_queue};
+use spinio_device::{
+    Allocation, CodeStore, DeviceAddr, DeviceKind, ErrorKind, Gathered, QueueId, Wait, registry, set_thread_queue,
+};
 use spinio_sys::cuda::{Context, Driver};
 
 const MIB: u64 = 1 << 20;
@@ -190,6 +192,55 @@ fn copies_fences_and_waits_move_the_bytes() {
     device.free_staging(staging);
     assert_eq!(gpu.fake.live_pins(), pins - 1);
     gpu.fake.free(at);
+}
+
+struct Nowhere;
+
+impl CodeStore for Nowhere {
+    fn load(&self, _name: &str) -> Option<Vec<u8>> {
+        None
+    }
+    fn keep(&self, _name: &str, _code: &[u8]) {}
+}
+
+#[test]
+fn a_gather_is_one_launch_in_the_memorys_own_context() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    gpu.fake.fail_module(218);
+    in_own_context(gpu, 0, || {
+        let at = gpu.fake.alloc(0, 8192, 0);
+        let device = find(at, 1).unwrap().device;
+        assert!(device.abilities().gathers, "nobody has tried yet");
+        assert!(device.prepare_gather(&Nowhere).is_err() && !device.abilities().gathers);
+    });
+    gpu.fake.fail_module(0);
+    in_own_context(gpu, 0, || {
+        let at = gpu.fake.alloc(0, 8192, 0);
+        let device = find(at, 1).unwrap().device;
+        let staging = device.staging(1 << 16).unwrap();
+        let list = staging.ptr.cast::<Gathered>();
+        let bytes = staging.ptr.wrapping_add(4096);
+        let queue = device.lease_queue().unwrap();
+        // SAFETY: staging memory is ours and as long as said; the stand-in copies at once.
+        unsafe {
+            bytes.write_bytes(0x5a, 4096);
+            for i in 0..3u64 {
+                let from = device.view(bytes).unwrap() + i;
+                list.add(i as usize).write(Gathered { from, to: at + i * 2000 + 1, len: 1000 });
+            }
+            assert!(device.gather(queue, list, 3).is_err(), "not prepared");
+            gpu.fake.capture(1);
+            device.prepare_gather(&Nowhere).unwrap();
+            device.gather(queue, list, 3).unwrap();
+            gpu.fake.capture(0);
+        }
+        assert_eq!(gpu.fake.spoilt(), 0);
+        device.drain(queue, Wait::Context).unwrap();
+        device.return_queue(queue);
+        let (piece, gap) = ([0x5a; 1000], [0; 1000]);
+        assert_eq!(peek(gpu, at, 6001), [&[0][..], &piece, &gap, &piece, &gap, &piece, &gap].concat());
+        device.free_staging(staging);
+    });
 }
 
 #[test]

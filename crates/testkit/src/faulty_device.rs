@@ -8,7 +8,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use spinio_device::{
-    Abilities, Allocation, Device, DeviceAddr, DeviceError, DeviceId, ErrorKind, Fence, Pin, Pinned, QueueId, Wait,
+    Abilities, Allocation, CodeStore, Device, DeviceAddr, DeviceError, DeviceId, ErrorKind, Fence, Gathered, Pin,
+    Pinned, QueueId, Wait,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -29,11 +30,13 @@ pub enum Operation {
     Drain,
     Pin,
     CopyPinned,
+    PrepareGather,
+    Gather,
 }
 
 impl Operation {
     /// All of them.
-    pub const ALL: [Operation; 11] = [
+    pub const ALL: [Operation; 13] = [
         Operation::Staging,
         Operation::LeaseQueue,
         Operation::CopyIn,
@@ -45,6 +48,8 @@ impl Operation {
         Operation::Drain,
         Operation::Pin,
         Operation::CopyPinned,
+        Operation::PrepareGather,
+        Operation::Gather,
     ];
 }
 
@@ -211,6 +216,25 @@ impl Device for FaultyDevice {
 
     fn unpin(&self, pin: Pin) {
         self.inner.unpin(pin);
+    }
+
+    fn prepare_gather(&self, code: &dyn CodeStore) -> Result<()> {
+        self.pass(Operation::PrepareGather)?;
+        self.inner.prepare_gather(code)
+    }
+
+    fn view(&self, memory: *const u8) -> Result<u64> {
+        self.inner.view(memory)
+    }
+
+    fn view_pin(&self, pin: &Pin) -> Result<u64> {
+        self.inner.view_pin(pin)
+    }
+
+    unsafe fn gather(&self, queue: QueueId, list: *const Gathered, count: usize) -> Result<()> {
+        self.pass(Operation::Gather)?;
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.gather(queue, list, count) }
     }
 }
 

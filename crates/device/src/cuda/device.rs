@@ -1,10 +1,10 @@
 //! One CUDA context as a device.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use spinio_sys::cuda::{
-    Context, CuError, Driver, MemoryType, PointerInfo, Stream, attribute, register, schedule, stream,
+    Context, CuError, Driver, Function, MemoryType, PointerInfo, Stream, attribute, register, schedule, stream,
 };
 use spinio_sys::linux;
 
@@ -14,8 +14,8 @@ use super::handles::Handles;
 use super::lookup;
 use crate::thread_queue::thread_queue;
 use crate::{
-    Abilities, Allocation, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, Pin, Pinned,
-    QueueId, Wait,
+    Abilities, Allocation, CodeStore, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
+    Gathered, Pin, Pinned, QueueId, Wait,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -34,7 +34,7 @@ pub(super) struct Cuda {
     context: Context,
     /// The context's number; another number at the same address is another context.
     id: u64,
-    ordinal: i32,
+    pub(super) ordinal: i32,
     flags: u32,
     can_pin: bool,
     gone: AtomicBool,
@@ -43,10 +43,13 @@ pub(super) struct Cuda {
     /// The queue of small requests while the default queue must be left alone.
     aside: OnceLock<QueueId>,
     pub(super) events: Events,
+    pub(super) kernel: Mutex<Option<core::result::Result<Function, CuError>>>,
+    /// The device sees registered memory at the addresses that the host sees it at.
+    same_addresses: bool,
 }
 
 /// The context, current on this thread.
-struct Entered {
+pub(super) struct Entered {
     pushed: Option<&'static Driver>,
 }
 
@@ -73,6 +76,8 @@ impl Cuda {
             queues: Handles::new(QUEUES),
             aside: OnceLock::new(),
             events: Events::new(),
+            kernel: Mutex::new(None),
+            same_addresses: false,
         };
         let entered = new.enter().ok()?;
         let flags = driver.current_flags().unwrap_or(0);
@@ -80,6 +85,8 @@ impl Cuda {
         new.flags = flags;
         // Read-only registration has an attribute of its own; a driver that does not know it says so at the first try.
         new.can_pin = driver.device_attribute(ordinal, attribute::HOST_REGISTER_SUPPORTED).unwrap_or(0) != 0;
+        let same = attribute::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
+        new.same_addresses = driver.device_attribute(ordinal, same).unwrap_or(0) != 0;
         Some(new)
     }
 
@@ -99,7 +106,7 @@ impl Cuda {
 
     /// Makes sure that the context lives, and that it is current until the guard is dropped.
     #[inline]
-    fn enter(&self) -> Result<Entered> {
+    pub(super) fn enter(&self) -> Result<Entered> {
         debug_assert!(!linux::in_private_table(), "the driver's descriptors are not in this thread's table");
         if self.gone.load(Relaxed) {
             return Err(self.retire());
@@ -237,7 +244,8 @@ impl Device for Cuda {
 
     fn abilities(&self) -> Abilities {
         let pins = self.can_pin && self.refusals.load(Relaxed) < REFUSALS;
-        Abilities { pins, copies: true, max_pin: MAX_PIN }
+        let gathers = !matches!(*self.kernel.lock().unwrap_or_else(PoisonError::into_inner), Some(Err(_)));
+        Abilities { pins, copies: true, max_pin: MAX_PIN, gathers }
     }
 
     fn allocation(&'static self, addr: DeviceAddr, want: u64) -> Option<Allocation> {
@@ -407,6 +415,29 @@ impl Device for Cuda {
         let _relaxed = RelaxedCapture::enter(self.driver);
         // SAFETY: registered by `pin`; by the contract every copy from it is done.
         let _ = unsafe { self.driver.host_unregister(pin.handle as usize as *mut u8) };
+    }
+
+    fn prepare_gather(&self, code: &dyn CodeStore) -> Result<()> {
+        self.gather_kernel(code).map(drop)
+    }
+
+    fn view(&self, memory: *const u8) -> Result<u64> {
+        if self.same_addresses {
+            return Ok(memory as u64);
+        }
+        let _entered = self.enter()?;
+        self.driver.host_device_pointer(memory).map_err(|e| self.fail("cuMemHostGetDevicePointer", e))
+    }
+
+    fn view_pin(&self, pin: &Pin) -> Result<u64> {
+        self.view(pin.ptr)
+    }
+
+    unsafe fn gather(&self, queue: QueueId, list: *const Gathered, count: usize) -> Result<()> {
+        let list = self.view(list.cast())?;
+        let _entered = self.enter()?;
+        // SAFETY: passed on to the caller.
+        unsafe { self.launch_gather(queue, list, count) }
     }
 }
 

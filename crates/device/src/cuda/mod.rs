@@ -46,6 +46,7 @@ mod capture;
 mod contexts;
 mod device;
 mod events;
+mod gather;
 mod granules;
 mod handles;
 mod lookup;

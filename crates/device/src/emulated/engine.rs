@@ -23,6 +23,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::config::Config;
+use super::gather;
 use super::memory::Memory;
 use super::pins::{Pins, Scratch};
 use crate::{DeviceError, ErrorKind};
@@ -41,6 +42,8 @@ pub(super) enum Copy {
     Bytes { dst: u64, src: u64, len: usize },
     /// From a pin.
     Pinned { dst: u64, pin: u64, offset: usize, len: usize },
+    /// Piece by piece, from a list that is read when its turn has come.
+    Gather { list: u64, count: usize },
     /// No copy: a kernel.
     Kernel(Kernel),
 }
@@ -56,6 +59,8 @@ impl Copy {
     fn len(self) -> usize {
         match self {
             Copy::Bytes { len, .. } | Copy::Pinned { len, .. } => len,
+            // SAFETY: who queued the gather keeps the list until it is done.
+            Copy::Gather { list, count } => unsafe { gather::bytes(list, count) },
             Copy::Kernel(_) => 0,
         }
     }
@@ -284,7 +289,7 @@ impl Engine {
     }
 
     /// The thread. `ready` takes what this thread can reach of a pin.
-    pub(super) fn run(&self, pins: &Pins, scratch: &mut Scratch) -> ! {
+    pub(super) fn run(&self, memory: &Memory, pins: &Pins, scratch: &mut Scratch) -> ! {
         // When the last copy ended by the engine's own clock.
         let mut clock = Instant::now();
         let mut state = self.state();
@@ -306,9 +311,10 @@ impl Engine {
                 drop(state);
                 let begin = clock.max(command.not_before);
                 sleep_until(begin);
+                let len = copy.len();
                 // SAFETY: who queued the copy vouches for its memory until it is done.
-                outcome = unsafe { perform(copy, pins, scratch) };
-                clock = begin + self.config.transfer(copy.len());
+                outcome = unsafe { perform(copy, memory, pins, scratch) };
+                clock = begin + self.config.transfer(len);
                 sleep_until(clock);
                 state = self.state();
                 state.busy = false;
@@ -420,24 +426,34 @@ fn sleep_until(when: Instant) {
 
 /// # Safety
 /// The addresses of the copy must be good until this returns.
-unsafe fn perform(copy: Copy, pins: &Pins, scratch: &mut Scratch) -> Result<()> {
+unsafe fn perform(copy: Copy, memory: &Memory, pins: &Pins, scratch: &mut Scratch) -> Result<()> {
     match copy {
         Copy::Bytes { dst, src, len } => {
-            // SAFETY: passed on to the caller. One instruction rather than a Rust copy, since other threads and
-            // processes may change the source meanwhile.
-            unsafe {
-                core::arch::asm!(
-                    "rep movsb",
-                    inout("rdi") dst => _,
-                    inout("rsi") src => _,
-                    inout("rcx") len => _,
-                    options(nostack, preserves_flags),
-                );
-            }
+            // SAFETY: passed on to the caller.
+            unsafe { copy_bytes(dst, src, len) };
             Ok(())
         }
+        // SAFETY: passed on to the caller.
+        Copy::Gather { list, count } => unsafe { gather::perform(list, count, memory, pins, scratch) },
         Copy::Kernel(_) => Err(DeviceError::new(ErrorKind::Unsupported, "kernel on the copying thread")),
         // SAFETY: passed on to the caller.
         Copy::Pinned { dst, pin, offset, len } => unsafe { pins.read(scratch, pin, offset, dst as *mut u8, len) },
+    }
+}
+
+/// One instruction rather than a Rust copy, since other threads and processes may change the source meanwhile.
+///
+/// # Safety
+/// Both must be good for `len` bytes until this returns.
+pub(super) unsafe fn copy_bytes(dst: u64, src: u64, len: usize) {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        core::arch::asm!(
+            "rep movsb",
+            inout("rdi") dst => _,
+            inout("rsi") src => _,
+            inout("rcx") len => _,
+            options(nostack, preserves_flags),
+        );
     }
 }

@@ -21,6 +21,7 @@
 mod config;
 mod engine;
 mod first_fit;
+mod gather;
 mod helper;
 mod memory;
 mod pins;
@@ -40,8 +41,8 @@ use self::memory::Memory;
 use self::pins::{MAX_PIN, Pins, Scratch};
 use crate::host_memory::{HostMemory, system};
 use crate::{
-    Abilities, Allocation, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, Pin, Pinned,
-    QueueId, Wait, registry, thread_queue,
+    Abilities, Allocation, CodeStore, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
+    Gathered, Pin, Pinned, QueueId, Wait, registry, thread_queue,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -87,11 +88,11 @@ impl Emulated {
         let engine = Arc::new(Engine::new(config));
         let pins = Arc::new(Pins::default());
         let (ready, reach) = mpsc::channel();
-        let (its_engine, its_pins) = (Arc::clone(&engine), Arc::clone(&pins));
+        let (its_engine, its_pins, its_memory) = (Arc::clone(&engine), Arc::clone(&pins), Arc::clone(&memory));
         let started = family.spawn("spinio-emu-dma", move || match Scratch::new() {
             Ok(mut scratch) => {
                 let _ = ready.send(Ok(scratch.capacity()));
-                its_engine.run(&its_pins, &mut scratch)
+                its_engine.run(&its_memory, &its_pins, &mut scratch)
             }
             Err(e) => drop(ready.send(Err(e))),
         });
@@ -204,7 +205,7 @@ impl Device for Emulated {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { pins: true, copies: true, max_pin: MAX_PIN as u64 }
+        Abilities { pins: true, copies: true, max_pin: MAX_PIN as u64, gathers: true }
     }
 
     fn allocation(&'static self, addr: DeviceAddr, _want: u64) -> Option<Allocation> {
@@ -309,6 +310,23 @@ impl Device for Emulated {
         if self.check().is_ok() {
             let _ = self.helper.call(|| self.pins.unpin(pin.handle));
         }
+    }
+
+    fn prepare_gather(&self, _code: &dyn CodeStore) -> Result<()> {
+        self.check()
+    }
+
+    fn view(&self, memory: *const u8) -> Result<u64> {
+        Ok(memory as u64)
+    }
+
+    fn view_pin(&self, pin: &Pin) -> Result<u64> {
+        Ok(gather::view_of(pin.handle))
+    }
+
+    unsafe fn gather(&self, queue: QueueId, list: *const Gathered, count: usize) -> Result<()> {
+        self.check()?;
+        self.engine.queue(queue.0, Copy::Gather { list: list as u64, count })
     }
 }
 

@@ -403,3 +403,46 @@ fn kernels_run_in_order_and_have_the_memory_for_that_time_only() {
     device.free(at).unwrap();
     assert_eq!(device.outstanding(), Outstanding::default());
 }
+
+#[test]
+fn a_gather_takes_pieces_of_staging_memory_and_of_pins_to_their_places() {
+    let device = device("size=1M");
+    let at = device.alloc(10_000, false).unwrap();
+    let (file, mapping) = mapped(&pattern(3 * linux::PAGE, 5));
+    // SAFETY: the mapping stays until the end of the test.
+    let pin = unsafe { device.pin(mapping, 3 * linux::PAGE) }.unwrap();
+    let staging = device.staging(linux::PAGE).unwrap();
+    let (list, bytes) = (staging.ptr.cast::<Gathered>(), staging.ptr.wrapping_add(2048));
+    let (view, pinned) = (device.view(bytes).unwrap(), device.view_pin(&pin).unwrap());
+    device.hold();
+    // SAFETY: the staging memory is this test's, and everything stays until the drain.
+    unsafe {
+        list.write(Gathered { from: view + 1, to: at.0 + 9_000, len: 600 });
+        list.add(1).write(Gathered { from: pinned + linux::PAGE as u64 - 3, to: at.0 + 1, len: 5_000 });
+        list.add(2).write(Gathered { from: 0, to: 0, len: 0 });
+        device.gather(Q0, list, 3).unwrap();
+        // Neither the list nor the bytes are read before their turn.
+        core::ptr::copy_nonoverlapping(pattern(601, 9).as_ptr(), bytes, 601);
+    }
+    device.resume();
+    device.drain(Q0, Wait::Sleep).unwrap();
+    let mut back = vec![0; 10_000];
+    // SAFETY: `back` stays until the drain.
+    unsafe { device.copy_out(Q0, back.as_mut_ptr(), at, back.len()) }.unwrap();
+    device.drain(Q0, Wait::Sleep).unwrap();
+    assert_eq!(back[9_000..9_600], pattern(601, 9)[1..]);
+    assert_eq!(back[1..5_001], pattern(3 * linux::PAGE, 5)[linux::PAGE - 3..][..5_000]);
+    assert!(back[0] == POISON && back[5_001..9_000].iter().all(|&b| b == POISON));
+    // A piece that leaves its allocation is told by the next wait.
+    // SAFETY: as above.
+    unsafe {
+        list.write(Gathered { from: view, to: at.0 + 9_999, len: 2 });
+        device.gather(Q0, list, 1).unwrap();
+    }
+    assert_eq!(device.drain(Q0, Wait::Sleep).unwrap_err().kind, ErrorKind::BadAddress);
+    device.unpin(pin);
+    device.free_staging(staging);
+    device.free(at).unwrap();
+    drop(file);
+    assert_eq!(device.outstanding(), Outstanding::default());
+}

@@ -163,7 +163,7 @@ impl Device for P2pmem {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { pins: false, copies: false, max_pin: 0 }
+        Abilities { pins: false, copies: false, max_pin: 0, gathers: false }
     }
 
     fn allocation(&'static self, addr: DeviceAddr, _want: u64) -> Option<Allocation> {

@@ -44,7 +44,7 @@ static uint64_t reserved, reserved_len; /* the last reservation */
 static handle *captured; /* the stream that is captured; it matters to others if it is a blocking one */
 static struct { uint64_t at; unsigned char byte; size_t n; } node[16]; /* the graph: what it sets, in order */
 static int nodes;
-static int capturing, spoilt, fail_register, fail_copy, queries, sched;
+static int capturing, spoilt, fail_register, fail_copy, fail_module, queries, sched;
 static int live_pins, live_streams, live_events;
 
 static int descriptor = -1; /* what the real one talks to its kernel part through */
@@ -55,7 +55,7 @@ static int need(void) { context *c = current(); return in_callback ? DENIED : !u
 #define NEED() do { int e_ = need(); if (e_) return e_; } while (0)
 static void die(const char *why) { fprintf(stderr, "fake driver: %s: the real one would crash\n", why); abort(); }
 static void touch(handle *h, char kind) {
-    if (h && (uintptr_t)h > 2 && (h->kind != kind || !h->ctx->alive || h->ctx->id != h->id)) die(kind == 's' ? "dead stream" : "dead event");
+    if (h && (uintptr_t)h > 2 && (h->kind != kind || !h->ctx->alive || h->ctx->id != h->id)) die(kind == 's' ? "dead stream" : kind == 'e' ? "dead event" : "dead module");
 }
 static void at_home(void) {
     struct stat now;
@@ -88,6 +88,7 @@ void fake_capture(int on) { capturing = on; }
 int fake_spoilt(void) { return spoilt; }
 void fake_fail_register(int code) { fail_register = code; }
 void fake_fail_copy(int code) { fail_copy = code; }
+void fake_fail_module(int code) { fail_module = code; }
 int fake_queries(void) { return queries; }
 void fake_schedule(int flags) { sched = flags; }
 int fake_live_pins(void) { return live_pins; }
@@ -240,6 +241,38 @@ int cuEventDestroy_v2(handle *e) { touch(e, 'e'); live_events--; free(e); return
 int cuEventRecord(handle *e, handle *s) { at_home(); NEED(); touch(e, 'e'); touch(s, 's'); return spoils(s) ? IMPLICIT : OK; }
 int cuEventQuery(handle *e) { NEED(); touch(e, 'e'); return unsafe_in_capture() ? CAPTURE : OK; }
 int cuEventSynchronize(handle *e) { at_home(); NEED(); touch(e, 'e'); return unsafe_in_capture() ? CAPTURE : OK; }
+
+/* The one kernel there is: SPIN's gather. Its list, and what that names, are read where they lie. */
+int cuMemHostGetDevicePointer_v2(uint64_t *a, void *p, unsigned f) { (void)f; NEED(); if (!pin_at((uint64_t)p)) return INVALID; *a = (uint64_t)p; return OK; }
+int cuModuleLoadData(void **m, const void *code) {
+    at_home();
+    NEED();
+    if (unsafe_in_capture()) return CAPTURE;
+    if (fail_module) return fail_module;
+    if (!strstr(code, ".entry spinio_gather(")) return 218;
+    *m = new_handle('m', 0);
+    return OK;
+}
+int cuModuleGetFunction(void **f, handle *m, const char *name) { NEED(); touch(m, 'm'); if (strcmp(name, "spinio_gather")) return NOTFOUND; *f = m; return OK; }
+int cuLaunchKernel(handle *f, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty, unsigned tz, unsigned shared, handle *s, void **with, void **extra) {
+    (void)shared;
+    at_home();
+    NEED();
+    touch(f, 'm');
+    touch(s, 's');
+    if (spoils(s)) return IMPLICIT;
+    if (!x || y != 1 || z != 1 || !tx || tx > 256 || ty != 1 || tz != 1 || extra) return INVALID;
+    struct { uint64_t from, to, len; } *list = *(void **)with[0];
+    unsigned count = *(unsigned *)with[1];
+    if (!pin_at((uint64_t)list) || !pin_at((uint64_t)(list + count) - 1)) die("a list that is not registered");
+    for (unsigned i = 0; i < count; i++) {
+        if (!list[i].len) continue;
+        if (!pin_at(list[i].from) || !pin_at(list[i].from + list[i].len - 1)) die("a piece that is not registered");
+        if (!covered(list[i].to, list[i].len)) return INVALID;
+        memcpy(at(list[i].to), (void *)list[i].from, list[i].len);
+    }
+    return OK;
+}
 
 /* what only programs call */
 int cuDevicePrimaryCtxReset_v2(int d) { fake_reset(d); return OK; }

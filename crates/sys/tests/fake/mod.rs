@@ -62,6 +62,8 @@ controls! {
     fn fail_register(code: c_int);
     /// Copies fail with this code from now on.
     fn fail_copy(code: c_int);
+    /// Code cannot be loaded from now on, with this code.
+    fn fail_module(code: c_int);
     /// Pointer queries so far.
     fn queries() -> c_int;
     /// How contexts wait.

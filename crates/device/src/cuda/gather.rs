@@ -1,0 +1,162 @@
+//! The gather kernel: where its code comes from, and its launch.
+//!
+//! ```text
+//!   kept from an earlier process ── no ──> NVRTC, if there is one: made for this GPU, and kept
+//!        │                                    │ no
+//!        │                                    ▼
+//!        │                                 gather.ptx: the driver translates it
+//!        ▼                                    ▼
+//!   a module of this context ── once a context; it goes with it
+//! ```
+//!
+//! What is kept is known by the source, the GPU's architecture and the compiler's version, so nothing old is ever
+//! loaded; what does not load is made again. Loading goes on in relaxed capture mode and launches go to queues of ours,
+//! so no capture of the program is spoilt.
+//!
+//! Known flaw: with lazy loading the driver may wait for running kernels as it loads the first time.
+
+use std::ffi::{CStr, CString, c_void};
+use std::sync::{PoisonError, mpsc};
+
+use spinio_sys::cuda::{Compiler, CuError, Function, attribute};
+use spinio_sys::linux::spawn_quiet;
+
+use super::capture::Relaxed;
+use super::device::Cuda;
+use crate::{CodeStore, DeviceError, ErrorKind, QueueId};
+
+const SOURCE: &str = include_str!("gather.cu");
+const PTX: &CStr = {
+    const BYTES: &[u8] = concat!(include_str!("gather.ptx"), "\0").as_bytes();
+    match CStr::from_bytes_with_nul(BYTES) {
+        Ok(text) => text,
+        Err(_) => panic!("gather.ptx holds a NUL"),
+    }
+};
+const NAME: &CStr = c"spinio_gather";
+
+/// Threads of a block, as gather.cu is bounded, and pieces that one of its warps takes at a time.
+const THREADS: u32 = 256;
+const PIECES: usize = 8;
+
+/// Blocks of one launch at most: several a multiprocessor of the largest GPU.
+const BLOCKS: usize = 1056;
+
+/// The compiler's stack.
+const STACK: usize = 16 << 20;
+
+impl Cuda {
+    /// The kernel, made ready now if it was not.
+    pub(super) fn gather_kernel(&self, code: &dyn CodeStore) -> Result<Function, DeviceError> {
+        let mut kernel = self.kernel.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = *kernel {
+            return known.map_err(|e| self.fail("loading the gather kernel", e));
+        }
+        let _entered = self.enter()?;
+        let made = self.load(code);
+        // A context that is gone is no verdict on the code.
+        if !made.is_err_and(CuError::is_gone) {
+            *kernel = Some(made);
+        }
+        made.map_err(|e| self.fail("loading the gather kernel", e))
+    }
+
+    fn load(&self, code: &dyn CodeStore) -> Result<Function, CuError> {
+        let driver = self.driver;
+        let architecture = |which| driver.device_attribute(self.ordinal, which);
+        let (major, minor) =
+            (architecture(attribute::COMPUTE_CAPABILITY_MAJOR)?, architecture(attribute::COMPUTE_CAPABILITY_MINOR)?);
+        let architecture = format!("sm_{major}{minor}");
+        let _relaxed = Relaxed::enter(driver);
+        // SAFETY: what is loaded is what a compiler wrote, whole, or our own PTX; of a damaged cubin the driver's own
+        // checks are what there is, and our checksum in front of it.
+        let load = |code: &[u8]| unsafe { driver.load_kernel(code, NAME) };
+        if let Ok(compiler) = Compiler::open() {
+            let (a, b) = compiler.version();
+            let name = format!("gather-{:016x}-{architecture}-nvrtc{a}.{b}.cubin", hash(SOURCE.as_bytes()));
+            let kept = code.load(&name).and_then(|kept| checked(&kept).map(<[u8]>::to_vec));
+            if let Some(kept) = kept
+                && let Ok(kernel) = load(&kept)
+            {
+                return Ok(kernel);
+            }
+            if let Some(made) = compile(compiler, &architecture)
+                && let Ok(kernel) = load(&made)
+            {
+                code.keep(&name, &with_checksum(&made));
+                return Ok(kernel);
+            }
+        }
+        load(PTX.to_bytes_with_nul())
+    }
+
+    /// Queues the kernel. The context must be entered.
+    ///
+    /// # Safety
+    /// As [`crate::Device::gather`]; `list` as the device sees it.
+    pub(super) unsafe fn launch_gather(&self, queue: QueueId, list: u64, count: usize) -> Result<(), DeviceError> {
+        let Some(Ok(kernel)) = *self.kernel.lock().unwrap_or_else(PoisonError::into_inner) else {
+            return Err(DeviceError::new(ErrorKind::Unsupported, "gather: not prepared"));
+        };
+        let (mut list, mut pieces) = (list, u32::try_from(count).unwrap_or(u32::MAX));
+        let warps = count.div_ceil(PIECES);
+        let blocks = warps.div_ceil((THREADS / 32) as usize).clamp(1, BLOCKS) as u32;
+        let mut parameters: [*mut c_void; 2] = [(&raw mut list).cast(), (&raw mut pieces).cast()];
+        // SAFETY: the kernel belongs to this context, which is alive, as does the queue; it takes an address and a
+        // number; what it reads and writes is the caller's word.
+        unsafe { self.driver.launch(kernel, blocks, THREADS, Cuda::stream(queue), &mut parameters) }
+            .map_err(|e| self.fail("cuLaunchKernel", e))
+    }
+}
+
+/// On a thread with room for a compiler's stack.
+fn compile(compiler: Compiler, architecture: &str) -> Option<Vec<u8>> {
+    let source = CString::new(SOURCE).ok()?;
+    let architecture = architecture.to_owned();
+    let (answer, made) = mpsc::channel();
+    let spawned = spawn_quiet("spinio-nvrtc", STACK, move || {
+        let _ = answer.send(compiler.compile(&source, &architecture).ok());
+    });
+    spawned.ok()?;
+    made.recv().ok()?
+}
+
+/// FNV-1a.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn with_checksum(code: &[u8]) -> Vec<u8> {
+    [&hash(code).to_le_bytes(), code].concat()
+}
+
+/// The code of a kept file, if it is what was kept.
+fn checked(kept: &[u8]) -> Option<&[u8]> {
+    let (sum, code) = kept.split_at_checked(8)?;
+    (sum == hash(code).to_le_bytes() && !code.is_empty()).then_some(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_code_is_believed_only_whole() {
+        let kept = with_checksum(b"cubin");
+        assert_eq!(checked(&kept), Some(&b"cubin"[..]));
+        for damage in [&kept[..12], &kept[..8], &kept[..3], &[]] {
+            assert_eq!(checked(damage), None);
+        }
+        let mut flipped = kept.clone();
+        flipped[9] ^= 1;
+        assert_eq!(checked(&flipped), None);
+    }
+
+    #[test]
+    fn the_precompiled_code_is_of_this_source() {
+        let text = PTX.to_str().unwrap();
+        assert!(text.contains(".entry spinio_gather(") && text.contains(".target sm_75"));
+        assert!(SOURCE.contains("__launch_bounds__(256)") && THREADS == 256);
+        assert!(SOURCE.contains(&format!("#define PIECES {PIECES}u")));
+    }
+}

@@ -1,0 +1,60 @@
+//! The gather of the emulated device: what a kernel does on a GPU, done by the DMA thread.
+//!
+//! The list is read when its turn has come, not when it is queued, and the bytes it names as well: who reuses a block
+//! too early sends the wrong bytes. A piece that goes outside an allocation fails the queue, as a kernel that faults.
+//!
+//! A pin has no address here, so its view is a number with the highest bit set: the pin's handle and the offset in it.
+
+use crate::emulated::engine::copy_bytes;
+use crate::emulated::memory::Memory;
+use crate::emulated::pins::{MAX_PIN, Pins, Scratch};
+use crate::{DeviceAddr, DeviceError, Gathered};
+
+const PINNED: u64 = 1 << 63;
+const SHIFT: u32 = MAX_PIN.trailing_zeros() + 1;
+
+/// Where a gather finds the first byte of a pin.
+pub(super) fn view_of(handle: u64) -> u64 {
+    PINNED | handle << SHIFT
+}
+
+/// Bytes of a list.
+///
+/// # Safety
+/// It must have `count` pieces.
+pub(super) unsafe fn bytes(list: u64, count: usize) -> usize {
+    // SAFETY: passed on to the caller; the last reader of the list is this thread.
+    let pieces = unsafe { core::slice::from_raw_parts(list as *const Gathered, count) };
+    pieces.iter().map(|p| p.len as usize).sum()
+}
+
+/// Copies piece by piece; after one that cannot be, the rest is left alone.
+///
+/// # Safety
+/// The list must have `count` pieces, and what they name be there, until this returns.
+pub(super) unsafe fn perform(
+    list: u64,
+    count: usize,
+    memory: &Memory,
+    pins: &Pins,
+    scratch: &mut Scratch,
+) -> Result<(), DeviceError> {
+    for at in 0..count {
+        // SAFETY: inside the list.
+        let Gathered { from, to, len } = unsafe { (list as *const Gathered).add(at).read() };
+        let len = len as usize;
+        if len == 0 {
+            continue;
+        }
+        let dst = memory.view(DeviceAddr(to), len, "gather")?;
+        if from & PINNED == 0 {
+            // SAFETY: the caller vouches for the source; the destination lies in an allocation, which is mapped.
+            unsafe { copy_bytes(dst, from, len) };
+            continue;
+        }
+        let (handle, offset) = ((from & !PINNED) >> SHIFT, (from & ((1 << SHIFT) - 1)) as usize);
+        // SAFETY: as above.
+        unsafe { pins.read(scratch, handle, offset, dst as *mut u8, len) }?;
+    }
+    Ok(())
+}
