@@ -9,7 +9,7 @@ use std::ffi::CString;
 
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, CacheStat, DirectAlign, Fd, Private, PrivateError, Stat};
+use spinio_sys::linux::{self, CacheStat, DirectAlign, Fd, Private, PrivateError, Ring, Stat};
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -124,6 +124,16 @@ pub trait Kernel: Send + Sync + 'static {
     fn map(&self, fd: Fd, len: usize) -> Result<*mut u8> {
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         unsafe { linux::mmap(core::ptr::null_mut(), len, linux::PROT_READ, linux::MAP_SHARED, fd, 0) }
+    }
+
+    /// A ring of asynchronous reads, in the calling thread's table.
+    fn ring(&self, entries: u32) -> Result<Ring> {
+        Ring::new(entries)
+    }
+
+    /// What a read of a ring came to.
+    fn landed(&self, result: Result<usize>) -> Result<usize> {
+        result
     }
 
     /// A thread family with a descriptor table of its own.

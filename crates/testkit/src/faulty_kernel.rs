@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use spinio_io::kernel::{Kernel, Linux};
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::{CacheStat, DirectAlign, Fd, Private, PrivateError};
+use spinio_sys::linux::{CacheStat, DirectAlign, Fd, Private, PrivateError, Ring};
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -22,6 +22,7 @@ pub enum Call {
     Cachestat,
     Map,
     Private,
+    Ring,
 }
 
 /// What becomes of it.
@@ -179,6 +180,19 @@ impl Kernel for FaultyKernel {
     fn private(&self) -> core::result::Result<Private, PrivateError> {
         self.pass(Call::Private).map_err(PrivateError::Table)?;
         Linux.private()
+    }
+
+    fn ring(&self, entries: u32) -> Result<Ring> {
+        self.pass(Call::Ring)?;
+        Linux.ring(entries)
+    }
+
+    fn landed(&self, result: Result<usize>) -> Result<usize> {
+        match self.effect(Call::Pread(Route::Direct)) {
+            Some(Effect::Fail(errno)) => result.and(Err(errno)),
+            Some(Effect::Short(unit)) => result.map(|n| n / 2 / unit * unit),
+            _ => result,
+        }
     }
 }
 
