@@ -8,17 +8,23 @@
 //! ```text
 //!   machine   plain system calls: the ground to stand on
 //!   spin      SPIN's reads into the p2pmem device
+//!   stacks    both, on everything that a file system can stand on
 //!   user      those that need no disk of their own, as an ordinary user
 //!   preload   an unmodified program that reads into it, under LD_PRELOAD
+//!   after     the disks are sound
 //! ```
+//!
+//! Under a kernel that publishes no device memory only `stacks` and `after` have anything to show.
 
 mod case;
 mod loops;
 mod machine;
+mod md;
 mod memory;
 mod place;
 mod preload;
 mod spin;
+mod stacks;
 mod user;
 
 use std::process::ExitCode;
@@ -31,24 +37,30 @@ fn main() -> ExitCode {
     };
     let only: Vec<String> = args.collect();
     let guest = place::Guest::new(&folder);
-    let mut cases = Vec::new();
     if user::is_child() {
-        cases.extend(spin::cases_for_users());
-    } else {
-        cases.extend(machine::cases());
+        return closing(&case::run_all(&spin::cases_for_users(), &guest, &only));
+    }
+    let mut tally = case::Tally::default();
+    if memory::has_p2p() {
+        let mut cases = machine::cases();
         cases.extend(spin::cases());
         cases.extend(preload::cases());
+        tally += case::run_all(&cases, &guest, &only);
+        if let Err(why) = user::rerun(&folder, &only, &mut tally) {
+            tally.failed += 1;
+            println!("FAILED   user: {why:?}");
+        }
+    } else {
+        println!("This kernel publishes no device memory: only cases with the emulated device follow.");
     }
-    let mut tally = case::run_all(&cases, &guest, &only);
-    if !user::is_child()
-        && let Err(why) = user::rerun(&folder, &only, &mut tally)
-    {
-        tally.failed += 1;
-        println!("FAILED   user: {why:?}");
-    }
-    if !user::is_child() {
-        tally += case::run_all(&[machine::last_case()], &guest, &only);
-    }
+    let mut cases = stacks::cases();
+    cases.extend(machine::last_cases());
+    cases.extend(stacks::last_cases());
+    tally += case::run_all(&cases, &guest, &only);
+    closing(&tally)
+}
+
+fn closing(tally: &case::Tally) -> ExitCode {
     println!("{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);
     ExitCode::from(u8::from(tally.failed > 0))
 }

@@ -1,19 +1,71 @@
-//! Memory of the p2pmem device, mapped by hand or allocated by SPIN.
+//! Device memory: of the p2pmem device, mapped by hand or allocated by SPIN, and of the emulated device.
 //!
-//! What arrived is always looked at by CPU loads, not by SPIN's own copies, so that SPIN is not its own judge.
+//! What arrived in p2pmem memory is always looked at by CPU loads, not by SPIN's own copies, so that SPIN is not its
+//! own judge. The emulated device's memory can be seen through its copies alone, as a GPU's.
 //! Only this file holds unsafe code: mappings, and system calls into them.
 
 use std::fs;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use linux_raw_sys::general as k;
-use spinio_device::{DeviceAddr, DeviceKind, registry};
+use spinio_device::emulated::Emulated;
+use spinio_device::{Device, DeviceAddr, DeviceKind, Wait, registry};
 use spinio_io::Target;
 use spinio_sys::Errno;
 use spinio_sys::linux;
+use spinio_testkit::Buffer;
 
 use crate::case::Miss;
+
+/// What requests of SPIN's fill and empty.
+pub(crate) trait Memory {
+    /// Where a request of SPIN's finds the byte `at`.
+    fn target(&self, at: usize) -> Result<Target, Miss>;
+
+    /// A copy of `len` bytes from `at`.
+    fn bytes(&self, at: usize, len: usize) -> Vec<u8>;
+
+    /// Stores bytes.
+    fn put(&mut self, at: usize, bytes: &[u8]);
+
+    /// Fills a part of it.
+    fn fill_range(&mut self, at: usize, len: usize, byte: u8) {
+        self.put(at, &vec![byte; len]);
+    }
+}
+
+/// Memory of the emulated device: neither the CPU nor a system call can touch it, and no storage can DMA into it.
+pub(crate) struct EmulatedMemory(&'static Emulated, Buffer);
+
+impl EmulatedMemory {
+    /// `len` bytes.
+    pub(crate) fn allocate(len: usize) -> EmulatedMemory {
+        static DEVICE: OnceLock<&'static Emulated> = OnceLock::new();
+        let device = *DEVICE.get_or_init(|| spinio_testkit::buffer::emulated("size=128M"));
+        EmulatedMemory(device, Buffer::new(device, len))
+    }
+}
+
+impl Memory for EmulatedMemory {
+    fn target(&self, at: usize) -> Result<Target, Miss> {
+        Ok(self.1.target(at))
+    }
+
+    fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
+        self.1.part(at..at + len)
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.1.len());
+        let queue = self.0.program_queue().0;
+        let to = self.1.addr().offset(at as u64);
+        // SAFETY: `bytes` stays until the drain returns.
+        unsafe { self.0.copy_in(queue, to, bytes.as_ptr(), bytes.len()) }.expect("copy in");
+        self.0.drain(queue, Wait::Sleep).expect("drain");
+    }
+}
 
 /// Host-mapped device memory.
 pub(crate) struct P2pMemory {
@@ -47,38 +99,9 @@ impl P2pMemory {
         Ok(P2pMemory { start: addr.0 as *mut u8, len, owner: Owner::Registry })
     }
 
-    /// Where a read of SPIN's goes that shall start at `at`.
-    pub(crate) fn target(&self, at: usize) -> Result<Target, Miss> {
-        let addr = DeviceAddr(self.start as u64 + at as u64);
-        let allocation = registry::find(addr.0 as *const u8, self.len - at)
-            .ok_or_else(|| Miss::Failed("the registry does not know its own memory".to_owned()))?;
-        Ok(Target { allocation, addr })
-    }
-
     /// Fills all of it by CPU stores.
     pub(crate) fn fill(&mut self, byte: u8) {
         self.fill_range(0, self.len, byte);
-    }
-
-    /// Fills a part of it.
-    pub(crate) fn fill_range(&mut self, at: usize, len: usize, byte: u8) {
-        assert!(at + len <= self.len);
-        // SAFETY: within the mapping, and `self` is borrowed alone.
-        unsafe { std::ptr::write_bytes(self.start.add(at), byte, len) };
-    }
-
-    /// A copy of `len` bytes from `at`, by CPU loads.
-    pub(crate) fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
-        assert!(at + len <= self.len);
-        // SAFETY: within the mapping, as just checked; nobody writes while we look.
-        unsafe { std::slice::from_raw_parts(self.start.add(at), len) }.to_vec()
-    }
-
-    /// Stores bytes by the CPU.
-    pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) {
-        assert!(at + bytes.len() <= self.len);
-        // SAFETY: within the mapping, and `bytes` is other memory.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.add(at), bytes.len()) };
     }
 
     /// `pread` into it, wherever the kernel takes the bytes from.
@@ -96,6 +119,33 @@ impl P2pMemory {
     }
 }
 
+impl Memory for P2pMemory {
+    fn target(&self, at: usize) -> Result<Target, Miss> {
+        let addr = DeviceAddr(self.start as u64 + at as u64);
+        let allocation = registry::find(addr.0 as *const u8, self.len - at)
+            .ok_or_else(|| Miss::Failed("the registry does not know its own memory".to_owned()))?;
+        Ok(Target { allocation, addr })
+    }
+
+    fn fill_range(&mut self, at: usize, len: usize, byte: u8) {
+        assert!(at + len <= self.len);
+        // SAFETY: within the mapping, and `self` is borrowed alone.
+        unsafe { std::ptr::write_bytes(self.start.add(at), byte, len) };
+    }
+
+    fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
+        assert!(at + len <= self.len);
+        // SAFETY: within the mapping, as just checked; nobody writes while we look.
+        unsafe { std::slice::from_raw_parts(self.start.add(at), len) }.to_vec()
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len);
+        // SAFETY: within the mapping, and `bytes` is other memory.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.add(at), bytes.len()) };
+    }
+}
+
 impl Drop for P2pMemory {
     fn drop(&mut self) {
         if self.owner == Owner::Registry {
@@ -105,6 +155,11 @@ impl Drop for P2pMemory {
         // SAFETY: the mapping is ours and no reference into it lives.
         let _ = unsafe { linux::munmap(self.start, self.len) };
     }
+}
+
+/// Whether this machine publishes device memory.
+pub(crate) fn has_p2p() -> bool {
+    allocator().is_ok()
 }
 
 /// The file whose mappings are device memory.

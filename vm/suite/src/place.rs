@@ -1,4 +1,4 @@
-//! Where the guest keeps its files: the folder that `vm/guest/disks` laid out.
+//! Where the guest keeps its files: the folder that `vm/guest/disks` and `vm/guest/arrays` laid out.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -25,14 +25,36 @@ pub(crate) enum Place {
     Ext4,
     /// xfs on one disk.
     Xfs,
-    /// ext4 on an md RAID-0 of two disks, in chunks of 64 KiB.
+    /// xfs on a partition.
+    Part,
+    /// ext4 on an md RAID-0 of four disks, in chunks of 64 KiB.
     Raid0,
+    /// ext4 on an md RAID-1 of two disks.
+    Raid1,
+    /// ext4 on an md RAID-10 of four disks.
+    Raid10,
+    /// ext4 on an md RAID-5 of four disks, in chunks of 64 KiB.
+    Raid5,
+    /// xfs on an md RAID-6 of four disks, in chunks of 64 KiB.
+    Raid6,
+    /// ext4 on an LVM volume that runs from one disk to the next.
+    Linear,
+    /// xfs on an LVM volume striped over four disks, 64 KiB each.
+    Striped,
+    /// xfs on dm-crypt.
+    Crypt,
+    /// xfs on a loop device over a file on ext4.
+    Loop,
+    /// ext4 on a SATA disk.
+    Sata,
     /// ext4 on a disk below another root port: no peer-to-peer path.
     Far,
     /// A whole disk below another root port.
     FarRaw,
     /// ext4 on a RAID-0 that has one such disk.
     Half,
+    /// ext4 on a RAID-1 that has one such disk.
+    Mirror,
     /// The guest's memory.
     Tmpfs,
     /// The guest's root: overlayfs, whose upper layer is memory.
@@ -42,6 +64,21 @@ pub(crate) enum Place {
 impl Place {
     /// Where storage can DMA into the p2pmem device.
     pub(crate) const REACHABLE: [Place; 4] = [Place::Raw, Place::Ext4, Place::Xfs, Place::Raid0];
+
+    /// Block stacks: what a file system can stand on, made by md, LVM, dm-crypt, loop, partitions and a SATA disk.
+    pub(crate) const STACKS: [Place; 11] = [
+        Place::Part,
+        Place::Raid0,
+        Place::Raid1,
+        Place::Raid10,
+        Place::Raid5,
+        Place::Raid6,
+        Place::Linear,
+        Place::Striped,
+        Place::Crypt,
+        Place::Loop,
+        Place::Sata,
+    ];
 
     /// Whether it is a block device and not a folder.
     const fn is_disk(self) -> bool {
@@ -53,13 +90,47 @@ impl Place {
             Place::Raw => "raw NVMe",
             Place::Ext4 => "ext4",
             Place::Xfs => "xfs",
+            Place::Part => "partition",
             Place::Raid0 => "md RAID-0",
+            Place::Raid1 => "md RAID-1",
+            Place::Raid10 => "md RAID-10",
+            Place::Raid5 => "md RAID-5",
+            Place::Raid6 => "md RAID-6",
+            Place::Linear => "LVM linear",
+            Place::Striped => "LVM striped",
+            Place::Crypt => "dm-crypt",
+            Place::Loop => "loop device",
+            Place::Sata => "SATA",
             Place::Far => "other root port",
             Place::FarRaw => "raw NVMe below another root port",
             Place::Half => "RAID-0 with an unreachable member",
+            Place::Mirror => "RAID-1 with an unreachable member",
             Place::Tmpfs => "tmpfs",
             Place::Overlay => "overlayfs",
         }
+    }
+
+    /// Its entry in the guest's folder; of what is no file system there, none.
+    pub(crate) const fn folder(self) -> Option<&'static str> {
+        Some(match self {
+            Place::Ext4 => "ext4",
+            Place::Xfs => "xfs",
+            Place::Part => "part",
+            Place::Raid0 => "raid0",
+            Place::Raid1 => "raid1",
+            Place::Raid10 => "raid10",
+            Place::Raid5 => "raid5",
+            Place::Raid6 => "raid6",
+            Place::Linear => "linear",
+            Place::Striped => "striped",
+            Place::Crypt => "crypt",
+            Place::Loop => "loop",
+            Place::Sata => "sata",
+            Place::Far => "far",
+            Place::Half => "half",
+            Place::Mirror => "mirror",
+            Place::Raw | Place::FarRaw | Place::Tmpfs | Place::Overlay => return None,
+        })
     }
 }
 
@@ -68,20 +139,27 @@ impl Guest {
         Guest { at: at.into() }
     }
 
+    /// Where a place's file system is mounted.
+    pub(crate) fn mount(&self, place: Place) -> Result<PathBuf, Miss> {
+        let folder = place.folder().ok_or_else(|| Miss::Failed(format!("{} is no file system", place.name())))?;
+        Ok(self.at.join(folder))
+    }
+
+    /// The block device of this name, as the kernel calls it: `/dev/md10`.
+    pub(crate) fn disk(&self, name: &str) -> Result<PathBuf, Miss> {
+        Ok(fs::canonicalize(self.at.join("disk").join(name))?)
+    }
+
     /// A file there, empty (a disk: as it is), open for reading and writing.
     pub(crate) fn create(&self, place: Place, name: &str) -> Result<(PathBuf, File), Miss> {
         // A case that failed left its file behind, and users may not touch root's.
         let name = if user::is_child() { format!("user-{name}") } else { name.to_owned() };
-        let path = match place {
-            Place::Raw => self.at.join("disk/raw"),
-            Place::Ext4 => self.at.join("ext4").join(name),
-            Place::Xfs => self.at.join("xfs").join(name),
-            Place::Raid0 => self.at.join("raid0").join(name),
-            Place::Far => self.at.join("far").join(name),
-            Place::FarRaw => self.at.join("disk/far-raw"),
-            Place::Half => self.at.join("half").join(name),
-            Place::Tmpfs => Path::new("/dev/shm").join(name),
-            Place::Overlay => Path::new("/var/tmp").join(name),
+        let path = match (place, place.folder()) {
+            (_, Some(folder)) => self.at.join(folder).join(name),
+            (Place::FarRaw, _) => self.at.join("disk/far-raw"),
+            (Place::Tmpfs, _) => Path::new("/dev/shm").join(name),
+            (Place::Overlay, _) => Path::new("/var/tmp").join(name),
+            _ => self.at.join("disk/raw"),
         };
         let file = OpenOptions::new()
             .read(true)

@@ -18,7 +18,7 @@ use spinio_testkit::oracle::Versions;
 
 use super::{below, by, fresh, memory_for};
 use crate::case::{Case, Miss, Outcome, fail};
-use crate::memory::P2pMemory;
+use crate::memory::{Memory, P2pMemory};
 use crate::place::{Guest, Place, chill, open_direct, remove};
 
 const FILE: usize = 1 << 20;

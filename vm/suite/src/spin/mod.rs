@@ -23,7 +23,7 @@ use spinio_plan::{Reason, Route};
 use spinio_testkit::Rng;
 
 use crate::case::{Case, Miss, Outcome, expect, expect_bytes};
-use crate::memory::P2pMemory;
+use crate::memory::{Memory, P2pMemory};
 
 pub(crate) const MIB: usize = 1 << 20;
 
@@ -50,21 +50,21 @@ pub(crate) fn cases_for_users() -> Vec<Case> {
 }
 
 /// A runtime of its own: it trusts no pair of file system and device yet.
-fn fresh() -> Runtime {
+pub(crate) fn fresh() -> Runtime {
     Runtime::new(Settings::default())
 }
 
 /// Device memory for reads of up to `len` bytes at any misalignment, with room for the guards.
-fn memory_for(len: usize) -> Result<P2pMemory, Miss> {
+pub(crate) fn memory_for(len: usize) -> Result<P2pMemory, Miss> {
     P2pMemory::of_spin(len + 4 * GUARD)
 }
 
 /// One read of `len` bytes at `offset`, to the device address that lies `skew` bytes behind a page's start.
 /// Holds if it returns as many bytes as are in `expected`, these bytes arrived, and nothing around them changed.
-fn read_and_check(
+pub(crate) fn read_and_check(
     runtime: &Runtime,
     file: &File,
-    memory: &mut P2pMemory,
+    memory: &mut dyn Memory,
     (offset, skew, len): (u64, usize, usize),
     expected: &[u8],
 ) -> Result<Snapshot, Miss> {
@@ -90,12 +90,12 @@ fn below(random: &mut Rng, end: usize) -> usize {
 }
 
 /// Bytes that went by a route.
-fn by(stats: &Snapshot, route: Route) -> u64 {
+pub(crate) fn by(stats: &Snapshot, route: Route) -> u64 {
     stats.lines.iter().filter(|l| l.route == route).map(|l| l.bytes).sum()
 }
 
 /// Every reason that `explain` gives for a read of the whole file, of what is done and of what is refused.
-fn explained(runtime: &Runtime, file: &File, memory: &P2pMemory) -> Result<Vec<Reason>, Miss> {
+pub(crate) fn explained(runtime: &Runtime, file: &File, memory: &dyn Memory) -> Result<Vec<Reason>, Miss> {
     let allocation = memory.target(0)?.allocation;
     let buffer = Buffer::of(&allocation);
     let len = file.metadata()?.len();
@@ -105,7 +105,7 @@ fn explained(runtime: &Runtime, file: &File, memory: &P2pMemory) -> Result<Vec<R
 }
 
 /// Holds if `bytes` went peer to peer, and says where they went if not.
-fn expect_p2p(what: &str, stats: &Snapshot, bytes: usize) -> Outcome {
+pub(crate) fn expect_p2p(what: &str, stats: &Snapshot, bytes: usize) -> Outcome {
     if by(stats, Route::P2p) == bytes as u64 {
         return Ok(());
     }

@@ -1,0 +1,111 @@
+//! SPIN's reads over every route that a stack and a device allow: the bytes, the route and the reason.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use spinio_io::stats::Snapshot;
+use spinio_io::{Runtime, Settings};
+use spinio_plan::{Reason, Route};
+
+use super::{Kind, kinds, verdict};
+use crate::case::{Case, Outcome, expect, fail};
+use crate::place::{Guest, Place, chill, remove};
+use crate::spin::{MIB, by, explained, read_and_check};
+
+/// Bytes of each read: some stripes, and more than the canary takes.
+const LEN: usize = 6 * MIB;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for place in Place::STACKS {
+        for &kind in kinds() {
+            let name = format!("spin: every route, {}, {}", place.name(), kind.name());
+            all.push(Case::new(name, move |g| every_route(g, place, kind)));
+        }
+    }
+    all
+}
+
+fn every_route(guest: &Guest, place: Place, kind: Kind) -> Outcome {
+    let (path, bytes) = guest.cold(place, "routes", LEN + 777)?;
+    let file = File::open(&path)?;
+    let mut memory = kind.memory(LEN + 777)?;
+
+    // By default, and cold.
+    let runtime = Runtime::new(Settings::default());
+    let passes = kind == Kind::P2p && verdict(place).is_ok();
+    for round in 0..2 {
+        let stats = read_and_check(&runtime, &file, &mut *memory, (0, 0, LEN), &bytes[..LEN])?;
+        let p2p = by(&stats, Route::P2p);
+        // The first request also settles whether the pair can be trusted; how much of it goes which way is open.
+        match (passes, round) {
+            (true, 0) => {}
+            (true, _) => expect("bytes by p2p", p2p, LEN as u64)?,
+            (false, _) => {
+                expect("bytes by p2p", p2p, 0)?;
+                let seen = instead(kind, Route::Direct);
+                expect(&format!("bytes by {seen} ({})", said(&stats)), by(&stats, seen), LEN as u64)?;
+            }
+        }
+        chill(&file)?;
+    }
+    let refused = match kind {
+        Kind::Emulated => Some(Reason::NoP2pMapping),
+        Kind::P2p if !passes => Some(Reason::P2pUnreachable),
+        Kind::P2p => None,
+    };
+    let reasons = explained(&runtime, &file, &*memory)?;
+    for reason in [Reason::NoP2pMapping, Reason::P2pUnreachable, Reason::P2pUntrusted] {
+        expect(&format!("'{reason}' is said"), reasons.contains(&reason), refused == Some(reason))?;
+    }
+    chill(&file)?;
+
+    // By each route that serves cold bytes, alone: the first named is to take all.
+    let only = |routes: &[Route]| Runtime::new(Settings { routes: routes.to_vec(), ..Settings::default() });
+    for route in [Route::Copy, Route::Direct] {
+        let seen = instead(kind, route);
+        let runtime = only(&[route, Route::Copy, Route::Store]);
+        let stats = read_and_check(&runtime, &file, &mut *memory, (0, 0, LEN), &bytes[..LEN])?;
+        expect(&format!("cold bytes by {seen} ({})", said(&stats)), by(&stats, seen), LEN as u64)?;
+        chill(&file)?;
+    }
+
+    // And cached bytes.
+    file.read_exact_at(&mut vec![0; LEN + 777], 0)?;
+    for route in [Route::Copy, Route::Dma] {
+        let seen = instead(kind, route);
+        let runtime = only(&[route, Route::Copy, Route::Store, Route::Direct]);
+        let stats = read_and_check(&runtime, &file, &mut *memory, (0, 0, LEN), &bytes[..LEN])?;
+        expect(&format!("cached bytes by {seen} ({})", said(&stats)), by(&stats, seen), LEN as u64)?;
+    }
+
+    // Misaligned, half cached, to the end: whatever it is made of.
+    for (number, (offset, skew, len)) in
+        [(3, 0, MIB), (65_000, 65_000 % 4096, 3 * MIB), (LEN - 5000, 1, 9000), (MIB + 512, 512, 2 * MIB)]
+            .into_iter()
+            .enumerate()
+    {
+        if number % 2 == 0 {
+            chill(&file)?;
+            file.read_exact_at(&mut vec![0; 100_000], MIB as u64)?;
+        }
+        let expected = &bytes[offset..bytes.len().min(offset + len)];
+        read_and_check(&runtime, &file, &mut *memory, (offset as u64, skew, len), expected)?;
+    }
+    if by(&runtime.stats(), Route::P2p) > 0 && !passes {
+        return fail(format!("p2p bytes where none can be: {}", said(&runtime.stats())));
+    }
+    remove(&path);
+    Ok(())
+}
+
+/// A device without a DMA engine has nothing to send staged bytes with: the CPU stores them.
+fn instead(kind: Kind, route: Route) -> Route {
+    if kind == Kind::P2p { Route::Store } else { route }
+}
+
+/// Where the bytes went.
+fn said(stats: &Snapshot) -> String {
+    let lines: Vec<String> = stats.lines.iter().map(|l| format!("{} {} ({})", l.bytes, l.route, l.reason)).collect();
+    lines.join(", ")
+}

@@ -1,0 +1,211 @@
+//! A member fails and is rebuilt while SPIN reads and a writer writes; then another one fails, so that what was rebuilt
+//! is what is read.
+//!
+//! ```text
+//!   members    all ────── one fails ────── a blank one is added, rebuilt ────── another one fails
+//!   reader     reads a file that does not change, cold, again and again ──────────── once more
+//!   writer     writes a file anew, and reads what it wrote, again and again ───────── once more
+//! ```
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use spinio_io::{Runtime, Settings};
+use spinio_plan::Route;
+
+use super::{Kind, kinds};
+use crate::case::{Case, Miss, Outcome, expect, fail};
+use crate::md::{Array, retry, run};
+use crate::memory::{Memory, P2pMemory};
+use crate::place::{Guest, chill, open_direct, pattern};
+use crate::spin::{MIB, by, read_and_check};
+
+const FILE: usize = 3 * MIB;
+
+/// Only there to turn a hang into a failure.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Device memory in flight, whose DMA the kernel passes through md RAID-1 and -10.
+const fn passes(level: u32) -> bool {
+    level == 1 || level == 10
+}
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for level in [1, 10, 5, 6] {
+        let kind = kinds()[0];
+        let name =
+            format!("spin: a member fails and is rebuilt while reading and writing, md RAID-{level}, {}", kind.name());
+        all.push(Case::new(name, move |g| rebuild(g, level, kind)));
+    }
+    all
+}
+
+fn rebuild(guest: &Guest, level: u32, kind: Kind) -> Outcome {
+    let disks = ["m0", "m1", "m2", "m3"].iter().take(if level == 1 { 2 } else { 4 });
+    let members = disks.map(|disk| partition(guest, disk)).collect::<Result<Vec<_>, Miss>>()?;
+    let array = Array::make(30, level, members.clone())?;
+    let mounted = Mounted::new(array.device())?;
+    let (constant, changing) = (mounted.0.join("constant"), mounted.0.join("changing"));
+    let bytes = pattern(FILE, 5);
+    fs::write(&constant, &bytes)?;
+    fs::write(&changing, pattern(FILE, 1000))?;
+
+    let work = Work { level, kind, stop: AtomicBool::new(false), reads: AtomicU64::new(0), writes: AtomicU64::new(0) };
+    let last = thread::scope(|scope| {
+        let reader = scope.spawn(|| work.until_stopped(|| work.read(&constant, &bytes)));
+        let writer = scope.spawn(|| work.until_stopped(|| work.write(&changing)));
+        let outcome = (|| {
+            work.rounds(2)?;
+            // RAID-6 survives two.
+            let lost = if level == 6 { &members[1..3] } else { &members[1..2] };
+            for member in lost {
+                array.fail(member)?;
+            }
+            work.rounds(3)?;
+            for member in lost {
+                array.add(member)?;
+            }
+            array.whole()?;
+            work.rounds(2)
+        })();
+        work.stop.store(true, Relaxed);
+        let joined = |thread: thread::ScopedJoinHandle<'_, Outcome>| thread.join().unwrap_or_else(|_| fail("a panic"));
+        (outcome, joined(reader), joined(writer))
+    });
+    // Who stopped first knows why.
+    last.1?;
+    last.2?;
+    last.0?;
+    expect("sectors that do not match", array.mismatches()?, 0)?;
+
+    // Now what was rebuilt is read: the other half of its mirror is gone, or parity is needed for another.
+    array.fail(&members[0])?;
+    let runtime = Runtime::new(Settings::default());
+    let mut memory = kind.memory(FILE)?;
+    for path in [&constant, &changing] {
+        let file = File::open(path)?;
+        let expected = if path == &constant { bytes.clone() } else { pattern(FILE, 1000 + work.writes.load(Relaxed)) };
+        for _ in 0..2 {
+            chill(&file)?;
+            read_and_check(&runtime, &file, &mut *memory, (0, 0, FILE), &expected)?;
+        }
+    }
+    if kind == Kind::P2p {
+        expect("p2p is used without a member", by(&runtime.stats(), Route::P2p) > 0, passes(level))?;
+    }
+    mounted.end()?;
+    run(Command::new("e2fsck").args(["-f", "-n"]).arg(array.device()))
+}
+
+/// What the threads share.
+struct Work {
+    level: u32,
+    kind: Kind,
+    stop: AtomicBool,
+    reads: AtomicU64,
+    writes: AtomicU64,
+}
+
+impl Work {
+    fn until_stopped(&self, mut round: impl FnMut() -> Outcome) -> Outcome {
+        let mut outcome = Ok(());
+        while outcome.is_ok() && !self.stop.load(Relaxed) {
+            outcome = round();
+        }
+        self.stop.store(true, Relaxed);
+        outcome
+    }
+
+    /// Waits until both threads have done so many rounds more.
+    fn rounds(&self, more: u64) -> Outcome {
+        let (reads, writes) = (self.reads.load(Relaxed), self.writes.load(Relaxed));
+        let begun = Instant::now();
+        while self.reads.load(Relaxed) < reads + more || self.writes.load(Relaxed) < writes + more {
+            if self.stop.load(Relaxed) {
+                return fail("a thread stopped early");
+            }
+            if begun.elapsed() > PATIENCE {
+                return fail("reader or writer is stuck");
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn read(&self, path: &Path, bytes: &[u8]) -> Outcome {
+        let file = File::open(path)?;
+        // A runtime of its own: the array may have changed since the last verdict.
+        let runtime = Runtime::new(Settings::default());
+        let mut memory = self.kind.memory(FILE)?;
+        for (offset, len) in [(0, FILE), (100_000, MIB)] {
+            chill(&file)?;
+            let expected = &bytes[offset..offset + len];
+            read_and_check(&runtime, &file, &mut *memory, (offset as u64, offset % 4096, len), expected)?;
+        }
+        if self.kind == Kind::P2p && by(&runtime.stats(), Route::P2p) > 0 && !passes(self.level) {
+            return fail("bytes went peer to peer where none can");
+        }
+        self.reads.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn write(&self, path: &Path) -> Outcome {
+        let version = self.writes.load(Relaxed) + 1;
+        let new = pattern(FILE, 1000 + version);
+        let file = File::options().read(true).write(true).open(path)?;
+        if self.kind == Kind::P2p && passes(self.level) {
+            // Straight out of device memory.
+            let mut memory = P2pMemory::allocate(FILE)?;
+            memory.put(0, &new);
+            expect("a direct write", memory.pwrite(open_direct(path)?.as_raw_fd(), 0, FILE, 0)?, FILE)?;
+        } else {
+            file.write_all_at(&new, 0)?;
+            chill(&file)?;
+        }
+        self.writes.store(version, Relaxed);
+        let mut memory = self.kind.memory(FILE)?;
+        read_and_check(&Runtime::new(Settings::default()), &file, &mut *memory, (0, 0, FILE), &new)?;
+        chill(&file)
+    }
+}
+
+/// The partition of a member disk that is free for cases.
+fn partition(guest: &Guest, disk: &str) -> Result<PathBuf, Miss> {
+    let mut name = guest.disk(disk)?.into_os_string();
+    name.push("p8");
+    Ok(name.into())
+}
+
+/// ext4 on a device; unmounted when dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(device: &Path) -> Result<Mounted, Miss> {
+        run(Command::new("mkfs.ext4").args(["-q", "-F", "-E", "lazy_itable_init=1,nodiscard"]).arg(device))?;
+        let at = PathBuf::from("/run/spinio-vm-rebuild");
+        fs::create_dir_all(&at)?;
+        run(Command::new("mount").arg(device).arg(&at))?;
+        Ok(Mounted(at))
+    }
+
+    fn end(self) -> Outcome {
+        // A runtime lets go of a file some seconds after its last read.
+        retry(|| run(Command::new("umount").arg(&self.0)))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = retry(|| match Command::new("mountpoint").arg("-q").arg(&self.0).status()?.success() {
+            true => run(Command::new("umount").arg(&self.0)),
+            false => Ok(()),
+        });
+    }
+}
