@@ -23,6 +23,7 @@ mod concurrent;
 mod correction;
 mod cost;
 mod fit;
+pub mod geometry;
 mod greedy;
 mod lay;
 mod merge;

@@ -1,0 +1,294 @@
+//! What lies under a file: layers of block devices down to disks, and where its stripes are.
+//!
+//! ```text
+//!   file
+//!   └─ ext4
+//!      └─ md0p1        partition from 1 MiB
+//!         └─ md0       raid5, 64 KiB x 3+1          read.rs    sysfs ──> tree
+//!            ├─ nvme0n1   NVMe, 0000:03:00.0        stripe.rs  tree ──> chunk, width, members of a range
+//!            ├─ nvme1n1   NVMe, 0000:04:00.0        p2p.rs     tree ──> may storage DMA into a device, why not
+//!            ├─ ...                                 picture.rs tree ──> text
+//! ```
+//!
+//! Why: whole stripes written to RAID-5 need no reads; a request cut where chunks end keeps each command on few disks;
+//! a user who wonders why peer-to-peer is refused sees the layer that refuses it.
+//!
+//! sysfs tells all of this to everybody. It is read through [`Source`], so that the same code reads a machine, a test's
+//! table and a fuzzer's noise. Whatever stands there, nothing panics, and depth and number of layers are bounded.
+//!
+//! Known flaws: tables of the device mapper are for root alone, so its targets are inferred, from the name that LVM,
+//! cryptsetup or multipath gave and from the transfer sizes that the kernel derives from a table. Where on its member
+//! a linear volume begins is not told at all; LVM begins at whole MiB. An array of arrays shows its outer stripe only.
+
+pub mod overlay;
+mod p2p;
+mod parse;
+mod picture;
+mod read;
+mod stripe;
+
+pub use p2p::P2p;
+pub use read::{Source, btrfs, device, no_device};
+pub use stripe::{Layout, Stripe};
+
+/// A file system and what it lies on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stack {
+    /// `ext4`, `tmpfs`; empty for a block device itself.
+    pub file_system: String,
+    /// The uppermost block device; none where there is none (memory, network), or where it cannot be told.
+    pub top: Option<Layer>,
+}
+
+/// A block device and what it is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layer {
+    /// The kernel's name, such as `nvme0n1`.
+    pub name: String,
+    /// Major and minor number; none where it could not be told.
+    pub number: Option<(u32, u32)>,
+    /// What it does to a request.
+    pub kind: Kind,
+    /// Length in bytes; 0 where it is not told.
+    pub bytes: u64,
+    /// What its queue says.
+    pub queue: Queue,
+    /// How it takes part in the layer above.
+    pub role: Role,
+    /// What it is made of; none for a disk.
+    pub members: Vec<Layer>,
+}
+
+/// What a layer does to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing is below it.
+    Disk {
+        /// How the machine reaches it.
+        transport: Transport,
+        /// Its PCI address, or that of the controller it hangs on.
+        pci: Option<String>,
+    },
+    /// Part of its only member.
+    Partition {
+        /// First byte on it.
+        start: u64,
+    },
+    /// An array of the md driver.
+    Md(Md),
+    /// Members, or parts of them, end to end: LVM's usual volume.
+    Linear,
+    /// Chunks dealt out to the members by the device mapper.
+    Striped {
+        /// Bytes of a chunk.
+        chunk: u64,
+    },
+    /// An LVM volume with redundancy.
+    LvmRaid {
+        /// Bytes of a chunk, 0 for mirrors.
+        chunk: u64,
+        /// Members that hold data in each stripe.
+        data: u32,
+    },
+    /// Encrypted.
+    Crypt,
+    /// Several paths to one disk.
+    Multipath,
+    /// A thin volume of a pool.
+    Thin,
+    /// Device mapper with a target that is not told.
+    Mapper,
+    /// A file as a disk.
+    Loop {
+        /// Its path as it was opened.
+        file: String,
+    },
+    /// A disk with a faster one as its cache.
+    Bcache,
+    /// btrfs over several devices.
+    Btrfs {
+        /// How it stores data: `single`, `raid0`, ...; empty where it stores it in several ways.
+        profile: String,
+    },
+    /// Not told.
+    Unknown,
+}
+
+/// An array of the md driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Md {
+    /// How it spreads data.
+    pub level: Level,
+    /// Bytes of a chunk; 0 where there are none.
+    pub chunk: u64,
+    /// Disks it is made for.
+    pub disks: u32,
+    /// Of these, missing.
+    pub degraded: u32,
+    /// The level's own variant, as the kernel numbers it.
+    pub layout: u32,
+    /// What it is doing: `idle`, `recover`, `resync`, ...
+    pub action: String,
+}
+
+/// Level of an md array.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the levels' own names")]
+pub enum Level {
+    Linear,
+    Raid0,
+    Raid1,
+    Raid4,
+    Raid5,
+    Raid6,
+    Raid10,
+    /// Another word of the kernel's.
+    Other(String),
+}
+
+impl Level {
+    /// From the kernel's word.
+    pub fn of(word: &str) -> Level {
+        match word {
+            "linear" => Level::Linear,
+            "raid0" => Level::Raid0,
+            "raid1" => Level::Raid1,
+            "raid4" => Level::Raid4,
+            "raid5" => Level::Raid5,
+            "raid6" => Level::Raid6,
+            "raid10" => Level::Raid10,
+            other => Level::Other(other.to_owned()),
+        }
+    }
+
+    /// The kernel's word.
+    pub fn name(&self) -> &str {
+        match self {
+            Level::Linear => "linear",
+            Level::Raid0 => "raid0",
+            Level::Raid1 => "raid1",
+            Level::Raid4 => "raid4",
+            Level::Raid5 => "raid5",
+            Level::Raid6 => "raid6",
+            Level::Raid10 => "raid10",
+            Level::Other(word) => word,
+        }
+    }
+
+    /// Disks of each stripe that hold parity.
+    pub const fn parity(&self) -> u32 {
+        match self {
+            Level::Raid4 | Level::Raid5 => 1,
+            Level::Raid6 => 2,
+            _ => 0,
+        }
+    }
+}
+
+/// How a disk is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the transports' own names")]
+pub enum Transport {
+    Nvme,
+    NvmeFabrics,
+    Sata,
+    Sas,
+    Scsi,
+    Virtio,
+    Usb,
+    Mmc,
+    Pmem,
+    /// Made by a driver without hardware: zram, nbd, ...
+    Virtual,
+    Unknown,
+}
+
+impl Transport {
+    /// As it is shown.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Transport::Nvme => "nvme",
+            Transport::NvmeFabrics => "nvme over fabrics",
+            Transport::Sata => "sata",
+            Transport::Sas => "sas",
+            Transport::Scsi => "scsi",
+            Transport::Virtio => "virtio",
+            Transport::Usb => "usb",
+            Transport::Mmc => "mmc",
+            Transport::Pmem => "pmem",
+            Transport::Virtual => "virtual",
+            Transport::Unknown => "unknown",
+        }
+    }
+}
+
+/// What a queue says of itself; bytes, 0 where it is not told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Queue {
+    /// Smallest unit of a request.
+    pub logical: u64,
+    /// What a request should have at least; a chunk of an array.
+    pub minimum: u64,
+    /// What one should have; a stripe of an array.
+    pub optimal: u64,
+    /// Largest request; what is longer the kernel cuts.
+    pub most: u64,
+    /// The kernel's read-ahead window.
+    pub read_ahead: u64,
+}
+
+/// How a layer takes part in the one above.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Holds its share.
+    #[default]
+    Active,
+    /// Being rebuilt: holds part of its share.
+    Rebuilding,
+    /// Waits to take another's place.
+    Spare,
+    /// Given up by the array.
+    Faulty,
+}
+
+impl Stack {
+    /// Every disk, from left to right.
+    pub fn disks(&self) -> Vec<&Layer> {
+        let mut out = Vec::new();
+        if let Some(top) = &self.top {
+            top.gather_disks(&mut out);
+        }
+        out
+    }
+
+    /// Where stripes lie, if there are any.
+    pub fn stripe(&self) -> Option<Stripe> {
+        self.top.as_ref().and_then(Stripe::of)
+    }
+
+    /// The kernel's read-ahead window; 0 where it is not told.
+    pub fn read_ahead(&self) -> u64 {
+        self.top.as_ref().map_or(0, |top| top.queue.read_ahead)
+    }
+
+    /// Whether commands are served in the time of an NVMe drive, or by several disks at once.
+    pub fn is_fast(&self) -> bool {
+        let disks = self.disks();
+        let nvme = |d: &&Layer| matches!(d.kind, Kind::Disk { transport: Transport::Nvme | Transport::Pmem, .. });
+        (!disks.is_empty() && disks.iter().all(nvme)) || self.stripe().is_some_and(|s| s.data > 1)
+    }
+}
+
+impl Layer {
+    fn gather_disks<'a>(&'a self, out: &mut Vec<&'a Layer>) {
+        if let Kind::Disk { .. } = self.kind {
+            out.push(self);
+        }
+        self.members.iter().for_each(|m| m.gather_disks(out));
+    }
+
+    /// Members that hold data now.
+    pub fn active(&self) -> impl Iterator<Item = &Layer> {
+        self.members.iter().filter(|m| matches!(m.role, Role::Active | Role::Rebuilding))
+    }
+}

@@ -1,0 +1,78 @@
+//! Whether storage may DMA into a device, as far as the layers tell: a hint and a reason. The canary read decides.
+//!
+//! ```text
+//!   passes it on                                  keeps it
+//!   partitions                                    md linear, -4, -5, -6: parity is computed by the CPU
+//!   md RAID-0, -1, -10 (Linux 7.2 and later)      the device mapper (LVM, dm-crypt, multipath), loop, bcache
+//!   NVMe on PCIe                                  every other kind of disk
+//! ```
+
+use super::{Kind, Layer, Level, Stack, Transport};
+
+/// What the layers say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum P2p {
+    /// No layer is in the way.
+    Open,
+    /// An array that passes it on since Linux 7.2.
+    Array(String),
+    /// This layer keeps it, because.
+    Closed(String, &'static str),
+}
+
+impl P2p {
+    /// The layers of a file.
+    pub fn of(stack: &Stack) -> P2p {
+        match &stack.top {
+            Some(top) => of_layer(top),
+            None => P2p::Closed(stack.file_system.clone(), "no block device is known under it"),
+        }
+    }
+
+    /// Whether a canary read is worth its while.
+    pub fn may(&self) -> bool {
+        !matches!(self, P2p::Closed(..))
+    }
+
+    /// One sentence.
+    pub fn text(&self) -> String {
+        match self {
+            P2p::Open => "no layer is in the way of peer-to-peer DMA".to_owned(),
+            P2p::Array(name) => format!("{name} passes peer-to-peer DMA on since Linux 7.2; before, it refuses it"),
+            P2p::Closed(name, why) => format!("{name} refuses peer-to-peer DMA: {why}"),
+        }
+    }
+}
+
+fn of_layer(layer: &Layer) -> P2p {
+    let closed = |why| P2p::Closed(layer.name.clone(), why);
+    let below = || {
+        let answers: Vec<P2p> = layer.active().map(of_layer).collect();
+        let worst = answers.iter().find(|a| !a.may()).or_else(|| answers.iter().find(|a| **a != P2p::Open));
+        worst.cloned().unwrap_or(if answers.is_empty() { closed("its members are not told") } else { P2p::Open })
+    };
+    match &layer.kind {
+        Kind::Disk { transport: Transport::Nvme, .. } => P2p::Open,
+        Kind::Disk { .. } => closed("only NVMe drives on PCIe DMA into other devices"),
+        Kind::Partition { .. } => below(),
+        Kind::Md(md) => match md.level {
+            Level::Raid0 | Level::Raid1 | Level::Raid10 => match below() {
+                P2p::Open => P2p::Array(layer.name.clone()),
+                other => other,
+            },
+            Level::Raid4 | Level::Raid5 | Level::Raid6 => {
+                closed("the CPU computes parity from memory that it can read")
+            }
+            Level::Linear | Level::Other(_) => closed("this kind of array does not pass it on"),
+        },
+        Kind::Linear | Kind::Striped { .. } | Kind::LvmRaid { .. } | Kind::Thin | Kind::Mapper => {
+            closed("the device mapper (LVM) does not pass it on")
+        }
+        Kind::Crypt => closed("the CPU has to decrypt"),
+        Kind::Multipath => closed("the device mapper (multipath) does not pass it on"),
+        Kind::Loop { .. } => closed("a file as a disk is read by the CPU"),
+        Kind::Bcache => closed("bcache does not pass it on"),
+        Kind::Btrfs { .. } => below(),
+        Kind::Unknown => closed("an unknown kind of block device"),
+    }
+}

@@ -1,0 +1,223 @@
+//! Where stripes begin, how wide they are, and which member holds what.
+//!
+//! ```text
+//!   RAID-5 of 4, 64 KiB chunks, left-symmetric        bytes of the array
+//!              disk 0   1   2   3
+//!   stripe 0        0   1   2   P      width = 3 x 64 KiB: what must be written together
+//!   stripe 1        4   5   P   3      to spare the reads of old parity
+//!   stripe 2        8   P   6   7
+//!                   └── chunk: what one command of one disk is cut at
+//! ```
+//!
+//! Offsets are those of the uppermost block device. A file's own offsets differ by where its extents lie; file systems
+//! that know the stripe begin large extents on it.
+//!
+//! Known flaws: zones of a RAID-0 whose members differ in length, md's far and offset layouts of RAID-10 and its rarer
+//! RAID-5 layouts are cut rightly, but nobody is told which member holds a chunk.
+
+use super::{Kind, Layer, Level};
+
+/// How chunks are dealt out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// One after the other: RAID-0, the device mapper's stripes, btrfs is not (it places each GiB anew).
+    Plain,
+    /// Each chunk on this many neighbours: RAID-10, near.
+    Near(u32),
+    /// Parity of so many disks moves left from stripe to stripe, and data begins behind it: RAID-5 and -6 as they are
+    /// made today.
+    LeftSymmetric(u32),
+    /// Nobody knows which member holds a chunk.
+    Unknown,
+}
+
+/// The stripes of a block device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stripe {
+    /// Bytes that lie together on a member; not 0.
+    pub chunk: u64,
+    /// Chunks of data in a stripe; not 0.
+    pub data: u32,
+    /// Members, parity and copies included.
+    pub members: u32,
+    /// Chunks of parity in a stripe.
+    pub parity: u32,
+    /// How the chunks are dealt out.
+    pub layout: Layout,
+    /// Where in a stripe byte 0 of the uppermost device lies; none where that is not told.
+    pub phase: Option<u64>,
+}
+
+impl Stripe {
+    /// The stripes under a layer, of the uppermost array that has any.
+    pub fn of(layer: &Layer) -> Option<Stripe> {
+        let only = || match &layer.members[..] {
+            [member] => Stripe::of(member),
+            _ => None,
+        };
+        match &layer.kind {
+            Kind::Partition { start } => {
+                let stripe = only()?;
+                let phase = stripe.phase.and_then(|phase| Some(phase.checked_add(*start)? % stripe.width()));
+                Some(Stripe { phase, ..stripe })
+            }
+            Kind::Md(md) => {
+                let disks = md.disks;
+                let parity = md.level.parity();
+                let (layout, data) = match md.level {
+                    Level::Raid0 => (Layout::Plain, disks),
+                    Level::Raid10 => raid10(md.layout, disks)?,
+                    Level::Raid5 | Level::Raid6 if md.layout == 2 => {
+                        (Layout::LeftSymmetric(parity), disks.checked_sub(parity)?)
+                    }
+                    Level::Raid4 | Level::Raid5 | Level::Raid6 => (Layout::Unknown, disks.checked_sub(parity)?),
+                    Level::Raid1 if layer.active().count() == 1 => return only(),
+                    _ => return None,
+                };
+                Stripe::new(md.chunk, data, disks, parity, layout)
+            }
+            Kind::Striped { chunk } => {
+                let members = u32::try_from(layer.members.len()).ok()?;
+                Stripe::new(*chunk, members, members, 0, Layout::Plain)
+            }
+            Kind::LvmRaid { chunk, data } => {
+                let members = u32::try_from(layer.members.len() / 2).ok()?.max(*data);
+                // Mirrored stripes and parity look alike from outside; parity is what writers must know of.
+                Stripe::new(*chunk, *data, members, members - *data, Layout::Unknown)
+            }
+            Kind::Linear | Kind::Crypt | Kind::Mapper | Kind::Thin | Kind::Multipath | Kind::Bcache => {
+                // LVM and cryptsetup begin at whole MiB, which is a whole stripe only if the stripe divides it.
+                only()
+                    .map(|stripe| Stripe { phase: stripe.phase.filter(|_| (1 << 20) % stripe.width() == 0), ..stripe })
+            }
+            Kind::Btrfs { profile } => {
+                let members = u32::try_from(layer.members.len()).ok()?;
+                let (data, parity) = match profile.as_str() {
+                    "raid0" => (members, 0),
+                    "raid10" => (members / 2, 0),
+                    "raid5" => (members.checked_sub(1)?, 1),
+                    "raid6" => (members.checked_sub(2)?, 2),
+                    _ => return None,
+                };
+                let stripe = Stripe::new(64 << 10, data, members, parity, Layout::Unknown)?;
+                Some(Stripe { phase: None, ..stripe })
+            }
+            Kind::Disk { .. } | Kind::Loop { .. } | Kind::Unknown => None,
+        }
+    }
+
+    /// None for what no driver would make.
+    fn new(chunk: u64, data: u32, members: u32, parity: u32, layout: Layout) -> Option<Stripe> {
+        let sane = (512..=1 << 32).contains(&chunk) && data > 0 && members >= data && members <= 4096;
+        sane.then_some(Stripe { chunk, data, members, parity, layout, phase: Some(0) })
+    }
+
+    /// Bytes of data in a stripe.
+    pub const fn width(&self) -> u64 {
+        self.chunk * self.data as u64
+    }
+
+    /// What a write should consist of: whole stripes where there is parity, else it does not matter.
+    pub const fn write_unit(&self) -> Option<u64> {
+        if self.parity > 0 { Some(self.width()) } else { None }
+    }
+
+    /// Where a command that begins at `at` and may be `most` bytes long should end: at the end of a stripe if it can
+    /// have a whole one, else of a chunk, else anywhere inside its chunk.
+    pub fn cut(&self, at: u64, most: u64) -> u64 {
+        let phase = self.phase.unwrap_or(0);
+        let limit = at.saturating_add(most.max(1));
+        let last = |unit: u64| {
+            let end = (limit.saturating_add(phase) / unit * unit).saturating_sub(phase);
+            (end > at).then_some(end)
+        };
+        let within_stripe = || last(self.chunk);
+        match last(self.width()) {
+            // A short head before the boundary is worth less than the chunks behind it.
+            Some(end) if end - at >= most / 2 => end,
+            _ => within_stripe().unwrap_or(limit),
+        }
+    }
+
+    /// The member that holds byte `at`: the one that is read, where there are copies.
+    pub fn member(&self, at: u64) -> Option<u32> {
+        let at = at.checked_add(self.phase?)?;
+        let members = u64::from(self.members);
+        let chunk = at / self.chunk;
+        Some(match self.layout {
+            Layout::Plain => chunk % members,
+            Layout::Near(copies) => chunk % members * u64::from(copies) % members,
+            Layout::LeftSymmetric(parity) => {
+                let (stripe, index) = (chunk / u64::from(self.data), chunk % u64::from(self.data));
+                let first = members - 1 - stripe % members;
+                // With one disk of parity data begins behind it, with two behind the second.
+                (first + u64::from(parity) + index) % members
+            }
+            Layout::Unknown => return None,
+        } as u32)
+    }
+}
+
+fn raid10(layout: u32, disks: u32) -> Option<(Layout, u32)> {
+    let (near, far) = (layout & 0xff, layout >> 8 & 0xff);
+    let copies = near.checked_mul(far).filter(|n| *n > 0)?;
+    // An odd number of disks still deals out as many chunks a turn as whole copies fit, on average.
+    let data = (disks / copies).max(1);
+    let even = disks.is_multiple_of(copies);
+    Some((if far == 1 && even { Layout::Near(near) } else { Layout::Unknown }, data))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Md, Queue, Role};
+    use super::*;
+
+    fn layer(kind: Kind, members: Vec<Layer>) -> Layer {
+        Layer { name: "x".into(), number: None, kind, bytes: 0, queue: Queue::default(), role: Role::Active, members }
+    }
+
+    fn md(level: Level, chunk: u64, disks: u32, layout: u32) -> Layer {
+        let md = Md { level, chunk, disks, degraded: 0, layout, action: String::new() };
+        layer(Kind::Md(md), Vec::new())
+    }
+
+    #[test]
+    fn widths() {
+        let of = |l: Layer| Stripe::of(&l).map(|s| (s.width(), s.write_unit()));
+        assert_eq!(of(md(Level::Raid0, 65536, 4, 0)), Some((262_144, None)));
+        assert_eq!(of(md(Level::Raid5, 65536, 4, 2)), Some((196_608, Some(196_608))));
+        assert_eq!(of(md(Level::Raid6, 65536, 5, 2)), Some((196_608, Some(196_608))));
+        assert_eq!(of(md(Level::Raid10, 65536, 4, 0x102)), Some((131_072, None)));
+        assert_eq!(of(md(Level::Raid1, 0, 2, 0)), None);
+        assert_eq!(of(md(Level::Raid5, 65536, 0, 2)), None);
+        assert_eq!(of(md(Level::Raid0, 0, 4, 0)), None);
+    }
+
+    #[test]
+    fn a_partition_moves_the_stripes() {
+        let part = layer(Kind::Partition { start: 1 << 20 }, vec![md(Level::Raid5, 65536, 4, 2)]);
+        let stripe = Stripe::of(&part).expect("striped");
+        assert_eq!(stripe.phase, Some((1 << 20) % 196_608));
+        // The first boundary on the partition is where the array's sixth stripe begins.
+        assert_eq!(stripe.cut(0, 196_608), 6 * 196_608 - (1 << 20));
+        // Through LVM nobody tells, unless it makes no difference.
+        let volume = layer(Kind::Linear, vec![md(Level::Raid5, 65536, 4, 2)]);
+        assert_eq!(Stripe::of(&volume).expect("striped").phase, None);
+        let volume = layer(Kind::Linear, vec![md(Level::Raid0, 65536, 4, 0)]);
+        assert_eq!(Stripe::of(&volume).expect("striped").phase, Some(0));
+    }
+
+    #[test]
+    fn left_symmetric_as_the_kernel_deals() {
+        let stripe = Stripe::of(&md(Level::Raid5, 65536, 4, 2)).expect("striped");
+        let members: Vec<_> = (0..9).map(|chunk| stripe.member(chunk * 65536).expect("told")).collect();
+        assert_eq!(members, [0, 1, 2, 3, 0, 1, 2, 3, 0]);
+        let stripe = Stripe::of(&md(Level::Raid6, 65536, 4, 2)).expect("striped");
+        let members: Vec<_> = (0..6).map(|chunk| stripe.member(chunk * 65536).expect("told")).collect();
+        // P on 3 and Q on 0, then P on 2 and Q on 3, then P on 1 and Q on 2.
+        assert_eq!(members, [1, 2, 0, 1, 3, 0]);
+        let stripe = Stripe::of(&md(Level::Raid10, 65536, 4, 0x102)).expect("striped");
+        let members: Vec<_> = (0..4).map(|chunk| stripe.member(chunk * 65536).expect("told")).collect();
+        assert_eq!(members, [0, 2, 0, 2]);
+    }
+}

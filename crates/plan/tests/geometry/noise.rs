@@ -1,0 +1,70 @@
+//! Whatever sysfs says, nothing panics and everything ends.
+
+use proptest::prelude::*;
+use spinio_plan::geometry::{P2p, Source, Stack, btrfs, device, overlay};
+
+/// Answers from a list, by a hash of the path: the same question has the same answer.
+struct Noise(Vec<String>);
+
+impl Noise {
+    fn pick(&self, path: &str, salt: usize) -> Option<String> {
+        let hash = path.bytes().fold(salt, |h, b| h.wrapping_mul(31).wrapping_add(usize::from(b)));
+        self.0.get(hash % (self.0.len() + 1)).cloned()
+    }
+}
+
+impl Source for Noise {
+    fn text(&self, path: &str) -> Option<String> {
+        self.pick(path, 1)
+    }
+
+    fn list(&self, path: &str) -> Vec<String> {
+        (0..6).filter_map(|salt| self.pick(path, salt)).collect()
+    }
+
+    fn link(&self, path: &str) -> Option<String> {
+        self.pick(path, 2)
+    }
+}
+
+fn word() -> impl Strategy<Value = String> {
+    prop_oneof![
+        "[0-9]{1,20}",
+        "[0-9]{1,3}:[0-9]{1,3}",
+        "raid[0-9]{1,2}|linear|in_sync|faulty|none|idle|recover",
+        "dev-[a-z0-9]{0,4}|dm-[0-9]|\\.\\.|\\.|a/b",
+        "(LVM|CRYPT|mpath|part1)-.{0,8}",
+        "../../devices/(virtual|pci0000:00/0000:00:02.0)/(nvme/nvme0|block|host1)/[a-z0-9]{0,6}",
+        ".{0,12}",
+    ]
+}
+
+fn judge(stack: &Stack) -> Result<(), TestCaseError> {
+    let _ = (P2p::of(stack).text(), stack.read_ahead(), stack.is_fast(), stack.disks().len());
+    let picture = stack.to_string();
+    prop_assert!(picture.lines().count() <= 2048 && !picture.contains('\x1b'));
+    if let Some(stripe) = stack.stripe() {
+        prop_assert!(stripe.width() > 0);
+        for at in [0, 1, u64::MAX - 1, stripe.width()] {
+            prop_assert!(stripe.cut(at, 1 << 20) > at);
+            let _ = stripe.member(at);
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn a_stack_of_noise_is_a_stack(words in proptest::collection::vec(word(), 0..40), major in 0u32..1 << 12) {
+        let noise = Noise(words);
+        judge(&device(&noise, "ext4", (major, 0)))?;
+        judge(&btrfs(&noise, "x"))?;
+    }
+
+    #[test]
+    fn mountinfo_of_noise(text in "([0-9 ]{0,4}[-a-z=,:/\\\\é\n ]{0,40}){0,6}", path in "[/a-z]{0,9}") {
+        for id in 0..3 {
+            let _ = overlay::candidates(&text, id, &path);
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Stripe arithmetic against what it means.
+
+use proptest::prelude::*;
+use spinio_plan::geometry::{Layout, Stripe};
+
+fn any_stripe() -> impl Strategy<Value = Stripe> {
+    let phase = prop_oneof![Just(None), (0u64..1 << 24).prop_map(Some)];
+    (3u32..14, 0u32..3, 9u32..22, phase).prop_map(|(data, parity, chunk, phase)| {
+        let layout = if parity > 0 { Layout::LeftSymmetric(parity) } else { Layout::Plain };
+        Stripe { chunk: 1 << chunk, data, members: data + parity, parity, layout, phase }
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_cut_moves_on_and_never_too_far(stripe in any_stripe(), at in 0u64..1 << 50, most in 1u64..1 << 30) {
+        let end = stripe.cut(at, most);
+        prop_assert!(end > at && end - at <= most);
+        // Inside a chunk, or at the end of one.
+        let phase = stripe.phase.unwrap_or(0);
+        let (first, last) = ((at + phase) / stripe.chunk, (end - 1 + phase) / stripe.chunk);
+        prop_assert!((end + phase).is_multiple_of(stripe.chunk) || (first == last && end - at == most));
+    }
+
+    #[test]
+    fn a_command_that_can_have_whole_stripes_has_them(stripe in any_stripe(), n in 0u64..1 << 20, k in 1u64..9) {
+        let phase = stripe.phase.unwrap_or(0);
+        let at = (n * stripe.width()).saturating_sub(phase);
+        let from = (at + phase) / stripe.width();
+        let end = stripe.cut(at, k * stripe.width());
+        if (at + phase).is_multiple_of(stripe.width()) {
+            prop_assert_eq!(end, (from + k) * stripe.width() - phase);
+        }
+    }
+
+    #[test]
+    fn a_stripe_has_every_chunk_on_another_member(stripe in any_stripe(), n in 0u64..1 << 30) {
+        let stripe = Stripe { phase: Some(0), ..stripe };
+        let start = n * stripe.width();
+        let mut members: Vec<_> =
+            (0..u64::from(stripe.data)).map(|i| stripe.member(start + i * stripe.chunk).unwrap()).collect();
+        prop_assert!(members.iter().all(|m| *m < stripe.members));
+        members.sort_unstable();
+        members.dedup();
+        prop_assert_eq!(members.len(), stripe.data as usize);
+    }
+
+    #[test]
+    fn in_the_long_run_every_member_is_read_alike(stripe in any_stripe()) {
+        let stripe = Stripe { phase: Some(0), ..stripe };
+        let turns = u64::from(stripe.data * stripe.members);
+        let mut counts = vec![0u32; stripe.members as usize];
+        for chunk in 0..turns {
+            counts[stripe.member(chunk * stripe.chunk).unwrap() as usize] += 1;
+        }
+        prop_assert!(counts.iter().all(|c| *c == stripe.data), "{:?}", counts);
+    }
+}
