@@ -1,0 +1,116 @@
+//! What files and file systems tell of the storage under them, to everybody.
+
+use std::ffi::CStr;
+
+use linux_raw_sys::general as k;
+use rustix::io::Errno;
+
+use super::calls::{Fd, close, open, read};
+use super::raw::call;
+
+pub use k::O_NOFOLLOW;
+
+type Result<T> = core::result::Result<T, Errno>;
+
+/// The first `most` bytes of a small file, such as those of sysfs and procfs.
+pub fn read_file(path: &CStr, most: usize) -> Result<Vec<u8>> {
+    let fd = open(path, k::O_RDONLY as i32, 0)?;
+    let mut out = Vec::new();
+    let mut buf = [0u8; 4096];
+    let ended = loop {
+        let want = buf.len().min(most - out.len());
+        if want == 0 {
+            break Ok(());
+        }
+        // SAFETY: `buf` has `want` bytes.
+        match unsafe { read(fd, buf.as_mut_ptr(), want) } {
+            Ok(0) => break Ok(()),
+            Ok(got) => out.extend_from_slice(&buf[..got.min(want)]),
+            Err(Errno::INTR) => {}
+            Err(e) => break Err(e),
+        }
+    };
+    let _ = close(fd);
+    ended.map(|()| out)
+}
+
+/// The identity of the btrfs that a descriptor lies on.
+pub fn btrfs_uuid(fd: Fd) -> Result<[u8; 16]> {
+    /// `BTRFS_IOC_FS_INFO`: reading, 1024 bytes, type 0x94, number 31.
+    const FS_INFO: u32 = 2 << 30 | 1024 << 16 | 0x94 << 8 | 31;
+    // `struct btrfs_ioctl_fs_info_args`: max_id, num_devices, then the identity.
+    let mut info = [0u64; 128];
+    // SAFETY: `info` has the 1024 bytes that the request says, and lives across the call.
+    unsafe { call(k::__NR_ioctl, [fd as usize, FS_INFO as usize, info.as_mut_ptr() as usize, 0, 0, 0]) }?;
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&info[2].to_ne_bytes());
+    uuid[8..].copy_from_slice(&info[3].to_ne_bytes());
+    Ok(uuid)
+}
+
+/// Where bytes of a file lie on the device under its file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// First byte in the file.
+    pub logical: u64,
+    /// First byte on the device.
+    pub physical: u64,
+    /// Bytes.
+    pub len: u64,
+    /// `FIEMAP_EXTENT_*`: what is unwritten, inline, encoded, not allocated yet.
+    pub flags: u32,
+}
+
+/// `FIEMAP_EXTENT_*` of an extent whose bytes do not lie at its `physical` as they are in the file.
+pub const NOT_PLACED: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400;
+
+/// The first extents of a range (FIEMAP), at most `most` of them; holes are left out. Asks nothing of the storage, and
+/// does not make the file system write back first.
+pub fn extents(fd: Fd, offset: u64, len: u64, most: usize) -> Result<Vec<Placed>> {
+    /// `FS_IOC_FIEMAP`: reading and writing, 32 bytes, type 'f', number 11.
+    const FIEMAP: u32 = 3 << 30 | 32 << 16 | 0x66 << 8 | 11;
+    const HEAD: usize = 4;
+    const EACH: usize = 7;
+    // `struct fiemap`: start, length, flags and count mapped, count of room and a reserved word; then the extents.
+    let mut words = vec![0u64; HEAD + EACH * most];
+    words[0] = offset;
+    words[1] = len;
+    words[3] = most as u64;
+    // SAFETY: the head says for how many extents there is room behind it, and `words` lives across the call.
+    unsafe { call(k::__NR_ioctl, [fd as usize, FIEMAP as usize, words.as_mut_ptr() as usize, 0, 0, 0]) }?;
+    let mapped = ((words[2] >> 32) as usize).min(most);
+    let extent = |w: &[u64]| Placed { logical: w[0], physical: w[1], len: w[2], flags: w[5] as u32 };
+    Ok(words[HEAD..].chunks_exact(EACH).take(mapped).map(extent).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn files_are_read_up_to_a_bound() {
+        let all = read_file(c"/proc/self/maps", 1 << 20).unwrap();
+        assert!(all.len() > 100);
+        assert_eq!(read_file(c"/proc/self/maps", 100).unwrap().len(), 100);
+        assert_eq!(read_file(c"/proc/self/no-such-file", 100), Err(Errno::NOENT));
+    }
+
+    #[test]
+    fn extents_cover_a_written_file() {
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        match extents(file.as_raw_fd(), 0, u64::MAX, 64) {
+            Ok(found) => {
+                assert!(!found.is_empty(), "a program has bytes");
+                assert_eq!(found[0].logical, 0);
+                assert!(found.windows(2).all(|w| w[0].logical + w[0].len <= w[1].logical), "{found:?}");
+            }
+            Err(e) => eprintln!("skipped: no FIEMAP here: {e}"),
+        }
+        // Not a btrfs, or one: never a wrong answer.
+        if let Ok(uuid) = btrfs_uuid(file.as_raw_fd()) {
+            assert_ne!(uuid, [0; 16]);
+        }
+    }
+}
