@@ -244,6 +244,7 @@ mod tests {
                 total: 2000.0,
             },
             model: "nvme".to_owned(),
+            storage: std::sync::Arc::default(),
             advice: vec!["read it ahead".to_owned()],
         }
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use spinio_device::{Abilities, Allocation, Device};
+use spinio_plan::geometry::Stack;
 use spinio_plan::{Extent, Objective, Prediction, Reason, Residency, Route, Schedule, plan, predict};
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind};
@@ -49,6 +50,8 @@ pub struct Explanation {
     pub prediction: Prediction,
     /// Which cost model that is.
     pub model: String,
+    /// The block devices under the file.
+    pub storage: Arc<Stack>,
     /// What would make it faster.
     pub advice: Vec<String>,
 }
@@ -74,6 +77,7 @@ impl Runtime {
                 schedule,
                 prediction: Prediction::default(),
                 model: "none".to_owned(),
+                storage: self.storage(fd).unwrap_or_default(),
                 advice: vec![],
             }
         };
@@ -136,6 +140,7 @@ impl Runtime {
             schedule,
             prediction,
             model: known.describe(&file),
+            storage: Arc::clone(file.geometry()),
             advice,
         })
     }

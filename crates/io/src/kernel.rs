@@ -5,7 +5,7 @@
 //! it spoils, and hands the rest of its work to `Linux`: short reads and writes, EINTR, EIO, ENOSPC, EREMOTEIO in the
 //! middle of a P2P transfer, files that cannot be opened again.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 
 use spinio_plan::Route;
 use spinio_sys::Errno;
@@ -99,15 +99,27 @@ pub trait Kernel: Send + Sync + 'static {
         linux::file_system(fd)
     }
 
-    /// Whether the storage under a device number is NVMe or an array of disks: it chooses the cost model.
-    fn is_fast(&self, dev: u64) -> bool {
-        let (major, minor) = (linux::major(dev), linux::minor(dev));
-        let mut target = [0u8; 256];
-        let read = CString::new(format!("/sys/dev/block/{major}:{minor}"))
-            .ok()
-            .and_then(|path| linux::readlink(&path, &mut target).ok())
-            .map_or(&[][..], |n| &target[..n]);
-        read.split(|&b| b == b'/').any(|part| part.starts_with(b"nvme") || part.starts_with(b"md"))
+    /// What a small file says (sysfs, procfs), its first `most` bytes.
+    fn text(&self, path: &CStr, most: usize) -> Result<Vec<u8>> {
+        linux::read_file(path, most)
+    }
+
+    /// The names in a folder.
+    fn list(&self, path: &CStr) -> Result<Vec<CString>> {
+        linux::list(path)
+    }
+
+    /// What a symbolic link says.
+    fn link(&self, path: &CStr) -> Result<Vec<u8>> {
+        let mut target = vec![0; 4096];
+        let len = linux::readlink(path, &mut target)?;
+        target.truncate(len);
+        Ok(target)
+    }
+
+    /// The identity of a btrfs.
+    fn btrfs_uuid(&self, fd: Fd) -> Result<[u8; 16]> {
+        linux::btrfs_uuid(fd)
     }
 
     /// A name for the storage under a device number that survives a reboot: what a calibration is kept under.

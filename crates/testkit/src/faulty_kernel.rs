@@ -1,5 +1,6 @@
 //! A kernel that fails, shortens or refuses chosen calls, and is otherwise the kernel.
 
+use std::ffi::{CStr, CString};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use spinio_io::kernel::{Kernel, Linux};
@@ -23,6 +24,8 @@ pub enum Call {
     Map,
     Private,
     Ring,
+    /// Anything asked of sysfs or procfs by path.
+    Sysfs,
 }
 
 /// What becomes of it.
@@ -175,6 +178,21 @@ impl Kernel for FaultyKernel {
     fn map(&self, fd: Fd, len: usize) -> Result<*mut u8> {
         self.pass(Call::Map)?;
         Linux.map(fd, len)
+    }
+
+    fn text(&self, path: &CStr, most: usize) -> Result<Vec<u8>> {
+        self.pass(Call::Sysfs)?;
+        Linux.text(path, most)
+    }
+
+    fn list(&self, path: &CStr) -> Result<Vec<CString>> {
+        self.pass(Call::Sysfs)?;
+        Linux.list(path)
+    }
+
+    fn link(&self, path: &CStr) -> Result<Vec<u8>> {
+        self.pass(Call::Sysfs)?;
+        Linux.link(path)
     }
 
     fn private(&self) -> core::result::Result<Private, PrivateError> {

@@ -8,11 +8,12 @@
 //! ```
 //!
 //! The range is part of the request, so the device holds nothing it was not asked for; it
-//! is as long as the request allows, up to a MiB, to span the stripes of an array whose
-//! members need not all reach the device.
+//! is as long as the request allows, up to a block of staging or a whole stripe of the array
+//! under the file, whose members need not all reach the device.
 //!
-//! Known flaw: an array with longer stripes can pass while one member cannot reach the
-//! device; the engine then finds out (the read fails) and the verdict changes.
+//! Known flaw: a shorter request, or an array whose stripes are not told, can pass while one
+//! member cannot reach the device; the engine then finds out (the read fails) and the verdict
+//! changes.
 
 use std::sync::Arc;
 
@@ -24,6 +25,9 @@ use crate::core::{Core, Verdict};
 use crate::file::File;
 use crate::staging::BLOCK;
 
+/// Bytes of the widest stripe that is read whole.
+const WIDEST: u64 = 32 << 20;
+
 /// Reads part of the request both ways; `None` if nothing could be compared.
 pub(crate) fn sing(
     core: &Arc<Core>,
@@ -34,7 +38,9 @@ pub(crate) fn sing(
     unit: u64,
 ) -> Option<Verdict> {
     let first = offset.next_multiple_of(unit);
-    let bytes = ((offset + len).saturating_sub(first) / unit * unit).min(BLOCK as u64) as usize;
+    let stripe = file.geometry().stripe().map_or(0, |s| s.width()).min(WIDEST);
+    let most = (BLOCK as u64).max(stripe.next_multiple_of(unit));
+    let bytes = ((offset + len).saturating_sub(first) / unit * unit).min(most) as usize;
     if bytes == 0 {
         return None;
     }

@@ -15,6 +15,7 @@
 //! lease on the file itself gets a lease break, and fanotify listeners see it.
 
 pub(crate) mod canary;
+pub(crate) mod geometry;
 pub(crate) mod residency;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -22,9 +23,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use spinio_plan::Reason;
+use spinio_plan::geometry::Stack;
 use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
 
 use crate::crew::{Crew, PrivateFd};
+use crate::file::geometry::Stacks;
 use crate::kernel::Kernel;
 use crate::lock::lock;
 
@@ -86,7 +89,9 @@ pub(crate) struct File {
     pub(crate) storage: u64,
     /// Magic number of the file system; 0 for a block device.
     pub(crate) file_system: u64,
-    /// The storage under it is NVMe, or an array.
+    /// The block devices under it.
+    stack: Arc<Stack>,
+    /// They are NVMe, or several disks work side by side: it chooses the cost model.
     pub(crate) fast: bool,
     /// What O_DIRECT needs.
     pub(crate) align: DirectAlign,
@@ -104,7 +109,15 @@ pub(crate) struct File {
 
 impl File {
     /// Opens the twins. Runs on a keeper.
-    fn open(kernel: &dyn Kernel, crew: &Graves, tid: u32, fd: Fd, stat: Stat, born: Instant) -> Result<File, Reason> {
+    fn open(
+        kernel: &dyn Kernel,
+        stacks: &Stacks,
+        crew: &Graves,
+        tid: u32,
+        fd: Fd,
+        stat: Stat,
+        born: Instant,
+    ) -> Result<File, Reason> {
         let again = |flags: u32| {
             let twin = kernel.open_again(tid, fd, (linux::O_RDONLY | flags) as i32).map_err(|_| Reason::NoTwin)?;
             let twin = PrivateFd::new(twin, crew.clone());
@@ -134,6 +147,7 @@ impl File {
         };
         let rights = if in_memory { Rights::Resident } else { residency::rights(kernel, cached_fd, stat.uid) };
         let storage = if stat.kind == FileKind::Block { stat.rdev } else { stat.dev };
+        let stack = stacks.of(kernel, cached_fd, stat, magic);
         Ok(File {
             key: (stat.dev, stat.ino),
             cached,
@@ -143,7 +157,8 @@ impl File {
             },
             storage,
             file_system: if stat.kind == FileKind::Block { 0 } else { magic },
-            fast: kernel.is_fast(storage),
+            fast: stack.is_fast(),
+            stack,
             direct,
             align,
             // Populating a mapping of a sparse file in memory would allocate its holes.
@@ -171,6 +186,11 @@ impl File {
     /// Device number and inode.
     pub(crate) fn key(&self) -> (u64, u64) {
         self.key
+    }
+
+    /// The block devices under it, as they were a second or two ago.
+    pub(crate) fn geometry(&self) -> &Arc<Stack> {
+        &self.stack
     }
 
     /// Whether [`File::mapping`] can work.
@@ -210,11 +230,12 @@ pub(crate) struct Files {
     kept: Mutex<Vec<Arc<File>>>,
     count: AtomicU64,
     born: Instant,
+    stacks: Arc<Stacks>,
 }
 
 impl Files {
     pub(crate) fn new() -> Files {
-        Files { kept: Mutex::default(), count: AtomicU64::new(0), born: Instant::now() }
+        Files { kept: Mutex::default(), count: AtomicU64::new(0), born: Instant::now(), stacks: Arc::default() }
     }
 
     /// The file behind a descriptor of the calling thread; the reason if it cannot be opened again.
@@ -233,8 +254,9 @@ impl Files {
         let tid = linux::gettid();
         let graves = crew.graveyard();
         let born = self.born;
+        let stacks = Arc::clone(&self.stacks);
         let file = crew
-            .call(move || File::open(kernel, &graves, tid, fd, stat, born))
+            .call(move || File::open(kernel, &stacks, &graves, tid, fd, stat, born))
             .unwrap_or(Err(Reason::NoHelpers))
             .map(Arc::new)?;
         let mut kept = lock(&self.kept);

@@ -1,0 +1,115 @@
+//! What lies under a file, on file systems that this machine can make.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use spinio_io::{Runtime, Settings};
+use spinio_plan::geometry::{Kind, P2p, Stack};
+use spinio_sys::Errno;
+use spinio_testkit::place;
+use spinio_testkit::{Call, Effect, FaultyKernel, user};
+
+fn under(path: &Path) -> Arc<Stack> {
+    let file = File::open(path).unwrap();
+    Runtime::new(Settings::default()).storage(file.as_raw_fd()).unwrap()
+}
+
+fn written(place: &place::Place) -> PathBuf {
+    let path = place.file("f");
+    fs::write(&path, vec![7; 300_000]).unwrap();
+    path
+}
+
+#[test]
+fn every_kind_of_file_system_has_its_name() {
+    place::each(|place| {
+        let stack = under(&written(place));
+        println!("{}: {stack}", place.kind);
+        match place.kind {
+            "tmpfs" => assert_eq!((stack.file_system.as_str(), &stack.top), ("tmpfs", &None)),
+            "fuse" => assert_eq!((stack.file_system.as_str(), &stack.top), ("fuse", &None)),
+            "btrfs" | "xfs" | "data=journal" => {
+                let name = if place.kind == "data=journal" { "ext4" } else { place.kind };
+                assert_eq!(stack.file_system, name);
+                let top = stack.top.as_ref().expect("a loop device");
+                assert!(matches!(&top.kind, Kind::Loop { file } if file.ends_with("/image")), "{top:?}");
+                assert!(!P2p::of(&stack).may());
+            }
+            "overlay" => {
+                let lower = under(place.path().parent().unwrap());
+                assert_eq!(stack.file_system, format!("overlay on {}", lower.file_system));
+                assert_eq!(stack.top, lower.top, "the file lies where the upper folder lies");
+            }
+            _ => {}
+        }
+        if place.kind != "overlay" {
+            // A folder tells the same; one of an overlay may be merged from several.
+            assert_eq!(under(place.path()).top.is_some(), stack.top.is_some());
+        }
+    });
+}
+
+#[test]
+fn btrfs_over_two_devices() {
+    if !user::is_root() {
+        return println!("skipped: mounting needs root");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let loops: Vec<String> = (0..2).filter_map(|i| loop_device(&dir.path().join(format!("disk{i}")))).collect();
+    let mount = dir.path().join("mount");
+    fs::create_dir(&mount).unwrap();
+    let made = loops.len() == 2
+        && run(Command::new("mkfs.btrfs").args(["-q", "-f", "-d", "raid0", "-m", "raid0"]).args(&loops))
+        && run(Command::new("btrfs").args(["device", "scan"]).args(&loops))
+        && run(Command::new("mount").arg(&loops[0]).arg(&mount));
+    if made {
+        let file = mount.join("f");
+        fs::write(&file, vec![1; 1 << 20]).unwrap();
+        let stack = under(&file);
+        run(Command::new("umount").arg("-l").arg(&mount));
+        let top = stack.top.as_ref().expect("layers");
+        assert_eq!(top.kind, Kind::Btrfs { profile: "raid0".to_owned() }, "{stack}");
+        assert_eq!(top.members.len(), 2);
+        assert_eq!(stack.stripe().map(|s| s.width()), Some(128 << 10));
+    } else {
+        println!("skipped: no btrfs over two loop devices here");
+    }
+    for device in &loops {
+        run(Command::new("losetup").args(["-d", device]));
+    }
+}
+
+fn loop_device(image: &Path) -> Option<String> {
+    File::create(image).and_then(|f| f.set_len(256 << 20)).ok()?;
+    let out = Command::new("losetup").args(["-f", "--show"]).arg(image).output().ok()?;
+    out.status.success().then(|| String::from_utf8_lossy(&out.stdout).trim().to_owned())
+}
+
+fn run(command: &mut Command) -> bool {
+    command.output().is_ok_and(|out| out.status.success())
+}
+
+#[test]
+fn without_sys_nothing_is_known_and_all_goes_on() {
+    let kernel = FaultyKernel::new();
+    kernel.always(Call::Sysfs, Effect::Fail(Errno::NOENT));
+    let runtime = Runtime::with_kernel(Settings::default(), kernel);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    fs::write(&path, vec![7; 300_000]).unwrap();
+    let file = File::open(&path).unwrap();
+    let stack = runtime.storage(file.as_raw_fd()).unwrap();
+    assert_eq!(stack.top, None);
+    assert!(!stack.is_fast() && stack.stripe().is_none() && stack.read_ahead() == 0);
+}
+
+#[test]
+fn what_is_no_file_is_told() {
+    let runtime = Runtime::new(Settings::default());
+    assert_eq!(runtime.storage(-1).unwrap_err().kind.errno(), Errno::BADF);
+    let (end, _other) = std::io::pipe().unwrap();
+    assert_eq!(runtime.storage(end.as_raw_fd()).unwrap().top, None);
+}
