@@ -29,7 +29,7 @@ use crate::exit::Exit;
 use crate::input::Input;
 use crate::paint::{Ink, Paint};
 use crate::progress::Wait;
-use crate::{out, strip, table, units};
+use crate::{out, stack, strip, table, units};
 
 /// Rows of the table before the rest is counted; `--all` shows every one.
 const ROWS: usize = 40;
@@ -105,6 +105,7 @@ fn json_of(name: &str, device: Name, told: &Explanation) -> Value {
         "predicted_ns": told.prediction.total,
         "extents": extents,
         "segments": told.schedule.segments.iter().enumerate().map(segment).collect::<Vec<_>>(),
+        "storage": stack::json(&told.storage),
         "advice": told.advice,
     })
 }
@@ -141,6 +142,7 @@ fn render(paint: &Paint, name: &str, device: Name, told: &Explanation, rows: usi
         let _ = writeln!(s, "... and {hidden} segments more: --all lists them");
     }
     total(&mut s, told);
+    let _ = writeln!(s, "\n{}\n{}", paint.text(Ink::Head, "What lies under it"), stack::drawn(&told.storage, 2));
     if !told.advice.is_empty() {
         let _ = writeln!(s, "\n{}", paint.text(Ink::Head, "What would make it faster"));
         for advice in &told.advice {

@@ -30,6 +30,7 @@ mod read;
 mod run;
 mod scratch;
 mod simulate;
+mod stack;
 mod strip;
 mod table;
 mod units;

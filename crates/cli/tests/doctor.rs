@@ -78,3 +78,26 @@ fn a_reader_that_leaves_is_no_error() {
     let out = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
     assert!(out.status.success() && out.stderr.is_empty(), "{}", String::from_utf8_lossy(&out.stderr));
 }
+
+#[test]
+fn the_disks_under_a_file_are_drawn() {
+    let dir = common::folder();
+    let path = common::file(dir.path(), "f", 100_000);
+    for path in [path.as_path(), dir.path()] {
+        let text = stdout(&spinio().arg("doctor").arg(path).assert().success());
+        assert!(text.contains("Storage") && text.contains(&path.display().to_string()), "{text}");
+        let facts = facts(&stdout(&spinio().args(["doctor", "--json"]).arg(path).assert().success()));
+        let disks = facts.iter().find(|f| f["name"] == "disks").expect("a fact");
+        let stack = &disks["stack"];
+        assert!(!stack["file_system"].as_str().unwrap().is_empty());
+        if stack["layers"].is_null() {
+            println!("skipped: no block device under {}", path.display());
+            continue;
+        }
+        let top = stack["layers"]["name"].as_str().unwrap();
+        assert!(text.contains(&format!("└─ {top}  ")), "{text}");
+        assert!(facts.iter().any(|f| f["name"] == "peer-to-peer"));
+    }
+    let failed = spinio().args(["doctor", "/no/such/file"]).assert().code(1);
+    assert!(common::stderr(&failed).contains("/no/such/file"));
+}

@@ -4,6 +4,7 @@
 //!   spinio.rs    the library itself, settings, the emulated device      (without these: nothing)
 //!   kernel.rs    system calls and flags, tried on a real file           (each has a fall-back)
 //!   process.rs   limits, permissions, /proc, /sys, memory
+//!   storage.rs   what lies under a file that is named
 //!   p2p.rs       who publishes memory for peer-to-peer, which drives reach it
 //!   nvidia.rs    driver, GPUs, what their driver allows
 //! ```
@@ -16,8 +17,10 @@ mod nvidia;
 mod p2p;
 mod process;
 mod spinio;
+mod storage;
 
 use std::fmt::Write;
+use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -30,7 +33,10 @@ use crate::progress::Wait;
 /// What `spinio doctor` takes.
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// Print JSON: a list of {group, name, state, detail, cause, cure}
+    /// A file, folder or block device: shows the disks under it as well
+    #[arg(value_name = "PATH")]
+    path: Option<PathBuf>,
+    /// Print JSON: a list of {group, name, state, detail, cause, cure}, and `stack` where a PATH is given
     #[arg(long)]
     json: bool,
 }
@@ -77,17 +83,25 @@ pub struct Fact {
     detail: String,
     cause: Option<String>,
     cure: Option<String>,
+    /// A picture of several lines, and the same for a program.
+    drawn: Option<(String, Value)>,
 }
 
 impl Fact {
     /// A facility and what was found.
     pub fn new(group: &'static str, name: impl Into<String>, state: State, detail: impl Into<String>) -> Fact {
-        Fact { group, name: name.into(), state, detail: detail.into(), cause: None, cure: None }
+        Fact { group, name: name.into(), state, detail: detail.into(), cause: None, cure: None, drawn: None }
     }
 
     /// Why it is as it is.
     pub fn because(mut self, cause: impl Into<String>) -> Fact {
         self.cause = Some(cause.into());
+        self
+    }
+
+    /// Drawn below it; the same for a program.
+    pub fn drawn(mut self, picture: String, value: Value) -> Fact {
+        self.drawn = Some((picture, value));
         self
     }
 
@@ -100,11 +114,14 @@ impl Fact {
 
 /// Runs it.
 pub fn run(doctor: &Doctor) -> anyhow::Result<Exit> {
+    // Before anything is tried: a name that is mistyped is told at once.
+    let storage = doctor.path.as_deref().map(storage::ask).transpose()?;
     let wait = Wait::new("Trying what this machine offers");
     let mut facts = Vec::new();
     spinio::ask(&mut facts);
     kernel::ask(&mut facts);
     process::ask(&mut facts);
+    facts.extend(storage.into_iter().flatten());
     p2p::ask(&mut facts);
     nvidia::ask(&mut facts);
     drop(wait);
@@ -117,14 +134,18 @@ pub fn run(doctor: &Doctor) -> anyhow::Result<Exit> {
 }
 
 fn json_of(fact: &Fact) -> Value {
-    json!({
+    let mut value = json!({
         "group": fact.group,
         "name": fact.name,
         "state": fact.state.name(),
         "detail": fact.detail,
         "cause": fact.cause,
         "cure": fact.cure,
-    })
+    });
+    if let Some((_, stack)) = &fact.drawn {
+        value["stack"] = stack.clone();
+    }
+    value
 }
 
 fn render(paint: &Paint, facts: &[Fact]) -> String {
@@ -139,6 +160,9 @@ fn render(paint: &Paint, facts: &[Fact]) -> String {
         }
         let (symbol, ink) = fact.state.symbol();
         let _ = writeln!(s, "  {} {:<column$}  {}", paint.text(ink, symbol), fact.name, fact.detail);
+        for line in fact.drawn.iter().flat_map(|(picture, _)| picture.lines()) {
+            let _ = writeln!(s, "      {line}");
+        }
         let mut more = |label: &str, text: &Option<String>| {
             if let Some(text) = text {
                 wrap(&mut s, paint, &format!("{label} {text}"), column + 6);

@@ -1,0 +1,69 @@
+//! What lies under a file: disks, arrays, stripes, and who would refuse peer-to-peer DMA.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use anyhow::Context;
+use spinio_io::runtime;
+use spinio_plan::geometry::{Kind, Layer, P2p, Role, Stack};
+
+use super::{Fact, State};
+use crate::{stack, units};
+
+const GROUP: &str = "Storage";
+
+/// Asks.
+pub fn ask(path: &Path) -> anyhow::Result<Vec<Fact>> {
+    let cannot = || format!("Cannot open {}", path.display());
+    let file = File::open(path).with_context(cannot)?;
+    let stack = runtime().storage(file.as_raw_fd()).with_context(cannot)?;
+    Ok(facts(path, &stack))
+}
+
+fn facts(path: &Path, under: &Stack) -> Vec<Fact> {
+    let Some(top) = &under.top else {
+        let what = format!("{} on {}", path.display(), under.file_system);
+        let fact = Fact::new(GROUP, "disks", State::Absent, what)
+            .because("the kernel names no block device for this file system: it lives in memory, comes by network, or hides it")
+            .drawn(under.to_string(), stack::json(under));
+        return vec![fact];
+    };
+    let mut facts = vec![
+        Fact::new(GROUP, "disks", State::Found, path.display().to_string())
+            .drawn(under.to_string(), stack::json(under)),
+    ];
+    facts.push(match under.stripe() {
+        Some(_) => Fact::new(GROUP, "stripes", State::Found, stack::stripes(under)),
+        None => Fact::new(GROUP, "stripes", State::Absent, "none: no array deals out chunks"),
+    });
+    facts.push(match under.read_ahead() {
+        0 => Fact::new(GROUP, "read-ahead", State::Limited, "off: small sequential reads wait for storage each time")
+            .cure(format!("blockdev --setra 256 /dev/{}", top.name)),
+        bytes => Fact::new(GROUP, "read-ahead", State::Found, format!("window of {}", units::bytes(bytes))),
+    });
+    let p2p = P2p::of(under);
+    facts.push(match &p2p {
+        P2p::Open => Fact::new(GROUP, "peer-to-peer", State::Found, p2p.text()),
+        P2p::Array(_) => Fact::new(GROUP, "peer-to-peer", State::Found, p2p.text()),
+        P2p::Closed(..) => Fact::new(GROUP, "peer-to-peer", State::Limited, p2p.text())
+            .cure("NVMe drives on PCIe, alone or in an md array of level 0, 1 or 10"),
+    });
+    troubles(top, &mut facts);
+    facts
+}
+
+/// Arrays that lack a disk.
+fn troubles(layer: &Layer, facts: &mut Vec<Fact>) {
+    if let Kind::Md(md) = &layer.kind
+        && md.degraded > 0
+    {
+        let rebuilding = layer.members.iter().any(|m| m.role == Role::Rebuilding);
+        facts.push(
+            Fact::new(GROUP, &layer.name, State::Limited, layer.describe())
+                .because("reads of what the missing disk held are computed from the others")
+                .cure(if rebuilding { "wait: it is being rebuilt" } else { "mdadm --add a disk in its place" }),
+        );
+    }
+    layer.members.iter().for_each(|member| troubles(member, facts));
+}
