@@ -1,0 +1,32 @@
+"""Files read straight into GPU memory: plain POSIX semantics, every byte on the fastest correct route.
+
+    import spinio, torch
+
+    weights = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    with spinio.open("weights.bin") as f:
+        f.pread(weights, 0)
+
+Arrays may be NumPy's, CuPy's, PyTorch's, or anything with DLPack, ``__cuda_array_interface__`` or the buffer protocol, in
+memory of the host or of a device. See docs/python.md.
+"""
+
+from spinio import emulated, safetensors
+from spinio._arrays import fromfile
+from spinio._file import File, open
+from spinio._spinio import SafetensorsError, __version__, describe, stats
+from spinio._stream import current_stream, set_stream, stream
+
+__all__ = [
+    "File",
+    "SafetensorsError",
+    "__version__",
+    "current_stream",
+    "describe",
+    "emulated",
+    "fromfile",
+    "open",
+    "safetensors",
+    "set_stream",
+    "stats",
+    "stream",
+]

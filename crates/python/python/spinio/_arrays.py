@@ -1,0 +1,189 @@
+"""New arrays of whichever library is asked for, on whichever device, and views into their bytes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import stat
+import sys
+from typing import Any, Protocol, Sequence
+
+from spinio import _dtypes, _file, emulated
+
+
+class Library(Protocol):
+    """What we ask of a library of arrays."""
+
+    def empty(self, nbytes: int) -> Any:
+        """New memory, as an array of bytes."""
+
+    def view(self, raw: Any, begin: int, dtype: _dtypes.DType, shape: Sequence[int]) -> Any:
+        """Elements at `begin` in memory of `empty`; a copy of them where the type cannot begin at that byte."""
+
+    def index(self, array: Any, keys: tuple[Any, ...]) -> Any:
+        """Elements of an array, in memory of their own."""
+
+
+def _unknown(library: str, dtype: _dtypes.DType) -> TypeError:
+    return TypeError(f"{library} has no type for {dtype.name} (safetensors: {dtype.safetensors}) here")
+
+
+class Torch:
+    """PyTorch."""
+
+    def __init__(self, device: str) -> None:
+        self.torch = importlib.import_module("torch")
+        self.device = self.torch.device(device)
+
+    def empty(self, nbytes: int) -> Any:
+        return self.torch.empty(nbytes, dtype=self.torch.uint8, device=self.device)
+
+    def view(self, raw: Any, begin: int, dtype: _dtypes.DType, shape: Sequence[int]) -> Any:
+        kind = getattr(self.torch, dtype.torch, None) if dtype.torch else None
+        if kind is None:
+            raise _unknown("This PyTorch", dtype)
+        part = raw[begin : begin + _nbytes(dtype, shape)]
+        if part.data_ptr() % dtype.itemsize:
+            part = part.clone()
+        return part.view(kind).view(tuple(shape))
+
+    def index(self, array: Any, keys: tuple[Any, ...]) -> Any:
+        return array[keys].clone()
+
+
+class NumPy:
+    """NumPy; with ml_dtypes, if it is installed, for the types of machine learning."""
+
+    name = "NumPy"
+
+    def __init__(self) -> None:
+        self.module = importlib.import_module("numpy")
+
+    def empty(self, nbytes: int) -> Any:
+        return self.module.empty(nbytes, dtype="uint8")
+
+    def view(self, raw: Any, begin: int, dtype: _dtypes.DType, shape: Sequence[int]) -> Any:
+        # NumPy and CuPy leave alignment to us.
+        part = raw[begin : begin + _nbytes(dtype, shape)]
+        if dtype.itemsize and begin % dtype.itemsize:
+            part = part.copy()
+        return part.view(self._dtype(dtype)).reshape(tuple(shape))
+
+    def index(self, array: Any, keys: tuple[Any, ...]) -> Any:
+        return array[keys].copy()
+
+    def _dtype(self, dtype: _dtypes.DType) -> Any:
+        numpy = importlib.import_module("numpy")
+        if dtype.numpy is None:
+            raise _unknown(self.name, dtype)
+        try:
+            return numpy.dtype(dtype.numpy)
+        except TypeError:
+            pass
+        try:
+            return numpy.dtype(getattr(importlib.import_module("ml_dtypes"), dtype.numpy))
+        except (ImportError, AttributeError):
+            raise _unknown(f"{self.name} without ml_dtypes", dtype) from None
+
+
+class CuPy(NumPy):
+    """CuPy, on one GPU."""
+
+    name = "CuPy"
+
+    def __init__(self, ordinal: int | None) -> None:
+        self.module = importlib.import_module("cupy")
+        self.ordinal = self.module.cuda.runtime.getDevice() if ordinal is None else ordinal
+
+    def empty(self, nbytes: int) -> Any:
+        with self.module.cuda.Device(self.ordinal):
+            return self.module.empty(nbytes, dtype="uint8")
+
+
+class Emulated:
+    """The emulated device."""
+
+    def empty(self, nbytes: int) -> Any:
+        return emulated.empty(nbytes)
+
+    def view(self, raw: emulated.Array, begin: int, dtype: _dtypes.DType, shape: Sequence[int]) -> emulated.Array:
+        part = raw[begin : begin + _nbytes(dtype, shape)]
+        if dtype.itemsize and part.address % dtype.itemsize:
+            copy = emulated.empty(part.nbytes)
+            copy.set(part.tobytes())
+            part = copy
+        return part.view(dtype).reshape(tuple(shape))
+
+    def index(self, array: emulated.Array, keys: tuple[Any, ...]) -> emulated.Array:
+        part = array[keys]
+        copy = emulated.empty(part.shape, part.dtype)
+        copy.set(part.tobytes())
+        return copy
+
+
+def _nbytes(dtype: _dtypes.DType, shape: Sequence[int]) -> int:
+    bits = dtype.bits
+    for length in shape:
+        bits *= length
+    return bits // 8
+
+
+def library(device: Any = "cpu", name: str | None = None) -> Library:
+    """The library called `name` on a device; without a name, the one that the program uses.
+
+    device: "cpu", "cuda", "cuda:1", a number, a torch.device or "emulated".
+    """
+    text = f"cuda:{device}" if isinstance(device, int) else str(device)
+    kind, _, number = text.partition(":")
+    if kind not in ("cpu", "cuda", "emulated") or (number and not number.isdigit()):
+        raise ValueError(f'{text!r} is no device: "cpu", "cuda", "cuda:1" or "emulated"')
+    fit = {"cpu": ("torch", "numpy"), "cuda": ("torch", "cupy"), "emulated": ("emulated",)}[kind]
+    if name is None:
+        have = [n for n in fit if n in sys.modules] if kind != "emulated" else ["emulated"]
+        # What the program has imported; else what it could import.
+        have = have or [n for n in reversed(fit) if importlib.util.find_spec(n)]
+        if not have:
+            raise ImportError(f"Arrays on {text!r} need one of these installed: {', '.join(fit)}")
+        name = have[0]
+    if name not in fit:
+        raise ValueError(f"Arrays on {text!r} are made by {' or '.join(fit)}, not by {name!r}")
+    if name == "torch":
+        return Torch(text)
+    if name == "numpy":
+        return NumPy()
+    if name == "cupy":
+        return CuPy(int(number) if number else None)
+    return Emulated()
+
+
+def fromfile(
+    file: _file.Path,
+    dtype: Any = "uint8",
+    count: int = -1,
+    offset: int = 0,
+    *,
+    device: Any = "cpu",
+    library: str | None = None,
+) -> Any:
+    """A new one-dimensional array with what a file holds from byte `offset`: as numpy.fromfile, on any device.
+
+    At most `count` elements, all that are there with -1; a part of an element at the end is left out. `library` names who
+    makes the array ("torch", "cupy", "numpy"); without it the one that the program has imported.
+    """
+    d = _dtypes.of(dtype)
+    if not d.itemsize:
+        raise TypeError(f"{d.name} elements are no whole bytes")
+    if count < -1 or offset < 0:
+        raise ValueError(f"count {count} and offset {offset} cannot be")
+    maker = globals()["library"](device, library)
+    with _file.open(file) as f:
+        mode = os.fstat(f.fileno()).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
+            raise ValueError("only what has a size can be read whole: open() and readinto() take pipes and devices")
+        there = max(0, f.seek(0, os.SEEK_END) - offset) // d.itemsize
+        count = there if count == -1 else min(count, there)
+        raw = maker.empty(count * d.itemsize)
+        got = (f.pread(raw, offset) or 0) if count else 0
+        # Somebody may have made the file shorter.
+        return maker.view(raw, 0, d, (got // d.itemsize,))

@@ -1,0 +1,74 @@
+"""Types of elements: one table for safetensors, DLPack, NumPy, PyTorch and CuPy."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class DType(NamedTuple):
+    """One type. `numpy` and `torch` are what the library calls it, None where it has none."""
+
+    name: str
+    safetensors: str | None
+    bits: int
+    code: int  # DLPack's
+    numpy: str | None
+    torch: str | None
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element; types of fewer bits share their bytes, and have none."""
+        return self.bits // 8
+
+
+_INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
+
+TABLE = [
+    DType("bool", "BOOL", 8, _BOOL, "bool", "bool"),
+    DType("uint8", "U8", 8, _UINT, "uint8", "uint8"),
+    DType("int8", "I8", 8, _INT, "int8", "int8"),
+    DType("uint16", "U16", 16, _UINT, "uint16", "uint16"),
+    DType("int16", "I16", 16, _INT, "int16", "int16"),
+    DType("uint32", "U32", 32, _UINT, "uint32", "uint32"),
+    DType("int32", "I32", 32, _INT, "int32", "int32"),
+    DType("uint64", "U64", 64, _UINT, "uint64", "uint64"),
+    DType("int64", "I64", 64, _INT, "int64", "int64"),
+    DType("float16", "F16", 16, _FLOAT, "float16", "float16"),
+    DType("float32", "F32", 32, _FLOAT, "float32", "float32"),
+    DType("float64", "F64", 64, _FLOAT, "float64", "float64"),
+    DType("complex64", "C64", 64, _COMPLEX, "complex64", "complex64"),
+    DType("complex128", None, 128, _COMPLEX, "complex128", "complex128"),
+    # NumPy knows these where ml_dtypes is installed.
+    DType("bfloat16", "BF16", 16, _BFLOAT, "bfloat16", "bfloat16"),
+    DType("float8_e4m3fn", "F8_E4M3", 8, 10, "float8_e4m3fn", "float8_e4m3fn"),
+    DType("float8_e4m3fnuz", "F8_E4M3FNUZ", 8, 11, "float8_e4m3fnuz", "float8_e4m3fnuz"),
+    DType("float8_e5m2", "F8_E5M2", 8, 12, "float8_e5m2", "float8_e5m2"),
+    DType("float8_e5m2fnuz", "F8_E5M2FNUZ", 8, 13, "float8_e5m2fnuz", "float8_e5m2fnuz"),
+    DType("float8_e8m0fnu", "F8_E8M0", 8, 14, "float8_e8m0fnu", "float8_e8m0fnu"),
+    DType("float6_e2m3fn", "F6_E2M3", 6, 15, None, None),
+    DType("float6_e3m2fn", "F6_E3M2", 6, 16, None, None),
+    DType("float4_e2m1fn", "F4", 4, 17, None, None),
+]
+
+NAMES = {d.name: d for d in TABLE}
+SAFETENSORS = {d.safetensors: d for d in TABLE if d.safetensors}
+
+
+def of(dtype: Any) -> DType:
+    """The type that a name, a torch.dtype, a NumPy dtype or a Python type means."""
+    if isinstance(dtype, DType):
+        return dtype
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+    if dtype in (bool, int, float, complex):
+        name = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}[dtype]
+    known = NAMES.get(name)
+    if known is None:
+        try:
+            import numpy
+
+            known = NAMES.get(numpy.dtype(dtype).name)
+        except (ImportError, TypeError):
+            pass
+    if known is None:
+        raise TypeError(f"{dtype!r} is no type of elements that spinio knows: {', '.join(NAMES)}")
+    return known

@@ -1,0 +1,49 @@
+"""The stream that transfers are ordered with."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterator
+
+from spinio import _spinio
+
+
+def _handle(stream: Any) -> int:
+    """A stream's handle: of an int, PyTorch's, CuPy's, or anything with __cuda_stream__."""
+    if stream is None:
+        return 0
+    if isinstance(stream, int):
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        _version, handle = protocol() if callable(protocol) else protocol
+        return int(handle)
+    for name in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, Numba and cuda-python
+        handle = getattr(stream, name, None)
+        if handle is not None:
+            return int(getattr(handle, "value", handle) or 0)
+    raise TypeError(f"{type(stream).__qualname__} is no stream: pass one of PyTorch's, CuPy's, or a handle")
+
+
+def set_stream(stream: Any) -> None:
+    """Makes this thread's transfers go behind what is queued on `stream`, instead of the stream their arrays name.
+
+    None ends that. The stream must live until another one is set, and belong to the device that the arrays are on.
+    """
+    _spinio.set_stream(_handle(stream))
+
+
+def current_stream() -> int:
+    """The handle of the stream that this thread has set; 0 if none."""
+    return _spinio.stream()
+
+
+@contextlib.contextmanager
+def stream(stream: Any) -> Iterator[None]:
+    """As set_stream, for a block."""
+    before = _spinio.stream()
+    _spinio.set_stream(_handle(stream))
+    try:
+        yield
+    finally:
+        _spinio.set_stream(before)

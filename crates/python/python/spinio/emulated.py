@@ -1,0 +1,230 @@
+"""The emulated device: a GPU in software, so that all of this runs and is tested on any machine.
+
+Its memory can be touched neither by the CPU nor by a system call; copies are made by a thread of its own, in order. It is
+as unforgiving as a GPU, and as little an ndarray as a program needs: `empty`, slices, `numpy()`.
+
+SPINIO_EMULATED says what the device is like (docs/settings.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any, Iterator, Sequence
+
+from spinio import _dtypes, _spinio
+
+__all__ = ["Array", "array", "configure", "empty", "held"]
+
+
+class Array:
+    """An array in memory of the emulated device, for everybody by DLPack (device type 12)."""
+
+    __slots__ = ("_at", "_memory", "_strides", "dtype", "readonly", "shape")
+
+    def __init__(
+        self,
+        memory: _spinio.Memory,
+        at: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: _dtypes.DType,
+        readonly: bool = False,
+    ) -> None:
+        self._memory, self._at, self._strides = memory, at, strides
+        self.shape, self.dtype, self.readonly = shape, dtype, readonly
+
+    # ---- what it is
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self.dtype.bits // 8
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from an element to the next, for each dimension."""
+        return tuple(s * self.itemsize for s in self._strides)
+
+    @property
+    def address(self) -> int:
+        """Address of the first element, as the device knows it."""
+        return self._memory.address + self._at
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie one after another, in the order of C."""
+        return self.size == 0 or all(n == 1 or s == c for n, s, c in zip(self.shape, self._strides, _compact(self.shape)))
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("an array of no dimensions has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<spinio.emulated.Array {self.dtype.name}{list(self.shape)} at {self.address:#x}>"
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        d = self.dtype
+        return self._memory.dlpack(
+            self._at, self.shape, self._strides, d.code, d.bits, self.readonly, stream, max_version, dl_device, copy
+        )
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (12, 0)
+
+    # ---- views
+
+    def __getitem__(self, key: Any) -> Array:
+        keys = key if isinstance(key, tuple) else (key,)
+        if Ellipsis in keys:
+            at = keys.index(Ellipsis)
+            keys = keys[:at] + (slice(None),) * (self.ndim - len(keys) + 1) + keys[at + 1 :]
+        if len(keys) > self.ndim:
+            raise IndexError(f"{len(keys)} indices for {self.ndim} dimensions")
+        at, shape, strides = self._at, [], []
+        for i, (length, stride) in enumerate(zip(self.shape, self._strides)):
+            one = keys[i] if i < len(keys) else slice(None)
+            if isinstance(one, slice):
+                start, stop, step = one.indices(length)
+                at += start * stride * self.itemsize
+                shape.append(len(range(start, stop, step)))
+                strides.append(stride * step)
+            else:
+                index = one + length if one < 0 else one
+                if not 0 <= index < length:
+                    raise IndexError(f"index {one} is out of {length}")
+                at += index * stride * self.itemsize
+        return Array(self._memory, at, tuple(shape), tuple(strides), self.dtype, self.readonly)
+
+    def reshape(self, *shape: Any) -> Array:
+        """The same elements in another shape; contiguous arrays only."""
+        self._need_contiguous()
+        wanted = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else list(shape)
+        if -1 in wanted:
+            known = math.prod(n for n in wanted if n != -1)
+            wanted[wanted.index(-1)] = self.size // known if known else 0
+        if math.prod(wanted) != self.size:
+            raise ValueError(f"{self.size} elements are no {wanted}")
+        return Array(self._memory, self._at, tuple(wanted), _compact(wanted), self.dtype, self.readonly)
+
+    def view(self, dtype: Any) -> Array:
+        """The same bytes as elements of another type, in one dimension; contiguous arrays only."""
+        self._need_contiguous()
+        new = _dtypes.of(dtype)
+        if self.nbytes * 8 % new.bits or (new.itemsize and self.address % new.itemsize):
+            raise ValueError(f"{self.nbytes} bytes at {self.address:#x} are no {new.name}")
+        count = self.nbytes * 8 // new.bits
+        return Array(self._memory, self._at, (count,), (1,), new, self.readonly)
+
+    def as_readonly(self) -> Array:
+        """The same array, marked read-only."""
+        return Array(self._memory, self._at, self.shape, self._strides, self.dtype, True)
+
+    # ---- its bytes
+
+    def tobytes(self) -> bytes:
+        """The elements' bytes, behind everything this thread has queued."""
+        if self.is_contiguous:
+            return self._memory.get(self._at, self.nbytes)
+        return b"".join(part.tobytes() for part in self)
+
+    def __iter__(self) -> Iterator[Array]:
+        return (self[i] for i in range(len(self)))
+
+    def numpy(self) -> Any:
+        """A copy as NumPy array; of types that NumPy has only with ml_dtypes, with it."""
+        import numpy
+
+        if self.dtype.numpy is None:
+            raise TypeError(f"NumPy has no {self.dtype.name}")
+        try:
+            dtype = numpy.dtype(self.dtype.numpy)
+        except TypeError:
+            import ml_dtypes
+
+            dtype = numpy.dtype(getattr(ml_dtypes, self.dtype.numpy))
+        return numpy.frombuffer(self.tobytes(), dtype=dtype).reshape(self.shape)
+
+    def set(self, host: Any) -> None:
+        """Copies host memory of the same number of bytes in, and waits for it."""
+        self._need_contiguous()
+        bytes_ = _spinio.describe(host)["bytes"]
+        if bytes_ != self.nbytes:
+            raise ValueError(f"{bytes_} bytes are no array of {self.nbytes}")
+        self._memory.put(self._at, host)
+
+    def fill(self, byte: int) -> None:
+        """Sets every byte."""
+        self.set(bytes([byte]) * self.nbytes)
+
+    def _need_contiguous(self) -> None:
+        if not self.is_contiguous:
+            raise ValueError("the array is not contiguous")
+
+
+def _compact(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, n = [], 1
+    for length in reversed(shape):
+        strides.append(n)
+        n *= length
+    return tuple(reversed(strides))
+
+
+def empty(shape: int | Sequence[int], dtype: Any = "uint8", *, host_mapped: bool = False) -> Array:
+    """A new array, full of 0xA5: nothing may rely on what is there."""
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(n < 0 for n in lengths):
+        raise ValueError(f"a shape of {lengths} cannot be")
+    d = _dtypes.of(dtype)
+    bits = math.prod(lengths) * d.bits
+    if bits % 8:
+        raise ValueError(f"{math.prod(lengths)} elements of {d.bits} bits are no whole bytes")
+    return Array(_spinio.Memory(bits // 8, host_mapped), 0, lengths, _compact(lengths), d)
+
+
+def array(host: Any) -> Array:
+    """A copy of a NumPy array."""
+    import numpy
+
+    host = numpy.ascontiguousarray(host)
+    new = empty(host.shape, host.dtype)
+    new.set(host)
+    return new
+
+
+def configure(text: str) -> None:
+    """What the device shall be like, as SPINIO_EMULATED (which wins) says it; before its first array."""
+    _spinio.configure(text)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """For tests: no copy starts on the device inside the block."""
+    _spinio.held()
+    try:
+        yield
+    finally:
+        _spinio.let_go()

@@ -1,0 +1,172 @@
+//! What memory a Python object stands for.
+
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use spinio_device::{DeviceAddr, QueueId, registry};
+use spinio_io::Target;
+
+use crate::{dlpack, interface, pybuffer, tensor};
+
+/// What the caller will do with it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Bytes are put into it.
+    Fill,
+    /// Bytes are taken out of it.
+    Drain,
+}
+
+/// Where the bytes are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    /// Memory of the host.
+    Host(usize),
+    /// Memory of a device.
+    Device(Target),
+}
+
+/// What an object says about its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// The host's.
+    Host,
+    /// A device's.
+    Device,
+}
+
+/// When work that follows on the device will see a read that is only queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Work that goes to this queue: the object's framework works there now.
+    On(QueueId),
+    /// Nobody said where that work goes: the bytes must have arrived.
+    Arrived,
+}
+
+/// What keeps the memory alive and where it is; dropped when the transfer is over.
+pub(crate) enum Keep<'py> {
+    /// A reference is enough.
+    Object(#[expect(dead_code, reason = "held, not looked at")] Bound<'py, PyAny>),
+    /// A view that the exporter must be told the end of.
+    View(#[expect(dead_code, reason = "held, not looked at")] pybuffer::View<'py>),
+    /// A tensor that the exporter must be told the end of.
+    Tensor(#[expect(dead_code, reason = "held, not looked at")] dlpark::python::ImportedDlpack),
+}
+
+/// What an object of any protocol says of itself, in common terms.
+pub(crate) struct Described<'py> {
+    pub(crate) address: usize,
+    pub(crate) bytes: usize,
+    pub(crate) contiguous: bool,
+    pub(crate) readonly: bool,
+    pub(crate) claim: Claim,
+    pub(crate) order: Order,
+    pub(crate) keep: Keep<'py>,
+}
+
+/// The memory of an object, found and checked.
+pub(crate) struct Buffer<'py> {
+    pub(crate) place: Place,
+    pub(crate) bytes: usize,
+    pub(crate) order: Order,
+    _keep: Keep<'py>,
+}
+
+impl<'py> Buffer<'py> {
+    /// The memory that `object` means, by the first protocol it speaks.
+    pub(crate) fn of(object: &Bound<'py, PyAny>, access: Access) -> PyResult<Buffer<'py>> {
+        let Some(found) = described(object)? else {
+            return Err(PyTypeError::new_err(format!(
+                "{} is no memory: it has neither the buffer protocol, nor __cuda_array_interface__, nor __dlpack__",
+                kind(object)
+            )));
+        };
+        if !found.contiguous {
+            return Err(PyBufferError::new_err(format!(
+                "{} is not C-contiguous, and files are: pass a contiguous one (torch: .contiguous(), \
+                 NumPy and CuPy: ascontiguousarray()) or read part by part",
+                kind(object)
+            )));
+        }
+        if found.readonly && access == Access::Fill {
+            return Err(PyBufferError::new_err(format!("{} is read-only", kind(object))));
+        }
+        let place = match found.claim {
+            // Nothing is nobody's; its address need not be one.
+            _ if found.bytes == 0 => Place::Host(1),
+            Claim::Host => Place::Host(found.address),
+            Claim::Device => Place::Device(owned(object, found.address, found.bytes)?),
+        };
+        Ok(Buffer { place, bytes: found.bytes, order: found.order, _keep: found.keep })
+    }
+}
+
+fn described<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>> {
+    if let Some(found) = tensor::describe(object)? {
+        return Ok(Some(found));
+    }
+    match pybuffer::describe(object) {
+        Ok(Some(found)) => return Ok(Some(found)),
+        Ok(None) => {}
+        // NumPy cannot say in this protocol what the elements of some arrays are (bfloat16, dates); it can in its own.
+        Err(error) => return interface::describe_host(object)?.map(Some).ok_or(error),
+    }
+    if let Some(found) = interface::describe_device(object)? {
+        return Ok(Some(found));
+    }
+    if let Some(found) = dlpack::describe(object)? {
+        return Ok(Some(found));
+    }
+    interface::describe_host(object)
+}
+
+/// The device that owns the memory an object says is a device's.
+fn owned(object: &Bound<'_, PyAny>, address: usize, bytes: usize) -> PyResult<Target> {
+    let at = address as *const u8;
+    // The devices themselves are asked before the address counts as nobody's.
+    let found = registry::find(at, bytes).or_else(|| registry::find_after_fault(at, bytes));
+    let Some(allocation) = found else {
+        return Err(PyBufferError::new_err(format!(
+            "{} says that its memory at {address:#x} is a device's, but no device knows that address",
+            kind(object)
+        )));
+    };
+    let addr = DeviceAddr(address as u64);
+    let room = allocation.room(addr);
+    if room < bytes as u64 {
+        return Err(PyValueError::new_err(format!(
+            "{} says that it has {bytes} bytes at {address:#x}, but its device memory ends after {room}",
+            kind(object)
+        )));
+    }
+    Ok(Target { allocation, addr })
+}
+
+/// The type of an object, for messages.
+pub(crate) fn kind(object: &Bound<'_, PyAny>) -> String {
+    object.get_type().fully_qualified_name().map_or_else(|_| "The object".into(), |name| name.to_string())
+}
+
+/// Whether elements of `shape` lie one after another, in the order of C. `strides` count what `unit` counts: bytes
+/// (`unit` is an element's) or elements (`unit` is 1).
+pub(crate) fn is_contiguous(shape: &[i64], strides: &[i64], unit: i64) -> bool {
+    if shape.contains(&0) {
+        return true;
+    }
+    let mut expected = unit;
+    for (&length, &stride) in shape.iter().zip(strides).rev() {
+        if length != 1 && stride != expected {
+            return false;
+        }
+        expected = expected.saturating_mul(length);
+    }
+    true
+}
+
+/// The bytes of so many elements of so many bytes each.
+pub(crate) fn bytes_of(shape: &[i64], element: usize) -> PyResult<usize> {
+    let count = shape.iter().try_fold(element, |n, &length| n.checked_mul(usize::try_from(length).ok()?));
+    count
+        .filter(|&n| n <= isize::MAX as usize)
+        .ok_or_else(|| PyValueError::new_err(format!("An array of shape {shape:?} cannot be: it has no such size")))
+}

@@ -1,0 +1,237 @@
+//! Memory of the emulated device, for tests and for machines without a GPU.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};
+use dlpark::metadata::Dynamic;
+use dlpark::python::{DlpackExporter, ExportRequest, export_dlpack};
+use dlpark::{DlpackFlags, Managed, ManagedTensorBase};
+use pyo3::exceptions::{PyBufferError, PyMemoryError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use spinio_device::{DeviceAddr, DeviceError, DeviceKind, ErrorKind, Wait, registry};
+use spinio_io::{Target, runtime};
+
+use crate::buffer::{Access, Buffer, Place, bytes_of};
+use crate::failure;
+
+/// One allocation, freed when the last array and the last DLPack tensor over it are gone.
+struct Owned {
+    addr: DeviceAddr,
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let mut waiting = lock();
+        if waiting.holds > 0 {
+            // Freeing waits for the device, which waits for a thread that may need what this one holds.
+            waiting.freed.push(self.addr);
+        } else {
+            drop(waiting);
+            let _ = registry::free(self.addr);
+        }
+    }
+}
+
+/// Allocations that became free while the device was held.
+struct Waiting {
+    holds: u32,
+    freed: Vec<DeviceAddr>,
+}
+
+static WAITING: Mutex<Waiting> = Mutex::new(Waiting { holds: 0, freed: Vec::new() });
+
+fn lock() -> MutexGuard<'static, Waiting> {
+    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Memory of the emulated device.
+#[pyclass(frozen, module = "spinio._spinio")]
+pub(crate) struct Memory {
+    owned: Arc<Owned>,
+    bytes: usize,
+}
+
+#[pymethods]
+impl Memory {
+    #[new]
+    #[pyo3(signature = (bytes, host_mapped=false))]
+    fn new(bytes: usize, host_mapped: bool) -> PyResult<Memory> {
+        if let Some(text) = &runtime().settings().emulated {
+            // Without effect once the device is made.
+            registry::configure_emulated(text)
+                .map_err(|e| PyValueError::new_err(format!("SPINIO_EMULATED={text}: {e}")))?;
+        }
+        // Nothing has an address too, so that arrays of no elements are like all others.
+        let addr = registry::alloc(DeviceKind::Emulated, 0, bytes.max(1), host_mapped).map_err(|e| {
+            let said = format!("Cannot allocate {bytes} bytes on the emulated device: {e}");
+            if e.kind == ErrorKind::NoMemory { PyMemoryError::new_err(said) } else { PyRuntimeError::new_err(said) }
+        })?;
+        Ok(Memory { owned: Arc::new(Owned { addr }), bytes })
+    }
+
+    /// Its address, as the device knows it.
+    #[getter]
+    fn address(&self) -> u64 {
+        self.owned.addr.0
+    }
+
+    /// Its bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Copies a range out, behind what this thread has queued.
+    fn get<'py>(&self, py: Python<'py>, at: usize, bytes: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let from = self.range(at, bytes)?;
+        PyBytes::new_with(py, bytes, |into| {
+            py.detach(|| if bytes == 0 { Ok(()) } else { runtime().fetch(from, into) })
+                .map_err(|e| failure::request(&e))
+        })
+    }
+
+    /// Copies host memory in and waits for it.
+    fn put(&self, at: usize, from: &Bound<'_, PyAny>) -> PyResult<()> {
+        let buffer = Buffer::of(from, Access::Drain)?;
+        let Place::Host(address) = buffer.place else {
+            return Err(PyBufferError::new_err("The source must be memory of the host"));
+        };
+        let to = self.range(at, buffer.bytes)?;
+        if buffer.bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: memory of an object that `buffer` keeps. Should another thread change it meanwhile, either byte may
+        // be copied.
+        let bytes = unsafe { core::slice::from_raw_parts(address as *const u8, buffer.bytes) };
+        let done = from.py().detach(|| {
+            runtime().put(to, bytes)?;
+            let device = to.allocation.device;
+            let late = |e| spinio_io::Error::device(e, "copy to the device", 0, bytes.len() as u64);
+            device.drain(device.program_queue().0, Wait::Context).map_err(late)
+        });
+        done.map_err(|e| failure::request(&e))
+    }
+
+    /// A DLPack capsule of an array that lies in this memory. Strides count elements; `code` and `bits` are DLPack's.
+    #[expect(clippy::too_many_arguments, reason = "they are those of DLPack, and of the array")]
+    #[pyo3(signature = (at, shape, strides, code, bits, readonly, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn dlpack<'py>(
+        &self,
+        py: Python<'py>,
+        at: u64,
+        shape: Vec<i64>,
+        strides: Vec<i64>,
+        code: u8,
+        bits: u8,
+        readonly: bool,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(u32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        bytes_of(&shape, 1)?;
+        let request = ExportRequest::parse(stream, max_version, dl_device, copy)?;
+        let flags = if readonly { DlpackFlags::READ_ONLY } else { DlpackFlags::empty() };
+        let dtype = DLDataType::scalar(DLDataTypeCode(code), bits);
+        let owned = Arc::clone(&self.owned);
+        export_dlpack(&Exported { owned, at, shape, strides, dtype, flags }, py, request)
+    }
+}
+
+impl Memory {
+    fn range(&self, at: usize, bytes: usize) -> PyResult<Target> {
+        if at.checked_add(bytes).is_none_or(|end| end > self.bytes) {
+            let said = format!("{bytes} bytes from {at} do not lie in memory of {} bytes", self.bytes);
+            return Err(PyValueError::new_err(said));
+        }
+        let addr = self.owned.addr.offset(at as u64);
+        let found = registry::find(addr.0 as *const u8, bytes);
+        let gone = || PyRuntimeError::new_err("The emulated device is gone: a forked process has none");
+        Ok(Target { allocation: found.ok_or_else(gone)?, addr })
+    }
+}
+
+/// DLPack's type for devices that have none of their own.
+const DEVICE: DLDevice = DLDevice { device_type: DLDeviceType::EXTDEV, device_id: 0 };
+
+struct Exported {
+    owned: Arc<Owned>,
+    at: u64,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+    dtype: DLDataType,
+    flags: DlpackFlags,
+}
+
+impl Exported {
+    fn export<M: ManagedTensorBase>(&self) -> PyResult<Managed<M>> {
+        let metadata = Dynamic::new(&self.shape[..], &self.strides[..]);
+        let refused = |e: &dyn std::fmt::Display| PyBufferError::new_err(format!("DLPack: {e}"));
+        let mut made = metadata.prepare_as::<M>().map_err(|e| refused(&e))?.initialize(Arc::clone(&self.owned));
+        made.set_data(self.owned.addr.0 as *mut _).set_device(DEVICE).set_dtype(self.dtype).set_byte_offset(self.at);
+        made.set_flags(self.flags).map_err(|e| refused(&e))?;
+        // SAFETY: data, device, type, shape and strides are set; `owned` keeps the memory, and the array of `at`, shape and
+        // strides lies inside it, as its maker checks.
+        Ok(unsafe { made.finish() })
+    }
+}
+
+impl DlpackExporter for Exported {
+    fn device(&self) -> DLDevice {
+        DEVICE
+    }
+
+    fn flags(&self) -> DlpackFlags {
+        self.flags
+    }
+
+    fn prepare_export(&self, _py: Python<'_>, _request: &ExportRequest<'_>) -> PyResult<()> {
+        Ok(())
+    }
+
+    fn export_legacy(&self, _py: Python<'_>) -> PyResult<Managed<dlpark::ffi::DLManagedTensor>> {
+        self.export()
+    }
+
+    fn export_versioned(&self, _py: Python<'_>) -> PyResult<Managed<dlpark::ffi::DLManagedTensorVersioned>> {
+        self.export()
+    }
+}
+
+/// Says what the emulated device shall be like, as `SPINIO_EMULATED` does, which wins. Too late once it has memory.
+#[pyfunction]
+pub(crate) fn configure(text: &str) -> PyResult<()> {
+    registry::configure_emulated(text).map_err(|e| PyValueError::new_err(e.to_string()))
+}
+
+/// For tests: no copy starts on the device until `let_go`.
+#[pyfunction]
+pub(crate) fn held() -> PyResult<()> {
+    let device = registry::emulated().map_err(no_device)?;
+    lock().holds += 1;
+    device.hold();
+    Ok(())
+}
+
+/// Ends one `held`.
+#[pyfunction]
+pub(crate) fn let_go(py: Python<'_>) -> PyResult<()> {
+    let device = registry::emulated().map_err(no_device)?;
+    device.resume();
+    let freed = {
+        let mut waiting = lock();
+        waiting.holds = waiting.holds.saturating_sub(1);
+        if waiting.holds == 0 { std::mem::take(&mut waiting.freed) } else { Vec::new() }
+    };
+    py.detach(|| {
+        for addr in freed {
+            let _ = registry::free(addr);
+        }
+    });
+    Ok(())
+}
+
+fn no_device(error: DeviceError) -> PyErr {
+    PyRuntimeError::new_err(format!("No emulated device: {error}"))
+}

@@ -1,0 +1,21 @@
+//! Errors of the kernel and of `io` as Python's OSError, which picks the subclass by errno.
+
+use pyo3::PyErr;
+use pyo3::exceptions::PyOSError;
+use spinio_io::Error;
+use spinio_sys::Errno;
+
+/// The kernel's.
+pub(crate) fn kernel(errno: Errno, what: &str) -> PyErr {
+    let number = errno.raw_os_error();
+    PyOSError::new_err((number, format!("{what}: {}", std::io::Error::from_raw_os_error(number))))
+}
+
+/// A request's.
+pub(crate) fn request(error: &Error) -> PyErr {
+    let number = error.kind.errno().raw_os_error();
+    match &error.path {
+        Some(path) => PyOSError::new_err((number, error.to_string(), path.clone())),
+        None => PyOSError::new_err((number, error.to_string())),
+    }
+}

@@ -1,0 +1,75 @@
+//! `__cuda_array_interface__` (CuPy, Numba, RAPIDS) and NumPy's `__array_interface__`, which is the same dictionary for
+//! host memory.
+
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use spinio_device::QueueId;
+
+use crate::buffer::{Claim, Described, Keep, Order, bytes_of, is_contiguous};
+
+/// Device memory.
+pub(crate) fn describe_device<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>> {
+    let Some(said) = object.getattr_opt("__cuda_array_interface__")? else { return Ok(None) };
+    let said = said.cast_into::<PyDict>()?;
+    let mut described = parse(object, &said, "__cuda_array_interface__", Claim::Device)?;
+    // The work that is under way on the array, and will go on, is on this stream. Not said: there is none under way; the
+    // framework's next work may be anywhere.
+    if let Some(stream) = said.get_item("stream")?.filter(|s| !s.is_none()) {
+        described.order = match stream.extract::<u64>()? {
+            0 => return Err(PyValueError::new_err("__cuda_array_interface__ names stream 0, which means none")),
+            // The legacy default stream has a second name.
+            1 => Order::On(QueueId(0)),
+            stream => Order::On(QueueId(stream)),
+        };
+    }
+    Ok(Some(described))
+}
+
+/// Host memory.
+pub(crate) fn describe_host<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>> {
+    let Some(said) = object.getattr_opt("__array_interface__")? else { return Ok(None) };
+    parse(object, &said.cast_into::<PyDict>()?, "__array_interface__", Claim::Host).map(Some)
+}
+
+fn parse<'py>(
+    object: &Bound<'py, PyAny>,
+    said: &Bound<'py, PyDict>,
+    protocol: &str,
+    claim: Claim,
+) -> PyResult<Described<'py>> {
+    let part = |name: &str| {
+        said.get_item(name)?.ok_or_else(|| PyBufferError::new_err(format!("{protocol} has no \"{name}\"")))
+    };
+    if said.get_item("mask")?.is_some_and(|mask| !mask.is_none()) {
+        return Err(PyBufferError::new_err("A masked array is more than its bytes: pass data and mask one by one"));
+    }
+    let shape: Vec<i64> = part("shape")?.extract()?;
+    // "<f4", "|V8", "<M8[s]": byte order, kind, bytes of an element, unit.
+    let typestr: String = part("typestr")?.extract()?;
+    let digits = typestr.get(2..).map(|rest| rest.split_once('[').map_or(rest, |(digits, _)| digits));
+    let element = digits.and_then(|digits| digits.parse::<usize>().ok());
+    let element =
+        element.ok_or_else(|| PyBufferError::new_err(format!("{protocol} has the unknown type \"{typestr}\"")))?;
+    let bytes = bytes_of(&shape, element)?;
+    let contiguous = match said.get_item("strides")?.filter(|s| !s.is_none()) {
+        None => true,
+        Some(strides) => {
+            let strides: Vec<i64> = strides.extract()?;
+            if strides.len() != shape.len() {
+                return Err(PyValueError::new_err(format!("{protocol} has strides {strides:?} for shape {shape:?}")));
+            }
+            is_contiguous(&shape, &strides, element as i64)
+        }
+    };
+    let (address, readonly): (usize, bool) = part("data")?.extract()?;
+    Ok(Described {
+        address,
+        bytes,
+        contiguous,
+        readonly,
+        claim,
+        order: Order::Arrived,
+        keep: Keep::Object(object.clone()),
+    })
+}

@@ -1,0 +1,57 @@
+//! The Python module `spinio`, its Rust half: whose memory is it, and the data path.
+//!
+//! ```text
+//!   File.pread(array, offset)                     python/spinio/_file.py: an io.FileIO
+//!        │
+//!   buffer.rs   what memory does `array` mean?    tensor.rs     torch.Tensor
+//!        │      address, bytes, writable,         interface.rs  __cuda_array_interface__, __array_interface__
+//!        │      the stream it belongs to          dlpack.rs     __dlpack__
+//!        │                                        pybuffer.rs   bytearray, memoryview, NumPy
+//!        ▼
+//!   transfer.rs ── host memory ──> the kernel's own call
+//!              └── a device's ──> spinio_io::Runtime       both without the GIL
+//! ```
+//!
+//! **Order on the device.** A small read is only queued when it returns, so it must be queued where the program's next
+//! work on that array goes. That is the current stream of the framework which the array comes from, and the read is put
+//! there: PyTorch is asked for it, the CUDA array interface names it, and so does the C table of DLPack. An object that
+//! names no stream is read on the legacy default stream, and the call waits for the arrival. `set_stream` overrides.
+//!
+//! **Lifetimes.** While bytes move, the object is kept: a buffer view, a DLPack tensor or a reference. What it does not
+//! protect against is what no framework does: to resize the storage in another thread meanwhile.
+//!
+//! Known flaws: a device read of many gigabytes does not see Ctrl-C before it is done. A program that has `libspinio.so`
+//! preloaded as well has two runtimes: both are right, each with threads and staging memory of its own.
+
+mod buffer;
+mod dlpack;
+mod emulated;
+mod failure;
+mod header;
+mod interface;
+mod pybuffer;
+mod safetensors;
+mod stats;
+mod stream;
+mod tensor;
+mod transfer;
+
+/// What `python/spinio` is built on; nothing here is for users.
+#[pyo3::pymodule]
+mod _spinio {
+    #[pymodule_export]
+    use crate::emulated::{Memory, configure, held, let_go};
+    #[pymodule_export]
+    use crate::header::{SafetensorsError, header_len, parse};
+    #[pymodule_export]
+    use crate::stats::stats;
+    #[pymodule_export]
+    use crate::stream::{set_stream, stream};
+    #[pymodule_export]
+    use crate::transfer::{describe, read, write};
+
+    /// The version of the crate.
+    #[expect(non_upper_case_globals, reason = "it is an attribute of a Python module")]
+    #[pymodule_export]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,0 +1,104 @@
+"""Every test that moves bytes runs on every kind of memory that this machine has; what is missing is said at the end."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+
+import pytest
+
+import spinio
+
+# A hang becomes a failure that says where.
+faulthandler.dump_traceback_later(900, exit=True)
+
+
+class Memory:
+    """One kind of memory: new bytes, and what they are now."""
+
+    def __init__(self, name, new, read, device, library):
+        self.name, self.new, self.read, self.device, self.library = name, new, read, device, library
+
+    def full(self, size, byte):
+        """An array of `size` bytes, all `byte`."""
+        return self.new(bytes([byte]) * size)
+
+    def __repr__(self):
+        return self.name
+
+
+def _emulated():
+    def new(data):
+        array = spinio.emulated.empty(len(data))
+        array.set(data)
+        return array
+
+    return Memory("emulated", new, lambda a: a.tobytes(), "emulated", None)
+
+
+def _numpy():
+    numpy = pytest.importorskip("numpy")
+    return Memory("numpy", lambda d: numpy.frombuffer(d, "uint8").copy(), lambda a: a.tobytes(), "cpu", "numpy")
+
+
+def _torch(device):
+    torch = pytest.importorskip("torch")
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU")
+
+    def new(data):
+        return torch.frombuffer(bytearray(data or b"x"), dtype=torch.uint8)[: len(data)].to(device)
+
+    return Memory(f"torch-{device}", new, lambda a: a.cpu().numpy().tobytes(), device, "torch")
+
+
+def _cupy():
+    cupy = pytest.importorskip("cupy")
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as why:
+        pytest.skip(f"CuPy finds no GPU: {why}")
+    numpy = importlib.import_module("numpy")
+    return Memory("cupy", lambda d: cupy.asarray(numpy.frombuffer(d, "uint8")), lambda a: a.get().tobytes(), "cuda", "cupy")
+
+
+KINDS = {
+    "emulated": _emulated,
+    "numpy": _numpy,
+    "torch-cpu": lambda: _torch("cpu"),
+    "torch-cuda": lambda: _torch("cuda"),
+    "cupy": _cupy,
+}
+HERE, MISSING = {}, {}
+for _name, _make in KINDS.items():
+    try:
+        HERE[_name] = _make()
+    except pytest.skip.Exception as why:
+        MISSING[_name] = str(why)
+
+
+@pytest.fixture(params=HERE)
+def memory(request):
+    """Each kind of memory that is here."""
+    return HERE[request.param]
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says what was not tested, and why."""
+    terminalreporter.write_line(f"memory: {', '.join(HERE)}")
+    for name, why in MISSING.items():
+        terminalreporter.write_line(f"memory not here: {name}: {why}")
+
+
+@pytest.fixture(scope="session")
+def noise():
+    """Bytes among which no stretch repeats soon."""
+    return b"".join(i.to_bytes(8, "little") for i in range(3 << 17))
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory, noise):
+    """A file of them: 3 MiB."""
+    path = tmp_path_factory.mktemp("data") / "noise"
+    path.write_bytes(noise)
+    return path

@@ -1,0 +1,90 @@
+//! The safetensors header parser, without a Python around it.
+
+#[path = "../src/safetensors.rs"]
+mod safetensors;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use safetensors::{LONGEST, PREFIX, header_len, parse};
+
+/// A header of tensors of so many bytes each, and all their bytes.
+fn header(sizes: &[u64]) -> (String, u64) {
+    let mut at = 0;
+    let tensors: Vec<String> = sizes
+        .iter()
+        .enumerate()
+        .map(|(i, size)| {
+            at += size;
+            format!(r#""t{i}":{{"dtype":"U8","shape":[{size}],"data_offsets":[{},{at}]}}"#, at - size)
+        })
+        .collect();
+    (format!("{{{}}}", tensors.join(",")), at)
+}
+
+#[test]
+fn the_bound_is_the_bound() {
+    let len = |n: u64, file| header_len(&n.to_le_bytes(), file);
+    assert_eq!(len(LONGEST, LONGEST + PREFIX), Ok(LONGEST));
+    assert!(len(LONGEST + 1, u64::MAX).is_err());
+    assert_eq!(len(2, 10), Ok(2));
+    assert!(len(3, 10).is_err());
+    assert!(len(u64::MAX, u64::MAX).is_err());
+    assert!(header_len(&[0; 7], 7).is_err());
+}
+
+#[test]
+fn a_deep_header_ends_in_an_error_and_not_in_the_stack() {
+    for open in ["[", "{\"a\":"] {
+        let deep = format!("{{\"a\":{{\"later\":{}", open.repeat(1 << 20));
+        assert!(parse(deep.as_bytes(), 0).is_err());
+    }
+}
+
+#[test]
+fn many_tensors_are_read_in_the_order_of_their_bytes() {
+    let sizes: Vec<u64> = (0..20_000).map(|i| i % 7).collect();
+    let (text, data) = header(&sizes);
+    let read = parse(text.as_bytes(), data).expect("right");
+    assert_eq!(read.tensors.len(), sizes.len());
+    assert!(read.tensors.windows(2).all(|w| w[0].end == w[1].begin));
+}
+
+proptest! {
+    /// Whatever the bytes: an answer, and never one that leads outside the data.
+    #[test]
+    fn no_bytes_do_harm(text in vec(any::<u8>(), 0..300), data in any::<u64>()) {
+        if let Ok(header) = parse(&text, data) {
+            prop_assert!(header.tensors.iter().all(|t| t.begin <= t.end && t.end <= data));
+        }
+    }
+
+    /// As above, close to what is right: a right header with a few bytes changed.
+    #[test]
+    fn no_change_does_harm(sizes in vec(0u64..50, 0..6), changes in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4), more in 0u64..3) {
+        let (text, data) = header(&sizes);
+        let mut text = text.into_bytes();
+        for (at, byte) in &changes {
+            let at = at.index(text.len());
+            text[at] = *byte;
+        }
+        match parse(&text, data + more) {
+            Ok(header) => {
+                let covered: u64 = header.tensors.iter().map(|t| t.end - t.begin).sum();
+                prop_assert_eq!(covered, data + more);
+            }
+            Err(_) => prop_assert!(!changes.is_empty() || more > 0),
+        }
+    }
+
+    /// What is right is read as it was written.
+    #[test]
+    fn what_is_right_is_read(sizes in vec(0u64..1 << 40, 0..8)) {
+        let (text, data) = header(&sizes);
+        let read = parse(text.as_bytes(), data).expect("right");
+        let mut named: Vec<_> = read.tensors.iter().map(|t| (t.name.clone(), t.end - t.begin)).collect();
+        named.sort();
+        let mut wanted: Vec<_> = sizes.iter().enumerate().map(|(i, size)| (format!("t{i}"), *size)).collect();
+        wanted.sort();
+        prop_assert_eq!(named, wanted);
+    }
+}

@@ -1,0 +1,299 @@
+"""What counts as memory: every protocol, and every way to get one wrong."""
+
+from __future__ import annotations
+
+import array as stdlib_array
+import gc
+import mmap
+
+import pytest
+
+import spinio
+from spinio import emulated
+
+
+@pytest.fixture
+def f(data):
+    with spinio.open(data) as f:
+        yield f
+
+
+class OnlyDlpack:
+    """An array of which nothing but DLPack is known."""
+
+    def __init__(self, of):
+        self._of = of
+
+    def __dlpack__(self, **options):
+        return self._of.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._of.__dlpack_device__()
+
+
+class Legacy(OnlyDlpack):
+    """One from before DLPack 1.0."""
+
+    def __dlpack__(self, stream=None):
+        return self._of.__dlpack__(stream=stream)
+
+
+class OnlyInterface:
+    """An array of which nothing but the CUDA array interface is known; the memory is the emulated device's."""
+
+    def __init__(self, of, keep=True, **more):
+        self._of = of if keep else None
+        self.__cuda_array_interface__ = {
+            "shape": of.shape,
+            "typestr": f"|V{of.itemsize}",
+            "data": (of.address, of.readonly),
+            "strides": of.strides,
+            "version": 3,
+        } | more
+
+
+@pytest.mark.parametrize("wrap", [OnlyDlpack, Legacy, OnlyInterface])
+def test_other_protocols_reach_the_same_memory(f, noise, wrap):
+    array = emulated.empty((3, 1000), "int32")
+    array.fill(0)
+    assert f.pread(wrap(array), 40) == 12000
+    assert array.tobytes() == noise[40:12040]
+    assert f.pread(wrap(array[1]), 77) == 4000
+    assert array[1].tobytes() == noise[77:4077]
+
+
+@pytest.mark.parametrize("make", [bytearray, lambda n: memoryview(bytearray(n)), lambda n: stdlib_array.array("b", bytes(n)), lambda n: mmap.mmap(-1, n)])
+def test_the_buffer_protocol(f, noise, make):
+    buffer = make(5000)
+    assert f.pread(buffer, 3) == 5000
+    assert bytes(memoryview(buffer).cast("B")) == noise[3:5003]
+
+
+def test_numpy_of_types_that_the_buffer_protocol_does_not_know(f, noise):
+    numpy = pytest.importorskip("numpy")
+    dates = numpy.zeros(10, "datetime64[s]")
+    assert f.pread(dates, 8) == 80
+    assert dates.tobytes() == noise[8:88]
+    halves = numpy.zeros((4, 5), pytest.importorskip("ml_dtypes").bfloat16)
+    assert f.pread(halves, 8) == 40
+    assert halves.tobytes() == noise[8:48]
+    with pytest.raises(BufferError, match="contiguous"):
+        f.pread(dates[::2], 0)
+
+
+def test_read_only_memory_is_refused(f):
+    numpy = pytest.importorskip("numpy")
+    frozen = numpy.zeros(10)
+    frozen.flags.writeable = False
+    array = emulated.empty(10).as_readonly()
+    for buffer in (b"abc", memoryview(b"abc"), frozen, array, OnlyInterface(array)):
+        with pytest.raises(BufferError, match="read-only"):
+            f.pread(buffer, 0)
+
+
+def test_strided_memory_is_refused_and_untouched(f):
+    numpy = pytest.importorskip("numpy")
+    table = emulated.empty((10, 10))
+    table.fill(7)
+    wrong = [
+        numpy.zeros((4, 4))[:, 1:],
+        numpy.zeros((4, 4), order="F"),
+        memoryview(bytearray(10))[::2],
+        table[:, 1:],
+        table[::2],
+        table[::-1],
+        OnlyInterface(table[:, 3]),
+        OnlyDlpack(table[:, 3]),
+    ]
+    for buffer in wrong:
+        with pytest.raises(BufferError, match="contiguous"):
+            f.pread(buffer, 0)
+    assert table.tobytes() == b"\7" * 100
+
+
+def test_strides_that_say_nothing_are_no_strides(f, noise):
+    table = emulated.empty((10, 10))
+    assert f.pread(table[3:4, 2:7], 0) == 5
+    assert table[3, 2:7].tobytes() == noise[:5]
+    assert f.pread(table[5:5, ::3], 0) == 0
+
+
+def test_what_is_no_memory_is_said(f):
+    for thing in (None, 5, "text", [1, 2], object()):
+        with pytest.raises(TypeError, match="is no memory"):
+            f.pread(thing, 0)
+
+
+def test_addresses_are_not_believed(f):
+    numpy = pytest.importorskip("numpy")
+    array = emulated.empty(4096)
+    with pytest.raises(ValueError, match="ends after"):
+        f.pread(OnlyInterface(array, shape=(8192,), strides=None), 0)
+    host = numpy.zeros(100, "uint8")
+    with pytest.raises(BufferError, match="no device knows"):
+        f.pread(OnlyInterface(array, data=(host.ctypes.data, False)), 0)
+    address = array.address
+    stale = OnlyInterface(array, keep=False)
+    del array
+    gc.collect()
+    with pytest.raises(BufferError, match="no device knows"):
+        f.pread(stale, 0)
+    assert address
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"shape": (-1,)}, "cannot be"),
+        ({"shape": (1 << 62, 8), "strides": None}, "cannot be"),
+        ({"strides": (1, 1)}, "strides"),
+        ({"typestr": "?"}, "unknown type"),
+        ({"typestr": "<fx"}, "unknown type"),
+        ({"stream": 0}, "stream 0"),
+        ({"mask": object()}, "masked"),
+        ({"data": None}, "."),
+        ({"shape": "abc"}, "."),
+    ],
+)
+def test_interfaces_that_make_no_sense(f, more, error):
+    with pytest.raises((ValueError, BufferError, TypeError), match=error):
+        f.pread(OnlyInterface(emulated.empty(64), **more), 0)
+
+
+def test_dlpack_on_an_unknown_device(f):
+    class Elsewhere(OnlyDlpack):
+        def __dlpack_device__(self):
+            return (7, 0)
+
+    with pytest.raises(BufferError, match="device type 7"):
+        f.pread(Elsewhere(emulated.empty(10)), 0)
+
+
+def test_memory_stays_while_dlpack_tensors_do(f, noise):
+    array = emulated.empty(5000)
+    address = array.address
+    capsule = array.__dlpack__(max_version=(1, 0))
+    del array
+    gc.collect()
+    # Still somebody's: a new array does not lie there.
+    assert emulated.empty(5000).address != address
+    del capsule
+    gc.collect()
+    assert emulated.empty(5000).address == address
+
+
+def test_describe_says_where(memory):
+    said = spinio.describe(memory.full(100, 0))
+    assert said["bytes"] == 100 and said["address"]
+    assert said["device"].split(":")[0] == memory.device.split(":")[0]
+    assert (said["stream"] is None) == (memory.device == "cpu")
+
+
+# ---- streams
+
+
+def test_the_stream_of_the_array_is_taken(f):
+    array = OnlyInterface(emulated.empty(64), stream=4711)
+    assert spinio.describe(array)["stream"] == 4711
+    assert spinio.describe(OnlyInterface(emulated.empty(64), stream=1))["stream"] == 0
+    assert spinio.describe(OnlyInterface(emulated.empty(64)))["stream"] is None
+
+
+def test_set_stream_takes_what_frameworks_have():
+    class Torch:
+        cuda_stream = 17
+
+    class CuPy:
+        ptr = 18
+
+    class Protocol:
+        def __cuda_stream__(self):
+            return (0, 19)
+
+    for given, handle in [(5, 5), (1, 0), (Torch(), 17), (CuPy(), 18), (Protocol(), 19), (None, 0)]:
+        with spinio.stream(given):
+            assert spinio.current_stream() == handle
+        assert spinio.current_stream() == 0
+    with pytest.raises(TypeError, match="is no stream"):
+        spinio.set_stream("default")
+
+
+def test_a_transfer_leaves_the_chosen_stream_alone(f):
+    f.pread(OnlyInterface(emulated.empty(64)), 0)
+    assert spinio.current_stream() == 0
+
+
+# ---- torch and CuPy, where they are
+
+
+def test_torch_parameters_and_odd_types(f, noise):
+    torch = pytest.importorskip("torch")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    weight = torch.nn.Parameter(torch.zeros(10, 10, device=device))
+    assert f.pread(weight, 0) == 400
+    assert weight.detach().cpu().numpy().tobytes() == noise[:400]
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "bool", "complex64"):
+        tensor = torch.zeros(64, device=device).to(getattr(torch, name))
+        assert f.pread(tensor, 8) == tensor.nbytes
+        assert tensor.view(torch.uint8).cpu().numpy().tobytes() == noise[8 : 8 + tensor.nbytes]
+    for wrong in (torch.zeros(4, 4, device=device).t(), torch.zeros(3, dtype=torch.complex64).conj(), torch.zeros(3).to_sparse()):
+        with pytest.raises(BufferError):
+            f.pread(wrong[:, :3] if wrong.dim() == 2 else wrong, 0)
+    with pytest.raises(BufferError, match="meta"):
+        f.pread(torch.zeros(3, device="meta"), 0)
+
+
+def test_torch_streams_keep_their_order(f, noise):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU")
+    want = torch.frombuffer(bytearray(noise[: 1 << 20]), dtype=torch.uint8)
+    weight = torch.randn(2048, 2048, device="cuda")
+    tensor = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()  # non-blocking: not ordered with the default stream
+    for size in (100, 4096, 65536, 1 << 20) * 5:
+        with torch.cuda.stream(side):
+            for _ in range(10):
+                weight = (weight @ weight).clamp_(-1, 1)
+            tensor.fill_(1)  # behind some milliseconds of work
+            assert spinio.describe(tensor)["stream"] == side.cuda_stream
+            assert f.pread(tensor[:size], 0) == size
+            double = tensor[:size].to(torch.int16) * 2
+        side.synchronize()
+        assert torch.equal(double.cpu(), want[:size].to(torch.int16) * 2), size
+
+
+def test_cupy_streams_keep_their_order(f, noise):
+    cupy = pytest.importorskip("cupy")
+    numpy = pytest.importorskip("numpy")
+    want = numpy.frombuffer(noise[: 1 << 20], "uint8").astype("int16") * 2
+    array = cupy.empty(1 << 20, "uint8")
+    big = cupy.random.rand(2048, 2048)
+    cupy.cuda.runtime.deviceSynchronize()
+    side = cupy.cuda.Stream(non_blocking=True)
+    for size in (100, 4096, 65536, 1 << 20) * 5:
+        with side:
+            for _ in range(10):
+                big = cupy.clip(big @ big, -1, 1)
+            array.fill(1)
+            assert spinio.describe(array)["stream"] == side.ptr
+            assert f.pread(array[:size], 0) == size
+            double = array[:size].astype("int16") * 2
+        side.synchronize()
+        assert (double.get() == want[:size]).all(), size
+
+
+def test_dlpack_only_from_a_gpu(f, noise):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU")
+    tensor = torch.zeros(5000, dtype=torch.uint8, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        tensor.fill_(3)
+        assert f.pread(OnlyDlpack(tensor), 1) == 5000
+        # It had arrived when the call returned, on whatever stream one looks.
+        double = tensor.to(torch.int16) * 2
+    side.synchronize()
+    assert (double.cpu().numpy() // 2).astype("uint8").tobytes() == noise[1:5001]

@@ -1,0 +1,247 @@
+"""Files: what a program sees of reads and writes is what POSIX says, whatever the memory."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import threading
+
+import pytest
+
+import spinio
+
+SIZES = [1, 511, 4096, 65536, 65537, 1 << 20, (2 << 20) + 7]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("offset", [0, 5, 4096, 700001])
+def test_pread_fills_exactly_the_array(memory, data, noise, size, offset):
+    array = memory.full(size + 24, 0xEE)
+    with spinio.open(data) as f:
+        assert f.pread(array[11 : 11 + size], offset) == size
+        assert f.tell() == 0
+    got = memory.read(array)
+    assert got[11:-13] == noise[offset : offset + size]
+    assert set(got[:11] + got[-13:]) == {0xEE}
+
+
+def test_readinto_moves_the_offset_and_ends_short(memory, data, noise):
+    with spinio.open(data) as f:
+        array = memory.full(1 << 20, 0)
+        for part in range(3):
+            assert f.readinto(array) == 1 << 20
+            assert memory.read(array) == noise[part << 20 :][: 1 << 20]
+            assert f.tell() == (part + 1) << 20
+        assert f.readinto(array) == 0
+        f.seek(-100, os.SEEK_END)
+        assert f.readinto(array) == 100
+        assert memory.read(array)[:200] == noise[-100:] + noise[2 << 20 :][100:200]
+        assert f.tell() == len(noise)
+
+
+def test_the_end_of_the_file_is_where_reads_end(memory, data, noise):
+    array = memory.full(100000, 0xEE)
+    with spinio.open(data) as f:
+        assert f.pread(array, len(noise) - 7) == 7
+        assert f.pread(array, len(noise)) == 0
+        assert f.pread(array, len(noise) + 12345) == 0
+    assert memory.read(array) == noise[-7:] + b"\xee" * 99993
+
+
+def test_nothing_is_read_into_nothing(memory, data):
+    with spinio.open(data) as f:
+        assert f.pread(memory.full(0, 0), 0) == 0
+        assert f.readinto(memory.full(0, 0)) == 0
+
+
+def test_elements_of_any_size(data, noise):
+    for dtype in ("float64", "int16", "complex128", "bool", "bfloat16", "float8_e4m3fn"):
+        array = spinio.emulated.empty((7, 3, 5), dtype)
+        with spinio.open(data) as f:
+            assert f.pread(array, 13) == array.nbytes
+        assert array.tobytes() == noise[13 : 13 + array.nbytes]
+
+
+def test_holes_and_empty_files(memory, tmp_path):
+    path = tmp_path / "sparse"
+    with open(path, "wb") as f:
+        f.truncate(1 << 20)
+    array = memory.full(1 << 20, 0xEE)
+    with spinio.open(path) as f:
+        assert f.pread(array, 0) == 1 << 20
+    assert memory.read(array) == bytes(1 << 20)
+    path.write_bytes(b"")
+    with spinio.open(path) as f:
+        assert f.pread(array, 0) == 0
+
+
+def test_what_was_written_is_read(memory, tmp_path):
+    path = tmp_path / "changing"
+    array = memory.full(200000, 0)
+    with open(path, "w+b", buffering=0) as other, spinio.open(path) as f:
+        for turn in range(1, 6):
+            other.seek(0)
+            other.write(bytes([turn]) * 200000)
+            assert f.pread(array, 0) == 200000
+            assert memory.read(array) == bytes([turn]) * 200000
+
+
+def test_it_is_a_raw_io_object(data, noise):
+    with spinio.open(data) as f:
+        assert isinstance(f, io.RawIOBase) and isinstance(f, spinio.File)
+        assert f.readable() and f.seekable() and not f.writable() and f.mode == "rb"
+        assert f.read(10) == noise[:10]
+        assert len(f.readall()) == len(noise) - 10
+        f.seek(0)
+        assert io.BufferedReader(f).read(100000) == noise[:100000]
+
+
+def test_host_writes(tmp_path):
+    path = tmp_path / "out"
+    numpy = pytest.importorskip("numpy")
+    with spinio.open(path, "w+") as f:
+        assert f.write(b"abc") == 3
+        assert f.write(numpy.arange(4, dtype="uint8")) == 4
+        assert f.pwrite(memoryview(b"X"), 1) == 1
+        assert f.tell() == 7
+    assert path.read_bytes() == b"aXc\0\1\2\3"
+    with spinio.open(path, "a") as f:
+        f.write(b"end")
+    assert path.read_bytes() == b"aXc\0\1\2\3end"
+
+
+# ---- errors
+
+
+def test_errors_name_errno_and_file(memory, tmp_path, data):
+    with pytest.raises(FileNotFoundError):
+        spinio.open(tmp_path / "nothing")
+    with spinio.open(data) as f:
+        with pytest.raises(OSError) as caught:
+            f.pread(memory.full(10, 0), -1)
+        assert caught.value.errno == errno.EINVAL
+    with pytest.raises(ValueError):
+        f.pread(memory.full(10, 0), 0)  # closed
+    folder = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(IsADirectoryError):
+        spinio._spinio.read(folder, memory.full(100000, 0), 0)
+    os.close(folder)
+    with spinio.open(tmp_path / "out", "w") as f:
+        with pytest.raises(io.UnsupportedOperation):
+            f.pread(memory.full(10, 0), 0)
+        with pytest.raises(OSError) as caught:
+            spinio._spinio.read(f.fileno(), memory.full(10, 0), 0)
+        assert caught.value.errno == errno.EBADF
+    with spinio.open(data) as f, pytest.raises(io.UnsupportedOperation):
+        f.write(b"x")
+
+
+def test_an_error_of_a_read_names_the_file(memory, data):
+    with spinio.open(data) as f:
+        number = f.fileno()
+        spare = os.dup(number)
+        read_end, write_end = os.pipe()
+        os.dup2(read_end, number)
+        with pytest.raises(OSError) as caught:
+            f.pread(memory.full(10, 0), 0)
+        assert caught.value.errno == errno.ESPIPE
+        assert caught.value.filename == f.name
+        os.dup2(spare, number)
+        for fd in (spare, read_end, write_end):
+            os.close(fd)
+
+
+def test_pipes_give_what_there_is(memory):
+    read_end, write_end = os.pipe()
+    with spinio.open(read_end) as f:
+        array = memory.full(100, 0)
+        os.write(write_end, b"hello")
+        assert f.readinto(array) == 5
+        assert memory.read(array)[:5] == b"hello"
+        os.set_blocking(read_end, False)
+        assert f.readinto(array) is None
+        os.close(write_end)
+        assert f.readinto(array) == 0
+
+
+# ---- threads
+
+
+def test_the_gil_is_free_while_the_device_works(data, noise):
+    array = spinio.emulated.empty(1 << 20)
+    done = threading.Event()
+
+    def read():
+        with spinio.open(data) as f:
+            f.pread(array, 0)
+        done.set()
+
+    reader = threading.Thread(target=read)
+    with spinio.emulated.held():
+        reader.start()
+        # Nothing arrives; were the GIL held by the reader, this thread would not get here to end that.
+        assert not done.wait(0.2)
+    reader.join(60)
+    assert done.is_set()
+    assert array.tobytes() == noise[: 1 << 20]
+
+
+def test_a_small_read_is_queued_and_in_order(data, noise):
+    array = spinio.emulated.empty(4096)
+    array.fill(0)
+    with spinio.open(data) as f, spinio.emulated.held():
+        # Returns although no copy can run; the second overwrites what the first will bring.
+        assert f.pread(array, 0) == 4096
+        assert f.pread(array[:100], 999) == 100
+    assert array.tobytes() == noise[999:1099] + noise[100:4096]
+
+
+def test_many_threads(memory, data, noise):
+    wrong = []
+
+    def work(seed):
+        array = memory.full(70000, 0)
+        with spinio.open(data) as f:
+            for turn in range(20):
+                size, at = (seed * 7919 + turn * 104729) % 70000, (seed * 31 + turn * 65537) % 2000000
+                if f.pread(array[:size], at) != size or memory.read(array)[:size] != noise[at : at + size]:
+                    wrong.append((seed, turn))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_a_forked_child_reads_host_memory(data, noise):
+    array = spinio.emulated.empty(100000)
+    with spinio.open(data) as f:
+        f.pread(array, 0)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                host = bytearray(100000)
+                status = 0 if f.pread(host, 5) == 100000 and bytes(host) == noise[5:100005] else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert f.pread(array, 9) == 100000
+    assert array.tobytes() == noise[9:100009]
+
+
+def test_stats_count_what_was_read(data):
+    before = spinio.stats()
+    array = spinio.emulated.empty(1 << 20)
+    with spinio.open(data) as f:
+        f.pread(array, 0)
+        f.pread(bytearray(1000), 0)  # the host's: not ours to count
+    after = spinio.stats()
+    assert after["read"]["calls"] - before["read"]["calls"] >= 1
+    assert after["read"]["bytes"] - before["read"]["bytes"] == 1 << 20
+    assert sum(r["bytes"] for r in after["routes"]) - sum(r["bytes"] for r in before["routes"]) == 1 << 20
+    assert {r["route"] for r in after["routes"]} <= {"copy", "dma", "store", "direct", "p2p", "gather"}
+    assert after["kept"]["staging"][0] > 0 and isinstance(after["refused"], list)

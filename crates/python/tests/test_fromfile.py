@@ -1,0 +1,62 @@
+"""fromfile, and the emulated device's arrays."""
+
+from __future__ import annotations
+
+import pytest
+
+import spinio
+from spinio import emulated
+
+numpy = pytest.importorskip("numpy")
+
+
+def test_fromfile_as_numpy_does(memory, data, noise, tmp_path):
+    def bytes_of(array):
+        return array.tobytes() if memory.name == "emulated" else memory.read(array)
+
+    for dtype, count, offset in [("uint8", -1, 0), ("float32", -1, 1), ("int64", 1000, 8), ("int16", 1 << 40, 5), ("uint8", 0, 0), ("uint8", -1, 1 << 40)]:
+        array = spinio.fromfile(data, dtype, count, offset, device=memory.device, library=memory.library)
+        want = numpy.fromfile(data, dtype, min(count, len(noise)), offset=min(offset, len(noise)))
+        assert bytes_of(array) == want.tobytes(), (dtype, count, offset)
+        assert tuple(array.shape) == want.shape
+    with pytest.raises(ValueError):
+        spinio.fromfile(data, offset=-1)
+    with pytest.raises(ValueError, match="size"):
+        spinio.fromfile("/dev/zero")
+    with pytest.raises(TypeError, match="no type of elements"):
+        spinio.fromfile(data, "float7")
+
+
+def test_emulated_arrays_are_views_like_others():
+    host = numpy.arange(2 * 3 * 4, dtype="int32").reshape(2, 3, 4)
+    array = emulated.array(host)
+    for key in [0, -1, (1, 2), (slice(None), 1), (Ellipsis, slice(1, 3)), (1, slice(None, None, -1)), slice(0, 0), (1, 2, 3)]:
+        want = host[key]
+        assert array[key].shape == want.shape
+        assert array[key].tobytes() == want.tobytes(), key
+    assert (array.reshape(6, -1).numpy() == host.reshape(6, -1)).all()
+    assert (array.view("uint8").numpy() == host.view("uint8").reshape(-1)).all()
+    assert array[1].address == array.address + 48 and array.strides == host.strides
+    for wrong in [2, (0, 0, 0, 0), (0, 3)]:
+        with pytest.raises(IndexError):
+            array[wrong]
+    with pytest.raises(ValueError):
+        array[:, 1].reshape(8)
+    with pytest.raises(ValueError):
+        array.reshape(5, 5)
+    with pytest.raises(ValueError):
+        array.set(b"too short")
+
+
+def test_fresh_memory_holds_nothing_of_use():
+    assert set(emulated.empty(100).tobytes()) == {0xA5}
+
+
+def test_the_device_is_full_one_day():
+    with pytest.raises(MemoryError):
+        emulated.empty(1 << 45)
+
+
+def test_the_device_cannot_be_changed_by_nonsense():
+    with pytest.raises(ValueError, match="the parts are"):
+        emulated.configure("colour=blue")
