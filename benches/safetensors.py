@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""Loads one safetensors file into a GPU by several libraries, side by side, in one run.
+
+    safetensors.py [--gib 4] [--tensors 32] [--times 5] [--scratch DIR] [--wheels DIR] [--out FILE] [--only NAME,NAME]
+
+Needs PyTorch and a GPU, and `spinio` (its wheel may lie in --wheels, as may fastsafetensors'). Rows:
+
+    pinned           one cudaMemcpy of as many bytes from pinned memory: the limit of the machine
+    safetensors      safetensors.torch.load_file(path, device="cuda")
+    fastsafetensors  fastsafe_open(path, device="cuda:0", nogds=True) and every tensor of it
+    spinio           spinio.safetensors.load_file(path, device="cuda")
+    spinio-each      spinio.safetensors.safe_open, and every tensor into memory of its own
+
+Each row runs in a process of its own. The CUDA context is there before the clock starts; the clock stops when the GPU has
+done everything. `first` is the process's first load: it also pays for cudaMalloc, pinned staging memory and whatever else
+the library sets up once. `again` is the median of the loads after it, each after the tensors of the one before were
+freed, so PyTorch has the memory at hand. The file is in the page cache (read once before every row). CPU time is user +
+system of the process. Every row compares its tensors with those of the safetensors library, on the GPU, afterwards.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROWS = ["pinned", "safetensors", "fastsafetensors", "spinio", "spinio-each"]
+
+
+def cpu():
+    u = resource.getrusage(resource.RUSAGE_SELF)
+    return u.ru_utime + u.ru_stime
+
+
+# ---- one row, in a process of its own
+
+
+def pinned(path):
+    import torch
+
+    host = torch.empty(os.path.getsize(path), dtype=torch.uint8, pin_memory=True)
+    host.zero_()
+    return lambda: {"all": torch.empty_like(host, device="cuda").copy_(host, non_blocking=True)}, None
+
+
+def safetensors(path):
+    import safetensors as library
+    from safetensors.torch import load_file
+
+    return lambda: load_file(path, device="cuda"), library.__version__
+
+
+def fastsafetensors(path):
+    from importlib.metadata import version
+
+    from fastsafetensors import fastsafe_open
+
+    def load():
+        with fastsafe_open(path, device="cuda:0", nogds=True) as f:
+            return {name: f.get_tensor(name) for name in f.keys()}
+
+    return load, version("fastsafetensors")
+
+
+def spinio(path):
+    import spinio as library
+    from spinio.safetensors import load_file
+
+    return lambda: load_file(path, device="cuda", library="torch"), library.__version__
+
+
+def spinio_each(path):
+    import spinio as library
+    from spinio.safetensors import safe_open
+
+    def load():
+        with safe_open(path, device="cuda", library="torch") as f:
+            return {name: f.get_tensor(name) for name in f.keys()}
+
+    return load, library.__version__
+
+
+def row(name, path, times):
+    import torch
+
+    torch.zeros(1, device="cuda")
+    load, version = globals()[name.replace("-", "_")](path)
+    size = os.path.getsize(path)
+    taken = []
+    for _ in range(1 + times):
+        torch.cuda.synchronize()
+        c0, t0 = cpu(), time.monotonic()
+        loaded = load()
+        torch.cuda.synchronize()
+        taken.append({"seconds": time.monotonic() - t0, "cpu": cpu() - c0})
+        if len(taken) <= times:
+            del loaded
+    right = None
+    if name != "pinned":
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt", device="cuda") as f:
+            wanted = set(f.keys())
+            right = wanted == set(loaded) and all(torch.equal(loaded[k], f.get_tensor(k)) for k in wanted)
+    again = taken[1:]
+    middle = statistics.median(t["seconds"] for t in again)
+    said = {"row": name, "version": version, "bytes": size, "right": right, "times": taken}
+    said |= {"first_gbps": size / 1e9 / taken[0]["seconds"], "gbps": size / 1e9 / middle, "best_gbps": size / 1e9 / min(t["seconds"] for t in again)}
+    said["cpu_per_gb"] = statistics.median(t["cpu"] for t in again) / (size / 1e9)
+    if name.startswith("spinio"):
+        import spinio as library
+
+        said["routes"] = library.stats()["routes"]
+    print(json.dumps(said), flush=True)
+
+
+# ---- all of them
+
+
+def make(path, size, count):
+    """`count` tensors of bfloat16, in shapes of a model's weights."""
+    import torch
+    from safetensors.torch import save_file
+
+    width = 4096
+    rows = max(1, size // count // 2 // width)
+    tensors = {f"layers.{i}.weight": torch.randint(-1000, 1000, (rows, width), dtype=torch.int16).view(torch.bfloat16) for i in range(count)}
+    save_file(tensors, path)
+
+
+def warm(path):
+    with open(path, "rb", buffering=0) as f:
+        buffer = bytearray(16 << 20)
+        while f.readinto(buffer):
+            pass
+
+
+def install(wheels, site):
+    found = sorted(map(str, pathlib.Path(wheels).glob("*.whl")))
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--target", site]
+    return subprocess.run(pip + found, capture_output=True, text=True).returncode == 0 if found else False
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, default=4)
+    parser.add_argument("--tensors", type=int, default=32)
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--scratch", default=None)
+    parser.add_argument("--wheels", default=None)
+    parser.add_argument("--out", default=None)
+    parser.add_argument("--only", default=",".join(ROWS))
+    parser.add_argument("--row", nargs=2, metavar=("NAME", "FILE"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    # This file's own name must not shadow the library's.
+    sys.path = [p for p in sys.path if pathlib.Path(p or ".").resolve() != pathlib.Path(__file__).resolve().parent]
+    if args.row:
+        return row(*args.row, args.times)
+
+    with tempfile.TemporaryDirectory(prefix="spinio-safetensors.", dir=args.scratch) as scratch:
+        env = dict(os.environ)
+        if args.wheels and install(args.wheels, scratch + "/site"):
+            env["PYTHONPATH"] = scratch + "/site" + os.pathsep + env.get("PYTHONPATH", "")
+        path = scratch + "/model.safetensors"
+        make(path, int(args.gib * (1 << 30)), args.tensors)
+        results = []
+        for name in args.only.split(","):
+            warm(path)
+            command = [sys.executable, os.path.abspath(__file__), "--times", str(args.times), "--row", name, path]
+            try:
+                done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+                lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+                one = json.loads(lines[-1]) if lines and not done.returncode else None
+                why = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+            except subprocess.TimeoutExpired:
+                one, why = None, "took too long"
+            results.append(one or {"row": name, "skipped": why})
+        show(results)
+        if args.out:
+            pathlib.Path(args.out).write_text(json.dumps(results, indent=1))
+        return 1 if any(r.get("right") is False for r in results) else 0
+
+
+def show(results):
+    speed = {r["row"]: r.get("gbps") for r in results}
+    size = next((r["bytes"] for r in results if "bytes" in r), 0)
+    print(f"{size / 1e9:.2f} GB, warm")
+    print(f"{'':<18}{'again':>12}{'first':>12}{'CPU s/GB':>10}{'limit':>8}{'safet.':>8}{'fast':>8}  tensors")
+    for r in results:
+        if "skipped" in r:
+            print(f"{r['row']:<18}not measured: {r['skipped']}")
+            continue
+        ratios = "".join(f"{r['gbps'] / speed[k]:>8.2f}" if speed.get(k) else f"{'-':>8}" for k in ("pinned", "safetensors", "fastsafetensors"))
+        right = {True: "right", False: "WRONG", None: ""}[r["right"]]
+        print(f"{r['row']:<18}{r['gbps']:>7.2f} GB/s{r['first_gbps']:>7.2f} GB/s{r['cpu_per_gb']:>10.3f}{ratios}  {right}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
