@@ -4,6 +4,7 @@
 //!   check ──> fmt, clippy, layers, file sizes    what every commit must pass
 //!   layers                                       arrows between crates point only down
 //!   docs                                         writes docs/settings.md, or checks it
+//!   python                                       the wheel, its types and its tests
 //!   vm, preload-suite, interleavings             the suites that are no `cargo test`
 //!   fuzz                                         hostile input for the parsers, the planner and the C API
 //!   host-cost                                    nanoseconds a host read costs more under the library
@@ -21,6 +22,7 @@ mod host_cost;
 mod interleavings;
 mod layers;
 mod preload_suite;
+mod python;
 mod sizes;
 mod tools;
 mod trace;
@@ -45,6 +47,8 @@ enum Chore {
     Layers,
     /// Write docs/settings.md from the settings table
     Docs(docs::Args),
+    /// Build the Python wheel and run its tests
+    Python(python::Args),
     /// Run the suite in the virtual machine with peer-to-peer DMA
     Vm(vm::Args),
     /// Run real programs with and without the library and compare
@@ -64,6 +68,7 @@ fn main() -> ExitCode {
         Chore::Check => check::run(),
         Chore::Layers => layers::run(),
         Chore::Docs(args) => docs::run(&args),
+        Chore::Python(args) => python::run(&args),
         Chore::Vm(args) => vm::run(&args),
         Chore::PreloadSuite(args) => preload_suite::run(&args),
         Chore::Interleavings => interleavings::run(),

@@ -1,0 +1,116 @@
+//! `cargo x python`: the wheel, its types and its tests, in an environment of their own.
+//!
+//! ```text
+//!   requirements.txt ──> ${SPINIO_CACHE:-~/.cache/spinio}/python/<sum of it and of the interpreter>/   made once
+//!   maturin build ──> target/wheels/*.whl ──> installed there ──> mypy, pytest
+//! ```
+//!
+//! With `--wheel DIR` it only builds the wheel to carry to another machine, and puts the tests beside it.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::tools;
+
+const TESTS: &str = "crates/python/tests";
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Build the release wheel into this folder, with its tests and benchmark beside it, and run nothing
+    #[arg(long)]
+    wheel: Option<PathBuf>,
+    /// Passed on to pytest
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let python = environment()?;
+    if let Some(folder) = &args.wheel {
+        return carry(&python, &tools::root().join(folder));
+    }
+    // The development profile: its assertions are wanted here.
+    let wheels = tools::target()?.join("wheels");
+    let wheel = build(&python, &wheels, "dev")?;
+    let pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"];
+    tools::run(tools::command(&python).args(pip).arg(&wheel))?;
+    tools::run(tools::command(&python).args(["-m", "mypy", "--strict", "-p", "spinio"]))?;
+    tools::run(tools::command(&python).args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]).args(&args.rest))
+}
+
+/// The interpreter of the environment, which is made if it is not there.
+fn environment() -> Result<PathBuf> {
+    let version = tools::output(tools::command("python3").args(["-c", "import sys; print(sys.version, sys.prefix)"]))?;
+    let wanted = fs::read_to_string(tools::root().join(TESTS).join("requirements.txt"))?;
+    let mut sum = DefaultHasher::new();
+    (version, wanted).hash(&mut sum);
+    let folder = cache()?.join("python").join(format!("{:016x}", sum.finish()));
+    let python = folder.join("bin/python");
+    if !folder.join("complete").exists() {
+        tools::run(tools::command("python3").args(["-m", "venv", "--clear"]).arg(&folder))
+            .context("a Python with its venv module is needed (Debian: python3-venv)")?;
+        let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"];
+        tools::run(tools::command(&python).args(pip).arg(tools::root().join(TESTS).join("requirements.txt")))?;
+        fs::write(folder.join("complete"), "")?;
+    }
+    Ok(python)
+}
+
+/// What is worth keeping between runs lies there, as for .ci/run.
+fn cache() -> Result<PathBuf> {
+    if let Some(named) = std::env::var_os("SPINIO_CACHE") {
+        return Ok(named.into());
+    }
+    Ok(PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache/spinio"))
+}
+
+/// Builds the wheel; the folder holds no other one afterwards.
+fn build(python: &Path, into: &Path, profile: &str) -> Result<PathBuf> {
+    for old in wheels(into)? {
+        fs::remove_file(old)?;
+    }
+    let mut maturin = tools::command(python);
+    maturin.args(["-m", "maturin", "build", "--quiet", "--profile", profile, "--out"]).arg(into);
+    // Cargo's own variables would make maturin ask for another workspace.
+    tools::run(maturin.env_remove("CARGO_MANIFEST_DIR"))?;
+    let mut made = wheels(into)?;
+    ensure!(made.len() == 1, "maturin made {} wheels in {}", made.len(), into.display());
+    made.pop().context("no wheel")
+}
+
+fn wheels(folder: &Path) -> Result<Vec<PathBuf>> {
+    if !folder.exists() {
+        return Ok(Vec::new());
+    }
+    let entries = fs::read_dir(folder)?.collect::<std::io::Result<Vec<_>>>()?;
+    let is_ours = |p: &PathBuf| p.extension().is_some_and(|e| e == "whl") && name(p).starts_with("spinio-");
+    Ok(entries.into_iter().map(|e| e.path()).filter(is_ours).collect())
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The release wheel and its tests, for a machine that has neither cargo nor a network.
+fn carry(python: &Path, folder: &Path) -> Result<()> {
+    let tests = folder.join("tests");
+    fs::create_dir_all(&tests)?;
+    let wheel = build(python, folder, "release")?;
+    for entry in fs::read_dir(tools::root().join(TESTS))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|e| e == "py") {
+            fs::copy(&path, tests.join(name(&path)))?;
+        }
+    }
+    fs::copy(tools::root().join("benches/safetensors.py"), folder.join("safetensors.py"))?;
+    println!(
+        "{}: there: python3 -m pip install -q --no-index --no-deps --target SITE {} && \
+         PYTHONPATH=SITE python3 -m pytest -rs tests && PYTHONPATH=SITE python3 safetensors.py",
+        folder.display(),
+        name(&wheel)
+    );
+    Ok(())
+}
