@@ -13,7 +13,7 @@ impl Runtime {
     /// Copies host bytes into device memory, in the order of a small read; the bytes may be reused at once.
     pub fn put(&self, to: Target, bytes: &[u8]) -> Result<(), Error> {
         let stats = self.core().stats();
-        let watch = stats.begin(Direction::Read, -1, None, bytes.len() as u64);
+        let watch = stats.begin(Direction::Read, -1, None, bytes.len() as u64).on(to.allocation.device.id());
         let done = self.put_all(to, bytes);
         if done.is_ok() {
             stats.piece(&watch, Route::Copy, Reason::Stream, 0, bytes.len() as u64, watch.begun());

@@ -189,9 +189,16 @@ impl Core {
         if self.pins.stalls() { Err(Reason::PinStalls) } else { Ok(()) }
     }
 
+    /// Makes the table of the counters where the settings say. On the program's thread, before anybody counts: a helper
+    /// opens its file, and must not wait for itself. `process`: for the runtime of the process, not one of many.
+    pub(crate) fn open_stats(&self, process: bool) {
+        let place = stats::Place::of(&self.settings, process);
+        self.stats.get_or_init(|| stats::Home::new(place, self.settings.trace, || self.keepers()));
+    }
+
     /// The counters.
     pub(crate) fn stats(&self) -> &stats::Stats {
-        self.stats.get_or_init(|| stats::Home::new(self.settings.stats.as_deref(), || self.keepers())).stats()
+        self.stats.get_or_init(|| stats::Home::new(stats::Place::Memory, false, || None)).stats()
     }
 
     /// Shows what is held now to those who read the counters.

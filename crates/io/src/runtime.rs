@@ -42,7 +42,7 @@ pub fn runtime() -> &'static Runtime {
         return runtime;
     }
     let old = CURRENT.load(Acquire);
-    let mut made = Runtime::new(Settings::of_process().clone());
+    let mut made = Runtime::made(Settings::of_process().clone(), &Linux, true);
     made.alive = linux::word_wiped_on_fork().ok();
     if let Some(word) = made.alive {
         word.store(1, Relaxed);
@@ -89,9 +89,12 @@ impl Runtime {
 
     /// A runtime over another kernel, for fault injection.
     pub fn with_kernel(settings: Settings, kernel: &'static dyn Kernel) -> Runtime {
+        Runtime::made(settings, kernel, false)
+    }
+
+    fn made(settings: Settings, kernel: &'static dyn Kernel, of_process: bool) -> Runtime {
         let core = Core::new(settings, kernel);
-        // Now, on the program's thread: the file of the counters is opened by a helper, which must not ask for itself.
-        core.stats();
+        core.open_stats(of_process);
         Runtime { core, alive: None }
     }
 

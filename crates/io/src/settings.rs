@@ -36,12 +36,16 @@ pub struct Settings {
     pub dma_min: u64,
     /// `SPINIO_EMULATED`: description of the emulated device
     pub emulated: Option<String>,
-    /// `SPINIO_STATS`: file for the shared counters
+    /// `SPINIO_STATS`: `off`, a file for the counters, or with `/` at its end a folder
     pub stats: Option<String>,
     /// `SPINIO_MODEL`: folder of the calibrations; none: defaults only
     pub model: Option<String>,
     /// `SPINIO_CORRECTION`: whether costs follow what is measured
     pub correction: bool,
+    /// `SPINIO_TRACE`
+    pub trace: bool,
+    /// XDG_RUNTIME_DIR, where the counters go by themselves
+    pub runtime_folder: Option<String>,
 }
 
 /// One row of the settings table.
@@ -109,10 +113,20 @@ pub const TABLE: &[Row] = &[
     },
     Row {
         name: "SPINIO_STATS",
-        values: "path of a file",
-        default: "none",
-        doc: "Keeps the counters in this file, where other processes can read them; `spinio run --stats` sets it. The \
-              file is made if need be; one that holds anything but such counters is left alone, and the counters stay in the process.",
+        values: "`off`, path of a file, or of a folder with `/` at its end",
+        default: "a file for each process, in `$XDG_RUNTIME_DIR/spinio/` or `/dev/shm/spinio-UID/`",
+        doc: "Where the counters are kept, so that other processes can read them. The default is what `spinio stat` and \
+              `spinio top` read: a file of the process's own, made at its first device request. A folder that is there: \
+              the same, in that folder. A file: shared by all processes that name it, made if need be; one that holds \
+              anything but such counters is left alone, and the counters stay in the process. `off`: nothing is counted.",
+    },
+    Row {
+        name: "SPINIO_TRACE",
+        values: "`1`",
+        default: "off",
+        doc: "Records every device request in the file of the counters, from the first one on; `spinio trace` sets it for \
+              a program that it starts, and can do without for one that runs. The file holds the last 32,768 records; who \
+              wants all of them reads along.",
     },
     Row {
         name: "SPINIO_MODEL",
@@ -145,6 +159,8 @@ impl Default for Settings {
             stats: None,
             model: None,
             correction: true,
+            trace: false,
+            runtime_folder: None,
         }
     }
 }
@@ -215,7 +231,7 @@ impl Settings {
             true
         });
         each("SPINIO_STATS", &mut |v| {
-            s.stats = Some(v.to_owned());
+            s.stats = (!v.is_empty()).then(|| v.to_owned());
             !v.is_empty()
         });
         s.model = crate::model::folder(&get);
@@ -235,6 +251,15 @@ impl Settings {
             }
             _ => false,
         });
+        each("SPINIO_TRACE", &mut |v| match v {
+            "1" => {
+                s.trace = true;
+                true
+            }
+            "" | "0" => true,
+            _ => false,
+        });
+        s.runtime_folder = get("XDG_RUNTIME_DIR");
         (s, complaints)
     }
 

@@ -47,7 +47,7 @@ impl Runtime {
             return small::read(self.core(), fd, at, to, len);
         }
         let stats = self.core().stats();
-        let watch = stats.begin(Direction::Read, fd, at, len as u64);
+        let watch = stats.begin(Direction::Read, fd, at, len as u64).on(to.allocation.device.id());
         let got = large::read(self.core(), &watch, fd, at, to, len);
         stats.end(&watch, &got.as_ref().copied());
         got
@@ -63,7 +63,7 @@ impl Runtime {
             return Err(Error::kernel(Errno::BUSY, "read into a captured queue", at, len as u64));
         }
         let stats = self.core().stats();
-        let watch = stats.begin(Direction::Read, fd, Some(at), len as u64);
+        let watch = stats.begin(Direction::Read, fd, Some(at), len as u64).on(to.allocation.device.id());
         let plain = Plain {
             watch,
             fd,

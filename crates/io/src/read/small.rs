@@ -22,7 +22,7 @@ use crate::{Error, Target};
 /// A `read` or `pread` of at most [`crate::settings::SMALL`] bytes, all of them inside the allocation.
 pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
     let stats = core.stats();
-    let watch = stats.begin_small(Direction::Read, fd, at, len as u64);
+    let watch = stats.begin_small(Direction::Read, fd, at, len as u64).on(to.allocation.device.id());
     let read = bytes(core, fd, at, to, len);
     let (route, reason) = read.as_ref().map_or((Route::Copy, Reason::Small), |(_, route, reason)| (*route, *reason));
     let got = read.map(|(got, ..)| got);

@@ -2,7 +2,7 @@
 //! one that reads the bytes of its file, and to a program in another language.
 //!
 //! ```text
-//!   word   0  header: magic, fingerprint, process, clocks, name
+//!   word   0  header: magic, fingerprint, process, clocks, name, trace switch, head of the ring
 //!         64  calls    [direction]            calls, failed, bytes, nanoseconds, latency[96]
 //!        364  pages    [residency]            pages seen
 //!        368  refused  [reason]               times, bytes
@@ -10,6 +10,7 @@
 //!        528  lanes    [processor mod 16]     a cache line each: small reads, their bytes; small writes, their bytes
 //!        656  cells    [96, found by key]     key, pieces, bytes, nanoseconds, latency[96]
 //!      10256  end of the counters
+//!      10752  ring     [32768]                ticket, fourteen words, checksum (trace.rs)
 //! ```
 //!
 //! The words are little-endian, as the only machines we run on are. The fingerprint is made of these numbers and of every
@@ -33,6 +34,11 @@ pub(super) mod header {
     pub(crate) const NAME: usize = 5;
     /// Pieces for which no cell was left.
     pub(crate) const UNPLACED: usize = 7;
+    /// The monotonic clock up to which requests are traced, 0 for not at all. A line of its own: every request reads it.
+    pub(crate) const TRACING: usize = 16;
+    /// The next ticket of the ring, and the next number of a request.
+    pub(crate) const TICKETS: usize = 24;
+    pub(crate) const REQUESTS: usize = 25;
 }
 
 /// The words of one direction's calls, or of one cell from its second word on.

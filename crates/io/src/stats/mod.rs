@@ -8,12 +8,16 @@
 //!   pins, staging, files > gauges: now, most ever                 ┘  each number stands)
 //!                                     │
 //!                                     └──> snapshot.rs: here, or from the bytes of the file
+//!   while somebody traces ─> ring of records (ring.rs, trace.rs)
 //! ```
+//!
+//! Where the table lies: `home.rs`. A process that makes device requests has a file in a folder of its user's
+//! (`folder.rs`), so that `spinio stat` and `spinio top` find it.
 //!
 //! Who serves a request begins a [`Watch`], tells each piece under it, and ends it with the call's result:
 //!
 //! ```text
-//!   let watch = stats.begin(Direction::Read, fd, offset, len);
+//!   let watch = stats.begin(Direction::Read, fd, offset, len).on(device.id());
 //!   stats.piece(&watch, Route::Direct, Reason::Absent, at, bytes, begun);      at: from the start of the request
 //!   stats.end(&watch, &result.as_ref().copied());
 //! ```
@@ -24,25 +28,31 @@
 //! calls are coarse. Several processes that share one file by its name share gauges too, and what a killed one held
 //! stays counted.
 
+mod folder;
 mod histogram;
 mod home;
 mod layout;
+mod ring;
 mod snapshot;
+pub mod trace;
 mod words;
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
+use spinio_device::DeviceId;
 use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::linux::{self, Fd};
 
+pub use folder::folders;
 pub use histogram::Histogram;
-pub(crate) use home::Home;
+pub(crate) use home::{Home, Place};
 pub use snapshot::{Calls, Foreign, Line, Process, Refused, Snapshot};
 
 use crate::Error;
 use layout::{CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, GAUGES, LANE_COUNT, LANE_WORDS, LANES, PAGES, REFUSED};
 use layout::{header, key};
+use trace::Traced;
 use words::Words;
 
 /// Which way a request's bytes go.
@@ -57,6 +67,14 @@ pub enum Direction {
 }
 
 impl Watch {
+    /// The same, with the device that it is about.
+    pub(crate) fn on(mut self, device: DeviceId) -> Watch {
+        if let Some(traced) = &mut self.traced {
+            traced.set_device(device);
+        }
+        self
+    }
+
     /// When the request began.
     pub(crate) fn begun(&self) -> Instant {
         self.begun
@@ -117,6 +135,8 @@ impl Gauge {
 pub(crate) struct Watch {
     direction: Direction,
     begun: Instant,
+    /// Only while somebody traces.
+    traced: Option<Traced>,
 }
 
 /// A small request under way: timed only if its turn has come.
@@ -125,9 +145,18 @@ pub(crate) struct SmallWatch {
     lane: usize,
     /// When it began, and how many calls it stands for.
     timed: Option<(Instant, u64)>,
+    traced: Option<Traced>,
 }
 
 impl SmallWatch {
+    /// The same, with the device that it is about.
+    pub(crate) fn on(mut self, device: DeviceId) -> SmallWatch {
+        if let Some(traced) = &mut self.traced {
+            traced.set_device(device);
+        }
+        self
+    }
+
     /// Whether its turn has come to be timed: once in a while.
     pub(crate) fn is_timed(&self) -> bool {
         self.timed.is_some()
@@ -152,11 +181,14 @@ fn weight(n: u64) -> u64 {
 /// The counters of a runtime, or none of them (`SPINIO_STATS=off`).
 pub(crate) struct Stats {
     words: Option<Words>,
+    pid: u32,
+    /// Files whose paths the trace has told: a tag of the file, and the ticket.
+    told: [AtomicU64; trace::TOLD],
 }
 
 impl Stats {
     fn new(words: Option<Words>) -> Stats {
-        Stats { words }
+        Stats { words, pid: linux::getpid(), told: [const { AtomicU64::new(0) }; trace::TOLD] }
     }
 
     fn add(&self, at: usize, n: u64) {
@@ -166,8 +198,8 @@ impl Stats {
     }
 
     /// A request begins. `offset`: `None` if the descriptor's own; `len`: bytes asked for.
-    pub(crate) fn begin(&self, direction: Direction, _fd: Fd, _offset: Option<u64>, _len: u64) -> Watch {
-        Watch { direction, begun: Instant::now() }
+    pub(crate) fn begin(&self, direction: Direction, fd: Fd, offset: Option<u64>, len: u64) -> Watch {
+        Watch { direction, begun: Instant::now(), traced: self.traced(fd, offset, len) }
     }
 
     /// The call returns.
@@ -184,23 +216,30 @@ impl Stats {
         }
         self.add(at + 3, nanos);
         self.add(at + 4 + histogram::bucket(nanos), 1);
+        if let Some(traced) = &watch.traced {
+            self.trace_request(traced, watch.direction, None, result);
+        }
     }
 
     /// A piece of the request has moved: `bytes` from `at` on, counted from the start of the request, since `begun`.
-    pub(crate) fn piece(&self, watch: &Watch, route: Route, reason: Reason, _at: u64, bytes: u64, begun: Instant) {
+    pub(crate) fn piece(&self, watch: &Watch, route: Route, reason: Reason, at: u64, bytes: u64, begun: Instant) {
         if bytes > 0 && self.words.is_some() {
             let nanos = begun.elapsed().as_nanos() as u64;
             self.count(watch.direction, route, reason, bytes, nanos);
+            if let Some(traced) = &watch.traced {
+                self.trace_piece(traced, watch.direction, (route, reason), (at, bytes), begun);
+            }
         }
     }
 
     /// A request of at most [`crate::settings::SMALL`] bytes begins.
-    pub(crate) fn begin_small(&self, direction: Direction, _fd: Fd, _offset: Option<u64>, _len: u64) -> SmallWatch {
-        let Some(words) = &self.words else { return SmallWatch { direction, lane: 0, timed: None } };
+    pub(crate) fn begin_small(&self, direction: Direction, fd: Fd, offset: Option<u64>, len: u64) -> SmallWatch {
+        let Some(words) = &self.words else { return SmallWatch { direction, lane: 0, timed: None, traced: None } };
         let lane = LANES + linux::cpu() % LANE_COUNT * LANE_WORDS + 2 * direction as usize;
         // On a virtual machine reading the clock twice can cost as much as the read.
         let weight = weight(words[lane].load(Relaxed));
-        SmallWatch { direction, lane, timed: (weight > 0).then(|| (Instant::now(), weight)) }
+        let timed = (weight > 0).then(|| (Instant::now(), weight));
+        SmallWatch { direction, lane, timed, traced: self.traced(fd, offset, len) }
     }
 
     /// It returns: `bytes` by one route, or an error.
@@ -238,6 +277,9 @@ impl Stats {
         {
             self.add(cell + 3, nanos.wrapping_mul(weight));
             self.add(cell + 4 + histogram::bucket(nanos), weight);
+        }
+        if let Some(traced) = &watch.traced {
+            self.trace_request(traced, watch.direction, Some((route, reason)), result);
         }
     }
 
@@ -302,4 +344,8 @@ impl Stats {
 }
 
 #[cfg(test)]
+mod home_tests;
+#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod trace_tests;

@@ -16,7 +16,7 @@ pub fn list(path: &std::ffi::CStr) -> Result<Vec<CString>, Errno> {
     names
 }
 
-fn entries(fd: Fd) -> Result<Vec<CString>, Errno> {
+pub(super) fn entries(fd: Fd) -> Result<Vec<CString>, Errno> {
     // ino, off: 8 bytes each; length of the record: 2; type: 1; then the name.
     const LEN_AT: usize = 16;
     const NAME_AT: usize = 19;

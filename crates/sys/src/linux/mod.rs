@@ -7,6 +7,7 @@
 //! its calls are used where a slice or an owned descriptor is honest.
 
 mod calls;
+mod folder;
 mod lease;
 mod list;
 mod pipe;
@@ -20,6 +21,7 @@ mod uring;
 mod wipe;
 
 pub use calls::*;
+pub use folder::*;
 pub use lease::*;
 pub use list::list;
 pub use pipe::*;

@@ -1,0 +1,154 @@
+//! The folder of a user's processes: one file each, that is there while its process lives, or a little longer.
+//!
+//! ```text
+//!   $XDG_RUNTIME_DIR/spinio/        else  /dev/shm/spinio-UID/          0700, ours, no link: or it is not used
+//!      4711      locked by 4711     made without a name, filled, locked, then named: nobody sees it half made
+//!      4712      no lock            4712 is gone, however it ended: removed by the next process that comes
+//!      4711.1    locked             another 4711, of another PID namespace
+//! ```
+//!
+//! The lock (`flock`) tells who lives. It stands on a descriptor of its own, which lives in the keepers' table: it is
+//! neither the program's to close nor inherited by its children. Nor is it the descriptor of the mapping, since a forked
+//! child inherits mappings and would hold the lock for its dead parent.
+//!
+//! No file that is there already is ever opened for writing, and none is removed that does not look like one of ours.
+
+use std::ffi::{CStr, CString};
+
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd};
+
+use super::home::{prepare, stamp};
+use super::layout::{MAGIC, WORDS};
+use super::words::Words;
+
+/// Files that one process looks at to remove what the dead left.
+const CLEANED: usize = 256;
+
+/// Names a process tries.
+const NAMES: usize = 16;
+
+/// Where processes of a user put their files, best first. `runtime`: XDG_RUNTIME_DIR.
+pub fn folders(runtime: Option<&str>, user: u32) -> Vec<String> {
+    let runtime = runtime.filter(|path| path.starts_with('/')).map(|path| format!("{path}/spinio"));
+    runtime.into_iter().chain([format!("/dev/shm/spinio-{user}")]).collect()
+}
+
+/// A table in a folder.
+pub(super) struct Made {
+    pub(super) words: Words,
+    /// Holds the lock; in the calling thread's table.
+    pub(super) lock: Fd,
+    pub(super) path: CString,
+}
+
+/// Makes a file for this process in a folder of its own, after the dead are cleared away. On a keeper.
+pub(super) fn make_own(path: &CStr) -> Result<Made, Errno> {
+    match linux::make_folder(path, 0o700) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(e) => return Err(e),
+    }
+    let folder = linux::open(path, (linux::O_RDONLY | linux::O_DIRECTORY | linux::O_NOFOLLOW) as i32, 0)?;
+    let made = is_ours(folder).and_then(|()| {
+        clear(folder);
+        make(folder, path)
+    });
+    let _ = linux::close(folder);
+    made
+}
+
+/// Makes a file for this process in a folder that the user named. On a keeper.
+pub(super) fn make_in(path: &CStr) -> Result<Made, Errno> {
+    let folder = linux::open(path, (linux::O_RDONLY | linux::O_DIRECTORY) as i32, 0)?;
+    let made = make(folder, path);
+    let _ = linux::close(folder);
+    made
+}
+
+/// Whether nobody but us can have put anything there.
+fn is_ours(folder: Fd) -> Result<(), Errno> {
+    let stat = linux::fstat(folder)?;
+    if stat.uid == linux::geteuid() && stat.mode & 0o077 == 0 { Ok(()) } else { Err(Errno::PERM) }
+}
+
+fn make(folder: Fd, path: &CStr) -> Result<Made, Errno> {
+    let fd = linux::open_in(folder, c".", (linux::O_RDWR | linux::O_TMPFILE) as i32, 0o600)?;
+    let made = fill(fd).and_then(|(words, lock)| match name(folder, fd) {
+        Ok(name) => {
+            let path = [path.to_bytes(), b"/", name.to_bytes()].concat();
+            Ok(Made { words, lock, path: CString::new(path).map_err(|_| Errno::INVAL)? })
+        }
+        Err(e) => {
+            let _ = linux::close(lock);
+            Err(e)
+        }
+    });
+    let _ = linux::close(fd);
+    made
+}
+
+fn fill(fd: Fd) -> Result<(Words, Fd), Errno> {
+    prepare(fd)?;
+    let words = Words::of_file(WORDS, fd)?;
+    stamp(&words);
+    let again = CString::new(format!("/proc/thread-self/fd/{fd}")).map_err(|_| Errno::INVAL)?;
+    let lock = linux::open(&again, linux::O_RDONLY as i32, 0)?;
+    match linux::lock_alone(lock) {
+        Ok(true) => Ok((words, lock)),
+        other => {
+            let _ = linux::close(lock);
+            Err(other.err().unwrap_or(Errno::WOULDBLOCK))
+        }
+    }
+}
+
+/// Our number, or with an addition if that is taken.
+fn name(folder: Fd, fd: Fd) -> Result<CString, Errno> {
+    let pid = linux::getpid();
+    for n in 0..NAMES {
+        let text = if n == 0 { pid.to_string() } else { format!("{pid}.{n}") };
+        let name = CString::new(text).map_err(|_| Errno::INVAL)?;
+        match linux::name_in(folder, fd, &name) {
+            Ok(()) => return Ok(name),
+            Err(Errno::EXIST) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Err(Errno::EXIST)
+}
+
+/// Removes files of the dead.
+fn clear(folder: Fd) {
+    let names = linux::names_in(folder).unwrap_or_default();
+    for name in names.iter().filter(|n| is_name(n)).take(CLEANED) {
+        let flags = linux::O_RDONLY | linux::O_NOFOLLOW | linux::O_NONBLOCK;
+        let Ok(fd) = linux::open_in(folder, name, flags as i32, 0) else { continue };
+        if is_table(fd) && linux::lock_alone(fd) == Ok(true) && is_still(folder, name, fd) {
+            let _ = linux::remove_from(folder, name);
+        }
+        let _ = linux::close(fd);
+    }
+}
+
+/// `4711` or `4711.1`.
+fn is_name(name: &CStr) -> bool {
+    let mut parts = name.to_bytes().split(|b| *b == b'.');
+    let digits = |part: &[u8]| !part.is_empty() && part.iter().all(u8::is_ascii_digit);
+    parts.next().is_some_and(digits) && parts.next().is_none_or(digits) && parts.next().is_none()
+}
+
+fn is_table(fd: Fd) -> bool {
+    let mut magic = [0u8; 8];
+    // SAFETY: eight bytes are read into a local.
+    let got = unsafe { linux::pread(fd, magic.as_mut_ptr(), 8, 0) };
+    // Of any version: the low bytes are the same in all of them.
+    got == Ok(8) && magic[..6] == MAGIC.to_le_bytes()[..6]
+}
+
+/// Whether the name still means the file that was looked at.
+fn is_still(folder: Fd, name: &CStr, fd: Fd) -> bool {
+    let Ok(again) = linux::open_in(folder, name, (linux::O_RDONLY | linux::O_NOFOLLOW) as i32, 0) else { return false };
+    let same = matches!((linux::fstat(fd), linux::fstat(again)), (Ok(a), Ok(b)) if (a.dev, a.ino) == (b.dev, b.ino));
+    let _ = linux::close(again);
+    same
+}
