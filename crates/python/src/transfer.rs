@@ -18,10 +18,10 @@ use crate::stream::Chosen;
 const PIECE: usize = 1 << 30;
 
 /// Fills `into` from the file, at `offset` or, with None, where the descriptor stands. Returns the bytes read, or None
-/// where a descriptor that does not wait has none.
+/// where a descriptor that does not wait has none. `wait`: until they have arrived, however few they are.
 #[pyfunction]
-#[pyo3(signature = (fd, into, offset=None))]
-pub(crate) fn read(fd: i32, into: &Bound<'_, PyAny>, offset: Option<i64>) -> PyResult<Option<usize>> {
+#[pyo3(signature = (fd, into, offset=None, *, wait=false))]
+pub(crate) fn read(fd: i32, into: &Bound<'_, PyAny>, offset: Option<i64>, wait: bool) -> PyResult<Option<usize>> {
     let py = into.py();
     let at = start(offset)?;
     let buffer = Buffer::of(into, Access::Fill)?;
@@ -41,7 +41,7 @@ pub(crate) fn read(fd: i32, into: &Bound<'_, PyAny>, offset: Option<i64>) -> PyR
             device(py, || {
                 let chosen = Chosen::new(order);
                 let got = runtime().read(fd, at, to, buffer.bytes)?;
-                if chosen.settle && buffer.bytes <= SMALL {
+                if (wait || chosen.settle) && buffer.bytes <= SMALL {
                     let device = to.allocation.device;
                     let late = |e| spinio_io::Error::device(e, "read", at.unwrap_or(0), buffer.bytes as u64);
                     device.drain(device.program_queue().0, Wait::Context).map_err(late)?;

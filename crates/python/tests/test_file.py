@@ -197,6 +197,23 @@ def test_a_small_read_is_queued_and_in_order(data, noise):
     assert array.tobytes() == noise[999:1099] + noise[100:4096]
 
 
+def test_a_small_read_can_be_waited_for(data):
+    array = spinio.emulated.empty(4096)
+    done = threading.Event()
+
+    def read():
+        with spinio.open(data) as f:
+            spinio._spinio.read(f.fileno(), array, 0, wait=True)
+        done.set()
+
+    reader = threading.Thread(target=read)
+    with spinio.emulated.held():
+        reader.start()
+        assert not done.wait(0.2)
+    reader.join(60)
+    assert done.is_set()
+
+
 def test_many_threads(memory, data, noise):
     wrong = []
 

@@ -1,0 +1,101 @@
+"""A Zarr v3 store in a local folder, whose chunks are read straight into the memory that Zarr wants them in.
+
+    import zarr
+    from spinio.zarr import Store
+
+    zarr.config.enable_gpu()
+    array = zarr.open_array(Store("data.zarr"), mode="r")
+    part = array[1000:2000]                     # a CuPy array; what is stored uncompressed never was in host memory
+
+With Zarr's ordinary buffers it is what zarr.storage.LocalStore is. Codecs run where Zarr runs them: chunks that are
+compressed with a codec of the CPU go through host memory once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterable
+
+from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.core.buffer import default_buffer_prototype
+from zarr.storage import LocalStore
+
+from spinio import _arrays, _file, _spinio
+
+if TYPE_CHECKING:
+    from zarr.abc.store import ByteRequest
+    from zarr.core.buffer import Buffer, BufferPrototype
+
+__all__ = ["Store"]
+
+_ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+class Store(LocalStore):
+    """A folder, as zarr.storage.LocalStore."""
+
+    def __repr__(self) -> str:
+        return f"Store('{self}')"
+
+    async def get(
+        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """A value, or a part of one; None if it is not there."""
+        if not self._is_open:
+            await self._open()
+        return await asyncio.to_thread(_get, self.root / key, prototype or default_buffer_prototype(), byte_range)
+
+    def get_sync(
+        self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """As get, at once."""
+        self._ensure_open_sync()
+        return _get(self.root / key, prototype or default_buffer_prototype(), byte_range)
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        """Parts of several values."""
+        return list(await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges)))
+
+
+def _get(path: Path, prototype: BufferPrototype, byte_range: ByteRequest | None) -> Buffer | None:
+    try:
+        with _file.open(path) as f:
+            start, end = _range(byte_range, os.fstat(f.fileno()).st_size)
+            array = _maker(prototype).empty(end - start)
+            # Another thread than the one that will use the array: the bytes must be there, not only on their way.
+            got = _spinio.read(f.fileno(), array, start, wait=True) or 0 if end > start else 0
+            return prototype.buffer.from_array_like(array if got == end - start else array[:got])
+    except _ABSENT:
+        return None
+
+
+def _range(request: ByteRequest | None, size: int) -> tuple[int, int]:
+    if request is None:
+        return 0, size
+    if isinstance(request, RangeByteRequest):
+        start, end = request.start, request.end
+    elif isinstance(request, OffsetByteRequest):
+        start, end = request.offset, size
+    elif isinstance(request, SuffixByteRequest):
+        start, end = max(0, size - request.suffix), size
+    else:
+        raise TypeError(f"Unexpected byte_range, got {request}.")
+    end = min(end, size)
+    return min(start, end), end
+
+
+def _maker(prototype: BufferPrototype) -> _arrays.Library:
+    """Who makes arrays as these buffers hold them: an empty one tells."""
+    sample: Any = prototype.buffer.create_zero_length().as_array_like()
+    kind = type(sample).__module__.partition(".")[0]
+    if kind == "cupy":
+        return _arrays.library("cuda", "cupy")
+    if kind == "torch":
+        return _arrays.library(sample.device, "torch")
+    if kind == "spinio":
+        return _arrays.library("emulated")
+    return _arrays.library("cpu", "numpy")

@@ -1,0 +1,110 @@
+"""The Zarr store: what LocalStore gives, into whatever memory Zarr's buffers are in."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+numpy = pytest.importorskip("numpy")
+zarr = pytest.importorskip("zarr", minversion="3")
+
+from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest  # noqa: E402
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype  # noqa: E402
+from zarr.storage import LocalStore  # noqa: E402
+
+from spinio import emulated  # noqa: E402
+from spinio.zarr import Store  # noqa: E402
+
+
+class EmulatedBuffer(Buffer):
+    """A buffer of Zarr's in the emulated device's memory."""
+
+    def __init__(self, array):
+        self._data = array
+
+    @classmethod
+    def create_zero_length(cls):
+        return cls(emulated.empty(0))
+
+    @classmethod
+    def from_buffer(cls, buffer):
+        raise NotImplementedError
+
+    @classmethod
+    def from_bytes(cls, bytes_like):
+        raise AssertionError("the bytes went through host memory")
+
+    def as_numpy_array(self):
+        return self._data.numpy()
+
+    def combine(self, others):
+        raise NotImplementedError
+
+
+EMULATED = BufferPrototype(buffer=EmulatedBuffer, nd_buffer=default_buffer_prototype().nd_buffer)
+REQUESTS = [
+    None,
+    RangeByteRequest(0, 10),
+    RangeByteRequest(5, 100000),
+    RangeByteRequest(2999990, 1 << 24),
+    OffsetByteRequest(100),
+    OffsetByteRequest(1 << 40),
+    SuffixByteRequest(70000),
+    SuffixByteRequest(1 << 40),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+def test_values_and_parts_of_them(tmp_path, noise, request_):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "0").write_bytes(noise[:3000000])
+    ours, theirs = Store(tmp_path), LocalStore(tmp_path)
+    want = asyncio.run(theirs.get("c/0", default_buffer_prototype(), request_))
+    for prototype in (default_buffer_prototype(), EMULATED):
+        got = asyncio.run(ours.get("c/0", prototype, request_))
+        assert type(got) is prototype.buffer
+        assert got.as_numpy_array().tobytes() == want.to_bytes()
+        assert ours.get_sync("c/0", prototype=prototype, byte_range=request_).as_numpy_array().tobytes() == want.to_bytes()
+
+
+def test_what_is_not_there(tmp_path):
+    (tmp_path / "folder").mkdir()
+    store = Store(tmp_path)
+    for key in ("none", "folder", "none/deeper"):
+        assert asyncio.run(store.get(key, EMULATED)) is None
+        assert store.get_sync(key) is None
+    with pytest.raises(TypeError, match="byte_range"):
+        (tmp_path / "x").write_bytes(b"x")
+        store.get_sync("x", byte_range=object())
+
+
+def test_several_at_once(tmp_path):
+    for i in range(50):
+        (tmp_path / str(i)).write_bytes(bytes([i]) * 1000)
+    asked = [(str(i), RangeByteRequest(i, 500)) for i in range(60)]
+    got = asyncio.run(Store(tmp_path).get_partial_values(EMULATED, asked))
+    assert [g and g.as_numpy_array().tobytes() for g in got] == [bytes([i]) * (500 - i) for i in range(50)] + [None] * 10
+
+
+def test_arrays_of_zarr(tmp_path):
+    store = Store(tmp_path / "a.zarr")
+    values = numpy.arange(100 * 70, dtype="int32").reshape(100, 70)
+    array = zarr.create_array(store, shape=values.shape, dtype="int32", chunks=(30, 30), shards=(60, 60))
+    array[:] = values
+    array.attrs["unit"] = "m"
+    again = zarr.open_array(Store(tmp_path / "a.zarr", read_only=True), mode="r")
+    assert (again[:] == values).all() and (again[17:83, 5:66] == values[17:83, 5:66]).all()
+    assert again.attrs["unit"] == "m"
+    assert store == Store(tmp_path / "a.zarr") and store.with_read_only(True).read_only
+
+
+def test_arrays_of_zarr_on_a_gpu(tmp_path):
+    cupy = pytest.importorskip("cupy")
+    values = numpy.arange(1000 * 700, dtype="int32").reshape(1000, 700)
+    array = zarr.create_array(Store(tmp_path), shape=values.shape, dtype="int32", chunks=(300, 300), compressors=None)
+    array[:] = values
+    with zarr.config.enable_gpu():
+        part = zarr.open_array(Store(tmp_path), mode="r")[100:900]
+        assert isinstance(part, cupy.ndarray)
+        assert (part.get() == values[100:900]).all()
