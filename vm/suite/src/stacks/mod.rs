@@ -13,6 +13,7 @@
 //! ```text
 //!   kernel    plain system calls: which stack takes device memory, and what it says if not
 //!   reads     SPIN's reads over every route: bytes, route, reason
+//!   writes    SPIN's writes, against a model of the file
 //!   rebuild   members failed and rebuilt while SPIN reads and others write
 //!   mirror    a mirror whose legs do not all reach the device
 //!   after     what is on the disks when all is done: md's check, fsck
@@ -25,6 +26,7 @@ mod kernel;
 mod mirror;
 mod reads;
 mod rebuild;
+mod writes;
 
 use spinio_sys::Errno;
 
@@ -40,6 +42,7 @@ pub(crate) fn cases() -> Vec<Case> {
         all.extend(mirror::cases());
     }
     all.extend(reads::cases());
+    all.extend(writes::cases());
     all.extend(rebuild::cases());
     all
 }

@@ -1,0 +1,128 @@
+//! SPIN's writes out of device memory: what is in the file is what a `pwrite` of the same bytes would have left.
+//!
+//! A model of the file in host memory is written beside it. After each write a buffered reader must see the model, and
+//! every so often it is read from storage. The descriptors differ: plain, O_DIRECT, O_DSYNC, O_APPEND. At the end of
+//! the run `after` has md and fsck look at what all these writes left behind.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+use linux_raw_sys::general as k;
+use spinio_io::Runtime;
+use spinio_testkit::Rng;
+
+use super::{Kind, kinds};
+use crate::case::{Case, Miss, Outcome, expect, expect_bytes};
+use crate::memory::Memory;
+use crate::place::{Guest, Place, chill, pattern, remove};
+use crate::spin::{MIB, fresh, read_and_check};
+
+const MOST: usize = 2 * MIB;
+const WRITES: u64 = 24;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for place in Place::STACKS {
+        for &kind in kinds() {
+            let name = format!("spin: {WRITES} random writes, {}, {}", place.name(), kind.name());
+            all.push(Case::new(name, move |g| differential(g, place, kind)));
+        }
+    }
+    all
+}
+
+/// How the file is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Open {
+    Plain,
+    Direct,
+    Synchronous,
+    Append,
+}
+
+impl Open {
+    const ALL: [Open; 4] = [Open::Plain, Open::Direct, Open::Synchronous, Open::Append];
+
+    fn flags(self) -> i32 {
+        let flags = match self {
+            Open::Plain => 0,
+            Open::Direct => k::O_DIRECT,
+            Open::Synchronous => k::O_DSYNC,
+            Open::Append => k::O_APPEND,
+        };
+        flags as i32
+    }
+}
+
+fn differential(guest: &Guest, place: Place, kind: Kind) -> Outcome {
+    let (path, file) = guest.create(place, "writes")?;
+    let mut model = pattern(3 * MIB + 1234, 1);
+    file.write_all_at(&model, 0)?;
+    chill(&file)?;
+    let descriptors: Vec<(Open, File)> = Open::ALL
+        .into_iter()
+        .map(|how| Ok((how, OpenOptions::new().read(true).write(true).custom_flags(how.flags()).open(&path)?)))
+        .collect::<Result<_, Miss>>()?;
+    let mut random = Rng::new(place as u64);
+    let runtime = fresh();
+    let mut memory = kind.memory(MOST)?;
+    for number in 0..WRITES {
+        let (how, to) = random.pick(&descriptors);
+        let (at, skew, new) = request(&mut random, *how, model.len(), number);
+        let what = format!("write {number}: {} bytes at {at}, skew {skew}, {how:?}", new.len());
+        write(&runtime, to, &mut *memory, (at as u64, skew), &new).map_err(|e| said(&what, e))?;
+        // Whatever the offset, an appended write goes to the end.
+        let at = if *how == Open::Append { model.len() } else { at };
+        model.resize(model.len().max(at + new.len()), 0);
+        model[at..at + new.len()].copy_from_slice(&new);
+        if number % 8 == 7 {
+            chill(&file)?;
+        }
+        let mut seen = vec![0; model.len()];
+        file.read_exact_at(&mut seen, 0)?;
+        expect(&format!("{what}: the file's length"), file.metadata()?.len(), model.len() as u64)?;
+        expect_bytes(&what, &seen, &model)?;
+        if random.chance(50) {
+            let (from, len) = (random.below(MIB as u64) as usize, 1 + random.below(MIB as u64) as usize);
+            let expected = &model[from..from + len];
+            read_and_check(&runtime, &file, &mut *memory, (from as u64, skew, len), expected)
+                .map_err(|e| said(&format!("read back after {what}"), e))?;
+        }
+        // It grows by what is appended.
+        if model.len() > 12 * MIB {
+            file.set_len(2 * MIB as u64)?;
+            model.truncate(2 * MIB);
+        }
+    }
+    remove(&path);
+    Ok(())
+}
+
+/// Where, how far behind a page's start on the device, and what.
+fn request(random: &mut Rng, how: Open, size: usize, number: u64) -> (usize, usize, Vec<u8>) {
+    let unit = if how == Open::Direct { 4096 } else { *random.pick(&[1, 1, 512, 4096]) };
+    // Whole stripes of every array here among them.
+    let most = *random.pick(&[100, 4096, 65_536, 384 << 10, MOST]) as u64;
+    let len = (1 + random.below(most) as usize).next_multiple_of(unit).min(MOST);
+    // Sometimes behind the end, so that a hole is left.
+    let at = random.below(size as u64 + 20_000) as usize / unit * unit;
+    let skew = if random.chance(50) { at % 4096 } else { random.below(4096) as usize };
+    // Direct I/O out of staging does not care for the device's address.
+    (at, skew, pattern(len, 2000 + number))
+}
+
+fn write(runtime: &Runtime, to: &File, memory: &mut dyn Memory, (at, skew): (u64, usize), new: &[u8]) -> Outcome {
+    memory.put(skew, new);
+    let wrote = runtime.write(to.as_raw_fd(), Some(at), memory.target(skew)?, new.len());
+    let wrote = wrote.map_err(|e| Miss::Failed(e.to_string()))?;
+    expect("bytes written", wrote, new.len())?;
+    expect_bytes("device memory afterwards", &memory.bytes(skew, new.len()), new)
+}
+
+fn said(what: &str, miss: Miss) -> Miss {
+    match miss {
+        Miss::Failed(why) => Miss::Failed(format!("{what}: {why}")),
+        skipped => skipped,
+    }
+}
