@@ -22,7 +22,6 @@ use crate::units;
 
 /// What stands along an axis.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(test), expect(dead_code, reason = "for the charts of calibrate and bench, which come next"))]
 pub enum Scale {
     /// From 0 on.
     Linear,
@@ -31,6 +30,7 @@ pub enum Scale {
     /// Powers of 2 of bytes.
     Bytes,
     /// Places 0, 1, 2 ... with these names.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the charts of bench, which come next"))]
     Names(Vec<String>),
 }
 
@@ -61,6 +61,8 @@ pub struct Series {
     pub name: String,
     /// In order of `x`.
     pub points: Vec<Point>,
+    /// Which colour; series of one thing share it.
+    pub colour: usize,
     /// Joined by a line.
     pub line: bool,
     /// Marked by dots.
@@ -91,6 +93,10 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 0, 0),
     RGBColor(148, 120, 40),
 ];
+
+/// Names of series beside one another, and pixels of a row of them.
+const COLUMNS: i32 = 3;
+const ROW: i32 = 20;
 
 impl Scale {
     /// Where a value lies on the straight axis.
@@ -138,7 +144,7 @@ impl Scale {
             Scale::Linear => format!("{}", (place * 1000.0).round() / 1000.0),
             Scale::Log => {
                 let value = 10f64.powf(place);
-                if (0.001..100_000.0).contains(&value) {
+                if (0.001..10_000_000.0).contains(&value) {
                     format!("{}", (value * 1000.0).round() / 1000.0)
                 } else {
                     format!("1e{place:.0}")
@@ -192,11 +198,14 @@ impl Chart {
         let all = || self.series.iter().flat_map(|s| &s.points);
         let xs = self.x.scale.ends(all().map(|p| self.x.scale.place(p.x)));
         let ys = self.y.scale.ends(all().flat_map(|p| [p.y, p.y + p.deviation]).map(|y| self.y.scale.place(y)));
-        let area = SVGBackend::with_string(text, (900, 540)).into_drawing_area();
-        area.fill(&WHITE)?;
+        let rows = (self.series.len() as i32 + COLUMNS - 1) / COLUMNS;
+        let whole = SVGBackend::with_string(text, (900, 520 + (rows * ROW) as u32 + 12)).into_drawing_area();
+        whole.fill(&WHITE)?;
+        let (area, legend) = whole.split_vertically(520);
         let mut chart = ChartBuilder::on(&area)
             .caption(&self.title, ("sans-serif", 20))
             .margin(12)
+            .margin_right(36)
             .x_label_area_size(46)
             .y_label_area_size(70)
             .build_cartesian_2d(
@@ -216,14 +225,11 @@ impl Chart {
             .label_style(("sans-serif", 14))
             .axis_desc_style(("sans-serif", 15))
             .draw()?;
-        for (series, colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
-            let colour = *colour;
+        for series in &self.series {
+            let colour = COLOURS[series.colour % COLOURS.len()];
             let place = |p: &Point| (self.x.scale.place(p.x), self.y.scale.place(p.y));
             let line = series.points.iter().map(place).filter(|_| series.line);
-            chart
-                .draw_series(LineSeries::new(line, colour.stroke_width(2)))?
-                .label(&series.name)
-                .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.filled()));
+            chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
             if series.dots {
                 chart.draw_series(series.points.iter().map(|p| Circle::new(place(p), 3, colour.filled())))?;
             }
@@ -234,14 +240,19 @@ impl Chart {
                 ErrorBar::new_vertical(x, low, y, self.y.scale.place(p.y + p.deviation), colour.stroke_width(1), 6)
             }))?;
         }
-        chart
-            .configure_series_labels()
-            .background_style(WHITE.mix(0.85))
-            .border_style(BLACK.mix(0.3))
-            .label_font(("sans-serif", 14))
-            .position(SeriesLabelPosition::UpperLeft)
-            .draw()?;
-        area.present()?;
+        // Below the chart, where it covers no point.
+        for (i, series) in self.series.iter().enumerate() {
+            let (x, y) = (80 + (i as i32 % COLUMNS) * 275, 6 + (i as i32 / COLUMNS) * ROW);
+            let colour = COLOURS[series.colour % COLOURS.len()];
+            if series.line {
+                legend.draw(&PathElement::new([(x, y + 7), (x + 22, y + 7)], colour.stroke_width(2)))?;
+            }
+            if series.dots {
+                legend.draw(&Circle::new((x + 11, y + 7), 3, colour.filled()))?;
+            }
+            legend.draw(&Text::new(series.name.clone(), (x + 28, y), ("sans-serif", 14)))?;
+        }
+        whole.present()?;
         Ok(())
     }
 }
@@ -256,7 +267,7 @@ mod tests {
 
     fn chart(x: Scale, y: Scale, points: &[(f64, f64)]) -> String {
         let points = points.iter().map(|&(x, y)| Point { x, y, deviation: y / 10.0 }).collect();
-        let series = vec![Series { name: "copy <&>".into(), points, line: true, dots: true }];
+        let series = vec![Series { name: "copy <&>".into(), points, colour: 0, line: true, dots: true }];
         Chart { title: "Title".into(), x: axis(x), y: axis(y), series }.svg().unwrap()
     }
 

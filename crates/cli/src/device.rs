@@ -51,6 +51,15 @@ pub struct Buffer {
 impl Buffer {
     /// New memory. The settings of this process (`SPINIO_EMULATED`) say what the emulated device is like.
     pub fn new(on: Name, len: u64) -> anyhow::Result<Buffer> {
+        Buffer::made(on, len, false)
+    }
+
+    /// The same, host-mapped where the device can: memory that storage may be able to reach.
+    pub fn mapped(on: Name, len: u64) -> anyhow::Result<Buffer> {
+        Buffer::made(on, len, true).or_else(|_| Buffer::made(on, len, false))
+    }
+
+    fn made(on: Name, len: u64, host_mapped: bool) -> anyhow::Result<Buffer> {
         let Name(id) = on;
         let failed = || format!("Cannot allocate {} on {id}", units::bytes(len));
         let missing =
@@ -61,7 +70,7 @@ impl Buffer {
             DeviceKind::Cuda => drop(tools::open(id.ordinal).map_err(|e| missing(&e))?),
             _ => configure()?,
         }
-        let made = registry::alloc(id.kind, id.ordinal, bytes, false);
+        let made = registry::alloc(id.kind, id.ordinal, bytes, host_mapped);
         let addr = made.map_err(|e| missing(&e))?;
         let pointer = addr.0 as *const u8;
         let allocation = registry::find(pointer, bytes)

@@ -6,6 +6,7 @@
 //!   read      a file into device memory, in this process
 //!   explain   what would happen to each part of a file, and why
 //!   doctor    what this machine offers, and the cure for what it lacks
+//!   calibrate measures what each route costs here, and keeps it for every program
 //!   simulate  how near to the best schedule each planner comes, on random residency
 //! ```
 //!
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 #![expect(unreachable_pub, reason = "a command has no users to hide from: `pub` here reads as `for other files`")]
 
+mod calibrate;
 mod chart;
 mod demo;
 mod device;
@@ -32,6 +34,7 @@ mod scratch;
 mod simulate;
 mod stack;
 mod strip;
+mod subject;
 mod table;
 mod units;
 
@@ -64,6 +67,9 @@ enum Command {
     /// List every facility of this machine that SPIN can use: found or not, cause and cure
     #[command(after_help = exit::HELP)]
     Doctor(doctor::Doctor),
+    /// Measure what each route costs here, and keep it for every program under SPIN
+    #[command(after_help = exit::HELP)]
+    Calibrate(calibrate::Calibrate),
     /// Compare the planners on random residency, as the paper did
     #[command(after_help = exit::HELP)]
     Simulate(simulate::Simulate),
@@ -76,6 +82,7 @@ fn main() -> ExitCode {
         Command::Run(run) => run::run(&run),
         Command::Explain(explain) => explain::run(&explain).map(|exit| exit as u8),
         Command::Doctor(doctor) => doctor::run(&doctor).map(|exit| exit as u8),
+        Command::Calibrate(calibrate) => calibrate::run(&calibrate).map(|exit| exit as u8),
         Command::Simulate(simulate) => simulate::run(&simulate).map(|exit| exit as u8),
         Command::Read(read) => read::run(&read).map(|exit| exit as u8),
     };

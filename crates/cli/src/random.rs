@@ -26,7 +26,6 @@ impl Random {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    #[cfg_attr(not(test), expect(dead_code, reason = "for calibrate and bench, which come next"))]
     /// Below `bound`, which must not be 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64

@@ -15,7 +15,7 @@
 //! weighs on small files; and a virtual disk that its host has cached looks faster cold than any real disk.
 
 mod cleanup;
-mod file;
+pub mod file;
 mod program;
 mod report;
 

@@ -9,24 +9,29 @@
 //! flight is not told: it is taken from the drive's data sheet.
 
 mod study;
+mod validate;
 mod vectors;
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use clap::Args;
 use comfy_table::Cell;
 use serde_json::json;
+use spinio_io::runtime;
 use spinio_plan::{Cost, Flight, Model};
 
 use self::study::{Plan, SHARES, Strategy, Study};
 use self::vectors::{PAGE, Pattern};
 use crate::chart::{Axis, Chart, Point, Scale, Series};
+use crate::device::{self, Buffer, Name};
 use crate::exit::{self, Exit};
 use crate::paint::{Ink, Paint};
 use crate::progress::Progress;
+use crate::subject::Subject;
 use crate::{out, table, units};
 
 /// Whose costs.
@@ -61,6 +66,15 @@ pub struct Simulate {
     /// Threads [default: all processors]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// Instead of the study: compare simulated with real transfers, on a scratch file in this folder or on this file
+    #[arg(long, value_name = "PATH")]
+    validate: Option<PathBuf>,
+    /// Requests to compare
+    #[arg(long, value_name = "N", default_value_t = 300)]
+    requests: u64,
+    /// The device to compare on: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
+    #[arg(long)]
+    device: Option<Name>,
     /// Write a chart: nearness to the optimum over the resident share
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -94,6 +108,9 @@ pub fn run(simulate: &Simulate) -> anyhow::Result<Exit> {
     if simulate.vectors == 0 || simulate.size < PAGE || simulate.size > 1 << 30 {
         return Err(exit::error(Exit::Usage, "Give --vectors above 0, and --size between 4K and 1G"));
     }
+    if let Some(path) = &simulate.validate {
+        return compare(simulate, path);
+    }
     let model = match simulate.model {
         Machine::Paper => paper(),
         Machine::Nvme => Model::nvme(),
@@ -118,6 +135,73 @@ pub fn run(simulate: &Simulate) -> anyhow::Result<Exit> {
     out::print(&text)?;
     Ok(Exit::Ok)
 }
+
+/// Simulated beside real.
+fn compare(simulate: &Simulate, path: &Path) -> anyhow::Result<Exit> {
+    let subject = Subject::open(path, (8 * simulate.size).max(64 << 20))?;
+    if subject.size < simulate.size {
+        return Err(exit::error(Exit::Usage, format!("{} is smaller than --size", path.display())));
+    }
+    let buffer = Buffer::mapped(simulate.device.unwrap_or_else(device::preferred), simulate.size)?;
+    let trial = runtime()
+        .trial(subject.file.as_raw_fd(), buffer.target)
+        .map_err(|e| e.with_path(path.display().to_string()))?;
+    let plan = validate::Plan {
+        requests: simulate.requests,
+        pages: simulate.size / PAGE,
+        pattern: simulate.pattern,
+        seed: simulate.seed,
+    };
+    let found = validate::run(&subject, &trial, &buffer, &plan)?;
+    let of = |strategy: Option<usize>| {
+        let wanted = |r: &&validate::Request| strategy.is_none_or(|s| r.strategy == s);
+        let table = validate::errors(found.requests.iter().filter(wanted).map(|r| (r.told, r.measured)));
+        let fit = validate::errors(found.requests.iter().filter(wanted).map(|r| (r.fitted, r.measured)));
+        (found.requests.iter().filter(wanted).count(), table, fit)
+    };
+    let mut rows: Vec<_> = validate::STRATEGIES.iter().enumerate().map(|(i, s)| (s.name(), of(Some(i)))).collect();
+    rows.push(("all requests", of(None)));
+    if simulate.json {
+        let row = |(name, (n, table, fit)): &Row| json!({ "requests": name, "count": n, "error": table.0, "bias": table.1, "error_of_fit": fit.0, "bias_of_fit": fit.1 });
+        let all: Vec<_> = rows.iter().map(row).collect();
+        let told =
+            json!({ "cache": found.cache.name(), "storage": found.storage.name(), "paper_error": 0.016, "rows": all });
+        out::print(&format!("{told:#}\n"))?;
+        return Ok(Exit::Ok);
+    }
+    let paint = Paint::stdout();
+    let mut table = table::new(&paint, &["requests", "count", "error", "bias", "error of Eq. 1", "bias"]);
+    for (name, (n, told, fit)) in &rows {
+        let signed = |b: f64| format!("{:+.1} %", b * 100.0);
+        table.add_row(vec![
+            Cell::new(name),
+            Cell::new(n),
+            Cell::new(percent(told.0)),
+            Cell::new(signed(told.1)),
+            Cell::new(percent(fit.0)),
+            Cell::new(signed(fit.1)),
+        ]);
+    }
+    table::settle(&mut table, &[1, 2, 3, 4, 5]);
+    let place = trial.place();
+    let text = format!(
+        "{} simulated and real transfers of {}, {} and {} one after another\nfrom     {}, {}\nto       {}\n\n{}\n\n\
+         error: mean of |simulated / real - 1|, by measured times as in the paper, which has 1.6 %\n",
+        paint.text(Ink::Head, "compared"),
+        units::bytes(simulate.size),
+        found.cache,
+        found.storage,
+        place.storage,
+        place.file_system,
+        place.device,
+        table::text(&table)
+    );
+    out::print(&text)?;
+    Ok(Exit::Ok)
+}
+
+/// Name; count, error and bias by the table, by the fit.
+type Row = (&'static str, (usize, (f64, f64), (f64, f64)));
 
 fn with_progress(plan: &Plan) -> Study {
     let done = AtomicU64::new(0);
@@ -201,7 +285,7 @@ fn json_of(plan: &Plan, study: &Study) -> serde_json::Value {
 }
 
 fn chart(plan: &Plan, study: &Study) -> Chart {
-    let series = |measure: &str, bins: &[[f64; 5]; SHARES], wanted: &[usize]| {
+    let series = |measure: &'static str, bins: &[[f64; 5]; SHARES], wanted: &[usize]| {
         wanted
             .iter()
             .map(|&i| Series {
@@ -214,6 +298,7 @@ fn chart(plan: &Plan, study: &Study) -> Chart {
                         deviation: 0.0,
                     })
                     .collect(),
+                colour: i,
                 line: true,
                 dots: true,
             })

@@ -75,6 +75,13 @@ impl Trial<'_> {
         self.runtime.core().threads()
     }
 
+    /// The same in the first `len` bytes of the file alone.
+    #[must_use]
+    pub fn within(&self, len: u64) -> Trial<'_> {
+        let Trial { runtime, fd, to, size, .. } = *self;
+        Trial { runtime, file: Arc::clone(&self.file), fd, to, size: size.min(len) }
+    }
+
     /// Bytes of the file.
     pub fn size(&self) -> u64 {
         self.size

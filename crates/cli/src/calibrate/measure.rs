@@ -1,0 +1,216 @@
+//! Times of one route: transfers by themselves, and many in flight.
+//!
+//! Every figure is the median of several runs behind one that does not count, at other places of the file each time. The
+//! engines that serve reads do the work (`Trial` in io), so what is measured is what a plan will cost.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use spinio_io::model::Trial;
+use spinio_plan::{Batch, Measured, Reason, Route, Sample, Segment, fit_cost, fit_flight};
+
+use crate::random::Random;
+
+/// How much to measure.
+#[derive(Clone, Debug)]
+pub struct Effort {
+    /// Lengths of single transfers.
+    pub sizes: Vec<u64>,
+    /// Commands in flight, and the length of each.
+    pub depths: Vec<(u64, u64)>,
+    /// Runs that count.
+    pub runs: usize,
+    /// After so long, three runs are enough.
+    pub patience: Duration,
+}
+
+impl Effort {
+    /// 512 B to 64 MiB, and 2 to 64 commands; nothing longer than `most`.
+    pub fn full(most: u64, runs: usize) -> Effort {
+        let sizes = (9..=26).map(|p| 1u64 << p).filter(|s| *s <= most).collect();
+        let lengths = [4u64 << 10, 64 << 10, 512 << 10];
+        let counts = [2u64, 4, 8, 16, 64];
+        let depths = lengths.iter().flat_map(|&s| counts.map(|n| (n, s))).filter(|(n, s)| n * s <= most).collect();
+        Effort { sizes, depths, runs, patience: Duration::from_millis(300) }
+    }
+
+    /// A few places, to see whether a model still holds.
+    pub fn quick(most: u64, runs: usize) -> Effort {
+        let sizes = [4u64 << 10, 64 << 10, 1 << 20, 16 << 20].into_iter().filter(|s| *s <= most).collect();
+        let depths = [(16u64, 64u64 << 10)].into_iter().filter(|(n, s)| n * s <= most).collect();
+        Effort { sizes, depths, runs, patience: Duration::from_millis(200) }
+    }
+
+    /// Points to measure of one route.
+    pub fn points(&self) -> u64 {
+        (self.sizes.len() + self.depths.len()) as u64
+    }
+}
+
+/// A median, and the standard deviation around the mean.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timed {
+    /// Bytes in all.
+    pub bytes: u64,
+    /// In so many commands.
+    pub commands: u64,
+    /// Nanoseconds.
+    pub median: f64,
+    /// Nanoseconds: what a sum of many such transfers is made of.
+    pub mean: f64,
+    /// Of the runs.
+    pub deviation: f64,
+}
+
+/// What was measured of a route.
+#[derive(Clone, Debug)]
+pub struct Times {
+    /// Which.
+    pub route: Route,
+    /// Single transfers, by length.
+    pub single: Vec<Timed>,
+    /// Many in flight.
+    pub many: Vec<Timed>,
+}
+
+impl Times {
+    /// The fit of both.
+    pub fn fit(&self) -> anyhow::Result<Measured> {
+        let samples: Vec<_> = self.single.iter().map(|t| Sample { bytes: t.bytes, nanos: t.median }).collect();
+        let batch = |t: &Timed| Batch { commands: t.commands, bytes: t.bytes, nanos: t.median };
+        let batches: Vec<_> = self.single.iter().chain(&self.many).map(batch).collect();
+        let cannot = || format!("Cannot fit the times of {}", self.route);
+        let cost = fit_cost(&samples).with_context(cannot)?;
+        let flight = fit_flight(&batches).with_context(cannot)?;
+        Ok(Measured { route: self.route, cost, flight })
+    }
+
+    /// What a single transfer took on average, between the lengths that were measured along straight lines.
+    pub fn interpolate(&self, bytes: u64) -> f64 {
+        let after = self.single.partition_point(|t| t.bytes < bytes);
+        let (Some(first), Some(last)) = (self.single.first(), self.single.last()) else { return 0.0 };
+        let (a, b) = match after {
+            0 => return first.mean,
+            n if n < self.single.len() => (&self.single[n - 1], &self.single[n]),
+            _ if self.single.len() < 2 => return last.mean,
+            n => (&self.single[n - 2], &self.single[n - 1]),
+        };
+        let share = (bytes as f64 - a.bytes as f64) / (b.bytes as f64 - a.bytes as f64);
+        a.mean + share * (b.mean - a.mean)
+    }
+}
+
+/// The routes that a plan for this file and device may use, and those it may not, with the reason.
+pub fn routes(trial: &Trial<'_>, copies: bool) -> (Vec<Route>, Vec<(Route, Reason)>) {
+    let wanted = match copies {
+        true => [Route::Copy, Route::Dma, Route::Direct, Route::P2p].as_slice(),
+        false => &[Route::Store, Route::P2p],
+    };
+    let (mut open, mut closed) = (Vec::new(), Vec::new());
+    for &route in wanted {
+        match trial.allows(route) {
+            Ok(()) => open.push(route),
+            Err(reason) => closed.push((route, reason)),
+        }
+    }
+    (open, closed)
+}
+
+/// Segments of one route, end to end, in random order where there are several.
+fn segments(route: Route, commands: u64, len: u64, random: &mut Random) -> Vec<Segment> {
+    let segment = |i| Segment { offset: i * len, len, route, reason: Reason::Forced, refused: None };
+    let mut out: Vec<_> = (0..commands).map(segment).collect();
+    for i in (1..out.len()).rev() {
+        out.swap(i, random.below(i as u64 + 1) as usize);
+    }
+    out
+}
+
+/// One point: the median of several runs behind one that does not count.
+pub fn point(
+    trial: &Trial<'_>,
+    route: Route,
+    commands: u64,
+    len: u64,
+    effort: &Effort,
+    random: &mut Random,
+) -> anyhow::Result<Timed> {
+    let bytes = commands * len;
+    // Whole pages: where residency begins and ends, and what every route can do.
+    let places = (trial.size() - bytes) / 4096 + 1;
+    let mut times = Vec::with_capacity(effort.runs);
+    let (begun, mut failures) = (Instant::now(), 0);
+    for run in 0..=effort.runs {
+        let at = random.below(places) * 4096;
+        match trial.run(at, &segments(route, commands, len, random)) {
+            Ok(_) if run == 0 => {}
+            Ok(spent) => times.push(spent.as_nanos() as f64),
+            // A piece that took another way was not measured; once may be chance.
+            Err(e) if failures >= 3 => return Err(e).with_context(|| format!("Cannot measure the route {route}")),
+            Err(_) => failures += 1,
+        }
+        if times.len() >= 3 && begun.elapsed() > effort.patience {
+            break;
+        }
+    }
+    anyhow::ensure!(!times.is_empty(), "The route {route} could not be measured: its pieces took other routes");
+    times.sort_unstable_by(f64::total_cmp);
+    let mean = times.iter().sum::<f64>() / times.len() as f64;
+    let square = times.iter().map(|t| (t - mean).powi(2)).sum::<f64>() / times.len() as f64;
+    Ok(Timed { bytes, commands, median: times[times.len() / 2], mean, deviation: square.sqrt() })
+}
+
+/// All points of a route; `done` is told after each.
+pub fn route(
+    trial: &Trial<'_>,
+    route: Route,
+    effort: &Effort,
+    random: &mut Random,
+    mut done: impl FnMut(),
+) -> anyhow::Result<Times> {
+    let mut times = Times { route, single: Vec::new(), many: Vec::new() };
+    // A P2P command of less than a block is refused by the disk.
+    let least = if route == Route::P2p { trial.unit() } else { 1 };
+    for &len in &effort.sizes {
+        if len >= least && len <= trial.size() {
+            times.single.push(point(trial, route, 1, len, effort, random)?);
+        }
+        done();
+    }
+    for &(commands, len) in &effort.depths {
+        if len >= least && commands * len <= trial.size() {
+            times.many.push(point(trial, route, commands, len, effort, random)?);
+        }
+        done();
+    }
+    Ok(times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn between_two_lengths_times_lie_on_a_line() {
+        let timed = |bytes, median| Timed { bytes, commands: 1, median, mean: median, deviation: 0.0 };
+        let times = Times { route: Route::Copy, single: vec![timed(1000, 10.0), timed(2000, 20.0)], many: vec![] };
+        for (bytes, nanos) in [(1, 10.0), (1000, 10.0), (1500, 15.0), (2000, 20.0), (3000, 30.0)] {
+            assert_eq!(times.interpolate(bytes), nanos, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn efforts_keep_their_bound() {
+        let small = Effort::full(1 << 20, 3);
+        assert_eq!(small.sizes.last(), Some(&(1 << 20)));
+        assert!(small.depths.iter().all(|(n, s)| n * s <= 1 << 20) && small.points() > 10);
+        assert_eq!(Effort::full(1 << 40, 3).sizes.len(), 18);
+    }
+
+    #[test]
+    fn segments_cover_their_range_once() {
+        let mut all = segments(Route::Direct, 9, 4096, &mut Random::new(1, 1));
+        all.sort_unstable_by_key(|s| s.offset);
+        assert!(all.iter().enumerate().all(|(i, s)| s.offset == i as u64 * 4096 && s.len == 4096));
+    }
+}

@@ -1,0 +1,167 @@
+//! `spinio calibrate`: what each route costs between this storage and this device.
+//!
+//! ```text
+//!   scratch file ──> single transfers, 512 B to 64 MiB ──> Eq. 1: C, cutoff, bandwidth
+//!                ──> 2 to 64 commands in flight        ──> latency, cost a command, bandwidth
+//!                        │ table with R^2, chart, and:
+//!                        ▼
+//!   ~/.local/state/spinio/models/<storage>-<file system>-<device>      read by every program under SPIN
+//! ```
+//!
+//! `--check` measures a few places only and says whether the stored model still fits.
+//!
+//! Known flaws: a machine that does other work meanwhile is measured with that work; reads are measured, writes are
+//! taken to cost the same.
+
+mod check;
+pub mod measure;
+mod report;
+
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use spinio_io::model::Trial;
+use spinio_io::{model, runtime};
+use spinio_plan::{Calibration, Reason, Route};
+
+use self::measure::{Effort, Times};
+use crate::device::{self, Buffer, Name};
+use crate::exit::{self, Exit};
+use crate::paint::Paint;
+use crate::progress::{Progress, Wait};
+use crate::random::Random;
+use crate::subject::Subject;
+use crate::{out, units};
+
+/// What `spinio calibrate` takes.
+#[derive(Debug, Args)]
+pub struct Calibrate {
+    /// A folder, for a scratch file there; or a file or block device, which is only read
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
+    /// The device: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
+    #[arg(long)]
+    device: Option<Name>,
+    /// Measure a few places only, and say whether the stored model still fits
+    #[arg(long)]
+    check: bool,
+    /// Runs of each measurement that count
+    #[arg(long, value_name = "N", default_value_t = 7)]
+    runs: usize,
+    /// Bytes of the scratch file; transfers of up to a half of it are measured
+    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = units::parse)]
+    size: u64,
+    /// Write a chart of points and fit
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Keep nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// The longest transfer measured.
+const LONGEST: u64 = 64 << 20;
+
+/// What came of it.
+pub struct Found {
+    /// The points.
+    pub times: Vec<Times>,
+    /// Routes that could not be measured, and why.
+    pub closed: Vec<(Route, Reason)>,
+    /// The fits.
+    pub calibration: Calibration,
+}
+
+/// Runs it.
+pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
+    if calibrate.runs == 0 || calibrate.size < 2 << 20 {
+        return Err(exit::error(Exit::Usage, "Give --runs above 0 and --size of at least 2M"));
+    }
+    let folder = runtime().settings().model.clone();
+    if folder.is_none() && !calibrate.dry_run {
+        let why = "There is no place to keep a model: set HOME, XDG_STATE_HOME or SPINIO_MODEL, or give --dry-run";
+        return Err(exit::error(Exit::Usage, why));
+    }
+    let subject = Subject::open(&calibrate.path, calibrate.size)?;
+    let most = LONGEST.min(subject.size / 2);
+    let wait = Wait::new("Opening the device");
+    let name = calibrate.device.unwrap_or_else(device::preferred);
+    let buffer = Buffer::mapped(name, most)?;
+    drop(wait);
+    let trial = runtime()
+        .trial(subject.file.as_raw_fd(), buffer.target)
+        .map_err(|e| e.with_path(calibrate.path.display().to_string()))?;
+    if calibrate.check {
+        return check::run(&subject, &trial, &buffer, &Effort::quick(most, calibrate.runs), calibrate.json);
+    }
+    let found = all(&subject, &trial, &buffer, &Effort::full(most, calibrate.runs))?;
+    if let Some(path) = &calibrate.svg {
+        report::chart(&found).write(path)?;
+    }
+    let kept = match folder {
+        Some(folder) if !calibrate.dry_run => Some(keep(&folder, &trial, &found.calibration)?),
+        _ => None,
+    };
+    let text = match calibrate.json {
+        true => format!("{:#}\n", report::json(&found, kept.as_deref())),
+        false => report::render(&Paint::stdout(), &found, kept.as_deref()),
+    };
+    out::print(&text)?;
+    Ok(Exit::Ok)
+}
+
+/// Measures and fits every route that is open.
+pub fn all(subject: &Subject, trial: &Trial<'_>, buffer: &Buffer, effort: &Effort) -> anyhow::Result<Found> {
+    let (open, closed) = measure::routes(trial, buffer.target.allocation.device.abilities().copies);
+    let mut times = Vec::new();
+    for route in open {
+        times.push(one(subject, trial, route, effort)?);
+    }
+    anyhow::ensure!(!times.is_empty(), "No route can be measured on {}", subject.path.display());
+    let writeback = subject.writeback(32 << 20)?;
+    let place = trial.place();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let calibration = Calibration {
+        storage: place.storage,
+        file_system: place.file_system,
+        device: place.device,
+        measured: now,
+        threads: trial.threads(),
+        routes: times.iter().map(Times::fit).collect::<anyhow::Result<_>>()?,
+        writeback,
+    };
+    Ok(Found { times, closed, calibration })
+}
+
+/// Measures one route, with the file as cached as the route wants it.
+pub fn one(subject: &Subject, trial: &Trial<'_>, route: Route, effort: &Effort) -> anyhow::Result<Times> {
+    // Of a large file of the user's, the first part is enough.
+    let part = subject.size.min(1 << 30);
+    match route.from_cache() {
+        true => subject.fetch(part)?,
+        false => subject.evict(0, subject.size),
+    }
+    let mut progress = Progress::count(effort.points(), &format!("Measuring {route}"));
+    let mut count = 0;
+    let mut random = Random::new(route as u64, 0);
+    measure::route(&trial.within(part), route, effort, &mut random, || {
+        count += 1;
+        progress.set(count);
+    })
+}
+
+/// Stores a calibration where programs will find it; all of it or nothing.
+fn keep(folder: &str, trial: &Trial<'_>, calibration: &Calibration) -> anyhow::Result<PathBuf> {
+    let path = model::path(folder, &trial.place());
+    let cannot = || format!("Cannot keep the model in {}", path.display());
+    std::fs::create_dir_all(folder).with_context(cannot)?;
+    let mut file = tempfile::NamedTempFile::new_in(Path::new(folder)).with_context(cannot)?;
+    std::io::Write::write_all(&mut file, calibration.to_text().as_bytes()).with_context(cannot)?;
+    file.persist(&path).with_context(cannot)?;
+    Ok(path)
+}

@@ -1,0 +1,153 @@
+//! The table, the JSON and the chart of a calibration.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use comfy_table::Cell;
+use serde_json::{Value, json};
+
+use super::Found;
+use crate::chart::{Axis, Chart, Point, Scale, Series};
+use crate::paint::{Ink, Paint};
+use crate::{table, units};
+
+/// GB/s of a time a byte.
+fn rate(per_byte: f64) -> String {
+    units::gbps(1 << 30, per_byte * f64::from(1u32 << 30) / 1e9)
+}
+
+/// For people.
+pub fn render(paint: &Paint, found: &Found, kept: Option<&Path>) -> String {
+    let c = &found.calibration;
+    let mut s = String::new();
+    let mut line = |label: &str, what: &str| {
+        let _ = writeln!(s, "{} {what}", paint.text(Ink::Head, &format!("{label:<8}")));
+    };
+    line("storage", &format!("{}, {}", c.storage, c.file_system));
+    line("device", &c.device);
+    s.push('\n');
+    let head =
+        ["route", "C", "cutoff", "GB/s", "R2", "off by", "in flight:", "latency", "a command", "GB/s", "R2", "off by"];
+    let mut table = table::new(paint, &head);
+    for m in &c.routes {
+        let (one, many) = (&m.cost.value, &m.flight.value);
+        let percent = |error: f64| format!("{:.0} %", error * 100.0);
+        table.add_row(vec![
+            table::route(m.route),
+            Cell::new(units::time(one.fixed())),
+            Cell::new(units::bytes(one.cutoff())),
+            Cell::new(rate(one.per_byte())),
+            Cell::new(format!("{:.4}", m.cost.r2)),
+            Cell::new(percent(m.cost.error)),
+            Cell::new(""),
+            Cell::new(units::time(many.latency)),
+            Cell::new(units::time(many.per_command)),
+            Cell::new(rate(many.per_byte)),
+            Cell::new(format!("{:.4}", m.flight.r2)),
+            Cell::new(percent(m.flight.error)),
+        ]);
+    }
+    table::settle(&mut table, &[1, 2, 3, 4, 5, 7, 8, 9, 10, 11]);
+    let _ = writeln!(s, "{}\n", table::text(&table));
+    for (route, reason) in &found.closed {
+        let _ = writeln!(s, "{route} was not measured: {reason}");
+    }
+    if let Some(per_byte) = c.writeback {
+        let _ = writeln!(s, "dirty pages are written back at {} GB/s", rate(per_byte));
+    }
+    let _ = match kept {
+        Some(path) => writeln!(s, "kept in {}: programs that start from now on use it", path.display()),
+        None => writeln!(s, "not kept"),
+    };
+    s
+}
+
+/// For programs.
+pub fn json(found: &Found, kept: Option<&Path>) -> Value {
+    let c = &found.calibration;
+    let routes: Vec<_> = c
+        .routes
+        .iter()
+        .zip(&found.times)
+        .map(|(m, times)| {
+            let points: Vec<_> = times
+                .single
+                .iter()
+                .chain(&times.many)
+                .map(|t| json!({ "commands": t.commands, "bytes": t.bytes, "median_ns": t.median, "deviation_ns": t.deviation }))
+                .collect();
+            json!({
+                "route": m.route.name(),
+                "cost": {
+                    "fixed_ns": m.cost.value.fixed(),
+                    "cutoff": m.cost.value.cutoff(),
+                    "ns_per_byte": m.cost.value.per_byte(),
+                    "r2": m.cost.r2,
+                    "mean_error": m.cost.error,
+                },
+                "flight": {
+                    "latency_ns": m.flight.value.latency,
+                    "command_ns": m.flight.value.per_command,
+                    "ns_per_byte": m.flight.value.per_byte,
+                    "r2": m.flight.r2,
+                    "mean_error": m.flight.error,
+                },
+                "points": points,
+            })
+        })
+        .collect();
+    let closed: Vec<_> =
+        found.closed.iter().map(|(route, why)| json!({ "route": route.name(), "why": why.text() })).collect();
+    json!({
+        "storage": c.storage,
+        "file_system": c.file_system,
+        "device": c.device,
+        "threads": c.threads,
+        "writeback_ns_per_byte": c.writeback,
+        "routes": routes,
+        "not_measured": closed,
+        "kept": kept.map(|p| p.display().to_string()),
+    })
+}
+
+/// Points and the fitted lines of single transfers.
+pub fn chart(found: &Found) -> Chart {
+    let mut series = Vec::new();
+    for (colour, (m, times)) in found.calibration.routes.iter().zip(&found.times).enumerate() {
+        let measured =
+            |t: &super::measure::Timed| Point { x: t.bytes as f64, y: t.median / 1e3, deviation: t.deviation / 1e3 };
+        series.push(Series {
+            name: format!("{}, measured", m.route),
+            points: times.single.iter().map(measured).collect(),
+            colour,
+            line: false,
+            dots: true,
+        });
+        // Eight places a power of 2, so that the bend shows.
+        let ends = (times.single.first().map_or(512, |t| t.bytes), times.single.last().map_or(512, |t| t.bytes));
+        let places = (ends.0 as f64).log2() as i32 * 8..=(ends.1 as f64).log2() as i32 * 8;
+        let fitted = |i: i32| {
+            let bytes = (f64::from(i) / 8.0).exp2();
+            Point { x: bytes, y: m.cost.value.time(bytes as u64) / 1e3, deviation: 0.0 }
+        };
+        series.push(Series {
+            name: format!("{}, fit, R2 {:.4}", m.route, m.cost.r2),
+            points: places.map(fitted).collect(),
+            colour,
+            line: true,
+            dots: false,
+        });
+    }
+    let c = &found.calibration;
+    Chart {
+        title: format!(
+            "One transfer: {}, {}, {}",
+            c.storage,
+            c.file_system,
+            c.device.split(',').next().unwrap_or_default()
+        ),
+        x: Axis { label: "length".into(), scale: Scale::Bytes },
+        y: Axis { label: "us".into(), scale: Scale::Log },
+        series,
+    }
+}

@@ -1,0 +1,151 @@
+//! Whether the simulator tells the truth: its times beside those of real transfers.
+//!
+//! ```text
+//!   measure single transfers ──> table of times ──> what each request should take
+//!                                                        │ compare
+//!   bring the file into the vector's residency ──> one transfer after another ──> what it took
+//! ```
+//!
+//! The transfers are real: a real file, its pages really cached or dropped, the engines that serve reads, one segment a
+//! request. Only the device may be emulated, with the latency and bandwidth that it was told to have. As in the
+//! paper the simulator uses measured times, here between the measured lengths along straight lines; the error of the
+//! fitted Eq. 1 stands beside it.
+//!
+//! Known flaws: pages that were just fetched lie in the processor's cache more often than those that were measured; a
+//! disk that others use at the same time is in every figure.
+
+use spinio_io::model::Trial;
+use spinio_plan::{Model, Objective, Route, Schedule, Segment};
+use spinio_sys::linux::Advice;
+
+use super::study::{self, Strategy};
+use super::vectors::{self, PAGE, Pattern};
+use crate::calibrate::measure::{self, Effort, Times};
+use crate::calibrate::one;
+use crate::device::Buffer;
+use crate::progress::Progress;
+use crate::random::Random;
+use crate::subject::Subject;
+
+/// Strategies that differ in what they make of a vector.
+pub const STRATEGIES: [Strategy; 3] =
+    [Strategy::AllStorage, Strategy::AllCache, Strategy::Planned(Objective::SerialGreedy)];
+
+/// One request.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// Which of [`STRATEGIES`].
+    pub strategy: usize,
+    /// Nanoseconds.
+    pub measured: f64,
+    /// By the table of measured times.
+    pub told: f64,
+    /// By the fitted Eq. 1.
+    pub fitted: f64,
+}
+
+/// What is validated.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Requests in all.
+    pub requests: u64,
+    /// Pages of each.
+    pub pages: u64,
+    /// How resident pages lie.
+    pub pattern: Pattern,
+    /// Which vectors.
+    pub seed: u64,
+}
+
+/// The routes, and what came of them.
+pub struct Validation {
+    /// From the page cache.
+    pub cache: Route,
+    /// From storage.
+    pub storage: Route,
+    /// All requests.
+    pub requests: Vec<Request>,
+}
+
+/// Mean of |told / measured - 1|, and of told / measured - 1.
+pub fn errors(requests: impl Iterator<Item = (f64, f64)>) -> (f64, f64) {
+    let (mut n, mut off, mut bias) = (0.0, 0.0, 0.0);
+    for (told, measured) in requests {
+        let one = told / measured - 1.0;
+        n += 1.0;
+        off += one.abs();
+        bias += one;
+    }
+    if n > 0.0 { (off / n, bias / n) } else { (0.0, 0.0) }
+}
+
+/// Measures, then runs the requests.
+pub fn run(subject: &Subject, trial: &Trial<'_>, buffer: &Buffer, plan: &Plan) -> anyhow::Result<Validation> {
+    let (open, _) = measure::routes(trial, buffer.target.allocation.device.abilities().copies);
+    let find = |wanted: &[Route]| wanted.iter().copied().find(|r| open.contains(r));
+    let (Some(cache), Some(storage)) = (find(&[Route::Copy, Route::Store]), find(&[Route::P2p, Route::Direct])) else {
+        anyhow::bail!(
+            "Cannot validate on {}: it takes a route from storage and one from the page cache",
+            subject.path.display()
+        );
+    };
+    let bytes = plan.pages * PAGE;
+    // Single transfers only: here one follows another.
+    let effort = Effort { depths: Vec::new(), patience: std::time::Duration::from_secs(2), ..Effort::full(bytes, 50) };
+    let effort = Effort { sizes: effort.sizes.iter().copied().filter(|s| *s >= PAGE).collect(), ..effort };
+    let (from_storage, from_cache) = (one(subject, trial, storage, &effort)?, one(subject, trial, cache, &effort)?);
+    let times = |route: Route| if route == storage { &from_storage } else { &from_cache };
+    let model = Model {
+        storage: spinio_plan::fit_cost(&samples(&from_storage))?.value,
+        cache: spinio_plan::fit_cost(&samples(&from_cache))?.value,
+        cache_store: spinio_plan::fit_cost(&samples(&from_cache))?.value,
+        ..Model::nvme()
+    };
+    let possible = spinio_plan::Possible { storage: Some(storage), cache, ..study::possible() };
+
+    let mut progress = Progress::count(plan.requests, "Reading by simulated schedules");
+    let (mut extents, mut schedule, mut requests) = (Vec::new(), Schedule::default(), Vec::new());
+    subject.advise(Advice::Random);
+    for number in 0..plan.requests {
+        let mut random = Random::new(plan.seed, number);
+        vectors::draw(&mut random, plan.pattern, plan.pages, &mut extents);
+        let at = random.below((trial.size() - bytes) / PAGE + 1) * PAGE;
+        subject.evict(at, bytes);
+        let mut from = at;
+        for e in &extents {
+            if e.residency.is_cached() {
+                subject.fetch_range(from, e.len)?;
+            }
+            from += e.len;
+        }
+        let strategy = (number % STRATEGIES.len() as u64) as usize;
+        STRATEGIES[strategy].schedule(&extents, &model, &possible, &mut schedule);
+        let mut request = Request { strategy, measured: 0.0, told: 0.0, fitted: 0.0 };
+        for s in &schedule.segments {
+            let spent = trial.run(at + s.offset, &[Segment { offset: 0, ..*s }])?;
+            request.measured += spent.as_nanos() as f64;
+            request.told += times(s.route).interpolate(s.len);
+            request.fitted += model.cost(s.route).time(s.len);
+        }
+        requests.push(request);
+        progress.set(number + 1);
+    }
+    subject.advise(Advice::Normal);
+    Ok(Validation { cache, storage, requests })
+}
+
+fn samples(times: &Times) -> Vec<spinio_plan::Sample> {
+    times.single.iter().map(|t| spinio_plan::Sample { bytes: t.bytes, nanos: t.median }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::errors;
+
+    #[test]
+    fn errors_on_both_sides_add_up_and_their_bias_does_not() {
+        let (off, bias) = errors([(1.1, 1.0), (0.9, 1.0)].into_iter());
+        assert!((off - 0.1).abs() < 1e-12 && bias.abs() < 1e-12);
+        assert_eq!(errors(std::iter::empty()), (0.0, 0.0));
+    }
+}

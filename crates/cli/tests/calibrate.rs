@@ -1,0 +1,106 @@
+//! `spinio calibrate`: measured, kept, used by the next process, and checked.
+
+mod common;
+
+use std::path::Path;
+
+use assert_cmd::Command;
+use common::{file, folder, spinio, stderr, stdout};
+
+/// The command with a state folder of its own, and little to do.
+fn calibrate(state: &Path, args: &[&str]) -> Command {
+    let mut command = spinio();
+    command.env("XDG_STATE_HOME", state);
+    command.args(["calibrate", "--device", "emulated", "--runs", "1", "--size", "4M"]).args(args);
+    command
+}
+
+fn explained(state: &Path, path: &Path) -> String {
+    let mut command = spinio();
+    command.env("XDG_STATE_HOME", state).args(["explain", "--device", "emulated"]).arg(path);
+    stdout(&command.assert().success())
+}
+
+#[test]
+fn what_was_measured_is_used_by_the_next_process() {
+    let (dir, state) = (folder(), folder());
+    let data = file(dir.path(), "data", 1 << 20);
+    assert!(explained(state.path(), &data).contains("not calibrated"));
+
+    let assert = calibrate(state.path(), &["--check"]).arg(dir.path()).assert().code(4);
+    assert!(stderr(&assert).contains("There is no model of"), "{}", stderr(&assert));
+
+    let svg = dir.path().join("chart.svg");
+    let assert = calibrate(state.path(), &["--svg"]).arg(&svg).arg(dir.path()).assert().success();
+    let text = stdout(&assert);
+    assert!(text.contains("R2") && text.contains("copy") && text.contains("kept in"), "{text}");
+    assert!(text.contains("p2p was not measured"), "{text}");
+    let chart = std::fs::read_to_string(&svg).unwrap();
+    assert!(chart.contains("copy, measured") && chart.contains("copy, fit, R2"), "{chart}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "the scratch file is gone");
+
+    let told = explained(state.path(), &data);
+    assert!(told.contains("Cost model: calibrated 20"), "{told}");
+    // Whether a machine that is busy with tests still fits is its own affair.
+    let assert = calibrate(state.path(), &["--check"]).arg(dir.path()).assert();
+    let text = stdout(&assert);
+    assert!(text.contains("still fits") != text.contains("does not fit"), "{text}");
+    assert_eq!(assert.get_output().status.code(), Some(i32::from(text.contains("does not fit"))));
+
+    let off = stdout(
+        &spinio()
+            .env("XDG_STATE_HOME", state.path())
+            .env("SPINIO_MODEL", "default")
+            .args(["explain", "--device", "emulated"])
+            .arg(&data)
+            .assert()
+            .success(),
+    );
+    assert!(off.contains("not calibrated"), "{off}");
+}
+
+#[test]
+fn a_file_is_only_read_and_a_dry_run_keeps_nothing() {
+    let (dir, state) = (folder(), folder());
+    let data = file(dir.path(), "data", 3 << 20);
+    let before = std::fs::read(&data).unwrap();
+    let assert = calibrate(state.path(), &["--dry-run", "--json"]).arg(&data).assert().success();
+    let told: serde_json::Value = serde_json::from_str(&stdout(&assert)).unwrap();
+    assert_eq!(told["kept"], serde_json::Value::Null);
+    assert_eq!(told["writeback_ns_per_byte"], serde_json::Value::Null, "a file of the user's is not written");
+    let copy = told["routes"].as_array().unwrap().iter().find(|r| r["route"] == "copy").unwrap();
+    assert!(copy["cost"]["fixed_ns"].as_f64().unwrap() > 0.0 && copy["points"].as_array().unwrap().len() > 10);
+    assert!(std::fs::read(&data).unwrap() == before);
+    assert_eq!(std::fs::read_dir(state.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn what_cannot_be_measured_is_named() {
+    let state = folder();
+    let assert = calibrate(state.path(), &[]).arg("/nowhere/at/all").assert().code(1);
+    assert!(stderr(&assert).contains("/nowhere/at/all"));
+    let assert = calibrate(state.path(), &[]).arg("/dev/null").assert().code(1);
+    assert!(stderr(&assert).contains("/dev/null"), "{}", stderr(&assert));
+    let assert = calibrate(state.path(), &["--runs", "0"]).arg("/").assert().code(2);
+    assert!(stderr(&assert).contains("--runs"), "{}", stderr(&assert));
+    if common::is_root() {
+        let assert = calibrate(state.path(), &[]).arg("/dev/shm").assert().code(1);
+        assert!(stderr(&assert).contains("in memory"), "{}", stderr(&assert));
+    }
+}
+
+#[test]
+fn a_simulation_is_compared_with_real_transfers() {
+    let (dir, state) = (folder(), folder());
+    let assert = spinio()
+        .env("XDG_STATE_HOME", state.path())
+        .env("SPINIO_EMULATED", "size=64M,gbps=1,latency_us=100")
+        .args(["simulate", "--device", "emulated", "--size", "256K", "--requests", "9", "--json", "--validate"])
+        .arg(dir.path())
+        .assert()
+        .success();
+    let told: serde_json::Value = serde_json::from_str(&stdout(&assert)).unwrap();
+    let all = &told["rows"][3];
+    assert_eq!((told["storage"].as_str(), all["count"].as_u64()), (Some("direct"), Some(9)), "{told}");
+    assert!(all["error"].as_f64().unwrap().is_finite() && all["error_of_fit"].as_f64().unwrap() > 0.0, "{told}");
+}
