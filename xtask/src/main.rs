@@ -7,6 +7,7 @@
 //!   python                                       the wheel, its types and its tests
 //!   vm, preload-suite, interleavings             the suites that are no `cargo test`
 //!   fuzz                                         hostile input for the parsers, the planner and the C API
+//!   soak                                         the stress test, plain or under a sanitizer
 //!   host-cost                                    nanoseconds a host read costs more under the library
 //!   gpu-pack                                     a folder that runs on a GPU machine without cargo
 //! ```
@@ -24,6 +25,7 @@ mod layers;
 mod preload_suite;
 mod python;
 mod sizes;
+mod soak;
 mod tools;
 mod trace;
 mod vm;
@@ -57,6 +59,8 @@ enum Chore {
     Interleavings,
     /// Give hostile input to the parsers, the planner and the C API
     Fuzz(fuzz::Args),
+    /// Run the stress test, plain or under a sanitizer
+    Soak(soak::Args),
     /// Measure what the library costs a host read
     HostCost(host_cost::Args),
     /// Build the folder that runs the GPU suite on a machine without cargo
@@ -73,6 +77,7 @@ fn main() -> ExitCode {
         Chore::PreloadSuite(args) => preload_suite::run(&args),
         Chore::Interleavings => interleavings::run(),
         Chore::Fuzz(args) => fuzz::run(&args),
+        Chore::Soak(args) => soak::run(&args),
         Chore::HostCost(args) => host_cost::run(&args),
         Chore::GpuPack(args) => gpu_pack::run(&args),
     };

@@ -1,0 +1,98 @@
+//! The files, and what may be in them.
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use spinio_testkit::file;
+
+/// Files whose bytes never change, though pages come and go.
+pub(crate) const STEADY: u64 = 6;
+/// Files that the vandal rewrites and truncates.
+pub(crate) const CHANGING: u64 = 4;
+/// Versions a changing file may be of: few, so that any other byte is found out.
+pub(crate) const VERSIONS: u8 = 6;
+
+/// Bytes of a steady file: from less than a page to more than a window.
+pub(crate) fn steady_len(n: u64) -> u64 {
+    [3_000, 70_000, 1 << 20, (5 << 20) + 123, 16 << 20, (40 << 20) + 4096][n as usize % 6]
+}
+
+/// Bytes of a changing file.
+pub(crate) const CHANGING_LEN: u64 = (3 << 20) + 777;
+
+pub(crate) fn steady(folder: &Path, n: u64) -> PathBuf {
+    folder.join(format!("steady-{n}"))
+}
+
+pub(crate) fn changing(folder: &Path, n: u64) -> PathBuf {
+    folder.join(format!("changing-{n}"))
+}
+
+pub(crate) fn log(folder: &Path) -> PathBuf {
+    folder.join("log")
+}
+
+/// Makes them all.
+pub(crate) fn make(folder: &Path) -> Result<()> {
+    for n in 0..STEADY {
+        file::written(&steady(folder, n), steady_len(n));
+    }
+    for n in 0..CHANGING {
+        file::written(&changing(folder, n), CHANGING_LEN);
+    }
+    File::create(log(folder))?;
+    Ok(())
+}
+
+pub(crate) fn open(path: &Path, write: bool) -> Result<File> {
+    let file = OpenOptions::new().read(true).write(write).open(path);
+    file.with_context(|| format!("cannot open {}", path.display()))
+}
+
+/// The first byte that a steady file does not have there.
+pub(crate) fn first_not_steady(offset: u64, seen: &[u8]) -> Option<u64> {
+    (offset..).zip(seen).find(|&(at, &b)| b != file::byte(at, 0)).map(|(at, _)| at)
+}
+
+/// The first byte that no version of a changing file has; zeros are of a file that was truncated and grew again.
+pub(crate) fn first_not_changing(offset: u64, seen: &[u8]) -> Option<u64> {
+    (offset..).zip(seen).find(|&(at, &b)| b != 0 && b.wrapping_sub(file::byte(at, 0)) >= VERSIONS).map(|(at, _)| at)
+}
+
+/// Bytes before a record's payload.
+const HEADER: usize = 24;
+
+/// A record of the log: who, the how many-th of his, how long; then one byte again and again.
+pub(crate) fn record(writer: u64, sequence: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![(writer ^ sequence) as u8; HEADER + len];
+    bytes[..8].copy_from_slice(&writer.to_le_bytes());
+    bytes[8..16].copy_from_slice(&sequence.to_le_bytes());
+    bytes[16..24].copy_from_slice(&(len as u64).to_le_bytes());
+    bytes
+}
+
+/// Reads the log through: how many whole records each writer has, in the order of their numbers.
+pub(crate) fn read_log(path: &Path) -> Result<std::collections::HashMap<u64, u64>> {
+    let bytes = std::fs::read(path)?;
+    let mut counts = std::collections::HashMap::new();
+    let mut at = 0;
+    while at < bytes.len() {
+        let word = |i: usize| {
+            let from = at + 8 * i;
+            bytes.get(from..from + 8).map(|b| u64::from_le_bytes(b.try_into().expect("eight bytes")))
+        };
+        let (Some(writer), Some(sequence), Some(len)) = (word(0), word(1), word(2)) else {
+            anyhow::bail!("the log ends in the middle of a header, at {at}");
+        };
+        let end = at + HEADER + usize::try_from(len).context("a torn header in the log")?;
+        let payload = bytes.get(at + HEADER..end);
+        let payload = payload.with_context(|| format!("a torn record in the log, at {at}"))?;
+        anyhow::ensure!(payload.iter().all(|&b| b == (writer ^ sequence) as u8), "a mixed record in the log, at {at}");
+        let count = counts.entry(writer).or_insert(0);
+        anyhow::ensure!(sequence == *count, "record {sequence} of writer {writer} follows {count}, at {at}");
+        *count += 1;
+        at = end;
+    }
+    Ok(counts)
+}

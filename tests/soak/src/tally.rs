@@ -1,0 +1,31 @@
+//! What was done, told by workers to the overseer as one line of JSON.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Things that workers do.
+pub(crate) const DEEDS: [&str; 9] = ["steady", "changing", "own", "log", "free", "advise", "hold", "batch", "bytes"];
+
+/// Counts of deeds.
+#[derive(Default)]
+pub(crate) struct Tally([AtomicU64; DEEDS.len()]);
+
+impl Tally {
+    pub(crate) fn add(&self, deed: &str, n: u64) {
+        let at = DEEDS.iter().position(|d| *d == deed).expect("a known deed");
+        self.0[at].fetch_add(n, Relaxed);
+    }
+
+    pub(crate) fn line(&self) -> String {
+        let counts = DEEDS.iter().zip(&self.0).map(|(deed, n)| (deed.to_string(), n.load(Relaxed).into()));
+        serde_json::Value::Object(counts.collect()).to_string()
+    }
+
+    /// Adds what a worker told.
+    pub(crate) fn take(&self, line: &str) {
+        if let Ok(told) = serde_json::from_str::<serde_json::Value>(line) {
+            for (deed, n) in DEEDS.iter().zip(&self.0) {
+                n.fetch_add(told[deed].as_u64().unwrap_or(0), Relaxed);
+            }
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Changes files under the workers: every way a file can change, and every way its pages can go.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use spinio_testkit::{Rng, file};
+
+use crate::Args;
+use crate::files::{self, CHANGING, CHANGING_LEN, STEADY, VERSIONS};
+
+pub(crate) fn run(args: &Args, folder: &Path) -> Result<()> {
+    let mut rng = Rng::new(args.seed ^ 0x5a5a);
+    let end = Instant::now() + Duration::from_secs(args.seconds);
+    while Instant::now() < end {
+        if rng.chance(50) {
+            change(folder, &mut rng)?
+        } else {
+            disturb(folder, &mut rng)?
+        }
+        std::thread::sleep(Duration::from_millis(rng.below(30)));
+    }
+    Ok(())
+}
+
+fn change(folder: &Path, rng: &mut Rng) -> Result<()> {
+    let path = files::changing(folder, rng.below(CHANGING));
+    let subject = files::open(&path, true)?;
+    let version = rng.below(u64::from(VERSIONS)) as u8;
+    let write = |offset: u64, len: u64| subject.write_all_at(&file::bytes(offset, len as usize, version), offset);
+    match rng.below(6) {
+        0 => write(0, CHANGING_LEN)?,
+        1 => {
+            let offset = rng.edgy(CHANGING_LEN);
+            write(offset, (CHANGING_LEN - offset).min(1 + rng.below(200_000)))?;
+        }
+        2 => {
+            subject.set_len(rng.edgy(CHANGING_LEN))?;
+            std::thread::sleep(Duration::from_millis(rng.below(5)));
+            subject.set_len(CHANGING_LEN)?;
+        }
+        3 => drop(file::punch(&subject, rng.below(CHANGING_LEN / 4096) * 4096, 4096 * (1 + rng.below(64)))),
+        4 => {
+            // A new file of the same name, while others still have the old one open.
+            let fresh = path.with_extension("new");
+            file::written(&fresh, CHANGING_LEN);
+            std::fs::rename(&fresh, &path)?;
+        }
+        _ => file::evict(&subject),
+    }
+    Ok(())
+}
+
+fn disturb(folder: &Path, rng: &mut Rng) -> Result<()> {
+    let n = rng.below(STEADY);
+    let path = files::steady(folder, n);
+    match rng.below(4) {
+        0 => file::evict(&files::open(&path, false)?),
+        1 => {
+            let pages = files::steady_len(n).div_ceil(4096);
+            file::fetch(&path, (0..pages).filter(|p| p % 7 < 3));
+        }
+        // Opening for writing breaks read leases; every so often without patience.
+        2 => drop(files::open(&path, true)?),
+        _ => {
+            use std::os::unix::fs::OpenOptionsExt;
+            drop(OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&path));
+        }
+    }
+    Ok(())
+}

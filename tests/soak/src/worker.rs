@@ -1,0 +1,235 @@
+//! One worker: threads that read and write device memory, and look at what they got.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use spinio_device::emulated::{Emulated, Outstanding};
+use spinio_io::{Runtime, Settings, forget_all};
+use spinio_plan::Route;
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::{Buffer, Rng, file, leaks};
+
+use crate::files::{self, CHANGING, CHANGING_LEN, STEADY};
+use crate::tally::Tally;
+use crate::{Args, IMMORTAL};
+
+/// Bytes of a thread's own file, and of its buffer.
+const OWN: usize = 6 << 20;
+
+/// Growth of a process between the first minute and the last that counts as a leak.
+const GROWTH: u64 = 200 << 20;
+
+struct Worker<'a> {
+    folder: &'a Path,
+    devices: [&'static Emulated; 2],
+    runtimes: Vec<Runtime>,
+    tally: Tally,
+    logged: AtomicU64,
+    end: Instant,
+}
+
+pub(crate) fn run(args: &Args, folder: &Path, number: u64) -> Result<()> {
+    let devices = [emulated("size=256M,bar=32M"), emulated("size=256M,bar=32M")];
+    // Helpers are started by the first request; what they open is theirs.
+    let descriptors = leaks::own_descriptors();
+    let end = Instant::now() + Duration::from_secs(args.seconds);
+    let worker =
+        Worker { folder, devices, runtimes: runtimes(), tally: Tally::default(), logged: AtomicU64::new(0), end };
+    let (half, mut early) = (Instant::now() + Duration::from_secs(args.seconds / 2), None);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..args.threads as u64)
+            .map(|n| {
+                let worker = &worker;
+                let rng = Rng::new(args.seed ^ (number << 20) ^ n);
+                scope.spawn(move || worker.live(number * 1000 + n, rng))
+            })
+            .collect();
+        while threads.iter().any(|t| !t.is_finished()) {
+            std::thread::sleep(Duration::from_millis(100));
+            if early.is_none() && Instant::now() > half {
+                early = Some(resident());
+            }
+        }
+        threads.into_iter().try_for_each(|t| t.join().unwrap_or_else(|_| bail!("a thread of worker {number} panicked")))
+    })?;
+    println!("{}", worker.tally.line());
+    println!("logged {}", worker.logged.load(Relaxed));
+    let grown = resident().saturating_sub(early.unwrap_or(u64::MAX));
+    ensure!(grown < GROWTH, "worker {number} grew by {} MiB in its second half", grown >> 20);
+    worker.leave(descriptors)
+}
+
+fn runtimes() -> Vec<Runtime> {
+    let some = |routes: &[Route]| {
+        Runtime::new(Settings { routes: routes.to_vec(), dma_min: 256 << 10, staging: 16 << 20, ..Settings::default() })
+    };
+    vec![
+        some(&Route::ALL),
+        some(&[Route::Copy, Route::Store, Route::Dma]),
+        some(&[Route::Copy, Route::Store, Route::Direct]),
+    ]
+}
+
+/// Bytes of memory of this process.
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    statm.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 4096
+}
+
+impl Worker<'_> {
+    /// What one thread does until time is over.
+    fn live(&self, me: u64, mut rng: Rng) -> Result<()> {
+        let device = self.devices[me as usize % 2];
+        let buffer = if rng.chance(30) { Buffer::host_mapped(device, OWN) } else { Buffer::new(device, OWN) };
+        let path = self.folder.join(format!("own-{me}"));
+        let own = file::create(&path);
+        let mut model = Vec::new();
+        let mut sequence = 0;
+        while Instant::now() < self.end {
+            let runtime = rng.pick(&self.runtimes);
+            match rng.below(20) {
+                0..7 => self.read_steady(runtime, &buffer, &mut rng)?,
+                7..11 => self.read_changing(runtime, &buffer, &mut rng)?,
+                11..15 => self.write_own(runtime, &buffer, &own, &mut model, &mut rng)?,
+                15..17 if me / 1000 <= IMMORTAL => {
+                    self.append(runtime, &buffer, me, sequence, &mut rng)?;
+                    sequence += 1;
+                }
+                15..19 => self.free_while_reading(runtime, device, &mut rng)?,
+                _ => {
+                    file::advise(&own, 0, 0, *rng.pick(&[0, 1, 2, 3, 4]));
+                    self.tally.add("advise", 1);
+                }
+            }
+        }
+        drop(own);
+        let _ = std::fs::remove_file(path);
+        Ok(())
+    }
+
+    fn read_steady(&self, runtime: &Runtime, buffer: &Buffer, rng: &mut Rng) -> Result<()> {
+        let n = rng.below(STEADY);
+        let subject = files::open(&files::steady(self.folder, n), false)?;
+        let (offset, len) = self.range(files::steady_len(n), rng);
+        let seen = self.read(runtime, buffer, &subject, offset, len)?;
+        let expect = (files::steady_len(n) - offset).min(len as u64);
+        ensure!(seen.len() as u64 == expect, "steady-{n}: {} bytes at {offset}, not {expect}", seen.len());
+        if let Some(at) = files::first_not_steady(offset, &seen) {
+            bail!("steady-{n}: a wrong byte at {at}, in a read of {len} at {offset}");
+        }
+        self.tally.add("steady", 1);
+        Ok(())
+    }
+
+    fn read_changing(&self, runtime: &Runtime, buffer: &Buffer, rng: &mut Rng) -> Result<()> {
+        let n = rng.below(CHANGING);
+        let subject = files::open(&files::changing(self.folder, n), false)?;
+        let (offset, len) = self.range(CHANGING_LEN, rng);
+        let seen = self.read(runtime, buffer, &subject, offset, len)?;
+        if let Some(at) = files::first_not_changing(offset, &seen) {
+            bail!("changing-{n}: a byte of no version at {at}, in a read of {len} at {offset}");
+        }
+        self.tally.add("changing", 1);
+        Ok(())
+    }
+
+    fn range(&self, size: u64, rng: &mut Rng) -> (u64, usize) {
+        let most = if rng.chance(70) { 100_000 } else { OWN as u64 };
+        (rng.edgy(size), 1 + rng.below(most) as usize)
+    }
+
+    fn read(&self, runtime: &Runtime, buffer: &Buffer, from: &File, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let got = runtime.read(from.as_raw_fd(), Some(offset), buffer.target(0), len);
+        let got = got.with_context(|| format!("a read of {len} at {offset}"))?;
+        self.tally.add("bytes", got as u64);
+        Ok(buffer.part(0..got))
+    }
+
+    /// Writes from the device, and looks at the file with the host's eyes.
+    fn write_own(
+        &self,
+        runtime: &Runtime,
+        buffer: &Buffer,
+        own: &File,
+        model: &mut Vec<u8>,
+        rng: &mut Rng,
+    ) -> Result<()> {
+        let offset = rng.edgy(OWN as u64 / 2) as usize;
+        let most = if rng.chance(60) { 70_000 } else { OWN as u64 / 2 };
+        let len = 1 + rng.below(most) as usize;
+        let bytes = file::bytes(rng.number() >> 8, len, 0);
+        buffer.put(0, &bytes);
+        let wrote = runtime.write(own.as_raw_fd(), Some(offset as u64), buffer.target(0), len);
+        let wrote = wrote.with_context(|| format!("a write of {len} at {offset}"))?;
+        ensure!(wrote == len, "a write of {len} wrote {wrote}");
+        if model.len() < offset + len {
+            model.resize(offset + len, 0);
+        }
+        model[offset..offset + len].copy_from_slice(&bytes);
+        let mut now = vec![0; model.len() + 1];
+        let there = own.read_at(&mut now, 0)?;
+        ensure!(
+            there == model.len() && now[..there] == model[..],
+            "after a write of {len} at {offset} the file differs"
+        );
+        self.tally.add("own", 1);
+        self.tally.add("bytes", wrote as u64);
+        Ok(())
+    }
+
+    fn append(&self, runtime: &Runtime, buffer: &Buffer, me: u64, sequence: u64, rng: &mut Rng) -> Result<()> {
+        let log = OpenOptions::new().append(true).open(files::log(self.folder))?;
+        let most = if rng.chance(90) { 3_000 } else { 200_000 };
+        let record = files::record(me, sequence, rng.below(most) as usize);
+        buffer.put(0, &record);
+        let wrote = runtime.write(log.as_raw_fd(), None, buffer.target(0), record.len()).context("an append")?;
+        ensure!(wrote == record.len(), "an append of {} wrote {wrote}", record.len());
+        self.logged.fetch_add(1, Relaxed);
+        self.tally.add("log", 1);
+        Ok(())
+    }
+
+    /// Frees device memory under a read: it may fail, nothing else may happen.
+    fn free_while_reading(&self, runtime: &Runtime, device: &'static Emulated, rng: &mut Rng) -> Result<()> {
+        let victim = Buffer::new(device, 4 << 20);
+        let target = victim.target(0);
+        let subject = files::open(&files::steady(self.folder, 4), false)?;
+        let pause = Duration::from_micros(rng.below(800));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(pause);
+                drop(victim);
+            });
+            for _ in 0..3 {
+                let _ = runtime.read(subject.as_raw_fd(), Some(0), target, 4 << 20);
+            }
+        });
+        self.tally.add("free", 1);
+        Ok(())
+    }
+
+    /// The end: nothing may be left over.
+    fn leave(self, descriptors: usize) -> Result<()> {
+        forget_all();
+        let Worker { devices, runtimes, .. } = self;
+        drop(runtimes);
+        let begun = Instant::now();
+        loop {
+            let left: Vec<Outstanding> = devices.iter().map(|d| d.outstanding()).collect();
+            let own = leaks::own_descriptors();
+            if left.iter().all(|o| *o == Outstanding::default()) && own <= descriptors {
+                return Ok(());
+            }
+            // Pins and twins are let go of by helpers, a little later.
+            if begun.elapsed() > Duration::from_secs(60) {
+                bail!("left over: {left:?}; {own} descriptors, {descriptors} at the start");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}

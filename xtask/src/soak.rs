@@ -1,0 +1,70 @@
+//! `cargo x soak`: the stress test (tests/soak), plain or under a sanitizer.
+//!
+//! The sanitizers are the compiler's own, switched on in a stable compiler; the thread sanitizer wants the standard
+//! library built with it too, hence its source (`rustup component add rust-src`).
+
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+use crate::tools;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Sanitizer {
+    Address,
+    Thread,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How long
+    #[arg(long, default_value_t = 1800)]
+    seconds: u64,
+    /// Watch memory or races at the same time
+    #[arg(long)]
+    sanitizer: Option<Sanitizer>,
+    /// More for the stress test itself, behind --: --processes, --threads, --kill-every, --seed
+    #[arg(last = true)]
+    more: Vec<String>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let program = match args.sanitizer {
+        None => {
+            tools::run(tools::cargo().args(["build", "--release", "--quiet", "-p", "spinio-soak"]))?;
+            tools::target()?.join("release/spinio-soak")
+        }
+        Some(sanitizer) => sanitized(sanitizer)?,
+    };
+    let mut soak = match args.sanitizer {
+        // Its shadow memory has fixed places, which a randomised layout may take.
+        Some(Sanitizer::Thread) => {
+            let mut setarch = Command::new("setarch");
+            setarch.arg("-R").arg(program);
+            setarch
+        }
+        _ => Command::new(program),
+    };
+    let suppressions = tools::root().join("tests/soak/races.txt");
+    soak.env("TSAN_OPTIONS", format!("halt_on_error=1 suppressions={}", suppressions.display()));
+    // Leaks are looked for by the test itself: what lives as long as the process is no leak.
+    soak.env("ASAN_OPTIONS", "detect_leaks=0:abort_on_error=1");
+    tools::run(soak.args(["--seconds", &args.seconds.to_string()]).args(&args.more))
+}
+
+fn sanitized(sanitizer: Sanitizer) -> Result<std::path::PathBuf> {
+    let host = tools::output(tools::command("rustc").args(["--print", "host-tuple"]))?;
+    let (name, std) = match sanitizer {
+        Sanitizer::Address => ("address", None),
+        Sanitizer::Thread => ("thread", Some("-Zbuild-std")),
+    };
+    let source = tools::output(tools::command("rustc").args(["--print", "sysroot"]))?;
+    let source = std::path::Path::new(source.trim()).join("lib/rustlib/src/rust/library");
+    ensure!(std.is_none() || source.exists(), "the thread sanitizer needs: rustup component add rust-src");
+    let folder = tools::target()?.join(name);
+    let mut cargo = tools::cargo();
+    cargo.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", format!("-Zsanitizer={name}")).env("CARGO_TARGET_DIR", &folder);
+    cargo.args(["build", "--release", "--quiet", "-p", "spinio-soak", "--target", host.trim()]).args(std);
+    tools::run(&mut cargo)?;
+    Ok(folder.join(host.trim()).join("release/spinio-soak"))
+}
