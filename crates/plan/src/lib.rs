@@ -35,6 +35,7 @@ mod schedule;
 mod scratch;
 mod window;
 mod words;
+mod write;
 
 pub use calibration::{BadText, Calibration, Measured};
 pub use correction::Correction;
@@ -46,3 +47,4 @@ pub use possible::Possible;
 pub use predict::{Prediction, predict};
 pub use schedule::Schedule;
 pub use words::{Extent, Reason, Residency, Route, Segment};
+pub use write::{WriteCase, WriteWay, write_cut, write_way};

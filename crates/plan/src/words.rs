@@ -149,6 +149,14 @@ reasons! {
     Capturing = "a graph is being captured: nothing but copies on a queue of our own",
     /// A write, by default.
     IntoCache = "a write goes into the page cache, in one kernel call",
+    /// A write that does not stop at the page cache, or does better without it.
+    Around = "a write that is cheaper around the page cache",
+    /// A write that waits for storage.
+    Synchronous = "O_SYNC or O_DSYNC: the write waits for storage anyway",
+    /// Cutting it would take a second kernel call.
+    OneCall = "not aligned for direct I/O, and a write is one kernel call",
+    /// RLIMIT_FSIZE, a lease or O_APPEND.
+    OwnOnly = "only the program's own descriptor may write here (O_APPEND, a lease, a size limit, flags)",
     /// A write that the staging memory cannot hold.
     InParts = "larger than the staging memory: written in parts",
     /// A setting chose the route.

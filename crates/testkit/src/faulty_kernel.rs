@@ -17,6 +17,8 @@ pub enum Call {
     /// A positioned read for one route.
     Pread(Route),
     Read,
+    /// A write for one route.
+    Pwritev(Route),
     OpenAgain,
     DirectAlign,
     FileSystem,
@@ -33,9 +35,9 @@ pub enum Call {
 pub enum Effect {
     /// The kernel says this.
     Fail(Errno),
-    /// It reads only a part of what was asked for, in whole units of so many bytes, at least one.
+    /// It moves only a part of what was asked for, in whole units of so many bytes, at least one.
     Short(usize),
-    /// It delivers bytes that are not those of the file.
+    /// It delivers bytes that are not those of the file, or of the memory that is written.
     Lie,
 }
 
@@ -153,6 +155,46 @@ impl Kernel for FaultyKernel {
     unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
         // SAFETY: passed on to the caller, for at most `len` bytes.
         unsafe { self.damaged(Call::Read, buf, len, |len| Linux.read(fd, buf, len)) }
+    }
+
+    unsafe fn pwritev(
+        &self,
+        route: Route,
+        fd: Fd,
+        vectors: &[[usize; 2]],
+        at: Option<u64>,
+        flags: u32,
+    ) -> Result<usize> {
+        // SAFETY: passed on to the caller, for at most these vectors.
+        let write = |vectors: &[[usize; 2]]| unsafe { Linux.pwritev(route, fd, vectors, at, flags) };
+        match self.effect(Call::Pwritev(route)) {
+            None => write(vectors),
+            Some(Effect::Fail(errno)) => Err(errno),
+            Some(Effect::Short(unit)) => {
+                let len: usize = vectors.iter().map(|v| v[1]).sum();
+                let mut left = (len / 2 / unit * unit).max(unit.min(len));
+                let mut shorter = Vec::new();
+                for &[at, len] in vectors {
+                    shorter.push([at, len.min(left)]);
+                    left -= len.min(left);
+                }
+                shorter.retain(|v| v[1] > 0);
+                write(&shorter)
+            }
+            Some(Effect::Lie) => {
+                let mut lies = Vec::new();
+                for &[at, len] in vectors {
+                    // SAFETY: the caller's promise: memory that stays readable.
+                    let true_bytes = unsafe { core::slice::from_raw_parts(at as *const u8, len) };
+                    lies.extend(true_bytes.iter().map(|b| !b));
+                }
+                let len = lies.len();
+                lies.resize(len + 4096, 0);
+                let skip = lies.as_ptr().align_offset(4096);
+                lies.copy_within(..len, skip);
+                write(&[[lies[skip..].as_ptr() as usize, len]])
+            }
+        }
     }
 
     fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {

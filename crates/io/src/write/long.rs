@@ -8,18 +8,20 @@
 //! At the descriptor's own offset the whole range is taken first, with one relative `lseek`, so that who shares the
 //! offset goes on behind it; what was not written is given back.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use spinio_plan::Reason;
 use spinio_sys::linux;
 
 use super::gather::{Gathered, Into, Order};
+use super::whole::Hand;
 use super::{Result, Write, bound, reason};
 use crate::Error;
 use crate::read::large::{reserve, unreserve};
 use crate::staging::BLOCK;
 
-/// Bytes of a portion at most: storage is busy with several requests all the time, and the next portion has room.
+/// Bytes of a portion at most: enough to keep storage busy, and the next portion has room beside it.
 const PORTION: u64 = 32 << 20;
 
 /// Bytes of the first one, which nothing is written beside.
@@ -30,38 +32,52 @@ const RWF_APPEND: u32 = 0x10;
 impl Write<'_> {
     /// Portion by portion; the unbroken front that was written.
     pub(super) fn long(&self) -> Result<usize> {
-        let flags = self.core.kernel.flags(self.fd).map_err(|e| self.kernel_error(e, 0))?;
-        let appends = flags & linux::O_APPEND as i32 != 0 || self.flags & RWF_APPEND != 0;
-        if self.at.is_some() || appends {
-            return self.portions(self.at);
+        let hand = self.own_hand();
+        let why = if hand.reason == Reason::IntoCache { Reason::InParts } else { hand.reason };
+        let hand = Hand { reason: why, ..hand };
+        if self.appends() {
+            return self.portions(0..self.len, hand);
+        }
+        self.at_offset(|write| write.portions(0..write.len, hand))
+    }
+
+    /// Whether the bytes go to the end of the file, wherever that is.
+    pub(super) fn appends(&self) -> bool {
+        let flags = self.core.kernel.flags(self.fd).unwrap_or(0);
+        flags & linux::O_APPEND as i32 != 0 || self.flags & RWF_APPEND != 0
+    }
+
+    /// The same write at an offset that is known, whether or not it was.
+    pub(super) fn at_offset(&self, write: impl FnOnce(&Write<'_>) -> Result<usize>) -> Result<usize> {
+        if self.at.is_some() {
+            return write(self);
         }
         match reserve(self.core, self.fd, self.len as u64) {
             Ok(start) => {
-                let wrote = self.portions(Some(start));
+                let wrote = write(&Write { at: Some(start), ..*self });
                 unreserve(self.core, self.fd, (self.len - *wrote.as_ref().unwrap_or(&0)) as u64);
                 wrote
             }
             // The offset cannot be moved that far (the end of a block device, the largest file): the kernel says why.
-            Err(_) => self.portions(None),
+            Err(_) => write(self),
         }
     }
 
-    fn portions(&self, start: Option<u64>) -> Result<usize> {
-        let device_error = |e| Error::device(e, "write", start.unwrap_or(0), self.len as u64);
+    /// A range of the write; how many bytes of it were written.
+    pub(super) fn portions(&self, range: Range<usize>, hand: Hand) -> Result<usize> {
+        let device_error = |e| Error::device(e, "write", self.at.unwrap_or(0), self.len as u64);
         let order = Order::leased(self.parts).map_err(device_error)?;
-        let (route, why) = self.route();
-        let why = if why == Reason::IntoCache { Reason::InParts } else { why };
         let most = (bound(self.core) / 2).min(PORTION) as usize / BLOCK * BLOCK;
         let gather = |from: usize, most: usize| {
-            let parts = self.portion(from, most);
-            Gathered::begin(self.core, &order, &parts, Into::Ring, start.unwrap_or(0) + from as u64)
+            let parts = self.portion(from, most.min(range.end - from));
+            Gathered::begin(self.core, &order, &parts, Into::Ring, self.at.unwrap_or(0) + from as u64)
         };
-        let mut done = 0;
-        let mut next = Some(gather(0, most.min(FIRST)));
+        let mut done = range.start;
+        let mut next = (!range.is_empty()).then(|| gather(done, most.min(FIRST)));
         let ended = loop {
             let Some(portion) = next.take() else { break Ok(()) };
             let begun = Instant::now();
-            let at = start.map(|start| start + done as u64);
+            let at = self.at.map(|start| start + done as u64);
             let portion = portion.and_then(|mut portion| portion.wait(at.unwrap_or(0)).map(|()| portion));
             let portion = match portion {
                 Ok(portion) => portion,
@@ -71,22 +87,22 @@ impl Write<'_> {
                 break Ok(());
             }
             let end = done + portion.len;
-            next = (end < self.len).then(|| gather(end, most));
-            match self.call(&portion, route, at, done) {
+            next = (end < range.end).then(|| gather(end, most));
+            match self.call(hand, &portion.vectors, at) {
                 Ok(wrote) => {
-                    let why = reason(portion.is_pinned(), why);
-                    self.core.stats().piece(&self.watch, route, why, done as u64, wrote as u64, begun);
+                    let why = reason(portion.is_pinned(), hand.reason);
+                    self.core.stats().piece(&self.watch, hand.route, why, done as u64, wrote as u64, begun);
                     done += wrote;
                     if wrote < portion.len {
                         break Ok(());
                     }
                 }
-                Err(error) => break Err(error),
+                Err(errno) => break Err(self.kernel_error(errno, done)),
             }
         };
         match ended {
-            Err(error) if done == 0 => Err(error),
-            _ => Ok(done),
+            Err(error) if done == range.start => Err(error),
+            _ => Ok(done - range.start),
         }
     }
 }

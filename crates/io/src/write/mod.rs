@@ -23,7 +23,7 @@
 //!     │ pipes, sockets, devices           stream.rs   the same, out of memory of its own
 //!     ▼
 //!   gather.rs     parts ─> blocks of staging, in the program's order on the device
-//!   direct.rs     peer-to-peer where it can be had, synchronous writes around the page cache
+//!   around.rs     around the page cache: peer-to-peer, synchronous and very long writes, where it pays
 //! ```
 //!
 //! Order on the device: as `cudaMemcpy` out of the device. A write starts behind everything that was queued before it,
@@ -36,6 +36,7 @@
 //! - While the write of a file waits for a server (FUSE, NFS), it holds its staging blocks. Others then wait for them
 //!   10 ms and take ordinary memory instead; but large reads wait until there are blocks again.
 
+mod around;
 mod gather;
 mod long;
 mod stream;
@@ -88,6 +89,7 @@ impl Part {
 }
 
 /// A write at work.
+#[derive(Clone, Copy)]
 struct Write<'a> {
     core: &'a Arc<Core>,
     fd: Fd,
@@ -109,6 +111,12 @@ impl Write<'_> {
     /// Bytes that have to pass through staging.
     fn staged(&self) -> u64 {
         self.parts.iter().filter(|p| matches!(p, Part::Device(..))).map(|p| p.len() as u64).sum()
+    }
+
+    /// Through the program's own descriptor.
+    fn plain(&self) -> Result<usize> {
+        // Of a misaligned O_DIRECT write the kernel has to see all, to refuse all of it.
+        if self.staged() > bound(self.core) && !self.is_misaligned() { self.long() } else { self.whole(None) }
     }
 
     /// Whether the descriptor is one for direct I/O, and this write not aligned for it.
@@ -203,12 +211,11 @@ impl Runtime {
         let parts = fit(parts).map_err(fail)?;
         let len = parts.iter().map(Part::len).sum();
         let write = Write { core, fd, at, flags, parts: &parts, len, stat, watch };
-        match stat.kind {
-            FileKind::Stream => write.stream(),
-            // Of a misaligned O_DIRECT write the kernel has to see all, to refuse all of it.
-            _ if write.staged() > bound(core) && !write.is_misaligned() => write.long(),
-            _ => write.whole(),
+        if stat.kind == FileKind::Stream {
+            return write.stream();
         }
+        let status = core.kernel.flags(fd).map_err(fail)?;
+        if write.may_go_around(status) { write.at_offset(|write| write.around(status)) } else { write.plain() }
     }
 }
 

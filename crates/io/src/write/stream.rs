@@ -9,6 +9,7 @@ use std::time::Instant;
 use spinio_plan::{Reason, Route};
 
 use super::gather::{Gathered, Into, Order};
+use super::whole::Hand;
 use super::{Result, Write, bound};
 use crate::Error;
 
@@ -45,7 +46,8 @@ impl Write<'_> {
         let parts = self.portion(done, most);
         let mut gathered = Gathered::begin(self.core, order, &parts, Into::Own, at.unwrap_or(0))?;
         gathered.wait(at.unwrap_or(0))?;
-        let wrote = self.call(&gathered, Route::Copy, at, done)?;
+        let hand = Hand { twin: None, route: Route::Copy, reason: Reason::Stream };
+        let wrote = self.call(hand, &gathered.vectors, at).map_err(|e| self.kernel_error(e, done))?;
         self.core.stats().piece(&self.watch, Route::Copy, Reason::Stream, done as u64, wrote as u64, begun);
         Ok((wrote, gathered.len))
     }

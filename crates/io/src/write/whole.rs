@@ -3,36 +3,47 @@
 use std::time::Instant;
 
 use spinio_plan::{Reason, Route};
-use spinio_sys::linux;
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd};
 
 use super::gather::{Gathered, Into, Order};
 use super::{Part, Result, Write, reason};
 
 /// The most vectors that the kernel takes.
-pub(super) const MOST_VECTORS: usize = 1024;
+const MOST_VECTORS: usize = 1024;
+
+/// Who makes the call, and what becomes of the bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Hand {
+    /// A descriptor of the keepers; `None`: the program's own, on its own thread.
+    pub(super) twin: Option<Fd>,
+    pub(super) route: Route,
+    pub(super) reason: Reason,
+}
 
 impl Write<'_> {
     /// Gathers everything, then writes it.
-    pub(super) fn whole(&self) -> Result<usize> {
+    pub(super) fn whole(&self, hand: Option<Hand>) -> Result<usize> {
         let begun = Instant::now();
         let offset = self.at.unwrap_or(0);
         let order = Order::program(self.parts);
         let mut gathered = Gathered::begin(self.core, &order, self.parts, Into::Ring, offset)?;
         // Asked while the copies run.
-        let (route, why) = self.route();
+        let hand = hand.unwrap_or_else(|| self.own_hand());
         gathered.wait(offset)?;
-        let wrote = self.call(&gathered, route, self.at, 0)?;
-        let why = reason(gathered.is_pinned(), why);
-        self.core.stats().piece(&self.watch, route, why, 0, wrote as u64, begun);
+        let wrote = self.call(hand, &gathered.vectors, self.at).map_err(|e| self.kernel_error(e, 0))?;
+        let why = reason(gathered.is_pinned(), hand.reason);
+        self.core.stats().piece(&self.watch, hand.route, why, 0, wrote as u64, begun);
         Ok(wrote)
     }
 
-    /// What the kernel makes of staged bytes.
-    pub(super) fn route(&self) -> (Route, Reason) {
-        match self.core.kernel.flags(self.fd) {
+    /// The program's own descriptor.
+    pub(super) fn own_hand(&self) -> Hand {
+        let (route, reason) = match self.core.kernel.flags(self.fd) {
             Ok(flags) if flags & linux::O_DIRECT as i32 != 0 => (Route::Direct, Reason::OwnDirect),
             _ => (self.cache_route(), Reason::IntoCache),
-        }
+        };
+        Hand { twin: None, route, reason }
     }
 
     /// The route into the page cache.
@@ -44,11 +55,25 @@ impl Write<'_> {
         if copies { Route::Copy } else { Route::Store }
     }
 
-    /// One call of the kernel with what was gathered.
-    pub(super) fn call(&self, gathered: &Gathered, route: Route, at: Option<u64>, done: usize) -> Result<usize> {
-        let vectors = &gathered.vectors[..gathered.vectors.len().min(MOST_VECTORS)];
-        // SAFETY: gathered memory is there until `gathered` goes; host parts are the program's, for the kernel to judge.
-        unsafe { self.core.kernel.pwritev(route, self.fd, vectors, at, self.flags) }
-            .map_err(|e| self.kernel_error(e, done))
+    /// One call of the kernel.
+    pub(super) fn call(
+        &self,
+        hand: Hand,
+        vectors: &[[usize; 2]],
+        at: Option<u64>,
+    ) -> core::result::Result<usize, Errno> {
+        let vectors = &vectors[..vectors.len().min(MOST_VECTORS)];
+        let (kernel, route, flags) = (self.core.kernel, hand.route, self.flags);
+        match hand.twin {
+            // SAFETY: gathered memory and device memory stay for the write; host parts are the program's, for the
+            // kernel to judge.
+            None => unsafe { kernel.pwritev(route, self.fd, vectors, at, flags) },
+            Some(twin) => {
+                let vectors = vectors.to_vec();
+                // SAFETY: as above, since this thread waits for the answer.
+                let write = move || unsafe { kernel.pwritev(route, twin, &vectors, at, flags) };
+                self.core.keepers().and_then(|keepers| keepers.call(write)).unwrap_or(Err(Errno::IO))
+            }
+        }
     }
 }

@@ -183,6 +183,23 @@ pub fn flags(fd: Fd) -> Result<i32> {
     unsafe { call(k::__NR_fcntl, [fd as usize, k::F_GETFL as usize, 0, 0, 0, 0]) }.map(|v| v as i32)
 }
 
+/// `fcntl(F_GETLEASE)`: whether the descriptor holds a lease on its file.
+pub fn has_lease(fd: Fd) -> bool {
+    const F_GETLEASE: usize = 1025;
+    const F_UNLCK: usize = 2;
+    // SAFETY: no memory is involved.
+    unsafe { call(k::__NR_fcntl, [fd as usize, F_GETLEASE, 0, 0, 0, 0]) }.is_ok_and(|held| held != F_UNLCK)
+}
+
+/// RLIMIT_FSIZE: the length that this process may give to a file; `u64::MAX` for any.
+pub fn file_size_limit() -> u64 {
+    const RLIMIT_FSIZE: usize = 1;
+    let mut limits = [0u64; 2];
+    // SAFETY: `limits` has the layout of `struct rlimit64` and lives across the call.
+    let asked = unsafe { call(k::__NR_prlimit64, [0, RLIMIT_FSIZE, 0, limits.as_mut_ptr() as usize, 0, 0]) };
+    if asked.is_ok() { limits[0] } else { u64::MAX }
+}
+
 /// `openat(AT_FDCWD)` with O_CLOEXEC.
 pub fn open(path: &CStr, flags: i32, mode: u32) -> Result<Fd> {
     let flags = flags | k::O_CLOEXEC as i32;
@@ -333,7 +350,7 @@ pub const PAGE: usize = 4096;
 
 pub use k::{
     MADV_DONTNEED, MADV_POPULATE_READ, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, O_ACCMODE, O_APPEND, O_CREAT, O_DIRECT,
-    O_NONBLOCK, O_PATH, O_RDONLY, O_RDWR, O_WRONLY, PROT_NONE, PROT_READ, PROT_WRITE,
+    O_DSYNC, O_NONBLOCK, O_PATH, O_RDONLY, O_RDWR, O_SYNC, O_WRONLY, PROT_NONE, PROT_READ, PROT_WRITE,
 };
 
 /// Major number of a device.

@@ -1,0 +1,195 @@
+//! What breaks under a write must not break the caller: the count is what is in the file, the error is the true one,
+//! nothing hangs and nothing leaks.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::process::Command;
+
+use spinio_device::ErrorKind;
+use spinio_io::{Runtime, Settings};
+use spinio_plan::{Reason, Route};
+use spinio_sys::Errno;
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, file, place, within};
+
+const SIZE: usize = 6 << 20;
+
+/// Large enough for one call, and not.
+fn settings() -> [Settings; 2] {
+    [8 << 20, 4 << 20].map(|staging| Settings { staging, ..Settings::default() })
+}
+
+/// Writes version 1 over version 0; fails unless exactly what is reported is there.
+fn write(
+    runtime: &Runtime,
+    target: spinio_io::Target,
+    file: &File,
+    fd: &File,
+    len: usize,
+    what: &str,
+) -> Result<usize, Errno> {
+    file.write_all_at(&file::bytes(0, SIZE, 0), 0).unwrap();
+    let outcome = within(what, || runtime.write(fd.as_raw_fd(), Some(0), target, len));
+    let wrote = *outcome.as_ref().unwrap_or(&0);
+    let mut seen = vec![0; SIZE];
+    file.read_exact_at(&mut seen, 0).unwrap();
+    assert!(seen[..wrote] == file::bytes(0, wrote, 1), "{what}: reported, but not in the file: {outcome:?}");
+    assert!(seen[wrote..] == file::bytes(wrote as u64, SIZE - wrote, 0), "{what}: in the file, but not reported");
+    outcome.map_err(|e| e.kind.errno())
+}
+
+#[test]
+fn an_operation_of_the_device_fails() {
+    let place = place::on("tree").unwrap();
+    let subject = file::written(&place.file("subject"), SIZE as u64);
+    // Slow, so that a copy which nobody waits for is not done by chance.
+    let inner = emulated("size=64M,latency_us=500");
+    let buffer = Buffer::new(inner, SIZE);
+    buffer.put(0, &file::bytes(0, SIZE, 1));
+    let before = inner.outstanding();
+    let mut failures = 0;
+    for operation in Operation::ALL {
+        for kind in [ErrorKind::Driver, ErrorKind::NoMemory] {
+            for (nth, times) in [(1, 1), (2, 1), (3, 2), (1, u64::MAX)] {
+                for settings in settings() {
+                    let what = format!("{operation:?} call {nth}, {times} times, {kind:?}");
+                    let device = FaultyDevice::before(inner);
+                    let runtime = Runtime::new(settings);
+                    let target = buffer.target_through(device, 0);
+                    device.fail(operation, nth, times, kind);
+                    for len in [SIZE, 3000] {
+                        let outcome = write(&runtime, target, &subject, &subject, len, &what);
+                        match outcome {
+                            Ok(wrote) => assert!(wrote > 0, "{what}: nothing"),
+                            Err(errno) => assert!([Errno::IO, Errno::NOMEM].contains(&errno), "{what}: {errno}"),
+                        }
+                        if operation == Operation::Staging {
+                            assert_eq!(outcome, Ok(len), "{what}: there is other memory");
+                        }
+                    }
+                    failures += device.failures();
+                    device.heal();
+                    let after = write(&runtime, target, &subject, &subject, SIZE, &what);
+                    assert_eq!(after, Ok(SIZE), "{what}: the write after it");
+                    if !matches!(operation, Operation::Staging | Operation::Drain | Operation::Wait | Operation::IsDone)
+                    {
+                        let lines = runtime.stats().lines;
+                        assert!(lines.iter().all(|l| l.reason != Reason::NoPinnedMemory), "{what}: blocks were lost");
+                    }
+                    drop(runtime);
+                    assert_eq!(inner.outstanding().queues, before.queues, "{what}: a queue was kept");
+                    assert_eq!(inner.outstanding().fences, before.fences, "{what}: a fence was kept");
+                }
+            }
+        }
+    }
+    assert!(failures > 50, "only {failures} operations failed: the faults do not reach the writes");
+}
+
+#[test]
+fn a_call_of_the_kernel_fails_or_is_short() {
+    let place = place::on("tree").unwrap();
+    let path = place.file("subject");
+    let subject = file::written(&path, SIZE as u64);
+    let device = emulated("size=64M,bar=8M,p2p=1");
+    let (plain, mapped) = (Buffer::new(device, SIZE), Buffer::host_mapped(device, SIZE));
+    for buffer in [&plain, &mapped] {
+        buffer.put(0, &file::bytes(0, SIZE, 1));
+    }
+    let effects = [
+        Effect::Fail(Errno::INTR),
+        Effect::Fail(Errno::NOSPC),
+        Effect::Fail(Errno::DQUOT),
+        Effect::Fail(Errno::FBIG),
+        Effect::Fail(Errno::IO),
+        Effect::Fail(Errno::REMOTEIO),
+        Effect::Fail(Errno::INVAL),
+        Effect::Short(1),
+        Effect::Short(4096),
+    ];
+    let mut hits = 0;
+    for route in [Route::Copy, Route::Direct, Route::P2p] {
+        for effect in effects {
+            if route != Route::Copy && effect == Effect::Short(1) {
+                continue;
+            }
+            for nth in [1, 2] {
+                for flags in [0, libc::O_DSYNC, libc::O_DIRECT] {
+                    for settings in settings() {
+                        for buffer in [&plain, &mapped] {
+                            let what = format!("{route} call {nth}, {effect:?}, flags {flags:o}, {}", settings.staging);
+                            let kernel = FaultyKernel::new();
+                            let runtime = Runtime::with_kernel(settings.clone(), kernel);
+                            let fd = OpenOptions::new().write(true).custom_flags(flags).open(&path).unwrap();
+                            file::evict(&subject);
+                            kernel.hit(Call::Pwritev(route), nth, 1, effect);
+                            let outcome = write(&runtime, buffer.target(0), &subject, &fd, SIZE, &what);
+                            hits += kernel.hits();
+                            if let (Err(errno), Effect::Fail(injected)) = (outcome, effect) {
+                                assert_eq!(errno, injected, "{what}");
+                            }
+                            if route == Route::P2p {
+                                assert_eq!(outcome, Ok(SIZE), "{what}: there are other routes");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(hits > 100, "only {hits} calls failed: the faults do not reach the writes");
+}
+
+/// A file system of 16 MiB, for root only.
+fn full(kind: &str) -> Option<(place::Place, std::path::PathBuf)> {
+    let place = place::on("tree").unwrap();
+    let (image, mount) = (place.file("image"), place.file("mount"));
+    std::fs::create_dir(&mount).unwrap();
+    let run =
+        |program: &str, args: &[&str]| Command::new(program).args(args).output().is_ok_and(|o| o.status.success());
+    let (image, at) = (image.to_str()?, mount.to_str()?);
+    let mounted = match kind {
+        "tmpfs" => run("mount", &["-t", "tmpfs", "-o", "size=16M", "none", at]),
+        _ => {
+            std::fs::File::create(image).ok()?.set_len(16 << 20).ok()?;
+            run("mkfs.ext4", &["-q", "-F", image]) && run("mount", &["-o", "loop", image, at])
+        }
+    };
+    mounted.then_some((place, mount))
+}
+
+#[test]
+fn a_full_disk_ends_a_write_where_it_ends_the_hosts() {
+    let device = emulated("size=64M");
+    for kind in ["tmpfs", "ext4"] {
+        let Some((_place, mount)) = full(kind) else {
+            println!("skipped: no {kind} of 16 MiB can be mounted here");
+            continue;
+        };
+        let buffer = Buffer::new(device, 24 << 20);
+        let bytes = file::bytes(0, 24 << 20, 1);
+        buffer.put(0, &bytes);
+        for (staging, flags) in [(128 << 20, 0), (4 << 20, 0), (128 << 20, libc::O_DIRECT), (128 << 20, libc::O_DSYNC)]
+        {
+            let runtime = Runtime::new(Settings { staging, ..Settings::default() });
+            let path = mount.join("file");
+            let Ok(fd) = OpenOptions::new().create(true).write(true).custom_flags(flags).open(&path) else { continue };
+            let what = format!("{kind}, {staging}, flags {flags:o}");
+            let mut done = 0;
+            let error = loop {
+                match runtime.write(fd.as_raw_fd(), None, buffer.target(done), (24 << 20) - done) {
+                    Ok(wrote) => done += wrote,
+                    Err(error) => break error,
+                }
+                assert!(done < 24 << 20, "{what}: more than there is room for");
+            };
+            assert_eq!(error.kind.errno(), Errno::NOSPC, "{what}");
+            assert_eq!(spinio_sys::linux::lseek(fd.as_raw_fd(), 0, libc::SEEK_CUR), Ok(done as u64), "{what}");
+            assert!(std::fs::read(&path).unwrap() == bytes[..done], "{what}: other bytes than reported");
+            assert!(done > 4 << 20 || flags != 0, "{what}: only {done} bytes fitted");
+            std::fs::remove_file(&path).unwrap();
+        }
+        let _ = Command::new("umount").arg("-l").arg(&mount).output();
+    }
+}

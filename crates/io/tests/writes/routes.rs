@@ -1,0 +1,147 @@
+//! Which way a write goes, and that its bytes are there whichever it takes.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+
+use spinio_io::stats::{Direction, Line};
+use spinio_io::{Runtime, Settings};
+use spinio_plan::{Reason, Route};
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::{Buffer, Call, Effect, FaultyKernel, file, place};
+
+const SIZE: usize = 8 << 20;
+
+struct Case {
+    what: &'static str,
+    flags: i32,
+    mapped: bool,
+    offset: u64,
+    len: usize,
+    staging: u64,
+    expected: (Route, Reason),
+}
+
+fn written(runtime: &Runtime) -> Vec<Line> {
+    runtime.stats().lines.into_iter().filter(|l| l.direction == Direction::Write && l.bytes > 0).collect()
+}
+
+#[test]
+fn each_way_is_taken_where_it_should_be() {
+    let device = emulated("size=64M,bar=16M,p2p=1,latency_us=300");
+    let place = place::on("tree").unwrap();
+    let path = place.file("file");
+    let plain = Case {
+        what: "plain",
+        flags: 0,
+        mapped: false,
+        offset: 0,
+        len: SIZE,
+        staging: 128 << 20,
+        expected: (Route::Copy, Reason::IntoCache),
+    };
+    let cases = [
+        Case { what: "plain, mapped", mapped: true, ..plain },
+        Case { what: "in parts", staging: 4 << 20, expected: (Route::Copy, Reason::InParts), ..plain },
+        Case { what: "own O_DIRECT", flags: libc::O_DIRECT, expected: (Route::Direct, Reason::OwnDirect), ..plain },
+        Case {
+            what: "own O_DIRECT, mapped",
+            flags: libc::O_DIRECT,
+            mapped: true,
+            offset: 4096,
+            expected: (Route::P2p, Reason::OwnDirect),
+            ..plain
+        },
+        Case { what: "O_DSYNC", flags: libc::O_DSYNC, expected: (Route::Direct, Reason::Synchronous), ..plain },
+        Case { what: "O_DSYNC, cut", flags: libc::O_DSYNC, offset: 5, ..plain },
+        Case { what: "O_DSYNC, appended", flags: libc::O_DSYNC | libc::O_APPEND, ..plain },
+        Case { what: "O_DSYNC, small", flags: libc::O_DSYNC, len: 4096, ..plain },
+        Case {
+            what: "O_DSYNC, in parts",
+            flags: libc::O_DSYNC,
+            offset: 5,
+            staging: 4 << 20,
+            expected: (Route::Direct, Reason::Synchronous),
+            ..plain
+        },
+        Case {
+            what: "O_SYNC, mapped",
+            flags: libc::O_SYNC,
+            mapped: true,
+            expected: (Route::P2p, Reason::Around),
+            ..plain
+        },
+        plain,
+    ];
+    for case in &cases {
+        let what = case.what;
+        let subject = file::written(&path, 2 * SIZE as u64);
+        file::evict(&subject);
+        let runtime = Runtime::new(Settings { staging: case.staging, ..Settings::default() });
+        let opened = OpenOptions::new().read(true).write(true).custom_flags(case.flags).open(&path).unwrap();
+        let buffer = if case.mapped { Buffer::host_mapped(device, SIZE) } else { Buffer::new(device, SIZE) };
+        let bytes = file::bytes(77, case.len, 1);
+        buffer.put(0, &bytes);
+        let wrote = runtime.write(opened.as_raw_fd(), Some(case.offset), buffer.target(0), case.len).unwrap();
+        assert_eq!(wrote, case.len, "{what}");
+        let at = if case.flags & libc::O_APPEND != 0 { 2 * SIZE } else { case.offset as usize };
+        let mut expected = file::bytes(0, 2 * SIZE, 0);
+        expected.resize(expected.len().max(at + case.len), 0);
+        expected[at..at + case.len].copy_from_slice(&bytes);
+        assert!(std::fs::read(&path).unwrap() == expected, "{what}: other bytes");
+        let most = written(&runtime).into_iter().max_by_key(|l| l.bytes).map(|l| (l.route, l.reason));
+        assert_eq!(most, Some(case.expected), "{what}");
+        // What was opened for the write was closed behind it: the kernel executes no file that is open for writing.
+        drop((opened, subject));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+        let executed = std::process::Command::new(&path).spawn().map(drop).map_err(|e| e.raw_os_error());
+        assert_ne!(executed, Err(Some(libc::ETXTBSY)), "{what}");
+    }
+}
+
+/// Peer-to-peer that lies is found out by the first write, which arrives all the same.
+#[test]
+fn a_lying_peer_is_trusted_no_more() {
+    let device = emulated("size=64M,bar=16M,p2p=1");
+    let place = place::on("tree").unwrap();
+    let path = place.file("file");
+    drop(file::written(&path, SIZE as u64));
+    let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
+    let buffer = Buffer::host_mapped(device, SIZE);
+    for effect in [Effect::Lie, Effect::Short(512), Effect::Fail(spinio_sys::Errno::REMOTEIO)] {
+        let kernel = FaultyKernel::new();
+        kernel.always(Call::Pwritev(Route::P2p), effect);
+        let runtime = Runtime::with_kernel(Settings::default(), kernel);
+        for version in 1..4 {
+            let bytes = file::bytes(0, SIZE, version);
+            buffer.put(0, &bytes);
+            assert_eq!(runtime.write(opened.as_raw_fd(), None, buffer.target(0), SIZE).unwrap(), SIZE);
+            assert!(std::fs::read(&path).unwrap() == bytes, "{effect:?}: other bytes");
+            assert_eq!(spinio_sys::linux::lseek(opened.as_raw_fd(), 0, libc::SEEK_CUR), Ok(SIZE as u64));
+            spinio_sys::linux::lseek(opened.as_raw_fd(), 0, libc::SEEK_SET).unwrap();
+        }
+        assert!(written(&runtime).iter().all(|l| l.route != Route::P2p), "{effect:?}: {:?}", written(&runtime));
+        // A verdict was found, but a write that was short says nothing of the next.
+        let tries = if matches!(effect, Effect::Short(_)) { 3 } else { 1 };
+        assert_eq!(kernel.hits(), tries, "{effect:?}");
+    }
+}
+
+/// A file that may not be opened again is written all the same.
+#[test]
+fn without_a_twin_the_page_cache_serves() {
+    let device = emulated("size=64M");
+    let place = place::on("tree").unwrap();
+    let path = place.file("file");
+    let kernel = FaultyKernel::new();
+    let runtime = Runtime::with_kernel(Settings::default(), kernel);
+    let opened = OpenOptions::new().write(true).create(true).custom_flags(libc::O_DSYNC).open(&path).unwrap();
+    let buffer = Buffer::new(device, SIZE);
+    buffer.put(0, &file::bytes(0, SIZE, 3));
+    kernel.always(Call::OpenAgain, Effect::Fail(spinio_sys::Errno::ACCESS));
+    assert_eq!(runtime.write(opened.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
+    assert!(std::fs::read(&path).unwrap() == file::bytes(0, SIZE, 3));
+    assert!(written(&runtime).iter().all(|l| l.route == Route::Copy));
+    assert!(kernel.hits() > 0);
+    drop(File::open(&path).unwrap());
+}

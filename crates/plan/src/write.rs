@@ -1,0 +1,148 @@
+//! Which way a write goes.
+//!
+//! ```text
+//!   into the page cache     take + copy                  [+ command + write-back, if it is synchronous]
+//!   direct                  take + command + write       around the page cache, through a descriptor of its own
+//!   p2p                            command + write       out of the device's memory itself
+//! ```
+//!
+//! A host `pwrite` leaves its bytes in the page cache, where the next reader finds them, and returns before storage has
+//! them. So the page cache is the rule, and the other ways have to be cheaper *for the caller*: where it waits for
+//! storage anyway (O_SYNC, O_DSYNC), where storage takes bytes faster than one thread copies them, and where the CPU would
+//! have to fetch every byte over the bus.
+//!
+//! Known flaws: a write is planned whole, although a long one overlaps taking and writing. What reading costs a
+//! command stands for what writing does; bandwidth of writing is the model's `writeback`.
+
+use crate::{Model, Reason, Route};
+
+/// A write, and what may be done with it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WriteCase {
+    /// Its length.
+    pub len: u64,
+    /// The route into the page cache: `copy`, or `store` where the CPU loads the bytes.
+    pub into_cache: Route,
+    /// The caller waits until storage has it.
+    pub synchronous: bool,
+    /// Pages of the range are in the page cache.
+    pub cached: bool,
+    /// Whether it may go around the page cache.
+    pub direct: Result<(), Reason>,
+    /// Whether storage may fetch it out of the device.
+    pub p2p: Result<(), Reason>,
+}
+
+/// Where a write goes, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriteWay {
+    /// The route.
+    pub route: Route,
+    /// Why.
+    pub reason: Reason,
+    /// Why a faster one was refused, where one was.
+    pub refused: Option<Reason>,
+}
+
+/// Nanoseconds a byte out of the device by its DMA engine; measured on an H200.
+const DMA_OUT: f64 = 1.0 / 50.0;
+
+/// Nanoseconds a byte out of the device by CPU loads. Not measured: 16 bytes a load, each a round trip over PCI.
+const LOADS: f64 = 20.0;
+
+/// Nanoseconds to open and close a descriptor for one write.
+const TWIN: f64 = 40_000.0;
+
+/// The cheapest way that is open.
+pub fn write_way(case: &WriteCase, model: &Model) -> WriteWay {
+    let len = case.len as f64;
+    let take = len * if case.into_cache == Route::Store { LOADS } else { DMA_OUT };
+    let store = model.storage.fixed() + len * model.writeback;
+    let into_cache = take + model.cache.time(case.len) + if case.synchronous { store } else { 0.0 };
+    // Cached pages are cheap to write, and who reads them goes on finding them.
+    let direct = if case.cached { case.direct.and(Err(Reason::Cached)) } else { case.direct };
+    let ways = [
+        (
+            Route::Direct,
+            take + store + TWIN,
+            direct,
+            if case.synchronous { Reason::Synchronous } else { Reason::Around },
+        ),
+        (Route::P2p, store + TWIN, case.p2p, Reason::Around),
+    ];
+    let cheaper = |&&(_, time, ..): &&(Route, f64, Result<(), Reason>, Reason)| time < into_cache;
+    let refused = ways.iter().filter(cheaper).find_map(|(_, _, open, _)| open.err());
+    let open = ways.iter().filter(cheaper).filter(|(_, _, open, _)| open.is_ok());
+    match open.min_by(|a, b| a.1.total_cmp(&b.1)) {
+        Some(&(route, _, _, reason)) => WriteWay { route, reason, refused: refused.filter(|_| route != Route::P2p) },
+        None => WriteWay { route: case.into_cache, reason: Reason::IntoCache, refused },
+    }
+}
+
+/// Cuts a write of `len` bytes at `offset` where whole units of `unit` bytes begin and end: length of the front that is
+/// none, and of the middle that is. Without a whole unit, all is front.
+pub fn write_cut(offset: u64, len: u64, unit: u64) -> (u64, u64) {
+    let (first, end) = (offset.next_multiple_of(unit), (offset + len) / unit * unit);
+    if first >= end { (len, 0) } else { (first - offset, end - first) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(len: u64) -> WriteCase {
+        let into_cache = Route::Copy;
+        WriteCase { len, into_cache, synchronous: false, cached: false, direct: Ok(()), p2p: Err(Reason::NoP2pMapping) }
+    }
+
+    #[test]
+    fn an_ordinary_write_goes_into_the_page_cache() {
+        for model in [Model::nvme(), Model::virtual_disk()] {
+            for len in [1, 4096, 1 << 20, 1 << 30] {
+                assert_eq!(write_way(&case(len), &model).route, Route::Copy);
+            }
+        }
+    }
+
+    #[test]
+    fn a_synchronous_one_goes_around_it_if_it_is_long_and_nothing_is_cached() {
+        let model = Model::virtual_disk();
+        let with = |len, cached| write_way(&WriteCase { synchronous: true, cached, ..case(len) }, &model);
+        assert_eq!(with(4096, false).route, Route::Copy);
+        assert_eq!((with(8 << 20, false).route, with(8 << 20, false).reason), (Route::Direct, Reason::Synchronous));
+        assert_eq!((with(8 << 20, true).route, with(8 << 20, true).refused), (Route::Copy, Some(Reason::Cached)));
+    }
+
+    #[test]
+    fn storage_that_takes_bytes_faster_than_a_thread_copies_is_written_directly() {
+        let fast = Model { writeback: 1.0 / 25.0, ..Model::nvme() };
+        assert_eq!(write_way(&case(1 << 30), &fast).route, Route::Direct);
+        let closed = WriteCase { direct: Err(Reason::NoDirectIo), ..case(1 << 30) };
+        assert_eq!(write_way(&closed, &fast).refused, Some(Reason::NoDirectIo));
+    }
+
+    #[test]
+    fn what_the_cpu_would_have_to_load_goes_by_itself() {
+        let mapped = WriteCase { into_cache: Route::Store, p2p: Ok(()), ..case(64 << 10) };
+        assert_eq!(write_way(&mapped, &Model::nvme()).route, Route::P2p);
+        let tiny = WriteCase { len: 4096, ..mapped };
+        assert_eq!(write_way(&tiny, &Model::nvme()).route, Route::Store);
+        let refused = WriteCase { p2p: Err(Reason::P2pUnreachable), direct: Err(Reason::NoDirectIo), ..mapped };
+        assert_eq!(write_way(&refused, &Model::nvme()).refused, Some(Reason::P2pUnreachable));
+    }
+
+    #[test]
+    fn the_middle_is_whole_units_and_nothing_is_lost() {
+        for unit in [512, 4096] {
+            for offset in [0, 1, 511, 512, 4095, 4096, 5000] {
+                for len in [0, 1, 511, 512, 4096, 4097, 20_000] {
+                    let (front, middle) = write_cut(offset, len, unit);
+                    assert!(front + middle <= len && middle % unit == 0);
+                    assert!(middle == 0 || (offset + front).is_multiple_of(unit));
+                    assert!(middle > 0 || front == len);
+                    assert!(middle == 0 || (front < unit && len - front - middle < unit));
+                }
+            }
+        }
+    }
+}
