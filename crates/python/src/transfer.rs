@@ -1,7 +1,5 @@
 //! Bytes between a file and a Python object's memory, without the GIL.
 
-use std::os::fd::BorrowedFd;
-
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -63,21 +61,20 @@ pub(crate) fn write(fd: i32, from: &Bound<'_, PyAny>, offset: Option<i64>) -> Py
     match buffer.place {
         Place::Host(address) => host(py, buffer.bytes, "Cannot write", |done, len| {
             let from = (address + done) as *const u8;
-            match at {
-                // SAFETY: memory of an object that `buffer` keeps; the range ends with it.
-                Some(at) => unsafe { linux::pwrite(fd, from, len, at + done as u64) },
-                None => {
-                    // SAFETY: as above; should another thread change it meanwhile, either byte may be written.
-                    let bytes = unsafe { core::slice::from_raw_parts(from, len) };
-                    // SAFETY: the descriptor is borrowed for this call, as a number that the kernel judges.
-                    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-                    rustix::io::write(fd, bytes)
+            // SAFETY: memory of an object that `buffer` keeps; the range ends with it.
+            unsafe {
+                match at {
+                    Some(at) => linux::pwrite(fd, from, len, at + done as u64),
+                    None => linux::write(fd, from, len),
                 }
             }
         }),
-        Place::Device(_) => {
-            let unsupported = py.import("io")?.getattr("UnsupportedOperation")?;
-            Err(PyErr::from_value(unsupported.call1(("Writes from device memory are not there yet",))?))
+        Place::Device(from) => {
+            let order = buffer.order;
+            device(py, || {
+                let _chosen = Chosen::new(order);
+                runtime().write(fd, at, from, buffer.bytes)
+            })
         }
     }
 }

@@ -97,18 +97,80 @@ def test_it_is_a_raw_io_object(data, noise):
         assert io.BufferedReader(f).read(100000) == noise[:100000]
 
 
-def test_host_writes(tmp_path):
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("offset", [0, 5, 4096, 700001])
+def test_pwrite_writes_exactly_the_array(memory, tmp_path, noise, size, offset):
     path = tmp_path / "out"
-    numpy = pytest.importorskip("numpy")
+    path.write_bytes(b"\xee" * 1000000)
+    array = memory.new(noise[: size + 24])
+    with spinio.open(path, "r+") as f:
+        assert f.pwrite(array[11 : 11 + size], offset) == size
+        assert f.tell() == 0
+    got = path.read_bytes()
+    assert got[offset : offset + size] == noise[11 : 11 + size]
+    assert set(got[:offset] + got[offset + size :]) <= {0xEE}
+    assert len(got) == max(1000000, offset + size)
+
+
+def test_write_moves_the_offset_and_append_appends(memory, tmp_path, noise):
+    path = tmp_path / "out"
+    with spinio.open(path, "w+") as f:
+        at = 0
+        for size in SIZES[:-1]:
+            assert f.write(memory.new(noise[at : at + size])) == size
+            at += size
+            assert f.tell() == at
+        back = memory.full(at, 0)
+        assert f.pread(back, 0) == at
+        assert memory.read(back) == noise[:at]
+    with spinio.open(path, "a") as f:
+        assert f.write(memory.new(b"the end")) == 7
+        assert f.write(memory.new(b"")) == 0
+    assert path.read_bytes() == noise[:at] + b"the end"
+
+
+def test_a_write_sees_what_was_queued_before(tmp_path, data, noise):
+    array = spinio.emulated.empty(4096)
+    with spinio.open(data) as f, spinio.open(tmp_path / "out", "w") as out:
+        for turn in range(50):
+            f.pread(array, turn * 1000)  # small: only queued
+            assert out.pwrite(array, 0) == 4096
+            assert (tmp_path / "out").read_bytes() == noise[turn * 1000 :][:4096]
+
+
+def test_writes_of_host_memory(tmp_path):
+    path = tmp_path / "out"
     with spinio.open(path, "w+") as f:
         assert f.write(b"abc") == 3
-        assert f.write(numpy.arange(4, dtype="uint8")) == 4
-        assert f.pwrite(memoryview(b"X"), 1) == 1
+        assert f.write(memoryview(b"defg")) == 4
+        assert f.pwrite(b"X", 1) == 1
         assert f.tell() == 7
-    assert path.read_bytes() == b"aXc\0\1\2\3"
-    with spinio.open(path, "a") as f:
-        f.write(b"end")
-    assert path.read_bytes() == b"aXc\0\1\2\3end"
+    assert path.read_bytes() == b"aXcdefg"
+
+
+def test_read_only_memory_can_be_written_out(tmp_path, noise):
+    array = spinio.emulated.empty(1000)
+    array.set(noise[:1000])
+    with spinio.open(tmp_path / "out", "w") as f:
+        assert f.write(array.as_readonly()) == 1000
+    assert (tmp_path / "out").read_bytes() == noise[:1000]
+
+
+def test_writes_that_fail_say_why(memory, tmp_path):
+    with spinio.open("/dev/full", "w") as f:
+        with pytest.raises(OSError) as caught:
+            f.write(memory.full(100000, 1))
+        assert caught.value.errno == errno.ENOSPC
+    read_end, write_end = os.pipe()
+    with spinio.open(write_end, "w") as f:
+        assert f.write(memory.new(b"hello")) == 5
+        assert os.read(read_end, 100) == b"hello"
+        with pytest.raises(OSError) as caught:
+            f.pwrite(memory.full(10, 1), 0)
+        assert caught.value.errno == errno.ESPIPE
+        os.close(read_end)
+        with pytest.raises(BrokenPipeError):
+            f.write(memory.full(10, 1))
 
 
 # ---- errors
@@ -134,7 +196,7 @@ def test_errors_name_errno_and_file(memory, tmp_path, data):
             spinio._spinio.read(f.fileno(), memory.full(10, 0), 0)
         assert caught.value.errno == errno.EBADF
     with spinio.open(data) as f, pytest.raises(io.UnsupportedOperation):
-        f.write(b"x")
+        f.write(memory.full(10, 0))
 
 
 def test_an_error_of_a_read_names_the_file(memory, data):

@@ -87,6 +87,26 @@ def test_several_at_once(tmp_path):
     assert [g and g.as_numpy_array().tobytes() for g in got] == [bytes([i]) * (500 - i) for i in range(50)] + [None] * 10
 
 
+def test_values_are_written_whole_or_not_at_all(tmp_path, noise):
+    store = Store(tmp_path)
+    array = emulated.empty(100000)
+    array.set(noise[:100000])
+    for value in (EmulatedBuffer(array), EMULATED.buffer(emulated.empty(0)), default_buffer_prototype().buffer.from_bytes(b"host")):
+        asyncio.run(store.set("deep/er/c", value))
+        assert (tmp_path / "deep/er/c").read_bytes() == value.as_numpy_array().tobytes()
+        store.set_sync("d", value)
+        assert (tmp_path / "d").read_bytes() == value.as_numpy_array().tobytes()
+    asyncio.run(store.set_if_not_exists("d", EmulatedBuffer(array)))
+    assert (tmp_path / "d").read_bytes() == b"host"
+    asyncio.run(store.set_if_not_exists("e", EmulatedBuffer(array)))
+    assert (tmp_path / "e").read_bytes() == noise[:100000]
+    assert not list(tmp_path.rglob("*.partial"))
+    with pytest.raises(TypeError):
+        asyncio.run(store.set("x", b"bytes"))
+    with pytest.raises(ValueError, match="read-only"):
+        asyncio.run(Store(tmp_path, read_only=True).set("x", value))
+
+
 def test_arrays_of_zarr(tmp_path):
     store = Store(tmp_path / "a.zarr")
     values = numpy.arange(100 * 70, dtype="int32").reshape(100, 70)
@@ -108,3 +128,5 @@ def test_arrays_of_zarr_on_a_gpu(tmp_path):
         part = zarr.open_array(Store(tmp_path), mode="r")[100:900]
         assert isinstance(part, cupy.ndarray)
         assert (part.get() == values[100:900]).all()
+        zarr.open_array(Store(tmp_path), mode="r+")[100:900] = part + 1
+    assert (zarr.open_array(Store(tmp_path), mode="r")[100:900] == values[100:900] + 1).all()

@@ -1,4 +1,5 @@
-"""A Zarr v3 store in a local folder, whose chunks are read straight into the memory that Zarr wants them in.
+"""A Zarr v3 store in a local folder, whose chunks are read straight into the memory that Zarr wants them in,
+and written straight out of it.
 
     import zarr
     from spinio.zarr import Store
@@ -15,18 +16,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable
 
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
-from zarr.core.buffer import default_buffer_prototype
+from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import LocalStore
 
 from spinio import _arrays, _file, _spinio
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest
-    from zarr.core.buffer import Buffer, BufferPrototype
+    from zarr.core.buffer import BufferPrototype
 
 __all__ = ["Store"]
 
@@ -59,6 +61,48 @@ class Store(LocalStore):
     ) -> list[Buffer | None]:
         """Parts of several values."""
         return list(await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges)))
+
+    async def _set(self, key: str, value: Buffer, exclusive: bool = False) -> None:
+        if not self._is_open:
+            await self._open()
+        self._check(value)
+        await asyncio.to_thread(_put, self.root / key, value, exclusive)
+
+    def set_sync(self, key: str, value: Buffer) -> None:
+        """Sets a value, at once."""
+        self._ensure_open_sync()
+        self._check(value)
+        _put(self.root / key, value)
+
+    def _check(self, value: Any) -> None:
+        self._check_writable()
+        if not isinstance(value, Buffer):
+            raise TypeError(f"Store.set(): a value is a Buffer, not {type(value)}")
+
+
+def _put(path: Path, value: Buffer, exclusive: bool = False) -> None:
+    """Writes a file that appears at once and whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{uuid.uuid4().hex}.partial")
+    array = value.as_array_like()
+    try:
+        with _file.open(partial, "w") as f:
+            _write_all(f, array, len(value))
+        if exclusive:
+            os.link(partial, path)  # fails where there is one
+            os.unlink(partial)
+        else:
+            os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _write_all(f: _file.File, array: Any, size: int) -> None:
+    done = 0
+    while done < size:
+        # What fits; the next call says what did not.
+        done += f.pwrite(array[done:] if done else array, done) or 0
 
 
 def _get(path: Path, prototype: BufferPrototype, byte_range: ByteRequest | None) -> Buffer | None:
