@@ -30,7 +30,6 @@ pub enum Scale {
     /// Powers of 2 of bytes.
     Bytes,
     /// Places 0, 1, 2 ... with these names.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the charts of bench, which come next"))]
     Names(Vec<String>),
 }
 

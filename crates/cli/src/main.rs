@@ -7,6 +7,7 @@
 //!   explain   what would happen to each part of a file, and why
 //!   doctor    what this machine offers, and the cure for what it lacks
 //!   calibrate measures what each route costs here, and keeps it for every program
+//!   bench     the paper's figures, on this machine's devices
 //!   simulate  how near to the best schedule each planner comes, on random residency
 //! ```
 //!
@@ -15,6 +16,7 @@
 #![forbid(unsafe_code)]
 #![expect(unreachable_pub, reason = "a command has no users to hide from: `pub` here reads as `for other files`")]
 
+mod bench;
 mod calibrate;
 mod chart;
 mod demo;
@@ -67,6 +69,9 @@ enum Command {
     /// List every facility of this machine that SPIN can use: found or not, cause and cure
     #[command(after_help = exit::HELP)]
     Doctor(doctor::Doctor),
+    /// Reproduce the paper's figures on this machine: five ways to read a file into device memory
+    #[command(after_help = exit::HELP)]
+    Bench(bench::Bench),
     /// Measure what each route costs here, and keep it for every program under SPIN
     #[command(after_help = exit::HELP)]
     Calibrate(calibrate::Calibrate),
@@ -82,6 +87,7 @@ fn main() -> ExitCode {
         Command::Run(run) => run::run(&run),
         Command::Explain(explain) => explain::run(&explain).map(|exit| exit as u8),
         Command::Doctor(doctor) => doctor::run(&doctor).map(|exit| exit as u8),
+        Command::Bench(bench) => bench::run(&bench).map(|exit| exit as u8),
         Command::Calibrate(calibrate) => calibrate::run(&calibrate).map(|exit| exit as u8),
         Command::Simulate(simulate) => simulate::run(&simulate).map(|exit| exit as u8),
         Command::Read(read) => read::run(&read).map(|exit| exit as u8),

@@ -3,6 +3,7 @@
 use spinio_device::Wait;
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd};
 
 use crate::settings::{Ordering, SMALL};
 use crate::staging::BLOCK;
@@ -63,6 +64,32 @@ impl Runtime {
         }
         stats.end(&watch, &done.as_ref().map(|()| into.len()));
         done
+    }
+
+    /// Copies host memory into the device as a program without SPIN does: from where it lies, and waits. For tools that
+    /// compare.
+    pub fn copy(&self, to: Target, bytes: &[u8]) -> Result<(), Error> {
+        let device = to.allocation.device;
+        let fail = |e| Error::device(e, "copy to the device", 0, bytes.len() as u64);
+        if bytes.len() as u64 > to.allocation.room(to.addr) {
+            return Err(Error::kernel(Errno::FAULT, "copy to the device", 0, bytes.len() as u64));
+        }
+        let (queue, _) = device.program_queue();
+        // SAFETY: `bytes` is borrowed until the drain below returns, and the range lies in one allocation.
+        let copied = unsafe { device.copy_in(queue, to.addr, bytes.as_ptr(), bytes.len()) };
+        let drained = device.drain(queue, Wait::Context);
+        copied.and(drained).map_err(fail)
+    }
+
+    /// Lets the kernel itself read into host-mapped device memory, as a `pread` without SPIN does; with an O_DIRECT
+    /// descriptor and P2P-mapped memory that is a peer-to-peer transfer. For tools that compare.
+    pub fn read_by_kernel(&self, fd: Fd, at: u64, to: Target, len: usize) -> Result<usize, Error> {
+        let fail = |e| Error::kernel(e, "read", at, len as u64);
+        if !to.allocation.host_mapped || len as u64 > to.allocation.room(to.addr) {
+            return Err(fail(Errno::FAULT));
+        }
+        // SAFETY: host-mapped device memory inside its allocation, which the caller has lent for this.
+        unsafe { linux::pread(fd, to.addr.0 as *mut u8, len, at) }.map_err(fail)
     }
 
     /// Copies device memory into host memory and waits, behind what this thread has queued before.

@@ -1,0 +1,163 @@
+//! The paper's five ways to bring a block of a file into device memory (its Table 2), each as a program would do it.
+//!
+//! ```text
+//!   pread+copy      storage ──> page cache ──pread──> host buffer ──copy, waited for──> device
+//!   pread+copy+D    storage ──O_DIRECT──────────────> host buffer ──copy, waited for──> device
+//!   pread+GPU       storage ──> page cache ──pread──────────────────────────────────> mapped device memory
+//!   P2P             storage ──O_DIRECT──────────────────────────────────────────────> mapped device memory
+//!   SPIN            whichever of its routes the planner finds the fastest
+//! ```
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+use anyhow::Context;
+use spinio_io::{forget, runtime};
+
+use crate::device::{Buffer, Name};
+use crate::subject::Subject;
+
+/// One of the five.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Method {
+    /// The paper's CIWrite.
+    PreadCopy,
+    /// The paper's CIWrite+D.
+    PreadCopyDirect,
+    /// Storage DMAs into the device.
+    P2p,
+    /// `pread` into mapped device memory.
+    PreadGpu,
+    /// Us.
+    Spin,
+}
+
+impl Method {
+    /// In the order of tables.
+    pub const ALL: [Method; 5] =
+        [Method::PreadCopy, Method::PreadCopyDirect, Method::P2p, Method::PreadGpu, Method::Spin];
+
+    /// Its name on the command line, in tables and charts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::PreadCopy => "pread+copy",
+            Method::PreadCopyDirect => "pread+copy+D",
+            Method::P2p => "P2P",
+            Method::PreadGpu => "pread+GPU",
+            Method::Spin => "SPIN",
+        }
+    }
+
+    /// Whether it reads around the page cache, which takes whole blocks of the disk.
+    pub fn is_direct(self) -> bool {
+        matches!(self, Method::PreadCopyDirect | Method::P2p)
+    }
+
+    /// From the command line.
+    pub fn parse(text: &str) -> Result<Method, String> {
+        let found = Method::ALL.into_iter().find(|m| m.name().eq_ignore_ascii_case(text));
+        let names = Method::ALL.map(Method::name).join(", ");
+        found.ok_or_else(|| format!("`{text}` is no transfer method: there are {names}"))
+    }
+}
+
+/// Memory for blocks, aligned for direct I/O, without unsafe code: as much of a larger one as is aligned.
+struct Aligned {
+    bytes: Vec<u8>,
+    skip: usize,
+}
+
+impl Aligned {
+    fn new(len: usize) -> Aligned {
+        let bytes = vec![0u8; len + 4096];
+        let skip = bytes.as_ptr().align_offset(4096);
+        Aligned { bytes, skip }
+    }
+
+    fn part(&mut self, len: usize) -> &mut [u8] {
+        &mut self.bytes[self.skip..self.skip + len]
+    }
+}
+
+/// What a thread needs to use a method on a file.
+pub struct Reader {
+    method: Method,
+    file: File,
+    buffer: Buffer,
+    host: Aligned,
+}
+
+impl Reader {
+    /// Opens the file anew, so that nothing is left of the run before, and takes device memory.
+    pub fn new(method: Method, subject: &Subject, device: Name, block: u64) -> anyhow::Result<Reader> {
+        // A scratch file has no name but this.
+        let path = format!("/proc/self/fd/{}", subject.file.as_raw_fd());
+        let flags = if method.is_direct() { spinio_sys::linux::O_DIRECT as i32 } else { 0 };
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
+        let file = file.with_context(|| format!("Cannot open {} for {}", subject.path.display(), method.name()))?;
+        Ok(Reader { method, file, buffer: Buffer::mapped(device, block)?, host: Aligned::new(block as usize) })
+    }
+
+    /// Reads one block; the bytes that arrived.
+    pub fn read(&mut self, at: u64, len: usize) -> anyhow::Result<usize> {
+        let (to, fd) = (self.buffer.target, self.file.as_raw_fd());
+        Ok(match self.method {
+            Method::PreadCopy | Method::PreadCopyDirect => {
+                let host = self.host.part(len);
+                let got = self.file.read_at(host, at)?;
+                runtime().copy(to, &host[..got])?;
+                got
+            }
+            Method::P2p | Method::PreadGpu => runtime().read_by_kernel(fd, at, to, len)?,
+            Method::Spin => runtime().read(fd, Some(at), to, len)?,
+        })
+    }
+
+    /// Waits until everything has arrived: a small read of SPIN's returns once its copy is queued.
+    pub fn settle(&mut self) -> anyhow::Result<()> {
+        if self.method == Method::Spin {
+            runtime().fetch(self.buffer.target, &mut [0])?;
+        }
+        Ok(())
+    }
+
+    /// Whether a block in the device is that of the file.
+    pub fn check(&mut self, subject: &Subject, at: u64, len: usize) -> anyhow::Result<()> {
+        let got = self.read(at, len)?;
+        let (mut there, mut here) = (vec![0u8; got], vec![0u8; got]);
+        runtime().fetch(self.buffer.target, &mut there)?;
+        subject.file.read_exact_at(&mut here, at)?;
+        anyhow::ensure!(got == len && there == here, "{} delivered other bytes than the file's", self.method.name());
+        Ok(())
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        // What the runtime has learnt about the file is not to help the next run.
+        forget(self.file.as_raw_fd());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_understood() {
+        for method in Method::ALL {
+            assert_eq!(Method::parse(method.name()), Ok(method));
+        }
+        assert!(Method::parse("warp").is_err());
+    }
+
+    #[test]
+    fn memory_is_aligned_whatever_its_length() {
+        for len in [1, 512, 4096, 100_000] {
+            let mut memory = Aligned::new(len);
+            let part = memory.part(len);
+            assert_eq!((part.as_ptr() as usize % 4096, part.len()), (0, len));
+        }
+    }
+}
