@@ -9,6 +9,7 @@ Needs PyTorch and a GPU, and `spinio` (its wheel may lie in --wheels, as may fas
     safetensors      safetensors.torch.load_file(path, device="cuda")
     fastsafetensors  fastsafe_open(path, device="cuda:0", nogds=True) and every tensor of it
     spinio           spinio.safetensors.load_file(path, device="cuda")
+    spinio-pread     one File.pread of the whole file, from its first byte, into one tensor: what the header's odd size costs
     spinio-each      spinio.safetensors.safe_open, and every tensor into memory of its own
 
 Each row runs in a process of its own. The CUDA context is there before the clock starts; the clock stops when the GPU has
@@ -29,7 +30,7 @@ import sys
 import tempfile
 import time
 
-ROWS = ["pinned", "safetensors", "fastsafetensors", "spinio", "spinio-each"]
+ROWS = ["pinned", "safetensors", "fastsafetensors", "spinio", "spinio-pread", "spinio-each"]
 
 
 def cpu():
@@ -74,6 +75,19 @@ def spinio(path):
     return lambda: load_file(path, device="cuda", library="torch"), library.__version__
 
 
+def spinio_pread(path):
+    import spinio as library
+    import torch
+
+    def load():
+        whole = torch.empty(os.path.getsize(path), dtype=torch.uint8, device="cuda")
+        with library.open(path) as f:
+            assert f.pread(whole, 0) == whole.nbytes
+        return {"all": whole}
+
+    return load, library.__version__
+
+
 def spinio_each(path):
     import spinio as library
     from spinio.safetensors import safe_open
@@ -101,7 +115,10 @@ def row(name, path, times):
         if len(taken) <= times:
             del loaded
     right = None
-    if name != "pinned":
+    if name == "spinio-pread":
+        whole = torch.frombuffer(bytearray(pathlib.Path(path).read_bytes()), dtype=torch.uint8)
+        right = bool(torch.equal(loaded["all"].cpu(), whole))
+    elif name != "pinned":
         from safetensors import safe_open
 
         with safe_open(path, framework="pt", device="cuda") as f:
