@@ -284,6 +284,24 @@ def test_cupy_streams_keep_their_order(f, noise):
         assert (double.get() == want[:size]).all(), size
 
 
+def test_writes_see_what_the_stream_does_before(tmp_path):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU")
+    weight = torch.randn(2048, 2048, device="cuda")
+    tensor = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with spinio.open(tmp_path / "out", "w") as out, torch.cuda.stream(side):
+        for turn, size in enumerate((100, 4096, 65536, 1 << 20) * 5):
+            for _ in range(10):
+                weight = (weight @ weight).clamp_(-1, 1)
+            tensor.fill_(turn + 1)
+            assert out.pwrite(tensor[:size], 0) == size
+            tensor.fill_(255)
+            assert (tmp_path / "out").read_bytes()[:size] == bytes([turn + 1]) * size
+
+
 def test_dlpack_only_from_a_gpu(f, noise):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():

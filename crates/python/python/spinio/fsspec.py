@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from fsspec import register_implementation  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 from spinio import _file
@@ -63,3 +64,7 @@ class FileSystem(LocalFileSystem):  # type: ignore[misc]
         """Fills an array of any device from byte `start` of a file; returns the bytes read."""
         with _file.open(self._strip_protocol(path)) as f:
             return f.pread(array, start) or 0
+
+
+# Where the wheel is installed, fsspec finds it by itself; who imports this module without that finds it too.
+register_implementation("spinio", FileSystem, clobber=True)
