@@ -3,8 +3,8 @@
 
     h200.py --bin DIR [--out DIR] [--scratch DIR] [--wheels DIR] [--only row,row] [--reps N] [--budget SECONDS] [--gib N]
 
-DIR holds `reads` and `libspinio.so` (`cargo x gpu-pack` makes it). Prints a table and writes README.md and raw.json to
---out. Rows: big, again, seq8m, par16, small, cold, mix, owner, first, host. Root is needed for the row `owner` only.
+DIR holds `reads`, `writes` and `libspinio.so` (`cargo x gpu-pack` makes it). Prints a table and writes README.md and raw.json to
+--out. Rows: big, again, seq8m, par16, small, cold, mix, owner, first, host, writes. Root is needed for the row `owner` only.
 
 Every program runs with CUDA's default, spinning contexts. A row is skipped, and says so, once the budget is spent.
 """
@@ -36,7 +36,7 @@ class Bench:
         self.notes = []
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="spinio-bench.", dir=args.scratch))
         self.scratch.chmod(0o755)
-        for name in ("reads", "libspinio.so"):  # where any user may run them
+        for name in ("reads", "writes", "libspinio.so"):  # where any user may run them
             shutil.copy(pathlib.Path(args.bin) / name, self.scratch / name)
             (self.scratch / name).chmod(0o755)
         self.file = self.scratch / "data"
@@ -51,8 +51,8 @@ class Bench:
 
     # ---- running
 
-    def run(self, row, mode, *, user=None, env=None, times=1, file=None, label=None, **values):
-        """Runs `reads` `times` times; returns the measurements, each also kept in the raw list."""
+    def run(self, row, mode, *, user=None, env=None, times=1, file=None, label=None, program="reads", **values):
+        """Runs `reads` (or another program) `times` times; returns the measurements, each also kept in the raw list."""
         got = []
         for _ in range(times):
             if self.left() < 5:
@@ -61,7 +61,7 @@ class Bench:
             full = {k: v for k, v in os.environ.items() if not k.startswith("SPINIO_")} | (env or {})
             if mode.startswith("us"):
                 full["LD_PRELOAD"] = str(self.scratch / "libspinio.so")
-            command = [str(self.scratch / "reads"), row, mode, str(file or self.file)] + [f"{k}={v}" for k, v in values.items()]
+            command = [str(self.scratch / program), row, mode, str(file or self.file)] + [f"{k}={v}" for k, v in values.items()]
             who = {} if user is None else {"user": user, "group": user, "extra_groups": []}
             try:
                 done = subprocess.run(command, env=full, capture_output=True, text=True, timeout=max(5, min(120, self.left())), **who)
@@ -328,7 +328,31 @@ def host(b):
         b.row(f"host pread of {block} B, with CUDA at work", "at most 1.05x", under(r, 1.05), peer=f"without {a or 0:.0f} ns", us=f"{u or 0:.0f} ns", ratio=f"{shown(r)}x")
 
 
-ROWS = {"big": big, "again": again, "seq8m": seq8m, "par16": par16, "small": small, "first": first, "host": host, "owner": owner, "mix": mix, "cold": cold}
+def writes(b):
+    """Into the page cache, and through O_DIRECT descriptors."""
+    out = b.scratch / "out"
+
+    def run(row, mode, **values):
+        return b.run(row, mode, program="writes", file=out, **values)
+
+    for cached in (0, 1):
+        got = {mode: [] for mode in ("plain", "us", "pinned", "alone")}
+        for _ in range(b.args.reps):  # side by side, so that drift of the machine hits all
+            for mode in got:
+                got[mode] += run("page", mode, block=8 * MIB, total=2 * GIB, over=cached)
+        peer = b.peer("kvikio_write", threads=1, block=8 * MIB, total=2 * GIB) if not cached else []
+        r = ratio(mid(got["us"], "gbps"), mid(got["plain"], "gbps"))
+        what = "over cached pages" if cached else "new file"
+        b.row(f"8 MiB writes into the page cache, sequential, {what}", "1.4x of cudaMemcpy + pwrite", over(r, 1.4), limit=f"pwrite alone {rate(got['alone'])}", peer=f"plain {rate(got['plain'])}; pinned {rate(got['pinned'])}" + (f"; KvikIO {rate(peer)}" if peer else ""), us=speed(got["us"]), ratio=f"{shown(r)} of plain")
+    limit = [run("direct", "limit", block=4 * MIB, threads=4, total=2 * GIB) for _ in range(max(2, b.args.reps // 2))]
+    limit = [one for got in limit for one in got]
+    for block, threads in ((1024 * MIB, 1), (64 * MIB, 1), (16 * MIB, 4)):
+        us = run("direct", "us", block=block, threads=threads, total=2 * GIB, times=b.args.reps)
+        r = ratio(mid(us, "gbps"), mid(limit, "gbps"))
+        b.row(f"O_DIRECT writes of {block // MIB} MiB from {threads} thread{'s' if threads > 1 else ''}", "0.95 of pinned, 4 threads", over(r, 0.95), limit=rate(limit), us=speed(us), ratio=f"{shown(r)} of limit")
+
+
+ROWS = {"big": big, "again": again, "seq8m": seq8m, "par16": par16, "small": small, "first": first, "host": host, "owner": owner, "mix": mix, "cold": cold, "writes": writes}
 
 
 def machine():

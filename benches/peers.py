@@ -2,6 +2,7 @@
 """One peer, one measurement: prints a line of JSON.
 
     peers.py kvikio FILE [threads=16] [block=0] [total=0]     KvikIO; block 0: the whole file in one call
+    peers.py kvikio_write FILE [threads=1] [block=8388608] [total=2147483648]   the same, a file FILE.kvikio written
     peers.py safetensors FILE [size=4294967296]               safetensors.torch.load_file of a file of that size
 
 CPU time is user + system of the whole process. Contexts spin (CUDA's default).
@@ -56,6 +57,34 @@ def kvikio(path, threads=16, block=0, total=0):
     say("kvikio", f"x{threads}", done, t, c, block=block, right=right, task=os.environ.get("KVIKIO_TASK_SIZE"), version=getattr(k, "__version__", "?"))
 
 
+def kvikio_write(path, threads=1, block=8 << 20, total=2 << 30):
+    os.environ["KVIKIO_COMPAT_MODE"] = "ON"
+    os.environ["KVIKIO_NTHREADS"] = str(threads)
+    import cupy
+    import kvikio as k
+
+    name = path + ".kvikio"
+    buffer = cupy.arange(block // 8, dtype=cupy.uint64).view(cupy.uint8)
+    try:
+        f = k.CuFile(name, "w")
+        for _ in range(8):
+            f.pwrite(buffer, block, 0).get()
+        os.truncate(name, 0)
+        cupy.cuda.runtime.deviceSynchronize()
+        c0, t0 = cpu(), time.monotonic()
+        done = 0
+        while done < total:
+            done += f.pwrite(buffer, block, done).get()
+        t, c = time.monotonic() - t0, cpu() - c0
+        f.close()
+        with open(name, "rb") as g:
+            g.seek(total - block)
+            right = g.read(4096) == bytes(buffer[:4096].get())
+        say("kvikio_write", f"x{threads}", done, t, c, block=block, right=right, version=getattr(k, "__version__", "?"))
+    finally:
+        os.unlink(name)
+
+
 def safetensors(path, size=4 << 30):
     import torch
     from safetensors.torch import load_file, save_file
@@ -82,4 +111,4 @@ def safetensors(path, size=4 << 30):
 
 if __name__ == "__main__":
     values = {k: int(v) for k, v in (a.split("=") for a in sys.argv[3:])}
-    {"kvikio": kvikio, "safetensors": safetensors}[sys.argv[1]](sys.argv[2], **values)
+    {"kvikio": kvikio, "kvikio_write": kvikio_write, "safetensors": safetensors}[sys.argv[1]](sys.argv[2], **values)

@@ -4,7 +4,7 @@
 //!   pack/ ── libspinio.so, spinio, spinio.h        release build, stripped
 //!         ── suite, two, frameworks.py             the GPU suite (tests/gpu); two: with two GPUs
 //!         ── hooks/                                the programs of crates/interpose/tests, on CUDA memory
-//!         ── reads, parts, host_call, benches/*.py the benchmarks
+//!         ── reads, writes, parts, host_call, benches/*.py: the benchmarks
 //!         ── run-gpu-suite                         runs all of it
 //! ```
 //!
@@ -53,6 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ("tests/gpu/suite.c", "suite"),
         ("tests/gpu/two.c", "two"),
         ("benches/reads.c", "reads"),
+        ("benches/writes.c", "writes"),
         ("benches/parts.c", "parts"),
         ("benches/host_call.c", "host_call"),
     ] {
@@ -67,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Programs of `crates/interpose/tests/c` that run on any device, and the shim that gives them its memory.
-const HOOKS: [&str; 7] = ["differential", "errors", "streams", "cancel", "forks", "closes", "fortified"];
+const HOOKS: [&str; 8] = ["differential", "writes", "errors", "streams", "cancel", "forks", "closes", "fortified"];
 
 fn hooks(root: &Path, folder: &Path) -> Result<()> {
     fs::create_dir(folder)?;
