@@ -1,4 +1,4 @@
-/* Threads cancelled inside host reads: cleanup handlers run, the reads do not come back, and the library lets the
+/* Threads cancelled inside host reads and writes: cleanup handlers run, the calls do not come back, and the library lets the
  * unwinding pass. Once before any device exists, once after; with HOST_ONLY there is none. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -13,9 +13,9 @@
 #include "memory.h"
 #endif
 
-enum { CALLS = 5, THREADS = 20 };
+enum { CALLS = 9, THREADS = 20 };
 static atomic_int cleaned, started;
-static int ends[2];
+static int ends[2], full[2]; /* an empty pipe, and one without room */
 
 static void cleanup(void *count)
 {
@@ -38,6 +38,15 @@ static void *reader(void *which)
         break;
     }
     case 4: open("cancel.fifo", O_RDONLY); break;
+    case 5: write(full[1], byte, 2); break;
+    case 6: writev(full[1], parts, 2); break;
+    case 7: pwritev2(full[1], parts, 2, -1, 0); break;
+    case 8: {
+        FILE *file = fdopen(dup(full[1]), "w");
+        setvbuf(file, NULL, _IONBF, 0);
+        fwrite(byte, 1, 2, file);
+        break;
+    }
     }
     fprintf(stderr, "call %ld came back\n", (long)which);
     exit(1);
@@ -60,16 +69,19 @@ static void *too_late(void *fd)
     return NULL;
 }
 
-/* Device reads without end: cancelled at any time, they leave nothing locked. */
+/* Device reads and writes without end: cancelled at any time, they leave nothing locked. */
 static void *device_reader(void *fd)
 {
-    FILE *file = fdopen(dup(*(int *)fd), "r");
+    FILE *file = fdopen(dup(*(int *)fd), "r"), *sink = fopen("/dev/null", "w");
+    int out = open("cancel.tmp", O_CREAT | O_RDWR, 0600);
     pthread_cleanup_push(cleanup, &cleaned);
     atomic_fetch_add(&started, 1);
     for (int i = 0;; i++) {
         CHECK(pread(*(int *)fd, device, i % 2 ? 100 : 1 << 20, 0) > 0);
         fread(device, 1, 5000, file);
         rewind(file);
+        CHECK(pwrite(out, device, i % 2 ? 100 : 1 << 20, 0) > 0);
+        fwrite(device, 1, 5000, sink);
     }
     pthread_cleanup_pop(0);
     return NULL;
@@ -100,6 +112,11 @@ static void all(void)
 int main(void)
 {
     CHECK(pipe(ends) == 0);
+    CHECK(pipe2(full, O_NONBLOCK) == 0);
+    static char page[4096];
+    while (write(full[1], page, sizeof page) > 0)
+        ;
+    CHECK(fcntl(full[1], F_SETFL, 0) == 0);
     unlink("cancel.fifo");
     CHECK(mkfifo("cancel.fifo", 0600) == 0);
     all();
@@ -123,6 +140,7 @@ int main(void)
         CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
         CHECK(pread(fd, device, 1 << 20, 0) > 0);
     }
+    unlink("cancel.tmp");
     CHECK(read(ends[0], left, 4) == 4 && memcmp(left, "left", 4) == 0);
 #endif
     return 0;

@@ -1,4 +1,4 @@
-/* Pipes and sockets into device memory: what one call takes, in which order, and what is left. */
+/* Pipes and sockets into device memory and out of it: what one call takes, in which order, and what is left. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -63,6 +63,34 @@ static void one_way(int reader, int writer)
     close(reader);
 }
 
+static void *receive_all(void *fd)
+{
+    for (size_t at = 0;;) {
+        ssize_t n = read(*(int *)fd, got + at, SIZE - at);
+        CHECK(n >= 0);
+        if (n == 0)
+            return NULL;
+        at += n;
+    }
+}
+
+/* Out of device memory, all of it, although the other end takes it piece by piece. */
+static void other_way(int reader, int writer)
+{
+    pthread_t thread;
+    unsigned char front[60];
+    CHECK(write(writer, device + 5, 60) == 60 && read(reader, front, 60) == 60 && memcmp(front, sent + 5, 60) == 0);
+    struct iovec parts[3] = {{device, 10}, {sent + 10, 10}, {device + 20, 40}};
+    CHECK(writev(writer, parts, 3) == 60 && read(reader, front, 60) == 60 && memcmp(front, sent, 60) == 0);
+    memset(got, 0, SIZE);
+    CHECK(pthread_create(&thread, NULL, receive_all, &reader) == 0);
+    CHECK(write(writer, device, SIZE) == SIZE);
+    close(writer);
+    pthread_join(thread, NULL);
+    CHECK(memcmp(got, sent, SIZE) == 0);
+    close(reader);
+}
+
 static void interrupted(int signal)
 {
     (void)signal;
@@ -91,6 +119,33 @@ int main(void)
     expect(0, sent + 320, 30);
     CHECK(recv(ends[0], front, 20, 0) == 8);
 
+    device_put(device, sent, SIZE);
+    int both[2];
+    CHECK(pipe(both) == 0);
+    other_way(both[0], both[1]);
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, both) == 0);
+    other_way(both[0], both[1]);
+
+    /* Each write is a datagram, vectors too, and one that is too long is none. */
+    CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, both) == 0);
+    CHECK(write(both[1], device, 300) == 300 && writev(both[1], (struct iovec[]){{sent, 7}, {device + 7, 43}}, 2) == 50);
+    CHECK(recv(both[0], got, SIZE, 0) == 300 && memcmp(got, sent, 300) == 0);
+    CHECK(recv(both[0], got, SIZE, 0) == 50 && memcmp(got, sent, 50) == 0);
+    CHECK(write(both[1], sent, SIZE) == -1 && errno == EMSGSIZE);
+    FAILS(write(both[1], device, SIZE), EMSGSIZE);
+    close(both[0]), close(both[1]);
+
+    /* A pipe that is full takes what it has room for, and then nothing. */
+    CHECK(pipe2(both, O_NONBLOCK) == 0);
+    ssize_t room = write(both[1], sent, SIZE);
+    CHECK(room > 0 && room < SIZE);
+    for (ssize_t n, left = room; left > 0; left -= n)
+        CHECK((n = read(both[0], got, left)) > 0);
+    CHECK(write(both[1], device, SIZE) == room);
+    FAILS(write(both[1], device, SIZE), EAGAIN);
+    CHECK(read(both[0], got, SIZE) == room && memcmp(got, sent, room) == 0);
+    close(both[0]), close(both[1]);
+
     /* A signal ends a waiting read, as its handler was installed without SA_RESTART. */
     struct sigaction action = {.sa_handler = interrupted};
     CHECK(sigaction(SIGALRM, &action, NULL) == 0);
@@ -98,6 +153,12 @@ int main(void)
     FAILS(read(ends[0], device, 100), EINTR);
     alarm(1);
     FAILS(readv(ends[0], parts, 2), EINTR);
+    /* And a waiting write, with what it has written. */
+    CHECK(pipe(both) == 0);
+    alarm(1);
+    CHECK(write(both[1], device, SIZE) == room);
+    alarm(1);
+    FAILS(write(both[1], device, 10), EINTR);
     device_free(device);
     return 0;
 }

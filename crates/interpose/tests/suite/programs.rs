@@ -23,6 +23,16 @@ fn device_writes_do_what_host_writes_do() {
 }
 
 #[test]
+fn limits_end_a_write_as_they_end_the_hosts() {
+    let program = program("limits");
+    must_pass(preloaded(&program, &[]));
+    // Larger than one call can be.
+    let mut in_parts = preloaded(&program, &[]);
+    in_parts.env("SPINIO_STAGING", "4M");
+    must_pass(in_parts);
+}
+
+#[test]
 fn errors_are_the_same_as_with_host_memory() {
     must_pass(preloaded(&program("errors"), &[]));
 }

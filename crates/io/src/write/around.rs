@@ -46,7 +46,7 @@ const LEAST_P2P: usize = 64 << 10;
 const LEAST_DIRECT: usize = 1 << 20;
 
 /// Bytes of one P2P call at most.
-const P2P_CALL: usize = 1 << 30;
+const P2P_CALL: usize = 0x7fff_f000;
 
 /// How long the twin's end is waited for.
 const PARTING: Duration = Duration::from_millis(20);

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use spinio_plan::Reason;
-use spinio_sys::linux;
+use spinio_sys::linux::{self, FileKind};
 
 use super::gather::{Gathered, Into, Order};
 use super::whole::Hand;
@@ -63,10 +63,21 @@ impl Write<'_> {
         }
     }
 
+    /// Where a range ends that RLIMIT_FSIZE cuts, as it would cut one call: the signal is for a write that begins there.
+    fn within_limit(&self, range: Range<usize>) -> usize {
+        let start = self.at.filter(|_| !self.appends()).unwrap_or(self.stat.size);
+        let room = linux::file_size_limit().saturating_sub(start);
+        match usize::try_from(room) {
+            Ok(room) if self.stat.kind == FileKind::Regular && room > range.start => range.end.min(room),
+            _ => range.end,
+        }
+    }
+
     /// A range of the write; how many bytes of it were written.
     pub(super) fn portions(&self, range: Range<usize>, hand: Hand) -> Result<usize> {
         let device_error = |e| Error::device(e, "write", self.at.unwrap_or(0), self.len as u64);
         let order = Order::leased(self.parts).map_err(device_error)?;
+        let range = range.start..self.within_limit(range.clone());
         let most = (bound(self.core) / 2).min(PORTION) as usize / BLOCK * BLOCK;
         let gather = |from: usize, most: usize| {
             let parts = self.portion(from, most.min(range.end - from));
