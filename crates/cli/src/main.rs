@@ -8,6 +8,9 @@
 //!   doctor    what this machine offers, and the cure for what it lacks
 //!   calibrate measures what each route costs here, and keeps it for every program
 //!   bench     the paper's figures, on this machine's devices
+//!   stat      what the processes that use SPIN have done; for people, JSON, Prometheus
+//!   top       the same, live
+//!   trace     request by request, with the pieces of each
 //!   simulate  how near to the best schedule each planner comes, on random residency
 //! ```
 //!
@@ -26,8 +29,10 @@ mod exit;
 mod explain;
 mod input;
 mod library;
+mod names;
 mod out;
 mod paint;
+mod processes;
 mod progress;
 mod random;
 mod read;
@@ -35,9 +40,12 @@ mod run;
 mod scratch;
 mod simulate;
 mod stack;
+mod stat;
 mod strip;
 mod subject;
 mod table;
+mod top;
+mod trace;
 mod units;
 
 use std::process::ExitCode;
@@ -75,6 +83,15 @@ enum Command {
     /// Measure what each route costs here, and keep it for every program under SPIN
     #[command(after_help = exit::HELP)]
     Calibrate(calibrate::Calibrate),
+    /// Show what the processes that use SPIN have done: calls, routes, reasons, latencies
+    #[command(after_help = exit::HELP)]
+    Stat(stat::Stat),
+    /// Watch the processes that use SPIN
+    #[command(after_help = exit::HELP)]
+    Top(top::Top),
+    /// Record device requests one by one, of a process or of a program to start
+    #[command(after_help = exit::HELP)]
+    Trace(trace::Trace),
     /// Compare the planners on random residency, as the paper did
     #[command(after_help = exit::HELP)]
     Simulate(simulate::Simulate),
@@ -89,6 +106,9 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor::run(&doctor).map(|exit| exit as u8),
         Command::Bench(bench) => bench::run(&bench).map(|exit| exit as u8),
         Command::Calibrate(calibrate) => calibrate::run(&calibrate).map(|exit| exit as u8),
+        Command::Stat(stat) => stat::run(&stat).map(|exit| exit as u8),
+        Command::Top(top) => top::run(&top).map(|exit| exit as u8),
+        Command::Trace(trace) => trace::run(&trace),
         Command::Simulate(simulate) => simulate::run(&simulate).map(|exit| exit as u8),
         Command::Read(read) => read::run(&read).map(|exit| exit as u8),
     };

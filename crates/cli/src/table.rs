@@ -3,7 +3,7 @@
 use comfy_table::{
     Cell, CellAlignment, Color, ColumnConstraint, ContentArrangement, Table, TableComponent, Width, presets,
 };
-use spinio_io::stats::Snapshot;
+use spinio_io::stats::{Direction, Snapshot};
 use spinio_plan::Route;
 
 use crate::paint::Paint;
@@ -61,18 +61,32 @@ pub fn route(route: Route) -> Cell {
 
 /// Routes of a snapshot: where the bytes travelled, and why.
 pub fn of_snapshot(paint: &Paint, snapshot: &Snapshot) -> Table {
-    let moved: u64 = snapshot.lines.iter().map(|l| l.bytes).sum();
-    let mut table = new(paint, &["route", "pieces", "bytes", "share", "why"]);
+    let moved = snapshot.lines.iter().fold(0u64, |sum, l| sum.saturating_add(l.bytes));
+    // Most programs only read; then it need not be said on every line.
+    let one_way = snapshot.lines.iter().all(|l| l.direction == Direction::Read);
+    let mut head = vec!["route", "pieces", "bytes", "share", "p50", "p99", "why"];
+    if !one_way {
+        head.insert(0, "");
+    }
+    let mut table = new(paint, &head);
     for line in &snapshot.lines {
-        table.add_row(vec![
+        let time = |q| line.latency.quantile(q).map_or("-".to_owned(), |nanos| units::time(nanos as f64));
+        let mut row = vec![
             route(line.route),
             Cell::new(line.pieces),
             Cell::new(units::bytes(line.bytes)),
             Cell::new(share(line.bytes, moved)),
+            Cell::new(time(0.5)),
+            Cell::new(time(0.99)),
             Cell::new(line.reason),
-        ]);
+        ];
+        if !one_way {
+            row.insert(0, Cell::new(line.direction.name()));
+        }
+        table.add_row(row);
     }
-    settle(&mut table, &[1, 2, 3]);
+    let first = usize::from(!one_way) + 1;
+    settle(&mut table, &[first, first + 1, first + 2, first + 3, first + 4]);
     table
 }
 

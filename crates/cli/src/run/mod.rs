@@ -12,7 +12,7 @@
 //! Known flaw: with `--stats` the program's parent is spinio, so a job control shell stops
 //! and continues both, but `$!` is spinio's number.
 
-mod signals;
+pub mod signals;
 mod target;
 
 use std::ffi::{OsStr, OsString};
@@ -25,10 +25,11 @@ use anyhow::Context;
 use clap::Args;
 use spinio_io::Settings;
 use spinio_io::settings;
-use spinio_io::stats::Snapshot;
+use spinio_io::stats::{Direction, Snapshot};
 
 use crate::exit::{self, Exit};
 use crate::paint::{Ink, Paint};
+use crate::stat::report;
 use crate::{library, table, units};
 
 /// What `spinio run` takes.
@@ -69,22 +70,32 @@ fn setting(text: &str) -> Result<(String, String), String> {
 
 /// Runs it; returns the status to end with.
 pub fn run(run: &Run) -> anyhow::Result<u8> {
-    let [name, args @ ..] = run.command.as_slice() else { unreachable!("clap asks for one") };
+    let (mut command, name) = prepare(&run.command, &run.settings, run.strict)?;
+    if run.stats { with_stats(run, command, &name) } else { Err(cannot_start(&name, &command.exec())) }
+}
+
+/// The program under the library, ready to start, and its name for messages.
+pub fn prepare(
+    command: &[OsString],
+    settings: &[(String, String)],
+    strict: bool,
+) -> anyhow::Result<(Command, OsString)> {
+    let [name, args @ ..] = command else { return Err(exit::error(Exit::Usage, "Name a program")) };
     let program = target::resolve(name).map_err(|e| cannot_start(name, &e))?;
     let finding = target::judge(&program);
     if let Some(finding) = &finding {
-        if run.strict {
+        if strict {
             return Err(exit::error(Exit::Refused, format!("{finding}. Refused, because of --strict")));
         }
         eprintln!("spinio: {finding}. It runs without SPIN");
     }
     let mut command = Command::new(&program);
-    command.arg0(name).args(args).envs(run.settings.iter().map(|(n, v)| (n, v)));
+    command.arg0(name).args(args).envs(settings.iter().map(|(n, v)| (n, v)));
     if !finding.is_some_and(|f| f.is_harmful()) {
         let library = library::find().map_err(as_refused)?;
         command.env("LD_PRELOAD", library::preload(&library, std::env::var_os("LD_PRELOAD").as_deref())?);
     }
-    if run.stats { with_stats(run, command, name) } else { Err(cannot_start(name, &command.exec())) }
+    Ok((command, name.clone()))
 }
 
 /// `run` has its own codes, so that they are not taken for the program's.
@@ -92,7 +103,8 @@ fn as_refused(error: anyhow::Error) -> anyhow::Error {
     exit::error(Exit::Refused, format!("{error:#}"))
 }
 
-fn cannot_start(name: &OsStr, error: &io::Error) -> anyhow::Error {
+/// The error of a program that did not start.
+pub fn cannot_start(name: &OsStr, error: &io::Error) -> anyhow::Error {
     let exit = if error.kind() == io::ErrorKind::NotFound { Exit::NotFound } else { Exit::CannotStart };
     exit::error(exit, format!("Cannot run {}: {error}", name.to_string_lossy()))
 }
@@ -100,7 +112,7 @@ fn cannot_start(name: &OsStr, error: &io::Error) -> anyhow::Error {
 fn with_stats(run: &Run, mut command: Command, name: &OsStr) -> anyhow::Result<u8> {
     let counters = Counters::new(run)?;
     if let Some(path) = &counters.ours {
-        command.env("SPINIO_STATS", path.path());
+        command.env("SPINIO_STATS", as_folder(path.path()));
     }
     let mut child = command.spawn().map_err(|e| cannot_start(name, &e))?;
     let forward = signals::forward_to(child.id());
@@ -124,7 +136,7 @@ fn wait_until_ended(child: u32) {
 
 /// Where the counters are: the user's own file, if one was set, else a temporary one.
 struct Counters {
-    ours: Option<tempfile::NamedTempFile>,
+    ours: Option<tempfile::TempDir>,
     path: PathBuf,
     before: Option<Snapshot>,
 }
@@ -139,10 +151,7 @@ impl Counters {
                 Ok(Counters { ours: None, before: read(&path), path })
             }
             None => {
-                let ours = tempfile::Builder::new()
-                    .prefix("spinio-stats-")
-                    .tempfile()
-                    .map_err(|e| exit::error(Exit::Refused, format!("Cannot make a file for the counters: {e}")))?;
+                let ours = counters_folder()?;
                 let path = ours.path().to_owned();
                 Ok(Counters { ours: Some(ours), path, before: None })
             }
@@ -150,6 +159,14 @@ impl Counters {
     }
 
     fn counted(&self) -> Option<Snapshot> {
+        if self.ours.is_some() {
+            // A file for each process: the program, its children, and what they executed.
+            let files = std::fs::read_dir(&self.path).ok()?.flatten();
+            return files.filter_map(|entry| read(&entry.path())).reduce(|mut sum, s| {
+                sum.add(&s);
+                sum
+            });
+        }
         let now = read(&self.path)?;
         Some(match &self.before {
             Some(before) => now.since(before),
@@ -159,32 +176,57 @@ impl Counters {
 }
 
 fn read(path: &Path) -> Option<Snapshot> {
-    Snapshot::from_bytes(&std::fs::read(path).ok()?).ok()
+    crate::processes::Counters::open(path).ok().map(|c| c.snapshot)
+}
+
+/// A folder for the counters of a program and its children, in memory if that can be had.
+pub fn counters_folder() -> anyhow::Result<tempfile::TempDir> {
+    let made = |place: &Path| tempfile::Builder::new().prefix("spinio-stats-").tempdir_in(place);
+    made(Path::new("/dev/shm"))
+        .or_else(|_| made(&std::env::temp_dir()))
+        .map_err(|e| exit::error(Exit::Refused, format!("Cannot make a folder for the counters: {e}")))
+}
+
+/// As SPINIO_STATS names a folder.
+pub fn as_folder(path: &Path) -> OsString {
+    let mut text = path.as_os_str().to_owned();
+    text.push("/");
+    text
 }
 
 /// The table that `--stats` prints.
 fn summary(paint: &Paint, snapshot: Option<&Snapshot>) -> String {
     let head = paint.text(Ink::Head, "spinio:");
-    let Some(s) = snapshot.filter(|s| s.read.calls > 0) else {
+    let Some(s) = snapshot.filter(|s| !s.is_empty()) else {
         return format!(
             "{head} no device reads: the program passed no device memory to read, pread, readv, preadv or fread\n"
         );
     };
-    let seconds = s.read.nanos as f64 / 1e9;
-    format!(
-        "{head} {} device {}, {}, {} inside them, {} GB/s\n{}\n",
-        s.read.calls,
-        if s.read.calls == 1 { "read" } else { "reads" },
-        units::bytes(s.read.bytes),
-        units::time(s.read.nanos as f64),
-        units::gbps(s.read.bytes, seconds),
-        table::text(&table::of_snapshot(paint, s))
-    )
+    let mut text = String::new();
+    for direction in Direction::ALL {
+        let c = s.calls(direction);
+        if c.calls > 0 {
+            text += &format!(
+                "{head} {} device {}{}, {}, {} inside them, {} GB/s\n",
+                c.calls,
+                direction.name(),
+                match (c.calls, direction) {
+                    (1, _) => "",
+                    (_, Direction::Batch) => "es",
+                    _ => "s",
+                },
+                units::bytes(c.bytes),
+                units::time(c.nanos as f64),
+                units::gbps(c.bytes, c.nanos as f64 / 1e9),
+            );
+        }
+    }
+    text + &table::text(&table::of_snapshot(paint, s)) + "\n" + &report::rest(paint, s)
 }
 
 #[cfg(test)]
 mod tests {
-    use spinio_io::stats::{Calls, Direction, Histogram, Line};
+    use spinio_io::stats::{Calls, Histogram, Line};
     use spinio_plan::{Reason, Route};
 
     use super::*;

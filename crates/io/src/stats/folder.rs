@@ -43,7 +43,7 @@ pub(super) struct Made {
 }
 
 /// Makes a file for this process in a folder of its own, after the dead are cleared away. On a keeper.
-pub(super) fn make_own(path: &CStr) -> Result<Made, Errno> {
+pub(super) fn make_own(path: &CStr, trace: bool) -> Result<Made, Errno> {
     match linux::make_folder(path, 0o700) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(e) => return Err(e),
@@ -51,16 +51,16 @@ pub(super) fn make_own(path: &CStr) -> Result<Made, Errno> {
     let folder = linux::open(path, (linux::O_RDONLY | linux::O_DIRECTORY | linux::O_NOFOLLOW) as i32, 0)?;
     let made = is_ours(folder).and_then(|()| {
         clear(folder);
-        make(folder, path)
+        make(folder, path, trace)
     });
     let _ = linux::close(folder);
     made
 }
 
 /// Makes a file for this process in a folder that the user named. On a keeper.
-pub(super) fn make_in(path: &CStr) -> Result<Made, Errno> {
+pub(super) fn make_in(path: &CStr, trace: bool) -> Result<Made, Errno> {
     let folder = linux::open(path, (linux::O_RDONLY | linux::O_DIRECTORY) as i32, 0)?;
-    let made = make(folder, path);
+    let made = make(folder, path, trace);
     let _ = linux::close(folder);
     made
 }
@@ -71,30 +71,49 @@ fn is_ours(folder: Fd) -> Result<(), Errno> {
     if stat.uid == linux::geteuid() && stat.mode & 0o077 == 0 { Ok(()) } else { Err(Errno::PERM) }
 }
 
-fn make(folder: Fd, path: &CStr) -> Result<Made, Errno> {
-    let fd = linux::open_in(folder, c".", (linux::O_RDWR | linux::O_TMPFILE) as i32, 0o600)?;
-    let made = fill(fd).and_then(|(words, lock)| match name(folder, fd) {
-        Ok(name) => {
-            let path = [path.to_bytes(), b"/", name.to_bytes()].concat();
-            Ok(Made { words, lock, path: CString::new(path).map_err(|_| Errno::INVAL)? })
+fn make(folder: Fd, path: &CStr, trace: bool) -> Result<Made, Errno> {
+    let nameless = linux::open_in(folder, c".", (linux::O_RDWR | linux::O_TMPFILE) as i32, 0o600);
+    let (fd, named) = match nameless {
+        Ok(fd) => (fd, None),
+        // A file system without files that have no name: this one is seen before it is ready, as no table at all.
+        Err(_) => {
+            let flags = linux::O_RDWR | linux::O_CREAT | linux::O_EXCL | linux::O_NOFOLLOW;
+            let (name, fd) = free_name(|name| linux::open_in(folder, name, flags as i32, 0o600))?;
+            (fd, Some(name))
         }
-        Err(e) => {
-            let _ = linux::close(lock);
-            Err(e)
+    };
+    let made = fill(fd, trace).and_then(|(words, lock)| {
+        let name = match named {
+            Some(name) => Ok(name),
+            None => free_name(|name| linux::name_in(folder, fd, name)).map(|(name, ())| name),
+        };
+        let path = name.and_then(|name| {
+            let path = [path.to_bytes(), b"/", name.to_bytes()].concat();
+            CString::new(path).map_err(|_| Errno::INVAL)
+        });
+        match path {
+            Ok(path) => Ok(Made { words, lock, path }),
+            Err(e) => {
+                let _ = linux::close(lock);
+                Err(e)
+            }
         }
     });
     let _ = linux::close(fd);
     made
 }
 
-fn fill(fd: Fd) -> Result<(Words, Fd), Errno> {
-    prepare(fd)?;
+/// A table in an empty file, and a descriptor that holds its lock. It is no table to others before it is locked.
+fn fill(fd: Fd, trace: bool) -> Result<(Words, Fd), Errno> {
+    prepare(fd, trace)?;
     let words = Words::of_file(WORDS, fd)?;
-    stamp(&words);
     let again = CString::new(format!("/proc/thread-self/fd/{fd}")).map_err(|_| Errno::INVAL)?;
     let lock = linux::open(&again, linux::O_RDONLY as i32, 0)?;
     match linux::lock_alone(lock) {
-        Ok(true) => Ok((words, lock)),
+        Ok(true) => {
+            stamp(&words);
+            Ok((words, lock))
+        }
         other => {
             let _ = linux::close(lock);
             Err(other.err().unwrap_or(Errno::WOULDBLOCK))
@@ -102,14 +121,14 @@ fn fill(fd: Fd) -> Result<(Words, Fd), Errno> {
     }
 }
 
-/// Our number, or with an addition if that is taken.
-fn name(folder: Fd, fd: Fd) -> Result<CString, Errno> {
+/// Does something with our number as a name, or with an addition where that is taken.
+fn free_name<T>(mut with: impl FnMut(&CStr) -> Result<T, Errno>) -> Result<(CString, T), Errno> {
     let pid = linux::getpid();
     for n in 0..NAMES {
         let text = if n == 0 { pid.to_string() } else { format!("{pid}.{n}") };
         let name = CString::new(text).map_err(|_| Errno::INVAL)?;
-        match linux::name_in(folder, fd, &name) {
-            Ok(()) => return Ok(name),
+        match with(&name) {
+            Ok(done) => return Ok((name, done)),
             Err(Errno::EXIST) => {}
             Err(e) => return Err(e),
         }

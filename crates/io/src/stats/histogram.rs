@@ -79,6 +79,11 @@ impl Histogram {
         self.counts.iter().enumerate().filter(|(_, n)| **n > 0).map(|(i, n)| (floor(i + 1), *n))
     }
 
+    /// Adds another one's.
+    pub fn join(&mut self, other: &Histogram) {
+        self.merge(other, u64::wrapping_add);
+    }
+
     pub(super) fn merge(&mut self, other: &Histogram, with: fn(u64, u64) -> u64) {
         for (mine, theirs) in self.counts.iter_mut().zip(other.counts) {
             *mine = with(*mine, theirs);

@@ -76,13 +76,13 @@ impl Home {
             Place::File(path) => {
                 // On a helper, so that the descriptor is never in the program's table.
                 let words = match crew() {
-                    Some(crew) => crew.call(move || named(&path)).and_then(Result::ok),
-                    None => named(&path).ok(),
+                    Some(crew) => crew.call(move || named(&path, trace)).and_then(Result::ok),
+                    None => named(&path, trace).ok(),
                 };
                 (words, None)
             }
-            Place::Folder(path) => made(crew(), move || folder::make_in(&path).ok()),
-            Place::Own(paths) => made(crew(), move || paths.iter().find_map(|p| folder::make_own(p).ok())),
+            Place::Folder(path) => made(crew(), move || folder::make_in(&path, trace).ok()),
+            Place::Own(paths) => made(crew(), move || paths.iter().find_map(|p| folder::make_own(p, trace).ok())),
         };
         let words = words.inspect(|words| {
             if trace {
@@ -119,18 +119,18 @@ impl Drop for Home {
 }
 
 /// The table in a file of the user's choice.
-fn named(path: &CStr) -> Result<Words, Errno> {
+fn named(path: &CStr, trace: bool) -> Result<Words, Errno> {
     let flags = (linux::O_RDWR | linux::O_CREAT) as i32;
     let fd = linux::open(path, flags, 0o600)?;
-    let words = claim(fd).and_then(|()| Words::of_file(WORDS, fd));
+    let words = claim(fd, trace).and_then(|()| Words::of_file(WORDS, fd));
     let _ = linux::close(fd);
     words.inspect(stamp)
 }
 
 /// Makes an empty file ours; takes a table of our own kind, and nothing else.
-fn claim(fd: Fd) -> Result<(), Errno> {
+fn claim(fd: Fd, trace: bool) -> Result<(), Errno> {
     match linux::fstat(fd)?.size {
-        0 => prepare(fd),
+        0 => prepare(fd, trace),
         size if size == WORDS as u64 * 8 => {
             let mut found = [0u64; 2];
             // SAFETY: sixteen bytes are read into a local.
@@ -141,9 +141,9 @@ fn claim(fd: Fd) -> Result<(), Errno> {
     }
 }
 
-/// Gives an empty file its length, with room on the disk for the counters: counting must not fail later.
-pub(super) fn prepare(fd: Fd) -> Result<(), Errno> {
-    linux::allocate(fd, RING as u64 * 8)?;
+/// Gives an empty file its length, with room on the disk for what will be written: that must not fail later.
+pub(super) fn prepare(fd: Fd, trace: bool) -> Result<(), Errno> {
+    linux::allocate(fd, if trace { WORDS } else { RING } as u64 * 8)?;
     linux::ftruncate(fd, WORDS as u64 * 8)
 }
 

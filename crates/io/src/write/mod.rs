@@ -187,7 +187,11 @@ impl Runtime {
     pub fn write_parts(&self, fd: Fd, at: Option<u64>, flags: u32, parts: &[Part]) -> Result<usize> {
         let asked: u64 = parts.iter().map(|p| p.len() as u64).sum();
         let stats = self.core().stats();
-        let watch = stats.begin(Direction::Write, fd, at, asked);
+        let mut watch = stats.begin(Direction::Write, fd, at, asked);
+        let mut targets = parts.iter().filter_map(|p| if let Part::Device(from, _) = p { Some(from) } else { None });
+        if let Some(from) = targets.next() {
+            watch = watch.on(from.allocation.device.id());
+        }
         let wrote = self.write_watched(fd, at, flags, parts, asked, watch);
         stats.end(&watch, &wrote.as_ref().copied());
         wrote

@@ -81,7 +81,7 @@ fn clock(which: libc::clockid_t) -> u64 {
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
-pub use k::{O_DIRECTORY, O_TMPFILE};
+pub use k::{O_DIRECTORY, O_EXCL, O_TMPFILE};
 
 #[cfg(test)]
 mod tests {

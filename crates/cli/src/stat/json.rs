@@ -1,0 +1,92 @@
+//! Counters for programs.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use spinio_io::stats::{Calls, Direction, Gauge, Histogram, Snapshot};
+
+use crate::names;
+use crate::processes::Counters;
+
+/// One process.
+pub fn of(counters: &Counters) -> Value {
+    of_snapshot(&counters.path, &counters.snapshot, None)
+}
+
+/// Counters of one process, those of `seconds` if that is said.
+pub fn of_snapshot(path: &Path, s: &Snapshot, seconds: Option<f64>) -> Value {
+    let calls: serde_json::Map<_, _> =
+        Direction::ALL.iter().map(|d| (d.name().to_owned(), calls(s.calls(*d)))).collect();
+    let routes: Vec<Value> = s
+        .lines
+        .iter()
+        .map(|l| {
+            json!({
+                "direction": l.direction.name(),
+                "route": l.route.name(),
+                "reason": names::reason(l.reason),
+                "why": l.reason.text(),
+                "pieces": l.pieces,
+                "bytes": l.bytes,
+                "nanoseconds": l.nanos,
+                "latency_ns": latency(&l.latency),
+            })
+        })
+        .collect();
+    let refused: Vec<Value> = s
+        .refused
+        .iter()
+        .map(|r| json!({"reason": names::reason(r.reason), "why": r.reason.text(), "times": r.times, "bytes": r.bytes}))
+        .collect();
+    let pages: serde_json::Map<_, _> =
+        names::RESIDENCIES.iter().map(|(r, name)| ((*name).to_owned(), s.pages(*r).into())).collect();
+    let gauges: serde_json::Map<_, _> = Gauge::ALL
+        .iter()
+        .map(|g| (names::gauge(*g).to_owned(), json!({"now": s.gauge(*g).0, "most": s.gauge(*g).1})))
+        .collect();
+    json!({
+        "process": s.process.pid,
+        "program": s.process.name,
+        "began_unix_ns": s.process.born_wall,
+        "seconds": seconds,
+        "file": path.to_string_lossy(),
+        "calls": calls,
+        "routes": routes,
+        "refused": refused,
+        "pages": pages,
+        "gauges": gauges,
+        "unplaced": s.unplaced,
+    })
+}
+
+fn calls(c: &Calls) -> Value {
+    json!({
+        "calls": c.calls,
+        "failed": c.failed,
+        "bytes": c.bytes,
+        "nanoseconds": c.nanos,
+        "latency_ns": latency(&c.latency),
+    })
+}
+
+/// Quantiles, and the buckets that hold anything: each with the latency that its calls stay below.
+fn latency(h: &Histogram) -> Value {
+    let buckets: Vec<Value> = h.filled().map(|(below, n)| json!([below, n])).collect();
+    json!({
+        "p50": h.quantile(0.5),
+        "p90": h.quantile(0.9),
+        "p99": h.quantile(0.99),
+        "p999": h.quantile(0.999),
+        "buckets": buckets,
+    })
+}
+
+/// As `--json` prints it.
+pub fn text(value: &impl serde::Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
+/// On one line, for a stream of them.
+pub fn line(value: &impl serde::Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string(value)? + "\n")
+}

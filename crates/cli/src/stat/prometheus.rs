@@ -1,0 +1,179 @@
+//! Counters in the text format of Prometheus.
+//!
+//! Every series names its process and program. When a process ends its series end too: rates of counters take that as
+//! what it is. Latencies come in buckets that are four times as wide from one to the next, from 1 us to 4 s.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text::encode};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use spinio_io::stats::{Direction, Gauge, Histogram, Snapshot};
+
+use crate::names;
+
+/// The page.
+pub fn text(snapshots: Vec<Snapshot>) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Processes(snapshots)));
+    let mut page = String::new();
+    encode(&mut page, &registry)?;
+    Ok(page)
+}
+
+#[derive(Debug)]
+struct Processes(Vec<Snapshot>);
+
+type Labels = Vec<(&'static str, String)>;
+type Value = fn(&mut MetricEncoder<'_>, u64) -> fmt::Result;
+
+fn counter(encoder: &mut MetricEncoder<'_>, value: u64) -> fmt::Result {
+    encoder.encode_counter::<NoLabelSet, _, u64>(&value, None)
+}
+
+fn gauge(encoder: &mut MetricEncoder<'_>, value: u64) -> fmt::Result {
+    encoder.encode_gauge(&value)
+}
+
+impl Processes {
+    /// One metric: for each process, series of labels and value.
+    fn metric(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        (name, help): (&str, &str),
+        (kind, encode): (MetricType, Value),
+        series: impl Fn(&Snapshot) -> Vec<(Labels, u64)>,
+    ) -> fmt::Result {
+        let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
+        for s in &self.0 {
+            for (more, value) in series(s) {
+                let labels = labels(s, more);
+                encode(&mut metric.encode_family(&labels.as_slice())?, value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn seconds(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        (name, help): (&str, &str),
+        series: impl Fn(&Snapshot) -> Vec<(Labels, u64, Histogram)>,
+    ) -> fmt::Result {
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for s in &self.0 {
+            for (more, nanos, latency) in series(s) {
+                let labels = labels(s, more);
+                let (count, buckets) = buckets(&latency);
+                let labels = labels.as_slice();
+                let mut family = metric.encode_family(&labels)?;
+                family.encode_histogram::<NoLabelSet>(nanos as f64 / 1e9, count, &buckets, None)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn labels(s: &Snapshot, more: Labels) -> Labels {
+    let mut labels = vec![("pid", s.process.pid.to_string()), ("program", s.process.name.clone())];
+    labels.extend(more);
+    labels
+}
+
+/// How many there are, and how many in each bucket. Counts that no process can have reached are cut, so that sums of
+/// them stay sums.
+fn buckets(latency: &Histogram) -> (u64, Vec<(f64, u64)>) {
+    let mut out: Vec<(f64, u64)> = (0..12).map(|i| ((1u64 << (10 + 2 * i)) as f64 / 1e9, 0)).collect();
+    out.push((f64::INFINITY, 0));
+    let mut count = 0;
+    for (below, n) in latency.filled() {
+        let n = n.min(1 << 48);
+        count += n;
+        if let Some(bucket) = out.iter_mut().find(|(bound, _)| below as f64 / 1e9 <= *bound) {
+            bucket.1 += n;
+        }
+    }
+    (count, out)
+}
+
+fn directions(s: &Snapshot) -> impl Iterator<Item = Direction> {
+    Direction::ALL.into_iter().filter(|d| s.calls(*d).calls > 0)
+}
+
+impl Collector for Processes {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let e = &mut encoder;
+        let (count, level): ((MetricType, Value), (MetricType, Value)) =
+            ((MetricType::Counter, counter), (MetricType::Gauge, gauge));
+        self.metric(e, ("spinio_requests", "Device requests that returned"), count, |s| {
+            directions(s)
+                .flat_map(|d| {
+                    let c = s.calls(d);
+                    [("ok", c.calls.saturating_sub(c.failed)), ("error", c.failed)].map(|(outcome, n)| {
+                        (vec![("direction", d.name().to_owned()), ("outcome", outcome.to_owned())], n)
+                    })
+                })
+                .collect()
+        })?;
+        self.metric(e, ("spinio_request_bytes", "Bytes that device requests moved"), count, |s| {
+            directions(s).map(|d| (vec![("direction", d.name().to_owned())], s.calls(d).bytes)).collect()
+        })?;
+        self.seconds(e, ("spinio_request_seconds", "Time of device requests"), |s| {
+            let series = |d| {
+                let c = s.calls(d);
+                (vec![("direction", d.name().to_owned())], c.nanos, c.latency.clone())
+            };
+            directions(s).map(series).collect()
+        })?;
+        let way = |l: &spinio_io::stats::Line| {
+            vec![
+                ("direction", l.direction.name().to_owned()),
+                ("route", l.route.name().to_owned()),
+                ("reason", names::reason(l.reason)),
+            ]
+        };
+        self.metric(e, ("spinio_route_bytes", "Bytes by route, and why they took it"), count, |s| {
+            s.lines.iter().map(|l| (way(l), l.bytes)).collect()
+        })?;
+        self.metric(e, ("spinio_route_pieces", "Pieces by route, and why they took it"), count, |s| {
+            s.lines.iter().map(|l| (way(l), l.pieces)).collect()
+        })?;
+        self.seconds(e, ("spinio_route_seconds", "Time of pieces by route"), |s| {
+            s.lines.iter().map(|l| (way(l), l.nanos, l.latency.clone())).collect()
+        })?;
+        self.metric(e, ("spinio_refused", "Segments for which a faster route was refused"), count, |s| {
+            s.refused.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.times)).collect()
+        })?;
+        self.metric(e, ("spinio_refused_bytes", "Bytes for which a faster route was refused"), count, |s| {
+            s.refused.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.bytes)).collect()
+        })?;
+        self.metric(e, ("spinio_pages_seen", "Pages of 4 KiB whose residency was asked"), count, |s| {
+            names::RESIDENCIES.map(|(r, name)| (vec![("residency", name.to_owned())], s.pages(r))).into()
+        })?;
+        for g in Gauge::ALL {
+            let name = format!("spinio_{}", names::gauge(g));
+            self.metric(e, (&name, &format!("{}, now", g.name())), level, |s| vec![(Vec::new(), s.gauge(g).0)])?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_that_make_no_sense_overflow_nothing() {
+        let mut h = Histogram::default();
+        (0..64).for_each(|i| h.add(1 << i, u64::MAX / 2));
+        let (count, buckets) = buckets(&h);
+        assert_eq!(count, buckets.iter().map(|b| b.1).sum::<u64>());
+    }
+
+    #[test]
+    fn a_page_without_processes_is_a_page() {
+        let page = text(Vec::new()).unwrap();
+        assert!(page.contains("# TYPE spinio_requests counter") && page.ends_with("# EOF\n"), "{page}");
+    }
+}

@@ -1,0 +1,74 @@
+//! `spinio top`: the processes that use SPIN, live.
+//!
+//! ```text
+//!   every second: processes::list() ──> model.rs: what changed, and how it was before ──> view.rs: the screen
+//!   keys: up, down: another process    space: stop and go on    q: end
+//! ```
+//!
+//! Without a terminal there is no screen to draw on; then it says so, and prints what `spinio stat` prints.
+
+mod model;
+mod view;
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Args;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+
+use self::model::Model;
+use crate::exit::Exit;
+use crate::paint::Paint;
+use crate::stat::{report, seconds};
+use crate::{out, processes};
+
+/// What `spinio top` takes.
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    every: Duration,
+}
+
+/// Runs it.
+pub fn run(top: &Top) -> anyhow::Result<Exit> {
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        eprintln!("spinio: no terminal to draw on; this is what `spinio stat` says");
+        out::print(&report::of_all(&Paint::stdout(), &processes::list()))?;
+        return Ok(Exit::Ok);
+    }
+    let mut terminal = ratatui::try_init().context("Cannot take over the terminal")?;
+    let ended = watch(&mut terminal, top.every);
+    ratatui::restore();
+    ended.map(|()| Exit::Ok)
+}
+
+fn watch(terminal: &mut DefaultTerminal, every: Duration) -> anyhow::Result<()> {
+    let colour = Paint::stdout().colour;
+    let mut model = Model::default();
+    loop {
+        let looked = Instant::now();
+        model.look(processes::list(), looked);
+        loop {
+            terminal.draw(|frame| view::draw(frame, &model, colour))?;
+            let left = every.saturating_sub(looked.elapsed());
+            if left.is_zero() || !event::poll(left)? {
+                break;
+            }
+            let Event::Key(key) = event::read()? else { continue };
+            if key.kind == KeyEventKind::Release {
+                continue;
+            }
+            match key.code {
+                KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
+                KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Ok(()),
+                KeyCode::Char(' ') => model.pause(),
+                KeyCode::Up | KeyCode::Char('k') => model.select(-1),
+                KeyCode::Down | KeyCode::Char('j') => model.select(1),
+                _ => {}
+            }
+        }
+    }
+}

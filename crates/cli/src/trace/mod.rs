@@ -1,0 +1,303 @@
+//! `spinio trace`: device requests one by one, with the pieces that each was made of.
+//!
+//! ```text
+//!   trace PID            switches tracing on in the process's counters, for two seconds at a time
+//!   trace -- CMD         starts CMD with tracing on; its children are traced too
+//!        │ poll every 5 ms: rings ──> events
+//!        ▼
+//!   gather.rs            pieces wait for their request ──> request with segments
+//!        ├── jsonl.rs     a line for each, as they return
+//!        └── perfetto.rs  at the end, for ui.perfetto.dev and chrome://tracing
+//! ```
+//!
+//! Known flaws: a request that has not returned is not told. A process that makes more than 32,768 records (requests and
+//! pieces) in the 5 ms between two looks loses the oldest; how many is said at the end.
+
+mod gather;
+mod jsonl;
+mod perfetto;
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use rustix::time::{ClockId, clock_gettime};
+use spinio_io::stats::trace::{Reader, file};
+
+use self::gather::{Gather, Whole};
+use crate::exit::Exit;
+use crate::processes::{self, Counters};
+use crate::run::{self, signals};
+
+/// What `spinio trace` takes.
+#[derive(Debug, Args)]
+pub struct Trace {
+    /// The process to trace; or name a program
+    #[arg(conflicts_with = "command", required_unless_present = "command")]
+    pid: Option<u32>,
+    /// Where to write; standard output without it
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// `jsonl`: a line for each request; `perfetto`: for ui.perfetto.dev. By the name of the output: .json is perfetto
+    #[arg(long, value_enum)]
+    format: Option<Format>,
+    /// Stop after so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = crate::stat::seconds)]
+    seconds: Option<Duration>,
+    /// The program to trace, and its arguments, after `--`
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Jsonl,
+    Perfetto,
+}
+
+/// Between two looks at the rings.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How long a process goes on tracing after its tracer last said so, and how often that is said.
+const LEASE: Duration = Duration::from_secs(2);
+const RENEW: Duration = Duration::from_millis(250);
+
+/// Runs it; returns the status to end with.
+pub fn run(trace: &Trace) -> anyhow::Result<u8> {
+    let mut sink = Sink::new(trace)?;
+    let status = match trace.pid {
+        Some(pid) => attach(trace, pid, &mut sink).map(|()| Exit::Ok as u8),
+        None => launch(trace, &mut sink),
+    }?;
+    sink.finish()?;
+    Ok(status)
+}
+
+/// Set by the signals that ask us to end: what was traced is then written out.
+fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&flag)).context("Cannot take signals")?;
+    }
+    Ok(flag)
+}
+
+fn attach(trace: &Trace, pid: u32, sink: &mut Sink) -> anyhow::Result<()> {
+    let stopped = stop_flag()?;
+    let found = processes::find(pid)?;
+    let counters = Counters::open_to_trace(&found.path)
+        .map_err(anyhow::Error::from)
+        .with_context(|| format!("Cannot trace process {pid}"))?;
+    // The process writes there without asking: let it have the room.
+    fallocate(counters.file(), FallocateFlags::empty(), 0, file::BYTES)
+        .with_context(|| format!("Cannot trace process {pid}: no room for the trace in {}", counters.path.display()))?;
+    let mut source = Source { reader: Reader::from_now(read_at(counters.file()))?, counters };
+    let mut switch = Switch { file: source.counters.file().try_clone()?, said: 0 };
+    let begun = Instant::now();
+    let mut renewed: Option<Instant> = None;
+    loop {
+        if renewed.is_none_or(|at| at.elapsed() >= RENEW) {
+            switch.renew()?;
+            renewed = Some(Instant::now());
+        }
+        let over = stopped.load(Relaxed) || trace.seconds.is_some_and(|s| begun.elapsed() >= s);
+        let dead = !source.counters.is_alive();
+        if over {
+            switch.off();
+        }
+        sink.take(&mut source, over || dead)?;
+        if over || dead {
+            return Ok(());
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// The word that switches tracing on in a process.
+struct Switch {
+    file: File,
+    said: u64,
+}
+
+impl Switch {
+    fn renew(&mut self) -> anyhow::Result<()> {
+        let now = clock_gettime(ClockId::Monotonic);
+        let until = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64 + LEASE.as_nanos() as u64;
+        // Another tracer may want it longer, SPINIO_TRACE for ever.
+        if self.until() < until {
+            self.file.write_all_at(&until.to_le_bytes(), file::TRACING_AT).context("Cannot switch tracing on")?;
+            self.said = until;
+        }
+        Ok(())
+    }
+
+    fn until(&self) -> u64 {
+        let mut word = [0; 8];
+        self.file.read_exact_at(&mut word, file::TRACING_AT).map_or(0, |()| u64::from_le_bytes(word))
+    }
+
+    /// Off at once, if nobody else wants it.
+    fn off(&mut self) {
+        if self.said != 0 && self.until() == self.said {
+            let _ = self.file.write_all_at(&[0; 8], file::TRACING_AT);
+        }
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        self.off();
+    }
+}
+
+fn launch(trace: &Trace, sink: &mut Sink) -> anyhow::Result<u8> {
+    let folder = run::counters_folder()?;
+    let (mut command, name) = run::prepare(&trace.command, &[], false)?;
+    command.env("SPINIO_STATS", run::as_folder(folder.path())).env("SPINIO_TRACE", "1");
+    let mut child = command.spawn().map_err(|e| run::cannot_start(&name, &e))?;
+    let forward = signals::forward_to(child.id());
+    let begun = Instant::now();
+    let mut sources = HashMap::new();
+    loop {
+        let over = trace.seconds.is_some_and(|s| begun.elapsed() >= s);
+        let ended = has_ended(child.id());
+        find_new(folder.path(), &mut sources);
+        for source in sources.values_mut() {
+            sink.take(source, ended || over)?;
+        }
+        if ended || over {
+            break;
+        }
+        std::thread::sleep(LOOK);
+    }
+    sink.finish()?;
+    // After --seconds the program goes on untraced.
+    for source in sources.values() {
+        let _ = source.counters.file().write_all_at(&[0; 8], file::TRACING_AT);
+    }
+    let status = child.wait().with_context(|| format!("Cannot wait for {}", name.to_string_lossy()))?;
+    drop(forward);
+    Ok(match (status.code(), status.signal()) {
+        (Some(code), _) => code as u8,
+        (None, Some(signal)) => 128u8.wrapping_add(signal as u8),
+        (None, None) => Exit::Failed as u8,
+    })
+}
+
+/// Whether a child of ours has ended; it is not reaped.
+fn has_ended(child: u32) -> bool {
+    let Some(pid) = Pid::from_raw(child as i32) else { return true };
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+    waitid(WaitId::Pid(pid), options).map_or(true, |status| status.is_some())
+}
+
+/// Files that have come since.
+fn find_new(folder: &Path, sources: &mut HashMap<PathBuf, Source>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if !sources.contains_key(&path)
+            && let Ok(counters) = Counters::open_to_trace(&path)
+        {
+            sources.insert(path, Source { reader: Reader::default(), counters });
+        }
+    }
+}
+
+/// One process that is traced.
+struct Source {
+    counters: Counters,
+    reader: Reader,
+}
+
+fn read_at(file: &File) -> impl Fn(&mut [u8], u64) -> std::io::Result<()> {
+    |into, offset| file.read_exact_at(into, offset)
+}
+
+/// Where the trace goes.
+struct Sink {
+    out: BufWriter<Box<dyn Write>>,
+    format: Format,
+    gather: Gather,
+    /// Perfetto's: it is written at the end.
+    all: Vec<Whole>,
+    programs: HashMap<u32, String>,
+    lost: HashMap<PathBuf, u64>,
+    told: u64,
+    done: bool,
+}
+
+impl Sink {
+    fn new(trace: &Trace) -> anyhow::Result<Sink> {
+        let by_name = match trace.output.as_deref().and_then(Path::extension) {
+            Some(e) if e == "json" => Format::Perfetto,
+            _ => Format::Jsonl,
+        };
+        let out: Box<dyn Write> = match &trace.output {
+            Some(path) => Box::new(File::create(path).with_context(|| format!("Cannot write {}", path.display()))?),
+            None => Box::new(std::io::stdout()),
+        };
+        Ok(Sink {
+            out: BufWriter::new(out),
+            format: trace.format.unwrap_or(by_name),
+            gather: Gather::default(),
+            all: Vec::new(),
+            programs: HashMap::new(),
+            lost: HashMap::new(),
+            told: 0,
+            done: false,
+        })
+    }
+
+    fn take(&mut self, source: &mut Source, last: bool) -> anyhow::Result<()> {
+        let events = source.reader.poll(read_at(source.counters.file()), last)?;
+        if source.reader.lost() > 0 {
+            self.lost.insert(source.counters.path.clone(), source.reader.lost());
+        }
+        let mut wrote = false;
+        for event in events {
+            let Some(whole) = self.gather.take(event) else { continue };
+            self.told += 1;
+            let process = &source.counters.snapshot.process;
+            self.programs.entry(whole.request.pid).or_insert_with(|| process.name.clone());
+            match self.format {
+                Format::Jsonl => {
+                    self.out.write_all(jsonl::line(&whole)?.as_bytes())?;
+                    wrote = true;
+                }
+                Format::Perfetto => self.all.push(whole),
+            }
+        }
+        if wrote {
+            self.out.flush()?;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> anyhow::Result<()> {
+        if std::mem::replace(&mut self.done, true) {
+            return Ok(());
+        }
+        if self.format == Format::Perfetto {
+            perfetto::write(&mut self.out, &self.all, &self.programs)?;
+        }
+        self.out.flush()?;
+        let lost: u64 = self.lost.values().sum();
+        if lost > 0 {
+            eprintln!("spinio: {} requests traced; {lost} records came too fast and were lost", self.told);
+        } else if self.told == 0 {
+            eprintln!("spinio: no device requests");
+        }
+        Ok(())
+    }
+}
