@@ -78,6 +78,17 @@ impl Tidy for KeepPins {
     }
 }
 
+/// What the readers of batches do while there is no batch: nothing.
+struct Idle;
+
+impl Tidy for Idle {
+    fn nap(&self) -> Option<Duration> {
+        None
+    }
+
+    fn tidy(&self) {}
+}
+
 impl Verdict {
     /// Whether P2P may be used, or why not.
     pub(crate) fn allows(self) -> Result<(), Reason> {
@@ -101,6 +112,9 @@ pub(crate) struct Core {
     stats: OnceLock<stats::Home>,
     keepers: OnceLock<Option<Crew>>,
     mates: OnceLock<Option<Crew>>,
+    batchers: OnceLock<Option<Crew>>,
+    /// The kernel offers no ring of asynchronous reads.
+    pub(crate) ring_refused: AtomicBool,
     stagings: Mutex<Vec<Arc<Staging>>>,
     verdicts: Mutex<HashMap<(u64, DeviceId), Verdict>>,
     threads: usize,
@@ -136,6 +150,8 @@ impl Core {
             stats: OnceLock::new(),
             keepers: OnceLock::new(),
             mates: OnceLock::new(),
+            batchers: OnceLock::new(),
+            ring_refused: AtomicBool::new(false),
             stagings: Mutex::default(),
             verdicts: Mutex::default(),
             threads,
@@ -249,6 +265,19 @@ impl Core {
         self.mates
             .get_or_init(|| Crew::mates(self.kernel, self.threads - 1, self.look, KeepPins(self.me.clone())))
             .as_ref()
+    }
+
+    /// The threads that read the pieces of batches beside the caller, likewise.
+    pub(crate) fn batchers(&self) -> Option<&Crew> {
+        if linux::in_private_table() {
+            return self.batchers.get()?.as_ref();
+        }
+        let threads = match self.settings.batch_threads {
+            0 => (linux::processors() * 3 / 4).clamp(2, 12),
+            n => n,
+        };
+        let made = || Crew::mates(self.kernel, threads - 1, self.look, Idle);
+        self.batchers.get_or_init(made).as_ref()
     }
 
     /// The staging ring of a device.

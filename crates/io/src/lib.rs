@@ -13,6 +13,7 @@
 //!                          bytes delivered, statistics
 //! ```
 
+mod batch;
 mod copies;
 mod core;
 mod crew;
@@ -31,6 +32,7 @@ pub mod stats;
 mod sync;
 mod write;
 
+pub use batch::{Done, Each, Many, Piece, Ticket};
 pub use error::{Error, ErrorKind};
 pub use explain::{Buffer, Explanation};
 pub use runtime::{Runtime, Target, forget, forget_all, runtime};

@@ -34,6 +34,10 @@ pub struct Settings {
     pub routes: Vec<Route>,
     /// `SPINIO_DMA_MIN`: cached bytes from which the pages are registered instead of copied
     pub dma_min: u64,
+    /// `SPINIO_BATCH_THREADS`, 0 for the default
+    pub batch_threads: usize,
+    /// `SPINIO_KERNELS`: folder of compiled device code
+    pub kernels: Option<String>,
     /// `SPINIO_EMULATED`: description of the emulated device
     pub emulated: Option<String>,
     /// `SPINIO_STATS`: `off`, a file for the counters, or with `/` at its end a folder
@@ -105,6 +109,19 @@ pub const TABLE: &[Row] = &[
               driver, to be taken instead of `copy`.",
     },
     Row {
+        name: "SPINIO_BATCH_THREADS",
+        values: "1 to 64",
+        default: "three quarters of the processors, 2 to 12",
+        doc: "Threads that read the pieces of one batch out of the page cache, the calling one included. They are made at \
+              the first batch.",
+    },
+    Row {
+        name: "SPINIO_KERNELS",
+        values: "path of a folder, or `off`",
+        default: "`$XDG_CACHE_HOME/spinio`, else `~/.cache/spinio`",
+        doc: "Where code for the GPU that NVRTC has compiled is kept for the next process. `off`: nowhere.",
+    },
+    Row {
         name: "SPINIO_EMULATED",
         values: "`size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`, each part optional",
         default: "`size=1G,bar=0`, unlimited speed",
@@ -155,6 +172,8 @@ impl Default for Settings {
             staging: 128 << 20,
             routes: Route::ALL.to_vec(),
             dma_min: 2 << 20,
+            batch_threads: 0,
+            kernels: None,
             emulated: None,
             stats: None,
             model: None,
@@ -225,6 +244,18 @@ impl Settings {
                 true
             }
             None => false,
+        });
+        each("SPINIO_BATCH_THREADS", &mut |v| match v.parse() {
+            Ok(n @ 1..=64) => {
+                s.batch_threads = n;
+                true
+            }
+            _ => false,
+        });
+        s.kernels = crate::batch::code::folder(&get);
+        each("SPINIO_KERNELS", &mut |v| {
+            s.kernels = (v != "off").then(|| v.to_owned());
+            v == "off" || v.starts_with('/')
         });
         each("SPINIO_EMULATED", &mut |v| {
             s.emulated = Some(v.to_owned());

@@ -22,35 +22,43 @@ mod small;
 pub(crate) mod window;
 pub(crate) mod work;
 
+use std::sync::Arc;
+
 use spinio_device::QueueId;
 use spinio_plan::Reason;
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind};
 
 use self::plain::Plain;
+use crate::core::Core;
 use crate::settings::SMALL;
 use crate::stats::Direction;
 use crate::{Error, Runtime, Target};
 
 type Result<T> = core::result::Result<T, Error>;
 
+/// A read of any size.
+pub(crate) fn read(core: &Arc<Core>, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize> {
+    let room = to.allocation.room(to.addr);
+    if room == 0 && len > 0 {
+        return Err(Error::kernel(Errno::FAULT, "read", at.unwrap_or(0), len as u64));
+    }
+    let len = len.min(usize::try_from(room).unwrap_or(usize::MAX));
+    if len <= SMALL {
+        return small::read(core, fd, at, to, len);
+    }
+    let stats = core.stats();
+    let watch = stats.begin(Direction::Read, fd, at, len as u64).on(to.allocation.device.id());
+    let got = large::read(core, &watch, fd, at, to, len);
+    stats.end(&watch, &got.as_ref().copied());
+    got
+}
+
 impl Runtime {
     /// `pread` (with an offset) or `read` (at the descriptor's own) into device memory.
     /// Returns what POSIX says: bytes read, short at the end of the file or of the allocation.
     pub fn read(&self, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize> {
-        let room = to.allocation.room(to.addr);
-        if room == 0 && len > 0 {
-            return Err(Error::kernel(Errno::FAULT, "read", at.unwrap_or(0), len as u64));
-        }
-        let len = len.min(usize::try_from(room).unwrap_or(usize::MAX));
-        if len <= SMALL {
-            return small::read(self.core(), fd, at, to, len);
-        }
-        let stats = self.core().stats();
-        let watch = stats.begin(Direction::Read, fd, at, len as u64).on(to.allocation.device.id());
-        let got = large::read(self.core(), &watch, fd, at, to, len);
-        stats.end(&watch, &got.as_ref().copied());
-        got
+        read(self.core(), fd, at, to, len)
     }
 
     /// Reads the file now and queues the copies on `queue` (CUDA: a stream); returns the bytes that will be there

@@ -1,0 +1,261 @@
+//! Batches: thousands of reads, submitted together and awaited together.
+//!
+//! ```text
+//!   pieces (fd, offset, length, address)
+//!     │ sort.rs       whose file, whose memory, how many bytes; what is refused
+//!     │ residency.rs  cached or absent
+//!     ▼
+//!   items ── cached ──> copies.rs    many threads read into pages of staging ┐
+//!         └─ absent ──> storage.rs   O_DIRECT, 128 reads in flight           ┤
+//!                                                                            ▼
+//!                          outlet.rs    a page and a list: one launch takes each piece to its place
+//!     ▲
+//!     └─ what a route could not bring is read through the page cache
+//! ```
+//!
+//! One read of 4 KiB at a time costs the program a system call, the driver a copy of 8 us and everybody a wait. Together
+//! they cost the processor what it takes to find the bytes, and the device one launch for some hundred pieces.
+//!
+//! Each piece ends as the `pread` that it stands for: bytes, short at the end of the file or of the buffer, or an errno;
+//! one that fails does not touch the others. Order on the device is that of one large read: the batch begins behind all
+//! work that the program had queued before, and returns when every byte has arrived. Two pieces of a batch that go to the
+//! same bytes arrive in any order.
+//!
+//! Known flaws:
+//! - The sizes of files are asked once, when the batch begins: what is appended meanwhile is not seen.
+//! - Pieces of 4 MiB and more, streams, and descriptors opened with O_DIRECT are read one after another.
+
+pub(crate) mod code;
+mod copies;
+mod list;
+mod outlet;
+mod residency;
+mod sort;
+mod storage;
+mod ticket;
+mod work;
+
+use std::sync::Arc;
+
+use spinio_device::{Allocation, Wait};
+use spinio_plan::{Reason, Route};
+use spinio_sys::Errno;
+
+pub use self::list::{Each, Many, Piece};
+pub use self::ticket::Ticket;
+
+use self::copies::Copies;
+use self::list::List;
+use self::residency::Where;
+use self::sort::{Sample, Sorter};
+use self::storage::Storage;
+use self::work::{HOST, Item, Work};
+use crate::core::Core;
+use crate::read::{self, large};
+use crate::stats::{Direction, Watch};
+use crate::{Error, Runtime, Target};
+
+/// How a batch went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Bytes that arrived.
+    pub bytes: u64,
+    /// Pieces that failed: their results are below zero.
+    pub failed: usize,
+}
+
+impl Runtime {
+    /// Reads all pieces and waits for them; what became of each stands in its result.
+    pub fn batch(&self, pieces: &mut [Piece]) -> Result<Done, Error> {
+        self.batch_into(pieces, &[])
+    }
+
+    /// As [`Runtime::batch`]; allocations that are known already are not asked for again.
+    pub fn batch_into(&self, pieces: &mut [Piece], known: &[Allocation]) -> Result<Done, Error> {
+        Ok(begin(self.core(), List::of_pieces(pieces), known)?.run())
+    }
+
+    /// Many reads of one file. EINVAL where an array is shorter than the results.
+    pub fn batch_file(&self, many: Many<'_>, known: &[Allocation]) -> Result<Done, Error> {
+        let list = List::of_many(many).ok_or(Error::kernel(Errno::INVAL, "read a batch", 0, 0))?;
+        Ok(begin(self.core(), list, known)?.run())
+    }
+
+    /// Begins a batch, behind what this thread has queued so far; the ticket waits for it.
+    ///
+    /// # Safety
+    /// Until [`Ticket::wait`] has returned the pieces must stay, and nobody else use them; descriptors must stay open and
+    /// the memory allocated.
+    pub unsafe fn submit(&self, pieces: *mut [Piece]) -> Result<Ticket, Error> {
+        // SAFETY: passed on to the caller.
+        let list = List::of_pieces(unsafe { &mut *pieces });
+        Ok(Ticket::new(self.core(), begin(self.core(), list, &[])?))
+    }
+}
+
+/// A batch whose pieces are sorted.
+struct Sorted {
+    work: Arc<Work>,
+    items: Vec<Item>,
+    /// Pieces to be read one at a time, and where to.
+    plain: Vec<(u32, Option<Target>)>,
+    /// First and last byte of each allocation, and its outlet.
+    places: Vec<(u64, u64, u16)>,
+    samples: Vec<Sample>,
+}
+
+/// Sorts the pieces, on the program's thread: here and now is their place in the order of the device.
+fn begin(core: &Arc<Core>, list: List, known: &[Allocation]) -> Result<Sorted, Error> {
+    if u32::try_from(list.len()).is_err() {
+        return Err(Error::kernel(Errno::INVAL, "read a batch", 0, 0));
+    }
+    let fd = if list.len() > 0 { list.get(0).fd } else { -1 };
+    let watch: Watch = core.stats().begin(Direction::Batch, fd, None, 0);
+    // Made by a thread of the program, whose descriptors they see.
+    core.batchers();
+    let mut sorter = Sorter::new(core, list, known);
+    sorter.sort();
+    let alone = std::mem::take(&mut sorter.plain);
+    let plain = alone.into_iter().map(|i| (i, sorter.target(i as usize))).collect();
+    let Sorter { sources, outlets, items, places, samples, .. } = sorter;
+    let places = places.iter().map(|p| (p.start, p.end, p.outlet)).collect();
+    Ok(Sorted { work: Arc::new(Work::new(core, watch, list, sources, outlets)), items, plain, places, samples })
+}
+
+impl Sorted {
+    /// Moves everything and waits.
+    fn run(mut self) -> Done {
+        let work = Arc::clone(&self.work);
+        let core = &work.core;
+        {
+            let _request = core.begin_request();
+            let items = std::mem::take(&mut self.items);
+            let items = self.in_order(items);
+            let (cached, absent) = self.split(items);
+            let storage = (!absent.is_empty()).then(|| Storage::new(&work, absent));
+            let copies = (!cached.is_empty()).then(|| Copies::new(&work, cached, Reason::Cached));
+            if let Some(copies) = &copies {
+                copies.call_helpers();
+            }
+            let missed = storage.map_or(Vec::new(), |storage| storage.finish());
+            if let Some(copies) = copies {
+                copies.finish();
+            }
+            if !missed.is_empty() {
+                let rest = Copies::new(&work, missed, Reason::FellBack);
+                rest.call_helpers();
+                rest.finish();
+            }
+        }
+        self.one_by_one();
+        self.done()
+    }
+
+    /// Devices that the CPU or storage writes into keep no order by themselves: what was queued before has to be done.
+    fn in_order(&self, mut items: Vec<Item>) -> Vec<Item> {
+        let work = &self.work;
+        for (which, outlet) in work.outlets.iter().enumerate() {
+            let ours = |i: &Item| i.outlet as usize == which;
+            if outlet.device.abilities().copies && !items.iter().any(|i| ours(i) && i.p2p) {
+                continue;
+            }
+            if let Err(e) = outlet.wait_for_order() {
+                outlet.fail(e);
+                items.retain(|i| !ours(i));
+            }
+        }
+        items
+    }
+
+    /// Cached and absent items.
+    fn split(&self, mut items: Vec<Item>) -> (Vec<Item>, Vec<Item>) {
+        let work = &self.work;
+        let core = &work.core;
+        let direct = core.settings.allows(Route::Direct);
+        let reachable = self.reachable();
+        let mut found = Vec::with_capacity(work.sources.len());
+        for (which, source) in work.sources.iter().enumerate() {
+            let of: Vec<&Item> = items.iter().filter(|i| i.source as usize == which && i.outlet != HOST).collect();
+            let worth = direct || reachable.iter().any(|&(source, _)| source as usize == which);
+            found.push(if worth { residency::ask(core, source, &of) } else { Where::Cached });
+        }
+        let copies: Vec<bool> = work.outlets.iter().map(|o| o.device.abilities().copies).collect();
+        let mut absent = Vec::new();
+        items.retain_mut(|item| {
+            item.p2p &= reachable.contains(&(item.source, item.outlet));
+            let staged = item.outlet != HOST && direct && copies[item.outlet as usize];
+            let away = (staged || item.p2p) && found[item.source as usize].is_absent(item);
+            if away {
+                absent.push(*item);
+            }
+            !away
+        });
+        (items, absent)
+    }
+
+    /// Which files' storage may DMA into which devices.
+    fn reachable(&self) -> Vec<(u16, u16)> {
+        let may = |s: &&Sample| {
+            let (work, captured) = (&self.work, !self.work.outlets[s.outlet as usize].is_ordered());
+            large::p2p(&work.core, &work.sources[s.source as usize].file, s.to, s.offset, s.len, captured).is_ok()
+        };
+        self.samples.iter().filter(may).map(|s| (s.source, s.outlet)).collect()
+    }
+
+    /// Pieces that know no better.
+    fn one_by_one(&mut self) {
+        let core = &self.work.core;
+        let list = self.work.list;
+        for (i, to) in &self.plain {
+            let asked = list.get(*i as usize);
+            let len = usize::try_from(asked.len).unwrap_or(usize::MAX);
+            let offset = i64::try_from(asked.offset).map_err(|_| Errno::INVAL);
+            let got = offset.and_then(|_| match to {
+                Some(to) => read::read(core, asked.fd, Some(asked.offset), *to, len).map_err(|e| e.kind.errno()),
+                // SAFETY: memory of the host, for the kernel to judge.
+                None => unsafe {
+                    core.kernel.pread(Route::Copy, asked.fd, asked.address as *mut u8, len, asked.offset, 0)
+                },
+            });
+            list.set(*i as usize, got.map_or_else(|errno| -i64::from(errno.raw_os_error()), |n| n as i64));
+        }
+        // Small ones are only queued when they return.
+        let devices = self.plain.iter().filter_map(|(_, to)| to.as_ref().map(|t| t.allocation.device));
+        let mut waited: Vec<*const ()> = Vec::new();
+        for device in devices {
+            let known = core::ptr::from_ref(device).cast::<()>();
+            if !waited.contains(&known) {
+                waited.push(known);
+                let (queue, _) = device.program_queue();
+                let _ = device.drain(queue, Wait::Context);
+            }
+        }
+    }
+
+    fn done(self) -> Done {
+        let work = &self.work;
+        let list = work.list;
+        work.settle();
+        for (which, outlet) in work.outlets.iter().enumerate() {
+            let Some(error) = outlet.failure() else { continue };
+            let result = -i64::from(Error::device(error, "copy", 0, 0).kind.errno().raw_os_error());
+            let of = |at: u64| self.places.iter().any(|p| p.2 as usize == which && p.0 <= at && at < p.1);
+            for i in 0..list.len() {
+                if list.result(i) > 0 && of(list.get(i).address) {
+                    list.set(i, result);
+                }
+            }
+        }
+        let mut done = Done::default();
+        for i in 0..list.len() {
+            match u64::try_from(list.result(i)) {
+                Ok(bytes) => done.bytes += bytes,
+                Err(_) => done.failed += 1,
+            }
+        }
+        let stats = work.core.stats();
+        stats.end(&work.watch, &Ok(done.bytes as usize));
+        work.core.publish();
+        done
+    }
+}

@@ -1,0 +1,257 @@
+//! From pieces to items: whose descriptor, whose memory, how many bytes, and what that says already.
+//!
+//! Most pieces of a batch are of the file and go to the allocation of the piece before, so both are remembered; a
+//! million pieces are sorted in about ten milliseconds.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use spinio_device::{Allocation, Device, DeviceAddr, registry};
+use spinio_plan::Reason;
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd, FileKind};
+
+use crate::Target;
+use crate::batch::code::Kept;
+use crate::batch::list::List;
+use crate::batch::outlet::Outlet;
+use crate::batch::work::{CUT, HOST, Item, Source};
+use crate::core::Core;
+
+/// Pieces from here on are requests of their own.
+const BIG: u64 = 4 << 20;
+
+/// Pieces of a batch from which a kernel is worth having: its code may have to be made first.
+const WORTH: usize = 16;
+
+/// What a descriptor is good for.
+#[derive(Clone, Copy)]
+enum Kind {
+    Refused(Errno),
+    /// Only reads one at a time know what to do with it.
+    Plain,
+    /// Which of the sources.
+    File(u16),
+}
+
+/// Where addresses lead.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) outlet: u16,
+    p2p: bool,
+    pub(crate) allocation: Option<Allocation>,
+    refused: Option<Errno>,
+}
+
+/// An item whose storage might DMA into its device: the first of its file and device.
+pub(crate) struct Sample {
+    pub(crate) source: u16,
+    pub(crate) outlet: u16,
+    pub(crate) to: Target,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+/// Pieces, sorted.
+pub(crate) struct Sorter<'a> {
+    core: &'a Arc<Core>,
+    list: List,
+    known: &'a [Allocation],
+    kinds: HashMap<Fd, Kind>,
+    last: Option<(Fd, Kind)>,
+    pub(crate) places: Vec<Place>,
+    here: usize,
+    pub(crate) sources: Vec<Source>,
+    pub(crate) outlets: Vec<Arc<Outlet>>,
+    pub(crate) items: Vec<Item>,
+    /// Pieces that are read one at a time.
+    pub(crate) plain: Vec<u32>,
+    pub(crate) samples: Vec<Sample>,
+}
+
+impl<'a> Sorter<'a> {
+    /// `known`: allocations that need not be asked for.
+    pub(crate) fn new(core: &'a Arc<Core>, list: List, known: &'a [Allocation]) -> Sorter<'a> {
+        Sorter {
+            core,
+            list,
+            known,
+            kinds: HashMap::new(),
+            last: None,
+            places: Vec::new(),
+            here: 0,
+            sources: Vec::new(),
+            outlets: Vec::new(),
+            items: Vec::new(),
+            plain: Vec::new(),
+            samples: Vec::new(),
+        }
+    }
+
+    /// Sorts every piece; those that ask for nothing, or for what cannot be, have their results.
+    pub(crate) fn sort(&mut self) {
+        for i in 0..self.list.len() {
+            match self.piece(i) {
+                Ok(result) => self.list.set(i, result),
+                Err(errno) => self.list.set(i, -i64::from(errno.raw_os_error())),
+            }
+        }
+    }
+
+    fn piece(&mut self, i: usize) -> Result<i64, Errno> {
+        let asked = self.list.get(i);
+        let kind = match self.last {
+            Some((fd, kind)) if fd == asked.fd => kind,
+            _ => self.kind(asked.fd),
+        };
+        let source = match kind {
+            Kind::Refused(errno) => return Err(errno),
+            Kind::Plain => {
+                self.plain.push(i as u32);
+                return Ok(0);
+            }
+            Kind::File(source) => source,
+        };
+        if asked.offset > i64::MAX as u64 || asked.len > i64::MAX as u64 {
+            return Err(Errno::INVAL);
+        }
+        let within = asked.len.min(self.sources[source as usize].size.saturating_sub(asked.offset));
+        if within == 0 {
+            return Ok(0);
+        }
+        let place = self.place(asked.address, within);
+        if let Some(errno) = place.refused {
+            return Err(errno);
+        }
+        // A buffer that ends early takes what fits, as with a single read.
+        let len = within.min(place.end - asked.address);
+        if len >= BIG && place.outlet != HOST {
+            self.plain.push(i as u32);
+            return Ok(0);
+        }
+        let (outlet, p2p) = (place.outlet, place.p2p);
+        if p2p {
+            self.sample(source, &place, asked.offset, asked.address, len);
+        }
+        let mut done = 0;
+        while done < len {
+            let offset = asked.offset + done;
+            // Cut at multiples in the file, so that parts are whole units of direct I/O.
+            let part = (len - done).min((offset / CUT + 1) * CUT - offset);
+            let to = asked.address + done;
+            self.items.push(Item { index: i as u32, source, outlet, len: part as u32, p2p, within: done, offset, to });
+            done += part;
+        }
+        Ok(len as i64)
+    }
+
+    /// Remembers the first aligned piece of a file into a device that storage may reach.
+    fn sample(&mut self, source: u16, place: &Place, offset: u64, address: u64, len: u64) {
+        let align = self.sources[source as usize].file.align;
+        let unit = u64::from(align.offset.max(align.memory)).max(512);
+        let known = self.samples.iter().any(|s| (s.source, s.outlet) == (source, place.outlet));
+        if let Some(allocation) = place.allocation.filter(|_| !known && (offset | address | len).is_multiple_of(unit)) {
+            let to = Target { allocation, addr: DeviceAddr(address) };
+            self.samples.push(Sample { source, outlet: place.outlet, to, offset, len });
+        }
+    }
+
+    fn kind(&mut self, fd: Fd) -> Kind {
+        let known = self.kinds.get(&fd).copied();
+        let kind = known.unwrap_or_else(|| {
+            let found = self.look(fd).unwrap_or_else(Kind::Refused);
+            self.kinds.insert(fd, found);
+            found
+        });
+        self.last = Some((fd, kind));
+        kind
+    }
+
+    fn look(&mut self, fd: Fd) -> Result<Kind, Errno> {
+        let kernel = self.core.kernel;
+        let stat = kernel.fstat(fd)?;
+        let flags = kernel.flags(fd)? as u32;
+        let unreadable = flags & linux::O_ACCMODE == linux::O_WRONLY || flags & linux::O_PATH != 0;
+        // What these answer is the kernel's to say; so it is of files whose size says nothing.
+        let odd = stat.kind == FileKind::Regular && stat.size == 0;
+        if unreadable || odd || stat.kind == FileKind::Stream || flags & linux::O_DIRECT != 0 {
+            return Ok(Kind::Plain);
+        }
+        let file = self.core.keepers().ok_or(Reason::NoHelpers);
+        let Ok(file) = file.and_then(|crew| self.core.files.get(kernel, crew, fd, stat)) else {
+            return Ok(Kind::Plain);
+        };
+        let Ok(which) = u16::try_from(self.sources.len()) else { return Ok(Kind::Plain) };
+        let size = if stat.kind == FileKind::Regular { stat.size } else { file.size };
+        self.sources.push(Source { fd, file, size });
+        Ok(Kind::File(which))
+    }
+
+    /// The place of an address.
+    #[inline]
+    fn place(&mut self, address: u64, want: u64) -> Place {
+        if let Some(place) = self.places.get(self.here)
+            && place.start <= address
+            && address.checked_add(want).is_some_and(|end| end <= place.end)
+        {
+            return *place;
+        }
+        self.other_place(address, want)
+    }
+
+    #[cold]
+    fn other_place(&mut self, address: u64, want: u64) -> Place {
+        let holds = |p: &Place| p.start <= address && address.checked_add(want).is_some_and(|end| end <= p.end);
+        if let Some(at) = self.places.iter().rposition(holds) {
+            self.here = at;
+            return self.places[at];
+        }
+        let place = self.find(address, want);
+        self.here = self.places.len();
+        self.places.push(place);
+        place
+    }
+
+    fn find(&mut self, address: u64, want: u64) -> Place {
+        let inside = |a: &&Allocation| a.start.0 <= address && address < a.start.0 + a.len;
+        let want = usize::try_from(want).unwrap_or(usize::MAX);
+        let found = self.known.iter().find(inside).copied().or_else(|| {
+            let at = address as *const u8;
+            registry::find(at, want).or_else(|| registry::find_after_fault(at, want))
+        });
+        let Some(allocation) = found else {
+            // The host's, for the kernel to judge.
+            let end = address.saturating_add(want as u64);
+            return Place { start: address, end, outlet: HOST, p2p: false, allocation: None, refused: None };
+        };
+        let (start, end) = (allocation.start.0, allocation.start.0 + allocation.len);
+        let p2p = allocation.p2p_mapped;
+        let place = Place { start, end, outlet: HOST, p2p, allocation: Some(allocation), refused: None };
+        match self.outlet(allocation.device) {
+            Ok(outlet) => Place { outlet, ..place },
+            Err(errno) => Place { refused: Some(errno), ..place },
+        }
+    }
+
+    fn outlet(&mut self, device: &'static dyn Device) -> Result<u16, Errno> {
+        if let Some(at) = self.outlets.iter().position(|o| core::ptr::addr_eq(o.device, device)) {
+            return Ok(at as u16);
+        }
+        let which = u16::try_from(self.outlets.len()).map_err(|_| Errno::NOMEM)?;
+        let gathers =
+            self.list.len() >= WORTH && device.abilities().gathers && device.prepare_gather(&Kept(self.core)).is_ok();
+        let outlet = Outlet::new(self.core, device, gathers);
+        let error = |e| crate::Error::device(e, "read", 0, 0).kind.errno();
+        self.outlets.push(Arc::new(outlet.map_err(error)?));
+        Ok(which)
+    }
+
+    /// Where a piece is read to by itself.
+    pub(crate) fn target(&mut self, i: usize) -> Option<Target> {
+        let asked = self.list.get(i);
+        let allocation = self.place(asked.address, asked.len.max(1)).allocation?;
+        Some(Target { allocation, addr: DeviceAddr(asked.address) })
+    }
+}

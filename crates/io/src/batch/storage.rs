@@ -1,0 +1,443 @@
+//! Pieces that are not in the page cache: many reads of storage in flight.
+//!
+//! ```text
+//!   items ──merge──> reads of whole units, each serving one or several items
+//!                       │ packed into loads: what one page of staging holds
+//!   caller ── page ────>│
+//!                    keeper: a ring with up to 128 reads in flight, O_DIRECT through the twin
+//!   caller <── filled ──┘
+//!      └─ launch: each item to its place
+//! ```
+//!
+//! Where storage may DMA into the device a read that is aligned goes there itself (`p2p`), and needs no page.
+//!
+//! Where the kernel offers no ring, several keepers read one after another. What comes back short or not at all is
+//! read through the page cache, where the kernel says what a plain `pread` says.
+//!
+//! Known flaw: one ring is one thread, which submits about a million reads a second at most.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use spinio_plan::{Joining, Reason, Route, Wanted, merge};
+use spinio_sys::Errno;
+use spinio_sys::linux::Ring;
+
+use crate::batch::outlet::{ENTRY, Page, Pen};
+use crate::batch::work::{CUT, Gate, Item, Work};
+use crate::core::KEEPERS;
+use crate::crew::Task;
+use crate::lock::lock;
+use crate::staging::BLOCK;
+
+/// Reads in flight.
+pub(crate) const DEPTH: u32 = 128;
+
+/// Reads of one load at most: so many land before any of them is sent on.
+const READS: usize = 64;
+
+/// Loads that keepers have in hand at most.
+const AHEAD: usize = 16;
+
+/// How long a keeper without work waits for the next load.
+const LINGER: Duration = Duration::from_millis(1);
+
+/// Bytes between two pieces that are read along: about what a command costs a fast disk.
+const GAP: u64 = 4096;
+
+/// One read of storage.
+struct Read {
+    source: u16,
+    offset: u64,
+    len: u32,
+    /// Where it goes: from the start of the load's page, or for P2P the address itself.
+    at: u64,
+    /// Whom it serves: places in [`Storage::wanted`].
+    members: Range<usize>,
+}
+
+/// Reads that are handed out together.
+struct Load {
+    outlet: u16,
+    reads: Range<usize>,
+    /// Bytes of a page; 0: straight into the device.
+    room: usize,
+}
+
+/// A load in the hands of a keeper.
+struct InHand {
+    load: usize,
+    base: u64,
+    /// Bytes that came, read by read.
+    got: Vec<u32>,
+    begun: Instant,
+}
+
+#[derive(Default)]
+struct State {
+    ready: VecDeque<InHand>,
+    landed: VecDeque<InHand>,
+    /// Keepers that were called and have not gone.
+    keepers: usize,
+    closed: bool,
+}
+
+/// Items to be fetched from storage.
+pub(crate) struct Storage {
+    work: Arc<Work>,
+    items: Vec<Item>,
+    wanted: Vec<Wanted>,
+    reads: Vec<Read>,
+    loads: Vec<Load>,
+    state: Mutex<State>,
+    changed: Condvar,
+    gate: Gate,
+}
+
+impl Storage {
+    /// Joins and packs.
+    pub(crate) fn new(work: &Arc<Work>, items: Vec<Item>) -> Arc<Storage> {
+        let mut packed = Packed { work, wanted: Vec::with_capacity(items.len()), reads: Vec::new(), loads: Vec::new() };
+        let mut groups: Vec<(u16, u16)> = Vec::new();
+        for item in &items {
+            if groups.last() != Some(&(item.source, item.outlet)) && !groups.contains(&(item.source, item.outlet)) {
+                groups.push((item.source, item.outlet));
+            }
+        }
+        for group in groups {
+            let (mut staged, mut straight) = (Vec::new(), Vec::new());
+            for (tag, item) in items.iter().enumerate().filter(|(_, i)| (i.source, i.outlet) == group) {
+                let one = Wanted { offset: item.offset, len: u64::from(item.len), tag: tag as u32 };
+                if packed.goes_straight(item) { straight.push(one) } else { staged.push(one) }
+            }
+            packed.stage(group, &mut staged);
+            packed.straighten(group, &items, straight);
+        }
+        let Packed { wanted, reads, loads, .. } = packed;
+        Arc::new(Storage {
+            work: Arc::clone(work),
+            items,
+            wanted,
+            reads,
+            loads,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            gate: Gate::default(),
+        })
+    }
+
+    /// Calls a keeper, or several where there is no ring, unless they are here.
+    fn call_helpers(self: &Arc<Self>) {
+        let count = if self.work.core.ring_refused.load(Relaxed) { KEEPERS } else { 1 };
+        let mut state = lock(&self.state);
+        let more = count.min(state.ready.len()).saturating_sub(state.keepers);
+        state.keepers += more;
+        drop(state);
+        if more > 0
+            && let Some(crew) = self.work.core.keepers()
+        {
+            crew.post(Arc::clone(self) as Arc<dyn Task>, more);
+        }
+    }
+
+    /// Hands out pages and sends what comes back, until all is done; what storage could not bring.
+    pub(crate) fn finish(self: &Arc<Self>) -> Vec<Item> {
+        let mut pens: Vec<Option<Pen>> = self.work.outlets.iter().map(|_| None).collect();
+        let mut pages: Vec<Option<Page>> = self.loads.iter().map(|_| None).collect();
+        let mut missed = Vec::new();
+        let (mut next, mut out) = (0, 0);
+        while next < self.loads.len() || out > 0 {
+            while next < self.loads.len() && out < AHEAD {
+                match self.page(next, out) {
+                    Ok(Some(page)) => pages[next] = page,
+                    Ok(None) => break,
+                    Err(()) => {
+                        self.miss(next, &mut missed);
+                        next += 1;
+                        continue;
+                    }
+                }
+                let base = pages[next].as_ref().map_or(0, |p| p.ptr() as u64);
+                let got = vec![0; self.loads[next].reads.len()];
+                lock(&self.state).ready.push_back(InHand { load: next, base, got, begun: Instant::now() });
+                self.changed.notify_all();
+                next += 1;
+                out += 1;
+            }
+            if out == 0 {
+                continue;
+            }
+            self.call_helpers();
+            let Some(landed) = self.landed() else { continue };
+            out -= 1;
+            let page = pages[landed.load].take();
+            self.deliver(landed, page, &mut pens, &mut missed);
+        }
+        lock(&self.state).closed = true;
+        self.changed.notify_all();
+        self.gate.close();
+        pens.into_iter().flatten().for_each(Pen::finish);
+        missed
+    }
+
+    /// A page for a load: `Ok(None)`: not now. The inner `None`: it needs none.
+    fn page(&self, load: usize, out: usize) -> Result<Option<Option<Page>>, ()> {
+        let load = &self.loads[load];
+        if load.room == 0 {
+            return Ok(Some(None));
+        }
+        let outlet = &self.work.outlets[load.outlet as usize];
+        let block = match outlet.staging.try_take() {
+            Ok(None) if out == 0 => outlet.staging.take().map(Some),
+            other => other,
+        };
+        match block {
+            Ok(Some(block)) => {
+                let mut page = Page::new(outlet, block);
+                page.reserve(load.room);
+                Ok(Some(Some(page)))
+            }
+            Ok(None) => Ok(None),
+            Err(_) => Err(()),
+        }
+    }
+
+    fn landed(&self) -> Option<InHand> {
+        let state = lock(&self.state);
+        // The time limit lets the caller look whether there is a ring, and whether there are keepers.
+        let limit = Duration::from_millis(5);
+        let waiting = |s: &mut State| s.landed.is_empty();
+        let (mut state, _) =
+            self.changed.wait_timeout_while(state, limit, waiting).unwrap_or_else(PoisonError::into_inner);
+        state.landed.pop_front()
+    }
+
+    fn members(&self, read: &Read) -> impl Iterator<Item = &Item> {
+        self.wanted[read.members.clone()].iter().map(|w| &self.items[w.tag as usize])
+    }
+
+    fn miss(&self, load: usize, missed: &mut Vec<Item>) {
+        for read in &self.reads[self.loads[load].reads.clone()] {
+            missed.extend(self.members(read).copied());
+        }
+    }
+
+    fn deliver(&self, landed: InHand, page: Option<Page>, pens: &mut [Option<Pen>], missed: &mut Vec<Item>) {
+        let load = &self.loads[landed.load];
+        let stats = self.work.core.stats();
+        let reads = self.reads[load.reads.clone()].iter().zip(&landed.got);
+        let Some(mut page) = page else {
+            for (read, &got) in reads {
+                if got == read.len {
+                    let bytes = u64::from(got);
+                    stats.piece(&self.work.watch, Route::P2p, Reason::Absent, 0, bytes, landed.begun);
+                } else {
+                    missed.extend(self.members(read).copied());
+                }
+            }
+            return;
+        };
+        let mut bytes = 0;
+        for (read, &got) in reads {
+            for item in self.members(read) {
+                let skip = item.offset - read.offset;
+                if skip + u64::from(item.len) <= u64::from(got) {
+                    page.put_within((read.at + skip) as usize, item.len as usize, item.to);
+                    bytes += u64::from(item.len);
+                } else {
+                    missed.push(*item);
+                }
+            }
+        }
+        let outlet = &self.work.outlets[load.outlet as usize];
+        let pen = pens[load.outlet as usize].get_or_insert_with(|| Pen::new(outlet));
+        match pen.send(page) {
+            Ok(()) => stats.piece(&self.work.watch, Route::Direct, Reason::Absent, 0, bytes, landed.begun),
+            Err(_) => self.miss(landed.load, missed),
+        }
+    }
+
+    /// A load to read, if there is one. `last`: the keeper has nothing else to do; it waits a little, and goes without
+    /// one. It must not wait for ever: the caller may be waiting for pages that another batch has, and that for keepers.
+    fn take(&self, last: bool) -> Option<InHand> {
+        let mut state = lock(&self.state);
+        if last {
+            let idle = |s: &mut State| s.ready.is_empty() && !s.closed;
+            (state, _) = self.changed.wait_timeout_while(state, LINGER, idle).unwrap_or_else(PoisonError::into_inner);
+        }
+        let taken = state.ready.pop_front();
+        if last && taken.is_none() {
+            // With the lock in hand, so that who finds something for it from now on calls it again.
+            state.keepers -= 1;
+        }
+        taken
+    }
+
+    fn hand_in(&self, in_hand: InHand) {
+        lock(&self.state).landed.push_back(in_hand);
+        self.changed.notify_all();
+    }
+
+    /// Everything through one ring.
+    fn fly(&self, mut ring: Ring) {
+        let kernel = self.work.core.kernel;
+        let mut flights: Vec<Option<(InHand, usize)>> = Vec::new();
+        let mut pending: VecDeque<(usize, usize)> = VecDeque::new();
+        loop {
+            while ring.room() > 0 {
+                let Some((slot, which)) = pending.pop_front() else {
+                    let Some(in_hand) = self.take(ring.under_way() == 0) else { break };
+                    let slot = flights.iter().position(Option::is_none).unwrap_or_else(|| {
+                        flights.push(None);
+                        flights.len() - 1
+                    });
+                    let count = in_hand.got.len();
+                    flights[slot] = Some((in_hand, count));
+                    pending.extend((0..count).map(|which| (slot, which)));
+                    continue;
+                };
+                let Some((in_hand, _)) = &flights[slot] else { continue };
+                let read = &self.reads[self.loads[in_hand.load].reads.start + which];
+                let token = (slot as u64) << 32 | which as u64;
+                let fd = self.work.sources[read.source as usize].file.direct.as_ref().map_or(-1, |twin| twin.get());
+                let to = in_hand.base.wrapping_add(read.at) as *mut u8;
+                // SAFETY: the caller lent the page, which has room for the read, until the load is handed in; a P2P
+                // address lies inside its allocation.
+                if !unsafe { ring.read(fd, to, read.len, read.offset, token) } {
+                    pending.push_front((slot, which));
+                    break;
+                }
+            }
+            if ring.under_way() == 0 {
+                // Nothing was to be had, waiting for it: it is over.
+                return;
+            }
+            if ring.submit(1).is_err() {
+                // What flies lands as the ring is dropped; then every load counts as not read.
+                drop(ring);
+                for (mut in_hand, _) in flights.into_iter().flatten() {
+                    in_hand.got.fill(0);
+                    self.hand_in(in_hand);
+                }
+                return self.plod();
+            }
+            while let Some((token, result)) = ring.next() {
+                let (slot, which) = ((token >> 32) as usize, token as u32 as usize);
+                match kernel.landed(result) {
+                    Err(Errno::INTR | Errno::AGAIN) => pending.push_back((slot, which)),
+                    landed => {
+                        let Some((in_hand, left)) = &mut flights[slot] else { continue };
+                        in_hand.got[which] = landed.unwrap_or(0) as u32;
+                        *left -= 1;
+                        if *left == 0
+                            && let Some((in_hand, _)) = flights[slot].take()
+                        {
+                            self.hand_in(in_hand);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// One read after another.
+    fn plod(&self) {
+        let kernel = self.work.core.kernel;
+        while let Some(mut in_hand) = self.take(true) {
+            let load = &self.loads[in_hand.load];
+            let route = if load.room == 0 { Route::P2p } else { Route::Direct };
+            for (read, got) in self.reads[load.reads.clone()].iter().zip(&mut in_hand.got) {
+                let Ok(twin) = &self.work.sources[read.source as usize].file.direct else { continue };
+                let to = in_hand.base.wrapping_add(read.at) as *mut u8;
+                // SAFETY: as in `fly`.
+                let n = unsafe { kernel.pread(route, twin.get(), to, read.len as usize, read.offset, 0) };
+                *got = n.unwrap_or(0) as u32;
+            }
+            self.hand_in(in_hand);
+        }
+    }
+}
+
+impl Task for Storage {
+    fn help(&self) {
+        let Some(_inside) = self.gate.enter() else { return };
+        let core = &self.work.core;
+        if !core.ring_refused.load(Relaxed) {
+            match core.kernel.ring(DEPTH) {
+                Ok(ring) => return self.fly(ring),
+                Err(_) => core.ring_refused.store(true, Relaxed),
+            }
+        }
+        self.plod();
+    }
+}
+
+/// Reads and loads in the making.
+struct Packed<'a> {
+    work: &'a Work,
+    wanted: Vec<Wanted>,
+    reads: Vec<Read>,
+    loads: Vec<Load>,
+}
+
+impl Packed<'_> {
+    fn align(&self, source: u16) -> (u64, u64) {
+        let align = &self.work.sources[source as usize].file.align;
+        (u64::from(align.offset).max(512), u64::from(align.memory).max(512))
+    }
+
+    /// Whether storage may write an item to its place itself.
+    fn goes_straight(&self, item: &Item) -> bool {
+        let (unit, memory) = self.align(item.source);
+        item.p2p && (item.offset | u64::from(item.len)).is_multiple_of(unit) && item.to.is_multiple_of(memory)
+    }
+
+    fn stage(&mut self, (source, outlet): (u16, u16), wanted: &mut [Wanted]) {
+        let (unit, memory) = self.align(source);
+        // Not longer than an item and the units it lies in, so that any fits a page beside the list of its members.
+        let how = Joining { unit, gap: GAP, most: CUT + 2 * unit, members: 4096 };
+        let runs = merge(wanted, &how);
+        let base = self.wanted.len();
+        self.wanted.extend_from_slice(wanted);
+        let mut load = Load { outlet, reads: self.reads.len()..self.reads.len(), room: 0 };
+        let (mut room, mut entries) = (0u64, 0);
+        for run in runs {
+            let at = room.next_multiple_of(memory);
+            let full = at + run.len + ((entries + run.members.len()) * ENTRY) as u64 > BLOCK as u64;
+            let at = if full || load.reads.len() == READS {
+                let next = self.reads.len();
+                self.loads.push(Load { room: room as usize, ..load });
+                load = Load { outlet, reads: next..next, room: 0 };
+                entries = 0;
+                0
+            } else {
+                at
+            };
+            room = at + run.len;
+            entries += run.members.len();
+            load.reads.end += 1;
+            let members = base + run.members.start..base + run.members.end;
+            self.reads.push(Read { source, offset: run.offset, len: run.len as u32, at, members });
+        }
+        if !load.reads.is_empty() {
+            self.loads.push(Load { room: room as usize, ..load });
+        }
+    }
+
+    fn straighten(&mut self, (source, outlet): (u16, u16), items: &[Item], wanted: Vec<Wanted>) {
+        for some in wanted.chunks(READS) {
+            let first = self.reads.len();
+            for one in some {
+                let at = self.wanted.len();
+                self.wanted.push(*one);
+                let item = &items[one.tag as usize];
+                let (offset, len, to) = (item.offset, item.len, item.to);
+                self.reads.push(Read { source, offset, len, at: to, members: at..at + 1 });
+            }
+            self.loads.push(Load { outlet, reads: first..self.reads.len(), room: 0 });
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! What the threads of a batch share: where pieces come from, where they go, and what failed.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use spinio_sys::Errno;
+use spinio_sys::linux::Fd;
+
+use crate::batch::list::List;
+use crate::batch::outlet::Outlet;
+use crate::core::Core;
+use crate::file::File;
+use crate::lock::lock;
+use crate::stats::Watch;
+
+/// Bytes of an [`Item`] at most: longer pieces are cut, so that threads can share them.
+pub(crate) const CUT: u64 = 256 << 10;
+
+/// The outlet of memory that the CPU and the kernel can store to: none.
+pub(crate) const HOST: u16 = u16::MAX;
+
+/// A piece of a batch, or a part of one, that has to be moved.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Item {
+    /// Which piece.
+    pub(crate) index: u32,
+    /// Which of [`Work::sources`].
+    pub(crate) source: u16,
+    /// Which of [`Work::outlets`], or [`HOST`].
+    pub(crate) outlet: u16,
+    /// Bytes, all of them before the end of the file; at least one.
+    pub(crate) len: u32,
+    /// Storage may DMA to its address.
+    pub(crate) p2p: bool,
+    /// Where it begins in its piece.
+    pub(crate) within: u64,
+    /// In the file.
+    pub(crate) offset: u64,
+    /// Where it goes.
+    pub(crate) to: u64,
+}
+
+/// A file that pieces come from.
+pub(crate) struct Source {
+    pub(crate) fd: Fd,
+    pub(crate) file: Arc<File>,
+    pub(crate) size: u64,
+}
+
+/// A piece that did not arrive whole.
+struct Failure {
+    index: u32,
+    /// Bytes before the gap.
+    prefix: u64,
+    /// Why; `None`: the file ended.
+    errno: Option<Errno>,
+}
+
+/// A batch under way.
+pub(crate) struct Work {
+    pub(crate) core: Arc<Core>,
+    pub(crate) watch: Watch,
+    pub(crate) list: List,
+    pub(crate) sources: Vec<Source>,
+    pub(crate) outlets: Vec<Arc<Outlet>>,
+    failures: Mutex<Vec<Failure>>,
+}
+
+impl Work {
+    pub(crate) fn new(
+        core: &Arc<Core>,
+        watch: Watch,
+        list: List,
+        sources: Vec<Source>,
+        outlets: Vec<Arc<Outlet>>,
+    ) -> Work {
+        Work { core: Arc::clone(core), watch, list, sources, outlets, failures: Mutex::default() }
+    }
+
+    /// An item ended `got` bytes in.
+    pub(crate) fn ended(&self, item: &Item, got: u64, errno: Option<Errno>) {
+        lock(&self.failures).push(Failure { index: item.index, prefix: item.within + got, errno });
+    }
+
+    /// Puts what failed into the results; when every thread is done.
+    pub(crate) fn settle(&self) {
+        // Of several gaps in a piece the first counts, and at one place an error before the end of the file.
+        let mut failures = std::mem::take(&mut *lock(&self.failures));
+        failures.sort_by_key(|f| (f.index, f.prefix, f.errno.is_none()));
+        failures.dedup_by_key(|f| f.index);
+        for f in failures {
+            let result = match f.errno {
+                Some(errno) if f.prefix == 0 => -i64::from(errno.raw_os_error()),
+                _ => f.prefix as i64,
+            };
+            self.list.set(f.index as usize, result);
+        }
+    }
+}
+
+/// Counts the threads that are at work on something, and lets nobody in once it is over.
+#[derive(Default)]
+pub(crate) struct Gate {
+    state: Mutex<(usize, bool)>,
+    empty: Condvar,
+}
+
+/// A thread inside.
+pub(crate) struct Inside<'a>(&'a Gate);
+
+impl Gate {
+    /// Goes in; `None` if it is too late.
+    pub(crate) fn enter(&self) -> Option<Inside<'_>> {
+        let mut state = lock(&self.state);
+        if state.1 {
+            return None;
+        }
+        state.0 += 1;
+        Some(Inside(self))
+    }
+
+    /// Nobody comes in any more; waits until those inside have left.
+    pub(crate) fn close(&self) {
+        let mut state = lock(&self.state);
+        state.1 = true;
+        while state.0 > 0 {
+            state = self.empty.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        state.0 -= 1;
+        if state.0 == 0 {
+            self.0.empty.notify_all();
+        }
+    }
+}
