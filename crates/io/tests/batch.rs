@@ -335,7 +335,8 @@ fn what_breaks_under_a_batch_does_not_break_the_batch() {
     let subject = Subject::new();
     let inner = emulated("size=64M");
     let mut rng = Rng::of_run(5);
-    let faults: [(&str, &dyn Fn(&FaultyDevice, &FaultyKernel)); 8] = [
+    type Fault<'a> = &'a dyn Fn(&FaultyDevice, &FaultyKernel);
+    let faults: [(&str, Fault<'_>); 8] = [
         ("no kernel to gather with", &|d, _| d.fail(Operation::PrepareGather, 1, u64::MAX, ErrorKind::Unsupported)),
         ("the first launch fails", &|d, _| d.fail(Operation::Gather, 1, 1, ErrorKind::Driver)),
         ("every launch fails", &|d, _| d.fail(Operation::Gather, 1, u64::MAX, ErrorKind::Driver)),

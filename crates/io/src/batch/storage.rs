@@ -324,7 +324,7 @@ impl Storage {
                 }
                 return self.plod();
             }
-            while let Some((token, result)) = ring.next() {
+            while let Some((token, result)) = ring.landed() {
                 let (slot, which) = ((token >> 32) as usize, token as u32 as usize);
                 match kernel.landed(result) {
                     Err(Errno::INTR | Errno::AGAIN) => pending.push_back((slot, which)),

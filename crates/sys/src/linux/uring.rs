@@ -205,7 +205,7 @@ impl Ring {
     }
 
     /// The next completion: its token, and bytes or an errno.
-    pub fn next(&mut self) -> Option<(u64, Result<usize>)> {
+    pub fn landed(&mut self) -> Option<(u64, Result<usize>)> {
         let head = self.word(CQ_HEAD).load(Relaxed);
         if head == self.word(CQ_TAIL).load(Acquire) {
             return None;
@@ -231,7 +231,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         // What flies writes into memory that is not ours: it lands first.
         while self.under_way() > 0 && self.submit(1).is_ok() {
-            while self.next().is_some() {}
+            while self.landed().is_some() {}
         }
         // SAFETY: our own mappings, which nobody else knows.
         unsafe {
@@ -278,7 +278,7 @@ mod tests {
             }
             assert!(ring.under_way() <= 8);
             ring.submit(1).unwrap();
-            while let Some((token, got)) = ring.next() {
+            while let Some((token, got)) = ring.landed() {
                 assert!(token < 64);
                 assert_eq!(got, Ok(1024));
                 done += 1;
@@ -304,7 +304,7 @@ mod tests {
         let mut seen = Vec::new();
         while seen.len() < 2 {
             ring.submit(1).unwrap();
-            seen.extend(std::iter::from_fn(|| ring.next()));
+            seen.extend(std::iter::from_fn(|| ring.landed()));
         }
         seen.sort_by_key(|s| s.0);
         assert_eq!(seen, [(1, Err(Errno::BADF)), (2, Ok(0))]);
