@@ -73,6 +73,43 @@ int spinio_emulated_wait(void *stream);
 /* As pwrite(), out of host or device memory, but a size above 0x7ffff000 bytes (2 GiB less a page) is written whole. */
 ssize_t spinio_pwrite(int fd, const void *buffer, size_t size, off_t offset);
 
+/* ---- batches --------------------------------------------------------------------------------------------------- */
+
+/* One read of a batch. Set reserved to 0. */
+struct spinio_piece {
+    int fd;
+    unsigned reserved;
+    uint64_t offset; /* in the file */
+    uint64_t size;   /* bytes wanted */
+    void *buffer;    /* device memory, or memory of the host */
+    int64_t result;  /* afterwards: bytes read, short at the end of the file or of the buffer, or -errno */
+};
+
+/* Reads all pieces, in any order, and waits for them: thousands of small reads cost little more than their bytes.
+ * Each piece ends as the pread() it stands for; one that fails touches no other. The batch starts behind all work that
+ * was queued on the device before. Returns the bytes of all pieces together, or -1 if the batch could not begin. */
+ssize_t spinio_batch(struct spinio_piece *pieces, size_t count);
+
+/* The same for one file, out of arrays. results may be NULL. */
+ssize_t spinio_batch_file(int fd, const uint64_t *offsets, const uint64_t *sizes, void *const *buffers, int64_t *results, size_t count);
+
+/* The same for pieces of one size, which go one behind the other into one buffer. results may be NULL. */
+ssize_t spinio_batch_fixed(int fd, const uint64_t *offsets, size_t size, void *buffer, int64_t *results, size_t count);
+
+/* A batch that goes on while the program does something else. */
+typedef struct spinio_batch_ticket spinio_batch_ticket;
+
+/* Begins a batch behind what is queued on the device now, and returns; NULL if it could not begin. Until it was waited
+ * for, the pieces, their buffers and their descriptors must stay, and nobody may use the pieces. */
+spinio_batch_ticket *spinio_batch_submit(struct spinio_piece *pieces, size_t count);
+
+/* 1 if every piece has its result, 0 if not. */
+int spinio_batch_poll(const spinio_batch_ticket *batch);
+
+/* Waits until every piece has arrived or failed, and ends the ticket: exactly once for each. Returns what
+ * spinio_batch() returns. */
+ssize_t spinio_batch_wait(spinio_batch_ticket *batch);
+
 /* ---- what happened --------------------------------------------------------------------------------------------- */
 
 /* Routes, as indexes of struct spinio_counters. */

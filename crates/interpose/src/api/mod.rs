@@ -1,6 +1,7 @@
 //! The C API, declared in `include/spinio.h`: the header is its manual.
 //!
 //! ```text
+//!   batch.rs    spinio_batch, _file, _fixed, ...       many reads at once
 //!   emulated.rs spinio_emulated_...                kernels of the emulated GPU, for the headers in device/
 //!   memory.rs   spinio_mem_alloc, _free, _copy     devices without an allocator of their own
 //!   read.rs     spinio_pread, spinio_pread_async   what the hooks do, without the 2 GiB bound, or in stream order
@@ -11,6 +12,7 @@
 //! Every function answers as POSIX does, with -1 or NULL and errno, and keeps a sentence for `spinio_last_error`.
 //! `SPINIO_DISABLE` turns off the hooks, not these: who calls them means them.
 
+mod batch;
 mod emulated;
 mod memory;
 mod read;

@@ -55,6 +55,35 @@ int main(void)
     uint64_t older[2] = {0, 5};
     CHECK(spinio_stats((struct spinio_counters *)older, sizeof *older) == 0 && older[0] == after.reads && older[1] == 5);
 
+    /* Many at once: pieces, arrays, one buffer; and a batch that goes on by itself. */
+    enum { PIECES = 500, PIECE = 700 };
+    static struct spinio_piece piece[PIECES];
+    static uint64_t offsets[PIECES], sizes[PIECES];
+    static void *buffers[PIECES];
+    static int64_t results[PIECES];
+    for (int i = 0; i < PIECES; i++) {
+        offsets[i] = (uint64_t)i * 7919 % (SIZE - PIECE);
+        sizes[i] = PIECE;
+        buffers[i] = a + i * 1000;
+        piece[i] = (struct spinio_piece){.fd = fd, .offset = offsets[i], .size = PIECE, .buffer = b + i * 1000};
+    }
+    piece[1].fd = -1;
+    CHECK(spinio_batch(piece, PIECES) == (PIECES - 1) * PIECE);
+    CHECK(piece[0].result == PIECE && piece[1].result == -EBADF);
+    CHECK(spinio_batch_file(fd, offsets, sizes, buffers, results, PIECES) == PIECES * PIECE && results[3] == PIECE);
+    for (int i = 0; i < PIECES; i++) {
+        CHECK(spinio_mem_copy(back, a + i * 1000, PIECE) == 0 && memcmp(host + offsets[i], back, PIECE) == 0);
+        CHECK(spinio_mem_copy(back, b + i * 1000, PIECE) == 0 && (memcmp(host + offsets[i], back, PIECE) == 0 || i == 1));
+    }
+    CHECK(spinio_batch_fixed(fd, offsets, PIECE, a, NULL, PIECES) == PIECES * PIECE);
+    CHECK(spinio_mem_copy(back, a + 9 * PIECE, PIECE) == 0 && memcmp(host + offsets[9], back, PIECE) == 0);
+    spinio_batch_ticket *ticket = spinio_batch_submit(piece, PIECES);
+    CHECK(ticket && spinio_batch_poll(ticket) >= 0);
+    CHECK(spinio_batch_wait(ticket) == (PIECES - 1) * PIECE);
+    FAILS(spinio_batch(NULL, 1), EINVAL);
+    CHECK(spinio_batch(NULL, 0) == 0);
+    CHECK(spinio_stats(&after, sizeof after) == 0);
+
     /* The other way round. */
     CHECK(spinio_mem_copy(a, host, SIZE) == 0);
     CHECK(spinio_pwrite(fd, a + 5, SIZE - 5, 1000) == SIZE - 5);
