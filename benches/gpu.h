@@ -50,9 +50,15 @@ typedef uint64_t gpu_ptr;
     F(cuMemMap, (gpu_ptr, size_t, size_t, unsigned long long, unsigned long long))                                     \
     F(cuMemSetAccess, (gpu_ptr, size_t, const void *, size_t))
 
+/* A program that needs more names it before it includes this. */
+#ifndef GPU_MORE
+#define GPU_MORE(F)
+#endif
+
 static struct {
 #define F(name, args) int (*name) args;
     GPU_FUNCTIONS(F)
+    GPU_MORE(F)
 #undef F
     int device;
     void *context;
@@ -87,6 +93,7 @@ static void gpu_load(void) {
         exit(4);                                                                                                       \
     }
     GPU_FUNCTIONS(F)
+    GPU_MORE(F)
 #undef F
 }
 

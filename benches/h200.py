@@ -3,8 +3,8 @@
 
     h200.py --bin DIR [--out DIR] [--scratch DIR] [--wheels DIR] [--only row,row] [--reps N] [--budget SECONDS] [--gib N]
 
-DIR holds `reads`, `writes` and `libspinio.so` (`cargo x gpu-pack` makes it). Prints a table and writes README.md and raw.json to
---out. Rows: big, again, seq8m, par16, small, cold, mix, owner, first, host, writes. Root is needed for the row `owner` only.
+DIR holds `reads`, `writes`, `batch` and `libspinio.so` (`cargo x gpu-pack` makes it). Prints a table and writes README.md and raw.json to
+--out. Rows: big, again, seq8m, par16, small, cold, mix, owner, first, host, writes, batch, hold. Root is needed for the row `owner` only.
 
 Every program runs with CUDA's default, spinning contexts. A row is skipped, and says so, once the budget is spent.
 """
@@ -36,7 +36,7 @@ class Bench:
         self.notes = []
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="spinio-bench.", dir=args.scratch))
         self.scratch.chmod(0o755)
-        for name in ("reads", "writes", "libspinio.so"):  # where any user may run them
+        for name in ("reads", "writes", "batch", "gather.ptx", "libspinio.so"):  # where any user may run them
             shutil.copy(pathlib.Path(args.bin) / name, self.scratch / name)
             (self.scratch / name).chmod(0o755)
         self.file = self.scratch / "data"
@@ -59,7 +59,7 @@ class Bench:
                 self.note(f"{row} {mode}: no time left")
                 break
             full = {k: v for k, v in os.environ.items() if not k.startswith("SPINIO_")} | (env or {})
-            if mode.startswith("us"):
+            if mode.startswith(("us", "held", "stream", "random")):
                 full["LD_PRELOAD"] = str(self.scratch / "libspinio.so")
             command = [str(self.scratch / program), row, mode, str(file or self.file)] + [f"{k}={v}" for k, v in values.items()]
             who = {} if user is None else {"user": user, "group": user, "extra_groups": []}
@@ -108,6 +108,18 @@ class Bench:
             one |= {"label": name, "values": values}
         self.raw += got
         return got
+
+    def fio(self, block):
+        """What fio reaches with as many reads in flight, in words; it is not on every machine."""
+        if not shutil.which("fio") or self.left() < 20:
+            return ""
+        self.drop()
+        command = ["fio", "--name=cold", f"--filename={self.file}", "--readonly", "--rw=randread", f"--bs={block}", "--iodepth=128", "--ioengine=io_uring", "--direct=1", "--runtime=5", "--time_based", "--output-format=json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            self.note("fio: " + done.stderr.strip()[-200:])
+            return ""
+        return f"fio {json.loads(done.stdout)['jobs'][0]['read']['bw_bytes'] / 1e9:.2f} GB/s"
 
     # ---- preparing
 
@@ -352,7 +364,50 @@ def writes(b):
         b.row(f"O_DIRECT writes of {block // MIB} MiB from {threads} thread{'s' if threads > 1 else ''}", "0.95 of pinned, 4 threads", over(r, 0.95), limit=rate(limit), us=speed(us), ratio=f"{shown(r)} of limit")
 
 
-ROWS = {"big": big, "again": again, "seq8m": seq8m, "par16": par16, "small": small, "first": first, "host": host, "owner": owner, "mix": mix, "cold": cold, "writes": writes}
+def batch(b):
+    on = {"program": "batch", "ptx": str(b.scratch / "gather.ptx"), "size": min(b.size, 8 * GIB)}
+    for block, held_goal, goal in ((4096, 45, 20), (512, 12, 3)):
+        limit = b.run("random", "limit", block=block, **on)
+        held = b.run("random", "held", times=b.args.reps, block=block, **on)
+        us = b.run("random", "us", times=b.args.reps, block=block, **on)
+        each = b.run("random", "each", block=block, count=100000, env={"LD_PRELOAD": str(b.scratch / "libspinio.so")}, **on)
+        peer = b.peer("kvikio", threads=1, block=block, count=100000)
+        what = f"1 M random reads of {block} B, warm"
+        others = f"KvikIO each {rate(peer)}; our pread each {rate(each)}"
+        b.row(f"{what}, held", f"{held_goal} GB/s", over(mid(held, "gbps"), held_goal), limit=rate(limit), peer=others, us=speed(held), ratio=f"{shown(ratio(mid(held, 'gbps'), mid(limit, 'gbps')))} of limit")
+        b.row(f"{what}, not held", f"{goal} GB/s", over(mid(us, "gbps"), goal), limit=rate(limit), peer=others, us=speed(us), ratio=f"{shown(ratio(mid(us, 'gbps'), mid(limit, 'gbps')))} of limit")
+    for block, count in ((4096, 100000), (65536, 10000)):
+        limit, us = [], []
+        for _ in range(2):
+            b.drop()
+            limit += b.run("cold", "limit", block=block, count=count, **on)
+            b.drop()
+            us += b.run("cold", "us", block=block, count=count, **on)
+        r = ratio(mid(us, "gbps"), mid(limit, "gbps"))
+        fio = b.fio(block)
+        b.row(f"{count} random reads of {block // 1024} KiB, cold", "0.95 of O_DIRECT at depth 128", over(r, 0.95), limit=rate(limit), peer=fio, us=speed(us), ratio=f"{shown(r)} of limit")
+    b.warm()
+
+
+def hold(b):
+    on = {"program": "batch", "ptx": str(b.scratch / "gather.ptx"), "size": min(b.size, 8 * GIB)}
+    limit = b.run("hold", "limit", block=8 * MIB, **on)
+    held = b.run("hold", "held", times=b.args.reps, block=8 * MIB, **on)
+    us = b.run("hold", "us", block=8 * MIB, **on)
+    b.row("8 MiB reads, sequential, of a held file", "45 GB/s", over(mid(held, "gbps"), 45), limit=rate(limit), peer="not held " + rate(us), us=speed(held), ratio=f"{shown(ratio(mid(held, 'gbps'), mid(limit, 'gbps')))} of limit")
+    limit = b.run("again", "limit", **on)
+    held = b.run("again", "held", times=b.args.reps, **on)
+    r = ratio(mid(held, "gbps"), mid(limit, "gbps"))
+    b.row(f"{on['size'] // GIB} GiB again and again, held", "0.97 of the limit", over(r, 0.97), limit=rate(limit), us=speed(held), ratio=f"{shown(r)} of limit")
+    limit = b.run("map", "limit", **on)
+    stream = b.run("map", "stream", times=b.args.reps, **on)
+    r = ratio(mid(stream, "gbps"), mid(limit, "gbps"))
+    b.row("a kernel streams the mapped file", "0.9 of pinned memory", over(r, 0.9), limit=rate(limit), us=speed(stream), ratio=f"{shown(r)} of limit")
+    some = b.run("map", "random", times=b.args.reps, **on)
+    b.row("a kernel reads 1 M random blocks of 4 KiB of it", "45 GB/s", over(mid(some, "gbps"), 45), us=speed(some))
+
+
+ROWS = {"big": big, "again": again, "seq8m": seq8m, "par16": par16, "small": small, "first": first, "host": host, "owner": owner, "mix": mix, "cold": cold, "writes": writes, "batch": batch, "hold": hold}
 
 
 def machine():

@@ -3,6 +3,7 @@
 
     peers.py kvikio FILE [threads=16] [block=0] [total=0]     KvikIO; block 0: the whole file in one call
     peers.py kvikio_write FILE [threads=1] [block=8388608] [total=2147483648]   the same, a file FILE.kvikio written
+    peers.py kvikio FILE threads=1 block=4096 count=100000    so many random reads, one call each
     peers.py safetensors FILE [size=4294967296]               safetensors.torch.load_file of a file of that size
 
 CPU time is user + system of the whole process. Contexts spin (CUDA's default).
@@ -25,7 +26,7 @@ def say(row, mode, size, seconds, used, **more):
     print(json.dumps({"row": row, "mode": mode, "bytes": size, "seconds": seconds, "gbps": gb / seconds, "cpu": used, "cpu_per_gb": used / gb} | more), flush=True)
 
 
-def kvikio(path, threads=16, block=0, total=0):
+def kvikio(path, threads=16, block=0, total=0, count=0):
     os.environ["KVIKIO_COMPAT_MODE"] = "ON"  # no GPUDirect Storage here; it would choose this itself, after trying
     os.environ["KVIKIO_NTHREADS"] = str(threads)
     import cupy
@@ -42,7 +43,13 @@ def kvikio(path, threads=16, block=0, total=0):
     cupy.cuda.runtime.deviceSynchronize()
     total = min(total or size, size)
     c0, t0 = cpu(), time.monotonic()
-    if block:
+    if count:
+        import random
+
+        chosen = [random.randrange(size // block) * block for _ in range(count)]
+        t0 = time.monotonic()
+        done = sum(f.pread(buffer, block, at).get() for at in chosen)
+    elif block:
         done = 0
         while done + block <= total:
             done += f.pread(buffer, block, done).get()
@@ -51,7 +58,7 @@ def kvikio(path, threads=16, block=0, total=0):
     cupy.cuda.runtime.deviceSynchronize()
     t, c = time.monotonic() - t0, cpu() - c0
     with open(path, "rb") as g:
-        last = done - room
+        last = chosen[-1] if count else done - room
         g.seek(max(last, 0))
         right = bytes(buffer[:4096].get()) == g.read(4096)
     say("kvikio", f"x{threads}", done, t, c, block=block, right=right, task=os.environ.get("KVIKIO_TASK_SIZE"), version=getattr(k, "__version__", "?"))

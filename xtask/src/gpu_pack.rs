@@ -4,7 +4,7 @@
 //!   pack/ ── libspinio.so, spinio, spinio.h        release build, stripped
 //!         ── suite, two, frameworks.py             the GPU suite (tests/gpu); two: with two GPUs
 //!         ── hooks/                                the programs of crates/interpose/tests, on CUDA memory
-//!         ── reads, writes, parts, host_call, benches/*.py: the benchmarks
+//!         ── reads, writes, batch, parts, host_call, benches/*.py: the benchmarks
 //!         ── run-gpu-suite                         runs all of it
 //! ```
 //!
@@ -45,6 +45,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ("tests/gpu/run-gpu-suite", "run-gpu-suite"),
         ("tests/gpu/frameworks.py", "frameworks.py"),
         ("benches/h200.py", "benches/h200.py"),
+        ("crates/device/src/cuda/gather.ptx", "gather.ptx"),
         ("benches/peers.py", "benches/peers.py"),
     ] {
         copy(&root.join(from), &pack.join(to))?;
@@ -54,6 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ("tests/gpu/two.c", "two"),
         ("benches/reads.c", "reads"),
         ("benches/writes.c", "writes"),
+        ("benches/batch.c", "batch"),
         ("benches/parts.c", "parts"),
         ("benches/host_call.c", "host_call"),
     ] {
