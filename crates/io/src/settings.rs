@@ -147,7 +147,7 @@ pub const TABLE: &[Row] = &[
     },
     Row {
         name: "SPINIO_MODEL",
-        values: "path of a folder, `default`",
+        values: "absolute path of a folder, `default`",
         default: "`$XDG_STATE_HOME/spinio/models`, else `~/.local/state/spinio/models`",
         doc: "Where `spinio calibrate` keeps what it measured, and where it is looked for. `default`: nowhere, so that \
               the built-in cost model holds. `spinio explain` says which model it used.",
@@ -357,6 +357,16 @@ mod tests {
     fn routes_always_keep_the_safe_ones() {
         let (s, _) = read(&[("SPINIO_ROUTES", "direct")]);
         assert!(s.allows(Route::Copy) && s.allows(Route::Direct) && !s.allows(Route::Dma));
+    }
+
+    #[test]
+    fn models_are_found_by_absolute_paths_only() {
+        let model = |pairs: &[(&str, &str)]| read(pairs).0.model;
+        assert_eq!(model(&[("HOME", "/home/a")]).as_deref(), Some("/home/a/.local/state/spinio/models"));
+        assert_eq!(model(&[("HOME", "/home/a"), ("SPINIO_MODEL", "default")]), None);
+        assert_eq!(model(&[("HOME", "/home/a"), ("SPINIO_MODEL", "/models")]).as_deref(), Some("/models"));
+        let (s, complaints) = read(&[("SPINIO_MODEL", "here"), ("SPINIO_CORRECTION", "off")]);
+        assert_eq!((s.model, s.correction, complaints.len()), (None, false, 1));
     }
 
     #[test]
