@@ -105,25 +105,20 @@ fn described<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>
     if let Some(found) = tensor::describe(object)? {
         return Ok(Some(found));
     }
-    // CuPy's arrays have the buffer protocol and refuse it with an exception; NumPy's cannot say in it what the elements
-    // of some arrays are (bfloat16, dates). Either can say it in another protocol.
-    let refused = match pybuffer::describe(object) {
-        Ok(Some(found)) => return Ok(Some(found)),
-        Ok(None) => None,
-        Err(error) => Some(error),
-    };
+    // Before the buffer protocol, which CuPy's arrays have and refuse with an exception.
     if let Some(found) = interface::describe_device(object)? {
         return Ok(Some(found));
     }
-    if refused.is_none()
-        && let Some(found) = dlpack::describe(object)?
-    {
+    match pybuffer::describe(object) {
+        Ok(Some(found)) => return Ok(Some(found)),
+        Ok(None) => {}
+        // NumPy cannot say in this protocol what the elements of some arrays are (bfloat16, dates); it can in its own.
+        Err(error) => return interface::describe_host(object)?.map(Some).ok_or(error),
+    }
+    if let Some(found) = dlpack::describe(object)? {
         return Ok(Some(found));
     }
-    match (interface::describe_host(object)?, refused) {
-        (None, Some(error)) => Err(error),
-        (found, _) => Ok(found),
-    }
+    interface::describe_host(object)
 }
 
 /// The device that owns the memory an object says is a device's.

@@ -81,6 +81,21 @@ def test_numpy_of_types_that_the_buffer_protocol_does_not_know(f, noise):
         f.pread(dates[::2], 0)
 
 
+def test_the_device_is_asked_for_before_the_buffer_protocol(f, noise):
+    numpy = pytest.importorskip("numpy")
+
+    class Both(numpy.ndarray):
+        """As CuPy's arrays: it has the buffer protocol, and an exception in it."""
+
+    array = emulated.empty(80)
+    both = numpy.zeros(10, "datetime64[s]").view(Both)
+    both.__cuda_array_interface__ = OnlyInterface(array).__cuda_array_interface__
+    with pytest.raises(ValueError):
+        memoryview(both)
+    assert f.pread(both, 3) == 80
+    assert array.tobytes() == noise[3:83]
+
+
 def test_read_only_memory_is_refused(f):
     numpy = pytest.importorskip("numpy")
     frozen = numpy.zeros(10)
