@@ -12,7 +12,8 @@ use crate::buffer::{Access, Buffer, Place};
 use crate::failure;
 use crate::stream::Chosen;
 
-/// What the kernel moves in a call at most is a little less than 2 GiB: longer transfers of host memory go by these.
+/// What the kernel moves in a call at most; longer transfers of host memory go by pieces.
+const MOST: usize = 0x7fff_f000;
 const PIECE: usize = 1 << 30;
 
 /// Fills `into` from the file, at `offset` or, with None, where the descriptor stands. Returns the bytes read, or None
@@ -116,7 +117,7 @@ fn host(
 ) -> PyResult<Option<usize>> {
     let mut done = 0;
     loop {
-        let len = if bytes < 2 * PIECE { bytes - done } else { PIECE.min(bytes - done) };
+        let len = if bytes <= MOST { bytes } else { PIECE.min(bytes - done) };
         match py.detach(|| call(done, len)) {
             Ok(got) => {
                 done += got;
