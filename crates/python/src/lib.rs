@@ -9,7 +9,7 @@
 //!        │                                        pybuffer.rs   bytearray, memoryview, NumPy
 //!        ▼
 //!   transfer.rs ── host memory ──> the kernel's own call
-//!              └── a device's ──> spinio_io::Runtime       both without the GIL
+//!   many.rs    └── a device's ──> spinio_io::Runtime       both without the GIL
 //! ```
 //!
 //! **Order on the device.** A small read is only queued when it returns, so it must be queued where the program's next
@@ -29,6 +29,7 @@ mod emulated;
 mod failure;
 mod header;
 mod interface;
+mod many;
 mod pybuffer;
 mod safetensors;
 mod stats;
@@ -43,6 +44,8 @@ mod _spinio {
     use crate::emulated::{Memory, configure, held, let_go};
     #[pymodule_export]
     use crate::header::{SafetensorsError, header_len, parse};
+    #[pymodule_export]
+    use crate::many::read_many;
     #[pymodule_export]
     use crate::stats::stats;
     #[pymodule_export]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import sys
+from array import array
 from typing import Any, Callable, Union
 
 from spinio import _spinio
@@ -14,12 +16,13 @@ Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]", int]
 class File(io.FileIO):
     """A file, unbuffered. All of io.FileIO works; these take arrays of any device besides:
 
-    ==========================  ==================================================
-    readinto(array)             reads at the file's own offset, which moves
-    write(array)                likewise
-    pread(array, offset)        reads at an offset; the file's own stays
-    pwrite(array, offset)       likewise
-    ==========================  ==================================================
+    ==================================  ===============================================
+    readinto(array)                     reads at the file's own offset, which moves
+    write(array)                        likewise
+    pread(array, offset)                reads at an offset; the file's own stays
+    pwrite(array, offset)               likewise
+    read_many(offsets, lengths, array)  many pieces by one call
+    ==================================  ===============================================
 
     They return how many bytes were moved, which is less than the array holds at the end of the file, and None where a
     descriptor that does not wait has none. What goes wrong is an OSError with errno; an array that will not do (strided,
@@ -46,6 +49,30 @@ class File(io.FileIO):
         self._must(self.writable(), "writing")
         return self._named(_spinio.write, buffer, offset)
 
+    def read_many(self, offsets: Any, lengths: Any, out: Any, /, *, errors: str = "raise") -> Any:
+        """Reads many pieces by one call, into an array, one behind the other.
+
+        Piece i is `lengths[i]` bytes (or `lengths`, a number for all) from `offsets[i]`. It begins in `out` where the
+        lengths before it add up to, also where one of those ended early. Returns how many bytes each piece got, as
+        8-byte integers: fewer than asked at the end of the file. Pieces fail one by one: the first that did is raised as
+        an OSError when all have been tried; with errors="return" its number is instead the errno with a minus sign.
+
+        NumPy arrays of int64 are taken as they are; anything else is copied into one.
+        """
+        self._must(self.readable(), "reading")
+        if errors not in ("raise", "return"):
+            raise ValueError(f'errors is "raise" or "return", not {errors!r}')
+        starts = _integers(offsets)
+        lens = lengths if isinstance(lengths, int) else _integers(lengths)
+        results = _zeros(len(starts))
+        failed = _spinio.read_many(self.fileno(), starts, lens, out, results)
+        if failed and errors == "raise":
+            at = next(i for i, got in enumerate(results) if got < 0)
+            number = -int(results[at])
+            what = f"Cannot read at offset {starts[at]}: {os.strerror(number)} ({failed} of {len(starts)} pieces failed)"
+            raise OSError(number, what, self.name)
+        return results
+
     def _named(self, call: Callable[[int, Any, int | None], int | None], buffer: Any, offset: int | None) -> int | None:
         try:
             return call(self.fileno(), buffer, offset)
@@ -58,6 +85,22 @@ class File(io.FileIO):
     def _must(may: bool, what: str) -> None:
         if not may:
             raise io.UnsupportedOperation(f"File not open for {what}")
+
+
+def _integers(values: Any) -> Any:
+    """8-byte integers: a NumPy array where the program uses NumPy, else an array of the standard library."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return values if isinstance(values, array) and values.typecode == "q" else array("q", values)
+    found = numpy.ascontiguousarray(values)
+    if found.dtype.kind not in "iu" and found.size:
+        raise TypeError(f"offsets and lengths are integers, not {found.dtype}")
+    return found.astype("int64", copy=False).reshape(-1)
+
+
+def _zeros(n: int) -> Any:
+    numpy = sys.modules.get("numpy")
+    return array("q", bytes(8 * n)) if numpy is None else numpy.zeros(n, "int64")
 
 
 def open(path: Path, mode: str = "r", *, closefd: bool = True, opener: Callable[[str, int], int] | None = None) -> File:

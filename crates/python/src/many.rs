@@ -1,0 +1,118 @@
+//! Many reads of one file by one call.
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use spinio_io::{Each, Many, runtime};
+
+use crate::buffer::{Access, Buffer, Place};
+use crate::failure;
+use crate::stream::Chosen;
+
+/// Reads `lengths` bytes (a number for all, or 8-byte integers) from each of `offsets` into `out`, one piece behind the
+/// other, and waits. What became of each stands in `results`: bytes, or an errno with a minus sign. Returns how many
+/// failed.
+#[pyfunction]
+pub(crate) fn read_many(
+    fd: i32,
+    offsets: &Bound<'_, PyAny>,
+    lengths: &Bound<'_, PyAny>,
+    out: &Bound<'_, PyAny>,
+    results: &Bound<'_, PyAny>,
+) -> PyResult<usize> {
+    let py = out.py();
+    let offsets = Integers::of(offsets, Access::Drain)?;
+    let results = Integers::of(results, Access::Fill)?;
+    let n = offsets.count;
+    if results.count != n {
+        return Err(PyValueError::new_err(format!("{} results for {n} offsets", results.count)));
+    }
+    if offsets.copy().iter().any(|&at| at < 0) {
+        return Err(PyValueError::new_err("An offset is negative"));
+    }
+    let buffer = Buffer::of(out, Access::Fill)?;
+    let (address, known) = match buffer.place {
+        Place::Host(address) => (address as u64, Vec::new()),
+        Place::Device(target) => (target.addr.0, vec![target.allocation]),
+    };
+    let same = lengths.extract::<u64>().ok();
+    let (lens, addresses) = match same {
+        Some(len) => (Vec::new(), places(address, &[], len, n, buffer.bytes)?),
+        None => {
+            // A copy: were these changed by another thread, bytes would go where they must not.
+            let lens = Integers::of(lengths, Access::Drain)?.copy();
+            let lens: Result<Vec<u64>, _> = lens.into_iter().map(u64::try_from).collect();
+            let lens = lens.map_err(|_| PyValueError::new_err("A length is negative"))?;
+            if lens.len() != n {
+                return Err(PyValueError::new_err(format!("{} lengths for {n} offsets", lens.len())));
+            }
+            let addresses = places(address, &lens, 0, n, buffer.bytes)?;
+            (lens, addresses)
+        }
+    };
+    if n == 0 {
+        return Ok(0);
+    }
+    let order = buffer.order;
+    let done = py.detach(|| {
+        let _chosen = Chosen::new(order);
+        let many = Many {
+            fd,
+            // SAFETY: as many 8-byte integers as were counted, in memory that `offsets` keeps; none is negative. Should
+            // another thread change them, other bytes of the file are read.
+            offsets: Each::Of(unsafe { core::slice::from_raw_parts(offsets.address as *const u64, n) }),
+            lens: same.map_or(Each::Of(&lens), Each::Same),
+            addresses: same.map_or(Each::Of(&addresses), |len| Each::Step(address, len)),
+            // SAFETY: as many 8-byte integers as were counted, in writable memory that `results` keeps and that the
+            // caller has made for this call.
+            results: unsafe { core::slice::from_raw_parts_mut(results.address as *mut i64, n) },
+        };
+        runtime().batch_file(many, &known)
+    });
+    done.map(|done| done.failed).map_err(|e| failure::request(&e))
+}
+
+/// Where each piece goes, none where one length serves for all; refused if they do not fit into `room` bytes.
+fn places(start: u64, lens: &[u64], len: u64, n: usize, room: usize) -> PyResult<Vec<u64>> {
+    let mut at = 0u64;
+    let mut places = Vec::with_capacity(lens.len());
+    let mut fits = lens.is_empty() && len.checked_mul(n as u64).is_some_and(|all| all <= room as u64);
+    if !lens.is_empty() {
+        fits = lens.iter().all(|len| {
+            places.push(start + at);
+            at = at.saturating_add(*len);
+            at <= room as u64
+        });
+    }
+    if n == 0 || fits {
+        return Ok(places);
+    }
+    Err(PyValueError::new_err(format!("The pieces do not fit into the {room} bytes of the array")))
+}
+
+/// 8-byte integers of a host buffer.
+struct Integers<'py> {
+    address: usize,
+    count: usize,
+    _keep: Buffer<'py>,
+}
+
+impl<'py> Integers<'py> {
+    fn of(object: &Bound<'py, PyAny>, access: Access) -> PyResult<Integers<'py>> {
+        let buffer = Buffer::of(object, access)?;
+        match buffer.place {
+            Place::Host(address) if buffer.bytes % 8 == 0 && (buffer.bytes == 0 || address % 8 == 0) => {
+                Ok(Integers { address, count: buffer.bytes / 8, _keep: buffer })
+            }
+            _ => Err(PyTypeError::new_err("Offsets, lengths and results are 8-byte integers in host memory")),
+        }
+    }
+
+    fn copy(&self) -> Vec<i64> {
+        if self.count == 0 {
+            return Vec::new();
+        }
+        // SAFETY: so many 8-byte integers lie there, aligned, in memory that is kept; should another thread change one
+        // meanwhile, the old or the new is copied.
+        unsafe { core::slice::from_raw_parts(self.address as *const i64, self.count) }.to_vec()
+    }
+}

@@ -1,0 +1,112 @@
+"""Batches: every piece as the pread that it stands for."""
+
+from __future__ import annotations
+
+import array
+import errno
+import random
+import subprocess
+import sys
+
+import pytest
+
+import spinio
+
+numpy = pytest.importorskip("numpy")
+
+
+def expected(noise, offsets, lengths, before):
+    """What `out` holds afterwards, and what each piece got."""
+    out, got, at = bytearray(before), [], 0
+    for offset, length in zip(offsets, lengths):
+        piece = noise[offset : offset + length]
+        out[at : at + len(piece)] = piece
+        got.append(len(piece))
+        at += length
+    return bytes(out), got
+
+
+@pytest.mark.parametrize("length", [1, 512, 4096, 70000])
+def test_pieces_of_one_length(memory, data, noise, length):
+    n = min(1000, (4 << 20) // length)
+    pick = random.Random(length)
+    offsets = [pick.randrange(len(noise) + 5000) for _ in range(n)]
+    out = memory.full(n * length + 10, 0xEE)
+    with spinio.open(data) as f:
+        got = f.read_many(numpy.array(offsets), length, out)
+    want, counts = expected(noise, offsets, [length] * n, b"\xee" * (n * length + 10))
+    assert got.tolist() == counts and got.dtype == "int64"
+    assert memory.read(out) == want
+
+
+def test_pieces_of_any_length(memory, data, noise):
+    pick = random.Random(5)
+    lengths = [pick.choice([0, 1, 3, 100, 4096, 10000, 100000]) for _ in range(300)]
+    offsets = [pick.randrange(len(noise)) for _ in lengths]
+    offsets[7] = offsets[8] = offsets[6]  # the same again
+    out = memory.full(sum(lengths), 0xEE)
+    with spinio.open(data) as f:
+        got = f.read_many(offsets, lengths, out)
+    want, counts = expected(noise, offsets, lengths, b"\xee" * sum(lengths))
+    assert list(got) == counts
+    assert memory.read(out) == want
+
+
+@pytest.mark.parametrize("make", [list, tuple, lambda v: array.array("q", v), lambda v: numpy.array(v, "uint32"), lambda v: numpy.array(v).repeat(2)[::2]])
+def test_integers_of_any_kind(data, noise, make):
+    out = spinio.emulated.empty(30)
+    with spinio.open(data) as f:
+        assert list(f.read_many(make([5, 100, 9]), make([10, 10, 10]), out)) == [10, 10, 10]
+        assert list(f.read_many([], [], out)) == []
+        assert list(f.read_many([], 5, out)) == []
+    assert out.tobytes() == noise[5:15] + noise[100:110] + noise[9:19]
+
+
+def test_what_cannot_be(data):
+    out = spinio.emulated.empty(100)
+    with spinio.open(data) as f:
+        for offsets, lengths, error in [
+            ([0, 1], [60, 50], "do not fit"),
+            ([0] * 101, 1, "do not fit"),
+            ([0, 1], 1 << 62, "do not fit"),
+            ([0, 1, 2], [1, 2], "2 lengths"),
+            ([-1], 1, "negative"),
+            ([0], [-1], "negative"),
+        ]:
+            with pytest.raises(ValueError, match=error):
+                f.read_many(offsets, lengths, out)
+        for wrong in ([0.5], ["a"], None):
+            with pytest.raises((TypeError, ValueError)):
+                f.read_many(wrong, 1, out)
+        with pytest.raises(ValueError, match="errors is"):
+            f.read_many([0], 1, out, errors="ignore")
+        with pytest.raises(BufferError, match="read-only"):
+            f.read_many([0], 1, out.as_readonly())
+
+
+def test_failures_are_raised_or_returned(memory, tmp_path):
+    with spinio.open("/proc/self/mem") as f:  # reads at 0 fail, whoever asks
+        out = memory.full(20, 0)
+        with pytest.raises(OSError) as caught:
+            f.read_many([0, 0], 10, out)
+        assert caught.value.errno == errno.EIO and "2 of 2" in str(caught.value)
+        assert list(f.read_many([0, 0], 10, out, errors="return")) == [-errno.EIO] * 2
+
+
+def test_without_numpy(data):
+    code = f"""
+import sys, spinio
+out = bytearray(20)
+with spinio.open({str(data)!r}) as f:
+    got = f.read_many([8, 0], 10, out)
+assert list(got) == [10, 10] and "numpy" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_batches_are_counted(data):
+    before = spinio.stats()["batch"]
+    with spinio.open(data) as f:
+        f.read_many(range(0, 100000, 1000), 500, spinio.emulated.empty(50000))
+    after = spinio.stats()["batch"]
+    assert after["calls"] - before["calls"] == 1 and after["bytes"] - before["bytes"] == 50000
