@@ -73,6 +73,7 @@ def test_safe_open_reads_what_is_asked_for(memory, model):
 
 INDICES = [
     0, -1, slice(None), slice(2, 5), slice(5, 2), slice(-3, None), slice(None, None, 2), slice(1, 7, 3), Ellipsis,
+    (slice(1, 5, 2), slice(0, 3)),
     (2, 3), (slice(1, 4), 5), (slice(1, 4), slice(2, 9)), (3, slice(4, 20, 5)), (Ellipsis, 1), (slice(None), slice(None)),
 ]  # fmt: skip
 
@@ -92,6 +93,19 @@ def test_a_slice_reads_its_rows_only(model):
         before = spinio.stats()["read"]["bytes"]
         f.get_slice("big")[10:20]
         assert spinio.stats()["read"]["bytes"] - before == 10 * 1024 * 8
+
+
+@pytest.mark.parametrize("index", [(slice(None), slice(100, 300)), (slice(5, 9), slice(0, 1)), (slice(None), slice(-5, None)), (slice(3, 3), slice(2)), (slice(4), slice(9, 9))], ids=str)
+def test_a_part_of_each_row_is_read_alone(memory, model, index):
+    with safe_open(model, memory.device, library=memory.library) as f:
+        before = spinio.stats()
+        assert same(host(memory, f.get_slice("big")[index]), TENSORS["big"][index])
+        after = spinio.stats()
+        if memory.name == "emulated":
+            moved = sum(after[d]["bytes"] - before[d]["bytes"] for d in ("read", "batch"))
+            assert moved == TENSORS["big"][index].nbytes
+        assert same(host(memory, f.get_slice("halves")[2, 1:4, 0:3]), TENSORS["halves"][2, 1:4, 0:3])
+        assert same(host(memory, f.get_slice("halves")[2:4, 1:4]), TENSORS["halves"][2:4, 1:4])
 
 
 def test_slices_that_cannot_be(model):

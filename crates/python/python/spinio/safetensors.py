@@ -14,6 +14,7 @@ the memory is freed when the last of the tensors is gone. To keep a few tensors 
 
 from __future__ import annotations
 
+import math
 import os
 from types import TracebackType
 from typing import Any, NamedTuple, Sequence
@@ -140,7 +141,8 @@ class safe_open:
 class Slice:
     """A tensor of a file, of which an index reads a part: `s[1000:2000]`, `s[3, :, ::2]`.
 
-    Leading indices and the first range choose what is read; those after them choose on the device.
+    Leading numbers and the first range choose what is read, and a second range that takes at most half of each row; what
+    follows chooses on the device.
     """
 
     def __init__(self, of: safe_open, tensor: _Tensor) -> None:
@@ -155,7 +157,7 @@ class Slice:
         return str(self._tensor.dtype.safetensors)
 
     def __getitem__(self, key: Any) -> Any:
-        t, maker = self._tensor, self._of._maker
+        t = self._tensor
         if not t.dtype.itemsize:
             raise TypeError(f"elements of {t.dtype.name} share bytes: read the whole tensor")
         keys = _full(key, t.shape)
@@ -165,25 +167,43 @@ class Slice:
             at += keys[dim] * strides[dim]
             dim += 1
         if dim == len(keys):
-            shape: tuple[int, ...] = ()
-            rest: tuple[Any, ...] = ()
-        else:
-            first = keys[dim]
-            rows = range(*first.indices(t.shape[dim]))
-            low, high = (min(rows[0], rows[-1]), max(rows[0], rows[-1]) + 1) if rows else (0, 0)
-            at += low * strides[dim]
-            shape = (high - low, *t.shape[dim + 1 :])
-            within = slice(None) if rows.step > 0 else slice(None, None, rows.step)
-            if rows.step > 1:
-                within = slice(None, None, rows.step)
-            rest = (within, *keys[dim + 1 :])
-        size = t.dtype.itemsize
-        for length in shape:
-            size *= length
+            return self._read(at, (), ())
+        rows = range(*keys[dim].indices(t.shape[dim]))
+        low, high = (min(rows[0], rows[-1]), max(rows[0], rows[-1]) + 1) if rows else (0, 0)
+        at += low * strides[dim]
+        rest = tuple(keys[dim + 1 :])
+        if rows.step == 1 and rest and _is_range(rest[0]) and all(k == slice(None) for k in rest[1:]):
+            columns = range(*rest[0].indices(t.shape[dim + 1]))
+            if 2 * len(columns) <= t.shape[dim + 1]:
+                # At most half of each row: only that is read.
+                inner = (len(columns), *t.shape[dim + 2 :])
+                return self._gather(at + columns.start * strides[dim + 1], len(rows), strides[dim], inner)
+        within = slice(None) if rows.step == 1 else slice(None, None, rows.step)
+        return self._read(at, (high - low, *t.shape[dim + 1 :]), (within, *rest))
+
+    def _read(self, at: int, shape: tuple[int, ...], rest: tuple[Any, ...]) -> Any:
+        """Elements that lie together from byte `at` on, and of these what `rest` chooses."""
+        maker, header = self._of._maker, self._of._header
+        size = math.prod(shape) * self._tensor.dtype.itemsize
         raw = maker.empty(size)
-        _fill(self._of._file, raw, self._of._header.data + at, size)
-        array = maker.view(raw, 0, t.dtype, shape)
+        _fill(self._of._file, raw, header.data + at, size)
+        array = maker.view(raw, 0, self._tensor.dtype, shape)
         return array if all(k == slice(None) for k in rest) else maker.index(array, rest)
+
+    def _gather(self, at: int, rows: int, stride: int, inner: tuple[int, ...]) -> Any:
+        """A part of each of so many rows, the first at byte `at`."""
+        maker, first = self._of._maker, self._of._header.data + at
+        size = math.prod(inner) * self._tensor.dtype.itemsize
+        raw = maker.empty(rows * size)
+        if rows * size:
+            got = self._of._file.read_many(range(first, first + rows * stride, stride), size, raw)
+            if any(n != size for n in got):
+                raise SafetensorsError(f"{self._of._file.name}: the file became shorter while it was read")
+        return maker.view(raw, 0, self._tensor.dtype, (rows, *inner))
+
+
+def _is_range(key: Any) -> bool:
+    return isinstance(key, slice) and key.step in (None, 1)
 
 
 def _full(key: Any, shape: Sequence[int]) -> list[Any]:
