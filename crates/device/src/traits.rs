@@ -12,6 +12,7 @@
 //!              queued
 //! ```
 
+use std::ffi::c_void;
 use std::fmt;
 
 use crate::DeviceError;
@@ -247,6 +248,21 @@ pub trait Device: Send + Sync + 'static {
     /// # Safety
     /// The pin must live, and `dst` stay allocated, until the copy is done.
     unsafe fn copy_pinned(&self, queue: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()>;
+
+    /// Queues a call of a host function: it runs once what was queued before it is done, and what is queued behind it
+    /// waits for its end. It must not call a device.
+    ///
+    /// # Safety
+    /// The function must be one that may be called once with the argument, on any thread, until the queue is drained.
+    unsafe fn call_host(
+        &self,
+        queue: QueueId,
+        function: unsafe extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+    ) -> Result<()> {
+        let _ = (queue, function, argument);
+        Err(DeviceError::new(crate::ErrorKind::Unsupported, "call of a host function"))
+    }
 
     /// Gives the pages back. Every copy from the pin must be done.
     fn unpin(&self, pin: Pin);

@@ -84,6 +84,11 @@ pub trait Kernel: Send + Sync + 'static {
         linux::open(&path, flags, 0)
     }
 
+    /// The very descriptor `fd` of thread `tid`, in the calling thread's table.
+    fn share(&self, tid: u32, fd: Fd) -> Result<Fd> {
+        linux::descriptor_of(tid, fd)
+    }
+
     /// `close`.
     fn close(&self, fd: Fd) {
         let _ = linux::close(fd);

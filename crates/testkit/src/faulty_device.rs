@@ -5,6 +5,7 @@
 //! A wait that fails lets the copies end first: a driver that cannot wait has lost its context, and nothing of that
 //! context runs any more.
 
+use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use spinio_device::{
@@ -32,11 +33,12 @@ pub enum Operation {
     CopyPinned,
     PrepareGather,
     Gather,
+    CallHost,
 }
 
 impl Operation {
     /// All of them.
-    pub const ALL: [Operation; 13] = [
+    pub const ALL: [Operation; 14] = [
         Operation::Staging,
         Operation::LeaseQueue,
         Operation::CopyIn,
@@ -50,6 +52,7 @@ impl Operation {
         Operation::CopyPinned,
         Operation::PrepareGather,
         Operation::Gather,
+        Operation::CallHost,
     ];
 }
 
@@ -216,6 +219,17 @@ impl Device for FaultyDevice {
 
     fn unpin(&self, pin: Pin) {
         self.inner.unpin(pin);
+    }
+
+    unsafe fn call_host(
+        &self,
+        queue: QueueId,
+        function: unsafe extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+    ) -> Result<()> {
+        self.pass(Operation::CallHost)?;
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.call_host(queue, function, argument) }
     }
 
     fn prepare_gather(&self, code: &dyn CodeStore) -> Result<()> {

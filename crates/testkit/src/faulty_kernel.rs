@@ -20,6 +20,7 @@ pub enum Call {
     /// A write for one route.
     Pwritev(Route),
     OpenAgain,
+    Share,
     DirectAlign,
     FileSystem,
     Cachestat,
@@ -200,6 +201,11 @@ impl Kernel for FaultyKernel {
     fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
         self.pass(Call::OpenAgain)?;
         Linux.open_again(tid, fd, flags)
+    }
+
+    fn share(&self, tid: u32, fd: Fd) -> Result<Fd> {
+        self.pass(Call::Share)?;
+        Linux.share(tid, fd)
     }
 
     fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>> {

@@ -1,5 +1,6 @@
 //! One CUDA context as a device.
 
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -334,6 +335,18 @@ impl Device for Cuda {
         // SAFETY: as above.
         unsafe { self.driver.copy_out(dst, src.0, len, Cuda::stream(queue)) }
             .map_err(|e| self.copy_failed("cuMemcpyDtoHAsync", e))
+    }
+
+    unsafe fn call_host(
+        &self,
+        queue: QueueId,
+        function: unsafe extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+    ) -> Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: the function is the caller's word; the queue belongs to this context, which lives.
+        unsafe { self.driver.call_host(Cuda::stream(queue), function, argument) }
+            .map_err(|e| self.fail("cuLaunchHostFunc", e))
     }
 
     fn fence(&self, queue: QueueId) -> Result<Fence> {

@@ -48,11 +48,13 @@ pub(super) enum Copy {
     Kernel(Kernel),
 }
 
-/// A function that has the device's memory while it runs.
+/// A function of the host, called in its turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernel {
     pub(super) function: unsafe extern "C" fn(*mut c_void),
     pub(super) argument: u64,
+    /// Whether the CPU may load and store in the device's memory meanwhile.
+    pub(super) opens: bool,
 }
 
 impl Copy {
@@ -328,7 +330,7 @@ impl Engine {
         }
     }
 
-    /// The thread of the kernels. The memory is the CPU's while one runs.
+    /// The thread of the kernels and of host functions. The memory is the CPU's while a kernel runs.
     pub(super) fn run_kernels(&self, memory: &Memory) -> ! {
         let mut state = self.state();
         loop {
@@ -337,7 +339,8 @@ impl Engine {
                 continue;
             };
             drop(state);
-            let outcome = memory.open().map(|open| {
+            let opened = if kernel.opens { memory.open().map(Some) } else { Ok(None) };
+            let outcome = opened.map(|open| {
                 // SAFETY: who launched it vouches for the function and its argument until it is done.
                 unsafe { (kernel.function)(kernel.argument as *mut c_void) };
                 drop(open);

@@ -146,7 +146,7 @@ impl Emulated {
         argument: *mut c_void,
     ) -> Result<()> {
         self.check()?;
-        self.engine.queue(queue.0, Copy::Kernel(Kernel { function, argument: argument as u64 }))
+        self.engine.queue(queue.0, Copy::Kernel(Kernel { function, argument: argument as u64, opens: true }))
     }
 
     /// Waits for what is queued on a queue; on queue 0 for what is queued anywhere, as a device's synchronisation does.
@@ -256,6 +256,16 @@ impl Device for Emulated {
         self.check()?;
         let src = self.memory.view(src, len, "copy from the device")?;
         self.engine.queue(queue.0, Copy::Bytes { dst: dst as u64, src, len })
+    }
+
+    unsafe fn call_host(
+        &self,
+        queue: QueueId,
+        function: unsafe extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+    ) -> Result<()> {
+        self.check()?;
+        self.engine.queue(queue.0, Copy::Kernel(Kernel { function, argument: argument as u64, opens: false }))
     }
 
     fn fence(&self, queue: QueueId) -> Result<Fence> {

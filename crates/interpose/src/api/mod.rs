@@ -5,7 +5,7 @@
 //!   emulated.rs spinio_emulated_...                kernels of the emulated GPU, for the headers in device/
 //!   memory.rs   spinio_mem_alloc, _free, _copy     devices without an allocator of their own
 //!   read.rs     spinio_pread, spinio_pread_async   what the hooks do, without the 2 GiB bound, or in stream order
-//!   write.rs    spinio_pwrite
+//!   write.rs    spinio_pwrite, spinio_pwrite_async
 //!   stats.rs    spinio_stats, spinio_version, spinio_last_error
 //! ```
 //!

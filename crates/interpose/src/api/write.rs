@@ -1,7 +1,9 @@
 //! Writes for programs that link us.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::AtomicIsize;
 
+use spinio_device::QueueId;
 use spinio_io::runtime;
 use spinio_sys::linux;
 
@@ -42,4 +44,28 @@ unsafe extern "C-unwind" fn spinio_pwrite(fd: c_int, buffer: *const c_void, size
             }
         }
     })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_pwrite_async(
+    fd: c_int,
+    buffer: *const c_void,
+    size: usize,
+    offset: i64,
+    stream: *mut c_void,
+    written: *mut isize,
+) -> c_int {
+    guard::cancellation_point();
+    let queued = guard::run(|| {
+        let at = u64::try_from(offset).map_err(|_| Failure::Errno(libc::EINVAL))?;
+        if size == 0 || size > isize::MAX as usize {
+            return Err(Failure::Errno(libc::EINVAL));
+        }
+        let from = target(buffer.cast(), size).ok_or(Failure::Errno(libc::EFAULT))?;
+        // An ssize_t as the atomic word that it is set as.
+        let result = written.cast::<AtomicIsize>();
+        // SAFETY: the header asks for a word that stays until it is set.
+        Ok(unsafe { runtime().write_async(fd, at, from, size, QueueId(stream as u64), result) }?)
+    });
+    queued.map_or(-1, |()| 0)
 }

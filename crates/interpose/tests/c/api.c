@@ -91,6 +91,15 @@ int main(void)
     CHECK(spinio_pwrite(fd, host, 100, 0) == 100);
     CHECK(spinio_stats(&before, sizeof before) == 0);
     CHECK(before.writes == after.writes + 1 && before.written_bytes == after.written_bytes + SIZE - 5);
+    ssize_t written = -1000;
+    CHECK(spinio_pwrite_async(fd, a, SIZE - 9, 33, NULL, &written) == 0);
+    CHECK(spinio_mem_copy(back, a, SIZE) == 0 && written == SIZE - 9); /* behind it */
+    CHECK(pread(fd, back, SIZE - 9, 33) == SIZE - 9 && memcmp(host, back, SIZE - 9) == 0);
+    CHECK(spinio_pwrite_async(fd, a, SIZE, 0, NULL, NULL) == 0 && spinio_mem_copy(back, a, SIZE) == 0);
+    CHECK(pread(fd, back, SIZE, 0) == SIZE && memcmp(host, back, SIZE) == 0);
+    FAILS(spinio_pwrite_async(fd, host, 10, 0, NULL, &written), EFAULT);
+    FAILS(spinio_pwrite_async(-1, a, 10, 0, NULL, &written), EBADF);
+    FAILS(spinio_pwrite_async(fd, a, 10, -1, NULL, &written), EINVAL);
     FAILS(spinio_pwrite(fd, a, 10, -1), EINVAL);
     FAILS(spinio_pwrite(-1, a, 10, 0), EBADF);
 

@@ -92,6 +92,11 @@ impl Order {
         Ok(order)
     }
 
+    /// A queue that the program names.
+    pub(super) fn named(device: &'static dyn Device, queue: QueueId) -> Order {
+        Order { queues: vec![(device, queue)], leased: false }
+    }
+
     fn queue(&self, device: &'static dyn Device) -> QueueId {
         let found = self.queues.iter().find(|(d, _)| core::ptr::addr_eq(*d, device));
         found.map_or(QueueId(0), |&(_, queue)| queue)
@@ -217,7 +222,7 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    /// Queues all copies. `offset` and the length of the write are for the error.
+    /// Queues all copies. `offset` is for the error.
     pub(super) fn begin(
         core: &Core,
         order: &Order,
@@ -248,10 +253,28 @@ impl Gathered {
                 }
             }
         }
+        Ok(gathered)
+    }
+
+    /// The same, with a place in each queue to wait for.
+    pub(super) fn fenced(
+        core: &Core,
+        order: &Order,
+        parts: &[Part],
+        into: Into,
+        offset: u64,
+    ) -> Result<Gathered, Error> {
+        let mut gathered = Gathered::begin(core, order, parts, into, offset)?;
+        let len = gathered.len as u64;
         for lot in &mut gathered.lots {
-            lot.fence = Some(lot.device().fence(lot.queue).map_err(fail)?);
+            lot.fence = Some(lot.device().fence(lot.queue).map_err(|e| Error::device(e, "write", offset, len))?);
         }
         Ok(gathered)
+    }
+
+    /// Everything queued is done, as is known otherwise.
+    pub(super) fn arrived(&mut self) {
+        self.lots.iter_mut().for_each(|lot| lot.moving = false);
     }
 
     /// Waits until every byte is there.

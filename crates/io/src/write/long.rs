@@ -77,11 +77,20 @@ impl Write<'_> {
     pub(super) fn portions(&self, range: Range<usize>, hand: Hand) -> Result<usize> {
         let device_error = |e| Error::device(e, "write", self.at.unwrap_or(0), self.len as u64);
         let order = Order::leased(self.parts).map_err(device_error)?;
+        self.portions_on(&order, range, hand)
+    }
+
+    /// All of it at once, behind what is on the given queues.
+    pub(super) fn behind(&self, order: &Order) -> Result<usize> {
+        self.portions_on(order, 0..self.len, self.own_hand())
+    }
+
+    fn portions_on(&self, order: &Order, range: Range<usize>, hand: Hand) -> Result<usize> {
         let range = range.start..self.within_limit(range.clone());
         let most = (bound(self.core) / 2).min(PORTION) as usize / BLOCK * BLOCK;
         let gather = |from: usize, most: usize| {
             let parts = self.portion(from, most.min(range.end - from));
-            Gathered::begin(self.core, &order, &parts, Into::Ring, self.at.unwrap_or(0) + from as u64)
+            Gathered::fenced(self.core, order, &parts, Into::Ring, self.at.unwrap_or(0) + from as u64)
         };
         let mut done = range.start;
         let mut next = (!range.is_empty()).then(|| gather(done, most.min(FIRST)));

@@ -23,6 +23,7 @@
 //!     │ pipes, sockets, devices           stream.rs   the same, out of memory of its own
 //!     ▼
 //!   gather.rs     parts ─> blocks of staging, in the program's order on the device
+//!   later.rs      in the order of a stream, when it gets there
 //!   around.rs     around the page cache: peer-to-peer, synchronous and very long writes, where it pays
 //! ```
 //!
@@ -38,6 +39,7 @@
 
 mod around;
 mod gather;
+mod later;
 mod long;
 mod stream;
 mod whole;

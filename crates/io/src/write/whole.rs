@@ -27,7 +27,7 @@ impl Write<'_> {
         let begun = Instant::now();
         let offset = self.at.unwrap_or(0);
         let order = Order::program(self.parts);
-        let mut gathered = Gathered::begin(self.core, &order, self.parts, Into::Ring, offset)?;
+        let mut gathered = Gathered::fenced(self.core, &order, self.parts, Into::Ring, offset)?;
         // Asked while the copies run.
         let hand = hand.unwrap_or_else(|| self.own_hand());
         gathered.wait(offset)?;

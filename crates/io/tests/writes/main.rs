@@ -4,4 +4,5 @@ mod atomicity;
 mod consistency;
 mod differential;
 mod faults;
+mod later;
 mod routes;

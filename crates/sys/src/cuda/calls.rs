@@ -446,6 +446,20 @@ impl Driver {
         unsafe { cu!(self.module_function?(&mut function, module, name.as_ptr())) }.map(|()| Function(function))
     }
 
+    /// Queues a call of a host function, which must not call the driver.
+    ///
+    /// # Safety
+    /// The stream must be alive, and the function be one that may be called once with the argument, on any thread.
+    pub unsafe fn call_host(
+        &self,
+        stream: Stream,
+        function: unsafe extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+    ) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { cu!(self.host_function?(stream.0, function, argument)) }
+    }
+
     /// Queues a kernel: `blocks` of `threads`.
     ///
     /// # Safety

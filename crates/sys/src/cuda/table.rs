@@ -85,6 +85,9 @@ pub(super) fn loader_error() -> String {
     }
 }
 
+/// What the driver calls back.
+type HostFunction = unsafe extern "C" fn(*mut c_void);
+
 macro_rules! table {
     (
         needed { $(fn $need:ident($($need_arg:ty),*) = $need_symbol:literal;)+ }
@@ -176,5 +179,6 @@ table! {
         fn module_load(*mut usize, *const c_void) = "cuModuleLoadData";
         fn module_function(*mut usize, usize, *const c_char) = "cuModuleGetFunction";
         fn launch(usize, u32, u32, u32, u32, u32, u32, u32, usize, *mut *mut c_void, *mut *mut c_void) = "cuLaunchKernel";
+        fn host_function(usize, HostFunction, *mut c_void) = "cuLaunchHostFunc";
     }
 }

@@ -1,0 +1,166 @@
+//! A write in the order of a stream: queued now, made when the stream gets there.
+//!
+//! ```text
+//!   stream     ... work | copies into staging | host function: ask a keeper, wait for it | later work ...
+//!   keeper                                                       └ pwrite ┘
+//! ```
+//!
+//! The program may close its descriptor meanwhile, or give the number to another file. So a keeper takes the very
+//! descriptor into its own table (`pidfd_getfd`) when the write is queued: the same open file, with its O_APPEND and all.
+//!
+//! What cannot be done later is done at once, and waited for: a write larger than the staging bound, a kernel without
+//! `pidfd_getfd`, a device without host functions.
+//!
+//! Known flaws: a keeper takes no signals, so a write beyond RLIMIT_FSIZE says EFBIG without SIGXFSZ. If the context of
+//! the device dies before the stream gets there, the driver never calls: the memory is lost and the result never comes.
+
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicIsize, Ordering::Release};
+use std::time::Instant;
+
+use spinio_device::QueueId;
+use spinio_plan::{Reason, Route};
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd, FileKind};
+
+use super::gather::{Gathered, Into, Order};
+use super::{Part, Result, Write, bound, fit, reason};
+use crate::core::Core;
+use crate::crew::PrivateFd;
+use crate::stats::{Direction, Watch};
+use crate::{Error, Runtime, Target};
+
+/// Where a result goes: bytes written, or an errno below zero.
+#[derive(Clone, Copy)]
+struct Slot(*const AtomicIsize);
+
+// SAFETY: an atomic word; who asked for the write keeps it until the result is there.
+unsafe impl Send for Slot {}
+
+impl Slot {
+    fn set(self, result: core::result::Result<usize, Errno>) {
+        if !self.0.is_null() {
+            let value = result.map_or_else(|e| -(e.raw_os_error() as isize), |wrote| wrote as isize);
+            // SAFETY: not null, and kept by the caller's promise.
+            unsafe { &*self.0 }.store(value, Release);
+        }
+    }
+}
+
+/// A write that waits for its stream.
+struct Later {
+    core: Arc<Core>,
+    twin: PrivateFd,
+    gathered: Gathered,
+    offset: u64,
+    slot: Slot,
+    watch: Watch,
+}
+
+// SAFETY: the vectors hold addresses of staging memory, which has one owner: this.
+unsafe impl Send for Later {}
+
+impl Later {
+    /// On the driver's thread, once the bytes are there.
+    fn write(mut self) {
+        self.gathered.arrived();
+        let begun = Instant::now();
+        let (kernel, fd, offset) = (self.core.kernel, self.twin.get(), self.offset);
+        let vectors = core::mem::take(&mut self.gathered.vectors);
+        // SAFETY: the memory of the vectors is ours until this function ends, which waits for the answer.
+        let call = move || unsafe { kernel.pwritev(Route::Copy, fd, &vectors, Some(offset), 0) };
+        let wrote = self.core.keepers().and_then(|keepers| keepers.call(call)).unwrap_or(Err(Errno::IO));
+        let stats = self.core.stats();
+        if let Ok(wrote) = wrote {
+            let why = reason(self.gathered.is_pinned(), Reason::IntoCache);
+            stats.piece(&self.watch, Route::Copy, why, 0, wrote as u64, begun);
+        }
+        let failed = wrote.map_err(|e| Error::kernel(e, "write", offset, self.gathered.len as u64));
+        stats.end(&self.watch, &failed.as_ref().copied());
+        self.slot.set(wrote);
+    }
+}
+
+/// What the driver calls.
+///
+/// # Safety
+/// `later` must come from `Box::into_raw`, once.
+unsafe extern "C" fn called(later: *mut c_void) {
+    // SAFETY: the caller's promise.
+    let later = unsafe { Box::from_raw(later.cast::<Later>()) };
+    let slot = later.slot;
+    if catch_unwind(AssertUnwindSafe(|| later.write())).is_err() {
+        slot.set(Err(Errno::IO));
+    }
+}
+
+impl Runtime {
+    /// Queues a `pwrite` of device memory on `queue` (CUDA: a stream). `result` is set when the stream has got there:
+    /// the bytes written, or an errno below zero. What is queued behind it sees both.
+    ///
+    /// # Safety
+    /// `result` must be null, or stay until it is set.
+    pub unsafe fn write_async(
+        &self,
+        fd: Fd,
+        at: u64,
+        from: Target,
+        len: usize,
+        queue: QueueId,
+        result: *const AtomicIsize,
+    ) -> Result<()> {
+        let core = self.core();
+        let device = from.allocation.device;
+        let fail = |e| Error::kernel(e, "write", at, len as u64);
+        let stat = core.kernel.fstat(fd).map_err(fail)?;
+        if i64::try_from(at).is_err() {
+            return Err(fail(Errno::INVAL));
+        }
+        if stat.kind == FileKind::Stream {
+            return Err(fail(Errno::SPIPE));
+        }
+        if device.is_captured(queue) {
+            // A graph would write its staging memory at each launch, when it holds other bytes.
+            return Err(Error::kernel(Errno::BUSY, "write from a captured queue", at, len as u64));
+        }
+        let status = core.kernel.flags(fd).map_err(fail)?;
+        if status & linux::O_ACCMODE as i32 == linux::O_RDONLY as i32 {
+            return Err(fail(Errno::BADF));
+        }
+        let parts = fit(&[Part::Device(from, len)]).map_err(fail)?;
+        let watch = core.stats().begin(Direction::Write, fd, Some(at), len as u64);
+        let order = Order::named(device, queue);
+        let slot = Slot(result);
+        let len: usize = parts.iter().map(Part::len).sum();
+        let twin = if len as u64 <= bound(core) { shared(core, fd, (stat.dev, stat.ino)) } else { None };
+        if let Some(twin) = twin {
+            let gathered = Gathered::begin(core, &order, &parts, Into::Ring, at)?;
+            let later =
+                Box::into_raw(Box::new(Later { core: Arc::clone(core), twin, gathered, offset: at, slot, watch }));
+            // SAFETY: `called` takes the box, once.
+            if unsafe { device.call_host(queue, called, later.cast()) }.is_ok() {
+                return Ok(());
+            }
+            // SAFETY: the device did not take it.
+            drop(unsafe { Box::from_raw(later) });
+        }
+        // At once, behind what is on the queue.
+        let write = Write { core, fd, at: Some(at), flags: 0, parts: &parts, len, stat, watch };
+        let wrote = write.behind(&order);
+        core.stats().end(&watch, &wrote.as_ref().copied());
+        slot.set(wrote.as_ref().copied().map_err(|e| e.kind.errno()));
+        wrote.map(drop)
+    }
+}
+
+/// The program's own descriptor, in the keepers' table.
+fn shared(core: &Arc<Core>, fd: Fd, key: (u64, u64)) -> Option<PrivateFd> {
+    let keepers = core.keepers()?;
+    let (kernel, tid, graves) = (core.kernel, linux::gettid(), keepers.graveyard());
+    keepers.call(move || {
+        let twin = PrivateFd::new(kernel.share(tid, fd).ok()?, graves);
+        kernel.fstat(twin.get()).is_ok_and(|s| (s.dev, s.ino) == key).then_some(twin)
+    })?
+}

@@ -1,0 +1,129 @@
+//! Writes in the order of a stream.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicIsize, Ordering::Acquire};
+
+use spinio_device::{Device, ErrorKind, QueueId, Wait};
+use spinio_io::{Runtime, Settings};
+use spinio_plan::Route;
+use spinio_sys::Errno;
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, file, place, within};
+
+/// More than the smallest ring holds.
+const SIZE: usize = (5 << 20) + 5;
+const UNSET: isize = isize::MIN;
+
+fn result() -> &'static AtomicIsize {
+    Box::leak(Box::new(AtomicIsize::new(UNSET)))
+}
+
+fn later(
+    runtime: &Runtime,
+    fd: i32,
+    at: u64,
+    from: spinio_io::Target,
+    queue: QueueId,
+    result: &'static AtomicIsize,
+) -> Result<(), Errno> {
+    // SAFETY: the result lives for ever.
+    unsafe { runtime.write_async(fd, at, from, SIZE, queue, result) }.map_err(|e| e.kind.errno())
+}
+
+#[test]
+fn a_queued_write_takes_its_place_in_the_stream() {
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(Settings::default());
+    let place = place::on("tree").unwrap();
+    let (path, other) = (place.file("file"), place.file("other"));
+    let queue = device.new_queue().unwrap();
+    let buffer = Buffer::new(device, SIZE);
+    let copies: Vec<_> = (0..4).map(|version| file::bytes(0, SIZE, version)).collect();
+    // SAFETY: the bytes live until the queue is drained below.
+    let put = |n: usize| unsafe { device.copy_in(queue, buffer.addr(), copies[n].as_ptr(), SIZE) }.unwrap();
+    let file = File::create(&path).unwrap();
+    let results = [result(), result(), result()];
+    device.hold();
+    for (n, result) in results.into_iter().enumerate() {
+        put(n);
+        later(&runtime, file.as_raw_fd(), (n * SIZE) as u64, buffer.target(0), queue, result).unwrap();
+    }
+    put(3);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0, "written before its turn");
+    assert!(results.iter().all(|r| r.load(Acquire) == UNSET));
+    // The program closes the file, and its number gets another meaning.
+    let number = file.as_raw_fd();
+    drop(file);
+    let innocent = File::create(&other).unwrap();
+    assert_eq!(innocent.as_raw_fd(), number);
+    device.resume();
+    within("the stream", || device.drain(queue, Wait::Sleep)).unwrap();
+    assert!(results.iter().all(|r| r.load(Acquire) == SIZE as isize));
+    assert!(std::fs::read(&path).unwrap() == copies[..3].concat());
+    assert_eq!(innocent.metadata().unwrap().len(), 0, "another file was written");
+}
+
+#[test]
+fn what_cannot_be_done_later_is_done_at_once() {
+    let inner = emulated("size=64M,latency_us=200");
+    let place = place::on("tree").unwrap();
+    let path = place.file("file");
+    let buffer = Buffer::new(inner, SIZE);
+    buffer.put(0, &file::bytes(0, SIZE, 1));
+    type Spoil = fn(&FaultyKernel, &FaultyDevice);
+    let cases: [(&str, u64, Spoil); 3] = [
+        ("no pidfd_getfd", 128 << 20, |kernel, _| kernel.always(Call::Share, Effect::Fail(Errno::NOSYS))),
+        ("no host functions", 128 << 20, |_, device| device.fail(Operation::CallHost, 1, 9, ErrorKind::Unsupported)),
+        ("a small ring", 2 << 20, |_, _| ()),
+    ];
+    for (what, staging, spoil) in cases {
+        let (kernel, device) = (FaultyKernel::new(), FaultyDevice::before(inner));
+        spoil(kernel, device);
+        let runtime = Runtime::with_kernel(Settings { staging, ..Settings::default() }, kernel);
+        let file = File::create(&path).unwrap();
+        let result = result();
+        later(&runtime, file.as_raw_fd(), 7, buffer.target_through(device, 0), QueueId(0), result).unwrap();
+        inner.drain(QueueId(0), Wait::Sleep).unwrap();
+        assert_eq!(result.load(Acquire), SIZE as isize, "{what}");
+        assert!(std::fs::read(&path).unwrap()[7..] == file::bytes(0, SIZE, 1), "{what}");
+    }
+}
+
+#[test]
+fn errors_come_at_once_or_in_their_turn() {
+    let device = emulated("size=64M");
+    let place = place::on("tree").unwrap();
+    let path = place.file("file");
+    let kernel = FaultyKernel::new();
+    let runtime = Runtime::with_kernel(Settings::default(), kernel);
+    let buffer = Buffer::new(device, SIZE);
+    let from = buffer.target(0);
+    let file = OpenOptions::new().create(true).append(true).open(&path).unwrap();
+    let read_only = File::open(&path).unwrap();
+    let (_out, into) = std::io::pipe().unwrap();
+    let none = result();
+    assert_eq!(later(&runtime, read_only.as_raw_fd(), 0, from, QueueId(0), none), Err(Errno::BADF));
+    assert_eq!(later(&runtime, into.as_raw_fd(), 0, from, QueueId(0), none), Err(Errno::SPIPE));
+    assert_eq!(later(&runtime, 9999, 0, from, QueueId(0), none), Err(Errno::BADF));
+    assert_eq!(later(&runtime, file.as_raw_fd(), u64::MAX, from, QueueId(0), none), Err(Errno::INVAL));
+    assert_eq!(later(&runtime, file.as_raw_fd(), 0, buffer.target(SIZE), QueueId(0), none), Err(Errno::FAULT));
+    assert_eq!(none.load(Acquire), UNSET);
+    kernel.hit(Call::Pwritev(Route::Copy), 1, 1, Effect::Fail(Errno::NOSPC));
+    kernel.hit(Call::Pwritev(Route::Copy), 1, 1, Effect::Short(4096));
+    let results = [result(), result(), result()];
+    for result in results {
+        later(&runtime, file.as_raw_fd(), 0, from, QueueId(0), result).unwrap();
+    }
+    within("the stream", || device.drain(QueueId(0), Wait::Sleep)).unwrap();
+    let said: Vec<_> = results.iter().map(|r| r.load(Acquire)).collect();
+    let short = (SIZE / 2 / 4096 * 4096) as isize;
+    assert_eq!(said, [-(Errno::NOSPC.raw_os_error() as isize), short, SIZE as isize]);
+    // Appended, as the descriptor says.
+    assert_eq!(file.metadata().unwrap().len(), short as u64 + SIZE as u64);
+    // Nobody has to ask.
+    // SAFETY: there is no result.
+    unsafe { runtime.write_async(file.as_raw_fd(), 0, from, SIZE, QueueId(0), std::ptr::null()) }.unwrap();
+    device.drain(QueueId(0), Wait::Sleep).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), short as u64 + 2 * SIZE as u64);
+}
