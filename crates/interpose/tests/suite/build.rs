@@ -47,7 +47,7 @@ pub(crate) fn compile(compiler: &str, out: &Path, args: &[&str]) {
 }
 
 /// The allocator shim as a shared library: built once.
-fn shim() -> &'static Path {
+pub(crate) fn shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
     SHIM.get_or_init(|| {
         let out = folder().join("libmemory.so");

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::build::{compile, folder, library, must_pass, preloaded, program, source};
+use crate::build::{compile, folder, library, must_pass, preloaded, program, shim, source};
 
 #[test]
 fn device_reads_do_what_host_reads_do() {
@@ -69,7 +69,7 @@ fn calls_of_the_driver_itself_are_left_alone() {
     let code = code.to_str().expect("UTF-8");
     compile("cc", &driver, &["-shared", "-fPIC", "-DDRIVER", code]);
     // Built as any other program, then once more against the driver.
-    let memory = program("disabled").with_file_name("libmemory.so");
+    let memory = shim();
     let out = folder().join("driver");
     let rpath = format!("-Wl,-rpath,{}", folder().display());
     compile("cc", &out, &[code, driver.to_str().expect("UTF-8"), memory.to_str().expect("UTF-8"), &rpath]);
