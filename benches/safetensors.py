@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Loads one safetensors file into a GPU by several libraries, side by side, in one run.
 
-    safetensors.py [--gib 4] [--tensors 32] [--times 5] [--scratch DIR] [--wheels DIR] [--out FILE] [--only NAME,NAME]
+    safetensors.py [--gib 4] [--tensors 32] [--times 5] [--pause 0.05] [--scratch DIR] [--wheels DIR] [--out FILE] [--only NAME,NAME]
 
 Needs PyTorch and a GPU, and `spinio` (its wheel may lie in --wheels, as may fastsafetensors'). Rows:
 
@@ -14,9 +14,11 @@ Needs PyTorch and a GPU, and `spinio` (its wheel may lie in --wheels, as may fas
 
 Each row runs in a process of its own. The CUDA context is there before the clock starts; the clock stops when the GPU has
 done everything. `first` is the process's first load: it also pays for cudaMalloc, pinned staging memory and whatever else
-the library sets up once. `again` is the median of the loads after it, each after the tensors of the one before were
-freed, so PyTorch has the memory at hand. The file is in the page cache (read once before every row). CPU time is user +
-system of the process. Every row compares its tensors with those of the safetensors library, on the GPU, afterwards.
+the library sets up once. `again` is the median of the loads after it, each a pause (--pause) after the tensors of the one
+before were freed, so PyTorch has the memory at hand. `at once` is the same without the pause: spinio must then first give
+back the pages that the load before has registered, which it otherwise does in the pause. The file is in the page cache
+(read once before every row). CPU time is user + system of the process, the pause included. Every row compares its tensors
+with those of the safetensors library, on the GPU, afterwards.
 """
 
 import argparse
@@ -99,21 +101,24 @@ def spinio_each(path):
     return load, library.__version__
 
 
-def row(name, path, times):
+def row(name, path, times, pause):
     import torch
 
     torch.zeros(1, device="cuda")
     load, version = globals()[name.replace("-", "_")](path)
     size = os.path.getsize(path)
+    loads = [0.0] + [pause] * times + [0.0] * times
     taken = []
-    for _ in range(1 + times):
+    for after in [*loads[1:], 0.0]:
         torch.cuda.synchronize()
         c0, t0 = cpu(), time.monotonic()
         loaded = load()
         torch.cuda.synchronize()
-        taken.append({"seconds": time.monotonic() - t0, "cpu": cpu() - c0})
-        if len(taken) <= times:
+        seconds = time.monotonic() - t0
+        if len(taken) < len(loads) - 1:
             del loaded
+        time.sleep(after)
+        taken.append({"seconds": seconds, "cpu": cpu() - c0})
     right = None
     if name == "spinio-pread":
         whole = torch.frombuffer(bytearray(pathlib.Path(path).read_bytes()), dtype=torch.uint8)
@@ -125,10 +130,11 @@ def row(name, path, times):
             wanted = set(f.keys())
             bits = torch.int16  # not the values: a NaN is no other's equal
             right = wanted == set(loaded) and all(torch.equal(loaded[k].view(bits), f.get_tensor(k).view(bits)) for k in wanted)
-    again = taken[1:]
-    middle = statistics.median(t["seconds"] for t in again)
+    again, at_once = taken[1 : 1 + times], taken[1 + times :]
+    middle, hurried = (statistics.median(t["seconds"] for t in part) for part in (again, at_once))
     said = {"row": name, "version": version, "bytes": size, "right": right, "times": taken}
     said |= {"first_gbps": size / 1e9 / taken[0]["seconds"], "gbps": size / 1e9 / middle, "best_gbps": size / 1e9 / min(t["seconds"] for t in again)}
+    said |= {"pause": pause, "at_once_gbps": size / 1e9 / hurried}
     said["cpu_per_gb"] = statistics.median(t["cpu"] for t in again) / (size / 1e9)
     if name.startswith("spinio"):
         import spinio as library
@@ -169,6 +175,7 @@ def main():
     parser.add_argument("--gib", type=float, default=4)
     parser.add_argument("--tensors", type=int, default=32)
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--pause", type=float, default=0.05, help="seconds between two loads")
     parser.add_argument("--scratch", default=None)
     parser.add_argument("--wheels", default=None)
     parser.add_argument("--out", default=None)
@@ -178,7 +185,7 @@ def main():
     # This file's own name must not shadow the library's.
     sys.path = [p for p in sys.path if pathlib.Path(p or ".").resolve() != pathlib.Path(__file__).resolve().parent]
     if args.row:
-        return row(*args.row, args.times)
+        return row(*args.row, args.times, args.pause)
 
     with tempfile.TemporaryDirectory(prefix="spinio-safetensors.", dir=args.scratch) as scratch:
         env = dict(os.environ)
@@ -189,7 +196,7 @@ def main():
         results = []
         for name in args.only.split(","):
             warm(path)
-            command = [sys.executable, os.path.abspath(__file__), "--times", str(args.times), "--row", name, path]
+            command = [sys.executable, os.path.abspath(__file__), "--times", str(args.times), "--pause", str(args.pause), "--row", name, path]
             try:
                 done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
                 lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -208,14 +215,14 @@ def show(results):
     speed = {r["row"]: r.get("gbps") for r in results}
     size = next((r["bytes"] for r in results if "bytes" in r), 0)
     print(f"{size / 1e9:.2f} GB, warm")
-    print(f"{'':<18}{'again':>12}{'first':>12}{'CPU s/GB':>10}{'limit':>8}{'safet.':>8}{'fast':>8}  tensors")
+    print(f"{'':<18}{'again':>12}{'at once':>12}{'first':>12}{'CPU s/GB':>10}{'limit':>8}{'safet.':>8}{'fast':>8}  tensors")
     for r in results:
         if "skipped" in r:
             print(f"{r['row']:<18}not measured: {r['skipped']}")
             continue
         ratios = "".join(f"{r['gbps'] / speed[k]:>8.2f}" if speed.get(k) else f"{'-':>8}" for k in ("pinned", "safetensors", "fastsafetensors"))
         right = {True: "right", False: "WRONG", None: ""}[r["right"]]
-        print(f"{r['row']:<18}{r['gbps']:>7.2f} GB/s{r['first_gbps']:>7.2f} GB/s{r['cpu_per_gb']:>10.3f}{ratios}  {right}")
+        print(f"{r['row']:<18}{r['gbps']:>7.2f} GB/s{r['at_once_gbps']:>7.2f} GB/s{r['first_gbps']:>7.2f} GB/s{r['cpu_per_gb']:>10.3f}{ratios}  {right}")
 
 
 if __name__ == "__main__":
