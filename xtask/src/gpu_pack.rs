@@ -5,6 +5,7 @@
 //!         ── suite, two, frameworks.py             the GPU suite (tests/gpu); two: with two GPUs
 //!         ── hooks/                                the programs of crates/interpose/tests, on CUDA memory
 //!         ── reads, writes, batch, parts, host_call, benches/*.py: the benchmarks
+//!         ── benches/nvmmu, device/include         the twelve programs: nvcc builds them there
 //!         ── run-gpu-suite                         runs all of it
 //! ```
 //!
@@ -61,6 +62,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     ] {
         let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
         tools::run(tools::command("cc").args(flags).arg(pack.join(program)).arg(root.join(source)).arg("-ldl"))?;
+    }
+    for folder in ["benches/nvmmu", "device/include"] {
+        for file in files(&root.join(folder))? {
+            let to = pack.join(file.strip_prefix(&root)?);
+            fs::create_dir_all(to.parent().context("a file in a folder")?)?;
+            copy(&file, &to)?;
+        }
     }
     hooks(&root, &pack.join("hooks"))?;
 
