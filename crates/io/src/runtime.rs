@@ -8,7 +8,8 @@ use spinio_device::{Allocation, DeviceAddr};
 use spinio_sys::linux::{self, Fd};
 
 use crate::core::Core;
-use crate::kernel::{Kernel, Linux};
+use crate::kernel::Kernel;
+use crate::own::Tables;
 use crate::{Settings, stats};
 
 /// Device memory that a request fills or empties.
@@ -61,7 +62,7 @@ pub fn runtime() -> &'static Runtime {
 
 /// How long a `close` waits for what is kept beside the file to be let go of. Longer only if a server is slow, or a
 /// kernel of the program holds up the driver.
-const PARTING: Duration = Duration::from_millis(20);
+pub(crate) const PARTING: Duration = Duration::from_millis(20);
 
 /// The program is about to close `fd` or has given its file away: lets go of what is kept beside it, so that the file
 /// system can be unmounted and a deleted file's space is free. Costs one load while nothing is kept.
@@ -84,10 +85,13 @@ pub fn forget_all() {
 impl Runtime {
     /// A runtime of its own, for tests and tools.
     pub fn new(settings: Settings) -> Runtime {
-        Runtime::with_kernel(settings, &Linux)
+        let tables = Tables::leaked();
+        let runtime = Runtime::with_kernel(settings, tables);
+        tables.serve(&runtime.core);
+        runtime
     }
 
-    /// A runtime over another kernel, for fault injection.
+    /// A runtime over another kernel, for fault injection. It has no own files.
     pub fn with_kernel(settings: Settings, kernel: &'static dyn Kernel) -> Runtime {
         Runtime::made(settings, kernel, false)
     }

@@ -1,0 +1,179 @@
+//! Files that SPIN opened itself, by their names, and that stay open between requests.
+//!
+//! Their descriptors live in the table of the keepers, because the program owns every number in its own: it may close or
+//! reuse any, and were a descriptor of SPIN's closed there, every `fcntl` lock that the program holds on that file would be
+//! dropped. But every part of a request, on the program's thread and on mates, speaks of files by descriptor. So an own
+//! file has a number that no table can have, and the kernel calls of this runtime pass such calls to a keeper:
+//!
+//! ```text
+//!   caller, mate ── pread(5) ──────────> kernel                      a descriptor of the program's
+//!                ── pread(OWN + 3) ──┐
+//!   keeper      <────────────────────┘── pread(3) ──> kernel         in the table that has it
+//!   keeper      ── pread(OWN + 3) ───── pread(3) ──> kernel
+//! ```
+//!
+//! Everything that takes a descriptor so takes an own file: reads, writes, their routes, their statistics.
+//!
+//! Known flaw: a call that is passed on costs two wake-ups where keepers sleep, some 10 us. Moves are large.
+
+use std::ffi::CStr;
+use std::sync::{Arc, OnceLock, Weak};
+
+use spinio_plan::Route;
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, CacheStat, DirectAlign, Fd, Stat};
+
+use crate::core::Core;
+use crate::crew::PrivateFd;
+use crate::kernel::{Kernel, Linux};
+use crate::Runtime;
+
+/// Numbers from here on are a keeper's; far above the most that a table can hold (`fs.nr_open`, 2^20, at most 2^31 / 64).
+const OWN: Fd = 1 << 28;
+
+type Result<T> = core::result::Result<T, Errno>;
+
+/// The kernel, for descriptors of two tables.
+#[derive(Default)]
+pub(crate) struct Tables {
+    core: OnceLock<Weak<Core>>,
+}
+
+impl Tables {
+    /// One that lives as long as the process, as the runtime does that it is made for.
+    pub(crate) fn leaked() -> &'static Tables {
+        Box::leak(Box::default())
+    }
+
+    /// Who has the keepers.
+    pub(crate) fn serve(&self, core: &Arc<Core>) {
+        let _ = self.core.set(Arc::downgrade(core));
+    }
+
+    /// Makes a call on a descriptor where it means something.
+    fn on<T: Send + 'static>(&self, fd: Fd, f: impl FnOnce(Fd) -> Result<T> + Send + 'static) -> Result<T> {
+        if fd < OWN {
+            return f(fd);
+        }
+        let fd = fd - OWN;
+        if linux::in_private_table() {
+            return f(fd);
+        }
+        let core = self.core.get().and_then(Weak::upgrade).ok_or(Errno::BADF)?;
+        core.keepers().and_then(|keepers| keepers.call(move || f(fd))).unwrap_or(Err(Errno::IO))
+    }
+}
+
+impl Kernel for Tables {
+    unsafe fn pread(&self, route: Route, fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize> {
+        let buf = buf as usize;
+        self.on(fd, move |fd| {
+            // SAFETY: passed on to the caller, who waits.
+            unsafe { Linux.pread(route, fd, buf as *mut u8, len, offset, flags) }
+        })
+    }
+
+    unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
+        let buf = buf as usize;
+        self.on(fd, move |fd| {
+            // SAFETY: passed on to the caller, who waits.
+            unsafe { Linux.read(fd, buf as *mut u8, len) }
+        })
+    }
+
+    unsafe fn pwritev(
+        &self,
+        route: Route,
+        fd: Fd,
+        vectors: &[[usize; 2]],
+        at: Option<u64>,
+        flags: u32,
+    ) -> Result<usize> {
+        let vectors = vectors.to_vec();
+        self.on(fd, move |fd| {
+            // SAFETY: passed on to the caller, who waits.
+            unsafe { Linux.pwritev(route, fd, &vectors, at, flags) }
+        })
+    }
+
+    fn lseek(&self, fd: Fd, offset: i64, whence: i32) -> Result<u64> {
+        self.on(fd, move |fd| Linux.lseek(fd, offset, whence))
+    }
+
+    fn fstat(&self, fd: Fd) -> Result<Stat> {
+        self.on(fd, |fd| Linux.fstat(fd))
+    }
+
+    fn flags(&self, fd: Fd) -> Result<i32> {
+        self.on(fd, |fd| Linux.flags(fd))
+    }
+
+    fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
+        match fd < OWN {
+            true => Linux.open_again(tid, fd, flags),
+            // Called by the keeper that opens a twin: the number is one of its own table.
+            false => Linux.open_again(linux::gettid(), fd - OWN, flags),
+        }
+    }
+
+    fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>> {
+        self.on(fd, |fd| Linux.direct_align(fd))
+    }
+
+    fn file_system(&self, fd: Fd) -> Result<u64> {
+        self.on(fd, |fd| Linux.file_system(fd))
+    }
+
+    fn btrfs_uuid(&self, fd: Fd) -> Result<[u8; 16]> {
+        self.on(fd, |fd| Linux.btrfs_uuid(fd))
+    }
+
+    fn cachestat(&self, fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
+        self.on(fd, move |fd| Linux.cachestat(fd, offset, len))
+    }
+
+    fn map(&self, fd: Fd, len: usize) -> Result<*mut u8> {
+        self.on(fd, move |fd| Linux.map(fd, len).map(|at| at as usize)).map(|at| at as *mut u8)
+    }
+}
+
+/// A file that SPIN opened itself. Closed when it goes.
+pub struct OwnFile {
+    core: Arc<Core>,
+    twin: PrivateFd,
+}
+
+impl OwnFile {
+    /// What the requests of this runtime take for its descriptor. It means nothing to anybody else.
+    pub fn fd(&self) -> Fd {
+        OWN + self.twin.get()
+    }
+
+    /// Runs something on a keeper, which is given the descriptor as it is there, and waits for the answer.
+    pub fn call<T: Send + 'static>(&self, f: impl FnOnce(Fd) -> Result<T> + Send + 'static) -> Result<T> {
+        let fd = self.twin.get();
+        self.core.keepers().and_then(|keepers| keepers.call(move || f(fd))).unwrap_or(Err(Errno::IO))
+    }
+
+    /// Lets go of what is kept beside the file because it was read.
+    pub fn forget(&self) {
+        if let Ok(stat) = self.core.kernel.fstat(self.fd())
+            && self.core.files.forget(stat.dev, stat.ino)
+        {
+            self.core.part(crate::runtime::PARTING);
+        }
+    }
+}
+
+impl Runtime {
+    /// Opens a file by its name, outside the program's descriptor table. `flags` and `mode` as for `open`.
+    /// ENOSYS: this kernel gives no thread a table of its own.
+    pub fn open(&self, path: &CStr, flags: u32, mode: u32) -> Result<OwnFile> {
+        let core = self.core();
+        let keepers = core.keepers().ok_or(Errno::NOSYS)?;
+        let name = path.to_owned();
+        let opened = keepers.call(move || linux::open(&name, flags as i32, mode));
+        let fd = opened.unwrap_or(Err(Errno::IO))?;
+        Ok(OwnFile { core: Arc::clone(core), twin: PrivateFd::new(fd, keepers.graveyard()) })
+    }
+}

@@ -1,0 +1,87 @@
+//! Files that SPIN opened itself: read and written as any other, seen by nobody.
+
+use std::ffi::{CStr, CString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use spinio_device::{DeviceAddr, DeviceKind, registry};
+use spinio_io::{Runtime, Settings, Target};
+use spinio_sys::{Errno, linux};
+
+fn c(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).unwrap()
+}
+
+fn target(len: usize) -> Target {
+    let addr = registry::alloc(DeviceKind::Emulated, 0, len, false).unwrap();
+    Target { allocation: registry::find(addr.0 as *const u8, len).unwrap(), addr }
+}
+
+/// What this process has open, by target, apart from what lists it.
+fn open_files() -> Vec<std::path::PathBuf> {
+    let mut all: Vec<_> = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|e| std::fs::read_link(e.unwrap().path()).ok())
+        .filter(|p| !p.starts_with("/proc"))
+        .collect();
+    all.sort();
+    all
+}
+
+fn bytes(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|i| ((i * 31 + seed) % 251) as u8).collect()
+}
+
+#[test]
+fn they_are_read_and_written_like_any_other_and_stand_in_no_table_of_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = Runtime::new(Settings::default());
+    for (number, len) in [5, 4096, 100_000, 9 << 20].into_iter().enumerate() {
+        let (from, to) = (folder.path().join(format!("in{number}")), folder.path().join(format!("out{number}")));
+        std::fs::write(&from, bytes(len, number)).unwrap();
+        let device = target(len + 100);
+        let before = open_files();
+        let input = runtime.open(&c(&from), linux::O_RDONLY, 0).unwrap();
+        let output = runtime.open(&c(&to), linux::O_RDWR | linux::O_CREAT, 0o600).unwrap();
+        assert_eq!(open_files(), before);
+        // Twice, since the second read finds what the first one left behind.
+        for _ in 0..2 {
+            assert_eq!(runtime.read(input.fd(), Some(0), device, len + 100).unwrap(), len);
+        }
+        let skip = len / 3;
+        let rest = Target { addr: DeviceAddr(device.addr.0 + skip as u64), ..device };
+        assert_eq!(runtime.write(output.fd(), Some(skip as u64), rest, len - skip).unwrap(), len - skip);
+        assert_eq!(runtime.write(output.fd(), Some(0), device, skip).unwrap(), skip);
+        assert_eq!(std::fs::read(&to).unwrap(), bytes(len, number));
+        assert_eq!(output.call(|fd| linux::fstat(fd).map(|s| s.size)).unwrap(), len as u64);
+        drop((input, output));
+        registry::free(device.addr).unwrap();
+    }
+}
+
+#[test]
+fn what_cannot_be_opened_is_told() {
+    let runtime = Runtime::new(Settings::default());
+    assert_eq!(runtime.open(c"/nowhere/at all", linux::O_RDONLY, 0).err(), Some(Errno::NOENT));
+    let read_only = runtime.open(c"/proc/self/exe", linux::O_RDONLY, 0).unwrap();
+    let device = target(100);
+    assert!(runtime.write(read_only.fd(), Some(0), device, 100).is_err());
+    registry::free(device.addr).unwrap();
+}
+
+#[test]
+fn a_descriptor_of_the_program_means_what_it_always_meant() {
+    let folder = tempfile::tempdir().unwrap();
+    let name: &CStr = &c(&folder.path().join("locked"));
+    std::fs::write(folder.path().join("locked"), bytes(100_000, 1)).unwrap();
+    let runtime = Runtime::new(Settings::default());
+    let ours = std::fs::File::open(folder.path().join("locked")).unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&ours);
+    let device = target(100_000);
+    let own = runtime.open(name, linux::O_RDONLY, 0).unwrap();
+    assert_eq!(runtime.read(fd, Some(50_000), device, 100_000).unwrap(), 50_000);
+    assert_eq!(runtime.read(own.fd(), Some(50_000), device, 100_000).unwrap(), 50_000);
+    drop(own);
+    assert_eq!(runtime.read(fd, Some(99_999), device, 100_000).unwrap(), 1);
+    registry::free(device.addr).unwrap();
+}
