@@ -23,10 +23,10 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, CacheStat, DirectAlign, Fd, Stat};
 
+use crate::Runtime;
 use crate::core::Core;
 use crate::crew::PrivateFd;
 use crate::kernel::{Kernel, Linux};
-use crate::Runtime;
 
 /// Numbers from here on are a keeper's; far above the most that a table can hold (`fs.nr_open`, 2^20, at most 2^31 / 64).
 const OWN: Fd = 1 << 28;

@@ -33,6 +33,7 @@ mod possible;
 mod predict;
 mod schedule;
 mod scratch;
+pub mod shape;
 mod window;
 mod words;
 mod write;

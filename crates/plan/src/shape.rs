@@ -1,0 +1,157 @@
+//! Which bytes of a write are whole stripes of an array with parity, and which are not.
+//!
+//! ```text
+//!   device   │ stripe 7     │ stripe 8     │ stripe 9     │ stripe 10    │
+//!   file             ├──── run: contiguous on the device ────────┤          stripes 8 and 9 are whole in it
+//!   write        ├───┼──────────────┼─────┤
+//!                loose│    whole    │ part
+//! ```
+//!
+//! A stripe that is written whole needs nothing read: its parity comes from what is being written. One that is written
+//! in part needs its other bytes, or the old ones and the old parity: reads that the writer waits for. They can be had
+//! beforehand only where the whole stripe belongs to this file, in one piece; what shares a stripe with other files or
+//! with a hole stays loose, and is written as it is.
+//!
+//! Known flaw: the stripe is taken as the unit, though md reckons parity for each 4 KiB row of it. Rows would do with
+//! less to write, but are not contiguous in the file, and only one request for the whole surely finds them together.
+
+use core::ops::Range;
+
+/// A part of a file that lies in one piece on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// First byte in the file.
+    pub file: u64,
+    /// First byte on the uppermost block device.
+    pub device: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// What a part of a write is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Whole stripes.
+    Whole,
+    /// Some bytes of the stripe that begins at this byte of the file and is whole in it.
+    Part(u64),
+    /// Bytes of stripes that are not whole in this file.
+    Loose,
+}
+
+/// A part of a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Bytes of the file.
+    pub range: Range<u64>,
+    /// What they are.
+    pub piece: Piece,
+}
+
+/// The stripes of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    width: u64,
+    phase: u64,
+    /// In the order of the file; none touches the next one on the device too.
+    runs: Vec<Run>,
+}
+
+impl Shape {
+    /// `width`: bytes of data in a stripe. `phase`: where in a stripe byte 0 of the device lies.
+    /// Runs that overlap, or reach beyond what can be counted, are left out.
+    pub fn new(width: u64, phase: u64, runs: impl IntoIterator<Item = Run>) -> Shape {
+        let width = width.max(1);
+        let mut runs: Vec<Run> = runs
+            .into_iter()
+            .filter(|r| r.len > 0 && r.file.checked_add(r.len).is_some())
+            .filter(|r| r.device.checked_add(r.len).and_then(|end| end.checked_add(width)).is_some())
+            .collect();
+        runs.sort_by_key(|r| r.file);
+        let mut joined: Vec<Run> = Vec::with_capacity(runs.len());
+        for run in runs {
+            match joined.last_mut() {
+                Some(last) if last.file + last.len > run.file => {}
+                Some(last) if last.file + last.len == run.file && last.device + last.len == run.device => {
+                    last.len += run.len;
+                }
+                _ => joined.push(run),
+            }
+        }
+        Shape { width, phase: phase % width, runs: joined }
+    }
+
+    /// Bytes of data in a stripe.
+    pub fn width(&self) -> u64 {
+        self.width
+    }
+
+    /// Bytes of stripes that are whole in the file.
+    pub fn whole_bytes(&self) -> u64 {
+        self.runs.iter().map(|run| self.whole(run)).map(|r| r.end - r.start).sum()
+    }
+
+    /// The part of a run that is whole stripes, as bytes of the file.
+    fn whole(&self, run: &Run) -> Range<u64> {
+        let at = (run.device + self.phase) % self.width;
+        let skip = if at == 0 { 0 } else { self.width - at };
+        if skip >= run.len {
+            return run.file..run.file;
+        }
+        let start = run.file + skip;
+        start..start + (run.len - skip) / self.width * self.width
+    }
+
+    /// Cuts a range of the file, without gaps and in order.
+    pub fn cut(&self, range: Range<u64>) -> Vec<Span> {
+        let mut spans: Vec<Span> = Vec::new();
+        let mut add = |range: Range<u64>, piece: Piece| {
+            if range.is_empty() {
+                return;
+            }
+            match spans.last_mut() {
+                // Adjacent runs are apart on the device: their whole stripes are separate requests.
+                Some(last) if last.piece == piece && piece == Piece::Loose => last.range.end = range.end,
+                _ => spans.push(Span { range, piece }),
+            }
+        };
+        let mut at = range.start;
+        let first = self.runs.partition_point(|r| r.file + r.len <= range.start);
+        for run in &self.runs[first..] {
+            if run.file >= range.end {
+                break;
+            }
+            let whole = self.whole(run);
+            if whole.is_empty() || whole.start >= range.end || whole.end <= at {
+                continue;
+            }
+            add(at..whole.start.max(at), Piece::Loose);
+            at = at.max(whole.start);
+            let end = range.end.min(whole.end);
+            // Up to the first stripe's end, whole ones, the last one's beginning.
+            let stripe = |byte: u64| whole.start + (byte - whole.start) / self.width * self.width;
+            if at != stripe(at) || stripe(at) + self.width > end {
+                let part = at..end.min(stripe(at) + self.width);
+                at = part.end;
+                add(part.clone(), Piece::Part(stripe(part.start)));
+            }
+            if at < end {
+                let last = stripe(end);
+                add(at..last, Piece::Whole);
+                add(last..end, Piece::Part(last));
+                at = end;
+            }
+        }
+        add(at..range.end, Piece::Loose);
+        spans
+    }
+
+    /// Requests that a whole span is made in: as many stripes as fit into `most` bytes, at least one. The kernel cuts
+    /// larger requests somewhere itself, and a stripe that is cut is two halves for a moment.
+    pub fn requests(&self, span: Range<u64>, most: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+        let unit = (most / self.width).max(1) * self.width;
+        (span.start..span.end)
+            .step_by(usize::try_from(unit).unwrap_or(usize::MAX))
+            .map(move |at| at..span.end.min(at + unit))
+    }
+}

@@ -1,0 +1,101 @@
+//! Shaping against a byte-by-byte oracle.
+
+use proptest::prelude::*;
+use spinio_plan::shape::{Piece, Run, Shape, Span};
+
+/// Runs that do not overlap in the file; they may touch, in the file and on the device.
+fn runs() -> impl Strategy<Value = Vec<Run>> {
+    let run = (0u64..5, 0u64..60, 1u64..70, any::<bool>());
+    proptest::collection::vec(run, 0..6).prop_map(|parts| {
+        let (mut file, mut end) = (0, 0);
+        let mut runs = Vec::new();
+        for (gap, device, len, follows) in parts {
+            file += gap;
+            let device = if follows { end } else { 100 * runs.len() as u64 + device };
+            runs.push(Run { file, device, len });
+            file += len;
+            end = device + len;
+        }
+        runs
+    })
+}
+
+/// The stripe of each byte: its number if every byte of it lies in the file, in order.
+fn stripe_of(runs: &[Run], width: u64, phase: u64, at: u64) -> Option<u64> {
+    let device = |at: u64| runs.iter().find(|r| (r.file..r.file + r.len).contains(&at)).map(|r| r.device + at - r.file);
+    let position = device(at)? + phase;
+    let start = at.checked_sub(position % width)?;
+    let whole = (0..width).all(|i| device(start + i).is_some_and(|d| d + phase == position / width * width + i));
+    whole.then_some(start)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    #[test]
+    fn every_byte_is_what_the_oracle_says(runs in runs(), width in 1u64..13, phase in 0u64..30, a in 0u64..200, b in 0u64..200) {
+        let range = a.min(b)..a.max(b);
+        let shape = Shape::new(width, phase, runs.iter().copied());
+        let spans = shape.cut(range.clone());
+        let mut at = range.start;
+        for Span { range: span, piece } in spans {
+            prop_assert_eq!(span.start, at);
+            prop_assert!(!span.is_empty());
+            for byte in span.clone() {
+                let stripe = stripe_of(&runs, width, phase, byte);
+                let covered = stripe.is_some_and(|s| range.start <= s && s + width <= range.end);
+                match piece {
+                    Piece::Whole => prop_assert!(covered, "byte {byte} is of no whole stripe"),
+                    Piece::Part(start) => prop_assert!(stripe == Some(start) && !covered, "byte {byte}: {stripe:?}"),
+                    Piece::Loose => prop_assert_eq!(stripe, None),
+                }
+            }
+            if piece == Piece::Whole {
+                prop_assert_eq!(stripe_of(&runs, width, phase, span.start), Some(span.start));
+                prop_assert_eq!((span.end - span.start) % width, 0);
+            }
+            at = span.end;
+        }
+        prop_assert_eq!(at, range.end);
+        let whole = (0..1000).filter(|&byte| stripe_of(&runs, width, phase, byte).is_some()).count() as u64;
+        prop_assert_eq!(shape.whole_bytes(), whole);
+    }
+
+    #[test]
+    fn requests_are_whole_stripes(width in 1u64..50, stripes in 1u64..40, start in 0u64..1000, most in 0u64..300) {
+        let shape = Shape::new(width, 0, []);
+        let span = start..start + stripes * width;
+        let mut at = start;
+        for request in shape.requests(span.clone(), most) {
+            prop_assert_eq!(request.start, at);
+            prop_assert!((request.end - at).is_multiple_of(width) && request.end > at);
+            prop_assert!(request.end - at <= most.max(width));
+            at = request.end;
+        }
+        prop_assert_eq!(at, span.end);
+    }
+}
+
+#[test]
+fn a_write_in_the_middle_of_a_file() {
+    // 64 KiB x 3; the file begins 64 KiB behind a stripe's beginning.
+    let (kib, width) = (1 << 10, 192 << 10);
+    let shape = Shape::new(width, 0, [Run { file: 0, device: 10 * width + 64 * kib, len: 3 * width }]);
+    let span = |start, end, piece| Span { range: start * kib..end * kib, piece };
+    assert_eq!(
+        shape.cut(4 * kib..520 * kib),
+        [span(4, 128, Piece::Loose), span(128, 512, Piece::Whole), span(512, 520, Piece::Loose)]
+    );
+    assert_eq!(
+        shape.cut(130 * kib..400 * kib),
+        [span(130, 320, Piece::Part(128 * kib)), span(320, 400, Piece::Part(320 * kib))]
+    );
+    assert_eq!(shape.cut(5..5), []);
+}
+
+#[test]
+fn numbers_at_the_end_of_the_range_are_left_out() {
+    let far = u64::MAX - 10;
+    let shape = Shape::new(8, 3, [Run { file: far, device: 0, len: 100 }, Run { file: 0, device: far, len: 9 }]);
+    assert_eq!(shape.cut(far..u64::MAX), [Span { range: far..u64::MAX, piece: Piece::Loose }]);
+}
