@@ -15,6 +15,7 @@ use crate::file::{File, Files};
 use crate::kernel::Kernel;
 use crate::lock::lock;
 use crate::model::Models;
+use crate::own::Leases;
 use crate::pins::{Pins, QUIET};
 use crate::staging::Staging;
 use crate::stats::{self, Gauge};
@@ -106,6 +107,7 @@ pub(crate) struct Core {
     pub(crate) settings: Settings,
     pub(crate) files: Files,
     pub(crate) pins: Pins,
+    pub(crate) leases: Arc<Leases>,
     pub(crate) models: Models,
     /// Some mate sleeps only until the pins have been quiet for long enough.
     watched: AtomicBool,
@@ -145,6 +147,7 @@ impl Core {
             settings,
             files: Files::new(),
             pins: Pins::new(),
+            leases: Arc::default(),
             models: Models::default(),
             watched: AtomicBool::new(false),
             stats: OnceLock::new(),

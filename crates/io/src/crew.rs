@@ -173,6 +173,19 @@ impl Crew {
         }
     }
 
+    /// Runs `f` on a helper some time; nobody waits. A panic in it is lost.
+    pub(crate) fn start(&self, f: impl FnOnce() + Send + 'static) {
+        let started = lock(&self.shared.state).started;
+        self.hire_more(started + 1);
+        let quiet = || drop(std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)));
+        self.enqueue(Entry::Call(Box::new(quiet)), 1);
+    }
+
+    /// Runs something on a thread of its own that has the keepers' table; `false` if there is none.
+    pub(crate) fn beside(&self, name: &str, body: impl FnOnce() + Send + 'static) -> bool {
+        self.private.as_ref().is_some_and(|private| private.spawn(name, body))
+    }
+
     /// Lets a sleeping helper look again how long it may sleep.
     pub(crate) fn nudge(&self) {
         let mut state = lock(&self.shared.state);

@@ -36,7 +36,7 @@ mod write;
 pub use batch::{Done, Each, Many, Piece, Ticket};
 pub use error::{Error, ErrorKind};
 pub use explain::{Buffer, Explanation};
-pub use own::OwnFile;
+pub use own::{OwnFile, WriteLease};
 pub use runtime::{Runtime, Target, forget, forget_all, runtime};
 pub use settings::Settings;
 pub use write::Part;

@@ -43,7 +43,7 @@ pub fn runtime() -> &'static Runtime {
         return runtime;
     }
     let old = CURRENT.load(Acquire);
-    let mut made = Runtime::made(Settings::of_process().clone(), &Linux, true);
+    let mut made = Runtime::with_own_files(Settings::of_process().clone(), true);
     made.alive = linux::word_wiped_on_fork().ok();
     if let Some(word) = made.alive {
         word.store(1, Relaxed);
@@ -85,8 +85,12 @@ pub fn forget_all() {
 impl Runtime {
     /// A runtime of its own, for tests and tools.
     pub fn new(settings: Settings) -> Runtime {
+        Runtime::with_own_files(settings, false)
+    }
+
+    fn with_own_files(settings: Settings, of_process: bool) -> Runtime {
         let tables = Tables::leaked();
-        let runtime = Runtime::with_kernel(settings, tables);
+        let runtime = Runtime::made(settings, tables, of_process);
         tables.serve(&runtime.core);
         runtime
     }

@@ -19,6 +19,17 @@ pub enum Ordering {
     Strict,
 }
 
+/// What NVMMU does for an output on an array with parity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nvmmu {
+    /// Nothing: written as it comes.
+    Plain,
+    /// Whole stripes are written as such.
+    Shaped,
+    /// Stripes that are covered in part too, with the old bytes of their neighbours.
+    Prepared,
+}
+
 /// Every setting, after defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -40,6 +51,8 @@ pub struct Settings {
     pub kernels: Option<String>,
     /// `SPINIO_EMULATED`: description of the emulated device
     pub emulated: Option<String>,
+    /// `SPINIO_NVMMU`: what is done for outputs on arrays with parity
+    pub nvmmu: Nvmmu,
     /// `SPINIO_STATS`: `off`, a file for the counters, or with `/` at its end a folder
     pub stats: Option<String>,
     /// `SPINIO_MODEL`: folder of the calibrations; none: defaults only
@@ -129,6 +142,15 @@ pub const TABLE: &[Row] = &[
               engine, and whether the host-mapped part counts as P2P-mapped.",
     },
     Row {
+        name: "SPINIO_NVMMU",
+        values: "`prepared`, `shaped`, `plain`",
+        default: "`prepared`",
+        doc: "What a download of NVMMU does on an array with parity (RAID-5, RAID-6). `plain`: it is written as any \
+              program would. `shaped`: whole stripes are written as such, directly. `prepared`: stripes that are \
+              covered in part too, with old bytes of their neighbours that were read before, while nobody else has \
+              the file open.",
+    },
+    Row {
         name: "SPINIO_STATS",
         values: "`off`, path of a file, or of a folder with `/` at its end",
         default: "a file for each process, in `$XDG_RUNTIME_DIR/spinio/` or `/dev/shm/spinio-UID/`",
@@ -175,6 +197,7 @@ impl Default for Settings {
             batch_threads: 0,
             kernels: None,
             emulated: None,
+            nvmmu: Nvmmu::Prepared,
             stats: None,
             model: None,
             correction: true,
@@ -259,6 +282,15 @@ impl Settings {
         });
         each("SPINIO_EMULATED", &mut |v| {
             s.emulated = Some(v.to_owned());
+            true
+        });
+        each("SPINIO_NVMMU", &mut |v| {
+            s.nvmmu = match v {
+                "plain" => Nvmmu::Plain,
+                "shaped" => Nvmmu::Shaped,
+                "prepared" => Nvmmu::Prepared,
+                _ => return false,
+            };
             true
         });
         each("SPINIO_STATS", &mut |v| {

@@ -3,6 +3,8 @@
 use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use spinio_device::{DeviceAddr, DeviceKind, registry};
 use spinio_io::{Runtime, Settings, Target};
@@ -84,4 +86,40 @@ fn a_descriptor_of_the_program_means_what_it_always_meant() {
     drop(own);
     assert_eq!(runtime.read(fd, Some(99_999), device, 100_000).unwrap(), 1);
     registry::free(device.addr).unwrap();
+}
+
+#[test]
+fn a_lease_ends_when_somebody_opens_the_file_and_never_while_it_is_relied_upon() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("alone");
+    std::fs::write(&path, b"old").unwrap();
+    let runtime = Runtime::new(Settings::default());
+    let own = Arc::new(runtime.open(&c(&path), linux::O_RDWR, 0).unwrap());
+    let other = std::fs::File::open(&path).unwrap();
+    assert_eq!(own.lease().err(), Some(Errno::AGAIN), "somebody has it open");
+    drop(other);
+    for round in 0..3 {
+        let lease = match own.lease() {
+            Ok(lease) => lease,
+            Err(e) => return eprintln!("skipped: no leases here: {e}"),
+        };
+        assert_eq!(lease.while_held(|| 7), Some(7));
+        let (opened, told) = std::sync::mpsc::channel();
+        let (theirs, relied) = (path.clone(), Arc::new(AtomicBool::new(false)));
+        let seen = Arc::clone(&relied);
+        lease.while_held(|| {
+            std::thread::spawn(move || {
+                let file = std::fs::OpenOptions::new().write(round % 2 == 0).read(true).open(theirs);
+                let _ = opened.send(file.is_ok() && seen.load(SeqCst));
+            });
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            relied.store(true, SeqCst);
+        });
+        // The opener returns without anybody's doing, long before the kernel would break the lease by force.
+        assert_eq!(told.recv_timeout(std::time::Duration::from_secs(30)), Ok(true));
+        assert_eq!(lease.while_held(|| 7), None);
+    }
+    // Given back in good order: nobody waits.
+    drop(own.lease().unwrap());
+    drop(std::fs::File::open(&path).unwrap());
 }

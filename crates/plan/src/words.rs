@@ -159,6 +159,8 @@ reasons! {
     OwnOnly = "only the program's own descriptor may write here (O_APPEND, a lease, a size limit, flags)",
     /// A write that the staging memory cannot hold.
     InParts = "larger than the staging memory: written in parts",
+    /// A write shaped for an array.
+    WholeStripes = "whole stripes of an array: nothing has to be read for their parity",
     /// A setting chose the route.
     Forced = "chosen by a setting",
 }

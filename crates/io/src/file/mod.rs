@@ -238,6 +238,11 @@ impl Files {
         Files { kept: Mutex::default(), count: AtomicU64::new(0), born: Instant::now(), stacks: Arc::default() }
     }
 
+    /// The stacks of block devices that were read lately.
+    pub(crate) fn stacks(&self) -> Arc<Stacks> {
+        Arc::clone(&self.stacks)
+    }
+
     /// The file behind a descriptor of the calling thread; the reason if it cannot be opened again.
     pub(crate) fn get(
         &self,

@@ -21,6 +21,7 @@
 //!     │ files, up to the staging bound    whole.rs    gather, one call
 //!     │ larger                            long.rs     the same in portions; the next is copied while one is written
 //!     │ pipes, sockets, devices           stream.rs   the same, out of memory of its own
+//!     │ stripes of SPIN's own files   apart.rs    several ranges, each one call, several at a time
 //!     ▼
 //!   gather.rs     parts ─> blocks of staging, in the program's order on the device
 //!   later.rs      in the order of a stream, when it gets there
@@ -37,6 +38,7 @@
 //! - While the write of a file waits for a server (FUSE, NFS), it holds its staging blocks. Others then wait for them
 //!   10 ms and take ordinary memory instead; but large reads wait until there are blocks again.
 
+mod apart;
 mod around;
 mod gather;
 mod later;

@@ -353,6 +353,12 @@ pub fn gettid() -> u32 {
     unsafe { call(k::__NR_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
+/// Whether a thread of this process has this number now.
+pub fn is_thread(tid: u32) -> bool {
+    // SAFETY: no memory is involved, and signal 0 is none.
+    unsafe { call(k::__NR_tgkill, [getpid() as usize, tid as usize, 0, 0, 0, 0]) }.is_ok()
+}
+
 /// `getpid`, asked from the kernel each time.
 pub fn getpid() -> u32 {
     // SAFETY: no memory is involved, and the call cannot fail.

@@ -19,6 +19,7 @@ const F_SETLEASE: usize = 1024;
 const F_GETLEASE: usize = 1025;
 const F_GET_SEALS: usize = 1034;
 const F_RDLCK: usize = 0;
+const F_WRLCK: usize = 1;
 const F_UNLCK: usize = 2;
 const F_OWNER_TID: i32 = 0;
 const SIGIO: usize = 29;
@@ -35,6 +36,21 @@ pub fn take_read_lease(fd: Fd, tid: u32) -> Result<()> {
     fcntl(fd, F_SETOWN_EX, owner.as_ptr() as usize)?;
     fcntl(fd, F_SETSIG, SIGIO)?;
     fcntl(fd, F_SETLEASE, F_RDLCK).map(drop)
+}
+
+/// Takes a write lease: granted only while nobody else has the file open at all, and only to its sole opening. Who opens it
+/// then waits as for a read lease. Nobody is told of a break: the signal stays pending on thread `tid`, which has it
+/// blocked, and [`has_write_lease`] is asked instead.
+pub fn take_write_lease(fd: Fd, tid: u32) -> Result<()> {
+    let owner = [F_OWNER_TID, tid as i32];
+    fcntl(fd, F_SETOWN_EX, owner.as_ptr() as usize)?;
+    fcntl(fd, F_SETSIG, SIGIO)?;
+    fcntl(fd, F_SETLEASE, F_WRLCK).map(drop)
+}
+
+/// Whether the write lease is there and nobody wants it broken.
+pub fn has_write_lease(fd: Fd) -> bool {
+    fcntl(fd, F_GETLEASE, 0) == Ok(F_WRLCK)
 }
 
 /// Gives a lease back: who waits goes on.

@@ -83,6 +83,51 @@ pub fn extents(fd: Fd, offset: u64, len: u64, most: usize) -> Result<Vec<Placed>
     Ok(words[HEAD..].chunks_exact(EACH).take(mapped).map(extent).collect())
 }
 
+/// `fallocate` of a range: room on the storage for it, and a file that reaches to its end if `grow`.
+pub fn reserve_room(fd: Fd, offset: u64, len: u64, grow: bool) -> Result<()> {
+    const KEEP_SIZE: usize = 1;
+    let mode = if grow { 0 } else { KEEP_SIZE };
+    // SAFETY: no memory is involved.
+    unsafe { call(k::__NR_fallocate, [fd as usize, mode, offset as usize, len as usize, 0, 0]) }.map(drop)
+}
+
+/// `fcntl(F_SETFL)`: the status flags of an open file, such as O_DIRECT.
+pub fn set_flags(fd: Fd, flags: i32) -> Result<()> {
+    // SAFETY: no memory is involved.
+    unsafe { call(k::__NR_fcntl, [fd as usize, k::F_SETFL as usize, flags as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Reads from an offset until `into` is full or the file ends; the bytes read.
+pub fn read_at(fd: Fd, into: &mut [u8], offset: u64) -> Result<usize> {
+    let mut done = 0;
+    while done < into.len() {
+        let rest = &mut into[done..];
+        // SAFETY: `rest` is writable for its length.
+        match unsafe { super::calls::pread(fd, rest.as_mut_ptr(), rest.len(), offset + done as u64) } {
+            Ok(0) => break,
+            Ok(got) => done += got,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
+}
+
+/// `fdatasync`.
+pub fn sync_data(fd: Fd) -> Result<()> {
+    // SAFETY: no memory is involved.
+    unsafe { call(k::__NR_fdatasync, [fd as usize, 0, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// What a path names now: the device number and inode of the file that opening it would give.
+pub fn identity(path: &CStr) -> Result<(u64, u64)> {
+    // SAFETY: all-zero is a valid `struct stat`.
+    let mut raw: k::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: the path is NUL-terminated, `raw` is a `struct stat` of this architecture; both live across the call.
+    unsafe { call(k::__NR_stat, [path.as_ptr() as usize, &raw mut raw as usize, 0, 0, 0, 0]) }?;
+    Ok((raw.st_dev, raw.st_ino))
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;

@@ -16,6 +16,8 @@
 //!
 //! Known flaw: a call that is passed on costs two wake-ups where keepers sleep, some 10 us. Moves are large.
 
+mod lease;
+
 use std::ffi::CStr;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -23,7 +25,12 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, CacheStat, DirectAlign, Fd, Stat};
 
+pub(crate) use self::lease::Leases;
+pub use self::lease::WriteLease;
 use crate::Runtime;
+
+use spinio_plan::geometry::Stack;
+
 use crate::core::Core;
 use crate::crew::PrivateFd;
 use crate::kernel::{Kernel, Linux};
@@ -153,6 +160,24 @@ impl OwnFile {
     pub fn call<T: Send + 'static>(&self, f: impl FnOnce(Fd) -> Result<T> + Send + 'static) -> Result<T> {
         let fd = self.twin.get();
         self.core.keepers().and_then(|keepers| keepers.call(move || f(fd))).unwrap_or(Err(Errno::IO))
+    }
+
+    /// As [`OwnFile::call`], without waiting; `f` gives the answer to whom it likes. `false`: it will never run.
+    pub fn start(self: &Arc<Self>, f: impl FnOnce(Fd) + Send + 'static) -> bool {
+        let open = Arc::clone(self);
+        self.core.keepers().is_some_and(|keepers| {
+            keepers.start(move || f(open.twin.get()));
+            true
+        })
+    }
+
+    /// The block devices under it. Unlike [`Runtime::storage`] this leaves no further opening behind.
+    pub fn storage(&self) -> Result<Arc<Stack>> {
+        let stacks = self.core.files.stacks();
+        self.call(move |fd| {
+            let stat = linux::fstat(fd)?;
+            Ok(stacks.of(&Linux, fd, stat, linux::file_system(fd).unwrap_or(0)))
+        })
     }
 
     /// Lets go of what is kept beside the file because it was read.
