@@ -43,6 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     for (from, to) in [
         ("crates/interpose/include/spinio.h", "spinio.h"),
+        ("crates/interpose/include/nvmmu.h", "nvmmu.h"),
         ("tests/gpu/run-gpu-suite", "run-gpu-suite"),
         ("tests/gpu/frameworks.py", "frameworks.py"),
         ("benches/h200.py", "benches/h200.py"),

@@ -1,0 +1,90 @@
+/* nvmmu.h: a file range moved to or from device memory in one call (libspinio.so).
+ *
+ *     nvmmuBegin(1, "out.bin");                               the output is named: its storage is prepared
+ *     nvmmuMove("in.bin", device_in, 0, bytes, H2D);          file -> device
+ *     kernel<<<grid, block>>>(device_in, device_out);         meanwhile the preparation goes on
+ *     nvmmuMove("out.bin", device_out, 0, bytes, D2H);        device -> file, once the kernel is done
+ *     nvmmuEnd(1);                                            all of it is in the file
+ *
+ * The three functions with the capital letters are those of the NVMMU paper (PACT 2015, Table I), arguments and answers
+ * included. The others say why they fail: -1 and errno, and spinio_last_error() of spinio.h has a sentence. So it has
+ * after a failed call of the paper's.
+ *
+ * A session belongs to the thread that began it. Files stay open between its moves, outside the program's descriptor
+ * table. A move is ordered on the device as a cudaMemcpy would be, or with the stream of spinio_set_stream(). It is no
+ * POSIX call: what it writes may reach the file in pieces, and small downloads that follow each other are gathered and
+ * are in the file when the session ends or is flushed. docs/nvmmu.md says when to use moves, and when pread and pwrite.
+ *
+ * None of this may be called from a signal handler.
+ */
+#ifndef NVMMU_H
+#define NVMMU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Directions: from the file to the device, and from the device to the file. */
+enum { H2D = 1, D2H = 2 };
+
+/* ---- as in the paper -------------------------------------------------------------------------------------------- */
+
+/* Begins a session of this thread. threadId: any number that no other thread uses now. downloadFileName: the file that
+ * results will go to, made if it is not there, or NULL. 1, or 0 if it fails. */
+int nvmmuBegin(int threadId, const char *downloadFileName);
+
+/* Moves length bytes between a file, from offset on, and device memory. The bytes moved: fewer than length only where an
+ * upload meets the end of its file. 0 if it fails. */
+int nvmmuMove(const char *fileName, void *gpuMemPtr, int offset, int length, int direction);
+
+/* Ends the session: what was gathered is written, every file closed. 1, or 0 if it fails. */
+int nvmmuEnd(int threadId);
+
+/* ---- with 64 bits, and errors that say why ----------------------------------------------------------------------- */
+
+/* As nvmmuBegin. EBUSY: this thread, or another one as that number, has a session already. Else open()'s errors. */
+int nvmmu_begin(int thread, const char *download);
+
+/* As nvmmuMove; -1 and errno if it fails, and then any part of the range may have been moved.
+ * ESRCH: no session. EINVAL: unknown direction, no file named, a negative offset or length. EFAULT: no device memory, or
+ * it ends before the range does. Else what open(), pread() or pwrite() would say. */
+int64_t nvmmu_move(const char *file, void *device, int64_t offset, int64_t length, int direction);
+
+/* Says where in the output a download will go, as early as that is known: on an array with parity (RAID-5, RAID-6), what
+ * the download leaves of its first and last stripe is read while the kernel runs. May be said several times. Without it
+ * the session expects what the last one on that file wrote. */
+int nvmmu_expect(int64_t offset, int64_t length);
+
+/* Writes what is gathered, so that others find it in the output; if sync is not 0, waits until the storage has it. */
+int nvmmu_flush(int sync);
+
+/* How far an output could be prepared. */
+enum {
+    NVMMU_NO_OUTPUT = 0, /* none was named */
+    NVMMU_PLAIN = 1,     /* written as it came: no array with parity, or nothing tells where its stripes are */
+    NVMMU_SHAPED = 2,    /* whole stripes written as such; others had the file open, or no lease could be had */
+    NVMMU_PREPARED = 3   /* stripes covered in part, too */
+};
+
+struct nvmmu_report {
+    uint64_t uploaded;   /* bytes brought to devices */
+    uint64_t downloaded; /* bytes brought to files */
+    uint64_t promise;    /* NVMMU_NO_OUTPUT ... */
+    uint64_t whole;      /* bytes written as whole stripes, with their neighbours */
+    uint64_t neighbours; /* of these, old bytes that were not the session's */
+    uint64_t loose;      /* bytes of the output written as they came */
+    uint64_t read_ahead; /* old bytes that were read beforehand */
+};
+
+/* As nvmmuEnd; report may be NULL, else size is sizeof *report. ESRCH: nothing was begun as that number, or it has ended.
+ * EPERM: by another thread. Else what writing the last bytes said: the session has ended all the same. */
+int nvmmu_end(int thread, struct nvmmu_report *report, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

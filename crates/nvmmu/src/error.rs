@@ -1,0 +1,103 @@
+//! Why a call failed, in a sentence and as an errno.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use spinio_sys::Errno;
+
+/// The small, stable part of an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The calling thread has not begun: ESRCH.
+    NoSession,
+    /// The calling thread, or another one under the same number, has begun and not ended: EBUSY.
+    AlreadyBegun,
+    /// The session belongs to another thread: EPERM.
+    NotYours,
+    /// Neither to the device nor from it: EINVAL.
+    UnknownDirection,
+    /// Not a range of a file: EINVAL.
+    BadRange,
+    /// The address is no device memory, or that ends before the range does: EFAULT.
+    NotDeviceMemory,
+    /// The kernel or the device refused.
+    Failed(Errno),
+}
+
+impl ErrorKind {
+    /// What a C caller finds in errno.
+    pub fn errno(&self) -> Errno {
+        match self {
+            ErrorKind::NoSession => Errno::SRCH,
+            ErrorKind::AlreadyBegun => Errno::BUSY,
+            ErrorKind::NotYours => Errno::PERM,
+            ErrorKind::UnknownDirection | ErrorKind::BadRange => Errno::INVAL,
+            ErrorKind::NotDeviceMemory => Errno::FAULT,
+            ErrorKind::Failed(errno) => *errno,
+        }
+    }
+}
+
+/// A call that failed, with what it was about.
+#[derive(Clone, Debug)]
+pub struct Error {
+    /// What went wrong.
+    pub kind: ErrorKind,
+    /// What was being done, as a verb: "begin", "upload".
+    pub operation: &'static str,
+    /// The file, where there is one.
+    pub path: Option<PathBuf>,
+    /// First byte in the file.
+    pub offset: u64,
+    /// Bytes asked for.
+    pub len: u64,
+    /// Why, in words.
+    pub why: String,
+}
+
+impl Error {
+    /// An error that is about no range.
+    pub fn new(kind: ErrorKind, operation: &'static str, why: impl Into<String>) -> Error {
+        Error { kind, operation, path: None, offset: 0, len: 0, why: why.into() }
+    }
+
+    /// The same, about a file.
+    pub fn of(mut self, path: &Path) -> Error {
+        self.path = Some(path.to_owned());
+        self
+    }
+
+    /// The same, about a range.
+    pub fn at(mut self, offset: u64, len: u64) -> Error {
+        (self.offset, self.len) = (offset, len);
+        self
+    }
+
+    /// The kernel's answer to something done to a file.
+    pub(crate) fn kernel(errno: Errno, operation: &'static str, path: &Path) -> Error {
+        Error::new(ErrorKind::Failed(errno), operation, errno.to_string()).of(path)
+    }
+
+    /// A move that `io` could not make.
+    pub(crate) fn io(error: &spinio_io::Error, operation: &'static str, path: &Path) -> Error {
+        Error::new(ErrorKind::Failed(error.kind.errno()), operation, error.to_string())
+            .of(path)
+            .at(error.offset, error.len)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cannot {}", self.operation)?;
+        if self.len > 0 {
+            write!(f, " {} bytes at offset {} of", self.len, self.offset)?;
+        }
+        if let Some(path) = &self.path {
+            write!(f, " {}", path.display())?;
+        }
+        write!(f, ": {}", self.why)
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,79 @@
+//! Files of a session, opened once and kept.
+//!
+//! Before each use the path is asked what it names now: a file that was replaced meanwhile is opened anew.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use spinio_io::{OwnFile, Runtime};
+use spinio_sys::Errno;
+use spinio_sys::linux;
+
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Use {
+    Upload,
+    Download,
+}
+
+struct Kept {
+    file: Arc<OwnFile>,
+    identity: (u64, u64),
+}
+
+/// Open files at most: what a program moves in turns, not what it ever moved.
+const FILES: usize = 64;
+
+/// The files that are open now.
+pub(crate) struct Files {
+    runtime: &'static Runtime,
+    kept: HashMap<(PathBuf, Use), Kept>,
+}
+
+/// A path for the kernel.
+pub(crate) fn c_path(path: &Path) -> Result<CString, Errno> {
+    if path.as_os_str().is_empty() {
+        return Err(Errno::NOENT);
+    }
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)
+}
+
+/// Opens a file to be downloaded into; it is made if it is not there. Readable too if that may be, for neighbours' bytes.
+pub(crate) fn open_output(runtime: &Runtime, path: &Path) -> Result<OwnFile, Errno> {
+    let name = c_path(path)?;
+    match runtime.open(&name, linux::O_RDWR | linux::O_CREAT, 0o666) {
+        Err(Errno::ACCESS) => runtime.open(&name, linux::O_WRONLY | linux::O_CREAT, 0o666),
+        other => other,
+    }
+}
+
+impl Files {
+    pub(crate) fn new(runtime: &'static Runtime) -> Files {
+        Files { runtime, kept: HashMap::new() }
+    }
+
+    /// The file that a path names now.
+    pub(crate) fn get(&mut self, path: &Path, use_: Use) -> Result<Arc<OwnFile>, Errno> {
+        let name = c_path(path)?;
+        let key = (path.to_owned(), use_);
+        if let Some(kept) = self.kept.get(&key)
+            && linux::identity(&name) == Ok(kept.identity)
+        {
+            return Ok(Arc::clone(&kept.file));
+        }
+        let file = match use_ {
+            Use::Upload => self.runtime.open(&name, linux::O_RDONLY, 0)?,
+            Use::Download => open_output(self.runtime, path)?,
+        };
+        let file = Arc::new(file);
+        let identity = file.call(|fd| linux::fstat(fd).map(|s| (s.dev, s.ino)))?;
+        if self.kept.len() >= FILES {
+            self.kept.clear();
+        }
+        self.kept.insert(key, Kept { file: Arc::clone(&file), identity });
+        Ok(file)
+    }
+}

@@ -1,0 +1,404 @@
+//! The file that a session writes its results to.
+//!
+//! ```text
+//!   begin(output) ─> geometry, lease         keeper: room, stripes, old bytes of neighbours     (prepare.rs)
+//!        kernel runs                           │
+//!   download ──> whole stripes ───────────────── device -> staging ─┐
+//!            ──> stripes in part ─ gathered ───── here, in memory ──┼── O_DIRECT, each request whole stripes
+//!            ──> loose bytes ───────────────────> page cache        │   (nothing is read)
+//!   end ───────> gathered stripes, with their neighbours' bytes ────┘
+//! ```
+//!
+//! Why: RAID-5 and -6 make the parity of a stripe that is written whole out of what is written. Of a stripe that is
+//! written in part they first read the rest, or the old bytes and the old parity, and the writer waits. A degraded array
+//! reads even more. Those reads can be made while the kernel runs, by reading the *other bytes of the stripe* beforehand
+//! and writing all of it.
+//!
+//! That writes bytes which are not the session's. So there are two promises:
+//!
+//! - **Always**: the output is right, whatever others do to the file. Whole stripes of the session's own bytes are
+//!   written directly, everything else as any program would write it.
+//! - **Prepared** stripes, with neighbours' bytes, are written only while nobody else has the file open (a write lease,
+//!   asked for before the old bytes are read and held until they are written back) and only where a stripe is one piece
+//!   of this file on the device (FIEMAP). Who opens the file meanwhile waits until a write under way is over; from then
+//!   on neighbours are left alone. The session's report says so.
+//!
+//! Known flaws: a stripe is written whole for a single byte in it, which is more to write than a read-modify-write; what
+//! is gathered is not in the file before the session ends or is flushed; the preparation reads through the page cache.
+
+mod prepare;
+mod stripes;
+mod survey;
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use spinio_device::DeviceAddr;
+use spinio_io::settings::Nvmmu;
+use spinio_io::{OwnFile, Part, Runtime, Target, WriteLease};
+use spinio_plan::Route;
+use spinio_plan::shape::Piece;
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd};
+
+use self::prepare::Preparation;
+use self::stripes::Stripe;
+pub(crate) use self::survey::Array;
+use self::survey::{Surveyed, survey};
+use crate::files::{c_path, open_output};
+use crate::session::write_all;
+use crate::{Error, Promise, Report};
+
+/// Bytes that are gathered before some are written early.
+const GATHER: u64 = 64 << 20;
+
+/// Bytes of a request: what md takes in one piece.
+const REQUEST: u64 = 1 << 20;
+
+/// How it is written.
+enum Way {
+    /// As any program would; why.
+    Plain(String),
+    /// In stripes; `lease` while nobody else has the file open, else why it is not, or no longer, so.
+    Striped { array: Array, lease: Option<Arc<WriteLease>>, why_not: String },
+}
+
+/// The output of a session.
+pub(crate) struct Output {
+    runtime: &'static Runtime,
+    path: PathBuf,
+    file: Arc<OwnFile>,
+    identity: (u64, u64),
+    way: Way,
+    preparation: Arc<Preparation>,
+    surveyed: Option<Surveyed>,
+    stripes: stripes::Stripes,
+    /// Where downloads went: what the next session on this file expects.
+    went: rangemap::RangeSet<u64>,
+    beyond: bool,
+    whole: u64,
+    neighbours: u64,
+    loose: u64,
+}
+
+impl Output {
+    /// Opens the output and begins to prepare it.
+    pub(crate) fn begin(runtime: &'static Runtime, path: &Path, as_if: Option<Array>) -> Result<Output, Error> {
+        let fail = |errno| Error::kernel(errno, "open the output", path);
+        let file = Arc::new(open_output(runtime, path).map_err(fail)?);
+        let identity = file.call(|fd| linux::fstat(fd).map(|s| (s.dev, s.ino))).map_err(fail)?;
+        let way = choose(runtime, &file, as_if);
+        let preparation = Arc::new(Preparation::default());
+        let mut output = Output {
+            runtime,
+            path: path.to_owned(),
+            file,
+            identity,
+            way,
+            preparation,
+            surveyed: None,
+            stripes: stripes::Stripes::default(),
+            went: rangemap::RangeSet::new(),
+            beyond: false,
+            whole: 0,
+            neighbours: 0,
+            loose: 0,
+        };
+        let mut expected = prepare::remembered(identity);
+        if expected.is_empty() {
+            // A file that is there is probably written anew.
+            let size = output.file.call(|fd| linux::fstat(fd).map(|s| s.size)).map_err(fail)?;
+            expected.push(0..size);
+        }
+        for range in expected {
+            output.expect(range.start, range.end - range.start);
+        }
+        Ok(output)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether a path names this file now.
+    pub(crate) fn is(&self, path: &Path) -> bool {
+        c_path(path).and_then(|name| linux::identity(&name)) == Ok(self.identity)
+    }
+
+    /// Prepares a range on a keeper.
+    pub(crate) fn expect(&mut self, offset: u64, len: u64) {
+        let Way::Striped { array, lease: Some(_), .. } = &self.way else { return };
+        if let Some(end) = offset.checked_add(len).filter(|&end| len > 0 && i64::try_from(end).is_ok()) {
+            self.preparation.begin(&self.file, *array, offset..end);
+        }
+    }
+
+    /// Writes a range of device memory, or gathers it.
+    pub(crate) fn write(&mut self, from: Target, offset: u64, len: u64) -> Result<(), Error> {
+        let range = offset..offset + len;
+        self.went.insert(range.clone());
+        let Way::Striped { array, .. } = self.way else {
+            self.loose += len;
+            return write_all(self.runtime, self.file.fd(), from, offset, len).map_err(|e| self.failed(&e));
+        };
+        self.take_prepared();
+        let shape = self.survey(array, range.clone())?;
+        let device = |at: u64| Target { addr: DeviceAddr(from.addr.0 + (at - offset)), ..from };
+        let mut requests = Vec::new();
+        for span in shape.cut(range) {
+            let bytes = span.range.end - span.range.start;
+            match span.piece {
+                Piece::Whole => {
+                    self.stripes.drop_touching(&span.range);
+                    self.whole += bytes;
+                    let parts = shape.requests(span.range, REQUEST);
+                    requests
+                        .extend(parts.map(|r| (r.start, Part::Device(device(r.start), (r.end - r.start) as usize))));
+                }
+                Piece::Part(stripe) => {
+                    let inside = span.range.start - stripe..span.range.end - stripe;
+                    let into = self.stripes.at(stripe, array.width);
+                    let fetched = self.runtime.fetch(device(span.range.start), into.room(inside.clone()));
+                    fetched.map_err(|e| Error::io(&e, "download", &self.path))?;
+                    self.stripes.at(stripe, array.width).brought(inside);
+                }
+                Piece::Loose => {
+                    if self.stripes.touch(&span.range) {
+                        // What lies there looked like a stripe before: the older bytes go first.
+                        self.write_gathered()?;
+                        self.stripes.drop_touching(&span.range);
+                    }
+                    self.loose += bytes;
+                    let (at, fd) = (span.range.start, self.file.fd());
+                    write_all(self.runtime, fd, device(at), at, bytes).map_err(|e| self.failed(&e))?;
+                }
+            }
+        }
+        let complete = self.stripes.take(Stripe::is_all_new);
+        self.write_stripes(requests, &complete)?;
+        if self.stripes.memory() > GATHER && self.stripes.new_bytes() > 0 {
+            self.write_gathered()?;
+        }
+        Ok(())
+    }
+
+    /// Writes everything that is gathered.
+    pub(crate) fn flush(&mut self) -> Result<(), Error> {
+        self.take_prepared();
+        if self.stripes.new_bytes() > 0 {
+            self.write_gathered()?;
+        }
+        if std::mem::take(&mut self.beyond)
+            && let Way::Striped { lease: Some(lease), .. } = &self.way
+        {
+            // Room beyond the end goes back to the file system.
+            let file = Arc::clone(&self.file);
+            let _ = lease.while_held(|| file.call(|fd| linux::ftruncate(fd, linux::fstat(fd)?.size)));
+            self.surveyed = None;
+        }
+        prepare::remember(self.identity, &self.went);
+        Ok(())
+    }
+
+    /// As [`Output::flush`], and on the storage.
+    pub(crate) fn sync(&mut self) -> Result<(), Error> {
+        self.flush()?;
+        self.file.call(linux::sync_data).map_err(|e| Error::kernel(e, "sync", &self.path))
+    }
+
+    /// Lets others open the file, ourselves included.
+    pub(crate) fn give_way(&mut self) {
+        self.leave_neighbours("the session itself read the file");
+    }
+
+    pub(crate) fn report(&mut self) -> Report {
+        self.take_prepared();
+        let promise = match &self.way {
+            Way::Plain(why) => Promise::Plain(why.clone()),
+            Way::Striped { lease: Some(_), .. } => Promise::Prepared,
+            Way::Striped { why_not, .. } => Promise::Shaped(why_not.clone()),
+        };
+        Report {
+            uploaded: 0,
+            downloaded: 0,
+            promise,
+            whole: self.whole,
+            neighbours: self.neighbours,
+            loose: self.loose,
+            read_ahead: self.preparation.read(),
+            read_late: 0,
+        }
+    }
+
+    /// The stripes of a range, looked up if they are not known.
+    fn survey(&mut self, array: Array, range: Range<u64>) -> Result<spinio_plan::shape::Shape, Error> {
+        if let Some(known) = &self.surveyed
+            && known.range.start <= range.start
+            && range.end <= known.range.end
+        {
+            return Ok(known.shape.clone());
+        }
+        let alone = matches!(&self.way, Way::Striped { lease: Some(_), .. });
+        let (start, end) = (range.start, range.end);
+        let surveyed = self.file.call(move |fd| survey(fd, array, start..end, alone));
+        // Where the file system does not say, everything is loose.
+        let surveyed = surveyed.unwrap_or_else(|_| Surveyed {
+            range: start..end,
+            shape: spinio_plan::shape::Shape::new(array.width, array.phase, []),
+            beyond: false,
+        });
+        self.beyond |= surveyed.beyond;
+        let shape = surveyed.shape.clone();
+        self.surveyed = Some(surveyed);
+        Ok(shape)
+    }
+
+    /// Waits for the preparation, and takes over the old bytes that it read.
+    fn take_prepared(&mut self) {
+        let Way::Striped { array, lease: Some(_), .. } = &self.way else { return };
+        let width = array.width;
+        for (stripe, at, old) in self.preparation.finish() {
+            self.stripes.at(stripe, width).fill_old(at, &old);
+        }
+        self.beyond |= self.preparation.went_beyond();
+        if let Some(surveyed) = self.preparation.surveyed() {
+            self.surveyed.get_or_insert(surveyed);
+        }
+    }
+
+    /// Neighbours are no longer ours to write.
+    fn leave_neighbours(&mut self, why: &str) {
+        if let Way::Striped { lease, why_not, .. } = &mut self.way
+            && lease.is_some()
+        {
+            self.preparation.finish();
+            *lease = None;
+            why.clone_into(why_not);
+            self.stripes.forget_old();
+        }
+    }
+
+    /// Writes what downloads have brought of stripes that they do not fill.
+    fn write_gathered(&mut self) -> Result<(), Error> {
+        let lease = match &self.way {
+            Way::Striped { lease: Some(lease), .. } => Some(Arc::clone(lease)),
+            _ => None,
+        };
+        if let Some(lease) = lease {
+            let known = self.stripes.take(|s| s.is_known() && s.new_bytes() > 0);
+            if !known.is_empty() {
+                match lease.while_held(|| self.write_prepared(&known)) {
+                    Some(wrote) => wrote?,
+                    None => {
+                        self.leave_neighbours("somebody opened the file");
+                        self.write_loose(&known)?;
+                    }
+                }
+            }
+        }
+        let rest = self.stripes.take(|s| s.new_bytes() > 0);
+        self.write_loose(&rest)
+    }
+
+    /// Whole stripes with neighbours' bytes; the lease is held.
+    fn write_prepared(&mut self, stripes: &[(u64, Stripe)]) -> Result<(), Error> {
+        let size = self.file.call(|fd| linux::fstat(fd).map(|s| s.size));
+        let size = size.map_err(|e| Error::kernel(e, "write", &self.path))?;
+        let new_end = stripes.iter().flat_map(|(at, s)| s.new_ranges().map(move |r| at + r.end)).max().unwrap_or(0);
+        let end = stripes.iter().map(|(at, s)| at + s.bytes().len() as u64).max().unwrap_or(0);
+        self.neighbours += stripes.iter().map(|(_, s)| s.bytes().len() as u64 - s.new_bytes()).sum::<u64>();
+        self.write_stripes(Vec::new(), stripes)?;
+        let wanted = size.max(new_end);
+        if end > wanted {
+            // The last stripe reaches beyond the end: nobody can have seen it.
+            let cut = self.file.call(move |fd| linux::ftruncate(fd, wanted));
+            cut.map_err(|e| Error::kernel(e, "write", &self.path))?;
+            self.surveyed = None;
+        }
+        Ok(())
+    }
+
+    /// Requests and complete stripes, directly and together.
+    fn write_stripes(&mut self, mut requests: Vec<(u64, Part)>, stripes: &[(u64, Stripe)]) -> Result<(), Error> {
+        requests.extend(stripes.iter().map(|(at, s)| (*at, Part::Host(s.bytes().as_ptr(), s.bytes().len()))));
+        self.whole += stripes.iter().map(|(_, s)| s.bytes().len() as u64).sum::<u64>();
+        if requests.is_empty() {
+            return Ok(());
+        }
+        requests.sort_by_key(|r| r.0);
+        let direct = self.file.call(|fd| set_direct(fd, true)).is_ok();
+        let route = if direct { Route::Direct } else { Route::Copy };
+        let wrote = self.runtime.write_apart(&self.file, &requests, route);
+        let back = if direct { self.file.call(|fd| set_direct(fd, false)) } else { Ok(()) };
+        wrote.map_err(|e| self.failed(&e))?;
+        back.map_err(|e| Error::kernel(e, "write", &self.path))
+    }
+
+    /// What downloads brought of some stripes, and nothing else.
+    fn write_loose(&mut self, stripes: &[(u64, Stripe)]) -> Result<(), Error> {
+        for (at, stripe) in stripes {
+            for range in stripe.new_ranges() {
+                let bytes = &stripe.bytes()[range.start as usize..range.end as usize];
+                self.loose += bytes.len() as u64;
+                let part = (at + range.start, Part::Host(bytes.as_ptr(), bytes.len()));
+                self.runtime.write_apart(&self.file, &[part], Route::Copy).map_err(|e| self.failed(&e))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn failed(&self, error: &spinio_io::Error) -> Error {
+        Error::io(error, "download", &self.path)
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        // Nothing may read the file, or hold the lease, once the session is gone.
+        self.preparation.finish();
+    }
+}
+
+fn set_direct(fd: Fd, on: bool) -> Result<(), Errno> {
+    let flags = linux::flags(fd)?;
+    let direct = linux::O_DIRECT as i32;
+    linux::set_flags(fd, if on { flags | direct } else { flags & !direct })
+}
+
+/// How a file is to be written.
+fn choose(runtime: &Runtime, file: &Arc<OwnFile>, as_if: Option<Array>) -> Way {
+    let setting = runtime.settings().nvmmu;
+    if setting == Nvmmu::Plain {
+        return Way::Plain("SPINIO_NVMMU=plain".to_owned());
+    }
+    let below = || file.storage().map_err(|e| e.to_string()).and_then(|stack| Array::of(&stack));
+    let array = match as_if.map_or_else(below, Ok) {
+        Ok(array) => array,
+        Err(why) => return Way::Plain(why),
+    };
+    let direct = file.call(|fd| {
+        set_direct(fd, true)?;
+        set_direct(fd, false)
+    });
+    if let Err(errno) = direct {
+        return Way::Plain(format!("no direct I/O there: {errno}"));
+    }
+    let lease = match setting {
+        Nvmmu::Shaped => Err("SPINIO_NVMMU=shaped".to_owned()),
+        _ => file.lease().map_err(|errno| match errno {
+            Errno::AGAIN => "somebody else has the file open".to_owned(),
+            Errno::ACCESS => "only the owner of a file gets a lease on it".to_owned(),
+            errno => format!("no lease: {errno}"),
+        }),
+    };
+    match lease {
+        Ok(lease) => Way::Striped { array, lease: Some(Arc::new(lease)), why_not: String::new() },
+        Err(why_not) => Way::Striped { array, lease: None, why_not },
+    }
+}
+
+/// As in `io`: what a panicking thread left behind is still consistent here.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

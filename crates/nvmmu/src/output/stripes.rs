@@ -1,0 +1,172 @@
+//! Stripes that are being put together in memory: bytes of downloads, and old bytes of their neighbours.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use rangemap::RangeSet;
+
+/// Direct I/O takes memory at multiples of this.
+const ALIGN: usize = 4096;
+
+/// Memory of one stripe.
+pub(super) struct Stripe {
+    bytes: Vec<u8>,
+    skip: usize,
+    width: usize,
+    /// Bytes that are what the file has, or is to have; offsets in the stripe.
+    known: RangeSet<u64>,
+    /// Of these, bytes of downloads.
+    new: RangeSet<u64>,
+}
+
+impl Stripe {
+    fn new(width: u64) -> Stripe {
+        let width = usize::try_from(width).unwrap_or(0);
+        let bytes = vec![0; width + ALIGN];
+        let skip = bytes.as_ptr().align_offset(ALIGN).min(ALIGN);
+        Stripe { bytes, skip, width, known: RangeSet::new(), new: RangeSet::new() }
+    }
+
+    /// All of it, in memory that direct I/O takes.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[self.skip..self.skip + self.width]
+    }
+
+    /// Some of it, to be filled in.
+    pub(super) fn room(&mut self, range: Range<u64>) -> &mut [u8] {
+        &mut self.bytes[self.skip + range.start as usize..self.skip + range.end as usize]
+    }
+
+    /// Says that a range was filled with what a download brought.
+    pub(super) fn brought(&mut self, range: Range<u64>) {
+        self.known.insert(range.clone());
+        self.new.insert(range);
+    }
+
+    /// Fills in old bytes, but nothing that a download brought.
+    pub(super) fn fill_old(&mut self, at: u64, old: &[u8]) {
+        let range = at..(at + old.len() as u64).min(self.width as u64);
+        let gaps: Vec<_> = self.new.gaps(&range).collect();
+        for gap in gaps {
+            let from = &old[(gap.start - at) as usize..(gap.end - at) as usize];
+            self.room(gap.clone()).copy_from_slice(from);
+            self.known.insert(gap);
+        }
+    }
+
+    /// Forgets the old bytes.
+    fn forget_old(&mut self) {
+        self.known = self.new.clone();
+    }
+
+    fn covers(&self, set: &RangeSet<u64>) -> bool {
+        set.gaps(&(0..self.width as u64)).next().is_none()
+    }
+
+    /// Whether downloads brought every byte.
+    pub(super) fn is_all_new(&self) -> bool {
+        self.covers(&self.new)
+    }
+
+    /// Whether every byte is known.
+    pub(super) fn is_known(&self) -> bool {
+        self.covers(&self.known)
+    }
+
+    /// What downloads brought.
+    pub(super) fn new_ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.new.iter().cloned()
+    }
+
+    /// Bytes that downloads brought.
+    pub(super) fn new_bytes(&self) -> u64 {
+        self.new.iter().map(|r| r.end - r.start).sum()
+    }
+}
+
+/// Stripes by the byte of the file that they begin with.
+#[derive(Default)]
+pub(super) struct Stripes {
+    by_start: BTreeMap<u64, Stripe>,
+}
+
+impl Stripes {
+    /// The stripe that begins there; made if need be.
+    pub(super) fn at(&mut self, start: u64, width: u64) -> &mut Stripe {
+        self.by_start.entry(start).or_insert_with(|| Stripe::new(width))
+    }
+
+    /// Whether bytes of a range are here.
+    pub(super) fn touch(&self, range: &Range<u64>) -> bool {
+        self.by_start.range(..range.end).any(|(at, s)| at + s.width as u64 > range.start)
+    }
+
+    /// Drops the stripes that have bytes of a range.
+    pub(super) fn drop_touching(&mut self, range: &Range<u64>) {
+        self.by_start.retain(|at, s| *at >= range.end || at + s.width as u64 <= range.start);
+    }
+
+    /// Takes out the stripes that `which` chooses, in the order of the file.
+    pub(super) fn take(&mut self, which: impl Fn(&Stripe) -> bool) -> Vec<(u64, Stripe)> {
+        let chosen: Vec<u64> = self.by_start.iter().filter(|(_, s)| which(s)).map(|(at, _)| *at).collect();
+        chosen.into_iter().filter_map(|at| self.by_start.remove_entry(&at)).collect()
+    }
+
+    /// Old bytes are no longer what the file has.
+    pub(super) fn forget_old(&mut self) {
+        self.by_start.values_mut().for_each(Stripe::forget_old);
+        self.by_start.retain(|_, stripe| stripe.new_bytes() > 0);
+    }
+
+    /// Bytes that downloads brought and that are not in the file.
+    pub(super) fn new_bytes(&self) -> u64 {
+        self.by_start.values().map(Stripe::new_bytes).sum()
+    }
+
+    /// Bytes of memory.
+    pub(super) fn memory(&self) -> u64 {
+        self.by_start.values().map(|s| s.width as u64).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stripe_is_known_when_old_and_new_bytes_cover_it() {
+        let mut stripes = Stripes::default();
+        let stripe = stripes.at(100, 8192);
+        assert_eq!(stripe.bytes().as_ptr() as usize % ALIGN, 0);
+        stripe.room(10..20).fill(1);
+        stripe.brought(10..20);
+        stripe.fill_old(0, &[2; 8000]);
+        assert!(!stripe.is_known());
+        stripe.fill_old(7000, &[3; 5000]);
+        assert!(stripe.is_known() && !stripe.is_all_new());
+        assert_eq!((stripe.bytes()[9], stripe.bytes()[10], stripe.bytes()[19], stripe.bytes()[20]), (2, 1, 1, 2));
+        assert_eq!((stripe.bytes()[6999], stripe.bytes()[7000], stripe.bytes()[8191]), (2, 3, 3));
+        assert_eq!(stripes.new_bytes(), 10);
+        stripes.forget_old();
+        let stripe = stripes.at(100, 8192);
+        assert!(!stripe.is_known());
+        stripe.brought(0..8192);
+        assert!(stripe.is_all_new());
+        assert_eq!(stripes.take(Stripe::is_all_new).len(), 1);
+        assert_eq!(stripes.memory(), 0);
+    }
+
+    #[test]
+    fn what_brought_nothing_goes_with_the_old_bytes() {
+        let mut stripes = Stripes::default();
+        stripes.at(0, 4096).fill_old(0, &[1; 4096]);
+        stripes.at(4096, 4096).brought(5..6);
+        stripes.forget_old();
+        assert_eq!(stripes.memory(), 4096);
+        assert!(!stripes.touch(&(0..4096)) && stripes.touch(&(8191..9000)) && !stripes.touch(&(8192..9000)));
+        stripes.drop_touching(&(0..4096));
+        assert_eq!(stripes.memory(), 4096);
+        stripes.drop_touching(&(4000..5000));
+        assert_eq!(stripes.memory(), 0);
+    }
+}

@@ -1,0 +1,47 @@
+//! What a session did, and what it could promise.
+
+/// How far the output of a session could be prepared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Promise {
+    /// No output was named.
+    NoOutput,
+    /// Downloads are written as they come; why.
+    Plain(String),
+    /// Whole stripes are written as such; stripes that are covered in part are written as they come; why.
+    Shaped(String),
+    /// Stripes that are covered in part are written whole too, with the old bytes of their neighbours.
+    Prepared,
+}
+
+impl std::fmt::Display for Promise {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Promise::NoOutput => f.write_str("no output was named"),
+            Promise::Plain(why) => write!(f, "plain: {why}"),
+            Promise::Shaped(why) => write!(f, "shaped, not prepared: {why}"),
+            Promise::Prepared => f.write_str("prepared"),
+        }
+    }
+}
+
+/// What a session did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Bytes brought to the device.
+    pub uploaded: u64,
+    /// Bytes brought to files.
+    pub downloaded: u64,
+    /// How the output was written.
+    pub promise: Promise,
+    /// Bytes written as whole stripes, neighbours' bytes included.
+    pub whole: u64,
+    /// Of these, bytes that were not the session's: old ones of neighbours.
+    pub neighbours: u64,
+    /// Bytes of the output written as they came.
+    pub loose: u64,
+    /// Bytes read by preparation, while others worked.
+    pub read_ahead: u64,
+    /// Bytes of neighbours that had to be read while a download waited.
+    pub read_late: u64,
+}

@@ -1,0 +1,128 @@
+//! Moves of a session: the right bytes, the right count, a clear error.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{Buffer, bytes, runtime};
+use spinio_nvmmu::Direction::{Download, Upload};
+use spinio_nvmmu::{ErrorKind, Promise, Session};
+
+#[test]
+fn what_goes_up_comes_down_again() {
+    let folder = tempfile::tempdir().unwrap();
+    for len in [1, 4095, 65536, 65537, 5 << 20] {
+        let (from, to) = (folder.path().join("in"), folder.path().join("out"));
+        fs::write(&from, bytes(len, 3)).unwrap();
+        let device = Buffer::new(len);
+        let mut session = Session::begin(runtime(), Some(&to)).unwrap();
+        assert_eq!(session.move_range(&from, device.at(0), 0, len as u64, Upload).unwrap(), len as u64);
+        assert_eq!(device.bytes(), bytes(len, 3));
+        assert_eq!(session.move_range(&to, device.at(0), 0, len as u64, Download).unwrap(), len as u64);
+        let report = session.end().unwrap();
+        assert_eq!((report.uploaded, report.downloaded), (len as u64, len as u64));
+        assert!(matches!(report.promise, Promise::Plain(_)), "{}", report.promise);
+        assert_eq!(fs::read(&to).unwrap(), bytes(len, 3));
+        fs::remove_file(&to).unwrap();
+    }
+}
+
+#[test]
+fn ranges_land_where_they_are_said_to_and_nothing_else_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("in"), folder.path().join("out"));
+    fs::write(&from, bytes(300_000, 1)).unwrap();
+    fs::write(&to, vec![9; 100_000]).unwrap();
+    let device = Buffer::new(100_000);
+    let mut session = Session::begin(runtime(), Some(&to)).unwrap();
+    assert_eq!(session.move_range(&from, device.at(1000), 200_000, 50_000, Upload).unwrap(), 50_000);
+    assert_eq!(session.move_range(&to, device.at(1500), 40_000, 10_000, Download).unwrap(), 10_000);
+    assert_eq!(session.move_range(&to, device.at(0), 99, 0, Download).unwrap(), 0);
+    // The end of the file comes first.
+    assert_eq!(session.move_range(&from, device.at(60_000), 299_000, 20_000, Upload).unwrap(), 1000);
+    assert_eq!(session.move_range(&from, device.at(60_000), 300_000, 20_000, Upload).unwrap(), 0);
+    session.end().unwrap();
+    let mut expected = vec![9; 100_000];
+    expected[40_000..50_000].copy_from_slice(&bytes(300_000, 1)[200_500..210_500]);
+    assert!(fs::read(&to).unwrap() == expected);
+    assert_eq!(device.bytes()[60_000..61_000], bytes(300_000, 1)[299_000..]);
+}
+
+#[test]
+fn a_file_that_was_replaced_is_opened_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("in");
+    let device = Buffer::new(10);
+    let mut session = Session::begin(runtime(), None).unwrap();
+    for round in 0..3 {
+        let other = folder.path().join("other");
+        fs::write(&other, bytes(10, round)).unwrap();
+        fs::rename(&other, &path).unwrap();
+        for _ in 0..2 {
+            session.move_range(&path, device.at(0), 0, 10, Upload).unwrap();
+            assert_eq!(device.bytes(), bytes(10, round));
+        }
+    }
+    assert_eq!(session.end().unwrap().promise, Promise::NoOutput);
+}
+
+#[test]
+fn what_was_downloaded_can_be_uploaded_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out");
+    let (one, two) = (Buffer::holding(&bytes(100_000, 5)), Buffer::new(100_000));
+    for output in [Some(path.as_path()), None] {
+        let mut session = Session::begin(runtime(), output).unwrap();
+        session.move_range(&path, one.at(0), 7, 90_000, Download).unwrap();
+        assert_eq!(session.move_range(&path, two.at(0), 7, 100_000, Upload).unwrap(), 90_000);
+        assert!(two.bytes()[..90_000] == bytes(100_000, 5)[..90_000]);
+        session.end().unwrap();
+    }
+}
+
+#[test]
+fn mistakes_are_told_in_a_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, b"some").unwrap();
+    let device = Buffer::new(100);
+    let host = [0u8; 100];
+    let mut session = Session::begin(runtime(), None).unwrap();
+    let mut fails = |path: &Path, at, offset, len, direction| {
+        let error = session.move_range(path, at, offset, len, direction).unwrap_err();
+        (error.kind.clone(), error.to_string())
+    };
+    let (kind, text) = fails(&path, host.as_ptr().cast_mut().cast(), 0, 4, Upload);
+    assert_eq!(kind, ErrorKind::NotDeviceMemory);
+    assert!(
+        text.starts_with("Cannot upload 4 bytes at offset 0 of ") && text.ends_with("is no device memory"),
+        "{text}"
+    );
+    let (kind, text) = fails(&path, device.at(50), 0, 51, Download);
+    assert_eq!(kind, ErrorKind::NotDeviceMemory);
+    assert!(text.ends_with("ends after 50 bytes"), "{text}");
+    let (kind, _) = fails(&path, device.at(0), u64::MAX, 4, Upload);
+    assert_eq!(kind, ErrorKind::BadRange);
+    let (kind, text) = fails(Path::new("/no/such/file"), device.at(0), 0, 4, Upload);
+    assert_eq!(kind.errno(), spinio_sys::Errno::NOENT);
+    assert!(text.starts_with("Cannot open /no/such/file: No such file"), "{text}");
+    let (kind, _) = fails(folder.path(), device.at(0), 0, 4, Download);
+    assert_eq!(kind.errno(), spinio_sys::Errno::ISDIR);
+    let (kind, _) = fails(Path::new(""), device.at(0), 0, 4, Upload);
+    assert_eq!(kind.errno(), spinio_sys::Errno::NOENT);
+    let error = Session::begin(runtime(), Some(Path::new("/no/such/folder/file"))).err().unwrap();
+    assert!(error.to_string().starts_with("Cannot open the output /no/such/folder/file: "), "{error}");
+    assert_eq!(fs::read(&path).unwrap(), b"some");
+}
+
+#[test]
+fn a_session_that_is_let_go_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out");
+    let device = Buffer::holding(&bytes(5000, 2));
+    let mut session = Session::begin_as_if_striped(runtime(), &path, 65536, 0).unwrap();
+    session.move_range(&path, device.at(0), 0, 5000, Download).unwrap();
+    drop(session);
+    assert_eq!(fs::read(&path).unwrap(), bytes(5000, 2));
+}

@@ -1,0 +1,199 @@
+//! Outputs on an array with parity, as far as that can be had without one: the same code over the extents of an ordinary
+//! file, with stripes of an invented width. The virtual machine has the arrays.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use common::{Buffer, bytes, runtime};
+use proptest::prelude::*;
+use spinio_nvmmu::Direction::{Download, Upload};
+use spinio_nvmmu::{Promise, Report, Session};
+
+/// A folder with direct I/O, extents and leases, if there is one.
+fn folder() -> Option<tempfile::TempDir> {
+    let folder = tempfile::Builder::new().prefix("nvmmu-").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut session = Session::begin_as_if_striped(runtime(), &folder.path().join("probe"), 4096, 0).unwrap();
+    let device = Buffer::holding(&bytes(8192, 0));
+    session.move_range(&folder.path().join("probe"), device.at(0), 0, 8192, Download).unwrap();
+    let report = session.end().unwrap();
+    if report.promise != Promise::Prepared || report.whole == 0 {
+        eprintln!("skipped: no stripes can be had in {}: {}", folder.path().display(), report.promise);
+        return None;
+    }
+    Some(folder)
+}
+
+const WIDTH: u64 = 3 * 16384;
+
+fn begin(path: &Path) -> Session {
+    Session::begin_as_if_striped(runtime(), path, WIDTH, 8192).unwrap()
+}
+
+fn some_file(folder: &Path, len: usize) -> PathBuf {
+    let path = folder.join("out");
+    fs::write(&path, bytes(len, 1)).unwrap();
+    fs::File::open(&path).unwrap().sync_all().unwrap();
+    path
+}
+
+#[derive(Clone, Debug)]
+struct Step {
+    offset: u64,
+    len: u64,
+    expected: bool,
+    then: u8,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let len = prop_oneof![1u64..200, 4096u64..20_000, 16_384u64..300_000];
+    (0u64..600_000, len, any::<bool>(), 0u8..12).prop_map(|(offset, len, expected, then)| Step {
+        offset,
+        len,
+        expected,
+        then,
+    })
+}
+
+/// Does the steps in sessions on one file, and on a plain vector.
+fn run(path: &Path, mut model: Vec<u8>, steps: &[Step]) -> Report {
+    let source = bytes(600_000, 77);
+    let device = Buffer::holding(&source);
+    let back = Buffer::new(600_000);
+    let mut session = begin(path);
+    for (i, step) in steps.iter().enumerate() {
+        let from = (i as u64 * 131) % (600_000 - step.len);
+        if step.expected {
+            session.expect(step.offset, step.len);
+        }
+        session.move_range(path, device.at(from), step.offset, step.len, Download).unwrap();
+        let end = (step.offset + step.len) as usize;
+        model.resize(model.len().max(end), 0);
+        model[step.offset as usize..end].copy_from_slice(&source[from as usize..(from + step.len) as usize]);
+        match step.then {
+            0 => {
+                session.flush().unwrap();
+                assert!(fs::read(path).unwrap() == model, "after a flush");
+            }
+            1 => {
+                let want = 100_000.min(model.len() as u64);
+                assert_eq!(session.move_range(path, back.at(0), 0, want, Upload).unwrap(), want);
+                assert!(back.bytes()[..want as usize] == model[..want as usize], "uploaded again");
+            }
+            2 => {
+                session.end().unwrap();
+                session = begin(path);
+            }
+            3 => {
+                // Somebody else opens the file and writes beside us: that must never be lost.
+                let other = fs::OpenOptions::new().write(true).open(path).unwrap();
+                session.flush().unwrap();
+                let at = (step.offset + 13).min(model.len() as u64 - 1);
+                other.write_all_at(&[0xEE; 1], at).unwrap();
+                model[at as usize] = 0xEE;
+            }
+            _ => {}
+        }
+    }
+    let report = session.end().unwrap();
+    assert!(fs::read(path).unwrap() == model, "at the end");
+    report
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_file_is_what_the_moves_say(len in 0usize..500_000, steps in proptest::collection::vec(step(), 1..9)) {
+        let Some(folder) = folder() else { return Ok(()) };
+        let path = some_file(folder.path(), len);
+        run(&path, bytes(len, 1), &steps);
+    }
+}
+
+#[test]
+fn moves_that_follow_each_other_become_whole_stripes() {
+    let Some(folder) = folder() else { return };
+    let path = folder.path().join("new");
+    let source = bytes(20 * WIDTH as usize, 4);
+    let device = Buffer::holding(&source);
+    let mut session = begin(&path);
+    for at in (0..source.len() as u64).step_by(4096) {
+        session.move_range(&path, device.at(at), at, 4096, Download).unwrap();
+    }
+    let report = session.end().unwrap();
+    assert!(fs::read(&path).unwrap() == source);
+    assert_eq!(report.downloaded, 20 * WIDTH);
+    // The first and the last may share their stripes with other files.
+    assert!(report.whole >= 18 * WIDTH && report.loose < 2 * WIDTH, "{report:?}");
+}
+
+#[test]
+fn a_stripe_in_part_is_written_whole_with_what_was_read_before() {
+    let Some(folder) = folder() else { return };
+    let path = some_file(folder.path(), 10 * WIDTH as usize);
+    let device = Buffer::holding(&bytes(9000, 6));
+    let mut session = begin(&path);
+    let at = 4 * WIDTH + 5;
+    session.expect(at, 9000);
+    session.move_range(&path, device.at(0), at, 9000, Download).unwrap();
+    let report = session.end().unwrap();
+    let mut expected = bytes(10 * WIDTH as usize, 1);
+    expected[at as usize..at as usize + 9000].copy_from_slice(&bytes(9000, 6));
+    assert!(fs::read(&path).unwrap() == expected);
+    assert_eq!(report.promise, Promise::Prepared);
+    assert_eq!((report.loose, report.whole % WIDTH), (0, 0), "{report:?}");
+    assert_eq!(report.whole - report.neighbours, 9000);
+    assert!(report.read_ahead >= report.neighbours, "{report:?}");
+    // The next session knows where the last one wrote.
+    let mut session = begin(&path);
+    session.move_range(&path, device.at(0), at, 9000, Download).unwrap();
+    assert_eq!(session.end().unwrap().loose, 0);
+}
+
+#[test]
+fn neighbours_are_left_alone_where_others_have_the_file_open() {
+    let Some(folder) = folder() else { return };
+    let path = some_file(folder.path(), 10 * WIDTH as usize);
+    let device = Buffer::holding(&bytes(9000, 6));
+    let at = 4 * WIDTH + 5;
+    for opened_later in [false, true] {
+        let reader = if opened_later { None } else { Some(fs::File::open(&path).unwrap()) };
+        let mut session = begin(&path);
+        session.expect(at, 9000);
+        session.move_range(&path, device.at(0), at, 9000, Download).unwrap();
+        // Beside the download, in the same stripe.
+        let later = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        later.write_all_at(b"mine", 4 * WIDTH + 20_000).unwrap();
+        let report = session.end().unwrap();
+        assert!(matches!(report.promise, Promise::Shaped(_)), "{}", report.promise);
+        assert_eq!((report.neighbours, report.loose), (0, 9000));
+        let mut expected = bytes(10 * WIDTH as usize, 1);
+        expected[at as usize..at as usize + 9000].copy_from_slice(&bytes(9000, 6));
+        expected[4 * WIDTH as usize + 20_000..][..4].copy_from_slice(b"mine");
+        assert!(fs::read(&path).unwrap() == expected);
+        drop(reader);
+    }
+}
+
+#[test]
+fn the_file_ends_where_the_last_byte_is() {
+    let Some(folder) = folder() else { return };
+    for (old, at, len) in [(0, 0, 1), (0, 3 * WIDTH + 7, 100_000), (5 * WIDTH, 4 * WIDTH, 3 * WIDTH - 1), (100, 50, 10)]
+    {
+        let path = some_file(folder.path(), old as usize);
+        let device = Buffer::holding(&bytes(len as usize, 8));
+        let mut session = begin(&path);
+        session.expect(at, len);
+        session.move_range(&path, device.at(0), at, len, Download).unwrap();
+        session.end().unwrap();
+        let got = fs::read(&path).unwrap();
+        assert_eq!(got.len() as u64, old.max(at + len));
+        assert!(got[at as usize..(at + len) as usize] == bytes(len as usize, 8));
+        // And has no room beyond it that nobody uses.
+        use std::os::unix::fs::MetadataExt;
+        assert!(fs::metadata(&path).unwrap().blocks() * 512 <= got.len() as u64 + (1 << 20));
+    }
+}
