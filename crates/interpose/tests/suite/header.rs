@@ -7,8 +7,11 @@ use crate::build::{compile, folder, library, must_pass, preloaded, source};
 #[test]
 fn it_is_c_and_cxx() {
     let user = folder().join("header.c");
-    std::fs::write(&user, "#include <spinio.h>\nint unused(void);\nint unused(void) { return SPINIO_ROUTES; }\n")
-        .expect("a file");
+    std::fs::write(
+        &user,
+        "#include <spinio.h>\n#include <nvmmu.h>\nint unused(void);\nint unused(void) { return SPINIO_ROUTES; }\n",
+    )
+    .expect("a file");
     let user = user.to_str().expect("a path in UTF-8");
     compile("cc", &folder().join("header-c.o"), &["-std=c99", "-pedantic", "-c", user]);
     if std::process::Command::new("c++").arg("--version").output().is_err() {
@@ -20,7 +23,8 @@ fn it_is_c_and_cxx() {
 
 #[test]
 fn what_it_declares_is_what_the_library_exports() {
-    let header = std::fs::read_to_string(source("include/spinio.h")).expect("spinio.h");
+    let read = |name: &str| std::fs::read_to_string(source("include").join(name)).expect("a header");
+    let header = read("spinio.h") + &read("nvmmu.h");
     // A declaration starts its line with a type and has its name right before the parenthesis.
     let declared: BTreeSet<&str> = header
         .lines()
@@ -28,7 +32,8 @@ fn what_it_declares_is_what_the_library_exports() {
         .filter_map(|l| l.split('(').next()?.rsplit([' ', '*']).next())
         .collect();
     let list = std::fs::read_to_string(source("exports.txt")).expect("exports.txt");
-    let exported: BTreeSet<&str> = list.lines().filter(|l| l.starts_with("spinio_")).collect();
+    let exported: BTreeSet<&str> =
+        list.lines().filter(|l| l.starts_with("spinio_") || l.starts_with("nvmmu")).collect();
     assert_eq!(declared, exported);
 }
 

@@ -11,4 +11,5 @@ mod cuda;
 mod device;
 mod exports;
 mod header;
+mod nvmmu;
 mod programs;

@@ -1,0 +1,142 @@
+/* nvmmu.h from C: the paper's functions, and what they say when they are misused. */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <nvmmu.h>
+#include <spinio.h>
+
+#include "check.h"
+
+#define SIZE 300000
+
+static unsigned char host[SIZE], back[SIZE];
+static char *device;
+
+static void put(const char *path, const void *bytes, size_t size)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    CHECK(fd >= 0 && write(fd, bytes, size) == (ssize_t)size && close(fd) == 0);
+}
+
+static void the_paper_s_functions_move_files(void)
+{
+    put("nvmmu.in", host, SIZE);
+    CHECK(nvmmuBegin(7, "nvmmu.out") == 1);
+    CHECK(nvmmuMove("nvmmu.in", device, 0, SIZE, H2D) == SIZE);
+    CHECK(nvmmuMove("nvmmu.in", device, SIZE - 10, 100, H2D) == 10);
+    CHECK(nvmmuMove("nvmmu.in", device, 0, 10, H2D) == 10);
+    CHECK(nvmmuMove("nvmmu.out", device, 50, SIZE, D2H) == SIZE);
+    CHECK(nvmmuEnd(7) == 1);
+    int fd = open("nvmmu.out", O_RDONLY);
+    CHECK(pread(fd, back, SIZE, 50) == SIZE && lseek(fd, 0, SEEK_END) == SIZE + 50 && close(fd) == 0);
+    CHECK(memcmp(host, back, SIZE) == 0);
+}
+
+static void sizes_of_64_bits_and_a_report(void)
+{
+    struct nvmmu_report report;
+    CHECK(nvmmu_begin(1, "nvmmu.big") == 0);
+    CHECK(nvmmu_expect(5LL << 30, 1000) == 0);
+    CHECK(nvmmu_move("nvmmu.big", device, 5LL << 30, 1000, D2H) == 1000);
+    CHECK(nvmmu_flush(1) == 0);
+    CHECK(nvmmu_move("nvmmu.big", device + 2000, 5LL << 30, SIZE - 2000, H2D) == 1000);
+    CHECK(nvmmu_end(1, &report, sizeof report) == 0);
+    CHECK(report.uploaded == 1000 && report.downloaded == 1000 && report.promise != NVMMU_NO_OUTPUT);
+    CHECK(unlink("nvmmu.big") == 0);
+}
+
+static int failed(int64_t answer, int number, const char *says)
+{
+    int right = answer == -1 && errno == number && strstr(spinio_last_error(), says);
+    if (!right)
+        printf("%lld, %s: %s\n", (long long)answer, strerror(errno), spinio_last_error());
+    return right;
+}
+
+static void *of_another_thread(void *unused)
+{
+    CHECK(failed(nvmmu_move("nvmmu.in", device, 0, 10, H2D), ESRCH, "no session"));
+    CHECK(failed(nvmmu_begin(2, NULL), EBUSY, "another thread has begun as 2"));
+    CHECK(failed(nvmmu_end(2, NULL, 0), EPERM, "another thread"));
+    CHECK(nvmmu_begin(3, NULL) == 0); /* never ended */
+    return unused;
+}
+
+static void misuse_is_told(void)
+{
+    pthread_t thread;
+    CHECK(failed(nvmmu_move("nvmmu.in", device, 0, 10, H2D), ESRCH, "no session"));
+    CHECK(nvmmuMove("nvmmu.in", device, 0, 10, H2D) == 0);
+    CHECK(failed(nvmmu_end(2, NULL, 0), ESRCH, "nothing was begun as 2"));
+    CHECK(nvmmuEnd(2) == 0);
+    CHECK(failed(nvmmu_begin(2, "/no/such/folder/file"), ENOENT, "/no/such/folder/file"));
+    CHECK(nvmmuBegin(2, NULL) == 1);
+    CHECK(nvmmuBegin(2, NULL) == 0);
+    CHECK(failed(nvmmu_begin(4, NULL), EBUSY, "this thread has begun as 2"));
+    CHECK(failed(nvmmu_move("nvmmu.in", device, 0, 10, 0), EINVAL, "0 is no direction"));
+    CHECK(failed(nvmmu_move("nvmmu.in", device, 0, 10, 3), EINVAL, "3 is no direction"));
+    CHECK(failed(nvmmu_move("nvmmu.in", device, -1, 10, H2D), EINVAL, "offset -1"));
+    CHECK(failed(nvmmu_move("nvmmu.in", device, 0, -10, H2D), EINVAL, "length -10"));
+    CHECK(failed(nvmmu_move(NULL, device, 0, 10, H2D), EINVAL, "no file"));
+    CHECK(failed(nvmmu_move("nvmmu.in", host, 0, 10, H2D), EFAULT, "no device memory"));
+    CHECK(failed(nvmmu_move("nvmmu.in", NULL, 0, 10, D2H), EFAULT, "no device memory"));
+    CHECK(failed(nvmmu_move("nvmmu.in", device + SIZE - 5, 0, 10, H2D), EFAULT, "ends after 5 bytes"));
+    CHECK(failed(nvmmu_move("nothing there", device, 0, 10, H2D), ENOENT, "nothing there"));
+    CHECK(nvmmu_move("nvmmu.in", device, 0, 0, H2D) == 0);
+    CHECK(pthread_create(&thread, NULL, of_another_thread, NULL) == 0 && pthread_join(thread, NULL) == 0);
+    CHECK(nvmmuEnd(2) == 1);
+    CHECK(nvmmuEnd(2) == 0);
+    /* The other thread is gone, and what it left with it. */
+    CHECK(nvmmu_begin(3, NULL) == 0 && nvmmu_end(3, NULL, 0) == 0);
+}
+
+static void a_child_begins_with_nothing(void)
+{
+    CHECK(nvmmu_begin(5, "nvmmu.out") == 0);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(failed(nvmmu_move("nvmmu.in", device, 0, 10, H2D), ESRCH, "no session") &&
+                      failed(nvmmu_end(5, NULL, 0), ESRCH, "nothing was begun as 5")
+                  ? 0
+                  : 1);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(nvmmu_end(5, NULL, 0) == 0);
+}
+
+/* The program's locks on a file survive its being moved: no descriptor of it is closed in the program's table. */
+static void locks_of_the_program_stay(void)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    int fd = open("nvmmu.in", O_RDWR), status;
+    CHECK(fd >= 0 && fcntl(fd, F_SETLK, &lock) == 0);
+    CHECK(nvmmuBegin(6, "nvmmu.in") == 1 && nvmmuMove("nvmmu.in", device, 0, SIZE, H2D) == SIZE);
+    CHECK(nvmmuMove("nvmmu.in", device, 0, SIZE, D2H) == SIZE && nvmmuEnd(6) == 1);
+    pid_t child = fork();
+    if (child == 0) {
+        int again = open("nvmmu.in", O_RDWR);
+        _exit(fcntl(again, F_SETLK, &lock) == -1 && errno == EAGAIN ? 0 : 1);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(close(fd) == 0);
+}
+
+int main(void)
+{
+    for (size_t i = 0; i < SIZE; i++)
+        host[i] = (unsigned char)(i * 2654435761u >> 9);
+    CHECK((device = spinio_mem_alloc("emulated", SIZE, 0)) != NULL);
+    the_paper_s_functions_move_files();
+    sizes_of_64_bits_and_a_report();
+    misuse_is_told();
+    a_child_begins_with_nothing();
+    locks_of_the_program_stay();
+    CHECK(spinio_mem_free(device) == 0);
+    return 0;
+}
