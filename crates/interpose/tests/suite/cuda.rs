@@ -57,3 +57,8 @@ fn threads_resets_and_forks_are_no_trouble() {
 fn calls_keep_to_posix() {
     run(&["host_reads_are_untouched", "errors", "other_calls", "no_descriptor_of_ours"]);
 }
+
+#[test]
+fn every_kind_of_cuda_memory_is_written() {
+    run(&["writes", "captures_survive_writes", "writes_in_stream_order"]);
+}
