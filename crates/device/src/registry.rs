@@ -61,6 +61,11 @@ pub fn find(addr: *const u8, want: usize) -> Option<Allocation> {
     }
 }
 
+/// As [`find`], but never asks the driver: memory of a GPU is not found, and the kernel will refuse it.
+pub fn find_without_driver(addr: *const u8, want: usize) -> Option<Allocation> {
+    ask(ARENAS.find(addr as u64)?, addr, want)
+}
+
 /// As [`find`], after the kernel refused the address: asks the devices themselves, and looks whether the
 /// program has loaded a driver meanwhile.
 pub fn find_after_fault(addr: *const u8, want: usize) -> Option<Allocation> {

@@ -31,6 +31,8 @@
 //! - The device path takes locks and allocates, so it is not for signal handlers. Nor is, in a program with CUDA, a host
 //!   read into memory that was never read into before: whose it is must be asked of the driver, which the signal may
 //!   have interrupted.
+//! - A `write` of up to 4 KiB out of managed memory that the CPU can load from is the kernel's, which waits for nothing
+//!   that is queued on the device; as without us.
 //! - `close` of a file that was read into a device waits until helpers have given back its pins and closed its twins,
 //!   20 ms at most.
 
@@ -75,6 +77,21 @@ fn owner(buffer: *const u8, want: usize, caller: usize) -> Option<Allocation> {
         return None;
     }
     registry::find(buffer, want)
+}
+
+/// The same, for the source of a write. Signal handlers write short messages, out of memory that nobody was asked about
+/// before, while the thread may be inside the driver; so that is not asked for these, and a device's memory is found out
+/// by the kernel's EFAULT.
+#[inline(always)]
+fn source(buffer: *const u8, want: usize, caller: usize) -> Option<Allocation> {
+    const MESSAGE: usize = 4096;
+    if want > MESSAGE {
+        return owner(buffer, want, caller);
+    }
+    if !registry::any() || switch::is_off() {
+        return None;
+    }
+    registry::find_without_driver(buffer, want)
 }
 
 /// The same, after the next function has failed: only EFAULT is a hint, everything else is the answer.

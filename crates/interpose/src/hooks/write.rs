@@ -9,7 +9,7 @@ use spinio_device::Allocation;
 use spinio_io::runtime;
 
 use super::read::{MOST, is_a_length};
-use super::{hook, owner, owner_after_fault, target};
+use super::{hook, owner_after_fault, source, target};
 use crate::{guard, next};
 
 hook! {
@@ -36,7 +36,7 @@ unsafe fn serve(
     next: impl Fn() -> isize,
 ) -> isize {
     let buffer = buffer.cast::<u8>();
-    if let Some(allocation) = owner(buffer, len, caller)
+    if let Some(allocation) = source(buffer, len, caller)
         && is_a_length(len)
     {
         return out_of_device(fd, buffer, len, at, allocation);
