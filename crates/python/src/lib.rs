@@ -10,6 +10,7 @@
 //!        ▼
 //!   transfer.rs ── host memory ──> the kernel's own call
 //!   many.rs    └── a device's ──> spinio_io::Runtime       both without the GIL
+//!   nvmmu.rs  ── sessions of spinio_nvmmu
 //! ```
 //!
 //! **Order on the device.** A small read is only queued when it returns, so it must be queued where the program's next
@@ -30,6 +31,7 @@ mod failure;
 mod header;
 mod interface;
 mod many;
+mod nvmmu;
 mod pybuffer;
 mod safetensors;
 mod stats;
@@ -46,6 +48,8 @@ mod _spinio {
     use crate::header::{SafetensorsError, header_len, parse};
     #[pymodule_export]
     use crate::many::read_many;
+    #[pymodule_export]
+    use crate::nvmmu::Moves;
     #[pymodule_export]
     use crate::stats::stats;
     #[pymodule_export]

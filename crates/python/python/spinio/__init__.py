@@ -10,7 +10,7 @@ Arrays may be NumPy's, CuPy's, PyTorch's, or anything with DLPack, ``__cuda_arra
 memory of the host or of a device. See docs/python.md.
 """
 
-from spinio import emulated, safetensors
+from spinio import emulated, nvmmu, safetensors
 from spinio._arrays import fromfile
 from spinio._file import File, open
 from spinio._spinio import SafetensorsError, __version__, describe, stats
@@ -24,6 +24,7 @@ __all__ = [
     "describe",
     "emulated",
     "fromfile",
+    "nvmmu",
     "open",
     "safetensors",
     "set_stream",
