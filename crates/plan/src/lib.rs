@@ -31,6 +31,7 @@ mod optimal;
 mod plan;
 mod possible;
 mod predict;
+pub mod readahead;
 mod schedule;
 mod scratch;
 pub mod shape;

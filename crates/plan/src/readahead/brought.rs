@@ -1,0 +1,85 @@
+//! What SPIN alone brought into the page cache: a bounded set, least recently used first.
+//!
+//! ```text
+//!   oldest                                newest
+//!   [file 7: 0..2M] [file 9: 4M..5M] [file 7: 8M..9M]  <── add: taken out wherever it was, put here
+//!    └─ over the limit: its front part goes, and is dropped
+//! ```
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::ahead::without;
+
+/// Ranges of files, in the order of their last use. `F` names a file.
+#[derive(Clone, Debug)]
+pub struct Brought<F> {
+    runs: VecDeque<(F, Range<u64>)>,
+    bytes: u64,
+    limit: u64,
+}
+
+impl<F: Copy + Eq> Brought<F> {
+    /// An empty set that may hold `limit` bytes.
+    pub fn new(limit: u64) -> Brought<F> {
+        Brought { runs: VecDeque::new(), bytes: 0, limit }
+    }
+
+    /// Bytes in the set.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// A range was used: it is the newest now.
+    pub fn add(&mut self, file: F, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        self.remove(file, &range);
+        self.bytes += range.end - range.start;
+        match self.runs.back_mut() {
+            Some((last, run)) if *last == file && run.end == range.start => run.end = range.end,
+            _ => self.runs.push_back((file, range)),
+        }
+    }
+
+    /// Takes out what is too much, the oldest first; it is to be dropped from the page cache.
+    pub fn take_over_limit(&mut self) -> Vec<(F, Range<u64>)> {
+        let mut out = Vec::new();
+        while self.bytes > self.limit
+            && let Some((file, run)) = self.runs.front_mut()
+        {
+            let part = run.start..run.end.min(run.start.saturating_add(self.bytes - self.limit));
+            self.bytes -= part.end - part.start;
+            out.push((*file, part.clone()));
+            run.start = part.end;
+            if run.is_empty() {
+                self.runs.pop_front();
+            }
+        }
+        out
+    }
+
+    /// A range of a file is in the set no longer.
+    pub fn remove(&mut self, file: F, range: &Range<u64>) {
+        if !self.runs.iter().any(|(f, run)| *f == file && run.start < range.end && range.start < run.end) {
+            return;
+        }
+        let runs = std::mem::take(&mut self.runs);
+        let kept = runs.into_iter().flat_map(|(f, run)| {
+            let hole = if f == file { range.clone() } else { 0..0 };
+            without(run, &hole).map(move |part| (f, part))
+        });
+        self.runs = kept.collect();
+        self.bytes = self.runs.iter().map(|(_, run)| run.end - run.start).sum();
+    }
+
+    /// Takes out everything of a file.
+    pub fn take(&mut self, file: F) -> Vec<Range<u64>> {
+        let (gone, kept): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.runs).into_iter().partition(|(f, _)| *f == file);
+        self.runs = kept;
+        self.bytes = self.runs.iter().map(|(_, run)| run.end - run.start).sum();
+        gone.into_iter().map(|(_, run)| run).collect()
+    }
+}

@@ -1,0 +1,65 @@
+//! Read-ahead for devices: the paper's P-readahead (4.3.2) in today's terms.
+//!
+//! ```text
+//!   requests of one descriptor, end to end?
+//!     no ─────────────────────────────────> each by its residency, as ever
+//!     yes, and up to the read-ahead window ─> through the page cache, where the kernel reads ahead
+//!     yes, and larger ────────────────────> direct or p2p: larger commands than the kernel's
+//!
+//!   what that leaves in the page cache:
+//!
+//!      passed, ours         reader        asked, absent         not asked yet
+//!   ───[▓▓▓▓▓▓▓▓▓▓▓]──────────●─────[▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓]────────────────────> file
+//!       │ bounded, oldest      the kernel's read-ahead   │
+//!       │ dropped first        comes up to here ─────────┤
+//!       │                                 `lead`: asked before it gets there
+//!       └─ resident before the question: somebody else's, never dropped
+//! ```
+//!
+//! The paper keeps a partition of the page cache for what was read ahead for the GPU. A library has no partition, but it
+//! can know which pages are its own doing: residency is asked once a step, further ahead than the kernel reads, and what
+//! was absent then and has been passed since was brought in by this reader. Such ranges form a set of a bounded size
+//! ([`Brought`]); what falls out at the old end is dropped with POSIX_FADV_DONTNEED, which spares pages that are mapped
+//! or dirty. What was resident at the question belongs to somebody else and stays.
+//!
+//! Pure: who asks, who drops and who sees that others opened the file is `crates/io/src/file/ahead.rs`.
+//!
+//! Known flaws: pages that the kernel fetched before the first question, some 256 KiB and a first window a stream, are
+//! taken for somebody else's and stay. What another process read of these ranges without opening the file anew (it had it
+//! open before) cannot be told from our own, and is dropped with it.
+
+mod ahead;
+mod brought;
+
+pub use ahead::Ahead;
+pub use brought::Brought;
+
+/// Bytes read end to end before a stream is one that is looked after.
+pub const BEGIN: u64 = 256 << 10;
+
+/// Bytes between two looks at a stream that storage serves.
+pub const STEP: u64 = 512 << 10;
+
+/// The same where everything ahead is cached.
+pub const CACHED_STEP: u64 = 8 << 20;
+
+/// The window where the device does not tell, and the least: what Linux sets by default.
+const LEAST: u64 = 128 << 10;
+
+/// Above this a direct read has enough commands under way by itself, whatever the window.
+const MOST: u64 = 1 << 20;
+
+/// The largest request of a sequential stream that is served through the page cache for the sake of read-ahead.
+/// `window`: the device's, 0 if it is not told; `widened`: the program said POSIX_FADV_SEQUENTIAL, for which the kernel
+/// doubles the window.
+pub fn largest(window: u64, widened: bool) -> u64 {
+    let window = if widened { window.saturating_mul(2) } else { window };
+    window.clamp(LEAST, MOST)
+}
+
+/// How far ahead of the reader residency must be known: the window being read, the one under way behind it, and the
+/// bytes until the next look, twice because the look may be late.
+pub fn lead(window: u64, widened: bool, step: u64) -> u64 {
+    let window = window.clamp(LEAST, 64 << 20) * if widened { 2 } else { 1 };
+    2 * window + 2 * step
+}

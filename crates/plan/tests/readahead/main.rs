@@ -1,0 +1,4 @@
+//! Read-ahead against models that keep every page.
+
+mod set;
+mod stream;

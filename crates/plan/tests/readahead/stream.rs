@@ -1,0 +1,97 @@
+//! A reader beside a page cache that is kept page by page.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use proptest::prelude::*;
+use spinio_plan::readahead::{Ahead, CACHED_STEP, STEP, largest, lead};
+
+const PAGE: u64 = 4096;
+
+/// Absent runs of a range, as the kernel tells them.
+fn absent(resident: &BTreeSet<u64>, range: &Range<u64>) -> Vec<Range<u64>> {
+    let mut out: Vec<Range<u64>> = Vec::new();
+    for page in range.start / PAGE..range.end.div_ceil(PAGE) {
+        if resident.contains(&page) {
+            continue;
+        }
+        match out.last_mut() {
+            Some(last) if last.end == page * PAGE => last.end += PAGE,
+            _ => out.push(page * PAGE..(page + 1) * PAGE),
+        }
+    }
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    /// Readers read ahead of themselves, jump, and share the cache with somebody whose pages must never be claimed.
+    #[test]
+    fn only_what_was_absent_is_ever_claimed(
+        theirs in proptest::collection::btree_set(0u64..2000, 0..200),
+        moves in proptest::collection::vec((0u64..300_000, prop::bool::weighted(0.1), 0u64..8_000_000), 1..80),
+    ) {
+        let window = 128 << 10;
+        let far = lead(window, false, STEP);
+        let mut resident = theirs.clone();
+        let mut ours = BTreeSet::new();
+        let mut ahead = Ahead::default();
+        let mut at = 0u64;
+        for (len, jumps, to) in moves {
+            at = if jumps { to } else { at + len };
+            for run in ahead.passed(at, far) {
+                prop_assert!(run.start.is_multiple_of(PAGE) && run.end.is_multiple_of(PAGE) && !run.is_empty());
+                ours.extend(run.start / PAGE..run.end / PAGE);
+            }
+            while let Some(range) = ahead.to_ask(at, far) {
+                let runs = absent(&resident, &range);
+                ahead.answered(range, runs);
+            }
+            prop_assert!(ahead.to_ask(at, far).is_none());
+            // The kernel reads as far ahead as it may.
+            resident.extend(at / PAGE..(at + 2 * window) / PAGE);
+        }
+        ours.extend(ahead.leave(far, 0).into_iter().flat_map(|run| run.start / PAGE..run.end / PAGE));
+        prop_assert!(ours.is_disjoint(&theirs), "{:?}", ours.intersection(&theirs).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_stream_claims_all_that_it_passed(steps in proptest::collection::vec(1u64..1 << 20, 1..100)) {
+        let far = lead(0, false, STEP);
+        let mut ahead = Ahead::default();
+        let (mut at, mut claimed) = (0, 0);
+        for step in steps {
+            while let Some(range) = ahead.to_ask(at, far) {
+                ahead.answered(range.clone(), [range]);
+            }
+            at += step;
+            let runs = ahead.passed(at, far);
+            claimed += runs.iter().map(|r| r.end - r.start).sum::<u64>();
+            prop_assert_eq!(claimed, at / PAGE * PAGE);
+        }
+    }
+}
+
+#[test]
+fn what_is_disowned_is_never_claimed() {
+    let mut ahead = Ahead::default();
+    let asked = ahead.to_ask(0, 1 << 20).expect("nothing was asked yet");
+    ahead.answered(asked.clone(), [asked]);
+    ahead.disown(&(4096..8192));
+    assert_eq!(ahead.passed(16384, 1 << 20), [0..4096, 8192..16384]);
+    assert_eq!(ahead.step(), STEP);
+    ahead.disown(&(0..u64::MAX));
+    assert_eq!(ahead.step(), CACHED_STEP);
+    assert!(ahead.leave(1 << 20, 0).is_empty());
+}
+
+#[test]
+fn the_switch_is_the_window_within_bounds() {
+    assert_eq!(largest(0, false), 128 << 10);
+    assert_eq!(largest(512 << 10, false), 512 << 10);
+    assert_eq!(largest(512 << 10, true), 1 << 20);
+    assert_eq!(largest(8 << 20, false), 1 << 20);
+    assert_eq!(largest(u64::MAX, true), 1 << 20);
+    assert!(lead(8 << 20, false, STEP) >= (16 << 20) + STEP);
+}
