@@ -163,6 +163,8 @@ reasons! {
     WholeStripes = "whole stripes of an array: nothing has to be read for their parity",
     /// A setting chose the route.
     Forced = "chosen by a setting",
+    /// Short requests one after another.
+    ReadAhead = "sequential and short: through the page cache, where the kernel reads ahead",
 }
 
 impl fmt::Display for Reason {

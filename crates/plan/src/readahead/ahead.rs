@@ -84,9 +84,19 @@ impl Ahead {
         self.absent = std::mem::take(&mut self.absent).into_iter().flat_map(|run| without(run, range)).collect();
     }
 
+    /// Whether all that was asked is cached, so that what follows may be asked of at a few places.
+    pub fn is_warm(&self) -> bool {
+        !self.asked.is_empty() && self.absent.is_empty()
+    }
+
+    /// Whether anything that was asked is absent.
+    pub fn is_cold(&self) -> bool {
+        !self.absent.is_empty()
+    }
+
     /// How many bytes may be read until the next look.
     pub fn step(&self) -> u64 {
-        if self.absent.is_empty() { CACHED_STEP } else { STEP }
+        if self.is_warm() { CACHED_STEP } else { STEP }
     }
 }
 

@@ -86,5 +86,5 @@ fn the_limit_holds_whatever_the_ranges() {
     assert_eq!(set.take_over_limit(), [('a', 9 << 20..10 << 20)]);
     assert_eq!(set.bytes(), 2 << 20);
     set.add('c', 0..0);
-    assert_eq!(set.take('a'), [8 << 20..9 << 20]);
+    assert_eq!(set.take('a'), vec![8 << 20..9 << 20]);
 }

@@ -80,9 +80,9 @@ fn what_is_disowned_is_never_claimed() {
     ahead.answered(asked.clone(), [asked]);
     ahead.disown(&(4096..8192));
     assert_eq!(ahead.passed(16384, 1 << 20), [0..4096, 8192..16384]);
-    assert_eq!(ahead.step(), STEP);
+    assert_eq!((ahead.is_warm(), ahead.step()), (false, STEP));
     ahead.disown(&(0..u64::MAX));
-    assert_eq!(ahead.step(), CACHED_STEP);
+    assert_eq!((ahead.is_warm(), ahead.step()), (true, CACHED_STEP));
     assert!(ahead.leave(1 << 20, 0).is_empty());
 }
 
