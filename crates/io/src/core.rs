@@ -11,6 +11,8 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux;
 
 use crate::crew::{Crew, Tidy};
+use crate::file::ahead::ReadAhead;
+use crate::file::streams::Streams;
 use crate::file::{File, Files};
 use crate::kernel::Kernel;
 use crate::lock::lock;
@@ -106,6 +108,8 @@ pub(crate) struct Core {
     pub(crate) kernel: &'static dyn Kernel,
     pub(crate) settings: Settings,
     pub(crate) files: Files,
+    pub(crate) streams: Streams,
+    pub(crate) ahead: Arc<ReadAhead>,
     pub(crate) pins: Pins,
     pub(crate) leases: Arc<Leases>,
     pub(crate) models: Models,
@@ -144,6 +148,8 @@ impl Core {
         };
         Arc::new_cyclic(|me| Core {
             kernel,
+            streams: Streams::new(&settings),
+            ahead: ReadAhead::new(&settings),
             settings,
             files: Files::new(),
             pins: Pins::new(),
@@ -164,6 +170,11 @@ impl Core {
             // Waking a sleeper costs more than copying 64 KiB; but where the processors are few, they have better to do.
             look: Duration::from_micros(if processors >= 8 { 60 } else { 0 }),
         })
+    }
+
+    /// Itself, for what outlives the call.
+    pub(crate) fn me(&self) -> Option<Arc<Core>> {
+        self.me.upgrade()
     }
 
     /// Threads that copy for one request, the caller included; keepers are not counted.

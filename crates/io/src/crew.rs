@@ -41,6 +41,15 @@ pub(crate) trait Task: Send + Sync {
 
 type Call = Box<dyn FnOnce() + Send>;
 
+/// A descriptor to be closed, and what is to be done with it first.
+struct Grave {
+    fd: Fd,
+    farewell: Option<Farewell>,
+}
+
+/// Done by a helper with a descriptor that it is about to close.
+pub(crate) type Farewell = Box<dyn FnOnce(Fd) + Send + Sync>;
+
 enum Entry {
     Task(Arc<dyn Task>, usize),
     Call(Call),
@@ -49,7 +58,7 @@ enum Entry {
 #[derive(Default)]
 struct State {
     entries: VecDeque<Entry>,
-    graves: Vec<Fd>,
+    graves: Vec<Grave>,
     /// Descriptors being closed outside the lock.
     closing: usize,
     nudges: u64,
@@ -64,6 +73,8 @@ struct Shared {
     wake: Condvar,
     /// Entries and graves that wait; read without the lock by helpers that still look.
     waiting: AtomicUsize,
+    /// What was sent and is not over.
+    sent: AtomicUsize,
     look: Duration,
     lingering: AtomicBool,
     tidy: Box<dyn Tidy>,
@@ -127,6 +138,7 @@ impl Crew {
             state: Mutex::default(),
             wake: Condvar::new(),
             waiting: AtomicUsize::new(0),
+            sent: AtomicUsize::new(0),
             look,
             lingering: AtomicBool::new(false),
             tidy: Box::new(tidy),
@@ -143,6 +155,18 @@ impl Crew {
             self.hire_more(helpers);
             self.enqueue(Entry::Task(task, helpers), helpers);
         }
+    }
+
+    /// Runs `f` on a helper, some time.
+    pub(crate) fn send(&self, f: impl FnOnce() + Send + 'static) {
+        let shared = Arc::clone(&self.shared);
+        shared.sent.fetch_add(1, Relaxed);
+        let guarded = move || {
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
+            shared.sent.fetch_sub(1, Release);
+            debug_assert!(done.is_ok(), "what is sent must not panic");
+        };
+        self.enqueue(Entry::Call(Box::new(guarded)), 1);
     }
 
     /// Runs `f` on a helper and waits for its answer.
@@ -202,7 +226,8 @@ impl Crew {
         let begun = Instant::now();
         loop {
             let state = lock(&self.shared.state);
-            if state.graves.is_empty() && state.closing == 0 {
+            // What was sent may hold the last twin.
+            if state.graves.is_empty() && state.closing == 0 && self.shared.sent.load(Acquire) == 0 {
                 return;
             }
             drop(state);
@@ -295,10 +320,16 @@ impl Shared {
                 // Closing can wait for a server; nobody else shall wait for that.
                 state.closing += graves.len();
                 drop(state);
-                graves.iter().for_each(|fd| self.kernel.close(*fd));
-                self.waiting.fetch_sub(graves.len(), Relaxed);
+                let count = graves.len();
+                for Grave { fd, farewell } in graves {
+                    if let Some(farewell) = farewell {
+                        farewell(fd);
+                    }
+                    self.kernel.close(fd);
+                }
+                self.waiting.fetch_sub(count, Relaxed);
                 state = lock(&self.state);
-                state.closing -= graves.len();
+                state.closing -= count;
             }
             if let Some(Entry::Task(task, more)) = state.entries.front_mut()
                 && *more > 1
@@ -356,9 +387,9 @@ pub(crate) struct Graveyard {
 }
 
 impl Graveyard {
-    fn bury(&self, fd: Fd) {
+    fn bury(&self, grave: Grave) {
         let mut state = lock(&self.shared.state);
-        state.graves.push(fd);
+        state.graves.push(grave);
         self.shared.waiting.fetch_add(1, Release);
         drop(state);
         self.shared.wake.notify_one();
@@ -369,12 +400,18 @@ impl Graveyard {
 pub(crate) struct PrivateFd {
     fd: Fd,
     graveyard: Graveyard,
+    farewell: Option<Farewell>,
 }
 
 impl PrivateFd {
     /// Takes over a descriptor that a helper opened.
     pub(crate) fn new(fd: Fd, graveyard: Graveyard) -> PrivateFd {
-        PrivateFd { fd, graveyard }
+        PrivateFd { fd, graveyard, farewell: None }
+    }
+
+    /// What a helper is to do before it closes this. It must not panic.
+    pub(crate) fn say_farewell(&mut self, farewell: Farewell) {
+        self.farewell = Some(farewell);
     }
 
     /// The number, for a helper.
@@ -385,7 +422,7 @@ impl PrivateFd {
 
 impl Drop for PrivateFd {
     fn drop(&mut self) {
-        self.graveyard.bury(self.fd);
+        self.graveyard.bury(Grave { fd: self.fd, farewell: self.farewell.take() });
     }
 }
 

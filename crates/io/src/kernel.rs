@@ -9,7 +9,7 @@ use std::ffi::{CStr, CString};
 
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, CacheStat, DirectAlign, Fd, Private, PrivateError, Ring, Stat};
+use spinio_sys::linux::{self, Advice, CacheStat, DirectAlign, Fd, News, Private, PrivateError, Ring, Stat};
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -130,6 +130,32 @@ pub trait Kernel: Send + Sync + 'static {
     /// A name for the storage under a device number that survives a reboot: what a calibration is kept under.
     fn storage_name(&self, dev: u64) -> String {
         crate::model::storage_name(dev)
+    }
+
+    /// `posix_fadvise`; length 0 means to the end of the file.
+    fn advise(&self, fd: Fd, offset: u64, len: u64, advice: Advice) -> Result<()> {
+        linux::fadvise(fd, offset, len, advice)
+    }
+
+    /// A descriptor that brings news of watched files.
+    fn notify(&self) -> Result<Fd> {
+        linux::notify()
+    }
+
+    /// Watches who opens and closes the file behind a descriptor of the calling thread.
+    fn watch(&self, notify: Fd, fd: Fd) -> Result<i32> {
+        let path = CString::new(format!("/proc/thread-self/fd/{fd}")).map_err(|_| Errno::INVAL)?;
+        linux::watch(notify, &path)
+    }
+
+    /// Ends a watch.
+    fn unwatch(&self, notify: Fd, watch: i32) {
+        let _ = linux::unwatch(notify, watch);
+    }
+
+    /// What has happened to watched files.
+    fn news(&self, notify: Fd) -> Result<Vec<News>> {
+        linux::news(notify)
     }
 
     /// `cachestat`.

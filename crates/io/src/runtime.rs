@@ -8,6 +8,7 @@ use spinio_device::{Allocation, DeviceAddr};
 use spinio_sys::linux::{self, Fd};
 
 use crate::core::Core;
+use crate::file::{ahead, streams};
 use crate::kernel::Kernel;
 use crate::own::Tables;
 use crate::{Settings, stats};
@@ -72,6 +73,23 @@ pub fn forget(fd: Fd) {
         && core.files.forget(stat.dev, stat.ino)
     {
         core.part(PARTING);
+    }
+}
+
+/// The program has advised the kernel about `fd`, and the kernel has taken it. Takes no lock: it may come before any
+/// device read, and from anywhere.
+pub fn note_advice(fd: Fd, advice: linux::Advice) {
+    if let Ok(stat) = linux::fstat(fd) {
+        streams::advised(fd, &stat, advice);
+    }
+}
+
+/// What follows from advice about `len` bytes at `offset` (0: all behind it) for what is kept beside the file.
+pub fn advised(fd: Fd, offset: u64, len: u64, advice: linux::Advice) {
+    let Some(core) = current().map(|r| &r.core).filter(|core| !core.files.is_empty()) else { return };
+    if let Ok(stat) = core.kernel.fstat(fd) {
+        let end = if len == 0 { u64::MAX } else { offset.saturating_add(len) };
+        ahead::advised(core, stat, offset..end, advice);
     }
 }
 

@@ -10,6 +10,17 @@ use spinio_plan::Route;
 /// bytes are safe in staging and the copy is queued (CUDA's rule for pageable memory).
 pub const SMALL: usize = 64 << 10;
 
+/// What becomes of pages that a device read alone brought into the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cache {
+    /// They stay, as after any read.
+    Keep,
+    /// A bounded set of them stays.
+    Auto,
+    /// They go as soon as they have been read.
+    Drop,
+}
+
 /// When a call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ordering {
@@ -49,6 +60,10 @@ pub struct Settings {
     pub batch_threads: usize,
     /// `SPINIO_KERNELS`: folder of compiled device code
     pub kernels: Option<String>,
+    /// `SPINIO_CACHE`
+    pub cache: Cache,
+    /// `SPINIO_CACHE_PAGES`: pages in the bounded set
+    pub cache_pages: u64,
     /// `SPINIO_EMULATED`: description of the emulated device
     pub emulated: Option<String>,
     /// `SPINIO_NVMMU`: what is done for outputs on arrays with parity
@@ -135,6 +150,22 @@ pub const TABLE: &[Row] = &[
         doc: "Where code for the GPU that NVRTC has compiled is kept for the next process. `off`: nowhere.",
     },
     Row {
+        name: "SPINIO_CACHE",
+        values: "`keep`, `auto`, `drop`",
+        default: "`auto`",
+        doc: "What becomes of pages that reads into devices alone bring into the page cache. `keep`: they stay, as after \
+              any read. `auto`: of sequential reads, and of the odd pieces of large ones, the last `SPINIO_CACHE_PAGES` \
+              stay, and the rest goes, until somebody else opens the file. `drop`: all go once they have been read. What \
+              was cached before, is mapped, or is dirty stays in any case.",
+    },
+    Row {
+        name: "SPINIO_CACHE_PAGES",
+        values: "pages of 4 KiB",
+        default: "`512`",
+        doc: "How many such pages `SPINIO_CACHE=auto` leaves behind the readers, all files together. What the kernel \
+              has read ahead of them comes on top.",
+    },
+    Row {
         name: "SPINIO_EMULATED",
         values: "`size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`, each part optional",
         default: "`size=1G,bar=0`, unlimited speed",
@@ -196,6 +227,8 @@ impl Default for Settings {
             dma_min: 2 << 20,
             batch_threads: 0,
             kernels: None,
+            cache: Cache::Auto,
+            cache_pages: 512,
             emulated: None,
             nvmmu: Nvmmu::Prepared,
             stats: None,
@@ -271,6 +304,22 @@ impl Settings {
         each("SPINIO_BATCH_THREADS", &mut |v| match v.parse() {
             Ok(n @ 1..=64) => {
                 s.batch_threads = n;
+                true
+            }
+            _ => false,
+        });
+        each("SPINIO_CACHE", &mut |v| {
+            s.cache = match v {
+                "keep" => Cache::Keep,
+                "auto" => Cache::Auto,
+                "drop" => Cache::Drop,
+                _ => return false,
+            };
+            true
+        });
+        each("SPINIO_CACHE_PAGES", &mut |v| match v.parse() {
+            Ok(n @ 0..=0x1_0000_0000) => {
+                s.cache_pages = n;
                 true
             }
             _ => false,

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use spinio_io::kernel::{Kernel, Linux};
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::{CacheStat, DirectAlign, Fd, Private, PrivateError, Ring};
+use spinio_sys::linux::{Advice, CacheStat, DirectAlign, Fd, News, Private, PrivateError, Ring};
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -29,6 +29,9 @@ pub enum Call {
     Ring,
     /// Anything asked of sysfs or procfs by path.
     Sysfs,
+    Advise,
+    /// News of watched files, and how to get them.
+    Notify,
 }
 
 /// What becomes of it.
@@ -241,6 +244,26 @@ impl Kernel for FaultyKernel {
     fn link(&self, path: &CStr) -> Result<Vec<u8>> {
         self.pass(Call::Sysfs)?;
         Linux.link(path)
+    }
+
+    fn advise(&self, fd: Fd, offset: u64, len: u64, advice: Advice) -> Result<()> {
+        self.pass(Call::Advise)?;
+        Linux.advise(fd, offset, len, advice)
+    }
+
+    fn notify(&self) -> Result<Fd> {
+        self.pass(Call::Notify)?;
+        Linux.notify()
+    }
+
+    fn watch(&self, notify: Fd, fd: Fd) -> Result<i32> {
+        self.pass(Call::Notify)?;
+        Linux.watch(notify, fd)
+    }
+
+    fn news(&self, notify: Fd) -> Result<Vec<News>> {
+        self.pass(Call::Notify)?;
+        Linux.news(notify)
     }
 
     fn private(&self) -> core::result::Result<Private, PrivateError> {

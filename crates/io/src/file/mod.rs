@@ -14,9 +14,11 @@
 //! Known flaw: opening a twin is an open like any other, so a program that holds a write
 //! lease on the file itself gets a lease break, and fanotify listeners see it.
 
+pub(crate) mod ahead;
 pub(crate) mod canary;
 pub(crate) mod geometry;
 pub(crate) mod residency;
+pub(crate) mod streams;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -27,6 +29,7 @@ use spinio_plan::geometry::Stack;
 use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
 
 use crate::crew::{Crew, PrivateFd};
+use crate::file::ahead::Watched;
 use crate::file::geometry::Stacks;
 use crate::kernel::Kernel;
 use crate::lock::lock;
@@ -103,6 +106,10 @@ pub(crate) struct File {
     /// The driver refused to register pages of it.
     pub(crate) pins_refused: AtomicBool,
     mapping: Mutex<Option<Arc<Mapping>>>,
+    /// What reads of it brought into the page cache, once somebody looks after that.
+    pub(crate) ahead: Mutex<Option<Watched>>,
+    /// The program has closed a descriptor of it.
+    closed: AtomicBool,
     used: AtomicU64,
     born: Instant,
 }
@@ -167,6 +174,8 @@ impl File {
             warm: AtomicU64::new(0),
             pins_refused: AtomicBool::new(false),
             mapping: Mutex::default(),
+            ahead: Mutex::default(),
+            closed: AtomicBool::new(false),
             used: AtomicU64::new(born.elapsed().as_secs()),
             born,
         })
@@ -223,6 +232,12 @@ impl File {
     }
 }
 
+impl Drop for File {
+    fn drop(&mut self) {
+        self.part_from_pages();
+    }
+}
+
 type Graves = crate::crew::Graveyard;
 
 /// The files that SPIN remembers now.
@@ -251,10 +266,8 @@ impl Files {
         fd: Fd,
         stat: Stat,
     ) -> Result<Arc<File>, Reason> {
-        let key = (stat.dev, stat.ino);
-        if let Some(file) = lock(&self.kept).iter().find(|f| f.key == key) {
-            file.touch();
-            return Ok(Arc::clone(file));
+        if let Some(file) = self.find((stat.dev, stat.ino)) {
+            return Ok(file);
         }
         let tid = linux::gettid();
         let graves = crew.graveyard();
@@ -264,9 +277,37 @@ impl Files {
             .call(move || File::open(kernel, &stacks, &graves, tid, fd, stat, born))
             .unwrap_or(Err(Reason::NoHelpers))
             .map(Arc::new)?;
+        Ok(self.remember(file))
+    }
+
+    /// The same on a keeper, for a descriptor of thread `tid`.
+    pub(crate) fn get_here(
+        &self,
+        kernel: &'static dyn Kernel,
+        crew: &Crew,
+        tid: u32,
+        fd: Fd,
+        stat: Stat,
+    ) -> Result<Arc<File>, Reason> {
+        if let Some(file) = self.find((stat.dev, stat.ino)) {
+            return Ok(file);
+        }
+        let file = File::open(kernel, &self.stacks, &crew.graveyard(), tid, fd, stat, self.born)?;
+        Ok(self.remember(Arc::new(file)))
+    }
+
+    /// A file that is remembered.
+    pub(crate) fn find(&self, key: (u64, u64)) -> Option<Arc<File>> {
+        let kept = lock(&self.kept);
+        let file = kept.iter().find(|f| f.key == key)?;
+        file.touch();
+        Some(Arc::clone(file))
+    }
+
+    fn remember(&self, file: Arc<File>) -> Arc<File> {
         let mut kept = lock(&self.kept);
-        if let Some(other) = kept.iter().find(|f| f.key == key) {
-            return Ok(Arc::clone(other));
+        if let Some(other) = kept.iter().find(|f| f.key == file.key) {
+            return Arc::clone(other);
         }
         let dropped = (kept.len() >= FILES)
             .then(|| kept.iter().enumerate().min_by_key(|(_, f)| f.used.load(Relaxed)).map(|(at, _)| at))
@@ -276,7 +317,7 @@ impl Files {
         self.count.store(kept.len() as u64, Relaxed);
         drop(kept);
         drop(dropped);
-        Ok(file)
+        file
     }
 
     /// Whether anything is remembered at all: one load.
@@ -295,12 +336,14 @@ impl Files {
         let gone = kept.iter().position(|f| f.key == (dev, ino)).map(|at| kept.swap_remove(at));
         self.count.store(kept.len() as u64, Relaxed);
         drop(kept);
+        gone.iter().for_each(|file| file.closed.store(true, Relaxed));
         gone.is_some()
     }
 
     /// Lets go of everything.
     pub(crate) fn forget_all(&self) {
         let gone = std::mem::take(&mut *lock(&self.kept));
+        gone.iter().for_each(|file| file.closed.store(true, Relaxed));
         self.count.store(0, Relaxed);
         drop(gone);
     }

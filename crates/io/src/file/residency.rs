@@ -15,6 +15,8 @@
 //! Known flaw: a stranger's probe of an absent page makes the kernel read that one page. After many cold reads of one
 //! range enough of them are there for a wrong guess; the read is right all the same.
 
+use std::ops::Range;
+
 use spinio_plan::{Extent, Residency, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, PAGE, RWF_NOWAIT};
@@ -47,6 +49,32 @@ pub(crate) fn rights(kernel: &dyn Kernel, twin: Fd, owner: u32) -> Rights {
         Err(Errno::OPNOTSUPP) => Rights::Resident,
         Err(_) => Rights::Stranger,
     }
+}
+
+/// The runs of a range that are surely absent, in order. A stretch that is mixed on a small scale is left out: nobody
+/// shall take somebody else's page for absent. Nothing where cachestat does not answer.
+pub(crate) fn absent_runs(kernel: &dyn Kernel, fd: Fd, range: Range<u64>) -> Vec<Range<u64>> {
+    let fine = if range.end - range.start <= RUN { PAGE64 } else { 4 * PAGE64 };
+    let mut out: Vec<Range<u64>> = Vec::new();
+    // Front to back, so the later half waits below the earlier one.
+    let mut open = vec![range];
+    while let Some(part) = open.pop() {
+        let pages = (part.end - part.start).div_ceil(PAGE64);
+        match kernel.cachestat(fd, part.start, part.end - part.start) {
+            Ok(c) if c.cached == 0 => match out.last_mut() {
+                Some(last) if last.end == part.start => last.end = part.end,
+                _ => out.push(part),
+            },
+            Ok(c) if c.cached >= pages || part.end - part.start <= fine => {}
+            Ok(_) => {
+                let middle = part.start + (pages / 2).max(1) * PAGE64;
+                open.push(middle..part.end);
+                open.push(part.start..middle);
+            }
+            Err(_) => return Vec::new(),
+        }
+    }
+    out
 }
 
 /// A question about a range.

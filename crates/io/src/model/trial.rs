@@ -148,6 +148,7 @@ impl Trial<'_> {
             order,
             p2p: Ok(()),
             dma: Ok(()),
+            ahead: false,
             known: self.known(),
         }));
         job.forget_pins();

@@ -23,7 +23,7 @@
 //! stopped before them. docs/semantics.md says so.
 
 use std::collections::VecDeque;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -79,6 +79,8 @@ pub(crate) struct Request {
     pub(crate) p2p: Result<(), Reason>,
     /// Whether pages may be registered.
     pub(crate) dma: Result<(), Reason>,
+    /// It is part of a stream and short: the kernel's read-ahead serves it best.
+    pub(crate) ahead: bool,
     /// What each route costs.
     pub(crate) known: Arc<Known>,
 }
@@ -88,6 +90,8 @@ pub(crate) struct Job {
     request: Request,
     /// Anything that storage served, or a presumption that failed.
     pub(crate) cold: AtomicBool,
+    /// What the page cache has to fetch for this request alone.
+    pub(crate) brought: Mutex<Vec<Range<u64>>>,
     /// Some piece did not go the way it was planned.
     pub(crate) strayed: AtomicBool,
     /// What it should take, if that can be told of one route.
@@ -118,6 +122,7 @@ impl Job {
         Job {
             request,
             cold: AtomicBool::new(false),
+            brought: Mutex::default(),
             strayed: AtomicBool::new(false),
             expected: Mutex::new(None),
             copy_piece: (len / (2 * threads)).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64),

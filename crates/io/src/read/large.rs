@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use spinio_device::Wait;
-use spinio_plan::{Reason, Route};
+use spinio_plan::{Reason, Route, readahead};
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd, FileKind};
+use spinio_sys::linux::{self, Advice, Fd, FileKind};
 
 use crate::core::Core;
 use crate::file::File;
 use crate::file::canary;
+use crate::file::streams;
 use crate::lock::lock;
 use crate::read::job::{Job, Request};
 use crate::read::plain::Plain;
@@ -112,6 +113,14 @@ fn at_offset(
         return Err(device_fail(e));
     }
     let p2p = p2p(core, &file, to, offset, within, ours);
+    let follows = core.streams.follows(fd, offset, offset + within);
+    let advice = streams::advice(fd, &stat);
+    let window = file.geometry().read_ahead();
+    let ahead = match advice {
+        Advice::Random => false,
+        Advice::Sequential => within <= readahead::largest(window, true),
+        _ => follows && within <= readahead::largest(window, false),
+    };
     let job = Arc::new(Job::new(Request {
         core: Arc::clone(core),
         watch,
@@ -124,6 +133,7 @@ fn at_offset(
         order,
         p2p,
         dma: core.may_register(),
+        ahead,
         known: core.models.of(core, &file, device),
     }));
     job.plan_first();
@@ -139,6 +149,10 @@ fn at_offset(
     core.watch_pins();
     core.publish();
     let got = got?;
+    core.ahead.claim(core, &file, std::mem::take(&mut *lock(&job.brought)));
+    if ahead && core.streams.passed(fd, got) {
+        core.ahead.look(core, fd, Some(offset + got));
+    }
     file.learn(within, !job.cold.load(Relaxed));
     if got < within || within == len as u64 {
         return Ok(got as usize);

@@ -6,7 +6,7 @@
 //!
 //! The program's own descriptor is read, so whatever the kernel says about it, its offset,
 //! its locks, its read-ahead and its errors is what the program hears; nothing is kept
-//! about the file, and nothing needs validating. The bytes are safe when the call returns
+//! about the file but a hint (file/streams.rs), and nothing needs validating. The bytes are safe when the call returns
 //! (CUDA's rule for pageable memory), not yet in the device.
 
 use spinio_device::Wait;
@@ -29,6 +29,11 @@ pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize)
     stats.end_small(&watch, route, reason, &got.as_ref().copied());
     if watch.is_timed() {
         core.publish();
+    }
+    if let Ok(got @ 1..) = got
+        && core.streams.note(fd, at, got)
+    {
+        core.ahead.look(core, fd, at.map(|at| at + got as u64));
     }
     got
 }

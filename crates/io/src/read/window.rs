@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use spinio_device::Abilities;
-use spinio_plan::{Extent, Objective, Possible, Reason, Residency, Route, Schedule, plan};
+use spinio_plan::{Extent, Objective, Possible, Reason, Residency, Route, Schedule, Segment, plan};
+use spinio_sys::linux;
 
 use crate::core::Core;
-use crate::file::residency::Survey;
+use crate::file::residency::{Survey, absent_runs};
 use crate::file::{File, Rights};
+use crate::lock::lock;
 use crate::read::job::Job;
 use crate::read::work::Who;
 
@@ -40,15 +42,26 @@ pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: boo
         found.iter().for_each(|e| job.core.stats().seen(e.residency, e.len));
         found
     };
-    let possible = possible(&job.core, file, job.device().abilities(), job.p2p, job.dma, job.offset + offset);
-    if extents.iter().any(|e| e.residency == Residency::Absent) {
+    let mut possible = possible(&job.core, file, job.device().abilities(), job.p2p, job.dma, job.offset + offset);
+    let absent = extents.iter().any(|e| e.residency == Residency::Absent);
+    if absent {
         job.cold.store(true, Relaxed);
+    }
+    let read_ahead = absent && job.ahead && possible.storage.is_some();
+    if read_ahead {
+        (possible.storage, possible.refused) = (None, Some(Reason::ReadAhead));
     }
     let mut schedule = Schedule::default();
     let model = job.known.model(&job.core, file, possible.storage.unwrap_or(Route::Direct));
     plan(Objective::Concurrent, &extents, &model, &possible, &mut schedule);
-    if len == job.len && !again {
+    if read_ahead {
+        let waiting = |s: &&mut Segment| s.reason == Reason::Absent;
+        schedule.segments.iter_mut().filter(waiting).for_each(|s| (s.reason, s.refused) = (Reason::ReadAhead, None));
+    } else if len == job.len && !again {
         job.expect(&extents, &schedule.segments);
+    }
+    if absent && rights == Rights::Owner && job.core.ahead.is_on() {
+        note_brought(job, fd, offset, &extents, &schedule.segments);
     }
     // A stranger's probe speaks for a run: within it the read itself finds out.
     let stats = job.core.stats();
@@ -58,6 +71,24 @@ pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: boo
         }
     }
     job.add(offset, &schedule.segments, presumed || (rights == Rights::Stranger && !again));
+}
+
+/// Absent bytes that take the page cache all the same will be there because of this request.
+fn note_brought(job: &Job, fd: i32, offset: u64, extents: &[Extent], segments: &[Segment]) {
+    const PAGE: u64 = linux::PAGE as u64;
+    let mut at = 0;
+    for extent in extents {
+        let end = at + extent.len;
+        let cached = segments.iter().filter(|s| s.route.from_cache() && s.offset < end && at < s.offset + s.len);
+        for s in cached.filter(|_| extent.residency == Residency::Absent) {
+            let base = job.offset + offset;
+            let (from, to) = (base + s.offset.max(at), base + end.min(s.offset + s.len));
+            // Asked once more: a survey may call a run absent of which it only knows that it is not whole.
+            let range = from / PAGE * PAGE..to.next_multiple_of(PAGE);
+            lock(&job.brought).extend(absent_runs(job.core.kernel, fd, range));
+        }
+        at = end;
+    }
 }
 
 /// The exact extents.

@@ -1,0 +1,381 @@
+//! What device reads bring into the page cache, and how it leaves again.
+//!
+//! ```text
+//!   caller   small read ──> streams.rs: time for a look? ── once in 512 KiB ──┐
+//!            what it has passed and was absent when asked is ours now           │
+//!            residency further ahead than the kernel reads: what will be ours  <┘   (spinio_plan::readahead)
+//!              │
+//!   keeper   who opened the file meanwhile? (inotify)
+//!            ├─ somebody: what we brought is forgotten, nothing is dropped until he has closed it
+//!            └─ nobody:   what is ours ──> the bounded set ── over ──> DONTNEED
+//! ```
+//!
+//! The caller asks, at a microsecond a look, because the question must come before the kernel's read-ahead does, and a
+//! keeper may have to wait for a processor. What keepers do can wait.
+//!
+//! Pieces of large requests that take the page cache although they were absent (edges, short gaps, short sequential
+//! requests) join the set when the request is done.
+//!
+//! When the program closes the file, what is left of it in the set goes at once: nobody could drop it later.
+//!
+//! Only files whose residency may be asked are looked after (the owner's, or writable), and only where the kernel has
+//! inotify to give; all others keep what was read, as after any read. DONTNEED is never said of a page that was
+//! resident before the reader came near it, and the kernel keeps pages that are mapped, dirty or in use.
+//!
+//! A stream through cached pages is asked about at one place in 512 KiB, every 8 MiB.
+//!
+//! Known flaws: inotify does not say who opened a file, so a second open by the program itself counts as somebody
+//! else's. Who had the file open before SPIN began to watch it is not seen at all: what he reads of a stretch that SPIN
+//! brought in is dropped with it, and he reads it again. A page that the program itself reads into host memory is not
+//! told apart from one that only the device needed.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use spinio_plan::readahead::{Ahead, Brought, CACHED_STEP, STEP, lead};
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Advice, Fd, FileKind, News, PAGE, Stat};
+
+use crate::core::Core;
+use crate::crew::{Crew, PrivateFd};
+use crate::file::{File, Rights, residency, streams};
+use crate::kernel::Kernel;
+use crate::lock::lock;
+use crate::settings::{Cache, Settings};
+use crate::stats::Gauge;
+
+/// Streams that are told apart.
+const WAYS: usize = 64;
+
+/// Bytes until a stream is looked at again that nothing can be done for.
+const LONG: u64 = 1 << 30;
+
+/// The read-ahead window while the device is not known yet: as wide as they come.
+const WINDOW: u64 = 8 << 20;
+
+/// The page cache holds pages in blocks of up to this, and drops only whole ones.
+const FOLIO: u64 = 2 << 20;
+
+/// Bytes of read-ahead at once that POSIX_FADV_WILLNEED has keepers ask for, and altogether.
+const PREFETCH_STEP: u64 = 2 << 20;
+const PREFETCH_MOST: u64 = 64 << 20;
+
+/// Device number and inode.
+type Key = (u64, u64);
+
+/// The set of a runtime, and its watch over files.
+pub(crate) struct ReadAhead {
+    cache: Cache,
+    set: Mutex<Brought<Key>>,
+    /// The streams under way, the one that was looked at last at the end.
+    ways: Mutex<Vec<Way>>,
+    /// The descriptor that brings news, of the keepers' table.
+    notify: OnceLock<Option<PrivateFd>>,
+    /// How many others have a watched file open.
+    watched: Mutex<HashMap<i32, Arc<AtomicI64>>>,
+}
+
+/// A stream of reads of one descriptor.
+#[derive(Default)]
+struct Way {
+    key: Key,
+    fd: Fd,
+    ahead: Ahead,
+    lead: u64,
+    /// Ours, and not in the set yet; and whether a keeper is called for it.
+    passed: Vec<Range<u64>>,
+    called: bool,
+}
+
+/// What is kept about a file that is looked after.
+pub(crate) struct Watched {
+    home: Arc<ReadAhead>,
+    kernel: &'static dyn Kernel,
+    watch: i32,
+    others: Arc<AtomicI64>,
+    /// What was dropped last, without a gap.
+    dropped: Range<u64>,
+}
+
+impl Way {
+    /// The stream has come to `at`.
+    fn go_on(&mut self, core: &Core, known: Option<&File>, at: u64, (size, widened): (u64, bool)) {
+        let window = known.map_or(WINDOW, |file| file.geometry().read_ahead());
+        let end = known.map_or(size, |file| file.size.max(size)).next_multiple_of(PAGE as u64);
+        let stream = &mut self.ahead;
+        self.lead = lead(window, widened, stream.step());
+        self.passed.extend(stream.passed(at, self.lead));
+        if let Some(range) = stream.to_ask(at, self.lead).filter(|range| range.start < end) {
+            let range = range.start..range.end.min(end);
+            let ask = stream.is_cold() || !is_sampled_cached(core.kernel, self.fd, &range);
+            let absent = if ask { residency::absent_runs(core.kernel, self.fd, range.clone()) } else { Vec::new() };
+            stream.answered(range, absent);
+        }
+        core.streams.look_in(self.fd, stream.step());
+    }
+}
+
+impl ReadAhead {
+    pub(crate) fn new(settings: &Settings) -> Arc<ReadAhead> {
+        let pages = if settings.cache == Cache::Auto { settings.cache_pages } else { 0 };
+        Arc::new(ReadAhead {
+            cache: settings.cache,
+            set: Mutex::new(Brought::new(pages.saturating_mul(PAGE as u64))),
+            ways: Mutex::default(),
+            notify: OnceLock::new(),
+            watched: Mutex::default(),
+        })
+    }
+
+    /// Whether anything is ever dropped.
+    pub(crate) fn is_on(&self) -> bool {
+        self.cache != Cache::Keep
+    }
+
+    /// A stream of small or short reads has come to `at` (none: where the descriptor stands).
+    #[cold]
+    pub(crate) fn look(&self, core: &Core, fd: Fd, at: Option<u64>) {
+        const SEEK_CUR: i32 = 1;
+        let Some(core) = core.me() else { return };
+        let Ok(stat) = core.kernel.fstat(fd) else { return };
+        let advice = streams::advice(fd, &stat);
+        if !self.is_on() || stat.kind == FileKind::Stream || advice == Advice::Random {
+            return core.streams.look_in(fd, CACHED_STEP);
+        }
+        let Some(at) = at.or_else(|| core.kernel.lseek(fd, 0, SEEK_CUR).ok()) else { return };
+        let key = (stat.dev, stat.ino);
+        // Let go of behind the lock: a file that ends takes it.
+        let known = core.files.find(key);
+        let mut ways = lock(&self.ways);
+        let found = ways.iter().position(|way| way.key == key && way.fd == fd);
+        let mut way = found.map_or_else(|| Way { key, fd, ..Way::default() }, |at| ways.remove(at));
+        way.go_on(&core, known.as_deref(), at, (stat.size, advice == Advice::Sequential));
+        // Also where nothing was passed: somebody may have opened or closed the file.
+        let call = !std::mem::replace(&mut way.called, true);
+        if ways.len() >= WAYS {
+            ways.remove(0);
+        }
+        ways.push(way);
+        drop(ways);
+        if call {
+            let tid = linux::gettid();
+            self.later(&core, move |core| {
+                let Some(crew) = core.keepers() else { return };
+                match core.files.get_here(core.kernel, crew, tid, fd, stat) {
+                    Ok(file) => core.ahead.settle(core, crew, &file, Vec::new()),
+                    Err(_) => core.ahead.leave_alone(core, key),
+                }
+            });
+        }
+    }
+
+    /// Pieces of a large request that the page cache had to fetch for it are ours.
+    pub(crate) fn claim(&self, core: &Arc<Core>, file: &Arc<File>, runs: Vec<Range<u64>>) {
+        if runs.is_empty() || !self.is_on() {
+            return;
+        }
+        let file = Arc::clone(file);
+        self.later(core, move |core| {
+            let Some(crew) = core.keepers() else { return };
+            core.ahead.settle(core, crew, &file, runs);
+        });
+    }
+
+    fn later(&self, core: &Arc<Core>, what: impl FnOnce(&Arc<Core>) + Send + 'static) {
+        let Some(crew) = core.keepers() else { return };
+        let core = Arc::clone(core);
+        crew.send(move || what(&core));
+    }
+
+    /// Takes in what has been passed, and `more`, unless somebody else has opened the file. On a keeper.
+    fn settle(&self, core: &Core, crew: &Crew, file: &Arc<File>, mut more: Vec<Range<u64>>) {
+        if !self.watch(core, crew, file) {
+            return self.leave_alone(core, file.key());
+        }
+        self.hear(core.kernel);
+        let others = lock(&file.ahead).as_ref().is_none_or(|w| w.others.load(Relaxed) > 0);
+        let mut ways = lock(&self.ways);
+        if others {
+            for way in ways.iter_mut().filter(|way| way.key == file.key()) {
+                *way = Way { key: way.key, fd: way.fd, ..Way::default() };
+            }
+            drop(ways);
+            let mut set = lock(&self.set);
+            set.take(file.key());
+            return core.stats().set(Gauge::ReadAheadPages, set.bytes() / PAGE as u64);
+        }
+        for way in ways.iter_mut().filter(|way| way.key == file.key()) {
+            more.append(&mut way.passed);
+            way.called = false;
+        }
+        drop(ways);
+        self.add(core, file, more);
+    }
+
+    /// A file that cannot be looked after: its readers need not look for a long while.
+    fn leave_alone(&self, core: &Core, key: Key) {
+        lock(&self.ways).retain(|way| {
+            if way.key == key {
+                core.streams.look_in(way.fd, LONG);
+            }
+            way.key != key
+        });
+    }
+
+    /// Takes runs into the set, and drops what is too much.
+    fn add(&self, core: &Core, file: &Arc<File>, runs: Vec<Range<u64>>) {
+        let (over, bytes) = {
+            let mut set = lock(&self.set);
+            runs.into_iter().for_each(|run| set.add(file.key(), run));
+            (set.take_over_limit(), set.bytes())
+        };
+        for (key, run) in over {
+            match key == file.key() {
+                true => file.drop_pages(core.kernel, run),
+                false => core.files.find(key).into_iter().for_each(|file| file.drop_pages(core.kernel, run.clone())),
+            }
+        }
+        core.stats().set(Gauge::ReadAheadPages, bytes / PAGE as u64);
+    }
+
+    /// Sees to it that opens of the file are watched; false where they cannot be, or its residency may not be asked.
+    fn watch(&self, core: &Core, crew: &Crew, file: &File) -> bool {
+        if file.rights != Rights::Owner {
+            return false;
+        }
+        let mut ahead = lock(&file.ahead);
+        if ahead.is_some() {
+            return true;
+        }
+        let kernel = core.kernel;
+        let made = || kernel.notify().ok().map(|fd| PrivateFd::new(fd, crew.graveyard()));
+        let Some(notify) = self.notify.get_or_init(made) else { return false };
+        let Ok(watch) = kernel.watch(notify.get(), file.cached.get()) else { return false };
+        // The same file twice has the same watch.
+        let others = Arc::clone(lock(&self.watched).entry(watch).or_default());
+        let home = Arc::clone(&core.ahead);
+        *ahead = Some(Watched { home, kernel, watch, others, dropped: 0..0 });
+        true
+    }
+
+    /// Takes in the news. On a keeper.
+    fn hear(&self, kernel: &dyn Kernel) {
+        let Some(Some(notify)) = self.notify.get() else { return };
+        // What cannot be heard may have happened.
+        let news = kernel.news(notify.get()).unwrap_or_else(|_: Errno| vec![News::Lost]);
+        let watched = lock(&self.watched);
+        let of = |watch: &i32, change: i64| {
+            if let Some(others) = watched.get(watch) {
+                others.store((others.load(Relaxed) + change).max(0), Relaxed);
+            }
+        };
+        for event in news {
+            match event {
+                News::Opened(watch) => of(&watch, 1),
+                News::Closed(watch) => of(&watch, -1),
+                News::Lost => watched.values().for_each(|others| others.store(i64::MAX / 2, Relaxed)),
+                News::Ended(_) => {}
+            }
+        }
+    }
+
+    fn unwatch(&self, kernel: &dyn Kernel, watch: i32) {
+        let mut watched = lock(&self.watched);
+        // Another state of the same file may have come in the meantime.
+        if watched.get(&watch).is_some_and(|others| Arc::strong_count(others) <= 1) {
+            watched.remove(&watch);
+            if let Some(Some(notify)) = self.notify.get() {
+                kernel.unwatch(notify.get(), watch);
+            }
+        }
+    }
+
+    /// A range of a file is the program's business from now on: it has given advice on it.
+    fn disown(&self, file: &File, range: &Range<u64>) {
+        lock(&self.set).remove(file.key(), range);
+        for way in lock(&self.ways).iter_mut().filter(|way| way.key == file.key()) {
+            way.ahead.disown(range);
+            way.passed.retain(|run| run.end <= range.start || range.end <= run.start);
+        }
+    }
+}
+
+/// The program has given advice on a range of a file.
+pub(crate) fn advised(core: &Arc<Core>, stat: Stat, range: Range<u64>, advice: Advice) {
+    let Some(file) = core.files.find((stat.dev, stat.ino)) else { return };
+    match advice {
+        Advice::DontNeed => {
+            core.ahead.disown(&file, &range);
+            file.learn(0, false);
+        }
+        Advice::WillNeed => {
+            core.ahead.disown(&file, &range);
+            core.ahead.later(core, move |core| prefetch(core.kernel, &file, range));
+        }
+        _ => {}
+    }
+}
+
+/// The kernel reads one window of what it is told will be needed; a device reads faster than that, so the rest follows.
+fn prefetch(kernel: &dyn Kernel, file: &File, range: Range<u64>) {
+    let end = range.end.min(range.start.saturating_add(PREFETCH_MOST));
+    for at in (range.start..end).step_by(PREFETCH_STEP as usize).skip(1) {
+        let _ = kernel.advise(file.cached.get(), at, PREFETCH_STEP.min(end - at), Advice::WillNeed);
+    }
+}
+
+impl File {
+    /// Drops pages that we brought in. On a keeper.
+    fn drop_pages(&self, kernel: &dyn Kernel, run: Range<u64>) {
+        let dropped = {
+            let mut ahead = lock(&self.ahead);
+            let Some(watched) = ahead.as_mut().filter(|w| w.others.load(Relaxed) <= 0) else { return };
+            let gap = run.start != watched.dropped.end;
+            watched.dropped = if gap { run.clone() } else { watched.dropped.start..run.end };
+            watched.dropped.clone()
+        };
+        drop_range(kernel, self.cached.get(), &dropped, run);
+    }
+
+    /// What a keeper does with the twin before it closes it.
+    pub(super) fn part_from_pages(&mut self) {
+        let closed = self.closed.load(Relaxed);
+        let Some(watched) = lock(&self.ahead).take() else { return };
+        let mut runs = lock(&watched.home.set).take(self.key);
+        let (gone, stay): (Vec<_>, Vec<_>) =
+            lock(&watched.home.ways).drain(..).partition(|way| closed && way.key == self.key);
+        lock(&watched.home.ways).extend(stay);
+        for mut way in gone {
+            runs.append(&mut way.passed);
+            // Nobody goes on reading: neither will what was read ahead be needed.
+            runs.append(&mut way.ahead.leave(way.lead, 0));
+        }
+        self.cached.say_farewell(Box::new(move |fd| {
+            let Watched { home, kernel, watch, others, dropped, .. } = watched;
+            home.hear(kernel);
+            if others.load(Relaxed) <= 0 {
+                for run in runs {
+                    let before = if run.start == dropped.end { dropped.start..run.end } else { run.clone() };
+                    drop_range(kernel, fd, &before, run);
+                }
+            }
+            drop(others);
+            home.unwatch(kernel, watch);
+        }));
+    }
+}
+
+/// Whether a range behind a cached one looks cached too. Asking everything would cost a cached stream a few percent; a hole
+/// that is overlooked stays in the page cache.
+fn is_sampled_cached(kernel: &dyn Kernel, fd: Fd, range: &Range<u64>) -> bool {
+    let places = (range.start..range.end).step_by(STEP as usize);
+    places.chain([range.end - PAGE as u64]).all(|at| kernel.cachestat(fd, at, PAGE as u64).is_ok_and(|c| c.cached > 0))
+}
+
+/// Drops `run`, and again what was dropped just before it: a block of pages that lies across the border was kept then.
+fn drop_range(kernel: &dyn Kernel, fd: Fd, dropped: &Range<u64>, run: Range<u64>) {
+    let start = run.start.saturating_sub(FOLIO).max(dropped.start);
+    let _ = kernel.advise(fd, start, run.end - start, Advice::DontNeed);
+}

@@ -1,0 +1,198 @@
+//! Whether the reads of a descriptor follow each other, at two or three nanoseconds a read.
+//!
+//! ```text
+//!   pread(fd, ...) small ──> slot of fd: next offset? bytes left until a look? ── no ──> that was all
+//!                                                                   └─ yes ──> fstat, a keeper looks (ahead.rs)
+//! ```
+//!
+//! A slot is a hint. Nobody locks it; threads that share a descriptor may garble it, a number may come to mean another
+//! file between two looks. Then a look comes early or late, or finds another file and begins anew.
+//!
+//! Advice (`posix_fadvise`) is kept here too, for the whole process: programs give it before their first device read, when
+//! no runtime exists. It is kept with the file that the number meant then.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use spinio_plan::readahead::{BEGIN, CACHED_STEP, STEP};
+use spinio_sys::linux::{Advice, Fd, Stat};
+
+use crate::settings::{Cache, Settings};
+
+/// Descriptors told apart; others share a slot, and only cost each other a look.
+const SLOTS: usize = 256;
+
+/// No read can begin there.
+const NOWHERE: u64 = u64::MAX;
+
+/// One descriptor.
+#[repr(align(64))]
+#[derive(Default)]
+struct Slot {
+    /// Its number, plus one.
+    fd: AtomicU64,
+    /// Where the next read of the stream begins.
+    next: AtomicU64,
+    /// Bytes until a keeper is to look.
+    left: AtomicU64,
+}
+
+/// The streams of a runtime.
+pub(crate) struct Streams {
+    slots: Box<[Slot]>,
+    begin: u64,
+}
+
+impl Streams {
+    pub(crate) fn new(settings: &Settings) -> Streams {
+        // Who keeps everything needs nobody to look.
+        let begin = if settings.cache == Cache::Keep { u64::MAX } else { BEGIN };
+        Streams { slots: (0..SLOTS).map(|_| Slot::default()).collect(), begin }
+    }
+
+    fn slot(&self, fd: Fd) -> &Slot {
+        &self.slots[fd as usize % SLOTS]
+    }
+
+    /// `got` bytes were read through the page cache; true when it is time for a look.
+    #[inline]
+    pub(crate) fn note(&self, fd: Fd, at: Option<u64>, got: usize) -> bool {
+        let (slot, got) = (self.slot(fd), got as u64);
+        let known = slot.fd.load(Relaxed) == fd as u64 + 1;
+        // A read at the descriptor's own offset follows the last one, until a look says otherwise.
+        let follows = known && at.is_none_or(|at| at == slot.next.load(Relaxed));
+        slot.next.store(at.map_or(NOWHERE, |at| at + got), Relaxed);
+        if !follows {
+            slot.fd.store(fd as u64 + 1, Relaxed);
+            slot.left.store(self.begin, Relaxed);
+            return false;
+        }
+        let left = slot.left.load(Relaxed);
+        if left > got {
+            slot.left.store(left - got, Relaxed);
+            return false;
+        }
+        slot.left.store(STEP, Relaxed);
+        true
+    }
+
+    /// Whether a read at `at` follows the last one of this descriptor, and that it goes to `end`.
+    pub(crate) fn follows(&self, fd: Fd, at: u64, end: u64) -> bool {
+        let slot = self.slot(fd);
+        let follows = slot.fd.load(Relaxed) == fd as u64 + 1 && slot.next.load(Relaxed) == at;
+        if !follows {
+            slot.fd.store(fd as u64 + 1, Relaxed);
+            slot.left.store(self.begin, Relaxed);
+        }
+        slot.next.store(end, Relaxed);
+        follows
+    }
+
+    /// Bytes of a stream that `follows` has seen, through the page cache; true when it is time for a look.
+    pub(crate) fn passed(&self, fd: Fd, got: u64) -> bool {
+        let slot = self.slot(fd);
+        let left = slot.left.load(Relaxed);
+        slot.left.store(if left > got { left - got } else { STEP }, Relaxed);
+        left <= got
+    }
+
+    /// A look has seen that nothing needs one soon: `step` bytes until the next.
+    pub(crate) fn look_in(&self, fd: Fd, step: u64) {
+        if step >= CACHED_STEP {
+            self.slot(fd).left.store(step, Relaxed);
+        }
+    }
+}
+
+/// What the program said of a descriptor: a mark of the file it meant, and what.
+static ADVICE: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
+
+const KINDS: u64 = 3;
+
+fn mark(stat: &Stat) -> u64 {
+    (stat.dev.rotate_left(32) ^ stat.ino).wrapping_mul(0x9e37_79b9_7f4a_7c15) & !KINDS
+}
+
+/// Remembers advice that holds from now on.
+pub(crate) fn advised(fd: Fd, stat: &Stat, advice: Advice) {
+    let kind = match advice {
+        Advice::Normal => 0,
+        Advice::Random => 1,
+        Advice::Sequential => 2,
+        Advice::WillNeed | Advice::DontNeed => return,
+    };
+    ADVICE[fd as usize % SLOTS].store(mark(stat) | kind, Relaxed);
+}
+
+/// What was advised of the file that this number means now.
+pub(crate) fn advice(fd: Fd, stat: &Stat) -> Advice {
+    let word = ADVICE[fd as usize % SLOTS].load(Relaxed);
+    match (word & !KINDS == mark(stat), word & KINDS) {
+        (true, 1) => Advice::Random,
+        (true, 2) => Advice::Sequential,
+        _ => Advice::Normal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn streams() -> Streams {
+        Streams::new(&Settings::default())
+    }
+
+    #[test]
+    fn a_stream_is_looked_at_and_random_reads_are_not() {
+        let streams = streams();
+        let looks = |at: &mut dyn FnMut(u64) -> Option<u64>| {
+            (0..1024u64).filter(|i| streams.note(5, at(*i), 4096)).count() as u64
+        };
+        let all = 1024 * 4096;
+        let expected = 1 + (all - BEGIN - 4096) / STEP;
+        assert_eq!(looks(&mut |i| Some(i * 4096)), expected);
+        assert_eq!(looks(&mut |_| None), all / STEP, "it goes on where it was");
+        assert_eq!(looks(&mut |i| Some(i * 7919 % 1000 * 4096)), 0);
+        let kept = Streams::new(&Settings { cache: Cache::Keep, ..Settings::default() });
+        assert!((0..1 << 12).all(|i| !kept.note(5, Some(i << 16), 1 << 16)));
+    }
+
+    #[test]
+    fn numbers_that_share_a_slot_begin_anew() {
+        let streams = streams();
+        for i in 0..1000 {
+            assert!(!streams.note(3, Some(i << 16), 1 << 16));
+            assert!(!streams.note(3 + SLOTS as Fd, Some(i << 16), 1 << 16));
+        }
+    }
+
+    #[test]
+    fn large_reads_that_follow_each_other() {
+        let streams = streams();
+        assert!(!streams.follows(4, 0, 100));
+        assert!(streams.follows(4, 100, 200));
+        assert!(!streams.follows(4, 300, 400));
+        assert!(!streams.note(4, Some(400), 10));
+        assert!(streams.follows(4, 410, 500));
+    }
+
+    #[test]
+    fn advice_is_for_the_file_that_was_meant() {
+        let stat = |ino| Stat {
+            dev: 7,
+            ino,
+            rdev: 0,
+            size: 0,
+            uid: 0,
+            mode: 0,
+            mtime_ns: 0,
+            kind: spinio_sys::linux::FileKind::Regular,
+        };
+        advised(200, &stat(1), Advice::Random);
+        assert_eq!(advice(200, &stat(1)), Advice::Random);
+        assert_eq!(advice(200, &stat(2)), Advice::Normal);
+        advised(200, &stat(1), Advice::Sequential);
+        assert_eq!(advice(200, &stat(1)), Advice::Sequential);
+        advised(200, &stat(1), Advice::Normal);
+        assert_eq!(advice(200, &stat(1)), Advice::Normal);
+    }
+}

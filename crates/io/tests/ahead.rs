@@ -1,0 +1,241 @@
+//! What device reads leave in the page cache, and what they leave alone.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use spinio_io::settings::Cache;
+use spinio_io::stats::{Gauge, Line};
+use spinio_io::{Runtime, Settings};
+use spinio_plan::readahead::{BEGIN, STEP};
+use spinio_plan::{Reason, Route};
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Advice};
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::place::{self, Place};
+use spinio_testkit::{Buffer, Call, Effect, FaultyKernel, file};
+
+const MIB: u64 = 1 << 20;
+const PAGE: u64 = 4096;
+const SIZE: u64 = 96 * MIB;
+const BLOCK: usize = 32 << 10;
+
+struct Subject {
+    _place: Place,
+    path: PathBuf,
+    file: File,
+    buffer: Buffer,
+}
+
+impl Subject {
+    /// A file that is on storage only; `None`, told, where its pages cannot be made to leave.
+    fn new() -> Option<Subject> {
+        let place = place::on("tree").unwrap();
+        let path = place.file("subject");
+        let file = file::written(&path, SIZE);
+        file::evict(&file);
+        let buffer = Buffer::new(emulated("size=64M"), MIB as usize);
+        let subject = Subject { _place: place, path, file, buffer };
+        match subject.cached(0..SIZE) {
+            Some(0) => Some(subject),
+            left => {
+                println!("skipped: {left:?} pages of a file stay cached whatever is advised");
+                None
+            }
+        }
+    }
+
+    fn cached(&self, range: std::ops::Range<u64>) -> Option<u64> {
+        linux::cachestat(self.file.as_raw_fd(), range.start, range.end - range.start).ok().map(|c| c.cached)
+    }
+
+    /// Reads a range block by block, and compares some of it.
+    fn stream(&self, runtime: &Runtime, from: u64, to: u64, block: usize) {
+        let mut at = from;
+        while at < to {
+            let target = self.buffer.target(0);
+            let got = runtime.read(self.file.as_raw_fd(), Some(at), target, block).unwrap();
+            assert_eq!(got, block.min((to - at) as usize));
+            if at % (8 * MIB) < block as u64 {
+                let strict = self.buffer.part(0..got);
+                assert!(strict == file::bytes(at, got, 0), "other bytes than the file's at {at}");
+            }
+            at += got as u64;
+        }
+    }
+
+    /// Pages that one stream may leave: the set, what was there before the first look, what came since the last.
+    fn bound(&self, runtime: &Runtime, set: u64) -> u64 {
+        let window = runtime.storage(self.file.as_raw_fd()).unwrap().read_ahead().max(128 << 10);
+        set + (BEGIN + 2 * window + 2 * STEP) / PAGE
+    }
+}
+
+fn settings() -> Settings {
+    Settings { ordering: spinio_io::settings::Ordering::Strict, staging: 8 << 20, ..Settings::default() }
+}
+
+fn bytes_by(runtime: &Runtime, which: impl Fn(&Line) -> bool) -> u64 {
+    runtime.stats().lines.iter().filter(|line| which(line)).map(|line| line.bytes).sum()
+}
+
+/// Helpers work beside us: what has to become true must do so in a while.
+fn in_a_while(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "never: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn others_open(path: &Path) -> File {
+    File::open(path).unwrap()
+}
+
+#[test]
+fn a_stream_leaves_a_bounded_set() {
+    let Some(subject) = Subject::new() else { return };
+    let runtime = Runtime::new(settings());
+    let bound = subject.bound(&runtime, 512);
+    assert!(bound < SIZE / PAGE / 2, "the window of this disk is too large for the test");
+    subject.stream(&runtime, 0, SIZE, BLOCK);
+    in_a_while("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
+    in_a_while("the set is full and not fuller", || runtime.stats().gauge(Gauge::ReadAheadPages).0 == 512);
+}
+
+#[test]
+fn what_was_cached_before_stays() {
+    let Some(subject) = Subject::new() else { return };
+    let runtime = Runtime::new(settings());
+    // Runs of four pages, as large as folios of a small read-ahead; apart by more than a folio of a large one.
+    let theirs: Vec<u64> = (0..SIZE / (8 * MIB)).flat_map(|i| (0..16).map(move |p| i * 2048 + 1024 + p)).collect();
+    file::fetch(&subject.path, theirs.iter().copied());
+    let bound = subject.bound(&runtime, 512);
+    let before: Vec<u64> =
+        theirs.iter().copied().filter(|p| subject.cached(p * PAGE..(p + 1) * PAGE) == Some(1)).collect();
+    assert!(!before.is_empty());
+    subject.stream(&runtime, 0, SIZE, BLOCK);
+    in_a_while("ours is dropped", || subject.cached(0..SIZE).unwrap() <= bound + theirs.len() as u64 * 4);
+    for page in before {
+        assert_eq!(subject.cached(page * PAGE..(page + 1) * PAGE), Some(1), "page {page} was somebody else's");
+    }
+}
+
+#[test]
+fn nothing_is_dropped_once_somebody_else_has_opened_the_file() {
+    let Some(subject) = Subject::new() else { return };
+    let runtime = Runtime::new(settings());
+    subject.stream(&runtime, 0, SIZE / 4, BLOCK);
+    in_a_while("the file is looked after", || runtime.stats().gauge(Gauge::ReadAheadPages).0 > 0);
+    let other = others_open(&subject.path);
+    let mut bytes = vec![0; (SIZE / 2) as usize];
+    other.read_exact_at(&mut bytes, 0).unwrap();
+    assert_eq!(subject.cached(0..SIZE / 2), Some(SIZE / 2 / PAGE));
+    subject.stream(&runtime, SIZE / 4, SIZE, BLOCK);
+    in_a_while("the set is forgotten", || runtime.stats().gauge(Gauge::ReadAheadPages).0 == 0);
+    assert_eq!(subject.cached(0..SIZE / 2), Some(SIZE / 2 / PAGE), "what another has read was dropped");
+    // Once he has closed it, a new stream is bounded again.
+    drop(other);
+    file::evict(&subject.file);
+    let bound = subject.bound(&runtime, 512);
+    subject.stream(&runtime, 0, SIZE, BLOCK);
+    in_a_while("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
+}
+
+#[test]
+fn keep_keeps_and_drop_drops() {
+    let Some(subject) = Subject::new() else { return };
+    let runtime = Runtime::new(Settings { cache: Cache::Keep, ..settings() });
+    subject.stream(&runtime, 0, SIZE, BLOCK);
+    assert_eq!(subject.cached(0..SIZE), Some(SIZE / PAGE));
+    assert_eq!(runtime.stats().gauge(Gauge::ReadAheadPages).1, 0);
+    drop(runtime);
+    file::evict(&subject.file);
+    let runtime = Runtime::new(Settings { cache: Cache::Drop, ..settings() });
+    let bound = subject.bound(&runtime, 0);
+    subject.stream(&runtime, 0, SIZE, BLOCK);
+    in_a_while("all is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
+    in_a_while("nothing is in the set", || runtime.stats().gauge(Gauge::ReadAheadPages).0 == 0);
+}
+
+#[test]
+fn advice_is_gone_by() {
+    let Some(subject) = Subject::new() else { return };
+    let runtime = Runtime::new(settings());
+    let fd = subject.file.as_raw_fd();
+    spinio_io::note_advice(fd, Advice::Random);
+    subject.stream(&runtime, 0, SIZE, BLOCK);
+    assert_eq!(subject.cached(0..SIZE), Some(SIZE / PAGE), "who reads at random knows why");
+    file::evict(&subject.file);
+    subject.stream(&runtime, 0, SIZE / 4, 128 << 10);
+    let copied = bytes_by(&runtime, |l| l.route == Route::Direct);
+    assert!(copied >= SIZE / 4, "{copied} bytes went around the page cache");
+    spinio_io::note_advice(fd, Advice::Normal);
+}
+
+#[test]
+fn short_sequential_requests_take_the_kernels_read_ahead_and_long_ones_do_not() {
+    let Some(subject) = Subject::new() else { return };
+    let runtime = Runtime::new(settings());
+    let by_read_ahead = |runtime: &Runtime| bytes_by(runtime, |l| l.reason == Reason::ReadAhead);
+    subject.stream(&runtime, 0, 32 * MIB, 128 << 10);
+    assert!(by_read_ahead(&runtime) > 0);
+    assert!(bytes_by(&runtime, |l| l.route == Route::Direct) <= MIB, "only the first, which follows nothing");
+    in_a_while("what it left is bounded", || {
+        subject.cached(0..32 * MIB).unwrap() <= subject.bound(&runtime, 512).max(31 * MIB / PAGE)
+    });
+    file::evict(&subject.file);
+    let before = by_read_ahead(&runtime);
+    let long = Buffer::new(emulated("size=64M"), 16 << 20);
+    for at in (0..SIZE).step_by(16 << 20) {
+        let got = runtime.read(subject.file.as_raw_fd(), Some(at), long.target(0), 16 << 20).unwrap();
+        assert!(long.part(0..got) == file::bytes(at, got, 0));
+    }
+    assert_eq!(by_read_ahead(&runtime), before);
+    assert_eq!(subject.cached(0..SIZE), Some(0), "the direct route leaves nothing behind");
+}
+
+#[test]
+fn edges_of_large_reads_join_the_set() {
+    let Some(subject) = Subject::new() else { return };
+    let runtime = Runtime::new(Settings { routes: vec![Route::Copy, Route::Store], ..settings() });
+    // Without direct routes all of it comes through the page cache, and all of it is ours.
+    let long = Buffer::new(emulated("size=64M"), 8 << 20);
+    for at in [64 * MIB + 100, 4 * MIB + 100, 32 * MIB + 100] {
+        let got = runtime.read(subject.file.as_raw_fd(), Some(at), long.target(0), 8 << 20).unwrap();
+        assert!(long.part(0..got) == file::bytes(at, got, 0));
+    }
+    in_a_while("the set holds no more than it may", || {
+        let (now, most) = runtime.stats().gauge(Gauge::ReadAheadPages);
+        now > 0 && most <= 512
+    });
+    let window = runtime.storage(subject.file.as_raw_fd()).unwrap().read_ahead();
+    // The kernel's read-ahead behind each of them is nobody's.
+    let bound = 512 + 3 * (2 * window + 2 * MIB) / PAGE;
+    in_a_while("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
+}
+
+#[test]
+fn without_what_it_needs_nothing_is_dropped_and_reads_are_right() {
+    for (call, errno) in [(Call::Notify, Errno::MFILE), (Call::Cachestat, Errno::PERM), (Call::Advise, Errno::INVAL)] {
+        let Some(subject) = Subject::new() else { return };
+        let kernel = FaultyKernel::new();
+        kernel.always(call, Effect::Fail(errno));
+        let runtime = Runtime::with_kernel(settings(), kernel);
+        subject.stream(&runtime, 0, SIZE / 4, BLOCK);
+        assert_eq!(subject.cached(0..SIZE / 4), Some(SIZE / 4 / PAGE), "{call:?}");
+    }
+}
+
+#[test]
+fn news_that_are_lost_count_as_somebody() {
+    let Some(subject) = Subject::new() else { return };
+    let kernel = FaultyKernel::new();
+    // The descriptor and the watch are made; what it says cannot be heard.
+    kernel.hit(Call::Notify, 3, u64::MAX, Effect::Fail(Errno::IO));
+    let runtime = Runtime::with_kernel(settings(), kernel);
+    subject.stream(&runtime, 0, SIZE / 4, BLOCK);
+    assert_eq!(subject.cached(0..SIZE / 4), Some(SIZE / 4 / PAGE));
+}
