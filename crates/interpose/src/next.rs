@@ -128,6 +128,8 @@ functions! {
     DUP2 = c"dup2": fn(Fd, Fd) -> c_int;
     DUP2_UNDERSCORED = c"__dup2": fn(Fd, Fd) -> c_int;
     DUP3 = c"dup3": fn(Fd, Fd, c_int) -> c_int;
+    POSIX_FADVISE = c"posix_fadvise": fn(Fd, i64, i64, c_int) -> c_int;
+    POSIX_FADVISE64 = c"posix_fadvise64": fn(Fd, i64, i64, c_int) -> c_int;
     MMAP = c"mmap": fn(Buffer, usize, c_int, c_int, Fd, i64) -> Buffer;
     MMAP64 = c"mmap64": fn(Buffer, usize, c_int, c_int, Fd, i64) -> Buffer;
     MUNMAP = c"munmap": fn(Buffer, usize) -> c_int;

@@ -19,7 +19,6 @@
 //! - `dup`, `fcntl`: a new number for an open file. State is found by device and inode of the descriptor that the call
 //!   brings, asked from the kernel on that call, so a new number needs no news.
 //! - `lseek`: the file offset is the kernel's. A read at the file's own offset asks for it there.
-//! - `posix_fadvise`: cached bytes are read through the program's own descriptor, so the kernel applies its advice.
 //! - `fork`, `vfork`, `clone`: what must not outlive a fork lies behind a word that the kernel wipes in the child
 //!   (`spinio_sys::linux::word_wiped_on_fork`), which a raw system call cannot bypass.
 //!
@@ -36,6 +35,7 @@
 //! - `close` of a file that was read into a device waits until helpers have given back its pins and closed its twins,
 //!   20 ms at most.
 
+mod advice;
 mod descriptors;
 mod mappings;
 mod read;

@@ -58,6 +58,11 @@ fn what_is_kept_beside_a_file_goes_with_it() {
 }
 
 #[test]
+fn advice_is_the_kernels_and_is_gone_by() {
+    must_pass(preloaded(&program("advice"), &[]));
+}
+
+#[test]
 fn fortified_names_are_served_too() {
     must_pass(preloaded(&program("fortified"), &[]));
 }

@@ -1,0 +1,72 @@
+/* posix_fadvise answers as the kernel does, and device reads go by what was advised. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "memory.h"
+
+enum { SIZE = 24 << 20, BLOCK = 128 << 10 };
+static char *device;
+
+static void answers(void)
+{
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    errno = 77;
+    CHECK(posix_fadvise(-1, 0, 0, POSIX_FADV_NORMAL) == EBADF);
+    CHECK(posix_fadvise64(ends[0], 0, 0, POSIX_FADV_RANDOM) == ESPIPE);
+    int fd = open("advice.tmp", O_RDONLY);
+    CHECK(fd >= 0 && posix_fadvise(fd, 0, 0, 99) == EINVAL && posix_fadvise(fd, 0, -1, POSIX_FADV_RANDOM) == EINVAL);
+    CHECK(posix_fadvise64(fd, -5, 10, POSIX_FADV_WILLNEED) == 0);
+    CHECK(errno == 77 || errno == 0);
+    close(fd);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+/* How many pages are in the page cache. */
+static int cached(int fd)
+{
+    static unsigned char pages[SIZE / 4096];
+    char *map = mmap(NULL, SIZE, PROT_READ, MAP_SHARED, fd, 0);
+    CHECK(map != MAP_FAILED && mincore(map, SIZE, pages) == 0);
+    munmap(map, SIZE);
+    int found = 0;
+    for (int i = 0; i < SIZE / 4096; i++)
+        found += pages[i] & 1;
+    return found;
+}
+
+static int after_reading(int advice)
+{
+    int fd = open("advice.tmp", O_RDONLY);
+    CHECK(fd >= 0 && posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
+    int before = cached(fd);
+    CHECK(posix_fadvise(fd, 0, 0, advice) == 0);
+    for (int at = 0; at < SIZE / 2; at += BLOCK)
+        CHECK(pread(fd, device, BLOCK, at) == BLOCK);
+    int now = before ? -1 : cached(fd);
+    close(fd);
+    return now;
+}
+
+int main(void)
+{
+    char *bytes = malloc(SIZE);
+    int fd = open("advice.tmp", O_CREAT | O_TRUNC | O_RDWR, 0600);
+    memset(bytes, 5, SIZE);
+    CHECK(fd >= 0 && write(fd, bytes, SIZE) == SIZE && fsync(fd) == 0);
+    close(fd);
+    answers();
+    device = device_alloc(BLOCK);
+    answers();
+    int sequential = after_reading(POSIX_FADV_NORMAL), random = after_reading(POSIX_FADV_RANDOM);
+    /* Where pages do not leave, or nothing is read around the page cache, there is nothing to compare. */
+    fd = open("advice.tmp", O_RDONLY | O_DIRECT);
+    if (sequential >= 0 && random >= 0 && fd >= 0)
+        CHECK(sequential > 0 && random == 0);
+    unlink("advice.tmp");
+    return 0;
+}
