@@ -4,6 +4,7 @@
 //!   Runtime::read
 //!     │ up to 64 KiB      small.rs    one page-cache read into staging, one queued copy, return
 //!     │ streams, own O_DIRECT ...     plain.rs   block by block through the program's descriptor
+//!     │   of these, into memory that the CPU can store to   stored.rs
 //!     │ the rest          large.rs
 //!     ▼
 //!   job.rs        one large read at work: its queues, its order on the device, its end
@@ -19,6 +20,7 @@ pub(crate) mod job;
 pub(crate) mod large;
 pub(crate) mod plain;
 mod small;
+mod stored;
 pub(crate) mod window;
 pub(crate) mod work;
 

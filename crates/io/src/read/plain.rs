@@ -10,6 +10,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
 use crate::core::Core;
+use crate::read::stored;
 use crate::staging::BLOCK;
 use crate::stats::Watch;
 use crate::{Error, Target};
@@ -78,7 +79,7 @@ impl Plain {
                 }
             };
             // SAFETY: a block has `BLOCK` bytes.
-            let got = match unsafe { self.kernel_read(core, Route::Copy, block.ptr(), want, done) } {
+            let got = match unsafe { self.kernel_read(core, block.ptr(), want, done) } {
                 Ok(got) => got,
                 Err(e) => {
                     staging.give_back(block);
@@ -122,7 +123,7 @@ impl Plain {
     fn store(&self, core: &Core) -> Result<usize, Error> {
         let begun = Instant::now();
         // SAFETY: host-mapped device memory inside its allocation.
-        let got = unsafe { self.kernel_read(core, Route::Store, self.to.addr.0 as *mut u8, self.len, 0) }
+        let got = unsafe { stored::read(core, self.fd, self.at, self.to.addr.0 as *mut u8, self.len) }
             .map_err(|e| Error::kernel(e, "read", self.at.unwrap_or(0), self.len as u64))?;
         core.stats().piece(&self.watch, Route::Store, self.reason, self.done, got as u64, begun);
         Ok(got)
@@ -135,18 +136,11 @@ impl Plain {
 
     /// # Safety
     /// `buf` must have `len` bytes that the kernel may write.
-    unsafe fn kernel_read(
-        &self,
-        core: &Core,
-        route: Route,
-        buf: *mut u8,
-        len: usize,
-        done: usize,
-    ) -> Result<usize, Errno> {
+    unsafe fn kernel_read(&self, core: &Core, buf: *mut u8, len: usize, done: usize) -> Result<usize, Errno> {
         // SAFETY: passed on to the caller.
         unsafe {
             match self.at {
-                Some(at) => core.kernel.pread(route, self.fd, buf, len, at + done as u64, 0),
+                Some(at) => core.kernel.pread(Route::Copy, self.fd, buf, len, at + done as u64, 0),
                 None => core.kernel.read(self.fd, buf, len),
             }
         }

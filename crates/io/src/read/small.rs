@@ -14,7 +14,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::core::Core;
-use crate::read::large;
+use crate::read::{large, stored};
 use crate::settings::Ordering;
 use crate::stats::Direction;
 use crate::{Error, Target};
@@ -46,8 +46,7 @@ fn bytes(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result
     let device_error = |e| Error::device(e, "read", offset, len as u64);
     if !device.abilities().copies {
         // SAFETY: host-mapped device memory inside its allocation.
-        let got =
-            unsafe { kernel_read(core, Route::Store, fd, at, to.addr.0 as *mut u8, len) }.map_err(kernel_error)?;
+        let got = unsafe { stored::read(core, fd, at, to.addr.0 as *mut u8, len) }.map_err(kernel_error)?;
         return Ok((got, Route::Store, Reason::HostMapped));
     }
     let (queue, ours) = device.program_queue();
@@ -55,7 +54,7 @@ fn bytes(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result
     let slot = staging.begin_small(len, queue).map_err(device_error)?;
     let reason = if slot.pinned { Reason::Small } else { Reason::NoPinnedMemory };
     // SAFETY: the slot has `len` bytes.
-    let got = match unsafe { kernel_read(core, Route::Copy, fd, at, slot.ptr, len) } {
+    let got = match unsafe { kernel_read(core, fd, at, slot.ptr, len) } {
         Ok(got) => got,
         Err(e) => {
             staging.end_small(slot);
@@ -84,7 +83,6 @@ fn bytes(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result
 /// `buf` must have `len` bytes that the kernel may write.
 unsafe fn kernel_read(
     core: &Core,
-    route: Route,
     fd: Fd,
     at: Option<u64>,
     buf: *mut u8,
@@ -93,7 +91,7 @@ unsafe fn kernel_read(
     // SAFETY: passed on to the caller.
     unsafe {
         match at {
-            Some(offset) => core.kernel.pread(route, fd, buf, len, offset, 0),
+            Some(offset) => core.kernel.pread(Route::Copy, fd, buf, len, offset, 0),
             None => core.kernel.read(fd, buf, len),
         }
     }

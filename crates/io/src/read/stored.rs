@@ -1,0 +1,80 @@
+//! One kernel read into memory that the CPU can store to, through the program's own descriptor.
+//!
+//! ```text
+//!   pread(descriptor, device memory) ──> the kernel stores, or storage DMAs
+//!         │ O_DIRECT, and this storage cannot DMA there
+//!         └────> pread(descriptor, host memory) ──> the CPU stores
+//! ```
+//!
+//! Without O_DIRECT the kernel copies out of the page cache, and that always works. With it, storage itself has to
+//! reach the device: what an array, a volume or a bridge refuses fails with EREMOTEIO or EINVAL, or ends early where
+//! only a part of the range lies on a member that reaches it. A host buffer would have been filled.
+
+use spinio_plan::Route;
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd};
+
+use crate::core::Core;
+use crate::staging::BLOCK;
+
+/// # Safety
+/// `to` must have `len` bytes that the kernel and the CPU may write.
+pub(crate) unsafe fn read(core: &Core, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
+    // SAFETY: passed on to the caller.
+    let first = unsafe { call(core, fd, at, to, len) };
+    let done = match first {
+        Ok(done) if done == 0 || done == len => return first,
+        Ok(done) => done,
+        Err(Errno::REMOTEIO | Errno::INVAL | Errno::OPNOTSUPP) => 0,
+        Err(_) => return first,
+    };
+    if core.kernel.flags(fd).map_or(0, |flags| flags & linux::O_DIRECT as i32) == 0 {
+        return first;
+    }
+    // SAFETY: `done` of `len` bytes are there.
+    match unsafe { bounce(core, fd, at.map(|at| at + done as u64), to.add(done), len - done) } {
+        Ok(more) => Ok(done + more),
+        // The end of a file is rarely aligned: behind it the kernel refuses to read on.
+        Err(_) if done > 0 => Ok(done),
+        Err(e) => Err(e),
+    }
+}
+
+/// By way of host memory.
+///
+/// # Safety
+/// As for [`read`].
+unsafe fn bounce(core: &Core, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
+    let mut host = vec![0u8; len.min(BLOCK) + linux::PAGE];
+    let skip = host.as_ptr().align_offset(linux::PAGE);
+    let host = &mut host[skip..];
+    let mut done = 0;
+    while done < len {
+        let want = (len - done).min(BLOCK);
+        // SAFETY: `host` has at least as many bytes.
+        let got = match unsafe { call(core, fd, at.map(|at| at + done as u64), host.as_mut_ptr(), want) } {
+            Ok(got) => got,
+            Err(e) if done == 0 => return Err(e),
+            Err(_) => break,
+        };
+        // SAFETY: the range lies inside `to`, which is other memory than `host`.
+        unsafe { host.as_ptr().copy_to_nonoverlapping(to.add(done), got) };
+        done += got;
+        if got < want {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// # Safety
+/// `buf` must have `len` bytes that the kernel may write.
+unsafe fn call(core: &Core, fd: Fd, at: Option<u64>, buf: *mut u8, len: usize) -> Result<usize, Errno> {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        match at {
+            Some(offset) => core.kernel.pread(Route::Store, fd, buf, len, offset, 0),
+            None => core.kernel.read(fd, buf, len),
+        }
+    }
+}
