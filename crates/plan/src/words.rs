@@ -129,6 +129,8 @@ reasons! {
     P2pUntrusted = "the peer-to-peer canary read differed from another route",
     /// Offset, length or address is not aligned for P2P.
     P2pMisaligned = "offset or address is not aligned for peer-to-peer DMA",
+    /// A write that more than one disk has to get.
+    P2pMirror = "a mirror may lose a peer-to-peer write on one of its sides, and not say so",
     /// The buffer can be stored to by the CPU.
     HostMapped = "the CPU can store into this buffer",
     /// Registering page-cache pages failed.

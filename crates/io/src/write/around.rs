@@ -19,7 +19,8 @@
 //!
 //! Peer-to-peer is not believed at first: what the first such write of a file system and device has written is read back
 //! around the page cache and compared with the device. A P2P write that fails or ends short is redone whole, through
-//! staging and the program's own descriptor: how much of it reached storage cannot be known.
+//! staging and the program's own descriptor: how much of it reached storage cannot be known. Where a write has to reach
+//! more than one disk, none goes this way: Linux (7.3) calls a write to a mirror done when one side could not fetch it.
 //!
 //! Known flaws: reading back needs permission to read the file. inotify reports IN_CLOSE_WRITE for the twin, while the
 //! program still has the file open.
@@ -198,6 +199,9 @@ impl Write<'_> {
             return Err(Reason::Forced);
         }
         file.direct.as_ref().map_err(|reason| *reason)?;
+        if !file.geometry().writes_once() {
+            return Err(Reason::P2pMirror);
+        }
         let memory = u64::from(file.align.memory).max(1);
         let (front, _) = write_cut(offset, self.len as u64, unit);
         if !(from.addr.0 + front).is_multiple_of(memory) {

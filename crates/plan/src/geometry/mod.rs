@@ -261,6 +261,12 @@ impl Stack {
         out
     }
 
+    /// Whether each byte of a write goes to one disk, and to nowhere else. Not so where nothing is told: a mirror
+    /// that one of its sides refuses a write may call it written (see `vm/README.md`).
+    pub fn writes_once(&self) -> bool {
+        self.top.as_ref().is_some_and(Layer::writes_once)
+    }
+
     /// Where stripes lie, if there are any.
     pub fn stripe(&self) -> Option<Stripe> {
         self.top.as_ref().and_then(Stripe::of)
@@ -285,6 +291,23 @@ impl Layer {
             out.push(self);
         }
         self.members.iter().for_each(|m| m.gather_disks(out));
+    }
+
+    fn writes_once(&self) -> bool {
+        let below = || !self.members.is_empty() && self.members.iter().all(Layer::writes_once);
+        match &self.kind {
+            Kind::Disk { .. } => true,
+            Kind::Partition { .. } | Kind::Linear | Kind::Striped { .. } | Kind::Crypt => below(),
+            Kind::Md(md) => matches!(md.level, Level::Linear | Level::Raid0) && below(),
+            Kind::Btrfs { profile } => matches!(&profile[..], "single" | "raid0") && below(),
+            Kind::LvmRaid { .. }
+            | Kind::Multipath
+            | Kind::Thin
+            | Kind::Mapper
+            | Kind::Loop { .. }
+            | Kind::Bcache
+            | Kind::Unknown => false,
+        }
     }
 
     /// Members that hold data now.

@@ -52,6 +52,19 @@ fn arrays_of_every_level() {
 }
 
 #[test]
+fn a_write_reaches_one_disk_or_several() {
+    assert!(device(&four_drives(), "xfs", (259, 1)).writes_once());
+    for level in ["raid0", "linear"] {
+        assert!(array(level, "65536", "0").writes_once(), "{level}");
+    }
+    for level in ["raid1", "raid10", "raid4", "raid5", "raid6", "container"] {
+        assert!(!array(level, "65536", "2").writes_once(), "{level}");
+    }
+    assert!(!no_device("tmpfs").writes_once());
+    assert!(!Stack::default().writes_once());
+}
+
+#[test]
 fn a_degraded_array_that_is_rebuilt() {
     let machine = four_drives()
         .md("9:0", "raid5", "65536", "2", &FOUR)
