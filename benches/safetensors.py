@@ -208,7 +208,9 @@ def main():
         show(results)
         if args.out:
             pathlib.Path(args.out).write_text(json.dumps(results, indent=1))
-        return 1 if any(r.get("right") is False for r in results) else 0
+        # A peer may be missing; ours may not.
+        wrong = [r for r in results if r.get("right") is False or ("skipped" in r and r["row"].startswith("spinio"))]
+        return 1 if wrong else 0
 
 
 def show(results):

@@ -6,6 +6,7 @@
 //!         ── hooks/                                the programs of crates/interpose/tests, on CUDA memory
 //!         ── reads, writes, batch, parts, host_call, benches/*.py: the benchmarks
 //!         ── benches/nvmmu, device/include         the twelve programs: nvcc builds them there
+//!         ── python/                               with --python: the wheel, its tests and its benchmark
 //!         ── run-gpu-suite                         runs all of it
 //! ```
 //!
@@ -23,6 +24,9 @@ pub(crate) struct Args {
     /// Where the folder goes
     #[arg(long, default_value = "pack")]
     out: PathBuf,
+    /// The wheel of the Python module too, with its tests and its benchmark
+    #[arg(long)]
+    python: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -72,6 +76,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
     }
     hooks(&root, &pack.join("hooks"))?;
+    if args.python {
+        crate::python::carry(&pack.join("python"))?;
+    }
 
     let bytes: u64 = files(&pack)?.iter().filter_map(|f| fs::metadata(f).ok()).map(|m| m.len()).sum();
     println!("{}: {:.1} MiB; there: ./run-gpu-suite", pack.display(), bytes as f64 / f64::from(1 << 20));

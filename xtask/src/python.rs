@@ -28,10 +28,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let python = environment()?;
     if let Some(folder) = &args.wheel {
-        return carry(&python, &tools::root().join(folder));
+        return carry(&tools::root().join(folder));
     }
+    let python = environment()?;
     // The development profile: its assertions are wanted here.
     let wheels = tools::target()?.join("wheels");
     let wheel = build(&python, &wheels, "dev")?;
@@ -94,11 +94,12 @@ fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The release wheel and its tests, for a machine that has neither cargo nor a network.
-fn carry(python: &Path, folder: &Path) -> Result<()> {
+/// The release wheel, its tests and its benchmark, for a machine that has neither cargo nor a network.
+pub(crate) fn carry(folder: &Path) -> Result<()> {
+    let python = environment()?;
     let tests = folder.join("tests");
     fs::create_dir_all(&tests)?;
-    let wheel = build(python, folder, "release")?;
+    build(&python, folder, "release")?;
     for entry in fs::read_dir(tools::root().join(TESTS))? {
         let path = entry?.path();
         if path.extension().is_some_and(|e| e == "py") {
@@ -106,11 +107,5 @@ fn carry(python: &Path, folder: &Path) -> Result<()> {
         }
     }
     fs::copy(tools::root().join("benches/safetensors.py"), folder.join("safetensors.py"))?;
-    println!(
-        "{}: there: python3 -m pip install -q --no-index --no-deps --target SITE {} && \
-         PYTHONPATH=SITE python3 -m pytest -rs tests && PYTHONPATH=SITE python3 safetensors.py",
-        folder.display(),
-        name(&wheel)
-    );
     Ok(())
 }

@@ -83,6 +83,12 @@ def memory(request):
     return HERE[request.param]
 
 
+@pytest.fixture(params=[name for name, memory in HERE.items() if memory.device != "cpu"])
+def device(request):
+    """Each kind of device memory that is here."""
+    return HERE[request.param]
+
+
 def pytest_terminal_summary(terminalreporter):
     """Says what was not tested, and why."""
     terminalreporter.write_line(f"memory: {', '.join(HERE)}")

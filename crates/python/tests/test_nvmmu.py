@@ -11,13 +11,6 @@ import spinio
 from spinio import emulated, nvmmu
 
 
-@pytest.fixture
-def device(memory):
-    if memory.device == "cpu":
-        pytest.skip("memory of the host")
-    return memory
-
-
 def test_a_program_of_three_lines(device, data, noise, tmp_path):
     array = device.full(1 << 20, 0)
     with nvmmu.session(tmp_path / "out") as s:
