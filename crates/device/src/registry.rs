@@ -110,6 +110,15 @@ pub fn emulated() -> Result<&'static Emulated, DeviceError> {
     Ok(device)
 }
 
+/// The device that a program means that names none: of the CUDA context that is current on this thread, else the
+/// emulated one if it is in use.
+pub fn current() -> Option<&'static dyn Device> {
+    if let Some(device) = cuda::current() {
+        return Some(device);
+    }
+    EMULATED.lock().unwrap_or_else(PoisonError::into_inner).started.map(|d| d as &'static dyn Device)
+}
+
 /// New memory on a device, for those that have no allocator of their own, and for our own programs: on CUDA it loads
 /// the driver. `host_mapped` asks for memory that the CPU can store to.
 pub fn alloc(kind: DeviceKind, ordinal: u32, len: usize, host_mapped: bool) -> Result<DeviceAddr, DeviceError> {

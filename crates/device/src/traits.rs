@@ -285,6 +285,12 @@ pub trait Device: Send + Sync + 'static {
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "view of a pin"))
     }
 
+    /// Where a kernel of the program finds the first byte of a pin, as memory. The rest lies behind it.
+    fn map_pin(&self, pin: &Pin) -> Result<u64> {
+        let _ = pin;
+        Err(DeviceError::new(crate::ErrorKind::Unsupported, "a pin as memory"))
+    }
+
     /// Queues the copies of a list, in no order among themselves.
     ///
     /// # Safety

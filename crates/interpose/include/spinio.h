@@ -117,6 +117,38 @@ int spinio_batch_poll(const spinio_batch_ticket *batch);
  * spinio_batch() returns. */
 ssize_t spinio_batch_wait(spinio_batch_ticket *batch);
 
+/* ---- held files ------------------------------------------------------------------------------------------------- */
+
+/* Keeps the pages of a file registered with the device (CUDA: of the context that is current), for reads that come again
+ * and again: large reads are DMA straight out of them, batches a gather. The file is read into memory and stays there; see
+ * SPINIO_HOLD. A read lease sees to it that nobody writes the file meanwhile: who opens it for writing, or truncates
+ * it, waits until its pages were given back, which takes milliseconds; with O_NONBLOCK he gets EAGAIN meanwhile. From
+ * then on reads go as if it had never been held. May be asked for more than once.
+ * ETXTBSY: open for writing. EACCES: not the owner's, and neither sealed nor immutable nor on a read-only file system.
+ * EOPNOTSUPP: the file system has no leases, or is an overlay. ENOMEM: too much is held, or the pages cannot be
+ * registered. ENODEV: no device is in use that reads host memory. EINVAL: no regular file, or an empty one. */
+int spinio_hold(int fd);
+
+/* Lets the file go, once for each spinio_hold(). Closing the descriptor it was held by does so too, for all of them.
+ * ESTALE: not held, or not any more. */
+int spinio_release(int fd);
+
+/* 1 if the file is held and nobody waits to write it, else 0. */
+int spinio_is_held(int fd);
+
+/* An address through which kernels of the device read a held file in place; held now if it was not. Read-only, for the
+ * device alone, flags 0. NULL and errno as of spinio_hold(); EINVAL if the range is not in the file.
+ * While it is mapped, who opens the file for writing waits: ask spinio_map_wanted() now and then, and unmap. If that
+ * takes longer than /proc/sys/fs/lease-break-time (45 s), the kernel lets him write all the same, and from then on the
+ * address shows what the file was. */
+void *spinio_map(int fd, off_t offset, size_t size, unsigned flags);
+
+/* 1 if somebody waits to write the file of a map, else 0. EINVAL: there is no map at this address. */
+int spinio_map_wanted(const void *address);
+
+/* Ends a map. Kernels that read it must be done. EINVAL: there is none at this address. */
+int spinio_unmap(const void *address);
+
 /* ---- what happened --------------------------------------------------------------------------------------------- */
 
 /* Routes, as indexes of struct spinio_counters. */

@@ -14,6 +14,7 @@ use crate::crew::{Crew, Tidy};
 use crate::file::ahead::ReadAhead;
 use crate::file::streams::Streams;
 use crate::file::{File, Files};
+use crate::hold::Holds;
 use crate::kernel::Kernel;
 use crate::lock::lock;
 use crate::model::Models;
@@ -112,6 +113,7 @@ pub(crate) struct Core {
     pub(crate) ahead: Arc<ReadAhead>,
     pub(crate) pins: Pins,
     pub(crate) leases: Arc<Leases>,
+    pub(crate) holds: Holds,
     pub(crate) models: Models,
     /// Some mate sleeps only until the pins have been quiet for long enough.
     watched: AtomicBool,
@@ -154,6 +156,7 @@ impl Core {
             files: Files::new(),
             pins: Pins::new(),
             leases: Arc::default(),
+            holds: Holds::new(),
             models: Models::default(),
             watched: AtomicBool::new(false),
             stats: OnceLock::new(),
@@ -237,6 +240,9 @@ impl Core {
         stats.set(Gauge::Pinned, self.pins.bytes());
         stats.set(Gauge::Staging, lock(&self.stagings).iter().map(|s| s.total()).sum());
         stats.set(Gauge::KeptFiles, self.files.count());
+        let (files, bytes) = self.holds.totals();
+        stats.set(Gauge::HeldFiles, files);
+        stats.set(Gauge::HeldBytes, bytes);
     }
 
     /// Sees to it that pins which are left are given back soon, although every mate may be asleep.

@@ -179,6 +179,21 @@ pub trait Kernel: Send + Sync + 'static {
         result
     }
 
+    /// Takes a read lease on a descriptor; its break is told to a thread.
+    fn take_lease(&self, fd: Fd, tid: u32) -> Result<()> {
+        linux::take_read_lease(fd, tid)
+    }
+
+    /// Whether the lease is there and nobody wants it broken.
+    fn has_lease(&self, fd: Fd) -> bool {
+        linux::has_read_lease(fd)
+    }
+
+    /// Seconds after which the kernel breaks a lease by force; `None`: never.
+    fn lease_break_time(&self) -> Option<u64> {
+        linux::lease_break_time()
+    }
+
     /// A thread family with a descriptor table of its own.
     fn private(&self) -> core::result::Result<Private, PrivateError> {
         Private::new()

@@ -68,11 +68,13 @@ pub(crate) const PARTING: Duration = Duration::from_millis(20);
 /// The program is about to close `fd` or has given its file away: lets go of what is kept beside it, so that the file
 /// system can be unmounted and a deleted file's space is free. Costs one load while nothing is kept.
 pub fn forget(fd: Fd) {
-    let Some(core) = current().map(|r| &r.core).filter(|core| !core.files.is_empty()) else { return };
-    if let Ok(stat) = core.kernel.fstat(fd)
-        && core.files.forget(stat.dev, stat.ino)
-    {
-        core.part(PARTING);
+    let kept = |core: &&Arc<Core>| !core.files.is_empty() || !core.holds.is_empty();
+    let Some(core) = current().map(|r| &r.core).filter(kept) else { return };
+    if let Ok(stat) = core.kernel.fstat(fd) {
+        core.holds.forget(fd, (stat.dev, stat.ino));
+        if core.files.forget(stat.dev, stat.ino) {
+            core.part(PARTING);
+        }
     }
 }
 
@@ -95,7 +97,9 @@ pub fn advised(fd: Fd, offset: u64, len: u64, advice: linux::Advice) {
 
 /// As [`forget`], for everything: descriptors are closed by the range.
 pub fn forget_all() {
-    let Some(core) = current().map(|r| &r.core).filter(|core| !core.files.is_empty()) else { return };
+    let kept = |core: &&Arc<Core>| !core.files.is_empty() || !core.holds.is_empty();
+    let Some(core) = current().map(|r| &r.core).filter(kept) else { return };
+    core.holds.forget_all();
     core.files.forget_all();
     core.part(PARTING);
 }

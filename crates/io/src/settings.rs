@@ -5,6 +5,7 @@
 use std::sync::OnceLock;
 
 use spinio_plan::Route;
+use spinio_sys::linux;
 
 /// How many bytes a request may have and still be a small one: it returns once the
 /// bytes are safe in staging and the copy is queued (CUDA's rule for pageable memory).
@@ -56,6 +57,8 @@ pub struct Settings {
     pub routes: Vec<Route>,
     /// `SPINIO_DMA_MIN`: cached bytes from which the pages are registered instead of copied
     pub dma_min: u64,
+    /// `SPINIO_HOLD` in bytes, 0 for the default
+    pub hold: u64,
     /// `SPINIO_BATCH_THREADS`, 0 for the default
     pub batch_threads: usize,
     /// `SPINIO_KERNELS`: folder of compiled device code
@@ -144,6 +147,12 @@ pub const TABLE: &[Row] = &[
               the first batch.",
     },
     Row {
+        name: "SPINIO_HOLD",
+        values: "bytes; `K`, `M`, `G`",
+        default: "a quarter of the memory",
+        doc: "Upper bound of what held files may have registered, all together: such pages cannot be reclaimed.",
+    },
+    Row {
         name: "SPINIO_KERNELS",
         values: "path of a folder, or `off`",
         default: "`$XDG_CACHE_HOME/spinio`, else `~/.cache/spinio`",
@@ -225,6 +234,7 @@ impl Default for Settings {
             staging: 128 << 20,
             routes: Route::ALL.to_vec(),
             dma_min: 2 << 20,
+            hold: 0,
             batch_threads: 0,
             kernels: None,
             cache: Cache::Auto,
@@ -300,6 +310,13 @@ impl Settings {
                 true
             }
             None => false,
+        });
+        each("SPINIO_HOLD", &mut |v| match parse_bytes(v) {
+            Some(n) if n > 0 => {
+                s.hold = n;
+                true
+            }
+            _ => false,
         });
         each("SPINIO_BATCH_THREADS", &mut |v| match v.parse() {
             Ok(n @ 1..=64) => {
@@ -388,6 +405,11 @@ impl Settings {
         // Read before the cell is locked: a child forked while it is would wait for ever.
         let read = Settings::from_env().0;
         AT_LOAD.get_or_init(|| read)
+    }
+
+    /// How many bytes held files may have registered.
+    pub fn held_bytes(&self) -> u64 {
+        if self.hold > 0 { self.hold } else { linux::memory() / 4 }
     }
 
     /// Whether a route may be used.

@@ -167,6 +167,8 @@ reasons! {
     Forced = "chosen by a setting",
     /// Short requests one after another.
     ReadAhead = "sequential and short: through the page cache, where the kernel reads ahead",
+    /// The file is held.
+    Held = "the file is held: its pages are registered already",
 }
 
 impl fmt::Display for Reason {

@@ -245,6 +245,10 @@ impl Device for FaultyDevice {
         self.inner.view_pin(pin)
     }
 
+    fn map_pin(&self, pin: &Pin) -> Result<u64> {
+        self.inner.map_pin(pin)
+    }
+
     unsafe fn gather(&self, queue: QueueId, list: *const Gathered, count: usize) -> Result<()> {
         self.pass(Operation::Gather)?;
         // SAFETY: passed on to the caller.

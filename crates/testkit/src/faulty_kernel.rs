@@ -27,6 +27,10 @@ pub enum Call {
     Map,
     Private,
     Ring,
+    TakeLease,
+    HasLease,
+    /// A lease is broken by force at once.
+    BreakTime,
     /// Anything asked of sysfs or procfs by path.
     Sysfs,
     Advise,
@@ -274,6 +278,19 @@ impl Kernel for FaultyKernel {
     fn ring(&self, entries: u32) -> Result<Ring> {
         self.pass(Call::Ring)?;
         Linux.ring(entries)
+    }
+
+    fn take_lease(&self, fd: Fd, tid: u32) -> Result<()> {
+        self.pass(Call::TakeLease)?;
+        Linux.take_lease(fd, tid)
+    }
+
+    fn has_lease(&self, fd: Fd) -> bool {
+        self.pass(Call::HasLease).is_ok() && Linux.has_lease(fd)
+    }
+
+    fn lease_break_time(&self) -> Option<u64> {
+        if self.pass(Call::BreakTime).is_ok() { Linux.lease_break_time() } else { Some(0) }
     }
 
     fn landed(&self, result: Result<usize>) -> Result<usize> {

@@ -446,6 +446,10 @@ impl Device for Cuda {
         self.view(pin.ptr)
     }
 
+    fn map_pin(&self, pin: &Pin) -> Result<u64> {
+        self.view(pin.ptr)
+    }
+
     unsafe fn gather(&self, queue: QueueId, list: *const Gathered, count: usize) -> Result<()> {
         let list = self.view(list.cast())?;
         let _entered = self.enter()?;

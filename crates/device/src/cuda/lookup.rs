@@ -100,6 +100,17 @@ fn ask(driver: &'static Driver, addr: u64, want: u64) -> Option<Allocation> {
     device.allocation_of(&info, addr, want)
 }
 
+/// The device object of the context that is current on this thread.
+pub(super) fn current() -> Option<&'static Cuda> {
+    if Driver::known().is_none() && Driver::loaded().is_none() {
+        return None;
+    }
+    let driver = usable_driver()?;
+    let context = driver.current().ok().filter(|c| c.0 != 0)?;
+    let ordinal = driver.current_device().ok()?;
+    device_of(driver, context, ordinal)
+}
+
 /// The device object that an address belongs to.
 pub(super) fn device_for(driver: &'static Driver, info: &PointerInfo) -> Option<&'static Cuda> {
     if info.context.0 != 0 {

@@ -71,6 +71,11 @@ pub(crate) fn find_after_fault(addr: *const u8, want: usize) -> Option<Allocatio
     lookup::find_after_fault(addr as u64, want as u64)
 }
 
+/// The device of the context that is current on this thread.
+pub(crate) fn current() -> Option<&'static dyn crate::Device> {
+    lookup::current().map(|d| d as &'static dyn crate::Device)
+}
+
 /// The program opened a path.
 pub(crate) fn hint_open(path: &[u8]) {
     lookup::hint_open(path);

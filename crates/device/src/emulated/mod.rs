@@ -334,6 +334,11 @@ impl Device for Emulated {
         Ok(gather::view_of(pin.handle))
     }
 
+    fn map_pin(&self, pin: &Pin) -> Result<u64> {
+        // Kernels run on the CPU: they read the mapping itself.
+        Ok(pin.ptr as u64)
+    }
+
     unsafe fn gather(&self, queue: QueueId, list: *const Gathered, count: usize) -> Result<()> {
         self.check()?;
         self.engine.queue(queue.0, Copy::Gather { list: list as u64, count })

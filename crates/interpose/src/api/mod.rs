@@ -3,6 +3,7 @@
 //! ```text
 //!   batch.rs    spinio_batch, _file, _fixed, ...       many reads at once
 //!   emulated.rs spinio_emulated_...                kernels of the emulated GPU, for the headers in device/
+//!   hold.rs     spinio_hold, _release, spinio_map, ...   files that stay registered
 //!   memory.rs   spinio_mem_alloc, _free, _copy     devices without an allocator of their own
 //!   nvmmu.rs    nvmmuBegin ... nvmmu_move ...      declared in include/nvmmu.h
 //!   read.rs     spinio_pread, spinio_pread_async   what the hooks do, without the 2 GiB bound, or in stream order
@@ -15,6 +16,7 @@
 
 mod batch;
 mod emulated;
+mod hold;
 mod memory;
 mod nvmmu;
 mod read;

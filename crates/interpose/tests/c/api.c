@@ -84,6 +84,38 @@ int main(void)
     CHECK(spinio_batch(NULL, 0) == 0);
     CHECK(spinio_stats(&after, sizeof after) == 0);
 
+    /* A held file. */
+    FAILS(spinio_hold(fd), ETXTBSY);
+    CHECK(strstr(spinio_last_error(), "open for writing"));
+    CHECK(spinio_is_held(fd) == 0 && spinio_map(fd, 0, 100, 0) == NULL && errno == ETXTBSY);
+    FAILS(spinio_release(fd), ESTALE);
+    close(fd);
+    fd = open("api.tmp", O_RDONLY);
+    for (int i = 0; i < PIECES; i++)
+        piece[i].fd = fd;
+    if (spinio_hold(fd) == 0) {
+        CHECK(spinio_is_held(fd) == 1);
+        struct spinio_counters then = after;
+        CHECK(spinio_batch(piece, PIECES) == PIECES * PIECE);
+        CHECK(spinio_pread(fd, a, SIZE, 0) == SIZE);
+        CHECK(spinio_mem_copy(back, a, SIZE) == 0 && memcmp(host, back, SIZE) == 0);
+        CHECK(spinio_stats(&after, sizeof after) == 0);
+        CHECK(after.route[SPINIO_ROUTE_GATHER].bytes == then.route[SPINIO_ROUTE_GATHER].bytes + PIECES * PIECE);
+        CHECK(after.route[SPINIO_ROUTE_DMA].bytes == then.route[SPINIO_ROUTE_DMA].bytes + SIZE);
+        const unsigned char *map = spinio_map(fd, 10, 100, 0);
+        CHECK(map && memcmp(map, host + 10, 100) == 0); /* the emulated GPU's kernels run on the CPU */
+        CHECK(spinio_map_wanted(map) == 0 && spinio_unmap(map) == 0);
+        FAILS(spinio_map_wanted(map), EINVAL);
+        FAILS(spinio_unmap(map), EINVAL);
+        CHECK(spinio_release(fd) == 0 && spinio_is_held(fd) == 0);
+    } else {
+        CHECK(errno == EOPNOTSUPP); /* a file system without leases */
+    }
+    close(fd);
+    fd = open("api.tmp", O_RDWR);
+    CHECK(fd >= 0);
+    CHECK(spinio_stats(&after, sizeof after) == 0);
+
     /* The other way round. */
     CHECK(spinio_mem_copy(a, host, SIZE) == 0);
     CHECK(spinio_pwrite(fd, a + 5, SIZE - 5, 1000) == SIZE - 5);

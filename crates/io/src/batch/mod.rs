@@ -3,6 +3,7 @@
 //! ```text
 //!   pieces (fd, offset, length, address)
 //!     │ sort.rs       whose file, whose memory, how many bytes; what is refused
+//!     │ held.rs       of a held file: gathered straight out of its pages
 //!     │ residency.rs  cached or absent
 //!     ▼
 //!   items ── cached ──> copies.rs    many threads read into pages of staging ┐
@@ -27,6 +28,7 @@
 
 pub(crate) mod code;
 mod copies;
+mod held;
 mod list;
 mod outlet;
 mod residency;
@@ -45,6 +47,7 @@ pub use self::list::{Each, Many, Piece};
 pub use self::ticket::Ticket;
 
 use self::copies::Copies;
+use self::held::Held;
 use self::list::List;
 use self::residency::Where;
 use self::sort::{Sample, Sorter};
@@ -72,13 +75,13 @@ impl Runtime {
 
     /// As [`Runtime::batch`]; allocations that are known already are not asked for again.
     pub fn batch_into(&self, pieces: &mut [Piece], known: &[Allocation]) -> Result<Done, Error> {
-        Ok(begin(self.core(), List::of_pieces(pieces), known)?.run())
+        Ok(begin(self.core(), List::of_pieces(pieces), known, true)?.run())
     }
 
     /// Many reads of one file. EINVAL where an array is shorter than the results.
     pub fn batch_file(&self, many: Many<'_>, known: &[Allocation]) -> Result<Done, Error> {
         let list = List::of_many(many).ok_or(Error::kernel(Errno::INVAL, "read a batch", 0, 0))?;
-        Ok(begin(self.core(), list, known)?.run())
+        Ok(begin(self.core(), list, known, true)?.run())
     }
 
     /// Begins a batch, behind what this thread has queued so far; the ticket waits for it.
@@ -89,7 +92,7 @@ impl Runtime {
     pub unsafe fn submit(&self, pieces: *mut [Piece]) -> Result<Ticket, Error> {
         // SAFETY: passed on to the caller.
         let list = List::of_pieces(unsafe { &mut *pieces });
-        Ok(Ticket::new(self.core(), begin(self.core(), list, &[])?))
+        Ok(Ticket::new(self.core(), begin(self.core(), list, &[], true)?))
     }
 }
 
@@ -102,10 +105,13 @@ struct Sorted {
     /// First and last byte of each allocation, and its outlet.
     places: Vec<(u64, u64, u16)>,
     samples: Vec<Sample>,
+    /// What was gathered out of held files already, while it was sorted.
+    held: Held,
+    known: Vec<Allocation>,
 }
 
 /// Sorts the pieces, on the program's thread: here and now is their place in the order of the device.
-fn begin(core: &Arc<Core>, list: List, known: &[Allocation]) -> Result<Sorted, Error> {
+fn begin(core: &Arc<Core>, list: List, known: &[Allocation], holds: bool) -> Result<Sorted, Error> {
     if u32::try_from(list.len()).is_err() {
         return Err(Error::kernel(Errno::INVAL, "read a batch", 0, 0));
     }
@@ -113,13 +119,14 @@ fn begin(core: &Arc<Core>, list: List, known: &[Allocation]) -> Result<Sorted, E
     let watch: Watch = core.stats().begin(Direction::Batch, fd, None, 0);
     // Made by a thread of the program, whose descriptors they see.
     core.batchers();
-    let mut sorter = Sorter::new(core, list, known);
+    let mut sorter = Sorter::new(core, list, known, holds);
     sorter.sort();
     let alone = std::mem::take(&mut sorter.plain);
     let plain = alone.into_iter().map(|i| (i, sorter.target(i as usize))).collect();
-    let Sorter { sources, outlets, items, places, samples, .. } = sorter;
+    let Sorter { sources, outlets, items, places, samples, held, .. } = sorter;
     let places = places.iter().map(|p| (p.start, p.end, p.outlet)).collect();
-    Ok(Sorted { work: Arc::new(Work::new(core, watch, list, sources, outlets)), items, plain, places, samples })
+    let (work, known) = (Arc::new(Work::new(core, watch, list, sources, outlets)), known.to_vec());
+    Ok(Sorted { work, items, plain, places, samples, held, known })
 }
 
 impl Sorted {
@@ -148,6 +155,15 @@ impl Sorted {
             }
         }
         self.one_by_one();
+        let (begun, stats) = (self.held.begun, core.stats());
+        let told = |bytes| stats.piece(&work.watch, Route::Gather, Reason::Held, 0, bytes, begun);
+        let held = std::mem::replace(&mut self.held, Held::new(false));
+        if !held.finish(core, told)
+            && let Ok(again) = begin(core, work.list, &self.known, false)
+        {
+            // Somebody may have written a held file meanwhile.
+            return again.run();
+        }
         self.done()
     }
 

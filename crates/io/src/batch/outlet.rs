@@ -109,6 +109,11 @@ impl Page {
         Page { view: seen.unwrap_or(host), block, data: 0, pieces: 0, gathers: seen.is_some() }
     }
 
+    /// Takes it apart; nothing was put into it.
+    pub(crate) fn into_block(self) -> Block {
+        self.block
+    }
+
     /// Its memory.
     pub(crate) fn ptr(&self) -> *mut u8 {
         self.block.ptr()

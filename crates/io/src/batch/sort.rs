@@ -13,6 +13,7 @@ use spinio_sys::linux::{self, Fd, FileKind};
 
 use crate::Target;
 use crate::batch::code::Kept;
+use crate::batch::held::Held;
 use crate::batch::list::List;
 use crate::batch::outlet::Outlet;
 use crate::batch::work::{CUT, HOST, Item, Source};
@@ -69,11 +70,13 @@ pub(crate) struct Sorter<'a> {
     /// Pieces that are read one at a time.
     pub(crate) plain: Vec<u32>,
     pub(crate) samples: Vec<Sample>,
+    pub(crate) held: Held,
 }
 
 impl<'a> Sorter<'a> {
     /// `known`: allocations that need not be asked for.
-    pub(crate) fn new(core: &'a Arc<Core>, list: List, known: &'a [Allocation]) -> Sorter<'a> {
+    /// `holds`: whether held files are read out of their registered pages.
+    pub(crate) fn new(core: &'a Arc<Core>, list: List, known: &'a [Allocation], holds: bool) -> Sorter<'a> {
         Sorter {
             core,
             list,
@@ -87,16 +90,29 @@ impl<'a> Sorter<'a> {
             items: Vec::new(),
             plain: Vec::new(),
             samples: Vec::new(),
+            held: Held::new(holds && !core.holds.is_empty()),
         }
     }
 
     /// Sorts every piece; those that ask for nothing, or for what cannot be, have their results.
     pub(crate) fn sort(&mut self) {
-        for i in 0..self.list.len() {
-            match self.piece(i) {
-                Ok(result) => self.list.set(i, result),
-                Err(errno) => self.list.set(i, -i64::from(errno.raw_os_error())),
+        let mut i = 0;
+        while i < self.list.len() {
+            let result = self.piece(i).unwrap_or_else(|errno| -i64::from(errno.raw_os_error()));
+            self.list.set(i, result);
+            i += 1;
+            if self.held.is_on() {
+                i = self.held.run(&self.list, i);
+                if let Some(again) = self.held.broken() {
+                    i = again;
+                }
             }
+        }
+        if let Some(again) = self.held.flush() {
+            (again..self.list.len()).for_each(|i| {
+                let result = self.piece(i).unwrap_or_else(|errno| -i64::from(errno.raw_os_error()));
+                self.list.set(i, result);
+            });
         }
     }
 
@@ -127,13 +143,20 @@ impl<'a> Sorter<'a> {
         }
         // A buffer that ends early takes what fits, as with a single read.
         let len = within.min(place.end - asked.address);
-        if len >= BIG && place.outlet != HOST {
-            self.plain.push(i as u32);
-            return Ok(0);
-        }
         let (outlet, p2p) = (place.outlet, place.p2p);
+        if self.held.is_on() && outlet != HOST {
+            let (from, to) = (&self.sources[source as usize], &self.outlets[outlet as usize]);
+            let range = (place.start, place.end);
+            if self.held.take(self.core, (source, from), (outlet, to), range, i, asked.offset, asked.address, len) {
+                return Ok(len as i64);
+            }
+        }
         if p2p {
             self.sample(source, &place, asked.offset, asked.address, len);
+        }
+        if len >= BIG && outlet != HOST {
+            self.plain.push(i as u32);
+            return Ok(0);
         }
         let mut done = 0;
         while done < len {

@@ -9,7 +9,7 @@ use crate::lock::lock;
 
 enum State {
     /// Nobody has begun.
-    Waiting(Sorted),
+    Waiting(Box<Sorted>),
     Running,
     Done(Done),
 }
@@ -47,7 +47,7 @@ impl Task for Shared {
 
 impl Ticket {
     pub(super) fn new(core: &Arc<Core>, sorted: Sorted) -> Ticket {
-        let shared = Arc::new(Shared { state: Mutex::new(State::Waiting(sorted)), changed: Condvar::new() });
+        let shared = Arc::new(Shared { state: Mutex::new(State::Waiting(Box::new(sorted))), changed: Condvar::new() });
         if let Some(crew) = core.batchers() {
             crew.post(Arc::clone(&shared) as Arc<dyn Task>, 1);
         }

@@ -112,6 +112,15 @@ fn at_offset(
         order.into_iter().for_each(|fence| device.release_fence(fence));
         return Err(device_fail(e));
     }
+    if let Some(using) = core.holds.enter(core, fd, file.key(), device)
+        && using.size() == stat.size
+    {
+        let read = using.read(core, &watch, fd, to, offset, within, order.as_ref());
+        if read.as_ref().is_ok_and(|good| *good) {
+            order.into_iter().for_each(|fence| device.release_fence(fence));
+            return Ok(within as usize);
+        }
+    }
     let p2p = p2p(core, &file, to, offset, within, ours);
     let follows = core.streams.follows(fd, offset, offset + within);
     let advice = streams::advice(fd, &stat);

@@ -92,6 +92,14 @@ pub fn await_break(milliseconds: Option<u64>) -> bool {
     unsafe { call(k::__NR_rt_sigtimedwait, [&raw const set as usize, 0, at, 8, 0, 0]) }.is_ok()
 }
 
+/// Nanoseconds since the machine was started, those it slept included.
+pub fn since_boot() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is alive across the call; libc answers without a system call where the kernel lets it.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
 /// Lets [`await_break`] of a thread of this process return.
 pub fn nudge(tid: u32) {
     // SAFETY: no memory is involved; the thread has the signal blocked.

@@ -1,0 +1,124 @@
+//! A held file as memory that the program's own kernels read.
+//!
+//! What reads through such an address is out of our sight. So a map counts as a user: while there is one, the pins stay,
+//! and who wants to write the file waits until the program has unmapped it ([`Mapped::is_wanted_back`] tells that somebody
+//! waits), or until the kernel breaks the lease by force. From then on kernels read what the file was: old bytes, but no
+//! fault, until it is unmapped.
+
+use std::sync::{Arc, Mutex};
+
+use spinio_device::Device;
+use spinio_sys::linux::{self, Fd};
+
+use crate::Runtime;
+use crate::core::Core;
+use crate::hold::{NotHeld, Using};
+use crate::lock::lock;
+
+/// A mapped range. It stays until it is dropped.
+pub struct Mapped {
+    using: Using,
+    address: u64,
+    len: u64,
+    /// The runtime waits for its maps before it ends.
+    core: Option<Arc<Core>>,
+}
+
+impl Mapped {
+    /// Where kernels find the first byte.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no byte; it always has one.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether somebody waits to write the file: unmap it soon.
+    pub fn is_wanted_back(&self) -> bool {
+        self.using.is_closing()
+    }
+}
+
+impl std::fmt::Debug for Mapped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Mapped {{ address: {:#x}, len: {} }}", self.address, self.len)
+    }
+}
+
+/// Maps that C programs know by their addresses.
+#[derive(Default)]
+pub(crate) struct Maps {
+    kept: Mutex<Vec<Mapped>>,
+}
+
+impl Maps {
+    pub(crate) fn forget(&self) {
+        lock(&self.kept).clear();
+    }
+}
+
+impl Runtime {
+    /// Maps a range of a held file for a device; held now if it was not, for as long as the runtime lives or somebody
+    /// wants to write it.
+    pub fn map(&self, fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<Mapped, NotHeld> {
+        let core = self.core();
+        let stat = core.kernel.fstat(fd).map_err(NotHeld::Descriptor)?;
+        if core.holds.find((stat.dev, stat.ino)).is_none_or(|hold| lock(&hold.state).closing) {
+            core.holds.hold(core, fd, Some(device))?;
+        }
+        let hold = core.holds.find((stat.dev, stat.ino)).ok_or(NotHeld::Gone)?;
+        let mut using = core.holds.enter_hold(core, fd, hold, device)?;
+        using.become_map();
+        if len == 0 || offset.checked_add(len).is_none_or(|end| end > using.size()) {
+            return Err(NotHeld::Range);
+        }
+        let address = using.on.contiguous(offset, len).ok_or(NotHeld::NoDevice)?;
+        Ok(Mapped { using, address, len, core: Some(Arc::clone(core)) })
+    }
+
+    /// As [`Runtime::map`], until [`Runtime::unmap`] of the address.
+    pub fn map_kept(&self, fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<u64, NotHeld> {
+        let mut mapped = self.map(fd, offset, len, device)?;
+        // Kept by the runtime itself.
+        drop(mapped.core.take());
+        let address = mapped.address();
+        lock(&self.core().holds.maps.kept).push(mapped);
+        Ok(address)
+    }
+
+    /// Ends a map; false if there is none at this address.
+    pub fn unmap(&self, address: u64) -> bool {
+        let mut kept = lock(&self.core().holds.maps.kept);
+        let gone = kept.iter().position(|m| m.address == address).map(|at| kept.swap_remove(at));
+        drop(kept);
+        gone.is_some()
+    }
+
+    /// Whether somebody waits to write the file of a map; `None` if there is none at this address.
+    pub fn is_wanted_back(&self, address: u64) -> Option<bool> {
+        lock(&self.core().holds.maps.kept).iter().find(|m| m.address == address).map(Mapped::is_wanted_back)
+    }
+}
+
+impl super::On {
+    /// Where kernels find a range, if all its pieces lie one behind the other for them.
+    fn contiguous(&self, offset: u64, len: u64) -> Option<u64> {
+        let (first, last) = ((offset / self.piece) as usize, ((offset + len - 1) / self.piece) as usize);
+        let mut at = self.pins[first..=last].iter().map(|pin| self.device.map_pin(pin).ok());
+        let start = at.next()??;
+        for (n, next) in at.enumerate() {
+            if next? != start + (n as u64 + 1) * self.piece {
+                return None;
+            }
+        }
+        debug_assert!(self.piece.is_multiple_of(linux::PAGE as u64));
+        Some(start + offset % self.piece)
+    }
+}

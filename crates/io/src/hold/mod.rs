@@ -1,0 +1,506 @@
+//! Holding a file: its pages stay registered with the device, for reads that come again and again.
+//!
+//! ```text
+//!   hold(fd) ── a lease, a seal ... says that nobody writes (safety.rs)
+//!     │
+//!     ├─ for each device: a mapping of the whole file, registered piece by piece
+//!     │
+//!     ├─ read      DMA straight out of the pages: no registering, no copy                read.rs
+//!     ├─ batch     a kernel gathers the pieces straight out of the pages                 batch/
+//!     └─ map       an address through which the program's own kernels read               map.rs
+//!
+//!   somebody opens it for writing ──> the kernel makes him wait, and tells the watcher (watch.rs)
+//!     users leave ─ pins go ─ the lease goes back ──> he goes on
+//! ```
+//!
+//! Registered pages cannot be reclaimed, and when a file is written around them, or truncated, they are orphans that show
+//! the past. So a file is held only while something says that nobody writes it, and that is asked before each use and
+//! after it: bytes that were read when it did not hold any more are read again on another route.
+//!
+//! Absent pages are read in as the file is registered: a held file is in memory, all of it, and `SPINIO_HOLD` bounds how
+//! much that may be.
+//!
+//! A forked child has no holds: it makes a runtime of its own. Its copy of the program's descriptors has no part in the
+//! lease, which belongs to a descriptor of ours.
+//!
+//! Known flaws:
+//! - Giving pages back waits for everything under way in the context (CUDA), so a kernel of the program that runs on
+//!   makes a writer wait as long, up to the time at which the kernel breaks the lease by force.
+//! - Who opens the file for writing with O_NONBLOCK gets EAGAIN meanwhile, as with any lease.
+//! - A program that closes its last descriptor of a held file by a way that no hook sees keeps it held.
+
+mod map;
+mod read;
+mod safety;
+mod watch;
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use spinio_device::{Device, DeviceAddr, ErrorKind, Pin};
+use spinio_sys::linux::{self, Fd, FileKind};
+
+pub use self::map::Mapped;
+pub use self::safety::NotHeld;
+
+use self::map::Maps;
+use self::safety::Safety;
+use self::watch::Watch;
+use crate::Runtime;
+use crate::core::Core;
+use crate::file::{File, Mapping, Rights};
+use crate::lock::lock;
+
+/// Bytes that are registered at once.
+const PIECE: u64 = 128 << 20;
+
+const MADV_DONTFORK: u32 = 10;
+
+/// A held file's pages, registered with one device.
+pub(crate) struct On {
+    pub(crate) device: &'static dyn Device,
+    /// Dropped, and so unmapped, after the pins were given back: [`Hold::strip`] sees to it.
+    mapping: Arc<Mapping>,
+    pins: Vec<Pin>,
+    /// Where a gather finds each piece; empty where the device has none.
+    pub(crate) views: Vec<u64>,
+    /// Bytes of a piece: a power of two.
+    pub(crate) piece: u64,
+}
+
+// SAFETY: addresses and numbers; any thread may use a pin, and the one that takes it back is alone with it.
+unsafe impl Send for On {}
+// SAFETY: as above.
+unsafe impl Sync for On {}
+
+#[derive(Default)]
+struct State {
+    users: usize,
+    /// Of these, maps: they may stay for long.
+    maps: usize,
+    /// How often it was asked for.
+    asked: usize,
+    closing: bool,
+    /// The pins are gone.
+    bare: bool,
+    gone: bool,
+    on: Vec<Arc<On>>,
+}
+
+/// A held file.
+pub(crate) struct Hold {
+    key: (u64, u64),
+    /// The descriptor it was held by.
+    fd: Fd,
+    file: Arc<File>,
+    pub(crate) size: u64,
+    safety: Safety,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// One device at a time.
+    pinning: Mutex<()>,
+}
+
+/// Somebody who uses the pins: they stay as long.
+pub(crate) struct Using {
+    hold: Arc<Hold>,
+    pub(crate) on: Arc<On>,
+    map: bool,
+}
+
+impl Using {
+    /// Length of the file.
+    pub(crate) fn size(&self) -> u64 {
+        self.hold.size
+    }
+
+    /// Whether what was read until now is what the file holds. `fd`: a descriptor of it, of this thread.
+    pub(crate) fn is_good(&self, core: &Arc<Core>, fd: Fd) -> bool {
+        self.hold.safety.holds(core, fd)
+    }
+
+    /// Counts as a map from now on.
+    fn become_map(&mut self) {
+        self.map = true;
+        lock(&self.hold.state).maps += 1;
+    }
+
+    /// Whether the pages are wanted back.
+    pub(crate) fn is_closing(&self) -> bool {
+        lock(&self.hold.state).closing
+    }
+}
+
+impl Drop for Using {
+    fn drop(&mut self) {
+        let mut state = lock(&self.hold.state);
+        state.users -= 1;
+        state.maps -= usize::from(self.map);
+        if state.users == 0 {
+            self.hold.changed.notify_all();
+        }
+    }
+}
+
+impl Hold {
+    /// From now on nobody comes in; false if that was so already.
+    fn begin_closing(&self) -> bool {
+        !std::mem::replace(&mut lock(&self.state).closing, true)
+    }
+
+    fn is_bare(&self) -> bool {
+        lock(&self.state).bare
+    }
+
+    /// The number of the lease in the keepers' table.
+    fn lease(&self) -> Option<Fd> {
+        match &self.safety {
+            Safety::Lease(fd, _) => Some(fd.get()),
+            _ => None,
+        }
+    }
+
+    /// Waits until nobody uses the pins, and gives them back; how many bytes. By a thread that may call the device.
+    fn strip(&self) -> u64 {
+        let mut state = lock(&self.state);
+        while state.users > 0 {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let on = std::mem::take(&mut state.on);
+        drop(state);
+        let mut bytes = 0;
+        for mut on in on {
+            // Whoever left last may not have dropped his yet.
+            let on = loop {
+                match Arc::try_unwrap(on) {
+                    Ok(on) => break on,
+                    Err(shared) => on = shared,
+                }
+                std::thread::yield_now();
+            };
+            for pin in on.pins {
+                bytes += pin.len as u64;
+                on.device.unpin(pin);
+            }
+            drop(on.mapping);
+        }
+        lock(&self.state).bare = true;
+        bytes
+    }
+
+    fn is_gone(&self) {
+        lock(&self.state).gone = true;
+        self.changed.notify_all();
+    }
+
+    fn await_gone(&self) {
+        let mut state = lock(&self.state);
+        while !state.gone {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// The held files of a runtime.
+pub(crate) struct Holds {
+    watch: Arc<Watch>,
+    maps: Maps,
+}
+
+impl Holds {
+    pub(crate) fn new() -> Holds {
+        Holds { watch: Arc::default(), maps: Maps::default() }
+    }
+
+    /// Whether there is none: one load.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.watch.count.load(Relaxed) == 0
+    }
+
+    /// How many files, and how many bytes registered.
+    pub(crate) fn totals(&self) -> (u64, u64) {
+        (self.watch.count.load(Relaxed) as u64, self.watch.bytes.load(Relaxed))
+    }
+
+    fn find(&self, key: (u64, u64)) -> Option<Arc<Hold>> {
+        lock(&self.watch.holds).iter().find(|h| h.key == key).map(Arc::clone)
+    }
+
+    /// The pins of a held file on a device, made now if need be; `None` if it is not held, or not to be trusted.
+    /// `fd`: a descriptor of the file, of this thread.
+    pub(crate) fn enter(
+        &self,
+        core: &Arc<Core>,
+        fd: Fd,
+        key: (u64, u64),
+        device: &'static dyn Device,
+    ) -> Option<Using> {
+        if self.is_empty() {
+            return None;
+        }
+        self.enter_hold(core, fd, self.find(key)?, device).ok()
+    }
+
+    fn enter_hold(
+        &self,
+        core: &Arc<Core>,
+        fd: Fd,
+        hold: Arc<Hold>,
+        device: &'static dyn Device,
+    ) -> Result<Using, NotHeld> {
+        {
+            let mut state = lock(&hold.state);
+            if state.closing {
+                return Err(NotHeld::Gone);
+            }
+            state.users += 1;
+        }
+        // From here on the pins stay, and leaving is a drop.
+        let leave = Leave(&hold);
+        if !hold.safety.holds(core, fd) {
+            self.watch.close(&hold);
+            return Err(NotHeld::Gone);
+        }
+        let on = self.on(core, &hold, device)?;
+        std::mem::forget(leave);
+        Ok(Using { hold, on, map: false })
+    }
+
+    /// The pins on a device. The caller is counted as a user.
+    fn on(&self, core: &Arc<Core>, hold: &Arc<Hold>, device: &'static dyn Device) -> Result<Arc<On>, NotHeld> {
+        let find = || {
+            let state = lock(&hold.state);
+            state.on.iter().find(|on| core::ptr::addr_eq(on.device, device)).map(Arc::clone)
+        };
+        if let Some(on) = find() {
+            return Ok(on);
+        }
+        let _one = lock(&hold.pinning);
+        if let Some(on) = find() {
+            return Ok(on);
+        }
+        let abilities = device.abilities();
+        if !abilities.pins {
+            return Err(NotHeld::NoDevice);
+        }
+        let piece = 1u64 << PIECE.min(abilities.max_pin).max(linux::PAGE as u64).ilog2();
+        if hold.size > core.settings.held_bytes().saturating_sub(self.watch.bytes.load(Relaxed)) {
+            return Err(NotHeld::TooLarge);
+        }
+        let (kernel, file, len) = (core.kernel, Arc::clone(&hold.file), hold.size as usize);
+        let len = len.next_multiple_of(linux::PAGE);
+        let mapped = core
+            .keepers()
+            .and_then(|crew| crew.call(move || kernel.map(file.cached.get(), len).map(|ptr| ptr as usize)));
+        let ptr = mapped.ok_or(NotHeld::NoHelpers)?.map_err(|_| NotHeld::NotMappable)? as *mut u8;
+        let mapping = Arc::new(Mapping { ptr, len });
+        // SAFETY: advice on our own fresh mapping, which a forked child has no use for.
+        let _ = unsafe { linux::madvise(ptr, len, MADV_DONTFORK) };
+        let mut on = On { device, mapping, pins: Vec::new(), views: Vec::new(), piece };
+        let pinned = on.pin(hold.size);
+        let refused = match pinned {
+            Ok(()) => {
+                self.watch.bytes.fetch_add(on.pins.iter().map(|p| p.len as u64).sum(), Relaxed);
+                let on = Arc::new(on);
+                lock(&hold.state).on.push(Arc::clone(&on));
+                return Ok(on);
+            }
+            Err(refused) => refused,
+        };
+        on.pins.into_iter().for_each(|pin| device.unpin(pin));
+        Err(refused)
+    }
+
+    /// Holds the file of a descriptor; once more if it is held.
+    fn hold(&self, core: &Arc<Core>, fd: Fd, device: Option<&'static dyn Device>) -> Result<(), NotHeld> {
+        let stat = core.kernel.fstat(fd).map_err(NotHeld::Descriptor)?;
+        if stat.kind != FileKind::Regular || stat.size == 0 {
+            return Err(NotHeld::NotAFile);
+        }
+        let key = (stat.dev, stat.ino);
+        let crew = core.keepers().ok_or(NotHeld::NoHelpers)?;
+        let watcher = self.watch.start(core).ok_or(NotHeld::NoHelpers)?;
+        let hold = match self.find(key) {
+            Some(hold) => {
+                let mut state = lock(&hold.state);
+                if state.closing {
+                    // Somebody waits to write it.
+                    return Err(NotHeld::OpenForWriting);
+                }
+                state.asked += 1;
+                drop(state);
+                hold
+            }
+            None => self.new_hold(core, crew, fd, stat, watcher)?,
+        };
+        if let Some(device) = device
+            && let Err(refused) = self.enter_hold(core, fd, Arc::clone(&hold), device).map(drop)
+        {
+            self.let_go(&hold, false);
+            return Err(refused);
+        }
+        Ok(())
+    }
+
+    fn new_hold(
+        &self,
+        core: &Arc<Core>,
+        crew: &crate::crew::Crew,
+        fd: Fd,
+        stat: linux::Stat,
+        watcher: u32,
+    ) -> Result<Arc<Hold>, NotHeld> {
+        let key = (stat.dev, stat.ino);
+        let file = core.files.get(core.kernel, crew, fd, stat).map_err(|_| NotHeld::NotMappable)?;
+        // Of the two that have no mapping of their own one keeps its files in memory; the other shows old ones.
+        if !file.is_mappable() && file.rights != Rights::Resident {
+            return Err(NotHeld::NotMappable);
+        }
+        if stat.size > core.settings.held_bytes() {
+            return Err(NotHeld::TooLarge);
+        }
+        let safety = Safety::find(core, fd, key, watcher)?;
+        // Only now does it stay as long as it is.
+        let size = core.kernel.fstat(fd).map_err(NotHeld::Descriptor)?.size;
+        let state = Mutex::new(State { asked: 1, ..State::default() });
+        let (changed, pinning) = (Condvar::new(), Mutex::new(()));
+        let hold = Arc::new(Hold { key, fd, file, size, safety, state, changed, pinning });
+        let mut holds = lock(&self.watch.holds);
+        holds.push(Arc::clone(&hold));
+        self.watch.count.store(holds.len(), Release);
+        drop(holds);
+        // A break that came before the hold was in the list was told to a watcher who did not find it.
+        linux::nudge(watcher);
+        Ok(hold)
+    }
+
+    /// One who asked for it needs it no more; the last one's pins go. `wait`: until they are gone.
+    fn let_go(&self, hold: &Arc<Hold>, wait: bool) {
+        let (last, mapped) = {
+            let mut state = lock(&hold.state);
+            state.asked = state.asked.saturating_sub(1);
+            (state.asked == 0, state.maps > 0)
+        };
+        if last {
+            self.watch.close(hold);
+            // A map may be this very thread's, and go later.
+            if wait && !mapped {
+                hold.await_gone();
+            }
+        }
+    }
+
+    /// The program closes the descriptor that a file was held by.
+    pub(crate) fn forget(&self, fd: Fd, key: (u64, u64)) {
+        if let Some(hold) = self.find(key).filter(|h| h.fd == fd) {
+            self.watch.close(&hold);
+        }
+    }
+
+    /// The program closes descriptors by the range.
+    pub(crate) fn forget_all(&self) {
+        let holds = lock(&self.watch.holds).clone();
+        holds.iter().for_each(|hold| self.watch.close(hold));
+    }
+}
+
+impl Drop for Holds {
+    fn drop(&mut self) {
+        self.maps.forget();
+        self.watch.dismiss();
+    }
+}
+
+/// Leaves a hold that could not be entered after all.
+struct Leave<'a>(&'a Arc<Hold>);
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        state.users -= 1;
+        if state.users == 0 {
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+impl On {
+    /// Registers the whole file.
+    fn pin(&mut self, size: u64) -> Result<(), NotHeld> {
+        let mut at = 0;
+        while at < size {
+            let len = (size - at).min(self.piece) as usize;
+            let ptr = self.mapping.ptr.wrapping_add(at as usize);
+            // Reads in what is absent, and fills the page tables without a lock of the driver.
+            // SAFETY: reading advice on a live mapping destroys nothing.
+            let _ = unsafe { linux::madvise(ptr, len.next_multiple_of(linux::PAGE), linux::MADV_POPULATE_READ) };
+            // SAFETY: the mapping lives until the pins are given back.
+            let pin = unsafe { self.device.pin(ptr, len) }.map_err(|e| match e.kind {
+                ErrorKind::Unsupported => NotHeld::NoDevice,
+                _ => NotHeld::PinRefused,
+            })?;
+            if let Ok(view) = self.device.view_pin(&pin) {
+                self.views.push(view);
+            }
+            self.pins.push(pin);
+            at += len as u64;
+        }
+        if self.views.len() < self.pins.len() {
+            self.views.clear();
+        }
+        Ok(())
+    }
+
+    /// Queues the copies of a range, which lies in the file.
+    fn copy(
+        &self,
+        queue: spinio_device::QueueId,
+        to: DeviceAddr,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), spinio_device::DeviceError> {
+        let mut done = 0;
+        while done < len {
+            let at = offset + done;
+            let within = at % self.piece;
+            let part = (self.piece - within).min(len - done);
+            let pin = &self.pins[(at / self.piece) as usize];
+            // SAFETY: the pins stay as long as anybody uses them, and who does waits for the copies.
+            unsafe { self.device.copy_pinned(queue, to.offset(done), pin, within as usize, part as usize) }?;
+            done += part;
+        }
+        Ok(())
+    }
+}
+
+impl Runtime {
+    /// Holds the file of a descriptor: its pages are registered with `device` now (with any other at its first read), and
+    /// stay so until [`Runtime::release`], or until somebody opens it for writing. May be asked for more than once.
+    pub fn hold(&self, fd: Fd, device: Option<&'static dyn Device>) -> Result<(), NotHeld> {
+        let done = self.core().holds.hold(self.core(), fd, device);
+        self.core().publish();
+        done
+    }
+
+    /// Lets the file go, once for each time that it was held; after the last its pages are given
+    /// back when this returns, unless it is mapped: then when it is unmapped.
+    pub fn release(&self, fd: Fd) -> Result<(), NotHeld> {
+        let stat = self.core().kernel.fstat(fd).map_err(NotHeld::Descriptor)?;
+        let hold = self.core().holds.find((stat.dev, stat.ino)).ok_or(NotHeld::Gone)?;
+        self.core().holds.let_go(&hold, true);
+        self.core().publish();
+        Ok(())
+    }
+
+    /// Whether the file is held, and nobody wants it back.
+    pub fn is_held(&self, fd: Fd) -> bool {
+        let Ok(stat) = self.core().kernel.fstat(fd) else { return false };
+        self.core().holds.find((stat.dev, stat.ino)).is_some_and(|hold| !lock(&hold.state).closing)
+    }
+
+    /// Bytes of held files that are registered now.
+    pub fn held_bytes(&self) -> u64 {
+        self.core().holds.watch.bytes.load(Acquire)
+    }
+}

@@ -1,0 +1,188 @@
+//! How it is known that nobody writes a held file.
+//!
+//! ```text
+//!   lease      who opens it for writing, or truncates it, waits until the lease is given back
+//!   sealed     a memory file that nobody can write or shrink any more: for ever
+//!   immutable  the attribute, which root can take away                      asked at every use
+//!   read-only  the file system itself, which can be mounted anew            asked at every use
+//! ```
+//!
+//! The kernel breaks a lease by force after `/proc/sys/fs/lease-break-time` seconds (45), for instance when the process
+//! was stopped. So the word of a lease is good for a time: it was there at a moment, and from then on nobody writes for
+//! as long as a break takes. As long as that has not run out nobody needs to be asked; then a keeper asks again.
+//!
+//! Known flaw: whoever lowers the break time while a lease is being broken can make that time shorter than it was when we
+//! asked.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd};
+
+use crate::core::Core;
+use crate::crew::PrivateFd;
+
+/// Why a file cannot be held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotHeld {
+    /// The descriptor is no good.
+    Descriptor(Errno),
+    /// No regular file, or an empty one.
+    NotAFile,
+    /// Somebody has it open for writing.
+    OpenForWriting,
+    /// It belongs to somebody else.
+    NotOwner,
+    /// The file system has no leases that bind everybody.
+    NoLeases,
+    /// Its pages cannot be kept (overlayfs), or mapped.
+    NotMappable,
+    /// More than may be held.
+    TooLarge,
+    /// No helper threads.
+    NoHelpers,
+    /// The device cannot register the pages.
+    PinRefused,
+    /// No device is in use, or this one reads no host memory.
+    NoDevice,
+    /// It is not held, or not any more.
+    Gone,
+    /// The range is not in the file.
+    Range,
+}
+
+impl NotHeld {
+    /// The errno of a C call.
+    pub fn errno(self) -> Errno {
+        match self {
+            NotHeld::Descriptor(errno) => errno,
+            NotHeld::NotAFile | NotHeld::Range => Errno::INVAL,
+            NotHeld::OpenForWriting => Errno::TXTBSY,
+            NotHeld::NotOwner => Errno::ACCESS,
+            NotHeld::NoLeases | NotHeld::NotMappable => Errno::OPNOTSUPP,
+            NotHeld::TooLarge | NotHeld::PinRefused => Errno::NOMEM,
+            NotHeld::NoHelpers => Errno::AGAIN,
+            NotHeld::NoDevice => Errno::NODEV,
+            NotHeld::Gone => Errno::STALE,
+        }
+    }
+}
+
+impl fmt::Display for NotHeld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let NotHeld::Descriptor(errno) = self {
+            return write!(f, "Cannot hold the file: {errno}");
+        }
+        f.write_str(match self {
+            NotHeld::Descriptor(_) | NotHeld::NotAFile => "Cannot hold it: not a regular file with bytes in it",
+            NotHeld::OpenForWriting => "Cannot hold the file: it is open for writing, perhaps by this very process",
+            NotHeld::NotOwner => {
+                "Cannot hold the file: it belongs to another user, and is neither sealed nor immutable nor on a \
+                 read-only file system"
+            }
+            NotHeld::NoLeases => "Cannot hold the file: its file system has no leases that bind every writer",
+            NotHeld::NotMappable => "Cannot hold the file: a mapping of it may show an older file (overlayfs)",
+            NotHeld::TooLarge => "Cannot hold the file: with it more would be held than SPINIO_HOLD allows",
+            NotHeld::NoHelpers => "Cannot hold the file: no helper threads",
+            NotHeld::PinRefused => "Cannot hold the file: the device refused to register its pages",
+            NotHeld::NoDevice => "Cannot hold the file: no device is in use that reads host memory",
+            NotHeld::Gone => "The file is not held, or not any more: somebody opened it for writing",
+            NotHeld::Range => "The range does not lie in the file",
+        })
+    }
+}
+
+impl std::error::Error for NotHeld {}
+
+/// What vouches for a held file.
+pub(super) enum Safety {
+    /// A descriptor of the keepers' table that has the lease, and until when its word is good.
+    Lease(Arc<PrivateFd>, AtomicU64),
+    Sealed,
+    Immutable,
+    ReadOnly,
+}
+
+/// File systems whose leases do not bind those who write on other machines or behind the file system's back.
+const UNBOUND: [u64; 5] = [0x6573_5546, 0x0102_1997, 0xff53_4d42, 0xfe53_4d42, 0x5346_414f];
+
+/// The last word of a lease that is never broken by force: asked again after an hour all the same.
+const HOUR: u64 = 3600;
+
+impl Safety {
+    /// Finds something that vouches for the file of `fd`, a descriptor of this thread. `watcher`: who is told of breaks.
+    pub(super) fn find(core: &Arc<Core>, fd: Fd, key: (u64, u64), watcher: u32) -> Result<Safety, NotHeld> {
+        let crew = core.keepers().ok_or(NotHeld::NoHelpers)?;
+        let (kernel, graves, tid) = (core.kernel, crew.graveyard(), linux::gettid());
+        let leased = crew.call(move || {
+            let again = kernel.open_again(tid, fd, linux::O_RDONLY as i32)?;
+            let again = PrivateFd::new(again, graves);
+            let stat = kernel.fstat(again.get())?;
+            if (stat.dev, stat.ino) != key {
+                return Err(Errno::STALE);
+            }
+            if UNBOUND.contains(&kernel.file_system(again.get()).unwrap_or(0)) {
+                return Err(Errno::INVAL);
+            }
+            kernel.take_lease(again.get(), watcher)?;
+            Ok((again, word(kernel.lease_break_time())))
+        });
+        let refused = match leased.ok_or(NotHeld::NoHelpers)? {
+            Ok((lease, good)) => return Ok(Safety::Lease(Arc::new(lease), AtomicU64::new(good))),
+            Err(errno) => errno,
+        };
+        for (safety, holds) in [
+            (Safety::Sealed, linux::is_sealed as fn(Fd) -> bool),
+            (Safety::Immutable, linux::is_immutable),
+            (Safety::ReadOnly, linux::is_superblock_read_only),
+        ] {
+            if holds(fd) {
+                return Ok(safety);
+            }
+        }
+        Err(match refused {
+            Errno::AGAIN => NotHeld::OpenForWriting,
+            Errno::ACCESS | Errno::PERM => NotHeld::NotOwner,
+            Errno::INVAL | Errno::OPNOTSUPP | Errno::NOLCK => NotHeld::NoLeases,
+            other => NotHeld::Descriptor(other),
+        })
+    }
+
+    /// Whether nobody can have written the file until now. `fd`: a descriptor of it, of this thread.
+    pub(super) fn holds(&self, core: &Arc<Core>, fd: Fd) -> bool {
+        match self {
+            Safety::Lease(lease, good) => {
+                if linux::since_boot() < good.load(Relaxed) {
+                    return true;
+                }
+                let (kernel, lease) = (core.kernel, Arc::clone(lease));
+                let asked = core.keepers().and_then(|crew| {
+                    crew.call(move || {
+                        let until = word(kernel.lease_break_time());
+                        kernel.has_lease(lease.get()).then_some(until)
+                    })
+                });
+                match asked.flatten() {
+                    Some(until) => {
+                        good.store(until, Relaxed);
+                        true
+                    }
+                    None => false,
+                }
+            }
+            Safety::Sealed => true,
+            Safety::Immutable => linux::is_immutable(fd),
+            Safety::ReadOnly => linux::is_superblock_read_only(fd),
+        }
+    }
+}
+
+/// Until when a lease that is there now keeps writers away, in nanoseconds since boot: asked before it is looked at, and
+/// with a fifth to spare.
+fn word(break_time: Option<u64>) -> u64 {
+    let seconds = break_time.unwrap_or(HOUR).min(HOUR);
+    linux::since_boot() + seconds * 800_000_000
+}

@@ -1,0 +1,137 @@
+//! The two threads behind held files.
+//!
+//! ```text
+//!   watcher   keepers' table: the leases live there     signal: a lease is being broken ──> it closes the hold
+//!                 ▲                                                                            │
+//!                 │ pins are gone: the lease goes back, and the writer goes on                 ▼
+//!   holder    the program's table: the driver is called from there      waits for users, unregisters
+//! ```
+//!
+//! Both are made with the first hold, and end with the runtime.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+
+use spinio_sys::linux;
+
+use super::Hold;
+use crate::core::Core;
+use crate::kernel::Kernel;
+use crate::lock::lock;
+
+const STACK: usize = 1 << 20;
+
+/// What the two threads and everybody else share.
+#[derive(Default)]
+pub(super) struct Watch {
+    pub(super) holds: Mutex<Vec<Arc<Hold>>>,
+    /// How many there are; one load tells that there is none.
+    pub(super) count: AtomicUsize,
+    /// Bytes registered, all devices together.
+    pub(super) bytes: AtomicU64,
+    closing: Mutex<VecDeque<Arc<Hold>>>,
+    wake: Condvar,
+    /// The watcher's thread id; 0 before it is made.
+    watcher: AtomicU32,
+    dismissed: AtomicBool,
+}
+
+impl Watch {
+    /// Makes the threads if there are none; the watcher's id.
+    pub(super) fn start(self: &Arc<Self>, core: &Arc<Core>) -> Option<u32> {
+        // Made under this lock, so that there is one of each.
+        let _made = lock(&self.holds);
+        match self.watcher.load(Acquire) {
+            0 => {}
+            tid => return Some(tid),
+        }
+        let (tell, told) = mpsc::channel();
+        let watch = Arc::clone(self);
+        let kernel = core.kernel;
+        let made = core.keepers()?.beside("spinio-watch", move || {
+            let _ = tell.send(linux::gettid());
+            watch.watch(kernel);
+        });
+        let tid = made.then(|| told.recv().ok())??;
+        let watch = Arc::clone(self);
+        linux::spawn_quiet("spinio-hold", STACK, move || watch.give_back()).ok()?;
+        self.watcher.store(tid, Release);
+        Some(tid)
+    }
+
+    /// Lets a hold go: nobody comes in any more; its pins go when the last user has left, and then its lease.
+    pub(super) fn close(&self, hold: &Arc<Hold>) {
+        if hold.begin_closing() {
+            lock(&self.closing).push_back(Arc::clone(hold));
+            self.wake.notify_one();
+        }
+    }
+
+    /// The watcher.
+    fn watch(&self, kernel: &dyn Kernel) {
+        loop {
+            linux::await_break(None);
+            let holds = lock(&self.holds).clone();
+            for hold in &holds {
+                if hold.is_bare() {
+                    // Its pins are gone: who waits for the lease goes on.
+                    if let Some(lease) = hold.lease() {
+                        let _ = linux::drop_lease(lease);
+                    }
+                    self.remove(hold);
+                } else if hold.lease().is_some_and(|lease| !kernel.has_lease(lease)) {
+                    self.close(hold);
+                }
+            }
+            drop(holds);
+            if self.dismissed.load(Acquire) && self.count.load(Acquire) == 0 {
+                return;
+            }
+        }
+    }
+
+    fn remove(&self, hold: &Arc<Hold>) {
+        let mut holds = lock(&self.holds);
+        holds.retain(|h| !Arc::ptr_eq(h, hold));
+        self.count.store(holds.len(), Release);
+        drop(holds);
+        hold.is_gone();
+    }
+
+    /// The holder.
+    fn give_back(&self) {
+        loop {
+            let mut closing = lock(&self.closing);
+            let hold = loop {
+                if let Some(hold) = closing.pop_front() {
+                    break hold;
+                }
+                if self.dismissed.load(Acquire) && self.count.load(Acquire) == 0 {
+                    return;
+                }
+                closing = self.wake.wait(closing).unwrap_or_else(PoisonError::into_inner);
+            };
+            drop(closing);
+            let bytes = hold.strip();
+            self.bytes.fetch_sub(bytes, Relaxed);
+            linux::nudge(self.watcher.load(Acquire));
+        }
+    }
+
+    /// The runtime goes: lets everything go, and the threads end.
+    pub(super) fn dismiss(&self) {
+        self.dismissed.store(true, Release);
+        let holds = lock(&self.holds).clone();
+        holds.iter().for_each(|hold| self.close(hold));
+        for hold in holds {
+            hold.await_gone();
+        }
+        let tid = self.watcher.load(Acquire);
+        if tid != 0 {
+            linux::nudge(tid);
+            drop(lock(&self.closing));
+            self.wake.notify_all();
+        }
+    }
+}

@@ -1,0 +1,484 @@
+//! Held files: what is read out of kept pins, who gets through to write, and that nobody reads the past.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use spinio_device::emulated::Emulated;
+use spinio_device::{ErrorKind, QueueId};
+use spinio_io::{NotHeld, Piece, Runtime, Settings};
+use spinio_plan::Route;
+use spinio_sys::Errno;
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::oracle::Versions;
+use spinio_testkit::place::{self, Place};
+use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, file, user, within};
+
+const SIZE: usize = (2 << 20) + 777;
+
+struct Subject {
+    place: Place,
+    path: PathBuf,
+    file: File,
+}
+
+impl Subject {
+    fn new() -> Subject {
+        let place = place::on("tree").unwrap();
+        let path = place.file("subject");
+        drop(file::written(&path, SIZE as u64));
+        let file = File::open(&path).unwrap();
+        Subject { place, path, file }
+    }
+
+    fn fd(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+}
+
+fn settings() -> Settings {
+    Settings { staging: 8 << 20, kernels: None, ..Settings::default() }
+}
+
+/// Holds, or says why that cannot be tested here.
+fn held(runtime: &Runtime, subject: &Subject, device: &'static Emulated) -> bool {
+    match runtime.hold(subject.fd(), Some(device)) {
+        Ok(()) => true,
+        Err(NotHeld::NoLeases) => {
+            eprintln!("skipped: no leases here");
+            false
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+fn bytes_by(runtime: &Runtime, route: Route) -> u64 {
+    runtime.stats().lines.iter().filter(|l| l.route == route).map(|l| l.bytes).sum()
+}
+
+/// Pieces of 600 bytes all over the file.
+fn pieces(subject: &Subject, buffer: &Buffer) -> Vec<Piece> {
+    let piece = |i: u64| Piece {
+        fd: subject.fd(),
+        offset: i * 7919 % (SIZE as u64 - 600),
+        len: 600,
+        address: buffer.addr().0 + i * 640,
+        ..Piece::default()
+    };
+    (0..400).map(piece).collect()
+}
+
+fn check(pieces: &[Piece], buffer: &Buffer, version: u8) {
+    for p in pieces {
+        assert_eq!(p.result, 600);
+        let at = (p.address - buffer.addr().0) as usize;
+        assert!(buffer.part(at..at + 600) == file::bytes(p.offset, 600, version), "{p:?}");
+    }
+}
+
+/// Pins that are given back by another thread.
+fn await_no_pins(device: &Emulated) {
+    within("the pins go", || {
+        while device.outstanding().pins > 0 {
+            std::thread::yield_now();
+        }
+    });
+}
+
+#[test]
+fn reads_and_batches_come_out_of_the_kept_pins() {
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(settings());
+    file::evict(&subject.file);
+    if !held(&runtime, &subject, device) {
+        return;
+    }
+    let pins = device.outstanding().pins;
+    assert!(pins >= 3 && runtime.is_held(subject.fd()) && runtime.held_bytes() >= SIZE as u64);
+    let buffer = Buffer::new(device, 4 << 20);
+    for (offset, len) in [(0, SIZE), (1, 1 << 20), ((1 << 20) - 5000, 300_000), (SIZE - 70_000, 100_000)] {
+        let got = runtime.read(subject.fd(), Some(offset as u64), buffer.target(0), len).unwrap();
+        let expected = len.min(SIZE - offset);
+        assert_eq!(got, expected);
+        assert!(buffer.part(0..got) == file::bytes(offset as u64, got, 0));
+    }
+    assert_eq!(bytes_by(&runtime, Route::Copy) + bytes_by(&runtime, Route::Direct), 0);
+    let mut batch = pieces(&subject, &buffer);
+    // Some that are not like the one before: across two pins, long, past the end.
+    batch[7].offset = (1 << 20) - 300;
+    batch[9].offset = SIZE as u64 - 600;
+    let done = runtime.batch(&mut batch).unwrap();
+    assert_eq!((done.failed, done.bytes), (0, 400 * 600));
+    check(&batch, &buffer, 0);
+    let mut odd = batch[..20].to_vec();
+    odd[3] = Piece { len: 500_000, offset: 900_000, address: buffer.addr().0 + (1 << 20), ..odd[3] };
+    odd[4].offset = SIZE as u64 - 100;
+    odd[5].fd = -1;
+    runtime.batch(&mut odd).unwrap();
+    assert_eq!((odd[3].result, odd[4].result, odd[5].result, odd[6].result), (500_000, 100, -9, 600));
+    assert!(buffer.part(1 << 20..(1 << 20) + 500_000) == file::bytes(900_000, 500_000, 0));
+    assert_eq!(bytes_by(&runtime, Route::Gather), done.bytes + odd.iter().map(|p| p.result.max(0) as u64).sum::<u64>());
+    assert_eq!(device.outstanding().pins, pins, "nothing was pinned anew");
+    // As often as it was held.
+    runtime.hold(subject.fd(), None).unwrap();
+    runtime.release(subject.fd()).unwrap();
+    assert!(runtime.is_held(subject.fd()));
+    runtime.release(subject.fd()).unwrap();
+    assert!(!runtime.is_held(subject.fd()));
+    assert_eq!((device.outstanding().pins, runtime.held_bytes()), (0, 0), "gone when the call returns");
+    assert_eq!(runtime.release(subject.fd()), Err(NotHeld::Gone));
+}
+
+#[test]
+fn a_writer_gets_through_and_the_past_is_never_read() {
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(settings());
+    let buffer = Buffer::new(device, 4 << 20);
+    for version in 1..6u8 {
+        if !held(&runtime, &subject, device) {
+            return;
+        }
+        let mut batch = pieces(&subject, &buffer);
+        runtime.batch(&mut batch).unwrap();
+        check(&batch, &buffer, version - 1);
+        within("a writer", || {
+            if version % 2 == 0 {
+                // The kernel asks truncate(2) to wait as well.
+                let path = std::ffi::CString::new(subject.path.to_str().unwrap()).unwrap();
+                // SAFETY: a NUL-terminated path.
+                assert_eq!(unsafe { libc::truncate(path.as_ptr(), 0) }, 0);
+                assert_eq!(device.outstanding().pins, 0, "truncated while pages were pinned");
+            }
+            let writer = OpenOptions::new().write(true).open(&subject.path).unwrap();
+            assert_eq!(device.outstanding().pins, 0, "open for writing while pages were pinned");
+            assert!(!runtime.is_held(subject.fd()));
+            writer.write_all_at(&file::bytes(0, SIZE, version), 0).unwrap();
+            // Not while he has it open.
+            assert_eq!(runtime.hold(subject.fd(), Some(device)), Err(NotHeld::OpenForWriting));
+        });
+        let mut batch = pieces(&subject, &buffer);
+        runtime.batch(&mut batch).unwrap();
+        check(&batch, &buffer, version);
+    }
+    drop(runtime);
+    await_no_pins(device);
+}
+
+#[test]
+fn who_does_not_want_to_wait_is_told_to_come_again() {
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(settings());
+    if !held(&runtime, &subject, device) {
+        return;
+    }
+    let open = || OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&subject.path);
+    let refused = open().unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EAGAIN));
+    within("the next try", || {
+        while open().is_err() {
+            std::thread::yield_now();
+        }
+    });
+    assert_eq!(device.outstanding().pins, 0);
+}
+
+#[test]
+fn readers_and_writers_side_by_side_see_what_was_written_before() {
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(settings());
+    if !held(&runtime, &subject, device) {
+        return;
+    }
+    let (versions, over) = (Versions::new(), AtomicBool::new(false));
+    within("readers and a writer", || {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..40 {
+                    let writer = OpenOptions::new().write(true).open(&subject.path).unwrap();
+                    versions.write(|version| writer.write_all_at(&file::bytes(0, SIZE, version), 0).unwrap());
+                    drop(writer);
+                    std::thread::sleep(Duration::from_millis(3));
+                }
+                over.store(true, SeqCst);
+            });
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let buffer = Buffer::new(device, 1 << 20);
+                    while !over.load(SeqCst) {
+                        let _ = runtime.hold(subject.fd(), Some(device));
+                        let mut batch = pieces(&subject, &buffer);
+                        let (done, window) = versions.read(|| runtime.batch(&mut batch).unwrap());
+                        assert_eq!(done.failed, 0);
+                        for p in &batch {
+                            let at = (p.address - buffer.addr().0) as usize;
+                            let wrong = window.first_wrong(p.offset, &buffer.part(at..at + 600), |_, _| false);
+                            assert_eq!(wrong, None, "of {window:?}");
+                        }
+                        let read = || runtime.read(subject.fd(), Some(5000), buffer.target(0), 600_000).unwrap();
+                        let (got, window) = versions.read(read);
+                        assert_eq!(window.first_wrong(5000, &buffer.part(0..got), |_, _| false), None);
+                    }
+                });
+            }
+        });
+    });
+    assert!(bytes_by(&runtime, Route::Gather) > 0);
+}
+
+#[test]
+fn a_writer_waits_for_a_batch_under_way_and_not_longer() {
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(settings());
+    if !held(&runtime, &subject, device) {
+        return;
+    }
+    let buffer = Buffer::new(device, 1 << 20);
+    let mut batch = pieces(&subject, &buffer);
+    device.hold();
+    // SAFETY: the pieces stay until the ticket was waited for.
+    let ticket = unsafe { runtime.submit(&raw mut batch[..]) }.unwrap();
+    let through = AtomicBool::new(false);
+    within("a batch and a writer", || {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let writer = OpenOptions::new().write(true).open(&subject.path).unwrap();
+                through.store(true, SeqCst);
+                writer.write_all_at(&file::bytes(0, SIZE, 9), 0).unwrap();
+            });
+            std::thread::sleep(Duration::from_millis(60));
+            assert!(!through.load(SeqCst), "the device still reads the old pages");
+            // Who comes now does not use them.
+            assert!(!runtime.is_held(subject.fd()));
+            device.resume();
+            assert_eq!(ticket.wait().failed, 0);
+        });
+    });
+    check(&batch, &buffer, 0);
+    let mut batch = pieces(&subject, &buffer);
+    runtime.batch(&mut batch).unwrap();
+    check(&batch, &buffer, 9);
+}
+
+#[test]
+fn a_lease_that_was_broken_by_force_is_noticed_before_and_after_a_use() {
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    for after in [0, 1] {
+        let kernel = FaultyKernel::new();
+        // Every word of the lease is void at once, so that each use asks; then the lease is gone.
+        kernel.always(Call::BreakTime, Effect::Fail(Errno::IO));
+        let runtime = Runtime::with_kernel(settings(), kernel);
+        if !held(&runtime, &subject, device) {
+            return;
+        }
+        let buffer = Buffer::new(device, 1 << 20);
+        let mut batch = pieces(&subject, &buffer);
+        // The watcher may be asking too, once, because the hold is new.
+        std::thread::sleep(Duration::from_millis(20));
+        kernel.hit(Call::HasLease, 1 + after, u64::MAX, Effect::Fail(Errno::IO));
+        let done = runtime.batch(&mut batch).unwrap();
+        assert_eq!(done.failed, 0);
+        check(&batch, &buffer, 0);
+        assert!(bytes_by(&runtime, Route::Copy) >= done.bytes, "it was read on another route");
+        kernel.heal();
+        drop(runtime);
+        await_no_pins(device);
+    }
+}
+
+#[test]
+fn it_is_refused_for_a_reason() {
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(settings());
+    let why = |fd: i32| runtime.hold(fd, Some(device)).unwrap_err();
+    assert_eq!(why(-1), NotHeld::Descriptor(Errno::BADF));
+    let folder = File::open(subject.path.parent().unwrap()).unwrap();
+    assert_eq!(why(folder.as_raw_fd()), NotHeld::NotAFile);
+    let empty = subject.place.file("empty");
+    drop(file::create(&empty));
+    assert_eq!(why(File::open(&empty).unwrap().as_raw_fd()), NotHeld::NotAFile);
+    let own = OpenOptions::new().read(true).write(true).open(&subject.path).unwrap();
+    assert_eq!(why(own.as_raw_fd()), NotHeld::OpenForWriting);
+    assert_eq!(why(subject.fd()), NotHeld::OpenForWriting, "by whichever descriptor");
+    drop(own);
+    if let Ok(place) = place::on("overlay") {
+        drop(file::written(&place.file("over"), 10_000));
+        let over = File::open(place.file("over")).unwrap();
+        assert_eq!(why(over.as_raw_fd()), NotHeld::NotMappable);
+    }
+    let small = Runtime::new(Settings { hold: 1 << 20, ..settings() });
+    assert_eq!(small.hold(subject.fd(), Some(device)), Err(NotHeld::TooLarge));
+    let kernel = FaultyKernel::new();
+    kernel.always(Call::Private, Effect::Fail(Errno::PERM));
+    let alone = Runtime::with_kernel(settings(), kernel);
+    assert_eq!(alone.hold(subject.fd(), Some(device)), Err(NotHeld::NoHelpers));
+    for (errno, reason) in
+        [(Errno::ACCESS, NotHeld::NotOwner), (Errno::INVAL, NotHeld::NoLeases), (Errno::AGAIN, NotHeld::OpenForWriting)]
+    {
+        let kernel = FaultyKernel::new();
+        kernel.always(Call::TakeLease, Effect::Fail(errno));
+        let runtime = Runtime::with_kernel(settings(), kernel);
+        assert_eq!(runtime.hold(subject.fd(), Some(device)), Err(reason));
+    }
+    let faulty = FaultyDevice::before(device);
+    faulty.fail(Operation::Pin, 2, u64::MAX, ErrorKind::PinRefused);
+    let runtime = Runtime::new(settings());
+    assert_eq!(runtime.hold(subject.fd(), Some(faulty)), Err(NotHeld::PinRefused));
+    await_no_pins(device);
+    assert!(!runtime.is_held(subject.fd()));
+    drop(runtime);
+    assert_eq!(device.outstanding().pins, 0);
+}
+
+#[test]
+fn what_nobody_can_write_needs_no_lease() {
+    let device = emulated("size=64M");
+    let no_lease = || {
+        let kernel = FaultyKernel::new();
+        kernel.always(Call::TakeLease, Effect::Fail(Errno::ACCESS));
+        Runtime::with_kernel(settings(), kernel)
+    };
+    // SAFETY: the name is NUL-terminated.
+    let fd = unsafe { libc::memfd_create(c"held".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    // SAFETY: made in the line above, for this alone.
+    let memory = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+    memory.write_all_at(&file::bytes(0, SIZE, 0), 0).unwrap();
+    let runtime = no_lease();
+    assert_eq!(runtime.hold(fd, Some(device)), Err(NotHeld::NotOwner));
+    // SAFETY: no memory is involved.
+    assert_eq!(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK) }, 0);
+    runtime.hold(fd, Some(device)).unwrap();
+    let buffer = Buffer::new(device, 4 << 20);
+    assert_eq!(runtime.read(fd, Some(0), buffer.target(0), 4 << 20).unwrap(), SIZE);
+    assert!(buffer.part(0..SIZE) == file::bytes(0, SIZE, 0));
+    assert_eq!(bytes_by(&runtime, Route::Dma), SIZE as u64);
+    drop(runtime);
+    await_no_pins(device);
+
+    let subject = Subject::new();
+    let chattr =
+        |how: &str| Command::new("chattr").arg(how).arg(&subject.path).output().is_ok_and(|o| o.status.success());
+    if !chattr("+i") {
+        return eprintln!("skipped: no immutable attribute here");
+    }
+    let runtime = no_lease();
+    let held = runtime.hold(subject.fd(), Some(device));
+    let read = || runtime.read(subject.fd(), Some(0), buffer.target(0), SIZE).unwrap();
+    let got = read();
+    let by_dma = bytes_by(&runtime, Route::Dma);
+    assert!(chattr("-i"));
+    held.unwrap();
+    assert_eq!((got, by_dma), (SIZE, SIZE as u64));
+    // The next use finds that the attribute is gone.
+    OpenOptions::new().write(true).open(&subject.path).unwrap().write_all_at(b"new", 0).unwrap();
+    read();
+    assert_eq!(buffer.part(0..3), b"new");
+    await_no_pins(device);
+}
+
+#[test]
+fn a_forked_child_has_no_part_in_it() {
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(settings());
+    if !held(&runtime, &subject, device) {
+        return;
+    }
+    // SAFETY: the child only waits to be ended.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        loop {
+            // SAFETY: no memory is involved.
+            unsafe { libc::pause() };
+        }
+    }
+    within("a writer beside the child", || {
+        let writer = OpenOptions::new().write(true).open(&subject.path).unwrap();
+        assert_eq!(device.outstanding().pins, 0);
+        writer.write_all_at(b"new", 0).unwrap();
+    });
+    let maps = std::fs::read_to_string(format!("/proc/{child}/maps")).unwrap();
+    assert!(!maps.contains(subject.path.to_str().unwrap()), "the child has the file mapped");
+    // SAFETY: our own child.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, core::ptr::null_mut(), 0);
+    }
+}
+
+#[test]
+fn a_map_is_read_by_the_programs_own_kernels_and_keeps_writers_waiting() {
+    struct Sum {
+        from: *const u8,
+        len: usize,
+        sum: u64,
+    }
+    unsafe extern "C" fn sum(argument: *mut core::ffi::c_void) {
+        // SAFETY: the test passes a `Sum` and keeps it until the launch is done.
+        let all = unsafe { &mut *argument.cast::<Sum>() };
+        // SAFETY: the mapped range, as long as the map is there.
+        let bytes = unsafe { core::slice::from_raw_parts(all.from, all.len) };
+        all.sum = bytes.iter().map(|&b| u64::from(b)).sum();
+    }
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(settings());
+    if !held(&runtime, &subject, device) {
+        return;
+    }
+    assert_eq!(runtime.map(subject.fd(), 10, SIZE as u64, device).unwrap_err(), NotHeld::Range);
+    let mapped = runtime.map(subject.fd(), 5000, 3 << 19, device).unwrap();
+    assert!(!mapped.is_wanted_back());
+    let mut all = Sum { from: mapped.address() as *const u8, len: mapped.len() as usize, sum: 0 };
+    // SAFETY: `all` stays until `finish` returns.
+    unsafe { device.launch(QueueId(0), sum, (&raw mut all).cast()) }.unwrap();
+    device.finish(QueueId(0)).unwrap();
+    assert_eq!(all.sum, file::bytes(5000, 3 << 19, 0).iter().map(|&b| u64::from(b)).sum::<u64>());
+    let through = AtomicBool::new(false);
+    within("a map and a writer", || {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                drop(OpenOptions::new().write(true).open(&subject.path).unwrap());
+                through.store(true, SeqCst);
+            });
+            let begun = Instant::now();
+            while !mapped.is_wanted_back() && begun.elapsed() < Duration::from_secs(30) {
+                std::thread::yield_now();
+            }
+            assert!(mapped.is_wanted_back() && !through.load(SeqCst));
+            drop(mapped);
+        });
+    });
+    assert!(through.load(SeqCst));
+    await_no_pins(device);
+    let address = runtime.map_kept(subject.fd(), 0, 100, device).unwrap();
+    assert_eq!(runtime.is_wanted_back(address), Some(false));
+    assert!(runtime.unmap(address) && !runtime.unmap(address));
+    assert_eq!(runtime.is_wanted_back(address), None);
+}
+
+#[test]
+fn a_file_of_another_user_is_not_held() {
+    if user::is_root() {
+        return eprintln!("skipped: root may lease any file; the same test runs once more as somebody else");
+    }
+    let device = emulated("size=64M");
+    let file = File::open("/bin/sh").unwrap();
+    let refused = Runtime::new(settings()).hold(file.as_raw_fd(), Some(device)).unwrap_err();
+    assert!(matches!(refused, NotHeld::NotOwner | NotHeld::NotMappable), "{refused}");
+}
+
+#[test]
+fn an_ordinary_user_can_do_all_this_with_his_own_files() {
+    user::rerun("an_ordinary_user_can_do_all_this_with_his_own_files");
+}
