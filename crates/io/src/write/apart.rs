@@ -150,7 +150,7 @@ fn write(core: &Arc<Core>, file: &OwnFile, ranges: &[(u64, Part)], route: Route)
             to += 1;
         }
         let at = ranges[from].0;
-        let gathered = Gathered::begin(core, &order, &parts[from..to], Into::Ring, at).and_then(|mut gathered| {
+        let gathered = Gathered::fenced(core, &order, &parts[from..to], Into::Ring, at).and_then(|mut gathered| {
             gathered.wait(at)?;
             Ok(gathered)
         });
