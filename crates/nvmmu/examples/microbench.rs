@@ -204,7 +204,11 @@ fn main() -> Result<()> {
                 session.move_range(&o.file, address(i), offset, o.request, o.direction())?;
             }
             session.sync()?;
-            promise = session.end()?.promise.to_string();
+            let report = session.end()?;
+            promise = format!(
+                "{}; whole {}, neighbours {}, loose {}, read ahead {}",
+                report.promise, report.whole, report.neighbours, report.loose, report.read_ahead
+            );
         }
     }
     let took = began.elapsed();

@@ -57,6 +57,16 @@ fn step() -> impl Strategy<Value = Step> {
     })
 }
 
+/// The file holds what it should; else tells the first and the last byte that differ.
+fn same(path: &Path, model: &[u8], when: &str) {
+    let file = fs::read(path).unwrap();
+    assert_eq!(file.len(), model.len(), "{when}");
+    let differ = |(a, b): (&u8, &u8)| a != b;
+    let first = file.iter().zip(model).position(differ);
+    let last = file.iter().zip(model).rposition(differ);
+    assert!(first.is_none(), "{when}: bytes {first:?} to {last:?} differ");
+}
+
 /// Does the steps in sessions on one file, and on a plain vector.
 fn run(path: &Path, mut model: Vec<u8>, steps: &[Step]) -> Report {
     let source = bytes(600_000, 77);
@@ -75,7 +85,7 @@ fn run(path: &Path, mut model: Vec<u8>, steps: &[Step]) -> Report {
         match step.then {
             0 => {
                 session.flush().unwrap();
-                assert!(fs::read(path).unwrap() == model, "after a flush");
+                same(path, &model, "after a flush");
             }
             1 => {
                 let want = 100_000.min(model.len() as u64);
@@ -98,7 +108,7 @@ fn run(path: &Path, mut model: Vec<u8>, steps: &[Step]) -> Report {
         }
     }
     let report = session.end().unwrap();
-    assert!(fs::read(path).unwrap() == model, "at the end");
+    same(path, &model, "at the end");
     report
 }
 

@@ -73,6 +73,8 @@ pub(crate) struct Output {
     way: Way,
     preparation: Arc<Preparation>,
     surveyed: Option<Surveyed>,
+    /// What is expected is only what the last session did.
+    guessed: bool,
     stripes: stripes::Stripes,
     /// Where downloads went: what the next session on this file expects.
     went: rangemap::RangeSet<u64>,
@@ -98,6 +100,7 @@ impl Output {
             way,
             preparation,
             surveyed: None,
+            guessed: false,
             stripes: stripes::Stripes::default(),
             went: rangemap::RangeSet::new(),
             beyond: false,
@@ -105,15 +108,10 @@ impl Output {
             neighbours: 0,
             loose: 0,
         };
-        let mut expected = prepare::remembered(identity);
-        if expected.is_empty() {
-            // A file that is there is probably written anew.
-            let size = output.file.call(|fd| linux::fstat(fd).map(|s| s.size)).map_err(fail)?;
-            expected.push(0..size);
-        }
-        for range in expected {
+        for range in prepare::remembered(identity) {
             output.expect(range.start, range.end - range.start);
         }
+        output.guessed = true;
         Ok(output)
     }
 
@@ -129,6 +127,9 @@ impl Output {
     /// Prepares a range on a keeper.
     pub(crate) fn expect(&mut self, offset: u64, len: u64) {
         let Way::Striped { array, lease: Some(_), .. } = &self.way else { return };
+        if std::mem::take(&mut self.guessed) {
+            self.preparation.written(0..u64::MAX);
+        }
         if let Some(end) = offset.checked_add(len).filter(|&end| len > 0 && i64::try_from(end).is_ok()) {
             self.preparation.begin(&self.file, *array, offset..end);
         }
@@ -143,6 +144,7 @@ impl Output {
             return write_all(self.runtime, self.file.fd(), from, offset, len).map_err(|e| self.failed(&e));
         };
         self.take_prepared();
+        self.preparation.written(range.clone());
         let shape = self.survey(array, range.clone())?;
         let device = |at: u64| Target { addr: DeviceAddr(from.addr.0 + (at - offset)), ..from };
         let mut requests = Vec::new();

@@ -1,7 +1,8 @@
 //! What is done for an output before there is anything to write: on a keeper, while the program goes on.
 
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use rangemap::RangeSet;
 use spinio_io::OwnFile;
@@ -18,8 +19,13 @@ type Old = (u64, u64, Vec<u8>);
 #[derive(Default)]
 struct State {
     running: usize,
+    /// All that is expected, and what of it nobody has looked at yet.
+    expected: RangeSet<u64>,
+    asked: RangeSet<u64>,
+    announced: u64,
     ready: Vec<Old>,
     waiting: u64,
+    hurried: bool,
     read: u64,
     surveyed: Option<Surveyed>,
     beyond: bool,
@@ -33,26 +39,72 @@ pub(super) struct Preparation {
 }
 
 /// Counts a preparation until it is over, however that comes.
-struct Running(Arc<Preparation>);
+struct Running {
+    of: Arc<Preparation>,
+    counted: bool,
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
-        lock(&self.0.state).running -= 1;
-        self.0.changed.notify_all();
+        if self.counted {
+            lock(&self.of.state).running -= 1;
+            self.of.changed.notify_all();
+        }
     }
 }
+
+impl Running {
+    /// The next range that was announced, once no further ones come; `None` ends the work.
+    fn next(&mut self) -> Option<Range<u64>> {
+        let mut state = lock(&self.of.state);
+        let mut seen = 0;
+        while !state.asked.is_empty() && !state.hurried && state.announced != seen {
+            seen = state.announced;
+            state = self.of.changed.wait_timeout(state, GATHERING).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let next = state.asked.first().cloned();
+        match &next {
+            Some(next) => state.asked.remove(next.clone()),
+            None => {
+                // With the lock in hand, so that who announces from now on starts anew.
+                self.counted = false;
+                state.running -= 1;
+                self.of.changed.notify_all();
+            }
+        }
+        next
+    }
+}
+
+/// Ranges are announced one after another: what the next ones cover need not be read for the first.
+const GATHERING: Duration = Duration::from_millis(1);
 
 impl Preparation {
     /// Prepares a range on a keeper. The file's lease must be held, and nothing be written, until
     /// [`Preparation::finish`].
     pub(super) fn begin(self: &Arc<Self>, file: &Arc<OwnFile>, array: Array, range: Range<u64>) {
-        lock(&self.state).running += 1;
-        let running = Running(Arc::clone(self));
+        let mut state = lock(&self.state);
+        state.expected.insert(range.clone());
+        state.asked.insert(range);
+        state.announced += 1;
+        if state.running > 0 {
+            return;
+        }
+        state.running += 1;
+        drop(state);
+        let mut running = Running { of: Arc::clone(self), counted: true };
         // Where no keeper can be had, the closure goes, and with it the count.
         file.start(move |fd| {
-            // What cannot be prepared is written as it comes.
-            let _ = running.0.prepare(fd, array, range);
+            while let Some(range) = running.next() {
+                // What cannot be prepared is written as it comes.
+                let _ = running.of.prepare(fd, array, range);
+            }
         });
+    }
+
+    /// A range was written: its bytes are old ones from now on.
+    pub(super) fn written(&self, range: Range<u64>) {
+        lock(&self.state).expected.remove(range);
     }
 
     fn prepare(&self, fd: Fd, array: Array, range: Range<u64>) -> Result<(), Errno> {
@@ -66,8 +118,9 @@ impl Preparation {
         let _ = linux::fadvise(fd, 0, 0, linux::Advice::Random);
         for span in shape.cut(range) {
             let Piece::Part(stripe) = span.piece else { continue };
-            for gap in [stripe..span.range.start, span.range.end..stripe + array.width] {
-                if gap.is_empty() || lock(&self.state).waiting + (gap.end - gap.start) > GATHER {
+            let gaps: Vec<_> = lock(&self.state).expected.gaps(&(stripe..stripe + array.width)).collect();
+            for gap in gaps {
+                if lock(&self.state).waiting + (gap.end - gap.start) > GATHER {
                     continue;
                 }
                 // Beyond the end of the file there are zeros.
@@ -86,8 +139,12 @@ impl Preparation {
     pub(super) fn finish(&self) -> Vec<Old> {
         let mut state = lock(&self.state);
         while state.running > 0 {
-            state = self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+            // The downloads have come: no further announcements are waited for.
+            state.hurried = true;
+            self.changed.notify_all();
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        state.hurried = false;
         state.waiting = 0;
         std::mem::take(&mut state.ready)
     }

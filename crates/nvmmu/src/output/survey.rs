@@ -38,6 +38,9 @@ impl Array {
 /// Room reserved behind a file that grows, where nobody else can see it.
 const AHEAD: u64 = 16 << 20;
 
+/// Bytes of the file that are looked at together: moves follow each other.
+const WINDOW: u64 = 64 << 20;
+
 /// Extents asked for at once.
 const EXTENTS: usize = 4096;
 
@@ -47,7 +50,7 @@ const SHARED: u32 = 0x2000;
 /// A range of the file, and the stripes in it.
 #[derive(Clone, Debug)]
 pub(super) struct Surveyed {
-    /// Bytes of the file that were looked at.
+    /// Bytes of the file that have a place on the device.
     pub(super) range: Range<u64>,
     /// Their stripes.
     pub(super) shape: Shape,
@@ -55,19 +58,38 @@ pub(super) struct Surveyed {
     pub(super) beyond: bool,
 }
 
-/// Reserves room for a range and finds its stripes. Runs on a keeper. `alone`: nobody else has the file open, so that
-/// room beyond its end can be given back.
+/// Finds the stripes of a range, and reserves room where it has none. Runs on a keeper. `alone`: nobody else has the
+/// file open, so that room beyond its end can be given back.
 pub(super) fn survey(fd: Fd, array: Array, range: Range<u64>, alone: bool) -> Result<Surveyed, Errno> {
+    let found = look(fd, array, &range)?;
+    if found.range.end >= range.end {
+        return Ok(found);
+    }
     let size = linux::fstat(fd)?.size;
     let grows = range.end > size;
     let end = if alone && grows { range.end.saturating_add(AHEAD.max(array.width)) } else { range.end };
     // Without room (not every file system has the call) there are fewer extents, and what has none is written as it
     // comes.
     let reserved = linux::reserve_room(fd, range.start, end - range.start, false).is_ok();
+    let found = look(fd, array, &(range.start..end))?;
+    Ok(Surveyed { range: range.start..found.range.end.max(end), beyond: reserved && end > size, ..found })
+}
+
+/// The stripes from the beginning of a range on, as far as the file has a place on the device.
+fn look(fd: Fd, array: Array, range: &Range<u64>) -> Result<Surveyed, Errno> {
     let start = range.start.saturating_sub(array.width);
-    let found = linux::extents(fd, start, (end - start).saturating_add(array.width), EXTENTS)?;
-    let placed = found.iter().filter(|e| e.flags & (linux::NOT_PLACED | SHARED) == 0);
-    let runs = placed.map(|e| Run { file: e.logical, device: e.physical, len: e.len });
+    let end = range.end.max(range.start.saturating_add(WINDOW)).saturating_add(array.width);
+    let found = linux::extents(fd, start, end - start, EXTENTS)?;
+    let placed: Vec<_> = found.iter().filter(|e| e.flags & (linux::NOT_PLACED | SHARED) == 0).collect();
+    let mut reach = range.start;
+    for extent in &placed {
+        if extent.logical <= reach {
+            reach = reach.max(extent.logical.saturating_add(extent.len));
+        }
+    }
+    let runs = placed.iter().map(|e| Run { file: e.logical, device: e.physical, len: e.len });
     let shape = Shape::new(array.width, array.phase, runs);
-    Ok(Surveyed { range: range.start..end, shape, beyond: reserved && end > size })
+    // The last stripe of a window may be cut off by it.
+    let reach = if reach >= end { end - array.width } else { reach };
+    Ok(Surveyed { range: range.start..reach, shape, beyond: false })
 }
