@@ -1,4 +1,4 @@
-//! `spinio explain`: what a `pread` of a range would do now, drawn.
+//! `spinio explain`: what a `pread`, or with `--write` a `pwrite`, of a range would do now, drawn.
 //!
 //! ```text
 //!   0                                                     8 MiB
@@ -16,13 +16,17 @@
 //! absent makes the kernel fetch its page. Asked a second time, such a file looks more cached than it is.
 
 use std::fmt::Write;
+use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 
+use anyhow::Context;
 use clap::Args;
 use comfy_table::Cell;
 use serde_json::{Value, json};
 use spinio_io::{Explanation, runtime};
 use spinio_plan::{Reason, Residency, Segment};
+use spinio_sys::linux;
 
 use crate::device::{self, Name};
 use crate::exit::Exit;
@@ -42,6 +46,15 @@ pub struct Explain {
     /// The device it would be read into: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
     #[arg(long)]
     device: Option<Name>,
+    /// Explain a pwrite out of the device instead of a pread into it
+    #[arg(long)]
+    write: bool,
+    /// With --write: the file is opened with O_DSYNC
+    #[arg(long, requires = "write")]
+    sync: bool,
+    /// With --write: the file is opened with O_DIRECT
+    #[arg(long, requires = "write")]
+    direct: bool,
     /// List every segment
     #[arg(long)]
     all: bool,
@@ -57,13 +70,23 @@ pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
     let device = explain.device.unwrap_or_else(device::preferred);
     let wait = Wait::new("Asking what is cached");
     let buffer = device::like(device)?;
-    let told = runtime()
-        .explain(opened.file.as_raw_fd(), opened.offset, opened.len, buffer)
-        .map_err(|e| e.with_path(&name))?;
+    let fd = opened.file.as_raw_fd();
+    let told = if explain.write {
+        // Never written to; the flags are what matters.
+        let flags = if explain.sync { linux::O_DSYNC } else { 0 } | if explain.direct { linux::O_DIRECT } else { 0 };
+        let again = OpenOptions::new().read(true).custom_flags(flags as i32).open(explain.input.path());
+        let again = again.with_context(|| format!("cannot open {name} with these flags"))?;
+        runtime().explain_write(again.as_raw_fd(), opened.offset, opened.len, buffer)
+    } else {
+        runtime().explain(fd, opened.offset, opened.len, buffer)
+    };
+    let told = told.map_err(|e| e.with_path(&name))?;
     drop(wait);
     let text = match explain.json {
         true => format!("{:#}\n", json_of(&name, device, &told)),
-        false => render(&Paint::stdout(), &name, device, &told, if explain.all { usize::MAX } else { ROWS }),
+        false => {
+            render(&Paint::stdout(), &name, (device, explain.write), &told, if explain.all { usize::MAX } else { ROWS })
+        }
     };
     out::print(&text)?;
     Ok(Exit::Ok)
@@ -119,14 +142,16 @@ fn word(residency: Residency) -> &'static str {
     }
 }
 
-fn render(paint: &Paint, name: &str, device: Name, told: &Explanation, rows: usize) -> String {
+fn render(paint: &Paint, name: &str, (device, write): (Name, bool), told: &Explanation, rows: usize) -> String {
     let mut s = String::new();
     let _ = writeln!(
         s,
-        "{} pread of {} at {} of {name} into {device}",
+        "{} {} of {} at {} of {name} {} {device}",
         paint.text(Ink::Head, "one"),
+        if write { "pwrite" } else { "pread" },
         units::bytes(told.len),
-        told.offset
+        told.offset,
+        if write { "out of" } else { "into" },
     );
     if told.len == 0 {
         s += "nothing is there to read: the range lies at the end of the file\n";
@@ -195,7 +220,7 @@ fn segments(paint: &Paint, told: &Explanation, rows: usize) -> comfy_table::Tabl
 fn total(s: &mut String, told: &Explanation) {
     let p = &told.prediction;
     if p.total <= 0.0 {
-        let _ = writeln!(s, "no time is predicted for this read");
+        let _ = writeln!(s, "no time is predicted for this call");
         return;
     }
     let _ = writeln!(
@@ -253,7 +278,7 @@ mod tests {
 
     #[test]
     fn strips_table_and_advice() {
-        let text = render(&PLAIN, "/data/f", device(), &told(2), 40);
+        let text = render(&PLAIN, "/data/f", (device(), false), &told(2), 40);
         assert!(text.contains("pread of 2 MiB at 4096 of /data/f into emulated:0"), "{text}");
         let line = |start: &str| text.lines().find(|l| l.starts_with(start)).unwrap().to_owned();
         assert_eq!(line("pages").matches('█').count(), line("pages").matches('░').count());
@@ -268,9 +293,9 @@ mod tests {
 
     #[test]
     fn a_long_table_is_cut_and_says_so() {
-        let text = render(&PLAIN, "f", device(), &told(100), 40);
+        let text = render(&PLAIN, "f", (device(), false), &told(100), 40);
         assert!(text.contains("... and 60 segments more"));
-        let all = render(&PLAIN, "f", device(), &told(100), usize::MAX);
+        let all = render(&PLAIN, "f", (device(), false), &told(100), usize::MAX);
         assert!(!all.contains("segments more") && all.lines().count() > 100);
     }
 
@@ -278,7 +303,7 @@ mod tests {
     fn nothing_to_read() {
         let mut none = told(0);
         none.len = 0;
-        assert!(render(&PLAIN, "f", device(), &none, 40).contains("nothing is there to read"));
+        assert!(render(&PLAIN, "f", (device(), false), &none, 40).contains("nothing is there to read"));
     }
 
     #[test]
@@ -295,7 +320,7 @@ mod tests {
     fn every_line_fits_the_terminal() {
         for width in [40, 60, 100, 200] {
             let paint = Paint { colour: false, width };
-            let text = render(&paint, "f", device(), &told(3), 40);
+            let text = render(&paint, "f", (device(), false), &told(3), 40);
             for line in text.lines().filter(|l| l.starts_with("pages") || l.starts_with("route")) {
                 assert!(line.chars().count() <= width, "{width}: {line}");
             }

@@ -30,10 +30,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spinio_device::{Device, Wait};
-use spinio_plan::{Reason, Route, WriteCase, write_cut, write_way};
+use spinio_plan::{Reason, Route, write_cut};
 use spinio_sys::Errno;
 use spinio_sys::linux;
 
+use super::choice::{LEAST_DIRECT, LEAST_P2P, Prospect, SYNC};
 use super::whole::Hand;
 use super::{Part, Result, Write, bound};
 use crate::core::Verdict;
@@ -42,29 +43,23 @@ use crate::file::File;
 use crate::staging::BLOCK;
 use crate::{Error, Target};
 
-/// Bytes from which it is looked into at all: for device memory that storage can fetch from, and for other.
-const LEAST_P2P: usize = 64 << 10;
-const LEAST_DIRECT: usize = 1 << 20;
-
 /// Bytes of one P2P call at most.
 const P2P_CALL: usize = 0x7fff_f000;
 
 /// How long the twin's end is waited for.
 const PARTING: Duration = Duration::from_millis(20);
 
-/// O_SYNC and O_DSYNC share a bit, which either sets.
-const SYNC: u32 = linux::O_SYNC | linux::O_DSYNC;
-
 impl Write<'_> {
     /// Whether going around the page cache is worth a look. Cheap: most writes end here.
     pub(super) fn may_go_around(&self, flags: i32) -> bool {
         let flags = flags as u32;
         let settings = &self.core.settings;
-        if self.flags != 0 || flags & linux::O_APPEND != 0 || self.len < LEAST_P2P {
+        if self.flags != 0 || flags & linux::O_APPEND != 0 || (self.len as u64) < LEAST_P2P {
             return false;
         }
         let pays = flags & SYNC != 0 || self.staged() > bound(self.core);
-        let direct = flags & linux::O_DIRECT == 0 && self.len >= LEAST_DIRECT && settings.allows(Route::Direct) && pays;
+        let direct =
+            flags & linux::O_DIRECT == 0 && self.len as u64 >= LEAST_DIRECT && settings.allows(Route::Direct) && pays;
         direct || (self.mapped().is_some() && settings.allows(Route::P2p))
     }
 
@@ -86,45 +81,38 @@ impl Write<'_> {
 
     /// The write, at a known offset, by the cheapest way.
     pub(super) fn around(&self, flags: i32) -> Result<usize> {
-        let (Some(offset), Some(keepers)) = (self.at, self.core.keepers()) else { return self.plain() };
-        let Ok(file) = self.core.files.get(self.core.kernel, keepers, self.fd, self.stat) else { return self.plain() };
-        let own = flags as u32 & linux::O_DIRECT != 0;
-        let unit = u64::from(file.align.offset).max(512);
-        let aligned = (offset | self.len as u64).is_multiple_of(unit);
-        let whole = if aligned || self.staged() > bound(self.core) { Ok(()) } else { Err(Reason::OneCall) };
-        let p2p = whole.and_then(|()| self.p2p(&file, offset, unit));
-        let (hand, twin) = if own {
-            match p2p {
-                Ok(()) if aligned => (Hand { twin: None, route: Route::P2p, reason: Reason::OwnDirect }, None),
-                Ok(()) => return self.plain(),
-                Err(reason) => {
-                    self.core.stats().refused(reason, self.len as u64);
-                    return self.plain();
-                }
-            }
-        } else {
-            let aside = whole.and_then(|()| self.may_open_twin(&file, offset));
-            let case = WriteCase {
-                len: self.len as u64,
-                into_cache: self.cache_route(),
-                synchronous: flags as u32 & SYNC != 0,
-                cached: self.core.kernel.cachestat(self.fd, offset, self.len as u64).map_or(true, |c| c.cached > 0),
-                direct: if self.core.settings.allows(Route::Direct) { aside } else { Err(Reason::Forced) },
-                p2p: p2p.and(aside),
-            };
-            let Some(device) = self.device() else { return self.plain() };
-            let model = self.core.models.of(self.core, &file, device).plain(self.core, &file, Route::Direct);
-            let way = write_way(&case, &model);
-            if let Some(reason) = way.refused {
-                self.core.stats().refused(reason, self.len as u64);
-            }
-            if way.route.from_cache() {
-                return self.plain();
-            }
-            let Some(twin) = self.twin(&file, flags) else { return self.plain() };
-            (Hand { twin: Some(twin.get()), route: way.route, reason: way.reason }, Some(twin))
+        let (Some(offset), Some(keepers), Some(device)) = (self.at, self.core.keepers(), self.device()) else {
+            return self.plain();
         };
-        let (front, middle) = write_cut(offset, self.len as u64, unit);
+        let Ok(file) = self.core.files.get(self.core.kernel, keepers, self.fd, self.stat) else { return self.plain() };
+        let mut prospect = Prospect {
+            core: self.core,
+            file: &file,
+            device,
+            fd: self.fd,
+            offset,
+            len: self.len as u64,
+            flags: flags as u32,
+            into_cache: self.cache_route(),
+            in_parts: self.staged() > bound(self.core),
+            p2p: Ok(()),
+            twin: self.may_open_twin(&file, offset),
+        };
+        prospect.p2p = self.p2p(&file, offset, prospect.unit());
+        let way = prospect.way();
+        if let Some(reason) = way.refused {
+            self.core.stats().refused(reason, self.len as u64);
+        }
+        let own = flags as u32 & linux::O_DIRECT != 0;
+        if way.route.from_cache() || (own && way.route == Route::Direct) {
+            return self.plain();
+        }
+        let twin = if own { None } else { self.twin(&file, flags) };
+        if !own && twin.is_none() {
+            return self.plain();
+        }
+        let hand = Hand { twin: twin.as_ref().map(PrivateFd::get), route: way.route, reason: way.reason };
+        let (front, middle) = write_cut(offset, self.len as u64, prospect.unit());
         let wrote = self.cut(&file, hand, front as usize, (front + middle) as usize);
         if twin.is_some() {
             drop(twin);

@@ -25,6 +25,7 @@
 //!     ▼
 //!   gather.rs     parts ─> blocks of staging, in the program's order on the device
 //!   later.rs      in the order of a stream, when it gets there
+//!   choice.rs     which way, and why; also for `spinio explain --write`
 //!   around.rs     around the page cache: peer-to-peer, synchronous and very long writes, where it pays
 //! ```
 //!
@@ -40,6 +41,7 @@
 
 mod apart;
 mod around;
+mod choice;
 mod gather;
 mod later;
 mod long;

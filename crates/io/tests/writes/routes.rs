@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 
 use spinio_io::stats::{Direction, Line};
-use spinio_io::{Runtime, Settings};
+use spinio_io::{Buffer as Explained, Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, Call, Effect, FaultyKernel, file, place};
@@ -82,6 +82,12 @@ fn each_way_is_taken_where_it_should_be() {
         let buffer = if case.mapped { Buffer::host_mapped(device, SIZE) } else { Buffer::new(device, SIZE) };
         let bytes = file::bytes(77, case.len, 1);
         buffer.put(0, &bytes);
+        let explained = runtime
+            .explain_write(opened.as_raw_fd(), case.offset, case.len as u64, Explained::of(&buffer.allocation()))
+            .unwrap();
+        let longest = explained.schedule.segments.iter().max_by_key(|s| s.len).map(|s| (s.route, s.reason));
+        assert_eq!(longest, Some(case.expected), "{what}: explained");
+        assert_eq!(explained.schedule.len(), case.len as u64, "{what}: explained");
         let wrote = runtime.write(opened.as_raw_fd(), Some(case.offset), buffer.target(0), case.len).unwrap();
         assert_eq!(wrote, case.len, "{what}");
         let at = if case.flags & libc::O_APPEND != 0 { 2 * SIZE } else { case.offset as usize };
