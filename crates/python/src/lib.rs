@@ -10,7 +10,8 @@
 //!        ▼
 //!   transfer.rs ── host memory ──> the kernel's own call
 //!   many.rs    └── a device's ──> spinio_io::Runtime       both without the GIL
-//!   nvmmu.rs  ── sessions of spinio_nvmmu
+//!   hold.rs       files that stay registered
+//!   nvmmu.rs      sessions of spinio_nvmmu
 //! ```
 //!
 //! **Order on the device.** A small read is only queued when it returns, so it must be queued where the program's next
@@ -29,6 +30,7 @@ mod dlpack;
 mod emulated;
 mod failure;
 mod header;
+mod hold;
 mod interface;
 mod many;
 mod nvmmu;
@@ -46,6 +48,8 @@ mod _spinio {
     use crate::emulated::{Memory, configure, held, let_go};
     #[pymodule_export]
     use crate::header::{SafetensorsError, header_len, parse};
+    #[pymodule_export]
+    use crate::hold::{Mapped, hold, is_held, release};
     #[pymodule_export]
     use crate::many::read_many;
     #[pymodule_export]

@@ -13,11 +13,14 @@ memory of the host or of a device. See docs/python.md.
 from spinio import emulated, nvmmu, safetensors
 from spinio._arrays import fromfile
 from spinio._file import File, open
+from spinio._hold import Hold, Map
 from spinio._spinio import SafetensorsError, __version__, describe, stats
 from spinio._stream import current_stream, set_stream, stream
 
 __all__ = [
     "File",
+    "Hold",
+    "Map",
     "SafetensorsError",
     "__version__",
     "current_stream",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
@@ -9,6 +10,7 @@ from array import array
 from typing import Any, Callable, Union
 
 from spinio import _spinio
+from spinio._hold import Hold
 
 Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]", int]
 
@@ -22,6 +24,7 @@ class File(io.FileIO):
     pread(array, offset)                reads at an offset; the file's own stays
     pwrite(array, offset)               likewise
     read_many(offsets, lengths, array)  many pieces by one call
+    hold()                              keeps the pages registered for repeated reads
     ==================================  ===============================================
 
     They return how many bytes were moved, which is less than the array holds at the end of the file, and None where a
@@ -72,6 +75,25 @@ class File(io.FileIO):
             what = f"Cannot read at offset {starts[at]}: {os.strerror(number)} ({failed} of {len(starts)} pieces failed)"
             raise OSError(number, what, self.name)
         return results
+
+    def hold(self, like: Any = None) -> Hold:
+        """Keeps the file's pages registered with a device, for reads that come again and again.
+
+        `like` is an array on that device; without it the one in use. The file is read into memory and stays there. It is
+        refused, as an OSError that says why, where it could not be known that somebody writes the file: open for writing
+        (ETXTBSY), somebody else's (EACCES), a file system without leases (EOPNOTSUPP). Closing the file ends it.
+        """
+        return Hold(self, like)
+
+    def close(self) -> None:
+        """Closes the file, and lets go of it where it was held."""
+        for hold in [] if self.closed else list(self._holds):
+            hold.release()
+        super().close()
+
+    @functools.cached_property
+    def _holds(self) -> list[Hold]:
+        return []
 
     def _named(self, call: Callable[[int, Any, int | None], int | None], buffer: Any, offset: int | None) -> int | None:
         try:

@@ -1,0 +1,85 @@
+//! Held files: their pages stay registered with a device.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use spinio_device::{Device, registry};
+use spinio_io::{NotHeld, runtime};
+
+use crate::buffer::{Access, Buffer, Place};
+
+/// Holds the file of a descriptor for the device of `like`, or for the one in use.
+#[pyfunction]
+#[pyo3(signature = (fd, like=None))]
+pub(crate) fn hold(py: Python<'_>, fd: i32, like: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    let device = device(like)?;
+    py.detach(|| runtime().hold(fd, device)).map_err(refused)
+}
+
+/// Ends one `hold`.
+#[pyfunction]
+pub(crate) fn release(py: Python<'_>, fd: i32) -> PyResult<()> {
+    py.detach(|| runtime().release(fd)).map_err(refused)
+}
+
+/// Whether the file is held, and nobody wants it back.
+#[pyfunction]
+pub(crate) fn is_held(py: Python<'_>, fd: i32) -> bool {
+    py.detach(|| runtime().is_held(fd))
+}
+
+/// A range of a held file, at an address that kernels read.
+#[pyclass(frozen, module = "spinio._spinio")]
+pub(crate) struct Mapped {
+    range: Mutex<Option<spinio_io::Mapped>>,
+}
+
+#[pymethods]
+impl Mapped {
+    #[new]
+    #[pyo3(signature = (fd, offset, bytes, like=None))]
+    fn new(py: Python<'_>, fd: i32, offset: u64, bytes: u64, like: Option<&Bound<'_, PyAny>>) -> PyResult<Mapped> {
+        let device = device(like)?.ok_or_else(|| refused(NotHeld::NoDevice))?;
+        let range = py.detach(|| runtime().map(fd, offset, bytes, device)).map_err(refused)?;
+        Ok(Mapped { range: Mutex::new(Some(range)) })
+    }
+
+    /// Address and bytes.
+    #[getter]
+    fn place(&self) -> PyResult<(u64, u64)> {
+        self.with(|range| (range.address(), range.len()))
+    }
+
+    /// Whether somebody waits to write the file.
+    #[getter]
+    fn is_wanted_back(&self) -> PyResult<bool> {
+        self.with(spinio_io::Mapped::is_wanted_back)
+    }
+
+    /// Ends it.
+    fn unmap(&self, py: Python<'_>) {
+        let range = self.range.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(range));
+    }
+}
+
+impl Mapped {
+    fn with<T>(&self, ask: impl FnOnce(&spinio_io::Mapped) -> T) -> PyResult<T> {
+        let range = self.range.lock().unwrap_or_else(PoisonError::into_inner);
+        range.as_ref().map(ask).ok_or_else(|| PyValueError::new_err("The range is no longer mapped"))
+    }
+}
+
+/// The device of an array, or the one in use: the current context's, or the emulated one.
+fn device(like: Option<&Bound<'_, PyAny>>) -> PyResult<Option<&'static dyn Device>> {
+    let Some(like) = like else { return Ok(registry::current()) };
+    match Buffer::of(like, Access::Drain)?.place {
+        Place::Device(target) => Ok(Some(target.allocation.device)),
+        Place::Host(_) => Err(PyValueError::new_err("Files are held for a device, and this array is the host's")),
+    }
+}
+
+fn refused(why: NotHeld) -> PyErr {
+    PyOSError::new_err((why.errno().raw_os_error(), why.to_string()))
+}

@@ -1,0 +1,119 @@
+"""Held files: faster to read again, and never out of date."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+import spinio
+
+
+@pytest.fixture
+def path(tmp_path, noise):
+    path = tmp_path / "held"
+    path.write_bytes(noise)
+    return path
+
+
+def held(f, like=None):
+    """A hold, where the file system of the tests lets files be held."""
+    try:
+        return f.hold(like)
+    except OSError as why:
+        if why.errno == errno.EOPNOTSUPP:
+            pytest.skip(str(why))
+        raise
+
+
+def test_reads_of_a_held_file(device, path, noise):
+    array = device.full(len(noise), 0)
+    with spinio.open(path) as f, held(f, array) as h:
+        assert h.is_held
+        kept = spinio.stats()["kept"]
+        assert kept["held files"][0] == 1 and kept["held"][0] >= len(noise)
+        for at, size in [(0, len(noise)), (5, 1 << 20), (4097, 100000), (1 << 20, 3), (len(noise) - 10, 100)]:
+            want = noise[at : at + size]
+            assert f.pread(array[:size], at) == len(want)
+            assert device.read(array)[: len(want)] == want
+        many = [(i * 7919) % 3000000 for i in range(500)]
+        f.read_many(many, 1000, array[:500000])
+        assert device.read(array)[:500000] == b"".join(noise[i : i + 1000] for i in many)
+    assert not h.is_held
+    assert spinio.stats()["kept"]["held files"][0] == 0
+
+
+def test_a_writer_gets_through_and_is_seen(path, noise):
+    array = spinio.emulated.empty(1 << 20)
+    with spinio.open(path) as f, held(f, array) as h:
+        f.pread(array, 0)
+        # Another process, since a lease is not broken by the one that has it.
+        code = f"open({str(path)!r}, 'r+b').write(b'X' * 100000)"
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+        assert not h.is_held
+        assert f.pread(array, 0) == 1 << 20
+        assert array.tobytes() == b"X" * 100000 + noise[100000 : 1 << 20]
+        h.release()
+        # And once more, now that nobody writes.
+        with f.hold(array) as again:
+            assert again.is_held
+
+
+def test_what_cannot_be_held_says_why(path, tmp_path):
+    array = spinio.emulated.empty(10)
+    with spinio.open(path, "r+") as f:
+        with pytest.raises(OSError, match="open for writing") as caught:
+            f.hold(array)
+        assert caught.value.errno in (errno.ETXTBSY, errno.EOPNOTSUPP)
+    with spinio.open("/dev/zero") as f, pytest.raises(OSError) as caught:
+        f.hold(array)
+    assert caught.value.errno == errno.EINVAL
+    with spinio.open(path) as f:
+        with pytest.raises(ValueError, match="host"):
+            f.hold(bytearray(10))
+        with pytest.raises(TypeError):
+            f.hold(5)
+
+
+def test_closing_lets_go(path):
+    array = spinio.emulated.empty(100)
+    f = spinio.open(path)
+    h = held(f, array)
+    g = held(f, array)
+    f.close()
+    f.close()
+    assert not h.is_held and not g.is_held
+    h.release()
+    assert spinio.stats()["kept"]["held files"][0] == 0
+    # Nobody waits for anything.
+    os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+
+
+def test_maps(device, path, noise):
+    array = device.full(10, 0)
+    with spinio.open(path) as f, held(f, array) as h:
+        try:
+            m = h.map(4096, 1 << 20)
+        except OSError as why:
+            assert why.errno == errno.ENODEV  # this device's kernels read no host memory
+            return
+        assert m.nbytes == 1 << 20 and m.address and not m.is_wanted_back
+        assert m.__cuda_array_interface__["data"] == (m.address, True)
+        if device.name == "cupy":
+            import cupy
+
+            assert cupy.asarray(m).get().tobytes() == noise[4096:][: 1 << 20]
+        m.unmap()
+        m.unmap()
+        with pytest.raises(ValueError, match="no longer mapped"):
+            m.address
+        with pytest.raises(OSError) as caught:
+            h.map(len(noise), 1)
+        assert caught.value.errno == errno.EINVAL
+        with h.map() as whole:
+            assert whole.nbytes == len(noise)
+    with pytest.raises(ValueError, match="no longer held"):
+        h.map()
