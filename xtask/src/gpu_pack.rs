@@ -4,7 +4,7 @@
 //!   pack/ ── libspinio.so, spinio, spinio.h        release build, stripped
 //!         ── suite, two, frameworks.py             the GPU suite (tests/gpu); two: with two GPUs
 //!         ── hooks/                                the programs of crates/interpose/tests, on CUDA memory
-//!         ── reads, writes, batch, parts, host_call, benches/*.py: the benchmarks
+//!         ── reads, writes, batch, parts, host_call, device_call, benches/*.py: the benchmarks
 //!         ── benches/nvmmu, device/include         the twelve programs: nvcc builds them there
 //!         ── python/                               with --python: the wheel, its tests and its benchmark
 //!         ── run-gpu-suite                         runs all of it
@@ -64,6 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ("benches/batch.c", "batch"),
         ("benches/parts.c", "parts"),
         ("benches/host_call.c", "host_call"),
+        ("benches/device_call.c", "device_call"),
     ] {
         let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
         tools::run(tools::command("cc").args(flags).arg(pack.join(program)).arg(root.join(source)).arg("-ldl"))?;

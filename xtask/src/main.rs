@@ -8,6 +8,7 @@
 //!   vm, preload-suite, interleavings             the suites that are no `cargo test`
 //!   fuzz                                         hostile input for the parsers, the planner and the C API
 //!   soak                                         the stress test, plain or under a sanitizer
+//!   stats-cost                                   what counting and tracing cost a device read
 //!   host-cost                                    nanoseconds a host read costs more under the library
 //!   gpu-pack                                     a folder that runs on a GPU machine without cargo
 //! ```
@@ -26,6 +27,7 @@ mod preload_suite;
 mod python;
 mod sizes;
 mod soak;
+mod stats_cost;
 mod tools;
 mod trace;
 mod vm;
@@ -63,6 +65,8 @@ enum Chore {
     Soak(soak::Args),
     /// Measure what the library costs a host read
     HostCost(host_cost::Args),
+    /// Measure what counting and tracing cost a device read
+    StatsCost,
     /// Build the folder that runs the GPU suite on a machine without cargo
     GpuPack(gpu_pack::Args),
 }
@@ -79,6 +83,7 @@ fn main() -> ExitCode {
         Chore::Fuzz(args) => fuzz::run(&args),
         Chore::Soak(args) => soak::run(&args),
         Chore::HostCost(args) => host_cost::run(&args),
+        Chore::StatsCost => stats_cost::run(),
         Chore::GpuPack(args) => gpu_pack::run(&args),
     };
     match done {

@@ -14,7 +14,7 @@ impl Runtime {
     /// Copies host bytes into device memory, in the order of a small read; the bytes may be reused at once.
     pub fn put(&self, to: Target, bytes: &[u8]) -> Result<(), Error> {
         let stats = self.core().stats();
-        let watch = stats.begin(Direction::Read, -1, None, bytes.len() as u64).on(to.allocation.device.id());
+        let watch = stats.begin(Direction::Read, -1, None, bytes.len() as u64).on(to.allocation.device);
         let done = self.put_all(to, bytes);
         if done.is_ok() {
             stats.piece(&watch, Route::Copy, Reason::Stream, 0, bytes.len() as u64, watch.begun());
@@ -57,7 +57,7 @@ impl Runtime {
     /// Copies device memory into host memory that a stream takes: a write, as [`Runtime::put`] is a read.
     pub fn get(&self, from: Target, into: &mut [u8]) -> Result<(), Error> {
         let stats = self.core().stats();
-        let watch = stats.begin(Direction::Write, -1, None, into.len() as u64).on(from.allocation.device.id());
+        let watch = stats.begin(Direction::Write, -1, None, into.len() as u64).on(from.allocation.device);
         let done = self.fetch(from, into);
         if done.is_ok() {
             stats.piece(&watch, Route::Copy, Reason::Stream, 0, into.len() as u64, watch.begun());

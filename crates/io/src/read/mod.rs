@@ -50,7 +50,7 @@ pub(crate) fn read(core: &Arc<Core>, fd: Fd, at: Option<u64>, to: Target, len: u
         return small::read(core, fd, at, to, len);
     }
     let stats = core.stats();
-    let watch = stats.begin(Direction::Read, fd, at, len as u64).on(to.allocation.device.id());
+    let watch = stats.begin(Direction::Read, fd, at, len as u64).on(to.allocation.device);
     let got = large::read(core, &watch, fd, at, to, len);
     stats.end(&watch, &got.as_ref().copied());
     got
@@ -73,7 +73,7 @@ impl Runtime {
             return Err(Error::kernel(Errno::BUSY, "read into a captured queue", at, len as u64));
         }
         let stats = self.core().stats();
-        let watch = stats.begin(Direction::Read, fd, Some(at), len as u64).on(to.allocation.device.id());
+        let watch = stats.begin(Direction::Read, fd, Some(at), len as u64).on(to.allocation.device);
         let plain = Plain {
             watch,
             fd,

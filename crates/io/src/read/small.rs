@@ -22,11 +22,10 @@ use crate::{Error, Target};
 /// A `read` or `pread` of at most [`crate::settings::SMALL`] bytes, all of them inside the allocation.
 pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
     let stats = core.stats();
-    let watch = stats.begin_small(Direction::Read, fd, at, len as u64).on(to.allocation.device.id());
-    let read = bytes(core, fd, at, to, len);
-    let (route, reason) = read.as_ref().map_or((Route::Copy, Reason::Small), |(_, route, reason)| (*route, *reason));
-    let got = read.map(|(got, ..)| got);
-    stats.end_small(&watch, route, reason, &got.as_ref().copied());
+    let watch = stats.begin_small(Direction::Read, fd, at, len as u64).on(to.allocation.device);
+    let mut way = (Route::Copy, Reason::Small);
+    let got = bytes(core, fd, at, to, len, &mut way);
+    stats.end_small(&watch, way.0, way.1, &got.as_ref().copied());
     if watch.is_timed() {
         core.publish();
     }
@@ -38,8 +37,15 @@ pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize)
     got
 }
 
-/// How many bytes came, how, and why so.
-fn bytes(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<(usize, Route, Reason), Error> {
+/// How many bytes came; `way`: how, and why so, if not as most do.
+fn bytes(
+    core: &Core,
+    fd: Fd,
+    at: Option<u64>,
+    to: Target,
+    len: usize,
+    way: &mut (Route, Reason),
+) -> Result<usize, Error> {
     let device = to.allocation.device;
     let offset = at.unwrap_or(0);
     let kernel_error = |e| Error::kernel(e, "read", offset, len as u64);
@@ -47,12 +53,15 @@ fn bytes(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result
     if !device.abilities().copies {
         // SAFETY: host-mapped device memory inside its allocation.
         let got = unsafe { stored::read(core, fd, at, to.addr.0 as *mut u8, len) }.map_err(kernel_error)?;
-        return Ok((got, Route::Store, Reason::HostMapped));
+        *way = (Route::Store, Reason::HostMapped);
+        return Ok(got);
     }
     let (queue, ours) = device.program_queue();
     let staging = core.staging(device);
     let slot = staging.begin_small(len, queue).map_err(device_error)?;
-    let reason = if slot.pinned { Reason::Small } else { Reason::NoPinnedMemory };
+    if !slot.pinned {
+        way.1 = Reason::NoPinnedMemory;
+    }
     // SAFETY: the slot has `len` bytes.
     let got = match unsafe { kernel_read(core, fd, at, slot.ptr, len) } {
         Ok(got) => got,
@@ -76,7 +85,7 @@ fn bytes(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result
     } else {
         staging.end_small(slot);
     }
-    Ok((got, Route::Copy, reason))
+    Ok(got)
 }
 
 /// # Safety

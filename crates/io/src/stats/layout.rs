@@ -7,10 +7,10 @@
 //!        364  pages    [residency]            pages seen
 //!        368  refused  [reason]               times, bytes
 //!        496  gauges   [gauge]                now, most ever
-//!        528  lanes    [processor mod 16]     a cache line each: small reads, their bytes; small writes, their bytes
-//!        656  cells    [96, found by key]     key, pieces, bytes, nanoseconds, latency[96]
-//!      10256  end of the counters
-//!      10752  ring     [32768]                ticket, fourteen words, checksum (trace.rs)
+//!        528  lanes    [256 threads, 16]      a cache line each: small reads, their bytes; small writes, their bytes
+//!       2704  cells    [96, found by key]     key, pieces, bytes, nanoseconds, latency[96]
+//!      12304  end of the counters
+//!      12800  ring     [32768]                ticket, fourteen words, checksum (trace.rs)
 //! ```
 //!
 //! The words are little-endian, as the only machines we run on are. The fingerprint is made of these numbers and of every
@@ -34,6 +34,8 @@ pub(super) mod header {
     pub(crate) const NAME: usize = 5;
     /// Pieces for which no cell was left.
     pub(crate) const UNPLACED: usize = 7;
+    /// Lanes that threads have taken, and more if there were more threads than lanes.
+    pub(crate) const LANES_TAKEN: usize = 8;
     /// The monotonic clock up to which requests are traced, 0 for not at all. A line of its own: every request reads it.
     pub(crate) const TRACING: usize = 16;
     /// The next ticket of the ring, and the next number of a request.
@@ -57,7 +59,10 @@ pub(super) const GAUGES: usize = REFUSED + REASONS * 2;
 pub(super) const GAUGE_SLOTS: usize = 16;
 
 pub(super) const LANES: usize = GAUGES + GAUGE_SLOTS * 2;
-pub(super) const LANE_COUNT: usize = 16;
+/// Lanes with one writer each, and behind them those that all other threads share, by processor.
+pub(super) const OWN_LANES: usize = 256;
+pub(super) const SHARED_LANES: usize = 16;
+pub(super) const LANE_COUNT: usize = OWN_LANES + SHARED_LANES;
 pub(super) const LANE_WORDS: usize = 8;
 
 pub(super) const CELLS: usize = LANES + LANE_COUNT * LANE_WORDS;
@@ -126,7 +131,7 @@ mod tests {
     fn the_numbers_in_the_picture_are_the_numbers_in_use() {
         assert_eq!(
             [CALLS, PAGES, REFUSED, GAUGES, LANES, CELLS, COUNTERS, RING],
-            [64, 364, 368, 496, 528, 656, 10256, 10752]
+            [64, 364, 368, 496, 528, 2704, 12304, 12800]
         );
     }
 }

@@ -1,7 +1,7 @@
 //! What happens, in numbers: calls, pieces by route and reason, latencies, refusals, residency, gauges.
 //!
 //! ```text
-//!   small call ──────────> lane of its processor: 2 additions     ┐
+//!   small call ──────────> lane of its thread: 2 plain additions  ┐
 //!   large call, batch ───> calls[direction]                       │  words.rs: one table of 64-bit words, in the
 //!   piece ───────────────> cell[direction, route, reason]         │  process's memory or in a file that others
 //!   survey, plan ────────> pages[residency], refused[reason]      │  read while we count (layout.rs says where
@@ -17,7 +17,7 @@
 //! Who serves a request begins a [`Watch`], tells each piece under it, and ends it with the call's result:
 //!
 //! ```text
-//!   let watch = stats.begin(Direction::Read, fd, offset, len).on(device.id());
+//!   let watch = stats.begin(Direction::Read, fd, offset, len).on(device);
 //!   stats.piece(&watch, Route::Direct, Reason::Absent, at, bytes, begun);      at: from the start of the request
 //!   stats.end(&watch, &result.as_ref().copied());
 //! ```
@@ -37,10 +37,11 @@ mod snapshot;
 pub mod trace;
 mod words;
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use spinio_device::DeviceId;
+use spinio_device::Device;
 use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::linux::{self, Fd};
 
@@ -50,7 +51,10 @@ pub(crate) use home::{Home, Place};
 pub use snapshot::{Calls, Foreign, Line, Process, Refused, Snapshot};
 
 use crate::Error;
-use layout::{CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, GAUGES, LANE_COUNT, LANE_WORDS, LANES, PAGES, REFUSED};
+use layout::{
+    CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, GAUGES, LANE_WORDS, LANES, OWN_LANES, PAGES, REFUSED,
+    SHARED_LANES,
+};
 use layout::{header, key};
 use trace::Traced;
 use words::Words;
@@ -68,9 +72,9 @@ pub enum Direction {
 
 impl Watch {
     /// The same, with the device that it is about.
-    pub(crate) fn on(mut self, device: DeviceId) -> Watch {
+    pub(crate) fn on(mut self, device: &dyn Device) -> Watch {
         if let Some(traced) = &mut self.traced {
-            traced.set_device(device);
+            traced.set_device(device.id());
         }
         self
     }
@@ -142,17 +146,34 @@ pub(crate) struct Watch {
 /// A small request under way: timed only if its turn has come.
 pub(crate) struct SmallWatch {
     direction: Direction,
-    lane: usize,
+    lane: Lane,
     /// When it began, and how many calls it stands for.
     timed: Option<(Instant, u64)>,
-    traced: Option<Traced>,
+    /// In a box, because a small call feels every byte that is carried along.
+    traced: Option<Box<Traced>>,
 }
+
+/// Where a thread counts its small calls.
+#[derive(Clone, Copy)]
+struct Lane {
+    at: usize,
+    /// Nobody else writes there. A locked addition costs several times as much as a plain one.
+    own: bool,
+}
+
+thread_local! {
+    /// Number of the table, and the lane there that is this thread's.
+    static LANE: Cell<(u64, Lane)> = const { Cell::new((0, Lane { at: 0, own: false })) };
+}
+
+/// Numbers of tables. A forked child's are those of its parent's later ones, which it never sees.
+static TABLES: AtomicU64 = AtomicU64::new(0);
 
 impl SmallWatch {
     /// The same, with the device that it is about.
-    pub(crate) fn on(mut self, device: DeviceId) -> SmallWatch {
+    pub(crate) fn on(mut self, device: &dyn Device) -> SmallWatch {
         if let Some(traced) = &mut self.traced {
-            traced.set_device(device);
+            traced.set_device(device.id());
         }
         self
     }
@@ -164,7 +185,7 @@ impl SmallWatch {
 }
 
 /// One small call in this many is timed; of the first ones, those whose number is a power of two.
-const SAMPLED: u64 = 64;
+const SAMPLED: u64 = 256;
 
 /// How many calls the `n`th of a lane, counted from 0, stands for if it is timed: those since the last timed one.
 fn weight(n: u64) -> u64 {
@@ -181,6 +202,8 @@ fn weight(n: u64) -> u64 {
 /// The counters of a runtime, or none of them (`SPINIO_STATS=off`).
 pub(crate) struct Stats {
     words: Option<Words>,
+    /// Not 0, and another for each table of a process.
+    number: u64,
     pid: u32,
     /// Files whose paths the trace has told: a tag of the file, and the ticket.
     told: [AtomicU64; trace::TOLD],
@@ -188,7 +211,8 @@ pub(crate) struct Stats {
 
 impl Stats {
     fn new(words: Option<Words>) -> Stats {
-        Stats { words, pid: linux::getpid(), told: [const { AtomicU64::new(0) }; trace::TOLD] }
+        let number = TABLES.fetch_add(1, Relaxed) + 1;
+        Stats { words, number, pid: linux::getpid(), told: [const { AtomicU64::new(0) }; trace::TOLD] }
     }
 
     fn add(&self, at: usize, n: u64) {
@@ -234,12 +258,15 @@ impl Stats {
 
     /// A request of at most [`crate::settings::SMALL`] bytes begins.
     pub(crate) fn begin_small(&self, direction: Direction, fd: Fd, offset: Option<u64>, len: u64) -> SmallWatch {
-        let Some(words) = &self.words else { return SmallWatch { direction, lane: 0, timed: None, traced: None } };
-        let lane = LANES + linux::cpu() % LANE_COUNT * LANE_WORDS + 2 * direction as usize;
+        let Some(words) = &self.words else {
+            return SmallWatch { direction, lane: Lane { at: 0, own: false }, timed: None, traced: None };
+        };
+        let mut lane = self.lane(words);
+        lane.at += 2 * direction as usize;
         // On a virtual machine reading the clock twice can cost as much as the read.
-        let weight = weight(words[lane].load(Relaxed));
+        let weight = weight(words[lane.at].load(Relaxed));
         let timed = (weight > 0).then(|| (Instant::now(), weight));
-        SmallWatch { direction, lane, timed, traced: self.traced(fd, offset, len) }
+        SmallWatch { direction, lane, timed, traced: self.traced(fd, offset, len).map(Box::new) }
     }
 
     /// It returns: `bytes` by one route, or an error.
@@ -254,10 +281,10 @@ impl Stats {
             self.add(calls + 4 + histogram::bucket(nanos), weight);
         }
         match result {
-            // What nearly all of them are costs two additions, in a cache line of this processor.
+            // What nearly all of them are costs two additions, in a cache line of this thread.
             Ok(bytes) if (route, reason) == (Route::Copy, Reason::Small) => {
-                self.add(watch.lane, 1);
-                self.add(watch.lane + 1, *bytes as u64);
+                self.add_in(watch.lane, 0, 1);
+                self.add_in(watch.lane, 1, *bytes as u64);
             }
             Ok(bytes) => {
                 self.add(calls, 1);
@@ -280,6 +307,38 @@ impl Stats {
         }
         if let Some(traced) = &watch.traced {
             self.trace_request(traced, watch.direction, Some((route, reason)), result);
+        }
+    }
+
+    /// The calling thread's lane.
+    fn lane(&self, words: &[AtomicU64]) -> Lane {
+        let (table, lane) = LANE.get();
+        if table == self.number { lane } else { self.take_lane(words) }
+    }
+
+    #[cold]
+    fn take_lane(&self, words: &[AtomicU64]) -> Lane {
+        // A thread that ends leaves its lane as it is: there are enough for most programs, and what comes later shares.
+        let taken = words[header::LANES_TAKEN].load(Relaxed) as usize;
+        if taken < OWN_LANES {
+            let mine = words[header::LANES_TAKEN].fetch_add(1, Relaxed) as usize;
+            if mine < OWN_LANES {
+                let lane = Lane { at: LANES + mine * LANE_WORDS, own: true };
+                LANE.set((self.number, lane));
+                return lane;
+            }
+        }
+        Lane { at: LANES + (OWN_LANES + linux::cpu() % SHARED_LANES) * LANE_WORDS, own: false }
+    }
+
+    fn add_in(&self, lane: Lane, word: usize, n: u64) {
+        if let Some(words) = &self.words {
+            let word = &words[lane.at + word];
+            if lane.own {
+                word.store(word.load(Relaxed).wrapping_add(n), Relaxed);
+            } else {
+                word.fetch_add(n, Relaxed);
+            }
         }
     }
 

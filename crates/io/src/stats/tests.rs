@@ -177,3 +177,25 @@ fn sums_of_processes_are_sums() {
     assert_eq!(sum.refused, [Refused { reason: Reason::NoP2pMapping, times: 3, bytes: 3 }]);
     assert_eq!(sum.since(&b).read, only_a.read);
 }
+
+#[test]
+fn threads_count_small_calls_exactly_also_when_there_are_more_than_lanes() {
+    let stats = stats();
+    let count = |n: u64| {
+        for _ in 0..n {
+            let watch = stats.begin_small(Direction::Read, 3, Some(0), 3);
+            stats.end_small(&watch, Route::Copy, Reason::Small, &Ok(3));
+        }
+    };
+    let threads = layout::OWN_LANES as u64 + 8;
+    for _ in 0..threads / 8 {
+        std::thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(|| count(50)))));
+    }
+    assert_eq!((stats.snapshot().read.calls, stats.snapshot().read.bytes), (threads * 50, threads * 150));
+    // Another table in the same thread, and back again.
+    let other = self::stats();
+    let watch = other.begin_small(Direction::Read, 3, Some(0), 3);
+    other.end_small(&watch, Route::Copy, Reason::Small, &Ok(3));
+    count(1);
+    assert_eq!((other.snapshot().read.calls, stats.snapshot().read.calls), (1, threads * 50 + 1));
+}

@@ -36,11 +36,12 @@ const GPU: DeviceId = DeviceId { kind: DeviceKind::Cuda, ordinal: 3 };
 fn a_request_and_its_pieces_are_told_with_path_and_device() {
     let (stats, file) = (traced(), tempfile::NamedTempFile::new().unwrap());
     let fd = file.as_file().as_raw_fd();
-    let watch = stats.begin(Direction::Read, fd, Some(4096), 3 << 20).on(GPU);
+    let mut watch = stats.begin(Direction::Read, fd, Some(4096), 3 << 20);
+    watch.traced.as_mut().unwrap().set_device(GPU);
     stats.piece(&watch, Route::Direct, Reason::Absent, 0, 2 << 20, Instant::now());
     stats.piece(&watch, Route::Copy, Reason::Cached, 2 << 20, 1 << 20, Instant::now());
     stats.end(&watch, &Ok(3 << 20));
-    let small = stats.begin_small(Direction::Write, fd, None, 100).on(GPU);
+    let small = stats.begin_small(Direction::Write, fd, None, 100);
     let error = Error::kernel(spinio_sys::Errno::NOSPC, "write", 0, 100);
     stats.end_small(&small, Route::Copy, Reason::Small, &Err(&error));
 

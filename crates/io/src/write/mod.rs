@@ -196,7 +196,7 @@ impl Runtime {
         let mut watch = stats.begin(Direction::Write, fd, at, asked);
         let mut targets = parts.iter().filter_map(|p| if let Part::Device(from, _) = p { Some(from) } else { None });
         if let Some(from) = targets.next() {
-            watch = watch.on(from.allocation.device.id());
+            watch = watch.on(from.allocation.device);
         }
         let wrote = self.write_watched(fd, at, flags, parts, asked, watch);
         stats.end(&watch, &wrote.as_ref().copied());

@@ -1,0 +1,359 @@
+//! `spinio stat`, `top` and `trace` on programs that run.
+
+mod common;
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{compile, file, folder, spinio, stderr, stdout};
+use serde_json::Value;
+
+/// Reads 1 MiB and ten times 4 KiB into a device, then again at each line of its input. With `fork` a child does the
+/// same. The program's descriptors must stay what they were.
+const PROGRAM: &str = r#"
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char *memory;
+static int fd;
+
+static int descriptors(void) {
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (readdir(folder))
+        count++;
+    closedir(folder);
+    return count;
+}
+
+static void reads(void) {
+    if (pread(fd, memory, 1 << 20, 0) != 1 << 20)
+        exit(3);
+    for (int i = 0; i < 10; i++)
+        if (pread(fd, memory, 4096, i * 4096) != 4096)
+            exit(4);
+}
+
+int main(int argc, char **argv) {
+    void *(*alloc)(const char *, size_t, unsigned) = dlsym(RTLD_DEFAULT, "spinio_mem_alloc");
+    char line[16];
+    pid_t child = argc > 2 && !strcmp(argv[2], "fork") ? fork() : -1;
+    if (!alloc || !(memory = alloc("emulated", 1 << 20, 0)))
+        exit(2);
+    fd = open(argv[1], O_RDONLY);
+    int before = descriptors(), status;
+    reads();
+    if (descriptors() != before)
+        exit(5);
+    if (child == 0)
+        _exit(0);
+    if (child > 0 && (waitpid(child, &status, 0) != child || status))
+        exit(6);
+    while (puts("ready"), fflush(stdout), fgets(line, sizeof line, stdin))
+        reads();
+    return 0;
+}
+"#;
+
+/// The program under the library, with a place for counters of its own.
+struct Watched {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+struct Bench {
+    dir: tempfile::TempDir,
+    program: PathBuf,
+    data: PathBuf,
+}
+
+impl Bench {
+    fn new() -> Option<Bench> {
+        let dir = folder();
+        let program = compile(dir.path(), "watched", PROGRAM, &["-ldl"])?;
+        let data = file(dir.path(), "data", 1 << 20);
+        std::fs::create_dir(dir.path().join("run")).unwrap();
+        std::fs::set_permissions(dir.path().join("run"), std::fs::Permissions::from_mode(0o700)).unwrap();
+        Some(Bench { dir, program, data })
+    }
+
+    fn spinio(&self) -> assert_cmd::Command {
+        let mut command = spinio();
+        command.env("XDG_RUNTIME_DIR", self.dir.path().join("run"));
+        command
+    }
+
+    fn files(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.dir.path().join("run/spinio")).into_iter().flatten();
+        entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    fn start(&self, env: &[(&str, &str)]) -> Watched {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spinio"));
+        command.args(["run", "--"]).arg(&self.program).arg(&self.data);
+        command.env_remove("SPINIO_STATS").env_remove("SPINIO_TRACE");
+        command.env("XDG_RUNTIME_DIR", self.dir.path().join("run")).envs(env.iter().copied());
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
+        let mut watched = Watched { child, input, output };
+        watched.await_ready();
+        watched
+    }
+}
+
+impl Watched {
+    fn await_ready(&mut self) {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n", "{:?}", self.child.wait());
+    }
+
+    fn read(&mut self) {
+        self.input.as_mut().unwrap().write_all(b"again\n").unwrap();
+        self.await_ready();
+    }
+
+    /// `run` has executed the program in its own place.
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn end(mut self) {
+        drop(self.input.take());
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn json(assert: &assert_cmd::assert::Assert) -> Value {
+    serde_json::from_str(&stdout(assert)).unwrap()
+}
+
+#[test]
+fn every_process_is_listed_while_it_lives_and_told_in_full() {
+    let Some(bench) = Bench::new() else { return };
+    let (mut one, two) = (bench.start(&[]), bench.start(&[]));
+    one.read();
+    let list = json(&bench.spinio().args(["stat", "--json"]).assert().success());
+    let reads = |pid: u32| {
+        let mine = list.as_array().unwrap().iter().find(|p| p["process"] == pid)?;
+        mine["calls"]["read"]["calls"].as_u64()
+    };
+    assert_eq!((reads(one.pid()), reads(two.pid())), (Some(22), Some(11)), "{list:#}");
+
+    let told = json(&bench.spinio().args(["stat", "--json", &one.pid().to_string()]).assert().success());
+    assert_eq!(told["program"], "watched");
+    assert_eq!(told["calls"]["read"]["bytes"], 2 * ((1 << 20) + 10 * 4096));
+    let bytes: u64 = told["routes"].as_array().unwrap().iter().map(|r| r["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(bytes, 2 * ((1 << 20) + 10 * 4096), "{told:#}");
+    assert!(told["gauges"]["staging_bytes"]["now"].as_u64().unwrap() > 0);
+    assert!(told["calls"]["read"]["latency_ns"]["p99"].as_u64().unwrap() > 0);
+
+    let text = stdout(&bench.spinio().args(["stat", &one.pid().to_string()]).assert().success());
+    assert!(text.contains(&format!("watched (process {})", one.pid())) && text.contains("small request"), "{text}");
+    let text = stdout(&bench.spinio().arg("stat").assert().success());
+    assert!(text.lines().any(|l| l.contains(&one.pid().to_string()) && l.contains("watched")), "{text}");
+
+    let gone = one.pid().to_string();
+    one.end();
+    let assert = bench.spinio().args(["stat", &gone]).assert().code(1);
+    assert!(stderr(&assert).contains("there is no such process"), "{}", stderr(&assert));
+    two.end();
+}
+
+#[test]
+fn what_a_killed_process_left_is_cleared_by_the_next() {
+    let Some(bench) = Bench::new() else { return };
+    let killed = bench.start(&[]);
+    let (pid, name) = (killed.pid(), killed.pid().to_string());
+    assert_eq!(bench.files(), [name.as_str()]);
+    drop(killed);
+    assert_eq!(bench.files(), [name.as_str()], "nobody has come since");
+    let list = json(&bench.spinio().args(["stat", "--json"]).assert().success());
+    assert!(list.as_array().unwrap().iter().all(|p| p["process"] != pid), "{list:#}");
+    let next = bench.start(&[]);
+    assert_eq!(bench.files(), [next.pid().to_string()]);
+    next.end();
+}
+
+#[test]
+fn host_programs_and_those_that_say_off_leave_nothing() {
+    let Some(bench) = Bench::new() else { return };
+    bench.spinio().args(["run", "--", "cat"]).arg(&bench.data).assert().success();
+    let off = bench.start(&[("SPINIO_STATS", "off")]);
+    assert!(bench.files().is_empty(), "{:?}", bench.files());
+    off.end();
+}
+
+#[test]
+fn a_forked_child_counts_for_itself_and_both_are_in_the_sum() {
+    let Some(bench) = Bench::new() else { return };
+    let assert =
+        bench.spinio().args(["run", "--stats", "--"]).arg(&bench.program).arg(&bench.data).arg("fork").assert();
+    let text = stderr(&assert.success());
+    assert!(text.contains("22 device reads"), "{text}");
+    // Each has a file of its own: in a folder that we named they stay.
+    let kept = bench.dir.path().join("kept");
+    std::fs::create_dir(&kept).unwrap();
+    let mut command = bench.spinio();
+    command.env("SPINIO_STATS", format!("{}/", kept.display()));
+    command.args(["run", "--"]).arg(&bench.program).arg(&bench.data).arg("fork").assert().success();
+    let mut reads = Vec::new();
+    for entry in std::fs::read_dir(&kept).unwrap() {
+        let told =
+            json(&bench.spinio().args(["stat", "--json", "--file"]).arg(entry.unwrap().path()).assert().success());
+        reads.push(told["calls"]["read"]["calls"].as_u64().unwrap());
+    }
+    assert_eq!(reads, [11, 11]);
+}
+
+#[test]
+fn a_file_that_holds_no_counters_is_an_error() {
+    let dir = folder();
+    let path = file(dir.path(), "data", 1 << 20);
+    let assert = spinio().args(["stat", "--file"]).arg(&path).assert().code(1);
+    assert!(stderr(&assert).contains("holds no counters"), "{}", stderr(&assert));
+    spinio().args(["stat", "--file"]).arg(dir.path()).assert().code(1);
+}
+
+/// Every line, and that its segments make up its bytes.
+fn requests(text: &str) -> Vec<Value> {
+    let lines: Vec<Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    for line in &lines {
+        let segments = line["segments"].as_array().unwrap();
+        let bytes: u64 = segments.iter().map(|s| s["bytes"].as_u64().unwrap()).sum();
+        assert_eq!(Some(bytes), line["bytes"].as_u64(), "{line:#}");
+        let begun = line["start_ns"].as_u64().unwrap();
+        let ended = begun + line["duration_ns"].as_u64().unwrap();
+        for s in segments {
+            let start = s["start_ns"].as_u64().unwrap();
+            // The clock is read anew for each, so the ends may differ by what that takes.
+            assert!((begun..=ended).contains(&start), "a segment outside its request: {line:#}");
+        }
+    }
+    lines
+}
+
+#[test]
+fn a_program_and_its_child_are_traced_request_by_request() {
+    let Some(bench) = Bench::new() else { return };
+    let traced = |output: &[&str]| {
+        let mut command = bench.spinio();
+        command.arg("trace").args(output).arg("--").arg(&bench.program).arg(&bench.data).arg("fork");
+        command.assert().success()
+    };
+    let lines = bench.dir.path().join("trace.jsonl");
+    traced(&["-o", lines.to_str().unwrap()]);
+    let lines = requests(&std::fs::read_to_string(lines).unwrap());
+    assert_eq!(lines.len(), 22);
+    let path = bench.data.canonicalize().unwrap();
+    assert!(lines.iter().all(|l| l["path"] == path.to_str().unwrap() && l["device"] == "emulated:0"), "{:#}", lines[0]);
+    let mut by_process: HashMap<u64, Vec<u64>> = HashMap::new();
+    for l in &lines {
+        by_process.entry(l["pid"].as_u64().unwrap()).or_default().push(l["length"].as_u64().unwrap());
+    }
+    let expected: Vec<u64> = [1 << 20].into_iter().chain([4096; 10]).collect();
+    assert_eq!(by_process.len(), 2);
+    assert!(by_process.values().all(|lengths| *lengths == expected), "{by_process:?}");
+    let offsets: Vec<_> = lines.iter().filter(|l| l["length"] == 4096).map(|l| l["offset"].as_u64().unwrap()).collect();
+    assert_eq!(offsets[..10], (0..10).map(|i| i * 4096).collect::<Vec<_>>()[..]);
+
+    let chrome = bench.dir.path().join("trace.json");
+    traced(&["-o", chrome.to_str().unwrap()]);
+    let value: Value = serde_json::from_str(&std::fs::read_to_string(chrome).unwrap()).unwrap();
+    let events = value["traceEvents"].as_array().unwrap();
+    assert_eq!(events.iter().filter(|e| e["cat"] == "request").count(), 22);
+    assert!(events.iter().any(|e| e["ph"] == "M" && e["args"]["name"] == "watched"), "{events:#?}");
+    assert!(events.iter().any(|e| e["cat"] == "segment" && e["args"]["request"].is_u64()));
+}
+
+#[test]
+fn a_running_process_is_traced_from_now_until_the_tracer_ends() {
+    let Some(bench) = Bench::new() else { return };
+    let mut program = bench.start(&[]);
+    let output = bench.dir.path().join("trace.jsonl");
+    let mut tracer = Command::new(env!("CARGO_BIN_EXE_spinio"))
+        .env("XDG_RUNTIME_DIR", bench.dir.path().join("run"))
+        .args(["trace", &program.pid().to_string(), "-o"])
+        .arg(&output)
+        .spawn()
+        .unwrap();
+    let traced = |output: &Path| std::fs::read_to_string(output).unwrap_or_default();
+    let begun = Instant::now();
+    while traced(&output).lines().count() < 11 {
+        assert_eq!(tracer.try_wait().unwrap(), None, "the tracer ended");
+        assert!(begun.elapsed() < Duration::from_secs(120), "nothing was traced");
+        program.read();
+    }
+    let stop = Command::new("kill").arg("-INT").arg(tracer.id().to_string()).status().unwrap();
+    assert!(stop.success() && tracer.wait().unwrap().success());
+    let lines = requests(&traced(&output));
+    assert!(lines.iter().all(|l| l["pid"] == program.pid() && l["direction"] == "read"));
+    assert!(lines.iter().any(|l| l["length"] == 1 << 20) && lines.iter().any(|l| l["length"] == 4096));
+    // Nothing is recorded any more.
+    let file = bench.dir.path().join("run/spinio").join(program.pid().to_string());
+    let head = || std::fs::read(&file).unwrap()[24 * 8..25 * 8].to_vec();
+    let before = head();
+    program.read();
+    assert_eq!(head(), before, "tracing goes on without a tracer");
+    program.end();
+}
+
+#[test]
+fn prometheus_scrapes_it() {
+    let Some(bench) = Bench::new() else { return };
+    let program = bench.start(&[]);
+    let once = stdout(&bench.spinio().args(["stat", "--prometheus"]).assert().success());
+    let line = format!(
+        "spinio_requests_total{{pid=\"{}\",program=\"watched\",direction=\"read\",outcome=\"ok\"}} 11",
+        program.pid()
+    );
+    assert!(once.contains(&line), "{once}");
+    let mut server = Command::new(env!("CARGO_BIN_EXE_spinio"))
+        .env("XDG_RUNTIME_DIR", bench.dir.path().join("run"))
+        .args(["stat", "--prometheus", "--listen", "127.0.0.1:0"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    BufReader::new(server.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    let address = said.trim().trim_start_matches("spinio: http://").trim_end_matches("/metrics");
+    let mut client = TcpStream::connect(address).unwrap();
+    client.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+    let mut page = String::new();
+    client.read_to_string(&mut page).unwrap();
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.contains(&line) && page.ends_with("# EOF\n"), "{page}");
+    // Every line is a comment or a series with a number.
+    for line in page.split("\r\n\r\n").nth(1).unwrap().lines().filter(|l| !l.starts_with('#')) {
+        let value = line.rsplit(' ').next().unwrap();
+        assert!(line.starts_with("spinio_") && value.parse::<f64>().is_ok(), "{line}");
+    }
+    program.end();
+}
+
+#[test]
+fn top_without_a_terminal_says_so() {
+    let assert = spinio().arg("top").assert().success();
+    assert!(stderr(&assert).contains("no terminal"), "{}", stderr(&assert));
+}

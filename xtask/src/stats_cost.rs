@@ -1,0 +1,10 @@
+//! `cargo x stats-cost`: what counting and tracing cost a device read on the emulated device. The measuring is done by
+//! crates/io/benches/stats_cost.rs; on a GPU, by benches/device_call.c of the GPU pack.
+
+use anyhow::Result;
+
+use crate::tools;
+
+pub(crate) fn run() -> Result<()> {
+    tools::run(tools::cargo().args(["bench", "--quiet", "--package", "spinio-io", "--bench", "stats_cost"]))
+}
