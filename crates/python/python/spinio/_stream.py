@@ -28,7 +28,7 @@ def _handle(stream: Any) -> int:
 def set_stream(stream: Any) -> None:
     """Makes this thread's transfers go behind what is queued on `stream`, instead of the stream their arrays name.
 
-    None ends that. The stream must live until another one is set, and belong to the device that the arrays are on.
+    None, or the legacy default stream, ends that. The stream must live until another one is set, and belong to the device that the arrays are on.
     """
     _spinio.set_stream(_handle(stream))
 
