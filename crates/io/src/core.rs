@@ -287,16 +287,20 @@ impl Core {
             .as_ref()
     }
 
+    /// Threads that read the pieces of one batch, the caller included.
+    pub(crate) fn batch_threads(&self) -> usize {
+        match self.settings.batch_threads {
+            0 => (linux::processors() * 3 / 4).clamp(2, 12),
+            n => n,
+        }
+    }
+
     /// The threads that read the pieces of batches beside the caller, likewise.
     pub(crate) fn batchers(&self) -> Option<&Crew> {
         if linux::in_private_table() {
             return self.batchers.get()?.as_ref();
         }
-        let threads = match self.settings.batch_threads {
-            0 => (linux::processors() * 3 / 4).clamp(2, 12),
-            n => n,
-        };
-        let made = || Crew::mates(self.kernel, threads - 1, self.look, Idle);
+        let made = || Crew::mates(self.kernel, self.batch_threads() - 1, self.look, Idle);
         self.batchers.get_or_init(made).as_ref()
     }
 

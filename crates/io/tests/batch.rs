@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use spinio_device::emulated::{Emulated, Outstanding, POISON};
@@ -471,6 +471,46 @@ fn a_batch_larger_than_the_staging_ring_goes_through_it() {
         check(&batch, &buffer);
     }
     assert!(runtime.staging_bytes(&buffer.allocation()) <= 4 << 20);
+}
+
+#[test]
+fn crowded_pieces_are_gathered_out_of_pages_registered_for_them() {
+    let subject = Subject::new();
+    let inner = emulated("size=64M");
+    let mut rng = Rng::of_run(9);
+    for (what, pins, gathered) in [("all", u64::MAX, true), ("none", 0, false), ("some", 1, true)] {
+        let device = FaultyDevice::before(inner);
+        if pins < u64::MAX {
+            device.fail(Operation::Pin, pins + 1, u64::MAX, ErrorKind::PinRefused);
+        }
+        let runtime = Runtime::new(Settings { batch_threads: 1, ..settings() });
+        file::fetch(&subject.path, 0..SIZE as u64 / 4096 + 1);
+        let buffer = Buffer::new(inner, 16 << 20);
+        let mut batch = pieces(&mut rng, &[subject.fd()], &buffer, 4000, 5000);
+        let known = [buffer.target_through(device, 0).allocation];
+        let done = within(what, || runtime.batch_into(&mut batch, &known)).unwrap();
+        assert_eq!(done.failed, 0, "{what}");
+        check(&batch, &buffer);
+        let by = routes(&runtime);
+        assert_eq!((by.contains(&Route::Gather), by.contains(&Route::Copy)), (gathered, pins < u64::MAX), "{what}");
+        // What is written afterwards is seen by the next batch: no pin is used twice.
+        subject.file.write_all_at(&file::bytes(0, 4096, 0), 0).unwrap();
+        drop(runtime);
+        assert_nothing_lent(inner, 1);
+    }
+    let runtime = Runtime::new(Settings { batch_threads: 1, ..settings() });
+    let buffer = Buffer::new(inner, 16 << 20);
+    for version in 1..4 {
+        subject.file.write_all_at(&file::bytes(0, SIZE, version), 0).unwrap();
+        let mut batch = pieces(&mut rng, &[subject.fd()], &buffer, 3000, 5000);
+        runtime.batch(&mut batch).unwrap();
+        for p in batch.iter().filter(|p| p.result > 0).step_by(37) {
+            let at = (p.address - buffer.addr().0) as usize;
+            let got = p.result as usize;
+            assert!(buffer.part(at..at + got) == file::bytes(p.offset, got, version), "{version}");
+        }
+    }
+    assert!(routes(&runtime).contains(&Route::Gather));
 }
 
 #[test]

@@ -6,9 +6,10 @@
 //!     │ held.rs       of a held file: gathered straight out of its pages
 //!     │ residency.rs  cached or absent
 //!     ▼
-//!   items ── cached ──> copies.rs    many threads read into pages of staging ┐
-//!         └─ absent ──> storage.rs   O_DIRECT, 128 reads in flight           ┤
-//!                                                                            ▼
+//!   items ── cached, close together ──> register.rs   registered for this batch, gathered ───────┐
+//!         ├─ cached ──────────────────> copies.rs     many threads read into pages of staging ─┤
+//!         └─ absent ──────────────────> storage.rs    O_DIRECT, 128 reads in flight ───────────┤
+//!                                                                                              ▼
 //!                          outlet.rs    a page and a list: one launch takes each piece to its place
 //!     ▲
 //!     └─ what a route could not bring is read through the page cache
@@ -31,6 +32,7 @@ mod copies;
 mod held;
 mod list;
 mod outlet;
+mod register;
 mod residency;
 mod sort;
 mod storage;
@@ -138,13 +140,18 @@ impl Sorted {
             let _request = core.begin_request();
             let items = std::mem::take(&mut self.items);
             let items = self.in_order(items);
-            let (cached, absent) = self.split(items);
+            let (mut cached, absent) = self.split(items);
+            let crowds = register::choose(&work, &mut cached);
             let storage = (!absent.is_empty()).then(|| Storage::new(&work, absent));
             let copies = (!cached.is_empty()).then(|| Copies::new(&work, cached, Reason::Cached));
             if let Some(copies) = &copies {
                 copies.call_helpers();
             }
-            let missed = storage.map_or(Vec::new(), |storage| storage.finish());
+            let mut missed = Vec::new();
+            for crowd in crowds {
+                missed.extend(register::gather(&work, crowd));
+            }
+            missed.extend(storage.map_or(Vec::new(), |storage| storage.finish()));
             if let Some(copies) = copies {
                 copies.finish();
             }
