@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   all host                        the next function, untouched
-//!   a file with offsets             part by part at explicit offsets, until one comes back short
+//!   a file with offsets             part by part at explicit offsets, until one comes back short; many device parts in
+//!                                   a row as one batch
 //!   a pipe, socket, terminal        one read: the kernel fills host parts itself, and a bounce for the device parts
 //!   flags (RWF_*)                   as a stream, in windows: the kernel sees the flags, and all of them
 //! ```
@@ -19,7 +20,7 @@ use std::ffi::c_int;
 
 use libc::iovec;
 use spinio_device::{Allocation, registry};
-use spinio_io::runtime;
+use spinio_io::{Piece, runtime};
 use spinio_sys::linux;
 
 use super::read::MOST;
@@ -31,6 +32,8 @@ use crate::{caller, errno, next, switch};
 const IOV_MAX: c_int = 1024;
 /// Host memory that stands in for device parts, at most.
 const BOUNCE: usize = 1 << 20;
+/// Device parts in a row from which they are read as a batch.
+const SEVERAL: usize = 8;
 /// `preadv2`'s name for the file's own offset.
 const OWN_OFFSET: i64 = -1;
 
@@ -173,7 +176,12 @@ fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize,
     let mut rest = parts.to_vec();
     while let Some(first) = rest.first().copied() {
         let offset = start + done as u64;
+        let devices = rest.iter().take_while(|p| p.device.is_some()).count();
         let (wanted, got) = match first.device {
+            Some(_) if flags == 0 && devices >= SEVERAL => {
+                let wanted = rest[..devices].iter().map(|p| p.len).sum();
+                (wanted, batch(fd, &rest[..devices], offset))
+            }
             Some(allocation) if flags == 0 => {
                 let read = runtime().read(fd, Some(offset), target(allocation, first.at), first.len);
                 (first.len, read.map_err(Failure::Io))
@@ -218,6 +226,32 @@ fn advance(parts: &mut Vec<Part>, mut bytes: usize) {
         first.at = first.at.wrapping_add(bytes);
         first.len -= bytes;
     }
+}
+
+/// Device parts that lie one behind the other in the file, all at once; the bytes up to the first that came back short.
+fn batch(fd: c_int, parts: &[Part], offset: u64) -> Result<usize, Failure> {
+    let mut offset = offset;
+    let piece = |part: &Part| {
+        let piece = Piece { fd, offset, len: part.len as u64, address: part.at as u64, ..Piece::default() };
+        offset += piece.len;
+        piece
+    };
+    let mut pieces: Vec<Piece> = parts.iter().map(piece).collect();
+    let mut known: Vec<Allocation> = parts.iter().filter_map(|p| p.device).collect();
+    known.dedup_by_key(|a| a.start);
+    runtime().batch_into(&mut pieces, &known)?;
+    let mut done = 0;
+    for piece in &pieces {
+        match usize::try_from(piece.result) {
+            Ok(got) => done += got,
+            Err(_) if done > 0 => break,
+            Err(_) => return Err(Failure::Errno(-piece.result as i32)),
+        }
+        if (piece.result as u64) < piece.len {
+            break;
+        }
+    }
+    Ok(done)
 }
 
 struct Window {

@@ -12,7 +12,7 @@
 #include "check.h"
 #include "memory.h"
 
-enum { SPAN = 3 << 20, PARTS = 9, ROUNDS = 400 };
+enum { SPAN = 3 << 20, PARTS = 16, ROUNDS = 400 };
 
 static uint64_t state;
 static unsigned char *host, *seen, *device;
@@ -114,11 +114,11 @@ static void one_call(int a, int b, size_t size)
         /* Parts lie apart; each is host memory in the first call, and either in the second. */
         struct iovec first[PARTS], second[PARTS];
         int count = 1 + random_below(PARTS), which = random_below(3), flags = random_below(4) ? 0 : RWF_HIPRI;
-        int on_device[PARTS];
+        int on_device[PARTS], every = random_below(3) == 0; /* many device parts in a row are a batch */
         for (int i = 0; i < count; i++) {
             size_t slot = SPAN / PARTS, at = i * slot;
             size_t part = length_below(slot);
-            on_device[i] = random_below(3) != 0;
+            on_device[i] = every || random_below(3) != 0;
             first[i] = (struct iovec){host + at, part};
             second[i] = (struct iovec){on_device[i] ? device + at : seen + at, part};
         }
