@@ -258,6 +258,24 @@ def test_torch_parameters_and_odd_types(f, noise):
         f.pread(torch.zeros(3, device="meta"), 0)
 
 
+def test_every_gpu_from_every_other(f, noise, tmp_path):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU")
+    gpus = range(torch.cuda.device_count())
+    for current in gpus:
+        with torch.cuda.device(current):
+            for gpu in gpus:
+                tensor = torch.zeros(1 << 20, dtype=torch.uint8, device=f"cuda:{gpu}")
+                assert spinio.describe(tensor)["device"] == f"cuda:{gpu}"
+                for size in (100, 65536, 1 << 20):
+                    assert f.pread(tensor[:size], gpu) == size
+                assert tensor.cpu().numpy().tobytes() == noise[gpu:][: 1 << 20]
+                with spinio.open(tmp_path / "out", "w") as out:
+                    assert out.write(tensor) == 1 << 20
+                assert (tmp_path / "out").read_bytes() == noise[gpu:][: 1 << 20]
+
+
 def test_torch_streams_keep_their_order(f, noise):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
