@@ -5,13 +5,16 @@
 //!   kernel          │ write 0 ......... │ write 1 .........
 //! ```
 //!
+//! Around the page cache a portion ends where a stripe of the array does, so that a RAID-5 is spared reading old parity.
+//!
 //! At the descriptor's own offset the whole range is taken first, with one relative `lseek`, so that who shares the
 //! offset goes on behind it; what was not written is given back.
 
 use std::ops::Range;
 use std::time::Instant;
 
-use spinio_plan::Reason;
+use spinio_plan::geometry::Stripe;
+use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{self, FileKind};
 
 use super::gather::{Gathered, Into, Order};
@@ -34,11 +37,17 @@ impl Write<'_> {
     pub(super) fn long(&self) -> Result<usize> {
         let hand = self.own_hand();
         let why = if hand.reason == Reason::IntoCache { Reason::InParts } else { hand.reason };
-        let hand = Hand { reason: why, ..hand };
+        let hand = Hand { reason: why, stripe: self.stripe(hand), ..hand };
         if self.appends() {
             return self.portions(0..self.len, hand);
         }
         self.at_offset(|write| write.portions(0..write.len, hand))
+    }
+
+    /// The stripes under a file that the program writes directly. What goes into the page cache the kernel gathers anyway.
+    fn stripe(&self, hand: Hand) -> Option<Stripe> {
+        let keepers = self.core.keepers().filter(|_| hand.route == Route::Direct)?;
+        self.core.files.get(self.core.kernel, keepers, self.fd, self.stat).ok()?.geometry().stripe()
     }
 
     /// Whether the bytes go to the end of the file, wherever that is.
@@ -73,6 +82,14 @@ impl Write<'_> {
         }
     }
 
+    /// `most`, or less so that a portion from `from` on ends where a stripe does, and direct I/O still may.
+    fn up_to_stripe(&self, stripe: Option<Stripe>, from: usize, most: usize) -> usize {
+        let (Some(stripe), Some(start)) = (stripe, self.at) else { return most };
+        let at = start + from as u64;
+        let end = stripe.cut(at, most as u64);
+        if end.is_multiple_of(linux::PAGE as u64) { (end - at) as usize } else { most }
+    }
+
     /// A range of the write; how many bytes of it were written.
     pub(super) fn portions(&self, range: Range<usize>, hand: Hand) -> Result<usize> {
         let device_error = |e| Error::device(e, "write", self.at.unwrap_or(0), self.len as u64);
@@ -89,6 +106,7 @@ impl Write<'_> {
         let range = range.start..self.within_limit(range.clone());
         let most = (bound(self.core) / 2).min(PORTION) as usize / BLOCK * BLOCK;
         let gather = |from: usize, most: usize| {
+            let most = self.up_to_stripe(hand.stripe, from, most);
             let parts = self.portion(from, most.min(range.end - from));
             Gathered::fenced(self.core, order, &parts, Into::Ring, self.at.unwrap_or(0) + from as u64)
         };
