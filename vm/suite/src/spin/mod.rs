@@ -1,10 +1,11 @@
-//! What SPIN makes of the machine: `Runtime::read` into memory of the p2pmem device.
+//! What SPIN makes of the machine: `Runtime::read` into memory of the p2pmem device, and `write` out of it.
 //!
 //! ```text
 //!   routes         which way the bytes went, and why
 //!   bytes          edges, holes, dirty pages, writers: the bytes are right whichever way they went
 //!   beside         reads while another thread writes, truncates or punches the file
 //!   canary         a transfer that goes wrong silently is found out
+//!   writes         the same for writes
 //!   differential   random requests against a plain pread of the same moment
 //! ```
 
@@ -13,6 +14,7 @@ mod bytes;
 mod canary;
 mod differential;
 mod routes;
+mod writes;
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -39,6 +41,7 @@ pub(crate) fn cases() -> Vec<Case> {
     all.extend(beside::cases());
     all.extend(canary::cases());
     all.extend(differential::cases());
+    all.extend(writes::cases());
     all
 }
 
