@@ -4,7 +4,7 @@
     h200.py --bin DIR [--out DIR] [--scratch DIR] [--wheels DIR] [--only row,row] [--reps N] [--budget SECONDS] [--gib N]
 
 DIR holds `reads`, `writes`, `batch` and `libspinio.so` (`cargo x gpu-pack` makes it). Prints a table and writes README.md and raw.json to
---out. Rows: big, again, seq8m, par16, small, cold, mix, owner, first, host, writes, batch, hold. Root is needed for the row `owner` only.
+--out. Rows: big, again, seq8m, par16, small, cold-small, cold, mix, owner, first, host, writes, batch, hold. Root is needed for the row `owner` only.
 
 Every program runs with CUDA's default, spinning contexts. A row is skipped, and says so, once the budget is spent.
 """
@@ -25,6 +25,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 GIB = 1 << 30
 MIB = 1 << 20
+KIB = 1 << 10
 
 
 class Bench:
@@ -261,6 +262,23 @@ def small(b):
         b.row(f"sequential {block // 1024} KiB reads", f"{goal}x of plain", over(r, goal), peer=f"plain {rate(plain)}; KvikIO {rate(peer)}", us=speed(us), ratio=f"{shown(r)} of plain")
 
 
+def cold_small(b):
+    """Sequential reads of an uncached file: beside plain buffered reads, and beside unassisted direct ones."""
+    for block in (4 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB):
+        got = {"plain": [], "us": []}
+        for _ in range(b.args.reps):  # side by side, so that drift of the machine hits both
+            for mode in got:
+                got[mode] += b.run("trickle", mode, block=block, total=min(b.size, 2 * GIB))
+        direct = b.run("trickle", "direct", block=block, total=min(b.size, max(64 * MIB, 4096 * block)))
+        of_plain = ratio(mid(got["us"], "gbps"), mid(got["plain"], "gbps"))
+        of_direct = ratio(mid(got["us"], "gbps"), mid(direct, "gbps"))
+        goal, met = "0.95 of plain", over(of_plain, 0.95)
+        if block == 32 * KIB:
+            goal, met = goal + ", 5x of direct", all_of(met, over(of_direct, 5))
+        b.row(f"cold sequential {block // KIB} KiB reads", goal, met, peer=f"plain {rate(got['plain'])}; direct {rate(direct)}", us=speed(got["us"]), ratio=f"{shown(of_plain)} of plain, {shown(of_direct)} of direct")
+    b.warm()
+
+
 def cold(b):
     limit, us = [], []
     for _ in range(2):
@@ -407,7 +425,7 @@ def hold(b):
     b.row("a kernel reads 1 M random blocks of 4 KiB of it", "45 GB/s", over(mid(some, "gbps"), 45), us=speed(some))
 
 
-ROWS = {"big": big, "again": again, "seq8m": seq8m, "par16": par16, "small": small, "first": first, "host": host, "owner": owner, "mix": mix, "cold": cold, "writes": writes, "batch": batch, "hold": hold}
+ROWS = {"big": big, "again": again, "seq8m": seq8m, "par16": par16, "small": small, "first": first, "host": host, "owner": owner, "mix": mix, "cold-small": cold_small, "cold": cold, "writes": writes, "batch": batch, "hold": hold}
 
 
 def machine():

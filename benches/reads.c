@@ -6,6 +6,7 @@
  *   big     size bytes, once                               us, us1 (spinio_pread), plain, limit
  *   again   size bytes, times times, all work counted      us, plain, limit
  *   seq     total bytes in sequence, block by block        us, plain
+ *   trickle the same, of a file not in the page cache      us, plain, direct (O_DIRECT, one block at a time)
  *   par     as seq, from threads threads                   us, plain
  *   cold    size bytes that are not in the page cache      us, plain, limit (O_DIRECT into pinned memory)
  *   mix     random 1 MiB reads of partly cached blocks     us, cached, random, direct
@@ -193,18 +194,31 @@ static void row_big(void) {
 
 /* ---- block by block --------------------------------------------------------------------------------------------- */
 
+static double resident(size_t at, size_t size);
 static void row_seq(void) {
     size_t area = arg.block > 64 * MIB ? arg.block : 64 * MIB / arg.block * arg.block;
     gpu_ptr to;
     GPU(cuMemAlloc_v2(&to, area));
     size_t total = arg.total / arg.block * arg.block, o = 0;
-    int plain = is("plain");
+    int plain = !is("us"), from = fd;
     for (int warm = 0; warm < 4; warm++) /* threads, staging, the first touch of everything */
         plain ? plain_read(to, arg.block, 0) : read_all(fd, (void *)to, arg.block, 0);
+    if (strcmp(arg.row, "trickle") == 0) {
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        double left = resident(0, total);
+        if (left > 1)
+            fprintf(stderr, "reads trickle: %.1f %% of the file stayed in the page cache\n", left);
+    }
+    if (is("direct")) {
+        from = open(arg.file, O_RDONLY | O_DIRECT | O_CLOEXEC);
+        if (from < 0)
+            fail("O_DIRECT");
+        host = pinned(arg.block);
+    }
     begin();
     for (; o < total; o += arg.block) {
         if (plain) {
-            read_all(fd, host, arg.block, o);
+            read_all(from, host, arg.block, o);
             GPU(cuMemcpyHtoD_v2(to + o % area, host, arg.block));
         } else {
             read_all(fd, (void *)(to + o % area), arg.block, o);
@@ -485,7 +499,7 @@ int main(int argc, char **argv) {
     host = malloc(8 * MIB > arg.block ? 8 * MIB : arg.block);
     memset(host, 1, 8 * MIB > arg.block ? 8 * MIB : arg.block);
     static const struct { const char *name; void (*run)(void); } rows[] = {
-        { "big", row_big }, { "again", row_big }, { "seq", row_seq }, { "par", row_par }, { "cold", row_cold },
+        { "big", row_big }, { "again", row_big }, { "seq", row_seq }, { "trickle", row_seq }, { "par", row_par }, { "cold", row_cold },
         { "mix", row_mix }, { "first", row_first }, { "host", row_host } };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (strcmp(rows[i].name, arg.row) == 0) {
