@@ -7,10 +7,12 @@ use std::process::Command;
 use std::sync::Arc;
 
 use spinio_io::{Runtime, Settings};
+use spinio_plan::Route;
 use spinio_plan::geometry::{Kind, P2p, Stack};
 use spinio_sys::Errno;
+use spinio_testkit::buffer::emulated;
 use spinio_testkit::place;
-use spinio_testkit::{Call, Effect, FaultyKernel, user};
+use spinio_testkit::{Buffer, Call, Effect, FaultyKernel, file, user};
 
 fn under(path: &Path) -> Arc<Stack> {
     let file = File::open(path).unwrap();
@@ -58,28 +60,62 @@ fn btrfs_over_two_devices() {
         return println!("skipped: mounting needs root");
     }
     let dir = tempfile::tempdir().unwrap();
-    let loops: Vec<String> = (0..2).filter_map(|i| loop_device(&dir.path().join(format!("disk{i}")))).collect();
     let mount = dir.path().join("mount");
     fs::create_dir(&mount).unwrap();
+    let mut array = Array { mount, loops: Vec::new() };
+    for i in 0..2 {
+        array.loops.extend(loop_device(&dir.path().join(format!("disk{i}"))));
+    }
+    let (loops, mount) = (&array.loops, &array.mount);
     let made = loops.len() == 2
-        && run(Command::new("mkfs.btrfs").args(["-q", "-f", "-d", "raid0", "-m", "raid0"]).args(&loops))
-        && run(Command::new("btrfs").args(["device", "scan"]).args(&loops))
-        && run(Command::new("mount").arg(&loops[0]).arg(&mount));
-    if made {
-        let file = mount.join("f");
-        fs::write(&file, vec![1; 1 << 20]).unwrap();
-        let stack = under(&file);
-        run(Command::new("umount").arg("-l").arg(&mount));
-        let top = stack.top.as_ref().expect("layers");
-        assert_eq!(top.kind, Kind::Btrfs { profile: "raid0".to_owned() }, "{stack}");
-        assert_eq!(top.members.len(), 2);
-        assert_eq!(stack.stripe().map(|s| s.width()), Some(128 << 10));
-    } else {
-        println!("skipped: no btrfs over two loop devices here");
+        && run(Command::new("mkfs.btrfs").args(["-q", "-f", "-d", "raid0", "-m", "raid0"]).args(loops))
+        && run(Command::new("btrfs").args(["device", "scan"]).args(loops))
+        && run(Command::new("mount").arg(&loops[0]).arg(mount));
+    if !made {
+        return println!("skipped: no btrfs over two loop devices here");
     }
-    for device in &loops {
-        run(Command::new("losetup").args(["-d", device]));
+    let path = mount.join("f");
+    let size = (10 << 20) + 77;
+    file::evict(&file::written(&path, size));
+    let stack = under(&path);
+    let top = stack.top.as_ref().expect("layers");
+    assert_eq!(top.kind, Kind::Btrfs { profile: "raid0".to_owned() }, "{stack}");
+    assert_eq!(top.members.len(), 2);
+    assert_eq!(stack.stripe().map(|s| s.width()), Some(128 << 10));
+    println!("{} bytes around the page cache", read_all(&path, size as usize));
+}
+
+/// Gone when dropped.
+struct Array {
+    mount: PathBuf,
+    loops: Vec<String>,
+}
+
+impl Drop for Array {
+    fn drop(&mut self) {
+        run(Command::new("umount").arg("-l").arg(&self.mount));
+        for device in &self.loops {
+            run(Command::new("losetup").args(["-d", device]));
+        }
     }
+}
+
+/// Reads it in requests of several lengths, and says how much came around the page cache.
+fn read_all(path: &Path, size: usize) -> u64 {
+    let (runtime, file) = (Runtime::new(Settings::default()), File::open(path).unwrap());
+    // A byte more: a read behind the end of the buffer is refused, one behind the end of the file is not.
+    let buffer = Buffer::new(emulated("size=64M"), size + 1);
+    let mut at = 0;
+    for len in [size / 2, 3 << 20, 1_000_001, 300_000].into_iter().cycle() {
+        let got = runtime.read(file.as_raw_fd(), Some(at as u64), buffer.target(at), len).unwrap();
+        at += got;
+        if got == 0 {
+            break;
+        }
+    }
+    assert_eq!(at, size);
+    assert!(buffer.bytes()[..size] == file::bytes(0, size, 0), "other bytes than the file's");
+    runtime.stats().lines.iter().filter(|line| line.route == Route::Direct).map(|line| line.bytes).sum()
 }
 
 fn loop_device(image: &Path) -> Option<String> {

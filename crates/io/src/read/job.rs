@@ -29,8 +29,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use spinio_device::{Device, Fence};
+use spinio_plan::geometry::Stripe;
 use spinio_plan::{Extent, Reason, Route, Segment};
-use spinio_sys::linux::Fd;
+use spinio_sys::linux::{self, Fd};
 
 use crate::core::{Core, KEEPERS};
 use crate::crew::Task;
@@ -98,6 +99,8 @@ pub(crate) struct Job {
     pub(crate) expected: Mutex<Option<Expected>>,
     copy_piece: u64,
     direct_piece: u64,
+    /// Of the array under the file.
+    stripe: Option<Stripe>,
     queues: Mutex<Queues>,
     outstanding: AtomicU64,
     outcome: Mutex<Outcome>,
@@ -119,7 +122,11 @@ impl Job {
     pub(crate) fn new(request: Request) -> Job {
         let threads = request.core.threads() as u64;
         let len = request.len;
+        // What storage is asked for must begin and end with a page, wherever a partition begins.
+        let whole = |s: &Stripe| (s.chunk | s.phase.unwrap_or(0)).is_multiple_of(linux::PAGE as u64);
+        let stripe = request.file.geometry().stripe().filter(whole);
         Job {
+            stripe,
             request,
             cold: AtomicBool::new(false),
             brought: Mutex::default(),
@@ -348,8 +355,8 @@ impl Job {
         let to_boundary = |unit: u64| (at / unit + 1) * unit - at;
         let most = match front.route {
             // Short requests are cut finer: several commands in flight hide each other's latency.
-            Route::Direct => self.direct_piece.min(to_boundary(BLOCK as u64)),
-            Route::P2p => to_boundary(P2P_PIECE),
+            Route::Direct => self.whole_chunks(at, self.direct_piece.min(to_boundary(BLOCK as u64))),
+            Route::P2p => self.whole_chunks(at, to_boundary(P2P_PIECE)),
             Route::Dma => self.dma_piece(front.len, at),
             Route::Copy | Route::Store | Route::Gather => self.copy_piece.min(to_boundary(BLOCK as u64)),
         };
@@ -360,6 +367,11 @@ impl Job {
         front.offset += most;
         front.len -= most;
         Some(piece)
+    }
+
+    /// A command of an array ends with a chunk.
+    fn whole_chunks(&self, at: u64, most: u64) -> u64 {
+        self.stripe.map_or(most, |stripe| stripe.whole_chunks(at, most) - at)
     }
 
     /// Bytes of the next DMA: short ones at both ends of the request, because the first DMA waits for the first

@@ -12,6 +12,11 @@
 //! Offsets are those of the uppermost block device. A file's own offsets differ by where its extents lie; file systems
 //! that know the stripe begin large extents on it.
 //!
+//! Reads are not dealt out to the members one by one: the kernel cuts a command at the chunks and has all members work
+//! on it at once, so many small commands only cost more. Tried on btrfs RAID-0 over four loop devices, each throttled:
+//! 128 MiB in commands of 2 MiB 270 MB/s, of one chunk each, dealt out by member, 228 MB/s, of one chunk in order 193;
+//! requests of 8 MiB 425, 228 and 198. What is left to do is to end a command where a chunk ends.
+//!
 //! Known flaws: zones of a RAID-0 whose members differ in length, md's far and offset layouts of RAID-10 and its rarer
 //! RAID-5 layouts are cut rightly, but nobody is told which member holds a chunk.
 
@@ -137,6 +142,15 @@ impl Stripe {
             Some(end) if end - at >= most / 2 => end,
             _ => within_stripe().unwrap_or(limit),
         }
+    }
+
+    /// Where a read that begins at `at` and may be `most` bytes long should end: with its last whole chunk, if it has one.
+    pub fn whole_chunks(&self, at: u64, most: u64) -> u64 {
+        let phase = self.phase.unwrap_or(0);
+        let limit = at.saturating_add(most.max(1));
+        let end = (limit.saturating_add(phase) / self.chunk * self.chunk).saturating_sub(phase);
+        // A chunk longer than the command is read in commands as long as they may be.
+        if end > at && most >= self.chunk { end } else { limit }
     }
 
     /// The member that holds byte `at`: the one that is read, where there are copies.

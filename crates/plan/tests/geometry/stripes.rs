@@ -23,6 +23,15 @@ proptest! {
     }
 
     #[test]
+    fn a_read_ends_with_a_chunk_if_it_can(stripe in any_stripe(), at in 0u64..1 << 50, most in 1u64..1 << 24) {
+        let end = stripe.whole_chunks(at, most);
+        prop_assert!(end > at && end - at <= most);
+        let whole = (end + stripe.phase.unwrap_or(0)).is_multiple_of(stripe.chunk);
+        prop_assert!(whole || end - at == most);
+        prop_assert!(whole || most < 2 * stripe.chunk);
+    }
+
+    #[test]
     fn a_command_that_can_have_whole_stripes_has_them(stripe in any_stripe(), n in 0u64..1 << 20, k in 1u64..9) {
         let phase = stripe.phase.unwrap_or(0);
         let at = (n * stripe.width()).saturating_sub(phase);
