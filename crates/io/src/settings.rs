@@ -122,7 +122,8 @@ pub const TABLE: &[Row] = &[
         name: "SPINIO_STAGING",
         values: "bytes, from `2M`; `K`, `M`, `G`",
         default: "`128M`",
-        doc: "Upper bound of pinned staging memory a device. It grows on demand. What is less than `4M` counts as `4M`.",
+        doc: "Upper bound of pinned staging memory a device. It grows on demand. What is less than `4M` counts as `4M`. \
+              A write up to this size is one call of the kernel; a larger one is made in parts.",
     },
     Row {
         name: "SPINIO_ROUTES",

@@ -57,7 +57,7 @@ impl Write<'_> {
         if self.flags != 0 || flags & linux::O_APPEND != 0 || (self.len as u64) < LEAST_P2P {
             return false;
         }
-        let pays = flags & SYNC != 0 || self.staged() > bound(self.core);
+        let pays = flags & SYNC != 0 || self.may_be_cut();
         let direct =
             flags & linux::O_DIRECT == 0 && self.len as u64 >= LEAST_DIRECT && settings.allows(Route::Direct) && pays;
         direct || (self.mapped().is_some() && settings.allows(Route::P2p))
@@ -94,7 +94,7 @@ impl Write<'_> {
             len: self.len as u64,
             flags: flags as u32,
             into_cache: self.cache_route(),
-            in_parts: self.staged() > bound(self.core),
+            in_parts: self.may_be_cut(),
             p2p: Ok(()),
             twin: self.may_open_twin(&file, offset),
         };

@@ -8,7 +8,7 @@ use spinio_plan::{WriteCase, WriteWay, write_cut, write_way};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
-use super::bound;
+use super::one_call;
 use crate::core::Core;
 use crate::file::File;
 use crate::{Buffer, Error, Explanation, Runtime};
@@ -89,7 +89,7 @@ impl Runtime {
         }
         let flags = core.kernel.flags(fd).map_err(fail)? as u32;
         let into_cache = if buffer.abilities.copies { Route::Copy } else { Route::Store };
-        let in_parts = len > bound(core);
+        let in_parts = len > one_call(core, stat.kind);
         let plain = match flags & linux::O_DIRECT != 0 {
             true => WriteWay { route: Route::Direct, reason: Reason::OwnDirect, refused: None },
             false => {

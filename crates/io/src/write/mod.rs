@@ -14,7 +14,8 @@
 //! Offset, O_APPEND, O_SYNC, RLIMIT_FSIZE with its signal, quota, locks and errors are then the kernel's own, the count
 //! is what the kernel says, and nothing is kept about the file. Copying while the kernel already writes would save a
 //! tenth of the time, but takes either two calls, which others can come between, or a way to know that there are no
-//! others, and there is none: a lease does not count threads and children that share the descriptor.
+//! others, and there is none: a lease does not count threads and children that share the descriptor. Only block devices
+//! promise nothing of the kind; their writes are made in portions from 16 MiB on, the next one copied meanwhile.
 //!
 //! ```text
 //!   Runtime::write, write_parts
@@ -60,6 +61,9 @@ use crate::stats::{Direction, Watch};
 use crate::{Error, Runtime, Target};
 
 const SEEK_CUR: i32 = 1;
+
+/// Bytes from which a write of a block device is made in portions.
+const BLOCK_DEVICE: u64 = 16 << 20;
 
 type Result<T> = core::result::Result<T, Error>;
 
@@ -122,7 +126,12 @@ impl Write<'_> {
     /// Through the program's own descriptor.
     fn plain(&self) -> Result<usize> {
         // Of a misaligned O_DIRECT write the kernel has to see all, to refuse all of it.
-        if self.staged() > bound(self.core) && !self.is_misaligned() { self.long() } else { self.whole(None) }
+        if self.may_be_cut() && !self.is_misaligned() { self.long() } else { self.whole(None) }
+    }
+
+    /// Whether it is too long for one call.
+    fn may_be_cut(&self) -> bool {
+        self.staged() > one_call(self.core, self.stat.kind)
     }
 
     /// Whether the descriptor is one for direct I/O, and this write not aligned for it.
@@ -160,6 +169,12 @@ impl Write<'_> {
 /// Bytes that one kernel call may take out of staging memory.
 fn bound(core: &Core) -> u64 {
     core.settings.staging.max(2 * BLOCK as u64)
+}
+
+/// Bytes of a write that is one call. Those of a block device are mixed with others by the kernel itself, so nothing is
+/// lost by copying beside them.
+fn one_call(core: &Core, kind: FileKind) -> u64 {
+    if kind == FileKind::Block { BLOCK_DEVICE.min(bound(core)) } else { bound(core) }
 }
 
 /// The parts without empty ones, cut off where the first of them leaves its allocation, as the kernel cuts a write off
