@@ -108,6 +108,11 @@ int main(void)
         FAILS(spinio_map_wanted(map), EINVAL);
         FAILS(spinio_unmap(map), EINVAL);
         CHECK(spinio_release(fd) == 0 && spinio_is_held(fd) == 0);
+        /* Closing the descriptor that it is held by lets it go. */
+        int other = dup(fd);
+        CHECK(spinio_hold(other) == 0 && spinio_is_held(fd) == 1);
+        close(other);
+        CHECK(spinio_is_held(fd) == 0);
     } else {
         CHECK(errno == EOPNOTSUPP); /* a file system without leases */
     }

@@ -1,0 +1,41 @@
+/* Reads a thousand random blocks of a file into GPU memory at once.
+ *
+ *     cc -O2 -o batch batch.c -I$CUDA_HOME/include -L$CUDA_HOME/lib64 -lcudart -lspinio
+ *     ./batch FILE
+ */
+#include <cuda_runtime.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <spinio.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { BLOCK = 4096, COUNT = 1000 };
+
+int main(int argc, char **argv)
+{
+    int fd = argc == 2 ? open(argv[1], O_RDONLY) : -1;
+    off_t size = lseek(fd, 0, SEEK_END);
+    char *gpu;
+    if (size < BLOCK || cudaMalloc((void **)&gpu, (size_t)COUNT * BLOCK) != cudaSuccess)
+        return fprintf(stderr, "usage: batch FILE (of 4096 bytes or more)\n"), 1;
+
+    if (spinio_hold(fd)) /* worth it for many batches; without it they work as well */
+        fprintf(stderr, "not held: %s\n", spinio_last_error());
+
+    struct spinio_piece piece[COUNT];
+    for (int i = 0; i < COUNT; i++)
+        piece[i] = (struct spinio_piece){
+            .fd = fd, .offset = rand() % (size / BLOCK) * BLOCK, .size = BLOCK, .buffer = gpu + (size_t)i * BLOCK};
+    ssize_t bytes = spinio_batch(piece, COUNT);
+    if (bytes < 0)
+        return fprintf(stderr, "%s\n", spinio_last_error()), 1;
+    for (int i = 0; i < COUNT; i++)
+        if (piece[i].result < 0)
+            fprintf(stderr, "block at %llu: %s\n", (unsigned long long)piece[i].offset, strerror(-piece[i].result));
+
+    printf("%zd bytes are on the GPU\n", bytes);
+    return 0;
+}
