@@ -38,7 +38,7 @@ pub use batch::{Done, Each, Many, Piece, Ticket};
 pub use error::{Error, ErrorKind};
 pub use explain::{Buffer, Explanation};
 pub use hold::{Mapped, NotHeld};
-pub use own::{OwnFile, WriteLease};
+pub use own::{OnItsWay, OwnFile, WriteLease};
 pub use runtime::{Runtime, Target, advised, forget, forget_all, note_advice, runtime};
 pub use settings::Settings;
 pub use write::Part;

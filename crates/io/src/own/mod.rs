@@ -16,6 +16,7 @@
 //!
 //! Known flaw: a call that is passed on costs two wake-ups where keepers sleep, some 10 us. Moves are large.
 
+mod later;
 mod lease;
 
 use std::ffi::CStr;
@@ -25,6 +26,7 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, CacheStat, DirectAlign, Fd, Stat};
 
+pub use self::later::OnItsWay;
 pub(crate) use self::lease::Leases;
 pub use self::lease::WriteLease;
 use crate::Runtime;
@@ -120,6 +122,14 @@ impl Kernel for Tables {
             true => Linux.open_again(tid, fd, flags),
             // Called by the keeper that opens a twin: the number is one of its own table.
             false => Linux.open_again(linux::gettid(), fd - OWN, flags),
+        }
+    }
+
+    fn share(&self, tid: u32, fd: Fd) -> Result<Fd> {
+        match fd < OWN {
+            true => Linux.share(tid, fd),
+            // As above.
+            false => linux::duplicate_from(fd - OWN, 0),
         }
     }
 

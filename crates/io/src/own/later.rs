@@ -1,0 +1,342 @@
+//! Moves of own files in the order of a queue: asked for now, made when the queue gets there.
+//!
+//! ```text
+//!   queue     ... work │ host function 0 │ copy 0 │ host function 1 │ copy 1 │ ... │ last host function │ later work
+//!   keepers   fill piece 0 .. n at once      └ piece 0's block is free: fill piece n with it
+//! ```
+//!
+//! An upload reads the file while the queue is still busy with what was there before. Each copy has a host function
+//! before it, which waits until a keeper has filled its block, so that nothing queued behind the upload can run before
+//! its bytes are there. After the call nothing is asked of the device any more, except by the queue itself: a program
+//! that waits for its device waits for files too, but never for somebody who waits for it.
+//!
+//! A download is [`Runtime::write_async`] (write/later.rs).
+//!
+//! Known flaws: the driver runs host functions of all queues on one thread, so uploads in two queues wait for each other's
+//! files. Bytes that the file loses between the question for its size and the read arrive as zeros; the result tells.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use spinio_device::{Device, QueueId, Wait};
+use spinio_plan::{Reason, Route};
+use spinio_sys::Errno;
+
+use super::OwnFile;
+use crate::lock::lock;
+use crate::staging::{BLOCK, Block, Staging};
+use crate::stats::{Direction, Watch};
+use crate::{Error, Runtime, Target};
+
+/// No result yet.
+const PENDING: isize = isize::MIN;
+
+/// Blocks of an upload: so many pieces are read ahead of the queue.
+const AHEAD: usize = 16;
+
+/// How long to wait for more blocks than one.
+const PATIENCE: Duration = Duration::from_millis(1);
+
+/// The word that a result is stored in.
+#[derive(Debug)]
+struct Word {
+    value: AtomicIsize,
+    /// Somebody who stores it has been given the word without owning it.
+    lent: AtomicBool,
+}
+
+/// A move on its way.
+#[derive(Clone, Debug)]
+pub struct OnItsWay(Arc<Word>);
+
+impl OnItsWay {
+    fn new() -> OnItsWay {
+        OnItsWay::over_as(PENDING)
+    }
+
+    fn over_as(value: isize) -> OnItsWay {
+        OnItsWay(Arc::new(Word { value: AtomicIsize::new(value), lent: AtomicBool::new(false) }))
+    }
+
+    /// One that is over.
+    pub fn over(moved: usize) -> OnItsWay {
+        OnItsWay::over_as(moved as isize)
+    }
+
+    /// Lets the word live until its result has been seen.
+    fn lend(&self) -> *const AtomicIsize {
+        self.0.lent.store(true, Release);
+        // SAFETY: the pointer is an Arc's own; `take_back` undoes this.
+        unsafe { Arc::increment_strong_count(Arc::as_ptr(&self.0)) };
+        &raw const self.0.value
+    }
+
+    fn take_back(&self) {
+        if self.0.lent.swap(false, AcqRel) {
+            // SAFETY: counted by `lend`, once; `self` still holds one.
+            unsafe { Arc::decrement_strong_count(Arc::as_ptr(&self.0)) };
+        }
+    }
+
+    /// The bytes moved, or why not; `None` while it is on its way.
+    pub fn result(&self) -> Option<core::result::Result<usize, Errno>> {
+        match self.0.value.load(Acquire) {
+            PENDING => None,
+            moved => {
+                self.take_back();
+                Some(usize::try_from(moved).map_err(|_| Errno::from_raw_os_error(-moved as i32)))
+            }
+        }
+    }
+
+    /// Waits for the result.
+    pub fn wait(&self) -> core::result::Result<usize, Errno> {
+        let begun = Instant::now();
+        loop {
+            if let Some(result) = self.result() {
+                return result;
+            }
+            // What is nearly there is not slept for.
+            match begun.elapsed() < Duration::from_micros(100) {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(Duration::from_micros(50)),
+            }
+        }
+    }
+}
+
+/// What keepers and host functions share.
+struct Upload {
+    file: Arc<OwnFile>,
+    at: u64,
+    len: usize,
+    staging: Arc<Staging>,
+    blocks: Mutex<Vec<Block>>,
+    memory: Vec<usize>,
+    state: Mutex<State>,
+    changed: Condvar,
+    result: OnItsWay,
+    watch: Watch,
+    begun: Instant,
+}
+
+struct State {
+    filled: Vec<bool>,
+    /// Bytes of the unbroken front, as far as the file had them.
+    good: usize,
+    error: Option<Errno>,
+}
+
+impl Upload {
+    fn pieces(&self) -> usize {
+        self.len.div_ceil(BLOCK)
+    }
+
+    fn piece_len(&self, piece: usize) -> usize {
+        (self.len - piece * BLOCK).min(BLOCK)
+    }
+
+    /// Has a keeper fill the block of a piece.
+    fn start(self: &Arc<Self>, piece: usize) {
+        let upload = Arc::clone(self);
+        if !self.file.start(move |_| upload.fill(piece)) {
+            self.filled(piece, 0, Some(Errno::IO));
+        }
+    }
+
+    fn fill(&self, piece: usize) {
+        let kernel = self.file.core.kernel;
+        let (memory, len) = (self.memory[piece % self.memory.len()], self.piece_len(piece));
+        let offset = self.at + (piece * BLOCK) as u64;
+        let (mut got, mut error) = (0, None);
+        while got < len {
+            let into = (memory + got) as *mut u8;
+            // SAFETY: the block is this upload's until its last host function, and no copy from it is queued that may
+            // run before this piece counts as filled.
+            let read = unsafe { kernel.pread(Route::Copy, self.file.fd(), into, len - got, offset + got as u64, 0) };
+            match read {
+                Ok(0) => break,
+                Ok(n) => got += n,
+                Err(Errno::INTR) => {}
+                Err(e) => {
+                    error = Some(e);
+                    break;
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe { core::ptr::write_bytes((memory + got) as *mut u8, 0, len - got) };
+        self.filled(piece, got, error);
+    }
+
+    fn filled(&self, piece: usize, got: usize, error: Option<Errno>) {
+        let mut state = lock(&self.state);
+        state.filled[piece] = true;
+        let end = piece * BLOCK + got;
+        if got < self.piece_len(piece) && end < state.good {
+            state.good = end;
+            state.error = error;
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// The queue has come to a piece: what it needs is waited for.
+    fn reached(self: &Arc<Self>, piece: usize) {
+        if let Some(free) = piece.checked_sub(1)
+            && free + self.memory.len() < self.pieces()
+        {
+            self.start(free + self.memory.len());
+        }
+        let mut state = lock(&self.state);
+        while !state.filled[piece] {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The queue has come to the end.
+    fn over(&self) {
+        for block in lock(&self.blocks).drain(..) {
+            self.staging.give_back(block);
+        }
+        let state = lock(&self.state);
+        let result = match state.error {
+            Some(error) if state.good == 0 => Err(error),
+            _ => Ok(state.good),
+        };
+        let stats = self.file.core.stats();
+        stats.piece(&self.watch, Route::Copy, Reason::Forced, 0, state.good as u64, self.begun);
+        let told = result.map_err(|e| Error::kernel(e, "read", self.at, self.len as u64));
+        stats.end(&self.watch, &told.as_ref().copied());
+        let value = result.map_or_else(|e| -(e.raw_os_error() as isize), |good| good as isize);
+        self.result.0.value.store(value, Release);
+    }
+}
+
+/// A host function's argument: an upload, and which piece; behind the last one is the end.
+struct Turn(Arc<Upload>, usize);
+
+/// # Safety
+/// `turn` must come from `Box::into_raw`, once.
+unsafe extern "C" fn take_turn(turn: *mut c_void) {
+    // SAFETY: the caller's promise.
+    let Turn(upload, piece) = *unsafe { Box::from_raw(turn.cast::<Turn>()) };
+    match piece < upload.pieces() {
+        true => upload.reached(piece),
+        false => upload.over(),
+    }
+}
+
+/// Queues a turn; `false`: the device does not take it.
+fn queue_turn(device: &dyn Device, queue: QueueId, upload: &Arc<Upload>, piece: usize) -> bool {
+    let turn = Box::into_raw(Box::new(Turn(Arc::clone(upload), piece)));
+    // SAFETY: `take_turn` takes the box, once.
+    let taken = unsafe { device.call_host(queue, take_turn, turn.cast()) }.is_ok();
+    if !taken {
+        // SAFETY: the device did not take it.
+        drop(unsafe { Box::from_raw(turn) });
+    }
+    taken
+}
+
+impl Runtime {
+    /// Reads a file into device memory in the order of a queue (CUDA: a stream). What is queued behind it finds the
+    /// bytes. A device that calls no host functions has them when this returns.
+    pub fn upload_later(
+        &self,
+        file: &Arc<OwnFile>,
+        at: u64,
+        to: Target,
+        len: usize,
+        queue: QueueId,
+    ) -> Result<OnItsWay, Error> {
+        let device = to.allocation.device;
+        let fail = |e| Error::kernel(e, "read", at, len as u64);
+        let device_fail = |e| Error::device(e, "read", at, len as u64);
+        let size = self.core().kernel.fstat(file.fd()).map_err(fail)?.size;
+        let len = (len as u64).min(size.saturating_sub(at)).min(to.allocation.room(to.addr)) as usize;
+        if device.is_captured(queue) {
+            return Err(fail(Errno::BUSY));
+        }
+        if len == 0 {
+            return Ok(OnItsWay::over(0));
+        }
+        let staging = self.core().staging(device);
+        let mut blocks = vec![staging.take().map_err(device_fail)?];
+        blocks.extend(staging.take_many(len.div_ceil(BLOCK).min(AHEAD) - 1, PATIENCE));
+        let memory: Vec<usize> = blocks.iter().map(|b| b.ptr() as usize).collect();
+        let pieces = len.div_ceil(BLOCK);
+        let upload = Arc::new(Upload {
+            file: Arc::clone(file),
+            at,
+            len,
+            staging: Arc::clone(&staging),
+            blocks: Mutex::new(blocks),
+            memory,
+            state: Mutex::new(State { filled: vec![false; pieces], good: len, error: None }),
+            changed: Condvar::new(),
+            result: OnItsWay::new(),
+            watch: self.core().stats().begin(Direction::Read, file.fd(), Some(at), len as u64),
+            begun: Instant::now(),
+        });
+        for piece in 0..upload.memory.len().min(pieces) {
+            upload.start(piece);
+        }
+        for piece in 0..pieces {
+            let queued = queue_turn(device, queue, &upload, piece);
+            if !queued {
+                // The device calls nobody, or not any more: here, and now.
+                device.drain(queue, Wait::Context).map_err(device_fail)?;
+                upload.reached(piece);
+            }
+            let from = upload.memory[piece % upload.memory.len()] as *const u8;
+            let dst = to.addr.offset((piece * BLOCK) as u64);
+            // SAFETY: the block is the upload's until the last turn; the bytes lie inside the allocation. It is filled
+            // when the copy runs: the turn before it sees to that, or it has been waited for.
+            let copied = unsafe { device.copy_in(queue, dst, from, upload.piece_len(piece)) };
+            if let Err(error) = copied {
+                self.settle(device, queue, &upload, piece);
+                return Err(device_fail(error));
+            }
+        }
+        if !queue_turn(device, queue, &upload, pieces) {
+            device.drain(queue, Wait::Context).map_err(device_fail)?;
+            upload.over();
+        }
+        Ok(upload.result.clone())
+    }
+
+    /// An upload that cannot go on: waits until nobody uses its blocks.
+    fn settle(&self, device: &dyn Device, queue: QueueId, upload: &Arc<Upload>, reached: usize) {
+        let _ = device.drain(queue, Wait::Context);
+        let begun = (reached + upload.memory.len()).min(upload.pieces());
+        let mut state = lock(&upload.state);
+        while !state.filled[..begun].iter().enumerate().all(|(i, f)| *f || i > reached + upload.memory.len() - 1) {
+            state = upload.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
+        upload.over();
+    }
+
+    /// Writes device memory to a file in the order of a queue. What is queued behind it may use the memory again.
+    pub fn download_later(
+        &self,
+        file: &Arc<OwnFile>,
+        at: u64,
+        from: Target,
+        len: usize,
+        queue: QueueId,
+    ) -> Result<OnItsWay, Error> {
+        let on_its_way = OnItsWay::new();
+        let result = on_its_way.lend();
+        // SAFETY: the word is lent, so it stays until its result has been seen.
+        if let Err(error) = unsafe { self.write_async(file.fd(), at, from, len, queue, result) } {
+            // Nothing is queued, so nobody stores into it any more.
+            on_its_way.take_back();
+            return Err(error);
+        }
+        Ok(on_its_way)
+    }
+}
