@@ -61,6 +61,54 @@ int nvmmu_expect(int64_t offset, int64_t length);
 /* Writes what is gathered, so that others find it in the output; if sync is not 0, waits until the storage has it. */
 int nvmmu_flush(int sync);
 
+/* ---- in the order of a stream ------------------------------------------------------------------------------------ */
+
+struct nvmmu_ticket;
+
+/* As nvmmu_move, but the move begins when what is queued on a stream (CUDA: a cudaStream_t) is done, and what is queued
+ * there afterwards finds the bytes on the device, or may use the memory again. 0, and a ticket unless that is NULL; a move
+ * without a ticket is waited for when the session ends. Over when it returns: a download into an output on an array with
+ * parity, one larger than the staging memory (SPINIO_STAGING), any on a device without host functions. EBUSY: the stream
+ * is being captured into a graph. */
+int nvmmu_move_async(const char *file, void *device, int64_t offset, int64_t length, int direction, void *stream, struct nvmmu_ticket **ticket);
+
+/* Waits for a move and frees its ticket, once. What nvmmu_move would have returned. */
+int64_t nvmmu_wait(struct nvmmu_ticket *ticket);
+
+/* 1 if the move is over. */
+int nvmmu_done(const struct nvmmu_ticket *ticket);
+
+/* A stream, and device memory that pieces come and go by. */
+struct nvmmu_slot {
+    void *stream;
+    void *input;
+    void *output;
+};
+
+/* A piece that comes to the device: counted from 0, with its length in bytes. */
+struct nvmmu_step {
+    uint64_t number;
+    uint64_t length;
+    struct nvmmu_slot slot;
+};
+
+/* What goes through: pieces of one file, results to another, one behind the other. */
+struct nvmmu_pieces {
+    const char *input;
+    int64_t input_offset;
+    int64_t input_length;
+    int64_t piece; /* bytes of a piece; the last may be shorter */
+    const char *output;
+    int64_t output_offset;
+};
+
+/* Moves pieces through slots in turn, so that with three of them an upload, a kernel and a download overlap. For each
+ * piece kernel(step, context) queues work on the step's stream and returns the bytes of output that this makes, or
+ * a negative number to stop. The bytes written, or -1 and errno; ECANCELED: kernel said so. */
+int64_t nvmmu_pipeline(const struct nvmmu_pieces *pieces, const struct nvmmu_slot *slots, size_t count, int64_t (*kernel)(const struct nvmmu_step *, void *), void *context);
+
+/* ---- the end ----------------------------------------------------------------------------------------------------- */
+
 /* How far an output could be prepared. */
 enum {
     NVMMU_NO_OUTPUT = 0, /* none was named */

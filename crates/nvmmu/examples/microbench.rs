@@ -6,7 +6,8 @@
 //! PATTERN: rdrd, sqrd (uploads, random and sequential), rdwr, sqwr (downloads). FILE is made `span` bytes long, written
 //! whole, and on the storage before anything is measured. Prints one line of JSON. `disks` are names in /sys/block whose
 //! `stat` files are read: requests and bytes read and written, while the output is prepared (as it would be while a
-//! kernel runs) and while the moves are made. Every byte is checked at the end.
+//! kernel runs), while the moves are made, and until the storage has what the page cache took over. Every byte is checked
+//! at the end.
 //!
 //! plain writes each request as it comes, around the page cache where it is aligned for that, as a program would that
 //! wants the storage and not the cache to have it.
@@ -197,12 +198,20 @@ fn main() -> Result<()> {
     let prepared = Done::now(&o.disks)?;
     let began = Instant::now();
     let mut promise = "no session".to_owned();
+    let (took, moved);
     match session {
-        None => plain(&o, runtime, target, &offsets)?,
+        None => {
+            plain(&o, runtime, target, &offsets)?;
+            took = began.elapsed();
+            moved = Done::now(&o.disks)?;
+        }
         Some(mut session) => {
             for (i, &offset) in offsets.iter().enumerate() {
                 session.move_range(&o.file, address(i), offset, o.request, o.direction())?;
             }
+            session.flush()?;
+            took = began.elapsed();
+            moved = Done::now(&o.disks)?;
             session.sync()?;
             let report = session.end()?;
             promise = format!(
@@ -211,7 +220,7 @@ fn main() -> Result<()> {
             );
         }
     }
-    let took = began.elapsed();
+    let synced = began.elapsed();
     let end = Done::now(&o.disks)?;
 
     // In the file, or in the device's memory, is what should be there, and nothing else changed.
@@ -235,15 +244,17 @@ fn main() -> Result<()> {
     }
     println!(
         "{{\"pattern\": \"{}\", \"mode\": \"{}\", \"request\": {}, \"requests\": {}, \"bytes\": {bytes}, \
-         \"prepare_seconds\": {:.6}, \"seconds\": {:.6}, \"prepare\": {}, \"move\": {}, \"promise\": \"{}\"}}",
+         \"prepare_seconds\": {:.6}, \"seconds\": {:.6}, \"sync_seconds\": {:.6}, \"prepare\": {}, \"move\": {}, \"sync\": {}, \"promise\": \"{}\"}}",
         o.pattern,
         o.mode,
         o.request,
         offsets.len(),
         prepare.as_secs_f64(),
         took.as_secs_f64(),
+        (synced - took).as_secs_f64(),
         prepared.since(start),
-        end.since(prepared),
+        moved.since(prepared),
+        end.since(moved),
         promise.replace('"', "'"),
     );
     Ok(())

@@ -25,11 +25,15 @@
 mod error;
 mod files;
 mod output;
+mod pipeline;
 mod report;
 mod session;
 mod sessions;
+mod ticket;
 
 pub use error::{Error, ErrorKind};
+pub use pipeline::{Pieces, Slot, Step};
 pub use report::{Promise, Report};
 pub use session::{Direction, Session};
 pub use sessions::{begin, current, end};
+pub use ticket::Ticket;

@@ -2,13 +2,14 @@
 
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use spinio_device::{DeviceAddr, registry};
-use spinio_io::{Runtime, Target};
+use spinio_device::{DeviceAddr, QueueId, registry, set_thread_queue, thread_queue};
+use spinio_io::{OnItsWay, OwnFile, Runtime, Target};
 
 use crate::files::{Files, Use};
 use crate::output::{Array, Output};
-use crate::{Error, ErrorKind, Promise, Report};
+use crate::{Error, ErrorKind, Promise, Report, Ticket};
 
 /// Bytes moved in one request of `io`: a kernel call moves a little less than 2 GiB.
 const PIECE: u64 = 1 << 30;
@@ -23,7 +24,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    fn verb(self) -> &'static str {
+    pub(crate) fn verb(self) -> &'static str {
         match self {
             Direction::Upload => "upload",
             Direction::Download => "download",
@@ -36,6 +37,8 @@ pub struct Session {
     runtime: &'static Runtime,
     files: Files,
     output: Option<Output>,
+    /// Moves that may not be over, and that the end waits for.
+    on_their_way: Vec<Ticket>,
     uploaded: u64,
     downloaded: u64,
 }
@@ -59,7 +62,14 @@ impl Session {
 
     fn with(runtime: &'static Runtime, output: Option<&Path>, as_if: Option<Array>) -> Result<Session, Error> {
         let output = output.map(|path| Output::begin(runtime, path, as_if)).transpose()?;
-        Ok(Session { runtime, files: Files::new(runtime), output, uploaded: 0, downloaded: 0 })
+        Ok(Session {
+            runtime,
+            files: Files::new(runtime),
+            output,
+            on_their_way: Vec::new(),
+            uploaded: 0,
+            downloaded: 0,
+        })
     }
 
     /// Says where in the output downloads will go, as early as that is known: what stripes they cover in part is read
@@ -80,22 +90,83 @@ impl Session {
         len: u64,
         direction: Direction,
     ) -> Result<u64, Error> {
-        let about = |error: Error| error.of(path).at(offset, len);
-        if len == 0 {
-            return Ok(0);
-        }
-        if offset.checked_add(len).is_none_or(|end| i64::try_from(end).is_err()) {
-            return Err(about(Error::new(ErrorKind::BadRange, direction.verb(), "a file cannot be that long")));
-        }
-        let target = device_memory(address, len)
-            .map_err(|why| about(Error::new(ErrorKind::NotDeviceMemory, direction.verb(), why)))?;
+        let Some(target) = ranged(path, address, offset, len, direction)? else { return Ok(0) };
         match direction {
             Direction::Upload => self.upload(path, target, offset, len),
             Direction::Download => self.download(path, target, offset, len),
         }
     }
 
-    fn upload(&mut self, path: &Path, to: Target, offset: u64, len: u64) -> Result<u64, Error> {
+    /// As [`Session::move_range`], in the order of a queue (CUDA: a stream): it begins when what is queued there is done,
+    /// and what is queued behind it finds the bytes on the device, or may use the memory again. Where that cannot be had
+    /// (an output on an array with parity, a device that calls no host functions) the move is over when this returns.
+    pub fn move_async(
+        &mut self,
+        path: &Path,
+        address: *mut c_void,
+        offset: u64,
+        len: u64,
+        direction: Direction,
+        queue: QueueId,
+    ) -> Result<Ticket, Error> {
+        let ticket = |on_its_way, len| Ticket { on_its_way, direction, path: path.to_owned(), offset, len };
+        let Some(target) = ranged(path, address, offset, len, direction)? else {
+            return Ok(ticket(OnItsWay::over(0), 0));
+        };
+        let fail = |e| Error::io(&e, direction.verb(), path);
+        // What failed is told at the end, for whoever let go of the ticket.
+        self.on_their_way.retain(|t| !t.is_done() || t.wait().is_err());
+        let made = match direction {
+            Direction::Upload => {
+                let file = self.input(path)?;
+                let size = file.call(|fd| spinio_sys::linux::fstat(fd).map(|s| s.size));
+                let size = size.map_err(|e| Error::kernel(e, "upload", path))?;
+                let len = len.min(size.saturating_sub(offset));
+                let on = self.runtime.upload_later(&file, offset, target, len as usize, queue).map_err(fail)?;
+                self.uploaded += len;
+                ticket(on, len)
+            }
+            Direction::Download => {
+                let file = match &mut self.output {
+                    Some(output) if output.is(path) => output.plain_file(offset, len),
+                    _ => Some(self.files.get(path, Use::Download).map_err(|e| Error::kernel(e, "open", path))?),
+                };
+                let on = match file {
+                    Some(file) => {
+                        let on = self.runtime.download_later(&file, offset, target, len as usize, queue);
+                        self.downloaded += len;
+                        on.map_err(fail)?
+                    }
+                    // Stripes are put together here and now, behind what is on the queue.
+                    None => {
+                        let before = thread_queue();
+                        set_thread_queue(queue);
+                        let done = self.download(path, target, offset, len);
+                        set_thread_queue(before);
+                        OnItsWay::over(done? as usize)
+                    }
+                };
+                ticket(on, len)
+            }
+        };
+        self.on_their_way.push(made.clone());
+        Ok(made)
+    }
+
+    /// Waits for the moves that were asked for.
+    pub(crate) fn settle(&mut self) -> Result<(), Error> {
+        let mut settled = Ok(());
+        for ticket in self.on_their_way.drain(..) {
+            settled = settled.and(ticket.wait().map(drop));
+        }
+        settled
+    }
+
+    /// A file to be read, with all that this session wrote to it.
+    fn input(&mut self, path: &Path) -> Result<Arc<OwnFile>, Error> {
+        if self.on_their_way.iter().any(|t| t.direction == Direction::Download && t.path == path) {
+            self.settle()?;
+        }
         if let Some(output) = &mut self.output
             && output.is(path)
         {
@@ -103,7 +174,11 @@ impl Session {
             output.flush()?;
             output.give_way();
         }
-        let file = self.files.get(path, Use::Upload).map_err(|e| Error::kernel(e, "open", path))?;
+        self.files.get(path, Use::Upload).map_err(|e| Error::kernel(e, "open", path))
+    }
+
+    fn upload(&mut self, path: &Path, to: Target, offset: u64, len: u64) -> Result<u64, Error> {
+        let file = self.input(path)?;
         let mut done = 0;
         while done < len {
             let piece = PIECE.min(len - done);
@@ -133,11 +208,14 @@ impl Session {
 
     /// Writes what is still gathered, so that others find it in the output.
     pub fn flush(&mut self) -> Result<(), Error> {
-        self.output.as_mut().map_or(Ok(()), Output::flush)
+        let settled = self.settle();
+        let flushed = self.output.as_mut().map_or(Ok(()), Output::flush);
+        settled.and(flushed)
     }
 
     /// As [`Session::flush`], and waits until the storage has it.
     pub fn sync(&mut self) -> Result<(), Error> {
+        self.flush()?;
         self.output.as_mut().map_or(Ok(()), Output::sync)
     }
 
@@ -174,6 +252,24 @@ impl Drop for Session {
         // Whoever lets go of a session without ending it loses no bytes, only the error.
         let _ = self.flush();
     }
+}
+
+/// The device memory of a move, if it moves anything.
+fn ranged(
+    path: &Path,
+    address: *mut c_void,
+    offset: u64,
+    len: u64,
+    direction: Direction,
+) -> Result<Option<Target>, Error> {
+    let fail = |kind, why: String| Error::new(kind, direction.verb(), why).of(path).at(offset, len);
+    if len == 0 {
+        return Ok(None);
+    }
+    if offset.checked_add(len).is_none_or(|end| i64::try_from(end).is_err()) {
+        return Err(fail(ErrorKind::BadRange, "a file cannot be that long".to_owned()));
+    }
+    device_memory(address, len).map(Some).map_err(|why| fail(ErrorKind::NotDeviceMemory, why))
 }
 
 /// The device memory of a range that begins at an address, or what is wrong with it.

@@ -4,7 +4,8 @@ use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use spinio_nvmmu::{Direction, Error, ErrorKind, Promise, Report};
+use spinio_device::QueueId;
+use spinio_nvmmu::{Direction, Error, ErrorKind, Pieces, Promise, Report, Slot, Step, Ticket};
 
 use crate::guard::{self, Failure};
 
@@ -153,6 +154,122 @@ unsafe extern "C-unwind" fn nvmmu_end(thread: c_int, report: *mut c_void, size: 
         Ok(())
     });
     done.map_or(-1, |()| 0)
+}
+
+// ---- in the order of a stream ---------------------------------------------------------------------------------------
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn nvmmu_move_async(
+    file: *const c_char,
+    device: *mut c_void,
+    offset: i64,
+    length: i64,
+    direction: c_int,
+    stream: *mut c_void,
+    ticket: *mut *mut Ticket,
+) -> c_int {
+    guard::cancellation_point();
+    let done = guard::run(|| {
+        // SAFETY: the header asks for a string.
+        let file = unsafe { named(file, "move") }?;
+        let direction = directed(direction)?;
+        let (offset, length) = ranged(offset, length)?;
+        let queue = QueueId(stream as u64);
+        let made = spinio_nvmmu::current("move", |session| {
+            session.move_async(file, device, offset, length, direction, queue)
+        })?;
+        if !ticket.is_null() {
+            // SAFETY: the header asks for a place for a pointer, or NULL.
+            unsafe { ticket.write(Box::into_raw(Box::new(made))) };
+        }
+        Ok(())
+    });
+    done.map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn nvmmu_wait(ticket: *mut Ticket) -> i64 {
+    guard::cancellation_point();
+    let done = guard::run(|| {
+        if ticket.is_null() {
+            return Err(Failure::Errno(libc::EINVAL));
+        }
+        // SAFETY: the header asks for a ticket, once.
+        let ticket = unsafe { Box::from_raw(ticket) };
+        Ok(ticket.wait()?)
+    });
+    done.map_or(-1, |moved| moved as i64)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmmu_done(ticket: *const Ticket) -> c_int {
+    // SAFETY: the header asks for a ticket that was not waited for.
+    c_int::from(unsafe { ticket.as_ref() }.is_some_and(Ticket::is_done))
+}
+
+/// `struct nvmmu_slot`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CSlot {
+    stream: *mut c_void,
+    input: *mut c_void,
+    output: *mut c_void,
+}
+
+/// `struct nvmmu_step`
+#[repr(C)]
+struct CStep {
+    number: u64,
+    length: u64,
+    slot: CSlot,
+}
+
+type CKernel = unsafe extern "C" fn(*const CStep, *mut c_void) -> i64;
+
+/// `struct nvmmu_pieces`
+#[repr(C)]
+struct CPieces {
+    input: *const c_char,
+    input_offset: i64,
+    input_length: i64,
+    piece: i64,
+    output: *const c_char,
+    output_offset: i64,
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn nvmmu_pipeline(
+    pieces: *const CPieces,
+    slots: *const CSlot,
+    count: usize,
+    kernel: Option<CKernel>,
+    context: *mut c_void,
+) -> i64 {
+    guard::cancellation_point();
+    let done = guard::run(|| {
+        // SAFETY: the header asks for both.
+        let (Some(c), false, Some(kernel)) = (unsafe { pieces.as_ref() }, slots.is_null(), kernel) else {
+            return Err(Failure::Errno(libc::EINVAL));
+        };
+        // SAFETY: the header asks for `count` of them.
+        let slots = unsafe { core::slice::from_raw_parts(slots, count) };
+        let (input_offset, input_len) = ranged(c.input_offset, c.input_length)?;
+        let (output_offset, piece) = ranged(c.output_offset, c.piece)?;
+        // SAFETY: the header asks for strings.
+        let (input, output) = unsafe { (named(c.input, "run a pipeline")?, named(c.output, "run a pipeline")?) };
+        let pieces = Pieces { input, input_offset, input_len, piece, output, output_offset };
+        let ours = |s: &CSlot| Slot { queue: QueueId(s.stream as u64), input: s.input, output: s.output };
+        let ours: Vec<Slot> = slots.iter().map(ours).collect();
+        let call = |step: &Step| {
+            let slot = slots[(step.number % count as u64) as usize];
+            let step = CStep { number: step.number, length: step.len, slot };
+            // SAFETY: the header asks for a function that takes these.
+            let made = unsafe { kernel(&raw const step, context) };
+            u64::try_from(made).map_err(|_| format!("the program's function answered {made}"))
+        };
+        Ok(spinio_nvmmu::current("run a pipeline", |session| session.pipeline(&pieces, &ours, call))?)
+    });
+    done.map_or(-1, |written| written as i64)
 }
 
 // ---- as the paper has them ------------------------------------------------------------------------------------------

@@ -127,6 +127,42 @@ static void locks_of_the_program_stay(void)
     CHECK(close(fd) == 0);
 }
 
+static int64_t count_steps(const struct nvmmu_step *step, void *count)
+{
+    CHECK(step->length <= 70000 && step->slot.input == step->slot.output);
+    return ++*(int *)count == 100 ? -5 : (int64_t)step->length;
+}
+
+static void moves_keep_the_order_of_a_stream(void)
+{
+    struct nvmmu_ticket *up, *down;
+    void *stream = spinio_emulated_stream();
+    CHECK(stream && nvmmuBegin(1, "nvmmu.later") == 1);
+    CHECK(nvmmu_move_async("nvmmu.in", device, 0, SIZE, H2D, stream, &up) == 0);
+    CHECK(nvmmu_move_async("nvmmu.later", device, 0, SIZE, D2H, stream, &down) == 0);
+    CHECK(nvmmu_move_async("nvmmu.later", device, SIZE, 100, D2H, stream, NULL) == 0);
+    CHECK(failed(nvmmu_move_async("nvmmu.later", device, 0, 10, 9, stream, NULL), EINVAL, "9 is no direction"));
+    CHECK(nvmmu_wait(down) == SIZE && nvmmu_done(up) == 1 && nvmmu_wait(up) == SIZE);
+    CHECK(nvmmuEnd(1) == 1);
+    int fd = open("nvmmu.later", O_RDONLY);
+    CHECK(pread(fd, back, SIZE, 0) == SIZE && lseek(fd, 0, SEEK_END) == SIZE + 100 && close(fd) == 0);
+    CHECK(memcmp(host, back, SIZE) == 0);
+
+    struct nvmmu_slot slots[3];
+    for (int i = 0; i < 3; i++)
+        slots[i] = (struct nvmmu_slot){spinio_emulated_stream(), device + i * 70000, device + i * 70000};
+    struct nvmmu_pieces pieces = {"nvmmu.in", 0, SIZE, 70000, "nvmmu.piped", 0};
+    int count = 0;
+    CHECK(nvmmuBegin(1, "nvmmu.piped") == 1);
+    CHECK(nvmmu_pipeline(&pieces, slots, 3, count_steps, &count) == SIZE && count == 5);
+    count = 98;
+    CHECK(failed(nvmmu_pipeline(&pieces, slots, 3, count_steps, &count), ECANCELED, "answered -5"));
+    CHECK(failed(nvmmu_pipeline(&pieces, slots, 0, count_steps, &count), EINVAL, "no slot"));
+    CHECK(nvmmuEnd(1) == 1);
+    fd = open("nvmmu.piped", O_RDONLY);
+    CHECK(pread(fd, back, SIZE, 0) == SIZE && close(fd) == 0 && memcmp(host, back, SIZE) == 0);
+}
+
 int main(void)
 {
     for (size_t i = 0; i < SIZE; i++)
@@ -137,6 +173,7 @@ int main(void)
     misuse_is_told();
     a_child_begins_with_nothing();
     locks_of_the_program_stay();
+    moves_keep_the_order_of_a_stream();
     CHECK(spinio_mem_free(device) == 0);
     return 0;
 }

@@ -135,6 +135,15 @@ impl Output {
         }
     }
 
+    /// The file for a download that is made later, if it can be written as any other.
+    pub(crate) fn plain_file(&mut self, offset: u64, len: u64) -> Option<Arc<OwnFile>> {
+        matches!(self.way, Way::Plain(_)).then(|| {
+            self.loose += len;
+            self.went.insert(offset..offset + len);
+            Arc::clone(&self.file)
+        })
+    }
+
     /// Writes a range of device memory, or gathers it.
     pub(crate) fn write(&mut self, from: Target, offset: u64, len: u64) -> Result<(), Error> {
         let range = offset..offset + len;
@@ -339,15 +348,15 @@ impl Output {
 
     /// What downloads brought of some stripes, and nothing else.
     fn write_loose(&mut self, stripes: &[(u64, Stripe)]) -> Result<(), Error> {
+        let mut parts = Vec::new();
         for (at, stripe) in stripes {
             for range in stripe.new_ranges() {
                 let bytes = &stripe.bytes()[range.start as usize..range.end as usize];
                 self.loose += bytes.len() as u64;
-                let part = (at + range.start, Part::Host(bytes.as_ptr(), bytes.len()));
-                self.runtime.write_apart(&self.file, &[part], Route::Copy).map_err(|e| self.failed(&e))?;
+                parts.push((at + range.start, Part::Host(bytes.as_ptr(), bytes.len())));
             }
         }
-        Ok(())
+        self.runtime.write_apart(&self.file, &parts, Route::Copy).map_err(|e| self.failed(&e))
     }
 
     fn failed(&self, error: &spinio_io::Error) -> Error {

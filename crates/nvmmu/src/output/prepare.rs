@@ -22,6 +22,8 @@ struct State {
     /// All that is expected, and what of it nobody has looked at yet.
     expected: RangeSet<u64>,
     asked: RangeSet<u64>,
+    /// What was read and not taken yet.
+    have: RangeSet<u64>,
     announced: u64,
     ready: Vec<Old>,
     waiting: u64,
@@ -29,6 +31,14 @@ struct State {
     read: u64,
     surveyed: Option<Surveyed>,
     beyond: bool,
+}
+
+impl State {
+    /// What is neither expected nor read of a range.
+    fn gaps(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let unexpected = self.expected.gaps(range);
+        unexpected.flat_map(|gap| self.have.gaps(&gap).collect::<Vec<_>>()).collect()
+    }
 }
 
 /// The preparation of an output.
@@ -118,7 +128,7 @@ impl Preparation {
         let _ = linux::fadvise(fd, 0, 0, linux::Advice::Random);
         for span in shape.cut(range) {
             let Piece::Part(stripe) = span.piece else { continue };
-            let gaps: Vec<_> = lock(&self.state).expected.gaps(&(stripe..stripe + array.width)).collect();
+            let gaps: Vec<_> = lock(&self.state).gaps(&(stripe..stripe + array.width));
             for gap in gaps {
                 if lock(&self.state).waiting + (gap.end - gap.start) > GATHER {
                     continue;
@@ -130,6 +140,7 @@ impl Preparation {
                 state.read += got;
                 state.waiting += old.len() as u64;
                 state.ready.push((stripe, gap.start - stripe, old));
+                state.have.insert(gap);
             }
         }
         Ok(())
@@ -146,6 +157,7 @@ impl Preparation {
         }
         state.hurried = false;
         state.waiting = 0;
+        state.have.clear();
         std::mem::take(&mut state.ready)
     }
 

@@ -1,0 +1,121 @@
+//! The loop that every program writes which is larger than its device's memory: while a kernel works on one piece, the
+//! next one comes and the last one goes.
+//!
+//! ```text
+//!   slot 0   up 0 │ kernel 0 │ down 0 │ up 3 │ kernel 3 │ down 3          each slot: a stream, an input and an output
+//!   slot 1        │ up 1     │ kernel 1 │ down 1 │ up 4 ...               buffer; three slots keep all three busy
+//!   slot 2        │          │ up 2     │ kernel 2 │ down 2 ...
+//! ```
+//!
+//! Within a slot the stream keeps the order, so nothing is waited for but a slot's own download before it is used again.
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::path::Path;
+
+use spinio_device::QueueId;
+
+use crate::{Direction, Error, ErrorKind, Session, Ticket};
+
+/// A stream, and the device memory that its pieces come and go by.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot {
+    /// The stream that copies and kernels of this slot are queued on.
+    pub queue: QueueId,
+    /// Room for an input piece.
+    pub input: *mut c_void,
+    /// Room for an output piece.
+    pub output: *mut c_void,
+}
+
+/// What goes through.
+#[derive(Clone, Copy, Debug)]
+pub struct Pieces<'a> {
+    /// The file that input is read from.
+    pub input: &'a Path,
+    /// First byte.
+    pub input_offset: u64,
+    /// Bytes in all.
+    pub input_len: u64,
+    /// Bytes of a piece; the last one may be shorter.
+    pub piece: u64,
+    /// The file that output is written to, from here on, one piece behind the other.
+    pub output: &'a Path,
+    /// First byte.
+    pub output_offset: u64,
+}
+
+/// A piece that is on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Counted from 0.
+    pub number: u64,
+    /// Where, and in whose order.
+    pub slot: Slot,
+    /// Bytes of input.
+    pub len: u64,
+}
+
+impl Session {
+    /// Moves pieces through the slots. `kernel` queues its work on the step's stream, and answers how many bytes of
+    /// output that makes, or why it cannot. The bytes written.
+    pub fn pipeline(
+        &mut self,
+        pieces: &Pieces<'_>,
+        slots: &[Slot],
+        mut kernel: impl FnMut(&Step) -> Result<u64, String>,
+    ) -> Result<u64, Error> {
+        if slots.is_empty() || pieces.piece == 0 {
+            return Err(Error::new(ErrorKind::BadRange, "run a pipeline", "it has no slot, or pieces of no length"));
+        }
+        let mut under_way: VecDeque<[Ticket; 2]> = VecDeque::new();
+        let (mut number, mut taken, mut written) = (0, 0, 0);
+        let ended = loop {
+            if taken == pieces.input_len {
+                break Ok(());
+            }
+            if under_way.len() == slots.len()
+                && let Some([up, down]) = under_way.pop_front()
+                && let Err(error) = up.wait().and(down.wait())
+            {
+                break Err(error);
+            }
+            let slot = slots[(number % slots.len() as u64) as usize];
+            let step = Step { number, slot, len: pieces.piece.min(pieces.input_len - taken) };
+            let done =
+                self.step(pieces, &step, pieces.input_offset + taken, pieces.output_offset + written, &mut kernel);
+            match done {
+                Ok([up, down]) => {
+                    written += down.len;
+                    under_way.push_back([up, down]);
+                }
+                Err(error) => break Err(error),
+            }
+            taken += step.len;
+            number += 1;
+        };
+        // Also after a failure: buffers that are still being copied from are the caller's.
+        let waited = self.settle();
+        ended.and(waited).map(|()| written)
+    }
+
+    fn step(
+        &mut self,
+        pieces: &Pieces<'_>,
+        step: &Step,
+        from: u64,
+        to: u64,
+        kernel: &mut impl FnMut(&Step) -> Result<u64, String>,
+    ) -> Result<[Ticket; 2], Error> {
+        let queue = step.slot.queue;
+        let up = self.move_async(pieces.input, step.slot.input, from, step.len, Direction::Upload, queue)?;
+        if up.len < step.len {
+            let why = format!("it ends after {} bytes", from + up.len);
+            return Err(Error::new(ErrorKind::BadRange, "upload", why).of(pieces.input).at(from, step.len));
+        }
+        let refused = |why| Error::new(ErrorKind::Failed(spinio_sys::Errno::CANCELED), "run a kernel", why);
+        let made = kernel(step).map_err(refused)?;
+        let down = self.move_async(pieces.output, step.slot.output, to, made, Direction::Download, queue)?;
+        Ok([up, down])
+    }
+}

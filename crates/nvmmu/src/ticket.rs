@@ -1,0 +1,40 @@
+//! A move that was asked for and is not over yet.
+
+use std::path::PathBuf;
+
+use spinio_io::OnItsWay;
+use spinio_sys::Errno;
+
+use crate::{Direction, Error, ErrorKind};
+
+/// A move in the order of a stream. Whoever lets go of it leaves the move to the session's end.
+#[derive(Clone, Debug)]
+pub struct Ticket {
+    pub(crate) on_its_way: OnItsWay,
+    pub(crate) direction: Direction,
+    pub(crate) path: PathBuf,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+impl Ticket {
+    /// Whether the move is over.
+    pub fn is_done(&self) -> bool {
+        self.on_its_way.result().is_some()
+    }
+
+    /// Waits until it is; the bytes moved.
+    pub fn wait(&self) -> Result<u64, Error> {
+        let fail = |errno: Errno| {
+            Error::new(ErrorKind::Failed(errno), self.direction.verb(), errno.to_string())
+                .of(&self.path)
+                .at(self.offset, self.len)
+        };
+        let moved = self.on_its_way.wait().map_err(fail)? as u64;
+        match self.direction {
+            // A download that the file did not take whole: it is full, or larger than files may be.
+            Direction::Download if moved < self.len => Err(fail(Errno::NOSPC)),
+            _ => Ok(moved),
+        }
+    }
+}
