@@ -514,6 +514,32 @@ fn crowded_pieces_are_gathered_out_of_pages_registered_for_them() {
 }
 
 #[test]
+fn many_pieces_are_judged_by_a_sample() {
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    let mut rng = Rng::of_run(10);
+    for what in ["cached", "absent", "half", "all but a few"] {
+        file::evict(&subject.file);
+        let pages = SIZE as u64 / 4096 + 1;
+        match what {
+            "cached" => file::fetch(&subject.path, 0..pages),
+            "half" => file::fetch(&subject.path, 0..pages / 2),
+            "all but a few" => file::fetch(&subject.path, (0..pages).filter(|p| p % 200 != 7)),
+            _ => {}
+        }
+        let runtime = Runtime::new(settings());
+        let buffer = Buffer::new(device, 16 << 20);
+        let mut batch = pieces(&mut rng, &[subject.fd()], &buffer, 6000, 300);
+        assert!(batch.len() > 4096);
+        runtime.batch(&mut batch).unwrap();
+        check(&batch, &buffer);
+        if what == "absent" && file::cached_pages(&subject.file) == Some(0) {
+            assert_eq!(routes(&runtime), [Route::Direct]);
+        }
+    }
+}
+
+#[test]
 fn several_threads_have_batches_at_once() {
     let subject = Subject::new();
     let device = emulated("size=256M");

@@ -153,6 +153,16 @@ mod tests {
     }
 
     #[test]
+    fn nvrtc_compiles_the_source() {
+        let compiler = match Compiler::open() {
+            Ok(compiler) => compiler,
+            Err(e) => return eprintln!("skipped: {e}"),
+        };
+        let code = compile(compiler, "sm_90").expect("machine code");
+        assert!(code.starts_with(b"\x7fELF") && code.len() > 1000);
+    }
+
+    #[test]
     fn the_precompiled_code_is_of_this_source() {
         let text = PTX.to_str().unwrap();
         assert!(text.contains(".entry spinio_gather(") && text.contains(".target sm_75"));

@@ -1,11 +1,12 @@
 //! Which pieces of a batch are in the page cache.
 //!
 //! ```text
-//!   owner     the whole span asked at once: all, none, or page by page (mincore)
+//!   owner     a sample of many pieces: all there, or none? then that counts for all
+//!             else the whole span asked at once: all, none, or page by page (mincore)
 //!   stranger  a sample of the pieces, a byte each: nearly all there? then all count as there
 //! ```
 //!
-//! A wrong "absent" is read from storage, which is right; a wrong "cached" is read by the kernel into the page cache,
+//! To ask about every page of 8 GiB takes 70 ms, as long as reading a million pieces of it; a sample takes 0.1 ms. A wrong "absent" is read from storage, which is right; a wrong "cached" is read by the kernel into the page cache,
 //! which is right too.
 //!
 //! Known flaw: of a stranger's file that is cached in part, either all pieces go through the page cache or none does.
@@ -23,6 +24,10 @@ const PAGE64: u64 = PAGE as u64;
 
 /// Pieces of a stranger's file that are tried.
 const SAMPLE: usize = 64;
+
+/// Pieces of one's own file that are tried, and from how many on that is done.
+const TRIED: usize = 256;
+const MANY: usize = 4096;
 
 /// Asking about one piece costs as much as about so many pages in one go.
 const ONE: u64 = 12;
@@ -67,6 +72,17 @@ pub(crate) fn ask(core: &Arc<Core>, source: &Source, items: &[&Item]) -> Where {
     }
     if file.rights == Rights::Stranger {
         return stranger(core, source, items);
+    }
+    if items.len() >= MANY {
+        let tried = items.iter().step_by(items.len() / TRIED);
+        let there = |i: &&&Item| core.kernel.cachestat(source.fd, i.offset, 1).is_ok_and(|c| c.cached > 0);
+        let (count, found) = (tried.clone().count(), tried.filter(there).count());
+        if found == count {
+            return Where::Cached;
+        }
+        if found == 0 {
+            return Where::Absent;
+        }
     }
     let first = items.iter().map(|i| i.offset).min().unwrap_or(0) / PAGE64;
     let end = items.iter().map(|i| i.offset + u64::from(i.len)).max().unwrap_or(0).div_ceil(PAGE64);

@@ -158,6 +158,9 @@ impl<'a> Sorter<'a> {
             self.plain.push(i as u32);
             return Ok(0);
         }
+        if self.items.is_empty() {
+            self.items.reserve(self.list.len() - i);
+        }
         let mut done = 0;
         while done < len {
             let offset = asked.offset + done;
