@@ -31,6 +31,15 @@ fn json_and_a_chart() {
 }
 
 #[test]
+fn the_model_of_a_place_can_be_studied() {
+    let dir = folder();
+    let mut command = spinio();
+    command.args(["simulate", "--vectors", "50", "--device", "emulated", "--on"]).arg(dir.path());
+    let text = stdout(&command.assert().success());
+    assert!(text.contains("not calibrated") && !text.contains("98.9 %"), "{text}");
+}
+
+#[test]
 fn what_makes_no_sense_is_refused() {
     let assert = spinio().args(["simulate", "--vectors", "0"]).assert().code(2);
     assert!(stderr(&assert).contains("--vectors above 0"));

@@ -21,8 +21,9 @@ use std::time::Duration;
 use clap::Args;
 use comfy_table::Cell;
 use serde_json::json;
+use spinio_io::model::date;
 use spinio_io::runtime;
-use spinio_plan::{Cost, Flight, Model};
+use spinio_plan::{Cost, Flight, Model, Route};
 
 use self::study::{Plan, SHARES, Strategy, Study};
 use self::vectors::{PAGE, Pattern};
@@ -60,6 +61,9 @@ pub struct Simulate {
     /// Whose times
     #[arg(long, value_enum, default_value_t = Machine::Paper)]
     model: Machine,
+    /// The times of the model in use for this file or folder and a device, instead of --model
+    #[arg(long, value_name = "PATH", conflicts_with = "model")]
+    on: Option<PathBuf>,
     /// The same seed gives the same vectors
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -72,7 +76,7 @@ pub struct Simulate {
     /// Requests to compare
     #[arg(long, value_name = "N", default_value_t = 300)]
     requests: u64,
-    /// The device to compare on: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
+    /// The device, for --on and --validate: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
     #[arg(long)]
     device: Option<Name>,
     /// Write a chart: nearness to the optimum over the resident share
@@ -103,6 +107,32 @@ fn paper() -> Model {
     }
 }
 
+impl Simulate {
+    /// Whether the paper's figure may stand beside ours.
+    fn is_papers(&self) -> bool {
+        self.on.is_none() && self.model == Machine::Paper
+    }
+}
+
+/// The model in use for a file, or for a file that would be made in a folder; and what it is.
+fn here(simulate: &Simulate, path: &Path) -> anyhow::Result<(Model, String)> {
+    let subject = Subject::open(path, 1 << 20)?;
+    let buffer = Buffer::mapped(simulate.device.unwrap_or_else(device::preferred), 1 << 20)?;
+    let trial = runtime()
+        .trial(subject.file.as_raw_fd(), buffer.target)
+        .map_err(|e| e.with_path(path.display().to_string()))?;
+    let storage = if trial.allows(Route::P2p).is_ok() { Route::P2p } else { Route::Direct };
+    let place = trial.place();
+    let when =
+        trial.calibration().map_or_else(|| "not calibrated".to_owned(), |c| format!("calibrated {}", date(c.measured)));
+    let mut model = trial.model(storage);
+    if !buffer.target.allocation.device.abilities().copies {
+        // The study speaks of `copy`; where there is no DMA engine, that is a store.
+        (model.cache, model.cache_flight) = (model.cache_store, model.cache_store_flight);
+    }
+    Ok((model, format!("{}, {} and {}: {when}", place.storage, place.file_system, place.device)))
+}
+
 /// Runs it.
 pub fn run(simulate: &Simulate) -> anyhow::Result<Exit> {
     if simulate.vectors == 0 || simulate.size < PAGE || simulate.size > 1 << 30 {
@@ -111,10 +141,14 @@ pub fn run(simulate: &Simulate) -> anyhow::Result<Exit> {
     if let Some(path) = &simulate.validate {
         return compare(simulate, path);
     }
-    let model = match simulate.model {
-        Machine::Paper => paper(),
-        Machine::Nvme => Model::nvme(),
-        Machine::VirtualDisk => Model::virtual_disk(),
+    let (model, whose) = match (&simulate.on, simulate.model) {
+        (Some(path), _) => here(simulate, path)?,
+        (None, Machine::Paper) => {
+            let text = "the paper's drive: 584 us up to 512 KiB, then 2.65 GB/s; page cache 10.28 GB/s";
+            (paper(), text.to_owned())
+        }
+        (None, Machine::Nvme) => (Model::nvme(), "our default for NVMe".to_owned()),
+        (None, Machine::VirtualDisk) => (Model::virtual_disk(), "our default for a virtual machine's disk".to_owned()),
     };
     let plan = Plan {
         vectors: simulate.vectors,
@@ -130,7 +164,7 @@ pub fn run(simulate: &Simulate) -> anyhow::Result<Exit> {
     }
     let text = match simulate.json {
         true => format!("{:#}\n", json_of(&plan, &study)),
-        false => render(&Paint::stdout(), &plan, &study, simulate.model),
+        false => render(&Paint::stdout(), &plan, &study, &whose, simulate.is_papers()),
     };
     out::print(&text)?;
     Ok(Exit::Ok)
@@ -220,7 +254,7 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-fn render(paint: &Paint, plan: &Plan, study: &Study, machine: Machine) -> String {
+fn render(paint: &Paint, plan: &Plan, study: &Study, whose: &str, is_papers: bool) -> String {
     let n = study.vectors.max(1) as f64;
     let mut s = String::new();
     let _ = writeln!(
@@ -231,11 +265,6 @@ fn render(paint: &Paint, plan: &Plan, study: &Study, machine: Machine) -> String
         units::bytes(plan.pages * PAGE),
         plan.pattern.describe()
     );
-    let whose = match machine {
-        Machine::Paper => "the paper's drive: 584 us up to 512 KiB, then 2.65 GB/s; page cache 10.28 GB/s",
-        Machine::Nvme => "our default for NVMe",
-        Machine::VirtualDisk => "our default for a virtual machine's disk",
-    };
     let _ = writeln!(s, "{} {whose}; seed {}\n", paint.text(Ink::Head, "times of "), plan.seed);
     let head = ["", "of optimum", "worst", "mean time", "the paper", "of best, concurrent", "worst", "mean time"];
     let mut table = table::new(paint, &head);
@@ -243,7 +272,7 @@ fn render(paint: &Paint, plan: &Plan, study: &Study, machine: Machine) -> String
         let (serial, concurrent) = (&study.serial[i], &study.concurrent[i]);
         // The paper's one figure belongs to its own drive and the serial measure.
         let papers = match strategy.name() {
-            "greedy" if machine == Machine::Paper => "98.9 %",
+            "greedy" if is_papers => "98.9 %",
             _ => "-",
         };
         table.add_row(vec![

@@ -18,7 +18,7 @@
 //! One that cannot be read, or says nonsense, counts as none: a program must not fail because of it, and
 //! `spinio explain` tells which model it used.
 //!
-//! Known flaws: what is calibrated while a process runs is read by the next process. Two file systems without a
+//! Known flaws: a program that always reads from several threads at once teaches nothing. What is calibrated while a process runs is read by the next process. Two file systems without a
 //! block device of their own (NFS, overlay) of one kind share a file.
 
 mod place;
