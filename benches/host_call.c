@@ -1,5 +1,5 @@
-/* What SPIN costs a program's host reads: nanoseconds a pread of 1 byte and of 4 KiB out of the page cache, without and
- * with the library.
+/* What SPIN costs a program's host reads and writes: nanoseconds a pread or pwrite of 1 byte and of 4 KiB out of and into
+ * the page cache, without and with the library.
  *
  *   host_call LIBRARY [plain | emulated | cuda]...
  *
@@ -22,8 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ROUNDS = 21, BATCHES = 41, CALLS = 4000, KINDS = 2 };
-static const size_t sizes[KINDS] = {1, 4096};
+enum { ROUNDS = 21, BATCHES = 41, CALLS = 4000, KINDS = 4 };
+static const struct { const char *call; size_t size; } kinds[KINDS] = {{"pread", 1}, {"pread", 4096}, {"pwrite", 1}, {"pwrite", 4096}};
 
 static void die(const char *what)
 {
@@ -100,13 +100,15 @@ static void use_cuda(void)
     close(fd);
 }
 
-static double batch(int fd, char *buffer, size_t size)
+static double batch(int fd, char *buffer, int kind)
 {
+    size_t size = kinds[kind].size;
+    ssize_t (*call)(int, void *, size_t, off_t) = strcmp(kinds[kind].call, "pread") ? (void *)pwrite : (void *)pread;
     struct timespec begin, end;
     clock_gettime(CLOCK_MONOTONIC, &begin);
     for (int i = 0; i < CALLS; i++)
-        if (pread(fd, buffer, size, (i & 15) * 4096) != (ssize_t)size)
-            die("pread");
+        if (call(fd, buffer, size, (i & 15) * 4096) != (ssize_t)size)
+            die(kinds[kind].call);
     clock_gettime(CLOCK_MONOTONIC, &end);
     return ((end.tv_sec - begin.tv_sec) * 1e9 + (end.tv_nsec - begin.tv_nsec)) / CALLS;
 }
@@ -124,9 +126,9 @@ static int child(const char *state)
     if (!strcmp(state, "cuda"))
         use_cuda();
     for (int kind = 0; kind < KINDS; kind++) {
-        batch(fd, buffer, sizes[kind]);
+        batch(fd, buffer, kind);
         for (int i = 0; i < BATCHES; i++)
-            values[i] = batch(fd, buffer, sizes[kind]);
+            values[i] = batch(fd, buffer, kind);
         printf("%f\n", median(values, BATCHES));
     }
     return 0;
@@ -174,7 +176,7 @@ int main(int argc, char **argv)
     CPU_ZERO(&here);
     CPU_SET(sched_getcpu(), &here);
     sched_setaffinity(0, sizeof here, &here);
-    printf("%-9s %6s  %12s  %12s  %6s  %6s\n", "program", "bytes", "without (ns)", "with (ns)", "ratio", "best");
+    printf("%-9s %-6s %6s  %12s  %12s  %6s  %6s\n", "program", "call", "bytes", "without (ns)", "with (ns)", "ratio", "best");
     for (int s = 0; s < count; s++) {
         double without[KINDS][ROUNDS], with[KINDS][ROUNDS], one[KINDS];
         int fine = 1;
@@ -194,7 +196,8 @@ int main(int argc, char **argv)
             double a = median(without[kind], ROUNDS), b = median(with[kind], ROUNDS);
             /* `median` has sorted them. */
             double best = with[kind][0] / without[kind][0];
-            printf("%-9s %6zu  %12.1f  %12.1f  %6.3f  %6.3f\n", states[s], sizes[kind], a, b, b / a, best);
+            printf("%-9s %-6s %6zu  %12.1f  %12.1f  %6.3f  %6.3f\n", states[s], kinds[kind].call, kinds[kind].size, a, b,
+                   b / a, best);
         }
         fflush(stdout);
     }
