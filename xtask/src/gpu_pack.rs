@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   pack/ ── libspinio.so, spinio, spinio.h        release build, stripped
-//!         ── suite, two, frameworks.py             the GPU suite (tests/gpu); two: with two GPUs
+//!         ── suite, many, two, frameworks.py       the GPU suite (tests/gpu); two: with two GPUs
 //!         ── hooks/                                the programs of crates/interpose/tests, on CUDA memory
 //!         ── reads, writes, batch, parts, host_call, device_call, benches/*.py: the benchmarks
 //!         ── benches/nvmmu, device/include         the twelve programs: nvcc builds them there
@@ -59,6 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for (source, program) in [
         ("tests/gpu/suite.c", "suite"),
         ("tests/gpu/two.c", "two"),
+        ("tests/gpu/many.c", "many"),
         ("benches/reads.c", "reads"),
         ("benches/writes.c", "writes"),
         ("benches/batch.c", "batch"),

@@ -283,6 +283,7 @@ int cuMemHostAlloc(void **p, size_t n, unsigned f) { *p = aligned_alloc(4096, (n
 int cuMemFreeHost(void *p) { int e = cuMemHostUnregister(p); free(p); return e; }
 int cuMemcpyHtoD_v2(uint64_t d, const void *p, size_t n) { return cuMemcpyHtoDAsync_v2(d, p, n, NULL); }
 int cuMemcpyDtoH_v2(void *p, uint64_t d, size_t n) { return cuMemcpyDtoHAsync_v2(p, d, n, NULL); }
+int cuMemcpy(uint64_t d, uint64_t from, size_t n) { int e = copy(d, NULL); if (e) return e; if (!covered(d, n)) return INVALID; memmove(at(d), at(from), n); return OK; }
 int cuMemcpyDtoDAsync_v2(uint64_t d, uint64_t from, size_t n, handle *s) {
     int e = copy(d, s);
     if (e) return e;
