@@ -11,7 +11,7 @@
 //! Advice (`posix_fadvise`) is kept here too, for the whole process: programs give it before their first device read, when
 //! no runtime exists. It is kept with the file that the number meant then.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use spinio_plan::readahead::{BEGIN, CACHED_STEP, STEP};
 use spinio_sys::linux::{Advice, Fd, Stat};
@@ -32,8 +32,18 @@ struct Slot {
     fd: AtomicU64,
     /// Where the next read of the stream begins.
     next: AtomicU64,
-    /// Bytes until a keeper is to look.
+    /// Bytes until a look.
     left: AtomicU64,
+    /// Storage serves it: the disk is slower than any thread.
+    cold: AtomicBool,
+}
+
+impl Slot {
+    fn begin(&self, fd: Fd, left: u64) {
+        self.fd.store(fd as u64 + 1, Relaxed);
+        self.left.store(left, Relaxed);
+        self.cold.store(false, Relaxed);
+    }
 }
 
 /// The streams of a runtime.
@@ -62,8 +72,7 @@ impl Streams {
         let follows = known && at.is_none_or(|at| at == slot.next.load(Relaxed));
         slot.next.store(at.map_or(NOWHERE, |at| at + got), Relaxed);
         if !follows {
-            slot.fd.store(fd as u64 + 1, Relaxed);
-            slot.left.store(self.begin, Relaxed);
+            slot.begin(fd, self.begin);
             return false;
         }
         let left = slot.left.load(Relaxed);
@@ -80,8 +89,7 @@ impl Streams {
         let slot = self.slot(fd);
         let follows = slot.fd.load(Relaxed) == fd as u64 + 1 && slot.next.load(Relaxed) == at;
         if !follows {
-            slot.fd.store(fd as u64 + 1, Relaxed);
-            slot.left.store(self.begin, Relaxed);
+            slot.begin(fd, self.begin);
         }
         slot.next.store(end, Relaxed);
         follows
@@ -95,11 +103,22 @@ impl Streams {
         left <= got
     }
 
-    /// A look has seen that nothing needs one soon: `step` bytes until the next.
+    /// A look has seen how soon the next one is needed, and so whether what lies ahead is cached.
     pub(crate) fn look_in(&self, fd: Fd, step: u64) {
+        self.slot(fd).cold.store(step < CACHED_STEP, Relaxed);
         if step >= CACHED_STEP {
             self.slot(fd).left.store(step, Relaxed);
         }
+    }
+
+    /// A request of the stream has found something absent.
+    pub(crate) fn is_absent(&self, fd: Fd) {
+        self.slot(fd).cold.store(true, Relaxed);
+    }
+
+    /// Whether storage serves the stream.
+    pub(crate) fn is_cold(&self, fd: Fd) -> bool {
+        self.slot(fd).cold.load(Relaxed)
     }
 }
 

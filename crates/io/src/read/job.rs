@@ -99,6 +99,8 @@ pub(crate) struct Job {
     pub(crate) expected: Mutex<Option<Expected>>,
     copy_piece: u64,
     direct_piece: u64,
+    /// Part of a stream that storage serves: read as it comes, front to back.
+    pub(crate) trickles: bool,
     /// Of the array under the file.
     stripe: Option<Stripe>,
     queues: Mutex<Queues>,
@@ -125,14 +127,18 @@ impl Job {
         // What storage is asked for must begin and end with a page, wherever a partition begins.
         let whole = |s: &Stripe| (s.chunk | s.phase.unwrap_or(0)).is_multiple_of(linux::PAGE as u64);
         let stripe = request.file.geometry().stripe().filter(whole);
+        // The kernel reads ahead best for one reader that goes front to back, and the disk is slower than he is.
+        let trickles = request.ahead && request.core.streams.is_cold(request.fd);
+        let shares = if trickles { 1 } else { 2 * threads };
         Job {
+            trickles,
             stripe,
             request,
             cold: AtomicBool::new(false),
             brought: Mutex::default(),
             strayed: AtomicBool::new(false),
             expected: Mutex::new(None),
-            copy_piece: (len / (2 * threads)).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64),
+            copy_piece: (len / shares).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64),
             direct_piece: (len / 4).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64),
             queues: Mutex::default(),
             outstanding: AtomicU64::new(len),
