@@ -5,7 +5,8 @@
 //!         ── suite, many, two, frameworks.py       the GPU suite (tests/gpu); two: with two GPUs
 //!         ── hooks/                                the programs of crates/interpose/tests, on CUDA memory
 //!         ── reads, writes, batch, parts, host_call, device_call, benches/*.py: the benchmarks
-//!         ── benches/nvmmu, device/include         the twelve programs: nvcc builds them there
+//!         ── nvmmu                                 moves on a GPU
+//!         ── benches/nvmmu, examples, device       the twelve programs and the example: nvcc builds them there
 //!         ── python/                               with --python: the wheel, its tests and its benchmark
 //!         ── run-gpu-suite                         runs all of it
 //! ```
@@ -60,6 +61,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ("tests/gpu/suite.c", "suite"),
         ("tests/gpu/two.c", "two"),
         ("tests/gpu/many.c", "many"),
+        ("tests/gpu/nvmmu.c", "nvmmu"),
         ("benches/reads.c", "reads"),
         ("benches/writes.c", "writes"),
         ("benches/batch.c", "batch"),
@@ -67,10 +69,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ("benches/host_call.c", "host_call"),
         ("benches/device_call.c", "device_call"),
     ] {
-        let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
-        tools::run(tools::command("cc").args(flags).arg(pack.join(program)).arg(root.join(source)).arg("-ldl"))?;
+        let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"];
+        let headers = root.join("crates/interpose/include");
+        tools::run(
+            tools::command("cc")
+                .args(flags)
+                .arg(headers)
+                .arg("-o")
+                .arg(pack.join(program))
+                .arg(root.join(source))
+                .arg("-ldl"),
+        )?;
     }
-    for folder in ["benches/nvmmu", "device/include"] {
+    for folder in ["benches/nvmmu", "device/include", "examples/nvmmu"] {
         for file in files(&root.join(folder))? {
             let to = pack.join(file.strip_prefix(&root)?);
             fs::create_dir_all(to.parent().context("a file in a folder")?)?;

@@ -108,7 +108,7 @@ public:
     Nvmmu()
     {
         const char *path = getenv("SPINIO_LIBRARY");
-        void *library = dlsym(RTLD_DEFAULT, "nvmmu_move") ? RTLD_DEFAULT : dlopen(path ? path : "libspinio.so", RTLD_NOW | RTLD_GLOBAL);
+        void *library = dlsym(RTLD_DEFAULT, "nvmmu_move") ? RTLD_DEFAULT : dlopen(path ? path : "libspinio.so", RTLD_NOW | RTLD_LOCAL);
         if (!library && !dlsym(RTLD_DEFAULT, "nvmmu_move"))
             fail(dlerror());
         find(library, nvmmu_begin, "nvmmuBegin");

@@ -156,7 +156,7 @@ impl Output {
         self.preparation.written(range.clone());
         let shape = self.survey(array, range.clone())?;
         let device = |at: u64| Target { addr: DeviceAddr(from.addr.0 + (at - offset)), ..from };
-        let mut requests = Vec::new();
+        let (mut requests, mut loose) = (Vec::new(), Vec::new());
         for span in shape.cut(range) {
             let bytes = span.range.end - span.range.start;
             match span.piece {
@@ -181,13 +181,18 @@ impl Output {
                         self.stripes.drop_touching(&span.range);
                     }
                     self.loose += bytes;
-                    let (at, fd) = (span.range.start, self.file.fd());
-                    write_all(self.runtime, fd, device(at), at, bytes).map_err(|e| self.failed(&e))?;
+                    loose.push(span.range);
                 }
             }
         }
         let complete = self.stripes.take(Stripe::is_all_new);
         self.write_stripes(requests, &complete)?;
+        // Behind the stripes: where blocks are smaller than pages, a stripe may end within a page, and the kernel would
+        // first have to write back what stands in it.
+        for range in loose {
+            let (from, len) = (device(range.start), range.end - range.start);
+            write_all(self.runtime, self.file.fd(), from, range.start, len).map_err(|e| self.failed(&e))?;
+        }
         if self.stripes.memory() > GATHER && self.stripes.new_bytes() > 0 {
             self.write_gathered()?;
         }
