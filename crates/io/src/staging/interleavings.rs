@@ -106,7 +106,7 @@ impl Device for Engine {
         "model".into()
     }
     fn abilities(&self) -> Abilities {
-        Abilities { pins: false, copies: true, max_pin: 0 }
+        Abilities { pins: false, copies: true, max_pin: 0, gathers: false }
     }
     fn allocation(&'static self, _: DeviceAddr, _: u64) -> Option<Allocation> {
         None
