@@ -296,6 +296,36 @@ fn a_lease_that_was_broken_by_force_is_noticed_before_and_after_a_use() {
 }
 
 #[test]
+fn what_cannot_be_gathered_out_of_the_pins_is_read_another_way() {
+    let subject = Subject::new();
+    let inner = emulated("size=64M");
+    for (operation, nth, times) in [
+        (Operation::Gather, 1, 1),
+        (Operation::Gather, 1, u64::MAX),
+        (Operation::PrepareGather, 1, u64::MAX),
+        (Operation::CopyPinned, 1, u64::MAX),
+        (Operation::Staging, 1, u64::MAX),
+    ] {
+        let device = FaultyDevice::before(inner);
+        let runtime = Runtime::new(settings());
+        if let Err(NotHeld::NoLeases) = runtime.hold(subject.fd(), Some(device)) {
+            return eprintln!("skipped: no leases here");
+        }
+        device.fail(operation, nth, times, ErrorKind::Driver);
+        let buffer = Buffer::new(inner, 4 << 20);
+        let to = buffer.target_through(device, 0);
+        let mut batch = pieces(&subject, &buffer);
+        let done = runtime.batch_into(&mut batch, &[to.allocation]).unwrap();
+        assert_eq!(done.failed, 0, "{operation:?}");
+        check(&batch, &buffer, 0);
+        let got = runtime.read(subject.fd(), Some(9), to, SIZE).unwrap();
+        assert!(buffer.part(0..got) == file::bytes(9, SIZE - 9, 0), "{operation:?}");
+        runtime.release(subject.fd()).unwrap();
+        assert_eq!(inner.outstanding().pins, 0);
+    }
+}
+
+#[test]
 fn it_is_refused_for_a_reason() {
     let subject = Subject::new();
     let device = emulated("size=64M");

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use spinio_sys::cuda::{
     Context, CuError, Driver, Function, MemoryType, PointerInfo, Stream, attribute, register, schedule, stream,
@@ -44,7 +44,8 @@ pub(super) struct Cuda {
     /// The queue of small requests while the default queue must be left alone.
     aside: OnceLock<QueueId>,
     pub(super) events: Events,
-    pub(super) kernel: Mutex<Option<core::result::Result<Function, CuError>>>,
+    pub(super) kernel: OnceLock<core::result::Result<Function, CuError>>,
+    pub(super) loading: Mutex<()>,
     /// The device sees registered memory at the addresses that the host sees it at.
     same_addresses: bool,
 }
@@ -77,7 +78,8 @@ impl Cuda {
             queues: Handles::new(QUEUES),
             aside: OnceLock::new(),
             events: Events::new(),
-            kernel: Mutex::new(None),
+            kernel: OnceLock::new(),
+            loading: Mutex::new(()),
             same_addresses: false,
         };
         let entered = new.enter().ok()?;
@@ -245,7 +247,7 @@ impl Device for Cuda {
 
     fn abilities(&self) -> Abilities {
         let pins = self.can_pin && self.refusals.load(Relaxed) < REFUSALS;
-        let gathers = !matches!(*self.kernel.lock().unwrap_or_else(PoisonError::into_inner), Some(Err(_)));
+        let gathers = !matches!(self.kernel.get(), Some(Err(_)));
         Abilities { pins, copies: true, max_pin: MAX_PIN, gathers }
     }
 

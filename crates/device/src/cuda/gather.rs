@@ -48,17 +48,22 @@ const STACK: usize = 16 << 20;
 impl Cuda {
     /// The kernel, made ready now if it was not.
     pub(super) fn gather_kernel(&self, code: &dyn CodeStore) -> Result<Function, DeviceError> {
-        let mut kernel = self.kernel.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = *kernel {
-            return known.map_err(|e| self.fail("loading the gather kernel", e));
+        let failed = |e| self.fail("loading the gather kernel", e);
+        if let Some(known) = self.kernel.get() {
+            return known.map_err(failed);
+        }
+        // By one thread; what others ask meanwhile waits for nobody.
+        let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = self.kernel.get() {
+            return known.map_err(failed);
         }
         let _entered = self.enter()?;
         let made = self.load(code);
         // A context that is gone is no verdict on the code.
         if !made.is_err_and(CuError::is_gone) {
-            *kernel = Some(made);
+            let _ = self.kernel.set(made);
         }
-        made.map_err(|e| self.fail("loading the gather kernel", e))
+        made.map_err(failed)
     }
 
     fn load(&self, code: &dyn CodeStore) -> Result<Function, CuError> {
@@ -95,7 +100,7 @@ impl Cuda {
     /// # Safety
     /// As [`crate::Device::gather`]; `list` as the device sees it.
     pub(super) unsafe fn launch_gather(&self, queue: QueueId, list: u64, count: usize) -> Result<(), DeviceError> {
-        let Some(Ok(kernel)) = *self.kernel.lock().unwrap_or_else(PoisonError::into_inner) else {
+        let Some(Ok(kernel)) = self.kernel.get().copied() else {
             return Err(DeviceError::new(ErrorKind::Unsupported, "gather: not prepared"));
         };
         let (mut list, mut pieces) = (list, u32::try_from(count).unwrap_or(u32::MAX));

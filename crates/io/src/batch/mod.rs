@@ -42,7 +42,7 @@ mod work;
 use std::sync::Arc;
 
 use spinio_device::{Allocation, Wait};
-use spinio_plan::{Reason, Route};
+use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;
 
 pub use self::list::{Each, Many, Piece};
@@ -213,6 +213,10 @@ impl Sorted {
             }
             !away
         });
+        let stats = core.stats();
+        let bytes = |of: &[Item]| of.iter().map(|i| u64::from(i.len)).sum();
+        stats.seen(Residency::Clean, bytes(&items));
+        stats.seen(Residency::Absent, bytes(&absent));
         (items, absent)
     }
 
