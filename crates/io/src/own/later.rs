@@ -267,6 +267,8 @@ impl Runtime {
         let mut blocks = vec![staging.take().map_err(device_fail)?];
         blocks.extend(staging.take_many(len.div_ceil(BLOCK).min(AHEAD) - 1, PATIENCE));
         let memory: Vec<usize> = blocks.iter().map(|b| b.ptr() as usize).collect();
+        // Memory that is not pinned is read by the driver when the copy is queued, not when it runs.
+        let pinned = blocks.iter().all(|b| b.pinned);
         let pieces = len.div_ceil(BLOCK);
         let upload = Arc::new(Upload {
             file: Arc::clone(file),
@@ -285,7 +287,7 @@ impl Runtime {
             upload.start(piece);
         }
         for piece in 0..pieces {
-            let queued = queue_turn(device, queue, &upload, piece);
+            let queued = pinned && queue_turn(device, queue, &upload, piece);
             if !queued {
                 // The device calls nobody, or not any more: here, and now.
                 device.drain(queue, Wait::Context).map_err(device_fail)?;
@@ -313,7 +315,7 @@ impl Runtime {
         let _ = device.drain(queue, Wait::Context);
         let begun = (reached + upload.memory.len()).min(upload.pieces());
         let mut state = lock(&upload.state);
-        while !state.filled[..begun].iter().enumerate().all(|(i, f)| *f || i > reached + upload.memory.len() - 1) {
+        while !state.filled[..begun].iter().all(|filled| *filled) {
             state = upload.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         drop(state);
