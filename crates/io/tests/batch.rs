@@ -540,6 +540,42 @@ fn many_pieces_are_judged_by_a_sample() {
 }
 
 #[test]
+fn many_files_and_many_buffers_in_one_batch() {
+    let place = place::on("tree").unwrap();
+    let device = emulated("size=64M");
+    let files: Vec<File> = (0..40)
+        .map(|n| {
+            let file = file::written(&place.file(&n.to_string()), 20_000 + n);
+            if n % 3 == 0 {
+                file::evict(&file);
+            }
+            file
+        })
+        .collect();
+    let buffers: Vec<Buffer> = (0..30).map(|_| Buffer::new(device, 50_000)).collect();
+    let mut host = vec![0u8; 100 * 100];
+    let runtime = Runtime::new(settings());
+    let mut batch = Vec::new();
+    for i in 0..1500u64 {
+        let file = &files[(i * 7 % 40) as usize];
+        let address = match i {
+            i if i % 15 == 14 => host.as_mut_ptr() as u64 + i / 15 * 100,
+            i => buffers[(i % 30) as usize].addr().0 + i / 30 * 1000,
+        };
+        batch.push(Piece { fd: file.as_raw_fd(), offset: i * 131 % 19_000, len: 100, address, ..Piece::default() });
+    }
+    let done = runtime.batch(&mut batch).unwrap();
+    assert_eq!((done.failed, done.bytes), (0, 150_000));
+    for (i, p) in batch.iter().enumerate() {
+        let expected = file::bytes(p.offset, 100, 0);
+        match i {
+            i if i % 15 == 14 => assert!(host[i / 15 * 100..][..100] == expected, "{i}"),
+            i => assert!(buffers[i % 30].part(i / 30 * 1000..i / 30 * 1000 + 100) == expected, "{i}"),
+        }
+    }
+}
+
+#[test]
 fn several_threads_have_batches_at_once() {
     let subject = Subject::new();
     let device = emulated("size=256M");

@@ -104,7 +104,7 @@ struct Sorted {
     items: Vec<Item>,
     /// Pieces to be read one at a time, and where to.
     plain: Vec<(u32, Option<Target>)>,
-    /// First and last byte of each allocation, and its outlet.
+    /// First byte of each allocation, the one behind its last, and its outlet; sorted.
     places: Vec<(u64, u64, u16)>,
     samples: Vec<Sample>,
     /// What was gathered out of held files already, while it was sorted.
@@ -126,7 +126,7 @@ fn begin(core: &Arc<Core>, list: List, known: &[Allocation], holds: bool) -> Res
     let alone = std::mem::take(&mut sorter.plain);
     let plain = alone.into_iter().map(|i| (i, sorter.target(i as usize))).collect();
     let Sorter { sources, outlets, items, places, samples, held, .. } = sorter;
-    let places = places.iter().map(|p| (p.start, p.end, p.outlet)).collect();
+    let places = places.values().map(|p| (p.start, p.end, p.outlet)).collect();
     let (work, known) = (Arc::new(Work::new(core, watch, list, sources, outlets)), known.to_vec());
     Ok(Sorted { work, items, plain, places, samples, held, known })
 }
@@ -196,11 +196,18 @@ impl Sorted {
         let core = &work.core;
         let direct = core.settings.allows(Route::Direct);
         let reachable = self.reachable();
-        let mut found = Vec::with_capacity(work.sources.len());
-        for (which, source) in work.sources.iter().enumerate() {
-            let of: Vec<&Item> = items.iter().filter(|i| i.source as usize == which && i.outlet != HOST).collect();
-            let worth = direct || reachable.iter().any(|&(source, _)| source as usize == which);
-            found.push(if worth { residency::ask(core, source, &of) } else { Where::Cached });
+        // From here on those of one file and device lie together.
+        let whose = |i: &Item| (i.source, i.outlet);
+        if !items.is_sorted_by_key(whose) {
+            items.sort_by_key(whose);
+        }
+        let mut found: Vec<Where> = work.sources.iter().map(|_| Where::Cached).collect();
+        for some in items.chunk_by(|a, b| a.source == b.source) {
+            let which = some[0].source;
+            let of: Vec<&Item> = some.iter().filter(|i| i.outlet != HOST).collect();
+            if direct || reachable.iter().any(|&(source, _)| source == which) {
+                found[which as usize] = residency::ask(core, &work.sources[which as usize], &of);
+            }
         }
         let copies: Vec<bool> = work.outlets.iter().map(|o| o.device.abilities().copies).collect();
         let mut absent = Vec::new();
@@ -266,7 +273,10 @@ impl Sorted {
         for (which, outlet) in work.outlets.iter().enumerate() {
             let Some(error) = outlet.failure() else { continue };
             let result = -i64::from(Error::device(error, "copy", 0, 0).kind.errno().raw_os_error());
-            let of = |at: u64| self.places.iter().any(|p| p.2 as usize == which && p.0 <= at && at < p.1);
+            let of = |at: u64| {
+                let before = self.places.partition_point(|p| p.0 <= at);
+                self.places[..before].last().is_some_and(|p| p.2 as usize == which && at < p.1)
+            };
             for i in 0..list.len() {
                 if list.result(i) > 0 && of(list.get(i).address) {
                     list.set(i, result);

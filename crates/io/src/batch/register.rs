@@ -11,6 +11,7 @@
 //! By the caller: the driver registers one range at a time, whoever asks. What cannot be registered is copied.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use spinio_device::{ErrorKind, Pin};
@@ -27,7 +28,7 @@ const PART: u64 = 128 << 20;
 /// Entries of a launch at most.
 const ENTRIES: usize = 32 << 10;
 
-/// Items of one file and device that are worth registering; the others stay.
+/// Items of one file and device that are worth registering; the others stay. Those of one file and device lie together.
 pub(crate) fn choose(work: &Work, items: &mut Vec<Item>) -> Vec<Vec<Item>> {
     let core = &work.core;
     let threads = core.batch_threads() as u64;
@@ -36,29 +37,30 @@ pub(crate) fn choose(work: &Work, items: &mut Vec<Item>) -> Vec<Vec<Item>> {
         return Vec::new();
     }
     let mut chosen = Vec::new();
-    for source in 0..work.sources.len() {
-        for outlet in 0..work.outlets.len() {
-            let ours = |i: &Item| i.outlet != HOST && (i.source as usize, i.outlet as usize) == (source, outlet);
-            let (file, to) = (&work.sources[source].file, &work.outlets[outlet]);
-            let refused = file.pins_refused.load(std::sync::atomic::Ordering::Relaxed);
-            if !to.gathers() || !to.device.abilities().pins || !file.is_mappable() || refused {
-                continue;
-            }
-            let mut crowd = Crowd { pieces: 0, bytes: 0, span: 0, threads };
-            let (mut first, mut end) = (u64::MAX, 0);
-            for item in items.iter().filter(|i| ours(i)) {
-                crowd.pieces += 1;
-                crowd.bytes += u64::from(item.len);
-                first = first.min(item.offset);
-                end = end.max(item.offset + u64::from(item.len));
-            }
-            crowd.span = end.saturating_sub(first);
-            if crowd.pieces > 0 && crowd.pays_to_register() {
-                chosen.push(items.extract_if(.., |i| ours(i)).collect());
-            }
-        }
+    let mut rest = Vec::new();
+    for some in items.chunk_by(|a, b| (a.source, a.outlet) == (b.source, b.outlet)) {
+        if pays(work, some, threads) { chosen.push(some.to_vec()) } else { rest.push((some[0].source, some[0].outlet)) }
+    }
+    if !chosen.is_empty() {
+        items.retain(|i| rest.binary_search(&(i.source, i.outlet)).is_ok());
     }
     chosen
+}
+
+/// Whether items of one file and device are worth registering, and may be.
+fn pays(work: &Work, some: &[Item], threads: u64) -> bool {
+    if some[0].outlet == HOST {
+        return false;
+    }
+    let (file, to) = (&work.sources[some[0].source as usize].file, &work.outlets[some[0].outlet as usize]);
+    let refused = file.pins_refused.load(Relaxed);
+    if !to.gathers() || !to.device.abilities().pins || !file.is_mappable() || refused {
+        return false;
+    }
+    let first = some.iter().map(|i| i.offset).min().unwrap_or(0);
+    let end = some.iter().map(|i| i.offset + u64::from(i.len)).max().unwrap_or(0);
+    let bytes = some.iter().map(|i| u64::from(i.len)).sum();
+    Crowd { pieces: some.len() as u64, bytes, span: end - first, threads }.pays_to_register()
 }
 
 /// Gathers items of one file and one device; those that could not be.
@@ -120,7 +122,7 @@ fn pin(work: &Work, mapping: &Mapping, some: &[Item], pins: &mut Vec<Pin>) -> Op
         Err(e) => {
             if e.kind == ErrorKind::Unsupported {
                 let file = &work.sources[some.first()?.source as usize].file;
-                file.pins_refused.store(true, std::sync::atomic::Ordering::Relaxed);
+                file.pins_refused.store(true, Relaxed);
             }
             return None;
         }

@@ -3,7 +3,7 @@
 //! Most pieces of a batch are of the file and go to the allocation of the piece before, so both are remembered; a
 //! million pieces are sorted in about ten milliseconds.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use spinio_device::{Allocation, Device, DeviceAddr, registry};
@@ -46,6 +46,13 @@ pub(crate) struct Place {
     refused: Option<Errno>,
 }
 
+impl Place {
+    #[inline(always)]
+    fn holds(&self, address: u64, want: u64) -> bool {
+        self.start <= address && address.checked_add(want).is_some_and(|end| end <= self.end)
+    }
+}
+
 /// An item whose storage might DMA into its device: the first of its file and device.
 pub(crate) struct Sample {
     pub(crate) source: u16,
@@ -62,8 +69,9 @@ pub(crate) struct Sorter<'a> {
     known: &'a [Allocation],
     kinds: HashMap<Fd, Kind>,
     last: Option<(Fd, Kind)>,
-    pub(crate) places: Vec<Place>,
-    here: usize,
+    /// Of devices, by their first byte.
+    pub(crate) places: BTreeMap<u64, Place>,
+    here: Option<Place>,
     pub(crate) sources: Vec<Source>,
     pub(crate) outlets: Vec<Arc<Outlet>>,
     pub(crate) items: Vec<Item>,
@@ -83,8 +91,8 @@ impl<'a> Sorter<'a> {
             known,
             kinds: HashMap::new(),
             last: None,
-            places: Vec::new(),
-            here: 0,
+            places: BTreeMap::new(),
+            here: None,
             sources: Vec::new(),
             outlets: Vec::new(),
             items: Vec::new(),
@@ -218,25 +226,26 @@ impl<'a> Sorter<'a> {
     /// The place of an address.
     #[inline]
     fn place(&mut self, address: u64, want: u64) -> Place {
-        if let Some(place) = self.places.get(self.here)
-            && place.start <= address
-            && address.checked_add(want).is_some_and(|end| end <= place.end)
-        {
-            return *place;
+        match &self.here {
+            Some(place) if place.holds(address, want) => *place,
+            _ => self.other_place(address, want),
         }
-        self.other_place(address, want)
     }
 
     #[cold]
     fn other_place(&mut self, address: u64, want: u64) -> Place {
-        let holds = |p: &Place| p.start <= address && address.checked_add(want).is_some_and(|end| end <= p.end);
-        if let Some(at) = self.places.iter().rposition(holds) {
-            self.here = at;
-            return self.places[at];
-        }
-        let place = self.find(address, want);
-        self.here = self.places.len();
-        self.places.push(place);
+        let known = self.places.range(..=address).next_back().map(|(_, place)| *place);
+        let place = match known.filter(|place| place.holds(address, want)) {
+            Some(place) => place,
+            None => {
+                let place = self.find(address, want);
+                if place.allocation.is_some() {
+                    self.places.insert(place.start, place);
+                }
+                place
+            }
+        };
+        self.here = Some(place);
         place
     }
 

@@ -98,21 +98,22 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// Joins and packs.
+    /// Joins and packs. Items of one file and device lie together.
     pub(crate) fn new(work: &Arc<Work>, items: Vec<Item>) -> Arc<Storage> {
         let mut packed = Packed { work, wanted: Vec::with_capacity(items.len()), reads: Vec::new(), loads: Vec::new() };
-        let mut groups: Vec<(u16, u16)> = Vec::new();
-        for item in &items {
-            if groups.last() != Some(&(item.source, item.outlet)) && !groups.contains(&(item.source, item.outlet)) {
-                groups.push((item.source, item.outlet));
-            }
-        }
-        for group in groups {
+        let mut tag = 0;
+        for some in items.chunk_by(|a, b| (a.source, a.outlet) == (b.source, b.outlet)) {
             let (mut staged, mut straight) = (Vec::new(), Vec::new());
-            for (tag, item) in items.iter().enumerate().filter(|(_, i)| (i.source, i.outlet) == group) {
-                let one = Wanted { offset: item.offset, len: u64::from(item.len), tag: tag as u32 };
-                if packed.goes_straight(item) { straight.push(one) } else { staged.push(one) }
+            for item in some {
+                let one = Wanted { offset: item.offset, len: u64::from(item.len), tag };
+                if packed.goes_straight(item) {
+                    straight.push(one)
+                } else {
+                    staged.push(one)
+                }
+                tag += 1;
             }
+            let group = (some[0].source, some[0].outlet);
             packed.stage(group, &mut staged);
             packed.straighten(group, &items, straight);
         }
