@@ -10,17 +10,19 @@
 //!   spin      SPIN's reads into the p2pmem device
 //!   stacks    both, on everything that a file system can stand on
 //!   user      those that need no disk of their own, as an ordinary user
+//!   nvmmu     moves on arrays with parity, and what the members were asked for
 //!   preload   an unmodified program that reads into it, under LD_PRELOAD
 //!   after     the disks are sound
 //! ```
 //!
-//! Under a kernel that publishes no device memory only `stacks` and `after` have anything to show.
+//! Under a kernel that publishes no device memory only `stacks`, `nvmmu` and `after` have anything to show.
 
 mod case;
 mod loops;
 mod machine;
 mod md;
 mod memory;
+mod nvmmu;
 mod place;
 mod preload;
 mod spin;
@@ -38,7 +40,9 @@ fn main() -> ExitCode {
     let only: Vec<String> = args.collect();
     let guest = place::Guest::new(&folder);
     if user::is_child() {
-        return closing(&case::run_all(&spin::cases_for_users(), &guest, &only));
+        let mut cases = spin::cases_for_users();
+        cases.extend(stacks::cases_for_users());
+        return closing(&case::run_all(&cases, &guest, &only));
     }
     let mut tally = case::Tally::default();
     if memory::has_p2p() {
@@ -54,6 +58,7 @@ fn main() -> ExitCode {
         println!("This kernel publishes no device memory: only cases with the emulated device follow.");
     }
     let mut cases = stacks::cases();
+    cases.extend(nvmmu::cases());
     cases.extend(machine::last_cases());
     cases.extend(stacks::last_cases());
     tally += case::run_all(&cases, &guest, &only);

@@ -35,8 +35,20 @@ impl Array {
         }
         run(command.args(&members))?;
         let array = Array { device, members };
-        array.idle()?;
+        array.synchronised()?;
         Ok(array)
+    }
+
+    /// Waits until all members hold what they must, for the first time.
+    fn synchronised(&self) -> Result<(), Miss> {
+        let begun = Instant::now();
+        while self.ask("resync_start")? != "none" || self.degraded()? > 0 || self.ask("sync_action")? != "idle" {
+            if begun.elapsed() > PATIENCE {
+                return fail(format!("{} is never synchronised", self.device.display()));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 
     pub(crate) fn device(&self) -> &Path {
@@ -98,6 +110,15 @@ impl Array {
     /// Makes copies and parity match again.
     pub(crate) fn repair(&self) -> Result<(), Miss> {
         self.go("repair")
+    }
+
+    /// Empties the cache of stripes that parity arrays keep.
+    pub(crate) fn forget_stripes(&self) -> Result<(), Miss> {
+        // Waits for those that are under way.
+        for entries in ["17", "256"] {
+            fs::write(self.file("stripe_cache_size"), entries)?;
+        }
+        Ok(())
     }
 
     fn go(&self, action: &str) -> Result<(), Miss> {

@@ -35,7 +35,7 @@ pub(crate) enum Place {
     Raid10,
     /// ext4 on an md RAID-5 of four disks, in chunks of 64 KiB.
     Raid5,
-    /// xfs on an md RAID-6 of four disks, in chunks of 64 KiB.
+    /// ext4 on an md RAID-6 of four disks, in chunks of 64 KiB.
     Raid6,
     /// ext4 on an LVM volume that runs from one disk to the next.
     Linear,
@@ -148,6 +148,18 @@ impl Guest {
     /// The block device of this name, as the kernel calls it: `/dev/md10`.
     pub(crate) fn disk(&self, name: &str) -> Result<PathBuf, Miss> {
         Ok(fs::canonicalize(self.at.join("disk").join(name))?)
+    }
+
+    /// The partition of a member disk (`m0` to `m3`) that is free for cases.
+    pub(crate) fn free_partition(&self, disk: &str) -> Result<PathBuf, Miss> {
+        self.partition(disk, 8)
+    }
+
+    /// A partition of a member disk; `vm/guest/arrays` says what for.
+    pub(crate) fn partition(&self, disk: &str, number: u32) -> Result<PathBuf, Miss> {
+        let mut name = self.disk(disk)?.into_os_string();
+        name.push(format!("p{number}"));
+        Ok(name.into())
     }
 
     /// A file there, empty (a disk: as it is), open for reading and writing.

@@ -8,7 +8,7 @@ use spinio_plan::{Reason, Route};
 use super::{MIB, by, expect_p2p, explained, fresh, memory_for, read_and_check};
 use crate::case::{Case, Outcome, expect, fail};
 use crate::loops::Loop;
-use crate::place::{Guest, Place, chill, remove};
+use crate::place::{Guest, Place, chill, open_direct, remove};
 
 pub(super) fn cases() -> Vec<Case> {
     let mut all = Vec::new();
@@ -129,6 +129,12 @@ fn half_reachable(guest: &Guest) -> Outcome {
         let expected = &bytes[offset..offset + len];
         read_and_check(&runtime, &file, &mut memory, (offset as u64, 0, len), expected)?;
         chill(&file)?;
+    }
+    // And where the program opened it for direct I/O: the kernel stops at the first chunk that cannot be had.
+    let own = open_direct(&path)?;
+    for (offset, len) in [(0, 4096), (64 << 10, 64 << 10), (0, 8 * MIB)] {
+        let expected = &bytes[offset..offset + len];
+        read_and_check(&runtime, &own, &mut memory, (offset as u64, 0, len), expected)?;
     }
     remove(&path);
     Ok(())

@@ -14,10 +14,10 @@ use std::os::fd::AsRawFd;
 use spinio_io::{Runtime, Settings};
 use spinio_sys::Errno;
 
-use crate::case::{Case, Outcome, expect, expect_bytes, fail};
+use crate::case::{Case, Miss, Outcome, expect, expect_bytes, fail};
 use crate::md::Array;
 use crate::memory::{Memory, P2pMemory};
-use crate::place::{Guest, Place, chill, open_direct, remove};
+use crate::place::{Guest, Place, chill, open_direct, pattern, remove};
 use crate::spin::{MIB, memory_for, read_and_check};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -25,6 +25,7 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("machine: half a RAID-1 reachable: reads are right or refused", plain_reads),
         Case::new("machine: half a RAID-1 reachable: a write is lost on the other half, silently", plain_write),
         Case::new("spin: half a RAID-1 reachable: the bytes are right", spin),
+        Case::new("spin: half a RAID-1 reachable: writes reach both halves", spin_writes),
     ]
 }
 
@@ -83,6 +84,33 @@ fn spin(guest: &Guest) -> Outcome {
         chill(&file)?;
     }
     expect("members lost", array.degraded()?, 0)?;
+    remove(&path);
+    Ok(())
+}
+
+fn spin_writes(guest: &Guest) -> Outcome {
+    let array = Array::at(guest.disk("mirror")?);
+    let (path, mut bytes) = guest.cold(Place::Mirror, "writes", 8 * MIB)?;
+    let (file, own) = (File::options().read(true).write(true).open(&path)?, open_direct(&path)?);
+    let runtime = Runtime::new(Settings::default());
+    let mut memory = memory_for(8 * MIB)?;
+    for (number, to) in [&file, &own, &file, &own].into_iter().enumerate() {
+        // Reads have taught it that storage and device can reach each other.
+        read_and_check(&runtime, &file, &mut memory, (0, 0, 8 * MIB), &bytes)?;
+        let (offset, len) = (number * MIB, 4 * MIB);
+        let new = pattern(len, 40 + number as u64);
+        memory.put(0, &new);
+        let wrote = runtime.write(to.as_raw_fd(), Some(offset as u64), memory.target(0)?, len);
+        expect("bytes written", wrote.map_err(|e| Miss::Failed(e.to_string()))?, len)?;
+        bytes[offset..offset + len].copy_from_slice(&new);
+        chill(&file)?;
+    }
+    expect("members lost", array.degraded()?, 0)?;
+    let differ = array.mismatches()?;
+    if differ > 0 {
+        array.repair()?;
+    }
+    expect("sectors that do not match", differ, 0)?;
     remove(&path);
     Ok(())
 }

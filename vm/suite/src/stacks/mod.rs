@@ -12,6 +12,7 @@
 //!
 //! ```text
 //!   kernel    plain system calls: which stack takes device memory, and what it says if not
+//!   geometry  what SPIN tells of a stack: layers, disks, stripes
 //!   reads     SPIN's reads over every route: bytes, route, reason
 //!   writes    SPIN's writes, against a model of the file
 //!   rebuild   members failed and rebuilt while SPIN reads and others write
@@ -22,6 +23,7 @@
 //! All but `kernel` and `mirror` also run under a kernel without peer-to-peer DMA, with the emulated device's memory.
 
 mod after;
+mod geometry;
 mod kernel;
 mod mirror;
 mod reads;
@@ -41,10 +43,16 @@ pub(crate) fn cases() -> Vec<Case> {
         all.extend(kernel::cases());
         all.extend(mirror::cases());
     }
+    all.extend(geometry::cases());
     all.extend(reads::cases());
     all.extend(writes::cases());
     all.extend(rebuild::cases());
     all
+}
+
+/// Those that an ordinary user can run.
+pub(crate) fn cases_for_users() -> Vec<Case> {
+    geometry::cases()
 }
 
 /// To be run when nobody uses the file systems any more: they are unmounted and checked.
@@ -64,13 +72,13 @@ fn verdict(place: Place) -> Result<(), Errno> {
 }
 
 /// Device memory of each kind that this machine has.
-fn kinds() -> &'static [Kind] {
+pub(crate) fn kinds() -> &'static [Kind] {
     if has_p2p() { &[Kind::P2p, Kind::Emulated] } else { &[Kind::Emulated] }
 }
 
 /// A kind of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     P2p,
     Emulated,
 }
@@ -84,7 +92,7 @@ impl Kind {
     }
 
     /// Memory for reads of up to `len` bytes, with room for the guards.
-    fn memory(self, len: usize) -> Result<Box<dyn Memory>, crate::case::Miss> {
+    pub(crate) fn memory(self, len: usize) -> Result<Box<dyn Memory>, crate::case::Miss> {
         let len = len + 4 * 4096;
         Ok(match self {
             Kind::P2p => Box::new(P2pMemory::of_spin(len)?),

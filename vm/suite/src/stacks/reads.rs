@@ -1,15 +1,17 @@
 //! SPIN's reads over every route that a stack and a device allow: the bytes, the route and the reason.
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use spinio_io::stats::Snapshot;
 use spinio_io::{Runtime, Settings};
 use spinio_plan::{Reason, Route};
+use spinio_sys::linux;
 
 use super::{Kind, kinds, verdict};
-use crate::case::{Case, Outcome, expect, fail};
-use crate::place::{Guest, Place, chill, remove};
+use crate::case::{Case, Miss, Outcome, expect, expect_bytes, fail};
+use crate::place::{Guest, Place, chill, open_direct, remove};
 use crate::spin::{MIB, by, explained, read_and_check};
 
 /// Bytes of each read: some stripes, and more than the canary takes.
@@ -29,7 +31,7 @@ pub(super) fn cases() -> Vec<Case> {
 fn every_route(guest: &Guest, place: Place, kind: Kind) -> Outcome {
     let (path, bytes) = guest.cold(place, "routes", LEN + 777)?;
     let file = File::open(&path)?;
-    let mut memory = kind.memory(LEN + 777)?;
+    let mut memory = kind.memory(LEN + 2 * MIB)?;
 
     // By default, and cold.
     let runtime = Runtime::new(Settings::default());
@@ -92,6 +94,25 @@ fn every_route(guest: &Guest, place: Place, kind: Kind) -> Outcome {
         let expected = &bytes[offset..bytes.len().min(offset + len)];
         read_and_check(&runtime, &file, &mut *memory, (offset as u64, skew, len), expected)?;
     }
+
+    // Through a descriptor that the program itself opened for direct I/O, with offsets and without.
+    let own = open_direct(&path)?;
+    for (offset, len) in [(4096, 4096), (60 << 10, 64 << 10), (MIB, 3 * MIB)] {
+        let expected = &bytes[offset..offset + len];
+        read_and_check(&runtime, &own, &mut *memory, (offset as u64, 0, len), expected)?;
+        memory.fill_range(0, len, 0xee);
+        linux::lseek(own.as_raw_fd(), offset as i64, 0)?;
+        let got = runtime.read(own.as_raw_fd(), None, memory.target(0)?, len);
+        expect("bytes read at the file's own offset", got.map_err(|e| Miss::Failed(e.to_string()))?, len)?;
+        expect_bytes("read at the file's own offset", &memory.bytes(0, len), expected)?;
+        expect("the file's own offset", linux::lseek(own.as_raw_fd(), 0, 1)?, (offset + len) as u64)?;
+    }
+    // To the end, which is not aligned. What the kernel leaves in the buffer behind the end is its own affair.
+    let last = LEN - MIB;
+    let got = runtime.read(own.as_raw_fd(), Some(last as u64), memory.target(0)?, 2 * MIB);
+    expect("bytes read up to the end", got.map_err(|e| Miss::Failed(e.to_string()))?, MIB + 777)?;
+    expect_bytes("up to the end", &memory.bytes(0, MIB + 777), &bytes[last..])?;
+
     if by(&runtime.stats(), Route::P2p) > 0 && !passes {
         return fail(format!("p2p bytes where none can be: {}", said(&runtime.stats())));
     }

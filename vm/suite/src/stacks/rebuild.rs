@@ -48,7 +48,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn rebuild(guest: &Guest, level: u32, kind: Kind) -> Outcome {
     let disks = ["m0", "m1", "m2", "m3"].iter().take(if level == 1 { 2 } else { 4 });
-    let members = disks.map(|disk| partition(guest, disk)).collect::<Result<Vec<_>, Miss>>()?;
+    let members = disks.map(|disk| guest.free_partition(disk)).collect::<Result<Vec<_>, Miss>>()?;
     let array = Array::make(30, level, members.clone())?;
     let mounted = Mounted::new(array.device())?;
     let (constant, changing) = (mounted.0.join("constant"), mounted.0.join("changing"));
@@ -176,13 +176,6 @@ impl Work {
         read_and_check(&runtime, &file, &mut *memory, (0, 0, FILE), &new)?;
         chill(&file)
     }
-}
-
-/// The partition of a member disk that is free for cases.
-fn partition(guest: &Guest, disk: &str) -> Result<PathBuf, Miss> {
-    let mut name = guest.disk(disk)?.into_os_string();
-    name.push("p8");
-    Ok(name.into())
 }
 
 /// ext4 on a device; unmounted when dropped.

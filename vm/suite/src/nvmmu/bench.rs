@@ -1,0 +1,383 @@
+//! The paper's four microbenchmarks: 14 request sizes from 4 KiB to 32 MiB, random and sequential, up and down.
+//!
+//! ```text
+//!   counters   begin      counters   move, move, move ... flush   counters   sync   counters
+//!                │ early                    │ waited                           │ late
+//!                └ a kernel computes        └ the program waits                └ who wants it to be on storage waits too
+//! ```
+//!
+//! What the members were asked for is exact; the times are those of an emulator. A file system writes for itself, too:
+//! its journal lies on the same array, and what it commits covers stripes in part. That shows in `late`.
+//!
+//! Every fourth size is taken, or all with `vm/run --bench`.
+
+use std::fs::File;
+use std::ops::Range as Span;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FallocateFlags, fallocate};
+use spinio_io::settings::Nvmmu;
+use spinio_sys::linux;
+use spinio_testkit::Rng;
+
+use super::counters::{Counted, Members};
+use super::moves::{Moves, Range};
+use crate::case::{Case, Miss, Outcome, expect_bytes, fail};
+use crate::md::Array;
+use crate::memory::Memory;
+use crate::place::{Guest, Place, chill, pattern, remove};
+use crate::spin::MIB;
+use crate::stacks::kinds;
+
+/// The paper's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bench {
+    Rdrd,
+    Sqrd,
+    Rdwr,
+    Sqwr,
+}
+
+impl Bench {
+    const ALL: [Bench; 4] = [Bench::Rdrd, Bench::Sqrd, Bench::Rdwr, Bench::Sqwr];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Bench::Rdrd => "bench-rdrd",
+            Bench::Sqrd => "bench-sqrd",
+            Bench::Rdwr => "bench-rdwr",
+            Bench::Sqwr => "bench-sqwr",
+        }
+    }
+
+    const fn is_download(self) -> bool {
+        matches!(self, Bench::Rdwr | Bench::Sqwr)
+    }
+
+    const fn is_sequential(self) -> bool {
+        matches!(self, Bench::Sqrd | Bench::Sqwr)
+    }
+}
+
+/// 4 KiB, 8 KiB ... 32 MiB.
+const SIZES: usize = 14;
+
+fn size(number: usize) -> usize {
+    4096 << number
+}
+
+/// Bytes of data in a stripe of the RAID-5 here.
+const STRIPE: usize = 192 << 10;
+
+/// Bytes of the file: room for three moves of the largest size, and for what lies before the first whole stripe.
+fn file_size() -> usize {
+    if all_sizes() { 108 * MIB } else { 60 * MIB }
+}
+
+fn all_sizes() -> bool {
+    std::env::var("VM_BENCH").is_ok_and(|value| value == "1")
+}
+
+/// Bytes that a file system reads for itself at most, to commit what it did for one benchmark.
+const OWN: u64 = 128 << 10;
+
+/// Bytes of device memory between the sources of two moves, so that each has other bytes.
+const STEP: usize = 4096;
+
+/// What is compared: a place, and a way to move.
+#[derive(Clone, Copy)]
+struct Setup {
+    name: &'static str,
+    place: Place,
+    /// The array lacks a member.
+    degraded: bool,
+    wanted: Nvmmu,
+    /// Whether members may be read while the program waits for a download.
+    reads: fn(Bench, usize) -> Reads,
+}
+
+/// What must hold of the reads that members serve while the program waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reads {
+    None,
+    /// The counters see what they are made to see.
+    Some,
+    Any,
+}
+
+impl Setup {
+    const fn new(name: &'static str, place: Place, wanted: Nvmmu, reads: fn(Bench, usize) -> Reads) -> Setup {
+        Setup { name, place, degraded: false, wanted, reads }
+    }
+}
+
+const SETUPS: [Setup; 8] = [
+    Setup::new("md RAID-5, plain", Place::Raid5, Nvmmu::Plain, part_is_read),
+    Setup::new("md RAID-5, shaped", Place::Raid5, Nvmmu::Shaped, sequence_is_not_read),
+    Setup::new("md RAID-5, shaped and prepared", Place::Raid5, Nvmmu::Prepared, nothing_is_read),
+    Setup {
+        degraded: true,
+        ..Setup::new("md RAID-5 without a member, shaped and prepared", Place::Raid5, Nvmmu::Prepared, nothing_is_read)
+    },
+    Setup::new("md RAID-6, shaped and prepared", Place::Raid6, Nvmmu::Prepared, nothing_is_read),
+    Setup::new("md RAID-0 of the same disks", Place::Raid0, Nvmmu::Plain, nothing_is_read),
+    Setup::new("one NVMe", Place::Part, Nvmmu::Plain, nothing_is_read),
+    Setup::new("SATA", Place::Sata, Nvmmu::Plain, nothing_is_read),
+];
+
+fn nothing_is_read(_: Bench, _: usize) -> Reads {
+    Reads::None
+}
+
+fn part_is_read(bench: Bench, len: usize) -> Reads {
+    if !bench.is_sequential() && len < STRIPE { Reads::Some } else { Reads::Any }
+}
+
+fn sequence_is_not_read(bench: Bench, _: usize) -> Reads {
+    if bench.is_sequential() { Reads::None } else { Reads::Any }
+}
+
+pub(super) fn cases() -> Vec<Case> {
+    SETUPS
+        .into_iter()
+        .map(|setup| {
+            let name = format!("nvmmu: the four microbenchmarks, {}", setup.name);
+            Case::new(name, move |g| if setup.degraded { without_a_member(g, setup) } else { run(g, setup) })
+        })
+        .collect()
+}
+
+/// One measurement.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    bytes: usize,
+    time: Duration,
+    /// While a kernel would compute.
+    early: Counted,
+    /// While the program waits.
+    waited: Counted,
+    /// While storage is waited for.
+    late: Counted,
+}
+
+fn without_a_member(guest: &Guest, setup: Setup) -> Outcome {
+    let array = Array::at(guest.disk(setup.place.folder().unwrap_or_default())?);
+    let member = guest.partition("m1", 4)?;
+    array.fail(&member)?;
+    let outcome = run(guest, setup);
+    array.add(&member)?;
+    array.whole()?;
+    outcome
+}
+
+fn run(guest: &Guest, setup: Setup) -> Outcome {
+    let (path, file) = guest.create(setup.place, "bench")?;
+    // As far as possible in one piece.
+    fallocate(&file, FallocateFlags::empty(), 0, file_size() as u64)?;
+    let bytes = pattern(file_size(), 3);
+    file.write_all_at(&bytes, 0)?;
+    file.sync_all()?;
+    let within = whole_stripes(&file, setup.place)?;
+    drop(file);
+    let mut bed = Bed::new(guest, setup, path, bytes, within)?;
+    // The first transfers settle what can be trusted, by reading some things twice.
+    bed.measure(Bench::Sqrd, MIB)?;
+    bed.measure(Bench::Sqwr, MIB)?;
+    let mut table = Vec::new();
+    let mut wrong = Vec::new();
+    let step = if all_sizes() { 1 } else { 4 };
+    for number in (0..SIZES).step_by(step) {
+        let len = size(number);
+        let mut rows = Vec::new();
+        for bench in Bench::ALL {
+            let row = bed.measure(bench, len)?;
+            let mut wanted = if bench.is_download() { (setup.reads)(bench, len) } else { Reads::Any };
+            if setup.wanted == Nvmmu::Shaped && row.bytes % STRIPE != 0 {
+                // The file lies in more pieces than it should: there was no room for whole stripes.
+                wanted = Reads::Any;
+            }
+            let (waited, late) = (row.waited, row.late);
+            let holds = match wanted {
+                Reads::None => waited.reads == 0 && late.read_bytes <= OWN,
+                Reads::Some => waited.reads + late.reads > 0,
+                Reads::Any => true,
+            };
+            if !holds {
+                wrong.push(format!(
+                    "{} of {} KiB: {} reads ({} KiB) waited for, then {} ({} KiB), expected: {wanted:?}",
+                    bench.name(),
+                    len >> 10,
+                    waited.reads,
+                    waited.read_bytes >> 10,
+                    late.reads,
+                    late.read_bytes >> 10
+                ));
+            }
+            rows.push(row);
+        }
+        table.push((len, rows));
+    }
+    bed.check(&[(0, file_size())])?;
+    remove(&bed.path);
+    print(&table);
+    if wrong.is_empty() { Ok(()) } else { fail(wrong.join("; ")) }
+}
+
+/// The longest range of the file that lies in one piece, from its first whole stripe on. The rest of a stripe that the
+/// file begins in belongs to somebody else, and nobody can write it whole.
+fn whole_stripes(file: &File, place: Place) -> Result<Span<usize>, Miss> {
+    let stripe = match place {
+        Place::Raid5 => STRIPE as u64,
+        Place::Raid6 => 128 << 10,
+        _ => return Ok(0..file_size()),
+    };
+    let extents = linux::extents(file.as_raw_fd(), 0, file_size() as u64, 64)?;
+    // Neighbours, although told apart (written and unwritten ones), are one piece.
+    let mut pieces: Vec<(u64, u64, u64)> = Vec::new();
+    for extent in &extents {
+        match pieces.last_mut() {
+            Some((logical, physical, len))
+                if *logical + *len == extent.logical && *physical + *len == extent.physical =>
+            {
+                *len += extent.len;
+            }
+            _ => pieces.push((extent.logical, extent.physical, extent.len)),
+        }
+    }
+    let Some(&(logical, physical, len)) = pieces.iter().max_by_key(|piece| piece.2) else { return fail("no extents") };
+    let skip = physical.next_multiple_of(stripe) - physical;
+    Ok((logical + skip) as usize..(logical + len) as usize)
+}
+
+/// The file, what is in it, and memory to move from and to.
+struct Bed {
+    path: PathBuf,
+    model: Vec<u8>,
+    /// Where moves may go.
+    within: Span<usize>,
+    source: Vec<u8>,
+    memory: Box<dyn Memory>,
+    members: Members,
+    array: Option<Array>,
+    moves: Moves,
+    random: Rng,
+}
+
+impl Bed {
+    fn new(guest: &Guest, setup: Setup, path: PathBuf, model: Vec<u8>, within: Span<usize>) -> Result<Bed, Miss> {
+        let device = guest.disk(setup.place.folder().unwrap_or_default())?;
+        let array = matches!(setup.place, Place::Raid5 | Place::Raid6).then(|| Array::at(device.clone()));
+        let source = pattern(size(SIZES - 1) + 256 * STEP, 77);
+        let mut memory = kinds()[0].memory(source.len())?;
+        memory.put(0, &source);
+        Ok(Bed {
+            path,
+            model,
+            within,
+            source,
+            memory,
+            members: Members::of(&device)?,
+            array,
+            moves: Moves::new(setup.wanted),
+            random: Rng::new(15),
+        })
+    }
+
+    /// Where the moves of a benchmark lie.
+    fn ranges(&mut self, bench: Bench, len: usize) -> Vec<Range> {
+        // Whole stripes in all, and several moves even of the largest.
+        let count = if bench.is_sequential() { (4 * STRIPE / len).max(3) } else { (8 * MIB / len).clamp(2, 8) };
+        let mut slots: Vec<usize> = (0..self.within.len() / len).collect();
+        if !bench.is_sequential() {
+            for at in (1..slots.len()).rev() {
+                slots.swap(at, self.random.below(at as u64 + 1) as usize);
+            }
+        }
+        slots.into_iter().take(count).map(|slot| ((self.within.start + slot * len) as u64, len)).collect()
+    }
+
+    fn measure(&mut self, bench: Bench, len: usize) -> Result<Row, Miss> {
+        let moves = self.ranges(bench, len);
+        // Neither the page cache nor the array knows anything of it.
+        chill(&File::open(&self.path)?)?;
+        if let Some(array) = &self.array {
+            array.forget_stripes()?;
+        }
+        let zero = self.members.count()?;
+        self.moves.begin(&self.path, if bench.is_download() { &moves } else { &[] })?;
+        let begun = self.members.count()?;
+        let clock = Instant::now();
+        for (number, &range) in moves.iter().enumerate() {
+            let target = self.memory.target(number * STEP)?;
+            if bench.is_download() {
+                self.moves.download(target, range)?;
+            } else {
+                // Into the same place: the next move's bytes come over it.
+                self.moves.upload(target, range)?;
+            }
+        }
+        self.moves.finish()?;
+        let finished = self.members.count()?;
+        self.moves.sync()?;
+        let time = clock.elapsed();
+        let synced = self.members.count()?;
+        for (number, &(offset, len)) in moves.iter().enumerate() {
+            let (from, to) = (number * STEP, offset as usize);
+            if bench.is_download() {
+                self.model[to..to + len].copy_from_slice(&self.source[from..from + len]);
+            }
+        }
+        if bench.is_download() {
+            self.check(&moves)?;
+        } else if let Some(&(offset, len)) = moves.last() {
+            let from = (moves.len() - 1) * STEP;
+            let seen = self.memory.bytes(from, len);
+            expect_bytes("the last upload", &seen, &self.model[offset as usize..offset as usize + len])?;
+            self.memory.put(0, &self.source);
+        }
+        Ok(Row {
+            bytes: moves.len() * len,
+            time,
+            early: begun - zero,
+            waited: finished - begun,
+            late: synced - finished,
+        })
+    }
+
+    /// Holds if storage has these ranges, and a page before and behind each.
+    fn check(&self, ranges: &[Range]) -> Outcome {
+        // Nobody may have it open when a session wants to be alone with it.
+        let file = File::open(&self.path)?;
+        chill(&file)?;
+        for &(offset, len) in ranges {
+            let from = (offset as usize).saturating_sub(4096);
+            let to = (offset as usize + len + 4096).min(self.model.len());
+            let mut seen = vec![0; to - from];
+            file.read_exact_at(&mut seen, from as u64)?;
+            expect_bytes(&format!("{len} bytes at {offset}"), &seen, &self.model[from..to])?;
+        }
+        Ok(())
+    }
+}
+
+/// A line a size: milliseconds, MB/s, and KiB that members read: early, waited for, late.
+fn print(table: &[(usize, Vec<Row>)]) {
+    let mut head = String::from("      size");
+    for bench in Bench::ALL {
+        head += &format!(" | {:>36}", format!("{}: ms  MB/s early waited   late", bench.name()));
+    }
+    println!("{head}");
+    for (len, rows) in table {
+        let mut line = format!("{:>6} KiB", len >> 10);
+        for row in rows {
+            let (ms, rate) = (row.time.as_secs_f64() * 1e3, row.bytes as f64 / 1e6 / row.time.as_secs_f64());
+            let kib = |counted: Counted| counted.read_bytes >> 10;
+            line +=
+                &format!(" | {ms:>9.1} {rate:>5.0} {:>5} {:>6} {:>6}", kib(row.early), kib(row.waited), kib(row.late));
+        }
+        println!("{line}");
+    }
+}

@@ -1,0 +1,80 @@
+//! Moves of NVMMU, as the microbenchmarks make them.
+
+use std::ffi::c_void;
+use std::path::{Path, PathBuf};
+
+use spinio_io::settings::Nvmmu;
+use spinio_io::{Runtime, Settings, Target};
+use spinio_nvmmu::{Direction, Promise, Session};
+
+use crate::case::{Miss, Outcome, expect, fail};
+
+/// Offset and length of a move.
+pub(super) type Range = (u64, usize);
+
+/// Moves of NVMMU.
+pub(super) struct Moves {
+    runtime: &'static Runtime,
+    session: Option<Session>,
+    file: PathBuf,
+    wanted: Nvmmu,
+}
+
+impl Moves {
+    /// What is done for an output on an array with parity.
+    pub(super) fn new(wanted: Nvmmu) -> Moves {
+        let settings = Settings { nvmmu: wanted, ..Settings::default() };
+        Moves { runtime: Box::leak(Box::new(Runtime::new(settings))), session: None, file: PathBuf::new(), wanted }
+    }
+
+    fn go(&mut self, target: Target, (offset, len): Range, direction: Direction) -> Outcome {
+        let Some(session) = &mut self.session else { return fail("moved before it began") };
+        let address = target.addr.0 as *mut c_void;
+        let moved = session.move_range(&self.file, address, offset, len as u64, direction);
+        expect("bytes moved", moved.map_err(|e| Miss::Failed(e.to_string()))?, len as u64)
+    }
+
+    /// What may happen before the first move, while a kernel computes; waits until it has.
+    pub(super) fn begin(&mut self, file: &Path, moves: &[Range]) -> Outcome {
+        file.clone_into(&mut self.file);
+        let output = (!moves.is_empty()).then_some(file);
+        let mut session = Session::begin(self.runtime, output).map_err(|e| Miss::Failed(e.to_string()))?;
+        for &(offset, len) in moves {
+            session.expect(offset, len as u64);
+        }
+        let promise = session.report().promise;
+        let kept = match promise {
+            Promise::NoOutput => moves.is_empty(),
+            Promise::Plain(_) => self.wanted == Nvmmu::Plain,
+            Promise::Shaped(_) => self.wanted == Nvmmu::Shaped,
+            _ => self.wanted == Nvmmu::Prepared,
+        };
+        if !kept {
+            return fail(format!("{:?} was wanted, but the output is {promise}", self.wanted));
+        }
+        self.session = Some(session);
+        Ok(())
+    }
+
+    /// File to device.
+    pub(super) fn upload(&mut self, to: Target, range: Range) -> Outcome {
+        self.go(to, range, Direction::Upload)
+    }
+
+    /// Device to file.
+    pub(super) fn download(&mut self, from: Target, range: Range) -> Outcome {
+        self.go(from, range, Direction::Download)
+    }
+
+    /// The program is done: what was gathered is written.
+    pub(super) fn finish(&mut self) -> Outcome {
+        let Some(session) = &mut self.session else { return fail("finished before it began") };
+        session.flush().map_err(|e| Miss::Failed(e.to_string()))
+    }
+
+    /// Everything is on storage.
+    pub(super) fn sync(&mut self) -> Outcome {
+        let Some(mut session) = self.session.take() else { return fail("ended before it began") };
+        session.sync().and_then(|()| session.end()).map(drop).map_err(|e| Miss::Failed(e.to_string()))
+    }
+}
