@@ -273,6 +273,11 @@ pub trait Device: Send + Sync + 'static {
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "gather"))
     }
 
+    /// Whether [`Device::gather`] is ready: then [`Device::prepare_gather`] takes no time.
+    fn is_gather_ready(&self) -> bool {
+        false
+    }
+
     /// Where a gather finds pinned memory of [`Device::staging`].
     fn view(&self, memory: *const u8) -> Result<u64> {
         let _ = memory;

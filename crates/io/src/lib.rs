@@ -12,6 +12,8 @@
 //!                                            ▼
 //!                          bytes delivered, statistics
 //! ```
+//!
+//! `batch` has thousands of reads at once, `hold` files that stay registered for reads that come again.
 
 mod batch;
 mod copies;

@@ -436,6 +436,10 @@ impl Device for Cuda {
         self.gather_kernel(code).map(drop)
     }
 
+    fn is_gather_ready(&self) -> bool {
+        matches!(self.kernel.get(), Some(Ok(_)))
+    }
+
     fn view(&self, memory: *const u8) -> Result<u64> {
         if self.same_addresses {
             return Ok(memory as u64);

@@ -326,6 +326,10 @@ impl Device for Emulated {
         self.check()
     }
 
+    fn is_gather_ready(&self) -> bool {
+        true
+    }
+
     fn view(&self, memory: *const u8) -> Result<u64> {
         Ok(memory as u64)
     }

@@ -22,8 +22,8 @@ use crate::core::Core;
 /// Pieces from here on are requests of their own.
 const BIG: u64 = 4 << 20;
 
-/// Pieces of a batch from which a kernel is worth having: its code may have to be made first.
-const WORTH: usize = 16;
+/// Pieces of a batch from which a kernel is worth having if its code has to be made first.
+const WORTH: usize = 64;
 
 /// What a descriptor is good for.
 #[derive(Clone, Copy)]
@@ -275,8 +275,8 @@ impl<'a> Sorter<'a> {
             return Ok(at as u16);
         }
         let which = u16::try_from(self.outlets.len()).map_err(|_| Errno::NOMEM)?;
-        let gathers =
-            self.list.len() >= WORTH && device.abilities().gathers && device.prepare_gather(&Kept(self.core)).is_ok();
+        let worth = self.list.len() >= WORTH || device.is_gather_ready();
+        let gathers = worth && device.abilities().gathers && device.prepare_gather(&Kept(self.core)).is_ok();
         let outlet = Outlet::new(self.core, device, gathers);
         let error = |e| crate::Error::device(e, "read", 0, 0).kind.errno();
         self.outlets.push(Arc::new(outlet.map_err(error)?));
