@@ -60,7 +60,7 @@ class Bench:
                 self.note(f"{row} {mode}: no time left")
                 break
             full = {k: v for k, v in os.environ.items() if not k.startswith("SPINIO_")} | (env or {})
-            if mode.startswith(("us", "held", "stream", "random")):
+            if mode.startswith(("us", "held")) or (program == "batch" and mode in ("stream", "random")):
                 full["LD_PRELOAD"] = str(self.scratch / "libspinio.so")
             command = [str(self.scratch / program), row, mode, str(file or self.file)] + [f"{k}={v}" for k, v in values.items()]
             who = {} if user is None else {"user": user, "group": user, "extra_groups": []}
