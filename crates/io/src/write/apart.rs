@@ -127,7 +127,8 @@ impl Runtime {
         let begun = Instant::now();
         let wrote = write(self.core(), file, ranges, route).map(|()| asked as usize);
         if wrote.is_ok() {
-            stats.piece(&watch, route, Reason::WholeStripes, 0, asked, begun);
+            let why = if route == Route::Direct { Reason::WholeStripes } else { Reason::IntoCache };
+            stats.piece(&watch, route, why, 0, asked, begun);
         }
         stats.end(&watch, &wrote.as_ref().copied());
         wrote.map(drop)
