@@ -107,10 +107,12 @@ class Nvmmu : public Mover {
 public:
     Nvmmu()
     {
-        const char *path = getenv("SPINIO_LIBRARY");
-        void *library = dlsym(RTLD_DEFAULT, "nvmmu_move") ? RTLD_DEFAULT : dlopen(path ? path : "libspinio.so", RTLD_NOW | RTLD_LOCAL);
-        if (!library && !dlsym(RTLD_DEFAULT, "nvmmu_move"))
-            fail(dlerror());
+        void *library = RTLD_DEFAULT;
+        if (!dlsym(library, "nvmmu_move")) {
+            const char *path = getenv("SPINIO_LIBRARY");
+            if (!(library = dlopen(path ? path : "libspinio.so", RTLD_NOW | RTLD_LOCAL)))
+                fail(dlerror());
+        }
         find(library, nvmmu_begin, "nvmmuBegin");
         find(library, nvmmu_move, "nvmmu_move");
         find(library, nvmmu_end, "nvmmuEnd");

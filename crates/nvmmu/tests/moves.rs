@@ -126,3 +126,36 @@ fn a_session_that_is_let_go_loses_nothing() {
     drop(session);
     assert_eq!(fs::read(&path).unwrap(), bytes(5000, 2));
 }
+
+#[test]
+fn a_full_file_is_told() {
+    let full = Path::new("/dev/full");
+    let device = Buffer::holding(&bytes(100_000, 2));
+    for output in [Some(full), None] {
+        let mut session = Session::begin(runtime(), output).unwrap();
+        let error = session.move_range(full, device.at(0), 0, 100_000, Download).unwrap_err();
+        assert_eq!(error.kind.errno(), spinio_sys::Errno::NOSPC, "{error}");
+        session.end().unwrap();
+    }
+}
+
+#[test]
+fn a_file_that_may_not_be_read_can_be_written() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out");
+    fs::write(&path, [1; 10]).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o200)).unwrap();
+    let device = Buffer::holding(&bytes(5000, 2));
+    for striped in [false, true] {
+        let mut session = match striped {
+            true => Session::begin_as_if_striped(runtime(), &path, 65536, 0).unwrap(),
+            false => Session::begin(runtime(), Some(&path)).unwrap(),
+        };
+        session.expect(100, 5000);
+        session.move_range(&path, device.at(0), 100, 5000, Download).unwrap();
+        session.end().unwrap();
+    }
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(fs::read(&path).unwrap()[100..], bytes(5000, 2));
+}
