@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use spinio_testkit::file;
 
+use crate::editions::{self, EDITIONS};
+
 /// Files whose bytes never change, though pages come and go.
 pub(crate) const STEADY: u64 = 6;
 /// Files that the vandal rewrites and truncates.
@@ -40,6 +42,9 @@ pub(crate) fn make(folder: &Path) -> Result<()> {
     }
     for n in 0..CHANGING {
         file::written(&changing(folder, n), CHANGING_LEN);
+    }
+    for n in 0..EDITIONS {
+        file::written(&editions::path(folder, n), editions::len(n));
     }
     File::create(log(folder))?;
     Ok(())

@@ -7,14 +7,16 @@
 //!                                       └─ files ┘      some constant, some changing, one log, some of a thread's own
 //! ```
 //!
-//! `cargo x soak` runs it for 30 minutes. It fails if a byte is wrong, a record of the log is torn or missing, a worker
-//! dies that nobody killed, nothing moves for two minutes, or a worker that ends has descriptors, pins, fences, queues
-//! or memory left over, or grew.
+//! `cargo x soak` runs it for 30 minutes. It fails if a byte is wrong or of the past, a record of the log is torn or
+//! missing, somebody who wants to write a held file is not let through, a worker dies that nobody killed, nothing moves
+//! for two minutes, or a worker that ends has descriptors, pins, fences, queues or memory left over, or grew.
 //!
 //! Known limits: the kernel ends a write of a killed process in the middle, as it would a host's; so the first two workers
 //! are never killed, and only they write the log. The emulated device stands for all.
 
+mod editions;
 mod files;
+mod held;
 mod overseer;
 mod tally;
 mod vandal;

@@ -21,7 +21,7 @@ struct Worker {
     child: Child,
     /// How many records of the log it had acknowledged when it ended by itself; set by who listens to it.
     logged: Arc<AtomicU64>,
-    listener: std::thread::JoinHandle<()>,
+    listener: Option<std::thread::JoinHandle<()>>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let end = begun + Duration::from_secs(args.seconds);
     let tally = Arc::new(Tally::default());
     let mut rng = Rng::new(args.seed);
-    let mut vandal = program(args, folder, end)?.arg("--vandal").spawn()?;
+    let mut vandal = Worker::begin(program(args, folder, end)?.arg("--vandal"), 0, &tally)?;
     let mut number = 0;
     let mut start = || {
         number += 1;
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 bail!("worker {} ended before its time: {status}", worker.number);
             }
         }
-        ensure!(vandal.try_wait()?.is_none_or(|s| s.success()), "the vandal failed");
+        ensure!(vandal.child.try_wait()?.is_none_or(|s| s.success()), "the vandal failed");
         if args.kill_every > 0 && Instant::now() >= next_kill && end - Instant::now() > Duration::from_secs(2) {
             next_kill += Duration::from_secs(args.kill_every);
             let mortal: Vec<usize> = (0..workers.len()).filter(|&i| workers[i].number > IMMORTAL).collect();
@@ -77,10 +77,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for mut worker in workers {
         let status = worker.wait()?;
         ensure!(status.success(), "worker {} failed: {status}", worker.number);
-        worker.listener.join().expect("a listener");
+        worker.listened();
         logged.push((worker.number, worker.logged.load(Relaxed)));
     }
     ensure!(vandal.wait()?.success(), "the vandal failed");
+    vandal.listened();
     let records = files::read_log(&files::log(folder))?;
     for (number, count) in logged {
         // One writer a thread: numbers are worker x 1000 + thread.
@@ -103,13 +104,22 @@ fn program(args: &Args, folder: &Path, end: Instant) -> Result<Command> {
     Ok(command)
 }
 
+impl Drop for Worker {
+    /// Nobody goes on when the test has failed.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 impl Worker {
     fn start(args: &Args, folder: &Path, end: Instant, number: u64, tally: &Arc<Tally>) -> Result<Worker> {
-        let mut child = program(args, folder, end)?
-            .args(["--worker", &number.to_string()])
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start a worker")?;
+        Worker::begin(program(args, folder, end)?.args(["--worker", &number.to_string()]), number, tally)
+    }
+
+    /// Starts the program, and listens to it.
+    fn begin(command: &mut Command, number: u64, tally: &Arc<Tally>) -> Result<Worker> {
+        let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start a worker")?;
         let output = child.stdout.take().context("a worker without output")?;
         let (logged, tally) = (Arc::new(AtomicU64::new(0)), Arc::clone(tally));
         let acknowledged = Arc::clone(&logged);
@@ -121,7 +131,14 @@ impl Worker {
                 }
             }
         });
-        Ok(Worker { number, child, logged, listener })
+        Ok(Worker { number, child, logged, listener: Some(listener) })
+    }
+
+    /// Waits until all that it told was taken in.
+    fn listened(&mut self) {
+        if let Some(listener) = self.listener.take() {
+            listener.join().expect("a listener");
+        }
     }
 
     /// Waits for its end; kills what hangs.

@@ -2,8 +2,22 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Things that workers do.
-pub(crate) const DEEDS: [&str; 9] = ["steady", "changing", "own", "log", "free", "advise", "hold", "batch", "bytes"];
+/// Things that workers do; the last three are the vandal's: how often it published a file that others may hold, how often
+/// it opened one, and the longest time that it had to wait, in milliseconds.
+pub(crate) const DEEDS: [&str; 12] = [
+    "steady",
+    "changing",
+    "own",
+    "log",
+    "free",
+    "advise",
+    "hold",
+    "batch",
+    "bytes",
+    "published",
+    "opened",
+    "longest_wait",
+];
 
 /// Counts of deeds.
 #[derive(Default)]

@@ -1,6 +1,5 @@
 //! Changes files under the workers: every way a file can change, and every way its pages can go.
 
-use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,25 +8,37 @@ use anyhow::Result;
 use spinio_testkit::{Rng, file};
 
 use crate::Args;
+use crate::editions;
 use crate::files::{self, CHANGING, CHANGING_LEN, STEADY, VERSIONS};
+use crate::tally::Tally;
 
 pub(crate) fn run(args: &Args, folder: &Path) -> Result<()> {
     let mut rng = Rng::new(args.seed ^ 0x5a5a);
     let end = Instant::now() + Duration::from_secs(args.seconds);
+    let (tally, mut longest) = (Tally::default(), Duration::ZERO);
     while Instant::now() < end {
-        if rng.chance(50) {
-            change(folder, &mut rng)?
-        } else {
-            disturb(folder, &mut rng)?
-        }
+        let waited = match rng.below(4) {
+            0 => {
+                tally.add("published", 1);
+                editions::publish(folder, &mut rng)?
+            }
+            1 => disturb(folder, &tally, &mut rng)?,
+            _ => change(folder, &mut rng)?,
+        };
+        longest = longest.max(waited);
         std::thread::sleep(Duration::from_millis(rng.below(30)));
     }
+    tally.add("longest_wait", longest.as_millis() as u64);
+    println!("{}", tally.line());
     Ok(())
 }
 
-fn change(folder: &Path, rng: &mut Rng) -> Result<()> {
+/// How long it had to wait for the file.
+fn change(folder: &Path, rng: &mut Rng) -> Result<Duration> {
     let path = files::changing(folder, rng.below(CHANGING));
-    let subject = files::open(&path, true)?;
+    let begun = Instant::now();
+    let subject = editions::get(&path, false, rng.chance(20))?;
+    let waited = begun.elapsed();
     let version = rng.below(u64::from(VERSIONS)) as u8;
     let write = |offset: u64, len: u64| subject.write_all_at(&file::bytes(offset, len as usize, version), offset);
     match rng.below(6) {
@@ -50,24 +61,25 @@ fn change(folder: &Path, rng: &mut Rng) -> Result<()> {
         }
         _ => file::evict(&subject),
     }
-    Ok(())
+    Ok(waited)
 }
 
-fn disturb(folder: &Path, rng: &mut Rng) -> Result<()> {
+fn disturb(folder: &Path, tally: &Tally, rng: &mut Rng) -> Result<Duration> {
     let n = rng.below(STEADY);
     let path = files::steady(folder, n);
+    let begun = Instant::now();
     match rng.below(4) {
         0 => file::evict(&files::open(&path, false)?),
         1 => {
             let pages = files::steady_len(n).div_ceil(4096);
             file::fetch(&path, (0..pages).filter(|p| p % 7 < 3));
         }
-        // Opening for writing breaks read leases; every so often without patience.
-        2 => drop(files::open(&path, true)?),
-        _ => {
-            use std::os::unix::fs::OpenOptionsExt;
-            drop(OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&path));
+        // Opening for writing breaks read leases.
+        how => {
+            drop(editions::get(&path, false, how == 3)?);
+            tally.add("opened", 1);
+            return Ok(begun.elapsed());
         }
     }
-    Ok(())
+    Ok(Duration::ZERO)
 }

@@ -24,11 +24,11 @@ const OWN: usize = 6 << 20;
 /// Growth of a process between the first minute and the last that counts as a leak.
 const GROWTH: u64 = 200 << 20;
 
-struct Worker<'a> {
-    folder: &'a Path,
+pub(crate) struct Worker<'a> {
+    pub(crate) folder: &'a Path,
     devices: [&'static Emulated; 2],
     runtimes: Vec<Runtime>,
-    tally: Tally,
+    pub(crate) tally: Tally,
     logged: AtomicU64,
     end: Instant,
 }
@@ -75,10 +75,14 @@ fn runtimes() -> Vec<Runtime> {
     ]
 }
 
-/// Bytes of memory of this process.
+/// Bytes of memory of this process, without the files that it has mapped: held ones come and go.
 fn resident() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    statm.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 4096
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let of = |name: &str| {
+        let line = status.lines().find_map(|l| l.strip_prefix(name));
+        line.and_then(|l| l.trim().strip_suffix(" kB")?.parse::<u64>().ok()).unwrap_or(0) * 1024
+    };
+    of("RssAnon:") + of("RssShmem:")
 }
 
 impl Worker<'_> {
@@ -92,15 +96,18 @@ impl Worker<'_> {
         let mut sequence = 0;
         while Instant::now() < self.end {
             let runtime = rng.pick(&self.runtimes);
-            match rng.below(20) {
-                0..7 => self.read_steady(runtime, &buffer, &mut rng)?,
-                7..11 => self.read_changing(runtime, &buffer, &mut rng)?,
-                11..15 => self.write_own(runtime, &buffer, &own, &mut model, &mut rng)?,
-                15..17 if me / 1000 <= IMMORTAL => {
+            match rng.below(26) {
+                0..6 => self.read_steady(runtime, &buffer, &mut rng)?,
+                6..10 => self.read_changing(runtime, &buffer, &mut rng)?,
+                10..14 => self.write_own(runtime, &buffer, &own, &mut model, &mut rng)?,
+                14..16 if me / 1000 <= IMMORTAL => {
                     self.append(runtime, &buffer, me, sequence, &mut rng)?;
                     sequence += 1;
                 }
-                15..19 => self.free_while_reading(runtime, device, &mut rng)?,
+                14..17 => self.free_while_reading(runtime, device, &mut rng)?,
+                17 => self.free_under_a_batch(runtime, device, rng.chance(50), &mut rng)?,
+                18..22 => self.hold(runtime, device, &buffer, &mut rng)?,
+                22..25 => self.batch_of_many(runtime, &buffer, &mut rng)?,
                 _ => {
                     file::advise(&own, 0, 0, *rng.pick(&[0, 1, 2, 3, 4]));
                     self.tally.add("advise", 1);
@@ -138,12 +145,19 @@ impl Worker<'_> {
         Ok(())
     }
 
-    fn range(&self, size: u64, rng: &mut Rng) -> (u64, usize) {
+    pub(crate) fn range(&self, size: u64, rng: &mut Rng) -> (u64, usize) {
         let most = if rng.chance(70) { 100_000 } else { OWN as u64 };
         (rng.edgy(size), 1 + rng.below(most) as usize)
     }
 
-    fn read(&self, runtime: &Runtime, buffer: &Buffer, from: &File, offset: u64, len: usize) -> Result<Vec<u8>> {
+    pub(crate) fn read(
+        &self,
+        runtime: &Runtime,
+        buffer: &Buffer,
+        from: &File,
+        offset: u64,
+        len: usize,
+    ) -> Result<Vec<u8>> {
         let got = runtime.read(from.as_raw_fd(), Some(offset), buffer.target(0), len);
         let got = got.with_context(|| format!("a read of {len} at {offset}"))?;
         self.tally.add("bytes", got as u64);

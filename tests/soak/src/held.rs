@@ -1,0 +1,268 @@
+//! Held files and batches, while the vandal wants to write what is held.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use spinio_device::emulated::Emulated;
+use spinio_io::{Each, Many, NotHeld, Piece, Runtime};
+use spinio_testkit::{Buffer, Rng};
+
+use crate::editions::{self, EDITIONS, Numbers};
+use crate::files::{self, CHANGING, CHANGING_LEN, STEADY};
+use crate::worker::Worker;
+
+/// One of the files, and what may be in it.
+#[derive(Clone, Copy, Debug)]
+enum Which {
+    Steady(u64),
+    Changing(u64),
+    Edition(u64),
+}
+
+impl Which {
+    fn any(rng: &mut Rng) -> Which {
+        match rng.below(3) {
+            // The largest has more pages than the emulated device registers.
+            0 => Which::Steady(rng.below(STEADY - 1)),
+            1 => Which::Changing(rng.below(CHANGING)),
+            _ => Which::Edition(rng.below(EDITIONS)),
+        }
+    }
+
+    fn len(self) -> u64 {
+        match self {
+            Which::Steady(n) => files::steady_len(n),
+            Which::Changing(_) => CHANGING_LEN,
+            Which::Edition(n) => editions::len(n),
+        }
+    }
+}
+
+/// A piece that arrived.
+struct Arrived {
+    offset: u64,
+    wanted: u64,
+    bytes: Vec<u8>,
+}
+
+impl Worker<'_> {
+    fn open(&self, which: Which) -> Result<File> {
+        let path = match which {
+            Which::Steady(n) => files::steady(self.folder, n),
+            Which::Changing(n) => files::changing(self.folder, n),
+            Which::Edition(n) => editions::path(self.folder, n),
+        };
+        files::open(&path, false)
+    }
+
+    /// Runs what reads a file, and judges every byte.
+    fn judged(&self, which: Which, read: impl FnOnce() -> Result<Vec<Arrived>>) -> Result<()> {
+        match which {
+            Which::Edition(n) => {
+                let (arrived, window) = Numbers::open(self.folder, n)?.read(read)?;
+                arrived.iter().try_for_each(|a| editions::check(n, window, a.offset, a.wanted, &a.bytes))
+            }
+            Which::Changing(n) => read()?.iter().try_for_each(|a| {
+                let wrong = files::first_not_changing(a.offset, &a.bytes);
+                ensure!(wrong.is_none(), "changing-{n}: a byte of no version at {wrong:?}");
+                Ok(())
+            }),
+            Which::Steady(n) => read()?.iter().try_for_each(|a| {
+                let expect = a.wanted.min(which.len().saturating_sub(a.offset));
+                ensure!(a.bytes.len() as u64 == expect, "steady-{n}: {} bytes, not {expect}", a.bytes.len());
+                let wrong = files::first_not_steady(a.offset, &a.bytes);
+                ensure!(wrong.is_none(), "steady-{n}: a wrong byte at {wrong:?}");
+                Ok(())
+            }),
+        }
+    }
+
+    /// Holds a file, and reads it by every way for a moment. Whether it could be held is the vandal's affair.
+    pub(crate) fn hold(
+        &self,
+        runtime: &Runtime,
+        device: &'static Emulated,
+        buffer: &Buffer,
+        rng: &mut Rng,
+    ) -> Result<()> {
+        let which = Which::any(rng);
+        let subject = self.open(which)?;
+        let fd = subject.as_raw_fd();
+        let held = match runtime.hold(fd, Some(device)) {
+            Ok(()) => true,
+            // Empty files are those that are being rewritten; the emulated device registers 64 MiB at most.
+            Err(NotHeld::OpenForWriting | NotHeld::Gone | NotHeld::NotAFile | NotHeld::PinRefused) => false,
+            Err(refused) => bail!("{which:?}: {refused}"),
+        };
+        for _ in 0..1 + rng.below(4) {
+            match rng.below(3) {
+                0 => self.judged(which, || {
+                    let (offset, len) = self.range(which.len(), rng);
+                    let bytes = self.read(runtime, buffer, &subject, offset, len)?;
+                    Ok(vec![Arrived { offset, wanted: len as u64, bytes }])
+                })?,
+                1 => self.batch_of_one(runtime, buffer, which, &subject, rng)?,
+                _ if held && rng.chance(30) => match runtime.map(fd, 0, 1 + rng.below(which.len()), device) {
+                    Ok(map) => {
+                        let begun = Instant::now();
+                        while !map.is_wanted_back() && begun.elapsed() < Duration::from_millis(5) {
+                            std::thread::yield_now();
+                        }
+                    }
+                    Err(
+                        NotHeld::OpenForWriting
+                        | NotHeld::Gone
+                        | NotHeld::NotAFile
+                        | NotHeld::Range
+                        | NotHeld::PinRefused,
+                    ) => {}
+                    Err(refused) => bail!("a map of {which:?}: {refused}"),
+                },
+                _ => self.batch_of_many(runtime, buffer, rng)?,
+            }
+        }
+        if held {
+            self.tally.add("hold", 1);
+            // What nobody lets go stays until the vandal wants it.
+            if rng.chance(70) {
+                match runtime.release(fd) {
+                    Ok(()) | Err(NotHeld::Gone) => {}
+                    Err(refused) => bail!("releasing {which:?}: {refused}"),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A batch of one file, out of arrays.
+    fn batch_of_one(
+        &self,
+        runtime: &Runtime,
+        buffer: &Buffer,
+        which: Which,
+        subject: &File,
+        rng: &mut Rng,
+    ) -> Result<()> {
+        let (n, len) = (1 + rng.below(600) as usize, 1 + rng.below(9_000));
+        let offsets: Vec<u64> = (0..n).map(|_| rng.edgy(which.len())).collect();
+        let mut results = vec![0; n];
+        self.judged(which, || {
+            let many = Many {
+                fd: subject.as_raw_fd(),
+                offsets: Each::Of(&offsets),
+                lens: Each::Same(len),
+                addresses: Each::Step(buffer.addr().0, len),
+                results: &mut results,
+            };
+            let done = runtime.batch_file(many, &[buffer.allocation()]).context("a batch of one file")?;
+            ensure!(done.failed == 0, "{} pieces of {which:?} failed: {results:?}", done.failed);
+            self.tally.add("bytes", done.bytes);
+            let all = buffer.part(0..n * len as usize);
+            let arrived = |(i, &offset): (usize, &u64)| {
+                let from = i * len as usize;
+                Arrived { offset, wanted: len, bytes: all[from..from + results[i] as usize].to_vec() }
+            };
+            Ok(offsets.iter().enumerate().map(arrived).collect())
+        })?;
+        self.tally.add("batch", 1);
+        Ok(())
+    }
+
+    /// A batch of pieces of any length out of several files.
+    pub(crate) fn batch_of_many(&self, runtime: &Runtime, buffer: &Buffer, rng: &mut Rng) -> Result<()> {
+        let subjects: Vec<(Which, File)> = (0..1 + rng.below(4))
+            .map(|_| {
+                let which = Which::any(rng);
+                Ok((which, self.open(which)?))
+            })
+            .collect::<Result<_>>()?;
+        let (mut pieces, mut of, mut to) = (Vec::new(), Vec::new(), 0);
+        for _ in 0..rng.below(300) {
+            let which = rng.below(subjects.len() as u64) as usize;
+            let (offset, mut len) = self.range(subjects[which].0.len(), rng);
+            if rng.chance(90) {
+                len = len.min(8_000);
+            }
+            if to + len > buffer.len() {
+                break;
+            }
+            let (fd, address) = (subjects[which].1.as_raw_fd(), buffer.addr().0 + to as u64);
+            pieces.push(Piece { fd, offset, len: len as u64, address, ..Piece::default() });
+            of.push(which);
+            to += len;
+        }
+        // Every file has a window of its own, and all are around the batch.
+        let numbers = |which| match which {
+            Which::Edition(n) => Some(Numbers::open(self.folder, n)),
+            _ => None,
+        };
+        let before: Vec<u64> = subjects
+            .iter()
+            .map(|(which, _)| numbers(*which).map_or(Ok(0), |numbers| Ok(numbers?.read(|| Ok(()))?.1.oldest)))
+            .collect::<Result<_>>()?;
+        let done = runtime.batch(&mut pieces).context("a batch")?;
+        ensure!(done.failed == 0, "{} pieces failed: {pieces:?}", done.failed);
+        self.tally.add("bytes", done.bytes);
+        for (number, (which, _)) in subjects.iter().enumerate() {
+            let arrived = || {
+                let ours = pieces.iter().zip(&of).filter(|(_, of)| **of == number);
+                let arrived = ours.map(|(p, _)| {
+                    let from = (p.address - buffer.addr().0) as usize;
+                    let bytes = buffer.part(from..from + p.result as usize);
+                    Arrived { offset: p.offset, wanted: p.len, bytes }
+                });
+                Ok(arrived.collect::<Vec<_>>())
+            };
+            match *which {
+                Which::Edition(n) => {
+                    let (arrived, mut window) = Numbers::open(self.folder, n)?.read(arrived)?;
+                    window.oldest = before[number];
+                    arrived.iter().try_for_each(|a| editions::check(n, window, a.offset, a.wanted, &a.bytes))?;
+                }
+                _ => self.judged(*which, arrived)?,
+            }
+        }
+        self.tally.add("batch", 1);
+        Ok(())
+    }
+
+    /// Frees device memory under a batch: pieces may fail, nothing else may happen.
+    pub(crate) fn free_under_a_batch(
+        &self,
+        runtime: &Runtime,
+        device: &'static Emulated,
+        held: bool,
+        rng: &mut Rng,
+    ) -> Result<()> {
+        let victim = Buffer::new(device, 4 << 20);
+        let subject = self.open(Which::Steady(4))?;
+        let fd = subject.as_raw_fd();
+        let held = held && runtime.hold(fd, Some(device)).is_ok();
+        let piece = |i: u64| Piece {
+            fd,
+            offset: i * 7919 * 13 % (15 << 20),
+            len: 4096,
+            address: victim.addr().0 + 4096 * i,
+            ..Piece::default()
+        };
+        let mut pieces: Vec<Piece> = (0..1024).map(piece).collect();
+        let pause = Duration::from_micros(rng.below(3_000));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(pause);
+                drop(victim);
+            });
+            for _ in 0..3 {
+                // Refused as a whole, or piece by piece, or all of it in time.
+                let _ = runtime.batch(&mut pieces);
+            }
+        });
+        if held {
+            let _ = runtime.release(fd);
+        }
+        self.tally.add("free", 1);
+        Ok(())
+    }
+}
