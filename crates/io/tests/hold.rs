@@ -384,7 +384,7 @@ fn what_nobody_can_write_needs_no_lease() {
     let memory = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
     memory.write_all_at(&file::bytes(0, SIZE, 0), 0).unwrap();
     let runtime = no_lease();
-    assert_eq!(runtime.hold(fd, Some(device)), Err(NotHeld::NotOwner));
+    assert_eq!(runtime.hold(fd, Some(device)), Err(NotHeld::NoLeases));
     // SAFETY: no memory is involved.
     assert_eq!(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK) }, 0);
     runtime.hold(fd, Some(device)).unwrap();
@@ -414,6 +414,25 @@ fn what_nobody_can_write_needs_no_lease() {
     read();
     assert_eq!(buffer.part(0..3), b"new");
     await_no_pins(device);
+}
+
+#[test]
+fn a_memory_file_that_can_be_written_is_not_held() {
+    // The kernel gives a lease on it all the same.
+    let device = emulated("size=64M");
+    // SAFETY: the name is NUL-terminated.
+    let fd = unsafe { libc::memfd_create(c"written".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    // SAFETY: made in the line above, for this alone.
+    let memory = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+    memory.write_all_at(&file::bytes(0, SIZE, 0), 0).unwrap();
+    let runtime = Runtime::new(settings());
+    assert_eq!(runtime.hold(fd, Some(device)), Err(NotHeld::NoLeases));
+    let buffer = Buffer::new(device, 4 << 20);
+    assert_eq!(runtime.read(fd, Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
+    memory.set_len(0).unwrap();
+    memory.write_all_at(&file::bytes(0, SIZE, 1), 0).unwrap();
+    assert_eq!(runtime.read(fd, Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
+    assert!(buffer.part(0..SIZE) == file::bytes(0, SIZE, 1));
 }
 
 #[test]

@@ -202,6 +202,7 @@ mod tests {
             rdev: 0,
             size: 0,
             uid: 0,
+            nameless: false,
             mode: 0,
             mtime_ns: 0,
             kind: spinio_sys::linux::FileKind::Regular,

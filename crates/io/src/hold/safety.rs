@@ -109,6 +109,10 @@ pub(super) enum Safety {
 /// File systems whose leases do not bind those who write on other machines or behind the file system's back.
 const UNBOUND: [u64; 5] = [0x6573_5546, 0x0102_1997, 0xff53_4d42, 0xfe53_4d42, 0x5346_414f];
 
+/// Memory files (memfd, of ordinary and of huge pages): the kernel does not count the descriptor that makes one among its
+/// writers, so a lease is given though that descriptor can write.
+const UNCOUNTED: [u64; 2] = [0x0102_1994, 0x9584_58f6];
+
 /// The last word of a lease that is never broken by force: asked again after an hour all the same.
 const HOUR: u64 = 3600;
 
@@ -124,7 +128,8 @@ impl Safety {
             if (stat.dev, stat.ino) != key {
                 return Err(Errno::STALE);
             }
-            if UNBOUND.contains(&kernel.file_system(again.get()).unwrap_or(0)) {
+            let file_system = kernel.file_system(again.get()).unwrap_or(0);
+            if UNBOUND.contains(&file_system) || (stat.nameless && UNCOUNTED.contains(&file_system)) {
                 return Err(Errno::INVAL);
             }
             kernel.take_lease(again.get(), watcher)?;

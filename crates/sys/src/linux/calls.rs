@@ -147,6 +147,7 @@ pub fn fstat(fd: Fd) -> Result<Stat> {
         rdev: raw.st_rdev,
         size: raw.st_size as u64,
         uid: raw.st_uid,
+        nameless: raw.st_nlink == 0,
         mode: raw.st_mode,
         mtime_ns: i128::from(raw.st_mtime as i64) * 1_000_000_000 + i128::from(raw.st_mtime_nsec),
         kind,

@@ -45,6 +45,8 @@ pub struct Stat {
     pub size: u64,
     /// Owner.
     pub uid: u32,
+    /// No name leads to it.
+    pub nameless: bool,
     /// Raw `st_mode`.
     pub mode: u32,
     /// Modification time in nanoseconds.
