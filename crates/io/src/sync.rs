@@ -10,7 +10,7 @@ pub(crate) use self::real::*;
 mod real {
     use std::time::{Duration, Instant};
 
-    pub(crate) use std::sync::Mutex;
+    pub(crate) use std::sync::{Condvar, Mutex};
 
     pub(crate) use crate::lock::lock;
 
@@ -48,8 +48,8 @@ mod real {
 mod model {
     use std::sync::PoisonError;
 
-    pub(crate) use loom::sync::Mutex;
     use loom::sync::MutexGuard;
+    pub(crate) use loom::sync::{Condvar, Mutex};
 
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)

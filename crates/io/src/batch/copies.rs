@@ -17,8 +17,9 @@ use std::time::Instant;
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 
+use crate::batch::gate::Gate;
 use crate::batch::outlet::{Page, Pen};
-use crate::batch::work::{Gate, HOST, Item, Work};
+use crate::batch::work::{HOST, Item, Work};
 use crate::crew::Task;
 
 /// Items a thread takes at once.
@@ -45,7 +46,7 @@ struct Open {
 
 impl Copies {
     pub(crate) fn new(work: &Arc<Work>, items: Vec<Item>, reason: Reason) -> Arc<Copies> {
-        Arc::new(Copies { work: Arc::clone(work), items, reason, next: AtomicUsize::new(0), gate: Gate::default() })
+        Arc::new(Copies { work: Arc::clone(work), items, reason, next: AtomicUsize::new(0), gate: Gate::new() })
     }
 
     /// Calls helpers, as many as are of use.

@@ -29,6 +29,7 @@
 
 pub(crate) mod code;
 mod copies;
+mod gate;
 mod held;
 mod list;
 mod outlet;

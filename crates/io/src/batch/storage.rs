@@ -26,8 +26,9 @@ use spinio_plan::{Joining, Reason, Route, Wanted, merge};
 use spinio_sys::Errno;
 use spinio_sys::linux::Ring;
 
+use crate::batch::gate::Gate;
 use crate::batch::outlet::{ENTRY, Page, Pen};
-use crate::batch::work::{CUT, Gate, Item, Work};
+use crate::batch::work::{CUT, Item, Work};
 use crate::core::KEEPERS;
 use crate::crew::Task;
 use crate::lock::lock;
@@ -126,7 +127,7 @@ impl Storage {
             loads,
             state: Mutex::default(),
             changed: Condvar::new(),
-            gate: Gate::default(),
+            gate: Gate::new(),
         })
     }
 

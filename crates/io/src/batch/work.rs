@@ -1,6 +1,6 @@
 //! What the threads of a batch share: where pieces come from, where they go, and what failed.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
@@ -93,47 +93,6 @@ impl Work {
                 _ => f.prefix as i64,
             };
             self.list.set(f.index as usize, result);
-        }
-    }
-}
-
-/// Counts the threads that are at work on something, and lets nobody in once it is over.
-#[derive(Default)]
-pub(crate) struct Gate {
-    state: Mutex<(usize, bool)>,
-    empty: Condvar,
-}
-
-/// A thread inside.
-pub(crate) struct Inside<'a>(&'a Gate);
-
-impl Gate {
-    /// Goes in; `None` if it is too late.
-    pub(crate) fn enter(&self) -> Option<Inside<'_>> {
-        let mut state = lock(&self.state);
-        if state.1 {
-            return None;
-        }
-        state.0 += 1;
-        Some(Inside(self))
-    }
-
-    /// Nobody comes in any more; waits until those inside have left.
-    pub(crate) fn close(&self) {
-        let mut state = lock(&self.state);
-        state.1 = true;
-        while state.0 > 0 {
-            state = self.empty.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        let mut state = lock(&self.0.state);
-        state.0 -= 1;
-        if state.0 == 0 {
-            self.0.empty.notify_all();
         }
     }
 }

@@ -70,7 +70,7 @@ impl Runtime {
     pub fn map(&self, fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<Mapped, NotHeld> {
         let core = self.core();
         let stat = core.kernel.fstat(fd).map_err(NotHeld::Descriptor)?;
-        if core.holds.find((stat.dev, stat.ino)).is_none_or(|hold| lock(&hold.state).closing) {
+        if core.holds.find((stat.dev, stat.ino)).is_none_or(|hold| hold.users.is_closing()) {
             core.holds.hold(core, fd, Some(device))?;
         }
         let hold = core.holds.find((stat.dev, stat.ino)).ok_or(NotHeld::Gone)?;

@@ -32,10 +32,14 @@
 mod map;
 mod read;
 mod safety;
+mod users;
 mod watch;
 
+#[cfg(all(test, loom))]
+mod interleavings;
+
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use spinio_device::{Device, DeviceAddr, ErrorKind, Pin};
 use spinio_sys::linux::{self, Fd, FileKind};
@@ -45,6 +49,7 @@ pub use self::safety::NotHeld;
 
 use self::map::Maps;
 use self::safety::Safety;
+use self::users::Users;
 use self::watch::Watch;
 use crate::Runtime;
 use crate::core::Core;
@@ -74,20 +79,6 @@ unsafe impl Send for On {}
 // SAFETY: as above.
 unsafe impl Sync for On {}
 
-#[derive(Default)]
-struct State {
-    users: usize,
-    /// Of these, maps: they may stay for long.
-    maps: usize,
-    /// How often it was asked for.
-    asked: usize,
-    closing: bool,
-    /// The pins are gone.
-    bare: bool,
-    gone: bool,
-    on: Vec<Arc<On>>,
-}
-
 /// A held file.
 pub(crate) struct Hold {
     key: (u64, u64),
@@ -96,8 +87,7 @@ pub(crate) struct Hold {
     file: Arc<File>,
     pub(crate) size: u64,
     safety: Safety,
-    state: Mutex<State>,
-    changed: Condvar,
+    users: Users<On>,
     /// One device at a time.
     pinning: Mutex<()>,
 }
@@ -123,36 +113,22 @@ impl Using {
     /// Counts as a map from now on.
     fn become_map(&mut self) {
         self.map = true;
-        lock(&self.hold.state).maps += 1;
+        self.hold.users.become_map();
     }
 
     /// Whether the pages are wanted back.
     pub(crate) fn is_closing(&self) -> bool {
-        lock(&self.hold.state).closing
+        self.hold.users.is_closing()
     }
 }
 
 impl Drop for Using {
     fn drop(&mut self) {
-        let mut state = lock(&self.hold.state);
-        state.users -= 1;
-        state.maps -= usize::from(self.map);
-        if state.users == 0 {
-            self.hold.changed.notify_all();
-        }
+        self.hold.users.leave(self.map);
     }
 }
 
 impl Hold {
-    /// From now on nobody comes in; false if that was so already.
-    fn begin_closing(&self) -> bool {
-        !std::mem::replace(&mut lock(&self.state).closing, true)
-    }
-
-    fn is_bare(&self) -> bool {
-        lock(&self.state).bare
-    }
-
     /// The number of the lease in the keepers' table.
     fn lease(&self) -> Option<Fd> {
         match &self.safety {
@@ -163,42 +139,16 @@ impl Hold {
 
     /// Waits until nobody uses the pins, and gives them back; how many bytes. By a thread that may call the device.
     fn strip(&self) -> u64 {
-        let mut state = lock(&self.state);
-        while state.users > 0 {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        let on = std::mem::take(&mut state.on);
-        drop(state);
         let mut bytes = 0;
-        for mut on in on {
-            // Whoever left last may not have dropped his yet.
-            let on = loop {
-                match Arc::try_unwrap(on) {
-                    Ok(on) => break on,
-                    Err(shared) => on = shared,
-                }
-                std::thread::yield_now();
-            };
+        for on in self.users.take() {
             for pin in on.pins {
                 bytes += pin.len as u64;
                 on.device.unpin(pin);
             }
             drop(on.mapping);
         }
-        lock(&self.state).bare = true;
+        self.users.set_bare();
         bytes
-    }
-
-    fn is_gone(&self) {
-        lock(&self.state).gone = true;
-        self.changed.notify_all();
-    }
-
-    fn await_gone(&self) {
-        let mut state = lock(&self.state);
-        while !state.gone {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
     }
 }
 
@@ -250,12 +200,8 @@ impl Holds {
         hold: Arc<Hold>,
         device: &'static dyn Device,
     ) -> Result<Using, NotHeld> {
-        {
-            let mut state = lock(&hold.state);
-            if state.closing {
-                return Err(NotHeld::Gone);
-            }
-            state.users += 1;
+        if !hold.users.enter() {
+            return Err(NotHeld::Gone);
         }
         // From here on the pins stay, and leaving is a drop.
         let leave = Leave(&hold);
@@ -270,10 +216,7 @@ impl Holds {
 
     /// The pins on a device. The caller is counted as a user.
     fn on(&self, core: &Arc<Core>, hold: &Arc<Hold>, device: &'static dyn Device) -> Result<Arc<On>, NotHeld> {
-        let find = || {
-            let state = lock(&hold.state);
-            state.on.iter().find(|on| core::ptr::addr_eq(on.device, device)).map(Arc::clone)
-        };
+        let find = || hold.users.find(|on| core::ptr::addr_eq(on.device, device));
         if let Some(on) = find() {
             return Ok(on);
         }
@@ -308,7 +251,7 @@ impl Holds {
             Ok(()) => {
                 self.watch.bytes.fetch_add(on.pins.iter().map(|p| p.len as u64).sum(), Relaxed);
                 let on = Arc::new(on);
-                lock(&hold.state).on.push(Arc::clone(&on));
+                hold.users.add(Arc::clone(&on));
                 return Ok(on);
             }
             Err(refused) => refused,
@@ -328,13 +271,10 @@ impl Holds {
         let watcher = self.watch.start(core).ok_or(NotHeld::NoHelpers)?;
         let hold = match self.find(key) {
             Some(hold) => {
-                let mut state = lock(&hold.state);
-                if state.closing {
+                if !hold.users.ask() {
                     // Somebody waits to write it.
                     return Err(NotHeld::OpenForWriting);
                 }
-                state.asked += 1;
-                drop(state);
                 hold
             }
             None => self.new_hold(core, crew, fd, stat, watcher)?,
@@ -368,9 +308,8 @@ impl Holds {
         let safety = Safety::find(core, fd, key, watcher)?;
         // Only now does it stay as long as it is.
         let size = core.kernel.fstat(fd).map_err(NotHeld::Descriptor)?.size;
-        let state = Mutex::new(State { asked: 1, ..State::default() });
-        let (changed, pinning) = (Condvar::new(), Mutex::new(()));
-        let hold = Arc::new(Hold { key, fd, file, size, safety, state, changed, pinning });
+        let (users, pinning) = (Users::new(), Mutex::new(()));
+        let hold = Arc::new(Hold { key, fd, file, size, safety, users, pinning });
         let mut holds = lock(&self.watch.holds);
         holds.push(Arc::clone(&hold));
         self.watch.count.store(holds.len(), Release);
@@ -382,16 +321,12 @@ impl Holds {
 
     /// One who asked for it needs it no more; the last one's pins go. `wait`: until they are gone.
     fn let_go(&self, hold: &Arc<Hold>, wait: bool) {
-        let (last, mapped) = {
-            let mut state = lock(&hold.state);
-            state.asked = state.asked.saturating_sub(1);
-            (state.asked == 0, state.maps > 0)
-        };
+        let (last, mapped) = hold.users.ask_less();
         if last {
             self.watch.close(hold);
             // A map may be this very thread's, and go later.
             if wait && !mapped {
-                hold.await_gone();
+                hold.users.await_gone();
             }
         }
     }
@@ -422,11 +357,7 @@ struct Leave<'a>(&'a Arc<Hold>);
 
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
-        let mut state = lock(&self.0.state);
-        state.users -= 1;
-        if state.users == 0 {
-            self.0.changed.notify_all();
-        }
+        self.0.users.leave(false);
     }
 }
 
@@ -501,7 +432,7 @@ impl Runtime {
     /// Whether the file is held, and nobody wants it back.
     pub fn is_held(&self, fd: Fd) -> bool {
         let Ok(stat) = self.core().kernel.fstat(fd) else { return false };
-        self.core().holds.find((stat.dev, stat.ino)).is_some_and(|hold| !lock(&hold.state).closing)
+        self.core().holds.find((stat.dev, stat.ino)).is_some_and(|hold| !hold.users.is_closing())
     }
 
     /// Bytes of held files that are registered now.

@@ -62,7 +62,7 @@ impl Watch {
 
     /// Lets a hold go: nobody comes in any more; its pins go when the last user has left, and then its lease.
     pub(super) fn close(&self, hold: &Arc<Hold>) {
-        if hold.begin_closing() {
+        if hold.users.begin_closing() {
             lock(&self.closing).push_back(Arc::clone(hold));
             self.wake.notify_one();
         }
@@ -74,7 +74,7 @@ impl Watch {
             linux::await_break(None);
             let holds = lock(&self.holds).clone();
             for hold in &holds {
-                if hold.is_bare() {
+                if hold.users.is_bare() {
                     // Its pins are gone: who waits for the lease goes on.
                     if let Some(lease) = hold.lease() {
                         let _ = linux::drop_lease(lease);
@@ -96,7 +96,7 @@ impl Watch {
         holds.retain(|h| !Arc::ptr_eq(h, hold));
         self.count.store(holds.len(), Release);
         drop(holds);
-        hold.is_gone();
+        hold.users.set_gone();
     }
 
     /// The holder.
@@ -125,7 +125,7 @@ impl Watch {
         let holds = lock(&self.holds).clone();
         holds.iter().for_each(|hold| self.close(hold));
         for hold in holds {
-            hold.await_gone();
+            hold.users.await_gone();
         }
         let tid = self.watcher.load(Acquire);
         if tid != 0 {

@@ -1,0 +1,116 @@
+//! Who is at work on a part of a batch, and when it is over: helpers come when they like, and the batch returns when
+//! nobody who came is left.
+
+use std::sync::PoisonError;
+
+use crate::sync::{Condvar, Mutex, lock};
+
+/// Counts the threads that are at work on something, and lets nobody in once it is over.
+pub(crate) struct Gate {
+    state: Mutex<(usize, bool)>,
+    empty: Condvar,
+}
+
+/// A thread inside.
+pub(crate) struct Inside<'a>(&'a Gate);
+
+impl Gate {
+    pub(crate) fn new() -> Gate {
+        Gate { state: Mutex::new((0, false)), empty: Condvar::new() }
+    }
+
+    /// Goes in; `None` if it is too late.
+    pub(crate) fn enter(&self) -> Option<Inside<'_>> {
+        let mut state = lock(&self.state);
+        if state.1 {
+            return None;
+        }
+        state.0 += 1;
+        Some(Inside(self))
+    }
+
+    /// Nobody comes in any more; waits until those inside have left.
+    pub(crate) fn close(&self) {
+        let mut state = lock(&self.state);
+        state.1 = true;
+        while state.0 > 0 {
+            state = self.empty.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        state.0 -= 1;
+        if state.0 == 0 {
+            self.0.empty.notify_all();
+        }
+    }
+}
+
+/// Under a model checker: what helpers of a batch touch nobody touches when the batch has returned.
+#[cfg(all(test, loom))]
+mod interleavings {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use loom::thread;
+
+    use super::*;
+
+    /// Pieces are taken by number; results are the caller's memory, gone when the call has returned.
+    struct Batch {
+        gate: Gate,
+        next: AtomicUsize,
+        results: [UnsafeCell<u32>; PIECES],
+    }
+
+    const PIECES: usize = 3;
+
+    // SAFETY: the cells are what is being checked; loom reports a touch that the gate does not order.
+    unsafe impl Sync for Batch {}
+    // SAFETY: as above.
+    unsafe impl Send for Batch {}
+
+    impl Batch {
+        fn work(&self) {
+            loop {
+                let piece = self.next.fetch_add(1, Relaxed);
+                let Some(result) = self.results.get(piece) else { return };
+                // SAFETY: loom checks that nobody else touches it.
+                result.with_mut(|value| unsafe { *value += 1 });
+            }
+        }
+
+        fn help(&self) {
+            if let Some(_inside) = self.gate.enter() {
+                self.work();
+            }
+        }
+    }
+
+    #[test]
+    fn helpers_are_out_when_the_batch_returns() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let results = std::array::from_fn(|_| UnsafeCell::new(0));
+            let batch = Arc::new(Batch { gate: Gate::new(), next: AtomicUsize::new(0), results });
+            let helpers: Vec<_> = (0..2)
+                .map(|_| {
+                    let batch = Arc::clone(&batch);
+                    thread::spawn(move || batch.help())
+                })
+                .collect();
+            batch.work();
+            batch.gate.close();
+            // From here on the results are the caller's alone.
+            for result in &batch.results {
+                // SAFETY: loom checks that nobody else touches it.
+                result.with_mut(|value| unsafe { assert_eq!(value.replace(9), 1, "moved once") });
+            }
+            helpers.into_iter().for_each(|helper| helper.join().unwrap());
+        });
+    }
+}
