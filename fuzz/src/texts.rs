@@ -9,8 +9,9 @@ fuzz_target!(|text: &str| {
     // One text as every setting, and its lines as one setting each.
     let (whole, _) = Settings::read(|_| Some(text.to_owned()));
     assert!((2 << 20) <= whole.staging && whole.threads <= 64);
-    let (each, complaints) =
-        Settings::read(|name| TABLE.iter().position(|r| r.name == name).and_then(|i| text.lines().nth(i)).map(Into::into));
+    let (each, complaints) = Settings::read(|name| {
+        TABLE.iter().position(|r| r.name == name).and_then(|i| text.lines().nth(i)).map(Into::into)
+    });
     assert!(each.threads <= 64);
     assert!(complaints.iter().all(|c| c.contains("SPINIO_")), "a complaint that names no setting");
 
