@@ -1,10 +1,8 @@
 //! Moves in the order of a queue, and the pipeline made of them.
 
-mod common;
-
 use std::fs;
 
-use common::{Buffer, bytes, runtime};
+use crate::common::{Buffer, bytes, runtime};
 use spinio_device::{QueueId, registry};
 use spinio_nvmmu::Direction::{Download, Upload};
 use spinio_nvmmu::{Pieces, Session, Slot};

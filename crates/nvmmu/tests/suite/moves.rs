@@ -1,11 +1,9 @@
 //! Moves of a session: the right bytes, the right count, a clear error.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{Buffer, bytes, runtime};
+use crate::common::{Buffer, bytes, runtime};
 use spinio_nvmmu::Direction::{Download, Upload};
 use spinio_nvmmu::{ErrorKind, Promise, Session};
 

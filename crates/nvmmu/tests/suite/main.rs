@@ -1,0 +1,7 @@
+//! NVMMU as a Rust library, on the emulated device.
+
+mod common;
+mod later;
+mod moves;
+mod sessions;
+mod striped;

@@ -1,0 +1,55 @@
+//! Sessions that belong to threads.
+
+use std::fs;
+use std::sync::Barrier;
+
+use crate::common::{Buffer, bytes};
+use spinio_nvmmu::Direction::{Download, Upload};
+use spinio_nvmmu::{ErrorKind, begin, current, end};
+
+#[test]
+fn threads_move_side_by_side_each_in_a_session_of_its_own() {
+    const THREADS: usize = 6;
+    let folder = tempfile::tempdir().unwrap();
+    let together = Barrier::new(THREADS);
+    let from = folder.path().join("in");
+    fs::write(&from, bytes(1 << 20, 1)).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (folder, from, together) = (folder.path(), &from, &together);
+            scope.spawn(move || {
+                let to = folder.join(format!("out{thread}"));
+                let device = Buffer::new(1 << 20);
+                let number = 1000 + thread as i32;
+                for round in 0..5 {
+                    begin(number, Some(&to)).unwrap();
+                    together.wait();
+                    let skip = (thread * 1000 + round) as u64;
+                    let len = (1 << 20) - skip;
+                    let moved = current("move", |s| s.move_range(from, device.at(0), skip, len, Upload)).unwrap();
+                    assert_eq!(moved, len);
+                    current("move", |s| s.move_range(&to, device.at(0), 0, len, Download)).unwrap();
+                    let report = end(number).unwrap();
+                    assert_eq!((report.uploaded, report.downloaded), (len, len));
+                    assert!(fs::read(&to).unwrap() == bytes(1 << 20, 1)[skip as usize..]);
+                    fs::remove_file(&to).unwrap();
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_session_ends_once_and_by_its_own_thread() {
+    begin(1, None).unwrap();
+    let error = std::thread::spawn(|| end(1).unwrap_err()).join().unwrap();
+    assert_eq!(error.kind, ErrorKind::NotYours);
+    assert_eq!(begin(1, None).unwrap_err().kind, ErrorKind::AlreadyBegun);
+    end(1).unwrap();
+    assert_eq!(end(1).unwrap_err().kind, ErrorKind::NoSession);
+    assert_eq!(current("move", |_| Ok(())).unwrap_err().kind, ErrorKind::NoSession);
+    // What a thread left open when it ended is in nobody's way.
+    std::thread::spawn(|| begin(2, None).unwrap()).join().unwrap();
+    begin(2, None).unwrap();
+    end(2).unwrap();
+}
