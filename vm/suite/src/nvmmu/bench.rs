@@ -30,7 +30,7 @@ use crate::md::Array;
 use crate::memory::Memory;
 use crate::place::{Guest, Place, chill, pattern, remove};
 use crate::spin::MIB;
-use crate::stacks::kinds;
+use crate::stacks::kind;
 
 /// The paper's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -271,7 +271,7 @@ impl Bed {
         let device = guest.disk(setup.place.folder().unwrap_or_default())?;
         let array = matches!(setup.place, Place::Raid5 | Place::Raid6).then(|| Array::at(device.clone()));
         let source = pattern(size(SIZES - 1) + 256 * STEP, 77);
-        let mut memory = kinds()[0].memory(source.len())?;
+        let mut memory = kind().memory(source.len())?;
         memory.put(0, &source);
         Ok(Bed {
             path,

@@ -71,9 +71,19 @@ fn verdict(place: Place) -> Result<(), Errno> {
     }
 }
 
-/// Device memory of each kind that this machine has.
-pub(crate) fn kinds() -> &'static [Kind] {
-    if has_p2p() { &[Kind::P2p, Kind::Emulated] } else { &[Kind::Emulated] }
+/// Device memory that cases of a place use. Where there is peer-to-peer DMA the emulated device's is left to the other
+/// kernel, but for one array: the suite shall be over in minutes.
+fn kinds_for(place: Place) -> &'static [Kind] {
+    match (has_p2p(), place) {
+        (true, Place::Raid5) => &[Kind::P2p, Kind::Emulated],
+        (true, _) => &[Kind::P2p],
+        (false, _) => &[Kind::Emulated],
+    }
+}
+
+/// Device memory of the kind that this machine is here for.
+pub(crate) fn kind() -> Kind {
+    if has_p2p() { Kind::P2p } else { Kind::Emulated }
 }
 
 /// A kind of device memory.

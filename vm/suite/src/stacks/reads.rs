@@ -9,7 +9,7 @@ use spinio_io::{Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux;
 
-use super::{Kind, kinds, verdict};
+use super::{Kind, kinds_for, verdict};
 use crate::case::{Case, Miss, Outcome, expect, expect_bytes, fail};
 use crate::place::{Guest, Place, chill, open_direct, remove};
 use crate::spin::{MIB, by, explained, read_and_check};
@@ -20,7 +20,7 @@ const LEN: usize = 6 * MIB;
 pub(super) fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for place in Place::STACKS {
-        for &kind in kinds() {
+        for &kind in kinds_for(place) {
             let name = format!("spin: every route, {}, {}", place.name(), kind.name());
             all.push(Case::new(name, move |g| every_route(g, place, kind)));
         }

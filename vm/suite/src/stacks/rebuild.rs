@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 
-use super::{Kind, kinds};
+use super::{Kind, kind};
 use crate::case::{Case, Miss, Outcome, expect, fail};
 use crate::md::{Array, retry, run};
 use crate::memory::{Memory, P2pMemory};
@@ -38,7 +38,7 @@ const fn passes(level: u32) -> bool {
 pub(super) fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for level in [1, 10, 5, 6] {
-        let kind = kinds()[0];
+        let kind = kind();
         let name =
             format!("spin: a member fails and is rebuilt while reading and writing, md RAID-{level}, {}", kind.name());
         all.push(Case::new(name, move |g| rebuild(g, level, kind)));

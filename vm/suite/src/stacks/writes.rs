@@ -12,7 +12,7 @@ use linux_raw_sys::general as k;
 use spinio_io::Runtime;
 use spinio_testkit::Rng;
 
-use super::{Kind, kinds};
+use super::{Kind, kinds_for};
 use crate::case::{Case, Miss, Outcome, expect, expect_bytes};
 use crate::memory::Memory;
 use crate::place::{Guest, Place, chill, pattern, remove};
@@ -24,7 +24,7 @@ const WRITES: u64 = 24;
 pub(super) fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for place in Place::STACKS {
-        for &kind in kinds() {
+        for &kind in kinds_for(place) {
             let name = format!("spin: {WRITES} random writes, {}, {}", place.name(), kind.name());
             all.push(Case::new(name, move |g| differential(g, place, kind)));
         }
