@@ -406,29 +406,22 @@ def batch(b):
 
 
 def hold(b):
-    """Twice: pages as reading has left them in the page cache (small), and as a hold brings an absent file in (2 MiB)."""
     on = {"program": "batch", "ptx": str(b.scratch / "gather.ptx"), "size": min(b.size, 8 * GIB)}
     limits = {(row, block): b.run(row, "limit", **on, **({"block": block} if block else {})) for row, block in (("hold", 8 * MIB), ("again", 0), ("map", 0), ("random", 4096), ("random", 512))}
     us = b.run("hold", "us", block=8 * MIB, **on)
-    for pages in ("pages as read", "brought in by the hold"):
-        if pages != "pages as read":
-            b.drop()
-            b.run("hold", "held", block=8 * MIB, **on)
 
-        def row(what, goal, reach, name, mode, block, peer="", of_limit=False):
-            got = b.run(name, mode, times=b.args.reps, **on, **({"block": block} if block else {}))
-            limit = limits.get((name, block)) or limits["map", 0]
-            r = ratio(mid(got, "gbps"), mid(limit, "gbps"))
-            b.row(f"{what}, {pages}", goal, over(r if of_limit else mid(got, "gbps"), reach), limit=rate(limit), peer=peer, us=speed(got), ratio=f"{shown(r)} of limit")
+    def row(what, goal, reach, name, mode, block, peer="", of_limit=False):
+        got = b.run(name, mode, times=b.args.reps, **on, **({"block": block} if block else {}))
+        limit = limits.get((name, block)) or limits["map", 0]
+        r = ratio(mid(got, "gbps"), mid(limit, "gbps"))
+        b.row(what, goal, over(r if of_limit else mid(got, "gbps"), reach), limit=rate(limit), peer=peer, us=speed(got), ratio=f"{shown(r)} of limit")
 
-        row("8 MiB in sequence, held", "45 GB/s", 45, "hold", "held", 8 * MIB, peer="not held " + rate(us))
-        row(f"{on['size'] // GIB} GiB again and again, held", "0.97 of the limit", 0.97, "again", "held", 0, of_limit=True)
-        row("kernel streams the map", "0.9 of pinned memory", 0.9, "map", "stream", 0, of_limit=True)
-        row("kernel reads 4 KiB of the map", "45 GB/s", 45, "map", "random", 0)
-        row("1 M random 4 KiB, held", "45 GB/s", 45, "random", "held", 4096)
-        row("1 M random 512 B, held", "12 GB/s", 12, "random", "held", 512)
-    b.drop()
-    b.warm()
+    row("8 MiB in sequence, held", "45 GB/s", 45, "hold", "held", 8 * MIB, peer="not held " + rate(us))
+    row(f"{on['size'] // GIB} GiB again and again, held", "0.97 of the limit", 0.97, "again", "held", 0, of_limit=True)
+    row("kernel streams the map", "0.9 of pinned memory", 0.9, "map", "stream", 0, of_limit=True)
+    row("kernel reads 4 KiB of the map", "45 GB/s", 45, "map", "random", 0)
+    row("1 M random 4 KiB, held", "45 GB/s", 45, "random", "held", 4096)
+    row("1 M random 512 B, held", "12 GB/s", 12, "random", "held", 512)
 
 
 ROWS = {"big": big, "again": again, "seq8m": seq8m, "par16": par16, "small": small, "first": first, "host": host, "owner": owner, "mix": mix, "cold-small": cold_small, "cold": cold, "writes": writes, "batch": batch, "hold": hold}

@@ -68,7 +68,7 @@ impl Subject {
 
     /// Pages that one stream may leave: the set, what was there before the first look, what came since the last.
     fn bound(&self, runtime: &Runtime, set: u64) -> u64 {
-        let window = runtime.storage(self.file.as_raw_fd()).unwrap().read_ahead().max(128 << 10);
+        let window = runtime.storage(self.file.as_raw_fd()).unwrap().read_ahead().max(512 << 10);
         set + (BEGIN + 2 * window + 2 * STEP) / PAGE
     }
 }

@@ -60,7 +60,6 @@ use crate::lock::lock;
 const PIECE: u64 = 128 << 20;
 
 const MADV_DONTFORK: u32 = 10;
-const MADV_HUGEPAGE: u32 = 14;
 
 /// A held file's pages, registered with one device.
 pub(crate) struct On {
@@ -241,10 +240,6 @@ impl Holds {
         let mapping = Arc::new(Mapping { ptr, len });
         // SAFETY: advice on our own fresh mapping, which a forked child has no use for.
         let _ = unsafe { linux::madvise(ptr, len, MADV_DONTFORK) };
-        // What is absent then comes in as pages of 2 MiB, where the file system can: they take the device a fifth of the
-        // time to look up, and the driver less to register.
-        // SAFETY: as above.
-        let _ = unsafe { linux::madvise(ptr, len, MADV_HUGEPAGE) };
         let mut on = On { device, mapping, pins: Vec::new(), views: Vec::new(), piece };
         let pinned = on.pin(hold.size);
         let refused = match pinned {

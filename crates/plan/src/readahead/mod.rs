@@ -46,6 +46,10 @@ pub const CACHED_STEP: u64 = 8 << 20;
 /// The window where the device does not tell, and the least: what Linux sets by default.
 const LEAST: u64 = 128 << 10;
 
+/// Below this a direct read has too little under way to make up for the read-ahead that it gives up, whatever the window:
+/// the paper's switch, and what sequential cold reads of 256 and 512 KiB showed on a disk with a window of 128 KiB.
+const FEW: u64 = 512 << 10;
+
 /// Above this a direct read has enough commands under way by itself, whatever the window.
 const MOST: u64 = 1 << 20;
 
@@ -54,7 +58,7 @@ const MOST: u64 = 1 << 20;
 /// doubles the window.
 pub fn largest(window: u64, widened: bool) -> u64 {
     let window = if widened { window.saturating_mul(2) } else { window };
-    window.clamp(LEAST, MOST)
+    window.clamp(FEW, MOST)
 }
 
 /// How far ahead of the reader residency must be known: the window being read, the one under way behind it, and the

@@ -88,7 +88,8 @@ fn what_is_disowned_is_never_claimed() {
 
 #[test]
 fn the_switch_is_the_window_within_bounds() {
-    assert_eq!(largest(0, false), 128 << 10);
+    assert_eq!(largest(0, false), 512 << 10);
+    assert_eq!(largest(128 << 10, true), 512 << 10);
     assert_eq!(largest(512 << 10, false), 512 << 10);
     assert_eq!(largest(512 << 10, true), 1 << 20);
     assert_eq!(largest(8 << 20, false), 1 << 20);
