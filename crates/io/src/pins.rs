@@ -93,6 +93,11 @@ impl Pins {
         self.bytes.load(Relaxed) > self.most
     }
 
+    /// Bytes that may be pinned at all before a request stops to give back.
+    pub(crate) fn most(&self) -> u64 {
+        self.most
+    }
+
     /// Gives back what overlaps a range of a mapping.
     pub(crate) fn give_back_overlap(&self, ptr: *const u8, len: usize) {
         if self.is_empty() {

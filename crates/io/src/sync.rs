@@ -1,5 +1,5 @@
-//! What a model checker must see of a lock and a pause. `cargo x loom` compiles the crate with loom's own, which run a
-//! test once for every order in which its threads can meet.
+//! What a model checker must see of a lock, a word and a pause. `cargo x interleavings` compiles the crate with loom's own,
+//! which run a test once for every order in which its threads can meet.
 
 #[cfg(loom)]
 pub(crate) use self::model::*;
@@ -10,6 +10,7 @@ pub(crate) use self::real::*;
 mod real {
     use std::time::{Duration, Instant};
 
+    pub(crate) use std::sync::atomic::AtomicU64;
     pub(crate) use std::sync::{Condvar, Mutex};
 
     pub(crate) use crate::lock::lock;
@@ -49,6 +50,7 @@ mod model {
     use std::sync::PoisonError;
 
     use loom::sync::MutexGuard;
+    pub(crate) use loom::sync::atomic::AtomicU64;
     pub(crate) use loom::sync::{Condvar, Mutex};
 
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -44,7 +44,7 @@ pub use calibration::{BadText, Calibration, Measured};
 pub use correction::Correction;
 pub use cost::{BadCost, Cost, Flight, Model};
 pub use fit::{BadFit, Batch, Fit, Sample, fit_cost, fit_flight};
-pub use gathering::Crowd;
+pub use gathering::{Crowd, Means};
 pub use merge::{Joining, Run, Wanted, merge};
 pub use plan::{Objective, plan};
 pub use possible::Possible;

@@ -6,8 +6,8 @@
 //!     │ held.rs       of a held file: gathered straight out of its pages
 //!     │ residency.rs  cached or absent
 //!     ▼
-//!   items ── cached, close together ──> register.rs   registered for this batch, gathered ───────┐
-//!         ├─ cached ──────────────────> copies.rs     many threads read into pages of staging ─┤
+//!   items ── cached, from the front ──> register.rs   registered for this batch, gathered ───────┐
+//!         ├─ cached, from the back ───> copies.rs     many threads read into pages of staging ─┤
 //!         └─ absent ──────────────────> storage.rs    O_DIRECT, 128 reads in flight ───────────┤
 //!                                                                                              ▼
 //!                          outlet.rs    a page and a list: one launch takes each piece to its place
@@ -29,6 +29,7 @@
 
 pub(crate) mod code;
 mod copies;
+mod frontier;
 mod gate;
 mod held;
 mod list;
@@ -127,6 +128,9 @@ fn begin(core: &Arc<Core>, list: List, known: &[Allocation], holds: bool) -> Res
     let alone = std::mem::take(&mut sorter.plain);
     let plain = alone.into_iter().map(|i| (i, sorter.target(i as usize))).collect();
     let Sorter { sources, outlets, items, places, samples, held, .. } = sorter;
+    if u32::try_from(items.len()).is_err() {
+        return Err(Error::kernel(Errno::INVAL, "read a batch", 0, 0));
+    }
     let places = places.values().map(|p| (p.start, p.end, p.outlet)).collect();
     let (work, known) = (Arc::new(Work::new(core, watch, list, sources, outlets)), known.to_vec());
     Ok(Sorted { work, items, plain, places, samples, held, known })
@@ -142,22 +146,20 @@ impl Sorted {
             let items = std::mem::take(&mut self.items);
             let items = self.in_order(items);
             let (mut cached, absent) = self.split(items);
-            let crowds = register::choose(&work, &mut cached);
+            let parts = register::lay(&work, &mut cached);
             let storage = (!absent.is_empty()).then(|| Storage::new(&work, absent));
-            let copies = (!cached.is_empty()).then(|| Copies::new(&work, cached, Reason::Cached));
+            let copies = (!cached.is_empty()).then(|| Copies::new(&work, cached, parts.floor, Reason::Cached));
             if let Some(copies) = &copies {
                 copies.call_helpers();
             }
-            let mut missed = Vec::new();
-            for crowd in crowds {
-                missed.extend(register::gather(&work, crowd));
-            }
-            missed.extend(storage.map_or(Vec::new(), |storage| storage.finish()));
+            let registered = copies.as_ref().map(|copies| register::gather(copies, &parts));
+            let mut missed = storage.map_or(Vec::new(), |storage| storage.finish());
             if let Some(copies) = copies {
                 copies.finish();
             }
+            missed.extend(registered.map_or(Vec::new(), |registered| registered.finish(&work)));
             if !missed.is_empty() {
-                let rest = Copies::new(&work, missed, Reason::FellBack);
+                let rest = Copies::new(&work, missed, 0, Reason::FellBack);
                 rest.call_helpers();
                 rest.finish();
             }

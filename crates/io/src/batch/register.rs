@@ -2,103 +2,233 @@
 //!
 //! ```text
 //!   items, by the part of the file they lie in
-//!     │ part 0: register ─ launch
-//!     │ part 1: register ─ launch       while the device fetches what lies in part 0
+//!     part 0   part 1   part 2   part 3   part 4   part 5     others
+//!     caller: register, launch ──>     <── copying threads, a few items at a time
+//!     │                           meet: frontier.rs
 //!     ▼
 //!   all has arrived ─> the pins are given back as those of single requests are (pins.rs)
 //! ```
 //!
-//! By the caller: the driver registers one range at a time, whoever asks. What cannot be registered is copied.
+//! By the caller: the driver registers one range at a time, whoever asks. Parts are short, because the launches of the
+//! copying threads wait while one is registered. Crowds that are so dense that copying would hardly help lie first, and
+//! only the caller takes those. What cannot be registered is copied afterwards.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use spinio_device::{ErrorKind, Pin};
-use spinio_plan::{Crowd, Reason, Route};
+use spinio_device::{Device, ErrorKind, Pin};
+use spinio_plan::{Crowd, Means, Reason, Route};
 use spinio_sys::linux::{self, PAGE};
 
+use crate::batch::copies::Copies;
 use crate::batch::outlet::{Page, Pen};
 use crate::batch::work::{HOST, Item, Work};
 use crate::file::Mapping;
 
-/// Bytes of a part at most.
-const PART: u64 = 128 << 20;
+/// Bytes of a part at most: about 0.7 ms of the driver's lock.
+const PART: u64 = 32 << 20;
 
 /// Entries of a launch at most.
 const ENTRIES: usize = 32 << 10;
 
-/// Items of one file and device that are worth registering; the others stay. Those of one file and device lie together.
-pub(crate) fn choose(work: &Work, items: &mut Vec<Item>) -> Vec<Vec<Item>> {
-    let core = &work.core;
-    let threads = core.batch_threads() as u64;
+/// Where items lie that are worth registering: in front of the others.
+#[derive(Default)]
+pub(crate) struct Parts {
+    /// Where each part ends.
+    ends: Vec<usize>,
+    /// Items that only the caller takes.
+    pub(crate) floor: usize,
+}
+
+/// Items of one file that go to one device.
+struct Seen {
+    crowd: Crowd,
+    first: u64,
+    end: u64,
+}
+
+/// Where the items of a crowd go.
+#[derive(Clone, Copy)]
+struct Buckets {
+    /// The first part's.
+    at: usize,
+    first: u64,
+    shift: u32,
+}
+
+/// Bytes of a part, as a power of two.
+fn shift(device: &dyn Device) -> u32 {
+    PART.min(device.abilities().max_pin).max(PAGE as u64).ilog2()
+}
+
+/// Brings the items into the order in which they are taken.
+pub(crate) fn lay(work: &Work, items: &mut [Item]) -> Parts {
     // Many threads are no reason here: the choice below counts them.
-    if matches!(core.may_register(), Err(reason) if reason != Reason::ManyThreads) {
-        return Vec::new();
+    if matches!(work.core.may_register(), Err(reason) if reason != Reason::ManyThreads) {
+        return Parts::default();
     }
-    let mut chosen = Vec::new();
-    let mut rest = Vec::new();
-    for some in items.chunk_by(|a, b| (a.source, a.outlet) == (b.source, b.outlet)) {
-        if pays(work, some, threads) { chosen.push(some.to_vec()) } else { rest.push((some[0].source, some[0].outlet)) }
-    }
-    if !chosen.is_empty() {
-        items.retain(|i| rest.binary_search(&(i.source, i.outlet)).is_ok());
-    }
-    chosen
-}
-
-/// Whether items of one file and device are worth registering, and may be.
-fn pays(work: &Work, some: &[Item], threads: u64) -> bool {
-    if some[0].outlet == HOST {
-        return false;
-    }
-    let (file, to) = (&work.sources[some[0].source as usize].file, &work.outlets[some[0].outlet as usize]);
-    let refused = file.pins_refused.load(Relaxed);
-    if !to.gathers() || !to.device.abilities().pins || !file.is_mappable() || refused {
-        return false;
-    }
-    let first = some.iter().map(|i| i.offset).min().unwrap_or(0);
-    let end = some.iter().map(|i| i.offset + u64::from(i.len)).max().unwrap_or(0);
-    let bytes = some.iter().map(|i| u64::from(i.len)).sum();
-    Crowd { pieces: some.len() as u64, bytes, span: end - first, threads }.pays_to_register()
-}
-
-/// Gathers items of one file and one device; those that could not be.
-pub(crate) fn gather(work: &Arc<Work>, mut items: Vec<Item>) -> Vec<Item> {
-    let Some(any) = items.first() else { return items };
-    let core = &work.core;
-    let (source, outlet) = (&work.sources[any.source as usize], &work.outlets[any.outlet as usize]);
-    let device = outlet.device;
-    let end = items.iter().map(|i| i.offset + u64::from(i.len)).max().unwrap_or(0);
-    let (kernel, file) = (core.kernel, Arc::clone(&source.file));
-    let mapping = file.kept_mapping(end).or_else(|| core.keepers()?.call(move || file.mapping(kernel, end))?);
-    let Some(mapping) = mapping else { return items };
-    let part = 1u64 << PART.min(device.abilities().max_pin).max(PAGE as u64).ilog2();
-    // Items end where a unit of 256 KiB of the file does, so none lies in two parts unless these are shorter.
-    items.sort_by_key(|i| i.offset / part);
-    let mut pen = Pen::new(outlet);
-    let mut pins: Vec<Pin> = Vec::new();
-    let mut missed = Vec::new();
-    for some in items.chunk_by(|a, b| a.offset / part == b.offset / part) {
-        let begun = Instant::now();
-        let sent = pin(work, &mapping, some, &mut pins).and_then(|(start, view)| list(&mut pen, some, start, view));
-        match sent {
-            Some(bytes) => {
-                core.stats().piece(&work.watch, Route::Gather, Reason::CachedLarge, 0, bytes, begun);
+    let wide = work.outlets.len();
+    let crowd_of = |item: &Item| item.source as usize * wide + item.outlet as usize;
+    let seen = look(work, items, crowd_of);
+    let mut buckets: Vec<Option<Buckets>> = vec![None; seen.len()];
+    let (mut used, mut floor) = (0, 0);
+    for means in [Means::Register, Means::Both] {
+        for (which, seen) in seen.iter().enumerate() {
+            if seen.crowd.pieces == 0 || !may_register(work, which, wide) || seen.crowd.means() != means {
+                continue;
             }
-            None => missed.extend_from_slice(some),
+            let shift = shift(work.outlets[which % wide].device);
+            let (first, last) = (seen.first >> shift, (seen.end - 1) >> shift);
+            buckets[which] = Some(Buckets { at: used, first, shift });
+            used += (last - first) as usize + 1;
+            if means == Means::Register {
+                floor += seen.crowd.pieces as usize;
+            }
         }
     }
-    pen.finish();
-    for pin in pins {
-        core.pins.retire(device, pin, Arc::clone(&mapping));
+    if used == 0 {
+        return Parts::default();
     }
-    core.watch_pins();
-    missed
+    let bucket = |item: &Item| match buckets.get(crowd_of(item)) {
+        Some(Some(b)) if item.outlet != HOST => b.at + ((item.offset >> b.shift) - b.first) as usize,
+        _ => used,
+    };
+    let mut ends = distribute(items, used + 1, bucket);
+    ends.pop();
+    ends.dedup();
+    ends.retain(|&end| end > 0);
+    Parts { ends, floor }
 }
 
-/// Registers the pages of some items; the offset in the file where they begin, and where the device sees them.
-fn pin(work: &Work, mapping: &Mapping, some: &[Item], pins: &mut Vec<Pin>) -> Option<(u64, u64)> {
+/// What there is of each file and device.
+fn look(work: &Work, items: &[Item], crowd_of: impl Fn(&Item) -> usize) -> Vec<Seen> {
+    let threads = work.core.batch_threads() as u64;
+    let mut all = Vec::with_capacity(work.sources.len() * work.outlets.len());
+    for _ in &work.sources {
+        for outlet in &work.outlets {
+            let crowd = Crowd { pieces: 0, bytes: 0, span: 0, part: 1 << shift(outlet.device), threads };
+            all.push(Seen { crowd, first: u64::MAX, end: 0 });
+        }
+    }
+    for item in items.iter().filter(|i| i.outlet != HOST) {
+        let seen = &mut all[crowd_of(item)];
+        seen.crowd.pieces += 1;
+        seen.crowd.bytes += u64::from(item.len);
+        seen.first = seen.first.min(item.offset);
+        seen.end = seen.end.max(item.offset + u64::from(item.len));
+    }
+    for seen in &mut all {
+        seen.crowd.span = seen.end.saturating_sub(seen.first);
+    }
+    all
+}
+
+/// Whether pages of a file can be registered with a device.
+fn may_register(work: &Work, crowd: usize, wide: usize) -> bool {
+    let (file, to) = (&work.sources[crowd / wide].file, &work.outlets[crowd % wide]);
+    to.gathers() && to.device.abilities().pins && file.is_mappable() && !file.pins_refused.load(Relaxed)
+}
+
+/// Brings items into their buckets, in place; where each bucket ends. Within one they lie in any order.
+fn distribute<T>(items: &mut [T], buckets: usize, bucket: impl Fn(&T) -> usize) -> Vec<usize> {
+    let mut ends = vec![0; buckets];
+    items.iter().for_each(|item| ends[bucket(item)] += 1);
+    let mut next = Vec::with_capacity(buckets);
+    let mut before = 0;
+    for end in &mut ends {
+        next.push(before);
+        before += *end;
+        *end = before;
+    }
+    for here in 0..buckets {
+        while next[here] < ends[here] {
+            let to = bucket(&items[next[here]]);
+            if to != here {
+                items.swap(next[here], next[to]);
+            }
+            next[to] += 1;
+        }
+    }
+    ends
+}
+
+/// What was registered, and is under way.
+pub(crate) struct Registered {
+    /// One an outlet.
+    pens: Vec<Option<Pen>>,
+    pins: Vec<(&'static dyn Device, Pin, Arc<Mapping>)>,
+    bytes: u64,
+    /// What could not be.
+    missed: Vec<Item>,
+}
+
+/// Takes parts from the front until those meet who copy from the back.
+pub(crate) fn gather(copies: &Copies, parts: &Parts) -> Registered {
+    let work = &copies.work;
+    let pens = work.outlets.iter().map(|_| None).collect();
+    let mut all = Registered { pens, pins: Vec::new(), bytes: 0, missed: Vec::new() };
+    // Of the part before: its file and device, and the mapping; none if it failed. What failed once is not tried again.
+    let (mut last, mut mapping) = (None, None);
+    for &end in &parts.ends {
+        let Some(range) = copies.frontier.front(end) else { break };
+        let some = &copies.items[range];
+        let whose = (some[0].source, some[0].outlet);
+        if last.replace(whose) != Some(whose) {
+            mapping = map(work, whose.0);
+        }
+        let begun = Instant::now();
+        match mapping.as_ref().and_then(|mapping| all.part(work, mapping, some)) {
+            Some(bytes) => work.core.stats().piece(&work.watch, Route::Gather, Reason::CachedLarge, 0, bytes, begun),
+            None => {
+                all.missed.extend_from_slice(some);
+                mapping = None;
+            }
+        }
+    }
+    all
+}
+
+/// A mapping of a file, as long as the file was when the batch began.
+fn map(work: &Work, source: u16) -> Option<Arc<Mapping>> {
+    let source = &work.sources[source as usize];
+    let (kernel, file, size) = (work.core.kernel, Arc::clone(&source.file), source.size);
+    file.kept_mapping(size).or_else(|| work.core.keepers()?.call(move || file.mapping(kernel, size))?)
+}
+
+impl Registered {
+    /// Registers and launches a part; how many bytes.
+    fn part(&mut self, work: &Work, mapping: &Arc<Mapping>, some: &[Item]) -> Option<u64> {
+        let which = some.first()?.outlet as usize;
+        // No more at once than may wait to be given back: the rest is copied.
+        if self.bytes > work.core.pins.most() {
+            return None;
+        }
+        let (start, pin) = pin(work, mapping, some)?;
+        let device = work.outlets[which].device;
+        let view = device.view_pin(&pin);
+        self.bytes += pin.len as u64;
+        self.pins.push((device, pin, Arc::clone(mapping)));
+        let pen = self.pens[which].get_or_insert_with(|| Pen::new(&work.outlets[which]));
+        list(pen, some, start, view.ok()?)
+    }
+
+    /// Waits for what is under way; the items that could not be registered.
+    pub(crate) fn finish(self, work: &Work) -> Vec<Item> {
+        self.pens.into_iter().flatten().for_each(Pen::finish);
+        let any = !self.pins.is_empty();
+        for (device, pin, mapping) in self.pins {
+            work.core.pins.retire(device, pin, mapping);
+        }
+        if any {
+            work.core.watch_pins();
+        }
+        self.missed
+    }
+}
+
+/// Registers the pages of some items; the offset in the file where they begin.
+fn pin(work: &Work, mapping: &Mapping, some: &[Item]) -> Option<(u64, Pin)> {
     let outlet = &work.outlets[some.first()?.outlet as usize];
     let (device, kept) = (outlet.device, &work.core.pins);
     let start = some.iter().map(|i| i.offset).min()? / PAGE as u64 * PAGE as u64;
@@ -116,20 +246,15 @@ fn pin(work: &Work, mapping: &Mapping, some: &[Item], pins: &mut Vec<Pin>) -> Op
     // SAFETY: reading advice on a live mapping destroys nothing.
     let _ = unsafe { linux::madvise(ptr, len, linux::MADV_POPULATE_READ) };
     // SAFETY: the mapping lives until the pins are given back: `Pins` holds it.
-    let pin = unsafe { device.pin(ptr, len) };
-    let pin = match pin {
-        Ok(pin) => pin,
+    match unsafe { device.pin(ptr, len) } {
+        Ok(pin) => Some((start, pin)),
         Err(e) => {
             if e.kind == ErrorKind::Unsupported {
-                let file = &work.sources[some.first()?.source as usize].file;
-                file.pins_refused.store(true, Relaxed);
+                work.sources[some.first()?.source as usize].file.pins_refused.store(true, Relaxed);
             }
-            return None;
+            None
         }
-    };
-    let view = device.view_pin(&pin);
-    pins.push(pin);
-    view.ok().map(|view| (start, view))
+    }
 }
 
 /// Queues the items; how many bytes.
@@ -148,4 +273,27 @@ fn list(pen: &mut Pen, some: &[Item], start: u64, view: u64) -> Option<u64> {
         pen.send(page).ok()?;
     }
     Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_come_into_their_buckets_and_none_is_lost() {
+        for (n, buckets) in [(0usize, 1usize), (1, 3), (1000, 1), (1000, 7), (5, 100)] {
+            let mut items: Vec<usize> = (0..n).map(|i| i * 7919 % 10_007).collect();
+            let mut sorted = items.clone();
+            let ends = distribute(&mut items, buckets, |i| i % buckets);
+            let mut start = 0;
+            for (bucket, &end) in ends.iter().enumerate() {
+                assert!(items[start..end].iter().all(|i| i % buckets == bucket));
+                start = end;
+            }
+            assert_eq!(start, n);
+            items.sort_unstable();
+            sorted.sort_unstable();
+            assert_eq!(items, sorted);
+        }
+    }
 }

@@ -1,0 +1,170 @@
+//! Where those who take items from the front meet those who take them from the back.
+//!
+//! ```text
+//!   items   0 ······· low ─────────────────── high ······· n
+//!           registered ──>   nobody's yet    <── copied
+//!               floor: below it nobody copies
+//! ```
+//!
+//! Both ends lie in one word, so taking is one compare and exchange, and no item is ever taken twice or left. Nothing
+//! else is ordered by it: the items were written before anybody saw the frontier, and who takes some has them alone.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::sync::AtomicU64;
+
+/// Items that nobody has taken yet: a run of places.
+pub(crate) struct Frontier {
+    /// The first one, and above it the end.
+    ends: AtomicU64,
+    floor: u32,
+}
+
+fn apart(ends: u64) -> (u32, u32) {
+    (ends as u32, (ends >> 32) as u32)
+}
+
+fn together(low: u32, high: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+impl Frontier {
+    /// So many items, of which those below the floor are only taken from the front.
+    pub(crate) fn new(items: u32, floor: u32) -> Frontier {
+        Frontier { ends: AtomicU64::new(together(0, items)), floor: floor.min(items) }
+    }
+
+    /// Takes from the front what lies below `end`; `None` if nothing is left there.
+    pub(crate) fn front(&self, end: usize) -> Option<Range<usize>> {
+        let mut ends = self.ends.load(Relaxed);
+        loop {
+            let (low, high) = apart(ends);
+            let up_to = u32::try_from(end).unwrap_or(u32::MAX).min(high);
+            if low >= up_to {
+                return None;
+            }
+            match self.ends.compare_exchange_weak(ends, together(up_to, high), Relaxed, Relaxed) {
+                Ok(_) => return Some(low as usize..up_to as usize),
+                Err(now) => ends = now,
+            }
+        }
+    }
+
+    /// Takes up to `most` from the back; `None` if nothing is left above the floor.
+    pub(crate) fn back(&self, most: u32) -> Option<Range<usize>> {
+        let mut ends = self.ends.load(Relaxed);
+        loop {
+            let (low, high) = apart(ends);
+            let down_to = high.saturating_sub(most).max(low).max(self.floor);
+            if down_to >= high {
+                return None;
+            }
+            match self.ends.compare_exchange_weak(ends, together(low, down_to), Relaxed, Relaxed) {
+                Ok(_) => return Some(down_to as usize..high as usize),
+                Err(now) => ends = now,
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ends_meet() {
+        let frontier = Frontier::new(10, 0);
+        assert_eq!(frontier.front(3), Some(0..3));
+        assert_eq!(frontier.front(3), None);
+        assert_eq!(frontier.back(4), Some(6..10));
+        assert_eq!(frontier.front(9), Some(3..6));
+        assert_eq!((frontier.back(4), frontier.front(10)), (None, None));
+        assert_eq!(Frontier::new(0, 0).back(4), None);
+    }
+
+    #[test]
+    fn nobody_copies_below_the_floor() {
+        let frontier = Frontier::new(10, 7);
+        assert_eq!((frontier.back(8), frontier.back(8)), (Some(7..10), None));
+        assert_eq!(frontier.front(100), Some(0..7));
+        let passed = Frontier::new(10, 3);
+        assert_eq!(passed.front(5), Some(0..5));
+        assert_eq!((passed.back(8), passed.back(1)), (Some(5..10), None));
+    }
+}
+
+/// Under a model checker: one takes parts from the front, another one steps from the back, in every order that needs at
+/// most two forced switches.
+#[cfg(all(test, loom))]
+mod interleavings {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    struct Model {
+        frontier: Frontier,
+        /// How often each item was taken. Loom fails if two touch one that nothing orders.
+        items: Vec<UnsafeCell<u32>>,
+    }
+
+    // SAFETY: the cells are what is being checked; loom reports a touch that the protocol does not order.
+    unsafe impl Sync for Model {}
+    // SAFETY: as above.
+    unsafe impl Send for Model {}
+
+    impl Model {
+        fn take(&self, range: Range<usize>) {
+            for item in &self.items[range] {
+                // SAFETY: loom checks that nobody else touches the cell.
+                item.with_mut(|times| unsafe { *times += 1 });
+            }
+        }
+    }
+
+    fn check(items: u32, floor: u32, parts: &'static [usize], step: u32) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.check(move || {
+            let model = Arc::new(Model {
+                frontier: Frontier::new(items, floor),
+                items: (0..items).map(|_| UnsafeCell::new(0)).collect(),
+            });
+            let copier = {
+                let model = Arc::clone(&model);
+                thread::spawn(move || {
+                    while let Some(range) = model.frontier.back(step) {
+                        assert!(range.start >= floor as usize);
+                        model.take(range);
+                    }
+                })
+            };
+            for &end in parts {
+                let Some(range) = model.frontier.front(end) else { break };
+                model.take(range);
+            }
+            // Then the caller helps.
+            while let Some(range) = model.frontier.back(step) {
+                model.take(range);
+            }
+            copier.join().unwrap();
+            for item in &model.items {
+                // SAFETY: the threads are gone.
+                item.with(|times| unsafe { assert_eq!(*times, 1) });
+            }
+        });
+    }
+
+    #[test]
+    fn each_item_is_taken_once() {
+        check(5, 0, &[2, 4], 2);
+        check(3, 0, &[1, 2, 3], 1);
+    }
+
+    #[test]
+    fn what_lies_below_the_floor_is_taken_from_the_front() {
+        check(4, 2, &[1, 2, 3], 1);
+    }
+}
