@@ -10,12 +10,14 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use linux_raw_sys::general as k;
 use spinio_io::Runtime;
+use spinio_io::stats::{Direction, Line};
+use spinio_plan::{Reason, Route};
 use spinio_testkit::Rng;
 
-use super::{Kind, kinds_for};
+use super::{Kind, kinds_for, verdict};
 use crate::case::{Case, Miss, Outcome, expect, expect_bytes};
-use crate::memory::Memory;
-use crate::place::{Guest, Place, chill, pattern, remove};
+use crate::memory::{Memory, has_p2p};
+use crate::place::{Guest, Place, chill, open_direct, pattern, remove};
 use crate::spin::{MIB, fresh, read_and_check};
 
 const MOST: usize = 2 * MIB;
@@ -29,7 +31,45 @@ pub(super) fn cases() -> Vec<Case> {
             all.push(Case::new(name, move |g| differential(g, place, kind)));
         }
     }
+    for place in Place::STACKS.into_iter().filter(|_| has_p2p()) {
+        all.push(Case::new(format!("spin: the route of a large write, {}", place.name()), move |g| route(g, place)));
+    }
     all
+}
+
+/// Storage fetches by itself what one disk alone has to get, and what it can.
+fn route(guest: &Guest, place: Place) -> Outcome {
+    const LEN: usize = 4 * MIB;
+    let (path, _) = guest.cold(place, "write route", LEN)?;
+    let own = open_direct(&path)?;
+    let runtime = fresh();
+    let mut memory = Kind::P2p.memory(LEN)?;
+    let refused = match place {
+        // What has to reach several disks, or cannot be told, is refused before storage is asked.
+        Place::Raid1 | Place::Raid10 | Place::Raid5 | Place::Raid6 | Place::Loop => Some(Reason::P2pMirror),
+        _ if verdict(place).is_ok() => None,
+        _ => Some(Reason::P2pUnreachable),
+    };
+    // The first write settles what can be trusted.
+    write(&runtime, &own, &mut *memory, (0, 0), &pattern(LEN, 1))?;
+    let before = runtime.stats();
+    let new = pattern(LEN, 2);
+    write(&runtime, &own, &mut *memory, (0, 0), &new)?;
+    let stats = runtime.stats().since(&before);
+    let by_p2p = |line: &&Line| line.direction == Direction::Write && line.route == Route::P2p;
+    let p2p: u64 = stats.lines.iter().filter(by_p2p).map(|line| line.bytes).sum();
+    expect("bytes by p2p", p2p, if refused.is_none() { LEN as u64 } else { 0 })?;
+    if let Some(reason) = refused {
+        let told: Vec<Reason> = stats.refused.iter().map(|refused| refused.reason).collect();
+        expect(&format!("{reason} is among {told:?}"), told.contains(&reason), true)?;
+    }
+    let file = File::open(&path)?;
+    chill(&file)?;
+    let mut seen = vec![0; LEN];
+    file.read_exact_at(&mut seen, 0)?;
+    expect_bytes("on storage", &seen, &new)?;
+    remove(&path);
+    Ok(())
 }
 
 /// How the file is open.
