@@ -46,10 +46,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         _ => Command::new(program),
     };
     let suppressions = tools::root().join("tests/soak/races.txt");
-    soak.env("TSAN_OPTIONS", format!("halt_on_error=1 suppressions={}", suppressions.display()));
+    // Into files: helpers with a descriptor table of their own have no standard error.
+    let reports = tools::target()?.join("reports");
+    let _ = std::fs::remove_dir_all(&reports);
+    std::fs::create_dir_all(&reports)?;
+    let log = format!("log_path={}", reports.join("report").display());
+    soak.env("TSAN_OPTIONS", format!("halt_on_error=1 {log} suppressions={}", suppressions.display()));
     // Leaks are looked for by the test itself: what lives as long as the process is no leak.
-    soak.env("ASAN_OPTIONS", "detect_leaks=0:abort_on_error=1");
-    tools::run(soak.args(["--seconds", &args.seconds.to_string()]).args(&args.more))
+    soak.env("ASAN_OPTIONS", format!("detect_leaks=0:abort_on_error=1:{log}"));
+    let done = tools::run(soak.args(["--seconds", &args.seconds.to_string()]).args(&args.more));
+    for report in std::fs::read_dir(&reports)?.flatten() {
+        eprintln!("{}", std::fs::read_to_string(report.path()).unwrap_or_default());
+    }
+    done
 }
 
 fn sanitized(sanitizer: Sanitizer) -> Result<std::path::PathBuf> {
