@@ -205,6 +205,7 @@ mod tests {
             nameless: false,
             mode: 0,
             mtime_ns: 0,
+            ctime_ns: 0,
             kind: spinio_sys::linux::FileKind::Regular,
         };
         advised(200, &stat(1), Advice::Random);

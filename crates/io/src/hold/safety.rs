@@ -7,12 +7,20 @@
 //!   read-only  the file system itself, which can be mounted anew            asked at every use
 //! ```
 //!
+//! The last two may be taken away, the file replaced, and be there again before anybody asks. So they count only with the
+//! times and the length that the file had when it was held: no write leaves all of these as they were. And not on file
+//! systems that others change behind this kernel's back.
+//!
 //! The kernel breaks a lease by force after `/proc/sys/fs/lease-break-time` seconds (45), for instance when the process
 //! was stopped. So the word of a lease is good for a time: it was there at a moment, and from then on nobody writes for
 //! as long as a break takes. As long as that has not run out nobody needs to be asked; then a keeper asks again.
 //!
-//! Known flaw: whoever lowers the break time while a lease is being broken can make that time shorter than it was when we
-//! asked.
+//! Known flaws:
+//! - Whoever lowers the break time while a lease is being broken can make that time shorter than it was when we asked.
+//! - Before Linux 6.13 the time of a change is known to some milliseconds: an attribute that was set, taken away and set
+//!   again within these, with a write of the same length between, is not seen.
+//! - `open` with O_RDONLY and O_TRUNC breaks no lease (Linux): reads see the new length, a map shows old bytes, and nobody
+//!   is told that it is wanted back.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,6 +31,7 @@ use spinio_sys::linux::{self, Fd};
 
 use crate::core::Core;
 use crate::crew::PrivateFd;
+use crate::kernel::Kernel;
 
 /// Why a file cannot be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,12 +111,37 @@ pub(super) enum Safety {
     /// A descriptor of the keepers' table that has the lease, and until when its word is good.
     Lease(Arc<PrivateFd>, AtomicU64),
     Sealed,
-    Immutable,
-    ReadOnly,
+    Immutable(Stamp),
+    ReadOnly(Stamp),
 }
 
-/// File systems whose leases do not bind those who write on other machines or behind the file system's back.
-const UNBOUND: [u64; 5] = [0x6573_5546, 0x0102_1997, 0xff53_4d42, 0xfe53_4d42, 0x5346_414f];
+/// What a file looks like as long as nobody changes it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    changed: i128,
+    modified: i128,
+    size: u64,
+}
+
+impl Stamp {
+    fn of(kernel: &dyn Kernel, fd: Fd) -> Option<Stamp> {
+        let stat = kernel.fstat(fd).ok()?;
+        Some(Stamp { changed: stat.ctime_ns, modified: stat.mtime_ns, size: stat.size })
+    }
+
+    fn is_still(self, core: &Core, fd: Fd) -> bool {
+        Stamp::of(core.kernel, fd) == Some(self)
+    }
+}
+
+/// File systems whose leases do not bind those who write on other machines or behind the file system's back: FUSE, 9p,
+/// SMB, AFS, eCryptfs.
+const UNBOUND: [u64; 6] = [0x6573_5546, 0x0102_1997, 0xff53_4d42, 0xfe53_4d42, 0x5346_414f, 0xf15f];
+
+/// More of them, which have no leases or good ones, but are read-only for this kernel alone: NFS, Ceph, GFS2, OCFS2,
+/// Lustre, GPFS, OrangeFS, Coda, VirtualBox.
+const SHARED: [u64; 9] =
+    [0x6969, 0x00c3_6400, 0x0116_1970, 0x7461_636f, 0x0bd0_0bd0, 0x4750_4653, 0x2003_0528, 0x7375_7245, 0x786f_4256];
 
 /// Memory files (memfd, of ordinary and of huge pages): the kernel does not count the descriptor that makes one among its
 /// writers, so a lease is given though that descriptor can write.
@@ -139,13 +173,19 @@ impl Safety {
             Ok((lease, good)) => return Ok(Safety::Lease(Arc::new(lease), AtomicU64::new(good))),
             Err(errno) => errno,
         };
-        for (safety, holds) in [
-            (Safety::Sealed, linux::is_sealed as fn(Fd) -> bool),
-            (Safety::Immutable, linux::is_immutable),
-            (Safety::ReadOnly, linux::is_superblock_read_only),
-        ] {
-            if holds(fd) {
-                return Ok(safety);
+        if linux::is_sealed(fd) {
+            return Ok(Safety::Sealed);
+        }
+        let magic = kernel.file_system(fd).unwrap_or(0);
+        // Who had it open for writing before may go on writing.
+        let may_change = refused == Errno::AGAIN || UNBOUND.contains(&magic) || SHARED.contains(&magic);
+        // Before the attribute is asked for: from here on a change is seen.
+        if let Some(stamp) = Stamp::of(kernel, fd).filter(|_| !may_change) {
+            if linux::is_immutable(fd) {
+                return Ok(Safety::Immutable(stamp));
+            }
+            if linux::is_superblock_read_only(fd) {
+                return Ok(Safety::ReadOnly(stamp));
             }
         }
         Err(match refused {
@@ -179,8 +219,8 @@ impl Safety {
                 }
             }
             Safety::Sealed => true,
-            Safety::Immutable => linux::is_immutable(fd),
-            Safety::ReadOnly => linux::is_superblock_read_only(fd),
+            Safety::Immutable(stamp) => linux::is_immutable(fd) && stamp.is_still(core, fd),
+            Safety::ReadOnly(stamp) => linux::is_superblock_read_only(fd) && stamp.is_still(core, fd),
         }
     }
 }

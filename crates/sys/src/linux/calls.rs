@@ -150,6 +150,7 @@ pub fn fstat(fd: Fd) -> Result<Stat> {
         nameless: raw.st_nlink == 0,
         mode: raw.st_mode,
         mtime_ns: i128::from(raw.st_mtime as i64) * 1_000_000_000 + i128::from(raw.st_mtime_nsec),
+        ctime_ns: i128::from(raw.st_ctime as i64) * 1_000_000_000 + i128::from(raw.st_ctime_nsec),
         kind,
     })
 }

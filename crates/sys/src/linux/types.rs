@@ -51,6 +51,8 @@ pub struct Stat {
     pub mode: u32,
     /// Modification time in nanoseconds.
     pub mtime_ns: i128,
+    /// Time of the last change of content or attributes, likewise.
+    pub ctime_ns: i128,
     /// What the descriptor names.
     pub kind: FileKind,
 }
