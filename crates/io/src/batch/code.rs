@@ -1,6 +1,7 @@
 //! Compiled code for devices, kept in the user's cache folder.
 //!
-//! Files are opened by keepers, so that no descriptor of ours is ever in the program's table.
+//! Files are opened by keepers, so that no descriptor of ours is ever in the program's table. Code runs with all rights of the
+//! program on its device, so only a file is loaded that no other user can have written, wherever the folder is.
 
 use std::ffi::CString;
 use std::sync::Arc;

@@ -1,18 +1,26 @@
 //! A small file, read whole and replaced whole: who reads it beside sees the old one or the new one.
+//!
+//! Its folder may be one that others can write to. So only a file is believed that nobody else can have written, and none
+//! that is there already is written into.
 
 use std::ffi::{CStr, CString};
 
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
-use super::calls::{close, getpid, gettid, open, pwrite, read};
+use super::calls::{close, fstat, geteuid, getpid, gettid, open, pwrite, read};
 use super::raw::call;
+use super::types::{FileKind, Stat};
 
 type Result<T> = core::result::Result<T, Errno>;
 
-/// The bytes of a file of at most `most`.
+/// The bytes of a file of at most `most`, ours or root's, that nobody else may write. EPERM: it is not.
 pub fn read_whole(path: &CStr, most: usize) -> Result<Vec<u8>> {
-    let fd = open(path, (k::O_RDONLY | k::O_NONBLOCK) as i32, 0)?;
+    let fd = open(path, (k::O_RDONLY | k::O_NONBLOCK | k::O_NOFOLLOW) as i32, 0)?;
+    if let Err(errno) = fstat(fd).and_then(|stat| is_ours(&stat)) {
+        let _ = close(fd);
+        return Err(errno);
+    }
     let mut bytes = vec![0u8; most + 1];
     let mut got = 0;
     let ended = loop {
@@ -33,6 +41,11 @@ pub fn read_whole(path: &CStr, most: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+fn is_ours(stat: &Stat) -> Result<()> {
+    let trusted = stat.kind == FileKind::Regular && (stat.uid == geteuid() || stat.uid == 0);
+    if trusted && stat.mode & 0o022 == 0 { Ok(()) } else { Err(Errno::PERM) }
+}
+
 /// Puts a file there, whole or not at all, readable by its owner alone; folders on the way are made.
 pub fn replace(path: &CStr, bytes: &[u8]) -> Result<()> {
     let name = path.to_bytes();
@@ -43,7 +56,10 @@ pub fn replace(path: &CStr, bytes: &[u8]) -> Result<()> {
     }
     let aside = CString::new([name, format!(".{}-{}", getpid(), gettid()).as_bytes()].concat());
     let aside = aside.map_err(|_| Errno::INVAL)?;
-    let fd = open(&aside, (k::O_WRONLY | k::O_CREAT | k::O_TRUNC | k::O_NOFOLLOW) as i32, 0o600)?;
+    // One that a process of this number has left, or that somebody has laid there for us to write into.
+    // SAFETY: NUL-terminated and alive across the call.
+    let _ = unsafe { call(k::__NR_unlink, [aside.as_ptr() as usize, 0, 0, 0, 0, 0]) };
+    let fd = open(&aside, (k::O_WRONLY | k::O_CREAT | k::O_EXCL | k::O_NOFOLLOW) as i32, 0o600)?;
     let mut done = 0;
     let mut written = Ok(());
     while done < bytes.len() {
@@ -83,6 +99,36 @@ mod tests {
         assert_eq!(read_whole(&path, 5).unwrap(), b"three");
         assert_eq!(read_whole(&path, 4), Err(Errno::FBIG));
         assert_eq!(std::fs::read_dir(folder.join("a/b")).unwrap().count(), 1, "nothing is left beside it");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_others_may_write_is_not_believed_and_nothing_is_written_into() {
+        use std::os::unix::fs::{PermissionsExt, chown, symlink};
+        let folder = std::env::temp_dir().join(format!("spinio-others-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        let named = |name: &str| CString::new(format!("{}/{name}", folder.display())).unwrap();
+        replace(&named("file"), b"ours").unwrap();
+        let set = |mode| std::fs::set_permissions(folder.join("file"), PermissionsExt::from_mode(mode)).unwrap();
+        for (mode, told) in [(0o644, Ok(b"ours".to_vec())), (0o664, Err(Errno::PERM)), (0o602, Err(Errno::PERM))] {
+            set(mode);
+            assert_eq!(read_whole(&named("file"), 10), told, "{mode:o}");
+        }
+        set(0o600);
+        symlink("file", folder.join("link")).unwrap();
+        assert_eq!(read_whole(&named("link"), 10), Err(Errno::LOOP));
+        let aside = folder.join(format!("file.{}-{}", getpid(), gettid()));
+        std::fs::hard_link(folder.join("file"), &aside).unwrap();
+        std::fs::hard_link(folder.join("file"), folder.join("other")).unwrap();
+        replace(&named("file"), b"new").unwrap();
+        assert_eq!(
+            (read_whole(&named("other"), 10), read_whole(&named("file"), 10)),
+            (Ok(b"ours".to_vec()), Ok(b"new".to_vec()))
+        );
+        match chown(folder.join("file"), Some(65_534), None) {
+            Ok(()) => assert_eq!(read_whole(&named("file"), 10), Err(Errno::PERM)),
+            Err(e) => eprintln!("skipped: cannot give files away: {e}"),
+        }
         std::fs::remove_dir_all(folder).unwrap();
     }
 }
