@@ -7,8 +7,16 @@ use crate::sync::{Condvar, Mutex, lock};
 
 /// Counts the threads that are at work on something, and lets nobody in once it is over.
 pub(crate) struct Gate {
-    state: Mutex<(usize, bool)>,
+    state: Mutex<State>,
     empty: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    inside: usize,
+    closed: bool,
+    /// Somebody panicked inside: what he had taken in hand is lost.
+    broken: bool,
 }
 
 /// A thread inside.
@@ -16,34 +24,46 @@ pub(crate) struct Inside<'a>(&'a Gate);
 
 impl Gate {
     pub(crate) fn new() -> Gate {
-        Gate { state: Mutex::new((0, false)), empty: Condvar::new() }
+        Gate { state: Mutex::new(State::default()), empty: Condvar::new() }
     }
 
     /// Goes in; `None` if it is too late.
     pub(crate) fn enter(&self) -> Option<Inside<'_>> {
         let mut state = lock(&self.state);
-        if state.1 {
+        if state.closed {
             return None;
         }
-        state.0 += 1;
+        state.inside += 1;
         Some(Inside(self))
     }
 
     /// Nobody comes in any more; waits until those inside have left.
+    ///
+    /// # Panics
+    /// If one of them did: better no answer than one that counts bytes which never came.
     pub(crate) fn close(&self) {
         let mut state = lock(&self.state);
-        state.1 = true;
-        while state.0 > 0 {
+        state.closed = true;
+        while state.inside > 0 {
             state = self.empty.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        let broken = state.broken;
+        drop(state);
+        assert!(!broken, "a helper of this batch panicked");
+    }
+
+    /// Whether somebody panicked inside.
+    pub(crate) fn is_broken(&self) -> bool {
+        lock(&self.state).broken
     }
 }
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
-        state.0 -= 1;
-        if state.0 == 0 {
+        state.inside -= 1;
+        state.broken |= std::thread::panicking();
+        if state.inside == 0 {
             self.0.empty.notify_all();
         }
     }
@@ -112,5 +132,26 @@ mod interleavings {
             }
             helpers.into_iter().for_each(|helper| helper.join().unwrap());
         });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::panic::catch_unwind;
+
+    use super::*;
+
+    #[test]
+    fn a_helper_that_panics_is_no_success() {
+        let gate = Gate::new();
+        drop(gate.enter());
+        assert!(!gate.is_broken());
+        let helped = catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _inside = gate.enter();
+            std::panic::resume_unwind(Box::new("planned"));
+        }));
+        assert!(helped.is_err() && gate.is_broken());
+        assert!(catch_unwind(std::panic::AssertUnwindSafe(|| gate.close())).is_err());
+        assert!(gate.enter().is_none());
     }
 }

@@ -173,7 +173,13 @@ impl Storage {
                 continue;
             }
             self.call_helpers();
-            let Some(landed) = self.landed() else { continue };
+            let Some(landed) = self.landed() else {
+                if self.gate.is_broken() {
+                    // What it had in hand never lands.
+                    break;
+                }
+                continue;
+            };
             out -= 1;
             let page = pages[landed.load].take();
             self.deliver(landed, page, &mut pens, &mut missed);

@@ -1,6 +1,9 @@
 //! A batch that goes on while the program does something else.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use spinio_sys::Errno;
 
 use crate::batch::{Done, Sorted};
 use crate::core::Core;
@@ -33,7 +36,12 @@ impl Shared {
         }
         let State::Waiting(sorted) = std::mem::replace(&mut *state, State::Running) else { return };
         drop(state);
-        let done = sorted.run();
+        let list = sorted.work.list;
+        // Who waits must hear of it, whatever happens.
+        let done = catch_unwind(AssertUnwindSafe(|| sorted.run())).unwrap_or_else(|_| {
+            (0..list.len()).for_each(|i| list.set(i, -i64::from(Errno::IO.raw_os_error())));
+            Done { bytes: 0, failed: list.len() }
+        });
         *lock(&self.state) = State::Done(done);
         self.changed.notify_all();
     }
