@@ -78,7 +78,10 @@ pub fn as_ordinary_user(place: &Path) -> Command {
         return spinio();
     }
     let copy = place.join("spinio");
-    std::fs::copy(env!("CARGO_BIN_EXE_spinio"), &copy).unwrap();
+    // By another process: a child that another test starts meanwhile would have our descriptor of the copy open for
+    // writing for a moment, and what is open for writing cannot be run.
+    let copied = std::process::Command::new("cp").arg(env!("CARGO_BIN_EXE_spinio")).arg(&copy).status().unwrap();
+    assert!(copied.success());
     std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = std::process::Command::new(copy);
     command.uid(65534).gid(65534).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
