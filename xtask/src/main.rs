@@ -6,6 +6,7 @@
 //!   docs                                         writes docs/settings.md, or checks it
 //!   python                                       the wheel, its types and its tests
 //!   vm, preload-suite, interleavings             the suites that are no `cargo test`
+//!   miri                                         pure code under an interpreter that notices undefined behaviour
 //!   fuzz                                         hostile input for the parsers, the planner and the C API
 //!   soak                                         the stress test, plain or under a sanitizer
 //!   stats-cost                                   what counting and tracing cost a device read
@@ -23,6 +24,7 @@ mod gpu_pack;
 mod host_cost;
 mod interleavings;
 mod layers;
+mod miri;
 mod preload_suite;
 mod python;
 mod sizes;
@@ -59,6 +61,8 @@ enum Chore {
     PreloadSuite(preload_suite::Args),
     /// Run the models of what threads share, in every order in which they can meet
     Interleavings,
+    /// Run what needs no kernel under Miri
+    Miri,
     /// Give hostile input to the parsers, the planner and the C API
     Fuzz(fuzz::Args),
     /// Run the stress test, plain or under a sanitizer
@@ -80,6 +84,7 @@ fn main() -> ExitCode {
         Chore::Vm(args) => vm::run(&args),
         Chore::PreloadSuite(args) => preload_suite::run(&args),
         Chore::Interleavings => interleavings::run(),
+        Chore::Miri => miri::run(),
         Chore::Fuzz(args) => fuzz::run(&args),
         Chore::Soak(args) => soak::run(&args),
         Chore::HostCost(args) => host_cost::run(&args),
