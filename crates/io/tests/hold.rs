@@ -507,6 +507,9 @@ fn a_map_is_read_by_the_programs_own_kernels_and_keeps_writers_waiting() {
         return;
     }
     assert_eq!(runtime.map(subject.fd(), 10, SIZE as u64, device).unwrap_err(), NotHeld::Range);
+    let other = Runtime::new(settings());
+    assert_eq!(other.map(subject.fd(), u64::MAX, 2, device).unwrap_err(), NotHeld::Range);
+    assert!(!other.is_held(subject.fd()), "held for nothing");
     let mapped = runtime.map(subject.fd(), 5000, 3 << 19, device).unwrap();
     assert!(!mapped.is_wanted_back());
     let mut all = Sum { from: mapped.address() as *const u8, len: mapped.len() as usize, sum: 0 };

@@ -70,13 +70,18 @@ impl Runtime {
     pub fn map(&self, fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<Mapped, NotHeld> {
         let core = self.core();
         let stat = core.kernel.fstat(fd).map_err(NotHeld::Descriptor)?;
+        let inside = |size: u64| len > 0 && offset.checked_add(len).is_some_and(|end| end <= size);
+        // Before the file is held for nothing.
+        if !inside(stat.size) {
+            return Err(NotHeld::Range);
+        }
         if core.holds.find((stat.dev, stat.ino)).is_none_or(|hold| hold.users.is_closing()) {
             core.holds.hold(core, fd, Some(device))?;
         }
         let hold = core.holds.find((stat.dev, stat.ino)).ok_or(NotHeld::Gone)?;
         let mut using = core.holds.enter_hold(core, fd, hold, device)?;
         using.become_map();
-        if len == 0 || offset.checked_add(len).is_none_or(|end| end > using.size()) {
+        if !inside(using.size()) {
             return Err(NotHeld::Range);
         }
         let address = using.on.contiguous(offset, len).ok_or(NotHeld::NoDevice)?;
