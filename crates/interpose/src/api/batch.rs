@@ -30,11 +30,9 @@ unsafe extern "C-unwind" fn spinio_batch_file(
 ) -> isize {
     guard::cancellation_point();
     guard::call(|| {
-        // SAFETY: the header asks for `count` of each, which nobody writes meanwhile.
-        let (offsets, sizes, buffers) =
-            unsafe { (slice(offsets.cast_mut(), count)?, slice(sizes.cast_mut(), count)?, buffers) };
-        // SAFETY: as above; an address is a number of 64 bits.
-        let addresses = unsafe { slice(buffers.cast_mut().cast::<u64>(), count) }?;
+        // SAFETY: the header asks for `count` of each, which nobody writes meanwhile; an address is a number of 64 bits.
+        let (offsets, sizes, addresses) =
+            unsafe { (shared(offsets, count)?, shared(sizes, count)?, shared(buffers.cast::<u64>(), count)?) };
         many(fd, Each::Of(offsets), Each::Of(sizes), Each::Of(addresses), results, count)
     })
 }
@@ -51,7 +49,7 @@ unsafe extern "C-unwind" fn spinio_batch_fixed(
     guard::cancellation_point();
     guard::call(|| {
         // SAFETY: the header asks for `count` offsets, which nobody writes meanwhile.
-        let offsets = unsafe { slice(offsets.cast_mut(), count) }?;
+        let offsets = unsafe { shared(offsets, count) }?;
         let size = size as u64;
         many(fd, Each::Of(offsets), Each::Same(size), Each::Step(buffer as u64, size), results, count)
     })
@@ -117,9 +115,23 @@ unsafe fn slice<'a, T>(at: *mut T, count: usize) -> Result<&'a mut [T], Failure>
     if count == 0 {
         return Ok(&mut []);
     }
-    if at.is_null() || !at.is_aligned() || count > isize::MAX as usize / size_of::<T>() {
-        return Err(Failure::Errno(libc::EINVAL));
-    }
+    can_be(at, count)?;
     // SAFETY: neither null nor misaligned; the rest is the caller's word.
     Ok(unsafe { core::slice::from_raw_parts_mut(at, count) })
+}
+
+/// # Safety
+/// `at` must be null or have `count` values that nobody writes as long; several arrays may be one.
+unsafe fn shared<'a, T>(at: *const T, count: usize) -> Result<&'a [T], Failure> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    can_be(at, count)?;
+    // SAFETY: neither null nor misaligned; the rest is the caller's word.
+    Ok(unsafe { core::slice::from_raw_parts(at, count) })
+}
+
+fn can_be<T>(at: *const T, count: usize) -> Result<(), Failure> {
+    let refused = at.is_null() || !at.is_aligned() || count > isize::MAX as usize / size_of::<T>();
+    if refused { Err(Failure::Errno(libc::EINVAL)) } else { Ok(()) }
 }
