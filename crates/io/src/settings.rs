@@ -393,9 +393,11 @@ impl Settings {
         (s, complaints)
     }
 
-    /// The settings of this process.
+    /// The settings of this process. A program that has more rights than who started it (setuid) believes none of its
+    /// environment: it names files to be written, and code for the GPU.
     pub fn from_env() -> (Settings, Vec<String>) {
-        Settings::read(|name| std::env::var(name).ok())
+        let believed = !linux::has_gained_rights();
+        Settings::read(|name| std::env::var(name).ok().filter(|_| believed))
     }
 
     /// The settings of this process as they were when it was loaded, if anybody asked then, else as they are now.

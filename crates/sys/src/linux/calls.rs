@@ -349,6 +349,12 @@ pub fn geteuid() -> u32 {
     unsafe { call(k::__NR_geteuid, [0; 6]) }.unwrap_or(0) as u32
 }
 
+/// Whether this program has gained rights by being executed (setuid, setgid, file capabilities).
+pub fn has_gained_rights() -> bool {
+    // SAFETY: reads a vector that the kernel has laid out before the program began.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
 /// `gettid`.
 pub fn gettid() -> u32 {
     // SAFETY: no memory is involved, and the call cannot fail.
