@@ -89,6 +89,11 @@ pub trait Kernel: Send + Sync + 'static {
         linux::descriptor_of(tid, fd)
     }
 
+    /// Whether the open file holds a lease of any kind.
+    fn is_leased(&self, fd: Fd) -> bool {
+        linux::has_lease(fd)
+    }
+
     /// `close`.
     fn close(&self, fd: Fd) {
         let _ = linux::close(fd);

@@ -42,6 +42,11 @@ const OWN: Fd = 1 << 28;
 
 type Result<T> = core::result::Result<T, Errno>;
 
+/// Whether a request means a file of SPIN's own by this number.
+pub(crate) fn is_own(fd: Fd) -> bool {
+    fd >= OWN
+}
+
 /// The kernel, for descriptors of two tables.
 #[derive(Default)]
 pub(crate) struct Tables {
@@ -131,6 +136,10 @@ impl Kernel for Tables {
             // As above.
             false => linux::duplicate_from(fd - OWN, 0),
         }
+    }
+
+    fn is_leased(&self, fd: Fd) -> bool {
+        self.on(fd, |fd| Ok(Linux.is_leased(fd))) == Ok(true)
     }
 
     fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>> {

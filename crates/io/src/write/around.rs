@@ -84,6 +84,10 @@ impl Write<'_> {
         let (Some(offset), Some(keepers), Some(device)) = (self.at, self.core.keepers(), self.device()) else {
             return self.plain();
         };
+        // Any opening would break it, also one that only looks.
+        if self.core.kernel.is_leased(self.fd) {
+            return self.plain();
+        }
         let Ok(file) = self.core.files.get(self.core.kernel, keepers, self.fd, self.stat) else { return self.plain() };
         let mut prospect = Prospect {
             core: self.core,
@@ -164,8 +168,7 @@ impl Write<'_> {
     /// Whether a descriptor of ours may write here.
     fn may_open_twin(&self, file: &File, offset: u64) -> core::result::Result<(), Reason> {
         file.direct.as_ref().map_err(|reason| *reason)?;
-        let within = offset + self.len as u64 <= linux::file_size_limit();
-        if within && !linux::has_lease(self.fd) { Ok(()) } else { Err(Reason::OwnOnly) }
+        if offset + self.len as u64 <= linux::file_size_limit() { Ok(()) } else { Err(Reason::OwnOnly) }
     }
 
     /// A descriptor for this write alone.

@@ -121,9 +121,6 @@ impl Write<'_> {
                 Ok(portion) => portion,
                 Err(error) => break Err(error),
             };
-            if done > 0 && !self.is_same_file() {
-                break Ok(());
-            }
             let end = done + portion.len;
             next = (end < range.end).then(|| gather(end, most));
             match self.call(hand, &portion.vectors, at) {

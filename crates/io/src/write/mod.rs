@@ -56,6 +56,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
 use crate::core::Core;
+use crate::own::is_own;
 use crate::staging::BLOCK;
 use crate::stats::{Direction, Watch};
 use crate::{Error, Runtime, Target};
@@ -162,7 +163,9 @@ impl Write<'_> {
     /// Whether the descriptor still names the file that this write began with: another thread may have closed it and
     /// opened another file as the same number.
     fn is_same_file(&self) -> bool {
-        self.core.kernel.fstat(self.fd).is_ok_and(|s| (s.dev, s.ino) == (self.stat.dev, self.stat.ino))
+        // Nobody closes SPIN's own.
+        let same = |s: Stat| (s.dev, s.ino) == (self.stat.dev, self.stat.ino);
+        is_own(self.fd) || self.core.kernel.fstat(self.fd).is_ok_and(same)
     }
 }
 

@@ -68,6 +68,8 @@ impl Write<'_> {
         let vectors = &vectors[..vectors.len().min(MOST_VECTORS)];
         let (kernel, route, flags) = (self.core.kernel, hand.route, self.flags);
         match hand.twin {
+            // Gathering may have waited for the device for long, and another thread have closed the descriptor.
+            None if !self.is_same_file() => Err(Errno::BADF),
             // SAFETY: gathered memory and device memory stay for the write; host parts are the program's, for the
             // kernel to judge.
             None => unsafe { kernel.pwritev(route, self.fd, vectors, at, flags) },

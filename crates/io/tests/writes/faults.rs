@@ -5,11 +5,13 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use spinio_device::ErrorKind;
+use spinio_io::kernel::Kernel;
 use spinio_io::{Runtime, Settings};
 use spinio_plan::{Reason, Route};
-use spinio_sys::Errno;
+use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, file, place, within};
 
@@ -150,6 +152,38 @@ fn a_call_of_the_kernel_fails_or_is_short() {
         }
     }
     assert!(hits > 100, "only {hits} calls failed: the faults do not reach the writes");
+}
+
+/// Gives the descriptor to another file while a write of it is being gathered.
+struct Replaced {
+    asked: AtomicUsize,
+    by: i32,
+}
+
+impl Kernel for Replaced {
+    fn flags(&self, fd: i32) -> Result<i32, Errno> {
+        // First before anything is done, then while the bytes are on their way.
+        if self.asked.fetch_add(1, SeqCst) == 1 {
+            // SAFETY: both are this test's own.
+            unsafe { libc::dup2(self.by, fd) };
+        }
+        linux::flags(fd)
+    }
+}
+
+#[test]
+fn a_number_that_another_file_has_got_meanwhile_is_not_written() {
+    let place = place::on("tree").unwrap();
+    let buffer = Buffer::new(emulated("size=64M"), 1 << 20);
+    let (ours, other) = (file::written(&place.file("ours"), 1 << 20), file::written(&place.file("other"), 1 << 20));
+    let kernel = Box::leak(Box::new(Replaced { asked: AtomicUsize::new(0), by: other.as_raw_fd() }));
+    let runtime = Runtime::with_kernel(Settings::default(), kernel);
+    let error = runtime.write(ours.as_raw_fd(), Some(0), buffer.target(0), 1 << 20).unwrap_err();
+    assert_eq!(error.kind.errno(), Errno::BADF);
+    assert!(kernel.asked.load(SeqCst) > 1);
+    let mut seen = vec![0; 1 << 20];
+    other.read_exact_at(&mut seen, 0).unwrap();
+    assert!(seen == file::bytes(0, 1 << 20, 0));
 }
 
 /// A file system of 16 MiB, for root only.
