@@ -16,6 +16,7 @@
 //! files. Bytes that the file loses between the question for its size and the read arrive as zeros; the result tells.
 
 use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -223,9 +224,17 @@ struct Turn(Arc<Upload>, usize);
 unsafe extern "C" fn take_turn(turn: *mut c_void) {
     // SAFETY: the caller's promise.
     let Turn(upload, piece) = *unsafe { Box::from_raw(turn.cast::<Turn>()) };
-    match piece < upload.pieces() {
+    let turn = || match piece < upload.pieces() {
         true => upload.reached(piece),
         false => upload.over(),
+    };
+    // Nothing may unwind into the driver. Whoever waits hears of it: a later turn cannot make it right.
+    if catch_unwind(AssertUnwindSafe(turn)).is_err() {
+        lock(&upload.state).good = 0;
+        lock(&upload.state).error = Some(Errno::IO);
+        if piece == upload.pieces() {
+            upload.result.0.value.store(-(Errno::IO.raw_os_error() as isize), Release);
+        }
     }
 }
 
