@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use spinio_io::runtime;
 use spinio_sys::linux;
@@ -73,6 +73,11 @@ fn mine() -> Option<Arc<Slot>> {
     (slot.owner == me()).then_some(slot)
 }
 
+/// A function that the session calls has called the session.
+fn in_use(operation: &'static str) -> Error {
+    Error::new(ErrorKind::AlreadyBegun, operation, "the session is in use: it is running a pipeline")
+}
+
 /// Begins a session of the calling thread, under a number of the caller's choice.
 pub fn begin(thread: i32, output: Option<&Path>) -> Result<(), Error> {
     if mine().is_some() {
@@ -80,30 +85,42 @@ pub fn begin(thread: i32, output: Option<&Path>) -> Result<(), Error> {
         let why = format!("this thread has begun as {number} and not ended that");
         return Err(Error::new(ErrorKind::AlreadyBegun, "begin", why));
     }
-    let table = Table::get();
-    let left = {
-        let mut slots = table.slots();
-        match slots.get(&thread) {
-            Some(slot) if linux::is_thread(slot.owner.0) && slot.owner.0 != me().0 => {
-                let why = format!("another thread has begun as {thread} and not ended that");
-                return Err(Error::new(ErrorKind::AlreadyBegun, "begin", why));
-            }
-            _ => slots.remove(&thread),
-        }
-    };
     // Its bytes are written, as far as that goes; nobody is there to be told.
+    let left = left_behind(&mut Table::get().slots(), thread)?;
     drop(left);
     let session = Mutex::new(Session::begin(runtime(), output)?);
-    table.slots().insert(thread, Arc::new(Slot { owner: me(), session }));
+    let slot = Arc::new(Slot { owner: me(), session });
+    let mut slots = Table::get().slots();
+    // Another thread may have begun meanwhile.
+    let left = left_behind(&mut slots, thread)?;
+    slots.insert(thread, slot);
+    drop(slots);
+    drop(left);
     BEGUN.set(Some(thread));
     Ok(())
+}
+
+/// What a thread that is no more has left under a number, taken out; an error if a living one has begun as that.
+fn left_behind(slots: &mut HashMap<i32, Arc<Slot>>, thread: i32) -> Result<Option<Arc<Slot>>, Error> {
+    match slots.get(&thread) {
+        Some(slot) if linux::is_thread(slot.owner.0) && slot.owner.0 != me().0 => {
+            let why = format!("another thread has begun as {thread} and not ended that");
+            Err(Error::new(ErrorKind::AlreadyBegun, "begin", why))
+        }
+        _ => Ok(slots.remove(&thread)),
+    }
 }
 
 /// Does something with the session of the calling thread; `operation` is for the error if it has none.
 pub fn current<T>(operation: &'static str, f: impl FnOnce(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
     let none = || Error::new(ErrorKind::NoSession, operation, "this thread has no session: it has not begun, or ended");
     let slot = mine().ok_or_else(none)?;
-    let mut session = slot.session.lock().unwrap_or_else(PoisonError::into_inner);
+    // Nobody else gets here, so who finds it locked is called by the session itself: a pipeline's function.
+    let mut session = match slot.session.try_lock() {
+        Ok(session) => session,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return Err(in_use(operation)),
+    };
     f(&mut session)
 }
 
@@ -120,11 +137,13 @@ pub fn end(thread: i32) -> Result<Report, Error> {
             let why = format!("another thread has begun as {thread}");
             return Err(Error::new(ErrorKind::NotYours, "end", why));
         }
+        // Its own thread is inside a call, which takes it with the table locked.
+        if Arc::strong_count(slot) > 1 {
+            return Err(in_use("end"));
+        }
         slots.remove(&thread)
     };
     BEGUN.set(None);
-    let alone = slot.and_then(Arc::into_inner);
-    let busy = || Error::new(ErrorKind::AlreadyBegun, "end", "the session is in use");
-    let session = alone.ok_or_else(busy)?.session.into_inner().unwrap_or_else(PoisonError::into_inner);
-    session.end()
+    let alone = slot.and_then(Arc::into_inner).ok_or_else(|| in_use("end"))?;
+    alone.session.into_inner().unwrap_or_else(PoisonError::into_inner).end()
 }

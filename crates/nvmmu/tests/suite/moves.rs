@@ -157,3 +157,40 @@ fn a_file_that_may_not_be_read_can_be_written() {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     assert_eq!(fs::read(&path).unwrap()[100..], bytes(5000, 2));
 }
+
+#[test]
+fn a_function_that_a_session_calls_is_told_that_it_is_in_use() {
+    spinio_nvmmu::begin(90, None).unwrap();
+    spinio_nvmmu::current("run", |_| {
+        let error = spinio_nvmmu::current("move", |_| Ok(())).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::AlreadyBegun);
+        assert!(error.to_string().starts_with("Cannot move: the session is in use"), "{error}");
+        assert_eq!(spinio_nvmmu::end(90).unwrap_err().kind, ErrorKind::AlreadyBegun);
+        Ok(())
+    })
+    .unwrap();
+    spinio_nvmmu::end(90).unwrap();
+}
+
+#[test]
+fn of_threads_that_begin_under_one_number_one_has_it() {
+    for round in 0..20 {
+        let start = std::sync::Barrier::new(4);
+        let left = std::sync::Barrier::new(4);
+        let begun: u32 = std::thread::scope(|scope| {
+            let one = || {
+                start.wait();
+                let begun = spinio_nvmmu::begin(91, None).is_ok();
+                left.wait();
+                let has = spinio_nvmmu::current("move", |_| Ok(())).is_ok();
+                left.wait();
+                let ended = spinio_nvmmu::end(91).is_ok();
+                assert_eq!((has, ended), (begun, begun));
+                u32::from(begun)
+            };
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(one)).collect();
+            threads.into_iter().map(|t| t.join().unwrap()).sum()
+        });
+        assert_eq!(begun, 1, "round {round}");
+    }
+}
