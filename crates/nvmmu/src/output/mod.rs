@@ -161,6 +161,7 @@ impl Output {
             let bytes = span.range.end - span.range.start;
             match span.piece {
                 Piece::Whole => {
+                    self.make_way(&span.range)?;
                     self.stripes.drop_touching(&span.range);
                     self.whole += bytes;
                     let parts = shape.requests(span.range, REQUEST);
@@ -168,6 +169,7 @@ impl Output {
                         .extend(parts.map(|r| (r.start, Part::Device(device(r.start), (r.end - r.start) as usize))));
                 }
                 Piece::Part(stripe) => {
+                    self.make_way(&(stripe..stripe + array.width))?;
                     let inside = span.range.start - stripe..span.range.end - stripe;
                     let into = self.stripes.at(stripe, array.width);
                     let fetched = self.runtime.fetch(device(span.range.start), into.room(inside.clone()));
@@ -186,7 +188,14 @@ impl Output {
             }
         }
         let complete = self.stripes.take(Stripe::is_all_new);
-        self.write_stripes(requests, &complete)?;
+        let only_gathered = requests.is_empty();
+        if let Err(error) = self.write_stripes(requests, &complete) {
+            // What earlier downloads brought is not lost with this one.
+            self.write_loose(&complete)?;
+            if !only_gathered {
+                return Err(error);
+            }
+        }
         // Behind the stripes: where blocks are smaller than pages, a stripe may end within a page, and the kernel would
         // first have to write back what stands in it.
         for range in loose {
@@ -195,6 +204,16 @@ impl Output {
         }
         if self.stripes.memory() > GATHER && self.stripes.new_bytes() > 0 {
             self.write_gathered()?;
+        }
+        Ok(())
+    }
+
+    /// Sees to it that no stripe in memory lies across a border of a range. Where one does, the file has got another
+    /// place on the device since that was begun; its bytes are older than what comes, so they go first.
+    fn make_way(&mut self, range: &Range<u64>) -> Result<(), Error> {
+        if self.stripes.cross(range) {
+            self.write_gathered()?;
+            self.stripes.drop_touching(range);
         }
         Ok(())
     }
@@ -275,7 +294,10 @@ impl Output {
         let Way::Striped { array, lease: Some(_), .. } = &self.way else { return };
         let width = array.width;
         for (stripe, at, old) in self.preparation.finish() {
-            self.stripes.at(stripe, width).fill_old(at, &old);
+            // What lies across has bytes that the file had not when it was read.
+            if !self.stripes.cross(&(stripe..stripe + width)) {
+                self.stripes.at(stripe, width).fill_old(at, &old);
+            }
         }
         self.beyond |= self.preparation.went_beyond();
         if let Some(surveyed) = self.preparation.surveyed() {
@@ -305,7 +327,10 @@ impl Output {
             let known = self.stripes.take(|s| s.is_known() && s.new_bytes() > 0);
             if !known.is_empty() {
                 match lease.while_held(|| self.write_prepared(&known)) {
-                    Some(wrote) => wrote?,
+                    Some(Ok(())) => {}
+                    // A limit that only the whole stripe meets, a bad block beside the bytes: as any program would. If
+                    // that fails too, it says why.
+                    Some(Err(_)) => self.write_loose(&known)?,
                     None => {
                         self.leave_neighbours("somebody opened the file");
                         self.write_loose(&known)?;
@@ -323,22 +348,23 @@ impl Output {
         let size = size.map_err(|e| Error::kernel(e, "write", &self.path))?;
         let new_end = stripes.iter().flat_map(|(at, s)| s.new_ranges().map(move |r| at + r.end)).max().unwrap_or(0);
         let end = stripes.iter().map(|(at, s)| at + s.bytes().len() as u64).max().unwrap_or(0);
-        self.neighbours += stripes.iter().map(|(_, s)| s.bytes().len() as u64 - s.new_bytes()).sum::<u64>();
-        self.write_stripes(Vec::new(), stripes)?;
-        let wanted = size.max(new_end);
+        let wrote = self.write_stripes(Vec::new(), stripes);
+        let wanted = if wrote.is_ok() { size.max(new_end) } else { size };
         if end > wanted {
-            // The last stripe reaches beyond the end: nobody can have seen it.
+            // The last stripe reaches beyond the end: nobody can have seen it. Also where it was written in part.
             let cut = self.file.call(move |fd| linux::ftruncate(fd, wanted));
             cut.map_err(|e| Error::kernel(e, "write", &self.path))?;
             self.surveyed = None;
         }
-        Ok(())
+        if wrote.is_ok() {
+            self.neighbours += stripes.iter().map(|(_, s)| s.bytes().len() as u64 - s.new_bytes()).sum::<u64>();
+        }
+        wrote
     }
 
     /// Requests and complete stripes, directly and together.
     fn write_stripes(&mut self, mut requests: Vec<(u64, Part)>, stripes: &[(u64, Stripe)]) -> Result<(), Error> {
         requests.extend(stripes.iter().map(|(at, s)| (*at, Part::Host(s.bytes().as_ptr(), s.bytes().len()))));
-        self.whole += stripes.iter().map(|(_, s)| s.bytes().len() as u64).sum::<u64>();
         if requests.is_empty() {
             return Ok(());
         }
@@ -348,6 +374,7 @@ impl Output {
         let wrote = self.runtime.write_apart(&self.file, &requests, route);
         let back = if direct { self.file.call(|fd| set_direct(fd, false)) } else { Ok(()) };
         wrote.map_err(|e| self.failed(&e))?;
+        self.whole += stripes.iter().map(|(_, s)| s.bytes().len() as u64).sum::<u64>();
         back.map_err(|e| Error::kernel(e, "write", &self.path))
     }
 

@@ -101,6 +101,13 @@ impl Stripes {
         self.by_start.range(..range.end).any(|(at, s)| at + s.width as u64 > range.start)
     }
 
+    /// Whether a stripe lies across a border of a range.
+    pub(super) fn cross(&self, range: &Range<u64>) -> bool {
+        let end = |(at, stripe): (&u64, &Stripe)| at + stripe.width as u64;
+        let mut touching = self.by_start.range(..range.end).rev().take_while(|&entry| end(entry) > range.start);
+        touching.any(|entry| *entry.0 < range.start || end(entry) > range.end)
+    }
+
     /// Drops the stripes that have bytes of a range.
     pub(super) fn drop_touching(&mut self, range: &Range<u64>) {
         self.by_start.retain(|at, s| *at >= range.end || at + s.width as u64 <= range.start);
@@ -154,6 +161,25 @@ mod tests {
         assert!(stripe.is_all_new());
         assert_eq!(stripes.take(Stripe::is_all_new).len(), 1);
         assert_eq!(stripes.memory(), 0);
+    }
+
+    #[test]
+    fn a_stripe_lies_across_a_border_or_does_not() {
+        let mut stripes = Stripes::default();
+        stripes.at(8192, 8192).brought(0..1);
+        stripes.at(32_768, 8192).brought(0..1);
+        for (range, crosses) in [
+            (0..8192, false),
+            (0..8193, true),
+            (8192..16_384, false),
+            (8192..16_383, true),
+            (12_288..20_480, true),
+            (16_384..32_768, false),
+            (0..65_536, false),
+            (36_864..65_536, true),
+        ] {
+            assert_eq!(stripes.cross(&range), crosses, "{range:?}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::common::{Buffer, bytes, runtime};
 use proptest::prelude::*;
@@ -214,5 +215,37 @@ fn the_file_ends_where_the_last_byte_is() {
         // And has no room beyond it that nobody uses.
         use std::os::unix::fs::MetadataExt;
         assert!(fs::metadata(&path).unwrap().blocks() * 512 <= got.len() as u64 + (1 << 20));
+    }
+}
+
+#[test]
+fn a_stripe_that_does_not_go_in_whole_is_written_as_it_comes() {
+    let Some(folder) = folder() else { return };
+    let path = folder.path().join("out");
+    let base = 1u64 << 30;
+    fs::File::create(&path).unwrap().set_len(base).unwrap();
+    // The stripe that the bytes end in reaches beyond what a file may be long, the bytes do not.
+    let limit = |bytes: String| {
+        let own = std::process::id().to_string();
+        let set = Command::new("prlimit").args(["--pid", &own, &format!("--fsize={bytes}:")]).status();
+        set.is_ok_and(|status| status.success())
+    };
+    let device = Buffer::holding(&bytes(9000, 6));
+    for at in [base, base + WIDTH / 2] {
+        let mut session = begin(&path);
+        session.expect(at, 9000);
+        if !limit((at + 9000).to_string()) {
+            eprintln!("skipped: no limit can be set");
+            return;
+        }
+        let moved = session.move_range(&path, device.at(0), at, 9000, Download);
+        let ended = session.end();
+        assert!(limit("unlimited".to_owned()));
+        let report = moved.and(ended).unwrap();
+        assert_eq!((report.promise, report.loose, report.neighbours), (Promise::Prepared, 9000, 0));
+        assert_eq!(fs::metadata(&path).unwrap().len(), at + 9000);
+        let mut got = vec![0; 9000];
+        fs::File::open(&path).unwrap().read_exact_at(&mut got, at).unwrap();
+        assert!(got == bytes(9000, 6));
     }
 }
