@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use spinio_device::{DeviceAddr, QueueId, registry, set_thread_queue, thread_queue};
 use spinio_io::{OnItsWay, OwnFile, Runtime, Target};
+use spinio_sys::linux;
 
-use crate::files::{Files, Use};
+use crate::files::{Files, Use, c_path};
 use crate::output::{Array, Output};
 use crate::{Error, ErrorKind, Promise, Report, Ticket};
 
@@ -41,6 +42,8 @@ pub struct Session {
     on_their_way: Vec<Ticket>,
     uploaded: u64,
     downloaded: u64,
+    /// The process that began it: a forked child has none of the threads that serve it.
+    process: u32,
 }
 
 impl Session {
@@ -69,13 +72,26 @@ impl Session {
             on_their_way: Vec::new(),
             uploaded: 0,
             downloaded: 0,
+            process: std::process::id(),
         })
+    }
+
+    fn is_foreign(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    /// Fails in a forked child.
+    fn ours(&self, operation: &'static str) -> Result<(), Error> {
+        let why = "a process that was forked meanwhile has no session: its parent has";
+        if self.is_foreign() { Err(Error::new(ErrorKind::NoSession, operation, why)) } else { Ok(()) }
     }
 
     /// Says where in the output downloads will go, as early as that is known: what stripes they cover in part is read
     /// while the kernel runs. May be said several times; a download elsewhere is right too, but not prepared.
     pub fn expect(&mut self, offset: u64, len: u64) {
-        if let Some(output) = &mut self.output {
+        if self.ours("expect a download").is_ok()
+            && let Some(output) = &mut self.output
+        {
             output.expect(offset, len);
         }
     }
@@ -90,6 +106,7 @@ impl Session {
         len: u64,
         direction: Direction,
     ) -> Result<u64, Error> {
+        self.ours(direction.verb())?;
         let Some(target) = ranged(path, address, offset, len, direction)? else { return Ok(0) };
         match direction {
             Direction::Upload => self.upload(path, target, offset, len),
@@ -109,6 +126,7 @@ impl Session {
         direction: Direction,
         queue: QueueId,
     ) -> Result<Ticket, Error> {
+        self.ours(direction.verb())?;
         let ticket = |on_its_way, len| Ticket { on_its_way, direction, path: path.to_owned(), offset, len };
         let Some(target) = ranged(path, address, offset, len, direction)? else {
             return Ok(ticket(OnItsWay::over(0), 0));
@@ -119,7 +137,7 @@ impl Session {
         let made = match direction {
             Direction::Upload => {
                 let file = self.input(path)?;
-                let size = file.call(|fd| spinio_sys::linux::fstat(fd).map(|s| s.size));
+                let size = file.call(|fd| linux::fstat(fd).map(|s| s.size));
                 let size = size.map_err(|e| Error::kernel(e, "upload", path))?;
                 let len = len.min(size.saturating_sub(offset));
                 let on = self.runtime.upload_later(&file, offset, target, len as usize, queue).map_err(fail)?;
@@ -164,7 +182,7 @@ impl Session {
 
     /// A file to be read, with all that this session wrote to it.
     fn input(&mut self, path: &Path) -> Result<Arc<OwnFile>, Error> {
-        if self.on_their_way.iter().any(|t| t.direction == Direction::Download && t.path == path) {
+        if self.on_their_way.iter().any(|t| t.direction == Direction::Download && is_same(&t.path, path)) {
             self.settle()?;
         }
         if let Some(output) = &mut self.output
@@ -208,6 +226,7 @@ impl Session {
 
     /// Writes what is still gathered, so that others find it in the output.
     pub fn flush(&mut self) -> Result<(), Error> {
+        self.ours("flush")?;
         let settled = self.settle();
         let flushed = self.output.as_mut().map_or(Ok(()), Output::flush);
         settled.and(flushed)
@@ -237,7 +256,8 @@ impl Session {
             read_ahead: 0,
             read_late: 0,
         };
-        self.output.as_mut().map_or(none, |output| Report { uploaded, downloaded, ..output.report() })
+        let output = self.output.as_mut().filter(|_| self.process == std::process::id());
+        output.map_or(none, |output| Report { uploaded, downloaded, ..output.report() })
     }
 
     /// Ends: what is gathered is written, every file closed.
@@ -249,9 +269,22 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        if self.is_foreign() {
+            // The parent's to write and to close; its locks may be held for ever here.
+            std::mem::forget(self.output.take());
+            std::mem::forget(std::mem::replace(&mut self.files, Files::new(self.runtime)));
+            std::mem::forget(std::mem::take(&mut self.on_their_way));
+            return;
+        }
         // Whoever lets go of a session without ending it loses no bytes, only the error.
         let _ = self.flush();
     }
+}
+
+/// Whether two paths name one file now.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let names = |path: &Path| c_path(path).and_then(|name| linux::identity(&name)).ok();
+    one == other || names(one).is_some_and(|file| Some(file) == names(other))
 }
 
 /// The device memory of a move, if it moves anything.
@@ -288,7 +321,7 @@ fn device_memory(address: *mut c_void, len: u64) -> Result<Target, String> {
 /// Writes all of a range.
 pub(crate) fn write_all(
     runtime: &Runtime,
-    fd: spinio_sys::linux::Fd,
+    fd: linux::Fd,
     from: Target,
     offset: u64,
     len: u64,
