@@ -15,7 +15,7 @@
  * POSIX call: what it writes may reach the file in pieces, and small downloads that follow each other are gathered and
  * are in the file when the session ends or is flushed. docs/nvmmu.md says when to use moves, and when pread and pwrite.
  *
- * None of this may be called from a signal handler.
+ * None of this may be called from a signal handler. A forked child has no session: its parent's goes on without it.
  */
 #ifndef NVMMU_H
 #define NVMMU_H
@@ -104,7 +104,8 @@ struct nvmmu_pieces {
 
 /* Moves pieces through slots in turn, so that with three of them an upload, a kernel and a download overlap. For each
  * piece kernel(step, context) queues work on the step's stream and returns the bytes of output that this makes, or
- * a negative number to stop. The bytes written, or -1 and errno; ECANCELED: kernel said so. */
+ * a negative number to stop; it must not use the session meanwhile (EBUSY). The bytes written, or -1 and errno;
+ * ECANCELED: kernel said so. */
 int64_t nvmmu_pipeline(const struct nvmmu_pieces *pieces, const struct nvmmu_slot *slots, size_t count, int64_t (*kernel)(const struct nvmmu_step *, void *), void *context);
 
 /* ---- the end ----------------------------------------------------------------------------------------------------- */
