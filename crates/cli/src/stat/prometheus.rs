@@ -1,7 +1,8 @@
 //! Counters in the text format of Prometheus.
 //!
 //! Every series names its process and program. When a process ends its series end too: rates of counters take that as
-//! what it is. Latencies come in buckets that are four times as wide from one to the next, from 1 us to 4 s.
+//! what it is. Two processes of one number and program, each in a container of its own, are one series: a page that has a
+//! series twice is no page. Latencies come in buckets that are four times as wide from one to the next, from 1 us to 4 s.
 
 use std::fmt;
 
@@ -15,8 +16,16 @@ use crate::names;
 
 /// The page.
 pub fn text(snapshots: Vec<Snapshot>) -> Result<String, fmt::Error> {
+    let mut processes: Vec<Snapshot> = Vec::new();
+    for s in snapshots {
+        let alike = |p: &Snapshot| (p.process.pid, &p.process.name) == (s.process.pid, &s.process.name);
+        match processes.iter().position(alike) {
+            Some(at) => processes[at].add(&s),
+            None => processes.push(s),
+        }
+    }
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Processes(snapshots)));
+    registry.register_collector(Box::new(Processes(processes)));
     let mut page = String::new();
     encode(&mut page, &registry)?;
     Ok(page)
@@ -169,6 +178,20 @@ mod tests {
         (0..64).for_each(|i| h.add(1 << i, u64::MAX / 2));
         let (count, buckets) = buckets(&h);
         assert_eq!(count, buckets.iter().map(|b| b.1).sum::<u64>());
+    }
+
+    #[test]
+    fn no_series_stands_there_twice() {
+        let mut one = Snapshot::default();
+        (one.process.pid, one.process.name) = (1, "loader".to_owned());
+        one.read.calls = 3;
+        let page = text(vec![one.clone(), one]).unwrap();
+        let ok: Vec<&str> = page.lines().filter(|l| l.contains("outcome=\"ok\"")).collect();
+        assert_eq!(
+            ok,
+            [r#"spinio_requests_total{pid="1",program="loader",direction="read",outcome="ok"} 6"#],
+            "{page}"
+        );
     }
 
     #[test]
