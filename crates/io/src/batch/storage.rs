@@ -376,6 +376,8 @@ impl Task for Storage {
         if !core.ring_refused.load(Relaxed) {
             match core.kernel.ring(DEPTH) {
                 Ok(ring) => return self.fly(ring),
+                // Too little memory, or too many files open: that passes.
+                Err(Errno::NOMEM | Errno::MFILE | Errno::NFILE | Errno::AGAIN) => {}
                 Err(_) => core.ring_refused.store(true, Relaxed),
             }
         }
