@@ -169,23 +169,22 @@ fn launch(trace: &Trace, sink: &mut Sink) -> anyhow::Result<u8> {
     let forward = signals::forward_to(child.id());
     let begun = Instant::now();
     let mut sources = HashMap::new();
-    loop {
+    let told = loop {
         let over = trace.seconds.is_some_and(|s| begun.elapsed() >= s);
         let ended = has_ended(child.id());
         find_new(folder.path(), &mut sources);
-        for source in sources.values_mut() {
-            sink.take(source, ended || over)?;
-        }
-        if ended || over {
-            break;
+        let taken = sources.values_mut().try_for_each(|source| sink.take(source, ended || over));
+        if taken.is_err() || ended || over {
+            break taken;
         }
         std::thread::sleep(LOOK);
-    }
-    sink.finish()?;
-    // After --seconds the program goes on untraced.
+    };
+    // After --seconds, or when nobody reads us any more, the program goes on untraced.
     for source in sources.values() {
         let _ = source.counters.file().write_all_at(&[0; 8], file::TRACING_AT);
     }
+    told?;
+    sink.finish()?;
     let status = child.wait().with_context(|| format!("Cannot wait for {}", name.to_string_lossy()))?;
     drop(forward);
     Ok(match (status.code(), status.signal()) {
