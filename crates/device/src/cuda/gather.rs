@@ -171,6 +171,11 @@ mod tests {
     fn the_precompiled_code_is_of_this_source() {
         let text = PTX.to_str().unwrap();
         assert!(text.contains(".entry spinio_gather(") && text.contains(".target sm_75"));
+        let source = format!("// Source: {:016x},", hash(SOURCE.as_bytes()));
+        assert!(
+            text.contains(&source),
+            "gather.cu has changed: make gather.ptx again, as its head says, with {source}"
+        );
         assert!(SOURCE.contains("__launch_bounds__(256)") && THREADS == 256);
         assert!(SOURCE.contains(&format!("#define PIECES {PIECES}u")));
     }
