@@ -142,7 +142,13 @@ impl Upload {
     /// Has a keeper fill the block of a piece.
     fn start(self: &Arc<Self>, piece: usize) {
         let upload = Arc::clone(self);
-        if !self.file.start(move |_| upload.fill(piece)) {
+        // Whatever happens, the piece counts as filled: the queue waits for it.
+        let fill = move |_| {
+            if catch_unwind(AssertUnwindSafe(|| upload.fill(piece))).is_err() {
+                upload.filled(piece, 0, Some(Errno::IO));
+            }
+        };
+        if !self.file.start(fill) {
             self.filled(piece, 0, Some(Errno::IO));
         }
     }

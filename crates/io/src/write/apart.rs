@@ -8,6 +8,7 @@
 //! For storage that wants requests of a certain shape, such as whole stripes of RAID-5, and is faster with several of
 //! them under way. Nothing is promised about the order in which ranges reach the file: it is no POSIX write.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
@@ -48,7 +49,9 @@ struct Ranges {
 impl Task for Ranges {
     fn help(&self) {
         while let Some(range) = self.ranges.get(self.next.fetch_add(1, Relaxed)) {
-            let wrote = if self.failed.load(Relaxed) { Ok(()) } else { self.write(range) };
+            // Whatever happens, the range is accounted for: somebody waits for it.
+            let write = || if self.failed.load(Relaxed) { Ok(()) } else { self.write(range) };
+            let wrote = catch_unwind(AssertUnwindSafe(write)).unwrap_or(Err(Errno::IO));
             let mut left = lock(&self.left);
             if let Err(errno) = wrote {
                 self.failed.store(true, Relaxed);
