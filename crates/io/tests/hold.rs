@@ -12,7 +12,7 @@ use spinio_device::emulated::Emulated;
 use spinio_device::{ErrorKind, QueueId};
 use spinio_io::{NotHeld, Piece, Runtime, Settings};
 use spinio_plan::Route;
-use spinio_sys::Errno;
+use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::oracle::Versions;
 use spinio_testkit::place::{self, Place};
@@ -32,6 +32,7 @@ impl Subject {
         let path = place.file("subject");
         drop(file::written(&path, SIZE as u64));
         let file = File::open(&path).unwrap();
+        await_no_writer(&file);
         Subject { place, path, file }
     }
 
@@ -40,13 +41,30 @@ impl Subject {
     }
 }
 
+/// A child that another test forked meanwhile has the file open for writing until it executes something.
+fn await_no_writer(file: &File) {
+    let begun = Instant::now();
+    while linux::take_read_lease(file.as_raw_fd(), linux::gettid()) == Err(Errno::AGAIN) {
+        assert!(begun.elapsed() < Duration::from_secs(30), "somebody has it open for writing");
+        std::thread::yield_now();
+    }
+    let _ = linux::drop_lease(file.as_raw_fd());
+}
+
 fn settings() -> Settings {
     Settings { staging: 8 << 20, kernels: None, ..Settings::default() }
 }
 
 /// Holds, or says why that cannot be tested here.
 fn held(runtime: &Runtime, subject: &Subject, device: &'static Emulated) -> bool {
-    match runtime.hold(subject.fd(), Some(device)) {
+    let begun = Instant::now();
+    let mut done = runtime.hold(subject.fd(), Some(device));
+    // Likewise.
+    while done == Err(NotHeld::OpenForWriting) && begun.elapsed() < Duration::from_secs(30) {
+        await_no_writer(&subject.file);
+        done = runtime.hold(subject.fd(), Some(device));
+    }
+    match done {
         Ok(()) => true,
         Err(NotHeld::NoLeases) => {
             eprintln!("skipped: no leases here");
@@ -454,6 +472,44 @@ fn a_memory_file_that_can_be_written_is_not_held() {
     memory.write_all_at(&file::bytes(0, SIZE, 1), 0).unwrap();
     assert_eq!(runtime.read(fd, Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
     assert!(buffer.part(0..SIZE) == file::bytes(0, SIZE, 1));
+}
+
+#[test]
+fn a_read_only_file_system_counts_only_if_all_of_it_is_and_has_been() {
+    let place = match place::on("xfs") {
+        Ok(place) => place,
+        Err(e) => return eprintln!("skipped: {e}"),
+    };
+    let device = emulated("size=64M");
+    let path = place.file("subject");
+    drop(file::written(&path, SIZE as u64));
+    let subject = File::open(&path).unwrap();
+    await_no_writer(&subject);
+    let fd = subject.as_raw_fd();
+    let remount = |how: &str| {
+        let done = Command::new("mount").args(["-o", how]).arg(place.path()).output().unwrap();
+        assert!(done.status.success(), "{how}: {}", String::from_utf8_lossy(&done.stderr));
+    };
+    let kernel = FaultyKernel::new();
+    kernel.always(Call::TakeLease, Effect::Fail(Errno::ACCESS));
+    let runtime = Runtime::with_kernel(settings(), kernel);
+    remount("remount,bind,ro");
+    assert_eq!(runtime.hold(fd, Some(device)), Err(NotHeld::NotOwner), "only this mount of it");
+    remount("remount,ro");
+    match runtime.hold(fd, Some(device)) {
+        Err(NotHeld::NotOwner) => return eprintln!("skipped: before Linux 6.8 nobody can tell"),
+        held => held.unwrap(),
+    }
+    let buffer = Buffer::new(device, SIZE);
+    let read = || runtime.read(fd, Some(0), buffer.target(0), SIZE).unwrap();
+    assert_eq!((read(), bytes_by(&runtime, Route::Dma)), (SIZE, SIZE as u64));
+    remount("remount,rw");
+    std::fs::write(&path, file::bytes(0, SIZE, 7)).unwrap();
+    await_no_writer(&File::open(&path).unwrap());
+    remount("remount,ro");
+    assert_eq!((read(), runtime.is_held(fd)), (SIZE, false));
+    assert!(buffer.part(0..SIZE) == file::bytes(0, SIZE, 7));
+    await_no_pins(device);
 }
 
 #[test]
