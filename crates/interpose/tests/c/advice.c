@@ -39,9 +39,16 @@ static int cached(int fd)
     return found;
 }
 
-static int after_reading(int advice)
+/* Pages of a new file that are in the page cache after its first half was read. A new one each time: read-ahead that is still
+ * under way would bring pages of an old one back. */
+static int after_reading(const char *name, int advice)
 {
-    int fd = open("advice.tmp", O_RDONLY);
+    static char bytes[SIZE];
+    memset(bytes, 5, SIZE);
+    int fd = open(name, O_CREAT | O_TRUNC | O_RDWR, 0600);
+    CHECK(fd >= 0 && write(fd, bytes, SIZE) == SIZE && fsync(fd) == 0);
+    close(fd);
+    fd = open(name, O_RDONLY);
     CHECK(fd >= 0 && posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
     int before = cached(fd);
     CHECK(posix_fadvise(fd, 0, 0, advice) == 0);
@@ -49,6 +56,7 @@ static int after_reading(int advice)
         CHECK(pread(fd, device, BLOCK, at) == BLOCK);
     int now = before ? -1 : cached(fd);
     close(fd);
+    unlink(name);
     return now;
 }
 
@@ -62,7 +70,7 @@ int main(void)
     answers();
     device = device_alloc(BLOCK);
     answers();
-    int sequential = after_reading(POSIX_FADV_NORMAL), random = after_reading(POSIX_FADV_RANDOM);
+    int sequential = after_reading("normal.tmp", POSIX_FADV_NORMAL), random = after_reading("random.tmp", POSIX_FADV_RANDOM);
     /* Where pages do not leave, or nothing is read around the page cache, there is nothing to compare. */
     fd = open("advice.tmp", O_RDONLY | O_DIRECT);
     if (sequential >= 0 && random >= 0 && fd >= 0)
