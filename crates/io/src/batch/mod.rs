@@ -131,6 +131,11 @@ fn begin(core: &Arc<Core>, list: List, known: &[Allocation], holds: bool) -> Res
     if u32::try_from(items.len()).is_err() {
         return Err(Error::kernel(Errno::INVAL, "read a batch", 0, 0));
     }
+    let watch = watch.asking(|| (0..list.len()).map(|i| list.get(i).len).fold(0, u64::saturating_add));
+    let watch = match outlets.first() {
+        Some(outlet) => watch.on(outlet.device),
+        None => watch,
+    };
     let places = places.values().map(|p| (p.start, p.end, p.outlet)).collect();
     let (work, known) = (Arc::new(Work::new(core, watch, list, sources, outlets)), known.to_vec());
     Ok(Sorted { work, items, plain, places, samples, held, known })

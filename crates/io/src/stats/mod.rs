@@ -79,6 +79,14 @@ impl Watch {
         self
     }
 
+    /// The same, with the bytes asked for; reckoned only where the request is traced.
+    pub(crate) fn asking(mut self, len: impl FnOnce() -> u64) -> Watch {
+        if let Some(traced) = &mut self.traced {
+            traced.set_len(len());
+        }
+        self
+    }
+
     /// When the request began.
     pub(crate) fn begun(&self) -> Instant {
         self.begun

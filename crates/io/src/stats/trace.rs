@@ -64,6 +64,10 @@ impl Traced {
     pub(super) fn set_device(&mut self, device: DeviceId) {
         self.device = Some(device);
     }
+
+    pub(super) fn set_len(&mut self, len: u64) {
+        self.len = len;
+    }
 }
 
 impl Stats {
