@@ -76,7 +76,8 @@ ssize_t spinio_pwrite(int fd, const void *buffer, size_t size, off_t offset);
 /* Queues a pwrite() of device memory on a stream of the device (CUDA: a cudaStream_t) and returns 0. When the stream gets
  * there the file is written, and then *written, unless it is NULL, set to the bytes written or to an errno below zero;
  * what is queued behind it on the stream waits for both. The file may be closed meanwhile. Writes larger than the staging
- * memory (SPINIO_STAGING) are made at once, behind what is queued. EFAULT if the buffer is no device memory, ESPIPE if the
+ * memory (SPINIO_STAGING) are made at once, behind what is queued. Until the stream gets there the write holds as much of
+ * that memory, so a stream that waits for something this thread does later must not be made to wait for large ones. EFAULT if the buffer is no device memory, ESPIPE if the
  * file has no offsets, EBADF if it is not open for writing, EBUSY if the stream is being captured into a graph. */
 int spinio_pwrite_async(int fd, const void *buffer, size_t size, off_t offset, void *stream, ssize_t *written);
 
