@@ -10,11 +10,16 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use spinio_io::runtime;
 use spinio_sys::linux;
 
 use crate::{Error, ErrorKind, Report, Session};
+
+/// How long a thread that was joined may still look alive: it is told as ended a little before the kernel has let go of
+/// its number.
+const PARTING: Duration = Duration::from_millis(200);
 
 struct Slot {
     /// The kernel's number of the thread, and ours, which is never used again.
@@ -86,7 +91,14 @@ pub fn begin(thread: i32, output: Option<&Path>) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::AlreadyBegun, "begin", why));
     }
     // Its bytes are written, as far as that goes; nobody is there to be told.
-    let left = left_behind(&mut Table::get().slots(), thread)?;
+    let asked = Instant::now();
+    let left = loop {
+        let left = left_behind(&mut Table::get().slots(), thread);
+        if left.is_ok() || asked.elapsed() > PARTING {
+            break left?;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
     drop(left);
     let session = Mutex::new(Session::begin(runtime(), output)?);
     let slot = Arc::new(Slot { owner: me(), session });
