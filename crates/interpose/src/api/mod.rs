@@ -26,8 +26,52 @@ mod write;
 use spinio_device::{Allocation, DeviceAddr, registry};
 use spinio_io::Target;
 
+use crate::guard::Failure;
+
 /// What an explicit call means by `address`: the devices themselves are asked before it counts as the host's.
 fn target(address: *const u8, want: usize) -> Option<Target> {
     let target = |allocation: Allocation| Target { allocation, addr: DeviceAddr(address as u64) };
     registry::find(address, want).or_else(|| registry::find_after_fault(address, want)).map(target)
+}
+
+/// A part of a call that is moved at once.
+struct Part {
+    /// Where it begins in the buffer.
+    at: usize,
+    len: usize,
+    /// Where it begins in the file.
+    offset: u64,
+    /// Where it begins in device memory, if the buffer is that.
+    device: Option<Target>,
+}
+
+/// Moves `size` bytes of a buffer in parts of at most `most`, until one comes back short or fails; the bytes moved. A failure counts
+/// only if nothing was moved before.
+fn whole(
+    buffer: *const u8,
+    size: usize,
+    offset: i64,
+    most: usize,
+    mut moved: impl FnMut(&Part) -> Result<usize, Failure>,
+) -> Result<usize, Failure> {
+    let start = u64::try_from(offset).map_err(|_| Failure::Errno(libc::EINVAL))?;
+    if size > isize::MAX as usize {
+        return Err(Failure::Errno(libc::EINVAL));
+    }
+    let whose = target(buffer, size);
+    let mut done = 0;
+    loop {
+        let device = whose.map(|buffer| Target { addr: buffer.addr.offset(done as u64), ..buffer });
+        let part = Part { at: done, len: most.min(size - done), offset: start + done as u64, device };
+        match moved(&part) {
+            Ok(got) => {
+                done += got;
+                if got < part.len || done == size {
+                    return Ok(done);
+                }
+            }
+            Err(_) if done > 0 => return Ok(done),
+            Err(failure) => return Err(failure),
+        }
+    }
 }

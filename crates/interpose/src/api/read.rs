@@ -6,7 +6,7 @@ use spinio_device::{QueueId, set_thread_queue};
 use spinio_io::runtime;
 use spinio_sys::linux;
 
-use super::target;
+use super::{target, whole};
 use crate::guard::{self, Failure};
 
 /// Bytes asked of `io` at once: a kernel moves a little less than 2 GiB in a call.
@@ -16,32 +16,15 @@ const PIECE: usize = 1 << 30;
 unsafe extern "C-unwind" fn spinio_pread(fd: c_int, buffer: *mut c_void, size: usize, offset: i64) -> isize {
     guard::cancellation_point();
     guard::call(|| {
-        let start = u64::try_from(offset).map_err(|_| Failure::Errno(libc::EINVAL))?;
-        if size > isize::MAX as usize {
-            return Err(Failure::Errno(libc::EINVAL));
-        }
         let buffer = buffer.cast::<u8>();
-        let device = target(buffer, size);
-        let mut done = 0;
-        loop {
-            let (at, len) = (start + done as u64, PIECE.min(size - done));
-            let got = match device {
-                Some(to) => {
-                    let to = spinio_io::Target { addr: to.addr.offset(done as u64), ..to };
-                    runtime().read(fd, Some(at), to, len).map_err(Failure::Io)
-                }
+        whole(buffer, size, offset, PIECE, |part| match part.device {
+            Some(to) => runtime().read(fd, Some(part.offset), to, part.len).map_err(Failure::Io),
+            None => {
+                let at = buffer.wrapping_add(part.at);
                 // SAFETY: host memory of the program, for the kernel to judge.
-                None => unsafe { linux::pread(fd, buffer.wrapping_add(done), len, at) }.map_err(Failure::from),
-            };
-            match got {
-                Ok(got) => done += got,
-                Err(_) if done > 0 => return Ok(done),
-                Err(failure) => return Err(failure),
+                unsafe { linux::pread(fd, at, part.len, part.offset) }.map_err(Failure::from)
             }
-            if got.is_ok_and(|got| got < len) || done == size {
-                return Ok(done);
-            }
-        }
+        })
     })
 }
 

@@ -7,7 +7,7 @@ use spinio_device::QueueId;
 use spinio_io::runtime;
 use spinio_sys::linux;
 
-use super::target;
+use super::{target, whole};
 use crate::guard::{self, Failure};
 
 /// Bytes of one call at most: what Linux moves in one.
@@ -17,32 +17,15 @@ const PIECE: usize = 0x7fff_f000;
 unsafe extern "C-unwind" fn spinio_pwrite(fd: c_int, buffer: *const c_void, size: usize, offset: i64) -> isize {
     guard::cancellation_point();
     guard::call(|| {
-        let start = u64::try_from(offset).map_err(|_| Failure::Errno(libc::EINVAL))?;
-        if size > isize::MAX as usize {
-            return Err(Failure::Errno(libc::EINVAL));
-        }
         let buffer = buffer.cast::<u8>();
-        let device = target(buffer, size);
-        let mut done = 0;
-        loop {
-            let (at, len) = (start + done as u64, PIECE.min(size - done));
-            let wrote = match device {
-                Some(from) => {
-                    let from = spinio_io::Target { addr: from.addr.offset(done as u64), ..from };
-                    runtime().write(fd, Some(at), from, len).map_err(Failure::Io)
-                }
+        whole(buffer, size, offset, PIECE, |part| match part.device {
+            Some(from) => runtime().write(fd, Some(part.offset), from, part.len).map_err(Failure::Io),
+            None => {
+                let at = buffer.wrapping_add(part.at);
                 // SAFETY: host memory of the program, for the kernel to judge.
-                None => unsafe { linux::pwrite(fd, buffer.wrapping_add(done), len, at) }.map_err(Failure::from),
-            };
-            match wrote {
-                Ok(wrote) => done += wrote,
-                Err(_) if done > 0 => return Ok(done),
-                Err(failure) => return Err(failure),
+                unsafe { linux::pwrite(fd, at, part.len, part.offset) }.map_err(Failure::from)
             }
-            if wrote.is_ok_and(|wrote| wrote < len) || done == size {
-                return Ok(done);
-            }
-        }
+        })
     })
 }
 

@@ -52,6 +52,15 @@ hook! {
         serve_write(buffer, size, items, file, caller, || next::FWRITE_UNLOCKED.get()(buffer, size, items, file));
 }
 
+/// The bytes of a call on device memory, and whose they are; `None` for one that is libc's.
+#[inline(always)]
+fn asked(buffer: *const c_void, size: usize, items: usize, caller: usize) -> Option<(usize, Allocation)> {
+    let bytes = size.wrapping_mul(items);
+    let overflows = size != 0 && bytes / size != items;
+    let allocation = owner(buffer.cast(), bytes, caller)?;
+    (bytes != 0 && !overflows).then_some((bytes, allocation))
+}
+
 #[inline(always)]
 unsafe fn serve(
     buffer: *mut c_void,
@@ -62,11 +71,7 @@ unsafe fn serve(
     caller: usize,
     next: impl Fn() -> usize,
 ) -> usize {
-    let bytes = size.wrapping_mul(items);
-    let overflows = size != 0 && bytes / size != items;
-    if let Some(allocation) = owner(buffer.cast(), bytes, caller)
-        && bytes != 0
-        && !overflows
+    if let Some((bytes, allocation)) = asked(buffer, size, items, caller)
         && bytes <= room
     {
         // SAFETY: the program's own FILE.
@@ -84,12 +89,7 @@ unsafe fn serve_write(
     caller: usize,
     next: impl Fn() -> usize,
 ) -> usize {
-    let bytes = size.wrapping_mul(items);
-    let overflows = size != 0 && bytes / size != items;
-    if let Some(allocation) = owner(buffer.cast(), bytes, caller)
-        && bytes != 0
-        && !overflows
-    {
+    if let Some((bytes, allocation)) = asked(buffer, size, items, caller) {
         // SAFETY: the program's own FILE.
         return unsafe { moved(buffer.cast_mut().cast(), bytes, size, file, allocation, write_locked) };
     }

@@ -39,18 +39,18 @@ const OWN_OFFSET: i64 = -1;
 
 hook! {
     fn readv(fd: c_int, vectors: *const iovec, count: c_int) -> isize, caller in "rcx" =>
-        serve(fd, vectors, count, At::Own, 0, caller, || next::READV.get()(fd, vectors, count));
+        serve(fd, vectors, count, At::Own, 0, caller, into_parts, || next::READV.get()(fd, vectors, count));
     fn preadv(fd: c_int, vectors: *const iovec, count: c_int, offset: i64) -> isize, caller in "r8" =>
-        serve(fd, vectors, count, At::Offset(offset), 0, caller,
+        serve(fd, vectors, count, At::Offset(offset), 0, caller, into_parts,
             || next::PREADV.get()(fd, vectors, count, offset));
     fn preadv64(fd: c_int, vectors: *const iovec, count: c_int, offset: i64) -> isize, caller in "r8" =>
-        serve(fd, vectors, count, At::Offset(offset), 0, caller,
+        serve(fd, vectors, count, At::Offset(offset), 0, caller, into_parts,
             || next::PREADV64.get()(fd, vectors, count, offset));
     fn preadv2(fd: c_int, vectors: *const iovec, count: c_int, offset: i64, flags: c_int) -> isize, caller in "r9" =>
-        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller,
+        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, into_parts,
             || next::PREADV2.get()(fd, vectors, count, offset, flags));
     fn preadv64v2(fd: c_int, vectors: *const iovec, count: c_int, offset: i64, flags: c_int) -> isize, caller in "r9" =>
-        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller,
+        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, into_parts,
             || next::PREADV64V2.get()(fd, vectors, count, offset, flags));
 }
 
@@ -67,33 +67,38 @@ impl At {
     }
 }
 
+/// What serves a call that has device memory among its vectors.
+pub(super) type Served = fn(c_int, *const iovec, c_int, At, c_int) -> isize;
+
 #[inline(always)]
-unsafe fn serve(
+#[expect(clippy::too_many_arguments, reason = "the call's own five, and how it goes on")]
+pub(super) unsafe fn serve(
     fd: c_int,
     vectors: *const iovec,
     count: c_int,
     at: At,
     flags: c_int,
     caller: usize,
+    served: Served,
     next: impl Fn() -> isize,
 ) -> isize {
     // SAFETY: `any_device` judges the address before it looks at the vectors.
     if registry::any() && unsafe { any_device(vectors, count, caller, owner) } {
-        return into_parts(fd, vectors, count, at, flags);
+        return served(fd, vectors, count, at, flags);
     }
-    let got = next();
+    let moved = next();
     // SAFETY: as above.
-    if got == -1 && errno::get() == libc::EFAULT && unsafe { any_device(vectors, count, caller, owner_after_fault) } {
-        return into_parts(fd, vectors, count, at, flags);
+    if moved == -1 && errno::get() == libc::EFAULT && unsafe { any_device(vectors, count, caller, owner_after_fault) } {
+        return served(fd, vectors, count, at, flags);
     }
-    got
+    moved
 }
 
 /// Whether a part is device memory. False where the kernel would refuse the call whatever the parts are.
 ///
 /// # Safety
 /// None but this: the program must not unmap the vectors during the call.
-pub(super) unsafe fn any_device(
+unsafe fn any_device(
     vectors: *const iovec,
     count: c_int,
     caller: usize,

@@ -11,52 +11,29 @@
 use std::ffi::c_int;
 
 use libc::iovec;
-use spinio_device::registry;
 use spinio_io::{Part, runtime};
 
-use super::vector::{At, any_device, parts};
-use super::{hook, owner, owner_after_fault, target};
+use super::vector::{At, parts, serve};
+use super::{hook, target};
 use crate::guard::{self, Failure};
-use crate::{errno, next};
+use crate::next;
 
 hook! {
     fn writev(fd: c_int, vectors: *const iovec, count: c_int) -> isize, caller in "rcx" =>
-        serve(fd, vectors, count, At::Own, 0, caller, || next::WRITEV.get()(fd, vectors, count));
+        serve(fd, vectors, count, At::Own, 0, caller, out_of_parts, || next::WRITEV.get()(fd, vectors, count));
     fn pwritev(fd: c_int, vectors: *const iovec, count: c_int, offset: i64) -> isize, caller in "r8" =>
-        serve(fd, vectors, count, At::Offset(offset), 0, caller,
+        serve(fd, vectors, count, At::Offset(offset), 0, caller, out_of_parts,
             || next::PWRITEV.get()(fd, vectors, count, offset));
     fn pwritev64(fd: c_int, vectors: *const iovec, count: c_int, offset: i64) -> isize, caller in "r8" =>
-        serve(fd, vectors, count, At::Offset(offset), 0, caller,
+        serve(fd, vectors, count, At::Offset(offset), 0, caller, out_of_parts,
             || next::PWRITEV64.get()(fd, vectors, count, offset));
     fn pwritev2(fd: c_int, vectors: *const iovec, count: c_int, offset: i64, flags: c_int) -> isize, caller in "r9" =>
-        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller,
+        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, out_of_parts,
             || next::PWRITEV2.get()(fd, vectors, count, offset, flags));
     fn pwritev64v2(fd: c_int, vectors: *const iovec, count: c_int, offset: i64, flags: c_int) -> isize,
         caller in "r9" =>
-        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller,
+        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, out_of_parts,
             || next::PWRITEV64V2.get()(fd, vectors, count, offset, flags));
-}
-
-#[inline(always)]
-unsafe fn serve(
-    fd: c_int,
-    vectors: *const iovec,
-    count: c_int,
-    at: At,
-    flags: c_int,
-    caller: usize,
-    next: impl Fn() -> isize,
-) -> isize {
-    // SAFETY: `any_device` judges the address before it looks at the vectors.
-    if registry::any() && unsafe { any_device(vectors, count, caller, owner) } {
-        return out_of_parts(fd, vectors, count, at, flags);
-    }
-    let wrote = next();
-    // SAFETY: as above.
-    if wrote == -1 && errno::get() == libc::EFAULT && unsafe { any_device(vectors, count, caller, owner_after_fault) } {
-        return out_of_parts(fd, vectors, count, at, flags);
-    }
-    wrote
 }
 
 #[cold]
