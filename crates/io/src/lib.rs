@@ -41,6 +41,6 @@ pub use error::{Error, ErrorKind};
 pub use explain::{Buffer, Explanation};
 pub use hold::{Mapped, NotHeld};
 pub use own::{OnItsWay, OwnFile, WriteLease};
-pub use runtime::{Runtime, Target, advised, forget, forget_all, note_advice, runtime};
+pub use runtime::{Runtime, Target, advised, forget, forget_range, note_advice, runtime};
 pub use settings::Settings;
 pub use write::Part;

@@ -95,11 +95,12 @@ pub fn advised(fd: Fd, offset: u64, len: u64, advice: linux::Advice) {
     }
 }
 
-/// As [`forget`], for everything: descriptors are closed by the range.
-pub fn forget_all() {
+/// As [`forget`], for descriptors that are closed by the range. Held files end with the very descriptor that they were held
+/// by; everything else that is kept beside files is let go of, since it comes back with the next request.
+pub fn forget_range(first: u32, last: u32) {
     let kept = |core: &&Arc<Core>| !core.files.is_empty() || !core.holds.is_empty();
     let Some(core) = current().map(|r| &r.core).filter(kept) else { return };
-    core.holds.forget_all();
+    core.holds.forget_range(first, last);
     core.files.forget_all();
     core.part(PARTING);
 }

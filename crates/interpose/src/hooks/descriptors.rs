@@ -85,9 +85,9 @@ fn closing(fd: c_int) {
 
 /// Many numbers are.
 #[inline]
-fn closing_many() {
-    if registry::any() && !switch::is_off() {
-        guard::hint(spinio_io::forget_all);
+fn closing_range(first: c_uint, last: c_uint) {
+    if registry::any() && first <= last && !switch::is_off() {
+        guard::hint(|| spinio_io::forget_range(first, last));
     }
 }
 
@@ -107,8 +107,10 @@ unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    if flags as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 {
-        closing_many();
+    // CLOSE_RANGE_CLOEXEC closes nothing yet. CLOSE_RANGE_UNSHARE closes in a table of this thread's own: for all others,
+    // of which there are some wherever SPIN keeps anything, the numbers stay. Other flags the kernel refuses.
+    if flags == 0 {
+        closing_range(first, last);
     }
     // SAFETY: the program's own arguments.
     unsafe { next::CLOSE_RANGE.get()(first, last, flags) }
@@ -116,7 +118,7 @@ unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_in
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn closefrom(first: c_int) {
-    closing_many();
+    closing_range(first.max(0) as c_uint, c_uint::MAX);
     // SAFETY: the program's own arguments.
     unsafe { next::CLOSEFROM.get()(first) }
 }

@@ -1,11 +1,44 @@
 /* A program that links the library and uses its whole C API. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <spinio.h>
 
 #include "check.h"
+
+/* Of the ranges that are closed only one that has the descriptor of the hold, and closes it here, lets it go. */
+static void *in_a_table_of_its_own(void *other)
+{
+    int fd = *(int *)other;
+    CHECK(close_range(fd, fd, CLOSE_RANGE_UNSHARE) == 0 && fcntl(fd, F_GETFD) == -1);
+    return NULL;
+}
+
+static void hold_and_ranges(int fd)
+{
+    /* Above all other numbers, since those may be the driver's. */
+    int other = dup2(fd, 900);
+    CHECK(other == 900 && dup2(fd, 899) == 899 && dup2(fd, 901) == 901);
+    pthread_t thread;
+    CHECK(spinio_hold(other) == 0);
+    CHECK(close_range(901, ~0u, 0) == 0 && close_range(800, 899, 0) == 0 && spinio_is_held(fd) == 1);
+    CHECK(close_range(900, ~0u, CLOSE_RANGE_CLOEXEC) == 0 && spinio_is_held(fd) == 1);
+    FAILS(close_range(900, 900, 1 << 30), EINVAL);
+    FAILS(close_range(901, 900, 0), EINVAL);
+    closefrom(901);
+    CHECK(pthread_create(&thread, NULL, in_a_table_of_its_own, &other) == 0 && pthread_join(thread, NULL) == 0);
+    CHECK(spinio_is_held(fd) == 1 && fcntl(other, F_GETFD) == FD_CLOEXEC);
+    CHECK(close_range(900, 900, 0) == 0 && spinio_is_held(fd) == 0);
+    CHECK(dup2(fd, other) == other);
+    while (spinio_hold(other) == -1) {
+        CHECK(errno == ETXTBSY); /* the last one is still going */
+        usleep(1000);
+    }
+    closefrom(900);
+    CHECK(spinio_is_held(fd) == 0);
+}
 
 int main(void)
 {
@@ -113,6 +146,7 @@ int main(void)
         CHECK(spinio_hold(other) == 0 && spinio_is_held(fd) == 1);
         close(other);
         CHECK(spinio_is_held(fd) == 0);
+        hold_and_ranges(fd);
     } else {
         CHECK(errno == EOPNOTSUPP); /* a file system without leases */
     }

@@ -334,9 +334,10 @@ impl Holds {
     }
 
     /// The program closes descriptors by the range.
-    pub(crate) fn forget_all(&self) {
+    pub(crate) fn forget_range(&self, first: u32, last: u32) {
         let holds = lock(&self.watch.holds).clone();
-        holds.iter().for_each(|hold| self.watch.close(hold));
+        let gone = holds.iter().filter(|hold| u32::try_from(hold.fd).is_ok_and(|fd| (first..=last).contains(&fd)));
+        gone.for_each(|hold| self.watch.close(hold));
     }
 }
 
