@@ -13,6 +13,11 @@ use spinio_sys::linux::{self, Advice, CacheStat, DirectAlign, Fd, News, Private,
 
 type Result<T> = core::result::Result<T, Errno>;
 
+/// A path to the file behind a descriptor of the calling thread.
+fn path_of(fd: Fd) -> Result<CString> {
+    CString::new(format!("/proc/thread-self/fd/{fd}")).map_err(|_| Errno::INVAL)
+}
+
 /// What engines ask of the kernel. Signatures follow the system calls; left alone, each is that call.
 pub trait Kernel: Send + Sync + 'static {
     /// `preadv2` with `RWF_*` flags, plain `pread` when there are none. `_route` says what for.
@@ -149,8 +154,12 @@ pub trait Kernel: Send + Sync + 'static {
 
     /// Watches who opens and closes the file behind a descriptor of the calling thread.
     fn watch(&self, notify: Fd, fd: Fd) -> Result<i32> {
-        let path = CString::new(format!("/proc/thread-self/fd/{fd}")).map_err(|_| Errno::INVAL)?;
-        linux::watch(notify, &path)
+        linux::watch(notify, &path_of(fd)?)
+    }
+
+    /// Watches changes of the file behind a descriptor of the calling thread.
+    fn watch_changes(&self, notify: Fd, fd: Fd) -> Result<i32> {
+        linux::watch_changes(notify, &path_of(fd)?)
     }
 
     /// Ends a watch.

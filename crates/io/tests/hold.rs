@@ -188,6 +188,58 @@ fn a_writer_gets_through_and_the_past_is_never_read() {
     await_no_pins(device);
 }
 
+/// Another process opens the file to read it, and cuts it off: the kernel breaks no lease for that.
+fn cut_off_elsewhere(path: &std::path::Path) {
+    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    let mut other = Command::new("true");
+    // SAFETY: between fork and exec it makes system calls only.
+    unsafe {
+        std::os::unix::process::CommandExt::pre_exec(&mut other, move || {
+            match libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_TRUNC | libc::O_CLOEXEC) {
+                -1 => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            }
+        });
+    }
+    assert!(other.status().unwrap().success());
+}
+
+#[test]
+fn who_cuts_the_file_off_without_a_word_ends_the_hold_all_the_same() {
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(settings());
+    let buffer = Buffer::new(device, 4 << 20);
+    for mapped in [false, true] {
+        std::fs::write(&subject.path, file::bytes(0, SIZE, 3)).unwrap();
+        if !held(&runtime, &subject, device) {
+            return;
+        }
+        let map = mapped.then(|| runtime.map(subject.fd(), 0, 5000, device).unwrap());
+        cut_off_elsewhere(&subject.path);
+        // Whether it was told yet or not.
+        assert_eq!(runtime.read(subject.fd(), Some(0), buffer.target(0), SIZE).unwrap(), 0);
+        within("the news", || {
+            while runtime.is_held(subject.fd()) || map.as_ref().is_some_and(|map| !map.is_wanted_back()) {
+                std::thread::yield_now();
+            }
+        });
+        drop(map);
+        await_no_pins(device);
+    }
+    // Who is not told reads no old bytes either.
+    std::fs::write(&subject.path, file::bytes(0, SIZE, 3)).unwrap();
+    let kernel = FaultyKernel::new();
+    kernel.always(Call::Notify, Effect::Fail(Errno::MFILE));
+    let deaf = Runtime::with_kernel(settings(), kernel);
+    assert!(held(&deaf, &subject, device));
+    cut_off_elsewhere(&subject.path);
+    assert_eq!(deaf.read(subject.fd(), Some(0), buffer.target(0), SIZE).unwrap(), 0);
+    let mut batch = pieces(&subject, &buffer);
+    deaf.batch(&mut batch).unwrap();
+    assert!(batch.iter().all(|p| p.result == 0), "{:?}", batch[0]);
+}
+
 #[test]
 fn who_does_not_want_to_wait_is_told_to_come_again() {
     let subject = Subject::new();

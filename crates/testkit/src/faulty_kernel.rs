@@ -265,6 +265,11 @@ impl Kernel for FaultyKernel {
         Linux.watch(notify, fd)
     }
 
+    fn watch_changes(&self, notify: Fd, fd: Fd) -> Result<i32> {
+        self.pass(Call::Notify)?;
+        Linux.watch_changes(notify, fd)
+    }
+
     fn news(&self, notify: Fd) -> Result<Vec<News>> {
         self.pass(Call::Notify)?;
         Linux.news(notify)

@@ -276,7 +276,7 @@ impl ReadAhead {
                 News::Opened(watch) => of(&watch, 1),
                 News::Closed(watch) => of(&watch, -1),
                 News::Lost => watched.values().for_each(|others| others.store(i64::MAX / 2, Relaxed)),
-                News::Ended(_) => {}
+                News::Ended(_) | News::Changed(_) => {}
             }
         }
     }

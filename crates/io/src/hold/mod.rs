@@ -38,7 +38,10 @@ mod watch;
 #[cfg(all(test, loom))]
 mod interleavings;
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{
+    AtomicI32,
+    Ordering::{Acquire, Relaxed, Release},
+};
 use std::sync::{Arc, Mutex};
 
 use spinio_device::{Device, DeviceAddr, ErrorKind, Pin};
@@ -86,6 +89,8 @@ pub(crate) struct Hold {
     file: Arc<File>,
     pub(crate) size: u64,
     safety: Safety,
+    /// The watch that tells of changes; 0: none.
+    attended: AtomicI32,
     users: Users<On>,
     /// One device at a time.
     pinning: Mutex<()>,
@@ -303,14 +308,20 @@ impl Holds {
         let safety = Safety::find(core, fd, key, watcher)?;
         // Only now does it stay as long as it is.
         let size = core.kernel.fstat(fd).map_err(NotHeld::Descriptor)?.size;
-        let (users, pinning) = (Users::new(), Mutex::new(()));
-        let hold = Arc::new(Hold { key, fd, file, size, safety, users, pinning });
+        let (attended, users, pinning) = (AtomicI32::new(0), Users::new(), Mutex::new(()));
+        let hold = Arc::new(Hold { key, fd, file, size, safety, attended, users, pinning });
         let mut holds = lock(&self.watch.holds);
         holds.push(Arc::clone(&hold));
         self.watch.count.store(holds.len(), Release);
         drop(holds);
         // A break that came before the hold was in the list was told to a watcher who did not find it.
         linux::nudge(watcher);
+        self.watch.attend(core, &hold);
+        // Cut off before anybody would have told.
+        if core.kernel.fstat(fd).map_or(0, |stat| stat.size) != size {
+            self.watch.close(&hold);
+            return Err(NotHeld::OpenForWriting);
+        }
         Ok(hold)
     }
 

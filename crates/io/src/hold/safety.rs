@@ -19,8 +19,8 @@
 //! - Whoever lowers the break time while a lease is being broken can make that time shorter than it was when we asked.
 //! - Before Linux 6.13 the time of a change is known to some milliseconds: an attribute that was set, taken away and set
 //!   again within these, with a write of the same length between, is not seen.
-//! - `open` with O_RDONLY and O_TRUNC breaks no lease (Linux): reads see the new length, a map shows old bytes, and nobody
-//!   is told that it is wanted back.
+//! - `open` with O_RDONLY and O_TRUNC breaks no lease (Linux). Reads see the new length at once; a map shows old bytes, and is
+//!   wanted back as soon as inotify has told (`watch.rs`), or never where the user may have no more inotify instances.
 
 use std::fmt;
 use std::sync::Arc;

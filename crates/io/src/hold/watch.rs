@@ -8,12 +8,15 @@
 //! ```
 //!
 //! Both are made with the first hold, and end with the runtime.
+//!
+//! Some changes break no lease: `open` with O_RDONLY and O_TRUNC, and writes after an attribute or a mount that vouched for
+//! the file was taken away. inotify tells the watcher of these, by the same signal, once they have happened.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, mpsc};
 
-use spinio_sys::linux;
+use spinio_sys::linux::{self, Fd, News};
 
 use super::Hold;
 use crate::core::Core;
@@ -34,6 +37,8 @@ pub(super) struct Watch {
     wake: Condvar,
     /// The watcher's thread id; 0 before it is made.
     watcher: AtomicU32,
+    /// Brings news of changes; of the keepers' table. None where the user may have no more of them.
+    notify: OnceLock<Fd>,
     dismissed: AtomicBool,
 }
 
@@ -50,6 +55,7 @@ impl Watch {
         let watch = Arc::clone(self);
         let kernel = core.kernel;
         let made = core.keepers()?.beside("spinio-watch", move || {
+            watch.listen(kernel);
             let _ = tell.send(linux::gettid());
             watch.watch(kernel);
         });
@@ -68,13 +74,62 @@ impl Watch {
         }
     }
 
+    /// Has the watcher told of changes, too.
+    fn listen(&self, kernel: &dyn Kernel) {
+        let Ok(notify) = kernel.notify() else { return };
+        match linux::tell_of_news(notify, linux::gettid()) {
+            Ok(()) => drop(self.notify.set(notify)),
+            Err(_) => kernel.close(notify),
+        }
+    }
+
+    /// Sees to it that changes of a hold's file are told, if that can be. The hold is in the list.
+    pub(super) fn attend(&self, core: &Core, hold: &Hold) {
+        let Some(&notify) = self.notify.get() else { return };
+        let (kernel, file) = (core.kernel, Arc::clone(&hold.file));
+        let watch = core.keepers().and_then(|crew| crew.call(move || kernel.watch_changes(notify, file.cached.get())));
+        if let Some(Ok(watch)) = watch {
+            hold.attended.store(watch, Release);
+        }
+    }
+
+    /// The other way round. Two holds of a file have one watch between them, which the last one ends.
+    fn neglect(&self, kernel: &dyn Kernel, hold: &Arc<Hold>) {
+        // Under the lock: who comes into the list from here on attends afterwards.
+        let holds = lock(&self.holds);
+        let watch = hold.attended.load(Acquire);
+        if let Some(&notify) = self.notify.get()
+            && watch != 0
+            && !holds.iter().any(|h| h.key == hold.key && !Arc::ptr_eq(h, hold))
+        {
+            kernel.unwatch(notify, watch);
+        }
+    }
+
+    /// Closes what was changed.
+    fn hear(&self, kernel: &dyn Kernel, holds: &[Arc<Hold>]) {
+        let Some(&notify) = self.notify.get() else { return };
+        // What cannot be heard may have happened.
+        for event in kernel.news(notify).unwrap_or_else(|_| vec![News::Lost]) {
+            let is_meant = |hold: &&Arc<Hold>| match event {
+                News::Changed(watch) => hold.attended.load(Acquire) == watch,
+                News::Lost => true,
+                _ => false,
+            };
+            holds.iter().filter(is_meant).for_each(|hold| self.close(hold));
+        }
+    }
+
     /// The watcher.
     fn watch(&self, kernel: &dyn Kernel) {
         loop {
             linux::await_break(None);
             let holds = lock(&self.holds).clone();
+            self.hear(kernel, &holds);
             for hold in &holds {
                 if hold.users.is_bare() {
+                    // Before anybody writes: that is no news any more.
+                    self.neglect(kernel, hold);
                     // Its pins are gone: who waits for the lease goes on.
                     if let Some(lease) = hold.lease() {
                         let _ = linux::drop_lease(lease);
@@ -86,6 +141,7 @@ impl Watch {
             }
             drop(holds);
             if self.dismissed.load(Acquire) && self.count.load(Acquire) == 0 {
+                self.notify.get().into_iter().for_each(|&notify| kernel.close(notify));
                 return;
             }
         }

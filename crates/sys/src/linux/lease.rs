@@ -29,12 +29,17 @@ fn fcntl(fd: Fd, what: usize, with: usize) -> Result<usize> {
     unsafe { call(k::__NR_fcntl, [fd as usize, what, with, 0, 0, 0]) }
 }
 
+/// Whom the kernel sends the signal of a descriptor to: a thread, see [`await_break`].
+pub(super) fn name_owner(fd: Fd, tid: u32) -> Result<()> {
+    let owner = [F_OWNER_TID, tid as i32];
+    fcntl(fd, F_SETOWN_EX, owner.as_ptr() as usize)?;
+    fcntl(fd, F_SETSIG, SIGIO).map(drop)
+}
+
 /// Takes a read lease on a read-only descriptor; its break is told to thread `tid`, see [`await_break`].
 /// EAGAIN: somebody has the file open for writing. EACCES: not the owner's. EINVAL: no leases there.
 pub fn take_read_lease(fd: Fd, tid: u32) -> Result<()> {
-    let owner = [F_OWNER_TID, tid as i32];
-    fcntl(fd, F_SETOWN_EX, owner.as_ptr() as usize)?;
-    fcntl(fd, F_SETSIG, SIGIO)?;
+    name_owner(fd, tid)?;
     fcntl(fd, F_SETLEASE, F_RDLCK).map(drop)
 }
 
@@ -42,9 +47,7 @@ pub fn take_read_lease(fd: Fd, tid: u32) -> Result<()> {
 /// then waits as for a read lease. Nobody is told of a break: the signal stays pending on thread `tid`, which has it
 /// blocked, and [`has_write_lease`] is asked instead.
 pub fn take_write_lease(fd: Fd, tid: u32) -> Result<()> {
-    let owner = [F_OWNER_TID, tid as i32];
-    fcntl(fd, F_SETOWN_EX, owner.as_ptr() as usize)?;
-    fcntl(fd, F_SETSIG, SIGIO)?;
+    name_owner(fd, tid)?;
     fcntl(fd, F_SETLEASE, F_WRLCK).map(drop)
 }
 

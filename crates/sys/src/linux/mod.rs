@@ -26,7 +26,7 @@ pub use calls::*;
 pub use folder::*;
 pub use lease::*;
 pub use list::list;
-pub use notify::{News, news, notify, unwatch, watch};
+pub use notify::{News, news, notify, tell_of_news, unwatch, watch, watch_changes};
 pub use pipe::*;
 pub use private::{Private, PrivateError, in_private_table, spawn_quiet};
 pub use probe::io_uring;
