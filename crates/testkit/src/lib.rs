@@ -7,11 +7,13 @@
 //!   oracle    which bytes a read beside a writer may have returned
 //!   faulty_*  a device, or a kernel, that fails the n-th call of an operation
 //!   leaks     descriptors of every table, mappings
+//!   alone     waits until no child of another test has a file open
 //!   user      the same test once more as an ordinary user
 //! ```
 //!
 //! Nothing here is linked into what users run, and nothing here is timed: a deadline only turns a hang into a failure.
 
+pub mod alone;
 pub mod buffer;
 pub mod deadline;
 pub mod faulty_device;
@@ -24,6 +26,7 @@ pub mod place;
 pub mod rng;
 pub mod user;
 
+pub use alone::await_alone;
 pub use buffer::Buffer;
 pub use deadline::within;
 pub use faulty_device::{FaultyDevice, Operation};

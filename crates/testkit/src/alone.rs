@@ -1,0 +1,89 @@
+//! Waits until nobody has a file open.
+//!
+//! ```text
+//!   one test:      writes a file ── closes it ────────────────── wants a lease: refused
+//!   another test:            fork ──┐                                  │
+//!                            child: └── holds the file open ── exec    still open here
+//! ```
+//!
+//! A child has every descriptor of its parent until it executes something. So a file that a test has closed may be open
+//! all the same, for as long as another test of the process takes to start a program. What expects to be alone with a
+//! file waits for that first; what is refused afterwards is a defect.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::{OnceLock, mpsc};
+use std::time::{Duration, Instant};
+
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Private};
+
+/// Long enough for a child on the slowest machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Waits until nobody has the file open; the error says why that cannot be known: no leases there, not one's own file.
+pub fn await_alone(path: &Path) -> Result<(), Errno> {
+    static APART: OnceLock<Private> = OnceLock::new();
+    // In a table that no child inherits: the question must not be what it asks about.
+    let apart = APART.get_or_init(|| Private::new().expect("a descriptor table"));
+    let (done, answer) = mpsc::channel();
+    let theirs = path.to_owned();
+    let spawned = apart.spawn("alone", move || {
+        let _ = done.send(lease_and_let_go(&theirs));
+    });
+    assert!(spawned, "no thread");
+    let found = answer.recv().expect("an answer");
+    assert_ne!(found, Err(Errno::AGAIN), "somebody keeps {} open", path.display());
+    found
+}
+
+fn lease_and_let_go(path: &Path) -> Result<(), Errno> {
+    let begun = Instant::now();
+    let file = File::open(path).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+    loop {
+        match linux::take_write_lease(file.as_raw_fd(), linux::gettid()) {
+            Ok(()) => return linux::drop_lease(file.as_raw_fd()),
+            Err(Errno::AGAIN) if begun.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(1)),
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    use super::*;
+
+    #[test]
+    fn it_waits_for_a_child_that_has_the_file_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let file = File::create(&path).unwrap();
+        // SAFETY: the child only waits to be ended.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            loop {
+                // SAFETY: no memory is involved.
+                unsafe { libc::pause() };
+            }
+        }
+        drop(file);
+        let told_to_end = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| match await_alone(&path) {
+                Ok(()) => assert!(told_to_end.load(SeqCst)),
+                Err(e) => println!("skipped: no leases here: {e}"),
+            });
+            // Time to be wrong in.
+            std::thread::sleep(Duration::from_millis(100));
+            told_to_end.store(true, SeqCst);
+            // SAFETY: our own child.
+            unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, core::ptr::null_mut(), 0);
+            }
+        });
+    }
+}
