@@ -14,7 +14,11 @@
 //! Where the kernel offers no ring, several keepers read one after another. What comes back short or not at all is
 //! read through the page cache, where the kernel says what a plain `pread` says.
 //!
-//! Known flaw: one ring is one thread, which submits about a million reads a second at most.
+//! Known flaws:
+//! - One ring is one thread, which submits about a million reads a second at most.
+//! - Where a seccomp filter comes while reads fly and forbids to wait for them (`sys/src/linux/uring.rs`), their pages are
+//!   lost, 32 MiB at most and once in a process's life. What flew straight into the device may still be written when the
+//!   batch returns: the same bytes again, unless the program uses that memory for something else at once.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -74,6 +78,8 @@ struct InHand {
     base: u64,
     /// Bytes that came, read by read.
     got: Vec<u32>,
+    /// Storage may still write its page.
+    adrift: bool,
     begun: Instant,
 }
 
@@ -164,7 +170,13 @@ impl Storage {
                 }
                 let base = pages[next].as_ref().map_or(0, |p| p.ptr() as u64);
                 let got = vec![0; self.loads[next].reads.len()];
-                lock(&self.state).ready.push_back(InHand { load: next, base, got, begun: Instant::now() });
+                lock(&self.state).ready.push_back(InHand {
+                    load: next,
+                    base,
+                    got,
+                    adrift: false,
+                    begun: Instant::now(),
+                });
                 self.changed.notify_all();
                 next += 1;
                 out += 1;
@@ -248,6 +260,11 @@ impl Storage {
             }
             return;
         };
+        let outlet = &self.work.outlets[load.outlet as usize];
+        if landed.adrift {
+            outlet.staging.lose(page.into_block());
+            return self.miss(landed.load, missed);
+        }
         let mut bytes = 0;
         for (read, &got) in reads {
             for item in self.members(read) {
@@ -260,7 +277,6 @@ impl Storage {
                 }
             }
         }
-        let outlet = &self.work.outlets[load.outlet as usize];
         let pen = pens[load.outlet as usize].get_or_insert_with(|| Pen::new(outlet));
         match pen.send(page) {
             Ok(()) => stats.piece(&self.work.watch, Route::Direct, Reason::Absent, 0, bytes, landed.begun),
@@ -323,11 +339,16 @@ impl Storage {
                 // Nothing was to be had, waiting for it: it is over.
                 return;
             }
-            if ring.submit(1).is_err() {
-                // What flies lands as the ring is dropped; then every load counts as not read.
-                drop(ring);
+            if let Err(errno) = ring.submit(1) {
+                // A shortage of memory passes.
+                if !matches!(errno, Errno::AGAIN | Errno::BUSY | Errno::NOMEM) {
+                    self.work.core.ring_refused.store(true, Relaxed);
+                }
+                let adrift = !ring.settle();
+                // Every load counts as not read.
                 for (mut in_hand, _) in flights.into_iter().flatten() {
                     in_hand.got.fill(0);
+                    in_hand.adrift = adrift;
                     self.hand_in(in_hand);
                 }
                 return self.plod();

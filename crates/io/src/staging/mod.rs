@@ -283,6 +283,11 @@ impl Staging {
         lock(&self.pool).free.push(block);
     }
 
+    /// A block that storage may still write at any time: it is never lent again, and the ring may grow by another instead.
+    pub(crate) fn lose(&self, _lost: Block) {
+        lock(&self.pool).total -= BLOCK as u64;
+    }
+
     /// Gives a block back after copies from it were queued; it is lent again when they are done.
     pub(crate) fn retire(&self, block: Block, queue: QueueId) {
         match self.device.fence(queue) {

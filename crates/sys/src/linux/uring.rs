@@ -10,7 +10,13 @@
 //! One thread makes a ring, uses it and drops it. Its descriptor lies in that thread's table, so a ring is for
 //! private threads. Probed, never inferred: where the kernel or a sysctl refuses, [`Ring::new`] says so.
 //!
-//! Known flaw: reads only. Nothing else of SPIN's has enough of them in flight to need a ring.
+//! What flies writes into memory of whoever added it, and goes on when the ring is gone. So before that memory is used for
+//! anything else a ring is settled ([`Ring::settle`]), and who drops one that is not waits for what flies.
+//!
+//! Known flaws:
+//! - Reads only. Nothing else of SPIN's has enough of them in flight to need a ring.
+//! - Where the kernel lets nobody wait any more (a seccomp filter that a program installs in all its threads meanwhile),
+//!   nothing tells when a read has ended. Its memory is lost then; `settle` says so.
 
 use core::sync::atomic::{
     AtomicU32,
@@ -166,8 +172,8 @@ impl Ring {
     /// Adds a read; false if there is no room. Begins with the next [`Ring::submit`].
     ///
     /// # Safety
-    /// `buf` must be memory that the kernel may write until the completion with `token` was taken, or an address that
-    /// it may refuse.
+    /// `buf` must be memory that the kernel may write until the completion with `token` was taken, or [`Ring::settle`] said
+    /// that nothing flies, or an address that it may refuse.
     pub unsafe fn read(&mut self, fd: Fd, buf: *mut u8, len: u32, offset: u64, token: u64) -> bool {
         if self.room() == 0 {
             return false;
@@ -187,21 +193,49 @@ impl Ring {
         true
     }
 
-    /// Gives what was added to the kernel and waits for at least `wait` completions.
+    /// Gives what was added to the kernel and waits for at least `wait` completions; fewer may come. After an error what was
+    /// given before may fly on: see [`Ring::settle`].
     pub fn submit(&mut self, wait: u32) -> Result<()> {
-        let wait = wait.min(self.under_way()) as usize;
-        let flags = ENTER_GETEVENTS;
-        // SAFETY: the memory of each read is the word of who added it.
-        match unsafe { call(NR_ENTER, [self.fd as usize, self.waiting as usize, wait, flags, 0, 0]) } {
+        match self.enter(self.waiting, wait.min(self.under_way())) {
             Ok(taken) => {
-                self.waiting -= taken as u32;
-                self.flying += taken as u32;
+                self.waiting -= taken;
+                self.flying += taken;
                 Ok(())
             }
-            // Asked again with the next call.
-            Err(Errno::INTR | Errno::AGAIN | Errno::BUSY) => Ok(()),
+            Err(Errno::INTR) => Ok(()),
+            // No memory for requests. What lands makes room; asked again with the next call. Where nothing flies nothing
+            // would.
+            Err(Errno::AGAIN | Errno::BUSY) if self.flying > 0 => match self.enter(0, wait.min(self.flying)) {
+                Ok(_) | Err(Errno::INTR) => Ok(()),
+                Err(errno) => Err(errno),
+            },
             Err(errno) => Err(errno),
         }
+    }
+
+    /// Waits until everything that the kernel took has landed; what it has not taken never begins. The completions are
+    /// lost. False if the kernel lets nobody wait: what flies may be written at any time from now on.
+    #[must_use]
+    pub fn settle(&mut self) -> bool {
+        // The kernel looks at the queue in `enter` only, and as far as it is told.
+        self.tail = self.tail.wrapping_sub(core::mem::take(&mut self.waiting));
+        self.word(SQ_TAIL).store(self.tail, Release);
+        loop {
+            while self.landed().is_some() {}
+            if self.flying == 0 {
+                return true;
+            }
+            match self.enter(0, 1) {
+                Ok(_) | Err(Errno::INTR | Errno::AGAIN | Errno::BUSY) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn enter(&self, submit: u32, wait: u32) -> Result<u32> {
+        let asked = [self.fd as usize, submit as usize, wait as usize, ENTER_GETEVENTS, 0, 0];
+        // SAFETY: the memory of each read is the word of who added it.
+        unsafe { call(NR_ENTER, asked) }.map(|taken| taken as u32)
     }
 
     /// The next completion: its token, and bytes or an errno.
@@ -229,10 +263,9 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // What flies writes into memory that is not ours: it lands first.
-        while self.under_way() > 0 && self.submit(1).is_ok() {
-            while self.landed().is_some() {}
-        }
+        // What flies writes into memory that is not ours: it lands first. Where it cannot be waited for, who added it has
+        // been told, or never took its completions.
+        let _ = self.settle();
         // SAFETY: our own mappings, which nobody else knows.
         unsafe {
             let _ = munmap(self.entries.0, self.entries.1);
@@ -286,6 +319,80 @@ mod tests {
         }
         assert_eq!(out, bytes);
         assert_eq!(ring.under_way(), 0);
+    }
+
+    /// A ring, and a pipe: a read of it flies until somebody writes.
+    fn with_pipe() -> Option<(Ring, Fd, Fd)> {
+        let (out, into) = crate::linux::pipe().unwrap();
+        match Ring::new(4) {
+            Ok(ring) => Some((ring, out, into)),
+            Err(e) => {
+                eprintln!("skipped: no io_uring: {e}");
+                None
+            }
+        }
+    }
+
+    fn write(into: Fd, bytes: &[u8]) {
+        // SAFETY: a live slice.
+        assert_eq!(unsafe { libc::write(into, bytes.as_ptr().cast(), bytes.len()) }, bytes.len() as isize);
+    }
+
+    #[test]
+    fn what_flies_lands_before_a_ring_is_gone_and_what_waits_never_begins() {
+        for dropped in [false, true] {
+            let Some((mut ring, out, into)) = with_pipe() else { return };
+            let mut landed = [0u8; 4];
+            let mut never = [0u8; 4];
+            // SAFETY: both live until the ring is settled or gone.
+            unsafe {
+                assert!(ring.read(out, landed.as_mut_ptr(), 4, u64::MAX, 1));
+                ring.submit(0).unwrap();
+                assert!(ring.read(out, never.as_mut_ptr(), 4, u64::MAX, 2));
+            }
+            assert_eq!(ring.under_way(), 2);
+            let writer = std::thread::spawn(move || {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                write(into, b"landmore");
+            });
+            if dropped {
+                drop(ring);
+            } else {
+                assert!(ring.settle());
+                assert_eq!(ring.under_way(), 0);
+                // As good as new.
+                // SAFETY: as above.
+                unsafe { assert!(ring.read(-1, never.as_mut_ptr(), 4, 0, 3)) };
+                ring.submit(1).unwrap();
+                assert_eq!(ring.landed(), Some((3, Err(Errno::BADF))));
+            }
+            writer.join().unwrap();
+            assert_eq!((&landed, &never), (b"land", &[0; 4]));
+            let mut rest = [0u8; 8];
+            // SAFETY: `rest` is as long as said.
+            assert_eq!(unsafe { crate::linux::read(out, rest.as_mut_ptr(), 8) }, Ok(4));
+            assert!(rest.starts_with(b"more"));
+            close(out).and(close(into)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_ring_that_cannot_be_waited_for_says_so() {
+        let Some((mut ring, out, into)) = with_pipe() else { return };
+        // Never given back: that is what the answer means.
+        let memory: &'static mut [u8; 4] = Box::leak(Box::new([0; 4]));
+        // SAFETY: it lives for ever.
+        unsafe { assert!(ring.read(out, memory.as_mut_ptr(), 4, u64::MAX, 1)) };
+        ring.submit(0).unwrap();
+        // From here on its number names another file, which refuses.
+        let null = File::open("/dev/null").unwrap();
+        // SAFETY: no memory is involved; the number is the ring's own.
+        assert_eq!(unsafe { libc::dup2(null.as_raw_fd(), ring.fd) }, ring.fd);
+        assert!(ring.submit(1).is_err());
+        assert!(!ring.settle());
+        assert_eq!(ring.under_way(), 1);
+        drop(ring);
+        close(out).and(close(into)).unwrap();
     }
 
     #[test]
