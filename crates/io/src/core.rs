@@ -10,7 +10,7 @@ use spinio_plan::{Reason, Route};
 
 use spinio_sys::linux;
 
-use crate::crew::{Crew, Tidy};
+use crate::crew::{Crew, Idle, Tidy};
 use crate::file::ahead::ReadAhead;
 use crate::file::streams::Streams;
 use crate::file::{File, Files};
@@ -82,17 +82,6 @@ impl Tidy for KeepPins {
     }
 }
 
-/// What the readers of batches do while there is no batch: nothing.
-struct Idle;
-
-impl Tidy for Idle {
-    fn nap(&self) -> Option<Duration> {
-        None
-    }
-
-    fn tidy(&self) {}
-}
-
 impl Verdict {
     /// Whether P2P may be used, or why not.
     pub(crate) fn allows(self) -> Result<(), Reason> {
@@ -121,6 +110,7 @@ pub(crate) struct Core {
     keepers: OnceLock<Option<Crew>>,
     mates: OnceLock<Option<Crew>>,
     batchers: OnceLock<Option<Crew>>,
+    readers: OnceLock<Option<Crew>>,
     /// The kernel offers no ring of asynchronous reads.
     pub(crate) ring_refused: AtomicBool,
     stagings: Mutex<Vec<Arc<Staging>>>,
@@ -163,6 +153,7 @@ impl Core {
             keepers: OnceLock::new(),
             mates: OnceLock::new(),
             batchers: OnceLock::new(),
+            readers: OnceLock::new(),
             ring_refused: AtomicBool::new(false),
             stagings: Mutex::default(),
             verdicts: Mutex::default(),
@@ -302,6 +293,12 @@ impl Core {
         }
         let made = || Crew::mates(self.kernel, self.batch_threads() - 1, self.look, Idle);
         self.batchers.get_or_init(made).as_ref()
+    }
+
+    /// The threads that read the pieces of large batches, and do nothing else.
+    pub(crate) fn readers(&self) -> Option<&Crew> {
+        let made = || Crew::readers(self.kernel, self.batch_threads() - 1, self.look);
+        self.readers.get_or_init(made).as_ref()
     }
 
     /// The staging ring of a device.

@@ -6,13 +6,15 @@
 //!   any thread drops a twin ─> graveyard ──> keeper closes it, in the table it lives in
 //! ```
 //!
-//! There are two, because a thread sees one descriptor table:
+//! There are three kinds, because a thread sees one descriptor table:
 //!
 //! - **keepers** have a table of their own and hold SPIN's descriptors in it. They must not call a
 //!   device: its driver finds its own descriptors by number, in the table of the caller (seen: CUDA
 //!   fails to register memory there, or aborts).
 //! - **mates** share the program's table, so they can call the driver, and read files through the
 //!   program's descriptor while the program's thread waits in its call.
+//! - **readers** have one each, so that they share no word with anybody when they read (batch/readers.rs). They open what
+//!   they need for the time of a task; like keepers, they call no device.
 //!
 //! A helper that ran out of work looks at the queue for a few microseconds, because the
 //! next request of a stream of reads comes soon and waking a sleeper costs more than
@@ -28,7 +30,7 @@ use std::sync::atomic::{
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use spinio_sys::linux::{Fd, Private, spawn_quiet};
+use spinio_sys::linux::{Fd, Private, leave_descriptor_table, spawn_quiet};
 
 use crate::kernel::Kernel;
 use crate::lock::lock;
@@ -83,8 +85,10 @@ struct Shared {
 /// Helper threads of a runtime.
 pub(crate) struct Crew {
     shared: Arc<Shared>,
-    /// Keepers have it.
+    /// Keepers and readers have it.
     private: Option<Private>,
+    /// Each thread leaves the table that it was made with for one of its own.
+    apart: bool,
     size: usize,
 }
 
@@ -102,6 +106,17 @@ pub(crate) trait Tidy: Send + Sync {
     fn tidy(&self);
 }
 
+/// What the readers of batches do while there is no batch: nothing.
+pub(crate) struct Idle;
+
+impl Tidy for Idle {
+    fn nap(&self) -> Option<Duration> {
+        None
+    }
+
+    fn tidy(&self) {}
+}
+
 impl Crew {
     /// Up to `size` keepers, started as work comes.
     /// `look`: how long an idle one looks for work before it sleeps.
@@ -112,7 +127,7 @@ impl Crew {
         tidy: impl Tidy + 'static,
     ) -> Option<Crew> {
         let private = kernel.private().ok()?;
-        Crew::new(kernel, Some(private), size, look, tidy)
+        Crew::new(kernel, Some(private), false, size, look, tidy)
     }
 
     /// `size` mates. A thread has the descriptor table of the one that makes it, so all are made now, and this must be
@@ -123,12 +138,19 @@ impl Crew {
         look: Duration,
         tidy: impl Tidy + 'static,
     ) -> Option<Crew> {
-        Crew::new(kernel, None, size, look, tidy)
+        Crew::new(kernel, None, false, size, look, tidy)
+    }
+
+    /// Up to `size` readers, started as work comes.
+    pub(crate) fn readers(kernel: &'static dyn Kernel, size: usize, look: Duration) -> Option<Crew> {
+        let private = kernel.private().ok()?;
+        Crew::new(kernel, Some(private), true, size, look, Idle)
     }
 
     fn new(
         kernel: &'static dyn Kernel,
         private: Option<Private>,
+        apart: bool,
         size: usize,
         look: Duration,
         tidy: impl Tidy + 'static,
@@ -143,7 +165,7 @@ impl Crew {
             lingering: AtomicBool::new(false),
             tidy: Box::new(tidy),
         });
-        let crew = Crew { shared, private, size: size.max(1) };
+        let crew = Crew { shared, private, apart, size: size.max(1) };
         let at_once = if crew.private.is_some() { 1 } else { crew.size };
         crew.hire(at_once).then_some(crew)
     }
@@ -255,7 +277,7 @@ impl Crew {
         }
     }
 
-    /// Makes sure `wanted` keepers run; mates are all there from the beginning.
+    /// Makes sure `wanted` keepers or readers run; mates are all there from the beginning.
     fn hire_more(&self, wanted: usize) {
         if self.private.is_some() {
             self.hire(wanted);
@@ -270,6 +292,11 @@ impl Crew {
             let shared = Arc::clone(&self.shared);
             drop(state);
             let made = match &self.private {
+                Some(private) if self.apart => private.spawn("spinio-reader", move || {
+                    // Else it shares the table with the other readers: that is slower, not wrong.
+                    let _ = leave_descriptor_table(0);
+                    shared.work();
+                }),
                 Some(private) => private.spawn("spinio-keeper", move || shared.work()),
                 None => spawn_quiet("spinio-mate", STACK, move || shared.work()).is_ok(),
             };
@@ -432,15 +459,6 @@ mod tests {
     use crate::kernel::Linux;
     use std::sync::atomic::{AtomicU64, Ordering::AcqRel};
 
-    struct Nothing;
-
-    impl Tidy for Nothing {
-        fn nap(&self) -> Option<Duration> {
-            None
-        }
-        fn tidy(&self) {}
-    }
-
     struct Count {
         left: AtomicU64,
         done: AtomicU64,
@@ -456,7 +474,7 @@ mod tests {
 
     #[test]
     fn every_piece_of_every_task_is_done_once() {
-        let crew = Crew::keepers(&Linux, 3, Duration::ZERO, Nothing).expect("helpers");
+        let crew = Crew::keepers(&Linux, 3, Duration::ZERO, Idle).expect("helpers");
         let tasks: Vec<_> =
             (0..50).map(|_| Arc::new(Count { left: AtomicU64::new(100), done: AtomicU64::new(0) })).collect();
         for task in &tasks {
@@ -472,7 +490,7 @@ mod tests {
 
     #[test]
     fn what_a_helper_opens_the_program_cannot_see_and_a_dropped_twin_is_closed() {
-        let crew = Crew::keepers(&Linux, 2, Duration::ZERO, Nothing).expect("helpers");
+        let crew = Crew::keepers(&Linux, 2, Duration::ZERO, Idle).expect("helpers");
         let tid = spinio_sys::linux::gettid();
         let file = tempfile::tempfile().unwrap();
         let ours = std::os::fd::AsRawFd::as_raw_fd(&file);
@@ -488,7 +506,7 @@ mod tests {
 
     #[test]
     fn a_call_that_panics_answers_nothing_and_the_crew_lives_on() {
-        let crew = Crew::keepers(&Linux, 1, Duration::ZERO, Nothing).expect("helpers");
+        let crew = Crew::keepers(&Linux, 1, Duration::ZERO, Idle).expect("helpers");
         assert_eq!(crew.call(|| -> u32 { std::panic::resume_unwind(Box::new("planned")) }), None);
         assert_eq!(crew.call(|| 7), Some(7));
     }

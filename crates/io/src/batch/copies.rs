@@ -8,13 +8,9 @@
 //!
 //! They take items from the back, while the caller may be registering others from the front (frontier.rs).
 //!
-//! A `pread` of 512 bytes costs 0.4 us and one of 4 KiB a whole one, mostly memory that no cache of the CPU has, so this
-//! is a work for many threads: `SPINIO_BATCH_THREADS`. They read through the program's own descriptors. What is not in
-//! the page cache the kernel reads: that is also how everything ends that another route could not bring.
-//!
-//! Known flaw: every `pread` counts its use of the descriptor up and down, and all threads share that counter. Seen
-//! (H200, 1 M reads out of 8 GiB): 512 bytes at 1.7 GB/s with 6 threads and 1.9 with 12 or 15, 4 KiB at 10.4, 16.0 and
-//! 15.2 GB/s, and from 6 threads to 15 twice the time of the CPU.
+//! Here by the threads that may call the device, each for itself, through the program's own descriptors: few pieces, or
+//! more than one device. Many pieces are read by threads that do nothing else (readers.rs). What is not in the page cache
+//! the kernel reads: that is also how everything ends that another route could not bring.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -22,15 +18,17 @@ use std::time::Instant;
 
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
+use spinio_sys::linux::Fd;
 
 use crate::batch::frontier::Frontier;
 use crate::batch::gate::Gate;
 use crate::batch::outlet::{Page, Pen};
 use crate::batch::work::{HOST, Item, Work};
 use crate::crew::Task;
+use crate::staging::Block;
 
 /// Items a thread takes at once.
-const STEP: u32 = 128;
+pub(super) const STEP: u32 = 128;
 
 /// Items to be copied, by however many threads.
 pub(crate) struct Copies {
@@ -43,15 +41,49 @@ pub(crate) struct Copies {
     gate: Gate,
 }
 
-/// What a thread has open towards one device.
-struct Open {
-    pen: Pen,
-    page: Option<Page>,
-    /// Whose bytes lie in the page: places in [`Copies::items`].
+/// A page that is being filled.
+pub(super) struct Sheet {
+    page: Page,
+    /// Whose bytes lie in it: places in [`Copies::items`].
     items: Vec<u32>,
     bytes: u64,
     begun: Instant,
 }
+
+impl Sheet {
+    pub(super) fn new(page: Page) -> Sheet {
+        Sheet { page, items: Vec::new(), bytes: 0, begun: Instant::now() }
+    }
+
+    /// Reads an item into it; false if it has no room for that.
+    pub(super) fn add(&mut self, copies: &Copies, fd: Fd, at: usize) -> bool {
+        let item = &copies.items[at];
+        let Some(room) = self.page.room(item.len as usize, item.to) else { return false };
+        // SAFETY: the page has room for as many bytes there.
+        let got = unsafe { copies.fill(fd, item, self.page.ptr().wrapping_add(room), Route::Copy) };
+        debug_assert!(got <= item.len as usize);
+        if got > 0 {
+            self.page.put(room, got, item.to);
+            self.items.push(at as u32);
+            self.bytes += got as u64;
+        }
+        true
+    }
+
+    /// Takes it apart; nothing of it is sent.
+    pub(super) fn into_block(self) -> Block {
+        self.page.into_block()
+    }
+}
+
+/// What a thread has open towards one device.
+struct Open {
+    pen: Pen,
+    sheet: Option<Sheet>,
+}
+
+/// What a thread has open towards every device.
+pub(super) struct Opens(Vec<Option<Open>>);
 
 impl Copies {
     /// The first `floor` of the items are left to the caller.
@@ -62,14 +94,19 @@ impl Copies {
         Arc::new(Copies { work: Arc::clone(work), items, frontier, floor, reason, gate: Gate::new() })
     }
 
-    /// Calls helpers, as many as are of use.
-    pub(crate) fn call_helpers(self: &Arc<Self>) {
-        // A helper is worth waking for a few hundred pieces, or a quarter of a MiB.
+    /// Threads that are of use, the caller included.
+    pub(super) fn wanted(&self) -> usize {
+        // One is worth waking for a few hundred pieces, or a quarter of a MiB.
         let items = &self.items[self.floor..];
-        let wanted = match items.len() / 256 {
+        match items.len() / 256 {
             few if few < 64 => few.max((items.iter().map(|i| u64::from(i.len)).sum::<u64>() >> 18) as usize),
             many => many,
-        };
+        }
+    }
+
+    /// Calls helpers, as many as are of use.
+    pub(crate) fn call_helpers(self: &Arc<Self>) {
+        let wanted = self.wanted();
         if wanted > 1
             && let Some(crew) = self.work.core.batchers()
         {
@@ -85,94 +122,108 @@ impl Copies {
     }
 
     fn work(&self) {
-        let mut open: Vec<Option<Open>> = self.work.outlets.iter().map(|_| None).collect();
-        while let Some(range) = self.frontier.back(STEP) {
-            for at in range.clone() {
-                self.one(at, &mut open);
-            }
-            self.check(range);
+        let mut opens = self.open();
+        while self.step(&mut opens) {}
+        self.close(opens);
+    }
+
+    pub(super) fn open(&self) -> Opens {
+        Opens(self.work.outlets.iter().map(|_| None).collect())
+    }
+
+    /// Copies some items; false if there are none left.
+    pub(super) fn step(&self, opens: &mut Opens) -> bool {
+        let Some(range) = self.frontier.back(STEP) else { return false };
+        for at in range.clone() {
+            self.one(at, opens);
         }
-        for open in open.into_iter().flatten() {
-            let mut open = open;
-            self.send(&mut open);
-            open.pen.finish();
+        self.check(range);
+        true
+    }
+
+    /// Sends what is not sent, and waits until it has arrived.
+    pub(super) fn close(&self, mut opens: Opens) {
+        self.send_all(&mut opens);
+        opens.0.into_iter().flatten().for_each(|open| open.pen.finish());
+    }
+
+    pub(super) fn send_all(&self, opens: &mut Opens) {
+        for Open { pen, sheet } in opens.0.iter_mut().flatten() {
+            if let Some(sheet) = sheet.take() {
+                self.send(pen, sheet);
+            }
         }
     }
 
-    fn one(&self, at: usize, open: &mut [Option<Open>]) {
+    /// The pen for the items of an outlet.
+    pub(super) fn pen<'a>(&self, opens: &'a mut Opens, outlet: u16) -> &'a mut Pen {
+        &mut self.opened(opens, outlet).pen
+    }
+
+    fn opened<'a>(&self, opens: &'a mut Opens, outlet: u16) -> &'a mut Open {
+        let fresh = || Open { pen: Pen::new(&self.work.outlets[outlet as usize]), sheet: None };
+        opens.0[outlet as usize].get_or_insert_with(fresh)
+    }
+
+    fn one(&self, at: usize, opens: &mut Opens) {
         let item = &self.items[at];
-        let len = item.len as usize;
+        let fd = self.work.sources[item.source as usize].fd;
         if item.outlet == HOST || !self.work.outlets[item.outlet as usize].device.abilities().copies {
             let begun = Instant::now();
             // SAFETY: host-mapped memory inside its allocation, or memory of the host for the kernel to judge.
-            let got = unsafe { self.fill(item, item.to as *mut u8, Route::Store) };
+            let got = unsafe { self.fill(fd, item, item.to as *mut u8, Route::Store) };
             self.count(Route::Store, got as u64, begun);
             return;
         }
-        let Some((page_at, page)) = self.room(item, open) else {
+        if let Some(sheet) = &mut self.opened(opens, item.outlet).sheet
+            && sheet.add(self, fd, at)
+        {
+            return;
+        }
+        let Some(page) = self.turn(item.outlet, opens) else {
             return self.work.ended(item, 0, Some(Errno::NOMEM));
         };
-        // SAFETY: the page has room for `len` bytes there.
-        let got = unsafe { self.fill(item, page.wrapping_add(page_at), Route::Copy) };
-        debug_assert!(got <= len);
-        if got > 0
-            && let Some(open) = &mut open[item.outlet as usize]
-            && let Some(page) = &mut open.page
-        {
-            page.put(page_at, got, item.to);
-            open.items.push(at as u32);
-            open.bytes += got as u64;
+        let sheet = self.opened(opens, item.outlet).sheet.insert(Sheet::new(page));
+        if !sheet.add(self, fd, at) {
+            self.work.ended(item, 0, Some(Errno::NOMEM));
         }
     }
 
-    /// Room for an item: where in which memory.
-    fn room(&self, item: &Item, open: &mut [Option<Open>]) -> Option<(usize, *mut u8)> {
-        let which = item.outlet as usize;
-        let outlet = &self.work.outlets[which];
-        if let Some(Open { page: Some(page), .. }) = &open[which]
-            && let Some(at) = page.room(item.len as usize, item.to)
-        {
-            return Some((at, page.ptr()));
+    /// Sends the page towards an outlet, and takes a new one.
+    fn turn(&self, which: u16, opens: &mut Opens) -> Option<Page> {
+        let Open { pen, sheet } = self.opened(opens, which);
+        if let Some(full) = sheet.take() {
+            self.send(pen, full);
         }
-        if let Some(full) = &mut open[which] {
-            self.send(full);
-        }
+        let outlet = &self.work.outlets[which as usize];
         let block = match outlet.staging.try_take() {
             Ok(Some(block)) => block,
             // Who waits must not hold what others wait for.
             Ok(None) => {
-                open.iter_mut().flatten().for_each(|o| self.send(o));
+                self.send_all(opens);
                 outlet.staging.take().ok()?
             }
             Err(_) => return None,
         };
-        let page = Page::new(outlet, block);
-        let room = page.room(item.len as usize, item.to).map(|at| (at, page.ptr()));
-        let fresh = || Open { pen: Pen::new(outlet), page: None, items: Vec::new(), bytes: 0, begun: Instant::now() };
-        let slot = open[which].get_or_insert_with(fresh);
-        slot.begun = Instant::now();
-        slot.page = Some(page);
-        room
+        Some(Page::new(outlet, block))
     }
 
     /// Sends a page. What cannot be gathered is read and copied one by one; what cannot be copied has failed.
-    fn send(&self, open: &mut Open) {
-        let Some(page) = open.page.take() else { return };
-        let items = std::mem::take(&mut open.items);
+    pub(super) fn send(&self, pen: &mut Pen, sheet: Sheet) {
+        let Sheet { page, items, bytes, begun } = sheet;
         let gathered = page.gathers();
-        match open.pen.send(page) {
-            Ok(()) => self.count(Route::Copy, open.bytes, open.begun),
-            Err(e) if !gathered => open.pen.outlet.fail(e),
+        match pen.send(page) {
+            Ok(()) => self.count(Route::Copy, bytes, begun),
+            Err(e) if !gathered => pen.outlet.fail(e),
             Err(_) => {
                 for at in items {
-                    if let Err(e) = self.again(&self.items[at as usize], &mut open.pen) {
-                        open.pen.outlet.fail(e);
+                    if let Err(e) = self.again(&self.items[at as usize], pen) {
+                        pen.outlet.fail(e);
                         break;
                     }
                 }
             }
         }
-        open.bytes = 0;
     }
 
     /// One item in a page of its own.
@@ -180,8 +231,9 @@ impl Copies {
         let begun = Instant::now();
         let mut page = Page::new(&pen.outlet, pen.outlet.staging.take()?);
         let Some(at) = page.room(item.len as usize, item.to) else { return Ok(()) };
+        let fd = self.work.sources[item.source as usize].fd;
         // SAFETY: the page has room for as many bytes there.
-        let got = unsafe { self.fill(item, page.ptr().wrapping_add(at), Route::Copy) };
+        let got = unsafe { self.fill(fd, item, page.ptr().wrapping_add(at), Route::Copy) };
         if got > 0 {
             page.put(at, got, item.to);
         }
@@ -194,15 +246,14 @@ impl Copies {
     ///
     /// # Safety
     /// `into` must have as many bytes, or be an address that the kernel may refuse.
-    unsafe fn fill(&self, item: &Item, into: *mut u8, route: Route) -> usize {
+    pub(super) unsafe fn fill(&self, fd: Fd, item: &Item, into: *mut u8, route: Route) -> usize {
         let kernel = self.work.core.kernel;
-        let source = &self.work.sources[item.source as usize];
         let len = item.len as usize;
         let mut got = 0;
         while got < len {
             let at = item.offset + got as u64;
             // SAFETY: passed on to the caller.
-            match unsafe { kernel.pread(route, source.fd, into.wrapping_add(got), len - got, at, 0) } {
+            match unsafe { kernel.pread(route, fd, into.wrapping_add(got), len - got, at, 0) } {
                 Ok(0) => {
                     self.work.ended(item, got as u64, None);
                     break;

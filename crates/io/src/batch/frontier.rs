@@ -51,6 +51,12 @@ impl Frontier {
         }
     }
 
+    /// Whether nothing is left that may be taken from the back.
+    pub(crate) fn is_met(&self) -> bool {
+        let (low, high) = apart(self.ends.load(Relaxed));
+        low.max(self.floor) >= high
+    }
+
     /// Takes up to `most` from the back; `None` if nothing is left above the floor.
     pub(crate) fn back(&self, most: u32) -> Option<Range<usize>> {
         let mut ends = self.ends.load(Relaxed);

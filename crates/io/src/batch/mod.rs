@@ -7,7 +7,8 @@
 //!     │ residency.rs  cached or absent
 //!     ▼
 //!   items ── cached, from the front ──> register.rs   registered for this batch, gathered ───────┐
-//!         ├─ cached, from the back ───> copies.rs     many threads read into pages of staging ─┤
+//!         ├─ cached, from the back ───> copies.rs     read into pages of staging, ─────────────┤
+//!         │                             readers.rs    if there are many by many threads        │
 //!         └─ absent ──────────────────> storage.rs    O_DIRECT, 128 reads in flight ───────────┤
 //!                                                                                              ▼
 //!                          outlet.rs    a page and a list: one launch takes each piece to its place
@@ -29,11 +30,13 @@
 
 pub(crate) mod code;
 mod copies;
+mod exchange;
 mod frontier;
 mod gate;
 mod held;
 mod list;
 mod outlet;
+mod readers;
 mod register;
 mod residency;
 mod sort;
@@ -53,6 +56,7 @@ pub use self::ticket::Ticket;
 use self::copies::Copies;
 use self::held::Held;
 use self::list::List;
+use self::readers::Readers;
 use self::residency::Where;
 use self::sort::{Sample, Sorter};
 use self::storage::Storage;
@@ -154,13 +158,16 @@ impl Sorted {
             let parts = register::lay(&work, &mut cached);
             let storage = (!absent.is_empty()).then(|| Storage::new(&work, absent));
             let copies = (!cached.is_empty()).then(|| Copies::new(&work, cached, parts.floor, Reason::Cached));
-            if let Some(copies) = &copies {
+            let readers = copies.as_ref().and_then(Readers::call);
+            if let (Some(copies), None) = (&copies, &readers) {
                 copies.call_helpers();
             }
             let registered = copies.as_ref().map(|copies| register::gather(copies, &parts));
             let mut missed = storage.map_or(Vec::new(), |storage| storage.finish());
-            if let Some(copies) = copies {
-                copies.finish();
+            match (readers, copies) {
+                (Some(readers), _) => missed.extend(readers.finish()),
+                (None, Some(copies)) => copies.finish(),
+                (None, None) => {}
             }
             missed.extend(registered.map_or(Vec::new(), |registered| registered.finish(&work)));
             if !missed.is_empty() {

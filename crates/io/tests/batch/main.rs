@@ -1,112 +1,21 @@
 //! Batches against the `pread`s that they stand for: every residency, every form, every fault.
 
+mod readers;
+mod subject;
+
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
 
-use spinio_device::emulated::{Emulated, Outstanding, POISON};
+use spinio_device::emulated::POISON;
 use spinio_device::{Device, ErrorKind, QueueId, Wait};
 use spinio_io::{Each, Many, Piece, Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::place::{self, Place};
+use spinio_testkit::place;
 use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, Rng, file, leaks, within};
-
-const SIZE: usize = (2 << 20) + 777;
-
-struct Subject {
-    _place: Place,
-    path: PathBuf,
-    file: File,
-}
-
-impl Subject {
-    fn on(kind: &'static str) -> Result<Subject, String> {
-        let place = place::on(kind)?;
-        let path = place.file("subject");
-        let file = file::written(&path, SIZE as u64);
-        file.sync_all().unwrap();
-        Ok(Subject { _place: place, path, file })
-    }
-
-    fn new() -> Subject {
-        Subject::on("tree").unwrap()
-    }
-
-    fn fd(&self) -> i32 {
-        self.file.as_raw_fd()
-    }
-}
-
-fn settings() -> Settings {
-    Settings { staging: 8 << 20, kernels: None, ..Settings::default() }
-}
-
-/// Pieces of random place and length, some past the end; each goes to a place of its own in the buffer, a few bytes of
-/// which lie unused between them.
-fn pieces(rng: &mut Rng, fds: &[i32], buffer: &Buffer, count: usize, longest: u64) -> Vec<Piece> {
-    let mut to = 0;
-    let mut all = Vec::new();
-    for _ in 0..count {
-        let len = match rng.below(4) {
-            0 => 512,
-            1 => 4096,
-            _ => rng.edgy(longest),
-        };
-        let mut offset = rng.edgy(SIZE as u64 + 9000);
-        if rng.chance(40) {
-            offset = offset / 512 * 512;
-        }
-        if rng.chance(10) && !all.is_empty() {
-            let earlier: &Piece = rng.pick(&all);
-            offset = earlier.offset;
-        }
-        to += rng.below(3) * 16 + u64::from(rng.chance(30));
-        if to + len > buffer.len() as u64 {
-            break;
-        }
-        let address = buffer.addr().0 + to;
-        all.push(Piece { fd: *rng.pick(fds), offset, len, address, ..Piece::default() });
-        to += len;
-    }
-    all
-}
-
-/// Fails unless each piece is what the file says, and every other byte of the buffer untouched.
-fn check(pieces: &[Piece], buffer: &Buffer) {
-    let mut expected = vec![POISON; buffer.len()];
-    for (n, p) in pieces.iter().enumerate() {
-        let within = p.len.min((SIZE as u64).saturating_sub(p.offset)) as usize;
-        assert_eq!(p.result, within as i64, "piece {n}: {p:?}");
-        let at = (p.address - buffer.addr().0) as usize;
-        expected[at..at + within].copy_from_slice(&file::bytes(p.offset, within, 0));
-    }
-    let seen = buffer.bytes();
-    if let Some(at) = seen.iter().zip(&expected).position(|(a, b)| a != b) {
-        let whose = pieces.iter().position(|p| (p.address..p.address + p.len).contains(&(buffer.addr().0 + at as u64)));
-        panic!("byte {at} is {:#x}, not {:#x}: piece {whose:?}", seen[at], expected[at]);
-    }
-}
-
-fn routes(runtime: &Runtime) -> Vec<Route> {
-    let mut routes: Vec<_> = runtime.stats().lines.iter().filter(|l| l.bytes > 0).map(|l| l.route).collect();
-    routes.sort();
-    routes.dedup();
-    routes
-}
-
-/// Waits until the device has everything back from a runtime that was let go: a helper that came too late for its last
-/// batch may be the last to do so.
-fn assert_nothing_lent(device: &Emulated, buffers: usize) {
-    let nothing = Outstanding { allocations: buffers, ..Outstanding::default() };
-    let begun = std::time::Instant::now();
-    while device.outstanding() != nothing && begun.elapsed() < std::time::Duration::from_secs(60) {
-        std::thread::yield_now();
-    }
-    assert_eq!(device.outstanding(), nothing);
-}
+use subject::{SIZE, Subject, assert_nothing_lent, check, pieces, routes, settings};
 
 #[test]
 fn any_mixture_is_what_single_reads_would_have_been() {
