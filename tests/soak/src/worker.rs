@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use spinio_device::emulated::{Emulated, Outstanding};
-use spinio_io::{Runtime, Settings, forget_all};
+use spinio_io::{Runtime, Settings, forget_range};
 use spinio_plan::Route;
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, Rng, file, leaks};
@@ -229,7 +229,7 @@ impl Worker<'_> {
 
     /// The end: nothing may be left over.
     fn leave(self, descriptors: usize) -> Result<()> {
-        forget_all();
+        forget_range(0, u32::MAX);
         let Worker { devices, runtimes, .. } = self;
         drop(runtimes);
         let begun = Instant::now();
