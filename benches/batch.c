@@ -15,73 +15,28 @@
  * Everything but "each" and the limits needs LD_PRELOAD=libspinio.so. CPU time is user + system of the whole process.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #define GPU_MORE(F)                                                                                                    \
     F(cuModuleLoadData, (void **, const void *))                                                                       \
     F(cuModuleGetFunction, (void **, void *, const char *))                                                            \
     F(cuLaunchKernel, (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **))
-#include "gpu.h"
+#include "rows.h"
 
-#define MIB ((size_t)1 << 20)
 #define DEPTH 128
 
 static struct {
-    const char *row, *mode, *file, *ptx;
+    const char *ptx;
     size_t size, block, count, times;
-} arg = {.block = 4096, .count = 1000000, .times = 4};
+} arg = {.ptx = "gather.ptx", .block = 4096, .count = 1000000, .times = 4};
 static int fd;
 static size_t file_size;
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + t.tv_nsec * 1e-9;
-}
-
-static double cpu(void) {
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return u.ru_utime.tv_sec + u.ru_stime.tv_sec + (u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
-}
-
-static void fail(const char *what) {
-    const char *(*why)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, "spinio_last_error");
-    fprintf(stderr, "batch %s %s: %s: %s. %s\n", arg.row, arg.mode, what, strerror(errno), why ? why() : "");
-    exit(3);
-}
-
-static int is(const char *mode) { return strcmp(arg.mode, mode) == 0; }
-
-static void *ours(const char *name) {
-    void *f = dlsym(RTLD_DEFAULT, name);
-    if (!f) {
-        fprintf(stderr, "batch: %s is not there: LD_PRELOAD=libspinio.so\n", name);
-        exit(3);
-    }
-    return f;
-}
-
 static uint64_t seed = 88172645463325252ull;
 static uint64_t number(void) { return seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17; }
-
-static void *pinned(size_t size) {
-    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
-        fail("mmap");
-    madvise(p, size, MADV_HUGEPAGE);
-    memset(p, 1, size);
-    GPU(cuMemHostRegister_v2(p, size, 1));
-    return p;
-}
 
 static double t0, c0, t, c;
 static void begin(void) {
@@ -97,7 +52,7 @@ static void stop(void) {
 static void tell(double bytes, const char *right) {
     printf("{\"row\":\"%s\",\"mode\":\"%s\",\"block\":%zu,\"count\":%zu,\"bytes\":%.0f,\"seconds\":%.6f,\"gbps\":%.3f,"
            "\"kiops\":%.1f,\"cpu\":%.4f,\"cpu_per_gb\":%.4f,\"right\":%s}\n",
-           arg.row, arg.mode, arg.block, arg.count, bytes, t, bytes / t / 1e9, bytes / arg.block / t / 1e3, c,
+           asked.row, asked.mode, arg.block, arg.count, bytes, t, bytes / t / 1e9, bytes / arg.block / t / 1e3, c,
            c / (bytes / 1e9), right);
     fflush(stdout);
 }
@@ -216,7 +171,7 @@ static void storage_limit(void) {
     size_t size = p.co[5] + p.cq * 16 > p.so[6] + p.sq * 4 ? p.co[5] + p.cq * 16 : p.so[6] + p.sq * 4;
     char *rings = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring, 0);
     uint64_t(*sqe)[8] = mmap(NULL, p.sq * 64, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring, 0x10000000);
-    int direct = open(arg.file, O_RDONLY | O_DIRECT);
+    int direct = open(asked.file, O_RDONLY | O_DIRECT);
     if (rings == MAP_FAILED || (void *)sqe == MAP_FAILED || direct < 0)
         fail("ring");
     size_t unit = arg.block < 512 ? 512 : arg.block;
@@ -290,7 +245,7 @@ static const char *same(gpu_ptr to, size_t size, size_t at) {
 
 static void row_hold(void) {
     gpu_ptr to;
-    int again = strcmp(arg.row, "again") == 0;
+    int again = strcmp(asked.row, "again") == 0;
     size_t block = again ? arg.size : arg.block, total = again ? arg.size * arg.times : arg.size;
     GPU(cuMemAlloc_v2(&to, block));
     if (is("limit")) {
@@ -356,39 +311,21 @@ static void row_map(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 4) {
-        fprintf(stderr, "batch ROW MODE FILE [size= block= count= times= ptx=]\n");
-        return 2;
-    }
-    arg.row = argv[1], arg.mode = argv[2], arg.file = argv[3], arg.ptx = "gather.ptx";
-    for (int i = 4; i < argc; i++) {
-        char *value = strchr(argv[i], '=');
-        if (!value)
-            return 2;
-        *value++ = 0;
-        size_t n = strtoull(value, NULL, 0);
-        if (!strcmp(argv[i], "size")) arg.size = n;
-        else if (!strcmp(argv[i], "block")) arg.block = n;
-        else if (!strcmp(argv[i], "count")) arg.count = n;
-        else if (!strcmp(argv[i], "times")) arg.times = n;
-        else if (!strcmp(argv[i], "ptx")) arg.ptx = value;
-        else return 2;
-    }
+    static const struct option options[] = {{"size", &arg.size, NULL},
+                                            {"block", &arg.block, NULL},
+                                            {"count", &arg.count, NULL},
+                                            {"times", &arg.times, NULL},
+                                            {"ptx", NULL, &arg.ptx}};
+    static const struct row rows[] = {
+        {"random", row_random}, {"cold", row_cold}, {"hold", row_hold}, {"again", row_hold}, {"map", row_map}};
+    ask(argc, argv, options, COUNT(options));
     gpu_open();
-    fd = open(arg.file, O_RDONLY | O_CLOEXEC);
+    fd = open(asked.file, O_RDONLY | O_CLOEXEC);
     struct stat st;
     if (fd < 0 || fstat(fd, &st))
-        fail(arg.file);
+        fail(asked.file);
     file_size = st.st_size;
     if (!arg.size || arg.size > file_size)
         arg.size = file_size;
-    static const struct { const char *name; void (*run)(void); } rows[] = {
-        {"random", row_random}, {"cold", row_cold}, {"hold", row_hold}, {"again", row_hold}, {"map", row_map}};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (strcmp(rows[i].name, arg.row) == 0) {
-            rows[i].run();
-            return 0;
-        }
-    fprintf(stderr, "batch: no row %s\n", arg.row);
-    return 2;
+    return measure(rows, COUNT(rows));
 }

@@ -9,14 +9,13 @@
  * slow spells, longer than a batch. The table shows medians over children, and compares the fastest children as "best".
  * The goal for counting is at most 1.01. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "gpu.h"
+#include "measure.h"
 
 enum { ROUNDS = 21, BATCHES = 201, KINDS = 2, MODES = 3, CLOCKS = 2 };
 enum { LARGE = 8 << 20, FILE_SIZE = 64 << 20 };
@@ -24,81 +23,32 @@ static const size_t sizes[KINDS] = {4096, LARGE};
 static const int calls[KINDS] = {500, 4};
 static const char *modes[MODES] = {"off", "counting", "tracing"};
 
-static void die(const char *what)
-{
-    perror(what);
-    exit(2);
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, int count)
-{
-    qsort(values, count, sizeof *values, by_value);
-    return values[count / 2];
-}
-
 /* ---- the child ------------------------------------------------------------------------------------------------- */
-
-static void *symbol(void *library, const char *name)
-{
-    void *found = dlsym(library, name);
-    if (!found) {
-        fprintf(stderr, "%s: not found\n", name);
-        exit(2);
-    }
-    return found;
-}
 
 static char *device_memory(const char *device)
 {
     if (!strcmp(device, "emulated")) {
-        void *(*alloc)(const char *, size_t, unsigned) = symbol(RTLD_DEFAULT, "spinio_mem_alloc");
+        void *(*alloc)(const char *, size_t, unsigned) = ours("spinio_mem_alloc");
         char *memory = alloc(device, LARGE, 0);
         if (!memory)
             die("spinio_mem_alloc");
         return memory;
     }
-    void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL), *context;
-    if (!cuda) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(2);
-    }
-    int (*init)(unsigned) = symbol(cuda, "cuInit");
-    int (*device_get)(int *, int) = symbol(cuda, "cuDeviceGet");
-    int (*retain)(void **, int) = symbol(cuda, "cuDevicePrimaryCtxRetain");
-    int (*set_current)(void *) = symbol(cuda, "cuCtxSetCurrent");
-    int (*alloc)(unsigned long long *, size_t) = symbol(cuda, "cuMemAlloc_v2");
-    unsigned long long memory;
-    int number;
-    if (init(0) || device_get(&number, 0) || retain(&context, number) || set_current(context) ||
-        alloc(&memory, LARGE)) {
-        fprintf(stderr, "the CUDA driver gives no memory\n");
-        exit(2);
-    }
+    gpu_ptr memory;
+    gpu_open();
+    GPU(cuMemAlloc_v2(&memory, LARGE));
     return (char *)memory;
-}
-
-static double now(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return t.tv_sec * 1e9 + t.tv_nsec;
 }
 
 static void batch(int fd, char *memory, int kind, double *out)
 {
     clockid_t processor = kind == 0 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_PROCESS_CPUTIME_ID;
-    double begun[CLOCKS] = {now(CLOCK_MONOTONIC), now(processor)};
+    double begun[CLOCKS] = {now(), seconds(processor)};
     for (int i = 0; i < calls[kind]; i++)
         if (pread(fd, memory, sizes[kind], (off_t)(i * sizes[kind]) % FILE_SIZE) != (ssize_t)sizes[kind])
             die("pread");
-    out[0] = (now(CLOCK_MONOTONIC) - begun[0]) / calls[kind];
-    out[1] = (now(processor) - begun[1]) / calls[kind];
+    out[0] = (now() - begun[0]) * 1e9 / calls[kind];
+    out[1] = (seconds(processor) - begun[1]) * 1e9 / calls[kind];
 }
 
 static int child(const char *device)

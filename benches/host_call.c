@@ -11,49 +11,20 @@
  * reports the median of its batches; the table shows medians over children, and the ratio of the best beside that of
  * the medians, since a machine that others use has slow spells. All on one processor. The goal is at most 1.05. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "gpu.h"
+#include "measure.h"
 
 enum { ROUNDS = 21, BATCHES = 41, CALLS = 4000, KINDS = 4 };
 static const struct { const char *call; size_t size; } kinds[KINDS] = {{"pread", 1}, {"pread", 4096}, {"pwrite", 1}, {"pwrite", 4096}};
 
-static void die(const char *what)
-{
-    perror(what);
-    exit(2);
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, int count)
-{
-    qsort(values, count, sizeof *values, by_value);
-    return values[count / 2];
-}
-
 /* ---- the child ------------------------------------------------------------------------------------------------- */
-
-static void *symbol(void *library, const char *name)
-{
-    void *found = dlsym(library, name);
-    if (!found) {
-        fprintf(stderr, "%s: not found\n", name);
-        exit(2);
-    }
-    return found;
-}
 
 static void *sleep_forever(void *unused)
 {
@@ -76,23 +47,9 @@ static void use_emulated(void)
 
 static void use_cuda(void)
 {
-    void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL), *context;
-    if (!cuda) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(2);
-    }
-    int (*init)(unsigned) = symbol(cuda, "cuInit");
-    int (*device_get)(int *, int) = symbol(cuda, "cuDeviceGet");
-    int (*retain)(void **, int) = symbol(cuda, "cuDevicePrimaryCtxRetain");
-    int (*set_current)(void *) = symbol(cuda, "cuCtxSetCurrent");
-    int (*alloc)(unsigned long long *, size_t) = symbol(cuda, "cuMemAlloc_v2");
-    unsigned long long memory;
-    int device;
-    if (init(0) || device_get(&device, 0) || retain(&context, device) || set_current(context) ||
-        alloc(&memory, 1 << 20)) {
-        fprintf(stderr, "the CUDA driver gives no memory\n");
-        exit(2);
-    }
+    gpu_ptr memory;
+    gpu_open();
+    GPU(cuMemAlloc_v2(&memory, 1 << 20));
     /* One read into it, as any program that is worth preloading does; without the library it fails. */
     int fd = open("/dev/zero", O_RDONLY);
     if (read(fd, (void *)memory, 1 << 20) < 0 && getenv("LD_PRELOAD"))
@@ -104,13 +61,11 @@ static double batch(int fd, char *buffer, int kind)
 {
     size_t size = kinds[kind].size;
     ssize_t (*call)(int, void *, size_t, off_t) = strcmp(kinds[kind].call, "pread") ? (void *)pwrite : (void *)pread;
-    struct timespec begin, end;
-    clock_gettime(CLOCK_MONOTONIC, &begin);
+    double begun = now();
     for (int i = 0; i < CALLS; i++)
         if (call(fd, buffer, size, (i & 15) * 4096) != (ssize_t)size)
             die(kinds[kind].call);
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    return ((end.tv_sec - begin.tv_sec) * 1e9 + (end.tv_nsec - begin.tv_nsec)) / CALLS;
+    return (now() - begun) * 1e9 / CALLS;
 }
 
 static int child(const char *state)

@@ -6,10 +6,10 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "gpu.h"
+#include "measure.h"
 
 #define MIB ((size_t)1 << 20)
 
@@ -29,12 +29,6 @@ static gpu_ptr area;
 static char *ring;
 static void *event[BLOCKS];
 static int fd;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + t.tv_nsec * 1e-9;
-}
 
 static void run(const char *name, int with, size_t size) {
     size_t at = 0, block = 2 * MIB;

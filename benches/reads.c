@@ -17,47 +17,21 @@
  * CPU time is user + system of the whole process, taken after work deferred behind a return has had time to end.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "gpu.h"
+#include "rows.h"
 
-#define MIB ((size_t)1 << 20)
 #define MOST 0x7ffff000u /* what one pread moves at most */
 
 static struct {
-    const char *row, *mode, *file;
     size_t size, block, total, times, threads, count;
 } arg = { .block = 8 * MIB, .times = 4, .threads = 16, .count = 150 };
 static int fd;
 static size_t file_size;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + t.tv_nsec * 1e-9;
-}
-
-static double cpu(void) {
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return u.ru_utime.tv_sec + u.ru_stime.tv_sec + (u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
-}
-
-static void fail(const char *what) {
-    const char *(*why)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, "spinio_last_error");
-    fprintf(stderr, "reads %s %s: %s: %s. %s\n", arg.row, arg.mode, what, strerror(errno), why ? why() : "");
-    exit(3);
-}
-
-static int is(const char *mode) { return strcmp(arg.mode, mode) == 0; }
 
 /* pread until all is there; exits on an error or an early end. */
 static void read_all(int from, void *to, size_t size, off_t at) {
@@ -68,16 +42,6 @@ static void read_all(int from, void *to, size_t size, off_t at) {
             fail("pread");
         p += n, at += n, size -= n;
     }
-}
-
-static void *pinned(size_t size) {
-    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
-        fail("mmap");
-    madvise(p, size, MADV_HUGEPAGE);
-    memset(p, 1, size);
-    GPU(cuMemHostRegister_v2(p, size, 1));
-    return p;
 }
 
 /* Whether size device bytes at `at` are the file's at `offset`; looks at samples. */
@@ -113,7 +77,7 @@ static void end(double bytes, int ok_at, gpu_ptr at, size_t size, off_t offset) 
     const char *ok = !ok_at ? "null" : right(at, size, offset) ? "true" : "false";
     printf("{\"row\":\"%s\",\"mode\":\"%s\",\"block\":%zu,\"threads\":%zu,\"bytes\":%.0f,\"seconds\":%.6f,\"gbps\":%.3f,"
            "\"cpu\":%.4f,\"cpu_per_gb\":%.4f,\"right\":%s}\n",
-           arg.row, arg.mode, arg.block, arg.threads, bytes, t, bytes / t / 1e9, c, c / (bytes / 1e9), ok);
+           asked.row, asked.mode, arg.block, arg.threads, bytes, t, bytes / t / 1e9, c, c / (bytes / 1e9), ok);
     fflush(stdout);
 }
 
@@ -131,7 +95,7 @@ static void plain_read(gpu_ptr to, size_t size, off_t at) {
 /* Puts the library to work on another file, FILE.warm: threads, staging, the first touch of everything. */
 static void warm_up(gpu_ptr to, size_t room) {
     char name[4096];
-    snprintf(name, sizeof name, "%s.warm", arg.file);
+    snprintf(name, sizeof name, "%s.warm", asked.file);
     int other = open(name, O_RDONLY | O_CLOEXEC);
     struct stat st;
     if (other < 0 || fstat(other, &st)) {
@@ -149,11 +113,7 @@ static int by_pread(void) { return is("us") || is("us1"); }
 
 static void one_read(gpu_ptr to, size_t size) {
     if (is("us1")) {
-        ssize_t (*spinio_pread)(int, void *, size_t, off_t) = (void *)dlsym(RTLD_DEFAULT, "spinio_pread");
-        if (!spinio_pread) {
-            fprintf(stderr, "reads: spinio_pread is not there: LD_PRELOAD=libspinio.so\n");
-            exit(3);
-        }
+        ssize_t (*spinio_pread)(int, void *, size_t, off_t) = ours("spinio_pread");
         if (spinio_pread(fd, (void *)to, size, 0) != (ssize_t)size)
             fail("spinio_pread");
     } else if (is("plain")) {
@@ -178,7 +138,7 @@ static void link_limit(gpu_ptr to, size_t size, size_t times) {
 static void row_big(void) {
     gpu_ptr to;
     GPU(cuMemAlloc_v2(&to, arg.size));
-    size_t times = strcmp(arg.row, "again") == 0 ? arg.times : 1;
+    size_t times = strcmp(asked.row, "again") == 0 ? arg.times : 1;
     if (is("limit")) {
         link_limit(to, arg.size, times);
         return;
@@ -203,14 +163,14 @@ static void row_seq(void) {
     int plain = !is("us"), from = fd;
     for (int warm = 0; warm < 4; warm++) /* threads, staging, the first touch of everything */
         plain ? plain_read(to, arg.block, 0) : read_all(fd, (void *)to, arg.block, 0);
-    if (strcmp(arg.row, "trickle") == 0) {
+    if (strcmp(asked.row, "trickle") == 0) {
         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
         double left = resident(0, total);
         if (left > 1)
             fprintf(stderr, "reads trickle: %.1f %% of the file stayed in the page cache\n", left);
     }
     if (is("direct")) {
-        from = open(arg.file, O_RDONLY | O_DIRECT | O_CLOEXEC);
+        from = open(asked.file, O_RDONLY | O_DIRECT | O_CLOEXEC);
         if (from < 0)
             fail("O_DIRECT");
         host = pinned(arg.block);
@@ -292,7 +252,7 @@ static double resident(size_t at, size_t size) {
 
 static size_t next_chunk;
 static void *direct_reader(void *slot) {
-    int direct = open(arg.file, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    int direct = open(asked.file, O_RDONLY | O_DIRECT | O_CLOEXEC);
     if (direct < 0)
         fail("open O_DIRECT");
     for (;;) {
@@ -358,7 +318,7 @@ static void row_mix(void) {
         order[i] = order[j], order[j] = x;
     }
     posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-    int quiet = open(arg.file, O_RDONLY | O_CLOEXEC);
+    int quiet = open(asked.file, O_RDONLY | O_CLOEXEC);
     posix_fadvise(quiet, 0, 0, POSIX_FADV_RANDOM);
     static char sink[MIB];
     for (size_t i = 0; i < used; i++) { /* block i is of level i % LEVELS; runs are drawn without repetition */
@@ -370,7 +330,7 @@ static void row_mix(void) {
                 want--;
             }
     }
-    int direct = open(arg.file, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    int direct = open(asked.file, O_RDONLY | O_DIRECT | O_CLOEXEC);
     if (is("random"))
         posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     gpu_ptr to;
@@ -409,15 +369,10 @@ static void row_mix(void) {
     }
     for (int l = 0; l < LEVELS; l++) {
         size_t n = done[l] < 4096 ? done[l] : 4096;
-        for (size_t i = 1; i < n; i++) /* insertion sort, a few hundred */
-            for (size_t j = i; j && each[l][j] < each[l][j - 1]; j--) {
-                double x = each[l][j];
-                each[l][j] = each[l][j - 1], each[l][j - 1] = x;
-            }
         printf("{\"row\":\"mix\",\"mode\":\"%s\",\"percent\":%d,\"run\":%d,\"resident\":%.1f,\"reads\":%zu,\"gbps\":%.4f,"
                "\"median_us\":%.1f,\"right\":%s}\n",
-               arg.mode, level[l].percent, level[l].run, was[l] / done[l], done[l], done[l] * MIB / spent[l] / 1e9,
-               each[l][n / 2] * 1e6, ok ? "true" : "false");
+               asked.mode, level[l].percent, level[l].run, was[l] / done[l], done[l], done[l] * MIB / spent[l] / 1e9,
+               median(each[l], n) * 1e6, ok ? "true" : "false");
     }
 }
 
@@ -435,7 +390,7 @@ static void row_first(void) {
         us[i] = (now() - t) * 1e6;
     }
     printf("{\"row\":\"first\",\"mode\":\"%s\",\"block\":%zu,\"first_us\":%.1f,\"second_us\":%.1f,\"eighth_us\":%.1f,\"right\":%s}\n",
-           arg.mode, arg.block, us[0], us[1], us[7], right(to, arg.block, 0) ? "true" : "false");
+           asked.mode, arg.block, us[0], us[1], us[7], right(to, arg.block, 0) ? "true" : "false");
 }
 
 static void row_host(void) {
@@ -457,40 +412,24 @@ static void row_host(void) {
                 fail("pread");
         per[r] = (now() - t) / CALLS * 1e9;
     }
-    for (int i = 1; i < ROUNDS; i++)
-        for (int j = i; j && per[j] < per[j - 1]; j--) {
-            double x = per[j];
-            per[j] = per[j - 1], per[j - 1] = x;
-        }
-    printf("{\"row\":\"host\",\"mode\":\"%s\",\"block\":%zu,\"ns\":%.1f,\"best_ns\":%.1f}\n", arg.mode, arg.block,
-           per[ROUNDS / 2], per[0]);
+    double middle = median(per, ROUNDS);
+    printf("{\"row\":\"host\",\"mode\":\"%s\",\"block\":%zu,\"ns\":%.1f,\"best_ns\":%.1f}\n", asked.mode, arg.block,
+           middle, per[0]);
 }
 
 int main(int argc, char **argv) {
-    if (argc < 4) {
-        fprintf(stderr, "reads ROW MODE FILE [size= block= total= times= threads= count=]\n");
-        return 2;
-    }
-    arg.row = argv[1], arg.mode = argv[2], arg.file = argv[3];
-    for (int i = 4; i < argc; i++) {
-        char *value = strchr(argv[i], '=');
-        size_t n = value ? strtoull(value + 1, NULL, 0) : 0;
-        if (!value)
-            return 2;
-        *value = 0;
-        if (!strcmp(argv[i], "size")) arg.size = n;
-        else if (!strcmp(argv[i], "block")) arg.block = n;
-        else if (!strcmp(argv[i], "total")) arg.total = n;
-        else if (!strcmp(argv[i], "times")) arg.times = n;
-        else if (!strcmp(argv[i], "threads")) arg.threads = n;
-        else if (!strcmp(argv[i], "count")) arg.count = n;
-        else return 2;
-    }
+    static const struct option options[] = {
+        { "size", &arg.size, NULL },   { "block", &arg.block, NULL },     { "total", &arg.total, NULL },
+        { "times", &arg.times, NULL }, { "threads", &arg.threads, NULL }, { "count", &arg.count, NULL } };
+    static const struct row rows[] = {
+        { "big", row_big }, { "again", row_big }, { "seq", row_seq },     { "trickle", row_seq }, { "par", row_par },
+        { "cold", row_cold }, { "mix", row_mix }, { "first", row_first }, { "host", row_host } };
+    ask(argc, argv, options, COUNT(options));
     gpu_open();
-    fd = open(arg.file, O_RDONLY | O_CLOEXEC);
+    fd = open(asked.file, O_RDONLY | O_CLOEXEC);
     struct stat st;
     if (fd < 0 || fstat(fd, &st))
-        fail(arg.file);
+        fail(asked.file);
     file_size = st.st_size;
     if (!arg.size || arg.size > file_size)
         arg.size = file_size;
@@ -498,14 +437,5 @@ int main(int argc, char **argv) {
         arg.total = file_size;
     host = malloc(8 * MIB > arg.block ? 8 * MIB : arg.block);
     memset(host, 1, 8 * MIB > arg.block ? 8 * MIB : arg.block);
-    static const struct { const char *name; void (*run)(void); } rows[] = {
-        { "big", row_big }, { "again", row_big }, { "seq", row_seq }, { "trickle", row_seq }, { "par", row_par }, { "cold", row_cold },
-        { "mix", row_mix }, { "first", row_first }, { "host", row_host } };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (strcmp(rows[i].name, arg.row) == 0) {
-            rows[i].run();
-            return 0;
-        }
-    fprintf(stderr, "reads: no row %s\n", arg.row);
-    return 2;
+    return measure(rows, COUNT(rows));
 }

@@ -9,37 +9,13 @@
  * `warm` before MODE leaves the page cache as it is; else the file's pages are dropped first.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <spinio.h>
 
-static void *find(const char *name) {
-    void *found = dlsym(RTLD_DEFAULT, name);
-    if (!found) {
-        fprintf(stderr, "stream: no %s: LD_PRELOAD=libspinio.so\n", name);
-        exit(3);
-    }
-    return found;
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + t.tv_nsec * 1e-9;
-}
-
-static double cpu(void) {
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return u.ru_utime.tv_sec + u.ru_stime.tv_sec + (u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
-}
+#include "measure.h"
 
 int main(int argc, char **argv) {
     int warm = argc > 1 && !strcmp(argv[1], "warm");
@@ -49,8 +25,8 @@ int main(int argc, char **argv) {
     const char *mode = argv[1];
     size_t block = strtoull(argv[3], NULL, 0), total = strtoull(argv[4], NULL, 0), area = 64 << 20;
     int us = !strcmp(mode, "us"), direct = !strcmp(mode, "direct");
-    __typeof__(&spinio_mem_alloc) alloc = find("spinio_mem_alloc");
-    __typeof__(&spinio_mem_copy) copy = find("spinio_mem_copy");
+    __typeof__(&spinio_mem_alloc) alloc = ours("spinio_mem_alloc");
+    __typeof__(&spinio_mem_copy) copy = ours("spinio_mem_copy");
     char *device = alloc("emulated", area, 0), *host = aligned_alloc(4096, block);
     int fd = open(argv[2], O_RDONLY | (direct ? O_DIRECT : 0));
     if (!device || !host || fd < 0) {

@@ -13,46 +13,19 @@
  * FILE is made, and removed at the end. CPU time is user + system of the whole process.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "gpu.h"
+#include "rows.h"
 
-#define MIB ((size_t)1 << 20)
 #define AREA (64 * MIB) /* of bytes that differ */
 
 static struct {
-    const char *row, *mode, *file;
     size_t block, total, threads, over;
 } arg = { .block = 8 * MIB, .total = 2048 * MIB, .threads = 1 };
 static int fd;
 static unsigned char *bytes; /* AREA of them, as the device has them again and again */
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + t.tv_nsec * 1e-9;
-}
-
-static double cpu(void) {
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return u.ru_utime.tv_sec + u.ru_stime.tv_sec + (u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
-}
-
-static void fail(const char *what) {
-    const char *(*why)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, "spinio_last_error");
-    fprintf(stderr, "writes %s %s: %s: %s. %s\n", arg.row, arg.mode, what, strerror(errno), why ? why() : "");
-    exit(3);
-}
-
-static int is(const char *mode) { return strcmp(arg.mode, mode) == 0; }
 
 static void write_all(int to, const void *from, size_t size, off_t at) {
     const char *p = from;
@@ -62,16 +35,6 @@ static void write_all(int to, const void *from, size_t size, off_t at) {
             fail("pwrite");
         p += n, at += n, size -= n;
     }
-}
-
-static void *pinned(size_t size) {
-    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
-        fail("mmap");
-    madvise(p, size, MADV_HUGEPAGE);
-    memset(p, 1, size);
-    GPU(cuMemHostRegister_v2(p, size, 1));
-    return p;
 }
 
 /* Device memory of a size, full of `bytes` from `at` in the file on. */
@@ -91,7 +54,7 @@ static gpu_ptr device(size_t size, off_t at) {
 static int right(void) {
     static unsigned char have[64 << 10];
     unsigned long x = 88172645463325252ul;
-    int file = open(arg.file, O_RDONLY | O_CLOEXEC);
+    int file = open(asked.file, O_RDONLY | O_CLOEXEC);
     for (int i = 0; i < 200; i++) {
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
         size_t o = i == 0 ? 0 : x % (arg.total / 4096) * 4096, n = sizeof have;
@@ -107,13 +70,13 @@ static int right(void) {
 static void say(double t, double c, int looked) {
     printf("{\"row\":\"%s\",\"mode\":\"%s\",\"block\":%zu,\"threads\":%zu,\"over\":%zu,\"bytes\":%zu,\"seconds\":%.6f,"
            "\"gbps\":%.3f,\"cpu\":%.4f,\"cpu_per_gb\":%.4f,\"right\":%s}\n",
-           arg.row, arg.mode, arg.block, arg.threads, arg.over, arg.total, t, arg.total / t / 1e9, c,
+           asked.row, asked.mode, arg.block, arg.threads, arg.over, arg.total, t, arg.total / t / 1e9, c,
            c / (arg.total / 1e9), !looked ? "null" : right() ? "true" : "false");
 }
 
 /* The file with all its bytes, so that nothing is allocated while the clock runs. */
 static void fill(int direct) {
-    int to = open(arg.file, O_WRONLY | (direct ? O_DIRECT : 0) | O_CLOEXEC);
+    int to = open(asked.file, O_WRONLY | (direct ? O_DIRECT : 0) | O_CLOEXEC);
     char *zeros = mmap(NULL, 8 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     memset(zeros, 0, 8 * MIB);
     for (size_t o = 0; o < arg.total; o += 8 * MIB)
@@ -183,7 +146,7 @@ static void row_direct(void) {
     pthread_t t[64];
     close(fd);
     fill(1);
-    fd = open(arg.file, O_WRONLY | O_DIRECT | O_CLOEXEC);
+    fd = open(asked.file, O_WRONLY | O_DIRECT | O_CLOEXEC);
     pthread_barrier_init(&gate, NULL, arg.threads + 1);
     for (size_t i = 0; i < arg.threads; i++)
         pthread_create(&t[i], NULL, writer, NULL);
@@ -198,26 +161,17 @@ static void row_direct(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 4) {
-        fprintf(stderr, "writes page|direct MODE FILE [block= total= threads= over=]\n");
+    static const struct option options[] = { { "block", &arg.block, NULL },
+                                             { "total", &arg.total, NULL },
+                                             { "threads", &arg.threads, NULL },
+                                             { "over", &arg.over, NULL } };
+    static const struct row rows[] = { { "page", row_page }, { "direct", row_direct } };
+    ask(argc, argv, options, COUNT(options));
+    if (!arg.block)
         return 2;
-    }
-    arg.row = argv[1], arg.mode = argv[2], arg.file = argv[3];
-    for (int i = 4; i < argc; i++) {
-        char *value = strchr(argv[i], '=');
-        size_t n = value ? strtoull(value + 1, NULL, 0) : 0;
-        if (!value)
-            return 2;
-        *value = 0;
-        if (!strcmp(argv[i], "block")) arg.block = n;
-        else if (!strcmp(argv[i], "total")) arg.total = n;
-        else if (!strcmp(argv[i], "threads")) arg.threads = n;
-        else if (!strcmp(argv[i], "over")) arg.over = n;
-        else return 2;
-    }
     arg.total = arg.total / arg.block * arg.block;
     /* A block never crosses the end of the area, or covers it whole times. */
-    if (!arg.block || (AREA % arg.block && arg.block % AREA) || !arg.threads || arg.threads > 64)
+    if ((AREA % arg.block && arg.block % AREA) || !arg.threads || arg.threads > 64)
         return 2;
     gpu_open();
     bytes = malloc(AREA);
@@ -226,17 +180,12 @@ int main(int argc, char **argv) {
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
         memcpy(bytes + i, &x, 8);
     }
-    unlink(arg.file);
-    fd = open(arg.file, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    unlink(asked.file);
+    fd = open(asked.file, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0)
-        fail(arg.file);
-    if (strcmp(arg.row, "page") == 0)
-        row_page();
-    else if (strcmp(arg.row, "direct") == 0)
-        row_direct();
-    else
-        return 2;
+        fail(asked.file);
+    int status = measure(rows, COUNT(rows));
     close(fd);
-    unlink(arg.file);
-    return 0;
+    unlink(asked.file);
+    return status;
 }

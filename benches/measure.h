@@ -1,0 +1,53 @@
+/* What the measuring programs share: clocks, the middle of many values, and what may not be there. */
+#ifndef MEASURE_H
+#define MEASURE_H
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <time.h>
+
+/* Seconds by a clock. */
+static inline double seconds(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+static inline double now(void) { return seconds(CLOCK_MONOTONIC); }
+
+/* Seconds of processor time of the whole process, user and system. */
+static inline double cpu(void) {
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return u.ru_utime.tv_sec + u.ru_stime.tv_sec + (u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
+}
+
+static inline int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The middle one; sorts them, so the least is the first afterwards. */
+static inline double median(double *values, size_t count) {
+    qsort(values, count, sizeof *values, by_value);
+    return values[count / 2];
+}
+
+static inline void die(const char *what) {
+    perror(what);
+    exit(2);
+}
+
+/* A function of SPIN's library; ends the program where that is not loaded. */
+static inline void *ours(const char *name) {
+    void *found = dlsym(RTLD_DEFAULT, name);
+    if (!found) {
+        fprintf(stderr, "%s is not there: LD_PRELOAD=libspinio.so\n", name);
+        exit(3);
+    }
+    return found;
+}
+
+#endif

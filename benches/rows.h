@@ -1,0 +1,81 @@
+/* What the programs share that measure one row of a table: PROGRAM ROW MODE FILE [name=value ...]. */
+#ifndef ROWS_H
+#define ROWS_H
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "gpu.h"
+#include "measure.h"
+
+#define MIB ((size_t)1 << 20)
+
+static struct { const char *row, *mode, *file; } asked;
+
+static inline int is(const char *mode) { return strcmp(asked.mode, mode) == 0; }
+
+static inline void fail(const char *what) {
+    const char *(*why)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, "spinio_last_error");
+    fprintf(stderr, "%s %s %s: %s: %s. %s\n", program_invocation_short_name, asked.row, asked.mode, what,
+            strerror(errno), why ? why() : "");
+    exit(3);
+}
+
+/* A number, or a text, that may be set by name=value. */
+struct option { const char *name; size_t *number; const char **text; };
+
+/* Takes what was asked for; ends the program with status 2 if that cannot be understood. */
+static inline void ask(int argc, char **argv, const struct option *options, size_t count) {
+    if (argc >= 4) {
+        asked.row = argv[1], asked.mode = argv[2], asked.file = argv[3];
+        for (int i = 4; i < argc; i++) {
+            char *value = strchr(argv[i], '=');
+            size_t at = 0;
+            while (value && at < count && (strncmp(options[at].name, argv[i], value - argv[i]) || options[at].name[value - argv[i]]))
+                at++;
+            if (!value || at == count) {
+                fprintf(stderr, "%s: what is %s?\n", argv[0], argv[i]);
+                exit(2);
+            }
+            if (options[at].text)
+                *options[at].text = value + 1;
+            else
+                *options[at].number = strtoull(value + 1, NULL, 0);
+        }
+        return;
+    }
+    fprintf(stderr, "%s ROW MODE FILE [", argv[0]);
+    for (size_t i = 0; i < count; i++)
+        fprintf(stderr, i ? " %s=" : "%s=", options[i].name);
+    fprintf(stderr, "]\n");
+    exit(2);
+}
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+struct row { const char *name; void (*run)(void); };
+
+/* Measures the row that was asked for; what the program ends with. */
+static inline int measure(const struct row *rows, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(rows[i].name, asked.row) == 0) {
+            rows[i].run();
+            return 0;
+        }
+    fprintf(stderr, "%s: no row %s\n", program_invocation_short_name, asked.row);
+    return 2;
+}
+
+/* Memory of large pages that the GPU copies out of and into at full speed. */
+static inline void *pinned(size_t size) {
+    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        fail("mmap");
+    madvise(p, size, MADV_HUGEPAGE);
+    memset(p, 1, size);
+    GPU(cuMemHostRegister_v2(p, size, 1));
+    return p;
+}
+
+#endif
