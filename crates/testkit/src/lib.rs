@@ -7,6 +7,7 @@
 //!   oracle    which bytes a read beside a writer may have returned
 //!   faulty_*  a device, or a kernel, that fails the n-th call of an operation
 //!   leaks     descriptors of every table, mappings
+//!   child     a forked child, and its verdict
 //!   alone     waits until no child of another test has a file open
 //!   user      the same test once more as an ordinary user
 //! ```
@@ -15,6 +16,7 @@
 
 pub mod alone;
 pub mod buffer;
+pub mod child;
 pub mod deadline;
 pub mod faulty_device;
 pub mod faulty_kernel;
@@ -28,6 +30,7 @@ pub mod user;
 
 pub use alone::await_alone;
 pub use buffer::Buffer;
+pub use child::in_child;
 pub use deadline::within;
 pub use faulty_device::{FaultyDevice, Operation};
 pub use faulty_kernel::{Call, Effect, FaultyKernel};

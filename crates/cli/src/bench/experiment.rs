@@ -94,6 +94,20 @@ enum Kind {
 const SEQUENTIAL: u64 = 100 << 20;
 const ALL: &[Method] = &Method::ALL;
 
+/// Blocks from anywhere in a file of 1 GiB, by four threads: what three of them begin with.
+const RANDOM: Experiment = Experiment {
+    name: "",
+    title: "",
+    claim: "",
+    methods: ALL,
+    pattern: Pattern::Random,
+    threads: 4,
+    reads: 500,
+    size: 1 << 30,
+    paper: &[],
+    kind: Kind::Blocks,
+};
+
 /// All of them, in the paper's order.
 pub const EXPERIMENTS: &[Experiment] = &[
     Experiment {
@@ -113,13 +127,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "fig4a",
         title: "random reads, 4 threads, nothing cached",
         claim: "SPIN matches P2P, with 1 % overhead; above 1 MB all but pread+copy come near",
-        methods: ALL,
-        pattern: Pattern::Random,
-        threads: 4,
-        reads: 500,
-        size: 1 << 30,
-        paper: &[],
-        kind: Kind::Blocks,
+        ..RANDOM
     },
     Experiment {
         name: "fig4b",
@@ -138,25 +146,15 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "fig4c",
         title: "random reads, 4 threads, on an array of disks",
         claim: "SPIN uses P2P for all of them; two disks are faster than one above 512 KB only",
-        methods: ALL,
-        pattern: Pattern::Random,
-        threads: 4,
-        reads: 500,
-        size: 1 << 30,
-        paper: &[],
-        kind: Kind::Blocks,
+        ..RANDOM
     },
     Experiment {
         name: "fig4d",
         title: "random reads of 512 KiB, 4 threads, beside CPU and I/O load",
         claim: "SPIN keeps its advantage whatever the load",
-        methods: ALL,
-        pattern: Pattern::Random,
-        threads: 4,
-        reads: 500,
         size: 256 << 20,
-        paper: &[],
         kind: Kind::Loads,
+        ..RANDOM
     },
     Experiment {
         name: "fig5",
