@@ -31,6 +31,13 @@ struct State<Empty, Full> {
     starved: bool,
 }
 
+impl<Empty, Full> State<Empty, Full> {
+    /// One page for each reader lies ready: a host may stand still in the driver while somebody registers memory.
+    fn wants(&self) -> bool {
+        !self.starved && self.readers > 0 && self.empty.len() < self.waiting + self.readers
+    }
+}
+
 /// What there is to do for a host.
 pub(crate) enum Next<Full> {
     Send(Full),
@@ -54,10 +61,9 @@ impl<Empty, Full> Exchange<Empty, Full> {
         Reader(self)
     }
 
-    /// Whether another empty page would be taken soon. One lies ready, so that readers need not wait for a host.
+    /// Whether another empty page would be taken soon.
     pub(crate) fn wants(&self) -> bool {
-        let state = lock(&self.state);
-        !state.starved && state.readers > 0 && state.empty.len() <= state.waiting
+        lock(&self.state).wants()
     }
 
     pub(crate) fn lend(&self, page: Empty) {
@@ -80,8 +86,7 @@ impl<Empty, Full> Exchange<Empty, Full> {
     /// What to do next; waits a little for it. `dry`: the host has no page to lend.
     pub(crate) fn next(&self, dry: bool) -> Next<Full> {
         let mut state = lock(&self.state);
-        let satisfied = dry || state.starved || state.empty.len() > state.waiting;
-        if state.full.is_empty() && state.readers > 0 && satisfied {
+        if state.full.is_empty() && state.readers > 0 && (dry || !state.wants()) {
             let limit = if dry { DRY } else { IDLE };
             state = self.news.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -107,9 +112,7 @@ impl<Empty, Full> Reader<'_, Empty, Full> {
                 return None;
             }
             if let Some(page) = state.empty.pop() {
-                if state.empty.len() <= state.waiting {
-                    exchange.news.notify_one();
-                }
+                exchange.news.notify_one();
                 return Some(page);
             }
             state.waiting += 1;
