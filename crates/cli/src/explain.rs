@@ -12,6 +12,8 @@
 //! Asked by the same code that serves a read, of this process, at this moment: a program of another user, or a
 //! moment later, may see something else. Nothing is read of a file that the user owns or may write to.
 //!
+//! Whether another process holds the file is asked of the kernel and of that process's counters (`holders.rs`).
+//!
 //! Known flaw: of somebody else's file the kernel tells nothing, so a byte every 64 KiB is tried, and each that is
 //! absent makes the kernel fetch its page. Asked a second time, such a file looks more cached than it is.
 
@@ -30,6 +32,7 @@ use spinio_sys::linux;
 
 use crate::device::{self, Name};
 use crate::exit::Exit;
+use crate::holders::{self, Holder};
 use crate::input::Input;
 use crate::paint::{Ink, Paint};
 use crate::progress::Wait;
@@ -82,10 +85,13 @@ pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
     };
     let told = told.map_err(|e| e.with_path(&name))?;
     drop(wait);
+    let holders = holders::of(&opened.file);
     let text = match explain.json {
-        true => format!("{:#}\n", json_of(&name, device, &told)),
+        true => format!("{:#}\n", json_of(&name, device, &told, &holders)),
         false => {
-            render(&Paint::stdout(), &name, (device, explain.write), &told, if explain.all { usize::MAX } else { ROWS })
+            let rows = if explain.all { usize::MAX } else { ROWS };
+            let text = render(&Paint::stdout(), &name, (device, explain.write), &told, rows);
+            text + &held(&holders, explain.write)
         }
     };
     out::print(&text)?;
@@ -97,7 +103,23 @@ fn nanos(told: &Explanation, segment: usize) -> Option<f64> {
     told.prediction.segments.get(segment).copied()
 }
 
-fn json_of(name: &str, device: Name, told: &Explanation) -> Value {
+/// What another process's hold of the file means.
+fn held(holders: &[Holder], write: bool) -> String {
+    let mut s = String::new();
+    for holder in holders {
+        let Holder { pid, name } = holder;
+        let _ = match write {
+            true => writeln!(s, "\nHeld by {name} ({pid}): who opens it for writing waits until that lets it go"),
+            false => writeln!(
+                s,
+                "\nHeld by {name} ({pid}): large reads of that process come out of registered pages (dma), not as above"
+            ),
+        };
+    }
+    s
+}
+
+fn json_of(name: &str, device: Name, told: &Explanation, holders: &[Holder]) -> Value {
     let mut at = told.offset;
     let extents: Vec<Value> = told
         .extents
@@ -130,6 +152,7 @@ fn json_of(name: &str, device: Name, told: &Explanation) -> Value {
         "segments": told.schedule.segments.iter().enumerate().map(segment).collect::<Vec<_>>(),
         "storage": stack::json(&told.storage),
         "advice": told.advice,
+        "held_by": holders.iter().map(|h| json!({ "pid": h.pid, "name": h.name })).collect::<Vec<_>>(),
     })
 }
 
@@ -308,7 +331,7 @@ mod tests {
 
     #[test]
     fn json_counts_offsets_from_the_start_of_the_file() {
-        let value = json_of("f", device(), &told(2));
+        let value = json_of("f", device(), &told(2), &[]);
         assert_eq!(value["extents"][1]["offset"], 4096 + (1 << 20));
         assert_eq!(value["segments"][1]["offset"], 4096 + (1 << 20));
         assert_eq!(value["segments"][1]["route"], "direct");

@@ -27,6 +27,7 @@ mod device;
 mod doctor;
 mod exit;
 mod explain;
+mod holders;
 mod input;
 mod library;
 mod names;

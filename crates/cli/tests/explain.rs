@@ -60,6 +60,33 @@ fn a_half_cached_file_shows_both_halves() {
 }
 
 #[test]
+fn a_file_that_another_process_holds_is_said_to_be() {
+    let dir = folder();
+    let path = file(dir.path(), "data", 3_000_000);
+    let open = std::fs::File::open(&path).unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&open);
+    let told = || json(spinio().args(["explain", "--device", "emulated"]).arg(&path));
+    assert_eq!(told()["held_by"], serde_json::json!([]));
+    // A child of another test may have it open for writing until it executes something.
+    let begun = std::time::Instant::now();
+    while let Err(why) = spinio_io::runtime().hold(fd, None) {
+        match why {
+            spinio_io::NotHeld::NoLeases | spinio_io::NotHeld::NotMappable => return eprintln!("skipped: {why}"),
+            _ => assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{why}"),
+        }
+        std::thread::yield_now();
+    }
+    let held_by = &told()["held_by"];
+    assert_eq!((held_by[0]["pid"].as_u64(), held_by.as_array().unwrap().len()), (Some(std::process::id().into()), 1));
+    let text = stdout(&spinio().args(["explain", "--device", "emulated"]).arg(&path).assert().success());
+    assert!(text.contains(&format!("({}): large reads of that process come out of", std::process::id())), "{text}");
+    let text = stdout(&spinio().args(["explain", "--device", "emulated", "--write"]).arg(&path).assert().success());
+    assert!(text.contains("waits until that lets it go"), "{text}");
+    spinio_io::runtime().release(fd).unwrap();
+    assert_eq!(told()["held_by"], serde_json::json!([]));
+}
+
+#[test]
 fn nothing_is_read() {
     let dir = folder();
     let path = file(dir.path(), "data", 4 << 20);

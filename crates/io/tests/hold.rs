@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use spinio_device::emulated::Emulated;
 use spinio_device::{ErrorKind, QueueId};
 use spinio_io::{NotHeld, Piece, Runtime, Settings};
-use spinio_plan::Route;
+use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::oracle::Versions;
@@ -142,6 +142,11 @@ fn reads_and_batches_come_out_of_the_kept_pins() {
     assert!(buffer.part(1 << 20..(1 << 20) + 500_000) == file::bytes(900_000, 500_000, 0));
     assert_eq!(bytes_by(&runtime, Route::Gather), done.bytes + odd.iter().map(|p| p.result.max(0) as u64).sum::<u64>());
     assert_eq!(device.outstanding().pins, pins, "nothing was pinned anew");
+    let like = spinio_io::Buffer::of(&buffer.target(0).allocation);
+    let told = runtime.explain(subject.fd(), 5000, 1 << 20, like).unwrap();
+    let [segment] = told.schedule.segments[..] else { panic!("{:?}", told.schedule) };
+    assert_eq!((segment.offset, segment.len, segment.route, segment.reason), (0, 1 << 20, Route::Dma, Reason::Held));
+    assert_eq!(runtime.explain(subject.fd(), 0, 100, like).unwrap().schedule.segments[0].reason, Reason::Small);
     // As often as it was held.
     runtime.hold(subject.fd(), None).unwrap();
     runtime.release(subject.fd()).unwrap();
@@ -150,6 +155,8 @@ fn reads_and_batches_come_out_of_the_kept_pins() {
     assert!(!runtime.is_held(subject.fd()));
     assert_eq!((device.outstanding().pins, runtime.held_bytes()), (0, 0), "gone when the call returns");
     assert_eq!(runtime.release(subject.fd()), Err(NotHeld::Gone));
+    let told = runtime.explain(subject.fd(), 5000, 1 << 20, like).unwrap();
+    assert_ne!(told.schedule.segments[0].reason, Reason::Held);
 }
 
 #[test]

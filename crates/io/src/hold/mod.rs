@@ -182,6 +182,12 @@ impl Holds {
         lock(&self.watch.holds).iter().find(|h| h.key == key).map(Arc::clone)
     }
 
+    /// Whether large reads of a file of this size come out of pins, as far as that can be told without a read.
+    pub(crate) fn serves(&self, key: (u64, u64), size: u64, device: &dyn Device) -> bool {
+        let hold = if self.is_empty() { None } else { self.find(key) };
+        device.abilities().pins && hold.is_some_and(|hold| hold.size == size && !hold.users.is_closing())
+    }
+
     /// The pins of a held file on a device, made now if need be; `None` if it is not held, or not to be trusted.
     /// `fd`: a descriptor of the file, of this thread.
     pub(crate) fn enter(
