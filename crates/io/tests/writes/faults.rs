@@ -186,7 +186,7 @@ fn a_number_that_another_file_has_got_meanwhile_is_not_written() {
     assert!(seen == file::bytes(0, 1 << 20, 0));
 }
 
-/// A file system of 16 MiB, for root only.
+/// A file system of 16 MiB, or one of which 16 MiB may be used, for root only.
 fn full(kind: &str) -> Option<(place::Place, std::path::PathBuf)> {
     let place = place::on("tree").unwrap();
     let (image, mount) = (place.file("image"), place.file("mount"));
@@ -196,18 +196,33 @@ fn full(kind: &str) -> Option<(place::Place, std::path::PathBuf)> {
     let (image, at) = (image.to_str()?, mount.to_str()?);
     let mounted = match kind {
         "tmpfs" => run("mount", &["-t", "tmpfs", "-o", "size=16M", "none", at]),
+        // A file system with room, and a user who may not have all of it. Of quotas these need nothing that is not here.
+        QUOTA => {
+            std::fs::File::create(image).ok()?.set_len(200 << 20).ok()?;
+            run("mkfs.btrfs", &["-q", "-f", image])
+                && run("mount", &["-o", "loop", image, at])
+                && run("btrfs", &["quota", "enable", at])
+                && run("btrfs", &["quota", "rescan", "-w", at])
+                && run("btrfs", &["qgroup", "limit", "16M", at])
+        }
         _ => {
             std::fs::File::create(image).ok()?.set_len(16 << 20).ok()?;
             run("mkfs.ext4", &["-q", "-F", image]) && run("mount", &["-o", "loop", image, at])
         }
     };
+    if !mounted {
+        run("umount", &["-l", at]);
+    }
     mounted.then_some((place, mount))
 }
 
+/// A quota, of btrfs.
+const QUOTA: &str = "quota";
+
 #[test]
-fn a_full_disk_ends_a_write_where_it_ends_the_hosts() {
+fn a_full_disk_or_quota_ends_a_write_where_it_ends_the_hosts() {
     let device = emulated("size=64M");
-    for kind in ["tmpfs", "ext4"] {
+    for (kind, errno) in [("tmpfs", Errno::NOSPC), ("ext4", Errno::NOSPC), (QUOTA, Errno::DQUOT)] {
         let Some((_place, mount)) = full(kind) else {
             println!("skipped: no {kind} of 16 MiB can be mounted here");
             continue;
@@ -229,11 +244,14 @@ fn a_full_disk_ends_a_write_where_it_ends_the_hosts() {
                 }
                 assert!(done < 24 << 20, "{what}: more than there is room for");
             };
-            assert_eq!(error.kind.errno(), Errno::NOSPC, "{what}");
+            assert_eq!(error.kind.errno(), errno, "{what}");
             assert_eq!(spinio_sys::linux::lseek(fd.as_raw_fd(), 0, libc::SEEK_CUR), Ok(done as u64), "{what}");
             assert!(std::fs::read(&path).unwrap() == bytes[..done], "{what}: other bytes than reported");
             assert!(done > 4 << 20 || flags != 0, "{what}: only {done} bytes fitted");
             std::fs::remove_file(&path).unwrap();
+            // So that its bytes are no longer counted.
+            drop(fd);
+            let _ = Command::new("sync").arg("-f").arg(&mount).status();
         }
         let _ = Command::new("umount").arg("-l").arg(&mount).output();
     }
