@@ -9,7 +9,7 @@ use std::ffi::{CStr, CString};
 
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Advice, CacheStat, DirectAlign, Fd, News, Private, PrivateError, Ring, Stat};
+use spinio_sys::linux::{self, Advice, CacheStat, DirectAlign, Fd, News, Placed, Private, PrivateError, Ring, Stat};
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -114,6 +114,11 @@ pub trait Kernel: Send + Sync + 'static {
         linux::file_system(fd)
     }
 
+    /// The first extents of a range (FIEMAP), at most `most` of them.
+    fn extents(&self, fd: Fd, offset: u64, len: u64, most: usize) -> Result<Vec<Placed>> {
+        linux::extents(fd, offset, len, most)
+    }
+
     /// What a small file says (sysfs, procfs), its first `most` bytes.
     fn text(&self, path: &CStr, most: usize) -> Result<Vec<u8>> {
         linux::read_file(path, most)
@@ -201,6 +206,11 @@ pub trait Kernel: Send + Sync + 'static {
     /// Whether the lease is there and nobody wants it broken.
     fn has_lease(&self, fd: Fd) -> bool {
         linux::has_read_lease(fd)
+    }
+
+    /// Whether the write lease is there and nobody wants it broken.
+    fn has_write_lease(&self, fd: Fd) -> bool {
+        linux::has_write_lease(fd)
     }
 
     /// Seconds after which the kernel breaks a lease by force; `None`: never.

@@ -9,7 +9,7 @@ use spinio_sys::linux::{self, Fd};
 
 use crate::core::Core;
 use crate::file::{ahead, streams};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Linux};
 use crate::own::Tables;
 use crate::{Settings, stats};
 
@@ -44,7 +44,7 @@ pub fn runtime() -> &'static Runtime {
         return runtime;
     }
     let old = CURRENT.load(Acquire);
-    let mut made = Runtime::with_own_files(Settings::of_process().clone(), true);
+    let mut made = Runtime::over(Settings::of_process().clone(), &Linux, true);
     made.alive = linux::word_wiped_on_fork().ok();
     if let Some(word) = made.alive {
         word.store(1, Relaxed);
@@ -108,24 +108,19 @@ pub fn forget_range(first: u32, last: u32) {
 impl Runtime {
     /// A runtime of its own, for tests and tools.
     pub fn new(settings: Settings) -> Runtime {
-        Runtime::with_own_files(settings, false)
+        Runtime::over(settings, &Linux, false)
     }
 
-    fn with_own_files(settings: Settings, of_process: bool) -> Runtime {
-        let tables = Tables::leaked();
-        let runtime = Runtime::made(settings, tables, of_process);
-        tables.serve(&runtime.core);
-        runtime
-    }
-
-    /// A runtime over another kernel, for fault injection. It has no own files.
+    /// A runtime over another kernel, for fault injection.
     pub fn with_kernel(settings: Settings, kernel: &'static dyn Kernel) -> Runtime {
-        Runtime::made(settings, kernel, false)
+        Runtime::over(settings, kernel, false)
     }
 
-    fn made(settings: Settings, kernel: &'static dyn Kernel, of_process: bool) -> Runtime {
-        let core = Core::new(settings, kernel);
+    fn over(settings: Settings, kernel: &'static dyn Kernel, of_process: bool) -> Runtime {
+        let tables = Tables::leaked(kernel);
+        let core = Core::new(settings, tables);
         core.open_stats(of_process);
+        tables.serve(&core);
         Runtime { core, alive: None }
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use spinio_io::kernel::{Kernel, Linux};
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::{Advice, CacheStat, DirectAlign, Fd, News, Private, PrivateError, Ring};
+use spinio_sys::linux::{Advice, CacheStat, DirectAlign, Fd, News, Placed, Private, PrivateError, Ring};
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -29,6 +29,9 @@ pub enum Call {
     Ring,
     TakeLease,
     HasLease,
+    HasWriteLease,
+    /// Where a file lies.
+    Extents,
     /// A lease is broken by force at once.
     BreakTime,
     /// Anything asked of sysfs or procfs by path.
@@ -225,6 +228,11 @@ impl Kernel for FaultyKernel {
         Linux.file_system(fd)
     }
 
+    fn extents(&self, fd: Fd, offset: u64, len: u64, most: usize) -> Result<Vec<Placed>> {
+        self.pass(Call::Extents)?;
+        Linux.extents(fd, offset, len, most)
+    }
+
     fn cachestat(&self, fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
         self.pass(Call::Cachestat)?;
         Linux.cachestat(fd, offset, len)
@@ -292,6 +300,10 @@ impl Kernel for FaultyKernel {
 
     fn has_lease(&self, fd: Fd) -> bool {
         self.pass(Call::HasLease).is_ok() && Linux.has_lease(fd)
+    }
+
+    fn has_write_lease(&self, fd: Fd) -> bool {
+        self.pass(Call::HasWriteLease).is_ok() && Linux.has_write_lease(fd)
     }
 
     fn lease_break_time(&self) -> Option<u64> {

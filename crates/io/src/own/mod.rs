@@ -19,12 +19,12 @@
 mod later;
 mod lease;
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::sync::{Arc, OnceLock, Weak};
 
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, CacheStat, DirectAlign, Fd, Stat};
+use spinio_sys::linux::{self, Advice, CacheStat, DirectAlign, Fd, News, Placed, Private, PrivateError, Ring, Stat};
 
 pub use self::later::OnItsWay;
 pub(crate) use self::lease::Leases;
@@ -35,7 +35,7 @@ use spinio_plan::geometry::Stack;
 
 use crate::core::Core;
 use crate::crew::PrivateFd;
-use crate::kernel::{Kernel, Linux};
+use crate::kernel::Kernel;
 
 /// Numbers from here on are a keeper's; far above the most that a table can hold (`fs.nr_open`, 2^20, at most 2^31 / 64).
 const OWN: Fd = 1 << 28;
@@ -47,16 +47,16 @@ pub(crate) fn is_own(fd: Fd) -> bool {
     fd >= OWN
 }
 
-/// The kernel, for descriptors of two tables.
-#[derive(Default)]
+/// A kernel, for descriptors of two tables.
 pub(crate) struct Tables {
+    under: &'static dyn Kernel,
     core: OnceLock<Weak<Core>>,
 }
 
 impl Tables {
     /// One that lives as long as the process, as the runtime does that it is made for.
-    pub(crate) fn leaked() -> &'static Tables {
-        Box::leak(Box::default())
+    pub(crate) fn leaked(under: &'static dyn Kernel) -> &'static Tables {
+        Box::leak(Box::new(Tables { under, core: OnceLock::new() }))
     }
 
     /// Who has the keepers.
@@ -65,33 +65,38 @@ impl Tables {
     }
 
     /// Makes a call on a descriptor where it means something.
-    fn on<T: Send + 'static>(&self, fd: Fd, f: impl FnOnce(Fd) -> Result<T> + Send + 'static) -> Result<T> {
+    fn on<T: Send + 'static>(
+        &self,
+        fd: Fd,
+        f: impl FnOnce(&dyn Kernel, Fd) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let under = self.under;
         if fd < OWN {
-            return f(fd);
+            return f(under, fd);
         }
         let fd = fd - OWN;
         if linux::in_private_table() {
-            return f(fd);
+            return f(under, fd);
         }
         let core = self.core.get().and_then(Weak::upgrade).ok_or(Errno::BADF)?;
-        core.keepers().and_then(|keepers| keepers.call(move || f(fd))).unwrap_or(Err(Errno::IO))
+        core.keepers().and_then(|keepers| keepers.call(move || f(under, fd))).unwrap_or(Err(Errno::IO))
     }
 }
 
 impl Kernel for Tables {
     unsafe fn pread(&self, route: Route, fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize> {
         let buf = buf as usize;
-        self.on(fd, move |fd| {
+        self.on(fd, move |kernel, fd| {
             // SAFETY: passed on to the caller, who waits.
-            unsafe { Linux.pread(route, fd, buf as *mut u8, len, offset, flags) }
+            unsafe { kernel.pread(route, fd, buf as *mut u8, len, offset, flags) }
         })
     }
 
     unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
         let buf = buf as usize;
-        self.on(fd, move |fd| {
+        self.on(fd, move |kernel, fd| {
             // SAFETY: passed on to the caller, who waits.
-            unsafe { Linux.read(fd, buf as *mut u8, len) }
+            unsafe { kernel.read(fd, buf as *mut u8, len) }
         })
     }
 
@@ -104,62 +109,134 @@ impl Kernel for Tables {
         flags: u32,
     ) -> Result<usize> {
         let vectors = vectors.to_vec();
-        self.on(fd, move |fd| {
+        self.on(fd, move |kernel, fd| {
             // SAFETY: passed on to the caller, who waits.
-            unsafe { Linux.pwritev(route, fd, &vectors, at, flags) }
+            unsafe { kernel.pwritev(route, fd, &vectors, at, flags) }
         })
     }
 
     fn lseek(&self, fd: Fd, offset: i64, whence: i32) -> Result<u64> {
-        self.on(fd, move |fd| Linux.lseek(fd, offset, whence))
+        self.on(fd, move |kernel, fd| kernel.lseek(fd, offset, whence))
     }
 
     fn fstat(&self, fd: Fd) -> Result<Stat> {
-        self.on(fd, |fd| Linux.fstat(fd))
+        self.on(fd, |kernel, fd| kernel.fstat(fd))
     }
 
     fn flags(&self, fd: Fd) -> Result<i32> {
-        self.on(fd, |fd| Linux.flags(fd))
+        self.on(fd, |kernel, fd| kernel.flags(fd))
     }
 
     fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
         match fd < OWN {
-            true => Linux.open_again(tid, fd, flags),
+            true => self.under.open_again(tid, fd, flags),
             // Called by the keeper that opens a twin: the number is one of its own table.
-            false => Linux.open_again(linux::gettid(), fd - OWN, flags),
+            false => self.under.open_again(linux::gettid(), fd - OWN, flags),
         }
     }
 
     fn share(&self, tid: u32, fd: Fd) -> Result<Fd> {
         match fd < OWN {
-            true => Linux.share(tid, fd),
+            true => self.under.share(tid, fd),
             // As above.
             false => linux::duplicate_from(fd - OWN, 0),
         }
     }
 
     fn is_leased(&self, fd: Fd) -> bool {
-        self.on(fd, |fd| Ok(Linux.is_leased(fd))) == Ok(true)
+        self.on(fd, |kernel, fd| Ok(kernel.is_leased(fd))) == Ok(true)
+    }
+
+    fn close(&self, fd: Fd) {
+        self.under.close(fd);
     }
 
     fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>> {
-        self.on(fd, |fd| Linux.direct_align(fd))
+        self.on(fd, |kernel, fd| kernel.direct_align(fd))
     }
 
     fn file_system(&self, fd: Fd) -> Result<u64> {
-        self.on(fd, |fd| Linux.file_system(fd))
+        self.on(fd, |kernel, fd| kernel.file_system(fd))
+    }
+
+    fn extents(&self, fd: Fd, offset: u64, len: u64, most: usize) -> Result<Vec<Placed>> {
+        self.on(fd, move |kernel, fd| kernel.extents(fd, offset, len, most))
+    }
+
+    fn text(&self, path: &CStr, most: usize) -> Result<Vec<u8>> {
+        self.under.text(path, most)
+    }
+
+    fn list(&self, path: &CStr) -> Result<Vec<CString>> {
+        self.under.list(path)
+    }
+
+    fn link(&self, path: &CStr) -> Result<Vec<u8>> {
+        self.under.link(path)
     }
 
     fn btrfs_uuid(&self, fd: Fd) -> Result<[u8; 16]> {
-        self.on(fd, |fd| Linux.btrfs_uuid(fd))
+        self.on(fd, |kernel, fd| kernel.btrfs_uuid(fd))
+    }
+
+    fn storage_name(&self, dev: u64) -> String {
+        self.under.storage_name(dev)
+    }
+
+    fn advise(&self, fd: Fd, offset: u64, len: u64, advice: Advice) -> Result<()> {
+        self.on(fd, move |kernel, fd| kernel.advise(fd, offset, len, advice))
+    }
+
+    fn notify(&self) -> Result<Fd> {
+        self.under.notify()
+    }
+
+    fn watch(&self, notify: Fd, fd: Fd) -> Result<i32> {
+        self.under.watch(notify, fd)
+    }
+
+    fn unwatch(&self, notify: Fd, watch: i32) {
+        self.under.unwatch(notify, watch);
+    }
+
+    fn news(&self, notify: Fd) -> Result<Vec<News>> {
+        self.under.news(notify)
     }
 
     fn cachestat(&self, fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
-        self.on(fd, move |fd| Linux.cachestat(fd, offset, len))
+        self.on(fd, move |kernel, fd| kernel.cachestat(fd, offset, len))
     }
 
     fn map(&self, fd: Fd, len: usize) -> Result<*mut u8> {
-        self.on(fd, move |fd| Linux.map(fd, len).map(|at| at as usize)).map(|at| at as *mut u8)
+        self.on(fd, move |kernel, fd| kernel.map(fd, len).map(|at| at as usize)).map(|at| at as *mut u8)
+    }
+
+    fn ring(&self, entries: u32) -> Result<Ring> {
+        self.under.ring(entries)
+    }
+
+    fn landed(&self, result: Result<usize>) -> Result<usize> {
+        self.under.landed(result)
+    }
+
+    fn take_lease(&self, fd: Fd, tid: u32) -> Result<()> {
+        self.under.take_lease(fd, tid)
+    }
+
+    fn has_lease(&self, fd: Fd) -> bool {
+        self.under.has_lease(fd)
+    }
+
+    fn has_write_lease(&self, fd: Fd) -> bool {
+        self.under.has_write_lease(fd)
+    }
+
+    fn lease_break_time(&self) -> Option<u64> {
+        self.under.lease_break_time()
+    }
+
+    fn private(&self) -> core::result::Result<Private, PrivateError> {
+        self.under.private()
     }
 }
 
@@ -192,10 +269,10 @@ impl OwnFile {
 
     /// The block devices under it. Unlike [`Runtime::storage`] this leaves no further opening behind.
     pub fn storage(&self) -> Result<Arc<Stack>> {
-        let stacks = self.core.files.stacks();
+        let (kernel, stacks) = (self.core.kernel, self.core.files.stacks());
         self.call(move |fd| {
-            let stat = linux::fstat(fd)?;
-            Ok(stacks.of(&Linux, fd, stat, linux::file_system(fd).unwrap_or(0)))
+            let stat = kernel.fstat(fd)?;
+            Ok(stacks.of(kernel, fd, stat, kernel.file_system(fd).unwrap_or(0)))
         })
     }
 
