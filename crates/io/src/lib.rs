@@ -39,6 +39,7 @@ mod write;
 pub use batch::{Done, Each, Many, Piece, Ticket};
 pub use error::{Error, ErrorKind};
 pub use explain::{Buffer, Explanation};
+pub use file::stripes::{Array, NoStripes, Surveyed};
 pub use hold::{Mapped, NotHeld};
 pub use own::{OnItsWay, OwnFile, WriteLease};
 pub use runtime::{Runtime, Target, advised, forget, forget_range, note_advice, runtime};

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use spinio_device::{DeviceAddr, QueueId, registry, set_thread_queue, thread_queue};
-use spinio_io::{OnItsWay, OwnFile, Runtime, Target};
+use spinio_io::{Array, OnItsWay, OwnFile, Runtime, Target};
 use spinio_sys::linux;
 
 use crate::files::{Files, Use, c_path};
-use crate::output::{Array, Output};
+use crate::output::Output;
 use crate::{Error, ErrorKind, Promise, Report, Ticket};
 
 /// Bytes moved in one request of `io`: a kernel call moves a little less than 2 GiB.

@@ -146,6 +146,20 @@ impl Shape {
         spans
     }
 
+    /// Where a portion of a longer write had better end, if it begins at `from` and may be `most` bytes long: with the
+    /// last stripe that ends within it, or where the file goes on elsewhere on the device; `None` where it would be
+    /// less than half as long. Bytes that have no place yet are taken to follow the last ones before them that have.
+    pub fn end_of_portion(&self, from: u64, most: u64) -> Option<u64> {
+        let limit = from.checked_add(most)?;
+        let before = self.runs.partition_point(|r| r.file <= limit);
+        let run = self.runs[..before].last()?;
+        let inside = limit - run.file;
+        let position = u128::from(run.device) + u128::from(inside) + u128::from(self.phase);
+        let over = (position % u128::from(self.width)) as u64;
+        let end = limit - over.min(inside);
+        (end > from && end - from >= most / 2).then_some(end)
+    }
+
     /// Requests that a whole span is made in: as many stripes as fit into `most` bytes, at least one. The kernel cuts
     /// larger requests somewhere itself, and a stripe that is cut is two halves for a moment.
     pub fn requests(&self, span: Range<u64>, most: u64) -> impl Iterator<Item = Range<u64>> + use<> {

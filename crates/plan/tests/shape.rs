@@ -62,6 +62,19 @@ proptest! {
     }
 
     #[test]
+    fn portions_end_with_stripes(runs in runs(), width in 1u64..13, phase in 0u64..30, from in 0u64..200, most in 1u64..100) {
+        let shape = Shape::new(width, phase, runs.iter().copied());
+        let limit = from + most;
+        // Where a byte lies, or would if the file went on as it is there.
+        let device = |at: u64| runs.iter().rev().find(|r| r.file <= at).map(|r| r.device + at - r.file);
+        let touches = |next: &Run| runs.iter().any(|r| (r.file + r.len, r.device + r.len) == (next.file, next.device));
+        let jumps = |at: u64| runs.iter().any(|r| r.file == at && !touches(r));
+        let splits_none = |at: u64| jumps(at) || device(at - 1).is_some_and(|last| (last + 1 + phase).is_multiple_of(width));
+        let wanted = (from + 1..=limit).rev().find(|&at| splits_none(at)).filter(|&at| at - from >= most / 2);
+        prop_assert_eq!(shape.end_of_portion(from, most), wanted);
+    }
+
+    #[test]
     fn requests_are_whole_stripes(width in 1u64..50, stripes in 1u64..40, start in 0u64..1000, most in 0u64..300) {
         let shape = Shape::new(width, 0, []);
         let span = start..start + stripes * width;
@@ -91,6 +104,22 @@ fn a_write_in_the_middle_of_a_file() {
         [span(130, 320, Piece::Part(128 * kib)), span(320, 400, Piece::Part(320 * kib))]
     );
     assert_eq!(shape.cut(5..5), []);
+}
+
+#[test]
+fn portions_of_a_long_write() {
+    let (kib, width) = (1 << 10, 192 << 10);
+    let shape = Shape::new(width, 0, [Run { file: 0, device: 10 * width + 64 * kib, len: 1000 * kib }]);
+    // The first stripe ends 128 KiB into the file; each next one 192 KiB further on.
+    assert_eq!(shape.end_of_portion(0, 512 * kib), Some(512 * kib));
+    assert_eq!(shape.end_of_portion(0, 511 * kib), Some(320 * kib));
+    assert_eq!(shape.end_of_portion(320 * kib, 400 * kib), Some(704 * kib));
+    // Not written yet, so nothing tells; the file goes on somehow.
+    assert_eq!(shape.end_of_portion(2000 * kib, 512 * kib), Some((128 + 12 * 192) * kib));
+    // Stripes so wide that half a portion would be left, or less.
+    assert_eq!(shape.end_of_portion(320 * kib, 191 * kib), None);
+    assert_eq!(Shape::new(width, 0, []).end_of_portion(0, 512 * kib), None);
+    assert_eq!(shape.end_of_portion(u64::MAX - 5, 6), None);
 }
 
 #[test]

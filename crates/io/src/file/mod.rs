@@ -19,6 +19,7 @@ pub(crate) mod canary;
 pub(crate) mod geometry;
 pub(crate) mod residency;
 pub(crate) mod streams;
+pub(crate) mod stripes;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -31,6 +32,7 @@ use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
 use crate::crew::{Crew, PrivateFd};
 use crate::file::ahead::Watched;
 use crate::file::geometry::Stacks;
+use crate::file::stripes::Stripes;
 use crate::kernel::Kernel;
 use crate::lock::lock;
 
@@ -94,6 +96,8 @@ pub(crate) struct File {
     pub(crate) file_system: u64,
     /// The block devices under it.
     stack: Arc<Stack>,
+    /// Where it lies in the stripes of an array with parity.
+    pub(crate) stripes: Stripes,
     /// They are NVMe, or several disks work side by side: it chooses the cost model.
     pub(crate) fast: bool,
     /// What O_DIRECT needs.
@@ -165,6 +169,7 @@ impl File {
             storage,
             file_system: if stat.kind == FileKind::Block { 0 } else { magic },
             fast: stack.is_fast(),
+            stripes: Stripes::new(&stack),
             stack,
             direct,
             align,

@@ -201,6 +201,7 @@ mod tests {
             ino,
             rdev: 0,
             size: 0,
+            blocks: 0,
             uid: 0,
             nameless: false,
             mode: 0,

@@ -115,8 +115,7 @@ impl Write<'_> {
         if !own && twin.is_none() {
             return self.plain();
         }
-        let stripe = file.geometry().stripe();
-        let hand = Hand { twin: twin.as_ref().map(PrivateFd::get), route: way.route, reason: way.reason, stripe };
+        let hand = Hand { twin: twin.as_ref().map(PrivateFd::get), route: way.route, reason: way.reason };
         let (front, middle) = write_cut(offset, self.len as u64, prospect.unit());
         let wrote = self.cut(&file, hand, front as usize, (front + middle) as usize);
         if twin.is_some() {

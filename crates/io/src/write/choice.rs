@@ -137,6 +137,10 @@ impl Runtime {
             edge(front + middle, len - front - middle),
         ];
         segments.retain(|s| s.len > 0);
+        let advice = file.iter().filter(|_| in_parts && route == Route::Direct);
+        let advice = advice
+            .filter_map(|file| file.stripes.why_unknown(core, file, &stat, offset..offset + len))
+            .map(|why| format!("portions of it end anywhere in stripes, so that the array reads old parity: {why}"));
         let cached = prospect.as_ref().map_or(0, Prospect::cached);
         let residency = match cached {
             0 => Residency::Absent,
@@ -154,7 +158,7 @@ impl Runtime {
                 .as_ref()
                 .map_or_else(|| "none".to_owned(), |file| core.models.of(core, file, buffer.device).describe(file)),
             storage: self.storage(fd).unwrap_or_default(),
-            advice: vec![],
+            advice: advice.collect(),
         })
     }
 }

@@ -5,15 +5,19 @@
 //!   kernel          │ write 0 ......... │ write 1 .........
 //! ```
 //!
-//! Around the page cache a portion ends where a stripe of the array does, so that a RAID-5 is spared reading old parity.
+//! Around the page cache a portion ends where a stripe of an array with parity does, so that the array is spared reading
+//! old parity. Stripes lie on the device, not in the file: file/stripes.rs knows where.
 //!
 //! At the descriptor's own offset the whole range is taken first, with one relative `lseek`, so that who shares the
 //! offset goes on behind it; what was not written is given back.
+//!
+//! Known flaw: where a file has no byte yet, nobody knows where on the device its first ones will be. So the first two
+//! portions of a new file end anywhere in a stripe, and the others where its beginning lets expect an end.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
-use spinio_plan::geometry::Stripe;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{self, FileKind};
 
@@ -21,6 +25,8 @@ use super::gather::{Gathered, Into, Order};
 use super::whole::Hand;
 use super::{Result, Write, bound, reason};
 use crate::Error;
+use crate::file::File;
+use crate::file::stripes::Surveyed;
 use crate::read::large::{reserve, unreserve};
 use crate::staging::BLOCK;
 
@@ -32,22 +38,22 @@ const FIRST: usize = 8 << 20;
 
 const RWF_APPEND: u32 = 0x10;
 
+/// A file on an array with parity, and what is known of where it lies there.
+struct Ends {
+    file: Arc<File>,
+    known: Option<Arc<Surveyed>>,
+}
+
 impl Write<'_> {
     /// Portion by portion; the unbroken front that was written.
     pub(super) fn long(&self) -> Result<usize> {
         let hand = self.own_hand();
         let why = if hand.reason == Reason::IntoCache { Reason::InParts } else { hand.reason };
-        let hand = Hand { reason: why, stripe: self.stripe(hand), ..hand };
+        let hand = Hand { reason: why, ..hand };
         if self.appends() {
             return self.portions(0..self.len, hand);
         }
         self.at_offset(|write| write.portions(0..write.len, hand))
-    }
-
-    /// The stripes under a file that the program writes directly. What goes into the page cache the kernel gathers anyway.
-    fn stripe(&self, hand: Hand) -> Option<Stripe> {
-        let keepers = self.core.keepers().filter(|_| hand.route == Route::Direct)?;
-        self.core.files.get(self.core.kernel, keepers, self.fd, self.stat).ok()?.geometry().stripe()
     }
 
     /// Whether the bytes go to the end of the file, wherever that is.
@@ -82,12 +88,33 @@ impl Write<'_> {
         }
     }
 
+    /// Where portions of it should end, if that matters. What goes into the page cache the kernel gathers anyway.
+    fn ends(&self, hand: Hand) -> Option<Ends> {
+        let keepers = self.core.keepers().filter(|_| hand.route == Route::Direct && self.at.is_some())?;
+        // The twins that are opened to look would break a lease of the program's.
+        if hand.twin.is_none() && self.core.kernel.is_leased(self.fd) {
+            return None;
+        }
+        let file = self.core.files.get(self.core.kernel, keepers, self.fd, self.stat).ok()?;
+        let array = *file.stripes.array.as_ref().ok()?;
+        (self.len as u64 >= array.width).then(|| Ends { known: file.stripes.kept(&self.stat), file })
+    }
+
     /// `most`, or less so that a portion from `from` on ends where a stripe does, and direct I/O still may.
-    fn up_to_stripe(&self, stripe: Option<Stripe>, from: usize, most: usize) -> usize {
-        let (Some(stripe), Some(start)) = (stripe, self.at) else { return most };
+    fn up_to_stripe(&self, ends: &mut Ends, from: usize, most: usize) -> usize {
+        let start = self.at.unwrap_or(0);
         let at = start + from as u64;
-        let end = stripe.cut(at, most as u64);
-        if end.is_multiple_of(linux::PAGE as u64) { (end - at) as usize } else { most }
+        let limit = at + most as u64;
+        let told = |known: &Surveyed| known.range.start <= at && limit <= known.range.end;
+        if !ends.known.as_deref().is_some_and(told) {
+            // From the last portion on that is written for sure: what comes behind it will probably lie behind it. And up
+            // to the end: the next portions need not ask again.
+            let all = at.saturating_sub(PORTION).max(start)..start + self.len as u64;
+            ends.known = ends.file.stripes.look(self.core, &ends.file, &self.stat, all);
+        }
+        let end = ends.known.as_ref().and_then(|known| known.shape.end_of_portion(at, most as u64));
+        let end = end.filter(|end| end.is_multiple_of(linux::PAGE as u64));
+        end.map_or(most, |end| (end - at) as usize)
     }
 
     /// A range of the write; how many bytes of it were written.
@@ -105,8 +132,9 @@ impl Write<'_> {
     fn portions_on(&self, order: &Order, range: Range<usize>, hand: Hand) -> Result<usize> {
         let range = range.start..self.within_limit(range.clone());
         let most = (bound(self.core) / 2).min(PORTION) as usize / BLOCK * BLOCK;
-        let gather = |from: usize, most: usize| {
-            let most = self.up_to_stripe(hand.stripe, from, most);
+        let mut ends = self.ends(hand);
+        let mut gather = |from: usize, most: usize| {
+            let most = ends.as_mut().map_or(most, |ends| self.up_to_stripe(ends, from, most));
             let parts = self.portion(from, most.min(range.end - from));
             Gathered::fenced(self.core, order, &parts, Into::Ring, self.at.unwrap_or(0) + from as u64)
         };

@@ -46,7 +46,7 @@ impl Write<'_> {
         let parts = self.portion(done, most);
         let mut gathered = Gathered::fenced(self.core, order, &parts, Into::Own, at.unwrap_or(0))?;
         gathered.wait(at.unwrap_or(0))?;
-        let hand = Hand { twin: None, route: Route::Copy, reason: Reason::Stream, stripe: None };
+        let hand = Hand { twin: None, route: Route::Copy, reason: Reason::Stream };
         let wrote = self.call(hand, &gathered.vectors, at).map_err(|e| self.kernel_error(e, done))?;
         self.core.stats().piece(&self.watch, Route::Copy, Reason::Stream, done as u64, wrote as u64, begun);
         Ok((wrote, gathered.len))

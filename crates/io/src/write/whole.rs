@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use spinio_plan::geometry::Stripe;
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
@@ -20,8 +19,6 @@ pub(super) struct Hand {
     pub(super) twin: Option<Fd>,
     pub(super) route: Route,
     pub(super) reason: Reason,
-    /// Of the array under a file that is written around the page cache: a call had better end where a stripe does.
-    pub(super) stripe: Option<Stripe>,
 }
 
 impl Write<'_> {
@@ -46,7 +43,7 @@ impl Write<'_> {
             Ok(flags) if flags & linux::O_DIRECT as i32 != 0 => (Route::Direct, Reason::OwnDirect),
             _ => (self.cache_route(), Reason::IntoCache),
         };
-        Hand { twin: None, route, reason, stripe: None }
+        Hand { twin: None, route, reason }
     }
 
     /// The route into the page cache.

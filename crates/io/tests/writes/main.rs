@@ -6,3 +6,4 @@ mod differential;
 mod faults;
 mod later;
 mod routes;
+mod stripes;

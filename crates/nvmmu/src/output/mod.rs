@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use spinio_device::DeviceAddr;
 use spinio_io::settings::Nvmmu;
-use spinio_io::{OwnFile, Part, Runtime, Target, WriteLease};
+use spinio_io::{Array, OwnFile, Part, Runtime, Surveyed, Target, WriteLease};
 use spinio_plan::Route;
 use spinio_plan::shape::Piece;
 use spinio_sys::Errno;
@@ -44,8 +44,7 @@ use spinio_sys::linux::{self, Fd};
 
 use self::prepare::Preparation;
 use self::stripes::Stripe;
-pub(crate) use self::survey::Array;
-use self::survey::{Surveyed, survey};
+use self::survey::survey;
 use crate::files::{c_path, open_output};
 use crate::session::write_all;
 use crate::{Error, Promise, Report};
@@ -278,12 +277,11 @@ impl Output {
         let (start, end) = (range.start, range.end);
         let surveyed = self.file.call(move |fd| survey(fd, array, start..end, alone));
         // Where the file system does not say, everything is loose.
-        let surveyed = surveyed.unwrap_or_else(|_| Surveyed {
-            range: start..end,
-            shape: spinio_plan::shape::Shape::new(array.width, array.phase, []),
-            beyond: false,
+        let (surveyed, beyond) = surveyed.unwrap_or_else(|_| {
+            let shape = spinio_plan::shape::Shape::new(array.width, array.phase, []);
+            (Surveyed { range: start..end, shape }, false)
         });
-        self.beyond |= surveyed.beyond;
+        self.beyond |= beyond;
         let shape = surveyed.shape.clone();
         self.surveyed = Some(surveyed);
         Ok(shape)
@@ -415,7 +413,10 @@ fn choose(runtime: &Runtime, file: &Arc<OwnFile>, as_if: Option<Array>) -> Way {
     if setting == Nvmmu::Plain {
         return Way::Plain("SPINIO_NVMMU=plain".to_owned());
     }
-    let below = || file.storage().map_err(|e| e.to_string()).and_then(|stack| Array::of(&stack));
+    let below = || {
+        let stack = file.storage().map_err(|e| e.to_string())?;
+        Array::of(&stack).map_err(|why| why.to_string())
+    };
     let array = match as_if.map_or_else(below, Ok) {
         Ok(array) => array,
         Err(why) => return Way::Plain(why),

@@ -5,12 +5,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use rangemap::RangeSet;
-use spinio_io::OwnFile;
+use spinio_io::{Array, OwnFile, Surveyed};
 use spinio_plan::shape::Piece;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use super::survey::{Array, Surveyed, survey};
+use super::survey::survey;
 use super::{GATHER, lock};
 
 /// Old bytes: the stripe, where in it, what stands there.
@@ -118,11 +118,11 @@ impl Preparation {
     }
 
     fn prepare(&self, fd: Fd, array: Array, range: Range<u64>) -> Result<(), Errno> {
-        let surveyed = survey(fd, array, range.clone(), true)?;
+        let (surveyed, beyond) = survey(fd, array, range.clone(), true)?;
         let shape = surveyed.shape.clone();
         {
             let mut state = lock(&self.state);
-            state.beyond |= surveyed.beyond;
+            state.beyond |= beyond;
             state.surveyed = Some(surveyed);
         }
         let _ = linux::fadvise(fd, 0, 0, linux::Advice::Random);

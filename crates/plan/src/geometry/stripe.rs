@@ -122,28 +122,6 @@ impl Stripe {
         self.chunk * self.data as u64
     }
 
-    /// What a write should consist of: whole stripes where there is parity, else it does not matter.
-    pub const fn write_unit(&self) -> Option<u64> {
-        if self.parity > 0 { Some(self.width()) } else { None }
-    }
-
-    /// Where a command that begins at `at` and may be `most` bytes long should end: at the end of a stripe if it can
-    /// have a whole one, else of a chunk, else anywhere inside its chunk.
-    pub fn cut(&self, at: u64, most: u64) -> u64 {
-        let phase = self.phase.unwrap_or(0);
-        let limit = at.saturating_add(most.max(1));
-        let last = |unit: u64| {
-            let end = (limit.saturating_add(phase) / unit * unit).saturating_sub(phase);
-            (end > at).then_some(end)
-        };
-        let within_stripe = || last(self.chunk);
-        match last(self.width()) {
-            // A short head before the boundary is worth less than the chunks behind it.
-            Some(end) if end - at >= most / 2 => end,
-            _ => within_stripe().unwrap_or(limit),
-        }
-    }
-
     /// Where a read that begins at `at` and may be `most` bytes long should end: with its last whole chunk, if it has one.
     pub fn whole_chunks(&self, at: u64, most: u64) -> u64 {
         let phase = self.phase.unwrap_or(0);
@@ -185,6 +163,7 @@ fn raid10(layout: u32, disks: u32) -> Option<(Layout, u32)> {
 mod tests {
     use super::super::{Md, Queue, Role};
     use super::*;
+    use crate::shape::{Run, Shape};
 
     fn layer(kind: Kind, members: Vec<Layer>) -> Layer {
         Layer { name: "x".into(), number: None, kind, bytes: 0, queue: Queue::default(), role: Role::Active, members }
@@ -197,11 +176,11 @@ mod tests {
 
     #[test]
     fn widths() {
-        let of = |l: Layer| Stripe::of(&l).map(|s| (s.width(), s.write_unit()));
-        assert_eq!(of(md(Level::Raid0, 65536, 4, 0)), Some((262_144, None)));
-        assert_eq!(of(md(Level::Raid5, 65536, 4, 2)), Some((196_608, Some(196_608))));
-        assert_eq!(of(md(Level::Raid6, 65536, 5, 2)), Some((196_608, Some(196_608))));
-        assert_eq!(of(md(Level::Raid10, 65536, 4, 0x102)), Some((131_072, None)));
+        let of = |l: Layer| Stripe::of(&l).map(|s| (s.width(), s.parity));
+        assert_eq!(of(md(Level::Raid0, 65536, 4, 0)), Some((262_144, 0)));
+        assert_eq!(of(md(Level::Raid5, 65536, 4, 2)), Some((196_608, 1)));
+        assert_eq!(of(md(Level::Raid6, 65536, 5, 2)), Some((196_608, 2)));
+        assert_eq!(of(md(Level::Raid10, 65536, 4, 0x102)), Some((131_072, 0)));
         assert_eq!(of(md(Level::Raid1, 0, 2, 0)), None);
         assert_eq!(of(md(Level::Raid5, 65536, 0, 2)), None);
         assert_eq!(of(md(Level::Raid0, 0, 4, 0)), None);
@@ -213,7 +192,8 @@ mod tests {
         let stripe = Stripe::of(&part).expect("striped");
         assert_eq!(stripe.phase, Some((1 << 20) % 196_608));
         // The first boundary on the partition is where the array's sixth stripe begins.
-        assert_eq!(stripe.cut(0, 196_608), 6 * 196_608 - (1 << 20));
+        let whole = Shape::new(stripe.width(), (1 << 20) % 196_608, [Run { file: 0, device: 0, len: 1 << 30 }]);
+        assert_eq!(whole.end_of_portion(0, 196_608), Some(6 * 196_608 - (1 << 20)));
         // Through LVM nobody tells, unless it makes no difference.
         let volume = layer(Kind::Linear, vec![md(Level::Raid5, 65536, 4, 2)]);
         assert_eq!(Stripe::of(&volume).expect("striped").phase, None);

@@ -146,6 +146,7 @@ pub fn fstat(fd: Fd) -> Result<Stat> {
         ino: raw.st_ino,
         rdev: raw.st_rdev,
         size: raw.st_size as u64,
+        blocks: raw.st_blocks as u64,
         uid: raw.st_uid,
         nameless: raw.st_nlink == 0,
         mode: raw.st_mode,

@@ -43,6 +43,8 @@ pub struct Stat {
     pub rdev: u64,
     /// Length in bytes (0 for a block device).
     pub size: u64,
+    /// What it takes on storage, in units of 512 bytes.
+    pub blocks: u64,
     /// Owner.
     pub uid: u32,
     /// No name leads to it.

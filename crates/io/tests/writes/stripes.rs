@@ -1,0 +1,215 @@
+//! Large direct writes end their portions where the stripes of an array end, which is a matter of where the file lies:
+//! told here by a kernel that invents an array and places on it.
+
+use std::ffi::CStr;
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Mutex;
+
+use spinio_io::kernel::{Kernel, Linux};
+use spinio_io::{Buffer as Explained, Runtime, Settings};
+use spinio_plan::Route;
+use spinio_sys::Errno;
+use spinio_sys::linux::{Placed, Stat};
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::{Buffer, file, place};
+
+type Result<T> = core::result::Result<T, Errno>;
+
+/// RAID-5 of four members, chunks of 64 KiB.
+const WIDTH: u64 = 192 << 10;
+const PAGE: u64 = 4096;
+const SIZE: usize = 20 << 20;
+
+/// A machine whose files all lie on an array.
+struct Raided {
+    /// What md calls it.
+    level: &'static str,
+    /// Where each file lies, as far as it is written: (first byte of the file, first byte on the array), in order.
+    runs: Vec<(u64, u64)>,
+    refuses: bool,
+    asked: Mutex<usize>,
+    written: Mutex<Vec<(u64, u64)>>,
+}
+
+impl Raided {
+    fn new(level: &'static str, runs: &[(u64, u64)]) -> &'static Raided {
+        Box::leak(Box::new(Raided::some(level, runs)))
+    }
+
+    fn some(level: &'static str, runs: &[(u64, u64)]) -> Raided {
+        let runs = runs.to_vec();
+        Raided { level, runs, refuses: false, asked: Mutex::default(), written: Mutex::default() }
+    }
+
+    fn device(&self, at: u64) -> u64 {
+        let run = self.runs.iter().rfind(|r| r.0 <= at).expect("the first one begins at 0");
+        run.1 + at - run.0
+    }
+
+    /// The calls that were made: where they begin and end.
+    fn take(&self) -> (usize, Vec<(u64, u64)>) {
+        (std::mem::take(&mut self.asked.lock().unwrap()), std::mem::take(&mut self.written.lock().unwrap()))
+    }
+
+    /// Whether a cut there leaves no stripe in two parts.
+    fn splits_none(&self, at: u64) -> bool {
+        let (last, next) = (self.device(at - 1), self.device(at));
+        next.is_multiple_of(WIDTH) || next != last + 1
+    }
+}
+
+impl Kernel for Raided {
+    fn fstat(&self, fd: i32) -> Result<Stat> {
+        // The number of md0, whatever the tests lie on.
+        Ok(Stat { dev: 9 << 8, ..Linux.fstat(fd)? })
+    }
+
+    fn file_system(&self, _: i32) -> Result<u64> {
+        Ok(0xef53)
+    }
+
+    fn link(&self, _: &CStr) -> Result<Vec<u8>> {
+        Ok(b"../../devices/virtual/block/md0".to_vec())
+    }
+
+    fn list(&self, _: &CStr) -> Result<Vec<std::ffi::CString>> {
+        Ok(Vec::new())
+    }
+
+    fn text(&self, path: &CStr, _: usize) -> Result<Vec<u8>> {
+        let is = |name: &str| path.to_str().is_ok_and(|path| path.ends_with(name));
+        let said = match () {
+            () if is("md/level") => self.level,
+            () if is("md/chunk_size") => "65536",
+            () if is("md/layout") => "2",
+            () if is("md/raid_disks") => "4",
+            () => return Err(Errno::NOENT),
+        };
+        Ok(format!("{said}\n").into_bytes())
+    }
+
+    fn extents(&self, fd: i32, offset: u64, len: u64, _: usize) -> Result<Vec<Placed>> {
+        *self.asked.lock().unwrap() += 1;
+        if self.refuses {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let size = Linux.fstat(fd)?.size;
+        let ends = self.runs.iter().skip(1).map(|r| r.0).chain([u64::MAX]);
+        let all = self.runs.iter().zip(ends).map(|(&(logical, physical), end)| {
+            let len = end.min(size).saturating_sub(logical);
+            Placed { logical, physical, len, flags: 0 }
+        });
+        let wanted = |e: &Placed| e.len > 0 && e.logical < offset.saturating_add(len) && e.logical + e.len > offset;
+        Ok(all.filter(wanted).collect())
+    }
+
+    unsafe fn pwritev(
+        &self,
+        route: Route,
+        fd: i32,
+        vectors: &[[usize; 2]],
+        at: Option<u64>,
+        flags: u32,
+    ) -> Result<usize> {
+        // SAFETY: passed on to the caller.
+        let wrote = unsafe { Linux.pwritev(route, fd, vectors, at, flags) }?;
+        if let Some(at) = at {
+            self.written.lock().unwrap().push((at, at + wrote as u64));
+        }
+        Ok(wrote)
+    }
+}
+
+/// Portions of 4 MiB at most.
+fn runtime(kernel: &'static Raided) -> Runtime {
+    Runtime::with_kernel(Settings { staging: 8 << 20, ..Settings::default() }, kernel)
+}
+
+fn direct(path: &Path) -> File {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).custom_flags(libc::O_DIRECT).open(path).unwrap()
+}
+
+/// Writes `SIZE` bytes at `at`, and sees to it that they are there; the calls, and how often the file's place was asked.
+fn write(kernel: &Raided, runtime: &Runtime, path: &Path, at: u64, version: u64) -> (usize, Vec<(u64, u64)>) {
+    let buffer = Buffer::new(emulated("size=64M"), SIZE);
+    let bytes = file::bytes(at, SIZE, version as u8);
+    buffer.put(0, &bytes);
+    kernel.take();
+    let subject = direct(path);
+    assert_eq!(runtime.write(subject.as_raw_fd(), Some(at), buffer.target(0), SIZE).unwrap(), SIZE);
+    assert!(std::fs::read(path).unwrap()[at as usize..][..SIZE] == bytes);
+    let (asked, written) = kernel.take();
+    let mut end = at;
+    for &(from, to) in &written {
+        assert_eq!(from, end, "{written:?}");
+        end = to;
+    }
+    assert_eq!(end, at + SIZE as u64, "{written:?}");
+    (asked, written)
+}
+
+#[test]
+fn portions_end_where_stripes_lie_and_not_where_offsets_would_have_them() {
+    let place = place::on("tree").unwrap();
+    for runs in [&[(0, 7 * PAGE)][..], &[(0, 5 * WIDTH)], &[(0, PAGE), (9 << 20, 100 << 20), ((9 << 20) + 5 * PAGE, 0)]]
+    {
+        let path = place.file("subject");
+        drop(file::written(&path, 24 << 20));
+        let kernel = Raided::new("raid5", runs);
+        let runtime = runtime(kernel);
+        for (number, at) in [0, 3 * PAGE, 3 * PAGE].into_iter().enumerate() {
+            let (asked, written) = write(kernel, &runtime, &path, at, number as u64);
+            assert!(written.len() >= 5, "{written:?}");
+            for &(_, end) in &written[..written.len() - 1] {
+                assert!(kernel.splits_none(end), "{runs:?}, at {at}: {written:?}");
+            }
+            // The place of a file that has not changed is asked once for many writes.
+            assert_eq!(asked, [1, 0, 0][number], "{runs:?}, write {number}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_grows_is_expected_to_go_on_as_it_begins() {
+    let place = place::on("tree").unwrap();
+    let path = place.file("subject");
+    let kernel = Raided::new("raid5", &[(0, 7 * PAGE)]);
+    let runtime = runtime(kernel);
+    let (_, written) = write(kernel, &runtime, &path, 0, 1);
+    let good = written[..written.len() - 1].iter().filter(|w| kernel.splits_none(w.1)).count();
+    assert!(good + 2 >= written.len() - 1, "all but the first two: {written:?}");
+    // Behind what is there already, all.
+    let (_, written) = write(kernel, &runtime, &path, SIZE as u64, 2);
+    assert!(written[..written.len() - 1].iter().all(|w| kernel.splits_none(w.1)), "{written:?}");
+}
+
+#[test]
+fn where_nothing_is_told_portions_are_as_long_as_they_may_be() {
+    let place = place::on("tree").unwrap();
+    let refusing = Raided { refuses: true, ..Raided::some("raid5", &[(0, 0)]) };
+    let cases: [(&str, &'static Raided, usize); 3] = [
+        ("no parity", Raided::new("raid0", &[(0, 7 * PAGE)]), 0),
+        ("FIEMAP is refused", Box::leak(Box::new(refusing)), 1),
+        ("no array", Raided::new("linear", &[(0, 7 * PAGE)]), 0),
+    ];
+    for (what, kernel, most) in cases {
+        let path = place.file("subject");
+        drop(file::written(&path, 24 << 20));
+        let runtime = runtime(kernel);
+        let (mut all, buffer) = (0, Buffer::new(emulated("size=64M"), PAGE as usize));
+        for at in [0, PAGE] {
+            let (asked, written) = write(kernel, &runtime, &path, at, 5);
+            assert!(written.iter().all(|w| w.1 - w.0 == 4 << 20), "{what}: {written:?}");
+            all += asked;
+        }
+        assert_eq!(all, most, "{what}: asked again and again");
+        let subject = direct(&path);
+        let explained = runtime.explain_write(subject.as_raw_fd(), 0, SIZE as u64, Explained::of(&buffer.allocation()));
+        let advice = explained.unwrap().advice.join("\n");
+        assert_eq!(advice.contains("does not tell where the file lies"), kernel.refuses, "{what}: {advice}");
+    }
+}
