@@ -180,7 +180,11 @@ fn run(guest: &Guest, setup: Setup) -> Outcome {
     let bytes = pattern(file_size(), 3);
     file.write_all_at(&bytes, 0)?;
     file.sync_all()?;
-    let within = whole_stripes(&file, setup.place)?;
+    let within = match setup.place {
+        Place::Raid5 => whole_stripes(&file, STRIPE as u64, file_size() as u64)?,
+        Place::Raid6 => whole_stripes(&file, 128 << 10, file_size() as u64)?,
+        _ => 0..file_size(),
+    };
     drop(file);
     let mut bed = Bed::new(guest, setup, path, bytes, within)?;
     // The first transfers settle what can be trusted, by reading some things twice.
@@ -228,13 +232,8 @@ fn run(guest: &Guest, setup: Setup) -> Outcome {
 
 /// The longest range of the file that lies in one piece, from its first whole stripe on. The rest of a stripe that the
 /// file begins in belongs to somebody else, and nobody can write it whole.
-fn whole_stripes(file: &File, place: Place) -> Result<Span<usize>, Miss> {
-    let stripe = match place {
-        Place::Raid5 => STRIPE as u64,
-        Place::Raid6 => 128 << 10,
-        _ => return Ok(0..file_size()),
-    };
-    let extents = linux::extents(file.as_raw_fd(), 0, file_size() as u64, 64)?;
+pub(super) fn whole_stripes(file: &File, stripe: u64, len: u64) -> Result<Span<usize>, Miss> {
+    let extents = linux::extents(file.as_raw_fd(), 0, len, 64)?;
     // Neighbours, although told apart (written and unwritten ones), are one piece.
     let mut pieces: Vec<(u64, u64, u64)> = Vec::new();
     for extent in &extents {

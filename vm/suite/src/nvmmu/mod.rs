@@ -10,6 +10,7 @@
 //!
 //! ```text
 //!   stripes    what the kernel's arrays do, by plain system calls
+//!   portions   large direct writes of SPIN's, which keep to stripes too
 //!   bench      the paper's four microbenchmarks
 //!   moves      the moves that they make
 //!   counters   what members were asked for
@@ -18,6 +19,7 @@
 mod bench;
 mod counters;
 mod moves;
+mod portions;
 mod stripes;
 
 use crate::case::Case;
@@ -27,6 +29,7 @@ pub(crate) fn cases() -> Vec<Case> {
     let mut all = stripes::cases();
     // Once is enough: what is compared are ways to move, not kernels.
     if has_p2p() {
+        all.extend(portions::cases());
         all.extend(bench::cases());
     }
     all
