@@ -4,10 +4,11 @@ use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use spinio_device::{DeviceAddr, DeviceKind, registry};
-use spinio_io::{Runtime, Settings, Target};
+use spinio_io::{Part, Runtime, Settings, Target};
+use spinio_plan::Route;
 use spinio_sys::{Errno, linux};
 
 fn c(path: &Path) -> CString {
@@ -122,4 +123,37 @@ fn a_lease_ends_when_somebody_opens_the_file_and_never_while_it_is_relied_upon()
     // Given back in good order: nobody waits.
     drop(own.lease().unwrap());
     drop(std::fs::File::open(&path).unwrap());
+}
+
+#[test]
+fn ranges_apart_are_written_only_as_long_as_they_may_be() {
+    const LEN: usize = 300_000;
+    const COUNT: usize = 20;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ranges");
+    // Several groups of ranges, and one.
+    for staging in [2 << 20, 128 << 20] {
+        let runtime = Runtime::new(Settings { staging, ..Settings::default() });
+        for times in [0, 1, 7, COUNT] {
+            std::fs::write(&path, bytes(COUNT * LEN, 1)).unwrap();
+            let own = runtime.open(&c(&path), linux::O_RDWR, 0).unwrap();
+            let new = bytes(COUNT * LEN, 2);
+            let part = |n: usize| Part::Host(new[n * LEN..].as_ptr(), LEN);
+            let ranges: Vec<_> = (0..COUNT).map(|n| ((n * LEN) as u64, part(n))).collect();
+            let asked = Arc::new(AtomicUsize::new(0));
+            let theirs = Arc::clone(&asked);
+            let may = move || theirs.fetch_add(1, SeqCst) < times;
+            let mut left = runtime.write_apart_if(&own, &ranges, Route::Copy, may).unwrap();
+            left.sort_unstable();
+            left.dedup();
+            assert_eq!(left.len(), COUNT - times, "ring of {staging}");
+            let got = std::fs::read(&path).unwrap();
+            for n in 0..COUNT {
+                let (range, version) = (n * LEN..(n + 1) * LEN, if left.contains(&n) { 1 } else { 2 });
+                assert!(got[range.clone()] == bytes(COUNT * LEN, version)[range], "range {n} of {left:?}");
+            }
+        }
+        let lines = runtime.stats().lines;
+        assert_eq!(lines.iter().map(|l| l.bytes).sum::<u64>(), ((1 + 7 + COUNT) * LEN) as u64, "{lines:?}");
+    }
 }

@@ -49,6 +49,7 @@ use spinio_sys::linux::{self, Fd, FileKind};
 
 pub use self::map::Mapped;
 pub use self::safety::NotHeld;
+pub(crate) use self::safety::word;
 
 use self::map::Maps;
 use self::safety::Safety;

@@ -227,7 +227,7 @@ impl Safety {
 
 /// Until when a lease that is there now keeps writers away, in nanoseconds since boot: asked before it is looked at, and
 /// with a fifth to spare.
-fn word(break_time: Option<u64>) -> u64 {
+pub(crate) fn word(break_time: Option<u64>) -> u64 {
     let seconds = break_time.unwrap_or(HOUR).min(HOUR);
     linux::since_boot() + seconds * 800_000_000
 }

@@ -8,10 +8,11 @@
 //! ```
 //!
 //! The kernel grants such a lease only to the sole opening of a file, to its owner or root, on file systems that know
-//! leases. The watcher is a thread of the keepers' table that has all signals blocked: it fetches the one that tells of
+//! leases. Where a lease is not given back in time, it takes it away by force, and nobody is told. So who works for long
+//! within `while_held` asks again before each step ([`WriteLease::check`]). The watcher is a thread of the keepers' table that has all signals blocked: it fetches the one that tells of
 //! a break, so no handler of the program runs. It exists while there are leases.
 
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use spinio_sys::Errno;
@@ -19,19 +20,34 @@ use spinio_sys::linux::{self, Fd};
 
 use super::{OwnFile, Result};
 use crate::core::Core;
+use crate::hold::word;
+use crate::kernel::Kernel;
 use crate::lock::lock;
 
 /// One lease; the lock is held while something relies on it.
 struct Held {
+    kernel: &'static dyn Kernel,
     fd: Fd,
     held: Mutex<bool>,
+    /// Until when nobody can have taken it away, as it was last seen; nanoseconds since boot.
+    good: AtomicU64,
 }
 
 impl Held {
+    /// Whether the lease is there and nobody wants it broken.
+    fn is_there(&self) -> bool {
+        let good = word(self.kernel.lease_break_time());
+        let there = self.kernel.has_write_lease(self.fd);
+        if there {
+            self.good.store(good, Relaxed);
+        }
+        there
+    }
+
     /// Gives the lease back if somebody waits for that.
     fn yield_if_wanted(&self) {
         let mut held = lock(&self.held);
-        if *held && !linux::has_write_lease(self.fd) {
+        if *held && !self.is_there() {
             *held = false;
             let _ = linux::drop_lease(self.fd);
         }
@@ -123,13 +139,26 @@ impl WriteLease {
     /// Runs something while nobody else has the file open or can open it; `None`: that is over, somebody has.
     pub fn while_held<T>(&self, f: impl FnOnce() -> T) -> Option<T> {
         let held = lock(&self.held.held);
-        let alone = *held && self.file.call(|fd| Ok(linux::has_write_lease(fd))) == Ok(true);
+        let asked = Arc::clone(&self.held);
+        let alone = *held && self.file.call(move |_| Ok(asked.is_there())) == Ok(true);
         let done = alone.then(f);
         drop(held);
         if !alone {
             self.held_by_nobody();
         }
         done
+    }
+
+    /// Within [`WriteLease::while_held`], for a keeper: whether the lease is still there, and nobody wants it.
+    pub fn check(&self) -> impl Fn() -> bool + Send + Sync + use<> {
+        let held = Arc::clone(&self.held);
+        move || held.is_there()
+    }
+
+    /// Within [`WriteLease::while_held`]: whether nobody can have got at the file until now, although somebody may want
+    /// to. The lease was seen so lately that it cannot have been taken away.
+    pub fn is_fresh(&self) -> bool {
+        linux::since_boot() < self.held.good.load(Relaxed)
     }
 
     /// The watcher may be about to find out the same.
@@ -163,7 +192,8 @@ impl OwnFile {
         // Twins that a read of the file left behind are openings too.
         self.forget();
         let watcher = Leases::watcher(core).ok_or(Errno::NOSYS)?;
-        let held = Arc::new(Held { fd: self.twin.get(), held: Mutex::new(true) });
+        let (fd, held) = (self.twin.get(), Mutex::new(true));
+        let held = Arc::new(Held { kernel: core.kernel, fd, held, good: AtomicU64::new(0) });
         let taken = self.call(move |fd| linux::take_write_lease(fd, watcher));
         core.leases.settle(taken.is_ok().then_some(&held));
         taken.map(|()| WriteLease { file: Arc::clone(self), held })

@@ -7,6 +7,9 @@
 //!
 //! For storage that wants requests of a certain shape, such as whole stripes of RAID-5, and is faster with several of
 //! them under way. Nothing is promised about the order in which ranges reach the file: it is no POSIX write.
+//!
+//! Ranges that may be written only while something holds (a lease, for bytes of others) ask for it one by one, each just
+//! before its call. So when it ends, what is under way is one request a keeper, and what was not begun stays unwritten.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -39,28 +42,54 @@ struct Ranges {
     route: Route,
     ranges: Vec<Range>,
     next: AtomicUsize,
-    /// One has failed: no further one is begun.
-    failed: AtomicBool,
-    /// Ranges still to be accounted for, and the error of the first in the file that failed.
-    left: Mutex<(usize, Option<(u64, Errno)>)>,
+    /// Asked before each: whether it may be written.
+    may: Option<Arc<Check>>,
+    /// One has failed, or may not be written: no further one is begun.
+    stopped: AtomicBool,
+    left: Mutex<Left>,
     over: Condvar,
+}
+
+/// What is to hold when a range is written.
+type Check = dyn Fn() -> bool + Send + Sync;
+
+/// What is left of ranges.
+struct Left {
+    /// How many are still to be accounted for.
+    open: usize,
+    /// The first in the file that failed.
+    failed: Option<(u64, Errno)>,
+    /// Those that nobody tried.
+    unwritten: Vec<usize>,
 }
 
 impl Task for Ranges {
     fn help(&self) {
-        while let Some(range) = self.ranges.get(self.next.fetch_add(1, Relaxed)) {
+        loop {
+            let number = self.next.fetch_add(1, Relaxed);
+            let Some(range) = self.ranges.get(number) else { return };
             // Whatever happens, the range is accounted for: somebody waits for it.
-            let write = || if self.failed.load(Relaxed) { Ok(()) } else { self.write(range) };
-            let wrote = catch_unwind(AssertUnwindSafe(write)).unwrap_or(Err(Errno::IO));
+            let write = || {
+                let begin = !self.stopped.load(Relaxed) && self.may.as_ref().is_none_or(|may| may());
+                begin.then(|| self.write(range))
+            };
+            let wrote = catch_unwind(AssertUnwindSafe(write)).unwrap_or(Some(Err(Errno::IO)));
             let mut left = lock(&self.left);
-            if let Err(errno) = wrote {
-                self.failed.store(true, Relaxed);
-                if left.1.is_none_or(|(at, _)| range.at < at) {
-                    left.1 = Some((range.at, errno));
+            match wrote {
+                Some(Ok(())) => {}
+                None => {
+                    self.stopped.store(true, Relaxed);
+                    left.unwritten.push(number);
+                }
+                Some(Err(errno)) => {
+                    self.stopped.store(true, Relaxed);
+                    if left.failed.is_none_or(|(at, _)| range.at < at) {
+                        left.failed = Some((range.at, errno));
+                    }
                 }
             }
-            left.0 -= 1;
-            if left.0 == 0 {
+            left.open -= 1;
+            if left.open == 0 {
                 self.over.notify_all();
             }
         }
@@ -85,12 +114,13 @@ impl Ranges {
         Ok(())
     }
 
-    fn wait(&self) -> core::result::Result<(), (u64, Errno)> {
+    /// Waits until all are accounted for; those that nobody tried.
+    fn wait(&self) -> core::result::Result<Vec<usize>, (u64, Errno)> {
         let mut left = lock(&self.left);
-        while left.0 > 0 {
+        while left.open > 0 {
             left = self.over.wait(left).unwrap_or_else(PoisonError::into_inner);
         }
-        left.1.map_or(Ok(()), Err)
+        left.failed.map_or_else(|| Ok(std::mem::take(&mut left.unwritten)), Err)
     }
 }
 
@@ -123,28 +153,57 @@ impl Runtime {
     /// Writes parts at offsets of a file, each in one call of the kernel; returns when all are written. The error
     /// tells the first offset that failed; others may be written or not.
     pub fn write_apart(&self, file: &OwnFile, ranges: &[(u64, Part)], route: Route) -> Result<()> {
-        let asked: u64 = ranges.iter().map(|r| r.1.len() as u64).sum();
-        let Some(&(first, _)) = ranges.first() else { return Ok(()) };
+        self.write_watched_apart(file, ranges, route, None).map(drop)
+    }
+
+    /// As [`Runtime::write_apart`], each range only if a keeper is told just before it that it may be. Which may not, and
+    /// were not written.
+    pub fn write_apart_if(
+        &self,
+        file: &OwnFile,
+        ranges: &[(u64, Part)],
+        route: Route,
+        may: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Result<Vec<usize>> {
+        self.write_watched_apart(file, ranges, route, Some(Arc::new(may)))
+    }
+
+    fn write_watched_apart(
+        &self,
+        file: &OwnFile,
+        ranges: &[(u64, Part)],
+        route: Route,
+        may: Option<Arc<Check>>,
+    ) -> Result<Vec<usize>> {
+        let asked: usize = ranges.iter().map(|r| r.1.len()).sum();
+        let Some(&(first, _)) = ranges.first() else { return Ok(Vec::new()) };
         let stats = self.core().stats();
-        let watch = stats.begin(Direction::Write, file.fd(), Some(first), asked);
+        let watch = stats.begin(Direction::Write, file.fd(), Some(first), asked as u64);
         let begun = Instant::now();
-        let wrote = write(self.core(), file, ranges, route).map(|()| asked as usize);
-        if wrote.is_ok() {
+        let unwritten = write(self.core(), file, ranges, route, may.as_ref());
+        let wrote = unwritten.as_ref().map(|left| asked - left.iter().map(|&n| ranges[n].1.len()).sum::<usize>());
+        if let Ok(wrote) = wrote {
             let why = if route == Route::Direct { Reason::WholeStripes } else { Reason::IntoCache };
-            stats.piece(&watch, route, why, 0, asked, begun);
+            stats.piece(&watch, route, why, 0, wrote as u64, begun);
         }
-        stats.end(&watch, &wrote.as_ref().copied());
-        wrote.map(drop)
+        stats.end(&watch, &wrote);
+        unwritten
     }
 }
 
-fn write(core: &Arc<Core>, file: &OwnFile, ranges: &[(u64, Part)], route: Route) -> Result<()> {
+/// The ranges that were not written because they may not be.
+fn write(
+    core: &Arc<Core>,
+    file: &OwnFile,
+    ranges: &[(u64, Part)],
+    route: Route,
+    may: Option<&Arc<Check>>,
+) -> Result<Vec<usize>> {
     let parts: Vec<Part> = ranges.iter().map(|r| r.1).collect();
     let device_error = |e| Error::device(e, "write", ranges[0].0, parts.iter().map(|p| p.len() as u64).sum());
     let order = Order::leased(&parts).map_err(device_error)?;
     let most = bound(core) as usize / 2;
-    let mut under_way: Option<(Arc<Ranges>, Gathered)> = None;
-    let mut ended = Ok(());
+    let mut under_way: Option<UnderWay> = None;
     let mut from = 0;
     while from < ranges.len() {
         let mut to = from;
@@ -158,22 +217,34 @@ fn write(core: &Arc<Core>, file: &OwnFile, ranges: &[(u64, Part)], route: Route)
             gathered.wait(at)?;
             Ok(gathered)
         });
-        let finished = finish(under_way.take());
-        match (finished, gathered) {
-            (Ok(()), Ok(gathered)) => {
-                under_way = Some((begin(core, file, &ranges[from..to], &gathered, route), gathered))
-            }
-            (finished, gathered) => {
-                ended = finished.and(gathered.map(drop));
-                break;
-            }
+        let mut unwritten = finish(under_way.take())?;
+        if !unwritten.is_empty() {
+            unwritten.extend(from..ranges.len());
+            return Ok(unwritten);
         }
+        let gathered = gathered?;
+        let task = begin(core, file, &ranges[from..to], &gathered, (route, may.map(Arc::clone)));
+        under_way = Some(UnderWay { first: from, task, gathered });
         from = to;
     }
-    ended.and(finish(under_way))
+    finish(under_way)
 }
 
-fn begin(core: &Core, file: &OwnFile, ranges: &[(u64, Part)], gathered: &Gathered, route: Route) -> Arc<Ranges> {
+/// A group of ranges that is being written, and its memory.
+struct UnderWay {
+    /// Number of its first range.
+    first: usize,
+    task: Arc<Ranges>,
+    gathered: Gathered,
+}
+
+fn begin(
+    core: &Core,
+    file: &OwnFile,
+    ranges: &[(u64, Part)],
+    gathered: &Gathered,
+    (route, may): (Route, Option<Arc<Check>>),
+) -> Arc<Ranges> {
     let mut vectors = gathered.vectors.iter().copied().collect();
     let ranges: Vec<Range> =
         ranges.iter().map(|(at, part)| Range { at: *at, vectors: split(&mut vectors, part.len()) }).collect();
@@ -184,8 +255,9 @@ fn begin(core: &Core, file: &OwnFile, ranges: &[(u64, Part)], gathered: &Gathere
         route,
         ranges,
         next: AtomicUsize::new(0),
-        failed: AtomicBool::new(false),
-        left: Mutex::new((count, None)),
+        may,
+        stopped: AtomicBool::new(false),
+        left: Mutex::new(Left { open: count, failed: None, unwritten: Vec::new() }),
         over: Condvar::new(),
     });
     if let Some(keepers) = core.keepers() {
@@ -194,15 +266,16 @@ fn begin(core: &Core, file: &OwnFile, ranges: &[(u64, Part)], gathered: &Gathere
     task
 }
 
-/// Waits for ranges under way; their memory is given back after that.
-fn finish(under_way: Option<(Arc<Ranges>, Gathered)>) -> Result<()> {
-    let Some((ranges, gathered)) = under_way else { return Ok(()) };
-    let waited = ranges.wait();
+/// Waits for ranges under way; their memory is given back after that. Those that were not written.
+fn finish(under_way: Option<UnderWay>) -> Result<Vec<usize>> {
+    let Some(UnderWay { first, task, gathered }) = under_way else { return Ok(Vec::new()) };
+    let waited = task.wait();
     drop(gathered);
-    waited.map_err(|(at, errno)| {
-        let len = ranges.ranges.iter().find(|r| r.at == at).map_or(0, |r| r.vectors.iter().map(|v| v[1] as u64).sum());
+    let unwritten = waited.map_err(|(at, errno)| {
+        let len = task.ranges.iter().find(|r| r.at == at).map_or(0, |r| r.vectors.iter().map(|v| v[1] as u64).sum());
         Error::kernel(errno, "write", at, len)
-    })
+    })?;
+    Ok(unwritten.into_iter().map(|number| first + number).collect())
 }
 
 #[cfg(test)]

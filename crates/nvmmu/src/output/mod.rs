@@ -19,7 +19,7 @@
 //! - **Always**: the output is right, whatever others do to the file. Whole stripes of the session's own bytes are
 //!   written directly, everything else as any program would write it.
 //! - **Prepared** stripes, with neighbours' bytes, are written only while nobody else has the file open (a write lease,
-//!   asked for before the old bytes are read and held until they are written back) and only where a stripe is one piece
+//!   asked for before the old bytes are read, and asked again before each request that writes them back) and only where a stripe is one piece
 //!   of this file on the device (FIEMAP). Who opens the file meanwhile waits until a write under way is over; from then
 //!   on neighbours are left alone. The session's report says so.
 //!
@@ -47,7 +47,7 @@ use self::stripes::Stripe;
 use self::survey::survey;
 use crate::files::{c_path, open_output};
 use crate::session::write_all;
-use crate::{Error, Promise, Report};
+use crate::{Error, ErrorKind, Promise, Report};
 
 /// Bytes that are gathered before some are written early.
 const GATHER: u64 = 64 << 20;
@@ -324,11 +324,21 @@ impl Output {
         if let Some(lease) = lease {
             let known = self.stripes.take(|s| s.is_known() && s.new_bytes() > 0);
             if !known.is_empty() {
-                match lease.while_held(|| self.write_prepared(&known)) {
-                    Some(Ok(())) => {}
+                match lease.while_held(|| self.write_prepared(&known, &lease)) {
+                    Some((Ok(left), shortened)) => {
+                        if !left.is_empty() {
+                            self.leave_neighbours("somebody opened the file");
+                        }
+                        let lost = left.iter().map(|&number| &known[number]);
+                        self.write_loose(lost)?;
+                        shortened?;
+                    }
                     // A limit that only the whole stripe meets, a bad block beside the bytes: as any program would. If
                     // that fails too, it says why.
-                    Some(Err(_)) => self.write_loose(&known)?,
+                    Some((Err(_), shortened)) => {
+                        self.write_loose(&known)?;
+                        shortened?;
+                    }
                     None => {
                         self.leave_neighbours("somebody opened the file");
                         self.write_loose(&known)?;
@@ -340,44 +350,73 @@ impl Output {
         self.write_loose(&rest)
     }
 
-    /// Whole stripes with neighbours' bytes; the lease is held.
-    fn write_prepared(&mut self, stripes: &[(u64, Stripe)]) -> Result<(), Error> {
+    /// Whole stripes with neighbours' bytes, as long as the lease is held: asked for before each. Those that are not
+    /// written because it is not any more; and whether the file ends where it should.
+    fn write_prepared(
+        &mut self,
+        stripes: &[(u64, Stripe)],
+        lease: &WriteLease,
+    ) -> (Result<Vec<usize>, Error>, Result<(), Error>) {
+        let size = match self.file.call(|fd| linux::fstat(fd).map(|s| s.size)) {
+            Ok(size) => size,
+            Err(e) => return (Err(Error::kernel(e, "write", &self.path)), Ok(())),
+        };
+        let requests: Vec<_> = stripes.iter().map(|(at, s)| (*at, whole(s))).collect();
+        let check = lease.check();
+        let wrote = self.directly(|output, route| output.runtime.write_apart_if(&output.file, &requests, route, check));
+        let (mut end, mut wanted) = (0, size);
+        for (number, (at, stripe)) in stripes.iter().enumerate() {
+            let bytes = stripe.bytes().len() as u64;
+            match &wrote {
+                Ok(left) if left.contains(&number) => continue,
+                Ok(_) => {
+                    wanted = wanted.max(stripe.new_ranges().map(|r| at + r.end).max().unwrap_or(0));
+                    self.whole += bytes;
+                    self.neighbours += bytes - stripe.new_bytes();
+                }
+                // It may have been written all the same, or in part.
+                Err(_) => {}
+            }
+            end = end.max(at + bytes);
+        }
+        let shortened = if end > wanted { self.shorten(wanted, lease) } else { Ok(()) };
+        (wrote, shortened)
+    }
+
+    /// Takes off what the last stripe reaches beyond the end: nobody can have seen it, unless the lease was taken away.
+    fn shorten(&mut self, to: u64, lease: &WriteLease) -> Result<(), Error> {
+        self.surveyed = None;
         let size = self.file.call(|fd| linux::fstat(fd).map(|s| s.size));
-        let size = size.map_err(|e| Error::kernel(e, "write", &self.path))?;
-        let new_end = stripes.iter().flat_map(|(at, s)| s.new_ranges().map(move |r| at + r.end)).max().unwrap_or(0);
-        let end = stripes.iter().map(|(at, s)| at + s.bytes().len() as u64).max().unwrap_or(0);
-        let wrote = self.write_stripes(Vec::new(), stripes);
-        let wanted = if wrote.is_ok() { size.max(new_end) } else { size };
-        if end > wanted {
-            // The last stripe reaches beyond the end: nobody can have seen it. Also where it was written in part.
-            let cut = self.file.call(move |fd| linux::ftruncate(fd, wanted));
-            cut.map_err(|e| Error::kernel(e, "write", &self.path))?;
-            self.surveyed = None;
+        if !lease.is_fresh() && size.is_ok_and(|size| size > to) {
+            let why = format!("somebody got at the file before it could be cut off: behind byte {to} it has zeros");
+            return Err(Error::new(ErrorKind::Failed(Errno::BUSY), "write", why).of(&self.path));
         }
-        if wrote.is_ok() {
-            self.neighbours += stripes.iter().map(|(_, s)| s.bytes().len() as u64 - s.new_bytes()).sum::<u64>();
-        }
-        wrote
+        self.file.call(move |fd| linux::ftruncate(fd, to)).map_err(|e| Error::kernel(e, "write", &self.path))
     }
 
     /// Requests and complete stripes, directly and together.
     fn write_stripes(&mut self, mut requests: Vec<(u64, Part)>, stripes: &[(u64, Stripe)]) -> Result<(), Error> {
-        requests.extend(stripes.iter().map(|(at, s)| (*at, Part::Host(s.bytes().as_ptr(), s.bytes().len()))));
+        requests.extend(stripes.iter().map(|(at, s)| (*at, whole(s))));
         if requests.is_empty() {
             return Ok(());
         }
         requests.sort_by_key(|r| r.0);
-        let direct = self.file.call(|fd| set_direct(fd, true)).is_ok();
-        let route = if direct { Route::Direct } else { Route::Copy };
-        let wrote = self.runtime.write_apart(&self.file, &requests, route);
-        let back = if direct { self.file.call(|fd| set_direct(fd, false)) } else { Ok(()) };
-        wrote.map_err(|e| self.failed(&e))?;
+        self.directly(|output, route| output.runtime.write_apart(&output.file, &requests, route))?;
         self.whole += stripes.iter().map(|(_, s)| s.bytes().len() as u64).sum::<u64>();
-        back.map_err(|e| Error::kernel(e, "write", &self.path))
+        Ok(())
+    }
+
+    /// Writes around the page cache, if that can be had.
+    fn directly<T>(&self, write: impl FnOnce(&Output, Route) -> Result<T, spinio_io::Error>) -> Result<T, Error> {
+        let direct = self.file.call(|fd| set_direct(fd, true)).is_ok();
+        let wrote = write(self, if direct { Route::Direct } else { Route::Copy });
+        let back = if direct { self.file.call(|fd| set_direct(fd, false)) } else { Ok(()) };
+        let wrote = wrote.map_err(|e| self.failed(&e))?;
+        back.map(|()| wrote).map_err(|e| Error::kernel(e, "write", &self.path))
     }
 
     /// What downloads brought of some stripes, and nothing else.
-    fn write_loose(&mut self, stripes: &[(u64, Stripe)]) -> Result<(), Error> {
+    fn write_loose<'a>(&mut self, stripes: impl IntoIterator<Item = &'a (u64, Stripe)>) -> Result<(), Error> {
         let mut parts = Vec::new();
         for (at, stripe) in stripes {
             for range in stripe.new_ranges() {
@@ -399,6 +438,11 @@ impl Drop for Output {
         // Nothing may read the file, or hold the lease, once the session is gone.
         self.preparation.finish();
     }
+}
+
+/// All of a stripe, to be written.
+fn whole(stripe: &Stripe) -> Part {
+    Part::Host(stripe.bytes().as_ptr(), stripe.bytes().len())
 }
 
 fn set_direct(fd: Fd, on: bool) -> Result<(), Errno> {

@@ -1,17 +1,23 @@
 //! Outputs on an array with parity, as far as that can be had without one: the same code over the extents of an ordinary
 //! file, with stripes of an invented width. The virtual machine has the arrays.
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::common::{Buffer, bytes, runtime};
 use proptest::prelude::*;
+use spinio_io::kernel::{Kernel, Linux};
+use spinio_io::{Runtime, Settings};
 use spinio_nvmmu::Direction::{Download, Upload};
-use spinio_nvmmu::{Promise, Report, Session};
-use spinio_sys::linux;
-use spinio_testkit::await_alone;
+use spinio_nvmmu::{ErrorKind, Promise, Report, Session};
+use spinio_plan::Route;
+use spinio_sys::{Errno, linux};
+use spinio_testkit::{Call, Effect, FaultyKernel, await_alone};
 
 /// A folder with direct I/O, extents and leases, if there is one.
 fn folder() -> Option<tempfile::TempDir> {
@@ -311,4 +317,114 @@ impl Drop for FileSizeLimit {
         // SAFETY: `before` lives across the call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const self.before) }, 0);
     }
+}
+
+/// A kernel that tells of a lease only so often, and sees to it that it is asked before each direct write.
+#[derive(Default)]
+struct Watchful {
+    /// How often it is still there, once this is set.
+    left: Mutex<Option<u32>>,
+    direct: AtomicUsize,
+    unasked: AtomicUsize,
+}
+
+thread_local! {
+    static ASKED: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Kernel for Watchful {
+    fn has_write_lease(&self, fd: i32) -> bool {
+        let mut left = self.left.lock().unwrap();
+        let there = Linux.has_write_lease(fd) && *left != Some(0);
+        *left = left.map(|n| n.saturating_sub(1));
+        ASKED.set(there);
+        there
+    }
+
+    unsafe fn pwritev(
+        &self,
+        route: Route,
+        fd: i32,
+        vectors: &[[usize; 2]],
+        at: Option<u64>,
+        flags: u32,
+    ) -> Result<usize, Errno> {
+        if route == Route::Direct {
+            self.direct.fetch_add(1, Relaxed);
+            self.unasked.fetch_add(usize::from(!ASKED.replace(false)), Relaxed);
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { Linux.pwritev(route, fd, vectors, at, flags) }
+    }
+}
+
+fn leaked(kernel: &'static dyn Kernel) -> &'static Runtime {
+    Box::leak(Box::new(Runtime::with_kernel(Settings::default(), kernel)))
+}
+
+#[test]
+fn a_lease_that_goes_between_two_requests_ends_the_writing_of_neighbours() {
+    let Some(folder) = folder() else { return };
+    const STRIPES: u64 = 8;
+    for times in [0, 1, 4, 100] {
+        let Some(path) = in_one_piece(folder.path(), (STRIPES + 2) as usize * WIDTH as usize) else { return };
+        await_alone(&path).unwrap();
+        let kernel: &Watchful = Box::leak(Box::default());
+        let device = Buffer::holding(&bytes(9000, 6));
+        let mut session = Session::begin_as_if_striped(leaked(kernel), &path, WIDTH, 8192).unwrap();
+        let mut expected = bytes((STRIPES + 2) as usize * WIDTH as usize, 1);
+        for stripe in 1..=STRIPES {
+            session.expect(stripe * WIDTH + 5, 9000);
+        }
+        for stripe in 1..=STRIPES {
+            let at = stripe * WIDTH + 5;
+            session.move_range(&path, device.at(0), at, 9000, Download).unwrap();
+            expected[at as usize..at as usize + 9000].copy_from_slice(&bytes(9000, 6));
+        }
+        let gathered = session.report();
+        *kernel.left.lock().unwrap() = Some(times);
+        let report = session.end().unwrap();
+        same(&path, &expected, "at the end");
+        let direct = kernel.direct.load(Relaxed) as u64;
+        assert_eq!(kernel.unasked.load(Relaxed), 0, "a request that the lease was not asked for");
+        let kept = direct > 0 && direct == (report.whole / WIDTH);
+        assert!(direct == 0 || kept, "{report:?}");
+        if times < 100 {
+            // Once for being alone at all; the watcher may have asked meanwhile.
+            assert!(direct <= u64::from(times.saturating_sub(1)), "{direct} of {times}");
+            assert!(matches!(report.promise, Promise::Shaped(_)), "{}", report.promise);
+            assert!(report.loose >= 9000, "{report:?}");
+        } else {
+            assert_eq!((report.promise.clone(), report.loose - gathered.loose), (Promise::Prepared, 0), "{report:?}");
+        }
+        // What is a download's in stripes of two pieces of the file, was loose at once.
+        assert_eq!(report.loose + report.whole - report.neighbours, STRIPES * 9000, "{report:?}");
+    }
+}
+
+#[test]
+fn a_file_is_not_cut_off_where_somebody_else_may_have_got_at_it() {
+    let Some(folder) = folder() else { return };
+    let path = folder.path().join("out");
+    let kernel = FaultyKernel::new();
+    let device = Buffer::holding(&bytes(9000, 6));
+    let mut session = Session::begin_as_if_striped(leaked(kernel), &path, WIDTH, 8192).unwrap();
+    session.expect(0, 2 * WIDTH + 9000);
+    for at in [0, WIDTH, 2 * WIDTH] {
+        session.move_range(&path, device.at(0), at, 9000, Download).unwrap();
+    }
+    // A lease whose word is good for no time: whatever it was, it may be gone already.
+    kernel.always(Call::BreakTime, Effect::Fail(Errno::IO));
+    let ended = session.end();
+    let got = fs::read(&path).unwrap();
+    let end = 2 * WIDTH as usize + 9000;
+    assert!(got[2 * WIDTH as usize..end] == bytes(9000, 6));
+    if got.len() == end {
+        eprintln!("skipped: no stripe reaches beyond the end here");
+        return;
+    }
+    assert!(got[end..].iter().all(|b| *b == 0));
+    let error = ended.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Failed(Errno::BUSY));
+    assert!(error.to_string().contains(&format!("behind byte {end} it has zeros")), "{error}");
 }
