@@ -90,3 +90,25 @@ fn of_two_who_want_it_back_one_gives_it_back_and_both_go_on() {
         reader.join().unwrap();
     });
 }
+
+#[test]
+fn who_waits_for_the_end_goes_on_when_it_has_come_or_a_map_stays() {
+    check(|users| {
+        assert!(users.enter());
+        let mapper = {
+            let users = Arc::clone(&users);
+            thread::spawn(move || users.become_map())
+        };
+        let waiter = {
+            let users = Arc::clone(&users);
+            thread::spawn(move || users.await_gone_unless_mapped())
+        };
+        assert!(users.begin_closing());
+        assert!(!waiter.join().unwrap(), "gone, though it is mapped");
+        mapper.join().unwrap();
+        users.leave(true);
+        assert!(users.take().is_empty());
+        users.set_gone();
+        assert!(users.await_gone_unless_mapped());
+    });
+}

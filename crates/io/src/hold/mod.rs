@@ -276,15 +276,15 @@ impl Holds {
         let key = (stat.dev, stat.ino);
         let crew = core.keepers().ok_or(NotHeld::NoHelpers)?;
         let watcher = self.watch.start(core).ok_or(NotHeld::NoHelpers)?;
-        let hold = match self.find(key) {
-            Some(hold) => {
-                if !hold.users.ask() {
-                    // Somebody waits to write it.
-                    return Err(NotHeld::OpenForWriting);
-                }
-                hold
+        let hold = loop {
+            match self.find(key) {
+                None => break self.new_hold(core, crew, fd, stat, watcher)?,
+                Some(hold) if hold.users.ask() => break hold,
+                // It is going: somebody waits to write it, which its end will show, or the descriptor that it was held by
+                // was closed. A map may be this very thread's.
+                Some(hold) if hold.users.await_gone_unless_mapped() => {}
+                Some(_) => return Err(NotHeld::OpenForWriting),
             }
-            None => self.new_hold(core, crew, fd, stat, watcher)?,
         };
         if let Some(device) = device
             && let Err(refused) = self.enter_hold(core, fd, Arc::clone(&hold), device).map(drop)

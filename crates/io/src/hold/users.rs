@@ -60,6 +60,7 @@ impl<T> Users<T> {
     /// A user says that it is a map.
     pub(super) fn become_map(&self) {
         lock(&self.state).maps += 1;
+        self.changed.notify_all();
     }
 
     /// For a user: pins that are there.
@@ -127,6 +128,15 @@ impl<T> Users<T> {
         while !state.gone {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// The same, but not as long as a map stays; whether it is gone.
+    pub(super) fn await_gone_unless_mapped(&self) -> bool {
+        let mut state = lock(&self.state);
+        while !state.gone && state.maps == 0 {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.gone
     }
 }
 
