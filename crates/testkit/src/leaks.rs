@@ -3,11 +3,14 @@
 use std::fs;
 use std::path::Path;
 
-/// What `/proc` says each descriptor is.
-type Table = Vec<String>;
+/// What `/proc` says a descriptor is, and whether it can write.
+struct Open {
+    target: String,
+    writes: bool,
+}
 
 /// The descriptor tables of this process, each once.
-fn tables() -> Vec<Table> {
+fn tables() -> Vec<Vec<Open>> {
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let mut seen: Vec<i32> = Vec::new();
     let mut tables = Vec::new();
@@ -16,7 +19,7 @@ fn tables() -> Vec<Table> {
         if seen.iter().any(|&other| same_table(tid, other)) {
             continue;
         }
-        if let Some(table) = table(&task.path().join("fd")) {
+        if let Some(table) = table(&task.path()) {
             seen.push(tid);
             tables.push(table);
         }
@@ -31,11 +34,18 @@ fn same_table(one: i32, other: i32) -> bool {
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_FILES, 0, 0) == 0 }
 }
 
-fn table(path: &Path) -> Option<Table> {
-    let entries = fs::read_dir(path).ok()?;
-    let targets = entries.flatten().filter_map(|e| Some(fs::read_link(e.path()).ok()?.to_string_lossy().into_owned()));
+/// The table of a thread, which is a folder in `/proc`.
+fn table(thread: &Path) -> Option<Vec<Open>> {
+    let entries = fs::read_dir(thread.join("fd")).ok()?.flatten();
+    let open = entries.filter_map(|e| {
+        let target = fs::read_link(e.path()).ok()?.to_string_lossy().into_owned();
+        let info = fs::read_to_string(thread.join("fdinfo").join(e.file_name())).unwrap_or_default();
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok()).unwrap_or(0);
+        Some(Open { target, writes: flags & libc::O_ACCMODE != libc::O_RDONLY })
+    });
     // The listing itself is open while it is made.
-    Some(targets.filter(|t| !t.starts_with("/proc/")).collect())
+    Some(open.filter(|open| !open.target.starts_with("/proc/")).collect())
 }
 
 /// How many descriptors the process has, in all its tables.
@@ -43,11 +53,20 @@ pub fn descriptors() -> usize {
     tables().iter().map(Vec::len).sum()
 }
 
+/// Whether a descriptor is of the file.
+fn is_of(open: &Open, path: &Path) -> bool {
+    let name = path.to_string_lossy();
+    open.target == name || open.target.strip_suffix(" (deleted)") == Some(&*name)
+}
+
 /// How many descriptors name the file, in all tables.
 pub fn descriptors_of(path: &Path) -> usize {
-    let name = path.to_string_lossy();
-    let named = |target: &str| target == name || target.strip_suffix(" (deleted)") == Some(&*name);
-    tables().iter().flatten().filter(|target| named(target)).count()
+    tables().iter().flatten().filter(|open| is_of(open, path)).count()
+}
+
+/// How many of them can write it.
+pub fn writers_of(path: &Path) -> usize {
+    tables().iter().flatten().filter(|open| open.writes && is_of(open, path)).count()
 }
 
 /// How many mappings the process has of a file.
@@ -59,7 +78,7 @@ pub fn mappings_of(path: &Path) -> usize {
 
 /// The descriptors of the calling thread's own table.
 pub fn own_descriptors() -> usize {
-    table(Path::new("/proc/thread-self/fd")).map_or(0, |t| t.len())
+    table(Path::new("/proc/thread-self")).map_or(0, |t| t.len())
 }
 
 #[cfg(test)]
@@ -86,9 +105,9 @@ mod tests {
             let _ = closing.recv();
         }));
         ready.recv().unwrap();
-        assert_eq!(descriptors_of(&path), 2);
+        assert_eq!((descriptors_of(&path), writers_of(&path)), (2, 1));
         drop(here);
-        assert_eq!(descriptors_of(&path), 1);
+        assert_eq!((descriptors_of(&path), writers_of(&path)), (1, 0));
         drop(close);
     }
 }

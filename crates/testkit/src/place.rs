@@ -58,6 +58,32 @@ pub fn on(kind: &'static str) -> Result<Place, String> {
     }
 }
 
+/// A small file system of its own, `tmpfs` or `ext4`, that can be filled; for `quota` a larger one, of which this much may
+/// be used; or why there is none here.
+pub fn small(kind: &'static str, size: u64) -> Result<Place, String> {
+    match kind {
+        "tmpfs" => {
+            let mut place = root_place(kind)?;
+            let options = format!("size={size}");
+            let folder = place.path.clone();
+            run(Command::new("mount").args(["-t", "tmpfs", "-o", &options, "none"]).arg(&folder))?;
+            place.mounted.push(folder);
+            Ok(place)
+        }
+        "ext4" => image(kind, size, &["mkfs.ext4", "-q", "-F"], ""),
+        "quota" => {
+            // Of quotas those of btrfs need nothing that is not here.
+            let place = image(kind, 200 << 20, &["mkfs.btrfs", "-q", "-f"], "")?;
+            let btrfs = |args: &[&str]| run(Command::new("btrfs").args(args).arg(place.path()));
+            btrfs(&["quota", "enable"])?;
+            btrfs(&["quota", "rescan", "-w"])?;
+            btrfs(&["qgroup", "limit", &size.to_string()])?;
+            Ok(place)
+        }
+        _ => Err("unknown kind".to_owned()),
+    }
+}
+
 /// Runs `body` on every kind that this machine and this user can have, and prints why on the others not.
 pub fn each(mut body: impl FnMut(&Place)) {
     for kind in KINDS {
@@ -71,6 +97,14 @@ pub fn each(mut body: impl FnMut(&Place)) {
 fn plain(kind: &'static str, folder: std::io::Result<TempDir>) -> Result<Place, String> {
     let folder = folder.map_err(|e| e.to_string())?;
     Ok(Place { kind, path: folder.path().to_owned(), mounted: Vec::new(), _folder: folder })
+}
+
+/// A folder to mount something on.
+fn root_place(kind: &'static str) -> Result<Place, String> {
+    if !crate::user::is_root() {
+        return Err("mounting needs root".to_owned());
+    }
+    plain(kind, tempfile::tempdir())
 }
 
 fn run(command: &mut Command) -> Result<(), String> {
@@ -99,20 +133,14 @@ fn overlay() -> Result<Place, String> {
 }
 
 fn fuse() -> Result<Place, String> {
-    if !crate::user::is_root() {
-        return Err("mounting needs root".to_owned());
-    }
-    let mut place = plain("fuse", tempfile::tempdir())?;
+    let mut place = root_place("fuse")?;
     crate::fuse::mount(&place.path)?;
     place.mounted.push(place.path.clone());
     Ok(place)
 }
 
 fn image(kind: &'static str, size: u64, make: &[&str], options: &str) -> Result<Place, String> {
-    if !crate::user::is_root() {
-        return Err("mounting needs root".to_owned());
-    }
-    let mut place = plain(kind, tempfile::tempdir())?;
+    let mut place = root_place(kind)?;
     let (image, mount) = (place.path.join("image"), place.path.join("mount"));
     fs::File::create(&image).and_then(|f| f.set_len(size)).map_err(|e| e.to_string())?;
     fs::create_dir(&mount).map_err(|e| e.to_string())?;

@@ -186,46 +186,16 @@ fn a_number_that_another_file_has_got_meanwhile_is_not_written() {
     assert!(seen == file::bytes(0, 1 << 20, 0));
 }
 
-/// A file system of 16 MiB, or one of which 16 MiB may be used, for root only.
-fn full(kind: &str) -> Option<(place::Place, std::path::PathBuf)> {
-    let place = place::on("tree").unwrap();
-    let (image, mount) = (place.file("image"), place.file("mount"));
-    std::fs::create_dir(&mount).unwrap();
-    let run =
-        |program: &str, args: &[&str]| Command::new(program).args(args).output().is_ok_and(|o| o.status.success());
-    let (image, at) = (image.to_str()?, mount.to_str()?);
-    let mounted = match kind {
-        "tmpfs" => run("mount", &["-t", "tmpfs", "-o", "size=16M", "none", at]),
-        // A file system with room, and a user who may not have all of it. Of quotas these need nothing that is not here.
-        QUOTA => {
-            std::fs::File::create(image).ok()?.set_len(200 << 20).ok()?;
-            run("mkfs.btrfs", &["-q", "-f", image])
-                && run("mount", &["-o", "loop", image, at])
-                && run("btrfs", &["quota", "enable", at])
-                && run("btrfs", &["quota", "rescan", "-w", at])
-                && run("btrfs", &["qgroup", "limit", "16M", at])
-        }
-        _ => {
-            std::fs::File::create(image).ok()?.set_len(16 << 20).ok()?;
-            run("mkfs.ext4", &["-q", "-F", image]) && run("mount", &["-o", "loop", image, at])
-        }
-    };
-    if !mounted {
-        run("umount", &["-l", at]);
-    }
-    mounted.then_some((place, mount))
-}
-
-/// A quota, of btrfs.
-const QUOTA: &str = "quota";
-
 #[test]
 fn a_full_disk_or_quota_ends_a_write_where_it_ends_the_hosts() {
     let device = emulated("size=64M");
-    for (kind, errno) in [("tmpfs", Errno::NOSPC), ("ext4", Errno::NOSPC), (QUOTA, Errno::DQUOT)] {
-        let Some((_place, mount)) = full(kind) else {
-            println!("skipped: no {kind} of 16 MiB can be mounted here");
-            continue;
+    for (kind, errno) in [("tmpfs", Errno::NOSPC), ("ext4", Errno::NOSPC), ("quota", Errno::DQUOT)] {
+        let place = match place::small(kind, 16 << 20) {
+            Ok(place) => place,
+            Err(why) => {
+                println!("skipped on {kind}: {why}");
+                continue;
+            }
         };
         let buffer = Buffer::new(device, 24 << 20);
         let bytes = file::bytes(0, 24 << 20, 1);
@@ -233,7 +203,7 @@ fn a_full_disk_or_quota_ends_a_write_where_it_ends_the_hosts() {
         for (staging, flags) in [(128 << 20, 0), (4 << 20, 0), (128 << 20, libc::O_DIRECT), (128 << 20, libc::O_DSYNC)]
         {
             let runtime = Runtime::new(Settings { staging, ..Settings::default() });
-            let path = mount.join("file");
+            let path = place.file("file");
             let Ok(fd) = OpenOptions::new().create(true).write(true).custom_flags(flags).open(&path) else { continue };
             let what = format!("{kind}, {staging}, flags {flags:o}");
             let mut done = 0;
@@ -251,8 +221,7 @@ fn a_full_disk_or_quota_ends_a_write_where_it_ends_the_hosts() {
             std::fs::remove_file(&path).unwrap();
             // So that its bytes are no longer counted.
             drop(fd);
-            let _ = Command::new("sync").arg("-f").arg(&mount).status();
+            let _ = Command::new("sync").arg("-f").arg(place.path()).status();
         }
-        let _ = Command::new("umount").arg("-l").arg(&mount).output();
     }
 }
