@@ -602,6 +602,49 @@ fn a_forked_child_has_no_part_in_it() {
 }
 
 #[test]
+fn a_map_ends_in_the_process_that_made_it() {
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(settings());
+    if !held(&runtime, &subject, device) {
+        return;
+    }
+    let other = runtime.map(subject.fd(), 0, 4096, device).unwrap();
+    let mut mapped = Some(runtime.map(subject.fd(), 5000, 3 << 19, device).unwrap());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Inside the locks of the hold, most of the time: where a child would wait for it.
+        scope.spawn(|| {
+            while !stop.load(SeqCst) {
+                std::hint::black_box(other.is_wanted_back());
+            }
+        });
+        for _ in 0..100 {
+            // SAFETY: the child looks at the map, drops it and ends.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let theirs = mapped.take().unwrap();
+                let odd = theirs.is_here() || theirs.is_wanted_back();
+                drop(theirs);
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(i32::from(odd)) };
+            }
+            let mut status = 0;
+            within("a child that drops a map", || {
+                // SAFETY: asks about our own child.
+                unsafe { libc::waitpid(child, &mut status, 0) };
+            });
+            assert_eq!(status, 0);
+        }
+        stop.store(true, SeqCst);
+    });
+    let mapped = mapped.unwrap();
+    assert!(mapped.is_here() && !mapped.is_wanted_back());
+    assert!(device.outstanding().pins > 0, "a child gave back what its parent reads");
+    drop((mapped, other));
+}
+
+#[test]
 fn a_map_is_read_by_the_programs_own_kernels_and_keeps_writers_waiting() {
     struct Sum {
         from: *const u8,

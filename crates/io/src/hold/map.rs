@@ -15,9 +15,12 @@ use crate::core::Core;
 use crate::hold::{NotHeld, Using};
 use crate::lock::lock;
 
-/// A mapped range. It stays until it is dropped.
+/// A mapped range. It stays until it is dropped, by the process that mapped it: in a forked child it is an address and
+/// no memory.
 pub struct Mapped {
-    using: Using,
+    /// Always there, until the drop.
+    using: Option<Using>,
+    process: u32,
     address: u64,
     len: u64,
     /// The runtime waits for its maps before it ends.
@@ -40,9 +43,23 @@ impl Mapped {
         self.len == 0
     }
 
+    /// Whether this process mapped it, and is not a forked child of that.
+    pub fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+
     /// Whether somebody waits to write the file: unmap it soon.
     pub fn is_wanted_back(&self) -> bool {
-        self.using.is_closing()
+        self.is_here() && self.using.as_ref().is_some_and(Using::is_closing)
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if !self.is_here() {
+            // The parent's, who still uses it. Its locks may be held for ever here.
+            std::mem::forget((self.using.take(), self.core.take()));
+        }
     }
 }
 
@@ -85,7 +102,7 @@ impl Runtime {
             return Err(NotHeld::Range);
         }
         let address = using.on.contiguous(offset, len).ok_or(NotHeld::NoDevice)?;
-        Ok(Mapped { using, address, len, core: Some(Arc::clone(core)) })
+        Ok(Mapped { using: Some(using), process: std::process::id(), address, len, core: Some(Arc::clone(core)) })
     }
 
     /// As [`Runtime::map`], until [`Runtime::unmap`] of the address.
