@@ -57,7 +57,7 @@ impl Mapped {
         self.with(spinio_io::Mapped::is_wanted_back)
     }
 
-    /// Ends it.
+    /// Ends it. In a forked child, whose parent goes on with it, only the child's knowledge of it.
     fn unmap(&self, py: Python<'_>) {
         let range = self.range.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(range));
@@ -67,7 +67,13 @@ impl Mapped {
 impl Mapped {
     fn with<T>(&self, ask: impl FnOnce(&spinio_io::Mapped) -> T) -> PyResult<T> {
         let range = self.range.lock().unwrap_or_else(PoisonError::into_inner);
-        range.as_ref().map(ask).ok_or_else(|| PyValueError::new_err("The range is no longer mapped"))
+        match range.as_ref() {
+            None => Err(PyValueError::new_err("The range is no longer mapped")),
+            Some(range) if !range.is_here() => {
+                Err(PyValueError::new_err("The range is mapped in the process that this one was forked from"))
+            }
+            Some(range) => Ok(ask(range)),
+        }
     }
 }
 

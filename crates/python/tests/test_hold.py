@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
+import signal
 import subprocess
 import sys
 
@@ -90,6 +92,36 @@ def test_closing_lets_go(path):
     assert spinio.stats()["kept"]["held files"][0] == 0
     # Nobody waits for anything.
     os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+
+
+def test_a_child_leaves_its_parents_hold_and_map_alone(path, noise):
+    array = spinio.emulated.empty(1 << 20)
+    with spinio.open(path) as f, held(f, array) as h:
+        with pytest.raises(TypeError, match="belongs to its process"):
+            pickle.dumps(h)
+        m = h.map(0, 8192)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                signal.alarm(60)
+                with pytest.raises(ValueError, match="forked from"):
+                    m.address
+                with pytest.raises(ValueError, match="forked from"):
+                    m.__cuda_array_interface__
+                with pytest.raises(ValueError, match="forked from"):
+                    m.is_wanted_back
+                assert not h.is_held
+                m.unmap()
+                h.release()
+                f.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert h.is_held and m.address and not m.is_wanted_back
+        assert f.pread(array, 0) == 1 << 20 and array.tobytes() == noise[: 1 << 20]
+        m.unmap()
 
 
 def test_maps(device, path, noise):

@@ -43,6 +43,9 @@ class Hold:
             if _spinio.is_held(file.fileno()):
                 _spinio.release(file.fileno())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a hold belongs to its process: a worker that opens the file holds it itself")
+
     def __enter__(self) -> Hold:
         return self
 
