@@ -169,5 +169,13 @@ pub(crate) fn bytes_of(shape: &[i64], element: usize) -> PyResult<usize> {
     let count = shape.iter().try_fold(element, |n, &length| n.checked_mul(usize::try_from(length).ok()?));
     count
         .filter(|&n| n <= isize::MAX as usize)
+/// Bytes of a file must not become references: whoever follows one goes anywhere.
+pub(crate) fn holds_references(object: &Bound<'_, PyAny>) -> PyErr {
+    PyBufferError::new_err(format!(
+        "Elements of this {} are references to objects in memory, not bytes that a file could hold",
+        kind(object)
+    ))
+}
+
         .ok_or_else(|| PyValueError::new_err(format!("An array of shape {shape:?} cannot be: it has no such size")))
 }

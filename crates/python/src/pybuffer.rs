@@ -3,13 +3,13 @@
 //! It belongs to the stable interface of Python from 3.11 on. The functions and the structure are the same in 3.10, where
 //! they are exported too, so they are declared here and one wheel serves all.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
 use pyo3::ffi::PyObject;
 use pyo3::prelude::*;
 
-use crate::buffer::{Claim, Described, Keep, Order};
+use crate::buffer::{Claim, Described, Keep, Order, holds_references};
 
 /// `Py_buffer`
 #[repr(C)]
@@ -51,6 +51,12 @@ impl Drop for View<'_> {
     }
 }
 
+/// Whether elements of this format (PEP 3118) have references to objects in them: an `O` outside of the fields' names,
+/// which stand between colons.
+fn has_objects(format: &[u8]) -> bool {
+    format.split(|&c| c == b':').step_by(2).any(|codes| codes.contains(&b'O'))
+}
+
 /// What an object that has the buffer protocol says; `None` if it has not.
 pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>> {
     let py = object.py();
@@ -76,6 +82,11 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
         return Err(PyErr::fetch(py));
     }
     let view = View { view, _py: py };
+    // SAFETY: NULL, for bytes, or a string that stays as long as the view.
+    let format = (!view.view.format.is_null()).then(|| unsafe { CStr::from_ptr(view.view.format) }.to_bytes());
+    if format.is_some_and(has_objects) {
+        return Err(holds_references(object));
+    }
     Ok(Some(Described {
         address: view.view.buf as usize,
         bytes: view.view.len.max(0) as usize,
