@@ -7,7 +7,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
 use spinio_device::QueueId;
 
-use crate::buffer::{Claim, Described, Keep, Order};
+use crate::buffer::{Claim, Described, Keep, Order, bytes_of};
 
 /// `torch.Tensor` and `torch.cuda.current_stream`, once the program has imported torch.
 struct Torch {
@@ -63,7 +63,11 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
     };
     Ok(Some(Described {
         address: object.call_method0("data_ptr")?.extract()?,
-        bytes: object.getattr("nbytes")?.extract()?,
+        // Not `nbytes`, which came with PyTorch 2.
+        bytes: bytes_of(
+            &[object.call_method0("nelement")?.extract()?],
+            object.call_method0("element_size")?.extract()?,
+        )?,
         contiguous: object.call_method0("is_contiguous")?.is_truthy()?,
         readonly: false,
         claim,
