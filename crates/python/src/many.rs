@@ -26,8 +26,8 @@ pub(crate) fn read_many(
     if results.count != n {
         return Err(PyValueError::new_err(format!("{} results for {n} offsets", results.count)));
     }
-    if offsets.copy().iter().any(|&at| at < 0) {
-        return Err(PyValueError::new_err("An offset is negative"));
+    if let Some((piece, at)) = offsets.copy().into_iter().enumerate().find(|&(_, at)| at < 0) {
+        return Err(PyValueError::new_err(format!("Offset {at} of piece {piece} is negative")));
     }
     let buffer = Buffer::of(out, Access::Fill)?;
     let (address, known) = match buffer.place {
@@ -40,8 +40,11 @@ pub(crate) fn read_many(
         None => {
             // A copy: were these changed by another thread, bytes would go where they must not.
             let lens = Integers::of(lengths, Access::Drain)?.copy();
-            let lens: Result<Vec<u64>, _> = lens.into_iter().map(u64::try_from).collect();
-            let lens = lens.map_err(|_| PyValueError::new_err("A length is negative"))?;
+            let lens = lens.into_iter().enumerate().map(|(piece, len)| {
+                let negative = |_| PyValueError::new_err(format!("Length {len} of piece {piece} is negative"));
+                u64::try_from(len).map_err(negative)
+            });
+            let lens = lens.collect::<PyResult<Vec<u64>>>()?;
             if lens.len() != n {
                 return Err(PyValueError::new_err(format!("{} lengths for {n} offsets", lens.len())));
             }
@@ -86,7 +89,8 @@ fn places(start: u64, lens: &[u64], len: u64, n: usize, room: usize) -> PyResult
     if n == 0 || fits {
         return Ok(places);
     }
-    Err(PyValueError::new_err(format!("The pieces do not fit into the {room} bytes of the array")))
+    let all = if lens.is_empty() { u128::from(len) * n as u128 } else { lens.iter().map(|&len| u128::from(len)).sum() };
+    Err(PyValueError::new_err(format!("The pieces do not fit: they have {all} bytes, the array {room}")))
 }
 
 /// 8-byte integers of a host buffer.

@@ -62,6 +62,16 @@ def test_integers_of_any_kind(data, noise, make):
     assert out.tobytes() == noise[5:15] + noise[100:110] + noise[9:19]
 
 
+@pytest.mark.parametrize("number", [numpy.int64, numpy.uint8, numpy.array, int])
+def test_a_number_for_all(data, noise, memory, number):
+    out = memory.full(30, 0)
+    with spinio.open(data) as f:
+        assert f.read_many([5, 100, 9], number(10), out).tolist() == [10, 10, 10]
+        assert memory.read(out) == noise[5:15] + noise[100:110] + noise[9:19]
+        assert f.read_many([numpy.int64(5), numpy.uint16(7)], [number(1), 2], out).tolist() == [1, 2]
+        assert f.read_many(numpy.array([5]), number(0), out).tolist() == [0]
+
+
 def test_what_cannot_be(data):
     out = spinio.emulated.empty(100)
     with spinio.open(data) as f:
@@ -70,14 +80,26 @@ def test_what_cannot_be(data):
             ([0] * 101, 1, "do not fit"),
             ([0, 1], 1 << 62, "do not fit"),
             ([0, 1, 2], [1, 2], "2 lengths"),
-            ([-1], 1, "negative"),
-            ([0], [-1], "negative"),
+            ([0, 1], 1 << 80, "do not fit: they have .* bytes, the array 100"),
+            ([5, -1], 1, "Offset -1 of piece 1 is negative"),
+            ([0], [-1], "Length -1 of piece 0 is negative"),
+            ([0], -1, "length -1 is negative"),
+            ([0], numpy.int8(-1), "length -1 is negative"),
+            ([1 << 63], 1, "offsets go up to"),
+            ([0], numpy.array([1 << 63], "uint64"), "lengths go up to"),
+            ([[0, 1], [2, 3]], 1, "array of 2 dimensions"),
         ]:
             with pytest.raises(ValueError, match=error):
                 f.read_many(offsets, lengths, out)
-        for wrong in ([0.5], ["a"], None):
+        for wrong in ([0.5], ["a"], None, [1 << 80], [True], numpy.array(["a"])):
             with pytest.raises((TypeError, ValueError)):
                 f.read_many(wrong, 1, out)
+        for wrong in (0, numpy.int64(0), numpy.array(0)):
+            with pytest.raises(TypeError, match="offsets are a sequence"):
+                f.read_many(wrong, 1, out)
+        for wrong in (1.0, numpy.float64(1), None, "1", [1.0]):
+            with pytest.raises(TypeError):
+                f.read_many([0], wrong, out)
         with pytest.raises(ValueError, match="errors is"):
             f.read_many([0], 1, out, errors="ignore")
         with pytest.raises(BufferError, match="read-only"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import operator
 import os
 import sys
 from array import array
@@ -65,8 +66,8 @@ class File(io.FileIO):
         self._must(self.readable(), "reading")
         if errors not in ("raise", "return"):
             raise ValueError(f'errors is "raise" or "return", not {errors!r}')
-        starts = _integers(offsets)
-        lens = lengths if isinstance(lengths, int) else _integers(lengths)
+        starts = _integers("offsets", offsets)
+        lens = _length(lengths) if is_number(lengths) else _integers("lengths", lengths)
         results = _zeros(len(starts))
         failed = _spinio.read_many(self.fileno(), starts, lens, out, results)
         if failed and errors == "raise":
@@ -109,15 +110,42 @@ class File(io.FileIO):
             raise io.UnsupportedOperation(f"File not open for {what}")
 
 
-def _integers(values: Any) -> Any:
+def _open_again(kind: type[File], path: str | bytes, at: int) -> File:
+    file = kind(path)
+    file.seek(at)
+    return file
+
+
+# The largest number that offsets and lengths can hold.
+_LARGEST = (1 << 63) - 1
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is one integer: Python's, NumPy's, or an array of no dimensions."""
+    return hasattr(value, "__index__") and not getattr(value, "ndim", 0)
+
+
+def _length(value: Any) -> int:
+    number = operator.index(value)
+    if number < 0:
+        raise ValueError(f"length {number} is negative")
+    # A larger one does not fit into any array either.
+    return min(number, _LARGEST)
+
+
+def _integers(name: str, values: Any) -> Any:
     """8-byte integers: a NumPy array where the program uses NumPy, else an array of the standard library."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return values if isinstance(values, array) and values.typecode == "q" else array("q", values)
-    found = numpy.ascontiguousarray(values)
+    found = numpy.asarray(values)
     if found.dtype.kind not in "iu" and found.size:
-        raise TypeError(f"offsets and lengths are integers, not {found.dtype}")
-    return found.astype("int64", copy=False).reshape(-1)
+        raise TypeError(f"{name} are integers, not {found.dtype}")
+    if found.ndim != 1:
+        raise ValueError(f"{name} are one sequence, not an array of {found.ndim} dimensions")
+    if found.dtype.kind == "u" and found.size and found.max() > _LARGEST:
+        raise ValueError(f"{name} go up to {_LARGEST}, not to {found.max()}")
+    return numpy.ascontiguousarray(found.astype("int64", copy=False))
 
 
 def _zeros(n: int) -> Any:
@@ -128,3 +156,5 @@ def _zeros(n: int) -> Any:
 def open(path: Path, mode: str = "r", *, closefd: bool = True, opener: Callable[[str, int], int] | None = None) -> File:
     """Opens a file as io.FileIO does: `mode` is "r", "w", "x" or "a", with "+" for both directions; always binary."""
     return File(path, mode, closefd, opener)
+    if is_number(values):
+        raise TypeError(f"{name} are a sequence of integers, not one: pread() reads one piece")
