@@ -22,7 +22,7 @@
 //! **Lifetimes.** While bytes move, the object is kept: a buffer view, a DLPack tensor or a reference. What it does not
 //! protect against is what no framework does: to resize the storage in another thread meanwhile.
 //!
-//! Known flaws: a device read of many gigabytes does not see Ctrl-C before it is done. A program that has `libspinio.so`
+//! Known flaws: a device read sees Ctrl-C every 4 GiB only. A program that has `libspinio.so`
 //! preloaded as well has two runtimes: both are right, each with threads and staging memory of its own.
 
 mod buffer;

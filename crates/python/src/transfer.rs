@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use spinio_device::Wait;
 use spinio_io::settings::SMALL;
-use spinio_io::{ErrorKind, runtime};
+use spinio_io::{ErrorKind, Target, runtime};
 use spinio_sys::{Errno, linux};
 
 use crate::buffer::{Access, Buffer, Place};
@@ -16,16 +16,26 @@ use crate::stream::Chosen;
 const MOST: usize = 0x7fff_f000;
 const PIECE: usize = 1 << 30;
 
+/// A device read at an offset goes by pieces of this size, so that a signal's handler runs now and then.
+const DEVICE_PIECE: usize = 4 << 30;
+
 /// Fills `into` from the file, at `offset` or, with None, where the descriptor stands. Returns the bytes read, or None
-/// where a descriptor that does not wait has none. `wait`: until they have arrived, however few they are.
+/// where a descriptor that does not wait has none. `wait`: until they have arrived, however few they are. `piece`: for
+/// tests.
 #[pyfunction]
-#[pyo3(signature = (fd, into, offset=None, *, wait=false))]
-pub(crate) fn read(fd: i32, into: &Bound<'_, PyAny>, offset: Option<i64>, wait: bool) -> PyResult<Option<usize>> {
+#[pyo3(signature = (fd, into, offset=None, *, wait=false, piece=DEVICE_PIECE))]
+pub(crate) fn read(
+    fd: i32,
+    into: &Bound<'_, PyAny>,
+    offset: Option<i64>,
+    wait: bool,
+    piece: usize,
+) -> PyResult<Option<usize>> {
     let py = into.py();
     let at = start(offset)?;
     let buffer = Buffer::of(into, Access::Fill)?;
     match buffer.place {
-        Place::Host(address) => host(py, buffer.bytes, "Cannot read", |done, len| {
+        Place::Host(address) => host(py, buffer.bytes, "Cannot read", at, |done, len| {
             let to = (address + done) as *mut u8;
             // SAFETY: writable memory of an object that `buffer` keeps; the range ends with it.
             unsafe {
@@ -35,19 +45,51 @@ pub(crate) fn read(fd: i32, into: &Bound<'_, PyAny>, offset: Option<i64>, wait: 
                 }
             }
         }),
-        Place::Device(to) => {
-            let order = buffer.order;
-            device(py, || {
-                let chosen = Chosen::new(order);
-                let got = runtime().read(fd, at, to, buffer.bytes)?;
-                if (wait || chosen.settle) && buffer.bytes <= SMALL {
-                    let device = to.allocation.device;
-                    let late = |e| spinio_io::Error::device(e, "read", at.unwrap_or(0), buffer.bytes as u64);
-                    device.drain(device.program_queue().0, Wait::Context).map_err(late)?;
-                }
-                Ok(got)
-            })
+        Place::Device(to) => fill(py, fd, at, to, &buffer, wait, piece),
+    }
+}
+
+/// Device memory, by pieces; between two of them a signal's handler runs.
+fn fill(
+    py: Python<'_>,
+    fd: i32,
+    at: Option<u64>,
+    to: Target,
+    buffer: &Buffer<'_>,
+    wait: bool,
+    piece: usize,
+) -> PyResult<Option<usize>> {
+    let (order, bytes) = (buffer.order, buffer.bytes);
+    // At the descriptor's own offset other readers would come in between.
+    let piece = if at.is_some() { piece.max(1) } else { bytes };
+    let mut done = 0;
+    loop {
+        let len = piece.min(bytes - done);
+        let got = device(py, || {
+            let chosen = Chosen::new(order);
+            let at = at.map(|at| at + done as u64);
+            let to = Target { addr: to.addr.offset(done as u64), ..to };
+            let got = runtime().read(fd, at, to, len)?;
+            // The end of a large read may be small, and must have arrived all the same.
+            if (wait || chosen.settle || done > 0) && len <= SMALL {
+                let device = to.allocation.device;
+                let late = |e| spinio_io::Error::device(e, "read", at.unwrap_or(0), len as u64);
+                device.drain(device.program_queue().0, Wait::Context).map_err(late)?;
+            }
+            Ok(got)
+        });
+        let got = match got {
+            Ok(Some(got)) => got,
+            // What was read before counts; the next call says what is wrong.
+            Ok(None) if done > 0 => return Ok(Some(done)),
+            Err(e) if done > 0 && e.is_instance_of::<PyOSError>(py) => return Ok(Some(done)),
+            ended => return ended,
+        };
+        done += got;
+        if got < len || done == bytes {
+            return Ok(Some(done));
         }
+        py.check_signals()?;
     }
 }
 
@@ -60,7 +102,7 @@ pub(crate) fn write(fd: i32, from: &Bound<'_, PyAny>, offset: Option<i64>) -> Py
     let at = start(offset)?;
     let buffer = Buffer::of(from, Access::Drain)?;
     match buffer.place {
-        Place::Host(address) => host(py, buffer.bytes, "Cannot write", |done, len| {
+        Place::Host(address) => host(py, buffer.bytes, "Cannot write", at, |done, len| {
             let from = (address + done) as *const u8;
             // SAFETY: memory of an object that `buffer` keeps; the range ends with it.
             unsafe {
@@ -113,6 +155,7 @@ fn host(
     py: Python<'_>,
     bytes: usize,
     what: &str,
+    at: Option<u64>,
     call: impl Fn(usize, usize) -> Result<usize, Errno> + Sync,
 ) -> PyResult<Option<usize>> {
     let mut done = 0;
@@ -128,7 +171,10 @@ fn host(
             Err(Errno::INTR) => py.check_signals()?,
             Err(_) if done > 0 => return Ok(Some(done)),
             Err(Errno::AGAIN) => return Ok(None),
-            Err(errno) => return Err(failure::kernel(errno, &format!("{what} {bytes} bytes"))),
+            Err(errno) => {
+                let place = at.map_or_else(String::new, |at| format!(" at offset {at}"));
+                return Err(failure::kernel(errno, &format!("{what} {bytes} bytes{place}")));
+            }
         }
     }
 }

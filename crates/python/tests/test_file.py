@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import errno
 import io
+import multiprocessing
+import operator
 import os
+import pickle
+import signal
 import threading
+import time
 
 import pytest
 
@@ -165,8 +171,8 @@ def test_writes_that_fail_say_why(memory, tmp_path):
     with spinio.open(write_end, "w") as f:
         assert f.write(memory.new(b"hello")) == 5
         assert os.read(read_end, 100) == b"hello"
-        with pytest.raises(OSError) as caught:
-            f.pwrite(memory.full(10, 1), 0)
+        with pytest.raises(OSError, match="Cannot write 10 bytes at offset 77") as caught:
+            f.pwrite(memory.full(10, 1), 77)
         assert caught.value.errno == errno.ESPIPE
         os.close(read_end)
         with pytest.raises(BrokenPipeError):
@@ -205,8 +211,8 @@ def test_an_error_of_a_read_names_the_file(memory, data):
         spare = os.dup(number)
         read_end, write_end = os.pipe()
         os.dup2(read_end, number)
-        with pytest.raises(OSError) as caught:
-            f.pread(memory.full(10, 0), 0)
+        with pytest.raises(OSError, match="Cannot read 10 bytes at offset 77") as caught:
+            f.pread(memory.full(10, 0), 77)
         assert caught.value.errno == errno.ESPIPE
         assert caught.value.filename == f.name
         os.dup2(spare, number)
@@ -247,6 +253,74 @@ def test_the_gil_is_free_while_the_device_works(data, noise):
     reader.join(60)
     assert done.is_set()
     assert array.tobytes() == noise[: 1 << 20]
+
+
+def test_the_gil_is_free_while_pieces_are_read(data, noise):
+    array = spinio.emulated.empty(1 << 20)
+    done = threading.Event()
+
+    def read():
+        with spinio.open(data) as f:
+            f.read_many(range(0, 1 << 20, 4096), 4096, array)
+        done.set()
+
+    reader = threading.Thread(target=read)
+    with spinio.emulated.held():
+        reader.start()
+        assert not done.wait(0.2)
+    reader.join(60)
+    assert done.is_set()
+    assert array.tobytes() == noise[: 1 << 20]
+
+
+def test_the_gil_is_free_while_a_pipe_is_empty(memory):
+    array = memory.full(5, 0)
+    read_end, write_end = os.pipe()
+    with spinio.open(read_end) as f:
+        reader = threading.Thread(target=lambda: f.readinto(array))
+        reader.start()
+        # Were the GIL held by the reader, nobody would write.
+        os.write(write_end, b"hello")
+        reader.join(60)
+        assert not reader.is_alive() and memory.read(array) == b"hello"
+    os.close(write_end)
+
+
+def test_a_read_by_pieces_is_one_read(data, noise):
+    for size, at in [(1 << 20, 5), ((1 << 20) + 100, 0), (1 << 17, len(noise) - 100000), (1 << 17, len(noise) + 5), (0, 0)]:
+        array = spinio.emulated.empty(1 << 21)
+        array.fill(0xEE)
+        with spinio.open(data) as f:
+            want = noise[at:][:size]
+            assert spinio._spinio.read(f.fileno(), array[:size], at, piece=1 << 17) == len(want)
+        assert array.tobytes() == want.ljust(1 << 21, b"\xee")
+
+
+def test_a_signal_ends_a_long_read(data, noise):
+    array = spinio.emulated.empty(1 << 20)
+    array.fill(0)
+
+    def end(_number, _frame):
+        raise KeyboardInterrupt
+
+    def let_go():
+        time.sleep(0.2)
+        # To this very thread: it has come when the call returns.
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        spinio._spinio.let_go()
+
+    before = signal.signal(signal.SIGUSR1, end)
+    try:
+        with spinio.open(data) as f:
+            spinio._spinio.held()
+            other = threading.Thread(target=let_go)
+            other.start()
+            with pytest.raises(KeyboardInterrupt):
+                spinio._spinio.read(f.fileno(), array, 0, piece=1 << 17)
+            other.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert array.tobytes() == noise[: 1 << 17].ljust(1 << 20, b"\0")
 
 
 def test_a_small_read_is_queued_and_in_order(data, noise):
