@@ -386,6 +386,44 @@ def test_a_forked_child_reads_host_memory(data, noise):
     assert array.tobytes() == noise[9:100009]
 
 
+# ---- other processes
+
+
+def test_a_file_goes_to_a_worker(data, noise):
+    with spinio.open(data) as f:
+        f.seek(1000)
+        again = pickle.loads(pickle.dumps(f))
+        assert again.read(10) == noise[1000:1010] and f.tell() == 1000
+        again.close()
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+            assert pool.submit(operator.methodcaller("read", 10), f).result(300) == noise[1000:1010]
+            loaded = pool.submit(spinio.fromfile, data, "int64", 5, library="numpy").result(300)
+            assert loaded.tobytes() == noise[:40]
+
+
+def test_a_file_that_cannot_be_opened_again_is_not_pickled(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(data.parent)
+    with spinio.open(data.name) as f:
+        monkeypatch.chdir(tmp_path)
+        # By its name from there.
+        with pytest.raises(FileNotFoundError):
+            pickle.loads(pickle.dumps(f))
+    read_end, write_end = os.pipe()
+    with (
+        spinio.open(tmp_path / "out", "w+") as writing,
+        spinio.open(os.open(data, os.O_RDONLY)) as number,
+        spinio.open(data, opener=lambda path, flags: os.open(path, flags)) as opener,
+        spinio.open(read_end) as pipe,
+        open(write_end, "wb"),
+    ):
+        for file in (writing, number, opener, pipe):
+            with pytest.raises(TypeError, match="opened by its name for reading"):
+                pickle.dumps(file)
+    with pytest.raises(ValueError, match="closed"):
+        pickle.dumps(f)
+
+
 def test_stats_count_what_was_read(data):
     before = spinio.stats()
     array = spinio.emulated.empty(1 << 20)

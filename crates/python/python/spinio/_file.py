@@ -33,6 +33,23 @@ class File(io.FileIO):
     read-only) is a BufferError. The GIL is free while bytes move.
     """
 
+    def __init__(
+        self, file: Path, mode: str = "r", closefd: bool = True, opener: Callable[[str, int], int] | None = None
+    ) -> None:
+        super().__init__(file, mode, closefd, opener)
+        self._has_name = opener is None and not isinstance(file, int)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A worker process opens the file again, by its absolute name, where this one stands."""
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+        if not self._has_name or self.writable() or not self.seekable():
+            raise TypeError(f"only a file that was opened by its name for reading can be pickled: {self!r} was not")
+        return _open_again, (type(self), os.path.abspath(os.fspath(self.name)), self.tell())
+
+    def __reduce_ex__(self, _protocol: Any, /) -> tuple[Any, ...]:
+        return self.__reduce__()
+
     def readinto(self, buffer: Any, /) -> int | None:
         """Fills an array from where the file stands; returns the bytes read."""
         self._must(self.readable(), "reading")
@@ -135,6 +152,8 @@ def _length(value: Any) -> int:
 
 def _integers(name: str, values: Any) -> Any:
     """8-byte integers: a NumPy array where the program uses NumPy, else an array of the standard library."""
+    if is_number(values):
+        raise TypeError(f"{name} are a sequence of integers, not one: pread() reads one piece")
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return values if isinstance(values, array) and values.typecode == "q" else array("q", values)
@@ -156,5 +175,3 @@ def _zeros(n: int) -> Any:
 def open(path: Path, mode: str = "r", *, closefd: bool = True, opener: Callable[[str, int], int] | None = None) -> File:
     """Opens a file as io.FileIO does: `mode` is "r", "w", "x" or "a", with "+" for both directions; always binary."""
     return File(path, mode, closefd, opener)
-    if is_number(values):
-        raise TypeError(f"{name} are a sequence of integers, not one: pread() reads one piece")
