@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 fsspec = pytest.importorskip("fsspec")
@@ -47,3 +49,27 @@ def test_the_rest_is_the_local_file_system(fs, tmp_path, data, noise):
             f.write(b"later")
         assert not (tmp_path / "c").exists()
     assert (tmp_path / "c").read_bytes() == b"later"
+
+
+def test_lines_are_those_of_any_file(fs, tmp_path):
+    text = b"\n".join(b"x" * n for n in (0, 1, 5, 8190, 8191, 8192, 8193, 30000, 0, 0, 7))
+    path = tmp_path / "lines"
+    for ending in (b"", b"\n"):
+        path.write_bytes(text + ending)
+        with fs.open(str(path)) as f, open(path, "rb") as want:
+            assert f.readlines() == want.readlines() and f.readline() == b""
+            for size in (-1, None, 0, 1, 3, 9000):
+                f.seek(5), want.seek(5)
+                assert [f.readline(size) for _ in range(20)] == [want.readline(-1 if size is None else size) for _ in range(20)]
+                assert f.tell() == want.tell()
+        with fs.open(str(path), "rt") as f:
+            assert f.read() == (text + ending).decode()
+
+
+def test_files_go_to_workers(fs, data, noise):
+    with fs.open(str(data)) as f:
+        assert f.path == str(data)
+        f.seek(100)
+        with pickle.loads(pickle.dumps(f)) as again:
+            assert isinstance(again, OpenFile) and again.read(10) == noise[100:110]
+    assert pickle.loads(pickle.dumps(fs)).cat_ranges([str(data)] * 2, [3, -5], [7, None]) == [noise[3:7], noise[-5:]]

@@ -14,6 +14,7 @@ with ``spinio://``.
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from fsspec import register_implementation  # type: ignore[import-untyped]
@@ -22,6 +23,9 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from spinio import _file
 
 __all__ = ["FileSystem", "OpenFile"]
+
+# What is read to find the end of a line.
+_BLOCK = 8192
 
 
 class OpenFile(_file.File):
@@ -39,6 +43,27 @@ class OpenFile(_file.File):
             parts.append(part)
             missing -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """The next line, or `size` bytes of it. A block is read to find its end: a raw file would read byte by byte."""
+        if not self.seekable():
+            return super().readline(size)
+        parts, missing = [], sys.maxsize if size is None or size < 0 else size
+        while missing > 0:
+            block = super().read(min(missing, _BLOCK))
+            line = block[: block.find(b"\n") + 1] or block
+            parts.append(line)
+            missing -= len(line)
+            if len(line) < len(block):
+                self.seek(len(line) - len(block), os.SEEK_CUR)
+            if not block or line.endswith(b"\n"):
+                break
+        return b"".join(parts)
+
+    @property
+    def path(self) -> str:
+        """The file's name, as fsspec's own files call it."""
+        return str(self.name)
 
     @property
     def size(self) -> int:
