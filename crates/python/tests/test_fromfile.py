@@ -25,6 +25,9 @@ def test_fromfile_as_numpy_does(memory, data, noise, tmp_path):
         spinio.fromfile("/dev/zero")
     with pytest.raises(TypeError, match="no type of elements"):
         spinio.fromfile(data, "float7")
+    for swapped in (">f4", numpy.dtype(">i8")):
+        with pytest.raises(TypeError, match="byte order"):
+            spinio.fromfile(data, swapped)
 
 
 def test_emulated_arrays_are_views_like_others():

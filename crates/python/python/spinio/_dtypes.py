@@ -58,6 +58,7 @@ def of(dtype: Any) -> DType:
     """The type that a name, a torch.dtype, a NumPy dtype or a Python type means."""
     if isinstance(dtype, DType):
         return dtype
+    _must_be_native(dtype)
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
     if dtype in (bool, int, float, complex):
         name = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}[dtype]
@@ -66,9 +67,16 @@ def of(dtype: Any) -> DType:
         try:
             import numpy
 
-            known = NAMES.get(numpy.dtype(dtype).name)
+            found = numpy.dtype(dtype)
         except (ImportError, TypeError):
-            pass
+            found = None
+        _must_be_native(found)
+        known = NAMES.get(getattr(found, "name", ""))
     if known is None:
         raise TypeError(f"{dtype!r} is no type of elements that spinio knows: {', '.join(NAMES)}")
     return known
+
+
+def _must_be_native(dtype: Any) -> None:
+    if not getattr(dtype, "isnative", True):
+        raise TypeError(f"{dtype!r} has the other byte order: read bytes, and view them as that")
