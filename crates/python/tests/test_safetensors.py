@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 
 import pytest
 
 import spinio
-from spinio.safetensors import SafetensorsError, load_file, safe_open
+from spinio.safetensors import SafetensorsError, load_file, load_sharded, safe_open
 
 numpy = pytest.importorskip("numpy")
 reference = pytest.importorskip("safetensors.numpy")
@@ -111,7 +113,7 @@ def test_a_part_of_each_row_is_read_alone(memory, model, index):
 def test_slices_that_cannot_be(model):
     with safe_open(model, "emulated") as f:
         part = f.get_slice("matrix")
-        for wrong, error in [(7, IndexError), (-8, IndexError), ((0, 0, 0), IndexError), ([1, 2], TypeError), ("a", TypeError)]:
+        for wrong, error in [(7, IndexError), (-8, IndexError), ((0, 0, 0), IndexError), ([1, 2], TypeError), ("a", TypeError), (True, TypeError), (None, TypeError), (numpy.ones(7, bool), TypeError), ((0, numpy.array([1])), TypeError), (slice(None, None, 0), ValueError), (slice(0.5), TypeError)]:
             with pytest.raises(error):
                 part[wrong]
 
@@ -159,8 +161,17 @@ def test_bytes_that_do_not_lie_on_their_boundary(memory, tmp_path):
 
 def test_types_that_a_library_does_not_have(tmp_path):
     path = write(tmp_path / "fours", {"x": one("F4", (8,), (0, 4))}, bytes(4))
-    with pytest.raises(TypeError, match="F4"):
-        load_file(path, "cpu", library="numpy")
+    before = spinio.stats()["read"]["calls"]
+    for kind in ("F4", "F6_E2M3"):
+        bits = 4 if kind == "F4" else 6
+        write(path, {"x": one(kind, (8,), (0, bits))}, bytes(bits))
+        with pytest.raises(TypeError, match=f"fours: tensor 'x': NumPy has no type .*{kind}"):
+            load_file(path, "cpu", library="numpy")
+        with safe_open(path, "cpu", library="numpy") as f:
+            assert f.get_slice("x").get_dtype() == kind and f.get_slice("x").get_shape() == [8]
+            with pytest.raises(TypeError, match="tensor 'x'"):
+                f.get_tensor("x")
+    assert spinio.stats()["read"]["calls"] == before
 
 
 # ---- hostile headers
@@ -245,3 +256,79 @@ def test_no_file_and_no_device(model, tmp_path):
             load_file(model, device=device)
     with pytest.raises(ValueError, match="not by"):
         load_file(model, device="cpu", library="cupy")
+
+
+# ---- names, workers
+
+
+def test_iterating_gives_the_names(model):
+    with safe_open(model, "emulated") as f:
+        assert list(f) == f.keys() and set(f) == set(TENSORS) and len(f) == len(TENSORS)
+        assert "matrix" in f and "nothing" not in f
+
+
+def test_a_worker_opens_the_file_again(memory, model):
+    with safe_open(model, memory.device, library=memory.library) as f:
+        with pickle.loads(pickle.dumps(f)) as again:
+            assert again.keys() == f.keys()
+            assert same(host(memory, again.get_tensor("matrix")), TENSORS["matrix"])
+    with pytest.raises(ValueError, match="closed"):
+        pickle.dumps(f)
+
+
+# ---- models of several files
+
+
+def sharded(folder, files, index=None):
+    for file, names in files.items():
+        reference.save_file({name: TENSORS[name] for name in names}, folder / file)
+    said = {"metadata": {"total_size": 1}, "weight_map": {n: file for file, names in files.items() for n in names}}
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps(said if index is None else index))
+    return path
+
+
+def test_a_model_of_several_files(memory, tmp_path):
+    files = {"model-00001-of-00002.safetensors": ["matrix", "empty"], "model-00002-of-00002.safetensors": ["scalar", "big", "flags"]}
+    path = sharded(tmp_path, files)
+    for name in (path, tmp_path, str(tmp_path)):
+        loaded = load_sharded(name, memory.device, library=memory.library)
+        assert set(loaded) == {"matrix", "empty", "scalar", "big", "flags"}
+        for name, array in loaded.items():
+            assert same(host(memory, array), TENSORS[name]), name
+    # What the index does not name is not wanted.
+    sharded(tmp_path, {}, {"weight_map": {"big": "model-00002-of-00002.safetensors"}})
+    assert list(load_sharded(tmp_path, memory.device, library=memory.library)) == ["big"]
+
+
+def test_an_index_is_not_believed(tmp_path):
+    os.mkdir(tmp_path / "model")
+    path = sharded(tmp_path / "model", {"a": ["matrix"]})
+    sharded(tmp_path, {"b": ["matrix"]})
+    for index, why in [
+        ({}, 'no "weight_map"'),
+        ([], 'no "weight_map"'),
+        ({"weight_map": ["a"]}, 'no "weight_map"'),
+        ({"weight_map": {"matrix": "../b"}}, "names no file beside it"),
+        ({"weight_map": {"matrix": str(tmp_path / "b")}}, "names no file beside it"),
+        ({"weight_map": {"matrix": ".."}}, "names no file beside it"),
+        ({"weight_map": {"matrix": ""}}, "names no file beside it"),
+        ({"weight_map": {"matrix": "a\0"}}, "names no file beside it"),
+        ({"weight_map": {"matrix": 5}}, "names no file beside it"),
+        ({"weight_map": {"matrix": "\ud800"}}, "surrogates not allowed"),
+        ({"weight_map": {"scalar": "a"}}, "no tensor 'scalar', which .*index.json says is there"),
+    ]:
+        path.write_text(json.dumps(index))
+        with pytest.raises(SafetensorsError, match=why) as caught:
+            load_sharded(path, "emulated")
+        assert str(tmp_path / "model") in str(caught.value)
+    for text in ("", "{", '{"weight_map": {"matrix": "a", "matrix": "a"}}', "[" * 100000, "\xff"):
+        path.write_bytes(text.encode("latin-1"))
+        with pytest.raises(SafetensorsError, match="cannot be believed"):
+            load_sharded(path, "emulated")
+    path.write_text('{"weight_map": {"matrix": "gone"}}')
+    with pytest.raises(FileNotFoundError, match="gone"):
+        load_sharded(path, "emulated")
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="index.json"):
+        load_sharded(tmp_path / "model")

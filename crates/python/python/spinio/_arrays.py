@@ -13,7 +13,10 @@ from spinio import _dtypes, _file, emulated
 
 
 class Library(Protocol):
-    """What we ask of a library of arrays."""
+    """What we ask of a library of arrays. Its objects can be pickled: a worker makes arrays as its parent does."""
+
+    def require(self, dtype: _dtypes.DType) -> None:
+        """A TypeError if it has no such type."""
 
     def empty(self, nbytes: int) -> Any:
         """New memory, as an array of bytes."""
@@ -36,13 +39,17 @@ class Torch:
         self.torch = importlib.import_module("torch")
         self.device = self.torch.device(device)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Torch, (str(self.device),)
+
+    def require(self, dtype: _dtypes.DType) -> None:
+        self._dtype(dtype)
+
     def empty(self, nbytes: int) -> Any:
         return self.torch.empty(nbytes, dtype=self.torch.uint8, device=self.device)
 
     def view(self, raw: Any, begin: int, dtype: _dtypes.DType, shape: Sequence[int]) -> Any:
-        kind = getattr(self.torch, dtype.torch, None) if dtype.torch else None
-        if kind is None:
-            raise _unknown("This PyTorch", dtype)
+        kind = self._dtype(dtype)
         part = raw[begin : begin + _nbytes(dtype, shape)]
         if part.data_ptr() % dtype.itemsize:
             part = part.clone()
@@ -50,6 +57,12 @@ class Torch:
 
     def index(self, array: Any, keys: tuple[Any, ...]) -> Any:
         return array[keys].clone()
+
+    def _dtype(self, dtype: _dtypes.DType) -> Any:
+        kind = getattr(self.torch, dtype.torch, None) if dtype.torch else None
+        if kind is None:
+            raise _unknown("This PyTorch", dtype)
+        return kind
 
 
 class NumPy:
@@ -59,6 +72,12 @@ class NumPy:
 
     def __init__(self) -> None:
         self.module = importlib.import_module("numpy")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    def require(self, dtype: _dtypes.DType) -> None:
+        self._dtype(dtype)
 
     def empty(self, nbytes: int) -> Any:
         return self.module.empty(nbytes, dtype="uint8")
@@ -96,6 +115,9 @@ class CuPy(NumPy):
         self.module = importlib.import_module("cupy")
         self.ordinal = self.module.cuda.runtime.getDevice() if ordinal is None else ordinal
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CuPy, (self.ordinal,)
+
     def empty(self, nbytes: int) -> Any:
         with self.module.cuda.Device(self.ordinal):
             return self.module.empty(nbytes, dtype="uint8")
@@ -103,6 +125,9 @@ class CuPy(NumPy):
 
 class Emulated:
     """The emulated device."""
+
+    def require(self, dtype: _dtypes.DType) -> None:
+        """It has all types."""
 
     def empty(self, nbytes: int) -> Any:
         return emulated.empty(nbytes)

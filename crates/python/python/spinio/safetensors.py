@@ -9,20 +9,25 @@
         rows = f.get_slice("lm_head.weight")[1000:2000]
 
 `load_file` reads all data by one large request into one allocation and hands out views of it: nothing is copied again, and
-the memory is freed when the last of the tensors is gone. To keep a few tensors of many, use `safe_open`.
+the memory is freed when the last of the tensors is gone. To keep a few tensors of many, use `safe_open`. Models that are
+spread over several files have an index, which `load_sharded` takes.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from types import TracebackType
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 from spinio import _arrays, _dtypes, _file, _spinio
 from spinio._spinio import SafetensorsError
 
-__all__ = ["SafetensorsError", "Slice", "load_file", "safe_open"]
+__all__ = ["SafetensorsError", "Slice", "load_file", "load_sharded", "safe_open"]
+
+# What an index is called, and how long it may be: no longer than a header.
+_INDEX, _LONGEST = "model.safetensors.index.json", 100_000_000
 
 
 class _Tensor(NamedTuple):
@@ -46,13 +51,17 @@ def _header(f: _file.File) -> _Header:
         data = 8 + length
         texts, tensors = _spinio.parse(_whole(f, length, 8), file - data)
     except SafetensorsError as why:
-        raise SafetensorsError(f"{os.fsdecode(f.name) if not isinstance(f.name, int) else f.name}: {why}") from None
+        raise SafetensorsError(f"{_name(f)}: {why}") from None
     return _Header(
         None if texts is None else dict(texts),
         {n: _Tensor(_dtypes.SAFETENSORS[t], tuple(shape), begin, end) for n, t, shape, begin, end in tensors},
         data,
         file - data,
     )
+
+
+def _name(f: _file.File) -> str:
+    return str(f.name) if isinstance(f.name, int) else os.fsdecode(f.name)
 
 
 def _whole(f: _file.File, size: int, at: int) -> bytes:
@@ -63,29 +72,108 @@ def _whole(f: _file.File, size: int, at: int) -> bytes:
 
 def _fill(f: _file.File, raw: Any, at: int, size: int) -> None:
     if size and f.pread(raw, at) != size:
-        raise SafetensorsError(f"{f.name}: the file became shorter while it was read")
+        raise SafetensorsError(f"{_name(f)}: the file became shorter while it was read")
+
+
+def _require(f: _file.File, maker: _arrays.Library, name: str, tensor: _Tensor) -> None:
+    """A TypeError, before anything is read, where the library has no such elements."""
+    try:
+        maker.require(tensor.dtype)
+    except TypeError as why:
+        raise TypeError(f"{_name(f)}: tensor {name!r}: {why}") from None
 
 
 def load_file(filename: _file.Path, device: Any = "cpu", *, library: str | None = None) -> dict[str, Any]:
-    """All tensors of a file, by name.
+    """All tensors of a file, by name, in the order of their bytes.
 
-    device: "cpu", "cuda", "cuda:1" ... or "emulated". library: who makes the tensors, "torch", "cupy" or "numpy"; without
-    it the one that the program has imported. The tensors share one allocation.
+    device: "cpu", "cuda", "cuda:1" ..., a number, a torch.device, or "emulated". library: who makes the tensors, "torch",
+    "cupy" or "numpy"; without it the one that the program has imported. The tensors share one allocation.
+
+    A file that cannot be read is an OSError, one whose header cannot be believed a SafetensorsError, elements that the
+    library has no type for a TypeError.
     """
-    maker = _arrays.library(device, library)
+    return _load(filename, _arrays.library(device, library))
+
+
+def _load(filename: _file.Path, maker: _arrays.Library) -> dict[str, Any]:
     with _file.open(filename) as f:
         header = _header(f)
+        for name, t in header.tensors.items():
+            _require(f, maker, name, t)
         raw = maker.empty(header.size)
         _fill(f, raw, header.data, header.size)
     return {name: maker.view(raw, t.begin, t.dtype, t.shape) for name, t in header.tensors.items()}
 
 
+def load_sharded(
+    index: str | os.PathLike[str], device: Any = "cpu", *, library: str | None = None
+) -> dict[str, Any]:
+    """All tensors of a model that is spread over several files, by name.
+
+    index: a file such as "model.safetensors.index.json", which names the file of each tensor, or the folder that it is in.
+    The others are as for load_file; the tensors of one file share an allocation. Tensors that the index does not name are
+    left out. An index that cannot be believed, or that names what is not there, is a SafetensorsError.
+    """
+    path = os.fspath(index)
+    if os.path.isdir(path):
+        path = os.path.join(path, _INDEX)
+    shards = _shards(path)
+    maker = _arrays.library(device, library)
+    tensors: dict[str, Any] = {}
+    for file, names in shards.items():
+        where = os.path.join(os.path.dirname(path), file)
+        loaded = _load(where, maker)
+        for name in names:
+            if name not in loaded:
+                raise SafetensorsError(f"{where}: there is no tensor {name!r}, which {path} says is there")
+            tensors[name] = loaded[name]
+    return tensors
+
+
+def _shards(path: str) -> dict[str, list[str]]:
+    """The files that an index names, and the tensors of each."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a name stands there twice")
+        return found
+
+    with open(path, "rb") as f:
+        text = f.read(_LONGEST + 1)
+    try:
+        if len(text) > _LONGEST:
+            raise ValueError(f"it is longer than {_LONGEST} bytes")
+        said = json.loads(text, object_pairs_hook=once)
+        files = said.get("weight_map") if isinstance(said, dict) else None
+        if not isinstance(files, dict):
+            raise ValueError('it has no "weight_map"')
+        shards: dict[str, list[str]] = {}
+        for tensor, file in files.items():
+            # Somebody else's input: it names files beside itself, and no others.
+            if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\0" in file:
+                raise ValueError(f"tensor {tensor!r} is in {file!r}, which names no file beside it")
+            os.fsencode(file)
+            shards.setdefault(file, []).append(tensor)
+    except (ValueError, RecursionError) as why:
+        raise SafetensorsError(f"{path}: the index cannot be believed: {why}") from None
+    return shards
+
+
 class safe_open:
-    """A file whose tensors are read when they are asked for, each into memory of its own."""
+    """A file whose tensors are read when they are asked for, each into memory of its own.
+
+    filename, device and library are those of load_file, and so are the errors; a name that is not there is a
+    SafetensorsError. A context manager; iterating gives the names. A worker process that gets it (pickle) opens the file
+    again.
+    """
 
     def __init__(self, filename: _file.Path, device: Any = "cpu", *, library: str | None = None) -> None:
-        self._maker = _arrays.library(device, library)
-        self._file = _file.open(filename)
+        maker = _arrays.library(device, library)
+        self._open(_file.open(filename), maker)
+
+    def _open(self, file: _file.File, maker: _arrays.Library) -> None:
+        self._file, self._maker = file, maker
         try:
             self._header = _header(self._file)
         except BaseException:
@@ -110,6 +198,18 @@ class safe_open:
 
     offset_keys = keys
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return safe_open._of, (self._file, self._maker)
+
+    @classmethod
+    def _of(cls, file: _file.File, maker: _arrays.Library) -> safe_open:
+        self = cls.__new__(cls)
+        self._open(file, maker)
+        return self
+
     def __contains__(self, name: object) -> bool:
         return name in self._header.tensors
 
@@ -121,32 +221,34 @@ class safe_open:
         return self._header.metadata
 
     def get_tensor(self, name: str) -> Any:
-        """One tensor."""
+        """One tensor, in memory of its own."""
         t = self._tensor(name)
+        _require(self._file, self._maker, name, t)
         raw = self._maker.empty(t.end - t.begin)
         _fill(self._file, raw, self._header.data + t.begin, t.end - t.begin)
         return self._maker.view(raw, 0, t.dtype, t.shape)
 
     def get_slice(self, name: str) -> Slice:
         """One tensor to be indexed before it is read."""
-        return Slice(self, self._tensor(name))
+        return Slice(self, name, self._tensor(name))
 
     def _tensor(self, name: str) -> _Tensor:
         try:
             return self._header.tensors[name]
         except KeyError:
-            raise SafetensorsError(f"{self._file.name}: there is no tensor {name!r}") from None
+            raise SafetensorsError(f"{_name(self._file)}: there is no tensor {name!r}") from None
 
 
 class Slice:
     """A tensor of a file, of which an index reads a part: `s[1000:2000]`, `s[3, :, ::2]`.
 
     Leading numbers and the first range choose what is read, and a second range that takes at most half of each row; what
-    follows chooses on the device.
+    follows chooses on the device. Numbers and slices (also with steps, also backwards) and ... are understood; masks and
+    lists are a TypeError, numbers out of range an IndexError.
     """
 
-    def __init__(self, of: safe_open, tensor: _Tensor) -> None:
-        self._of, self._tensor = of, tensor
+    def __init__(self, of: safe_open, name: str, tensor: _Tensor) -> None:
+        self._of, self._name, self._tensor = of, name, tensor
 
     def get_shape(self) -> list[int]:
         """Its shape."""
@@ -160,6 +262,7 @@ class Slice:
         t = self._tensor
         if not t.dtype.itemsize:
             raise TypeError(f"elements of {t.dtype.name} share bytes: read the whole tensor")
+        _require(self._of._file, self._of._maker, self._name, t)
         keys = _full(key, t.shape)
         strides = _strides(t.shape, t.dtype.itemsize)
         at, dim = t.begin, 0
@@ -198,7 +301,7 @@ class Slice:
         if rows * size:
             got = self._of._file.read_many(range(first, first + rows * stride, stride), size, raw)
             if any(n != size for n in got):
-                raise SafetensorsError(f"{self._of._file.name}: the file became shorter while it was read")
+                raise SafetensorsError(f"{_name(self._of._file)}: the file became shorter while it was read")
         return maker.view(raw, 0, self._tensor.dtype, (rows, *inner))
 
 
@@ -220,7 +323,7 @@ def _full(key: Any, shape: Sequence[int]) -> list[Any]:
     for dim, (one, length) in enumerate(zip(keys, shape)):
         if isinstance(one, slice):
             continue
-        if not hasattr(one, "__index__"):
+        if isinstance(one, bool) or not _file.is_number(one):
             raise TypeError(f"a part of a file is chosen by numbers and slices, not by {type(one).__qualname__}")
         number = one.__index__()
         if not -length <= number < length:
