@@ -46,11 +46,21 @@ pub(crate) enum Order {
 /// What keeps the memory alive and where it is; dropped when the transfer is over.
 pub(crate) enum Keep<'py> {
     /// A reference is enough.
-    Object(#[expect(dead_code, reason = "held, not looked at")] Bound<'py, PyAny>),
+    Object(Bound<'py, PyAny>),
     /// A view that the exporter must be told the end of.
     View(#[expect(dead_code, reason = "held, not looked at")] pybuffer::View<'py>),
     /// A tensor that the exporter must be told the end of.
+    Tensor(dlpark::python::ImportedDlpack),
+}
+
+/// What keeps device memory alive for longer than a call.
+pub(crate) enum Kept {
+    /// A reference.
+    Object(#[expect(dead_code, reason = "held, not looked at")] Py<PyAny>),
+    /// A tensor that the exporter must be told the end of.
     Tensor(#[expect(dead_code, reason = "held, not looked at")] dlpark::python::ImportedDlpack),
+    /// There is nothing to keep.
+    Nothing,
 }
 
 /// What an object of any protocol says of itself, in common terms.
@@ -69,7 +79,7 @@ pub(crate) struct Buffer<'py> {
     pub(crate) place: Place,
     pub(crate) bytes: usize,
     pub(crate) order: Order,
-    _keep: Keep<'py>,
+    keep: Keep<'py>,
 }
 
 impl<'py> Buffer<'py> {
@@ -97,7 +107,18 @@ impl<'py> Buffer<'py> {
             Claim::Host => Place::Host(found.address),
             Claim::Device => Place::Device(owned(object, found.address, found.bytes)?),
         };
-        Ok(Buffer { place, bytes: found.bytes, order: found.order, _keep: found.keep })
+        Ok(Buffer { place, bytes: found.bytes, order: found.order, keep: found.keep })
+    }
+}
+
+impl Buffer<'_> {
+    /// What keeps device memory alive; of the host's there is none that outlasts the call.
+    pub(crate) fn keep(self) -> Kept {
+        match self.keep {
+            Keep::Object(object) => Kept::Object(object.unbind()),
+            Keep::Tensor(tensor) => Kept::Tensor(tensor),
+            Keep::View(_) => Kept::Nothing,
+        }
     }
 }
 
@@ -148,6 +169,14 @@ pub(crate) fn kind(object: &Bound<'_, PyAny>) -> String {
     object.get_type().fully_qualified_name().map_or_else(|_| "The object".into(), |name| name.to_string())
 }
 
+/// Bytes of a file must not become references: whoever follows one goes anywhere.
+pub(crate) fn holds_references(object: &Bound<'_, PyAny>) -> PyErr {
+    PyBufferError::new_err(format!(
+        "Elements of this {} are references to objects in memory, not bytes that a file could hold",
+        kind(object)
+    ))
+}
+
 /// Whether elements of `shape` lie one after another, in the order of C. `strides` count what `unit` counts: bytes
 /// (`unit` is an element's) or elements (`unit` is 1).
 pub(crate) fn is_contiguous(shape: &[i64], strides: &[i64], unit: i64) -> bool {
@@ -169,13 +198,5 @@ pub(crate) fn bytes_of(shape: &[i64], element: usize) -> PyResult<usize> {
     let count = shape.iter().try_fold(element, |n, &length| n.checked_mul(usize::try_from(length).ok()?));
     count
         .filter(|&n| n <= isize::MAX as usize)
-/// Bytes of a file must not become references: whoever follows one goes anywhere.
-pub(crate) fn holds_references(object: &Bound<'_, PyAny>) -> PyErr {
-    PyBufferError::new_err(format!(
-        "Elements of this {} are references to objects in memory, not bytes that a file could hold",
-        kind(object)
-    ))
-}
-
         .ok_or_else(|| PyValueError::new_err(format!("An array of shape {shape:?} cannot be: it has no such size")))
 }

@@ -53,7 +53,7 @@ mod _spinio {
     #[pymodule_export]
     use crate::many::read_many;
     #[pymodule_export]
-    use crate::nvmmu::Moves;
+    use crate::nvmmu::{Moves, OnItsWay};
     #[pymodule_export]
     use crate::stats::stats;
     #[pymodule_export]

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyBufferError, PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -10,16 +11,23 @@ use pyo3::types::PyDict;
 use spinio_device::Wait;
 use spinio_io::settings::SMALL;
 use spinio_io::{Target, runtime};
-use spinio_nvmmu::{Direction, Error, Report, Session};
+use spinio_nvmmu::{Direction, Error, ErrorKind, Report, Session, Ticket};
 
-use crate::buffer::{Access, Buffer, Place};
-use crate::stream::Chosen;
+use crate::buffer::{Access, Buffer, Kept, Place};
+use crate::stream::{Chosen, queue_of};
+
+/// How long a wait lasts before a signal's handler may run.
+const TURN: Duration = Duration::from_millis(20);
 
 /// Moves between files and devices, from its making to `end`.
 #[pyclass(frozen, module = "spinio._spinio", name = "NvmmuSession")]
 pub(crate) struct Moves {
     /// Locked without the GIL only: who waits for it must not keep others from ending their move.
     session: Mutex<Option<Session>>,
+    /// Memory of moves that may not be over. Locked under the GIL, and for no longer than a look.
+    kept: Mutex<Vec<(Ticket, Kept)>>,
+    /// In a forked child the locks may be held for ever.
+    process: u32,
 }
 
 #[pymethods]
@@ -28,7 +36,7 @@ impl Moves {
     #[pyo3(signature = (output=None))]
     fn new(py: Python<'_>, output: Option<PathBuf>) -> PyResult<Moves> {
         let session = py.detach(|| Session::begin(runtime(), output.as_deref())).map_err(|e| failed(&e))?;
-        Ok(Moves { session: Mutex::new(Some(session)) })
+        Ok(Moves { session: Mutex::new(Some(session)), kept: Mutex::default(), process: std::process::id() })
     }
 
     /// Says where downloads to the output will go.
@@ -53,7 +61,7 @@ impl Moves {
                 let late = |e| spinio_io::Error::device(e, "upload", offset, len as u64);
                 let drained = device.drain(device.program_queue().0, Wait::Context).map_err(late);
                 drained.map_err(|e| {
-                    Error::new(spinio_nvmmu::ErrorKind::Failed(e.kind.errno()), "upload", e.to_string())
+                    Error::new(ErrorKind::Failed(e.kind.errno()), "upload", e.to_string())
                         .of(&path)
                         .at(offset, len as u64)
                 })?;
@@ -68,25 +76,35 @@ impl Moves {
         let Some(from_device) = memory(&buffer)? else { return Ok(0) };
         let (len, order) = (buffer.bytes, buffer.order);
         self.with(from.py(), |session| {
-            let no_output = || {
-                let why = "the session has no output: name a file";
-                Error::new(spinio_nvmmu::ErrorKind::UnknownDirection, "download", why)
-            };
-            let path = path.clone().or_else(|| session.output()).ok_or_else(no_output)?;
+            let path = named(session, path)?;
             let _chosen = Chosen::new(order);
             let at = from_device.addr.0 as *mut c_void;
             session.move_range(&path, at, offset, len as u64, Direction::Download)
         })
     }
 
+    /// As `upload`, in the order of the array's stream.
+    fn upload_async(&self, path: PathBuf, into: &Bound<'_, PyAny>, offset: u64) -> PyResult<OnItsWay> {
+        self.later(into, Access::Fill, Some(path), offset, Direction::Upload)
+    }
+
+    /// As `download`, in the order of the array's stream.
+    fn download_async(&self, from: &Bound<'_, PyAny>, path: Option<PathBuf>, offset: u64) -> PyResult<OnItsWay> {
+        self.later(from, Access::Drain, path, offset, Direction::Download)
+    }
+
     /// Writes what is still gathered.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, Session::flush)
+        let flushed = self.with(py, Session::flush);
+        self.let_go();
+        flushed
     }
 
     /// As `flush`, and waits until the storage has it.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, Session::sync)
+        let synced = self.with(py, Session::sync);
+        self.let_go();
+        synced
     }
 
     /// What was done so far.
@@ -96,22 +114,117 @@ impl Moves {
 
     /// Ends: everything is in the files. What was done; None if it had ended.
     fn end<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        self.ours()?;
         let report = py.detach(|| {
             let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).take();
             session.map(Session::end).transpose()
         });
+        self.let_go();
         report.map_err(|e| failed(&e))?.map(|report| dictionary(py, &report)).transpose()
     }
 }
 
 impl Moves {
+    fn ours(&self) -> PyResult<()> {
+        match self.process == std::process::id() {
+            true => Ok(()),
+            false => Err(foreign("work with a session")),
+        }
+    }
+
     fn with<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut Session) -> Result<T, Error> + Send) -> PyResult<T> {
+        self.ours()?;
         let done = py.detach(|| {
             let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
             session.as_mut().map(body)
         });
         done.ok_or_else(|| PyValueError::new_err("The session has ended"))?.map_err(|e| failed(&e))
     }
+}
+
+impl Moves {
+    /// Queues a move. Its memory is kept until it is over, whoever lets go of the array or of the ticket meanwhile.
+    fn later(
+        &self,
+        array: &Bound<'_, PyAny>,
+        access: Access,
+        path: Option<PathBuf>,
+        offset: u64,
+        direction: Direction,
+    ) -> PyResult<OnItsWay> {
+        let buffer = Buffer::of(array, access)?;
+        let memory = memory(&buffer)?;
+        let (len, queue) = (buffer.bytes as u64, queue_of(buffer.order));
+        // Nothing has no memory; the session knows what that means.
+        let at = memory.map_or(0, |target| target.addr.0);
+        self.let_go();
+        let ticket = self.with(array.py(), |session| {
+            let path = named(session, path)?;
+            session.move_async(&path, at as *mut c_void, offset, len, direction, queue)
+        })?;
+        if !ticket.is_done() {
+            let kept = buffer.keep();
+            self.kept.lock().unwrap_or_else(PoisonError::into_inner).push((ticket.clone(), kept));
+        }
+        Ok(OnItsWay { ticket, process: self.process })
+    }
+
+    /// Lets go of the memory of moves that are over.
+    fn let_go(&self) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let (over, still) = std::mem::take(&mut *kept).into_iter().partition(|(ticket, _)| ticket.is_done());
+        *kept = still;
+        drop(kept);
+        // What this ends may run any code, which may come back here.
+        let over: Vec<(Ticket, Kept)> = over;
+        drop(over);
+    }
+}
+
+/// A move that was asked for.
+#[pyclass(frozen, module = "spinio._spinio", name = "NvmmuTicket")]
+pub(crate) struct OnItsWay {
+    ticket: Ticket,
+    process: u32,
+}
+
+#[pymethods]
+impl OnItsWay {
+    /// Waits until it is over; the bytes moved.
+    fn wait(&self, py: Python<'_>) -> PyResult<u64> {
+        while !self.done()? {
+            py.check_signals()?;
+            py.detach(|| {
+                let begun = Instant::now();
+                while !self.ticket.is_done() && begun.elapsed() < TURN {
+                    match begun.elapsed() < Duration::from_micros(100) {
+                        true => std::thread::yield_now(),
+                        false => std::thread::sleep(Duration::from_micros(50)),
+                    }
+                }
+            });
+        }
+        self.ticket.wait().map_err(|e| failed(&e))
+    }
+
+    /// Whether it is over.
+    fn done(&self) -> PyResult<bool> {
+        match self.ticket.is_done() || self.process == std::process::id() {
+            true => Ok(self.ticket.is_done()),
+            false => Err(foreign("ask for a move")),
+        }
+    }
+}
+
+/// The file of a download: the one that is named, or the session's output.
+fn named(session: &Session, path: Option<PathBuf>) -> Result<PathBuf, Error> {
+    path.or_else(|| session.output())
+        .ok_or_else(|| Error::new(ErrorKind::UnknownDirection, "download", "the session has no output: name a file"))
+}
+
+fn foreign(what: &'static str) -> PyErr {
+    let why = "a process that was forked meanwhile has no session: its parent has";
+    failed(&Error::new(ErrorKind::NoSession, what, why))
 }
 
 impl Drop for Moves {

@@ -18,6 +18,15 @@ pub(crate) fn stream() -> u64 {
     thread_queue().0
 }
 
+/// The queue of a transfer that is only queued: what the program chose, or what the array says, or else the one that all
+/// others wait for.
+pub(crate) fn queue_of(order: Order) -> QueueId {
+    match (thread_queue(), order) {
+        (QueueId(0), Order::On(queue)) => queue,
+        (chosen, _) => chosen,
+    }
+}
+
 /// The queue of one transfer, chosen for this thread until it is over.
 pub(crate) struct Chosen {
     before: QueueId,

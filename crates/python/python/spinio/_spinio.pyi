@@ -1,9 +1,34 @@
-from typing import Any, Sequence
+from typing import Any, Sequence, final
+
+__all__ = [
+    "Mapped",
+    "Memory",
+    "NvmmuSession",
+    "NvmmuTicket",
+    "SafetensorsError",
+    "__version__",
+    "configure",
+    "describe",
+    "header_len",
+    "held",
+    "hold",
+    "is_held",
+    "let_go",
+    "parse",
+    "read",
+    "read_many",
+    "release",
+    "set_stream",
+    "stats",
+    "stream",
+    "write",
+]
 
 __version__: str
 
 class SafetensorsError(ValueError): ...
 
+@final
 class Memory:
     def __new__(cls, bytes: int, host_mapped: bool = False) -> Memory: ...
     @property
@@ -26,6 +51,7 @@ class Memory:
         copy: bool | None = None,
     ) -> Any: ...
 
+@final
 class Mapped:
     def __new__(cls, fd: int, offset: int, bytes: int, like: Any = None) -> Mapped: ...
     @property
@@ -34,11 +60,19 @@ class Mapped:
     def is_wanted_back(self) -> bool: ...
     def unmap(self) -> None: ...
 
+@final
+class NvmmuTicket:
+    def wait(self) -> int: ...
+    def done(self) -> bool: ...
+
+@final
 class NvmmuSession:
     def __new__(cls, output: Any = None) -> NvmmuSession: ...
     def expect(self, offset: int, bytes: int) -> None: ...
     def upload(self, path: Any, into: Any, offset: int) -> int: ...
     def download(self, from_: Any, path: Any, offset: int, /) -> int: ...
+    def upload_async(self, path: Any, into: Any, offset: int) -> NvmmuTicket: ...
+    def download_async(self, from_: Any, path: Any, offset: int, /) -> NvmmuTicket: ...
     def flush(self) -> None: ...
     def sync(self) -> None: ...
     def report(self) -> dict[str, Any]: ...

@@ -10,6 +10,15 @@
 The output is named before the kernel runs, so that its storage can be prepared meanwhile; docs/nvmmu.md says what that is
 worth on which storage. A move is no POSIX call: it may reach the file in pieces and in any order, and small downloads may
 be gathered. When the session has ended, everything is in the files.
+
+`upload` and `download` return when the bytes are there. `upload_async` and `download_async` only queue the move, on the
+stream of the array, so that moves and kernels of several streams overlap:
+
+    for i, (stream, array) in enumerate(zip(itertools.cycle(streams), arrays)):
+        with torch.cuda.stream(stream):
+            s.upload_async("input.bin", array, i * array.nbytes)
+            kernel(array)
+            s.download_async(array, i * array.nbytes)
 """
 
 from __future__ import annotations
@@ -20,13 +29,36 @@ from typing import Any, Union
 
 from spinio import _spinio
 
-__all__ = ["Session", "session"]
+__all__ = ["Session", "Ticket", "session"]
 
 Path = Union[str, "os.PathLike[str]"]
 
 
+class Ticket:
+    """A move that was queued. Whoever lets go of it leaves the move to the session, which waits for it at its end."""
+
+    def __init__(self, move: _spinio.NvmmuTicket) -> None:
+        self._move = move
+
+    def wait(self) -> int:
+        """Waits until the move is over; returns the bytes moved, fewer than the array has at the end of an upload's file.
+
+        A move that failed is an OSError, each time it is asked for and once more at the session's end. Signal handlers run.
+        """
+        return self._move.wait()
+
+    def done(self) -> bool:
+        """Whether the move is over, well or not; does not wait."""
+        return self._move.done()
+
+
 class Session:
-    """Moves that belong together; a context manager. One thread at a time works with it, others wait."""
+    """Moves that belong together; a context manager. One thread at a time works with it, others wait.
+
+    Offsets and lengths are bytes. Arrays are C-contiguous and in memory of a device, else a BufferError says what is wrong.
+    What a file or a device refuses is an OSError with errno and the file's name; a session that has ended is a ValueError,
+    one of the process that this one was forked from a ProcessLookupError.
+    """
 
     def __init__(self, output: Path | None = None) -> None:
         self._moves = _spinio.NvmmuSession(output)
@@ -39,6 +71,23 @@ class Session:
     def download(self, array: Any, offset: int = 0, *, path: Path | None = None) -> int:
         """Brings an array of a device to the session's output, or to the file `path`, from byte `offset` on."""
         return self._moves.download(array, path, offset)
+
+    def upload_async(self, path: Path, array: Any, offset: int = 0) -> Ticket:
+        """As upload, in the order of the array's stream.
+
+        It begins when what is queued there is done, and what is queued there afterwards finds the bytes. The stream is what
+        set_stream chose, else the one that the array names (docs/python.md), else the legacy default stream. The array's
+        memory is kept until the move is over. EBUSY: the stream is being captured into a graph.
+        """
+        return Ticket(self._moves.upload_async(path, array, offset))
+
+    def download_async(self, array: Any, offset: int = 0, *, path: Path | None = None) -> Ticket:
+        """As download, in the order of the array's stream: what is queued there afterwards may use the memory again.
+
+        Over when it returns: a download to an output on an array of disks with parity, and one larger than the staging memory
+        (SPINIO_STAGING).
+        """
+        return Ticket(self._moves.download_async(array, path, offset))
 
     def expect(self, offset: int, nbytes: int) -> None:
         """Says where downloads to the output will go, as early as that is known."""
