@@ -38,6 +38,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"];
     tools::run(tools::command(&python).args(pip).arg(&wheel))?;
     tools::run(tools::command(&python).args(["-m", "mypy", "--strict", "-p", "spinio"]))?;
+    // What the stub says of the Rust half, against the module itself.
+    tools::run(tools::command(&python).args(["-m", "mypy.stubtest", "spinio._spinio"]))?;
     tools::run(tools::command(&python).args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]).args(&args.rest))
 }
 
