@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use spinio_device::{DeviceAddr, DeviceKind, registry};
+use spinio_device::{DeviceAddr, DeviceKind, ErrorKind, QueueId, registry};
 use spinio_io::{Part, Runtime, Settings, Target};
-use spinio_plan::Route;
+use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
-use spinio_testkit::within;
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::{Buffer, FaultyDevice, Operation, within};
 
 fn c(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).unwrap()
@@ -159,4 +160,43 @@ fn ranges_apart_are_written_only_as_long_as_they_may_be() {
         let lines = runtime.stats().lines;
         assert_eq!(lines.iter().map(|l| l.bytes).sum::<u64>(), ((1 + 7 + COUNT) * LEN) as u64, "{lines:?}");
     }
+}
+
+#[test]
+fn an_upload_that_cannot_be_queued_is_counted_as_failed_and_keeps_nothing() {
+    const LEN: usize = 5 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("in");
+    std::fs::write(&path, bytes(LEN, 1)).unwrap();
+    let inner = emulated("size=64M");
+    let buffer = Buffer::new(inner, LEN);
+    let runtime = Runtime::new(Settings { staging: 4 << 20, ..Settings::default() });
+    let own = Arc::new(runtime.open(&c(&path), linux::O_RDONLY, 0).unwrap());
+    let device = FaultyDevice::before(inner);
+    let target = buffer.target_through(device, 0);
+    let upload = || within("an upload", || runtime.upload_later(&own, 0, target, LEN, QueueId(0)));
+    let mut failed = 0;
+    for operation in [Operation::CopyIn, Operation::Drain] {
+        for nth in [1, 2, 3, 4] {
+            if operation == Operation::Drain {
+                // Only who calls no host functions is waited for.
+                device.fail(Operation::CallHost, 1, u64::MAX, ErrorKind::Unsupported);
+            }
+            device.fail(operation, nth, 1, ErrorKind::Driver);
+            let outcome = upload();
+            let hit = device.failures() > 0;
+            failed += u64::from(outcome.is_err());
+            assert_eq!(runtime.stats().read.failed, failed, "{operation:?} {nth}: {:?}", outcome.err());
+            assert!(hit);
+            device.heal();
+        }
+    }
+    assert!(failed >= 6, "only {failed} uploads failed");
+    assert_eq!(upload().unwrap().wait(), Ok(LEN));
+    assert!(buffer.bytes() == bytes(LEN, 1));
+    // All blocks were given back: a write finds as many as it wants.
+    let out = std::fs::File::create(folder.path().join("out")).unwrap();
+    assert_eq!(runtime.write(std::os::fd::AsRawFd::as_raw_fd(&out), Some(0), target, LEN).unwrap(), LEN);
+    let lines = runtime.stats().lines;
+    assert!(lines.iter().all(|l| l.reason != Reason::NoPinnedMemory), "{lines:?}");
 }

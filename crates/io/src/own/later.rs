@@ -125,6 +125,8 @@ struct Upload {
 
 struct State {
     filled: Vec<bool>,
+    /// Pieces that keepers are filling, or will.
+    running: usize,
     /// Bytes of the unbroken front, as far as the file had them.
     good: usize,
     error: Option<Errno>,
@@ -141,6 +143,7 @@ impl Upload {
 
     /// Has a keeper fill the block of a piece.
     fn start(self: &Arc<Self>, piece: usize) {
+        lock(&self.state).running += 1;
         let upload = Arc::clone(self);
         // Whatever happens, the piece counts as filled: the queue waits for it.
         let fill = move |_| {
@@ -181,6 +184,7 @@ impl Upload {
     fn filled(&self, piece: usize, got: usize, error: Option<Errno>) {
         let mut state = lock(&self.state);
         state.filled[piece] = true;
+        state.running -= 1;
         let end = piece * BLOCK + got;
         if got < self.piece_len(piece) && end < state.good {
             state.good = end;
@@ -219,6 +223,24 @@ impl Upload {
         stats.end(&self.watch, &told.as_ref().copied());
         let value = result.map_or_else(|e| -(e.raw_os_error() as isize), |good| good as isize);
         self.result.0.value.store(value, Release);
+    }
+}
+
+impl Upload {
+    /// It cannot be queued to its end: waits until nobody uses its blocks.
+    fn give_up(&self, device: &dyn Device, queue: QueueId) {
+        if device.drain(queue, Wait::Context).is_err() {
+            // It cannot say that it is done: the blocks are nobody's from now on.
+            lock(&self.blocks).clear();
+        }
+        let mut state = lock(&self.state);
+        // Not all pieces: where the device is lost, nobody begins those whose turn has not come.
+        while state.running > 0 {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        (state.good, state.error) = (0, Some(Errno::IO));
+        drop(state);
+        self.over();
     }
 }
 
@@ -292,49 +314,39 @@ impl Runtime {
             staging: Arc::clone(&staging),
             blocks: Mutex::new(blocks),
             memory,
-            state: Mutex::new(State { filled: vec![false; pieces], good: len, error: None }),
+            state: Mutex::new(State { filled: vec![false; pieces], running: 0, good: len, error: None }),
             changed: Condvar::new(),
             result: OnItsWay::new(),
-            watch: self.core().stats().begin(Direction::Read, file.fd(), Some(at), len as u64),
+            watch: self.core().stats().begin(Direction::Read, file.fd(), Some(at), len as u64).on(device),
             begun: Instant::now(),
         });
         for piece in 0..upload.memory.len().min(pieces) {
             upload.start(piece);
         }
-        for piece in 0..pieces {
-            let queued = pinned && queue_turn(device, queue, &upload, piece);
-            if !queued {
+        let queue_piece = |piece: usize| {
+            if !(pinned && queue_turn(device, queue, &upload, piece)) {
                 // The device calls nobody, or not any more: here, and now.
-                device.drain(queue, Wait::Context).map_err(device_fail)?;
+                device.drain(queue, Wait::Context)?;
                 upload.reached(piece);
             }
             let from = upload.memory[piece % upload.memory.len()] as *const u8;
             let dst = to.addr.offset((piece * BLOCK) as u64);
             // SAFETY: the block is the upload's until the last turn; the bytes lie inside the allocation. It is filled
             // when the copy runs: the turn before it sees to that, or it has been waited for.
-            let copied = unsafe { device.copy_in(queue, dst, from, upload.piece_len(piece)) };
-            if let Err(error) = copied {
-                self.settle(device, queue, &upload, piece);
-                return Err(device_fail(error));
+            unsafe { device.copy_in(queue, dst, from, upload.piece_len(piece)) }
+        };
+        let queue_end = || {
+            if !queue_turn(device, queue, &upload, pieces) {
+                device.drain(queue, Wait::Context)?;
+                upload.over();
             }
-        }
-        if !queue_turn(device, queue, &upload, pieces) {
-            device.drain(queue, Wait::Context).map_err(device_fail)?;
-            upload.over();
+            Ok(())
+        };
+        if let Err(error) = (0..pieces).try_for_each(queue_piece).and_then(|()| queue_end()) {
+            upload.give_up(device, queue);
+            return Err(device_fail(error));
         }
         Ok(upload.result.clone())
-    }
-
-    /// An upload that cannot go on: waits until nobody uses its blocks.
-    fn settle(&self, device: &dyn Device, queue: QueueId, upload: &Arc<Upload>, reached: usize) {
-        let _ = device.drain(queue, Wait::Context);
-        let begun = (reached + upload.memory.len()).min(upload.pieces());
-        let mut state = lock(&upload.state);
-        while !state.filled[..begun].iter().all(|filled| *filled) {
-            state = upload.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(state);
-        upload.over();
     }
 
     /// Writes device memory to a file in the order of a queue. What is queued behind it may use the memory again.

@@ -90,8 +90,10 @@ impl Later {
 unsafe extern "C" fn called(later: *mut c_void) {
     // SAFETY: the caller's promise.
     let later = unsafe { Box::from_raw(later.cast::<Later>()) };
-    let slot = later.slot;
+    let (core, watch, slot) = (Arc::clone(&later.core), later.watch, later.slot);
+    let (offset, len) = (later.offset, later.gathered.len as u64);
     if catch_unwind(AssertUnwindSafe(|| later.write())).is_err() {
+        core.stats().end(&watch, &Err(&Error::kernel(Errno::IO, "write", offset, len)));
         slot.set(Err(Errno::IO));
     }
 }
@@ -130,13 +132,14 @@ impl Runtime {
             return Err(fail(Errno::BADF));
         }
         let parts = fit(&[Part::Device(from, len)]).map_err(fail)?;
-        let watch = core.stats().begin(Direction::Write, fd, Some(at), len as u64);
+        let watch = core.stats().begin(Direction::Write, fd, Some(at), len as u64).on(device);
         let order = Order::named(device, queue);
         let slot = Slot(result);
         let len: usize = parts.iter().map(Part::len).sum();
         let twin = if len as u64 <= bound(core) { shared(core, fd, (stat.dev, stat.ino)) } else { None };
         if let Some(twin) = twin {
-            let gathered = Gathered::begin(core, &order, &parts, Into::Ring, at)?;
+            let gathered = Gathered::begin(core, &order, &parts, Into::Ring, at)
+                .inspect_err(|error| core.stats().end(&watch, &Err(error)))?;
             let later =
                 Box::into_raw(Box::new(Later { core: Arc::clone(core), twin, gathered, offset: at, slot, watch }));
             // SAFETY: `called` takes the box, once.

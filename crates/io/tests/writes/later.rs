@@ -91,6 +91,32 @@ fn what_cannot_be_done_later_is_done_at_once() {
 }
 
 #[test]
+fn a_write_that_cannot_be_queued_is_counted_as_failed() {
+    let inner = emulated("size=64M");
+    let place = place::on("tree").unwrap();
+    let file = File::create(place.file("file")).unwrap();
+    let buffer = Buffer::new(inner, SIZE);
+    let runtime = Runtime::new(Settings::default());
+    let device = FaultyDevice::before(inner);
+    // The first copy, and one behind others that are queued.
+    for (number, nth) in [1, 2].into_iter().enumerate() {
+        device.fail(Operation::CopyOut, nth, 1, ErrorKind::Driver);
+        let result = result();
+        let queued = later(&runtime, file.as_raw_fd(), 0, buffer.target_through(device, 0), QueueId(0), result);
+        assert_eq!(queued, Err(Errno::IO));
+        assert_eq!(result.load(Acquire), UNSET, "nobody is told twice");
+        let calls = runtime.stats().write;
+        assert_eq!((calls.calls, calls.failed, calls.bytes), (number as u64 + 1, number as u64 + 1, 0));
+        device.heal();
+    }
+    assert_eq!(file.metadata().unwrap().len(), 0);
+    later(&runtime, file.as_raw_fd(), 0, buffer.target_through(device, 0), QueueId(0), result()).unwrap();
+    within("the stream", || inner.drain(QueueId(0), Wait::Sleep)).unwrap();
+    let calls = runtime.stats().write;
+    assert_eq!((calls.calls, calls.failed, calls.bytes), (3, 2, SIZE as u64));
+}
+
+#[test]
 fn errors_come_at_once_or_in_their_turn() {
     let device = emulated("size=64M");
     let place = place::on("tree").unwrap();
