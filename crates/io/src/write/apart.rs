@@ -212,11 +212,11 @@ fn write(
             bytes += parts[to].len();
             to += 1;
         }
-        let at = ranges[from].0;
-        let gathered = Gathered::fenced(core, &order, &parts[from..to], Into::Ring, at).and_then(|mut gathered| {
-            gathered.wait(at)?;
-            Ok(gathered)
-        });
+        let gather = || {
+            let mut gathered = Gathered::begin(core, &order, &parts[from..to], Into::Ring, ranges[from].0)?.fenced()?;
+            gathered.wait().map(|()| gathered)
+        };
+        let gathered = gather();
         let mut unwritten = finish(under_way.take())?;
         if !unwritten.is_empty() {
             unwritten.extend(from..ranges.len());

@@ -219,10 +219,12 @@ pub(super) struct Gathered {
     pub(super) vectors: Vec<[usize; 2]>,
     /// Bytes of them.
     pub(super) len: usize,
+    /// Where they go in the file: for errors.
+    offset: u64,
 }
 
 impl Gathered {
-    /// Queues all copies. `offset` is for the error.
+    /// Queues all copies. `offset`: where they go, for errors.
     pub(super) fn begin(
         core: &Core,
         order: &Order,
@@ -231,8 +233,9 @@ impl Gathered {
         offset: u64,
     ) -> Result<Gathered, Error> {
         let len = parts.iter().map(Part::len).sum::<usize>();
-        let fail = |e| Error::device(e, "write", offset, len as u64);
-        let mut gathered = Gathered { lots: Vec::new(), vectors: Vec::with_capacity(parts.len() + len / BLOCK), len };
+        let vectors = Vec::with_capacity(parts.len() + len / BLOCK);
+        let mut gathered = Gathered { lots: Vec::new(), vectors, len, offset };
+        let fail = gathered.failure();
         for device in devices(parts) {
             let of_device = |p: &&Part| match p {
                 Part::Device(from, _) => core::ptr::addr_eq(from.allocation.device, device),
@@ -240,7 +243,7 @@ impl Gathered {
             };
             let bytes = parts.iter().filter(of_device).map(Part::len).sum();
             let queue = order.queue(device);
-            gathered.lots.push(Lot::new(core, device, queue, bytes, into).map_err(fail)?);
+            gathered.lots.push(Lot::new(core, device, queue, bytes, into).map_err(&fail)?);
         }
         for part in parts {
             match *part {
@@ -248,7 +251,7 @@ impl Gathered {
                 Part::Device(from, len) => {
                     let mut lots = gathered.lots.iter_mut();
                     if let Some(lot) = lots.find(|l| core::ptr::addr_eq(l.device(), from.allocation.device)) {
-                        lot.fill(from, len, &mut gathered.vectors).map_err(fail)?;
+                        lot.fill(from, len, &mut gathered.vectors).map_err(&fail)?;
                     }
                 }
             }
@@ -256,20 +259,13 @@ impl Gathered {
         Ok(gathered)
     }
 
-    /// The same, with a place in each queue to wait for.
-    pub(super) fn fenced(
-        core: &Core,
-        order: &Order,
-        parts: &[Part],
-        into: Into,
-        offset: u64,
-    ) -> Result<Gathered, Error> {
-        let mut gathered = Gathered::begin(core, order, parts, into, offset)?;
-        let len = gathered.len as u64;
-        for lot in &mut gathered.lots {
-            lot.fence = Some(lot.device().fence(lot.queue).map_err(|e| Error::device(e, "write", offset, len))?);
+    /// With a place in each queue to wait for.
+    pub(super) fn fenced(mut self) -> Result<Gathered, Error> {
+        let fail = self.failure();
+        for lot in &mut self.lots {
+            lot.fence = Some(lot.device().fence(lot.queue).map_err(&fail)?);
         }
-        Ok(gathered)
+        Ok(self)
     }
 
     /// Everything queued is done, as is known otherwise.
@@ -278,9 +274,15 @@ impl Gathered {
     }
 
     /// Waits until every byte is there.
-    pub(super) fn wait(&mut self, offset: u64) -> Result<(), Error> {
-        let len = self.len as u64;
-        self.lots.iter_mut().try_for_each(Lot::wait).map_err(|e| Error::device(e, "write", offset, len))
+    pub(super) fn wait(&mut self) -> Result<(), Error> {
+        let fail = self.failure();
+        self.lots.iter_mut().try_for_each(Lot::wait).map_err(fail)
+    }
+
+    /// What an error of a device means for the write.
+    fn failure(&self) -> impl Fn(DeviceError) -> Error + use<> {
+        let (offset, len) = (self.offset, self.len as u64);
+        move |error| Error::device(error, "write", offset, len)
     }
 
     /// Whether all memory of it is pinned.

@@ -11,6 +11,9 @@
 //! At the descriptor's own offset the whole range is taken first, with one relative `lseek`, so that who shares the
 //! offset goes on behind it; what was not written is given back.
 //!
+//! A misaligned O_DIRECT write is for the kernel to refuse, or to take all the same (btrfs does), but not to take in part.
+//! So its first portion ends as the whole write does, that many bytes behind a unit: who takes the one takes the other.
+//!
 //! Known flaw: where a file has no byte yet, nobody knows where on the device its first ones will be. So the first two
 //! portions of a new file end anywhere in a stripe, and the others where its beginning lets expect an end.
 
@@ -132,19 +135,20 @@ impl Write<'_> {
     fn portions_on(&self, order: &Order, range: Range<usize>, hand: Hand) -> Result<usize> {
         let range = range.start..self.within_limit(range.clone());
         let most = (bound(self.core) / 2).min(PORTION) as usize / BLOCK * BLOCK;
-        let mut ends = self.ends(hand);
+        let lacks = if hand.twin.is_none() { self.lacks(range.len()) } else { 0 };
+        let mut ends = self.ends(hand).filter(|_| lacks == 0);
         let mut gather = |from: usize, most: usize| {
             let most = ends.as_mut().map_or(most, |ends| self.up_to_stripe(ends, from, most));
             let parts = self.portion(from, most.min(range.end - from));
-            Gathered::fenced(self.core, order, &parts, Into::Ring, self.at.unwrap_or(0) + from as u64)
+            Gathered::begin(self.core, order, &parts, Into::Ring, self.at.unwrap_or(0) + from as u64)?.fenced()
         };
         let mut done = range.start;
-        let mut next = (!range.is_empty()).then(|| gather(done, most.min(FIRST)));
+        let mut next = (!range.is_empty()).then(|| gather(done, most.min(FIRST) - lacks));
         let ended = loop {
             let Some(portion) = next.take() else { break Ok(()) };
             let begun = Instant::now();
             let at = self.at.map(|start| start + done as u64);
-            let portion = portion.and_then(|mut portion| portion.wait(at.unwrap_or(0)).map(|()| portion));
+            let portion = portion.and_then(|mut portion| portion.wait().map(|()| portion));
             let portion = match portion {
                 Ok(portion) => portion,
                 Err(error) => break Err(error),

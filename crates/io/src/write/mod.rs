@@ -61,8 +61,6 @@ use crate::staging::BLOCK;
 use crate::stats::{Direction, Watch};
 use crate::{Error, Runtime, Target};
 
-const SEEK_CUR: i32 = 1;
-
 /// Bytes from which a write of a block device is made in portions.
 const BLOCK_DEVICE: u64 = 16 << 20;
 
@@ -126,8 +124,7 @@ impl Write<'_> {
 
     /// Through the program's own descriptor.
     fn plain(&self) -> Result<usize> {
-        // Of a misaligned O_DIRECT write the kernel has to see all, to refuse all of it.
-        if self.may_be_cut() && !self.is_misaligned() { self.long() } else { self.whole(None) }
+        if self.may_be_cut() { self.long() } else { self.whole(None) }
     }
 
     /// Whether it is too long for one call.
@@ -135,15 +132,14 @@ impl Write<'_> {
         self.staged() > one_call(self.core, self.stat.kind)
     }
 
-    /// Whether the descriptor is one for direct I/O, and this write not aligned for it.
-    fn is_misaligned(&self) -> bool {
+    /// Bytes that a length lacks to whole units of direct I/O, if the descriptor is one for that.
+    fn lacks(&self, len: usize) -> usize {
         let kernel = self.core.kernel;
         if kernel.flags(self.fd).is_ok_and(|flags| flags & linux::O_DIRECT as i32 == 0) {
-            return false;
+            return 0;
         }
-        let unit = kernel.direct_align(self.fd).ok().flatten().map_or(4096, |a| u64::from(a.offset));
-        let offset = self.at.or_else(|| kernel.lseek(self.fd, 0, SEEK_CUR).ok()).unwrap_or(0);
-        unit != 0 && !(offset | self.len as u64).is_multiple_of(unit)
+        let unit = kernel.direct_align(self.fd).ok().flatten().map_or(4096, |a| a.offset as usize);
+        if unit == 0 { 0 } else { len.next_multiple_of(unit) - len }
     }
 
     /// The parts from byte `skip` on, as far as `most` bytes reach.

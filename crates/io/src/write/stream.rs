@@ -44,8 +44,8 @@ impl Write<'_> {
         let begun = Instant::now();
         let at = self.at.map(|at| at + done as u64);
         let parts = self.portion(done, most);
-        let mut gathered = Gathered::fenced(self.core, order, &parts, Into::Own, at.unwrap_or(0))?;
-        gathered.wait(at.unwrap_or(0))?;
+        let mut gathered = Gathered::begin(self.core, order, &parts, Into::Own, at.unwrap_or(0))?.fenced()?;
+        gathered.wait()?;
         let hand = Hand { twin: None, route: Route::Copy, reason: Reason::Stream };
         let wrote = self.call(hand, &gathered.vectors, at).map_err(|e| self.kernel_error(e, done))?;
         self.core.stats().piece(&self.watch, Route::Copy, Reason::Stream, done as u64, wrote as u64, begun);

@@ -27,10 +27,10 @@ impl Write<'_> {
         let begun = Instant::now();
         let offset = self.at.unwrap_or(0);
         let order = Order::program(self.parts);
-        let mut gathered = Gathered::fenced(self.core, &order, self.parts, Into::Ring, offset)?;
+        let mut gathered = Gathered::begin(self.core, &order, self.parts, Into::Ring, offset)?.fenced()?;
         // Asked while the copies run.
         let hand = hand.unwrap_or_else(|| self.own_hand());
-        gathered.wait(offset)?;
+        gathered.wait()?;
         let wrote = self.call(hand, &gathered.vectors, self.at).map_err(|e| self.kernel_error(e, 0))?;
         let why = reason(gathered.is_pinned(), hand.reason);
         self.core.stats().piece(&self.watch, hand.route, why, 0, wrote as u64, begun);

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use spinio_device::emulated::Emulated;
 use spinio_io::{Part, Runtime, Settings};
-use spinio_plan::Route;
+use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::emulated;
@@ -249,4 +249,43 @@ fn offsets_and_descriptors_that_make_no_sense() {
         }
     }
     same(&ours, &theirs, "after errors");
+}
+
+/// Longer than the ring: a file system that refuses all of it must not be given a part, nor all in memory.
+#[test]
+fn a_long_write_that_is_misaligned_is_taken_or_refused_as_one() {
+    const STAGING: usize = 4 << 20;
+    let buffer = Buffer::new(emulated("size=64M"), 12 << 20);
+    let bytes = file::bytes(0, 12 << 20, 1);
+    buffer.put(0, &bytes);
+    let host = Host::new(&bytes, 0);
+    place::each(|place| {
+        let runtime = Runtime::new(Settings { staging: STAGING as u64, ..Settings::default() });
+        for (offset, len) in [(0, (9 << 20) + 100), (100, 9 << 20), (100, (9 << 20) - 100), (512, (8 << 20) + 512)] {
+            let said = [false, true].map(|ours| {
+                let path = place.file(if ours { "ours" } else { "theirs" });
+                drop(file::written(&path, 1 << 20));
+                let flags = libc::O_DIRECT;
+                let Ok(file) = OpenOptions::new().write(true).custom_flags(flags).open(&path) else { return None };
+                let wrote = match ours {
+                    true => {
+                        let wrote = runtime.write(file.as_raw_fd(), Some(offset), buffer.target(0), len);
+                        wrote.map_err(|e| e.kind.errno())
+                    }
+                    // SAFETY: `host` has so many bytes.
+                    false => unsafe { linux::pwrite(file.as_raw_fd(), host.ptr(), len, offset) },
+                };
+                Some((wrote, std::fs::read(&path).unwrap()))
+            });
+            let [theirs, ours] = said.each_ref().map(|said| said.as_ref().map(|(wrote, _)| *wrote));
+            assert_eq!(ours, theirs, "{}: {len} bytes at {offset}", place.kind);
+            assert!(said[0] == said[1], "{}: {len} bytes at {offset}: other bytes", place.kind);
+        }
+        let lines = runtime.stats().lines;
+        assert!(
+            lines.iter().all(|l| l.reason != Reason::NoPinnedMemory),
+            "{}: more than the ring: {lines:?}",
+            place.kind
+        );
+    });
 }
