@@ -9,8 +9,9 @@ use spinio_device::{Abilities, Allocation, Device};
 use spinio_plan::geometry::Stack;
 use spinio_plan::{Extent, Objective, Prediction, Reason, Residency, Route, Schedule, plan, predict};
 use spinio_sys::Errno;
-use spinio_sys::linux::{Fd, FileKind};
+use spinio_sys::linux::{Fd, FileKind, Stat};
 
+use crate::core::Core;
 use crate::file::Rights;
 use crate::file::residency::Survey;
 use crate::read::window;
@@ -63,12 +64,7 @@ impl Runtime {
     /// Explains a `pread` of `len` bytes at `offset` into a buffer.
     pub fn explain(&self, fd: Fd, offset: u64, len: u64, buffer: Buffer) -> Result<Explanation, Error> {
         let core = self.core();
-        let fail = |e| Error::kernel(e, "explain", offset, len);
-        let stat = core.kernel.fstat(fd).map_err(fail)?;
-        if stat.kind == FileKind::Stream {
-            let format = stat.mode & 0o170_000;
-            return Err(fail(if format == 0o040_000 { Errno::ISDIR } else { Errno::SPIPE }));
-        }
+        let stat = subject(core, fd, offset, len)?;
         let plain = |len, reason| {
             let route = if buffer.abilities.copies { Route::Copy } else { Route::Store };
             let schedule = if len > 0 { Schedule::single(len, route, reason) } else { Schedule::default() };
@@ -156,6 +152,17 @@ impl Runtime {
             advice,
         })
     }
+}
+
+/// What a descriptor names, if that has offsets.
+pub(crate) fn subject(core: &Core, fd: Fd, offset: u64, len: u64) -> Result<Stat, Error> {
+    const KIND: u32 = 0o170_000;
+    const FOLDER: u32 = 0o040_000;
+    let told = core.kernel.fstat(fd).and_then(|stat| match stat.kind {
+        FileKind::Stream => Err(if stat.mode & KIND == FOLDER { Errno::ISDIR } else { Errno::SPIPE }),
+        _ => Ok(stat),
+    });
+    told.map_err(|e| Error::kernel(e, "explain", offset, len))
 }
 
 /// What would make it faster, most useful first. `more`: the file goes on behind these `len` bytes.

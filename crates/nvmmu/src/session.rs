@@ -106,12 +106,31 @@ impl Session {
         len: u64,
         direction: Direction,
     ) -> Result<u64, Error> {
-        self.ours(direction.verb())?;
-        let Some(target) = ranged(path, address, offset, len, direction)? else { return Ok(0) };
+        let Some(target) = self.ranged(path, address, offset, len, direction)? else { return Ok(0) };
         match direction {
             Direction::Upload => self.upload(path, target, offset, len),
             Direction::Download => self.download(path, target, offset, len),
         }
+    }
+
+    /// The device memory of a move, if it moves anything.
+    fn ranged(
+        &self,
+        path: &Path,
+        address: *mut c_void,
+        offset: u64,
+        len: u64,
+        direction: Direction,
+    ) -> Result<Option<Target>, Error> {
+        self.ours(direction.verb())?;
+        let fail = |kind, why: String| Error::new(kind, direction.verb(), why).of(path).at(offset, len);
+        if len == 0 {
+            return Ok(None);
+        }
+        if offset.checked_add(len).is_none_or(|end| i64::try_from(end).is_err()) {
+            return Err(fail(ErrorKind::BadRange, "a file cannot be that long".to_owned()));
+        }
+        device_memory(address, len).map(Some).map_err(|why| fail(ErrorKind::NotDeviceMemory, why))
     }
 
     /// As [`Session::move_range`], in the order of a queue (CUDA: a stream): it begins when what is queued there is done,
@@ -126,9 +145,8 @@ impl Session {
         direction: Direction,
         queue: QueueId,
     ) -> Result<Ticket, Error> {
-        self.ours(direction.verb())?;
         let ticket = |on_its_way, len| Ticket { on_its_way, direction, path: path.to_owned(), offset, len };
-        let Some(target) = ranged(path, address, offset, len, direction)? else {
+        let Some(target) = self.ranged(path, address, offset, len, direction)? else {
             return Ok(ticket(OnItsWay::over(0), 0));
         };
         let fail = |e| Error::io(&e, direction.verb(), path);
@@ -285,24 +303,6 @@ impl Drop for Session {
 fn is_same(one: &Path, other: &Path) -> bool {
     let names = |path: &Path| c_path(path).and_then(|name| linux::identity(&name)).ok();
     one == other || names(one).is_some_and(|file| Some(file) == names(other))
-}
-
-/// The device memory of a move, if it moves anything.
-fn ranged(
-    path: &Path,
-    address: *mut c_void,
-    offset: u64,
-    len: u64,
-    direction: Direction,
-) -> Result<Option<Target>, Error> {
-    let fail = |kind, why: String| Error::new(kind, direction.verb(), why).of(path).at(offset, len);
-    if len == 0 {
-        return Ok(None);
-    }
-    if offset.checked_add(len).is_none_or(|end| i64::try_from(end).is_err()) {
-        return Err(fail(ErrorKind::BadRange, "a file cannot be that long".to_owned()));
-    }
-    device_memory(address, len).map(Some).map_err(|why| fail(ErrorKind::NotDeviceMemory, why))
 }
 
 /// The device memory of a range that begins at an address, or what is wrong with it.

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use spinio_device::Device;
 use spinio_plan::{Extent, Prediction, Reason, Residency, Route, Schedule, Segment};
 use spinio_plan::{WriteCase, WriteWay, write_cut, write_way};
-use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd, FileKind};
+use spinio_sys::linux::{self, Fd};
 
 use super::one_call;
 use crate::core::Core;
+use crate::explain::subject;
 use crate::file::File;
 use crate::{Buffer, Error, Explanation, Runtime};
 
@@ -82,11 +82,7 @@ impl Runtime {
     pub fn explain_write(&self, fd: Fd, offset: u64, len: u64, buffer: Buffer) -> Result<Explanation, Error> {
         let core = self.core();
         let fail = |e| Error::kernel(e, "explain", offset, len);
-        let stat = core.kernel.fstat(fd).map_err(fail)?;
-        if stat.kind == FileKind::Stream {
-            let format = stat.mode & 0o170_000;
-            return Err(fail(if format == 0o040_000 { Errno::ISDIR } else { Errno::SPIPE }));
-        }
+        let stat = subject(core, fd, offset, len)?;
         let flags = core.kernel.flags(fd).map_err(fail)? as u32;
         let into_cache = if buffer.abilities.copies { Route::Copy } else { Route::Store };
         let in_parts = len > one_call(core, stat.kind);
