@@ -1,7 +1,7 @@
 //! `cargo x python`: the wheel, its types and its tests, in an environment of their own.
 //!
 //! ```text
-//!   requirements.txt ──> ${SPINIO_CACHE:-~/.cache/spinio}/python/<sum of it and of the interpreter>/   made once
+//!   requirements.txt ──> ${SPINIO_CI_CACHE:-~/.cache/spinio}/python/<sum of it and of the interpreter>/   made once
 //!   maturin build ──> target/wheels/*.whl ──> installed there ──> mypy, pytest
 //! ```
 //!
@@ -63,7 +63,7 @@ fn environment() -> Result<PathBuf> {
 
 /// What is worth keeping between runs lies there, as for .ci/run.
 fn cache() -> Result<PathBuf> {
-    if let Some(named) = std::env::var_os("SPINIO_CACHE") {
+    if let Some(named) = std::env::var_os("SPINIO_CI_CACHE") {
         return Ok(named.into());
     }
     Ok(PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache/spinio"))
