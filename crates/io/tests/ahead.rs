@@ -172,7 +172,20 @@ fn advice_is_gone_by() {
     subject.stream(&runtime, 0, SIZE / 4, 128 << 10);
     let copied = bytes_by(&runtime, |l| l.route == Route::Direct);
     assert!(copied >= SIZE / 4, "{copied} bytes went around the page cache");
+    // Requests that follow nothing, but are said to: none goes around.
+    file::evict(&subject.file);
+    spinio_io::note_advice(fd, Advice::Sequential);
+    let apart: Vec<u64> = (0..5).map(|i| (4 - i) * 16 * MIB).collect();
+    let by_read_ahead = || bytes_by(&runtime, |l| l.reason == Reason::ReadAhead);
+    let before = (by_read_ahead(), bytes_by(&runtime, |l| l.route == Route::Direct));
+    apart.iter().for_each(|&at| subject.stream(&runtime, at, at + (128 << 10), 128 << 10));
+    assert!(by_read_ahead() > before.0);
+    assert_eq!(bytes_by(&runtime, |l| l.route == Route::Direct), before.1, "went around the page cache");
+    // The same without a word.
+    file::evict(&subject.file);
     spinio_io::note_advice(fd, Advice::Normal);
+    apart.iter().for_each(|&at| subject.stream(&runtime, at, at + (128 << 10), 128 << 10));
+    assert!(bytes_by(&runtime, |l| l.route == Route::Direct) > before.1, "nothing went around the page cache");
 }
 
 #[test]

@@ -60,6 +60,46 @@ static int after_reading(const char *name, int advice)
     return now;
 }
 
+/* A file that a device has read, and of which nothing is cached; -1 where its pages do not leave. */
+static int known(const char *name)
+{
+    static char bytes[SIZE];
+    memset(bytes, 5, SIZE);
+    int fd = open(name, O_CREAT | O_TRUNC | O_RDWR, 0600);
+    CHECK(fd >= 0 && write(fd, bytes, SIZE) == SIZE && fsync(fd) == 0);
+    CHECK(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
+    CHECK(pread(fd, device, BLOCK, SIZE / 2) == BLOCK);
+    CHECK(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
+    if (cached(fd) == 0)
+        return fd;
+    close(fd);
+    unlink(name);
+    return -1;
+}
+
+/* The kernel fetches one window of what will be needed; all of it comes. */
+static void willneed(void)
+{
+    int fd = known("willneed.tmp");
+    if (fd < 0) {
+        puts("skipped: pages of a file stay cached here whatever is advised");
+        return;
+    }
+    CHECK(posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED) == 0);
+    for (int i = 0; cached(fd) < SIZE / 4096; i++) {
+        CHECK(i < 6000); /* a minute */
+        usleep(10000);
+    }
+    /* They are the program's: a stream of small reads, which drops what it has brought in, drops none of them. */
+    for (int at = 0; at < SIZE; at += 32768)
+        CHECK(pread(fd, device, 32768, at) == 32768);
+    usleep(100000);
+    CHECK(cached(fd) == SIZE / 4096);
+    CHECK(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0 && cached(fd) == 0);
+    close(fd);
+    unlink("willneed.tmp");
+}
+
 int main(void)
 {
     char *bytes = malloc(SIZE);
@@ -76,5 +116,6 @@ int main(void)
     if (sequential >= 0 && random >= 0 && fd >= 0)
         CHECK(sequential > 0 && random == 0);
     unlink("advice.tmp");
+    willneed();
     return 0;
 }
