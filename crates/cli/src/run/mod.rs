@@ -114,8 +114,9 @@ fn with_stats(run: &Run, mut command: Command, name: &OsStr) -> anyhow::Result<u
     if let Some(path) = &counters.ours {
         command.env("SPINIO_STATS", as_folder(path.path()));
     }
+    let caught = signals::catch();
     let mut child = command.spawn().map_err(|e| cannot_start(name, &e))?;
-    let forward = signals::forward_to(child.id());
+    let forward = signals::forward_to(child.id(), caught);
     wait_until_ended(child.id());
     drop(forward);
     let status = child.wait().with_context(|| format!("Cannot wait for {}", name.to_string_lossy()))?;

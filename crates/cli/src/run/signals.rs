@@ -3,8 +3,9 @@
 //! Ctrl-C and Ctrl-\ go to every process of the terminal's foreground group, the program
 //! among them: those are only outlived, or it would get them twice.
 //!
-//! Handlers are installed after the program was started, so that it inherits what our own
-//! parent set (`nohup`, a shell's `trap ''`), and a signal that our parent ignored stays ignored.
+//! Handlers are installed before the program is started: a signal that comes meanwhile would end us, and nobody would
+//! look after the program. It inherits no handler, and a signal that our own parent ignored (`nohup`, a shell's `trap ''`)
+//! stays ignored, here and there.
 
 use rustix::process::{Pid, Signal, getpgrp, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -16,14 +17,22 @@ pub struct Forward {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// Starts forwarding to a child of ours.
-pub fn forward_to(child: u32) -> Forward {
-    let nothing = Forward { handle: None, thread: None };
+/// Signals that wait for a child.
+pub struct Caught(Option<Signals>);
+
+/// Keeps signals from now on, for a child that is about to be started.
+pub fn catch() -> Caught {
     let ignored = ignored_mask();
     let wanted = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2]
         .into_iter()
         .filter(|signal| ignored & (1 << (signal - 1)) == 0);
-    let (Ok(mut signals), Some(pid)) = (Signals::new(wanted), Pid::from_raw(child as i32)) else { return nothing };
+    Caught(Signals::new(wanted).ok())
+}
+
+/// Starts forwarding to a child of ours, what has come already first.
+pub fn forward_to(child: u32, caught: Caught) -> Forward {
+    let nothing = Forward { handle: None, thread: None };
+    let (Some(mut signals), Some(pid)) = (caught.0, Pid::from_raw(child as i32)) else { return nothing };
     let handle = signals.handle();
     let thread = std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for number in signals.forever() {

@@ -165,8 +165,9 @@ fn launch(trace: &Trace, sink: &mut Sink) -> anyhow::Result<u8> {
     let folder = run::counters_folder()?;
     let (mut command, name) = run::prepare(&trace.command, &[], false)?;
     command.env("SPINIO_STATS", run::as_folder(folder.path())).env("SPINIO_TRACE", "1");
+    let caught = signals::catch();
     let mut child = command.spawn().map_err(|e| run::cannot_start(&name, &e))?;
-    let forward = signals::forward_to(child.id());
+    let forward = signals::forward_to(child.id(), caught);
     let begun = Instant::now();
     let mut sources = HashMap::new();
     let told = loop {
