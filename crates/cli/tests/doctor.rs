@@ -69,6 +69,10 @@ fn a_file_that_is_no_library_is_broken() {
 fn a_setting_that_is_not_understood_is_told() {
     let text = stdout(&spinio().arg("doctor").env("SPINIO_THREADS", "many").assert().success());
     assert!(text.contains("SPINIO_THREADS=many is not understood"), "{text}");
+    let text = stdout(&spinio().arg("doctor").env("SPINIO_THREAD", "8").assert().success());
+    assert!(text.contains("there is no setting SPINIO_THREAD:"), "{text}");
+    let text = stdout(&spinio().arg("doctor").env("SPINIO_THREADS", "8").env("SPINIO_TEST_X", "1").assert().success());
+    assert!(!text.contains("there is no setting"), "{text}");
 }
 
 #[test]

@@ -72,12 +72,9 @@ fn nowait(file: &File, place: &str) -> Fact {
 fn dont_cache(file: &File, place: &str) -> Fact {
     let name = "RWF_DONTCACHE";
     match try_read(file, RWF_DONTCACHE) {
-        Ok(_) => Fact::new(GROUP, name, State::Found, "reads without leaving pages behind"),
-        Err(e) => {
-            Fact::new(GROUP, name, State::Absent, format!("refused in {place}: buffered reads leave pages behind"))
-                .because(cause(e, "came with Linux 6.14, for some file systems"))
-                .cure("Linux 6.14 or newer with ext4, xfs or btrfs")
-        }
+        Ok(_) => Fact::new(GROUP, name, State::Found, "works; not used: SPIN drops what it brought in (SPINIO_CACHE)"),
+        Err(e) => Fact::new(GROUP, name, State::Absent, format!("refused in {place}; SPIN does not use it"))
+            .because(cause(e, "came with Linux 6.14, for some file systems")),
     }
 }
 
@@ -107,7 +104,7 @@ fn direct(file: &File, place: &str) -> Fact {
 fn io_uring() -> Fact {
     let name = "io_uring";
     let refused = |cause: &str, cure: &str| {
-        Fact::new(GROUP, name, State::Absent, "refused; this version does without: threads read storage")
+        Fact::new(GROUP, name, State::Absent, "refused: what batches read from storage, a few threads read instead")
             .because(cause)
             .cure(cure)
     };
@@ -116,7 +113,7 @@ fn io_uring() -> Fact {
             GROUP,
             name,
             State::Found,
-            format!("works (features {features:#x}); not used yet, threads read storage"),
+            format!("works (features {features:#x}): batches keep 128 reads of storage in flight"),
         ),
         Err(Errno::NOSYS) => refused("this kernel was built without it", "a kernel with CONFIG_IO_URING"),
         Err(Errno::PERM) => match text_of("/proc/sys/kernel/io_uring_disabled").as_deref() {

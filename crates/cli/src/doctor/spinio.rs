@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use spinio_device::{Device, DeviceId, DeviceKind, registry};
-use spinio_io::Settings;
+use spinio_io::{Settings, settings};
 
 use super::{Fact, State};
 use crate::device::{Buffer, Name};
@@ -24,7 +24,23 @@ pub fn ask(facts: &mut Vec<Fact>) {
         let fact = Fact::new(GROUP, "settings", State::Limited, complaint);
         facts.push(fact.cure("see docs/settings.md, or unset the variable"));
     }
+    for name in unknown(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
+        let fact = Fact::new(GROUP, "settings", State::Limited, format!("there is no setting {name}: nobody reads it"));
+        facts.push(fact.cure("docs/settings.md lists them"));
+    }
     facts.push(emulated());
+}
+
+/// Variables that look like settings and are none: a slip in a name is as if nothing had been said.
+fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
+    // The command's own; and those of our tests, chores and virtual machine.
+    const OTHERS: [&str; 5] = ["SPINIO_LIBRARY", "SPINIO_TEST_", "SPINIO_FUZZ_", "SPINIO_VM_", "SPINIO_CI_"];
+    let known = |name: &str| {
+        settings::TABLE.iter().any(|row| row.name == name) || OTHERS.iter().any(|other| name.starts_with(other))
+    };
+    let mut out: Vec<_> = names.filter(|name| name.starts_with("SPINIO_") && !known(name)).collect();
+    out.sort();
+    out
 }
 
 /// Whether a program really comes up with the library in it.
