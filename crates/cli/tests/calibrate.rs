@@ -60,6 +60,30 @@ fn what_was_measured_is_used_by_the_next_process() {
 }
 
 #[test]
+fn a_model_that_is_wrong_by_far_does_not_fit() {
+    let (dir, state) = (folder(), folder());
+    calibrate(state.path(), &[]).arg(dir.path()).assert().success();
+    let models = state.path().join("spinio/models");
+    let model = std::fs::read_dir(models).unwrap().next().expect("a model").unwrap().path();
+    // Of every route: what one transfer costs, its cutoff, what a byte costs; what those in flight cost.
+    let scaled = |line: &str, by: f64| {
+        let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let costs = if words[0] == "cost" { [1, 3].as_slice() } else { &[1, 2, 3] };
+        for &at in costs {
+            words[at] = (words[at].parse::<f64>().unwrap() * by).to_string();
+        }
+        words.join(" ")
+    };
+    let is_cost = |line: &&str| line.starts_with("cost ") || line.starts_with("flight ");
+    let text = std::fs::read_to_string(&model).unwrap();
+    let off: Vec<String> =
+        text.lines().map(|line| if is_cost(&line) { scaled(line, 1000.0) } else { line.to_owned() }).collect();
+    std::fs::write(&model, off.join("\n") + "\n").unwrap();
+    let assert = calibrate(state.path(), &["--check"]).arg(dir.path()).assert().code(1);
+    assert!(stdout(&assert).contains("does not fit"), "{}", stdout(&assert));
+}
+
+#[test]
 fn a_file_is_only_read_and_a_dry_run_keeps_nothing() {
     let (dir, state) = (folder(), folder());
     let data = file(dir.path(), "data", 3 << 20);

@@ -11,6 +11,10 @@ use crate::chart::{Axis, Chart, Point, Scale, Series};
 use crate::paint::{Ink, Paint};
 use crate::{table, units};
 
+/// A fit whose mean relative error is larger than this is said to be poor: the factor within which `--check` calls a model
+/// fitting.
+const POOR: f64 = 0.5;
+
 /// GB/s of a time a byte.
 fn rate(per_byte: f64) -> String {
     units::gbps(1 << 30, per_byte * f64::from(1u32 << 30) / 1e9)
@@ -54,6 +58,18 @@ pub fn render(paint: &Paint, found: &Found, kept: Option<&Path>) -> String {
     }
     if let Some(per_byte) = c.writeback {
         let _ = writeln!(s, "dirty pages are written back at {} GB/s", rate(per_byte));
+    }
+    let poor: Vec<_> =
+        c.routes.iter().filter(|m| m.cost.error.max(m.flight.error) > POOR).map(|m| m.route.name()).collect();
+    if !poor.is_empty() {
+        let _ = writeln!(
+            s,
+            "{} {}: the fit is off by more than {:.0} % on average, as where other work goes on; measure again on a quieter \
+             machine, or plans will be made with this",
+            paint.text(Ink::Bad, "!"),
+            poor.join(", "),
+            POOR * 100.0
+        );
     }
     let _ = match kept {
         Some(path) => writeln!(s, "kept in {}: programs that start from now on use it", path.display()),
