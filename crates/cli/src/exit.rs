@@ -26,20 +26,52 @@ pub enum Exit {
     NotFound = 127,
 }
 
-/// The table at the end of `--help`.
-pub const HELP: &str = "\
+/// What the codes mean, at the end of `spinio --help` and of each command's that does not run a program.
+macro_rules! codes {
+    () => {
+        "\
 Exit status:
   0    done
   1    a file, device or program failed (the message on stderr names it)
   2    the command line is not understood
   3    bytes on the device differ from the file's
-  4    something needed is not here: a C compiler, libspinio.so, a device
-`spinio run` ends with the status of its program, 128+n if signal n ended it, or
-  125  refused by --strict, or spinio itself failed
-  126  the program could not be started
-  127  the program was not found
+  4    something needed is not here: a C compiler, libspinio.so, a device"
+    };
+}
 
-Environment: SPINIO_* (docs/settings.md), SPINIO_LIBRARY (path of libspinio.so), NO_COLOR.";
+/// The same of a command that ends as its program does.
+macro_rules! programs_codes {
+    () => {
+        "  125  refused by --strict, or spinio itself failed
+  126  the program could not be started
+  127  the program was not found"
+    };
+}
+
+/// At the end of `spinio --help`.
+pub const HELP: &str = concat!(
+    codes!(),
+    "\n`spinio run` ends with the status of its program, 128+n if signal n ended it, or\n",
+    programs_codes!(),
+    "\n\nEnvironment: SPINIO_* (docs/settings.md), SPINIO_LIBRARY (path of libspinio.so), NO_COLOR."
+);
+
+/// Of most commands.
+pub const CODES: &str = codes!();
+
+/// Of `calibrate`.
+pub const CALIBRATE: &str =
+    concat!(codes!(), "\nWith --check 1 also says that the model does not fit, and 4 that there is none.");
+
+/// Of `run`.
+pub const RUN: &str = concat!(
+    "Exit status: the program's, 128+n if signal n ended it, or\n",
+    "  2    the command line is not understood\n",
+    programs_codes!()
+);
+
+/// Of `trace`.
+pub const TRACE: &str = concat!(codes!(), "\nWith a program: its status, as of `spinio run`.");
 
 /// An error that knows the exit code it deserves.
 #[derive(Debug)]

@@ -64,37 +64,37 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Show the main job: a C program preads a file into device memory, cold, half-cached and cached
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::CODES)]
     Demo(demo::Demo),
     /// Run a program under SPIN
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::RUN)]
     Run(run::Run),
     /// Read a file into device memory, here, and say how fast and by which routes
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::CODES)]
     Read(read::Read),
     /// Draw what a read of a file would do now, part by part, and why
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::CODES)]
     Explain(explain::Explain),
     /// List every facility of this machine that SPIN can use: found or not, cause and cure
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::CODES)]
     Doctor(doctor::Doctor),
     /// Reproduce the paper's figures on this machine: five ways to read a file into device memory
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::CODES)]
     Bench(bench::Bench),
     /// Measure what each route costs here, and keep it for every program under SPIN
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::CALIBRATE)]
     Calibrate(calibrate::Calibrate),
     /// Show what the processes that use SPIN have done: calls, routes, reasons, latencies
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::CODES)]
     Stat(stat::Stat),
     /// Watch the processes that use SPIN
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::CODES)]
     Top(top::Top),
     /// Record device requests one by one, of a process or of a program to start
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::TRACE)]
     Trace(trace::Trace),
     /// Compare the planners on random residency, as the paper did
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::CODES)]
     Simulate(simulate::Simulate),
 }
 
