@@ -156,7 +156,7 @@ reasons! {
     /// A write that waits for storage.
     Synchronous = "O_SYNC or O_DSYNC: the write waits for storage anyway",
     /// Cutting it would take a second kernel call.
-    OneCall = "not aligned for direct I/O, and a write is one kernel call",
+    OneCall = "direct I/O would not make it one step for other writers",
     /// RLIMIT_FSIZE, a lease or O_APPEND.
     OwnOnly = "only the program's own descriptor may write here (O_APPEND, a lease, a size limit, flags)",
     /// A write that the staging memory cannot hold.

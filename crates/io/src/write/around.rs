@@ -9,12 +9,13 @@
 //!
 //! The page cache is the rule. A twin is opened for one write and closed behind it, since it is an open for writing like
 //! any other: whoever watches the directory sees it come and go, and nothing of the program can be executed from such a
-//! file meanwhile. So it has to pay: for writes that wait for storage anyway (O_SYNC, O_DSYNC) and find nothing cached,
-//! for writes larger than the staging memory where storage is faster than a thread that copies, and for device memory that
+//! file meanwhile. Nor are direct writes one step for others: the kernel lets two of them that overlap go on side by side, and
+//! mixes them. So it is for writes larger than the staging memory, which are cut anyway, where storage is faster than a thread
+//! that copies, or they wait for storage in any case (O_SYNC, O_DSYNC) and find nothing cached; and for device memory that
 //! only the CPU or storage can read. It takes no write that needs the program's own descriptor or thread: O_APPEND,
 //! `RWF_*`, a lease, a size limit (RLIMIT_FSIZE) in reach.
 //!
-//! A write up to the staging bound is one call this way too, so it must be aligned as a whole. A larger one is cut:
+//! A peer-to-peer write up to the staging bound is one call too, so it must be aligned as a whole. A larger one is cut:
 //! edges through the page cache, the middle around it.
 //!
 //! Peer-to-peer is not believed at first: what the first such write of a file system and device has written is read back
@@ -22,7 +23,7 @@
 //! staging and the program's own descriptor: how much of it reached storage cannot be known. Where a write has to reach
 //! more than one disk, none goes this way: Linux (7.3) calls a write to a mirror done when one side could not fetch it.
 //!
-//! Known flaws: reading back needs permission to read the file. inotify reports IN_CLOSE_WRITE for the twin, while the
+//! Known flaws: two peer-to-peer writes that overlap may be mixed. Reading back needs permission to read the file. inotify reports IN_CLOSE_WRITE for the twin, while the
 //! program still has the file open.
 
 use std::ops::Range;
@@ -57,9 +58,8 @@ impl Write<'_> {
         if self.flags != 0 || flags & linux::O_APPEND != 0 || (self.len as u64) < LEAST_P2P {
             return false;
         }
-        let pays = flags & SYNC != 0 || self.may_be_cut();
-        let direct =
-            flags & linux::O_DIRECT == 0 && self.len as u64 >= LEAST_DIRECT && settings.allows(Route::Direct) && pays;
+        let may_be_direct = self.may_be_cut() && self.len as u64 >= LEAST_DIRECT && settings.allows(Route::Direct);
+        let direct = flags & linux::O_DIRECT == 0 && may_be_direct;
         direct || (self.mapped().is_some() && settings.allows(Route::P2p))
     }
 

@@ -58,12 +58,15 @@ impl Prospect<'_> {
         }
         let whole = if self.in_parts { Ok(()) } else { uncut };
         let direct = if self.core.settings.allows(Route::Direct) { self.twin } else { Err(Reason::Forced) };
+        // What goes into the page cache is one step for other writers. Direct writes of blocks that are there already go on
+        // side by side (ext4, xfs), and two of them were seen to mix.
+        let unmixed = if self.in_parts { Ok(()) } else { Err(Reason::OneCall) };
         let case = WriteCase {
             len: self.len,
             into_cache: self.into_cache,
             synchronous: self.flags & SYNC != 0,
             cached: self.cached() > 0,
-            direct: whole.and(direct),
+            direct: whole.and(unmixed).and(direct),
             p2p: whole.and(self.p2p).and(self.twin),
         };
         let model = self.core.models.of(self.core, self.file, self.device).plain(self.core, self.file, Route::Direct);

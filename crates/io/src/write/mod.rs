@@ -27,7 +27,7 @@
 //!   gather.rs     parts ─> blocks of staging, in the program's order on the device
 //!   later.rs      in the order of a stream, when it gets there
 //!   choice.rs     which way, and why; also for `spinio explain --write`
-//!   around.rs     around the page cache: peer-to-peer, synchronous and very long writes, where it pays
+//!   around.rs     around the page cache: peer-to-peer and very long writes, where it pays
 //! ```
 //!
 //! Order on the device: as `cudaMemcpy` out of the device. A write starts behind everything that was queued before it,

@@ -200,7 +200,9 @@ fn a_full_disk_or_quota_ends_a_write_where_it_ends_the_hosts() {
         let buffer = Buffer::new(device, 24 << 20);
         let bytes = file::bytes(0, 24 << 20, 1);
         buffer.put(0, &bytes);
-        for (staging, flags) in [(128 << 20, 0), (4 << 20, 0), (128 << 20, libc::O_DIRECT), (128 << 20, libc::O_DSYNC)]
+        let (one_call, cut) = (128 << 20, 4 << 20);
+        for (staging, flags) in
+            [(one_call, 0), (cut, 0), (one_call, libc::O_DIRECT), (one_call, libc::O_DSYNC), (cut, libc::O_DSYNC)]
         {
             let runtime = Runtime::new(Settings { staging, ..Settings::default() });
             let path = place.file("file");
