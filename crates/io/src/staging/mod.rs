@@ -283,7 +283,7 @@ impl Staging {
         lock(&self.pool).free.push(block);
     }
 
-    /// A block that storage may still write at any time: it is never lent again, and the ring may grow by another instead.
+    /// A block that storage or the device may still use at any time: it is never lent again, and the ring may grow by another instead.
     pub(crate) fn lose(&self, _lost: Block) {
         lock(&self.pool).total -= BLOCK as u64;
     }
@@ -294,8 +294,9 @@ impl Staging {
             Ok(fence) => lock(&self.pool).retired.push_back((block, fence)),
             Err(_) => {
                 // No fence left, or the queue is no longer: a block that may still be read is never lent again.
-                if self.device.drain(queue, Wait::Context).is_ok() {
-                    self.give_back(block);
+                match self.device.drain(queue, Wait::Context) {
+                    Ok(()) => self.give_back(block),
+                    Err(_) => self.lose(block),
                 }
             }
         }
