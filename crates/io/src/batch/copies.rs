@@ -23,7 +23,7 @@ use spinio_sys::linux::Fd;
 use crate::batch::frontier::Frontier;
 use crate::batch::gate::Gate;
 use crate::batch::outlet::{Page, Pen};
-use crate::batch::work::{HOST, Item, Work};
+use crate::batch::work::{HOST, Item, Source, Work};
 use crate::crew::Task;
 use crate::staging::Block;
 
@@ -117,8 +117,22 @@ impl Copies {
     /// Works until everything is done.
     pub(crate) fn finish(&self) {
         // Whatever happens to the caller, helpers are out before he is: they store into his memory. The gate passes a panic on.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.help()));
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            if let Some(_inside) = self.gate.enter() {
+                self.work();
+            }
+        }));
         self.gate.close();
+    }
+
+    /// Whether the descriptors mean on this thread what they mean on the caller's: a thread of the program may have left the
+    /// table that it had when the helpers were made.
+    pub(super) fn can_be_seen(&self) -> bool {
+        self.work.sources.iter().all(|source| self.is_there(source))
+    }
+
+    fn is_there(&self, source: &Source) -> bool {
+        self.work.core.kernel.fstat(source.fd).is_ok_and(|s| (s.dev, s.ino) == source.file.key())
     }
 
     fn work(&self) {
@@ -221,6 +235,7 @@ impl Copies {
                         pen.outlet.fail(e);
                         break;
                     }
+                    self.check(at as usize..at as usize + 1);
                 }
             }
         }
@@ -278,7 +293,7 @@ impl Copies {
             let source = &self.work.sources[item.source as usize];
             let good = match last {
                 Some((which, good)) if which == item.source => good,
-                _ => self.work.core.kernel.fstat(source.fd).is_ok_and(|s| (s.dev, s.ino) == source.file.key()),
+                _ => self.is_there(source),
             };
             last = Some((item.source, good));
             if !good {
@@ -294,7 +309,9 @@ impl Copies {
 
 impl Task for Copies {
     fn help(&self) {
-        if let Some(_inside) = self.gate.enter() {
+        if let Some(_inside) = self.gate.enter()
+            && self.can_be_seen()
+        {
             self.work();
         }
     }
