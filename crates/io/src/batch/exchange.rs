@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A reader waits for a page, and only for that; a host never waits for long, because pages also come back from the
-//! device. While a reader is inside, somebody has to be host. Who gets no page any more ([`Exchange::starve`]) leaves with
-//! what he could not read.
+//! device. While a reader is inside, somebody has to be host, so the last host closes the exchange before he goes. Who gets
+//! no page any more ([`Exchange::starve`]) leaves with what he could not read.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -56,9 +56,22 @@ impl<Empty, Full> Exchange<Empty, Full> {
         Exchange { state: Mutex::new(state), lent: Condvar::new(), news: Condvar::new() }
     }
 
-    pub(crate) fn enter(&self) -> Reader<'_, Empty, Full> {
-        lock(&self.state).readers += 1;
-        Reader(self)
+    /// A reader comes; `None`: it is too late, or there will be no pages.
+    pub(crate) fn enter(&self) -> Option<Reader<'_, Empty, Full>> {
+        let mut state = lock(&self.state);
+        if state.starved {
+            return None;
+        }
+        state.readers += 1;
+        Some(Reader(self))
+    }
+
+    /// Nobody comes in any more; false if somebody is in, or has left something that is not sent.
+    pub(crate) fn close(&self) -> bool {
+        let mut state = lock(&self.state);
+        let alone = state.readers == 0 && state.full.is_empty();
+        state.starved |= alone;
+        alone
     }
 
     /// Whether another empty page would be taken soon.
@@ -136,84 +149,141 @@ impl<Empty, Full> Drop for Reader<'_, Empty, Full> {
     }
 }
 
-/// Under a model checker: every page that was lent comes back, full or empty, and nobody waits for ever.
+/// Under a model checker: every page that was lent comes back, what was read is sent, and nobody waits for ever.
 #[cfg(all(test, loom))]
 mod interleavings {
     use loom::sync::Arc;
-    use loom::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
     use loom::thread;
 
     use super::*;
 
-    /// Reads `items` by numbers taken from `next`, one a page.
-    fn read(exchange: &Exchange<usize, usize>, next: &AtomicUsize, items: usize) -> usize {
-        let reader = exchange.enter();
-        let mut left = 0;
-        while next.fetch_add(1, Relaxed) < items {
-            match reader.page() {
-                Some(page) => reader.hand_in(page),
-                None => left += 1,
-            }
-        }
-        left
+    struct Model {
+        exchange: Exchange<usize, usize>,
+        /// Items are taken by number.
+        next: AtomicUsize,
+        items: usize,
+        /// The ring; what is sent comes back at once.
+        pages: Mutex<Vec<usize>>,
+        sent: AtomicUsize,
+        left: AtomicUsize,
+        done: AtomicBool,
     }
 
-    /// Lends up to `pages`; those sent come back at once.
-    fn host(exchange: &Exchange<usize, usize>, pages: &mut Vec<usize>, sent: &mut usize) -> bool {
-        while exchange.wants() {
-            match pages.pop() {
-                Some(page) => exchange.lend(page),
-                None => {
-                    exchange.starve();
-                    break;
+    impl Model {
+        fn take(&self) -> bool {
+            self.next.fetch_add(1, Relaxed) < self.items
+        }
+
+        /// A page an item.
+        fn read(&self) {
+            let Some(reader) = self.exchange.enter() else { return };
+            while self.take() {
+                match reader.page() {
+                    Some(page) => reader.hand_in(page),
+                    None => drop(self.left.fetch_add(1, Relaxed)),
                 }
             }
         }
-        match exchange.next(false) {
-            Next::Send(page) => {
-                *sent += 1;
-                pages.push(page);
-                true
+
+        fn host(&self) -> bool {
+            while self.exchange.wants() {
+                let page = lock(&self.pages).pop();
+                match page {
+                    Some(page) => self.exchange.lend(page),
+                    None => self.exchange.starve(),
+                }
             }
-            Next::Wait => true,
-            Next::Alone => false,
+            match self.exchange.next(false) {
+                Next::Send(page) => {
+                    self.sent.fetch_add(1, Relaxed);
+                    lock(&self.pages).push(page);
+                    true
+                }
+                Next::Wait => true,
+                Next::Alone => false,
+            }
+        }
+
+        fn give_back(&self) {
+            while let Some(page) = self.exchange.take_back() {
+                lock(&self.pages).push(page);
+            }
+        }
+
+        /// The caller: host while there are readers, else he reads.
+        fn finish(&self) {
+            loop {
+                if self.host() {
+                    continue;
+                }
+                self.give_back();
+                if self.take() {
+                    self.sent.fetch_add(1, Relaxed);
+                } else if self.exchange.close() {
+                    break;
+                }
+            }
+            self.done.store(true, Relaxed);
+        }
+
+        /// The host beside him.
+        fn beside(&self) {
+            while !self.done.load(Relaxed) {
+                if !self.host() {
+                    self.give_back();
+                    thread::yield_now();
+                }
+            }
         }
     }
 
-    fn check(pages: usize, readers: usize, items: usize) {
+    fn check(pages: usize, readers: usize, beside: bool, items: usize) {
         let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(3);
+        model.preemption_bound = Some(if beside { 2 } else { 3 });
         model.check(move || {
-            let exchange = Arc::new(Exchange::new());
-            let next = Arc::new(AtomicUsize::new(0));
-            let all: Vec<_> = (0..readers)
+            let model = Arc::new(Model {
+                exchange: Exchange::new(),
+                next: AtomicUsize::new(0),
+                items,
+                pages: Mutex::new((0..pages).collect()),
+                sent: AtomicUsize::new(0),
+                left: AtomicUsize::new(0),
+                done: AtomicBool::new(false),
+            });
+            let mut others: Vec<_> = (0..readers)
                 .map(|_| {
-                    let (exchange, next) = (Arc::clone(&exchange), Arc::clone(&next));
-                    thread::spawn(move || read(&exchange, &next, items))
+                    let model = Arc::clone(&model);
+                    thread::spawn(move || model.read())
                 })
                 .collect();
-            let (mut mine, mut sent) = ((0..pages).collect::<Vec<_>>(), 0);
-            while host(&exchange, &mut mine, &mut sent) {}
-            // Who comes now finds nobody to lend him a page.
-            exchange.starve();
-            let left: usize = all.into_iter().map(|reader| reader.join().unwrap()).sum();
-            while host(&exchange, &mut mine, &mut sent) {}
-            while let Some(page) = exchange.take_back() {
-                mine.push(page);
+            if beside {
+                let model = Arc::clone(&model);
+                others.push(thread::spawn(move || model.beside()));
             }
-            assert_eq!(sent + left, items);
-            mine.sort_unstable();
-            assert_eq!(mine, (0..pages).collect::<Vec<_>>());
+            model.finish();
+            others.into_iter().for_each(|other| other.join().unwrap());
+            model.give_back();
+            assert!(matches!(model.exchange.next(true), Next::Alone), "something was read and never sent");
+            assert_eq!(model.sent.load(Relaxed) + model.left.load(Relaxed), items);
+            let mut back = lock(&model.pages).clone();
+            back.sort_unstable();
+            assert_eq!(back, (0..pages).collect::<Vec<_>>());
         });
     }
 
     #[test]
     fn one_reader_gets_and_returns_every_page() {
-        check(2, 1, 2);
+        check(2, 1, false, 2);
     }
 
     #[test]
     fn readers_that_get_no_page_leave() {
-        check(1, 2, 2);
+        check(1, 2, false, 2);
+    }
+
+    #[test]
+    fn whoever_comes_late_is_waited_for() {
+        check(2, 1, true, 1);
     }
 }

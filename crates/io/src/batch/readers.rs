@@ -119,7 +119,8 @@ impl Readers {
             }
             // Whoever waits for pages must not keep any, and here nobody is who would fill them.
             self.give_back();
-            if !self.copies.step(&mut opens) {
+            // Who came meanwhile may have taken what was left.
+            if !self.copies.step(&mut opens) && self.exchange.close() {
                 break;
             }
         }
@@ -161,7 +162,7 @@ impl Readers {
 
     /// A reader.
     fn read(&self) {
-        let reader = self.exchange.enter();
+        let Some(reader) = self.exchange.enter() else { return };
         let mut files = Files::new(self);
         let mut sheet: Option<Sheet> = None;
         while let Some(range) = self.copies.frontier.back(STEP) {
@@ -259,9 +260,14 @@ impl Task for Beside {
     fn help(&self) {
         let readers = &self.0;
         let Some(_host) = readers.hosts.enter() else { return };
+        if !readers.copies.can_be_seen() {
+            return;
+        }
         let mut opens = readers.copies.open();
         while !readers.done.load(Relaxed) {
             if !readers.host(&mut opens) {
+                // The caller may be waiting for a page, or another batch.
+                readers.give_back();
                 // They come or are gone; who has just left needs nobody.
                 if readers.copies.frontier.is_met() {
                     break;
