@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use spinio_device::ErrorKind;
 use spinio_device::emulated::POISON;
+use spinio_io::kernel::Kernel;
 use spinio_io::{Piece, Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;
+use spinio_sys::linux::Fd;
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, Rng, file, leaks, place, within};
 
@@ -85,16 +87,19 @@ fn what_readers_cannot_do_the_caller_does() {
 fn a_device_that_fails_under_readers_is_told() {
     let subject = Subject::new();
     let inner = emulated("size=64M");
-    for operation in [Operation::Drain, Operation::LeaseQueue, Operation::Fence] {
+    let both = [Operation::Drain, Operation::Fence];
+    for operations in [&both[..1], &[Operation::LeaseQueue], &both[1..], &both] {
         let device = FaultyDevice::before(inner);
-        device.fail(operation, 1, u64::MAX, ErrorKind::Driver);
+        // Not the order of the batch alone.
+        let from = if operations.len() > 1 { 2 } else { 1 };
+        operations.iter().for_each(|&operation| device.fail(operation, from, u64::MAX, ErrorKind::Driver));
         let runtime = Runtime::new(apart());
         let buffer = Buffer::new(inner, 16 << 20);
         let mut batch = many(&mut Rng::of_run(33), &subject, &buffer);
         batch.retain(|p| p.offset < SIZE as u64 && p.len > 0);
         let known = [buffer.target_through(device, 0).allocation];
         let done = within("a batch", || runtime.batch_into(&mut batch, &known)).unwrap();
-        assert_eq!((done.failed, done.bytes), (batch.len(), 0), "{operation:?}");
+        assert_eq!((done.failed, done.bytes), (batch.len(), 0), "{operations:?}");
         device.heal();
         drop(runtime);
         assert_nothing_lent(inner, 1);
@@ -182,5 +187,76 @@ fn no_byte_comes_from_a_file_that_took_the_number_meanwhile() {
             }
         }
         assert!(one == 0 || another == 0, "{one} pieces of one file and {another} of the other");
+    }
+}
+
+/// Readers who take their time, and then can open nothing: the pages that were ready for them are all that there are.
+#[derive(Debug)]
+struct NothingToOpen;
+
+impl Kernel for NothingToOpen {
+    fn share(&self, _: u32, _: Fd) -> Result<Fd, Errno> {
+        std::thread::sleep(Duration::from_millis(3));
+        Err(Errno::PERM)
+    }
+}
+
+#[test]
+fn pages_that_no_reader_took_are_given_back() {
+    let cached = Subject::new();
+    let place = place::on("tree").unwrap();
+    let absent = file::written(&place.file("absent"), 16 << 20);
+    absent.sync_all().unwrap();
+    let device = emulated("size=64M");
+    let runtime = Runtime::with_kernel(apart(), &NothingToOpen);
+    let mut rng = Rng::of_run(34);
+    for _ in 0..5 {
+        file::evict(&absent);
+        let buffer = Buffer::new(device, 24 << 20);
+        let mut batch = many(&mut rng, &cached, &buffer);
+        // Apart from each other, so that they take more than one page.
+        let base = buffer.addr().0 + (20 << 20);
+        let apart = |i: u64| (absent.as_raw_fd(), i * 7 * 65_536 % (16 << 20), base + i * 4096);
+        let pieces = (0..600).map(apart);
+        let cached = batch.len();
+        batch.extend(pieces.map(|(fd, offset, address)| Piece { fd, offset, address, len: 4096, ..Piece::default() }));
+        within("a batch whose readers leave", || runtime.batch(&mut batch)).unwrap();
+        let seen = buffer.bytes();
+        for (n, p) in batch.iter().enumerate() {
+            let at = (p.address - buffer.addr().0) as usize;
+            assert!(n < cached || p.result == 4096, "{p:?}");
+            assert!(seen[at..at + p.result as usize] == file::bytes(p.offset, p.result as usize, 0), "{p:?}");
+        }
+    }
+}
+
+/// What a number means there, helpers that were made before do not know.
+#[test]
+fn a_thread_of_the_program_may_have_a_table_of_its_own() {
+    let (subject, other) = (Subject::new(), Subject::new());
+    fs::write(&other.path, vec![0xAB; SIZE]).unwrap();
+    let (number, file) = (other.fd(), &subject.file);
+    let device = emulated("size=64M");
+    let mut rng = Rng::of_run(35);
+    // Three are too few for readers.
+    for batch_threads in [3, 6] {
+        let runtime = Runtime::new(Settings { batch_threads, ..apart() });
+        let buffer = Buffer::new(device, 16 << 20);
+        let mut batch = many(&mut rng, &subject, &buffer);
+        within("a batch of the first thread", || runtime.batch(&mut batch)).unwrap();
+        buffer.fill(POISON);
+        let mut batch = pieces(&mut rng, &[number], &buffer, 4000, 5000);
+        within("a batch of another table", || {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    // SAFETY: from here on this thread alone has its table, in which the number is nobody else's.
+                    assert!(unsafe {
+                        libc::unshare(libc::CLONE_FILES) == 0 && libc::dup2(file.as_raw_fd(), number) >= 0
+                    });
+                    runtime.batch(&mut batch).unwrap();
+                });
+            });
+        });
+        check(&batch, &buffer);
     }
 }
