@@ -195,6 +195,10 @@ impl Kernel for Tables {
         self.under.watch(notify, fd)
     }
 
+    fn watch_changes(&self, notify: Fd, fd: Fd) -> Result<i32> {
+        self.under.watch_changes(notify, fd)
+    }
+
     fn unwatch(&self, notify: Fd, watch: i32) {
         self.under.unwatch(notify, watch);
     }
