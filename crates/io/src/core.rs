@@ -113,6 +113,8 @@ pub(crate) struct Core {
     readers: OnceLock<Option<Crew>>,
     /// The kernel offers no ring of asynchronous reads.
     pub(crate) ring_refused: AtomicBool,
+    /// No thread gets at the descriptors of another one's table.
+    pub(crate) sharing_refused: AtomicBool,
     stagings: Mutex<Vec<Arc<Staging>>>,
     verdicts: Mutex<HashMap<(u64, DeviceId), Verdict>>,
     threads: usize,
@@ -155,6 +157,7 @@ impl Core {
             batchers: OnceLock::new(),
             readers: OnceLock::new(),
             ring_refused: AtomicBool::new(false),
+            sharing_refused: AtomicBool::new(false),
             stagings: Mutex::default(),
             verdicts: Mutex::default(),
             threads,

@@ -17,7 +17,8 @@
 //! look for its descriptors in that table. It gets empty pages from a host, which may, and hands in full ones
 //! (exchange.rs). Hosts are the caller, once it has registered what is worth it, and one thread beside it until then.
 //!
-//! While no reader is there (all are at work for another batch, or none can be had) the caller reads itself.
+//! While no reader is there (all are at work for another batch, or none can be had) the caller reads itself. Where a sandbox
+//! refuses `pidfd_getfd` (Docker's own does, without CAP_SYS_PTRACE), all batches but the first go as those of few pieces.
 //!
 //! Known flaws: the open file's read-ahead state is still one word for all. On XFS each read counts in a lock of the inode.
 
@@ -26,6 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use crate::batch::copies::{Copies, Opens, STEP, Sheet};
@@ -69,7 +71,7 @@ impl Readers {
         let (work, wanted) = (&copies.work, copies.wanted().min(copies.work.core.batch_threads()));
         let outlet = copies.items.first()?.outlet;
         let one = copies.items.iter().all(|item| item.outlet == outlet) && outlet != HOST;
-        if work.sources.iter().any(|source| is_own(source.fd)) {
+        if work.sources.iter().any(|source| is_own(source.fd)) || work.core.sharing_refused.load(Relaxed) {
             return None;
         }
         if wanted < FEW || !one || !work.outlets[outlet as usize].device.abilities().copies {
@@ -222,8 +224,14 @@ impl Files<'_> {
     }
 
     fn fetch(&self, source: u16) -> Option<Fd> {
-        let source = &self.readers.copies.work.sources[source as usize];
-        let fd = self.kernel.share(self.readers.tid, source.fd).ok()?;
+        let work = &self.readers.copies.work;
+        let source = &work.sources[source as usize];
+        let shared = self.kernel.share(self.readers.tid, source.fd);
+        if let Err(Errno::PERM | Errno::NOSYS) = shared {
+            // A sandbox: the next batch need not try.
+            work.core.sharing_refused.store(true, Relaxed);
+        }
+        let fd = shared.ok()?;
         // The program may have closed it under its own batch, and opened another file as the same number.
         let same = self.kernel.fstat(fd).is_ok_and(|s| (s.dev, s.ino) == source.file.key());
         if !same {

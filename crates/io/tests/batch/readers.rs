@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use spinio_device::ErrorKind;
@@ -192,12 +193,16 @@ fn no_byte_comes_from_a_file_that_took_the_number_meanwhile() {
 
 /// Readers who take their time, and then can open nothing: the pages that were ready for them are all that there are.
 #[derive(Debug)]
-struct NothingToOpen;
+struct NothingToOpen {
+    asked: AtomicUsize,
+    errno: Errno,
+}
 
 impl Kernel for NothingToOpen {
     fn share(&self, _: u32, _: Fd) -> Result<Fd, Errno> {
+        self.asked.fetch_add(1, Relaxed);
         std::thread::sleep(Duration::from_millis(3));
-        Err(Errno::PERM)
+        Err(self.errno)
     }
 }
 
@@ -208,7 +213,9 @@ fn pages_that_no_reader_took_are_given_back() {
     let absent = file::written(&place.file("absent"), 16 << 20);
     absent.sync_all().unwrap();
     let device = emulated("size=64M");
-    let runtime = Runtime::with_kernel(apart(), &NothingToOpen);
+    let kernel: &'static NothingToOpen =
+        Box::leak(Box::new(NothingToOpen { asked: AtomicUsize::new(0), errno: Errno::MFILE }));
+    let runtime = Runtime::with_kernel(apart(), kernel);
     let mut rng = Rng::of_run(34);
     for _ in 0..5 {
         file::evict(&absent);
@@ -227,6 +234,29 @@ fn pages_that_no_reader_took_are_given_back() {
             assert!(n < cached || p.result == 4096, "{p:?}");
             assert!(seen[at..at + p.result as usize] == file::bytes(p.offset, p.result as usize, 0), "{p:?}");
         }
+    }
+}
+
+#[test]
+fn where_no_descriptor_may_be_shared_nobody_asks_again() {
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    for errno in [Errno::PERM, Errno::NOSYS] {
+        let kernel: &'static NothingToOpen = Box::leak(Box::new(NothingToOpen { asked: AtomicUsize::new(0), errno }));
+        let runtime = Runtime::with_kernel(apart(), kernel);
+        let run = || {
+            let buffer = Buffer::new(device, 16 << 20);
+            let mut batch = many(&mut Rng::of_run(36), &subject, &buffer);
+            within("a batch", || runtime.batch(&mut batch)).unwrap();
+            check(&batch, &buffer);
+            kernel.asked.load(Relaxed)
+        };
+        // A reader that comes late finds nothing to ask for.
+        let Some(asked) = (0..20).map(|_| run()).find(|&asked| asked > 0) else {
+            eprintln!("skipped: no reader came in time");
+            continue;
+        };
+        (0..5).for_each(|_| assert_eq!(run(), asked, "{errno}"));
     }
 }
 
