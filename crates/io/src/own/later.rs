@@ -231,7 +231,7 @@ impl Upload {
     fn give_up(&self, device: &dyn Device, queue: QueueId) {
         if device.drain(queue, Wait::Context).is_err() {
             // It cannot say that it is done: the blocks are nobody's from now on.
-            lock(&self.blocks).clear();
+            lock(&self.blocks).drain(..).for_each(|block| self.staging.lose(block));
         }
         let mut state = lock(&self.state);
         // Not all pieces: where the device is lost, nobody begins those whose turn has not come.

@@ -204,6 +204,7 @@ impl Drop for Lot {
         if self.moving && self.device().drain(self.queue, Wait::Context).is_err() {
             // The device cannot say that it is done: what it may still store into is nobody's from now on.
             core::mem::forget(self.own.take());
+            self.blocks.drain(..).for_each(|block| self.staging.lose(block));
             return;
         }
         for block in self.blocks.drain(..) {

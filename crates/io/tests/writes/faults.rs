@@ -227,3 +227,25 @@ fn a_full_disk_or_quota_ends_a_write_where_it_ends_the_hosts() {
         }
     }
 }
+
+/// Of copies that cannot be waited for nobody knows when they are over; others need a ring all the same.
+#[test]
+fn a_ring_whose_blocks_are_lost_serves_on() {
+    let place = place::on("tree").unwrap();
+    let subject = file::written(&place.file("subject"), SIZE as u64);
+    let inner = emulated("size=64M");
+    let buffer = Buffer::new(inner, SIZE);
+    let device = FaultyDevice::before(inner);
+    let target = buffer.target_through(device, 0);
+    let runtime = Runtime::new(Settings { staging: 4 << 20, ..Settings::default() });
+    for _ in 0..3 {
+        for operation in [Operation::CopyOut, Operation::Drain] {
+            device.fail(operation, 1, u64::MAX, ErrorKind::Driver);
+        }
+        assert!(runtime.write(subject.as_raw_fd(), Some(0), target, 4 << 20).is_err());
+        device.heal();
+        let read = || runtime.read(subject.as_raw_fd(), Some(0), target, SIZE);
+        assert_eq!(within("a read after lost blocks", read).unwrap(), SIZE);
+        assert!(buffer.bytes() == file::bytes(0, SIZE, 0));
+    }
+}
