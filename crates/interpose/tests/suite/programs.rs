@@ -33,6 +33,45 @@ fn limits_end_a_write_as_they_end_the_hosts() {
 }
 
 #[test]
+fn a_cut_beside_a_write_leaves_bytes_of_one_or_the_other() {
+    let program = program("cuts");
+    for (seed, place, staging) in [("1", folder(), "128M"), ("2", folder(), "4M"), ("3", Path::new("/dev/shm"), "128M")]
+    {
+        // What the smaller ring cannot hold is written in portions.
+        let mut run = preloaded(&program, &[seed, place.to_str().expect("UTF-8")]);
+        run.env("SPINIO_STAGING", staging);
+        must_pass(run);
+    }
+}
+
+#[test]
+fn copies_between_descriptors_are_the_kernels() {
+    let program = program("copies");
+    for place in [folder(), Path::new("/dev/shm")] {
+        // Each in a folder of its own, on the same file system.
+        let run = |how: &str| {
+            let at = tempfile::Builder::new().prefix("copies-").tempdir_in(place).expect("a folder");
+            let at_text = at.path().to_str().expect("UTF-8");
+            let done = match how {
+                "plain" => {
+                    let mut plain = Command::new(&program);
+                    plain.arg(at_text);
+                    must_pass(plain)
+                }
+                "library" => must_pass(preloaded(&program, &[at_text])),
+                _ => must_pass(preloaded(&program, &[at_text, how])),
+            };
+            String::from_utf8(done.stdout).expect("UTF-8")
+        };
+        let plain = run("plain");
+        assert!(plain.lines().count() > 20, "{plain}");
+        for how in ["library", "device"] {
+            assert_eq!(run(how), plain, "{how}, in {}", place.display());
+        }
+    }
+}
+
+#[test]
 fn errors_are_the_same_as_with_host_memory() {
     must_pass(preloaded(&program("errors"), &[]));
 }
