@@ -42,6 +42,8 @@ fn a_half_cached_file_shows_both_halves() {
     advise(spinio_sys::linux::Advice::DontNeed);
     advise(spinio_sys::linux::Advice::Random);
     open.read_exact_at(&mut vec![0; (8 * MIB) as usize], 0).unwrap();
+    let cached = || spinio_sys::linux::cachestat(std::os::fd::AsRawFd::as_raw_fd(&open), 0, 0).ok().map(|c| c.cached);
+    let before = cached();
     let told = json(spinio().args(["explain", "--device", "emulated"]).arg(&path));
     let bytes = |residency: &str| {
         let extents = told["extents"].as_array().unwrap();
@@ -51,8 +53,12 @@ fn a_half_cached_file_shows_both_halves() {
         eprintln!("skipped: {} lies on a file system that drops no pages", path.display());
         return;
     }
-    assert_eq!((bytes("clean"), bytes("absent")), (8 * MIB, 8 * MIB), "{told}");
     let text = stdout(&spinio().args(["explain", "--device", "emulated"]).arg(&path).assert().success());
+    let after = cached();
+    if after < before {
+        return eprintln!("skipped: this machine drops pages by itself: {after:?} after {before:?}");
+    }
+    assert_eq!((bytes("clean"), bytes("absent")), (8 * MIB, 8 * MIB), "{told}");
     let pages = text.lines().find(|l| l.starts_with("pages")).unwrap();
     let count = |c: char| pages.matches(c).count();
     assert!(count('█').abs_diff(count('░')) <= 1 && count('█') > 5, "{text}");
@@ -72,7 +78,7 @@ fn a_file_that_another_process_holds_is_said_to_be() {
     while let Err(why) = spinio_io::runtime().hold(fd, None) {
         match why {
             spinio_io::NotHeld::NoLeases | spinio_io::NotHeld::NotMappable => return eprintln!("skipped: {why}"),
-            _ => assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{why}"),
+            _ => assert!(begun.elapsed() < std::time::Duration::from_secs(600), "{why}"),
         }
         std::thread::yield_now();
     }
@@ -99,7 +105,7 @@ fn nothing_is_read() {
         return;
     };
     spinio().args(["explain", "--device", "emulated"]).arg(&path).assert().success();
-    assert_eq!(spinio_sys::linux::cachestat(fd, 0, 4 << 20).unwrap().cached, before.cached);
+    assert!(spinio_sys::linux::cachestat(fd, 0, 4 << 20).unwrap().cached <= before.cached);
 }
 
 #[test]

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use spinio_io::settings::Cache;
 use spinio_io::stats::{Gauge, Line};
@@ -14,8 +13,9 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice};
 use spinio_testkit::buffer::emulated;
+use spinio_testkit::file::{self, Witness};
 use spinio_testkit::place::{self, Place};
-use spinio_testkit::{Buffer, Call, Effect, FaultyKernel, file};
+use spinio_testkit::{Buffer, Call, Effect, FaultyKernel, in_a_while};
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
@@ -27,6 +27,7 @@ struct Subject {
     path: PathBuf,
     file: File,
     buffer: Buffer,
+    witness: Witness,
 }
 
 impl Subject {
@@ -37,7 +38,8 @@ impl Subject {
         let file = file::written(&path, SIZE);
         file::evict(&file);
         let buffer = Buffer::new(emulated("size=64M"), MIB as usize);
-        let subject = Subject { _place: place, path, file, buffer };
+        let witness = Witness::new(&place.file("witness"));
+        let subject = Subject { _place: place, path, file, buffer, witness };
         match subject.cached(0..SIZE) {
             Some(0) => Some(subject),
             left => {
@@ -49,6 +51,16 @@ impl Subject {
 
     fn cached(&self, range: std::ops::Range<u64>) -> Option<u64> {
         linux::cachestat(self.file.as_raw_fd(), range.start, range.end - range.start).ok().map(|c| c.cached)
+    }
+
+    /// All of a range is cached. False, told, where that does not show what SPIN does.
+    fn keeps(&self, range: std::ops::Range<u64>, what: &str) -> bool {
+        let (cached, all) = (self.cached(range.clone()), (range.end - range.start) / PAGE);
+        if cached == Some(all) {
+            return true;
+        }
+        assert!(self.witness.saw_pages_go(), "{what}: {cached:?} of {all} pages are cached");
+        false
     }
 
     /// Reads a range block by block, and compares some of it.
@@ -81,15 +93,6 @@ fn bytes_by(runtime: &Runtime, which: impl Fn(&Line) -> bool) -> u64 {
     runtime.stats().lines.iter().filter(|line| which(line)).map(|line| line.bytes).sum()
 }
 
-/// Helpers work beside us: what has to become true must do so in a while.
-fn in_a_while(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "never: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
 fn others_open(path: &Path) -> File {
     File::open(path).unwrap()
 }
@@ -115,11 +118,13 @@ fn what_was_cached_before_stays() {
     let bound = subject.bound(&runtime, 512);
     let before: Vec<u64> =
         theirs.iter().copied().filter(|p| subject.cached(p * PAGE..(p + 1) * PAGE) == Some(1)).collect();
-    assert!(!before.is_empty());
+    assert!(!before.is_empty() || subject.witness.saw_pages_go());
     subject.stream(&runtime, 0, SIZE, BLOCK);
     in_a_while("ours is dropped", || subject.cached(0..SIZE).unwrap() <= bound + theirs.len() as u64 * 4);
     for page in before {
-        assert_eq!(subject.cached(page * PAGE..(page + 1) * PAGE), Some(1), "page {page} was somebody else's");
+        if !subject.keeps(page * PAGE..(page + 1) * PAGE, "what was somebody else's") {
+            return;
+        }
     }
 }
 
@@ -132,10 +137,14 @@ fn nothing_is_dropped_once_somebody_else_has_opened_the_file() {
     let other = others_open(&subject.path);
     let mut bytes = vec![0; (SIZE / 2) as usize];
     other.read_exact_at(&mut bytes, 0).unwrap();
-    assert_eq!(subject.cached(0..SIZE / 2), Some(SIZE / 2 / PAGE));
+    if !subject.keeps(0..SIZE / 2, "what another reads") {
+        return;
+    }
     subject.stream(&runtime, SIZE / 4, SIZE, BLOCK);
     in_a_while("the set is forgotten", || runtime.stats().gauge(Gauge::ReadAheadPages).0 == 0);
-    assert_eq!(subject.cached(0..SIZE / 2), Some(SIZE / 2 / PAGE), "what another has read was dropped");
+    if !subject.keeps(0..SIZE / 2, "what another has read") {
+        return;
+    }
     // Once he has closed it, a new stream is bounded again.
     drop(other);
     file::evict(&subject.file);
@@ -149,7 +158,9 @@ fn keep_keeps_and_drop_drops() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(Settings { cache: Cache::Keep, ..settings() });
     subject.stream(&runtime, 0, SIZE, BLOCK);
-    assert_eq!(subject.cached(0..SIZE), Some(SIZE / PAGE));
+    if !subject.keeps(0..SIZE, "what is to be kept") {
+        return;
+    }
     assert_eq!(runtime.stats().gauge(Gauge::ReadAheadPages).1, 0);
     drop(runtime);
     file::evict(&subject.file);
@@ -167,7 +178,9 @@ fn advice_is_gone_by() {
     let fd = subject.file.as_raw_fd();
     spinio_io::note_advice(fd, Advice::Random);
     subject.stream(&runtime, 0, SIZE, BLOCK);
-    assert_eq!(subject.cached(0..SIZE), Some(SIZE / PAGE), "who reads at random knows why");
+    if !subject.keeps(0..SIZE, "who reads at random knows why") {
+        return;
+    }
     file::evict(&subject.file);
     subject.stream(&runtime, 0, SIZE / 4, 128 << 10);
     let copied = bytes_by(&runtime, |l| l.route == Route::Direct);
@@ -195,7 +208,8 @@ fn short_sequential_requests_take_the_kernels_read_ahead_and_long_ones_do_not() 
     let by_read_ahead = |runtime: &Runtime| bytes_by(runtime, |l| l.reason == Reason::ReadAhead);
     subject.stream(&runtime, 0, 32 * MIB, 128 << 10);
     assert!(by_read_ahead(&runtime) > 0);
-    assert!(bytes_by(&runtime, |l| l.route == Route::Direct) <= MIB, "only the first, which follows nothing");
+    let direct = bytes_by(&runtime, |l| l.route == Route::Direct);
+    assert!(direct <= MIB || subject.witness.saw_pages_go(), "only the first follows nothing, but {direct} bytes do");
     in_a_while("what it left is bounded", || {
         subject.cached(0..32 * MIB).unwrap() <= subject.bound(&runtime, 512).max(31 * MIB / PAGE)
     });
@@ -238,7 +252,9 @@ fn without_what_it_needs_nothing_is_dropped_and_reads_are_right() {
         kernel.always(call, Effect::Fail(errno));
         let runtime = Runtime::with_kernel(settings(), kernel);
         subject.stream(&runtime, 0, SIZE / 4, BLOCK);
-        assert_eq!(subject.cached(0..SIZE / 4), Some(SIZE / 4 / PAGE), "{call:?}");
+        if !subject.keeps(0..SIZE / 4, &format!("{call:?}")) {
+            return;
+        }
     }
 }
 
@@ -250,5 +266,5 @@ fn news_that_are_lost_count_as_somebody() {
     kernel.hit(Call::Notify, 3, u64::MAX, Effect::Fail(Errno::IO));
     let runtime = Runtime::with_kernel(settings(), kernel);
     subject.stream(&runtime, 0, SIZE / 4, BLOCK);
-    assert_eq!(subject.cached(0..SIZE / 4), Some(SIZE / 4 / PAGE));
+    subject.keeps(0..SIZE / 4, "news that are lost");
 }

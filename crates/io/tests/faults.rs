@@ -7,7 +7,6 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use spinio_device::ErrorKind;
 use spinio_device::emulated::{Emulated, Outstanding, POISON};
@@ -16,7 +15,9 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::place::{self, Place};
-use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, Rng, file, leaks, user, within};
+use spinio_testkit::{
+    Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, Rng, file, in_a_while, leaks, user, within,
+};
 
 const SIZE: usize = (3 << 20) + 5000;
 
@@ -68,16 +69,8 @@ fn read(runtime: &Runtime, subject: &Subject, to: (&Buffer, spinio_io::Target), 
 
 /// Waits until the runtime has given back what it gives back when it is quiet, and fails if it never does.
 fn assert_nothing_lent(device: &Emulated, except: Outstanding, what: &str) {
-    let patience = Instant::now() + Duration::from_secs(60);
-    loop {
-        let now = device.outstanding();
-        let left = Outstanding { staging: 0, fences: 0, ..now };
-        if left == except {
-            return;
-        }
-        assert!(Instant::now() < patience, "{what}: leaked {now:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let lent = || Outstanding { staging: 0, fences: 0, ..device.outstanding() };
+    in_a_while(&format!("{what}: {except:?} is lent, and nothing else"), || lent() == except);
 }
 
 #[test]
@@ -274,12 +267,9 @@ fn nothing_is_left_open_or_mapped() {
         drop(runtime);
     }
     // Helpers close what they own when they are dismissed.
-    let patience = Instant::now() + Duration::from_secs(60);
-    while leaks::descriptors_of(&subject.path) > 1 || leaks::mappings_of(&subject.path) > 0 {
-        let left = (leaks::descriptors_of(&subject.path), leaks::mappings_of(&subject.path));
-        assert!(Instant::now() < patience, "descriptors and mappings left after the runtime is gone: {left:?}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    in_a_while("neither descriptors nor mappings are left when the runtime is gone", || {
+        leaks::descriptors_of(&subject.path) <= 1 && leaks::mappings_of(&subject.path) == 0
+    });
     // Other tests of this program open and close files meanwhile, by the handful.
     assert!(leaks::own_descriptors() < before + 50, "descriptors in the program's table");
 }

@@ -5,13 +5,12 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::{Duration, Instant};
 
 use spinio_device::emulated::{Config, Emulated};
 use spinio_device::registry;
 use spinio_io::runtime;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, file, in_child, leaks, place, user, within};
+use spinio_testkit::{Buffer, file, in_a_while, in_child, leaks, place, user, within};
 
 const SIZE: usize = (2 << 20) + 333;
 
@@ -116,11 +115,9 @@ fn an_executed_program_inherits_nothing() {
     assert!(!listing.contains("inherited"), "{listing}");
     spinio_io::forget(file.as_raw_fd());
     // A helper may still be ending the request.
-    let patience = Instant::now() + Duration::from_secs(60);
-    while leaks::descriptors_of(&path) > 1 || leaks::mappings_of(&path) > 0 {
-        assert!(Instant::now() < patience, "twins or mappings stay after the file was let go");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    in_a_while("neither twins nor mappings stay after the file was let go", || {
+        leaks::descriptors_of(&path) <= 1 && leaks::mappings_of(&path) == 0
+    });
 }
 
 /// Closing any descriptor of a file drops the locks that its table's owner holds on it; SPIN's are in another table.

@@ -19,8 +19,7 @@ use std::time::{Duration, Instant};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Private};
 
-/// Long enough for a child on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+use crate::deadline::PATIENCE;
 
 /// Waits until nobody has the file open; the error says why that cannot be known: no leases there, not one's own file.
 pub fn await_alone(path: &Path) -> Result<(), Errno> {

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::deadline::PATIENCE;
+
 /// Forks; the child ends with what `body` returns, which must not panic and should not print. Fails if that is not 0,
 /// or if it hangs.
 pub fn in_child(what: &str, body: impl FnOnce() -> i32) {
@@ -13,7 +15,7 @@ pub fn in_child(what: &str, body: impl FnOnce() -> i32) {
         unsafe { libc::_exit(code) };
     }
     assert!(child > 0, "fork");
-    let patience = Instant::now() + Duration::from_secs(60);
+    let patience = Instant::now() + PATIENCE;
     let mut status = 0;
     // SAFETY: asks about our own child.
     while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {

@@ -138,6 +138,33 @@ pub fn cached_pages(file: &File) -> Option<u64> {
     spinio_sys::linux::cachestat(file.as_raw_fd(), 0, 0).ok().map(|c| c.cached)
 }
 
+/// Pages that nobody has a reason to drop. While they stay, the machine drops none of itself: for want of memory, or
+/// because somebody told it to.
+#[derive(Debug)]
+pub struct Witness(File);
+
+impl Witness {
+    const LEN: u64 = 1 << 20;
+
+    /// Read now, so that what is read later is dropped later.
+    pub fn new(path: &Path) -> Witness {
+        let file = written(path, Witness::LEN);
+        file.sync_all().expect("sync");
+        fetch(path, 0..Witness::LEN / PAGE);
+        Witness(file)
+    }
+
+    /// Whether pages went; says so.
+    pub fn saw_pages_go(&self) -> bool {
+        let stay = cached_pages(&self.0);
+        let gone = stay.is_some_and(|pages| pages < Witness::LEN / PAGE);
+        if gone {
+            println!("skipped: this machine drops pages of the page cache by itself: {stay:?} of a witness are left");
+        }
+        gone
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,6 +181,16 @@ mod tests {
         }
         fetch(&path, [3, 4, 60]);
         assert_eq!(cached_pages(&file), Some(3));
+    }
+
+    #[test]
+    fn a_witness_sees_its_pages_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let witness = Witness::new(&path);
+        evict(&witness.0);
+        let left = cached_pages(&witness.0);
+        assert_eq!(witness.saw_pages_go(), left.is_some_and(|pages| pages < Witness::LEN / PAGE));
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub mod user;
 pub use alone::await_alone;
 pub use buffer::Buffer;
 pub use child::in_child;
-pub use deadline::within;
+pub use deadline::{in_a_while, within};
 pub use faulty_device::{FaultyDevice, Operation};
 pub use faulty_kernel::{Call, Effect, FaultyKernel};
 pub use rng::Rng;

@@ -52,7 +52,7 @@ static int kept(void)
 /* A helper that is just finishing a piece may hold the file for a moment longer. */
 static int gone(void)
 {
-    for (int i = 0; i < 10000 && kept(); i++)
+    for (int i = 0; i < 100000 && kept(); i++)
         usleep(1000);
     return !kept();
 }

@@ -61,7 +61,7 @@ int main(void)
     for (int i = 0; i < CHILDREN; i++) {
         pid_t child = fork();
         if (child == 0) {
-            alarm(60);
+            alarm(600);
             unsigned char *copy = malloc(SIZE);
             if (pread(fd, copy, SIZE, 0) != SIZE || memcmp(copy, bytes, SIZE) || pwrite(fd, copy, SIZE, 0) != SIZE)
                 _exit(1);

@@ -70,7 +70,7 @@ pub(crate) fn program(name: &str) -> PathBuf {
 /// A run of the program under the library, with a deadline that only turns a hang into a failure.
 pub(crate) fn preloaded(program: &Path, args: &[&str]) -> Command {
     let mut command = Command::new("timeout");
-    command.args(["--signal=KILL", "120"]).arg("env").arg(format!("LD_PRELOAD={}", library().display()));
+    command.args(["--signal=KILL", "900"]).arg("env").arg(format!("LD_PRELOAD={}", library().display()));
     command.arg(program).args(args).current_dir(folder()).env_remove("LD_LIBRARY_PATH");
     command
 }

@@ -39,7 +39,7 @@ pub(crate) fn build(name: &str, sources: &[PathBuf], more: &[&str]) -> PathBuf {
 pub(crate) fn limited(program: &Path) -> Command {
     let mut run = Command::new("timeout");
     // Not cargo's own search path: an older library may lie there.
-    run.args(["--signal=KILL", "200"]).arg(program).current_dir(folder()).env_remove("LD_LIBRARY_PATH");
+    run.args(["--signal=KILL", "900"]).arg(program).current_dir(folder()).env_remove("LD_LIBRARY_PATH");
     run
 }
 

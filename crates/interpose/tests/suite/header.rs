@@ -45,7 +45,7 @@ fn a_program_that_links_it_works() {
     compile("cc", &out, &[source.to_str().expect("UTF-8"), library.to_str().expect("UTF-8"), &rpath]);
     let mut linked = std::process::Command::new("timeout");
     // Not cargo's own search path: an older library may lie there.
-    linked.args(["--signal=KILL", "120"]).arg(&out).current_dir(folder()).env_remove("LD_LIBRARY_PATH");
+    linked.args(["--signal=KILL", "900"]).arg(&out).current_dir(folder()).env_remove("LD_LIBRARY_PATH");
     must_pass(linked);
     // And once more with the library both linked and preloaded, as `spinio run` on such a program does.
     must_pass(preloaded(&out, &[]));

@@ -60,7 +60,7 @@ fn twelve_programs_compute_the_same_both_ways() {
     assert!(version.status.success());
     let results = folder().join("results");
     let mut run = Command::new("timeout");
-    run.args(["--signal=KILL", "300", "python3"]).arg(benches.join("nvmmu.py")).arg("--programs").arg(programs);
+    run.args(["--signal=KILL", "900", "python3"]).arg(benches.join("nvmmu.py")).arg("--programs").arg(programs);
     run.arg("--library").arg(library()).arg("--out").arg(&results).arg("--scratch").arg(folder());
     run.args(["--scale", "0.0008", "--rounds", "2", "--env", "SPINIO_EMULATED=size=256M"]);
     run.env_remove("LD_LIBRARY_PATH").env("PYTHONDONTWRITEBYTECODE", "1");

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use spinio_device::emulated::Emulated;
 use spinio_device::{ErrorKind, QueueId};
@@ -18,7 +18,7 @@ use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::oracle::Versions;
 use spinio_testkit::place::{self, Place};
-use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, file, user, within};
+use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, file, in_a_while, user, within};
 
 const SIZE: usize = (2 << 20) + 777;
 
@@ -45,11 +45,9 @@ impl Subject {
 
 /// A child that another test forked meanwhile has the file open for writing until it executes something.
 fn await_no_writer(file: &File) {
-    let begun = Instant::now();
-    while linux::take_read_lease(file.as_raw_fd(), linux::gettid()) == Err(Errno::AGAIN) {
-        assert!(begun.elapsed() < Duration::from_secs(30), "somebody has it open for writing");
-        std::thread::yield_now();
-    }
+    in_a_while("nobody has it open for writing", || {
+        linux::take_read_lease(file.as_raw_fd(), linux::gettid()) != Err(Errno::AGAIN)
+    });
     let _ = linux::drop_lease(file.as_raw_fd());
 }
 
@@ -59,14 +57,8 @@ fn settings() -> Settings {
 
 /// Holds, or says why that cannot be tested here.
 fn held(runtime: &Runtime, subject: &Subject, device: &'static Emulated) -> bool {
-    let begun = Instant::now();
-    let mut done = runtime.hold(subject.fd(), Some(device));
-    // Likewise.
-    while done == Err(NotHeld::OpenForWriting) && begun.elapsed() < Duration::from_secs(30) {
-        await_no_writer(&subject.file);
-        done = runtime.hold(subject.fd(), Some(device));
-    }
-    match done {
+    await_no_writer(&subject.file);
+    match runtime.hold(subject.fd(), Some(device)) {
         Ok(()) => true,
         Err(NotHeld::NoLeases) => {
             eprintln!("skipped: no leases here");
@@ -515,11 +507,8 @@ fn a_map_is_read_by_the_programs_own_kernels_and_keeps_writers_waiting() {
                 drop(OpenOptions::new().write(true).open(&subject.path).unwrap());
                 through.store(true, SeqCst);
             });
-            let begun = Instant::now();
-            while !mapped.is_wanted_back() && begun.elapsed() < Duration::from_secs(30) {
-                std::thread::yield_now();
-            }
-            assert!(mapped.is_wanted_back() && !through.load(SeqCst));
+            in_a_while("the map is wanted back", || mapped.is_wanted_back());
+            assert!(!through.load(SeqCst));
             drop(mapped);
         });
     });

@@ -13,7 +13,7 @@ use spinio_io::{Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, file, place, within};
+use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, await_alone, file, place, within};
 
 const SIZE: usize = 6 << 20;
 
@@ -220,9 +220,11 @@ fn a_full_disk_or_quota_ends_a_write_where_it_ends_the_hosts() {
             assert_eq!(spinio_sys::linux::lseek(fd.as_raw_fd(), 0, libc::SEEK_CUR), Ok(done as u64), "{what}");
             assert!(std::fs::read(&path).unwrap() == bytes[..done], "{what}: other bytes than reported");
             assert!(done > 4 << 20 || flags != 0, "{what}: only {done} bytes fitted");
+            // Only when nobody has it open any more, neither SPIN nor a child that another test forked, does its room come
+            // back, and only when that is on the disk can it be used again.
+            drop((fd, runtime));
+            await_alone(&path).unwrap();
             std::fs::remove_file(&path).unwrap();
-            // So that its bytes are no longer counted.
-            drop(fd);
             let _ = Command::new("sync").arg("-f").arg(place.path()).status();
         }
     }
