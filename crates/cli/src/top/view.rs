@@ -13,7 +13,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Cell, Paragraph, Row as TableRow, Sparkline, Table, TableState};
+use ratatui::widgets::{Block, Cell, Paragraph, Row as TableRow, Sparkline, Table, TableState, Wrap};
 use spinio_io::stats::{Direction, Gauge};
 use spinio_plan::Route;
 
@@ -153,7 +153,9 @@ fn details(row: &Row) -> Paragraph<'static> {
         lines.push(Line::from(format!("pages asked about: {}", pages.join(", "))));
     }
     lines.extend(s.refused.iter().map(|r| Line::from(format!("refused {}: {}", r.times, r.reason))));
-    Paragraph::new(lines).block(Block::bordered().title(format!("{} (process {})", s.process.name, s.process.pid)))
+    let title = format!("{} (process {})", s.process.name, s.process.pid);
+    // Reasons are sentences.
+    Paragraph::new(lines).wrap(Wrap { trim: false }).block(Block::bordered().title(title))
 }
 
 #[cfg(test)]
@@ -230,6 +232,8 @@ mod tests {
         model.select(1);
         let shown = screen(&model, 100, 24);
         assert!(shown.contains("prog12 (process 12)") && shown.contains("nothing moved lately"), "{shown}");
+        // Too wide for its half: it goes on below.
+        assert!(screen(&model, 70, 24).contains("began)"), "{}", screen(&model, 70, 24));
         model.select(5);
         assert_eq!(model.selected(), 1);
         // One ends: the other is looked at.
