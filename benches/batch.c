@@ -15,8 +15,6 @@
  * Everything but "each" and the limits needs LD_PRELOAD=libspinio.so. CPU time is user + system of the whole process.
  */
 #define _GNU_SOURCE
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -319,12 +317,7 @@ int main(int argc, char **argv) {
     static const struct row rows[] = {
         {"random", row_random}, {"cold", row_cold}, {"hold", row_hold}, {"again", row_hold}, {"map", row_map}};
     ask(argc, argv, options, COUNT(options));
-    gpu_open();
-    fd = open(asked.file, O_RDONLY | O_CLOEXEC);
-    struct stat st;
-    if (fd < 0 || fstat(fd, &st))
-        fail(asked.file);
-    file_size = st.st_size;
+    file_size = open_both(&fd);
     if (!arg.size || arg.size > file_size)
         arg.size = file_size;
     return measure(rows, COUNT(rows));

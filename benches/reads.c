@@ -17,10 +17,8 @@
  * CPU time is user + system of the whole process, taken after work deferred behind a return has had time to end.
  */
 #define _GNU_SOURCE
-#include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "rows.h"
@@ -425,12 +423,7 @@ int main(int argc, char **argv) {
         { "big", row_big }, { "again", row_big }, { "seq", row_seq },     { "trickle", row_seq }, { "par", row_par },
         { "cold", row_cold }, { "mix", row_mix }, { "first", row_first }, { "host", row_host } };
     ask(argc, argv, options, COUNT(options));
-    gpu_open();
-    fd = open(asked.file, O_RDONLY | O_CLOEXEC);
-    struct stat st;
-    if (fd < 0 || fstat(fd, &st))
-        fail(asked.file);
-    file_size = st.st_size;
+    file_size = open_both(&fd);
     if (!arg.size || arg.size > file_size)
         arg.size = file_size;
     if (!arg.total || arg.total > file_size)

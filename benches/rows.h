@@ -3,8 +3,10 @@
 #define ROWS_H
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "gpu.h"
 #include "measure.h"
@@ -65,6 +67,16 @@ static inline int measure(const struct row *rows, size_t count) {
         }
     fprintf(stderr, "%s: no row %s\n", program_invocation_short_name, asked.row);
     return 2;
+}
+
+/* Opens the GPU, and the file that was asked for to be read; how many bytes it has. */
+static inline size_t open_both(int *fd) {
+    struct stat st;
+    gpu_open();
+    *fd = open(asked.file, O_RDONLY | O_CLOEXEC);
+    if (*fd < 0 || fstat(*fd, &st))
+        fail(asked.file);
+    return st.st_size;
 }
 
 /* Memory of large pages that the GPU copies out of and into at full speed. */
