@@ -345,6 +345,7 @@ impl Storage {
                     self.work.core.ring_refused.store(true, Relaxed);
                 }
                 let adrift = !ring.settle();
+                drop(ring);
                 // Every load counts as not read.
                 for (mut in_hand, _) in flights.into_iter().flatten() {
                     in_hand.got.fill(0);
