@@ -61,6 +61,11 @@ calls! {
     pread: c"spinio_pread", unsafe extern "C" fn(c_int, *mut c_void, usize, i64) -> isize;
     pwrite: c"spinio_pwrite", unsafe extern "C" fn(c_int, *const c_void, usize, i64) -> isize;
     batch: c"spinio_batch", unsafe extern "C" fn(*mut Piece, usize) -> isize;
+    pwrite_async: c"spinio_pwrite_async",
+        unsafe extern "C" fn(c_int, *const c_void, usize, i64, *mut c_void, *mut isize) -> c_int;
+    emulated_wait: c"spinio_emulated_wait", unsafe extern "C" fn(*mut c_void) -> c_int;
+    batch_file: c"spinio_batch_file",
+        unsafe extern "C" fn(c_int, *const u64, *const u64, *const *mut c_void, *mut i64, usize) -> isize;
     batch_fixed: c"spinio_batch_fixed",
         unsafe extern "C" fn(c_int, *const u64, usize, *mut c_void, *mut i64, usize) -> isize;
     submit: c"spinio_batch_submit", unsafe extern "C" fn(*mut Piece, usize) -> *mut c_void;
