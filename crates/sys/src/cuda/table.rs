@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The driver of this process. One, shared by everybody, never closed.
 pub struct Driver {
@@ -38,10 +39,20 @@ impl Driver {
     /// The driver that the program has loaded, `None` while it has not. Loads nothing.
     /// Takes the loader's lock until it has found the driver once; afterwards it is a load.
     pub fn loaded() -> Option<&'static Driver> {
-        match DRIVER.get() {
-            Some(driver) => Some(driver),
-            None => Driver::find(libc::RTLD_NOLOAD | libc::RTLD_LAZY).ok(),
+        // Asked for a library that is not there, the loader looks for its file in every folder: five system calls.
+        static MISSED: AtomicU64 = AtomicU64::new(0);
+        if let Some(driver) = DRIVER.get() {
+            return Some(driver);
         }
+        let loaded = libraries();
+        if loaded == MISSED.load(Relaxed) {
+            return None;
+        }
+        let found = Driver::find(libc::RTLD_NOLOAD | libc::RTLD_LAZY).ok();
+        if found.is_none() {
+            MISSED.store(loaded, Relaxed);
+        }
+        found
     }
 
     /// The driver if [`Driver::loaded`] or [`Driver::load`] has found it before. One load, for hot paths.
@@ -75,6 +86,19 @@ impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Driver")
     }
+}
+
+/// How many libraries this process has ever loaded.
+fn libraries() -> u64 {
+    unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _: usize, count: *mut c_void) -> c_int {
+        // SAFETY: the loader lends its record, and `count` is the caller's local.
+        unsafe { *count.cast::<u64>() = (*info).dlpi_adds };
+        1
+    }
+    let mut count = 0u64;
+    // SAFETY: the function ends the walk at the first library and keeps nothing.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut count).cast()) };
+    count
 }
 
 pub(super) fn loader_error() -> String {
