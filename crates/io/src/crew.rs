@@ -19,6 +19,9 @@
 //! A helper that ran out of work looks at the queue for a few microseconds, because the
 //! next request of a stream of reads comes soon and waking a sleeper costs more than
 //! the read of 64 KiB; then it sleeps. On machines with few processors it sleeps at once.
+//! What is sent has nobody waiting for it, so the next of its kind is not looked for: a stream
+//! through the page cache sends something every few hundred microseconds, and would keep one
+//! processor busy with nothing but looking.
 //!
 //! Known flaw: helpers do not know NUMA; the kernel's scheduler places them.
 
@@ -55,6 +58,7 @@ pub(crate) type Farewell = Box<dyn FnOnce(Fd) + Send + Sync>;
 enum Entry {
     Task(Arc<dyn Task>, usize),
     Call(Call),
+    Sent(Call),
 }
 
 #[derive(Default)]
@@ -188,7 +192,7 @@ impl Crew {
             shared.sent.fetch_sub(1, Release);
             debug_assert!(done.is_ok(), "what is sent must not panic");
         };
-        self.enqueue(Entry::Call(Box::new(guarded)), 1);
+        self.enqueue(Entry::Sent(Box::new(guarded)), 1);
     }
 
     /// Runs `f` on a helper and waits for its answer.
@@ -312,22 +316,30 @@ impl Crew {
 
 impl Shared {
     fn work(&self) {
-        while let Some(entry) = self.next() {
+        let mut waited_for = None;
+        while let Some(entry) = self.next(waited_for) {
             match entry {
                 Entry::Task(task, _) => {
                     let helped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| task.help()));
                     debug_assert!(helped.is_ok(), "a task must not panic");
                 }
                 Entry::Call(call) => call(),
+                Entry::Sent(call) => {
+                    call();
+                    continue;
+                }
             }
+            waited_for = Some(Instant::now());
         }
     }
 
-    /// Waits for something to do; `None` when the crew is dismissed.
-    fn next(&self) -> Option<Entry> {
-        let begun = Instant::now();
+    /// Waits for something to do; `None` when the crew is dismissed. `waited_for`: when this helper last did something
+    /// that somebody waited for.
+    fn next(&self, waited_for: Option<Instant>) -> Option<Entry> {
         let (mut look, mut lingers) = (self.look, false);
-        while self.waiting.load(Acquire) == 0 {
+        while let Some(begun) = waited_for
+            && self.waiting.load(Acquire) == 0
+        {
             if begun.elapsed() >= look {
                 // One of them looks longer: where requests follow each other, the next finds somebody awake.
                 if lingers || self.lingering.swap(true, Acquire) {
@@ -502,6 +514,24 @@ mod tests {
         drop(PrivateFd::new(fd, crew.graveyard()));
         crew.await_burials(Duration::from_secs(60));
         assert!(crew.call(move || Linux.fstat(fd)).unwrap().is_err());
+    }
+
+    #[test]
+    fn who_did_what_nobody_waits_for_goes_to_sleep() {
+        // Who looks, looks for longer than this test may take.
+        let crew = Crew::keepers(&Linux, 1, Duration::from_secs(600), Idle).expect("helpers");
+        let done = Arc::new(AtomicU64::new(0));
+        let begun = Instant::now();
+        for turn in 1..=3 {
+            let theirs = Arc::clone(&done);
+            crew.send(move || {
+                theirs.fetch_add(1, AcqRel);
+            });
+            while done.load(Acquire) < turn || lock(&crew.shared.state).sleeping == 0 {
+                assert!(begun.elapsed() < Duration::from_secs(60), "it looks for more");
+                std::thread::yield_now();
+            }
+        }
     }
 
     #[test]
