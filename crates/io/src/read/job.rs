@@ -61,6 +61,8 @@ struct Outcome {
     end: u64,
     error: Option<Error>,
     finished: bool,
+    /// The caller sleeps. Who wakes nobody need not call the kernel.
+    sleeps: bool,
 }
 
 /// What a large read is about.
@@ -142,7 +144,7 @@ impl Job {
             direct_piece: (len / 4).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64),
             queues: Mutex::default(),
             outstanding: AtomicU64::new(len),
-            outcome: Mutex::new(Outcome { end: len, error: None, finished: false }),
+            outcome: Mutex::new(Outcome { end: len, error: None, finished: false, sleeps: false }),
             changed: Condvar::new(),
             news: AtomicBool::new(false),
             registered: AtomicU64::new(0),
@@ -232,9 +234,10 @@ impl Job {
     /// Wakes a caller that waits although there is work for it.
     fn stir(&self) {
         self.news.store(true, Release);
-        let outcome = lock(&self.outcome);
-        drop(outcome);
-        self.changed.notify_all();
+        let sleeps = lock(&self.outcome).sleeps;
+        if sleeps {
+            self.changed.notify_all();
+        }
     }
 
     /// Bytes that mates can copy or look at.
@@ -407,8 +410,13 @@ impl Job {
             }
         }
         if self.outstanding.fetch_sub(len, AcqRel) == len {
-            lock(&self.outcome).finished = true;
-            self.changed.notify_all();
+            let mut outcome = lock(&self.outcome);
+            outcome.finished = true;
+            let sleeps = outcome.sleeps;
+            drop(outcome);
+            if sleeps {
+                self.changed.notify_all();
+            }
         }
     }
 
@@ -460,12 +468,14 @@ impl Job {
             if self.has_work() {
                 return false;
             }
+            outcome.sleeps = true;
             // The time limit only guards against a wake-up lost to a helper that died.
             outcome = self
                 .changed
                 .wait_timeout(outcome, Duration::from_millis(200))
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
+            outcome.sleeps = false;
         }
     }
 
