@@ -70,18 +70,23 @@ pub(crate) struct ReadAhead {
     cache: Cache,
     set: Mutex<Brought<Key>>,
     /// The streams under way, the one that was looked at last at the end.
-    ways: Mutex<Vec<Way>>,
+    ways: Mutex<Vec<Arc<Stream>>>,
     /// The descriptor that brings news, of the keepers' table.
     notify: OnceLock<Option<PrivateFd>>,
     /// How many others have a watched file open.
     watched: Mutex<HashMap<i32, Arc<AtomicI64>>>,
 }
 
-/// A stream of reads of one descriptor.
-#[derive(Default)]
-struct Way {
+/// A stream of reads of one descriptor. Whoever looks at it asks the kernel meanwhile, and keeps no other stream waiting.
+struct Stream {
     key: Key,
     fd: Fd,
+    way: Mutex<Way>,
+}
+
+/// How far a stream has come.
+#[derive(Default)]
+struct Way {
     ahead: Ahead,
     lead: u64,
     /// Ours, and not in the set yet; and whether a keeper is called for it.
@@ -101,7 +106,7 @@ pub(crate) struct Watched {
 
 impl Way {
     /// The stream has come to `at`.
-    fn go_on(&mut self, core: &Core, known: Option<&File>, at: u64, (size, widened): (u64, bool)) {
+    fn go_on(&mut self, core: &Core, fd: Fd, known: Option<&File>, at: u64, (size, widened): (u64, bool)) {
         let window = known.map_or(WINDOW, |file| file.geometry().read_ahead());
         let end = known.map_or(size, |file| file.size.max(size)).next_multiple_of(PAGE as u64);
         let stream = &mut self.ahead;
@@ -109,11 +114,11 @@ impl Way {
         self.passed.extend(stream.passed(at, self.lead));
         if let Some(range) = stream.to_ask(at, self.lead).filter(|range| range.start < end) {
             let range = range.start..range.end.min(end);
-            let ask = stream.is_cold() || !is_sampled_cached(core.kernel, self.fd, &range);
-            let absent = if ask { residency::absent_runs(core.kernel, self.fd, range.clone()) } else { Vec::new() };
+            let ask = stream.is_cold() || !is_sampled_cached(core.kernel, fd, &range);
+            let absent = if ask { residency::absent_runs(core.kernel, fd, range.clone()) } else { Vec::new() };
             stream.answered(range, absent);
         }
-        core.streams.look_in(self.fd, stream.step());
+        core.streams.look_in(fd, stream.step());
     }
 }
 
@@ -148,17 +153,12 @@ impl ReadAhead {
         let key = (stat.dev, stat.ino);
         // Let go of behind the lock: a file that ends takes it.
         let known = core.files.find(key);
-        let mut ways = lock(&self.ways);
-        let found = ways.iter().position(|way| way.key == key && way.fd == fd);
-        let mut way = found.map_or_else(|| Way { key, fd, ..Way::default() }, |at| ways.remove(at));
-        way.go_on(&core, known.as_deref(), at, (stat.size, advice == Advice::Sequential));
+        let stream = self.stream(key, fd);
+        let mut way = lock(&stream.way);
+        way.go_on(&core, fd, known.as_deref(), at, (stat.size, advice == Advice::Sequential));
         // Also where nothing was passed: somebody may have opened or closed the file.
         let call = !std::mem::replace(&mut way.called, true);
-        if ways.len() >= WAYS {
-            ways.remove(0);
-        }
-        ways.push(way);
-        drop(ways);
+        drop(way);
         if call {
             let tid = linux::gettid();
             self.later(&core, move |core| {
@@ -169,6 +169,26 @@ impl ReadAhead {
                 }
             });
         }
+    }
+
+    /// The stream of a descriptor, the newest from now on.
+    fn stream(&self, key: Key, fd: Fd) -> Arc<Stream> {
+        let mut ways = lock(&self.ways);
+        let found = ways.iter().position(|way| way.key == key && way.fd == fd);
+        let stream = match found {
+            Some(at) => ways.remove(at),
+            None => Arc::new(Stream { key, fd, way: Mutex::default() }),
+        };
+        if ways.len() >= WAYS {
+            ways.remove(0);
+        }
+        ways.push(Arc::clone(&stream));
+        stream
+    }
+
+    /// The streams of a file.
+    fn streams_of(&self, key: Key) -> Vec<Arc<Stream>> {
+        lock(&self.ways).iter().filter(|way| way.key == key).map(Arc::clone).collect()
     }
 
     /// Pieces of a large request that the page cache had to fetch for it are ours.
@@ -196,21 +216,18 @@ impl ReadAhead {
         }
         self.hear(core.kernel);
         let others = lock(&file.ahead).as_ref().is_none_or(|w| w.others.load(Relaxed) > 0);
-        let mut ways = lock(&self.ways);
+        let streams = self.streams_of(file.key());
         if others {
-            for way in ways.iter_mut().filter(|way| way.key == file.key()) {
-                *way = Way { key: way.key, fd: way.fd, ..Way::default() };
-            }
-            drop(ways);
+            streams.iter().for_each(|stream| *lock(&stream.way) = Way::default());
             let mut set = lock(&self.set);
             set.take(file.key());
             return core.stats().set(Gauge::ReadAheadPages, set.bytes() / PAGE as u64);
         }
-        for way in ways.iter_mut().filter(|way| way.key == file.key()) {
+        for stream in streams {
+            let mut way = lock(&stream.way);
             more.append(&mut way.passed);
             way.called = false;
         }
-        drop(ways);
         self.add(core, file, more);
     }
 
@@ -295,7 +312,8 @@ impl ReadAhead {
     /// A range of a file is the program's business from now on: it has given advice on it.
     fn disown(&self, file: &File, range: &Range<u64>) {
         lock(&self.set).remove(file.key(), range);
-        for way in lock(&self.ways).iter_mut().filter(|way| way.key == file.key()) {
+        for stream in self.streams_of(file.key()) {
+            let mut way = lock(&stream.way);
             way.ahead.disown(range);
             way.passed.retain(|run| run.end <= range.start || range.end <= run.start);
         }
@@ -347,10 +365,12 @@ impl File {
         let (gone, stay): (Vec<_>, Vec<_>) =
             lock(&watched.home.ways).drain(..).partition(|way| closed && way.key == self.key);
         lock(&watched.home.ways).extend(stay);
-        for mut way in gone {
+        for stream in gone {
+            let mut way = lock(&stream.way);
+            let lead = way.lead;
             runs.append(&mut way.passed);
             // Nobody goes on reading: neither will what was read ahead be needed.
-            runs.append(&mut way.ahead.leave(way.lead, 0));
+            runs.append(&mut way.ahead.leave(lead, 0));
         }
         self.cached.say_farewell(Box::new(move |fd| {
             let Watched { home, kernel, watch, others, dropped, .. } = watched;
