@@ -225,6 +225,107 @@ fn short_sequential_requests_take_the_kernels_read_ahead_and_long_ones_do_not() 
 }
 
 #[test]
+fn a_cold_stream_calls_the_kernel_as_a_host_program_does() {
+    for block in [16 << 10, 128 << 10, 512 << 10] {
+        let Some(subject) = Subject::new() else { return };
+        let kernel = FaultyKernel::new();
+        let runtime = Runtime::with_kernel(settings(), kernel);
+        let calls = || [Call::Pread(Route::Copy), Call::Stat, Call::Flags].map(|call| kernel.calls(call));
+        let (begin, end) = (4 * MIB, 36 * MIB);
+        subject.stream(&runtime, 0, begin, block);
+        let before = calls();
+        subject.stream(&runtime, begin, end, block);
+        let [reads, stats, flags] = std::array::from_fn(|i| calls()[i] - before[i]);
+        assert_eq!(reads, (end - begin) / block as u64, "of {block} bytes: one call each");
+        assert_eq!(flags, 0, "of {block} bytes");
+        // A look asks which file it is; and a keeper opens it again at the first.
+        assert!(stats <= (end - begin) / STEP + 4, "of {block} bytes: {stats}");
+    }
+}
+
+#[test]
+fn a_cold_stream_moves_the_offset_and_ends_as_the_file_does() {
+    let Some(subject) = Subject::new() else { return };
+    let runtime = Runtime::new(settings());
+    let fd = subject.file.as_raw_fd();
+    let mut lengths = [128 << 10, 512 << 10, 70_001, 300_000, 4096, 65_537, 512 << 10, 1 << 20].into_iter().cycle();
+    let by_stream = |runtime: &Runtime| bytes_by(runtime, |l| l.reason == Reason::ReadAhead);
+    // Reads at the descriptor's own offset and at a given one take turns; it ends short, and then with nothing.
+    let (mut at, mut turn) = (SIZE - 24 * MIB, 0);
+    linux::lseek(fd, at as i64, 0).unwrap();
+    loop {
+        let (len, own) = (lengths.next().unwrap(), turn % 5 != 3);
+        // A host that read it too would leave nothing cold.
+        let expected = len.min((SIZE - at) as usize);
+        let got = runtime.read(fd, (!own).then_some(at), subject.buffer.target(0), len).unwrap();
+        assert_eq!(got, expected, "{len} bytes at {at}");
+        assert!(subject.buffer.part(0..got) == file::bytes(at, got, 0), "other bytes than the file's at {at}");
+        if own {
+            assert_eq!(linux::lseek(fd, 0, 1), Ok(at + got as u64), "the offset moves by what was read");
+        } else {
+            linux::lseek(fd, (at + got as u64) as i64, 0).unwrap();
+        }
+        if got == 0 {
+            break;
+        }
+        (at, turn) = (at + got as u64, turn + 1);
+    }
+    assert!(by_stream(&runtime) > 0, "none of it was a stream's");
+    // Where the stream would have gone on there is nothing: what is read is what lies where the program says.
+    for (from, len) in [(MIB, 128 << 10), (MIB + (128 << 10), 100_000), (5 * MIB + 3, 200_000)] {
+        let got = runtime.read(fd, Some(from), subject.buffer.target(0), len).unwrap();
+        assert_eq!(got, len);
+        assert!(subject.buffer.part(0..got) == file::bytes(from, len, 0), "after a jump to {from}");
+    }
+}
+
+#[test]
+fn a_cold_stream_hears_what_the_kernel_says() {
+    let Some(subject) = Subject::new() else { return };
+    let kernel = FaultyKernel::new();
+    let runtime = Runtime::with_kernel(settings(), kernel);
+    let (fd, block) = (subject.file.as_raw_fd(), 128 << 10);
+    let next = |at: u64| runtime.read(fd, Some(at), subject.buffer.target(0), block);
+    subject.stream(&runtime, 0, 2 * MIB, block);
+    kernel.hit(Call::Pread(Route::Copy), 1, 1, Effect::Fail(Errno::IO));
+    assert_eq!(next(2 * MIB).unwrap_err().kind.errno(), Errno::IO);
+    kernel.hit(Call::Pread(Route::Copy), 1, 1, Effect::Short(4096));
+    let got = next(2 * MIB).unwrap();
+    assert!(got > 0 && got < block, "{got} bytes, as the kernel had them");
+    subject.stream(&runtime, 2 * MIB, 8 * MIB, block);
+    // The number means another file from now on, which is read where the stream would have gone on.
+    let other = subject.path.with_extension("other");
+    std::fs::write(&other, vec![7u8; 9 << 20]).unwrap();
+    let other = File::open(&other).unwrap();
+    // SAFETY: both are descriptors of this test.
+    assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), fd) }, fd);
+    let got = next(8 * MIB).unwrap();
+    assert!(got == block && subject.buffer.part(0..got).iter().all(|b| *b == 7), "bytes of the file that went");
+    let got = next(9 * MIB - 5000).unwrap();
+    assert_eq!(got, 5000, "the other file ends there");
+}
+
+#[test]
+fn streams_side_by_side_share_one_bounded_set() {
+    let subjects: Vec<Subject> = (0..4).filter_map(|_| Subject::new()).collect();
+    if subjects.len() < 4 {
+        return;
+    }
+    let runtime = Runtime::new(settings());
+    std::thread::scope(|scope| {
+        for (subject, block) in subjects.iter().zip([16 << 10, 64 << 10, 128 << 10, 512 << 10]) {
+            let runtime = &runtime;
+            scope.spawn(move || subject.stream(runtime, 0, SIZE / 2, block));
+        }
+    });
+    for subject in &subjects {
+        let bound = subject.bound(&runtime, 512);
+        in_a_while("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
+    }
+    in_a_while("the set is full and not fuller", || runtime.stats().gauge(Gauge::ReadAheadPages).0 == 512);
+}
+
+#[test]
 fn edges_of_large_reads_join_the_set() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(Settings { routes: vec![Route::Copy, Route::Store], ..settings() });

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use spinio_io::kernel::{Kernel, Linux};
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::{Advice, CacheStat, DirectAlign, Fd, News, Placed, Private, PrivateError, Ring};
+use spinio_sys::linux::{Advice, CacheStat, DirectAlign, Fd, News, Placed, Private, PrivateError, Ring, Stat};
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -39,6 +39,8 @@ pub enum Call {
     Advise,
     /// News of watched files, and how to get them.
     Notify,
+    Stat,
+    Flags,
 }
 
 /// What becomes of it.
@@ -70,6 +72,7 @@ struct Fault {
 pub struct FaultyKernel {
     faults: Mutex<Vec<Fault>>,
     hits: Mutex<u64>,
+    calls: Mutex<Vec<(Call, u64)>>,
 }
 
 impl FaultyKernel {
@@ -103,11 +106,26 @@ impl FaultyKernel {
         *self.hits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How often the kernel was called so, hit or not.
+    pub fn calls(&self, call: Call) -> u64 {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.iter().find(|c| c.0 == call).map_or(0, |c| c.1)
+    }
+
+    fn count(&self, call: Call) {
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        match calls.iter_mut().find(|c| c.0 == call) {
+            Some(known) => known.1 += 1,
+            None => calls.push((call, 1)),
+        }
+    }
+
     fn faults(&self) -> MutexGuard<'_, Vec<Fault>> {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn effect(&self, call: Call) -> Option<Effect> {
+        self.count(call);
         let mut faults = self.faults();
         let fault = faults.iter_mut().find(|f| f.call == call && f.times > 0)?;
         if fault.skip > 0 {
@@ -231,6 +249,16 @@ impl Kernel for FaultyKernel {
     fn extents(&self, fd: Fd, offset: u64, len: u64, most: usize) -> Result<Vec<Placed>> {
         self.pass(Call::Extents)?;
         Linux.extents(fd, offset, len, most)
+    }
+
+    fn fstat(&self, fd: Fd) -> Result<Stat> {
+        self.pass(Call::Stat)?;
+        Linux.fstat(fd)
+    }
+
+    fn flags(&self, fd: Fd) -> Result<i32> {
+        self.pass(Call::Flags)?;
+        Linux.flags(fd)
     }
 
     fn cachestat(&self, fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {

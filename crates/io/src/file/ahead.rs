@@ -34,7 +34,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use spinio_plan::readahead::{Ahead, Brought, CACHED_STEP, STEP, lead};
+use spinio_plan::readahead::{Ahead, Brought, CACHED_STEP, STEP, largest, lead};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd, FileKind, News, PAGE, Stat};
 
@@ -107,7 +107,8 @@ pub(crate) struct Watched {
 impl Way {
     /// The stream has come to `at`.
     fn go_on(&mut self, core: &Core, fd: Fd, known: Option<&File>, at: u64, (size, widened): (u64, bool)) {
-        let window = known.map_or(WINDOW, |file| file.geometry().read_ahead());
+        let told = known.map(|file| file.geometry().read_ahead());
+        let window = told.unwrap_or(WINDOW);
         let end = known.map_or(size, |file| file.size.max(size)).next_multiple_of(PAGE as u64);
         let stream = &mut self.ahead;
         self.lead = lead(window, widened, stream.step());
@@ -118,7 +119,7 @@ impl Way {
             let absent = if ask { residency::absent_runs(core.kernel, fd, range.clone()) } else { Vec::new() };
             stream.answered(range, absent);
         }
-        core.streams.look_in(fd, stream.step());
+        core.streams.look_in(fd, stream.step(), largest(told.unwrap_or(0), widened));
     }
 }
 
@@ -147,7 +148,7 @@ impl ReadAhead {
         let Ok(stat) = core.kernel.fstat(fd) else { return };
         let advice = streams::advice(fd, &stat);
         if !self.is_on() || stat.kind == FileKind::Stream || advice == Advice::Random {
-            return core.streams.look_in(fd, CACHED_STEP);
+            return core.streams.look_in(fd, CACHED_STEP, 0);
         }
         let Some(at) = at.or_else(|| core.kernel.lseek(fd, 0, SEEK_CUR).ok()) else { return };
         let key = (stat.dev, stat.ino);
@@ -235,7 +236,7 @@ impl ReadAhead {
     fn leave_alone(&self, core: &Core, key: Key) {
         lock(&self.ways).retain(|way| {
             if way.key == key {
-                core.streams.look_in(way.fd, LONG);
+                core.streams.look_in(way.fd, LONG, 0);
             }
             way.key != key
         });

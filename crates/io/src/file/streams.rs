@@ -5,13 +5,16 @@
 //!                                                                   └─ yes ──> fstat, a keeper looks (ahead.rs)
 //! ```
 //!
+//! A stream that storage serves is *cold*: the kernel reads ahead of it, and its requests up to the read-ahead window are
+//! made with the one call that a host read makes (read/trickle.rs). The slot says up to which length.
+//!
 //! A slot is a hint. Nobody locks it; threads that share a descriptor may garble it, a number may come to mean another
 //! file between two looks. Then a look comes early or late, or finds another file and begins anew.
 //!
 //! Advice (`posix_fadvise`) is kept here too, for the whole process: programs give it before their first device read, when
 //! no runtime exists. It is kept with the file that the number meant then.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use spinio_plan::readahead::{BEGIN, CACHED_STEP, STEP};
 use spinio_sys::linux::{Advice, Fd, Stat};
@@ -34,15 +37,16 @@ struct Slot {
     next: AtomicU64,
     /// Bytes until a look.
     left: AtomicU64,
-    /// Storage serves it: the disk is slower than any thread.
-    cold: AtomicBool,
+    /// Storage serves it, which is slower than any thread: the longest request that the kernel's read-ahead serves best.
+    /// 0 if it is cached, or nobody knows.
+    cold: AtomicU64,
 }
 
 impl Slot {
     fn begin(&self, fd: Fd, left: u64) {
         self.fd.store(fd as u64 + 1, Relaxed);
         self.left.store(left, Relaxed);
-        self.cold.store(false, Relaxed);
+        self.cold.store(0, Relaxed);
     }
 }
 
@@ -70,7 +74,8 @@ impl Streams {
         let known = slot.fd.load(Relaxed) == fd as u64 + 1;
         // A read at the descriptor's own offset follows the last one, until a look says otherwise.
         let follows = known && at.is_none_or(|at| at == slot.next.load(Relaxed));
-        slot.next.store(at.map_or(NOWHERE, |at| at + got), Relaxed);
+        let from = at.unwrap_or(if known { slot.next.load(Relaxed) } else { NOWHERE });
+        slot.next.store(from.saturating_add(got), Relaxed);
         if !follows {
             slot.begin(fd, self.begin);
             return false;
@@ -103,22 +108,27 @@ impl Streams {
         left <= got
     }
 
-    /// A look has seen how soon the next one is needed, and so whether what lies ahead is cached.
-    pub(crate) fn look_in(&self, fd: Fd, step: u64) {
-        self.slot(fd).cold.store(step < CACHED_STEP, Relaxed);
+    /// A look has seen how soon the next one is needed, and so whether what lies ahead is cached. `most`: the longest
+    /// request that read-ahead serves best if it is not.
+    pub(crate) fn look_in(&self, fd: Fd, step: u64, most: u64) {
+        self.slot(fd).cold.store(if step < CACHED_STEP { most } else { 0 }, Relaxed);
         if step >= CACHED_STEP {
             self.slot(fd).left.store(step, Relaxed);
         }
     }
 
     /// A request of the stream has found something absent.
-    pub(crate) fn is_absent(&self, fd: Fd) {
-        self.slot(fd).cold.store(true, Relaxed);
+    pub(crate) fn is_absent(&self, fd: Fd, most: u64) {
+        self.slot(fd).cold.store(most, Relaxed);
     }
 
-    /// Whether storage serves the stream.
-    pub(crate) fn is_cold(&self, fd: Fd) -> bool {
-        self.slot(fd).cold.load(Relaxed)
+    /// Whether a read of `len` bytes belongs to a cold stream, and is one that the kernel's read-ahead serves best.
+    pub(crate) fn trickles(&self, fd: Fd, at: Option<u64>, len: u64) -> bool {
+        let slot = self.slot(fd);
+        len <= slot.cold.load(Relaxed)
+            && slot.fd.load(Relaxed) == fd as u64 + 1
+            && at.is_none_or(|at| at == slot.next.load(Relaxed))
+            && ADVICE[fd as usize % SLOTS].load(Relaxed) & KINDS != RANDOM
     }
 }
 
@@ -126,6 +136,7 @@ impl Streams {
 static ADVICE: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
 
 const KINDS: u64 = 3;
+const RANDOM: u64 = 1;
 
 fn mark(stat: &Stat) -> u64 {
     (stat.dev.rotate_left(32) ^ stat.ino).wrapping_mul(0x9e37_79b9_7f4a_7c15) & !KINDS
@@ -135,7 +146,7 @@ fn mark(stat: &Stat) -> u64 {
 pub(crate) fn advised(fd: Fd, stat: &Stat, advice: Advice) {
     let kind = match advice {
         Advice::Normal => 0,
-        Advice::Random => 1,
+        Advice::Random => RANDOM,
         Advice::Sequential => 2,
         Advice::WillNeed | Advice::DontNeed => return,
     };
@@ -146,7 +157,7 @@ pub(crate) fn advised(fd: Fd, stat: &Stat, advice: Advice) {
 pub(crate) fn advice(fd: Fd, stat: &Stat) -> Advice {
     let word = ADVICE[fd as usize % SLOTS].load(Relaxed);
     match (word & !KINDS == mark(stat), word & KINDS) {
-        (true, 1) => Advice::Random,
+        (true, RANDOM) => Advice::Random,
         (true, 2) => Advice::Sequential,
         _ => Advice::Normal,
     }
@@ -192,6 +203,25 @@ mod tests {
         assert!(!streams.follows(4, 300, 400));
         assert!(!streams.note(4, Some(400), 10));
         assert!(streams.follows(4, 410, 500));
+    }
+
+    #[test]
+    fn requests_of_a_cold_stream_trickle_as_long_as_they_follow() {
+        let streams = streams();
+        let most = 1 << 19;
+        assert!(!streams.follows(6, 0, 100));
+        assert!(!streams.trickles(6, Some(100), 10), "nobody knows what storage does");
+        streams.is_absent(6, most);
+        assert!(streams.trickles(6, Some(100), most) && streams.trickles(6, None, most));
+        assert!(!streams.trickles(6, Some(100), most + 1) && !streams.trickles(6, Some(99), 10));
+        assert!(!streams.trickles(6 + SLOTS as Fd, Some(100), 10));
+        // Reads at the descriptor's own offset and others take turns.
+        assert!(!streams.note(6, None, 20) && streams.trickles(6, Some(120), 10));
+        streams.look_in(6, CACHED_STEP, most);
+        assert!(!streams.trickles(6, Some(120), 10), "it is cached");
+        streams.look_in(6, STEP, most);
+        assert!(streams.trickles(6, Some(120), 10));
+        assert!(!streams.note(6, Some(7), 20) && !streams.trickles(6, Some(27), 10), "it has jumped");
     }
 
     #[test]

@@ -148,7 +148,7 @@ impl Trial<'_> {
             order,
             p2p: Ok(()),
             dma: Ok(()),
-            ahead: false,
+            ahead: 0,
             known: self.known(),
         }));
         job.forget_pins();

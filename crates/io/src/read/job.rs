@@ -82,8 +82,8 @@ pub(crate) struct Request {
     pub(crate) p2p: Result<(), Reason>,
     /// Whether pages may be registered.
     pub(crate) dma: Result<(), Reason>,
-    /// It is part of a stream and short: the kernel's read-ahead serves it best.
-    pub(crate) ahead: bool,
+    /// It is part of a stream whose requests up to this length the kernel's read-ahead serves best, and no longer; else 0.
+    pub(crate) ahead: u64,
     /// What each route costs.
     pub(crate) known: Arc<Known>,
 }
@@ -101,8 +101,6 @@ pub(crate) struct Job {
     pub(crate) expected: Mutex<Option<Expected>>,
     copy_piece: u64,
     direct_piece: u64,
-    /// Part of a stream that storage serves: read as it comes, front to back.
-    pub(crate) trickles: bool,
     /// Of the array under the file.
     stripe: Option<Stripe>,
     queues: Mutex<Queues>,
@@ -129,18 +127,14 @@ impl Job {
         // What storage is asked for must begin and end with a page, wherever a partition begins.
         let whole = |s: &Stripe| (s.chunk | s.phase.unwrap_or(0)).is_multiple_of(linux::PAGE as u64);
         let stripe = request.file.geometry().stripe().filter(whole);
-        // The kernel reads ahead best for one reader that goes front to back, and the disk is slower than he is.
-        let trickles = request.ahead && request.core.streams.is_cold(request.fd);
-        let shares = if trickles { 1 } else { 2 * threads };
         Job {
-            trickles,
             stripe,
             request,
             cold: AtomicBool::new(false),
             brought: Mutex::default(),
             strayed: AtomicBool::new(false),
             expected: Mutex::new(None),
-            copy_piece: (len / shares).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64),
+            copy_piece: (len / (2 * threads)).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64),
             direct_piece: (len / 4).next_multiple_of(64 << 10).clamp(256 << 10, BLOCK as u64),
             queues: Mutex::default(),
             outstanding: AtomicU64::new(len),

@@ -124,11 +124,11 @@ fn at_offset(
     let p2p = p2p(core, &file, to, offset, within, ours);
     let follows = core.streams.follows(fd, offset, offset + within);
     let advice = streams::advice(fd, &stat);
-    let window = file.geometry().read_ahead();
+    let most = readahead::largest(file.geometry().read_ahead(), advice == Advice::Sequential);
     let ahead = match advice {
-        Advice::Random => false,
-        Advice::Sequential => within <= readahead::largest(window, true),
-        _ => follows && within <= readahead::largest(window, false),
+        Advice::Sequential if within <= most => most,
+        Advice::Normal if follows && within <= most => most,
+        _ => 0,
     };
     let job = Arc::new(Job::new(Request {
         core: Arc::clone(core),
@@ -159,7 +159,7 @@ fn at_offset(
     core.publish();
     let got = got?;
     core.ahead.claim(core, &file, std::mem::take(&mut *lock(&job.brought)));
-    if ahead && core.streams.passed(fd, got) {
+    if ahead > 0 && core.streams.passed(fd, got) {
         core.ahead.look(core, fd, Some(offset + got));
     }
     file.learn(within, !job.cold.load(Relaxed));

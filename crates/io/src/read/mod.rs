@@ -3,6 +3,7 @@
 //! ```text
 //!   Runtime::read
 //!     │ up to 64 KiB      small.rs    one page-cache read into staging, one queued copy, return
+//!     │ a cold stream's, up to 1 MiB   trickle.rs   the same, and wait for the copy
 //!     │ streams, own O_DIRECT ...     plain.rs   block by block through the program's descriptor
 //!     │   of these, into memory that the CPU can store to   stored.rs
 //!     │ the rest          large.rs
@@ -21,6 +22,7 @@ pub(crate) mod large;
 pub(crate) mod plain;
 mod small;
 mod stored;
+mod trickle;
 pub(crate) mod window;
 pub(crate) mod work;
 
@@ -48,6 +50,9 @@ pub(crate) fn read(core: &Arc<Core>, fd: Fd, at: Option<u64>, to: Target, len: u
     let len = len.min(usize::try_from(room).unwrap_or(usize::MAX));
     if len <= SMALL {
         return small::read(core, fd, at, to, len);
+    }
+    if let Some(got) = trickle::read(core, fd, at, to, len) {
+        return got;
     }
     let stats = core.stats();
     let watch = stats.begin(Direction::Read, fd, at, len as u64).on(to.allocation.device);

@@ -90,7 +90,7 @@ fn bytes(
 
 /// # Safety
 /// `buf` must have `len` bytes that the kernel may write.
-unsafe fn kernel_read(
+pub(super) unsafe fn kernel_read(
     core: &Core,
     fd: Fd,
     at: Option<u64>,

@@ -27,12 +27,6 @@ pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: boo
         Who::Caller | Who::Mate => job.fd,
         Who::Keeper => file.cached.get(),
     };
-    if job.trickles && !again {
-        // What is there and what is still to come makes no difference: the kernel is reading ahead of us.
-        job.cold.store(true, Relaxed);
-        let route = job.core.cache_route(job.to);
-        return job.add(offset, &[Segment { offset: 0, len, route, reason: Reason::ReadAhead, refused: None }], false);
-    }
     let rights = file.rights;
     let cached = |len| vec![Extent { len, residency: Residency::Clean }];
     let presumed = !again && file.is_warm() && rights != Rights::Resident;
@@ -53,9 +47,9 @@ pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: boo
     if absent {
         job.cold.store(true, Relaxed);
     }
-    let read_ahead = absent && job.ahead && possible.storage.is_some();
+    let read_ahead = absent && job.ahead > 0 && possible.storage.is_some();
     if read_ahead {
-        job.core.streams.is_absent(job.fd);
+        job.core.streams.is_absent(job.fd, job.ahead);
         (possible.storage, possible.refused) = (None, Some(Reason::ReadAhead));
     }
     let mut schedule = Schedule::default();

@@ -1,0 +1,95 @@
+//! Reads of a stream that storage serves, up to the read-ahead window: one kernel call, one copy, and wait for it.
+//!
+//! ```text
+//!   pread(program's descriptor) ──> a block of staging ──> copied ──> arrived ──> return
+//!        │
+//!        └─ the kernel reads ahead:  ──[ read ]──[ on its way ]──[ asked for when the reader gets here ]──>
+//! ```
+//!
+//! The disk is the slowest of all here, and the kernel asks it for the next window when the reader comes to the last one.
+//! All that a large read does besides, asking for size and residency, planning, sharing the work out, would keep the
+//! reader from getting there. So such a read is made as a small one is: through the program's own descriptor, whatever
+//! that names by now, with nothing to validate. That the stream is cold is a hint (file/streams.rs), which a look
+//! every 512 KiB renews.
+
+use spinio_device::Wait;
+use spinio_plan::{Reason, Route};
+use spinio_sys::linux::Fd;
+
+use crate::core::Core;
+use crate::read::{large, small, stored};
+use crate::staging::BLOCK;
+use crate::stats::Direction;
+use crate::{Error, Target};
+
+/// A `read` or `pread` of a cold stream, all of it inside the allocation; `None` if it is none, or too long.
+pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Option<Result<usize, Error>> {
+    if len > BLOCK || !core.streams.trickles(fd, at, len as u64) {
+        return None;
+    }
+    let stats = core.stats();
+    let watch = stats.begin(Direction::Read, fd, at, len as u64).on(to.allocation.device);
+    let mut way = (Route::Copy, Reason::ReadAhead);
+    let got = bytes(core, fd, at, to, len, &mut way);
+    if let Ok(got @ 1..) = got {
+        stats.piece(&watch, way.0, way.1, 0, got as u64, watch.begun());
+    }
+    stats.end(&watch, &got.as_ref().copied());
+    core.publish();
+    if let Ok(got @ 1..) = got
+        && core.streams.note(fd, at, got)
+    {
+        core.ahead.look(core, fd, at.map(|at| at + got as u64));
+    }
+    Some(got)
+}
+
+/// How many bytes came; `way`: how, and why so, if not as most do.
+fn bytes(
+    core: &Core,
+    fd: Fd,
+    at: Option<u64>,
+    to: Target,
+    len: usize,
+    way: &mut (Route, Reason),
+) -> Result<usize, Error> {
+    let device = to.allocation.device;
+    let offset = at.unwrap_or(0);
+    let kernel_error = |e| Error::kernel(e, "read", offset, len as u64);
+    let device_error = |e| Error::device(e, "read", offset, len as u64);
+    if !device.abilities().copies {
+        way.0 = Route::Store;
+        // SAFETY: host-mapped device memory inside its allocation.
+        return unsafe { stored::read(core, fd, at, to.addr.0 as *mut u8, len) }.map_err(kernel_error);
+    }
+    let (queue, _) = device.program_queue();
+    let staging = core.staging(device);
+    let block = staging.take().map_err(device_error)?;
+    if !block.pinned {
+        way.1 = Reason::NoPinnedMemory;
+    }
+    // SAFETY: the block has at least `len` bytes.
+    let got = match unsafe { small::kernel_read(core, fd, at, block.ptr(), len) } {
+        Ok(got @ 1..) => got,
+        other => {
+            staging.give_back(block);
+            return other.map_err(kernel_error);
+        }
+    };
+    // SAFETY: the block is kept until the copy is done, or retired behind it.
+    let queued = unsafe { device.copy_in(queue, to.addr, block.ptr(), got) };
+    match queued.and_then(|()| device.drain(queue, Wait::Context)) {
+        Ok(()) => {
+            staging.give_back(block);
+            Ok(got)
+        }
+        Err(e) => {
+            staging.retire(block, queue);
+            if at.is_none() {
+                // The kernel has moved the offset for bytes that nobody gets.
+                large::unreserve(core, fd, got as u64);
+            }
+            Err(device_error(e))
+        }
+    }
+}
