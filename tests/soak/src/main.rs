@@ -8,7 +8,8 @@
 //! ```
 //!
 //! `cargo x soak` runs it for 30 minutes. It fails if a byte is wrong or of the past, a record of the log is torn or
-//! missing, somebody who wants to write a held file is not let through, a worker dies that nobody killed, nothing moves
+//! missing, a byte that a session of NVMMU and its rivals wrote is
+//! not there, somebody who wants to write a held file or a session's output is not let through, a worker dies that nobody killed, nothing moves
 //! for two minutes, or a worker that ends has descriptors, pins, fences, queues or memory left over, or grew.
 //!
 //! Known limits: the kernel ends a write of a killed process in the middle, as it would a host's; so the first two workers
@@ -17,6 +18,7 @@
 mod editions;
 mod files;
 mod held;
+mod moves;
 mod overseer;
 mod tally;
 mod vandal;

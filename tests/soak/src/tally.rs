@@ -2,9 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Things that workers do; the last three are the vandal's: how often it published a file that others may hold, how often
+/// Things that workers do: `parted` counts sessions that had to share their output in the middle, `neighbours` the bytes of
+/// others that sessions wrote with their own. The last three are the vandal's: how often it published a file that others may hold, how often
 /// it opened one, and the longest time that it had to wait, in milliseconds.
-pub(crate) const DEEDS: [&str; 12] = [
+pub(crate) const DEEDS: [&str; 15] = [
     "steady",
     "changing",
     "own",
@@ -13,6 +14,9 @@ pub(crate) const DEEDS: [&str; 12] = [
     "advise",
     "hold",
     "batch",
+    "sessions",
+    "parted",
+    "neighbours",
     "bytes",
     "published",
     "opened",

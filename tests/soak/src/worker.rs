@@ -9,12 +9,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use spinio_device::emulated::{Emulated, Outstanding};
+use spinio_io::settings::Nvmmu;
 use spinio_io::{Runtime, Settings, forget_range};
 use spinio_plan::Route;
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, Rng, file, leaks};
 
 use crate::files::{self, CHANGING, CHANGING_LEN, STEADY};
+use crate::moves::{Mover, Output};
 use crate::tally::Tally;
 use crate::{Args, IMMORTAL};
 
@@ -28,6 +30,9 @@ pub(crate) struct Worker<'a> {
     pub(crate) folder: &'a Path,
     devices: [&'static Emulated; 2],
     runtimes: Vec<Runtime>,
+    /// A device of the sessions, and their runtimes.
+    pub(crate) mover: &'static Emulated,
+    pub(crate) movers: [Mover; 2],
     pub(crate) tally: Tally,
     logged: AtomicU64,
     end: Instant,
@@ -38,8 +43,16 @@ pub(crate) fn run(args: &Args, folder: &Path, number: u64) -> Result<()> {
     // Helpers are started by the first request; what they open is theirs.
     let descriptors = leaks::own_descriptors();
     let end = Instant::now() + Duration::from_secs(args.seconds);
-    let worker =
-        Worker { folder, devices, runtimes: runtimes(), tally: Tally::default(), logged: AtomicU64::new(0), end };
+    let worker = Worker {
+        folder,
+        devices,
+        runtimes: runtimes(),
+        mover: emulated("size=64M"),
+        movers: [Nvmmu::Prepared, Nvmmu::Shaped].map(Mover::new),
+        tally: Tally::default(),
+        logged: AtomicU64::new(0),
+        end,
+    };
     let (half, mut early) = (Instant::now() + Duration::from_secs(args.seconds / 2), None);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..args.threads as u64)
@@ -92,11 +105,12 @@ impl Worker<'_> {
         let buffer = if rng.chance(30) { Buffer::host_mapped(device, OWN) } else { Buffer::new(device, OWN) };
         let path = self.folder.join(format!("own-{me}"));
         let own = file::create(&path);
+        let mut output = Output::new(self.folder, me, self.mover)?;
         let mut model = Vec::new();
         let mut sequence = 0;
         while Instant::now() < self.end {
             let runtime = rng.pick(&self.runtimes);
-            match rng.below(26) {
+            match rng.below(29) {
                 0..6 => self.read_steady(runtime, &buffer, &mut rng)?,
                 6..10 => self.read_changing(runtime, &buffer, &mut rng)?,
                 10..14 => self.write_own(runtime, &buffer, &own, &mut model, &mut rng)?,
@@ -108,6 +122,7 @@ impl Worker<'_> {
                 17 => self.free_under_a_batch(runtime, device, rng.chance(50), &mut rng)?,
                 18..22 => self.hold(runtime, device, &buffer, &mut rng)?,
                 22..25 => self.batch_of_many(runtime, &buffer, &mut rng)?,
+                25..28 => self.session(&mut output, &mut rng)?,
                 _ => {
                     file::advise(&own, 0, 0, *rng.pick(&[0, 1, 2, 3, 4]));
                     self.tally.add("advise", 1);
@@ -230,8 +245,10 @@ impl Worker<'_> {
     /// The end: nothing may be left over.
     fn leave(self, descriptors: usize) -> Result<()> {
         forget_range(0, u32::MAX);
-        let Worker { devices, runtimes, .. } = self;
+        let Worker { devices: [one, two], mover, movers, runtimes, .. } = self;
         drop(runtimes);
+        movers.into_iter().for_each(Mover::end);
+        let devices = [one, two, mover];
         let begun = Instant::now();
         loop {
             let left: Vec<Outstanding> = devices.iter().map(|d| d.outstanding()).collect();

@@ -1,0 +1,262 @@
+//! Sessions of NVMMU, while others open and write the very files that their results go to.
+//!
+//! ```text
+//!   file      session's ......│ rival's │ nobody's ....│ session's │ rival's ....      anew for each session
+//!   stripes   │         │         │         │         │         │         │          some hold bytes of all three
+//! ```
+//!
+//! Nobody writes a byte that is another's. So at the end each byte is known, however the lease of the session was broken,
+//! and whichever of its stripes were written whole. The rival writes as any program would, or is a session itself.
+
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use spinio_device::QueueId;
+use spinio_device::emulated::Emulated;
+use spinio_io::settings::Nvmmu;
+use spinio_io::{Runtime, Settings};
+use spinio_nvmmu::{Direction, Promise, Report, Session, Ticket};
+use spinio_testkit::{Buffer, Rng, file};
+
+use crate::editions;
+use crate::files::{self, STEADY};
+use crate::worker::Worker;
+
+/// Bytes of an output at most.
+const LEN: u64 = 2 << 20;
+
+/// Bytes of an upload at most, which come behind the output's in the buffer.
+const UPLOAD: u64 = 300_000;
+
+/// Stripes as if an array were under the file.
+const WIDTH: u64 = 3 << 14;
+
+/// A runtime for sessions, which want one for ever, that goes all the same at the end of a worker.
+pub(crate) struct Mover(NonNull<Runtime>);
+
+// SAFETY: a runtime is shared by threads.
+unsafe impl Send for Mover {}
+// SAFETY: as above.
+unsafe impl Sync for Mover {}
+
+impl Mover {
+    pub(crate) fn new(nvmmu: Nvmmu) -> Mover {
+        let runtime = Runtime::new(Settings { nvmmu, staging: 16 << 20, ..Settings::default() });
+        Mover(NonNull::from(Box::leak(Box::new(runtime))))
+    }
+
+    fn runtime(&self) -> &'static Runtime {
+        // SAFETY: there until `end`, when no session is left.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Every session has ended.
+    pub(crate) fn end(self) {
+        // SAFETY: leaked by `new`, and used by nobody any more.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+/// A thread's output, and what must be in it.
+pub(crate) struct Output {
+    path: PathBuf,
+    model: Vec<u8>,
+    queue: QueueId,
+}
+
+impl Output {
+    pub(crate) fn new(folder: &Path, me: u64, device: &Emulated) -> Result<Output> {
+        let path = folder.join(format!("output-{me}"));
+        Ok(Output { path, model: Vec::new(), queue: device.new_queue().context("a queue")? })
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Who writes what of a file.
+struct Shares {
+    session: Vec<Range<u64>>,
+    rival: Vec<Range<u64>>,
+}
+
+impl Shares {
+    fn deal(rng: &mut Rng) -> Shares {
+        let (mut shares, mut at) = (Shares { session: Vec::new(), rival: Vec::new() }, 0);
+        let most = *rng.pick(&[10_000, 70_000, 400_000]);
+        while at < LEN {
+            let end = (at + 1 + rng.below(most)).min(LEN);
+            match rng.below(5) {
+                0 | 1 => shares.session.push(at..end),
+                2 | 3 => shares.rival.push(at..end),
+                _ => {}
+            }
+            at = end;
+            if shares.session.len() >= 12 {
+                break;
+            }
+        }
+        shares
+    }
+}
+
+/// Fills in what somebody writes.
+fn fill(model: &mut Vec<u8>, shares: &[Range<u64>], bytes: &[u8]) {
+    for range in shares {
+        let (start, end) = (range.start as usize, range.end as usize);
+        model.resize(model.len().max(end), 0);
+        model[start..end].copy_from_slice(&bytes[start..end]);
+    }
+}
+
+impl Worker<'_> {
+    /// A session that writes a part of the file, and at the same time somebody who writes another part.
+    pub(crate) fn session(&self, output: &mut Output, rng: &mut Rng) -> Result<()> {
+        if output.model.is_empty() || rng.chance(10) {
+            output.model = file::bytes(rng.number() >> 8, rng.below(LEN) as usize, 0);
+            std::fs::write(&output.path, &output.model)?;
+        }
+        let shares = Shares::deal(rng);
+        let mine = file::bytes(rng.number() >> 8, LEN as usize, 0);
+        let theirs = file::bytes(rng.number() >> 8, LEN as usize, 0);
+        let runtime = rng.pick(&self.movers).runtime();
+        let path = &output.path;
+        let (mut ours, mut others) = (Rng::new(rng.number()), Rng::new(rng.number()));
+        let how = rng.below(4);
+        let report = std::thread::scope(|scope| {
+            let (shares, mine, theirs) = (&shares, &mine, &theirs);
+            let rival = scope.spawn(move || {
+                let late = *others.pick(&[2_000, 10_000, 50_000]);
+                std::thread::sleep(Duration::from_micros(others.below(late)));
+                match how {
+                    0 => Ok(()),
+                    1 => self.moves(runtime, path, (&shares.rival, theirs), None, &mut others).map(drop),
+                    _ => write(path, &shares.rival, theirs, &mut others),
+                }
+            });
+            let queue = Some(output.queue);
+            let report = self.moves(runtime, path, (&shares.session, mine), queue, &mut ours);
+            let rivaled = rival.join().unwrap_or_else(|_| bail!("a rival panicked"));
+            rivaled.context("the rival").and(report)
+        })?;
+        fill(&mut output.model, &shares.session, &mine);
+        if how != 0 {
+            fill(&mut output.model, &shares.rival, &theirs);
+        }
+        let now = std::fs::read(path)?;
+        ensure!(now.len() == output.model.len(), "an output of {} bytes, not {}", now.len(), output.model.len());
+        let wrong = now.iter().zip(&output.model).position(|(seen, expected)| seen != expected);
+        if let Some(at) = wrong {
+            let of = |shares: &[Range<u64>]| shares.iter().any(|range| range.contains(&(at as u64)));
+            let whose = match (of(&shares.session), of(&shares.rival)) {
+                (true, _) => "the session's",
+                (_, true) => "the rival's",
+                _ => "nobody's",
+            };
+            bail!("a wrong byte at {at} of an output, {whose}; rival {how}; {report:?}");
+        }
+        self.tally.add("sessions", 1);
+        self.tally.add("parted", u64::from(matches!(&report.promise, Promise::Shaped(why) if why.contains("opened"))));
+        self.tally.add("neighbours", report.neighbours);
+        Ok(())
+    }
+
+    /// Downloads into some ranges of a file, and uploads of others between them.
+    fn moves(
+        &self,
+        runtime: &'static Runtime,
+        path: &Path,
+        (shares, bytes): (&[Range<u64>], &[u8]),
+        queue: Option<QueueId>,
+        rng: &mut Rng,
+    ) -> Result<Report> {
+        let buffer = Buffer::new(self.mover, (LEN + UPLOAD) as usize);
+        buffer.put(0, bytes);
+        let at = |offset: u64| buffer.addr().offset(offset).0 as *mut std::ffi::c_void;
+        let mut session = match rng.below(4) {
+            0 => Session::begin(runtime, Some(path)),
+            _ => Session::begin_as_if_striped(runtime, path, WIDTH, 8192),
+        }?;
+        for share in shares {
+            if rng.chance(60) {
+                session.expect(share.start, share.end - share.start);
+            }
+        }
+        // As a kernel would take its time.
+        std::thread::sleep(Duration::from_micros(rng.below(2000)));
+        let mut under_way: Vec<Ticket> = Vec::new();
+        for share in shares {
+            let (mut offset, down) = (share.start, Direction::Download);
+            while offset < share.end {
+                let len = (1 + rng.below(200_000)).min(share.end - offset);
+                let moved = match queue.filter(|_| rng.chance(50)) {
+                    Some(queue) => {
+                        under_way.push(session.move_async(path, at(offset), offset, len, down, queue)?);
+                        len
+                    }
+                    None => session.move_range(path, at(offset), offset, len, down)?,
+                };
+                ensure!(moved == len, "a download of {len} moved {moved}");
+                self.tally.add("bytes", len);
+                offset += len;
+            }
+            match rng.below(40) {
+                0..5 => session.flush()?,
+                5..10 => self.upload(&mut session, &buffer, queue, rng)?,
+                10 => {
+                    // What was written is there for the session itself, which is not alone with the file any more.
+                    let len = (share.end - share.start).min(UPLOAD);
+                    session.move_range(path, at(LEN), share.start, len, Direction::Upload)?;
+                    let seen = buffer.part(LEN as usize..(LEN + len) as usize);
+                    let expected = &bytes[share.start as usize..][..len as usize];
+                    ensure!(seen == expected, "{len} bytes at {} were not uploaded as downloaded", share.start);
+                }
+                _ => {}
+            }
+        }
+        if rng.chance(30) {
+            under_way.iter().try_for_each(|ticket| ticket.wait().map(drop))?;
+        }
+        Ok(session.end()?)
+    }
+
+    /// Of a file that does not change.
+    fn upload(&self, session: &mut Session, buffer: &Buffer, queue: Option<QueueId>, rng: &mut Rng) -> Result<()> {
+        let n = rng.below(STEADY);
+        let (path, len) = (files::steady(self.folder, n), 1 + rng.below(UPLOAD));
+        let offset = rng.edgy(files::steady_len(n));
+        let to = buffer.addr().offset(LEN).0 as *mut std::ffi::c_void;
+        let got = match queue.filter(|_| rng.chance(50)) {
+            Some(queue) => session.move_async(&path, to, offset, len, Direction::Upload, queue)?.wait()?,
+            None => session.move_range(&path, to, offset, len, Direction::Upload)?,
+        };
+        let expect = (files::steady_len(n) - offset).min(len);
+        ensure!(got == expect, "steady-{n}: an upload of {got} bytes at {offset}, not {expect}");
+        let wrong = files::first_not_steady(offset, &buffer.part(LEN as usize..(LEN + got) as usize));
+        ensure!(wrong.is_none(), "steady-{n}: a wrong byte at {wrong:?}, in an upload of {len} at {offset}");
+        self.tally.add("bytes", got);
+        Ok(())
+    }
+}
+
+/// Writes a share as any program would. The session is not to keep it waiting.
+fn write(path: &Path, shares: &[Range<u64>], bytes: &[u8], rng: &mut Rng) -> Result<()> {
+    // Opened several times: each may break a lease.
+    for shares in shares.chunks(1 + rng.below(8) as usize) {
+        let subject = editions::get(path, false, rng.chance(20))?;
+        for range in shares {
+            subject.write_all_at(&bytes[range.start as usize..range.end as usize], range.start)?;
+        }
+        if rng.chance(20) {
+            subject.sync_all()?;
+        }
+    }
+    Ok(())
+}
