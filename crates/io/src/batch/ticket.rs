@@ -1,4 +1,6 @@
 //! A batch that goes on while the program does something else.
+//!
+//! Known flaw: a helper may run it, by the descriptors of its own table: wrong for a thread that has left the program's.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
