@@ -71,6 +71,10 @@ fn btrfs_over_two_devices() {
         && run(Command::new("mkfs.btrfs").args(["-q", "-f", "-d", "raid0", "-m", "raid0"]).args(loops))
         && run(Command::new("btrfs").args(["device", "scan"]).args(loops))
         && run(Command::new("mount").arg(&loops[0]).arg(mount));
+    // They go with the mount, also where this is killed.
+    for device in loops {
+        run(Command::new("losetup").args(["-d", device]));
+    }
     if !made {
         return println!("skipped: no btrfs over two loop devices here");
     }
@@ -94,9 +98,6 @@ struct Array {
 impl Drop for Array {
     fn drop(&mut self) {
         run(Command::new("umount").arg("-l").arg(&self.mount));
-        for device in &self.loops {
-            run(Command::new("losetup").args(["-d", device]));
-        }
     }
 }
 
