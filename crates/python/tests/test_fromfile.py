@@ -33,13 +33,14 @@ def test_fromfile_as_numpy_does(memory, data, noise, tmp_path):
 def test_emulated_arrays_are_views_like_others():
     host = numpy.arange(2 * 3 * 4, dtype="int32").reshape(2, 3, 4)
     array = emulated.array(host)
-    for key in [0, -1, (1, 2), (slice(None), 1), (Ellipsis, slice(1, 3)), (1, slice(None, None, -1)), slice(0, 0), (1, 2, 3)]:
+    for key in [0, -1, (1, 2), (slice(None), 1), (Ellipsis, slice(1, 3)), (1, slice(None, None, -1)), slice(0, 0), slice(1, 0), (1, slice(1, 2, -1)), (1, 2, 3)]:
         want = host[key]
         assert array[key].shape == want.shape
         assert array[key].tobytes() == want.tobytes(), key
     assert (array.reshape(6, -1).numpy() == host.reshape(6, -1)).all()
     assert (array.view("uint8").numpy() == host.view("uint8").reshape(-1)).all()
     assert array[1].address == array.address + 48 and array.strides == host.strides
+    assert array[0:0][::-1].tobytes() == b""
     for wrong in [2, (0, 0, 0, 0), (0, 3)]:
         with pytest.raises(IndexError):
             array[wrong]

@@ -77,6 +77,8 @@ INDICES = [
     0, -1, slice(None), slice(2, 5), slice(5, 2), slice(-3, None), slice(None, None, 2), slice(1, 7, 3), Ellipsis,
     (slice(1, 5, 2), slice(0, 3)),
     (2, 3), (slice(1, 4), 5), (slice(1, 4), slice(2, 9)), (3, slice(4, 20, 5)), (Ellipsis, 1), (slice(None), slice(None)),
+    slice(None, None, -1), slice(6, 1, -2), slice(1, 5, -1), (slice(1, 5), slice(None, None, -3)), (2, slice(None, None, -1)),
+    (slice(None, None, -2), slice(9, 2, -1)),
 ]  # fmt: skip
 
 

@@ -56,7 +56,16 @@ class Torch:
         return part.view(kind).view(tuple(shape))
 
     def index(self, array: Any, keys: tuple[Any, ...]) -> Any:
-        return array[keys].clone()
+        # PyTorch's own slices go forward only.
+        forward, back = [], []
+        for dim, key in enumerate(keys):
+            if isinstance(key, slice) and (key.step or 1) < 0:
+                back.append(sum(isinstance(k, slice) for k in forward))
+                chosen = range(*key.indices(array.shape[dim]))
+                key = slice(chosen[-1], chosen[0] + 1, -chosen.step) if chosen else slice(0, 0)
+            forward.append(key)
+        part = array[tuple(forward)]
+        return part.flip(back) if back else part.clone()
 
     def _dtype(self, dtype: _dtypes.DType) -> Any:
         kind = getattr(self.torch, dtype.torch, None) if dtype.torch else None

@@ -109,8 +109,10 @@ class Array:
             one = keys[i] if i < len(keys) else slice(None)
             if isinstance(one, slice):
                 start, stop, step = one.indices(length)
-                at += start * stride * self.itemsize
-                shape.append(len(range(start, stop, step)))
+                chosen = range(start, stop, step)
+                # Of nothing the first element may lie outside.
+                at += start * stride * self.itemsize if chosen else 0
+                shape.append(len(chosen))
                 strides.append(stride * step)
             else:
                 index = one + length if one < 0 else one
