@@ -45,8 +45,7 @@ class Store(LocalStore):
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """A value, or a part of one; None if it is not there."""
-        if not self._is_open:
-            await self._open()
+        await self._ensure_open()
         return await asyncio.to_thread(_get, self.root / key, prototype or default_buffer_prototype(), byte_range)
 
     def get_sync(
@@ -63,8 +62,7 @@ class Store(LocalStore):
         return list(await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges)))
 
     async def _set(self, key: str, value: Buffer, exclusive: bool = False) -> None:
-        if not self._is_open:
-            await self._open()
+        await self._ensure_open()
         self._check(value)
         await asyncio.to_thread(_put, self.root / key, value, exclusive)
 
