@@ -100,7 +100,8 @@ def test_it_is_a_raw_io_object(data, noise):
         assert f.read(10) == noise[:10]
         assert len(f.readall()) == len(noise) - 10
         f.seek(0)
-        assert io.BufferedReader(f).read(100000) == noise[:100000]
+        with io.BufferedReader(f) as buffered:
+            assert buffered.read(100000) == noise[:100000]
 
 
 @pytest.mark.parametrize("size", SIZES)
