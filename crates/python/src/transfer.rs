@@ -122,7 +122,11 @@ pub(crate) fn write(fd: i32, from: &Bound<'_, PyAny>, offset: Option<i64>) -> Py
     }
 }
 
-/// What `spinio` takes an object's memory for: device, address, bytes, stream.
+/// What `spinio` takes an object's memory for.
+///
+/// A dictionary: device ("cpu", "cuda:0", "emulated:0"), address, bytes, and the handle of the stream that transfers of the
+/// array are ordered with; None where it names none. A BufferError or TypeError says why it is no memory to read into or
+/// write out of.
 #[pyfunction]
 pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
     let buffer = Buffer::of(object, Access::Drain)?;

@@ -57,7 +57,8 @@ class Torch:
 
     def index(self, array: Any, keys: tuple[Any, ...]) -> Any:
         # PyTorch's own slices go forward only.
-        forward, back = [], []
+        forward: list[Any] = []
+        back: list[int] = []
         for dim, key in enumerate(keys):
             if isinstance(key, slice) and (key.step or 1) < 0:
                 back.append(sum(isinstance(k, slice) for k in forward))
@@ -202,8 +203,13 @@ def fromfile(
 ) -> Any:
     """A new one-dimensional array with what a file holds from byte `offset`: as numpy.fromfile, on any device.
 
-    At most `count` elements, all that are there with -1; a part of an element at the end is left out. `library` names who
-    makes the array ("torch", "cupy", "numpy"); without it the one that the program has imported.
+    dtype: a name ("float32", "bfloat16", "float8_e4m3fn" ...), a torch.dtype, or a NumPy dtype of this machine's byte order.
+    count: elements at most; -1 for all that are there. A part of an element at the end is left out. offset: bytes.
+    device: "cpu", "cuda", "cuda:1" ..., a number, a torch.device, or "emulated". library: who makes the array, "torch",
+    "cupy" or "numpy"; without it the one that the program has imported.
+
+    A file that cannot be read is an OSError, a type or a library that is not there a TypeError or an ImportError, a pipe or
+    anything else without a size a ValueError.
     """
     d = _dtypes.of(dtype)
     if not d.itemsize:

@@ -28,9 +28,13 @@ class File(io.FileIO):
     hold()                              keeps the pages registered for repeated reads
     ==================================  ===============================================
 
+    An array has any shape and type, C-contiguous, in memory of the host or of a device: NumPy's, CuPy's, PyTorch's, anything
+    with DLPack, __cuda_array_interface__ or the buffer protocol. Offsets and lengths are bytes.
+
     They return how many bytes were moved, which is less than the array holds at the end of the file, and None where a
-    descriptor that does not wait has none. What goes wrong is an OSError with errno; an array that will not do (strided,
-    read-only) is a BufferError. The GIL is free while bytes move.
+    descriptor that does not wait has none. What goes wrong is an OSError with errno, the file's name and the offset; an array
+    that will not do (strided, read-only, of objects) is a BufferError, what is no array a TypeError, a closed file a
+    ValueError. The GIL is free while bytes move. Signal handlers run between system calls.
     """
 
     def __init__(
@@ -78,7 +82,8 @@ class File(io.FileIO):
         8-byte integers: fewer than asked at the end of the file. Pieces fail one by one: the first that did is raised as
         an OSError when all have been tried; with errors="return" its number is instead the errno with a minus sign.
 
-        NumPy arrays of int64 are taken as they are; anything else is copied into one.
+        NumPy arrays of int64 are taken as they are; other sequences of integers are copied. Numbers that cannot be, and
+        pieces that do not fit into `out`, are a ValueError, and then nothing is read.
         """
         self._must(self.readable(), "reading")
         if errors not in ("raise", "return"):
@@ -173,5 +178,10 @@ def _zeros(n: int) -> Any:
 
 
 def open(path: Path, mode: str = "r", *, closefd: bool = True, opener: Callable[[str, int], int] | None = None) -> File:
-    """Opens a file as io.FileIO does: `mode` is "r", "w", "x" or "a", with "+" for both directions; always binary."""
+    """Opens a file as io.FileIO does, unbuffered and binary; returns a File.
+
+    path: a name or a descriptor (which is closed with the file unless closefd=False). mode: "r" to read, "w" to write from
+    nothing, "x" likewise but a file that is there is an error, "a" to write at the end; with "+" for both directions.
+    What the kernel refuses is an OSError.
+    """
     return File(path, mode, closefd, opener)

@@ -27,7 +27,11 @@ class Hold:
         return self._file is not None and _spinio.is_held(self._file.fileno())
 
     def map(self, offset: int = 0, nbytes: int | None = None) -> Map:
-        """A range of the file in place, as memory that kernels of the device read; see Map."""
+        """Bytes of the file in place, as memory that kernels of the device read; see Map.
+
+        offset and nbytes must lie inside the file; without nbytes, all from offset on. An OSError says what cannot be: ENODEV
+        where the device's kernels do not read the host's memory.
+        """
         if self._file is None:
             raise ValueError("the file is no longer held")
         if nbytes is None:

@@ -1,4 +1,4 @@
-from typing import Any, Sequence, final
+from typing import Any, Sequence, TypedDict, final
 
 __all__ = [
     "Mapped",
@@ -26,7 +26,55 @@ __all__ = [
 
 __version__: str
 
-class SafetensorsError(ValueError): ...
+class SafetensorsError(ValueError):
+    """The file is no safetensors file that can be believed."""
+
+class _Described(TypedDict):
+    device: str
+    address: int
+    bytes: int
+    stream: int | None
+
+class _Latency(TypedDict):
+    p50_nanoseconds: int | None
+    p99_nanoseconds: int | None
+
+class _Calls(_Latency):
+    calls: int
+    failed: int
+    bytes: int
+    nanoseconds: int
+
+class _Route(_Latency):
+    direction: str
+    route: str
+    reason: str
+    pieces: int
+    bytes: int
+    nanoseconds: int
+
+class _Refused(TypedDict):
+    reason: str
+    times: int
+    bytes: int
+
+class _Stats(TypedDict):
+    read: _Calls
+    write: _Calls
+    batch: _Calls
+    routes: list[_Route]
+    refused: list[_Refused]
+    kept: dict[str, tuple[int, int]]
+
+class _Report(TypedDict):
+    uploaded: int
+    downloaded: int
+    promise: str
+    whole: int
+    neighbours: int
+    loose: int
+    read_ahead: int
+    read_late: int
 
 @final
 class Memory:
@@ -75,8 +123,8 @@ class NvmmuSession:
     def download_async(self, from_: Any, path: Any, offset: int, /) -> NvmmuTicket: ...
     def flush(self) -> None: ...
     def sync(self) -> None: ...
-    def report(self) -> dict[str, Any]: ...
-    def end(self) -> dict[str, Any] | None: ...
+    def report(self) -> _Report: ...
+    def end(self) -> _Report | None: ...
 
 def read(fd: int, into: Any, offset: int | None = None, *, wait: bool = False, piece: int = ...) -> int | None: ...
 def write(fd: int, from_: Any, offset: int | None = None, /) -> int | None: ...
@@ -84,10 +132,12 @@ def read_many(fd: int, offsets: Any, lengths: Any, out: Any, results: Any) -> in
 def hold(fd: int, like: Any = None) -> None: ...
 def release(fd: int) -> None: ...
 def is_held(fd: int) -> bool: ...
-def describe(object: Any) -> dict[str, Any]: ...
+def describe(object: Any) -> _Described:
+    """What `spinio` takes an object's memory for."""
 def set_stream(handle: int) -> None: ...
 def stream() -> int: ...
-def stats() -> dict[str, Any]: ...
+def stats() -> _Stats:
+    """What SPIN has done in this process since it began."""
 def configure(text: str) -> None: ...
 def held() -> None: ...
 def let_go() -> None: ...

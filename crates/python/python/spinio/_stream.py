@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator
+from typing import Any, Generator
 
 from spinio import _spinio
 
@@ -16,7 +16,8 @@ def _handle(stream: Any) -> int:
         return stream
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        _version, handle = protocol() if callable(protocol) else protocol
+        said: Any = protocol() if callable(protocol) else protocol
+        _version, handle = said
         return int(handle)
     for name in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, Numba and cuda-python
         handle = getattr(stream, name, None)
@@ -28,7 +29,9 @@ def _handle(stream: Any) -> int:
 def set_stream(stream: Any) -> None:
     """Makes this thread's transfers go behind what is queued on `stream`, instead of the stream their arrays name.
 
-    None, or the legacy default stream, ends that. The stream must live until another one is set, and belong to the device that the arrays are on.
+    stream: PyTorch's, CuPy's, Numba's, anything with __cuda_stream__, or a handle; None, or the legacy default stream, ends
+    that. The stream must live until another one is set, and belong to the device that the arrays are on. What is none of
+    these is a TypeError.
     """
     _spinio.set_stream(_handle(stream))
 
@@ -39,8 +42,8 @@ def current_stream() -> int:
 
 
 @contextlib.contextmanager
-def stream(stream: Any) -> Iterator[None]:
-    """As set_stream, for a block."""
+def stream(stream: Any) -> Generator[None, None, None]:
+    """As set_stream, for a block: `with spinio.stream(s): f.pread(array, 0)`. What was set before comes back."""
     before = _spinio.stream()
     _spinio.set_stream(_handle(stream))
     try:

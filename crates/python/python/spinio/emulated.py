@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any, Iterator, Sequence
+from typing import Any, Generator, Iterator, Sequence
 
 from spinio import _dtypes, _spinio
 
@@ -20,7 +20,18 @@ __all__ = ["Array", "array", "configure", "empty", "held"]
 class Array:
     """An array in memory of the emulated device, for everybody by DLPack (device type 12)."""
 
-    __slots__ = ("_at", "_memory", "_strides", "dtype", "readonly", "shape")
+    __slots__ = {
+        "_at": "Bytes before the first element.",
+        "_memory": "What it is a view of.",
+        "_strides": "Elements from an element to the next, for each dimension.",
+        "dtype": "Type of the elements.",
+        "readonly": "Whether it is marked read-only.",
+        "shape": "Number of elements along each dimension.",
+    }
+
+    shape: tuple[int, ...]
+    dtype: _dtypes.DType
+    readonly: bool
 
     def __init__(
         self,
@@ -223,7 +234,7 @@ def configure(text: str) -> None:
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
+def held() -> Generator[None, None, None]:
     """For tests: no copy starts on the device inside the block."""
     _spinio.held()
     try:

@@ -25,9 +25,12 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from spinio import _spinio
+
+if TYPE_CHECKING:
+    from spinio._spinio import _Report
 
 __all__ = ["Session", "Ticket", "session"]
 
@@ -62,7 +65,7 @@ class Session:
 
     def __init__(self, output: Path | None = None) -> None:
         self._moves = _spinio.NvmmuSession(output)
-        self._report: dict[str, Any] | None = None
+        self._report: _Report | None = None
 
     def upload(self, path: Path, array: Any, offset: int = 0) -> int:
         """Fills an array of a device from byte `offset` of a file; returns the bytes moved, fewer at the file's end."""
@@ -102,12 +105,20 @@ class Session:
         self._moves.sync()
 
     @property
-    def report(self) -> dict[str, Any]:
-        """What was done: bytes each way, how the output could be prepared, and how it was written."""
+    def report(self) -> _Report:
+        """What was done, in bytes; waits for the preparation to be over.
+
+        uploaded, downloaded: moved each way. promise: how the output could be prepared, in words. whole: written as whole
+        stripes, neighbours: of these, old bytes that were not the session's. loose: written to the output as they came.
+        read_ahead, read_late: old bytes that were read before a download, and in one.
+        """
         return self._moves.report() if self._report is None else self._report
 
-    def end(self) -> dict[str, Any]:
-        """Ends: everything is in the files; returns the report. A second time does nothing."""
+    def end(self) -> _Report:
+        """Ends: everything is in the files, or an OSError says what is not; returns the report.
+
+        A second time does nothing.
+        """
         report = self._moves.end()
         if report is not None:
             self._report = report
