@@ -13,3 +13,4 @@ mod exports;
 mod header;
 mod nvmmu;
 mod programs;
+mod users;

@@ -1,0 +1,14 @@
+/* Says whether it has more rights than who started it, and whether the software GPU has room for a MiB, which the
+ * environment says it has not. */
+#include <stdio.h>
+#include <sys/auxv.h>
+
+#include "spinio.h"
+
+int main(void)
+{
+    void *memory = spinio_mem_alloc("emulated", 1 << 20, 0);
+    printf("%s, %s\n", getauxval(AT_SECURE) ? "more rights" : "no more rights", memory ? "room" : "no room");
+    spinio_mem_free(memory);
+    return 0;
+}
