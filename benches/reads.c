@@ -6,7 +6,9 @@
  *   big     size bytes, once                               us, us1 (spinio_pread), plain, limit
  *   again   size bytes, times times, all work counted      us, plain, limit
  *   seq     total bytes in sequence, block by block        us, plain
- *   trickle the same, of a file not in the page cache      us, plain, direct (O_DIRECT, one block at a time)
+ *   trickle total bytes in sequence by each of threads     us, plain, direct (O_DIRECT, one block at a time)
+ *           threads, one stretch behind the other from
+ *           byte from on: none of it in the page cache
  *   par     as seq, from threads threads                   us, plain
  *   cold    size bytes that are not in the page cache      us, plain, limit (O_DIRECT into pinned memory)
  *   mix     random 1 MiB reads of partly cached blocks     us, cached, random, direct
@@ -26,7 +28,7 @@
 #define MOST 0x7ffff000u /* what one pread moves at most */
 
 static struct {
-    size_t size, block, total, times, threads, count;
+    size_t size, block, total, times, threads, count, from;
 } arg = { .block = 8 * MIB, .times = 4, .threads = 16, .count = 150 };
 static int fd;
 static size_t file_size;
@@ -152,31 +154,18 @@ static void row_big(void) {
 
 /* ---- block by block --------------------------------------------------------------------------------------------- */
 
-static double resident(size_t at, size_t size);
 static void row_seq(void) {
     size_t area = arg.block > 64 * MIB ? arg.block : 64 * MIB / arg.block * arg.block;
     gpu_ptr to;
     GPU(cuMemAlloc_v2(&to, area));
     size_t total = arg.total / arg.block * arg.block, o = 0;
-    int plain = !is("us"), from = fd;
+    int plain = !is("us");
     for (int warm = 0; warm < 4; warm++) /* threads, staging, the first touch of everything */
         plain ? plain_read(to, arg.block, 0) : read_all(fd, (void *)to, arg.block, 0);
-    if (strcmp(asked.row, "trickle") == 0) {
-        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-        double left = resident(0, total);
-        if (left > 1)
-            fprintf(stderr, "reads trickle: %.1f %% of the file stayed in the page cache\n", left);
-    }
-    if (is("direct")) {
-        from = open(asked.file, O_RDONLY | O_DIRECT | O_CLOEXEC);
-        if (from < 0)
-            fail("O_DIRECT");
-        host = pinned(arg.block);
-    }
     begin();
     for (; o < total; o += arg.block) {
         if (plain) {
-            read_all(from, host, arg.block, o);
+            read_all(fd, host, arg.block, o);
             GPU(cuMemcpyHtoD_v2(to + o % area, host, arg.block));
         } else {
             read_all(fd, (void *)(to + o % area), arg.block, o);
@@ -246,6 +235,61 @@ static double resident(size_t at, size_t size) {
         munmap(p, n);
     }
     return 100.0 * in * 4096 / size;
+}
+
+/* Goes its own way, front to back, with a descriptor of its own. */
+static gpu_ptr trickled; /* where the first one's last block is */
+static void *trickler(void *number) {
+    size_t begins = arg.from + (size_t)number * arg.total, area = 16 * MIB / arg.block * arg.block;
+    gpu_ptr to;
+    GPU(cuCtxSetCurrent(gpu.context));
+    GPU(cuMemAlloc_v2(&to, area));
+    int plain = !is("us"), mine = open(asked.file, O_RDONLY | O_CLOEXEC | (is("direct") ? O_DIRECT : 0));
+    if (mine < 0)
+        fail(asked.file);
+    char *memory = is("direct") ? pinned(arg.block) : malloc(arg.block);
+    memset(memory, 1, arg.block);
+    if (!plain)
+        warm_up(to, arg.block);
+    else
+        GPU(cuMemcpyHtoD_v2(to, memory, arg.block));
+    pthread_barrier_wait(&gate);
+    pthread_barrier_wait(&gate);
+    for (size_t o = 0; o < arg.total; o += arg.block) {
+        gpu_ptr there = to + o % area;
+        read_all(mine, plain ? memory : (void *)there, arg.block, begins + o);
+        if (plain)
+            GPU(cuMemcpyHtoD_v2(there, memory, arg.block));
+        if (number == 0)
+            trickled = there;
+    }
+    pthread_barrier_wait(&gate);
+    close(mine);
+    return NULL;
+}
+
+static void row_trickle(void) {
+    pthread_t t[64];
+    arg.total = arg.total / arg.block * arg.block;
+    size_t all = arg.threads * arg.total;
+    if (arg.threads > COUNT(t) || arg.block > 16 * MIB || arg.from + all > file_size) {
+        fprintf(stderr, "reads trickle: more threads, longer blocks or more bytes than there can be\n");
+        exit(2);
+    }
+    posix_fadvise(fd, arg.from, all, POSIX_FADV_DONTNEED);
+    double left = resident(arg.from, all);
+    if (left > 1)
+        fprintf(stderr, "reads trickle: %.1f %% of the file stayed in the page cache\n", left);
+    pthread_barrier_init(&gate, NULL, arg.threads + 1);
+    for (size_t i = 0; i < arg.threads; i++)
+        pthread_create(&t[i], NULL, trickler, (void *)i);
+    pthread_barrier_wait(&gate);
+    begin();
+    pthread_barrier_wait(&gate);
+    pthread_barrier_wait(&gate);
+    end(all, 1, trickled, arg.block, arg.from + arg.total - arg.block);
+    for (size_t i = 0; i < arg.threads; i++)
+        pthread_join(t[i], NULL);
 }
 
 static size_t next_chunk;
@@ -418,9 +462,10 @@ static void row_host(void) {
 int main(int argc, char **argv) {
     static const struct option options[] = {
         { "size", &arg.size, NULL },   { "block", &arg.block, NULL },     { "total", &arg.total, NULL },
-        { "times", &arg.times, NULL }, { "threads", &arg.threads, NULL }, { "count", &arg.count, NULL } };
+        { "times", &arg.times, NULL }, { "threads", &arg.threads, NULL }, { "count", &arg.count, NULL },
+        { "from", &arg.from, NULL } };
     static const struct row rows[] = {
-        { "big", row_big }, { "again", row_big }, { "seq", row_seq },     { "trickle", row_seq }, { "par", row_par },
+        { "big", row_big }, { "again", row_big }, { "seq", row_seq },     { "trickle", row_trickle }, { "par", row_par },
         { "cold", row_cold }, { "mix", row_mix }, { "first", row_first }, { "host", row_host } };
     ask(argc, argv, options, COUNT(options));
     file_size = open_both(&fd);
