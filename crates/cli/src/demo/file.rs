@@ -10,13 +10,12 @@
 //! state that could not be produced (tmpfs never drops a page) is told to the user.
 
 use std::fs::File;
-use std::io::{IoSliceMut, Write};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::Context;
-use rustix::io::ReadWriteFlags;
 use spinio_sys::linux::{self, Advice, PAGE};
 
 use crate::progress::Progress;
@@ -108,13 +107,15 @@ pub fn enter(file: &File, path: &Path, size: u64, state: State) -> anyhow::Resul
     Ok(resident(file, size))
 }
 
-/// Drops what is resident. The kernel skips a page that sits in a per-processor list at that moment: try again.
+/// Drops what is resident. The kernel skips a page that sits in a per-processor list at that moment, or is on its way
+/// from storage: tries again, and as long as that helps.
 fn evict(file: &File, size: u64) {
-    for _ in 0..5 {
+    let (mut least, mut in_vain) = (f64::INFINITY, 0);
+    while in_vain < 10 {
         advise(file, Advice::DontNeed);
-        if resident(file, size).is_none_or(|share| share == 0.0) {
-            return;
-        }
+        let Some(share) = resident(file, size).filter(|&share| share > 0.0) else { return };
+        in_vain = if share < least { 0 } else { in_vain + 1 };
+        least = least.min(share);
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
@@ -144,26 +145,8 @@ pub fn resident(file: &File, size: u64) -> Option<f64> {
     if let Ok(stat) = linux::cachestat(file.as_raw_fd(), 0, size) {
         return Some(stat.cached as f64 / pages as f64);
     }
-    sample(file, pages)
-}
-
-/// Without `cachestat` (before Linux 6.5): tries to read a byte of each page, or of 65,536 of them, out of the page
-/// cache. POSIX_FADV_RANDOM keeps a try that fails from starting read-ahead.
-fn sample(file: &File, pages: u64) -> Option<f64> {
-    advise(file, Advice::Random);
-    let step = (pages / 65_536).max(1);
-    let (mut asked, mut found) = (0u64, 0u64);
-    for page in (0..pages).step_by(step as usize) {
-        let mut byte = [0u8];
-        match rustix::io::preadv2(file, &mut [IoSliceMut::new(&mut byte)], page * PAGE as u64, ReadWriteFlags::NOWAIT) {
-            Ok(_) => found += 1,
-            Err(rustix::io::Errno::AGAIN) => {}
-            Err(_) => return None,
-        }
-        asked += 1;
-    }
-    advise(file, Advice::Normal);
-    Some(found as f64 / asked.max(1) as f64)
+    // Before Linux 6.5. A read that must not wait (RWF_NOWAIT) would tell, too, but has the kernel bring the page in.
+    linux::resident_pages(file.as_raw_fd(), size).ok().map(|found| found as f64 / pages as f64)
 }
 
 #[cfg(test)]
@@ -192,8 +175,10 @@ mod tests {
                 return;
             };
             assert!(state.matches(share), "{}: {share}", state.name());
-            let sampled = sample(file.as_file(), SIZE / PAGE as u64).unwrap();
-            assert!((sampled - share).abs() < 0.01, "cachestat {share}, sampled {sampled}");
+            // As an older kernel is asked.
+            let pages = linux::resident_pages(file.as_file().as_raw_fd(), SIZE).unwrap();
+            let asked = pages as f64 / (SIZE / PAGE as u64) as f64;
+            assert!((asked - share).abs() < 0.01, "cachestat {share}, mincore {asked}");
         }
     }
 

@@ -291,6 +291,31 @@ pub unsafe fn mincore(addr: *const u8, out: &mut [u8]) -> Result<()> {
     unsafe { call(k::__NR_mincore, [addr as usize, out.len() * PAGE, out.as_mut_ptr() as usize, 0, 0, 0]) }.map(drop)
 }
 
+/// How many of a file's first `len` bytes' pages are in the page cache, as [`mincore`] knows it: of one's own files, on any
+/// kernel, and nothing is brought in by the question.
+pub fn resident_pages(fd: Fd, len: u64) -> Result<u64> {
+    const ASKED: usize = 1 << 16;
+    let pages = (len as usize).div_ceil(PAGE);
+    if pages == 0 {
+        return Ok(0);
+    }
+    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+    let start = unsafe { mmap(core::ptr::null_mut(), pages * PAGE, PROT_READ, MAP_SHARED, fd, 0) }?;
+    let mut out = vec![0u8; pages.min(ASKED)];
+    let (mut asked, mut resident) = (0, Ok(0));
+    while asked < pages && resident.is_ok() {
+        let part = &mut out[..(pages - asked).min(ASKED)];
+        // SAFETY: as many pages are mapped from there on.
+        let told = unsafe { mincore(start.wrapping_add(asked * PAGE), part) };
+        let found = part.iter().filter(|&&page| page & 1 != 0).count() as u64;
+        resident = told.and_then(|()| resident.map(|before| before + found));
+        asked += part.len();
+    }
+    // SAFETY: mapped above, and used by nobody else.
+    unsafe { munmap(start, pages * PAGE) }?;
+    resident
+}
+
 /// `cachestat` (Linux 6.5): how much of a range is in the page cache. EPERM for who may not write the file.
 pub fn cachestat(fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
     const NR_CACHESTAT: u32 = 451;
