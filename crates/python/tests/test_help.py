@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import subprocess
+import sys
 import typing
 
 import pytest
@@ -15,9 +17,7 @@ MODULES = ["spinio", "spinio.emulated", "spinio.nvmmu", "spinio.safetensors", "s
 
 @pytest.mark.parametrize("name", MODULES)
 def test_everything_public_is_described(name):
-    if name in MODULES[4:]:
-        pytest.importorskip(name.removeprefix("spinio."))
-    module = importlib.import_module(name)
+    module = pytest.importorskip(name) if name in MODULES[4:] else importlib.import_module(name)
     assert inspect.getdoc(module)
     for public in module.__all__:
         thing = getattr(module, public)
@@ -27,6 +27,12 @@ def test_everything_public_is_described(name):
         ours = {n: m for n, m in vars(thing).items() if not n.startswith("_")} if inspect.isclass(thing) else {}
         for n, member in ours.items():
             assert inspect.getdoc(getattr(thing, n)), f"{public}.{n}"
+
+
+def test_an_old_zarr_is_told_apart():
+    code = "import sys, types; sys.modules['zarr'] = types.ModuleType('zarr'); import spinio.zarr"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert said.returncode == 1 and "ModuleNotFoundError: spinio.zarr needs Zarr 3" in said.stderr
 
 
 def test_dictionaries_have_the_keys_that_the_stub_promises(tmp_path, data):

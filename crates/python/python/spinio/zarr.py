@@ -20,9 +20,13 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable
 
-from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
-from zarr.core.buffer import Buffer, default_buffer_prototype
-from zarr.storage import LocalStore
+try:
+    from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
+    from zarr.core.buffer import Buffer, default_buffer_prototype
+    from zarr.storage import LocalStore
+except ModuleNotFoundError as _missing:
+    _why = f"spinio.zarr needs Zarr 3, which needs Python 3.11 or later: {_missing}"
+    raise ModuleNotFoundError(_why, name=_missing.name) from None
 
 from spinio import _arrays, _file, _spinio
 
