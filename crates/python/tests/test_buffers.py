@@ -275,9 +275,12 @@ def test_torch_parameters_and_odd_types(f, noise):
     assert f.pread(weight, 0) == 400
     assert weight.detach().cpu().numpy().tobytes() == noise[:400]
     for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "bool", "complex64"):
+        if not hasattr(torch, name):
+            continue  # an old one
         tensor = torch.zeros(64, device=device).to(getattr(torch, name))
-        assert f.pread(tensor, 8) == tensor.nelement() * tensor.element_size()
-        assert tensor.view(torch.uint8).cpu().numpy().tobytes() == noise[8 : 8 + tensor.nbytes]
+        size = tensor.nelement() * tensor.element_size()
+        assert f.pread(tensor, 8) == size
+        assert tensor.view(torch.uint8).cpu().numpy().tobytes() == noise[8 : 8 + size]
     for wrong in (torch.zeros(4, 4, device=device).t(), torch.zeros(3, dtype=torch.complex64).conj(), torch.zeros(3).to_sparse()):
         with pytest.raises(BufferError):
             f.pread(wrong[:, :3] if wrong.dim() == 2 else wrong, 0)
