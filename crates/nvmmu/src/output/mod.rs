@@ -386,8 +386,9 @@ impl Output {
     /// Takes off what the last stripe reaches beyond the end: nobody can have seen it, unless the lease was taken away.
     fn shorten(&mut self, to: u64, lease: &WriteLease) -> Result<(), Error> {
         self.surveyed = None;
-        let size = self.file.call(|fd| linux::fstat(fd).map(|s| s.size));
-        if !lease.is_fresh() && size.is_ok_and(|size| size > to) {
+        let (check, size) = (lease.check(), self.file.call(|fd| linux::fstat(fd).map(|s| s.size)));
+        let alone = self.file.call(move |_| Ok(check())) == Ok(true) || lease.is_fresh();
+        if !alone && size.is_ok_and(|size| size > to) {
             let why = format!("somebody got at the file before it could be cut off: behind byte {to} it has zeros");
             return Err(Error::new(ErrorKind::Failed(Errno::BUSY), "write", why).of(&self.path));
         }
