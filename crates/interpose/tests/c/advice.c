@@ -39,9 +39,9 @@ static int cached(int fd)
     return found;
 }
 
-/* Pages of a new file that are in the page cache after its first half was read. A new one each time: read-ahead that is still
- * under way would bring pages of an old one back. */
-static int after_reading(const char *name, int advice)
+/* A new file, of which nothing is cached, and advice about it. A new one each time: read-ahead that is still under way would
+ * bring pages of an old one back. -1 where pages do not leave. */
+static int advised(const char *name, int advice)
 {
     static char bytes[SIZE];
     memset(bytes, 5, SIZE);
@@ -50,13 +50,24 @@ static int after_reading(const char *name, int advice)
     close(fd);
     fd = open(name, O_RDONLY);
     CHECK(fd >= 0 && posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
-    int before = cached(fd);
+    unlink(name);
+    if (cached(fd)) {
+        close(fd);
+        return -1;
+    }
     CHECK(posix_fadvise(fd, 0, 0, advice) == 0);
+    return fd;
+}
+
+/* Its pages that are in the page cache after its first half was read. */
+static int after_reading(int fd)
+{
+    if (fd < 0)
+        return -1;
     for (int at = 0; at < SIZE / 2; at += BLOCK)
         CHECK(pread(fd, device, BLOCK, at) == BLOCK);
-    int now = before ? -1 : cached(fd);
+    int now = cached(fd);
     close(fd);
-    unlink(name);
     return now;
 }
 
@@ -108,13 +119,17 @@ int main(void)
     CHECK(fd >= 0 && write(fd, bytes, SIZE) == SIZE && fsync(fd) == 0);
     close(fd);
     answers();
+    int early = advised("early.tmp", POSIX_FADV_RANDOM);
     device = device_alloc(BLOCK);
     answers();
-    int sequential = after_reading("normal.tmp", POSIX_FADV_NORMAL), random = after_reading("random.tmp", POSIX_FADV_RANDOM);
+    int sequential = after_reading(advised("normal.tmp", POSIX_FADV_NORMAL));
+    int random = after_reading(advised("random.tmp", POSIX_FADV_RANDOM));
+    /* Also what was advised while no device was in use. */
+    early = after_reading(early);
     /* Where pages do not leave, or nothing is read around the page cache, there is nothing to compare. */
     fd = open("advice.tmp", O_RDONLY | O_DIRECT);
     if (sequential >= 0 && random >= 0 && fd >= 0)
-        CHECK(sequential > 0 && random == 0);
+        CHECK(sequential > 0 && random == 0 && early == 0);
     unlink("advice.tmp");
     willneed();
     return 0;
