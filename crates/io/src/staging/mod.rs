@@ -285,7 +285,10 @@ impl Staging {
 
     /// A block that storage or the device may still use at any time: it is never lent again, and the ring may grow by another instead.
     pub(crate) fn lose(&self, _lost: Block) {
-        lock(&self.pool).total -= BLOCK as u64;
+        let mut pool = lock(&self.pool);
+        pool.total -= BLOCK as u64;
+        // It may have been the last one.
+        pool.full = false;
     }
 
     /// Gives a block back after copies from it were queued; it is lent again when they are done.

@@ -239,8 +239,14 @@ fn a_ring_whose_blocks_are_lost_serves_on() {
     let buffer = Buffer::new(inner, SIZE);
     let device = FaultyDevice::before(inner);
     let target = buffer.target_through(device, 0);
-    let runtime = Runtime::new(Settings { staging: 4 << 20, ..Settings::default() });
-    for _ in 0..3 {
+    // Without pages that are registered: everything goes through the ring.
+    let routes = vec![Route::Copy, Route::Store, Route::Direct];
+    let runtime = Runtime::new(Settings { staging: 4 << 20, routes, ..Settings::default() });
+    for round in 0..3 {
+        if round == 0 {
+            // One block is all that there is.
+            device.fail(Operation::Staging, 2, u64::MAX, ErrorKind::NoMemory);
+        }
         for operation in [Operation::CopyOut, Operation::Drain] {
             device.fail(operation, 1, u64::MAX, ErrorKind::Driver);
         }
