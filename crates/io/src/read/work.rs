@@ -10,7 +10,7 @@ use crate::staging::Block;
 /// Bytes of one P2P command at most.
 pub(crate) const P2P_PIECE: u64 = 4 << 20;
 
-/// Who works: it decides which descriptors exist, and whether the device may be called (crew.rs says why).
+/// Who works: it decides which descriptors exist, and whether the device may be called (`crew` says why).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     /// The program's thread: its descriptor, and the device.

@@ -25,6 +25,8 @@
 //!
 //! Known flaw: helpers do not know NUMA; the kernel's scheduler places them.
 
+mod private_fd;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{
     AtomicBool, AtomicUsize,
@@ -33,8 +35,10 @@ use std::sync::atomic::{
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use spinio_sys::linux::{Fd, Private, leave_descriptor_table, spawn_quiet};
+use spinio_sys::linux::{Private, leave_descriptor_table, spawn_quiet};
 
+use self::private_fd::Grave;
+pub(crate) use self::private_fd::{Graveyard, PrivateFd};
 use crate::kernel::Kernel;
 use crate::lock::lock;
 
@@ -45,15 +49,6 @@ pub(crate) trait Task: Send + Sync {
 }
 
 type Call = Box<dyn FnOnce() + Send>;
-
-/// A descriptor to be closed, and what is to be done with it first.
-struct Grave {
-    fd: Fd,
-    farewell: Option<Farewell>,
-}
-
-/// Done by a helper with a descriptor that it is about to close.
-pub(crate) type Farewell = Box<dyn FnOnce(Fd) + Send + Sync>;
 
 enum Entry {
     Task(Arc<dyn Task>, usize),
@@ -416,52 +411,6 @@ impl Drop for Crew {
         // The private table goes with the last helper, and every descriptor with the table.
         lock(&self.shared.state).dismissed = true;
         self.shared.wake.notify_all();
-    }
-}
-
-/// Closes descriptors of the crew's table, from any thread.
-#[derive(Clone)]
-pub(crate) struct Graveyard {
-    shared: Arc<Shared>,
-}
-
-impl Graveyard {
-    fn bury(&self, grave: Grave) {
-        let mut state = lock(&self.shared.state);
-        state.graves.push(grave);
-        self.shared.waiting.fetch_add(1, Release);
-        drop(state);
-        self.shared.wake.notify_one();
-    }
-}
-
-/// A descriptor in the crew's table: only helpers may use the number.
-pub(crate) struct PrivateFd {
-    fd: Fd,
-    graveyard: Graveyard,
-    farewell: Option<Farewell>,
-}
-
-impl PrivateFd {
-    /// Takes over a descriptor that a helper opened.
-    pub(crate) fn new(fd: Fd, graveyard: Graveyard) -> PrivateFd {
-        PrivateFd { fd, graveyard, farewell: None }
-    }
-
-    /// What a helper is to do before it closes this. It must not panic.
-    pub(crate) fn say_farewell(&mut self, farewell: Farewell) {
-        self.farewell = Some(farewell);
-    }
-
-    /// The number, for a helper.
-    pub(crate) fn get(&self) -> Fd {
-        self.fd
-    }
-}
-
-impl Drop for PrivateFd {
-    fn drop(&mut self) {
-        self.graveyard.bury(Grave { fd: self.fd, farewell: self.farewell.take() });
     }
 }
 
