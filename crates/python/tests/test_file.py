@@ -11,7 +11,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 
 import pytest
 
@@ -297,15 +296,17 @@ def test_a_read_by_pieces_is_one_read(data, noise):
         assert array.tobytes() == want.ljust(1 << 21, b"\xee")
 
 
-def test_a_signal_ends_a_long_read(data, noise):
+def test_a_signal_ends_a_long_read(data, noise, await_sleep):
     array = spinio.emulated.empty(1 << 20)
     array.fill(0)
 
     def end(_number, _frame):
         raise KeyboardInterrupt
 
+    reader = threading.get_native_id()
+
     def let_go():
-        time.sleep(0.2)
+        await_sleep(reader)
         # To this very thread: it has come when the call returns.
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
         spinio._spinio.let_go()

@@ -243,14 +243,22 @@ def test_a_signal_ends_a_wait(data):
     def end(_number, _frame):
         raise Enough
 
+    about_to_wait = threading.Event()
+
+    def send():
+        about_to_wait.wait()
+        time.sleep(0.1)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
     before = signal.signal(signal.SIGUSR1, end)
     try:
         with nvmmu.session() as s:
             with emulated.held():
                 up = s.upload_async(data, array)
-                sender = threading.Timer(0.1, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGUSR1))
+                sender = threading.Thread(target=send)
                 sender.start()
                 with pytest.raises(Enough):
+                    about_to_wait.set()
                     up.wait()
                 sender.join()
             assert up.wait() == 1 << 20
@@ -271,7 +279,7 @@ def test_a_forked_child_has_no_session(data, noise, tmp_path):
         if child == 0:
             status = 1
             try:
-                signal.alarm(60)
+                signal.alarm(600)
                 for ask in (lambda: s.report, s.flush, s.end, up.wait, up.done, lambda: s.upload(data, array)):
                     with pytest.raises((ProcessLookupError, BufferError)):
                         ask()
