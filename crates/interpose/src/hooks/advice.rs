@@ -8,8 +8,8 @@
 //!                asked for more than the one window that it fetches by itself
 //! ```
 //!
-//! The kernel hears it first. Only what it has taken is noted; RANDOM and SEQUENTIAL, which stay, also before any device is
-//! in use.
+//! The kernel hears it first. Only what it has taken is noted; NORMAL, RANDOM and SEQUENTIAL, which stay, also before any
+//! device is in use.
 
 use std::ffi::c_int;
 
@@ -35,7 +35,7 @@ unsafe extern "C-unwind" fn posix_fadvise64(fd: c_int, offset: i64, len: i64, ad
 /// It returns its error instead of setting errno.
 #[inline]
 fn taken(failed: c_int, fd: c_int, offset: i64, len: i64, advice: c_int) -> c_int {
-    let stays = matches!(advice, libc::POSIX_FADV_RANDOM | libc::POSIX_FADV_SEQUENTIAL);
+    let stays = matches!(advice, libc::POSIX_FADV_NORMAL | libc::POSIX_FADV_RANDOM | libc::POSIX_FADV_SEQUENTIAL);
     if failed == 0 && (stays || registry::any()) && !switch::is_off() {
         note(fd, offset, len, advice);
     }
