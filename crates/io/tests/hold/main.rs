@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use spinio_device::emulated::Emulated;
@@ -268,7 +268,14 @@ fn readers_and_writers_side_by_side_see_what_was_written_before() {
     if !held(&runtime, &subject, device) {
         return;
     }
-    let (versions, over) = (Versions::new(), AtomicBool::new(false));
+    let (versions, over, rounds) = (Versions::new(), AtomicBool::new(false), AtomicUsize::new(0));
+    // Also when a reader panics, or the writer would wait for it.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, SeqCst);
+        }
+    }
     within("readers and a writer", || {
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -276,12 +283,15 @@ fn readers_and_writers_side_by_side_see_what_was_written_before() {
                     let writer = OpenOptions::new().write(true).open(&subject.path).unwrap();
                     versions.write(|version| writer.write_all_at(&file::bytes(0, SIZE, version), 0).unwrap());
                     drop(writer);
-                    std::thread::sleep(Duration::from_millis(3));
+                    // A reader has begun and ended a round meanwhile, and held the file.
+                    let before = rounds.load(SeqCst);
+                    in_a_while("readers go on", || over.load(SeqCst) || rounds.load(SeqCst) >= before + 4);
                 }
                 over.store(true, SeqCst);
             });
             for _ in 0..2 {
                 scope.spawn(|| {
+                    let _over = Over(&over);
                     let buffer = Buffer::new(device, 1 << 20);
                     while !over.load(SeqCst) {
                         let _ = runtime.hold(subject.fd(), Some(device));
@@ -296,6 +306,7 @@ fn readers_and_writers_side_by_side_see_what_was_written_before() {
                         let read = || runtime.read(subject.fd(), Some(5000), buffer.target(0), 600_000).unwrap();
                         let (got, window) = versions.read(read);
                         assert_eq!(window.first_wrong(5000, &buffer.part(0..got), |_, _| false), None);
+                        rounds.fetch_add(1, SeqCst);
                     }
                 });
             }
