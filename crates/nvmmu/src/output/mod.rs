@@ -127,7 +127,7 @@ impl Output {
     pub(crate) fn expect(&mut self, offset: u64, len: u64) {
         let Way::Striped { array, lease: Some(_), .. } = &self.way else { return };
         if std::mem::take(&mut self.guessed) {
-            self.preparation.written(0..u64::MAX);
+            self.preparation.withdraw();
         }
         if let Some(end) = offset.checked_add(len).filter(|&end| len > 0 && i64::try_from(end).is_ok()) {
             self.preparation.begin(&self.file, *array, offset..end);

@@ -112,6 +112,14 @@ impl Preparation {
         });
     }
 
+    /// What was expected until now is not: only a guess. Left among what is asked for, it would swallow what is expected
+    /// in its stead, and of stripes that it covers nothing is read.
+    pub(super) fn withdraw(&self) {
+        let mut state = lock(&self.state);
+        state.expected.clear();
+        state.asked.clear();
+    }
+
     /// A range was written: its bytes are old ones from now on.
     pub(super) fn written(&self, range: Range<u64>) {
         lock(&self.state).expected.remove(range);

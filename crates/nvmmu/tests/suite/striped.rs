@@ -224,6 +224,24 @@ fn a_stripe_in_part_is_written_whole_with_what_was_read_before() {
     assert_eq!((report.promise, report.loose), (Promise::Prepared, 0));
 }
 
+/// A session guesses that it writes what the last one wrote; what it is told to expect takes the place of that.
+#[test]
+fn a_guess_does_not_swallow_what_is_expected() {
+    let Some(folder) = folder() else { return };
+    let Some(path) = in_one_piece(folder.path(), 10 * WIDTH as usize) else { return };
+    let device = Buffer::holding(&bytes(10 * WIDTH as usize, 6));
+    for _ in 0..10 {
+        let mut session = begin_alone(&path);
+        session.move_range(&path, device.at(0), 0, 10 * WIDTH, Download).unwrap();
+        session.end().unwrap();
+        let mut session = begin_alone(&path);
+        session.expect(4 * WIDTH + 5, 9000);
+        session.move_range(&path, device.at(0), 4 * WIDTH + 5, 9000, Download).unwrap();
+        let report = session.end().unwrap();
+        assert_eq!((report.promise.clone(), report.loose), (Promise::Prepared, 0), "{report:?}");
+    }
+}
+
 #[test]
 fn neighbours_are_left_alone_where_others_have_the_file_open() {
     let Some(folder) = folder() else { return };
