@@ -17,10 +17,12 @@
 //! look for its descriptors in that table. It gets empty pages from a host, which may, and hands in full ones
 //! (exchange.rs). Hosts are the caller, once it has registered what is worth it, and one thread beside it until then.
 //!
-//! While no reader is there (all are at work for another batch, or none can be had) the caller reads itself. Where a sandbox
-//! refuses `pidfd_getfd` (Docker's own does, without CAP_SYS_PTRACE), all batches but the first go as those of few pieces.
+//! Where a sandbox refuses `pidfd_getfd` (Docker's own does, without CAP_SYS_PTRACE) readers open the files anew, by what
+//! /proc says of the program's descriptors, unless the program has a lease that this would break.
 //!
-//! Known flaws: the open file's read-ahead state is still one word for all. On XFS each read counts in a lock of the inode.
+//! While no reader is there (all are at work for another batch, or none can be had) the caller reads itself.
+//!
+//! Known flaws: whoever watches a file (inotify) sees it opened by readers that open it anew. The open file's read-ahead state is still one word for all. On XFS each read counts in a lock of the inode.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -54,6 +56,8 @@ pub(crate) struct Readers {
     outlet: u16,
     /// Whose descriptors the batch is about.
     tid: u32,
+    /// Files are opened anew.
+    anew: bool,
     exchange: Exchange<Page, Sheet>,
     /// What readers took and could not read.
     left: Mutex<Vec<Item>>,
@@ -71,7 +75,9 @@ impl Readers {
         let (work, wanted) = (&copies.work, copies.wanted().min(copies.work.core.batch_threads()));
         let outlet = copies.items.first()?.outlet;
         let one = copies.items.iter().all(|item| item.outlet == outlet) && outlet != HOST;
-        if work.sources.iter().any(|source| is_own(source.fd)) || work.core.sharing_refused.load(Relaxed) {
+        let anew = work.core.sharing_refused.load(Relaxed);
+        let barred = |fd: Fd| is_own(fd) || anew && work.core.kernel.is_leased(fd);
+        if work.sources.iter().any(|source| barred(source.fd)) {
             return None;
         }
         if wanted < FEW || !one || !work.outlets[outlet as usize].device.abilities().copies {
@@ -82,6 +88,7 @@ impl Readers {
             copies: Arc::clone(copies),
             outlet,
             tid: linux::gettid(),
+            anew,
             exchange: Exchange::new(),
             left: Mutex::default(),
             inside: Gate::new(),
@@ -226,12 +233,16 @@ impl Files<'_> {
     fn fetch(&self, source: u16) -> Option<Fd> {
         let work = &self.readers.copies.work;
         let source = &work.sources[source as usize];
-        let shared = self.kernel.share(self.readers.tid, source.fd);
-        if let Err(Errno::PERM | Errno::NOSYS) = shared {
-            // A sandbox: the next batch need not try.
+        let Readers { tid, anew, .. } = *self.readers;
+        let found = match anew {
+            false => self.kernel.share(tid, source.fd),
+            true => self.kernel.open_again(tid, source.fd, linux::O_RDONLY as i32),
+        };
+        if let (false, Err(Errno::PERM | Errno::NOSYS)) = (anew, found) {
+            // A sandbox: the next batch does not try.
             work.core.sharing_refused.store(true, Relaxed);
         }
-        let fd = shared.ok()?;
+        let fd = found.ok()?;
         // The program may have closed it under its own batch, and opened another file as the same number.
         let same = self.kernel.fstat(fd).is_ok_and(|s| (s.dev, s.ino) == source.file.key());
         if !same {

@@ -1,8 +1,9 @@
 //! Batches of so many pieces that threads with descriptor tables of their own read them.
 
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use spinio_device::ErrorKind;
@@ -11,7 +12,7 @@ use spinio_io::kernel::Kernel;
 use spinio_io::{Piece, Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::Fd;
+use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, Rng, file, leaks, place, within};
 
@@ -195,7 +196,16 @@ fn no_byte_comes_from_a_file_that_took_the_number_meanwhile() {
 #[derive(Debug)]
 struct NothingToOpen {
     asked: AtomicUsize,
+    opened: AtomicUsize,
+    leased: AtomicBool,
     errno: Errno,
+}
+
+impl NothingToOpen {
+    fn leaked(errno: Errno) -> &'static NothingToOpen {
+        let (asked, opened, leased) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+        Box::leak(Box::new(NothingToOpen { asked, opened, leased, errno }))
+    }
 }
 
 impl Kernel for NothingToOpen {
@@ -203,6 +213,15 @@ impl Kernel for NothingToOpen {
         self.asked.fetch_add(1, Relaxed);
         std::thread::sleep(Duration::from_millis(3));
         Err(self.errno)
+    }
+
+    fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd, Errno> {
+        self.opened.fetch_add(1, Relaxed);
+        linux::open(&CString::new(format!("/proc/{tid}/fd/{fd}")).unwrap(), flags, 0)
+    }
+
+    fn is_leased(&self, _: Fd) -> bool {
+        self.leased.load(Relaxed)
     }
 }
 
@@ -213,8 +232,7 @@ fn pages_that_no_reader_took_are_given_back() {
     let absent = file::written(&place.file("absent"), 16 << 20);
     absent.sync_all().unwrap();
     let device = emulated("size=64M");
-    let kernel: &'static NothingToOpen =
-        Box::leak(Box::new(NothingToOpen { asked: AtomicUsize::new(0), errno: Errno::MFILE }));
+    let kernel = NothingToOpen::leaked(Errno::MFILE);
     let runtime = Runtime::with_kernel(apart(), kernel);
     let mut rng = Rng::of_run(34);
     for _ in 0..5 {
@@ -238,11 +256,11 @@ fn pages_that_no_reader_took_are_given_back() {
 }
 
 #[test]
-fn where_no_descriptor_may_be_shared_nobody_asks_again() {
+fn where_no_descriptor_may_be_shared_files_are_opened_anew() {
     let subject = Subject::new();
     let device = emulated("size=64M");
     for errno in [Errno::PERM, Errno::NOSYS] {
-        let kernel: &'static NothingToOpen = Box::leak(Box::new(NothingToOpen { asked: AtomicUsize::new(0), errno }));
+        let kernel = NothingToOpen::leaked(errno);
         let runtime = Runtime::with_kernel(apart(), kernel);
         let run = || {
             let buffer = Buffer::new(device, 16 << 20);
@@ -256,7 +274,23 @@ fn where_no_descriptor_may_be_shared_nobody_asks_again() {
             eprintln!("skipped: no reader came in time");
             continue;
         };
-        (0..5).for_each(|_| assert_eq!(run(), asked, "{errno}"));
+        let (twins, mut readers) = (kernel.opened.load(Relaxed), 0);
+        for _ in 0..20 {
+            assert_eq!(run(), asked, "{errno}");
+            readers = kernel.opened.load(Relaxed) - twins;
+        }
+        if readers == 0 {
+            eprintln!("skipped: no reader came in time");
+        }
+        // A lease of the program's own would be broken by that.
+        kernel.leased.store(true, Relaxed);
+        let opened = kernel.opened.load(Relaxed);
+        (0..5).for_each(|_| assert_eq!((run(), kernel.opened.load(Relaxed)), (asked, opened)));
+        within("readers leave", || {
+            while leaks::descriptors_of(&subject.path) > 3 {
+                std::thread::yield_now();
+            }
+        });
     }
 }
 
