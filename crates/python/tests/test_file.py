@@ -236,40 +236,34 @@ def test_pipes_give_what_there_is(memory):
 # ---- threads
 
 
-def test_the_gil_is_free_while_the_device_works(data, noise):
-    array = spinio.emulated.empty(1 << 20)
+def gil_is_free_while(body):
+    """Runs body on a thread while the device stands still, and waits for it when that goes on."""
     done = threading.Event()
 
-    def read():
-        with spinio.open(data) as f:
-            f.pread(array, 0)
+    def run():
+        body()
         done.set()
 
-    reader = threading.Thread(target=read)
+    thread = threading.Thread(target=run)
     with spinio.emulated.held():
-        reader.start()
-        # Nothing arrives; were the GIL held by the reader, this thread would not get here to end that.
+        thread.start()
+        # Nothing arrives; were the GIL held by that thread, this one would not get here to end that.
         assert not done.wait(0.2)
-    reader.join(60)
+    thread.join(60)
     assert done.is_set()
+
+
+def test_the_gil_is_free_while_the_device_works(data, noise):
+    array = spinio.emulated.empty(1 << 20)
+    with spinio.open(data) as f:
+        gil_is_free_while(lambda: f.pread(array, 0))
     assert array.tobytes() == noise[: 1 << 20]
 
 
 def test_the_gil_is_free_while_pieces_are_read(data, noise):
     array = spinio.emulated.empty(1 << 20)
-    done = threading.Event()
-
-    def read():
-        with spinio.open(data) as f:
-            f.read_many(range(0, 1 << 20, 4096), 4096, array)
-        done.set()
-
-    reader = threading.Thread(target=read)
-    with spinio.emulated.held():
-        reader.start()
-        assert not done.wait(0.2)
-    reader.join(60)
-    assert done.is_set()
+    with spinio.open(data) as f:
+        gil_is_free_while(lambda: f.read_many(range(0, 1 << 20, 4096), 4096, array))
     assert array.tobytes() == noise[: 1 << 20]
 
 

@@ -61,6 +61,15 @@ pub(crate) fn read(core: &Arc<Core>, fd: Fd, at: Option<u64>, to: Target, len: u
     got
 }
 
+/// A read has gone through the program's descriptor, without a look at the file; every so often somebody looks.
+fn passed(core: &Core, fd: Fd, at: Option<u64>, got: &Result<usize>) {
+    if let &Ok(got @ 1..) = got
+        && core.streams.note(fd, at, got)
+    {
+        core.ahead.look(core, fd, at.map(|at| at + got as u64));
+    }
+}
+
 impl Runtime {
     /// `pread` (with an offset) or `read` (at the descriptor's own) into device memory.
     /// Returns what POSIX says: bytes read, short at the end of the file or of the allocation.

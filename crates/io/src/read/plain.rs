@@ -123,8 +123,7 @@ impl Plain {
     fn store(&self, core: &Core) -> Result<usize, Error> {
         let begun = Instant::now();
         // SAFETY: host-mapped device memory inside its allocation.
-        let got = unsafe { stored::read(core, self.fd, self.at, self.to.addr.0 as *mut u8, self.len) }
-            .map_err(|e| Error::kernel(e, "read", self.at.unwrap_or(0), self.len as u64))?;
+        let got = unsafe { stored::read(core, self.fd, self.at, self.to, self.len) }?;
         core.stats().piece(&self.watch, Route::Store, self.reason, self.done, got as u64, begun);
         Ok(got)
     }

@@ -14,7 +14,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::core::Core;
-use crate::read::{large, stored};
+use crate::read::{large, passed, stored};
 use crate::settings::Ordering;
 use crate::stats::Direction;
 use crate::{Error, Target};
@@ -29,11 +29,7 @@ pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize)
     if watch.is_timed() {
         core.publish();
     }
-    if let Ok(got @ 1..) = got
-        && core.streams.note(fd, at, got)
-    {
-        core.ahead.look(core, fd, at.map(|at| at + got as u64));
-    }
+    passed(core, fd, at, &got);
     got
 }
 
@@ -52,7 +48,7 @@ fn bytes(
     let device_error = |e| Error::device(e, "read", offset, len as u64);
     if !device.abilities().copies {
         // SAFETY: host-mapped device memory inside its allocation.
-        let got = unsafe { stored::read(core, fd, at, to.addr.0 as *mut u8, len) }.map_err(kernel_error)?;
+        let got = unsafe { stored::read(core, fd, at, to, len) }?;
         *way = (Route::Store, Reason::HostMapped);
         return Ok(got);
     }

@@ -16,10 +16,21 @@ use spinio_sys::linux::{self, Fd};
 
 use crate::core::Core;
 use crate::staging::BLOCK;
+use crate::{Error, Target};
+
+/// A `read` or `pread` into host-mapped memory.
+///
+/// # Safety
+/// `to` must have `len` bytes, inside its allocation, that the kernel and the CPU may write.
+pub(super) unsafe fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
+    // SAFETY: passed on to the caller.
+    let got = unsafe { fill(core, fd, at, to.addr.0 as *mut u8, len) };
+    got.map_err(|e| Error::kernel(e, "read", at.unwrap_or(0), len as u64))
+}
 
 /// # Safety
-/// `to` must have `len` bytes that the kernel and the CPU may write.
-pub(crate) unsafe fn read(core: &Core, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
+/// As for [`read`].
+unsafe fn fill(core: &Core, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
     // SAFETY: passed on to the caller.
     let first = unsafe { call(core, fd, at, to, len) };
     let done = match first {

@@ -17,7 +17,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::core::Core;
-use crate::read::{large, small, stored};
+use crate::read::{large, passed, small, stored};
 use crate::staging::BLOCK;
 use crate::stats::Direction;
 use crate::{Error, Target};
@@ -36,11 +36,7 @@ pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize)
     }
     stats.end(&watch, &got.as_ref().copied());
     core.publish();
-    if let Ok(got @ 1..) = got
-        && core.streams.note(fd, at, got)
-    {
-        core.ahead.look(core, fd, at.map(|at| at + got as u64));
-    }
+    passed(core, fd, at, &got);
     Some(got)
 }
 
@@ -60,7 +56,7 @@ fn bytes(
     if !device.abilities().copies {
         way.0 = Route::Store;
         // SAFETY: host-mapped device memory inside its allocation.
-        return unsafe { stored::read(core, fd, at, to.addr.0 as *mut u8, len) }.map_err(kernel_error);
+        return unsafe { stored::read(core, fd, at, to, len) };
     }
     let (queue, _) = device.program_queue();
     let staging = core.staging(device);

@@ -15,7 +15,7 @@ use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::place;
 use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, Rng, file, leaks, within};
-use subject::{SIZE, Subject, assert_nothing_lent, check, pieces, routes, settings};
+use subject::{SIZE, Subject, assert_nothing_lent, check, in_vain, pieces, routes, settings, through};
 
 #[test]
 fn any_mixture_is_what_single_reads_would_have_been() {
@@ -272,8 +272,7 @@ fn what_breaks_under_a_batch_does_not_break_the_batch() {
                 file::evict(&subject.file);
             }
             let mut batch = pieces(&mut rng, &[subject.fd()], &buffer, 300, 5000);
-            let known = [buffer.target_through(device, 0).allocation];
-            let done = within(what, || runtime.batch_into(&mut batch, &known)).unwrap();
+            let done = through(device, &runtime, &buffer, &mut batch, what);
             assert_eq!(done.failed, 0, "{what}");
             check(&batch, &buffer);
             drop(runtime);
@@ -298,12 +297,8 @@ fn what_cannot_be_delivered_is_told() {
         let runtime = Runtime::new(settings());
         let buffer = Buffer::new(inner, 1 << 20);
         let mut batch = pieces(&mut Rng::of_run(6), &[subject.fd()], &buffer, 50, 5000);
-        batch.retain(|p| p.offset < SIZE as u64 && p.len > 0);
-        let known = [buffer.target_through(device, 0).allocation];
-        let done = within("a batch", || runtime.batch_into(&mut batch, &known)).unwrap();
-        assert_eq!((done.failed, done.bytes), (batch.len(), 0), "{operation:?}");
+        in_vain(device, &runtime, &buffer, &mut batch, &format!("{operation:?}"));
         assert!(batch.iter().all(|p| p.result == -i64::from(Errno::IO.raw_os_error())), "{operation:?}");
-        device.heal();
         drop(runtime);
         assert_nothing_lent(inner, 1);
     }
@@ -396,8 +391,7 @@ fn crowded_pieces_are_gathered_out_of_pages_registered_for_them() {
         file::fetch(&subject.path, 0..SIZE as u64 / 4096 + 1);
         let buffer = Buffer::new(inner, 16 << 20);
         let mut batch = pieces(&mut rng, &[subject.fd()], &buffer, 4000, 5000);
-        let known = [buffer.target_through(device, 0).allocation];
-        let done = within(what, || runtime.batch_into(&mut batch, &known)).unwrap();
+        let done = through(device, &runtime, &buffer, &mut batch, what);
         assert_eq!(done.failed, 0, "{what}");
         check(&batch, &buffer);
         let by = routes(&runtime);
@@ -540,10 +534,9 @@ fn pieces_are_registered_from_the_front_and_copied_from_the_back_until_both_meet
         }
         let runtime = Runtime::new(registers_and_copies());
         let buffer = Buffer::new(inner, 3000 * 4096);
-        let known = [buffer.target_through(device, 0).allocation];
         for _ in 0..2 {
             let mut batch = scattered(&mut rng, file.as_raw_fd(), &buffer);
-            let done = within("a batch", || runtime.batch_into(&mut batch, &known)).unwrap();
+            let done = through(device, &runtime, &buffer, &mut batch, "a batch");
             assert_eq!((done.failed, done.bytes), (0, 3000 * 4096), "{pins}");
             let bytes = buffer.bytes();
             for (p, bytes) in batch.iter().zip(bytes.chunks(4096)) {

@@ -16,7 +16,7 @@ use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, Rng, file, leaks, place, within};
 
-use crate::subject::{SIZE, Subject, assert_nothing_lent, check, pieces, settings};
+use crate::subject::{SIZE, Subject, assert_nothing_lent, check, in_vain, pieces, settings, through};
 
 fn apart() -> Settings {
     // So many pieces of so small a file would be registered.
@@ -76,8 +76,7 @@ fn what_readers_cannot_do_the_caller_does() {
         let runtime = Runtime::with_kernel(apart(), kernel);
         let buffer = Buffer::new(inner, 16 << 20);
         let mut batch = many(&mut rng, &subject, &buffer);
-        let known = [buffer.target_through(device, 0).allocation];
-        let done = within(what, || runtime.batch_into(&mut batch, &known)).unwrap();
+        let done = through(device, &runtime, &buffer, &mut batch, what);
         assert_eq!(done.failed, 0, "{what}");
         check(&batch, &buffer);
         drop(runtime);
@@ -98,11 +97,7 @@ fn a_device_that_fails_under_readers_is_told() {
         let runtime = Runtime::new(apart());
         let buffer = Buffer::new(inner, 16 << 20);
         let mut batch = many(&mut Rng::of_run(33), &subject, &buffer);
-        batch.retain(|p| p.offset < SIZE as u64 && p.len > 0);
-        let known = [buffer.target_through(device, 0).allocation];
-        let done = within("a batch", || runtime.batch_into(&mut batch, &known)).unwrap();
-        assert_eq!((done.failed, done.bytes), (batch.len(), 0), "{operations:?}");
-        device.heal();
+        in_vain(device, &runtime, &buffer, &mut batch, &format!("{operations:?}"));
         drop(runtime);
         assert_nothing_lent(inner, 1);
     }

@@ -5,10 +5,10 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
 use spinio_device::emulated::{Emulated, Outstanding, POISON};
-use spinio_io::{Piece, Runtime, Settings};
+use spinio_io::{Done, Piece, Runtime, Settings};
 use spinio_plan::Route;
 use spinio_testkit::place::{self, Place};
-use spinio_testkit::{Buffer, Rng, file};
+use spinio_testkit::{Buffer, FaultyDevice, Rng, file, within};
 
 pub(crate) const SIZE: usize = (2 << 20) + 777;
 
@@ -68,6 +68,32 @@ pub(crate) fn pieces(rng: &mut Rng, fds: &[i32], buffer: &Buffer, count: usize, 
         to += len;
     }
     all
+}
+
+/// Reads pieces through a device that stands before the buffer's own.
+pub(crate) fn through(
+    device: &'static FaultyDevice,
+    runtime: &Runtime,
+    buffer: &Buffer,
+    pieces: &mut [Piece],
+    what: &str,
+) -> Done {
+    let known = [buffer.target_through(device, 0).allocation];
+    within(what, || runtime.batch_into(pieces, &known)).unwrap()
+}
+
+/// As [`through`], where nothing can arrive: each piece that has bytes is told as failed. The device is whole again then.
+pub(crate) fn in_vain(
+    device: &'static FaultyDevice,
+    runtime: &Runtime,
+    buffer: &Buffer,
+    pieces: &mut Vec<Piece>,
+    what: &str,
+) {
+    pieces.retain(|p| p.offset < SIZE as u64 && p.len > 0);
+    let done = through(device, runtime, buffer, pieces, what);
+    assert_eq!((done.failed, done.bytes), (pieces.len(), 0), "{what}");
+    device.heal();
 }
 
 /// Fails unless each piece is what the file says, and every other byte of the buffer untouched.
