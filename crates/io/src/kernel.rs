@@ -78,6 +78,11 @@ pub trait Kernel: Send + Sync + 'static {
         linux::fstat(fd)
     }
 
+    /// Whether a descriptor means the file with this device number and inode.
+    fn names(&self, fd: Fd, key: (u64, u64)) -> bool {
+        self.fstat(fd).is_ok_and(|s| (s.dev, s.ino) == key)
+    }
+
     /// Access mode and status flags.
     fn flags(&self, fd: Fd) -> Result<i32> {
         linux::flags(fd)

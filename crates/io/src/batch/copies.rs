@@ -132,7 +132,7 @@ impl Copies {
     }
 
     fn is_there(&self, source: &Source) -> bool {
-        self.work.core.kernel.fstat(source.fd).is_ok_and(|s| (s.dev, s.ino) == source.file.key())
+        self.work.core.kernel.names(source.fd, source.file.key())
     }
 
     fn work(&self) {

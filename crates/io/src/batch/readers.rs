@@ -244,7 +244,7 @@ impl Files<'_> {
         }
         let fd = found.ok()?;
         // The program may have closed it under its own batch, and opened another file as the same number.
-        let same = self.kernel.fstat(fd).is_ok_and(|s| (s.dev, s.ino) == source.file.key());
+        let same = self.kernel.names(fd, source.file.key());
         if !same {
             self.kernel.close(fd);
         }

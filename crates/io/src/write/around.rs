@@ -178,7 +178,7 @@ impl Write<'_> {
         let (key, graves) = (file.key(), keepers.graveyard());
         keepers.call(move || {
             let twin = PrivateFd::new(kernel.open_again(tid, fd, flags as i32).ok()?, graves);
-            let same = kernel.fstat(twin.get()).is_ok_and(|s| (s.dev, s.ino) == key);
+            let same = kernel.names(twin.get(), key);
             same.then_some(twin)
         })?
     }

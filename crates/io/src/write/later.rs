@@ -164,6 +164,6 @@ fn shared(core: &Arc<Core>, fd: Fd, key: (u64, u64)) -> Option<PrivateFd> {
     let (kernel, tid, graves) = (core.kernel, linux::gettid(), keepers.graveyard());
     keepers.call(move || {
         let twin = PrivateFd::new(kernel.share(tid, fd).ok()?, graves);
-        kernel.fstat(twin.get()).is_ok_and(|s| (s.dev, s.ino) == key).then_some(twin)
+        kernel.names(twin.get(), key).then_some(twin)
     })?
 }

@@ -53,7 +53,7 @@ impl Hands<'_> {
     /// Whether the bytes came from the file they were meant to come from: the program may have closed the descriptor
     /// under its own read, which the kernel would have gone on serving.
     fn is_still_the_file(&self) -> bool {
-        self.job.core.kernel.fstat(self.job.fd).is_ok_and(|s| (s.dev, s.ino) == self.job.file.key())
+        self.job.core.kernel.names(self.job.fd, self.job.file.key())
     }
 
     /// Reads the piece from the right file after all, through a twin.
