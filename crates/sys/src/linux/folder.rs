@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString};
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
-use super::calls::Fd;
+use super::files::Fd;
 use super::list::entries;
 use super::raw::call;
 
@@ -89,7 +89,7 @@ mod tests {
 
     use k::O_NOFOLLOW;
 
-    use super::super::calls::{O_RDONLY, O_RDWR, close, open};
+    use super::super::files::{O_RDONLY, O_RDWR, close, open};
     use super::*;
 
     #[test]

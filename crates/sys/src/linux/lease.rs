@@ -8,7 +8,7 @@
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
-use super::calls::{Fd, close, open, read};
+use super::files::{Fd, close, open, read};
 use super::raw::call;
 
 type Result<T> = core::result::Result<T, Errno>;
@@ -54,6 +54,11 @@ pub fn take_write_lease(fd: Fd, tid: u32) -> Result<()> {
 /// Whether the write lease is there and nobody wants it broken.
 pub fn has_write_lease(fd: Fd) -> bool {
     fcntl(fd, F_GETLEASE, 0) == Ok(F_WRLCK)
+}
+
+/// Whether there is a lease, of either kind, that need not be given back.
+pub fn has_lease(fd: Fd) -> bool {
+    fcntl(fd, F_GETLEASE, 0).is_ok_and(|held| held != F_UNLCK)
 }
 
 /// Gives a lease back: who waits goes on.
@@ -106,7 +111,7 @@ pub fn since_boot() -> u64 {
 /// Lets [`await_break`] of a thread of this process return.
 pub fn nudge(tid: u32) {
     // SAFETY: no memory is involved; the thread has the signal blocked.
-    let _ = unsafe { call(k::__NR_tgkill, [super::calls::getpid() as usize, tid as usize, SIGIO, 0, 0, 0]) };
+    let _ = unsafe { call(k::__NR_tgkill, [super::process::getpid() as usize, tid as usize, SIGIO, 0, 0, 0]) };
 }
 
 /// Whether a memory file is sealed against every write and every change of its length.

@@ -5,7 +5,7 @@ use std::ffi::CString;
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
-use super::calls::{Fd, close, open};
+use super::files::{Fd, close, open};
 use super::raw::call;
 
 /// The names in a folder, without `.` and `..`, in the order of the file system.

@@ -6,31 +6,37 @@
 //! pointers and leave judging them to the kernel. `rustix` gives the errno type;
 //! its calls are used where a slice or an owned descriptor is honest.
 
-mod calls;
+mod files;
 mod folder;
 mod lease;
 mod list;
+mod memory;
 mod notify;
 mod pipe;
 mod private;
 mod probe;
+mod process;
 mod raw;
 mod replace;
+mod residency;
 mod shared;
 mod storage;
 mod types;
 mod uring;
 mod wipe;
 
-pub use calls::*;
+pub use files::*;
 pub use folder::*;
 pub use lease::*;
 pub use list::list;
+pub use memory::*;
 pub use notify::{News, news, notify, tell_of_news, unwatch, watch, watch_changes};
 pub use pipe::*;
 pub use private::{Private, PrivateError, in_private_table, spawn_quiet};
 pub use probe::io_uring;
+pub use process::*;
 pub use replace::{read_whole, replace};
+pub use residency::*;
 pub use shared::*;
 pub use storage::*;
 pub use types::*;

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
-use super::calls::{Fd, read};
+use super::files::{Fd, read};
 use super::lease::name_owner;
 use super::raw::call;
 

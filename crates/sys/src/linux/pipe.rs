@@ -3,7 +3,7 @@
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
-use super::calls::Fd;
+use super::files::Fd;
 use super::raw::call;
 
 type Result<T> = core::result::Result<T, Errno>;

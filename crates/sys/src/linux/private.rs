@@ -34,7 +34,7 @@ use std::sync::mpsc;
 use rustix::io::Errno;
 
 use super::Fd;
-use super::calls::{close, duplicate_from, leave_descriptor_table};
+use super::files::{close, duplicate_from, leave_descriptor_table};
 use super::pipe::pipe;
 
 thread_local! {

@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use super::calls::{Fd, close};
+use super::files::{Fd, close};
 use super::raw::call;
 
 /// Makes the smallest ring and closes it; returns the kernel's feature bits.

@@ -8,7 +8,8 @@ use std::ffi::{CStr, CString};
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
-use super::calls::{close, fstat, geteuid, getpid, gettid, open, pwrite, read};
+use super::files::{close, fstat, open, pwrite, read};
+use super::process::{geteuid, getpid, gettid};
 use super::raw::call;
 use super::types::{FileKind, Stat};
 

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
-use super::calls::{Fd, close, open, read};
+use super::files::{Fd, close, open, read};
 use super::raw::call;
 
 pub use k::O_NOFOLLOW;
@@ -103,7 +103,7 @@ pub fn read_at(fd: Fd, into: &mut [u8], offset: u64) -> Result<usize> {
     while done < into.len() {
         let rest = &mut into[done..];
         // SAFETY: `rest` is writable for its length.
-        match unsafe { super::calls::pread(fd, rest.as_mut_ptr(), rest.len(), offset + done as u64) } {
+        match unsafe { super::files::pread(fd, rest.as_mut_ptr(), rest.len(), offset + done as u64) } {
             Ok(0) => break,
             Ok(got) => done += got,
             Err(Errno::INTR) => {}

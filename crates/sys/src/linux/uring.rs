@@ -25,7 +25,8 @@ use core::sync::atomic::{
 
 use rustix::io::Errno;
 
-use super::calls::{Fd, MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, close, madvise, mmap, munmap};
+use super::files::{Fd, close};
+use super::memory::{MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, madvise, mmap, munmap};
 use super::raw::call;
 
 type Result<T> = core::result::Result<T, Errno>;

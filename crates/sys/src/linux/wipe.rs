@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
-use super::calls::{PAGE, madvise, mmap};
+use super::memory::{PAGE, madvise, mmap};
 
 /// A new word, zero now and zero again in every forked child. It is never unmapped.
 pub fn word_wiped_on_fork() -> Result<&'static AtomicU64, Errno> {

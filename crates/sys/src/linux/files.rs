@@ -1,4 +1,4 @@
-//! One function a system call.
+//! Files and descriptors, one function a system call.
 //!
 //! Functions that take a pointer are `unsafe`: the memory must stay what the
 //! call needs it to be until it returns. The kernel checks that it is mapped.
@@ -8,13 +8,16 @@ use std::ffi::CStr;
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
+use super::process::getpid;
 use super::raw::call;
-use super::types::{Advice, CacheStat, DirectAlign, FileKind, Stat};
+use super::types::{DirectAlign, FileKind, Stat};
 
 type Result<T> = core::result::Result<T, Errno>;
 
 /// A descriptor as the kernel knows it: a number in the calling thread's table.
 pub type Fd = i32;
+
+pub use k::{O_ACCMODE, O_APPEND, O_CREAT, O_DIRECT, O_DSYNC, O_NONBLOCK, O_PATH, O_RDONLY, O_RDWR, O_SYNC, O_WRONLY};
 
 const CLOSE_RANGE_UNSHARE: usize = 2;
 
@@ -53,25 +56,6 @@ pub unsafe fn preadv(fd: Fd, vectors: &[[usize; 2]], offset: i64, flags: u32) ->
     // SAFETY: an address and a length are a `struct iovec`, and the slice lives across the call; the rest is the
     // caller's. The kernel takes the whole offset from the fourth argument on 64-bit machines.
     unsafe { call(k::__NR_preadv2, [fd as usize, at, count, offset as usize, 0, flags as usize]) }
-}
-
-/// Whether `len` bytes from `addr` may be read. A kernel that will not say (seccomp) counts as yes.
-pub fn readable(addr: *const u8, len: usize) -> bool {
-    // A byte of each page, fetched by the kernel, which answers EFAULT where a load would be a crash.
-    let mut first = addr as usize;
-    let Some(end) = first.checked_add(len) else { return false };
-    while first < end {
-        let mut byte = 0u8;
-        let (local, remote) = ([&raw mut byte as usize, 1], [first, 1]);
-        let vectors = [local.as_ptr() as usize, remote.as_ptr() as usize];
-        // SAFETY: both vectors and the byte live across the call; the kernel judges the remote address.
-        let got = unsafe { call(k::__NR_process_vm_readv, [getpid() as usize, vectors[0], 1, vectors[1], 1, 0]) };
-        if got == Err(Errno::FAULT) {
-            return false;
-        }
-        first = (first / PAGE + 1) * PAGE;
-    }
-    true
 }
 
 /// `read`, at the descriptor's own offset.
@@ -186,23 +170,6 @@ pub fn flags(fd: Fd) -> Result<i32> {
     unsafe { call(k::__NR_fcntl, [fd as usize, k::F_GETFL as usize, 0, 0, 0, 0]) }.map(|v| v as i32)
 }
 
-/// `fcntl(F_GETLEASE)`: whether the descriptor holds a lease on its file.
-pub fn has_lease(fd: Fd) -> bool {
-    const F_GETLEASE: usize = 1025;
-    const F_UNLCK: usize = 2;
-    // SAFETY: no memory is involved.
-    unsafe { call(k::__NR_fcntl, [fd as usize, F_GETLEASE, 0, 0, 0, 0]) }.is_ok_and(|held| held != F_UNLCK)
-}
-
-/// RLIMIT_FSIZE: the length that this process may give to a file; `u64::MAX` for any.
-pub fn file_size_limit() -> u64 {
-    const RLIMIT_FSIZE: usize = 1;
-    let mut limits = [0u64; 2];
-    // SAFETY: `limits` has the layout of `struct rlimit64` and lives across the call.
-    let asked = unsafe { call(k::__NR_prlimit64, [0, RLIMIT_FSIZE, 0, limits.as_mut_ptr() as usize, 0, 0]) };
-    if asked.is_ok() { limits[0] } else { u64::MAX }
-}
-
 /// `pidfd_getfd`: the very descriptor `fd` of thread `tid` of this process, on a number of the calling thread's table.
 pub fn descriptor_of(tid: u32, fd: Fd) -> Result<Fd> {
     const PIDFD_THREAD: usize = k::O_EXCL as usize;
@@ -249,89 +216,6 @@ pub fn leave_descriptor_table(first: u32) -> Result<()> {
     unsafe { call(k::__NR_close_range, [first as usize, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0]) }.map(drop)
 }
 
-/// `mmap`; `addr` is a hint unless MAP_FIXED is among the flags.
-///
-/// # Safety
-/// With MAP_FIXED the range must be the caller's to replace.
-pub unsafe fn mmap(addr: *mut u8, len: usize, prot: u32, flags: u32, fd: Fd, offset: u64) -> Result<*mut u8> {
-    // SAFETY: passed on to the caller.
-    unsafe {
-        call(k::__NR_mmap, [addr as usize, len, prot as usize, flags as usize, fd as isize as usize, offset as usize])
-    }
-    .map(|v| v as *mut u8)
-}
-
-/// `munmap`.
-///
-/// # Safety
-/// Nothing may use the range any more.
-pub unsafe fn munmap(addr: *mut u8, len: usize) -> Result<()> {
-    // SAFETY: passed on to the caller.
-    unsafe { call(k::__NR_munmap, [addr as usize, len, 0, 0, 0, 0]) }.map(drop)
-}
-
-/// `madvise`.
-///
-/// # Safety
-/// The advice must not destroy what somebody else still needs.
-pub unsafe fn madvise(addr: *mut u8, len: usize, advice: u32) -> Result<()> {
-    // SAFETY: passed on to the caller.
-    unsafe { call(k::__NR_madvise, [addr as usize, len, advice as usize, 0, 0, 0]) }.map(drop)
-}
-
-/// `mincore`: one byte a page, bit 0 set when the page is resident.
-///
-/// Believe it only on files that the caller owns or may write: for anybody else
-/// the kernel answers that all is resident.
-///
-/// # Safety
-/// `addr` must be the page-aligned start of a mapping of at least `out.len()` pages.
-pub unsafe fn mincore(addr: *const u8, out: &mut [u8]) -> Result<()> {
-    // SAFETY: `out` holds a byte for each page asked about.
-    unsafe { call(k::__NR_mincore, [addr as usize, out.len() * PAGE, out.as_mut_ptr() as usize, 0, 0, 0]) }.map(drop)
-}
-
-/// How many of a file's first `len` bytes' pages are in the page cache, as [`mincore`] knows it: of one's own files, on any
-/// kernel, and nothing is brought in by the question.
-pub fn resident_pages(fd: Fd, len: u64) -> Result<u64> {
-    const ASKED: usize = 1 << 16;
-    let pages = (len as usize).div_ceil(PAGE);
-    if pages == 0 {
-        return Ok(0);
-    }
-    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-    let start = unsafe { mmap(core::ptr::null_mut(), pages * PAGE, PROT_READ, MAP_SHARED, fd, 0) }?;
-    let mut out = vec![0u8; pages.min(ASKED)];
-    let (mut asked, mut resident) = (0, Ok(0));
-    while asked < pages && resident.is_ok() {
-        let part = &mut out[..(pages - asked).min(ASKED)];
-        // SAFETY: as many pages are mapped from there on.
-        let told = unsafe { mincore(start.wrapping_add(asked * PAGE), part) };
-        let found = part.iter().filter(|&&page| page & 1 != 0).count() as u64;
-        resident = told.and_then(|()| resident.map(|before| before + found));
-        asked += part.len();
-    }
-    // SAFETY: mapped above, and used by nobody else.
-    unsafe { munmap(start, pages * PAGE) }?;
-    resident
-}
-
-/// `cachestat` (Linux 6.5): how much of a range is in the page cache. EPERM for who may not write the file.
-pub fn cachestat(fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
-    const NR_CACHESTAT: u32 = 451;
-    let range = [offset, len];
-    let mut out = CacheStat::default();
-    // SAFETY: `range` and `out` have the layouts of the kernel's structures and live across the call.
-    unsafe { call(NR_CACHESTAT, [fd as usize, range.as_ptr() as usize, &raw mut out as usize, 0, 0, 0]) }?;
-    Ok(out)
-}
-
-/// `fadvise64`; length 0 means to the end of the file.
-pub fn fadvise(fd: Fd, offset: u64, len: u64, advice: Advice) -> Result<()> {
-    // SAFETY: no memory is involved.
-    unsafe { call(k::__NR_fadvise64, [fd as usize, offset as usize, len as usize, advice as usize, 0, 0]) }.map(drop)
-}
-
 /// Magic number of the file system (`fstatfs`).
 pub fn file_system(fd: Fd) -> Result<u64> {
     // SAFETY: all-zero is a valid `struct statfs`.
@@ -340,72 +224,6 @@ pub fn file_system(fd: Fd) -> Result<u64> {
     unsafe { call(k::__NR_fstatfs, [fd as usize, &raw mut raw as usize, 0, 0, 0, 0]) }?;
     Ok(raw.f_type as u64)
 }
-
-/// The processor this thread runs on now.
-pub fn cpu() -> usize {
-    // SAFETY: no memory is involved; libc answers from memory the kernel shares, without a system call.
-    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
-}
-
-/// Processors that this thread may run on.
-pub fn processors() -> usize {
-    // SAFETY: all-zero is a valid set.
-    let mut set: libc::cpu_set_t = unsafe { core::mem::zeroed() };
-    let bytes = size_of::<libc::cpu_set_t>();
-    // SAFETY: `set` is alive across the call and `bytes` long.
-    let got = unsafe { call(k::__NR_sched_getaffinity, [0, bytes, &raw mut set as usize, 0, 0, 0]) };
-    // SAFETY: only counts the bits of a set that was initialised above.
-    if got.is_ok() { (unsafe { libc::CPU_COUNT(&set) } as usize).max(1) } else { 1 }
-}
-
-/// Bytes of memory of this machine.
-pub fn memory() -> u64 {
-    // SAFETY: all-zero is a valid `struct sysinfo`.
-    let mut info: libc::sysinfo = unsafe { core::mem::zeroed() };
-    // SAFETY: `info` is alive across the call and has the kernel's layout.
-    match unsafe { call(k::__NR_sysinfo, [&raw mut info as usize, 0, 0, 0, 0, 0]) } {
-        Ok(_) => info.totalram * u64::from(info.mem_unit),
-        Err(_) => 0,
-    }
-}
-
-/// Effective user of this thread.
-pub fn geteuid() -> u32 {
-    // SAFETY: no memory is involved, and the call cannot fail.
-    unsafe { call(k::__NR_geteuid, [0; 6]) }.unwrap_or(0) as u32
-}
-
-/// Whether this program has gained rights by being executed (setuid, setgid, file capabilities).
-pub fn has_gained_rights() -> bool {
-    // SAFETY: reads a vector that the kernel has laid out before the program began.
-    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
-}
-
-/// `gettid`.
-pub fn gettid() -> u32 {
-    // SAFETY: no memory is involved, and the call cannot fail.
-    unsafe { call(k::__NR_gettid, [0; 6]) }.unwrap_or(0) as u32
-}
-
-/// Whether a thread of this process has this number now.
-pub fn is_thread(tid: u32) -> bool {
-    // SAFETY: no memory is involved, and signal 0 is none.
-    unsafe { call(k::__NR_tgkill, [getpid() as usize, tid as usize, 0, 0, 0, 0]) }.is_ok()
-}
-
-/// `getpid`, asked from the kernel each time.
-pub fn getpid() -> u32 {
-    // SAFETY: no memory is involved, and the call cannot fail.
-    unsafe { call(k::__NR_getpid, [0; 6]) }.unwrap_or(0) as u32
-}
-
-/// Size of a page; x86-64 has no other for the page cache.
-pub const PAGE: usize = 4096;
-
-pub use k::{
-    MADV_DONTNEED, MADV_POPULATE_READ, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, O_ACCMODE, O_APPEND, O_CREAT, O_DIRECT,
-    O_DSYNC, O_NONBLOCK, O_PATH, O_RDONLY, O_RDWR, O_SYNC, O_WRONLY, PROT_NONE, PROT_READ, PROT_WRITE,
-};
 
 /// Major number of a device.
 pub const fn major(dev: u64) -> u64 {

@@ -1,0 +1,72 @@
+//! This process, its threads, and the machine that it runs on.
+
+use linux_raw_sys::general as k;
+
+use super::raw::call;
+
+/// `getpid`, asked from the kernel each time.
+pub fn getpid() -> u32 {
+    // SAFETY: no memory is involved, and the call cannot fail.
+    unsafe { call(k::__NR_getpid, [0; 6]) }.unwrap_or(0) as u32
+}
+
+/// `gettid`.
+pub fn gettid() -> u32 {
+    // SAFETY: no memory is involved, and the call cannot fail.
+    unsafe { call(k::__NR_gettid, [0; 6]) }.unwrap_or(0) as u32
+}
+
+/// Whether a thread of this process has this number now.
+pub fn is_thread(tid: u32) -> bool {
+    // SAFETY: no memory is involved, and signal 0 is none.
+    unsafe { call(k::__NR_tgkill, [getpid() as usize, tid as usize, 0, 0, 0, 0]) }.is_ok()
+}
+
+/// Effective user of this thread.
+pub fn geteuid() -> u32 {
+    // SAFETY: no memory is involved, and the call cannot fail.
+    unsafe { call(k::__NR_geteuid, [0; 6]) }.unwrap_or(0) as u32
+}
+
+/// Whether this program has gained rights by being executed (setuid, setgid, file capabilities).
+pub fn has_gained_rights() -> bool {
+    // SAFETY: reads a vector that the kernel has laid out before the program began.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// RLIMIT_FSIZE: the length that this process may give to a file; `u64::MAX` for any.
+pub fn file_size_limit() -> u64 {
+    const RLIMIT_FSIZE: usize = 1;
+    let mut limits = [0u64; 2];
+    // SAFETY: `limits` has the layout of `struct rlimit64` and lives across the call.
+    let asked = unsafe { call(k::__NR_prlimit64, [0, RLIMIT_FSIZE, 0, limits.as_mut_ptr() as usize, 0, 0]) };
+    if asked.is_ok() { limits[0] } else { u64::MAX }
+}
+
+/// The processor this thread runs on now.
+pub fn cpu() -> usize {
+    // SAFETY: no memory is involved; libc answers from memory the kernel shares, without a system call.
+    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+}
+
+/// Processors that this thread may run on.
+pub fn processors() -> usize {
+    // SAFETY: all-zero is a valid set.
+    let mut set: libc::cpu_set_t = unsafe { core::mem::zeroed() };
+    let bytes = size_of::<libc::cpu_set_t>();
+    // SAFETY: `set` is alive across the call and `bytes` long.
+    let got = unsafe { call(k::__NR_sched_getaffinity, [0, bytes, &raw mut set as usize, 0, 0, 0]) };
+    // SAFETY: only counts the bits of a set that was initialised above.
+    if got.is_ok() { (unsafe { libc::CPU_COUNT(&set) } as usize).max(1) } else { 1 }
+}
+
+/// Bytes of memory of this machine.
+pub fn memory() -> u64 {
+    // SAFETY: all-zero is a valid `struct sysinfo`.
+    let mut info: libc::sysinfo = unsafe { core::mem::zeroed() };
+    // SAFETY: `info` is alive across the call and has the kernel's layout.
+    match unsafe { call(k::__NR_sysinfo, [&raw mut info as usize, 0, 0, 0, 0, 0]) } {
+        Ok(_) => info.totalram * u64::from(info.mem_unit),
+        Err(_) => 0,
+    }
+}
