@@ -10,7 +10,7 @@
 //!   table ── every function looked up once; what a driver may lack is an Option
 //!        │
 //!        ▼
-//!   calls ── one method a function: the driver's own answer as Result<_, CuError>
+//!   calls/ ── one method a function: the driver's own answer as Result<_, CuError>
 //! ```
 //!
 //! Why a table of our own, when complete bindings exist: those open libraries the program never asked for, look

@@ -1,0 +1,34 @@
+//! One method a driver function.
+//!
+//! Safe are the calls that only ask, and take nothing that the driver would believe unchecked. The others are
+//! `unsafe`: handles must be alive, memory must be what the copy needs.
+
+use super::CuError;
+
+type Result<T> = core::result::Result<T, CuError>;
+
+#[inline(always)]
+fn check(code: i32) -> Result<()> {
+    if code == 0 { Ok(()) } else { Err(CuError(code)) }
+}
+
+/// Calls a function of the table and makes a Result of its answer.
+macro_rules! cu {
+    ($self:ident.$f:ident($($arg:expr),*)) => {
+        check(($self.f.$f)($($arg),*))
+    };
+    ($self:ident.$f:ident?($($arg:expr),*)) => {
+        match $self.f.$f {
+            Some(f) => check(f($($arg),*)),
+            None => Err(CuError::NO_SUCH_FUNCTION),
+        }
+    };
+}
+
+// Behind the macro: it holds in what follows.
+mod addresses;
+mod contexts;
+mod devices;
+mod kernels;
+mod memory;
+mod streams;

@@ -1,0 +1,138 @@
+//! Streams, events and captures. All need a current context.
+
+use super::{Result, check};
+use crate::cuda::CuError;
+use crate::cuda::table::Driver;
+use crate::cuda::types::{CaptureMode, Context, Event, Stream};
+
+impl Driver {
+    /// A new stream; flags are [`crate::cuda::stream`].
+    pub fn stream_create(&self, flags: u32) -> Result<Stream> {
+        let mut stream = 0;
+        // SAFETY: `stream` lives across the call.
+        unsafe { cu!(self.stream_create(&mut stream, flags)) }.map(|()| Stream(stream))
+    }
+
+    /// Destroys a stream once its work is done.
+    ///
+    /// # Safety
+    /// The stream must be alive and nobody use it any more.
+    pub unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { cu!(self.stream_destroy(stream.0)) }
+    }
+
+    /// Waits for a stream, in the manner of its context.
+    ///
+    /// # Safety
+    /// The stream must be alive.
+    pub unsafe fn stream_synchronize(&self, stream: Stream) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { cu!(self.stream_synchronize(stream.0)) }
+    }
+
+    /// Whether everything on a stream is done.
+    ///
+    /// # Safety
+    /// The stream must be alive.
+    pub unsafe fn stream_is_idle(&self, stream: Stream) -> Result<bool> {
+        // SAFETY: passed on to the caller.
+        ready(unsafe { cu!(self.stream_query(stream.0)) })
+    }
+
+    /// Makes later work on the stream wait for an event.
+    ///
+    /// # Safety
+    /// Both must be alive.
+    pub unsafe fn stream_wait(&self, stream: Stream, event: Event) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { cu!(self.stream_wait_event(stream.0, event.0, 0)) }
+    }
+
+    /// Whether work on the stream would be captured, or (an error) spoil a capture. Never spoils one itself.
+    /// A driver without graphs says no.
+    ///
+    /// # Safety
+    /// The stream must be alive.
+    #[inline]
+    pub unsafe fn stream_is_capturing(&self, stream: Stream) -> Result<bool> {
+        let mut status = 0;
+        // SAFETY: `status` lives across the call; the stream is the caller's word.
+        match unsafe { cu!(self.stream_is_capturing?(stream.0, &mut status)) } {
+            Ok(()) => Ok(status != 0),
+            Err(CuError::NO_SUCH_FUNCTION) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The context of a stream.
+    ///
+    /// # Safety
+    /// The stream must be alive.
+    pub unsafe fn stream_context(&self, stream: Stream) -> Result<Context> {
+        let mut context = 0;
+        // SAFETY: `context` lives across the call; the stream is the caller's word.
+        unsafe { cu!(self.stream_ctx?(stream.0, &mut context)) }.map(|()| Context(context))
+    }
+
+    /// Sets how this thread's calls are checked against captures under way; returns what held before.
+    /// `None` in a driver that has no such thing.
+    #[inline]
+    pub fn exchange_capture_mode(&self, mode: CaptureMode) -> Option<CaptureMode> {
+        let mut value = mode.0;
+        // SAFETY: `value` lives across the call.
+        unsafe { cu!(self.exchange_capture_mode?(&mut value)) }.ok().map(|()| CaptureMode(value))
+    }
+
+    /// A new event; flags are [`crate::cuda::event`].
+    pub fn event_create(&self, flags: u32) -> Result<Event> {
+        let mut event = 0;
+        // SAFETY: `event` lives across the call.
+        unsafe { cu!(self.event_create(&mut event, flags)) }.map(|()| Event(event))
+    }
+
+    /// Puts the event at the present end of the stream.
+    ///
+    /// # Safety
+    /// Both must be alive.
+    pub unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { cu!(self.event_record(event.0, stream.0)) }
+    }
+
+    /// Whether everything before the event is done.
+    ///
+    /// # Safety
+    /// The event must be alive.
+    pub unsafe fn event_is_done(&self, event: Event) -> Result<bool> {
+        // SAFETY: passed on to the caller.
+        ready(unsafe { cu!(self.event_query(event.0)) })
+    }
+
+    /// Waits for the event: spinning, or asleep if it was made so.
+    ///
+    /// # Safety
+    /// The event must be alive.
+    pub unsafe fn event_synchronize(&self, event: Event) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { cu!(self.event_synchronize(event.0)) }
+    }
+
+    /// Destroys the event.
+    ///
+    /// # Safety
+    /// The event must be alive and nobody use it any more.
+    pub unsafe fn event_destroy(&self, event: Event) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { cu!(self.event_destroy(event.0)) }
+    }
+}
+
+/// "Not ready" is an answer.
+fn ready(answer: Result<()>) -> Result<bool> {
+    match answer {
+        Ok(()) => Ok(true),
+        Err(CuError::NOT_READY) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
