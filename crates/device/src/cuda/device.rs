@@ -1,34 +1,23 @@
 //! One CUDA context as a device.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock};
 
-use spinio_sys::cuda::{
-    Context, CuError, Driver, Function, MemoryType, PointerInfo, Stream, attribute, register, schedule, stream,
-};
+use spinio_sys::cuda::{Context, CuError, Driver, Function, MemoryType, attribute, schedule};
 use spinio_sys::linux;
 
 use super::capture::Relaxed as RelaxedCapture;
 use super::events::Events;
-use super::handles::Handles;
 use super::lookup;
-use crate::thread_queue::thread_queue;
+use super::queues::Queues;
+use super::registered::{MAX_PIN, Pinning};
 use crate::{
     Abilities, Allocation, CodeStore, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
     Gathered, Pin, Pinned, QueueId, Wait,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
-
-/// Queues of ours that may be out at once.
-const QUEUES: usize = 128;
-
-/// Longer ranges are pinned piece by piece: a registration holds a lock of the driver while it runs.
-const MAX_PIN: u64 = 512 << 20;
-
-/// Refusals in a row after which pinning is not tried again.
-const REFUSALS: u32 = 4;
 
 pub(super) struct Cuda {
     pub(super) driver: &'static Driver,
@@ -37,12 +26,9 @@ pub(super) struct Cuda {
     id: u64,
     pub(super) ordinal: i32,
     flags: u32,
-    can_pin: bool,
     gone: AtomicBool,
-    refusals: AtomicU32,
-    queues: Handles,
-    /// The queue of small requests while the default queue must be left alone.
-    aside: OnceLock<QueueId>,
+    pub(super) pinning: Pinning,
+    pub(super) queues: Queues,
     pub(super) events: Events,
     pub(super) kernel: OnceLock<core::result::Result<Function, CuError>>,
     pub(super) loading: Mutex<()>,
@@ -72,11 +58,9 @@ impl Cuda {
             id,
             ordinal,
             flags: 0,
-            can_pin: false,
             gone: AtomicBool::new(false),
-            refusals: AtomicU32::new(0),
-            queues: Handles::new(QUEUES),
-            aside: OnceLock::new(),
+            pinning: Pinning::default(),
+            queues: Queues::new(),
             events: Events::new(),
             kernel: OnceLock::new(),
             loading: Mutex::new(()),
@@ -87,7 +71,8 @@ impl Cuda {
         drop(entered);
         new.flags = flags;
         // Read-only registration has an attribute of its own; a driver that does not know it says so at the first try.
-        new.can_pin = driver.device_attribute(ordinal, attribute::HOST_REGISTER_SUPPORTED).unwrap_or(0) != 0;
+        new.pinning.is_possible =
+            driver.device_attribute(ordinal, attribute::HOST_REGISTER_SUPPORTED).unwrap_or(0) != 0;
         let same = attribute::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
         new.same_addresses = driver.device_attribute(ordinal, same).unwrap_or(0) != 0;
         Some(new)
@@ -101,10 +86,6 @@ impl Cuda {
     pub(super) fn is_dead(&self) -> bool {
         // SAFETY: asks only; the driver knows a dead context when it sees one.
         self.gone.load(Relaxed) || unsafe { self.driver.context_id(self.context) } != Ok(self.id)
-    }
-
-    pub(super) fn stream(queue: QueueId) -> Stream {
-        Stream(queue.0 as usize)
     }
 
     /// Makes sure that the context lives, and that it is current until the guard is dropped.
@@ -151,77 +132,6 @@ impl Cuda {
         };
         DeviceError { kind, operation, code: e.0 }
     }
-
-    /// The allocation around `addr`, which the driver says is device memory of this device.
-    pub(super) fn allocation_of(&'static self, info: &PointerInfo, addr: u64, want: u64) -> Option<Allocation> {
-        if info.context.0 != 0 {
-            return Some(lookup::allocation(self, info.start, info.len, info.managed));
-        }
-        // Of no context: a pool's, or mapped by the program. What the attributes call the range of a mapping is the
-        // whole reservation, holes included; only the address range ends where the memory does.
-        let _entered = self.enter().ok()?;
-        let (start, mut len) = self.driver.address_range(addr).ok()?;
-        let is_mapping = (info.start, info.len) != (start, len);
-        let end = addr.saturating_add(want);
-        while is_mapping && start + len < end {
-            let next = start + len;
-            // The neighbour continues the range if it is device memory of the same reservation.
-            let Ok(beside) = self.driver.pointer_info(next) else { break };
-            let same = beside.kind == MemoryType::Device
-                && beside.context == info.context
-                && beside.ordinal == info.ordinal
-                && (beside.start, beside.len) == (info.start, info.len);
-            match self.driver.address_range(next) {
-                Ok((at, more)) if same && at == next && more > 0 => len += more,
-                _ => break,
-            }
-        }
-        Some(lookup::allocation(self, start, len, info.managed))
-    }
-
-    /// Whether work on a queue would be captured or spoil a capture. The context must be entered.
-    fn captures(&self, queue: QueueId) -> bool {
-        // SAFETY: the queue is ours, the default one, or alive by the word of who chose it.
-        match unsafe { self.driver.stream_is_capturing(Cuda::stream(queue)) } {
-            Ok(captured) => captured,
-            Err(e) => !e.is_gone(),
-        }
-    }
-
-    /// For calls that would spoil a capture of the default queue; not for the hot path, which has asked before.
-    fn spare_captures(&self, queue: QueueId, operation: &'static str) -> Result<()> {
-        if queue.0 == 0 && self.captures(queue) {
-            return Err(self.fail(operation, CuError::STREAM_CAPTURE_IMPLICIT));
-        }
-        Ok(())
-    }
-
-    /// A queue of ours. The context must be entered.
-    pub(super) fn take_queue(&self) -> Result<QueueId> {
-        match self.queues.take(|| self.driver.stream_create(stream::NON_BLOCKING).map(|s| s.0)) {
-            Ok(Some(queue)) => Ok(QueueId(queue as u64)),
-            Ok(None) => Err(DeviceError::new(ErrorKind::NoMemory, "pool of queues")),
-            Err(e) => Err(self.fail("cuStreamCreate", e)),
-        }
-    }
-
-    pub(super) fn keep_queue(&self, queue: QueueId) {
-        if queue.0 != 0 && self.aside.get() != Some(&queue) {
-            self.queues.give(queue.0 as usize);
-        }
-    }
-
-    fn aside(&self) -> Result<QueueId> {
-        if let Some(queue) = self.aside.get() {
-            return Ok(*queue);
-        }
-        let new = self.take_queue()?;
-        let kept = *self.aside.get_or_init(|| new);
-        if kept != new {
-            self.keep_queue(new);
-        }
-        Ok(kept)
-    }
 }
 
 impl Device for Cuda {
@@ -246,69 +156,28 @@ impl Device for Cuda {
     }
 
     fn abilities(&self) -> Abilities {
-        let pins = self.can_pin && self.refusals.load(Relaxed) < REFUSALS;
         let gathers = !matches!(self.kernel.get(), Some(Err(_)));
+        let pins = self.pinning.is_worth_trying();
         Abilities { pins, copies: true, max_pin: MAX_PIN, gathers }
     }
 
     fn allocation(&'static self, addr: DeviceAddr, want: u64) -> Option<Allocation> {
         let info = self.driver.pointer_info(addr.0).ok().filter(|i| i.kind == MemoryType::Device)?;
         let ours = lookup::device_for(self.driver, &info)?;
-        core::ptr::eq(ours, self).then(|| self.allocation_of(&info, addr.0, want))?
+        core::ptr::eq(ours, self).then(|| lookup::allocation_of(self, &info, addr.0, want))?
     }
 
     fn staging(&self, len: usize) -> Result<Pinned> {
-        use linux_flags::{DONTFORK, HUGEPAGE, MAP, PROT};
-        let _entered = self.enter()?;
-        let refused = |_| DeviceError::new(ErrorKind::NoMemory, "mmap of staging memory");
-        // SAFETY: a fresh anonymous mapping replaces nothing.
-        let ptr = unsafe { linux::mmap(core::ptr::null_mut(), len, PROT, MAP, -1, 0) }.map_err(refused)?;
-        // SAFETY: advice on our own fresh mapping. Huge pages make registering cheaper; a forked child has no use for
-        // memory that a device writes, and shall not make the parent copy it.
-        unsafe {
-            let _ = linux::madvise(ptr, len, HUGEPAGE);
-            let _ = linux::madvise(ptr, len, DONTFORK);
-        }
-        let _relaxed = RelaxedCapture::enter(self.driver);
-        // SAFETY: mapped above, and unmapped only after it is unregistered.
-        match unsafe { self.driver.host_register(ptr, len, register::PORTABLE) } {
-            Ok(()) => Ok(Pinned { ptr, len }),
-            Err(e) => {
-                // SAFETY: nobody has seen the address yet.
-                let _ = unsafe { linux::munmap(ptr, len) };
-                let error = self.fail("cuMemHostRegister", e);
-                let kind = if error.kind == ErrorKind::Driver { ErrorKind::NoMemory } else { error.kind };
-                Err(DeviceError { kind, ..error })
-            }
-        }
+        self.make_staging(len)
     }
 
     fn free_staging(&self, memory: Pinned) {
-        let unregistered = match self.enter() {
-            Ok(_entered) => {
-                let _relaxed = RelaxedCapture::enter(self.driver);
-                // SAFETY: registered by `staging`; by the contract no copy uses it any more.
-                unsafe { self.driver.host_unregister(memory.ptr) }.is_ok()
-            }
-            // The registration, and every copy, died with the context.
-            Err(e) => e.kind == ErrorKind::Gone,
-        };
-        if unregistered {
-            // SAFETY: our own mapping, and nobody's any more.
-            let _ = unsafe { linux::munmap(memory.ptr, memory.len) };
-        }
+        self.give_staging(memory);
     }
 
     #[inline]
     fn program_queue(&self) -> (QueueId, bool) {
-        let chosen = thread_queue();
-        let Ok(_entered) = self.enter() else { return (chosen, false) };
-        if !self.captures(chosen) {
-            return (chosen, false);
-        }
-        // Without a queue of ours the next call on the chosen one reports what is wrong; fences and waits spare the
-        // capture themselves.
-        self.aside().map_or((chosen, false), |queue| (queue, true))
+        self.queue_of_thread()
     }
 
     fn is_captured(&self, queue: QueueId) -> bool {
@@ -395,28 +264,8 @@ impl Device for Cuda {
     }
 
     unsafe fn pin(&self, ptr: *const u8, len: usize) -> Result<Pin> {
-        let _entered = self.enter()?;
-        let _relaxed = RelaxedCapture::enter(self.driver);
-        let start = ptr as usize & !(linux::PAGE - 1);
-        let end = (ptr as usize + len).next_multiple_of(linux::PAGE);
-        // SAFETY: the caller keeps the range mapped; the rest of its first and last page is mapped with it.
-        match unsafe { self.driver.host_register(start as *mut u8, end - start, register::READ_ONLY) } {
-            Ok(()) => {
-                self.refusals.store(0, Relaxed);
-                Ok(Pin { ptr, len, handle: start as u64 })
-            }
-            Err(e) => {
-                let error = self.fail("cuMemHostRegister", e);
-                if error.kind == ErrorKind::Gone {
-                    return Err(error);
-                }
-                // Memory that is short, or pinned by another request at the moment, says nothing about the next pin.
-                if !matches!(e, CuError::OUT_OF_MEMORY | CuError::HOST_MEMORY_ALREADY_REGISTERED) {
-                    self.refusals.fetch_add(1, Relaxed);
-                }
-                Err(DeviceError { kind: ErrorKind::PinRefused, ..error })
-            }
-        }
+        // SAFETY: passed on to the caller.
+        unsafe { self.pin_pages(ptr, len) }
     }
 
     unsafe fn copy_pinned(&self, queue: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()> {
@@ -426,10 +275,7 @@ impl Device for Cuda {
     }
 
     fn unpin(&self, pin: Pin) {
-        let Ok(_entered) = self.enter() else { return }; // the registration died with its context
-        let _relaxed = RelaxedCapture::enter(self.driver);
-        // SAFETY: registered by `pin`; by the contract every copy from it is done.
-        let _ = unsafe { self.driver.host_unregister(pin.handle as usize as *mut u8) };
+        self.unpin_pages(pin);
     }
 
     fn prepare_gather(&self, code: &dyn CodeStore) -> Result<()> {
@@ -472,12 +318,4 @@ impl Cuda {
         let kind = if e == CuError::INVALID_VALUE { ErrorKind::BadAddress } else { error.kind };
         DeviceError { kind, ..error }
     }
-}
-
-/// Numbers of `mmap` and `madvise`.
-mod linux_flags {
-    pub(super) const PROT: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
-    pub(super) const MAP: u32 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u32;
-    pub(super) const HUGEPAGE: u32 = libc::MADV_HUGEPAGE as u32;
-    pub(super) const DONTFORK: u32 = libc::MADV_DONTFORK as u32;
 }

@@ -97,7 +97,7 @@ fn ask(driver: &'static Driver, addr: u64, want: u64) -> Option<Allocation> {
         at_work();
     }
     let device = device_for(driver, &info)?;
-    device.allocation_of(&info, addr, want)
+    allocation_of(device, &info, addr, want)
 }
 
 /// The device object of the context that is current on this thread.
@@ -120,7 +120,34 @@ pub(super) fn device_for(driver: &'static Driver, info: &PointerInfo) -> Option<
     }
 }
 
+/// The allocation around `addr`, which the driver says is device memory of this device.
+pub(super) fn allocation_of(device: &'static Cuda, info: &PointerInfo, addr: u64, want: u64) -> Option<Allocation> {
+    if info.context.0 != 0 {
+        return Some(allocation(device, info.start, info.len, info.managed));
+    }
+    // Of no context: a pool's, or mapped by the program. What the attributes call the range of a mapping is the
+    // whole reservation, holes included; only the address range ends where the memory does.
+    let _entered = device.enter().ok()?;
+    let (start, mut len) = device.driver.address_range(addr).ok()?;
+    let is_mapping = (info.start, info.len) != (start, len);
+    let end = addr.saturating_add(want);
+    while is_mapping && start + len < end {
+        let next = start + len;
+        // The neighbour continues the range if it is device memory of the same reservation.
+        let Ok(beside) = device.driver.pointer_info(next) else { break };
+        let same = beside.kind == MemoryType::Device
+            && beside.context == info.context
+            && beside.ordinal == info.ordinal
+            && (beside.start, beside.len) == (info.start, info.len);
+        match device.driver.address_range(next) {
+            Ok((at, more)) if same && at == next && more > 0 => len += more,
+            _ => break,
+        }
+    }
+    Some(allocation(device, start, len, info.managed))
+}
+
 /// The allocation in terms of the registry.
-pub(super) fn allocation(device: &'static Cuda, start: u64, len: u64, managed: bool) -> Allocation {
+fn allocation(device: &'static Cuda, start: u64, len: u64, managed: bool) -> Allocation {
     Allocation { device, start: DeviceAddr(start), len, host_mapped: managed, p2p_mapped: false }
 }

@@ -50,6 +50,8 @@ mod gather;
 mod granules;
 mod handles;
 mod lookup;
+mod queues;
+mod registered;
 pub mod tools;
 
 use crate::Allocation;

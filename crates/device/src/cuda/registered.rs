@@ -1,0 +1,127 @@
+//! Host memory that is registered with the driver: staging memory, and pins of pages that are somebody else's.
+//!
+//! Registering holds a lock of the driver, so long ranges are pinned piece by piece. Whether read-only pages can be
+//! registered shows only where it is tried: after some refusals in a row it is given up.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use spinio_sys::cuda::{CuError, register};
+use spinio_sys::linux;
+
+use super::capture::Relaxed as RelaxedCapture;
+use super::device::Cuda;
+use crate::{DeviceError, ErrorKind, Pin, Pinned};
+
+type Result<T> = core::result::Result<T, DeviceError>;
+
+/// Longer ranges are pinned piece by piece: a registration holds a lock of the driver while it runs.
+pub(super) const MAX_PIN: u64 = 512 << 20;
+
+/// Refusals in a row after which pinning is not tried again.
+const REFUSALS: u32 = 4;
+
+/// Whether pages can be pinned.
+#[derive(Default)]
+pub(super) struct Pinning {
+    /// By what the driver says.
+    pub(super) is_possible: bool,
+    /// In a row, until now.
+    refusals: AtomicU32,
+}
+
+impl Pinning {
+    pub(super) fn is_worth_trying(&self) -> bool {
+        self.is_possible && self.refusals.load(Relaxed) < REFUSALS
+    }
+}
+
+impl Cuda {
+    /// New staging memory.
+    pub(super) fn make_staging(&self, len: usize) -> Result<Pinned> {
+        use linux_flags::{DONTFORK, HUGEPAGE, MAP, PROT};
+        let _entered = self.enter()?;
+        let refused = |_| DeviceError::new(ErrorKind::NoMemory, "mmap of staging memory");
+        // SAFETY: a fresh anonymous mapping replaces nothing.
+        let ptr = unsafe { linux::mmap(core::ptr::null_mut(), len, PROT, MAP, -1, 0) }.map_err(refused)?;
+        // SAFETY: advice on our own fresh mapping. Huge pages make registering cheaper; a forked child has no use for
+        // memory that a device writes, and shall not make the parent copy it.
+        unsafe {
+            let _ = linux::madvise(ptr, len, HUGEPAGE);
+            let _ = linux::madvise(ptr, len, DONTFORK);
+        }
+        let _relaxed = RelaxedCapture::enter(self.driver);
+        // SAFETY: mapped above, and unmapped only after it is unregistered.
+        match unsafe { self.driver.host_register(ptr, len, register::PORTABLE) } {
+            Ok(()) => Ok(Pinned { ptr, len }),
+            Err(e) => {
+                // SAFETY: nobody has seen the address yet.
+                let _ = unsafe { linux::munmap(ptr, len) };
+                let error = self.fail("cuMemHostRegister", e);
+                let kind = if error.kind == ErrorKind::Driver { ErrorKind::NoMemory } else { error.kind };
+                Err(DeviceError { kind, ..error })
+            }
+        }
+    }
+
+    /// The other way round, where its context still lives.
+    pub(super) fn give_staging(&self, memory: Pinned) {
+        let unregistered = match self.enter() {
+            Ok(_entered) => {
+                let _relaxed = RelaxedCapture::enter(self.driver);
+                // SAFETY: registered by `make_staging`; by the contract no copy uses it any more.
+                unsafe { self.driver.host_unregister(memory.ptr) }.is_ok()
+            }
+            // The registration, and every copy, died with the context.
+            Err(e) => e.kind == ErrorKind::Gone,
+        };
+        if unregistered {
+            // SAFETY: our own mapping, and nobody's any more.
+            let _ = unsafe { linux::munmap(memory.ptr, memory.len) };
+        }
+    }
+
+    /// Registers the pages around a range.
+    ///
+    /// # Safety
+    /// The range must stay mapped until it is unpinned.
+    pub(super) unsafe fn pin_pages(&self, ptr: *const u8, len: usize) -> Result<Pin> {
+        let _entered = self.enter()?;
+        let _relaxed = RelaxedCapture::enter(self.driver);
+        let start = ptr as usize & !(linux::PAGE - 1);
+        let end = (ptr as usize + len).next_multiple_of(linux::PAGE);
+        // SAFETY: the caller keeps the range mapped; the rest of its first and last page is mapped with it.
+        match unsafe { self.driver.host_register(start as *mut u8, end - start, register::READ_ONLY) } {
+            Ok(()) => {
+                self.pinning.refusals.store(0, Relaxed);
+                Ok(Pin { ptr, len, handle: start as u64 })
+            }
+            Err(e) => {
+                let error = self.fail("cuMemHostRegister", e);
+                if error.kind == ErrorKind::Gone {
+                    return Err(error);
+                }
+                // Memory that is short, or pinned by another request at the moment, says nothing about the next pin.
+                if !matches!(e, CuError::OUT_OF_MEMORY | CuError::HOST_MEMORY_ALREADY_REGISTERED) {
+                    self.pinning.refusals.fetch_add(1, Relaxed);
+                }
+                Err(DeviceError { kind: ErrorKind::PinRefused, ..error })
+            }
+        }
+    }
+
+    /// Gives them back.
+    pub(super) fn unpin_pages(&self, pin: Pin) {
+        let Ok(_entered) = self.enter() else { return }; // the registration died with its context
+        let _relaxed = RelaxedCapture::enter(self.driver);
+        // SAFETY: registered by `pin_pages`; by the contract every copy from it is done.
+        let _ = unsafe { self.driver.host_unregister(pin.handle as usize as *mut u8) };
+    }
+}
+
+/// Numbers of `mmap` and `madvise`.
+mod linux_flags {
+    pub(super) const PROT: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
+    pub(super) const MAP: u32 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u32;
+    pub(super) const HUGEPAGE: u32 = libc::MADV_HUGEPAGE as u32;
+    pub(super) const DONTFORK: u32 = libc::MADV_DONTFORK as u32;
+}
