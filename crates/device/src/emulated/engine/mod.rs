@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A queue is a counter of what was queued and a counter of what is done, so a place in it is a number, and it is
-//! reached once the second counter gets there. Source bytes are read when the copy runs, never when it is queued:
-//! who reuses a buffer too early sends the wrong bytes, as on a GPU.
+//! reached once the second counter gets there (`queues.rs`). Source bytes are read when the copy runs, never when it is
+//! queued: who reuses a buffer too early sends the wrong bytes, as on a GPU.
 //!
 //! Time: a copy begins `latency` after it was queued or when the one before it ends, whichever is later, and ends
 //! bytes / bandwidth after that; what the thread oversleeps is made up by the next copy.
@@ -17,16 +17,20 @@
 //! Known flaws: a GPU copies in both directions at once, this engine does not; a copy longer than its bandwidth
 //! allows happens at its beginning, not evenly over its time. Kernels run one at a time, whatever their queues.
 
-use std::collections::VecDeque;
+mod queues;
+
 use std::ffi::c_void;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use self::queues::{Command, Mark, Queue, Role, State};
 use super::config::Config;
 use super::gather;
 use super::memory::Memory;
 use super::pins::{Pins, Scratch};
 use crate::{DeviceError, ErrorKind};
+
+type Result<T> = core::result::Result<T, DeviceError>;
 
 /// Leased queues there may be at a time.
 const LEASED: usize = 64;
@@ -68,58 +72,6 @@ impl Copy {
     }
 }
 
-/// A place in a queue: reached once `seq` things on it are done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mark {
-    queue: usize,
-    seq: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Default,
-    Program,
-    Leased,
-    Idle,
-}
-
-#[derive(Debug)]
-struct Command {
-    order: u64,
-    not_before: Instant,
-    after: Vec<Mark>,
-    copy: Option<Copy>,
-}
-
-#[derive(Debug)]
-struct Queue {
-    role: Role,
-    pending: VecDeque<Command>,
-    queued: u64,
-    done: u64,
-    /// The place in the order of all of the kernel that runs.
-    running: Option<u64>,
-    failed: Option<(u64, DeviceError)>,
-}
-
-impl Queue {
-    fn new(role: Role) -> Queue {
-        Queue { role, pending: VecDeque::new(), queued: 0, done: 0, running: None, failed: None }
-    }
-}
-
-#[derive(Debug)]
-struct State {
-    queues: Vec<Queue>,
-    fences: Vec<Option<Mark>>,
-    fences_lent: usize,
-    order: u64,
-    held: u32,
-    busy: bool,
-    /// Kernels whose turn has come, with their queues.
-    kernels: VecDeque<(usize, Kernel)>,
-}
-
 /// The queues and what the engine's thread shares with everybody.
 #[derive(Debug)]
 pub(super) struct Engine {
@@ -130,21 +82,10 @@ pub(super) struct Engine {
     progress: Condvar,
 }
 
-type Result<T> = core::result::Result<T, DeviceError>;
-
 impl Engine {
     pub(super) fn new(config: Config) -> Engine {
-        let state = State {
-            queues: vec![Queue::new(Role::Default)],
-            fences: Vec::new(),
-            fences_lent: 0,
-            order: 0,
-            held: 0,
-            busy: false,
-            kernels: VecDeque::new(),
-        };
         let (work, kernel_work, progress) = (Condvar::new(), Condvar::new(), Condvar::new());
-        Engine { config, state: Mutex::new(state), work, kernel_work, progress }
+        Engine { config, state: Mutex::new(State::new()), work, kernel_work, progress }
     }
 
     /// A queue of the program's own, ordered with queue 0; it is never given back.
@@ -359,56 +300,6 @@ impl Engine {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    /// An idle queue in a new role; one with leftovers only if it must be.
-    fn open(&mut self, role: Role) -> usize {
-        let idle = |q: &Queue| q.role == Role::Idle && q.pending.is_empty() && q.done == q.queued;
-        let at = self.queues.iter().position(idle).unwrap_or_else(|| {
-            self.queues.push(Queue::new(role));
-            self.queues.len() - 1
-        });
-        self.queues[at].role = role;
-        self.queues[at].failed = None;
-        at
-    }
-
-    fn leased(&self) -> usize {
-        self.queues.iter().filter(|q| q.role == Role::Leased).count()
-    }
-
-    fn checked(&self, queue: u64) -> Result<usize> {
-        let known = self.queues.get(queue as usize).is_some_and(|q| q.role != Role::Idle);
-        if known { Ok(queue as usize) } else { Err(DeviceError::new(ErrorKind::BadAddress, "queue")) }
-    }
-
-    fn reached(&self, mark: Mark) -> bool {
-        self.queues[mark.queue].done >= mark.seq
-    }
-
-    /// Tells of a failure at or before the mark, once.
-    fn outcome(&mut self, mark: Mark) -> Result<()> {
-        let queue = &mut self.queues[mark.queue];
-        match queue.failed {
-            Some((seq, error)) if seq <= mark.seq => {
-                queue.failed = None;
-                Err(error)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The queue whose first command may run and is the oldest.
-    fn next(&self) -> Option<usize> {
-        if self.held > 0 {
-            return None;
-        }
-        let ready = |c: &Command| c.after.iter().all(|&mark| self.reached(mark));
-        let idle = self.queues.iter().enumerate().filter(|(_, q)| q.running.is_none());
-        let heads = idle.filter_map(|(at, q)| Some((at, q.pending.front()?)));
-        heads.filter(|(_, c)| ready(c)).min_by_key(|(_, c)| c.order).map(|(at, _)| at)
     }
 }
 
