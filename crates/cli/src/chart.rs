@@ -97,6 +97,9 @@ const COLOURS: [RGBColor; 8] = [
 const COLUMNS: i32 = 3;
 const ROW: i32 = 20;
 
+/// Size of letters times how many of them stand side by side along the chart.
+const ALONG: usize = 1600;
+
 impl Scale {
     /// Where a value lies on the straight axis.
     fn place(&self, value: f64) -> f64 {
@@ -117,7 +120,8 @@ impl Scale {
         match self {
             Scale::Linear => (least.min(0.0), if most > 0.0 { most * 1.08 } else { 1.0 }),
             Scale::Log => (least.floor(), most.ceil().max(least.floor() + 1.0)),
-            Scale::Bytes => (least.floor(), most.ceil().max(least.floor() + 1.0)),
+            // Half a power of air: points of the first and the last length stand clear of the frame.
+            Scale::Bytes => (least.floor() - 0.5, most.ceil().max(least.floor() + 1.0) + 0.5),
             Scale::Names(names) => (-0.5, names.len() as f64 - 0.5),
         }
     }
@@ -132,8 +136,20 @@ impl Scale {
             Scale::Log | Scale::Names(_) => 1.0,
             Scale::Bytes => ((to - from) / 9.0).ceil().max(1.0),
         };
-        let first = (from / every).ceil();
-        (0..).map(|i| (first + f64::from(i)) * every).take_while(|t| *t <= to + 1e-9).take(100).collect()
+        // Lengths are marked from the first one on, so that every mark of a few lengths stands under a point.
+        let first = if matches!(self, Scale::Bytes) { from.ceil() } else { (from / every).ceil() * every };
+        (0..).map(|i| first + f64::from(i) * every).take_while(|t| *t <= to + 1e-9).take(100).collect()
+    }
+
+    /// Size of the labels along: long names side by side are written smaller, so that none runs into the next.
+    fn font(&self) -> u32 {
+        match self {
+            Scale::Names(names) => {
+                let longest = names.iter().map(|n| n.chars().count()).max().unwrap_or(0);
+                (ALONG / (names.len() * longest).max(1)).clamp(8, 14) as u32
+            }
+            _ => 14,
+        }
     }
 
     fn text(&self, place: f64) -> String {
@@ -222,6 +238,7 @@ impl Chart {
             .x_label_formatter(&|p| self.x.scale.text(*p))
             .y_label_formatter(&|p| self.y.scale.text(*p))
             .label_style(("sans-serif", 14))
+            .x_label_style(("sans-serif", self.x.scale.font()))
             .axis_desc_style(("sans-serif", 15))
             .draw()?;
         for series in &self.series {
@@ -273,7 +290,7 @@ mod tests {
     #[test]
     fn a_chart_names_its_axes_and_series() {
         let text = chart(Scale::Bytes, Scale::Log, &[(512.0, 3e3), (65536.0, 1e5), (67108864.0, 4e7)]);
-        for part in ["<svg", "Title", "64 KiB", "10000", "copy &lt;&amp;&gt;", "</svg>"] {
+        for part in ["<svg", "Title", "512 B", "128 KiB", "10000", "copy &lt;&amp;&gt;", "</svg>"] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }
@@ -289,8 +306,25 @@ mod tests {
     }
 
     #[test]
+    fn the_first_and_the_last_length_stand_clear_of_the_frame_and_above_a_mark() {
+        let lengths = [512.0f64, 2048.0, 8192.0, 32768.0, 131072.0, 524288.0, 2097152.0, 8388608.0];
+        let ends = Scale::Bytes.ends(lengths.iter().map(|b| b.log2()));
+        let ticks = Scale::Bytes.ticks(ends);
+        assert!(ends.0 < 9.0 && ends.1 > 23.0, "{ends:?}");
+        assert_eq!(ticks, lengths.map(f64::log2));
+    }
+
+    #[test]
+    fn many_long_names_are_written_smaller() {
+        let names = |n: usize, name: &str| Scale::Names(vec![name.to_owned(); n]);
+        assert_eq!(names(5, "pread+copy+D").font(), 14);
+        assert!(names(9, "100 %, CPU load").font() < 13);
+        assert!(chart(names(9, "100 %, CPU load"), Scale::Linear, &[(0.0, 1.0), (8.0, 2.0)]).contains("CPU load"));
+    }
+
+    #[test]
     fn ticks_are_few_and_inside() {
-        for (scale, ends) in [(Scale::Linear, (0.0, 12.9)), (Scale::Linear, (0.0, 0.03)), (Scale::Bytes, (9.0, 26.0))] {
+        for (scale, ends) in [(Scale::Linear, (0.0, 12.9)), (Scale::Linear, (0.0, 0.03)), (Scale::Bytes, (8.5, 26.5))] {
             let ticks = scale.ticks(ends);
             assert!((3..=12).contains(&ticks.len()), "{scale:?} {ticks:?}");
             assert!(ticks.iter().all(|t| (ends.0..=ends.1).contains(t)), "{ticks:?}");
