@@ -128,3 +128,12 @@ fn a_simulation_is_compared_with_real_transfers() {
     assert_eq!((told["storage"].as_str(), all["count"].as_u64()), (Some("direct"), Some(9)), "{told}");
     assert!(all["error"].as_f64().unwrap().is_finite() && all["error_of_fit"].as_f64().unwrap() > 0.0, "{told}");
 }
+
+#[test]
+fn what_was_measured_is_told_also_where_it_cannot_be_kept() {
+    let dir = folder();
+    let taken = common::file(dir.path(), "taken", 10);
+    let assert = calibrate(&taken, &[]).arg(dir.path()).assert().code(1);
+    assert!(stderr(&assert).contains("Cannot keep the model in"), "{}", stderr(&assert));
+    assert!(stdout(&assert).contains("not kept") && stdout(&assert).contains("copy"), "{}", stdout(&assert));
+}

@@ -124,15 +124,19 @@ pub fn run(bench: &Bench) -> anyhow::Result<Exit> {
         return Err(exit::error(Exit::Usage, why));
     }
     let device = bench.device.unwrap_or_else(device::preferred);
+    if let Some(folder) = &bench.out {
+        // Now, not after the minutes that measuring takes.
+        std::fs::create_dir_all(folder).with_context(|| format!("Cannot write into {}", folder.display()))?;
+    }
     let mut all = Vec::new();
     for experiment in wanted {
         let outcome = one(bench, experiment, device)?;
-        if let Some(folder) = &bench.out {
-            write(folder, &outcome)?;
-        }
         match bench.json {
             true => all.push(report::json(&outcome)),
             false => out::print(&format!("{}\n", report::render(&Paint::stdout(), &outcome)))?,
+        }
+        if let Some(folder) = &bench.out {
+            write(folder, &outcome)?;
         }
     }
     if bench.json {
@@ -298,7 +302,6 @@ fn machine() -> Value {
 
 fn write(folder: &Path, outcome: &Outcome) -> anyhow::Result<()> {
     let cannot = || format!("Cannot write into {}", folder.display());
-    std::fs::create_dir_all(folder).with_context(cannot)?;
     let name = outcome.experiment.name;
     std::fs::write(folder.join(format!("{name}.json")), format!("{:#}\n", report::json(outcome)))
         .with_context(cannot)?;

@@ -100,18 +100,21 @@ pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
         return check::run(&subject, &trial, &buffer, &Effort::quick(most, calibrate.runs), calibrate.json);
     }
     let found = all(&subject, &trial, &buffer, &Effort::full(most, calibrate.runs))?;
+    let kept = match folder {
+        Some(folder) if !calibrate.dry_run => keep(&folder, &trial, &found.calibration).map(Some),
+        _ => Ok(None),
+    };
+    // What was measured is told before what could not be written.
+    let path = kept.as_ref().ok().and_then(|k| k.as_deref());
+    let text = match calibrate.json {
+        true => format!("{:#}\n", report::json(&found, path)),
+        false => report::render(&Paint::stdout(), &found, path),
+    };
+    out::print(&text)?;
+    kept?;
     if let Some(path) = &calibrate.svg {
         report::chart(&found).write(path)?;
     }
-    let kept = match folder {
-        Some(folder) if !calibrate.dry_run => Some(keep(&folder, &trial, &found.calibration)?),
-        _ => None,
-    };
-    let text = match calibrate.json {
-        true => format!("{:#}\n", report::json(&found, kept.as_deref())),
-        false => report::render(&Paint::stdout(), &found, kept.as_deref()),
-    };
-    out::print(&text)?;
     Ok(Exit::Ok)
 }
 

@@ -159,14 +159,14 @@ pub fn run(simulate: &Simulate) -> anyhow::Result<Exit> {
         model,
     };
     let study = with_progress(&plan);
-    if let Some(path) = &simulate.svg {
-        chart(&plan, &study).write(path)?;
-    }
     let text = match simulate.json {
         true => format!("{:#}\n", json_of(&plan, &study)),
         false => render(&Paint::stdout(), &plan, &study, &whose, simulate.is_papers()),
     };
     out::print(&text)?;
+    if let Some(path) = &simulate.svg {
+        chart(&plan, &study).write(path)?;
+    }
     Ok(Exit::Ok)
 }
 
