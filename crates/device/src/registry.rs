@@ -126,7 +126,7 @@ pub fn alloc(kind: DeviceKind, ordinal: u32, len: usize, host_mapped: bool) -> R
         (DeviceKind::Emulated, 0) => emulated()?.alloc(len, host_mapped),
         (DeviceKind::P2pmem, _) => p2pmem::alloc(ordinal, len),
         (DeviceKind::Cuda, _) => cuda::tools::alloc(ordinal, len),
-        _ => Err(DeviceError::new(ErrorKind::Unsupported, "allocation")),
+        _ => Err(DeviceError::new(ErrorKind::Unsupported, "allocation: emulated:0 is the only emulated device")),
     }
 }
 

@@ -32,6 +32,7 @@ use crate::processes::{self, Counters, Found};
 #[derive(Debug, Args)]
 pub struct Stat {
     /// The process to tell about; without it a line for each that uses SPIN
+    #[arg(value_parser = pid)]
     pid: Option<u32>,
     /// Read this file of counters instead, one that SPINIO_STATS named
     #[arg(long, value_name = "FILE", conflicts_with = "pid")]
@@ -46,10 +47,20 @@ pub struct Stat {
     #[arg(long, conflicts_with_all = ["json", "watch"])]
     prometheus: bool,
     /// Answer `GET /metrics` on this address (127.0.0.1:9464) until stopped
-    #[arg(long, value_name = "ADDRESS", requires = "prometheus")]
+    #[arg(long, value_name = "ADDRESS", requires = "prometheus", value_parser = address)]
     listen: Option<SocketAddr>,
 }
 
+/// The number of a process.
+pub fn pid(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("`{text}` is no number of a process"))
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| format!("`{text}` is no address and port: write 127.0.0.1:9464 or [::1]:9464"))
+}
+
+/// A span of time that somebody waits.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
     match seconds {

@@ -44,7 +44,7 @@ use crate::run::{self, signals};
 #[derive(Debug, Args)]
 pub struct Trace {
     /// The process to trace; or name a program
-    #[arg(conflicts_with = "command", required_unless_present = "command")]
+    #[arg(conflicts_with = "command", required_unless_present = "command", value_parser = crate::stat::pid)]
     pid: Option<u32>,
     /// Where to write; standard output without it
     #[arg(short, long, value_name = "FILE")]
