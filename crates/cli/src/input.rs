@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -36,6 +37,15 @@ pub struct Opened {
     pub len: u64,
 }
 
+/// Opens a file for reading. A named pipe is refused first: its `open` waits for somebody who writes.
+pub fn open(path: &Path) -> anyhow::Result<File> {
+    let cannot = || format!("Cannot open {}", path.display());
+    if std::fs::metadata(path).with_context(cannot)?.file_type().is_fifo() {
+        bail!("Cannot read {}: it is no file with offsets", path.display());
+    }
+    File::open(path).with_context(cannot)
+}
+
 impl Input {
     /// The file's name.
     pub fn path(&self) -> &Path {
@@ -44,17 +54,22 @@ impl Input {
 
     /// Opens it and cuts the range at the end of the file.
     pub fn open(&self) -> anyhow::Result<Opened> {
-        let cannot = || format!("Cannot open {}", self.path.display());
-        let file = File::open(&self.path).with_context(cannot)?;
+        let name = self.path.display();
+        let cannot = || format!("Cannot open {name}");
+        let file = open(&self.path)?;
         if file.metadata().with_context(cannot)?.is_dir() {
-            bail!("Cannot read {}: it is a directory", self.path.display());
+            bail!("Cannot read {name}: it is a directory");
         }
         let stat = linux::fstat(file.as_raw_fd()).map_err(std::io::Error::from).with_context(cannot)?;
         let size = match stat.kind {
             FileKind::Regular => stat.size,
             FileKind::Block => seek(&file, SeekFrom::End(0)).map_err(std::io::Error::from).with_context(cannot)?,
-            FileKind::Stream => bail!("Cannot read {}: it is no file with offsets", self.path.display()),
+            FileKind::Stream => bail!("Cannot read {name}: it is no file with offsets"),
         };
+        // `/proc` says that its files are empty, and they are not.
+        if stat.kind == FileKind::Regular && size == 0 && file.read_at(&mut [0], 0).is_ok_and(|n| n > 0) {
+            bail!("Cannot read {name}: it has bytes, but its file system says that it has none, as /proc does");
+        }
         if self.offset > size {
             let text =
                 format!("--offset {} lies behind the end of {} ({size} bytes)", self.offset, self.path.display());

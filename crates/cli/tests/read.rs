@@ -49,6 +49,44 @@ fn files_that_cannot_be_read_are_named() {
 }
 
 #[test]
+fn a_named_pipe_is_refused_and_not_waited_for() {
+    let dir = folder();
+    let pipe = dir.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    for command in ["read", "explain", "doctor"] {
+        let assert = spinio().arg(command).arg(&pipe).timeout(std::time::Duration::from_secs(60)).assert().code(1);
+        assert!(stderr(&assert).contains(&format!("{}: it is no file with offsets", pipe.display())), "{command}");
+    }
+}
+
+#[test]
+fn a_file_that_hides_its_length_is_not_called_empty() {
+    for command in ["read", "explain"] {
+        let assert = spinio().args([command, "/proc/version"]).assert().code(1);
+        assert!(stderr(&assert).contains("Cannot read /proc/version: it has bytes"), "{}", stderr(&assert));
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error_that_says_where_to() {
+    let dir = folder();
+    let path = file(dir.path(), "data", 10);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let out = std::process::Command::new(env!("CARGO_BIN_EXE_spinio")).arg("read").arg(&path).stdout(full).output();
+    let out = out.unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("Cannot write to standard output: No space left"));
+}
+
+#[test]
+fn the_emulated_device_is_one() {
+    let dir = folder();
+    let path = file(dir.path(), "data", 10);
+    let assert = spinio().args(["read", "--device", "emulated:1"]).arg(&path).assert().code(4);
+    assert!(stderr(&assert).contains("emulated:0 is the only emulated device"), "{}", stderr(&assert));
+}
+
+#[test]
 fn a_file_that_this_user_may_not_read() {
     let place = tempfile::tempdir().unwrap();
     let closed = file(place.path(), "closed", 10);

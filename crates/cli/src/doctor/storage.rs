@@ -1,6 +1,5 @@
 //! What lies under a file: disks, arrays, stripes, and who would refuse peer-to-peer DMA.
 
-use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
@@ -9,15 +8,16 @@ use spinio_io::runtime;
 use spinio_plan::geometry::{Kind, Layer, P2p, Role, Stack};
 
 use super::{Fact, State};
-use crate::{stack, units};
+use crate::{input, stack, units};
 
 const GROUP: &str = "Storage";
 
 /// Asks.
 pub fn ask(path: &Path) -> anyhow::Result<Vec<Fact>> {
-    let cannot = || format!("Cannot open {}", path.display());
-    let file = File::open(path).with_context(cannot)?;
-    let stack = runtime().storage(file.as_raw_fd()).with_context(cannot)?;
+    let file = input::open(path)?;
+    let stack = runtime()
+        .storage(file.as_raw_fd())
+        .with_context(|| format!("Cannot tell what lies under {}", path.display()))?;
     Ok(facts(path, &stack))
 }
 
