@@ -23,6 +23,8 @@ def device_memory(size):
             return tensor.data_ptr(), lambda: tensor.cpu().numpy().tobytes()
     except ImportError:
         pass
+    if not hasattr(libc, "spinio_mem_alloc"):
+        sys.exit("no CUDA tensor to read into, and no SPIN here: start this with `spinio run -- python3 read.py FILE`")
     libc.spinio_mem_alloc.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint]
     libc.spinio_mem_alloc.restype = ctypes.c_void_p
     libc.spinio_mem_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -30,6 +32,8 @@ def device_memory(size):
     return address, lambda: (libc.spinio_mem_copy(back, address, size), back.raw)[1]
 
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
 fd = os.open(sys.argv[1], os.O_RDONLY)
 size = os.fstat(fd).st_size
 address, copy_back = device_memory(size)
