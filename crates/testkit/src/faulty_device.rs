@@ -7,6 +7,7 @@
 
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 use spinio_device::{
     Abilities, Allocation, CodeStore, Device, DeviceAddr, DeviceError, DeviceId, ErrorKind, Fence, Gathered, Pin,
@@ -70,6 +71,8 @@ struct Plan {
     faults: Vec<Fault>,
     calls: [u64; Operation::ALL.len()],
     failed: u64,
+    /// The operation that panics, whose call, and how many of those pass first.
+    panic: Option<(Operation, ThreadId, u64)>,
 }
 
 /// The device with faults.
@@ -89,6 +92,11 @@ impl FaultyDevice {
         let mut plan = self.plan();
         let after = plan.calls[operation as usize] + nth - 1;
         plan.faults.push(Fault { operation, after, times, kind });
+    }
+
+    /// Lets the `nth` call of an operation that this thread makes from now on panic, without a word.
+    pub fn panic(&self, operation: Operation, nth: u64) {
+        self.plan().panic = Some((operation, thread::current().id(), nth - 1));
     }
 
     /// No more faults.
@@ -114,6 +122,17 @@ impl FaultyDevice {
         let mut plan = self.plan();
         let count = plan.calls[operation as usize];
         plan.calls[operation as usize] += 1;
+        if let Some((which, whose, left)) = &mut plan.panic
+            && *which == operation
+            && *whose == thread::current().id()
+        {
+            if *left == 0 {
+                plan.panic = None;
+                drop(plan);
+                std::panic::resume_unwind(Box::new("planned"));
+            }
+            *left -= 1;
+        }
         let hits = |f: &&Fault| f.operation == operation && (f.after..f.after.saturating_add(f.times)).contains(&count);
         match plan.faults.iter().find(hits).map(|f| f.kind) {
             Some(kind) => {
