@@ -2,12 +2,14 @@
 
 use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use spinio_device::{DeviceAddr, DeviceKind, ErrorKind, QueueId, registry};
+use spinio_io::kernel::{Kernel, Linux};
 use spinio_io::{Part, Runtime, Settings, Target};
 use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
@@ -199,4 +201,57 @@ fn an_upload_that_cannot_be_queued_is_counted_as_failed_and_keeps_nothing() {
     assert_eq!(runtime.write(std::os::fd::AsRawFd::as_raw_fd(&out), Some(0), target, LEN).unwrap(), LEN);
     let lines = runtime.stats().lines;
     assert!(lines.iter().all(|l| l.reason != Reason::NoPinnedMemory), "{lines:?}");
+}
+
+/// A kernel that takes its time to write, and knows who is at it.
+#[derive(Debug, Default)]
+struct SlowToWrite {
+    begun: AtomicUsize,
+    inside: AtomicUsize,
+}
+
+impl Kernel for SlowToWrite {
+    unsafe fn pwritev(
+        &self,
+        route: Route,
+        fd: linux::Fd,
+        vectors: &[[usize; 2]],
+        at: Option<u64>,
+        flags: u32,
+    ) -> Result<usize, Errno> {
+        self.begun.fetch_add(1, SeqCst);
+        self.inside.fetch_add(1, SeqCst);
+        std::thread::sleep(Duration::from_millis(20));
+        // SAFETY: passed on to the caller.
+        let wrote = unsafe { Linux.pwritev(route, fd, vectors, at, flags) };
+        self.inside.fetch_sub(1, SeqCst);
+        wrote
+    }
+}
+
+#[test]
+fn a_panic_waits_for_what_is_being_written() {
+    let kernel: &'static SlowToWrite = Box::leak(Box::default());
+    let inner = emulated("size=64M");
+    let device = FaultyDevice::before(inner);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    // Two ranges are gathered at once.
+    let runtime = Runtime::with_kernel(Settings { staging: 4 << 20, ..Settings::default() }, kernel);
+    let file = runtime.open(&c(&path), linux::O_RDWR | linux::O_CREAT, 0o600).unwrap();
+    let buffer = Buffer::new(inner, 8 << 20);
+    buffer.put(0, &bytes(8 << 20, 1));
+    let range = |i: usize| ((i << 20) as u64, Part::Device(buffer.target_through(device, i << 20), 1 << 20));
+    let ranges: Vec<(u64, Part)> = (0..8).map(range).collect();
+    // The second group is being written when the third is gathered.
+    device.panic(Operation::CopyOut, 5);
+    let write = || runtime.write_apart(&file, &ranges, Route::Copy);
+    let ended = within("a panic", || catch_unwind(AssertUnwindSafe(write)));
+    let (inside, begun) = (kernel.inside.load(SeqCst), kernel.begun.load(SeqCst));
+    assert!(ended.is_err());
+    assert_eq!(inside, 0, "memory that went back to the ring is being written");
+    assert!((2..=4).contains(&begun), "{begun}");
+    assert!(std::fs::read(&path).unwrap()[..2 << 20] == bytes(8 << 20, 1)[..2 << 20]);
+    within("the next", write).unwrap();
+    assert!(std::fs::read(&path).unwrap() == bytes(8 << 20, 1));
 }

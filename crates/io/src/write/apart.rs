@@ -224,18 +224,19 @@ fn write(
         }
         let gathered = gathered?;
         let task = begin(core, file, &ranges[from..to], &gathered, (route, may.map(Arc::clone)));
-        under_way = Some(UnderWay { first: from, task, gathered });
+        under_way = Some(UnderWay { first: from, task, _gathered: gathered });
         from = to;
     }
     finish(under_way)
 }
 
-/// A group of ranges that is being written, and its memory.
+/// A group of ranges that is being written, and its memory. Where it is dropped, by an error or a panic, no further range
+/// is begun, and those that are being written are waited for: their memory goes with it.
 struct UnderWay {
     /// Number of its first range.
     first: usize,
     task: Arc<Ranges>,
-    gathered: Gathered,
+    _gathered: Gathered,
 }
 
 fn begin(
@@ -268,14 +269,19 @@ fn begin(
 
 /// Waits for ranges under way; their memory is given back after that. Those that were not written.
 fn finish(under_way: Option<UnderWay>) -> Result<Vec<usize>> {
-    let Some(UnderWay { first, task, gathered }) = under_way else { return Ok(Vec::new()) };
-    let waited = task.wait();
-    drop(gathered);
-    let unwritten = waited.map_err(|(at, errno)| {
-        let len = task.ranges.iter().find(|r| r.at == at).map_or(0, |r| r.vectors.iter().map(|v| v[1] as u64).sum());
-        Error::kernel(errno, "write", at, len)
+    let Some(group) = under_way else { return Ok(Vec::new()) };
+    let unwritten = group.task.wait().map_err(|(at, errno)| {
+        let found = group.task.ranges.iter().find(|r| r.at == at);
+        Error::kernel(errno, "write", at, found.map_or(0, |r| r.vectors.iter().map(|v| v[1] as u64).sum()))
     })?;
-    Ok(unwritten.into_iter().map(|number| first + number).collect())
+    Ok(unwritten.into_iter().map(|number| group.first + number).collect())
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.task.stopped.store(true, Relaxed);
+        let _ = self.task.wait();
+    }
 }
 
 #[cfg(test)]
