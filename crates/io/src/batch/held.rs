@@ -64,8 +64,9 @@ struct Open {
 /// The held part of a batch.
 pub(crate) struct Held {
     on: bool,
-    lanes: Vec<Lane>,
+    /// Before the lanes: where this is dropped, by a panic, the device has to be done before the pages may go.
     open: Vec<Open>,
+    lanes: Vec<Lane>,
     common: Option<(Common, usize, usize)>,
     broken: Option<usize>,
     pub(crate) begun: Instant,
@@ -76,7 +77,7 @@ unsafe impl Send for Held {}
 
 impl Held {
     pub(crate) fn new(on: bool) -> Held {
-        Held { on, lanes: Vec::new(), open: Vec::new(), common: None, broken: None, begun: Instant::now() }
+        Held { on, open: Vec::new(), lanes: Vec::new(), common: None, broken: None, begun: Instant::now() }
     }
 
     /// Whether a file might be held.

@@ -24,6 +24,8 @@
 //! work that the program had queued before, and returns when every byte has arrived. Two pieces of a batch that go to the
 //! same bytes arrive in any order.
 //!
+//! Nothing of a batch goes on when the call has ended, also when it ends by a panic (panics.rs).
+//!
 //! Known flaws:
 //! - The sizes of files are asked once, when the batch begins: what is appended meanwhile is not seen.
 //! - Pieces of 4 MiB and more, streams, and descriptors opened with O_DIRECT are read one after another.
@@ -36,6 +38,7 @@ mod gate;
 mod held;
 mod list;
 mod outlet;
+mod panics;
 mod readers;
 mod register;
 mod residency;
@@ -56,7 +59,9 @@ pub use self::ticket::Ticket;
 use self::copies::Copies;
 use self::held::Held;
 use self::list::List;
+use self::panics::Panics;
 use self::readers::Readers;
+use self::register::Registered;
 use self::residency::Where;
 use self::sort::{Sample, Sorter};
 use self::storage::Storage;
@@ -146,8 +151,21 @@ fn begin(core: &Arc<Core>, list: List, known: &[Allocation], holds: bool) -> Res
 }
 
 impl Sorted {
-    /// Moves everything and waits.
-    fn run(mut self) -> Done {
+    /// Moves everything and waits. Where that panics, no piece counts as read.
+    fn run(self) -> Done {
+        let work = Arc::clone(&self.work);
+        let mut panics = Panics::default();
+        let done = panics.keep(|| self.move_all());
+        if done.is_none() {
+            let (list, errno) = (work.list, Errno::IO);
+            (0..list.len()).for_each(|i| list.set(i, -i64::from(errno.raw_os_error())));
+            work.core.stats().end(&work.watch, &Err(&Error::kernel(errno, "read a batch", 0, 0)));
+        }
+        panics.go_on();
+        done.unwrap_or_default()
+    }
+
+    fn move_all(mut self) -> Done {
         let work = Arc::clone(&self.work);
         let core = &work.core;
         {
@@ -162,14 +180,25 @@ impl Sorted {
             if let (Some(copies), None) = (&copies, &readers) {
                 copies.call_helpers();
             }
-            let registered = copies.as_ref().map(|copies| register::gather(copies, &parts));
-            let mut missed = storage.map_or(Vec::new(), |storage| storage.finish());
+            // From here on helpers may be at work.
+            let mut panics = Panics::default();
+            let registered = panics.keep(|| copies.as_ref().map(|copies| register::gather(copies, &parts))).flatten();
+            let mut missed = Vec::new();
+            if !panics.any()
+                && let Some(storage) = storage
+            {
+                missed.extend(panics.keep(|| storage.finish()).unwrap_or_default());
+            }
+            if let (true, Some(copies)) = (panics.any(), &copies) {
+                copies.leave_the_rest();
+            }
             match (readers, copies) {
-                (Some(readers), _) => missed.extend(readers.finish()),
-                (None, Some(copies)) => copies.finish(),
+                (Some(readers), _) => missed.extend(panics.keep(|| readers.finish()).unwrap_or_default()),
+                (None, Some(copies)) => drop(panics.keep(|| copies.finish())),
                 (None, None) => {}
             }
-            missed.extend(registered.map_or(Vec::new(), |registered| registered.finish(&work)));
+            missed.extend(panics.keep(|| registered.map_or(Vec::new(), Registered::finish)).unwrap_or_default());
+            panics.go_on();
             if !missed.is_empty() {
                 let rest = Copies::new(&work, missed, 0, Reason::FellBack);
                 rest.call_helpers();

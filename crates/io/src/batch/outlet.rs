@@ -220,10 +220,11 @@ impl Pen {
 
     /// Waits for everything that was sent.
     pub(crate) fn finish(mut self) {
-        if let Some(queue) = self.queue.take() {
+        if let Some(queue) = self.queue {
             if let Err(e) = self.outlet.device.drain(queue, Wait::Context) {
                 self.outlet.fail(e);
             }
+            self.queue = None;
             self.outlet.device.return_queue(queue);
         }
     }

@@ -155,6 +155,7 @@ fn distribute<T>(items: &mut [T], buckets: usize, bucket: impl Fn(&T) -> usize) 
 
 /// What was registered, and is under way.
 pub(crate) struct Registered {
+    work: Arc<Work>,
     /// One an outlet.
     pens: Vec<Option<Pen>>,
     pins: Vec<(&'static dyn Device, Pin, Arc<Mapping>)>,
@@ -167,7 +168,7 @@ pub(crate) struct Registered {
 pub(crate) fn gather(copies: &Copies, parts: &Parts) -> Registered {
     let work = &copies.work;
     let pens = work.outlets.iter().map(|_| None).collect();
-    let mut all = Registered { pens, pins: Vec::new(), bytes: 0, missed: Vec::new() };
+    let mut all = Registered { work: Arc::clone(work), pens, pins: Vec::new(), bytes: 0, missed: Vec::new() };
     // Of the part before: its file and device, and the mapping; none if it failed. What failed once is not tried again.
     let (mut last, mut mapping) = (None, None);
     for &end in &parts.ends {
@@ -178,7 +179,7 @@ pub(crate) fn gather(copies: &Copies, parts: &Parts) -> Registered {
             mapping = map(work, whose.0);
         }
         let begun = Instant::now();
-        match mapping.as_ref().and_then(|mapping| all.part(work, mapping, some)) {
+        match mapping.as_ref().and_then(|mapping| all.part(mapping, some)) {
             Some(bytes) => work.core.stats().piece(&work.watch, Route::Gather, Reason::CachedLarge, 0, bytes, begun),
             None => {
                 all.missed.extend_from_slice(some);
@@ -198,7 +199,8 @@ fn map(work: &Work, source: u16) -> Option<Arc<Mapping>> {
 
 impl Registered {
     /// Registers and launches a part; how many bytes.
-    fn part(&mut self, work: &Work, mapping: &Arc<Mapping>, some: &[Item]) -> Option<u64> {
+    fn part(&mut self, mapping: &Arc<Mapping>, some: &[Item]) -> Option<u64> {
+        let work = &self.work;
         let which = some.first()?.outlet as usize;
         // No more at once than may wait to be given back: the rest is copied.
         if self.bytes > work.core.pins.most() {
@@ -214,16 +216,24 @@ impl Registered {
     }
 
     /// Waits for what is under way; the items that could not be registered.
-    pub(crate) fn finish(self, work: &Work) -> Vec<Item> {
-        self.pens.into_iter().flatten().for_each(Pen::finish);
+    pub(crate) fn finish(mut self) -> Vec<Item> {
+        std::mem::take(&mut self.pens).into_iter().flatten().for_each(Pen::finish);
+        std::mem::take(&mut self.missed)
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // After a panic pens are here still: a kernel may be reading the pages.
+        self.pens.clear();
+        let core = &self.work.core;
         let any = !self.pins.is_empty();
-        for (device, pin, mapping) in self.pins {
-            work.core.pins.retire(device, pin, mapping);
+        for (device, pin, mapping) in self.pins.drain(..) {
+            core.pins.retire(device, pin, mapping);
         }
         if any {
-            work.core.watch_pins();
+            core.watch_pins();
         }
-        self.missed
     }
 }
 

@@ -32,6 +32,7 @@ use spinio_sys::linux::Ring;
 
 use crate::batch::gate::Gate;
 use crate::batch::outlet::{ENTRY, Page, Pen};
+use crate::batch::panics::Panics;
 use crate::batch::work::{CUT, Item, Work};
 use crate::core::KEEPERS;
 use crate::crew::Task;
@@ -153,8 +154,36 @@ impl Storage {
 
     /// Hands out pages and sends what comes back, until all is done; what storage could not bring.
     pub(crate) fn finish(self: &Arc<Self>) -> Vec<Item> {
-        let mut pens: Vec<Option<Pen>> = self.work.outlets.iter().map(|_| None).collect();
         let mut pages: Vec<Option<Page>> = self.loads.iter().map(|_| None).collect();
+        let mut panics = Panics::default();
+        let missed = panics.keep(|| self.move_all(&mut pages));
+        let not_begun = {
+            let mut state = lock(&self.state);
+            state.closed = true;
+            std::mem::take(&mut state.ready)
+        };
+        self.changed.notify_all();
+        // Whatever happened, storage writes nothing of the program's from here on.
+        panics.keep(|| self.gate.close());
+        // Only of a batch that panicked. What a keeper had in hand may still be written if it panicked itself.
+        let landed = std::mem::take(&mut lock(&self.state).landed);
+        for in_hand in not_begun.into_iter().chain(landed).filter(|in_hand| !in_hand.adrift) {
+            if let Some(page) = pages[in_hand.load].take() {
+                self.work.outlets[self.loads[in_hand.load].outlet as usize].staging.give_back(page.into_block());
+            }
+        }
+        for (load, page) in pages.into_iter().enumerate() {
+            if let Some(page) = page {
+                self.work.outlets[self.loads[load].outlet as usize].staging.lose(page.into_block());
+            }
+        }
+        panics.go_on();
+        missed.unwrap_or_default()
+    }
+
+    /// The caller's part; the pages that are out lie in `pages`.
+    fn move_all(self: &Arc<Self>, pages: &mut [Option<Page>]) -> Vec<Item> {
+        let mut pens: Vec<Option<Pen>> = self.work.outlets.iter().map(|_| None).collect();
         let mut missed = Vec::new();
         let (mut next, mut out) = (0, 0);
         while next < self.loads.len() || out > 0 {
@@ -196,9 +225,6 @@ impl Storage {
             let page = pages[landed.load].take();
             self.deliver(landed, page, &mut pens, &mut missed);
         }
-        lock(&self.state).closed = true;
-        self.changed.notify_all();
-        self.gate.close();
         pens.into_iter().flatten().for_each(Pen::finish);
         missed
     }

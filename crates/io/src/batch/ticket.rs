@@ -5,8 +5,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use spinio_sys::Errno;
-
 use crate::batch::{Done, Sorted};
 use crate::core::Core;
 use crate::crew::Task;
@@ -38,12 +36,10 @@ impl Shared {
         }
         let State::Waiting(sorted) = std::mem::replace(&mut *state, State::Running) else { return };
         drop(state);
-        let list = sorted.work.list;
+        let pieces = sorted.work.list.len();
         // Who waits must hear of it, whatever happens.
-        let done = catch_unwind(AssertUnwindSafe(|| sorted.run())).unwrap_or_else(|_| {
-            (0..list.len()).for_each(|i| list.set(i, -i64::from(Errno::IO.raw_os_error())));
-            Done { bytes: 0, failed: list.len() }
-        });
+        let ran = catch_unwind(AssertUnwindSafe(|| sorted.run()));
+        let done = ran.unwrap_or(Done { bytes: 0, failed: pieces });
         *lock(&self.state) = State::Done(done);
         self.changed.notify_all();
     }

@@ -1,0 +1,42 @@
+//! A panic leaves a batch when everybody else has.
+//!
+//! ```text
+//!   caller    register ✗ ── wait for storage ── wait for readers ── panic goes on
+//!   helpers   reads, copies, launches ...................... out
+//! ```
+//!
+//! Helpers write into memory of the program, through its descriptors, for as long as the call lasts. So where the caller
+//! panics in one part of a batch, the panic is kept, what others have begun is waited for, and only then it unwinds. What
+//! nobody has begun is left undone: nobody is told that it came.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// The first panic of a batch, if there was one.
+#[derive(Default)]
+pub(crate) struct Panics(Option<Box<dyn Any + Send>>);
+
+impl Panics {
+    /// Runs a part; `None`: it panicked.
+    pub(crate) fn keep<T>(&mut self, part: impl FnOnce() -> T) -> Option<T> {
+        match catch_unwind(AssertUnwindSafe(part)) {
+            Ok(done) => Some(done),
+            Err(panic) => {
+                self.0.get_or_insert(panic);
+                None
+            }
+        }
+    }
+
+    /// Whether there was one.
+    pub(crate) fn any(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Lets it go on, now that nobody is left.
+    pub(crate) fn go_on(self) {
+        if let Some(panic) = self.0 {
+            resume_unwind(panic);
+        }
+    }
+}
