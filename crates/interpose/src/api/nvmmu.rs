@@ -204,7 +204,7 @@ unsafe extern "C-unwind" fn nvmmu_wait(ticket: *mut Ticket) -> i64 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmmu_done(ticket: *const Ticket) -> c_int {
     // SAFETY: the header asks for a ticket that was not waited for.
-    c_int::from(unsafe { ticket.as_ref() }.is_some_and(Ticket::is_done))
+    guard::run(|| Ok(unsafe { ticket.as_ref() }.is_some_and(Ticket::is_done))).map_or(0, c_int::from)
 }
 
 /// `struct nvmmu_slot`
