@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use spinio_io::kernel::Kernel;
-use spinio_io::model::{self, Trial};
+use spinio_io::model::{self, Place, Trial};
 use spinio_io::{Buffer as Like, Runtime, Settings};
 use spinio_plan::{Calibration, Cost, Fit, Flight, Measured, Reason, Route, Segment};
 use spinio_sys::Errno;
@@ -46,6 +46,24 @@ fn told(runtime: &Runtime, file: &File, buffer: &Buffer) -> (String, f64) {
     (told.model, told.prediction.total)
 }
 
+/// Leaves a calibration where the next runtime finds it.
+fn store(folder: &Path, place: &Place, costs: impl IntoIterator<Item = (Route, (Cost, Flight))>) {
+    fn fit<T>(value: T) -> Fit<T> {
+        Fit { value, r2: 1.0, error: 0.0 }
+    }
+    let measured = |(route, (cost, flight))| Measured { route, cost: fit(cost), flight: fit(flight) };
+    let stored = Calibration {
+        storage: place.storage.clone(),
+        file_system: place.file_system.clone(),
+        device: place.device.clone(),
+        measured: 1_795_305_600,
+        threads: 64,
+        routes: costs.into_iter().map(measured).collect(),
+        writeback: None,
+    };
+    std::fs::write(model::path(folder.to_str().expect("text"), place), stored.to_text()).expect("written");
+}
+
 #[test]
 fn a_stored_model_is_used_and_another_machines_is_not() {
     let dir = folder();
@@ -59,18 +77,8 @@ fn a_stored_model_is_used_and_another_machines_is_not() {
     let place = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial").place();
     assert!(!place.storage.is_empty() && !place.file_system.is_empty(), "{place:?}");
     assert!(place.device.contains("emulated"), "{place:?}");
-    let fit = Fit { value: Cost::new(5e6, 0, 1e9).expect("a cost"), r2: 1.0, error: 0.0 };
-    let flight = Fit { value: Flight::new(5e6, 0.0, 1e9), r2: 1.0, error: 0.0 };
-    let stored = Calibration {
-        storage: place.storage.clone(),
-        file_system: place.file_system.clone(),
-        device: place.device.clone(),
-        measured: 1_795_305_600,
-        threads: 64,
-        routes: [Route::Copy, Route::Dma].map(|route| Measured { route, cost: fit, flight }).to_vec(),
-        writeback: None,
-    };
-    std::fs::write(model::path(dir.path().to_str().expect("text"), &place), stored.to_text()).expect("written");
+    let slow = (Cost::new(5e6, 0, 1e9).expect("a cost"), Flight::new(5e6, 0.0, 1e9));
+    store(dir.path(), &place, [Route::Copy, Route::Dma].map(|route| (route, slow)));
     let (name, after) = told(&Runtime::new(settings(Some(dir.path()))), &file, &buffer);
     assert_eq!(name, "calibrated 2026-11-22");
     assert!(after > 2.0 * before, "{after} after {before}");
@@ -78,6 +86,38 @@ fn a_stored_model_is_used_and_another_machines_is_not() {
     let other = Buffer::new(emulated("size=32M"), 8 << 20);
     let (name, _) = told(&Runtime::new(settings(Some(dir.path()))), &file, &other);
     assert!(name.contains("not calibrated"), "{name}");
+}
+
+#[test]
+fn a_stream_goes_around_a_page_cache_that_is_known_as_slow() {
+    let dir = folder();
+    const LEN: u64 = 8 * MIB;
+    const BLOCK: usize = 128 << 10;
+    let Some(file) = cold(dir.path(), LEN) else { return };
+    let buffer = Buffer::new(emulated("size=64M"), LEN as usize);
+    let routes_of = |runtime: &Runtime| {
+        for at in (0..LEN).step_by(BLOCK) {
+            let got = runtime.read(file.as_raw_fd(), Some(at), buffer.target(at as usize), BLOCK);
+            assert_eq!(got.expect("read"), BLOCK);
+        }
+        assert!(buffer.part(0..LEN as usize) == bytes(0, LEN as usize, 0), "other bytes than the file's");
+        let lines = runtime.stats().lines;
+        let by = |which: &dyn Fn(Route, Reason) -> bool| -> u64 {
+            lines.iter().filter(|l| which(l.route, l.reason)).map(|l| l.bytes).sum()
+        };
+        (by(&|_, reason| reason == Reason::ReadAhead), by(&|route, _| route == Route::Direct))
+    };
+    let runtime = Runtime::new(settings(Some(dir.path())));
+    let place = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial").place();
+    let cost = |fixed, bandwidth| (Cost::new(fixed, 0, bandwidth).expect("a cost"), Flight::new(fixed, 0.0, bandwidth));
+    // Two and a half ms a request through the page cache, a third of one around it; and the other way round.
+    let (fast, slow) = (cost(200_000.0, 1e9), cost(0.0, 50e6));
+    store(dir.path(), &place, [(Route::Copy, slow), (Route::Direct, fast)]);
+    assert_eq!(routes_of(&Runtime::new(settings(Some(dir.path())))), (0, LEN));
+    assert_eq!(cached_pages(&file), Some(0), "and leaves nothing there");
+    store(dir.path(), &place, [(Route::Copy, fast), (Route::Direct, slow)]);
+    let (through, around) = routes_of(&Runtime::new(settings(Some(dir.path()))));
+    assert!(through > 0 && around <= MIB, "{through} bytes by read-ahead, {around} around it");
 }
 
 /// Storage that takes its time.

@@ -40,6 +40,8 @@ struct Slot {
     /// Storage serves it, which is slower than any thread: the longest request that the kernel's read-ahead serves best.
     /// 0 if it is cached, or nobody knows.
     cold: AtomicU64,
+    /// The longest for which read-ahead is the faster way by cost, as far as anybody knows.
+    bound: AtomicU64,
 }
 
 impl Slot {
@@ -47,6 +49,7 @@ impl Slot {
         self.fd.store(fd as u64 + 1, Relaxed);
         self.left.store(left, Relaxed);
         self.cold.store(0, Relaxed);
+        self.bound.store(u64::MAX, Relaxed);
     }
 }
 
@@ -111,10 +114,19 @@ impl Streams {
     /// A look has seen how soon the next one is needed, and so whether what lies ahead is cached. `most`: the longest
     /// request that read-ahead serves best if it is not.
     pub(crate) fn look_in(&self, fd: Fd, step: u64, most: u64) {
-        self.slot(fd).cold.store(if step < CACHED_STEP { most } else { 0 }, Relaxed);
+        let slot = self.slot(fd);
+        slot.cold.store(if step < CACHED_STEP { most.min(slot.bound.load(Relaxed)) } else { 0 }, Relaxed);
         if step >= CACHED_STEP {
-            self.slot(fd).left.store(step, Relaxed);
+            slot.left.store(step, Relaxed);
         }
+    }
+
+    /// A request of the stream has asked what storage and page cache cost: `most` is the longest that read-ahead serves
+    /// best.
+    pub(crate) fn bound(&self, fd: Fd, most: u64) {
+        let slot = self.slot(fd);
+        slot.bound.store(most, Relaxed);
+        slot.cold.fetch_min(most, Relaxed);
     }
 
     /// A request of the stream has found something absent.
@@ -222,6 +234,20 @@ mod tests {
         streams.look_in(6, STEP, most);
         assert!(streams.trickles(6, Some(120), 10));
         assert!(!streams.note(6, Some(7), 20) && !streams.trickles(6, Some(27), 10), "it has jumped");
+    }
+
+    #[test]
+    fn a_look_does_not_raise_what_costs_allow() {
+        let streams = streams();
+        assert!(!streams.follows(6, 0, 100));
+        streams.look_in(6, STEP, 1 << 19);
+        streams.bound(6, 1 << 17);
+        assert!(streams.trickles(6, Some(100), 1 << 17) && !streams.trickles(6, Some(100), 1 << 18));
+        streams.look_in(6, STEP, 1 << 19);
+        assert!(streams.trickles(6, Some(100), 1 << 17) && !streams.trickles(6, Some(100), 1 << 18));
+        assert!(!streams.follows(6, 7, 20), "it has jumped");
+        streams.look_in(6, STEP, 1 << 19);
+        assert!(streams.trickles(6, Some(20), 1 << 18), "and nothing is known of costs");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::file::streams;
 use crate::lock::lock;
 use crate::read::job::{Job, Request};
 use crate::read::plain::Plain;
+use crate::read::window::page_cache;
 use crate::settings::SMALL;
 use crate::stats::Watch;
 use crate::{Error, Target};
@@ -122,13 +123,18 @@ fn at_offset(
         }
     }
     let p2p = p2p(core, &file, to, offset, within, ours);
+    let known = core.models.of(core, &file, device);
     let follows = core.streams.follows(fd, offset, offset + within);
     let advice = streams::advice(fd, &stat);
     let most = readahead::largest(file.geometry().read_ahead(), advice == Advice::Sequential);
-    let ahead = match advice {
-        Advice::Sequential if within <= most => most,
-        Advice::Normal if follows && within <= most => most,
-        _ => 0,
+    let in_stream = advice == Advice::Sequential || (advice == Advice::Normal && follows);
+    let ahead = if in_stream && within <= most {
+        let model = known.model(core, &file, if p2p.is_ok() { Route::P2p } else { Route::Direct });
+        let most = readahead::largest_that_pays(most, &model, page_cache(device.abilities()));
+        core.streams.bound(fd, most);
+        if within <= most { most } else { 0 }
+    } else {
+        0
     };
     let job = Arc::new(Job::new(Request {
         core: Arc::clone(core),
@@ -143,7 +149,7 @@ fn at_offset(
         p2p,
         dma: core.may_register(),
         ahead,
-        known: core.models.of(core, &file, device),
+        known,
     }));
     job.plan_first();
     job.call_helpers();

@@ -117,6 +117,11 @@ fn coarse(job: &Arc<Job>, fd: i32, rights: Rights, offset: u64, len: u64) -> boo
     (at..at + len).step_by(every as usize).all(|at| kernel.cachestat(fd, at, 1).is_ok_and(|c| c.cached > 0))
 }
 
+/// The way out of the page cache that is always there.
+pub(crate) fn page_cache(abilities: Abilities) -> Route {
+    if abilities.copies { Route::Copy } else { Route::Store }
+}
+
 /// What a request may use, and why not more. `p2p`: whether storage may DMA into its buffer; `dma`: whether pages
 /// may be registered for it.
 pub(crate) fn possible(
@@ -139,7 +144,7 @@ pub(crate) fn possible(
     };
     Possible {
         file_offset,
-        cache: if abilities.copies { Route::Copy } else { Route::Store },
+        cache: page_cache(abilities),
         cache_large: (may_pin && dma.is_ok()).then_some((Route::Dma, settings.dma_min)),
         storage,
         storage_align: u64::from(file.align.offset).max(4096),

@@ -3,7 +3,8 @@
 //! ```text
 //!   requests of one descriptor, end to end?
 //!     no ─────────────────────────────────> each by its residency, as ever
-//!     yes, and up to the read-ahead window ─> through the page cache, where the kernel reads ahead
+//!     yes, and up to the read-ahead window ─> through the page cache, where the kernel reads ahead;
+//!     │                                       unless it is the slower way even so (a calibrated model knows)
 //!     yes, and larger ────────────────────> direct or p2p: larger commands than the kernel's
 //!
 //!   what that leaves in the page cache:
@@ -34,6 +35,8 @@ mod brought;
 pub use ahead::Ahead;
 pub use brought::Brought;
 
+use crate::{Model, Route};
+
 /// Bytes read end to end before a stream is one that is looked after.
 pub const BEGIN: u64 = 256 << 10;
 
@@ -53,12 +56,31 @@ const FEW: u64 = 512 << 10;
 /// Above this a direct read has enough commands under way by itself, whatever the window.
 const MOST: u64 = 1 << 20;
 
+/// Shorter requests have a way of their own.
+const LEAST_PAYING: u64 = 64 << 10;
+
 /// The largest request of a sequential stream that is served through the page cache for the sake of read-ahead.
 /// `window`: the device's, 0 if it is not told; `widened`: the program said POSIX_FADV_SEQUENTIAL, for which the kernel
 /// doubles the window.
 pub fn largest(window: u64, widened: bool) -> u64 {
     let window = if widened { window.saturating_mul(2) } else { window };
     window.clamp(FEW, MOST)
+}
+
+/// The largest request of a stream that is absent and goes through the page cache (`cache`: by which route), where the
+/// window alone would allow `most`; 0 if none. The kernel reads ahead while the reader copies, so the slower of the two
+/// counts. Around the page cache nothing is under way between two requests: each waits for storage from the beginning.
+pub fn largest_that_pays(most: u64, model: &Model, cache: Route) -> u64 {
+    let flight = &model.storage_flight;
+    let pays = |len: &u64| {
+        // What the disk moves in the long run bounds both ways.
+        let disk = *len as f64 * flight.per_byte;
+        let around = model.storage.time(*len).min(flight.latency + flight.share(*len));
+        model.cost(cache).time(*len).max(disk) <= around.max(disk)
+    };
+    // Half by half is fine enough: the two curves lie close where they cross.
+    let halves = std::iter::successors(Some(most), |len| (*len / 2 >= LEAST_PAYING).then_some(*len / 2));
+    halves.filter(|len| *len > 0).find(pays).unwrap_or(0)
 }
 
 /// How far ahead of the reader residency must be known: the window being read, the one under way behind it, and the
