@@ -357,3 +357,34 @@ fn top_without_a_terminal_says_so() {
     let assert = spinio().arg("top").assert().success();
     assert!(stderr(&assert).contains("no terminal"), "{}", stderr(&assert));
 }
+
+#[test]
+fn top_gives_the_terminal_back_when_a_signal_ends_it() {
+    // The other end of a pseudo terminal: waits for the screen to be taken over, then for the end.
+    const OTHER_END: &str = r#"
+import os, pty, signal, sys
+pid, fd = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], [sys.argv[1], "top", "--every", "3600"])
+seen = b""
+def more():
+    global seen
+    try:
+        got = os.read(fd, 65536)
+    except OSError:
+        got = b""
+    seen += got
+    return got
+while b"?1049h" not in seen and more(): pass
+os.kill(pid, signal.SIGTERM)
+while more(): pass
+how = os.waitpid(pid, 0)[1]
+assert os.WIFSIGNALED(how) and os.WTERMSIG(how) == signal.SIGTERM, how
+assert b"?1049l" in seen and seen.rfind(b"?25h") > seen.rfind(b"?25l"), seen
+"#;
+    let mut python = std::process::Command::new("python3");
+    match python.args(["-c", OTHER_END, env!("CARGO_BIN_EXE_spinio")]).output() {
+        Err(e) => eprintln!("skipped: no python3: {e}"),
+        Ok(out) => assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr)),
+    }
+}

@@ -16,7 +16,11 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 use ratatui::DefaultTerminal;
+use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::execute;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use self::model::Model;
 use crate::exit::Exit;
@@ -39,10 +43,25 @@ pub fn run(top: &Top) -> anyhow::Result<Exit> {
         out::print(&report::of_all(&Paint::stdout(), &processes::list()))?;
         return Ok(Exit::Ok);
     }
+    restore_when_killed();
     let mut terminal = ratatui::try_init().context("Cannot take over the terminal")?;
     let ended = watch(&mut terminal, top.every);
     ratatui::restore();
     ended.map(|()| Exit::Ok)
+}
+
+/// Whoever ends us with a signal gets his terminal back as well. (Keys make none: Ctrl-C is read as a key.)
+fn restore_when_killed() {
+    let Ok(mut signals) = Signals::new([SIGHUP, SIGINT, SIGTERM]) else { return };
+    let wait = move || {
+        if let Some(signal) = signals.forever().next() {
+            ratatui::restore();
+            // The cursor comes back with the terminal's value, which the other thread has.
+            let _ = execute!(std::io::stdout(), Show);
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
+    };
+    let _ = std::thread::Builder::new().name("signals".to_owned()).spawn(wait);
 }
 
 fn watch(terminal: &mut DefaultTerminal, every: Duration) -> anyhow::Result<()> {
