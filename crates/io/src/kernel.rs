@@ -99,6 +99,11 @@ pub trait Kernel: Send + Sync + 'static {
         linux::descriptor_of(tid, fd)
     }
 
+    /// Whether two threads of this process have one descriptor table.
+    fn have_one_table(&self, one: u32, other: u32) -> Result<bool> {
+        linux::have_one_table(one, other)
+    }
+
     /// Whether the open file holds a lease of any kind.
     fn is_leased(&self, fd: Fd) -> bool {
         linux::has_lease(fd)

@@ -21,6 +21,8 @@ pub enum Call {
     Pwritev(Route),
     OpenAgain,
     Share,
+    /// Whether two threads have one descriptor table.
+    OneTable,
     DirectAlign,
     FileSystem,
     Cachestat,
@@ -234,6 +236,11 @@ impl Kernel for FaultyKernel {
     fn share(&self, tid: u32, fd: Fd) -> Result<Fd> {
         self.pass(Call::Share)?;
         Linux.share(tid, fd)
+    }
+
+    fn have_one_table(&self, one: u32, other: u32) -> Result<bool> {
+        self.pass(Call::OneTable)?;
+        Linux.have_one_table(one, other)
     }
 
     fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>> {

@@ -109,6 +109,7 @@ impl Copies {
         let wanted = self.wanted();
         if wanted > 1
             && let Some(crew) = self.work.core.batchers()
+            && crew.shares_my_table() != Some(false)
         {
             crew.post(Arc::clone(self) as Arc<dyn Task>, wanted - 1);
         }

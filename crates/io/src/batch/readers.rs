@@ -96,7 +96,10 @@ impl Readers {
             done: AtomicBool::new(false),
         });
         crew.post(Arc::clone(&readers) as Arc<dyn Task>, wanted - 1);
-        mates.post(Arc::new(Beside(Arc::clone(&readers))), 1);
+        // What fails on its way it reads itself.
+        if mates.shares_my_table() != Some(false) {
+            mates.post(Arc::new(Beside(Arc::clone(&readers))), 1);
+        }
         Some(readers)
     }
 

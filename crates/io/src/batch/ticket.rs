@@ -1,13 +1,25 @@
 //! A batch that goes on while the program does something else.
 //!
-//! Known flaw: a helper may run it, by the descriptors of its own table: wrong for a thread that has left the program's.
+//! ```text
+//!   submit ── the mates have this thread's descriptor table ──> whichever of them has time, or who waits
+//!          ── they have not, or nobody tells ─────────────────> a thread of its own, made by this one
+//! ```
+//!
+//! A piece means the file that its descriptor names in the table of who submits it. Mates have the table of the thread that
+//! made them, which another one may have left (`unshare`, CLONE_FILES): there the same number may be any file. A new thread
+//! has the table of its maker. So has who waits, perhaps, and where it does, it need not wait for anybody.
+//!
+//! Where no thread can be made either, the batch is over when it has been submitted.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+use spinio_device::{QueueId, set_thread_queue, thread_queue};
+use spinio_sys::linux::spawn_quiet;
+
 use crate::batch::{Done, Sorted};
 use crate::core::Core;
-use crate::crew::Task;
+use crate::crew::{STACK, Task};
 use crate::lock::lock;
 
 enum State {
@@ -18,6 +30,11 @@ enum State {
 }
 
 struct Shared {
+    core: Arc<Core>,
+    /// What the thread that submitted it had chosen: its order on the device.
+    queue: QueueId,
+    /// Mates may run it.
+    for_mates: bool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -37,11 +54,18 @@ impl Shared {
         let State::Waiting(sorted) = std::mem::replace(&mut *state, State::Running) else { return };
         drop(state);
         let pieces = sorted.work.list.len();
+        let before = thread_queue();
+        set_thread_queue(self.queue);
         // Who waits must hear of it, whatever happens.
         let ran = catch_unwind(AssertUnwindSafe(|| sorted.run()));
-        let done = ran.unwrap_or(Done { bytes: 0, failed: pieces });
-        *lock(&self.state) = State::Done(done);
+        set_thread_queue(before);
+        *lock(&self.state) = State::Done(ran.unwrap_or(Done { bytes: 0, failed: pieces }));
         self.changed.notify_all();
+    }
+
+    /// Whether descriptors mean to this thread what they meant to who submitted it.
+    fn may_run_here(&self) -> bool {
+        self.for_mates && self.core.batchers().is_some_and(|mates| mates.shares_my_table() == Some(true))
     }
 }
 
@@ -53,9 +77,22 @@ impl Task for Shared {
 
 impl Ticket {
     pub(super) fn new(core: &Arc<Core>, sorted: Sorted) -> Ticket {
-        let shared = Arc::new(Shared { state: Mutex::new(State::Waiting(Box::new(sorted))), changed: Condvar::new() });
-        if let Some(crew) = core.batchers() {
-            crew.post(Arc::clone(&shared) as Arc<dyn Task>, 1);
+        let mates = core.batchers().filter(|mates| mates.shares_my_table() == Some(true));
+        let shared = Arc::new(Shared {
+            core: Arc::clone(core),
+            queue: thread_queue(),
+            for_mates: mates.is_some(),
+            state: Mutex::new(State::Waiting(Box::new(sorted))),
+            changed: Condvar::new(),
+        });
+        let theirs = Arc::clone(&shared);
+        match mates {
+            Some(mates) => mates.post(theirs, 1),
+            None => {
+                if spawn_quiet("spinio-batch", STACK, move || theirs.run()).is_err() {
+                    shared.run();
+                }
+            }
         }
         Ticket { shared }
     }
@@ -72,7 +109,9 @@ impl Ticket {
 
     fn finish(&self) -> Done {
         // Where no helper has had time for it, this thread has.
-        self.shared.run();
+        if !self.is_done() && self.shared.may_run_here() {
+            self.shared.run();
+        }
         let mut state = lock(&self.shared.state);
         loop {
             match *state {

@@ -29,13 +29,13 @@ mod private_fd;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{
-    AtomicBool, AtomicUsize,
+    AtomicBool, AtomicU32, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
 };
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use spinio_sys::linux::{Private, leave_descriptor_table, spawn_quiet};
+use spinio_sys::linux::{Private, gettid, leave_descriptor_table, spawn_quiet};
 
 use self::private_fd::Grave;
 pub(crate) use self::private_fd::{Graveyard, PrivateFd};
@@ -78,6 +78,8 @@ struct Shared {
     sent: AtomicUsize,
     look: Duration,
     lingering: AtomicBool,
+    /// Number of a thread of it; 0 before the first one runs.
+    member: AtomicU32,
     tidy: Box<dyn Tidy>,
 }
 
@@ -92,7 +94,7 @@ pub(crate) struct Crew {
 }
 
 /// Bytes of a mate's stack: it calls the driver.
-const STACK: usize = 1 << 20;
+pub(crate) const STACK: usize = 1 << 20;
 
 /// How many times as long as the others one helper looks for work.
 const LINGER: u32 = 8;
@@ -162,6 +164,7 @@ impl Crew {
             sent: AtomicUsize::new(0),
             look,
             lingering: AtomicBool::new(false),
+            member: AtomicU32::new(0),
             tidy: Box::new(tidy),
         });
         let crew = Crew { shared, private, apart, size: size.max(1) };
@@ -229,6 +232,14 @@ impl Crew {
     /// Runs something on a thread of its own that has the keepers' table; `false` if there is none.
     pub(crate) fn beside(&self, name: &str, body: impl FnOnce() + Send + 'static) -> bool {
         self.private.as_ref().is_some_and(|private| private.spawn(name, body))
+    }
+
+    /// Whether descriptors mean to mates what they mean to this thread; `None`: nobody tells.
+    pub(crate) fn shares_my_table(&self) -> Option<bool> {
+        match self.shared.member.load(Relaxed) {
+            0 => None,
+            member => self.shared.kernel.have_one_table(member, gettid()).ok(),
+        }
     }
 
     /// Lets a sleeping helper look again how long it may sleep.
@@ -311,6 +322,7 @@ impl Crew {
 
 impl Shared {
     fn work(&self) {
+        let _ = self.member.compare_exchange(0, gettid(), Relaxed, Relaxed);
         let mut waited_for = None;
         while let Some(entry) = self.next(waited_for) {
             match entry {

@@ -143,6 +143,10 @@ impl Kernel for Tables {
         }
     }
 
+    fn have_one_table(&self, one: u32, other: u32) -> Result<bool> {
+        self.under.have_one_table(one, other)
+    }
+
     fn is_leased(&self, fd: Fd) -> bool {
         self.on(fd, |kernel, fd| Ok(kernel.is_leased(fd))) == Ok(true)
     }

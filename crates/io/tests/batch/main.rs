@@ -3,6 +3,7 @@
 mod panics;
 mod readers;
 mod subject;
+mod tables;
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

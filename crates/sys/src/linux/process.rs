@@ -1,6 +1,7 @@
 //! This process, its threads, and the machine that it runs on.
 
 use linux_raw_sys::general as k;
+use rustix::io::Errno;
 
 use super::raw::call;
 
@@ -20,6 +21,14 @@ pub fn gettid() -> u32 {
 pub fn is_thread(tid: u32) -> bool {
     // SAFETY: no memory is involved, and signal 0 is none.
     unsafe { call(k::__NR_tgkill, [getpid() as usize, tid as usize, 0, 0, 0, 0]) }.is_ok()
+}
+
+/// Whether two threads of this process have one descriptor table. EPERM where a sandbox does not let us ask, ENOSYS on
+/// kernels without `kcmp`, ESRCH where one of them is gone.
+pub fn have_one_table(one: u32, other: u32) -> Result<bool, Errno> {
+    const KCMP_FILES: usize = 2;
+    // SAFETY: no memory is involved.
+    unsafe { call(k::__NR_kcmp, [one as usize, other as usize, KCMP_FILES, 0, 0, 0]) }.map(|order| order == 0)
 }
 
 /// Effective user of this thread.
@@ -68,5 +77,26 @@ pub fn memory() -> u64 {
     match unsafe { call(k::__NR_sysinfo, [&raw mut info as usize, 0, 0, 0, 0, 0]) } {
         Ok(_) => info.totalram * u64::from(info.mem_unit),
         Err(_) => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_left_the_table_is_known() {
+        let first = gettid();
+        std::thread::scope(|scope| {
+            scope.spawn(move || match have_one_table(first, gettid()) {
+                Ok(one) => {
+                    assert!(one);
+                    // SAFETY: the table of this thread, which ends here.
+                    assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
+                    assert_eq!(have_one_table(first, gettid()), Ok(false));
+                }
+                Err(why) => println!("skipped: kcmp: {why}"),
+            });
+        });
     }
 }
