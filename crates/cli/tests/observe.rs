@@ -343,13 +343,58 @@ fn prometheus_scrapes_it() {
     client.read_to_string(&mut page).unwrap();
     server.kill().unwrap();
     server.wait().unwrap();
-    assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.contains(&line) && page.ends_with("# EOF\n"), "{page}");
-    // Every line is a comment or a series with a number.
-    for line in page.split("\r\n\r\n").nth(1).unwrap().lines().filter(|l| !l.starts_with('#')) {
-        let value = line.rsplit(' ').next().unwrap();
-        assert!(line.starts_with("spinio_") && value.parse::<f64>().is_ok(), "{line}");
-    }
+    assert!(page.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4;"), "{page}");
+    let page = page.split("\r\n\r\n").nth(1).unwrap();
+    assert!(page.contains(&line), "{page}");
+    keeps_the_rules_of_prometheus(page);
     program.end();
+}
+
+/// What `promtool check metrics` and a scrape ask of a page of version 0.0.4.
+fn keeps_the_rules_of_prometheus(page: &str) {
+    let (mut helped, mut typed) = (Vec::new(), HashMap::new());
+    let mut series: HashMap<&str, f64> = HashMap::new();
+    // Of each histogram, what its buckets have so far, and its last bound.
+    let mut buckets: HashMap<String, (f64, f64)> = HashMap::new();
+    for line in page.lines() {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        match words[..] {
+            ["#", "HELP", name, text] => {
+                assert!(!text.is_empty() && !helped.contains(&name), "{line}");
+                helped.push(name);
+            }
+            ["#", "TYPE", name, kind] => {
+                assert_eq!(helped.last(), Some(&name), "{line}");
+                assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
+                assert_eq!(name.ends_with("_total"), kind == "counter", "{line}");
+                assert!(typed.insert(name, kind).is_none(), "{line}");
+            }
+            ["#", ..] => panic!("another comment: {line}"),
+            _ => {
+                let (key, value) = line.rsplit_once(' ').unwrap();
+                let value: f64 = value.parse().unwrap_or_else(|_| panic!("{line}"));
+                assert!(value >= 0.0 && series.insert(key, value).is_none(), "twice, or below zero: {line}");
+                let (name, labels) = key.split_once('{').unwrap();
+                let family = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+                let family = family.filter(|family| typed.get(family) == Some(&"histogram")).unwrap_or(name);
+                assert!(family != name || typed.get(name).is_some_and(|kind| *kind != "histogram"), "no TYPE: {line}");
+                // The metrics of a name stand together, behind its TYPE.
+                assert_eq!(helped.last(), Some(&family), "{line}");
+                if name.ends_with("_bucket") {
+                    let (bound, others) = labels.strip_prefix("le=\"").unwrap().split_once("\",").unwrap();
+                    let bound = if bound == "+Inf" { f64::INFINITY } else { bound.parse().unwrap() };
+                    let of = format!("{family}_count{{{others}");
+                    let (before, last) = buckets.insert(of, (value, bound)).unwrap_or((0.0, 0.0));
+                    assert!(value >= before && bound > last, "no sums, or out of order: {line}");
+                }
+            }
+        }
+    }
+    assert!(buckets.len() >= 2 && series.len() > 40, "{page}");
+    for (of, (sum, bound)) in buckets {
+        let count = series[of.as_str()];
+        assert_eq!((sum, bound), (count, f64::INFINITY), "{of}");
+    }
 }
 
 #[test]

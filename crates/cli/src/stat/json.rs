@@ -69,7 +69,7 @@ fn calls(c: &Calls) -> Value {
     })
 }
 
-/// Quantiles, and the buckets that hold anything: each with the latency that its calls stay below.
+/// Quantiles, and the buckets that hold anything: each with the latency that its calls stay below; null for the slowest.
 fn latency(h: &Histogram) -> Value {
     let buckets: Vec<Value> = h.filled().map(|(below, n)| json!([below, n])).collect();
     json!({

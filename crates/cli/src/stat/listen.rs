@@ -44,7 +44,7 @@ fn answer(mut client: TcpStream, page: &dyn Fn() -> anyhow::Result<String>) -> i
         _ => ("405 Method Not Allowed", "GET /metrics\n".to_owned()),
     };
     let kind = if status.starts_with("200") {
-        "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        "text/plain; version=0.0.4; charset=utf-8"
     } else {
         "text/plain; charset=utf-8"
     };

@@ -1,8 +1,11 @@
-//! Counters in the text format of Prometheus.
+//! Counters in the text format of Prometheus, version 0.0.4: the one that everything reads, its server, the text files of
+//! node_exporter and `promtool check metrics`. The library writes the younger OpenMetrics, where the suffix of a counter
+//! is not part of its name and the page has a last line. So counters are named in full here, and written as plain numbers.
 //!
 //! Every series names its process and program. When a process ends its series end too: rates of counters take that as
 //! what it is. Two processes of one number and program, each in a container of its own, are one series: a page that has a
-//! series twice is no page. Latencies come in buckets that are four times as wide from one to the next, from 1 us to 4 s.
+//! series twice is no page. Latencies come in buckets that are four times as wide from one to the next, from 1 us to 1 s;
+//! behind these come 3.8 s, from where on nothing is told apart, and all the rest.
 
 use std::fmt;
 
@@ -28,6 +31,9 @@ pub fn text(snapshots: Vec<Snapshot>) -> Result<String, fmt::Error> {
     registry.register_collector(Box::new(Processes(processes)));
     let mut page = String::new();
     encode(&mut page, &registry)?;
+    // OpenMetrics ends so.
+    let text = page.strip_suffix("# EOF\n").map(str::len).unwrap_or(page.len());
+    page.truncate(text);
     Ok(page)
 }
 
@@ -35,13 +41,9 @@ pub fn text(snapshots: Vec<Snapshot>) -> Result<String, fmt::Error> {
 struct Processes(Vec<Snapshot>);
 
 type Labels = Vec<(&'static str, String)>;
-type Value = fn(&mut MetricEncoder<'_>, u64) -> fmt::Result;
 
-fn counter(encoder: &mut MetricEncoder<'_>, value: u64) -> fmt::Result {
-    encoder.encode_counter::<NoLabelSet, _, u64>(&value, None)
-}
-
-fn gauge(encoder: &mut MetricEncoder<'_>, value: u64) -> fmt::Result {
+/// A value of a series, under the name of its metric as it is.
+fn plain(encoder: &mut MetricEncoder<'_>, value: u64) -> fmt::Result {
     encoder.encode_gauge(&value)
 }
 
@@ -51,14 +53,14 @@ impl Processes {
         &self,
         encoder: &mut DescriptorEncoder<'_>,
         (name, help): (&str, &str),
-        (kind, encode): (MetricType, Value),
+        kind: MetricType,
         series: impl Fn(&Snapshot) -> Vec<(Labels, u64)>,
     ) -> fmt::Result {
         let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
         for s in &self.0 {
             for (more, value) in series(s) {
                 let labels = labels(s, more);
-                encode(&mut metric.encode_family(&labels.as_slice())?, value)?;
+                plain(&mut metric.encode_family(&labels.as_slice())?, value)?;
             }
         }
         Ok(())
@@ -93,13 +95,14 @@ fn labels(s: &Snapshot, more: Labels) -> Labels {
 /// How many there are, and how many in each bucket. Counts that no process can have reached are cut, so that sums of
 /// them stay sums.
 fn buckets(latency: &Histogram) -> (u64, Vec<(f64, u64)>) {
-    let mut out: Vec<(f64, u64)> = (0..12).map(|i| ((1u64 << (10 + 2 * i)) as f64 / 1e9, 0)).collect();
+    let bounds = (0..11).map(|i| 1u64 << (10 + 2 * i)).chain([Histogram::MOST]);
+    let mut out: Vec<(f64, u64)> = bounds.map(|nanos| (nanos as f64 / 1e9, 0)).collect();
     out.push((f64::INFINITY, 0));
     let mut count = 0;
     for (below, n) in latency.filled() {
-        let n = n.min(1 << 48);
+        let (n, below) = (n.min(1 << 48), below.map_or(f64::INFINITY, |nanos| nanos as f64 / 1e9));
         count += n;
-        if let Some(bucket) = out.iter_mut().find(|(bound, _)| below as f64 / 1e9 <= *bound) {
+        if let Some(bucket) = out.iter_mut().find(|(bound, _)| below <= *bound) {
             bucket.1 += n;
         }
     }
@@ -113,9 +116,7 @@ fn directions(s: &Snapshot) -> impl Iterator<Item = Direction> {
 impl Collector for Processes {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let e = &mut encoder;
-        let (count, level): ((MetricType, Value), (MetricType, Value)) =
-            ((MetricType::Counter, counter), (MetricType::Gauge, gauge));
-        self.metric(e, ("spinio_requests", "Device requests that returned"), count, |s| {
+        self.metric(e, ("spinio_requests_total", "Device requests that returned"), MetricType::Counter, |s| {
             directions(s)
                 .flat_map(|d| {
                     let c = s.calls(d);
@@ -125,7 +126,7 @@ impl Collector for Processes {
                 })
                 .collect()
         })?;
-        self.metric(e, ("spinio_request_bytes", "Bytes that device requests moved"), count, |s| {
+        self.metric(e, ("spinio_request_bytes_total", "Bytes that device requests moved"), MetricType::Counter, |s| {
             directions(s).map(|d| (vec![("direction", d.name().to_owned())], s.calls(d).bytes)).collect()
         })?;
         self.seconds(e, ("spinio_request_seconds", "Time of device requests"), |s| {
@@ -142,27 +143,44 @@ impl Collector for Processes {
                 ("reason", names::reason(l.reason)),
             ]
         };
-        self.metric(e, ("spinio_route_bytes", "Bytes by route, and why they took it"), count, |s| {
-            s.lines.iter().map(|l| (way(l), l.bytes)).collect()
-        })?;
-        self.metric(e, ("spinio_route_pieces", "Pieces by route, and why they took it"), count, |s| {
-            s.lines.iter().map(|l| (way(l), l.pieces)).collect()
-        })?;
+        self.metric(
+            e,
+            ("spinio_route_bytes_total", "Bytes by route, and why they took it"),
+            MetricType::Counter,
+            |s| s.lines.iter().map(|l| (way(l), l.bytes)).collect(),
+        )?;
+        self.metric(
+            e,
+            ("spinio_route_pieces_total", "Pieces by route, and why they took it"),
+            MetricType::Counter,
+            |s| s.lines.iter().map(|l| (way(l), l.pieces)).collect(),
+        )?;
         self.seconds(e, ("spinio_route_seconds", "Time of pieces by route"), |s| {
             s.lines.iter().map(|l| (way(l), l.nanos, l.latency.clone())).collect()
         })?;
-        self.metric(e, ("spinio_refused", "Segments for which a faster route was refused"), count, |s| {
-            s.refused.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.times)).collect()
-        })?;
-        self.metric(e, ("spinio_refused_bytes", "Bytes for which a faster route was refused"), count, |s| {
-            s.refused.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.bytes)).collect()
-        })?;
-        self.metric(e, ("spinio_pages_seen", "Pages of 4 KiB whose residency was asked"), count, |s| {
-            names::RESIDENCIES.map(|(r, name)| (vec![("residency", name.to_owned())], s.pages(r))).into()
-        })?;
+        self.metric(
+            e,
+            ("spinio_refused_total", "Segments for which a faster route was refused"),
+            MetricType::Counter,
+            |s| s.refused.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.times)).collect(),
+        )?;
+        self.metric(
+            e,
+            ("spinio_refused_bytes_total", "Bytes for which a faster route was refused"),
+            MetricType::Counter,
+            |s| s.refused.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.bytes)).collect(),
+        )?;
+        self.metric(
+            e,
+            ("spinio_pages_seen_total", "Pages of 4 KiB whose residency was asked"),
+            MetricType::Counter,
+            |s| names::RESIDENCIES.map(|(r, name)| (vec![("residency", name.to_owned())], s.pages(r))).into(),
+        )?;
         for g in Gauge::ALL {
             let name = format!("spinio_{}", names::gauge(g));
-            self.metric(e, (&name, &format!("{}, now", g.name())), level, |s| vec![(Vec::new(), s.gauge(g).0)])?;
+            self.metric(e, (&name, &format!("{}, now", g.name())), MetricType::Gauge, |s| {
+                vec![(Vec::new(), s.gauge(g).0)]
+            })?;
         }
         Ok(())
     }
@@ -178,6 +196,16 @@ mod tests {
         (0..64).for_each(|i| h.add(1 << i, u64::MAX / 2));
         let (count, buckets) = buckets(&h);
         assert_eq!(count, buckets.iter().map(|b| b.1).sum::<u64>());
+    }
+
+    #[test]
+    fn what_is_slower_than_can_be_told_lies_below_no_bound() {
+        let mut h = Histogram::default();
+        h.add(1_000_000_000, 2);
+        h.add(60_000_000_000, 3);
+        let (count, buckets) = buckets(&h);
+        let finite: u64 = buckets.iter().filter(|(bound, _)| bound.is_finite()).map(|b| b.1).sum();
+        assert_eq!((count, finite, buckets.last()), (5, 2, Some(&(f64::INFINITY, 3))));
     }
 
     #[test]
@@ -197,6 +225,6 @@ mod tests {
     #[test]
     fn a_page_without_processes_is_a_page() {
         let page = text(Vec::new()).unwrap();
-        assert!(page.contains("# TYPE spinio_requests counter") && page.ends_with("# EOF\n"), "{page}");
+        assert!(page.contains("# TYPE spinio_requests_total counter\n") && !page.contains("EOF"), "{page}");
     }
 }

@@ -5,8 +5,9 @@
 //!   |---0----|--1--|--2--|--3--|----4-----|----5----|----6----|----7----|
 //! ```
 //!
-//! What is faster than 256 ns falls into the first, what is slower than 4.3 s into the last. A quantile is told by its
-//! place within its bucket, so it is off by a fifth at most, and by half of that as a rule.
+//! What is faster than 256 ns falls into the first, what is slower than 4.3 s into the last, which has no upper end. A
+//! quantile is told by its place within its bucket, so it is off by a fifth at most, and by half of that as a rule; in the
+//! last it is told as if that ended at 4.3 s.
 
 pub(super) const BUCKETS: usize = 96;
 
@@ -45,6 +46,9 @@ impl std::fmt::Debug for Histogram {
 }
 
 impl Histogram {
+    /// Nanoseconds from which on nothing is told apart.
+    pub const MOST: u64 = floor(BUCKETS - 1);
+
     /// Counts a latency that stands for `weight` of them.
     pub fn add(&mut self, nanos: u64, weight: u64) {
         let count = &mut self.counts[bucket(nanos)];
@@ -71,12 +75,13 @@ impl Histogram {
             }
             below += n as f64;
         }
-        self.filled().last().map(|(nanos, _)| nanos)
+        self.counts.iter().rposition(|n| *n > 0).map(|i| floor(i + 1))
     }
 
-    /// The buckets that hold anything: the least latency above it, and how many.
-    pub fn filled(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.counts.iter().enumerate().filter(|(_, n)| **n > 0).map(|(i, n)| (floor(i + 1), *n))
+    /// The buckets that hold anything: the least latency above it, none above the last, and how many.
+    pub fn filled(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
+        let above = |i| (i < BUCKETS - 1).then(|| floor(i + 1));
+        self.counts.iter().enumerate().filter(|(_, n)| **n > 0).map(move |(i, n)| (above(i), *n))
     }
 
     /// Adds another one's.
@@ -110,6 +115,7 @@ mod tests {
             }
         }
         assert_eq!((bucket(0), bucket(255), bucket(u64::MAX)), (0, 0, BUCKETS - 1));
+        assert_eq!((bucket(Histogram::MOST - 1), bucket(Histogram::MOST)), (BUCKETS - 2, BUCKETS - 1));
     }
 
     #[test]
