@@ -2,11 +2,15 @@
 //!
 //! ```text
 //!   process 4711  python3
-//!     thread 4711            |== read 8 MiB ==|    |= read 8 MiB =|     a thread makes one request at a time
+//!     thread 4711            |== read 8 MiB ==|    |= read 8 MiB =|     a thread makes one request at a time,
+//!     thread 4711, 2               |=== batch =======|                  but for what it submits and waits for later
 //!     direct 1               |--|--|--|--|                             pieces of a route overlap, so each route
 //!     direct 2               |---|--|---|                              has as many rows as are busy at once
 //!     copy 1                 |-----|
 //! ```
+//!
+//! A row is a thread to those who read this, and theirs have numbers of 32 bits: Perfetto puts what has a larger one into
+//! the process's first thread. The numbers of Linux end below 2^22.
 //!
 //! Times are microseconds of CLOCK_MONOTONIC, so traces of one boot lie beside each other.
 
@@ -19,8 +23,8 @@ use spinio_io::stats::trace::Piece;
 use super::gather::Whole;
 use crate::{names, units};
 
-/// Numbers of rows of pieces begin here, above those of threads.
-const ROWS: u64 = 1 << 32;
+/// Rows that are no threads have numbers from here on, above those of threads.
+const ROWS: u64 = 1 << 24;
 
 /// Writes the whole trace.
 pub fn write(out: &mut impl Write, all: &[Whole], programs: &HashMap<u32, String>) -> anyhow::Result<()> {
@@ -34,24 +38,30 @@ pub fn write(out: &mut impl Write, all: &[Whole], programs: &HashMap<u32, String
     for (pid, name) in pids {
         event(out, json!({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}))?;
     }
-    for whole in all {
-        event(out, request(whole))?;
-    }
     let mut rows = Rows::default();
+    let mut requests: Vec<&Whole> = all.iter().collect();
+    requests.sort_by_key(|whole| whole.request.start);
+    for whole in requests {
+        let r = &whole.request;
+        let (row, is_new) = rows.place(r.pid, Kind::Requests(r.tid), r.start, r.duration);
+        if is_new && row.is_extra {
+            let name = format!("thread {}, {}", r.tid, row.number + 1);
+            event(out, named(r.pid, row.tid, &name))?;
+        }
+        event(out, request(whole, row.tid))?;
+    }
     let mut pieces: Vec<(&Whole, &Piece)> = all.iter().flat_map(|w| w.pieces.iter().map(move |p| (w, p))).collect();
     pieces.sort_by_key(|(_, p)| p.start);
     for (whole, p) in pieces {
-        let (row, is_new) = rows.place(p);
-        let tid = ROWS + ((p.route as u64) << 16) + row as u64;
+        let (row, is_new) = rows.place(p.pid, Kind::Pieces(p.route as u8), p.start, p.duration);
         if is_new {
-            let name = format!("{} {}", p.route.name(), row + 1);
-            event(out, json!({"ph": "M", "name": "thread_name", "pid": p.pid, "tid": tid, "args": {"name": name}}))?;
+            event(out, named(p.pid, row.tid, &format!("{} {}", p.route.name(), row.number + 1)))?;
         }
         event(
             out,
             json!({
                 "ph": "X", "cat": "segment", "name": format!("{} {}", p.route.name(), units::bytes(p.bytes)),
-                "pid": p.pid, "tid": tid, "ts": micros(p.start), "dur": micros(p.duration),
+                "pid": p.pid, "tid": row.tid, "ts": micros(p.start), "dur": micros(p.duration),
                 "args": {
                     "request": p.request, "direction": whole.request.direction.name(), "reason": names::reason(p.reason),
                     "why": p.reason.text(), "offset": p.offset, "bytes": p.bytes, "thread": p.tid,
@@ -66,7 +76,12 @@ pub fn write(out: &mut impl Write, all: &[Whole], programs: &HashMap<u32, String
     Ok(())
 }
 
-fn request(whole: &Whole) -> Value {
+/// Gives a row its name.
+fn named(pid: u32, tid: u64, name: &str) -> Value {
+    json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}})
+}
+
+fn request(whole: &Whole, row: u64) -> Value {
     let r = &whole.request;
     let name = format!("{} {}", r.direction.name(), units::bytes(r.len));
     let mut args = json!({
@@ -78,7 +93,7 @@ fn request(whole: &Whole) -> Value {
         args["reason"] = names::reason(reason).into();
     }
     json!({
-        "ph": "X", "cat": "request", "name": name, "pid": r.pid, "tid": r.tid,
+        "ph": "X", "cat": "request", "name": name, "pid": r.pid, "tid": row,
         "ts": micros(r.start), "dur": micros(r.duration), "args": args,
     })
 }
@@ -87,25 +102,52 @@ fn micros(nanos: u64) -> f64 {
     nanos as f64 / 1e3
 }
 
-/// Until when each row of a route is busy.
+/// What stands in a row.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    /// Of a thread.
+    Requests(u32),
+    /// Of a route.
+    Pieces(u8),
+}
+
+/// Where something stands.
+#[derive(Clone, Copy)]
+struct Row {
+    /// The number of the thread that it counts as.
+    tid: u64,
+    /// Among those of its kind, from 0 on.
+    number: usize,
+    /// It is no thread.
+    is_extra: bool,
+}
+
+/// The rows of each process and kind, and until when each is busy.
 #[derive(Default)]
-struct Rows(HashMap<(u32, u8), Vec<u64>>);
+struct Rows {
+    busy: HashMap<(u32, Kind), Vec<(Row, u64)>>,
+    extra: u64,
+}
 
 impl Rows {
-    /// The first row that is free when a piece starts, and whether it is a new one. Pieces come by their starts.
-    fn place(&mut self, p: &Piece) -> (usize, bool) {
-        let rows = self.0.entry((p.pid, p.route as u8)).or_default();
-        let end = p.start.saturating_add(p.duration);
-        match rows.iter().position(|busy| *busy <= p.start) {
-            Some(row) => {
-                rows[row] = end;
-                (row, false)
-            }
-            None => {
-                rows.push(end);
-                (rows.len() - 1, true)
-            }
+    /// The first row that is free when something starts, and whether it is a new one. Things of a kind come by their starts.
+    fn place(&mut self, pid: u32, kind: Kind, start: u64, duration: u64) -> (Row, bool) {
+        let rows = self.busy.entry((pid, kind)).or_default();
+        let end = start.saturating_add(duration);
+        if let Some((row, busy)) = rows.iter_mut().find(|(_, busy)| *busy <= start) {
+            *busy = end;
+            return (*row, false);
         }
+        let number = rows.len();
+        let row = match kind {
+            Kind::Requests(tid) if number == 0 => Row { tid: u64::from(tid), number, is_extra: false },
+            _ => {
+                self.extra += 1;
+                Row { tid: ROWS + self.extra, number, is_extra: true }
+            }
+        };
+        rows.push((row, end));
+        (row, true)
     }
 }
 
@@ -117,22 +159,29 @@ mod tests {
     #[test]
     fn rows_never_overlap_and_everything_is_there() {
         let pieces = vec![piece(1, 1_000_000), piece(1, 1_100_000), piece(1, 1_200_000), piece(1, 1_300_000)];
-        let all = [Whole { request: request(1), pieces }, Whole { request: request(2), pieces: vec![] }];
+        // The second begins while the first is under way, and ends after it; the third begins when that one ends.
+        let (mut second, mut third) = (request(2), request(3));
+        (second.start, third.start) = (1_200_000, 1_700_000);
+        let more = [third, second].map(|request| Whole { request, pieces: vec![] });
+        let all: Vec<Whole> = [Whole { request: request(1), pieces }].into_iter().chain(more).collect();
         let mut out = Vec::new();
         write(&mut out, &all, &HashMap::from([(7, "python3".to_owned())])).unwrap();
         let value: Value = serde_json::from_slice(&out).unwrap();
         let events = value["traceEvents"].as_array().unwrap();
         let of = |cat: &str| events.iter().filter(|e| e["cat"] == cat).collect::<Vec<_>>();
-        assert_eq!((of("request").len(), of("segment").len()), (2, 4));
+        assert_eq!((of("request").len(), of("segment").len()), (3, 4));
         let mut rows: HashMap<u64, Vec<(f64, f64)>> = HashMap::new();
-        for e in of("segment") {
+        for e in events.iter().filter(|e| e["ph"] == "X") {
             let start = e["ts"].as_f64().unwrap();
             rows.entry(e["tid"].as_u64().unwrap()).or_default().push((start, start + e["dur"].as_f64().unwrap()));
         }
-        assert_eq!(rows.len(), 2, "three overlap in no more than two places");
+        assert_eq!(rows.len(), 4, "two for requests; of pieces three overlap in no more than two places");
+        assert!(rows.contains_key(&8), "a request stands at its thread: {rows:?}");
+        let extra = rows.keys().filter(|tid| **tid != 8);
+        assert!(extra.into_iter().all(|tid| (1 << 22..1 << 31).contains(tid)), "no thread's number: {rows:?}");
         assert!(rows.values().all(|row| row.windows(2).all(|w| w[0].1 <= w[1].0)), "{rows:?}");
         let named = events.iter().filter(|e| e["ph"] == "M").count();
-        assert_eq!(named, 3, "a process and two rows have names");
+        assert_eq!(named, 4, "a process and three rows have names");
     }
 
     #[test]
