@@ -7,7 +7,7 @@ use common::{file, folder, spinio, stderr, stdout};
 
 fn bench(args: &[&str]) -> Command {
     let mut command = spinio();
-    command.args(["bench", "--device", "emulated", "--runs", "2", "--size", "8M", "--limit", "0.05"]);
+    command.args(["bench", "--device", "emulated", "--runs", "3", "--size", "8M", "--limit", "0.05"]);
     command.args(["--blocks", "4K,256K"]).args(args);
     command
 }
@@ -31,7 +31,15 @@ fn every_experiment_is_listed_and_runs() {
             assert!(cells.is_empty() && told["not_measured"][0].as_str().unwrap().contains("--raid"), "{told}");
             continue;
         }
-        assert!(out.join(format!("{name}.svg")).exists());
+        // The first of three runs does not count.
+        let gbps = |c: &serde_json::Value| c["gbps"].as_array().unwrap().len();
+        assert!(told["runs"] == 2 && cells.iter().all(|c| gbps(c) == 2 && c["deviation"].is_number()), "{told}");
+        let chart = std::fs::read_to_string(out.join(format!("{name}.svg"))).unwrap();
+        assert!(chart.contains("SPIN") && chart.contains("</svg>"), "{name}: {chart}");
+        // An error bar is two ends and what joins them; nothing else is a full line.
+        let varied = cells.iter().filter(|c| c["deviation"].as_f64().unwrap() > 0.0).count();
+        assert!(varied > 0, "{told}");
+        assert_eq!(chart.matches("<line opacity=\"1\"").count(), 3 * varied, "{name}: error bars");
         let mut methods: Vec<_> = cells.iter().map(|c| c["method"].as_str().unwrap().to_owned()).collect();
         methods.sort();
         methods.dedup();
