@@ -377,6 +377,34 @@ fn a_lease_that_was_broken_by_force_is_noticed_before_and_after_a_use() {
     }
 }
 
+/// The same of large reads, which come out of the pins by themselves.
+#[test]
+fn a_read_that_a_forced_break_overtook_is_made_again() {
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    // Before the use, after it, and neither.
+    for before in [0, 1, u64::MAX - 1] {
+        let kernel = FaultyKernel::new();
+        kernel.always(Call::BreakTime, Effect::Fail(Errno::IO));
+        let runtime = Runtime::with_kernel(settings(), kernel);
+        if !held(&runtime, &subject, device) {
+            return;
+        }
+        let buffer = Buffer::new(device, SIZE);
+        // The watcher may be asking too, once, because the hold is new.
+        std::thread::sleep(Duration::from_millis(20));
+        kernel.hit(Call::HasLease, 1 + before, u64::MAX, Effect::Fail(Errno::IO));
+        assert_eq!(runtime.read(subject.fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
+        assert!(buffer.bytes() == file::bytes(0, SIZE, 0));
+        let held: Vec<_> = runtime.stats().lines.into_iter().filter(|l| l.reason == Reason::Held).collect();
+        let bytes: u64 = held.iter().map(|l| l.bytes).sum();
+        assert_eq!(bytes, if before > 1 { SIZE as u64 } else { 0 }, "the lease had gone after {before} questions");
+        kernel.heal();
+        drop(runtime);
+        await_no_pins(device);
+    }
+}
+
 #[test]
 fn what_cannot_be_gathered_out_of_the_pins_is_read_another_way() {
     let subject = Subject::new();

@@ -154,6 +154,83 @@ fn a_call_of_the_kernel_fails_or_is_short() {
     assert!(hits > 100, "only {hits} calls failed: the faults do not reach the writes");
 }
 
+/// A write that is cut, edges through the page cache and the middle around it: what is in the file before something fails
+/// is the count, and where the offset stands.
+#[test]
+fn what_fails_behind_an_edge_leaves_a_count() {
+    const FROM: usize = 5;
+    let place = place::on("tree").unwrap();
+    let path = place.file("subject");
+    let buffer = Buffer::new(emulated("size=64M"), SIZE);
+    buffer.put(0, &file::bytes(FROM as u64, SIZE, 1));
+    let (edge, middle) = (Call::Pwritev(Route::Copy), Call::Pwritev(Route::Direct));
+    // Which calls fail, and whether anything comes before them.
+    let cases: [(&[(Call, u64)], bool); 5] = [
+        (&[(edge, 1)], false),
+        (&[(edge, 2)], true),
+        // What fails around the page cache is tried through it.
+        (&[(middle, 1)], true),
+        (&[(middle, 1), (edge, 2)], true),
+        (&[(middle, 2), (edge, 2)], true),
+    ];
+    let mut counts = Vec::new();
+    for (failing, some) in cases {
+        for at in [Some(FROM as u64), None] {
+            for effect in [Effect::Fail(Errno::NOSPC), Effect::Fail(Errno::IO), Effect::Short(4096)] {
+                let what = format!("{failing:?}, {effect:?}, at {at:?}");
+                let kernel = FaultyKernel::new();
+                let runtime = Runtime::with_kernel(Settings { staging: 4 << 20, ..Settings::default() }, kernel);
+                let subject = file::written(&path, (FROM + SIZE) as u64);
+                file::evict(&subject);
+                let fd = OpenOptions::new().write(true).custom_flags(libc::O_DSYNC).open(&path).unwrap();
+                linux::lseek(fd.as_raw_fd(), FROM as i64, libc::SEEK_SET).unwrap();
+                failing.iter().for_each(|(call, nth)| kernel.hit(*call, *nth, 1, effect));
+                let outcome = within(&what, || runtime.write(fd.as_raw_fd(), at, buffer.target(0), SIZE));
+                assert!(kernel.hits() > 0, "{what}: nothing failed");
+                let wrote = *outcome.as_ref().unwrap_or(&0);
+                let seen = std::fs::read(&path).unwrap();
+                let model = [file::bytes(0, FROM, 0), file::bytes(FROM as u64, wrote, 1)].concat();
+                assert!(seen[..FROM + wrote] == model, "{what}: reported, but not in the file: {outcome:?}");
+                let rest = file::bytes((FROM + wrote) as u64, SIZE - wrote, 0);
+                assert!(seen[FROM + wrote..] == rest, "{what}: in the file, but not reported: {outcome:?}");
+                let offset = FROM + if at.is_none() { wrote } else { 0 };
+                assert_eq!(linux::lseek(fd.as_raw_fd(), 0, libc::SEEK_CUR), Ok(offset as u64), "{what}");
+                if let (Effect::Fail(errno), false) = (effect, some) {
+                    assert_eq!(outcome.map_err(|e| e.kind.errno()), Err(errno), "{what}");
+                } else {
+                    assert!(wrote > 0, "{what}: {outcome:?}");
+                }
+                counts.push(wrote);
+            }
+        }
+    }
+    counts.sort_unstable();
+    counts.dedup();
+    assert!(counts.len() > 4, "they end at few places: {counts:?}");
+}
+
+/// A pipe is fed in pieces: those that it has taken are the count, whatever becomes of the next.
+#[test]
+fn a_pipe_that_fails_after_some_pieces_has_taken_these() {
+    let buffer = Buffer::new(emulated("size=64M"), 3 << 20);
+    let bytes = file::bytes(0, 3 << 20, 1);
+    buffer.put(0, &bytes);
+    for (nth, taken) in [(1, Err(Errno::PIPE)), (2, Ok(1 << 20)), (3, Ok(2 << 20)), (9, Ok(3 << 20))] {
+        let kernel = FaultyKernel::new();
+        let runtime = Runtime::with_kernel(Settings::default(), kernel);
+        let (mut out, into) = std::io::pipe().unwrap();
+        let reader = std::thread::spawn(move || {
+            let mut seen = Vec::new();
+            std::io::Read::read_to_end(&mut out, &mut seen).map(|_| seen)
+        });
+        kernel.hit(Call::Pwritev(Route::Copy), nth, 1, Effect::Fail(Errno::PIPE));
+        let wrote = within("a pipe", || runtime.write(into.as_raw_fd(), None, buffer.target(0), 3 << 20));
+        drop(into);
+        assert_eq!(wrote.map_err(|e| e.kind.errno()), taken, "piece {nth} fails");
+        assert!(reader.join().unwrap().unwrap() == bytes[..taken.unwrap_or(0)], "piece {nth} fails");
+    }
+}
+
 /// Gives the descriptor to another file while a write of it is being gathered.
 struct Replaced {
     asked: AtomicUsize,

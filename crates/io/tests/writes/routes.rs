@@ -3,10 +3,13 @@
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Mutex;
 
+use spinio_io::kernel::Kernel;
 use spinio_io::stats::{Direction, Line};
-use spinio_io::{Buffer as Explained, Runtime, Settings};
+use spinio_io::{Buffer as Explained, Part, Runtime, Settings};
 use spinio_plan::{Reason, Route};
+use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, Call, Effect, FaultyKernel, file, leaks, place};
 
@@ -149,4 +152,87 @@ fn without_a_twin_the_page_cache_serves() {
     assert!(written(&runtime).iter().all(|l| l.route == Route::Copy));
     assert!(kernel.hits() > 0);
     drop(File::open(&path).unwrap());
+}
+
+/// Notes how a file is opened for a write of ours.
+#[derive(Default)]
+struct Openings(Mutex<Vec<i32>>);
+
+impl Kernel for Openings {
+    fn open_again(&self, tid: u32, fd: i32, flags: i32) -> Result<i32, Errno> {
+        if flags & libc::O_ACCMODE != libc::O_RDONLY {
+            self.0.lock().unwrap().push(flags);
+        }
+        linux::open(&std::ffi::CString::new(format!("/proc/{tid}/fd/{fd}")).unwrap(), flags, 0)
+    }
+}
+
+/// What a program has asked for with O_SYNC holds for the descriptor that takes its place.
+#[test]
+fn a_twin_waits_for_storage_as_the_programs_own_descriptor_does() {
+    let device = emulated("size=64M");
+    let place = place::on("tree").unwrap();
+    let path = place.file("file");
+    let buffer = Buffer::new(device, SIZE);
+    for flags in [libc::O_DSYNC, libc::O_SYNC] {
+        drop(file::written(&path, 0));
+        let kernel = Box::leak(Box::new(Openings::default()));
+        let runtime = Runtime::with_kernel(Settings { staging: 4 << 20, ..Settings::default() }, kernel);
+        let opened = OpenOptions::new().write(true).custom_flags(flags).open(&path).unwrap();
+        assert_eq!(runtime.write(opened.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
+        let twins = kernel.0.lock().unwrap();
+        assert!(!twins.is_empty() && twins.iter().all(|twin| twin & libc::O_SYNC == flags), "{flags:o}: {twins:x?}");
+        assert!(written(&runtime).iter().any(|l| l.route == Route::Direct));
+    }
+}
+
+/// Flags of one call are the kernel's to obey, on the program's own descriptor.
+#[test]
+fn a_write_with_flags_of_its_own_takes_no_twin() {
+    let device = emulated("size=64M,bar=16M,p2p=1");
+    let place = place::on("tree").unwrap();
+    let path = place.file("file");
+    for mapped in [false, true] {
+        let buffer = if mapped { Buffer::host_mapped(device, SIZE) } else { Buffer::new(device, SIZE) };
+        // RWF_DSYNC, RWF_SYNC, RWF_APPEND
+        for flags in [2, 4, 16] {
+            drop(file::written(&path, 0));
+            let kernel = Box::leak(Box::new(Openings::default()));
+            let runtime = Runtime::with_kernel(Settings { staging: 4 << 20, ..Settings::default() }, kernel);
+            let opened = OpenOptions::new().write(true).custom_flags(libc::O_DSYNC).open(&path).unwrap();
+            let parts = [Part::Device(buffer.target(0), SIZE)];
+            assert_eq!(runtime.write_parts(opened.as_raw_fd(), Some(0), flags, &parts).unwrap(), SIZE);
+            assert_eq!(*kernel.0.lock().unwrap(), [], "flags {flags}, mapped: {mapped}");
+            assert!(written(&runtime).iter().all(|l| l.route == Route::Copy), "{:?}", written(&runtime));
+        }
+    }
+}
+
+/// A program that has a lease on its file is told when somebody else opens it, and SPIN is nobody else.
+#[test]
+fn a_lease_of_the_programs_is_not_broken_by_its_own_write() {
+    let device = emulated("size=64M,bar=16M,p2p=1");
+    let place = place::on("tree").unwrap();
+    let path = place.file("file");
+    for mapped in [false, true] {
+        drop(file::written(&path, 0));
+        let opened = OpenOptions::new().write(true).custom_flags(libc::O_DSYNC).open(&path).unwrap();
+        let fd = opened.as_raw_fd();
+        // Told by a signal that is ignored unless somebody handles it.
+        const F_SETSIG: i32 = 10;
+        // SAFETY: the descriptor is this test's own.
+        let leased = unsafe {
+            libc::fcntl(fd, F_SETSIG, libc::SIGURG) == 0 && libc::fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK) == 0
+        };
+        assert!(leased, "no lease: {}", std::io::Error::last_os_error());
+        let runtime = Runtime::new(Settings { staging: 4 << 20, ..Settings::default() });
+        let buffer = if mapped { Buffer::host_mapped(device, SIZE) } else { Buffer::new(device, SIZE) };
+        buffer.put(0, &file::bytes(0, SIZE, 4));
+        assert_eq!(runtime.write(fd, Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::fcntl(fd, libc::F_GETLEASE) }, libc::F_WRLCK, "it is being broken, mapped: {mapped}");
+        assert!(written(&runtime).iter().all(|l| l.route == Route::Copy), "{:?}", written(&runtime));
+        drop(opened);
+        assert!(std::fs::read(&path).unwrap() == file::bytes(0, SIZE, 4));
+    }
 }
