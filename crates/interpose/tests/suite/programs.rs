@@ -45,6 +45,16 @@ fn a_cut_beside_a_write_leaves_bytes_of_one_or_the_other() {
 }
 
 #[test]
+fn other_processes_see_what_was_written() {
+    let program = program("others");
+    for (place, staging) in [(folder(), "128M"), (folder(), "2M"), (Path::new("/dev/shm"), "128M")] {
+        let mut run = preloaded(&program, &[place.to_str().expect("UTF-8")]);
+        run.env("SPINIO_STAGING", staging);
+        must_pass(run);
+    }
+}
+
+#[test]
 fn copies_between_descriptors_are_the_kernels() {
     let program = program("copies");
     for place in [folder(), Path::new("/dev/shm")] {
