@@ -14,7 +14,7 @@ use spinio_io::{Part, Runtime, Settings, Target};
 use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, FaultyDevice, Operation, within};
+use spinio_testkit::{Buffer, FaultyDevice, Operation, await_alone, within};
 
 fn c(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).unwrap()
@@ -86,6 +86,49 @@ fn a_descriptor_of_the_program_means_what_it_always_meant() {
     drop(own);
     assert_eq!(runtime.read(fd, Some(99_999), device, 100_000).unwrap(), 1);
     registry::free(device.addr).unwrap();
+}
+
+/// The keepers are fewer than those who wait for the lease; whoever holds it needs one to go on.
+#[test]
+fn those_who_wait_to_open_a_file_are_in_nobodys_way() {
+    const OPENERS: usize = 20;
+    let folder = tempfile::tempdir().unwrap();
+    let (path, beside) = (folder.path().join("alone"), folder.path().join("beside"));
+    std::fs::write(&path, b"old").unwrap();
+    std::fs::write(&beside, b"new").unwrap();
+    let runtime = Runtime::new(Settings::default());
+    if let Err(e) = await_alone(&path) {
+        return eprintln!("skipped: no leases here: {e}");
+    }
+    let own = Arc::new(runtime.open(&c(&path), linux::O_RDWR, 0).unwrap());
+    let lease = own.lease().unwrap();
+    let (asked, opened) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    within("an opener", || {
+        std::thread::scope(|scope| {
+            let held = lease.while_held(|| {
+                for _ in 0..OPENERS {
+                    scope.spawn(|| {
+                        asked.fetch_add(1, SeqCst);
+                        let file = runtime.open(&c(&path), linux::O_RDWR, 0).unwrap();
+                        opened.fetch_add(1, SeqCst);
+                        drop(file);
+                    });
+                }
+                while asked.load(SeqCst) < OPENERS {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(Duration::from_millis(200));
+                let beside = runtime.open(&c(&beside), linux::O_RDONLY, 0).unwrap();
+                assert_eq!(beside.call(|fd| linux::fstat(fd).map(|s| s.size)), Ok(3));
+                opened.load(SeqCst)
+            });
+            assert_eq!(held, Some(0), "opened while the lease was relied upon");
+        });
+    });
+    assert_eq!(opened.load(SeqCst), OPENERS);
+    // Read and written as if it had been opened in the ordinary way.
+    let file = runtime.open(&c(&path), linux::O_RDWR, 0).unwrap();
+    assert_eq!(file.call(linux::flags).unwrap() as u32 & linux::O_NONBLOCK, 0);
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod lease;
 
 use std::ffi::{CStr, CString};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use spinio_plan::Route;
 use spinio_sys::Errno;
@@ -297,12 +298,38 @@ impl OwnFile {
 impl Runtime {
     /// Opens a file by its name, outside the program's descriptor table. `flags` and `mode` as for `open`.
     /// ENOSYS: this kernel gives no thread a table of its own.
+    ///
+    /// A lease of somebody's is waited for here, on the caller's thread: keepers are few, and whoever holds the lease, a
+    /// session of this process perhaps, needs them to give it back. Nor does a named pipe wait for its other end.
     pub fn open(&self, path: &CStr, flags: u32, mode: u32) -> Result<OwnFile> {
         let core = self.core();
         let keepers = core.keepers().ok_or(Errno::NOSYS)?;
-        let name = path.to_owned();
-        let opened = keepers.call(move || linux::open(&name, flags as i32, mode));
-        let fd = opened.unwrap_or(Err(Errno::IO))?;
+        let begun = Instant::now();
+        let fd = loop {
+            let name = path.to_owned();
+            let opened = keepers.call(move || open_at_once(&name, flags as i32, mode)).unwrap_or(Err(Errno::IO));
+            // Asked now: the time may be changed while it is waited for.
+            let is_leased =
+                || linux::lease_break_time().is_none_or(|s| begun.elapsed() < LATEST + Duration::from_secs(s));
+            match opened {
+                Err(Errno::AGAIN) if is_leased() => std::thread::sleep(LOOK_AGAIN),
+                opened => break opened?,
+            }
+        };
         Ok(OwnFile { core: Arc::clone(core), twin: PrivateFd::new(fd, keepers.graveyard()) })
     }
+}
+
+/// How long a lease is waited for, beyond the time after which the kernel takes it away; how often it is asked for.
+const LATEST: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// As `open`, but EAGAIN while somebody has a lease on the file, who is told that it is wanted.
+fn open_at_once(path: &CStr, flags: i32, mode: u32) -> Result<Fd> {
+    let fd = linux::open(path, flags | linux::O_NONBLOCK as i32, mode)?;
+    let plain = linux::flags(fd).and_then(|all| linux::set_flags(fd, all & !(linux::O_NONBLOCK as i32)));
+    if plain.is_err() {
+        let _ = linux::close(fd);
+    }
+    plain.map(|()| fd)
 }
