@@ -145,7 +145,8 @@ impl Session {
         direction: Direction,
         queue: QueueId,
     ) -> Result<Ticket, Error> {
-        let ticket = |on_its_way, len| Ticket { on_its_way, direction, path: path.to_owned(), offset, len };
+        let process = self.process;
+        let ticket = |on_its_way, len| Ticket { on_its_way, direction, path: path.to_owned(), offset, len, process };
         let Some(target) = self.ranged(path, address, offset, len, direction)? else {
             return Ok(ticket(OnItsWay::over(0), 0));
         };

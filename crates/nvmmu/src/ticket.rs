@@ -15,6 +15,8 @@ pub struct Ticket {
     pub(crate) path: PathBuf,
     pub(crate) offset: u64,
     pub(crate) len: u64,
+    /// The process that it was asked for in.
+    pub(crate) process: u32,
 }
 
 impl Ticket {
@@ -23,8 +25,12 @@ impl Ticket {
         self.on_its_way.result().is_some()
     }
 
-    /// Waits until it is; the bytes moved.
+    /// Waits until it is; the bytes moved. A forked child has nobody who would tell it.
     pub fn wait(&self) -> Result<u64, Error> {
+        if !self.is_done() && self.process != std::process::id() {
+            let why = "a process that was forked meanwhile cannot wait for it: its parent can";
+            return Err(Error::new(ErrorKind::NoSession, "wait for a move", why));
+        }
         let fail = |errno: Errno| {
             Error::new(ErrorKind::Failed(errno), self.direction.verb(), errno.to_string())
                 .of(&self.path)

@@ -51,3 +51,27 @@ impl Drop for Buffer {
 pub(crate) fn bytes(len: usize, seed: u64) -> Vec<u8> {
     (0..len as u64).map(|i| ((i * 2654435761 + seed * 40503) >> 7) as u8 ^ i as u8).collect()
 }
+
+/// How long a file may get, while it is there; for the whole process, whose other tests write no such files.
+pub(crate) struct FileSizeLimit {
+    before: libc::rlimit,
+}
+
+impl FileSizeLimit {
+    pub(crate) fn set(bytes: u64) -> FileSizeLimit {
+        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `before` lives across the call.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut before) }, 0);
+        let limit = libc::rlimit { rlim_cur: bytes, ..before };
+        // SAFETY: `limit` lives across the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+        FileSizeLimit { before }
+    }
+}
+
+impl Drop for FileSizeLimit {
+    fn drop(&mut self) {
+        // SAFETY: `before` lives across the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const self.before) }, 0);
+    }
+}

@@ -1,11 +1,15 @@
 //! Moves in the order of a queue, and the pipeline made of them.
 
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
 
-use crate::common::{Buffer, bytes, runtime};
+use crate::common::{Buffer, FileSizeLimit, bytes, runtime};
 use spinio_device::{QueueId, registry};
 use spinio_nvmmu::Direction::{Download, Upload};
-use spinio_nvmmu::{Pieces, Session, Slot};
+use spinio_nvmmu::{ErrorKind, Pieces, Session, Slot};
+use spinio_sys::Errno;
+use spinio_testkit::in_child;
 
 fn queue() -> QueueId {
     registry::emulated().unwrap().new_queue().unwrap()
@@ -115,4 +119,75 @@ fn pieces_go_through_the_slots_in_order() {
     let got = fs::read(&to).unwrap();
     assert_eq!(got[..100], [0; 100]);
     assert!(got[100..900_100] == bytes(1_000_000, 5)[10..900_010]);
+}
+
+#[test]
+fn a_child_does_not_wait_for_what_only_its_parent_is_told() {
+    let device = registry::emulated().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out");
+    let buffer = Buffer::holding(&bytes(300_000, 4));
+    let queue = queue();
+    let mut session = Session::begin(runtime(), Some(&path)).unwrap();
+    device.hold();
+    let ticket = session.move_async(&path, buffer.at(0), 0, 300_000, Download, queue).unwrap();
+    in_child("a wait for the parent's move", || {
+        i32::from(ticket.is_done() || !ticket.wait().is_err_and(|e| e.kind == ErrorKind::NoSession))
+    });
+    device.resume();
+    assert_eq!(ticket.wait().unwrap(), 300_000);
+    in_child("a look at what is over", || i32::from(ticket.wait().ok() != Some(300_000)));
+    session.end().unwrap();
+}
+
+#[test]
+fn a_pipeline_is_over_when_it_returns_also_when_it_failed() {
+    let device = registry::emulated().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("in"), folder.path().join("out"));
+    fs::write(&from, bytes(100_000, 5)).unwrap();
+    let buffers: Vec<Buffer> = (0..3).map(|_| Buffer::new(50_000)).collect();
+    let slots: Vec<Slot> = buffers.iter().map(|b| Slot { queue: queue(), input: b.at(0), output: b.at(0) }).collect();
+    let pieces =
+        Pieces { input: &from, input_offset: 0, input_len: 100_000, piece: 50_000, output: &to, output_offset: 0 };
+    let mut session = Session::begin(runtime(), Some(&to)).unwrap();
+    for fails in [false, true] {
+        let resumed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let done = session.pipeline(&pieces, &slots, |step| {
+                if step.number == 0 {
+                    device.hold();
+                    scope.spawn(|| {
+                        std::thread::sleep(Duration::from_millis(200));
+                        resumed.store(true, SeqCst);
+                        device.resume();
+                    });
+                }
+                if fails && step.number == 1 { Err("no more".to_owned()) } else { Ok(step.len) }
+            });
+            assert!(resumed.load(SeqCst), "it returned while its buffers were in use");
+            assert_eq!(done.is_err(), fails);
+        });
+    }
+    session.end().unwrap();
+}
+
+#[test]
+fn a_download_that_the_file_does_not_take_whole_is_told() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("out");
+    let base = 1u64 << 30;
+    let buffer = Buffer::holding(&bytes(300_000, 4));
+    let queue = queue();
+    let mut session = Session::begin(runtime(), Some(&path)).unwrap();
+    let limit = FileSizeLimit::set(base + 100_000);
+    let ticket = session.move_async(&path, buffer.at(0), base, 300_000, Download, queue);
+    let waited = ticket.map(|ticket| ticket.wait());
+    let ended = session.end();
+    drop(limit);
+    let error = waited.unwrap().unwrap_err();
+    assert!(matches!(error.kind.errno(), Errno::NOSPC | Errno::FBIG), "{error}");
+    // Once more, for whoever let go of the ticket.
+    assert!(ended.is_err());
+    assert!(fs::metadata(&path).map_or(0, |m| m.len()) <= base + 100_000);
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::common::{Buffer, bytes, runtime};
 use spinio_nvmmu::Direction::{Download, Upload};
 use spinio_nvmmu::{ErrorKind, Promise, Session};
+use spinio_testkit::within;
 
 #[test]
 fn what_goes_up_comes_down_again() {
@@ -123,6 +124,24 @@ fn a_session_that_is_let_go_loses_nothing() {
     session.move_range(&path, device.at(0), 0, 5000, Download).unwrap();
     drop(session);
     assert_eq!(fs::read(&path).unwrap(), bytes(5000, 2));
+}
+
+#[test]
+fn a_pipe_is_refused_and_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pipe");
+    let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: the name is NUL-terminated.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    let device = Buffer::new(100);
+    within("a pipe that nobody has open", || {
+        let mut session = Session::begin(runtime(), None).unwrap();
+        for direction in [Upload, Download, Upload] {
+            let error = session.move_range(&path, device.at(0), 0, 100, direction).unwrap_err();
+            assert_eq!(error.kind.errno(), spinio_sys::Errno::SPIPE, "{error}");
+        }
+        session.end().unwrap();
+    });
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::common::{Buffer, bytes, runtime};
+use crate::common::{Buffer, FileSizeLimit, bytes, runtime};
 use proptest::prelude::*;
 use spinio_io::kernel::{Kernel, Linux};
 use spinio_io::{Runtime, Settings};
@@ -17,7 +17,7 @@ use spinio_nvmmu::Direction::{Download, Upload};
 use spinio_nvmmu::{ErrorKind, Promise, Report, Session};
 use spinio_plan::Route;
 use spinio_sys::{Errno, linux};
-use spinio_testkit::await_alone;
+use spinio_testkit::{await_alone, place};
 
 /// A folder with direct I/O, extents and leases, if there is one.
 fn folder() -> Option<tempfile::TempDir> {
@@ -270,6 +270,35 @@ fn neighbours_are_left_alone_where_others_have_the_file_open() {
 }
 
 #[test]
+fn the_output_is_a_file_and_not_a_name() {
+    let Some(folder) = folder() else { return };
+    let Some(path) = in_one_piece(folder.path(), 10 * WIDTH as usize) else { return };
+    let (linked, moved) = (folder.path().join("linked"), folder.path().join("moved"));
+    let device = Buffer::holding(&bytes(9000, 6));
+    fs::hard_link(&path, &linked).unwrap();
+    let at = 4 * WIDTH + 5;
+    let mut session = begin(&path);
+    session.move_range(&path, device.at(0), at, 4000, Download).unwrap();
+    session.move_range(&linked, device.at(4000), at + 4000, 5000, Download).unwrap();
+    assert_eq!(session.report().loose + session.report().whole, 0, "gathered, by either name");
+    // Another file takes the name: what comes now is not for the output.
+    fs::rename(&path, &moved).unwrap();
+    session.move_range(&path, device.at(0), 3, 9000, Download).unwrap();
+    session.end().unwrap();
+    let mut expected = bytes(10 * WIDTH as usize, 1);
+    expected[at as usize..][..9000].copy_from_slice(&bytes(9000, 6));
+    same(&moved, &expected, "after it was renamed");
+    assert!(fs::read(&path).unwrap()[3..] == bytes(9000, 6));
+    // Nor does a file that has no name lose what was gathered for it.
+    let mut session = begin(&moved);
+    session.move_range(&moved, device.at(0), 5 * WIDTH, 9000, Download).unwrap();
+    fs::remove_file(&moved).unwrap();
+    session.end().unwrap();
+    expected[5 * WIDTH as usize..][..9000].copy_from_slice(&bytes(9000, 6));
+    same(&linked, &expected, "without its name");
+}
+
+#[test]
 fn the_file_ends_where_the_last_byte_is() {
     let Some(folder) = folder() else { return };
     for (old, at, len) in [(0, 0, 1), (0, 3 * WIDTH + 7, 100_000), (5 * WIDTH, 4 * WIDTH, 3 * WIDTH - 1), (100, 50, 10)]
@@ -313,28 +342,52 @@ fn a_stripe_that_does_not_go_in_whole_is_written_as_it_comes() {
     }
 }
 
-/// How long a file may get, while it is there; for the whole process, whose other tests write no such files.
-struct FileSizeLimit {
-    before: libc::rlimit,
-}
+/// A file system that runs out of room while it reserves some gives the file all that there was.
+#[test]
+fn a_disk_with_little_room_keeps_it_for_others() {
+    const MIB: u64 = 1 << 20;
+    let place = match place::small("ext4", 96 * MIB) {
+        Ok(place) => place,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let path = place.file("out");
+    let free = || linux::free_room(File::open(place.path()).unwrap().as_raw_fd()).unwrap();
+    File::create(&path).unwrap();
+    let before = free();
+    let source = bytes(before as usize + 8 * MIB as usize, 6);
+    let device = Buffer::holding(&source);
 
-impl FileSizeLimit {
-    fn set(bytes: u64) -> FileSizeLimit {
-        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: `before` lives across the call.
-        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut before) }, 0);
-        let limit = libc::rlimit { rlim_cur: bytes, ..before };
-        // SAFETY: `limit` lives across the call.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-        FileSizeLimit { before }
+    // Far more is announced than there is room, and little comes.
+    let mut session = begin_alone(&path);
+    session.expect(0, 1 << 40);
+    if let Promise::Plain(why) = session.report().promise {
+        return eprintln!("skipped: no stripes can be had there: {why}");
     }
-}
+    assert!(free() > before / 2, "{} of {before} bytes are left for others", free());
+    session.move_range(&path, device.at(0), 0, MIB, Download).unwrap();
+    session.end().unwrap();
+    assert!(fs::read(&path).unwrap() == source[..MIB as usize]);
+    assert!(free() + 2 * MIB > before, "{} of {before} bytes are left for others", free());
 
-impl Drop for FileSizeLimit {
-    fn drop(&mut self) {
-        // SAFETY: `before` lives across the call.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const self.before) }, 0);
-    }
+    // What comes has room, more than that has not.
+    let len = before - 10 * MIB;
+    let mut session = begin_alone(&path);
+    session.expect(0, len);
+    session.move_range(&path, device.at(0), 0, len, Download).unwrap();
+    session.end().unwrap();
+    assert!(fs::read(&path).unwrap() == source[..len as usize]);
+    assert!(free() + len + 2 * MIB > before, "{} of {before} bytes are left for others", free());
+
+    // It does not fit: that is told, and the file has what came or nothing, but nothing else.
+    fs::remove_file(&path).unwrap();
+    File::create(&path).unwrap();
+    let mut session = begin_alone(&path);
+    session.expect(0, source.len() as u64);
+    let moved = session.move_range(&path, device.at(0), 0, source.len() as u64, Download);
+    let error = moved.and_then(|_| session.end().map(drop)).unwrap_err();
+    assert_eq!(error.kind.errno(), Errno::NOSPC, "{error}");
+    let got = fs::read(&path).unwrap();
+    assert!(got.iter().zip(&source).all(|(got, source)| got == source || *got == 0));
 }
 
 /// A kernel that tells of a lease only so often, and sees to it that it is asked before each direct write.

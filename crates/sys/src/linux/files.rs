@@ -216,13 +216,22 @@ pub fn leave_descriptor_table(first: u32) -> Result<()> {
     unsafe { call(k::__NR_close_range, [first as usize, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0]) }.map(drop)
 }
 
-/// Magic number of the file system (`fstatfs`).
-pub fn file_system(fd: Fd) -> Result<u64> {
+fn fstatfs(fd: Fd) -> Result<k::statfs64> {
     // SAFETY: all-zero is a valid `struct statfs`.
     let mut raw: k::statfs64 = unsafe { core::mem::zeroed() };
     // SAFETY: `raw` has the layout of this architecture's `struct statfs` and is alive across the call.
     unsafe { call(k::__NR_fstatfs, [fd as usize, &raw mut raw as usize, 0, 0, 0, 0]) }?;
-    Ok(raw.f_type as u64)
+    Ok(raw)
+}
+
+/// Magic number of the file system (`fstatfs`).
+pub fn file_system(fd: Fd) -> Result<u64> {
+    fstatfs(fd).map(|raw| raw.f_type as u64)
+}
+
+/// Bytes that the file system has left for those who are not root (`fstatfs`).
+pub fn free_room(fd: Fd) -> Result<u64> {
+    fstatfs(fd).map(|raw| raw.f_bavail.saturating_mul(raw.f_bsize as u64))
 }
 
 /// Major number of a device.
