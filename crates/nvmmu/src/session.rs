@@ -335,6 +335,9 @@ pub(crate) fn write_all(
             0 => return Err(spinio_io::Error::kernel(spinio_sys::Errno::IO, "write", offset + done, piece)),
             wrote => done += wrote,
         }
+        if done < len && spinio_io::is_interrupted() {
+            return Err(spinio_io::Error::kernel(spinio_sys::Errno::INTR, "write", offset + done, len - done));
+        }
     }
     Ok(())
 }

@@ -36,6 +36,7 @@ use crate::batch::panics::Panics;
 use crate::batch::work::{CUT, Item, Work};
 use crate::core::KEEPERS;
 use crate::crew::Task;
+use crate::interrupt::is_interrupted;
 use crate::lock::lock;
 use crate::staging::BLOCK;
 
@@ -187,6 +188,10 @@ impl Storage {
         let mut missed = Vec::new();
         let (mut next, mut out) = (0, 0);
         while next < self.loads.len() || out > 0 {
+            if next < self.loads.len() && self.is_interrupted() {
+                self.leave_out(next);
+                next = self.loads.len();
+            }
             while next < self.loads.len() && out < AHEAD {
                 match self.page(next, out) {
                     Ok(Some(page)) => pages[next] = page,
@@ -227,6 +232,19 @@ impl Storage {
         }
         pens.into_iter().flatten().for_each(Pen::finish);
         missed
+    }
+
+    /// Whether the batch shall end early. Who is asked may want to read too, and must find blocks that it does not hold.
+    fn is_interrupted(&self) -> bool {
+        self.work.core.settings.staging >= 2 * (AHEAD * BLOCK) as u64 && is_interrupted()
+    }
+
+    /// Nobody begins the loads from this one on.
+    fn leave_out(&self, from: usize) {
+        let reads = self.loads[from..].iter().flat_map(|load| &self.reads[load.reads.clone()]);
+        for item in reads.flat_map(|read| self.members(read)) {
+            self.work.ended(item, 0, Some(Errno::INTR));
+        }
     }
 
     /// A page for a load: `Ok(None)`: not now. The inner `None`: it needs none.

@@ -36,6 +36,7 @@ use spinio_sys::linux::{self, Fd};
 use crate::core::{Core, KEEPERS};
 use crate::crew::Task;
 use crate::file::{File, Mapping};
+use crate::interrupt::{interrupted, is_interrupted};
 use crate::lock::lock;
 use crate::model::{Expected, Known, TEACHES};
 use crate::read::engine::Hands;
@@ -309,6 +310,18 @@ impl Job {
         Ok(())
     }
 
+    /// The request shall end early: what nobody has begun is left out.
+    fn leave_out(&self) {
+        let mut queues = lock(&self.queues);
+        let mut left: Vec<(u64, u64)> = queues.windows.drain(..).map(|(offset, len, _)| (offset, len)).collect();
+        let Queues { cache, dma, storage, .. } = &mut *queues;
+        left.extend([cache, dma, storage].into_iter().flat_map(|queue| queue.drain(..)).map(|p| (p.offset, p.len)));
+        drop(queues);
+        for (offset, len) in left {
+            self.arrived(offset, len, 0, Some(interrupted("read", self.offset, self.len)));
+        }
+    }
+
     /// The request cannot go on: what waits for storage has failed.
     fn give_up(&self, error: &Error) {
         let pieces: Vec<Piece> = lock(&self.queues).storage.drain(..).collect();
@@ -419,6 +432,9 @@ impl Job {
         loop {
             let mut hands = Hands::new(self, Who::Caller);
             loop {
+                if self.is_interrupted() {
+                    self.leave_out();
+                }
                 if let Err(error) = self.provide() {
                     self.give_up(&error);
                 }
@@ -462,6 +478,16 @@ impl Job {
             if self.has_work() {
                 return false;
             }
+            // Who is asked may do anything, and those who work must not wait for that. What came up meanwhile is found by
+            // the next look at the queues.
+            drop(outcome);
+            if self.is_interrupted() && self.can_leave_out() {
+                return false;
+            }
+            outcome = lock(&self.outcome);
+            if outcome.finished || self.has_work() {
+                continue;
+            }
             outcome.sleeps = true;
             // The time limit only guards against a wake-up lost to a helper that died.
             outcome = self
@@ -471,6 +497,17 @@ impl Job {
                 .0;
             outcome.sleeps = false;
         }
+    }
+
+    /// Whether it shall end early. Who is asked may want to read too, and must find blocks that are not lent to this job.
+    fn is_interrupted(&self) -> bool {
+        self.core.settings.staging >= 2 * (LENT * BLOCK) as u64 && is_interrupted()
+    }
+
+    /// Whether there is anything that nobody has begun.
+    fn can_leave_out(&self) -> bool {
+        let queues = lock(&self.queues);
+        !(queues.windows.is_empty() && queues.cache.is_empty() && queues.dma.is_empty() && queues.storage.is_empty())
     }
 
     /// Whether there is something that the caller could do.

@@ -10,6 +10,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
 use crate::core::Core;
+use crate::interrupt::is_interrupted;
 use crate::read::stored;
 use crate::staging::BLOCK;
 use crate::stats::Watch;
@@ -106,7 +107,7 @@ impl Plain {
             }
             done += got;
             core.stats().piece(&self.watch, Route::Copy, reason, self.done + (done - got) as u64, got as u64, begun);
-            if got < want || self.once {
+            if got < want || self.once || (done < self.len && is_interrupted()) {
                 break;
             }
         }

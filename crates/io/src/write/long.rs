@@ -30,6 +30,7 @@ use super::{Result, Write, bound, reason};
 use crate::Error;
 use crate::file::File;
 use crate::file::stripes::Surveyed;
+use crate::interrupt::is_interrupted;
 use crate::read::large::{reserve, unreserve};
 use crate::staging::BLOCK;
 
@@ -160,7 +161,7 @@ impl Write<'_> {
                     let why = reason(portion.is_pinned(), hand.reason);
                     self.core.stats().piece(&self.watch, hand.route, why, done as u64, wrote as u64, begun);
                     done += wrote;
-                    if wrote < portion.len {
+                    if wrote < portion.len || (done < range.end && is_interrupted()) {
                         break Ok(());
                     }
                 }
