@@ -22,8 +22,12 @@
 //! **Lifetimes.** While bytes move, the object is kept: a buffer view, a DLPack tensor or a reference. What it does not
 //! protect against is what no framework does: to resize the storage in another thread meanwhile.
 //!
-//! Known flaws: a device read sees Ctrl-C every 4 GiB only. A program that has `libspinio.so`
-//! preloaded as well has two runtimes: both are right, each with threads and staging memory of its own.
+//! **Signals.** Python runs their handlers where it is asked to, and `signals.rs` asks, a few times a second: so Ctrl-C ends
+//! a long transfer of device memory.
+//!
+//! Known flaws: a write that is one call of the kernel (128 MiB, `SPINIO_STAGING`; host memory 2 GiB) sees Ctrl-C when it
+//! is done. A program that has `libspinio.so` preloaded as well has two runtimes: both are right, each with threads and
+//! staging memory of its own.
 
 mod buffer;
 mod dlpack;
@@ -36,6 +40,7 @@ mod many;
 mod nvmmu;
 mod pybuffer;
 mod safetensors;
+mod signals;
 mod stats;
 mod stream;
 mod tensor;

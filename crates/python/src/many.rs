@@ -5,8 +5,8 @@ use pyo3::prelude::*;
 use spinio_io::{Each, Many, runtime};
 
 use crate::buffer::{Access, Buffer, Place};
-use crate::failure;
 use crate::stream::Chosen;
+use crate::{failure, signals};
 
 /// Reads `lengths` bytes (a number for all, or 8-byte integers) from each of `offsets` into `out`, one piece behind the
 /// other, and waits. What became of each stands in `results`: bytes, or an errno with a minus sign. Returns how many
@@ -56,7 +56,7 @@ pub(crate) fn read_many(
         return Ok(0);
     }
     let order = buffer.order;
-    let done = py.detach(|| {
+    let done = signals::interruptible(py, || {
         let _chosen = Chosen::new(order);
         let many = Many {
             fd,
@@ -71,7 +71,7 @@ pub(crate) fn read_many(
         };
         runtime().batch_file(many, &known)
     });
-    done.map(|done| done.failed).map_err(|e| failure::request(&e))
+    done?.map(|done| done.failed).map_err(|e| failure::request(&e))
 }
 
 /// Where each piece goes, none where one length serves for all; refused if they do not fit into `room` bytes.

@@ -2,18 +2,21 @@
 
 use std::ffi::c_void;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyBufferError, PyOSError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use spinio_device::Wait;
 use spinio_io::settings::SMALL;
 use spinio_io::{Target, runtime};
 use spinio_nvmmu::{Direction, Error, ErrorKind, Report, Session, Ticket};
+use spinio_sys::linux;
 
 use crate::buffer::{Access, Buffer, Kept, Place};
+use crate::signals;
 use crate::stream::{Chosen, queue_of};
 
 /// How long a wait lasts before a signal's handler may run.
@@ -26,6 +29,8 @@ pub(crate) struct Moves {
     session: Mutex<Option<Session>>,
     /// Memory of moves that may not be over. Locked under the GIL, and for no longer than a look.
     kept: Mutex<Vec<(Ticket, Kept)>>,
+    /// The thread that has it locked. A signal's handler may run in the middle of a move, and must not wait for that.
+    busy: AtomicU32,
     /// In a forked child the locks may be held for ever.
     process: u32,
 }
@@ -36,7 +41,12 @@ impl Moves {
     #[pyo3(signature = (output=None))]
     fn new(py: Python<'_>, output: Option<PathBuf>) -> PyResult<Moves> {
         let session = py.detach(|| Session::begin(runtime(), output.as_deref())).map_err(|e| failed(&e))?;
-        Ok(Moves { session: Mutex::new(Some(session)), kept: Mutex::default(), process: std::process::id() })
+        Ok(Moves {
+            session: Mutex::new(Some(session)),
+            kept: Mutex::default(),
+            busy: AtomicU32::new(0),
+            process: std::process::id(),
+        })
     }
 
     /// Says where downloads to the output will go.
@@ -126,18 +136,24 @@ impl Moves {
 
 impl Moves {
     fn ours(&self) -> PyResult<()> {
-        match self.process == std::process::id() {
-            true => Ok(()),
-            false => Err(foreign("work with a session")),
+        if self.process != std::process::id() {
+            return Err(foreign("work with a session"));
         }
+        if self.busy.load(Relaxed) == linux::gettid() {
+            return Err(PyRuntimeError::new_err("A signal's handler cannot use the session whose move it came into"));
+        }
+        Ok(())
     }
 
     fn with<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut Session) -> Result<T, Error> + Send) -> PyResult<T> {
         self.ours()?;
-        let done = py.detach(|| {
+        let done = signals::interruptible(py, || {
             let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-            session.as_mut().map(body)
-        });
+            self.busy.store(linux::gettid(), Relaxed);
+            let done = session.as_mut().map(body);
+            self.busy.store(0, Relaxed);
+            done
+        })?;
         done.ok_or_else(|| PyValueError::new_err("The session has ended"))?.map_err(|e| failed(&e))
     }
 }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
-import pathlib
-import time
 
 import pytest
 
@@ -13,24 +11,6 @@ import spinio
 
 # A hang becomes a failure that says where.
 faulthandler.dump_traceback_later(1400, exit=True)
-
-
-@pytest.fixture
-def await_sleep():
-    """Waits until a thread sleeps in a call: that it did not run between two looks, though Python was free for it, says so."""
-
-    def wait(thread):
-        task = pathlib.Path("/proc/self/task", str(thread))
-        begun, before = time.monotonic(), None
-        while time.monotonic() - begun < 60:
-            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
-            now = (state, (task / "schedstat").read_text().split()[2])
-            if state == "S" and now == before:
-                return
-            before = now
-            time.sleep(0.05)
-
-    return wait
 
 
 class Memory:

@@ -280,45 +280,6 @@ def test_the_gil_is_free_while_a_pipe_is_empty(memory):
     os.close(write_end)
 
 
-def test_a_read_by_pieces_is_one_read(data, noise):
-    for size, at in [(1 << 20, 5), ((1 << 20) + 100, 0), (1 << 17, len(noise) - 100000), (1 << 17, len(noise) + 5), (0, 0)]:
-        array = spinio.emulated.empty(1 << 21)
-        array.fill(0xEE)
-        with spinio.open(data) as f:
-            want = noise[at:][:size]
-            assert spinio._spinio.read(f.fileno(), array[:size], at, piece=1 << 17) == len(want)
-        assert array.tobytes() == want.ljust(1 << 21, b"\xee")
-
-
-def test_a_signal_ends_a_long_read(data, noise, await_sleep):
-    array = spinio.emulated.empty(1 << 20)
-    array.fill(0)
-
-    def end(_number, _frame):
-        raise KeyboardInterrupt
-
-    reader = threading.get_native_id()
-
-    def let_go():
-        await_sleep(reader)
-        # To this very thread: it has come when the call returns.
-        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
-        spinio._spinio.let_go()
-
-    before = signal.signal(signal.SIGUSR1, end)
-    try:
-        with spinio.open(data) as f:
-            spinio._spinio.held()
-            other = threading.Thread(target=let_go)
-            other.start()
-            with pytest.raises(KeyboardInterrupt):
-                spinio._spinio.read(f.fileno(), array, 0, piece=1 << 17)
-            other.join()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert array.tobytes() == noise[: 1 << 17].ljust(1 << 20, b"\0")
-
-
 def test_a_small_read_is_queued_and_in_order(data, noise):
     array = spinio.emulated.empty(4096)
     array.fill(0)

@@ -34,7 +34,7 @@ class File(io.FileIO):
     They return how many bytes were moved, which is less than the array holds at the end of the file, and None where a
     descriptor that does not wait has none. What goes wrong is an OSError with errno, the file's name and the offset; an array
     that will not do (strided, read-only, of objects) is a BufferError, what is no array a TypeError, a closed file a
-    ValueError. The GIL is free while bytes move. Signal handlers run between system calls.
+    ValueError. The GIL is free while bytes move. Signal handlers run in between.
     """
 
     def __init__(

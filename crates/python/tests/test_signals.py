@@ -1,0 +1,164 @@
+"""A signal whose handler raises ends a long transfer soon, not when the last byte has come; any other handler runs meanwhile.
+
+The device is slow here, so that a transfer takes seconds, and the kernel's timer interrupts it long before its end.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Device and staging memory can be chosen once in a process.
+SLOW = {"SPINIO_EMULATED": "size=1G,gbps=0.1", "SPINIO_STAGING": "64M", "PYTHONDEVMODE": "1"}
+
+PROGRAM = """
+import os, signal, sys, threading
+import spinio
+from spinio import emulated, nvmmu
+
+SIZE, path = 256 << 20, sys.argv[1]
+array = emulated.empty(SIZE)
+
+class Enough(Exception):
+    pass
+
+def enough(*_):
+    raise Enough
+
+def in_a_moment(handler):
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+
+def must_end(transfer, *arguments):
+    in_a_moment(enough)
+    try:
+        transfer(*arguments)
+    except Enough:
+        return
+    sys.exit("it was not interrupted")
+
+def part(at):
+    return array[at : at + 4096].tobytes()
+
+def has_come(at):
+    with open(path, "rb") as f:
+        return part(at) == os.pread(f.fileno(), 4096, at)
+"""
+
+
+def run(body, path):
+    environment = os.environ | SLOW
+    said = subprocess.run(
+        [sys.executable, "-c", PROGRAM + body, str(path)], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert said.returncode == 0 and said.stderr == "", said.stderr
+    return said.stdout
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    path = tmp_path_factory.mktemp("large") / "file"
+    with open(path, "wb") as f:
+        for at in range(0, 256 << 20, 1 << 20):
+            f.write(at.to_bytes(8, "little") * (1 << 17))
+    yield path
+    path.unlink()
+
+
+def test_a_read_ends(large):
+    run("""
+with spinio.open(path) as f:
+    must_end(f.pread, array, 0)
+    assert not has_come(SIZE - 4096) and part(SIZE - 4096) == b"\\xa5" * 4096
+    assert f.tell() == 0
+    must_end(f.readinto, array)
+    # Where the file stands then says how much was read.
+    assert 0 < f.tell() < SIZE and has_come(f.tell() - 4096)
+    # As if nothing had been.
+    assert f.pread(array[:1 << 20], 5) == 1 << 20
+""", large)
+
+
+def test_a_write_ends(large, tmp_path):
+    run(f"""
+with spinio.open({str(tmp_path / "out")!r}, "w") as f:
+    must_end(f.write, array)
+    assert 0 < f.tell() < SIZE and f.tell() == os.fstat(f.fileno()).st_size
+    must_end(f.pwrite, array, 0)
+""", large)
+
+
+def test_a_move_of_a_session_ends(large, tmp_path):
+    run(f"""
+with nvmmu.session({str(tmp_path / "out")!r}) as s:
+    must_end(s.upload, path, array)
+    assert not has_come(SIZE - 4096)
+    must_end(lambda: s.download(array, path={str(tmp_path / "other")!r}))
+    assert s.upload(path, array[: 1 << 20], 7) == 1 << 20
+""", large)
+
+
+def test_another_handler_runs_in_the_middle(large):
+    said = run("""
+small = emulated.empty(1 << 20)
+
+def look(*_):
+    # It may read by itself, also with the device that is busy.
+    with spinio.open(path) as other:
+        assert other.pread(small, 3 << 20) == 1 << 20
+    print("handled", has_come(SIZE - 4096), spinio.current_stream())
+
+in_a_moment(look)
+with spinio.open(path) as f:
+    assert f.pread(array, 0) == SIZE
+    print("read", has_come(SIZE - 4096))
+    assert small.tobytes() == os.pread(f.fileno(), 1 << 20, 3 << 20)
+""", large)
+    assert said.split("\n") == ["handled False 0", "read True", ""]
+
+
+def test_a_handler_keeps_off_the_session_that_it_came_into(large):
+    said = run("""
+s = nvmmu.session()
+
+def look(*_):
+    try:
+        s.upload(path, array[:4096])
+    except RuntimeError as why:
+        print(why)
+
+in_a_moment(look)
+s.upload(path, array)
+s.end()
+""", large)
+    assert said == "A signal's handler cannot use the session whose move it came into\n"
+
+
+def test_a_read_in_another_thread_is_not_asked(large):
+    run("""
+def read():
+    with spinio.open(path) as f:
+        assert f.pread(array, 0) == SIZE
+    done.set()
+
+done = threading.Event()
+threading.Thread(target=read).start()
+must_end(done.wait)
+done.wait()
+assert has_come(SIZE - 4096)
+""", large)
+
+
+def test_a_long_read_of_host_memory_is_one_read(large):
+    run("""
+size = (130 << 20) + 5
+into = bytearray(b"\\xee") * (size + 10)
+with spinio.open(path) as f:
+    assert f.pread(memoryview(into)[:size], 3) == size
+    assert into[:size] == os.pread(f.fileno(), size, 3) and set(into[size:]) == {0xEE}
+    assert f.pread(into, SIZE - 5) == 5 and f.pread(into, SIZE) == 0
+    assert f.pread(into, SIZE - size) == size
+""", large)
