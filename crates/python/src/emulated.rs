@@ -9,7 +9,7 @@ use dlpark::{DlpackFlags, Managed, ManagedTensorBase};
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use spinio_device::{DeviceAddr, DeviceError, DeviceKind, ErrorKind, Wait, registry};
+use spinio_device::{Device, DeviceAddr, DeviceError, DeviceKind, ErrorKind, QueueId, Wait, registry};
 use spinio_io::{Target, runtime};
 
 use crate::buffer::{Access, Buffer, Place, bytes_of};
@@ -57,11 +57,7 @@ impl Memory {
     #[new]
     #[pyo3(signature = (bytes, host_mapped=false))]
     fn new(bytes: usize, host_mapped: bool) -> PyResult<Memory> {
-        if let Some(text) = &runtime().settings().emulated {
-            // Without effect once the device is made.
-            registry::configure_emulated(text)
-                .map_err(|e| PyValueError::new_err(format!("SPINIO_EMULATED={text}: {e}")))?;
-        }
+        as_set()?;
         // Nothing has an address too, so that arrays of no elements are like all others.
         let addr = registry::alloc(DeviceKind::Emulated, 0, bytes.max(1), host_mapped).map_err(|e| {
             let said = format!("Cannot allocate {bytes} bytes on the emulated device: {e}");
@@ -150,6 +146,54 @@ impl Memory {
         let gone = || PyRuntimeError::new_err("The emulated device is gone: a forked process has none");
         Ok(Target { allocation: found.ok_or_else(gone)?, addr })
     }
+}
+
+/// A queue of the device, as a stream is one of a GPU's.
+#[pyclass(frozen, module = "spinio._spinio")]
+pub(crate) struct Stream {
+    queue: QueueId,
+}
+
+#[pymethods]
+impl Stream {
+    #[new]
+    fn new() -> PyResult<Stream> {
+        as_set()?;
+        let device = registry::emulated().map_err(no_device)?;
+        let mut queue = device.new_queue().map_err(no_device)?;
+        if queue.0 == 1 {
+            // CUDA's second name of the default stream. It stays open, so that nobody gets it.
+            queue = device.new_queue().map_err(no_device)?;
+        }
+        Ok(Stream { queue })
+    }
+
+    /// What set_stream takes.
+    #[getter]
+    fn handle(&self) -> u64 {
+        self.queue.0
+    }
+
+    /// Waits for what is queued on it.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        let device = registry::emulated().map_err(no_device)?;
+        py.detach(|| device.drain(self.queue, Wait::Context)).map_err(no_device)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // What is on it still runs.
+        if let Ok(device) = registry::emulated() {
+            device.return_queue(self.queue);
+        }
+    }
+}
+
+/// The device is what SPINIO_EMULATED says; without effect once it is made.
+fn as_set() -> PyResult<()> {
+    let Some(text) = &runtime().settings().emulated else { return Ok(()) };
+    registry::configure_emulated(text).map_err(|e| PyValueError::new_err(format!("SPINIO_EMULATED={text}: {e}")))
 }
 
 /// DLPack's type for devices that have none of their own.

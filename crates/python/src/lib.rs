@@ -50,7 +50,7 @@ mod transfer;
 #[pyo3::pymodule]
 mod _spinio {
     #[pymodule_export]
-    use crate::emulated::{Memory, configure, held, let_go};
+    use crate::emulated::{Memory, Stream, configure, held, let_go};
     #[pymodule_export]
     use crate::header::{SafetensorsError, header_len, parse};
     #[pymodule_export]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import stat
 import sys
-from typing import Any, Protocol, Sequence
+from typing import Any, ContextManager, Iterator, Protocol, Sequence
 
-from spinio import _dtypes, _file, emulated
+from spinio import _dtypes, _file, _stream, emulated
 
 
 class Library(Protocol):
@@ -26,6 +27,21 @@ class Library(Protocol):
 
     def index(self, array: Any, keys: tuple[Any, ...]) -> Any:
         """Elements of an array, in memory of their own."""
+
+    def current_stream(self) -> Any:
+        """The stream that work is queued on now; host memory has none: a ValueError."""
+
+    def new_stream(self) -> Any:
+        """A stream that nothing is queued on."""
+
+    def on_stream(self, stream: Any) -> ContextManager[Any]:
+        """Makes it the current one."""
+
+    def mark(self, stream: Any) -> Any:
+        """A place on a stream: behind all that is queued there."""
+
+    def follow(self, stream: Any, mark: Any) -> None:
+        """What is queued from now on begins behind a place on another stream."""
 
 
 def _unknown(library: str, dtype: _dtypes.DType) -> TypeError:
@@ -68,6 +84,23 @@ class Torch:
         part = array[tuple(forward)]
         return part.flip(back) if back else part.clone()
 
+    def current_stream(self) -> Any:
+        if self.device.type != "cuda":
+            raise _no_stream()
+        return self.torch.cuda.current_stream(self.device)
+
+    def new_stream(self) -> Any:
+        return self.torch.cuda.Stream(self.device)
+
+    def on_stream(self, stream: Any) -> ContextManager[Any]:
+        return self.torch.cuda.stream(stream)  # type: ignore[no-any-return]
+
+    def mark(self, stream: Any) -> Any:
+        return stream.record_event()
+
+    def follow(self, stream: Any, mark: Any) -> None:
+        stream.wait_event(mark)
+
     def _dtype(self, dtype: _dtypes.DType) -> Any:
         kind = getattr(self.torch, dtype.torch, None) if dtype.torch else None
         if kind is None:
@@ -102,6 +135,20 @@ class NumPy:
     def index(self, array: Any, keys: tuple[Any, ...]) -> Any:
         return array[keys].copy()
 
+    def current_stream(self) -> Any:
+        raise _no_stream()
+
+    new_stream = current_stream
+
+    def on_stream(self, stream: Any) -> ContextManager[Any]:
+        raise _no_stream()
+
+    def mark(self, stream: Any) -> Any:
+        raise _no_stream()
+
+    def follow(self, stream: Any, mark: Any) -> None:
+        raise _no_stream()
+
     def _dtype(self, dtype: _dtypes.DType) -> Any:
         numpy = importlib.import_module("numpy")
         if dtype.numpy is None:
@@ -132,6 +179,25 @@ class CuPy(NumPy):
         with self.module.cuda.Device(self.ordinal):
             return self.module.empty(nbytes, dtype="uint8")
 
+    def current_stream(self) -> Any:
+        with self.module.cuda.Device(self.ordinal):
+            return self.module.cuda.get_current_stream()
+
+    def new_stream(self) -> Any:
+        with self.module.cuda.Device(self.ordinal):
+            return self.module.cuda.Stream(non_blocking=True)
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: Any) -> Iterator[None]:
+        with self.module.cuda.Device(self.ordinal), stream:
+            yield
+
+    def mark(self, stream: Any) -> Any:
+        return stream.record()
+
+    def follow(self, stream: Any, mark: Any) -> None:
+        stream.wait_event(mark)
+
 
 class Emulated:
     """The emulated device."""
@@ -155,6 +221,29 @@ class Emulated:
         copy = emulated.empty(part.shape, part.dtype)
         copy.set(part.tobytes())
         return copy
+
+
+    def current_stream(self) -> None:
+        # That of queue 0, which all streams keep order with.
+        return None
+
+    def new_stream(self) -> emulated.Stream:
+        return emulated.Stream()
+
+    def on_stream(self, stream: emulated.Stream) -> ContextManager[Any]:
+        return _stream.stream(stream)
+
+    def mark(self, stream: emulated.Stream | None) -> None:
+        # Without events, a place is reached before it is named.
+        if stream is not None:
+            stream.synchronize()
+
+    def follow(self, stream: emulated.Stream | None, mark: None) -> None:
+        pass
+
+
+def _no_stream() -> ValueError:
+    return ValueError("memory of the host has no streams: name a device")
 
 
 def _nbytes(dtype: _dtypes.DType, shape: Sequence[int]) -> int:

@@ -6,6 +6,7 @@ __all__ = [
     "NvmmuSession",
     "NvmmuTicket",
     "SafetensorsError",
+    "Stream",
     "__version__",
     "configure",
     "describe",
@@ -98,6 +99,13 @@ class Memory:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any: ...
+
+@final
+class Stream:
+    def __new__(cls) -> Stream: ...
+    @property
+    def handle(self) -> int: ...
+    def synchronize(self) -> None: ...
 
 @final
 class Mapped:

@@ -14,7 +14,7 @@ from typing import Any, Generator, Iterator, Sequence
 
 from spinio import _dtypes, _spinio
 
-__all__ = ["Array", "array", "configure", "empty", "held"]
+__all__ = ["Array", "Stream", "array", "configure", "empty", "held"]
 
 
 class Array:
@@ -226,6 +226,27 @@ def array(host: Any) -> Array:
     new = empty(host.shape, host.dtype)
     new.set(host)
     return new
+
+
+class Stream:
+    """A queue of the device, as a CUDA stream: `with spinio.stream(s):` puts transfers there. It must live as long."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self) -> None:
+        self._stream = _spinio.Stream()
+
+    @property
+    def handle(self) -> int:
+        """What spinio.set_stream takes."""
+        return self._stream.handle
+
+    def synchronize(self) -> None:
+        """Waits for what is queued on it."""
+        self._stream.synchronize()
+
+    def __repr__(self) -> str:
+        return f"<spinio.emulated.Stream {self.handle}>"
 
 
 def configure(text: str) -> None:

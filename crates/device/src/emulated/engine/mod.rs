@@ -102,10 +102,10 @@ impl Engine {
         Ok(state.open(Role::Leased) as u64)
     }
 
-    /// Gives a leased queue back. What is on it still runs.
+    /// Gives a queue back that was leased, or opened for the program. What is on it still runs.
     pub(super) fn unlease(&self, queue: u64) {
         let mut state = self.state();
-        let queue = state.queues.get_mut(queue as usize).filter(|q| q.role == Role::Leased);
+        let queue = state.queues.get_mut(queue as usize).filter(|q| matches!(q.role, Role::Leased | Role::Program));
         debug_assert!(queue.is_some(), "a queue was returned that is not lent");
         if let Some(queue) = queue {
             queue.role = Role::Idle;

@@ -1,0 +1,265 @@
+"""NVMMU's pipeline: what a loop over NumPy arrays would write, with moves that overlap the bodies."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import time
+
+import pytest
+
+import spinio
+from spinio import emulated, nvmmu
+
+numpy = pytest.importorskip("numpy")
+
+SIZES = [0, 4, 4096, 100_000, (1 << 20) + 12]
+
+
+def in_a_while(is_so):
+    begun = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - begun < 600
+        time.sleep(0.001)
+
+
+def double(x, y):
+    """On any device: y = 2 x + 1."""
+    if isinstance(x, emulated.Array):
+        y.set(x.numpy() * x.numpy().dtype.type(2) + x.numpy().dtype.type(1))
+    else:
+        y[:] = x * 2 + 1
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    def make(size, name="in"):
+        values = numpy.random.default_rng(size).integers(0, 1 << 30, size // 4, dtype="int32")
+        values.tofile(tmp_path / name)
+        return tmp_path / name, values
+
+    return make
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("count", [1000, 25_000, None])
+@pytest.mark.parametrize("slots", [1, 2, 3, 5])
+def test_what_numpy_would_write(device, numbers, tmp_path, size, count, slots):
+    if size > 1 << 20 and count == 1000 and slots != 3:
+        pytest.skip("long, and like its neighbours")
+    path, values = numbers(size)
+    out = tmp_path / "out"
+    lengths = []
+    with nvmmu.pipeline(
+        path, out, "int32", count=count, slots=slots, device=device.device, library=device.library
+    ) as pieces:
+        for x, y in pieces:
+            lengths.append(len(x))
+            assert x.shape == y.shape
+            double(x, y)
+    assert numpy.array_equal(numpy.fromfile(out, "int32"), values * numpy.int32(2) + numpy.int32(1))
+    assert sum(lengths) == len(values) and len(lengths) == len(pieces)
+    assert all(n == lengths[0] for n in lengths[:-1])
+    assert pieces.report["uploaded"] == pieces.report["downloaded"] == len(values) * 4
+
+
+def test_a_part_of_a_file_into_a_part_of_another(device, numbers, tmp_path):
+    path, values = numbers(400_000)
+    out = tmp_path / "out"
+    out.write_bytes(b"\xee" * 300_000)
+    with nvmmu.pipeline(
+        str(path), str(out), "int32", count=7000, offset=40, total=50_000, output_offset=100,
+        device=device.device, library=device.library,
+    ) as pieces:
+        for x, y in pieces:
+            double(x, y)
+    got = out.read_bytes()
+    want = values[10:50_010] * numpy.int32(2) + numpy.int32(1)
+    assert got == b"\xee" * 100 + want.tobytes() + b"\xee" * (300_000 - 200_100)
+
+
+def test_another_type_and_number_of_results(numbers, tmp_path):
+    path, values = numbers(400_000)
+    out = tmp_path / "out"
+    with nvmmu.pipeline(
+        path, out, "int32", count=9999, output_dtype="float64", output_count=33, device="emulated"
+    ) as pieces:
+        for step in pieces:
+            x, y = step
+            assert x is step.input and y is step.output and step.offset == step.number * 9999 * 4
+            assert y.shape == (33 if len(x) == 9999 else -(-len(x) * 33 // 9999),)
+            result = numpy.zeros(y.shape, "float64")
+            result[0] = x.numpy().mean()
+            y.set(result)
+            with pytest.raises(ValueError, match="35 elements"):
+                step.keep(35)
+            # An odd piece has nothing to say.
+            step.keep(0 if step.number % 2 else 1)
+    want = [values[at : at + 9999].mean() for at in range(0, len(values), 2 * 9999)]
+    assert numpy.fromfile(out, "float64").tolist() == want
+
+
+def test_no_output(numbers):
+    path, values = numbers(100_000)
+    total = 0
+    with nvmmu.pipeline(path, dtype="int32", count=3000, device="emulated") as pieces:
+        for x, y in pieces:
+            assert y is None
+            total += int(x.numpy().sum(dtype="int64"))
+    assert total == values.sum(dtype="int64") and pieces.report["downloaded"] == 0
+
+
+def test_the_next_piece_comes_and_the_last_one_goes_while_a_body_runs(numbers, tmp_path):
+    path, values = numbers(8 * 40_000)
+    out, want = tmp_path / "out", values * numpy.int32(2) + numpy.int32(1)
+    memory = []
+
+    def piece(of, number):
+        return of[number * 10_000 : (number + 1) * 10_000]
+
+    with nvmmu.pipeline(path, out, "int32", count=10_000, device="emulated") as pieces:
+        for step in pieces:
+            memory.append(step.input)
+            n = step.number
+            if 2 <= n < 7:
+                # Nobody has asked for the next piece yet: it lies in the memory that the last but one was in.
+                in_a_while(lambda: numpy.array_equal(memory[n - 2].numpy(), piece(values, n + 1)))
+            if n >= 1:
+                in_a_while(lambda: numpy.array_equal(piece(numpy.fromfile(out, "int32"), n - 1), piece(want, n - 1)))
+            # The piece in hand has not gone, and stays as it is.
+            assert len(numpy.fromfile(out, "int32")) <= n * 10_000
+            assert numpy.array_equal(step.input.numpy(), piece(values, n))
+            double(*step)
+    assert numpy.array_equal(numpy.fromfile(out, "int32"), want)
+
+
+def test_a_body_that_fails_is_heard_and_what_was_finished_is_written(numbers, tmp_path):
+    path, values = numbers(400_000)
+    out = tmp_path / "out"
+    with pytest.raises(ZeroDivisionError):
+        with nvmmu.pipeline(path, out, "int32", count=10_000, device="emulated") as pieces:
+            for step in pieces:
+                double(*step)
+                if step.number == 3:
+                    1 // 0
+    want = values[:30_000] * numpy.int32(2) + numpy.int32(1)
+    assert numpy.array_equal(numpy.fromfile(out, "int32"), want)
+    assert pieces.report["downloaded"] == 120_000
+    assert spinio.current_stream() == 0 and list(pieces) == []
+
+
+def test_a_loop_that_is_left(numbers, tmp_path):
+    path, _ = numbers(400_000)
+    with nvmmu.pipeline(path, tmp_path / "out", "int32", count=10_000, device="emulated") as pieces:
+        for step in pieces:
+            assert spinio.current_stream() != 0
+            if step.number == 2:
+                break
+        # The rest can be had, though the piece in hand is over by that.
+        assert next(pieces).number == 3
+        report = pieces.end()
+        assert spinio.current_stream() == 0 and list(pieces) == []
+    assert pieces.end() == report and os.path.getsize(tmp_path / "out") == 120_000
+    with pytest.raises(RuntimeError, match="inside of its with block"):
+        next(nvmmu.pipeline(path, dtype="int32", device="emulated"))
+
+
+def test_a_file_that_is_too_short(numbers, tmp_path):
+    path, _ = numbers(400_000)
+    with pytest.raises(EOFError, match="in ends after 400000 bytes"):
+        nvmmu.pipeline(path, dtype="int32", total=100_001, device="emulated")
+    with pytest.raises(ValueError, match="no whole elements of float64"):
+        nvmmu.pipeline(path, dtype="float64", offset=4, device="emulated")
+    with pytest.raises(EOFError, match="in ends after 200000 bytes"):
+        with nvmmu.pipeline(path, tmp_path / "out", "int32", count=10_000, device="emulated") as pieces:
+            for step in pieces:
+                if step.number == 0:
+                    os.truncate(path, 200_000)
+                double(*step)
+
+
+def test_a_download_that_fails_ends_it(numbers, tmp_path):
+    path, _ = numbers(400_000)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            with nvmmu.pipeline(path, tmp_path / "out", "int32", count=10_000, device="emulated") as pieces:
+                for step in pieces:
+                    double(*step)
+        assert caught.value.errno in (errno.EFBIG, errno.ENOSPC)
+        assert caught.value.filename == str(tmp_path / "out") and step.number < 9
+        # Of two failures the body's is told.
+        with pytest.raises(ZeroDivisionError):
+            with nvmmu.pipeline(path, tmp_path / "out", "int32", count=10_000, device="emulated") as pieces:
+                for step in pieces:
+                    double(*step)
+                    if step.number == 3:
+                        1 // 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_cannot_be(numbers, tmp_path):
+    path, _ = numbers(4000)
+    for wrong in ({"count": 0}, {"slots": 0}, {"offset": -1}, {"output_count": 0}, {"total": -1}):
+        with pytest.raises(ValueError, match="cannot be"):
+            nvmmu.pipeline(path, dtype="int32", device="emulated", **wrong)
+    with pytest.raises(ValueError, match="no streams"):
+        nvmmu.pipeline(path, device="cpu", library="numpy")
+    with pytest.raises(FileNotFoundError) as caught:
+        nvmmu.pipeline(tmp_path / "none", device="emulated")
+    assert caught.value.filename == str(tmp_path / "none")
+    with pytest.raises(TypeError, match="no whole bytes"):
+        nvmmu.pipeline(path, dtype="float4_e2m1fn", device="emulated")
+    with pytest.raises(IsADirectoryError):
+        nvmmu.pipeline(path, tmp_path, device="emulated")
+
+
+def test_the_same_file_is_read_and_written(numbers):
+    path, values = numbers(400_000)
+    with nvmmu.pipeline(path, path, "int32", count=10_000, device="emulated") as pieces:
+        for step in pieces:
+            double(*step)
+    assert numpy.array_equal(numpy.fromfile(path, "int32"), values * numpy.int32(2) + numpy.int32(1))
+
+
+def test_bodies_of_torch_keep_their_order_across_streams(numbers, tmp_path):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU")
+    path, values = numbers(4_000_000)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        total = torch.empty((), dtype=torch.int64, device="cuda")
+        torch.cuda._sleep(10_000_000)
+        total.zero_()  # bodies come behind it
+        outer = torch.cuda.current_stream()
+        with nvmmu.pipeline(path, tmp_path / "out", "int32", count=10_000, library="torch") as pieces:
+            for x, y in pieces:
+                assert torch.cuda.current_stream() != outer
+                torch.cuda._sleep(1_000_000 if len(pieces) % 2 else 100_000)
+                total += x.sum(dtype=torch.int64)
+                torch.add(x, total.to(torch.int32), out=y)
+        assert torch.cuda.current_stream() == outer
+        total += 1  # and this behind them
+        assert int(total) == values.sum(dtype="int64") + 1
+    sums = numpy.add.accumulate(values.reshape(-1, 10_000).sum(axis=1, dtype="int64")).astype("int32")
+    assert numpy.array_equal(numpy.fromfile(tmp_path / "out", "int32"), (values.reshape(-1, 10_000) + sums[:, None]).ravel())
+
+
+def test_bodies_of_cupy_keep_their_order_across_streams(numbers, tmp_path):
+    cupy = pytest.importorskip("cupy")
+    path, values = numbers(4_000_000)
+    with cupy.cuda.Stream(non_blocking=True) as outer:
+        total = cupy.zeros((), "int64")
+        with nvmmu.pipeline(path, tmp_path / "out", "int32", count=10_000, library="cupy") as pieces:
+            for x, y in pieces:
+                assert cupy.cuda.get_current_stream() != outer
+                total += x.sum(dtype="int64")
+                cupy.add(x, total.astype("int32"), out=y)
+        assert cupy.cuda.get_current_stream() == outer
+        total += 1
+        assert int(total) == values.sum(dtype="int64") + 1
+    sums = numpy.add.accumulate(values.reshape(-1, 10_000).sum(axis=1, dtype="int64")).astype("int32")
+    assert numpy.array_equal(numpy.fromfile(tmp_path / "out", "int32"), (values.reshape(-1, 10_000) + sums[:, None]).ravel())
