@@ -1,11 +1,21 @@
 //! What memory a Python object stands for.
 
+use std::sync::OnceLock;
+
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use spinio_device::{DeviceAddr, QueueId, registry};
 use spinio_io::Target;
 
 use crate::{dlpack, interface, pybuffer, tensor};
+
+/// The process that loaded the module.
+static LOADED_IN: OnceLock<u32> = OnceLock::new();
+
+/// Remembers it.
+pub(crate) fn loaded() {
+    LOADED_IN.get_or_init(std::process::id);
+}
 
 /// What the caller will do with it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -148,8 +158,10 @@ fn owned(object: &Bound<'_, PyAny>, address: usize, bytes: usize) -> PyResult<Ta
     // The devices themselves are asked before the address counts as nobody's.
     let found = registry::find(at, bytes).or_else(|| registry::find_after_fault(at, bytes));
     let Some(allocation) = found else {
+        let forked = LOADED_IN.get().is_some_and(|process| *process != std::process::id());
+        let why = if forked { ": a forked process has no device memory, its parent has" } else { "" };
         return Err(PyBufferError::new_err(format!(
-            "{} says that its memory at {address:#x} is a device's, but no device knows that address",
+            "{} says that its memory at {address:#x} is a device's, but no device knows that address{why}",
             kind(object)
         )));
     };

@@ -66,6 +66,12 @@ mod _spinio {
     #[pymodule_export]
     use crate::transfer::{describe, read, write};
 
+    #[pymodule_init]
+    fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        crate::buffer::loaded();
+        Ok(())
+    }
+
     /// The version of the crate.
     #[expect(non_upper_case_globals, reason = "it is an attribute of a Python module")]
     #[pymodule_export]

@@ -253,6 +253,10 @@ def _nbytes(dtype: _dtypes.DType, shape: Sequence[int]) -> int:
     return bits // 8
 
 
+# What the package safetensors calls them where it wants them named before the device.
+_FRAMEWORKS = ("pt", "torch", "pytorch", "np", "numpy", "cp", "cupy")
+
+
 def library(device: Any = "cpu", name: str | None = None) -> Library:
     """The library called `name` on a device; without a name, the one that the program uses.
 
@@ -261,7 +265,8 @@ def library(device: Any = "cpu", name: str | None = None) -> Library:
     text = f"cuda:{device}" if isinstance(device, int) else str(device)
     kind, _, number = text.partition(":")
     if kind not in ("cpu", "cuda", "emulated") or (number and not number.isdigit()):
-        raise ValueError(f'{text!r} is no device: "cpu", "cuda", "cuda:1" or "emulated"')
+        hint = ", and the framework is named by library=" if text in _FRAMEWORKS else ""
+        raise ValueError(f'{text!r} is no device: devices are "cpu", "cuda", "cuda:1" and "emulated"{hint}')
     fit = {"cpu": ("torch", "numpy"), "cuda": ("torch", "cupy"), "emulated": ("emulated",)}[kind]
     if name is None:
         have = [n for n in fit if n in sys.modules] if kind != "emulated" else ["emulated"]

@@ -60,8 +60,9 @@ def of(dtype: Any) -> DType:
         return dtype
     _must_be_native(dtype)
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
-    if dtype in (bool, int, float, complex):
-        name = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}[dtype]
+    if isinstance(dtype, type):
+        # Not by ==, which NumPy's types are with Python's too.
+        name = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}.get(dtype, name)
     known = NAMES.get(name)
     if known is None:
         try:

@@ -8,12 +8,13 @@ import operator
 import os
 import sys
 from array import array
-from typing import Any, Callable, Union
+from typing import Any, Callable, TypeVar, Union
 
 from spinio import _spinio
 from spinio._hold import Hold
 
 Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]", int]
+_T = TypeVar("_T")
 
 
 class File(io.FileIO):
@@ -43,6 +44,10 @@ class File(io.FileIO):
         super().__init__(file, mode, closefd, opener)
         self._has_name = opener is None and not isinstance(file, int)
 
+    def __repr__(self) -> str:
+        kind = "spinio.File" if type(self) is File else f"{type(self).__module__}.{type(self).__qualname__}"
+        return f"<{kind} closed>" if self.closed else f"<{kind} name={self.name!r} mode={self.mode!r}>"
+
     def __reduce__(self) -> tuple[Any, ...]:
         """A worker process opens the file again, by its absolute name, where this one stands."""
         if self.closed:
@@ -59,22 +64,22 @@ class File(io.FileIO):
         self._must(self.readable(), "reading")
         return self._named(_spinio.read, buffer, None)
 
-    def pread(self, buffer: Any, offset: int, /) -> int | None:
+    def pread(self, array: Any, /, offset: int) -> int | None:
         """Fills an array from `offset`; returns the bytes read."""
         self._must(self.readable(), "reading")
-        return self._named(_spinio.read, buffer, offset)
+        return self._named(_spinio.read, array, _offset(offset))
 
     def write(self, buffer: Any, /) -> int | None:  # type: ignore[override]
         """Writes an array's bytes where the file stands, or at its end in mode "a"; returns the bytes written."""
         self._must(self.writable(), "writing")
         return self._named(_spinio.write, buffer, None)
 
-    def pwrite(self, buffer: Any, offset: int, /) -> int | None:
+    def pwrite(self, array: Any, /, offset: int) -> int | None:
         """Writes an array's bytes at `offset`; returns the bytes written."""
         self._must(self.writable(), "writing")
-        return self._named(_spinio.write, buffer, offset)
+        return self._named(_spinio.write, array, _offset(offset))
 
-    def read_many(self, offsets: Any, lengths: Any, out: Any, /, *, errors: str = "raise") -> Any:
+    def read_many(self, offsets: Any, lengths: Any, out: Any, *, errors: str = "raise") -> Any:
         """Reads many pieces by one call, into an array, one behind the other.
 
         Piece i is `lengths[i]` bytes (or `lengths`, a number for all) from `offsets[i]`. It begins in `out` where the
@@ -82,7 +87,7 @@ class File(io.FileIO):
         8-byte integers: fewer than asked at the end of the file. Pieces fail one by one: the first that did is raised as
         an OSError when all have been tried; with errors="return" its number is instead the errno with a minus sign.
 
-        NumPy arrays of int64 are taken as they are; other sequences of integers are copied. Numbers that cannot be, and
+        NumPy arrays of int64 are taken as they are; other integers, in whatever can be iterated, are copied. Numbers that cannot be, and
         pieces that do not fit into `out`, are a ValueError, and then nothing is read.
         """
         self._must(self.readable(), "reading")
@@ -118,9 +123,10 @@ class File(io.FileIO):
     def _holds(self) -> list[Hold]:
         return []
 
-    def _named(self, call: Callable[[int, Any, int | None], int | None], buffer: Any, offset: int | None) -> int | None:
+    def _named(self, call: Callable[..., _T], *arguments: Any) -> _T:
+        """Calls with the descriptor, and sees to it that what goes wrong names the file."""
         try:
-            return call(self.fileno(), buffer, offset)
+            return call(self.fileno(), *arguments)
         except OSError as error:
             if error.filename is None and error.errno is not None:
                 error.filename = self.name
@@ -147,6 +153,12 @@ def is_number(value: Any) -> bool:
     return hasattr(value, "__index__") and not getattr(value, "ndim", 0)
 
 
+def _offset(value: Any) -> int:
+    if value is None:
+        raise TypeError("an offset is an integer, not None: readinto() and write() go by the file's own")
+    return operator.index(value)
+
+
 def _length(value: Any) -> int:
     number = operator.index(value)
     if number < 0:
@@ -159,10 +171,14 @@ def _integers(name: str, values: Any) -> Any:
     """8-byte integers: a NumPy array where the program uses NumPy, else an array of the standard library."""
     if is_number(values):
         raise TypeError(f"{name} are a sequence of integers, not one: pread() reads one piece")
+    if not hasattr(values, "__len__"):
+        values = list(values)
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return values if isinstance(values, array) and values.typecode == "q" else array("q", values)
     found = numpy.asarray(values)
+    if found.dtype.kind == "O" and found.ndim == 1 and all(map(is_number, values)):
+        raise ValueError(f"{name} go up to {_LARGEST}, not to {max(values)}")
     if found.dtype.kind not in "iu" and found.size:
         raise TypeError(f"{name} are integers, not {found.dtype}")
     if found.ndim != 1:

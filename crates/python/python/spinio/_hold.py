@@ -17,7 +17,7 @@ class Hold:
 
     def __init__(self, file: File, like: Any) -> None:
         self._file: File | None = None  # there is nothing to release yet
-        _spinio.hold(file.fileno(), like)
+        file._named(_spinio.hold, like)
         self._file, self._like = file, like
         file._holds.append(self)
 
@@ -36,7 +36,7 @@ class Hold:
             raise ValueError("the file is no longer held")
         if nbytes is None:
             nbytes = max(0, os.fstat(self._file.fileno()).st_size - offset)
-        return Map(_spinio.Mapped(self._file.fileno(), offset, nbytes, self._like))
+        return Map(self._file._named(_spinio.Mapped, offset, nbytes, self._like))
 
     def release(self) -> None:
         """Lets the file go; a second time does nothing. What is mapped stays until it is unmapped."""
@@ -46,6 +46,9 @@ class Hold:
             # A file that somebody wrote meanwhile is not held any more, and need not be.
             if _spinio.is_held(file.fileno()):
                 _spinio.release(file.fileno())
+
+    def __repr__(self) -> str:
+        return f"<spinio.Hold of {self._file!r}>" if self._file is not None else "<spinio.Hold released>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a hold belongs to its process: a worker that opens the file holds it itself")
@@ -89,6 +92,12 @@ class Map:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         address, nbytes = self._mapped.place
         return {"shape": (nbytes,), "typestr": "|u1", "data": (address, True), "strides": None, "version": 3}
+
+    def __repr__(self) -> str:
+        try:
+            return f"<spinio.Map of {self.nbytes} bytes at {self.address:#x}>"
+        except ValueError:
+            return "<spinio.Map unmapped>"
 
     def unmap(self) -> None:
         """Ends it; a second time does nothing."""

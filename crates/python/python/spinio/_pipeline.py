@@ -79,7 +79,7 @@ class Pipeline:
         maker: _arrays.Library,
     ) -> None:
         self._ended = True  # there is nothing to end yet
-        self._path = os.fspath(input)
+        self._path = os.fsdecode(input)
         self._dtype, self._out_dtype = _dtypes.of(dtype), _dtypes.of(dtype if output_dtype is None else output_dtype)
         for d in (self._dtype, self._out_dtype):
             maker.require(d)
@@ -122,18 +122,21 @@ class Pipeline:
         if total is None:
             if there % self._dtype.itemsize:
                 what = f"{there} bytes from {offset} on are no whole elements of {self._dtype.name}: name a total"
-                raise ValueError(f"{os.fsdecode(self._path)}: {what}")
+                raise ValueError(f"{self._path}: {what}")
             return there // self._dtype.itemsize
         if total * self._dtype.itemsize > there:
             raise self._too_short(size)
         return total
 
     def _too_short(self, size: int) -> EOFError:
-        return EOFError(f"{os.fsdecode(self._path)} ends after {size} bytes, in the middle of what was to be read")
+        return EOFError(f"{self._path} ends after {size} bytes, in the middle of what was to be read")
 
     def _results(self, count: int) -> int:
         """Elements of output for so many of input."""
         return -(-count * self._out_count // self._count)
+
+    def __repr__(self) -> str:
+        return f"<spinio.nvmmu.Pipeline through {self._path!r}: piece {self._number} of {self._pieces}{', ended' * self._ended}>"
 
     def __len__(self) -> int:
         """How many pieces there are in all."""

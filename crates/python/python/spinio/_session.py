@@ -11,7 +11,7 @@ from spinio import _spinio
 if TYPE_CHECKING:
     from spinio._spinio import _Report
 
-Path = Union[str, "os.PathLike[str]"]
+Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 
 
 class Ticket:
@@ -19,6 +19,9 @@ class Ticket:
 
     def __init__(self, move: _spinio.NvmmuTicket) -> None:
         self._move = move
+
+    def __repr__(self) -> str:
+        return f"<spinio.nvmmu.Ticket {'of a move that is over' if self._move.done() else 'under way'}>"
 
     def wait(self) -> int:
         """Waits until the move is over; returns the bytes moved, fewer than the array has at the end of an upload's file.
@@ -41,16 +44,21 @@ class Session:
     """
 
     def __init__(self, output: Path | None = None) -> None:
-        self._moves = _spinio.NvmmuSession(output)
+        self._output = None if output is None else os.fsdecode(output)
+        self._moves = _spinio.NvmmuSession(self._output)
         self._report: _Report | None = None
+
+    def __repr__(self) -> str:
+        output = "without output" if self._output is None else f"into {self._output!r}"
+        return f"<spinio.nvmmu.Session {output}{'' if self._report is None else ', ended'}>"
 
     def upload(self, path: Path, array: Any, offset: int = 0) -> int:
         """Fills an array of a device from byte `offset` of a file; returns the bytes moved, fewer at the file's end."""
-        return self._moves.upload(path, array, offset)
+        return self._moves.upload(os.fsdecode(path), array, offset)
 
     def download(self, array: Any, offset: int = 0, *, path: Path | None = None) -> int:
         """Brings an array of a device to the session's output, or to the file `path`, from byte `offset` on."""
-        return self._moves.download(array, path, offset)
+        return self._moves.download(array, _decoded(path), offset)
 
     def upload_async(self, path: Path, array: Any, offset: int = 0) -> Ticket:
         """As upload, in the order of the array's stream.
@@ -59,7 +67,7 @@ class Session:
         set_stream chose, else the one that the array names (docs/python.md), else the legacy default stream. The array's
         memory is kept until the move is over. EBUSY: the stream is being captured into a graph.
         """
-        return Ticket(self._moves.upload_async(path, array, offset))
+        return Ticket(self._moves.upload_async(os.fsdecode(path), array, offset))
 
     def download_async(self, array: Any, offset: int = 0, *, path: Path | None = None) -> Ticket:
         """As download, in the order of the array's stream: what is queued there afterwards may use the memory again.
@@ -67,7 +75,7 @@ class Session:
         Over when it returns: a download to an output on an array of disks with parity, and one larger than the staging memory
         (SPINIO_STAGING).
         """
-        return Ticket(self._moves.download_async(array, path, offset))
+        return Ticket(self._moves.download_async(array, _decoded(path), offset))
 
     def expect(self, offset: int, nbytes: int) -> None:
         """Says where downloads to the output will go, as early as that is known."""
@@ -108,6 +116,10 @@ class Session:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
+
+
+def _decoded(path: Path | None) -> str | None:
+    return None if path is None else os.fsdecode(path)
 
 
 def session(output: Path | None = None) -> Session:

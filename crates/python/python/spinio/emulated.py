@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 from typing import Any, Generator, Iterator, Sequence
 
-from spinio import _dtypes, _spinio
+from spinio import _dtypes, _file, _spinio
 
 __all__ = ["Array", "Stream", "array", "configure", "empty", "held"]
 
@@ -90,6 +91,9 @@ class Array:
     def __repr__(self) -> str:
         return f"<spinio.emulated.Array {self.dtype.name}{list(self.shape)} at {self.address:#x}>"
 
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("this memory is a device's, which NumPy cannot look into: numpy() copies it")
+
     def __dlpack__(
         self,
         *,
@@ -126,6 +130,7 @@ class Array:
                 shape.append(len(chosen))
                 strides.append(stride * step)
             else:
+                one = _index(one)
                 index = one + length if one < 0 else one
                 if not 0 <= index < length:
                     raise IndexError(f"index {one} is out of {length}")
@@ -198,6 +203,12 @@ class Array:
             raise ValueError("the array is not contiguous")
 
 
+def _index(value: Any) -> int:
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"this device chooses by numbers and slices, not by {type(value).__qualname__}")
+    return operator.index(value)
+
+
 def _compact(shape: Sequence[int]) -> tuple[int, ...]:
     strides, n = [], 1
     for length in reversed(shape):
@@ -208,7 +219,8 @@ def _compact(shape: Sequence[int]) -> tuple[int, ...]:
 
 def empty(shape: int | Sequence[int], dtype: Any = "uint8", *, host_mapped: bool = False) -> Array:
     """A new array, full of 0xA5: nothing may rely on what is there."""
-    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    given: Any = shape
+    lengths = tuple(map(operator.index, [given] if _file.is_number(given) else given))
     if any(n < 0 for n in lengths):
         raise ValueError(f"a shape of {lengths} cannot be")
     d = _dtypes.of(dtype)

@@ -180,6 +180,9 @@ class safe_open:
             self._file.close()
             raise
 
+    def __repr__(self) -> str:
+        return f"<spinio.safetensors.safe_open {_name(self._file)!r}: {len(self)} tensors{', closed' * self._file.closed}>"
+
     def __enter__(self) -> safe_open:
         return self
 
@@ -249,6 +252,9 @@ class Slice:
 
     def __init__(self, of: safe_open, name: str, tensor: _Tensor) -> None:
         self._of, self._name, self._tensor = of, name, tensor
+
+    def __repr__(self) -> str:
+        return f"<spinio.safetensors.Slice {self._name!r}: {self.get_dtype()}{self.get_shape()}>"
 
     def get_shape(self) -> list[int]:
         """Its shape."""
