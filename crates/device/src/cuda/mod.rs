@@ -13,7 +13,7 @@
 //! **What is remembered.** Only that a granule is the host's. Device memory is asked about on every call: the query
 //! costs 113 ns on an H200, to check a remembered answer (`BUFFER_ID`) costs 86, and a remembered one can be stale,
 //! after a free and a new allocation at the same address, in exactly the way that corrupts. A stale "host" is
-//! harmless: the kernel refuses device memory, and [`find_after_fault`] does not believe the table.
+//! harmless: the kernel refuses device memory, and [`crate::registry::find_after_fault`] does not believe the table.
 //!
 //! **Contexts.** We call no `cuInit` and make no context; all is done in the one that the memory belongs to. It is
 //! made current for a call where it is not. `cudaDeviceReset` kills a context, and its successor has the *same*

@@ -14,7 +14,7 @@
 //! Where the table lies: `home.rs`. A process that makes device requests has a file in a folder of its user's
 //! (`folder.rs`), so that `spinio stat` and `spinio top` find it.
 //!
-//! Who serves a request begins a [`Watch`], tells each piece under it, and ends it with the call's result:
+//! Who serves a request begins a `Watch`, tells each piece under it, and ends it with the call's result:
 //!
 //! ```text
 //!   let watch = stats.begin(Direction::Read, fd, offset, len).on(device);
