@@ -25,8 +25,20 @@ fn the_status_of_the_program_is_ours() {
 #[test]
 fn a_program_that_reads_no_device_memory_is_told_so() {
     let assert = spinio().args(["run", "--stats", "--", "cat", "/etc/passwd"]).assert().success();
-    assert!(stderr(&assert).contains("no device reads"), "{}", stderr(&assert));
+    assert!(stderr(&assert).contains("no device requests"), "{}", stderr(&assert));
     assert_eq!(stdout(&assert), std::fs::read_to_string("/etc/passwd").unwrap());
+}
+
+#[test]
+fn counters_that_are_kept_elsewhere_are_not_taken_for_none() {
+    let dir = folder();
+    let told = |place: &str| {
+        let assert = spinio().env("SPINIO_STATS", place).args(["run", "--stats", "--", "true"]).assert().success();
+        stderr(&assert)
+    };
+    assert!(told("off").contains("nothing was counted: SPINIO_STATS is off"), "{}", told("off"));
+    assert!(told(dir.path().to_str().unwrap()).contains("`spinio stat --file`"));
+    assert!(told("/nowhere/at/all").contains("/nowhere/at/all, which SPINIO_STATS names, has no counters"));
 }
 
 #[test]

@@ -120,7 +120,11 @@ fn with_stats(run: &Run, mut command: Command, name: &OsStr) -> anyhow::Result<u
     wait_until_ended(child.id());
     drop(forward);
     let status = child.wait().with_context(|| format!("Cannot wait for {}", name.to_string_lossy()))?;
-    eprint!("{}", summary(&Paint::stderr(), counters.counted().as_ref()));
+    let paint = Paint::stderr();
+    match (counters.counted(), &counters.ours) {
+        (None, None) => eprint!("{}", nothing(&paint, &counters.path)),
+        (counted, _) => eprint!("{}", summary(&paint, counted.as_ref())),
+    }
     Ok(match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,
         (None, Some(signal)) => 128u8.wrapping_add(signal as u8),
@@ -195,12 +199,29 @@ pub fn as_folder(path: &Path) -> OsString {
     text
 }
 
+/// Where the user's own SPINIO_STATS named a place that tells nothing, whatever the program did.
+fn nothing(paint: &Paint, place: &Path) -> String {
+    let head = paint.text(Ink::Head, "spinio:");
+    let named = place.display();
+    if place.as_os_str() == "off" {
+        format!("{head} nothing was counted: SPINIO_STATS is off\n")
+    } else if place.is_dir() {
+        format!(
+            "{head} SPINIO_STATS is the folder {named}: `spinio stat --file` reads what a process has counted there\n"
+        )
+    } else {
+        format!(
+            "{head} {named}, which SPINIO_STATS names, has no counters: no device requests, or no room for them there\n"
+        )
+    }
+}
+
 /// The table that `--stats` prints.
 fn summary(paint: &Paint, snapshot: Option<&Snapshot>) -> String {
     let head = paint.text(Ink::Head, "spinio:");
     let Some(s) = snapshot.filter(|s| !s.is_empty()) else {
         return format!(
-            "{head} no device reads: the program passed no device memory to read, pread, readv, preadv or fread\n"
+            "{head} no device requests: the program passed no device memory to a call that reads or writes files\n"
         );
     };
     let mut text = String::new();
@@ -244,9 +265,9 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_device_reads_is_told_so() {
-        assert!(summary(&PLAIN, None).contains("no device reads"));
-        assert!(summary(&PLAIN, Some(&Snapshot::default())).contains("no device reads"));
+    fn a_program_without_device_requests_is_told_so() {
+        assert!(summary(&PLAIN, None).contains("no device requests"));
+        assert!(summary(&PLAIN, Some(&Snapshot::default())).contains("no device requests"));
     }
 
     #[test]
