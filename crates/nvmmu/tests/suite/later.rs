@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use crate::common::{Buffer, FileSizeLimit, bytes, runtime};
-use spinio_device::{QueueId, registry};
+use spinio_device::{QueueId, registry, thread_queue};
 use spinio_nvmmu::Direction::{Download, Upload};
 use spinio_nvmmu::{ErrorKind, Pieces, Session, Slot};
 use spinio_sys::Errno;
@@ -88,6 +88,36 @@ fn a_striped_output_takes_them_too() {
     }
     session.end().unwrap();
     assert!(fs::read(&path).unwrap() == bytes(500_000, 9));
+}
+
+/// A download into stripes is over when it returns; until then it waits for what is on its queue, and only for that call.
+#[test]
+fn a_striped_output_waits_for_the_queue_of_its_move() {
+    let device = registry::emulated().unwrap();
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (from, to) = (folder.path().join("in"), folder.path().join("out"));
+    let len = 24 << 20;
+    fs::write(&from, bytes(len, 3)).unwrap();
+    let before = thread_queue();
+    for _ in 0..3 {
+        let buffer = Buffer::new(len);
+        let queue = queue();
+        let mut session = Session::begin_as_if_striped(runtime(), &to, 49_152, 0).unwrap();
+        device.hold();
+        let up = session.move_async(&from, buffer.at(0), 0, len as u64, Upload, queue).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                device.resume();
+            });
+            let last = len as u64 - 100_000;
+            session.move_async(&to, buffer.at(last), 0, 100_000, Download, queue).unwrap();
+        });
+        assert!(up.is_done(), "the download came first");
+        assert_eq!(thread_queue(), before);
+        session.end().unwrap();
+        assert!(fs::read(&to).unwrap() == bytes(len, 3)[len - 100_000..]);
+    }
 }
 
 #[test]
@@ -183,6 +213,9 @@ fn a_download_that_the_file_does_not_take_whole_is_told() {
     let limit = FileSizeLimit::set(base + 100_000);
     let ticket = session.move_async(&path, buffer.at(0), base, 300_000, Download, queue);
     let waited = ticket.map(|ticket| ticket.wait());
+    // What comes later does not make it forgotten.
+    let second = session.move_async(&path, buffer.at(0), 0, 10, Download, queue).unwrap();
+    assert_eq!(second.wait().unwrap(), 10);
     let ended = session.end();
     drop(limit);
     let error = waited.unwrap().unwrap_err();

@@ -2,7 +2,7 @@
 //! file, with stripes of an invented width. The virtual machine has the arrays.
 
 use std::cell::Cell;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -390,6 +390,144 @@ fn a_disk_with_little_room_keeps_it_for_others() {
     assert!(got.iter().zip(&source).all(|(got, source)| got == source || *got == 0));
 }
 
+/// A file system of our own, where files lie as they are laid: in one piece, from a place that is known.
+fn fresh() -> Option<place::Place> {
+    match place::small("ext4", 160 << 20) {
+        Ok(place) => Some(place),
+        Err(why) => {
+            eprintln!("skipped: {why}");
+            None
+        }
+    }
+}
+
+#[test]
+fn a_long_output_is_written_in_whole_stripes_all_along() {
+    let Some(place) = fresh() else { return };
+    let path = place.file("out");
+    let source = bytes(50 << 20, 4);
+    let device = Buffer::holding(&source);
+    // Nobody else has it open, or somebody has: then room is reserved for each download alone, and none is left over.
+    for other in [false, true] {
+        let _ = fs::remove_file(&path);
+        File::create(&path).unwrap();
+        await_alone(&path).unwrap();
+        let reader = other.then(|| File::open(&path).unwrap());
+        let mut session = begin(&path);
+        for at in (0..source.len() as u64).step_by(1 << 20) {
+            session.move_range(&path, device.at(at), at, 1 << 20, Download).unwrap();
+        }
+        let report = session.end().unwrap();
+        assert_eq!(matches!(report.promise, Promise::Prepared), !other, "{}", report.promise);
+        same(&path, &source, "at the end");
+        let torn = 2 * WIDTH * pieces(&File::open(&path).unwrap()).len() as u64;
+        assert!(other || report.loose <= torn && report.whole > 40 << 20, "{report:?} in {torn}");
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&fs::metadata(&path).unwrap());
+        assert!(blocks * 512 <= source.len() as u64 + (1 << 20), "{blocks} blocks");
+        drop(reader);
+    }
+}
+
+/// Somebody cuts a block out of the beginning: every stripe begins elsewhere in the file. What was gathered before is older
+/// than what comes, and goes first.
+#[test]
+fn what_was_gathered_before_the_stripes_moved_is_written_first() {
+    let Some(place) = fresh() else { return };
+    let device = Buffer::holding(&bytes(9000, 6));
+    let later = Buffer::holding(&bytes(9000, 7));
+    let mut cases = 0;
+    for at in [100, 4 * WIDTH + 100] {
+        for second in [4000, 60_000] {
+            let (path, file) = some_file(place.file(&format!("out{at}-{second}")), 10 * WIDTH as usize);
+            let [(physical, _)] = pieces(&file)[..] else { continue };
+            cases += 1;
+            // The file's first byte begins a stripe.
+            let phase = WIDTH - physical % WIDTH;
+            let cut = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+            let mut session = Session::begin_as_if_striped(runtime(), &path, WIDTH, phase).unwrap();
+            session.move_range(&path, device.at(0), at, 9000, Download).unwrap();
+            let report = session.report();
+            assert_eq!((report.loose, report.whole), (0, 0), "it is gathered");
+            // SAFETY: no memory is involved.
+            let done = unsafe { libc::fallocate(cut.as_raw_fd(), libc::FALLOC_FL_COLLAPSE_RANGE, 0, 4096) };
+            assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+            // Far away, so that the stripes here are looked up anew.
+            let far = 100 << 20;
+            session.move_range(&path, device.at(0), far, 1, Download).unwrap();
+            let whole = Buffer::holding(&vec![9; second]);
+            let over = if second > 9000 { &whole } else { &later };
+            session.move_range(&path, over.at(0), at + 1000, second as u64, Download).unwrap();
+            session.end().unwrap();
+            let mut expected = bytes(10 * WIDTH as usize, 1)[4096..].to_vec();
+            expected[at as usize..][..9000].copy_from_slice(&bytes(9000, 6));
+            let bytes_over = if second > 9000 { vec![9; second] } else { bytes(9000, 7)[..second].to_vec() };
+            expected[at as usize + 1000..][..second].copy_from_slice(&bytes_over);
+            let mut got = vec![0; expected.len()];
+            File::open(&path).unwrap().read_exact_at(&mut got, 0).unwrap();
+            let differ = got.iter().zip(&expected).position(|(a, b)| a != b);
+            assert_eq!(differ, None, "from {at}, {second} bytes later");
+        }
+    }
+    assert!(cases > 0, "no file in one piece");
+}
+
+/// Storage that takes nothing around the page cache.
+#[derive(Default)]
+struct NotDirectly {
+    refused: AtomicUsize,
+}
+
+impl Kernel for NotDirectly {
+    unsafe fn pwritev(
+        &self,
+        route: Route,
+        fd: i32,
+        vectors: &[[usize; 2]],
+        at: Option<u64>,
+        flags: u32,
+    ) -> Result<usize, Errno> {
+        if route == Route::Direct {
+            self.refused.fetch_add(1, Relaxed);
+            return Err(Errno::IO);
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { Linux.pwritev(route, fd, vectors, at, flags) }
+    }
+}
+
+#[test]
+fn a_stripe_that_was_put_together_is_not_lost_where_it_does_not_go_in_whole() {
+    let Some(folder) = folder() else { return };
+    let Some(path) = in_one_piece(folder.path(), 10 * WIDTH as usize) else { return };
+    let kernel: &NotDirectly = Box::leak(Box::default());
+    let device = Buffer::holding(&bytes(5 * WIDTH as usize, 6));
+    let mut session = Session::begin_as_if_striped(leaked(kernel), &path, WIDTH, 8192).unwrap();
+    for at in (2 * WIDTH..6 * WIDTH).step_by(WIDTH as usize / 2) {
+        session.move_range(&path, device.at(at - 2 * WIDTH), at, WIDTH / 2, Download).unwrap();
+    }
+    session.end().unwrap();
+    let mut expected = bytes(10 * WIDTH as usize, 1);
+    expected[2 * WIDTH as usize..6 * WIDTH as usize]
+        .copy_from_slice(&bytes(5 * WIDTH as usize, 6)[..4 * WIDTH as usize]);
+    same(&path, &expected, "at the end");
+    assert!(kernel.refused.load(Relaxed) > 0, "no stripe was put together");
+}
+
+#[test]
+fn a_session_that_is_let_go_writes_what_it_gathered() {
+    let Some(folder) = folder() else { return };
+    let Some(path) = in_one_piece(folder.path(), 10 * WIDTH as usize) else { return };
+    let device = Buffer::holding(&bytes(5000, 2));
+    let mut session = begin(&path);
+    session.move_range(&path, device.at(0), 4 * WIDTH, 5000, Download).unwrap();
+    let report = session.report();
+    assert_eq!((report.loose, report.whole), (0, 0), "it is gathered");
+    drop(session);
+    let mut expected = bytes(10 * WIDTH as usize, 1);
+    expected[4 * WIDTH as usize..][..5000].copy_from_slice(&bytes(5000, 2));
+    same(&path, &expected, "at the end");
+}
+
 /// A kernel that tells of a lease only so often, and sees to it that it is asked before each direct write.
 #[derive(Default)]
 struct Watchful {
@@ -485,10 +623,11 @@ fn a_file_is_not_cut_off_where_somebody_else_may_have_got_at_it() {
     // Narrow stripes, so that they are whole in a file however it lies.
     let (end, width) = (9000, 8192);
     let mut refused = 0;
-    // At some time it goes when all is written, and before the file is cut off.
-    for times in 1..9 {
-        let path = folder.path().join(format!("out{times}"));
-        let kernel: &Watchful = Box::leak(Box::new(Watchful { by_force: true, ..Watchful::default() }));
+    // At some time it goes when all is written, and before the file is cut off. Where whoever wants it still waits, the
+    // file is cut off all the same.
+    for (times, by_force) in (1..9).flat_map(|times| [(times, true), (times, false)]) {
+        let path = folder.path().join(format!("out{times}-{by_force}"));
+        let kernel: &Watchful = Box::leak(Box::new(Watchful { by_force, ..Watchful::default() }));
         let device = Buffer::holding(&bytes(9000, 6));
         let mut session = Session::begin_as_if_striped(leaked(kernel), &path, width, 0).unwrap();
         session.expect(0, end as u64);
@@ -502,7 +641,7 @@ fn a_file_is_not_cut_off_where_somebody_else_may_have_got_at_it() {
         match ended {
             Ok(report) => assert_eq!(got.len(), end, "{report:?}"),
             Err(error) => {
-                assert!(got.len() > end);
+                assert!(by_force && got.len() > end, "{error}");
                 assert_eq!(error.kind, ErrorKind::Failed(Errno::BUSY));
                 assert!(error.to_string().contains(&format!("behind byte {end} it has zeros")), "{error}");
                 refused += 1;
