@@ -15,7 +15,8 @@
  * POSIX call: what it writes may reach the file in pieces, and small downloads that follow each other are gathered and
  * are in the file when the session ends or is flushed. docs/nvmmu.md says when to use moves, and when pread and pwrite.
  *
- * None of this may be called from a signal handler. A forked child has no session: its parent's goes on without it.
+ * None of this may be called from a signal handler. A forked child has no session: its parent's goes on without it; nor can
+ * it wait for a ticket of its parent's (ESRCH). What is gathered is lost where a process ends without nvmmuEnd.
  */
 #ifndef NVMMU_H
 #define NVMMU_H
@@ -33,7 +34,7 @@ enum { H2D = 1, D2H = 2 };
 /* ---- as in the paper -------------------------------------------------------------------------------------------- */
 
 /* Begins a session of this thread. threadId: any number that no other thread uses now. downloadFileName: the file that
- * results will go to, made if it is not there, or NULL. 1, or 0 if it fails. */
+ * results will go to, made if it is not there and never shortened, or NULL. 1, or 0 if it fails. */
 int nvmmuBegin(int threadId, const char *downloadFileName);
 
 /* Moves length bytes between a file, from offset on, and device memory. The bytes moved: fewer than length only where an
@@ -58,7 +59,8 @@ int64_t nvmmu_move(const char *file, void *device, int64_t offset, int64_t lengt
  * the session expects what the last one on that file wrote. */
 int nvmmu_expect(int64_t offset, int64_t length);
 
-/* Writes what is gathered, so that others find it in the output; if sync is not 0, waits until the storage has it. */
+/* Writes what is gathered, so that others find it in the output; if sync is not 0, waits until the storage has the output.
+ * Other files that were downloaded into are not waited for. */
 int nvmmu_flush(int sync);
 
 /* ---- in the order of a stream ------------------------------------------------------------------------------------ */

@@ -42,6 +42,4 @@ pub struct Report {
     pub loose: u64,
     /// Bytes read by preparation, while others worked.
     pub read_ahead: u64,
-    /// Bytes of neighbours that had to be read while a download waited.
-    pub read_late: u64,
 }

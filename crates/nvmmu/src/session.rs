@@ -273,7 +273,6 @@ impl Session {
             neighbours: 0,
             loose: 0,
             read_ahead: 0,
-            read_late: 0,
         };
         let output = self.output.as_mut().filter(|_| self.process == std::process::id());
         output.map_or(none, |output| Report { uploaded, downloaded, ..output.report() })

@@ -273,7 +273,6 @@ fn dictionary<'py>(py: Python<'py>, report: &Report) -> PyResult<Bound<'py, PyDi
     said.set_item("neighbours", report.neighbours)?;
     said.set_item("loose", report.loose)?;
     said.set_item("read_ahead", report.read_ahead)?;
-    said.set_item("read_late", report.read_late)?;
     Ok(said)
 }
 

@@ -6,7 +6,7 @@
 //!   download ──> whole stripes ───────────────── device -> staging ─┐
 //!            ──> stripes in part ─ gathered ───── here, in memory ──┼── O_DIRECT, each request whole stripes
 //!            ──> loose bytes ───────────────────> page cache        │   (nothing is read)
-//!   end ───────> gathered stripes, with their neighbours' bytes ────┘
+//!   end ───────> gathered stripes, with their neighbours' bytes ────┘                         (requests.rs)
 //! ```
 //!
 //! Why: RAID-5 and -6 make the parity of a stripe that is written whole out of what is written. Of a stripe that is
@@ -27,6 +27,7 @@
 //! is gathered is not in the file before the session ends or is flushed; the preparation reads through the page cache.
 
 mod prepare;
+mod requests;
 mod stripes;
 mod survey;
 
@@ -37,7 +38,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use spinio_device::DeviceAddr;
 use spinio_io::settings::Nvmmu;
 use spinio_io::{Array, OwnFile, Part, Runtime, Surveyed, Target, WriteLease};
-use spinio_plan::Route;
 use spinio_plan::shape::Piece;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
@@ -47,7 +47,7 @@ use self::stripes::Stripe;
 use self::survey::survey;
 use crate::files::{c_path, open_output};
 use crate::session::write_all;
-use crate::{Error, ErrorKind, Promise, Report};
+use crate::{Error, Promise, Report};
 
 /// Bytes that are gathered before some are written early.
 const GATHER: u64 = 64 << 20;
@@ -261,7 +261,6 @@ impl Output {
             neighbours: self.neighbours,
             loose: self.loose,
             read_ahead: self.preparation.read(),
-            read_late: 0,
         }
     }
 
@@ -315,120 +314,6 @@ impl Output {
         }
     }
 
-    /// Writes what downloads have brought of stripes that they do not fill.
-    fn write_gathered(&mut self) -> Result<(), Error> {
-        let lease = match &self.way {
-            Way::Striped { lease: Some(lease), .. } => Some(Arc::clone(lease)),
-            _ => None,
-        };
-        if let Some(lease) = lease {
-            let known = self.stripes.take(|s| s.is_known() && s.new_bytes() > 0);
-            if !known.is_empty() {
-                match lease.while_held(|| self.write_prepared(&known, &lease)) {
-                    Some((Ok(left), shortened)) => {
-                        if !left.is_empty() {
-                            self.leave_neighbours("somebody opened the file");
-                        }
-                        let lost = left.iter().map(|&number| &known[number]);
-                        self.write_loose(lost)?;
-                        shortened?;
-                    }
-                    // A limit that only the whole stripe meets, a bad block beside the bytes: as any program would. If
-                    // that fails too, it says why.
-                    Some((Err(_), shortened)) => {
-                        self.write_loose(&known)?;
-                        shortened?;
-                    }
-                    None => {
-                        self.leave_neighbours("somebody opened the file");
-                        self.write_loose(&known)?;
-                    }
-                }
-            }
-        }
-        let rest = self.stripes.take(|s| s.new_bytes() > 0);
-        self.write_loose(&rest)
-    }
-
-    /// Whole stripes with neighbours' bytes, as long as the lease is held: asked for before each. Those that are not
-    /// written because it is not any more; and whether the file ends where it should.
-    fn write_prepared(
-        &mut self,
-        stripes: &[(u64, Stripe)],
-        lease: &WriteLease,
-    ) -> (Result<Vec<usize>, Error>, Result<(), Error>) {
-        let size = match self.file.call(|fd| linux::fstat(fd).map(|s| s.size)) {
-            Ok(size) => size,
-            Err(e) => return (Err(Error::kernel(e, "write", &self.path)), Ok(())),
-        };
-        let requests: Vec<_> = stripes.iter().map(|(at, s)| (*at, whole(s))).collect();
-        let check = lease.check();
-        let wrote = self.directly(|output, route| output.runtime.write_apart_if(&output.file, &requests, route, check));
-        let (mut end, mut wanted) = (0, size);
-        for (number, (at, stripe)) in stripes.iter().enumerate() {
-            let bytes = stripe.bytes().len() as u64;
-            match &wrote {
-                Ok(left) if left.contains(&number) => continue,
-                Ok(_) => {
-                    wanted = wanted.max(stripe.new_ranges().map(|r| at + r.end).max().unwrap_or(0));
-                    self.whole += bytes;
-                    self.neighbours += bytes - stripe.new_bytes();
-                }
-                // It may have been written all the same, or in part.
-                Err(_) => {}
-            }
-            end = end.max(at + bytes);
-        }
-        let shortened = if end > wanted { self.shorten(wanted, lease) } else { Ok(()) };
-        (wrote, shortened)
-    }
-
-    /// Takes off what the last stripe reaches beyond the end: nobody can have seen it, unless the lease was taken away.
-    fn shorten(&mut self, to: u64, lease: &WriteLease) -> Result<(), Error> {
-        self.surveyed = None;
-        let (check, size) = (lease.check(), self.file.call(|fd| linux::fstat(fd).map(|s| s.size)));
-        let alone = self.file.call(move |_| Ok(check())) == Ok(true) || lease.is_fresh();
-        if !alone && size.is_ok_and(|size| size > to) {
-            let why = format!("somebody got at the file before it could be cut off: behind byte {to} it has zeros");
-            return Err(Error::new(ErrorKind::Failed(Errno::BUSY), "write", why).of(&self.path));
-        }
-        self.file.call(move |fd| linux::ftruncate(fd, to)).map_err(|e| Error::kernel(e, "write", &self.path))
-    }
-
-    /// Requests and complete stripes, directly and together.
-    fn write_stripes(&mut self, mut requests: Vec<(u64, Part)>, stripes: &[(u64, Stripe)]) -> Result<(), Error> {
-        requests.extend(stripes.iter().map(|(at, s)| (*at, whole(s))));
-        if requests.is_empty() {
-            return Ok(());
-        }
-        requests.sort_by_key(|r| r.0);
-        self.directly(|output, route| output.runtime.write_apart(&output.file, &requests, route))?;
-        self.whole += stripes.iter().map(|(_, s)| s.bytes().len() as u64).sum::<u64>();
-        Ok(())
-    }
-
-    /// Writes around the page cache, if that can be had.
-    fn directly<T>(&self, write: impl FnOnce(&Output, Route) -> Result<T, spinio_io::Error>) -> Result<T, Error> {
-        let direct = self.file.call(|fd| set_direct(fd, true)).is_ok();
-        let wrote = write(self, if direct { Route::Direct } else { Route::Copy });
-        let back = if direct { self.file.call(|fd| set_direct(fd, false)) } else { Ok(()) };
-        let wrote = wrote.map_err(|e| self.failed(&e))?;
-        back.map(|()| wrote).map_err(|e| Error::kernel(e, "write", &self.path))
-    }
-
-    /// What downloads brought of some stripes, and nothing else.
-    fn write_loose<'a>(&mut self, stripes: impl IntoIterator<Item = &'a (u64, Stripe)>) -> Result<(), Error> {
-        let mut parts = Vec::new();
-        for (at, stripe) in stripes {
-            for range in stripe.new_ranges() {
-                let bytes = &stripe.bytes()[range.start as usize..range.end as usize];
-                self.loose += bytes.len() as u64;
-                parts.push((at + range.start, Part::Host(bytes.as_ptr(), bytes.len())));
-            }
-        }
-        self.runtime.write_apart(&self.file, &parts, Route::Copy).map_err(|e| self.failed(&e))
-    }
-
     fn failed(&self, error: &spinio_io::Error) -> Error {
         Error::io(error, "download", &self.path)
     }
@@ -439,11 +324,6 @@ impl Drop for Output {
         // Nothing may read the file, or hold the lease, once the session is gone.
         self.preparation.finish();
     }
-}
-
-/// All of a stripe, to be written.
-fn whole(stripe: &Stripe) -> Part {
-    Part::Host(stripe.bytes().as_ptr(), stripe.bytes().len())
 }
 
 fn set_direct(fd: Fd, on: bool) -> Result<(), Errno> {

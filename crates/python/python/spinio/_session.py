@@ -86,7 +86,7 @@ class Session:
         self._moves.flush()
 
     def sync(self) -> None:
-        """As flush, and waits until the storage has it."""
+        """As flush, and waits until the storage has the output; not for other files that were downloaded into."""
         self._moves.sync()
 
     @property
@@ -95,7 +95,7 @@ class Session:
 
         uploaded, downloaded: moved each way. promise: how the output could be prepared, in words. whole: written as whole
         stripes, neighbours: of these, old bytes that were not the session's. loose: written to the output as they came.
-        read_ahead, read_late: old bytes that were read before a download, and in one.
+        read_ahead: old bytes that were read before the downloads.
         """
         return self._moves.report() if self._report is None else self._report
 

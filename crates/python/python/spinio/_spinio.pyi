@@ -75,7 +75,6 @@ class _Report(TypedDict):
     neighbours: int
     loose: int
     read_ahead: int
-    read_late: int
 
 @final
 class Memory:
