@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Release;
 
 use spinio_sys::linux::Fd;
 
-use super::Shared;
+use super::helper::Shared;
 use crate::lock::lock;
 
 /// A descriptor to be closed, and what is to be done with it first.
