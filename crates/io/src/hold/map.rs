@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex};
 
 use spinio_device::Device;
-use spinio_sys::linux::{self, Fd};
+use spinio_sys::linux::Fd;
 
 use crate::Runtime;
 use crate::core::Core;
@@ -126,21 +126,5 @@ impl Runtime {
     /// Whether somebody waits to write the file of a map; `None` if there is none at this address.
     pub fn is_wanted_back(&self, address: u64) -> Option<bool> {
         lock(&self.core().holds.maps.kept).iter().find(|m| m.address == address).map(Mapped::is_wanted_back)
-    }
-}
-
-impl super::On {
-    /// Where kernels find a range, if all its pieces lie one behind the other for them.
-    fn contiguous(&self, offset: u64, len: u64) -> Option<u64> {
-        let (first, last) = ((offset / self.piece) as usize, ((offset + len - 1) / self.piece) as usize);
-        let mut at = self.pins[first..=last].iter().map(|pin| self.device.map_pin(pin).ok());
-        let start = at.next()??;
-        for (n, next) in at.enumerate() {
-            if next? != start + (n as u64 + 1) * self.piece {
-                return None;
-            }
-        }
-        debug_assert!(self.piece.is_multiple_of(linux::PAGE as u64));
-        Some(start + offset % self.piece)
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   hold(fd) ── a lease, a seal ... says that nobody writes (safety.rs)
 //!     │
-//!     ├─ for each device: a mapping of the whole file, registered piece by piece
+//!     ├─ for each device: a mapping of the whole file, registered piece by piece         registered.rs
 //!     │
 //!     ├─ read      DMA straight out of the pages: no registering, no copy                read.rs
 //!     ├─ batch     a kernel gathers the pieces straight out of the pages                 batch/
@@ -31,6 +31,7 @@
 
 mod map;
 mod read;
+mod registered;
 mod safety;
 mod users;
 mod watch;
@@ -44,7 +45,7 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Mutex};
 
-use spinio_device::{Device, DeviceAddr, ErrorKind, Pin};
+use spinio_device::Device;
 use spinio_sys::linux::{self, Fd, FileKind};
 
 pub use self::map::Mapped;
@@ -52,35 +53,14 @@ pub use self::safety::NotHeld;
 pub(crate) use self::safety::word;
 
 use self::map::Maps;
+use self::registered::Registered;
 use self::safety::Safety;
 use self::users::Users;
 use self::watch::Watch;
 use crate::Runtime;
 use crate::core::Core;
-use crate::file::{File, Mapping, Rights};
+use crate::file::{File, Rights};
 use crate::lock::lock;
-
-/// Bytes that are registered at once.
-const PIECE: u64 = 128 << 20;
-
-const MADV_DONTFORK: u32 = 10;
-
-/// A held file's pages, registered with one device.
-pub(crate) struct On {
-    pub(crate) device: &'static dyn Device,
-    /// Dropped, and so unmapped, after the pins were given back: [`Hold::strip`] sees to it.
-    mapping: Arc<Mapping>,
-    pins: Vec<Pin>,
-    /// Where a gather finds each piece; empty where the device has none.
-    pub(crate) views: Vec<u64>,
-    /// Bytes of a piece: a power of two.
-    pub(crate) piece: u64,
-}
-
-// SAFETY: addresses and numbers; any thread may use a pin, and the one that takes it back is alone with it.
-unsafe impl Send for On {}
-// SAFETY: as above.
-unsafe impl Sync for On {}
 
 /// A held file.
 pub(crate) struct Hold {
@@ -92,7 +72,7 @@ pub(crate) struct Hold {
     safety: Safety,
     /// The watch that tells of changes; 0: none.
     attended: AtomicI32,
-    users: Users<On>,
+    users: Users<Registered>,
     /// One device at a time.
     pinning: Mutex<()>,
 }
@@ -100,7 +80,7 @@ pub(crate) struct Hold {
 /// Somebody who uses the pins: they stay as long.
 pub(crate) struct Using {
     hold: Arc<Hold>,
-    pub(crate) on: Arc<On>,
+    pub(crate) on: Arc<Registered>,
     map: bool,
 }
 
@@ -146,11 +126,8 @@ impl Hold {
     fn strip(&self) -> u64 {
         let mut bytes = 0;
         for on in self.users.take() {
-            for pin in on.pins {
-                bytes += pin.len as u64;
-                on.device.unpin(pin);
-            }
-            drop(on.mapping);
+            bytes += on.bytes();
+            on.give_back();
         }
         self.users.set_bare();
         bytes
@@ -226,7 +203,7 @@ impl Holds {
     }
 
     /// The pins on a device. The caller is counted as a user.
-    fn on(&self, core: &Arc<Core>, hold: &Arc<Hold>, device: &'static dyn Device) -> Result<Arc<On>, NotHeld> {
+    fn on(&self, core: &Arc<Core>, hold: &Arc<Hold>, device: &'static dyn Device) -> Result<Arc<Registered>, NotHeld> {
         let find = || hold.users.find(|on| core::ptr::addr_eq(on.device, device));
         if let Some(on) = find() {
             return Ok(on);
@@ -235,36 +212,16 @@ impl Holds {
         if let Some(on) = find() {
             return Ok(on);
         }
-        let abilities = device.abilities();
-        if !abilities.pins {
+        if !device.abilities().pins {
             return Err(NotHeld::NoDevice);
         }
-        let piece = 1u64 << PIECE.min(abilities.max_pin).max(linux::PAGE as u64).ilog2();
         if hold.size > core.settings.held_bytes().saturating_sub(self.watch.bytes.load(Relaxed)) {
             return Err(NotHeld::TooLarge);
         }
-        let (kernel, file, len) = (core.kernel, Arc::clone(&hold.file), hold.size as usize);
-        let len = len.next_multiple_of(linux::PAGE);
-        let mapped = core
-            .keepers()
-            .and_then(|crew| crew.call(move || kernel.map(file.cached.get(), len).map(|ptr| ptr as usize)));
-        let ptr = mapped.ok_or(NotHeld::NoHelpers)?.map_err(|_| NotHeld::NotMappable)? as *mut u8;
-        let mapping = Arc::new(Mapping { ptr, len });
-        // SAFETY: advice on our own fresh mapping, which a forked child has no use for.
-        let _ = unsafe { linux::madvise(ptr, len, MADV_DONTFORK) };
-        let mut on = On { device, mapping, pins: Vec::new(), views: Vec::new(), piece };
-        let pinned = on.pin(hold.size);
-        let refused = match pinned {
-            Ok(()) => {
-                self.watch.bytes.fetch_add(on.pins.iter().map(|p| p.len as u64).sum(), Relaxed);
-                let on = Arc::new(on);
-                hold.users.add(Arc::clone(&on));
-                return Ok(on);
-            }
-            Err(refused) => refused,
-        };
-        on.pins.into_iter().for_each(|pin| device.unpin(pin));
-        Err(refused)
+        let on = Arc::new(Registered::make(core, &hold.file, hold.size, device)?);
+        self.watch.bytes.fetch_add(on.bytes(), Relaxed);
+        hold.users.add(Arc::clone(&on));
+        Ok(on)
     }
 
     /// Holds the file of a descriptor; once more if it is held.
@@ -372,55 +329,6 @@ struct Leave<'a>(&'a Arc<Hold>);
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
         self.0.users.leave(false);
-    }
-}
-
-impl On {
-    /// Registers the whole file.
-    fn pin(&mut self, size: u64) -> Result<(), NotHeld> {
-        let mut at = 0;
-        while at < size {
-            let len = (size - at).min(self.piece) as usize;
-            let ptr = self.mapping.ptr.wrapping_add(at as usize);
-            // Reads in what is absent, and fills the page tables without a lock of the driver.
-            // SAFETY: reading advice on a live mapping destroys nothing.
-            let _ = unsafe { linux::madvise(ptr, len.next_multiple_of(linux::PAGE), linux::MADV_POPULATE_READ) };
-            // SAFETY: the mapping lives until the pins are given back.
-            let pin = unsafe { self.device.pin(ptr, len) }.map_err(|e| match e.kind {
-                ErrorKind::Unsupported => NotHeld::NoDevice,
-                _ => NotHeld::PinRefused,
-            })?;
-            if let Ok(view) = self.device.view_pin(&pin) {
-                self.views.push(view);
-            }
-            self.pins.push(pin);
-            at += len as u64;
-        }
-        if self.views.len() < self.pins.len() {
-            self.views.clear();
-        }
-        Ok(())
-    }
-
-    /// Queues the copies of a range, which lies in the file.
-    fn copy(
-        &self,
-        queue: spinio_device::QueueId,
-        to: DeviceAddr,
-        offset: u64,
-        len: u64,
-    ) -> Result<(), spinio_device::DeviceError> {
-        let mut done = 0;
-        while done < len {
-            let at = offset + done;
-            let within = at % self.piece;
-            let part = (self.piece - within).min(len - done);
-            let pin = &self.pins[(at / self.piece) as usize];
-            // SAFETY: the pins stay as long as anybody uses them, and who does waits for the copies.
-            unsafe { self.device.copy_pinned(queue, to.offset(done), pin, within as usize, part as usize) }?;
-            done += part;
-        }
-        Ok(())
     }
 }
 

@@ -1,0 +1,135 @@
+//! A held file's pages, registered with one device.
+//!
+//! ```text
+//!   the whole file, mapped     ├───── piece ─────┼───── piece ─────┼── rest ──┤      one pin each
+//!                                      ▲
+//!   copy         DMA out of the pins, across pieces
+//!   views        where a kernel that gathers finds each piece
+//!   contiguous   where the program's own kernels find a range, if its pieces lie one behind the other for them
+//! ```
+
+use std::sync::Arc;
+
+use spinio_device::{Device, DeviceAddr, DeviceError, ErrorKind, Pin, QueueId};
+use spinio_sys::linux;
+
+use super::NotHeld;
+use crate::core::Core;
+use crate::file::{File, Mapping};
+
+/// Bytes that are registered at once.
+const PIECE: u64 = 128 << 20;
+
+const MADV_DONTFORK: u32 = 10;
+
+/// A held file's pages, registered with one device.
+pub(crate) struct Registered {
+    pub(crate) device: &'static dyn Device,
+    /// Dropped, and so unmapped, after the pins were given back: [`Registered::give_back`] sees to it.
+    mapping: Arc<Mapping>,
+    pins: Vec<Pin>,
+    /// Where a gather finds each piece; empty where the device has none.
+    pub(crate) views: Vec<u64>,
+    /// Bytes of a piece: a power of two.
+    pub(crate) piece: u64,
+}
+
+// SAFETY: addresses and numbers; any thread may use a pin, and the one that takes it back is alone with it.
+unsafe impl Send for Registered {}
+// SAFETY: as above.
+unsafe impl Sync for Registered {}
+
+impl Registered {
+    /// Maps the file and registers all of it.
+    pub(super) fn make(
+        core: &Core,
+        file: &Arc<File>,
+        size: u64,
+        device: &'static dyn Device,
+    ) -> Result<Registered, NotHeld> {
+        let (kernel, file, len) = (core.kernel, Arc::clone(file), size as usize);
+        let len = len.next_multiple_of(linux::PAGE);
+        let mapped = core
+            .keepers()
+            .and_then(|crew| crew.call(move || kernel.map(file.cached.get(), len).map(|ptr| ptr as usize)));
+        let ptr = mapped.ok_or(NotHeld::NoHelpers)?.map_err(|_| NotHeld::NotMappable)? as *mut u8;
+        let mapping = Arc::new(Mapping { ptr, len });
+        // SAFETY: advice on our own fresh mapping, which a forked child has no use for.
+        let _ = unsafe { linux::madvise(ptr, len, MADV_DONTFORK) };
+        let piece = 1u64 << PIECE.min(device.abilities().max_pin).max(linux::PAGE as u64).ilog2();
+        let mut on = Registered { device, mapping, pins: Vec::new(), views: Vec::new(), piece };
+        match on.pin(size) {
+            Ok(()) => Ok(on),
+            Err(refused) => {
+                on.give_back();
+                Err(refused)
+            }
+        }
+    }
+
+    /// Bytes that are registered.
+    pub(super) fn bytes(&self) -> u64 {
+        self.pins.iter().map(|p| p.len as u64).sum()
+    }
+
+    /// Gives the pins back, and then the mapping. By a thread that may call the device.
+    pub(super) fn give_back(self) {
+        self.pins.into_iter().for_each(|pin| self.device.unpin(pin));
+        drop(self.mapping);
+    }
+
+    /// Registers the whole file.
+    fn pin(&mut self, size: u64) -> Result<(), NotHeld> {
+        let mut at = 0;
+        while at < size {
+            let len = (size - at).min(self.piece) as usize;
+            let ptr = self.mapping.ptr.wrapping_add(at as usize);
+            // Reads in what is absent, and fills the page tables without a lock of the driver.
+            // SAFETY: reading advice on a live mapping destroys nothing.
+            let _ = unsafe { linux::madvise(ptr, len.next_multiple_of(linux::PAGE), linux::MADV_POPULATE_READ) };
+            // SAFETY: the mapping lives until the pins are given back.
+            let pin = unsafe { self.device.pin(ptr, len) }.map_err(|e| match e.kind {
+                ErrorKind::Unsupported => NotHeld::NoDevice,
+                _ => NotHeld::PinRefused,
+            })?;
+            if let Ok(view) = self.device.view_pin(&pin) {
+                self.views.push(view);
+            }
+            self.pins.push(pin);
+            at += len as u64;
+        }
+        if self.views.len() < self.pins.len() {
+            self.views.clear();
+        }
+        Ok(())
+    }
+
+    /// Queues the copies of a range, which lies in the file.
+    pub(super) fn copy(&self, queue: QueueId, to: DeviceAddr, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let mut done = 0;
+        while done < len {
+            let at = offset + done;
+            let within = at % self.piece;
+            let part = (self.piece - within).min(len - done);
+            let pin = &self.pins[(at / self.piece) as usize];
+            // SAFETY: the pins stay as long as anybody uses them, and who does waits for the copies.
+            unsafe { self.device.copy_pinned(queue, to.offset(done), pin, within as usize, part as usize) }?;
+            done += part;
+        }
+        Ok(())
+    }
+
+    /// Where kernels find a range, if all its pieces lie one behind the other for them.
+    pub(super) fn contiguous(&self, offset: u64, len: u64) -> Option<u64> {
+        let (first, last) = ((offset / self.piece) as usize, ((offset + len - 1) / self.piece) as usize);
+        let mut at = self.pins[first..=last].iter().map(|pin| self.device.map_pin(pin).ok());
+        let start = at.next()??;
+        for (n, next) in at.enumerate() {
+            if next? != start + (n as u64 + 1) * self.piece {
+                return None;
+            }
+        }
+        debug_assert!(self.piece.is_multiple_of(linux::PAGE as u64));
+        Some(start + offset % self.piece)
+    }
+}
