@@ -11,8 +11,8 @@
 //!   while somebody traces ─> ring of records (ring.rs, trace.rs)
 //! ```
 //!
-//! Where the table lies: `home.rs`. A process that makes device requests has a file in a folder of its user's
-//! (`folder.rs`), so that `spinio stat` and `spinio top` find it.
+//! Small calls and their lanes: `small.rs`. Where the table lies: `home.rs`. A process that makes device requests has a
+//! file in a folder of its user's (`folder.rs`), so that `spinio stat` and `spinio top` find it.
 //!
 //! Who serves a request begins a `Watch`, tells each piece under it, and ends it with the call's result:
 //!
@@ -22,7 +22,8 @@
 //!   stats.end(&watch, &result.as_ref().copied());
 //! ```
 //!
-//! Nothing here takes a lock, allocates or fails, so it may be called from any thread at any time.
+//! Nothing here takes a lock or fails, and only a traced small call allocates, so it may be called from any thread at any
+//! time.
 //!
 //! Known flaws: of small calls only some are timed, and each stands for those since the last, so latencies of a few dozen
 //! calls are coarse. Several processes that share one file by its name share gauges too, and what a killed one held
@@ -33,11 +34,11 @@ mod histogram;
 mod home;
 mod layout;
 mod ring;
+mod small;
 mod snapshot;
 pub mod trace;
 mod words;
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -51,10 +52,7 @@ pub(crate) use home::{Home, Place};
 pub use snapshot::{Calls, Foreign, Line, Process, Refused, Snapshot};
 
 use crate::Error;
-use layout::{
-    CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, GAUGES, LANE_WORDS, LANES, OWN_LANES, PAGES, REFUSED,
-    SHARED_LANES,
-};
+use layout::{CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, GAUGES, PAGES, REFUSED};
 use layout::{header, key};
 use trace::Traced;
 use words::Words;
@@ -68,29 +66,6 @@ pub enum Direction {
     Write,
     /// Many reads submitted together.
     Batch,
-}
-
-impl Watch {
-    /// The same, with the device that it is about.
-    pub(crate) fn on(mut self, device: &dyn Device) -> Watch {
-        if let Some(traced) = &mut self.traced {
-            traced.set_device(device.id());
-        }
-        self
-    }
-
-    /// The same, with the bytes asked for; reckoned only where the request is traced.
-    pub(crate) fn asking(mut self, len: impl FnOnce() -> u64) -> Watch {
-        if let Some(traced) = &mut self.traced {
-            traced.set_len(len());
-        }
-        self
-    }
-
-    /// When the request began.
-    pub(crate) fn begun(&self) -> Instant {
-        self.begun
-    }
 }
 
 impl Direction {
@@ -151,61 +126,31 @@ pub(crate) struct Watch {
     traced: Option<Traced>,
 }
 
-/// A small request under way: timed only if its turn has come.
-pub(crate) struct SmallWatch {
-    direction: Direction,
-    lane: Lane,
-    /// When it began, and how many calls it stands for.
-    timed: Option<(Instant, u64)>,
-    /// In a box, because a small call feels every byte that is carried along.
-    traced: Option<Box<Traced>>,
-}
-
-/// Where a thread counts its small calls.
-#[derive(Clone, Copy)]
-struct Lane {
-    at: usize,
-    /// Nobody else writes there. A locked addition costs several times as much as a plain one.
-    own: bool,
-}
-
-thread_local! {
-    /// Number of the table, and the lane there that is this thread's.
-    static LANE: Cell<(u64, Lane)> = const { Cell::new((0, Lane { at: 0, own: false })) };
-}
-
-/// Numbers of tables. A forked child's are those of its parent's later ones, which it never sees.
-static TABLES: AtomicU64 = AtomicU64::new(0);
-
-impl SmallWatch {
+impl Watch {
     /// The same, with the device that it is about.
-    pub(crate) fn on(mut self, device: &dyn Device) -> SmallWatch {
+    pub(crate) fn on(mut self, device: &dyn Device) -> Watch {
         if let Some(traced) = &mut self.traced {
             traced.set_device(device.id());
         }
         self
     }
 
-    /// Whether its turn has come to be timed: once in a while.
-    pub(crate) fn is_timed(&self) -> bool {
-        self.timed.is_some()
+    /// The same, with the bytes asked for; reckoned only where the request is traced.
+    pub(crate) fn asking(mut self, len: impl FnOnce() -> u64) -> Watch {
+        if let Some(traced) = &mut self.traced {
+            traced.set_len(len());
+        }
+        self
+    }
+
+    /// When the request began.
+    pub(crate) fn begun(&self) -> Instant {
+        self.begun
     }
 }
 
-/// One small call in this many is timed; of the first ones, those whose number is a power of two.
-const SAMPLED: u64 = 256;
-
-/// How many calls the `n`th of a lane, counted from 0, stands for if it is timed: those since the last timed one.
-fn weight(n: u64) -> u64 {
-    match n {
-        0 => 1,
-        n if n < SAMPLED && n.is_power_of_two() => n - n / 2,
-        n if n < SAMPLED => 0,
-        SAMPLED => SAMPLED / 2,
-        n if n.is_multiple_of(SAMPLED) => SAMPLED,
-        _ => 0,
-    }
-}
+/// Numbers of tables. A forked child's are those of its parent's later ones, which it never sees.
+static TABLES: AtomicU64 = AtomicU64::new(0);
 
 /// The counters of a runtime, or none of them (`SPINIO_STATS=off`).
 pub(crate) struct Stats {
@@ -260,92 +205,6 @@ impl Stats {
             self.count(watch.direction, route, reason, bytes, nanos);
             if let Some(traced) = &watch.traced {
                 self.trace_piece(traced, watch.direction, (route, reason), (at, bytes), begun);
-            }
-        }
-    }
-
-    /// A request of at most [`crate::settings::SMALL`] bytes begins.
-    pub(crate) fn begin_small(&self, direction: Direction, fd: Fd, offset: Option<u64>, len: u64) -> SmallWatch {
-        let Some(words) = &self.words else {
-            return SmallWatch { direction, lane: Lane { at: 0, own: false }, timed: None, traced: None };
-        };
-        let mut lane = self.lane(words);
-        lane.at += 2 * direction as usize;
-        // On a virtual machine reading the clock twice can cost as much as the read.
-        let weight = weight(words[lane.at].load(Relaxed));
-        let timed = (weight > 0).then(|| (Instant::now(), weight));
-        SmallWatch { direction, lane, timed, traced: self.traced(fd, offset, len).map(Box::new) }
-    }
-
-    /// It returns: `bytes` by one route, or an error.
-    pub(crate) fn end_small(&self, watch: &SmallWatch, route: Route, reason: Reason, result: &Result<usize, &Error>) {
-        if self.words.is_none() {
-            return;
-        }
-        let calls = CALLS + watch.direction as usize * CALL_WORDS;
-        let timed = watch.timed.map(|(begun, weight)| (begun.elapsed().as_nanos() as u64, weight));
-        if let Some((nanos, weight)) = timed {
-            self.add(calls + 3, nanos.wrapping_mul(weight));
-            self.add(calls + 4 + histogram::bucket(nanos), weight);
-        }
-        match result {
-            // What nearly all of them are costs two additions, in a cache line of this thread.
-            Ok(bytes) if (route, reason) == (Route::Copy, Reason::Small) => {
-                self.add_in(watch.lane, 0, 1);
-                self.add_in(watch.lane, 1, *bytes as u64);
-            }
-            Ok(bytes) => {
-                self.add(calls, 1);
-                self.add(calls + 2, *bytes as u64);
-                if let Some(cell) = self.cell(watch.direction, route, reason).filter(|_| *bytes > 0) {
-                    self.add(cell + 1, 1);
-                    self.add(cell + 2, *bytes as u64);
-                }
-            }
-            Err(_) => {
-                self.add(calls, 1);
-                self.add(calls + 1, 1);
-            }
-        }
-        if let Some((nanos, weight)) = timed
-            && let Some(cell) = self.cell(watch.direction, route, reason).filter(|_| result.is_ok())
-        {
-            self.add(cell + 3, nanos.wrapping_mul(weight));
-            self.add(cell + 4 + histogram::bucket(nanos), weight);
-        }
-        if let Some(traced) = &watch.traced {
-            self.trace_request(traced, watch.direction, Some((route, reason)), result);
-        }
-    }
-
-    /// The calling thread's lane.
-    fn lane(&self, words: &[AtomicU64]) -> Lane {
-        let (table, lane) = LANE.get();
-        if table == self.number { lane } else { self.take_lane(words) }
-    }
-
-    #[cold]
-    fn take_lane(&self, words: &[AtomicU64]) -> Lane {
-        // A thread that ends leaves its lane as it is: there are enough for most programs, and what comes later shares.
-        let taken = words[header::LANES_TAKEN].load(Relaxed) as usize;
-        if taken < OWN_LANES {
-            let mine = words[header::LANES_TAKEN].fetch_add(1, Relaxed) as usize;
-            if mine < OWN_LANES {
-                let lane = Lane { at: LANES + mine * LANE_WORDS, own: true };
-                LANE.set((self.number, lane));
-                return lane;
-            }
-        }
-        Lane { at: LANES + (OWN_LANES + linux::cpu() % SHARED_LANES) * LANE_WORDS, own: false }
-    }
-
-    fn add_in(&self, lane: Lane, word: usize, n: u64) {
-        if let Some(words) = &self.words {
-            let word = &words[lane.at + word];
-            if lane.own {
-                word.store(word.load(Relaxed).wrapping_add(n), Relaxed);
-            } else {
-                word.fetch_add(n, Relaxed);
             }
         }
     }

@@ -85,17 +85,6 @@ fn every_small_call_is_counted_and_some_are_timed_for_all() {
 }
 
 #[test]
-fn the_timed_calls_stand_for_all_before_them() {
-    let mut stood_for = 0;
-    for n in 0..10_000 {
-        let weight = weight(n);
-        stood_for += weight;
-        assert!(weight == 0 || stood_for == n + 1, "call {n} is timed, and {stood_for} are stood for");
-        assert!(n + 1 - stood_for <= SAMPLED.min(n / 2), "after call {n} only {stood_for} are stood for");
-    }
-}
-
-#[test]
 fn a_table_without_free_cells_counts_what_it_cannot_place() {
     let stats = stats();
     let words = stats.words.as_ref().unwrap();
