@@ -10,7 +10,7 @@
 //!        528  lanes    [256 threads, 16]      a cache line each: small reads, their bytes; small writes, their bytes
 //!       2704  cells    [96, found by key]     key, pieces, bytes, nanoseconds, latency[96]
 //!      12304  end of the counters
-//!      12800  ring     [32768]                ticket, fourteen words, checksum (trace.rs)
+//!      12800  ring     [32768]                ticket, fourteen words, checksum (trace/)
 //! ```
 //!
 //! The words are little-endian, as the only machines we run on are. The fingerprint is made of these numbers and of every

@@ -8,7 +8,7 @@
 //!   pins, staging, files > gauges: now, most ever                 ┘  each number stands)
 //!                                     │
 //!                                     └──> snapshot.rs: here, or from the bytes of the file
-//!   while somebody traces ─> ring of records (ring.rs, trace.rs)
+//!   while somebody traces ─> ring of records (ring.rs, trace/)
 //! ```
 //!
 //! Small calls and their lanes: `small.rs`. Where the table lies: `home.rs`. A process that makes device requests has a
@@ -273,5 +273,3 @@ impl Stats {
 mod home_tests;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod trace_tests;

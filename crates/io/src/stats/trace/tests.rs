@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use spinio_device::{DeviceId, DeviceKind};
 
-use super::layout::{RECORD_WORDS, RECORDS, RING, WORDS};
-use super::trace::{Event, Reader};
-use super::*;
+use super::{Event, Reader};
+use crate::stats::layout::{RECORD_WORDS, RECORDS, RING, WORDS};
+use crate::stats::*;
 
 fn traced() -> Stats {
     let words = Words::private(WORDS).unwrap();

@@ -1,0 +1,219 @@
+//! The trace as it is read, by this process or another, while it is written.
+//!
+//! ```text
+//!   poll ──> records from the last one on ── path ──────> put together, and remembered for its file
+//!                     │                   └─ request, piece ──> an event, with the path
+//!                     └─ overrun, torn, or never finished: lost, and counted
+//! ```
+
+use std::collections::HashMap;
+use std::io;
+
+use spinio_plan::{Reason, Route};
+
+use super::{NOWHERE, PATH, PATH_WORDS, PIECE, REQUEST, device_name};
+use crate::stats::Direction;
+use crate::stats::layout::{RECORD_WORDS, RECORDS, RING, header};
+use crate::stats::ring::{self, Body};
+
+/// What the trace tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A request has returned.
+    Request(Request),
+    /// A piece of one has moved; it comes before its request.
+    Piece(Piece),
+}
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Its number in the process.
+    pub id: u64,
+    /// The process, as it sees itself.
+    pub pid: u32,
+    /// The thread that made it.
+    pub tid: u32,
+    /// Which way.
+    pub direction: Direction,
+    /// The descriptor, -1 where there was none.
+    pub fd: i32,
+    /// What the descriptor named, where that is known.
+    pub path: Option<String>,
+    /// The device, such as `cuda:0`.
+    pub device: Option<String>,
+    /// In the file; `None` for what has no offsets.
+    pub offset: Option<u64>,
+    /// Bytes asked for.
+    pub len: u64,
+    /// Bytes that the call returned, or its errno.
+    pub result: Result<u64, i32>,
+    /// CLOCK_MONOTONIC, nanoseconds.
+    pub start: u64,
+    /// Nanoseconds.
+    pub duration: u64,
+    /// Of a small one, which has no pieces: how it travelled.
+    pub way: Option<(Route, Reason)>,
+}
+
+/// A piece of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The number of its request.
+    pub request: u64,
+    /// The process, as it sees itself.
+    pub pid: u32,
+    /// The thread that ended it.
+    pub tid: u32,
+    /// How it travelled.
+    pub route: Route,
+    /// Why so.
+    pub reason: Reason,
+    /// From the start of the request.
+    pub offset: u64,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// CLOCK_MONOTONIC, nanoseconds.
+    pub start: u64,
+    /// Nanoseconds.
+    pub duration: u64,
+}
+
+/// Reads the ring of a file, of this process or another, once and again.
+#[derive(Debug, Default)]
+pub struct Reader {
+    next: Option<u64>,
+    lost: u64,
+    /// How often the next record was found unfinished.
+    waited: u32,
+    paths: HashMap<(u64, u64), String>,
+    partly: HashMap<(u64, u64), Vec<Option<Vec<u8>>>>,
+}
+
+/// How many looks a record may take to be finished before it is given up.
+const PATIENCE: u32 = 50;
+
+impl Reader {
+    /// From the next event on.
+    pub fn from_now(read_at: impl Fn(&mut [u8], u64) -> io::Result<()>) -> io::Result<Reader> {
+        let head = word_at(&read_at, header::TICKETS)?;
+        let mut reader = Reader { next: Some(head.saturating_sub(RECORDS as u64)), ..Reader::default() };
+        // Paths that were told before still hold.
+        reader.poll(&read_at, true)?;
+        Ok(Reader { next: Some(head), lost: 0, ..reader })
+    }
+
+    /// Records that came too fast, or were torn.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// What has happened since the last time. `last`: the process writes no more, so nothing is waited for.
+    pub fn poll(&mut self, read_at: impl Fn(&mut [u8], u64) -> io::Result<()>, last: bool) -> io::Result<Vec<Event>> {
+        let head = word_at(&read_at, header::TICKETS)?;
+        let mut next = self.next.unwrap_or(0);
+        if head.wrapping_sub(next) > RECORDS as u64 {
+            // Overrun, or a head that makes no sense.
+            let oldest = head.saturating_sub(RECORDS as u64);
+            self.lost += oldest.saturating_sub(next);
+            next = oldest;
+        }
+        let mut events = Vec::new();
+        let mut chunk = vec![0u8; 256 * RECORD_WORDS * 8];
+        'ring: while next < head {
+            let slot = next % RECORDS as u64;
+            let count = (head - next).min(256).min(RECORDS as u64 - slot) as usize;
+            let bytes = &mut chunk[..count * RECORD_WORDS * 8];
+            read_at(bytes, (RING as u64 + slot * RECORD_WORDS as u64) * 8)?;
+            for record in bytes.chunks_exact(RECORD_WORDS * 8) {
+                let words: [u64; RECORD_WORDS] = std::array::from_fn(|i| {
+                    u64::from_le_bytes(record[i * 8..i * 8 + 8].try_into().unwrap_or_default())
+                });
+                match ring::read(&words, next) {
+                    Some(body) => events.extend(self.event(&body)),
+                    // Claimed, but not yet written: a moment's patience.
+                    None if words[0] <= next && !last && self.waited < PATIENCE => {
+                        self.waited += 1;
+                        break 'ring;
+                    }
+                    None => self.lost += 1,
+                }
+                self.waited = 0;
+                next += 1;
+            }
+        }
+        self.next = Some(next);
+        Ok(events)
+    }
+
+    fn event(&mut self, body: &Body) -> Option<Event> {
+        let meta = body[0];
+        let direction = *Direction::ALL.get((meta >> 8 & 0xff) as usize).unwrap_or(&Direction::Read);
+        let route = Route::ALL.get((meta >> 16 & 0xff) as usize).copied();
+        let reason = Reason::ALL.get((meta >> 24 & 0xff) as usize).copied();
+        let (pid, tid) = ((body[10] >> 32) as u32, (meta >> 32) as u32);
+        match meta & 0xff {
+            REQUEST => Some(Event::Request(Request {
+                id: body[1],
+                pid,
+                tid,
+                direction,
+                fd: body[10] as i32,
+                path: self.paths.get(&(body[7], body[8])).cloned(),
+                device: device_name(body[9]),
+                offset: (body[4] != NOWHERE).then_some(body[4]),
+                len: body[5],
+                result: match body[6] as i64 {
+                    n if n < 0 => Err(i32::try_from(n.unsigned_abs()).unwrap_or(i32::MAX)),
+                    n => Ok(n as u64),
+                },
+                start: body[2],
+                duration: body[3],
+                way: route.zip(reason),
+            })),
+            PIECE => Some(Event::Piece(Piece {
+                request: body[1],
+                pid,
+                tid,
+                route: route?,
+                reason: reason?,
+                offset: body[4],
+                bytes: body[5],
+                start: body[2],
+                duration: body[3],
+            })),
+            PATH => {
+                self.learn(body);
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// Puts a part of a path where it belongs.
+    fn learn(&mut self, body: &Body) {
+        let (part, parts, len) = (body[0] >> 8 & 0xff, body[0] >> 16 & 0xff, (body[0] >> 32) as usize);
+        let (part, parts, file) = (part as usize, parts as usize, (body[1], body[2]));
+        if part >= parts || len > PATH_WORDS * 8 {
+            return;
+        }
+        let mut text: Vec<u8> = body[4..].iter().flat_map(|w| w.to_le_bytes()).collect();
+        text.truncate(len);
+        let known = self.partly.entry(file).or_default();
+        if known.len() != parts {
+            *known = vec![None; parts];
+        }
+        known[part] = Some(text);
+        if known.iter().all(Option::is_some) {
+            let whole: Vec<u8> = known.drain(..).flatten().flatten().collect();
+            self.partly.remove(&file);
+            self.paths.insert(file, String::from_utf8_lossy(&whole).into_owned());
+        }
+    }
+}
+
+fn word_at(read_at: &impl Fn(&mut [u8], u64) -> io::Result<()>, word: usize) -> io::Result<u64> {
+    let mut bytes = [0u8; 8];
+    read_at(&mut bytes, word as u64 * 8)?;
+    Ok(u64::from_le_bytes(bytes))
+}
