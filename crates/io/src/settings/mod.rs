@@ -208,8 +208,12 @@ impl Settings {
         });
         s.kernels = crate::batch::code::folder(&get);
         each("SPINIO_KERNELS", &mut |v| {
-            s.kernels = (v != "off").then(|| v.to_owned());
-            v == "off" || v.starts_with('/')
+            match v {
+                "off" => s.kernels = None,
+                path if path.starts_with('/') => s.kernels = Some(path.to_owned()),
+                _ => return false,
+            }
+            true
         });
         each("SPINIO_EMULATED", &mut |v| {
             s.emulated = Some(v.to_owned());
@@ -337,6 +341,19 @@ mod tests {
         assert_eq!(model(&[("HOME", "/home/a"), ("SPINIO_MODEL", "/models")]).as_deref(), Some("/models"));
         let (s, complaints) = read(&[("SPINIO_MODEL", "here"), ("SPINIO_CORRECTION", "off")]);
         assert_eq!((s.model, s.correction, complaints.len()), (None, false, 1));
+    }
+
+    #[test]
+    fn code_is_kept_under_absolute_paths_only() {
+        let kernels = |value: &str| {
+            let (s, complaints) = read(&[("HOME", "/home/a"), ("SPINIO_KERNELS", value)]);
+            (s.kernels, complaints.len())
+        };
+        let default = Some("/home/a/.cache/spinio".to_owned());
+        assert_eq!(kernels("here"), (default.clone(), 1), "the default stays");
+        assert_eq!(kernels(""), (default, 1));
+        assert_eq!(kernels("/code"), (Some("/code".to_owned()), 0));
+        assert_eq!(kernels("off"), (None, 0));
     }
 
     #[test]

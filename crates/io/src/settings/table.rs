@@ -72,7 +72,7 @@ pub const TABLE: &[Row] = &[
     },
     Row {
         name: "SPINIO_KERNELS",
-        values: "path of a folder, or `off`",
+        values: "absolute path of a folder, or `off`",
         default: "`$XDG_CACHE_HOME/spinio`, else `~/.cache/spinio`",
         doc: "Where code for the GPU that NVRTC has compiled is kept for the next process. `off`: nowhere.",
     },
