@@ -75,6 +75,33 @@ fn a_cached_file_is_copied_and_a_long_one_is_read_out_of_its_pages() {
 }
 
 #[test]
+fn a_request_whose_page_tables_mates_fill_ends_where_the_file_does() {
+    let mut bytes = contents(97 * MIB + 4321);
+    let file = file(&bytes);
+    let runtime = Runtime::new(Settings { dma_min: 4 << 20, threads: 4, ..Settings::default() });
+    let dma = || -> u64 { runtime.stats().lines.iter().filter(|l| l.route == Route::Dma).map(|l| l.bytes).sum() };
+    check(&runtime, &file, &bytes, 12_345, 96 * MIB);
+    let before = dma();
+    assert!(before > 64 * MIB as u64, "{:?}", runtime.stats());
+    // It shrinks while they fill: the count is a prefix, and what it covers is the file's, or the zeros that the kernel
+    // puts where a page is cut.
+    let shrinks = file.try_clone().unwrap();
+    let shrinking =
+        std::thread::spawn(move || (70..97).rev().for_each(|mib| shrinks.set_len(mib * MIB as u64).unwrap()));
+    let to = target(96 * MIB);
+    let got = runtime.read(file.as_raw_fd(), Some(0), to, 96 * MIB).unwrap();
+    shrinking.join().unwrap();
+    assert!((70 * MIB..=96 * MIB).contains(&got), "{got} bytes");
+    let mut out = vec![0; got];
+    runtime.fetch(to, &mut out).unwrap();
+    assert!(out[..70 * MIB] == bytes[..70 * MIB], "other bytes than the file's");
+    assert!((70 * MIB..got).all(|at| out[at] == bytes[at] || out[at] == 0), "other bytes where it was cut");
+    registry::free(to.addr).unwrap();
+    bytes.truncate(70 * MIB);
+    check(&runtime, &file, &bytes, 0, 96 * MIB);
+}
+
+#[test]
 fn an_evicted_file_comes_from_storage_and_is_not_cached_by_it() {
     let bytes = contents(8 * MIB);
     let file = file(&bytes);

@@ -39,7 +39,8 @@ use crate::file::{File, Mapping};
 use crate::interrupt::{interrupted, is_interrupted};
 use crate::lock::lock;
 use crate::model::{Expected, Known, TEACHES};
-use crate::read::engine::Hands;
+use crate::read::engine::{Hands, LONG};
+use crate::read::populate::Populate;
 use crate::read::work::{Filled, P2P_PIECE, Piece, Queues, Who, Work};
 use crate::staging::{BLOCK, Block, Staging};
 use crate::stats::Watch;
@@ -111,6 +112,7 @@ pub(crate) struct Job {
     /// Something may have come up for the caller.
     news: AtomicBool,
     registered: AtomicU64,
+    pub(crate) populate: Populate,
 }
 
 impl Deref for Job {
@@ -128,6 +130,7 @@ impl Job {
         // What storage is asked for must begin and end with a page, wherever a partition begins.
         let whole = |s: &Stripe| (s.chunk | s.phase.unwrap_or(0)).is_multiple_of(linux::PAGE as u64);
         let stripe = request.file.geometry().stripe().filter(whole);
+        let populate = Populate::new(request.offset, len, LONG);
         Job {
             stripe,
             request,
@@ -143,6 +146,7 @@ impl Job {
             changed: Condvar::new(),
             news: AtomicBool::new(false),
             registered: AtomicU64::new(0),
+            populate,
         }
     }
 
@@ -235,11 +239,12 @@ impl Job {
         }
     }
 
-    /// Bytes that mates can copy or look at.
-    fn for_mates(&self) -> u64 {
+    /// How many mates would find something to copy, to look at or to make ready, beside the caller.
+    fn mates_wanted(&self) -> usize {
         let queues = lock(&self.queues);
         let windows = if self.may_survey() { queues.windows.iter().map(|w| w.1).sum() } else { 0 };
-        queues.cache.iter().map(|p| p.len).sum::<u64>() + windows
+        let bytes = queues.cache.iter().map(|p| p.len).sum::<u64>() + windows;
+        (bytes.div_ceil(self.copy_piece) as usize).saturating_sub(1).max(self.populate.mates(&queues.dma))
     }
 
     /// The next thing for `who` to do.
@@ -276,6 +281,11 @@ impl Job {
             && let Some((offset, len, again)) = queues.windows.pop_front()
         {
             return Some(Work::Window(offset, len, again));
+        }
+        if who == Who::Mate
+            && let Some(chunk) = self.populate.take(&queues.dma)
+        {
+            return Some(Work::Populate(chunk));
         }
         if who == Who::Keeper {
             // It goes, and with the lock in hand, so that who finds something for it from now on calls it again.
@@ -538,7 +548,7 @@ impl Job {
         self.call_keepers();
         // Callers that work side by side keep the processors busy by themselves.
         let free = if self.core.requests() > self.core.threads() { 0 } else { self.core.threads() - 1 };
-        let mates = (self.for_mates().div_ceil(self.copy_piece) as usize).saturating_sub(1).min(free);
+        let mates = self.mates_wanted().min(free);
         if mates > 0
             && let Some(crew) = self.core.mates()
         {

@@ -20,6 +20,7 @@ mod engine;
 pub(crate) mod job;
 pub(crate) mod large;
 pub(crate) mod plain;
+mod populate;
 mod small;
 mod stored;
 mod trickle;

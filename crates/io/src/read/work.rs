@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use spinio_plan::{Reason, Route};
 
+use crate::read::populate::Chunk;
 use crate::staging::Block;
 
 /// Bytes of one P2P command at most.
@@ -52,6 +53,8 @@ pub(crate) enum Work {
     Fill(Piece, Block),
     /// Queue what a keeper read.
     Deliver(Filled),
+    /// Fill page tables ahead of the caller.
+    Populate(Chunk),
 }
 
 /// The queues of a job, and the blocks that its keepers have in hand.

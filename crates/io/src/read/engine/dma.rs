@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   mapping ──populate──> page tables ──pin──> device reads the pages ──> pins.rs
-//!      several pieces under way: one is pinned while the others are read; by the caller, the driver pins one at a time
+//!              mates,      several pieces under way: one is pinned while the others are read; by the caller, the driver
+//!              ahead       pins one at a time
 //! ```
 //!
 //! A pin holds the pages that are in the page cache now. It serves this request alone
@@ -10,6 +11,7 @@
 //! or a truncation has since replaced. Nobody touches the mapping with the CPU, so a file
 //! that shrinks meanwhile raises no signal: pinning fails, and the piece is copied.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -18,6 +20,8 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{self, PAGE};
 
 use super::{Hands, LONG, Pinned};
+use crate::file::Mapping;
+use crate::read::populate::Chunk;
 use crate::read::work::Piece;
 
 /// Pieces under way: enough that nobody waits for one before the last is registered, or nearly.
@@ -36,10 +40,9 @@ impl Hands<'_> {
         }
         let ptr = mapping.ptr.wrapping_add(first as usize);
         let device = self.job.device();
-        // Fills the page tables in the kernel, without a lock of the driver; pinning, which is one at a time there, then
-        // finds them filled. What cannot be populated pinning will refuse.
-        // SAFETY: reading advice on a live mapping destroys nothing.
-        let _ = unsafe { linux::madvise(ptr, len, linux::MADV_POPULATE_READ) };
+        for range in self.job.populate.missing(piece.offset..piece.offset + piece.len) {
+            self.fill_tables(&mapping, &range);
+        }
         let pins = &self.job.core.pins;
         pins.give_back_overlap(ptr, len);
         // SAFETY: the mapping lives until the pin is given back: `Pinned` and then `Pins` hold it.
@@ -87,6 +90,25 @@ impl Hands<'_> {
                 device.unpin(pin);
                 fall_back(self);
             }
+        }
+    }
+
+    /// What a mate does ahead of that.
+    pub(super) fn populate(&mut self, chunk: &Chunk) {
+        if let Some(mapping) = self.job.mapping(self.who) {
+            self.fill_tables(&mapping, &chunk.range);
+        }
+        self.job.populate.filled(chunk);
+    }
+
+    /// Fills the page tables of a range of the request in the kernel, without a lock of the driver; pinning, which is one
+    /// at a time there, then finds them filled. What cannot be populated pinning will refuse.
+    fn fill_tables(&self, mapping: &Mapping, range: &Range<u64>) {
+        let page = |at: u64| (self.job.offset + at) / PAGE as u64 * PAGE as u64;
+        let (from, to) = (page(range.start) as usize, (page(range.end + PAGE as u64 - 1) as usize).min(mapping.len));
+        if from < to {
+            // SAFETY: reading advice on a live mapping destroys nothing.
+            let _ = unsafe { linux::madvise(mapping.ptr.wrapping_add(from), to - from, linux::MADV_POPULATE_READ) };
         }
     }
 

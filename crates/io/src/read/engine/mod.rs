@@ -67,6 +67,7 @@ impl<'a> Hands<'a> {
             }
             Work::Fill(piece, block) => self.direct(piece, block),
             Work::Deliver(filled) => self.deliver_filled(filled),
+            Work::Populate(chunk) => self.populate(&chunk),
         }
     }
 
