@@ -154,6 +154,21 @@ fn nothing_is_dropped_once_somebody_else_has_opened_the_file() {
 }
 
 #[test]
+fn what_another_reads_stays_while_other_files_fill_the_set() {
+    let (Some(theirs), Some(ours)) = (Subject::new(), Subject::new()) else { return };
+    let runtime = Runtime::new(settings());
+    theirs.stream(&runtime, 0, 4 * MIB, BLOCK);
+    in_a_while("the file is looked after", || runtime.stats().gauge(Gauge::ReadAheadPages).0 > 0);
+    let other = others_open(&theirs.path);
+    other.read_exact_at(&mut vec![0; 4 << 20], 0).unwrap();
+    // Nobody of ours reads that file any more: another one's stream pushes its pages out of the set.
+    let bound = ours.bound(&runtime, 512);
+    ours.stream(&runtime, 0, SIZE, BLOCK);
+    in_a_while("the rest is dropped", || ours.cached(0..SIZE).unwrap() <= bound);
+    theirs.keeps(0..4 * MIB, "what another has read");
+}
+
+#[test]
 fn keep_keeps_and_drop_drops() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(Settings { cache: Cache::Keep, ..settings() });

@@ -7,12 +7,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use spinio_device::ErrorKind;
 use spinio_device::emulated::{Emulated, Outstanding, POISON};
+use spinio_io::kernel::Kernel;
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
-use spinio_sys::Errno;
+use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::place::{self, Place};
 use spinio_testkit::{
@@ -366,4 +368,67 @@ fn refuse(calls: [i64; 2]) -> io::Result<()> {
 #[test]
 fn again_as_ordinary_user() {
     user::rerun("again_as_ordinary_user");
+}
+
+/// Bytes that the kernel gave and the device did not get are read again by the next call, as if the first had not been.
+#[test]
+fn a_small_read_that_the_device_fails_leaves_the_offset() {
+    let subject = Subject::new();
+    let inner = emulated("size=64M");
+    let (buffer, device) = (Buffer::new(inner, 4096), FaultyDevice::before(inner));
+    let (runtime, target, fd) = (Runtime::new(settings()), buffer.target_through(device, 0), subject.file.as_raw_fd());
+    linux::lseek(fd, 777, libc::SEEK_SET).unwrap();
+    device.fail(Operation::CopyIn, 1, 1, ErrorKind::Driver);
+    let failed = runtime.read(fd, None, target, 4096);
+    assert_eq!((failed.map_err(|e| e.kind.errno()), device.failures()), (Err(Errno::IO), 1));
+    assert_eq!(linux::lseek(fd, 0, libc::SEEK_CUR), Ok(777));
+    device.heal();
+    assert_eq!(runtime.read(fd, None, target, 4096).unwrap(), 4096);
+    assert!(buffer.bytes() == file::bytes(777, 4096, 0));
+}
+
+/// Gives the descriptor to another file before a read through it, but for the first.
+struct Replaced {
+    reads: AtomicUsize,
+    by: i32,
+}
+
+impl Kernel for Replaced {
+    unsafe fn pread(
+        &self,
+        _route: Route,
+        fd: i32,
+        buf: *mut u8,
+        len: usize,
+        at: u64,
+        flags: u32,
+    ) -> Result<usize, Errno> {
+        // SAFETY: both are this test's own.
+        if self.reads.fetch_add(1, SeqCst) == 1 && unsafe { libc::dup2(self.by, fd) } < 0 {
+            return Err(Errno::BADF);
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { linux::pread_flags(fd, buf, len, at, flags) }
+    }
+}
+
+#[test]
+fn a_number_that_another_file_has_got_meanwhile_is_read_no_further() {
+    let place = place::on("tree").unwrap();
+    let (path, other) = (place.file("ours"), place.file("other"));
+    drop((file::written(&path, 6 << 20), std::fs::write(&other, vec![7u8; 6 << 20]).unwrap()));
+    let open = |path| {
+        use std::os::unix::fs::OpenOptionsExt;
+        std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).unwrap()
+    };
+    // The program's own O_DIRECT descriptor is read block by block through itself.
+    let (ours, theirs) = (open(&path), open(&other));
+    let kernel = Box::leak(Box::new(Replaced { reads: AtomicUsize::new(0), by: theirs.as_raw_fd() }));
+    let runtime = Runtime::with_kernel(settings(), kernel);
+    let buffer = Buffer::new(emulated("size=64M"), 6 << 20);
+    buffer.fill(POISON);
+    let got = runtime.read(ours.as_raw_fd(), Some(0), buffer.target(0), 6 << 20).unwrap();
+    assert!(kernel.reads.load(SeqCst) > 1 && (1..6 << 20).contains(&got), "{got} bytes");
+    assert!(buffer.part(0..got) == file::bytes(0, got, 0), "bytes of the other file");
+    assert!(buffer.part(got..6 << 20).iter().all(|b| *b == POISON), "more than was reported");
 }

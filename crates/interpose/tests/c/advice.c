@@ -26,17 +26,22 @@ static void answers(void)
     close(ends[1]);
 }
 
-/* How many pages are in the page cache. */
-static int cached(int fd)
+/* How many pages of a range are in the page cache. */
+static int cached_of(int fd, int from, int to)
 {
     static unsigned char pages[SIZE / 4096];
     char *map = mmap(NULL, SIZE, PROT_READ, MAP_SHARED, fd, 0);
     CHECK(map != MAP_FAILED && mincore(map, SIZE, pages) == 0);
     munmap(map, SIZE);
     int found = 0;
-    for (int i = 0; i < SIZE / 4096; i++)
+    for (int i = from / 4096; i < to / 4096; i++)
         found += pages[i] & 1;
     return found;
+}
+
+static int cached(int fd)
+{
+    return cached_of(fd, 0, SIZE);
 }
 
 /* A new file, of which nothing is cached, and advice about it. A new one each time: read-ahead that is still under way would
@@ -111,6 +116,56 @@ static void willneed(void)
     unlink("willneed.tmp");
 }
 
+static void stream(int fd, int from, int to)
+{
+    for (int at = from; at < to; at += BLOCK)
+        CHECK(pread(fd, device, BLOCK, at) == BLOCK);
+}
+
+/* What device reads alone have brought in is the program's once it says that it will be needed. */
+static void adopted(void)
+{
+    /* Behind the first windows, which stay whatever is said, and among the newest that were brought in. */
+    enum { FROM = 18 << 20, TO = 20 << 20 };
+    int fd = advised("adopted.tmp", POSIX_FADV_NORMAL);
+    if (fd < 0)
+        return;
+    stream(fd, 0, TO);
+    usleep(100000);
+    CHECK(posix_fadvise(fd, FROM, TO - FROM, POSIX_FADV_WILLNEED) == 0);
+    for (int i = 0; cached_of(fd, FROM, TO) < (TO - FROM) / 4096; i++) {
+        CHECK(i < 6000); /* a minute */
+        usleep(10000);
+    }
+    stream(fd, TO, SIZE);
+    usleep(200000);
+    CHECK(cached_of(fd, FROM, TO) == (TO - FROM) / 4096);
+    close(fd);
+}
+
+/* When the program closes a file, what device reads have left of it in the set goes. */
+static void closing(void)
+{
+    int fd = advised("closing.tmp", POSIX_FADV_NORMAL), before;
+    if (fd < 0)
+        return;
+    /* To look by: opening it would count as somebody who reads it. */
+    int other = dup(fd);
+    stream(fd, 0, SIZE);
+    usleep(200000);
+    /* Nothing has gone: the disk's window is as wide as the file. */
+    if ((before = cached(other)) > SIZE / 4096 - 600) {
+        puts("skipped: all of a small file is read ahead here");
+    } else {
+        CHECK(before >= 512 && close(fd) == 0);
+        for (int i = 0; cached(other) > before - 400; i++) {
+            CHECK(i < 6000);
+            usleep(10000);
+        }
+    }
+    close(other);
+}
+
 int main(void)
 {
     char *bytes = malloc(SIZE);
@@ -132,5 +187,7 @@ int main(void)
         CHECK(sequential > 0 && random == 0 && early == 0);
     unlink("advice.tmp");
     willneed();
+    adopted();
+    closing();
     return 0;
 }

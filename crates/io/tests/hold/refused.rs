@@ -104,20 +104,28 @@ fn what_nobody_can_write_needs_no_lease() {
     read();
     assert_eq!(buffer.part(0..3), b"new");
     await_no_pins(device);
-    // One that was gone for a while, and is there again, vouches for nothing.
-    assert!(chattr("+i"));
-    let runtime = no_lease();
-    let held = runtime.hold(subject.fd(), Some(device));
-    assert!(chattr("-i"));
-    held.unwrap();
-    std::fs::write(&subject.path, file::bytes(0, SIZE, 7)).unwrap();
-    assert!(chattr("+i"));
-    let got = runtime.read(subject.fd(), Some(0), buffer.target(0), SIZE);
-    let still = runtime.is_held(subject.fd());
-    assert!(chattr("-i"));
-    assert_eq!((got.unwrap(), still), (SIZE, false));
-    assert!(buffer.part(0..SIZE) == file::bytes(0, SIZE, 7));
-    await_no_pins(device);
+    // One that was gone for a while, and is there again, vouches for nothing, also where nobody tells of changes.
+    for told in [true, false] {
+        assert!(chattr("+i"));
+        let kernel = FaultyKernel::new();
+        kernel.always(Call::TakeLease, Effect::Fail(Errno::ACCESS));
+        if !told {
+            kernel.always(Call::Notify, Effect::Fail(Errno::MFILE));
+        }
+        let runtime = Runtime::with_kernel(settings(), kernel);
+        let held = runtime.hold(subject.fd(), Some(device));
+        assert!(chattr("-i"));
+        held.unwrap();
+        let version = 7 + u8::from(told);
+        std::fs::write(&subject.path, file::bytes(0, SIZE, version)).unwrap();
+        assert!(chattr("+i"));
+        let got = runtime.read(subject.fd(), Some(0), buffer.target(0), SIZE);
+        let still = runtime.is_held(subject.fd());
+        assert!(chattr("-i"));
+        assert_eq!((got.unwrap(), still), (SIZE, false), "changes are told: {told}");
+        assert!(buffer.part(0..SIZE) == file::bytes(0, SIZE, version), "changes are told: {told}");
+        await_no_pins(device);
+    }
     // Nor does one that came when somebody could write already.
     let writer = OpenOptions::new().write(true).open(&subject.path).unwrap();
     assert!(chattr("+i"));

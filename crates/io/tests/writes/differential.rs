@@ -215,6 +215,13 @@ fn a_write_ends_where_its_allocation_ends() {
     let none = runtime.write(file.as_raw_fd(), Some(5), buffer.target(200_000), 1);
     assert_eq!(none.map_err(|e| e.kind.errno()), Err(Errno::FAULT));
     assert_eq!(file.metadata().unwrap().len(), 200_005);
+    // Nor do parts behind it follow.
+    let host = [7u8; 100];
+    for next in [Part::Host(host.as_ptr(), host.len()), Part::Device(buffer.target(0), 100)] {
+        let parts = [Part::Host(host.as_ptr(), 50), Part::Device(buffer.target(199_000), 2000), next];
+        assert_eq!(runtime.write_parts(file.as_raw_fd(), Some(300_000), 0, &parts).unwrap(), 1050);
+        assert_eq!(file.metadata().unwrap().len(), 301_050);
+    }
 }
 
 #[test]
