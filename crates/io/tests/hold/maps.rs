@@ -1,0 +1,106 @@
+//! A held file as memory of the program's own kernels.
+
+use std::fs::OpenOptions;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+
+use spinio_device::QueueId;
+use spinio_io::{NotHeld, Runtime};
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::{file, in_a_while, within};
+
+use crate::{SIZE, Subject, await_no_pins, held, settings};
+
+#[test]
+fn a_map_ends_in_the_process_that_made_it() {
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(settings());
+    if !held(&runtime, &subject, device) {
+        return;
+    }
+    let other = runtime.map(subject.fd(), 0, 4096, device).unwrap();
+    let mut mapped = Some(runtime.map(subject.fd(), 5000, 3 << 19, device).unwrap());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Inside the locks of the hold, most of the time: where a child would wait for it.
+        scope.spawn(|| {
+            while !stop.load(SeqCst) {
+                std::hint::black_box(other.is_wanted_back());
+            }
+        });
+        for _ in 0..100 {
+            // SAFETY: the child looks at the map, drops it and ends.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let theirs = mapped.take().unwrap();
+                let odd = theirs.is_here() || theirs.is_wanted_back();
+                drop(theirs);
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(i32::from(odd)) };
+            }
+            let mut status = 0;
+            within("a child that drops a map", || {
+                // SAFETY: asks about our own child.
+                unsafe { libc::waitpid(child, &mut status, 0) };
+            });
+            assert_eq!(status, 0);
+        }
+        stop.store(true, SeqCst);
+    });
+    let mapped = mapped.unwrap();
+    assert!(mapped.is_here() && !mapped.is_wanted_back());
+    assert!(device.outstanding().pins > 0, "a child gave back what its parent reads");
+    drop((mapped, other));
+}
+
+#[test]
+fn a_map_is_read_by_the_programs_own_kernels_and_keeps_writers_waiting() {
+    struct Sum {
+        from: *const u8,
+        len: usize,
+        sum: u64,
+    }
+    unsafe extern "C" fn sum(argument: *mut core::ffi::c_void) {
+        // SAFETY: the test passes a `Sum` and keeps it until the launch is done.
+        let all = unsafe { &mut *argument.cast::<Sum>() };
+        // SAFETY: the mapped range, as long as the map is there.
+        let bytes = unsafe { core::slice::from_raw_parts(all.from, all.len) };
+        all.sum = bytes.iter().map(|&b| u64::from(b)).sum();
+    }
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(settings());
+    if !held(&runtime, &subject, device) {
+        return;
+    }
+    assert_eq!(runtime.map(subject.fd(), 10, SIZE as u64, device).unwrap_err(), NotHeld::Range);
+    let other = Runtime::new(settings());
+    assert_eq!(other.map(subject.fd(), u64::MAX, 2, device).unwrap_err(), NotHeld::Range);
+    assert!(!other.is_held(subject.fd()), "held for nothing");
+    let mapped = runtime.map(subject.fd(), 5000, 3 << 19, device).unwrap();
+    assert!(!mapped.is_wanted_back());
+    let mut all = Sum { from: mapped.address() as *const u8, len: mapped.len() as usize, sum: 0 };
+    // SAFETY: `all` stays until `finish` returns.
+    unsafe { device.launch(QueueId(0), sum, (&raw mut all).cast()) }.unwrap();
+    device.finish(QueueId(0)).unwrap();
+    assert_eq!(all.sum, file::bytes(5000, 3 << 19, 0).iter().map(|&b| u64::from(b)).sum::<u64>());
+    let through = AtomicBool::new(false);
+    within("a map and a writer", || {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                drop(OpenOptions::new().write(true).open(&subject.path).unwrap());
+                through.store(true, SeqCst);
+            });
+            in_a_while("the map is wanted back", || mapped.is_wanted_back());
+            assert!(!through.load(SeqCst));
+            drop(mapped);
+        });
+    });
+    assert!(through.load(SeqCst));
+    await_no_pins(device);
+    let address = runtime.map_kept(subject.fd(), 0, 100, device).unwrap();
+    assert_eq!(runtime.is_wanted_back(address), Some(false));
+    assert!(runtime.unmap(address) && !runtime.unmap(address));
+    assert_eq!(runtime.is_wanted_back(address), None);
+}
