@@ -1,23 +1,25 @@
 //! Outputs on an array with parity, as far as that can be had without one: the same code over the extents of an ordinary
 //! file, with stripes of an invented width. The virtual machine has the arrays.
 
-use std::cell::Cell;
+mod leases;
+mod model;
+
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
-use crate::common::{Buffer, FileSizeLimit, bytes, runtime};
-use proptest::prelude::*;
 use spinio_io::kernel::{Kernel, Linux};
 use spinio_io::{Runtime, Settings};
-use spinio_nvmmu::Direction::{Download, Upload};
-use spinio_nvmmu::{ErrorKind, Promise, Report, Session};
+use spinio_nvmmu::Direction::Download;
+use spinio_nvmmu::{Promise, Session};
 use spinio_plan::Route;
 use spinio_sys::{Errno, linux};
 use spinio_testkit::{await_alone, place};
+
+use crate::common::{Buffer, FileSizeLimit, bytes, runtime};
 
 /// A folder with direct I/O, extents and leases, if there is one.
 fn folder() -> Option<tempfile::TempDir> {
@@ -97,24 +99,6 @@ fn in_one_piece(folder: &Path, len: usize) -> Option<PathBuf> {
     Some(path)
 }
 
-#[derive(Clone, Debug)]
-struct Step {
-    offset: u64,
-    len: u64,
-    expected: bool,
-    then: u8,
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let len = prop_oneof![1u64..200, 4096u64..20_000, 16_384u64..300_000];
-    (0u64..600_000, len, any::<bool>(), 0u8..12).prop_map(|(offset, len, expected, then)| Step {
-        offset,
-        len,
-        expected,
-        then,
-    })
-}
-
 /// The file holds what it should; else tells the first and the last byte that differ.
 fn same(path: &Path, model: &[u8], when: &str) {
     let file = fs::read(path).unwrap();
@@ -125,60 +109,8 @@ fn same(path: &Path, model: &[u8], when: &str) {
     assert!(first.is_none(), "{when}: bytes {first:?} to {last:?} differ");
 }
 
-/// Does the steps in sessions on one file, and on a plain vector.
-fn run(path: &Path, mut model: Vec<u8>, steps: &[Step]) -> Report {
-    let source = bytes(600_000, 77);
-    let device = Buffer::holding(&source);
-    let back = Buffer::new(600_000);
-    let mut session = begin(path);
-    for (i, step) in steps.iter().enumerate() {
-        let from = (i as u64 * 131) % (600_000 - step.len);
-        if step.expected {
-            session.expect(step.offset, step.len);
-        }
-        session.move_range(path, device.at(from), step.offset, step.len, Download).unwrap();
-        let end = (step.offset + step.len) as usize;
-        model.resize(model.len().max(end), 0);
-        model[step.offset as usize..end].copy_from_slice(&source[from as usize..(from + step.len) as usize]);
-        match step.then {
-            0 => {
-                session.flush().unwrap();
-                same(path, &model, "after a flush");
-            }
-            1 => {
-                let want = 100_000.min(model.len() as u64);
-                assert_eq!(session.move_range(path, back.at(0), 0, want, Upload).unwrap(), want);
-                assert!(back.bytes()[..want as usize] == model[..want as usize], "uploaded again");
-            }
-            2 => {
-                session.end().unwrap();
-                session = begin(path);
-            }
-            3 => {
-                // Somebody else opens the file and writes beside us: that must never be lost.
-                let other = fs::OpenOptions::new().write(true).open(path).unwrap();
-                session.flush().unwrap();
-                let at = (step.offset + 13).min(model.len() as u64 - 1);
-                other.write_all_at(&[0xEE; 1], at).unwrap();
-                model[at as usize] = 0xEE;
-            }
-            _ => {}
-        }
-    }
-    let report = session.end().unwrap();
-    same(path, &model, "at the end");
-    report
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn the_file_is_what_the_moves_say(len in 0usize..500_000, steps in proptest::collection::vec(step(), 1..9)) {
-        let Some(folder) = folder() else { return Ok(()) };
-        let (path, _) = some_file(folder.path().join("out"), len);
-        run(&path, bytes(len, 1), &steps);
-    }
+fn leaked(kernel: &'static dyn Kernel) -> &'static Runtime {
+    Box::leak(Box::new(Runtime::with_kernel(Settings::default(), kernel)))
 }
 
 #[test]
@@ -526,127 +458,4 @@ fn a_session_that_is_let_go_writes_what_it_gathered() {
     let mut expected = bytes(10 * WIDTH as usize, 1);
     expected[4 * WIDTH as usize..][..5000].copy_from_slice(&bytes(5000, 2));
     same(&path, &expected, "at the end");
-}
-
-/// A kernel that tells of a lease only so often, and sees to it that it is asked before each direct write.
-#[derive(Default)]
-struct Watchful {
-    /// How often it is still there, once this is set.
-    left: Mutex<Option<u32>>,
-    /// Nobody is given time to give it back.
-    by_force: bool,
-    direct: AtomicUsize,
-    unasked: AtomicUsize,
-}
-
-thread_local! {
-    static ASKED: Cell<bool> = const { Cell::new(false) };
-}
-
-impl Kernel for Watchful {
-    fn has_write_lease(&self, fd: i32) -> bool {
-        let mut left = self.left.lock().unwrap();
-        let there = Linux.has_write_lease(fd) && *left != Some(0);
-        *left = left.map(|n| n.saturating_sub(1));
-        ASKED.set(there);
-        there
-    }
-
-    fn lease_break_time(&self) -> Option<u64> {
-        if self.by_force { Some(0) } else { Linux.lease_break_time() }
-    }
-
-    unsafe fn pwritev(
-        &self,
-        route: Route,
-        fd: i32,
-        vectors: &[[usize; 2]],
-        at: Option<u64>,
-        flags: u32,
-    ) -> Result<usize, Errno> {
-        if route == Route::Direct {
-            self.direct.fetch_add(1, Relaxed);
-            self.unasked.fetch_add(usize::from(!ASKED.replace(false)), Relaxed);
-        }
-        // SAFETY: passed on to the caller.
-        unsafe { Linux.pwritev(route, fd, vectors, at, flags) }
-    }
-}
-
-fn leaked(kernel: &'static dyn Kernel) -> &'static Runtime {
-    Box::leak(Box::new(Runtime::with_kernel(Settings::default(), kernel)))
-}
-
-#[test]
-fn a_lease_that_goes_between_two_requests_ends_the_writing_of_neighbours() {
-    let Some(folder) = folder() else { return };
-    const STRIPES: u64 = 8;
-    for times in [0, 1, 4, 100] {
-        let Some(path) = in_one_piece(folder.path(), (STRIPES + 2) as usize * WIDTH as usize) else { return };
-        await_alone(&path).unwrap();
-        let kernel: &Watchful = Box::leak(Box::default());
-        let device = Buffer::holding(&bytes(9000, 6));
-        let mut session = Session::begin_as_if_striped(leaked(kernel), &path, WIDTH, 8192).unwrap();
-        let mut expected = bytes((STRIPES + 2) as usize * WIDTH as usize, 1);
-        for stripe in 1..=STRIPES {
-            session.expect(stripe * WIDTH + 5, 9000);
-        }
-        for stripe in 1..=STRIPES {
-            let at = stripe * WIDTH + 5;
-            session.move_range(&path, device.at(0), at, 9000, Download).unwrap();
-            expected[at as usize..at as usize + 9000].copy_from_slice(&bytes(9000, 6));
-        }
-        let gathered = session.report();
-        *kernel.left.lock().unwrap() = Some(times);
-        let report = session.end().unwrap();
-        same(&path, &expected, "at the end");
-        let direct = kernel.direct.load(Relaxed) as u64;
-        assert_eq!(kernel.unasked.load(Relaxed), 0, "a request that the lease was not asked for");
-        let kept = direct > 0 && direct == (report.whole / WIDTH);
-        assert!(direct == 0 || kept, "{report:?}");
-        if times < 100 {
-            // Once for being alone at all; the watcher may have asked meanwhile.
-            assert!(direct <= u64::from(times.saturating_sub(1)), "{direct} of {times}");
-            assert!(matches!(report.promise, Promise::Shaped(_)), "{}", report.promise);
-            assert!(report.loose >= 9000, "{report:?}");
-        } else {
-            assert_eq!((report.promise.clone(), report.loose - gathered.loose), (Promise::Prepared, 0), "{report:?}");
-        }
-        // What is a download's in stripes of two pieces of the file, was loose at once.
-        assert_eq!(report.loose + report.whole - report.neighbours, STRIPES * 9000, "{report:?}");
-    }
-}
-
-#[test]
-fn a_file_is_not_cut_off_where_somebody_else_may_have_got_at_it() {
-    let Some(folder) = folder() else { return };
-    // Narrow stripes, so that they are whole in a file however it lies.
-    let (end, width) = (9000, 8192);
-    let mut refused = 0;
-    // At some time it goes when all is written, and before the file is cut off. Where whoever wants it still waits, the
-    // file is cut off all the same.
-    for (times, by_force) in (1..9).flat_map(|times| [(times, true), (times, false)]) {
-        let path = folder.path().join(format!("out{times}-{by_force}"));
-        let kernel: &Watchful = Box::leak(Box::new(Watchful { by_force, ..Watchful::default() }));
-        let device = Buffer::holding(&bytes(9000, 6));
-        let mut session = Session::begin_as_if_striped(leaked(kernel), &path, width, 0).unwrap();
-        session.expect(0, end as u64);
-        session.move_range(&path, device.at(0), 0, end as u64, Download).unwrap();
-        session.report();
-        *kernel.left.lock().unwrap() = Some(times);
-        let ended = session.end();
-        let got = fs::read(&path).unwrap();
-        assert!(got[..end] == bytes(9000, 6));
-        assert!(got[end..].iter().all(|b| *b == 0));
-        match ended {
-            Ok(report) => assert_eq!(got.len(), end, "{report:?}"),
-            Err(error) => {
-                assert!(by_force && got.len() > end, "{error}");
-                assert_eq!(error.kind, ErrorKind::Failed(Errno::BUSY));
-                assert!(error.to_string().contains(&format!("behind byte {end} it has zeros")), "{error}");
-                refused += 1;
-            }
-        }
-    }
-    assert!(refused > 0, "no stripe was written that reaches beyond the end");
 }
