@@ -10,7 +10,7 @@ import time
 import pytest
 
 import spinio
-from spinio import emulated, nvmmu
+from spinio import _arrays, emulated, nvmmu
 
 numpy = pytest.importorskip("numpy")
 
@@ -223,6 +223,39 @@ def test_the_same_file_is_read_and_written(numbers):
         for step in pieces:
             double(*step)
     assert numpy.array_equal(numpy.fromfile(path, "int32"), values * numpy.int32(2) + numpy.int32(1))
+
+
+def test_each_body_follows_the_one_before(numbers, tmp_path, monkeypatch):
+    """What a GPU's streams are told; the emulated device has nothing to tell them."""
+    path, _ = numbers(400_000)
+    said = []
+
+    class Told(_arrays.Emulated):
+        def current_stream(self):
+            return "outer"
+
+        def mark(self, stream):
+            said.append(("mark", stream))
+            return len(said)
+
+        def follow(self, stream, mark):
+            said.append(("follow", stream, said[mark - 1][1]))
+
+    monkeypatch.setattr(_arrays, "Emulated", Told)
+    with nvmmu.pipeline(path, tmp_path / "out", "int32", count=20_000, device="emulated") as pieces:
+        streams = []
+        for step in pieces:
+            said.append(("body", spinio.current_stream()))
+            streams.append(spinio.current_stream())
+            double(*step)
+    a, b, c = streams[:3]
+    assert len({a, b, c}) == 3 and streams == [a, b, c, a, b]
+    told = [(what[0], *(getattr(s, "handle", s) for s in what[1:])) for what in said]
+    assert told[:4] == [("mark", "outer")] + [("follow", s, "outer") for s in (a, b, c)]
+    want = []
+    for last, this in zip(["outer", *streams], streams):
+        want += [("follow", this, last), ("body", this), ("mark", this)]
+    assert told[4:] == [*want, ("follow", "outer", streams[-1])]
 
 
 def test_bodies_of_torch_keep_their_order_across_streams(numbers, tmp_path):

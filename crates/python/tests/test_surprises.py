@@ -124,6 +124,30 @@ def test_integers_from_anything_that_has_them(data, noise):
             f.read_many([None], 2, out)
 
 
+def test_what_has_no_size_is_not_read_as_nothing(tmp_path):
+    pytest.importorskip("numpy")
+    for path in ("/dev/zero", "/dev/null"):
+        for read in (lambda: spinio.fromfile(path, count=4), lambda: nvmmu.pipeline(path, device="emulated")):
+            with pytest.raises(ValueError, match=f"{path}: only what has a size"):
+                read()
+    with pytest.raises(OSError) as caught:
+        spinio.fromfile("/proc/self/status")
+    assert caught.value.filename == "/proc/self/status"
+
+
+def test_numbers_are_integers(data):
+    pytest.importorskip("numpy")
+    for wrong in ({"count": 1.5}, {"offset": 1.0}):
+        with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+            spinio.fromfile(data, **wrong)
+        with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+            nvmmu.pipeline(data, device="emulated", **wrong)
+    with pytest.raises(TypeError, match="lengths are"):
+        with spinio.open(data) as f:
+            f.read_many([0, 1], None, bytearray(3))
+    assert str(emulated.empty(3, "float32").dtype) == "float32"
+
+
 def test_sessions_take_names_of_bytes(data, noise, tmp_path):
     array = emulated.empty(100)
     with nvmmu.session(os.fsencode(tmp_path / "out")) as s:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import operator
 import os
 import stat
 import sys
@@ -286,6 +287,15 @@ def library(device: Any = "cpu", name: str | None = None) -> Library:
     return Emulated()
 
 
+def size_of(f: _file.File) -> int:
+    """Bytes of a file or a disk; what has no size is a ValueError."""
+    mode = os.fstat(f.fileno()).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
+        why = "only what has a size can be read whole: open() and readinto() take pipes and devices"
+        raise ValueError(f"{f.name if isinstance(f.name, int) else os.fsdecode(f.name)}: {why}")
+    return f._named(os.lseek, 0, os.SEEK_END)
+
+
 def fromfile(
     file: _file.Path,
     dtype: Any = "uint8",
@@ -308,14 +318,12 @@ def fromfile(
     d = _dtypes.of(dtype)
     if not d.itemsize:
         raise TypeError(f"{d.name} elements are no whole bytes")
+    count, offset = operator.index(count), operator.index(offset)
     if count < -1 or offset < 0:
         raise ValueError(f"count {count} and offset {offset} cannot be")
     maker = globals()["library"](device, library)
     with _file.open(file) as f:
-        mode = os.fstat(f.fileno()).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
-            raise ValueError("only what has a size can be read whole: open() and readinto() take pipes and devices")
-        there = max(0, f.seek(0, os.SEEK_END) - offset) // d.itemsize
+        there = max(0, size_of(f) - offset) // d.itemsize
         count = there if count == -1 else min(count, there)
         raw = maker.empty(count * d.itemsize)
         got = (f.pread(raw, offset) or 0) if count else 0

@@ -20,6 +20,9 @@ class DType(NamedTuple):
         """Bytes of an element; types of fewer bits share their bytes, and have none."""
         return self.bits // 8
 
+    def __str__(self) -> str:
+        return self.name
+
 
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
 

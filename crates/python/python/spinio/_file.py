@@ -171,6 +171,8 @@ def _integers(name: str, values: Any) -> Any:
     """8-byte integers: a NumPy array where the program uses NumPy, else an array of the standard library."""
     if is_number(values):
         raise TypeError(f"{name} are a sequence of integers, not one: pread() reads one piece")
+    if values is None:
+        raise TypeError(f"{name} are integers, not None")
     if not hasattr(values, "__len__"):
         values = list(values)
     numpy = sys.modules.get("numpy")

@@ -10,11 +10,12 @@ has queued. So a body may add to what an earlier one has left, and moves overlap
 
 from __future__ import annotations
 
+import operator
 import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ContextManager, Iterator
 
-from spinio import _arrays, _dtypes, _session, _stream
+from spinio import _arrays, _dtypes, _file, _session, _stream
 
 if TYPE_CHECKING:
     from spinio._spinio import _Report
@@ -85,8 +86,10 @@ class Pipeline:
             maker.require(d)
             if not d.itemsize:
                 raise TypeError(f"{d.name} elements are no whole bytes")
-        count = max(1, _PIECE // self._dtype.itemsize) if count is None else count
-        out_count = count if output_count is None else output_count
+        count = max(1, _PIECE // self._dtype.itemsize) if count is None else operator.index(count)
+        out_count = count if output_count is None else operator.index(output_count)
+        slots, offset, output_offset = map(operator.index, (slots, offset, output_offset))
+        total = None if total is None else operator.index(total)
         if min(count, out_count, slots) < 1 or min(offset, output_offset, 0 if total is None else total) < 0:
             raise ValueError(
                 f"pieces of {count} elements, outputs of {out_count}, {slots} slots, offsets {offset} and {output_offset}, "
@@ -117,7 +120,8 @@ class Pipeline:
         self._ended = False
 
     def _elements(self, offset: int, total: int | None) -> int:
-        size = os.stat(self._path).st_size
+        with _file.open(self._path) as f:
+            size = _arrays.size_of(f)
         there = max(0, size - offset)
         if total is None:
             if there % self._dtype.itemsize:
