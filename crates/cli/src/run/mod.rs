@@ -35,7 +35,7 @@ use crate::{library, table, units};
 /// What `spinio run` takes.
 #[derive(Debug, Args)]
 pub struct Run {
-    /// When the program has ended, print on stderr how its device reads travelled
+    /// When the program has ended, print on stderr how its device requests travelled
     #[arg(long)]
     stats: bool,
     /// Set SPINIO_NAME for the program, e.g. `--set threads=8`; docs/settings.md lists them

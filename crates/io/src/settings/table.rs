@@ -47,7 +47,8 @@ pub const TABLE: &[Row] = &[
         values: "list of `copy`, `dma`, `store`, `direct`, `p2p`",
         default: "all",
         doc: "The routes that may be used. `copy` and, on devices without a DMA engine, `store` always may: \
-              they are what every other route falls back to. A CUDA program with a kernel that never ends sets \
+              they are what every other route falls back to. Without `dma` no batch registers pages either (`gather`); \
+              a file that the program holds is registered whatever stands here. A CUDA program with a kernel that never ends sets \
               `copy,direct`, without `dma`: giving registered pages back would wait for that kernel.",
     },
     Row {
