@@ -321,11 +321,11 @@ static int gpus(void) {
     if (child == 0) {
         int count = 0;
         load_more();
-        _exit(gpu.cuInit(0) == 0 && more.cuDeviceGetCount(&count) == 0 ? count : 0);
+        _exit(gpu.cuInit(0) == 0 && more.cuDeviceGetCount(&count) == 0 ? 100 + count : 0);
     }
     int status;
     waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    return WIFEXITED(status) && WEXITSTATUS(status) > 100 ? WEXITSTATUS(status) - 100 : 0; /* below: there is no driver */
 }
 
 int main(int argc, char **argv) {

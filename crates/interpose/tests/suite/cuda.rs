@@ -8,28 +8,51 @@ use std::sync::OnceLock;
 
 use crate::build::{compile, folder, must_pass, preloaded, source};
 
-/// The suite's program; the stand-in lies beside it as `stand-in/libcuda.so.1`.
-fn suite() -> &'static PathBuf {
-    static SUITE: OnceLock<PathBuf> = OnceLock::new();
-    SUITE.get_or_init(|| {
-        let text = |path: &str| source(path).to_str().expect("a path in UTF-8").to_owned();
+/// The folder of the stand-in, as `libcuda.so.1`.
+fn driver() -> &'static PathBuf {
+    static DRIVER: OnceLock<PathBuf> = OnceLock::new();
+    DRIVER.get_or_init(|| {
         let driver = folder().join("stand-in");
         std::fs::create_dir_all(&driver).expect("a folder");
-        let stand_in = text("../sys/tests/fake/libcuda.c");
-        compile("cc", &driver.join("libcuda.so.1"), &["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", &stand_in]);
-        let out = folder().join("gpu-suite");
-        compile("cc", &out, &[&text("../../tests/gpu/suite.c"), "-ldl"]);
-        out
+        let flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", &text("../sys/tests/fake/libcuda.c")];
+        compile("cc", &driver.join("libcuda.so.1"), &flags);
+        driver
     })
 }
 
+/// The suite's program.
+fn suite() -> &'static PathBuf {
+    static SUITE: OnceLock<PathBuf> = OnceLock::new();
+    SUITE.get_or_init(|| program("suite"))
+}
+
+/// The program for two GPUs: the stand-in has as many.
+fn two() -> &'static PathBuf {
+    static TWO: OnceLock<PathBuf> = OnceLock::new();
+    TWO.get_or_init(|| program("two"))
+}
+
+fn program(name: &str) -> PathBuf {
+    let out = folder().join(format!("gpu-{name}"));
+    compile("cc", &out, &[&text(&format!("../../tests/gpu/{name}.c")), "-pthread", "-ldl"]);
+    out
+}
+
+fn text(path: &str) -> String {
+    source(path).to_str().expect("a path in UTF-8").to_owned()
+}
+
 fn run(tests: &[&str]) {
+    run_of(suite(), tests);
+}
+
+fn run_of(program: &PathBuf, tests: &[&str]) {
     let scratch = folder().join(tests.concat());
     std::fs::create_dir_all(&scratch).expect("a folder");
     let mut args = vec![scratch.to_str().expect("a path in UTF-8")];
     args.extend(tests);
-    let mut command = preloaded(suite(), &args);
-    command.env("LD_LIBRARY_PATH", folder().join("stand-in"));
+    let mut command = preloaded(program, &args);
+    command.env("LD_LIBRARY_PATH", driver());
     must_pass(command);
 }
 
@@ -61,4 +84,14 @@ fn calls_keep_to_posix() {
 #[test]
 fn every_kind_of_cuda_memory_is_written() {
     run(&["writes", "captures_survive_writes", "writes_in_stream_order"]);
+}
+
+#[test]
+fn two_gpus_are_read_into() {
+    run_of(two(), &["reads_in_turn", "reads_at_once", "one_after_the_other", "a_reset_of_one", "a_mapping_over_both"]);
+}
+
+#[test]
+fn two_gpus_are_written_out_of() {
+    run_of(two(), &["writes_in_turn", "writes_at_once", "memory_of_the_peer", "two_processes"]);
 }
