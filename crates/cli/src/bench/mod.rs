@@ -281,6 +281,10 @@ fn measure_all(bench: &Bench, o: &mut Outcome, files: &[Subject], device: Name, 
             }
         }
         drop(stress);
+        // What is measured is not lost where a long run is ended.
+        if let Some(folder) = &bench.out {
+            write(folder, o)?;
+        }
     }
     Ok(())
 }
