@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../benches/gpu.h"
+#include "../../benches/common/gpu.h"
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)

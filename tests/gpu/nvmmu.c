@@ -12,7 +12,7 @@
 #include <nvmmu.h>
 #include <spinio.h>
 
-#include "../../benches/gpu.h"
+#include "../../benches/common/gpu.h"
 
 #define FIND(name) ((__typeof__(&name))find(#name))
 

@@ -1,4 +1,4 @@
-//! `cargo x host-cost`: what the library costs a program's host reads. The measuring is done by benches/host_call.c.
+//! `cargo x host-cost`: what the library costs a program's host reads. The measuring is done by benches/calls/host_call.c.
 
 use anyhow::Result;
 
@@ -15,7 +15,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     tools::run(tools::cargo().args(["build", "--quiet", "--release", "--package", "spinio-interpose"]))?;
     let release = tools::target()?.join("release");
     let program = release.join("host_call");
-    let compiler = ["-O2", "-Wall", "-pthread", "benches/host_call.c", "-ldl", "-o"];
+    let compiler = ["-O2", "-Wall", "-pthread", "benches/calls/host_call.c", "-ldl", "-o"];
     tools::run(tools::command("cc").args(compiler).arg(&program))?;
     tools::run(tools::command(&program).arg(release.join("libspinio.so")).args(&args.states))
 }

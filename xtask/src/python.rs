@@ -19,7 +19,7 @@ const TESTS: &str = "crates/python/tests";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Build the release wheel into this folder, with its tests and benchmark beside it, and run nothing
+    /// Build the release wheel into this folder, with its tests beside it, and run nothing
     #[arg(long)]
     wheel: Option<PathBuf>,
     /// Passed on to pytest
@@ -96,7 +96,7 @@ fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The release wheel, its tests and its benchmark, for a machine that has neither cargo nor a network.
+/// The release wheel and its tests, for a machine that has neither cargo nor a network.
 pub(crate) fn carry(folder: &Path) -> Result<()> {
     let python = environment()?;
     let tests = folder.join("tests");
@@ -108,6 +108,5 @@ pub(crate) fn carry(folder: &Path) -> Result<()> {
             fs::copy(&path, tests.join(name(&path)))?;
         }
     }
-    fs::copy(tools::root().join("benches/safetensors.py"), folder.join("safetensors.py"))?;
     Ok(())
 }

@@ -1,5 +1,5 @@
 //! `cargo x stats-cost`: what counting and tracing cost a device read on the emulated device. The measuring is done by
-//! crates/io/benches/stats_cost.rs; on a GPU, by benches/device_call.c of the GPU pack.
+//! crates/io/benches/stats_cost.rs; on a GPU, by benches/calls/device_call.c of the GPU pack.
 
 use anyhow::Result;
 

@@ -18,8 +18,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "gpu.h"
-#include "measure.h"
+#include "../common/gpu.h"
+#include "../common/measure.h"
 
 enum { ROUNDS = 21, BATCHES = 41, CALLS = 4000, KINDS = 4 };
 static const struct { const char *call; size_t size; } kinds[KINDS] = {{"pread", 1}, {"pread", 4096}, {"pwrite", 1}, {"pwrite", 4096}};

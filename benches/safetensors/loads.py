@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Loads one safetensors file into a GPU by several libraries, side by side, in one run.
 
-    safetensors.py [--gib 4] [--tensors 32] [--times 5] [--pause 0.05] [--scratch DIR] [--wheels DIR] [--out FILE] [--only NAME,NAME]
+    loads.py [--gib 4] [--tensors 32] [--times 5] [--pause 0.05] [--scratch DIR] [--wheels DIR] [--out FILE] [--only NAME,NAME]
 
 Needs PyTorch and a GPU, and `spinio` (its wheel may lie in --wheels, as may fastsafetensors'). Rows:
 
@@ -170,7 +170,9 @@ def make(path, size, count):
 
     width = 4096
     rows = max(1, size // count // 2 // width)
-    tensors = {f"layers.{i}.weight": torch.randint(-1000, 1000, (rows, width), dtype=torch.int16).view(torch.bfloat16) for i in range(count)}
+    # Random numbers take longer than all else here: drawn once, and no tensor like another.
+    drawn = torch.randint(-1000, 1000, (rows, width), dtype=torch.int16)
+    tensors = {f"layers.{i}.weight": (drawn + i).view(torch.bfloat16) for i in range(count)}
     save_file(tensors, path)
 
 
@@ -199,8 +201,6 @@ def main():
     parser.add_argument("--only", default=",".join(ROWS))
     parser.add_argument("--row", nargs=2, metavar=("NAME", "FILE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    # This file's own name must not shadow the library's.
-    sys.path = [p for p in sys.path if pathlib.Path(p or ".").resolve() != pathlib.Path(__file__).resolve().parent]
     if args.row:
         return row(*args.row, args.times, args.pause)
 

@@ -22,7 +22,7 @@
     F(cuModuleLoadData, (void **, const void *))                                                                       \
     F(cuModuleGetFunction, (void **, void *, const char *))                                                            \
     F(cuLaunchKernel, (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **))
-#include "rows.h"
+#include "../common/rows.h"
 
 #define DEPTH 128
 

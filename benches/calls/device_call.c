@@ -14,8 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "gpu.h"
-#include "measure.h"
+#include "../common/gpu.h"
+#include "../common/measure.h"
 
 enum { ROUNDS = 21, BATCHES = 201, KINDS = 2, MODES = 3, CLOCKS = 2 };
 enum { LARGE = 8 << 20, FILE_SIZE = 64 << 20 };

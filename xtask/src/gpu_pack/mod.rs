@@ -4,14 +4,19 @@
 //!   pack/ ── libspinio.so, spinio, spinio.h        release build, stripped
 //!         ── suite, many, two, frameworks.py       the GPU suite (tests/gpu); two: with two GPUs
 //!         ── hooks/                                the programs of crates/interpose/tests, on CUDA memory
-//!         ── reads, writes, batch, parts, host_call, device_call, benches/*.py: the benchmarks
+//!         ── reads, writes, batch, parts, host_call, device_call, benches/: the benchmarks
 //!         ── nvmmu                                 moves on a GPU
 //!         ── benches/nvmmu, examples, device       the twelve programs and the example: nvcc builds them there
-//!         ── python/                               with --python: the wheel, its tests and its benchmark
+//!         ── stress-ng/                            this machine's, for `spinio bench` (carried.rs)
+//!         ── python/                               with --python: the wheel, its tests
+//!         ── wheels/                               with --peers: KvikIO, fastsafetensors (carried.rs)
+//!         ── commit                                what all of it was made of
 //!         ── run-gpu-suite                         runs all of it
 //! ```
 //!
 //! The C programs open the driver at run time, so they are built here, on a machine without CUDA.
+
+mod carried;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,9 +30,12 @@ pub(crate) struct Args {
     /// Where the folder goes
     #[arg(long, default_value = "pack")]
     out: PathBuf,
-    /// The wheel of the Python module too, with its tests and its benchmark
+    /// The wheel of the Python module too, with its tests
     #[arg(long)]
     python: bool,
+    /// Wheels of the libraries that are measured beside it, from PyPI
+    #[arg(long)]
+    peers: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -38,10 +46,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ensure!(pack.join("run-gpu-suite").exists(), "{} is there already, and no pack", pack.display());
         fs::remove_dir_all(&pack)?;
     }
-    fs::create_dir_all(pack.join("benches"))?;
+    fs::create_dir_all(&pack)?;
+    // First, so that a folder left half made counts as a pack.
+    copy(&root.join("tests/gpu/run-gpu-suite"), &pack.join("run-gpu-suite"))?;
 
     tools::run(tools::cargo().args(["build", "--release", "--quiet", "-p", "spinio-interpose", "-p", "spinio-cli"]))?;
-    let built = target(&root)?.join("release");
+    let built = tools::target()?.join("release");
     for name in ["libspinio.so", "spinio"] {
         copy(&built.join(name), &pack.join(name))?;
         tools::run(tools::command("strip").arg("--strip-unneeded").arg(pack.join(name)))?;
@@ -49,11 +59,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for (from, to) in [
         ("crates/interpose/include/spinio.h", "spinio.h"),
         ("crates/interpose/include/nvmmu.h", "nvmmu.h"),
-        ("tests/gpu/run-gpu-suite", "run-gpu-suite"),
         ("tests/gpu/frameworks.py", "frameworks.py"),
-        ("benches/h200.py", "benches/h200.py"),
         ("crates/device/src/cuda/gather.ptx", "gather.ptx"),
-        ("benches/peers.py", "benches/peers.py"),
     ] {
         copy(&root.join(from), &pack.join(to))?;
     }
@@ -62,12 +69,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ("tests/gpu/two.c", "two"),
         ("tests/gpu/many.c", "many"),
         ("tests/gpu/nvmmu.c", "nvmmu"),
-        ("benches/reads.c", "reads"),
-        ("benches/writes.c", "writes"),
-        ("benches/batch.c", "batch"),
-        ("benches/parts.c", "parts"),
-        ("benches/host_call.c", "host_call"),
-        ("benches/device_call.c", "device_call"),
+        ("benches/gpu/reads.c", "reads"),
+        ("benches/gpu/writes.c", "writes"),
+        ("benches/gpu/batch.c", "batch"),
+        ("benches/gpu/parts.c", "parts"),
+        ("benches/calls/host_call.c", "host_call"),
+        ("benches/calls/device_call.c", "device_call"),
     ] {
         let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"];
         let headers = root.join("crates/interpose/include");
@@ -81,17 +88,22 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 .arg("-ldl"),
         )?;
     }
-    for folder in ["benches/nvmmu", "device/include", "examples/nvmmu"] {
-        for file in files(&root.join(folder))? {
+    for folder in ["benches/gpu", "benches/nvmmu", "benches/safetensors", "device/include", "examples/nvmmu"] {
+        for file in files(&root.join(folder))?.into_iter().filter(|f| !f.iter().any(|part| part == "__pycache__")) {
             let to = pack.join(file.strip_prefix(&root)?);
             fs::create_dir_all(to.parent().context("a file in a folder")?)?;
             copy(&file, &to)?;
         }
     }
     hooks(&root, &pack.join("hooks"))?;
+    carried::stress_ng(&pack.join("stress-ng"))?;
     if args.python {
         crate::python::carry(&pack.join("python"))?;
     }
+    if args.peers {
+        carried::peers(&pack.join("wheels"))?;
+    }
+    fs::write(pack.join("commit"), tools::output(tools::command("git").args(["describe", "--always", "--dirty"]))?)?;
 
     let bytes: u64 = files(&pack)?.iter().filter_map(|f| fs::metadata(f).ok()).map(|m| m.len()).sum();
     println!("{}: {:.1} MiB; there: ./run-gpu-suite", pack.display(), bytes as f64 / f64::from(1 << 20));
@@ -117,13 +129,6 @@ fn hooks(root: &Path, folder: &Path) -> Result<()> {
         compile(program, &format!("{program}.c"), &[&shim, "-Wl,-rpath,$ORIGIN"])?;
     }
     Ok(())
-}
-
-/// Cargo's folder of built things, wherever it is.
-fn target(root: &Path) -> Result<PathBuf> {
-    let text = tools::output(tools::cargo().args(["metadata", "--format-version=1", "--no-deps"]))?;
-    let metadata: serde_json::Value = serde_json::from_str(&text)?;
-    Ok(metadata["target_directory"].as_str().map_or_else(|| root.join("target"), PathBuf::from))
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {

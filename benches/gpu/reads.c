@@ -23,7 +23,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "rows.h"
+#include "../common/rows.h"
 
 #define MOST 0x7ffff000u /* what one pread moves at most */
 

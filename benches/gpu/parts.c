@@ -8,8 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "gpu.h"
-#include "measure.h"
+#include "../common/gpu.h"
+#include "../common/measure.h"
 
 #define MIB ((size_t)1 << 20)
 

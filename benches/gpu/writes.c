@@ -17,7 +17,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "rows.h"
+#include "../common/rows.h"
 
 #define AREA (64 * MIB) /* of bytes that differ */
 

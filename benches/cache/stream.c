@@ -15,7 +15,7 @@
 
 #include <spinio.h>
 
-#include "measure.h"
+#include "../common/measure.h"
 
 int main(int argc, char **argv) {
     int warm = argc > 1 && !strcmp(argv[1], "warm");

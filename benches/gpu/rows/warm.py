@@ -1,0 +1,95 @@
+"""Reads of a file that is in the page cache."""
+
+import os
+
+from figures import GIB, MIB, all_of, mid, over, rate, ratio, shown, speed, under
+
+
+def big(b):
+    limit = b.run("big", "limit", times=2)
+    us = b.run("big", "us", times=b.args.reps)
+    whole = b.run("big", "us1", times=b.args.reps)
+    peer = b.peer("kvikio", threads=16, env={"KVIKIO_TASK_SIZE": str(4 * MIB)}) + b.peer("kvikio", threads=16, env={"KVIKIO_TASK_SIZE": str(MIB)})
+    peer = sorted(peer, key=lambda p: p["gbps"])[-1:]
+    b.peer("kvikio", threads=1)
+    b.peer("safetensors", size=min(4 * GIB, b.size))
+    plain = b.run("big", "plain", size=min(2 * GIB, b.size), times=1)
+    for name, got in (("plain pread, in calls of 2 GiB", us), ("spinio_pread, one call", whole)):
+        r = ratio(mid(got, "gbps"), mid(limit, "gbps"))
+        b.row(f"one read of {b.size / GIB:g} GiB, fresh mapping ({name})", "0.85 of the limit", over(r, 0.85), limit=rate(limit), peer="KvikIO x16 " + speed(peer), us=speed(got), ratio=f"{shown(r)} of limit")
+    b.row("  (plain pread + cudaMemcpy)", "-", None, us=speed(plain))
+
+
+def again(b):
+    limit = b.run("again", "limit", times=1)
+    for env, goal, cpu in (({}, 0.65, 0.035), ({"SPINIO_THREADS": "16"}, 0.88, None)):
+        us = b.run("again", "us", times=max(1, b.args.reps // 2), env=env)
+        r = ratio(mid(us, "gbps"), mid(limit, "gbps"))
+        met = over(r, goal) if cpu is None else all_of(over(r, goal), under(mid(us, "cpu_per_gb"), cpu))
+        text = f"{goal} of the limit" + (f", {cpu} cpu s/GB" if cpu else ", above KvikIO x16")
+        b.row(f"{b.size / GIB:g} GiB reads back to back {' '.join(f'{k}={v}' for k, v in env.items())}", text, met, limit=rate(limit), us=speed(us), ratio=f"{shown(r)} of limit")
+
+
+def seq8m(b):
+    plain = b.run("seq", "plain", times=1, block=8 * MIB, total=b.most(2 * GIB))
+    us = b.run("seq", "us", times=b.args.reps, block=8 * MIB, total=b.most(4 * GIB))
+    peer = b.peer("kvikio", threads=1, block=8 * MIB, total=b.most(2 * GIB)) + b.peer("kvikio", threads=4, block=8 * MIB, total=b.most(2 * GIB))
+    best = sorted(peer, key=lambda p: p["gbps"])[-1:]
+    met = all_of(over(mid(us, "gbps"), 18), under(mid(us, "cpu_per_gb"), 0.25))
+    b.row("8 MiB reads, sequential, one thread", "18 GB/s, 0.25 cpu s/GB", met, peer=f"plain {rate(plain)}; KvikIO {rate(best)}", us=speed(us), ratio=f"{shown(ratio(mid(us, 'gbps'), mid(plain, 'gbps')))} of plain")
+
+
+def par16(b):
+    plain = b.run("par", "plain", times=1, block=8 * MIB, threads=16)
+    us = b.run("par", "us", times=b.args.reps, block=8 * MIB, threads=16)
+    b.row("8 MiB reads from 16 threads at once", "40 GB/s", over(mid(us, "gbps"), 40), peer="plain " + rate(plain), us=speed(us), ratio=f"{shown(ratio(mid(us, 'gbps'), mid(plain, 'gbps')))} of plain")
+
+
+def small(b):
+    for block, goal, total in ((4096, 2.2, b.most(400 * MIB)), (65536, 1.4, b.most(2 * GIB))):
+        plain, us = [], []
+        for _ in range(b.args.reps):  # side by side, so that drift of the machine hits both
+            plain += b.run("seq", "plain", block=block, total=total)
+            us += b.run("seq", "us", block=block, total=total)
+        peer = b.peer("kvikio", threads=1, block=block, total=total // 8)
+        r = ratio(mid(us, "gbps"), mid(plain, "gbps"))
+        b.row(f"sequential {block // 1024} KiB reads", f"{goal}x of plain", over(r, goal), peer=f"plain {rate(plain)}; KvikIO {rate(peer)}", us=speed(us), ratio=f"{shown(r)} of plain")
+
+
+def owner(b):
+    if os.getuid() != 0:
+        b.note("owner: needs root")
+        return
+    rs = []
+    try:
+        for row, values in (("seq", {"block": 8 * MIB, "total": b.most(4 * GIB)}), ("big", {})):
+            ours, others = [], []
+            for _ in range(b.args.reps):
+                os.chown(b.file, 65534, 65534)
+                ours += b.run(row, "us", user=65534, label="own file", **values)
+                os.chown(b.file, 0, 0)
+                others += b.run(row, "us", user=65534, label="another's file", **values)
+            r = ratio(mid(others, "gbps"), mid(ours, "gbps"))
+            rs.append(r)
+            b.row(f"a warm file of another owner, {'8 MiB reads' if row == 'seq' else 'one read'}", "0.9 of the same file owned", over(r, 0.9), peer="own " + speed(ours), us=speed(others), ratio=f"{shown(r)} of own")
+    finally:
+        os.chown(b.file, 0, 0)
+
+
+def first(b):
+    for block in (4096, MIB, 8 * MIB):
+        got = b.run("first", "us", times=b.args.reps, block=block)
+        a, s = mid(got, "first_us"), mid(got, "second_us")
+        more = None if a is None else (a - s) / 1000
+        b.row(f"first device read of a process, {block // 1024} KiB", "within 5 ms of the second", under(more, 5), us="-" if a is None else f"{a / 1000:.2f} ms, second {s / 1000:.3f} ms", ratio="-" if more is None else f"+{more:.2f} ms")
+
+
+def host(b):
+    for block in (1, 4096):
+        without, with_us = [], []
+        for _ in range(b.args.reps):
+            without += b.run("host", "plain", block=block)
+            with_us += b.run("host", "us", block=block)
+        a, u = mid(without, "ns"), mid(with_us, "ns")
+        r = ratio(u, a)
+        b.row(f"host pread of {block} B, with CUDA at work", "at most 1.05x", under(r, 1.05), peer=f"without {a or 0:.0f} ns", us=f"{u or 0:.0f} ns", ratio=f"{shown(r)}x")
