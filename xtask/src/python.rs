@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// The interpreter of the environment, which is made if it is not there.
-fn environment() -> Result<PathBuf> {
+pub(crate) fn environment() -> Result<PathBuf> {
     let version = tools::output(tools::command("python3").args(["-c", "import sys; print(sys.version, sys.prefix)"]))?;
     let wanted = fs::read_to_string(tools::root().join(TESTS).join("requirements.txt"))?;
     let mut sum = DefaultHasher::new();

@@ -17,6 +17,7 @@
 //! The C programs open the driver at run time, so they are built here, on a machine without CUDA.
 
 mod carried;
+mod rehearse;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,6 +37,9 @@ pub(crate) struct Args {
     /// Wheels of the libraries that are measured beside it, from PyPI
     #[arg(long)]
     peers: bool,
+    /// Then run all of it here, tiny, on a stand-in for the CUDA driver
+    #[arg(long)]
+    rehearse: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -88,7 +92,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 .arg("-ldl"),
         )?;
     }
-    for folder in ["benches/gpu", "benches/nvmmu", "benches/safetensors", "device/include", "examples/nvmmu"] {
+    for folder in
+        ["benches/gpu", "benches/nvmmu", "benches/record", "benches/safetensors", "device/include", "examples/nvmmu"]
+    {
         for file in files(&root.join(folder))?.into_iter().filter(|f| !f.iter().any(|part| part == "__pycache__")) {
             let to = pack.join(file.strip_prefix(&root)?);
             fs::create_dir_all(to.parent().context("a file in a folder")?)?;
@@ -107,7 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
     let bytes: u64 = files(&pack)?.iter().filter_map(|f| fs::metadata(f).ok()).map(|m| m.len()).sum();
     println!("{}: {:.1} MiB; there: ./run-gpu-suite", pack.display(), bytes as f64 / f64::from(1 << 20));
-    Ok(())
+    if args.rehearse { rehearse::run(&root, &pack) } else { Ok(()) }
 }
 
 /// Programs of `crates/interpose/tests/c` that run on any device, and the shim that gives them its memory.

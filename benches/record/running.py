@@ -1,0 +1,117 @@
+"""One step under a clock, and the archive of what all of them left.
+
+A step is a session of its own. When its time is over, everything in that session is ended: stress-ng puts its workers into process
+groups that nobody else knows, and one left over would disturb what is measured next.
+"""
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tarfile
+import time
+
+EVERY = 25  # seconds between two packings of a step that runs
+
+
+class Packer:
+    """Packs a folder into an archive that is whole at any moment."""
+
+    def __init__(self, folder, archive):
+        self.folder, self.archive = folder, archive
+        self.seen = None
+
+    def state(self):
+        files = [p for p in sorted(self.folder.rglob("*")) if p.is_file()]
+        return [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+
+    def pack(self):
+        try:
+            state = self.state()
+            if state == self.seen:
+                return
+            new = self.archive.with_name("." + self.archive.name)
+            with tarfile.open(new, "w:gz") as tar:
+                tar.add(self.folder, arcname=self.folder.name, filter=small)
+            new.replace(self.archive)
+            self.seen = state
+        except OSError as e:  # a file that went away meanwhile: the next time
+            print(f"not packed: {e}", flush=True)
+
+
+def small(info):
+    """Figures and logs, no data."""
+    return None if info.size > 8 << 20 else info
+
+
+def session(number):
+    """Processes of a session."""
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(words[3]) == number and words[0] != "Z":
+            yield int(entry.name)
+
+
+def end(number, patience=5):
+    """Ends what is left of a session: asked first, then killed."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for pid in session(number):
+            try:
+                os.kill(pid, sign)
+            except ProcessLookupError:
+                pass
+        until = time.monotonic() + patience
+        while time.monotonic() < until and any(True for _ in session(number)):
+            time.sleep(0.05)
+
+
+def of_a_killed_run(place):
+    """Ends what a record left that was killed itself, and removes its folder: both would disturb what is measured next."""
+    for left in place.glob("spinio-record.*"):
+        try:
+            words = pathlib.Path("/proc", (left / "pid").read_text(), "cmdline").read_bytes()
+            if b"record.py" in words:
+                continue  # it is at work
+        except OSError:
+            pass
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and pathlib.Path(os.readlink(entry / "cwd")).is_relative_to(left):
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except OSError:
+                pass
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def run(step, folder, limit, packer):
+    """Its status, and how that is said. Its output goes to `log.txt` in the folder."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SPINIO_")} | {"PYTHONUNBUFFERED": "1"} | step.env
+    command = [str(word) for word in step.command(folder, limit)]
+    with open(folder / "log.txt", "w") as log:
+        print("$", *command, file=log, flush=True)
+        try:
+            child = subprocess.Popen(command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        except OSError as e:
+            return 127, f"FAILED: {e}"
+        until = time.monotonic() + limit
+        try:
+            while (left := until - time.monotonic()) > 0:
+                try:
+                    child.wait(min(EVERY, left))
+                    break
+                except subprocess.TimeoutExpired:
+                    packer.pack()
+        finally:
+            end(child.pid)
+            status = child.wait()
+    if left <= 0:
+        return 124, "FAILED: took too long, ended"
+    if status == step.skip:
+        return 0, "skipped"
+    return status, "passed" if status == 0 else f"FAILED, status {status}"
