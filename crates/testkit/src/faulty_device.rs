@@ -71,6 +71,8 @@ struct Plan {
     faults: Vec<Fault>,
     calls: [u64; Operation::ALL.len()],
     failed: u64,
+    /// What is meant for the one queue comes to the other.
+    redirected: Option<(QueueId, QueueId)>,
     /// The operation that panics, whose call, and how many of those pass first.
     panic: Option<(Operation, ThreadId, u64)>,
 }
@@ -97,6 +99,15 @@ impl FaultyDevice {
     /// Lets the `nth` call of an operation that this thread makes from now on panic, without a word.
     pub fn panic(&self, operation: Operation, nth: u64) {
         self.plan().panic = Some((operation, thread::current().id(), nth - 1));
+    }
+
+    /// From now on copies into the device and host functions that are meant for one queue come to another.
+    pub fn redirect(&self, from: QueueId, to: QueueId) {
+        self.plan().redirected = Some((from, to));
+    }
+
+    fn directed(&self, queue: QueueId) -> QueueId {
+        self.plan().redirected.filter(|r| r.0 == queue).map_or(queue, |r| r.1)
     }
 
     /// No more faults.
@@ -186,7 +197,7 @@ impl Device for FaultyDevice {
     unsafe fn copy_in(&self, queue: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
         self.pass(Operation::CopyIn)?;
         // SAFETY: passed on to the caller.
-        unsafe { self.inner.copy_in(queue, dst, src, len) }
+        unsafe { self.inner.copy_in(self.directed(queue), dst, src, len) }
     }
 
     unsafe fn copy_out(&self, queue: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
@@ -248,7 +259,7 @@ impl Device for FaultyDevice {
     ) -> Result<()> {
         self.pass(Operation::CallHost)?;
         // SAFETY: passed on to the caller.
-        unsafe { self.inner.call_host(queue, function, argument) }
+        unsafe { self.inner.call_host(self.directed(queue), function, argument) }
     }
 
     fn prepare_gather(&self, code: &dyn CodeStore) -> Result<()> {
