@@ -44,8 +44,9 @@ int spinio_mem_copy(void *to, const void *from, size_t size);
 ssize_t spinio_pread(int fd, void *buffer, size_t size, off_t offset);
 
 /* Reads the file now and queues the copies into device memory on a stream of the device (CUDA: a cudaStream_t).
- * Returns the bytes that will be there once the stream gets that far. EFAULT if the buffer is no device memory, EBUSY if
- * the stream is being captured into a graph. */
+ * Returns the bytes that will be there once the stream gets that far. Until then it holds staging memory of their length; if
+ * twice SPINIO_STAGING is held so, it waits for a stream to move. EFAULT if the buffer is no device memory, EBUSY if the
+ * stream is being captured into a graph. */
 ssize_t spinio_pread_async(int fd, void *buffer, size_t size, off_t offset, void *stream);
 
 /* The stream that this thread's reads and writes are ordered with from now on, hooked ones included: a cudaStream_t,
@@ -76,9 +77,11 @@ ssize_t spinio_pwrite(int fd, const void *buffer, size_t size, off_t offset);
 /* Queues a pwrite() of device memory on a stream of the device (CUDA: a cudaStream_t) and returns 0. When the stream gets
  * there the file is written, and then *written, unless it is NULL, set to the bytes written or to an errno below zero;
  * what is queued behind it on the stream waits for both. The file may be closed meanwhile. Writes larger than the staging
- * memory (SPINIO_STAGING) are made at once, behind what is queued. Until the stream gets there the write holds as much of
- * that memory, so a stream that waits for something this thread does later must not be made to wait for large ones. EFAULT if the buffer is no device memory, ESPIPE if the
- * file has no offsets, EBADF if it is not open for writing, EBUSY if the stream is being captured into a graph. */
+ * memory (SPINIO_STAGING) are made at once, behind what is queued. Until the stream gets there the write holds memory of
+ * its length, which no other request waits for. Of that at most twice SPINIO_STAGING is pinned; beyond it CUDA copies only
+ * while the caller waits, so a stream that waits for something this thread does later would then wait for ever. EFAULT if
+ * the buffer is no device memory, ESPIPE if the file has no offsets, EBADF if it is not open for writing, EBUSY if the
+ * stream is being captured into a graph. */
 int spinio_pwrite_async(int fd, const void *buffer, size_t size, off_t offset, void *stream, ssize_t *written);
 
 /* ---- batches --------------------------------------------------------------------------------------------------- */

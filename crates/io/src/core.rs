@@ -18,7 +18,7 @@ use crate::hold::Holds;
 use crate::kernel::Kernel;
 use crate::lock::lock;
 use crate::model::Models;
-use crate::own::Leases;
+use crate::own::{Leases, Uploads};
 use crate::pins::{Pins, QUIET};
 use crate::staging::Staging;
 use crate::stats::{self, Gauge};
@@ -116,6 +116,9 @@ pub(crate) struct Core {
     /// No thread gets at the descriptors of another one's table.
     pub(crate) sharing_refused: AtomicBool,
     stagings: Mutex<Vec<Arc<Staging>>>,
+    /// Those of moves that wait for a queue of the program's.
+    queued: Mutex<Vec<Arc<Staging>>>,
+    pub(crate) uploads: Uploads,
     verdicts: Mutex<HashMap<(u64, DeviceId), Verdict>>,
     threads: usize,
     me: Weak<Core>,
@@ -159,6 +162,8 @@ impl Core {
             ring_refused: AtomicBool::new(false),
             sharing_refused: AtomicBool::new(false),
             stagings: Mutex::default(),
+            queued: Mutex::default(),
+            uploads: Uploads::default(),
             verdicts: Mutex::default(),
             threads,
             me: me.clone(),
@@ -232,7 +237,8 @@ impl Core {
     pub(crate) fn publish(&self) {
         let stats = self.stats();
         stats.set(Gauge::Pinned, self.pins.bytes());
-        stats.set(Gauge::Staging, lock(&self.stagings).iter().map(|s| s.total()).sum());
+        let bytes = |rings: &Mutex<Vec<Arc<Staging>>>| lock(rings).iter().map(|s| s.total()).sum::<u64>();
+        stats.set(Gauge::Staging, bytes(&self.stagings) + bytes(&self.queued));
         stats.set(Gauge::KeptFiles, self.files.count());
         let (files, bytes) = self.holds.totals();
         stats.set(Gauge::HeldFiles, files);
@@ -306,7 +312,21 @@ impl Core {
 
     /// The staging ring of a device.
     pub(crate) fn staging(&self, device: &'static dyn Device) -> Arc<Staging> {
-        let mut stagings = lock(&self.stagings);
+        self.ring(&self.stagings, device)
+    }
+
+    /// The ring of what waits for a queue of the program's, which may wait for the program.
+    pub(crate) fn staging_of_queued(&self, device: &'static dyn Device) -> Arc<Staging> {
+        self.ring(&self.queued, device)
+    }
+
+    /// Bytes that both rings of a device have.
+    pub(crate) fn staging_bytes(&self, device: &'static dyn Device) -> u64 {
+        self.staging(device).total() + self.staging_of_queued(device).total()
+    }
+
+    fn ring(&self, rings: &Mutex<Vec<Arc<Staging>>>, device: &'static dyn Device) -> Arc<Staging> {
+        let mut stagings = lock(rings);
         // By object, not by number: after a device reset a new object stands for the same device.
         if let Some(found) = stagings.iter().find(|s| core::ptr::addr_eq(s.device(), device)) {
             return Arc::clone(found);

@@ -136,7 +136,7 @@ impl Runtime {
 
     /// Bytes of pinned staging memory held for the device of an allocation.
     pub fn staging_bytes(&self, of: &Allocation) -> u64 {
-        self.core.staging(of.device).total()
+        self.core.staging_bytes(of.device)
     }
 
     /// What the threads share.

@@ -10,15 +10,21 @@
 //! its bytes are there. After the call nothing is asked of the device any more, except by the queue itself: a program
 //! that waits for its device waits for files too, but never for somebody who waits for it.
 //!
+//! The program may queue any number, and let the queue wait for itself: so nothing here waits for a block. An upload takes what
+//! the ring of queued moves has, up to 16, but leaves others half of what is left. Where it has none, it uses the blocks of
+//! the upload before it in the same queue, which is over when its own turn comes; the file is read only then. The first
+//! of a queue gets a block beyond the bound.
+//!
 //! A download is [`Runtime::write_async`] (write/later.rs).
 //!
 //! Known flaws: the driver runs host functions of all queues on one thread, so uploads in two queues wait for each other's
-//! files. Bytes that the file loses between the question for its size and the read arrive as zeros; the result tells.
+//! files. An upload behind one of a stream that was destroyed meanwhile, in a new stream of the same number, may find that its
+//! memory is in use still: it fails with EIO. Bytes that the file loses between the question for its size and the read arrive as zeros; the result tells.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use spinio_device::{Device, QueueId, Wait};
@@ -36,9 +42,6 @@ const PENDING: isize = isize::MIN;
 
 /// Blocks of an upload: so many pieces are read ahead of the queue.
 const AHEAD: usize = 16;
-
-/// How long to wait for more blocks than one.
-const PATIENCE: Duration = Duration::from_millis(1);
 
 /// The word that a result is stored in.
 #[derive(Debug)]
@@ -108,13 +111,62 @@ impl OnItsWay {
     }
 }
 
+/// Blocks of one upload, or of several that follow each other in a queue. They go back with the last.
+struct Lot {
+    staging: Arc<Staging>,
+    blocks: Mutex<Vec<Block>>,
+    /// The device may use them still.
+    lost: AtomicBool,
+}
+
+impl Drop for Lot {
+    fn drop(&mut self) {
+        for block in lock(&self.blocks).drain(..) {
+            match self.lost.load(Acquire) {
+                true => self.staging.lose(block),
+                false => self.staging.give_back(block),
+            }
+        }
+    }
+}
+
+/// The last upload of each queue that is not over, as far as anybody has looked.
+#[derive(Default)]
+pub(crate) struct Uploads(Mutex<Vec<(QueueId, Weak<Upload>)>>);
+
+impl Uploads {
+    /// The memory of the upload before, in the same queue of the same device, and how one knows that it is over.
+    fn before(&self, device: &dyn Device, queue: QueueId) -> Option<(Arc<Lot>, OnItsWay)> {
+        let last = lock(&self.0);
+        let (_, upload) = last.iter().find(|(of, upload)| {
+            let on = |upload: Arc<Upload>| core::ptr::addr_eq(upload.device, device);
+            *of == queue && upload.upgrade().is_some_and(on)
+        })?;
+        let upload = upload.upgrade()?;
+        let lot = lock(&upload.lot).clone()?;
+        Some((lot, upload.result.clone()))
+    }
+
+    fn note(&self, queue: QueueId, upload: &Arc<Upload>) {
+        let mut last = lock(&self.0);
+        last.retain(|(of, other)| {
+            let other = other.upgrade().filter(|other| lock(&other.lot).is_some());
+            other.is_some_and(|other| *of != queue || !core::ptr::addr_eq(other.device, upload.device))
+        });
+        last.push((queue, Arc::downgrade(upload)));
+    }
+}
+
 /// What keepers and host functions share.
 struct Upload {
     file: Arc<OwnFile>,
     at: u64,
     len: usize,
-    staging: Arc<Staging>,
-    blocks: Mutex<Vec<Block>>,
+    device: &'static dyn Device,
+    /// `None`: it is over.
+    lot: Mutex<Option<Arc<Lot>>>,
+    /// Whose memory it takes over, when its turn has come.
+    before: Option<OnItsWay>,
     memory: Vec<usize>,
     state: Mutex<State>,
     changed: Condvar,
@@ -130,6 +182,8 @@ struct State {
     /// Bytes of the unbroken front, as far as the file had them.
     good: usize,
     error: Option<Errno>,
+    /// The memory is not its own: nothing is read into it.
+    barred: bool,
 }
 
 impl Upload {
@@ -196,6 +250,12 @@ impl Upload {
 
     /// The queue has come to a piece: what it needs is waited for.
     fn reached(self: &Arc<Self>, piece: usize) {
+        if piece == 0 && self.before.is_some() {
+            self.take_over();
+        }
+        if lock(&self.state).barred {
+            return;
+        }
         if let Some(free) = piece.checked_sub(1)
             && free + self.memory.len() < self.pieces()
         {
@@ -207,11 +267,23 @@ impl Upload {
         }
     }
 
+    /// Has the first pieces filled.
+    fn begin(self: &Arc<Self>) {
+        (0..self.memory.len().min(self.pieces())).for_each(|piece| self.start(piece));
+    }
+
+    /// The queue has come to the beginning: the upload before is over, or else it was another queue's of this number.
+    fn take_over(self: &Arc<Self>) {
+        if self.before.as_ref().is_none_or(|before| before.0.value.load(Acquire) != PENDING) {
+            return self.begin();
+        }
+        let mut state = lock(&self.state);
+        (state.barred, state.good, state.error) = (true, 0, Some(Errno::IO));
+    }
+
     /// The queue has come to the end.
     fn over(&self) {
-        for block in lock(&self.blocks).drain(..) {
-            self.staging.give_back(block);
-        }
+        drop(lock(&self.lot).take());
         let state = lock(&self.state);
         let result = match state.error {
             Some(error) if state.good == 0 => Err(error),
@@ -231,7 +303,9 @@ impl Upload {
     fn give_up(&self, device: &dyn Device, queue: QueueId) {
         if device.drain(queue, Wait::Context).is_err() {
             // It cannot say that it is done: the blocks are nobody's from now on.
-            lock(&self.blocks).drain(..).for_each(|block| self.staging.lose(block));
+            if let Some(lot) = &*lock(&self.lot) {
+                lot.lost.store(true, Release);
+            }
         }
         let mut state = lock(&self.state);
         // Not all pieces: where the device is lost, nobody begins those whose turn has not come.
@@ -300,28 +374,40 @@ impl Runtime {
         if len == 0 {
             return Ok(OnItsWay::over(0));
         }
-        let staging = self.core().staging(device);
-        let mut blocks = vec![staging.take().map_err(device_fail)?];
-        blocks.extend(staging.take_many(len.div_ceil(BLOCK).min(AHEAD) - 1, PATIENCE));
-        let memory: Vec<usize> = blocks.iter().map(|b| b.ptr() as usize).collect();
-        // Memory that is not pinned is read by the driver when the copy is queued, not when it runs.
-        let pinned = blocks.iter().all(|b| b.pinned);
+        let uploads = &self.core().uploads;
+        let staging = self.core().staging_of_queued(device);
         let pieces = len.div_ceil(BLOCK);
+        let mut blocks = staging.take_many(pieces.min(AHEAD).min(staging.left().div_ceil(2)), Duration::ZERO);
+        let shared = if blocks.is_empty() { uploads.before(device, queue) } else { None };
+        let (lot, before) = match shared {
+            Some((lot, before)) => (lot, Some(before)),
+            None => {
+                if blocks.is_empty() {
+                    blocks.push(staging.beyond_bound().or_else(|_| staging.take()).map_err(device_fail)?);
+                }
+                (Arc::new(Lot { staging, blocks: Mutex::new(blocks), lost: AtomicBool::new(false) }), None)
+            }
+        };
+        let memory: Vec<usize> = lock(&lot.blocks).iter().map(|b| b.ptr() as usize).collect();
+        // Memory that is not pinned is read by the driver when the copy is queued, not when it runs.
+        let pinned = lock(&lot.blocks).iter().all(|b| b.pinned);
         let upload = Arc::new(Upload {
             file: Arc::clone(file),
             at,
             len,
-            staging: Arc::clone(&staging),
-            blocks: Mutex::new(blocks),
+            device,
+            lot: Mutex::new(Some(lot)),
+            before,
             memory,
-            state: Mutex::new(State { filled: vec![false; pieces], running: 0, good: len, error: None }),
+            state: Mutex::new(State { filled: vec![false; pieces], running: 0, good: len, error: None, barred: false }),
             changed: Condvar::new(),
             result: OnItsWay::new(),
             watch: self.core().stats().begin(Direction::Read, file.fd(), Some(at), len as u64).on(device),
             begun: Instant::now(),
         });
-        for piece in 0..upload.memory.len().min(pieces) {
-            upload.start(piece);
+        uploads.note(queue, &upload);
+        if upload.before.is_none() {
+            upload.begin();
         }
         let queue_piece = |piece: usize| {
             if !(pinned && queue_turn(device, queue, &upload, piece)) {

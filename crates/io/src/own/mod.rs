@@ -28,6 +28,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, CacheStat, DirectAlign, Fd, News, Placed, Private, PrivateError, Ring, Stat};
 
 pub use self::later::OnItsWay;
+pub(crate) use self::later::Uploads;
 pub(crate) use self::lease::Leases;
 pub use self::lease::WriteLease;
 use crate::Runtime;

@@ -79,8 +79,8 @@ impl Runtime {
     }
 
     /// Reads the file now and queues the copies on `queue` (CUDA: a stream); returns the bytes that will be there
-    /// once the queue gets that far. Waits only for staging memory: a read larger than the staging ring needs the
-    /// queue to move.
+    /// once the queue gets that far. Waits only for staging memory, that of queued moves, and up to twice the bound:
+    /// beyond it the queue has to move.
     pub fn read_async(&self, fd: Fd, at: u64, to: Target, len: usize, queue: QueueId) -> Result<usize> {
         let len = len.min(usize::try_from(to.allocation.room(to.addr)).unwrap_or(usize::MAX));
         if to.allocation.device.is_captured(queue) {

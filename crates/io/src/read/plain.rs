@@ -50,7 +50,10 @@ impl Plain {
             return self.store(core);
         }
         let fail = |e| Error::device(e, "read", self.at.unwrap_or(0), self.len as u64);
-        let staging = core.staging(device);
+        let staging = match self.queue {
+            Some(_) => core.staging_of_queued(device),
+            None => core.staging(device),
+        };
         let lease;
         let queue = match self.queue {
             Some(queue) => queue,
@@ -72,7 +75,11 @@ impl Plain {
         while done < self.len {
             let begun = Instant::now();
             let want = (self.len - done).min(BLOCK);
-            let block = match staging.take() {
+            let block = match self.queue.map_or(Ok(None), |_| staging.take_queued()) {
+                Ok(Some(block)) => Ok(block),
+                _ => staging.take(),
+            };
+            let block = match block {
                 Ok(block) => block,
                 Err(e) => {
                     ended = Err(fail(e));

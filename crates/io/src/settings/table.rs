@@ -40,7 +40,8 @@ pub const TABLE: &[Row] = &[
         values: "bytes, from `2M`; `K`, `M`, `G`",
         default: "`128M`",
         doc: "Upper bound of pinned staging memory a device. It grows on demand. What is less than `4M` counts as `4M`. \
-              A write up to this size is one call of the kernel; a larger one is made in parts.",
+              A write up to this size is one call of the kernel; a larger one is made in parts. What waits for a stream \
+              (`..._async`) has a ring of its own: as much again, and up to twice that rather than keep its caller waiting.",
     },
     Row {
         name: "SPINIO_ROUTES",

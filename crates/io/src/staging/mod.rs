@@ -16,6 +16,10 @@
 //! When the driver refuses pinned memory the ring lends ordinary memory instead: every
 //! device copies from it, more slowly, and the statistics say so.
 //!
+//! There are two rings a device: one for requests that their caller waits for, whose blocks come back by themselves, and one
+//! for what waits for a queue of the program's (`Core::staging_of_queued`). A queue may wait for the program, and the
+//! program for a read: so what the one ring lends for long must not be what the other one lacks.
+//!
 //! `interleavings.rs` runs two fillers and a device through every order in which they can meet.
 //!
 //! Known flaws: a block serves one queue at a time, so a program that spreads small reads
@@ -165,6 +169,31 @@ impl Staging {
         taken
     }
 
+    /// Blocks that could be taken now without waiting, if nobody else took any.
+    pub(crate) fn left(&self) -> usize {
+        let mut pool = lock(&self.pool);
+        while let Some(at) = pool.retired.iter().position(|(_, fence)| self.is_over(fence))
+            && let Some((block, fence)) = pool.retired.remove(at)
+        {
+            self.device.release_fence(fence);
+            pool.free.push(block);
+        }
+        pool.free.len() + (self.bound.saturating_sub(pool.total) / BLOCK as u64) as usize
+    }
+
+    /// A block that the bound does not allow, for who must not wait. It stays in the ring.
+    pub(crate) fn beyond_bound(&self) -> Result<Block, DeviceError> {
+        match self.try_take()? {
+            Some(block) => Ok(block),
+            None => self.grow(&mut lock(&self.pool)),
+        }
+    }
+
+    /// The same, but only up to twice the bound.
+    pub(crate) fn take_queued(&self) -> Result<Option<Block>, DeviceError> {
+        if self.total() < 2 * self.bound { self.beyond_bound().map(Some) } else { self.try_take() }
+    }
+
     /// A block of one's own, if there is one without waiting.
     pub(crate) fn try_take(&self) -> Result<Option<Block>, DeviceError> {
         let mut pool = lock(&self.pool);
@@ -240,7 +269,8 @@ impl Staging {
 
     /// New blocks: one at first, then a slab at a time.
     fn grow(&self, pool: &mut Pool) -> Result<Block, DeviceError> {
-        let wanted = if pool.total == 0 { BLOCK } else { SLAB.min((self.bound - pool.total) as usize).max(BLOCK) };
+        let room = self.bound.saturating_sub(pool.total) as usize;
+        let wanted = if pool.total == 0 { BLOCK } else { SLAB.min(room).max(BLOCK) };
         if !pool.pinned_refused {
             match self.device.staging(wanted) {
                 Ok(slab) => {

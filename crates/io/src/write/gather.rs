@@ -10,7 +10,7 @@
 //! waited for drains its queue, since a copy out of the device may still store into its memory.
 //!
 //! A gatherer holds blocks while it takes more, so it never waits for them for ever: what the ring does not give within
-//! 10 ms is replaced by memory of its own, unpinned and slower.
+//! 10 ms is replaced by memory of its own, unpinned and slower. What is queued waits for no block at all.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,6 +55,8 @@ impl Drop for Memory {
 pub(super) enum Into {
     /// The staging ring: for calls of the kernel that end by themselves.
     Ring,
+    /// The ring of what waits for a queue, beyond its bound if it must be: who queues a write must not wait for the queue.
+    Queued,
     /// Memory of this write alone: for streams, which may keep their caller waiting for ever.
     Own,
 }
@@ -144,11 +146,20 @@ impl Lot {
         len: usize,
         into: Into,
     ) -> Result<Lot, DeviceError> {
-        let staging = core.staging(device);
-        let blocks = match into {
-            Into::Ring => staging.take_many(len.div_ceil(BLOCK), PATIENCE),
+        let staging = if into == Into::Queued { core.staging_of_queued(device) } else { core.staging(device) };
+        let count = len.div_ceil(BLOCK);
+        let mut blocks = match into {
+            Into::Ring => staging.take_many(count, PATIENCE),
+            Into::Queued => Vec::with_capacity(count),
             Into::Own => Vec::new(),
         };
+        // A driver copies into memory that is not pinned while the caller waits for it, and so for the queue.
+        while into == Into::Queued
+            && blocks.len() < count
+            && let Ok(Some(block)) = staging.take_queued()
+        {
+            blocks.push(block);
+        }
         let mut lot = Lot { staging, queue, blocks, own: None, empty: Vec::new(), fence: None, moving: false };
         let rest = len.saturating_sub(lot.blocks.len() * BLOCK);
         if rest > 0 {

@@ -11,6 +11,10 @@
 //! What cannot be done later is done at once, and waited for: a write larger than the staging bound, a kernel without
 //! `pidfd_getfd`, a device without host functions.
 //!
+//! Its memory is of a ring that only such moves use: the queue may wait for the program, and the program for a read. What
+//! that ring has not it gets beyond its bound, up to twice as much. The rest is ordinary memory, into which CUDA copies
+//! only while the caller waits: such a write waits for its stream.
+//!
 //! Known flaws: a keeper takes no signals, so a write beyond RLIMIT_FSIZE says EFBIG without SIGXFSZ. If the context of
 //! the device dies before the stream gets there, the driver never calls: the memory is lost and the result never comes.
 
@@ -138,7 +142,7 @@ impl Runtime {
         let len: usize = parts.iter().map(Part::len).sum();
         let twin = if len as u64 <= bound(core) { shared(core, fd, (stat.dev, stat.ino)) } else { None };
         if let Some(twin) = twin {
-            let gathered = Gathered::begin(core, &order, &parts, Into::Ring, at)
+            let gathered = Gathered::begin(core, &order, &parts, Into::Queued, at)
                 .inspect_err(|error| core.stats().end(&watch, &Err(error)))?;
             let later =
                 Box::into_raw(Box::new(Later { core: Arc::clone(core), twin, gathered, offset: at, slot, watch }));
