@@ -4,11 +4,14 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
 
 use spinio_device::{DeviceKind, registry};
+use spinio_io::kernel::{Kernel, Linux};
 use spinio_io::{Runtime, Settings, Target};
 use spinio_plan::Route;
-use spinio_sys::linux::{self, Advice};
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Advice, Fd};
 
 const MIB: usize = 1 << 20;
 
@@ -252,4 +255,53 @@ fn reads_are_right_without_sys_and_proc() {
         Ok(out) => println!("skipped: {}", String::from_utf8_lossy(&out.stderr).trim()),
         Err(e) => println!("skipped: unshare: {e}"),
     }
+}
+
+/// A kernel that notes where the offset stands while the file is read.
+#[derive(Debug, Default)]
+struct Watching(Mutex<Vec<u64>>);
+
+impl Kernel for Watching {
+    unsafe fn pread(
+        &self,
+        route: Route,
+        fd: Fd,
+        buf: *mut u8,
+        len: usize,
+        offset: u64,
+        flags: u32,
+    ) -> Result<usize, Errno> {
+        if route == Route::Copy {
+            self.0.lock().unwrap().extend(linux::lseek(fd, 0, 1).ok());
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { Linux.pread(route, fd, buf, len, offset, flags) }
+    }
+}
+
+#[test]
+fn whoever_shares_the_offset_goes_on_at_the_end_of_the_file() {
+    let bytes = contents(5 * MIB);
+    let file = file(&bytes);
+    let kernel: &'static Watching = Box::leak(Box::default());
+    // Through the program's own descriptor.
+    let settings = Settings { routes: vec![Route::Copy], threads: 1, ..Settings::default() };
+    let runtime = Runtime::with_kernel(settings, kernel);
+    let to = target(8 * MIB);
+    let read = || runtime.read(file.as_raw_fd(), None, to, 8 * MIB).unwrap();
+    let at = || linux::lseek(file.as_raw_fd(), 0, 1).unwrap();
+    for start in [0, MIB + 1, 5 * MIB - 100_000, 5 * MIB - 10] {
+        linux::lseek(file.as_raw_fd(), start as i64, 0).unwrap();
+        assert_eq!(read(), 5 * MIB - start);
+        assert_eq!(at(), 5 * MIB as u64);
+        let seen = std::mem::take(&mut *kernel.0.lock().unwrap());
+        assert!(!seen.is_empty() && seen.iter().all(|&at| at == 5 * MIB as u64), "{start}: {seen:?}");
+    }
+    assert_eq!((read(), at()), (0, 5 * MIB as u64));
+    // Far behind the end, and what was appended there.
+    linux::lseek(file.as_raw_fd(), 6 * MIB as i64, 0).unwrap();
+    assert_eq!((read(), at()), (0, 6 * MIB as u64));
+    file.write_all_at(&bytes[..MIB], 6 * MIB as u64).unwrap();
+    assert_eq!((read(), at()), (MIB, 7 * MIB as u64));
+    registry::free(to.addr).unwrap();
 }

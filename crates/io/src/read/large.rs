@@ -49,12 +49,25 @@ pub(crate) fn read(
         refuse_misaligned(core, fd, at, len).map_err(fail)?;
         return plain(Reason::OwnDirect, false).read(core);
     }
-    let offset = match at {
-        Some(offset) => offset,
+    let (offset, len) = match at {
+        Some(offset) => (offset, len),
         // Files whose size says nothing (procfs) make their contents anew at every seek.
         None if stat.kind == FileKind::Regular && stat.size == 0 => return plain(Reason::Small, true).read(core),
         None => match reserve(core, fd, len as u64) {
-            Ok(offset) => offset,
+            Ok(offset) => {
+                // What the file does not have is given back at once, not after the read: whoever shares the offset goes on
+                // at the end of the file, not behind it. What is appended from here on is for the next read.
+                let left = match stat.kind {
+                    FileKind::Regular => stat.size.saturating_sub(offset).min(len as u64) as usize,
+                    _ => len,
+                };
+                unreserve(core, fd, (len - left) as u64);
+                if left == 0 {
+                    // One call of the kernel at the offset itself: nobody can come in between.
+                    return plain(Reason::Small, true).read(core);
+                }
+                (offset, left)
+            }
             // No offset to move (FUSE streams), or not that far (the end of a block device).
             Err(e) => return plain(Reason::Stream, e == Errno::SPIPE).read(core),
         },
