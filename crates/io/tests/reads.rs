@@ -8,10 +8,11 @@ use std::sync::Mutex;
 
 use spinio_device::{DeviceKind, registry};
 use spinio_io::kernel::{Kernel, Linux};
-use spinio_io::{Runtime, Settings, Target};
-use spinio_plan::Route;
+use spinio_io::{Buffer as Like, Runtime, Settings, Target};
+use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd};
+use spinio_testkit::buffer::{Buffer, emulated};
 
 const MIB: usize = 1 << 20;
 
@@ -75,6 +76,29 @@ fn a_cached_file_is_copied_and_a_long_one_is_read_out_of_its_pages() {
     assert_eq!(routes(&runtime), [Route::Copy]);
     check(&runtime, &file, &bytes, 123, 20 * MIB);
     assert!(routes(&runtime).contains(&Route::Dma), "{:?}", runtime.stats());
+}
+
+#[test]
+fn nothing_is_registered_any_more_once_giving_back_was_seen_to_wait_twice() {
+    let bytes = contents(8 * MIB);
+    let file = file(&bytes);
+    let runtime = Runtime::new(Settings { dma_min: 1 << 20, ..Settings::default() });
+    let buffer = Buffer::new(emulated("size=64M,unpin_us=60000"), 8 * MIB);
+    let by_dma = || -> u64 { runtime.stats().lines.iter().filter(|l| l.route == Route::Dma).map(|l| l.bytes).sum() };
+    let read = || {
+        let before = by_dma();
+        assert_eq!(runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), 8 * MIB).unwrap(), 8 * MIB);
+        assert!(buffer.part(0..8 * MIB) == bytes, "other bytes than the file's");
+        by_dma() - before
+    };
+    assert_eq!(read(), 8 * MIB as u64);
+    // Each gives back what the one before registered.
+    let turns = (0..20).take_while(|_| read() > 0).count();
+    assert!((1..20).contains(&turns), "{turns} more requests registered");
+    assert_eq!(read(), 0);
+    let like = Like::of(&buffer.allocation());
+    let told = runtime.explain(file.as_raw_fd(), 0, 8 << 20, like).unwrap().schedule.segments;
+    assert!(told.iter().all(|s| (s.route, s.refused) == (Route::Copy, Some(Reason::PinStalls))), "{told:?}");
 }
 
 #[test]

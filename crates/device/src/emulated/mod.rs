@@ -318,6 +318,7 @@ impl Device for Emulated {
 
     fn unpin(&self, pin: Pin) {
         if self.check().is_ok() {
+            std::thread::sleep(self.config.unpin);
             let _ = self.helper.call(|| self.pins.unpin(pin.handle));
         }
     }
