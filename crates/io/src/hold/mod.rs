@@ -215,11 +215,14 @@ impl Holds {
         if !device.abilities().pins {
             return Err(NotHeld::NoDevice);
         }
-        if hold.size > core.settings.held_bytes().saturating_sub(self.watch.bytes.load(Relaxed)) {
-            return Err(NotHeld::TooLarge);
-        }
-        let on = Arc::new(Registered::make(core, &hold.file, hold.size, device)?);
-        self.watch.bytes.fetch_add(on.bytes(), Relaxed);
+        // Counted before they are registered: others may be registering too.
+        let (bytes, most, size) = (&self.watch.bytes, core.settings.held_bytes(), hold.size);
+        let room = |held: u64| held.checked_add(size).filter(|all| *all <= most);
+        bytes.fetch_update(Relaxed, Relaxed, room).map_err(|_| NotHeld::TooLarge)?;
+        let made = Registered::make(core, &hold.file, size, device);
+        bytes.fetch_add(made.as_ref().map_or(0, Registered::bytes), Relaxed);
+        bytes.fetch_sub(size, Relaxed);
+        let on = Arc::new(made?);
         hold.users.add(Arc::clone(&on));
         Ok(on)
     }

@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
+use std::sync::Barrier;
 
 use spinio_device::ErrorKind;
 use spinio_io::{NotHeld, Runtime, Settings};
@@ -14,6 +15,34 @@ use spinio_testkit::place;
 use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, file, user};
 
 use crate::{SIZE, Subject, await_no_pins, await_no_writer, bytes_by, settings};
+
+#[test]
+fn files_that_are_held_at_once_share_what_may_be_held() {
+    let (one, two) = (Subject::new(), Subject::new());
+    let device = emulated("size=64M");
+    let most = SIZE as u64 * 3 / 2;
+    for _ in 0..20 {
+        let runtime = Runtime::new(Settings { hold: most, ..settings() });
+        let barrier = Barrier::new(2);
+        let hold = |subject: &Subject| {
+            barrier.wait();
+            runtime.hold(subject.fd(), Some(device))
+        };
+        let held = std::thread::scope(|scope| {
+            let other = scope.spawn(|| hold(&two));
+            [hold(&one), other.join().unwrap()]
+        });
+        if held.contains(&Err(NotHeld::NoLeases)) {
+            println!("skipped: no leases here");
+            return;
+        }
+        assert!(runtime.held_bytes() <= most, "{} bytes, {held:?}", runtime.held_bytes());
+        assert!(held.iter().all(|held| matches!(held, Ok(()) | Err(NotHeld::TooLarge))), "{held:?}");
+        assert!(held.contains(&Ok(())), "{held:?}");
+        drop(runtime);
+        await_no_pins(device);
+    }
+}
 
 #[test]
 fn it_is_refused_for_a_reason() {
