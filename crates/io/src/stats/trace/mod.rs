@@ -12,7 +12,8 @@ mod reader;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
 
 use spinio_device::{DeviceId, DeviceKind};
@@ -161,11 +162,10 @@ impl Stats {
         let mark = (dev ^ ino.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let told = &self.told[mark as usize % TOLD];
         // A tag of the file above, the ticket below, so that one load tells both.
-        let (now, last) = (words[header::TICKETS].load(Relaxed) as u32, told.load(Relaxed));
+        let (now, last) = (words[header::TICKETS].load(Relaxed) as u32, told.load(Acquire));
         if last >> 32 == mark && now.wrapping_sub(last as u32) < RECORDS as u32 / 4 && last as u32 != 0 {
             return;
         }
-        told.store(mark << 32 | u64::from(now.max(1)), Relaxed);
         let mut link = *b"/proc/thread-self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
         let digits = u64::from(fd as u32);
         let mut at = 21;
@@ -197,6 +197,8 @@ impl Stats {
             }
             ring::write(words, &body);
         }
+        // Only now, so that no request of another thread comes before the path that it leaves out. Two may tell it.
+        told.store(mark << 32 | u64::from(now.max(1)), Release);
     }
 }
 
