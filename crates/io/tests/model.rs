@@ -151,15 +151,19 @@ fn a_route_that_drifts_is_weighed_anew_and_a_setting_stops_that() {
     let dir = folder();
     let Some(file) = cold(dir.path(), 4 * MIB) else { return };
     let buffer = Buffer::new(emulated("size=64M"), 4 << 20);
+    let mut predictions = Vec::new();
     for correction in [true, false] {
         let runtime = Runtime::with_kernel(Settings { correction, ..settings(None) }, &Slow);
         for _ in 0..24 {
             let got = runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), MIB as usize).expect("read");
             assert_eq!(got as u64, MIB);
         }
-        let (name, _) = told(&runtime, &file, &buffer);
+        let (name, predicted) = told(&runtime, &file, &buffer);
         assert_eq!(name.contains("direct x 4.0"), correction, "{name}");
+        predictions.push(predicted);
     }
+    // And what is planned is weighed so.
+    assert!(predictions[0] > 1.5 * predictions[1], "{predictions:?}");
 }
 
 /// Runs a trial and checks the bytes.

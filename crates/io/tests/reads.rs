@@ -9,10 +9,11 @@ use std::sync::Mutex;
 use spinio_device::{DeviceKind, registry};
 use spinio_io::kernel::{Kernel, Linux};
 use spinio_io::{Buffer as Like, Runtime, Settings, Target};
-use spinio_plan::{Reason, Route};
+use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd};
 use spinio_testkit::buffer::{Buffer, emulated};
+use spinio_testkit::in_a_while;
 
 const MIB: usize = 1 << 20;
 
@@ -250,6 +251,41 @@ fn a_first_read_of_several_windows_ends() {
 
 /// In a mount namespace of its own, where nothing is at /sys (and nothing at /proc): twins and cost models come from
 /// there, reads must not depend on them.
+/// What the counters say of the page cache, and of what stood in the way, is so.
+#[test]
+fn what_was_seen_and_refused_is_counted() {
+    let bytes = contents(8 * MIB);
+    let file = file(&bytes);
+    let to = target(8 * MIB);
+    let pages = |from: usize, len: usize| linux::cachestat(file.as_raw_fd(), from as u64, len as u64).map(|c| c.cached);
+    evict(&file, 0, 0);
+    if pages(0, 8 * MIB) != Ok(0) {
+        return println!("skipped: pages of a file stay cached whatever is advised");
+    }
+    // From the middle of what is asked about at once.
+    let (cold, warm) = (4 * MIB + MIB / 4, 4 * MIB - MIB / 4);
+    file.read_exact_at(&mut vec![0; warm], cold as u64).unwrap();
+    assert_eq!((pages(0, cold), pages(cold, warm)), (Ok(0), Ok(960)));
+    let read = || {
+        let runtime = Runtime::new(Settings::default());
+        assert_eq!(runtime.read(file.as_raw_fd(), Some(0), to, 8 * MIB).unwrap(), 8 * MIB);
+        runtime.stats()
+    };
+    let stats = read();
+    assert_eq!((stats.pages(Residency::Absent), stats.pages(Residency::Clean)), (1088, 960));
+    let refused = stats.refused.iter().find(|r| r.reason == Reason::NoP2pMapping).expect("no memory for peer-to-peer");
+    assert!(refused.times > 0 && (4 * MIB as u64..=8 * MIB as u64).contains(&refused.bytes), "{refused:?}");
+    // Whoever syncs this disk meanwhile makes it clean.
+    in_a_while("dirty pages are seen", || {
+        file.write_all_at(&bytes[5 * MIB..6 * MIB], 5 * MIB as u64).unwrap();
+        let stats = read();
+        let [absent, clean, dirty] = [Residency::Absent, Residency::Clean, Residency::Dirty].map(|r| stats.pages(r));
+        assert_eq!((absent, clean + dirty), (1088, 960));
+        dirty >= 256
+    });
+    registry::free(to.addr).unwrap();
+}
+
 #[test]
 fn reads_are_right_without_sys_and_proc() {
     const INSIDE: &str = "SPINIO_TEST_BARE";

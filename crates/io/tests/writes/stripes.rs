@@ -10,7 +10,7 @@ use std::sync::Mutex;
 
 use spinio_io::kernel::{Kernel, Linux};
 use spinio_io::{Buffer as Explained, Runtime, Settings};
-use spinio_plan::Route;
+use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{Placed, Stat};
 use spinio_testkit::buffer::emulated;
@@ -32,6 +32,8 @@ struct Raided {
     refuses: bool,
     asked: Mutex<usize>,
     written: Mutex<Vec<(u64, u64)>>,
+    /// Reads of storage.
+    read: Mutex<Vec<(u64, u64)>>,
 }
 
 impl Raided {
@@ -41,7 +43,8 @@ impl Raided {
 
     fn some(level: &'static str, runs: &[(u64, u64)]) -> Raided {
         let runs = runs.to_vec();
-        Raided { level, runs, refuses: false, asked: Mutex::default(), written: Mutex::default() }
+        let (asked, written, read) = Default::default();
+        Raided { level, runs, refuses: false, asked, written, read }
     }
 
     fn device(&self, at: u64) -> u64 {
@@ -106,6 +109,14 @@ impl Kernel for Raided {
         Ok(all.filter(wanted).collect())
     }
 
+    unsafe fn pread(&self, route: Route, fd: i32, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize> {
+        if route == Route::Direct {
+            self.read.lock().unwrap().push((offset, offset + len as u64));
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { Linux.pread(route, fd, buf, len, offset, flags) }
+    }
+
     unsafe fn pwritev(
         &self,
         route: Route,
@@ -150,6 +161,48 @@ fn write(kernel: &Raided, runtime: &Runtime, path: &Path, at: u64, version: u64)
     }
     assert_eq!(end, at + SIZE as u64, "{written:?}");
     (asked, written)
+}
+
+/// A command that ends inside a chunk costs its member one more for the rest.
+#[test]
+fn reads_of_storage_end_with_chunks() {
+    // Cut into commands of 1 MiB, which from there on would end inside chunks.
+    const FROM: u64 = 5 * PAGE;
+    const LEN: usize = 4 << 20;
+    let place = place::on("tree").unwrap();
+    let path = place.file("subject");
+    let subject = file::written(&path, 24 << 20);
+    for level in ["raid0", "raid5", "raid6"] {
+        file::evict(&subject);
+        let kernel = Raided::new(level, &[(0, 0)]);
+        let buffer = Buffer::new(emulated("size=64M"), LEN);
+        let got = runtime(kernel).read(subject.as_raw_fd(), Some(FROM), buffer.target(0), LEN).unwrap();
+        assert!(got == LEN && buffer.bytes() == file::bytes(FROM, LEN, 0), "{level}");
+        let mut read = std::mem::take(&mut *kernel.read.lock().unwrap());
+        read.sort_unstable();
+        assert!(read.len() > 3, "{level}: {read:?}");
+        let last = FROM + LEN as u64;
+        assert!(read.iter().all(|&(_, end)| end % (64 << 10) == 0 || end >= last), "{level}: {read:?}");
+    }
+}
+
+/// Linux calls a write done that one leg of a mirror could not fetch out of the device.
+#[test]
+fn what_has_to_reach_several_disks_is_not_fetched_by_them() {
+    const LEN: usize = 1 << 20;
+    let place = place::on("tree").unwrap();
+    let path = place.file("subject");
+    drop(file::written(&path, LEN as u64));
+    let buffer = Buffer::host_mapped(emulated("size=64M,bar=16M,p2p=1"), LEN);
+    for level in ["raid1", "raid10", "raid5", "raid6"] {
+        let runtime = runtime(Raided::new(level, &[(0, 0)]));
+        let subject = direct(&path);
+        assert_eq!(runtime.write(subject.as_raw_fd(), Some(0), buffer.target(0), LEN).unwrap(), LEN);
+        let stats = runtime.stats();
+        assert!(stats.lines.iter().all(|l| l.route != Route::P2p), "{level}: {:?}", stats.lines);
+        let mirror = stats.refused.iter().find(|r| r.reason == Reason::P2pMirror).map(|r| (r.times, r.bytes));
+        assert_eq!(mirror, Some((1, LEN as u64)), "{level}");
+    }
 }
 
 #[test]
