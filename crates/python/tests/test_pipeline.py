@@ -232,7 +232,7 @@ def test_each_body_follows_the_one_before(numbers, tmp_path, monkeypatch):
 
     class Told(_arrays.Emulated):
         def current_stream(self):
-            return "outer"
+            return super().current_stream() or "outer"
 
         def mark(self, stream):
             said.append(("mark", stream))
@@ -256,6 +256,70 @@ def test_each_body_follows_the_one_before(numbers, tmp_path, monkeypatch):
     for last, this in zip(["outer", *streams], streams):
         want += [("follow", this, last), ("body", this), ("mark", this)]
     assert told[4:] == [*want, ("follow", "outer", streams[-1])]
+
+
+def test_pipelines_that_are_zipped(numbers, tmp_path):
+    (one, a), (two, b) = numbers(400_000, "one"), numbers(360_000, "two")
+    out = tmp_path / "out"
+    outer = emulated.Stream()
+    with spinio.stream(outer):
+        ones = nvmmu.pipeline(one, out, "int32", count=9000, total=90_000, device="emulated")
+        streams = set()
+        with ones as left, nvmmu.pipeline(two, dtype="int32", count=9000, device="emulated") as right:
+            for (x, y), (z, none) in zip(left, right):
+                streams.add(spinio.current_stream())
+                assert none is None
+                y.set(x.numpy() - z.numpy())
+            assert spinio.current_stream() == outer.handle
+        assert spinio.current_stream() == outer.handle and len(streams) == 3
+    assert numpy.array_equal(numpy.fromfile(out, "int32"), a[:90_000] - b)
+
+
+def test_what_streams_are_told_of_pipelines_that_are_zipped(numbers, monkeypatch):
+    path, _ = numbers(120_000)
+    said = []
+
+    class Told(_arrays.Emulated):
+        def mark(self, stream):
+            said.append(stream)
+            return len(said)
+
+        def follow(self, stream, mark):
+            said.append((stream, said[mark - 1]))
+
+    monkeypatch.setattr(_arrays, "Emulated", Told)
+    with nvmmu.pipeline(path, dtype="int32", count=10_000, device="emulated") as left:
+        with nvmmu.pipeline(path, dtype="int32", count=10_000, device="emulated") as right:
+            a, b = next(left), next(right)
+            one, two = left._slots[0].stream, right._slots[0].stream
+            assert spinio.current_stream() == two.handle and (a.number, b.number) == (0, 0)
+            # The body, which uses both, is behind what comes by the other's stream.
+            assert said[-1] == (two, one)
+            said.clear()
+            next(left)
+            # What the other's stream has next comes behind the body.
+            assert (one, two) in said and spinio.current_stream() == left._slots[1].stream.handle
+            next(right)
+            # By way of the stream of the body before.
+            assert said.index((two, left._slots[1].stream)) < said.index((right._slots[1].stream, two))
+    assert spinio.current_stream() == 0
+
+
+def test_a_pipeline_in_a_body_of_another(numbers, tmp_path):
+    (one, a), (two, b) = numbers(80_000, "one"), numbers(40_000, "two")
+    out = tmp_path / "out"
+    with nvmmu.pipeline(one, out, "int32", count=7000, device="emulated") as pieces:
+        for x, y in pieces:
+            mine = spinio.current_stream()
+            total = numpy.zeros((), "int32")
+            with nvmmu.pipeline(two, dtype="int32", count=3000, device="emulated") as inner:
+                for z, _ in inner:
+                    assert spinio.current_stream() != mine
+                    total += z.numpy().sum(dtype="int32")
+                    w = x.numpy()
+            assert spinio.current_stream() == mine
+            y.set(w + total)
+    assert numpy.array_equal(numpy.fromfile(out, "int32"), a + b.sum(dtype="int32"))
 
 
 def test_bodies_of_torch_keep_their_order_across_streams(numbers, tmp_path):

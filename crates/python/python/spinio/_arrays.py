@@ -38,6 +38,9 @@ class Library(Protocol):
     def on_stream(self, stream: Any) -> ContextManager[Any]:
         """Makes it the current one."""
 
+    def use(self, stream: Any) -> None:
+        """Makes it the current one for good."""
+
     def mark(self, stream: Any) -> Any:
         """A place on a stream: behind all that is queued there."""
 
@@ -96,6 +99,9 @@ class Torch:
     def on_stream(self, stream: Any) -> ContextManager[Any]:
         return self.torch.cuda.stream(stream)  # type: ignore[no-any-return]
 
+    def use(self, stream: Any) -> None:
+        self.torch.cuda.set_stream(stream)
+
     def mark(self, stream: Any) -> Any:
         return stream.record_event()
 
@@ -142,6 +148,9 @@ class NumPy:
     new_stream = current_stream
 
     def on_stream(self, stream: Any) -> ContextManager[Any]:
+        raise _no_stream()
+
+    def use(self, stream: Any) -> None:
         raise _no_stream()
 
     def mark(self, stream: Any) -> Any:
@@ -193,6 +202,10 @@ class CuPy(NumPy):
         with self.module.cuda.Device(self.ordinal), stream:
             yield
 
+    def use(self, stream: Any) -> None:
+        with self.module.cuda.Device(self.ordinal):
+            stream.use()
+
     def mark(self, stream: Any) -> Any:
         return stream.record()
 
@@ -223,16 +236,18 @@ class Emulated:
         copy.set(part.tobytes())
         return copy
 
-
-    def current_stream(self) -> None:
-        # That of queue 0, which all streams keep order with.
-        return None
+    def current_stream(self) -> emulated.Stream | None:
+        # None: that of queue 0, which all streams keep order with.
+        return emulated.stream_of(_stream.current_stream())
 
     def new_stream(self) -> emulated.Stream:
         return emulated.Stream()
 
     def on_stream(self, stream: emulated.Stream) -> ContextManager[Any]:
         return _stream.stream(stream)
+
+    def use(self, stream: emulated.Stream | None) -> None:
+        _stream.set_stream(stream)
 
     def mark(self, stream: emulated.Stream | None) -> None:
         # Without events, a place is reached before it is named.

@@ -5,7 +5,8 @@
     slot 2   .............. | up 2  | body 2 ...
 
 Within a slot the stream keeps the order, and from slot to slot bodies keep theirs: each begins behind what the one before
-has queued. So a body may add to what an earlier one has left, and moves overlap all the same.
+has queued. So a body may add to what an earlier one has left, and moves overlap all the same. A body may itself run a
+pipeline, and two may be zipped: then it runs with the stream of the one that came last, and the other's keeps order with it.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ class Pipeline:
         self._step: Step | None = None
         self._current: ContextManager[Any] | None = None
         self._entered = False
+        self._home = self._outer
         self._session = _session.Session(output)
         self._ended = False
 
@@ -147,6 +149,7 @@ class Pipeline:
         return self._pieces
 
     def __enter__(self) -> Pipeline:
+        self._home = self._maker.current_stream()
         self._entered = True
         return self
 
@@ -183,6 +186,10 @@ class Pipeline:
         slot, first = self._slot(self._number), self._number * self._count
         count = min(self._count, self._total - first)
         self._maker.follow(slot.stream, self._mark)
+        before = self._maker.current_stream()
+        if before != self._outer:
+            # Another pipeline's, whose piece the body will work on too; or one that was chosen after this was made.
+            self._maker.follow(slot.stream, self._maker.mark(before))
         x = self._maker.view(slot.input, 0, self._dtype, (count,))
         y, kept = None, 0
         if slot.output is not None:
@@ -211,9 +218,17 @@ class Pipeline:
     def _leave(self) -> None:
         """The program's own stream is the current one again; what follows comes behind what the body queued."""
         current, self._current, self._step = self._current, None, None
-        if current is not None:
-            self._mark = self._maker.mark(self._slot(self._number).stream)
-            current.__exit__(None, None, None)
+        if current is None:
+            return
+        stream, last = self._slot(self._number).stream, self._maker.current_stream()
+        if last != stream:
+            # The body ran on the stream of a pipeline that this one is zipped with.
+            self._maker.follow(stream, self._maker.mark(last))
+        self._mark = self._maker.mark(stream)
+        current.__exit__(None, None, None)
+        if last != stream:
+            # Their steps are not one inside the other: that brought back a stream of the other pipeline.
+            self._maker.use(self._home)
 
     def _settle(self, slot: _Slot) -> None:
         tickets, slot.tickets = slot.tickets, []

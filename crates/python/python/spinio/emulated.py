@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
+import weakref
 from typing import Any, Generator, Iterator, Sequence
 
 from spinio import _dtypes, _file, _spinio
@@ -243,10 +244,11 @@ def array(host: Any) -> Array:
 class Stream:
     """A queue of the device, as a CUDA stream: `with spinio.stream(s):` puts transfers there. It must live as long."""
 
-    __slots__ = ("_stream",)
+    __slots__ = ("__weakref__", "_stream")
 
     def __init__(self) -> None:
         self._stream = _spinio.Stream()
+        _streams[self.handle] = self
 
     @property
     def handle(self) -> int:
@@ -259,6 +261,14 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"<spinio.emulated.Stream {self.handle}>"
+
+
+_streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+
+
+def stream_of(handle: int) -> Stream | None:
+    """The stream of a handle, if there is one."""
+    return _streams.get(handle)
 
 
 def configure(text: str) -> None:
