@@ -129,6 +129,32 @@ fn what_was_cached_before_stays() {
 }
 
 #[test]
+fn what_is_mapped_stays() {
+    let Some(subject) = Subject::new() else { return };
+    let runtime = Runtime::new(settings());
+    // Of the set by now, and the oldest of it soon.
+    let (at, len) = (8 * MIB, MIB / 4);
+    subject.stream(&runtime, 0, at + len, BLOCK);
+    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+    let mapped = unsafe {
+        let (read, shared) = (linux::PROT_READ, linux::MAP_SHARED);
+        linux::mmap(std::ptr::null_mut(), len as usize, read, shared, subject.file.as_raw_fd(), at)
+    };
+    let mapped = mapped.unwrap();
+    for page in (0..len).step_by(PAGE as usize) {
+        // SAFETY: mapped above, and the file reaches so far.
+        unsafe { mapped.add(page as usize).read_volatile() };
+    }
+    subject.stream(&runtime, at + len, SIZE, BLOCK);
+    // A folio goes whole or not at all.
+    let bound = subject.bound(&runtime, 512) + (len + 4 * MIB) / PAGE;
+    in_a_while("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
+    subject.keeps(at..at + len, "what is mapped");
+    // SAFETY: the mapping made above, which nobody uses any more.
+    unsafe { linux::munmap(mapped, len as usize) }.unwrap();
+}
+
+#[test]
 fn nothing_is_dropped_once_somebody_else_has_opened_the_file() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(settings());

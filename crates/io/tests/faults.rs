@@ -1,6 +1,7 @@
 //! What breaks under the engines must not break the caller: the call finishes on another route or returns the true
 //! error; it never hangs, never reports bytes it did not deliver, and leaks neither pin nor descriptor.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -81,7 +82,7 @@ fn an_operation_of_the_device_fails() {
     // Slow, so that a copy which nobody waits for is not done by chance.
     let inner = emulated("size=64M,latency_us=500");
     let buffer = Buffer::new(inner, SIZE);
-    let mut failures = 0;
+    let (mut failures, mut errors) = (0, HashSet::new());
     for operation in Operation::ALL {
         let refusal = if operation == Operation::Pin { ErrorKind::PinRefused } else { ErrorKind::NoMemory };
         for kind in [ErrorKind::Driver, refusal] {
@@ -94,11 +95,12 @@ fn an_operation_of_the_device_fails() {
                 device.fail(operation, nth, times, kind);
                 for (from, len) in [(0, SIZE), (5, 3000)] {
                     let outcome = read(&runtime, &subject, (&buffer, target), from, len);
-                    let true_errors = [Errno::IO, Errno::NOMEM];
+                    let true_error = if kind == ErrorKind::NoMemory { Errno::NOMEM } else { Errno::IO };
                     match outcome {
                         Ok(got) => assert!(got > 0, "{what}: nothing, though the file has more"),
-                        Err(errno) => assert!(true_errors.contains(&errno), "{what}: {errno}"),
+                        Err(errno) => assert_eq!(errno, true_error, "{what}"),
                     }
+                    errors.insert(outcome.err());
                     if matches!(operation, Operation::Pin | Operation::CopyPinned | Operation::Staging) {
                         assert_eq!(outcome, Ok(len), "{what}: there are other routes");
                     }
@@ -114,6 +116,7 @@ fn an_operation_of_the_device_fails() {
         }
     }
     assert!(failures > 50, "only {failures} operations failed: the faults do not reach the engines");
+    assert_eq!(errors, HashSet::from([None, Some(Errno::IO), Some(Errno::NOMEM)]));
 }
 
 #[test]

@@ -224,6 +224,30 @@ fn a_write_ends_where_its_allocation_ends() {
     }
 }
 
+/// The kernel takes 1024 pieces. Parts of the device that meet the end of a staging block become two.
+#[test]
+fn a_vector_that_grows_past_1024_pieces_is_written_short() {
+    const PART: usize = 9000;
+    let device = emulated("size=16M");
+    let runtime = Runtime::new(Settings::default());
+    let place = place::on("tree").unwrap();
+    let path = place.file("file");
+    let file = file::written(&path, 0);
+    let bytes = file::bytes(0, 1024 * PART, 1);
+    let buffer = Buffer::new(device, bytes.len());
+    buffer.put(0, &bytes);
+    let parts: Vec<Part> = (0..1024)
+        .map(|i| match i % 2 {
+            0 => Part::Host(bytes[i * PART..].as_ptr(), PART),
+            _ => Part::Device(buffer.target(i * PART), PART),
+        })
+        .collect();
+    let wrote = runtime.write_parts(file.as_raw_fd(), Some(0), 0, &parts).unwrap();
+    // 4.6 MB of the device, in blocks of 2 MiB: two parts are cut, so the last two pieces are left out.
+    assert_eq!(wrote, 1022 * PART);
+    assert!(std::fs::read(&path).unwrap() == bytes[..wrote]);
+}
+
 #[test]
 fn offsets_and_descriptors_that_make_no_sense() {
     let device = emulated("size=16M,bar=8M");

@@ -1,7 +1,8 @@
 //! Which way a write goes, and that its bytes are there whichever it takes.
 
 use std::fs::{File, OpenOptions};
-use std::os::fd::AsRawFd;
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Mutex;
 
@@ -234,5 +235,55 @@ fn a_lease_of_the_programs_is_not_broken_by_its_own_write() {
         assert!(written(&runtime).iter().all(|l| l.route == Route::Copy), "{:?}", written(&runtime));
         drop(opened);
         assert!(std::fs::read(&path).unwrap() == file::bytes(0, SIZE, 4));
+    }
+}
+
+/// What inotify tells of a file, all of it so far.
+struct Told(File);
+
+impl Told {
+    fn of(path: &std::path::Path) -> Told {
+        let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+        // SAFETY: both only take numbers and a name that ends with a zero; the descriptor is nobody else's.
+        unsafe {
+            let told = File::from_raw_fd(libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC));
+            let events = libc::IN_OPEN | libc::IN_CLOSE_WRITE;
+            assert!(libc::inotify_add_watch(told.as_raw_fd(), name.as_ptr(), events) > 0);
+            Told(told)
+        }
+    }
+
+    fn events(&mut self) -> u32 {
+        let (mut all, mut bytes) = (0, [0; 4096]);
+        while let Ok(got) = self.0.read(&mut bytes) {
+            // Of a file itself: without a name behind.
+            let events = bytes[..got].chunks_exact(size_of::<libc::inotify_event>());
+            all |= events.map(|e| u32::from_ne_bytes(e[4..8].try_into().unwrap())).fold(0, |a, b| a | b);
+        }
+        all
+    }
+}
+
+/// docs/semantics.md says so of writes around the page cache; others are made through the program's own descriptor.
+#[test]
+fn inotify_tells_of_a_write_around_the_page_cache_and_of_no_other() {
+    let device = emulated("size=64M,bar=16M,p2p=1");
+    let place = place::on("tree").unwrap();
+    let path = place.file("file");
+    let buffer = Buffer::host_mapped(device, SIZE);
+    for (flags, around) in [(libc::O_SYNC, true), (0, false)] {
+        file::evict(&file::written(&path, SIZE as u64));
+        let opened = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path).unwrap();
+        let mut told = Told::of(&path);
+        let runtime = Runtime::new(Settings::default());
+        assert_eq!(runtime.write(opened.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
+        let lines = written(&runtime);
+        assert_eq!(lines.iter().any(|l| l.reason == Reason::Around), around, "{lines:?}");
+        // Closed before the call returns, so it is there now.
+        let both = libc::IN_OPEN | libc::IN_CLOSE_WRITE;
+        match around {
+            true => assert_eq!(told.events(), both),
+            false => assert_eq!(told.events() & libc::IN_CLOSE_WRITE, 0),
+        }
     }
 }
