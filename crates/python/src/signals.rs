@@ -1,13 +1,11 @@
 //! Ctrl-C in the middle of a long transfer: the handlers of signals, which Python runs only where it is asked to.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use spinio_device::{set_thread_queue, thread_queue};
+use spinio_device::{QueueId, set_thread_queue, thread_queue};
 use spinio_sys::linux;
-
-use crate::stream;
 
 /// For how long a transfer runs before a handler may. Asking takes the GIL, which another thread may keep for 5 ms.
 pub(crate) const TURN: Duration = Duration::from_millis(250);
@@ -15,16 +13,21 @@ pub(crate) const TURN: Duration = Duration::from_millis(250);
 thread_local! {
     /// What a handler has raised; the transfer ends early.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+    /// The queue that the program had chosen when the transfer began.
+    static CHOSEN: Cell<QueueId> = const { Cell::new(QueueId(0)) };
 }
 
 /// A transfer of device memory, without the GIL: handlers run meanwhile, and what one raises ends it.
 pub(crate) fn interruptible<T: Send>(py: Python<'_>, transfer: impl FnOnce() -> T + Send) -> PyResult<T> {
     // Handlers run in one thread only; the others need not ask.
     let asks = linux::gettid() == linux::getpid();
+    // A handler may itself make a transfer in the middle of one.
+    let outer = CHOSEN.replace(thread_queue());
     let done = py.detach(|| {
         let _asking = asks.then(|| spinio_io::interruptible(ask, TURN));
         transfer()
     });
+    CHOSEN.set(outer);
     RAISED.with_borrow_mut(Option::take).map_or(Ok(done), Err)
 }
 
@@ -32,7 +35,7 @@ pub(crate) fn interruptible<T: Send>(py: Python<'_>, transfer: impl FnOnce() -> 
 fn ask() -> bool {
     // What a handler transfers is no part of the transfer that it came into.
     let chosen = thread_queue();
-    set_thread_queue(stream::chosen_before());
+    set_thread_queue(CHOSEN.get());
     let raised = Python::attach(|py| py.check_signals()).err();
     set_thread_queue(chosen);
     let stop = raised.is_some();

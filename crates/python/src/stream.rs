@@ -1,7 +1,5 @@
 //! The stream that a thread has chosen for its transfers, instead of the one its arrays name.
 
-use std::cell::Cell;
-
 use pyo3::prelude::*;
 use spinio_device::{QueueId, set_thread_queue, thread_queue};
 
@@ -29,16 +27,6 @@ pub(crate) fn queue_of(order: Order) -> QueueId {
     }
 }
 
-thread_local! {
-    /// What this thread had chosen before the transfer that it makes now.
-    static BEFORE: Cell<QueueId> = const { Cell::new(QueueId(0)) };
-}
-
-/// What this thread had chosen before the transfer that it makes now.
-pub(crate) fn chosen_before() -> QueueId {
-    BEFORE.get()
-}
-
 /// The queue of one transfer, chosen for this thread until it is over.
 pub(crate) struct Chosen {
     before: QueueId,
@@ -50,7 +38,6 @@ impl Chosen {
     /// On the thread that will make the transfer.
     pub(crate) fn new(order: Order) -> Chosen {
         let before = thread_queue();
-        BEFORE.set(before);
         match order {
             // What the program chose counts.
             _ if before.0 != 0 => Chosen { before, settle: false },

@@ -120,6 +120,26 @@ with spinio.open(path) as f:
     assert said.split("\n") == ["handled False 0", "read True", ""]
 
 
+def test_a_handler_finds_the_stream_that_the_program_had_chosen(large):
+    said = run("""
+mine, another, small, found = emulated.Stream(), emulated.Stream(), emulated.empty(1 << 20), []
+
+def look(*_):
+    found.append(spinio.current_stream())
+    with spinio.stream(another), spinio.open(path) as other:
+        assert other.pread(small, 3 << 20) == 1 << 20
+
+signal.signal(signal.SIGALRM, look)
+signal.setitimer(signal.ITIMER_REAL, 0.3, 0.6)
+with spinio.open(path) as f, spinio.stream(mine):
+    assert f.pread(array, 0) == SIZE
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert spinio.current_stream() == mine.handle
+print(len(found) > 1, set(found) == {mine.handle})
+""", large)
+    assert said == "True True\n"
+
+
 def test_a_handler_keeps_off_the_session_that_it_came_into(large):
     said = run("""
 s = nvmmu.session()

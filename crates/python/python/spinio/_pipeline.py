@@ -44,9 +44,10 @@ class Step:
 
     def keep(self, count: int) -> None:
         """Says that only the first `count` elements of the output go to the file; the next piece's follow them there."""
-        if not 0 <= count <= self._kept:
+        number = operator.index(count)
+        if not 0 <= number <= self._kept:
             raise ValueError(f"{count} elements of {self._kept} cannot be kept")
-        self._kept = count
+        self._kept = number
 
     def __repr__(self) -> str:
         return f"<spinio.nvmmu.Step {self.number}: {self.input!r} -> {self.output!r}>"
