@@ -122,6 +122,36 @@ fn a_write_ends_behind_a_portion() {
     }
 }
 
+/// A signal's handler may move something too.
+#[test]
+fn who_is_asked_by_a_write_finds_staging_memory() {
+    thread_local!(static NESTED: Cell<Option<&'static dyn Fn()>> = const { Cell::new(None) });
+    fn ask() -> bool {
+        NESTED.get().unwrap()();
+        false
+    }
+    let (_place, source) = subject();
+    let out = file::create(&_place.file("out"));
+    let device = emulated("size=256M");
+    let runtime: &Runtime = Box::leak(Box::new(Runtime::new(Settings { staging: 16 << 20, ..settings() })));
+    let (buffer, other) = (Buffer::new(device, SIZE), Buffer::new(device, 20 << 20));
+    buffer.put(0, &file::bytes(0, SIZE, 3));
+    let (fd, target, asked) = (source.as_raw_fd(), other.target(0), &*Box::leak(Box::new(Cell::new(0))));
+    NESTED.set(Some(Box::leak(Box::new(move || {
+        assert_eq!(runtime.read(fd, Some(0), target, 4096).unwrap(), 4096);
+        assert_eq!(runtime.read(fd, Some(0), target, 20 << 20).unwrap(), 20 << 20);
+        asked.set(asked.get() + 1);
+    }))));
+    let wrote = within("a write and what comes into it", || {
+        let _asking = interruptible(ask, Duration::ZERO);
+        runtime.write(out.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap()
+    });
+    assert!(wrote == SIZE && asked.get() > 3, "{wrote} bytes, asked {} times", asked.get());
+    let mut there = vec![0; SIZE];
+    out.read_exact_at(&mut there, 0).unwrap();
+    assert!(there == file::bytes(0, SIZE, 3) && other.bytes() == file::bytes(0, 20 << 20, 0));
+}
+
 #[test]
 fn a_batch_leaves_out_what_it_has_not_begun() {
     const PIECE: usize = 8 << 10;

@@ -161,7 +161,10 @@ impl Write<'_> {
                     let why = reason(portion.is_pinned(), hand.reason);
                     self.core.stats().piece(&self.watch, hand.route, why, done as u64, wrote as u64, begun);
                     done += wrote;
-                    if wrote < portion.len || (done < range.end && is_interrupted()) {
+                    let short = wrote < portion.len;
+                    // Who is asked may want staging memory too. The next portion has no more than half of it.
+                    drop(portion);
+                    if short || (done < range.end && is_interrupted()) {
                         break Ok(());
                     }
                 }
