@@ -186,3 +186,31 @@ fn a_queue_of_the_same_number_spoils_nothing() {
         assert!(buffer.bytes() == file::bytes(0, 1 << 20, 0));
     }
 }
+
+/// Threads that share a stream need not agree on whose move comes first.
+#[test]
+fn threads_queue_uploads_side_by_side() {
+    const UPLOADS: usize = 400;
+    let device = emulated("size=64M");
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in");
+    drop(file::written(&input, 4096));
+    let runtime = Runtime::new(Settings { staging: 4 << 20, ..Settings::default() });
+    let from = own(&runtime, &input, linux::O_RDONLY);
+    let queue = device.new_queue().unwrap();
+    let buffers: Vec<Buffer> = (0..4).map(|_| Buffer::new(device, UPLOADS * 4096)).collect();
+    let kernel = Waiting::on(device, queue);
+    let moves: Vec<_> = within("uploads of four threads", || {
+        let up =
+            |buffer: &Buffer, n: usize| runtime.upload_later(&from, 0, buffer.target(n * 4096), 4096, queue).unwrap();
+        let all = |buffer| (0..UPLOADS).map(|n| up(buffer, n)).collect::<Vec<_>>();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = buffers.iter().map(|buffer| scope.spawn(|| all(buffer))).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        })
+    });
+    kernel.end();
+    within("the queue", || moves.iter().for_each(|m| assert_eq!(m.wait(), Ok(4096))));
+    let expected = vec![file::bytes(0, 4096, 0); UPLOADS].concat();
+    assert!(buffers.iter().all(|buffer| buffer.bytes() == expected));
+}

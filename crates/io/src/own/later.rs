@@ -13,7 +13,7 @@
 //! The program may queue any number, and let the queue wait for itself: so nothing here waits for a block. An upload takes what
 //! the ring of queued moves has, up to 16, but leaves others half of what is left. Where it has none, it uses the blocks of
 //! the upload before it in the same queue, which is over when its own turn comes; the file is read only then. The first
-//! of a queue gets a block beyond the bound.
+//! of a queue gets a block beyond the bound, as does one that comes while another thread is queueing there.
 //!
 //! A download is [`Runtime::write_async`] (write/later.rs).
 //!
@@ -130,23 +130,25 @@ impl Drop for Lot {
     }
 }
 
-/// The last upload of each queue that is not over, as far as anybody has looked.
+/// The last upload of each queue that is queued to its end and not over, as far as anybody has looked.
 #[derive(Default)]
 pub(crate) struct Uploads(Mutex<Vec<(QueueId, Weak<Upload>)>>);
 
 impl Uploads {
-    /// The memory of the upload before, in the same queue of the same device, and how one knows that it is over.
-    fn before(&self, device: &dyn Device, queue: QueueId) -> Option<(Arc<Lot>, OnItsWay)> {
-        let last = lock(&self.0);
-        let (_, upload) = last.iter().find(|(of, upload)| {
+    /// The memory of the upload before, in the same queue of the same device, and how one knows that it is over. One takes
+    /// it: what another thread queues meanwhile may come to lie before, behind or between its turns.
+    fn take_before(&self, device: &dyn Device, queue: QueueId) -> Option<(Arc<Lot>, OnItsWay)> {
+        let mut last = lock(&self.0);
+        let at = last.iter().position(|(of, upload)| {
             let on = |upload: Arc<Upload>| core::ptr::addr_eq(upload.device, device);
             *of == queue && upload.upgrade().is_some_and(on)
         })?;
-        let upload = upload.upgrade()?;
+        let upload = last.swap_remove(at).1.upgrade()?;
         let lot = lock(&upload.lot).clone()?;
         Some((lot, upload.result.clone()))
     }
 
+    /// All turns of an upload are queued: what is queued from now on is behind it.
     fn note(&self, queue: QueueId, upload: &Arc<Upload>) {
         let mut last = lock(&self.0);
         last.retain(|(of, other)| {
@@ -378,7 +380,7 @@ impl Runtime {
         let staging = self.core().staging_of_queued(device);
         let pieces = len.div_ceil(BLOCK);
         let mut blocks = staging.take_many(pieces.min(AHEAD).min(staging.left().div_ceil(2)), Duration::ZERO);
-        let shared = if blocks.is_empty() { uploads.before(device, queue) } else { None };
+        let shared = if blocks.is_empty() { uploads.take_before(device, queue) } else { None };
         let (lot, before) = match shared {
             Some((lot, before)) => (lot, Some(before)),
             None => {
@@ -405,7 +407,6 @@ impl Runtime {
             watch: self.core().stats().begin(Direction::Read, file.fd(), Some(at), len as u64).on(device),
             begun: Instant::now(),
         });
-        uploads.note(queue, &upload);
         if upload.before.is_none() {
             upload.begin();
         }
@@ -432,6 +433,7 @@ impl Runtime {
             upload.give_up(device, queue);
             return Err(device_fail(error));
         }
+        uploads.note(queue, &upload);
         Ok(upload.result.clone())
     }
 
