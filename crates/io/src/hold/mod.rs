@@ -40,7 +40,7 @@ mod watch;
 mod interleavings;
 
 use std::sync::atomic::{
-    AtomicI32,
+    AtomicI32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 use std::sync::{Arc, Mutex};
@@ -216,13 +216,9 @@ impl Holds {
             return Err(NotHeld::NoDevice);
         }
         // Counted before they are registered: others may be registering too.
-        let (bytes, most, size) = (&self.watch.bytes, core.settings.held_bytes(), hold.size);
-        let room = |held: u64| held.checked_add(size).filter(|all| *all <= most);
-        bytes.fetch_update(Relaxed, Relaxed, room).map_err(|_| NotHeld::TooLarge)?;
-        let made = Registered::make(core, &hold.file, size, device);
-        bytes.fetch_add(made.as_ref().map_or(0, Registered::bytes), Relaxed);
-        bytes.fetch_sub(size, Relaxed);
-        let on = Arc::new(made?);
+        let counted = Counted::new(&self.watch.bytes, hold.size, core.settings.held_bytes())?;
+        let on = Arc::new(Registered::make(core, &hold.file, hold.size, device)?);
+        counted.stays(on.bytes());
         hold.users.add(Arc::clone(&on));
         Ok(on)
     }
@@ -323,6 +319,30 @@ impl Drop for Holds {
     fn drop(&mut self) {
         self.maps.forget();
         self.watch.dismiss();
+    }
+}
+
+/// Bytes that are counted against what may be held until it is known how many are registered: none, where that fails.
+struct Counted<'a>(&'a AtomicU64, u64);
+
+impl<'a> Counted<'a> {
+    fn new(held: &'a AtomicU64, size: u64, most: u64) -> Result<Counted<'a>, NotHeld> {
+        let room = |held: u64| held.checked_add(size).filter(|all| *all <= most);
+        held.fetch_update(Relaxed, Relaxed, room).map_err(|_| NotHeld::TooLarge)?;
+        Ok(Counted(held, size))
+    }
+
+    /// So many are registered.
+    fn stays(mut self, bytes: u64) {
+        // At once: nobody who looks meanwhile may find both.
+        self.0.fetch_add(bytes.wrapping_sub(self.1), Relaxed);
+        self.1 = 0;
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Relaxed);
     }
 }
 
