@@ -231,7 +231,7 @@ pub fn file_system(fd: Fd) -> Result<u64> {
 
 /// Bytes that the file system has left for those who are not root (`fstatfs`).
 pub fn free_room(fd: Fd) -> Result<u64> {
-    fstatfs(fd).map(|raw| raw.f_bavail.saturating_mul(raw.f_bsize as u64))
+    fstatfs(fd).map(|raw| raw.f_bavail.saturating_mul(raw.f_frsize as u64))
 }
 
 /// Major number of a device.
