@@ -40,7 +40,8 @@ impl Moves {
     #[new]
     #[pyo3(signature = (output=None))]
     fn new(py: Python<'_>, output: Option<PathBuf>) -> PyResult<Moves> {
-        let session = py.detach(|| Session::begin(runtime(), output.as_deref())).map_err(|e| failed(&e))?;
+        let begin = || Session::begin(runtime(), output.as_deref());
+        let session = signals::interruptible(py, begin)?.map_err(|e| failed(&e))?;
         Ok(Moves {
             session: Mutex::new(Some(session)),
             kept: Mutex::default(),

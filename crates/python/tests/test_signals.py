@@ -101,6 +101,28 @@ with nvmmu.session({str(tmp_path / "out")!r}) as s:
 """, large)
 
 
+def test_who_waits_for_a_lease_is_interrupted(large, tmp_path):
+    said = run(f"""
+import fcntl
+out = {str(tmp_path / "out")!r}
+fd = os.open(out, os.O_RDWR | os.O_CREAT)
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+try:
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+except OSError as why:
+    print("skipped:", why)
+    sys.exit()
+must_end(nvmmu.session, out)
+with nvmmu.session() as s:
+    must_end(s.upload, out, array)
+    os.close(fd)
+    assert s.upload(out, array) == 0
+nvmmu.session(out).end()
+""", large)
+    if said:
+        pytest.skip(said)
+
+
 def test_another_handler_runs_in_the_middle(large):
     said = run("""
 small = emulated.empty(1 << 20)

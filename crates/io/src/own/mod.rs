@@ -37,6 +37,7 @@ use spinio_plan::geometry::Stack;
 
 use crate::core::Core;
 use crate::crew::PrivateFd;
+use crate::interrupt::is_interrupted;
 use crate::kernel::Kernel;
 
 /// Numbers from here on are a keeper's; far above the most that a table can hold (`fs.nr_open`, 2^20, at most 2^31 / 64).
@@ -301,7 +302,8 @@ impl Runtime {
     /// ENOSYS: this kernel gives no thread a table of its own.
     ///
     /// A lease of somebody's is waited for here, on the caller's thread: keepers are few, and whoever holds the lease, a
-    /// session of this process perhaps, needs them to give it back. Nor does a named pipe wait for its other end.
+    /// session of this process perhaps, needs them to give it back. EINTR: that was interrupted ([`crate::interruptible`]).
+    /// Nor does a named pipe wait for its other end.
     pub fn open(&self, path: &CStr, flags: u32, mode: u32) -> Result<OwnFile> {
         let core = self.core();
         let keepers = core.keepers().ok_or(Errno::NOSYS)?;
@@ -313,6 +315,7 @@ impl Runtime {
             let is_leased =
                 || linux::lease_break_time().is_none_or(|s| begun.elapsed() < LATEST + Duration::from_secs(s));
             match opened {
+                Err(Errno::AGAIN) if is_interrupted() => return Err(Errno::INTR),
                 Err(Errno::AGAIN) if is_leased() => std::thread::sleep(LOOK_AGAIN),
                 opened => break opened?,
             }
