@@ -190,6 +190,8 @@ def test_a_download_that_fails_ends_it(numbers, tmp_path):
                     double(*step)
         assert caught.value.errno in (errno.EFBIG, errno.ENOSPC)
         assert caught.value.filename == str(tmp_path / "out") and step.number < 9
+        # It has ended all the same.
+        assert pieces.end() == pieces.report and 0 < pieces.report["uploaded"] <= 400_000
         # Of two failures the body's is told.
         with pytest.raises(ZeroDivisionError):
             with nvmmu.pipeline(path, tmp_path / "out", "int32", count=10_000, device="emulated") as pieces:

@@ -104,10 +104,11 @@ class Session:
 
         A second time does nothing.
         """
-        report = self._moves.end()
-        if report is not None:
-            self._report = report
-        return self.report
+        if self._report is None:
+            # For who asks after it has failed.
+            self._report = self._moves.report()
+            self._report = self._moves.end() or self._report
+        return self._report
 
     def __enter__(self) -> Session:
         return self
