@@ -1,5 +1,5 @@
 //! Who is at work on a part of a batch, and when it is over: helpers come when they like, and the batch returns when
-//! nobody who came is left.
+//! nobody who came is left. A large read that panics uses one too.
 
 use std::sync::PoisonError;
 
@@ -42,14 +42,17 @@ impl Gate {
     /// # Panics
     /// If one of them did: better no answer than one that counts bytes which never came.
     pub(crate) fn close(&self) {
+        assert!(!self.shut(), "a helper of this batch panicked");
+    }
+
+    /// The same; whether one of them panicked.
+    pub(crate) fn shut(&self) -> bool {
         let mut state = lock(&self.state);
         state.closed = true;
         while state.inside > 0 {
             state = self.empty.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let broken = state.broken;
-        drop(state);
-        assert!(!broken, "a helper of this batch panicked");
+        state.broken
     }
 
     /// Whether somebody panicked inside.

@@ -34,7 +34,7 @@ pub(crate) mod code;
 mod copies;
 mod exchange;
 mod frontier;
-mod gate;
+pub(crate) mod gate;
 mod held;
 mod list;
 mod outlet;

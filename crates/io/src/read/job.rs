@@ -18,12 +18,15 @@
 //! caller hears in the end is what a plain `pread` would have said. The count returned
 //! is the unbroken prefix: bytes behind a gap are not reported.
 //!
+//! Where the caller or a helper panics nobody begins anything any more, and the call ends when the helpers are out.
+//!
 //! Known flaw: when the file is truncated while it is read, bytes behind the new end may
 //! have reached the device already; a host read, which goes front to back, would have
-//! stopped before them. docs/semantics.md says so.
+//! stopped before them. docs/semantics.md says so. A block that somebody who panicked had in hand is lost to the ring.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, Range};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,8 +34,10 @@ use std::time::{Duration, Instant};
 use spinio_device::{Device, Fence};
 use spinio_plan::geometry::Stripe;
 use spinio_plan::{Extent, Reason, Route, Segment};
+use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
+use crate::batch::gate::Gate;
 use crate::core::{Core, KEEPERS};
 use crate::crew::Task;
 use crate::file::{File, Mapping};
@@ -113,6 +118,8 @@ pub(crate) struct Job {
     news: AtomicBool,
     registered: AtomicU64,
     pub(crate) populate: Populate,
+    /// The helpers that are at work.
+    gate: Gate,
 }
 
 impl Deref for Job {
@@ -147,6 +154,7 @@ impl Job {
             news: AtomicBool::new(false),
             registered: AtomicU64::new(0),
             populate,
+            gate: Gate::new(),
         }
     }
 
@@ -250,6 +258,9 @@ impl Job {
     /// The next thing for `who` to do.
     pub(crate) fn take(&self, who: Who) -> Option<Work> {
         let mut queues = lock(&self.queues);
+        if queues.closed {
+            return None;
+        }
         if who == Who::Keeper {
             // A keeper never waits for a block: it may be wanted elsewhere, and is called again when there is one.
             match queues.storage.front().map(|p| p.route) {
@@ -437,8 +448,34 @@ impl Job {
         }
     }
 
-    /// Works as the program's thread until everything has arrived; the bytes of the unbroken prefix.
+    /// Works as the program's thread until everything has arrived; the bytes of the unbroken prefix. Where that panics, the
+    /// panic leaves when the helpers have: they write into memory of the program, through its descriptors.
     pub(crate) fn finish(self: &Arc<Self>) -> Result<u64, Error> {
+        let worked = catch_unwind(AssertUnwindSafe(|| self.work()));
+        let broken = self.outstanding.load(Acquire) > 0;
+        if broken {
+            lock(&self.queues).closed = true;
+            self.gate.shut();
+        }
+        let mut queues = lock(&self.queues);
+        let Queues { empty, filled, .. } = &mut *queues;
+        // Filled ones only of a request that did not come to its end.
+        for block in empty.drain(..).chain(filled.drain(..).map(|filled| filled.block)) {
+            self.staging.give_back(block);
+        }
+        drop(queues);
+        if let Err(panic) = worked {
+            resume_unwind(panic);
+        }
+        let mut outcome = lock(&self.outcome);
+        match outcome.error.take() {
+            _ if broken => Err(Error::kernel(Errno::IO, "read", self.offset, self.len)),
+            Some(error) if outcome.end == 0 => Err(error),
+            _ => Ok(outcome.end),
+        }
+    }
+
+    fn work(self: &Arc<Self>) {
         loop {
             let mut hands = Hands::new(self, Who::Caller);
             loop {
@@ -456,17 +493,9 @@ impl Job {
                 break;
             }
         }
-        for block in lock(&self.queues).empty.drain(..) {
-            self.staging.give_back(block);
-        }
-        let mut outcome = lock(&self.outcome);
-        match outcome.error.take() {
-            Some(error) if outcome.end == 0 => Err(error),
-            _ => Ok(outcome.end),
-        }
     }
 
-    /// Waits; true when everything arrived, false when there is something the caller could do.
+    /// Waits; true when everything arrived or a helper panicked, false when there is something the caller could do.
     fn await_work(&self) -> bool {
         // A short read from storage is over in less time than it takes to fall asleep and wake twice.
         let look = if self.len <= 4 << 20 { self.core.look() * 20 } else { self.core.look() };
@@ -482,7 +511,7 @@ impl Job {
         }
         let mut outcome = lock(&self.outcome);
         loop {
-            if outcome.finished {
+            if outcome.finished || self.gate.is_broken() {
                 return true;
             }
             if self.has_work() {
@@ -580,6 +609,7 @@ struct Helping {
 
 impl Task for Helping {
     fn help(&self) {
+        let Some(_inside) = self.job.gate.enter() else { return };
         let mut hands = Hands::new(&self.job, self.who);
         while let Some(work) = self.job.take(self.who) {
             hands.work(work);

@@ -70,6 +70,8 @@ pub(crate) struct Queues {
     pub(crate) lent: usize,
     /// Keepers that were called and have not gone.
     pub(crate) keepers: usize,
+    /// Nobody begins anything any more.
+    pub(crate) closed: bool,
 }
 
 impl Queues {

@@ -114,11 +114,12 @@ impl Hands<'_> {
 
     /// Waits for the oldest pin, leaves it to be given back and tells the job.
     pub(super) fn settle_pin(&mut self) {
-        let Some(Pinned { pin, mapping, fence, piece, begun }) = self.pinned.pop_front() else { return };
+        let Some(oldest) = self.pinned.front() else { return };
         let device = self.job.device();
         // A short transfer ends sooner than a sleeper wakes.
         let how = if self.job.len <= LONG { Wait::Context } else { Wait::Sleep };
-        let waited = device.wait(&fence, how);
+        let waited = device.wait(&oldest.fence, how);
+        let Some(Pinned { pin, mapping, fence, piece, begun }) = self.pinned.pop_front() else { return };
         device.release_fence(fence);
         self.job.core.pins.retire(device, pin, mapping);
         match waited {

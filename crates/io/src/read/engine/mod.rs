@@ -9,6 +9,7 @@ mod dma;
 mod storage;
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -80,8 +81,9 @@ impl<'a> Hands<'a> {
         while !self.pinned.is_empty() {
             self.settle_pin();
         }
-        if let Some(queue) = self.queue.take() {
+        if let Some(queue) = self.queue {
             let drained = self.job.device().drain(queue, Wait::Context);
+            self.queue = None;
             self.job.device().return_queue(queue);
             for (offset, len, got, error) in self.queued.drain(..) {
                 match drained {
@@ -183,5 +185,12 @@ impl<'a> Hands<'a> {
 
     fn device_error(&self, source: DeviceError, piece: Piece) -> Error {
         Error::device(source, "copy", self.job.offset + piece.offset, piece.len)
+    }
+}
+
+impl Drop for Hands<'_> {
+    fn drop(&mut self) {
+        // Only after a panic there is anything: copies that may still be stored, pages that may still be read.
+        let _ = catch_unwind(AssertUnwindSafe(|| self.settle()));
     }
 }
