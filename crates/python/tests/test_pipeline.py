@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -201,6 +202,26 @@ def test_a_download_that_fails_ends_it(numbers, tmp_path):
                         1 // 0
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_the_stream_comes_back_where_the_library_forgets_it(numbers, monkeypatch):
+    path, _ = numbers(120_000)
+    outer = emulated.Stream()
+
+    class Forgetful(_arrays.Emulated):
+        """As CuPy, where a stream was chosen by use()."""
+
+        @contextlib.contextmanager
+        def on_stream(self, stream):
+            spinio.set_stream(stream)
+            yield
+            spinio.set_stream(None)
+
+    monkeypatch.setattr(_arrays, "Emulated", Forgetful)
+    with spinio.stream(outer), nvmmu.pipeline(path, dtype="int32", count=10_000, device="emulated") as pieces:
+        for _ in pieces:
+            assert spinio.current_stream() not in (0, outer.handle)
+        assert spinio.current_stream() == outer.handle
 
 
 def test_what_cannot_be(numbers, tmp_path):

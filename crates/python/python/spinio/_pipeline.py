@@ -109,6 +109,7 @@ class Pipeline:
         out_bytes = self._results(first) * self._out_dtype.itemsize if output is not None else 0
         wanted = range(min(slots, self._pieces))
         self._slots = [_Slot(maker, first * self._dtype.itemsize, out_bytes) for _ in wanted]
+        self._back_to(self._outer)
         for slot in self._slots:
             maker.follow(slot.stream, mark)
         self._mark = mark
@@ -118,7 +119,7 @@ class Pipeline:
         self._step: Step | None = None
         self._current: ContextManager[Any] | None = None
         self._entered = False
-        self._home = self._outer
+        self._home = self._before = self._outer
         self._session = _session.Session(output)
         self._ended = False
 
@@ -187,10 +188,10 @@ class Pipeline:
         slot, first = self._slot(self._number), self._number * self._count
         count = min(self._count, self._total - first)
         self._maker.follow(slot.stream, self._mark)
-        before = self._maker.current_stream()
-        if before != self._outer:
+        self._before = self._maker.current_stream()
+        if self._before != self._outer:
             # Another pipeline's, whose piece the body will work on too; or one that was chosen after this was made.
-            self._maker.follow(slot.stream, self._maker.mark(before))
+            self._maker.follow(slot.stream, self._maker.mark(self._before))
         x = self._maker.view(slot.input, 0, self._dtype, (count,))
         y, kept = None, 0
         if slot.output is not None:
@@ -227,9 +228,13 @@ class Pipeline:
             self._maker.follow(stream, self._maker.mark(last))
         self._mark = self._maker.mark(stream)
         current.__exit__(None, None, None)
-        if last != stream:
-            # Their steps are not one inside the other: that brought back a stream of the other pipeline.
-            self._maker.use(self._home)
+        # Zipped steps are not one inside the other: that brought back a stream of the other pipeline.
+        self._back_to(self._before if last == stream else self._home)
+
+    def _back_to(self, stream: Any) -> None:
+        # CuPy forgets at the end of a block what was chosen by use().
+        if self._maker.current_stream() != stream:
+            self._maker.use(stream)
 
     def _settle(self, slot: _Slot) -> None:
         tickets, slot.tickets = slot.tickets, []
