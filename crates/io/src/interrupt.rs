@@ -15,6 +15,7 @@
 //! Known flaws: a write that is one call of the kernel is not interrupted, nor is what a batch reads out of the page cache.
 
 use std::cell::Cell;
+use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 use spinio_sys::Errno;
@@ -39,13 +40,15 @@ thread_local! {
 #[must_use]
 pub struct Interruptible {
     before: Option<Asking>,
+    /// It is this thread's.
+    _here: PhantomData<*const ()>,
 }
 
 /// From now on long requests of this thread call `ask` between their pieces, no more often than `every` so long, and end
 /// early once it has answered true.
 pub fn interruptible(ask: fn() -> bool, every: Duration) -> Interruptible {
     let asking = Asking { ask, every, last: Instant::now(), stop: false };
-    Interruptible { before: ASKING.replace(Some(asking)) }
+    Interruptible { before: ASKING.replace(Some(asking)), _here: PhantomData }
 }
 
 impl Drop for Interruptible {

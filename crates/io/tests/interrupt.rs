@@ -122,34 +122,61 @@ fn a_write_ends_behind_a_portion() {
     }
 }
 
-/// A signal's handler may move something too.
-#[test]
-fn who_is_asked_by_a_write_finds_staging_memory() {
-    thread_local!(static NESTED: Cell<Option<&'static dyn Fn()>> = const { Cell::new(None) });
+thread_local!(static NESTED: Cell<Option<&'static dyn Fn()>> = const { Cell::new(None) });
+
+/// While it lives this is done whenever this thread is asked; how often it was.
+fn meanwhile(what: impl Fn() + 'static) -> (Interruptible, &'static Cell<u32>) {
     fn ask() -> bool {
         NESTED.get().unwrap()();
         false
     }
-    let (_place, source) = subject();
-    let out = file::create(&_place.file("out"));
-    let device = emulated("size=256M");
-    let runtime: &Runtime = Box::leak(Box::new(Runtime::new(Settings { staging: 16 << 20, ..settings() })));
-    let (buffer, other) = (Buffer::new(device, SIZE), Buffer::new(device, 20 << 20));
-    buffer.put(0, &file::bytes(0, SIZE, 3));
-    let (fd, target, asked) = (source.as_raw_fd(), other.target(0), &*Box::leak(Box::new(Cell::new(0))));
+    let asked: &'static Cell<u32> = Box::leak(Box::default());
     NESTED.set(Some(Box::leak(Box::new(move || {
-        assert_eq!(runtime.read(fd, Some(0), target, 4096).unwrap(), 4096);
-        assert_eq!(runtime.read(fd, Some(0), target, 20 << 20).unwrap(), 20 << 20);
+        what();
         asked.set(asked.get() + 1);
     }))));
+    (interruptible(ask, Duration::ZERO), asked)
+}
+
+/// A signal's handler may move something too.
+#[test]
+fn who_is_asked_finds_staging_memory() {
+    const OTHER: usize = 20 << 20;
+    let (place, source) = subject();
+    let out = file::create(&place.file("out"));
+    let device = emulated("size=512M");
+    let (buffer, other) = (Buffer::new(device, SIZE), Buffer::new(device, OTHER));
+    let (fd, target) = (source.as_raw_fd(), other.target(0));
+    let runtime = |settings| -> &'static Runtime { Box::leak(Box::new(Runtime::new(settings))) };
+    let read_others = |runtime: &'static Runtime| {
+        meanwhile(move || {
+            assert_eq!(runtime.read(fd, Some(0), target, 4096).unwrap(), 4096);
+            assert_eq!(runtime.read(fd, Some(0), target, OTHER).unwrap(), OTHER);
+        })
+    };
+    // A write has half of what there is, however little that is.
+    let small = runtime(Settings { staging: 16 << 20, ..settings() });
+    buffer.put(0, &file::bytes(0, SIZE, 3));
     let wrote = within("a write and what comes into it", || {
-        let _asking = interruptible(ask, Duration::ZERO);
-        runtime.write(out.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap()
+        let (_asking, asked) = read_others(small);
+        (small.write(out.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), asked.get())
     });
-    assert!(wrote == SIZE && asked.get() > 3, "{wrote} bytes, asked {} times", asked.get());
+    assert!(wrote.0 == SIZE && wrote.1 > 3, "{wrote:?}");
     let mut there = vec![0; SIZE];
     out.read_exact_at(&mut there, 0).unwrap();
-    assert!(there == file::bytes(0, SIZE, 3) && other.bytes() == file::bytes(0, 20 << 20, 0));
+    assert!(there == file::bytes(0, SIZE, 3) && other.bytes() == file::bytes(0, OTHER, 0));
+    for route in [Route::Copy, Route::Dma, Route::Direct] {
+        let runtime = runtime(Settings { routes: vec![route, Route::Copy, Route::Store], ..settings() });
+        buffer.fill(POISON);
+        other.fill(POISON);
+        file::evict(&source);
+        let got = within("a read and what comes into it", || {
+            let (_asking, asked) = read_others(runtime);
+            (runtime.read(fd, Some(0), buffer.target(0), SIZE).unwrap(), asked.get())
+        });
+        assert!(got.0 == SIZE && got.1 > 0, "{route:?}: {got:?}");
+        assert!(buffer.bytes() == file::bytes(0, SIZE, 0) && other.bytes() == file::bytes(0, OTHER, 0), "{route:?}");
+    }
 }
 
 #[test]
