@@ -107,6 +107,11 @@ impl Allocation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QueueId(pub u64);
 
+impl QueueId {
+    /// A number that means another queue on each thread (`cudaStreamPerThread`).
+    pub const PER_THREAD: QueueId = QueueId(2);
+}
+
 /// A place in a queue. From a bounded pool: give it back with [`Device::release_fence`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]

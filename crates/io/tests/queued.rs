@@ -214,3 +214,33 @@ fn threads_queue_uploads_side_by_side() {
     let expected = vec![file::bytes(0, 4096, 0); UPLOADS].concat();
     assert!(buffers.iter().all(|buffer| buffer.bytes() == expected));
 }
+
+/// `cudaStreamPerThread` is another stream on each thread.
+#[test]
+fn streams_of_threads_have_one_number() {
+    let inner = emulated("size=64M");
+    let device = FaultyDevice::before(inner);
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in");
+    drop(file::written(&input, 1 << 20));
+    let runtime = Runtime::new(Settings { staging: 4 << 20, ..Settings::default() });
+    let from = own(&runtime, &input, linux::O_RDONLY);
+    let (one, other) = (inner.new_queue().unwrap(), inner.new_queue().unwrap());
+    let buffers: Vec<Buffer> = (0..4).map(|_| Buffer::new(inner, 1 << 20)).collect();
+    let up = |n: usize, queue| {
+        device.redirect(QueueId::PER_THREAD, queue);
+        let to = buffers[n].target_through(device, 0);
+        runtime.upload_later(&from, 0, to, 1 << 20, QueueId::PER_THREAD).unwrap()
+    };
+    let kernel = Waiting::on(inner, one);
+    let slow = [up(0, one), up(1, one), up(2, one)];
+    let quick = std::thread::scope(|scope| scope.spawn(|| up(3, other)).join().unwrap());
+    kernel.end();
+    within("both streams", || {
+        assert_eq!(quick.wait(), Ok(1 << 20));
+        assert!(slow.iter().all(|m| m.wait() == Ok(1 << 20)));
+    });
+    for buffer in &buffers {
+        assert!(buffer.bytes() == file::bytes(0, 1 << 20, 0));
+    }
+}

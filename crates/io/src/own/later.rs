@@ -33,7 +33,7 @@ use spinio_sys::Errno;
 
 use super::OwnFile;
 use crate::lock::lock;
-use crate::staging::{BLOCK, Block, Staging};
+use crate::staging::{BLOCK, Block, Staging, owner};
 use crate::stats::{Direction, Watch};
 use crate::{Error, Runtime, Target};
 
@@ -132,13 +132,16 @@ impl Drop for Lot {
 
 /// The last upload of each queue that is queued to its end and not over, as far as anybody has looked.
 #[derive(Default)]
-pub(crate) struct Uploads(Mutex<Vec<(QueueId, Weak<Upload>)>>);
+pub(crate) struct Uploads(Mutex<Vec<Last>>);
+
+/// Of which queue, and whose it is.
+type Last = ((QueueId, u32), Weak<Upload>);
 
 impl Uploads {
     /// The memory of the upload before, in the same queue of the same device, and how one knows that it is over. One takes
     /// it: what another thread queues meanwhile may come to lie before, behind or between its turns.
     fn take_before(&self, device: &dyn Device, queue: QueueId) -> Option<(Arc<Lot>, OnItsWay)> {
-        let mut last = lock(&self.0);
+        let (mut last, queue) = (lock(&self.0), (queue, owner(queue)));
         let at = last.iter().position(|(of, upload)| {
             let on = |upload: Arc<Upload>| core::ptr::addr_eq(upload.device, device);
             *of == queue && upload.upgrade().is_some_and(on)
@@ -150,7 +153,7 @@ impl Uploads {
 
     /// All turns of an upload are queued: what is queued from now on is behind it.
     fn note(&self, queue: QueueId, upload: &Arc<Upload>) {
-        let mut last = lock(&self.0);
+        let (mut last, queue) = (lock(&self.0), (queue, owner(queue)));
         last.retain(|(of, other)| {
             let other = other.upgrade().filter(|other| lock(&other.lot).is_some());
             other.is_some_and(|other| *of != queue || !core::ptr::addr_eq(other.device, upload.device))

@@ -84,6 +84,8 @@ struct Pool {
 struct Open {
     block: Block,
     queue: QueueId,
+    /// Whose queue of that number it is: [`owner`].
+    owner: u32,
     filled: usize,
     users: u32,
     /// Behind the last copy, on a queue of the program's own: it may be gone when the block is full.
@@ -105,6 +107,11 @@ pub(crate) struct Slot {
     pub(crate) ptr: *mut u8,
     /// Whether the memory is pinned.
     pub(crate) pinned: bool,
+}
+
+/// The thread whose queue a number means; 0 where it means the same to all.
+pub(crate) fn owner(queue: QueueId) -> u32 {
+    if queue == QueueId::PER_THREAD { linux::gettid() } else { 0 }
 }
 
 /// The ring of one device.
@@ -340,11 +347,11 @@ impl Staging {
         debug_assert!(len <= BLOCK / 4);
         // O_DIRECT descriptors want aligned memory; below a page they cannot be meant.
         let unit = if len >= linux::PAGE { linux::PAGE } else { 512 };
-        let index = lane(LANES);
+        let (index, owner) = (lane(LANES), owner(queue));
         let mut fresh = None;
         loop {
             let mut lane = lock(&self.lanes[index]);
-            if let Some(open) = lane.open.as_mut().filter(|o| o.queue == queue) {
+            if let Some(open) = lane.open.as_mut().filter(|o| (o.queue, o.owner) == (queue, owner)) {
                 let at = open.filled.next_multiple_of(unit);
                 if at + len <= BLOCK {
                     open.filled = at + len.next_multiple_of(512);
@@ -361,7 +368,7 @@ impl Staging {
             // Away with the full one first: it may be the block that the ring has left.
             let full = lane.open.take();
             if let Some(block) = fresh.take() {
-                lane.open = Some(Open { block, queue, filled: 0, users: 0, last: None });
+                lane.open = Some(Open { block, queue, owner, filled: 0, users: 0, last: None });
             }
             let full = match full {
                 Some(open) if open.users > 0 => {
