@@ -3,7 +3,7 @@
 //! What needs a device that works beside the program (the order of queued work) or gigabytes of its memory is left to
 //! a real GPU.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use crate::build::{compile, folder, must_pass, preloaded, source};
@@ -46,7 +46,7 @@ fn run(tests: &[&str]) {
     run_of(suite(), tests);
 }
 
-fn run_of(program: &PathBuf, tests: &[&str]) {
+fn run_of(program: &Path, tests: &[&str]) {
     let scratch = folder().join(tests.concat());
     std::fs::create_dir_all(&scratch).expect("a folder");
     let mut args = vec![scratch.to_str().expect("a path in UTF-8")];
