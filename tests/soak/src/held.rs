@@ -73,7 +73,8 @@ impl Worker<'_> {
                 let expect = a.wanted.min(which.len().saturating_sub(a.offset));
                 ensure!(a.bytes.len() as u64 == expect, "steady-{n}: {} bytes, not {expect}", a.bytes.len());
                 let wrong = files::first_not_steady(a.offset, &a.bytes);
-                ensure!(wrong.is_none(), "steady-{n}: a wrong byte at {wrong:?}");
+                let (wanted, from) = (a.wanted, a.offset);
+                ensure!(wrong.is_none(), "steady-{n}: a wrong byte at {wrong:?}, in a piece of {wanted} at {from}");
                 Ok(())
             }),
         }

@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,9 @@ pub(crate) struct Worker<'a> {
     pub(crate) movers: [Mover; 2],
     pub(crate) tally: Tally,
     logged: AtomicU64,
+    /// Passed when each thread has its buffers. Threads free memory that is being read into, as no program should: what
+    /// still comes must not land in a buffer that somebody takes from there.
+    ready: Barrier,
     end: Instant,
 }
 
@@ -51,6 +55,7 @@ pub(crate) fn run(args: &Args, folder: &Path, number: u64) -> Result<()> {
         movers: [Nvmmu::Prepared, Nvmmu::Shaped].map(Mover::new),
         tally: Tally::default(),
         logged: AtomicU64::new(0),
+        ready: Barrier::new(args.threads),
         end,
     };
     let (half, mut early) = (Instant::now() + Duration::from_secs(args.seconds / 2), None);
@@ -105,7 +110,9 @@ impl Worker<'_> {
         let buffer = if rng.chance(30) { Buffer::host_mapped(device, OWN) } else { Buffer::new(device, OWN) };
         let path = self.folder.join(format!("own-{me}"));
         let own = file::create(&path);
-        let mut output = Output::new(self.folder, me, self.mover)?;
+        let output = Output::new(self.folder, me, self.mover);
+        self.ready.wait();
+        let mut output = output?;
         let mut model = Vec::new();
         let mut sequence = 0;
         while Instant::now() < self.end {
