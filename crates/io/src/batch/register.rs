@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use spinio_device::{Device, ErrorKind, Pin};
 use spinio_plan::{Crowd, Means, Reason, Route};
-use spinio_sys::linux::{self, PAGE};
+use spinio_sys::linux::PAGE;
 
 use crate::batch::copies::Copies;
 use crate::batch::outlet::{Page, Pen};
@@ -252,9 +252,7 @@ fn pin(work: &Work, mapping: &Mapping, some: &[Item]) -> Option<(u64, Pin)> {
     if kept.is_full() {
         kept.give_back_all();
     }
-    // Fills the page tables in the kernel, without a lock of the driver.
-    // SAFETY: reading advice on a live mapping destroys nothing.
-    let _ = unsafe { linux::madvise(ptr, len, linux::MADV_POPULATE_READ) };
+    mapping.populate(start..start + len as u64);
     // SAFETY: the mapping lives until the pins are given back: `Pins` holds it.
     match unsafe { device.pin(ptr, len) } {
         Ok(pin) => Some((start, pin)),

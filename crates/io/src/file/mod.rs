@@ -21,6 +21,7 @@ pub(crate) mod residency;
 pub(crate) mod streams;
 pub(crate) mod stripes;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -73,6 +74,21 @@ pub(crate) struct Mapping {
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Reads in what is absent of a range of the file, and fills its page tables, in the kernel and without a lock of the
+    /// driver; registering, which is one at a time there, then finds them filled. What cannot be, registering will refuse.
+    pub(crate) fn populate(&self, range: Range<u64>) {
+        let page = linux::PAGE as u64;
+        let (from, to) = (range.start / page * page, range.end.next_multiple_of(page).min(self.len as u64));
+        if from < to {
+            // SAFETY: reading advice on a live mapping destroys nothing.
+            let _ = unsafe {
+                linux::madvise(self.ptr.wrapping_add(from as usize), (to - from) as usize, linux::MADV_POPULATE_READ)
+            };
+        }
+    }
+}
 
 impl Drop for Mapping {
     fn drop(&mut self) {

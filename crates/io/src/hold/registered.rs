@@ -84,9 +84,7 @@ impl Registered {
         while at < size {
             let len = (size - at).min(self.piece) as usize;
             let ptr = self.mapping.ptr.wrapping_add(at as usize);
-            // Reads in what is absent, and fills the page tables without a lock of the driver.
-            // SAFETY: reading advice on a live mapping destroys nothing.
-            let _ = unsafe { linux::madvise(ptr, len.next_multiple_of(linux::PAGE), linux::MADV_POPULATE_READ) };
+            self.mapping.populate(at..at + len as u64);
             // SAFETY: the mapping lives until the pins are given back.
             let pin = unsafe { self.device.pin(ptr, len) }.map_err(|e| match e.kind {
                 ErrorKind::Unsupported => NotHeld::NoDevice,

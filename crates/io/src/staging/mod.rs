@@ -179,10 +179,7 @@ impl Staging {
     /// Blocks that could be taken now without waiting, if nobody else took any.
     pub(crate) fn left(&self) -> usize {
         let mut pool = lock(&self.pool);
-        while let Some(at) = pool.retired.iter().position(|(_, fence)| self.is_over(fence))
-            && let Some((block, fence)) = pool.retired.remove(at)
-        {
-            self.device.release_fence(fence);
+        while let Some(block) = self.reclaim(&mut pool, usize::MAX) {
             pool.free.push(block);
         }
         pool.free.len() + (self.bound.saturating_sub(pool.total) / BLOCK as u64) as usize
@@ -208,9 +205,7 @@ impl Staging {
             return Ok(Some(block));
         }
         // The oldest is usually the first to be done, but one queue may stand still while others move.
-        let done = pool.retired.iter().take(LOOKED_AT).position(|(_, fence)| self.is_over(fence));
-        if let Some((block, fence)) = done.and_then(|at| pool.retired.remove(at)) {
-            self.device.release_fence(fence);
+        if let Some(block) = self.reclaim(&mut pool, LOOKED_AT) {
             return Ok(Some(block));
         }
         if pool.total < self.bound && !pool.full {
@@ -231,11 +226,8 @@ impl Staging {
             if !pool.free.is_empty() {
                 return;
             }
-            if let Some(at) = pool.retired.iter().position(|(_, fence)| self.is_over(fence)) {
-                if let Some((block, fence)) = pool.retired.remove(at) {
-                    self.device.release_fence(fence);
-                    pool.free.push(block);
-                }
+            if let Some(block) = self.reclaim(&mut pool, usize::MAX) {
+                pool.free.push(block);
                 return;
             }
             let moving = !pool.retired.is_empty();
@@ -251,6 +243,14 @@ impl Staging {
                 return;
             }
         }
+    }
+
+    /// A retired block that nothing reads any more, of the oldest `among`.
+    fn reclaim(&self, pool: &mut Pool, among: usize) -> Option<Block> {
+        let at = pool.retired.iter().take(among).position(|(_, fence)| self.is_over(fence))?;
+        let (block, fence) = pool.retired.remove(at)?;
+        self.device.release_fence(fence);
+        Some(block)
     }
 
     /// Whether nothing reads the block behind the fence any more; a device that cannot tell has lost its context.

@@ -11,16 +11,14 @@
 //! or a truncation has since replaced. Nobody touches the mapping with the CPU, so a file
 //! that shrinks meanwhile raises no signal: pinning fails, and the piece is copied.
 
-use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use spinio_device::{ErrorKind, Wait};
 use spinio_plan::{Reason, Route};
-use spinio_sys::linux::{self, PAGE};
+use spinio_sys::linux::PAGE;
 
 use super::{Hands, LONG, Pinned};
-use crate::file::Mapping;
 use crate::read::populate::Chunk;
 use crate::read::work::Piece;
 
@@ -41,7 +39,7 @@ impl Hands<'_> {
         let ptr = mapping.ptr.wrapping_add(first as usize);
         let device = self.job.device();
         for range in self.job.populate.missing(piece.offset..piece.offset + piece.len) {
-            self.fill_tables(&mapping, &range);
+            mapping.populate(self.job.offset + range.start..self.job.offset + range.end);
         }
         let pins = &self.job.core.pins;
         pins.give_back_overlap(ptr, len);
@@ -96,20 +94,10 @@ impl Hands<'_> {
     /// What a mate does ahead of that.
     pub(super) fn populate(&mut self, chunk: &Chunk) {
         if let Some(mapping) = self.job.mapping(self.who) {
-            self.fill_tables(&mapping, &chunk.range);
+            let (from, to) = (chunk.range.start, chunk.range.end);
+            mapping.populate(self.job.offset + from..self.job.offset + to);
         }
         self.job.populate.filled(chunk);
-    }
-
-    /// Fills the page tables of a range of the request in the kernel, without a lock of the driver; pinning, which is one
-    /// at a time there, then finds them filled. What cannot be populated pinning will refuse.
-    fn fill_tables(&self, mapping: &Mapping, range: &Range<u64>) {
-        let page = |at: u64| (self.job.offset + at) / PAGE as u64 * PAGE as u64;
-        let (from, to) = (page(range.start) as usize, (page(range.end + PAGE as u64 - 1) as usize).min(mapping.len));
-        if from < to {
-            // SAFETY: reading advice on a live mapping destroys nothing.
-            let _ = unsafe { linux::madvise(mapping.ptr.wrapping_add(from), to - from, linux::MADV_POPULATE_READ) };
-        }
     }
 
     /// Waits for the oldest pin, leaves it to be given back and tells the job.
