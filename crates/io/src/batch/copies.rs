@@ -83,6 +83,7 @@ struct Open {
 }
 
 /// What a thread has open towards every device.
+#[derive(Default)]
 pub(super) struct Opens(Vec<Option<Open>>);
 
 impl Copies {

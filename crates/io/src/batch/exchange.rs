@@ -32,7 +32,7 @@ struct State<Empty, Full> {
 }
 
 impl<Empty, Full> State<Empty, Full> {
-    /// One page for each reader lies ready: a host may stand still in the driver while somebody registers memory.
+    /// One page for each reader lies ready: a host may be busy for half a millisecond, registering memory.
     fn wants(&self) -> bool {
         !self.starved && self.readers > 0 && self.empty.len() < self.waiting + self.readers
     }
@@ -94,6 +94,11 @@ impl<Empty, Full> Exchange<Empty, Full> {
         lock(&self.state).starved = true;
         self.lent.notify_all();
         self.news.notify_all();
+    }
+
+    /// A full page, if one lies there.
+    pub(crate) fn ready(&self) -> Option<Full> {
+        lock(&self.state).full.pop_front()
     }
 
     /// What to do next; waits a little for it. `dry`: the host has no page to lend.
@@ -186,18 +191,28 @@ mod interleavings {
             }
         }
 
-        fn host(&self) -> bool {
+        fn send(&self, page: usize) {
+            self.sent.fetch_add(1, Relaxed);
+            lock(&self.pages).push(page);
+        }
+
+        /// As many as there are.
+        fn lend(&self) {
             while self.exchange.wants() {
                 let page = lock(&self.pages).pop();
-                match page {
-                    Some(page) => self.exchange.lend(page),
-                    None => self.exchange.starve(),
-                }
+                let Some(page) = page else { break };
+                self.exchange.lend(page);
+            }
+        }
+
+        fn host(&self) -> bool {
+            self.lend();
+            if self.exchange.wants() {
+                self.exchange.starve();
             }
             match self.exchange.next(false) {
                 Next::Send(page) => {
-                    self.sent.fetch_add(1, Relaxed);
-                    lock(&self.pages).push(page);
+                    self.send(page);
                     true
                 }
                 Next::Wait => true,
@@ -227,6 +242,26 @@ mod interleavings {
             self.done.store(true, Relaxed);
         }
 
+        /// The caller, before that: he registers so many parts, and needs a page of his own for each.
+        fn register(&self, parts: usize) {
+            for _ in 0..parts {
+                self.lend();
+                while let Some(page) = self.exchange.ready() {
+                    self.send(page);
+                }
+                let page = loop {
+                    let free = lock(&self.pages).pop();
+                    if let Some(page) = free.or_else(|| self.exchange.take_back()) {
+                        break page;
+                    }
+                    if let Next::Send(page) = self.exchange.next(true) {
+                        self.send(page);
+                    }
+                };
+                lock(&self.pages).push(page);
+            }
+        }
+
         /// The host beside him.
         fn beside(&self) {
             while !self.done.load(Relaxed) {
@@ -238,7 +273,7 @@ mod interleavings {
         }
     }
 
-    fn check(pages: usize, readers: usize, beside: bool, items: usize) {
+    fn check(pages: usize, readers: usize, parts: usize, beside: bool, items: usize) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(if beside { 2 } else { 3 });
         model.check(move || {
@@ -261,6 +296,7 @@ mod interleavings {
                 let model = Arc::clone(&model);
                 others.push(thread::spawn(move || model.beside()));
             }
+            model.register(parts);
             model.finish();
             others.into_iter().for_each(|other| other.join().unwrap());
             model.give_back();
@@ -274,16 +310,22 @@ mod interleavings {
 
     #[test]
     fn one_reader_gets_and_returns_every_page() {
-        check(2, 1, false, 2);
+        check(2, 1, 0, false, 2);
     }
 
     #[test]
     fn readers_that_get_no_page_leave() {
-        check(1, 2, false, 2);
+        check(1, 2, 0, false, 2);
     }
 
     #[test]
     fn whoever_comes_late_is_waited_for() {
-        check(2, 1, true, 1);
+        check(2, 1, 0, true, 1);
+    }
+
+    #[test]
+    fn who_registers_gets_a_page_and_serves_meanwhile() {
+        check(1, 1, 2, false, 2);
+        check(2, 2, 1, false, 2);
     }
 }

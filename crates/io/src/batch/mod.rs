@@ -177,16 +177,25 @@ impl Sorted {
             let storage = (!absent.is_empty()).then(|| Storage::new(&work, absent));
             let copies = (!cached.is_empty()).then(|| Copies::new(&work, cached, parts.floor, Reason::Cached));
             let readers = copies.as_ref().and_then(Readers::call);
-            if let (Some(copies), None) = (&copies, &readers) {
-                copies.call_helpers();
-            }
+            // Helpers launch for themselves, which they cannot while somebody registers.
+            let helped = |yes: bool| {
+                if let (Some(copies), None, true) = (&copies, &readers, yes) {
+                    copies.call_helpers();
+                }
+            };
+            helped(parts.is_empty());
             // From here on helpers may be at work.
             let mut panics = Panics::default();
-            let registered = panics.keep(|| copies.as_ref().map(|copies| register::gather(copies, &parts))).flatten();
+            let gather = || copies.as_ref().map(|copies| register::gather(copies, &parts, readers.as_deref()));
+            let registered = panics.keep(gather).flatten();
+            helped(!parts.is_empty() && !panics.any());
             let mut missed = Vec::new();
             if !panics.any()
                 && let Some(storage) = storage
             {
+                if let Some(readers) = &readers {
+                    readers.call_host();
+                }
                 missed.extend(panics.keep(|| storage.finish()).unwrap_or_default());
             }
             if let (true, Some(copies)) = (panics.any(), &copies) {

@@ -6,7 +6,7 @@
 //!     └─ launch: each piece to its place
 //! ```
 //!
-//! A `pread` of 512 bytes costs 0.4 us and one of 4 KiB a whole one, but a thread that shares its descriptor table has to
+//! A `pread` costs a microsecond, more or less, but a thread that shares its descriptor table has to
 //! count its use of the open file up and down, so that nobody closes it meanwhile, and all threads count in one word.
 //! Seen (H200, 1 M reads out of 8 GiB by threads that share a table): 512 bytes at 1.7 GB/s with 6 threads and 1.9 with
 //! 12 or 15, 4 KiB at 10.4, 16.0 and 15.2 GB/s, and from 6 threads to 15 twice the time of the CPU. Of a table that one
@@ -15,7 +15,14 @@
 //! So each reader has a table of its own and, for the time of a batch, the program's descriptors in it: the same open
 //! files (`pidfd_getfd`), so that rights, modes and leases are the program's. It must not call a device: its driver would
 //! look for its descriptors in that table. It gets empty pages from a host, which may, and hands in full ones
-//! (exchange.rs). Hosts are the caller, once it has registered what is worth it, and one thread beside it until then.
+//! (exchange.rs).
+//!
+//! Host is the caller, and while he registers memory nobody else: the driver has one lock, which is not fair. Seen (H200)
+//! while one thread registers piece after piece, 8 or 128 MiB at a time: a copy that another thread issues takes 3 us else
+//! and then up to 62 ms, until nearly all is registered. So pages ran out with a host beside him, and 12 threads that
+//! copied while one registered brought less (12 to 13 GB/s of 4 KiB pieces) than without (14 to 18). Between two parts he
+//! lends empty pages and launches full ones, and each reader has a page in reserve for the time of a part. Only where he
+//! waits for storage, which has to be launched too, another thread is host beside him.
 //!
 //! Where a sandbox refuses `pidfd_getfd` (Docker's own does, without CAP_SYS_PTRACE) readers open the files anew, by what
 //! /proc says of the program's descriptors, unless the program has a lease that this would break.
@@ -29,6 +36,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use spinio_device::DeviceError;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
@@ -41,7 +49,7 @@ use crate::crew::Task;
 use crate::kernel::Kernel;
 use crate::lock::lock;
 use crate::own::is_own;
-use crate::staging::Staging;
+use crate::staging::{Block, Staging};
 
 /// Fewer threads are not worth a host.
 const FEW: usize = 4;
@@ -61,15 +69,22 @@ pub(crate) struct Readers {
     exchange: Exchange<Page, Sheet>,
     /// What readers took and could not read.
     left: Mutex<Vec<Item>>,
+    /// What the caller has open, who alone uses it.
+    opens: Mutex<Opens>,
     inside: Gate,
     hosts: Gate,
     done: AtomicBool,
 }
 
-/// The thread beside the caller that is host.
+/// The thread beside the caller that is host while he waits for storage.
 struct Beside(Arc<Readers>);
 
 impl Readers {
+    /// Readers that a large batch of one file and device has at most, out of so many threads.
+    pub(crate) fn most(threads: usize) -> usize {
+        if threads < FEW { 0 } else { threads - 1 }
+    }
+
     /// Calls readers and a host for them, if so many are of use; the caller must be a thread of the program.
     pub(crate) fn call(copies: &Arc<Copies>) -> Option<Arc<Readers>> {
         let (work, wanted) = (&copies.work, copies.wanted().min(copies.work.core.batch_threads()));
@@ -83,7 +98,7 @@ impl Readers {
         if wanted < FEW || !one || !work.outlets[outlet as usize].device.abilities().copies {
             return None;
         }
-        let (crew, mates) = (work.core.readers()?, work.core.batchers()?);
+        let crew = work.core.readers()?;
         let readers = Arc::new(Readers {
             copies: Arc::clone(copies),
             outlet,
@@ -91,16 +106,53 @@ impl Readers {
             anew,
             exchange: Exchange::new(),
             left: Mutex::default(),
+            opens: Mutex::new(copies.open()),
             inside: Gate::new(),
             hosts: Gate::new(),
             done: AtomicBool::new(false),
         });
         crew.post(Arc::clone(&readers) as Arc<dyn Task>, wanted - 1);
-        // What fails on its way it reads itself.
-        if mates.shares_my_table() != Some(false) {
-            mates.post(Arc::new(Beside(Arc::clone(&readers))), 1);
-        }
         Some(readers)
+    }
+
+    /// Calls a host beside the caller, who will be busy for long. Not while he registers memory.
+    pub(crate) fn call_host(self: &Arc<Self>) {
+        // What fails on its way it reads itself, through the program's descriptors.
+        if let Some(mates) = self.copies.work.core.batchers()
+            && mates.shares_my_table() != Some(false)
+        {
+            mates.post(Arc::new(Beside(Arc::clone(self))), 1);
+        }
+    }
+
+    /// What a host does who has other work: lends what is wanted, sends what is full, and waits for nothing.
+    pub(crate) fn serve(&self) {
+        let mut opens = lock(&self.opens);
+        self.lend();
+        while let Some(sheet) = self.exchange.ready() {
+            self.copies.send(self.copies.pen(&mut opens, self.outlet), sheet);
+            self.lend();
+        }
+    }
+
+    /// A block of the ring for the caller himself. His readers may have all the others, so he does not wait for it
+    /// as others do: what they hand in meanwhile he sends.
+    pub(crate) fn block(&self) -> Result<Block, DeviceError> {
+        let mut opens = lock(&self.opens);
+        loop {
+            if let Some(block) = self.staging().try_take()? {
+                return Ok(block);
+            }
+            if let Some(page) = self.exchange.take_back() {
+                return Ok(page.into_block());
+            }
+            match self.exchange.next(true) {
+                Next::Send(sheet) => self.copies.send(self.copies.pen(&mut opens, self.outlet), sheet),
+                Next::Wait => {}
+                // Who has the others is no reader of this batch.
+                Next::Alone => self.staging().wait(),
+            }
+        }
     }
 
     /// Works until everything is done, and returns what nobody could read.
@@ -124,7 +176,7 @@ impl Readers {
 
     /// The caller: host while there are readers, else reader.
     fn work(&self) {
-        let mut opens = self.copies.open();
+        let mut opens = std::mem::take(&mut *lock(&self.opens));
         loop {
             if self.host(&mut opens) {
                 continue;
@@ -141,22 +193,27 @@ impl Readers {
 
     /// One step of a host; false while there are no readers.
     fn host(&self, opens: &mut Opens) -> bool {
-        let outlet = &self.copies.work.outlets[self.outlet as usize];
-        let mut dry = false;
-        while !dry && self.exchange.wants() {
-            match outlet.staging.try_take() {
-                Ok(Some(block)) => self.exchange.lend(Page::new(outlet, block)),
-                Ok(None) => {
-                    self.copies.send_all(opens);
-                    dry = true;
-                }
-                Err(_) => self.exchange.starve(),
-            }
+        let dry = !self.lend();
+        if dry {
+            self.copies.send_all(opens);
         }
         match self.exchange.next(dry) {
             Next::Send(sheet) => self.copies.send(self.copies.pen(opens, self.outlet), sheet),
             Next::Wait => {}
             Next::Alone => return false,
+        }
+        true
+    }
+
+    /// Lends what is wanted; false if the ring has no more to lend now.
+    fn lend(&self) -> bool {
+        let outlet = &self.copies.work.outlets[self.outlet as usize];
+        while self.exchange.wants() {
+            match outlet.staging.try_take() {
+                Ok(Some(block)) => self.exchange.lend(Page::new(outlet, block)),
+                Ok(None) => return false,
+                Err(_) => self.exchange.starve(),
+            }
         }
         true
     }

@@ -9,8 +9,9 @@
 //!   all has arrived ─> the pins are given back as those of single requests are (pins.rs)
 //! ```
 //!
-//! By the caller: the driver registers one range at a time, whoever asks. Parts are short, because the launches of the
-//! copying threads wait while one is registered. Crowds that are so dense that copying would hardly help lie first, and
+//! By the caller: the driver registers one range at a time, whoever asks. Parts are short, because he also launches what
+//! the others have read, between two of them: a launch by anybody else would wait until all is registered (readers.rs).
+//! Helpers that launch for themselves (copies.rs) therefore come only afterwards. Crowds that are so dense that copying would hardly help lie first, and
 //! only the caller takes those. What cannot be registered is copied afterwards.
 
 use std::sync::Arc;
@@ -23,11 +24,13 @@ use spinio_sys::linux::PAGE;
 
 use crate::batch::copies::Copies;
 use crate::batch::outlet::{Page, Pen};
+use crate::batch::readers::Readers;
 use crate::batch::work::{HOST, Item, Work};
 use crate::file::Mapping;
 
-/// Bytes of a part at most: about 0.7 ms of the driver's lock.
-const PART: u64 = 32 << 20;
+/// Bytes of a part at most: 0.35 ms of the driver's lock, half a millisecond beside threads that copy. In that time a
+/// reader fills half a page, or a whole one where pieces are long; it has one in reserve.
+const PART: u64 = 16 << 20;
 
 /// Entries of a launch at most.
 const ENTRIES: usize = 32 << 10;
@@ -39,6 +42,13 @@ pub(crate) struct Parts {
     ends: Vec<usize>,
     /// Items that only the caller takes.
     pub(crate) floor: usize,
+}
+
+impl Parts {
+    /// Whether nothing is to be registered.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
 }
 
 /// Items of one file that go to one device.
@@ -103,11 +113,14 @@ pub(crate) fn lay(work: &Work, items: &mut [Item]) -> Parts {
 
 /// What there is of each file and device.
 fn look(work: &Work, items: &[Item], crowd_of: impl Fn(&Item) -> usize) -> Vec<Seen> {
-    let threads = work.core.batch_threads() as u64;
+    let threads = work.core.batch_threads();
+    // Readers know one device, and only they leave the driver alone meanwhile.
+    let one = items.iter().all(|i| i.outlet == items[0].outlet);
+    let (threads, beside) = (threads as u64, if one { Readers::most(threads) as u64 } else { 0 });
     let mut all = Vec::with_capacity(work.sources.len() * work.outlets.len());
     for _ in &work.sources {
         for outlet in &work.outlets {
-            let crowd = Crowd { pieces: 0, bytes: 0, span: 0, part: 1 << shift(outlet.device), threads };
+            let crowd = Crowd { pieces: 0, bytes: 0, span: 0, part: 1 << shift(outlet.device), threads, beside };
             all.push(Seen { crowd, first: u64::MAX, end: 0 });
         }
     }
@@ -164,22 +177,31 @@ pub(crate) struct Registered {
     missed: Vec<Item>,
 }
 
-/// Takes parts from the front until those meet who copy from the back.
-pub(crate) fn gather(copies: &Copies, parts: &Parts) -> Registered {
+/// Takes parts from the front until those meet who copy from the back, and is host to the readers among them.
+pub(crate) fn gather(copies: &Copies, parts: &Parts, readers: Option<&Readers>) -> Registered {
     let work = &copies.work;
     let pens = work.outlets.iter().map(|_| None).collect();
     let mut all = Registered { work: Arc::clone(work), pens, pins: Vec::new(), bytes: 0, missed: Vec::new() };
     // Of the part before: its file and device, and the mapping; none if it failed. What failed once is not tried again.
     let (mut last, mut mapping) = (None, None);
+    let mut taken = 0;
     for &end in &parts.ends {
+        if let Some(readers) = readers {
+            readers.serve();
+        }
+        // What cannot be registered others copy, but for what they must not take.
+        if taken >= parts.floor && !all.may_go_on() {
+            break;
+        }
         let Some(range) = copies.frontier.front(end) else { break };
+        taken = range.end;
         let some = &copies.items[range];
         let whose = (some[0].source, some[0].outlet);
         if last.replace(whose) != Some(whose) {
             mapping = map(work, whose.0);
         }
         let begun = Instant::now();
-        match mapping.as_ref().and_then(|mapping| all.part(mapping, some)) {
+        match mapping.as_ref().and_then(|mapping| all.part(mapping, some, readers)) {
             Some(bytes) => work.core.stats().piece(&work.watch, Route::Gather, Reason::CachedLarge, 0, bytes, begun),
             None => {
                 all.missed.extend_from_slice(some);
@@ -198,11 +220,15 @@ fn map(work: &Work, source: u16) -> Option<Arc<Mapping>> {
 }
 
 impl Registered {
+    /// Nothing failed, and no more is registered at once than may wait to be given back.
+    fn may_go_on(&self) -> bool {
+        self.missed.is_empty() && self.bytes <= self.work.core.pins.most()
+    }
+
     /// Registers and launches a part; how many bytes.
-    fn part(&mut self, mapping: &Arc<Mapping>, some: &[Item]) -> Option<u64> {
+    fn part(&mut self, mapping: &Arc<Mapping>, some: &[Item], readers: Option<&Readers>) -> Option<u64> {
         let work = &self.work;
         let which = some.first()?.outlet as usize;
-        // No more at once than may wait to be given back: the rest is copied.
         if self.bytes > work.core.pins.most() {
             return None;
         }
@@ -212,7 +238,7 @@ impl Registered {
         self.bytes += pin.len as u64;
         self.pins.push((device, pin, Arc::clone(mapping)));
         let pen = self.pens[which].get_or_insert_with(|| Pen::new(&work.outlets[which]));
-        list(pen, some, start, view.ok()?)
+        list(pen, some, start, view.ok()?, readers)
     }
 
     /// Waits for what is under way; the items that could not be registered.
@@ -266,10 +292,11 @@ fn pin(work: &Work, mapping: &Mapping, some: &[Item]) -> Option<(u64, Pin)> {
 }
 
 /// Queues the items; how many bytes.
-fn list(pen: &mut Pen, some: &[Item], start: u64, view: u64) -> Option<u64> {
+fn list(pen: &mut Pen, some: &[Item], start: u64, view: u64, readers: Option<&Readers>) -> Option<u64> {
     let mut bytes = 0;
     for few in some.chunks(ENTRIES) {
-        let mut page = Page::new(&pen.outlet, pen.outlet.staging.take().ok()?);
+        let block = readers.map_or_else(|| pen.outlet.staging.take(), Readers::block);
+        let mut page = Page::new(&pen.outlet, block.ok()?);
         if !page.gathers() {
             pen.outlet.staging.give_back(page.into_block());
             return None;

@@ -52,16 +52,18 @@ fn crowded_pieces_are_gathered_out_of_pages_registered_for_them() {
 
 /// A file that is too long to be registered while its pieces could be copied, and pieces that are too many to be copied
 /// meanwhile: both are done at once.
-const LONG: u64 = 64 << 20;
+const LONG: u64 = 256 << 20;
+const MANY: u64 = 40_000;
+const LEN: u64 = 1024;
 
 fn scattered(rng: &mut Rng, fd: i32, buffer: &Buffer) -> Vec<Piece> {
-    let to = |i: u64| buffer.addr().0 + i * 4096;
-    let piece = |i| Piece { fd, offset: rng.below(LONG - 4096), len: 4096, address: to(i), ..Piece::default() };
-    (0..3000).map(piece).collect()
+    let to = |i: u64| buffer.addr().0 + i * LEN;
+    let piece = |i| Piece { fd, offset: rng.below(LONG - LEN), len: LEN, address: to(i), ..Piece::default() };
+    (0..MANY).map(piece).collect()
 }
 
 fn registers_and_copies() -> Settings {
-    Settings { batch_threads: 3, ..settings() }
+    Settings { batch_threads: 9, ..settings() }
 }
 
 #[test]
@@ -71,33 +73,36 @@ fn pieces_are_registered_from_the_front_and_copied_from_the_back_until_both_meet
     file::fetch(&place.file("long"), 0..LONG / 4096);
     let inner = emulated("size=64M");
     let mut rng = Rng::of_run(10);
-    let mut seen = Vec::new();
     // Pages are registered as long as the device takes them.
-    for pins in [u64::MAX, u64::MAX, u64::MAX, 0, 1, 9] {
+    for pins in [u64::MAX, 0, 1, 9] {
         let device = FaultyDevice::before(inner);
         if pins < u64::MAX {
             device.fail(Operation::Pin, pins + 1, u64::MAX, ErrorKind::PinRefused);
         }
         let runtime = Runtime::new(registers_and_copies());
-        let buffer = Buffer::new(inner, 3000 * 4096);
-        for _ in 0..2 {
-            let mut batch = scattered(&mut rng, file.as_raw_fd(), &buffer);
-            let done = through(device, &runtime, &buffer, &mut batch, "a batch");
-            assert_eq!((done.failed, done.bytes), (0, 3000 * 4096), "{pins}");
-            let bytes = buffer.bytes();
-            for (p, bytes) in batch.iter().zip(bytes.chunks(4096)) {
-                assert!(p.result == 4096 && bytes == file::bytes(p.offset, 4096, 0), "{p:?}");
+        let buffer = Buffer::new(inner, (MANY * LEN) as usize);
+        let by =
+            |route, reason| runtime.stats().lines.iter().any(|l| l.bytes > 0 && (l.route, l.reason) == (route, reason));
+        let both = || by(Route::Gather, Reason::CachedLarge) && by(Route::Copy, Reason::Cached);
+        within("both at once", || {
+            // Who is faster may do all of one batch.
+            for round in 0.. {
+                let mut batch = scattered(&mut rng, file.as_raw_fd(), &buffer);
+                let done = through(device, &runtime, &buffer, &mut batch, "a batch");
+                assert_eq!((done.failed, done.bytes), (0, MANY * LEN), "{pins}");
+                let bytes = buffer.bytes();
+                for (p, bytes) in batch.iter().zip(bytes.chunks(LEN as usize)) {
+                    assert!(p.result == LEN as i64 && bytes == file::bytes(p.offset, LEN as usize, 0), "{p:?}");
+                }
+                let over = if pins == u64::MAX { both() } else { round == 1 };
+                if over {
+                    break;
+                }
             }
-        }
-        if pins == u64::MAX {
-            let lines = runtime.stats().lines;
-            seen.extend(lines.iter().filter(|l| l.bytes > 0).map(|l| (l.route, l.reason)));
-        }
+        });
         drop(runtime);
         assert_nothing_lent(inner, 1);
     }
-    let by = |route, reason| seen.contains(&(route, reason));
-    assert!(by(Route::Gather, Reason::CachedLarge) && by(Route::Copy, Reason::Cached), "{seen:?}");
 }
 
 #[test]
@@ -126,10 +131,10 @@ fn a_writer_and_a_truncater_beside_a_batch_show_it_bytes_of_before_or_after() {
             let mut rng = Rng::of_run(12);
             let runtime = Runtime::new(registers_and_copies());
             for _ in 0..6 {
-                let buffer = Buffer::new(device, 3000 * 4096);
+                let buffer = Buffer::new(device, (MANY * LEN) as usize);
                 let mut batch = scattered(&mut rng, file.as_raw_fd(), &buffer);
                 runtime.batch(&mut batch).unwrap();
-                for (p, seen) in batch.iter().zip(buffer.bytes().chunks(4096)) {
+                for (p, seen) in batch.iter().zip(buffer.bytes().chunks(LEN as usize)) {
                     let got = usize::try_from(p.result).expect("no piece fails");
                     let may = file::bytes(p.offset, got, 0).into_iter().zip(file::bytes(p.offset, got, 1));
                     let good = seen.iter().zip(may).all(|(&seen, (a, b))| [a, b, 0].contains(&seen));
