@@ -14,6 +14,8 @@ use spinio_device::{
     Pinned, QueueId, Wait,
 };
 
+use crate::deadline::in_a_while;
+
 type Result<T> = core::result::Result<T, DeviceError>;
 
 /// What can be made to fail.
@@ -77,16 +79,21 @@ struct Plan {
     panic: Option<(Operation, ThreadId, u64)>,
 }
 
+/// What a call waits for.
+type Until = Box<dyn Fn() -> bool + Send>;
+
 /// The device with faults.
 pub struct FaultyDevice {
     inner: &'static dyn Device,
     plan: Mutex<Plan>,
+    /// The operation that waits, how many calls of it pass first, and what for.
+    stall: Mutex<Option<(Operation, u64, Until)>>,
 }
 
 impl FaultyDevice {
     /// Stands before a device, without a fault yet.
     pub fn before(inner: &'static dyn Device) -> &'static FaultyDevice {
-        Box::leak(Box::new(FaultyDevice { inner, plan: Mutex::default() }))
+        Box::leak(Box::new(FaultyDevice { inner, plan: Mutex::default(), stall: Mutex::default() }))
     }
 
     /// Lets calls of an operation fail, from the `nth` from now on (1: the next), `times` times.
@@ -99,6 +106,25 @@ impl FaultyDevice {
     /// Lets the `nth` call of an operation that this thread makes from now on panic, without a word.
     pub fn panic(&self, operation: Operation, nth: u64) {
         self.plan().panic = Some((operation, thread::current().id(), nth - 1));
+    }
+
+    /// Lets the `nth` call of an operation from now on stand still until something is so; fails if it never is.
+    pub fn stall(&self, operation: Operation, nth: u64, until: impl Fn() -> bool + Send + 'static) {
+        *self.stall.lock().unwrap_or_else(PoisonError::into_inner) = Some((operation, nth - 1, Box::new(until)));
+    }
+
+    fn stand_still(&self, operation: Operation) {
+        let mut stall = self.stall.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((_, left, _)) = stall.as_mut().filter(|stall| stall.0 == operation) else { return };
+        if *left > 0 {
+            *left -= 1;
+            return;
+        }
+        let taken = stall.take();
+        drop(stall);
+        if let Some((_, _, until)) = taken {
+            in_a_while("what an operation of the device waits for", until);
+        }
     }
 
     /// From now on copies into the device and host functions that are meant for one queue come to another.
@@ -130,6 +156,7 @@ impl FaultyDevice {
     }
 
     fn pass(&self, operation: Operation) -> Result<()> {
+        self.stand_still(operation);
         let mut plan = self.plan();
         let count = plan.calls[operation as usize];
         plan.calls[operation as usize] += 1;
