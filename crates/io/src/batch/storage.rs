@@ -11,6 +11,11 @@
 //!
 //! Where storage may DMA into the device a read that is aligned goes there itself (`p2p`), and needs no page.
 //!
+//! The first page is read into as soon as it is there, while staging grows for the next. From then on no more pages are
+//! out than keep the ring full, and those that were in use a moment ago come first: what storage writes into memory that
+//! the processor's cache has, it writes faster. Seen (virtio disk, 32 MiB of cache, 10000 reads of 64 KiB at this depth):
+//! 122 to 126 ms through 8 to 14 MiB of memory in turn, 132 through 20, 154 through 32 and more.
+//!
 //! Where the kernel offers no ring, several keepers read one after another. What comes back short or not at all is
 //! read through the page cache, where the kernel says what a plain `pread` says.
 //!
@@ -23,7 +28,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use spinio_plan::{Joining, Reason, Route, Wanted, merge};
@@ -46,8 +51,15 @@ pub(crate) const DEPTH: u32 = 128;
 /// Reads of one load at most: so many land before any of them is sent on.
 const READS: usize = 64;
 
+/// Bytes that are enough for a load, if they are of so many reads: what lands later can lie where this load lay.
+const LOAD: u64 = 1 << 20;
+const FEW: usize = 16;
+
 /// Loads that keepers have in hand at most.
 const AHEAD: usize = 16;
+
+/// Loads that lie ready for a ring when it is full: it takes one while the caller sends another.
+const SPARE: usize = 2;
 
 /// How long a keeper without work waits for the next load.
 const LINGER: Duration = Duration::from_millis(1);
@@ -91,6 +103,8 @@ struct State {
     landed: VecDeque<InHand>,
     /// Keepers that were called and have not gone.
     keepers: usize,
+    /// The caller is handing out the first loads, as many as fill a ring.
+    filling: bool,
     closed: bool,
 }
 
@@ -186,16 +200,21 @@ impl Storage {
     fn move_all(self: &Arc<Self>, pages: &mut [Option<Page>]) -> Vec<Item> {
         let mut pens: Vec<Option<Pen>> = self.work.outlets.iter().map(|_| None).collect();
         let mut missed = Vec::new();
-        let (mut next, mut out) = (0, 0);
+        let (mut next, mut out, mut reads) = (0, 0, 0);
+        lock(&self.state).filling = true;
         while next < self.loads.len() || out > 0 {
             if next < self.loads.len() && self.is_interrupted() {
                 self.leave_out(next);
                 next = self.loads.len();
             }
-            while next < self.loads.len() && out < AHEAD {
+            let mut dry = false;
+            while next < self.loads.len() && out < AHEAD && (reads < DEPTH as usize || self.is_short()) {
                 match self.page(next, out) {
                     Ok(Some(page)) => pages[next] = page,
-                    Ok(None) => break,
+                    Ok(None) => {
+                        dry = true;
+                        break;
+                    }
                     Err(()) => {
                         self.miss(next, &mut missed);
                         next += 1;
@@ -212,14 +231,19 @@ impl Storage {
                     begun: Instant::now(),
                 });
                 self.changed.notify_all();
+                // At once: the first loads are read while the ring of staging grows for the next.
+                self.call_helpers();
+                reads += self.loads[next].reads.len();
                 next += 1;
                 out += 1;
             }
+            self.filled();
             if out == 0 {
                 continue;
             }
             self.call_helpers();
-            let Some(landed) = self.landed() else {
+            let more = next < self.loads.len() && out < AHEAD && !dry;
+            let Some(landed) = self.landed(more) else {
                 if self.gate.is_broken() {
                     // What it had in hand never lands.
                     break;
@@ -227,6 +251,7 @@ impl Storage {
                 continue;
             };
             out -= 1;
+            reads -= landed.got.len();
             let page = pages[landed.load].take();
             self.deliver(landed, page, &mut pens, &mut missed);
         }
@@ -254,7 +279,7 @@ impl Storage {
             return Ok(Some(None));
         }
         let outlet = &self.work.outlets[load.outlet as usize];
-        let block = match outlet.staging.try_take() {
+        let block = match outlet.staging.try_take_warm() {
             Ok(None) if out == 0 => outlet.staging.take().map(Some),
             other => other,
         };
@@ -269,11 +294,30 @@ impl Storage {
         }
     }
 
-    fn landed(&self) -> Option<InHand> {
+    /// Loads that lie ready while there are more.
+    fn spare(&self) -> usize {
+        // Without a ring each load keeps a keeper busy.
+        if self.work.core.ring_refused.load(Relaxed) { AHEAD } else { SPARE }
+    }
+
+    /// No keeper need wait for a load before it looks what has landed.
+    fn filled(&self) {
+        if std::mem::take(&mut lock(&self.state).filling) {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Whether keepers could soon be without a load.
+    fn is_short(&self) -> bool {
+        lock(&self.state).ready.len() < self.spare()
+    }
+
+    /// A load to be sent on; waits for one, and with `more` no longer than until none lies ready.
+    fn landed(&self, more: bool) -> Option<InHand> {
         let state = lock(&self.state);
         // The time limit lets the caller look whether there is a ring, and whether there are keepers.
         let limit = Duration::from_millis(5);
-        let waiting = |s: &mut State| s.landed.is_empty();
+        let waiting = |s: &mut State| s.landed.is_empty() && !(more && s.ready.is_empty());
         let (mut state, _) =
             self.changed.wait_timeout_while(state, limit, waiting).unwrap_or_else(PoisonError::into_inner);
         state.landed.pop_front()
@@ -333,10 +377,9 @@ impl Storage {
     fn take(&self, last: bool) -> Option<InHand> {
         let mut state = lock(&self.state);
         if last {
-            let idle = |s: &mut State| s.ready.is_empty() && !s.closed;
-            (state, _) = self.changed.wait_timeout_while(state, LINGER, idle).unwrap_or_else(PoisonError::into_inner);
+            state = self.linger(state, |_| true);
         }
-        let taken = state.ready.pop_front();
+        let taken = self.pop(&mut state);
         if last && taken.is_none() {
             // With the lock in hand, so that who finds something for it from now on calls it again.
             state.keepers -= 1;
@@ -344,9 +387,38 @@ impl Storage {
         taken
     }
 
+    /// One of the first loads, if there is or soon will be one.
+    fn take_first(&self) -> Option<InHand> {
+        self.pop(&mut self.linger(lock(&self.state), |state| state.filling))
+    }
+
+    fn linger<'a>(&self, state: MutexGuard<'a, State>, while_: impl Fn(&State) -> bool) -> MutexGuard<'a, State> {
+        let idle = |s: &mut State| s.ready.is_empty() && !s.closed && while_(s);
+        self.changed.wait_timeout_while(state, LINGER, idle).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn pop(&self, state: &mut State) -> Option<InHand> {
+        let taken = state.ready.pop_front()?;
+        if state.ready.is_empty() {
+            // The caller shall make others ready, even if nothing lands.
+            self.changed.notify_all();
+        }
+        Some(taken)
+    }
+
     fn hand_in(&self, in_hand: InHand) {
         lock(&self.state).landed.push_back(in_hand);
         self.changed.notify_all();
+    }
+
+    /// A load for the ring.
+    fn next(&self, ring: &mut Ring) -> Option<InHand> {
+        let taken = self.take(ring.under_way() == 0);
+        // The first ones fly while the caller makes others ready. An error comes again when the ring is waited for.
+        if taken.is_none() && ring.under_way() > 0 && lock(&self.state).filling && ring.submit(0).is_ok() {
+            return self.take_first();
+        }
+        taken
     }
 
     /// Everything through one ring.
@@ -357,7 +429,7 @@ impl Storage {
         loop {
             while ring.room() > 0 {
                 let Some((slot, which)) = pending.pop_front() else {
-                    let Some(in_hand) = self.take(ring.under_way() == 0) else { break };
+                    let Some(in_hand) = self.next(&mut ring) else { break };
                     let slot = flights.iter().position(Option::is_none).unwrap_or_else(|| {
                         flights.push(None);
                         flights.len() - 1
@@ -483,7 +555,8 @@ impl Packed<'_> {
         for run in runs {
             let at = room.next_multiple_of(memory);
             let full = at + run.len + ((entries + run.members.len()) * ENTRY) as u64 > BLOCK as u64;
-            let at = if full || load.reads.len() == READS {
+            let enough = load.reads.len() == READS || load.reads.len() >= FEW && room >= LOAD;
+            let at = if full || enough {
                 let next = self.reads.len();
                 self.loads.push(Load { room: room as usize, ..load });
                 load = Load { outlet, reads: next..next, room: 0 };

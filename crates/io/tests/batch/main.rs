@@ -1,5 +1,6 @@
 //! Batches against the `pread`s that they stand for: every residency, every form, every fault.
 
+mod absent;
 mod faults;
 mod panics;
 mod readers;

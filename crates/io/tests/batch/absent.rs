@@ -1,0 +1,107 @@
+//! Pieces that storage has to bring: when their reads begin, and what they need.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+use spinio_io::kernel::{Kernel, Linux};
+use spinio_io::{Piece, Runtime, Settings};
+use spinio_plan::Route;
+use spinio_sys::Errno;
+use spinio_sys::linux::{Fd, Ring};
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::place::{self, Place};
+use spinio_testkit::{Buffer, FaultyDevice, Operation, file};
+
+use crate::subject::{assert_nothing_lent, settings, through};
+
+/// Bytes of a piece, and from one to the next: too far to be read in one go.
+const LEN: u64 = 200;
+const STEP: u64 = 1_000_003;
+
+/// A kernel that counts what storage has brought.
+#[derive(Debug, Default)]
+struct Counting {
+    landed: AtomicU64,
+    without_ring: AtomicBool,
+}
+
+impl Kernel for Counting {
+    unsafe fn pread(
+        &self,
+        route: Route,
+        fd: Fd,
+        buf: *mut u8,
+        len: usize,
+        offset: u64,
+        flags: u32,
+    ) -> Result<usize, Errno> {
+        // SAFETY: passed on to the caller.
+        let read = unsafe { Linux.pread(route, fd, buf, len, offset, flags) };
+        self.landed.fetch_add(u64::from(route == Route::Direct), SeqCst);
+        read
+    }
+
+    fn ring(&self, entries: u32) -> Result<Ring, Errno> {
+        if self.without_ring.load(SeqCst) { Err(Errno::NOSYS) } else { Linux.ring(entries) }
+    }
+
+    fn landed(&self, result: Result<usize, Errno>) -> Result<usize, Errno> {
+        self.landed.fetch_add(1, SeqCst);
+        result
+    }
+}
+
+/// A file of holes, and of bytes here and there where pieces lie.
+fn scattered(place: &Place) -> File {
+    use std::os::unix::fs::FileExt;
+    let scattered = file::written(&place.file("scattered"), 4096);
+    scattered.set_len(8 << 30).unwrap();
+    for i in (0..1000).step_by(7) {
+        scattered.write_all_at(&file::bytes(i * STEP, LEN as usize, 0), i * STEP).unwrap();
+    }
+    scattered.sync_all().unwrap();
+    file::evict(&scattered);
+    scattered
+}
+
+#[test]
+fn the_first_reads_end_while_staging_grows() {
+    let inner = emulated("size=64M");
+    let place = place::on("tree").unwrap();
+    let file = scattered(&place);
+    if file::cached_pages(&file) != Some(0) {
+        return eprintln!("skipped: this file system keeps its pages");
+    }
+    for without_ring in [false, true] {
+        let kernel: &'static Counting = Box::leak(Box::default());
+        kernel.without_ring.store(without_ring, SeqCst);
+        let device = FaultyDevice::before(inner);
+        let runtime = Runtime::with_kernel(Settings { staging: 64 << 20, ..settings() }, kernel);
+        let buffer = Buffer::new(inner, 1 << 20);
+        let address = |i: u64| buffer.addr().0 + i * 256;
+        let piece = |i: u64| Piece {
+            fd: file.as_raw_fd(),
+            offset: i * STEP,
+            len: LEN,
+            address: address(i),
+            ..Piece::default()
+        };
+        let mut batch: Vec<Piece> = (0..1000).map(piece).collect();
+        // The ring of staging begins with one block. The second time it asks for memory it gets none until that block's
+        // reads are over: whoever hands out pages must not have to have them all before the first read begins.
+        device.stall(Operation::Staging, 2, || kernel.landed.load(SeqCst) > 0);
+        let done = through(device, &runtime, &buffer, &mut batch, "a batch while staging grows");
+        assert_eq!((done.failed, done.bytes), (0, 1000 * LEN));
+        assert!(device.calls(Operation::Staging) >= 2, "one block was enough");
+        let seen = buffer.bytes();
+        for i in 0..1000u64 {
+            let written = file::bytes(i * STEP, LEN as usize, 0);
+            let expected = if i % 7 == 0 { written } else { vec![0; LEN as usize] };
+            let at = (i * 256) as usize;
+            assert!(seen[at..at + LEN as usize] == expected[..], "piece {i}");
+        }
+        drop((runtime, buffer));
+        assert_nothing_lent(inner, 0);
+    }
+}
