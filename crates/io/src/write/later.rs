@@ -163,7 +163,7 @@ impl Runtime {
 }
 
 /// The program's own descriptor, in the keepers' table.
-fn shared(core: &Arc<Core>, fd: Fd, key: (u64, u64)) -> Option<PrivateFd> {
+pub(super) fn shared(core: &Arc<Core>, fd: Fd, key: (u64, u64)) -> Option<PrivateFd> {
     let keepers = core.keepers()?;
     let (kernel, tid, graves) = (core.kernel, linux::gettid(), keepers.graveyard());
     keepers.call(move || {

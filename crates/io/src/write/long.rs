@@ -5,6 +5,8 @@
 //!   kernel          │ write 0 ......... │ write 1 .........
 //! ```
 //!
+//! Where nothing can be lacking, portions of the program's own O_DIRECT descriptor are under way side by side: `abreast.rs`.
+//!
 //! Around the page cache a portion ends where a stripe of an array with parity does, so that the array is spared reading
 //! old parity. Stripes lie on the device, not in the file: file/stripes.rs knows where.
 //!
@@ -138,11 +140,15 @@ impl Write<'_> {
         let most = (bound(self.core) / 2).min(PORTION) as usize / BLOCK * BLOCK;
         let lacks = if hand.twin.is_none() { self.lacks(range.len()) } else { 0 };
         let mut ends = self.ends(hand).filter(|_| lacks == 0);
+        let abreast = lacks == 0 && ends.is_none() && self.may_go_abreast(&range, hand);
         let mut gather = |from: usize, most: usize| {
             let most = ends.as_mut().map_or(most, |ends| self.up_to_stripe(ends, from, most));
             let parts = self.portion(from, most.min(range.end - from));
             Gathered::begin(self.core, order, &parts, Into::Ring, self.at.unwrap_or(0) + from as u64)?.fenced()
         };
+        if abreast && let Some(wrote) = self.abreast(&range, hand, &mut gather) {
+            return wrote;
+        }
         let mut done = range.start;
         let mut next = (!range.is_empty()).then(|| gather(done, most.min(FIRST) - lacks));
         let ended = loop {

@@ -21,6 +21,7 @@
 //!   Runtime::write, write_parts
 //!     │ files, up to the staging bound    whole.rs    gather, one call
 //!     │ larger                            long.rs     the same in portions; the next is copied while one is written
+//!     │                                   abreast.rs  smaller portions side by side, over what an O_DIRECT file has already
 //!     │ pipes, sockets, devices           stream.rs   the same, out of memory of its own
 //!     │ stripes of SPIN's own files   apart.rs    several ranges, each one call, several at a time
 //!     ▼
@@ -40,6 +41,7 @@
 //! - While the write of a file waits for a server (FUSE, NFS), it holds its staging blocks. Others then wait for them
 //!   10 ms and take ordinary memory instead; but large reads wait until there are blocks again.
 
+mod abreast;
 mod apart;
 mod around;
 mod choice;

@@ -10,7 +10,7 @@ use super::gather::{Gathered, Into, Order};
 use super::{Part, Result, Write, reason};
 
 /// The most vectors that the kernel takes.
-const MOST_VECTORS: usize = 1024;
+pub(super) const MOST_VECTORS: usize = 1024;
 
 /// Who makes the call, and what becomes of the bytes.
 #[derive(Clone, Copy)]

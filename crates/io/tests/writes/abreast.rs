@@ -1,0 +1,273 @@
+//! Portions of long direct writes that are under way side by side: where that may be, and what is left when one fails.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Condvar, Mutex, OnceLock};
+use std::time::Duration;
+
+use spinio_device::ErrorKind;
+use spinio_device::emulated::Emulated;
+use spinio_io::kernel::{Kernel, Linux};
+use spinio_io::{Runtime, Settings, interruptible};
+use spinio_plan::Route;
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd};
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, file, in_a_while, place, within};
+
+type Result<T> = core::result::Result<T, Errno>;
+
+const PORTION: usize = 4 << 20;
+/// Larger than the staging memory, and no multiple of a portion.
+const SIZE: usize = (64 << 20) + 8192;
+/// Behind what is under way in front of a failure nothing may be new.
+const AT_ONCE: usize = 6 * PORTION;
+
+fn settings() -> Settings {
+    Settings { staging: 60 << 20, threads: 4, ..Settings::default() }
+}
+
+fn open(path: &Path, flags: i32) -> File {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).custom_flags(flags).open(path).unwrap()
+}
+
+/// Version 1 on a device, one for all tests: a process has few.
+fn buffer() -> Buffer {
+    static DEVICE: OnceLock<&Emulated> = OnceLock::new();
+    let buffer = Buffer::new(DEVICE.get_or_init(|| emulated("size=512M")), SIZE);
+    buffer.put(0, &file::bytes(0, SIZE, 1));
+    buffer
+}
+
+/// A kernel that keeps the first direct write waiting until there is a second, or for so long.
+struct Patient {
+    patience: Duration,
+    state: Mutex<Seen>,
+    news: Condvar,
+    /// Another thread may not have the program's descriptor.
+    secretive: bool,
+}
+
+#[derive(Default, Clone, Copy)]
+struct Seen {
+    inside: usize,
+    most: usize,
+    longest: usize,
+    calls: usize,
+}
+
+impl Kernel for Patient {
+    unsafe fn pwritev(
+        &self,
+        route: Route,
+        fd: Fd,
+        vectors: &[[usize; 2]],
+        at: Option<u64>,
+        flags: u32,
+    ) -> Result<usize> {
+        if route == Route::Direct {
+            let mut seen = self.state.lock().unwrap();
+            seen.inside += 1;
+            seen.calls += 1;
+            seen.most = seen.most.max(seen.inside);
+            seen.longest = seen.longest.max(vectors.iter().map(|v| v[1]).sum());
+            self.news.notify_all();
+            if seen.calls == 1 {
+                seen = self.news.wait_timeout_while(seen, self.patience, |s| s.most < 2).unwrap().0;
+            }
+            drop(seen);
+        }
+        // SAFETY: passed on to the caller.
+        let wrote = unsafe { Linux.pwritev(route, fd, vectors, at, flags) };
+        if route == Route::Direct {
+            self.state.lock().unwrap().inside -= 1;
+        }
+        wrote
+    }
+
+    fn share(&self, tid: u32, fd: Fd) -> Result<Fd> {
+        if self.secretive { Err(Errno::PERM) } else { Linux.share(tid, fd) }
+    }
+}
+
+/// How a write of version 1 at the start of a file looks to the kernel.
+fn seen(path: &Path, flags: i32, at: Option<u64>, secretive: bool, patience: Duration) -> Seen {
+    let (state, news) = Default::default();
+    let kernel: &'static Patient = Box::leak(Box::new(Patient { patience, state, news, secretive }));
+    let runtime = Runtime::with_kernel(settings(), kernel);
+    let (buffer, subject) = (buffer(), open(path, flags));
+    let wrote = within("a long write", || runtime.write(subject.as_raw_fd(), at, buffer.target(0), SIZE));
+    assert_eq!(wrote.map_err(|e| e.kind.errno()), Ok(SIZE));
+    if at.is_none() {
+        assert_eq!(linux::lseek(subject.as_raw_fd(), 0, libc::SEEK_CUR), Ok(SIZE as u64));
+    }
+    let bytes = std::fs::read(path).unwrap();
+    let from = if flags & libc::O_APPEND == 0 { 0 } else { bytes.len() - SIZE };
+    assert!(bytes[from..][..SIZE] == file::bytes(0, SIZE, 1), "other bytes");
+    *kernel.state.lock().unwrap()
+}
+
+#[test]
+fn bytes_that_are_there_are_written_side_by_side() {
+    let place = place::on("tree").unwrap();
+    let path = place.file("subject");
+    for (what, flags, at, secretive) in [
+        ("own descriptor", libc::O_DIRECT, Some(0), false),
+        ("own descriptor, own offset", libc::O_DIRECT, None, false),
+        ("own descriptor, which nobody may share", libc::O_DIRECT, Some(0), true),
+        ("synchronous", libc::O_DIRECT | libc::O_DSYNC, Some(0), false),
+    ] {
+        file::evict(&file::written(&path, SIZE as u64));
+        let seen = seen(&path, flags, at, secretive, Duration::from_secs(60));
+        assert!(seen.most > 1, "{what}: one after the other");
+        assert!(seen.most <= AT_ONCE / PORTION && seen.longest == PORTION, "{what}: {} of {}", seen.most, seen.longest);
+    }
+}
+
+/// What makes a file longer, or fills its holes, can find no room; and who did not ask for O_DIRECT need not know what it
+/// means: so nothing behind it may be written yet.
+#[test]
+fn what_adds_to_a_file_or_was_not_to_be_direct_is_written_in_order() {
+    let place = place::on("tree").unwrap();
+    for what in ["new", "shorter", "a hole", "appended", "around the page cache"] {
+        let path = place.file(what);
+        let mut flags = libc::O_DIRECT;
+        match what {
+            "new" => {}
+            "shorter" => drop(file::written(&path, (SIZE - 4096) as u64)),
+            "a hole" => file::punch(&file::written(&path, SIZE as u64), 8192, 1 << 20).unwrap(),
+            "appended" => {
+                drop(file::written(&path, SIZE as u64));
+                flags |= libc::O_APPEND;
+            }
+            _ => {
+                file::evict(&file::written(&path, SIZE as u64));
+                flags = libc::O_DSYNC;
+            }
+        }
+        assert_eq!(seen(&path, flags, Some(0), false, Duration::from_millis(200)).most, 1, "{what}");
+    }
+}
+
+/// What a write of version 1 over version 0 left: a front that is the count, and behind it, no further than what may have
+/// been under way, whole pages of one version or the other. Whether there are any of version 1.
+fn left(what: &str, file: &File, wrote: usize) -> bool {
+    let mut seen = vec![0; SIZE];
+    file.read_exact_at(&mut seen, 0).unwrap();
+    let (old, new) = (file::bytes(0, SIZE, 0), file::bytes(0, SIZE, 1));
+    assert!(seen[..wrote] == new[..wrote], "{what}: {wrote} are reported, but not in the file");
+    let end = SIZE.min(wrote.next_multiple_of(PORTION) + AT_ONCE);
+    assert!(seen[end..] == old[end..], "{what}: written far behind the {wrote} bytes that are reported");
+    let mut behind = false;
+    for at in (wrote..end).step_by(4096) {
+        let page = at..(at + 4096).min(end);
+        let is_new = seen[page.clone()] == new[page.clone()];
+        assert!(is_new || seen[page.clone()] == old[page], "{what}: neither version at {at}");
+        behind |= is_new;
+    }
+    behind
+}
+
+#[test]
+fn the_count_is_an_unbroken_front_when_the_kernel_fails() {
+    let place = place::on("tree").unwrap();
+    let path = place.file("subject");
+    let (buffer, subject) = (buffer(), file::written(&path, SIZE as u64));
+    let mut gaps = 0;
+    for (nth, times) in [(1, 1), (2, 1), (5, 2), (17, 1), (1, u64::MAX)] {
+        for effect in [Effect::Fail(Errno::IO), Effect::Short(4096)] {
+            let what = format!("call {nth}, {times} times, {effect:?}");
+            subject.write_all_at(&file::bytes(0, SIZE, 0), 0).unwrap();
+            let kernel = FaultyKernel::new();
+            let runtime = Runtime::with_kernel(settings(), kernel);
+            kernel.hit(Call::Pwritev(Route::Direct), nth, times, effect);
+            let fd = open(&path, libc::O_DIRECT);
+            let outcome = within(&what, || runtime.write(fd.as_raw_fd(), None, buffer.target(0), SIZE));
+            assert!(kernel.hits() > 0, "{what}: nothing failed");
+            let wrote = *outcome.as_ref().unwrap_or(&0);
+            assert!(wrote < SIZE, "{what}");
+            assert_eq!(linux::lseek(fd.as_raw_fd(), 0, libc::SEEK_CUR), Ok(wrote as u64), "{what}");
+            match (outcome, effect) {
+                (Err(error), Effect::Fail(errno)) => assert_eq!(error.kind.errno(), errno, "{what}"),
+                (Err(error), _) => panic!("{what}: {error}"),
+                (Ok(wrote), _) => assert!(wrote > 0, "{what}"),
+            }
+            gaps += usize::from(left(&what, &subject, wrote));
+            kernel.heal();
+            assert_eq!(
+                runtime.write(fd.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(),
+                SIZE,
+                "{what}: after it"
+            );
+        }
+    }
+    println!("{gaps} times something behind the count was written");
+}
+
+#[test]
+fn the_count_is_an_unbroken_front_when_the_device_fails() {
+    let place = place::on("tree").unwrap();
+    let path = place.file("subject");
+    let subject = file::written(&path, SIZE as u64);
+    let inner = emulated("size=128M,latency_us=300");
+    let buffer = Buffer::new(inner, SIZE);
+    buffer.put(0, &file::bytes(0, SIZE, 1));
+    let before = inner.outstanding();
+    for (operation, nth) in
+        [(Operation::CopyOut, 1), (Operation::CopyOut, 20), (Operation::Fence, 9), (Operation::Wait, 4)]
+    {
+        let what = format!("{operation:?} {nth}");
+        subject.write_all_at(&file::bytes(0, SIZE, 0), 0).unwrap();
+        let device = FaultyDevice::before(inner);
+        let runtime = Runtime::new(settings());
+        let target = buffer.target_through(device, 0);
+        device.fail(operation, nth, 1, ErrorKind::Driver);
+        let fd = open(&path, libc::O_DIRECT);
+        let outcome = within(&what, || runtime.write(fd.as_raw_fd(), Some(0), target, SIZE));
+        assert!(device.failures() > 0, "{what}: nothing failed");
+        let wrote = *outcome.as_ref().unwrap_or(&0);
+        assert!(wrote < SIZE && wrote.is_multiple_of(PORTION), "{what}: {wrote}");
+        assert!(wrote > 0 || outcome.is_err(), "{what}");
+        // What was under way when it failed is waited for, and counts.
+        assert!(!left(&what, &subject, wrote), "{what}: in the file, but not reported");
+        device.heal();
+        assert_eq!(runtime.write(fd.as_raw_fd(), Some(0), target, SIZE).unwrap(), SIZE, "{what}: after it");
+        drop(runtime);
+        assert_eq!(inner.outstanding().queues, before.queues, "{what}: a queue was kept");
+        assert_eq!(inner.outstanding().fences, before.fences, "{what}: a fence was kept");
+    }
+}
+
+#[test]
+fn an_interrupted_write_counts_what_was_under_way() {
+    let place = place::on("tree").unwrap();
+    let path = place.file("subject");
+    let (buffer, subject) = (buffer(), file::written(&path, SIZE as u64));
+    let runtime = Runtime::new(settings());
+    let fd = open(&path, libc::O_DIRECT);
+    let wrote = within("an interrupted write", || {
+        let _asking = interruptible(|| true, Duration::ZERO);
+        runtime.write(fd.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap()
+    });
+    assert_eq!(wrote, PORTION);
+    assert!(!left("an interrupted write", &subject, wrote));
+}
+
+/// A lock of an open file ends when the program closes it, whoever wrote through it.
+#[test]
+fn nothing_is_open_when_the_call_has_returned() {
+    let place = place::on("tree").unwrap();
+    let path = place.file("subject");
+    let (buffer, other) = (buffer(), file::written(&path, SIZE as u64));
+    let runtime = Runtime::new(settings());
+    for _ in 0..5 {
+        let fd = open(&path, libc::O_DIRECT);
+        fd.lock().unwrap();
+        assert_eq!(runtime.write(fd.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
+        drop(fd);
+        in_a_while("the lock goes with the descriptor", || other.try_lock().is_ok());
+        other.unlock().unwrap();
+    }
+}
