@@ -19,6 +19,8 @@
 //! One read of 4 KiB at a time costs the program a system call, the driver a copy of 8 us and everybody a wait. Together
 //! they cost the processor what it takes to find the bytes, and the device one launch for some hundred pieces.
 //!
+//! Passes over very many pieces are shared among threads (share.rs).
+//!
 //! Each piece ends as the `pread` that it stands for: bytes, short at the end of the file or of the buffer, or an errno;
 //! one that fails does not touch the others. Order on the device is that of one large read: the batch begins behind all
 //! work that the program had queued before, and returns when every byte has arrived. Two pieces of a batch that go to the
@@ -42,6 +44,7 @@ mod panics;
 mod readers;
 mod register;
 mod residency;
+mod share;
 mod sort;
 mod storage;
 mod ticket;
@@ -121,6 +124,10 @@ struct Sorted {
     /// What was gathered out of held files already, while it was sorted.
     held: Held,
     known: Vec<Allocation>,
+    /// Storage may reach where some items go.
+    p2p: bool,
+    /// Bytes of all items.
+    bytes: u64,
 }
 
 /// Sorts the pieces, on the program's thread: here and now is their place in the order of the device.
@@ -136,7 +143,7 @@ fn begin(core: &Arc<Core>, list: List, known: &[Allocation], holds: bool) -> Res
     sorter.sort();
     let alone = std::mem::take(&mut sorter.plain);
     let plain = alone.into_iter().map(|i| (i, sorter.target(i as usize))).collect();
-    let Sorter { sources, outlets, items, places, samples, held, .. } = sorter;
+    let Sorter { sources, outlets, items, places, samples, held, alike, p2p, bytes, .. } = sorter;
     if u32::try_from(items.len()).is_err() {
         return Err(Error::kernel(Errno::INVAL, "read a batch", 0, 0));
     }
@@ -146,8 +153,8 @@ fn begin(core: &Arc<Core>, list: List, known: &[Allocation], holds: bool) -> Res
         None => watch,
     };
     let places = places.values().map(|p| (p.start, p.end, p.outlet)).collect();
-    let (work, known) = (Arc::new(Work::new(core, watch, list, sources, outlets)), known.to_vec());
-    Ok(Sorted { work, items, plain, places, samples, held, known })
+    let (work, known) = (Arc::new(Work::new(core, watch, list, sources, outlets, alike)), known.to_vec());
+    Ok(Sorted { work, items, plain, places, samples, held, known, p2p, bytes })
 }
 
 impl Sorted {
@@ -228,16 +235,17 @@ impl Sorted {
     }
 
     /// Devices that the CPU or storage writes into keep no order by themselves: what was queued before has to be done.
-    fn in_order(&self, mut items: Vec<Item>) -> Vec<Item> {
+    fn in_order(&mut self, mut items: Vec<Item>) -> Vec<Item> {
         let work = &self.work;
         for (which, outlet) in work.outlets.iter().enumerate() {
             let ours = |i: &Item| i.outlet as usize == which;
-            if outlet.device.abilities().copies && !items.iter().any(|i| ours(i) && i.p2p) {
+            if outlet.device.abilities().copies && !(self.p2p && items.iter().any(|i| ours(i) && i.p2p)) {
                 continue;
             }
             if let Err(e) = outlet.wait_for_order() {
                 outlet.fail(e);
                 items.retain(|i| !ours(i));
+                self.bytes = items.iter().map(|i| u64::from(i.len)).sum();
             }
         }
         items
@@ -251,16 +259,25 @@ impl Sorted {
         let reachable = self.reachable();
         // From here on those of one file and device lie together.
         let whose = |i: &Item| (i.source, i.outlet);
-        if !items.is_sorted_by_key(whose) {
+        if !work.alike && !items.is_sorted_by_key(whose) {
             items.sort_by_key(whose);
         }
         let mut found: Vec<Where> = work.sources.iter().map(|_| Where::Cached).collect();
-        for some in items.chunk_by(|a, b| a.source == b.source) {
-            let which = some[0].source;
-            let of: Vec<&Item> = some.iter().filter(|i| i.outlet != HOST).collect();
-            if direct || reachable.iter().any(|&(source, _)| source == which) {
-                found[which as usize] = residency::ask(core, &work.sources[which as usize], &of);
+        let mut rest = &items[..];
+        while let Some(Item { source: which, .. }) = rest.first() {
+            let here = |end: &dyn Fn(&Item) -> bool| if work.alike { rest.len() } else { rest.partition_point(end) };
+            let (some, behind) = rest.split_at(here(&|i| i.source == *which));
+            rest = behind;
+            // Those that go to memory of the host lie last.
+            let of = &some[..some.partition_point(|i| i.outlet != HOST)];
+            if direct || reachable.iter().any(|&(source, _)| source == *which) {
+                found[*which as usize] = residency::ask(core, &work.sources[*which as usize], of);
             }
+        }
+        let stats = core.stats();
+        if found.iter().all(|w| matches!(w, Where::Cached)) {
+            stats.seen(Residency::Clean, self.bytes);
+            return (items, Vec::new());
         }
         let copies: Vec<bool> = work.outlets.iter().map(|o| o.device.abilities().copies).collect();
         let mut absent = Vec::new();
@@ -273,10 +290,9 @@ impl Sorted {
             }
             !away
         });
-        let stats = core.stats();
-        let bytes = |of: &[Item]| of.iter().map(|i| u64::from(i.len)).sum();
-        stats.seen(Residency::Clean, bytes(&items));
-        stats.seen(Residency::Absent, bytes(&absent));
+        let away = absent.iter().map(|i| u64::from(i.len)).sum();
+        stats.seen(Residency::Clean, self.bytes - away);
+        stats.seen(Residency::Absent, away);
         (items, absent)
     }
 

@@ -89,7 +89,7 @@ impl Readers {
     pub(crate) fn call(copies: &Arc<Copies>) -> Option<Arc<Readers>> {
         let (work, wanted) = (&copies.work, copies.wanted().min(copies.work.core.batch_threads()));
         let outlet = copies.items.first()?.outlet;
-        let one = copies.items.iter().all(|item| item.outlet == outlet) && outlet != HOST;
+        let one = (work.alike || copies.items.iter().all(|item| item.outlet == outlet)) && outlet != HOST;
         let anew = work.core.sharing_refused.load(Relaxed);
         let barred = |fd: Fd| is_own(fd) || anew && work.core.kernel.is_leased(fd);
         if work.sources.iter().any(|source| barred(source.fd)) {

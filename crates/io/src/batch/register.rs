@@ -14,8 +14,8 @@
 //! Helpers that launch for themselves (copies.rs) therefore come only afterwards. Crowds that are so dense that copying would hardly help lie first, and
 //! only the caller takes those. What cannot be registered is copied afterwards.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use spinio_device::{Device, ErrorKind, Pin};
@@ -25,8 +25,11 @@ use spinio_sys::linux::PAGE;
 use crate::batch::copies::Copies;
 use crate::batch::outlet::{Page, Pen};
 use crate::batch::readers::Readers;
+use crate::batch::share::{self, Room};
 use crate::batch::work::{HOST, Item, Work};
+use crate::core::Core;
 use crate::file::Mapping;
+use crate::lock::lock;
 
 /// Bytes of a part at most: 0.35 ms of the driver's lock, half a millisecond beside threads that copy. In that time a
 /// reader fills half a page, or a whole one where pieces are long; it has one in reserve.
@@ -58,6 +61,16 @@ struct Seen {
     end: u64,
 }
 
+impl Seen {
+    /// So many more, of so many bytes, between a first one and an end.
+    fn add(&mut self, pieces: usize, (bytes, first, end): (u64, u64, u64)) {
+        self.crowd.pieces += pieces as u64;
+        self.crowd.bytes += bytes;
+        self.first = self.first.min(first);
+        self.end = self.end.max(end);
+    }
+}
+
 /// Where the items of a crowd go.
 #[derive(Clone, Copy)]
 struct Buckets {
@@ -73,7 +86,7 @@ fn shift(device: &dyn Device) -> u32 {
 }
 
 /// Brings the items into the order in which they are taken.
-pub(crate) fn lay(work: &Work, items: &mut [Item]) -> Parts {
+pub(crate) fn lay(work: &Work, items: &mut Vec<Item>) -> Parts {
     // Many threads are no reason here: the choice below counts them.
     if matches!(work.core.may_register(), Err(reason) if reason != Reason::ManyThreads) {
         return Parts::default();
@@ -104,7 +117,11 @@ pub(crate) fn lay(work: &Work, items: &mut [Item]) -> Parts {
         Some(Some(b)) if item.outlet != HOST => b.at + ((item.offset >> b.shift) - b.first) as usize,
         _ => used,
     };
-    let mut ends = distribute(items, used + 1, bucket);
+    let shared = items.len() >= share::MANY && share::chunks(items.len()) * (used + 1) <= items.len();
+    let mut ends = match shared {
+        true => distribute_shared(&work.core, items, used + 1, bucket),
+        false => distribute(items, used + 1, bucket),
+    };
     ends.pop();
     ends.dedup();
     ends.retain(|&end| end > 0);
@@ -115,7 +132,7 @@ pub(crate) fn lay(work: &Work, items: &mut [Item]) -> Parts {
 fn look(work: &Work, items: &[Item], crowd_of: impl Fn(&Item) -> usize) -> Vec<Seen> {
     let threads = work.core.batch_threads();
     // Readers know one device, and only they leave the driver alone meanwhile.
-    let one = items.iter().all(|i| i.outlet == items[0].outlet);
+    let one = work.alike || items.iter().all(|i| i.outlet == items[0].outlet);
     let (threads, beside) = (threads as u64, if one { Readers::most(threads) as u64 } else { 0 });
     let mut all = Vec::with_capacity(work.sources.len() * work.outlets.len());
     for _ in &work.sources {
@@ -124,12 +141,21 @@ fn look(work: &Work, items: &[Item], crowd_of: impl Fn(&Item) -> usize) -> Vec<S
             all.push(Seen { crowd, first: u64::MAX, end: 0 });
         }
     }
-    for item in items.iter().filter(|i| i.outlet != HOST) {
-        let seen = &mut all[crowd_of(item)];
-        seen.crowd.pieces += 1;
-        seen.crowd.bytes += u64::from(item.len);
-        seen.first = seen.first.min(item.offset);
-        seen.end = seen.end.max(item.offset + u64::from(item.len));
+    if let Some(first) = items.first().filter(|i| work.alike && i.outlet != HOST) {
+        let seen = Mutex::new(&mut all[crowd_of(first)]);
+        share::share(&work.core, items.len(), |chunk| {
+            let some = &items[share::chunk(chunk, items.len())];
+            let of = some.iter().fold((0, u64::MAX, 0), |(bytes, first, end), i| {
+                let len = u64::from(i.len);
+                (bytes + len, u64::min(first, i.offset), u64::max(end, i.offset + len))
+            });
+            lock(&seen).add(some.len(), of);
+        });
+    } else {
+        for item in items.iter().filter(|i| i.outlet != HOST) {
+            let len = u64::from(item.len);
+            all[crowd_of(item)].add(1, (len, item.offset, item.offset + len));
+        }
     }
     for seen in &mut all {
         seen.crowd.span = seen.end.saturating_sub(seen.first);
@@ -163,6 +189,48 @@ fn distribute<T>(items: &mut [T], buckets: usize, bucket: impl Fn(&T) -> usize) 
             next[to] += 1;
         }
     }
+    ends
+}
+
+/// The same by all threads, into a vector of its own: every chunk of the items has its places in every bucket.
+fn distribute_shared<T: Copy + Send + Sync>(
+    core: &Core,
+    items: &mut Vec<T>,
+    buckets: usize,
+    bucket: impl Fn(&T) -> usize + Sync,
+) -> Vec<usize> {
+    let (n, chunks) = (items.len(), share::chunks(items.len()));
+    // How many of each chunk go to each bucket, and then where the next one of them goes.
+    let counts: Vec<Mutex<Vec<usize>>> = (0..chunks).map(|_| Mutex::default()).collect();
+    share::share(core, n, |chunk| {
+        let mut count = vec![0; buckets];
+        items[share::chunk(chunk, n)].iter().for_each(|item| count[bucket(item)] += 1);
+        *lock(&counts[chunk]) = count;
+    });
+    let mut places: Vec<Vec<usize>> = counts.iter().map(|count| std::mem::take(&mut *lock(count))).collect();
+    let mut ends = Vec::with_capacity(buckets);
+    let mut end = 0;
+    for bucket in 0..buckets {
+        for place in &mut places {
+            end += std::mem::replace(&mut place[bucket], end);
+        }
+        ends.push(end);
+    }
+    let places: Vec<Mutex<Vec<usize>>> = places.into_iter().map(Mutex::new).collect();
+    let mut sorted = Vec::with_capacity(n);
+    let room = Room::of(&mut sorted);
+    share::share(core, n, |chunk| {
+        let mut next = lock(&places[chunk]);
+        for item in &items[share::chunk(chunk, n)] {
+            let place = &mut next[bucket(item)];
+            // SAFETY: the places of a chunk in a bucket are its own, as many as it counted; the vector waits.
+            unsafe { room.put(*place, *item) };
+            *place += 1;
+        }
+    });
+    // SAFETY: every item has filled one of as many places.
+    unsafe { sorted.set_len(n) };
+    *items = sorted;
     ends
 }
 
@@ -313,13 +381,21 @@ fn list(pen: &mut Pen, some: &[Item], start: u64, view: u64, readers: Option<&Re
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Settings;
+    use crate::kernel::Linux;
 
     #[test]
     fn items_come_into_their_buckets_and_none_is_lost() {
-        for (n, buckets) in [(0usize, 1usize), (1, 3), (1000, 1), (1000, 7), (5, 100)] {
+        let core = Core::new(Settings { batch_threads: 4, ..Settings::default() }, &Linux);
+        let one: &dyn Fn(&mut Vec<usize>, usize) -> Vec<usize> = &|items, n| distribute(items, n, |i| i % n);
+        let all: &dyn Fn(&mut Vec<usize>, usize) -> Vec<usize> =
+            &|items, n| distribute_shared(&core, items, n, |i| i % n);
+        let few = [(0usize, 1usize), (1, 3), (1000, 1), (1000, 7), (5, 100)].map(|(n, buckets)| (n, buckets, one));
+        let many = [(0, 1), (share::MANY, 7), (10 * share::MANY + 5, 100)].map(|(n, buckets)| (n, buckets, all));
+        for (n, buckets, distribute) in few.into_iter().chain(many) {
             let mut items: Vec<usize> = (0..n).map(|i| i * 7919 % 10_007).collect();
             let mut sorted = items.clone();
-            let ends = distribute(&mut items, buckets, |i| i % buckets);
+            let ends = distribute(&mut items, buckets);
             let mut start = 0;
             for (bucket, &end) in ends.iter().enumerate() {
                 assert!(items[start..end].iter().all(|i| i % buckets == bucket));

@@ -65,7 +65,7 @@ impl Where {
 }
 
 /// Asks about items of one file.
-pub(crate) fn ask(core: &Arc<Core>, source: &Source, items: &[&Item]) -> Where {
+pub(crate) fn ask(core: &Arc<Core>, source: &Source, items: &[Item]) -> Where {
     let file = &source.file;
     if file.direct.is_err() || file.rights == Rights::Resident || items.is_empty() {
         return Where::Cached;
@@ -75,7 +75,7 @@ pub(crate) fn ask(core: &Arc<Core>, source: &Source, items: &[&Item]) -> Where {
     }
     if items.len() >= MANY {
         let tried = items.iter().step_by(items.len() / TRIED);
-        let there = |i: &&&Item| core.kernel.cachestat(source.fd, i.offset, 1).is_ok_and(|c| c.cached > 0);
+        let there = |i: &&Item| core.kernel.cachestat(source.fd, i.offset, 1).is_ok_and(|c| c.cached > 0);
         let (count, found) = (tried.clone().count(), tried.filter(there).count());
         if found == count {
             return Where::Cached;
@@ -116,7 +116,7 @@ pub(crate) fn ask(core: &Arc<Core>, source: &Source, items: &[&Item]) -> Where {
 }
 
 /// Tries a few pieces, by a keeper, whose twin starts no read-ahead.
-fn stranger(core: &Arc<Core>, source: &Source, items: &[&Item]) -> Where {
+fn stranger(core: &Arc<Core>, source: &Source, items: &[Item]) -> Where {
     let step = (items.len() / SAMPLE).max(1);
     let tried: Vec<u64> = items.iter().step_by(step).map(|i| i.offset).collect();
     let (kernel, file) = (core.kernel, Arc::clone(&source.file));

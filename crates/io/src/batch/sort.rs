@@ -1,10 +1,17 @@
 //! From pieces to items: whose descriptor, whose memory, how many bytes, and what that says already.
 //!
 //! Most pieces of a batch are of the file and go to the allocation of the piece before, so both are remembered; a
-//! million pieces are sorted in about ten milliseconds.
+//! million pieces are sorted in about ten milliseconds. Where there are so many that are alike, and each is one item,
+//! threads share them (share.rs):
+//!
+//! ```text
+//!   pieces   first | like it ........................ | another | like that ......
+//!   items    by the long way | by all threads, each into its place | and so on
+//! ```
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use spinio_device::{Allocation, Device, DeviceAddr, registry};
 use spinio_plan::Reason;
@@ -16,6 +23,7 @@ use crate::batch::code::Kept;
 use crate::batch::held::Held;
 use crate::batch::list::List;
 use crate::batch::outlet::Outlet;
+use crate::batch::share::{self, Room};
 use crate::batch::work::{CUT, HOST, Item, Source};
 use crate::core::Core;
 
@@ -24,6 +32,9 @@ const BIG: u64 = 4 << 20;
 
 /// Pieces of a batch from which a kernel is worth having if its code has to be made first.
 const WORTH: usize = 64;
+
+/// How often threads are called for pieces that are alike: what is mixed one thread sorts.
+const TURNS: usize = 4;
 
 /// What a descriptor is good for.
 #[derive(Clone, Copy)]
@@ -79,6 +90,13 @@ pub(crate) struct Sorter<'a> {
     pub(crate) plain: Vec<u32>,
     pub(crate) samples: Vec<Sample>,
     pub(crate) held: Held,
+    /// All items are of one file and go to one device.
+    pub(crate) alike: bool,
+    /// Storage may reach where some of them go.
+    pub(crate) p2p: bool,
+    /// Bytes of all items.
+    pub(crate) bytes: u64,
+    turns: usize,
 }
 
 impl<'a> Sorter<'a> {
@@ -99,6 +117,10 @@ impl<'a> Sorter<'a> {
             plain: Vec::new(),
             samples: Vec::new(),
             held: Held::new(holds && !core.holds.is_empty()),
+            alike: true,
+            p2p: false,
+            bytes: 0,
+            turns: TURNS,
         }
     }
 
@@ -109,6 +131,9 @@ impl<'a> Sorter<'a> {
             let result = self.piece(i).unwrap_or_else(|errno| -i64::from(errno.raw_os_error()));
             self.list.set(i, result);
             i += 1;
+            if self.turns > 0 && self.list.len() - i >= share::MANY && !self.held.is_on() {
+                i = self.run(i);
+            }
             if self.held.is_on() {
                 i = self.held.run(&self.list, i);
                 if let Some(again) = self.held.broken() {
@@ -122,6 +147,68 @@ impl<'a> Sorter<'a> {
                 self.list.set(i, result);
             });
         }
+    }
+
+    /// Sorts pieces from `i` on as long as they are like the last, by all threads; the first that is not.
+    fn run(&mut self, i: usize) -> usize {
+        let (Some((fd, Kind::File(source))), Some(place)) = (self.last, self.here) else { return i };
+        // What storage may reach is looked at one by one.
+        if place.allocation.is_none() || place.refused.is_some() || place.outlet == HOST || place.p2p {
+            return i;
+        }
+        let (Place { start, end, outlet, .. }, size) = (place, self.sources[source as usize].size);
+        let (core, list) = (self.core, self.list);
+        let (n, odd, bytes) = (list.len() - i, AtomicUsize::new(list.len()), AtomicU64::new(0));
+        self.turns -= 1;
+        self.items.reserve(n);
+        let room = Room::of(&mut self.items);
+        share::share(core, n, |chunk| {
+            let mut sum = 0;
+            for at in share::chunk(chunk, n) {
+                let index = i + at;
+                let asked = list.get(index);
+                let (offset, len, to) = (asked.offset, asked.len, asked.address);
+                let alike = asked.fd == fd
+                    && len.wrapping_sub(1) < CUT
+                    && offset < size
+                    && len <= size - offset
+                    && offset % CUT + len <= CUT
+                    && start <= to
+                    && to < end
+                    && len <= end - to;
+                if !alike {
+                    odd.fetch_min(index, Relaxed);
+                }
+                // What lies behind it is done again.
+                if !alike || (at % 1024 == 0 && odd.load(Relaxed) < index) {
+                    break;
+                }
+                let item =
+                    Item { index: index as u32, source, outlet, len: len as u32, p2p: false, within: 0, offset, to };
+                // SAFETY: each place belongs to one chunk, and each chunk to one thread; the items wait.
+                unsafe { room.put(at, item) };
+                list.set(index, len as i64);
+                sum += len;
+            }
+            bytes.fetch_add(sum, Relaxed);
+        });
+        let next = odd.into_inner();
+        if next > i {
+            // SAFETY: there is room for them, and every chunk has filled its places up to the first odd piece: it breaks
+            // off only there, or behind it.
+            unsafe { self.items.set_len(self.items.len() + next - i) };
+            self.same(source, outlet);
+            let all = next == list.len();
+            let sum = |from: usize| self.items[from..].iter().map(|i| u64::from(i.len)).sum();
+            self.bytes += if all { bytes.into_inner() } else { sum(self.items.len() - (next - i)) };
+        }
+        next
+    }
+
+    /// Looks whether an item is of the file and device of the others.
+    #[inline(always)]
+    fn same(&mut self, source: u16, outlet: u16) {
+        self.alike &= self.items.first().is_none_or(|i| (i.source, i.outlet) == (source, outlet));
     }
 
     fn piece(&mut self, i: usize) -> Result<i64, Errno> {
@@ -169,6 +256,9 @@ impl<'a> Sorter<'a> {
         if self.items.is_empty() {
             self.items.reserve(self.list.len() - i);
         }
+        self.same(source, outlet);
+        self.p2p |= p2p;
+        self.bytes += len;
         let mut done = 0;
         while done < len {
             let offset = asked.offset + done;

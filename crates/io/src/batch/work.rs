@@ -62,6 +62,8 @@ pub(crate) struct Work {
     pub(crate) list: List,
     pub(crate) sources: Vec<Source>,
     pub(crate) outlets: Vec<Arc<Outlet>>,
+    /// All items are of one file and go to one device.
+    pub(crate) alike: bool,
     failures: Mutex<Vec<Failure>>,
 }
 
@@ -72,8 +74,9 @@ impl Work {
         list: List,
         sources: Vec<Source>,
         outlets: Vec<Arc<Outlet>>,
+        alike: bool,
     ) -> Work {
-        Work { core: Arc::clone(core), watch, list, sources, outlets, failures: Mutex::default() }
+        Work { core: Arc::clone(core), watch, list, sources, outlets, alike, failures: Mutex::default() }
     }
 
     /// An item ended `got` bytes in.

@@ -5,6 +5,7 @@ mod faults;
 mod panics;
 mod readers;
 mod registered;
+mod shared;
 mod subject;
 mod tables;
 
