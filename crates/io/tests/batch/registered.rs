@@ -53,7 +53,7 @@ fn crowded_pieces_are_gathered_out_of_pages_registered_for_them() {
 /// A file that is too long to be registered while its pieces could be copied, and pieces that are too many to be copied
 /// meanwhile: both are done at once.
 const LONG: u64 = 256 << 20;
-const MANY: u64 = 44_000;
+const MANY: u64 = 48_000;
 const LEN: u64 = 512;
 
 fn scattered(rng: &mut Rng, fd: i32, buffer: &Buffer) -> Vec<Piece> {
