@@ -98,13 +98,13 @@ impl Pins {
         self.most
     }
 
-    /// Gives back what overlaps a range of a mapping.
-    pub(crate) fn give_back_overlap(&self, ptr: *const u8, len: usize) {
+    /// Gives back what overlaps a range of a mapping; whether there was anything.
+    pub(crate) fn give_back_overlap(&self, ptr: *const u8, len: usize) -> bool {
         if self.is_empty() {
-            return;
+            return false;
         }
         let (from, to) = (ptr as usize, ptr as usize + len);
-        self.give_back(|p| (p.ptr as usize) < to && from < p.ptr as usize + p.len);
+        self.give_back(|p| (p.ptr as usize) < to && from < p.ptr as usize + p.len)
     }
 
     /// Gives everything back.
@@ -140,13 +140,13 @@ impl Pins {
         }
     }
 
-    fn give_back(&self, which: impl Fn(&Pin) -> bool) {
+    fn give_back(&self, which: impl Fn(&Pin) -> bool) -> bool {
         let mut pending = lock(&self.pending);
         let (go, stay): (Vec<_>, Vec<_>) = pending.drain(..).partition(|p| which(&p.pin));
         *pending = stay;
         drop(pending);
         if go.is_empty() {
-            return;
+            return false;
         }
         let (begun, mut given) = (Instant::now(), 0);
         for p in go {
@@ -157,6 +157,7 @@ impl Pins {
         if begun.elapsed() > PATIENCE + Duration::from_nanos(given / 10) {
             self.stalls.fetch_add(1, Relaxed);
         }
+        true
     }
 }
 

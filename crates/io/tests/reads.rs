@@ -103,15 +103,41 @@ fn nothing_is_registered_any_more_once_giving_back_was_seen_to_wait_twice() {
 }
 
 #[test]
-fn a_request_whose_page_tables_mates_fill_ends_where_the_file_does() {
+fn the_end_of_a_long_request_is_copied_while_its_front_is_registered() {
+    let bytes = contents(96 * MIB + 4321);
+    let file = file(&bytes);
+    let runtime = Runtime::new(Settings { dma_min: 4 << 20, threads: 4, ..Settings::default() });
+    let buffer = Buffer::new(emulated("size=128M,pin_us=3000"), bytes.len());
+    let read = |len: usize| {
+        let by = |reason| -> u64 { runtime.stats().lines.iter().filter(|l| l.reason == reason).map(|l| l.bytes).sum() };
+        let before = (by(Reason::CachedLarge), by(Reason::Beside));
+        assert_eq!(runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), len).unwrap(), len);
+        assert!(buffer.part(0..len) == bytes[..len], "other bytes than the file's");
+        (by(Reason::CachedLarge) - before.0, by(Reason::Beside) - before.1)
+    };
+    // Helpers come when they can: on a busy machine not always in time.
+    let both = |(registered, beside)| registered > 0 && beside > 0;
+    assert!((0..100).any(|_| both(read(bytes.len()))), "{:?}", runtime.stats());
+    // What was registered a moment ago is read by who asks for it, and by nobody beside him.
+    let again = || {
+        runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), 96 * MIB).unwrap();
+        read(bytes.len())
+    };
+    assert!((0..100).any(|_| again() == (bytes.len() as u64, 0)), "{:?}", runtime.stats());
+    // Short ones are over too soon.
+    assert_eq!(read(32 * MIB), (32 * MIB as u64, 0));
+}
+
+#[test]
+fn a_long_request_that_helpers_copy_the_end_of_ends_where_the_file_does() {
     let mut bytes = contents(97 * MIB + 4321);
     let file = file(&bytes);
     let runtime = Runtime::new(Settings { dma_min: 4 << 20, threads: 4, ..Settings::default() });
     let dma = || -> u64 { runtime.stats().lines.iter().filter(|l| l.route == Route::Dma).map(|l| l.bytes).sum() };
     check(&runtime, &file, &bytes, 12_345, 96 * MIB);
     let before = dma();
-    assert!(before > 64 * MIB as u64, "{:?}", runtime.stats());
-    // It shrinks while they fill: the count is a prefix, and what it covers is the file's, or the zeros that the kernel
+    assert!(before > 0, "{:?}", runtime.stats());
+    // It shrinks while they copy: the count is a prefix, and what it covers is the file's, or the zeros that the kernel
     // puts where a page is cut.
     let shrinks = file.try_clone().unwrap();
     let shrinking =

@@ -169,6 +169,8 @@ reasons! {
     ReadAhead = "sequential and short: through the page cache, where the kernel reads ahead",
     /// The file is held.
     Held = "the file is held: its pages are registered already",
+    /// By helpers, while the caller registers.
+    Beside = "in the page cache: copied while other pages of the request were registered",
 }
 
 impl fmt::Display for Reason {

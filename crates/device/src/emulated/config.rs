@@ -16,13 +16,16 @@ pub struct Config {
     pub bandwidth: Option<f64>,
     /// From queueing a copy to its first byte.
     pub latency: Duration,
+    /// What registering a range takes.
+    pub pin: Duration,
     /// What giving registered pages back takes, as beside a kernel that runs so long.
     pub unpin: Duration,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { size: 1 << 30, bar: 0, p2p: false, bandwidth: None, latency: Duration::ZERO, unpin: Duration::ZERO }
+        let (latency, pin, unpin) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+        Config { size: 1 << 30, bar: 0, p2p: false, bandwidth: None, latency, pin, unpin }
     }
 }
 
@@ -60,8 +63,9 @@ impl Config {
                 "p2p" => config.p2p = flag(value).map_err(fail)?,
                 "gbps" => config.bandwidth = Some(positive(value).map_err(fail)? * 1e9),
                 "latency_us" => config.latency = latency(value).map_err(fail)?,
+                "pin_us" => config.pin = latency(value).map_err(fail)?,
                 "unpin_us" => config.unpin = latency(value).map_err(fail)?,
-                _ => return Err(fail("unknown; the parts are size, bar, p2p, gbps, latency_us and unpin_us")),
+                _ => return Err(fail("unknown; the parts are size, bar, p2p, gbps, latency_us, pin_us and unpin_us")),
             }
         }
         if config.size == 0 {
@@ -129,13 +133,14 @@ mod tests {
     fn parts_are_optional_and_in_any_order() {
         assert_eq!(Config::parse(""), Ok(Config::default()));
         assert_eq!(
-            Config::parse("latency_us=10, gbps=12,bar=64M,size=1G,p2p=1,unpin_us=7"),
+            Config::parse("latency_us=10, gbps=12,bar=64M,size=1G,p2p=1,pin_us=6,unpin_us=7"),
             Ok(Config {
                 size: 1 << 30,
                 bar: 64 << 20,
                 p2p: true,
                 bandwidth: Some(12e9),
                 latency: Duration::from_micros(10),
+                pin: Duration::from_micros(6),
                 unpin: Duration::from_micros(7)
             })
         );

@@ -301,6 +301,7 @@ impl Device for Emulated {
 
     unsafe fn pin(&self, ptr: *const u8, len: usize) -> Result<Pin> {
         self.check()?;
+        std::thread::sleep(self.config.pin);
         let at = ptr as usize;
         // SAFETY: the caller keeps the range mapped, and wants its pages as they are when they are copied.
         let pinned = self.helper.call(|| unsafe { self.pins.pin(at as *const u8, len, self.reach) });

@@ -27,7 +27,7 @@
 use std::collections::VecDeque;
 use std::ops::{Deref, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -44,8 +44,8 @@ use crate::file::{File, Mapping};
 use crate::interrupt::{interrupted, is_interrupted};
 use crate::lock::lock;
 use crate::model::{Expected, Known, TEACHES};
+use crate::read::beside;
 use crate::read::engine::{Hands, LONG};
-use crate::read::populate::Populate;
 use crate::read::work::{Filled, P2P_PIECE, Piece, Queues, Who, Work};
 use crate::staging::{BLOCK, Block, Staging};
 use crate::stats::Watch;
@@ -60,7 +60,7 @@ const FIRST: u64 = 16 << 20;
 /// Bytes that are registered with the driver at once, at most. Half of this costs a twentieth of the speed.
 const DMA_PIECE: u64 = 128 << 20;
 
-/// Blocks that keepers of one job have in hand at most.
+/// Blocks that helpers without a device have of one job at most.
 const LENT: usize = 16;
 
 struct Outcome {
@@ -117,7 +117,8 @@ pub(crate) struct Job {
     /// Something may have come up for the caller.
     news: AtomicBool,
     registered: AtomicU64,
-    pub(crate) populate: Populate,
+    /// Helpers that may copy beside the caller while he registers.
+    beside: AtomicUsize,
     /// The helpers that are at work.
     gate: Gate,
 }
@@ -137,7 +138,11 @@ impl Job {
         // What storage is asked for must begin and end with a page, wherever a partition begins.
         let whole = |s: &Stripe| (s.chunk | s.phase.unwrap_or(0)).is_multiple_of(linux::PAGE as u64);
         let stripe = request.file.geometry().stripe().filter(whole);
-        let populate = Populate::new(request.offset, len, LONG);
+        let beside = if len > LONG && request.staging.device().abilities().copies {
+            beside::HELPERS.min(request.core.threads() - 1)
+        } else {
+            0
+        };
         Job {
             stripe,
             request,
@@ -153,7 +158,7 @@ impl Job {
             changed: Condvar::new(),
             news: AtomicBool::new(false),
             registered: AtomicU64::new(0),
-            populate,
+            beside: AtomicUsize::new(beside),
             gate: Gate::new(),
         }
     }
@@ -177,7 +182,9 @@ impl Job {
 
     /// Plans what is small enough to plan at once, so that helpers find segments; leaves the rest as windows.
     pub(crate) fn plan_first(self: &Arc<Self>) {
-        self.forget_pins();
+        if self.forget_pins() {
+            self.beside.store(0, Relaxed);
+        }
         if self.len <= WINDOW {
             super::window::window(self, Who::Caller, 0, self.len, false);
         } else {
@@ -185,13 +192,12 @@ impl Job {
         }
     }
 
-    /// Gives back what earlier requests registered of this range.
-    pub(crate) fn forget_pins(&self) {
-        if let Some(mapping) = self.file.kept_mapping(self.offset + self.len) {
-            // Before anything moves: giving back waits for what moves.
-            let start = mapping.ptr.wrapping_add(self.offset as usize);
-            self.core.pins.give_back_overlap(start, self.len as usize);
-        }
+    /// Gives back what earlier requests registered of this range; whether there was anything.
+    pub(crate) fn forget_pins(&self) -> bool {
+        let Some(mapping) = self.file.kept_mapping(self.offset + self.len) else { return false };
+        // Before anything moves: giving back waits for what moves.
+        let start = mapping.ptr.wrapping_add(self.offset as usize);
+        self.core.pins.give_back_overlap(start, self.len as usize)
     }
 
     /// The whole request is planned: what it should take is looked at again when it has ended. Only where nothing but
@@ -247,18 +253,30 @@ impl Job {
         }
     }
 
-    /// How many mates would find something to copy, to look at or to make ready, beside the caller.
-    fn mates_wanted(&self) -> usize {
+    /// Bytes that mates can copy or look at.
+    fn for_mates(&self) -> u64 {
         let queues = lock(&self.queues);
         let windows = if self.may_survey() { queues.windows.iter().map(|w| w.1).sum() } else { 0 };
-        let bytes = queues.cache.iter().map(|p| p.len).sum::<u64>() + windows;
-        (bytes.div_ceil(self.copy_piece) as usize).saturating_sub(1).max(self.populate.mates(&queues.dma))
+        queues.cache.iter().map(|p| p.len).sum::<u64>() + windows
     }
 
     /// The next thing for `who` to do.
     pub(crate) fn take(&self, who: Who) -> Option<Work> {
         let mut queues = lock(&self.queues);
         if queues.closed {
+            return None;
+        }
+        if who == Who::Beside {
+            // He never waits for a block: when there is one he is called again.
+            if let Some(block) = queues.empty.pop() {
+                if let Some(piece) = beside::cut(&mut queues.dma, self.offset) {
+                    self.registered.fetch_add(piece.len, Relaxed);
+                    return Some(Work::Fill(piece, block));
+                }
+                queues.empty.push(block);
+            }
+            // He goes, and with the lock in hand, so that who finds something for him from now on calls him again.
+            queues.beside -= 1;
             return None;
         }
         if who == Who::Keeper {
@@ -275,7 +293,10 @@ impl Job {
                 None => {}
             }
         } else {
-            if let Some(filled) = queues.filled.pop_front() {
+            // Who registers gets at the device, and nobody else does until he has done.
+            if (who == Who::Caller || queues.dma.is_empty())
+                && let Some(filled) = queues.filled.pop_front()
+            {
                 return Some(Work::Deliver(filled));
             }
             // The driver registers one range at a time, so one thread does it: the caller, who waits anyway.
@@ -293,11 +314,6 @@ impl Job {
         {
             return Some(Work::Window(offset, len, again));
         }
-        if who == Who::Mate
-            && let Some(chunk) = self.populate.take(&queues.dma)
-        {
-            return Some(Work::Populate(chunk));
-        }
         if who == Who::Keeper {
             // It goes, and with the lock in hand, so that who finds something for it from now on calls it again.
             queues.keepers -= 1;
@@ -305,15 +321,18 @@ impl Job {
         None
     }
 
-    /// Lends blocks to the keepers, as long as there is something to fill them with, and calls keepers for them.
-    /// The first is waited for.
+    /// Lends blocks to helpers without a device, as long as there is something to fill them with, and calls them. The first
+    /// for storage is waited for.
     fn provide(self: &Arc<Self>) -> Result<(), Error> {
         loop {
             let (first, wanted) = {
                 let queues = lock(&self.queues);
+                let direct = queues.direct_pieces(self.direct_piece);
+                let beside = if self.helpers_beside(&queues) > 0 { beside::blocks(self.len) } else { 0 };
+                let left = LENT - queues.lent.min(LENT);
                 (
-                    queues.lent == 0,
-                    queues.empty.len() < queues.direct_pieces(self.direct_piece).min(LENT - queues.lent.min(LENT)),
+                    queues.lent == 0 && direct > 0,
+                    queues.empty.len() < (direct + beside.saturating_sub(queues.lent)).min(left),
                 )
             };
             let block = match (wanted, first) {
@@ -328,7 +347,29 @@ impl Job {
             queues.empty.push(block);
         }
         self.call_keepers();
+        self.call_beside();
         Ok(())
+    }
+
+    /// How many may copy beside the caller now. Callers that work side by side keep the processors busy by themselves.
+    fn helpers_beside(&self, queues: &Queues) -> usize {
+        let now = beside::is_worth(&queues.dma) && self.core.requests() <= 1;
+        if now { self.beside.load(Relaxed) } else { 0 }
+    }
+
+    fn call_beside(self: &Arc<Self>) {
+        let more = {
+            let mut queues = lock(&self.queues);
+            let wanted = self.helpers_beside(&queues).min(queues.empty.len());
+            let more = wanted.saturating_sub(queues.beside);
+            queues.beside += more;
+            more
+        };
+        if more > 0
+            && let Some(crew) = self.core.mates()
+        {
+            crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Beside }), more);
+        }
     }
 
     /// The request shall end early: what nobody has begun is left out.
@@ -416,7 +457,8 @@ impl Job {
     fn dma_piece(&self, left: u64, at: u64) -> u64 {
         let begun = self.registered.load(Relaxed);
         let to_come = self.len.saturating_sub(begun);
-        let most = DMA_PIECE.min(self.device().abilities().max_pin);
+        let most = if self.beside.load(Relaxed) > 0 { beside::REGISTERED } else { DMA_PIECE };
+        let most = most.min(self.device().abilities().max_pin);
         let piece = match to_come {
             short if short <= 16 << 20 => (short / 2).max(4 << 20),
             _ => begun.min(to_come / 2).max(8 << 20),
@@ -577,7 +619,7 @@ impl Job {
         self.call_keepers();
         // Callers that work side by side keep the processors busy by themselves.
         let free = if self.core.requests() > self.core.threads() { 0 } else { self.core.threads() - 1 };
-        let mates = self.mates_wanted().min(free);
+        let mates = (self.for_mates().div_ceil(self.copy_piece) as usize).saturating_sub(1).min(free);
         if mates > 0
             && let Some(crew) = self.core.mates()
         {

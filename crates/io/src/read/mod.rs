@@ -10,17 +10,18 @@
 //!     ▼
 //!   job.rs        one large read at work: its queues, its order on the device, its end
 //!   window.rs     residency ─> plan ─> segments, a window at a time
+//!   beside.rs     the end of a long request, copied while its front is registered
 //!   work.rs       the pieces that callers, mates and keepers take
 //!   engine/       who moves a piece: cache (copy, store), dma, storage (direct, p2p)
 //! ```
 //!
 //! Known flaw: one large read may be served in pieces, so it is not atomic against a concurrent write.
 
+mod beside;
 mod engine;
 pub(crate) mod job;
 pub(crate) mod large;
 pub(crate) mod plain;
-mod populate;
 mod small;
 mod stored;
 mod trickle;

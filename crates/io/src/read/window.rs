@@ -24,7 +24,7 @@ const COARSE: u64 = 8 << 20;
 pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: bool) {
     let file = &job.file;
     let fd = match who {
-        Who::Caller | Who::Mate => job.fd,
+        Who::Caller | Who::Mate | Who::Beside => job.fd,
         Who::Keeper => file.cached.get(),
     };
     let rights = file.rights;

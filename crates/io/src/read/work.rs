@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use spinio_plan::{Reason, Route};
 
-use crate::read::populate::Chunk;
 use crate::staging::Block;
 
 /// Bytes of one P2P command at most.
@@ -18,11 +17,13 @@ pub(crate) enum Who {
     Caller,
     /// A helper with the program's descriptor table: the same, while the caller waits in its call.
     Mate,
+    /// The same thread, while the caller registers: the program's descriptor, and no device.
+    Beside,
     /// A helper with our own table: the twins, and no device.
     Keeper,
 }
 
-/// A block that a keeper filled and that somebody who may call the device has to deliver.
+/// A block that a helper without a device filled and that somebody who may call the device has to deliver.
 pub(crate) struct Filled {
     pub(crate) piece: Piece,
     pub(crate) block: Block,
@@ -49,27 +50,27 @@ pub(crate) enum Work {
     Piece(Piece),
     /// Survey and plan these bytes. `true`: look properly, the presumption was wrong.
     Window(u64, u64, bool),
-    /// Read a piece from storage into this block.
+    /// Read a piece into this block: from storage, or out of the page cache beside who registers.
     Fill(Piece, Block),
-    /// Queue what a keeper read.
+    /// Queue what such a helper read.
     Deliver(Filled),
-    /// Fill page tables ahead of the caller.
-    Populate(Chunk),
 }
 
-/// The queues of a job, and the blocks that its keepers have in hand.
+/// The queues of a job, and the blocks that helpers have in hand.
 #[derive(Default)]
 pub(crate) struct Queues {
     pub(crate) windows: VecDeque<(u64, u64, bool)>,
     pub(crate) cache: VecDeque<Piece>,
     pub(crate) dma: VecDeque<Piece>,
     pub(crate) storage: VecDeque<Piece>,
-    /// Blocks for keepers to fill, blocks they filled, and how many are lent to the job in all.
+    /// Blocks for keepers and others without a device to fill, blocks they filled, and how many are lent to the job in all.
     pub(crate) empty: Vec<Block>,
     pub(crate) filled: VecDeque<Filled>,
     pub(crate) lent: usize,
     /// Keepers that were called and have not gone.
     pub(crate) keepers: usize,
+    /// Likewise of those who copy beside the caller.
+    pub(crate) beside: usize,
     /// Nobody begins anything any more.
     pub(crate) closed: bool,
 }

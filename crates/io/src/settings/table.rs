@@ -96,7 +96,7 @@ pub const TABLE: &[Row] = &[
     },
     Row {
         name: "SPINIO_EMULATED",
-        values: "`size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`, each part optional; `unpin_us`: what giving registered pages back takes",
+        values: "`size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`, each part optional; `pin_us`, `unpin_us`: what registering pages and giving them back takes",
         default: "`size=1G,bar=0`, unlimited speed",
         doc: "The emulated GPU: its memory, how much of it is host-mapped, bandwidth (GB/s) and latency of its DMA \
               engine, and whether the host-mapped part counts as P2P-mapped.",

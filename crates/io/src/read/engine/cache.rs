@@ -13,7 +13,8 @@ use spinio_sys::linux::RWF_NOWAIT;
 
 use super::Hands;
 use crate::Error;
-use crate::read::work::Piece;
+use crate::read::work::{Filled, Piece};
+use crate::staging::Block;
 
 /// How reading a piece through the page cache ended.
 enum Ended {
@@ -82,6 +83,15 @@ impl Hands<'_> {
         }
         self.count(piece, Route::Copy, reason, got as u64, begun);
         self.cached_piece_ended(piece, got as u64, ended);
+    }
+
+    /// The first half of that, into a block that was lent; the caller does the second half. What did not come, or came from
+    /// another file, is copied once more, and that says why.
+    pub(super) fn copy_beside(&mut self, piece: Piece, block: Block) {
+        let begun = Instant::now();
+        let (got, _) = self.fill(piece, block.ptr());
+        let len = if self.is_still_the_file() { got as u64 } else { 0 };
+        self.job.hand_in(Filled { piece, block, skip: 0, len, begun });
     }
 
     pub(super) fn store(&mut self, piece: Piece) {

@@ -66,9 +66,11 @@ impl<'a> Hands<'a> {
                 window::window(self.job, self.who, offset, len, again);
                 self.job.call_helpers();
             }
-            Work::Fill(piece, block) => self.direct(piece, block),
+            Work::Fill(piece, block) => match piece.route {
+                Route::Direct => self.direct(piece, block),
+                _ => self.copy_beside(piece, block),
+            },
             Work::Deliver(filled) => self.deliver_filled(filled),
-            Work::Populate(chunk) => self.populate(&chunk),
         }
     }
 
@@ -164,7 +166,7 @@ impl<'a> Hands<'a> {
     /// The descriptor to read through the page cache with.
     fn cached_fd(&self) -> Fd {
         match self.who {
-            Who::Caller | Who::Mate => self.job.fd,
+            Who::Caller | Who::Mate | Who::Beside => self.job.fd,
             Who::Keeper => self.job.file.cached.get(),
         }
     }

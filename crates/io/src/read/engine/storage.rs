@@ -60,7 +60,7 @@ impl Hands<'_> {
         self.job.hand_in(Filled { piece, block, skip: (from - first) as usize, len: arrived, begun });
     }
 
-    /// Queues what a keeper read; what it could not read takes the page cache.
+    /// Queues what a helper without a device read; what it could not read takes the page cache.
     pub(super) fn deliver_filled(&mut self, filled: Filled) {
         let Filled { piece, block, skip, len, begun } = filled;
         let delivered = self.deliver(piece, block, skip, len as usize);
@@ -69,7 +69,7 @@ impl Hands<'_> {
             return self.fail(piece, 0, error);
         }
         if len > 0 {
-            self.count(piece, Route::Direct, piece.reason, len, begun);
+            self.count(piece, piece.route, piece.reason, len, begun);
             self.queued.push((piece.offset, len, len, None));
         }
         if len < piece.len {
