@@ -2,22 +2,21 @@
 //!
 //! ```text
 //!   request    ── at the device ──┬── registered ──┬───── queued ─────┬── in blocks ──┬── at the device ──
-//!                                 │ caller ──>                        <── helpers     │
+//!                                 │ caller ──>                        <── helper      │
 //!                                 └──── lends empty blocks, queues the copies of full ones, between two pieces
 //! ```
 //!
 //! Registering is for one thread at a time and moves about 50 GB/s, while the link carries 55. A thread that copies beside
-//! it adds 5 to 8 GB/s and does not slow it down, nor does a second one much; from the third on registering loses more
-//! than they add (seen on an H200: benches/runs/2026-11-22-h200-registering). So two are all.
+//! it adds 5 to 8 GB/s and hardly slows it down; a second one takes from registering about what it adds, and a third
+//! more (seen on an H200: benches/runs/2026-11-22-h200-registering). So there is one.
 //!
-//! These helpers call no device. While one thread registers piece after piece, a copy that another one queues waits until
-//! nearly all is registered, 40 ms and more: the driver's lock is not fair. So the caller queues for them.
+//! This helper calls no device. While one thread registers piece after piece, a copy that another one queues waits until
+//! nearly all is registered, 40 ms and more: the driver's lock is not fair. So the caller queues for him.
 //!
-//! Bytes that this process registered a moment ago are read without them. Such a program reads the same again and
-//! again, and two processors beside its own would gain it little: giving back the old pages comes first anyway. It had
-//! better hold the file.
+//! Bytes that this process registered a moment ago are read without him. Such a program reads the same again and again,
+//! and another processor would gain it little: giving back the old pages comes first anyway. It had better hold the file.
 //!
-//! Known flaw: the blocks are lent for the whole request, so the first long request of a process makes the ring grow.
+//! Known flaw: the first long request of a process makes the ring grow, 0.7 ms for 8 MiB.
 
 use std::collections::VecDeque;
 
@@ -26,21 +25,16 @@ use spinio_plan::{Reason, Route};
 use crate::read::work::Piece;
 use crate::staging::BLOCK;
 
-/// Helpers of one request.
-pub(crate) const HELPERS: usize = 2;
-
-/// Bytes that are registered at once where others copy beside it: they need new blocks more often.
+/// Bytes that are registered at once where somebody copies beside it: he needs new blocks more often.
 pub(crate) const REGISTERED: u64 = 64 << 20;
 
 /// What the caller does sooner than a helper would.
 const LAST: u64 = 8 << 20;
 
-/// Of a request, one byte in so many is in blocks: the ring need not grow much for one that is soon over.
-const SHARE: u64 = 32;
-
-/// Blocks that a request may have lent for this.
+/// Blocks that a request may have lent for this: what a helper fills while so much is registered. A request that is soon
+/// over has fewer, so that the ring need not grow for it.
 pub(crate) fn blocks(len: u64) -> usize {
-    (len / SHARE / BLOCK as u64) as usize
+    (len / (64 << 20)).min(8) as usize
 }
 
 /// Whether there is anything for a helper.

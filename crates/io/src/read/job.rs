@@ -27,7 +27,7 @@
 use std::collections::VecDeque;
 use std::ops::{Deref, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -117,8 +117,8 @@ pub(crate) struct Job {
     /// Something may have come up for the caller.
     news: AtomicBool,
     registered: AtomicU64,
-    /// Helpers that may copy beside the caller while he registers.
-    beside: AtomicUsize,
+    /// Whether somebody may copy beside the caller while he registers.
+    beside: AtomicBool,
     /// The helpers that are at work.
     gate: Gate,
 }
@@ -138,11 +138,7 @@ impl Job {
         // What storage is asked for must begin and end with a page, wherever a partition begins.
         let whole = |s: &Stripe| (s.chunk | s.phase.unwrap_or(0)).is_multiple_of(linux::PAGE as u64);
         let stripe = request.file.geometry().stripe().filter(whole);
-        let beside = if len > LONG && request.staging.device().abilities().copies {
-            beside::HELPERS.min(request.core.threads() - 1)
-        } else {
-            0
-        };
+        let beside = len > LONG && threads > 1 && request.staging.device().abilities().copies;
         Job {
             stripe,
             request,
@@ -158,7 +154,7 @@ impl Job {
             changed: Condvar::new(),
             news: AtomicBool::new(false),
             registered: AtomicU64::new(0),
-            beside: AtomicUsize::new(beside),
+            beside: AtomicBool::new(beside),
             gate: Gate::new(),
         }
     }
@@ -183,7 +179,7 @@ impl Job {
     /// Plans what is small enough to plan at once, so that helpers find segments; leaves the rest as windows.
     pub(crate) fn plan_first(self: &Arc<Self>) {
         if self.forget_pins() {
-            self.beside.store(0, Relaxed);
+            self.beside.store(false, Relaxed);
         }
         if self.len <= WINDOW {
             super::window::window(self, Who::Caller, 0, self.len, false);
@@ -276,7 +272,7 @@ impl Job {
                 queues.empty.push(block);
             }
             // He goes, and with the lock in hand, so that who finds something for him from now on calls him again.
-            queues.beside -= 1;
+            queues.beside = false;
             return None;
         }
         if who == Who::Keeper {
@@ -328,7 +324,7 @@ impl Job {
             let (first, wanted) = {
                 let queues = lock(&self.queues);
                 let direct = queues.direct_pieces(self.direct_piece);
-                let beside = if self.helpers_beside(&queues) > 0 { beside::blocks(self.len) } else { 0 };
+                let beside = if self.is_beside(&queues) { beside::blocks(self.len) } else { 0 };
                 let left = LENT - queues.lent.min(LENT);
                 (
                     queues.lent == 0 && direct > 0,
@@ -351,24 +347,20 @@ impl Job {
         Ok(())
     }
 
-    /// How many may copy beside the caller now. Callers that work side by side keep the processors busy by themselves.
-    fn helpers_beside(&self, queues: &Queues) -> usize {
-        let now = beside::is_worth(&queues.dma) && self.core.requests() <= 1;
-        if now { self.beside.load(Relaxed) } else { 0 }
+    /// Whether somebody may copy beside the caller now. Callers that work side by side keep the processors busy by themselves.
+    fn is_beside(&self, queues: &Queues) -> bool {
+        self.beside.load(Relaxed) && beside::is_worth(&queues.dma) && self.core.requests() <= 1
     }
 
     fn call_beside(self: &Arc<Self>) {
-        let more = {
+        let wanted = {
             let mut queues = lock(&self.queues);
-            let wanted = self.helpers_beside(&queues).min(queues.empty.len());
-            let more = wanted.saturating_sub(queues.beside);
-            queues.beside += more;
-            more
+            let wanted = !queues.beside && !queues.empty.is_empty() && self.is_beside(&queues);
+            queues.beside |= wanted;
+            wanted
         };
-        if more > 0
-            && let Some(crew) = self.core.mates()
-        {
-            crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Beside }), more);
+        if wanted && let Some(crew) = self.core.mates() {
+            crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Beside }), 1);
         }
     }
 
@@ -457,7 +449,7 @@ impl Job {
     fn dma_piece(&self, left: u64, at: u64) -> u64 {
         let begun = self.registered.load(Relaxed);
         let to_come = self.len.saturating_sub(begun);
-        let most = if self.beside.load(Relaxed) > 0 { beside::REGISTERED } else { DMA_PIECE };
+        let most = if self.beside.load(Relaxed) { beside::REGISTERED } else { DMA_PIECE };
         let most = most.min(self.device().abilities().max_pin);
         let piece = match to_come {
             short if short <= 16 << 20 => (short / 2).max(4 << 20),

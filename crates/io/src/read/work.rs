@@ -17,7 +17,7 @@ pub(crate) enum Who {
     Caller,
     /// A helper with the program's descriptor table: the same, while the caller waits in its call.
     Mate,
-    /// The same thread, while the caller registers: the program's descriptor, and no device.
+    /// Such a helper while the caller registers: the program's descriptor, and no device.
     Beside,
     /// A helper with our own table: the twins, and no device.
     Keeper,
@@ -69,8 +69,8 @@ pub(crate) struct Queues {
     pub(crate) lent: usize,
     /// Keepers that were called and have not gone.
     pub(crate) keepers: usize,
-    /// Likewise of those who copy beside the caller.
-    pub(crate) beside: usize,
+    /// Somebody was called to copy beside the caller and has not gone.
+    pub(crate) beside: bool,
     /// Nobody begins anything any more.
     pub(crate) closed: bool,
 }

@@ -58,7 +58,7 @@ impl Hands<'_> {
                 return fall_back(self);
             }
         };
-        let queued = self.queue().and_then(|queue| {
+        let queued = self.queue(0).and_then(|queue| {
             // SAFETY: the pin lives in `self.pinned` until its fence is done.
             unsafe {
                 device.copy_pinned(queue, self.address(piece.offset), &pin, (from - first) as usize, piece.len as usize)

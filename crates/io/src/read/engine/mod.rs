@@ -40,7 +40,8 @@ struct Pinned {
 pub(crate) struct Hands<'a> {
     job: &'a Arc<Job>,
     who: Who,
-    queue: Option<QueueId>,
+    /// For blocks and for pages, if both are under way: a block is empty sooner if it does not wait behind many pages.
+    queues: [Option<QueueId>; 2],
     /// Copies queued, to be told when the queue is drained: offset, length, arrived, error.
     queued: Vec<(u64, u64, u64, Option<Error>)>,
     pinned: VecDeque<Pinned>,
@@ -48,7 +49,7 @@ pub(crate) struct Hands<'a> {
 
 impl<'a> Hands<'a> {
     pub(crate) fn new(job: &'a Arc<Job>, who: Who) -> Hands<'a> {
-        Hands { job, who, queue: None, queued: Vec::new(), pinned: VecDeque::new() }
+        Hands { job, who, queues: [None; 2], queued: Vec::new(), pinned: VecDeque::new() }
     }
 
     /// Does one thing.
@@ -83,15 +84,17 @@ impl<'a> Hands<'a> {
         while !self.pinned.is_empty() {
             self.settle_pin();
         }
-        if let Some(queue) = self.queue {
-            let drained = self.job.device().drain(queue, Wait::Context);
-            self.queue = None;
-            self.job.device().return_queue(queue);
+        if self.queues != [None; 2] {
+            let mut drained = Ok(());
+            for queue in std::mem::take(&mut self.queues).into_iter().flatten() {
+                drained = drained.and(self.job.device().drain(queue, Wait::Context));
+                self.job.device().return_queue(queue);
+            }
             for (offset, len, got, error) in self.queued.drain(..) {
-                match drained {
+                match &drained {
                     Ok(()) => self.job.arrived(offset, len, got, error),
                     Err(e) => {
-                        let error = Error::device(e, "copy", self.job.offset + offset, len);
+                        let error = Error::device(*e, "copy", self.job.offset + offset, len);
                         self.job.arrived(offset, len, 0, Some(error));
                     }
                 }
@@ -102,9 +105,9 @@ impl<'a> Hands<'a> {
         }
     }
 
-    /// This thread's queue, ordered behind what the program had queued when the request began.
-    fn queue(&mut self) -> Result<QueueId, DeviceError> {
-        if let Some(queue) = self.queue {
+    /// A queue of this thread's, ordered behind what the program had queued when the request began.
+    fn queue(&mut self, which: usize) -> Result<QueueId, DeviceError> {
+        if let Some(queue) = self.queues[which] {
             return Ok(queue);
         }
         let device = self.job.device();
@@ -115,7 +118,7 @@ impl<'a> Hands<'a> {
             device.return_queue(queue);
             return Err(e);
         }
-        self.queue = Some(queue);
+        self.queues[which] = Some(queue);
         Ok(queue)
     }
 
@@ -142,7 +145,7 @@ impl<'a> Hands<'a> {
             staging.give_back(block);
             return Ok(());
         }
-        let queued = self.queue().and_then(|queue| {
+        let queued = self.queue(usize::from(!self.pinned.is_empty())).and_then(|queue| {
             // SAFETY: the block is retired behind the copy and not lent before it is done; the request's bytes lie
             // inside the allocation.
             let copied = unsafe {
