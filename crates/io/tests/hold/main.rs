@@ -177,7 +177,7 @@ fn what_cannot_be_gathered_out_of_the_pins_is_read_another_way() {
         let got = runtime.read(subject.fd(), Some(9), to, SIZE).unwrap();
         assert!(buffer.part(0..got) == file::bytes(9, SIZE - 9, 0), "{operation:?}");
         runtime.release(subject.fd()).unwrap();
-        assert_eq!(inner.outstanding().pins, 0);
+        await_no_pins(inner);
     }
 }
 
