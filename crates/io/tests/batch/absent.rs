@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use spinio_io::kernel::{Kernel, Linux};
@@ -11,9 +12,9 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, Ring};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::place::{self, Place};
-use spinio_testkit::{Buffer, FaultyDevice, Operation, file};
+use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, file};
 
-use crate::subject::{assert_nothing_lent, settings, through};
+use crate::subject::{assert_nothing_lent, routes, settings, through};
 
 /// Bytes of a piece, and from one to the next: too far to be read in one go.
 const LEN: u64 = 200;
@@ -52,10 +53,14 @@ impl Kernel for Counting {
     }
 }
 
+fn path(place: &Place) -> PathBuf {
+    place.file("scattered")
+}
+
 /// A file of holes, and of bytes here and there where pieces lie.
 fn scattered(place: &Place) -> File {
     use std::os::unix::fs::FileExt;
-    let scattered = file::written(&place.file("scattered"), 4096);
+    let scattered = file::written(&path(place), 4096);
     scattered.set_len(8 << 30).unwrap();
     for i in (0..1000).step_by(7) {
         scattered.write_all_at(&file::bytes(i * STEP, LEN as usize, 0), i * STEP).unwrap();
@@ -103,5 +108,39 @@ fn the_first_reads_end_while_staging_grows() {
         }
         drop((runtime, buffer));
         assert_nothing_lent(inner, 0);
+    }
+}
+
+/// Of 8192 pieces every 32nd is tried.
+#[test]
+fn a_few_cached_pieces_hold_up_none_of_the_others() {
+    let device = emulated("size=64M");
+    let place = place::on("tree").unwrap();
+    let file = scattered(&place);
+    if file::cached_pages(&file) != Some(0) {
+        return eprintln!("skipped: this file system keeps its pages");
+    }
+    let buffer = Buffer::new(device, 2 << 20);
+    let piece = |i: u64| {
+        let address = buffer.addr().0 + i * LEN;
+        Piece { fd: file.as_raw_fd(), offset: i * STEP, len: LEN, address, ..Piece::default() }
+    };
+    let both = [Route::Copy, Route::Direct];
+    // How many of those that are tried are there, and the routes when the kernel tells of pages and when it does not.
+    for (cached, told, untold) in [(0, &both[1..], &both[1..]), (4, &both[1..], &both[..]), (100, &both[..], &both[..])]
+    {
+        for fault in [None, Some(Effect::Fail(Errno::NOSYS))] {
+            file::evict(&file);
+            file::fetch(&path(&place), (0..cached).map(|i| i * 32 * STEP / 4096));
+            let kernel = FaultyKernel::new();
+            if let Some(fault) = fault {
+                kernel.always(Call::Cachestat, fault);
+            }
+            let runtime = Runtime::with_kernel(Settings { batch_threads: 1, ..settings() }, kernel);
+            let mut batch: Vec<Piece> = (0..8192).map(piece).collect();
+            let done = runtime.batch(&mut batch).unwrap();
+            assert_eq!((done.failed, done.bytes), (0, 8192 * LEN));
+            assert_eq!(routes(&runtime), if fault.is_none() { told } else { untold }, "{cached} cached, {fault:?}");
+        }
     }
 }
