@@ -71,8 +71,9 @@ def cold(place):
 
 
 def calls(place):
-    """What counting costs a read into the device, and the library a read into the host."""
+    """What registering costs, counting a read into the device, and the library a read into the host."""
     return [
+        Step("registering", 10, 40, lambda *_: [place.pack / "registering", place.scratch, *(["size=134217728"] if place.tiny else [])]),
         Step("device-call", 60, 120, lambda *_: [place.pack / "device_call", place.library, "cuda"]),
         Step("host-call", 30, 100, lambda *_: [place.pack / "host_call", place.library, "plain", "cuda"]),
     ]

@@ -4,7 +4,7 @@
 //!   pack/ ── libspinio.so, spinio, spinio.h        release build, stripped
 //!         ── suite, many, two, frameworks.py       the GPU suite (tests/gpu); two: with two GPUs
 //!         ── hooks/                                the programs of crates/interpose/tests, on CUDA memory
-//!         ── reads, writes, batch, parts, host_call, device_call, benches/: the benchmarks
+//!         ── reads, writes, batch, parts, registering, host_call, device_call, benches/: the benchmarks
 //!         ── nvmmu                                 moves on a GPU
 //!         ── benches/nvmmu, examples, device       the twelve programs and the example: nvcc builds them there
 //!         ── stress-ng/                            this machine's, for `spinio bench` (carried.rs)
@@ -77,6 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ("benches/gpu/writes.c", "writes"),
         ("benches/gpu/batch.c", "batch"),
         ("benches/gpu/parts.c", "parts"),
+        ("benches/gpu/registering.c", "registering"),
         ("benches/calls/host_call.c", "host_call"),
         ("benches/calls/device_call.c", "device_call"),
     ] {
