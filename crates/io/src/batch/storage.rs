@@ -20,6 +20,7 @@
 //! read through the page cache, where the kernel says what a plain `pread` says.
 //!
 //! Known flaws:
+//! - Of a batch that is cached in part storage begins when the caller has registered what is worth it: 20 ms a GiB.
 //! - One ring is one thread, which submits about a million reads a second at most.
 //! - Where a seccomp filter comes while reads fly and forbids to wait for them (`sys/src/linux/uring.rs`), their pages are
 //!   lost, 32 MiB at most and once in a process's life. What flew straight into the device may still be written when the
