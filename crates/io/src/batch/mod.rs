@@ -5,6 +5,7 @@
 //!     │ sort.rs       whose file, whose memory, how many bytes; what is refused
 //!     │ held.rs       of a held file: gathered straight out of its pages
 //!     │ residency.rs  cached or absent
+//!     │ lay.rs        crowded or scattered
 //!     ▼
 //!   items ── cached, from the front ──> register.rs   registered for this batch, gathered ───────┐
 //!         ├─ cached, from the back ───> copies.rs     read into pages of staging, ─────────────┤
@@ -38,6 +39,7 @@ mod exchange;
 mod frontier;
 pub(crate) mod gate;
 mod held;
+mod lay;
 mod list;
 mod outlet;
 mod panics;
@@ -180,7 +182,7 @@ impl Sorted {
             let items = std::mem::take(&mut self.items);
             let items = self.in_order(items);
             let (mut cached, absent) = self.split(items);
-            let parts = register::lay(&work, &mut cached);
+            let parts = lay::lay(&work, &mut cached);
             let storage = (!absent.is_empty()).then(|| Storage::new(&work, absent));
             let copies = (!cached.is_empty()).then(|| Copies::new(&work, cached, parts.floor, Reason::Cached));
             let readers = copies.as_ref().and_then(Readers::call);

@@ -3,7 +3,7 @@
 //! ```text
 //!   items, by the part of the file they lie in
 //!     part 0   part 1   part 2   part 3   part 4   part 5     others
-//!     caller: register, launch ──>     <── copying threads, a few items at a time
+//!     caller: register, list ──>       <── copying threads, a few items at a time
 //!     │                           meet: frontier.rs
 //!     ▼
 //!   all has arrived ─> the pins are given back as those of single requests are (pins.rs)
@@ -11,234 +11,45 @@
 //!
 //! By the caller: the driver registers one range at a time, whoever asks. Parts are short, because he also launches what
 //! the others have read, between two of them: a launch by anybody else would wait until all is registered (readers.rs).
-//! Helpers that launch for themselves (copies.rs) therefore come only afterwards. Crowds that are so dense that copying would hardly help lie first, and
-//! only the caller takes those. What cannot be registered is copied afterwards.
+//! Helpers that launch for themselves (copies.rs) therefore come only afterwards. Crowds that are so dense that copying
+//! would hardly help lie first, and only the caller takes those. What cannot be registered is copied afterwards.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use spinio_device::{Device, ErrorKind, Pin};
-use spinio_plan::{Crowd, Means, Reason, Route};
+use spinio_plan::{Reason, Route};
 use spinio_sys::linux::PAGE;
 
 use crate::batch::copies::Copies;
-use crate::batch::outlet::{Page, Pen};
+use crate::batch::lay::Parts;
+use crate::batch::outlet::{Outlet, Page, Pen};
 use crate::batch::readers::Readers;
-use crate::batch::share::{self, Room};
-use crate::batch::work::{HOST, Item, Work};
-use crate::core::Core;
+use crate::batch::work::{Item, Work};
 use crate::file::Mapping;
-use crate::lock::lock;
 
-/// Bytes of a part at most: 0.35 ms of the driver's lock, half a millisecond beside threads that copy. In that time a
-/// reader fills half a page, or a whole one where pieces are long; it has one in reserve.
-const PART: u64 = 16 << 20;
+/// Entries of a launch: several parts' as a rule. Each launch costs the caller some microseconds and a block of staging,
+/// and what is listed in the last one is fetched when nothing is left to register.
+const ENTRIES: usize = 8 << 10;
 
-/// Entries of a launch at most.
-const ENTRIES: usize = 32 << 10;
-
-/// Where items lie that are worth registering: in front of the others.
-#[derive(Default)]
-pub(crate) struct Parts {
-    /// Where each part ends.
-    ends: Vec<usize>,
-    /// Items that only the caller takes.
-    pub(crate) floor: usize,
-}
-
-impl Parts {
-    /// Whether nothing is to be registered.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.ends.is_empty()
-    }
-}
-
-/// Items of one file that go to one device.
-struct Seen {
-    crowd: Crowd,
-    first: u64,
-    end: u64,
-}
-
-impl Seen {
-    /// So many more, of so many bytes, between a first one and an end.
-    fn add(&mut self, pieces: usize, (bytes, first, end): (u64, u64, u64)) {
-        self.crowd.pieces += pieces as u64;
-        self.crowd.bytes += bytes;
-        self.first = self.first.min(first);
-        self.end = self.end.max(end);
-    }
-}
-
-/// Where the items of a crowd go.
-#[derive(Clone, Copy)]
-struct Buckets {
-    /// The first part's.
-    at: usize,
-    first: u64,
-    shift: u32,
-}
-
-/// Bytes of a part, as a power of two.
-fn shift(device: &dyn Device) -> u32 {
-    PART.min(device.abilities().max_pin).max(PAGE as u64).ilog2()
-}
-
-/// Brings the items into the order in which they are taken.
-pub(crate) fn lay(work: &Work, items: &mut Vec<Item>) -> Parts {
-    // Many threads are no reason here: the choice below counts them.
-    if matches!(work.core.may_register(), Err(reason) if reason != Reason::ManyThreads) {
-        return Parts::default();
-    }
-    let wide = work.outlets.len();
-    let crowd_of = |item: &Item| item.source as usize * wide + item.outlet as usize;
-    let seen = look(work, items, crowd_of);
-    let mut buckets: Vec<Option<Buckets>> = vec![None; seen.len()];
-    let (mut used, mut floor) = (0, 0);
-    for means in [Means::Register, Means::Both] {
-        for (which, seen) in seen.iter().enumerate() {
-            if seen.crowd.pieces == 0 || !may_register(work, which, wide) || seen.crowd.means() != means {
-                continue;
-            }
-            let shift = shift(work.outlets[which % wide].device);
-            let (first, last) = (seen.first >> shift, (seen.end - 1) >> shift);
-            buckets[which] = Some(Buckets { at: used, first, shift });
-            used += (last - first) as usize + 1;
-            if means == Means::Register {
-                floor += seen.crowd.pieces as usize;
-            }
-        }
-    }
-    if used == 0 {
-        return Parts::default();
-    }
-    let bucket = |item: &Item| match buckets.get(crowd_of(item)) {
-        Some(Some(b)) if item.outlet != HOST => b.at + ((item.offset >> b.shift) - b.first) as usize,
-        _ => used,
-    };
-    let shared = items.len() >= share::MANY && share::chunks(items.len()) * (used + 1) <= items.len();
-    let mut ends = match shared {
-        true => distribute_shared(&work.core, items, used + 1, bucket),
-        false => distribute(items, used + 1, bucket),
-    };
-    ends.pop();
-    ends.dedup();
-    ends.retain(|&end| end > 0);
-    Parts { ends, floor }
-}
-
-/// What there is of each file and device.
-fn look(work: &Work, items: &[Item], crowd_of: impl Fn(&Item) -> usize) -> Vec<Seen> {
-    let threads = work.core.batch_threads();
-    // Readers know one device, and only they leave the driver alone meanwhile.
-    let one = work.alike || items.iter().all(|i| i.outlet == items[0].outlet);
-    let (threads, beside) = (threads as u64, if one { Readers::most(threads) as u64 } else { 0 });
-    let mut all = Vec::with_capacity(work.sources.len() * work.outlets.len());
-    for _ in &work.sources {
-        for outlet in &work.outlets {
-            let crowd = Crowd { pieces: 0, bytes: 0, span: 0, part: 1 << shift(outlet.device), threads, beside };
-            all.push(Seen { crowd, first: u64::MAX, end: 0 });
-        }
-    }
-    if let Some(first) = items.first().filter(|i| work.alike && i.outlet != HOST) {
-        let seen = Mutex::new(&mut all[crowd_of(first)]);
-        share::share(&work.core, items.len(), |chunk| {
-            let some = &items[share::chunk(chunk, items.len())];
-            let of = some.iter().fold((0, u64::MAX, 0), |(bytes, first, end), i| {
-                let len = u64::from(i.len);
-                (bytes + len, u64::min(first, i.offset), u64::max(end, i.offset + len))
-            });
-            lock(&seen).add(some.len(), of);
-        });
-    } else {
-        for item in items.iter().filter(|i| i.outlet != HOST) {
-            let len = u64::from(item.len);
-            all[crowd_of(item)].add(1, (len, item.offset, item.offset + len));
-        }
-    }
-    for seen in &mut all {
-        seen.crowd.span = seen.end.saturating_sub(seen.first);
-    }
-    all
-}
-
-/// Whether pages of a file can be registered with a device.
-fn may_register(work: &Work, crowd: usize, wide: usize) -> bool {
-    let (file, to) = (&work.sources[crowd / wide].file, &work.outlets[crowd % wide]);
-    to.gathers() && to.device.abilities().pins && file.is_mappable() && !file.pins_refused.load(Relaxed)
-}
-
-/// Brings items into their buckets, in place; where each bucket ends. Within one they lie in any order.
-fn distribute<T>(items: &mut [T], buckets: usize, bucket: impl Fn(&T) -> usize) -> Vec<usize> {
-    let mut ends = vec![0; buckets];
-    items.iter().for_each(|item| ends[bucket(item)] += 1);
-    let mut next = Vec::with_capacity(buckets);
-    let mut before = 0;
-    for end in &mut ends {
-        next.push(before);
-        before += *end;
-        *end = before;
-    }
-    for here in 0..buckets {
-        while next[here] < ends[here] {
-            let to = bucket(&items[next[here]]);
-            if to != here {
-                items.swap(next[here], next[to]);
-            }
-            next[to] += 1;
-        }
-    }
-    ends
-}
-
-/// The same by all threads, into a vector of its own: every chunk of the items has its places in every bucket.
-fn distribute_shared<T: Copy + Send + Sync>(
-    core: &Core,
-    items: &mut Vec<T>,
-    buckets: usize,
-    bucket: impl Fn(&T) -> usize + Sync,
-) -> Vec<usize> {
-    let (n, chunks) = (items.len(), share::chunks(items.len()));
-    // How many of each chunk go to each bucket, and then where the next one of them goes.
-    let counts: Vec<Mutex<Vec<usize>>> = (0..chunks).map(|_| Mutex::default()).collect();
-    share::share(core, n, |chunk| {
-        let mut count = vec![0; buckets];
-        items[share::chunk(chunk, n)].iter().for_each(|item| count[bucket(item)] += 1);
-        *lock(&counts[chunk]) = count;
-    });
-    let mut places: Vec<Vec<usize>> = counts.iter().map(|count| std::mem::take(&mut *lock(count))).collect();
-    let mut ends = Vec::with_capacity(buckets);
-    let mut end = 0;
-    for bucket in 0..buckets {
-        for place in &mut places {
-            end += std::mem::replace(&mut place[bucket], end);
-        }
-        ends.push(end);
-    }
-    let places: Vec<Mutex<Vec<usize>>> = places.into_iter().map(Mutex::new).collect();
-    let mut sorted = Vec::with_capacity(n);
-    let room = Room::of(&mut sorted);
-    share::share(core, n, |chunk| {
-        let mut next = lock(&places[chunk]);
-        for item in &items[share::chunk(chunk, n)] {
-            let place = &mut next[bucket(item)];
-            // SAFETY: the places of a chunk in a bucket are its own, as many as it counted; the vector waits.
-            unsafe { room.put(*place, *item) };
-            *place += 1;
-        }
-    });
-    // SAFETY: every item has filled one of as many places.
-    unsafe { sorted.set_len(n) };
-    *items = sorted;
-    ends
+/// A list that is being written: of one or several parts.
+struct Open {
+    pen: Pen,
+    page: Option<Page>,
+    entries: usize,
+    bytes: u64,
+    /// Whose items stand in the page.
+    parts: Vec<Range<usize>>,
+    begun: Instant,
 }
 
 /// What was registered, and is under way.
 pub(crate) struct Registered {
     work: Arc<Work>,
     /// One an outlet.
-    pens: Vec<Option<Pen>>,
+    opens: Vec<Option<Open>>,
     pins: Vec<(&'static dyn Device, Pin, Arc<Mapping>)>,
     bytes: u64,
     /// What could not be.
@@ -248,8 +59,8 @@ pub(crate) struct Registered {
 /// Takes parts from the front until those meet who copy from the back, and is host to the readers among them.
 pub(crate) fn gather(copies: &Copies, parts: &Parts, readers: Option<&Readers>) -> Registered {
     let work = &copies.work;
-    let pens = work.outlets.iter().map(|_| None).collect();
-    let mut all = Registered { work: Arc::clone(work), pens, pins: Vec::new(), bytes: 0, missed: Vec::new() };
+    let opens = work.outlets.iter().map(|_| None).collect();
+    let mut all = Registered { work: Arc::clone(work), opens, pins: Vec::new(), bytes: 0, missed: Vec::new() };
     // Of the part before: its file and device, and the mapping; none if it failed. What failed once is not tried again.
     let (mut last, mut mapping) = (None, None);
     let mut taken = 0;
@@ -263,19 +74,21 @@ pub(crate) fn gather(copies: &Copies, parts: &Parts, readers: Option<&Readers>) 
         }
         let Some(range) = copies.frontier.front(end) else { break };
         taken = range.end;
-        let some = &copies.items[range];
-        let whose = (some[0].source, some[0].outlet);
-        if last.replace(whose) != Some(whose) {
-            mapping = map(work, whose.0);
+        let Item { source, outlet, .. } = copies.items[range.start];
+        if last.replace((source, outlet)) != Some((source, outlet)) {
+            mapping = map(work, source);
         }
-        let begun = Instant::now();
-        match mapping.as_ref().and_then(|mapping| all.part(mapping, some, readers)) {
-            Some(bytes) => work.core.stats().piece(&work.watch, Route::Gather, Reason::CachedLarge, 0, bytes, begun),
-            None => {
-                all.missed.extend_from_slice(some);
-                mapping = None;
-            }
+        let pinned = mapping.as_ref().and_then(|mapping| all.pin(mapping, &copies.items[range.clone()]));
+        let good = match pinned {
+            Some((start, view)) => all.list(&copies.items, range, start, view, readers),
+            None => all.miss(&copies.items[range]),
+        };
+        if !good {
+            mapping = None;
         }
+    }
+    for which in 0..all.opens.len() {
+        all.send(which, &copies.items);
     }
     all
 }
@@ -293,33 +106,117 @@ impl Registered {
         self.missed.is_empty() && self.bytes <= self.work.core.pins.most()
     }
 
-    /// Registers and launches a part; how many bytes.
-    fn part(&mut self, mapping: &Arc<Mapping>, some: &[Item], readers: Option<&Readers>) -> Option<u64> {
-        let work = &self.work;
-        let which = some.first()?.outlet as usize;
-        if self.bytes > work.core.pins.most() {
+    /// Registers a part: where it begins in the file, and where the device sees it.
+    fn pin(&mut self, mapping: &Arc<Mapping>, some: &[Item]) -> Option<(u64, u64)> {
+        if self.bytes > self.work.core.pins.most() {
             return None;
         }
-        let (start, pin) = pin(work, mapping, some)?;
-        let device = work.outlets[which].device;
+        let (start, pin) = pin(&self.work, mapping, some)?;
+        let device = self.work.outlets[some.first()?.outlet as usize].device;
         let view = device.view_pin(&pin);
         self.bytes += pin.len as u64;
         self.pins.push((device, pin, Arc::clone(mapping)));
-        let pen = self.pens[which].get_or_insert_with(|| Pen::new(&work.outlets[which]));
-        list(pen, some, start, view.ok()?, readers)
+        Some((start, view.ok()?))
+    }
+
+    /// Lists the items of a part that is registered; false if they, or others before them, are missed.
+    fn list(&mut self, items: &[Item], range: Range<usize>, start: u64, view: u64, readers: Option<&Readers>) -> bool {
+        let mut rest = &items[range.clone()];
+        while let Some(first) = rest.first() {
+            let which = first.outlet as usize;
+            // Who may have to wait for a block holds none.
+            if self.opens[which].as_ref().is_none_or(|open| open.page.is_none()) {
+                (0..self.opens.len()).for_each(|other| _ = self.send(other, items));
+            }
+            let open = self.opens[which].get_or_insert_with(|| Open::new(&self.work.outlets[which]));
+            if !open.has_page(readers) {
+                return self.miss(&items[range]);
+            }
+            open.parts.push(range.clone());
+            let (few, behind) = rest.split_at(rest.len().min(ENTRIES - open.entries));
+            open.list(few, start, view);
+            rest = behind;
+            if open.entries == ENTRIES && !self.send(which, items) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn miss(&mut self, some: &[Item]) -> bool {
+        self.missed.extend_from_slice(some);
+        false
+    }
+
+    /// Sends the list towards an outlet, if there is one; false if that failed: its parts are missed.
+    fn send(&mut self, which: usize, items: &[Item]) -> bool {
+        let Some(open) = &mut self.opens[which] else { return true };
+        let Some(page) = open.page.take() else { return true };
+        let (parts, bytes) = (std::mem::take(&mut open.parts), std::mem::take(&mut open.bytes));
+        open.entries = 0;
+        match open.pen.send(page) {
+            Ok(()) => {
+                let stats = self.work.core.stats();
+                stats.piece(&self.work.watch, Route::Gather, Reason::CachedLarge, 0, bytes, open.begun);
+                true
+            }
+            Err(_) => {
+                parts.into_iter().for_each(|part| self.missed.extend_from_slice(&items[part]));
+                false
+            }
+        }
     }
 
     /// Waits for what is under way; the items that could not be registered.
     pub(crate) fn finish(mut self) -> Vec<Item> {
-        std::mem::take(&mut self.pens).into_iter().flatten().for_each(Pen::finish);
+        std::mem::take(&mut self.opens).into_iter().flatten().for_each(|open| open.pen.finish());
         std::mem::take(&mut self.missed)
+    }
+}
+
+impl Open {
+    fn new(outlet: &Arc<Outlet>) -> Open {
+        let parts = Vec::new();
+        Open { pen: Pen::new(outlet), page: None, entries: 0, bytes: 0, parts, begun: Instant::now() }
+    }
+
+    /// Whether there is a page to write in, an empty one if need be.
+    fn has_page(&mut self, readers: Option<&Readers>) -> bool {
+        if self.page.is_some() {
+            return true;
+        }
+        let outlet = &self.pen.outlet;
+        let Ok(block) = readers.map_or_else(|| outlet.staging.take(), Readers::block) else { return false };
+        let page = Page::new(outlet, block);
+        // Memory that a kernel cannot read holds no list.
+        if !page.gathers() {
+            outlet.staging.give_back(page.into_block());
+            return false;
+        }
+        self.page = Some(page);
+        self.begun = Instant::now();
+        true
+    }
+
+    /// Adds items of a part that begins at `start` in the file and is seen at `view`.
+    fn list(&mut self, items: &[Item], start: u64, view: u64) {
+        let Some(page) = &mut self.page else { return };
+        for item in items {
+            page.list(view + (item.offset - start), item.to, u64::from(item.len));
+            self.bytes += u64::from(item.len);
+        }
+        self.entries += items.len();
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // After a panic pens are here still: a kernel may be reading the pages.
-        self.pens.clear();
+        // After a panic they are here still: a kernel may be reading the pages.
+        for open in self.opens.drain(..).flatten() {
+            if let Some(page) = open.page {
+                open.pen.outlet.staging.give_back(page.into_block());
+            }
+        }
         let core = &self.work.core;
         let any = !self.pins.is_empty();
         for (device, pin, mapping) in self.pins.drain(..) {
@@ -355,56 +252,6 @@ fn pin(work: &Work, mapping: &Mapping, some: &[Item]) -> Option<(u64, Pin)> {
                 work.sources[some.first()?.source as usize].file.pins_refused.store(true, Relaxed);
             }
             None
-        }
-    }
-}
-
-/// Queues the items; how many bytes.
-fn list(pen: &mut Pen, some: &[Item], start: u64, view: u64, readers: Option<&Readers>) -> Option<u64> {
-    let mut bytes = 0;
-    for few in some.chunks(ENTRIES) {
-        let block = readers.map_or_else(|| pen.outlet.staging.take(), Readers::block);
-        let mut page = Page::new(&pen.outlet, block.ok()?);
-        if !page.gathers() {
-            pen.outlet.staging.give_back(page.into_block());
-            return None;
-        }
-        for item in few {
-            page.list(view + (item.offset - start), item.to, u64::from(item.len));
-            bytes += u64::from(item.len);
-        }
-        pen.send(page).ok()?;
-    }
-    Some(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Settings;
-    use crate::kernel::Linux;
-
-    #[test]
-    fn items_come_into_their_buckets_and_none_is_lost() {
-        let core = Core::new(Settings { batch_threads: 4, ..Settings::default() }, &Linux);
-        let one: &dyn Fn(&mut Vec<usize>, usize) -> Vec<usize> = &|items, n| distribute(items, n, |i| i % n);
-        let all: &dyn Fn(&mut Vec<usize>, usize) -> Vec<usize> =
-            &|items, n| distribute_shared(&core, items, n, |i| i % n);
-        let few = [(0usize, 1usize), (1, 3), (1000, 1), (1000, 7), (5, 100)].map(|(n, buckets)| (n, buckets, one));
-        let many = [(0, 1), (share::MANY, 7), (10 * share::MANY + 5, 100)].map(|(n, buckets)| (n, buckets, all));
-        for (n, buckets, distribute) in few.into_iter().chain(many) {
-            let mut items: Vec<usize> = (0..n).map(|i| i * 7919 % 10_007).collect();
-            let mut sorted = items.clone();
-            let ends = distribute(&mut items, buckets);
-            let mut start = 0;
-            for (bucket, &end) in ends.iter().enumerate() {
-                assert!(items[start..end].iter().all(|i| i % buckets == bucket));
-                start = end;
-            }
-            assert_eq!(start, n);
-            items.sort_unstable();
-            sorted.sort_unstable();
-            assert_eq!(items, sorted);
         }
     }
 }
