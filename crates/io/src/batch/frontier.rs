@@ -53,8 +53,13 @@ impl Frontier {
 
     /// Whether nothing is left that may be taken from the back.
     pub(crate) fn is_met(&self) -> bool {
+        self.left() == 0
+    }
+
+    /// How many may be taken from the back.
+    pub(crate) fn left(&self) -> u32 {
         let (low, high) = apart(self.ends.load(Relaxed));
-        low.max(self.floor) >= high
+        high.saturating_sub(low.max(self.floor))
     }
 
     /// Takes up to `most` from the back; `None` if nothing is left above the floor.
@@ -81,7 +86,7 @@ mod tests {
     #[test]
     fn both_ends_meet() {
         let frontier = Frontier::new(10, 0);
-        assert_eq!(frontier.front(3), Some(0..3));
+        assert_eq!((frontier.front(3), frontier.left()), (Some(0..3), 7));
         assert_eq!(frontier.front(3), None);
         assert_eq!(frontier.back(4), Some(6..10));
         assert_eq!(frontier.front(9), Some(3..6));
@@ -92,7 +97,9 @@ mod tests {
     #[test]
     fn nobody_copies_below_the_floor() {
         let frontier = Frontier::new(10, 7);
+        assert_eq!((frontier.left(), frontier.is_met()), (3, false));
         assert_eq!((frontier.back(8), frontier.back(8)), (Some(7..10), None));
+        assert!(frontier.is_met());
         assert_eq!(frontier.front(100), Some(0..7));
         let passed = Frontier::new(10, 3);
         assert_eq!(passed.front(5), Some(0..5));

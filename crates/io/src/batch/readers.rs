@@ -234,7 +234,7 @@ impl Readers {
         let Some(reader) = self.exchange.enter() else { return };
         let mut files = Files::new(self);
         let mut sheet: Option<Sheet> = None;
-        while let Some(range) = self.copies.frontier.back(STEP) {
+        while let Some(range) = self.copies.frontier.back(self.step()) {
             for at in range {
                 let fd = files.get(self.copies.items[at].source);
                 let read = fd.is_some_and(|fd| self.one(&reader, &mut sheet, fd, at));
@@ -246,6 +246,14 @@ impl Readers {
         if let Some(sheet) = sheet {
             reader.hand_in(sheet);
         }
+    }
+
+    /// Items that a reader takes at once: many while many are left, so that readers are in different parts of the file.
+    /// Two in one part meet in the same folios, each of whose counters is one word; and one alone finds there in its
+    /// caches what it needed for the piece before.
+    fn step(&self) -> u32 {
+        let threads = u32::try_from(self.copies.work.core.batch_threads()).unwrap_or(u32::MAX);
+        (self.copies.frontier.left() / threads.saturating_mul(4)).clamp(STEP, 16 * STEP)
     }
 
     /// Reads an item into a page; false if there is none to be had.
