@@ -334,7 +334,7 @@ impl Job {
             let block = match (wanted, first) {
                 (false, _) => None,
                 (true, true) => Some(self.staging.take()),
-                (true, false) => self.staging.try_take().transpose(),
+                (true, false) => self.staging.try_take_warm().transpose(),
             };
             let Some(block) = block else { break };
             let block = block.map_err(|e| Error::device(e, "read", self.offset, self.len))?;
