@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use spinio_io::settings::Cache;
 use spinio_io::stats::{Gauge, Line};
 use spinio_io::{Runtime, Settings};
-use spinio_plan::readahead::{BEGIN, STEP};
+use spinio_plan::readahead::{BEGIN, FURTHER, STEP};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice};
@@ -21,6 +21,7 @@ const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 const SIZE: u64 = 96 * MIB;
 const BLOCK: usize = 32 << 10;
+const NARROW: u64 = 128 << 10;
 
 struct Subject {
     _place: Place,
@@ -33,7 +34,28 @@ struct Subject {
 impl Subject {
     /// A file that is on storage only; `None`, told, where its pages cannot be made to leave.
     fn new() -> Option<Subject> {
-        let place = place::on("tree").unwrap();
+        Subject::at(place::on("tree").unwrap())
+    }
+
+    /// One on a disk whose window is the kernel's usual one.
+    fn behind_a_narrow_window() -> Option<Subject> {
+        let place = match place::small("ext4", SIZE + SIZE / 4) {
+            Ok(place) => place,
+            Err(why) => {
+                println!("skipped: {why}");
+                return None;
+            }
+        };
+        let dev = std::fs::metadata(place.path()).unwrap().dev();
+        let disk = format!("/sys/dev/block/{}:{}/queue/read_ahead_kb", libc::major(dev), libc::minor(dev));
+        if let Err(e) = std::fs::write(&disk, (NARROW >> 10).to_string()) {
+            println!("skipped: {disk}: {e}");
+            return None;
+        }
+        Subject::at(place)
+    }
+
+    fn at(place: Place) -> Option<Subject> {
         let path = place.file("subject");
         let file = file::written(&path, SIZE);
         file::evict(&file);
@@ -344,6 +366,107 @@ fn a_cold_stream_hears_what_the_kernel_says() {
     assert!(got == block && subject.buffer.part(0..got).iter().all(|b| *b == 7), "bytes of the file that went");
     let got = next(9 * MIB - 5000).unwrap();
     assert_eq!(got, 5000, "the other file ends there");
+}
+
+#[test]
+fn a_cold_stream_leads_the_kernel_no_further_than_it_may() {
+    for block in [4 << 10, 16 << 10, 128 << 10, 512 << 10] {
+        let Some(subject) = Subject::behind_a_narrow_window() else { return };
+        let kernel = FaultyKernel::new();
+        let runtime = Runtime::with_kernel(settings(), kernel);
+        let touches = || kernel.calls(Call::Touch);
+        // Known from the first look on, however late keepers come.
+        let bound = subject.bound(&runtime, 512);
+        let stop = 40 * MIB;
+        subject.stream(&runtime, 0, stop, block);
+        let led = touches();
+        // The kernel's window is as wide as a request where that is wider, and then it needs nobody.
+        let window = NARROW.max(block as u64);
+        assert!(led > 0 || window >= FURTHER, "reads of {block} bytes do not lead the kernel");
+        // It stops here, and the file stays open.
+        let most = (FURTHER + 2 * window) / PAGE;
+        let left = subject.cached(stop..SIZE).unwrap();
+        assert!(left <= most, "reads of {block} bytes leave {left} pages in front of them, not {most}");
+        subject.stream(&runtime, stop, SIZE, block);
+        assert!(touches() > led || window >= FURTHER);
+        in_a_while("what was led on to is dropped with the rest", || subject.cached(0..SIZE).unwrap() <= bound);
+        in_a_while("the set is full and not fuller", || runtime.stats().gauge(Gauge::ReadAheadPages).0 == 512);
+    }
+}
+
+#[test]
+fn a_stream_at_the_descriptors_own_offset_leads_too_and_a_jump_is_noticed() {
+    let Some(subject) = Subject::behind_a_narrow_window() else { return };
+    let kernel = FaultyKernel::new();
+    let runtime = Runtime::with_kernel(settings(), kernel);
+    let fd = subject.file.as_raw_fd();
+    let bound = subject.bound(&runtime, 512);
+    for (from, len) in [(0, 6 * MIB), (64 * MIB, 4 * MIB), (20 * MIB + 77, 4 * MIB)] {
+        let before = kernel.calls(Call::Touch);
+        linux::lseek(fd, from as i64, 0).unwrap();
+        let mut at = from;
+        while at < from + len {
+            let got = runtime.read(fd, None, subject.buffer.target(0), 50_000).unwrap();
+            assert!(subject.buffer.part(0..got) == file::bytes(at, got, 0), "other bytes than the file's at {at}");
+            at += got as u64;
+        }
+        assert!(kernel.calls(Call::Touch) > before, "from {from} on");
+    }
+    // Behind each of the three: the window that the kernel has under way, and what it was led on to.
+    let most = (3 * (FURTHER + 2 * NARROW)) / PAGE + bound + 2 * BEGIN / PAGE;
+    in_a_while("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= most);
+}
+
+#[test]
+fn who_reads_backwards_or_at_random_or_has_no_set_leads_nobody() {
+    let Some(subject) = Subject::behind_a_narrow_window() else { return };
+    let fd = subject.file.as_raw_fd();
+    let touches_of = |settings: Settings, advice, backwards: bool| {
+        file::evict(&subject.file);
+        spinio_io::note_advice(fd, advice);
+        let kernel = FaultyKernel::new();
+        let runtime = Runtime::with_kernel(settings, kernel);
+        runtime.storage(fd).unwrap();
+        match backwards {
+            true => (0..256).rev().for_each(|i| subject.stream(&runtime, i << 16, (i + 1) << 16, 64 << 10)),
+            false => subject.stream(&runtime, 0, 16 * MIB, BLOCK),
+        }
+        kernel.calls(Call::Touch)
+    };
+    assert!(touches_of(settings(), Advice::Normal, false) > 0);
+    assert!(touches_of(settings(), Advice::Sequential, false) > 0);
+    assert_eq!(touches_of(settings(), Advice::Random, false), 0);
+    assert_eq!(touches_of(settings(), Advice::Normal, true), 0);
+    for cache in [Cache::Keep, Cache::Drop] {
+        assert_eq!(touches_of(Settings { cache, ..settings() }, Advice::Normal, false), 0, "{cache:?}");
+    }
+    assert_eq!(touches_of(Settings { cache_pages: 16, ..settings() }, Advice::Normal, false), 0, "no room in the set");
+    // Advice in the middle of a stream counts at once.
+    file::evict(&subject.file);
+    spinio_io::note_advice(fd, Advice::Normal);
+    let kernel = FaultyKernel::new();
+    let runtime = Runtime::with_kernel(settings(), kernel);
+    runtime.storage(fd).unwrap();
+    subject.stream(&runtime, 0, 8 * MIB, BLOCK);
+    let led = kernel.calls(Call::Touch);
+    assert!(led > 0);
+    spinio_io::note_advice(fd, Advice::Random);
+    subject.stream(&runtime, 8 * MIB, 16 * MIB, BLOCK);
+    assert_eq!(kernel.calls(Call::Touch), led);
+}
+
+#[test]
+fn a_kernel_that_will_not_be_led_is_read_as_ever() {
+    let Some(subject) = Subject::behind_a_narrow_window() else { return };
+    for errno in [Errno::OPNOTSUPP, Errno::AGAIN, Errno::IO] {
+        file::evict(&subject.file);
+        let kernel = FaultyKernel::new();
+        kernel.always(Call::Touch, Effect::Fail(errno));
+        let runtime = Runtime::with_kernel(settings(), kernel);
+        runtime.storage(subject.file.as_raw_fd()).unwrap();
+        subject.stream(&runtime, 0, 16 * MIB, BLOCK);
+        assert!(kernel.calls(Call::Touch) > 0);
+    }
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub enum Call {
     /// Anything asked of sysfs or procfs by path.
     Sysfs,
     Advise,
+    /// A mark of the kernel's read-ahead.
+    Touch,
     /// News of watched files, and how to get them.
     Notify,
     Stat,
@@ -296,6 +298,11 @@ impl Kernel for FaultyKernel {
     fn advise(&self, fd: Fd, offset: u64, len: u64, advice: Advice) -> Result<()> {
         self.pass(Call::Advise)?;
         Linux.advise(fd, offset, len, advice)
+    }
+
+    fn touch(&self, fd: Fd, offset: u64) -> Result<()> {
+        self.pass(Call::Touch)?;
+        Linux.touch(fd, offset)
     }
 
     fn notify(&self) -> Result<Fd> {

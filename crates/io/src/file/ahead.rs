@@ -22,6 +22,9 @@
 //! inotify to give; all others keep what was read, as after any read. DONTNEED is never said of a page that was
 //! resident before the reader came near it, and the kernel keeps pages that are mapped, dirty or in use.
 //!
+//! While a cold stream is read, the caller leads the kernel's read-ahead on (spinio_plan::readahead, further.rs), so that
+//! storage is busy while the device takes what has come.
+//!
 //! A stream through cached pages is asked about at one place in 512 KiB, every 8 MiB.
 //!
 //! Known flaws: inotify does not say who opened a file, so a second open by the program itself counts as somebody
@@ -34,7 +37,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use spinio_plan::readahead::{Ahead, Brought, CACHED_STEP, STEP, largest, lead};
+use spinio_plan::readahead::{Ahead, Brought, CACHED_STEP, FURTHER, STEP, largest, lead, marks, window};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd, FileKind, News, PAGE, Stat};
 
@@ -68,6 +71,8 @@ type Key = (u64, u64);
 /// The set of a runtime, and its watch over files.
 pub(crate) struct ReadAhead {
     cache: Cache,
+    /// Bytes that the kernel is led ahead of a reader: no more than the set may hold.
+    further: u64,
     set: Mutex<Brought<Key>>,
     /// The streams under way, the one that was looked at last at the end.
     ways: Mutex<Vec<Arc<Stream>>>,
@@ -108,10 +113,9 @@ impl Way {
     /// The stream has come to `at`.
     fn go_on(&mut self, core: &Core, fd: Fd, known: Option<&File>, at: u64, (size, widened): (u64, bool)) {
         let told = known.map(|file| file.geometry().read_ahead());
-        let window = told.unwrap_or(WINDOW);
         let end = known.map_or(size, |file| file.size.max(size)).next_multiple_of(PAGE as u64);
         let stream = &mut self.ahead;
-        self.lead = lead(window, widened, stream.step());
+        self.lead = lead(told.unwrap_or(WINDOW), widened, stream.step());
         self.passed.extend(stream.passed(at, self.lead));
         if let Some(range) = stream.to_ask(at, self.lead).filter(|range| range.start < end) {
             let range = range.start..range.end.min(end);
@@ -120,15 +124,23 @@ impl Way {
             stream.answered(range, absent);
         }
         core.streams.look_in(fd, stream.step(), largest(told.unwrap_or(0), widened));
+        // A wide window needs nobody.
+        if let Some(window) = told.map(|told| window(told, widened)).filter(|window| *window < core.ahead.further)
+            && stream.is_cold()
+        {
+            core.streams.lead(fd, at, window, stream.reach().min(end));
+        }
     }
 }
 
 impl ReadAhead {
     pub(crate) fn new(settings: &Settings) -> Arc<ReadAhead> {
         let pages = if settings.cache == Cache::Auto { settings.cache_pages } else { 0 };
+        let limit = pages.saturating_mul(PAGE as u64);
         Arc::new(ReadAhead {
             cache: settings.cache,
-            set: Mutex::new(Brought::new(pages.saturating_mul(PAGE as u64))),
+            further: FURTHER.min(limit),
+            set: Mutex::new(Brought::new(limit)),
             ways: Mutex::default(),
             notify: OnceLock::new(),
             watched: Mutex::default(),
@@ -169,6 +181,21 @@ impl ReadAhead {
                     Err(_) => core.ahead.leave_alone(core, key),
                 }
             });
+        }
+    }
+
+    /// Leads the kernel's read-ahead on, where that is due. What it brings was asked about, and so counts as ours.
+    pub(crate) fn lead_on(&self, core: &Core, fd: Fd) {
+        let Some((at, window, reach)) = core.streams.leads(fd) else { return };
+        let mut before = 0;
+        while let Ok(pages) = core.kernel.cachestat(fd, at, self.further)
+            && pages.cached > before
+            && let Some(places) = marks(at, pages.cached * PAGE as u64, window, self.further, reach)
+        {
+            before = pages.cached;
+            for place in places {
+                let _ = core.kernel.touch(fd, place);
+            }
         }
     }
 

@@ -8,6 +8,9 @@
 //! A stream that storage serves is *cold*: the kernel reads ahead of it, and its requests up to the read-ahead window are
 //! made with the one call that a host read makes (read/trickle.rs). The slot says up to which length.
 //!
+//! The slot also says when the kernel is to be led further ahead (spinio_plan::readahead, further.rs): every 128 KiB, as
+//! far as the last look has asked what is cached.
+//!
 //! A slot is a hint. Nobody locks it; threads that share a descriptor may garble it, a number may come to mean another
 //! file between two looks. Then a look comes early or late, or finds another file and begins anew.
 //!
@@ -16,7 +19,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use spinio_plan::readahead::{BEGIN, CACHED_STEP, STEP};
+use spinio_plan::readahead::{BEGIN, CACHED_STEP, STEP, STRIDE};
 use spinio_sys::linux::{Advice, Fd, Stat};
 
 use crate::settings::{Cache, Settings};
@@ -42,6 +45,11 @@ struct Slot {
     cold: AtomicU64,
     /// The longest for which read-ahead is the faster way by cost, as far as anybody knows.
     bound: AtomicU64,
+    /// How far the kernel may be led ahead, and its window; 0 if it is to be left alone.
+    reach: AtomicU64,
+    window: AtomicU64,
+    /// Where it is led on again.
+    lead: AtomicU64,
 }
 
 impl Slot {
@@ -50,6 +58,8 @@ impl Slot {
         self.left.store(left, Relaxed);
         self.cold.store(0, Relaxed);
         self.bound.store(u64::MAX, Relaxed);
+        self.reach.store(0, Relaxed);
+        self.lead.store(0, Relaxed);
     }
 }
 
@@ -116,9 +126,35 @@ impl Streams {
     pub(crate) fn look_in(&self, fd: Fd, step: u64, most: u64) {
         let slot = self.slot(fd);
         slot.cold.store(if step < CACHED_STEP { most.min(slot.bound.load(Relaxed)) } else { 0 }, Relaxed);
+        slot.reach.store(0, Relaxed);
         if step >= CACHED_STEP {
             slot.left.store(step, Relaxed);
         }
+    }
+
+    /// A look has seen where a cold stream stands, and that the kernel, which reads `window` bytes at a time, may be led on
+    /// as far as `reach`.
+    pub(crate) fn lead(&self, fd: Fd, at: u64, window: u64, reach: u64) {
+        let slot = self.slot(fd);
+        slot.next.store(at, Relaxed);
+        slot.window.store(window, Relaxed);
+        slot.reach.store(reach, Relaxed);
+    }
+
+    /// Where the stream stands, the kernel's window, and how far it may be led: if that is due now.
+    #[inline]
+    pub(crate) fn leads(&self, fd: Fd) -> Option<(u64, u64, u64)> {
+        let slot = self.slot(fd);
+        let reach = slot.reach.load(Relaxed);
+        if reach == 0 || slot.fd.load(Relaxed) != fd as u64 + 1 {
+            return None;
+        }
+        let at = slot.next.load(Relaxed);
+        if at < slot.lead.load(Relaxed) || at >= reach || ADVICE[fd as usize % SLOTS].load(Relaxed) & KINDS == RANDOM {
+            return None;
+        }
+        slot.lead.store(at + STRIDE, Relaxed);
+        Some((at, slot.window.load(Relaxed), reach))
     }
 
     /// A request of the stream has asked what storage and page cache cost: `most` is the longest that read-ahead serves
@@ -248,6 +284,33 @@ mod tests {
         assert!(!streams.follows(6, 7, 20), "it has jumped");
         streams.look_in(6, STEP, 1 << 19);
         assert!(streams.trickles(6, Some(20), 1 << 18), "and nothing is known of costs");
+    }
+
+    #[test]
+    fn the_kernel_is_led_on_every_so_often_and_only_where_somebody_has_looked() {
+        let streams = streams();
+        let (window, block) = (128 << 10, 32 << 10);
+        let led = |from: u64, blocks: u64| {
+            let starts = (0..blocks).map(|i| from + i * block);
+            starts.filter(|at| !streams.note(8, Some(*at), block as usize) && streams.leads(8).is_some()).count() as u64
+        };
+        assert!(!streams.note(8, Some(0), block as usize));
+        assert_eq!(led(block, 6), 0, "nobody has looked");
+        streams.look_in(8, STEP, 1 << 19);
+        streams.lead(8, 7 * block, window, 1 << 20);
+        assert_eq!(streams.leads(8), Some((7 * block, window, 1 << 20)));
+        assert_eq!(led(7 * block, 12), 12 * block / STRIDE);
+        assert_eq!(led(19 * block, 40), (1 << 20) / STRIDE - 5, "as far as somebody has looked");
+        streams.lead(8, 59 * block, window, 1 << 23);
+        assert!(streams.leads(8).is_some());
+        ADVICE[8].store(RANDOM, Relaxed);
+        assert_eq!(led(59 * block, 40), 0, "the program says that it reads at random");
+        ADVICE[8].store(0, Relaxed);
+        assert!(led(99 * block, 8) > 0);
+        assert_eq!(led(1 << 22, 20), 0, "it has jumped");
+        streams.lead(8, (1 << 22) + 20 * block, window, 1 << 23);
+        streams.look_in(8, CACHED_STEP, 1 << 19);
+        assert_eq!(led((1 << 22) + 20 * block, 20), 0, "it is cached");
     }
 
     #[test]

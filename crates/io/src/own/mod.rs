@@ -194,6 +194,10 @@ impl Kernel for Tables {
         self.on(fd, move |kernel, fd| kernel.advise(fd, offset, len, advice))
     }
 
+    fn touch(&self, fd: Fd, offset: u64) -> Result<()> {
+        self.on(fd, move |kernel, fd| kernel.touch(fd, offset))
+    }
+
     fn notify(&self) -> Result<Fd> {
         self.under.notify()
     }

@@ -63,12 +63,14 @@ pub(crate) fn read(core: &Arc<Core>, fd: Fd, at: Option<u64>, to: Target, len: u
     got
 }
 
-/// A read has gone through the program's descriptor, without a look at the file; every so often somebody looks.
+/// A read has gone through the program's descriptor, without a look at the file; every so often somebody looks, and where
+/// storage serves the stream the kernel is led on.
 fn passed(core: &Core, fd: Fd, at: Option<u64>, got: &Result<usize>) {
-    if let &Ok(got @ 1..) = got
-        && core.streams.note(fd, at, got)
-    {
-        core.ahead.look(core, fd, at.map(|at| at + got as u64));
+    if let &Ok(got @ 1..) = got {
+        if core.streams.note(fd, at, got) {
+            core.ahead.look(core, fd, at.map(|at| at + got as u64));
+        }
+        core.ahead.lead_on(core, fd);
     }
 }
 

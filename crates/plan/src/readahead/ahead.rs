@@ -89,6 +89,11 @@ impl Ahead {
         !self.asked.is_empty() && self.absent.is_empty()
     }
 
+    /// Where that ends of which residency was asked.
+    pub fn reach(&self) -> u64 {
+        self.asked.end
+    }
+
     /// Whether anything that was asked is absent.
     pub fn is_cold(&self) -> bool {
         !self.absent.is_empty()

@@ -1,4 +1,5 @@
 //! Read-ahead against models that keep every page.
 
+mod further;
 mod set;
 mod stream;
