@@ -34,8 +34,11 @@ const LAST: u64 = 8 << 20;
 /// Blocks that a request may have lent for this: what a helper fills while so much is registered. A request that is soon
 /// over has fewer, so that the ring need not grow for it.
 pub(crate) fn blocks(len: u64) -> usize {
-    (len / (64 << 20)).min(8) as usize
+    (len / (64 << 20)).min(6) as usize
 }
+
+/// What the ring may grow to for this: as many blocks again are on their way to the device.
+pub(crate) const RING: u64 = 12 * BLOCK as u64;
 
 /// Whether there is anything for a helper.
 pub(crate) fn is_worth(queue: &VecDeque<Piece>) -> bool {

@@ -321,20 +321,17 @@ impl Job {
     /// for storage is waited for.
     fn provide(self: &Arc<Self>) -> Result<(), Error> {
         loop {
-            let (first, wanted) = {
+            let (lent, direct, beside) = {
                 let queues = lock(&self.queues);
-                let direct = queues.direct_pieces(self.direct_piece);
-                let beside = if self.is_beside(&queues) { beside::blocks(self.len) } else { 0 };
                 let left = LENT - queues.lent.min(LENT);
-                (
-                    queues.lent == 0 && direct > 0,
-                    queues.empty.len() < (direct + beside.saturating_sub(queues.lent)).min(left),
-                )
+                let direct = queues.empty.len() < queues.direct_pieces(self.direct_piece).min(left);
+                (queues.lent, direct, queues.lent < beside::blocks(self.len) && self.is_beside(&queues))
             };
-            let block = match (wanted, first) {
-                (false, _) => None,
-                (true, true) => Some(self.staging.take()),
-                (true, false) => self.staging.try_take_warm().transpose(),
+            let block = match (direct, beside) {
+                (true, _) if lent == 0 => Some(self.staging.take()),
+                (true, _) => self.staging.try_take_warm().transpose(),
+                (false, true) => self.staging.try_take_within(beside::RING).transpose(),
+                (false, false) => None,
             };
             let Some(block) = block else { break };
             let block = block.map_err(|e| Error::device(e, "read", self.offset, self.len))?;

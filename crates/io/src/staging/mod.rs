@@ -227,6 +227,15 @@ impl Staging {
         self.try_take()
     }
 
+    /// The same, of a ring that is not to grow beyond so many bytes for this.
+    pub(crate) fn try_take_within(&self, bytes: u64) -> Result<Option<Block>, DeviceError> {
+        if self.total() < bytes {
+            return self.try_take_warm();
+        }
+        let mut pool = lock(&self.pool);
+        Ok(self.reclaim(&mut pool, LOOKED_AT).or_else(|| pool.free.pop()))
+    }
+
     /// Waits a little for a block to become free, whichever copy is done first.
     pub(crate) fn wait(&self) {
         let patience = Patience::new();
