@@ -207,25 +207,46 @@ static void *caller(void *arg) {
     return NULL;
 }
 
-/* How long calls of another thread take meanwhile. */
+/* What the other thread does meanwhile, so many bytes at a time with a pause behind each. */
+static const struct { const char *name; void (*what)(size_t, size_t, size_t); size_t piece; unsigned pause; } others[] = {
+    { "nothing", NULL, 0, 0 },
+    { "register 8 MiB at a time", take, 8 * MIB, 0 },
+    { "register 32 MiB at a time", take, 32 * MIB, 0 },
+    { "register 128 MiB at a time", take, 128 * MIB, 0 },
+    { "register 64 MiB at a time, 30 us between", take, 64 * MIB, 30 },
+    { "give back 64 MiB at a time", give_back, 64 * MIB, 0 },
+    { "give back 64 MiB at a time, 30 us between", give_back, 64 * MIB, 30 },
+    { "give back 8 MiB at a time", give_back, 8 * MIB, 0 },
+    { "give back 8 MiB at a time, 30 us between", give_back, 8 * MIB, 30 },
+};
+
+/* How long calls of a thread take beside another one. */
 static void calls(void) {
     static const char *const names[] = { "queue a copy of 2 MiB", "queue a copy of 64 KiB", "record an event", "ask an event" };
     for (int which = 0; which < 4; which++)
-        for (size_t piece = 0; piece <= 128 * MIB; piece = piece ? piece * 4 : 8 * MIB) {
+        for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
             pthread_t t;
+            size_t piece = others[i].piece;
             fresh();
+            if (others[i].what == give_back)
+                take(0, size, piece);
             stop = 0, asked.which = which;
             if (pthread_create(&t, NULL, caller, NULL))
                 die("pthread_create");
             usleep(30000);
-            if (piece)
-                take(0, size, piece);
+            double begun = now();
+            for (size_t at = 0; piece && at < size; at += piece) {
+                others[i].what(at, at + piece, piece);
+                if (others[i].pause)
+                    usleep(others[i].pause);
+            }
+            double took = now() - begun;
             stop = 1;
             pthread_join(t, NULL);
-            if (piece)
+            if (others[i].what == take)
                 give_back(0, size, piece);
-            printf("%s while another thread registers %3zu MiB at a time: %6zu calls, %5.1f us each, %5.0f us the longest\n",
-                   names[which], piece / MIB, asked.calls, asked.sum / asked.calls * 1e6, asked.most * 1e6);
+            printf("%-22s beside: %-42s %6zu calls, %6.1f us each, %6.0f us the longest; %5.1f ms\n", names[which], others[i].name,
+                   asked.calls, asked.sum / asked.calls * 1e6, asked.most * 1e6, took * 1e3);
             fflush(stdout);
         }
 }
