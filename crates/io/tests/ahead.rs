@@ -401,7 +401,7 @@ fn a_stream_at_the_descriptors_own_offset_leads_too_and_a_jump_is_noticed() {
     let runtime = Runtime::with_kernel(settings(), kernel);
     let fd = subject.file.as_raw_fd();
     let bound = subject.bound(&runtime, 512);
-    for (from, len) in [(0, 6 * MIB), (64 * MIB, 4 * MIB), (20 * MIB + 77, 4 * MIB)] {
+    for (from, len) in [(0, 8 * MIB), (64 * MIB, 8 * MIB), (20 * MIB + 77, 8 * MIB)] {
         let before = kernel.calls(Call::Touch);
         linux::lseek(fd, from as i64, 0).unwrap();
         let mut at = from;
@@ -418,7 +418,7 @@ fn a_stream_at_the_descriptors_own_offset_leads_too_and_a_jump_is_noticed() {
 }
 
 #[test]
-fn who_reads_backwards_or_at_random_or_has_no_set_leads_nobody() {
+fn who_reads_backwards_or_at_random_or_jumps_or_has_no_set_leads_nobody() {
     let Some(subject) = Subject::behind_a_narrow_window() else { return };
     let fd = subject.file.as_raw_fd();
     let touches_of = |settings: Settings, advice, backwards: bool| {
@@ -437,6 +437,16 @@ fn who_reads_backwards_or_at_random_or_has_no_set_leads_nobody() {
     assert!(touches_of(settings(), Advice::Sequential, false) > 0);
     assert_eq!(touches_of(settings(), Advice::Random, false), 0);
     assert_eq!(touches_of(settings(), Advice::Normal, true), 0);
+    // Who jumps before long would have the disk read in vain.
+    file::evict(&subject.file);
+    let kernel = FaultyKernel::new();
+    let runtime = Runtime::with_kernel(settings(), kernel);
+    runtime.storage(fd).unwrap();
+    for from in [64, 8, 32, 16, 48, 0].map(|at| at * MIB) {
+        subject.stream(&runtime, from, from + 2 * MIB, BLOCK);
+    }
+    assert_eq!(kernel.calls(Call::Touch), 0);
+    drop(runtime);
     for cache in [Cache::Keep, Cache::Drop] {
         assert_eq!(touches_of(Settings { cache, ..settings() }, Advice::Normal, false), 0, "{cache:?}");
     }

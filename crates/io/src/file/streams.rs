@@ -8,8 +8,8 @@
 //! A stream that storage serves is *cold*: the kernel reads ahead of it, and its requests up to the read-ahead window are
 //! made with the one call that a host read makes (read/trickle.rs). The slot says up to which length.
 //!
-//! The slot also says when the kernel is to be led further ahead (spinio_plan::readahead, further.rs): every 128 KiB, as
-//! far as the last look has asked what is cached.
+//! The slot also says when the kernel is to be led further ahead (spinio_plan::readahead, further.rs): after 4 MiB, every
+//! 128 KiB, as far as the last look has asked what is cached.
 //!
 //! A slot is a hint. Nobody locks it; threads that share a descriptor may garble it, a number may come to mean another
 //! file between two looks. Then a look comes early or late, or finds another file and begins anew.
@@ -19,7 +19,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use spinio_plan::readahead::{BEGIN, CACHED_STEP, STEP, STRIDE};
+use spinio_plan::readahead::{BEGIN, CACHED_STEP, PATIENCE, STEP, STRIDE};
 use spinio_sys::linux::{Advice, Fd, Stat};
 
 use crate::settings::{Cache, Settings};
@@ -53,13 +53,14 @@ struct Slot {
 }
 
 impl Slot {
-    fn begin(&self, fd: Fd, left: u64) {
+    /// A stream begins, and has come to `at`.
+    fn begin(&self, fd: Fd, left: u64, at: u64) {
         self.fd.store(fd as u64 + 1, Relaxed);
         self.left.store(left, Relaxed);
         self.cold.store(0, Relaxed);
         self.bound.store(u64::MAX, Relaxed);
         self.reach.store(0, Relaxed);
-        self.lead.store(0, Relaxed);
+        self.lead.store(at.saturating_add(PATIENCE), Relaxed);
     }
 }
 
@@ -88,9 +89,10 @@ impl Streams {
         // A read at the descriptor's own offset follows the last one, until a look says otherwise.
         let follows = known && at.is_none_or(|at| at == slot.next.load(Relaxed));
         let from = at.unwrap_or(if known { slot.next.load(Relaxed) } else { NOWHERE });
-        slot.next.store(from.saturating_add(got), Relaxed);
+        let next = from.saturating_add(got);
+        slot.next.store(next, Relaxed);
         if !follows {
-            slot.begin(fd, self.begin);
+            slot.begin(fd, self.begin, next);
             return false;
         }
         let left = slot.left.load(Relaxed);
@@ -107,7 +109,7 @@ impl Streams {
         let slot = self.slot(fd);
         let follows = slot.fd.load(Relaxed) == fd as u64 + 1 && slot.next.load(Relaxed) == at;
         if !follows {
-            slot.begin(fd, self.begin);
+            slot.begin(fd, self.begin, end);
         }
         slot.next.store(end, Relaxed);
         follows
@@ -136,7 +138,10 @@ impl Streams {
     /// as far as `reach`.
     pub(crate) fn lead(&self, fd: Fd, at: u64, window: u64, reach: u64) {
         let slot = self.slot(fd);
-        slot.next.store(at, Relaxed);
+        if slot.next.swap(at, Relaxed) != at {
+            // It goes by the descriptor's own offset, which nobody knew, or which has been moved.
+            slot.lead.store(at.saturating_add(PATIENCE), Relaxed);
+        }
         slot.window.store(window, Relaxed);
         slot.reach.store(reach, Relaxed);
     }
@@ -290,27 +295,48 @@ mod tests {
     fn the_kernel_is_led_on_every_so_often_and_only_where_somebody_has_looked() {
         let streams = streams();
         let (window, block) = (128 << 10, 32 << 10);
-        let led = |from: u64, blocks: u64| {
-            let starts = (0..blocks).map(|i| from + i * block);
+        let led = |from: u64, to: u64| {
+            let starts = (from..to).step_by(block as usize);
             starts.filter(|at| !streams.note(8, Some(*at), block as usize) && streams.leads(8).is_some()).count() as u64
         };
-        assert!(!streams.note(8, Some(0), block as usize));
-        assert_eq!(led(block, 6), 0, "nobody has looked");
+        let (at, reach) = (PATIENCE + STEP, PATIENCE + 2 * STEP);
+        assert_eq!(led(0, at), 0, "nobody has looked");
         streams.look_in(8, STEP, 1 << 19);
-        streams.lead(8, 7 * block, window, 1 << 20);
-        assert_eq!(streams.leads(8), Some((7 * block, window, 1 << 20)));
-        assert_eq!(led(7 * block, 12), 12 * block / STRIDE);
-        assert_eq!(led(19 * block, 40), (1 << 20) / STRIDE - 5, "as far as somebody has looked");
-        streams.lead(8, 59 * block, window, 1 << 23);
+        streams.lead(8, at, window, reach);
+        assert_eq!(streams.leads(8), Some((at, window, reach)));
+        assert_eq!(led(at, reach + STEP), STEP / STRIDE - 1, "as far as somebody has looked");
+        let at = reach + STEP;
+        streams.lead(8, at, window, u64::MAX);
         assert!(streams.leads(8).is_some());
         ADVICE[8].store(RANDOM, Relaxed);
-        assert_eq!(led(59 * block, 40), 0, "the program says that it reads at random");
+        assert_eq!(led(at, at + STEP), 0, "the program says that it reads at random");
         ADVICE[8].store(0, Relaxed);
-        assert!(led(99 * block, 8) > 0);
-        assert_eq!(led(1 << 22, 20), 0, "it has jumped");
-        streams.lead(8, (1 << 22) + 20 * block, window, 1 << 23);
+        assert!(led(at + STEP, at + 2 * STEP) > 0);
+        let at = 1 << 30;
+        assert_eq!(led(at, at + STEP), 0, "it has jumped");
+        streams.lead(8, at + STEP, window, u64::MAX);
+        assert_eq!(led(at + STEP, at + PATIENCE), 0, "and has not gone far since");
+        assert!(led(at + PATIENCE, at + PATIENCE + STEP) > 0);
         streams.look_in(8, CACHED_STEP, 1 << 19);
-        assert_eq!(led((1 << 22) + 20 * block, 20), 0, "it is cached");
+        assert_eq!(led(at + PATIENCE + STEP, at + PATIENCE + 2 * STEP), 0, "it is cached");
+    }
+
+    #[test]
+    fn a_stream_of_which_nobody_knows_where_it_began_is_led_from_the_look_on() {
+        let streams = streams();
+        assert!(!streams.note(9, None, 4096) && !streams.note(9, None, 4096));
+        streams.look_in(9, STEP, 1 << 19);
+        streams.lead(9, 1 << 30, 128 << 10, u64::MAX);
+        let read = || {
+            streams.note(9, None, 32 << 10);
+            streams.leads(9)
+        };
+        let until_led = || (1u64..).find(|_| read().is_some()).unwrap() * (32 << 10);
+        assert_eq!(until_led(), PATIENCE);
+        assert_eq!(until_led(), STRIDE);
+        // Somebody has moved the offset, and a look finds it elsewhere.
+        streams.lead(9, 1 << 20, 128 << 10, u64::MAX);
+        assert_eq!(until_led(), PATIENCE);
     }
 
     #[test]

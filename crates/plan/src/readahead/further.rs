@@ -24,6 +24,10 @@
 /// pages that SPIN may leave in the page cache.
 pub const FURTHER: u64 = 512 << 10;
 
+/// Bytes that a stream has to go before the kernel is led: where it ends or jumps, what was sent for in vain is an eighth of
+/// what it has read at most.
+pub const PATIENCE: u64 = 8 * FURTHER;
+
 /// Bytes that are read until the kernel is led on again.
 pub const STRIDE: u64 = 128 << 10;
 

@@ -37,7 +37,7 @@ mod further;
 
 pub use ahead::Ahead;
 pub use brought::Brought;
-pub use further::{FURTHER, STRIDE, marks};
+pub use further::{FURTHER, PATIENCE, STRIDE, marks};
 
 use crate::{Model, Route};
 
