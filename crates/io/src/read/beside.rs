@@ -50,7 +50,7 @@ pub(crate) fn cut(queue: &mut VecDeque<Piece>, base: u64) -> Option<Piece> {
     let back = queue.back().filter(|_| is_worth(queue))?;
     let end = base + back.offset + back.len;
     // Whole pages, so that the caller's last one is not in two hands.
-    let from = (end - BLOCK as u64).next_multiple_of(64 << 10).max(base + back.offset);
+    let from = end.saturating_sub(BLOCK as u64).next_multiple_of(64 << 10).max(base + back.offset);
     let piece = Piece {
         offset: from - base,
         len: end - from,
@@ -102,6 +102,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Windows are planned by several threads, so the end of the queue may be the start of the file.
+    #[test]
+    fn what_was_planned_last_may_be_the_start_of_the_file() {
+        let mut left = queue(&[(16 * MIB, 16 * MIB), (0, 3 * MIB + 4096)]);
+        let cuts: Vec<_> = std::iter::from_fn(|| cut(&mut left, 0)).map(|piece| (piece.offset, piece.len)).collect();
+        assert_eq!(cuts[..2], [(MIB + (64 << 10), 2 * MIB - (60 << 10)), (0, MIB + (64 << 10))]);
+        assert!(cuts[2..].iter().all(|&(offset, _)| offset >= 16 * MIB), "{cuts:?}");
     }
 
     fn meet(base: u64, lens: &[u64], front: u64) {
