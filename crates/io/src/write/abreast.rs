@@ -19,10 +19,14 @@
 //! Writes that go around the page cache by SPIN's own choice stay in order, since their program has not asked for that.
 //!
 //! Keepers write, through the program's very descriptor (`pidfd_getfd`); where a sandbox refuses that, the mates do, who see
-//! the program's table.
+//! the program's table. All of them may be busy, and mates even with waiting for the blocks that lie here: so what nobody
+//! has begun after a while the caller writes himself.
 //!
-//! Known flaw: on file systems that write no block in place (btrfs, xfs where blocks are shared) room can be lacking all the
-//! same.
+//! Known flaws:
+//! - On file systems that write no block in place (btrfs, xfs where blocks are shared) room can be lacking all the same; so it
+//!   can where blocks that lie behind the end of the file make up for its holes.
+//! - While a server (NFS, FUSE) does not answer, one write keeps up to six of the eight keepers waiting, and two keep all;
+//!   reads of other files then wait too.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -52,6 +56,9 @@ const ABREAST: usize = 6;
 /// How long the end of the shared descriptor is waited for.
 const PARTING: Duration = Duration::from_millis(20);
 
+/// How long somebody is waited for who begins a portion.
+const PATIENCE: Duration = Duration::from_millis(10);
+
 /// Who writes, and through which descriptor.
 struct Helpers<'a> {
     crew: &'a Crew,
@@ -62,36 +69,69 @@ struct Helpers<'a> {
     shared: Option<PrivateFd>,
 }
 
-/// What a helper says of a portion.
+/// How far a portion is.
 #[derive(Default)]
-struct Answer {
-    wrote: Mutex<Option<core::result::Result<usize, Errno>>>,
-    there: Condvar,
+enum State {
+    #[default]
+    Waits,
+    /// A helper writes it.
+    Begun,
+    Over(core::result::Result<usize, Errno>),
+    /// No helper will.
+    Withdrawn,
 }
 
-/// A portion that a helper writes, and its memory, which stays until he is done with it.
-struct UnderWay {
-    answer: Arc<Answer>,
-    from: usize,
-    begun: Instant,
-    portion: Gathered,
+/// What the caller and a helper tell each other about a portion.
+#[derive(Default)]
+struct Progress {
+    state: Mutex<State>,
+    changed: Condvar,
 }
 
-impl UnderWay {
-    fn wait(&self) -> core::result::Result<usize, Errno> {
-        let mut wrote = lock(&self.answer.wrote);
+impl Progress {
+    /// Whether a helper may begin it.
+    fn begin(&self) -> bool {
+        let mut state = lock(&self.state);
+        let waits = matches!(*state, State::Waits);
+        if waits {
+            *state = State::Begun;
+        }
+        waits
+    }
+
+    fn end(&self, wrote: core::result::Result<usize, Errno>) {
+        *lock(&self.state) = State::Over(wrote);
+        self.changed.notify_one();
+    }
+
+    /// What was written, if a helper begins it in such a time; `None`: none does any more.
+    fn wait(&self, patience: Duration) -> Option<core::result::Result<usize, Errno>> {
+        let waits = |state: &mut State| matches!(state, State::Waits);
+        let state = lock(&self.state);
+        let (mut state, _) =
+            self.changed.wait_timeout_while(state, patience, waits).unwrap_or_else(PoisonError::into_inner);
         loop {
-            match *wrote {
-                Some(wrote) => return wrote,
-                None => wrote = self.answer.there.wait(wrote).unwrap_or_else(PoisonError::into_inner),
+            match *state {
+                State::Waits => *state = State::Withdrawn,
+                State::Withdrawn => return None,
+                State::Over(wrote) => return Some(wrote),
+                State::Begun => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             }
         }
     }
 }
 
+/// A portion that a helper writes, and its memory, which stays until he is done with it.
+struct UnderWay {
+    progress: Arc<Progress>,
+    from: usize,
+    begun: Instant,
+    portion: Gathered,
+}
+
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        let _ = self.wait();
+        let _ = self.progress.wait(Duration::ZERO);
     }
 }
 
@@ -172,7 +212,7 @@ impl Write<'_> {
                 Ok(portion) => {
                     let from = copied;
                     copied += portion.len;
-                    let portion = UnderWay { answer: Arc::default(), from, begun, portion };
+                    let portion = UnderWay { progress: Arc::default(), from, begun, portion };
                     self.begin(helpers, hand, &portion);
                     under_way.push_back(portion);
                 }
@@ -195,11 +235,14 @@ impl Write<'_> {
 
     /// Waits for a portion, and adds what was written of it to the front if it goes on from there. Whether that was all of it.
     fn settle(&self, portion: &UnderWay, hand: Hand, done: &mut usize) -> Result<bool> {
-        let wrote = portion.wait();
         if portion.from != *done {
             return Ok(false);
         }
-        let wrote = wrote.map_err(|e| self.kernel_error(e, *done))?;
+        let at = self.at.map(|at| at + portion.from as u64);
+        let by_helper = portion.progress.wait(PATIENCE);
+        let wrote = by_helper
+            .unwrap_or_else(|| self.call(hand, &portion.portion.vectors, at))
+            .map_err(|e| self.kernel_error(e, *done))?;
         let why = reason(portion.portion.is_pinned(), hand.reason);
         self.core.stats().piece(&self.watch, hand.route, why, *done as u64, wrote as u64, portion.begun);
         *done += wrote;
@@ -215,15 +258,15 @@ impl Write<'_> {
         let file = helpers.file;
         let write = move || match file {
             Some(key) if !kernel.names(fd, key) => Err(Errno::BADF),
-            // SAFETY: the memory stays until there is an answer; host parts are the program's, for the kernel to judge.
+            // SAFETY: the memory stays until what was begun is over; host parts are the program's, for the kernel to judge.
             _ => unsafe { kernel.pwritev(route, fd, &vectors, at, 0) },
         };
-        let answer = Arc::clone(&portion.answer);
+        let progress = Arc::clone(&portion.progress);
         helpers.crew.start(move || {
-            // Whatever happens, somebody waits for an answer.
-            let wrote = catch_unwind(AssertUnwindSafe(write)).unwrap_or(Err(Errno::IO));
-            *lock(&answer.wrote) = Some(wrote);
-            answer.there.notify_one();
+            if progress.begin() {
+                // Whatever happens, somebody waits for an answer.
+                progress.end(catch_unwind(AssertUnwindSafe(write)).unwrap_or(Err(Errno::IO)));
+            }
         });
     }
 }

@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -33,10 +34,15 @@ fn open(path: &Path, flags: i32) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).custom_flags(flags).open(path).unwrap()
 }
 
-/// Version 1 on a device, one for all tests: a process has few.
-fn buffer() -> Buffer {
+/// One for all tests: a process has few.
+fn device() -> &'static Emulated {
     static DEVICE: OnceLock<&Emulated> = OnceLock::new();
-    let buffer = Buffer::new(DEVICE.get_or_init(|| emulated("size=512M")), SIZE);
+    DEVICE.get_or_init(|| emulated("size=512M"))
+}
+
+/// Version 1 on a device.
+fn buffer() -> Buffer {
+    let buffer = Buffer::new(device(), SIZE);
     buffer.put(0, &file::bytes(0, SIZE, 1));
     buffer
 }
@@ -270,4 +276,51 @@ fn nothing_is_open_when_the_call_has_returned() {
         in_a_while("the lock goes with the descriptor", || other.try_lock().is_ok());
         other.unlock().unwrap();
     }
+}
+
+/// A kernel that lets nobody read through the page cache before it is told to, and counts those who want to.
+#[derive(Default)]
+struct Shut {
+    open: Mutex<bool>,
+    news: Condvar,
+    waiting: AtomicUsize,
+}
+
+impl Kernel for Shut {
+    unsafe fn pread(&self, route: Route, fd: Fd, buf: *mut u8, len: usize, at: u64, flags: u32) -> Result<usize> {
+        if route == Route::Copy {
+            self.waiting.fetch_add(1, SeqCst);
+            drop(self.news.wait_while(self.open.lock().unwrap(), |open| !*open).unwrap());
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { Linux.pread(route, fd, buf, len, at, flags) }
+    }
+
+    fn share(&self, _: u32, _: Fd) -> Result<Fd> {
+        Err(Errno::PERM)
+    }
+}
+
+/// They may be busy with what ends only when the write gives its memory back.
+#[test]
+fn a_write_whose_helpers_are_busy_goes_on_without_them() {
+    let place = place::on("tree").unwrap();
+    let path = place.file("subject");
+    let (buffer, file) = (buffer(), file::written(&path, SIZE as u64));
+    let read = file::written(&place.file("read"), 8 << 20);
+    let kernel: &'static Shut = Box::leak(Box::default());
+    let runtime = Runtime::with_kernel(Settings { threads: 2, dma_min: u64::MAX, ..settings() }, kernel);
+    let to = Buffer::new(device(), 8 << 20);
+    let fd = open(&path, libc::O_DIRECT);
+    within("a long write whose helpers are busy", || {
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| runtime.read(read.as_raw_fd(), Some(0), to.target(0), 8 << 20).unwrap());
+            in_a_while("the only mate reads", || kernel.waiting.load(SeqCst) == 2);
+            assert_eq!(runtime.write(fd.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
+            *kernel.open.lock().unwrap() = true;
+            kernel.news.notify_all();
+            assert_eq!(reading.join().unwrap(), 8 << 20);
+        });
+    });
+    assert!(!left("without helpers", &file, SIZE));
 }
