@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::{Fd, FileKind};
+use spinio_sys::linux::{self, Fd, FileKind};
 
 use super::gather::Gathered;
 use super::later::shared;
@@ -144,7 +144,9 @@ impl Write<'_> {
             FileKind::Block => true,
             FileKind::Regular => {
                 let filled = self.stat.blocks.saturating_mul(512) >= self.stat.size;
-                filled && at + range.end as u64 <= self.stat.size
+                let end = at + range.end as u64;
+                // The signal of a limit is for the thread that makes the call.
+                filled && end <= self.stat.size.min(linux::file_size_limit())
             }
             FileKind::Stream => false,
         };

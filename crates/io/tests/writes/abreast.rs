@@ -324,3 +324,36 @@ fn a_write_whose_helpers_are_busy_goes_on_without_them() {
     });
     assert!(!left("without helpers", &file, SIZE));
 }
+
+/// The thread that a signal of the kernel's came to.
+static SIGNALLED: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn signalled(_: libc::c_int) {
+    SIGNALLED.store(linux::gettid() as usize, SeqCst);
+}
+
+#[test]
+fn the_signal_of_a_limit_comes_to_who_writes() {
+    const INSIDE: &str = "SPINIO_TEST_LIMITED";
+    if std::env::var_os(INSIDE).is_none() {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let child = child.args(["--exact", "abreast::the_signal_of_a_limit_comes_to_who_writes"]).env(INSIDE, "1");
+        let out = child.output().unwrap();
+        let said = String::from_utf8_lossy(&out.stdout);
+        return assert!(said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&out.stderr));
+    }
+    let place = place::on("tree").unwrap();
+    let path = place.file("subject");
+    drop(file::written(&path, SIZE as u64 + 4096));
+    let runtime = Runtime::new(settings());
+    let (buffer, fd) = (buffer(), open(&path, libc::O_DIRECT));
+    let limit = libc::rlimit { rlim_cur: 4096, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the handler only stores a number; the limit is a local.
+    unsafe {
+        assert_ne!(libc::signal(libc::SIGXFSZ, signalled as *const () as libc::sighandler_t), libc::SIG_ERR);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit), 0);
+    }
+    let wrote = runtime.write(fd.as_raw_fd(), Some(4096), buffer.target(0), SIZE);
+    assert_eq!(wrote.map_err(|e| e.kind.errno()), Err(Errno::FBIG));
+    assert_eq!(SIGNALLED.load(SeqCst), linux::gettid() as usize);
+}
