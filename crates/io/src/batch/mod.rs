@@ -205,7 +205,7 @@ impl Sorted {
                 if let Some(readers) = &readers {
                     readers.call_host();
                 }
-                missed.extend(panics.keep(|| storage.finish()).unwrap_or_default());
+                missed.extend(panics.keep(|| storage.finish(readers.as_deref())).unwrap_or_default());
             }
             if let (true, Some(copies)) = (panics.any(), &copies) {
                 copies.leave_the_rest();

@@ -135,6 +135,11 @@ impl Readers {
         }
     }
 
+    /// Whether their blocks are of this outlet's ring.
+    pub(crate) fn serves(&self, outlet: u16) -> bool {
+        outlet == self.outlet
+    }
+
     /// A block of the ring for the caller himself. His readers may have all the others, so he does not wait for it
     /// as others do: what they hand in meanwhile he sends.
     pub(crate) fn block(&self) -> Result<Block, DeviceError> {

@@ -39,6 +39,7 @@ use spinio_sys::linux::Ring;
 use crate::batch::gate::Gate;
 use crate::batch::outlet::{ENTRY, Page, Pen};
 use crate::batch::panics::Panics;
+use crate::batch::readers::Readers;
 use crate::batch::work::{CUT, Item, Work};
 use crate::core::KEEPERS;
 use crate::crew::Task;
@@ -168,11 +169,12 @@ impl Storage {
         }
     }
 
-    /// Hands out pages and sends what comes back, until all is done; what storage could not bring.
-    pub(crate) fn finish(self: &Arc<Self>) -> Vec<Item> {
+    /// Hands out pages and sends what comes back, until all is done; what storage could not bring. `readers`: who may have
+    /// blocks of the ring meanwhile.
+    pub(crate) fn finish(self: &Arc<Self>, readers: Option<&Readers>) -> Vec<Item> {
         let mut pages: Vec<Option<Page>> = self.loads.iter().map(|_| None).collect();
         let mut panics = Panics::default();
-        let missed = panics.keep(|| self.move_all(&mut pages));
+        let missed = panics.keep(|| self.move_all(&mut pages, readers));
         let not_begun = {
             let mut state = lock(&self.state);
             state.closed = true;
@@ -198,7 +200,7 @@ impl Storage {
     }
 
     /// The caller's part; the pages that are out lie in `pages`.
-    fn move_all(self: &Arc<Self>, pages: &mut [Option<Page>]) -> Vec<Item> {
+    fn move_all(self: &Arc<Self>, pages: &mut [Option<Page>], readers: Option<&Readers>) -> Vec<Item> {
         let mut pens: Vec<Option<Pen>> = self.work.outlets.iter().map(|_| None).collect();
         let mut missed = Vec::new();
         let (mut next, mut out, mut reads) = (0, 0, 0);
@@ -210,7 +212,7 @@ impl Storage {
             }
             let mut dry = false;
             while next < self.loads.len() && out < AHEAD && (reads < DEPTH as usize || self.is_short()) {
-                match self.page(next, out) {
+                match self.page(next, out, readers) {
                     Ok(Some(page)) => pages[next] = page,
                     Ok(None) => {
                         dry = true;
@@ -274,14 +276,18 @@ impl Storage {
     }
 
     /// A page for a load: `Ok(None)`: not now. The inner `None`: it needs none.
-    fn page(&self, load: usize, out: usize) -> Result<Option<Option<Page>>, ()> {
+    fn page(&self, load: usize, out: usize, readers: Option<&Readers>) -> Result<Option<Option<Page>>, ()> {
         let load = &self.loads[load];
         if load.room == 0 {
             return Ok(Some(None));
         }
         let outlet = &self.work.outlets[load.outlet as usize];
         let block = match outlet.staging.try_take_warm() {
-            Ok(None) if out == 0 => outlet.staging.take().map(Some),
+            Ok(None) if out == 0 => match readers.filter(|readers| readers.serves(load.outlet)) {
+                // It may be that nobody else sends what they have read.
+                Some(readers) => readers.block().map(Some),
+                None => outlet.staging.take().map(Some),
+            },
             other => other,
         };
         match block {

@@ -4,7 +4,9 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
+use spinio_device::ErrorKind;
 use spinio_io::kernel::{Kernel, Linux};
 use spinio_io::{Piece, Runtime, Settings};
 use spinio_plan::Route;
@@ -143,4 +145,88 @@ fn a_few_cached_pieces_hold_up_none_of_the_others() {
             assert_eq!(routes(&runtime), if fault.is_none() { told } else { untold }, "{cached} cached, {fault:?}");
         }
     }
+}
+
+/// Bytes of the pieces that readers take.
+const THEIRS: usize = 8192;
+
+/// A kernel under which mates are of no use, and that counts readers, who are slow.
+#[derive(Debug, Default)]
+struct Apart {
+    readers: AtomicU64,
+}
+
+impl Kernel for Apart {
+    unsafe fn pread(
+        &self,
+        route: Route,
+        fd: Fd,
+        buf: *mut u8,
+        len: usize,
+        offset: u64,
+        flags: u32,
+    ) -> Result<usize, Errno> {
+        if len == THEIRS {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { Linux.pread(route, fd, buf, len, offset, flags) }
+    }
+
+    fn have_one_table(&self, _: u32, _: u32) -> Result<bool, Errno> {
+        Ok(false)
+    }
+
+    fn share(&self, tid: u32, fd: Fd) -> Result<Fd, Errno> {
+        self.readers.fetch_add(1, SeqCst);
+        Linux.share(tid, fd)
+    }
+}
+
+/// While the caller waits for storage nobody else sends what readers have read.
+#[test]
+fn who_waits_for_storage_leaves_no_block_with_readers() {
+    const DENSE: u64 = 64 << 20;
+    const LONG: u64 = 256 << 20;
+    let inner = emulated("size=256M");
+    let place = place::on("tree").unwrap();
+    let absent = scattered(&place);
+    if file::cached_pages(&absent) != Some(0) {
+        return eprintln!("skipped: this file system keeps its pages");
+    }
+    let (dense, long) = (file::written(&place.file("dense"), DENSE), file::written(&place.file("long"), LONG));
+    // Of the first pieces nothing can be registered, and readers may not have them: they are busy with the others.
+    let crowds =
+        [(&dense, 600_000, 64, DENSE / 600_000), (&long, 8000, THEIRS as u64, LONG / 8000), (&absent, 500, LEN, STEP)];
+    let buffer = Buffer::new(inner, 112 << 20);
+    let mut to = buffer.addr().0;
+    let mut batch = Vec::new();
+    for (file, count, len, step) in crowds {
+        for i in 0..count {
+            batch.push(Piece { fd: file.as_raw_fd(), offset: i * step, len, address: to, ..Piece::default() });
+            to += len;
+        }
+    }
+    let kernel: &'static Apart = Box::leak(Box::default());
+    let device = FaultyDevice::before(inner);
+    device.fail(Operation::Pin, 1, u64::MAX, ErrorKind::PinRefused);
+    device.stall(Operation::Pin, 1, || kernel.readers.load(SeqCst) > 0);
+    let runtime = Runtime::with_kernel(Settings { staging: 4 << 20, batch_threads: 4, ..settings() }, kernel);
+    let done = through(device, &runtime, &buffer, &mut batch, "a batch");
+    assert_eq!((done.failed, done.bytes), (0, batch.iter().map(|p| p.len).sum()));
+    assert!(
+        kernel.readers.load(SeqCst) > 0 && routes(&runtime) == [Route::Copy, Route::Direct],
+        "{:?}",
+        runtime.stats()
+    );
+    let (seen, mut at) = (buffer.bytes(), 0);
+    for p in &batch {
+        let bytes = &seen[at..at + p.len as usize];
+        let hole = p.fd == absent.as_raw_fd() && !(p.offset / STEP).is_multiple_of(7);
+        let expected = if hole { vec![0; p.len as usize] } else { file::bytes(p.offset, p.len as usize, 0) };
+        assert!(bytes == expected, "{p:?}");
+        at += p.len as usize;
+    }
+    drop((runtime, buffer));
+    assert_nothing_lent(inner, 0);
 }
