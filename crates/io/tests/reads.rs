@@ -128,6 +128,28 @@ fn the_end_of_a_long_request_is_copied_while_its_front_is_registered() {
     assert_eq!(read(32 * MIB), (32 * MIB as u64, 0));
 }
 
+/// What a number means there, helpers do not know.
+#[test]
+fn a_long_request_of_a_thread_with_a_table_of_its_own_has_no_helpers() {
+    let bytes = contents(96 * MIB + 4321);
+    let (file, other) = (file(&bytes), file(&contents(96 * MIB)));
+    let runtime = Runtime::new(Settings { dma_min: 4 << 20, threads: 4, ..Settings::default() });
+    let buffer = Buffer::new(emulated("size=128M,pin_us=3000"), bytes.len());
+    let number = other.as_raw_fd();
+    let read = || runtime.read(number, Some(0), buffer.target(0), bytes.len()).unwrap();
+    assert_eq!(read(), 96 * MIB);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: from here on this thread alone has its table, in which the number is nobody else's.
+            assert!(unsafe { libc::unshare(libc::CLONE_FILES) == 0 && libc::dup2(file.as_raw_fd(), number) >= 0 });
+            assert_eq!(read(), bytes.len());
+        });
+    });
+    assert!(buffer.part(0..bytes.len()) == bytes[..], "other bytes than the file's");
+    let strayed = runtime.stats().lines.iter().any(|l| l.reason == Reason::FellBack && l.bytes > 0);
+    assert!(!strayed, "{:?}", runtime.stats());
+}
+
 #[test]
 fn a_long_request_that_helpers_copy_the_end_of_ends_where_the_file_does() {
     let mut bytes = contents(97 * MIB + 4321);

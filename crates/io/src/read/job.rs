@@ -44,6 +44,7 @@ use crate::file::{File, Mapping};
 use crate::interrupt::{interrupted, is_interrupted};
 use crate::lock::lock;
 use crate::model::{Expected, Known, TEACHES};
+use crate::own::is_own;
 use crate::read::beside;
 use crate::read::engine::{Hands, LONG};
 use crate::read::work::{Filled, P2P_PIECE, Piece, Queues, Who, Work};
@@ -117,6 +118,9 @@ pub(crate) struct Job {
     /// Something may have come up for the caller.
     news: AtomicBool,
     registered: AtomicU64,
+    /// Whether the descriptor means to mates what it means to the caller: a thread of the program may have left the table
+    /// that it had when they were made.
+    seen: bool,
     /// Whether somebody may copy beside the caller while he registers.
     beside: AtomicBool,
     /// The helpers that are at work.
@@ -138,9 +142,12 @@ impl Job {
         // What storage is asked for must begin and end with a page, wherever a partition begins.
         let whole = |s: &Stripe| (s.chunk | s.phase.unwrap_or(0)).is_multiple_of(linux::PAGE as u64);
         let stripe = request.file.geometry().stripe().filter(whole);
-        let beside = len > LONG && threads > 1 && request.staging.device().abilities().copies;
+        let shared = || request.core.mates().is_some_and(|mates| mates.shares_my_table() != Some(false));
+        let seen = is_own(request.fd) || shared();
+        let beside = seen && len > LONG && threads > 1 && request.staging.device().abilities().copies;
         Job {
             stripe,
+            seen,
             request,
             cold: AtomicBool::new(false),
             brought: Mutex::default(),
@@ -608,7 +615,8 @@ impl Job {
     pub(crate) fn call_helpers(self: &Arc<Self>) {
         self.call_keepers();
         // Callers that work side by side keep the processors busy by themselves.
-        let free = if self.core.requests() > self.core.threads() { 0 } else { self.core.threads() - 1 };
+        let crowded = self.core.requests() > self.core.threads();
+        let free = if crowded || !self.seen { 0 } else { self.core.threads() - 1 };
         let mates = (self.for_mates().div_ceil(self.copy_piece) as usize).saturating_sub(1).min(free);
         if mates > 0
             && let Some(crew) = self.core.mates()
