@@ -47,6 +47,7 @@ use crate::model::{Expected, Known, TEACHES};
 use crate::own::is_own;
 use crate::read::beside;
 use crate::read::engine::{Hands, LONG};
+use crate::read::populate::Populate;
 use crate::read::work::{Filled, P2P_PIECE, Piece, Queues, Who, Work};
 use crate::staging::{BLOCK, Block, Staging};
 use crate::stats::Watch;
@@ -121,6 +122,7 @@ pub(crate) struct Job {
     /// Whether the descriptor means to mates what it means to the caller: a thread of the program may have left the table
     /// that it had when they were made.
     seen: bool,
+    pub(crate) populate: Populate,
     /// Whether somebody may copy beside the caller while he registers.
     beside: AtomicBool,
     /// The helpers that are at work.
@@ -144,6 +146,7 @@ impl Job {
         let stripe = request.file.geometry().stripe().filter(whole);
         let shared = || request.core.mates().is_some_and(|mates| mates.shares_my_table() != Some(false));
         let seen = is_own(request.fd) || shared();
+        let populate = Populate::new(request.offset, len, LONG);
         let beside = seen && len > LONG && threads > 1 && request.staging.device().abilities().copies;
         Job {
             stripe,
@@ -161,6 +164,7 @@ impl Job {
             changed: Condvar::new(),
             news: AtomicBool::new(false),
             registered: AtomicU64::new(0),
+            populate,
             beside: AtomicBool::new(beside),
             gate: Gate::new(),
         }
@@ -256,11 +260,12 @@ impl Job {
         }
     }
 
-    /// Bytes that mates can copy or look at.
-    fn for_mates(&self) -> u64 {
+    /// How many mates would find something to copy, to look at or to make ready, beside the caller.
+    fn mates_wanted(&self) -> usize {
         let queues = lock(&self.queues);
         let windows = if self.may_survey() { queues.windows.iter().map(|w| w.1).sum() } else { 0 };
-        queues.cache.iter().map(|p| p.len).sum::<u64>() + windows
+        let bytes = queues.cache.iter().map(|p| p.len).sum::<u64>() + windows;
+        (bytes.div_ceil(self.copy_piece) as usize).saturating_sub(1).max(self.populate.mates(&queues.dma))
     }
 
     /// The next thing for `who` to do.
@@ -271,7 +276,9 @@ impl Job {
         }
         if who == Who::Beside {
             // He never waits for a block: when there is one he is called again.
-            if let Some(block) = queues.empty.pop() {
+            if self.beside.load(Relaxed)
+                && let Some(block) = queues.empty.pop()
+            {
                 if let Some(piece) = beside::cut(&mut queues.dma, self.offset) {
                     self.registered.fetch_add(piece.len, Relaxed);
                     return Some(Work::Fill(piece, block));
@@ -317,6 +324,11 @@ impl Job {
         {
             return Some(Work::Window(offset, len, again));
         }
+        if who == Who::Mate
+            && let Some(chunk) = self.populate.take(&queues.dma)
+        {
+            return Some(Work::Populate(chunk));
+        }
         if who == Who::Keeper {
             // It goes, and with the lock in hand, so that who finds something for it from now on calls it again.
             queues.keepers -= 1;
@@ -350,6 +362,14 @@ impl Job {
         self.call_keepers();
         self.call_beside();
         Ok(())
+    }
+
+    /// Filling page tables takes long: that is more worth to the caller than what is copied beside him.
+    pub(crate) fn fill_tables_ahead(self: &Arc<Self>) {
+        if self.core.threads() < 4 {
+            self.beside.store(false, Relaxed);
+        }
+        self.call_helpers();
     }
 
     /// Whether somebody may copy beside the caller now. Callers that work side by side keep the processors busy by themselves.
@@ -617,7 +637,7 @@ impl Job {
         // Callers that work side by side keep the processors busy by themselves.
         let crowded = self.core.requests() > self.core.threads();
         let free = if crowded || !self.seen { 0 } else { self.core.threads() - 1 };
-        let mates = (self.for_mates().div_ceil(self.copy_piece) as usize).saturating_sub(1).min(free);
+        let mates = self.mates_wanted().min(free);
         if mates > 0
             && let Some(crew) = self.core.mates()
         {

@@ -11,6 +11,7 @@
 //!   job.rs        one large read at work: its queues, its order on the device, its end
 //!   window.rs     residency ─> plan ─> segments, a window at a time
 //!   beside.rs     the end of a long request, copied while its front is registered
+//!   populate.rs   page tables filled ahead of who registers
 //!   work.rs       the pieces that callers, mates and keepers take
 //!   engine/       who moves a piece: cache (copy, store), dma, storage (direct, p2p)
 //! ```
@@ -22,6 +23,7 @@ mod engine;
 pub(crate) mod job;
 pub(crate) mod large;
 pub(crate) mod plain;
+mod populate;
 mod small;
 mod stored;
 mod trickle;

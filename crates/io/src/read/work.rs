@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use spinio_plan::{Reason, Route};
 
+use crate::read::populate::Chunk;
 use crate::staging::Block;
 
 /// Bytes of one P2P command at most.
@@ -54,6 +55,8 @@ pub(crate) enum Work {
     Fill(Piece, Block),
     /// Queue what such a helper read.
     Deliver(Filled),
+    /// Fill page tables ahead of the caller.
+    Populate(Chunk),
 }
 
 /// The queues of a job, and the blocks that helpers have in hand.

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   mapping ──populate──> page tables ──pin──> device reads the pages ──> pins.rs
-//!      several pieces under way: one is pinned while the others are read; by the caller, the driver pins one at a time
+//!      several pieces under way: one is pinned while the others are read; by the caller, the driver pins one at a time.
+//!      Page tables that take long are filled by mates, ahead of him
 //! ```
 //!
 //! A pin holds the pages that are in the page cache now. It serves this request alone
@@ -18,6 +19,8 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::PAGE;
 
 use super::{Hands, LONG, Pinned};
+use crate::file::Mapping;
+use crate::read::populate::Chunk;
 use crate::read::work::Piece;
 
 /// Pieces under way: enough that nobody waits for one before the last is registered, or nearly.
@@ -36,7 +39,7 @@ impl Hands<'_> {
         }
         let ptr = mapping.ptr.wrapping_add(first as usize);
         let device = self.job.device();
-        mapping.populate(from..from + piece.len);
+        self.fill_tables(&mapping, piece);
         let pins = &self.job.core.pins;
         pins.give_back_overlap(ptr, len);
         // SAFETY: the mapping lives until the pin is given back: `Pinned` and then `Pins` hold it.
@@ -85,6 +88,27 @@ impl Hands<'_> {
                 fall_back(self);
             }
         }
+    }
+
+    /// What mates have not filled of a piece.
+    fn fill_tables(&self, mapping: &Mapping, piece: Piece) {
+        let (begun, mut bytes) = (Instant::now(), 0);
+        for range in self.job.populate.missing(piece.offset..piece.offset + piece.len) {
+            bytes += range.end - range.start;
+            mapping.populate(self.job.offset + range.start..self.job.offset + range.end);
+        }
+        if self.job.populate.took(bytes, begun.elapsed()) {
+            self.job.fill_tables_ahead();
+        }
+    }
+
+    /// What a mate does ahead of that.
+    pub(super) fn populate(&mut self, chunk: &Chunk) {
+        if let Some(mapping) = self.job.mapping(self.who) {
+            let (from, to) = (chunk.range.start, chunk.range.end);
+            mapping.populate(self.job.offset + from..self.job.offset + to);
+        }
+        self.job.populate.filled(chunk);
     }
 
     /// Waits for the oldest pin, leaves it to be given back and tells the job.

@@ -72,6 +72,7 @@ impl<'a> Hands<'a> {
                 _ => self.copy_beside(piece, block),
             },
             Work::Deliver(filled) => self.deliver_filled(filled),
+            Work::Populate(chunk) => self.populate(&chunk),
         }
     }
 

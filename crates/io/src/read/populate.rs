@@ -1,0 +1,203 @@
+//! Page tables filled ahead of the thread that registers.
+//!
+//! ```text
+//!   request   ── given to the driver ──┬── being registered ──┬── filled ──┬─ being filled ─┬── queued ──>
+//!                                      │ caller, piece by piece            │ mates, a chunk each
+//! ```
+//!
+//! Before pages can be registered, the kernel has to put each of them into the page tables of the mapping. Where the page
+//! cache holds the file in large folios that is nothing, 1 to 4 ns a page. In folios of one page each it costs as much as
+//! registering: 80 to 200 ns. A file comes to lie in those when it is read at random, and even when it is read
+//! in sequence while one page in a hundred is there already. Registering is for one thread at a time (the driver's lock);
+//! filling page tables is not. So the caller looks how long the first pieces take him, and if that is long, helpers do it
+//! ahead of him, and he finds nothing left to do but the driver's part.
+//!
+//! It is advice. A chunk that nobody came to is filled by the caller, as is one that a mate has in hand; one whose file
+//! was cut short meanwhile stays empty, and registering it fails as it would have.
+//!
+//! Known flaw: where two segments meet within a chunk, whoever fills the first has the second pass for filled; the driver
+//! then fills it, under its lock.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use std::time::Duration;
+
+use spinio_sys::linux::PAGE;
+
+use crate::read::work::Piece;
+
+/// What a mate fills at a time, at a multiple of this in the file.
+pub(crate) const CHUNK: u64 = 16 << 20;
+
+/// More mates than this have nothing to win: together they are faster than the driver.
+const MATES: usize = 2;
+
+/// A page that takes the caller longer is worth a mate.
+const LONG: Duration = Duration::from_nanos(20);
+
+/// Pages that tell.
+const TELLING: u32 = 1024;
+
+const UNTOUCHED: u8 = 0;
+const TAKEN: u8 = 1;
+const FILLED: u8 = 2;
+
+/// The chunks of a request.
+pub(crate) struct Populate {
+    /// Offset of the request in its file.
+    base: u64,
+    chunks: Box<[AtomicU8]>,
+    /// It takes long here.
+    slow: AtomicBool,
+}
+
+/// A chunk that was taken: what is to be filled of it, from the start of the request.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    index: usize,
+    pub(crate) range: Range<u64>,
+}
+
+impl Populate {
+    /// For a request of `len` bytes at `base` of the file; shorter ones than `least` are over before a mate is awake.
+    pub(crate) fn new(base: u64, len: u64, least: u64) -> Populate {
+        let chunks = if len > least { (base + len).div_ceil(CHUNK) - base / CHUNK } else { 0 };
+        let chunks = (0..chunks).map(|_| AtomicU8::new(UNTOUCHED)).collect();
+        Populate { base, chunks, slow: AtomicBool::new(false) }
+    }
+
+    /// What the caller filled took him so long; true if that tells for the first time that mates are worth it.
+    pub(crate) fn took(&self, bytes: u64, time: Duration) -> bool {
+        let pages = (bytes / PAGE as u64) as u32;
+        let tells = !self.chunks.is_empty() && pages >= TELLING && time > LONG * pages;
+        tells && !self.slow.swap(true, Relaxed)
+    }
+
+    /// The chunks of a range of the request, and what each has of it.
+    fn of(&self, range: Range<u64>) -> impl Iterator<Item = Chunk> {
+        let (first, base) = (self.base / CHUNK, self.base);
+        let chunks = (base + range.start) / CHUNK..(base + range.end).div_ceil(CHUNK);
+        chunks.map(move |chunk| {
+            let start = (chunk * CHUNK).max(base + range.start) - base;
+            let end = ((chunk + 1) * CHUNK).min(base + range.end) - base;
+            Chunk { index: (chunk - first) as usize, range: start..end }
+        })
+    }
+
+    fn untouched<'a>(&'a self, queued: &'a VecDeque<Piece>) -> impl Iterator<Item = Chunk> + 'a {
+        let queued = queued.iter().filter(|_| self.slow.load(Relaxed));
+        let chunks = queued.flat_map(|piece| self.of(piece.offset..piece.offset + piece.len));
+        chunks.filter(|chunk| self.chunks[chunk.index].load(Relaxed) == UNTOUCHED)
+    }
+
+    /// The next chunk for a mate, of what is queued to be registered.
+    pub(crate) fn take(&self, queued: &VecDeque<Piece>) -> Option<Chunk> {
+        let chunk = self.untouched(queued).next()?;
+        self.chunks[chunk.index].store(TAKEN, Relaxed);
+        Some(chunk)
+    }
+
+    /// How many mates could fill something.
+    pub(crate) fn mates(&self, queued: &VecDeque<Piece>) -> usize {
+        self.untouched(queued).take(MATES).count()
+    }
+
+    /// A mate has filled its chunk.
+    pub(crate) fn filled(&self, chunk: &Chunk) {
+        self.chunks[chunk.index].store(FILLED, Relaxed);
+    }
+
+    /// What the caller has to fill of a range that it is about to register.
+    pub(crate) fn missing(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        if self.chunks.is_empty() {
+            return vec![range];
+        }
+        let mut out: Vec<Range<u64>> = Vec::new();
+        for chunk in self.of(range) {
+            match out.last_mut() {
+                _ if self.chunks[chunk.index].load(Relaxed) == FILLED => {}
+                Some(last) if last.end == chunk.range.start => last.end = chunk.range.end,
+                _ => out.push(chunk.range),
+            }
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spinio_plan::{Reason, Route};
+
+    use super::*;
+
+    /// Slow from the start.
+    fn slow(base: u64, len: u64) -> Populate {
+        let populate = Populate::new(base, len, CHUNK);
+        populate.took(4 * CHUNK, Duration::from_secs(1));
+        populate
+    }
+
+    fn queued(ranges: &[(u64, u64)]) -> VecDeque<Piece> {
+        let (route, reason) = (Route::Dma, Reason::Cached);
+        let piece = |&(from, to): &(u64, u64)| Piece { offset: from, len: to - from, route, reason, presumed: false };
+        ranges.iter().map(piece).collect()
+    }
+
+    fn ends(ranges: impl IntoIterator<Item = Range<u64>>) -> Vec<(u64, u64)> {
+        ranges.into_iter().map(|range| (range.start, range.end)).collect()
+    }
+
+    #[test]
+    fn mates_take_each_chunk_once_and_the_caller_does_the_rest() {
+        // From the middle of a chunk of the file to the middle of the fourth behind it.
+        let (base, len) = (CHUNK / 2 + 4096, 4 * CHUNK);
+        let populate = slow(base, len);
+        let first = CHUNK / 2 - 4096;
+        let all = queued(&[(0, len)]);
+        assert_eq!(populate.mates(&all), MATES);
+        let chunks: Vec<Chunk> = std::iter::from_fn(|| populate.take(&all)).collect();
+        let edges = [0, first, first + CHUNK, first + 2 * CHUNK, first + 3 * CHUNK, len];
+        let expected: Vec<_> = edges.windows(2).map(|w| (w[0], w[1])).collect();
+        assert_eq!(ends(chunks.iter().map(|chunk| chunk.range.clone())), expected);
+        assert_eq!(populate.mates(&all), 0);
+        assert_eq!(ends(populate.missing(0..len)), [(0, len)], "taken is not filled");
+        populate.filled(&chunks[1]);
+        populate.filled(&chunks[3]);
+        assert_eq!(ends(populate.missing(0..len)), [(0, first), (edges[2], edges[3]), (edges[4], len)]);
+        assert_eq!(ends(populate.missing(first..edges[2])), []);
+        assert_eq!(ends(populate.missing(first + 4096..edges[2] + 1)), [(edges[2], edges[2] + 1)]);
+    }
+
+    #[test]
+    fn only_what_is_queued_is_filled() {
+        let populate = slow(0, 8 * CHUNK);
+        let some = [(CHUNK + 8192, CHUNK + 12288), (5 * CHUNK, 6 * CHUNK)];
+        let pieces = queued(&some);
+        assert_eq!(populate.mates(&pieces), 2);
+        assert_eq!(ends(std::iter::from_fn(|| populate.take(&pieces)).map(|chunk| chunk.range)), some);
+        assert_eq!(populate.take(&VecDeque::new()), None);
+    }
+
+    #[test]
+    fn short_requests_are_the_callers() {
+        let populate = slow(0, CHUNK);
+        let all = queued(&[(0, CHUNK)]);
+        assert_eq!((populate.mates(&all), populate.take(&all)), (0, None));
+        assert_eq!(ends(populate.missing(5..77)), [(5, 77)]);
+    }
+
+    #[test]
+    fn mates_are_for_page_tables_that_take_long() {
+        let populate = Populate::new(0, 8 * CHUNK, CHUNK);
+        let all = queued(&[(0, 8 * CHUNK)]);
+        let page = PAGE as u64;
+        assert!(!populate.took(8 << 20, Duration::from_micros(10)), "5 ns a page");
+        assert!(!populate.took(100 * page, Duration::from_millis(10)), "few pages tell nothing");
+        assert_eq!((populate.mates(&all), populate.take(&all)), (0, None));
+        assert!(populate.took(8 << 20, Duration::from_micros(200)), "98 ns a page");
+        assert!(!populate.took(8 << 20, Duration::from_micros(200)), "once");
+        assert_eq!(populate.mates(&all), MATES);
+        assert!(populate.take(&all).is_some());
+    }
+}
