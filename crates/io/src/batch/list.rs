@@ -95,8 +95,8 @@ pub(crate) struct List {
     form: Form,
 }
 
-// SAFETY: pieces are only read, and a result is written by the one thread that ended the piece, or by the caller when
-// every other thread is done; the memory is kept by who made the list.
+// SAFETY: pieces are only read, and a result is written by the one thread that sorts the piece, then by the one that ended
+// it, or by the caller when every other thread is done; the memory is kept by who made the list.
 unsafe impl Send for List {}
 // SAFETY: as above.
 unsafe impl Sync for List {}

@@ -16,9 +16,10 @@
 //! (POSIX_FADV_WILLNEED) takes single pages, which costs about twice the processor time. Where the last window ends the
 //! page cache tells: what is on its way is counted as cached.
 //!
-//! Behind a read that found nothing cached the mark is on the window's last page. So both places are tried, and no others: only
-//! pages that are on their way already are touched, and a guess that is wrong does nothing. Then the reader itself comes to
-//! the mark.
+//! Behind a read that found nothing cached the mark is on the window's last page. So both places are tried, and no others. A
+//! guess that is wrong does nothing where the page is on its way already; where cached pages lie further ahead, so that
+//! the last window ends before the count says, it fetches what a read there would have, a page as a rule. Then the
+//! reader itself comes to the mark.
 
 /// Bytes on their way ahead of a reader: what keeps a disk of a few GB/s busy, and four streams at once within the 512
 /// pages that SPIN may leave in the page cache.
