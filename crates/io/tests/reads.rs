@@ -6,14 +6,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 
-use spinio_device::{DeviceKind, registry};
+use spinio_device::{DeviceKind, ErrorKind, registry};
 use spinio_io::kernel::{Kernel, Linux};
 use spinio_io::{Buffer as Like, Runtime, Settings, Target};
 use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd};
 use spinio_testkit::buffer::{Buffer, emulated};
-use spinio_testkit::in_a_while;
+use spinio_testkit::{FaultyDevice, Operation, in_a_while};
 
 const MIB: usize = 1 << 20;
 
@@ -126,6 +126,25 @@ fn the_end_of_a_long_request_is_copied_while_its_front_is_registered() {
     assert!((0..100).any(|_| again() == (bytes.len() as u64, 0)), "{:?}", runtime.stats());
     // Short ones are over too soon.
     assert_eq!(read(32 * MIB), (32 * MIB as u64, 0));
+}
+
+#[test]
+fn what_is_copied_beside_the_caller_out_of_ordinary_memory_is_told() {
+    let bytes = contents(96 * MIB);
+    let file = file(&bytes);
+    let inner = emulated("size=128M,pin_us=3000");
+    let device = FaultyDevice::before(inner);
+    device.fail(Operation::Staging, 1, u64::MAX, ErrorKind::NoMemory);
+    let runtime = Runtime::new(Settings { dma_min: 4 << 20, threads: 4, ..Settings::default() });
+    let buffer = Buffer::new(inner, bytes.len());
+    let target = buffer.target_through(device, 0);
+    in_a_while("a helper comes in time", || {
+        assert_eq!(runtime.read(file.as_raw_fd(), Some(0), target, bytes.len()).unwrap(), bytes.len());
+        assert!(buffer.part(0..bytes.len()) == bytes[..], "other bytes than the file's");
+        let stats = runtime.stats();
+        assert!(stats.lines.iter().all(|l| l.reason != Reason::Beside || l.bytes == 0), "{stats:?}");
+        stats.lines.iter().any(|l| (l.route, l.reason) == (Route::Copy, Reason::NoPinnedMemory) && l.bytes > 0)
+    });
 }
 
 /// What a number means there, helpers do not know.

@@ -63,13 +63,15 @@ impl Hands<'_> {
     /// Queues what a helper without a device read; what it could not read takes the page cache.
     pub(super) fn deliver_filled(&mut self, filled: Filled) {
         let Filled { piece, block, skip, len, begun } = filled;
+        let copied = piece.route == Route::Copy && !block.pinned;
+        let reason = if copied { Reason::NoPinnedMemory } else { piece.reason };
         let delivered = self.deliver(piece, block, skip, len as usize);
         self.job.block_gone();
         if let Err(error) = delivered {
             return self.fail(piece, 0, error);
         }
         if len > 0 {
-            self.count(piece, piece.route, piece.reason, len, begun);
+            self.count(piece, piece.route, reason, len, begun);
             self.queued.push((piece.offset, len, len, None));
         }
         if len < piece.len {
