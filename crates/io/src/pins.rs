@@ -14,6 +14,10 @@
 //! A long request gives nothing back meanwhile, since much is pending then and its caller waits for
 //! the data, not for that; but what overlaps its own range goes before it begins.
 //!
+//! The driver's lock is not fair: while one thread gives back range after range, what another one queues waits until nearly all
+//! is done (17 ms for 2 GiB; registering does the same, 50 ms). So a mate pauses now and then, and then it waits for a
+//! millisecond (seen on an H200: benches/runs/2026-11-22-h200-registering).
+//!
 //! A program that keeps kernels running beside its reads would feel that wait. It is
 //! measured, and after the second one that is far longer than the work itself no more
 //! pages are pinned in this process: the `copy` route takes over.
@@ -40,6 +44,10 @@ const HARD: u64 = 16 << 30;
 
 /// What giving back may take beyond 10 GB/s before it counts as waiting for somebody else.
 const PATIENCE: Duration = Duration::from_millis(20);
+
+/// What a mate gives back before he pauses, and how long.
+const BREATH: u64 = 64 << 20;
+const PAUSE: Duration = Duration::from_micros(30);
 
 /// How long nothing must have been pinned before a mate gives back.
 pub(crate) const QUIET: Duration = Duration::from_millis(2);
@@ -104,12 +112,12 @@ impl Pins {
             return false;
         }
         let (from, to) = (ptr as usize, ptr as usize + len);
-        self.give_back(|p| (p.ptr as usize) < to && from < p.ptr as usize + p.len)
+        self.give_back(|p| (p.ptr as usize) < to && from < p.ptr as usize + p.len, false)
     }
 
     /// Gives everything back.
     pub(crate) fn give_back_all(&self) {
-        self.give_back(|_| true);
+        self.give_back(|_| true, false);
     }
 
     /// Whether nothing waits.
@@ -136,11 +144,11 @@ impl Pins {
     pub(crate) fn tidy(&self) {
         let now = self.born.elapsed().as_micros() as u64;
         if self.is_hurried() || now.saturating_sub(self.last.load(Relaxed)) >= QUIET.as_micros() as u64 {
-            self.give_back_all();
+            self.give_back(|_| true, !self.is_hurried());
         }
     }
 
-    fn give_back(&self, which: impl Fn(&Pin) -> bool) -> bool {
+    fn give_back(&self, which: impl Fn(&Pin) -> bool, gently: bool) -> bool {
         let mut pending = lock(&self.pending);
         let (go, stay): (Vec<_>, Vec<_>) = pending.drain(..).partition(|p| which(&p.pin));
         *pending = stay;
@@ -148,8 +156,12 @@ impl Pins {
         if go.is_empty() {
             return false;
         }
-        let (begun, mut given) = (Instant::now(), 0);
+        let (begun, mut given, mut breath) = (Instant::now(), 0, BREATH);
         for p in go {
+            if gently && given >= breath {
+                std::thread::sleep(PAUSE);
+                breath = given + BREATH;
+            }
             given += p.pin.len as u64;
             self.bytes.fetch_sub(p.pin.len as u64, Relaxed);
             p.device.unpin(p.pin);
