@@ -103,6 +103,31 @@ fn nothing_is_registered_any_more_once_giving_back_was_seen_to_wait_twice() {
 }
 
 #[test]
+fn page_tables_filled_ahead_of_a_stream_bring_nothing_in() {
+    let bytes = contents(48 * MIB);
+    let file = file(&bytes);
+    evict(&file, 0, 0);
+    let pages = |from: usize| linux::cachestat(file.as_raw_fd(), from as u64, (16 * MIB) as u64).map(|c| c.cached);
+    if pages(0) != Ok(0) {
+        return eprintln!("skipped: this file system keeps its pages, or does not say so");
+    }
+    // One page each, as random reads leave them.
+    linux::fadvise(file.as_raw_fd(), 0, 0, Advice::Random).unwrap();
+    (0..32 * MIB).step_by(4096).for_each(|at| file.read_exact_at(&mut [0; 4096], at as u64).unwrap());
+    linux::fadvise(file.as_raw_fd(), 0, 0, Advice::Normal).unwrap();
+    let runtime = Runtime::new(Settings { dma_min: 1 << 20, ..Settings::default() });
+    let buffer = Buffer::new(emulated("size=64M"), 4 * MIB);
+    for _ in 0..4 {
+        for at in (0..32 * MIB).step_by(4 * MIB) {
+            let got = runtime.read(file.as_raw_fd(), Some(at as u64), buffer.target(0), 4 * MIB).unwrap();
+            assert!(got == 4 * MIB && buffer.bytes() == bytes[at..at + got], "other bytes at {at}");
+        }
+    }
+    assert!(routes(&runtime).contains(&Route::Dma), "{:?}", runtime.stats());
+    assert_eq!(pages(32 * MIB), Ok(0), "what lies behind the stream came in");
+}
+
+#[test]
 fn the_end_of_a_long_request_is_copied_while_its_front_is_registered() {
     let bytes = contents(96 * MIB + 4321);
     let file = file(&bytes);

@@ -20,6 +20,7 @@ pub(crate) mod geometry;
 pub(crate) mod residency;
 pub(crate) mod streams;
 pub(crate) mod stripes;
+pub(crate) mod tables;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -34,6 +35,7 @@ use crate::crew::{Crew, PrivateFd};
 use crate::file::ahead::Watched;
 use crate::file::geometry::Stacks;
 use crate::file::stripes::Stripes;
+use crate::file::tables::Tables;
 use crate::kernel::Kernel;
 use crate::lock::lock;
 
@@ -126,6 +128,8 @@ pub(crate) struct File {
     /// The driver refused to register pages of it.
     pub(crate) pins_refused: AtomicBool,
     mapping: Mutex<Option<Arc<Mapping>>>,
+    /// What is known of its page tables.
+    pub(crate) tables: Tables,
     /// What reads of it brought into the page cache, once somebody looks after that.
     pub(crate) ahead: Mutex<Option<Watched>>,
     /// The program has closed a descriptor of it.
@@ -195,6 +199,7 @@ impl File {
             warm: AtomicU64::new(0),
             pins_refused: AtomicBool::new(false),
             mapping: Mutex::default(),
+            tables: Tables::default(),
             ahead: Mutex::default(),
             closed: AtomicBool::new(false),
             used: AtomicU64::new(born.elapsed().as_secs()),

@@ -8,7 +8,7 @@
 //!
 //! Registering is for one thread at a time and moves about 50 GB/s, while the link carries 55. A thread that copies beside
 //! it adds 5 to 8 GB/s and hardly slows it down; a second one takes from registering about what it adds, and a third
-//! more (seen on an H200; benches/gpu/registering.c measures it). So there is one.
+//! more (seen on an H200; benches/runs/2026-11-22-h200-registering measures it). So there is one.
 //!
 //! This helper calls no device. While one thread registers piece after piece, a copy that another one queues waits until
 //! nearly all is registered, 40 ms and more: the driver's lock is not fair. So the caller queues for him.
@@ -16,7 +16,7 @@
 //! Bytes that this process registered a moment ago are read without him. Such a program reads the same again and again,
 //! and another processor would gain it little: giving back the old pages comes first anyway. It had better hold the file.
 //!
-//! Known flaw: the first long request of a process makes the ring grow, 0.7 ms for 8 MiB.
+//! Known flaw: the first long request of a process makes the ring grow, by the caller.
 
 use std::collections::VecDeque;
 

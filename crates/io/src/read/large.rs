@@ -12,7 +12,9 @@ use crate::core::Core;
 use crate::file::File;
 use crate::file::canary;
 use crate::file::streams;
+use crate::file::tables;
 use crate::lock::lock;
+use crate::read::engine::LONG;
 use crate::read::job::{Job, Request};
 use crate::read::plain::Plain;
 use crate::read::window::page_cache;
@@ -149,6 +151,9 @@ fn at_offset(
     } else {
         0
     };
+    if follows && within <= LONG {
+        tables::fill_ahead(core, &file, offset + within, within);
+    }
     let job = Arc::new(Job::new(Request {
         core: Arc::clone(core),
         watch,

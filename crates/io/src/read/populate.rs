@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use spinio_sys::linux::PAGE;
 
+use crate::file::tables::{LONG, TELLING};
 use crate::read::work::Piece;
 
 /// What a mate fills at a time, at a multiple of this in the file.
@@ -32,12 +33,6 @@ pub(crate) const CHUNK: u64 = 16 << 20;
 
 /// More mates than this have nothing to win: together they are faster than the driver.
 const MATES: usize = 2;
-
-/// A page that takes the caller longer is worth a mate.
-const LONG: Duration = Duration::from_nanos(20);
-
-/// Pages that tell.
-const TELLING: u32 = 1024;
 
 const UNTOUCHED: u8 = 0;
 const TAKEN: u8 = 1;
@@ -69,8 +64,8 @@ impl Populate {
 
     /// What the caller filled took him so long; true if that tells for the first time that mates are worth it.
     pub(crate) fn took(&self, bytes: u64, time: Duration) -> bool {
-        let pages = (bytes / PAGE as u64) as u32;
-        let tells = !self.chunks.is_empty() && pages >= TELLING && time > LONG * pages;
+        let pages = bytes / PAGE as u64;
+        let tells = !self.chunks.is_empty() && pages >= TELLING && time > LONG * pages as u32;
         tells && !self.slow.swap(true, Relaxed)
     }
 

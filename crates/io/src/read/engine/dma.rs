@@ -93,10 +93,15 @@ impl Hands<'_> {
     /// What mates have not filled of a piece.
     fn fill_tables(&self, mapping: &Mapping, piece: Piece) {
         let (begun, mut bytes) = (Instant::now(), 0);
+        let tables = &self.job.file.tables;
         for range in self.job.populate.missing(piece.offset..piece.offset + piece.len) {
-            bytes += range.end - range.start;
-            mapping.populate(self.job.offset + range.start..self.job.offset + range.end);
+            let range = self.job.offset + range.start..self.job.offset + range.end;
+            if !tables.has(mapping, &range) {
+                bytes += range.end - range.start;
+                mapping.populate(range);
+            }
         }
+        tables.took(bytes, begun.elapsed());
         if self.job.populate.took(bytes, begun.elapsed()) {
             self.job.fill_tables_ahead();
         }

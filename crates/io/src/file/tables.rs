@@ -1,0 +1,115 @@
+//! Page tables filled ahead of a stream.
+//!
+//! ```text
+//!   stream    ──[ request, being registered ]──[ next: a keeper fills its page tables ]──>
+//! ```
+//!
+//! Pages that lie one by one in the page cache take as long to be put into page tables as to be registered
+//! (read/populate.rs). A request of up to some MiB is over before anybody could help with it. But where one follows the other
+//! the next is known: while one is registered, a keeper looks whether the bytes behind it are all cached, and fills the page
+//! tables for as many.
+//!
+//! What is filled is a hint: pages may go again, and then registering finds them missing, and puts them there.
+//!
+//! Known flaw: one stream a file; a second one makes the first forget.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use spinio_sys::linux::PAGE;
+
+use crate::core::Core;
+use crate::file::{File, Mapping};
+use crate::lock::lock;
+
+/// A page that takes longer is worth somebody else's time.
+pub(crate) const LONG: Duration = Duration::from_nanos(20);
+
+/// Pages that tell.
+pub(crate) const TELLING: u64 = 256;
+
+/// What is known of the page tables of a file's mapping.
+#[derive(Default)]
+pub(crate) struct Tables {
+    /// Filling them takes long.
+    slow: AtomicBool,
+    /// Which mapping, and what of it.
+    filled: Mutex<(usize, Range<u64>)>,
+    /// A keeper is at it.
+    busy: AtomicBool,
+}
+
+impl Tables {
+    /// Somebody filled so many bytes in so long.
+    pub(crate) fn took(&self, bytes: u64, time: Duration) {
+        let pages = bytes / PAGE as u64;
+        if pages >= TELLING {
+            self.slow.store(time > LONG * pages as u32, Relaxed);
+        }
+    }
+
+    /// Whether a range is filled already.
+    pub(crate) fn has(&self, mapping: &Mapping, range: &Range<u64>) -> bool {
+        let filled = lock(&self.filled);
+        filled.0 == mapping.ptr as usize && filled.1.start <= range.start && range.end <= filled.1.end
+    }
+}
+
+/// A stream has come to `next` with requests of `len` bytes.
+pub(crate) fn fill_ahead(core: &Arc<Core>, file: &Arc<File>, next: u64, len: u64) {
+    let tables = &file.tables;
+    if !tables.slow.load(Relaxed) || !file.is_warm() {
+        return;
+    }
+    let Some(mapping) = file.kept_mapping(next + 1) else { return };
+    let range = next..(next + len).min(mapping.len as u64);
+    if tables.has(&mapping, &range) || tables.busy.swap(true, Relaxed) {
+        return;
+    }
+    let (kernel, theirs) = (core.kernel, Arc::clone(file));
+    let fill = move || {
+        let asked = kernel.cachestat(theirs.cached.get(), range.start, range.end - range.start);
+        // What is absent would be read in.
+        if asked.is_ok_and(|c| c.cached * PAGE as u64 >= range.end - range.start) {
+            mapping.populate(range.clone());
+            *lock(&theirs.tables.filled) = (mapping.ptr as usize, range);
+        }
+        theirs.tables.busy.store(false, Relaxed);
+    };
+    match core.keepers() {
+        Some(keepers) => keepers.send(fill),
+        None => tables.busy.store(false, Relaxed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_filled_is_known_of_that_mapping_alone() {
+        // Nobody looks at these addresses.
+        let at = |address: usize| std::mem::ManuallyDrop::new(Mapping { ptr: address as *mut u8, len: 1 << 30 });
+        let tables = Tables::default();
+        assert!(!tables.has(&at(4096), &(0..4096)));
+        *lock(&tables.filled) = (4096, 8192..16_384);
+        assert!(tables.has(&at(4096), &(8192..16_384)) && tables.has(&at(4096), &(12_288..16_000)));
+        assert!(!tables.has(&at(4096), &(4096..12_288)) && !tables.has(&at(4096), &(12_288..20_480)));
+        assert!(!tables.has(&at(8192), &(8192..16_384)), "another mapping of the file");
+    }
+
+    #[test]
+    fn slow_is_what_takes_long_for_many_pages() {
+        let tables = Tables::default();
+        let slow = || tables.slow.load(Relaxed);
+        tables.took(4096, Duration::from_secs(1));
+        assert!(!slow(), "one page tells nothing");
+        tables.took(8 << 20, Duration::from_micros(200));
+        assert!(slow(), "98 ns a page");
+        tables.took(8 << 20, Duration::from_micros(5));
+        assert!(!slow(), "2 ns a page");
+    }
+}
