@@ -68,8 +68,9 @@ const WAKE: f64 = 8.0;
 const WORTH: f64 = 5.0;
 
 impl Crowd {
-    /// Nanoseconds to register, at so many a page, and to fetch. They do not overlap much: pages whose registering alone
-    /// takes 170 ms took 370 to 440 with a kernel for every 32 MiB of them (H200, 1 M pieces of 4 KiB out of 8 GiB).
+    /// Nanoseconds to register, at so many a page, and to fetch. It is as if they hardly overlapped: 8 GiB, whose registering
+    /// alone takes 170 ms, took 300 to 340 with 1 M pieces of 4 KiB fetched out of them (benches/runs/2026-11-22-h200-pairs).
+    /// Why is not known.
     fn registering(&self, page: f64) -> f64 {
         let pages = self.span.div_ceil(4096) as f64;
         pages * page + (self.bytes as f64 / FETCH).max(self.pieces as f64 * PIECE)
