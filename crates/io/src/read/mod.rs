@@ -8,7 +8,7 @@
 //!     │   of these, into memory that the CPU can store to   stored.rs
 //!     │ the rest          large.rs
 //!     ▼
-//!   job.rs        one large read at work: its queues, its order on the device, its end
+//!   job/          one large read at work: its queues, its order on the device, its end; who helps; what is next
 //!   window.rs     residency ─> plan ─> segments, a window at a time
 //!   beside.rs     the end of a long request, copied while its front is registered
 //!   populate.rs   page tables filled ahead of who registers

@@ -24,7 +24,9 @@
 //! have reached the device already; a host read, which goes front to back, would have
 //! stopped before them. docs/semantics.md says so. A block that somebody who panicked had in hand is lost to the ring.
 
-use std::collections::VecDeque;
+mod helpers;
+mod pieces;
+
 use std::ops::{Deref, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -38,18 +40,16 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use crate::batch::gate::Gate;
-use crate::core::{Core, KEEPERS};
-use crate::crew::Task;
+use crate::core::Core;
 use crate::file::{File, Mapping};
 use crate::interrupt::{interrupted, is_interrupted};
 use crate::lock::lock;
 use crate::model::{Expected, Known, TEACHES};
 use crate::own::is_own;
-use crate::read::beside;
 use crate::read::engine::{Hands, LONG};
 use crate::read::populate::Populate;
-use crate::read::work::{Filled, P2P_PIECE, Piece, Queues, Who, Work};
-use crate::staging::{BLOCK, Block, Staging};
+use crate::read::work::{Piece, Queues, Who};
+use crate::staging::{BLOCK, Staging};
 use crate::stats::Watch;
 use crate::{Error, Target};
 
@@ -58,9 +58,6 @@ pub(crate) const WINDOW: u64 = 128 << 20;
 
 /// Bytes of the first window of a request that has several.
 const FIRST: u64 = 16 << 20;
-
-/// Bytes that are registered with the driver at once, at most. Half of this costs a twentieth of the speed.
-const DMA_PIECE: u64 = 128 << 20;
 
 /// Blocks that helpers without a device have of one job at most.
 const LENT: usize = 16;
@@ -260,135 +257,6 @@ impl Job {
         }
     }
 
-    /// How many mates would find something to copy, to look at or to make ready, beside the caller.
-    fn mates_wanted(&self) -> usize {
-        let queues = lock(&self.queues);
-        let windows = if self.may_survey() { queues.windows.iter().map(|w| w.1).sum() } else { 0 };
-        let bytes = queues.cache.iter().map(|p| p.len).sum::<u64>() + windows;
-        (bytes.div_ceil(self.copy_piece) as usize).saturating_sub(1).max(self.populate.mates(&queues.dma))
-    }
-
-    /// The next thing for `who` to do.
-    pub(crate) fn take(&self, who: Who) -> Option<Work> {
-        let mut queues = lock(&self.queues);
-        if queues.closed {
-            return None;
-        }
-        if who == Who::Beside {
-            // He never waits for a block: when there is one he is called again.
-            if self.beside.load(Relaxed)
-                && let Some(block) = queues.empty.pop()
-            {
-                if let Some(piece) = beside::cut(&mut queues.dma, self.offset) {
-                    self.registered.fetch_add(piece.len, Relaxed);
-                    return Some(Work::Fill(piece, block));
-                }
-                queues.empty.push(block);
-            }
-            // He goes, and with the lock in hand, so that who finds something for him from now on calls him again.
-            queues.beside = false;
-            return None;
-        }
-        if who == Who::Keeper {
-            // A keeper never waits for a block: it may be wanted elsewhere, and is called again when there is one.
-            match queues.storage.front().map(|p| p.route) {
-                Some(Route::Direct) => {
-                    if let Some(block) = queues.empty.pop()
-                        && let Some(piece) = self.cut(&mut queues.storage)
-                    {
-                        return Some(Work::Fill(piece, block));
-                    }
-                }
-                Some(_) => return self.cut(&mut queues.storage).map(Work::Piece),
-                None => {}
-            }
-        } else {
-            // Who registers gets at the device, and nobody else does until he has done.
-            if (who == Who::Caller || queues.dma.is_empty())
-                && let Some(filled) = queues.filled.pop_front()
-            {
-                return Some(Work::Deliver(filled));
-            }
-            // The driver registers one range at a time, so one thread does it: the caller, who waits anyway.
-            if who == Who::Caller
-                && let Some(piece) = self.cut(&mut queues.dma)
-            {
-                return Some(Work::Piece(piece));
-            }
-            if let Some(piece) = self.cut(&mut queues.cache) {
-                return Some(Work::Piece(piece));
-            }
-        }
-        if (who == Who::Keeper || self.may_survey())
-            && let Some((offset, len, again)) = queues.windows.pop_front()
-        {
-            return Some(Work::Window(offset, len, again));
-        }
-        if who == Who::Mate
-            && let Some(chunk) = self.populate.take(&queues.dma)
-        {
-            return Some(Work::Populate(chunk));
-        }
-        if who == Who::Keeper {
-            // It goes, and with the lock in hand, so that who finds something for it from now on calls it again.
-            queues.keepers -= 1;
-        }
-        None
-    }
-
-    /// Lends blocks to helpers without a device, as long as there is something to fill them with, and calls them. The first
-    /// for storage is waited for.
-    fn provide(self: &Arc<Self>) -> Result<(), Error> {
-        loop {
-            let (lent, direct, beside) = {
-                let queues = lock(&self.queues);
-                let left = LENT - queues.lent.min(LENT);
-                let direct = queues.empty.len() < queues.direct_pieces(self.direct_piece).min(left);
-                (queues.lent, direct, queues.lent < beside::blocks(self.len) && self.is_beside(&queues))
-            };
-            let block = match (direct, beside) {
-                (true, _) if lent == 0 => Some(self.staging.take()),
-                (true, _) => self.staging.try_take_warm().transpose(),
-                // A helper that gets none is missed by nobody.
-                (false, true) => self.staging.try_take_within(beside::RING).unwrap_or(None).map(Ok),
-                (false, false) => None,
-            };
-            let Some(block) = block else { break };
-            let block = block.map_err(|e| Error::device(e, "read", self.offset, self.len))?;
-            let mut queues = lock(&self.queues);
-            queues.lent += 1;
-            queues.empty.push(block);
-        }
-        self.call_keepers();
-        self.call_beside();
-        Ok(())
-    }
-
-    /// Filling page tables takes long: that is more worth to the caller than what is copied beside him.
-    pub(crate) fn fill_tables_ahead(self: &Arc<Self>) {
-        if self.core.threads() < 4 {
-            self.beside.store(false, Relaxed);
-        }
-        self.call_helpers();
-    }
-
-    /// Whether somebody may copy beside the caller now. Callers that work side by side keep the processors busy by themselves.
-    fn is_beside(&self, queues: &Queues) -> bool {
-        self.beside.load(Relaxed) && beside::is_worth(&queues.dma) && self.core.requests() <= 1
-    }
-
-    fn call_beside(self: &Arc<Self>) {
-        let wanted = {
-            let mut queues = lock(&self.queues);
-            let wanted = !queues.beside && !queues.empty.is_empty() && self.is_beside(&queues);
-            queues.beside |= wanted;
-            wanted
-        };
-        if wanted && let Some(crew) = self.core.mates() {
-            crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Beside }), 1);
-        }
-    }
-
     /// The request shall end early: what nobody has begun is left out.
     fn leave_out(&self) {
         let mut queues = lock(&self.queues);
@@ -407,84 +275,6 @@ impl Job {
         for piece in pieces {
             self.arrived(piece.offset, piece.len, 0, Some(error.clone()));
         }
-    }
-
-    /// Takes an empty block back from the keepers.
-    pub(crate) fn reclaim(&self) -> Option<Block> {
-        let mut queues = lock(&self.queues);
-        let block = queues.empty.pop()?;
-        queues.lent -= 1;
-        Some(block)
-    }
-
-    /// A block that a keeper filled.
-    pub(crate) fn filled(&self) -> Option<Filled> {
-        lock(&self.queues).filled.pop_front()
-    }
-
-    /// A keeper filled a block.
-    pub(crate) fn hand_in(&self, filled: Filled) {
-        lock(&self.queues).filled.push_back(filled);
-        self.stir();
-    }
-
-    /// A lent block has left for the ring.
-    pub(crate) fn block_gone(&self) {
-        let mut queues = lock(&self.queues);
-        queues.lent -= 1;
-        let starved = queues.is_starved();
-        drop(queues);
-        if starved {
-            self.stir();
-        }
-    }
-
-    /// Whether callers and mates can ask the residency: a stranger's question needs a twin.
-    fn may_survey(&self) -> bool {
-        self.file.rights != crate::file::Rights::Stranger
-    }
-
-    fn cut(&self, queue: &mut VecDeque<Piece>) -> Option<Piece> {
-        let front = queue.front_mut()?;
-        let at = self.offset + front.offset;
-        let to_boundary = |unit: u64| (at / unit + 1) * unit - at;
-        let most = match front.route {
-            // Short requests are cut finer: several commands in flight hide each other's latency.
-            Route::Direct => self.whole_chunks(at, self.direct_piece.min(to_boundary(BLOCK as u64))),
-            Route::P2p => self.whole_chunks(at, to_boundary(P2P_PIECE)),
-            Route::Dma => self.dma_piece(front.len, at),
-            Route::Copy | Route::Store | Route::Gather => self.copy_piece.min(to_boundary(BLOCK as u64)),
-        };
-        if front.len <= most {
-            return queue.pop_front();
-        }
-        let piece = Piece { len: most, ..*front };
-        front.offset += most;
-        front.len -= most;
-        Some(piece)
-    }
-
-    /// A command of an array ends with a chunk.
-    fn whole_chunks(&self, at: u64, most: u64) -> u64 {
-        self.stripe.map_or(most, |stripe| stripe.whole_chunks(at, most) - at)
-    }
-
-    /// Bytes of the next DMA: short ones at both ends of the request, because the first DMA waits for the first
-    /// registration and the caller waits for the last DMA.
-    fn dma_piece(&self, left: u64, at: u64) -> u64 {
-        let begun = self.registered.load(Relaxed);
-        let to_come = self.len.saturating_sub(begun);
-        let most = if self.beside.load(Relaxed) { beside::REGISTERED } else { DMA_PIECE };
-        let most = most.min(self.device().abilities().max_pin);
-        let piece = match to_come {
-            short if short <= 16 << 20 => (short / 2).max(4 << 20),
-            _ => begun.min(to_come / 2).max(8 << 20),
-        };
-        // Whole pages of the file, so that no page is registered twice.
-        let end = ((at + piece.min(most)) / (64 << 10) * (64 << 10)).max(at + (64 << 10));
-        let piece = (end - at).min(left);
-        self.registered.fetch_add(piece, Relaxed);
-        piece
     }
 
     /// `got` bytes of a piece arrived, and then `error` or the end of the file came.
@@ -629,52 +419,6 @@ impl Job {
             let file = Arc::clone(&self.file);
             self.core.keepers()?.call(move || file.mapping(kernel, end))?
         })
-    }
-
-    /// Calls the helpers that can be of use now.
-    pub(crate) fn call_helpers(self: &Arc<Self>) {
-        self.call_keepers();
-        // Callers that work side by side keep the processors busy by themselves.
-        let crowded = self.core.requests() > self.core.threads();
-        let free = if crowded || !self.seen { 0 } else { self.core.threads() - 1 };
-        let mates = self.mates_wanted().min(free);
-        if mates > 0
-            && let Some(crew) = self.core.mates()
-        {
-            crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Mate }), mates);
-        }
-    }
-
-    fn call_keepers(self: &Arc<Self>) {
-        let more = {
-            let mut queues = lock(&self.queues);
-            let wanted = queues.keepers_wanted(self.direct_piece, !self.may_survey()).min(KEEPERS);
-            let more = wanted.saturating_sub(queues.keepers);
-            queues.keepers += more;
-            more
-        };
-        if more > 0
-            && let Some(crew) = self.core.keepers()
-        {
-            crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Keeper }), more);
-        }
-    }
-}
-
-/// A helper's part in a job.
-struct Helping {
-    job: Arc<Job>,
-    who: Who,
-}
-
-impl Task for Helping {
-    fn help(&self) {
-        let Some(_inside) = self.job.gate.enter() else { return };
-        let mut hands = Hands::new(&self.job, self.who);
-        while let Some(work) = self.job.take(self.who) {
-            hands.work(work);
-        }
-        hands.settle();
     }
 }
 
