@@ -5,7 +5,7 @@
     h200.py --merge RUN,RUN [--out DIR]
 
 DIR holds `reads`, `writes`, `batch` and `libspinio.so` (`cargo x gpu-pack` makes it). Prints a table and writes README.md and raw.json to
---out, anew after each row. Rows (rows/): big, again, seq8m, par16, small, first, host, owner, mix, cold-small, cold-par, cold, writes, batch,
+--out, anew after each row. Rows (rows/): big, folios, again, seq8m, par16, small, first, host, owner, mix, cold-small, cold-par, cold, writes, batch,
 hold; measured in the order in which --only names them. Root is needed for the row `owner` only.
 
 Every program runs with CUDA's default, spinning contexts. A row is skipped, and says so, once the budget is spent.

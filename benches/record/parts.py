@@ -63,7 +63,7 @@ def rows(place, name, least, most, only):
 
 def speed(place):
     """Of the speed table, what is not read cold; what is owed most comes first."""
-    return [rows(place, "speed", 60, 470, "hold,batch,writes,big,seq8m,owner,mix,again,par16,small,host,first")]
+    return [rows(place, "speed", 60, 470, "hold,batch,writes,big,folios,seq8m,owner,mix,again,par16,small,host,first")]
 
 
 def cold(place):

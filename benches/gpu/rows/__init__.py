@@ -4,6 +4,7 @@ from rows import batches, cold, warm, writing
 
 ROWS = {
     "big": warm.big,
+    "folios": warm.folios,
     "again": warm.again,
     "seq8m": warm.seq8m,
     "par16": warm.par16,

@@ -30,6 +30,28 @@ def again(b):
         b.row(f"{b.size / GIB:g} GiB reads back to back {' '.join(f'{k}={v}' for k, v in env.items())}", text, met, limit=rate(limit), us=speed(us), ratio=f"{shown(r)} of limit")
 
 
+def folios(b):
+    """The page cache has a file in folios as large as it was written in, and registering costs by the folio too."""
+    size = b.most(2 * GIB)
+    path = b.scratch / "folios"
+    os.link(f"{b.file}.warm", f"{path}.warm")
+    for what, piece in (("in single pages", 4 << 10), ("in large folios", 16 * MIB)):
+        path.unlink(missing_ok=True)
+        block = os.urandom(piece)
+        with open(path, "wb", buffering=0) as f:
+            for i in range(size // piece):
+                f.write(i.to_bytes(8, "little") + block[8:])
+            os.fsync(f.fileno())
+        limit = b.run("big", "limit", file=path, size=size)
+        for name, got in (
+            (f"one read of {size / GIB:g} GiB, {what}", b.run("big", "us1", times=b.args.reps, file=path, size=size)),
+            (f"8 MiB reads, sequential, one thread, {what}", b.run("seq", "us", times=b.args.reps, file=path, block=8 * MIB, total=size)),
+        ):
+            b.row(name, "-", None, limit=rate(limit), us=speed(got), ratio=f"{shown(ratio(mid(got, 'gbps'), mid(limit, 'gbps')))} of limit")
+    for name in (path, f"{path}.warm"):
+        os.unlink(name)
+
+
 def seq8m(b):
     plain = b.run("seq", "plain", times=1, block=8 * MIB, total=b.most(2 * GIB))
     us = b.run("seq", "us", times=b.args.reps, block=8 * MIB, total=b.most(4 * GIB))
