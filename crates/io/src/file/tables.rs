@@ -26,10 +26,10 @@ use crate::file::{File, Mapping};
 use crate::lock::lock;
 
 /// A page that takes longer is worth somebody else's time.
-pub(crate) const LONG: Duration = Duration::from_nanos(20);
+const LONG: Duration = Duration::from_nanos(20);
 
 /// Pages that tell.
-pub(crate) const TELLING: u64 = 256;
+const TELLING: u64 = 256;
 
 /// What is known of the page tables of a file's mapping.
 #[derive(Default)]
@@ -43,12 +43,14 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Somebody filled so many bytes in so long.
-    pub(crate) fn took(&self, bytes: u64, time: Duration) {
+    /// Somebody filled so many bytes in so long; whether that is long, and enough to tell.
+    pub(crate) fn took(&self, bytes: u64, time: Duration) -> bool {
         let pages = bytes / PAGE as u64;
-        if pages >= TELLING {
-            self.slow.store(time > LONG * pages as u32, Relaxed);
+        let (tells, slow) = (pages >= TELLING, time > LONG * pages as u32);
+        if tells {
+            self.slow.store(slow, Relaxed);
         }
+        tells && slow
     }
 
     /// Whether a range is filled already.
@@ -105,11 +107,11 @@ mod tests {
     fn slow_is_what_takes_long_for_many_pages() {
         let tables = Tables::default();
         let slow = || tables.slow.load(Relaxed);
-        tables.took(4096, Duration::from_secs(1));
-        assert!(!slow(), "one page tells nothing");
-        tables.took(8 << 20, Duration::from_micros(200));
-        assert!(slow(), "98 ns a page");
-        tables.took(8 << 20, Duration::from_micros(5));
-        assert!(!slow(), "2 ns a page");
+        assert!(!tables.took(4096, Duration::from_secs(1)) && !slow(), "one page tells nothing");
+        assert!(!tables.took(100 * 4096, Duration::from_millis(10)) && !slow(), "few pages tell nothing");
+        assert!(tables.took(8 << 20, Duration::from_micros(200)) && slow(), "98 ns a page");
+        assert!(!tables.took(4096, Duration::ZERO) && slow(), "nor do they tell that it is quick");
+        assert!(!tables.took(8 << 20, Duration::from_micros(10)) && !slow(), "5 ns a page");
+        assert!(!tables.took(8 << 20, Duration::from_micros(5)) && !slow(), "2 ns a page");
     }
 }

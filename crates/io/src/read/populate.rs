@@ -21,11 +21,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
-use std::time::Duration;
 
-use spinio_sys::linux::PAGE;
-
-use crate::file::tables::{LONG, TELLING};
 use crate::read::work::Piece;
 
 /// What a mate fills at a time, at a multiple of this in the file.
@@ -62,11 +58,9 @@ impl Populate {
         Populate { base, chunks, slow: AtomicBool::new(false) }
     }
 
-    /// What the caller filled took him so long; true if that tells for the first time that mates are worth it.
-    pub(crate) fn took(&self, bytes: u64, time: Duration) -> bool {
-        let pages = bytes / PAGE as u64;
-        let tells = !self.chunks.is_empty() && pages >= TELLING && time > LONG * pages as u32;
-        tells && !self.slow.swap(true, Relaxed)
+    /// Filling takes the caller long; true if there is work for mates, and nobody has said so before.
+    pub(crate) fn find_slow(&self) -> bool {
+        !self.chunks.is_empty() && !self.slow.swap(true, Relaxed)
     }
 
     /// The chunks of a range of the request, and what each has of it.
@@ -129,7 +123,7 @@ mod tests {
     /// Slow from the start.
     fn slow(base: u64, len: u64) -> Populate {
         let populate = Populate::new(base, len, CHUNK);
-        populate.took(4 * CHUNK, Duration::from_secs(1));
+        populate.find_slow();
         populate
     }
 
@@ -186,12 +180,9 @@ mod tests {
     fn mates_are_for_page_tables_that_take_long() {
         let populate = Populate::new(0, 8 * CHUNK, CHUNK);
         let all = queued(&[(0, 8 * CHUNK)]);
-        let page = PAGE as u64;
-        assert!(!populate.took(8 << 20, Duration::from_micros(10)), "5 ns a page");
-        assert!(!populate.took(100 * page, Duration::from_millis(10)), "few pages tell nothing");
         assert_eq!((populate.mates(&all), populate.take(&all)), (0, None));
-        assert!(populate.took(8 << 20, Duration::from_micros(200)), "98 ns a page");
-        assert!(!populate.took(8 << 20, Duration::from_micros(200)), "once");
+        assert!(populate.find_slow());
+        assert!(!populate.find_slow(), "once");
         assert_eq!(populate.mates(&all), MATES);
         assert!(populate.take(&all).is_some());
     }

@@ -101,8 +101,7 @@ impl Hands<'_> {
                 mapping.populate(range);
             }
         }
-        tables.took(bytes, begun.elapsed());
-        if self.job.populate.took(bytes, begun.elapsed()) {
+        if tables.took(bytes, begun.elapsed()) && self.job.populate.find_slow() {
             self.job.fill_tables_ahead();
         }
     }

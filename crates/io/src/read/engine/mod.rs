@@ -40,7 +40,7 @@ struct Pinned {
 pub(crate) struct Hands<'a> {
     job: &'a Arc<Job>,
     who: Who,
-    /// For blocks and for pages, if both are under way: a block is empty sooner if it does not wait behind many pages.
+    /// The second one is for blocks while pages are under way: a block is empty sooner if it does not wait behind many.
     queues: [Option<QueueId>; 2],
     /// Copies queued, to be told when the queue is drained: offset, length, arrived, error.
     queued: Vec<(u64, u64, u64, Option<Error>)>,
@@ -92,10 +92,10 @@ impl<'a> Hands<'a> {
                 self.job.device().return_queue(queue);
             }
             for (offset, len, got, error) in self.queued.drain(..) {
-                match &drained {
+                match drained {
                     Ok(()) => self.job.arrived(offset, len, got, error),
                     Err(e) => {
-                        let error = Error::device(*e, "copy", self.job.offset + offset, len);
+                        let error = Error::device(e, "copy", self.job.offset + offset, len);
                         self.job.arrived(offset, len, 0, Some(error));
                     }
                 }
