@@ -19,7 +19,7 @@
 //!
 //! Host is the caller, and while he registers memory nobody else: the driver has one lock, which is not fair. Seen (H200)
 //! while one thread registers piece after piece, 8 or 128 MiB at a time: a copy that another thread issues takes 3 us else
-//! and then up to 62 ms, until nearly all is registered. So pages ran out with a host beside him, and 12 threads that
+//! and then up to 60 ms, until nearly all is registered. So pages ran out with a host beside him, and 12 threads that
 //! copied while one registered brought less (12 to 13 GB/s of 4 KiB pieces) than without (14 to 18). Between two parts he
 //! lends empty pages and launches full ones, and each reader has a page in reserve for the time of a part. Only where he
 //! waits for storage, which has to be launched too, another thread is host beside him.
@@ -85,7 +85,7 @@ impl Readers {
         if threads < FEW { 0 } else { threads - 1 }
     }
 
-    /// Calls readers and a host for them, if so many are of use; the caller must be a thread of the program.
+    /// Calls readers, if so many are of use; the caller must be a thread of the program.
     pub(crate) fn call(copies: &Arc<Copies>) -> Option<Arc<Readers>> {
         let (work, wanted) = (&copies.work, copies.wanted().min(copies.work.core.batch_threads()));
         let outlet = copies.items.first()?.outlet;
