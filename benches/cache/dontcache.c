@@ -1,0 +1,118 @@
+/* Two ways to read a cold file in sequence without filling the page cache, beside the plain one.
+ *
+ *   dontcache FILE [ROUNDS]        prints one line of JSON per block size and way
+ *
+ *   plain      pread; the pages stay
+ *   dropped    pread; pages are dropped with POSIX_FADV_DONTNEED once the reader is 2 MiB past them (what SPIN's bounded
+ *              read-ahead set does for streams)
+ *   dontcache  preadv2 with RWF_DONTCACHE (Linux 6.14)
+ *
+ * The ways take turns on stretches of the file that are dropped first. `left` is what the page cache holds of the stretch
+ * afterwards, in MiB. The medians of ROUNDS (5) are printed. Exit status 77 where RWF_DONTCACHE is not offered. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef RWF_DONTCACHE
+#define RWF_DONTCACHE 0x80
+#endif
+
+enum { MIB = 1 << 20, STRETCH = 256 * MIB, KEPT = 2 * MIB, STEP = MIB / 2, WAYS = 3, MOST = 99 };
+static const char *ways[WAYS] = {"plain", "dropped", "dontcache"};
+
+static void die(const char *what)
+{
+    fprintf(stderr, "dontcache: %s: %s\n", what, strerror(errno));
+    exit(1);
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double cached_mib(int fd, off_t at, size_t size)
+{
+    void *map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, at);
+    unsigned char *pages = malloc(size / 4096);
+    size_t count = 0;
+    if (map == MAP_FAILED || !pages || mincore(map, size, pages))
+        die("mincore");
+    for (size_t i = 0; i < size / 4096; i++)
+        count += pages[i] & 1;
+    free(pages);
+    munmap(map, size);
+    return count / 256.0;
+}
+
+static double once(int fd, int way, size_t block, off_t at, size_t size, char *buffer)
+{
+    off_t dropped = at;
+    double begun = now();
+    for (off_t o = at; o < at + (off_t)size; o += block) {
+        struct iovec part = {buffer, block};
+        ssize_t n = way == 2 ? preadv2(fd, &part, 1, o, RWF_DONTCACHE) : pread(fd, buffer, block, o);
+        if (n < 0 && way == 2 && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL)) {
+            printf("skipped: RWF_DONTCACHE is not offered here\n");
+            exit(77);
+        }
+        if (n != (ssize_t)block)
+            die("read");
+        if (way == 1 && o + (off_t)block - dropped >= KEPT + STEP) {
+            /* From the start of the folio on: only whole ones are dropped. */
+            off_t from = dropped / KEPT * KEPT > at ? dropped / KEPT * KEPT : at;
+            posix_fadvise(fd, from, dropped + STEP - from, POSIX_FADV_DONTNEED);
+            dropped += STEP;
+        }
+    }
+    return size / (now() - begun) / 1e9;
+}
+
+int main(int argc, char **argv)
+{
+    static const size_t blocks[] = {4096, 16384, 65536, 131072, 262144, 524288, 1048576};
+    int rounds = argc > 2 ? atoi(argv[2]) : 5;
+    int fd = argc > 1 ? open(argv[1], O_RDONLY) : -1;
+    struct stat stat;
+    if (fd < 0 || fstat(fd, &stat) || stat.st_size < 2L * STRETCH || rounds < 1 || rounds > MOST) {
+        fprintf(stderr, "usage: dontcache FILE [ROUNDS]: a file of at least 512 MiB, 1 to %d rounds\n", MOST);
+        return 2;
+    }
+    char *buffer = aligned_alloc(4096, MIB);
+    off_t stretches = stat.st_size / STRETCH, next = 0;
+    for (size_t b = 0; b < sizeof blocks / sizeof *blocks; b++) {
+        double speed[WAYS][MOST], left[WAYS] = {0};
+        for (int round = 0; round < rounds; round++)
+            for (int turn = 0; turn < WAYS; turn++) {
+                int way = (turn + round) % WAYS;
+                size_t size = blocks[b] < 65536 ? STRETCH / 4 : STRETCH;
+                off_t at = next++ % stretches * STRETCH;
+                posix_fadvise(fd, at, STRETCH, POSIX_FADV_DONTNEED);
+                speed[way][round] = once(fd, way, blocks[b], at, size, buffer);
+                left[way] = cached_mib(fd, at, size);
+            }
+        for (int way = 0; way < WAYS; way++) {
+            qsort(speed[way], rounds, sizeof(double), by_size);
+            printf("{\"block\":%zu,\"way\":\"%s\",\"gbps\":%.3f,\"least\":%.3f,\"most\":%.3f,\"left\":%.1f}\n", blocks[b], ways[way],
+                   speed[way][rounds / 2], speed[way][0], speed[way][rounds - 1], left[way]);
+        }
+        fflush(stdout);
+    }
+    return 0;
+}
