@@ -5,9 +5,9 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use crate::settings::{Ordering, SMALL};
+use spinio_host::settings::{Ordering, SMALL};
 use crate::staging::BLOCK;
-use crate::stats::Direction;
+use spinio_stats::Direction;
 use crate::{Error, Runtime, Target};
 
 impl Runtime {
@@ -19,7 +19,7 @@ impl Runtime {
         if done.is_ok() {
             stats.piece(&watch, Route::Copy, Reason::Stream, 0, bytes.len() as u64, watch.begun());
         }
-        stats.end(&watch, &done.as_ref().map(|()| bytes.len()));
+        stats.end(&watch, &done.as_ref().map(|()| bytes.len()).map_err(Error::errno));
         done
     }
 
@@ -62,7 +62,7 @@ impl Runtime {
         if done.is_ok() {
             stats.piece(&watch, Route::Copy, Reason::Stream, 0, into.len() as u64, watch.begun());
         }
-        stats.end(&watch, &done.as_ref().map(|()| into.len()));
+        stats.end(&watch, &done.as_ref().map(|()| into.len()).map_err(Error::errno));
         done
     }
 

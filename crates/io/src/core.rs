@@ -10,18 +10,18 @@ use spinio_plan::{Reason, Route};
 
 use spinio_sys::linux;
 
-use crate::crew::{Crew, Idle, Tidy};
+use spinio_host::pool::{Crew, Idle, Tidy};
 use crate::file::ahead::ReadAhead;
 use crate::file::streams::Streams;
 use crate::file::{File, Files};
 use crate::hold::Holds;
-use crate::kernel::Kernel;
-use crate::lock::lock;
+use spinio_host::syscalls::Kernel;
+use spinio_host::lock;
 use crate::model::Models;
 use crate::own::{Leases, Uploads};
 use crate::pins::{Pins, QUIET};
 use crate::staging::Staging;
-use crate::stats::{self, Gauge};
+use spinio_stats::Gauge;
 use crate::{Settings, Target};
 
 /// Threads a request from which copying beats registering.
@@ -106,7 +106,7 @@ pub(crate) struct Core {
     pub(crate) models: Models,
     /// Some mate sleeps only until the pins have been quiet for long enough.
     watched: AtomicBool,
-    stats: OnceLock<stats::Home>,
+    stats: OnceLock<spinio_stats::Home>,
     keepers: OnceLock<Option<Crew>>,
     mates: OnceLock<Option<Crew>>,
     batchers: OnceLock<Option<Crew>>,
@@ -224,13 +224,13 @@ impl Core {
     /// Makes the table of the counters where the settings say. On the program's thread, before anybody counts: a helper
     /// opens its file, and must not wait for itself. `process`: for the runtime of the process, not one of many.
     pub(crate) fn open_stats(&self, process: bool) {
-        let place = stats::Place::of(&self.settings, process);
-        self.stats.get_or_init(|| stats::Home::new(place, self.settings.trace, || self.keepers()));
+        let place = spinio_stats::Place::of(&self.settings, process);
+        self.stats.get_or_init(|| spinio_stats::Home::new(place, self.settings.trace, || self.keepers()));
     }
 
     /// The counters.
-    pub(crate) fn stats(&self) -> &stats::Stats {
-        self.stats.get_or_init(|| stats::Home::new(stats::Place::Memory, false, || None)).stats()
+    pub(crate) fn stats(&self) -> &spinio_stats::Stats {
+        self.stats.get_or_init(|| spinio_stats::Home::new(spinio_stats::Place::Memory, false, || None)).stats()
     }
 
     /// Shows what is held now to those who read the counters.

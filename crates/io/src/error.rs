@@ -71,6 +71,21 @@ impl Error {
         Error { kind, operation, path: None, offset, len, device: Some(source) }
     }
 
+    /// An error of a request that ended early before anything was moved.
+    pub fn interrupted(operation: &'static str, offset: u64, len: u64) -> Error {
+        Error::kernel(Errno::INTR, operation, offset, len)
+    }
+
+    /// The errno a POSIX call returns for it.
+    pub fn errno(&self) -> Errno {
+        self.kind.errno()
+    }
+
+    /// The result of a request as the statistics take it.
+    pub fn outcome(result: &Result<usize, Error>) -> Result<usize, Errno> {
+        result.as_ref().copied().map_err(Error::errno)
+    }
+
     /// The same error, naming the file.
     pub fn with_path(mut self, path: impl Into<String>) -> Error {
         self.path = Some(path.into());

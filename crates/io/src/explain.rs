@@ -15,7 +15,7 @@ use crate::core::Core;
 use crate::file::Rights;
 use crate::file::residency::Survey;
 use crate::read::window;
-use crate::settings::SMALL;
+use spinio_host::settings::SMALL;
 use crate::{Error, Runtime};
 
 /// The buffer a read would go to.

@@ -37,7 +37,7 @@ use spinio_device::{Device, Pin};
 use spinio_sys::linux;
 
 use crate::file::Mapping;
-use crate::lock::lock;
+use spinio_host::lock;
 
 /// Bytes that may be pinned at all before a request stops to give back; at most an eighth of the memory.
 const HARD: u64 = 16 << 30;

@@ -9,7 +9,7 @@ use spinio_sys::linux::{self, Fd};
 
 use crate::core::Core;
 use crate::file::{ahead, streams};
-use crate::kernel::{Kernel, Linux};
+use spinio_host::syscalls::{Kernel, Linux};
 use crate::own::Tables;
 use crate::{Settings, stats};
 

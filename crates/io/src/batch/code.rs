@@ -14,13 +14,6 @@ use crate::core::Core;
 /// Bytes of a file at most.
 const MOST: usize = 4 << 20;
 
-/// The folder that holds without a setting: `$XDG_CACHE_HOME/spinio`, or below `$HOME/.cache`.
-pub(crate) fn folder(get: impl Fn(&str) -> Option<String>) -> Option<String> {
-    let absolute = |name: &str| get(name).filter(|path| path.starts_with('/'));
-    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(format!("{}/.cache", absolute("HOME")?)))?;
-    Some(format!("{cache}/spinio"))
-}
-
 /// The code of one runtime.
 pub(crate) struct Kept<'a>(pub(crate) &'a Arc<Core>);
 
@@ -50,7 +43,7 @@ impl CodeStore for Kept<'_> {
 mod tests {
     use super::*;
     use crate::Settings;
-    use crate::kernel::Linux;
+    use spinio_host::syscalls::Linux;
 
     #[test]
     fn what_is_kept_is_loaded_by_the_next_process() {
@@ -64,15 +57,5 @@ mod tests {
         let nowhere = Core::new(Settings { kernels: None, ..Settings::default() }, &Linux);
         Kept(&nowhere).keep("one", b"code");
         assert_eq!(Kept(&nowhere).load("one"), None);
-    }
-
-    #[test]
-    fn the_folder_follows_the_users_cache() {
-        let with = |pairs: &[(&str, &str)]| {
-            folder(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()))
-        };
-        assert_eq!(with(&[("HOME", "/home/a")]).as_deref(), Some("/home/a/.cache/spinio"));
-        assert_eq!(with(&[("HOME", "/home/a"), ("XDG_CACHE_HOME", "/c")]).as_deref(), Some("/c/spinio"));
-        assert_eq!(with(&[("HOME", "relative")]), None);
     }
 }

@@ -21,10 +21,10 @@ use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
 use crate::batch::frontier::Frontier;
-use crate::batch::gate::Gate;
+use spinio_host::task_scope::Gate;
 use crate::batch::outlet::{Page, Pen};
 use crate::batch::work::{HOST, Item, Source, Work};
-use crate::crew::Task;
+use spinio_host::pool::Task;
 use crate::staging::Block;
 
 /// Items a thread takes at once.

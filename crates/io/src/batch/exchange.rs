@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use crate::sync::{Condvar, Mutex, lock};
+use spinio_host::sync::{Condvar, Mutex, lock};
 
 pub(crate) struct Exchange<Empty, Full> {
     state: Mutex<State<Empty, Full>>,

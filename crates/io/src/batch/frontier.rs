@@ -12,7 +12,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::sync::AtomicU64;
+use spinio_host::sync::AtomicU64;
 
 /// Items that nobody has taken yet: a run of places.
 pub(crate) struct Frontier {

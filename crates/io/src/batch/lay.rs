@@ -20,10 +20,10 @@ use spinio_plan::{Crowd, Means, Reason};
 use spinio_sys::linux::PAGE;
 
 use crate::batch::readers::Readers;
-use crate::batch::share::{self, Room};
+use spinio_host::parallel::{self, Room};
 use crate::batch::work::{HOST, Item, Work};
 use crate::core::Core;
-use crate::lock::lock;
+use spinio_host::lock;
 
 /// Bytes of a part at most: 0.35 ms of the driver's lock, half a millisecond beside threads that copy. In that time a
 /// reader fills half a page, or a whole one where pieces are long; it has one in reserve.
@@ -108,7 +108,7 @@ pub(crate) fn lay(work: &Work, items: &mut Vec<Item>) -> Parts {
         Some(Some(b)) if item.outlet != HOST => b.at + ((item.offset >> b.shift) - b.first) as usize,
         _ => used,
     };
-    let shared = items.len() >= share::MANY && share::chunks(items.len()) * (used + 1) <= items.len();
+    let shared = items.len() >= parallel::MANY && parallel::chunks(items.len()) * (used + 1) <= items.len();
     let mut ends = match shared {
         true => distribute_shared(&work.core, items, used + 1, bucket),
         false => distribute(items, used + 1, bucket),
@@ -134,8 +134,8 @@ fn look(work: &Work, items: &[Item], crowd_of: impl Fn(&Item) -> usize) -> Vec<S
     }
     if let Some(first) = items.first().filter(|i| work.alike && i.outlet != HOST) {
         let seen = Mutex::new(&mut all[crowd_of(first)]);
-        share::share(&work.core, items.len(), |chunk| {
-            let some = &items[share::chunk(chunk, items.len())];
+        parallel::share(|| work.core.readers(), Readers::most(work.core.batch_threads()), items.len(), |chunk| {
+            let some = &items[parallel::chunk(chunk, items.len())];
             let of = some.iter().fold((0, u64::MAX, 0), |(bytes, first, end), i| {
                 let len = u64::from(i.len);
                 (bytes + len, u64::min(first, i.offset), u64::max(end, i.offset + len))
@@ -190,12 +190,12 @@ fn distribute_shared<T: Copy + Send + Sync + 'static>(
     buckets: usize,
     bucket: impl Fn(&T) -> usize + Sync,
 ) -> Vec<usize> {
-    let (n, chunks) = (items.len(), share::chunks(items.len()));
+    let (n, chunks) = (items.len(), parallel::chunks(items.len()));
     // How many of each chunk go to each bucket, and then where the next one of them goes.
     let counts: Vec<Mutex<Vec<usize>>> = (0..chunks).map(|_| Mutex::default()).collect();
-    share::share(core, n, |chunk| {
+    parallel::share(|| core.readers(), Readers::most(core.batch_threads()), n, |chunk| {
         let mut count = vec![0; buckets];
-        items[share::chunk(chunk, n)].iter().for_each(|item| count[bucket(item)] += 1);
+        items[parallel::chunk(chunk, n)].iter().for_each(|item| count[bucket(item)] += 1);
         *lock(&counts[chunk]) = count;
     });
     let mut places: Vec<Vec<usize>> = counts.iter().map(|count| std::mem::take(&mut *lock(count))).collect();
@@ -210,9 +210,9 @@ fn distribute_shared<T: Copy + Send + Sync + 'static>(
     let places: Vec<Mutex<Vec<usize>>> = places.into_iter().map(Mutex::new).collect();
     let mut sorted = Vec::with_capacity(n);
     let room = Room::of(&mut sorted);
-    share::share(core, n, |chunk| {
+    parallel::share(|| core.readers(), Readers::most(core.batch_threads()), n, |chunk| {
         let mut next = lock(&places[chunk]);
-        for item in &items[share::chunk(chunk, n)] {
+        for item in &items[parallel::chunk(chunk, n)] {
             let place = &mut next[bucket(item)];
             // SAFETY: the places of a chunk in a bucket are its own, as many as it counted; the vector waits.
             unsafe { room.put(*place, *item) };
@@ -233,7 +233,7 @@ fn distribute_shared<T: Copy + Send + Sync + 'static>(
 mod tests {
     use super::*;
     use crate::Settings;
-    use crate::kernel::Linux;
+    use spinio_host::syscalls::Linux;
 
     #[test]
     fn items_come_into_their_buckets_and_none_is_lost() {
@@ -242,7 +242,7 @@ mod tests {
         let all: &dyn Fn(&mut Vec<usize>, usize) -> Vec<usize> =
             &|items, n| distribute_shared(&core, items, n, |i| i % n);
         let few = [(0usize, 1usize), (1, 3), (1000, 1), (1000, 7), (5, 100)].map(|(n, buckets)| (n, buckets, one));
-        let many = [(0, 1), (share::MANY, 7), (10 * share::MANY + 5, 100)].map(|(n, buckets)| (n, buckets, all));
+        let many = [(0, 1), (parallel::MANY, 7), (10 * parallel::MANY + 5, 100)].map(|(n, buckets)| (n, buckets, all));
         for (n, buckets, distribute) in few.into_iter().chain(many) {
             let mut items: Vec<usize> = (0..n).map(|i| i * 7919 % 10_007).collect();
             let mut sorted = items.clone();

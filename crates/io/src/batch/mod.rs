@@ -37,16 +37,13 @@ pub(crate) mod code;
 mod copies;
 mod exchange;
 mod frontier;
-pub(crate) mod gate;
 mod held;
 mod lay;
 mod list;
 mod outlet;
-mod panics;
 mod readers;
 mod register;
 mod residency;
-mod share;
 mod sort;
 mod storage;
 mod ticket;
@@ -64,7 +61,7 @@ pub use self::ticket::Ticket;
 use self::copies::Copies;
 use self::held::Held;
 use self::list::List;
-use self::panics::Panics;
+use spinio_host::panic_relay::Panics;
 use self::readers::Readers;
 use self::register::Registered;
 use self::residency::Where;
@@ -73,7 +70,7 @@ use self::storage::Storage;
 use self::work::{HOST, Item, Work};
 use crate::core::Core;
 use crate::read::{self, large};
-use crate::stats::{Direction, Watch};
+use spinio_stats::{Direction, Watch};
 use crate::{Error, Runtime, Target};
 
 /// How a batch went.
@@ -168,7 +165,7 @@ impl Sorted {
         if done.is_none() {
             let (list, errno) = (work.list, Errno::IO);
             (0..list.len()).for_each(|i| list.set(i, -i64::from(errno.raw_os_error())));
-            work.core.stats().end(&work.watch, &Err(&Error::kernel(errno, "read a batch", 0, 0)));
+            work.core.stats().end(&work.watch, &Err(errno));
         }
         panics.go_on();
         done.unwrap_or_default()

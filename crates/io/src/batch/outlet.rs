@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use spinio_device::{Device, DeviceAddr, DeviceError, Fence, Gathered, QueueId, Wait};
 
 use crate::core::Core;
-use crate::lock::lock;
+use spinio_host::lock;
 use crate::staging::{BLOCK, Block, Staging};
 
 /// Bytes of a piece in a list.

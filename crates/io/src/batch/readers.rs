@@ -42,12 +42,12 @@ use spinio_sys::linux::{self, Fd};
 
 use crate::batch::copies::{Copies, Opens, STEP, Sheet};
 use crate::batch::exchange::{Exchange, Next, Reader};
-use crate::batch::gate::Gate;
+use spinio_host::task_scope::Gate;
 use crate::batch::outlet::Page;
 use crate::batch::work::{HOST, Item};
-use crate::crew::Task;
-use crate::kernel::Kernel;
-use crate::lock::lock;
+use spinio_host::pool::Task;
+use spinio_host::syscalls::Kernel;
+use spinio_host::lock;
 use crate::own::is_own;
 use crate::staging::{Block, Staging};
 

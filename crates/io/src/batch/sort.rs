@@ -23,7 +23,7 @@ use crate::batch::code::Kept;
 use crate::batch::held::Held;
 use crate::batch::list::List;
 use crate::batch::outlet::Outlet;
-use crate::batch::share::{self, Room};
+use spinio_host::parallel::{self, Room};
 use crate::batch::work::{CUT, HOST, Item, Source};
 use crate::core::Core;
 
@@ -131,7 +131,7 @@ impl<'a> Sorter<'a> {
             let result = self.piece(i).unwrap_or_else(|errno| -i64::from(errno.raw_os_error()));
             self.list.set(i, result);
             i += 1;
-            if self.turns > 0 && self.list.len() - i >= share::MANY && !self.held.is_on() {
+            if self.turns > 0 && self.list.len() - i >= parallel::MANY && !self.held.is_on() {
                 i = self.run(i);
             }
             if self.held.is_on() {
@@ -162,9 +162,9 @@ impl<'a> Sorter<'a> {
         self.turns -= 1;
         self.items.reserve(n);
         let room = Room::of(&mut self.items);
-        share::share(core, n, |chunk| {
+        parallel::share(|| core.readers(), crate::batch::readers::Readers::most(core.batch_threads()), n, |chunk| {
             let mut sum = 0;
-            for at in share::chunk(chunk, n) {
+            for at in parallel::chunk(chunk, n) {
                 let index = i + at;
                 let asked = list.get(index);
                 let (offset, len, to) = (asked.offset, asked.len, asked.address);

@@ -36,15 +36,15 @@ use spinio_plan::{Joining, Reason, Route, Wanted, merge};
 use spinio_sys::Errno;
 use spinio_sys::linux::Ring;
 
-use crate::batch::gate::Gate;
+use spinio_host::task_scope::Gate;
 use crate::batch::outlet::{ENTRY, Page, Pen};
-use crate::batch::panics::Panics;
+use spinio_host::panic_relay::Panics;
 use crate::batch::readers::Readers;
 use crate::batch::work::{CUT, Item, Work};
 use crate::core::KEEPERS;
-use crate::crew::Task;
-use crate::interrupt::is_interrupted;
-use crate::lock::lock;
+use spinio_host::pool::Task;
+use spinio_host::is_interrupted;
+use spinio_host::lock;
 use crate::staging::BLOCK;
 
 /// Reads in flight.

@@ -19,8 +19,8 @@ use spinio_sys::linux::spawn_quiet;
 
 use crate::batch::{Done, Sorted};
 use crate::core::Core;
-use crate::crew::{STACK, Task};
-use crate::lock::lock;
+use spinio_host::pool::{STACK, Task};
+use spinio_host::lock;
 
 enum State {
     /// Nobody has begun.

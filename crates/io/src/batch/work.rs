@@ -9,8 +9,8 @@ use crate::batch::list::List;
 use crate::batch::outlet::Outlet;
 use crate::core::Core;
 use crate::file::File;
-use crate::lock::lock;
-use crate::stats::Watch;
+use spinio_host::lock;
+use spinio_stats::Watch;
 
 /// Bytes of an [`Item`] at most: longer pieces are cut, so that threads can share them.
 pub(crate) const CUT: u64 = 256 << 10;

@@ -42,12 +42,12 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd, FileKind, News, PAGE, Stat};
 
 use crate::core::Core;
-use crate::crew::{Crew, PrivateFd};
+use spinio_host::{pool::{Crew}, shadow_fd::{PrivateFd}};
 use crate::file::{File, Rights, residency, streams};
-use crate::kernel::Kernel;
-use crate::lock::lock;
-use crate::settings::{Cache, Settings};
-use crate::stats::Gauge;
+use spinio_host::syscalls::Kernel;
+use spinio_host::lock;
+use spinio_host::settings::{Cache, Settings};
+use spinio_stats::Gauge;
 
 /// Streams that are told apart.
 const WAYS: usize = 64;

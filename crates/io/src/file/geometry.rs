@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use spinio_plan::geometry::{self, Source, Stack, overlay};
 use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
-use crate::kernel::Kernel;
-use crate::lock::lock;
+use spinio_host::syscalls::Kernel;
+use spinio_host::lock;
 use crate::{Error, Runtime};
 
 /// How long a stack is believed.

@@ -31,13 +31,13 @@ use spinio_plan::Reason;
 use spinio_plan::geometry::Stack;
 use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
 
-use crate::crew::{Crew, PrivateFd};
+use spinio_host::{pool::{Crew}, shadow_fd::{PrivateFd}};
 use crate::file::ahead::Watched;
 use crate::file::geometry::Stacks;
 use crate::file::stripes::Stripes;
 use crate::file::tables::Tables;
-use crate::kernel::Kernel;
-use crate::lock::lock;
+use spinio_host::syscalls::Kernel;
+use spinio_host::lock;
 
 const SEEK_END: i32 = 2;
 const OVERLAYFS: u64 = 0x794c_7630;
@@ -264,7 +264,7 @@ impl Drop for File {
     }
 }
 
-type Graves = crate::crew::Graveyard;
+type Graves = spinio_host::shadow_fd::Graveyard;
 
 /// The files that SPIN remembers now.
 pub(crate) struct Files {

@@ -22,7 +22,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, PAGE, RWF_NOWAIT};
 
 use crate::file::{Mapping, Rights};
-use crate::kernel::Kernel;
+use spinio_host::syscalls::Kernel;
 
 const STEP: u64 = 512 << 10;
 const RUN: u64 = 64 << 10;

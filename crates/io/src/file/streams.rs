@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use spinio_plan::readahead::{BEGIN, CACHED_STEP, PATIENCE, STEP, STRIDE};
 use spinio_sys::linux::{Advice, Fd, Stat};
 
-use crate::settings::{Cache, Settings};
+use spinio_host::settings::{Cache, Settings};
 
 /// Descriptors told apart; others share a slot, and only cost each other a look.
 const SLOTS: usize = 256;

@@ -29,8 +29,8 @@ use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
 use super::File;
 use crate::core::Core;
-use crate::kernel::Kernel;
-use crate::lock::lock;
+use spinio_host::syscalls::Kernel;
+use spinio_host::lock;
 
 /// An array with parity under a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

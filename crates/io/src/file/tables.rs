@@ -23,7 +23,7 @@ use spinio_sys::linux::PAGE;
 
 use crate::core::Core;
 use crate::file::{File, Mapping};
-use crate::lock::lock;
+use spinio_host::lock;
 
 /// A page that takes longer is worth somebody else's time.
 const LONG: Duration = Duration::from_nanos(20);

@@ -13,7 +13,7 @@ use spinio_sys::linux::Fd;
 use crate::Runtime;
 use crate::core::Core;
 use crate::hold::{NotHeld, Using};
-use crate::lock::lock;
+use spinio_host::lock;
 
 /// A mapped range. It stays until it is dropped, by the process that mapped it: in a forked child it is an address and
 /// no memory.

@@ -60,7 +60,7 @@ use self::watch::Watch;
 use crate::Runtime;
 use crate::core::Core;
 use crate::file::{File, Rights};
-use crate::lock::lock;
+use spinio_host::lock;
 
 /// A held file.
 pub(crate) struct Hold {
@@ -254,7 +254,7 @@ impl Holds {
     fn new_hold(
         &self,
         core: &Arc<Core>,
-        crew: &crate::crew::Crew,
+        crew: &spinio_host::pool::Crew,
         fd: Fd,
         stat: linux::Stat,
         watcher: u32,

@@ -9,7 +9,7 @@ use spinio_sys::linux::Fd;
 
 use crate::core::Core;
 use crate::hold::Using;
-use crate::stats::Watch;
+use spinio_stats::Watch;
 use crate::{Error, Target};
 
 /// Bytes from which the caller sleeps while it waits.

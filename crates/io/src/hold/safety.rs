@@ -30,8 +30,8 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use crate::core::Core;
-use crate::crew::PrivateFd;
-use crate::kernel::Kernel;
+use spinio_host::shadow_fd::PrivateFd;
+use spinio_host::syscalls::Kernel;
 
 /// Why a file cannot be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use crate::sync::{Condvar, Mutex, give_way, lock};
+use spinio_host::sync::{Condvar, Mutex, give_way, lock};
 
 struct State<T> {
     users: usize,

@@ -20,8 +20,8 @@ use spinio_sys::linux::{self, Fd, News};
 
 use super::Hold;
 use crate::core::Core;
-use crate::kernel::Kernel;
-use crate::lock::lock;
+use spinio_host::syscalls::Kernel;
+use spinio_host::lock;
 
 const STACK: usize = 1 << 20;
 

@@ -35,11 +35,11 @@ use spinio_plan::{Calibration, Correction, Extent, Model, Objective, Route, Segm
 
 use crate::core::{Core, KEEPERS};
 use crate::file::File;
-use crate::lock::lock;
+use spinio_host::lock;
 
 pub use place::Place;
-pub(crate) use place::storage_name;
-pub use store::{folder, path};
+pub use spinio_host::settings::model_folder as folder;
+pub use store::path;
 pub use trial::Trial;
 
 /// Requests below this are all overhead, and teach nothing about a route.

@@ -5,13 +5,7 @@
 //!                                                   none of these: the kernel's name for it
 //! ```
 
-use std::ffi::CString;
-
 use spinio_device::{Device, DeviceKind};
-use spinio_sys::linux;
-
-use super::store::read_short;
-
 /// Where a model holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
@@ -73,30 +67,6 @@ pub(crate) fn device_name(device: &dyn Device) -> String {
     }
 }
 
-/// The name of the storage under a device number. On a keeper.
-pub(crate) fn storage_name(dev: u64) -> String {
-    let (major, minor) = (linux::major(dev), linux::minor(dev));
-    let base = format!("/sys/dev/block/{major}:{minor}");
-    let text = |leaf: &str| {
-        let read = read_short(&CString::new(format!("{base}/{leaf}")).ok()?)?;
-        let read = read.split_whitespace().collect::<Vec<_>>().join(" ");
-        (!read.is_empty()).then_some(read)
-    };
-    let up = if text("partition").is_some() { "../" } else { "" };
-    for leaf in ["dm/uuid", "md/uuid", "wwid", "device/wwid", "device/serial", "serial"] {
-        if let Some(name) = text(&format!("{up}{leaf}")) {
-            return name;
-        }
-    }
-    let mut target = [0u8; 512];
-    let link = CString::new(base).ok().and_then(|path| linux::readlink(&path, &mut target).ok());
-    let link = String::from_utf8_lossy(&target[..link.unwrap_or(0)]).into_owned();
-    let mut parts = link.rsplit('/').filter(|p| !p.is_empty());
-    let own = parts.next();
-    let name = if up.is_empty() { own } else { parts.next().or(own) };
-    name.map_or_else(|| "no block device".to_owned(), str::to_owned)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,10 +79,5 @@ mod tests {
         assert!(!name.contains('/'));
         assert_ne!(place("cuda é"), place("cuda è"));
         assert_eq!(Place::new(String::new(), 0x1234, String::new()).file_system, "1234");
-    }
-
-    #[test]
-    fn a_device_number_that_is_none_has_a_name_all_the_same() {
-        assert_eq!(storage_name(0), "no block device");
     }
 }

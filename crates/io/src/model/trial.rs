@@ -19,7 +19,7 @@ use super::Place;
 use crate::file::File;
 use crate::read::job::{Job, Request};
 use crate::read::large;
-use crate::stats::Direction;
+use spinio_stats::Direction;
 use crate::{Error, Runtime, Target};
 
 type Result<T> = core::result::Result<T, Error>;
@@ -155,7 +155,7 @@ impl Trial<'_> {
         job.add(0, segments, false);
         job.call_helpers();
         let got = job.finish();
-        core.stats().end(&watch, &got.as_ref().map(|n| *n as usize));
+        core.stats().end(&watch, &got.as_ref().map(|n| *n as usize).map_err(Error::errno));
         let spent = begun.elapsed();
         drop(under_way);
         core.watch_pins();

@@ -32,9 +32,9 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 
 use super::OwnFile;
-use crate::lock::lock;
+use spinio_host::lock;
 use crate::staging::{BLOCK, Block, Staging, owner};
-use crate::stats::{Direction, Watch};
+use spinio_stats::{Direction, Watch};
 use crate::{Error, Runtime, Target};
 
 /// No result yet.
@@ -297,7 +297,7 @@ impl Upload {
         let stats = self.file.core.stats();
         stats.piece(&self.watch, Route::Copy, Reason::Forced, 0, state.good as u64, self.begun);
         let told = result.map_err(|e| Error::kernel(e, "read", self.at, self.len as u64));
-        stats.end(&self.watch, &told.as_ref().copied());
+        stats.end(&self.watch, &Error::outcome(&told));
         let value = result.map_or_else(|e| -(e.raw_os_error() as isize), |good| good as isize);
         self.result.0.value.store(value, Release);
     }

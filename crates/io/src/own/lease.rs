@@ -21,8 +21,8 @@ use spinio_sys::linux::{self, Fd};
 use super::{OwnFile, Result};
 use crate::core::Core;
 use crate::hold::word;
-use crate::kernel::Kernel;
-use crate::lock::lock;
+use spinio_host::syscalls::Kernel;
+use spinio_host::lock;
 
 /// One lease; the lock is held while something relies on it.
 struct Held {

@@ -36,9 +36,9 @@ use crate::Runtime;
 use spinio_plan::geometry::Stack;
 
 use crate::core::Core;
-use crate::crew::PrivateFd;
-use crate::interrupt::is_interrupted;
-use crate::kernel::Kernel;
+use spinio_host::shadow_fd::PrivateFd;
+use spinio_host::is_interrupted;
+use spinio_host::syscalls::Kernel;
 
 /// Numbers from here on are a keeper's; far above the most that a table can hold (`fs.nr_open`, 2^20, at most 2^31 / 64).
 const OWN: Fd = 1 << 28;
@@ -306,7 +306,7 @@ impl Runtime {
     /// ENOSYS: this kernel gives no thread a table of its own.
     ///
     /// A lease of somebody's is waited for here, on the caller's thread: keepers are few, and whoever holds the lease, a
-    /// session of this process perhaps, needs them to give it back. EINTR: that was interrupted ([`crate::interruptible`]).
+    /// session of this process perhaps, needs them to give it back. EINTR: that was interrupted ([`spinio_host::interruptible`]).
     /// Nor does a named pipe wait for its other end.
     pub fn open(&self, path: &CStr, flags: u32, mode: u32) -> Result<OwnFile> {
         let core = self.core();

@@ -13,13 +13,13 @@ use crate::file::File;
 use crate::file::canary;
 use crate::file::streams;
 use crate::file::tables;
-use crate::lock::lock;
+use spinio_host::lock;
 use crate::read::engine::LONG;
 use crate::read::job::{Job, Request};
 use crate::read::plain::Plain;
 use crate::read::window::page_cache;
-use crate::settings::SMALL;
-use crate::stats::Watch;
+use spinio_host::settings::SMALL;
+use spinio_stats::Watch;
 use crate::{Error, Target};
 
 /// A `pread` or `read` of more than [`SMALL`] bytes, all of them inside the allocation.

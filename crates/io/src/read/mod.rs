@@ -39,8 +39,8 @@ use spinio_sys::linux::{Fd, FileKind};
 
 use self::plain::Plain;
 use crate::core::Core;
-use crate::settings::SMALL;
-use crate::stats::Direction;
+use spinio_host::settings::SMALL;
+use spinio_stats::Direction;
 use crate::{Error, Runtime, Target};
 
 type Result<T> = core::result::Result<T, Error>;
@@ -61,7 +61,7 @@ pub(crate) fn read(core: &Arc<Core>, fd: Fd, at: Option<u64>, to: Target, len: u
     let stats = core.stats();
     let watch = stats.begin(Direction::Read, fd, at, len as u64).on(to.allocation.device);
     let got = large::read(core, &watch, fd, at, to, len);
-    stats.end(&watch, &got.as_ref().copied());
+    stats.end(&watch, &Error::outcome(&got));
     got
 }
 
@@ -106,7 +106,7 @@ impl Runtime {
             queue: Some(queue),
         };
         let got = plain.read(self.core());
-        stats.end(&watch, &got.as_ref().copied());
+        stats.end(&watch, &Error::outcome(&got));
         got
     }
 

@@ -10,10 +10,10 @@ use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
 use crate::core::Core;
-use crate::interrupt::is_interrupted;
+use spinio_host::is_interrupted;
 use crate::read::stored;
 use crate::staging::BLOCK;
-use crate::stats::Watch;
+use spinio_stats::Watch;
 use crate::{Error, Target};
 
 /// A queue that is given back when it goes out of scope.

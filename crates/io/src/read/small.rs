@@ -15,17 +15,17 @@ use spinio_sys::linux::Fd;
 
 use crate::core::Core;
 use crate::read::{large, passed, stored};
-use crate::settings::Ordering;
-use crate::stats::Direction;
+use spinio_host::settings::Ordering;
+use spinio_stats::Direction;
 use crate::{Error, Target};
 
-/// A `read` or `pread` of at most [`crate::settings::SMALL`] bytes, all of them inside the allocation.
+/// A `read` or `pread` of at most [`spinio_host::settings::SMALL`] bytes, all of them inside the allocation.
 pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
     let stats = core.stats();
     let watch = stats.begin_small(Direction::Read, fd, at, len as u64).on(to.allocation.device);
     let mut way = (Route::Copy, Reason::Small);
     let got = bytes(core, fd, at, to, len, &mut way);
-    stats.end_small(&watch, way.0, way.1, &got.as_ref().copied());
+    stats.end_small(&watch, way.0, way.1, &Error::outcome(&got));
     if watch.is_timed() {
         core.publish();
     }

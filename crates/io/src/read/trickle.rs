@@ -20,7 +20,7 @@ use spinio_sys::linux::Fd;
 use crate::core::Core;
 use crate::read::{large, passed, small, stored};
 use crate::staging::BLOCK;
-use crate::stats::Direction;
+use spinio_stats::Direction;
 use crate::{Error, Target};
 
 /// A `read` or `pread` of a cold stream, all of it inside the allocation; `None` if it is none, or too long.
@@ -35,7 +35,7 @@ pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize)
     if let Ok(got @ 1..) = got {
         stats.piece(&watch, way.0, way.1, 0, got as u64, watch.begun());
     }
-    stats.end(&watch, &got.as_ref().copied());
+    stats.end(&watch, &Error::outcome(&got));
     core.publish();
     passed(core, fd, at, &got);
     Some(got)

@@ -10,7 +10,7 @@ use spinio_sys::linux;
 use crate::core::Core;
 use crate::file::residency::{Survey, absent_runs};
 use crate::file::{File, Rights};
-use crate::lock::lock;
+use spinio_host::lock;
 use crate::read::job::Job;
 use crate::read::work::Who;
 

@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 use spinio_device::{Device, DeviceError, ErrorKind, Fence, Pinned, QueueId, Wait};
 use spinio_sys::linux;
 
-use crate::sync::{Mutex, Patience, give_way, lane, lock};
+use spinio_host::sync::{Mutex, Patience, give_way, lane, lock};
 
 /// Bytes of a block.
 ///

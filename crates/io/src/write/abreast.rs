@@ -42,9 +42,9 @@ use super::gather::Gathered;
 use super::later::shared;
 use super::whole::{Hand, MOST_VECTORS};
 use super::{Result, Write, bound, reason};
-use crate::crew::{Crew, PrivateFd};
-use crate::interrupt::is_interrupted;
-use crate::lock::lock;
+use spinio_host::{pool::{Crew}, shadow_fd::{PrivateFd}};
+use spinio_host::is_interrupted;
+use spinio_host::lock;
 use crate::own::is_own;
 
 /// Bytes of a portion. Enough for storage to be busy with; little enough for several to be under way in a part of the ring.

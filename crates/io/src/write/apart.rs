@@ -23,10 +23,10 @@ use spinio_sys::linux::Fd;
 use super::gather::{Gathered, Into, Order};
 use super::{Part, Result, bound};
 use crate::core::{Core, KEEPERS};
-use crate::crew::Task;
-use crate::kernel::Kernel;
-use crate::lock::lock;
-use crate::stats::Direction;
+use spinio_host::pool::Task;
+use spinio_host::syscalls::Kernel;
+use spinio_host::lock;
+use spinio_stats::Direction;
 use crate::{Error, OwnFile, Runtime};
 
 /// A range that one call of the kernel writes.
@@ -186,7 +186,7 @@ impl Runtime {
             let why = if route == Route::Direct { Reason::WholeStripes } else { Reason::IntoCache };
             stats.piece(&watch, route, why, 0, wrote as u64, begun);
         }
-        stats.end(&watch, &wrote);
+        stats.end(&watch, &wrote.map_err(Error::errno));
         unwritten
     }
 }

@@ -39,7 +39,7 @@ use super::choice::{LEAST_DIRECT, LEAST_P2P, Prospect, SYNC};
 use super::whole::Hand;
 use super::{Part, Result, Write, bound};
 use crate::core::Verdict;
-use crate::crew::PrivateFd;
+use spinio_host::shadow_fd::PrivateFd;
 use crate::file::File;
 use crate::staging::BLOCK;
 use crate::{Error, Target};

@@ -32,8 +32,8 @@ use spinio_sys::linux::{self, Fd, FileKind};
 use super::gather::{Gathered, Into, Order};
 use super::{Part, Result, Write, bound, fit, reason};
 use crate::core::Core;
-use crate::crew::PrivateFd;
-use crate::stats::{Direction, Watch};
+use spinio_host::shadow_fd::PrivateFd;
+use spinio_stats::{Direction, Watch};
 use crate::{Error, Runtime, Target};
 
 /// Where a result goes: bytes written, or an errno below zero.
@@ -82,7 +82,7 @@ impl Later {
             stats.piece(&self.watch, Route::Copy, why, 0, wrote as u64, begun);
         }
         let failed = wrote.map_err(|e| Error::kernel(e, "write", offset, self.gathered.len as u64));
-        stats.end(&self.watch, &failed.as_ref().copied());
+        stats.end(&self.watch, &Error::outcome(&failed));
         self.slot.set(wrote);
     }
 }
@@ -97,7 +97,7 @@ unsafe extern "C" fn called(later: *mut c_void) {
     let (core, watch, slot) = (Arc::clone(&later.core), later.watch, later.slot);
     let (offset, len) = (later.offset, later.gathered.len as u64);
     if catch_unwind(AssertUnwindSafe(|| later.write())).is_err() {
-        core.stats().end(&watch, &Err(&Error::kernel(Errno::IO, "write", offset, len)));
+        core.stats().end(&watch, &Err(Errno::IO));
         slot.set(Err(Errno::IO));
     }
 }
@@ -143,7 +143,7 @@ impl Runtime {
         let twin = if len as u64 <= bound(core) { shared(core, fd, (stat.dev, stat.ino)) } else { None };
         if let Some(twin) = twin {
             let gathered = Gathered::begin(core, &order, &parts, Into::Queued, at)
-                .inspect_err(|error| core.stats().end(&watch, &Err(error)))?;
+                .inspect_err(|error| core.stats().end(&watch, &Err(error.errno())))?;
             let later =
                 Box::into_raw(Box::new(Later { core: Arc::clone(core), twin, gathered, offset: at, slot, watch }));
             // SAFETY: `called` takes the box, once.
@@ -156,7 +156,7 @@ impl Runtime {
         // At once, behind what is on the queue.
         let write = Write { core, fd, at: Some(at), flags: 0, parts: &parts, len, stat, watch };
         let wrote = write.behind(&order);
-        core.stats().end(&watch, &wrote.as_ref().copied());
+        core.stats().end(&watch, &Error::outcome(&wrote));
         slot.set(wrote.as_ref().copied().map_err(|e| e.kind.errno()));
         wrote.map(drop)
     }

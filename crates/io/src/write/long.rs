@@ -32,7 +32,7 @@ use super::{Result, Write, bound, reason};
 use crate::Error;
 use crate::file::File;
 use crate::file::stripes::Surveyed;
-use crate::interrupt::is_interrupted;
+use spinio_host::is_interrupted;
 use crate::read::large::{reserve, unreserve};
 use crate::staging::BLOCK;
 

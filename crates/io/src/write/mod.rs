@@ -60,7 +60,7 @@ use spinio_sys::linux::{self, Fd, FileKind, Stat};
 use crate::core::Core;
 use crate::own::is_own;
 use crate::staging::BLOCK;
-use crate::stats::{Direction, Watch};
+use spinio_stats::{Direction, Watch};
 use crate::{Error, Runtime, Target};
 
 /// Bytes from which a write of a block device is made in portions.
@@ -215,7 +215,7 @@ impl Runtime {
             watch = watch.on(from.allocation.device);
         }
         let wrote = self.write_watched(fd, at, flags, parts, asked, watch);
-        stats.end(&watch, &wrote.as_ref().copied());
+        stats.end(&watch, &Error::outcome(&wrote));
         wrote
     }
 

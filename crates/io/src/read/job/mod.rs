@@ -39,18 +39,18 @@ use spinio_plan::{Extent, Reason, Route, Segment};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use crate::batch::gate::Gate;
+use spinio_host::task_scope::Gate;
 use crate::core::Core;
 use crate::file::{File, Mapping};
-use crate::interrupt::{interrupted, is_interrupted};
-use crate::lock::lock;
+use spinio_host::is_interrupted;
+use spinio_host::lock;
 use crate::model::{Expected, Known, TEACHES};
 use crate::own::is_own;
 use crate::read::engine::{Hands, LONG};
 use crate::read::populate::Populate;
 use crate::read::work::{Piece, Queues, Who};
 use crate::staging::{BLOCK, Staging};
-use crate::stats::Watch;
+use spinio_stats::Watch;
 use crate::{Error, Target};
 
 /// Bytes that are surveyed and planned together; a multiple of [`BLOCK`].
@@ -265,7 +265,7 @@ impl Job {
         left.extend([cache, dma, storage].into_iter().flat_map(|queue| queue.drain(..)).map(|p| (p.offset, p.len)));
         drop(queues);
         for (offset, len) in left {
-            self.arrived(offset, len, 0, Some(interrupted("read", self.offset, self.len)));
+            self.arrived(offset, len, 0, Some(Error::interrupted("read", self.offset, self.len)));
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use spinio_plan::Route;
 
 use super::Job;
-use crate::lock::lock;
+use spinio_host::lock;
 use crate::read::beside;
 use crate::read::work::{P2P_PIECE, Piece, Who, Work};
 use crate::staging::BLOCK;
