@@ -19,10 +19,12 @@ mod error;
 mod host_memory;
 pub mod p2pmem;
 pub mod registry;
+mod target;
 mod thread_queue;
 mod traits;
 
 pub use error::{DeviceError, ErrorKind};
+pub use target::Target;
 pub use thread_queue::{set_thread_queue, thread_queue};
 pub use traits::{
     Abilities, Allocation, CodeStore, Device, DeviceAddr, DeviceId, DeviceKind, Fence, Gathered, Pin, Pinned, QueueId,

@@ -18,9 +18,6 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-use spinio_sys::Errno;
-
-use crate::Error;
 
 #[derive(Clone, Copy)]
 struct Asking {
@@ -68,11 +65,6 @@ pub fn is_interrupted() -> bool {
     let stop = (asking.ask)();
     ASKING.set(Some(Asking { last: Instant::now(), stop, ..asking }));
     stop
-}
-
-/// What a request says that ended before anything was moved.
-pub(crate) fn interrupted(operation: &'static str, offset: u64, len: u64) -> Error {
-    Error::kernel(Errno::INTR, operation, offset, len)
 }
 
 #[cfg(test)]

@@ -14,11 +14,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// The first panic of a batch, if there was one.
 #[derive(Default)]
-pub(crate) struct Panics(Option<Box<dyn Any + Send>>);
+pub struct Panics(Option<Box<dyn Any + Send>>);
 
 impl Panics {
     /// Runs a part; `None`: it panicked.
-    pub(crate) fn keep<T>(&mut self, part: impl FnOnce() -> T) -> Option<T> {
+    pub fn keep<T>(&mut self, part: impl FnOnce() -> T) -> Option<T> {
         match catch_unwind(AssertUnwindSafe(part)) {
             Ok(done) => Some(done),
             Err(panic) => {
@@ -29,12 +29,12 @@ impl Panics {
     }
 
     /// Whether there was one.
-    pub(crate) fn any(&self) -> bool {
+    pub fn any(&self) -> bool {
         self.0.is_some()
     }
 
     /// Lets it go on, now that nobody is left.
-    pub(crate) fn go_on(self) {
+    pub fn go_on(self) {
         if let Some(panic) = self.0 {
             resume_unwind(panic);
         }

@@ -15,16 +15,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::batch::gate::Gate;
-use crate::batch::readers::Readers;
-use crate::core::Core;
-use crate::crew::Task;
+use crate::pool::{Crew, Task};
+use crate::task_scope::Gate;
 
 /// Pieces that a thread is woken for.
 const CHUNK: usize = 16 << 10;
 
 /// Pieces from which on a pass is shared.
-pub(crate) const MANY: usize = 4 * CHUNK;
+pub const MANY: usize = 4 * CHUNK;
 
 /// A pass under way.
 struct Pass {
@@ -62,20 +60,20 @@ impl Task for Pass {
 }
 
 /// How many chunks there are of so many pieces.
-pub(crate) fn chunks(pieces: usize) -> usize {
+pub fn chunks(pieces: usize) -> usize {
     pieces.div_ceil(CHUNK)
 }
 
 /// The pieces of a chunk.
-pub(crate) fn chunk(which: usize, pieces: usize) -> std::ops::Range<usize> {
+pub fn chunk(which: usize, pieces: usize) -> std::ops::Range<usize> {
     which * CHUNK..pieces.min((which + 1) * CHUNK)
 }
 
-/// Runs a pass over every chunk of so many pieces, each once, by this thread and those that have time.
-pub(crate) fn share(core: &Core, pieces: usize, run: impl Fn(usize) + Sync) {
+/// Runs a pass over every chunk of so many pieces, each once, by this thread and up to `most` of a pool's that have time.
+pub fn share<'a>(crew: impl FnOnce() -> Option<&'a Crew>, most: usize, pieces: usize, run: impl Fn(usize) + Sync) {
     let chunks = chunks(pieces);
-    let helpers = Readers::most(core.batch_threads()).min(chunks.saturating_sub(1));
-    let Some(crew) = core.readers().filter(|_| helpers > 0 && pieces >= MANY) else {
+    let helpers = most.min(chunks.saturating_sub(1));
+    let Some(crew) = (helpers > 0 && pieces >= MANY).then(crew).flatten() else {
         return (0..chunks).for_each(run);
     };
     let run: &(dyn Fn(usize) + Sync) = &run;
@@ -93,7 +91,7 @@ pub(crate) fn share(core: &Core, pieces: usize, run: impl Fn(usize) + Sync) {
 }
 
 /// Room at the end of a vector that threads fill, each its own part.
-pub(crate) struct Room<T> {
+pub struct Room<T> {
     at: *mut MaybeUninit<T>,
     len: usize,
 }
@@ -105,7 +103,7 @@ unsafe impl<T: Send> Sync for Room<T> {}
 
 impl<T: Copy> Room<T> {
     /// Behind what the vector has. It must not be touched until the room is no longer used.
-    pub(crate) fn of(vec: &mut Vec<T>) -> Room<T> {
+    pub fn of(vec: &mut Vec<T>) -> Room<T> {
         let spare = vec.spare_capacity_mut();
         Room { at: spare.as_mut_ptr(), len: spare.len() }
     }
@@ -115,7 +113,7 @@ impl<T: Copy> Room<T> {
     /// # Safety
     /// By one thread at a time for each place, while the vector stays as it was.
     #[inline(always)]
-    pub(crate) unsafe fn put(&self, place: usize, value: T) {
+    pub unsafe fn put(&self, place: usize, value: T) {
         assert!(place < self.len);
         // SAFETY: inside the spare part of the vector, and this thread's alone, by the contract.
         unsafe { (*self.at.add(place)).write(value) };

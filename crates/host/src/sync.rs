@@ -2,39 +2,40 @@
 //! which run a test once for every order in which its threads can meet.
 
 #[cfg(loom)]
-pub(crate) use self::model::*;
+pub use self::model::*;
 #[cfg(not(loom))]
-pub(crate) use self::real::*;
+pub use self::real::*;
 
 #[cfg(not(loom))]
 mod real {
     use std::time::{Duration, Instant};
 
-    pub(crate) use std::sync::atomic::AtomicU64;
-    pub(crate) use std::sync::{Condvar, Mutex};
+    pub use std::sync::atomic::AtomicU64;
+    pub use std::sync::{Condvar, Mutex};
 
-    pub(crate) use crate::lock::lock;
+    pub use crate::lock::lock;
 
     /// Which lane of `lanes` the calling thread's processor has.
-    pub(crate) fn lane(lanes: usize) -> usize {
+    pub fn lane(lanes: usize) -> usize {
         spinio_sys::linux::cpu() % lanes
     }
 
     /// Lets others go first.
-    pub(crate) fn give_way() {
+    pub fn give_way() {
         std::thread::yield_now();
     }
 
     /// Waits for a copy: briefly at first, then asleep, and not for ever.
-    pub(crate) struct Patience(Instant);
+    pub struct Patience(Instant);
 
     impl Patience {
-        pub(crate) fn new() -> Patience {
+        /// Begins to wait.
+        pub fn new() -> Patience {
             Patience(Instant::now())
         }
 
         /// Waits a moment; false once it has been long enough to look at everything anew.
-        pub(crate) fn wait(&self) -> bool {
+        pub fn wait(&self) -> bool {
             match self.0.elapsed() {
                 short if short < Duration::from_micros(200) => std::hint::spin_loop(),
                 short if short < Duration::from_millis(5) => std::thread::sleep(Duration::from_micros(50)),
@@ -50,30 +51,30 @@ mod model {
     use std::sync::PoisonError;
 
     use loom::sync::MutexGuard;
-    pub(crate) use loom::sync::atomic::AtomicU64;
-    pub(crate) use loom::sync::{Condvar, Mutex};
+    pub use loom::sync::atomic::AtomicU64;
+    pub use loom::sync::{Condvar, Mutex};
 
-    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One lane for all, where they meet.
-    pub(crate) fn lane(_lanes: usize) -> usize {
+    pub fn lane(_lanes: usize) -> usize {
         0
     }
 
-    pub(crate) fn give_way() {
+    pub fn give_way() {
         loom::thread::yield_now();
     }
 
-    pub(crate) struct Patience;
+    pub struct Patience;
 
     impl Patience {
-        pub(crate) fn new() -> Patience {
+        pub fn new() -> Patience {
             Patience
         }
 
-        pub(crate) fn wait(&self) -> bool {
+        pub fn wait(&self) -> bool {
             loom::thread::yield_now();
             false
         }

@@ -156,7 +156,7 @@ pub trait Kernel: Send + Sync + 'static {
 
     /// A name for the storage under a device number that survives a reboot: what a calibration is kept under.
     fn storage_name(&self, dev: u64) -> String {
-        crate::model::storage_name(dev)
+        linux::storage_name(dev)
     }
 
     /// `posix_fadvise`; length 0 means to the end of the file.

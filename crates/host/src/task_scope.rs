@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use crate::sync::{Condvar, Mutex, lock};
 
 /// Counts the threads that are at work on something, and lets nobody in once it is over.
-pub(crate) struct Gate {
+pub struct Gate {
     state: Mutex<State>,
     empty: Condvar,
 }
@@ -20,15 +20,16 @@ struct State {
 }
 
 /// A thread inside.
-pub(crate) struct Inside<'a>(&'a Gate);
+pub struct Inside<'a>(&'a Gate);
 
 impl Gate {
-    pub(crate) fn new() -> Gate {
+    /// An open one, with no thread inside.
+    pub fn new() -> Gate {
         Gate { state: Mutex::new(State::default()), empty: Condvar::new() }
     }
 
     /// Goes in; `None` if it is too late.
-    pub(crate) fn enter(&self) -> Option<Inside<'_>> {
+    pub fn enter(&self) -> Option<Inside<'_>> {
         let mut state = lock(&self.state);
         if state.closed {
             return None;
@@ -41,12 +42,12 @@ impl Gate {
     ///
     /// # Panics
     /// If one of them did: better no answer than one that counts bytes which never came.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         assert!(!self.shut(), "a helper of this batch panicked");
     }
 
     /// The same; whether one of them panicked.
-    pub(crate) fn shut(&self) -> bool {
+    pub fn shut(&self) -> bool {
         let mut state = lock(&self.state);
         state.closed = true;
         while state.inside > 0 {
@@ -56,7 +57,7 @@ impl Gate {
     }
 
     /// Whether somebody panicked inside.
-    pub(crate) fn is_broken(&self) -> bool {
+    pub fn is_broken(&self) -> bool {
         lock(&self.state).broken
     }
 }

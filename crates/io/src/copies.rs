@@ -6,7 +6,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use spinio_host::settings::{Ordering, SMALL};
-use crate::staging::BLOCK;
+use spinio_transfer::bounce::BLOCK;
 use spinio_stats::Direction;
 use crate::{Error, Runtime, Target};
 

@@ -19,8 +19,8 @@ use spinio_host::syscalls::Kernel;
 use spinio_host::lock;
 use crate::model::Models;
 use crate::own::{Leases, Uploads};
-use crate::pins::{Pins, QUIET};
-use crate::staging::Staging;
+use spinio_transfer::unpin::{Pins, QUIET};
+use spinio_transfer::bounce::Staging;
 use spinio_stats::Gauge;
 use crate::{Settings, Target};
 

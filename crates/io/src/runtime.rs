@@ -13,15 +13,6 @@ use spinio_host::syscalls::{Kernel, Linux};
 use crate::own::Tables;
 use crate::{Settings, stats};
 
-/// Device memory that a request fills or empties.
-#[derive(Clone, Copy, Debug)]
-pub struct Target {
-    /// The allocation that holds the address.
-    pub allocation: Allocation,
-    /// First byte.
-    pub addr: DeviceAddr,
-}
-
 /// Everything SPIN keeps in a process.
 pub struct Runtime {
     core: Arc<Core>,

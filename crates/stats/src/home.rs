@@ -22,12 +22,13 @@ use super::Stats;
 use super::folder::{self, Made};
 use super::layout::{FINGERPRINT, MAGIC, RING, WORDS, header};
 use super::words::Words;
-use crate::Settings;
-use crate::crew::{Crew, PrivateFd};
+use spinio_host::Settings;
+use spinio_host::pool::Crew;
+use spinio_host::shadow_fd::PrivateFd;
 
 /// Where the counters are to live.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub enum Place {
     /// Nowhere.
     Off,
     /// In this process's memory.
@@ -42,7 +43,7 @@ pub(crate) enum Place {
 
 impl Place {
     /// What the settings say. `process`: for the runtime of the process, not one of many.
-    pub(crate) fn of(settings: &Settings, process: bool) -> Place {
+    pub fn of(settings: &Settings, process: bool) -> Place {
         let text = |path: &str| CString::new(path).ok();
         let place = match settings.stats.as_deref() {
             Some("off") => Some(Place::Off),
@@ -59,7 +60,7 @@ impl Place {
 }
 
 /// The counters, and what they lie in.
-pub(crate) struct Home {
+pub struct Home {
     stats: Stats,
     /// Our file in a folder, and the descriptor whose lock says that we live.
     file: Option<(CString, PrivateFd)>,
@@ -69,7 +70,7 @@ impl Home {
     /// The table, made if need be; in memory if that fails.
     ///
     /// `crew`: the helpers, asked for only if there is a file. `trace`: from the first request on.
-    pub(crate) fn new<'a>(place: Place, trace: bool, crew: impl FnOnce() -> Option<&'a Crew>) -> Home {
+    pub fn new<'a>(place: Place, trace: bool, crew: impl FnOnce() -> Option<&'a Crew>) -> Home {
         let (words, file) = match place {
             Place::Off => return Home { stats: Stats::new(None), file: None },
             Place::Memory => (None, None),
@@ -92,7 +93,8 @@ impl Home {
         Home { stats: Stats::new(words.or_else(|| Words::private(WORDS).ok())), file }
     }
 
-    pub(crate) fn stats(&self) -> &Stats {
+    /// The counters.
+    pub fn stats(&self) -> &Stats {
         &self.stats
     }
 }

@@ -8,9 +8,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::*;
-use crate::Settings;
-use crate::crew::{Crew, Tidy};
-use crate::kernel::Linux;
+use spinio_host::Settings;
+use spinio_host::pool::{Crew, Tidy};
+use spinio_host::syscalls::Linux;
 
 struct Nothing;
 

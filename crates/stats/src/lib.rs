@@ -44,14 +44,14 @@ use std::time::Instant;
 
 use spinio_device::Device;
 use spinio_plan::{Reason, Residency, Route};
+use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 pub use folder::folders;
 pub use histogram::Histogram;
-pub(crate) use home::{Home, Place};
+pub use home::{Home, Place};
 pub use snapshot::{Calls, Foreign, Line, Process, Refused, Snapshot};
 
-use crate::Error;
 use layout::{CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, GAUGES, PAGES, REFUSED};
 use layout::{header, key};
 use trace::Traced;
@@ -119,7 +119,7 @@ impl Gauge {
 
 /// A request under way, as the statistics see it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Watch {
+pub struct Watch {
     direction: Direction,
     begun: Instant,
     /// Only while somebody traces.
@@ -128,7 +128,7 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// The same, with the device that it is about.
-    pub(crate) fn on(mut self, device: &dyn Device) -> Watch {
+    pub fn on(mut self, device: &dyn Device) -> Watch {
         if let Some(traced) = &mut self.traced {
             traced.set_device(device.id());
         }
@@ -136,7 +136,7 @@ impl Watch {
     }
 
     /// The same, with the bytes asked for; reckoned only where the request is traced.
-    pub(crate) fn asking(mut self, len: impl FnOnce() -> u64) -> Watch {
+    pub fn asking(mut self, len: impl FnOnce() -> u64) -> Watch {
         if let Some(traced) = &mut self.traced {
             traced.set_len(len());
         }
@@ -144,7 +144,7 @@ impl Watch {
     }
 
     /// When the request began.
-    pub(crate) fn begun(&self) -> Instant {
+    pub fn begun(&self) -> Instant {
         self.begun
     }
 }
@@ -153,7 +153,7 @@ impl Watch {
 static TABLES: AtomicU64 = AtomicU64::new(0);
 
 /// The counters of a runtime, or none of them (`SPINIO_STATS=off`).
-pub(crate) struct Stats {
+pub struct Stats {
     words: Option<Words>,
     /// Not 0, and another for each table of a process.
     number: u64,
@@ -175,12 +175,12 @@ impl Stats {
     }
 
     /// A request begins. `offset`: `None` if the descriptor's own; `len`: bytes asked for.
-    pub(crate) fn begin(&self, direction: Direction, fd: Fd, offset: Option<u64>, len: u64) -> Watch {
+    pub fn begin(&self, direction: Direction, fd: Fd, offset: Option<u64>, len: u64) -> Watch {
         Watch { direction, begun: Instant::now(), traced: self.traced(fd, offset, len) }
     }
 
     /// The call returns.
-    pub(crate) fn end(&self, watch: &Watch, result: &Result<usize, &Error>) {
+    pub fn end(&self, watch: &Watch, result: &Result<usize, Errno>) {
         if self.words.is_none() {
             return;
         }
@@ -199,7 +199,7 @@ impl Stats {
     }
 
     /// A piece of the request has moved: `bytes` from `at` on, counted from the start of the request, since `begun`.
-    pub(crate) fn piece(&self, watch: &Watch, route: Route, reason: Reason, at: u64, bytes: u64, begun: Instant) {
+    pub fn piece(&self, watch: &Watch, route: Route, reason: Reason, at: u64, bytes: u64, begun: Instant) {
         if bytes > 0 && self.words.is_some() {
             let nanos = begun.elapsed().as_nanos() as u64;
             self.count(watch.direction, route, reason, bytes, nanos);
@@ -210,18 +210,18 @@ impl Stats {
     }
 
     /// A faster route was refused for a segment.
-    pub(crate) fn refused(&self, reason: Reason, bytes: u64) {
+    pub fn refused(&self, reason: Reason, bytes: u64) {
         self.add(REFUSED + reason as usize * 2, 1);
         self.add(REFUSED + reason as usize * 2 + 1, bytes);
     }
 
     /// The residency of so many bytes was asked and answered.
-    pub(crate) fn seen(&self, residency: Residency, bytes: u64) {
+    pub fn seen(&self, residency: Residency, bytes: u64) {
         self.add(PAGES + residency as usize, bytes.div_ceil(linux::PAGE as u64));
     }
 
     /// A gauge shows `now` from here on.
-    pub(crate) fn set(&self, gauge: Gauge, now: u64) {
+    pub fn set(&self, gauge: Gauge, now: u64) {
         if let Some(words) = &self.words {
             let at = GAUGES + gauge as usize * 2;
             words[at].store(now, Relaxed);
@@ -230,7 +230,7 @@ impl Stats {
     }
 
     /// The counters now.
-    pub(crate) fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> Snapshot {
         match &self.words {
             Some(words) => Snapshot::read(&|i| words[i].load(Relaxed)),
             None => Snapshot::default(),

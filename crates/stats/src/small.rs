@@ -14,15 +14,15 @@ use std::time::Instant;
 
 use spinio_device::Device;
 use spinio_plan::{Reason, Route};
+use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use super::layout::{CALL_WORDS, CALLS, LANE_WORDS, LANES, OWN_LANES, SHARED_LANES, header};
 use super::trace::Traced;
 use super::{Direction, Stats, histogram};
-use crate::Error;
 
 /// A small request under way: timed only if its turn has come.
-pub(crate) struct SmallWatch {
+pub struct SmallWatch {
     direction: Direction,
     lane: Lane,
     /// When it began, and how many calls it stands for.
@@ -46,7 +46,7 @@ thread_local! {
 
 impl SmallWatch {
     /// The same, with the device that it is about.
-    pub(crate) fn on(mut self, device: &dyn Device) -> SmallWatch {
+    pub fn on(mut self, device: &dyn Device) -> SmallWatch {
         if let Some(traced) = &mut self.traced {
             traced.set_device(device.id());
         }
@@ -54,7 +54,7 @@ impl SmallWatch {
     }
 
     /// Whether its turn has come to be timed: once in a while.
-    pub(crate) fn is_timed(&self) -> bool {
+    pub fn is_timed(&self) -> bool {
         self.timed.is_some()
     }
 }
@@ -75,8 +75,8 @@ fn weight(n: u64) -> u64 {
 }
 
 impl Stats {
-    /// A request of at most [`crate::settings::SMALL`] bytes begins.
-    pub(crate) fn begin_small(&self, direction: Direction, fd: Fd, offset: Option<u64>, len: u64) -> SmallWatch {
+    /// A request of at most [`spinio_host::settings::SMALL`] bytes begins.
+    pub fn begin_small(&self, direction: Direction, fd: Fd, offset: Option<u64>, len: u64) -> SmallWatch {
         let Some(words) = &self.words else {
             return SmallWatch { direction, lane: Lane { at: 0, own: false }, timed: None, traced: None };
         };
@@ -89,7 +89,7 @@ impl Stats {
     }
 
     /// It returns: `bytes` by one route, or an error.
-    pub(crate) fn end_small(&self, watch: &SmallWatch, route: Route, reason: Reason, result: &Result<usize, &Error>) {
+    pub fn end_small(&self, watch: &SmallWatch, route: Route, reason: Reason, result: &Result<usize, Errno>) {
         if self.words.is_none() {
             return;
         }

@@ -57,7 +57,7 @@ fn directions_are_counted_apart() {
         stats.end(&watch, &Ok(bytes as usize));
     }
     let watch = stats.begin(Direction::Write, 3, None, 10);
-    stats.end(&watch, &Err(&Error::kernel(spinio_sys::Errno::IO, "write", 0, 10)));
+    stats.end(&watch, &Err(spinio_sys::Errno::IO));
     let s = stats.snapshot();
     assert_eq!([s.read.bytes, s.write.bytes, s.batch.bytes], [1, 2, 3]);
     assert_eq!((s.write.calls, s.write.failed), (2, 1));

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use spinio_device::emulated::{Config, Emulated, POISON};
 use spinio_device::{Allocation, Device, DeviceAddr, QueueId, Wait};
-use spinio_io::Target;
+use spinio_device::Target;
 
 /// An allocation, freed when dropped.
 #[derive(Debug)]

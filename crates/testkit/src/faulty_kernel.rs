@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use spinio_io::kernel::{Kernel, Linux};
+use spinio_host::syscalls::{Kernel, Linux};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{Advice, CacheStat, DirectAlign, Fd, News, Placed, Private, PrivateError, Ring, Stat};

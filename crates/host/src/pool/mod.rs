@@ -16,12 +16,12 @@
 //! - **readers** have one each, so that they share no word with anybody when they read (batch/readers.rs). They open what
 //!   they need for the time of a task; like keepers, they call no device.
 //!
-//! What a helper does between two tasks: `helper.rs`.
+//! What a helper does between two tasks: `worker.rs`.
 //!
 //! Known flaw: helpers do not know NUMA; the kernel's scheduler places them.
 
-mod helper;
-mod private_fd;
+mod worker;
+mod workers;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -29,20 +29,15 @@ use std::time::{Duration, Instant};
 
 use spinio_sys::linux::{Private, gettid, leave_descriptor_table, spawn_quiet};
 
-use self::helper::{Entry, Shared};
-pub(crate) use self::helper::{Idle, Tidy};
-pub(crate) use self::private_fd::{Graveyard, PrivateFd};
-use crate::kernel::Kernel;
+use self::worker::{Entry, Shared};
+pub use self::worker::{Idle, Task, Tidy};
+pub use self::workers::{SHADOW_WORKERS, Workers};
 use crate::lock::lock;
-
-/// Something that several helpers can work on at once.
-pub(crate) trait Task: Send + Sync {
-    /// Works until there is nothing left to take.
-    fn help(&self);
-}
+use crate::shadow_fd::Graveyard;
+use crate::syscalls::Kernel;
 
 /// Helper threads of a runtime.
-pub(crate) struct Crew {
+pub struct Crew {
     shared: Arc<Shared>,
     /// Keepers and readers have it.
     private: Option<Private>,
@@ -52,12 +47,12 @@ pub(crate) struct Crew {
 }
 
 /// Bytes of a mate's stack: it calls the driver.
-pub(crate) const STACK: usize = 1 << 20;
+pub const STACK: usize = 1 << 20;
 
 impl Crew {
     /// Up to `size` keepers, started as work comes.
     /// `look`: how long an idle one looks for work before it sleeps.
-    pub(crate) fn keepers(
+    pub fn keepers(
         kernel: &'static dyn Kernel,
         size: usize,
         look: Duration,
@@ -69,7 +64,7 @@ impl Crew {
 
     /// `size` mates. A thread has the descriptor table of the one that makes it, so all are made now, and this must be
     /// called on a thread of the program.
-    pub(crate) fn mates(
+    pub fn mates(
         kernel: &'static dyn Kernel,
         size: usize,
         look: Duration,
@@ -79,7 +74,7 @@ impl Crew {
     }
 
     /// Up to `size` readers, started as work comes.
-    pub(crate) fn readers(kernel: &'static dyn Kernel, size: usize, look: Duration) -> Option<Crew> {
+    pub fn readers(kernel: &'static dyn Kernel, size: usize, look: Duration) -> Option<Crew> {
         let private = kernel.private().ok()?;
         Crew::new(kernel, Some(private), true, size, look, Idle)
     }
@@ -99,7 +94,7 @@ impl Crew {
     }
 
     /// Lets up to `helpers` threads work on a task. Does not wait.
-    pub(crate) fn post(&self, task: Arc<dyn Task>, helpers: usize) {
+    pub fn post(&self, task: Arc<dyn Task>, helpers: usize) {
         let helpers = helpers.min(self.size);
         if helpers > 0 {
             self.hire_more(helpers);
@@ -108,7 +103,7 @@ impl Crew {
     }
 
     /// Runs `f` on a helper, some time.
-    pub(crate) fn send(&self, f: impl FnOnce() + Send + 'static) {
+    pub fn send(&self, f: impl FnOnce() + Send + 'static) {
         let shared = Arc::clone(&self.shared);
         shared.sent.fetch_add(1, Relaxed);
         let guarded = move || {
@@ -120,7 +115,7 @@ impl Crew {
     }
 
     /// Runs `f` on a helper and waits for its answer.
-    pub(crate) fn call<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    pub fn call<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let busy = {
             let state = lock(&self.shared.state);
             (state.entries.len() >= state.sleeping).then_some(state.started)
@@ -148,7 +143,7 @@ impl Crew {
     }
 
     /// Runs `f` on a helper some time; nobody waits. A panic in it is lost.
-    pub(crate) fn start(&self, f: impl FnOnce() + Send + 'static) {
+    pub fn start(&self, f: impl FnOnce() + Send + 'static) {
         let started = lock(&self.shared.state).started;
         self.hire_more(started + 1);
         let quiet = || drop(std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)));
@@ -156,12 +151,12 @@ impl Crew {
     }
 
     /// Runs something on a thread of its own that has the keepers' table; `false` if there is none.
-    pub(crate) fn beside(&self, name: &str, body: impl FnOnce() + Send + 'static) -> bool {
+    pub fn beside(&self, name: &str, body: impl FnOnce() + Send + 'static) -> bool {
         self.private.as_ref().is_some_and(|private| private.spawn(name, body))
     }
 
     /// Whether descriptors mean to mates what they mean to this thread; `None`: nobody tells.
-    pub(crate) fn shares_my_table(&self) -> Option<bool> {
+    pub fn shares_my_table(&self) -> Option<bool> {
         match self.shared.member.load(Relaxed) {
             0 => None,
             member => self.shared.kernel.have_one_table(member, gettid()).ok(),
@@ -169,7 +164,7 @@ impl Crew {
     }
 
     /// Lets a sleeping helper look again how long it may sleep.
-    pub(crate) fn nudge(&self) {
+    pub fn nudge(&self) {
         let mut state = lock(&self.shared.state);
         state.nudges += 1;
         let somebody = state.sleeping > 0;
@@ -180,7 +175,7 @@ impl Crew {
     }
 
     /// Waits until every buried descriptor is closed, but not for ever: a server may be slow, or this very thread.
-    pub(crate) fn await_burials(&self, limit: Duration) {
+    pub fn await_burials(&self, limit: Duration) {
         let begun = Instant::now();
         loop {
             let state = lock(&self.shared.state);
@@ -197,8 +192,8 @@ impl Crew {
     }
 
     /// A way to have descriptors closed where they live.
-    pub(crate) fn graveyard(&self) -> Graveyard {
-        Graveyard { shared: Arc::clone(&self.shared) }
+    pub fn graveyard(&self) -> Graveyard {
+        Graveyard(Arc::clone(&self.shared) as _)
     }
 
     fn enqueue(&self, entry: Entry, helpers: usize) {
@@ -257,7 +252,8 @@ impl Drop for Crew {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::Linux;
+    use crate::shadow_fd::PrivateFd;
+    use crate::syscalls::Linux;
     use std::sync::atomic::{AtomicU64, Ordering::AcqRel};
 
     struct Count {

@@ -27,10 +27,15 @@ use std::time::{Duration, Instant};
 
 use spinio_sys::linux::gettid;
 
-use super::Task;
-use super::private_fd::Grave;
-use crate::kernel::Kernel;
 use crate::lock::lock;
+use crate::shadow_fd::{Closer, Grave};
+use crate::syscalls::Kernel;
+
+/// Something that several helpers can work on at once.
+pub trait Task: Send + Sync {
+    /// Works until there is nothing left to take.
+    fn help(&self);
+}
 
 /// How many times as long as the others one helper looks for work.
 const LINGER: u32 = 8;
@@ -76,7 +81,7 @@ pub(super) struct Shared {
 }
 
 /// What idle helpers look after.
-pub(crate) trait Tidy: Send + Sync {
+pub trait Tidy: Send + Sync {
     /// How long a helper may sleep before it looks again; for ever if there is nothing to look after.
     fn nap(&self) -> Option<Duration>;
     /// Lets go of what is no longer needed.
@@ -84,7 +89,7 @@ pub(crate) trait Tidy: Send + Sync {
 }
 
 /// What the readers of batches do while there is no batch: nothing.
-pub(crate) struct Idle;
+pub struct Idle;
 
 impl Tidy for Idle {
     fn nap(&self) -> Option<Duration> {
@@ -92,6 +97,16 @@ impl Tidy for Idle {
     }
 
     fn tidy(&self) {}
+}
+
+impl Closer for Shared {
+    fn bury(&self, grave: Grave) {
+        let mut state = lock(&self.state);
+        state.graves.push(grave);
+        self.waiting.fetch_add(1, Release);
+        drop(state);
+        self.wake.notify_one();
+    }
 }
 
 impl Shared {
@@ -212,8 +227,8 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering::AcqRel};
 
     use super::*;
-    use crate::crew::Crew;
-    use crate::kernel::Linux;
+    use crate::pool::Crew;
+    use crate::syscalls::Linux;
 
     #[test]
     fn who_did_what_nobody_waits_for_goes_to_sleep() {

@@ -206,7 +206,7 @@ impl Settings {
             }
             _ => false,
         });
-        s.kernels = crate::batch::code::folder(&get);
+        s.kernels = kernel_folder(&get);
         each("SPINIO_KERNELS", &mut |v| {
             match v {
                 "off" => s.kernels = None,
@@ -232,7 +232,7 @@ impl Settings {
             s.stats = (!v.is_empty()).then(|| v.to_owned());
             !v.is_empty()
         });
-        s.model = crate::model::folder(&get);
+        s.model = model_folder(&get);
         each("SPINIO_MODEL", &mut |v| {
             match v {
                 "default" => s.model = None,
@@ -287,6 +287,23 @@ impl Settings {
     pub fn allows(&self, route: Route) -> bool {
         self.routes.contains(&route)
     }
+}
+
+/// The folder of calibrations without a setting: `$XDG_STATE_HOME/spinio/models`, or below `$HOME/.local/state`.
+pub fn model_folder(get: impl Fn(&str) -> Option<String>) -> Option<String> {
+    xdg_folder(get, "XDG_STATE_HOME", ".local/state").map(|folder| format!("{folder}/models"))
+}
+
+/// The folder of compiled device code without a setting: `$XDG_CACHE_HOME/spinio`, or below `$HOME/.cache`.
+fn kernel_folder(get: impl Fn(&str) -> Option<String>) -> Option<String> {
+    xdg_folder(get, "XDG_CACHE_HOME", ".cache")
+}
+
+/// `spinio` in a user's directory of one kind; relative paths are none.
+fn xdg_folder(get: impl Fn(&str) -> Option<String>, name: &str, below_home: &str) -> Option<String> {
+    let absolute = |name: &str| get(name).filter(|path| path.starts_with('/'));
+    let base = absolute(name).or_else(|| Some(format!("{}/{below_home}", absolute("HOME")?)))?;
+    Some(format!("{base}/spinio"))
 }
 
 /// A number of bytes: `4096`, `64K`, `1.5G`; powers of 1024.
@@ -354,6 +371,23 @@ mod tests {
         assert_eq!(kernels(""), (default, 1));
         assert_eq!(kernels("/code"), (Some("/code".to_owned()), 0));
         assert_eq!(kernels("off"), (None, 0));
+    }
+
+    #[test]
+    fn default_folders_follow_the_environment() {
+        fn of<'a>(pairs: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<String> + 'a {
+            |name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned())
+        }
+        assert_eq!(model_folder(of(&[])), None);
+        assert_eq!(model_folder(of(&[("HOME", "/home/a")])).as_deref(), Some("/home/a/.local/state/spinio/models"));
+        let both = [("HOME", "/home/a"), ("XDG_STATE_HOME", "/state")];
+        assert_eq!(model_folder(of(&both)).as_deref(), Some("/state/spinio/models"));
+        let relative = [("HOME", "/home/a"), ("XDG_STATE_HOME", "state")];
+        assert_eq!(model_folder(of(&relative)).as_deref(), Some("/home/a/.local/state/spinio/models"));
+        assert_eq!(kernel_folder(of(&[("HOME", "/home/a")])).as_deref(), Some("/home/a/.cache/spinio"));
+        let cache = [("HOME", "/home/a"), ("XDG_CACHE_HOME", "/c")];
+        assert_eq!(kernel_folder(of(&cache)).as_deref(), Some("/c/spinio"));
+        assert_eq!(kernel_folder(of(&[("HOME", "relative")])), None);
     }
 
     #[test]

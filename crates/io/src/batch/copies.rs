@@ -25,7 +25,7 @@ use spinio_host::task_scope::Gate;
 use crate::batch::outlet::{Page, Pen};
 use crate::batch::work::{HOST, Item, Source, Work};
 use spinio_host::pool::Task;
-use crate::staging::Block;
+use spinio_transfer::bounce::Block;
 
 /// Items a thread takes at once.
 pub(super) const STEP: u32 = 128;

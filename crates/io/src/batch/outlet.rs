@@ -19,7 +19,7 @@ use spinio_device::{Device, DeviceAddr, DeviceError, Fence, Gathered, QueueId, W
 
 use crate::core::Core;
 use spinio_host::lock;
-use crate::staging::{BLOCK, Block, Staging};
+use spinio_transfer::bounce::{BLOCK, Block, Staging};
 
 /// Bytes of a piece in a list.
 pub(crate) const ENTRY: usize = size_of::<Gathered>();

@@ -49,7 +49,7 @@ use spinio_host::pool::Task;
 use spinio_host::syscalls::Kernel;
 use spinio_host::lock;
 use crate::own::is_own;
-use crate::staging::{Block, Staging};
+use spinio_transfer::bounce::{Block, Staging};
 
 /// Fewer threads are not worth a host.
 const FEW: usize = 4;

@@ -28,7 +28,7 @@ use crate::batch::lay::Parts;
 use crate::batch::outlet::{Outlet, Page, Pen};
 use crate::batch::readers::Readers;
 use crate::batch::work::{Item, Work};
-use crate::file::Mapping;
+use spinio_transfer::Mapping;
 
 /// Entries of a launch: several parts' as a rule. Each launch costs the caller some microseconds and a block of staging,
 /// and what is listed in the last one is fetched when nothing is left to register.

@@ -19,7 +19,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
 use crate::Target;
-use crate::batch::code::Kept;
+use spinio_transfer::Kept;
 use crate::batch::held::Held;
 use crate::batch::list::List;
 use crate::batch::outlet::Outlet;

@@ -45,7 +45,7 @@ use crate::core::KEEPERS;
 use spinio_host::pool::Task;
 use spinio_host::is_interrupted;
 use spinio_host::lock;
-use crate::staging::BLOCK;
+use spinio_transfer::bounce::BLOCK;
 
 /// Reads in flight.
 pub(crate) const DEPTH: u32 = 128;

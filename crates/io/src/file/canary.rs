@@ -23,7 +23,7 @@ use spinio_sys::Errno;
 use crate::Target;
 use crate::core::{Core, Verdict};
 use crate::file::File;
-use crate::staging::BLOCK;
+use spinio_transfer::bounce::BLOCK;
 
 /// Bytes of the widest stripe that is read whole.
 const WIDEST: u64 = 32 << 20;

@@ -65,40 +65,6 @@ pub(crate) enum Rights {
     Resident,
 }
 
-/// A shared read-only mapping of a whole file.
-#[derive(Debug)]
-pub(crate) struct Mapping {
-    pub(crate) ptr: *mut u8,
-    pub(crate) len: usize,
-}
-
-// SAFETY: a read-only mapping; nobody makes a reference into it, addresses go to the kernel and the driver.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    /// Reads in what is absent of a range of the file, and fills its page tables, in the kernel and without a lock of the
-    /// driver; registering, which is one at a time there, then finds them filled. What cannot be, registering will refuse.
-    pub(crate) fn populate(&self, range: Range<u64>) {
-        let page = linux::PAGE as u64;
-        let (from, to) = (range.start / page * page, range.end.next_multiple_of(page).min(self.len as u64));
-        if from < to {
-            // SAFETY: reading advice on a live mapping destroys nothing.
-            let _ = unsafe {
-                linux::madvise(self.ptr.wrapping_add(from as usize), (to - from) as usize, linux::MADV_POPULATE_READ)
-            };
-        }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: a mapping is dropped when no request uses it, and every pin on it was given back before.
-        let _ = unsafe { linux::munmap(self.ptr, self.len) };
-    }
-}
-
 /// A file as SPIN remembers it.
 pub(crate) struct File {
     key: (u64, u64),

@@ -33,7 +33,7 @@ use spinio_sys::Errno;
 
 use super::OwnFile;
 use spinio_host::lock;
-use crate::staging::{BLOCK, Block, Staging, owner};
+use spinio_transfer::bounce::{BLOCK, Block, Staging, owner};
 use spinio_stats::{Direction, Watch};
 use crate::{Error, Runtime, Target};
 

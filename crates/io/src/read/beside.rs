@@ -23,7 +23,7 @@ use std::collections::VecDeque;
 use spinio_plan::{Reason, Route};
 
 use crate::read::work::Piece;
-use crate::staging::BLOCK;
+use spinio_transfer::bounce::BLOCK;
 
 /// Bytes that are registered at once where somebody copies beside it: he needs new blocks more often.
 pub(crate) const REGISTERED: u64 = 64 << 20;

@@ -12,7 +12,7 @@ use spinio_sys::linux::Fd;
 use crate::core::Core;
 use spinio_host::is_interrupted;
 use crate::read::stored;
-use crate::staging::BLOCK;
+use spinio_transfer::bounce::BLOCK;
 use spinio_stats::Watch;
 use crate::{Error, Target};
 

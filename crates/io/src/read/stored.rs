@@ -15,7 +15,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use crate::core::Core;
-use crate::staging::BLOCK;
+use spinio_transfer::bounce::BLOCK;
 use crate::{Error, Target};
 
 /// A `read` or `pread` into host-mapped memory.

@@ -19,7 +19,7 @@ use spinio_sys::linux::Fd;
 
 use crate::core::Core;
 use crate::read::{large, passed, small, stored};
-use crate::staging::BLOCK;
+use spinio_transfer::bounce::BLOCK;
 use spinio_stats::Direction;
 use crate::{Error, Target};
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use spinio_plan::{Reason, Route};
 
 use crate::read::populate::Chunk;
-use crate::staging::Block;
+use spinio_transfer::bounce::Block;
 
 /// Bytes of one P2P command at most.
 pub(crate) const P2P_PIECE: u64 = 4 << 20;

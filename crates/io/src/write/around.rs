@@ -41,7 +41,7 @@ use super::{Part, Result, Write, bound};
 use crate::core::Verdict;
 use spinio_host::shadow_fd::PrivateFd;
 use crate::file::File;
-use crate::staging::BLOCK;
+use spinio_transfer::bounce::BLOCK;
 use crate::{Error, Target};
 
 /// Bytes of one P2P call at most.

@@ -21,34 +21,10 @@ use spinio_sys::linux;
 use super::Part;
 use crate::Error;
 use crate::core::Core;
-use crate::staging::{BLOCK, Block, Staging};
+use spinio_transfer::bounce::{BLOCK, Block, Staging};
 
 /// How long to wait for blocks of the ring.
 const PATIENCE: Duration = Duration::from_millis(10);
-
-/// Ordinary host memory, for one write.
-struct Memory {
-    ptr: *mut u8,
-    len: usize,
-}
-
-impl Memory {
-    fn new(len: usize) -> Result<Memory, DeviceError> {
-        let (protection, kind) = (linux::PROT_READ | linux::PROT_WRITE, linux::MAP_PRIVATE | linux::MAP_ANONYMOUS);
-        // SAFETY: a new anonymous mapping replaces nothing.
-        match unsafe { linux::mmap(core::ptr::null_mut(), len, protection, kind, -1, 0) } {
-            Ok(ptr) => Ok(Memory { ptr, len }),
-            Err(_) => Err(DeviceError::new(ErrorKind::NoMemory, "memory for a write")),
-        }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: mapped above, and its owner has waited for what stores into it.
-        let _ = unsafe { linux::munmap(self.ptr, self.len) };
-    }
-}
 
 /// Where the bytes are gathered.
 #[derive(Clone, Copy, PartialEq, Eq)]

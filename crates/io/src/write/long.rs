@@ -34,7 +34,7 @@ use crate::file::File;
 use crate::file::stripes::Surveyed;
 use spinio_host::is_interrupted;
 use crate::read::large::{reserve, unreserve};
-use crate::staging::BLOCK;
+use spinio_transfer::bounce::BLOCK;
 
 /// Bytes of a portion at most: enough to keep storage busy, and the next portion has room beside it.
 const PORTION: u64 = 32 << 20;

@@ -59,7 +59,7 @@ use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
 use crate::core::Core;
 use crate::own::is_own;
-use crate::staging::BLOCK;
+use spinio_transfer::bounce::BLOCK;
 use spinio_stats::{Direction, Watch};
 use crate::{Error, Runtime, Target};
 

@@ -18,6 +18,7 @@ use std::time::Instant;
 
 use spinio_device::{DeviceId, DeviceKind};
 use spinio_plan::{Reason, Route};
+use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 pub use self::reader::{Event, Piece, Reader, Request};
@@ -25,7 +26,6 @@ pub use self::reader::{Event, Piece, Reader, Request};
 use super::layout::{COUNTERS, RECORDS, WORDS, header};
 use super::ring::{self, Body};
 use super::{Direction, Stats};
-use crate::Error;
 
 /// Where things stand in the file of a table, in bytes, for who reads or traces one.
 pub mod file {
@@ -55,7 +55,7 @@ pub(super) const TOLD: usize = 64;
 
 /// A request that is traced.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Traced {
+pub struct Traced {
     id: u64,
     start: u64,
     fd: Fd,
@@ -103,13 +103,13 @@ impl Stats {
         traced: &Traced,
         direction: Direction,
         way: Option<(Route, Reason)>,
-        result: &Result<usize, &Error>,
+        result: &Result<usize, Errno>,
     ) {
         let Some(words) = &self.words else { return };
         let (route, reason) = way.map_or((NONE, NONE), |(route, reason)| (route as u64, reason as u64));
         let result = match result {
             Ok(bytes) => *bytes as i64,
-            Err(error) => -i64::from(error.kind.errno().raw_os_error()),
+            Err(error) => -i64::from(error.raw_os_error()),
         };
         let device = traced.device.map_or(NONE, |d| device_number(d.kind)) << 32;
         ring::write(

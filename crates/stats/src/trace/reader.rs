@@ -12,9 +12,9 @@ use std::io;
 use spinio_plan::{Reason, Route};
 
 use super::{NOWHERE, PATH, PATH_WORDS, PIECE, REQUEST, device_name};
-use crate::stats::Direction;
-use crate::stats::layout::{RECORD_WORDS, RECORDS, RING, header};
-use crate::stats::ring::{self, Body};
+use crate::Direction;
+use crate::layout::{RECORD_WORDS, RECORDS, RING, header};
+use crate::ring::{self, Body};
 
 /// What the trace tells.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use std::time::Instant;
 use spinio_device::{DeviceId, DeviceKind};
 
 use super::{Event, Reader};
-use crate::stats::layout::{RECORD_WORDS, RECORDS, RING, WORDS};
-use crate::stats::*;
+use crate::layout::{RECORD_WORDS, RECORDS, RING, WORDS};
+use crate::*;
 
 fn traced() -> Stats {
     let words = Words::private(WORDS).unwrap();

@@ -14,7 +14,7 @@ use spinio_sys::linux::RWF_NOWAIT;
 use super::Hands;
 use crate::Error;
 use crate::read::work::{Filled, Piece};
-use crate::staging::Block;
+use spinio_transfer::bounce::Block;
 
 /// How reading a piece through the page cache ended.
 enum Ended {

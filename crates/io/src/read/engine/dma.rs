@@ -19,7 +19,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::PAGE;
 
 use super::{Hands, LONG, Pinned};
-use crate::file::Mapping;
+use spinio_transfer::Mapping;
 use crate::read::populate::Chunk;
 use crate::read::work::Piece;
 

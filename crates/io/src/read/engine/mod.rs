@@ -18,11 +18,11 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::Error;
-use crate::file::Mapping;
+use spinio_transfer::Mapping;
 use crate::read::job::Job;
 use crate::read::window;
 use crate::read::work::{Piece, Who, Work};
-use crate::staging::Block;
+use spinio_transfer::bounce::Block;
 
 /// Bytes of a request above which its caller sleeps while it waits, and leaves giving back pins to others.
 pub(crate) const LONG: u64 = 64 << 20;

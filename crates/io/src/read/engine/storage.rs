@@ -19,7 +19,7 @@ use spinio_sys::Errno;
 use super::Hands;
 use crate::core::Verdict;
 use crate::read::work::{Filled, Piece};
-use crate::staging::Block;
+use spinio_transfer::bounce::Block;
 
 impl Hands<'_> {
     pub(super) fn direct(&mut self, piece: Piece, block: Block) {

@@ -16,7 +16,7 @@ use spinio_host::lock;
 use crate::read::beside;
 use crate::read::engine::Hands;
 use crate::read::work::{Filled, Queues, Who};
-use crate::staging::Block;
+use spinio_transfer::bounce::Block;
 
 impl Job {
     /// How many mates would find something to copy, to look at or to make ready, beside the caller.

@@ -49,7 +49,7 @@ use crate::own::is_own;
 use crate::read::engine::{Hands, LONG};
 use crate::read::populate::Populate;
 use crate::read::work::{Piece, Queues, Who};
-use crate::staging::{BLOCK, Staging};
+use spinio_transfer::bounce::{BLOCK, Staging};
 use spinio_stats::Watch;
 use crate::{Error, Target};
 

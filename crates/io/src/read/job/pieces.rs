@@ -9,7 +9,7 @@ use super::Job;
 use spinio_host::lock;
 use crate::read::beside;
 use crate::read::work::{P2P_PIECE, Piece, Who, Work};
-use crate::staging::BLOCK;
+use spinio_transfer::bounce::BLOCK;
 
 /// Bytes that are registered with the driver at once, at most. Half of this costs a twentieth of the speed.
 const DMA_PIECE: u64 = 128 << 20;

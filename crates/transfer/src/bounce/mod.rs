@@ -17,7 +17,7 @@
 //! device copies from it, more slowly, and the statistics say so.
 //!
 //! There are two rings a device: one for requests that their caller waits for, whose blocks come back by themselves, and one
-//! for what waits for a queue of the program's (`Core::staging_of_queued`). A queue may wait for the program, and the
+//! for what waits for a queue of the program's (bounce_pools.rs). A queue may wait for the program, and the
 //! program for a read: so what the one ring lends for long must not be what the other one lacks.
 //!
 //! `interleavings.rs` runs two fillers and a device through every order in which they can meet.
@@ -41,7 +41,7 @@ use spinio_host::sync::{Mutex, Patience, give_way, lane, lock};
 ///
 /// Copies of less leave the copy engine half idle when several threads issue them: on an H200, 16 threads reach
 /// 26 GB/s with 512 KiB, 42 with 1 MiB and 47 with 2 MiB.
-pub(crate) const BLOCK: usize = if cfg!(loom) { 4096 } else { 2 << 20 };
+pub const BLOCK: usize = if cfg!(loom) { 4096 } else { 2 << 20 };
 
 /// Bytes of every slab but the first, which is one block so that a first read is quick.
 const SLAB: usize = 4 * BLOCK;
@@ -53,10 +53,10 @@ const LOOKED_AT: usize = 4;
 
 /// A block of staging memory, owned by whoever holds it.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub struct Block {
     ptr: *mut u8,
     /// Whether the device copies from it at full speed.
-    pub(crate) pinned: bool,
+    pub pinned: bool,
 }
 
 // SAFETY: plain memory with one owner at a time.
@@ -64,7 +64,7 @@ unsafe impl Send for Block {}
 
 impl Block {
     /// Start of its [`BLOCK`] bytes, page-aligned.
-    pub(crate) fn ptr(&self) -> *mut u8 {
+    pub fn ptr(&self) -> *mut u8 {
         self.ptr
     }
 }
@@ -100,22 +100,22 @@ struct Lane {
 
 /// Part of a lane's block, for one small read. Must be given back with [`Staging::end_small`].
 #[must_use]
-pub(crate) struct Slot {
+pub struct Slot {
     lane: usize,
     block: *mut u8,
     /// Where the bytes go.
-    pub(crate) ptr: *mut u8,
+    pub ptr: *mut u8,
     /// Whether the memory is pinned.
-    pub(crate) pinned: bool,
+    pub pinned: bool,
 }
 
 /// The thread whose queue a number means; 0 where it means the same to all.
-pub(crate) fn owner(queue: QueueId) -> u32 {
+pub fn owner(queue: QueueId) -> u32 {
     if queue == QueueId::PER_THREAD { linux::gettid() } else { 0 }
 }
 
 /// The ring of one device.
-pub(crate) struct Staging {
+pub struct Staging {
     device: &'static dyn Device,
     bound: u64,
     pool: Mutex<Pool>,
@@ -125,7 +125,7 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    pub(crate) fn new(device: &'static dyn Device, bound: u64) -> Staging {
+    pub fn new(device: &'static dyn Device, bound: u64) -> Staging {
         Staging {
             device,
             bound: bound.max(2 * BLOCK as u64),
@@ -136,18 +136,18 @@ impl Staging {
     }
 
     /// The device it stages for.
-    pub(crate) fn device(&self) -> &'static dyn Device {
+    pub fn device(&self) -> &'static dyn Device {
         self.device
     }
 
     /// Bytes of memory it holds now.
-    pub(crate) fn total(&self) -> u64 {
+    pub fn total(&self) -> u64 {
         lock(&self.pool).total
     }
 
     /// A block of one's own. Waits for the oldest copy when the ring is at its bound; not for threads that hold blocks
     /// already.
-    pub(crate) fn take(&self) -> Result<Block, DeviceError> {
+    pub fn take(&self) -> Result<Block, DeviceError> {
         loop {
             if let Some(block) = self.try_take()? {
                 return Ok(block);
@@ -158,7 +158,7 @@ impl Staging {
 
     /// So many blocks, or fewer if the ring has no more to give for as long as `patience`: for who holds blocks while it
     /// takes others, and has other memory too.
-    pub(crate) fn take_many(&self, count: usize, patience: Duration) -> Vec<Block> {
+    pub fn take_many(&self, count: usize, patience: Duration) -> Vec<Block> {
         // One at a time: two that each hold half of the ring would both go short.
         let _only = lock(&self.gatherer);
         let mut taken = Vec::with_capacity(count);
@@ -177,7 +177,7 @@ impl Staging {
     }
 
     /// Blocks that could be taken now without waiting, if nobody else took any.
-    pub(crate) fn left(&self) -> usize {
+    pub fn left(&self) -> usize {
         let mut pool = lock(&self.pool);
         while let Some(block) = self.reclaim(&mut pool, usize::MAX) {
             pool.free.push(block);
@@ -186,7 +186,7 @@ impl Staging {
     }
 
     /// A block that the bound does not allow, for who must not wait. It stays in the ring.
-    pub(crate) fn beyond_bound(&self) -> Result<Block, DeviceError> {
+    pub fn beyond_bound(&self) -> Result<Block, DeviceError> {
         match self.try_take()? {
             Some(block) => Ok(block),
             None => self.grow(&mut lock(&self.pool)),
@@ -194,12 +194,12 @@ impl Staging {
     }
 
     /// The same, but only up to twice the bound.
-    pub(crate) fn take_queued(&self) -> Result<Option<Block>, DeviceError> {
+    pub fn take_queued(&self) -> Result<Option<Block>, DeviceError> {
         if self.total() < 2 * self.bound { self.beyond_bound().map(Some) } else { self.try_take() }
     }
 
     /// A block of one's own, if there is one without waiting.
-    pub(crate) fn try_take(&self) -> Result<Option<Block>, DeviceError> {
+    pub fn try_take(&self) -> Result<Option<Block>, DeviceError> {
         let mut pool = lock(&self.pool);
         if let Some(block) = pool.free.pop() {
             return Ok(Some(block));
@@ -220,7 +220,7 @@ impl Staging {
 
     /// The same, but rather one that was in use a moment ago than one that has lain idle: the processor's cache may still
     /// have it, and storage writes there faster.
-    pub(crate) fn try_take_warm(&self) -> Result<Option<Block>, DeviceError> {
+    pub fn try_take_warm(&self) -> Result<Option<Block>, DeviceError> {
         if let Some(block) = self.reclaim(&mut lock(&self.pool), LOOKED_AT) {
             return Ok(Some(block));
         }
@@ -228,7 +228,7 @@ impl Staging {
     }
 
     /// The same, of a ring that is not to grow beyond so many bytes for this.
-    pub(crate) fn try_take_within(&self, bytes: u64) -> Result<Option<Block>, DeviceError> {
+    pub fn try_take_within(&self, bytes: u64) -> Result<Option<Block>, DeviceError> {
         if self.total() < bytes {
             return self.try_take_warm();
         }
@@ -237,7 +237,7 @@ impl Staging {
     }
 
     /// Waits a little for a block to become free, whichever copy is done first.
-    pub(crate) fn wait(&self) {
+    pub fn wait(&self) {
         let patience = Patience::new();
         loop {
             let mut pool = lock(&self.pool);
@@ -334,12 +334,12 @@ impl Staging {
     }
 
     /// Gives a block back that nothing was queued from.
-    pub(crate) fn give_back(&self, block: Block) {
+    pub fn give_back(&self, block: Block) {
         lock(&self.pool).free.push(block);
     }
 
     /// A block that storage or the device may still use at any time: it is never lent again, and the ring may grow by another instead.
-    pub(crate) fn lose(&self, _lost: Block) {
+    pub fn lose(&self, _lost: Block) {
         let mut pool = lock(&self.pool);
         pool.total -= BLOCK as u64;
         // It may have been the last one.
@@ -347,7 +347,7 @@ impl Staging {
     }
 
     /// Gives a block back after copies from it were queued; it is lent again when they are done.
-    pub(crate) fn retire(&self, block: Block, queue: QueueId) {
+    pub fn retire(&self, block: Block, queue: QueueId) {
         match self.device.fence(queue) {
             Ok(fence) => lock(&self.pool).retired.push_back((block, fence)),
             Err(_) => {
@@ -361,7 +361,7 @@ impl Staging {
     }
 
     /// Memory for a read of up to `len` bytes (at most a quarter block) that will be copied on `queue`.
-    pub(crate) fn begin_small(&self, len: usize, queue: QueueId) -> Result<Slot, DeviceError> {
+    pub fn begin_small(&self, len: usize, queue: QueueId) -> Result<Slot, DeviceError> {
         debug_assert!(len <= BLOCK / 4);
         // O_DIRECT descriptors want aligned memory; below a page they cannot be meant.
         let unit = if len >= linux::PAGE { linux::PAGE } else { 512 };
@@ -408,7 +408,7 @@ impl Staging {
     }
 
     /// The small read is done: its copy is queued, or there was none.
-    pub(crate) fn end_small(&self, slot: Slot) {
+    pub fn end_small(&self, slot: Slot) {
         let mut lane = lock(&self.lanes[slot.lane]);
         let Lane { open, closing } = &mut *lane;
         let Some(used) = open.iter_mut().chain(closing.iter_mut()).find(|o| o.block.ptr == slot.block) else { return };

@@ -1,4 +1,4 @@
-//! Pins that have done their work and wait to be given back.
+//! DeferredUnpin that have done their work and wait to be given back.
 //!
 //! CUDA takes pages back only when everything under way in the context is done, kernels
 //! included (seen: 296 ms beside a kernel of 300 ms; calls of other threads wait too). So
@@ -28,7 +28,10 @@
 //! Known flaw: beside a kernel that never ends, the first of these waits never ends either,
 //! as with `cudaFree`. Such a program sets SPINIO_ROUTES without `dma`.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -36,8 +39,10 @@ use spinio_device::{Device, Pin};
 
 use spinio_sys::linux;
 
-use crate::file::Mapping;
 use spinio_host::lock;
+use spinio_host::pool::{Tidy, Workers};
+
+use crate::mapping::Mapping;
 
 /// Bytes that may be pinned at all before a request stops to give back; at most an eighth of the memory.
 const HARD: u64 = 16 << 30;
@@ -50,7 +55,7 @@ const BREATH: u64 = 64 << 20;
 const PAUSE: Duration = Duration::from_micros(30);
 
 /// How long nothing must have been pinned before a mate gives back.
-pub(crate) const QUIET: Duration = Duration::from_millis(2);
+pub const QUIET: Duration = Duration::from_millis(2);
 
 struct Pending {
     device: &'static dyn Device,
@@ -63,51 +68,129 @@ struct Pending {
 unsafe impl Send for Pending {}
 
 /// The pins that wait, of all devices.
-pub(crate) struct Pins {
+pub struct DeferredUnpin {
     pending: Mutex<Vec<Pending>>,
     bytes: AtomicU64,
     last: AtomicU64,
     stalls: AtomicU64,
     most: u64,
     born: Instant,
+    /// Large requests under way.
+    requests: AtomicUsize,
+    /// Some copy worker sleeps only until the pins have been quiet for long enough.
+    watched: AtomicBool,
+    workers: Arc<Workers>,
 }
 
-impl Pins {
-    pub(crate) fn new() -> Pins {
-        Pins {
+/// A large request under way: while one is, idle workers give nothing back.
+pub struct UnderWay<'a>(&'a DeferredUnpin);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.requests.fetch_sub(1, Relaxed);
+    }
+}
+
+/// What idle copy workers do: give pins back, which takes the driver.
+struct UnpinReaper(std::sync::Weak<DeferredUnpin>);
+
+impl Tidy for UnpinReaper {
+    fn nap(&self) -> Option<Duration> {
+        let pins = self.0.upgrade()?;
+        // Told before it is looked at: who pins from here on sees that nobody watches, and wakes somebody.
+        pins.watched.store(false, SeqCst);
+        let wanted = !pins.is_empty();
+        pins.watched.store(wanted, SeqCst);
+        wanted.then(|| if pins.is_hurried() { Duration::ZERO } else { QUIET })
+    }
+
+    fn tidy(&self) {
+        // Giving back would stop the transfers of a request under way; it does so itself if it must.
+        if let Some(pins) = self.0.upgrade()
+            && (pins.requests() == 0 || pins.is_hurried())
+        {
+            pins.tidy();
+        }
+    }
+}
+
+impl DeferredUnpin {
+    /// None yet; idle copy workers will give them back.
+    pub fn new(workers: Arc<Workers>) -> Arc<DeferredUnpin> {
+        let pins = Arc::new(DeferredUnpin {
             pending: Mutex::default(),
             bytes: AtomicU64::new(0),
             last: AtomicU64::new(0),
             stalls: AtomicU64::new(0),
             most: HARD.min(linux::memory() / 8),
             born: Instant::now(),
+            requests: AtomicUsize::new(0),
+            watched: AtomicBool::new(false),
+            workers,
+        });
+        pins.workers.set_copy_idle(UnpinReaper(Arc::downgrade(&pins)));
+        pins
+    }
+
+    /// Counts a large request for as long as the answer lives.
+    pub fn begin_request(&self) -> UnderWay<'_> {
+        self.requests.fetch_add(1, Relaxed);
+        UnderWay(self)
+    }
+
+    /// Large requests under way.
+    pub fn requests(&self) -> usize {
+        self.requests.load(Relaxed)
+    }
+
+    /// Sees to it that pins which are left are given back soon, although every copy worker may be asleep.
+    pub fn watch(&self) {
+        if !self.is_empty()
+            && !self.watched.load(SeqCst)
+            && let Some(mates) = self.workers.copy()
+        {
+            mates.nudge();
+        }
+    }
+
+    /// Has copy workers give everything back at once, and waits for that, but no longer than `limit`.
+    pub fn drain(&self, limit: Duration) {
+        let begun = Instant::now();
+        if !self.is_empty()
+            && let Some(mates) = self.workers.copy()
+        {
+            self.hurry();
+            mates.nudge();
+            while !self.is_empty() && begun.elapsed() < limit {
+                std::thread::sleep(Duration::from_micros(50));
+            }
         }
     }
 
     /// Takes a pin whose transfers are done.
-    pub(crate) fn retire(&self, device: &'static dyn Device, pin: Pin, mapping: Arc<Mapping>) {
+    pub fn retire(&self, device: &'static dyn Device, pin: Pin, mapping: Arc<Mapping>) {
         self.bytes.fetch_add(pin.len as u64, Relaxed);
         self.last.store(self.born.elapsed().as_micros() as u64 + 1, Relaxed);
         lock(&self.pending).push(Pending { device, pin, _mapping: mapping });
     }
 
     /// Whether giving back was seen to wait for the program's own work, more than once.
-    pub(crate) fn stalls(&self) -> bool {
+    pub fn stalls(&self) -> bool {
         self.stalls.load(Relaxed) >= 2
     }
 
     /// Whether a request under way must stop and give back.
-    pub(crate) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.bytes.load(Relaxed) > self.most
     }
 
     /// Bytes that may be pinned at all before a request stops to give back.
-    pub(crate) fn most(&self) -> u64 {
+    pub fn most(&self) -> u64 {
         self.most
     }
 
     /// Gives back what overlaps a range of a mapping; whether there was anything.
-    pub(crate) fn give_back_overlap(&self, ptr: *const u8, len: usize) -> bool {
+    pub fn give_back_overlap(&self, ptr: *const u8, len: usize) -> bool {
         if self.is_empty() {
             return false;
         }
@@ -116,32 +199,32 @@ impl Pins {
     }
 
     /// Gives everything back.
-    pub(crate) fn give_back_all(&self) {
+    pub fn give_back_all(&self) {
         self.give_back(|_| true, false);
     }
 
     /// Whether nothing waits.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.bytes.load(Relaxed) == 0
     }
 
     /// Bytes that are pinned and wait to be given back.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }
 
     /// From now until the next pin nobody waits for quiet.
-    pub(crate) fn hurry(&self) {
+    pub fn hurry(&self) {
         self.last.store(0, Relaxed);
     }
 
     /// Whether somebody waits for the pins to go.
-    pub(crate) fn is_hurried(&self) -> bool {
+    pub fn is_hurried(&self) -> bool {
         self.last.load(Relaxed) == 0
     }
 
     /// Gives everything back if nothing was pinned for a while.
-    pub(crate) fn tidy(&self) {
+    pub fn tidy(&self) {
         let now = self.born.elapsed().as_micros() as u64;
         if self.is_hurried() || now.saturating_sub(self.last.load(Relaxed)) >= QUIET.as_micros() as u64 {
             self.give_back(|_| true, !self.is_hurried());
@@ -173,7 +256,7 @@ impl Pins {
     }
 }
 
-impl Drop for Pins {
+impl Drop for DeferredUnpin {
     fn drop(&mut self) {
         self.give_back_all();
     }

@@ -1,0 +1,30 @@
+//! The host's side of every request: threads, descriptors, system calls, cancellation and settings.
+//!
+//! ```text
+//!   settings     SPINIO_*, read once
+//!   syscalls     every system call of an engine behind one trait, for fault injection
+//!   pool/        worker pools, one descriptor table each (app, shadow, per thread)
+//!   shadow_fd    a descriptor of the shadow table, closed there (deferred close)
+//!   parallel     one pass over many items, shared among the workers of a pool
+//!   task_scope   counts who is at work on something, and waits for them at its end
+//!   panic_relay  a panic that leaves when all others have
+//!   cancel       long requests ask their caller whether to go on
+//!   sync, lock   locks and pauses, as a model checker sees them
+//! ```
+//!
+//! Nothing here knows a device: `transfer` and `files` stand on it, and so will sockets and the mapped page cache.
+
+pub mod cancel;
+mod lock;
+pub mod panic_relay;
+pub mod parallel;
+pub mod pool;
+pub mod settings;
+pub mod shadow_fd;
+pub mod sync;
+pub mod syscalls;
+pub mod task_scope;
+
+pub use cancel::{Interruptible, interruptible, is_interrupted};
+pub use lock::lock;
+pub use settings::Settings;

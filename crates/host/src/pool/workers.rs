@@ -1,0 +1,126 @@
+//! The worker pools of a runtime, each made at the first request that needs it.
+//!
+//! ```text
+//!   shadow         opens, holds and closes SPIN's own descriptors; reads storage        the shadow table
+//!   copy           copies beside the caller, calls the device                           the program's table
+//!   batch copy     the same for batches                                                 the program's table
+//!   batch readers  read the small cached operations of large batches                    one table each
+//! ```
+//!
+//! A pool that cannot be made (an old kernel, no more threads for this user) is `None` for good: its callers have a way
+//! without it.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use spinio_sys::linux;
+
+use super::{Crew, Idle, Tidy};
+use crate::settings::Settings;
+use crate::syscalls::Kernel;
+
+/// Reads of storage in flight at once, however few the processors are.
+pub const SHADOW_WORKERS: usize = 8;
+
+/// What idle workers of a pool do, set after the pools are made: its owner needs them itself.
+#[derive(Clone, Default)]
+struct LateIdle(Arc<OnceLock<Box<dyn Tidy>>>);
+
+impl Tidy for LateIdle {
+    fn nap(&self) -> Option<Duration> {
+        self.0.get()?.nap()
+    }
+
+    fn tidy(&self) {
+        if let Some(task) = self.0.get() {
+            task.tidy();
+        }
+    }
+}
+
+/// All pools of a runtime.
+pub struct Workers {
+    sys: &'static dyn Kernel,
+    threads: usize,
+    batch_threads: usize,
+    spin: Duration,
+    shadow: OnceLock<Option<Crew>>,
+    shadow_idle: LateIdle,
+    copy: OnceLock<Option<Crew>>,
+    copy_idle: LateIdle,
+    batch_copy: OnceLock<Option<Crew>>,
+    batch_readers: OnceLock<Option<Crew>>,
+}
+
+impl Workers {
+    /// No thread yet.
+    pub fn new(sys: &'static dyn Kernel, settings: &Settings) -> Workers {
+        let processors = linux::processors();
+        let or = |set: usize, default: usize| if set == 0 { default } else { set };
+        Workers {
+            sys,
+            threads: or(settings.threads, (processors / 4).clamp(2, 4)),
+            batch_threads: or(settings.batch_threads, (processors * 3 / 4).clamp(2, 12)),
+            // Waking a sleeper costs more than copying 64 KiB; but few processors have better to do.
+            spin: Duration::from_micros(if processors >= 8 { 60 } else { 0 }),
+            shadow: OnceLock::new(),
+            shadow_idle: LateIdle::default(),
+            copy: OnceLock::new(),
+            copy_idle: LateIdle::default(),
+            batch_copy: OnceLock::new(),
+            batch_readers: OnceLock::new(),
+        }
+    }
+
+    /// What idle shadow workers do.
+    pub fn set_shadow_idle(&self, task: impl Tidy + 'static) {
+        let _ = self.shadow_idle.0.set(Box::new(task));
+    }
+
+    /// What idle copy workers do.
+    pub fn set_copy_idle(&self, task: impl Tidy + 'static) {
+        let _ = self.copy_idle.0.set(Box::new(task));
+    }
+
+    /// Threads that copy for one request, the caller included; shadow workers are not counted.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Threads that read the operations of one batch, the caller included.
+    pub fn batch_threads(&self) -> usize {
+        self.batch_threads
+    }
+
+    /// How long to spin for something that is about to happen before sleeping.
+    pub fn spin(&self) -> Duration {
+        self.spin
+    }
+
+    /// The threads with the shadow table.
+    pub fn shadow(&self) -> Option<&Crew> {
+        let make = || Crew::keepers(self.sys, SHADOW_WORKERS, self.spin, self.shadow_idle.clone());
+        self.shadow.get_or_init(make).as_ref()
+    }
+
+    /// The threads that copy beside the caller. First asked for by a thread of the program, whose table they get.
+    pub fn copy(&self) -> Option<&Crew> {
+        if linux::in_private_table() {
+            return self.copy.get()?.as_ref();
+        }
+        self.copy.get_or_init(|| Crew::mates(self.sys, self.threads - 1, self.spin, self.copy_idle.clone())).as_ref()
+    }
+
+    /// The threads that read operations of batches beside the caller, likewise.
+    pub fn batch_copy(&self) -> Option<&Crew> {
+        if linux::in_private_table() {
+            return self.batch_copy.get()?.as_ref();
+        }
+        self.batch_copy.get_or_init(|| Crew::mates(self.sys, self.batch_threads - 1, self.spin, Idle)).as_ref()
+    }
+
+    /// The threads that read the operations of large batches, and do nothing else.
+    pub fn batch_readers(&self) -> Option<&Crew> {
+        self.batch_readers.get_or_init(|| Crew::readers(self.sys, self.batch_threads - 1, self.spin)).as_ref()
+    }
+}

@@ -1,0 +1,62 @@
+//! The bounce buffer pools of a runtime: two a device.
+//!
+//! One serves requests whose caller waits for them, so its blocks come back by themselves. The other serves what waits for
+//! a stream of the program's: a stream may wait for the program, and the program for a read, so what the one pool lends
+//! for long must not be what the other one lacks.
+
+use std::sync::{Arc, Mutex};
+
+use spinio_device::Device;
+use spinio_host::lock;
+
+use crate::bounce::Staging;
+
+/// The pools of all devices.
+pub struct BouncePools {
+    limit: u64,
+    sync: Mutex<Vec<Arc<Staging>>>,
+    stream: Mutex<Vec<Arc<Staging>>>,
+}
+
+impl BouncePools {
+    /// No pool yet; each may grow to `limit` bytes.
+    pub fn new(limit: u64) -> BouncePools {
+        BouncePools { limit, sync: Mutex::default(), stream: Mutex::default() }
+    }
+
+    /// The pool for requests that are waited for.
+    pub fn sync(&self, device: &'static dyn Device) -> Arc<Staging> {
+        self.of(&self.sync, device)
+    }
+
+    /// The pool for what waits for a stream of the program's.
+    pub fn stream(&self, device: &'static dyn Device) -> Arc<Staging> {
+        self.of(&self.stream, device)
+    }
+
+    /// Bytes that one pool may have.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Bytes of both pools of a device.
+    pub fn bytes_of(&self, device: &'static dyn Device) -> u64 {
+        self.sync(device).total() + self.stream(device).total()
+    }
+
+    /// Bytes of all pools.
+    pub fn bytes(&self) -> u64 {
+        [&self.sync, &self.stream].iter().map(|pools| lock(pools).iter().map(|pool| pool.total()).sum::<u64>()).sum()
+    }
+
+    fn of(&self, pools: &Mutex<Vec<Arc<Staging>>>, device: &'static dyn Device) -> Arc<Staging> {
+        let mut pools = lock(pools);
+        // By object, not by number: after a device reset a new object stands for the same device.
+        if let Some(found) = pools.iter().find(|pool| core::ptr::addr_eq(pool.device(), device)) {
+            return Arc::clone(found);
+        }
+        let made = Arc::new(Staging::new(device, self.limit));
+        pools.push(Arc::clone(&made));
+        made
+    }
+}

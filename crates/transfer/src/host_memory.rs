@@ -1,0 +1,31 @@
+//! Ordinary host memory for requests that must not use the bounce buffer pool, or find it empty.
+
+use spinio_device::{DeviceError, ErrorKind};
+use spinio_sys::linux;
+
+/// Anonymous memory of one request, page-aligned and not pinned.
+pub struct HostMemory {
+    /// Its first byte.
+    pub ptr: *mut u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+impl HostMemory {
+    /// Fresh zeros.
+    pub fn new(len: usize) -> Result<HostMemory, DeviceError> {
+        let (protection, kind) = (linux::PROT_READ | linux::PROT_WRITE, linux::MAP_PRIVATE | linux::MAP_ANONYMOUS);
+        // SAFETY: a new anonymous mapping replaces nothing.
+        match unsafe { linux::mmap(core::ptr::null_mut(), len, protection, kind, -1, 0) } {
+            Ok(ptr) => Ok(HostMemory { ptr, len }),
+            Err(_) => Err(DeviceError::new(ErrorKind::NoMemory, "memory of a request")),
+        }
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        // SAFETY: mapped above, and its owner has waited for what stores into it.
+        let _ = unsafe { linux::munmap(self.ptr, self.len) };
+    }
+}

@@ -1,0 +1,66 @@
+//! Compiled code for devices, kept in the user's cache folder.
+//!
+//! Files are opened by keepers, so that no descriptor of ours is ever in the program's table. Code runs with all rights of the
+//! program on its device, so only a file is loaded that no other user can have written, wherever the folder is.
+
+use std::ffi::CString;
+
+use spinio_device::CodeStore;
+use spinio_sys::linux;
+
+use spinio_host::pool::Workers;
+
+/// Bytes of a file at most.
+const MOST: usize = 4 << 20;
+
+/// The code of one runtime.
+pub struct Kept<'a> {
+    /// Who opens the files.
+    pub workers: &'a Workers,
+    /// The directory; none: nothing is kept.
+    pub folder: Option<&'a str>,
+}
+
+impl Kept<'_> {
+    fn path(&self, name: &str) -> Option<CString> {
+        CString::new(format!("{}/{name}", self.folder?)).ok()
+    }
+}
+
+impl CodeStore for Kept<'_> {
+    fn load(&self, name: &str) -> Option<Vec<u8>> {
+        let path = self.path(name)?;
+        self.workers.shadow()?.call(move || linux::read_whole(&path, MOST).ok())?
+    }
+
+    fn keep(&self, name: &str, code: &[u8]) {
+        if let Some(path) = self.path(name)
+            && let Some(crew) = self.workers.shadow()
+        {
+            let code = code.to_vec();
+            crew.call(move || linux::replace(&path, &code).ok());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spinio_host::Settings;
+    use spinio_host::syscalls::Linux;
+
+    #[test]
+    fn cached_code_is_loaded_by_the_next_process() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("new").display().to_string();
+        let workers = || Workers::new(&Linux, &Settings::default());
+        let (one, next) = (workers(), workers());
+        let cache = Kept { workers: &one, folder: Some(&folder) };
+        assert_eq!(cache.load("one"), None);
+        cache.keep("one", b"code");
+        assert_eq!(Kept { workers: &next, folder: Some(&folder) }.load("one").as_deref(), Some(&b"code"[..]));
+        let nowhere = Kept { workers: &next, folder: None };
+        nowhere.keep("one", b"code");
+        assert_eq!(nowhere.load("one"), None);
+    }
+}

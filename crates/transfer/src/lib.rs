@@ -1,0 +1,26 @@
+//! Host memory on its way to and from a device.
+//!
+//! ```text
+//!   bounce/        pinned blocks between the page cache or storage and the device, one pool a device
+//!   bounce_pools   those pools, for requests that are waited for and for those in the order of a stream
+//!   unpin          page-cache pages that were registered for a request, given back soon after it
+//!   mapping        shared read-only mappings of files, and their page tables
+//!   host_memory    ordinary memory where no bounce buffer may be used
+//!   kernel_cache   compiled device code in the user's cache directory
+//!   error          what a request says when it fails
+//! ```
+
+pub mod bounce;
+mod bounce_pools;
+mod error;
+mod host_memory;
+mod kernel_cache;
+mod mapping;
+mod unpin;
+
+pub use bounce_pools::BouncePools;
+pub use error::{Error, ErrorKind};
+pub use host_memory::HostMemory;
+pub use kernel_cache::Kept;
+pub use mapping::Mapping;
+pub use unpin::{DeferredUnpin, UnderWay};
