@@ -21,15 +21,26 @@ use spinio_plan::{Extent, Residency, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, PAGE, RWF_NOWAIT};
 
-use crate::file::{Mapping, Rights};
+use spinio_transfer::Mapping;
 use spinio_host::syscalls::Kernel;
 
 const STEP: u64 = 512 << 10;
 const RUN: u64 = 64 << 10;
 const PAGE64: u64 = PAGE as u64;
 
+/// How the residency of a file may be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    /// `cachestat` and `mincore` tell the truth.
+    Owner,
+    /// Only reading tells (RWF_NOWAIT).
+    Stranger,
+    /// The file lives in memory or has no page cache to ask.
+    Resident,
+}
+
 /// Adds a run of bytes, joined to the last one where it is the same.
-pub(crate) fn push(extents: &mut Vec<Extent>, len: u64, residency: Residency) {
+pub fn push(extents: &mut Vec<Extent>, len: u64, residency: Residency) {
     match extents.last_mut() {
         _ if len == 0 => {}
         Some(last) if last.residency == residency => last.len += len,
@@ -39,7 +50,7 @@ pub(crate) fn push(extents: &mut Vec<Extent>, len: u64, residency: Residency) {
 
 /// How residency may be asked of a file of this owner. `twin`: a read-only descriptor of ours, because a descriptor
 /// that the program may write through has rights that the twins lack.
-pub(crate) fn rights(kernel: &dyn Kernel, twin: Fd, owner: u32) -> Rights {
+pub fn rights(kernel: &dyn Kernel, twin: Fd, owner: u32) -> Rights {
     let euid = linux::geteuid();
     match kernel.cachestat(twin, 0, PAGE64) {
         Ok(_) => Rights::Owner,
@@ -53,7 +64,7 @@ pub(crate) fn rights(kernel: &dyn Kernel, twin: Fd, owner: u32) -> Rights {
 
 /// The runs of a range that are surely absent, in order. A stretch that is mixed on a small scale is left out: nobody
 /// shall take somebody else's page for absent. Nothing where cachestat does not answer.
-pub(crate) fn absent_runs(kernel: &dyn Kernel, fd: Fd, range: Range<u64>) -> Vec<Range<u64>> {
+pub fn absent_runs(kernel: &dyn Kernel, fd: Fd, range: Range<u64>) -> Vec<Range<u64>> {
     let fine = if range.end - range.start <= RUN { PAGE64 } else { 4 * PAGE64 };
     let mut out: Vec<Range<u64>> = Vec::new();
     // Front to back, so the later half waits below the earlier one.
@@ -78,16 +89,16 @@ pub(crate) fn absent_runs(kernel: &dyn Kernel, fd: Fd, range: Range<u64>) -> Vec
 }
 
 /// A question about a range.
-pub(crate) struct Survey<'a> {
-    pub(crate) kernel: &'a dyn Kernel,
+pub struct Survey<'a> {
+    pub kernel: &'a dyn Kernel,
     /// In the calling thread's table.
-    pub(crate) fd: Fd,
-    pub(crate) mapping: Option<&'a Mapping>,
+    pub fd: Fd,
+    pub mapping: Option<&'a Mapping>,
 }
 
 impl Survey<'_> {
     /// The extents of `len` bytes from `offset`, as an owner may ask.
-    pub(crate) fn owner(&self, offset: u64, len: u64) -> Vec<Extent> {
+    pub fn owner(&self, offset: u64, len: u64) -> Vec<Extent> {
         let mut out = Vec::new();
         let end = offset + len;
         let mut at = offset;
@@ -145,7 +156,7 @@ impl Survey<'_> {
 
     /// The extents as anybody may ask who can read; `fd` must be a twin under FADV_RANDOM.
     /// `every`: how many bytes a probe speaks for. `salt`: another number for every request.
-    pub(crate) fn stranger(&self, offset: u64, len: u64, every: u64, salt: u64) -> Vec<Extent> {
+    pub fn stranger(&self, offset: u64, len: u64, every: u64, salt: u64) -> Vec<Extent> {
         let mut out = Vec::new();
         let end = offset + len;
         let mut at = offset;

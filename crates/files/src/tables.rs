@@ -14,15 +14,13 @@
 //! Known flaw: one stream a file; a second one makes the first forget.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use spinio_sys::linux::PAGE;
 
-use crate::core::Core;
-use crate::file::{File, Mapping};
+use spinio_transfer::Mapping;
 use spinio_host::lock;
 
 /// A page that takes longer is worth somebody else's time.
@@ -33,18 +31,18 @@ const TELLING: u64 = 256;
 
 /// What is known of the page tables of a file's mapping.
 #[derive(Default)]
-pub(crate) struct Tables {
+pub struct Tables {
     /// Filling them takes long.
-    slow: AtomicBool,
+    pub(crate) slow: AtomicBool,
     /// Which mapping, and what of it.
-    filled: Mutex<(usize, Range<u64>)>,
+    pub(crate) filled: Mutex<(usize, Range<u64>)>,
     /// A keeper is at it.
-    busy: AtomicBool,
+    pub(crate) busy: AtomicBool,
 }
 
 impl Tables {
     /// Somebody filled so many bytes in so long; whether that is long, and enough to tell.
-    pub(crate) fn took(&self, bytes: u64, time: Duration) -> bool {
+    pub fn took(&self, bytes: u64, time: Duration) -> bool {
         let pages = bytes / PAGE as u64;
         let (tells, slow) = (pages >= TELLING, time > LONG * pages as u32);
         if tells {
@@ -54,36 +52,9 @@ impl Tables {
     }
 
     /// Whether a range is filled already.
-    pub(crate) fn has(&self, mapping: &Mapping, range: &Range<u64>) -> bool {
+    pub fn has(&self, mapping: &Mapping, range: &Range<u64>) -> bool {
         let filled = lock(&self.filled);
         filled.0 == mapping.ptr as usize && filled.1.start <= range.start && range.end <= filled.1.end
-    }
-}
-
-/// A stream has come to `next` with requests of `len` bytes.
-pub(crate) fn fill_ahead(core: &Arc<Core>, file: &Arc<File>, next: u64, len: u64) {
-    let tables = &file.tables;
-    if !tables.slow.load(Relaxed) || !file.is_warm() {
-        return;
-    }
-    let Some(mapping) = file.kept_mapping(next + 1) else { return };
-    let range = next..(next + len).min(mapping.len as u64);
-    if tables.has(&mapping, &range) || tables.busy.swap(true, Relaxed) {
-        return;
-    }
-    let (kernel, theirs) = (core.kernel, Arc::clone(file));
-    let fill = move || {
-        let asked = kernel.cachestat(theirs.cached.get(), range.start, range.end - range.start);
-        // What is absent would be read in.
-        if asked.is_ok_and(|c| c.cached * PAGE as u64 >= range.end - range.start) {
-            mapping.populate(range.clone());
-            *lock(&theirs.tables.filled) = (mapping.ptr as usize, range);
-        }
-        theirs.tables.busy.store(false, Relaxed);
-    };
-    match core.keepers() {
-        Some(keepers) => keepers.send(fill),
-        None => tables.busy.store(false, Relaxed),
     }
 }
 

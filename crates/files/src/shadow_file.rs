@@ -16,9 +16,6 @@
 //!
 //! Known flaw: a call that is passed on costs two wake-ups where keepers sleep, some 10 us. Moves are large.
 
-mod later;
-mod lease;
-
 use std::ffi::{CStr, CString};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -27,18 +24,15 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, CacheStat, DirectAlign, Fd, News, Placed, Private, PrivateError, Ring, Stat};
 
-pub use self::later::OnItsWay;
-pub(crate) use self::later::Uploads;
-pub(crate) use self::lease::Leases;
-pub use self::lease::WriteLease;
-use crate::Runtime;
-
 use spinio_plan::geometry::Stack;
-
-use crate::core::Core;
 use spinio_host::shadow_fd::PrivateFd;
 use spinio_host::is_interrupted;
+use spinio_host::pool::Workers;
 use spinio_host::syscalls::Kernel;
+
+use crate::ctx::FilesCtx;
+use crate::lease_watcher::Leases;
+use crate::table::Files;
 
 /// Numbers from here on are a keeper's; far above the most that a table can hold (`fs.nr_open`, 2^20, at most 2^31 / 64).
 const OWN: Fd = 1 << 28;
@@ -46,25 +40,25 @@ const OWN: Fd = 1 << 28;
 type Result<T> = core::result::Result<T, Errno>;
 
 /// Whether a request means a file of SPIN's own by this number.
-pub(crate) fn is_own(fd: Fd) -> bool {
+pub fn is_own(fd: Fd) -> bool {
     fd >= OWN
 }
 
 /// A kernel, for descriptors of two tables.
-pub(crate) struct Tables {
+pub struct Tables {
     under: &'static dyn Kernel,
-    core: OnceLock<Weak<Core>>,
+    workers: OnceLock<Weak<Workers>>,
 }
 
 impl Tables {
     /// One that lives as long as the process, as the runtime does that it is made for.
-    pub(crate) fn leaked(under: &'static dyn Kernel) -> &'static Tables {
-        Box::leak(Box::new(Tables { under, core: OnceLock::new() }))
+    pub fn leaked(under: &'static dyn Kernel) -> &'static Tables {
+        Box::leak(Box::new(Tables { under, workers: OnceLock::new() }))
     }
 
     /// Who has the keepers.
-    pub(crate) fn serve(&self, core: &Arc<Core>) {
-        let _ = self.core.set(Arc::downgrade(core));
+    pub fn serve(&self, workers: &Arc<Workers>) {
+        let _ = self.workers.set(Arc::downgrade(workers));
     }
 
     /// Makes a call on a descriptor where it means something.
@@ -81,8 +75,8 @@ impl Tables {
         if linux::in_private_table() {
             return f(under, fd);
         }
-        let core = self.core.get().and_then(Weak::upgrade).ok_or(Errno::BADF)?;
-        core.keepers().and_then(|keepers| keepers.call(move || f(under, fd))).unwrap_or(Err(Errno::IO))
+        let workers = self.workers.get().and_then(Weak::upgrade).ok_or(Errno::BADF)?;
+        workers.shadow().and_then(|keepers| keepers.call(move || f(under, fd))).unwrap_or(Err(Errno::IO))
     }
 }
 
@@ -257,7 +251,7 @@ impl Kernel for Tables {
 
 /// A file that SPIN opened itself. Closed when it goes.
 pub struct OwnFile {
-    core: Arc<Core>,
+    files: Arc<ShadowFiles>,
     twin: PrivateFd,
 }
 
@@ -267,24 +261,34 @@ impl OwnFile {
         OWN + self.twin.get()
     }
 
+    /// The number in the shadow table, for a shadow worker.
+    pub(crate) fn shadow_fd(&self) -> Fd {
+        self.twin.get()
+    }
+
+    /// The files of its runtime.
+    pub fn files(&self) -> &Arc<ShadowFiles> {
+        &self.files
+    }
+
     /// Runs something on a keeper, which is given the descriptor as it is there, and waits for the answer.
     pub fn call<T: Send + 'static>(&self, f: impl FnOnce(Fd) -> Result<T> + Send + 'static) -> Result<T> {
         let fd = self.twin.get();
-        self.core.keepers().and_then(|keepers| keepers.call(move || f(fd))).unwrap_or(Err(Errno::IO))
+        self.files.ctx.workers.shadow().and_then(|keepers| keepers.call(move || f(fd))).unwrap_or(Err(Errno::IO))
     }
 
     /// As [`OwnFile::call`], without waiting; `f` gives the answer to whom it likes. `false`: it will never run.
     pub fn start(self: &Arc<Self>, f: impl FnOnce(Fd) + Send + 'static) -> bool {
         let open = Arc::clone(self);
-        self.core.keepers().is_some_and(|keepers| {
+        self.files.ctx.workers.shadow().is_some_and(|keepers| {
             keepers.start(move || f(open.twin.get()));
             true
         })
     }
 
-    /// The block devices under it. Unlike [`Runtime::storage`] this leaves no further opening behind.
+    /// The block devices under it. Unlike `Runtime::storage` this leaves no further opening behind.
     pub fn storage(&self) -> Result<Arc<Stack>> {
-        let (kernel, stacks) = (self.core.kernel, self.core.files.stacks());
+        let (kernel, stacks) = (self.files.ctx.sys, self.files.kept.stacks());
         self.call(move |fd| {
             let stat = kernel.fstat(fd)?;
             Ok(stacks.of(kernel, fd, stat, kernel.file_system(fd).unwrap_or(0)))
@@ -293,24 +297,33 @@ impl OwnFile {
 
     /// Lets go of what is kept beside the file because it was read.
     pub fn forget(&self) {
-        if let Ok(stat) = self.core.kernel.fstat(self.fd())
-            && self.core.files.forget(stat.dev, stat.ino)
-        {
-            self.core.part(crate::runtime::PARTING);
+        if let Ok(stat) = self.files.ctx.sys.fstat(self.fd()) {
+            if self.files.kept.forget(stat.dev, stat.ino) {
+                self.files.ctx.drain_for_close();
+            }
         }
     }
 }
 
-impl Runtime {
+/// What shadow files need of their runtime.
+pub struct ShadowFiles {
+    /// The host.
+    pub ctx: Arc<FilesCtx>,
+    /// The files that are remembered.
+    pub kept: Arc<Files>,
+    /// Their write leases.
+    pub leases: Arc<Leases>,
+}
+
+impl ShadowFiles {
     /// Opens a file by its name, outside the program's descriptor table. `flags` and `mode` as for `open`.
     /// ENOSYS: this kernel gives no thread a table of its own.
     ///
     /// A lease of somebody's is waited for here, on the caller's thread: keepers are few, and whoever holds the lease, a
     /// session of this process perhaps, needs them to give it back. EINTR: that was interrupted ([`spinio_host::interruptible`]).
     /// Nor does a named pipe wait for its other end.
-    pub fn open(&self, path: &CStr, flags: u32, mode: u32) -> Result<OwnFile> {
-        let core = self.core();
-        let keepers = core.keepers().ok_or(Errno::NOSYS)?;
+    pub fn open(self: &Arc<Self>, path: &CStr, flags: u32, mode: u32) -> Result<OwnFile> {
+        let keepers = self.ctx.workers.shadow().ok_or(Errno::NOSYS)?;
         let begun = Instant::now();
         let fd = loop {
             let name = path.to_owned();
@@ -324,7 +337,7 @@ impl Runtime {
                 opened => break opened?,
             }
         };
-        Ok(OwnFile { core: Arc::clone(core), twin: PrivateFd::new(fd, keepers.graveyard()) })
+        Ok(OwnFile { files: Arc::clone(self), twin: PrivateFd::new(fd, keepers.graveyard()) })
     }
 }
 

@@ -35,19 +35,24 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use spinio_plan::readahead::{Ahead, Brought, CACHED_STEP, FURTHER, STEP, largest, lead, marks, window};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd, FileKind, News, PAGE, Stat};
 
-use crate::core::Core;
-use spinio_host::{pool::{Crew}, shadow_fd::{PrivateFd}};
-use crate::file::{File, Rights, residency, streams};
-use spinio_host::syscalls::Kernel;
 use spinio_host::lock;
+use spinio_host::pool::Crew;
 use spinio_host::settings::{Cache, Settings};
+use spinio_host::shadow_fd::{Farewell, PrivateFd};
+use spinio_host::syscalls::Kernel;
 use spinio_stats::Gauge;
+
+use crate::ctx::FilesCtx;
+use crate::residency::{self, Rights};
+use crate::state::File;
+use crate::streams::{self, Streams};
+use crate::table::Files;
 
 /// Streams that are told apart.
 const WAYS: usize = 64;
@@ -69,7 +74,7 @@ const PREFETCH_MOST: u64 = 64 << 20;
 type Key = (u64, u64);
 
 /// The set of a runtime, and its watch over files.
-pub(crate) struct ReadAhead {
+pub struct ReadAhead {
     cache: Cache,
     /// Bytes that the kernel is led ahead of a reader: no more than the set may hold.
     further: u64,
@@ -80,6 +85,12 @@ pub(crate) struct ReadAhead {
     notify: OnceLock<Option<PrivateFd>>,
     /// How many others have a watched file open.
     watched: Mutex<HashMap<i32, Arc<AtomicI64>>>,
+    /// The files that are looked after.
+    files: Mutex<HashMap<Key, Watched>>,
+    ctx: Arc<FilesCtx>,
+    kept: Weak<Files>,
+    streams: Arc<Streams>,
+    me: Weak<ReadAhead>,
 }
 
 /// A stream of reads of one descriptor. Whoever looks at it asks the kernel meanwhile, and keeps no other stream waiting.
@@ -100,9 +111,7 @@ struct Way {
 }
 
 /// What is kept about a file that is looked after.
-pub(crate) struct Watched {
-    home: Arc<ReadAhead>,
-    kernel: &'static dyn Kernel,
+struct Watched {
     watch: i32,
     others: Arc<AtomicI64>,
     /// What was dropped last, without a gap.
@@ -111,7 +120,7 @@ pub(crate) struct Watched {
 
 impl Way {
     /// The stream has come to `at`.
-    fn go_on(&mut self, core: &Core, fd: Fd, known: Option<&File>, at: u64, (size, widened): (u64, bool)) {
+    fn go_on(&mut self, home: &ReadAhead, fd: Fd, known: Option<&File>, at: u64, (size, widened): (u64, bool)) {
         let told = known.map(|file| file.geometry().read_ahead());
         let end = known.map_or(size, |file| file.size.max(size)).next_multiple_of(PAGE as u64);
         let stream = &mut self.ahead;
@@ -119,82 +128,86 @@ impl Way {
         self.passed.extend(stream.passed(at, self.lead));
         if let Some(range) = stream.to_ask(at, self.lead).filter(|range| range.start < end) {
             let range = range.start..range.end.min(end);
-            let ask = stream.is_cold() || !is_sampled_cached(core.kernel, fd, &range);
-            let absent = if ask { residency::absent_runs(core.kernel, fd, range.clone()) } else { Vec::new() };
+            let ask = stream.is_cold() || !is_sampled_cached(home.ctx.sys, fd, &range);
+            let absent = if ask { residency::absent_runs(home.ctx.sys, fd, range.clone()) } else { Vec::new() };
             stream.answered(range, absent);
         }
-        core.streams.look_in(fd, stream.step(), largest(told.unwrap_or(0), widened));
+        home.streams.look_in(fd, stream.step(), largest(told.unwrap_or(0), widened));
         // A wide window needs nobody.
-        if let Some(window) = told.map(|told| window(told, widened)).filter(|window| *window < core.ahead.further)
+        if let Some(window) = told.map(|told| window(told, widened)).filter(|window| *window < home.further)
             && stream.is_cold()
         {
-            core.streams.lead(fd, at, window, stream.reach().min(end));
+            home.streams.lead(fd, at, window, stream.reach().min(end));
         }
     }
 }
 
 impl ReadAhead {
-    pub(crate) fn new(settings: &Settings) -> Arc<ReadAhead> {
+    /// An empty set.
+    pub fn new(settings: &Settings, ctx: &Arc<FilesCtx>, kept: &Arc<Files>, streams: &Arc<Streams>) -> Arc<ReadAhead> {
         let pages = if settings.cache == Cache::Auto { settings.cache_pages } else { 0 };
         let limit = pages.saturating_mul(PAGE as u64);
-        Arc::new(ReadAhead {
+        Arc::new_cyclic(|me| ReadAhead {
             cache: settings.cache,
             further: FURTHER.min(limit),
             set: Mutex::new(Brought::new(limit)),
             ways: Mutex::default(),
             notify: OnceLock::new(),
             watched: Mutex::default(),
+            files: Mutex::default(),
+            ctx: Arc::clone(ctx),
+            kept: Arc::downgrade(kept),
+            streams: Arc::clone(streams),
+            me: me.clone(),
         })
     }
 
     /// Whether anything is ever dropped.
-    pub(crate) fn is_on(&self) -> bool {
+    pub fn is_on(&self) -> bool {
         self.cache != Cache::Keep
     }
 
     /// A stream of small or short reads has come to `at` (none: where the descriptor stands).
     #[cold]
-    pub(crate) fn look(&self, core: &Core, fd: Fd, at: Option<u64>) {
+    pub fn look(&self, fd: Fd, at: Option<u64>) {
         const SEEK_CUR: i32 = 1;
-        let Some(core) = core.me() else { return };
-        let Ok(stat) = core.kernel.fstat(fd) else { return };
+        let sys = self.ctx.sys;
+        let Some(kept) = self.kept.upgrade() else { return };
+        let Ok(stat) = sys.fstat(fd) else { return };
         let advice = streams::advice(fd, &stat);
         if !self.is_on() || stat.kind == FileKind::Stream || advice == Advice::Random {
-            return core.streams.look_in(fd, CACHED_STEP, 0);
+            return self.streams.look_in(fd, CACHED_STEP, 0);
         }
-        let Some(at) = at.or_else(|| core.kernel.lseek(fd, 0, SEEK_CUR).ok()) else { return };
+        let Some(at) = at.or_else(|| sys.lseek(fd, 0, SEEK_CUR).ok()) else { return };
         let key = (stat.dev, stat.ino);
         // Let go of behind the lock: a file that ends takes it.
-        let known = core.files.find(key);
+        let known = kept.find(key);
         let stream = self.stream(key, fd);
         let mut way = lock(&stream.way);
-        way.go_on(&core, fd, known.as_deref(), at, (stat.size, advice == Advice::Sequential));
+        way.go_on(self, fd, known.as_deref(), at, (stat.size, advice == Advice::Sequential));
         // Also where nothing was passed: somebody may have opened or closed the file.
         let call = !std::mem::replace(&mut way.called, true);
         drop(way);
         if call {
             let tid = linux::gettid();
-            self.later(&core, move |core| {
-                let Some(crew) = core.keepers() else { return };
-                match core.files.get_here(core.kernel, crew, tid, fd, stat) {
-                    Ok(file) => core.ahead.settle(core, crew, &file, Vec::new()),
-                    Err(_) => core.ahead.leave_alone(core, key),
-                }
+            self.later(move |home, crew| match kept.get_here(sys, crew, tid, fd, stat) {
+                Ok(file) => home.settle(crew, &file, Vec::new()),
+                Err(_) => home.leave_alone(key),
             });
         }
     }
 
     /// Leads the kernel's read-ahead on, where that is due. What it brings was asked about, and so counts as ours.
-    pub(crate) fn lead_on(&self, core: &Core, fd: Fd) {
-        let Some((at, window, reach)) = core.streams.leads(fd) else { return };
+    pub fn lead_on(&self, fd: Fd) {
+        let Some((at, window, reach)) = self.streams.leads(fd) else { return };
         let mut before = 0;
-        while let Ok(pages) = core.kernel.cachestat(fd, at, self.further)
+        while let Ok(pages) = self.ctx.sys.cachestat(fd, at, self.further)
             && pages.cached > before
             && let Some(places) = marks(at, pages.cached * PAGE as u64, window, self.further, reach)
         {
             before = pages.cached;
             for place in places {
-                let _ = core.kernel.touch(fd, place);
+                let _ = self.ctx.sys.touch(fd, place);
             }
         }
     }
@@ -220,96 +233,98 @@ impl ReadAhead {
     }
 
     /// Pieces of a large request that the page cache had to fetch for it are ours.
-    pub(crate) fn claim(&self, core: &Arc<Core>, file: &Arc<File>, runs: Vec<Range<u64>>) {
+    pub fn claim(&self, file: &Arc<File>, runs: Vec<Range<u64>>) {
         if runs.is_empty() || !self.is_on() {
             return;
         }
         let file = Arc::clone(file);
-        self.later(core, move |core| {
-            let Some(crew) = core.keepers() else { return };
-            core.ahead.settle(core, crew, &file, runs);
+        self.later(move |home, crew| home.settle(crew, &file, runs));
+    }
+
+    /// Has a shadow worker do something, some time.
+    fn later(&self, what: impl FnOnce(&ReadAhead, &Crew) + Send + 'static) {
+        let (Some(crew), Some(home)) = (self.ctx.workers.shadow(), self.me.upgrade()) else { return };
+        crew.send(move || {
+            if let Some(crew) = home.ctx.workers.shadow() {
+                what(&home, crew);
+            }
         });
     }
 
-    fn later(&self, core: &Arc<Core>, what: impl FnOnce(&Arc<Core>) + Send + 'static) {
-        let Some(crew) = core.keepers() else { return };
-        let core = Arc::clone(core);
-        crew.send(move || what(&core));
-    }
-
     /// Takes in what has been passed, and `more`, unless somebody else has opened the file. On a keeper.
-    fn settle(&self, core: &Core, crew: &Crew, file: &Arc<File>, mut more: Vec<Range<u64>>) {
-        if !self.watch(core, crew, file) {
-            return self.leave_alone(core, file.key());
-        }
-        self.hear(core.kernel);
-        let others = lock(&file.ahead).as_ref().is_none_or(|w| w.others.load(Relaxed) > 0);
+    fn settle(&self, crew: &Crew, file: &Arc<File>, mut more: Vec<Range<u64>>) {
+        let Some(others) = self.watch(crew, file) else { return self.leave_alone(file.key()) };
+        self.hear();
         let streams = self.streams_of(file.key());
-        if others {
+        if others.load(Relaxed) > 0 {
             streams.iter().for_each(|stream| *lock(&stream.way) = Way::default());
             let mut set = lock(&self.set);
             set.take(file.key());
-            return core.stats().set(Gauge::ReadAheadPages, set.bytes() / PAGE as u64);
+            return self.ctx.stats().set(Gauge::ReadAheadPages, set.bytes() / PAGE as u64);
         }
         for stream in streams {
             let mut way = lock(&stream.way);
             more.append(&mut way.passed);
             way.called = false;
         }
-        self.add(core, file, more);
+        self.add(file, more);
     }
 
     /// A file that cannot be looked after: its readers need not look for a long while.
-    fn leave_alone(&self, core: &Core, key: Key) {
+    fn leave_alone(&self, key: Key) {
         lock(&self.ways).retain(|way| {
             if way.key == key {
-                core.streams.look_in(way.fd, LONG, 0);
+                self.streams.look_in(way.fd, LONG, 0);
             }
             way.key != key
         });
     }
 
     /// Takes runs into the set, and drops what is too much.
-    fn add(&self, core: &Core, file: &Arc<File>, runs: Vec<Range<u64>>) {
+    fn add(&self, file: &Arc<File>, runs: Vec<Range<u64>>) {
         let (over, bytes) = {
             let mut set = lock(&self.set);
             runs.into_iter().for_each(|run| set.add(file.key(), run));
             (set.take_over_limit(), set.bytes())
         };
         for (key, run) in over {
-            match key == file.key() {
-                true => file.drop_pages(core.kernel, run),
-                false => core.files.find(key).into_iter().for_each(|file| file.drop_pages(core.kernel, run.clone())),
+            if key == file.key() {
+                self.drop_pages(file, run);
+            } else if let Some(other) = self.kept.upgrade().and_then(|kept| kept.find(key)) {
+                self.drop_pages(&other, run);
             }
         }
-        core.stats().set(Gauge::ReadAheadPages, bytes / PAGE as u64);
+        self.ctx.stats().set(Gauge::ReadAheadPages, bytes / PAGE as u64);
     }
 
-    /// Sees to it that opens of the file are watched; false where they cannot be, or its residency may not be asked.
-    fn watch(&self, core: &Core, crew: &Crew, file: &File) -> bool {
+    /// Sees to it that opens of the file are watched; how many others have it open. `None` where they cannot be watched, or
+    /// its residency may not be asked.
+    fn watch(&self, crew: &Crew, file: &File) -> Option<Arc<AtomicI64>> {
         if file.rights != Rights::Owner {
-            return false;
+            return None;
         }
-        let mut ahead = lock(&file.ahead);
-        if ahead.is_some() {
-            return true;
+        let key = file.key();
+        let mut files = lock(&self.files);
+        if let Some(watched) = files.get(&key) {
+            return Some(Arc::clone(&watched.others));
         }
-        let kernel = core.kernel;
-        let made = || kernel.notify().ok().map(|fd| PrivateFd::new(fd, crew.graveyard()));
-        let Some(notify) = self.notify.get_or_init(made) else { return false };
-        let Ok(watch) = kernel.watch(notify.get(), file.cached.get()) else { return false };
+        let sys = self.ctx.sys;
+        let made = || sys.notify().ok().map(|fd| PrivateFd::new(fd, crew.graveyard()));
+        let notify = self.notify.get_or_init(made).as_ref()?;
+        let watch = sys.watch(notify.get(), file.cached.get()).ok()?;
         // The same file twice has the same watch.
         let others = Arc::clone(lock(&self.watched).entry(watch).or_default());
-        let home = Arc::clone(&core.ahead);
-        *ahead = Some(Watched { home, kernel, watch, others, dropped: 0..0 });
-        true
+        files.insert(key, Watched { watch, others: Arc::clone(&others), dropped: 0..0 });
+        let home = self.me.upgrade()?;
+        file.set_before_close(Box::new(move |closed| home.part_from_pages(key, closed)));
+        Some(others)
     }
 
     /// Takes in the news. On a keeper.
-    fn hear(&self, kernel: &dyn Kernel) {
+    fn hear(&self) {
         let Some(Some(notify)) = self.notify.get() else { return };
         // What cannot be heard may have happened.
-        let news = kernel.news(notify.get()).unwrap_or_else(|_: Errno| vec![News::Lost]);
+        let news = self.ctx.sys.news(notify.get()).unwrap_or_else(|_: Errno| vec![News::Lost]);
         let watched = lock(&self.watched);
         let of = |watch: &i32, change: i64| {
             if let Some(others) = watched.get(watch) {
@@ -326,13 +341,13 @@ impl ReadAhead {
         }
     }
 
-    fn unwatch(&self, kernel: &dyn Kernel, watch: i32) {
+    fn unwatch(&self, watch: i32) {
         let mut watched = lock(&self.watched);
         // Another state of the same file may have come in the meantime.
         if watched.get(&watch).is_some_and(|others| Arc::strong_count(others) <= 1) {
             watched.remove(&watch);
             if let Some(Some(notify)) = self.notify.get() {
-                kernel.unwatch(notify.get(), watch);
+                self.ctx.sys.unwatch(notify.get(), watch);
             }
         }
     }
@@ -346,21 +361,59 @@ impl ReadAhead {
             way.passed.retain(|run| run.end <= range.start || range.end <= run.start);
         }
     }
-}
 
-/// The program has given advice on a range of a file.
-pub(crate) fn advised(core: &Arc<Core>, stat: Stat, range: Range<u64>, advice: Advice) {
-    let Some(file) = core.files.find((stat.dev, stat.ino)) else { return };
-    match advice {
-        Advice::DontNeed => {
-            core.ahead.disown(&file, &range);
-            file.learn(0, false);
+    /// The program has given advice on a range of a file.
+    pub fn advised(&self, stat: Stat, range: Range<u64>, advice: Advice) {
+        let Some(file) = self.kept.upgrade().and_then(|kept| kept.find((stat.dev, stat.ino))) else { return };
+        match advice {
+            Advice::DontNeed => {
+                self.disown(&file, &range);
+                file.learn(0, false);
+            }
+            Advice::WillNeed => {
+                self.disown(&file, &range);
+                self.later(move |home, _| prefetch(home.ctx.sys, &file, range));
+            }
+            _ => {}
         }
-        Advice::WillNeed => {
-            core.ahead.disown(&file, &range);
-            core.ahead.later(core, move |core| prefetch(core.kernel, &file, range));
+    }
+
+    /// Drops pages that we brought in. On a keeper.
+    fn drop_pages(&self, file: &File, run: Range<u64>) {
+        let dropped = {
+            let mut files = lock(&self.files);
+            let Some(watched) = files.get_mut(&file.key()).filter(|w| w.others.load(Relaxed) <= 0) else { return };
+            let gap = run.start != watched.dropped.end;
+            watched.dropped = if gap { run.clone() } else { watched.dropped.start..run.end };
+            watched.dropped.clone()
+        };
+        drop_range(self.ctx.sys, file.cached.get(), &dropped, run);
+    }
+
+    /// A file goes: what a keeper does with its descriptor before it closes it.
+    fn part_from_pages(self: Arc<Self>, key: Key, closed: bool) -> Farewell {
+        let Some(Watched { watch, others, dropped }) = lock(&self.files).remove(&key) else { return Box::new(|_| {}) };
+        let mut runs = lock(&self.set).take(key);
+        let (gone, stay): (Vec<_>, Vec<_>) = lock(&self.ways).drain(..).partition(|way| closed && way.key == key);
+        lock(&self.ways).extend(stay);
+        for stream in gone {
+            let mut way = lock(&stream.way);
+            let lead = way.lead;
+            runs.append(&mut way.passed);
+            // Nobody goes on reading: neither will what was read ahead be needed.
+            runs.append(&mut way.ahead.leave(lead, 0));
         }
-        _ => {}
+        Box::new(move |fd| {
+            self.hear();
+            if others.load(Relaxed) <= 0 {
+                for run in runs {
+                    let before = if run.start == dropped.end { dropped.start..run.end } else { run.clone() };
+                    drop_range(self.ctx.sys, fd, &before, run);
+                }
+            }
+            drop(others);
+            self.unwatch(watch);
+        })
     }
 }
 
@@ -369,49 +422,6 @@ fn prefetch(kernel: &dyn Kernel, file: &File, range: Range<u64>) {
     let end = range.end.min(range.start.saturating_add(PREFETCH_MOST));
     for at in (range.start..end).step_by(PREFETCH_STEP as usize).skip(1) {
         let _ = kernel.advise(file.cached.get(), at, PREFETCH_STEP.min(end - at), Advice::WillNeed);
-    }
-}
-
-impl File {
-    /// Drops pages that we brought in. On a keeper.
-    fn drop_pages(&self, kernel: &dyn Kernel, run: Range<u64>) {
-        let dropped = {
-            let mut ahead = lock(&self.ahead);
-            let Some(watched) = ahead.as_mut().filter(|w| w.others.load(Relaxed) <= 0) else { return };
-            let gap = run.start != watched.dropped.end;
-            watched.dropped = if gap { run.clone() } else { watched.dropped.start..run.end };
-            watched.dropped.clone()
-        };
-        drop_range(kernel, self.cached.get(), &dropped, run);
-    }
-
-    /// What a keeper does with the twin before it closes it.
-    pub(super) fn part_from_pages(&mut self) {
-        let closed = self.closed.load(Relaxed);
-        let Some(watched) = lock(&self.ahead).take() else { return };
-        let mut runs = lock(&watched.home.set).take(self.key);
-        let (gone, stay): (Vec<_>, Vec<_>) =
-            lock(&watched.home.ways).drain(..).partition(|way| closed && way.key == self.key);
-        lock(&watched.home.ways).extend(stay);
-        for stream in gone {
-            let mut way = lock(&stream.way);
-            let lead = way.lead;
-            runs.append(&mut way.passed);
-            // Nobody goes on reading: neither will what was read ahead be needed.
-            runs.append(&mut way.ahead.leave(lead, 0));
-        }
-        self.cached.say_farewell(Box::new(move |fd| {
-            let Watched { home, kernel, watch, others, dropped, .. } = watched;
-            home.hear(kernel);
-            if others.load(Relaxed) <= 0 {
-                for run in runs {
-                    let before = if run.start == dropped.end { dropped.start..run.end } else { run.clone() };
-                    drop_range(kernel, fd, &before, run);
-                }
-            }
-            drop(others);
-            home.unwatch(kernel, watch);
-        }));
     }
 }
 

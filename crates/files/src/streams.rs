@@ -65,13 +65,13 @@ impl Slot {
 }
 
 /// The streams of a runtime.
-pub(crate) struct Streams {
+pub struct Streams {
     slots: Box<[Slot]>,
     begin: u64,
 }
 
 impl Streams {
-    pub(crate) fn new(settings: &Settings) -> Streams {
+    pub fn new(settings: &Settings) -> Streams {
         // Who keeps everything needs nobody to look.
         let begin = if settings.cache == Cache::Keep { u64::MAX } else { BEGIN };
         Streams { slots: (0..SLOTS).map(|_| Slot::default()).collect(), begin }
@@ -83,7 +83,7 @@ impl Streams {
 
     /// `got` bytes were read through the page cache; true when it is time for a look.
     #[inline]
-    pub(crate) fn note(&self, fd: Fd, at: Option<u64>, got: usize) -> bool {
+    pub fn note(&self, fd: Fd, at: Option<u64>, got: usize) -> bool {
         let (slot, got) = (self.slot(fd), got as u64);
         let known = slot.fd.load(Relaxed) == fd as u64 + 1;
         // A read at the descriptor's own offset follows the last one, until a look says otherwise.
@@ -105,7 +105,7 @@ impl Streams {
     }
 
     /// Whether a read at `at` follows the last one of this descriptor, and that it goes to `end`.
-    pub(crate) fn follows(&self, fd: Fd, at: u64, end: u64) -> bool {
+    pub fn follows(&self, fd: Fd, at: u64, end: u64) -> bool {
         let slot = self.slot(fd);
         let follows = slot.fd.load(Relaxed) == fd as u64 + 1 && slot.next.load(Relaxed) == at;
         if !follows {
@@ -116,7 +116,7 @@ impl Streams {
     }
 
     /// Bytes of a stream that `follows` has seen, through the page cache; true when it is time for a look.
-    pub(crate) fn passed(&self, fd: Fd, got: u64) -> bool {
+    pub fn passed(&self, fd: Fd, got: u64) -> bool {
         let slot = self.slot(fd);
         let left = slot.left.load(Relaxed);
         slot.left.store(if left > got { left - got } else { STEP }, Relaxed);
@@ -125,7 +125,7 @@ impl Streams {
 
     /// A look has seen how soon the next one is needed, and so whether what lies ahead is cached. `most`: the longest
     /// request that read-ahead serves best if it is not.
-    pub(crate) fn look_in(&self, fd: Fd, step: u64, most: u64) {
+    pub fn look_in(&self, fd: Fd, step: u64, most: u64) {
         let slot = self.slot(fd);
         slot.cold.store(if step < CACHED_STEP { most.min(slot.bound.load(Relaxed)) } else { 0 }, Relaxed);
         slot.reach.store(0, Relaxed);
@@ -136,7 +136,7 @@ impl Streams {
 
     /// A look has seen where a cold stream stands, and that the kernel, which reads `window` bytes at a time, may be led on
     /// as far as `reach`.
-    pub(crate) fn lead(&self, fd: Fd, at: u64, window: u64, reach: u64) {
+    pub fn lead(&self, fd: Fd, at: u64, window: u64, reach: u64) {
         let slot = self.slot(fd);
         if slot.next.swap(at, Relaxed) != at {
             // It goes by the descriptor's own offset, which nobody knew, or which has been moved.
@@ -148,7 +148,7 @@ impl Streams {
 
     /// Where the stream stands, the kernel's window, and how far it may be led: if that is due now.
     #[inline]
-    pub(crate) fn leads(&self, fd: Fd) -> Option<(u64, u64, u64)> {
+    pub fn leads(&self, fd: Fd) -> Option<(u64, u64, u64)> {
         let slot = self.slot(fd);
         let reach = slot.reach.load(Relaxed);
         if reach == 0 || slot.fd.load(Relaxed) != fd as u64 + 1 {
@@ -164,19 +164,19 @@ impl Streams {
 
     /// A request of the stream has asked what storage and page cache cost: `most` is the longest that read-ahead serves
     /// best.
-    pub(crate) fn bound(&self, fd: Fd, most: u64) {
+    pub fn bound(&self, fd: Fd, most: u64) {
         let slot = self.slot(fd);
         slot.bound.store(most, Relaxed);
         slot.cold.fetch_min(most, Relaxed);
     }
 
     /// A request of the stream has found something absent.
-    pub(crate) fn is_absent(&self, fd: Fd, most: u64) {
+    pub fn is_absent(&self, fd: Fd, most: u64) {
         self.slot(fd).cold.store(most, Relaxed);
     }
 
     /// Whether a read of `len` bytes belongs to a cold stream, and is one that the kernel's read-ahead serves best.
-    pub(crate) fn trickles(&self, fd: Fd, at: Option<u64>, len: u64) -> bool {
+    pub fn trickles(&self, fd: Fd, at: Option<u64>, len: u64) -> bool {
         let slot = self.slot(fd);
         len <= slot.cold.load(Relaxed)
             && slot.fd.load(Relaxed) == fd as u64 + 1
@@ -196,7 +196,7 @@ fn mark(stat: &Stat) -> u64 {
 }
 
 /// Remembers advice that holds from now on.
-pub(crate) fn advised(fd: Fd, stat: &Stat, advice: Advice) {
+pub fn advised(fd: Fd, stat: &Stat, advice: Advice) {
     let kind = match advice {
         Advice::Normal => 0,
         Advice::Random => RANDOM,
@@ -207,7 +207,7 @@ pub(crate) fn advised(fd: Fd, stat: &Stat, advice: Advice) {
 }
 
 /// What was advised of the file that this number means now.
-pub(crate) fn advice(fd: Fd, stat: &Stat) -> Advice {
+pub fn advice(fd: Fd, stat: &Stat) -> Advice {
     let word = ADVICE[fd as usize % SLOTS].load(Relaxed);
     match (word & !KINDS == mark(stat), word & KINDS) {
         (true, RANDOM) => Advice::Random,

@@ -35,7 +35,7 @@ const FILE_SYSTEMS: [(u64, &str); 12] = [
 
 impl Place {
     /// From names and the file system's magic number; 0: the storage itself.
-    pub(crate) fn new(storage: String, file_system: u64, device: String) -> Place {
+    pub fn new(storage: String, file_system: u64, device: String) -> Place {
         let known = FILE_SYSTEMS.iter().find(|(magic, _)| *magic == file_system);
         let file_system = known.map_or_else(|| format!("{file_system:x}"), |(_, name)| (*name).to_owned());
         Place { storage, file_system, device }
@@ -57,7 +57,7 @@ impl Place {
 }
 
 /// The name of a device that survives a reboot and a new driver. On the program's thread.
-pub(crate) fn device_name(device: &dyn Device) -> String {
+pub(super) fn device_name(device: &dyn Device) -> String {
     let told = device.describe();
     match device.id().kind {
         // The rest is its place on the bus and the driver's version.

@@ -23,7 +23,6 @@
 
 mod place;
 mod store;
-mod trial;
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -33,33 +32,39 @@ use std::time::Instant;
 use spinio_device::{Device, DeviceId};
 use spinio_plan::{Calibration, Correction, Extent, Model, Objective, Route, Segment, predict};
 
-use crate::core::{Core, KEEPERS};
-use crate::file::File;
+use crate::ctx::FilesCtx;
+use spinio_host::pool::SHADOW_WORKERS;
+use crate::state::File;
+use spinio_host::Settings;
 use spinio_host::lock;
 
 pub use place::Place;
 pub use spinio_host::settings::model_folder as folder;
 pub use store::path;
-pub use trial::Trial;
 
 /// Requests below this are all overhead, and teach nothing about a route.
-pub(crate) const TEACHES: u64 = 1 << 20;
+pub const TEACHES: u64 = 1 << 20;
 
 /// Schedules of several segments are predicted for one request in so many.
 const SOMETIMES: u64 = 8;
 
 /// What is known of one storage, file system and device.
-pub(crate) struct Known {
+pub struct Known {
     place: Place,
     calibration: Option<Calibration>,
     corrections: [AtomicU64; Route::ALL.len()],
     follows: bool,
+    /// Requests of several segments that could be predicted.
+    requests: AtomicU64,
 }
 
 /// All that is known.
-#[derive(Default)]
-pub(crate) struct Models {
+pub struct Models {
     known: Mutex<Vec<(Key, Arc<Known>)>>,
+    /// Where calibrations are; none: defaults only.
+    folder: Option<String>,
+    /// Whether costs follow what is measured.
+    correction: bool,
 }
 
 /// Storage, file system, device; by numbers of this boot.
@@ -67,35 +72,41 @@ type Key = (u64, u64, DeviceId);
 
 /// What a request is expected to take, and by which route.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Expected {
+pub struct Expected {
     route: Route,
     nanos: f64,
     begun: Instant,
 }
 
 impl Models {
+    /// Nothing is known yet.
+    pub fn new(settings: &Settings) -> Models {
+        Models { known: Mutex::default(), folder: settings.model.clone(), correction: settings.correction }
+    }
+
     /// What is known for a file and a device. On the program's thread, which may ask the device for its name.
-    pub(crate) fn of(&self, core: &Core, file: &File, device: &'static dyn Device) -> Arc<Known> {
+    pub fn of(&self, ctx: &FilesCtx, file: &File, device: &'static dyn Device) -> Arc<Known> {
         let key = (file.storage, file.file_system, device.id());
         if let Some((_, known)) = lock(&self.known).iter().find(|(k, _)| *k == key) {
             return Arc::clone(known);
         }
-        let (kernel, from) = (core.kernel, core.settings.model.clone());
+        let (kernel, from) = (ctx.sys, self.folder.clone());
         let (storage, file_system, device) = (file.storage, file.file_system, place::device_name(device));
         let find = move || {
             let place = Place::new(kernel.storage_name(storage), file_system, device);
             let calibration = from.and_then(|folder| store::load(&folder, &place));
-            Known { place, calibration, corrections: Default::default(), follows: false }
+            Known { place, calibration, corrections: Default::default(), follows: false, requests: AtomicU64::new(0) }
         };
         // A keeper reads it: no descriptor of ours is ever in the program's table.
-        let found = core.keepers().and_then(|crew| crew.call(find));
+        let found = ctx.workers.shadow().and_then(|crew| crew.call(find));
         let mut known = found.unwrap_or_else(|| Known {
             place: Place::default(),
             calibration: None,
             corrections: Default::default(),
             follows: false,
+            requests: AtomicU64::new(0),
         });
-        known.follows = core.settings.correction;
+        known.follows = self.correction;
         let known = Arc::new(known);
         lock(&self.known).push((key, Arc::clone(&known)));
         known
@@ -104,22 +115,22 @@ impl Models {
 
 impl Known {
     /// Where it holds.
-    pub(crate) fn place(&self) -> &Place {
+    pub fn place(&self) -> &Place {
         &self.place
     }
 
     /// The model without what was learnt since. `storage`: the route on which this request reaches storage.
-    pub(crate) fn plain(&self, core: &Core, file: &File, storage: Route) -> Model {
-        let mut model = default(core, file);
+    pub fn plain(&self, ctx: &FilesCtx, file: &File, storage: Route) -> Model {
+        let mut model = default(ctx, file);
         if let Some(calibration) = &self.calibration {
-            model = calibration.model(model, storage, core.threads());
+            model = calibration.model(model, storage, ctx.workers.threads());
         }
         model
     }
 
     /// What each route costs now.
-    pub(crate) fn model(&self, core: &Core, file: &File, storage: Route) -> Model {
-        let mut model = self.plain(core, file, storage);
+    pub fn model(&self, ctx: &FilesCtx, file: &File, storage: Route) -> Model {
+        let mut model = self.plain(ctx, file, storage);
         for route in [Route::Copy, Route::Dma, Route::Store, storage] {
             let factor = self.factor(route);
             if factor != 1.0 {
@@ -130,12 +141,12 @@ impl Known {
     }
 
     /// How much slower than the model a route was found to be.
-    pub(crate) fn factor(&self, route: Route) -> f64 {
+    pub fn factor(&self, route: Route) -> f64 {
         if self.follows { Correction::from_bits(self.corrections[route as usize].load(Relaxed)).factor() } else { 1.0 }
     }
 
     /// In words, for people.
-    pub(crate) fn describe(&self, file: &File) -> String {
+    pub fn describe(&self, file: &File) -> String {
         let mut text = match &self.calibration {
             Some(c) => format!("calibrated {}", date(c.measured)),
             None if file.fast => "nvme (default, not calibrated)".to_owned(),
@@ -151,14 +162,14 @@ impl Known {
     }
 
     /// What a plan for a whole request is expected to take, if one route is to blame for it.
-    pub(crate) fn expect(&self, core: &Core, file: &File, extents: &[Extent], plan: &[Segment]) -> Option<Expected> {
+    pub fn expect(&self, ctx: &FilesCtx, file: &File, extents: &[Extent], plan: &[Segment]) -> Option<Expected> {
         let longest = plan.iter().max_by_key(|s| s.len)?;
-        if !self.follows || (plan.len() > 1 && !core.salt().is_multiple_of(SOMETIMES)) {
+        if !self.follows || (plan.len() > 1 && !self.requests.fetch_add(1, Relaxed).is_multiple_of(SOMETIMES)) {
             return None;
         }
         let storage = plan.iter().find(|s| !s.route.from_cache()).map_or(Route::Direct, |s| s.route);
         // Against the model without its factors, which are what is to be learnt.
-        let model = self.plain(core, file, storage);
+        let model = self.plain(ctx, file, storage);
         let told = predict(Objective::Concurrent, extents, &plan.to_vec().into(), &model);
         let (ours, others) =
             if told.cache > told.storage { (told.cache, told.storage) } else { (told.storage, told.cache) };
@@ -172,7 +183,7 @@ impl Known {
     }
 
     /// A request that was expected to take so long has ended.
-    pub(crate) fn learn(&self, expected: Expected) {
+    pub fn learn(&self, expected: Expected) {
         let measured = expected.begun.elapsed().as_nanos() as f64;
         for route in Route::ALL {
             let kept = &self.corrections[route as usize];
@@ -188,13 +199,13 @@ impl Known {
 }
 
 /// What holds where nothing was measured.
-fn default(core: &Core, file: &File) -> Model {
+fn default(ctx: &FilesCtx, file: &File) -> Model {
     let mut model = if file.fast { Model::nvme() } else { Model::virtual_disk() };
     // A keeper waits for each command it gives, so as many are in flight as there are keepers.
     let flight = &mut model.storage_flight;
-    flight.per_command = flight.per_command.max(flight.latency / KEEPERS as f64);
+    flight.per_command = flight.per_command.max(flight.latency / SHADOW_WORKERS as f64);
     // One thread copies 6.3 GB/s out of the page cache; the link bounds them all.
-    model.cache_flight.per_byte = 1e9 / (6.3e9 * core.threads() as f64).min(48e9);
+    model.cache_flight.per_byte = 1e9 / (6.3e9 * ctx.workers.threads() as f64).min(48e9);
     model
 }
 

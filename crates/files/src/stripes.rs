@@ -27,8 +27,8 @@ use spinio_plan::shape::{Run, Shape};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
-use super::File;
-use crate::core::Core;
+use crate::ctx::FilesCtx;
+use spinio_host::shadow_fd::PrivateFd;
 use spinio_host::syscalls::Kernel;
 use spinio_host::lock;
 
@@ -137,29 +137,30 @@ struct Kept {
 }
 
 /// The stripes of a file, as far as anybody has asked.
-pub(crate) struct Stripes {
-    pub(crate) array: Result<Array, NoStripes>,
+pub struct Stripes {
+    pub array: Result<Array, NoStripes>,
     refused: OnceLock<Errno>,
     kept: Mutex<Option<Kept>>,
 }
 
 impl Stripes {
-    pub(crate) fn new(stack: &Stack) -> Stripes {
+    pub fn new(stack: &Stack) -> Stripes {
         Stripes { array: Array::of(stack), refused: OnceLock::new(), kept: Mutex::default() }
     }
 
     /// What was found before, if the file is still what it was.
-    pub(crate) fn kept(&self, stat: &Stat) -> Option<Arc<Surveyed>> {
+    pub fn kept(&self, stat: &Stat) -> Option<Arc<Surveyed>> {
         let kept = lock(&self.kept);
         let same = kept.as_ref().filter(|k| (k.size, k.blocks) == (stat.size, stat.blocks))?;
         Some(Arc::clone(&same.surveyed))
     }
 
-    /// Why nothing is known of the stripes of a range, though there are some.
-    pub(crate) fn why_unknown(
+    /// Why nothing is known of the stripes of a range, though there are some. `file`: its shadow descriptor, and the length
+    /// of a block device.
+    pub fn why_unknown(
         &self,
-        core: &Core,
-        file: &Arc<File>,
+        ctx: &FilesCtx,
+        file: (&Arc<PrivateFd>, u64),
         stat: &Stat,
         range: Range<u64>,
     ) -> Option<NoStripes> {
@@ -168,7 +169,7 @@ impl Stripes {
             Err(other) => Some(other.clone()),
             Ok(_) => {
                 if self.kept(stat).is_none() {
-                    self.look(core, file, stat, range);
+                    self.look(ctx, file, stat, range);
                 }
                 self.refused.get().map(|errno| NoStripes::NotTold(*errno))
             }
@@ -176,13 +177,19 @@ impl Stripes {
     }
 
     /// Looks, and keeps what is found. `stat`: the file before anything was written of what is found.
-    pub(crate) fn look(&self, core: &Core, file: &Arc<File>, stat: &Stat, range: Range<u64>) -> Option<Arc<Surveyed>> {
+    pub fn look(
+        &self,
+        ctx: &FilesCtx,
+        (fd, size): (&Arc<PrivateFd>, u64),
+        stat: &Stat,
+        range: Range<u64>,
+    ) -> Option<Arc<Surveyed>> {
         let array = *self.array.as_ref().ok().filter(|_| self.refused.get().is_none())?;
         let surveyed = if stat.kind == FileKind::Block {
-            array.device(file.size)
+            array.device(size)
         } else {
-            let (kernel, twins) = (core.kernel, Arc::clone(file));
-            match core.keepers()?.call(move || array.survey(kernel, twins.cached.get(), &range))? {
+            let (kernel, fd) = (ctx.sys, Arc::clone(fd));
+            match ctx.workers.shadow()?.call(move || array.survey(kernel, fd.get(), &range))? {
                 Ok(surveyed) => surveyed,
                 Err(errno) => {
                     let _ = self.refused.set(errno);

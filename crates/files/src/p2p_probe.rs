@@ -20,17 +20,20 @@ use std::sync::Arc;
 use spinio_plan::Route;
 use spinio_sys::Errno;
 
-use crate::Target;
-use crate::core::{Core, Verdict};
-use crate::file::File;
+use spinio_device::Target;
+
+use crate::ctx::FilesCtx;
+use crate::p2p_trust::Verdict;
+use crate::state::File;
+use spinio_host::syscalls::Kernel;
 use spinio_transfer::bounce::BLOCK;
 
 /// Bytes of the widest stripe that is read whole.
 const WIDEST: u64 = 32 << 20;
 
 /// Reads part of the request both ways; `None` if nothing could be compared.
-pub(crate) fn sing(
-    core: &Arc<Core>,
+pub fn sing(
+    ctx: &FilesCtx,
     file: &Arc<File>,
     to: Target,
     offset: u64,
@@ -45,18 +48,18 @@ pub(crate) fn sing(
         return None;
     }
     let at = to.addr.offset(first - offset).0;
-    let (theirs, twins) = (Arc::clone(core), Arc::clone(file));
-    core.keepers()?.call(move || compare(&theirs, &twins, at, first, bytes))?
+    let (sys, twins) = (ctx.sys, Arc::clone(file));
+    ctx.workers.shadow()?.call(move || compare(sys, &twins, at, first, bytes))?
 }
 
-fn compare(core: &Core, file: &File, device: u64, offset: u64, bytes: usize) -> Option<Verdict> {
+fn compare(sys: &dyn Kernel, file: &File, device: u64, offset: u64, bytes: usize) -> Option<Verdict> {
     let twin = file.direct.as_ref().ok()?;
     let mut host = vec![0u8; bytes + 4096];
     let aligned = host.as_ptr().align_offset(4096);
     let host = &mut host[aligned..aligned + bytes];
     for _ in 0..2 {
         // SAFETY: `host` has `bytes` bytes.
-        let plain = unsafe { core.kernel.pread(Route::Direct, twin.get(), host.as_mut_ptr(), bytes, offset, 0) };
+        let plain = unsafe { sys.pread(Route::Direct, twin.get(), host.as_mut_ptr(), bytes, offset, 0) };
         // Zeros may be a hole, which the kernel fills in without asking the storage.
         if plain != Ok(bytes) || host.iter().all(|&b| b == 0) {
             return None;
@@ -67,7 +70,7 @@ fn compare(core: &Core, file: &File, device: u64, offset: u64, bytes: usize) -> 
         // What is there may be these very bytes, from an earlier read; their complement is not.
         theirs.iter_mut().zip(host.iter()).for_each(|(to, from)| *to = !from);
         // SAFETY: as above.
-        let p2p = unsafe { core.kernel.pread(Route::P2p, twin.get(), device as *mut u8, bytes, offset, 0) };
+        let p2p = unsafe { sys.pread(Route::P2p, twin.get(), device as *mut u8, bytes, offset, 0) };
         match p2p {
             Ok(n) if n == bytes => {}
             Err(Errno::REMOTEIO | Errno::INVAL | Errno::OPNOTSUPP) => return Some(Verdict::Unreachable),

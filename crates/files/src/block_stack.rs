@@ -23,7 +23,6 @@ use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
 use spinio_host::syscalls::Kernel;
 use spinio_host::lock;
-use crate::{Error, Runtime};
 
 /// How long a stack is believed.
 const BELIEVED: Duration = Duration::from_secs(2);
@@ -89,34 +88,18 @@ impl Source for Sysfs<'_> {
     }
 }
 
-impl Runtime {
-    /// The block devices under what `fd` names: a file, a folder or a device.
-    pub fn storage(&self, fd: Fd) -> Result<Arc<Stack>, Error> {
-        let core = self.core();
-        let stat = core.kernel.fstat(fd).map_err(|e| Error::kernel(e, "ask the storage of", 0, 0))?;
-        if stat.kind != FileKind::Stream
-            && let Some(crew) = core.keepers()
-            && let Ok(file) = core.files.get(core.kernel, crew, fd, stat)
-        {
-            return Ok(Arc::clone(file.geometry()));
-        }
-        let magic = core.kernel.file_system(fd).unwrap_or(0);
-        Ok(Stacks::default().of(core.kernel, fd, stat, magic))
-    }
-}
-
 /// Magic number of a file system, 0 for a block device itself, and device number.
 type Key = (u64, u64);
 
 /// The stacks that were read lately.
 #[derive(Default)]
-pub(crate) struct Stacks {
+pub struct Stacks {
     kept: Mutex<HashMap<Key, (Instant, Arc<Stack>)>>,
 }
 
 impl Stacks {
     /// What the file behind `fd` lies on; `fd` is of the calling thread's table, `magic` is what `fstatfs` said.
-    pub(crate) fn of(&self, kernel: &dyn Kernel, fd: Fd, stat: Stat, magic: u64) -> Arc<Stack> {
+    pub fn of(&self, kernel: &dyn Kernel, fd: Fd, stat: Stat, magic: u64) -> Arc<Stack> {
         self.below(kernel, fd, stat, magic, DEEP)
     }
 

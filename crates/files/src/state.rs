@@ -14,15 +14,7 @@
 //! Known flaw: opening a twin is an open like any other, so a program that holds a write
 //! lease on the file itself gets a lease break, and fanotify listeners see it.
 
-pub(crate) mod ahead;
-pub(crate) mod canary;
-pub(crate) mod geometry;
-pub(crate) mod residency;
-pub(crate) mod streams;
-pub(crate) mod stripes;
-pub(crate) mod tables;
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -31,85 +23,74 @@ use spinio_plan::Reason;
 use spinio_plan::geometry::Stack;
 use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
 
-use spinio_host::{pool::{Crew}, shadow_fd::{PrivateFd}};
-use crate::file::ahead::Watched;
-use crate::file::geometry::Stacks;
-use crate::file::stripes::Stripes;
-use crate::file::tables::Tables;
-use spinio_host::syscalls::Kernel;
 use spinio_host::lock;
+use spinio_host::shadow_fd::{Farewell, Graveyard, PrivateFd};
+use spinio_host::syscalls::Kernel;
+use spinio_transfer::Mapping;
+
+use crate::block_stack::Stacks;
+use crate::residency::{self, Rights};
+use crate::stripes::Stripes;
+use crate::tables::Tables;
 
 const SEEK_END: i32 = 2;
 const OVERLAYFS: u64 = 0x794c_7630;
 const TMPFS: u64 = 0x0102_1994;
 const RAMFS: u64 = 0x8584_58f6;
 
-/// Files remembered at once; the least recently used goes first.
-const FILES: usize = 64;
-
 /// Requests in a row that must have been served by the page cache before the next is presumed to be. A wrong guess
 /// costs half as much again as a right one saves.
 const STREAK: u64 = 4;
 
-/// Seconds after which an unused file is let go of.
-const KEEP: u64 = 1;
-
-/// How the residency of a file may be asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rights {
-    /// `cachestat` and `mincore` tell the truth.
-    Owner,
-    /// Only reading tells (RWF_NOWAIT).
-    Stranger,
-    /// The file lives in memory or has no page cache to ask.
-    Resident,
-}
+/// Called when a file goes, with whether the program has closed a descriptor of it.
+pub(crate) type BeforeClose = Box<dyn FnOnce(bool) -> Farewell + Send + Sync>;
 
 /// A file as SPIN remembers it.
-pub(crate) struct File {
+pub struct File {
     key: (u64, u64),
     /// Reads through the page cache; for keepers.
-    pub(crate) cached: PrivateFd,
+    pub cached: Arc<PrivateFd>,
     /// Reads around it; for keepers. The reason where there is none.
-    pub(crate) direct: Result<PrivateFd, Reason>,
+    pub direct: Result<PrivateFd, Reason>,
     /// Length of a block device; a regular file's is asked by every request.
-    pub(crate) size: u64,
+    pub size: u64,
     /// Number of the block device, or of the file system: what P2P is trusted for.
-    pub(crate) storage: u64,
+    pub storage: u64,
     /// Magic number of the file system; 0 for a block device.
-    pub(crate) file_system: u64,
+    pub file_system: u64,
     /// The block devices under it.
     stack: Arc<Stack>,
     /// Where it lies in the stripes of an array with parity.
-    pub(crate) stripes: Stripes,
+    pub stripes: Stripes,
     /// They are NVMe, or several disks work side by side: it chooses the cost model.
-    pub(crate) fast: bool,
+    pub fast: bool,
     /// What O_DIRECT needs.
-    pub(crate) align: DirectAlign,
+    pub align: DirectAlign,
     /// Whether a mapping may be kept, or made at all.
     mappable: bool,
-    pub(crate) rights: Rights,
+    /// How its residency may be asked.
+    pub rights: Rights,
     /// How often in a row requests were served by the page cache alone.
     warm: AtomicU64,
     /// The driver refused to register pages of it.
-    pub(crate) pins_refused: AtomicBool,
+    pub pins_refused: AtomicBool,
     mapping: Mutex<Option<Arc<Mapping>>>,
     /// What is known of its page tables.
-    pub(crate) tables: Tables,
-    /// What reads of it brought into the page cache, once somebody looks after that.
-    pub(crate) ahead: Mutex<Option<Watched>>,
+    pub tables: Tables,
+    /// What is to be done with the descriptor before it is closed, once something is.
+    before_close: Mutex<Option<BeforeClose>>,
     /// The program has closed a descriptor of it.
-    closed: AtomicBool,
-    used: AtomicU64,
+    pub(crate) closed: AtomicBool,
+    pub(crate) used: AtomicU64,
     born: Instant,
 }
 
 impl File {
     /// Opens the twins. Runs on a keeper.
-    fn open(
+    pub(crate) fn open(
         kernel: &dyn Kernel,
         stacks: &Stacks,
-        crew: &Graves,
+        graves: &Graveyard,
         tid: u32,
         fd: Fd,
         stat: Stat,
@@ -117,7 +98,7 @@ impl File {
     ) -> Result<File, Reason> {
         let again = |flags: u32| {
             let twin = kernel.open_again(tid, fd, (linux::O_RDONLY | flags) as i32).map_err(|_| Reason::NoTwin)?;
-            let twin = PrivateFd::new(twin, crew.clone());
+            let twin = PrivateFd::new(twin, graves.clone());
             // A procfs of another pid namespace, or a descriptor reused meanwhile, would give another file.
             match kernel.fstat(twin.get()) {
                 Ok(s) if (s.dev, s.ino, s.rdev) == (stat.dev, stat.ino, stat.rdev) => Ok(twin),
@@ -147,7 +128,7 @@ impl File {
         let stack = stacks.of(kernel, cached_fd, stat, magic);
         Ok(File {
             key: (stat.dev, stat.ino),
-            cached,
+            cached: Arc::new(cached),
             size: match stat.kind {
                 FileKind::Block => kernel.lseek(cached_fd, 0, SEEK_END).unwrap_or(0),
                 _ => stat.size,
@@ -166,7 +147,7 @@ impl File {
             pins_refused: AtomicBool::new(false),
             mapping: Mutex::default(),
             tables: Tables::default(),
-            ahead: Mutex::default(),
+            before_close: Mutex::default(),
             closed: AtomicBool::new(false),
             used: AtomicU64::new(born.elapsed().as_secs()),
             born,
@@ -174,38 +155,38 @@ impl File {
     }
 
     /// Whether the next request is probably served by the page cache alone, as the last ones were.
-    pub(crate) fn is_warm(&self) -> bool {
+    pub fn is_warm(&self) -> bool {
         self.warm.load(Relaxed) >= STREAK
     }
 
     /// How a request of `len` bytes went.
-    pub(crate) fn learn(&self, len: u64, was_cached: bool) {
+    pub fn learn(&self, len: u64, was_cached: bool) {
         let streak = self.warm.load(Relaxed) + if len >= 64 << 20 { STREAK } else { 1 };
         self.warm.store(if was_cached { streak } else { 0 }, Relaxed);
     }
 
     /// Device number and inode.
-    pub(crate) fn key(&self) -> (u64, u64) {
+    pub fn key(&self) -> (u64, u64) {
         self.key
     }
 
     /// The block devices under it, as they were a second or two ago.
-    pub(crate) fn geometry(&self) -> &Arc<Stack> {
+    pub fn geometry(&self) -> &Arc<Stack> {
         &self.stack
     }
 
     /// Whether [`File::mapping`] can work.
-    pub(crate) fn is_mappable(&self) -> bool {
+    pub fn is_mappable(&self) -> bool {
         self.mappable
     }
 
     /// The kept mapping, if it has at least `len` bytes.
-    pub(crate) fn kept_mapping(&self, len: u64) -> Option<Arc<Mapping>> {
+    pub fn kept_mapping(&self, len: u64) -> Option<Arc<Mapping>> {
         lock(&self.mapping).as_ref().filter(|m| m.len as u64 >= len).map(Arc::clone)
     }
 
     /// A mapping of at least `len` bytes. Runs on a keeper, whose descriptor it needs.
-    pub(crate) fn mapping(&self, kernel: &dyn Kernel, len: u64) -> Option<Arc<Mapping>> {
+    pub fn mapping(&self, kernel: &dyn Kernel, len: u64) -> Option<Arc<Mapping>> {
         if !self.mappable {
             return None;
         }
@@ -219,136 +200,26 @@ impl File {
         })
     }
 
-    fn touch(&self) {
+    pub(crate) fn touch(&self) {
         self.used.store(self.born.elapsed().as_secs(), Relaxed);
+    }
+}
+
+impl File {
+    /// Has `before` called when the file goes, with whether the program has closed a descriptor of it; what it answers is
+    /// done with the descriptor before that is closed. The first one stays.
+    pub(crate) fn set_before_close(&self, before: BeforeClose) {
+        lock(&self.before_close).get_or_insert(before);
     }
 }
 
 impl Drop for File {
     fn drop(&mut self) {
-        self.part_from_pages();
-    }
-}
-
-type Graves = spinio_host::shadow_fd::Graveyard;
-
-/// The files that SPIN remembers now.
-pub(crate) struct Files {
-    kept: Mutex<Vec<Arc<File>>>,
-    count: AtomicU64,
-    born: Instant,
-    stacks: Arc<Stacks>,
-}
-
-impl Files {
-    pub(crate) fn new() -> Files {
-        Files { kept: Mutex::default(), count: AtomicU64::new(0), born: Instant::now(), stacks: Arc::default() }
-    }
-
-    /// The stacks of block devices that were read lately.
-    pub(crate) fn stacks(&self) -> Arc<Stacks> {
-        Arc::clone(&self.stacks)
-    }
-
-    /// The file behind a descriptor of the calling thread; the reason if it cannot be opened again.
-    pub(crate) fn get(
-        &self,
-        kernel: &'static dyn Kernel,
-        crew: &Crew,
-        fd: Fd,
-        stat: Stat,
-    ) -> Result<Arc<File>, Reason> {
-        if let Some(file) = self.find((stat.dev, stat.ino)) {
-            return Ok(file);
+        if let Some(before) = lock(&self.before_close).take() {
+            let farewell = before(self.closed.load(Relaxed));
+            if let Some(cached) = Arc::get_mut(&mut self.cached) {
+                cached.say_farewell(farewell);
+            }
         }
-        let tid = linux::gettid();
-        let graves = crew.graveyard();
-        let born = self.born;
-        let stacks = Arc::clone(&self.stacks);
-        let file = crew
-            .call(move || File::open(kernel, &stacks, &graves, tid, fd, stat, born))
-            .unwrap_or(Err(Reason::NoHelpers))
-            .map(Arc::new)?;
-        Ok(self.remember(file))
-    }
-
-    /// The same on a keeper, for a descriptor of thread `tid`.
-    pub(crate) fn get_here(
-        &self,
-        kernel: &'static dyn Kernel,
-        crew: &Crew,
-        tid: u32,
-        fd: Fd,
-        stat: Stat,
-    ) -> Result<Arc<File>, Reason> {
-        if let Some(file) = self.find((stat.dev, stat.ino)) {
-            return Ok(file);
-        }
-        let file = File::open(kernel, &self.stacks, &crew.graveyard(), tid, fd, stat, self.born)?;
-        Ok(self.remember(Arc::new(file)))
-    }
-
-    /// A file that is remembered.
-    pub(crate) fn find(&self, key: (u64, u64)) -> Option<Arc<File>> {
-        let kept = lock(&self.kept);
-        let file = kept.iter().find(|f| f.key == key)?;
-        file.touch();
-        Some(Arc::clone(file))
-    }
-
-    fn remember(&self, file: Arc<File>) -> Arc<File> {
-        let mut kept = lock(&self.kept);
-        if let Some(other) = kept.iter().find(|f| f.key == file.key) {
-            return Arc::clone(other);
-        }
-        let dropped = (kept.len() >= FILES)
-            .then(|| kept.iter().enumerate().min_by_key(|(_, f)| f.used.load(Relaxed)).map(|(at, _)| at))
-            .flatten()
-            .map(|at| kept.swap_remove(at));
-        kept.push(Arc::clone(&file));
-        self.count.store(kept.len() as u64, Relaxed);
-        drop(kept);
-        drop(dropped);
-        file
-    }
-
-    /// Whether anything is remembered at all: one load.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.count.load(Relaxed) == 0
-    }
-
-    /// How many are remembered.
-    pub(crate) fn count(&self) -> u64 {
-        self.count.load(Relaxed)
-    }
-
-    /// Lets go of one file; true if it was remembered.
-    pub(crate) fn forget(&self, dev: u64, ino: u64) -> bool {
-        let mut kept = lock(&self.kept);
-        let gone = kept.iter().position(|f| f.key == (dev, ino)).map(|at| kept.swap_remove(at));
-        self.count.store(kept.len() as u64, Relaxed);
-        drop(kept);
-        gone.iter().for_each(|file| file.closed.store(true, Relaxed));
-        gone.is_some()
-    }
-
-    /// Lets go of everything.
-    pub(crate) fn forget_all(&self) {
-        let gone = std::mem::take(&mut *lock(&self.kept));
-        gone.iter().for_each(|file| file.closed.store(true, Relaxed));
-        self.count.store(0, Relaxed);
-        drop(gone);
-    }
-
-    /// Lets go of what was not used for a while.
-    pub(crate) fn tidy(&self) {
-        let now = self.born.elapsed().as_secs();
-        let mut kept = lock(&self.kept);
-        let (gone, stay): (Vec<_>, Vec<_>) =
-            kept.drain(..).partition(|f| f.used.load(Relaxed) + KEEP < now && Arc::strong_count(f) == 1);
-        *kept = stay;
-        self.count.store(kept.len() as u64, Relaxed);
-        drop(kept);
-        drop(gone);
     }
 }

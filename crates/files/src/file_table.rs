@@ -1,0 +1,129 @@
+//! What a runtime keeps beside files: one object, made of the parts that its modules are.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use spinio_device::Device;
+use spinio_host::Settings;
+use spinio_host::pool::Tidy;
+use spinio_plan::Reason;
+use spinio_plan::geometry::Stack;
+use spinio_sys::Errno;
+use spinio_sys::linux::{Advice, Fd, FileKind, Stat};
+
+use crate::block_stack::Stacks;
+use crate::cost::{Known, Models};
+use crate::ctx::FilesCtx;
+use crate::lease_watcher::Leases;
+use crate::p2p_trust::P2pTrust;
+use crate::readahead::ReadAhead;
+use crate::shadow_file::ShadowFiles;
+use crate::state::File;
+use crate::streams::Streams;
+use crate::table::Files;
+
+/// The state beside files, of one runtime.
+pub struct FileTable {
+    /// The host.
+    pub ctx: Arc<FilesCtx>,
+    /// The files that are remembered.
+    pub kept: Arc<Files>,
+    /// Which descriptors read in sequence.
+    pub streams: Arc<Streams>,
+    /// What reads brought into the page cache.
+    pub ahead: Arc<ReadAhead>,
+    /// What each route costs.
+    pub models: Models,
+    /// Where storage may DMA into devices.
+    pub p2p: P2pTrust,
+    /// Files that SPIN opened itself.
+    pub shadow: Arc<ShadowFiles>,
+    nonce: AtomicU64,
+}
+
+/// What idle shadow workers do: let files go.
+struct FileReaper(Weak<Files>);
+
+impl Tidy for FileReaper {
+    fn nap(&self) -> Option<Duration> {
+        let kept = self.0.upgrade()?;
+        (!kept.is_empty()).then_some(Duration::from_secs(1))
+    }
+
+    fn tidy(&self) {
+        if let Some(kept) = self.0.upgrade() {
+            kept.tidy();
+        }
+    }
+}
+
+impl FileTable {
+    /// Nothing is remembered yet.
+    pub fn new(ctx: Arc<FilesCtx>, settings: &Settings) -> FileTable {
+        let (kept, streams) = (Arc::<Files>::default(), Arc::new(Streams::new(settings)));
+        ctx.workers.set_shadow_idle(FileReaper(Arc::downgrade(&kept)));
+        FileTable {
+            ahead: ReadAhead::new(settings, &ctx, &kept, &streams),
+            models: Models::new(settings),
+            p2p: P2pTrust::default(),
+            shadow: Arc::new(ShadowFiles {
+                ctx: Arc::clone(&ctx),
+                kept: Arc::clone(&kept),
+                leases: Arc::<Leases>::default(),
+            }),
+            ctx,
+            kept,
+            streams,
+            nonce: AtomicU64::new(0),
+        }
+    }
+
+    /// The file behind a descriptor of the calling thread; the reason if it cannot be opened again.
+    pub fn get(&self, fd: Fd, stat: Stat) -> Result<Arc<File>, Reason> {
+        let crew = self.ctx.workers.shadow().ok_or(Reason::NoHelpers)?;
+        self.kept.get(self.ctx.sys, crew, fd, stat)
+    }
+
+    /// What each route costs for a file and a device. On the program's thread, which may ask the device for its name.
+    pub fn costs(&self, file: &File, device: &'static dyn Device) -> Arc<Known> {
+        self.models.of(&self.ctx, file, device)
+    }
+
+    /// Another number at every call, so that two surveys probe different places.
+    pub fn probe_nonce(&self) -> u64 {
+        self.nonce.fetch_add(1, Relaxed)
+    }
+
+    /// Forgets a file; if it was remembered, waits a little until what was kept beside it is released.
+    pub fn forget(&self, (dev, ino): (u64, u64)) {
+        if self.kept.forget(dev, ino) {
+            self.ctx.drain_for_close();
+        }
+    }
+
+    /// What follows from advice about a range for what is kept beside the file.
+    pub fn advised(&self, stat: Stat, range: Range<u64>, advice: Advice) {
+        self.ahead.advised(stat, range, advice);
+    }
+
+    /// The block devices under what `fd` names: a file, a directory or a device.
+    pub fn storage(&self, fd: Fd) -> Result<Arc<Stack>, Errno> {
+        let sys = self.ctx.sys;
+        let stat = sys.fstat(fd)?;
+        if stat.kind != FileKind::Stream
+            && let Ok(file) = self.get(fd, stat)
+        {
+            return Ok(Arc::clone(file.geometry()));
+        }
+        Ok(Stacks::default().of(sys, fd, stat, sys.file_system(fd).unwrap_or(0)))
+    }
+}
+
+impl Drop for FileTable {
+    fn drop(&mut self) {
+        // What a file has done before its descriptor is closed leads back to the read-ahead set, and from there here.
+        self.kept.forget_all();
+    }
+}
