@@ -7,11 +7,15 @@ use std::time::Duration;
 
 use spinio_device::Device;
 use spinio_host::Settings;
-use spinio_host::pool::Tidy;
+use spinio_host::pool::{Crew, Tidy, Workers};
+use spinio_host::syscalls::Kernel;
 use spinio_plan::Reason;
 use spinio_plan::geometry::Stack;
+use spinio_stats::Stats;
 use spinio_sys::Errno;
 use spinio_sys::linux::{Advice, Fd, FileKind, Stat};
+
+use spinio_transfer::DeferredUnpin;
 
 use crate::block_stack::Stacks;
 use crate::cost::{Known, Models};
@@ -78,6 +82,31 @@ impl FileTable {
             streams,
             nonce: AtomicU64::new(0),
         }
+    }
+
+    /// The system calls.
+    pub fn sys(&self) -> &'static dyn Kernel {
+        self.ctx.sys
+    }
+
+    /// The worker pools.
+    pub fn workers(&self) -> &Workers {
+        &self.ctx.workers
+    }
+
+    /// The threads with the shadow table.
+    pub fn shadow_workers(&self) -> Option<&Crew> {
+        self.ctx.workers.shadow()
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> &Stats {
+        self.ctx.stats()
+    }
+
+    /// Pages that wait to be unpinned.
+    pub fn unpin(&self) -> &DeferredUnpin {
+        &self.ctx.unpin
     }
 
     /// The file behind a descriptor of the calling thread; the reason if it cannot be opened again.

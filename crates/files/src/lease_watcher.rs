@@ -17,7 +17,7 @@ const HOUR: u64 = 3600;
 
 /// Until when a lease that is there now keeps writers away, in nanoseconds since boot: asked before it is looked at, and
 /// with a fifth to spare.
-pub(crate) fn word(break_time: Option<u64>) -> u64 {
+pub fn word(break_time: Option<u64>) -> u64 {
     let seconds = break_time.unwrap_or(HOUR).min(HOUR);
     linux::since_boot() + seconds * 800_000_000
 }

@@ -35,6 +35,7 @@ pub mod write_lease;
 
 pub use ctx::FilesCtx;
 pub use file_table::FileTable;
+pub use lease_watcher::word as lease_valid_until;
 pub use p2p_trust::{P2pTrust, Verdict};
 pub use residency::Rights;
 pub use shadow_file::{OwnFile, is_own};

@@ -11,12 +11,13 @@ use spinio_plan::{Extent, Objective, Prediction, Reason, Residency, Route, Sched
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind, Stat};
 
-use crate::core::Core;
-use crate::file::Rights;
-use crate::file::residency::Survey;
+use crate::ctx::Reader;
+use spinio_host::syscalls::Kernel;
+use spinio_files::Rights;
+use spinio_files::residency::Survey;
 use crate::read::window;
 use spinio_host::settings::SMALL;
-use crate::{Error, Runtime};
+use spinio_transfer::Error;
 
 /// The buffer a read would go to.
 #[derive(Clone, Copy, Debug)]
@@ -60,11 +61,11 @@ pub struct Explanation {
     pub advice: Vec<String>,
 }
 
-impl Runtime {
+impl Reader {
     /// Explains a `pread` of `len` bytes at `offset` into a buffer.
-    pub fn explain(&self, fd: Fd, offset: u64, len: u64, buffer: Buffer) -> Result<Explanation, Error> {
-        let core = self.core();
-        let stat = subject(core, fd, offset, len)?;
+    pub fn explain(self: &Arc<Self>, fd: Fd, offset: u64, len: u64, buffer: Buffer) -> Result<Explanation, Error> {
+        let ctx = self;
+        let stat = subject(ctx.files.sys(), fd, offset, len)?;
         let plain = |len, reason| {
             let route = if buffer.abilities.copies { Route::Copy } else { Route::Store };
             let schedule = if len > 0 { Schedule::single(len, route, reason) } else { Schedule::default() };
@@ -76,14 +77,14 @@ impl Runtime {
                 schedule,
                 prediction: Prediction::default(),
                 model: "none".to_owned(),
-                storage: self.storage(fd).unwrap_or_default(),
+                storage: self.files.storage(fd).unwrap_or_default(),
                 advice: vec![],
             }
         };
         let regular = stat.kind == FileKind::Regular;
         let within = if regular { len.min(stat.size.saturating_sub(offset)) } else { len };
-        let Some(crew) = core.keepers() else { return Ok(plain(within, Reason::NoHelpers)) };
-        let file = match core.files.get(core.kernel, crew, fd, stat) {
+        let Some(crew) = ctx.files.shadow_workers() else { return Ok(plain(within, Reason::NoHelpers)) };
+        let file = match ctx.files.get(fd, stat) {
             Ok(file) => file,
             Err(reason) => return Ok(plain(within, reason)),
         };
@@ -91,7 +92,7 @@ impl Runtime {
         if within == 0 {
             return Ok(plain(0, Reason::Small));
         }
-        if within > SMALL as u64 && core.holds.serves(file.key(), stat.size, buffer.device) {
+        if within > SMALL as u64 && ctx.pinned.serves(file.key(), stat.size, buffer.device) {
             return Ok(Explanation {
                 asked: "not at all: the file is held, so all of it is in memory",
                 extents: vec![Extent { len: within, residency: Residency::Clean }],
@@ -102,19 +103,19 @@ impl Runtime {
         }
         let p2p = match buffer.p2p_mapped {
             false => Err(Reason::NoP2pMapping),
-            true if !core.settings.allows(Route::P2p) => Err(Reason::Forced),
+            true if !ctx.policy.allows(Route::P2p) => Err(Reason::Forced),
             true => match &file.direct {
-                Ok(_) => core.known_refusal(&file).map_or(Ok(()), Err),
+                Ok(_) => ctx.files.p2p.known_refusal(file.storage).map_or(Ok(()), Err),
                 Err(reason) => Err(*reason),
             },
         };
-        let (theirs, twins) = (Arc::clone(core), Arc::clone(&file));
+        let (sys, nonce, twins) = (ctx.files.sys(), ctx.files.probe_nonce(), Arc::clone(&file));
         let survey = move || {
-            let (kernel, fd) = (theirs.kernel, twins.cached.get());
+            let (kernel, fd) = (sys, twins.cached.get());
             match twins.rights {
                 Rights::Resident => vec![Extent { len: within, residency: Residency::Clean }],
                 Rights::Stranger => {
-                    Survey { kernel, fd, mapping: None }.stranger(offset, within, window::RUN, theirs.salt())
+                    Survey { kernel, fd, mapping: None }.stranger(offset, within, window::RUN, nonce)
                 }
                 _ => {
                     let mapping = twins.mapping(kernel, offset + within);
@@ -124,9 +125,9 @@ impl Runtime {
         };
         let rights = file.rights;
         let Some(extents) = crew.call(survey) else { return Ok(plain(within, Reason::NoHelpers)) };
-        let possible = window::possible(core, &file, buffer.abilities, p2p, core.may_register(), offset);
-        let known = core.models.of(core, &file, buffer.device);
-        let model = known.model(core, &file, possible.storage.unwrap_or(Route::Direct));
+        let possible = window::possible(ctx, &file, buffer.abilities, p2p, ctx.policy.may_register(), offset);
+        let known = ctx.files.costs(&file, buffer.device);
+        let model = known.model(&ctx.files.ctx, &file, possible.storage.unwrap_or(Route::Direct));
         let mut schedule = Schedule::default();
         plan(Objective::Concurrent, &extents, &model, &possible, &mut schedule);
         if within <= SMALL as u64 {
@@ -155,10 +156,10 @@ impl Runtime {
 }
 
 /// What a descriptor names, if that has offsets.
-pub(crate) fn subject(core: &Core, fd: Fd, offset: u64, len: u64) -> Result<Stat, Error> {
+pub(crate) fn subject(sys: &dyn Kernel, fd: Fd, offset: u64, len: u64) -> Result<Stat, Error> {
     const KIND: u32 = 0o170_000;
     const FOLDER: u32 = 0o040_000;
-    let told = core.kernel.fstat(fd).and_then(|stat| match stat.kind {
+    let told = sys.fstat(fd).and_then(|stat| match stat.kind {
         FileKind::Stream => Err(if stat.mode & KIND == FOLDER { Errno::ISDIR } else { Errno::SPIPE }),
         _ => Ok(stat),
     });

@@ -15,28 +15,32 @@
 //!
 //! `batch` has thousands of reads at once, `hold` files that stay registered for reads that come again.
 
-mod batch;
-mod copies;
-mod core;
-mod error;
+mod api;
+pub mod ctx;
 mod explain;
-mod file;
-mod hold;
-pub mod model;
-mod own;
-mod pins;
+mod host_copy;
+mod pinned;
+mod policy;
 mod read;
-mod runtime;
-mod staging;
+mod stream;
+mod trial;
 mod write;
 
-pub use batch::{Done, Each, Many, Piece, Ticket};
-pub use error::{Error, ErrorKind};
+pub use api::{Runtime, advised, forget, forget_range, note_advice, runtime};
 pub use explain::{Buffer, Explanation};
-pub use file::stripes::{Array, NoStripes, Surveyed};
-pub use hold::{Mapped, NotHeld};
+pub use pinned::{Mapped, NotHeld, Using};
+pub use policy::RoutePolicy;
+pub use spinio_device::Target;
+pub use spinio_files::stripes::{Array, NoStripes, Surveyed};
+pub use spinio_files::{OwnFile, WriteLease};
 pub use spinio_host::{Interruptible, Settings, interruptible, is_interrupted, settings, syscalls as kernel};
-pub use own::{OnItsWay, OwnFile, WriteLease};
-pub use runtime::{Runtime, Target, advised, forget, forget_range, note_advice, runtime};
 pub use spinio_stats as stats;
+pub use spinio_transfer::{Error, ErrorKind};
+pub use stream::OnItsWay;
 pub use write::Part;
+
+/// Cost models, and trials that measure them.
+pub mod model {
+    pub use crate::trial::Trial;
+    pub use spinio_files::cost::*;
+}

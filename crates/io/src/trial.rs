@@ -15,37 +15,39 @@ use spinio_plan::{Calibration, Model, Reason, Route, Segment};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
-use super::Place;
-use crate::file::File;
+use spinio_files::cost::Place;
+use crate::ctx::Reader;
+use spinio_files::File;
 use crate::read::job::{Job, Request};
 use crate::read::large;
 use spinio_stats::Direction;
-use crate::{Error, Runtime, Target};
+use spinio_device::Target;
+use spinio_transfer::Error;
 
 type Result<T> = core::result::Result<T, Error>;
 
 /// A file and a device, to be read by given schedules.
 pub struct Trial<'a> {
-    runtime: &'a Runtime,
+    ctx: &'a Arc<Reader>,
     file: Arc<File>,
     fd: Fd,
     to: Target,
     size: u64,
 }
 
-impl Runtime {
+impl Reader {
     /// Prepares trials that read `fd` into `to`.
-    pub fn trial(&self, fd: Fd, to: Target) -> Result<Trial<'_>> {
-        let core = self.core();
+    pub fn trial(self: &Arc<Self>, fd: Fd, to: Target) -> Result<Trial<'_>> {
+        let ctx = self;
         let fail = |e| Error::kernel(e, "measure", 0, 0);
-        let stat = core.kernel.fstat(fd).map_err(fail)?;
+        let stat = ctx.files.sys().fstat(fd).map_err(fail)?;
         if stat.kind == FileKind::Stream {
             return Err(fail(Errno::SPIPE));
         }
-        let crew = core.keepers().ok_or(fail(Errno::NOSYS))?;
-        let file = core.files.get(core.kernel, crew, fd, stat).map_err(|_| fail(Errno::OPNOTSUPP))?;
+        ctx.files.shadow_workers().ok_or(fail(Errno::NOSYS))?;
+        let file = ctx.files.get(fd, stat).map_err(|_| fail(Errno::OPNOTSUPP))?;
         let size = if stat.kind == FileKind::Regular { stat.size } else { file.size };
-        Ok(Trial { runtime: self, file, fd, to, size })
+        Ok(Trial { ctx: self, file, fd, to, size })
     }
 }
 
@@ -55,31 +57,31 @@ impl Trial<'_> {
         self.known().place().clone()
     }
 
-    fn known(&self) -> Arc<super::Known> {
-        let core = self.runtime.core();
-        core.models.of(core, &self.file, self.to.allocation.device)
+    fn known(&self) -> Arc<spinio_files::cost::Known> {
+        let ctx = self.ctx;
+        ctx.files.costs(&self.file, self.to.allocation.device)
     }
 
     /// The stored calibration in use, if there is one.
     pub fn calibration(&self) -> Option<Calibration> {
-        self.known().calibration.clone()
+        self.known().calibration().cloned()
     }
 
     /// The model in use, without what was learnt since. `storage`: how storage is reached.
     pub fn model(&self, storage: Route) -> Model {
-        self.known().plain(self.runtime.core(), &self.file, storage)
+        self.known().plain(&self.ctx.files.ctx, &self.file, storage)
     }
 
     /// Threads that copy for one request.
     pub fn threads(&self) -> usize {
-        self.runtime.core().threads()
+        self.ctx.files.workers().threads()
     }
 
     /// The same in the first `len` bytes of the file alone.
     #[must_use]
     pub fn within(&self, len: u64) -> Trial<'_> {
-        let Trial { runtime, fd, to, size, .. } = *self;
-        Trial { runtime, file: Arc::clone(&self.file), fd, to, size: size.min(len) }
+        let Trial { ctx, fd, to, size, .. } = *self;
+        Trial { ctx, file: Arc::clone(&self.file), fd, to, size: size.min(len) }
     }
 
     /// Bytes of the file.
@@ -94,9 +96,9 @@ impl Trial<'_> {
 
     /// Whether a route can be tried at all, or why not.
     pub fn allows(&self, route: Route) -> core::result::Result<(), Reason> {
-        let core = self.runtime.core();
+        let ctx = self.ctx;
         let abilities = self.to.allocation.device.abilities();
-        if !core.settings.allows(route) {
+        if !ctx.policy.allows(route) {
             return Err(Reason::Forced);
         }
         match route {
@@ -110,7 +112,7 @@ impl Trial<'_> {
                 }
             }
             Route::Direct if abilities.copies => self.file.direct.as_ref().map(drop).map_err(|reason| *reason),
-            Route::P2p => large::p2p(core, &self.file, self.to, 0, self.size.min(1 << 20), false),
+            Route::P2p => large::p2p(ctx, &self.file, self.to, 0, self.size.min(1 << 20), false),
             Route::Dma => Err(Reason::PinRefused),
             // Nobody to do it: stores need a mapping, copies a DMA engine.
             Route::Copy | Route::Direct | Route::Store | Route::Gather => Err(Reason::NoP2pMapping),
@@ -120,7 +122,7 @@ impl Trial<'_> {
     /// Reads by these segments, which must begin at 0 and cover a range without gap; in the order given. The time from the
     /// first piece taken to the last byte arrived.
     pub fn run(&self, offset: u64, segments: &[Segment]) -> Result<Duration> {
-        let core = self.runtime.core();
+        let ctx = self.ctx;
         let len: u64 = segments.iter().map(|s| s.len).sum();
         let fail = |e| Error::kernel(e, "measure", offset, len);
         let room = self.to.allocation.room(self.to.addr);
@@ -130,17 +132,17 @@ impl Trial<'_> {
         }
         let device = self.to.allocation.device;
         let (queue, ours) = device.program_queue();
-        core.mates();
+        ctx.files.workers().copy();
         let device_fail = |e| Error::device(e, "measure", offset, len);
         let order = if ours { None } else { Some(device.fence(queue).map_err(device_fail)?) };
-        let under_way = core.begin_request();
+        let under_way = ctx.files.unpin().begin_request();
         let begun = Instant::now();
-        let watch = core.stats().begin(Direction::Read, self.fd, Some(offset), len);
+        let watch = ctx.files.stats().begin(Direction::Read, self.fd, Some(offset), len);
         let job = Arc::new(Job::new(Request {
             watch,
-            core: Arc::clone(core),
+            ctx: Arc::clone(ctx),
             file: Arc::clone(&self.file),
-            staging: core.staging(device),
+            staging: ctx.bounce.sync(device),
             to: self.to,
             fd: self.fd,
             offset,
@@ -155,10 +157,10 @@ impl Trial<'_> {
         job.add(0, segments, false);
         job.call_helpers();
         let got = job.finish();
-        core.stats().end(&watch, &got.as_ref().map(|n| *n as usize).map_err(Error::errno));
+        ctx.files.stats().end(&watch, &got.as_ref().map(|n| *n as usize).map_err(Error::errno));
         let spent = begun.elapsed();
         drop(under_way);
-        core.watch_pins();
+        ctx.files.unpin().watch();
         if got? < len {
             return Err(fail(Errno::IO));
         }

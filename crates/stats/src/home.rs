@@ -13,12 +13,13 @@
 //! which makes no device request, has none. A forked child that makes requests has a runtime of its own, so a file too.
 
 use std::ffi::{CStr, CString};
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use super::Stats;
+use super::{Gauge, Stats};
 use super::folder::{self, Made};
 use super::layout::{FINGERPRINT, MAGIC, RING, WORDS, header};
 use super::words::Words;
@@ -59,9 +60,13 @@ impl Place {
     }
 }
 
+/// What a gauge shows now.
+pub type GaugeSource = Box<dyn Fn() -> u64 + Send + Sync>;
+
 /// The counters, and what they lie in.
 pub struct Home {
     stats: Stats,
+    gauges: OnceLock<Vec<(Gauge, GaugeSource)>>,
     /// Our file in a folder, and the descriptor whose lock says that we live.
     file: Option<(CString, PrivateFd)>,
 }
@@ -72,7 +77,7 @@ impl Home {
     /// `crew`: the helpers, asked for only if there is a file. `trace`: from the first request on.
     pub fn new<'a>(place: Place, trace: bool, crew: impl FnOnce() -> Option<&'a Crew>) -> Home {
         let (words, file) = match place {
-            Place::Off => return Home { stats: Stats::new(None), file: None },
+            Place::Off => return Home { stats: Stats::new(None), file: None, gauges: OnceLock::new() },
             Place::Memory => (None, None),
             Place::File(path) => {
                 // On a helper, so that the descriptor is never in the program's table.
@@ -90,7 +95,19 @@ impl Home {
                 words[header::TRACING].store(u64::MAX, Relaxed);
             }
         });
-        Home { stats: Stats::new(words.or_else(|| Words::private(WORDS).ok())), file }
+        Home { stats: Stats::new(words.or_else(|| Words::private(WORDS).ok())), file, gauges: OnceLock::new() }
+    }
+
+    /// Where gauges come from that are shown by [`Home::update_gauges`]. Once.
+    pub fn set_gauges(&self, gauges: Vec<(Gauge, GaugeSource)>) {
+        let _ = self.gauges.set(gauges);
+    }
+
+    /// Shows what is kept now to those who read the counters.
+    pub fn update_gauges(&self) {
+        for (gauge, now) in self.gauges.get().into_iter().flatten() {
+            self.stats.set(*gauge, now());
+        }
     }
 
     /// The counters.

@@ -49,7 +49,7 @@ use spinio_sys::linux::{self, Fd};
 
 pub use folder::folders;
 pub use histogram::Histogram;
-pub use home::{Home, Place};
+pub use home::{GaugeSource, Home, Place};
 pub use snapshot::{Calls, Foreign, Line, Process, Refused, Snapshot};
 
 use layout::{CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, GAUGES, PAGES, REFUSED};

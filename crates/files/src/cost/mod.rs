@@ -119,6 +119,11 @@ impl Known {
         &self.place
     }
 
+    /// The stored calibration in use, if there is one.
+    pub fn calibration(&self) -> Option<&Calibration> {
+        self.calibration.as_ref()
+    }
+
     /// The model without what was learnt since. `storage`: the route on which this request reaches storage.
     pub fn plain(&self, ctx: &FilesCtx, file: &File, storage: Route) -> Model {
         let mut model = default(ctx, file);

@@ -10,6 +10,7 @@
 //! A pool that cannot be made (an old kernel, no more threads for this user) is `None` for good: its callers have a way
 //! without it.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -50,6 +51,10 @@ pub struct Workers {
     copy_idle: LateIdle,
     batch_copy: OnceLock<Option<Crew>>,
     batch_readers: OnceLock<Option<Crew>>,
+    /// The Linux kernel offers no io_uring.
+    pub io_uring_denied: AtomicBool,
+    /// No thread gets at the descriptors of another one's table.
+    pub pidfd_getfd_denied: AtomicBool,
 }
 
 impl Workers {
@@ -69,6 +74,8 @@ impl Workers {
             copy_idle: LateIdle::default(),
             batch_copy: OnceLock::new(),
             batch_readers: OnceLock::new(),
+            io_uring_denied: AtomicBool::new(false),
+            pidfd_getfd_denied: AtomicBool::new(false),
         }
     }
 

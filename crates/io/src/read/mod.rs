@@ -38,61 +38,63 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind};
 
 use self::plain::Plain;
-use crate::core::Core;
+use crate::ctx::Reader;
+use spinio_files::File;
 use spinio_host::settings::SMALL;
 use spinio_stats::Direction;
-use crate::{Error, Runtime, Target};
+use spinio_device::Target;
+use spinio_transfer::Error;
 
 type Result<T> = core::result::Result<T, Error>;
 
 /// A read of any size.
-pub(crate) fn read(core: &Arc<Core>, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize> {
+pub(crate) fn read(ctx: &Arc<Reader>, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize> {
     let room = to.allocation.room(to.addr);
     if room == 0 && len > 0 {
         return Err(Error::kernel(Errno::FAULT, "read", at.unwrap_or(0), len as u64));
     }
     let len = len.min(usize::try_from(room).unwrap_or(usize::MAX));
     if len <= SMALL {
-        return small::read(core, fd, at, to, len);
+        return small::read(ctx, fd, at, to, len);
     }
-    if let Some(got) = trickle::read(core, fd, at, to, len) {
+    if let Some(got) = trickle::read(ctx, fd, at, to, len) {
         return got;
     }
-    let stats = core.stats();
+    let stats = ctx.files.stats();
     let watch = stats.begin(Direction::Read, fd, at, len as u64).on(to.allocation.device);
-    let got = large::read(core, &watch, fd, at, to, len);
+    let got = large::read(ctx, &watch, fd, at, to, len);
     stats.end(&watch, &Error::outcome(&got));
     got
 }
 
 /// A read has gone through the program's descriptor, without a look at the file; every so often somebody looks, and where
 /// storage serves the stream the kernel is led on.
-fn passed(core: &Core, fd: Fd, at: Option<u64>, got: &Result<usize>) {
+fn passed(ctx: &Reader, fd: Fd, at: Option<u64>, got: &Result<usize>) {
     if let &Ok(got @ 1..) = got {
-        if core.streams.note(fd, at, got) {
-            core.ahead.look(core, fd, at.map(|at| at + got as u64));
+        if ctx.files.streams.note(fd, at, got) {
+            ctx.files.ahead.look(fd, at.map(|at| at + got as u64));
         }
-        core.ahead.lead_on(core, fd);
+        ctx.files.ahead.lead_on(fd);
     }
 }
 
-impl Runtime {
+impl Reader {
     /// `pread` (with an offset) or `read` (at the descriptor's own) into device memory.
     /// Returns what POSIX says: bytes read, short at the end of the file or of the allocation.
-    pub fn read(&self, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize> {
-        read(self.core(), fd, at, to, len)
+    pub fn read(self: &Arc<Self>, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize> {
+        read(self, fd, at, to, len)
     }
 
     /// Reads the file now and queues the copies on `queue` (CUDA: a stream); returns the bytes that will be there
     /// once the queue gets that far. Waits only for staging memory, that of queued moves, and up to twice the bound:
     /// beyond it the queue has to move.
-    pub fn read_async(&self, fd: Fd, at: u64, to: Target, len: usize, queue: QueueId) -> Result<usize> {
+    pub fn read_async(self: &Arc<Self>, fd: Fd, at: u64, to: Target, len: usize, queue: QueueId) -> Result<usize> {
         let len = len.min(usize::try_from(to.allocation.room(to.addr)).unwrap_or(usize::MAX));
         if to.allocation.device.is_captured(queue) {
             // Captured copies would read staging memory again at every launch of the graph, when it holds other bytes.
             return Err(Error::kernel(Errno::BUSY, "read into a captured queue", at, len as u64));
         }
-        let stats = self.core().stats();
+        let stats = self.files.stats();
         let watch = stats.begin(Direction::Read, fd, Some(at), len as u64).on(to.allocation.device);
         let plain = Plain {
             watch,
@@ -105,27 +107,40 @@ impl Runtime {
             reason: Reason::Forced,
             queue: Some(queue),
         };
-        let got = plain.read(self.core());
+        let got = plain.read(self);
         stats.end(&watch, &Error::outcome(&got));
         got
     }
 
     /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.
     pub fn reserve(&self, fd: Fd, len: u64) -> core::result::Result<u64, Errno> {
-        large::reserve(self.core(), fd, len)
+        large::reserve(self.files.sys(), fd, len)
     }
 
     /// Gives back what a reserved read did not use.
     pub fn unreserve(&self, fd: Fd, unused: u64) {
-        large::unreserve(self.core(), fd, unused);
+        large::unreserve(self.files.sys(), fd, unused);
+    }
+
+    /// Whether storage of this file may DMA into this buffer for this request. `captured`: the program's queue is, so
+    /// that nothing can be ordered behind it.
+    pub fn p2p(
+        self: &Arc<Self>,
+        file: &Arc<File>,
+        to: Target,
+        offset: u64,
+        len: u64,
+        captured: bool,
+    ) -> core::result::Result<(), Reason> {
+        large::p2p(self, file, to, offset, len, captured)
     }
 
     /// Whether what `fd` names can only be read as it comes: it has no offset, or its size says nothing.
     pub fn is_stream(&self, fd: Fd) -> core::result::Result<bool, Errno> {
-        let stat = self.core().kernel.fstat(fd)?;
+        let stat = self.files.sys().fstat(fd)?;
         Ok(match stat.kind {
             FileKind::Stream => true,
-            FileKind::Regular => stat.size == 0 || self.core().kernel.lseek(fd, 0, 1).is_err(),
+            FileKind::Regular => stat.size == 0 || self.files.sys().lseek(fd, 0, 1).is_err(),
             FileKind::Block => false,
         })
     }

@@ -9,12 +9,13 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
-use crate::core::Core;
+use crate::ctx::Reader;
 use spinio_host::is_interrupted;
 use crate::read::stored;
 use spinio_transfer::bounce::BLOCK;
 use spinio_stats::Watch;
-use crate::{Error, Target};
+use spinio_device::Target;
+use spinio_transfer::Error;
 
 /// A queue that is given back when it goes out of scope.
 struct Lease(&'static dyn Device, QueueId);
@@ -44,15 +45,15 @@ pub(crate) struct Plain {
 
 impl Plain {
     /// Reads; the bytes delivered.
-    pub(crate) fn read(&self, core: &Core) -> Result<usize, Error> {
+    pub(crate) fn read(&self, ctx: &Reader) -> Result<usize, Error> {
         let device = self.to.allocation.device;
         if !device.abilities().copies {
-            return self.store(core);
+            return self.store(ctx);
         }
         let fail = |e| Error::device(e, "read", self.at.unwrap_or(0), self.len as u64);
         let staging = match self.queue {
-            Some(_) => core.staging_of_queued(device),
-            None => core.staging(device),
+            Some(_) => ctx.bounce.stream(device),
+            None => ctx.bounce.sync(device),
         };
         let lease;
         let queue = match self.queue {
@@ -71,7 +72,7 @@ impl Plain {
         };
         let mut done = 0;
         let mut ended = Ok(());
-        let file = self.identity(core);
+        let file = self.identity(ctx);
         while done < self.len {
             let begun = Instant::now();
             let want = (self.len - done).min(BLOCK);
@@ -87,7 +88,7 @@ impl Plain {
                 }
             };
             // SAFETY: a block has `BLOCK` bytes.
-            let got = match unsafe { self.kernel_read(core, block.ptr(), want, done) } {
+            let got = match unsafe { self.kernel_read(ctx, block.ptr(), want, done) } {
                 Ok(got) => got,
                 Err(e) => {
                     staging.give_back(block);
@@ -97,7 +98,7 @@ impl Plain {
             };
             // Another thread may have closed the descriptor since the last block, and opened another file as the same
             // number; a host read would have gone on with the first one.
-            if got == 0 || (done > 0 && self.identity(core) != file) {
+            if got == 0 || (done > 0 && self.identity(ctx) != file) {
                 staging.give_back(block);
                 break;
             }
@@ -113,7 +114,7 @@ impl Plain {
                 }
             }
             done += got;
-            core.stats().piece(&self.watch, Route::Copy, reason, self.done + (done - got) as u64, got as u64, begun);
+            ctx.files.stats().piece(&self.watch, Route::Copy, reason, self.done + (done - got) as u64, got as u64, begun);
             if got < want || self.once || (done < self.len && is_interrupted()) {
                 break;
             }
@@ -128,27 +129,27 @@ impl Plain {
     }
 
     /// Without a DMA engine the kernel stores into the device's memory itself.
-    fn store(&self, core: &Core) -> Result<usize, Error> {
+    fn store(&self, ctx: &Reader) -> Result<usize, Error> {
         let begun = Instant::now();
         // SAFETY: host-mapped device memory inside its allocation.
-        let got = unsafe { stored::read(core, self.fd, self.at, self.to, self.len) }?;
-        core.stats().piece(&self.watch, Route::Store, self.reason, self.done, got as u64, begun);
+        let got = unsafe { stored::read(ctx, self.fd, self.at, self.to, self.len) }?;
+        ctx.files.stats().piece(&self.watch, Route::Store, self.reason, self.done, got as u64, begun);
         Ok(got)
     }
 
     /// Which file the descriptor names now.
-    fn identity(&self, core: &Core) -> Option<(u64, u64)> {
-        core.kernel.fstat(self.fd).ok().map(|s| (s.dev, s.ino))
+    fn identity(&self, ctx: &Reader) -> Option<(u64, u64)> {
+        ctx.files.sys().fstat(self.fd).ok().map(|s| (s.dev, s.ino))
     }
 
     /// # Safety
     /// `buf` must have `len` bytes that the kernel may write.
-    unsafe fn kernel_read(&self, core: &Core, buf: *mut u8, len: usize, done: usize) -> Result<usize, Errno> {
+    unsafe fn kernel_read(&self, ctx: &Reader, buf: *mut u8, len: usize, done: usize) -> Result<usize, Errno> {
         // SAFETY: passed on to the caller.
         unsafe {
             match self.at {
-                Some(at) => core.kernel.pread(Route::Copy, self.fd, buf, len, at + done as u64, 0),
-                None => core.kernel.read(self.fd, buf, len),
+                Some(at) => ctx.files.sys().pread(Route::Copy, self.fd, buf, len, at + done as u64, 0),
+                None => ctx.files.sys().read(self.fd, buf, len),
             }
         }
     }

@@ -13,29 +13,30 @@ use spinio_device::Wait;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
-use crate::core::Core;
+use crate::ctx::Reader;
 use crate::read::{large, passed, stored};
 use spinio_host::settings::Ordering;
 use spinio_stats::Direction;
-use crate::{Error, Target};
+use spinio_device::Target;
+use spinio_transfer::Error;
 
 /// A `read` or `pread` of at most [`spinio_host::settings::SMALL`] bytes, all of them inside the allocation.
-pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
-    let stats = core.stats();
+pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
+    let stats = ctx.files.stats();
     let watch = stats.begin_small(Direction::Read, fd, at, len as u64).on(to.allocation.device);
     let mut way = (Route::Copy, Reason::Small);
-    let got = bytes(core, fd, at, to, len, &mut way);
+    let got = bytes(ctx, fd, at, to, len, &mut way);
     stats.end_small(&watch, way.0, way.1, &Error::outcome(&got));
     if watch.is_timed() {
-        core.publish();
+        ctx.files.ctx.home.update_gauges();
     }
-    passed(core, fd, at, &got);
+    passed(ctx, fd, at, &got);
     got
 }
 
 /// How many bytes came; `way`: how, and why so, if not as most do.
 fn bytes(
-    core: &Core,
+    ctx: &Reader,
     fd: Fd,
     at: Option<u64>,
     to: Target,
@@ -48,18 +49,18 @@ fn bytes(
     let device_error = |e| Error::device(e, "read", offset, len as u64);
     if !device.abilities().copies {
         // SAFETY: host-mapped device memory inside its allocation.
-        let got = unsafe { stored::read(core, fd, at, to, len) }?;
+        let got = unsafe { stored::read(ctx, fd, at, to, len) }?;
         *way = (Route::Store, Reason::HostMapped);
         return Ok(got);
     }
     let (queue, ours) = device.program_queue();
-    let staging = core.staging(device);
+    let staging = ctx.bounce.sync(device);
     let slot = staging.begin_small(len, queue).map_err(device_error)?;
     if !slot.pinned {
         way.1 = Reason::NoPinnedMemory;
     }
     // SAFETY: the slot has `len` bytes.
-    let got = match unsafe { kernel_read(core, fd, at, slot.ptr, len) } {
+    let got = match unsafe { kernel_read(ctx, fd, at, slot.ptr, len) } {
         Ok(got) => got,
         Err(e) => {
             staging.end_small(slot);
@@ -72,10 +73,10 @@ fn bytes(
         staging.end_small(slot);
         if queued.is_err() && at.is_none() {
             // The kernel has moved the offset for bytes that nobody gets.
-            large::unreserve(core, fd, got as u64);
+            large::unreserve(ctx.files.sys(), fd, got as u64);
         }
         queued.map_err(device_error)?;
-        if ours || core.settings.ordering == Ordering::Strict {
+        if ours || ctx.policy.ordering == Ordering::Strict {
             device.drain(queue, Wait::Context).map_err(device_error)?;
         }
     } else {
@@ -87,7 +88,7 @@ fn bytes(
 /// # Safety
 /// `buf` must have `len` bytes that the kernel may write.
 pub(super) unsafe fn kernel_read(
-    core: &Core,
+    ctx: &Reader,
     fd: Fd,
     at: Option<u64>,
     buf: *mut u8,
@@ -96,8 +97,8 @@ pub(super) unsafe fn kernel_read(
     // SAFETY: passed on to the caller.
     unsafe {
         match at {
-            Some(offset) => core.kernel.pread(Route::Copy, fd, buf, len, offset, 0),
-            None => core.kernel.read(fd, buf, len),
+            Some(offset) => ctx.files.sys().pread(Route::Copy, fd, buf, len, offset, 0),
+            None => ctx.files.sys().read(fd, buf, len),
         }
     }
 }

@@ -14,36 +14,37 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use crate::core::Core;
+use crate::ctx::Reader;
 use spinio_transfer::bounce::BLOCK;
-use crate::{Error, Target};
+use spinio_device::Target;
+use spinio_transfer::Error;
 
 /// A `read` or `pread` into host-mapped memory.
 ///
 /// # Safety
 /// `to` must have `len` bytes, inside its allocation, that the kernel and the CPU may write.
-pub(super) unsafe fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
+pub(super) unsafe fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
     // SAFETY: passed on to the caller.
-    let got = unsafe { fill(core, fd, at, to.addr.0 as *mut u8, len) };
+    let got = unsafe { fill(ctx, fd, at, to.addr.0 as *mut u8, len) };
     got.map_err(|e| Error::kernel(e, "read", at.unwrap_or(0), len as u64))
 }
 
 /// # Safety
 /// As for [`read`].
-unsafe fn fill(core: &Core, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
+unsafe fn fill(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
     // SAFETY: passed on to the caller.
-    let first = unsafe { call(core, fd, at, to, len) };
+    let first = unsafe { call(ctx, fd, at, to, len) };
     let done = match first {
         Ok(done) if done == 0 || done == len => return first,
         Ok(done) => done,
         Err(Errno::REMOTEIO | Errno::INVAL | Errno::OPNOTSUPP) => 0,
         Err(_) => return first,
     };
-    if core.kernel.flags(fd).map_or(0, |flags| flags & linux::O_DIRECT as i32) == 0 {
+    if ctx.files.sys().flags(fd).map_or(0, |flags| flags & linux::O_DIRECT as i32) == 0 {
         return first;
     }
     // SAFETY: `done` of `len` bytes are there.
-    match unsafe { bounce(core, fd, at.map(|at| at + done as u64), to.add(done), len - done) } {
+    match unsafe { bounce(ctx, fd, at.map(|at| at + done as u64), to.add(done), len - done) } {
         Ok(more) => Ok(done + more),
         // The end of a file is rarely aligned: behind it the kernel refuses to read on.
         Err(_) if done > 0 => Ok(done),
@@ -55,7 +56,7 @@ unsafe fn fill(core: &Core, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) ->
 ///
 /// # Safety
 /// As for [`read`].
-unsafe fn bounce(core: &Core, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
+unsafe fn bounce(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
     let mut host = vec![0u8; len.min(BLOCK) + linux::PAGE];
     let skip = host.as_ptr().align_offset(linux::PAGE);
     let host = &mut host[skip..];
@@ -63,7 +64,7 @@ unsafe fn bounce(core: &Core, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) 
     while done < len {
         let want = (len - done).min(BLOCK);
         // SAFETY: `host` has at least as many bytes.
-        let got = match unsafe { call(core, fd, at.map(|at| at + done as u64), host.as_mut_ptr(), want) } {
+        let got = match unsafe { call(ctx, fd, at.map(|at| at + done as u64), host.as_mut_ptr(), want) } {
             Ok(got) => got,
             Err(e) if done == 0 => return Err(e),
             Err(_) => break,
@@ -80,12 +81,12 @@ unsafe fn bounce(core: &Core, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) 
 
 /// # Safety
 /// `buf` must have `len` bytes that the kernel may write.
-unsafe fn call(core: &Core, fd: Fd, at: Option<u64>, buf: *mut u8, len: usize) -> Result<usize, Errno> {
+unsafe fn call(ctx: &Reader, fd: Fd, at: Option<u64>, buf: *mut u8, len: usize) -> Result<usize, Errno> {
     // SAFETY: passed on to the caller.
     unsafe {
         match at {
-            Some(offset) => core.kernel.pread(Route::Store, fd, buf, len, offset, 0),
-            None => core.kernel.read(fd, buf, len),
+            Some(offset) => ctx.files.sys().pread(Route::Store, fd, buf, len, offset, 0),
+            None => ctx.files.sys().read(fd, buf, len),
         }
     }
 }

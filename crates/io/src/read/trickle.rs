@@ -17,33 +17,34 @@ use spinio_device::Wait;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
-use crate::core::Core;
+use crate::ctx::Reader;
 use crate::read::{large, passed, small, stored};
 use spinio_transfer::bounce::BLOCK;
 use spinio_stats::Direction;
-use crate::{Error, Target};
+use spinio_device::Target;
+use spinio_transfer::Error;
 
 /// A `read` or `pread` of a cold stream, all of it inside the allocation; `None` if it is none, or too long.
-pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Option<Result<usize, Error>> {
-    if len > BLOCK || !core.streams.trickles(fd, at, len as u64) {
+pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Option<Result<usize, Error>> {
+    if len > BLOCK || !ctx.files.streams.trickles(fd, at, len as u64) {
         return None;
     }
-    let stats = core.stats();
+    let stats = ctx.files.stats();
     let watch = stats.begin(Direction::Read, fd, at, len as u64).on(to.allocation.device);
     let mut way = (Route::Copy, Reason::ReadAhead);
-    let got = bytes(core, fd, at, to, len, &mut way);
+    let got = bytes(ctx, fd, at, to, len, &mut way);
     if let Ok(got @ 1..) = got {
         stats.piece(&watch, way.0, way.1, 0, got as u64, watch.begun());
     }
     stats.end(&watch, &Error::outcome(&got));
-    core.publish();
-    passed(core, fd, at, &got);
+    ctx.files.ctx.home.update_gauges();
+    passed(ctx, fd, at, &got);
     Some(got)
 }
 
 /// How many bytes came; `way`: how, and why so, if not as most do.
 fn bytes(
-    core: &Core,
+    ctx: &Reader,
     fd: Fd,
     at: Option<u64>,
     to: Target,
@@ -57,16 +58,16 @@ fn bytes(
     if !device.abilities().copies {
         way.0 = Route::Store;
         // SAFETY: host-mapped device memory inside its allocation.
-        return unsafe { stored::read(core, fd, at, to, len) };
+        return unsafe { stored::read(ctx, fd, at, to, len) };
     }
     let (queue, _) = device.program_queue();
-    let staging = core.staging(device);
+    let staging = ctx.bounce.sync(device);
     let block = staging.take().map_err(device_error)?;
     if !block.pinned {
         way.1 = Reason::NoPinnedMemory;
     }
     // SAFETY: the block has at least `len` bytes.
-    let got = match unsafe { small::kernel_read(core, fd, at, block.ptr(), len) } {
+    let got = match unsafe { small::kernel_read(ctx, fd, at, block.ptr(), len) } {
         Ok(got @ 1..) => got,
         other => {
             staging.give_back(block);
@@ -84,7 +85,7 @@ fn bytes(
             staging.retire(block, queue);
             if at.is_none() {
                 // The kernel has moved the offset for bytes that nobody gets.
-                large::unreserve(core, fd, got as u64);
+                large::unreserve(ctx.files.sys(), fd, got as u64);
             }
             Err(device_error(e))
         }

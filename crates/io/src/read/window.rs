@@ -7,9 +7,9 @@ use spinio_device::Abilities;
 use spinio_plan::{Extent, Objective, Possible, Reason, Residency, Route, Schedule, Segment, plan};
 use spinio_sys::linux;
 
-use crate::core::Core;
-use crate::file::residency::{Survey, absent_runs};
-use crate::file::{File, Rights};
+use crate::ctx::Reader;
+use spinio_files::residency::{Survey, absent_runs};
+use spinio_files::{File, Rights};
 use spinio_host::lock;
 use crate::read::job::Job;
 use crate::read::work::Who;
@@ -39,21 +39,21 @@ pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: boo
         return;
     } else {
         let found = survey(job, who, fd, rights, offset, len);
-        found.iter().for_each(|e| job.core.stats().seen(e.residency, e.len));
+        found.iter().for_each(|e| job.ctx.files.stats().seen(e.residency, e.len));
         found
     };
-    let mut possible = possible(&job.core, file, job.device().abilities(), job.p2p, job.dma, job.offset + offset);
+    let mut possible = possible(&job.ctx, file, job.device().abilities(), job.p2p, job.dma, job.offset + offset);
     let absent = extents.iter().any(|e| e.residency == Residency::Absent);
     if absent {
         job.cold.store(true, Relaxed);
     }
     let read_ahead = absent && job.ahead > 0 && possible.storage.is_some();
     if read_ahead {
-        job.core.streams.is_absent(job.fd, job.ahead);
+        job.ctx.files.streams.is_absent(job.fd, job.ahead);
         (possible.storage, possible.refused) = (None, Some(Reason::ReadAhead));
     }
     let mut schedule = Schedule::default();
-    let model = job.known.model(&job.core, file, possible.storage.unwrap_or(Route::Direct));
+    let model = job.known.model(&job.ctx.files.ctx, file, possible.storage.unwrap_or(Route::Direct));
     plan(Objective::Concurrent, &extents, &model, &possible, &mut schedule);
     if read_ahead {
         let waiting = |s: &&mut Segment| s.reason == Reason::Absent;
@@ -61,11 +61,11 @@ pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: boo
     } else if len == job.len && !again {
         job.expect(&extents, &schedule.segments);
     }
-    if absent && rights == Rights::Owner && job.core.ahead.is_on() {
+    if absent && rights == Rights::Owner && job.ctx.files.ahead.is_on() {
         note_brought(job, fd, offset, &extents, &schedule.segments);
     }
     // A stranger's probe speaks for a run: within it the read itself finds out.
-    let stats = job.core.stats();
+    let stats = job.ctx.files.stats();
     for segment in &schedule.segments {
         if let Some(reason) = segment.refused {
             stats.refused(reason, segment.len);
@@ -86,7 +86,7 @@ fn note_brought(job: &Job, fd: i32, offset: u64, extents: &[Extent], segments: &
             let (from, to) = (base + s.offset.max(at), base + end.min(s.offset + s.len));
             // Asked once more: a survey may call a run absent of which it only knows that it is not whole.
             let range = from / PAGE * PAGE..to.next_multiple_of(PAGE);
-            lock(&job.brought).extend(absent_runs(job.core.kernel, fd, range));
+            lock(&job.brought).extend(absent_runs(job.ctx.files.sys(), fd, range));
         }
         at = end;
     }
@@ -94,10 +94,10 @@ fn note_brought(job: &Job, fd: i32, offset: u64, extents: &[Extent], segments: &
 
 /// The exact extents.
 fn survey(job: &Arc<Job>, who: Who, fd: i32, rights: Rights, offset: u64, len: u64) -> Vec<Extent> {
-    let kernel = job.core.kernel;
+    let kernel = job.ctx.files.sys();
     let at = job.offset + offset;
     match rights {
-        Rights::Stranger => Survey { kernel, fd, mapping: None }.stranger(at, len, RUN, job.core.salt()),
+        Rights::Stranger => Survey { kernel, fd, mapping: None }.stranger(at, len, RUN, job.ctx.files.probe_nonce()),
         _ => {
             let mapping = job.mapping(who);
             Survey { kernel, fd, mapping: mapping.as_deref() }.owner(at, len)
@@ -108,10 +108,10 @@ fn survey(job: &Arc<Job>, who: Who, fd: i32, rights: Rights, offset: u64, len: u
 /// Whether a window that is believed cached looks so at a few places. Asked through the program's descriptor too: if the
 /// belief is wrong, the kernel begins the read-ahead that a host read would have begun.
 fn coarse(job: &Arc<Job>, fd: i32, rights: Rights, offset: u64, len: u64) -> bool {
-    let kernel = job.core.kernel;
+    let kernel = job.ctx.files.sys();
     let (at, every) = (job.offset + offset, 2 << 20);
     if rights == Rights::Stranger {
-        let found = Survey { kernel, fd, mapping: None }.stranger(at, len, every, job.core.salt());
+        let found = Survey { kernel, fd, mapping: None }.stranger(at, len, every, job.ctx.files.probe_nonce());
         return found.iter().all(|e| e.residency.is_cached());
     }
     (at..at + len).step_by(every as usize).all(|at| kernel.cachestat(fd, at, 1).is_ok_and(|c| c.cached > 0))
@@ -125,14 +125,14 @@ pub(crate) fn page_cache(abilities: Abilities) -> Route {
 /// What a request may use, and why not more. `p2p`: whether storage may DMA into its buffer; `dma`: whether pages
 /// may be registered for it.
 pub(crate) fn possible(
-    core: &Core,
+    ctx: &Reader,
     file: &File,
     abilities: Abilities,
     p2p: Result<(), Reason>,
     dma: Result<(), Reason>,
     file_offset: u64,
 ) -> Possible {
-    let settings = &core.settings;
+    let settings = &ctx.policy;
     let refused_pin = if file.pins_refused.load(Relaxed) { Err(Reason::PinRefused) } else { Ok(()) };
     let dma = dma.and(refused_pin);
     let may_pin = abilities.pins && file.is_mappable();

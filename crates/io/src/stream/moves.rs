@@ -15,7 +15,7 @@
 //! the upload before it in the same queue, which is over when its own turn comes; the file is read only then. The first
 //! of a queue gets a block beyond the bound, as does one that comes while another thread is queueing there.
 //!
-//! A download is [`Runtime::write_async`] (write/later.rs).
+//! A download is [`Writer::write_async`] (write/later.rs).
 //!
 //! Known flaws: the driver runs host functions of all queues on one thread, so uploads in two queues wait for each other's
 //! files. An upload behind one of a stream that was destroyed meanwhile, in a new stream of the same number, may find that its
@@ -31,11 +31,13 @@ use spinio_device::{Device, QueueId, Wait};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 
-use super::OwnFile;
+use crate::ctx::Writer;
+use spinio_files::OwnFile;
 use spinio_host::lock;
 use spinio_transfer::bounce::{BLOCK, Block, Staging, owner};
 use spinio_stats::{Direction, Watch};
-use crate::{Error, Runtime, Target};
+use spinio_device::Target;
+use spinio_transfer::Error;
 
 /// No result yet.
 const PENDING: isize = isize::MIN;
@@ -216,7 +218,7 @@ impl Upload {
     }
 
     fn fill(&self, piece: usize) {
-        let kernel = self.file.core.kernel;
+        let kernel = self.file.files().ctx.sys;
         let (memory, len) = (self.memory[piece % self.memory.len()], self.piece_len(piece));
         let offset = self.at + (piece * BLOCK) as u64;
         let (mut got, mut error) = (0, None);
@@ -294,7 +296,7 @@ impl Upload {
             Some(error) if state.good == 0 => Err(error),
             _ => Ok(state.good),
         };
-        let stats = self.file.core.stats();
+        let stats = self.file.files().ctx.stats();
         stats.piece(&self.watch, Route::Copy, Reason::Forced, 0, state.good as u64, self.begun);
         let told = result.map_err(|e| Error::kernel(e, "read", self.at, self.len as u64));
         stats.end(&self.watch, &Error::outcome(&told));
@@ -357,7 +359,18 @@ fn queue_turn(device: &dyn Device, queue: QueueId, upload: &Arc<Upload>, piece: 
     taken
 }
 
-impl Runtime {
+/// Stream-ordered moves of shadow files, of one runtime.
+pub struct StreamMoves {
+    writer: Arc<Writer>,
+    uploads: Uploads,
+}
+
+impl StreamMoves {
+    /// None under way.
+    pub(crate) fn new(writer: Arc<Writer>) -> StreamMoves {
+        StreamMoves { writer, uploads: Uploads::default() }
+    }
+
     /// Reads a file into device memory in the order of a queue (CUDA: a stream). What is queued behind it finds the
     /// bytes. A device that calls no host functions has them when this returns.
     pub fn upload_later(
@@ -371,7 +384,7 @@ impl Runtime {
         let device = to.allocation.device;
         let fail = |e| Error::kernel(e, "read", at, len as u64);
         let device_fail = |e| Error::device(e, "read", at, len as u64);
-        let size = self.core().kernel.fstat(file.fd()).map_err(fail)?.size;
+        let size = self.writer.files.sys().fstat(file.fd()).map_err(fail)?.size;
         let len = (len as u64).min(size.saturating_sub(at)).min(to.allocation.room(to.addr)) as usize;
         if device.is_captured(queue) {
             return Err(fail(Errno::BUSY));
@@ -379,8 +392,8 @@ impl Runtime {
         if len == 0 {
             return Ok(OnItsWay::over(0));
         }
-        let uploads = &self.core().uploads;
-        let staging = self.core().staging_of_queued(device);
+        let uploads = &self.uploads;
+        let staging = self.writer.bounce.stream(device);
         let pieces = len.div_ceil(BLOCK);
         let mut blocks = staging.take_many(pieces.min(AHEAD).min(staging.left().div_ceil(2)), Duration::ZERO);
         let shared = if blocks.is_empty() { uploads.take_before(device, queue) } else { None };
@@ -407,7 +420,7 @@ impl Runtime {
             state: Mutex::new(State { filled: vec![false; pieces], running: 0, good: len, error: None, barred: false }),
             changed: Condvar::new(),
             result: OnItsWay::new(),
-            watch: self.core().stats().begin(Direction::Read, file.fd(), Some(at), len as u64).on(device),
+            watch: self.writer.files.stats().begin(Direction::Read, file.fd(), Some(at), len as u64).on(device),
             begun: Instant::now(),
         });
         if upload.before.is_none() {
@@ -452,7 +465,7 @@ impl Runtime {
         let on_its_way = OnItsWay::new();
         let result = on_its_way.lend();
         // SAFETY: the word is lent, so it stays until its result has been seen.
-        if let Err(error) = unsafe { self.write_async(file.fd(), at, from, len, queue, result) } {
+        if let Err(error) = unsafe { self.writer.write_async(file.fd(), at, from, len, queue, result) } {
             // Nothing is queued, so nobody stores into it any more.
             on_its_way.take_back();
             return Err(error);

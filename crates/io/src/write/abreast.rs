@@ -45,7 +45,7 @@ use super::{Result, Write, bound, reason};
 use spinio_host::{pool::{Crew}, shadow_fd::{PrivateFd}};
 use spinio_host::is_interrupted;
 use spinio_host::lock;
-use crate::own::is_own;
+use spinio_files::is_own;
 
 /// Bytes of a portion. Enough for storage to be busy with; little enough for several to be under way in a part of the ring.
 const PORTION: usize = 4 << 20;
@@ -151,18 +151,18 @@ impl Write<'_> {
             FileKind::Stream => false,
         };
         // One more is being copied; and half of the memory is for others, as in any long write.
-        let room = bound(self.core) / 2 >= ((ABREAST + 1) * PORTION) as u64;
+        let room = bound(self.ctx) / 2 >= ((ABREAST + 1) * PORTION) as u64;
         there && room && range.len() > 2 * PORTION
     }
 
     /// Those who can write; `None` if nobody can.
     fn helpers(&self) -> Option<Helpers<'_>> {
-        let keepers = self.core.keepers()?;
+        let keepers = self.ctx.files.shadow_workers()?;
         let file = (self.stat.dev, self.stat.ino);
-        if let Some(shared) = shared(self.core, self.fd, file) {
+        if let Some(shared) = shared(self.ctx, self.fd, file) {
             return Some(Helpers { crew: keepers, fd: shared.get(), file: None, shared: Some(shared) });
         }
-        let mates = self.core.mates().filter(|mates| mates.shares_my_table() != Some(false))?;
+        let mates = self.ctx.files.workers().copy().filter(|mates| mates.shares_my_table() != Some(false))?;
         Some(Helpers { crew: mates, fd: self.fd, file: Some(file), shared: None })
     }
 
@@ -176,7 +176,7 @@ impl Write<'_> {
         let mut helpers = self.helpers()?;
         let wrote = self.abreast_by(&helpers, range, hand, &mut gather);
         if helpers.shared.take().is_some()
-            && let Some(keepers) = self.core.keepers()
+            && let Some(keepers) = self.ctx.files.shadow_workers()
         {
             // What ends with the last descriptor (locks, say) shall end with the program's.
             keepers.await_burials(PARTING);
@@ -246,14 +246,14 @@ impl Write<'_> {
             .unwrap_or_else(|| self.call(hand, &portion.portion.vectors, at))
             .map_err(|e| self.kernel_error(e, *done))?;
         let why = reason(portion.portion.is_pinned(), hand.reason);
-        self.core.stats().piece(&self.watch, hand.route, why, *done as u64, wrote as u64, portion.begun);
+        self.ctx.files.stats().piece(&self.watch, hand.route, why, *done as u64, wrote as u64, portion.begun);
         *done += wrote;
         Ok(wrote == portion.portion.len)
     }
 
     /// Lets a helper write a portion.
     fn begin(&self, helpers: &Helpers<'_>, hand: Hand, portion: &UnderWay) {
-        let (kernel, fd, route) = (self.core.kernel, helpers.fd, hand.route);
+        let (kernel, fd, route) = (self.ctx.files.sys(), helpers.fd, hand.route);
         let at = self.at.map(|at| at + portion.from as u64);
         let mut vectors = portion.portion.vectors.clone();
         vectors.truncate(MOST_VECTORS);

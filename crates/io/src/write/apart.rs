@@ -22,12 +22,14 @@ use spinio_sys::linux::Fd;
 
 use super::gather::{Gathered, Into, Order};
 use super::{Part, Result, bound};
-use crate::core::{Core, KEEPERS};
+use crate::ctx::Writer;
+use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
 use spinio_host::pool::Task;
 use spinio_host::syscalls::Kernel;
 use spinio_host::lock;
 use spinio_stats::Direction;
-use crate::{Error, OwnFile, Runtime};
+use spinio_files::OwnFile;
+use spinio_transfer::Error;
 
 /// A range that one call of the kernel writes.
 struct Range {
@@ -149,17 +151,17 @@ fn split(vectors: &mut std::collections::VecDeque<[usize; 2]>, mut len: usize) -
     out
 }
 
-impl Runtime {
+impl Writer {
     /// Writes parts at offsets of a file, each in one call of the kernel; returns when all are written. The error
     /// tells the first offset that failed; others may be written or not.
-    pub fn write_apart(&self, file: &OwnFile, ranges: &[(u64, Part)], route: Route) -> Result<()> {
+    pub fn write_apart(self: &Arc<Self>, file: &OwnFile, ranges: &[(u64, Part)], route: Route) -> Result<()> {
         self.write_watched_apart(file, ranges, route, None).map(drop)
     }
 
-    /// As [`Runtime::write_apart`], each range only if a keeper is told just before it that it may be. Which may not, and
+    /// As [`Writer::write_apart`], each range only if a keeper is told just before it that it may be. Which may not, and
     /// were not written.
     pub fn write_apart_if(
-        &self,
+        self: &Arc<Self>,
         file: &OwnFile,
         ranges: &[(u64, Part)],
         route: Route,
@@ -169,7 +171,7 @@ impl Runtime {
     }
 
     fn write_watched_apart(
-        &self,
+        self: &Arc<Self>,
         file: &OwnFile,
         ranges: &[(u64, Part)],
         route: Route,
@@ -177,10 +179,10 @@ impl Runtime {
     ) -> Result<Vec<usize>> {
         let asked: usize = ranges.iter().map(|r| r.1.len()).sum();
         let Some(&(first, _)) = ranges.first() else { return Ok(Vec::new()) };
-        let stats = self.core().stats();
+        let stats = self.files.stats();
         let watch = stats.begin(Direction::Write, file.fd(), Some(first), asked as u64);
         let begun = Instant::now();
-        let unwritten = write(self.core(), file, ranges, route, may.as_ref());
+        let unwritten = write(self, file, ranges, route, may.as_ref());
         let wrote = unwritten.as_ref().map(|left| asked - left.iter().map(|&n| ranges[n].1.len()).sum::<usize>());
         if let Ok(wrote) = wrote {
             let why = if route == Route::Direct { Reason::WholeStripes } else { Reason::IntoCache };
@@ -193,7 +195,7 @@ impl Runtime {
 
 /// The ranges that were not written because they may not be.
 fn write(
-    core: &Arc<Core>,
+    ctx: &Arc<Writer>,
     file: &OwnFile,
     ranges: &[(u64, Part)],
     route: Route,
@@ -202,7 +204,7 @@ fn write(
     let parts: Vec<Part> = ranges.iter().map(|r| r.1).collect();
     let device_error = |e| Error::device(e, "write", ranges[0].0, parts.iter().map(|p| p.len() as u64).sum());
     let order = Order::leased(&parts).map_err(device_error)?;
-    let most = bound(core) as usize / 2;
+    let most = bound(ctx) as usize / 2;
     let mut under_way: Option<UnderWay> = None;
     let mut from = 0;
     while from < ranges.len() {
@@ -213,7 +215,7 @@ fn write(
             to += 1;
         }
         let gather = || {
-            let mut gathered = Gathered::begin(core, &order, &parts[from..to], Into::Ring, ranges[from].0)?.fenced()?;
+            let mut gathered = Gathered::begin(ctx, &order, &parts[from..to], Into::Ring, ranges[from].0)?.fenced()?;
             gathered.wait().map(|()| gathered)
         };
         let gathered = gather();
@@ -223,7 +225,7 @@ fn write(
             return Ok(unwritten);
         }
         let gathered = gathered?;
-        let task = begin(core, file, &ranges[from..to], &gathered, (route, may.map(Arc::clone)));
+        let task = begin(ctx, file, &ranges[from..to], &gathered, (route, may.map(Arc::clone)));
         under_way = Some(UnderWay { first: from, task, _gathered: gathered });
         from = to;
     }
@@ -240,7 +242,7 @@ struct UnderWay {
 }
 
 fn begin(
-    core: &Core,
+    ctx: &Writer,
     file: &OwnFile,
     ranges: &[(u64, Part)],
     gathered: &Gathered,
@@ -251,7 +253,7 @@ fn begin(
         ranges.iter().map(|(at, part)| Range { at: *at, vectors: split(&mut vectors, part.len()) }).collect();
     let count = ranges.len();
     let task = Arc::new(Ranges {
-        kernel: core.kernel,
+        kernel: ctx.files.sys(),
         fd: file.fd(),
         route,
         ranges,
@@ -261,7 +263,7 @@ fn begin(
         left: Mutex::new(Left { open: count, failed: None, unwritten: Vec::new() }),
         over: Condvar::new(),
     });
-    if let Some(keepers) = core.keepers() {
+    if let Some(keepers) = ctx.files.shadow_workers() {
         keepers.post(task.clone(), count.min(KEEPERS));
     }
     task

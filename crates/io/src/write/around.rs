@@ -38,11 +38,12 @@ use spinio_sys::linux;
 use super::choice::{LEAST_DIRECT, LEAST_P2P, Prospect, SYNC};
 use super::whole::Hand;
 use super::{Part, Result, Write, bound};
-use crate::core::Verdict;
+use spinio_files::Verdict;
 use spinio_host::shadow_fd::PrivateFd;
-use crate::file::File;
+use spinio_files::File;
 use spinio_transfer::bounce::BLOCK;
-use crate::{Error, Target};
+use spinio_device::Target;
+use spinio_transfer::Error;
 
 /// Bytes of one P2P call at most.
 const P2P_CALL: usize = 0x7fff_f000;
@@ -54,7 +55,7 @@ impl Write<'_> {
     /// Whether going around the page cache is worth a look. Cheap: most writes end here.
     pub(super) fn may_go_around(&self, flags: i32) -> bool {
         let flags = flags as u32;
-        let settings = &self.core.settings;
+        let settings = &self.ctx.policy;
         if self.flags != 0 || flags & linux::O_APPEND != 0 || (self.len as u64) < LEAST_P2P {
             return false;
         }
@@ -81,16 +82,16 @@ impl Write<'_> {
 
     /// The write, at a known offset, by the cheapest way.
     pub(super) fn around(&self, flags: i32) -> Result<usize> {
-        let (Some(offset), Some(keepers), Some(device)) = (self.at, self.core.keepers(), self.device()) else {
+        let (Some(offset), Some(device)) = (self.at, self.device()) else {
             return self.plain();
         };
         // Any opening would break it, also one that only looks.
-        if self.core.kernel.is_leased(self.fd) {
+        if self.ctx.files.sys().is_leased(self.fd) {
             return self.plain();
         }
-        let Ok(file) = self.core.files.get(self.core.kernel, keepers, self.fd, self.stat) else { return self.plain() };
+        let Ok(file) = self.ctx.files.get(self.fd, self.stat) else { return self.plain() };
         let mut prospect = Prospect {
-            core: self.core,
+            ctx: self.ctx,
             file: &file,
             device,
             fd: self.fd,
@@ -105,7 +106,7 @@ impl Write<'_> {
         prospect.p2p = self.p2p(&file, offset, prospect.unit());
         let way = prospect.way();
         if let Some(reason) = way.refused {
-            self.core.stats().refused(reason, self.len as u64);
+            self.ctx.files.stats().refused(reason, self.len as u64);
         }
         let own = flags as u32 & linux::O_DIRECT != 0;
         if way.route.from_cache() || (own && way.route == Route::Direct) {
@@ -121,7 +122,7 @@ impl Write<'_> {
         if twin.is_some() {
             drop(twin);
             // Not there any more when the call returns, unless a server is slow.
-            keepers.await_burials(PARTING);
+            self.ctx.files.shadow_workers().into_iter().for_each(|workers| workers.await_burials(PARTING));
         }
         wrote
     }
@@ -155,7 +156,7 @@ impl Write<'_> {
     /// Staged bytes around the page cache. What fails there before it has written anything is for the program's own
     /// descriptor, which then says why.
     fn through_twin(&self, range: Range<usize>, hand: Hand) -> Result<usize> {
-        let all = range.len() == self.len && self.staged() <= bound(self.core);
+        let all = range.len() == self.len && self.staged() <= bound(self.ctx);
         let wrote = if all { self.whole(Some(hand)) } else { self.portions(range.clone(), hand) };
         match wrote {
             Ok(wrote) => Ok(wrote),
@@ -172,8 +173,8 @@ impl Write<'_> {
 
     /// A descriptor for this write alone.
     fn twin(&self, file: &File, flags: i32) -> Option<PrivateFd> {
-        let keepers = self.core.keepers()?;
-        let (kernel, fd, tid) = (self.core.kernel, self.fd, linux::gettid());
+        let keepers = self.ctx.files.shadow_workers()?;
+        let (kernel, fd, tid) = (self.ctx.files.sys(), self.fd, linux::gettid());
         let flags = linux::O_WRONLY | linux::O_DIRECT | linux::O_NONBLOCK | flags as u32 & SYNC;
         let (key, graves) = (file.key(), keepers.graveyard());
         keepers.call(move || {
@@ -186,7 +187,7 @@ impl Write<'_> {
     /// Whether storage of the file may fetch these bytes.
     fn p2p(&self, file: &File, offset: u64, unit: u64) -> core::result::Result<(), Reason> {
         let from = self.mapped().ok_or(Reason::NoP2pMapping)?;
-        if !self.core.settings.allows(Route::P2p) {
+        if !self.ctx.policy.allows(Route::P2p) {
             return Err(Reason::Forced);
         }
         file.direct.as_ref().map_err(|reason| *reason)?;
@@ -203,7 +204,7 @@ impl Write<'_> {
             // Nothing can be ordered behind what is being captured.
             return Err(Reason::Capturing);
         }
-        self.core.verdict(file, device).unwrap_or(Verdict::Trusted).allows()
+        self.ctx.files.p2p.verdict(file.storage, device).unwrap_or(Verdict::Trusted).allows()
     }
 
     /// Peer-to-peer; what cannot go this way is redone whole.
@@ -226,10 +227,10 @@ impl Write<'_> {
             let right = wrote == Ok(len) && self.arrived(file, Target { addr: source, ..from }, at.unwrap_or(0), len);
             if !right {
                 if matches!(wrote, Err(Errno::REMOTEIO | Errno::INVAL | Errno::OPNOTSUPP)) {
-                    self.core.set_verdict(file, device, Verdict::Unreachable);
+                    self.ctx.files.p2p.set(file.storage, device, Verdict::Unreachable);
                 }
                 let again = Hand { reason: Reason::FellBack, ..self.own_hand() };
-                let rest = if range.len() == self.len && done == 0 && self.staged() <= bound(self.core) {
+                let rest = if range.len() == self.len && done == 0 && self.staged() <= bound(self.ctx) {
                     self.whole(Some(again))
                 } else {
                     self.portions(done..range.end, again)
@@ -240,7 +241,7 @@ impl Write<'_> {
                     Err(_) => Ok(done - range.start),
                 };
             }
-            self.core.stats().piece(&self.watch, hand.route, hand.reason, done as u64, len as u64, begun);
+            self.ctx.files.stats().piece(&self.watch, hand.route, hand.reason, done as u64, len as u64, begun);
             done += len;
         }
         Ok(range.len())
@@ -249,14 +250,14 @@ impl Write<'_> {
     /// Whether storage has what the device has: asked once for each file system and device.
     fn arrived(&self, file: &Arc<File>, source: Target, offset: u64, len: usize) -> bool {
         let device = source.allocation.device;
-        if self.core.verdict(file, device).is_some() {
+        if self.ctx.files.p2p.verdict(file.storage, device).is_some() {
             return true;
         }
         let len = len.min(BLOCK);
-        let Some(keepers) = self.core.keepers() else { return false };
+        let Some(keepers) = self.ctx.files.shadow_workers() else { return false };
         // Twice: somebody else may have written there since.
         for _ in 0..2 {
-            let (kernel, theirs) = (self.core.kernel, Arc::clone(file));
+            let (kernel, theirs) = (self.ctx.files.sys(), Arc::clone(file));
             let stored = keepers.call(move || {
                 let twin = theirs.direct.as_ref().ok()?;
                 let mut bytes = vec![0u8; len + linux::PAGE];
@@ -273,11 +274,11 @@ impl Write<'_> {
                 && self.fetch(source, &mut sent)
                 && stored == sent
             {
-                self.core.set_verdict(file, device, Verdict::Trusted);
+                self.ctx.files.p2p.set(file.storage, device, Verdict::Trusted);
                 return true;
             }
         }
-        self.core.set_verdict(file, device, Verdict::Untrusted);
+        self.ctx.files.p2p.set(file.storage, device, Verdict::Untrusted);
         false
     }
 

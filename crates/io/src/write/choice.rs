@@ -8,10 +8,11 @@ use spinio_plan::{WriteCase, WriteWay, write_cut, write_way};
 use spinio_sys::linux::{self, Fd};
 
 use super::one_call;
-use crate::core::Core;
+use crate::ctx::Writer;
 use crate::explain::subject;
-use crate::file::File;
-use crate::{Buffer, Error, Explanation, Runtime};
+use spinio_files::File;
+use crate::explain::{Buffer, Explanation};
+use spinio_transfer::Error;
 
 /// Bytes from which another way than the page cache is looked into: for device memory that storage can fetch from, and
 /// for other.
@@ -23,7 +24,7 @@ pub(super) const SYNC: u32 = linux::O_SYNC | linux::O_DSYNC;
 
 /// A write before it is made.
 pub(super) struct Prospect<'a> {
-    pub(super) core: &'a Core,
+    pub(super) ctx: &'a Writer,
     pub(super) file: &'a Arc<File>,
     pub(super) device: &'static dyn Device,
     pub(super) fd: Fd,
@@ -57,7 +58,7 @@ impl Prospect<'_> {
             return WriteWay { route, reason: Reason::OwnDirect, refused };
         }
         let whole = if self.in_parts { Ok(()) } else { uncut };
-        let direct = if self.core.settings.allows(Route::Direct) { self.twin } else { Err(Reason::Forced) };
+        let direct = if self.ctx.policy.allows(Route::Direct) { self.twin } else { Err(Reason::Forced) };
         // What goes into the page cache is one step for other writers. Direct writes of blocks that are there already go on
         // side by side (ext4, xfs), and two of them were seen to mix.
         let unmixed = if self.in_parts { Ok(()) } else { Err(Reason::OneCall) };
@@ -69,26 +70,26 @@ impl Prospect<'_> {
             direct: whole.and(unmixed).and(direct),
             p2p: whole.and(self.p2p).and(self.twin),
         };
-        let model = self.core.models.of(self.core, self.file, self.device).plain(self.core, self.file, Route::Direct);
+        let model = self.ctx.files.costs(self.file, self.device).plain(&self.ctx.files.ctx, self.file, Route::Direct);
         write_way(&case, &model)
     }
 
     /// Bytes of the range in the page cache; all of it if the kernel will not say.
     fn cached(&self) -> u64 {
-        let told = self.core.kernel.cachestat(self.fd, self.offset, self.len);
+        let told = self.ctx.files.sys().cachestat(self.fd, self.offset, self.len);
         told.map_or(self.len, |c| (c.cached * linux::PAGE as u64).min(self.len))
     }
 }
 
-impl Runtime {
+impl Writer {
     /// Explains a `pwrite` of `len` bytes at `offset` out of a buffer, through a descriptor with the status flags of `fd`.
-    pub fn explain_write(&self, fd: Fd, offset: u64, len: u64, buffer: Buffer) -> Result<Explanation, Error> {
-        let core = self.core();
+    pub fn explain_write(self: &Arc<Self>, fd: Fd, offset: u64, len: u64, buffer: Buffer) -> Result<Explanation, Error> {
+        let ctx = self;
         let fail = |e| Error::kernel(e, "explain", offset, len);
-        let stat = subject(core, fd, offset, len)?;
-        let flags = core.kernel.flags(fd).map_err(fail)? as u32;
+        let stat = subject(ctx.files.sys(), fd, offset, len)?;
+        let flags = ctx.files.sys().flags(fd).map_err(fail)? as u32;
         let into_cache = if buffer.abilities.copies { Route::Copy } else { Route::Store };
-        let in_parts = len > one_call(core, stat.kind);
+        let in_parts = len > one_call(ctx, stat.kind);
         let plain = match flags & linux::O_DIRECT != 0 {
             true => WriteWay { route: Route::Direct, reason: Reason::OwnDirect, refused: None },
             false => {
@@ -96,12 +97,9 @@ impl Runtime {
                 WriteWay { route: into_cache, reason, refused: None }
             }
         };
-        let file = match core.keepers() {
-            Some(crew) => core.files.get(core.kernel, crew, fd, stat).ok(),
-            None => None,
-        };
+        let file = ctx.files.get(fd, stat).ok();
         let prospect = file.as_ref().map(|file| Prospect {
-            core,
+            ctx,
             file,
             device: buffer.device,
             fd,
@@ -112,8 +110,8 @@ impl Runtime {
             in_parts,
             p2p: match buffer.p2p_mapped {
                 false => Err(Reason::NoP2pMapping),
-                true if !core.settings.allows(Route::P2p) => Err(Reason::Forced),
-                true => core.verdict(file, buffer.device).map_or(Ok(()), |verdict| verdict.allows()),
+                true if !ctx.policy.allows(Route::P2p) => Err(Reason::Forced),
+                true => ctx.files.p2p.verdict(file.storage, buffer.device).map_or(Ok(()), |verdict| verdict.allows()),
             }
             .and(file.direct.as_ref().map(drop).map_err(|reason| *reason)),
             twin: file.direct.as_ref().map(drop).map_err(|reason| *reason),
@@ -138,7 +136,7 @@ impl Runtime {
         segments.retain(|s| s.len > 0);
         let advice = file.iter().filter(|_| in_parts && route == Route::Direct);
         let advice = advice
-            .filter_map(|file| file.stripes.why_unknown(core, file, &stat, offset..offset + len))
+            .filter_map(|file| file.stripes.why_unknown(&ctx.files.ctx, (&file.cached, file.size), &stat, offset..offset + len))
             .map(|why| format!("portions of it end anywhere in stripes, so that the array reads old parity: {why}"));
         let cached = prospect.as_ref().map_or(0, Prospect::cached);
         let residency = match cached {
@@ -155,8 +153,8 @@ impl Runtime {
             prediction: Prediction::default(),
             model: file
                 .as_ref()
-                .map_or_else(|| "none".to_owned(), |file| core.models.of(core, file, buffer.device).describe(file)),
-            storage: self.storage(fd).unwrap_or_default(),
+                .map_or_else(|| "none".to_owned(), |file| ctx.files.costs(file, buffer.device).describe(file)),
+            storage: self.files.storage(fd).unwrap_or_default(),
             advice: advice.collect(),
         })
     }

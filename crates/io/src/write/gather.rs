@@ -19,8 +19,9 @@ use spinio_device::{Device, DeviceError, ErrorKind, Fence, QueueId, Wait};
 use spinio_sys::linux;
 
 use super::Part;
-use crate::Error;
-use crate::core::Core;
+use spinio_transfer::Error;
+use crate::ctx::Writer;
+use spinio_transfer::HostMemory;
 use spinio_transfer::bounce::{BLOCK, Block, Staging};
 
 /// How long to wait for blocks of the ring.
@@ -106,7 +107,7 @@ struct Lot {
     staging: Arc<Staging>,
     queue: QueueId,
     blocks: Vec<Block>,
-    own: Option<Memory>,
+    own: Option<HostMemory>,
     /// Pieces of memory still to be filled, last first.
     empty: Vec<(*mut u8, usize)>,
     fence: Option<Fence>,
@@ -116,13 +117,13 @@ struct Lot {
 
 impl Lot {
     fn new(
-        core: &Core,
+        ctx: &Writer,
         device: &'static dyn Device,
         queue: QueueId,
         len: usize,
         into: Into,
     ) -> Result<Lot, DeviceError> {
-        let staging = if into == Into::Queued { core.staging_of_queued(device) } else { core.staging(device) };
+        let staging = if into == Into::Queued { ctx.bounce.stream(device) } else { ctx.bounce.sync(device) };
         let count = len.div_ceil(BLOCK);
         let mut blocks = match into {
             Into::Ring => staging.take_many(count, PATIENCE),
@@ -139,7 +140,7 @@ impl Lot {
         let mut lot = Lot { staging, queue, blocks, own: None, empty: Vec::new(), fence: None, moving: false };
         let rest = len.saturating_sub(lot.blocks.len() * BLOCK);
         if rest > 0 {
-            let own = Memory::new(rest)?;
+            let own = HostMemory::new(rest)?;
             lot.empty.push((own.ptr, rest));
             lot.own = Some(own);
         }
@@ -214,7 +215,7 @@ pub(super) struct Gathered {
 impl Gathered {
     /// Queues all copies. `offset`: where they go, for errors.
     pub(super) fn begin(
-        core: &Core,
+        ctx: &Writer,
         order: &Order,
         parts: &[Part],
         into: Into,
@@ -231,7 +232,7 @@ impl Gathered {
             };
             let bytes = parts.iter().filter(of_device).map(Part::len).sum();
             let queue = order.queue(device);
-            gathered.lots.push(Lot::new(core, device, queue, bytes, into).map_err(&fail)?);
+            gathered.lots.push(Lot::new(ctx, device, queue, bytes, into).map_err(&fail)?);
         }
         for part in parts {
             match *part {

@@ -31,10 +31,11 @@ use spinio_sys::linux::{self, Fd, FileKind};
 
 use super::gather::{Gathered, Into, Order};
 use super::{Part, Result, Write, bound, fit, reason};
-use crate::core::Core;
+use crate::ctx::Writer;
 use spinio_host::shadow_fd::PrivateFd;
 use spinio_stats::{Direction, Watch};
-use crate::{Error, Runtime, Target};
+use spinio_device::Target;
+use spinio_transfer::Error;
 
 /// Where a result goes: bytes written, or an errno below zero.
 #[derive(Clone, Copy)]
@@ -55,7 +56,7 @@ impl Slot {
 
 /// A write that waits for its stream.
 struct Later {
-    core: Arc<Core>,
+    ctx: Arc<Writer>,
     twin: PrivateFd,
     gathered: Gathered,
     offset: u64,
@@ -71,12 +72,12 @@ impl Later {
     fn write(mut self) {
         self.gathered.arrived();
         let begun = Instant::now();
-        let (kernel, fd, offset) = (self.core.kernel, self.twin.get(), self.offset);
+        let (kernel, fd, offset) = (self.ctx.files.sys(), self.twin.get(), self.offset);
         let vectors = core::mem::take(&mut self.gathered.vectors);
         // SAFETY: the memory of the vectors is ours until this function ends, which waits for the answer.
         let call = move || unsafe { kernel.pwritev(Route::Copy, fd, &vectors, Some(offset), 0) };
-        let wrote = self.core.keepers().and_then(|keepers| keepers.call(call)).unwrap_or(Err(Errno::IO));
-        let stats = self.core.stats();
+        let wrote = self.ctx.files.shadow_workers().and_then(|keepers| keepers.call(call)).unwrap_or(Err(Errno::IO));
+        let stats = self.ctx.files.stats();
         if let Ok(wrote) = wrote {
             let why = reason(self.gathered.is_pinned(), Reason::IntoCache);
             stats.piece(&self.watch, Route::Copy, why, 0, wrote as u64, begun);
@@ -94,22 +95,22 @@ impl Later {
 unsafe extern "C" fn called(later: *mut c_void) {
     // SAFETY: the caller's promise.
     let later = unsafe { Box::from_raw(later.cast::<Later>()) };
-    let (core, watch, slot) = (Arc::clone(&later.core), later.watch, later.slot);
+    let (ctx, watch, slot) = (Arc::clone(&later.ctx), later.watch, later.slot);
     let (offset, len) = (later.offset, later.gathered.len as u64);
     if catch_unwind(AssertUnwindSafe(|| later.write())).is_err() {
-        core.stats().end(&watch, &Err(Errno::IO));
+        ctx.files.stats().end(&watch, &Err(Errno::IO));
         slot.set(Err(Errno::IO));
     }
 }
 
-impl Runtime {
+impl Writer {
     /// Queues a `pwrite` of device memory on `queue` (CUDA: a stream). `result` is set when the stream has got there:
     /// the bytes written, or an errno below zero. What is queued behind it sees both.
     ///
     /// # Safety
     /// `result` must be null, or stay until it is set.
     pub unsafe fn write_async(
-        &self,
+        self: &Arc<Self>,
         fd: Fd,
         at: u64,
         from: Target,
@@ -117,10 +118,10 @@ impl Runtime {
         queue: QueueId,
         result: *const AtomicIsize,
     ) -> Result<()> {
-        let core = self.core();
+        let ctx = self;
         let device = from.allocation.device;
         let fail = |e| Error::kernel(e, "write", at, len as u64);
-        let stat = core.kernel.fstat(fd).map_err(fail)?;
+        let stat = ctx.files.sys().fstat(fd).map_err(fail)?;
         if i64::try_from(at).is_err() {
             return Err(fail(Errno::INVAL));
         }
@@ -131,21 +132,21 @@ impl Runtime {
             // A graph would write its staging memory at each launch, when it holds other bytes.
             return Err(Error::kernel(Errno::BUSY, "write from a captured queue", at, len as u64));
         }
-        let status = core.kernel.flags(fd).map_err(fail)?;
+        let status = ctx.files.sys().flags(fd).map_err(fail)?;
         if status & linux::O_ACCMODE as i32 == linux::O_RDONLY as i32 {
             return Err(fail(Errno::BADF));
         }
         let parts = fit(&[Part::Device(from, len)]).map_err(fail)?;
-        let watch = core.stats().begin(Direction::Write, fd, Some(at), len as u64).on(device);
+        let watch = ctx.files.stats().begin(Direction::Write, fd, Some(at), len as u64).on(device);
         let order = Order::named(device, queue);
         let slot = Slot(result);
         let len: usize = parts.iter().map(Part::len).sum();
-        let twin = if len as u64 <= bound(core) { shared(core, fd, (stat.dev, stat.ino)) } else { None };
+        let twin = if len as u64 <= bound(ctx) { shared(ctx, fd, (stat.dev, stat.ino)) } else { None };
         if let Some(twin) = twin {
-            let gathered = Gathered::begin(core, &order, &parts, Into::Queued, at)
-                .inspect_err(|error| core.stats().end(&watch, &Err(error.errno())))?;
+            let gathered = Gathered::begin(ctx, &order, &parts, Into::Queued, at)
+                .inspect_err(|error| ctx.files.stats().end(&watch, &Err(error.errno())))?;
             let later =
-                Box::into_raw(Box::new(Later { core: Arc::clone(core), twin, gathered, offset: at, slot, watch }));
+                Box::into_raw(Box::new(Later { ctx: Arc::clone(ctx), twin, gathered, offset: at, slot, watch }));
             // SAFETY: `called` takes the box, once.
             if unsafe { device.call_host(queue, called, later.cast()) }.is_ok() {
                 return Ok(());
@@ -154,18 +155,18 @@ impl Runtime {
             drop(unsafe { Box::from_raw(later) });
         }
         // At once, behind what is on the queue.
-        let write = Write { core, fd, at: Some(at), flags: 0, parts: &parts, len, stat, watch };
+        let write = Write { ctx, fd, at: Some(at), flags: 0, parts: &parts, len, stat, watch };
         let wrote = write.behind(&order);
-        core.stats().end(&watch, &Error::outcome(&wrote));
+        ctx.files.stats().end(&watch, &Error::outcome(&wrote));
         slot.set(wrote.as_ref().copied().map_err(|e| e.kind.errno()));
         wrote.map(drop)
     }
 }
 
 /// The program's own descriptor, in the keepers' table.
-pub(super) fn shared(core: &Arc<Core>, fd: Fd, key: (u64, u64)) -> Option<PrivateFd> {
-    let keepers = core.keepers()?;
-    let (kernel, tid, graves) = (core.kernel, linux::gettid(), keepers.graveyard());
+pub(super) fn shared(ctx: &Arc<Writer>, fd: Fd, key: (u64, u64)) -> Option<PrivateFd> {
+    let keepers = ctx.files.shadow_workers()?;
+    let (kernel, tid, graves) = (ctx.files.sys(), linux::gettid(), keepers.graveyard());
     keepers.call(move || {
         let twin = PrivateFd::new(kernel.share(tid, fd).ok()?, graves);
         kernel.names(twin.get(), key).then_some(twin)

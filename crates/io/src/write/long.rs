@@ -29,9 +29,9 @@ use spinio_sys::linux::{self, FileKind};
 use super::gather::{Gathered, Into, Order};
 use super::whole::Hand;
 use super::{Result, Write, bound, reason};
-use crate::Error;
-use crate::file::File;
-use crate::file::stripes::Surveyed;
+use spinio_transfer::Error;
+use spinio_files::File;
+use spinio_files::stripes::Surveyed;
 use spinio_host::is_interrupted;
 use crate::read::large::{reserve, unreserve};
 use spinio_transfer::bounce::BLOCK;
@@ -64,7 +64,7 @@ impl Write<'_> {
 
     /// Whether the bytes go to the end of the file, wherever that is.
     pub(super) fn appends(&self) -> bool {
-        let flags = self.core.kernel.flags(self.fd).unwrap_or(0);
+        let flags = self.ctx.files.sys().flags(self.fd).unwrap_or(0);
         flags & linux::O_APPEND as i32 != 0 || self.flags & RWF_APPEND != 0
     }
 
@@ -73,10 +73,10 @@ impl Write<'_> {
         if self.at.is_some() {
             return write(self);
         }
-        match reserve(self.core, self.fd, self.len as u64) {
+        match reserve(self.ctx.files.sys(), self.fd, self.len as u64) {
             Ok(start) => {
                 let wrote = write(&Write { at: Some(start), ..*self });
-                unreserve(self.core, self.fd, (self.len - *wrote.as_ref().unwrap_or(&0)) as u64);
+                unreserve(self.ctx.files.sys(), self.fd, (self.len - *wrote.as_ref().unwrap_or(&0)) as u64);
                 wrote
             }
             // The offset cannot be moved that far (the end of a block device, the largest file): the kernel says why.
@@ -96,12 +96,12 @@ impl Write<'_> {
 
     /// Where portions of it should end, if that matters. What goes into the page cache the kernel gathers anyway.
     fn ends(&self, hand: Hand) -> Option<Ends> {
-        let keepers = self.core.keepers().filter(|_| hand.route == Route::Direct && self.at.is_some())?;
+        self.at.filter(|_| hand.route == Route::Direct)?;
         // The twins that are opened to look would break a lease of the program's.
-        if hand.twin.is_none() && self.core.kernel.is_leased(self.fd) {
+        if hand.twin.is_none() && self.ctx.files.sys().is_leased(self.fd) {
             return None;
         }
-        let file = self.core.files.get(self.core.kernel, keepers, self.fd, self.stat).ok()?;
+        let file = self.ctx.files.get(self.fd, self.stat).ok()?;
         let array = *file.stripes.array.as_ref().ok()?;
         (self.len as u64 >= array.width).then(|| Ends { known: file.stripes.kept(&self.stat), file })
     }
@@ -116,7 +116,7 @@ impl Write<'_> {
             // From the last portion on that is written for sure: what comes behind it will probably lie behind it. And up
             // to the end: the next portions need not ask again.
             let all = at.saturating_sub(PORTION).max(start)..start + self.len as u64;
-            ends.known = ends.file.stripes.look(self.core, &ends.file, &self.stat, all);
+            ends.known = ends.file.stripes.look(&self.ctx.files.ctx, (&ends.file.cached, ends.file.size), &self.stat, all);
         }
         let end = ends.known.as_ref().and_then(|known| known.shape.end_of_portion(at, most as u64));
         let end = end.filter(|end| end.is_multiple_of(linux::PAGE as u64));
@@ -137,14 +137,14 @@ impl Write<'_> {
 
     fn portions_on(&self, order: &Order, range: Range<usize>, hand: Hand) -> Result<usize> {
         let range = range.start..self.within_limit(range.clone());
-        let most = (bound(self.core) / 2).min(PORTION) as usize / BLOCK * BLOCK;
+        let most = (bound(self.ctx) / 2).min(PORTION) as usize / BLOCK * BLOCK;
         let lacks = if hand.twin.is_none() { self.lacks(range.len()) } else { 0 };
         let mut ends = self.ends(hand).filter(|_| lacks == 0);
         let abreast = lacks == 0 && ends.is_none() && self.may_go_abreast(&range, hand);
         let mut gather = |from: usize, most: usize| {
             let most = ends.as_mut().map_or(most, |ends| self.up_to_stripe(ends, from, most));
             let parts = self.portion(from, most.min(range.end - from));
-            Gathered::begin(self.core, order, &parts, Into::Ring, self.at.unwrap_or(0) + from as u64)?.fenced()
+            Gathered::begin(self.ctx, order, &parts, Into::Ring, self.at.unwrap_or(0) + from as u64)?.fenced()
         };
         if abreast && let Some(wrote) = self.abreast(&range, hand, &mut gather) {
             return wrote;
@@ -165,7 +165,7 @@ impl Write<'_> {
             match self.call(hand, &portion.vectors, at) {
                 Ok(wrote) => {
                     let why = reason(portion.is_pinned(), hand.reason);
-                    self.core.stats().piece(&self.watch, hand.route, why, done as u64, wrote as u64, begun);
+                    self.ctx.files.stats().piece(&self.watch, hand.route, why, done as u64, wrote as u64, begun);
                     done += wrote;
                     let short = wrote < portion.len;
                     // Who is asked may want staging memory too. The next portion has no more than half of it.

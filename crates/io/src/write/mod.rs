@@ -57,11 +57,12 @@ use spinio_plan::Reason;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
-use crate::core::Core;
-use crate::own::is_own;
+use crate::ctx::Writer;
+use spinio_files::is_own;
 use spinio_transfer::bounce::BLOCK;
 use spinio_stats::{Direction, Watch};
-use crate::{Error, Runtime, Target};
+use spinio_device::Target;
+use spinio_transfer::Error;
 
 /// Bytes from which a write of a block device is made in portions.
 const BLOCK_DEVICE: u64 = 16 << 20;
@@ -102,7 +103,7 @@ impl Part {
 /// A write at work.
 #[derive(Clone, Copy)]
 struct Write<'a> {
-    core: &'a Arc<Core>,
+    ctx: &'a Arc<Writer>,
     fd: Fd,
     /// `None`: at the descriptor's own offset.
     at: Option<u64>,
@@ -131,12 +132,12 @@ impl Write<'_> {
 
     /// Whether it is too long for one call.
     fn may_be_cut(&self) -> bool {
-        self.staged() > one_call(self.core, self.stat.kind)
+        self.staged() > one_call(self.ctx, self.stat.kind)
     }
 
     /// Bytes that a length lacks to whole units of direct I/O, if the descriptor is one for that.
     fn lacks(&self, len: usize) -> usize {
-        let kernel = self.core.kernel;
+        let kernel = self.ctx.files.sys();
         if kernel.flags(self.fd).is_ok_and(|flags| flags & linux::O_DIRECT as i32 == 0) {
             return 0;
         }
@@ -163,19 +164,19 @@ impl Write<'_> {
     fn is_same_file(&self) -> bool {
         // Nobody closes SPIN's own.
         let same = |s: Stat| (s.dev, s.ino) == (self.stat.dev, self.stat.ino);
-        is_own(self.fd) || self.core.kernel.fstat(self.fd).is_ok_and(same)
+        is_own(self.fd) || self.ctx.files.sys().fstat(self.fd).is_ok_and(same)
     }
 }
 
 /// Bytes that one kernel call may take out of staging memory.
-fn bound(core: &Core) -> u64 {
-    core.settings.staging.max(2 * BLOCK as u64)
+fn bound(ctx: &Writer) -> u64 {
+    ctx.bounce.limit().max(2 * BLOCK as u64)
 }
 
 /// Bytes of a write that is one call. Those of a block device are mixed with others by the kernel itself, so nothing is
 /// lost by copying beside them.
-fn one_call(core: &Core, kind: FileKind) -> u64 {
-    if kind == FileKind::Block { BLOCK_DEVICE.min(bound(core)) } else { bound(core) }
+fn one_call(ctx: &Writer, kind: FileKind) -> u64 {
+    if kind == FileKind::Block { BLOCK_DEVICE.min(bound(ctx)) } else { bound(ctx) }
 }
 
 /// The parts without empty ones, cut off where the first of them leaves its allocation, as the kernel cuts a write off
@@ -198,17 +199,17 @@ fn fit(parts: &[Part]) -> core::result::Result<Vec<Part>, Errno> {
     Ok(fitting)
 }
 
-impl Runtime {
+impl Writer {
     /// `pwrite` (with an offset) or `write` (at the descriptor's own) out of device memory.
     /// Returns what POSIX says: the bytes that are in the file now.
-    pub fn write(&self, fd: Fd, at: Option<u64>, from: Target, len: usize) -> Result<usize> {
+    pub fn write(self: &Arc<Self>, fd: Fd, at: Option<u64>, from: Target, len: usize) -> Result<usize> {
         self.write_parts(fd, at, 0, &[Part::Device(from, len)])
     }
 
     /// `pwritev2`, with parts that may be host or device memory, and `RWF_*` flags.
-    pub fn write_parts(&self, fd: Fd, at: Option<u64>, flags: u32, parts: &[Part]) -> Result<usize> {
+    pub fn write_parts(self: &Arc<Self>, fd: Fd, at: Option<u64>, flags: u32, parts: &[Part]) -> Result<usize> {
         let asked: u64 = parts.iter().map(|p| p.len() as u64).sum();
-        let stats = self.core().stats();
+        let stats = self.files.stats();
         let mut watch = stats.begin(Direction::Write, fd, at, asked);
         let mut targets = parts.iter().filter_map(|p| if let Part::Device(from, _) = p { Some(from) } else { None });
         if let Some(from) = targets.next() {
@@ -220,7 +221,7 @@ impl Runtime {
     }
 
     fn write_watched(
-        &self,
+        self: &Arc<Self>,
         fd: Fd,
         at: Option<u64>,
         flags: u32,
@@ -228,19 +229,19 @@ impl Runtime {
         asked: u64,
         watch: Watch,
     ) -> Result<usize> {
-        let core = self.core();
+        let ctx = self;
         let fail = |e| Error::kernel(e, "write", at.unwrap_or(0), asked);
         if at.is_some_and(|at| i64::try_from(at).is_err()) {
             return Err(fail(Errno::INVAL));
         }
-        let stat = core.kernel.fstat(fd).map_err(fail)?;
+        let stat = ctx.files.sys().fstat(fd).map_err(fail)?;
         let parts = fit(parts).map_err(fail)?;
         let len = parts.iter().map(Part::len).sum();
-        let write = Write { core, fd, at, flags, parts: &parts, len, stat, watch };
+        let write = Write { ctx, fd, at, flags, parts: &parts, len, stat, watch };
         if stat.kind == FileKind::Stream {
             return write.stream();
         }
-        let status = core.kernel.flags(fd).map_err(fail)?;
+        let status = ctx.files.sys().flags(fd).map_err(fail)?;
         if write.may_go_around(status) { write.at_offset(|write| write.around(status)) } else { write.plain() }
     }
 }

@@ -11,7 +11,7 @@ use spinio_plan::{Reason, Route};
 use super::gather::{Gathered, Into, Order};
 use super::whole::Hand;
 use super::{Result, Write, bound};
-use crate::Error;
+use spinio_transfer::Error;
 
 /// Bytes for a pipe at once.
 const PIPE: usize = 1 << 20;
@@ -22,7 +22,7 @@ const FIFO: u32 = 0o010_000;
 impl Write<'_> {
     /// Piece by piece, until one is taken short.
     pub(super) fn stream(&self) -> Result<usize> {
-        let most = if self.stat.mode & KIND == FIFO { PIPE } else { bound(self.core) as usize };
+        let most = if self.stat.mode & KIND == FIFO { PIPE } else { bound(self.ctx) as usize };
         let order = Order::leased(self.parts).map_err(|e| Error::device(e, "write", 0, self.len as u64))?;
         let mut done = 0;
         loop {
@@ -44,11 +44,11 @@ impl Write<'_> {
         let begun = Instant::now();
         let at = self.at.map(|at| at + done as u64);
         let parts = self.portion(done, most);
-        let mut gathered = Gathered::begin(self.core, order, &parts, Into::Own, at.unwrap_or(0))?.fenced()?;
+        let mut gathered = Gathered::begin(self.ctx, order, &parts, Into::Own, at.unwrap_or(0))?.fenced()?;
         gathered.wait()?;
         let hand = Hand { twin: None, route: Route::Copy, reason: Reason::Stream };
         let wrote = self.call(hand, &gathered.vectors, at).map_err(|e| self.kernel_error(e, done))?;
-        self.core.stats().piece(&self.watch, Route::Copy, Reason::Stream, done as u64, wrote as u64, begun);
+        self.ctx.files.stats().piece(&self.watch, Route::Copy, Reason::Stream, done as u64, wrote as u64, begun);
         Ok((wrote, gathered.len))
     }
 }

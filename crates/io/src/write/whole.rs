@@ -27,19 +27,19 @@ impl Write<'_> {
         let begun = Instant::now();
         let offset = self.at.unwrap_or(0);
         let order = Order::program(self.parts);
-        let mut gathered = Gathered::begin(self.core, &order, self.parts, Into::Ring, offset)?.fenced()?;
+        let mut gathered = Gathered::begin(self.ctx, &order, self.parts, Into::Ring, offset)?.fenced()?;
         // Asked while the copies run.
         let hand = hand.unwrap_or_else(|| self.own_hand());
         gathered.wait()?;
         let wrote = self.call(hand, &gathered.vectors, self.at).map_err(|e| self.kernel_error(e, 0))?;
         let why = reason(gathered.is_pinned(), hand.reason);
-        self.core.stats().piece(&self.watch, hand.route, why, 0, wrote as u64, begun);
+        self.ctx.files.stats().piece(&self.watch, hand.route, why, 0, wrote as u64, begun);
         Ok(wrote)
     }
 
     /// The program's own descriptor.
     pub(super) fn own_hand(&self) -> Hand {
-        let (route, reason) = match self.core.kernel.flags(self.fd) {
+        let (route, reason) = match self.ctx.files.sys().flags(self.fd) {
             Ok(flags) if flags & linux::O_DIRECT as i32 != 0 => (Route::Direct, Reason::OwnDirect),
             _ => (self.cache_route(), Reason::IntoCache),
         };
@@ -63,7 +63,7 @@ impl Write<'_> {
         at: Option<u64>,
     ) -> core::result::Result<usize, Errno> {
         let vectors = &vectors[..vectors.len().min(MOST_VECTORS)];
-        let (kernel, route, flags) = (self.core.kernel, hand.route, self.flags);
+        let (kernel, route, flags) = (self.ctx.files.sys(), hand.route, self.flags);
         match hand.twin {
             // Gathering may have waited for the device for long, and another thread have closed the descriptor.
             None if !self.is_same_file() => Err(Errno::BADF),
@@ -74,7 +74,7 @@ impl Write<'_> {
                 let vectors = vectors.to_vec();
                 // SAFETY: as above, since this thread waits for the answer.
                 let write = move || unsafe { kernel.pwritev(route, twin, &vectors, at, flags) };
-                self.core.keepers().and_then(|keepers| keepers.call(write)).unwrap_or(Err(Errno::IO))
+                self.ctx.files.shadow_workers().and_then(|keepers| keepers.call(write)).unwrap_or(Err(Errno::IO))
             }
         }
     }

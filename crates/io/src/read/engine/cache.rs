@@ -12,7 +12,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::RWF_NOWAIT;
 
 use super::Hands;
-use crate::Error;
+use spinio_transfer::Error;
 use crate::read::work::{Filled, Piece};
 use spinio_transfer::bounce::Block;
 
@@ -29,7 +29,7 @@ enum Ended {
 impl Hands<'_> {
     /// Reads a piece into memory, front to back.
     fn fill(&self, piece: Piece, into: *mut u8) -> (usize, Ended) {
-        let (kernel, fd) = (self.job.core.kernel, self.cached_fd());
+        let (kernel, fd) = (self.job.ctx.files.sys(), self.cached_fd());
         let (len, offset) = (piece.len as usize, self.job.offset + piece.offset);
         let flags = if piece.presumed { RWF_NOWAIT } else { 0 };
         let mut got = 0;
@@ -54,7 +54,7 @@ impl Hands<'_> {
     /// Whether the bytes came from the file they were meant to come from: the program may have closed the descriptor
     /// under its own read, which the kernel would have gone on serving.
     fn is_still_the_file(&self) -> bool {
-        self.job.core.kernel.names(self.job.fd, self.job.file.key())
+        self.job.ctx.files.sys().names(self.job.fd, self.job.file.key())
     }
 
     /// Reads the piece from the right file after all, through a twin.

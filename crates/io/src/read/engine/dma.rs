@@ -40,7 +40,7 @@ impl Hands<'_> {
         let ptr = mapping.ptr.wrapping_add(first as usize);
         let device = self.job.device();
         self.fill_tables(&mapping, piece);
-        let pins = &self.job.core.pins;
+        let pins = &self.job.ctx.files.unpin();
         pins.give_back_overlap(ptr, len);
         // SAFETY: the mapping lives until the pin is given back: `Pinned` and then `Pins` hold it.
         let pin = || unsafe { device.pin(ptr, len) };
@@ -76,11 +76,11 @@ impl Hands<'_> {
                 while self.pinned.len() >= UNDER_WAY {
                     self.settle_pin();
                 }
-                if self.job.core.pins.is_full() {
+                if self.job.ctx.files.unpin().is_full() {
                     while !self.pinned.is_empty() {
                         self.settle_pin();
                     }
-                    self.job.core.pins.give_back_all();
+                    self.job.ctx.files.unpin().give_back_all();
                 }
             }
             Err(_) => {
@@ -124,7 +124,7 @@ impl Hands<'_> {
         let waited = device.wait(&oldest.fence, how);
         let Some(Pinned { pin, mapping, fence, piece, begun }) = self.pinned.pop_front() else { return };
         device.release_fence(fence);
-        self.job.core.pins.retire(device, pin, mapping);
+        self.job.ctx.files.unpin().retire(device, pin, mapping);
         match waited {
             Ok(()) => {
                 self.count(piece, Route::Dma, piece.reason, piece.len, begun);

@@ -17,7 +17,7 @@ use spinio_device::{DeviceAddr, DeviceError, Fence, Pin, QueueId, Wait};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
-use crate::Error;
+use spinio_transfer::Error;
 use spinio_transfer::Mapping;
 use crate::read::job::Job;
 use crate::read::window;
@@ -80,7 +80,7 @@ impl<'a> Hands<'a> {
     pub(crate) fn settle(&mut self) {
         if !self.pinned.is_empty() && self.job.len <= LONG {
             // While the last DMA runs there is nothing better to do than to give back what earlier requests pinned.
-            self.job.core.pins.give_back_all();
+            self.job.ctx.files.unpin().give_back_all();
         }
         while !self.pinned.is_empty() {
             self.settle_pin();
@@ -186,7 +186,7 @@ impl<'a> Hands<'a> {
 
     /// The first `bytes` of a piece have moved.
     fn count(&self, piece: Piece, route: Route, reason: Reason, bytes: u64, begun: Instant) {
-        self.job.core.stats().piece(&self.job.watch, route, reason, piece.offset, bytes, begun);
+        self.job.ctx.files.stats().piece(&self.job.watch, route, reason, piece.offset, bytes, begun);
     }
 
     fn device_error(&self, source: DeviceError, piece: Piece) -> Error {

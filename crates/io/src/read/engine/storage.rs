@@ -17,8 +17,9 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 
 use super::Hands;
-use crate::core::Verdict;
+use spinio_files::Verdict;
 use crate::read::work::{Filled, Piece};
+use crate::ctx::cache_route;
 use spinio_transfer::bounce::Block;
 
 impl Hands<'_> {
@@ -35,7 +36,7 @@ impl Hands<'_> {
         while got < wanted {
             // SAFETY: pieces end at block boundaries of the file, so the aligned range fits the block.
             let n = unsafe {
-                self.job.core.kernel.pread(
+                self.job.ctx.files.sys().pread(
                     Route::Direct,
                     twin.get(),
                     block.ptr().wrapping_add(got as usize),
@@ -82,12 +83,12 @@ impl Hands<'_> {
     pub(super) fn p2p(&mut self, piece: Piece) {
         let begun = Instant::now();
         let Ok(twin) = &self.job.file.direct else {
-            return self.job.reroute(piece, 0, self.job.core.cache_route(self.job.to), Reason::NoDirectIo);
+            return self.job.reroute(piece, 0, cache_route(self.job.to), Reason::NoDirectIo);
         };
         let from = self.job.offset + piece.offset;
         // SAFETY: the range is device memory inside the target's allocation.
         let read = unsafe {
-            self.job.core.kernel.pread(
+            self.job.ctx.files.sys().pread(
                 Route::P2p,
                 twin.get(),
                 self.address(piece.offset).0 as *mut u8,
@@ -96,7 +97,7 @@ impl Hands<'_> {
                 0,
             )
         };
-        let cached = self.job.core.cache_route(self.job.to);
+        let cached = cache_route(self.job.to);
         match read {
             Ok(n) if n as u64 >= piece.len => {
                 self.count(piece, Route::P2p, piece.reason, piece.len, begun);
@@ -114,7 +115,7 @@ impl Hands<'_> {
             Err(errno) => {
                 let reason = match errno {
                     Errno::REMOTEIO | Errno::INVAL => {
-                        self.job.core.set_verdict(&self.job.file, self.job.device(), Verdict::Unreachable);
+                        self.job.ctx.files.p2p.set(self.job.file.storage, self.job.device(), Verdict::Unreachable);
                         Reason::P2pUnreachable
                     }
                     _ => Reason::FellBack,

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::{Job, LENT};
-use crate::Error;
-use crate::core::KEEPERS;
+use spinio_transfer::Error;
+use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
 use spinio_host::pool::Task;
 use spinio_host::lock;
 use crate::read::beside;
@@ -57,7 +57,7 @@ impl Job {
 
     /// Filling page tables takes long: that is more worth to the caller than what is copied beside him.
     pub(crate) fn fill_tables_ahead(self: &Arc<Self>) {
-        if self.core.threads() < 4 {
+        if self.ctx.files.workers().threads() < 4 {
             self.beside.store(false, Relaxed);
         }
         self.call_helpers();
@@ -65,7 +65,7 @@ impl Job {
 
     /// Whether somebody may copy beside the caller now. Callers that work side by side keep the processors busy by themselves.
     fn is_beside(&self, queues: &Queues) -> bool {
-        self.beside.load(Relaxed) && beside::is_worth(&queues.dma) && self.core.requests() <= 1
+        self.beside.load(Relaxed) && beside::is_worth(&queues.dma) && self.ctx.files.unpin().requests() <= 1
     }
 
     fn call_beside(self: &Arc<Self>) {
@@ -75,7 +75,7 @@ impl Job {
             queues.beside |= wanted;
             wanted
         };
-        if wanted && let Some(crew) = self.core.mates() {
+        if wanted && let Some(crew) = self.ctx.files.workers().copy() {
             crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Beside }), 1);
         }
     }
@@ -114,11 +114,11 @@ impl Job {
     pub(crate) fn call_helpers(self: &Arc<Self>) {
         self.call_keepers();
         // Callers that work side by side keep the processors busy by themselves.
-        let crowded = self.core.requests() > self.core.threads();
-        let free = if crowded || !self.seen { 0 } else { self.core.threads() - 1 };
+        let crowded = self.ctx.files.unpin().requests() > self.ctx.files.workers().threads();
+        let free = if crowded || !self.seen { 0 } else { self.ctx.files.workers().threads() - 1 };
         let mates = self.mates_wanted().min(free);
         if mates > 0
-            && let Some(crew) = self.core.mates()
+            && let Some(crew) = self.ctx.files.workers().copy()
         {
             crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Mate }), mates);
         }
@@ -133,7 +133,7 @@ impl Job {
             more
         };
         if more > 0
-            && let Some(crew) = self.core.keepers()
+            && let Some(crew) = self.ctx.files.shadow_workers()
         {
             crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Keeper }), more);
         }

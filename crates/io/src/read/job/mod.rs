@@ -40,18 +40,20 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use spinio_host::task_scope::Gate;
-use crate::core::Core;
-use crate::file::{File, Mapping};
+use crate::ctx::Reader;
+use spinio_files::File;
+use spinio_transfer::Mapping;
 use spinio_host::is_interrupted;
 use spinio_host::lock;
-use crate::model::{Expected, Known, TEACHES};
-use crate::own::is_own;
+use spinio_files::cost::{Expected, Known, TEACHES};
+use spinio_files::is_own;
 use crate::read::engine::{Hands, LONG};
 use crate::read::populate::Populate;
 use crate::read::work::{Piece, Queues, Who};
 use spinio_transfer::bounce::{BLOCK, Staging};
 use spinio_stats::Watch;
-use crate::{Error, Target};
+use spinio_device::Target;
+use spinio_transfer::Error;
 
 /// Bytes that are surveyed and planned together; a multiple of [`BLOCK`].
 pub(crate) const WINDOW: u64 = 128 << 20;
@@ -73,7 +75,7 @@ struct Outcome {
 
 /// What a large read is about.
 pub(crate) struct Request {
-    pub(crate) core: Arc<Core>,
+    pub(crate) ctx: Arc<Reader>,
     pub(crate) watch: Watch,
     pub(crate) file: Arc<File>,
     pub(crate) staging: Arc<Staging>,
@@ -136,12 +138,12 @@ impl Deref for Job {
 
 impl Job {
     pub(crate) fn new(request: Request) -> Job {
-        let threads = request.core.threads() as u64;
+        let threads = request.ctx.files.workers().threads() as u64;
         let len = request.len;
         // What storage is asked for must begin and end with a page, wherever a partition begins.
         let whole = |s: &Stripe| (s.chunk | s.phase.unwrap_or(0)).is_multiple_of(linux::PAGE as u64);
         let stripe = request.file.geometry().stripe().filter(whole);
-        let shared = || request.core.mates().is_some_and(|mates| mates.shares_my_table() != Some(false));
+        let shared = || request.ctx.files.workers().copy().is_some_and(|mates| mates.shares_my_table() != Some(false));
         let seen = is_own(request.fd) || shared();
         let populate = Populate::new(request.offset, len, LONG);
         let beside = seen && len > LONG && threads > 1 && request.staging.device().abilities().copies;
@@ -201,7 +203,7 @@ impl Job {
         let Some(mapping) = self.file.kept_mapping(self.offset + self.len) else { return false };
         // Before anything moves: giving back waits for what moves.
         let start = mapping.ptr.wrapping_add(self.offset as usize);
-        self.core.pins.give_back_overlap(start, self.len as usize)
+        self.ctx.files.unpin().give_back_overlap(start, self.len as usize)
     }
 
     /// The whole request is planned: what it should take is looked at again when it has ended. Only where nothing but
@@ -211,8 +213,8 @@ impl Job {
             Some(fence) => self.device().is_done(fence).unwrap_or(false),
             None => false,
         };
-        if self.len >= TEACHES && self.core.requests() == 1 && quiet() {
-            *lock(&self.expected) = self.known.expect(&self.core, &self.file, extents, plan);
+        if self.len >= TEACHES && self.ctx.files.unpin().requests() == 1 && quiet() {
+            *lock(&self.expected) = self.known.expect(&self.ctx.files.ctx, &self.file, extents, plan);
         }
     }
 
@@ -347,7 +349,7 @@ impl Job {
     /// Waits; true when everything arrived or a helper panicked, false when there is something the caller could do.
     fn await_work(&self) -> bool {
         // A short read from storage is over in less time than it takes to fall asleep and wake twice.
-        let look = if self.len <= 4 << 20 { self.core.look() * 20 } else { self.core.look() };
+        let look = if self.len <= 4 << 20 { self.ctx.files.workers().spin() * 20 } else { self.ctx.files.workers().spin() };
         let begun = Instant::now();
         while begun.elapsed() < look {
             if self.outstanding.load(Acquire) == 0 {
@@ -389,7 +391,7 @@ impl Job {
 
     /// Whether it shall end early. Who is asked may want to read too, and must find blocks that are not lent to this job.
     fn is_interrupted(&self) -> bool {
-        self.core.settings.staging >= 2 * (LENT * BLOCK) as u64 && is_interrupted()
+        self.ctx.bounce.limit() >= 2 * (LENT * BLOCK) as u64 && is_interrupted()
     }
 
     /// Whether there is anything that nobody has begun.
@@ -411,13 +413,13 @@ impl Job {
     /// A mapping of the file.
     pub(crate) fn mapping(&self, who: Who) -> Option<Arc<Mapping>> {
         let end = self.offset + self.len;
-        let kernel = self.core.kernel;
+        let kernel = self.ctx.files.sys();
         if who == Who::Keeper {
             return self.file.mapping(kernel, end);
         }
         self.file.kept_mapping(end).or_else(|| {
             let file = Arc::clone(&self.file);
-            self.core.keepers()?.call(move || file.mapping(kernel, end))?
+            self.ctx.files.shadow_workers()?.call(move || file.mapping(kernel, end))?
         })
     }
 }

@@ -85,7 +85,7 @@ impl Job {
 
     /// Whether callers and mates can ask the residency: a stranger's question needs a twin.
     pub(super) fn may_survey(&self) -> bool {
-        self.file.rights != crate::file::Rights::Stranger
+        self.file.rights != spinio_files::Rights::Stranger
     }
 
     fn cut(&self, queue: &mut VecDeque<Piece>) -> Option<Piece> {

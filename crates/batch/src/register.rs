@@ -23,11 +23,11 @@ use spinio_device::{Device, ErrorKind, Pin};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::PAGE;
 
-use crate::batch::copies::Copies;
-use crate::batch::lay::Parts;
-use crate::batch::outlet::{Outlet, Page, Pen};
-use crate::batch::readers::Readers;
-use crate::batch::work::{Item, Work};
+use crate::copies::Copies;
+use crate::lay::Parts;
+use crate::outlet::{Outlet, Page, Pen};
+use crate::readers::Readers;
+use crate::work::{Item, Work};
 use spinio_transfer::Mapping;
 
 /// Entries of a launch: several parts' as a rule. Each launch costs the caller some microseconds and a block of staging,
@@ -96,19 +96,19 @@ pub(crate) fn gather(copies: &Copies, parts: &Parts, readers: Option<&Readers>) 
 /// A mapping of a file, as long as the file was when the batch began.
 fn map(work: &Work, source: u16) -> Option<Arc<Mapping>> {
     let source = &work.sources[source as usize];
-    let (kernel, file, size) = (work.core.kernel, Arc::clone(&source.file), source.size);
-    file.kept_mapping(size).or_else(|| work.core.keepers()?.call(move || file.mapping(kernel, size))?)
+    let (kernel, file, size) = (work.ctx.reader.files.sys(), Arc::clone(&source.file), source.size);
+    file.kept_mapping(size).or_else(|| work.ctx.reader.files.shadow_workers()?.call(move || file.mapping(kernel, size))?)
 }
 
 impl Registered {
     /// Nothing failed, and no more is registered at once than may wait to be given back.
     fn may_go_on(&self) -> bool {
-        self.missed.is_empty() && self.bytes <= self.work.core.pins.most()
+        self.missed.is_empty() && self.bytes <= self.work.ctx.reader.files.unpin().most()
     }
 
     /// Registers a part: where it begins in the file, and where the device sees it.
     fn pin(&mut self, mapping: &Arc<Mapping>, some: &[Item]) -> Option<(u64, u64)> {
-        if self.bytes > self.work.core.pins.most() {
+        if self.bytes > self.work.ctx.reader.files.unpin().most() {
             return None;
         }
         let (start, pin) = pin(&self.work, mapping, some)?;
@@ -156,7 +156,7 @@ impl Registered {
         open.entries = 0;
         match open.pen.send(page) {
             Ok(()) => {
-                let stats = self.work.core.stats();
+                let stats = self.work.ctx.reader.files.stats();
                 stats.piece(&self.work.watch, Route::Gather, Reason::CachedLarge, 0, bytes, open.begun);
                 true
             }
@@ -217,13 +217,13 @@ impl Drop for Registered {
                 open.pen.outlet.staging.give_back(page.into_block());
             }
         }
-        let core = &self.work.core;
+        let ctx = &self.work.ctx;
         let any = !self.pins.is_empty();
         for (device, pin, mapping) in self.pins.drain(..) {
-            core.pins.retire(device, pin, mapping);
+            ctx.reader.files.unpin().retire(device, pin, mapping);
         }
         if any {
-            core.watch_pins();
+            ctx.reader.files.unpin().watch();
         }
     }
 }
@@ -231,7 +231,7 @@ impl Drop for Registered {
 /// Registers the pages of some items; the offset in the file where they begin.
 fn pin(work: &Work, mapping: &Mapping, some: &[Item]) -> Option<(u64, Pin)> {
     let outlet = &work.outlets[some.first()?.outlet as usize];
-    let (device, kept) = (outlet.device, &work.core.pins);
+    let (device, kept) = (outlet.device, &work.ctx.reader.files.unpin());
     let start = some.iter().map(|i| i.offset).min()? / PAGE as u64 * PAGE as u64;
     let end = some.iter().map(|i| i.offset + u64::from(i.len)).max()?;
     let len = ((end - start) as usize).next_multiple_of(PAGE);

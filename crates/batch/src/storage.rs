@@ -37,11 +37,11 @@ use spinio_sys::Errno;
 use spinio_sys::linux::Ring;
 
 use spinio_host::task_scope::Gate;
-use crate::batch::outlet::{ENTRY, Page, Pen};
+use crate::outlet::{ENTRY, Page, Pen};
 use spinio_host::panic_relay::Panics;
-use crate::batch::readers::Readers;
-use crate::batch::work::{CUT, Item, Work};
-use crate::core::KEEPERS;
+use crate::readers::Readers;
+use crate::work::{CUT, Item, Work};
+use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
 use spinio_host::pool::Task;
 use spinio_host::is_interrupted;
 use spinio_host::lock;
@@ -157,13 +157,13 @@ impl Storage {
 
     /// Calls a keeper, or several where there is no ring, unless they are here.
     fn call_helpers(self: &Arc<Self>) {
-        let count = if self.work.core.ring_refused.load(Relaxed) { KEEPERS } else { 1 };
+        let count = if self.work.ctx.reader.files.workers().io_uring_denied.load(Relaxed) { KEEPERS } else { 1 };
         let mut state = lock(&self.state);
         let more = count.min(state.ready.len()).saturating_sub(state.keepers);
         state.keepers += more;
         drop(state);
         if more > 0
-            && let Some(crew) = self.work.core.keepers()
+            && let Some(crew) = self.work.ctx.reader.files.shadow_workers()
         {
             crew.post(Arc::clone(self) as Arc<dyn Task>, more);
         }
@@ -264,7 +264,7 @@ impl Storage {
 
     /// Whether the batch shall end early. Who is asked may want to read too, and must find blocks that it does not hold.
     fn is_interrupted(&self) -> bool {
-        self.work.core.settings.staging >= 2 * (AHEAD * BLOCK) as u64 && is_interrupted()
+        self.work.ctx.reader.bounce.limit() >= 2 * (AHEAD * BLOCK) as u64 && is_interrupted()
     }
 
     /// Nobody begins the loads from this one on.
@@ -304,7 +304,7 @@ impl Storage {
     /// Loads that lie ready while there are more.
     fn spare(&self) -> usize {
         // Without a ring each load keeps a keeper busy.
-        if self.work.core.ring_refused.load(Relaxed) { AHEAD } else { SPARE }
+        if self.work.ctx.reader.files.workers().io_uring_denied.load(Relaxed) { AHEAD } else { SPARE }
     }
 
     /// No keeper need wait for a load before it looks what has landed.
@@ -342,7 +342,7 @@ impl Storage {
 
     fn deliver(&self, landed: InHand, page: Option<Page>, pens: &mut [Option<Pen>], missed: &mut Vec<Item>) {
         let load = &self.loads[landed.load];
-        let stats = self.work.core.stats();
+        let stats = self.work.ctx.reader.files.stats();
         let reads = self.reads[load.reads.clone()].iter().zip(&landed.got);
         let Some(mut page) = page else {
             for (read, &got) in reads {
@@ -430,7 +430,7 @@ impl Storage {
 
     /// Everything through one ring.
     fn fly(&self, mut ring: Ring) {
-        let kernel = self.work.core.kernel;
+        let kernel = self.work.ctx.reader.files.sys();
         let mut flights: Vec<Option<(InHand, usize)>> = Vec::new();
         let mut pending: VecDeque<(usize, usize)> = VecDeque::new();
         loop {
@@ -465,7 +465,7 @@ impl Storage {
             if let Err(errno) = ring.submit(1) {
                 // A shortage of memory passes.
                 if !matches!(errno, Errno::AGAIN | Errno::BUSY | Errno::NOMEM) {
-                    self.work.core.ring_refused.store(true, Relaxed);
+                    self.work.ctx.reader.files.workers().io_uring_denied.store(true, Relaxed);
                 }
                 let adrift = !ring.settle();
                 drop(ring);
@@ -498,7 +498,7 @@ impl Storage {
 
     /// One read after another.
     fn plod(&self) {
-        let kernel = self.work.core.kernel;
+        let kernel = self.work.ctx.reader.files.sys();
         while let Some(mut in_hand) = self.take(true) {
             let load = &self.loads[in_hand.load];
             let route = if load.room == 0 { Route::P2p } else { Route::Direct };
@@ -517,13 +517,13 @@ impl Storage {
 impl Task for Storage {
     fn help(&self) {
         let Some(_inside) = self.gate.enter() else { return };
-        let core = &self.work.core;
-        if !core.ring_refused.load(Relaxed) {
-            match core.kernel.ring(DEPTH) {
+        let ctx = &self.work.ctx;
+        if !ctx.reader.files.workers().io_uring_denied.load(Relaxed) {
+            match ctx.reader.files.sys().ring(DEPTH) {
                 Ok(ring) => return self.fly(ring),
                 // Too little memory, or too many files open: that passes.
                 Err(Errno::NOMEM | Errno::MFILE | Errno::NFILE | Errno::AGAIN) => {}
-                Err(_) => core.ring_refused.store(true, Relaxed),
+                Err(_) => ctx.reader.files.workers().io_uring_denied.store(true, Relaxed),
             }
         }
         self.plod();

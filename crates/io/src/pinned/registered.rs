@@ -14,8 +14,9 @@ use spinio_device::{Device, DeviceAddr, DeviceError, ErrorKind, Pin, QueueId};
 use spinio_sys::linux;
 
 use super::NotHeld;
-use crate::core::Core;
-use crate::file::{File, Mapping};
+use spinio_files::FileTable;
+use spinio_files::File;
+use spinio_transfer::Mapping;
 
 /// Bytes that are registered at once.
 const PIECE: u64 = 128 << 20;
@@ -23,15 +24,15 @@ const PIECE: u64 = 128 << 20;
 const MADV_DONTFORK: u32 = 10;
 
 /// A held file's pages, registered with one device.
-pub(crate) struct Registered {
-    pub(crate) device: &'static dyn Device,
+pub struct Registered {
+    pub device: &'static dyn Device,
     /// Dropped, and so unmapped, after the pins were given back: [`Registered::give_back`] sees to it.
     mapping: Arc<Mapping>,
     pins: Vec<Pin>,
     /// Where a gather finds each piece; empty where the device has none.
-    pub(crate) views: Vec<u64>,
+    pub views: Vec<u64>,
     /// Bytes of a piece: a power of two.
-    pub(crate) piece: u64,
+    pub piece: u64,
 }
 
 // SAFETY: addresses and numbers; any thread may use a pin, and the one that takes it back is alone with it.
@@ -42,15 +43,15 @@ unsafe impl Sync for Registered {}
 impl Registered {
     /// Maps the file and registers all of it.
     pub(super) fn make(
-        core: &Core,
+        files: &FileTable,
         file: &Arc<File>,
         size: u64,
         device: &'static dyn Device,
     ) -> Result<Registered, NotHeld> {
-        let (kernel, file, len) = (core.kernel, Arc::clone(file), size as usize);
+        let (kernel, file, len) = (files.sys(), Arc::clone(file), size as usize);
         let len = len.next_multiple_of(linux::PAGE);
-        let mapped = core
-            .keepers()
+        let mapped = files
+            .shadow_workers()
             .and_then(|crew| crew.call(move || kernel.map(file.cached.get(), len).map(|ptr| ptr as usize)));
         let ptr = mapped.ok_or(NotHeld::NoHelpers)?.map_err(|_| NotHeld::NotMappable)? as *mut u8;
         let mapping = Arc::new(Mapping { ptr, len });

@@ -19,10 +19,10 @@ use spinio_device::Device;
 use spinio_plan::{Crowd, Means, Reason};
 use spinio_sys::linux::PAGE;
 
-use crate::batch::readers::Readers;
+use crate::readers::Readers;
 use spinio_host::parallel::{self, Room};
-use crate::batch::work::{HOST, Item, Work};
-use crate::core::Core;
+use crate::work::{HOST, Item, Work};
+use crate::ctx::BatchCtx;
 use spinio_host::lock;
 
 /// Bytes of a part at most: 0.35 ms of the driver's lock, half a millisecond beside threads that copy. In that time a
@@ -79,7 +79,7 @@ fn shift(device: &dyn Device) -> u32 {
 /// Brings the items into the order in which they are taken.
 pub(crate) fn lay(work: &Work, items: &mut Vec<Item>) -> Parts {
     // Many threads are no reason here: the choice below counts them.
-    if matches!(work.core.may_register(), Err(reason) if reason != Reason::ManyThreads) {
+    if matches!(work.ctx.reader.policy.may_register(), Err(reason) if reason != Reason::ManyThreads) {
         return Parts::default();
     }
     let wide = work.outlets.len();
@@ -110,7 +110,7 @@ pub(crate) fn lay(work: &Work, items: &mut Vec<Item>) -> Parts {
     };
     let shared = items.len() >= parallel::MANY && parallel::chunks(items.len()) * (used + 1) <= items.len();
     let mut ends = match shared {
-        true => distribute_shared(&work.core, items, used + 1, bucket),
+        true => distribute_shared(&work.ctx, items, used + 1, bucket),
         false => distribute(items, used + 1, bucket),
     };
     ends.pop();
@@ -121,7 +121,7 @@ pub(crate) fn lay(work: &Work, items: &mut Vec<Item>) -> Parts {
 
 /// What there is of each file and device.
 fn look(work: &Work, items: &[Item], crowd_of: impl Fn(&Item) -> usize) -> Vec<Seen> {
-    let threads = work.core.batch_threads();
+    let threads = work.ctx.reader.files.workers().batch_threads();
     // Readers know one device, and only they leave the driver alone meanwhile.
     let one = work.alike || items.iter().all(|i| i.outlet == items[0].outlet);
     let (threads, beside) = (threads as u64, if one { Readers::most(threads) as u64 } else { 0 });
@@ -134,7 +134,7 @@ fn look(work: &Work, items: &[Item], crowd_of: impl Fn(&Item) -> usize) -> Vec<S
     }
     if let Some(first) = items.first().filter(|i| work.alike && i.outlet != HOST) {
         let seen = Mutex::new(&mut all[crowd_of(first)]);
-        parallel::share(|| work.core.readers(), Readers::most(work.core.batch_threads()), items.len(), |chunk| {
+        parallel::share(|| work.ctx.reader.files.workers().batch_readers(), Readers::most(work.ctx.reader.files.workers().batch_threads()), items.len(), |chunk| {
             let some = &items[parallel::chunk(chunk, items.len())];
             let of = some.iter().fold((0, u64::MAX, 0), |(bytes, first, end), i| {
                 let len = u64::from(i.len);
@@ -185,7 +185,7 @@ fn distribute<T>(items: &mut [T], buckets: usize, bucket: impl Fn(&T) -> usize) 
 
 /// The same by all threads, into a vector of its own: every chunk of the items has its places in every bucket.
 fn distribute_shared<T: Copy + Send + Sync + 'static>(
-    core: &Core,
+    ctx: &BatchCtx,
     items: &mut Vec<T>,
     buckets: usize,
     bucket: impl Fn(&T) -> usize + Sync,
@@ -193,7 +193,7 @@ fn distribute_shared<T: Copy + Send + Sync + 'static>(
     let (n, chunks) = (items.len(), parallel::chunks(items.len()));
     // How many of each chunk go to each bucket, and then where the next one of them goes.
     let counts: Vec<Mutex<Vec<usize>>> = (0..chunks).map(|_| Mutex::default()).collect();
-    parallel::share(|| core.readers(), Readers::most(core.batch_threads()), n, |chunk| {
+    parallel::share(|| ctx.reader.files.workers().batch_readers(), Readers::most(ctx.reader.files.workers().batch_threads()), n, |chunk| {
         let mut count = vec![0; buckets];
         items[parallel::chunk(chunk, n)].iter().for_each(|item| count[bucket(item)] += 1);
         *lock(&counts[chunk]) = count;
@@ -210,7 +210,7 @@ fn distribute_shared<T: Copy + Send + Sync + 'static>(
     let places: Vec<Mutex<Vec<usize>>> = places.into_iter().map(Mutex::new).collect();
     let mut sorted = Vec::with_capacity(n);
     let room = Room::of(&mut sorted);
-    parallel::share(|| core.readers(), Readers::most(core.batch_threads()), n, |chunk| {
+    parallel::share(|| ctx.reader.files.workers().batch_readers(), Readers::most(ctx.reader.files.workers().batch_threads()), n, |chunk| {
         let mut next = lock(&places[chunk]);
         for item in &items[parallel::chunk(chunk, n)] {
             let place = &mut next[bucket(item)];
@@ -223,7 +223,7 @@ fn distribute_shared<T: Copy + Send + Sync + 'static>(
     unsafe { sorted.set_len(n) };
     let old = std::mem::replace(items, sorted);
     // So much memory takes the kernel two milliseconds to take back: the readers are waiting.
-    if let Some(mates) = core.batchers() {
+    if let Some(mates) = ctx.reader.files.workers().batch_copy() {
         mates.send(move || drop(old));
     }
     ends
@@ -240,7 +240,7 @@ mod tests {
         let core = Core::new(Settings { batch_threads: 4, ..Settings::default() }, &Linux);
         let one: &dyn Fn(&mut Vec<usize>, usize) -> Vec<usize> = &|items, n| distribute(items, n, |i| i % n);
         let all: &dyn Fn(&mut Vec<usize>, usize) -> Vec<usize> =
-            &|items, n| distribute_shared(&core, items, n, |i| i % n);
+            &|items, n| distribute_shared(&ctx, items, n, |i| i % n);
         let few = [(0usize, 1usize), (1, 3), (1000, 1), (1000, 7), (5, 100)].map(|(n, buckets)| (n, buckets, one));
         let many = [(0, 1), (parallel::MANY, 7), (10 * parallel::MANY + 5, 100)].map(|(n, buckets)| (n, buckets, all));
         for (n, buckets, distribute) in few.into_iter().chain(many) {

@@ -18,14 +18,14 @@ use spinio_plan::Reason;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
-use crate::Target;
+use spinio_device::Target;
 use spinio_transfer::Kept;
-use crate::batch::held::Held;
-use crate::batch::list::List;
-use crate::batch::outlet::Outlet;
+use crate::held::Held;
+use crate::list::List;
+use crate::outlet::Outlet;
 use spinio_host::parallel::{self, Room};
-use crate::batch::work::{CUT, HOST, Item, Source};
-use crate::core::Core;
+use crate::work::{CUT, HOST, Item, Source};
+use crate::ctx::BatchCtx;
 
 /// Pieces from here on are requests of their own.
 const BIG: u64 = 4 << 20;
@@ -75,7 +75,7 @@ pub(crate) struct Sample {
 
 /// Pieces, sorted.
 pub(crate) struct Sorter<'a> {
-    core: &'a Arc<Core>,
+    ctx: &'a Arc<BatchCtx>,
     list: List,
     known: &'a [Allocation],
     kinds: HashMap<Fd, Kind>,
@@ -102,9 +102,9 @@ pub(crate) struct Sorter<'a> {
 impl<'a> Sorter<'a> {
     /// `known`: allocations that need not be asked for.
     /// `holds`: whether held files are read out of their registered pages.
-    pub(crate) fn new(core: &'a Arc<Core>, list: List, known: &'a [Allocation], holds: bool) -> Sorter<'a> {
+    pub(crate) fn new(ctx: &'a Arc<BatchCtx>, list: List, known: &'a [Allocation], holds: bool) -> Sorter<'a> {
         Sorter {
-            core,
+            ctx,
             list,
             known,
             kinds: HashMap::new(),
@@ -116,7 +116,7 @@ impl<'a> Sorter<'a> {
             items: Vec::new(),
             plain: Vec::new(),
             samples: Vec::new(),
-            held: Held::new(holds && !core.holds.is_empty()),
+            held: Held::new(holds && !ctx.reader.pinned.is_empty()),
             alike: true,
             p2p: false,
             bytes: 0,
@@ -157,12 +157,12 @@ impl<'a> Sorter<'a> {
             return i;
         }
         let (Place { start, end, outlet, .. }, size) = (place, self.sources[source as usize].size);
-        let (core, list) = (self.core, self.list);
+        let (ctx, list) = (self.ctx, self.list);
         let (n, odd, bytes) = (list.len() - i, AtomicUsize::new(list.len()), AtomicU64::new(0));
         self.turns -= 1;
         self.items.reserve(n);
         let room = Room::of(&mut self.items);
-        parallel::share(|| core.readers(), crate::batch::readers::Readers::most(core.batch_threads()), n, |chunk| {
+        parallel::share(|| ctx.reader.files.workers().batch_readers(), crate::readers::Readers::most(ctx.reader.files.workers().batch_threads()), n, |chunk| {
             let mut sum = 0;
             for at in parallel::chunk(chunk, n) {
                 let index = i + at;
@@ -242,7 +242,7 @@ impl<'a> Sorter<'a> {
         if self.held.is_on() && outlet != HOST {
             let (from, to) = (&self.sources[source as usize], &self.outlets[outlet as usize]);
             let range = (place.start, place.end);
-            if self.held.take(self.core, (source, from), (outlet, to), range, i, asked.offset, asked.address, len) {
+            if self.held.take(self.ctx, (source, from), (outlet, to), range, i, asked.offset, asked.address, len) {
                 return Ok(len as i64);
             }
         }
@@ -294,7 +294,7 @@ impl<'a> Sorter<'a> {
     }
 
     fn look(&mut self, fd: Fd) -> Result<Kind, Errno> {
-        let kernel = self.core.kernel;
+        let kernel = self.ctx.reader.files.sys();
         let stat = kernel.fstat(fd)?;
         let flags = kernel.flags(fd)? as u32;
         let unreadable = flags & linux::O_ACCMODE == linux::O_WRONLY || flags & linux::O_PATH != 0;
@@ -303,8 +303,8 @@ impl<'a> Sorter<'a> {
         if unreadable || odd || stat.kind == FileKind::Stream || flags & linux::O_DIRECT != 0 {
             return Ok(Kind::Plain);
         }
-        let file = self.core.keepers().ok_or(Reason::NoHelpers);
-        let Ok(file) = file.and_then(|crew| self.core.files.get(kernel, crew, fd, stat)) else {
+        let file = self.ctx.reader.files.shadow_workers().ok_or(Reason::NoHelpers);
+        let Ok(file) = file.and_then(|crew| self.ctx.reader.files.get(fd, stat)) else {
             return Ok(Kind::Plain);
         };
         let Ok(which) = u16::try_from(self.sources.len()) else { return Ok(Kind::Plain) };
@@ -366,9 +366,9 @@ impl<'a> Sorter<'a> {
         }
         let which = u16::try_from(self.outlets.len()).map_err(|_| Errno::NOMEM)?;
         let worth = self.list.len() >= WORTH || device.is_gather_ready();
-        let gathers = worth && device.abilities().gathers && device.prepare_gather(&Kept(self.core)).is_ok();
-        let outlet = Outlet::new(self.core, device, gathers);
-        let error = |e| crate::Error::device(e, "read", 0, 0).kind.errno();
+        let gathers = worth && device.abilities().gathers && device.prepare_gather(&self.ctx.kernel_cache()).is_ok();
+        let outlet = Outlet::new(self.ctx, device, gathers);
+        let error = |e| spinio_transfer::Error::device(e, "read", 0, 0).kind.errno();
         self.outlets.push(Arc::new(outlet.map_err(error)?));
         Ok(which)
     }

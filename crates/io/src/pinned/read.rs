@@ -7,10 +7,11 @@ use spinio_device::{Fence, Wait};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
-use crate::core::Core;
-use crate::hold::Using;
+use spinio_files::FileTable;
+use crate::pinned::Using;
 use spinio_stats::Watch;
-use crate::{Error, Target};
+use spinio_device::Target;
+use spinio_transfer::Error;
 
 /// Bytes from which the caller sleeps while it waits.
 const LONG: u64 = 64 << 20;
@@ -19,9 +20,9 @@ impl Using {
     /// Reads `len` bytes at `offset`, which lie in the file, behind `order`; whether they can be relied on. If not, they
     /// have to be read on another route.
     #[expect(clippy::too_many_arguments, reason = "the request, as it came")]
-    pub(crate) fn read(
+    pub fn read(
         &self,
-        core: &Arc<Core>,
+        files: &Arc<FileTable>,
         watch: &Watch,
         fd: Fd,
         to: Target,
@@ -40,10 +41,10 @@ impl Using {
         // Behind an error too: a part may be under way, and the pins must not go before it.
         let drained = device.drain(queue, if len > LONG { Wait::Sleep } else { Wait::Context });
         device.return_queue(queue);
-        if queued.and(drained).is_err() || !self.is_good(core, fd) {
+        if queued.and(drained).is_err() || !self.is_good(files, fd) {
             return Ok(false);
         }
-        core.stats().piece(watch, Route::Dma, Reason::Held, 0, len, begun);
+        files.stats().piece(watch, Route::Dma, Reason::Held, 0, len, begun);
         Ok(true)
     }
 }

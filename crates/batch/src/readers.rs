@@ -40,15 +40,15 @@ use spinio_device::DeviceError;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use crate::batch::copies::{Copies, Opens, STEP, Sheet};
-use crate::batch::exchange::{Exchange, Next, Reader};
+use crate::copies::{Copies, Opens, STEP, Sheet};
+use crate::exchange::{Exchange, Next, Reader};
 use spinio_host::task_scope::Gate;
-use crate::batch::outlet::Page;
-use crate::batch::work::{HOST, Item};
+use crate::outlet::Page;
+use crate::work::{HOST, Item};
 use spinio_host::pool::Task;
 use spinio_host::syscalls::Kernel;
 use spinio_host::lock;
-use crate::own::is_own;
+use spinio_files::is_own;
 use spinio_transfer::bounce::{Block, Staging};
 
 /// Fewer threads are not worth a host.
@@ -87,18 +87,18 @@ impl Readers {
 
     /// Calls readers, if so many are of use; the caller must be a thread of the program.
     pub(crate) fn call(copies: &Arc<Copies>) -> Option<Arc<Readers>> {
-        let (work, wanted) = (&copies.work, copies.wanted().min(copies.work.core.batch_threads()));
+        let (work, wanted) = (&copies.work, copies.wanted().min(copies.work.ctx.reader.files.workers().batch_threads()));
         let outlet = copies.items.first()?.outlet;
         let one = (work.alike || copies.items.iter().all(|item| item.outlet == outlet)) && outlet != HOST;
-        let anew = work.core.sharing_refused.load(Relaxed);
-        let barred = |fd: Fd| is_own(fd) || anew && work.core.kernel.is_leased(fd);
+        let anew = work.ctx.reader.files.workers().pidfd_getfd_denied.load(Relaxed);
+        let barred = |fd: Fd| is_own(fd) || anew && work.ctx.reader.files.sys().is_leased(fd);
         if work.sources.iter().any(|source| barred(source.fd)) {
             return None;
         }
         if wanted < FEW || !one || !work.outlets[outlet as usize].device.abilities().copies {
             return None;
         }
-        let crew = work.core.readers()?;
+        let crew = work.ctx.reader.files.workers().batch_readers()?;
         let readers = Arc::new(Readers {
             copies: Arc::clone(copies),
             outlet,
@@ -118,7 +118,7 @@ impl Readers {
     /// Calls a host beside the caller, who will be busy for long. Not while he registers memory.
     pub(crate) fn call_host(self: &Arc<Self>) {
         // What fails on its way it reads itself, through the program's descriptors.
-        if let Some(mates) = self.copies.work.core.batchers()
+        if let Some(mates) = self.copies.work.ctx.reader.files.workers().batch_copy()
             && mates.shares_my_table() != Some(false)
         {
             mates.post(Arc::new(Beside(Arc::clone(self))), 1);
@@ -257,7 +257,7 @@ impl Readers {
     /// Two in one part meet in the same folios, each of whose counters is one word; and one alone finds there in its
     /// caches what it needed for the piece before.
     fn step(&self) -> u32 {
-        let threads = u32::try_from(self.copies.work.core.batch_threads()).unwrap_or(u32::MAX);
+        let threads = u32::try_from(self.copies.work.ctx.reader.files.workers().batch_threads()).unwrap_or(u32::MAX);
         (self.copies.frontier.left() / threads.saturating_mul(4)).clamp(STEP, 16 * STEP)
     }
 
@@ -287,7 +287,7 @@ struct Files<'a> {
 impl Files<'_> {
     fn new(readers: &Readers) -> Files<'_> {
         let work = &readers.copies.work;
-        Files { readers, kernel: work.core.kernel, open: vec![None; work.sources.len()], count: 0 }
+        Files { readers, kernel: work.ctx.reader.files.sys(), open: vec![None; work.sources.len()], count: 0 }
     }
 
     fn get(&mut self, source: u16) -> Option<Fd> {
@@ -313,7 +313,7 @@ impl Files<'_> {
         };
         if let (false, Err(Errno::PERM | Errno::NOSYS)) = (anew, found) {
             // A sandbox: the next batch does not try.
-            work.core.sharing_refused.store(true, Relaxed);
+            work.ctx.reader.files.workers().pidfd_getfd_denied.store(true, Relaxed);
         }
         let fd = found.ok()?;
         // The program may have closed it under its own batch, and opened another file as the same number.

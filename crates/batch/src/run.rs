@@ -1,53 +1,4 @@
-//! Batches: thousands of reads, submitted together and awaited together.
-//!
-//! ```text
-//!   pieces (fd, offset, length, address)
-//!     │ sort.rs       whose file, whose memory, how many bytes; what is refused
-//!     │ held.rs       of a held file: gathered straight out of its pages
-//!     │ residency.rs  cached or absent
-//!     │ lay.rs        crowded or scattered
-//!     ▼
-//!   items ── cached, from the front ──> register.rs   registered for this batch, gathered ───────┐
-//!         ├─ cached, from the back ───> copies.rs     read into pages of staging, ─────────────┤
-//!         │                             readers.rs    if there are many by many threads        │
-//!         └─ absent ──────────────────> storage.rs    O_DIRECT, 128 reads in flight ───────────┤
-//!                                                                                              ▼
-//!                          outlet.rs    a page and a list: one launch takes each piece to its place
-//!     ▲
-//!     └─ what a route could not bring is read through the page cache
-//! ```
-//!
-//! One read of 4 KiB at a time costs the program a system call, the driver a copy of 8 us and everybody a wait. Together
-//! they cost the processor what it takes to find the bytes, and the device one launch for some hundred pieces.
-//!
-//! Passes over very many pieces are shared among threads (share.rs).
-//!
-//! Each piece ends as the `pread` that it stands for: bytes, short at the end of the file or of the buffer, or an errno;
-//! one that fails does not touch the others. Order on the device is that of one large read: the batch begins behind all
-//! work that the program had queued before, and returns when every byte has arrived. Two pieces of a batch that go to the
-//! same bytes arrive in any order.
-//!
-//! Nothing of a batch goes on when the call has ended, also when it ends by a panic (panics.rs).
-//!
-//! Known flaws:
-//! - The sizes of files are asked once, when the batch begins: what is appended meanwhile is not seen.
-//! - Pieces of 4 MiB and more, streams, and descriptors opened with O_DIRECT are read one after another.
-
-pub(crate) mod code;
-mod copies;
-mod exchange;
-mod frontier;
-mod held;
-mod lay;
-mod list;
-mod outlet;
-mod readers;
-mod register;
-mod residency;
-mod sort;
-mod storage;
-mod ticket;
-mod work;
+//! A batch from its pieces to its end: sorted, and then each part by its route.
 
 use std::sync::Arc;
 
@@ -55,23 +6,21 @@ use spinio_device::{Allocation, Wait};
 use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;
 
-pub use self::list::{Each, Many, Piece};
-pub use self::ticket::Ticket;
-
-use self::copies::Copies;
-use self::held::Held;
-use self::list::List;
+use crate::copies::Copies;
+use crate::held::Held;
+use crate::list::{List, Many, Piece};
 use spinio_host::panic_relay::Panics;
-use self::readers::Readers;
-use self::register::Registered;
-use self::residency::Where;
-use self::sort::{Sample, Sorter};
-use self::storage::Storage;
-use self::work::{HOST, Item, Work};
-use crate::core::Core;
-use crate::read::{self, large};
+use crate::readers::Readers;
+use crate::register::Registered;
+use crate::residency::Where;
+use crate::sort::{Sample, Sorter};
+use crate::storage::Storage;
+use crate::work::{HOST, Item, Work};
+use crate::ctx::BatchCtx;
+use crate::{lay, register, residency};
 use spinio_stats::{Direction, Watch};
-use crate::{Error, Runtime, Target};
+use spinio_device::Target;
+use spinio_transfer::Error;
 
 /// How a batch went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,38 +31,9 @@ pub struct Done {
     pub failed: usize,
 }
 
-impl Runtime {
-    /// Reads all pieces and waits for them; what became of each stands in its result.
-    pub fn batch(&self, pieces: &mut [Piece]) -> Result<Done, Error> {
-        self.batch_into(pieces, &[])
-    }
-
-    /// As [`Runtime::batch`]; allocations that are known already are not asked for again.
-    pub fn batch_into(&self, pieces: &mut [Piece], known: &[Allocation]) -> Result<Done, Error> {
-        Ok(begin(self.core(), List::of_pieces(pieces), known, true)?.run())
-    }
-
-    /// Many reads of one file. EINVAL where an array is shorter than the results.
-    pub fn batch_file(&self, many: Many<'_>, known: &[Allocation]) -> Result<Done, Error> {
-        let list = List::of_many(many).ok_or(Error::kernel(Errno::INVAL, "read a batch", 0, 0))?;
-        Ok(begin(self.core(), list, known, true)?.run())
-    }
-
-    /// Begins a batch, behind what this thread has queued so far; the ticket waits for it.
-    ///
-    /// # Safety
-    /// Until [`Ticket::wait`] has returned the pieces must stay, and nobody else use them; descriptors must stay open and
-    /// the memory allocated.
-    pub unsafe fn submit(&self, pieces: *mut [Piece]) -> Result<Ticket, Error> {
-        // SAFETY: passed on to the caller.
-        let list = List::of_pieces(unsafe { &mut *pieces });
-        Ok(Ticket::new(self.core(), begin(self.core(), list, &[], true)?))
-    }
-}
-
 /// A batch whose pieces are sorted.
-struct Sorted {
-    work: Arc<Work>,
+pub(crate) struct Sorted {
+    pub(crate) work: Arc<Work>,
     items: Vec<Item>,
     /// Pieces to be read one at a time, and where to.
     plain: Vec<(u32, Option<Target>)>,
@@ -130,15 +50,15 @@ struct Sorted {
 }
 
 /// Sorts the pieces, on the program's thread: here and now is their place in the order of the device.
-fn begin(core: &Arc<Core>, list: List, known: &[Allocation], holds: bool) -> Result<Sorted, Error> {
+pub(crate) fn begin(ctx: &Arc<BatchCtx>, list: List, known: &[Allocation], holds: bool) -> Result<Sorted, Error> {
     if u32::try_from(list.len()).is_err() {
         return Err(Error::kernel(Errno::INVAL, "read a batch", 0, 0));
     }
     let fd = if list.len() > 0 { list.get(0).fd } else { -1 };
-    let watch: Watch = core.stats().begin(Direction::Batch, fd, None, 0);
+    let watch: Watch = ctx.reader.files.stats().begin(Direction::Batch, fd, None, 0);
     // Made by a thread of the program, whose descriptors they see.
-    core.batchers();
-    let mut sorter = Sorter::new(core, list, known, holds);
+    ctx.reader.files.workers().batch_copy();
+    let mut sorter = Sorter::new(ctx, list, known, holds);
     sorter.sort();
     let alone = std::mem::take(&mut sorter.plain);
     let plain = alone.into_iter().map(|i| (i, sorter.target(i as usize))).collect();
@@ -152,20 +72,20 @@ fn begin(core: &Arc<Core>, list: List, known: &[Allocation], holds: bool) -> Res
         None => watch,
     };
     let places = places.values().map(|p| (p.start, p.end, p.outlet)).collect();
-    let (work, known) = (Arc::new(Work::new(core, watch, list, sources, outlets, alike)), known.to_vec());
+    let (work, known) = (Arc::new(Work::new(ctx, watch, list, sources, outlets, alike)), known.to_vec());
     Ok(Sorted { work, items, plain, places, samples, held, known, p2p, bytes })
 }
 
 impl Sorted {
     /// Moves everything and waits. Where that panics, no piece counts as read.
-    fn run(self) -> Done {
+    pub(crate) fn run(self) -> Done {
         let work = Arc::clone(&self.work);
         let mut panics = Panics::default();
         let done = panics.keep(|| self.move_all());
         if done.is_none() {
             let (list, errno) = (work.list, Errno::IO);
             (0..list.len()).for_each(|i| list.set(i, -i64::from(errno.raw_os_error())));
-            work.core.stats().end(&work.watch, &Err(errno));
+            work.ctx.reader.files.stats().end(&work.watch, &Err(errno));
         }
         panics.go_on();
         done.unwrap_or_default()
@@ -173,9 +93,9 @@ impl Sorted {
 
     fn move_all(mut self) -> Done {
         let work = Arc::clone(&self.work);
-        let core = &work.core;
+        let ctx = &work.ctx;
         {
-            let _request = core.begin_request();
+            let _request = ctx.reader.files.unpin().begin_request();
             let items = std::mem::take(&mut self.items);
             let items = self.in_order(items);
             let (mut cached, absent) = self.split(items);
@@ -221,11 +141,11 @@ impl Sorted {
             }
         }
         self.one_by_one();
-        let (begun, stats) = (self.held.begun, core.stats());
+        let (begun, stats) = (self.held.begun, ctx.reader.files.stats());
         let told = |bytes| stats.piece(&work.watch, Route::Gather, Reason::Held, 0, bytes, begun);
         let held = std::mem::replace(&mut self.held, Held::new(false));
-        if !held.finish(core, told)
-            && let Ok(again) = begin(core, work.list, &self.known, false)
+        if !held.finish(ctx, told)
+            && let Ok(again) = begin(ctx, work.list, &self.known, false)
         {
             // Somebody may have written a held file meanwhile.
             return again.run();
@@ -253,8 +173,8 @@ impl Sorted {
     /// Cached and absent items.
     fn split(&self, mut items: Vec<Item>) -> (Vec<Item>, Vec<Item>) {
         let work = &self.work;
-        let core = &work.core;
-        let direct = core.settings.allows(Route::Direct);
+        let ctx = &work.ctx;
+        let direct = ctx.reader.policy.allows(Route::Direct);
         let reachable = self.reachable();
         // From here on those of one file and device lie together.
         let whose = |i: &Item| (i.source, i.outlet);
@@ -270,10 +190,10 @@ impl Sorted {
             // Those that go to memory of the host lie last.
             let of = &some[..some.partition_point(|i| i.outlet != HOST)];
             if direct || reachable.iter().any(|&(source, _)| source == *which) {
-                found[*which as usize] = residency::ask(core, &work.sources[*which as usize], of);
+                found[*which as usize] = residency::ask(ctx, &work.sources[*which as usize], of);
             }
         }
-        let stats = core.stats();
+        let stats = ctx.reader.files.stats();
         if found.iter().all(|w| matches!(w, Where::Cached)) {
             stats.seen(Residency::Clean, self.bytes);
             return (items, Vec::new());
@@ -299,24 +219,24 @@ impl Sorted {
     fn reachable(&self) -> Vec<(u16, u16)> {
         let may = |s: &&Sample| {
             let (work, captured) = (&self.work, !self.work.outlets[s.outlet as usize].is_ordered());
-            large::p2p(&work.core, &work.sources[s.source as usize].file, s.to, s.offset, s.len, captured).is_ok()
+            work.ctx.reader.p2p(&work.sources[s.source as usize].file, s.to, s.offset, s.len, captured).is_ok()
         };
         self.samples.iter().filter(may).map(|s| (s.source, s.outlet)).collect()
     }
 
     /// Pieces that know no better.
     fn one_by_one(&mut self) {
-        let core = &self.work.core;
+        let ctx = &self.work.ctx;
         let list = self.work.list;
         for (i, to) in &self.plain {
             let asked = list.get(*i as usize);
             let len = usize::try_from(asked.len).unwrap_or(usize::MAX);
             let offset = i64::try_from(asked.offset).map_err(|_| Errno::INVAL);
             let got = offset.and_then(|_| match to {
-                Some(to) => read::read(core, asked.fd, Some(asked.offset), *to, len).map_err(|e| e.kind.errno()),
+                Some(to) => ctx.reader.read(asked.fd, Some(asked.offset), *to, len).map_err(|e| e.kind.errno()),
                 // SAFETY: memory of the host, for the kernel to judge.
                 None => unsafe {
-                    core.kernel.pread(Route::Copy, asked.fd, asked.address as *mut u8, len, asked.offset, 0)
+                    ctx.reader.files.sys().pread(Route::Copy, asked.fd, asked.address as *mut u8, len, asked.offset, 0)
                 },
             });
             list.set(*i as usize, got.map_or_else(|errno| -i64::from(errno.raw_os_error()), |n| n as i64));
@@ -358,9 +278,9 @@ impl Sorted {
                 Err(_) => done.failed += 1,
             }
         }
-        let stats = work.core.stats();
+        let stats = work.ctx.reader.files.stats();
         stats.end(&work.watch, &Ok(done.bytes as usize));
-        work.core.publish();
+        work.ctx.reader.files.ctx.home.update_gauges();
         done
     }
 }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 
 use spinio_device::{Device, DeviceAddr, DeviceError, Fence, Gathered, QueueId, Wait};
 
-use crate::core::Core;
+use crate::ctx::BatchCtx;
 use spinio_host::lock;
 use spinio_transfer::bounce::{BLOCK, Block, Staging};
 
@@ -37,10 +37,10 @@ pub(crate) struct Outlet {
 
 impl Outlet {
     /// In the order of this thread, from now on. `gathers`: whether there are enough pieces for a kernel.
-    pub(crate) fn new(core: &Core, device: &'static dyn Device, gathers: bool) -> Result<Outlet, DeviceError> {
+    pub(crate) fn new(ctx: &BatchCtx, device: &'static dyn Device, gathers: bool) -> Result<Outlet, DeviceError> {
         let (queue, ours) = device.program_queue();
         let order = if ours { None } else { Some(device.fence(queue)?) };
-        let staging = core.staging(device);
+        let staging = ctx.reader.bounce.sync(device);
         Ok(Outlet { device, staging, order, gathers: AtomicBool::new(gathers), failed: Mutex::new(None) })
     }
 

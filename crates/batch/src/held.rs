@@ -17,11 +17,11 @@ use std::time::Instant;
 
 use spinio_sys::linux::Fd;
 
-use crate::batch::list::List;
-use crate::batch::outlet::{Outlet, Page, Pen};
-use crate::batch::work::Source;
-use crate::core::Core;
-use crate::hold::Using;
+use crate::list::List;
+use crate::outlet::{Outlet, Page, Pen};
+use crate::work::Source;
+use crate::ctx::BatchCtx;
+use spinio_io::Using;
 
 /// Entries of a launch.
 const ENTRIES: usize = 32 << 10;
@@ -144,7 +144,7 @@ impl Held {
     #[expect(clippy::too_many_arguments, reason = "one piece, sorted out")]
     pub(crate) fn take(
         &mut self,
-        core: &Arc<Core>,
+        ctx: &Arc<BatchCtx>,
         (source, from): (u16, &Source),
         (outlet, to): (u16, &Arc<Outlet>),
         (start, end): (u64, u64),
@@ -160,7 +160,7 @@ impl Held {
         let lane = match self.lanes.iter().position(|l| (l.source, l.outlet) == (source, outlet)) {
             Some(lane) => lane,
             None => {
-                let using = core.holds.enter(core, from.fd, from.file.key(), to.device);
+                let using = ctx.reader.pinned.enter(from.fd, from.file.key(), to.device);
                 let using = using.filter(|u| u.size() == from.size && !u.on.views.is_empty());
                 self.lanes.push(Lane { source, outlet, fd: from.fd, using, bytes: 0 });
                 self.lanes.len() - 1
@@ -211,11 +211,11 @@ impl Held {
     }
 
     /// Waits until everything has arrived; whether every file was held until then. Tells the bytes of each.
-    pub(crate) fn finish(self, core: &Arc<Core>, told: impl Fn(u64)) -> bool {
+    pub(crate) fn finish(self, ctx: &Arc<BatchCtx>, told: impl Fn(u64)) -> bool {
         self.open.into_iter().for_each(|open| open.pen.finish());
         self.lanes.iter().all(|lane| {
             told(lane.bytes);
-            lane.using.as_ref().is_none_or(|using| lane.bytes == 0 || using.is_good(core, lane.fd))
+            lane.using.as_ref().is_none_or(|using| lane.bytes == 0 || using.is_good(&ctx.reader.files, lane.fd))
         })
     }
 }

@@ -19,7 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, mpsc};
 use spinio_sys::linux::{self, Fd, News};
 
 use super::Hold;
-use crate::core::Core;
+use spinio_files::FileTable;
 use spinio_host::syscalls::Kernel;
 use spinio_host::lock;
 
@@ -44,7 +44,7 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Makes the threads if there are none; the watcher's id.
-    pub(super) fn start(self: &Arc<Self>, core: &Arc<Core>) -> Option<u32> {
+    pub(super) fn start(self: &Arc<Self>, files: &Arc<FileTable>) -> Option<u32> {
         // Made under this lock, so that there is one of each.
         let _made = lock(&self.holds);
         match self.watcher.load(Acquire) {
@@ -53,8 +53,8 @@ impl Watch {
         }
         let (tell, told) = mpsc::channel();
         let watch = Arc::clone(self);
-        let kernel = core.kernel;
-        let made = core.keepers()?.beside("spinio-watch", move || {
+        let kernel = files.sys();
+        let made = files.shadow_workers()?.beside("spinio-watch", move || {
             watch.listen(kernel);
             let _ = tell.send(linux::gettid());
             watch.watch(kernel);
@@ -84,10 +84,10 @@ impl Watch {
     }
 
     /// Sees to it that changes of a hold's file are told, if that can be. The hold is in the list.
-    pub(super) fn attend(&self, core: &Core, hold: &Hold) {
+    pub(super) fn attend(&self, files: &FileTable, hold: &Hold) {
         let Some(&notify) = self.notify.get() else { return };
-        let (kernel, file) = (core.kernel, Arc::clone(&hold.file));
-        let watch = core.keepers().and_then(|crew| crew.call(move || kernel.watch_changes(notify, file.cached.get())));
+        let (kernel, file) = (files.sys(), Arc::clone(&hold.file));
+        let watch = files.shadow_workers().and_then(|crew| crew.call(move || kernel.watch_changes(notify, file.cached.get())));
         if let Some(Ok(watch)) = watch {
             hold.attended.store(watch, Release);
         }

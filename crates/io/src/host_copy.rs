@@ -6,14 +6,16 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use spinio_host::settings::{Ordering, SMALL};
+use crate::ctx::Writer;
 use spinio_transfer::bounce::BLOCK;
 use spinio_stats::Direction;
-use crate::{Error, Runtime, Target};
+use spinio_device::Target;
+use spinio_transfer::Error;
 
-impl Runtime {
+impl Writer {
     /// Copies host bytes into device memory, in the order of a small read; the bytes may be reused at once.
     pub fn put(&self, to: Target, bytes: &[u8]) -> Result<(), Error> {
-        let stats = self.core().stats();
+        let stats = self.files.stats();
         let watch = stats.begin(Direction::Read, -1, None, bytes.len() as u64).on(to.allocation.device);
         let done = self.put_all(to, bytes);
         if done.is_ok() {
@@ -30,7 +32,7 @@ impl Runtime {
         if len as u64 > to.allocation.room(to.addr) {
             return Err(Error::kernel(Errno::FAULT, "copy to the device", 0, len as u64));
         }
-        let staging = self.core().staging(device);
+        let staging = self.bounce.sync(device);
         let (queue, ours) = device.program_queue();
         let mut done = 0;
         while done < len {
@@ -48,15 +50,15 @@ impl Runtime {
             }
             done += n;
         }
-        if len > 0 && (ours || len > SMALL || self.core().settings.ordering == Ordering::Strict) {
+        if len > 0 && (ours || len > SMALL || self.policy.ordering == Ordering::Strict) {
             device.drain(queue, Wait::Context).map_err(fail)?;
         }
         Ok(())
     }
 
-    /// Copies device memory into host memory that a stream takes: a write, as [`Runtime::put`] is a read.
+    /// Copies device memory into host memory that a stream takes: a write, as [`Writer::put`] is a read.
     pub fn get(&self, from: Target, into: &mut [u8]) -> Result<(), Error> {
-        let stats = self.core().stats();
+        let stats = self.files.stats();
         let watch = stats.begin(Direction::Write, -1, None, into.len() as u64).on(from.allocation.device);
         let done = self.fetch(from, into);
         if done.is_ok() {

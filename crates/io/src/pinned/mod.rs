@@ -49,17 +49,15 @@ use spinio_device::Device;
 use spinio_sys::linux::{self, Fd, FileKind};
 
 pub use self::map::Mapped;
+pub use self::registered::Registered;
 pub use self::safety::NotHeld;
-pub(crate) use self::safety::word;
 
 use self::map::Maps;
-use self::registered::Registered;
 use self::safety::Safety;
 use self::users::Users;
 use self::watch::Watch;
-use crate::Runtime;
-use crate::core::Core;
-use crate::file::{File, Rights};
+use spinio_files::FileTable;
+use spinio_files::{File, Rights};
 use spinio_host::lock;
 
 /// A held file.
@@ -78,21 +76,22 @@ pub(crate) struct Hold {
 }
 
 /// Somebody who uses the pins: they stay as long.
-pub(crate) struct Using {
+pub struct Using {
     hold: Arc<Hold>,
-    pub(crate) on: Arc<Registered>,
+    /// The registered pages.
+    pub on: Arc<Registered>,
     map: bool,
 }
 
 impl Using {
     /// Length of the file.
-    pub(crate) fn size(&self) -> u64 {
+    pub fn size(&self) -> u64 {
         self.hold.size
     }
 
     /// Whether what was read until now is what the file holds. `fd`: a descriptor of it, of this thread.
-    pub(crate) fn is_good(&self, core: &Arc<Core>, fd: Fd) -> bool {
-        self.hold.safety.holds(core, fd)
+    pub fn is_good(&self, files: &Arc<FileTable>, fd: Fd) -> bool {
+        self.hold.safety.holds(files, fd)
     }
 
     /// Counts as a map from now on.
@@ -102,7 +101,7 @@ impl Using {
     }
 
     /// Whether the pages are wanted back.
-    pub(crate) fn is_closing(&self) -> bool {
+    pub fn is_closing(&self) -> bool {
         self.hold.users.is_closing()
     }
 }
@@ -135,24 +134,27 @@ impl Hold {
 }
 
 /// The held files of a runtime.
-pub(crate) struct Holds {
+pub struct Holds {
     watch: Arc<Watch>,
     maps: Maps,
+    files: Arc<FileTable>,
+    /// Bytes that may be registered.
+    limit: u64,
 }
 
 impl Holds {
-    pub(crate) fn new() -> Holds {
-        Holds { watch: Arc::default(), maps: Maps::default() }
+    pub fn new(files: Arc<FileTable>, limit: u64) -> Holds {
+        Holds { watch: Arc::default(), maps: Maps::default(), files, limit }
     }
 
     /// Whether there is none: one load.
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.watch.count.load(Relaxed) == 0
     }
 
     /// How many files, and how many bytes registered.
-    pub(crate) fn totals(&self) -> (u64, u64) {
+    pub fn totals(&self) -> (u64, u64) {
         (self.watch.count.load(Relaxed) as u64, self.watch.bytes.load(Relaxed))
     }
 
@@ -161,16 +163,15 @@ impl Holds {
     }
 
     /// Whether large reads of a file of this size come out of pins, as far as that can be told without a read.
-    pub(crate) fn serves(&self, key: (u64, u64), size: u64, device: &dyn Device) -> bool {
+    pub fn serves(&self, key: (u64, u64), size: u64, device: &dyn Device) -> bool {
         let hold = if self.is_empty() { None } else { self.find(key) };
         device.abilities().pins && hold.is_some_and(|hold| hold.size == size && !hold.users.is_closing())
     }
 
     /// The pins of a held file on a device, made now if need be; `None` if it is not held, or not to be trusted.
     /// `fd`: a descriptor of the file, of this thread.
-    pub(crate) fn enter(
+    pub fn enter(
         &self,
-        core: &Arc<Core>,
         fd: Fd,
         key: (u64, u64),
         device: &'static dyn Device,
@@ -178,12 +179,12 @@ impl Holds {
         if self.is_empty() {
             return None;
         }
-        self.enter_hold(core, fd, self.find(key)?, device).ok()
+        self.enter_hold(&self.files, fd, self.find(key)?, device).ok()
     }
 
     fn enter_hold(
         &self,
-        core: &Arc<Core>,
+        files: &Arc<FileTable>,
         fd: Fd,
         hold: Arc<Hold>,
         device: &'static dyn Device,
@@ -193,17 +194,17 @@ impl Holds {
         }
         // From here on the pins stay, and leaving is a drop.
         let leave = Leave(&hold);
-        if !hold.safety.holds(core, fd) {
+        if !hold.safety.holds(files, fd) {
             self.watch.close(&hold);
             return Err(NotHeld::Gone);
         }
-        let on = self.on(core, &hold, device)?;
+        let on = self.on(files, &hold, device)?;
         std::mem::forget(leave);
         Ok(Using { hold, on, map: false })
     }
 
     /// The pins on a device. The caller is counted as a user.
-    fn on(&self, core: &Arc<Core>, hold: &Arc<Hold>, device: &'static dyn Device) -> Result<Arc<Registered>, NotHeld> {
+    fn on(&self, files: &Arc<FileTable>, hold: &Arc<Hold>, device: &'static dyn Device) -> Result<Arc<Registered>, NotHeld> {
         let find = || hold.users.find(|on| core::ptr::addr_eq(on.device, device));
         if let Some(on) = find() {
             return Ok(on);
@@ -216,25 +217,25 @@ impl Holds {
             return Err(NotHeld::NoDevice);
         }
         // Counted before they are registered: others may be registering too.
-        let counted = Counted::new(&self.watch.bytes, hold.size, core.settings.held_bytes())?;
-        let on = Arc::new(Registered::make(core, &hold.file, hold.size, device)?);
+        let counted = Counted::new(&self.watch.bytes, hold.size, self.limit)?;
+        let on = Arc::new(Registered::make(files, &hold.file, hold.size, device)?);
         counted.stays(on.bytes());
         hold.users.add(Arc::clone(&on));
         Ok(on)
     }
 
     /// Holds the file of a descriptor; once more if it is held.
-    fn hold(&self, core: &Arc<Core>, fd: Fd, device: Option<&'static dyn Device>) -> Result<(), NotHeld> {
-        let stat = core.kernel.fstat(fd).map_err(NotHeld::Descriptor)?;
+    fn hold_file(&self, files: &Arc<FileTable>, fd: Fd, device: Option<&'static dyn Device>) -> Result<(), NotHeld> {
+        let stat = files.sys().fstat(fd).map_err(NotHeld::Descriptor)?;
         if stat.kind != FileKind::Regular || stat.size == 0 {
             return Err(NotHeld::NotAFile);
         }
         let key = (stat.dev, stat.ino);
-        let crew = core.keepers().ok_or(NotHeld::NoHelpers)?;
-        let watcher = self.watch.start(core).ok_or(NotHeld::NoHelpers)?;
+        let crew = files.shadow_workers().ok_or(NotHeld::NoHelpers)?;
+        let watcher = self.watch.start(files).ok_or(NotHeld::NoHelpers)?;
         let hold = loop {
             match self.find(key) {
-                None => break self.new_hold(core, crew, fd, stat, watcher)?,
+                None => break self.new_hold(files, crew, fd, stat, watcher)?,
                 Some(hold) if hold.users.ask() => break hold,
                 // It is going: somebody waits to write it, which its end will show, or the descriptor that it was held by
                 // was closed. A map may be this very thread's.
@@ -243,7 +244,7 @@ impl Holds {
             }
         };
         if let Some(device) = device
-            && let Err(refused) = self.enter_hold(core, fd, Arc::clone(&hold), device).map(drop)
+            && let Err(refused) = self.enter_hold(files, fd, Arc::clone(&hold), device).map(drop)
         {
             self.let_go(&hold, false);
             return Err(refused);
@@ -253,24 +254,24 @@ impl Holds {
 
     fn new_hold(
         &self,
-        core: &Arc<Core>,
+        files: &Arc<FileTable>,
         crew: &spinio_host::pool::Crew,
         fd: Fd,
         stat: linux::Stat,
         watcher: u32,
     ) -> Result<Arc<Hold>, NotHeld> {
         let key = (stat.dev, stat.ino);
-        let file = core.files.get(core.kernel, crew, fd, stat).map_err(|_| NotHeld::NotMappable)?;
+        let file = files.get(fd, stat).map_err(|_| NotHeld::NotMappable)?;
         // Of the two that have no mapping of their own one keeps its files in memory; the other shows old ones.
         if !file.is_mappable() && file.rights != Rights::Resident {
             return Err(NotHeld::NotMappable);
         }
-        if stat.size > core.settings.held_bytes() {
+        if stat.size > self.limit {
             return Err(NotHeld::TooLarge);
         }
-        let safety = Safety::find(core, fd, key, watcher)?;
+        let safety = Safety::find(files, fd, key, watcher)?;
         // Only now does it stay as long as it is.
-        let size = core.kernel.fstat(fd).map_err(NotHeld::Descriptor)?.size;
+        let size = files.sys().fstat(fd).map_err(NotHeld::Descriptor)?.size;
         let (attended, users, pinning) = (AtomicI32::new(0), Users::new(), Mutex::new(()));
         let hold = Arc::new(Hold { key, fd, file, size, safety, attended, users, pinning });
         let mut holds = lock(&self.watch.holds);
@@ -279,9 +280,9 @@ impl Holds {
         drop(holds);
         // A break that came before the hold was in the list was told to a watcher who did not find it.
         linux::nudge(watcher);
-        self.watch.attend(core, &hold);
+        self.watch.attend(files, &hold);
         // Cut off before anybody would have told.
-        if core.kernel.fstat(fd).map_or(0, |stat| stat.size) != size {
+        if files.sys().fstat(fd).map_or(0, |stat| stat.size) != size {
             self.watch.close(&hold);
             return Err(NotHeld::OpenForWriting);
         }
@@ -301,14 +302,14 @@ impl Holds {
     }
 
     /// The program closes the descriptor that a file was held by.
-    pub(crate) fn forget(&self, fd: Fd, key: (u64, u64)) {
+    pub fn forget(&self, fd: Fd, key: (u64, u64)) {
         if let Some(hold) = self.find(key).filter(|h| h.fd == fd) {
             self.watch.close(&hold);
         }
     }
 
     /// The program closes descriptors by the range.
-    pub(crate) fn forget_range(&self, first: u32, last: u32) {
+    pub fn forget_range(&self, first: u32, last: u32) {
         let holds = lock(&self.watch.holds).clone();
         let gone = holds.iter().filter(|hold| u32::try_from(hold.fd).is_ok_and(|fd| (first..=last).contains(&fd)));
         gone.for_each(|hold| self.watch.close(hold));
@@ -355,33 +356,30 @@ impl Drop for Leave<'_> {
     }
 }
 
-impl Runtime {
+impl Holds {
     /// Holds the file of a descriptor: its pages are registered with `device` now (with any other at its first read), and
-    /// stay so until [`Runtime::release`], or until somebody opens it for writing. May be asked for more than once.
+    /// stay so until [`Holds::release`], or until somebody opens it for writing. May be asked for more than once.
     pub fn hold(&self, fd: Fd, device: Option<&'static dyn Device>) -> Result<(), NotHeld> {
-        let done = self.core().holds.hold(self.core(), fd, device);
-        self.core().publish();
-        done
+        self.hold_file(&self.files, fd, device)
     }
 
     /// Lets the file go, once for each time that it was held; after the last its pages are given
     /// back when this returns, unless it is mapped: then when it is unmapped.
     pub fn release(&self, fd: Fd) -> Result<(), NotHeld> {
-        let stat = self.core().kernel.fstat(fd).map_err(NotHeld::Descriptor)?;
-        let hold = self.core().holds.find((stat.dev, stat.ino)).ok_or(NotHeld::Gone)?;
-        self.core().holds.let_go(&hold, true);
-        self.core().publish();
+        let stat = self.files.sys().fstat(fd).map_err(NotHeld::Descriptor)?;
+        let hold = self.find((stat.dev, stat.ino)).ok_or(NotHeld::Gone)?;
+        self.let_go(&hold, true);
         Ok(())
     }
 
     /// Whether the file is held, and nobody wants it back.
     pub fn is_held(&self, fd: Fd) -> bool {
-        let Ok(stat) = self.core().kernel.fstat(fd) else { return false };
-        self.core().holds.find((stat.dev, stat.ino)).is_some_and(|hold| !hold.users.is_closing())
+        let Ok(stat) = self.files.sys().fstat(fd) else { return false };
+        self.find((stat.dev, stat.ino)).is_some_and(|hold| !hold.users.is_closing())
     }
 
     /// Bytes of held files that are registered now.
     pub fn held_bytes(&self) -> u64 {
-        self.core().holds.watch.bytes.load(Acquire)
+        self.watch.bytes.load(Acquire)
     }
 }

@@ -20,10 +20,10 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
-use crate::batch::frontier::Frontier;
+use crate::frontier::Frontier;
 use spinio_host::task_scope::Gate;
-use crate::batch::outlet::{Page, Pen};
-use crate::batch::work::{HOST, Item, Source, Work};
+use crate::outlet::{Page, Pen};
+use crate::work::{HOST, Item, Source, Work};
 use spinio_host::pool::Task;
 use spinio_transfer::bounce::Block;
 
@@ -109,7 +109,7 @@ impl Copies {
     pub(crate) fn call_helpers(self: &Arc<Self>) {
         let wanted = self.wanted();
         if wanted > 1
-            && let Some(crew) = self.work.core.batchers()
+            && let Some(crew) = self.work.ctx.reader.files.workers().batch_copy()
             && crew.shares_my_table() != Some(false)
         {
             crew.post(Arc::clone(self) as Arc<dyn Task>, wanted - 1);
@@ -139,7 +139,7 @@ impl Copies {
     }
 
     fn is_there(&self, source: &Source) -> bool {
-        self.work.core.kernel.names(source.fd, source.file.key())
+        self.work.ctx.reader.files.sys().names(source.fd, source.file.key())
     }
 
     fn work(&self) {
@@ -269,7 +269,7 @@ impl Copies {
     /// # Safety
     /// `into` must have as many bytes, or be an address that the kernel may refuse.
     pub(super) unsafe fn fill(&self, fd: Fd, item: &Item, into: *mut u8, route: Route) -> usize {
-        let kernel = self.work.core.kernel;
+        let kernel = self.work.ctx.reader.files.sys();
         let len = item.len as usize;
         let mut got = 0;
         while got < len {
@@ -310,7 +310,7 @@ impl Copies {
     }
 
     fn count(&self, route: Route, bytes: u64, begun: Instant) {
-        self.work.core.stats().piece(&self.work.watch, route, self.reason, 0, bytes, begun);
+        self.work.ctx.reader.files.stats().piece(&self.work.watch, route, self.reason, 0, bytes, begun);
     }
 }
 

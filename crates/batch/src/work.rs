@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
-use crate::batch::list::List;
-use crate::batch::outlet::Outlet;
-use crate::core::Core;
-use crate::file::File;
+use crate::list::List;
+use crate::outlet::Outlet;
+use crate::ctx::BatchCtx;
+use spinio_files::File;
 use spinio_host::lock;
 use spinio_stats::Watch;
 
@@ -57,7 +57,7 @@ struct Failure {
 
 /// A batch under way.
 pub(crate) struct Work {
-    pub(crate) core: Arc<Core>,
+    pub(crate) ctx: Arc<BatchCtx>,
     pub(crate) watch: Watch,
     pub(crate) list: List,
     pub(crate) sources: Vec<Source>,
@@ -69,14 +69,14 @@ pub(crate) struct Work {
 
 impl Work {
     pub(crate) fn new(
-        core: &Arc<Core>,
+        ctx: &Arc<BatchCtx>,
         watch: Watch,
         list: List,
         sources: Vec<Source>,
         outlets: Vec<Arc<Outlet>>,
         alike: bool,
     ) -> Work {
-        Work { core: Arc::clone(core), watch, list, sources, outlets, alike, failures: Mutex::default() }
+        Work { ctx: Arc::clone(ctx), watch, list, sources, outlets, alike, failures: Mutex::default() }
     }
 
     /// An item ended `got` bytes in.

@@ -17,8 +17,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use spinio_device::{QueueId, set_thread_queue, thread_queue};
 use spinio_sys::linux::spawn_quiet;
 
-use crate::batch::{Done, Sorted};
-use crate::core::Core;
+use crate::run::{Done, Sorted};
+use crate::ctx::BatchCtx;
 use spinio_host::pool::{STACK, Task};
 use spinio_host::lock;
 
@@ -30,7 +30,7 @@ enum State {
 }
 
 struct Shared {
-    core: Arc<Core>,
+    ctx: Arc<BatchCtx>,
     /// What the thread that submitted it had chosen: its order on the device.
     queue: QueueId,
     /// Mates may run it.
@@ -65,7 +65,7 @@ impl Shared {
 
     /// Whether descriptors mean to this thread what they meant to who submitted it.
     fn may_run_here(&self) -> bool {
-        self.for_mates && self.core.batchers().is_some_and(|mates| mates.shares_my_table() == Some(true))
+        self.for_mates && self.ctx.reader.files.workers().batch_copy().is_some_and(|mates| mates.shares_my_table() == Some(true))
     }
 }
 
@@ -76,10 +76,10 @@ impl Task for Shared {
 }
 
 impl Ticket {
-    pub(super) fn new(core: &Arc<Core>, sorted: Sorted) -> Ticket {
-        let mates = core.batchers().filter(|mates| mates.shares_my_table() == Some(true));
+    pub(super) fn new(ctx: &Arc<BatchCtx>, sorted: Sorted) -> Ticket {
+        let mates = ctx.reader.files.workers().batch_copy().filter(|mates| mates.shares_my_table() == Some(true));
         let shared = Arc::new(Shared {
-            core: Arc::clone(core),
+            ctx: Arc::clone(ctx),
             queue: thread_queue(),
             for_mates: mates.is_some(),
             state: Mutex::new(State::Waiting(Box::new(sorted))),

@@ -17,9 +17,10 @@ use std::sync::Arc;
 use spinio_plan::Route;
 use spinio_sys::linux::{self, PAGE, RWF_NOWAIT};
 
-use crate::batch::work::{Item, Source};
-use crate::core::Core;
-use crate::file::{Mapping, Rights};
+use crate::work::{Item, Source};
+use crate::ctx::BatchCtx;
+use spinio_files::Rights;
+use spinio_transfer::Mapping;
 
 const PAGE64: u64 = PAGE as u64;
 
@@ -59,7 +60,7 @@ impl Where {
             Where::Absent => true,
             Where::Pages(from, bits) => bits[(first - from) as usize..(end - from) as usize].iter().any(|b| b & 1 == 0),
             Where::Ask(mapping) => {
-                let mut bits = [0u8; (crate::batch::work::CUT / PAGE64) as usize + 2];
+                let mut bits = [0u8; (crate::work::CUT / PAGE64) as usize + 2];
                 let bits = &mut bits[..(end - first) as usize];
                 // SAFETY: the mapping has all bytes of the file that a piece can ask for, and outlives the call.
                 let asked = unsafe { linux::mincore(mapping.ptr.wrapping_add((first * PAGE64) as usize), bits) };
@@ -70,16 +71,16 @@ impl Where {
 }
 
 /// Asks about items of one file.
-pub(crate) fn ask(core: &Arc<Core>, source: &Source, items: &[Item]) -> Where {
+pub(crate) fn ask(ctx: &Arc<BatchCtx>, source: &Source, items: &[Item]) -> Where {
     let file = &source.file;
     if file.direct.is_err() || file.rights == Rights::Resident || items.is_empty() {
         return Where::Cached;
     }
     if file.rights == Rights::Stranger {
-        return stranger(core, source, items);
+        return stranger(ctx, source, items);
     }
     if items.len() >= MANY {
-        let there = |i: &Item| core.kernel.cachestat(source.fd, i.offset, 1).map(|c| c.cached > 0);
+        let there = |i: &Item| ctx.reader.files.sys().cachestat(source.fd, i.offset, 1).map(|c| c.cached > 0);
         let tried: Result<Vec<bool>, _> = items.iter().step_by(items.len() / TRIED).map(there).collect();
         // Kernels before 6.5 do not tell.
         if let Ok(tried) = tried {
@@ -94,7 +95,7 @@ pub(crate) fn ask(core: &Arc<Core>, source: &Source, items: &[Item]) -> Where {
     }
     let first = items.iter().map(|i| i.offset).min().unwrap_or(0) / PAGE64;
     let end = items.iter().map(|i| i.offset + u64::from(i.len)).max().unwrap_or(0).div_ceil(PAGE64);
-    if let Ok(c) = core.kernel.cachestat(source.fd, first * PAGE64, (end - first) * PAGE64) {
+    if let Ok(c) = ctx.reader.files.sys().cachestat(source.fd, first * PAGE64, (end - first) * PAGE64) {
         if c.cached == 0 {
             return Where::Absent;
         }
@@ -102,10 +103,10 @@ pub(crate) fn ask(core: &Arc<Core>, source: &Source, items: &[Item]) -> Where {
             return Where::Cached;
         }
     }
-    let kernel = core.kernel;
+    let kernel = ctx.reader.files.sys();
     let mapping = file.kept_mapping(end * PAGE64).or_else(|| {
         let file = Arc::clone(file);
-        core.keepers()?.call(move || file.mapping(kernel, end * PAGE64))?
+        ctx.reader.files.shadow_workers()?.call(move || file.mapping(kernel, end * PAGE64))?
     });
     // Without a mapping nothing tells: the page cache serves what it has and reads the rest.
     let Some(mapping) = mapping.filter(|m| m.len as u64 >= end * PAGE64) else { return Where::Cached };
@@ -124,12 +125,12 @@ pub(crate) fn ask(core: &Arc<Core>, source: &Source, items: &[Item]) -> Where {
 }
 
 /// Tries a few pieces, by a keeper, whose twin starts no read-ahead.
-fn stranger(core: &Arc<Core>, source: &Source, items: &[Item]) -> Where {
+fn stranger(ctx: &Arc<BatchCtx>, source: &Source, items: &[Item]) -> Where {
     let step = (items.len() / SAMPLE).max(1);
     let tried: Vec<u64> = items.iter().step_by(step).map(|i| i.offset).collect();
-    let (kernel, file) = (core.kernel, Arc::clone(&source.file));
+    let (kernel, file) = (ctx.reader.files.sys(), Arc::clone(&source.file));
     let count = tried.len();
-    let there = core.keepers().and_then(|crew| {
+    let there = ctx.reader.files.shadow_workers().and_then(|crew| {
         crew.call(move || {
             let there = |&at: &u64| {
                 let mut byte = 0u8;

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use crate::core::Core;
+use spinio_files::{FileTable, lease_valid_until as word};
 use spinio_host::shadow_fd::PrivateFd;
 use spinio_host::syscalls::Kernel;
 
@@ -129,8 +129,8 @@ impl Stamp {
         Some(Stamp { changed: stat.ctime_ns, modified: stat.mtime_ns, size: stat.size })
     }
 
-    fn is_still(self, core: &Core, fd: Fd) -> bool {
-        Stamp::of(core.kernel, fd) == Some(self)
+    fn is_still(self, files: &FileTable, fd: Fd) -> bool {
+        Stamp::of(files.sys(), fd) == Some(self)
     }
 }
 
@@ -147,14 +147,11 @@ const SHARED: [u64; 9] =
 /// writers, so a lease is given though that descriptor can write.
 const UNCOUNTED: [u64; 2] = [0x0102_1994, 0x9584_58f6];
 
-/// The last word of a lease that is never broken by force: asked again after an hour all the same.
-const HOUR: u64 = 3600;
-
 impl Safety {
     /// Finds something that vouches for the file of `fd`, a descriptor of this thread. `watcher`: who is told of breaks.
-    pub(super) fn find(core: &Arc<Core>, fd: Fd, key: (u64, u64), watcher: u32) -> Result<Safety, NotHeld> {
-        let crew = core.keepers().ok_or(NotHeld::NoHelpers)?;
-        let (kernel, graves, tid) = (core.kernel, crew.graveyard(), linux::gettid());
+    pub(super) fn find(files: &Arc<FileTable>, fd: Fd, key: (u64, u64), watcher: u32) -> Result<Safety, NotHeld> {
+        let crew = files.shadow_workers().ok_or(NotHeld::NoHelpers)?;
+        let (kernel, graves, tid) = (files.sys(), crew.graveyard(), linux::gettid());
         let leased = crew.call(move || {
             let again = kernel.open_again(tid, fd, linux::O_RDONLY as i32)?;
             let again = PrivateFd::new(again, graves);
@@ -197,14 +194,14 @@ impl Safety {
     }
 
     /// Whether nobody can have written the file until now. `fd`: a descriptor of it, of this thread.
-    pub(super) fn holds(&self, core: &Arc<Core>, fd: Fd) -> bool {
+    pub(super) fn holds(&self, files: &Arc<FileTable>, fd: Fd) -> bool {
         match self {
             Safety::Lease(lease, good) => {
                 if linux::since_boot() < good.load(Relaxed) {
                     return true;
                 }
-                let (kernel, lease) = (core.kernel, Arc::clone(lease));
-                let asked = core.keepers().and_then(|crew| {
+                let (kernel, lease) = (files.sys(), Arc::clone(lease));
+                let asked = files.shadow_workers().and_then(|crew| {
                     crew.call(move || {
                         let until = word(kernel.lease_break_time());
                         kernel.has_lease(lease.get()).then_some(until)
@@ -219,15 +216,8 @@ impl Safety {
                 }
             }
             Safety::Sealed => true,
-            Safety::Immutable(stamp) => linux::is_immutable(fd) && stamp.is_still(core, fd),
-            Safety::ReadOnly(stamp) => linux::is_superblock_read_only(fd) && stamp.is_still(core, fd),
+            Safety::Immutable(stamp) => linux::is_immutable(fd) && stamp.is_still(files, fd),
+            Safety::ReadOnly(stamp) => linux::is_superblock_read_only(fd) && stamp.is_still(files, fd),
         }
     }
-}
-
-/// Until when a lease that is there now keeps writers away, in nanoseconds since boot: asked before it is looked at, and
-/// with a fifth to spare.
-pub(crate) fn word(break_time: Option<u64>) -> u64 {
-    let seconds = break_time.unwrap_or(HOUR).min(HOUR);
-    linux::since_boot() + seconds * 800_000_000
 }

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 use spinio_device::Device;
 use spinio_sys::linux::Fd;
 
-use crate::Runtime;
-use crate::core::Core;
-use crate::hold::{NotHeld, Using};
+use super::Holds;
+use spinio_files::FileTable;
+use crate::pinned::{NotHeld, Using};
 use spinio_host::lock;
 
 /// A mapped range. It stays until it is dropped, by the process that mapped it: in a forked child it is an address and
@@ -24,7 +24,7 @@ pub struct Mapped {
     address: u64,
     len: u64,
     /// The runtime waits for its maps before it ends.
-    core: Option<Arc<Core>>,
+    pinned: Option<Arc<Holds>>,
 }
 
 impl Mapped {
@@ -58,7 +58,7 @@ impl Drop for Mapped {
     fn drop(&mut self) {
         if !self.is_here() {
             // The parent's, who still uses it. Its locks may be held for ever here.
-            std::mem::forget((self.using.take(), self.core.take()));
+            std::mem::forget((self.using.take(), self.pinned.take()));
         }
     }
 }
@@ -81,43 +81,43 @@ impl Maps {
     }
 }
 
-impl Runtime {
+impl Holds {
     /// Maps a range of a held file for a device; held now if it was not, for as long as the runtime lives or somebody
     /// wants to write it.
-    pub fn map(&self, fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<Mapped, NotHeld> {
-        let core = self.core();
-        let stat = core.kernel.fstat(fd).map_err(NotHeld::Descriptor)?;
+    pub fn map(self: &Arc<Self>, fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<Mapped, NotHeld> {
+        let files = &self.files;
+        let stat = files.sys().fstat(fd).map_err(NotHeld::Descriptor)?;
         let inside = |size: u64| len > 0 && offset.checked_add(len).is_some_and(|end| end <= size);
         // Before the file is held for nothing.
         if !inside(stat.size) {
             return Err(NotHeld::Range);
         }
-        if core.holds.find((stat.dev, stat.ino)).is_none_or(|hold| hold.users.is_closing()) {
-            core.holds.hold(core, fd, Some(device))?;
+        if self.find((stat.dev, stat.ino)).is_none_or(|hold| hold.users.is_closing()) {
+            self.hold_file(files, fd, Some(device))?;
         }
-        let hold = core.holds.find((stat.dev, stat.ino)).ok_or(NotHeld::Gone)?;
-        let mut using = core.holds.enter_hold(core, fd, hold, device)?;
+        let hold = self.find((stat.dev, stat.ino)).ok_or(NotHeld::Gone)?;
+        let mut using = self.enter_hold(files, fd, hold, device)?;
         using.become_map();
         if !inside(using.size()) {
             return Err(NotHeld::Range);
         }
         let address = using.on.contiguous(offset, len).ok_or(NotHeld::NoDevice)?;
-        Ok(Mapped { using: Some(using), process: std::process::id(), address, len, core: Some(Arc::clone(core)) })
+        Ok(Mapped { using: Some(using), process: std::process::id(), address, len, pinned: Some(Arc::clone(self)) })
     }
 
-    /// As [`Runtime::map`], until [`Runtime::unmap`] of the address.
-    pub fn map_kept(&self, fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<u64, NotHeld> {
+    /// As [`Holds::map`], until [`Holds::unmap`] of the address.
+    pub fn map_kept(self: &Arc<Self>, fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<u64, NotHeld> {
         let mut mapped = self.map(fd, offset, len, device)?;
         // Kept by the runtime itself.
-        drop(mapped.core.take());
+        drop(mapped.pinned.take());
         let address = mapped.address();
-        lock(&self.core().holds.maps.kept).push(mapped);
+        lock(&self.maps.kept).push(mapped);
         Ok(address)
     }
 
     /// Ends a map; false if there is none at this address.
     pub fn unmap(&self, address: u64) -> bool {
-        let mut kept = lock(&self.core().holds.maps.kept);
+        let mut kept = lock(&self.maps.kept);
         let gone = kept.iter().position(|m| m.address == address).map(|at| kept.swap_remove(at));
         drop(kept);
         gone.is_some()
@@ -125,6 +125,6 @@ impl Runtime {
 
     /// Whether somebody waits to write the file of a map; `None` if there is none at this address.
     pub fn is_wanted_back(&self, address: u64) -> Option<bool> {
-        lock(&self.core().holds.maps.kept).iter().find(|m| m.address == address).map(Mapped::is_wanted_back)
+        lock(&self.maps.kept).iter().find(|m| m.address == address).map(Mapped::is_wanted_back)
     }
 }

@@ -1,0 +1,27 @@
+//! What a batch needs of a runtime.
+
+use std::sync::Arc;
+
+use spinio_io::Runtime;
+use spinio_io::ctx::Reader;
+use spinio_transfer::Kept;
+
+/// Handles for one batch.
+pub(crate) struct BatchCtx {
+    /// Reads, and all that they stand on.
+    pub(crate) reader: Arc<Reader>,
+    /// The directory of compiled device code; none: nothing is kept.
+    kernels: Option<String>,
+}
+
+impl BatchCtx {
+    /// Of this runtime.
+    pub(crate) fn of(runtime: &Runtime) -> Arc<BatchCtx> {
+        Arc::new(BatchCtx { reader: Arc::clone(runtime.reader()), kernels: runtime.settings().kernels.clone() })
+    }
+
+    /// Compiled device code, as it is kept between processes.
+    pub(crate) fn kernel_cache(&self) -> Kept<'_> {
+        Kept { workers: self.reader.files.workers(), folder: self.kernels.as_deref() }
+    }
+}

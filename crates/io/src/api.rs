@@ -1,0 +1,416 @@
+//! The runtime: one a process, made at the first device request. Every function of it that programs, hooks and languages
+//! call is in this file; what they do is in the modules that have the names of the work.
+
+use std::ffi::CStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU64, Ordering::*};
+
+use spinio_device::{Allocation, Device, QueueId, Target};
+use spinio_files::shadow_file::Tables;
+use spinio_files::{FileTable, FilesCtx, OwnFile, streams};
+use spinio_host::Settings;
+use spinio_host::pool::Workers;
+use spinio_host::syscalls::{Kernel, Linux};
+use spinio_plan::Route;
+use spinio_plan::geometry::Stack;
+use spinio_stats::{Gauge, Home, Place, Snapshot};
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd};
+use spinio_transfer::{BouncePools, DeferredUnpin, Error};
+
+use crate::ctx::{Reader, Writer};
+use crate::explain::{Buffer, Explanation};
+use crate::pinned::{Holds, Mapped, NotHeld};
+use crate::policy::RoutePolicy;
+use crate::read::large::{reserve, unreserve};
+use crate::stream::{OnItsWay, StreamMoves};
+use crate::trial::Trial;
+use crate::write::Part;
+
+type Result<T> = core::result::Result<T, Error>;
+
+/// Everything SPIN keeps in a process.
+pub struct Runtime {
+    settings: Settings,
+    reader: Arc<Reader>,
+    writer: Arc<Writer>,
+    pinned: Arc<Holds>,
+    moves: StreamMoves,
+    /// 1 in the process that made it, 0 in its forked children.
+    alive: Option<&'static AtomicU64>,
+}
+
+static CURRENT: AtomicPtr<Runtime> = AtomicPtr::new(core::ptr::null_mut());
+
+fn current() -> Option<&'static Runtime> {
+    // SAFETY: what is stored there was leaked and is never freed.
+    let runtime = unsafe { CURRENT.load(Acquire).as_ref() }?;
+    runtime.alive.is_none_or(|word| word.load(Relaxed) == 1).then_some(runtime)
+}
+
+/// The runtime of this process. A forked child makes its own: the parent's threads did not come along, and its locks
+/// may be held by them.
+pub fn runtime() -> &'static Runtime {
+    if let Some(runtime) = current() {
+        return runtime;
+    }
+    let old = CURRENT.load(Acquire);
+    let mut made = Runtime::over(Settings::of_process().clone(), &Linux, true);
+    made.alive = linux::word_wiped_on_fork().ok();
+    if let Some(word) = made.alive {
+        word.store(1, Relaxed);
+    }
+    let made = Box::into_raw(Box::new(made));
+    match CURRENT.compare_exchange(old, made, AcqRel, Acquire) {
+        // SAFETY: leaked above, never freed.
+        Ok(_) => unsafe { &*made },
+        Err(_) => {
+            // SAFETY: nobody else has seen it.
+            drop(unsafe { Box::from_raw(made) });
+            runtime()
+        }
+    }
+}
+
+/// The program is about to close `fd` or has given its file away: lets go of what is kept beside it, so that the file
+/// system can be unmounted and a deleted file's space is free. Costs one load while nothing is kept.
+pub fn forget(fd: Fd) {
+    let Some(runtime) = current().filter(|r| r.keeps_anything()) else { return };
+    if let Ok(stat) = runtime.sys().fstat(fd) {
+        let key = (stat.dev, stat.ino);
+        runtime.pinned.forget(fd, key);
+        runtime.files().forget(key);
+    }
+}
+
+/// The program has advised the kernel about `fd`, and the kernel has taken it. Takes no lock: it may come before any
+/// device read, and from anywhere.
+pub fn note_advice(fd: Fd, advice: linux::Advice) {
+    if let Ok(stat) = linux::fstat(fd) {
+        streams::advised(fd, &stat, advice);
+    }
+}
+
+/// What follows from advice about `len` bytes at `offset` (0: all behind it) for what is kept beside the file.
+pub fn advised(fd: Fd, offset: u64, len: u64, advice: linux::Advice) {
+    let Some(runtime) = current().filter(|r| !r.files().kept.is_empty()) else { return };
+    if let Ok(stat) = runtime.sys().fstat(fd) {
+        let end = if len == 0 { u64::MAX } else { offset.saturating_add(len) };
+        runtime.files().advised(stat, offset..end, advice);
+    }
+}
+
+/// As [`forget`], for descriptors that are closed by the range. Held files end with the very descriptor that they were held
+/// by; everything else that is kept beside files is let go of, since it comes back with the next request.
+pub fn forget_range(first: u32, last: u32) {
+    let Some(runtime) = current().filter(|r| r.keeps_anything()) else { return };
+    runtime.pinned.forget_range(first, last);
+    runtime.files().kept.forget_all();
+    runtime.files().ctx.drain_for_close();
+}
+
+impl Runtime {
+    /// A runtime of its own, for tests and tools.
+    pub fn new(settings: Settings) -> Runtime {
+        Runtime::over(settings, &Linux, false)
+    }
+
+    /// A runtime over another kernel, for fault injection.
+    pub fn with_kernel(settings: Settings, kernel: &'static dyn Kernel) -> Runtime {
+        Runtime::over(settings, kernel, false)
+    }
+
+    fn over(settings: Settings, kernel: &'static dyn Kernel, of_process: bool) -> Runtime {
+        let sys = Tables::leaked(kernel);
+        let workers = Arc::new(Workers::new(sys, &settings));
+        sys.serve(&workers);
+        // On the program's thread, before anything is counted: a worker opens the file, and must not wait for itself.
+        let home = Arc::new(Home::new(Place::of(&settings, of_process), settings.trace, || workers.shadow()));
+        let unpin = DeferredUnpin::new(Arc::clone(&workers));
+        let ctx = FilesCtx { sys, workers: Arc::clone(&workers), home: Arc::clone(&home), unpin: Arc::clone(&unpin) };
+        let files = Arc::new(FileTable::new(Arc::new(ctx), &settings));
+        let bounce = Arc::new(BouncePools::new(settings.staging));
+        let pinned = Arc::new(Holds::new(Arc::clone(&files), settings.held_bytes()));
+        let policy = Arc::new(RoutePolicy::new(&settings, workers.threads(), Arc::clone(&unpin)));
+        let weak = Arc::downgrade(&files);
+        let (held, registered) = (Arc::downgrade(&pinned), Arc::downgrade(&pinned));
+        let staging = Arc::clone(&bounce);
+        home.set_gauges(vec![
+            (Gauge::Pinned, Box::new(move || unpin.bytes())),
+            (Gauge::Staging, Box::new(move || staging.bytes())),
+            (Gauge::KeptFiles, Box::new(move || weak.upgrade().map_or(0, |files| files.kept.count()))),
+            (Gauge::HeldFiles, Box::new(move || held.upgrade().map_or(0, |pinned| pinned.totals().0))),
+            (Gauge::HeldBytes, Box::new(move || registered.upgrade().map_or(0, |pinned| pinned.totals().1))),
+        ]);
+        let writer = Arc::new(Writer {
+            files: Arc::clone(&files),
+            bounce: Arc::clone(&bounce),
+            policy: Arc::clone(&policy),
+        });
+        let reader = Arc::new(Reader { files, bounce, pinned: Arc::clone(&pinned), policy });
+        Runtime { settings, reader, moves: StreamMoves::new(Arc::clone(&writer)), writer, pinned, alive: None }
+    }
+
+    fn files(&self) -> &FileTable {
+        &self.reader.files
+    }
+
+    fn sys(&self) -> &'static dyn Kernel {
+        self.reader.files.sys()
+    }
+
+    fn keeps_anything(&self) -> bool {
+        !self.files().kept.is_empty() || !self.pinned.is_empty()
+    }
+
+    fn update_gauges(&self) {
+        self.files().ctx.home.update_gauges();
+    }
+
+    /// Its settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Its reads, for batches.
+    pub fn reader(&self) -> &Arc<Reader> {
+        &self.reader
+    }
+
+    /// The counters now.
+    pub fn stats(&self) -> Snapshot {
+        self.files().stats().snapshot()
+    }
+
+    /// Bytes of pinned staging memory held for the device of an allocation.
+    pub fn staging_bytes(&self, of: &Allocation) -> u64 {
+        self.reader.bounce.bytes_of(of.device)
+    }
+}
+
+/// Reads.
+impl Runtime {
+    /// `pread` (with an offset) or `read` (at the descriptor's own) into device memory.
+    /// Returns what POSIX says: bytes read, short at the end of the file or of the allocation.
+    pub fn read(&self, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize> {
+        self.reader.read(fd, at, to, len)
+    }
+
+    /// Reads the file now and queues the copies on `queue` (CUDA: a stream); returns the bytes that will be there
+    /// once the queue gets that far. Waits only for staging memory, that of queued moves, and up to twice the bound:
+    /// beyond it the queue has to move.
+    pub fn read_async(&self, fd: Fd, at: u64, to: Target, len: usize, queue: QueueId) -> Result<usize> {
+        self.reader.read_async(fd, at, to, len, queue)
+    }
+
+    /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.
+    pub fn reserve(&self, fd: Fd, len: u64) -> core::result::Result<u64, Errno> {
+        reserve(self.sys(), fd, len)
+    }
+
+    /// Gives back what a reserved read did not use.
+    pub fn unreserve(&self, fd: Fd, unused: u64) {
+        unreserve(self.sys(), fd, unused);
+    }
+
+    /// Whether what `fd` names can only be read as it comes: it has no offset, or its size says nothing.
+    pub fn is_stream(&self, fd: Fd) -> core::result::Result<bool, Errno> {
+        self.reader.is_stream(fd)
+    }
+
+    /// Lets the kernel itself read into host-mapped device memory, as a `pread` without SPIN does; with an O_DIRECT
+    /// descriptor and P2P-mapped memory that is a peer-to-peer transfer. For tools that compare.
+    pub fn read_by_kernel(&self, fd: Fd, at: u64, to: Target, len: usize) -> Result<usize> {
+        self.writer.read_by_kernel(fd, at, to, len)
+    }
+
+    /// Explains a `pread` of `len` bytes at `offset` into a buffer.
+    pub fn explain(&self, fd: Fd, offset: u64, len: u64, buffer: Buffer) -> Result<Explanation> {
+        self.reader.explain(fd, offset, len, buffer)
+    }
+
+    /// Prepares trials that read `fd` into `to`.
+    pub fn trial(&self, fd: Fd, to: Target) -> Result<Trial<'_>> {
+        self.reader.trial(fd, to)
+    }
+}
+
+/// Writes.
+impl Runtime {
+    /// `pwrite` (with an offset) or `write` (at the descriptor's own) out of device memory.
+    /// Returns what POSIX says: the bytes that are in the file now.
+    pub fn write(&self, fd: Fd, at: Option<u64>, from: Target, len: usize) -> Result<usize> {
+        self.writer.write(fd, at, from, len)
+    }
+
+    /// `pwritev2`, with parts that may be host or device memory, and `RWF_*` flags.
+    pub fn write_parts(&self, fd: Fd, at: Option<u64>, flags: u32, parts: &[Part]) -> Result<usize> {
+        self.writer.write_parts(fd, at, flags, parts)
+    }
+
+    /// Writes parts at offsets of a file, each in one call of the kernel; returns when all are written. The error
+    /// tells the first offset that failed; others may be written or not.
+    pub fn write_apart(&self, file: &OwnFile, ranges: &[(u64, Part)], route: Route) -> Result<()> {
+        self.writer.write_apart(file, ranges, route)
+    }
+
+    /// As [`Runtime::write_apart`], each range only if a keeper is told just before it that it may be. Which may not, and
+    /// were not written.
+    pub fn write_apart_if(
+        &self,
+        file: &OwnFile,
+        ranges: &[(u64, Part)],
+        route: Route,
+        may: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Result<Vec<usize>> {
+        self.writer.write_apart_if(file, ranges, route, may)
+    }
+
+    /// Queues a `pwrite` of device memory on `queue` (CUDA: a stream). `result` is set when the stream has got there:
+    /// the bytes written, or an errno below zero. What is queued behind it sees both.
+    ///
+    /// # Safety
+    /// `result` must be null, or stay until it is set.
+    pub unsafe fn write_async(
+        &self,
+        fd: Fd,
+        at: u64,
+        from: Target,
+        len: usize,
+        queue: QueueId,
+        result: *const AtomicIsize,
+    ) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.writer.write_async(fd, at, from, len, queue, result) }
+    }
+
+    /// Explains a `pwrite` of `len` bytes at `offset` out of a buffer, through a descriptor with the status flags of `fd`.
+    pub fn explain_write(&self, fd: Fd, offset: u64, len: u64, buffer: Buffer) -> Result<Explanation> {
+        self.writer.explain_write(fd, offset, len, buffer)
+    }
+}
+
+/// Copies between host and device memory.
+impl Runtime {
+    /// Copies host bytes into device memory, in the order of a small read; the bytes may be reused at once.
+    pub fn put(&self, to: Target, bytes: &[u8]) -> Result<()> {
+        self.writer.put(to, bytes)
+    }
+
+    /// Copies device memory into host memory that a stream takes: a write, as [`Runtime::put`] is a read.
+    pub fn get(&self, from: Target, into: &mut [u8]) -> Result<()> {
+        self.writer.get(from, into)
+    }
+
+    /// Copies host memory into the device as a program without SPIN does: from where it lies, and waits. For tools that
+    /// compare.
+    pub fn copy(&self, to: Target, bytes: &[u8]) -> Result<()> {
+        self.writer.copy(to, bytes)
+    }
+
+    /// Copies device memory into host memory and waits, behind what this thread has queued before.
+    pub fn fetch(&self, from: Target, into: &mut [u8]) -> Result<()> {
+        self.writer.fetch(from, into)
+    }
+}
+
+/// Pinned files.
+impl Runtime {
+    /// Holds the file of a descriptor: its pages are registered with `device` now (with any other at its first read), and
+    /// stay so until [`Runtime::release`], or until somebody opens it for writing. May be asked for more than once.
+    pub fn hold(&self, fd: Fd, device: Option<&'static dyn Device>) -> core::result::Result<(), NotHeld> {
+        let done = self.pinned.hold(fd, device);
+        self.update_gauges();
+        done
+    }
+
+    /// Lets the file go, once for each time that it was held; after the last its pages are given
+    /// back when this returns, unless it is mapped: then when it is unmapped.
+    pub fn release(&self, fd: Fd) -> core::result::Result<(), NotHeld> {
+        let done = self.pinned.release(fd);
+        self.update_gauges();
+        done
+    }
+
+    /// Whether the file is held, and nobody wants it back.
+    pub fn is_held(&self, fd: Fd) -> bool {
+        self.pinned.is_held(fd)
+    }
+
+    /// Bytes of held files that are registered now.
+    pub fn held_bytes(&self) -> u64 {
+        self.pinned.held_bytes()
+    }
+
+    /// Maps a range of a held file for a device; held now if it was not, for as long as the runtime lives or somebody
+    /// wants to write it.
+    pub fn map(
+        &self,
+        fd: Fd,
+        offset: u64,
+        len: u64,
+        device: &'static dyn Device,
+    ) -> core::result::Result<Mapped, NotHeld> {
+        self.pinned.map(fd, offset, len, device)
+    }
+
+    /// As [`Runtime::map`], until [`Runtime::unmap`] of the address.
+    pub fn map_kept(
+        &self,
+        fd: Fd,
+        offset: u64,
+        len: u64,
+        device: &'static dyn Device,
+    ) -> core::result::Result<u64, NotHeld> {
+        self.pinned.map_kept(fd, offset, len, device)
+    }
+
+    /// Ends a map; false if there is none at this address.
+    pub fn unmap(&self, address: u64) -> bool {
+        self.pinned.unmap(address)
+    }
+
+    /// Whether somebody waits to write the file of a map; `None` if there is none at this address.
+    pub fn is_wanted_back(&self, address: u64) -> Option<bool> {
+        self.pinned.is_wanted_back(address)
+    }
+}
+
+/// Files that SPIN opens itself, and moves in the order of a stream.
+impl Runtime {
+    /// Opens a file by its name, outside the program's descriptor table. `flags` and `mode` as for `open`.
+    /// ENOSYS: this kernel gives no thread a table of its own. EINTR: waiting for a lease was interrupted.
+    pub fn open(&self, path: &CStr, flags: u32, mode: u32) -> core::result::Result<OwnFile, Errno> {
+        self.files().shadow.open(path, flags, mode)
+    }
+
+    /// The block devices under what `fd` names: a file, a folder or a device.
+    pub fn storage(&self, fd: Fd) -> Result<Arc<Stack>> {
+        self.files().storage(fd).map_err(|e| Error::kernel(e, "ask the storage of", 0, 0))
+    }
+
+    /// Reads a file into device memory in the order of a queue (CUDA: a stream). What is queued behind it finds the
+    /// bytes. A device that calls no host functions has them when this returns.
+    pub fn upload_later(
+        &self,
+        file: &Arc<OwnFile>,
+        at: u64,
+        to: Target,
+        len: usize,
+        queue: QueueId,
+    ) -> Result<OnItsWay> {
+        self.moves.upload_later(file, at, to, len, queue)
+    }
+
+    /// Writes device memory to a file in the order of a queue. What is queued behind it may use the memory again.
+    pub fn download_later(
+        &self,
+        file: &Arc<OwnFile>,
+        at: u64,
+        from: Target,
+        len: usize,
+        queue: QueueId,
+    ) -> Result<OnItsWay> {
+        self.moves.download_later(file, at, from, len, queue)
+    }
+}

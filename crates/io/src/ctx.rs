@@ -1,0 +1,38 @@
+//! What reads and writes need of a runtime; each its own.
+
+use std::sync::Arc;
+
+use spinio_device::Target;
+use spinio_files::FileTable;
+use spinio_plan::Route;
+use spinio_transfer::BouncePools;
+
+use crate::pinned::Holds;
+use crate::policy::RoutePolicy;
+
+/// What a read needs.
+pub struct Reader {
+    /// The state beside files.
+    pub files: Arc<FileTable>,
+    /// Bounce buffers.
+    pub bounce: Arc<BouncePools>,
+    /// Pinned files.
+    pub pinned: Arc<Holds>,
+    /// What is allowed.
+    pub policy: Arc<RoutePolicy>,
+}
+
+/// What a write needs.
+pub struct Writer {
+    /// The state beside files.
+    pub files: Arc<FileTable>,
+    /// Bounce buffers.
+    pub bounce: Arc<BouncePools>,
+    /// What is allowed.
+    pub policy: Arc<RoutePolicy>,
+}
+
+/// The route of cached bytes where nothing better can be had.
+pub fn cache_route(to: Target) -> Route {
+    if to.allocation.device.abilities().copies { Route::Copy } else { Route::Store }
+}

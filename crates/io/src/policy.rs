@@ -1,0 +1,51 @@
+//! What a request may do, by the settings and by what else is under way.
+
+use std::sync::Arc;
+
+use spinio_host::Settings;
+use spinio_host::settings::Ordering;
+use spinio_plan::{Reason, Route};
+use spinio_transfer::DeferredUnpin;
+
+/// Threads a request from which copying beats registering.
+const MANY: usize = 8;
+
+/// The settings of requests, and whether pages may be registered for one now.
+pub struct RoutePolicy {
+    routes: Vec<Route>,
+    /// When a small read returns.
+    pub ordering: Ordering,
+    /// Cached bytes from which the pages are registered instead of copied.
+    pub dma_min: u64,
+    threads: usize,
+    unpin: Arc<DeferredUnpin>,
+}
+
+impl RoutePolicy {
+    /// As the settings say. `threads`: those that copy for one request.
+    pub fn new(settings: &Settings, threads: usize, unpin: Arc<DeferredUnpin>) -> RoutePolicy {
+        let (routes, ordering, dma_min) = (settings.routes.clone(), settings.ordering, settings.dma_min);
+        RoutePolicy { routes, ordering, dma_min, threads, unpin }
+    }
+
+    /// Whether a route may be used.
+    pub fn allows(&self, route: Route) -> bool {
+        self.routes.contains(&route)
+    }
+
+    /// Whether registering pages would pay now.
+    pub fn may_register(&self) -> Result<(), Reason> {
+        if !self.allows(Route::Dma) {
+            return Err(Reason::Forced);
+        }
+        // The driver registers for one thread at a time, and copies of others wait meanwhile.
+        if self.unpin.requests() > 1 {
+            return Err(Reason::Crowded);
+        }
+        // Registering moves about 36 GB/s in the long run, a copying thread 6: from here on copying is faster.
+        if self.threads >= MANY {
+            return Err(Reason::ManyThreads);
+        }
+        if self.unpin.stalls() { Err(Reason::PinStalls) } else { Ok(()) }
+    }
+}

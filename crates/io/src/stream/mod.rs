@@ -1,0 +1,5 @@
+//! Moves in the order of a stream of the program's.
+
+mod moves;
+
+pub use moves::{OnItsWay, StreamMoves};
