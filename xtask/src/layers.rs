@@ -1,6 +1,7 @@
 //! `cargo x layers`: an arrow between crates may point only down.
 //!
 //! ```text
+//!   5  lab ........................... on the library of cli: tables, units, devices
 //!   4  interpose  python  cli ........ cli builds interpose, but never links it
 //!   3  nvmmu
 //!   2  io
@@ -22,7 +23,7 @@ use serde_json::Value;
 
 use crate::tools;
 
-const RANKS: [(&str, u8); 8] = [
+const RANKS: [(&str, u8); 9] = [
     ("spinio-sys", 0),
     ("spinio-plan", 0),
     ("spinio-device", 1),
@@ -31,6 +32,7 @@ const RANKS: [(&str, u8); 8] = [
     ("spinio-interpose", 4),
     ("spinio-python", 4),
     ("spinio-cli", 4),
+    ("spinio-lab", 5),
 ];
 const TESTKIT: &str = "spinio-testkit";
 const INTERPOSE: &str = "spinio-interpose";

@@ -1,13 +1,13 @@
 //! `cargo x gpu-pack`: one folder that runs the GPU suite on a machine without cargo.
 //!
 //! ```text
-//!   pack/ ── libspinio.so, spinio, spinio.h        release build, stripped
+//!   pack/ ── libspinio.so, spinio, spinio-lab, spinio.h   release build, stripped
 //!         ── suite, many, two, frameworks.py       the GPU suite (tests/gpu); two: with two GPUs
 //!         ── hooks/                                the programs of crates/interpose/tests, on CUDA memory
 //!         ── reads, writes, batch, parts, registering, host_call, device_call, benches/: the benchmarks
 //!         ── nvmmu                                 moves on a GPU
 //!         ── benches/nvmmu, examples, device       the twelve programs and the example: nvcc builds them there
-//!         ── stress-ng/                            this machine's, for `spinio bench` (carried.rs)
+//!         ── stress-ng/                            this machine's, for `spinio-lab bench` (carried.rs)
 //!         ── python/                               with --python: the wheel, its tests
 //!         ── wheels/                               with --peers: KvikIO, fastsafetensors (carried.rs)
 //!         ── commit                                what all of it was made of
@@ -54,9 +54,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // First, so that a folder left half made counts as a pack.
     copy(&root.join("tests/gpu/run-gpu-suite"), &pack.join("run-gpu-suite"))?;
 
-    tools::run(tools::cargo().args(["build", "--release", "--quiet", "-p", "spinio-interpose", "-p", "spinio-cli"]))?;
+    tools::run(tools::cargo().args(["build", "--release", "--quiet", "-p", "spinio-interpose", "-p", "spinio-cli", "-p", "spinio-lab"]))?;
     let built = tools::target()?.join("release");
-    for name in ["libspinio.so", "spinio"] {
+    for name in ["libspinio.so", "spinio", "spinio-lab"] {
         copy(&built.join(name), &pack.join(name))?;
         tools::run(tools::command("strip").arg("--strip-unneeded").arg(pack.join(name)))?;
     }

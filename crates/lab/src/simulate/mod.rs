@@ -1,4 +1,4 @@
-//! `spinio simulate`: how near to the best schedule each strategy comes, on random residency.
+//! `spinio-lab simulate`: how near to the best schedule each strategy comes, on random residency.
 //!
 //! The paper's study (4.3.1): 200,000 random vectors of 8 MiB, with the times of its own drive. It found
 //! its greedy rule at 98.9 % of the optimum on average. Here the same is computed, with the same or
@@ -46,7 +46,7 @@ enum Machine {
     VirtualDisk,
 }
 
-/// What `spinio simulate` takes.
+/// What `spinio-lab simulate` takes.
 #[derive(Debug, Args)]
 pub struct Simulate {
     /// Random vectors

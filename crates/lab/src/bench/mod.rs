@@ -1,4 +1,4 @@
-//! `spinio bench`: the paper's evaluation, on whatever devices this machine has.
+//! `spinio-lab bench`: the paper's evaluation, on whatever devices this machine has.
 //!
 //! ```text
 //!   experiment.rs   fig1, fig4a-d, fig5, table3: settings and the paper's claim
@@ -43,7 +43,7 @@ use crate::progress::Progress;
 use crate::subject::Subject;
 use crate::{out, scratch, units};
 
-/// What `spinio bench` takes.
+/// What `spinio-lab bench` takes.
 #[derive(Debug, Args)]
 pub struct Bench {
     /// Experiments: fig1, fig4a, fig4b, fig4c, fig4d, fig5, table3, or all
@@ -195,7 +195,7 @@ fn one(bench: &Bench, experiment: &'static Experiment, device: Name) -> anyhow::
         date: model::date(
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         ),
-        command: std::env::args().skip(1).fold("spinio".to_owned(), |all, a| all + " " + &a),
+        command: std::env::args().skip(1).fold("spinio-lab".to_owned(), |all, a| all + " " + &a),
     };
     let path = match chosen {
         Some(path) => path.clone(),

@@ -1,12 +1,13 @@
-//! `spinio bench`: every experiment runs, small, on the emulated device, and what cannot run is named.
+//! `spinio-lab bench`: every experiment runs, small, on the emulated device, and what cannot run is named.
 
+#[path = "../../cli/tests/common/mod.rs"]
 mod common;
 
 use assert_cmd::Command;
-use common::{file, folder, spinio, stderr, stdout};
+use common::{file, folder, spinio as lab, stderr, stdout};
 
 fn bench(args: &[&str]) -> Command {
-    let mut command = spinio();
+    let mut command = lab();
     command.args(["bench", "--device", "emulated", "--runs", "3", "--size", "8M", "--limit", "0.05"]);
     command.args(["--blocks", "4K,256K"]).args(args);
     command
@@ -14,7 +15,7 @@ fn bench(args: &[&str]) -> Command {
 
 #[test]
 fn every_experiment_is_listed_and_runs() {
-    let listed = stdout(&spinio().args(["bench", "--list"]).assert().success());
+    let listed = stdout(&lab().args(["bench", "--list"]).assert().success());
     let dir = folder();
     let out = dir.path().join("out");
     let mut command = bench(&["all", "--out"]);
@@ -74,7 +75,7 @@ fn what_makes_no_sense_is_refused() {
         (&["fig1", "--threads", "0"], "--threads"),
         (&["table3", "--size", "1M"], "largest block"),
     ] {
-        let assert = spinio().arg("bench").args(args).assert().code(2);
+        let assert = lab().arg("bench").args(args).assert().code(2);
         assert!(stderr(&assert).contains(needle), "{args:?}: {}", stderr(&assert));
     }
 }
