@@ -94,7 +94,7 @@ class Bench:
         self.text = []
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="spinio-cache.", dir=args.scratch))
         self.stream = self.scratch / "stream"
-        build = ["cc", "-O2", f"-I{HERE.parents[1] / 'crates/interpose/include'}", str(HERE / "stream.c"), "-o", str(self.stream)]
+        build = ["cc", "-O2", f"-I{HERE.parents[1] / 'crates/capi/include'}", str(HERE / "stream.c"), "-o", str(self.stream)]
         subprocess.run(build, check=True)
         self.library = str(pathlib.Path(args.library).resolve())
         self.file = self.scratch / "file"

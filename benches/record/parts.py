@@ -124,10 +124,10 @@ def paper(place):
     size = ["--size", "16M", "--limit", "0.02", "--runs", "2"] if place.tiny else ["--size", "128M", "--limit", "0.08"]
 
     def bench(name):
-        return lambda folder, limit: [place.pack / "spinio", "bench", name, "--device", device, "--path", place.scratch, *size, "--out", folder]
+        return lambda folder, limit: [place.pack / "spinio-lab", "bench", name, "--device", device, "--path", place.scratch, *size, "--out", folder]
 
     few = ["--runs", "1", "--size", "8M"] if place.tiny else []
-    calibrate = Step("calibrate", 20, 90, lambda folder, limit: [place.pack / "spinio", "calibrate", place.scratch, "--device", device, "--svg", folder / "calibrate.svg", *few], env)
+    calibrate = Step("calibrate", 20, 90, lambda folder, limit: [place.pack / "spinio", "calibrate", place.scratch, "--device", device, *few], env)
     figures = [("fig4d", 40, 170), ("table3", 10, 40), ("fig4b", 20, 80), ("fig1", 15, 60), ("fig4a", 20, 80), ("fig5", 20, 120)]
     return [calibrate, *(Step(name, least, most, bench(name), env) for name, least, most in figures)]
 

@@ -1,7 +1,7 @@
 /* Reads a thousand random blocks of a file into GPU memory at once.
  *
  *     cc -O2 -o batch batch.c -I$CUDA_HOME/include -L$CUDA_HOME/lib64 -lcudart \
- *         -I$SPIN/crates/interpose/include -L$SPIN/target/release/deps -lspinio -Wl,-rpath,$SPIN/target/release/deps
+ *         -I$SPIN/crates/capi/include -L$SPIN/target/release/deps -lspinio -Wl,-rpath,$SPIN/target/release/deps
  *     ./batch FILE
  *
  * SPIN is the root of this repository.

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Ok::<_, anyhow::Error>(folder.join(host.trim()).join("release"))
     };
     let programs = instrumented(tools::cargo().args(["build", "--manifest-path"]).arg(root.join("fuzz/Cargo.toml")))?;
-    instrumented(tools::cargo().args(["build", "-p", "spinio-interpose"]))?;
+    instrumented(tools::cargo().args(["build", "-p", "spinio-preload"]))?;
 
     for target in wanted {
         let corpus = folder.join("corpus").join(target);

@@ -12,7 +12,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    tools::run(tools::cargo().args(["build", "--quiet", "--release", "--package", "spinio-interpose"]))?;
+    tools::run(tools::cargo().args(["build", "--quiet", "--release", "--package", "spinio-preload"]))?;
     let release = tools::target()?.join("release");
     let program = release.join("host_call");
     let compiler = ["-O2", "-Wall", "-pthread", "benches/calls/host_call.c", "-ldl", "-o"];

@@ -1,17 +1,19 @@
 //! `cargo x layers`: an arrow between crates may point only down.
 //!
 //! ```text
-//!   4  interpose  python  cli ........ cli builds interpose, but never links it
+//!   6  lab ......................... on the library of cli: tables, units, devices
+//!   5  preload  python  cli ........ cli builds preload, but never links it
+//!   4  capi
 //!   3  nvmmu
 //!   2  io
 //!   1  device
 //!   0  sys  plan
 //!
 //!   testkit: anyone's dev-dependency; itself on top of anything below 4
-//!   outside crates/ (xtask, examples): on top of everything but interpose; nobody depends on them
+//!   outside crates/ (xtask, examples): on top of everything but preload; nobody depends on them
 //! ```
 //!
-//! `cli -> interpose` is the one exception. It makes `cargo run` build libspinio.so too. Were its
+//! `cli -> preload` is the one exception. It makes `cargo run` build libspinio.so too. Were its
 //! Rust side linked, its symbols would hook the command itself, so no source file of `cli` may name it.
 
 use std::fmt;
@@ -22,18 +24,20 @@ use serde_json::Value;
 
 use crate::tools;
 
-const RANKS: [(&str, u8); 8] = [
+const RANKS: [(&str, u8); 10] = [
     ("spinio-sys", 0),
     ("spinio-plan", 0),
     ("spinio-device", 1),
     ("spinio-io", 2),
     ("spinio-nvmmu", 3),
-    ("spinio-interpose", 4),
-    ("spinio-python", 4),
-    ("spinio-cli", 4),
+    ("spinio-capi", 4),
+    ("spinio-preload", 5),
+    ("spinio-python", 5),
+    ("spinio-cli", 5),
+    ("spinio-lab", 6),
 ];
 const TESTKIT: &str = "spinio-testkit";
-const INTERPOSE: &str = "spinio-interpose";
+const PRELOAD: &str = "spinio-preload";
 const CLI: &str = "spinio-cli";
 const TOP: u8 = 4;
 
@@ -83,7 +87,7 @@ pub(crate) fn run() -> Result<()> {
             let arrow = Arrow { from: &from, to, dev: dependency["kind"] == "dev" };
             let at = |n: &str| members.iter().find(|m| m.0 == n).map(|m| m.1);
             let (Some(start), Some(end)) = (at(&from), at(to)) else { continue };
-            if from == CLI && to == INTERPOSE {
+            if from == CLI && to == PRELOAD {
                 wrong.extend(mentions(&folder(package))?);
             } else if !allowed(&arrow, start, end) {
                 wrong.push(format!("{arrow} does not point down"));
@@ -106,7 +110,7 @@ fn place(name: &str, in_crates: bool) -> Option<Place> {
 fn allowed(arrow: &Arrow<'_>, start: Place, end: Place) -> bool {
     use Place::{Layer, Outside, Testkit};
     match (start, end) {
-        (_, Layer(_)) if arrow.to == INTERPOSE => false,
+        (_, Layer(_)) if arrow.to == PRELOAD => false,
         (Layer(from), Layer(to)) => from > to,
         (Layer(_), Testkit) => arrow.dev,
         (Testkit, Layer(to)) => to < TOP,
@@ -140,7 +144,7 @@ fn mentions(folder: &Path) -> Result<Vec<String>> {
 fn names_library(line: &str) -> bool {
     let code = line.trim_start();
     let code = code.strip_prefix("pub ").unwrap_or(code);
-    line.contains("spinio_interpose")
+    line.contains("spinio_preload")
         || ["use spinio::", "use spinio;", "use ::spinio::", "extern crate spinio"].iter().any(|u| code.starts_with(u))
 }
 
@@ -156,7 +160,11 @@ mod tests {
     #[test]
     fn arrows_point_down() {
         assert!(ok("spinio-io", "spinio-device", false));
-        assert!(ok("spinio-interpose", "spinio-io", false));
+        assert!(ok("spinio-preload", "spinio-io", false));
+        assert!(ok("spinio-preload", "spinio-capi", false));
+        assert!(ok("spinio-lab", CLI, false));
+        assert!(!ok("spinio-capi", "spinio-preload", false));
+        assert!(!ok(CLI, "spinio-lab", false));
         assert!(ok("xtask", "spinio-io", false));
         assert!(!ok("spinio-device", "spinio-io", false));
         assert!(!ok("spinio-device", "spinio-io", true));
@@ -174,11 +182,11 @@ mod tests {
 
     #[test]
     fn nobody_links_the_preloaded_library() {
-        assert!(!ok("spinio-python", INTERPOSE, false));
-        assert!(!ok(TESTKIT, INTERPOSE, false));
-        assert!(!ok("xtask", INTERPOSE, false));
+        assert!(!ok("spinio-python", PRELOAD, false));
+        assert!(!ok(TESTKIT, PRELOAD, false));
+        assert!(!ok("xtask", PRELOAD, false));
         assert!(names_library("    pub use spinio::hooks;"));
-        assert!(names_library("let f = spinio_interpose::pread;"));
+        assert!(names_library("let f = spinio_preload::pread;"));
         assert!(!names_library("println!(\"spinio run: use spinio run\");"));
     }
 

@@ -49,7 +49,7 @@ struct Outcome {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    tools::run(tools::cargo().args(["build", "--quiet", "--release", "--package", "spinio-interpose"]))?;
+    tools::run(tools::cargo().args(["build", "--quiet", "--release", "--package", "spinio-preload"]))?;
     let library = tools::target()?.join("release/libspinio.so");
     let folder = std::env::temp_dir().join(format!("spinio-preload-{}", std::process::id()));
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;

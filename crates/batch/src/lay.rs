@@ -232,12 +232,13 @@ fn distribute_shared<T: Copy + Send + Sync + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Settings;
+    use spinio_io::{Runtime, Settings};
     use spinio_host::syscalls::Linux;
 
     #[test]
     fn items_come_into_their_buckets_and_none_is_lost() {
-        let core = Core::new(Settings { batch_threads: 4, ..Settings::default() }, &Linux);
+        let runtime = Runtime::new(Settings { batch_threads: 4, ..Settings::default() });
+        let ctx = BatchCtx::of(&runtime);
         let one: &dyn Fn(&mut Vec<usize>, usize) -> Vec<usize> = &|items, n| distribute(items, n, |i| i % n);
         let all: &dyn Fn(&mut Vec<usize>, usize) -> Vec<usize> =
             &|items, n| distribute_shared(&ctx, items, n, |i| i % n);

@@ -3,6 +3,7 @@
 //! They are part of the contract: docs/command.md and `--help` list them, scripts rely on them.
 
 use std::fmt;
+use std::process::ExitCode;
 
 /// How the command ends. `spinio run` ends as its program does, see [`crate::run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +98,18 @@ pub fn error(exit: Exit, text: impl fmt::Display) -> anyhow::Error {
 /// The code of an error: its own, or 1.
 pub fn code(error: &anyhow::Error) -> Exit {
     error.chain().find_map(|e| e.downcast_ref::<Coded>()).map_or(Exit::Failed, |c| c.exit)
+}
+
+/// The status of a command named `command` that ended so, after its error was printed.
+pub fn report(command: &str, done: anyhow::Result<u8>) -> ExitCode {
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{command}: {error:#}");
+            ExitCode::from(code(&error) as u8)
+        }
+    }
 }
 
 /// Whether the reader of our output went away (`spinio doctor | head`): no error of ours.

@@ -50,7 +50,7 @@ fn find_in(said: Option<PathBuf>, bin: Option<&Path>) -> anyhow::Result<PathBuf>
     Err(exit::error(
         Exit::Missing,
         format!(
-            "Cannot find {NAME}. Looked at:{}\nBuild it with `cargo build --release -p spinio-interpose`, or set \
+            "Cannot find {NAME}. Looked at:{}\nBuild it with `cargo build --release -p spinio-preload`, or set \
              SPINIO_LIBRARY to its path",
             places.concat()
         ),

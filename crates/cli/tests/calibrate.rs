@@ -30,14 +30,11 @@ fn what_was_measured_is_used_by_the_next_process() {
     let assert = calibrate(state.path(), &["--check"]).arg(dir.path()).assert().code(4);
     assert!(stderr(&assert).contains("There is no model of"), "{}", stderr(&assert));
 
-    let svg = dir.path().join("chart.svg");
-    let assert = calibrate(state.path(), &["--svg"]).arg(&svg).arg(dir.path()).assert().success();
+    let assert = calibrate(state.path(), &[]).arg(dir.path()).assert().success();
     let text = stdout(&assert);
     assert!(text.contains("R2") && text.contains("copy") && text.contains("kept in"), "{text}");
     assert!(text.contains("p2p was not measured"), "{text}");
-    let chart = std::fs::read_to_string(&svg).unwrap();
-    assert!(chart.contains("copy, measured") && chart.contains("copy, fit, R2"), "{chart}");
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "the scratch file is gone");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "the scratch file is gone");
 
     let told = explained(state.path(), &data);
     assert!(told.contains("Cost model: calibrated 20"), "{told}");
@@ -111,22 +108,6 @@ fn what_cannot_be_measured_is_named() {
         let assert = calibrate(state.path(), &[]).arg("/dev/shm").assert().code(1);
         assert!(stderr(&assert).contains("in memory"), "{}", stderr(&assert));
     }
-}
-
-#[test]
-fn a_simulation_is_compared_with_real_transfers() {
-    let (dir, state) = (folder(), folder());
-    let assert = spinio()
-        .env("XDG_STATE_HOME", state.path())
-        .env("SPINIO_EMULATED", "size=64M,gbps=1,latency_us=100")
-        .args(["simulate", "--device", "emulated", "--size", "256K", "--requests", "9", "--json", "--validate"])
-        .arg(dir.path())
-        .assert()
-        .success();
-    let told: serde_json::Value = serde_json::from_str(&stdout(&assert)).unwrap();
-    let all = &told["rows"][3];
-    assert_eq!((told["storage"].as_str(), all["count"].as_u64()), (Some("direct"), Some(9)), "{told}");
-    assert!(all["error"].as_f64().unwrap().is_finite() && all["error_of_fit"].as_f64().unwrap() > 0.0, "{told}");
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use spinio_io::{Each, Many, runtime};
+use spinio_batch::{Batches, Each, Many};
+use spinio_io::runtime;
 
 use crate::buffer::{Access, Buffer, Place};
 use crate::stream::Chosen;

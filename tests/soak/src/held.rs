@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use spinio_device::emulated::Emulated;
-use spinio_io::{Each, Many, NotHeld, Piece, Runtime};
+use spinio_batch::{Batches, Each, Many, Piece};
+use spinio_io::{NotHeld, Runtime};
 use spinio_testkit::{Buffer, Rng};
 
 use crate::editions::{self, EDITIONS, Numbers};

@@ -1,6 +1,6 @@
 //! What other people made and a GPU machine may lack: stress-ng with its libraries, and the wheels of the peers.
 //!
-//! `spinio bench` starts `stress-ng` from PATH, so the pack has a folder to put there: the program, its libraries, and a
+//! `spinio-lab bench` starts `stress-ng` from PATH, so the pack has a folder to put there: the program, its libraries, and a
 //! script of its name. The C library is left out: a newer one there serves programs of an older one here.
 
 use std::fs;
@@ -29,7 +29,7 @@ LD_LIBRARY_PATH=$here/lib exec \"$here/program\" \"$@\"
 /// This machine's stress-ng, where it has one.
 pub(super) fn stress_ng(folder: &Path) -> Result<()> {
     let Some(program) = in_path("stress-ng") else {
-        println!("no stress-ng here: `spinio bench` will have no loads beside it there");
+        println!("no stress-ng here: `spinio-lab bench` will have no loads beside it there");
         return Ok(());
     };
     let lib = folder.join("lib");

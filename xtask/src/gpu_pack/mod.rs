@@ -1,13 +1,13 @@
 //! `cargo x gpu-pack`: one folder that runs the GPU suite on a machine without cargo.
 //!
 //! ```text
-//!   pack/ ── libspinio.so, spinio, spinio.h        release build, stripped
+//!   pack/ ── libspinio.so, spinio, spinio-lab, spinio.h   release build, stripped
 //!         ── suite, many, two, frameworks.py       the GPU suite (tests/gpu); two: with two GPUs
-//!         ── hooks/                                the programs of crates/interpose/tests, on CUDA memory
+//!         ── hooks/                                the programs of crates/preload/tests, on CUDA memory
 //!         ── reads, writes, batch, parts, registering, host_call, device_call, benches/: the benchmarks
 //!         ── nvmmu                                 moves on a GPU
 //!         ── benches/nvmmu, examples, device       the twelve programs and the example: nvcc builds them there
-//!         ── stress-ng/                            this machine's, for `spinio bench` (carried.rs)
+//!         ── stress-ng/                            this machine's, for `spinio-lab bench` (carried.rs)
 //!         ── python/                               with --python: the wheel, its tests
 //!         ── wheels/                               with --peers: KvikIO, fastsafetensors (carried.rs)
 //!         ── commit                                what all of it was made of
@@ -54,15 +54,27 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // First, so that a folder left half made counts as a pack.
     copy(&root.join("tests/gpu/run-gpu-suite"), &pack.join("run-gpu-suite"))?;
 
-    tools::run(tools::cargo().args(["build", "--release", "--quiet", "-p", "spinio-interpose", "-p", "spinio-cli"]))?;
+    tools::run(tools::cargo().args([
+        "build",
+        "--release",
+        "--quiet",
+        "-p",
+        "spinio-preload",
+        "-p",
+        "spinio-cli",
+        "-p",
+        "spinio-lab",
+    ]))?;
     let built = tools::target()?.join("release");
-    for name in ["libspinio.so", "spinio"] {
+    for name in ["libspinio.so", "spinio", "spinio-lab"] {
         copy(&built.join(name), &pack.join(name))?;
         tools::run(tools::command("strip").arg("--strip-unneeded").arg(pack.join(name)))?;
     }
+    // Programs that were linked with it ask for it by that name.
+    std::os::unix::fs::symlink("libspinio.so", pack.join("libspinio.so.0"))?;
     for (from, to) in [
-        ("crates/interpose/include/spinio.h", "spinio.h"),
-        ("crates/interpose/include/nvmmu.h", "nvmmu.h"),
+        ("crates/capi/include/spinio.h", "spinio.h"),
+        ("crates/capi/include/nvmmu.h", "nvmmu.h"),
         ("tests/gpu/frameworks.py", "frameworks.py"),
         ("crates/device/src/cuda/gather.ptx", "gather.ptx"),
     ] {
@@ -82,7 +94,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ("benches/calls/device_call.c", "device_call"),
     ] {
         let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"];
-        let headers = root.join("crates/interpose/include");
+        let headers = root.join("crates/capi/include");
         tools::run(
             tools::command("cc")
                 .args(flags)
@@ -117,16 +129,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.rehearse { rehearse::run(&root, &pack) } else { Ok(()) }
 }
 
-/// Programs of `crates/interpose/tests/c` that run on any device, and the shim that gives them its memory.
+/// Programs of `crates/preload/tests/c` that run on any device, and the shim that gives them its memory.
 const HOOKS: [&str; 9] =
     ["differential", "writes", "limits", "errors", "streams", "cancel", "forks", "closes", "fortified"];
 
 fn hooks(root: &Path, folder: &Path) -> Result<()> {
     fs::create_dir(folder)?;
-    let sources = root.join("crates/interpose/tests/c");
+    let sources = root.join("crates/preload/tests/c");
     let compile = |out: &str, source: &str, more: &[&str]| {
         let mut cc = tools::command("cc");
-        cc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]).arg(root.join("crates/interpose/include"));
+        cc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]).arg(root.join("crates/capi/include"));
         cc.arg("-o").arg(folder.join(out)).arg(sources.join(source));
         tools::run(cc.args(more).arg("-ldl"))
     };

@@ -3,7 +3,7 @@
 //! ```text
 //!   scratch file ──> single transfers, 512 B to 64 MiB ──> Eq. 1: C, cutoff, bandwidth
 //!                ──> 2 to 64 commands in flight        ──> latency, cost a command, bandwidth
-//!                        │ table with R^2, chart, and:
+//!                        │ table with R^2, JSON, and:
 //!                        ▼
 //!   ~/.local/state/spinio/models/<storage>-<file system>-<device>      read by every program under SPIN
 //! ```
@@ -15,7 +15,7 @@
 
 mod check;
 pub mod measure;
-mod report;
+pub mod report;
 
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -53,8 +53,8 @@ pub struct Calibrate {
     /// Bytes of the scratch file; transfers of up to a half of it are measured
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = units::parse)]
     size: u64,
-    /// Write a chart of points and fit
-    #[arg(long, value_name = "FILE")]
+    /// Moved to `spinio-lab chart`
+    #[arg(long, value_name = "FILE", hide = true)]
     svg: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
@@ -79,6 +79,10 @@ pub struct Found {
 
 /// Runs it.
 pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
+    if calibrate.svg.is_some() {
+        let why = "`--svg` has moved: keep the output of `--json`, and draw it with `spinio-lab chart` (docs/lab.md)";
+        return Err(exit::error(Exit::Usage, why));
+    }
     if calibrate.runs == 0 || calibrate.size < 2 << 20 {
         return Err(exit::error(Exit::Usage, "Give --runs above 0 and --size of at least 2M"));
     }
@@ -112,9 +116,6 @@ pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
     };
     out::print(&text)?;
     kept?;
-    if let Some(path) = &calibrate.svg {
-        report::chart(&found).write(path)?;
-    }
     Ok(Exit::Ok)
 }
 

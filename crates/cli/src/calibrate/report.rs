@@ -1,4 +1,4 @@
-//! The table, the JSON and the chart of a calibration.
+//! The table and the JSON of a calibration.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -7,7 +7,6 @@ use comfy_table::Cell;
 use serde_json::{Value, json};
 
 use super::Found;
-use crate::chart::{Axis, Chart, Point, Scale, Series};
 use crate::paint::{Ink, Paint};
 use crate::{table, units};
 
@@ -124,46 +123,4 @@ pub fn json(found: &Found, kept: Option<&Path>) -> Value {
         "not_measured": closed,
         "kept": kept.map(|p| p.display().to_string()),
     })
-}
-
-/// Points and the fitted lines of single transfers.
-pub fn chart(found: &Found) -> Chart {
-    let mut series = Vec::new();
-    for (colour, (m, times)) in found.calibration.routes.iter().zip(&found.times).enumerate() {
-        let measured =
-            |t: &super::measure::Timed| Point { x: t.bytes as f64, y: t.median / 1e3, deviation: t.deviation / 1e3 };
-        series.push(Series {
-            name: format!("{}, measured", m.route),
-            points: times.single.iter().map(measured).collect(),
-            colour,
-            line: false,
-            dots: true,
-        });
-        // Eight places a power of 2, so that the bend shows.
-        let ends = (times.single.first().map_or(512, |t| t.bytes), times.single.last().map_or(512, |t| t.bytes));
-        let places = (ends.0 as f64).log2() as i32 * 8..=(ends.1 as f64).log2() as i32 * 8;
-        let fitted = |i: i32| {
-            let bytes = (f64::from(i) / 8.0).exp2();
-            Point { x: bytes, y: m.cost.value.time(bytes as u64) / 1e3, deviation: 0.0 }
-        };
-        series.push(Series {
-            name: format!("{}, fit, R2 {:.4}", m.route, m.cost.r2),
-            points: places.map(fitted).collect(),
-            colour,
-            line: true,
-            dots: false,
-        });
-    }
-    let c = &found.calibration;
-    Chart {
-        title: format!(
-            "One transfer: {}, {}, {}",
-            c.storage,
-            c.file_system,
-            c.device.split(',').next().unwrap_or_default()
-        ),
-        x: Axis { label: "length".into(), scale: Scale::Bytes },
-        y: Axis { label: "us".into(), scale: Scale::Log },
-        series,
-    }
 }

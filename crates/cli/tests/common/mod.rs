@@ -5,9 +5,16 @@ use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
 
-/// The command, free of what the caller's environment says.
+/// The program under test: the command, or the laboratory, whose tests share this file.
+pub const PROGRAM: &str = match (option_env!("CARGO_BIN_EXE_spinio"), option_env!("CARGO_BIN_EXE_spinio-lab")) {
+    (Some(command), _) => command,
+    (None, Some(lab)) => lab,
+    (None, None) => panic!("cargo names no program"),
+};
+
+/// It, free of what the caller's environment says.
 pub fn spinio() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spinio"));
+    let mut command = Command::new(PROGRAM);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("SPINIO_") || text == "LD_PRELOAD" || text == "DEMO_DEVICE" || text == "CLICOLOR_FORCE" {
@@ -80,7 +87,7 @@ pub fn as_ordinary_user(place: &Path) -> Command {
     let copy = place.join("spinio");
     // By another process: a child that another test starts meanwhile would have our descriptor of the copy open for
     // writing for a moment, and what is open for writing cannot be run.
-    let copied = std::process::Command::new("cp").arg(env!("CARGO_BIN_EXE_spinio")).arg(&copy).status().unwrap();
+    let copied = std::process::Command::new("cp").arg(PROGRAM).arg(&copy).status().unwrap();
     assert!(copied.success());
     std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = std::process::Command::new(copy);

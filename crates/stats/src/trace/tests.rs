@@ -42,8 +42,8 @@ fn a_request_and_its_pieces_are_told_with_path_and_device() {
     stats.piece(&watch, Route::Copy, Reason::Cached, 2 << 20, 1 << 20, Instant::now());
     stats.end(&watch, &Ok(3 << 20));
     let small = stats.begin_small(Direction::Write, fd, None, 100);
-    let error = Error::kernel(spinio_sys::Errno::NOSPC, "write", 0, 100);
-    stats.end_small(&small, Route::Copy, Reason::Small, &Err(&error));
+    let error = spinio_sys::Errno::NOSPC;
+    stats.end_small(&small, Route::Copy, Reason::Small, &Err(error));
 
     let mut reader = Reader::default();
     let events = reader.poll(bytes_of(&stats), true).unwrap();

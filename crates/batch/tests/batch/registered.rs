@@ -1,0 +1,148 @@
+//! Pieces that are gathered out of pages registered for one batch alone.
+
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+use spinio_device::ErrorKind;
+use spinio_batch::{Batches, Piece};
+use spinio_io::{Runtime, Settings};
+use spinio_plan::{Reason, Route};
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::{Buffer, FaultyDevice, Operation, Rng, file, place, within};
+
+use crate::subject::{SIZE, Subject, assert_nothing_lent, check, pieces, routes, settings, through};
+
+#[test]
+fn crowded_pieces_are_gathered_out_of_pages_registered_for_them() {
+    let subject = Subject::new();
+    let inner = emulated("size=64M");
+    let mut rng = Rng::of_run(9);
+    for (what, pins, gathered) in [("all", u64::MAX, true), ("none", 0, false), ("some", 1, true)] {
+        let device = FaultyDevice::before(inner);
+        if pins < u64::MAX {
+            device.fail(Operation::Pin, pins + 1, u64::MAX, ErrorKind::PinRefused);
+        }
+        let runtime = Runtime::new(Settings { batch_threads: 1, ..settings() });
+        file::fetch(&subject.path, 0..SIZE as u64 / 4096 + 1);
+        let buffer = Buffer::new(inner, 16 << 20);
+        let mut batch = pieces(&mut rng, &[subject.fd()], &buffer, 4000, 5000);
+        let done = through(device, &runtime, &buffer, &mut batch, what);
+        assert_eq!(done.failed, 0, "{what}");
+        check(&batch, &buffer);
+        let by = routes(&runtime);
+        assert_eq!((by.contains(&Route::Gather), by.contains(&Route::Copy)), (gathered, pins < u64::MAX), "{what}");
+        // What is written afterwards is seen by the next batch: no pin is used twice.
+        subject.file.write_all_at(&file::bytes(0, 4096, 0), 0).unwrap();
+        drop(runtime);
+        assert_nothing_lent(inner, 1);
+    }
+    let runtime = Runtime::new(Settings { batch_threads: 1, ..settings() });
+    let buffer = Buffer::new(inner, 16 << 20);
+    for version in 1..4 {
+        subject.file.write_all_at(&file::bytes(0, SIZE, version), 0).unwrap();
+        let mut batch = pieces(&mut rng, &[subject.fd()], &buffer, 3000, 5000);
+        runtime.batch(&mut batch).unwrap();
+        for p in batch.iter().filter(|p| p.result > 0).step_by(37) {
+            let at = (p.address - buffer.addr().0) as usize;
+            let got = p.result as usize;
+            assert!(buffer.part(at..at + got) == file::bytes(p.offset, got, version), "{version}");
+        }
+    }
+    assert!(routes(&runtime).contains(&Route::Gather));
+}
+
+/// A file that is too long to be registered while its pieces could be copied, and pieces that are too many to be copied
+/// meanwhile: both are done at once.
+const LONG: u64 = 256 << 20;
+const MANY: u64 = 48_000;
+const LEN: u64 = 512;
+
+fn scattered(rng: &mut Rng, fd: i32, buffer: &Buffer) -> Vec<Piece> {
+    let to = |i: u64| buffer.addr().0 + i * LEN;
+    let piece = |i| Piece { fd, offset: rng.below(LONG - LEN), len: LEN, address: to(i), ..Piece::default() };
+    (0..MANY).map(piece).collect()
+}
+
+fn registers_and_copies() -> Settings {
+    Settings { batch_threads: 9, ..settings() }
+}
+
+#[test]
+fn pieces_are_registered_from_the_front_and_copied_from_the_back_until_both_meet() {
+    let place = place::on("tree").unwrap();
+    let file = file::written(&place.file("long"), LONG);
+    file::fetch(&place.file("long"), 0..LONG / 4096);
+    let inner = emulated("size=64M");
+    let mut rng = Rng::of_run(10);
+    // Pages are registered as long as the device takes them.
+    for pins in [u64::MAX, 0, 1, 9] {
+        let device = FaultyDevice::before(inner);
+        if pins < u64::MAX {
+            device.fail(Operation::Pin, pins + 1, u64::MAX, ErrorKind::PinRefused);
+        }
+        let runtime = Runtime::new(registers_and_copies());
+        let buffer = Buffer::new(inner, (MANY * LEN) as usize);
+        let by =
+            |route, reason| runtime.stats().lines.iter().any(|l| l.bytes > 0 && (l.route, l.reason) == (route, reason));
+        let both = || by(Route::Gather, Reason::CachedLarge) && by(Route::Copy, Reason::Cached);
+        within("both at once", || {
+            // Who is faster may do all of one batch.
+            for round in 0.. {
+                let mut batch = scattered(&mut rng, file.as_raw_fd(), &buffer);
+                let done = through(device, &runtime, &buffer, &mut batch, "a batch");
+                assert_eq!((done.failed, done.bytes), (0, MANY * LEN), "{pins}");
+                let bytes = buffer.bytes();
+                for (p, bytes) in batch.iter().zip(bytes.chunks(LEN as usize)) {
+                    assert!(p.result == LEN as i64 && bytes == file::bytes(p.offset, LEN as usize, 0), "{p:?}");
+                }
+                let over = if pins == u64::MAX { both() } else { round == 1 };
+                if over {
+                    break;
+                }
+            }
+        });
+        drop(runtime);
+        assert_nothing_lent(inner, 1);
+    }
+}
+
+#[test]
+fn a_writer_and_a_truncater_beside_a_batch_show_it_bytes_of_before_or_after() {
+    let place = place::on("tree").unwrap();
+    let file = file::written(&place.file("long"), LONG);
+    let device = emulated("size=64M");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let going = || !stop.load(std::sync::atomic::Ordering::Relaxed);
+    within("batches beside others", || {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut rng = Rng::of_run(11);
+                while going() {
+                    let at = rng.below(LONG / 65_536) * 65_536;
+                    file.write_all_at(&file::bytes(at, 65_536, 1), at).unwrap();
+                }
+            });
+            scope.spawn(|| {
+                while going() {
+                    file.set_len(LONG / 2 + 5).unwrap();
+                    file.set_len(LONG).unwrap();
+                    std::thread::sleep(std::time::Duration::from_millis(3));
+                }
+            });
+            let mut rng = Rng::of_run(12);
+            let runtime = Runtime::new(registers_and_copies());
+            for _ in 0..6 {
+                let buffer = Buffer::new(device, (MANY * LEN) as usize);
+                let mut batch = scattered(&mut rng, file.as_raw_fd(), &buffer);
+                runtime.batch(&mut batch).unwrap();
+                for (p, seen) in batch.iter().zip(buffer.bytes().chunks(LEN as usize)) {
+                    let got = usize::try_from(p.result).expect("no piece fails");
+                    let may = file::bytes(p.offset, got, 0).into_iter().zip(file::bytes(p.offset, got, 1));
+                    let good = seen.iter().zip(may).all(|(&seen, (a, b))| [a, b, 0].contains(&seen));
+                    assert!(good, "{p:?}");
+                }
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+    });
+}

@@ -1,0 +1,124 @@
+//! A ring that the kernel refuses to serve any more, under a batch: nothing is lost but the ring, and no page is used
+//! again that storage may still write.
+//!
+//! The refusal is a seccomp filter on the keeper that made the ring. It stays with that thread, so these tests have a
+//! process of their own.
+
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use spinio_device::emulated::POISON;
+use spinio_io::kernel::Kernel;
+use spinio_batch::{Batches, Piece};
+use spinio_io::{Runtime, Settings};
+use spinio_sys::Errno;
+use spinio_sys::linux::Ring;
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::{Buffer, file, place, within};
+
+const SIZE: usize = 16 << 20;
+
+/// Which calls of `io_uring_enter` fail.
+#[derive(Clone, Copy, Debug)]
+enum Refused {
+    All,
+    /// Those that only wait: something flies then.
+    Waiting,
+    /// Those that bring reads.
+    Bringing,
+}
+
+#[derive(Debug)]
+struct Refusing {
+    which: Refused,
+    errno: Errno,
+    rings: AtomicUsize,
+}
+
+impl Kernel for Refusing {
+    fn ring(&self, entries: u32) -> Result<Ring, Errno> {
+        self.rings.fetch_add(1, SeqCst);
+        let ring = Ring::new(entries)?;
+        refuse(self.which, self.errno);
+        Ok(ring)
+    }
+}
+
+/// For this thread, from now on.
+fn refuse(which: Refused, errno: Errno) {
+    const ENTER: u32 = 426;
+    // Of `struct seccomp_data`: the call's number, and the lower half of its second argument.
+    let (number, second) = (0, 24);
+    let load = |at| libc::sock_filter { code: 0x20, jt: 0, jf: 0, k: at };
+    let equal = |value, jt, jf| libc::sock_filter { code: 0x15, jt, jf, k: value };
+    let answer = |what| libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: what };
+    let (if_none, if_some) = match which {
+        Refused::All => (1, 1),
+        Refused::Waiting => (1, 0),
+        Refused::Bringing => (0, 1),
+    };
+    let mut filter = [
+        load(number),
+        equal(ENTER, 0, 2),
+        load(second),
+        equal(0, if_none, if_some),
+        answer(libc::SECCOMP_RET_ALLOW),
+        answer(libc::SECCOMP_RET_ERRNO | errno.raw_os_error() as u32),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program and its filter live across the call; it concerns this thread alone.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+    };
+    assert_eq!(done, 0, "no seccomp filter: {}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn a_batch_is_right_when_its_ring_is_refused_half_way() {
+    if let Err(e) = Ring::new(8) {
+        return eprintln!("skipped: no io_uring: {e}");
+    }
+    let place = place::on("tree").unwrap();
+    let subject = file::written(&place.file("subject"), SIZE as u64);
+    subject.sync_all().unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&subject);
+    let device = emulated("size=64M");
+    for (which, errno) in [
+        (Refused::All, Errno::PERM),
+        (Refused::Waiting, Errno::PERM),
+        (Refused::Bringing, Errno::NOSYS),
+        (Refused::Bringing, Errno::AGAIN),
+    ] {
+        let kernel: &'static Refusing = Box::leak(Box::new(Refusing { which, errno, rings: AtomicUsize::new(0) }));
+        // As few blocks as there can be: one that is lost is missed at once.
+        let runtime = Runtime::with_kernel(Settings { staging: 4 << 20, kernels: None, ..Settings::default() }, kernel);
+        let buffer = Buffer::new(device, 8 << 20);
+        for round in 0..3 {
+            file::evict(&subject);
+            // Apart from each other, so that many reads fly.
+            let piece = |i: u64| Piece {
+                fd,
+                offset: (i * 7 + round) * 65_536 % (SIZE as u64 - 5000),
+                len: 5000,
+                address: buffer.addr().0 + i * 6000,
+                ..Piece::default()
+            };
+            let mut batch: Vec<_> = (0..600).map(piece).collect();
+            let done = within("a batch without its ring", || runtime.batch(&mut batch)).unwrap();
+            assert_eq!((done.failed, done.bytes), (0, 600 * 5000), "{which:?} {errno:?}");
+            for (i, p) in batch.iter().enumerate() {
+                let seen = buffer.part(i * 6000..(i + 1) * 6000);
+                assert!(seen[..5000] == file::bytes(p.offset, 5000, 0), "{which:?} {errno:?}: piece {i}");
+                assert!(seen[5000..].iter().all(|&b| b == POISON), "{which:?} {errno:?}: behind piece {i}");
+            }
+        }
+        let rings = kernel.rings.load(SeqCst);
+        match (which, errno) {
+            // Nobody may have had to wait.
+            (Refused::Waiting, _) => {}
+            // That passes, so every batch tries again.
+            (_, Errno::AGAIN) => assert!(rings >= 3, "{rings}"),
+            _ => assert_eq!(rings, 1, "one that was of no use is not asked for again"),
+        }
+    }
+}

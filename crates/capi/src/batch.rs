@@ -1,0 +1,139 @@
+//! Many reads at once, for programs that link us.
+
+use std::ffi::{c_int, c_void};
+
+use spinio_batch::{Batches, Done, Each, Many, Piece, Ticket};
+use spinio_io::runtime;
+
+use crate::ffi_guard::{self as guard, Failure};
+
+/// The struct of the header.
+const _: () = assert!(size_of::<Piece>() == 40 && size_of::<usize>() == 8);
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_batch(pieces: *mut Piece, count: usize) -> isize {
+    guard::cancellation_point();
+    guard::call(|| {
+        // SAFETY: the header asks for `count` pieces that nobody else uses meanwhile.
+        let pieces = unsafe { slice(pieces, count) }?;
+        Ok(bytes(runtime().batch(pieces)?))
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_batch_file(
+    fd: c_int,
+    offsets: *const u64,
+    sizes: *const u64,
+    buffers: *const *mut c_void,
+    results: *mut i64,
+    count: usize,
+) -> isize {
+    guard::cancellation_point();
+    guard::call(|| {
+        // SAFETY: the header asks for `count` of each, which nobody writes meanwhile; an address is a number of 64 bits.
+        let (offsets, sizes, addresses) =
+            unsafe { (shared(offsets, count)?, shared(sizes, count)?, shared(buffers.cast::<u64>(), count)?) };
+        many(fd, Each::Of(offsets), Each::Of(sizes), Each::Of(addresses), results, count)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_batch_fixed(
+    fd: c_int,
+    offsets: *const u64,
+    size: usize,
+    buffer: *mut c_void,
+    results: *mut i64,
+    count: usize,
+) -> isize {
+    guard::cancellation_point();
+    guard::call(|| {
+        // SAFETY: the header asks for `count` offsets, which nobody writes meanwhile.
+        let offsets = unsafe { shared(offsets, count) }?;
+        let size = size as u64;
+        many(fd, Each::Of(offsets), Each::Same(size), Each::Step(buffer as u64, size), results, count)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_batch_submit(pieces: *mut Piece, count: usize) -> *mut Ticket {
+    guard::cancellation_point();
+    let made = guard::run(|| {
+        // SAFETY: the header asks for `count` pieces that nobody else uses until the batch was waited for.
+        let pieces: *mut [Piece] = unsafe { slice(pieces, count) }?;
+        // SAFETY: as above; the header asks for open descriptors and living memory as long.
+        Ok(unsafe { runtime().submit(pieces) }?)
+    });
+    made.map_or(core::ptr::null_mut(), |ticket| Box::into_raw(Box::new(ticket)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn spinio_batch_poll(batch: *const Ticket) -> c_int {
+    // SAFETY: the header asks for a batch that was submitted and not waited for.
+    let done = guard::run(|| unsafe { batch.as_ref() }.map(Ticket::is_done).ok_or(Failure::Errno(libc::EINVAL)));
+    done.map_or(-1, c_int::from)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_batch_wait(batch: *mut Ticket) -> isize {
+    guard::call(|| {
+        if batch.is_null() {
+            return Err(Failure::Errno(libc::EINVAL));
+        }
+        // SAFETY: the header asks for a batch that was submitted and not waited for: made by `Box::into_raw` above.
+        let ticket = unsafe { Box::from_raw(batch) };
+        Ok(bytes(ticket.wait()))
+    })
+}
+
+fn many(
+    fd: c_int,
+    offsets: Each<'_>,
+    lens: Each<'_>,
+    addresses: Each<'_>,
+    results: *mut i64,
+    count: usize,
+) -> Result<usize, Failure> {
+    let mut own;
+    let results = if results.is_null() {
+        // Not filled: memory that is fresh is zero, and whoever sorts a piece touches its result first.
+        own = vec![0; count];
+        &mut own[..]
+    } else {
+        // SAFETY: the header asks for `count` results that nobody else uses meanwhile.
+        unsafe { slice(results, count) }?
+    };
+    Ok(bytes(runtime().batch_file(Many { fd, offsets, lens, addresses, results }, &[])?))
+}
+
+fn bytes(done: Done) -> usize {
+    usize::try_from(done.bytes).unwrap_or(usize::MAX)
+}
+
+/// # Safety
+/// `at` must be null or have `count` values that nobody else uses as long.
+unsafe fn slice<'a, T>(at: *mut T, count: usize) -> Result<&'a mut [T], Failure> {
+    if count == 0 {
+        return Ok(&mut []);
+    }
+    can_be(at, count)?;
+    // SAFETY: neither null nor misaligned; the rest is the caller's word.
+    Ok(unsafe { core::slice::from_raw_parts_mut(at, count) })
+}
+
+/// # Safety
+/// `at` must be null or have `count` values that nobody writes as long; several arrays may be one.
+unsafe fn shared<'a, T>(at: *const T, count: usize) -> Result<&'a [T], Failure> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    can_be(at, count)?;
+    // SAFETY: neither null nor misaligned; the rest is the caller's word.
+    Ok(unsafe { core::slice::from_raw_parts(at, count) })
+}
+
+fn can_be<T>(at: *const T, count: usize) -> Result<(), Failure> {
+    let refused = at.is_null() || !at.is_aligned() || count > isize::MAX as usize / size_of::<T>();
+    if refused { Err(Failure::Errno(libc::EINVAL)) } else { Ok(()) }
+}

@@ -1,0 +1,57 @@
+//! Files that stay registered, for programs that link us.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use spinio_device::registry;
+use spinio_io::{NotHeld, runtime};
+
+use crate::ffi_guard::{self as guard, Failure};
+
+#[unsafe(no_mangle)]
+extern "C" fn spinio_hold(fd: c_int) -> c_int {
+    let done = guard::run(|| runtime().hold(fd, registry::current()).map_err(refused));
+    done.map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn spinio_release(fd: c_int) -> c_int {
+    let done = guard::run(|| runtime().release(fd).map_err(refused));
+    done.map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn spinio_is_held(fd: c_int) -> c_int {
+    guard::run(|| Ok(runtime().is_held(fd))).map_or(-1, c_int::from)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn spinio_map(fd: c_int, offset: i64, size: usize, flags: c_uint) -> *mut c_void {
+    let mapped = guard::run(|| {
+        let offset = u64::try_from(offset).map_err(|_| Failure::Errno(libc::EINVAL))?;
+        if flags != 0 {
+            return Err(Failure::Errno(libc::EINVAL));
+        }
+        let device = registry::current().ok_or_else(|| refused(NotHeld::NoDevice))?;
+        runtime().map_kept(fd, offset, size as u64, device).map_err(refused)
+    });
+    mapped.map_or(core::ptr::null_mut(), |address| address as *mut c_void)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn spinio_unmap(address: *const c_void) -> c_int {
+    let done = guard::run(|| match runtime().unmap(address as u64) {
+        true => Ok(()),
+        false => Err(Failure::Errno(libc::EINVAL)),
+    });
+    done.map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn spinio_map_wanted(address: *const c_void) -> c_int {
+    let wanted = guard::run(|| runtime().is_wanted_back(address as u64).ok_or(Failure::Errno(libc::EINVAL)));
+    wanted.map_or(-1, c_int::from)
+}
+
+fn refused(why: NotHeld) -> Failure {
+    Failure::Said(why.errno().raw_os_error(), why.to_string())
+}

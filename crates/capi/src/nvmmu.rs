@@ -1,0 +1,300 @@
+//! Moves between files and device memory, declared in `include/nvmmu.h`.
+
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use spinio_device::QueueId;
+use spinio_nvmmu::{Direction, Error, ErrorKind, Pieces, Promise, Report, Slot, Step, Ticket};
+
+use crate::ffi_guard::{self as guard, Failure};
+
+/// `H2D`, `D2H`
+const H2D: c_int = 1;
+const D2H: c_int = 2;
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Said(error.kind.errno().raw_os_error(), error.to_string())
+    }
+}
+
+/// The path at a pointer, if there is one.
+///
+/// # Safety
+/// A string of C, or NULL.
+unsafe fn path<'a>(name: *const c_char) -> Option<&'a Path> {
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: the header asks for a string.
+    Some(Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes())))
+}
+
+/// The file of a move.
+///
+/// # Safety
+/// As [`path`].
+unsafe fn named<'a>(name: *const c_char, operation: &'static str) -> Result<&'a Path, Error> {
+    // SAFETY: passed on to the caller.
+    unsafe { path(name) }
+        .ok_or_else(|| Error::new(ErrorKind::Failed(spinio_sys::Errno::INVAL), operation, "no file is named"))
+}
+
+fn ranged(offset: i64, length: i64) -> Result<(u64, u64), Error> {
+    let bad = |what: &str, value: i64| Error::new(ErrorKind::BadRange, "move", format!("{what} {value} is negative"));
+    let offset_ = u64::try_from(offset).map_err(|_| bad("offset", offset))?;
+    Ok((offset_, u64::try_from(length).map_err(|_| bad("length", length))?))
+}
+
+fn directed(direction: c_int) -> Result<Direction, Error> {
+    match direction {
+        H2D => Ok(Direction::Upload),
+        D2H => Ok(Direction::Download),
+        other => {
+            let why = format!("{other} is no direction: H2D is {H2D}, D2H is {D2H}");
+            Err(Error::new(ErrorKind::UnknownDirection, "move", why))
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn nvmmu_begin(thread: c_int, download: *const c_char) -> c_int {
+    guard::cancellation_point();
+    // SAFETY: the header asks for a string or NULL.
+    let done = guard::run(|| Ok(spinio_nvmmu::begin(thread, unsafe { path(download) })?));
+    done.map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn nvmmu_move(
+    file: *const c_char,
+    device: *mut c_void,
+    offset: i64,
+    length: i64,
+    direction: c_int,
+) -> i64 {
+    guard::cancellation_point();
+    let done = guard::run(|| {
+        // SAFETY: the header asks for a string.
+        let file = unsafe { named(file, "move") }?;
+        let direction = directed(direction)?;
+        let (offset, length) = ranged(offset, length)?;
+        Ok(spinio_nvmmu::current("move", |session| session.move_range(file, device, offset, length, direction))?)
+    });
+    done.map_or(-1, |bytes| bytes as i64)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn nvmmu_expect(offset: i64, length: i64) -> c_int {
+    let done = guard::run(|| {
+        let (offset, length) = ranged(offset, length)?;
+        Ok(spinio_nvmmu::current("expect a download", |session| {
+            session.expect(offset, length);
+            Ok(())
+        })?)
+    });
+    done.map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn nvmmu_flush(sync: c_int) -> c_int {
+    guard::cancellation_point();
+    let done = guard::run(|| {
+        Ok(spinio_nvmmu::current("flush", |session| if sync == 0 { session.flush() } else { session.sync() })?)
+    });
+    done.map_or(-1, |()| 0)
+}
+
+/// `struct nvmmu_report`
+#[repr(C)]
+struct CReport {
+    uploaded: u64,
+    downloaded: u64,
+    promise: u64,
+    whole: u64,
+    neighbours: u64,
+    loose: u64,
+    read_ahead: u64,
+}
+
+impl From<&Report> for CReport {
+    fn from(report: &Report) -> CReport {
+        CReport {
+            uploaded: report.uploaded,
+            downloaded: report.downloaded,
+            promise: match report.promise {
+                Promise::Plain(_) => 1,
+                Promise::Shaped(_) => 2,
+                Promise::Prepared => 3,
+                _ => 0,
+            },
+            whole: report.whole,
+            neighbours: report.neighbours,
+            loose: report.loose,
+            read_ahead: report.read_ahead,
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn nvmmu_end(thread: c_int, report: *mut c_void, size: usize) -> c_int {
+    guard::cancellation_point();
+    let done = guard::run(|| {
+        let ended = spinio_nvmmu::end(thread)?;
+        if !report.is_null() {
+            let ours = CReport::from(&ended);
+            let known = size.min(size_of::<CReport>());
+            // SAFETY: the header asks for `size` bytes at `report`; `ours` has `known` of them.
+            unsafe {
+                core::ptr::write_bytes(report.cast::<u8>(), 0, size);
+                core::ptr::copy_nonoverlapping((&raw const ours).cast::<u8>(), report.cast::<u8>(), known);
+            }
+        }
+        Ok(())
+    });
+    done.map_or(-1, |()| 0)
+}
+
+// ---- in the order of a stream ---------------------------------------------------------------------------------------
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn nvmmu_move_async(
+    file: *const c_char,
+    device: *mut c_void,
+    offset: i64,
+    length: i64,
+    direction: c_int,
+    stream: *mut c_void,
+    ticket: *mut *mut Ticket,
+) -> c_int {
+    guard::cancellation_point();
+    let done = guard::run(|| {
+        // SAFETY: the header asks for a string.
+        let file = unsafe { named(file, "move") }?;
+        let direction = directed(direction)?;
+        let (offset, length) = ranged(offset, length)?;
+        let queue = QueueId(stream as u64);
+        let made = spinio_nvmmu::current("move", |session| {
+            session.move_async(file, device, offset, length, direction, queue)
+        })?;
+        if !ticket.is_null() {
+            // SAFETY: the header asks for a place for a pointer, or NULL.
+            unsafe { ticket.write(Box::into_raw(Box::new(made))) };
+        }
+        Ok(())
+    });
+    done.map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn nvmmu_wait(ticket: *mut Ticket) -> i64 {
+    guard::cancellation_point();
+    let done = guard::run(|| {
+        if ticket.is_null() {
+            return Err(Failure::Errno(libc::EINVAL));
+        }
+        // SAFETY: the header asks for a ticket, once.
+        let ticket = unsafe { Box::from_raw(ticket) };
+        Ok(ticket.wait()?)
+    });
+    done.map_or(-1, |moved| moved as i64)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmmu_done(ticket: *const Ticket) -> c_int {
+    // SAFETY: the header asks for a ticket that was not waited for.
+    guard::run(|| Ok(unsafe { ticket.as_ref() }.is_some_and(Ticket::is_done))).map_or(0, c_int::from)
+}
+
+/// `struct nvmmu_slot`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CSlot {
+    stream: *mut c_void,
+    input: *mut c_void,
+    output: *mut c_void,
+}
+
+/// `struct nvmmu_step`
+#[repr(C)]
+struct CStep {
+    number: u64,
+    length: u64,
+    slot: CSlot,
+}
+
+type CKernel = unsafe extern "C" fn(*const CStep, *mut c_void) -> i64;
+
+/// `struct nvmmu_pieces`
+#[repr(C)]
+struct CPieces {
+    input: *const c_char,
+    input_offset: i64,
+    input_length: i64,
+    piece: i64,
+    output: *const c_char,
+    output_offset: i64,
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn nvmmu_pipeline(
+    pieces: *const CPieces,
+    slots: *const CSlot,
+    count: usize,
+    kernel: Option<CKernel>,
+    context: *mut c_void,
+) -> i64 {
+    guard::cancellation_point();
+    let done = guard::run(|| {
+        // SAFETY: the header asks for both.
+        let (Some(c), false, Some(kernel)) = (unsafe { pieces.as_ref() }, slots.is_null(), kernel) else {
+            return Err(Failure::Errno(libc::EINVAL));
+        };
+        // SAFETY: the header asks for `count` of them.
+        let slots = unsafe { core::slice::from_raw_parts(slots, count) };
+        let (input_offset, input_len) = ranged(c.input_offset, c.input_length)?;
+        let (output_offset, piece) = ranged(c.output_offset, c.piece)?;
+        // SAFETY: the header asks for strings.
+        let (input, output) = unsafe { (named(c.input, "run a pipeline")?, named(c.output, "run a pipeline")?) };
+        let pieces = Pieces { input, input_offset, input_len, piece, output, output_offset };
+        let ours = |s: &CSlot| Slot { queue: QueueId(s.stream as u64), input: s.input, output: s.output };
+        let ours: Vec<Slot> = slots.iter().map(ours).collect();
+        let call = |step: &Step| {
+            let slot = slots[(step.number % count as u64) as usize];
+            let step = CStep { number: step.number, length: step.len, slot };
+            // SAFETY: the header asks for a function that takes these.
+            let made = unsafe { kernel(&raw const step, context) };
+            u64::try_from(made).map_err(|_| format!("the program's function answered {made}"))
+        };
+        Ok(spinio_nvmmu::current("run a pipeline", |session| session.pipeline(&pieces, &ours, call))?)
+    });
+    done.map_or(-1, |written| written as i64)
+}
+
+// ---- as the paper has them ------------------------------------------------------------------------------------------
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn nvmmuBegin(thread: c_int, download: *const c_char) -> c_int {
+    // SAFETY: passed on to the caller.
+    c_int::from(unsafe { nvmmu_begin(thread, download) } == 0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn nvmmuMove(
+    file: *const c_char,
+    device: *mut c_void,
+    offset: c_int,
+    length: c_int,
+    direction: c_int,
+) -> c_int {
+    // SAFETY: passed on to the caller.
+    let moved = unsafe { nvmmu_move(file, device, offset.into(), length.into(), direction) };
+    c_int::try_from(moved).unwrap_or(0).max(0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn nvmmuEnd(thread: c_int) -> c_int {
+    // SAFETY: no report is wanted.
+    c_int::from(unsafe { nvmmu_end(thread, core::ptr::null_mut(), 0) } == 0)
+}

@@ -1,0 +1,132 @@
+//! The `spinio` command.
+//!
+//! ```text
+//!   demo      the main job on a real file, with proof
+//!   run       a program under libspinio.so
+//!   read      a file into device memory, in this process
+//!   explain   what would happen to each part of a file, and why
+//!   doctor    what this machine offers, and the cure for what it lacks
+//!   calibrate measures what each route costs here, and keeps it for every program
+//!   stat      what the processes that use SPIN have done; for people, JSON, Prometheus
+//!   top       the same, live
+//!   trace     request by request, with the pieces of each
+//! ```
+//!
+//! One file a subcommand. Results go to standard output, errors and tables about somebody
+//! else's program to standard error. Exit codes are a contract: see [`exit`].
+//!
+//! It is a library so that the laboratory (`spinio-lab`) shares its tables, units, devices and measurements. Public is
+//! only what that uses.
+#![forbid(unsafe_code)]
+#![expect(unreachable_pub, reason = "a command has no users to hide from: `pub` here reads as `for other files`")]
+
+pub mod calibrate;
+mod demo;
+pub mod device;
+mod doctor;
+pub mod exit;
+mod explain;
+mod holders;
+mod input;
+mod library;
+mod names;
+pub mod out;
+pub mod paint;
+mod processes;
+pub mod progress;
+pub mod random;
+mod read;
+mod run;
+pub mod scratch;
+mod stack;
+mod stat;
+mod strip;
+pub mod subject;
+pub mod table;
+mod top;
+mod trace;
+pub mod units;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::exit::Exit;
+
+/// Plain pread on GPU memory in unmodified programs, every byte on the fastest correct route
+#[derive(Debug, Parser)]
+#[command(name = "spinio", version, after_help = exit::HELP)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the main job: a C program preads a file into device memory, cold, half-cached and cached
+    #[command(after_help = exit::CODES)]
+    Demo(demo::Demo),
+    /// Run a program under SPIN
+    #[command(after_help = exit::RUN)]
+    Run(run::Run),
+    /// Read a file into device memory, here, and say how fast and by which routes
+    #[command(after_help = exit::CODES)]
+    Read(read::Read),
+    /// Draw what a read of a file would do now, part by part, and why
+    #[command(after_help = exit::CODES)]
+    Explain(explain::Explain),
+    /// List every facility of this machine that SPIN can use: found or not, cause and cure
+    #[command(after_help = exit::CODES)]
+    Doctor(doctor::Doctor),
+    /// Measure what each route costs here, and keep it for every program under SPIN
+    #[command(after_help = exit::CALIBRATE)]
+    Calibrate(calibrate::Calibrate),
+    /// Show what the processes that use SPIN have done: calls, routes, reasons, latencies
+    #[command(after_help = exit::CODES)]
+    Stat(stat::Stat),
+    /// Watch the processes that use SPIN
+    #[command(after_help = exit::CODES)]
+    Top(top::Top),
+    /// Record device requests one by one, of a process or of a program to start
+    #[command(after_help = exit::TRACE)]
+    Trace(trace::Trace),
+    /// Moved to `spinio-lab bench`
+    #[command(hide = true, disable_help_flag = true)]
+    Bench(Moved),
+    /// Moved to `spinio-lab simulate`
+    #[command(hide = true, disable_help_flag = true)]
+    Simulate(Moved),
+}
+
+/// A subcommand that is another program's now. Whatever follows it is taken, and not looked at.
+#[derive(Debug, Args)]
+struct Moved {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+impl Moved {
+    fn refuse(&self, name: &str) -> anyhow::Result<u8> {
+        Err(exit::error(Exit::Usage, format!("`spinio {name}` has moved: run `spinio-lab {name}` (docs/lab.md)")))
+    }
+}
+
+/// The command.
+pub fn main() -> ExitCode {
+    progress::start_clock();
+    let done = match Cli::parse().command {
+        Command::Demo(demo) => demo::run(&demo).map(|exit| exit as u8),
+        Command::Run(run) => run::run(&run),
+        Command::Explain(explain) => explain::run(&explain).map(|exit| exit as u8),
+        Command::Doctor(doctor) => doctor::run(&doctor).map(|exit| exit as u8),
+        Command::Bench(moved) => moved.refuse("bench"),
+        Command::Calibrate(calibrate) => calibrate::run(&calibrate).map(|exit| exit as u8),
+        Command::Stat(stat) => stat::run(&stat).map(|exit| exit as u8),
+        Command::Top(top) => top::run(&top).map(|exit| exit as u8),
+        Command::Trace(trace) => trace::run(&trace),
+        Command::Simulate(moved) => moved.refuse("simulate"),
+        Command::Read(read) => read::run(&read).map(|exit| exit as u8),
+    };
+    exit::report("spinio", done)
+}

@@ -1,0 +1,316 @@
+//! `spinio-lab bench`: the paper's evaluation, on whatever devices this machine has.
+//!
+//! ```text
+//!   experiment.rs   fig1, fig4a-d, fig5, table3: settings and the paper's claim
+//!        │ each setting x each method
+//!        ▼
+//!   method.rs       the five transfer methods, as programs would use them
+//!   measure.rs      runs: cache prepared, threads started at once, first run dropped
+//!   load.rs         stress-ng beside it
+//!        ▼
+//!   report.rs       table, JSON, chart with error bars
+//! ```
+//!
+//! What cannot run here is named with the reason: a GPU whose memory nobody can map has neither P2P nor pread+GPU.
+//!
+//! Known flaws: files are smaller than the paper's unless `--size` says otherwise, so a disk's own cache helps more; the
+//! emulated device's copies are made by the same processors that read.
+
+mod experiment;
+mod load;
+mod measure;
+mod method;
+mod report;
+
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::Value;
+use spinio_io::{model, runtime};
+use spinio_plan::Route;
+
+use self::experiment::{EXPERIMENTS, Experiment, Setting};
+use self::load::Stress;
+use self::measure::{Effort, Runs};
+use self::method::{Method, Reader};
+use crate::device::{self, Buffer, Name};
+use crate::exit::{self, Exit};
+use crate::paint::{Ink, Paint};
+use crate::progress::Progress;
+use crate::subject::Subject;
+use crate::{out, scratch, units};
+
+/// What `spinio-lab bench` takes.
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// Experiments: fig1, fig4a, fig4b, fig4c, fig4d, fig5, table3, or all
+    #[arg(value_name = "EXPERIMENT")]
+    names: Vec<String>,
+    /// List the experiments, what each shows and what the paper says
+    #[arg(long)]
+    list: bool,
+    /// A folder for scratch files, one a thread; or a file or block device that all threads read
+    #[arg(long, value_name = "PATH")]
+    path: Option<PathBuf>,
+    /// The same, on an array of disks, for fig4c
+    #[arg(long, value_name = "PATH")]
+    raid: Option<PathBuf>,
+    /// The device: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
+    #[arg(long)]
+    device: Option<Name>,
+    /// Runs of each point; the first does not count
+    #[arg(long, value_name = "N", default_value_t = 11)]
+    runs: usize,
+    /// Bytes of each thread's file [default: of each experiment, see --list]
+    #[arg(long, value_name = "BYTES", value_parser = units::parse)]
+    size: Option<u64>,
+    /// Block sizes, where they vary [default: 512 B to 8 MiB by factors of 4]
+    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', value_parser = units::parse)]
+    blocks: Vec<u64>,
+    /// Methods: pread+copy, pread+copy+D, P2P, pread+GPU, SPIN [default: all of the experiment]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = Method::parse)]
+    methods: Vec<Method>,
+    /// Threads [default: of each experiment]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Seconds after which a run ends; what was read by then counts
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
+    limit: f64,
+    /// Write EXPERIMENT.json and EXPERIMENT.svg into this folder
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// One setting measured with one method.
+struct CellOf {
+    setting: usize,
+    method: Method,
+    runs: Runs,
+}
+
+/// What came of an experiment.
+struct Outcome {
+    experiment: &'static Experiment,
+    settings: Vec<Setting>,
+    cells: Vec<CellOf>,
+    missing: Vec<String>,
+    device: String,
+    storage: String,
+    file_system: String,
+    machine: Value,
+    threads: usize,
+    runs: usize,
+    size: u64,
+    date: String,
+    command: String,
+}
+
+/// Runs it.
+pub fn run(bench: &Bench) -> anyhow::Result<Exit> {
+    if bench.list {
+        out::print(&list(&Paint::stdout()))?;
+        return Ok(Exit::Ok);
+    }
+    let wanted = wanted(&bench.names)?;
+    let sane = bench.runs >= 2 && bench.threads.is_none_or(|t| (1..=256).contains(&t)) && bench.limit > 0.0;
+    if !sane || !bench.limit.is_finite() || bench.blocks.iter().any(|b| !(1..=1 << 30).contains(b)) {
+        let why = "Give --runs of at least 2, --threads of 1 to 256, --limit above 0, and --blocks up to 1G";
+        return Err(exit::error(Exit::Usage, why));
+    }
+    let device = bench.device.unwrap_or_else(device::preferred);
+    if let Some(folder) = &bench.out {
+        // Now, not after the minutes that measuring takes.
+        std::fs::create_dir_all(folder).with_context(|| format!("Cannot write into {}", folder.display()))?;
+    }
+    let mut all = Vec::new();
+    for experiment in wanted {
+        let outcome = one(bench, experiment, device)?;
+        match bench.json {
+            true => all.push(report::json(&outcome)),
+            false => out::print(&format!("{}\n", report::render(&Paint::stdout(), &outcome)))?,
+        }
+        if let Some(folder) = &bench.out {
+            write(folder, &outcome)?;
+        }
+    }
+    if bench.json {
+        out::print(&format!("{:#}\n", Value::Array(all)))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn list(paint: &Paint) -> String {
+    let mut s = String::new();
+    for e in EXPERIMENTS {
+        s += &format!(
+            "{} {}; files of {}\n",
+            paint.text(Ink::Head, &format!("{:<7}", e.name)),
+            e.title,
+            units::bytes(e.size)
+        );
+        s += &format!("        the paper: {}\n", e.claim);
+    }
+    s + "all     every one of them\n"
+}
+
+fn wanted(names: &[String]) -> anyhow::Result<Vec<&'static Experiment>> {
+    if names.is_empty() {
+        return Err(exit::error(Exit::Usage, "Name an experiment, or all; --list tells which there are"));
+    }
+    if names.iter().any(|n| n == "all") {
+        return Ok(EXPERIMENTS.iter().collect());
+    }
+    let find = |name: &String| {
+        let found = EXPERIMENTS.iter().find(|e| e.name == name);
+        found
+            .ok_or_else(|| exit::error(Exit::Usage, format!("`{name}` is no experiment: --list tells which there are")))
+    };
+    names.iter().map(find).collect()
+}
+
+fn one(bench: &Bench, experiment: &'static Experiment, device: Name) -> anyhow::Result<Outcome> {
+    let chosen = if experiment.wants_array() { &bench.raid } else { &bench.path };
+    let blocks = if bench.blocks.is_empty() { experiment::blocks() } else { bench.blocks.clone() };
+    let settings = experiment.settings(&blocks);
+    let threads = bench.threads.unwrap_or(experiment.threads);
+    let size = bench.size.unwrap_or(experiment.size);
+    let mut outcome = Outcome {
+        experiment,
+        settings,
+        cells: Vec::new(),
+        missing: Vec::new(),
+        device: device.to_string(),
+        storage: "-".to_owned(),
+        file_system: "-".to_owned(),
+        machine: machine(),
+        threads,
+        runs: bench.runs - 1,
+        size,
+        date: model::date(
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        ),
+        command: std::env::args().skip(1).fold("spinio-lab".to_owned(), |all, a| all + " " + &a),
+    };
+    let path = match chosen {
+        Some(path) => path.clone(),
+        None if experiment.wants_array() => {
+            outcome.missing.push("all of it: name a place on an array of disks with --raid".to_owned());
+            return Ok(outcome);
+        }
+        None => scratch::folder().0,
+    };
+    let largest = outcome.settings.iter().map(|s| s.block).max().unwrap_or(0);
+    if size < largest {
+        return Err(exit::error(Exit::Usage, format!("--size is below the largest block, {}", units::bytes(largest))));
+    }
+    let files = files(&path, size, threads)?;
+    measure_all(bench, &mut outcome, &files, device, &path)?;
+    Ok(outcome)
+}
+
+/// A file a thread in a folder; else the one that is named.
+fn files(path: &Path, size: u64, threads: usize) -> anyhow::Result<Vec<Subject>> {
+    let count = if path.is_dir() { threads } else { 1 };
+    (0..count).map(|_| Subject::open(path, size)).collect()
+}
+
+fn measure_all(bench: &Bench, o: &mut Outcome, files: &[Subject], device: Name, path: &Path) -> anyhow::Result<()> {
+    let first = &files[0];
+    o.size = first.size;
+    let buffer = Buffer::mapped(device, 1 << 20)?;
+    let trial =
+        runtime().trial(first.file.as_raw_fd(), buffer.target).map_err(|e| e.with_path(path.display().to_string()))?;
+    let (place, unit) = (trial.place(), trial.unit());
+    (o.device, o.storage, o.file_system) = (place.device, place.storage, place.file_system);
+    let mut methods = Vec::new();
+    for &method in o.experiment.methods.iter().filter(|m| bench.methods.is_empty() || bench.methods.contains(m)) {
+        let closed = match method {
+            Method::P2p => trial.allows(Route::P2p).err().map(|reason| reason.text().to_owned()),
+            Method::PreadGpu if !buffer.target.allocation.host_mapped => {
+                Some("the device's memory is not mapped for the CPU".to_owned())
+            }
+            _ => None,
+        };
+        // Nothing is timed that does not deliver the file's bytes.
+        let block = 64u64 << 10;
+        let tried = || Reader::new(method, first, device, block)?.check(first, block, block as usize);
+        match closed.or_else(|| tried().err().map(|e| format!("{e:#}"))) {
+            None => methods.push(method),
+            Some(why) => o.missing.push(format!("{}: {why}", method.name())),
+        }
+    }
+    drop(trial);
+    let effort = Effort {
+        runs: o.runs,
+        limit: Duration::from_secs_f64(bench.limit),
+        threads: o.threads,
+        reads: o.experiment.reads,
+        pattern: o.experiment.pattern,
+    };
+    let total = o.settings.len() * methods.len() * bench.runs;
+    let mut progress = Progress::count(total as u64, &format!("Measuring {}", o.experiment.name));
+    let mut count = 0;
+    for (i, setting) in o.settings.iter().enumerate() {
+        let folder = if path.is_dir() { path.to_owned() } else { scratch::folder().0 };
+        let stress = match Stress::start(setting.load, &folder) {
+            Ok(stress) => stress,
+            Err(why) => {
+                o.missing.push(format!("{}: {why}", setting.label));
+                continue;
+            }
+        };
+        for &method in &methods {
+            if method.is_direct() && !setting.block.is_multiple_of(unit) {
+                let text = "blocks are not aligned for direct I/O, which takes multiples of";
+                o.missing.push(format!("{} at {}: {text} {unit}", method.name(), setting.label));
+                continue;
+            }
+            let runs = measure::runs(method, setting, &effort, files, device, || {
+                count += 1;
+                progress.set(count);
+            });
+            match runs {
+                Ok(runs) => o.cells.push(CellOf { setting: i, method, runs }),
+                Err(e) => o.missing.push(format!("{} at {}: {e:#}", method.name(), setting.label)),
+            }
+        }
+        drop(stress);
+        // What is measured is not lost where a long run is ended. What cannot be written is told once, at the end.
+        if let Some(folder) = &bench.out {
+            let _ = write(folder, o);
+        }
+    }
+    Ok(())
+}
+
+/// What ran it.
+fn machine() -> Value {
+    let line = |path: &str, name: &str| {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let found = text.lines().find(|l| l.starts_with(name)).and_then(|l| l.split_once(':'));
+        found.map(|(_, value)| value.trim().to_owned())
+    };
+    serde_json::json!({
+        "processors": spinio_sys::linux::processors(),
+        "processor": line("/proc/cpuinfo", "model name"),
+        "memory": line("/proc/meminfo", "MemTotal"),
+        "kernel": rustix::system::uname().release().to_string_lossy(),
+    })
+}
+
+fn write(folder: &Path, outcome: &Outcome) -> anyhow::Result<()> {
+    let cannot = || format!("Cannot write into {}", folder.display());
+    let name = outcome.experiment.name;
+    std::fs::write(folder.join(format!("{name}.json")), format!("{:#}\n", report::json(outcome)))
+        .with_context(cannot)?;
+    if !outcome.cells.is_empty() {
+        report::chart(outcome).write(&folder.join(format!("{name}.svg")))?;
+    }
+    Ok(())
+}

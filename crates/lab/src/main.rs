@@ -1,0 +1,53 @@
+//! The `spinio-lab` command: what measures SPIN and the ideas it is made of. No user of SPIN needs it.
+//!
+//! ```text
+//!   bench     the paper's figures, on this machine's devices
+//!   simulate  how near to the best schedule each planner comes, on random residency
+//!   chart     points and fit of `spinio calibrate --json`, as SVG
+//! ```
+//!
+//! Devices, tables, units, scratch files and exit codes are those of the `spinio` command (`spinio_cli`). What draws
+//! charts is only here, and so is the library it takes.
+#![forbid(unsafe_code)]
+#![expect(unreachable_pub, reason = "a command has no users to hide from: `pub` here reads as `for other files`")]
+
+mod bench;
+mod calibration;
+mod chart;
+mod simulate;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use spinio_cli::{calibrate, device, exit, out, paint, progress, random, scratch, subject, table, units};
+
+/// The laboratory of SPIN: the paper's figures, the planners' study, charts
+#[derive(Debug, Parser)]
+#[command(name = "spinio-lab", version, after_help = exit::CODES)]
+struct Lab {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Reproduce the paper's figures on this machine: five ways to read a file into device memory
+    #[command(after_help = exit::CODES)]
+    Bench(bench::Bench),
+    /// Compare the planners on random residency, as the paper did
+    #[command(after_help = exit::CODES)]
+    Simulate(simulate::Simulate),
+    /// Draw what `spinio calibrate --json` measured: points and fit
+    #[command(after_help = exit::CODES)]
+    Chart(calibration::Draw),
+}
+
+fn main() -> ExitCode {
+    progress::start_clock();
+    let done = match Lab::parse().command {
+        Command::Bench(bench) => bench::run(&bench),
+        Command::Simulate(simulate) => simulate::run(&simulate),
+        Command::Chart(draw) => calibration::run(&draw),
+    };
+    exit::report("spinio-lab", done.map(|exit| exit as u8))
+}

@@ -1,0 +1,59 @@
+//! `posix_fadvise`: the kernel's to obey, and ours to know.
+//!
+//! ```text
+//!   RANDOM       no read-ahead: short sequential reads are not kept on the page cache for its sake
+//!   SEQUENTIAL   from the first read on, and twice as wide, as in the kernel
+//!   DONTNEED     what SPIN brought into the page cache there is forgotten with it
+//!   WILLNEED     belongs to the program: SPIN will not drop it; and where a device has read the file before, the kernel is
+//!                asked for more than the one window that it fetches by itself
+//! ```
+//!
+//! The kernel hears it first. Only what it has taken is noted; NORMAL, RANDOM and SEQUENTIAL, which stay, also before any
+//! device is in use.
+
+use std::ffi::c_int;
+
+use spinio_device::registry;
+use spinio_sys::linux::Advice;
+
+use crate::{disabled, ffi_guard as guard, next_symbol as next};
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn posix_fadvise(fd: c_int, offset: i64, len: i64, advice: c_int) -> c_int {
+    // SAFETY: the program's own arguments.
+    let failed = unsafe { next::POSIX_FADVISE.get()(fd, offset, len, advice) };
+    taken(failed, fd, offset, len, advice)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn posix_fadvise64(fd: c_int, offset: i64, len: i64, advice: c_int) -> c_int {
+    // SAFETY: the program's own arguments.
+    let failed = unsafe { next::POSIX_FADVISE64.get()(fd, offset, len, advice) };
+    taken(failed, fd, offset, len, advice)
+}
+
+/// It returns its error instead of setting errno.
+#[inline]
+fn taken(failed: c_int, fd: c_int, offset: i64, len: i64, advice: c_int) -> c_int {
+    let stays = matches!(advice, libc::POSIX_FADV_NORMAL | libc::POSIX_FADV_RANDOM | libc::POSIX_FADV_SEQUENTIAL);
+    if failed == 0 && (stays || registry::any()) && !disabled::is_off() {
+        note(fd, offset, len, advice);
+    }
+    failed
+}
+
+#[cold]
+fn note(fd: c_int, offset: i64, len: i64, advice: c_int) {
+    let advice = match advice {
+        libc::POSIX_FADV_NORMAL => Advice::Normal,
+        libc::POSIX_FADV_RANDOM => Advice::Random,
+        libc::POSIX_FADV_SEQUENTIAL => Advice::Sequential,
+        libc::POSIX_FADV_WILLNEED => Advice::WillNeed,
+        libc::POSIX_FADV_DONTNEED => Advice::DontNeed,
+        _ => return,
+    };
+    spinio_io::note_advice(fd, advice);
+    if let (Ok(offset), Ok(len)) = (u64::try_from(offset), u64::try_from(len)) {
+        guard::hint(|| spinio_io::advised(fd, offset, len, advice));
+    }
+}

@@ -1,0 +1,151 @@
+//! `open`, and `close` with its kin: news, never a source of truth.
+//!
+//! ```text
+//!   open "/dev/nvidia0"               ──> a driver is in use: from now on buffers may be device memory
+//!   open "/sys/.../p2pmem/allocate"   ──> mappings of this file are device memory
+//!   close, dup2, close_range, ...     ──> the file is going: let go of what is kept beside it, so that its file
+//!                                         system can be unmounted, and its space is free if it was deleted
+//! ```
+//!
+//! Correctness never rests on it, because programs open and close in ways that no hook sees: `fclose`, raw system
+//! calls, io_uring, a descriptor received through a socket. Each device read asks the kernel again what its descriptor is.
+//!
+//! Children that close everything before `exec` tell nothing: they would make their parent forget what it still uses.
+//!
+//! `open` tells its news once the kernel has opened the path: only then is the path known to be readable memory.
+
+use std::ffi::{CStr, c_char, c_int, c_uint};
+
+use spinio_device::registry;
+
+use super::mappings;
+use crate::{disabled, errno, ffi_guard as guard, next_symbol as next};
+
+macro_rules! opens {
+    ($($name:ident([$($dir:ident)?] path, flags [$($mode:ident)?]) = $next:ident;)+) => {$(
+        // The mode is there only with O_CREAT. Whatever its register holds is passed on, as the callee reads it only then.
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name(
+            $($dir: c_int,)?
+            path: *const c_char,
+            flags: c_int
+            $(, $mode: c_uint)?
+        ) -> c_int {
+            // SAFETY: the program's own arguments.
+            let fd = unsafe { next::$next.get()($($dir,)? path, flags $(, $mode)?) };
+            if fd >= 0 {
+                // SAFETY: the kernel has just read the path.
+                unsafe { opened(fd, path) };
+            }
+            fd
+        }
+    )+};
+}
+
+opens! {
+    open([] path, flags [mode]) = OPEN;
+    open64([] path, flags [mode]) = OPEN64;
+    __open([] path, flags [mode]) = OPEN_UNDERSCORED;
+    __open64([] path, flags [mode]) = OPEN64_UNDERSCORED;
+    openat([dir] path, flags [mode]) = OPENAT;
+    openat64([dir] path, flags [mode]) = OPENAT64;
+    __open_2([] path, flags []) = OPEN_2;
+    __open64_2([] path, flags []) = OPEN64_2;
+    __openat_2([dir] path, flags []) = OPENAT_2;
+    __openat64_2([dir] path, flags []) = OPENAT64_2;
+}
+
+/// # Safety
+/// `path` must be NUL-terminated.
+#[inline]
+unsafe fn opened(fd: c_int, path: *const c_char) {
+    // Devices' files are opened by absolute paths, "/dev/..." and "/sys/...": with all others we are done here.
+    // SAFETY: the caller's promise: the second byte is there if the first is not the end.
+    let second = unsafe { if *path == b'/' as c_char { *path.add(1) as u8 } else { 0 } };
+    if matches!(second, b'd' | b's') && !disabled::is_off() {
+        // SAFETY: as above.
+        let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+        let saved = errno::get();
+        if second == b'd' {
+            registry::hint_open(path);
+        } else {
+            mappings::opened(fd, path);
+        }
+        errno::set(saved);
+    }
+}
+
+/// A number is about to name nothing, or something else.
+#[inline]
+fn closing(fd: c_int) {
+    if registry::any() && fd >= 0 && !disabled::is_off() {
+        guard::hint(|| spinio_io::forget(fd));
+    }
+}
+
+/// Many numbers are.
+#[inline]
+fn closing_range(first: c_uint, last: c_uint) {
+    if registry::any() && first <= last && !disabled::is_off() {
+        guard::hint(|| spinio_io::forget_range(first, last));
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    closing(fd);
+    // SAFETY: the program's own arguments.
+    unsafe { next::CLOSE.get()(fd) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
+    closing(fd);
+    // SAFETY: the program's own arguments.
+    unsafe { next::CLOSE_UNDERSCORED.get()(fd) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // CLOSE_RANGE_CLOEXEC closes nothing yet. CLOSE_RANGE_UNSHARE closes in a table of this thread's own: for all others,
+    // of which there are some wherever SPIN keeps anything, the numbers stay. Other flags the kernel refuses.
+    if flags == 0 {
+        closing_range(first, last);
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { next::CLOSE_RANGE.get()(first, last, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn closefrom(first: c_int) {
+    closing_range(first.max(0) as c_uint, c_uint::MAX);
+    // SAFETY: the program's own arguments.
+    unsafe { next::CLOSEFROM.get()(first) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
+    if old != new {
+        closing(new);
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { next::DUP2.get()(old, new) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn __dup2(old: c_int, new: c_int) -> c_int {
+    if old != new {
+        closing(new);
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { next::DUP2_UNDERSCORED.get()(old, new) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    if old != new {
+        closing(new);
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { next::DUP3.get()(old, new, flags) }
+}

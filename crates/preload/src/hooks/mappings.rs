@@ -1,0 +1,96 @@
+//! `mmap` of peer-to-peer memory: the only way to learn that an address is a PCI device's.
+//!
+//! The CPU can load and store there, so the kernel reads into it without a complaint, and nothing would ever tell us that
+//! a storage device could have done it by itself. Until an `open` of `.../p2pmem/allocate` has succeeded, each hook here
+//! is one load and a call.
+//!
+//! Known flaw: a mapping made through a descriptor that no `open` of ours has seen (inherited, received), or moved by
+//! `mremap`, is not known as what it is. It is read into as host memory: correct, but never peer-to-peer.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use spinio_device::registry;
+use spinio_sys::linux;
+
+use crate::{errno, next_symbol as next};
+
+/// Which files of this kind the program has opened; 0 for none. They are as many as there are providers.
+static FILES: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+
+/// A name for a file, never 0. Two files that share it cost the registry a look at the mapping, which decides.
+fn mark(fd: c_int) -> Option<u64> {
+    let stat = linux::fstat(fd).ok()?;
+    Some((stat.ino ^ stat.dev.rotate_left(40)).max(1))
+}
+
+/// A path was opened.
+pub(super) fn opened(fd: c_int, path: &[u8]) {
+    if !path.ends_with(b"/p2pmem/allocate") {
+        return;
+    }
+    if let Some(new) = mark(fd) {
+        // Filled from the front, so that an empty first slot means that there is nothing.
+        let _ = FILES.iter().any(|slot| {
+            let old = slot.compare_exchange(0, new, Relaxed, Relaxed);
+            old.is_ok() || old == Err(new)
+        });
+    }
+}
+
+/// Whether the program may have mappings of this kind at all.
+#[inline(always)]
+fn possible() -> bool {
+    FILES[0].load(Relaxed) != 0
+}
+
+macro_rules! maps {
+    ($($name:ident = $next:ident;)+) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name(
+            at: *mut c_void,
+            len: usize,
+            prot: c_int,
+            flags: c_int,
+            fd: c_int,
+            offset: i64,
+        ) -> *mut c_void {
+            // SAFETY: the program's own arguments.
+            let made = unsafe { next::$next.get()(at, len, prot, flags, fd, offset) };
+            if possible() && made != libc::MAP_FAILED {
+                mapped(made, len, flags, fd);
+            }
+            made
+        }
+    )+};
+}
+
+maps! {
+    mmap = MMAP;
+    mmap64 = MMAP64;
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn munmap(at: *mut c_void, len: usize) -> c_int {
+    if possible() {
+        // Before the range can become somebody else's.
+        registry::forget_mapping(at.cast(), len);
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { next::MUNMAP.get()(at, len) }
+}
+
+#[cold]
+fn mapped(at: *mut c_void, len: usize, flags: c_int, fd: c_int) {
+    let saved = errno::get();
+    if flags & libc::MAP_FIXED != 0 {
+        registry::forget_mapping(at.cast(), len);
+    }
+    if fd >= 0
+        && let Some(mark) = mark(fd)
+        && FILES.iter().any(|slot| slot.load(Relaxed) == mark)
+    {
+        registry::note_mapping(at.cast(), len);
+    }
+    errno::set(saved);
+}

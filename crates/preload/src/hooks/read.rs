@@ -1,0 +1,82 @@
+//! `read` and `pread`, under every name that programs import.
+
+use std::ffi::{c_int, c_void};
+
+use spinio_device::Allocation;
+use spinio_io::runtime;
+
+use super::{hook, owner, owner_after_fault, target};
+use crate::{ffi_guard as guard, next_symbol as next};
+
+/// The most that Linux moves in one call.
+pub(super) const MOST: usize = 0x7fff_f000;
+
+hook! {
+    fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize, caller in "rcx" =>
+        serve(fd, buffer, len, None, caller, || next::READ.get()(fd, buffer, len));
+    fn __read(fd: c_int, buffer: *mut c_void, len: usize) -> isize, caller in "rcx" =>
+        serve(fd, buffer, len, None, caller, || next::READ_UNDERSCORED.get()(fd, buffer, len));
+    fn pread(fd: c_int, buffer: *mut c_void, len: usize, offset: i64) -> isize, caller in "r8" =>
+        serve(fd, buffer, len, Some(offset), caller, || next::PREAD.get()(fd, buffer, len, offset));
+    fn pread64(fd: c_int, buffer: *mut c_void, len: usize, offset: i64) -> isize, caller in "r8" =>
+        serve(fd, buffer, len, Some(offset), caller, || next::PREAD64.get()(fd, buffer, len, offset));
+    fn __pread64(fd: c_int, buffer: *mut c_void, len: usize, offset: i64) -> isize, caller in "r8" =>
+        serve(fd, buffer, len, Some(offset), caller, || next::PREAD64_UNDERSCORED.get()(fd, buffer, len, offset));
+    fn __read_chk(fd: c_int, buffer: *mut c_void, len: usize, room: usize) -> isize, caller in "r8" =>
+        serve(fd, buffer, checked(len, room), None, caller, || next::READ_CHK.get()(fd, buffer, len, room));
+    fn __pread_chk(fd: c_int, buffer: *mut c_void, len: usize, offset: i64, room: usize) -> isize, caller in "r9" =>
+        serve(fd, buffer, checked(len, room), Some(offset), caller,
+            || next::PREAD_CHK.get()(fd, buffer, len, offset, room));
+    fn __pread64_chk(fd: c_int, buffer: *mut c_void, len: usize, offset: i64, room: usize) -> isize, caller in "r9" =>
+        serve(fd, buffer, checked(len, room), Some(offset), caller,
+            || next::PREAD64_CHK.get()(fd, buffer, len, offset, room));
+}
+
+/// A length that the fortified function may serve; 0, which is left to the next function, where that one would abort.
+fn checked(len: usize, room: usize) -> usize {
+    if len > room { 0 } else { len }
+}
+
+/// One read, host or device. `next` does the host's, with the arguments as the program gave them.
+#[inline(always)]
+unsafe fn serve(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: usize,
+    at: Option<i64>,
+    caller: usize,
+    next: impl Fn() -> isize,
+) -> isize {
+    let buffer = buffer.cast::<u8>().cast_const();
+    if let Some(allocation) = owner(buffer, len, caller)
+        && is_a_length(len)
+    {
+        return into_device(fd, buffer, len, at, allocation);
+    }
+    let got = next();
+    if got == -1
+        && is_a_length(len)
+        && let Some(allocation) = owner_after_fault(buffer, len, caller)
+    {
+        return into_device(fd, buffer, len, at, allocation);
+    }
+    got
+}
+
+/// Of nothing, and of more than half the address space, the kernel knows what to say.
+pub(super) fn is_a_length(len: usize) -> bool {
+    len != 0 && len <= isize::MAX as usize
+}
+
+#[cold]
+#[inline(never)]
+fn into_device(fd: c_int, buffer: *const u8, len: usize, at: Option<i64>, allocation: Allocation) -> isize {
+    guard::cancellation_point();
+    guard::call(|| {
+        let at = match at {
+            Some(offset) => Some(u64::try_from(offset).map_err(|_| guard::Failure::Errno(libc::EINVAL))?),
+            None => None,
+        };
+        Ok(runtime().read(fd, at, target(allocation, buffer), len.min(MOST))?)
+    })
+}

@@ -1,0 +1,172 @@
+//! `fread` into device memory, and `fwrite` out of it.
+//!
+//! libc loads from and stores into the buffer with the CPU, so a device buffer never reaches it: pieces go through host
+//! memory. The FILE is locked for all of them, so its position and its flags are what one `fread` or `fwrite` leaves;
+//! and what is written takes its place among the stream's other output, in libc's own buffer.
+//!
+//! Known flaws:
+//! - Device memory that nobody announced before crashes the program here, as it does without us: there is no EFAULT
+//!   to learn from.
+//! - If the device fails, the bytes have left the FILE: the call returns the items that arrived and sets errno to
+//!   EIO, but `ferror` does not know. Nor does it if the device fails under an `fwrite`.
+
+use std::ffi::c_void;
+
+use libc::FILE;
+use spinio_device::Allocation;
+use spinio_io::runtime;
+
+use super::{hook, owner, target};
+use crate::ffi_guard::{self as guard, Failure};
+use crate::{errno, next_symbol as next};
+
+/// Bytes a piece of a read.
+const PIECE: usize = 1 << 20;
+
+/// Bytes a piece of a write. Large, because libc makes one call of the kernel of what its own buffer cannot hold.
+const WRITE_PIECE: usize = 64 << 20;
+
+unsafe extern "C" {
+    fn flockfile(file: *mut FILE);
+    fn funlockfile(file: *mut FILE);
+}
+
+hook! {
+    fn fread(buffer: *mut c_void, size: usize, items: usize, file: *mut FILE) -> usize, caller in "r8" =>
+        serve(buffer, size, items, usize::MAX, file, caller,
+            || next::FREAD.get()(buffer, size, items, file));
+    fn fread_unlocked(buffer: *mut c_void, size: usize, items: usize, file: *mut FILE) -> usize, caller in "r8" =>
+        serve(buffer, size, items, usize::MAX, file, caller,
+            || next::FREAD_UNLOCKED.get()(buffer, size, items, file));
+    fn __fread_chk(buffer: *mut c_void, room: usize, size: usize, items: usize, file: *mut FILE) -> usize,
+        caller in "r9" =>
+        serve(buffer, size, items, room, file, caller,
+            || next::FREAD_CHK.get()(buffer, room, size, items, file));
+    fn __fread_unlocked_chk(buffer: *mut c_void, room: usize, size: usize, items: usize, file: *mut FILE) -> usize,
+        caller in "r9" =>
+        serve(buffer, size, items, room, file, caller,
+            || next::FREAD_UNLOCKED_CHK.get()(buffer, room, size, items, file));
+    fn fwrite(buffer: *const c_void, size: usize, items: usize, file: *mut FILE) -> usize, caller in "r8" =>
+        serve_write(buffer, size, items, file, caller, || next::FWRITE.get()(buffer, size, items, file));
+    fn fwrite_unlocked(buffer: *const c_void, size: usize, items: usize, file: *mut FILE) -> usize, caller in "r8" =>
+        serve_write(buffer, size, items, file, caller, || next::FWRITE_UNLOCKED.get()(buffer, size, items, file));
+}
+
+/// The bytes of a call on device memory, and whose they are; `None` for one that is libc's.
+#[inline(always)]
+fn asked(buffer: *const c_void, size: usize, items: usize, caller: usize) -> Option<(usize, Allocation)> {
+    let bytes = size.wrapping_mul(items);
+    let overflows = size != 0 && bytes / size != items;
+    let allocation = owner(buffer.cast(), bytes, caller)?;
+    (bytes != 0 && !overflows).then_some((bytes, allocation))
+}
+
+#[inline(always)]
+unsafe fn serve(
+    buffer: *mut c_void,
+    size: usize,
+    items: usize,
+    room: usize,
+    file: *mut FILE,
+    caller: usize,
+    next: impl Fn() -> usize,
+) -> usize {
+    if let Some((bytes, allocation)) = asked(buffer, size, items, caller)
+        && bytes <= room
+    {
+        // SAFETY: the program's own FILE.
+        return unsafe { moved(buffer.cast(), bytes, size, file, allocation, read_locked) };
+    }
+    next()
+}
+
+#[inline(always)]
+unsafe fn serve_write(
+    buffer: *const c_void,
+    size: usize,
+    items: usize,
+    file: *mut FILE,
+    caller: usize,
+    next: impl Fn() -> usize,
+) -> usize {
+    if let Some((bytes, allocation)) = asked(buffer, size, items, caller) {
+        // SAFETY: the program's own FILE.
+        return unsafe { moved(buffer.cast_mut().cast(), bytes, size, file, allocation, write_locked) };
+    }
+    next()
+}
+
+/// Moves bytes between a FILE and a device, under the FILE's lock.
+type Move = fn(*mut u8, usize, *mut FILE, Allocation) -> usize;
+
+/// # Safety
+/// `file` must be open.
+#[cold]
+#[inline(never)]
+unsafe fn moved(
+    buffer: *mut u8,
+    bytes: usize,
+    size: usize,
+    file: *mut FILE,
+    allocation: Allocation,
+    locked: Move,
+) -> usize {
+    guard::cancellation_point();
+    // A thread cancelled in between would leave the FILE locked.
+    let done = guard::uncancelled(|| {
+        // SAFETY: the FILE is open; the lock is recursive, so a caller of fread_unlocked that holds it goes on.
+        unsafe { flockfile(file) };
+        let done = locked(buffer, bytes, file, allocation);
+        // SAFETY: locked above.
+        unsafe { funlockfile(file) };
+        done
+    });
+    done / size
+}
+
+/// Fills device memory from a FILE that is ours; the bytes that arrived. Sets errno where libc would.
+fn read_locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Allocation) -> usize {
+    let mut done = 0;
+    guard::run(|| {
+        // The kernel writes to the end of the allocation and no further, whatever the program asks for.
+        let end = bytes.min(allocation.room(target(allocation, buffer).addr) as usize);
+        let mut bounce = vec![0u8; end.min(PIECE)];
+        while done < end {
+            let piece = bounce.len().min(end - done);
+            // SAFETY: `bounce` has room for a piece, and the FILE is ours.
+            let got = unsafe { next::FREAD_UNLOCKED.get()(bounce.as_mut_ptr().cast(), 1, piece, file) };
+            if got > 0 {
+                runtime().put(target(allocation, buffer.wrapping_add(done)), &bounce[..got])?;
+            }
+            done += got;
+            if got < piece {
+                // SAFETY: the FILE is open.
+                let error = unsafe { libc::ferror(file) } != 0;
+                return if error { Err(Failure::Errno(errno::get())) } else { Ok(()) };
+            }
+        }
+        if end < bytes { Err(Failure::Errno(libc::EFAULT)) } else { Ok(()) }
+    });
+    done
+}
+
+/// Writes device memory to a FILE that is ours; the bytes that libc took. Sets errno where libc would.
+fn write_locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Allocation) -> usize {
+    let mut done = 0;
+    guard::run(|| {
+        let end = bytes.min(allocation.room(target(allocation, buffer).addr) as usize);
+        let mut bounce = vec![0u8; end.min(WRITE_PIECE)];
+        while done < end {
+            let piece = bounce.len().min(end - done);
+            runtime().get(target(allocation, buffer.wrapping_add(done)), &mut bounce[..piece])?;
+            // SAFETY: `bounce` holds a piece, and the FILE is ours.
+            let wrote = unsafe { next::FWRITE_UNLOCKED.get()(bounce.as_ptr().cast(), 1, piece, file) };
+            done += wrote;
+            if wrote < piece {
+                return Err(Failure::Errno(errno::get()));
+            }
+        }
+        if end < bytes { Err(Failure::Errno(libc::EFAULT)) } else { Ok(()) }
+    });
+    done
+}

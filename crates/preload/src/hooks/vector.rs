@@ -1,0 +1,309 @@
+//! `readv` and `preadv`: vectors that may mix host and device buffers.
+//!
+//! ```text
+//!   all host                        the next function, untouched
+//!   a file with offsets             part by part at explicit offsets, until one comes back short; many device parts in
+//!                                   a row as one batch
+//!   a pipe, socket, terminal        one read: the kernel fills host parts itself, and a bounce for the device parts
+//!   flags (RWF_*)                   as a stream, in windows: the kernel sees the flags, and all of them
+//! ```
+//!
+//! A read at the file's own offset first takes its range with one relative `lseek`, so that another process that shares
+//! the offset goes on behind it, and gives back what the file did not have.
+//!
+//! Known flaws:
+//! - A call is served in parts, so it is not atomic against a writer, nor against another reader that moves the shared
+//!   offset back.
+//! - From a stream, one call brings at most 1 MiB into device parts and ends there: short, as streams may be.
+
+use std::ffi::c_int;
+
+use libc::iovec;
+use spinio_device::{Allocation, registry};
+use spinio_batch::{Batches, Piece};
+use spinio_io::runtime;
+use spinio_sys::linux;
+
+use super::read::MOST;
+use super::{hook, owner, owner_after_fault, target};
+use crate::ffi_guard::{self as guard, Failure};
+use crate::{caller, disabled, errno, next_symbol as next};
+
+/// Most vectors of one call.
+const IOV_MAX: c_int = 1024;
+/// Host memory that stands in for device parts, at most.
+const BOUNCE: usize = 1 << 20;
+/// Device parts in a row from which they are read as a batch.
+const SEVERAL: usize = 8;
+/// `preadv2`'s name for the file's own offset.
+const OWN_OFFSET: i64 = -1;
+
+hook! {
+    fn readv(fd: c_int, vectors: *const iovec, count: c_int) -> isize, caller in "rcx" =>
+        serve(fd, vectors, count, At::Own, 0, caller, into_parts, || next::READV.get()(fd, vectors, count));
+    fn preadv(fd: c_int, vectors: *const iovec, count: c_int, offset: i64) -> isize, caller in "r8" =>
+        serve(fd, vectors, count, At::Offset(offset), 0, caller, into_parts,
+            || next::PREADV.get()(fd, vectors, count, offset));
+    fn preadv64(fd: c_int, vectors: *const iovec, count: c_int, offset: i64) -> isize, caller in "r8" =>
+        serve(fd, vectors, count, At::Offset(offset), 0, caller, into_parts,
+            || next::PREADV64.get()(fd, vectors, count, offset));
+    fn preadv2(fd: c_int, vectors: *const iovec, count: c_int, offset: i64, flags: c_int) -> isize, caller in "r9" =>
+        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, into_parts,
+            || next::PREADV2.get()(fd, vectors, count, offset, flags));
+    fn preadv64v2(fd: c_int, vectors: *const iovec, count: c_int, offset: i64, flags: c_int) -> isize, caller in "r9" =>
+        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, into_parts,
+            || next::PREADV64V2.get()(fd, vectors, count, offset, flags));
+}
+
+/// Where in the file.
+#[derive(Clone, Copy)]
+pub(super) enum At {
+    Own,
+    Offset(i64),
+}
+
+impl At {
+    pub(super) fn of_preadv2(offset: i64) -> At {
+        if offset == OWN_OFFSET { At::Own } else { At::Offset(offset) }
+    }
+}
+
+/// What serves a call that has device memory among its vectors.
+pub(super) type Served = fn(c_int, *const iovec, c_int, At, c_int) -> isize;
+
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "the call's own five, and how it goes on")]
+pub(super) unsafe fn serve(
+    fd: c_int,
+    vectors: *const iovec,
+    count: c_int,
+    at: At,
+    flags: c_int,
+    caller: usize,
+    served: Served,
+    next: impl Fn() -> isize,
+) -> isize {
+    // SAFETY: `any_device` judges the address before it looks at the vectors.
+    if registry::any() && unsafe { any_device(vectors, count, caller, owner) } {
+        return served(fd, vectors, count, at, flags);
+    }
+    let moved = next();
+    // SAFETY: as above.
+    if moved == -1 && errno::get() == libc::EFAULT && unsafe { any_device(vectors, count, caller, owner_after_fault) } {
+        return served(fd, vectors, count, at, flags);
+    }
+    moved
+}
+
+/// Whether a part is device memory. False where the kernel would refuse the call whatever the parts are.
+///
+/// # Safety
+/// None but this: the program must not unmap the vectors during the call.
+unsafe fn any_device(
+    vectors: *const iovec,
+    count: c_int,
+    caller: usize,
+    owner: impl Fn(*const u8, usize, usize) -> Option<Allocation>,
+) -> bool {
+    if count <= 0 || count > IOV_MAX || disabled::is_off() || caller::is_driver(caller) {
+        return false;
+    }
+    let bytes = count as usize * size_of::<iovec>();
+    if !vectors.is_aligned() || !(on_stack(vectors.cast()) || linux::readable(vectors.cast(), bytes)) {
+        return false;
+    }
+    // SAFETY: aligned, and readable a moment ago.
+    let vectors = unsafe { core::slice::from_raw_parts(vectors, count as usize) };
+    vectors.iter().all(|v| v.iov_len <= isize::MAX as usize)
+        && vectors.iter().any(|v| v.iov_len != 0 && owner(v.iov_base.cast(), v.iov_len, caller).is_some())
+}
+
+/// Whether an address is a little above our own frame, where almost every caller keeps its vectors: then it needs no
+/// system call to know that it may be read.
+fn on_stack(address: *const u8) -> bool {
+    let here = 0u8;
+    (address as usize).wrapping_sub(&raw const here as usize) < 16 << 10
+}
+
+/// A part of the call: what is left of one vector.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    pub(super) at: *mut u8,
+    pub(super) len: usize,
+    pub(super) device: Option<Allocation>,
+}
+
+#[cold]
+#[inline(never)]
+fn into_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c_int) -> isize {
+    guard::cancellation_point();
+    guard::call(|| {
+        // SAFETY: `any_device` has looked at the same vectors in this call.
+        let vectors = unsafe { core::slice::from_raw_parts(vectors, count as usize) };
+        let parts = parts(vectors);
+        let total: usize = parts.iter().map(|p| p.len).sum();
+        let stream = runtime().is_stream(fd)?;
+        match at {
+            At::Offset(offset) if offset < 0 => Err(Failure::Errno(libc::EINVAL)),
+            // A stream has no offsets: the kernel knows whether that is ESPIPE, or no matter (some devices).
+            At::Offset(offset) if stream => window(fd, &parts, offset, flags).map(|w| w.got),
+            At::Offset(offset) => read_at(fd, &parts, offset as u64, flags),
+            At::Own if stream => window(fd, &parts, OWN_OFFSET, flags).map(|w| w.got),
+            At::Own => {
+                let start = runtime().reserve(fd, total as u64)?;
+                let result = read_at(fd, &parts, start, flags);
+                runtime().unreserve(fd, (total - result.as_ref().copied().unwrap_or(0)) as u64);
+                result
+            }
+        }
+    })
+}
+
+/// The vectors as parts, cut off where the kernel cuts a call off. Neighbours on the host stay apart: the kernel
+/// takes them as a vector anyway.
+pub(super) fn parts(vectors: &[iovec]) -> Vec<Part> {
+    let mut room = MOST;
+    let mut parts = Vec::with_capacity(vectors.len());
+    for vector in vectors.iter().filter(|v| v.iov_len != 0) {
+        let len = vector.iov_len.min(room);
+        if len == 0 {
+            break;
+        }
+        room -= len;
+        let at = vector.iov_base.cast::<u8>();
+        parts.push(Part { at, len, device: registry::find(at, len) });
+    }
+    parts
+}
+
+/// A file with offsets: until a part comes back short, or fails after others have succeeded.
+fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize, Failure> {
+    let mut done = 0;
+    let mut rest = parts.to_vec();
+    while let Some(first) = rest.first().copied() {
+        let offset = start + done as u64;
+        let devices = rest.iter().take_while(|p| p.device.is_some()).count();
+        let (wanted, got) = match first.device {
+            Some(_) if flags == 0 && devices >= SEVERAL => {
+                let wanted = rest[..devices].iter().map(|p| p.len).sum();
+                (wanted, batch(fd, &rest[..devices], offset))
+            }
+            Some(allocation) if flags == 0 => {
+                let read = runtime().read(fd, Some(offset), target(allocation, first.at), first.len);
+                (first.len, read.map_err(Failure::Io))
+            }
+            _ => {
+                // With flags, everything up to the bounce's end; without, the host parts up to the next device part.
+                let hosts = rest.iter().take_while(|p| p.device.is_none()).count();
+                let parts = if flags == 0 { &rest[..hosts] } else { &rest[..] };
+                match window(fd, parts, offset as i64, flags) {
+                    Ok(window) => (window.wanted, Ok(window.got)),
+                    Err(failure) => (0, Err(failure)),
+                }
+            }
+        };
+        match got {
+            Ok(got) => {
+                done += got;
+                if got < wanted {
+                    break;
+                }
+                advance(&mut rest, got);
+            }
+            Err(failure) if done == 0 => return Err(failure),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+/// Takes `bytes` off the front.
+fn advance(parts: &mut Vec<Part>, mut bytes: usize) {
+    let whole = parts
+        .iter()
+        .take_while(|p| {
+            let fits = p.len <= bytes;
+            bytes -= if fits { p.len } else { 0 };
+            fits
+        })
+        .count();
+    parts.drain(..whole);
+    if let Some(first) = parts.first_mut() {
+        first.at = first.at.wrapping_add(bytes);
+        first.len -= bytes;
+    }
+}
+
+/// Device parts that lie one behind the other in the file, all at once; the bytes up to the first that came back short.
+fn batch(fd: c_int, parts: &[Part], offset: u64) -> Result<usize, Failure> {
+    let mut offset = offset;
+    let piece = |part: &Part| {
+        let piece = Piece { fd, offset, len: part.len as u64, address: part.at as u64, ..Piece::default() };
+        offset += piece.len;
+        piece
+    };
+    let mut pieces: Vec<Piece> = parts.iter().map(piece).collect();
+    let mut known: Vec<Allocation> = parts.iter().filter_map(|p| p.device).collect();
+    known.dedup_by_key(|a| a.start);
+    runtime().batch_into(&mut pieces, &known)?;
+    let mut done = 0;
+    for piece in &pieces {
+        match usize::try_from(piece.result) {
+            Ok(got) => done += got,
+            Err(_) if done > 0 => break,
+            Err(_) => return Err(Failure::Errno(-piece.result as i32)),
+        }
+        if (piece.result as u64) < piece.len {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+struct Window {
+    wanted: usize,
+    got: usize,
+}
+
+/// One call of the kernel for the front parts, with a bounce for what belongs to a device.
+fn window(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<Window, Failure> {
+    let device: usize = parts.iter().filter(|p| p.device.is_some()).map(|p| p.len).sum();
+    let mut bounce = vec![0u8; device.min(BOUNCE)];
+    let (mut used, mut wanted) = (0, 0);
+    let mut vectors = Vec::with_capacity(parts.len());
+    for part in parts {
+        let (at, len) = match part.device {
+            None => (part.at, part.len),
+            Some(_) => (bounce.as_mut_ptr().wrapping_add(used), part.len.min(bounce.len() - used)),
+        };
+        if len > 0 {
+            vectors.push([at as usize, len]);
+        }
+        wanted += len;
+        used += if part.device.is_some() { len } else { 0 };
+        if len < part.len {
+            break;
+        }
+    }
+    // SAFETY: host parts are the program's own, for the kernel to judge; the others lie in `bounce`, which outlives this.
+    let got = unsafe { linux::preadv(fd, &vectors, offset, flags as u32) }?;
+
+    let (mut left, mut from) = (got, 0);
+    for part in parts {
+        let len = part.len.min(left);
+        if let Some(allocation) = part.device {
+            let len = len.min(bounce.len() - from);
+            if len > 0 {
+                runtime().put(target(allocation, part.at), &bounce[from..from + len])?;
+            }
+            from += len;
+            left -= len;
+        } else {
+            left -= len;
+        }
+        if left == 0 {
+            break;
+        }
+    }
+    Ok(Window { wanted, got })
+}

@@ -1,0 +1,65 @@
+//! `write` and `pwrite`, under every name that programs import.
+//!
+//! A write out of memory that nobody announced fails with EFAULT before it has changed anything, so asking then and
+//! writing again is safe, on sockets too.
+
+use std::ffi::{c_int, c_void};
+
+use spinio_device::Allocation;
+use spinio_io::runtime;
+
+use super::read::{MOST, is_a_length};
+use super::{hook, owner_after_fault, source, target};
+use crate::{ffi_guard as guard, next_symbol as next};
+
+hook! {
+    fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize, caller in "rcx" =>
+        serve(fd, buffer, len, None, caller, || next::WRITE.get()(fd, buffer, len));
+    fn __write(fd: c_int, buffer: *const c_void, len: usize) -> isize, caller in "rcx" =>
+        serve(fd, buffer, len, None, caller, || next::WRITE_UNDERSCORED.get()(fd, buffer, len));
+    fn pwrite(fd: c_int, buffer: *const c_void, len: usize, offset: i64) -> isize, caller in "r8" =>
+        serve(fd, buffer, len, Some(offset), caller, || next::PWRITE.get()(fd, buffer, len, offset));
+    fn pwrite64(fd: c_int, buffer: *const c_void, len: usize, offset: i64) -> isize, caller in "r8" =>
+        serve(fd, buffer, len, Some(offset), caller, || next::PWRITE64.get()(fd, buffer, len, offset));
+    fn __pwrite64(fd: c_int, buffer: *const c_void, len: usize, offset: i64) -> isize, caller in "r8" =>
+        serve(fd, buffer, len, Some(offset), caller, || next::PWRITE64_UNDERSCORED.get()(fd, buffer, len, offset));
+}
+
+/// One write, host or device. `next` does the host's, with the arguments as the program gave them.
+#[inline(always)]
+unsafe fn serve(
+    fd: c_int,
+    buffer: *const c_void,
+    len: usize,
+    at: Option<i64>,
+    caller: usize,
+    next: impl Fn() -> isize,
+) -> isize {
+    let buffer = buffer.cast::<u8>();
+    if let Some(allocation) = source(buffer, len, caller)
+        && is_a_length(len)
+    {
+        return out_of_device(fd, buffer, len, at, allocation);
+    }
+    let wrote = next();
+    if wrote == -1
+        && is_a_length(len)
+        && let Some(allocation) = owner_after_fault(buffer, len, caller)
+    {
+        return out_of_device(fd, buffer, len, at, allocation);
+    }
+    wrote
+}
+
+#[cold]
+#[inline(never)]
+fn out_of_device(fd: c_int, buffer: *const u8, len: usize, at: Option<i64>, allocation: Allocation) -> isize {
+    guard::cancellation_point();
+    guard::call(|| {
+        let at = match at {
+            Some(offset) => Some(u64::try_from(offset).map_err(|_| guard::Failure::Errno(libc::EINVAL))?),
+            None => None,
+        };
+        Ok(runtime().write(fd, at, target(allocation, buffer), len.min(MOST))?)
+    })
+}

@@ -1,0 +1,89 @@
+//! Compiles C programs and runs them under the library.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+/// The library that cargo built beside this test.
+pub(crate) fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("the test knows its own path");
+    let library = test.with_file_name("libspinio.so");
+    assert!(library.exists(), "cargo did not build {}", library.display());
+    library
+}
+
+/// `tests/c/` and what else is named from this package.
+pub(crate) fn source(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// `spinio.h` and `nvmmu.h`.
+pub(crate) fn headers() -> PathBuf {
+    source("../capi/include")
+}
+
+static FOLDER: OnceLock<TempDir> = OnceLock::new();
+
+/// A folder for what this test run builds, gone when it ends.
+pub(crate) fn folder() -> &'static Path {
+    extern "C" fn remove() {
+        if let Some(folder) = FOLDER.get() {
+            let _ = std::fs::remove_dir_all(folder.path());
+        }
+    }
+    FOLDER
+        .get_or_init(|| {
+            // SAFETY: a function that lives as long as the program and does not unwind. Statics are never dropped.
+            unsafe { libc::atexit(remove) };
+            tempfile::Builder::new().prefix("spinio-preload-").tempdir().expect("a folder")
+        })
+        .path()
+}
+
+/// Runs a compiler; its complaint fails the test.
+pub(crate) fn compile(compiler: &str, out: &Path, args: &[&str]) {
+    let mut command = Command::new(compiler);
+    command.args(["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-pthread"]);
+    command.arg("-I").arg(headers()).arg("-I").arg(source("tests/c")).arg("-o").arg(out).args(args);
+    let done = command.output().unwrap_or_else(|e| panic!("cannot run {compiler}: {e}"));
+    assert!(done.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// The allocator shim as a shared library: built once.
+pub(crate) fn shim() -> &'static Path {
+    static SHIM: OnceLock<PathBuf> = OnceLock::new();
+    SHIM.get_or_init(|| {
+        let out = folder().join("libmemory.so");
+        let source = source("tests/c/memory.c");
+        compile("cc", &out, &["-shared", "-fPIC", source.to_str().expect("a path in UTF-8"), "-ldl"]);
+        out
+    })
+}
+
+/// Builds `tests/c/<name>.c` against the shim.
+pub(crate) fn program(name: &str) -> PathBuf {
+    let out = folder().join(name);
+    let source = source("tests/c").join(format!("{name}.c"));
+    let rpath = format!("-Wl,-rpath,{}", folder().display());
+    let (source, shim) = (source.to_str().expect("a path in UTF-8"), shim().to_str().expect("a path in UTF-8"));
+    compile("cc", &out, &[source, shim, &rpath, "-ldl"]);
+    out
+}
+
+/// A run of the program under the library, with a deadline that only turns a hang into a failure.
+pub(crate) fn preloaded(program: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "900"]).arg("env").arg(format!("LD_PRELOAD={}", library().display()));
+    command.arg(program).args(args).current_dir(folder()).env_remove("LD_LIBRARY_PATH");
+    command
+}
+
+/// Runs it; whatever it prints is a complaint.
+pub(crate) fn must_pass(mut command: Command) -> Output {
+    let done = command.output().expect("timeout runs");
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success() && err.is_empty(), "{command:?}: {}\n{out}{err}", done.status);
+    done
+}
