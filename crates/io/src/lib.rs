@@ -15,6 +15,7 @@
 //!
 //! `batch` has thousands of reads at once, `hold` files that stay registered for reads that come again.
 
+mod aligned_buf;
 mod batch;
 mod copies;
 mod core;
@@ -37,6 +38,7 @@ pub mod stats;
 mod sync;
 mod write;
 
+pub use aligned_buf::AlignedBuf;
 pub use batch::{Done, Each, Many, Piece, Ticket};
 pub use error::{Error, ErrorKind};
 pub use explain::{Buffer, Explanation};

@@ -20,7 +20,7 @@ use std::ffi::c_int;
 
 use libc::iovec;
 use spinio_device::{Allocation, registry};
-use spinio_io::{Piece, runtime};
+use spinio_io::{AlignedBuf, Piece, runtime};
 use spinio_sys::linux;
 
 use super::read::MOST;
@@ -267,7 +267,7 @@ struct Window {
 /// One call of the kernel for the front parts, with a bounce for what belongs to a device.
 fn window(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<Window, Failure> {
     let device: usize = parts.iter().filter(|p| p.device.is_some()).map(|p| p.len).sum();
-    let mut bounce = vec![0u8; device.min(BOUNCE)];
+    let mut bounce = AlignedBuf::zeroed(device.min(BOUNCE));
     let (mut used, mut wanted) = (0, 0);
     let mut vectors = Vec::with_capacity(parts.len());
     for part in parts {

@@ -21,6 +21,7 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 
 use crate::Target;
+use crate::aligned_buf::AlignedBuf;
 use crate::core::{Core, Verdict};
 use crate::file::File;
 use crate::staging::BLOCK;
@@ -51,9 +52,7 @@ pub(crate) fn sing(
 
 fn compare(core: &Core, file: &File, device: u64, offset: u64, bytes: usize) -> Option<Verdict> {
     let twin = file.direct.as_ref().ok()?;
-    let mut host = vec![0u8; bytes + 4096];
-    let aligned = host.as_ptr().align_offset(4096);
-    let host = &mut host[aligned..aligned + bytes];
+    let mut host = AlignedBuf::zeroed(bytes);
     for _ in 0..2 {
         // SAFETY: `host` has `bytes` bytes.
         let plain = unsafe { core.kernel.pread(Route::Direct, twin.get(), host.as_mut_ptr(), bytes, offset, 0) };
@@ -73,7 +72,7 @@ fn compare(core: &Core, file: &File, device: u64, offset: u64, bytes: usize) -> 
             Err(Errno::REMOTEIO | Errno::INVAL | Errno::OPNOTSUPP) => return Some(Verdict::Unreachable),
             _ => return None,
         }
-        if theirs == host {
+        if *theirs == *host {
             return Some(Verdict::Trusted);
         }
     }

@@ -8,6 +8,7 @@ use spinio_plan::{Reason, Route, readahead};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd, FileKind};
 
+use crate::aligned_buf::AlignedBuf;
 use crate::core::Core;
 use crate::file::File;
 use crate::file::canary;
@@ -250,12 +251,14 @@ fn refuse_misaligned(core: &Core, fd: Fd, at: Option<u64>, len: usize) -> Result
     if unit == 0 || unit > 4096 || (offset | len as u64).is_multiple_of(unit) {
         return Ok(());
     }
-    let mut bytes = [0u8; 4096];
+    // The memory is aligned, so that what the kernel refuses is the range. Where a file system tells of larger blocks than
+    // its reads need (XFS with reflinks: 4096, reads take 512) it refuses nothing.
+    let mut bytes = AlignedBuf::zeroed(unit as usize);
     let odd = match len as u64 % unit {
         0 => unit,
         odd => odd,
     } as usize;
-    // SAFETY: at most a page is read into a local.
+    // SAFETY: `odd` is at most `unit`, the length of `bytes`.
     unsafe { core.kernel.pread(Route::Copy, fd, bytes.as_mut_ptr(), odd, offset, 0) }.map(drop)
 }
 

@@ -14,6 +14,7 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
+use crate::aligned_buf::AlignedBuf;
 use crate::core::Core;
 use crate::staging::BLOCK;
 use crate::{Error, Target};
@@ -56,9 +57,7 @@ unsafe fn fill(core: &Core, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) ->
 /// # Safety
 /// As for [`read`].
 unsafe fn bounce(core: &Core, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
-    let mut host = vec![0u8; len.min(BLOCK) + linux::PAGE];
-    let skip = host.as_ptr().align_offset(linux::PAGE);
-    let host = &mut host[skip..];
+    let mut host = AlignedBuf::zeroed(len.min(BLOCK));
     let mut done = 0;
     while done < len {
         let want = (len - done).min(BLOCK);

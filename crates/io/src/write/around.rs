@@ -38,6 +38,7 @@ use spinio_sys::linux;
 use super::choice::{LEAST_DIRECT, LEAST_P2P, Prospect, SYNC};
 use super::whole::Hand;
 use super::{Part, Result, Write, bound};
+use crate::aligned_buf::AlignedBuf;
 use crate::core::Verdict;
 use crate::crew::PrivateFd;
 use crate::file::File;
@@ -259,19 +260,15 @@ impl Write<'_> {
             let (kernel, theirs) = (self.core.kernel, Arc::clone(file));
             let stored = keepers.call(move || {
                 let twin = theirs.direct.as_ref().ok()?;
-                let mut bytes = vec![0u8; len + linux::PAGE];
-                let skip = bytes.as_ptr().align_offset(linux::PAGE);
-                // SAFETY: `bytes` has `len` bytes from `skip` on.
-                let got =
-                    unsafe { kernel.pread(Route::Direct, twin.get(), bytes.as_mut_ptr().add(skip), len, offset, 0) };
-                bytes.drain(..skip);
-                bytes.truncate(len);
+                let mut bytes = AlignedBuf::zeroed(len);
+                // SAFETY: `bytes` has `len` bytes.
+                let got = unsafe { kernel.pread(Route::Direct, twin.get(), bytes.as_mut_ptr(), len, offset, 0) };
                 (got == Ok(len)).then_some(bytes)
             });
             let mut sent = vec![0u8; len];
             if let Some(Some(stored)) = stored
                 && self.fetch(source, &mut sent)
-                && stored == sent
+                && *stored == *sent
             {
                 self.core.set_verdict(file, device, Verdict::Trusted);
                 return true;
