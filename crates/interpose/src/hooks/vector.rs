@@ -20,7 +20,7 @@ use std::ffi::c_int;
 
 use libc::iovec;
 use spinio_device::{Allocation, registry};
-use spinio_io::{AlignedBuf, Piece, runtime};
+use spinio_io::{AlignedBuf, FdIdentity, Piece, runtime};
 use spinio_sys::linux;
 
 use super::read::MOST;
@@ -179,6 +179,9 @@ pub(super) fn parts(vectors: &[iovec]) -> Vec<Part> {
 fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize, Failure> {
     let mut done = 0;
     let mut rest = parts.to_vec();
+    let number = FdIdentity::of(fd);
+    // One part is one read, which sees to that itself.
+    let file = if parts.len() > 1 || flags != 0 { identity(fd) } else { None };
     while let Some(first) = rest.first().copied() {
         let offset = start + done as u64;
         let devices = rest.iter().take_while(|p| p.device.is_some()).count();
@@ -203,8 +206,14 @@ fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize,
         };
         match got {
             Ok(got) => {
-                done += got;
-                if got < wanted {
+                // Another thread may have given the number to another file since the last part, or since this one: of all
+                // parts together only those of one file count.
+                let same = got == rest.iter().map(|p| p.len).sum::<usize>() && done == 0
+                    || identity(fd) == file && number.is_unchanged();
+                if done == 0 || same {
+                    done += got;
+                }
+                if got < wanted || !same {
                     break;
                 }
                 advance(&mut rest, got);
@@ -214,6 +223,11 @@ fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize,
         }
     }
     Ok(done)
+}
+
+/// Which file a number names now.
+fn identity(fd: c_int) -> Option<(u64, u64)> {
+    linux::fstat(fd).ok().map(|stat| (stat.dev, stat.ino))
 }
 
 /// Takes `bytes` off the front.

@@ -8,6 +8,7 @@ use spinio_sys::linux::Fd;
 use crate::batch::list::List;
 use crate::batch::outlet::Outlet;
 use crate::core::Core;
+use crate::fd_identity::FdIdentity;
 use crate::file::File;
 use crate::lock::lock;
 use crate::stats::Watch;
@@ -42,6 +43,8 @@ pub(crate) struct Item {
 /// A file that pieces come from.
 pub(crate) struct Source {
     pub(crate) fd: Fd,
+    /// Taken before anything was asked of the number.
+    pub(crate) number: FdIdentity,
     pub(crate) file: Arc<File>,
     pub(crate) size: u64,
 }

@@ -10,6 +10,7 @@ use spinio_sys::linux::{self, Advice, Fd, FileKind};
 
 use crate::aligned_buf::AlignedBuf;
 use crate::core::Core;
+use crate::fd_identity::FdIdentity;
 use crate::file::File;
 use crate::file::canary;
 use crate::file::streams;
@@ -198,7 +199,10 @@ fn at_offset(
         to: Target { addr: to.addr.offset(got), ..to },
         ..plain(Reason::Small, len - got as usize)
     };
-    Ok(got as usize + rest.read(core).unwrap_or(0))
+    let number = FdIdentity::of(fd);
+    let more = rest.read(core).unwrap_or(0);
+    // What another file has behind the end of this one is not this one's.
+    Ok(got as usize + if number.is_still(core.kernel, file.key()) { more } else { 0 })
 }
 
 /// Whether storage of this file may DMA into this buffer for this request. `captured`: the program's queue is, so that

@@ -10,6 +10,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
 use crate::core::Core;
+use crate::fd_identity::FdIdentity;
 use crate::interrupt::is_interrupted;
 use crate::read::stored;
 use crate::staging::BLOCK;
@@ -71,6 +72,7 @@ impl Plain {
         };
         let mut done = 0;
         let mut ended = Ok(());
+        let number = FdIdentity::of(self.fd);
         let file = self.identity(core);
         while done < self.len {
             let begun = Instant::now();
@@ -95,9 +97,12 @@ impl Plain {
                     break;
                 }
             };
+            let more = got == want && !self.once && done + got < self.len;
             // Another thread may have closed the descriptor since the last block, and opened another file as the same
-            // number; a host read would have gone on with the first one.
-            if got == 0 || (done > 0 && self.identity(core) != file) {
+            // number; a host read would have gone on with the first one. The first block is of one file, whichever: it may
+            // stand alone.
+            let same = (done == 0 && !more) || (self.identity(core) == file && number.is_unchanged());
+            if got == 0 || (done > 0 && !same) {
                 staging.give_back(block);
                 break;
             }
@@ -114,7 +119,7 @@ impl Plain {
             }
             done += got;
             core.stats().piece(&self.watch, Route::Copy, reason, self.done + (done - got) as u64, got as u64, begun);
-            if got < want || self.once || (done < self.len && is_interrupted()) {
+            if !more || !same || is_interrupted() {
                 break;
             }
         }

@@ -16,6 +16,7 @@ use spinio_sys::linux::{self, Fd};
 
 use crate::aligned_buf::AlignedBuf;
 use crate::core::Core;
+use crate::fd_identity::FdIdentity;
 use crate::staging::BLOCK;
 use crate::{Error, Target};
 
@@ -59,6 +60,7 @@ unsafe fn fill(core: &Core, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) ->
 unsafe fn bounce(core: &Core, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
     let mut host = AlignedBuf::zeroed(len.min(BLOCK));
     let mut done = 0;
+    let number = FdIdentity::of(fd);
     while done < len {
         let want = (len - done).min(BLOCK);
         // SAFETY: `host` has at least as many bytes.
@@ -67,6 +69,9 @@ unsafe fn bounce(core: &Core, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) 
             Err(e) if done == 0 => return Err(e),
             Err(_) => break,
         };
+        if done > 0 && !number.is_unchanged() {
+            break;
+        }
         // SAFETY: the range lies inside `to`, which is other memory than `host`.
         unsafe { host.as_ptr().copy_to_nonoverlapping(to.add(done), got) };
         done += got;
