@@ -300,7 +300,7 @@ impl Copies {
             let source = &self.work.sources[item.source as usize];
             let good = match last {
                 Some((which, good)) if which == item.source => good,
-                _ => self.is_there(source),
+                _ => self.is_there(source) && source.number.is_unchanged(),
             };
             last = Some((item.source, good));
             if !good {

@@ -26,6 +26,7 @@ use crate::outlet::Outlet;
 use spinio_host::parallel::{self, Room};
 use crate::work::{CUT, HOST, Item, Source};
 use crate::ctx::BatchCtx;
+use spinio_files::FdIdentity;
 
 /// Pieces from here on are requests of their own.
 const BIG: u64 = 4 << 20;
@@ -295,6 +296,7 @@ impl<'a> Sorter<'a> {
 
     fn look(&mut self, fd: Fd) -> Result<Kind, Errno> {
         let kernel = self.ctx.reader.files.sys();
+        let number = FdIdentity::of(fd);
         let stat = kernel.fstat(fd)?;
         let flags = kernel.flags(fd)? as u32;
         let unreadable = flags & linux::O_ACCMODE == linux::O_WRONLY || flags & linux::O_PATH != 0;
@@ -309,7 +311,7 @@ impl<'a> Sorter<'a> {
         };
         let Ok(which) = u16::try_from(self.sources.len()) else { return Ok(Kind::Plain) };
         let size = if stat.kind == FileKind::Regular { stat.size } else { file.size };
-        self.sources.push(Source { fd, file, size });
+        self.sources.push(Source { fd, number, file, size });
         Ok(Kind::File(which))
     }
 

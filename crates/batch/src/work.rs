@@ -11,6 +11,7 @@ use crate::ctx::BatchCtx;
 use spinio_files::File;
 use spinio_host::lock;
 use spinio_stats::Watch;
+use spinio_files::FdIdentity;
 
 /// Bytes of an [`Item`] at most: longer pieces are cut, so that threads can share them.
 pub(crate) const CUT: u64 = 256 << 10;
@@ -42,6 +43,8 @@ pub(crate) struct Item {
 /// A file that pieces come from.
 pub(crate) struct Source {
     pub(crate) fd: Fd,
+    /// Taken before anything was asked of the number.
+    pub(crate) number: FdIdentity,
     pub(crate) file: Arc<File>,
     pub(crate) size: u64,
 }

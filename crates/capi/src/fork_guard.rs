@@ -22,7 +22,7 @@ pub(crate) fn note() {
 }
 
 /// Whether this very process has made one.
-pub(crate) fn has_device_calls() -> bool {
+pub fn has_device_calls() -> bool {
     let made_by = MADE_BY.get().copied().flatten().map_or(0, |word| word.load(Relaxed));
     made_by != 0 && made_by == u64::from(linux::getpid())
 }

@@ -24,7 +24,7 @@ mod batch;
 mod emulated;
 pub mod errno;
 pub mod ffi_guard;
-mod fork_guard;
+pub mod fork_guard;
 mod hold;
 mod last_error;
 mod memory;

@@ -18,6 +18,7 @@
 pub mod block_stack;
 pub mod cost;
 mod ctx;
+mod fd_identity;
 mod file_table;
 mod lease_watcher;
 pub mod p2p_probe;
@@ -34,6 +35,7 @@ pub mod tables;
 pub mod write_lease;
 
 pub use ctx::FilesCtx;
+pub use fd_identity::{FdIdentity, fds_change};
 pub use file_table::FileTable;
 pub use lease_watcher::word as lease_valid_until;
 pub use p2p_trust::{P2pTrust, Verdict};

@@ -27,6 +27,7 @@ use crate::p2p_trust::Verdict;
 use crate::state::File;
 use spinio_host::syscalls::Kernel;
 use spinio_transfer::bounce::BLOCK;
+use spinio_transfer::AlignedBuf;
 
 /// Bytes of the widest stripe that is read whole.
 const WIDEST: u64 = 32 << 20;
@@ -54,9 +55,7 @@ pub fn sing(
 
 fn compare(sys: &dyn Kernel, file: &File, device: u64, offset: u64, bytes: usize) -> Option<Verdict> {
     let twin = file.direct.as_ref().ok()?;
-    let mut host = vec![0u8; bytes + 4096];
-    let aligned = host.as_ptr().align_offset(4096);
-    let host = &mut host[aligned..aligned + bytes];
+    let mut host = AlignedBuf::zeroed(bytes);
     for _ in 0..2 {
         // SAFETY: `host` has `bytes` bytes.
         let plain = unsafe { sys.pread(Route::Direct, twin.get(), host.as_mut_ptr(), bytes, offset, 0) };
@@ -76,7 +75,7 @@ fn compare(sys: &dyn Kernel, file: &File, device: u64, offset: u64, bytes: usize
             Err(Errno::REMOTEIO | Errno::INVAL | Errno::OPNOTSUPP) => return Some(Verdict::Unreachable),
             _ => return None,
         }
-        if theirs == host {
+        if *theirs == *host {
             return Some(Verdict::Trusted);
         }
     }

@@ -27,10 +27,14 @@
 //!
 //! A stream through cached pages is asked about at one place in 512 KiB, every 8 MiB.
 //!
+//! Nothing keeps a file from being opened while its pages are dropped, and a drop may take milliseconds beside other work.
+//! So the keeper looks for an open after the drop too, and has the kernel fetch the range again if there was one.
+//!
 //! Known flaws: inotify does not say who opened a file, so a second open by the program itself counts as somebody
-//! else's. Who had the file open before SPIN began to watch it is not seen at all: what he reads of a stretch that SPIN
-//! brought in is dropped with it, and he reads it again. A page that the program itself reads into host memory is not
-//! told apart from one that only the device needed.
+//! else's. It reports two opens without another event between them as one, so after the first of the two has closed the
+//! file the second is no longer counted. Who had the file open before SPIN began to watch it is not seen at all: what he
+//! reads of a stretch that SPIN brought in is dropped with it, and he reads it again. A page that the program itself reads
+//! into host memory is not told apart from one that only the device needed.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -311,9 +315,12 @@ impl ReadAhead {
         let sys = self.ctx.sys;
         let made = || sys.notify().ok().map(|fd| PrivateFd::new(fd, crew.graveyard()));
         let notify = self.notify.get_or_init(made).as_ref()?;
+        // Under the lock, so that another keeper takes in no open of a watch that is not in the table yet.
+        let mut watched = lock(&self.watched);
         let watch = sys.watch(notify.get(), file.cached.get()).ok()?;
         // The same file twice has the same watch.
-        let others = Arc::clone(lock(&self.watched).entry(watch).or_default());
+        let others = Arc::clone(watched.entry(watch).or_default());
+        drop(watched);
         files.insert(key, Watched { watch, others: Arc::clone(&others), dropped: 0..0 });
         let home = self.me.upgrade()?;
         file.set_before_close(Box::new(move |closed| home.part_from_pages(key, closed)));
@@ -323,9 +330,10 @@ impl ReadAhead {
     /// Takes in the news. On a keeper.
     fn hear(&self) {
         let Some(Some(notify)) = self.notify.get() else { return };
+        // Locked first: a keeper that finds no news finds the counts that another one has read the news for.
+        let watched = lock(&self.watched);
         // What cannot be heard may have happened.
         let news = self.ctx.sys.news(notify.get()).unwrap_or_else(|_: Errno| vec![News::Lost]);
-        let watched = lock(&self.watched);
         let of = |watch: &i32, change: i64| {
             if let Some(others) = watched.get(watch) {
                 others.store((others.load(Relaxed) + change).max(0), Relaxed);
@@ -337,6 +345,20 @@ impl ReadAhead {
                 News::Closed(watch) => of(&watch, -1),
                 News::Lost => watched.values().for_each(|others| others.store(i64::MAX / 2, Relaxed)),
                 News::Ended(_) | News::Changed(_) => {}
+            }
+        }
+    }
+
+    /// Drops `run`, and again what was dropped just before it: a block of pages that lies across the border was kept then.
+    /// Where `others` have opened the file meanwhile, the kernel is asked to fetch it again. On a keeper.
+    fn drop_range(&self, fd: Fd, others: &AtomicI64, dropped: &Range<u64>, run: Range<u64>) {
+        let (sys, start) = (self.ctx.sys, run.start.saturating_sub(FOLIO).max(dropped.start));
+        let _ = sys.advise(fd, start, run.end - start, Advice::DontNeed);
+        // What somebody has read who opened the file during that call went with the rest.
+        self.hear();
+        if others.load(Relaxed) > 0 {
+            for at in (start..run.end).step_by(PREFETCH_STEP as usize) {
+                let _ = sys.advise(fd, at, PREFETCH_STEP.min(run.end - at), Advice::WillNeed);
             }
         }
     }
@@ -380,14 +402,16 @@ impl ReadAhead {
 
     /// Drops pages that we brought in. On a keeper.
     fn drop_pages(&self, file: &File, run: Range<u64>) {
-        let dropped = {
+        // Asked again: the drops before this one may have taken long.
+        self.hear();
+        let (others, dropped) = {
             let mut files = lock(&self.files);
             let Some(watched) = files.get_mut(&file.key()).filter(|w| w.others.load(Relaxed) <= 0) else { return };
             let gap = run.start != watched.dropped.end;
             watched.dropped = if gap { run.clone() } else { watched.dropped.start..run.end };
-            watched.dropped.clone()
+            (Arc::clone(&watched.others), watched.dropped.clone())
         };
-        drop_range(self.ctx.sys, file.cached.get(), &dropped, run);
+        self.drop_range(file.cached.get(), &others, &dropped, run);
     }
 
     /// A file goes: what a keeper does with its descriptor before it closes it.
@@ -405,11 +429,12 @@ impl ReadAhead {
         }
         Box::new(move |fd| {
             self.hear();
-            if others.load(Relaxed) <= 0 {
-                for run in runs {
-                    let before = if run.start == dropped.end { dropped.start..run.end } else { run.clone() };
-                    drop_range(self.ctx.sys, fd, &before, run);
+            for run in runs {
+                if others.load(Relaxed) > 0 {
+                    break;
                 }
+                let before = if run.start == dropped.end { dropped.start..run.end } else { run.clone() };
+                self.drop_range(fd, &others, &before, run);
             }
             drop(others);
             self.unwatch(watch);
@@ -430,10 +455,4 @@ fn prefetch(kernel: &dyn Kernel, file: &File, range: Range<u64>) {
 fn is_sampled_cached(kernel: &dyn Kernel, fd: Fd, range: &Range<u64>) -> bool {
     let places = (range.start..range.end).step_by(STEP as usize);
     places.chain([range.end - PAGE as u64]).all(|at| kernel.cachestat(fd, at, PAGE as u64).is_ok_and(|c| c.cached > 0))
-}
-
-/// Drops `run`, and again what was dropped just before it: a block of pages that lies across the border was kept then.
-fn drop_range(kernel: &dyn Kernel, fd: Fd, dropped: &Range<u64>, run: Range<u64>) {
-    let start = run.start.saturating_sub(FOLIO).max(dropped.start);
-    let _ = kernel.advise(fd, start, run.end - start, Advice::DontNeed);
 }

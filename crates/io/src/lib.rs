@@ -32,10 +32,10 @@ pub use pinned::{Mapped, NotHeld, Using};
 pub use policy::RoutePolicy;
 pub use spinio_device::Target;
 pub use spinio_files::stripes::{Array, NoStripes, Surveyed};
-pub use spinio_files::{OwnFile, WriteLease};
+pub use spinio_files::{FdIdentity, OwnFile, WriteLease, fds_change};
 pub use spinio_host::{Interruptible, Settings, interruptible, is_interrupted, settings, syscalls as kernel};
 pub use spinio_stats as stats;
-pub use spinio_transfer::{Error, ErrorKind};
+pub use spinio_transfer::{AlignedBuf, Error, ErrorKind};
 pub use stream::OnItsWay;
 pub use write::Part;
 

@@ -4,14 +4,17 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use spinio_io::kernel::{Kernel, Linux};
 use spinio_io::settings::Cache;
 use spinio_io::stats::{Gauge, Line};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::readahead::{BEGIN, FURTHER, STEP};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Advice};
+use spinio_sys::linux::{self, Advice, Fd};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::file::{self, Witness};
 use spinio_testkit::place::{self, Place};
@@ -213,7 +216,52 @@ fn what_another_reads_stays_while_other_files_fill_the_set() {
     let bound = ours.bound(&runtime, 512);
     ours.stream(&runtime, 0, SIZE, BLOCK);
     in_a_while("the rest is dropped", || ours.cached(0..SIZE).unwrap() <= bound);
-    theirs.keeps(0..4 * MIB, "what another has read");
+    // What was being dropped when he opened the file is fetched again.
+    let all = Some(4 * MIB / PAGE);
+    in_a_while("what another has read is there", || theirs.cached(0..4 * MIB) == all || theirs.witness.saw_pages_go());
+}
+
+/// Opens a file and reads it when SPIN has the kernel drop pages: after the last look at who has it open.
+struct OpensDuringDrop {
+    path: PathBuf,
+    range: std::ops::Range<u64>,
+    opened: OnceLock<File>,
+    drops: AtomicU64,
+}
+
+impl Kernel for OpensDuringDrop {
+    fn advise(&self, fd: Fd, offset: u64, len: u64, advice: Advice) -> Result<(), Errno> {
+        if advice == Advice::DontNeed {
+            self.drops.fetch_add(1, Relaxed);
+            self.opened.get_or_init(|| {
+                let file = others_open(&self.path);
+                let mut bytes = vec![0; (self.range.end - self.range.start) as usize];
+                file.read_exact_at(&mut bytes, self.range.start).unwrap();
+                file
+            });
+        }
+        Linux.advise(fd, offset, len, advice)
+    }
+}
+
+#[test]
+fn range_dropped_during_an_open_is_fetched_again() {
+    let Some(subject) = Subject::new() else { return };
+    let range = 0..16 * MIB;
+    let path = subject.path.clone();
+    let opens = OpensDuringDrop { path, range: range.clone(), opened: OnceLock::new(), drops: AtomicU64::new(0) };
+    let kernel: &'static OpensDuringDrop = Box::leak(Box::new(opens));
+    let runtime = Runtime::with_kernel(settings(), kernel);
+    subject.stream(&runtime, 0, range.end, BLOCK);
+    in_a_while("pages are dropped", || kernel.opened.get().is_some());
+    let all = Some(range.end / PAGE);
+    in_a_while("what another has read is there", || {
+        subject.cached(range.clone()) == all || subject.witness.saw_pages_go()
+    });
+    subject.stream(&runtime, range.end, SIZE, BLOCK);
+    in_a_while("the set is forgotten", || runtime.stats().gauge(Gauge::ReadAheadPages).0 == 0);
+    assert_eq!(kernel.drops.load(Relaxed), 1, "pages were dropped while another had the file open");
+    subject.keeps(range, "what another has read");
 }
 
 #[test]

@@ -457,3 +457,40 @@ fn whoever_shares_the_offset_goes_on_at_the_end_of_the_file() {
     assert_eq!((read(), at()), (MIB, 7 * MIB as u64));
     registry::free(to.addr).unwrap();
 }
+
+/// A file system that tells of larger blocks than its reads need, as XFS does of a file with reflinks.
+struct LargeBlocks;
+
+impl Kernel for LargeBlocks {
+    fn direct_align(&self, fd: Fd) -> Result<Option<linux::DirectAlign>, Errno> {
+        Ok(Linux.direct_align(fd)?.map(|told| linux::DirectAlign { offset: 4096, ..told }))
+    }
+}
+
+#[test]
+fn own_direct_descriptor_takes_what_its_file_system_takes() {
+    let bytes = contents(MIB);
+    let plain = file(&bytes);
+    let path = format!("/proc/self/fd/{}", plain.as_raw_fd());
+    let mut options = File::options();
+    let direct = std::os::unix::fs::OpenOptionsExt::custom_flags(options.read(true), libc::O_DIRECT).open(path);
+    let Ok(direct) = direct else { return println!("skipped: no O_DIRECT here") };
+    let unit = linux::direct_align(direct.as_raw_fd()).ok().flatten().map_or(0, |told| told.offset as usize);
+    if unit == 0 || unit >= 4096 {
+        return println!("skipped: O_DIRECT takes multiples of {unit} here");
+    }
+    let runtime = Runtime::with_kernel(Settings::default(), &LargeBlocks);
+    let to = target(MIB);
+    let read = |offset: usize, len: usize| {
+        runtime.read(direct.as_raw_fd(), Some(offset as u64), to, len).map_err(|e| e.kind.errno())
+    };
+    for (offset, len) in [(0, (128 << 10) + unit), (unit, 128 << 10), (3 * unit, (70 << 10) + 5 * unit)] {
+        assert_eq!(read(offset, len), Ok(len), "{len} bytes at {offset}");
+        let mut there = vec![0; len];
+        runtime.fetch(to, &mut there).unwrap();
+        assert!(there == bytes[offset..offset + len], "{len} bytes at {offset}");
+    }
+    for (offset, len) in [(0, (128 << 10) + 1), (unit / 2, 128 << 10)] {
+        assert_eq!(read(offset, len), Err(Errno::INVAL), "{len} bytes at {offset}");
+    }
+}

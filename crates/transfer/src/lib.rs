@@ -10,6 +10,7 @@
 //!   error          what a request says when it fails
 //! ```
 
+mod aligned_buf;
 pub mod bounce;
 mod bounce_pools;
 mod error;
@@ -18,6 +19,7 @@ mod kernel_cache;
 mod mapping;
 mod unpin;
 
+pub use aligned_buf::AlignedBuf;
 pub use bounce_pools::BouncePools;
 pub use error::{Error, ErrorKind};
 pub use host_memory::HostMemory;

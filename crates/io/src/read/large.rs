@@ -15,6 +15,8 @@ use spinio_files::streams;
 use spinio_files::prefault;
 use spinio_host::lock;
 use spinio_host::syscalls::Kernel;
+use spinio_files::FdIdentity;
+use spinio_transfer::AlignedBuf;
 use crate::read::engine::LONG;
 use crate::read::job::{Job, Request};
 use crate::read::plain::Plain;
@@ -199,7 +201,10 @@ fn at_offset(
         to: Target { addr: to.addr.offset(got), ..to },
         ..plain(Reason::Small, len - got as usize)
     };
-    Ok(got as usize + rest.read(ctx).unwrap_or(0))
+    let number = FdIdentity::of(fd);
+    let more = rest.read(ctx).unwrap_or(0);
+    // What another file has behind the end of this one is not this one's.
+    Ok(got as usize + if number.is_still(ctx.files.sys(), file.key()) { more } else { 0 })
 }
 
 /// Whether storage of this file may DMA into this buffer for this request. `captured`: the program's queue is, so that
@@ -252,12 +257,14 @@ fn refuse_misaligned(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize) -> Resul
     if unit == 0 || unit > 4096 || (offset | len as u64).is_multiple_of(unit) {
         return Ok(());
     }
-    let mut bytes = [0u8; 4096];
+    // The memory is aligned, so that what the kernel refuses is the range. Where a file system tells of larger blocks than
+    // its reads need (XFS with reflinks: 4096, reads take 512) it refuses nothing.
+    let mut bytes = AlignedBuf::zeroed(unit as usize);
     let odd = match len as u64 % unit {
         0 => unit,
         odd => odd,
     } as usize;
-    // SAFETY: at most a page is read into a local.
+    // SAFETY: `odd` is at most `unit`, the length of `bytes`.
     unsafe { ctx.files.sys().pread(Route::Copy, fd, bytes.as_mut_ptr(), odd, offset, 0) }.map(drop)
 }
 

@@ -11,6 +11,7 @@ use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
 use spinio_host::is_interrupted;
+use spinio_files::FdIdentity;
 use crate::read::stored;
 use spinio_transfer::bounce::BLOCK;
 use spinio_stats::Watch;
@@ -72,6 +73,7 @@ impl Plain {
         };
         let mut done = 0;
         let mut ended = Ok(());
+        let number = FdIdentity::of(self.fd);
         let file = self.identity(ctx);
         while done < self.len {
             let begun = Instant::now();
@@ -96,9 +98,12 @@ impl Plain {
                     break;
                 }
             };
+            let more = got == want && !self.once && done + got < self.len;
             // Another thread may have closed the descriptor since the last block, and opened another file as the same
-            // number; a host read would have gone on with the first one.
-            if got == 0 || (done > 0 && self.identity(ctx) != file) {
+            // number; a host read would have gone on with the first one. The first block is of one file, whichever: it may
+            // stand alone.
+            let same = (done == 0 && !more) || (self.identity(ctx) == file && number.is_unchanged());
+            if got == 0 || (done > 0 && !same) {
                 staging.give_back(block);
                 break;
             }
@@ -115,7 +120,7 @@ impl Plain {
             }
             done += got;
             ctx.files.stats().piece(&self.watch, Route::Copy, reason, self.done + (done - got) as u64, got as u64, begun);
-            if got < want || self.once || (done < self.len && is_interrupted()) {
+            if !more || !same || is_interrupted() {
                 break;
             }
         }

@@ -18,6 +18,8 @@ use crate::ctx::Reader;
 use spinio_transfer::bounce::BLOCK;
 use spinio_device::Target;
 use spinio_transfer::Error;
+use spinio_files::FdIdentity;
+use spinio_transfer::AlignedBuf;
 
 /// A `read` or `pread` into host-mapped memory.
 ///
@@ -57,10 +59,9 @@ unsafe fn fill(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -
 /// # Safety
 /// As for [`read`].
 unsafe fn bounce(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
-    let mut host = vec![0u8; len.min(BLOCK) + linux::PAGE];
-    let skip = host.as_ptr().align_offset(linux::PAGE);
-    let host = &mut host[skip..];
+    let mut host = AlignedBuf::zeroed(len.min(BLOCK));
     let mut done = 0;
+    let number = FdIdentity::of(fd);
     while done < len {
         let want = (len - done).min(BLOCK);
         // SAFETY: `host` has at least as many bytes.
@@ -69,6 +70,9 @@ unsafe fn bounce(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize)
             Err(e) if done == 0 => return Err(e),
             Err(_) => break,
         };
+        if done > 0 && !number.is_unchanged() {
+            break;
+        }
         // SAFETY: the range lies inside `to`, which is other memory than `host`.
         unsafe { host.as_ptr().copy_to_nonoverlapping(to.add(done), got) };
         done += got;

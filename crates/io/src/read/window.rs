@@ -11,6 +11,7 @@ use crate::ctx::Reader;
 use spinio_files::residency::{Survey, absent_runs};
 use spinio_files::{File, Rights};
 use spinio_host::lock;
+use spinio_files::FdIdentity;
 use crate::read::job::Job;
 use crate::read::work::Who;
 
@@ -77,6 +78,8 @@ pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: boo
 /// Absent bytes that take the page cache all the same will be there because of this request.
 fn note_brought(job: &Job, fd: i32, offset: u64, extents: &[Extent], segments: &[Segment]) {
     const PAGE: u64 = linux::PAGE as u64;
+    let number = FdIdentity::of(fd);
+    let mut brought = Vec::new();
     let mut at = 0;
     for extent in extents {
         let end = at + extent.len;
@@ -86,9 +89,13 @@ fn note_brought(job: &Job, fd: i32, offset: u64, extents: &[Extent], segments: &
             let (from, to) = (base + s.offset.max(at), base + end.min(s.offset + s.len));
             // Asked once more: a survey may call a run absent of which it only knows that it is not whole.
             let range = from / PAGE * PAGE..to.next_multiple_of(PAGE);
-            lock(&job.brought).extend(absent_runs(job.ctx.files.sys(), fd, range));
+            brought.extend(absent_runs(job.ctx.files.sys(), fd, range));
         }
         at = end;
+    }
+    // Pages that are absent of another file are not this request's.
+    if number.is_still(job.ctx.files.sys(), job.file.key()) {
+        lock(&job.brought).append(&mut brought);
     }
 }
 

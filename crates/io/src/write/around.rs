@@ -44,6 +44,7 @@ use spinio_files::File;
 use spinio_transfer::bounce::BLOCK;
 use spinio_device::Target;
 use spinio_transfer::Error;
+use spinio_transfer::AlignedBuf;
 
 /// Bytes of one P2P call at most.
 const P2P_CALL: usize = 0x7fff_f000;
@@ -260,19 +261,15 @@ impl Write<'_> {
             let (kernel, theirs) = (self.ctx.files.sys(), Arc::clone(file));
             let stored = keepers.call(move || {
                 let twin = theirs.direct.as_ref().ok()?;
-                let mut bytes = vec![0u8; len + linux::PAGE];
-                let skip = bytes.as_ptr().align_offset(linux::PAGE);
-                // SAFETY: `bytes` has `len` bytes from `skip` on.
-                let got =
-                    unsafe { kernel.pread(Route::Direct, twin.get(), bytes.as_mut_ptr().add(skip), len, offset, 0) };
-                bytes.drain(..skip);
-                bytes.truncate(len);
+                let mut bytes = AlignedBuf::zeroed(len);
+                // SAFETY: `bytes` has `len` bytes.
+                let got = unsafe { kernel.pread(Route::Direct, twin.get(), bytes.as_mut_ptr(), len, offset, 0) };
                 (got == Ok(len)).then_some(bytes)
             });
             let mut sent = vec![0u8; len];
             if let Some(Some(stored)) = stored
                 && self.fetch(source, &mut sent)
-                && stored == sent
+                && *stored == *sent
             {
                 self.ctx.files.p2p.set(file.storage, device, Verdict::Trusted);
                 return true;

@@ -4,14 +4,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use rangemap::RangeSet;
-
-/// Direct I/O takes memory at multiples of this.
-const ALIGN: usize = 4096;
+use spinio_io::AlignedBuf;
 
 /// Memory of one stripe.
 pub(super) struct Stripe {
-    bytes: Vec<u8>,
-    skip: usize,
+    bytes: AlignedBuf,
     width: usize,
     /// Bytes that are what the file has, or is to have; offsets in the stripe.
     known: RangeSet<u64>,
@@ -22,19 +19,17 @@ pub(super) struct Stripe {
 impl Stripe {
     fn new(width: u64) -> Stripe {
         let width = usize::try_from(width).unwrap_or(0);
-        let bytes = vec![0; width + ALIGN];
-        let skip = bytes.as_ptr().align_offset(ALIGN).min(ALIGN);
-        Stripe { bytes, skip, width, known: RangeSet::new(), new: RangeSet::new() }
+        Stripe { bytes: AlignedBuf::zeroed(width), width, known: RangeSet::new(), new: RangeSet::new() }
     }
 
     /// All of it, in memory that direct I/O takes.
     pub(super) fn bytes(&self) -> &[u8] {
-        &self.bytes[self.skip..self.skip + self.width]
+        &self.bytes
     }
 
     /// Some of it, to be filled in.
     pub(super) fn room(&mut self, range: Range<u64>) -> &mut [u8] {
-        &mut self.bytes[self.skip + range.start as usize..self.skip + range.end as usize]
+        &mut self.bytes[range.start as usize..range.end as usize]
     }
 
     /// Says that a range was filled with what a download brought.
@@ -144,7 +139,7 @@ mod tests {
     fn a_stripe_is_known_when_old_and_new_bytes_cover_it() {
         let mut stripes = Stripes::default();
         let stripe = stripes.at(100, 8192);
-        assert_eq!(stripe.bytes().as_ptr() as usize % ALIGN, 0);
+        assert_eq!(stripe.bytes().as_ptr() as usize % 4096, 0);
         stripe.room(10..20).fill(1);
         stripe.brought(10..20);
         stripe.fill_old(0, &[2; 8000]);

@@ -7,7 +7,8 @@
 //!                                         system can be unmounted, and its space is free if it was deleted
 //! ```
 //!
-//! Correctness never rests on it, because programs open and close in ways that no hook sees: `fclose`, raw system
+//! Correctness rests on it in one case alone: a number that is given away and comes back while it is read (`FdIdentity`).
+//! It cannot rest on it elsewhere, because programs open and close in ways that no hook sees: `fclose`, raw system
 //! calls, io_uring, a descriptor received through a socket. Each device read asks the kernel again what its descriptor is.
 //!
 //! Children that close everything before `exec` tell nothing: they would make their parent forget what it still uses.
@@ -79,7 +80,16 @@ unsafe fn opened(fd: c_int, path: *const c_char) {
 #[inline]
 fn closing(fd: c_int) {
     if registry::any() && fd >= 0 && !disabled::is_off() {
+        changing(fd as c_uint, fd as c_uint);
         guard::hint(|| spinio_io::forget(fd));
+    }
+}
+
+/// Reads by these numbers that are under way have to look at what they read. Not a hint: counted in handlers too; but not
+/// for a child, whose table is another one even where its memory is not.
+fn changing(first: c_uint, last: c_uint) {
+    if spinio_capi::fork_guard::has_device_calls() {
+        spinio_io::fds_change(first, last);
     }
 }
 
@@ -87,6 +97,7 @@ fn closing(fd: c_int) {
 #[inline]
 fn closing_range(first: c_uint, last: c_uint) {
     if registry::any() && first <= last && !disabled::is_off() {
+        changing(first, last);
         guard::hint(|| spinio_io::forget_range(first, last));
     }
 }

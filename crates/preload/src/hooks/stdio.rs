@@ -14,7 +14,7 @@ use std::ffi::c_void;
 
 use libc::FILE;
 use spinio_device::Allocation;
-use spinio_io::runtime;
+use spinio_io::{AlignedBuf, runtime};
 
 use super::{hook, owner, target};
 use crate::ffi_guard::{self as guard, Failure};
@@ -130,7 +130,7 @@ fn read_locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Alloc
     guard::run(|| {
         // The kernel writes to the end of the allocation and no further, whatever the program asks for.
         let end = bytes.min(allocation.room(target(allocation, buffer).addr) as usize);
-        let mut bounce = vec![0u8; end.min(PIECE)];
+        let mut bounce = AlignedBuf::zeroed(end.min(PIECE));
         while done < end {
             let piece = bounce.len().min(end - done);
             // SAFETY: `bounce` has room for a piece, and the FILE is ours.
@@ -155,7 +155,7 @@ fn write_locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Allo
     let mut done = 0;
     guard::run(|| {
         let end = bytes.min(allocation.room(target(allocation, buffer).addr) as usize);
-        let mut bounce = vec![0u8; end.min(WRITE_PIECE)];
+        let mut bounce = AlignedBuf::zeroed(end.min(WRITE_PIECE));
         while done < end {
             let piece = bounce.len().min(end - done);
             runtime().get(target(allocation, buffer.wrapping_add(done)), &mut bounce[..piece])?;

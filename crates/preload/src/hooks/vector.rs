@@ -21,7 +21,7 @@ use std::ffi::c_int;
 use libc::iovec;
 use spinio_device::{Allocation, registry};
 use spinio_batch::{Batches, Piece};
-use spinio_io::runtime;
+use spinio_io::{AlignedBuf, FdIdentity, runtime};
 use spinio_sys::linux;
 
 use super::read::MOST;
@@ -180,6 +180,9 @@ pub(super) fn parts(vectors: &[iovec]) -> Vec<Part> {
 fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize, Failure> {
     let mut done = 0;
     let mut rest = parts.to_vec();
+    let number = FdIdentity::of(fd);
+    // One part is one read, which sees to that itself.
+    let file = if parts.len() > 1 || flags != 0 { identity(fd) } else { None };
     while let Some(first) = rest.first().copied() {
         let offset = start + done as u64;
         let devices = rest.iter().take_while(|p| p.device.is_some()).count();
@@ -204,8 +207,14 @@ fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize,
         };
         match got {
             Ok(got) => {
-                done += got;
-                if got < wanted {
+                // Another thread may have given the number to another file since the last part, or since this one: of all
+                // parts together only those of one file count.
+                let same = got == rest.iter().map(|p| p.len).sum::<usize>() && done == 0
+                    || identity(fd) == file && number.is_unchanged();
+                if done == 0 || same {
+                    done += got;
+                }
+                if got < wanted || !same {
                     break;
                 }
                 advance(&mut rest, got);
@@ -215,6 +224,11 @@ fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize,
         }
     }
     Ok(done)
+}
+
+/// Which file a number names now.
+fn identity(fd: c_int) -> Option<(u64, u64)> {
+    linux::fstat(fd).ok().map(|stat| (stat.dev, stat.ino))
 }
 
 /// Takes `bytes` off the front.
@@ -268,7 +282,7 @@ struct Window {
 /// One call of the kernel for the front parts, with a bounce for what belongs to a device.
 fn window(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<Window, Failure> {
     let device: usize = parts.iter().filter(|p| p.device.is_some()).map(|p| p.len).sum();
-    let mut bounce = vec![0u8; device.min(BOUNCE)];
+    let mut bounce = AlignedBuf::zeroed(device.min(BOUNCE));
     let (mut used, mut wanted) = (0, 0);
     let mut vectors = Vec::with_capacity(parts.len());
     for part in parts {

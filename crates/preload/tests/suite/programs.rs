@@ -15,6 +15,23 @@ fn device_reads_do_what_host_reads_do() {
 }
 
 #[test]
+fn direct_descriptors_read_into_the_device_as_into_aligned_host_memory() {
+    must_pass(preloaded(&program("direct"), &[folder().to_str().expect("UTF-8")]));
+}
+
+#[test]
+fn read_beside_dup2_has_bytes_of_one_file() {
+    let program = program("swaps");
+    for (place, routes) in [(folder(), ""), (folder(), "copy,store"), (Path::new("/dev/shm"), "")] {
+        let mut run = preloaded(&program, &[place.to_str().expect("UTF-8")]);
+        if !routes.is_empty() {
+            run.env("SPINIO_ROUTES", routes);
+        }
+        must_pass(run);
+    }
+}
+
+#[test]
 fn device_writes_do_what_host_writes_do() {
     let program = program("writes");
     for (seed, place) in [("1", folder()), ("2", folder()), ("3", Path::new("/dev/shm"))] {

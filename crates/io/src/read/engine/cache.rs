@@ -13,8 +13,12 @@ use spinio_sys::linux::RWF_NOWAIT;
 
 use super::Hands;
 use spinio_transfer::Error;
+use spinio_files::FdIdentity;
 use crate::read::work::{Filled, Piece};
 use spinio_transfer::bounce::Block;
+
+/// How often a piece is read while its descriptor is given away and comes back.
+const TRIES: usize = 4;
 
 /// How reading a piece through the page cache ended.
 enum Ended {
@@ -51,10 +55,21 @@ impl Hands<'_> {
         (got, Ended::Full)
     }
 
-    /// Whether the bytes came from the file they were meant to come from: the program may have closed the descriptor
-    /// under its own read, which the kernel would have gone on serving.
-    fn is_still_the_file(&self) -> bool {
-        self.job.ctx.files.sys().names(self.job.fd, self.job.file.key())
+    /// The same; `None` if the bytes may be those of another file: the program may have given the descriptor away under its
+    /// own read, which the kernel would have gone on serving. Where it means the right file again the piece is read again.
+    fn fill_from_the_file(&self, piece: Piece, into: *mut u8) -> Option<(usize, Ended)> {
+        let (kernel, key) = (self.job.ctx.files.sys(), self.job.file.key());
+        for _ in 0..TRIES {
+            let identity = FdIdentity::of(self.job.fd);
+            let filled = self.fill(piece, into);
+            if !kernel.names(self.job.fd, key) {
+                break;
+            }
+            if identity.is_unchanged() {
+                return Some(filled);
+            }
+        }
+        None
     }
 
     /// Reads the piece from the right file after all, through a twin.
@@ -72,11 +87,10 @@ impl Hands<'_> {
             Ok(block) => block,
             Err(e) => return self.fail(piece, 0, self.device_error(e, piece)),
         };
-        let (got, ended) = self.fill(piece, block.ptr());
-        if !self.is_still_the_file() {
+        let Some((got, ended)) = self.fill_from_the_file(piece, block.ptr()) else {
             self.job.staging.give_back(block);
             return self.descriptor_went(piece);
-        }
+        };
         let reason = if block.pinned { piece.reason } else { Reason::NoPinnedMemory };
         if let Err(error) = self.deliver(piece, block, 0, got) {
             return self.fail(piece, 0, error);
@@ -89,17 +103,15 @@ impl Hands<'_> {
     /// another file, is copied once more, and that says why.
     pub(super) fn copy_beside(&mut self, piece: Piece, block: Block) {
         let begun = Instant::now();
-        let (got, _) = self.fill(piece, block.ptr());
-        let len = if self.is_still_the_file() { got as u64 } else { 0 };
+        let len = self.fill_from_the_file(piece, block.ptr()).map_or(0, |(got, _)| got as u64);
         self.job.hand_in(Filled { piece, block, skip: 0, len, begun });
     }
 
     pub(super) fn store(&mut self, piece: Piece) {
         let begun = Instant::now();
-        let (got, ended) = self.fill(piece, self.address(piece.offset).0 as *mut u8);
-        if !self.is_still_the_file() {
+        let Some((got, ended)) = self.fill_from_the_file(piece, self.address(piece.offset).0 as *mut u8) else {
             return self.descriptor_went(piece);
-        }
+        };
         self.count(piece, Route::Store, piece.reason, got as u64, begun);
         self.cached_piece_ended(piece, got as u64, ended);
     }

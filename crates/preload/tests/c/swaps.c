@@ -1,0 +1,83 @@
+/* Another thread puts a second file over the descriptor and the first one back, beside reads: no read has bytes of both. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "memory.h"
+
+enum { MIB = 1 << 20, SIZE = 8 * MIB, ROUNDS = 250 };
+static unsigned char *device, *host, *seen;
+static int files[2], number;
+static volatile int over;
+
+static void *swaps(void *unused)
+{
+    for (unsigned i = 0; !over; i++) {
+        CHECK(dup2(files[i % 2], number) == number);
+        /* Away for a moment now, for longer then. */
+        for (volatile unsigned wait = (i * 2654435761u >> 20); wait; wait--)
+            ;
+    }
+    return unused;
+}
+
+static int make(const char *folder, int which)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/swaps-%d-%d", folder, which, (int)getpid());
+    int fd = open(path, O_CREAT | O_RDWR | O_TRUNC, 0600);
+    CHECK(fd >= 0);
+    memset(host, 'A' + which, SIZE);
+    CHECK(write(fd, host, SIZE) == SIZE && fsync(fd) == 0);
+    close(fd);
+    fd = open(path, O_RDONLY);
+    unlink(path);
+    return fd;
+}
+
+static int served, mixed;
+
+static void look(const char *call, ssize_t got, const unsigned char *bytes)
+{
+    CHECK(got > 0 || (got == -1 && errno == EBADF));
+    for (ssize_t i = 1; i < got; i++)
+        if (bytes[i] != bytes[0]) {
+            fprintf(stderr, "%s: %zd bytes, of '%c' and from %zd on of '%c'\n", call, got, bytes[0], i, bytes[i]);
+            mixed++;
+            break;
+        }
+    served += got > 0;
+}
+
+int main(int argc, char **argv)
+{
+    CHECK(argc == 2);
+    device = device_alloc(SIZE), host = malloc(SIZE), seen = malloc(SIZE);
+    CHECK(device && host && seen);
+    files[0] = make(argv[1], 0), files[1] = make(argv[1], 1);
+    number = dup(files[0]);
+    CHECK(number >= 0);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, swaps, NULL) == 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        size_t size = i % 4 == 3 ? 5 * MIB : (size_t)(i % 4 + 1) << 18;
+        ssize_t got = pread(number, device, size, 4096 + i);
+        device_get(seen, device, size);
+        look("pread", got, seen);
+
+        /* Parts of one call. */
+        struct iovec parts[] = {{device, size / 2}, {host, size / 4}, {device + size / 2, size / 4}};
+        got = preadv(number, parts, 3, 4096 + i);
+        device_get(seen, device, size);
+        memmove(seen + size / 2 + size / 4, seen + size / 2, size / 4);
+        memcpy(seen + size / 2, host, size / 4);
+        look("preadv", got, seen);
+    }
+    over = 1;
+    CHECK(pthread_join(thread, NULL) == 0 && mixed == 0 && served > ROUNDS / 4);
+    device_free(device);
+    return 0;
+}
