@@ -6,7 +6,7 @@ use spinio_device::Allocation;
 use spinio_io::runtime;
 
 use super::{hook, owner, owner_after_fault, target};
-use crate::{guard, next};
+use crate::{errno, guard, next};
 
 /// The most that Linux moves in one call.
 pub(super) const MOST: usize = 0x7fff_f000;
@@ -48,7 +48,11 @@ unsafe fn serve(
     next: impl Fn() -> isize,
 ) -> isize {
     let buffer = buffer.cast::<u8>().cast_const();
-    if let Some(allocation) = owner(buffer, len, caller)
+    let entry = errno::Saved::now();
+    let allocation = owner(buffer, len, caller);
+    // The driver may have been asked.
+    entry.restore();
+    if let Some(allocation) = allocation
         && is_a_length(len)
     {
         return into_device(fd, buffer, len, at, allocation);
@@ -58,6 +62,7 @@ unsafe fn serve(
         && is_a_length(len)
         && let Some(allocation) = owner_after_fault(buffer, len, caller)
     {
+        entry.restore();
         return into_device(fd, buffer, len, at, allocation);
     }
     got

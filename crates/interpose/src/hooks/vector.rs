@@ -82,13 +82,18 @@ pub(super) unsafe fn serve(
     served: Served,
     next: impl Fn() -> isize,
 ) -> isize {
+    let entry = errno::Saved::now();
     // SAFETY: `any_device` judges the address before it looks at the vectors.
-    if registry::any() && unsafe { any_device(vectors, count, caller, owner) } {
+    let is_device = registry::any() && unsafe { any_device(vectors, count, caller, owner) };
+    // The driver may have been asked.
+    entry.restore();
+    if is_device {
         return served(fd, vectors, count, at, flags);
     }
     let moved = next();
     // SAFETY: as above.
     if moved == -1 && errno::get() == libc::EFAULT && unsafe { any_device(vectors, count, caller, owner_after_fault) } {
+        entry.restore();
         return served(fd, vectors, count, at, flags);
     }
     moved

@@ -10,7 +10,7 @@ use spinio_io::runtime;
 
 use super::read::{MOST, is_a_length};
 use super::{hook, owner_after_fault, source, target};
-use crate::{guard, next};
+use crate::{errno, guard, next};
 
 hook! {
     fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize, caller in "rcx" =>
@@ -36,7 +36,11 @@ unsafe fn serve(
     next: impl Fn() -> isize,
 ) -> isize {
     let buffer = buffer.cast::<u8>();
-    if let Some(allocation) = source(buffer, len, caller)
+    let entry = errno::Saved::now();
+    let allocation = source(buffer, len, caller);
+    // The driver may have been asked.
+    entry.restore();
+    if let Some(allocation) = allocation
         && is_a_length(len)
     {
         return out_of_device(fd, buffer, len, at, allocation);
@@ -46,6 +50,7 @@ unsafe fn serve(
         && is_a_length(len)
         && let Some(allocation) = owner_after_fault(buffer, len, caller)
     {
+        entry.restore();
         return out_of_device(fd, buffer, len, at, allocation);
     }
     wrote
