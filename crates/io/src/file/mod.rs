@@ -29,6 +29,7 @@ use std::time::Instant;
 
 use spinio_plan::Reason;
 use spinio_plan::geometry::Stack;
+use spinio_sys::linux::fs_magic::{OVERLAYFS, RAMFS, TMPFS};
 use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
 
 use crate::crew::{Crew, PrivateFd};
@@ -40,9 +41,6 @@ use crate::kernel::Kernel;
 use crate::lock::lock;
 
 const SEEK_END: i32 = 2;
-const OVERLAYFS: u64 = 0x794c_7630;
-const TMPFS: u64 = 0x0102_1994;
-const RAMFS: u64 = 0x8584_58f6;
 
 /// Files remembered at once; the least recently used goes first.
 const FILES: usize = 64;

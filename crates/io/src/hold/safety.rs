@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd};
+use spinio_sys::linux::{self, Fd, fs_magic};
 
 use crate::core::Core;
 use crate::crew::PrivateFd;
@@ -136,16 +136,26 @@ impl Stamp {
 
 /// File systems whose leases do not bind those who write on other machines or behind the file system's back: FUSE, 9p,
 /// SMB, AFS, eCryptfs.
-const UNBOUND: [u64; 6] = [0x6573_5546, 0x0102_1997, 0xff53_4d42, 0xfe53_4d42, 0x5346_414f, 0xf15f];
+const UNBOUND: [u64; 6] =
+    [fs_magic::FUSE, fs_magic::V9FS, fs_magic::CIFS, fs_magic::SMB2, fs_magic::AFS, fs_magic::ECRYPTFS];
 
 /// More of them, which have no leases or good ones, but are read-only for this kernel alone: NFS, Ceph, GFS2, OCFS2,
 /// Lustre, GPFS, OrangeFS, Coda, VirtualBox.
-const SHARED: [u64; 9] =
-    [0x6969, 0x00c3_6400, 0x0116_1970, 0x7461_636f, 0x0bd0_0bd0, 0x4750_4653, 0x2003_0528, 0x7375_7245, 0x786f_4256];
+const SHARED: [u64; 9] = [
+    fs_magic::NFS,
+    fs_magic::CEPH,
+    fs_magic::GFS2,
+    fs_magic::OCFS2,
+    fs_magic::LUSTRE,
+    fs_magic::GPFS,
+    fs_magic::ORANGEFS,
+    fs_magic::CODA,
+    fs_magic::VBOXSF,
+];
 
 /// Memory files (memfd, of ordinary and of huge pages): the kernel does not count the descriptor that makes one among its
 /// writers, so a lease is given though that descriptor can write.
-const UNCOUNTED: [u64; 2] = [0x0102_1994, 0x9584_58f6];
+const UNCOUNTED: [u64; 2] = [fs_magic::TMPFS, fs_magic::HUGETLBFS];
 
 /// The last word of a lease that is never broken by force: asked again after an hour all the same.
 const HOUR: u64 = 3600;
