@@ -47,8 +47,12 @@ pub enum NotHeld {
     NotOwner,
     /// The file system has no leases that bind everybody.
     NoLeases,
-    /// Its pages cannot be kept (overlayfs), or mapped.
+    /// Its pages cannot be kept (overlayfs).
     NotMappable,
+    /// It cannot be opened a second time: another procfs, a security policy, a server that has lost it.
+    NotReopened,
+    /// The kernel refused to map it.
+    NotMapped(Errno),
     /// More than may be held.
     TooLarge,
     /// No helper threads.
@@ -68,10 +72,11 @@ impl NotHeld {
     pub fn errno(self) -> Errno {
         match self {
             NotHeld::Descriptor(errno) => errno,
+            NotHeld::NotMapped(_) => Errno::NOMEM,
             NotHeld::NotAFile | NotHeld::Range => Errno::INVAL,
             NotHeld::OpenForWriting => Errno::TXTBSY,
             NotHeld::NotOwner => Errno::ACCESS,
-            NotHeld::NoLeases | NotHeld::NotMappable => Errno::OPNOTSUPP,
+            NotHeld::NoLeases | NotHeld::NotMappable | NotHeld::NotReopened => Errno::OPNOTSUPP,
             NotHeld::TooLarge | NotHeld::PinRefused => Errno::NOMEM,
             NotHeld::NoHelpers => Errno::AGAIN,
             NotHeld::NoDevice => Errno::NODEV,
@@ -85,8 +90,16 @@ impl fmt::Display for NotHeld {
         if let NotHeld::Descriptor(errno) = self {
             return write!(f, "Cannot hold the file: {errno}");
         }
+        if let NotHeld::NotMapped(errno) = self {
+            return write!(
+                f,
+                "Cannot hold the file: it cannot be mapped ({errno}); is RLIMIT_AS lower than its length?"
+            );
+        }
         f.write_str(match self {
-            NotHeld::Descriptor(_) | NotHeld::NotAFile => "Cannot hold it: not a regular file with bytes in it",
+            NotHeld::NotMapped(_) | NotHeld::Descriptor(_) | NotHeld::NotAFile => {
+                "Cannot hold it: not a regular file with bytes in it"
+            }
             NotHeld::OpenForWriting => "Cannot hold the file: it is open for writing, perhaps by this very process",
             NotHeld::NotOwner => {
                 "Cannot hold the file: it belongs to another user, and is neither sealed nor immutable nor on a \
@@ -94,6 +107,9 @@ impl fmt::Display for NotHeld {
             }
             NotHeld::NoLeases => "Cannot hold the file: its file system has no leases that bind every writer",
             NotHeld::NotMappable => "Cannot hold the file: a mapping of it may show an older file (overlayfs)",
+            NotHeld::NotReopened => {
+                "Cannot hold the file: it cannot be opened a second time through /proc/thread-self/fd"
+            }
             NotHeld::TooLarge => "Cannot hold the file: with it more would be held than SPINIO_HOLD allows",
             NotHeld::NoHelpers => "Cannot hold the file: no helper threads",
             NotHeld::PinRefused => "Cannot hold the file: the device refused to register its pages",
@@ -170,7 +186,8 @@ impl Safety {
             let again = PrivateFd::new(again, graves);
             let stat = kernel.fstat(again.get())?;
             if (stat.dev, stat.ino) != key {
-                return Err(Errno::STALE);
+                // Another thread has closed the descriptor and opened another file as the same number.
+                return Err(Errno::BADF);
             }
             let file_system = kernel.file_system(again.get()).unwrap_or(0);
             if UNBOUND.contains(&file_system) || (stat.nameless && UNCOUNTED.contains(&file_system)) {
