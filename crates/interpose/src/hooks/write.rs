@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use spinio_device::Allocation;
 use spinio_io::runtime;
 
-use super::read::{MOST, is_a_length};
+use super::read::{MOST, is_servable};
 use super::{hook, owner_after_fault, source, target};
 use crate::{errno, guard, next};
 
@@ -41,13 +41,13 @@ unsafe fn serve(
     // The driver may have been asked.
     entry.restore();
     if let Some(allocation) = allocation
-        && is_a_length(len)
+        && is_servable(buffer, len, at)
     {
         return out_of_device(fd, buffer, len, at, allocation);
     }
     let wrote = next();
     if wrote == -1
-        && is_a_length(len)
+        && is_servable(buffer, len, at)
         && let Some(allocation) = owner_after_fault(buffer, len, caller)
     {
         entry.restore();

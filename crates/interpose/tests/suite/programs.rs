@@ -82,6 +82,15 @@ fn copies_between_descriptors_are_the_kernels() {
 }
 
 #[test]
+fn edges_are_what_host_calls_meet() {
+    let program = program("edges");
+    must_pass(preloaded(&program, &[]));
+    let mut chunked = preloaded(&program, &[]);
+    chunked.env("SPINIO_STAGING", "4M");
+    must_pass(chunked);
+}
+
+#[test]
 fn hold_ends_without_signals_and_names_the_limit() {
     let program = linked("deaf");
     for how in ["before", "after", "space"] {
