@@ -49,8 +49,10 @@ mod top;
 mod trace;
 mod units;
 
+use std::io::Write;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 
 /// Plain pread on GPU memory in unmodified programs, every byte on the fastest correct route
@@ -100,7 +102,11 @@ enum Command {
 
 fn main() -> ExitCode {
     progress::start_clock();
-    let done = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(told) => return end(told_by_clap(&told)),
+    };
+    let done = match cli.command {
         Command::Demo(demo) => demo::run(&demo).map(|exit| exit as u8),
         Command::Run(run) => run::run(&run),
         Command::Explain(explain) => explain::run(&explain).map(|exit| exit as u8),
@@ -113,6 +119,17 @@ fn main() -> ExitCode {
         Command::Simulate(simulate) => simulate::run(&simulate).map(|exit| exit as u8),
         Command::Read(read) => read::run(&read).map(|exit| exit as u8),
     };
+    end(done)
+}
+
+/// Prints help, a version, or what is wrong with the command line. Text that does not arrive is a failure.
+fn told_by_clap(told: &clap::Error) -> anyhow::Result<u8> {
+    told.print().and_then(|()| std::io::stdout().flush()).context("Cannot write to standard output")?;
+    Ok(told.exit_code() as u8)
+}
+
+/// The status to end with; says why where it is a failure.
+fn end(done: anyhow::Result<u8>) -> ExitCode {
     match done {
         Ok(code) => ExitCode::from(code),
         Err(error) if exit::is_closed_pipe(&error) => ExitCode::SUCCESS,

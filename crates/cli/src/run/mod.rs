@@ -45,7 +45,7 @@ pub struct Run {
     #[arg(long)]
     strict: bool,
     /// The program and its arguments
-    #[arg(trailing_var_arg = true, required = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 

@@ -216,8 +216,8 @@ impl Settings {
             true
         });
         each("SPINIO_EMULATED", &mut |v| {
-            s.emulated = Some(v.to_owned());
-            true
+            s.emulated = spinio_device::emulated::Config::parse(v).is_ok().then(|| v.to_owned());
+            s.emulated.is_some()
         });
         each("SPINIO_NVMMU", &mut |v| {
             s.nvmmu = match v {
