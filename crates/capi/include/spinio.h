@@ -130,7 +130,7 @@ ssize_t spinio_batch_wait(spinio_batch_ticket *batch);
  * then on reads go as if it had never been held. May be asked for more than once.
  * ETXTBSY: open for writing. EACCES: not the owner's, and neither sealed nor immutable nor on a read-only file system.
  * EOPNOTSUPP: the file system has no leases, or is an overlay. ENOMEM: too much is held, or the pages cannot be
- * registered. ENODEV: no device is in use that reads host memory. EINVAL: no regular file, or an empty one. */
+ * mapped (RLIMIT_AS) or registered. EAGAIN: no helper threads. ENODEV: no device is in use that reads host memory. EINVAL: no regular file, or an empty one. */
 int spinio_hold(int fd);
 
 /* Lets the file go, once for each spinio_hold(). Closing the descriptor it was held by does so too, for all of them.

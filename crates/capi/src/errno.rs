@@ -9,6 +9,33 @@ pub fn get() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
+/// errno as a hook found it. A call that succeeds leaves it so, whatever was asked of a driver or tried on the host
+/// before the call was served. Without a destructor: frames of the host path have none.
+#[derive(Clone, Copy)]
+pub struct Saved {
+    place: *mut c_int,
+    value: c_int,
+}
+
+impl Saved {
+    /// The calling thread's errno now.
+    #[inline(always)]
+    pub fn now() -> Saved {
+        // SAFETY: libc's pointer to this thread's own errno is always valid.
+        unsafe {
+            let place = libc::__errno_location();
+            Saved { place, value: *place }
+        }
+    }
+
+    /// Sets errno to what it was; on the thread that noted it.
+    #[inline(always)]
+    pub fn restore(self) {
+        // SAFETY: as in `now`; the pointer is of this thread, and no hook passes a `Saved` to another.
+        unsafe { *self.place = self.value }
+    }
+}
+
 /// Sets it.
 #[inline]
 pub fn set(value: c_int) {

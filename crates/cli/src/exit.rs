@@ -3,7 +3,10 @@
 //! They are part of the contract: docs/command.md and `--help` list them, scripts rely on them.
 
 use std::fmt;
+use std::io::Write;
 use std::process::ExitCode;
+
+use anyhow::Context;
 
 /// How the command ends. `spinio run` ends as its program does, see [`crate::run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +101,12 @@ pub fn error(exit: Exit, text: impl fmt::Display) -> anyhow::Error {
 /// The code of an error: its own, or 1.
 pub fn code(error: &anyhow::Error) -> Exit {
     error.chain().find_map(|e| e.downcast_ref::<Coded>()).map_or(Exit::Failed, |c| c.exit)
+}
+
+/// Prints help, a version, or what is wrong with the command line. Text that does not arrive is a failure.
+pub fn told_by_clap(told: &clap::Error) -> anyhow::Result<u8> {
+    told.print().and_then(|()| std::io::stdout().flush()).context("Cannot write to standard output")?;
+    Ok(told.exit_code() as u8)
 }
 
 /// The status of a command named `command` that ended so, after its error was printed.

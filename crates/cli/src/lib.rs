@@ -115,7 +115,11 @@ impl Moved {
 /// The command.
 pub fn main() -> ExitCode {
     progress::start_clock();
-    let done = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(told) => return exit::report("spinio", exit::told_by_clap(&told)),
+    };
+    let done = match cli.command {
         Command::Demo(demo) => demo::run(&demo).map(|exit| exit as u8),
         Command::Run(run) => run::run(&run),
         Command::Explain(explain) => explain::run(&explain).map(|exit| exit as u8),

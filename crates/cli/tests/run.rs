@@ -121,3 +121,94 @@ fn a_setuid_program_is_warned_about() {
     let assert = spinio().args(["run", "--strict", "--"]).arg(&program).assert().code(125);
     assert!(stderr(&assert).contains("setuid"), "{}", stderr(&assert));
 }
+
+#[test]
+fn unknown_option_is_usage_error() {
+    for command in [&["run", "--nonsense"][..], &["run", "--nonsense", "--", "true"], &["run", "--stats", "--nonsense"]]
+    {
+        let assert = spinio().args(command).assert().code(2);
+        assert!(stderr(&assert).contains("--nonsense"), "{}", stderr(&assert));
+    }
+    // The program's own options stay its own, and after `--` everything is the program's.
+    let assert = spinio().args(["run", "echo", "--nonsense", "-n"]).assert().success();
+    assert_eq!(stdout(&assert), "--nonsense -n\n");
+    spinio().args(["run", "--", "--nonsense"]).assert().code(127);
+}
+
+#[test]
+fn named_pipe_cannot_be_started() {
+    let dir = folder();
+    let fifo = dir.path().join("fifo");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
+    assert!(made.success());
+    for mode in [0o644, 0o755] {
+        std::fs::set_permissions(&fifo, std::fs::Permissions::from_mode(mode)).unwrap();
+        for stats in [&[][..], &["--stats"]] {
+            let mut command = spinio();
+            // The deadline only turns a hang into a failure.
+            command.timeout(std::time::Duration::from_secs(60));
+            command.arg("run").args(stats).arg("--").arg(&fifo).assert().code(126);
+        }
+    }
+    let script = dir.path().join("script");
+    std::fs::write(&script, format!("#!{}\n", fifo.display())).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    spinio().timeout(std::time::Duration::from_secs(60)).args(["run", "--"]).arg(&script).assert().code(126);
+}
+
+#[test]
+fn help_that_cannot_be_written_is_failure() {
+    for args in [&["--help"][..], &["run", "--help"], &["--version"], &["help", "read"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let out = std::process::Command::new(env!("CARGO_BIN_EXE_spinio")).args(args).stdout(full).output().unwrap();
+        assert_eq!(out.status.code(), Some(1), "{args:?}");
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert!(text.contains("Cannot write to standard output"), "{args:?}: {text}");
+    }
+    spinio().arg("--help").assert().code(0);
+    spinio().arg("--version").assert().code(0);
+}
+
+#[test]
+fn asan_program_is_warned_about_and_starts() {
+    let dir = folder();
+    let flags = ["-fsanitize=address", "-shared-libasan"];
+    let source = "int main(void) { return 9; }\n";
+    // GCC links the shared runtime without being asked, and does not know the second flag.
+    let program =
+        compile(dir.path(), "asan", source, &flags[..1]).or_else(|| compile(dir.path(), "asan", source, &flags));
+    let Some(program) = program else { return };
+    let assert = spinio().args(["run", "--"]).arg(&program).assert().code(9);
+    let text = stderr(&assert);
+    if text.is_empty() {
+        eprintln!("skipped: this compiler links the sanitizer's runtime statically, which starts under a preload");
+        return;
+    }
+    assert!(
+        text.contains("AddressSanitizer") && text.contains("LD_PRELOAD=lib") && text.contains("without SPIN"),
+        "{text}"
+    );
+    let assert = spinio().args(["run", "--strict", "--"]).arg(&program).assert().code(125);
+    assert!(stderr(&assert).contains("AddressSanitizer"));
+    // What the message says works.
+    let runtime = text.split("LD_PRELOAD=").nth(1).and_then(|t| t.split(' ').next()).unwrap();
+    let mut command = spinio();
+    command.env("LD_PRELOAD", runtime).env("ASAN_OPTIONS", "detect_leaks=0").args(["run", "--strict", "--"]);
+    command.arg(&program).assert().code(9);
+}
+
+#[test]
+fn bad_emulated_device_is_refused_like_other_settings() {
+    let assert = spinio().args(["run", "--set", "emulated=nonsense", "--", "true"]).assert().code(2);
+    assert!(stderr(&assert).contains("SPINIO_EMULATED takes"), "{}", stderr(&assert));
+    // In the environment it is ignored, like any other that is not understood, and doctor says so.
+    let dir = folder();
+    let path = common::file(dir.path(), "f", 100_000);
+    for command in ["read", "explain"] {
+        let mut command_line = spinio();
+        command_line.env("SPINIO_EMULATED", "nonsense").args([command, "--device", "emulated"]).arg(&path);
+        command_line.assert().success();
+    }
+    let assert = spinio().env("SPINIO_EMULATED", "nonsense").arg("doctor").assert().success();
+    assert!(stdout(&assert).contains("SPINIO_EMULATED=nonsense is not understood"), "{}", stdout(&assert));
+}

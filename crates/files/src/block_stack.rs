@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use spinio_plan::geometry::{self, Source, Stack, overlay};
+use spinio_sys::linux::fs_magic::{self, BTRFS, OVERLAYFS};
 use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
 use spinio_host::syscalls::Kernel;
@@ -34,37 +35,8 @@ const KEPT: usize = 64;
 const TEXT: usize = 4096;
 const MOUNTS: usize = 4 << 20;
 
-const BTRFS: u64 = 0x9123_683e;
-const OVERLAYFS: u64 = 0x794c_7630;
-
 /// Overlays on overlays, at most.
 const DEEP: u32 = 4;
-
-/// What `fstatfs` calls file systems.
-const NAMES: &[(u64, &str)] = &[
-    (0xef53, "ext4"),
-    (0x5846_5342, "xfs"),
-    (BTRFS, "btrfs"),
-    (OVERLAYFS, "overlay"),
-    (0x0102_1994, "tmpfs"),
-    (0x8584_58f6, "ramfs"),
-    (0x9584_58f6, "hugetlbfs"),
-    (0xf2f5_2010, "f2fs"),
-    (0x2fc1_2fc1, "zfs"),
-    (0xca45_1a4e, "bcachefs"),
-    (0xe0f5_e1e2, "erofs"),
-    (0x7371_7368, "squashfs"),
-    (0x4d44, "vfat"),
-    (0x2011_bab0, "exfat"),
-    (0x6969, "nfs"),
-    (0x6573_5546, "fuse"),
-    (0x0102_1997, "9p"),
-    (0xff53_4d42, "cifs"),
-    (0xfe53_4d42, "smb"),
-    (0x00c3_6400, "ceph"),
-    (0x0bd0_0bd3, "lustre"),
-    (0x4750_4653, "gpfs"),
-];
 
 /// sysfs as the layers are read from.
 struct Sysfs<'a>(&'a dyn Kernel);
@@ -107,8 +79,7 @@ impl Stacks {
         if stat.kind == FileKind::Block {
             return self.kept((0, stat.rdev), || geometry::device(&Sysfs(kernel), "", number(stat.rdev)));
         }
-        let found = NAMES.iter().find(|(known, _)| *known == magic);
-        let name = found.map_or_else(|| format!("file system {magic:#x}"), |(_, name)| (*name).to_owned());
+        let name = fs_magic::name(magic).map_or_else(|| format!("file system {magic:#x}"), str::to_owned);
         match magic {
             OVERLAYFS => self.under_overlay(kernel, fd, stat, deep),
             BTRFS => self.kept((magic, stat.dev), || match kernel.btrfs_uuid(fd) {

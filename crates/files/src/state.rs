@@ -21,6 +21,7 @@ use std::time::Instant;
 
 use spinio_plan::Reason;
 use spinio_plan::geometry::Stack;
+use spinio_sys::linux::fs_magic::{OVERLAYFS, RAMFS, TMPFS};
 use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
 
 use spinio_host::lock;
@@ -34,9 +35,6 @@ use crate::stripes::Stripes;
 use crate::tables::Tables;
 
 const SEEK_END: i32 = 2;
-const OVERLAYFS: u64 = 0x794c_7630;
-const TMPFS: u64 = 0x0102_1994;
-const RAMFS: u64 = 0x8584_58f6;
 
 /// Requests in a row that must have been served by the page cache before the next is presumed to be. A wrong guess
 /// costs half as much again as a right one saves.

@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU64, Ordering::*};
 
+use spinio_device::emulated::Config;
 use spinio_device::{Allocation, Device, QueueId, Target};
 use spinio_files::shadow_file::Tables;
 use spinio_files::{FileTable, FilesCtx, OwnFile, streams};
@@ -109,6 +110,17 @@ pub fn forget_range(first: u32, last: u32) {
     runtime.files().ctx.drain_for_close();
 }
 
+/// What is not understood of the settings that `get` finds by name, one sentence a setting.
+pub fn check_settings(get: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let (settings, mut complaints) = Settings::read(get);
+    if let Some(text) = settings.emulated
+        && let Err(error) = Config::parse(&text)
+    {
+        complaints.push(format!("SPINIO_EMULATED={text} is not understood ({error}): the default stays"));
+    }
+    complaints
+}
+
 impl Runtime {
     /// A runtime of its own, for tests and tools.
     pub fn new(settings: Settings) -> Runtime {
@@ -120,7 +132,9 @@ impl Runtime {
         Runtime::over(settings, kernel, false)
     }
 
-    fn over(settings: Settings, kernel: &'static dyn Kernel, of_process: bool) -> Runtime {
+    fn over(mut settings: Settings, kernel: &'static dyn Kernel, of_process: bool) -> Runtime {
+        // A setting that is not understood counts as none.
+        settings.emulated = settings.emulated.filter(|text| Config::parse(text).is_ok());
         let sys = Tables::leaked(kernel);
         let workers = Arc::new(Workers::new(sys, &settings));
         sys.serve(&workers);
@@ -211,6 +225,12 @@ impl Runtime {
     /// Gives back what a reserved read did not use.
     pub fn unreserve(&self, fd: Fd, unused: u64) {
         unreserve(self.sys(), fd, unused);
+    }
+
+    /// Whether a read of a stream gives all that is asked for while there is any: a character device, or a file whose size
+    /// says nothing (procfs). A second call after a full one waits for nothing that one call would not have waited for.
+    pub fn fills_buffers(&self, fd: Fd) -> core::result::Result<bool, Errno> {
+        self.reader.fills_buffers(fd)
     }
 
     /// Whether what `fd` names can only be read as it comes: it has no offset, or its size says nothing.

@@ -26,7 +26,7 @@ mod stream;
 mod trial;
 mod write;
 
-pub use api::{Runtime, advised, forget, forget_range, note_advice, runtime};
+pub use api::{Runtime, advised, check_settings, forget, forget_range, note_advice, runtime};
 pub use explain::{Buffer, Explanation};
 pub use pinned::{Mapped, NotHeld, Using};
 pub use policy::RoutePolicy;

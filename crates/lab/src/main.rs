@@ -44,7 +44,11 @@ enum Command {
 
 fn main() -> ExitCode {
     progress::start_clock();
-    let done = match Lab::parse().command {
+    let lab = match Lab::try_parse() {
+        Ok(lab) => lab,
+        Err(told) => return exit::report("spinio-lab", exit::told_by_clap(&told)),
+    };
+    let done = match lab.command {
         Command::Bench(bench) => bench::run(&bench),
         Command::Simulate(simulate) => simulate::run(&simulate),
         Command::Chart(draw) => calibration::run(&draw),

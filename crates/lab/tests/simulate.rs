@@ -10,6 +10,8 @@ fn the_table_depends_on_the_seed_alone() {
     let table = |args: &[&str]| stdout(&lab().args(["simulate", "--vectors", "1200"]).args(args).assert().success());
     let one = table(&["--threads", "1"]);
     assert_eq!(one, table(&["--threads", "3"]));
+    // More than there is work for, and more than any machine starts.
+    assert_eq!(one, table(&["--threads", "1000000000"]));
     assert_ne!(one, table(&["--seed", "2"]));
     for row in ["all-storage", "all-cache", "greedy", "optimal, serial", "optimal, concurrent"] {
         assert!(one.contains(row), "{one}");
@@ -44,6 +46,9 @@ fn the_model_of_a_place_can_be_studied() {
 fn what_makes_no_sense_is_refused() {
     let assert = lab().args(["simulate", "--vectors", "0"]).assert().code(2);
     assert!(stderr(&assert).contains("--vectors above 0"));
+    let dir = folder();
+    let assert = lab().args(["simulate", "--requests", "0", "--validate"]).arg(dir.path()).assert().code(2);
+    assert!(stderr(&assert).contains("--requests above 0"));
     let assert = lab().args(["simulate", "--vectors", "1", "--svg", "/nowhere/at/all.svg"]).assert().code(1);
     assert!(stderr(&assert).contains("/nowhere/at/all.svg"));
 }

@@ -130,8 +130,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Programs of `crates/preload/tests/c` that run on any device, and the shim that gives them its memory.
-const HOOKS: [&str; 9] =
-    ["differential", "writes", "limits", "errors", "streams", "cancel", "forks", "closes", "fortified"];
+const HOOKS: [&str; 10] =
+    ["differential", "writes", "limits", "errno", "errors", "streams", "cancel", "forks", "closes", "fortified"];
 
 fn hooks(root: &Path, folder: &Path) -> Result<()> {
     fs::create_dir(folder)?;

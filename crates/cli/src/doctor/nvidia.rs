@@ -21,7 +21,9 @@ pub fn ask(facts: &mut Vec<Fact>) {
                 .because("they belong to a GPU, and none is usable"),
         ),
     }
-    facts.push(gds());
+    let gates = Gates::of(&text_of("/proc/driver/nvidia/params").unwrap_or_default());
+    facts.extend(module.map(|_| p2pdma(gates)));
+    facts.push(gds(gates));
 }
 
 fn driver(facts: &mut Vec<Fact>, module: Option<&str>) -> Option<&'static Driver> {
@@ -109,8 +111,8 @@ fn bar(name: &str, pci: &str, memory: u64) -> Fact {
         n => format!("{} of {}", units::bytes(n), units::bytes(memory)),
     };
     Fact::new(GROUP, name, State::Absent, format!("{size}; not mapped, so no store and no p2p route into this GPU"))
-        .because("the driver offers user space no mapping of it with struct pages")
-        .cure("none yet that an unprivileged library can use: docs/from-the-paper.md")
+        .because("SPIN has no p2p route into CUDA memory; whether the driver could offer one says `P2PDMA`")
+        .cure("none yet: docs/from-the-paper.md")
 }
 
 /// Lines of `start end flags`, in hexadecimal.
@@ -132,14 +134,71 @@ fn numa(name: &str, pci: &str) -> Fact {
     }
 }
 
+/// What an administrator sets to open video memory to peer-to-peer DMA, since driver 565: a mapping with struct pages, out
+/// of which storage transfers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Gates {
+    static_bar1: bool,
+    no_write_combining: bool,
+}
+
+impl Gates {
+    /// From the text of /proc/driver/nvidia/params, whose line `RegistryDwords` is what NVreg_RegistryDwords was set to.
+    fn of(params: &str) -> Gates {
+        let set = params.lines().find_map(|line| line.strip_prefix("RegistryDwords:")).unwrap_or_default();
+        let is_on = |name: &str| {
+            set.trim().trim_matches('"').split(';').filter_map(|pair| pair.split_once('=')).any(|(key, value)| {
+                let value = value.trim();
+                let value = value.strip_prefix("0x").map_or_else(|| value.parse(), |hex| u32::from_str_radix(hex, 16));
+                key.trim().eq_ignore_ascii_case(name) && value.is_ok_and(|n| n != 0)
+            })
+        };
+        Gates { static_bar1: is_on("RMForceStaticBar1"), no_write_combining: is_on("RmForceDisableIomapWC") }
+    }
+
+    fn are_open(self) -> bool {
+        self.static_bar1 && self.no_write_combining
+    }
+}
+
+fn p2pdma(gates: Gates) -> Fact {
+    let name = "P2PDMA";
+    if gates.are_open() {
+        return Fact::new(
+            GROUP,
+            name,
+            State::Absent,
+            "RmForceDisableIomapWC and static BAR1 are set; SPIN does not use it yet",
+        )
+        .because("the driver may list the GPU as a p2pmem provider that is not published; SPIN takes nothing of that");
+    }
+    let closed = |name: &'static str, open: bool| (!open).then_some(name);
+    let missing: Vec<&str> =
+        [closed("RMForceStaticBar1", gates.static_bar1), closed("RmForceDisableIomapWC", gates.no_write_combining)]
+            .into_iter()
+            .flatten()
+            .collect();
+    Fact::new(GROUP, name, State::Absent, "closed: the driver maps no video memory with struct pages")
+        .because(format!("not set in NVreg_RegistryDwords: {}", missing.join(", ")))
+        .cure(
+            "driver 565 or newer and, by the administrator, options nvidia \
+             NVreg_RegistryDwords=\"RMForceStaticBar1=1;RmForceDisableIomapWC=1\"; SPIN does not use it yet",
+        )
+}
+
 /// GPUDirect Storage. Told because people ask; SPIN does not use cuFile in this version.
-fn gds() -> Fact {
+fn gds(gates: Gates) -> Fact {
     let name = "GPUDirect Storage";
     let library = in_loader_cache(b"libcufile.so.0");
     let module = Path::new("/proc/driver/nvidia-fs/stats").exists();
     let detail = match (library, module) {
         (true, true) => "libcufile and nvidia-fs are here",
-        (true, false) => "libcufile is here, nvidia-fs is not: it would run in compatibility mode",
+        (true, false) if gates.are_open() => {
+            "libcufile is here, nvidia-fs is not: it would go by P2PDMA, whose gates are set"
+        }
+        (true, false) => {
+            "libcufile is here, nvidia-fs is not, and P2PDMA is closed: it would run in compatibility mode"
+        }
         (false, _) => "not installed",
     };
     Fact::new(GROUP, name, State::Absent, format!("{detail}; SPIN does not use it in this version"))
@@ -159,6 +218,21 @@ mod tests {
         let line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build  (x)";
         assert_eq!(module_version(line), Some("580.159.03"));
         assert_eq!(module_version("nothing here"), None);
+    }
+
+    #[test]
+    fn gates_are_read_from_the_modules_parameters() {
+        let params =
+            |dwords: &str| format!("ResmanDebugLevel: 4294967295\nRegistryDwords: \"{dwords}\"\nRmMsg: \"\"\n");
+        let of = |dwords: &str| Gates::of(&params(dwords));
+        assert!(of("PeerMappingOverride=1;RMForceStaticBar1=1;RmForceDisableIomapWC=1").are_open());
+        assert!(of("RMForceStaticBar1=0x1; rmforcedisableiomapwc=1;").are_open());
+        assert_eq!(of("RMForceStaticBar1=1"), Gates { static_bar1: true, ..Gates::default() });
+        assert_eq!(of("RMForceStaticBar1=0;RmForceDisableIomapWC=0x0"), Gates::default());
+        assert_eq!(Gates::of(""), Gates::default());
+        let fact = p2pdma(of("RmForceDisableIomapWC=1"));
+        assert_eq!(fact.cause.as_deref(), Some("not set in NVreg_RegistryDwords: RMForceStaticBar1"));
+        assert!(p2pdma(Gates::default()).cure.unwrap().contains("RmForceDisableIomapWC=1"));
     }
 
     #[test]

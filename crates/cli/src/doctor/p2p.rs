@@ -20,17 +20,22 @@ const DEVICES: &str = "/sys/bus/pci/devices";
 /// Asks.
 pub fn ask(facts: &mut Vec<Fact>) {
     let providers = p2pmem::providers();
-    facts.push(config(!providers.is_empty()));
+    facts.push(config(providers.iter().any(|p| p.published)));
     if providers.is_empty() {
         facts.push(
             Fact::new(GROUP, "p2pmem", State::Absent, "no PCI device publishes memory: the p2p route stays closed")
-                .because(format!("no {DEVICES}/*/p2pmem: no drive with a controller memory buffer, no driver that publishes a BAR"))
-                .cure("an NVMe drive with a controller memory buffer; docs/from-the-paper.md says what a GPU driver would have to do"),
+                .because(format!(
+                    "no {DEVICES}/*/p2pmem: no drive with a controller memory buffer, no driver that publishes a BAR"
+                ))
+                .cure("an NVMe drive with a controller memory buffer; for NVIDIA GPUs see `P2PDMA` below"),
         );
         return;
     }
     for provider in &providers {
         facts.push(memory(provider));
+        if !provider.published {
+            continue;
+        }
         let mine = chain(&provider.address);
         for (drive, path) in drives() {
             facts.push(reach(provider, &mine, &drive, &path));
@@ -69,8 +74,10 @@ fn memory(p: &Provider) -> Fact {
     let size = format!("{}, {} free", units::bytes(p.size), units::bytes(p.available));
     let allocate = Path::new(DEVICES).join(&p.address).join("p2pmem/allocate");
     if !p.published {
-        return Fact::new(GROUP, &p.address, State::Limited, format!("{size}, but not published"))
-            .because("its driver keeps the memory to itself");
+        return Fact::new(GROUP, &p.address, State::Limited, format!("{size}, but not published")).because(
+            "its driver has not given it to others, though the Linux kernel lets root map it: it may be in use, as all \
+                 of video memory is that an NVIDIA driver armed for P2PDMA lists so. SPIN takes nothing of it",
+        );
     }
     match std::fs::OpenOptions::new().read(true).write(true).open(&allocate) {
         Ok(_) => Fact::new(GROUP, &p.address, State::Found, size),

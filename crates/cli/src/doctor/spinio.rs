@@ -20,7 +20,7 @@ pub fn ask(facts: &mut Vec<Fact>) {
             .because(format!("{e}").replace("\n ", "").replace('\n', ". "))
             .cure("build it, or set SPINIO_LIBRARY to its path"),
     });
-    for complaint in Settings::from_env().1 {
+    for complaint in spinio_io::check_settings(|name| std::env::var(name).ok()) {
         let fact = Fact::new(GROUP, "settings", State::Limited, complaint);
         facts.push(fact.cure("see docs/settings.md, or unset the variable"));
     }

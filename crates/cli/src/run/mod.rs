@@ -45,7 +45,7 @@ pub struct Run {
     #[arg(long)]
     strict: bool,
     /// The program and its arguments
-    #[arg(trailing_var_arg = true, required = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
@@ -58,7 +58,7 @@ fn setting(text: &str) -> Result<(String, String), String> {
         let known: Vec<&str> = settings::TABLE.iter().map(|row| row.name).collect();
         return Err(format!("there is no setting {full}; there are {}", known.join(", ")));
     }
-    let (_, complaints) = Settings::read(|asked| (asked == full).then(|| value.to_owned()));
+    let complaints = spinio_io::check_settings(|asked| (asked == full).then(|| value.to_owned()));
     match complaints.is_empty() {
         true => Ok((full, value.to_owned())),
         false => {

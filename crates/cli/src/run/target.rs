@@ -3,13 +3,15 @@
 //! ```text
 //!   CMD ─ on PATH? ─ starts with #! ──> its interpreter, and so on
 //!                  └ ELF ─ 64-bit x86-64? ─ PT_INTERP? ─ glibc's loader? ─ setuid, capabilities?
+//!                                                                        └ DT_NEEDED: AddressSanitizer's runtime?
 //! ```
 //!
 //! What is found out here is only ever a warning: the program's children may be ones that
 //! can be helped, so it is run all the same unless `--strict` was given.
 //!
 //! Known flaws: a program that starts another (`env`, `sudo`, `sh -c`) is judged by itself,
-//! save for `#!/usr/bin/env X`; `sudo` clears LD_PRELOAD and is caught by its setuid bit.
+//! save for `#!/usr/bin/env X`; `sudo` clears LD_PRELOAD and is caught by its setuid bit. A sanitizer's runtime that only a
+//! library of the program needs is not seen.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -34,6 +36,8 @@ pub enum Obstacle {
     Capabilities,
     /// Makes its system calls itself.
     Go,
+    /// Needs AddressSanitizer's shared runtime, which refuses to start where another library comes before it.
+    Asan(String),
 }
 
 impl fmt::Display for Obstacle {
@@ -44,6 +48,11 @@ impl fmt::Display for Obstacle {
             Obstacle::Foreign => f.write_str("is no 64-bit x86-64 program: libspinio.so does not fit into it"),
             Obstacle::SetId => f.write_str("is setuid or setgid: the loader ignores LD_PRELOAD there"),
             Obstacle::Capabilities => f.write_str("has file capabilities: the loader ignores LD_PRELOAD there"),
+            Obstacle::Asan(runtime) => write!(
+                f,
+                "is built with AddressSanitizer and does not start under a preload: {runtime} must be the first library. \
+                 To run it under SPIN name that first: LD_PRELOAD={runtime} spinio run ..."
+            ),
             Obstacle::Go => f.write_str("is a Go program: it makes system calls itself, past the C library"),
         }
     }
@@ -61,7 +70,7 @@ pub struct Finding {
 impl Finding {
     /// Whether preloading would do harm rather than nothing.
     pub fn is_harmful(&self) -> bool {
-        matches!(self.obstacle, Obstacle::OtherLibc(_))
+        matches!(self.obstacle, Obstacle::OtherLibc(_) | Obstacle::Asan(_))
     }
 }
 
@@ -104,6 +113,10 @@ pub fn judge(program: &Path) -> Option<Finding> {
         if let Some(obstacle) = gains_rights(&at) {
             return Some(Finding { path: at, obstacle });
         }
+        // Only what can be executed is opened: a named pipe would wait for a writer.
+        if !std::fs::metadata(&at).ok()?.is_file() {
+            return None;
+        }
         let file = File::open(&at).ok()?;
         let mut head = [0u8; 256];
         let n = file.read_at(&mut head, 0).ok()?;
@@ -144,6 +157,8 @@ fn interpreter(head: &[u8]) -> Option<PathBuf> {
 fn elf(file: &File, head: &[u8]) -> Option<Obstacle> {
     const PT_INTERP: u32 = 3;
     const PT_NOTE: u32 = 4;
+    const PT_LOAD: u32 = 1;
+    const PT_DYNAMIC: u32 = 2;
     const X86_64: u16 = 62;
     if head.len() < 64 || !head.starts_with(b"\x7fELF") {
         return None;
@@ -153,12 +168,18 @@ fn elf(file: &File, head: &[u8]) -> Option<Obstacle> {
     }
     let (table, size, count) = (u64_at(head, 32), u64::from(u16_at(head, 54)), u64::from(u16_at(head, 56)));
     let (mut loader, mut is_go) = (None, false);
+    let (mut dynamic, mut loads) = (Vec::new(), Vec::new());
     for i in 0..count.min(128) {
         let mut entry = [0u8; 56];
         file.read_exact_at(&mut entry, table.checked_add(i * size)?).ok()?;
         let (kind, offset, len) = (u32_at(&entry, 0), u64_at(&entry, 8), u64_at(&entry, 32));
         let mut content = vec![0u8; len.min(4096) as usize];
         match kind {
+            PT_LOAD => loads.push(Load { address: u64_at(&entry, 16), offset, len }),
+            PT_DYNAMIC => {
+                dynamic = vec![0u8; len.min(64 << 10) as usize];
+                file.read_exact_at(&mut dynamic, offset).ok()?;
+            }
             PT_INTERP | PT_NOTE if file.read_exact_at(&mut content, offset).is_ok() => {
                 if kind == PT_INTERP {
                     content.truncate(content.iter().position(|b| *b == 0).unwrap_or(content.len()));
@@ -176,8 +197,48 @@ fn elf(file: &File, head: &[u8]) -> Option<Obstacle> {
         Some(name) if !name.as_bytes().windows(8).any(|w| w == b"ld-linux") => {
             Some(Obstacle::OtherLibc(name.to_string_lossy().into_owned()))
         }
-        Some(_) => is_go.then_some(Obstacle::Go),
+        Some(_) if is_go => Some(Obstacle::Go),
+        Some(_) => asan(&needed(file, &dynamic, &loads).unwrap_or_default()).map(Obstacle::Asan),
     }
+}
+
+/// A part of the file that is mapped.
+struct Load {
+    address: u64,
+    offset: u64,
+    len: u64,
+}
+
+/// The libraries that an ELF file asks for, by its dynamic section.
+fn needed(file: &File, dynamic: &[u8], loads: &[Load]) -> Option<Vec<String>> {
+    const DT_NEEDED: u64 = 1;
+    const DT_STRTAB: u64 = 5;
+    const DT_STRSZ: u64 = 10;
+    const MOST: u64 = 64 << 20;
+    let entries = || dynamic.chunks_exact(16).map(|entry| (u64_at(entry, 0), u64_at(entry, 8)));
+    let value = |tag: u64| entries().find(|&(t, _)| t == tag).map(|(_, value)| value);
+    let address = value(DT_STRTAB)?;
+    let load = loads.iter().find(|l| (l.address..l.address.saturating_add(l.len)).contains(&address))?;
+    let mut strings = vec![0u8; value(DT_STRSZ)?.min(MOST).min(file.metadata().ok()?.len()) as usize];
+    file.read_exact_at(&mut strings, load.offset.checked_add(address - load.address)?).ok()?;
+    let name = |at: u64| {
+        let text = strings.get(usize::try_from(at).ok()?..)?.split(|b| *b == 0).next()?;
+        Some(String::from_utf8_lossy(text).into_owned())
+    };
+    Some(entries().filter(|&(tag, _)| tag == DT_NEEDED).filter_map(|(_, at)| name(at)).collect())
+}
+
+/// AddressSanitizer's shared runtime (GCC's, Clang's), unless the user preloads one.
+fn asan(needed: &[String]) -> Option<String> {
+    let is_asan = |name: &str| name.starts_with("libasan.so") || name.starts_with("libclang_rt.asan");
+    let preloaded = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+    let mut preloaded = preloaded.as_bytes().split(|b| matches!(b, b':' | b' ' | b'\t' | b'\n'));
+    let file_name =
+        |entry: &[u8]| String::from_utf8_lossy(entry.rsplit(|b| *b == b'/').next().unwrap_or(entry)).into_owned();
+    if preloaded.any(|entry| is_asan(&file_name(entry))) {
+        return None;
+    }
+    needed.iter().find(|name| is_asan(name)).cloned()
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {

@@ -9,6 +9,11 @@
 //! It has no engine: the CPU stores into it, and a storage device can DMA into it. So copies are done when the call
 //! returns, every fence is reached, and there is nothing to pin.
 //!
+//! **Only what is published.** The Linux kernel lets `allocate` be mapped whatever `published` says. On a machine armed for
+//! GPUDirect by P2PDMA the NVIDIA driver lists its GPU as a provider that is not published, whose pool is all of video
+//! memory, in use: what is mapped there belongs to running programs. So nothing is allocated of a provider that is not
+//! published, and a mapping of one is never taken for a device buffer.
+//!
 //! A program may map `allocate` itself; the `mmap` hook tells of it, and the mapping is a device buffer like any other.
 //!
 //! Known flaws: a copy into memory that the program unmaps meanwhile faults, as its own store would; a mapping made
@@ -66,6 +71,9 @@ fn alloc_under(root: &'static str, ordinal: u32, len: usize) -> Result<DeviceAdd
     }
     let (provider, start) = privately(move || {
         let provider = providers_under(root).into_iter().nth(ordinal as usize).ok_or(none)?;
+        if !provider.published {
+            return Err(DeviceError::new(ErrorKind::Unsupported, "allocation: this p2pmem provider is not published"));
+        }
         let path = format!("{root}/{}/p2pmem/allocate", provider.address);
         Ok((provider, map(&path, len)?))
     })??;
@@ -90,10 +98,15 @@ pub(crate) fn free(addr: DeviceAddr) -> Result<()> {
 
 /// The program mapped a range: if it is p2pmem, it is a device buffer from now on.
 pub(crate) fn note(addr: u64, len: u64) {
+    note_under(ROOT, addr, len);
+}
+
+fn note_under(root: &'static str, addr: u64, len: u64) {
     let Ok(Some(address)) = privately(move || provider_at(addr)) else { return };
-    let ordinal =
-        privately(|| providers_under(ROOT)).ok().and_then(|all| all.iter().position(|p| p.address == address));
-    let Ok(device) = device(&address, ordinal.map_or(u32::MAX, |n| n as u32)) else { return };
+    let Ok(all) = privately(|| providers_under(root)) else { return };
+    // One that is not published is its driver's own memory, whoever maps it: never a device buffer.
+    let Some(ordinal) = all.iter().position(|p| p.address == address && p.published) else { return };
+    let Ok(device) = device(&address, ordinal as u32) else { return };
     let _ = registry::add_range(device.owner, DeviceAddr(addr), len.next_multiple_of(PAGE as u64));
 }
 

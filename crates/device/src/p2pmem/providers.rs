@@ -13,7 +13,7 @@ pub struct Provider {
     pub size: u64,
     /// Bytes not allocated by anybody.
     pub available: u64,
-    /// Whether the kernel may hand it to others; without this it cannot be mapped either.
+    /// Whether its driver gives it to others. The Linux kernel does not check this when `allocate` is mapped; we do.
     pub published: bool,
 }
 

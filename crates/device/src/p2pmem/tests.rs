@@ -116,3 +116,27 @@ fn any_alignment_is_copied_exactly() {
         }
     }
 }
+
+#[test]
+fn unpublished_provider_is_refused_and_never_device_memory() {
+    let (root, path) = tree();
+    let published = root.path().join("0000:05:00.0/p2pmem/published");
+    for value in ["0\n", "2\n", "", "x\n"] {
+        fs::write(&published, value).unwrap();
+        assert_eq!(alloc_under(path, 1, 4096).unwrap_err().kind, ErrorKind::Unsupported, "published is {value:?}");
+        let addr = map(&format!("{path}/0000:05:00.0/p2pmem/allocate"), 4096).unwrap();
+        note_under(path, addr.0, 4096);
+        assert!(registry::find(addr.0 as *const u8, 1).is_none(), "published is {value:?}");
+        unmap(addr, 4096);
+    }
+    fs::remove_file(&published).unwrap();
+    assert!(alloc_under(path, 1, 4096).is_err());
+    // The other provider is served all the same, and so is this one once it is published.
+    let other = alloc_under(path, 0, 4096).unwrap();
+    registry::free(other).unwrap();
+    fs::write(&published, "1\n").unwrap();
+    let addr = map(&format!("{path}/0000:05:00.0/p2pmem/allocate"), 4096).unwrap();
+    note_under(path, addr.0, 4096);
+    assert!(registry::find(addr.0 as *const u8, 1).is_some());
+    registry::free(addr).unwrap();
+}

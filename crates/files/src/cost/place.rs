@@ -6,6 +6,8 @@
 //! ```
 
 use spinio_device::{Device, DeviceKind};
+use spinio_sys::linux::fs_magic;
+
 /// Where a model holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
@@ -17,27 +19,11 @@ pub struct Place {
     pub device: String,
 }
 
-/// Kinds of file systems that people put data on, by magic number.
-const FILE_SYSTEMS: [(u64, &str); 12] = [
-    (0xef53, "ext4"),
-    (0x5846_5342, "xfs"),
-    (0x9123_683e, "btrfs"),
-    (0xf2f5_2010, "f2fs"),
-    (0x2fc1_2fc1, "zfs"),
-    (0x794c_7630, "overlay"),
-    (0x6969, "nfs"),
-    (0x6573_5546, "fuse"),
-    (0x0102_1994, "tmpfs"),
-    (0x0102_1997, "9p"),
-    (0x0bd0_0bd0, "lustre"),
-    (0, "none"),
-];
-
 impl Place {
     /// From names and the file system's magic number; 0: the storage itself.
     pub fn new(storage: String, file_system: u64, device: String) -> Place {
-        let known = FILE_SYSTEMS.iter().find(|(magic, _)| *magic == file_system);
-        let file_system = known.map_or_else(|| format!("{file_system:x}"), |(_, name)| (*name).to_owned());
+        let known = if file_system == 0 { Some("none") } else { fs_magic::name(file_system) };
+        let file_system = known.map_or_else(|| format!("{file_system:x}"), str::to_owned);
         Place { storage, file_system, device }
     }
 

@@ -216,6 +216,7 @@ impl Settings {
             true
         });
         each("SPINIO_EMULATED", &mut |v| {
+            // The device parses it; see `check_settings` of spinio-io.
             s.emulated = Some(v.to_owned());
             true
         });

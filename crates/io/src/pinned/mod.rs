@@ -247,7 +247,8 @@ impl Holds {
             && let Err(refused) = self.enter_hold(files, fd, Arc::clone(&hold), device).map(drop)
         {
             self.let_go(&hold, false);
-            return Err(refused);
+            // It was held a moment ago: whoever ended that has opened it for writing.
+            return Err(if refused == NotHeld::Gone { NotHeld::OpenForWriting } else { refused });
         }
         Ok(())
     }
@@ -261,7 +262,10 @@ impl Holds {
         watcher: u32,
     ) -> Result<Arc<Hold>, NotHeld> {
         let key = (stat.dev, stat.ino);
-        let file = files.get(fd, stat).map_err(|_| NotHeld::NotMappable)?;
+        let file = files.get(fd, stat).map_err(|reason| match reason {
+            spinio_plan::Reason::NoHelpers => NotHeld::NoHelpers,
+            _ => NotHeld::NotReopened,
+        })?;
         // Of the two that have no mapping of their own one keeps its files in memory; the other shows old ones.
         if !file.is_mappable() && file.rights != Rights::Resident {
             return Err(NotHeld::NotMappable);
@@ -279,7 +283,7 @@ impl Holds {
         self.watch.count.store(holds.len(), Release);
         drop(holds);
         // A break that came before the hold was in the list was told to a watcher who did not find it.
-        linux::nudge(watcher);
+        self.watch.wake_watcher();
         self.watch.attend(files, &hold);
         // Cut off before anybody would have told.
         if files.sys().fstat(fd).map_or(0, |stat| stat.size) != size {

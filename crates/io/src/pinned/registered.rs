@@ -53,7 +53,7 @@ impl Registered {
         let mapped = files
             .shadow_workers()
             .and_then(|crew| crew.call(move || kernel.map(file.cached.get(), len).map(|ptr| ptr as usize)));
-        let ptr = mapped.ok_or(NotHeld::NoHelpers)?.map_err(|_| NotHeld::NotMappable)? as *mut u8;
+        let ptr = mapped.ok_or(NotHeld::NoHelpers)?.map_err(NotHeld::NotMapped)? as *mut u8;
         let mapping = Arc::new(Mapping { ptr, len });
         // SAFETY: advice on our own fresh mapping, which a forked child has no use for.
         let _ = unsafe { linux::madvise(ptr, len, MADV_DONTFORK) };

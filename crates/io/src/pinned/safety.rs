@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd};
+use spinio_sys::linux::{self, Fd, fs_magic};
 
 use spinio_files::{FileTable, lease_valid_until as word};
 use spinio_host::shadow_fd::PrivateFd;
@@ -47,8 +47,12 @@ pub enum NotHeld {
     NotOwner,
     /// The file system has no leases that bind everybody.
     NoLeases,
-    /// Its pages cannot be kept (overlayfs), or mapped.
+    /// Its pages cannot be kept (overlayfs).
     NotMappable,
+    /// It cannot be opened a second time: another procfs, a security policy, a server that has lost it.
+    NotReopened,
+    /// The kernel refused to map it.
+    NotMapped(Errno),
     /// More than may be held.
     TooLarge,
     /// No helper threads.
@@ -68,10 +72,11 @@ impl NotHeld {
     pub fn errno(self) -> Errno {
         match self {
             NotHeld::Descriptor(errno) => errno,
+            NotHeld::NotMapped(_) => Errno::NOMEM,
             NotHeld::NotAFile | NotHeld::Range => Errno::INVAL,
             NotHeld::OpenForWriting => Errno::TXTBSY,
             NotHeld::NotOwner => Errno::ACCESS,
-            NotHeld::NoLeases | NotHeld::NotMappable => Errno::OPNOTSUPP,
+            NotHeld::NoLeases | NotHeld::NotMappable | NotHeld::NotReopened => Errno::OPNOTSUPP,
             NotHeld::TooLarge | NotHeld::PinRefused => Errno::NOMEM,
             NotHeld::NoHelpers => Errno::AGAIN,
             NotHeld::NoDevice => Errno::NODEV,
@@ -85,8 +90,16 @@ impl fmt::Display for NotHeld {
         if let NotHeld::Descriptor(errno) = self {
             return write!(f, "Cannot hold the file: {errno}");
         }
+        if let NotHeld::NotMapped(errno) = self {
+            return write!(
+                f,
+                "Cannot hold the file: it cannot be mapped ({errno}); is RLIMIT_AS lower than its length?"
+            );
+        }
         f.write_str(match self {
-            NotHeld::Descriptor(_) | NotHeld::NotAFile => "Cannot hold it: not a regular file with bytes in it",
+            NotHeld::NotMapped(_) | NotHeld::Descriptor(_) | NotHeld::NotAFile => {
+                "Cannot hold it: not a regular file with bytes in it"
+            }
             NotHeld::OpenForWriting => "Cannot hold the file: it is open for writing, perhaps by this very process",
             NotHeld::NotOwner => {
                 "Cannot hold the file: it belongs to another user, and is neither sealed nor immutable nor on a \
@@ -94,6 +107,9 @@ impl fmt::Display for NotHeld {
             }
             NotHeld::NoLeases => "Cannot hold the file: its file system has no leases that bind every writer",
             NotHeld::NotMappable => "Cannot hold the file: a mapping of it may show an older file (overlayfs)",
+            NotHeld::NotReopened => {
+                "Cannot hold the file: it cannot be opened a second time through /proc/thread-self/fd"
+            }
             NotHeld::TooLarge => "Cannot hold the file: with it more would be held than SPINIO_HOLD allows",
             NotHeld::NoHelpers => "Cannot hold the file: no helper threads",
             NotHeld::PinRefused => "Cannot hold the file: the device refused to register its pages",
@@ -136,16 +152,26 @@ impl Stamp {
 
 /// File systems whose leases do not bind those who write on other machines or behind the file system's back: FUSE, 9p,
 /// SMB, AFS, eCryptfs.
-const UNBOUND: [u64; 6] = [0x6573_5546, 0x0102_1997, 0xff53_4d42, 0xfe53_4d42, 0x5346_414f, 0xf15f];
+const UNBOUND: [u64; 6] =
+    [fs_magic::FUSE, fs_magic::V9FS, fs_magic::CIFS, fs_magic::SMB2, fs_magic::AFS, fs_magic::ECRYPTFS];
 
 /// More of them, which have no leases or good ones, but are read-only for this kernel alone: NFS, Ceph, GFS2, OCFS2,
 /// Lustre, GPFS, OrangeFS, Coda, VirtualBox.
-const SHARED: [u64; 9] =
-    [0x6969, 0x00c3_6400, 0x0116_1970, 0x7461_636f, 0x0bd0_0bd0, 0x4750_4653, 0x2003_0528, 0x7375_7245, 0x786f_4256];
+const SHARED: [u64; 9] = [
+    fs_magic::NFS,
+    fs_magic::CEPH,
+    fs_magic::GFS2,
+    fs_magic::OCFS2,
+    fs_magic::LUSTRE,
+    fs_magic::GPFS,
+    fs_magic::ORANGEFS,
+    fs_magic::CODA,
+    fs_magic::VBOXSF,
+];
 
 /// Memory files (memfd, of ordinary and of huge pages): the kernel does not count the descriptor that makes one among its
 /// writers, so a lease is given though that descriptor can write.
-const UNCOUNTED: [u64; 2] = [0x0102_1994, 0x9584_58f6];
+const UNCOUNTED: [u64; 2] = [fs_magic::TMPFS, fs_magic::HUGETLBFS];
 
 impl Safety {
     /// Finds something that vouches for the file of `fd`, a descriptor of this thread. `watcher`: who is told of breaks.
@@ -157,7 +183,8 @@ impl Safety {
             let again = PrivateFd::new(again, graves);
             let stat = kernel.fstat(again.get())?;
             if (stat.dev, stat.ino) != key {
-                return Err(Errno::STALE);
+                // Another thread has closed the descriptor and opened another file as the same number.
+                return Err(Errno::BADF);
             }
             let file_system = kernel.file_system(again.get()).unwrap_or(0);
             if UNBOUND.contains(&file_system) || (stat.nameless && UNCOUNTED.contains(&file_system)) {

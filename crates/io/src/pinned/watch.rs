@@ -25,6 +25,13 @@ use spinio_host::lock;
 
 const STACK: usize = 1 << 20;
 
+/// Milliseconds after which the watcher looks by itself while files are held: a seccomp filter may refuse the signal that
+/// wakes it, and may come at any time.
+const LOOK: u64 = 1000;
+
+/// The same once the signal was refused.
+const LOOK_DEAF: u64 = 10;
+
 /// What the two threads and everybody else share.
 #[derive(Default)]
 pub(super) struct Watch {
@@ -40,6 +47,8 @@ pub(super) struct Watch {
     /// Brings news of changes; of the keepers' table. None where the user may have no more of them.
     notify: OnceLock<Fd>,
     dismissed: AtomicBool,
+    /// The signal that wakes the watcher was refused.
+    deaf: AtomicBool,
 }
 
 impl Watch {
@@ -56,6 +65,10 @@ impl Watch {
         let kernel = files.sys();
         let made = files.shadow_workers()?.beside("spinio-watch", move || {
             watch.listen(kernel);
+            // Whether it can be woken at all. What this leaves pending is one look too many.
+            if !linux::nudge(linux::gettid()) {
+                watch.deaf.store(true, Release);
+            }
             let _ = tell.send(linux::gettid());
             watch.watch(kernel);
         });
@@ -123,7 +136,12 @@ impl Watch {
     /// The watcher.
     fn watch(&self, kernel: &dyn Kernel) {
         loop {
-            linux::await_break(None);
+            let is_idle = self.count.load(Acquire) == 0 && !self.dismissed.load(Acquire);
+            linux::await_break(match self.deaf.load(Acquire) {
+                true => Some(LOOK_DEAF),
+                false if is_idle => None,
+                false => Some(LOOK),
+            });
             let holds = lock(&self.holds).clone();
             self.hear(kernel, &holds);
             for hold in &holds {
@@ -171,7 +189,14 @@ impl Watch {
             drop(closing);
             let bytes = hold.strip();
             self.bytes.fetch_sub(bytes, Relaxed);
-            linux::nudge(self.watcher.load(Acquire));
+            self.wake_watcher();
+        }
+    }
+
+    /// Has the watcher look now, or soon.
+    pub(super) fn wake_watcher(&self) {
+        if !linux::nudge(self.watcher.load(Acquire)) {
+            self.deaf.store(true, Release);
         }
     }
 
@@ -185,7 +210,7 @@ impl Watch {
         }
         let tid = self.watcher.load(Acquire);
         if tid != 0 {
-            linux::nudge(tid);
+            self.wake_watcher();
             drop(lock(&self.closing));
             self.wake.notify_all();
         }

@@ -58,7 +58,8 @@ pub(crate) fn read(
     let (offset, len) = match at {
         Some(offset) => (offset, len),
         // Files whose size says nothing (procfs) make their contents anew at every seek.
-        None if stat.kind == FileKind::Regular && stat.size == 0 => return plain(Reason::Small, true).read(ctx),
+        // What is left is read without one.
+        None if stat.kind == FileKind::Regular && stat.size == 0 => return plain(Reason::Small, false).read(ctx),
         None => match reserve(ctx.files.sys(), fd, len as u64) {
             Ok(offset) => {
                 // What the file does not have is given back at once, not after the read: whoever shares the offset goes on

@@ -135,6 +135,15 @@ impl Reader {
         large::p2p(self, file, to, offset, len, captured)
     }
 
+    /// Whether a read of a stream gives all that is asked for while there is any: a character device, or a file whose size
+    /// says nothing (procfs). A second call after a full one waits for nothing that one call would not have waited for.
+    pub fn fills_buffers(&self, fd: Fd) -> core::result::Result<bool, Errno> {
+        const KIND: u32 = 0o170_000;
+        const CHARACTERS: u32 = 0o020_000;
+        let stat = self.files.sys().fstat(fd)?;
+        Ok(stat.kind == FileKind::Regular || stat.mode & KIND == CHARACTERS)
+    }
+
     /// Whether what `fd` names can only be read as it comes: it has no offset, or its size says nothing.
     pub fn is_stream(&self, fd: Fd) -> core::result::Result<bool, Errno> {
         let stat = self.files.sys().fstat(fd)?;

@@ -53,7 +53,7 @@ mod whole;
 
 use std::sync::Arc;
 
-use spinio_plan::Reason;
+use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
@@ -242,6 +242,14 @@ impl Writer {
             return write.stream();
         }
         let status = ctx.files.sys().flags(fd).map_err(fail)?;
+        if status & linux::O_ACCMODE as i32 == linux::O_RDONLY as i32 || status & linux::O_PATH as i32 != 0 {
+            // The kernel says why it cannot be written, with the offset or without one as the program made the call.
+            let byte = 0u8;
+            let vector = [[&raw const byte as usize, 1]];
+            // SAFETY: a byte of ours, alive across the call.
+            let wrote = unsafe { ctx.files.sys().pwritev(Route::Copy, fd, &vector, at, flags) };
+            return wrote.map_err(fail);
+        }
         if write.may_go_around(status) { write.at_offset(|write| write.around(status)) } else { write.plain() }
     }
 }

@@ -138,6 +138,9 @@ pub fn run(simulate: &Simulate) -> anyhow::Result<Exit> {
     if simulate.vectors == 0 || simulate.size < PAGE || simulate.size > 1 << 30 {
         return Err(exit::error(Exit::Usage, "Give --vectors above 0, and --size between 4K and 1G"));
     }
+    if simulate.requests == 0 {
+        return Err(exit::error(Exit::Usage, "Give --requests above 0"));
+    }
     if let Some(path) = &simulate.validate {
         return compare(simulate, path);
     }

@@ -195,8 +195,13 @@ pub fn run(study: &Plan, done: &AtomicU64) -> Study {
                 done.fetch_add(to - from, Relaxed);
             }
         };
-        let threads: Vec<_> = (0..study.threads.max(1)).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().flat_map(|t| t.join().unwrap_or_default()).collect()
+        // The caller works too: the study is done, if slower, where no thread can be started. More threads than chunks
+        // would find nothing to do.
+        let more = study.threads.saturating_sub(1).min(chunks.saturating_sub(1) as usize);
+        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+        let threads: Vec<_> = (0..more).map_while(spawn).collect();
+        let own = work();
+        own.into_iter().chain(threads.into_iter().flat_map(|t| t.join().unwrap_or_default())).collect()
     });
     parts.sort_unstable_by_key(|(chunk, _)| *chunk);
     let mut out = Study::default();

@@ -74,7 +74,9 @@ maps! {
 unsafe extern "C-unwind" fn munmap(at: *mut c_void, len: usize) -> c_int {
     if possible() {
         // Before the range can become somebody else's.
+        let entry = errno::Saved::now();
         registry::forget_mapping(at.cast(), len);
+        entry.restore();
     }
     // SAFETY: the program's own arguments.
     unsafe { next::MUNMAP.get()(at, len) }

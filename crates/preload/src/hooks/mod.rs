@@ -12,6 +12,9 @@
 //!   spinio_io: any route, count or errno  <───────────────────────────┘
 //! ```
 //!
+//! errno is noted at the entry: a call that succeeds leaves it so, though the driver was asked, or the next function
+//! tried in vain, before.
+//!
 //! The host path holds no lock, allocates nothing, leaves errno alone and has no frame with a destructor: the next
 //! function is a cancellation point, and the unwinding of `pthread_cancel` passes through us as through C.
 //!

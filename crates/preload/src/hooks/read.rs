@@ -6,7 +6,7 @@ use spinio_device::Allocation;
 use spinio_io::runtime;
 
 use super::{hook, owner, owner_after_fault, target};
-use crate::{ffi_guard as guard, next_symbol as next};
+use crate::{errno, ffi_guard as guard, next_symbol as next};
 
 /// The most that Linux moves in one call.
 pub(super) const MOST: usize = 0x7fff_f000;
@@ -48,24 +48,42 @@ unsafe fn serve(
     next: impl Fn() -> isize,
 ) -> isize {
     let buffer = buffer.cast::<u8>().cast_const();
-    if let Some(allocation) = owner(buffer, len, caller)
-        && is_a_length(len)
+    let entry = errno::Saved::now();
+    let allocation = owner(buffer, len, caller);
+    // The driver may have been asked.
+    entry.restore();
+    if let Some(allocation) = allocation
+        && is_servable(buffer, len, at)
     {
         return into_device(fd, buffer, len, at, allocation);
     }
     let got = next();
     if got == -1
-        && is_a_length(len)
+        && is_servable(buffer, len, at)
         && let Some(allocation) = owner_after_fault(buffer, len, caller)
     {
+        entry.restore();
         return into_device(fd, buffer, len, at, allocation);
     }
     got
 }
 
-/// Of nothing, and of more than half the address space, the kernel knows what to say.
-pub(super) fn is_a_length(len: usize) -> bool {
-    len != 0 && len <= isize::MAX as usize
+/// Whether a call may be served. Of nothing, of more than the address space holds, and of offsets that no file has, the
+/// kernel knows what to say: it refuses these before it looks at the memory.
+pub(super) fn is_servable(buffer: *const u8, len: usize, at: Option<i64>) -> bool {
+    len != 0 && is_in_address_space(buffer, len) && is_in_file(at, len)
+}
+
+/// Whether a range ends where the addresses of programs do: with four levels of page tables at 2^47. One that begins past
+/// that is on a machine with more, and reaches to 2^56.
+pub(super) fn is_in_address_space(buffer: *const u8, len: usize) -> bool {
+    let end = if (buffer as usize) < 1 << 47 { 1 << 47 } else { 1 << 56 };
+    (buffer as usize).checked_add(len).is_some_and(|last| last <= end)
+}
+
+/// Whether a range has offsets; `None`: at the descriptor's own.
+pub(super) fn is_in_file(at: Option<i64>, len: usize) -> bool {
+    at.is_none_or(|at| at >= 0 && i64::try_from(len).is_ok_and(|len| at.checked_add(len).is_some()))
 }
 
 #[cold]

@@ -57,7 +57,11 @@ hook! {
 fn asked(buffer: *const c_void, size: usize, items: usize, caller: usize) -> Option<(usize, Allocation)> {
     let bytes = size.wrapping_mul(items);
     let overflows = size != 0 && bytes / size != items;
-    let allocation = owner(buffer.cast(), bytes, caller)?;
+    let entry = errno::Saved::now();
+    let allocation = owner(buffer.cast(), bytes, caller);
+    // The driver may have been asked.
+    entry.restore();
+    let allocation = allocation?;
     (bytes != 0 && !overflows).then_some((bytes, allocation))
 }
 

@@ -14,7 +14,7 @@
 //! Known flaws:
 //! - A call is served in parts, so it is not atomic against a writer, nor against another reader that moves the shared
 //!   offset back.
-//! - From a stream, one call brings at most 1 MiB into device parts and ends there: short, as streams may be.
+//! - From a pipe or a socket, one call brings at most 1 MiB into device parts and ends there: short, as these may be.
 
 use std::ffi::c_int;
 
@@ -24,7 +24,7 @@ use spinio_batch::{Batches, Piece};
 use spinio_io::{AlignedBuf, FdIdentity, runtime};
 use spinio_sys::linux;
 
-use super::read::MOST;
+use super::read::{MOST, is_in_address_space, is_in_file};
 use super::{hook, owner, owner_after_fault, target};
 use crate::ffi_guard::{self as guard, Failure};
 use crate::{caller, disabled, errno, next_symbol as next};
@@ -83,13 +83,21 @@ pub(super) unsafe fn serve(
     served: Served,
     next: impl Fn() -> isize,
 ) -> isize {
+    let entry = errno::Saved::now();
     // SAFETY: `any_device` judges the address before it looks at the vectors.
-    if registry::any() && unsafe { any_device(vectors, count, caller, owner) } {
+    let is_device = registry::any() && unsafe { any_device(vectors, count, at, caller, owner) };
+    // The driver may have been asked.
+    entry.restore();
+    if is_device {
         return served(fd, vectors, count, at, flags);
     }
     let moved = next();
     // SAFETY: as above.
-    if moved == -1 && errno::get() == libc::EFAULT && unsafe { any_device(vectors, count, caller, owner_after_fault) } {
+    if moved == -1
+        && errno::get() == libc::EFAULT
+        && unsafe { any_device(vectors, count, at, caller, owner_after_fault) }
+    {
+        entry.restore();
         return served(fd, vectors, count, at, flags);
     }
     moved
@@ -102,6 +110,7 @@ pub(super) unsafe fn serve(
 unsafe fn any_device(
     vectors: *const iovec,
     count: c_int,
+    at: At,
     caller: usize,
     owner: impl Fn(*const u8, usize, usize) -> Option<Allocation>,
 ) -> bool {
@@ -114,7 +123,18 @@ unsafe fn any_device(
     }
     // SAFETY: aligned, and readable a moment ago.
     let vectors = unsafe { core::slice::from_raw_parts(vectors, count as usize) };
-    vectors.iter().all(|v| v.iov_len <= isize::MAX as usize)
+    // A single vector is cut off before its end is looked at; of several each must end in the address space.
+    let fits = |v: &iovec| match count {
+        1 => v.iov_len <= isize::MAX as usize,
+        _ => is_in_address_space(v.iov_base.cast(), v.iov_len),
+    };
+    let total = vectors.iter().fold(0usize, |sum, v| sum.saturating_add(v.iov_len)).min(MOST);
+    let offset = match at {
+        At::Own => None,
+        At::Offset(offset) => Some(offset),
+    };
+    vectors.iter().all(fits)
+        && is_in_file(offset, total)
         && vectors.iter().any(|v| v.iov_len != 0 && owner(v.iov_base.cast(), v.iov_len, caller).is_some())
 }
 
@@ -146,11 +166,14 @@ fn into_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c_i
         match at {
             At::Offset(offset) if offset < 0 => Err(Failure::Errno(libc::EINVAL)),
             // A stream has no offsets: the kernel knows whether that is ESPIPE, or no matter (some devices).
-            At::Offset(offset) if stream => window(fd, &parts, offset, flags).map(|w| w.got),
+            At::Offset(offset) if stream => windows(fd, &parts, offset, flags),
             At::Offset(offset) => read_at(fd, &parts, offset as u64, flags),
-            At::Own if stream => window(fd, &parts, OWN_OFFSET, flags).map(|w| w.got),
+            At::Own if stream => windows(fd, &parts, OWN_OFFSET, flags),
             At::Own => {
-                let start = runtime().reserve(fd, total as u64)?;
+                // An offset that cannot be moved as far, near the largest one: the kernel says what follows.
+                let Ok(start) = runtime().reserve(fd, total as u64) else {
+                    return window(fd, &parts, OWN_OFFSET, flags).map(|w| w.got);
+                };
                 let result = read_at(fd, &parts, start, flags);
                 runtime().unreserve(fd, (total - result.as_ref().copied().unwrap_or(0)) as u64);
                 result
@@ -272,6 +295,28 @@ fn batch(fd: c_int, parts: &[Part], offset: u64) -> Result<usize, Failure> {
         }
     }
     Ok(done)
+}
+
+/// A stream. From a pipe or a socket, as much as one call brings: a second one might wait. A character device, or a file
+/// whose size says nothing (procfs), gives all that is asked for, window by window.
+fn windows(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<usize, Failure> {
+    let fills = runtime().fills_buffers(fd)?;
+    let mut rest = parts.to_vec();
+    let mut done = 0;
+    loop {
+        let offset = if offset == OWN_OFFSET { offset } else { offset + done as i64 };
+        match window(fd, &rest, offset, flags) {
+            Ok(window) => {
+                done += window.got;
+                advance(&mut rest, window.got);
+                if window.got < window.wanted || rest.is_empty() || !fills {
+                    return Ok(done);
+                }
+            }
+            Err(failure) if done == 0 => return Err(failure),
+            Err(_) => return Ok(done),
+        }
+    }
 }
 
 struct Window {

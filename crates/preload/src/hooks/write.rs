@@ -8,9 +8,9 @@ use std::ffi::{c_int, c_void};
 use spinio_device::Allocation;
 use spinio_io::runtime;
 
-use super::read::{MOST, is_a_length};
+use super::read::{MOST, is_servable};
 use super::{hook, owner_after_fault, source, target};
-use crate::{ffi_guard as guard, next_symbol as next};
+use crate::{errno, ffi_guard as guard, next_symbol as next};
 
 hook! {
     fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize, caller in "rcx" =>
@@ -36,16 +36,21 @@ unsafe fn serve(
     next: impl Fn() -> isize,
 ) -> isize {
     let buffer = buffer.cast::<u8>();
-    if let Some(allocation) = source(buffer, len, caller)
-        && is_a_length(len)
+    let entry = errno::Saved::now();
+    let allocation = source(buffer, len, caller);
+    // The driver may have been asked.
+    entry.restore();
+    if let Some(allocation) = allocation
+        && is_servable(buffer, len, at)
     {
         return out_of_device(fd, buffer, len, at, allocation);
     }
     let wrote = next();
     if wrote == -1
-        && is_a_length(len)
+        && is_servable(buffer, len, at)
         && let Some(allocation) = owner_after_fault(buffer, len, caller)
     {
+        entry.restore();
         return out_of_device(fd, buffer, len, at, allocation);
     }
     wrote

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::build::{compile, folder, must_pass, preloaded, source};
+use crate::build::{self, compile, folder, must_pass, preloaded, source};
 
 /// The folder of the stand-in, as `libcuda.so.1`.
 fn driver() -> &'static PathBuf {
@@ -94,4 +94,24 @@ fn two_gpus_are_read_into() {
 #[test]
 fn two_gpus_are_written_out_of() {
     run_of(two(), &["writes_in_turn", "writes_at_once", "memory_of_the_peer", "two_processes"]);
+}
+
+/// A program of `tests/c` with its device memory from the stand-in, which refuses system calls as a GPU's memory does:
+/// so the hooks find the device only after the host's call has failed.
+fn run_on_driver(name: &str, args: &[&str]) {
+    let mut command = preloaded(&build::program(name), args);
+    command.env("LD_LIBRARY_PATH", driver()).env("SPINIO_TEST_DEVICE", "cuda");
+    must_pass(command);
+}
+
+#[test]
+fn cuda_calls_leave_what_host_calls_leave() {
+    let scratch = folder().to_str().expect("a path in UTF-8");
+    run_on_driver("writes", &["1", scratch]);
+    run_on_driver("differential", &["1", scratch]);
+}
+
+#[test]
+fn served_cuda_call_leaves_errno() {
+    run_on_driver("errno", &[]);
 }

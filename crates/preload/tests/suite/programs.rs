@@ -99,6 +99,35 @@ fn copies_between_descriptors_are_the_kernels() {
 }
 
 #[test]
+fn edges_are_what_host_calls_meet() {
+    let program = program("edges");
+    must_pass(preloaded(&program, &[]));
+    let mut chunked = preloaded(&program, &[]);
+    chunked.env("SPINIO_STAGING", "4M");
+    must_pass(chunked);
+}
+
+#[test]
+fn hold_ends_without_signals_and_names_the_limit() {
+    let program = linked("deaf");
+    for how in ["before", "after", "space"] {
+        let mut run = preloaded(&program, &[how]);
+        run.env("SPINIO_HOLD", "1G");
+        let done = must_pass(run);
+        print!("{}", String::from_utf8_lossy(&done.stdout));
+    }
+}
+
+/// A program that names the library's own functions.
+fn linked(name: &str) -> std::path::PathBuf {
+    let (out, text) = (folder().join(name), source("tests/c").join(format!("{name}.c")));
+    let rpath = format!("-Wl,-rpath,{}", library().parent().expect("a folder").display());
+    let library = library();
+    compile("cc", &out, &[text.to_str().expect("UTF-8"), library.to_str().expect("UTF-8"), &rpath]);
+    out
+}
+
+#[test]
 fn errors_are_the_same_as_with_host_memory() {
     must_pass(preloaded(&program("errors"), &[]));
 }

@@ -119,12 +119,14 @@ pub fn fstat(fd: Fd) -> Result<Stat> {
     // SAFETY: all-zero is a valid `struct stat`.
     let mut raw: k::stat = unsafe { core::mem::zeroed() };
     // SAFETY: `raw` is a `struct stat` of this architecture, alive across the call.
-    unsafe { call(k::__NR_fstat, [fd as usize, &raw mut raw as usize, 0, 0, 0, 0]) }?;
-    let kind = match raw.st_mode & k::S_IFMT {
-        k::S_IFREG => FileKind::Regular,
-        k::S_IFBLK => FileKind::Block,
-        _ => FileKind::Stream,
-    };
+    match unsafe { call(k::__NR_fstat, [fd as usize, &raw mut raw as usize, 0, 0, 0, 0]) } {
+        Ok(_) => {}
+        Err(Errno::BADF) => return Err(Errno::BADF),
+        // A server that has lost the file (ENOENT, FUSE) still serves reads and writes of the descriptor, which ask it for
+        // no attributes: what the kernel knew last is enough to say what kind of file it is.
+        Err(refused) => return known_stat(fd).map_err(|_| refused),
+    }
+    let kind = kind_of(raw.st_mode);
     Ok(Stat {
         dev: raw.st_dev,
         ino: raw.st_ino,
@@ -138,6 +140,44 @@ pub fn fstat(fd: Fd) -> Result<Stat> {
         ctime_ns: i128::from(raw.st_ctime as i64) * 1_000_000_000 + i128::from(raw.st_ctime_nsec),
         kind,
     })
+}
+
+/// `fstat` out of what the kernel knows, without asking a server.
+fn known_stat(fd: Fd) -> Result<Stat> {
+    const AT_STATX_DONT_SYNC: u32 = 0x4000;
+    // SAFETY: all-zero is a valid `struct statx`.
+    let mut raw: k::statx = unsafe { core::mem::zeroed() };
+    let flags = k::AT_EMPTY_PATH | AT_STATX_DONT_SYNC;
+    let path = c"".as_ptr() as usize;
+    // SAFETY: the empty path is a NUL-terminated constant and `raw` is alive across the call.
+    unsafe {
+        call(
+            k::__NR_statx,
+            [fd as usize, path, flags as usize, k::STATX_BASIC_STATS as usize, &raw mut raw as usize, 0],
+        )
+    }?;
+    let device = |major: u32, minor: u32| libc::makedev(major, minor);
+    Ok(Stat {
+        dev: device(raw.stx_dev_major, raw.stx_dev_minor),
+        ino: raw.stx_ino,
+        rdev: device(raw.stx_rdev_major, raw.stx_rdev_minor),
+        size: raw.stx_size,
+        blocks: raw.stx_blocks,
+        uid: raw.stx_uid,
+        nameless: raw.stx_nlink == 0,
+        mode: raw.stx_mode.into(),
+        mtime_ns: i128::from(raw.stx_mtime.tv_sec) * 1_000_000_000 + i128::from(raw.stx_mtime.tv_nsec),
+        ctime_ns: i128::from(raw.stx_ctime.tv_sec) * 1_000_000_000 + i128::from(raw.stx_ctime.tv_nsec),
+        kind: kind_of(raw.stx_mode.into()),
+    })
+}
+
+fn kind_of(mode: u32) -> FileKind {
+    match mode & k::S_IFMT {
+        k::S_IFREG => FileKind::Regular,
+        k::S_IFBLK => FileKind::Block,
+        _ => FileKind::Stream,
+    }
 }
 
 /// What O_DIRECT needs on this file; `None` where the kernel or file system does not say

@@ -108,10 +108,10 @@ pub fn since_boot() -> u64 {
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
-/// Lets [`await_break`] of a thread of this process return.
-pub fn nudge(tid: u32) {
+/// Lets [`await_break`] of a thread of this process return; false where the signal is refused (seccomp).
+pub fn nudge(tid: u32) -> bool {
     // SAFETY: no memory is involved; the thread has the signal blocked.
-    let _ = unsafe { call(k::__NR_tgkill, [super::process::getpid() as usize, tid as usize, SIGIO, 0, 0, 0]) };
+    unsafe { call(k::__NR_tgkill, [super::process::getpid() as usize, tid as usize, SIGIO, 0, 0, 0]) }.is_ok()
 }
 
 /// Whether a memory file is sealed against every write and every change of its length.

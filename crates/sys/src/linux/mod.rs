@@ -8,6 +8,7 @@
 
 mod files;
 mod folder;
+pub mod fs_magic;
 mod lease;
 mod list;
 mod memory;

@@ -172,6 +172,7 @@ int cuPointerGetAttribute(void *to, int which, uint64_t a) {
 }
 int cuPointerGetAttributes(unsigned n, const int *which, void **to, uint64_t a) {
     if (in_callback || !up) return in_callback ? DENIED : NOINIT;
+    errno = ENOTTY; /* promises nothing about it */
     pthread_mutex_lock(&lock);
     queries++;
     range *r = find(a); pinned *p = pin_at(a);
