@@ -20,6 +20,7 @@ use crate::lock::lock;
 use crate::model::Models;
 use crate::own::{Leases, Uploads};
 use crate::pins::{Pins, QUIET};
+use crate::read::WaitBuffers;
 use crate::staging::Staging;
 use crate::stats::{self, Gauge};
 use crate::{Settings, Target};
@@ -119,6 +120,7 @@ pub(crate) struct Core {
     /// Those of moves that wait for a queue of the program's.
     queued: Mutex<Vec<Arc<Staging>>>,
     pub(crate) uploads: Uploads,
+    pub(crate) wait_buffers: WaitBuffers,
     verdicts: Mutex<HashMap<(u64, DeviceId), Verdict>>,
     threads: usize,
     me: Weak<Core>,
@@ -164,6 +166,7 @@ impl Core {
             stagings: Mutex::default(),
             queued: Mutex::default(),
             uploads: Uploads::default(),
+            wait_buffers: WaitBuffers::default(),
             verdicts: Mutex::default(),
             threads,
             me: me.clone(),

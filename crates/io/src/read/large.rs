@@ -14,6 +14,7 @@ use crate::file::canary;
 use crate::file::streams;
 use crate::file::tables;
 use crate::lock::lock;
+use crate::read::blocking;
 use crate::read::engine::LONG;
 use crate::read::job::{Job, Request};
 use crate::read::plain::Plain;
@@ -34,7 +35,8 @@ pub(crate) fn read(
     let fail = |e| Error::kernel(e, "read", at.unwrap_or(0), len as u64);
     let stat = core.kernel.fstat(fd).map_err(fail)?;
     let flags = core.kernel.flags(fd).map_err(fail)?;
-    let plain = |reason, once| Plain { watch: *watch, fd, at, to, len, done: 0, once, reason, queue: None };
+    let waits = blocking::may_wait(&stat);
+    let plain = |reason, once| Plain { watch: *watch, fd, at, to, len, done: 0, once, reason, queue: None, waits };
     if stat.kind == FileKind::Stream {
         // A character device fills the whole buffer; a pipe or socket gives what there is.
         let once = at.is_none() && stat.mode & 0o170_000 != 0o020_000;
@@ -71,7 +73,10 @@ pub(crate) fn read(
                 (offset, left)
             }
             // No offset to move (FUSE streams), or not that far (the end of a block device).
-            Err(e) => return plain(Reason::Stream, e == Errno::SPIPE).read(core),
+            Err(e) => {
+                let once = e == Errno::SPIPE;
+                return Plain { waits: waits || once, ..plain(Reason::Stream, once) }.read(core);
+            }
         },
     };
     let read = at_offset(core, watch, fd, offset, to, len, stat);
@@ -93,7 +98,9 @@ fn at_offset(
     stat: linux::Stat,
 ) -> Result<usize, Error> {
     let watch = *watch;
-    let plain = |reason, len| Plain { watch, fd, at: Some(offset), to, len, done: 0, once: false, reason, queue: None };
+    let waits = blocking::may_wait(&stat);
+    let (at, done, once, queue) = (Some(offset), 0, false, None);
+    let plain = |reason, len| Plain { watch, fd, at, to, len, done, once, reason, queue, waits };
     let Some(crew) = core.keepers() else { return plain(Reason::NoHelpers, len).read(core) };
     let within = match stat.kind {
         FileKind::Regular => (len as u64).min(stat.size.saturating_sub(offset)),

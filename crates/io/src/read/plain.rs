@@ -1,4 +1,4 @@
-//! Reads that only the program's own descriptor can make: streams, files that cannot be
+//! Reads that only the program's own descriptor can make: streams (blocking.rs), files that cannot be
 //! opened again, processes without helpers. Block by block through staging, on the
 //! caller's thread.
 
@@ -40,6 +40,8 @@ pub(crate) struct Plain {
     pub(crate) reason: Reason,
     /// Where the copies go and nobody waits; `None`: in the program's order, and wait.
     pub(crate) queue: Option<QueueId>,
+    /// The kernel may keep the reader waiting without bound.
+    pub(crate) waits: bool,
 }
 
 impl Plain {
@@ -48,6 +50,9 @@ impl Plain {
         let device = self.to.allocation.device;
         if !device.abilities().copies {
             return self.store(core);
+        }
+        if self.waits {
+            return self.blocking(core);
         }
         let fail = |e| Error::device(e, "read", self.at.unwrap_or(0), self.len as u64);
         let staging = match self.queue {
@@ -137,13 +142,19 @@ impl Plain {
     }
 
     /// Which file the descriptor names now.
-    fn identity(&self, core: &Core) -> Option<(u64, u64)> {
+    pub(super) fn identity(&self, core: &Core) -> Option<(u64, u64)> {
         core.kernel.fstat(self.fd).ok().map(|s| (s.dev, s.ino))
     }
 
     /// # Safety
     /// `buf` must have `len` bytes that the kernel may write.
-    unsafe fn kernel_read(&self, core: &Core, buf: *mut u8, len: usize, done: usize) -> Result<usize, Errno> {
+    pub(super) unsafe fn kernel_read(
+        &self,
+        core: &Core,
+        buf: *mut u8,
+        len: usize,
+        done: usize,
+    ) -> Result<usize, Errno> {
         // SAFETY: passed on to the caller.
         unsafe {
             match self.at {

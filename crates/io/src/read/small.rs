@@ -8,13 +8,18 @@
 //! its locks, its read-ahead and its errors is what the program hears; nothing is kept
 //! about the file but a hint (file/streams.rs), and nothing needs validating. The bytes are safe when the call returns
 //! (CUDA's rule for pageable memory), not yet in the device.
+//!
+//! A slot keeps its block from being lent again, so what may wait without bound (a pipe, a socket) is read into other memory
+//! first (blocking.rs). Positioned reads cannot be of those: the kernel refuses them with ESPIPE.
+//!
+//! Known flaw: a positioned read of a character device that keeps its reader waiting holds its slot meanwhile.
 
 use spinio_device::Wait;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::core::Core;
-use crate::read::{large, passed, stored};
+use crate::read::{blocking, large, passed, stored};
 use crate::settings::Ordering;
 use crate::stats::Direction;
 use crate::{Error, Target};
@@ -51,6 +56,9 @@ fn bytes(
         let got = unsafe { stored::read(core, fd, at, to, len) }?;
         *way = (Route::Store, Reason::HostMapped);
         return Ok(got);
+    }
+    if at.is_none() && blocking::descriptor_may_wait(core, fd) {
+        return blocking::small(core, fd, to, len, &mut way.1);
     }
     let (queue, ours) = device.program_queue();
     let staging = core.staging(device);

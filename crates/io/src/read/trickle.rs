@@ -18,7 +18,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::core::Core;
-use crate::read::{large, passed, small, stored};
+use crate::read::{blocking, large, passed, small, stored};
 use crate::staging::BLOCK;
 use crate::stats::Direction;
 use crate::{Error, Target};
@@ -26,6 +26,10 @@ use crate::{Error, Target};
 /// A `read` or `pread` of a cold stream, all of it inside the allocation; `None` if it is none, or too long.
 pub(crate) fn read(core: &Core, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Option<Result<usize, Error>> {
     if len > BLOCK || !core.streams.trickles(fd, at, len as u64) {
+        return None;
+    }
+    // The hint is about the number: by now it may be that of a socket, which keeps its reader waiting.
+    if at.is_none() && blocking::descriptor_may_wait(core, fd) {
         return None;
     }
     let stats = core.stats();
