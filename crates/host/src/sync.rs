@@ -8,10 +8,11 @@ pub use self::real::*;
 
 #[cfg(not(loom))]
 mod real {
+    use std::sync::PoisonError;
     use std::time::{Duration, Instant};
 
     pub use std::sync::atomic::AtomicU64;
-    pub use std::sync::{Condvar, Mutex};
+    pub use std::sync::{Condvar, Mutex, MutexGuard};
 
     pub use crate::lock::lock;
 
@@ -23,6 +24,11 @@ mod real {
     /// Lets others go first.
     pub fn give_way() {
         std::thread::yield_now();
+    }
+
+    /// Sleeps until it is woken. The time limit only guards against a wake-up lost to a thread that died.
+    pub fn wait_a_while<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        changed.wait_timeout(guard, Duration::from_millis(200)).unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Waits for a copy: briefly at first, then asleep, and not for ever.
@@ -50,9 +56,8 @@ mod real {
 mod model {
     use std::sync::PoisonError;
 
-    use loom::sync::MutexGuard;
     pub use loom::sync::atomic::AtomicU64;
-    pub use loom::sync::{Condvar, Mutex};
+    pub use loom::sync::{Condvar, Mutex, MutexGuard};
 
     pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -65,6 +70,11 @@ mod model {
 
     pub fn give_way() {
         loom::thread::yield_now();
+    }
+
+    /// Without the limit, so that a lost wake-up is found.
+    pub fn wait_a_while<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
     }
 
     pub struct Patience;

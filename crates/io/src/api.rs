@@ -23,6 +23,7 @@ use crate::ctx::{Reader, Writer};
 use crate::explain::{Buffer, Explanation};
 use crate::pinned::{Holds, Mapped, NotHeld};
 use crate::policy::RoutePolicy;
+use crate::read::WaitBuffers;
 use crate::read::large::{reserve, unreserve};
 use crate::stream::{OnItsWay, StreamMoves};
 use crate::trial::Trial;
@@ -161,7 +162,7 @@ impl Runtime {
             bounce: Arc::clone(&bounce),
             policy: Arc::clone(&policy),
         });
-        let reader = Arc::new(Reader { files, bounce, pinned: Arc::clone(&pinned), policy });
+        let reader = Arc::new(Reader { files, bounce, pinned: Arc::clone(&pinned), policy, wait_buffers: WaitBuffers::default() });
         Runtime { settings, reader, moves: StreamMoves::new(Arc::clone(&writer)), writer, pinned, alive: None }
     }
 

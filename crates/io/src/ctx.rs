@@ -9,6 +9,7 @@ use spinio_transfer::BouncePools;
 
 use crate::pinned::Holds;
 use crate::policy::RoutePolicy;
+use crate::read::WaitBuffers;
 
 /// What a read needs.
 pub struct Reader {
@@ -20,6 +21,8 @@ pub struct Reader {
     pub pinned: Arc<Holds>,
     /// What is allowed.
     pub policy: Arc<RoutePolicy>,
+    /// Memory of reads that may wait without bound.
+    pub(crate) wait_buffers: WaitBuffers,
 }
 
 /// What a write needs.

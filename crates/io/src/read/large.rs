@@ -17,6 +17,7 @@ use spinio_host::lock;
 use spinio_host::syscalls::Kernel;
 use spinio_files::FdIdentity;
 use spinio_transfer::AlignedBuf;
+use crate::read::blocking;
 use crate::read::engine::LONG;
 use crate::read::job::{Job, Request};
 use crate::read::plain::Plain;
@@ -38,7 +39,8 @@ pub(crate) fn read(
     let fail = |e| Error::kernel(e, "read", at.unwrap_or(0), len as u64);
     let stat = ctx.files.sys().fstat(fd).map_err(fail)?;
     let flags = ctx.files.sys().flags(fd).map_err(fail)?;
-    let plain = |reason, once| Plain { watch: *watch, fd, at, to, len, done: 0, once, reason, queue: None };
+    let waits = blocking::may_wait(&stat);
+    let plain = |reason, once| Plain { watch: *watch, fd, at, to, len, done: 0, once, reason, queue: None, waits };
     if stat.kind == FileKind::Stream {
         // A character device fills the whole buffer; a pipe or socket gives what there is.
         let once = at.is_none() && stat.mode & 0o170_000 != 0o020_000;
@@ -76,7 +78,10 @@ pub(crate) fn read(
                 (offset, left)
             }
             // No offset to move (FUSE streams), or not that far (the end of a block device).
-            Err(e) => return plain(Reason::Stream, e == Errno::SPIPE).read(ctx),
+            Err(e) => {
+                let once = e == Errno::SPIPE;
+                return Plain { waits: waits || once, ..plain(Reason::Stream, once) }.read(ctx);
+            }
         },
     };
     let read = at_offset(ctx, watch, fd, offset, to, len, stat);
@@ -98,7 +103,9 @@ fn at_offset(
     stat: linux::Stat,
 ) -> Result<usize, Error> {
     let watch = *watch;
-    let plain = |reason, len| Plain { watch, fd, at: Some(offset), to, len, done: 0, once: false, reason, queue: None };
+    let waits = blocking::may_wait(&stat);
+    let (at, done, once, queue) = (Some(offset), 0, false, None);
+    let plain = |reason, len| Plain { watch, fd, at, to, len, done, once, reason, queue, waits };
     let Some(crew) = ctx.files.shadow_workers() else { return plain(Reason::NoHelpers, len).read(ctx) };
     let within = match stat.kind {
         FileKind::Regular => (len as u64).min(stat.size.saturating_sub(offset)),

@@ -5,6 +5,7 @@
 //!     │ up to 64 KiB      small.rs    one page-cache read into staging, one queued copy, return
 //!     │ a cold stream's, up to 1 MiB   trickle.rs   the same, and wait for the copy
 //!     │ streams, own O_DIRECT ...     plain.rs   block by block through the program's descriptor
+//!     │   what may wait without bound   blocking.rs, into memory of its own (wait_buffer.rs)
 //!     │   of these, into memory that the CPU can store to   stored.rs
 //!     │ the rest          large.rs
 //!     ▼
@@ -19,6 +20,7 @@
 //! Known flaw: one large read may be served in pieces, so it is not atomic against a concurrent write.
 
 mod beside;
+mod blocking;
 mod engine;
 pub(crate) mod job;
 pub(crate) mod large;
@@ -27,8 +29,11 @@ mod populate;
 mod small;
 mod stored;
 mod trickle;
+mod wait_buffer;
 pub(crate) mod window;
 pub(crate) mod work;
+
+pub(crate) use self::wait_buffer::WaitBuffers;
 
 use std::sync::Arc;
 
@@ -106,6 +111,7 @@ impl Reader {
             once: false,
             reason: Reason::Forced,
             queue: Some(queue),
+            waits: false,
         };
         let got = plain.read(self);
         stats.end(&watch, &Error::outcome(&got));

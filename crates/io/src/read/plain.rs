@@ -1,4 +1,4 @@
-//! Reads that only the program's own descriptor can make: streams, files that cannot be
+//! Reads that only the program's own descriptor can make: streams (blocking.rs), files that cannot be
 //! opened again, processes without helpers. Block by block through staging, on the
 //! caller's thread.
 
@@ -42,6 +42,8 @@ pub(crate) struct Plain {
     pub(crate) reason: Reason,
     /// Where the copies go and nobody waits; `None`: in the program's order, and wait.
     pub(crate) queue: Option<QueueId>,
+    /// The kernel may keep the reader waiting without bound.
+    pub(crate) waits: bool,
 }
 
 impl Plain {
@@ -50,6 +52,9 @@ impl Plain {
         let device = self.to.allocation.device;
         if !device.abilities().copies {
             return self.store(ctx);
+        }
+        if self.waits {
+            return self.blocking(ctx);
         }
         let fail = |e| Error::device(e, "read", self.at.unwrap_or(0), self.len as u64);
         let staging = match self.queue {
@@ -143,13 +148,19 @@ impl Plain {
     }
 
     /// Which file the descriptor names now.
-    fn identity(&self, ctx: &Reader) -> Option<(u64, u64)> {
+    pub(super) fn identity(&self, ctx: &Reader) -> Option<(u64, u64)> {
         ctx.files.sys().fstat(self.fd).ok().map(|s| (s.dev, s.ino))
     }
 
     /// # Safety
     /// `buf` must have `len` bytes that the kernel may write.
-    unsafe fn kernel_read(&self, ctx: &Reader, buf: *mut u8, len: usize, done: usize) -> Result<usize, Errno> {
+    pub(super) unsafe fn kernel_read(
+        &self,
+        ctx: &Reader,
+        buf: *mut u8,
+        len: usize,
+        done: usize,
+    ) -> Result<usize, Errno> {
         // SAFETY: passed on to the caller.
         unsafe {
             match self.at {

@@ -8,13 +8,18 @@
 //! its locks, its read-ahead and its errors is what the program hears; nothing is kept
 //! about the file but a hint (file/streams.rs), and nothing needs validating. The bytes are safe when the call returns
 //! (CUDA's rule for pageable memory), not yet in the device.
+//!
+//! A slot keeps its block from being lent again, so what may wait without bound (a pipe, a socket) is read into other memory
+//! first (blocking.rs). Positioned reads cannot be of those: the kernel refuses them with ESPIPE.
+//!
+//! Known flaw: a positioned read of a character device that keeps its reader waiting holds its slot meanwhile.
 
 use spinio_device::Wait;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
-use crate::read::{large, passed, stored};
+use crate::read::{blocking, large, passed, stored};
 use spinio_host::settings::Ordering;
 use spinio_stats::Direction;
 use spinio_device::Target;
@@ -52,6 +57,9 @@ fn bytes(
         let got = unsafe { stored::read(ctx, fd, at, to, len) }?;
         *way = (Route::Store, Reason::HostMapped);
         return Ok(got);
+    }
+    if at.is_none() && blocking::descriptor_may_wait(ctx, fd) {
+        return blocking::small(ctx, fd, to, len, &mut way.1);
     }
     let (queue, ours) = device.program_queue();
     let staging = ctx.bounce.sync(device);

@@ -18,7 +18,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
-use crate::read::{large, passed, small, stored};
+use crate::read::{blocking, large, passed, small, stored};
 use spinio_transfer::bounce::BLOCK;
 use spinio_stats::Direction;
 use spinio_device::Target;
@@ -27,6 +27,10 @@ use spinio_transfer::Error;
 /// A `read` or `pread` of a cold stream, all of it inside the allocation; `None` if it is none, or too long.
 pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Option<Result<usize, Error>> {
     if len > BLOCK || !ctx.files.streams.trickles(fd, at, len as u64) {
+        return None;
+    }
+    // The hint is about the number: by now it may be that of a socket, which keeps its reader waiting.
+    if at.is_none() && blocking::descriptor_may_wait(ctx, fd) {
         return None;
     }
     let stats = ctx.files.stats();

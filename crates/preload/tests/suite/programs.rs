@@ -138,6 +138,16 @@ fn pipes_and_sockets_reach_the_device() {
 }
 
 #[test]
+fn jumps_out_of_waiting_reads_lose_nothing() {
+    let program = program("jumps");
+    for staging in ["128M", "4M"] {
+        let mut run = preloaded(&program, &[]);
+        run.env("SPINIO_STAGING", staging);
+        must_pass(run);
+    }
+}
+
+#[test]
 fn threads_can_be_cancelled_in_host_reads() {
     must_pass(preloaded(&program("cancel"), &[]));
 }

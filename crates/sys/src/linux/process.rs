@@ -23,6 +23,30 @@ pub fn is_thread(tid: u32) -> bool {
     unsafe { call(k::__NR_tgkill, [getpid() as usize, tid as usize, 0, 0, 0, 0]) }.is_ok()
 }
 
+/// Whether the kernel says that no thread of this process has this number now. False where a sandbox does not let us ask.
+pub fn is_no_thread(tid: u32) -> bool {
+    // SAFETY: no memory is involved, and signal 0 is none.
+    let asked = unsafe { call(k::__NR_tgkill, [getpid() as usize, tid as usize, 0, 0, 0, 0]) };
+    asked == Err(Errno::SRCH)
+}
+
+/// The alternate signal stack of this thread, and whether the thread runs on it now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct AltStack {
+    start: usize,
+    flags: i32,
+    len: usize,
+}
+
+/// `sigaltstack`, asked only.
+pub fn alternate_stack() -> AltStack {
+    let mut stack = AltStack::default();
+    // SAFETY: the kernel fills in a `stack_t`, whose layout `AltStack` has. Without it the answer is always the same.
+    let _ = unsafe { call(k::__NR_sigaltstack, [0, (&raw mut stack) as usize, 0, 0, 0, 0]) };
+    stack
+}
+
 /// Whether two threads of this process have one descriptor table. EPERM where a sandbox does not let us ask, ENOSYS on
 /// kernels without `kcmp`, ESRCH where one of them is gone.
 pub fn have_one_table(one: u32, other: u32) -> Result<bool, Errno> {

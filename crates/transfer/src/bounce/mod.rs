@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The ring starts with one block, grows on demand up to its bound, and then a taker waits
-//! for the oldest copy. Threads meet only in `take` and `retire` (tens of nanoseconds a
+//! for the oldest copy, or asleep for a thread that gives a block back. Threads meet only in `take` and `retire` (tens of nanoseconds a
 //! block) and, for small reads, in their processor's lane.
 //!
 //! When the driver refuses pinned memory the ring lends ordinary memory instead: every
@@ -30,12 +30,13 @@
 mod interleavings;
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use spinio_device::{Device, DeviceError, ErrorKind, Fence, Pinned, QueueId, Wait};
 use spinio_sys::linux;
 
-use spinio_host::sync::{Mutex, Patience, give_way, lane, lock};
+use spinio_host::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Patience, lane, lock, wait_a_while};
 
 /// Bytes of a block.
 ///
@@ -78,6 +79,8 @@ struct Pool {
     /// Growing failed once: what there is has to do.
     full: bool,
     slabs: Vec<Pinned>,
+    /// Counts what may be of use to a thread that waits for a block.
+    news: u64,
 }
 
 /// A lane's block while it is being filled or its last readers finish.
@@ -119,6 +122,9 @@ pub struct Staging {
     device: &'static dyn Device,
     bound: u64,
     pool: Mutex<Pool>,
+    /// Threads that sleep until a block comes back, or are about to; and what wakes them.
+    waiting: AtomicU64,
+    freed: Condvar,
     lanes: [Mutex<Lane>; LANES],
     /// Held by who takes many blocks, while it takes them.
     gatherer: Mutex<()>,
@@ -130,6 +136,8 @@ impl Staging {
             device,
             bound: bound.max(2 * BLOCK as u64),
             pool: Mutex::default(),
+            waiting: AtomicU64::new(0),
+            freed: Condvar::new(),
             lanes: Default::default(),
             gatherer: Mutex::default(),
         }
@@ -236,7 +244,7 @@ impl Staging {
         Ok(self.reclaim(&mut pool, LOOKED_AT).or_else(|| pool.free.pop()))
     }
 
-    /// Waits a little for a block to become free, whichever copy is done first.
+    /// Waits for a block to become free, whichever copy is done first; not for ever, and it may be for nothing.
     pub fn wait(&self) {
         let patience = Patience::new();
         loop {
@@ -248,18 +256,37 @@ impl Staging {
                 pool.free.push(block);
                 return;
             }
-            let moving = !pool.retired.is_empty();
-            drop(pool);
-            if !moving {
-                // Every block is being filled by somebody else, or lies open in a lane.
-                if !self.close_idle_lanes() {
-                    give_way();
-                }
-                return;
+            if pool.retired.is_empty() {
+                // Every block is being filled by another thread, or lies open in a lane.
+                return self.sleep(pool);
             }
+            drop(pool);
             if !patience.wait() {
                 return;
             }
+        }
+    }
+
+    /// Sleeps until something has changed. A thread that changes something before this one sleeps finds it counted: it is
+    /// counted before the lanes are looked at, and `news` is read before that.
+    fn sleep<'a>(&'a self, pool: MutexGuard<'a, Pool>) {
+        let news = pool.news;
+        self.waiting.fetch_add(1, SeqCst);
+        drop(pool);
+        if !self.close_idle_lanes() {
+            let pool = lock(&self.pool);
+            if pool.news == news && pool.free.is_empty() && pool.retired.is_empty() {
+                drop(wait_a_while(&self.freed, pool));
+            }
+        }
+        self.waiting.fetch_sub(1, SeqCst);
+    }
+
+    /// Something is there for a thread that waits. Needs the lock of the pool, so that none falls asleep meanwhile.
+    fn tell(&self, pool: &mut Pool) {
+        pool.news += 1;
+        if self.waiting.load(SeqCst) > 0 {
+            self.freed.notify_all();
         }
     }
 
@@ -335,7 +362,9 @@ impl Staging {
 
     /// Gives a block back that nothing was queued from.
     pub fn give_back(&self, block: Block) {
-        lock(&self.pool).free.push(block);
+        let mut pool = lock(&self.pool);
+        pool.free.push(block);
+        self.tell(&mut pool);
     }
 
     /// A block that storage or the device may still use at any time: it is never lent again, and the ring may grow by another instead.
@@ -344,12 +373,13 @@ impl Staging {
         pool.total -= BLOCK as u64;
         // It may have been the last one.
         pool.full = false;
+        self.tell(&mut pool);
     }
 
     /// Gives a block back after copies from it were queued; it is lent again when they are done.
     pub fn retire(&self, block: Block, queue: QueueId) {
         match self.device.fence(queue) {
-            Ok(fence) => lock(&self.pool).retired.push_back((block, fence)),
+            Ok(fence) => self.retire_behind(block, fence),
             Err(_) => {
                 // No fence left, or the queue is no longer: a block that may still be read is never lent again.
                 match self.device.drain(queue, Wait::Context) {
@@ -422,16 +452,28 @@ impl Staging {
         if let Some(at) = closing.iter().position(|o| o.users == 0) {
             let done = closing.swap_remove(at);
             drop(lane);
-            self.close(done);
+            return self.close(done);
+        }
+        let idle = open.as_ref().is_some_and(|o| o.users == 0);
+        drop(lane);
+        // A thread that waits may close an idle lane.
+        if idle && self.waiting.load(SeqCst) > 0 {
+            self.tell(&mut lock(&self.pool));
         }
     }
 
     /// Retires the block of a lane.
     fn close(&self, open: Open) {
         match open.last {
-            Some(fence) => lock(&self.pool).retired.push_back((open.block, fence)),
+            Some(fence) => self.retire_behind(open.block, fence),
             None => self.retire(open.block, open.queue),
         }
+    }
+
+    fn retire_behind(&self, block: Block, fence: Fence) {
+        let mut pool = lock(&self.pool);
+        pool.retired.push_back((block, fence));
+        self.tell(&mut pool);
     }
 }
 
@@ -459,6 +501,48 @@ mod tests {
     use spinio_testkit::deadline::in_a_while;
 
     use super::*;
+
+    #[test]
+    fn waiting_for_a_block_sleeps_until_one_comes_back() {
+        let device = emulated("size=64M");
+        let staging = Staging::new(device, 2 * BLOCK as u64);
+        let blocks = [staging.take().unwrap(), staging.take().unwrap()];
+        let tid = std::sync::atomic::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                tid.store(linux::gettid(), SeqCst);
+                let block = staging.take().unwrap();
+                let at = block.ptr() as usize;
+                staging.give_back(block);
+                at
+            });
+            in_a_while("the thread that waits sleeps", || {
+                let stat = format!("/proc/self/task/{}/stat", tid.load(SeqCst));
+                staging.waiting.load(SeqCst) > 0
+                    && (0..100).all(|_| std::fs::read_to_string(&stat).is_ok_and(|s| s.contains(") S ")))
+            });
+            let [one, other] = blocks;
+            let at = one.ptr() as usize;
+            staging.give_back(one);
+            assert_eq!(waiter.join().unwrap(), at);
+            staging.give_back(other);
+        });
+    }
+
+    #[test]
+    fn waiting_for_a_block_gets_that_of_a_small_read_that_ends() {
+        let device = emulated("size=64M");
+        let staging = Staging::new(device, 2 * BLOCK as u64);
+        let slot = staging.begin_small(4096, QueueId(0)).unwrap();
+        let other = staging.take().unwrap();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| staging.take().unwrap());
+            in_a_while("a thread waits", || staging.waiting.load(SeqCst) > 0);
+            staging.end_small(slot);
+            staging.give_back(waiter.join().unwrap());
+        });
+        staging.give_back(other);
+    }
 
     #[test]
     fn warm_blocks_come_before_idle_ones_and_idle_ones_before_none() {

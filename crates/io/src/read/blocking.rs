@@ -1,0 +1,116 @@
+//! Reads that may wait without bound: of pipes, sockets, terminals, devices, and of files whose size says nothing.
+//!
+//! ```text
+//!   read(socket) ──> buffer of this read alone ── waits as long as the peer likes ──> bytes
+//!        up to 64 KiB   ──> slot of the staging ring, copy queued, return
+//!        more           ──> copied on the program's queue, and waited for
+//! ```
+//!
+//! Nothing that other reads need is held while the kernel waits (wait_buffer.rs). The copy is ordered after what the program
+//! has queued by the time the bytes are there, as where it reads into host memory and calls `cudaMemcpy`.
+
+use std::time::Instant;
+
+use spinio_device::{DeviceError, ErrorKind, Wait};
+use spinio_plan::{Reason, Route};
+use spinio_sys::linux::{Fd, FileKind, Stat};
+
+use super::plain::Plain;
+use super::small::kernel_read;
+use crate::ctx::Reader;
+use spinio_device::Target;
+use spinio_files::FdIdentity;
+use spinio_host::is_interrupted;
+use spinio_host::settings::Ordering;
+use spinio_transfer::Error;
+use spinio_transfer::bounce::BLOCK;
+
+/// Whether the kernel may keep a reader of this file waiting without bound. A regular file without a size may be one of
+/// procfs or tracefs, or a stream of FUSE.
+pub(super) fn may_wait(stat: &Stat) -> bool {
+    match stat.kind {
+        FileKind::Stream => true,
+        FileKind::Regular => stat.size == 0,
+        FileKind::Block => false,
+    }
+}
+
+/// Whether a read at the descriptor's own offset may wait so. One system call.
+pub(super) fn descriptor_may_wait(ctx: &Reader, fd: Fd) -> bool {
+    ctx.files.sys().fstat(fd).is_ok_and(|stat| may_wait(&stat))
+}
+
+fn no_memory() -> DeviceError {
+    DeviceError::new(ErrorKind::NoMemory, "memory for a read")
+}
+
+/// A small read at the descriptor's own offset; `reason` changes where there is no pinned memory.
+pub(super) fn small(ctx: &Reader, fd: Fd, to: Target, len: usize, reason: &mut Reason) -> Result<usize, Error> {
+    let device_error = |e| Error::device(e, "read", 0, len as u64);
+    let device = to.allocation.device;
+    let buffer = ctx.wait_buffers.acquire(len).ok_or_else(|| device_error(no_memory()))?;
+    // SAFETY: the buffer has `len` bytes.
+    let got = unsafe { kernel_read(ctx, fd, None, buffer.ptr(), len) };
+    let got = got.map_err(|e| Error::kernel(e, "read", 0, len as u64))?;
+    if got == 0 {
+        return Ok(0);
+    }
+    let (queue, ours) = device.program_queue();
+    let staging = ctx.bounce.sync(device);
+    let slot = staging.begin_small(got, queue).map_err(device_error)?;
+    if !slot.pinned {
+        *reason = Reason::NoPinnedMemory;
+    }
+    // SAFETY: the kernel has filled `got` bytes of the buffer, and the slot has as many, elsewhere.
+    unsafe { buffer.ptr().copy_to_nonoverlapping(slot.ptr, got) };
+    // SAFETY: the slot's block is retired behind this copy and not lent before it is done.
+    let queued = unsafe { device.copy_in(queue, to.addr, slot.ptr, got) };
+    staging.end_small(slot);
+    queued.map_err(device_error)?;
+    if ours || ctx.policy.ordering == Ordering::Strict {
+        device.drain(queue, Wait::Context).map_err(device_error)?;
+    }
+    Ok(got)
+}
+
+impl Plain {
+    /// Reads into memory of this read alone, and copies what came. At least one call of the kernel; the bytes delivered.
+    pub(super) fn blocking(&self, ctx: &Reader) -> Result<usize, Error> {
+        let device = self.to.allocation.device;
+        let fail = |e| Error::device(e, "read", self.at.unwrap_or(0), self.len as u64);
+        let buffer = ctx.wait_buffers.acquire(self.len.min(BLOCK)).ok_or_else(|| fail(no_memory()))?;
+        let number = FdIdentity::of(self.fd);
+        let file = self.identity(ctx);
+        let mut done = 0;
+        let ended = loop {
+            let begun = Instant::now();
+            let want = (self.len - done).min(BLOCK);
+            // SAFETY: the buffer has as many bytes as the longest piece.
+            let got = match unsafe { self.kernel_read(ctx, buffer.ptr(), want, done) } {
+                Ok(got) => got,
+                Err(e) => break Err(Error::kernel(e, "read", self.at.unwrap_or(0) + done as u64, want as u64)),
+            };
+            // Another thread may have closed the descriptor since the last piece, and opened another file as the same number.
+            if got == 0 || (done > 0 && (self.identity(ctx) != file || !number.is_unchanged())) {
+                break Ok(());
+            }
+            let (queue, _) = device.program_queue();
+            // SAFETY: the buffer stays until the queue is drained, here or below; the bytes lie inside the allocation.
+            let copied = unsafe { device.copy_in(queue, self.to.addr.offset(done as u64), buffer.ptr(), got) };
+            if let Err(e) = copied.and_then(|()| device.drain(queue, Wait::Context)) {
+                // The device cannot say that it has read all.
+                buffer.leak();
+                return if done == 0 { Err(fail(e)) } else { Ok(done) };
+            }
+            ctx.files.stats().piece(&self.watch, Route::Copy, self.reason, self.done + done as u64, got as u64, begun);
+            done += got;
+            if got < want || self.once || done == self.len || is_interrupted() {
+                break Ok(());
+            }
+        };
+        match ended {
+            Err(error) if done == 0 => Err(error),
+            _ => Ok(done),
+        }
+    }
+}

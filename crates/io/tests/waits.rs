@@ -1,0 +1,136 @@
+//! Reads that wait for a peer hold nothing that other reads need.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use spinio_device::emulated::Emulated;
+use spinio_io::{Runtime, Settings};
+use spinio_plan::Route;
+use spinio_sys::linux;
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::{Buffer, file, in_a_while, place, within};
+
+const MIB: usize = 1 << 20;
+
+/// Threads that wait.
+const WAITING: usize = 64;
+
+/// Both ends of a socket or of a pipe.
+fn ends(number: usize) -> (OwnedFd, OwnedFd) {
+    if number.is_multiple_of(2) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (ours.into(), theirs.into())
+    } else {
+        let (reader, writer) = std::io::pipe().unwrap();
+        (reader.into(), writer.into())
+    }
+}
+
+/// Whether a thread waits in a read of this descriptor.
+fn is_in_read(tid: u32, fd: i32) -> bool {
+    let call = std::fs::read_to_string(format!("/proc/self/task/{tid}/syscall")).unwrap_or_default();
+    call.starts_with(&format!("0 {fd:#x} "))
+}
+
+/// Runs `others` while many threads wait in a read of `len` bytes; then each gets its bytes.
+fn beside_waiting_reads(device: &'static Emulated, runtime: &Runtime, len: usize, others: impl FnOnce()) {
+    let buffer = Buffer::new(device, WAITING * len);
+    let pairs: Vec<_> = (0..WAITING).map(ends).collect();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let buffer = &buffer;
+        let readers: Vec<_> = pairs
+            .iter()
+            .enumerate()
+            .map(|(at, (reader, _))| {
+                let (tell, fd) = (tell.clone(), reader.as_raw_fd());
+                scope.spawn(move || {
+                    tell.send((linux::gettid(), fd)).unwrap();
+                    runtime.read(fd, None, buffer.target(at * len), len)
+                })
+            })
+            .collect();
+        let waiting: Vec<_> = told.iter().take(WAITING).collect();
+        in_a_while("all wait in the kernel", || waiting.iter().all(|&(tid, fd)| is_in_read(tid, fd)));
+        let used = device.outstanding();
+        assert_eq!((used.queues, used.fences), (0, 0), "queues and fences of the device");
+        others();
+        for (at, (_, writer)) in pairs.iter().enumerate() {
+            let mut writer = File::from(writer.try_clone().unwrap());
+            writer.write_all(&file::bytes(at as u64, 3000, 1)).unwrap();
+        }
+        for (at, reader) in readers.into_iter().enumerate() {
+            assert_eq!(reader.join().unwrap().unwrap(), 3000);
+            assert!(buffer.part(at * len..at * len + 3000) == file::bytes(at as u64, 3000, 1), "bytes of {at}");
+        }
+    });
+}
+
+#[test]
+fn waiting_stream_reads_leave_staging_and_queues_to_others() {
+    const SIZE: usize = 12 * MIB;
+    let place = place::on("tree").unwrap();
+    let source = file::written(&place.file("subject"), SIZE as u64);
+    let device = emulated("size=256M");
+    for staging in [4 << 20, 128 << 20] {
+        for len in [MIB, 5000] {
+            let runtime = Runtime::new(Settings { staging, ..Settings::default() });
+            within("reads beside waiting ones", || {
+                beside_waiting_reads(device, &runtime, len, || {
+                    let buffer = Buffer::new(device, SIZE);
+                    let read = |len| runtime.read(source.as_raw_fd(), Some(0), buffer.target(0), len).unwrap();
+                    assert_eq!((read(4096), read(SIZE)), (4096, SIZE));
+                    file::evict(&source);
+                    assert_eq!(read(SIZE), SIZE);
+                    assert!(buffer.bytes() == file::bytes(0, SIZE, 0));
+                });
+            });
+        }
+    }
+}
+
+#[test]
+fn stream_read_returns_what_is_there_and_keeps_messages_apart() {
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(Settings::default());
+    let buffer = Buffer::new(device, 4 * MIB);
+    let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    theirs.send(&file::bytes(0, 100_000, 1)).unwrap();
+    theirs.send(&file::bytes(0, 500, 2)).unwrap();
+    assert_eq!(runtime.read(ours.as_raw_fd(), None, buffer.target(0), MIB).unwrap(), 100_000);
+    assert!(buffer.part(0..100_000) == file::bytes(0, 100_000, 1));
+    assert_eq!(runtime.read(ours.as_raw_fd(), None, buffer.target(0), 100).unwrap(), 100);
+    assert!(buffer.part(0..100) == file::bytes(0, 100, 2));
+    // A character device fills the whole buffer.
+    let zero = File::open("/dev/zero").unwrap();
+    for len in [5000, 4 * MIB] {
+        buffer.fill(7);
+        assert_eq!(runtime.read(zero.as_raw_fd(), None, buffer.target(0), len).unwrap(), len);
+        assert!(buffer.part(0..len).iter().all(|&b| b == 0), "{len}");
+    }
+    // The end of a stream.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(writer);
+    for len in [100, MIB] {
+        assert_eq!(runtime.read(reader.as_raw_fd(), None, buffer.target(0), len).unwrap(), 0);
+    }
+    let copied: u64 = runtime.stats().lines.iter().filter(|l| l.route == Route::Copy).map(|l| l.bytes).sum();
+    assert_eq!(copied, (100_000 + 100 + 5000 + 4 * MIB) as u64);
+}
+
+#[test]
+fn files_without_a_size_are_read_to_their_end() {
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(Settings::default());
+    let buffer = Buffer::new(device, MIB);
+    let mut expected = Vec::new();
+    File::open("/proc/filesystems").unwrap().read_to_end(&mut expected).unwrap();
+    for (at, len) in [(None, 10_000), (Some(0), 10_000), (None, MIB), (Some(0), MIB)] {
+        let subject = File::open("/proc/filesystems").unwrap();
+        let got = runtime.read(subject.as_raw_fd(), at, buffer.target(0), len).unwrap();
+        assert_eq!(got, expected.len());
+        assert!(buffer.part(0..got) == expected);
+    }
+}
