@@ -1,9 +1,10 @@
 //! `cargo x layers`: an arrow between crates may point only down.
 //!
 //! ```text
-//!   6  lab ......................... on the library of cli: tables, units, devices
-//!   5  preload  python  cli ........ cli builds preload, but never links it
-//!   4  capi
+//!   7  lab ......................... on the library of cli: tables, units, devices
+//!   6  preload  python  cli ........ cli builds preload, but never links it
+//!   5  capi
+//!   4  runtime
 //!   3  nvmmu
 //!   2  io
 //!   1  device
@@ -24,17 +25,18 @@ use serde_json::Value;
 
 use crate::tools;
 
-const RANKS: [(&str, u8); 10] = [
+const RANKS: [(&str, u8); 11] = [
     ("spinio-sys", 0),
     ("spinio-plan", 0),
     ("spinio-device", 1),
     ("spinio-io", 2),
     ("spinio-nvmmu", 3),
-    ("spinio-capi", 4),
-    ("spinio-preload", 5),
-    ("spinio-python", 5),
-    ("spinio-cli", 5),
-    ("spinio-lab", 6),
+    ("spinio-runtime", 4),
+    ("spinio-capi", 5),
+    ("spinio-preload", 6),
+    ("spinio-python", 6),
+    ("spinio-cli", 6),
+    ("spinio-lab", 7),
 ];
 const TESTKIT: &str = "spinio-testkit";
 const PRELOAD: &str = "spinio-preload";

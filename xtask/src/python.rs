@@ -32,6 +32,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return carry(&tools::root().join(folder));
     }
     let python = environment()?;
+    // Beside which the module is tested too: they share a runtime.
+    tools::run(tools::cargo().args(["build", "--quiet", "-p", "spinio-preload"]))?;
+    let library = tools::target()?.join("debug/libspinio.so");
     // The development profile: its assertions are wanted here.
     let wheels = tools::target()?.join("wheels");
     let wheel = build(&python, &wheels, "dev")?;
@@ -40,7 +43,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     tools::run(tools::command(&python).args(["-m", "mypy", "--strict", "-p", "spinio"]))?;
     // What the stub says of the Rust half, against the module itself.
     tools::run(tools::command(&python).args(["-m", "mypy.stubtest", "spinio._spinio"]))?;
-    tools::run(tools::command(&python).args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]).args(&args.rest))
+    let pytest = ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"];
+    tools::run(tools::command(&python).args(pytest).args(&args.rest).env("SPINIO_LIBRARY", library))
 }
 
 /// The interpreter of the environment, which is made if it is not there.

@@ -38,6 +38,10 @@ use spinio_io::Target;
 
 use crate::ffi_guard::Failure;
 
+/// What other libraries of this process find the runtime by.
+#[unsafe(no_mangle)]
+static spinio_runtime_v1: spinio_runtime::Table = spinio_runtime::TABLE;
+
 /// What an explicit call means by `address`: the devices themselves are asked before it counts as the host's.
 fn target(address: *const u8, want: usize) -> Option<Target> {
     let target = |allocation: Allocation| Target { allocation, addr: DeviceAddr(address as u64) };

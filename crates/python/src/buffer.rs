@@ -4,8 +4,7 @@ use std::sync::OnceLock;
 
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use spinio_device::{DeviceAddr, QueueId, registry};
-use spinio_io::Target;
+use spinio_runtime::client::{Stream, Target};
 
 use crate::{dlpack, interface, pybuffer, tensor};
 
@@ -48,7 +47,7 @@ pub(crate) enum Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Work that goes to this queue: the object's framework works there now.
-    On(QueueId),
+    On(Stream),
     /// Nobody said where that work goes: the bytes must have arrived.
     Arrived,
 }
@@ -154,10 +153,7 @@ fn described<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>
 
 /// The device that owns the memory an object says is a device's.
 fn owned(object: &Bound<'_, PyAny>, address: usize, bytes: usize) -> PyResult<Target> {
-    let at = address as *const u8;
-    // The devices themselves are asked before the address counts as nobody's.
-    let found = registry::find(at, bytes).or_else(|| registry::find_after_fault(at, bytes));
-    let Some(allocation) = found else {
+    let Some(target) = Target::find(address as u64, bytes) else {
         let forked = LOADED_IN.get().is_some_and(|process| *process != std::process::id());
         let why = if forked { ": a forked process has no device memory, its parent has" } else { "" };
         return Err(PyBufferError::new_err(format!(
@@ -165,15 +161,14 @@ fn owned(object: &Bound<'_, PyAny>, address: usize, bytes: usize) -> PyResult<Ta
             kind(object)
         )));
     };
-    let addr = DeviceAddr(address as u64);
-    let room = allocation.room(addr);
+    let room = target.room();
     if room < bytes as u64 {
         return Err(PyValueError::new_err(format!(
             "{} says that it has {bytes} bytes at {address:#x}, but its device memory ends after {room}",
             kind(object)
         )));
     }
-    Ok(Target { allocation, addr })
+    Ok(target)
 }
 
 /// The type of an object, for messages.

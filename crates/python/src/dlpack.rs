@@ -9,16 +9,16 @@ use dlpark::python::{DlpackStream, ImportRequest, ImportedDlpack, StreamArg};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use spinio_device::{QueueId, thread_queue};
+use spinio_runtime::client::{Stream, thread_stream};
 
 use crate::buffer::{Claim, Described, Keep, Order, is_contiguous};
 
 /// The stream that we will work on, as DLPack wants it named.
 struct Ours {
     /// The thread's choice; 0 for none.
-    chosen: QueueId,
+    chosen: Stream,
     /// What the producer said its own is.
-    producer: Cell<Option<QueueId>>,
+    producer: Cell<Option<Stream>>,
 }
 
 // SAFETY: the stream is the default one, or one that the program chose and must keep alive while it is chosen; CUDA is
@@ -30,7 +30,7 @@ unsafe impl DlpackStream for Ours {
 
     unsafe fn wait_for_producer(&self, _device: DLDevice, producer: *mut c_void) -> PyResult<bool> {
         // We work where it works: nobody has to wait for anybody.
-        self.producer.set(Some(QueueId(producer as u64)));
+        self.producer.set(Some(Stream(producer as u64)));
         Ok(self.chosen.0 == 0)
     }
 }
@@ -53,7 +53,7 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
             )));
         }
     };
-    let stream = Ours { chosen: thread_queue(), producer: Cell::new(None) };
+    let stream = Ours { chosen: thread_stream(), producer: Cell::new(None) };
     // Not `copy=False`, which producers from before DLPack 1.0 do not know.
     let imported = match request.import(if cuda { Some(&stream) } else { None }, None) {
         Err(e) if e.is_instance_of::<PyTypeError>(object.py()) => legacy(object, cuda.then_some(stream.chosen), e)?,
@@ -65,7 +65,7 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
     let order = match (claim, cuda) {
         (Claim::Host, _) => Order::Arrived,
         // The emulated device has one queue that all wait for.
-        (Claim::Device, false) => Order::On(QueueId(0)),
+        (Claim::Device, false) => Order::On(Stream(0)),
         (Claim::Device, true) => stream.producer.get().map_or(Order::Arrived, Order::On),
     };
     let tensor = imported.validate().map_err(|e| PyBufferError::new_err(format!("DLPack: {e}")))?;
@@ -77,7 +77,7 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
 }
 
 /// A producer from before DLPack 1.0, which knows no argument but the stream.
-fn legacy(object: &Bound<'_, PyAny>, stream: Option<QueueId>, refused: PyErr) -> PyResult<ImportedDlpack> {
+fn legacy(object: &Bound<'_, PyAny>, stream: Option<Stream>, refused: PyErr) -> PyResult<ImportedDlpack> {
     let options = PyDict::new(object.py());
     if let Some(stream) = stream {
         // The legacy default stream is called 1 here.

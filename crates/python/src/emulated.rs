@@ -9,15 +9,15 @@ use dlpark::{DlpackFlags, Managed, ManagedTensorBase};
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use spinio_device::{Device, DeviceAddr, DeviceError, DeviceKind, ErrorKind, QueueId, Wait, registry};
-use spinio_io::{Target, runtime};
+use spinio_runtime::client::{self, Error, Target};
+use spinio_sys::Errno;
 
 use crate::buffer::{Access, Buffer, Place, bytes_of};
 use crate::failure;
 
 /// One allocation, freed when the last array and the last DLPack tensor over it are gone.
 struct Owned {
-    addr: DeviceAddr,
+    addr: u64,
 }
 
 impl Drop for Owned {
@@ -28,7 +28,7 @@ impl Drop for Owned {
             waiting.freed.push(self.addr);
         } else {
             drop(waiting);
-            let _ = registry::free(self.addr);
+            client::emulated::free(self.addr);
         }
     }
 }
@@ -36,7 +36,7 @@ impl Drop for Owned {
 /// Allocations that became free while the device was held.
 struct Waiting {
     holds: u32,
-    freed: Vec<DeviceAddr>,
+    freed: Vec<u64>,
 }
 
 static WAITING: Mutex<Waiting> = Mutex::new(Waiting { holds: 0, freed: Vec::new() });
@@ -57,11 +57,14 @@ impl Memory {
     #[new]
     #[pyo3(signature = (bytes, host_mapped=false))]
     fn new(bytes: usize, host_mapped: bool) -> PyResult<Memory> {
-        as_set()?;
         // Nothing has an address too, so that arrays of no elements are like all others.
-        let addr = registry::alloc(DeviceKind::Emulated, 0, bytes.max(1), host_mapped).map_err(|e| {
-            let said = format!("Cannot allocate {bytes} bytes on the emulated device: {e}");
-            if e.kind == ErrorKind::NoMemory { PyMemoryError::new_err(said) } else { PyRuntimeError::new_err(said) }
+        let addr = client::emulated::alloc(bytes.max(1), host_mapped).map_err(|e| {
+            let said = || format!("Cannot allocate {bytes} bytes on the emulated device: {e}");
+            match e.errno {
+                number if number == Errno::NOMEM.raw_os_error() => PyMemoryError::new_err(said()),
+                number if number == Errno::INVAL.raw_os_error() => PyValueError::new_err(e.text),
+                _ => PyRuntimeError::new_err(said()),
+            }
         })?;
         Ok(Memory { owned: Arc::new(Owned { addr }), bytes })
     }
@@ -69,7 +72,7 @@ impl Memory {
     /// Its address, as the device knows it.
     #[getter]
     fn address(&self) -> u64 {
-        self.owned.addr.0
+        self.owned.addr
     }
 
     /// Its bytes.
@@ -82,8 +85,7 @@ impl Memory {
     fn get<'py>(&self, py: Python<'py>, at: usize, bytes: usize) -> PyResult<Bound<'py, PyBytes>> {
         let from = self.range(at, bytes)?;
         PyBytes::new_with(py, bytes, |into| {
-            py.detach(|| if bytes == 0 { Ok(()) } else { runtime().fetch(from, into) })
-                .map_err(|e| failure::request(&e))
+            py.detach(|| if bytes == 0 { Ok(()) } else { from.fetch(into) }).map_err(|e| failure::request(&e))
         })
     }
 
@@ -100,12 +102,7 @@ impl Memory {
         // SAFETY: memory of an object that `buffer` keeps. Should another thread change it meanwhile, either byte may
         // be copied.
         let bytes = unsafe { core::slice::from_raw_parts(address as *const u8, buffer.bytes) };
-        let done = from.py().detach(|| {
-            runtime().put(to, bytes)?;
-            let device = to.allocation.device;
-            let late = |e| spinio_io::Error::device(e, "copy to the device", 0, bytes.len() as u64);
-            device.drain(device.program_queue().0, Wait::Context).map_err(late)
-        });
+        let done = from.py().detach(|| to.put(bytes));
         done.map_err(|e| failure::request(&e))
     }
 
@@ -141,29 +138,27 @@ impl Memory {
             let said = format!("{bytes} bytes from {at} do not lie in memory of {} bytes", self.bytes);
             return Err(PyValueError::new_err(said));
         }
-        let addr = self.owned.addr.offset(at as u64);
-        let found = registry::find(addr.0 as *const u8, bytes);
+        let addr = self.owned.addr + at as u64;
+        let found = Target::find(addr, bytes);
         let gone = || PyRuntimeError::new_err("The emulated device is gone: a forked process has none");
-        Ok(Target { allocation: found.ok_or_else(gone)?, addr })
+        found.ok_or_else(gone)
     }
 }
 
 /// A queue of the device, as a stream is one of a GPU's.
 #[pyclass(frozen, module = "spinio._spinio")]
 pub(crate) struct Stream {
-    queue: QueueId,
+    queue: client::Stream,
 }
 
 #[pymethods]
 impl Stream {
     #[new]
     fn new() -> PyResult<Stream> {
-        as_set()?;
-        let device = registry::emulated().map_err(no_device)?;
-        let mut queue = device.new_queue().map_err(no_device)?;
+        let mut queue = client::emulated::stream().map_err(no_device)?;
         if queue.0 == 1 {
             // CUDA's second name of the default stream. It stays open, so that nobody gets it.
-            queue = device.new_queue().map_err(no_device)?;
+            queue = client::emulated::stream().map_err(no_device)?;
         }
         Ok(Stream { queue })
     }
@@ -176,24 +171,15 @@ impl Stream {
 
     /// Waits for what is queued on it.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        let device = registry::emulated().map_err(no_device)?;
-        py.detach(|| device.drain(self.queue, Wait::Context)).map_err(no_device)
+        py.detach(|| client::emulated::wait(self.queue)).map_err(no_device)
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
         // What is on it still runs.
-        if let Ok(device) = registry::emulated() {
-            device.return_queue(self.queue);
-        }
+        client::emulated::return_stream(self.queue);
     }
-}
-
-/// The device is what SPINIO_EMULATED says; without effect once it is made.
-fn as_set() -> PyResult<()> {
-    let Some(text) = &runtime().settings().emulated else { return Ok(()) };
-    registry::configure_emulated(text).map_err(|e| PyValueError::new_err(format!("SPINIO_EMULATED={text}: {e}")))
 }
 
 /// DLPack's type for devices that have none of their own.
@@ -213,7 +199,7 @@ impl Exported {
         let metadata = Dynamic::new(&self.shape[..], &self.strides[..]);
         let refused = |e: &dyn std::fmt::Display| PyBufferError::new_err(format!("DLPack: {e}"));
         let mut made = metadata.prepare_as::<M>().map_err(|e| refused(&e))?.initialize(Arc::clone(&self.owned));
-        made.set_data(self.owned.addr.0 as *mut _).set_device(DEVICE).set_dtype(self.dtype).set_byte_offset(self.at);
+        made.set_data(self.owned.addr as *mut _).set_device(DEVICE).set_dtype(self.dtype).set_byte_offset(self.at);
         made.set_flags(self.flags).map_err(|e| refused(&e))?;
         // SAFETY: data, device, type, shape and strides are set; `owned` keeps the memory, and the array of `at`, shape and
         // strides lies inside it, as its maker checks.
@@ -246,23 +232,24 @@ impl DlpackExporter for Exported {
 /// Says what the emulated device shall be like, as `SPINIO_EMULATED` does, which wins. Too late once it has memory.
 #[pyfunction]
 pub(crate) fn configure(text: &str) -> PyResult<()> {
-    registry::configure_emulated(text).map_err(|e| PyValueError::new_err(e.to_string()))
+    client::emulated::configure(text).map_err(|e| PyValueError::new_err(e.text))
 }
 
 /// For tests: no copy starts on the device until `let_go`.
 #[pyfunction]
 pub(crate) fn held() -> PyResult<()> {
-    let device = registry::emulated().map_err(no_device)?;
+    // First: what is freed from here on waits until the device goes on.
     lock().holds += 1;
-    device.hold();
-    Ok(())
+    client::emulated::hold().map_err(|e| {
+        lock().holds -= 1;
+        no_device(e)
+    })
 }
 
 /// Ends one `held`.
 #[pyfunction]
 pub(crate) fn let_go(py: Python<'_>) -> PyResult<()> {
-    let device = registry::emulated().map_err(no_device)?;
-    device.resume();
+    client::emulated::resume().map_err(no_device)?;
     let freed = {
         let mut waiting = lock();
         waiting.holds = waiting.holds.saturating_sub(1);
@@ -270,12 +257,15 @@ pub(crate) fn let_go(py: Python<'_>) -> PyResult<()> {
     };
     py.detach(|| {
         for addr in freed {
-            let _ = registry::free(addr);
+            client::emulated::free(addr);
         }
     });
     Ok(())
 }
 
-fn no_device(error: DeviceError) -> PyErr {
-    PyRuntimeError::new_err(format!("No emulated device: {error}"))
+fn no_device(error: Error) -> PyErr {
+    match error.errno {
+        number if number == Errno::INVAL.raw_os_error() => PyValueError::new_err(error.text),
+        _ => PyRuntimeError::new_err(format!("No emulated device: {error}")),
+    }
 }

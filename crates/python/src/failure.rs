@@ -1,8 +1,8 @@
-//! Errors of the kernel and of `io` as Python's OSError, which picks the subclass by errno.
+//! Errors of the kernel and of the runtime as Python's OSError, which picks the subclass by errno.
 
 use pyo3::PyErr;
 use pyo3::exceptions::PyOSError;
-use spinio_io::Error;
+use spinio_runtime::client::Error;
 use spinio_sys::Errno;
 
 /// The kernel's.
@@ -13,9 +13,8 @@ pub(crate) fn kernel(errno: Errno, what: &str) -> PyErr {
 
 /// A request's.
 pub(crate) fn request(error: &Error) -> PyErr {
-    let number = error.kind.errno().raw_os_error();
     match &error.path {
-        Some(path) => PyOSError::new_err((number, error.to_string(), path.clone())),
-        None => PyOSError::new_err((number, error.to_string())),
+        Some(path) => PyOSError::new_err((error.errno, error.text.clone(), path.clone().into_os_string())),
+        None => PyOSError::new_err((error.errno, error.text.clone())),
     }
 }

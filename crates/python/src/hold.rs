@@ -2,37 +2,37 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use spinio_device::{Device, registry};
-use spinio_io::{NotHeld, runtime};
+use spinio_runtime::client::{self, Map, Target};
 
 use crate::buffer::{Access, Buffer, Place};
+use crate::failure;
 
 /// Holds the file of a descriptor for the device of `like`, or for the one in use.
 #[pyfunction]
 #[pyo3(signature = (fd, like=None))]
 pub(crate) fn hold(py: Python<'_>, fd: i32, like: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
     let device = device(like)?;
-    py.detach(|| runtime().hold(fd, device)).map_err(refused)
+    py.detach(|| client::hold(fd, device)).map_err(|e| failure::request(&e))
 }
 
 /// Ends one `hold`.
 #[pyfunction]
 pub(crate) fn release(py: Python<'_>, fd: i32) -> PyResult<()> {
-    py.detach(|| runtime().release(fd)).map_err(refused)
+    py.detach(|| client::release(fd)).map_err(|e| failure::request(&e))
 }
 
 /// Whether the file is held, and nobody wants it back.
 #[pyfunction]
 pub(crate) fn is_held(py: Python<'_>, fd: i32) -> bool {
-    py.detach(|| runtime().is_held(fd))
+    py.detach(|| client::is_held(fd))
 }
 
 /// A range of a held file, at an address that kernels read.
 #[pyclass(frozen, module = "spinio._spinio")]
 pub(crate) struct Mapped {
-    range: Mutex<Option<spinio_io::Mapped>>,
+    range: Mutex<Option<Map>>,
 }
 
 #[pymethods]
@@ -40,8 +40,8 @@ impl Mapped {
     #[new]
     #[pyo3(signature = (fd, offset, bytes, like=None))]
     fn new(py: Python<'_>, fd: i32, offset: u64, bytes: u64, like: Option<&Bound<'_, PyAny>>) -> PyResult<Mapped> {
-        let device = device(like)?.ok_or_else(|| refused(NotHeld::NoDevice))?;
-        let range = py.detach(|| runtime().map(fd, offset, bytes, device)).map_err(refused)?;
+        let device = device(like)?;
+        let range = py.detach(|| Map::new(fd, offset, bytes, device)).map_err(|e| failure::request(&e))?;
         Ok(Mapped { range: Mutex::new(Some(range)) })
     }
 
@@ -54,7 +54,7 @@ impl Mapped {
     /// Whether somebody waits to write the file.
     #[getter]
     fn is_wanted_back(&self) -> PyResult<bool> {
-        self.with(spinio_io::Mapped::is_wanted_back)
+        self.with(Map::is_wanted_back)
     }
 
     /// Ends it. In a forked child, whose parent goes on with it, only the child's knowledge of it.
@@ -65,7 +65,7 @@ impl Mapped {
 }
 
 impl Mapped {
-    fn with<T>(&self, ask: impl FnOnce(&spinio_io::Mapped) -> T) -> PyResult<T> {
+    fn with<T>(&self, ask: impl FnOnce(&Map) -> T) -> PyResult<T> {
         let range = self.range.lock().unwrap_or_else(PoisonError::into_inner);
         match range.as_ref() {
             None => Err(PyValueError::new_err("The range is no longer mapped")),
@@ -77,15 +77,11 @@ impl Mapped {
     }
 }
 
-/// The device of an array, or the one in use: the current context's, or the emulated one.
-fn device(like: Option<&Bound<'_, PyAny>>) -> PyResult<Option<&'static dyn Device>> {
-    let Some(like) = like else { return Ok(registry::current()) };
+/// The memory of an array, whose device is meant. None: the one in use, the current context's or the emulated one.
+fn device(like: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Target>> {
+    let Some(like) = like else { return Ok(None) };
     match Buffer::of(like, Access::Drain)?.place {
-        Place::Device(target) => Ok(Some(target.allocation.device)),
+        Place::Device(target) => Ok(Some(target)),
         Place::Host(_) => Err(PyValueError::new_err("Files are held for a device, and this array is the host's")),
     }
-}
-
-fn refused(why: NotHeld) -> PyErr {
-    PyOSError::new_err((why.errno().raw_os_error(), why.to_string()))
 }

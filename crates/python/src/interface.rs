@@ -4,7 +4,7 @@
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use spinio_device::QueueId;
+use spinio_runtime::client::Stream;
 
 use crate::buffer::{Claim, Described, Keep, Order, bytes_of, holds_references, is_contiguous};
 
@@ -19,8 +19,8 @@ pub(crate) fn describe_device<'py>(object: &Bound<'py, PyAny>) -> PyResult<Optio
         described.order = match stream.extract::<u64>()? {
             0 => return Err(PyValueError::new_err("__cuda_array_interface__ names stream 0, which means none")),
             // The legacy default stream has a second name.
-            1 => Order::On(QueueId(0)),
-            stream => Order::On(QueueId(stream)),
+            1 => Order::On(Stream(0)),
+            stream => Order::On(Stream(stream)),
         };
     }
     Ok(Some(described))

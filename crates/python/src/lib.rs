@@ -9,9 +9,9 @@
 //!        │                                        pybuffer.rs   bytearray, memoryview, NumPy
 //!        ▼
 //!   transfer.rs ── host memory ──> the kernel's own call
-//!   many.rs    └── a device's ──> spinio_io::Runtime       both without the GIL
+//!   many.rs    └── a device's ──> spinio_runtime::client   both without the GIL
 //!   hold.rs       files that stay registered
-//!   nvmmu.rs      sessions of spinio_nvmmu
+//!   nvmmu.rs      sessions of NVMMU
 //! ```
 //!
 //! **Order on the device.** A small read is only queued when it returns, so it must be queued where the program's next
@@ -26,8 +26,10 @@
 //! a long transfer of device memory.
 //!
 //! Known flaws: a write that is one call of the kernel (128 MiB, `SPINIO_STAGING`; host memory 2 GiB) sees Ctrl-C when it
-//! is done. A program that has `libspinio.so` preloaded as well has two runtimes: both are right, each with threads and
-//! staging memory of its own.
+//! is done.
+//!
+//! **One runtime.** Where `libspinio.so` is loaded already, its registry, pools and counters are used, and the ones that are
+//! linked into this module stay asleep; `spinio_runtime` says how and when. Beside an older library there are two.
 
 mod buffer;
 mod dlpack;
@@ -69,6 +71,7 @@ mod _spinio {
     #[pymodule_init]
     fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
         crate::buffer::loaded();
+        spinio_runtime::client::table();
         Ok(())
     }
 

@@ -2,8 +2,7 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use spinio_batch::{Batches, Each, Many};
-use spinio_io::runtime;
+use spinio_runtime::client::{self, Each};
 
 use crate::buffer::{Access, Buffer, Place};
 use crate::stream::Chosen;
@@ -32,8 +31,8 @@ pub(crate) fn read_many(
     }
     let buffer = Buffer::of(out, Access::Fill)?;
     let (address, known) = match buffer.place {
-        Place::Host(address) => (address as u64, Vec::new()),
-        Place::Device(target) => (target.addr.0, vec![target.allocation]),
+        Place::Host(address) => (address as u64, None),
+        Place::Device(target) => (target.address, Some(target)),
     };
     let same = lengths.extract::<u64>().ok();
     let (lens, addresses) = match same {
@@ -59,20 +58,17 @@ pub(crate) fn read_many(
     let order = buffer.order;
     let done = signals::interruptible(py, || {
         let _chosen = Chosen::new(order);
-        let many = Many {
-            fd,
-            // SAFETY: as many 8-byte integers as were counted, in memory that `offsets` keeps; none is negative. Should
-            // another thread change them, other bytes of the file are read.
-            offsets: Each::Of(unsafe { core::slice::from_raw_parts(offsets.address as *const u64, n) }),
-            lens: same.map_or(Each::Of(&lens), Each::Same),
-            addresses: same.map_or(Each::Of(&addresses), |len| Each::Step(address, len)),
-            // SAFETY: as many 8-byte integers as were counted, in writable memory that `results` keeps and that the
-            // caller has made for this call.
-            results: unsafe { core::slice::from_raw_parts_mut(results.address as *mut i64, n) },
-        };
-        runtime().batch_file(many, &known)
+        // SAFETY: as many 8-byte integers as were counted, in memory that `offsets` keeps; none is negative. Should
+        // another thread change them, other bytes of the file are read.
+        let offsets = unsafe { core::slice::from_raw_parts(offsets.address as *const u64, n) };
+        // SAFETY: as many 8-byte integers as were counted, in writable memory that `results` keeps and that the
+        // caller has made for this call.
+        let results = unsafe { core::slice::from_raw_parts_mut(results.address as *mut i64, n) };
+        let lens = same.map_or(Each::Of(&lens), Each::Same);
+        let addresses = if same.is_some() { Each::Same(address) } else { Each::Of(&addresses) };
+        client::read_many(fd, offsets, lens, addresses, results, known)
     });
-    done?.map(|done| done.failed).map_err(|e| failure::request(&e))
+    done?.map_err(|e| failure::request(&e))
 }
 
 /// Where each piece goes, none where one length serves for all; refused if they do not fit into `room` bytes.

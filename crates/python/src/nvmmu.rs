@@ -1,23 +1,20 @@
 //! NVMMU's sessions, for Python.
 
-use std::ffi::c_void;
+use std::ffi::c_int;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyBufferError, PyOSError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use spinio_device::Wait;
-use spinio_io::settings::SMALL;
-use spinio_io::{Target, runtime};
-use spinio_nvmmu::{Direction, Error, ErrorKind, Report, Session, Ticket};
-use spinio_sys::linux;
+use spinio_runtime::client::{Direction, Done, Error, Session, Target, Ticket};
+use spinio_sys::{Errno, linux};
 
 use crate::buffer::{Access, Buffer, Kept, Place};
-use crate::signals;
 use crate::stream::{Chosen, queue_of};
+use crate::{failure, signals};
 
 /// How long a wait lasts before a signal's handler may run.
 const TURN: Duration = Duration::from_millis(20);
@@ -40,8 +37,8 @@ impl Moves {
     #[new]
     #[pyo3(signature = (output=None))]
     fn new(py: Python<'_>, output: Option<PathBuf>) -> PyResult<Moves> {
-        let begin = || Session::begin(runtime(), output.as_deref());
-        let session = signals::interruptible(py, begin)?.map_err(|e| failed(&e))?;
+        let begin = || Session::begin(output.as_deref());
+        let session = signals::interruptible(py, begin)?.map_err(|e| failure::request(&e))?;
         Ok(Moves {
             session: Mutex::new(Some(session)),
             kept: Mutex::default(),
@@ -52,10 +49,7 @@ impl Moves {
 
     /// Says where downloads to the output will go.
     fn expect(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<()> {
-        self.with(py, |session| {
-            session.expect(offset, bytes);
-            Ok(())
-        })
+        self.with(py, |session| session.expect(offset, bytes))
     }
 
     /// Fills an array from a file; the bytes moved.
@@ -65,19 +59,7 @@ impl Moves {
         let (len, order) = (buffer.bytes, buffer.order);
         self.with(into.py(), |session| {
             let chosen = Chosen::new(order);
-            let at = to.addr.0 as *mut c_void;
-            let moved = session.move_range(&path, at, offset, len as u64, Direction::Upload)?;
-            if chosen.settle && len <= SMALL {
-                let device = to.allocation.device;
-                let late = |e| spinio_io::Error::device(e, "upload", offset, len as u64);
-                let drained = device.drain(device.program_queue().0, Wait::Context).map_err(late);
-                drained.map_err(|e| {
-                    Error::new(ErrorKind::Failed(e.kind.errno()), "upload", e.to_string())
-                        .of(&path)
-                        .at(offset, len as u64)
-                })?;
-            }
-            Ok(moved)
+            session.move_range(&path, to.address, offset, len as u64, Direction::Upload, chosen.settle)
         })
     }
 
@@ -89,8 +71,7 @@ impl Moves {
         self.with(from.py(), |session| {
             let path = named(session, path)?;
             let _chosen = Chosen::new(order);
-            let at = from_device.addr.0 as *mut c_void;
-            session.move_range(&path, at, offset, len as u64, Direction::Download)
+            session.move_range(&path, from_device.address, offset, len as u64, Direction::Download, false)
         })
     }
 
@@ -106,21 +87,21 @@ impl Moves {
 
     /// Writes what is still gathered.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        let flushed = self.with(py, Session::flush);
+        let flushed = self.with(py, |session| session.flush(false));
         self.let_go();
         flushed
     }
 
     /// As `flush`, and waits until the storage has it.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
-        let synced = self.with(py, Session::sync);
+        let synced = self.with(py, |session| session.flush(true));
         self.let_go();
         synced
     }
 
     /// What was done so far.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        dictionary(py, &self.with(py, |session| Ok(session.report()))?)
+        dictionary(py, &self.with(py, Session::report)?)
     }
 
     /// Ends: everything is in the files. What was done; None if it had ended.
@@ -131,7 +112,7 @@ impl Moves {
             session.map(Session::end).transpose()
         });
         self.let_go();
-        report.map_err(|e| failed(&e))?.map(|report| dictionary(py, &report)).transpose()
+        report.map_err(|e| failure::request(&e))?.map(|report| dictionary(py, &report)).transpose()
     }
 }
 
@@ -155,7 +136,7 @@ impl Moves {
             self.busy.store(0, Relaxed);
             done
         })?;
-        done.ok_or_else(|| PyValueError::new_err("The session has ended"))?.map_err(|e| failed(&e))
+        done.ok_or_else(|| PyValueError::new_err("The session has ended"))?.map_err(|e| failure::request(&e))
     }
 }
 
@@ -173,11 +154,11 @@ impl Moves {
         let memory = memory(&buffer)?;
         let (len, queue) = (buffer.bytes as u64, queue_of(buffer.order));
         // Nothing has no memory; the session knows what that means.
-        let at = memory.map_or(0, |target| target.addr.0);
+        let at = memory.map_or(0, |target| target.address);
         self.let_go();
         let ticket = self.with(array.py(), |session| {
             let path = named(session, path)?;
-            session.move_async(&path, at as *mut c_void, offset, len, direction, queue)
+            session.move_async(&path, at, offset, len, direction, queue)
         })?;
         if !ticket.is_done() {
             let kept = buffer.keep();
@@ -221,7 +202,7 @@ impl OnItsWay {
                 }
             });
         }
-        self.ticket.wait().map_err(|e| failed(&e))
+        self.ticket.wait().map_err(|e| failure::request(&e))
     }
 
     /// Whether it is over.
@@ -236,12 +217,12 @@ impl OnItsWay {
 /// The file of a download: the one that is named, or the session's output.
 fn named(session: &Session, path: Option<PathBuf>) -> Result<PathBuf, Error> {
     path.or_else(|| session.output())
-        .ok_or_else(|| Error::new(ErrorKind::UnknownDirection, "download", "the session has no output: name a file"))
+        .ok_or_else(|| error(Errno::INVAL, "Cannot download: the session has no output: name a file".to_owned()))
 }
 
-fn foreign(what: &'static str) -> PyErr {
+fn foreign(what: &str) -> PyErr {
     let why = "a process that was forked meanwhile has no session: its parent has";
-    failed(&Error::new(ErrorKind::NoSession, what, why))
+    failure::request(&error(Errno::SRCH, format!("Cannot {what}: {why}")))
 }
 
 impl Drop for Moves {
@@ -265,11 +246,12 @@ fn memory(buffer: &Buffer<'_>) -> PyResult<Option<Target>> {
     }
 }
 
-fn dictionary<'py>(py: Python<'py>, report: &Report) -> PyResult<Bound<'py, PyDict>> {
+fn dictionary<'py>(py: Python<'py>, done: &Done) -> PyResult<Bound<'py, PyDict>> {
     let said = PyDict::new(py);
+    let report = &done.report;
     said.set_item("uploaded", report.uploaded)?;
     said.set_item("downloaded", report.downloaded)?;
-    said.set_item("promise", report.promise.to_string())?;
+    said.set_item("promise", &done.promise)?;
     said.set_item("whole", report.whole)?;
     said.set_item("neighbours", report.neighbours)?;
     said.set_item("loose", report.loose)?;
@@ -277,10 +259,7 @@ fn dictionary<'py>(py: Python<'py>, report: &Report) -> PyResult<Bound<'py, PyDi
     Ok(said)
 }
 
-fn failed(error: &Error) -> PyErr {
-    let number = error.kind.errno().raw_os_error();
-    match &error.path {
-        Some(path) => PyOSError::new_err((number, error.to_string(), path.clone().into_os_string())),
-        None => PyOSError::new_err((number, error.to_string())),
-    }
+fn error(errno: Errno, text: String) -> Error {
+    let errno: c_int = errno.raw_os_error();
+    Error { errno, text, path: None }
 }

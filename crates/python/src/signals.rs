@@ -1,10 +1,11 @@
 //! Ctrl-C in the middle of a long transfer: the handlers of signals, which Python runs only where it is asked to.
 
 use std::cell::{Cell, RefCell};
+use std::ffi::c_int;
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use spinio_device::{QueueId, set_thread_queue, thread_queue};
+use spinio_runtime::client::{self, Stream, set_thread_stream, thread_stream};
 use spinio_sys::linux;
 
 /// For how long a transfer runs before a handler may. Asking takes the GIL, which another thread may keep for 5 ms.
@@ -14,7 +15,7 @@ thread_local! {
     /// What a handler has raised; the transfer ends early.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
     /// The queue that the program had chosen when the transfer began.
-    static CHOSEN: Cell<QueueId> = const { Cell::new(QueueId(0)) };
+    static CHOSEN: Cell<Stream> = const { Cell::new(Stream(0)) };
 }
 
 /// A transfer of device memory, without the GIL: handlers run meanwhile, and what one raises ends it.
@@ -22,23 +23,23 @@ pub(crate) fn interruptible<T: Send>(py: Python<'_>, transfer: impl FnOnce() -> 
     // Handlers run in one thread only; the others need not ask.
     let asks = linux::gettid() == linux::getpid();
     // A handler may itself make a transfer in the middle of one.
-    let outer = CHOSEN.replace(thread_queue());
+    let outer = CHOSEN.replace(thread_stream());
     let done = py.detach(|| {
-        let _asking = asks.then(|| spinio_io::interruptible(ask, TURN));
+        let _asking = asks.then(|| client::asking(ask, TURN));
         transfer()
     });
     CHOSEN.set(outer);
     RAISED.with_borrow_mut(Option::take).map_or(Ok(done), Err)
 }
 
-/// Runs handlers; whether one raised something.
-fn ask() -> bool {
+/// Runs handlers; 1 if one raised something.
+extern "C" fn ask() -> c_int {
     // What a handler transfers is no part of the transfer that it came into.
-    let chosen = thread_queue();
-    set_thread_queue(CHOSEN.get());
+    let chosen = thread_stream();
+    set_thread_stream(CHOSEN.get());
     let raised = Python::attach(|py| py.check_signals()).err();
-    set_thread_queue(chosen);
+    set_thread_stream(chosen);
     let stop = raised.is_some();
     RAISED.set(raised);
-    stop
+    stop.into()
 }

@@ -5,7 +5,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
-use spinio_device::QueueId;
+use spinio_runtime::client::Stream;
 
 use crate::buffer::{Claim, Described, Keep, Order, bytes_of};
 
@@ -55,7 +55,7 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
         "cpu" => (Claim::Host, Order::Arrived),
         "cuda" => {
             let stream = torch.current_stream.bind(py).call1((device,))?;
-            (Claim::Device, Order::On(QueueId(stream.getattr("cuda_stream")?.extract()?)))
+            (Claim::Device, Order::On(Stream(stream.getattr("cuda_stream")?.extract()?)))
         }
         other => {
             return Err(PyBufferError::new_err(format!("SPIN cannot reach the memory of a tensor on \"{other}\"")));

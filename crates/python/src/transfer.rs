@@ -5,9 +5,7 @@ use std::time::Instant;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use spinio_device::Wait;
-use spinio_io::settings::SMALL;
-use spinio_io::{ErrorKind, Target, runtime};
+use spinio_runtime::client::{self, Error, Target};
 use spinio_sys::{Errno, linux};
 
 use crate::buffer::{Access, Buffer, Place};
@@ -70,13 +68,7 @@ fn fill(
     let (order, bytes) = (buffer.order, buffer.bytes);
     device(py, || {
         let chosen = Chosen::new(order);
-        let got = runtime().read(fd, at, to, bytes)?;
-        if (wait || chosen.settle) && bytes <= SMALL {
-            let device = to.allocation.device;
-            let late = |e| spinio_io::Error::device(e, "read", at.unwrap_or(0), bytes as u64);
-            device.drain(device.program_queue().0, Wait::Context).map_err(late)?;
-        }
-        Ok(got)
+        client::read(fd, at, to, bytes, wait || chosen.settle)
     })
 }
 
@@ -103,7 +95,7 @@ pub(crate) fn write(fd: i32, from: &Bound<'_, PyAny>, offset: Option<i64>) -> Py
             let order = buffer.order;
             device(py, || {
                 let _chosen = Chosen::new(order);
-                runtime().write(fd, at, from, buffer.bytes)
+                client::write(fd, at, from, buffer.bytes)
             })
         }
     }
@@ -120,7 +112,7 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, P
     let said = PyDict::new(object.py());
     let (device, address) = match buffer.place {
         Place::Host(address) => ("cpu".to_owned(), address as u64),
-        Place::Device(target) => (target.allocation.device.id().to_string(), target.addr.0),
+        Place::Device(target) => (target.device(), target.address),
     };
     said.set_item("device", device)?;
     said.set_item("address", address)?;
@@ -184,12 +176,12 @@ fn host(
 }
 
 /// Device memory, likewise.
-fn device(py: Python<'_>, call: impl Fn() -> Result<usize, spinio_io::Error> + Sync) -> PyResult<Option<usize>> {
+fn device(py: Python<'_>, call: impl Fn() -> Result<usize, Error> + Sync) -> PyResult<Option<usize>> {
     loop {
         match signals::interruptible(py, &call)? {
             Ok(got) => return Ok(Some(got)),
-            Err(e) if e.kind == ErrorKind::Kernel(Errno::INTR) => py.check_signals()?,
-            Err(e) if e.kind == ErrorKind::Kernel(Errno::AGAIN) => return Ok(None),
+            Err(e) if e.errno == Errno::INTR.raw_os_error() => py.check_signals()?,
+            Err(e) if e.errno == Errno::AGAIN.raw_os_error() => return Ok(None),
             Err(e) => return Err(failure::request(&e)),
         }
     }

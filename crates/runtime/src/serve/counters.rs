@@ -1,0 +1,49 @@
+//! The counters, as JSON: keys may be added, and are then there for who knows them.
+
+use serde_json::{Map, Value, json};
+use spinio_io::runtime;
+use spinio_io::stats::{Direction, Gauge};
+
+use crate::Report;
+
+pub(super) unsafe extern "C" fn counters(report: Report) {
+    let text = all().to_string();
+    // SAFETY: the report is the caller's.
+    unsafe { report.tell(0, &text, None) }
+}
+
+fn all() -> Value {
+    let snapshot = runtime().stats();
+    let mut said = Map::new();
+    for direction in Direction::ALL {
+        let calls = snapshot.calls(direction);
+        let one = json!({
+            "calls": calls.calls,
+            "failed": calls.failed,
+            "bytes": calls.bytes,
+            "nanoseconds": calls.nanos,
+            "p50_nanoseconds": calls.latency.quantile(0.5),
+            "p99_nanoseconds": calls.latency.quantile(0.99),
+        });
+        said.insert(direction.name().to_owned(), one);
+    }
+    let route = |line: &spinio_io::stats::Line| {
+        json!({
+            "direction": line.direction.name(),
+            "route": line.route.name(),
+            "reason": line.reason.text(),
+            "pieces": line.pieces,
+            "bytes": line.bytes,
+            "nanoseconds": line.nanos,
+            "p50_nanoseconds": line.latency.quantile(0.5),
+            "p99_nanoseconds": line.latency.quantile(0.99),
+        })
+    };
+    said.insert("routes".to_owned(), snapshot.lines.iter().map(route).collect());
+    let refused = snapshot.refused.iter();
+    let refused = refused.map(|line| json!({ "reason": line.reason.text(), "times": line.times, "bytes": line.bytes }));
+    said.insert("refused".to_owned(), refused.collect());
+    let kept = Gauge::ALL.iter().map(|gauge| (gauge.name().to_owned(), json!(snapshot.gauge(*gauge))));
+    said.insert("kept".to_owned(), Value::Object(kept.collect()));
+    Value::Object(said)
+}

@@ -1,0 +1,102 @@
+//! Whose memory it is, the stream of a thread, and the emulated device.
+
+use std::ffi::c_int;
+
+use spinio_device::emulated::Emulated;
+use spinio_device::{Device, DeviceAddr, DeviceKind, QueueId, Wait, registry, set_thread_queue, thread_queue};
+use spinio_io::runtime;
+
+use super::{Failure, answer, count};
+use crate::{Memory, Report};
+
+pub(super) unsafe extern "C" fn find(address: u64, len: usize, memory: *mut Memory) -> c_int {
+    let at = address as *const u8;
+    // The devices themselves are asked before the address counts as nobody's.
+    match registry::find(at, len).or_else(|| registry::find_after_fault(at, len)) {
+        Some(allocation) => {
+            // SAFETY: the caller has room for it.
+            unsafe { memory.write(Memory::of(&allocation)) };
+            1
+        }
+        None => 0,
+    }
+}
+
+pub(super) unsafe extern "C" fn device_name(memory: *const Memory, report: Report) {
+    // SAFETY: the caller's memory is one that `find` has filled in, and the report is its own.
+    unsafe { report.tell(0, &(*memory).allocation().device.id().to_string(), None) }
+}
+
+pub(super) extern "C" fn thread_stream() -> u64 {
+    thread_queue().0
+}
+
+pub(super) extern "C" fn set_thread_stream(stream: u64) {
+    set_thread_queue(QueueId(stream));
+}
+
+/// The device is what SPINIO_EMULATED says; without effect once it is made.
+fn as_set() -> Result<(), Failure> {
+    let Some(text) = &runtime().settings().emulated else { return Ok(()) };
+    registry::configure_emulated(text).map_err(|e| Failure::new(libc::EINVAL, format!("SPINIO_EMULATED={text}: {e}")))
+}
+
+fn emulated() -> Result<&'static Emulated, Failure> {
+    Ok(registry::emulated()?)
+}
+
+pub(super) unsafe extern "C" fn emulated_configure(text: *const u8, len: usize, report: Report) -> i64 {
+    let configure = || {
+        // SAFETY: the caller has so many bytes there.
+        let text = String::from_utf8_lossy(unsafe { core::slice::from_raw_parts(text, len) });
+        registry::configure_emulated(&text).map(|()| 0).map_err(|e| Failure::new(libc::EINVAL, e))
+    };
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, configure) }
+}
+
+pub(super) unsafe extern "C" fn emulated_alloc(len: usize, host_mapped: c_int, report: Report) -> u64 {
+    let alloc = || {
+        as_set()?;
+        Ok(registry::alloc(DeviceKind::Emulated, 0, len, host_mapped != 0)?.0)
+    };
+    // SAFETY: the report is the caller's.
+    unsafe { answer(report, alloc) }.unwrap_or(0)
+}
+
+pub(super) extern "C" fn emulated_free(address: u64) {
+    let _ = registry::free(DeviceAddr(address));
+}
+
+pub(super) unsafe extern "C" fn emulated_stream(stream: *mut u64, report: Report) -> i64 {
+    let make = || {
+        as_set()?;
+        let queue = emulated()?.new_queue()?;
+        // SAFETY: the caller has room for it.
+        unsafe { stream.write(queue.0) };
+        Ok(0)
+    };
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, make) }
+}
+
+pub(super) extern "C" fn emulated_return_stream(stream: u64) {
+    if let Ok(device) = registry::emulated() {
+        device.return_queue(QueueId(stream));
+    }
+}
+
+pub(super) unsafe extern "C" fn emulated_wait(stream: u64, report: Report) -> i64 {
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, || Ok(emulated()?.drain(QueueId(stream), Wait::Context).map(|()| 0)?)) }
+}
+
+pub(super) unsafe extern "C" fn emulated_hold(report: Report) -> i64 {
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, || emulated().map(Emulated::hold).map(|()| 0)) }
+}
+
+pub(super) unsafe extern "C" fn emulated_resume(report: Report) -> i64 {
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, || emulated().map(Emulated::resume).map(|()| 0)) }
+}

@@ -1,0 +1,84 @@
+//! Files that stay registered.
+
+use std::ffi::{c_int, c_void};
+
+use spinio_device::{Device, registry};
+use spinio_io::{Mapped, NotHeld, runtime};
+
+use super::{answer, boxed, count};
+use crate::{Memory, Report};
+
+/// The device of some memory, or the one in use.
+///
+/// # Safety
+/// The memory must be null or filled in by `find`.
+unsafe fn device(like: *const Memory) -> Option<&'static dyn Device> {
+    // SAFETY: the caller's word.
+    match unsafe { like.as_ref() } {
+        // SAFETY: the caller's word.
+        Some(memory) => Some(unsafe { memory.allocation() }.device),
+        None => registry::current(),
+    }
+}
+
+pub(super) unsafe extern "C" fn hold(fd: c_int, like: *const Memory, report: Report) -> i64 {
+    // SAFETY: `like` is null or was filled in by `find`; the report is the caller's.
+    unsafe { count(report, || Ok(runtime().hold(fd, device(like)).map(|()| 0)?)) }
+}
+
+pub(super) unsafe extern "C" fn release(fd: c_int, report: Report) -> i64 {
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, || Ok(runtime().release(fd).map(|()| 0)?)) }
+}
+
+pub(super) extern "C" fn is_held(fd: c_int) -> c_int {
+    runtime().is_held(fd).into()
+}
+
+pub(super) unsafe extern "C" fn map(
+    fd: c_int,
+    offset: u64,
+    len: u64,
+    like: *const Memory,
+    report: Report,
+) -> *mut c_void {
+    let map = || {
+        // SAFETY: `like` is null or was filled in by `find`.
+        let device = unsafe { device(like) }.ok_or(NotHeld::NoDevice)?;
+        Ok(runtime().map(fd, offset, len, device)?)
+    };
+    // SAFETY: the report is the caller's.
+    boxed(unsafe { answer(report, map) })
+}
+
+/// # Safety
+/// It must have been made by `map`, and not ended.
+unsafe fn mapped<'a>(map: *const c_void) -> &'a Mapped {
+    // SAFETY: the caller's word.
+    unsafe { &*map.cast() }
+}
+
+pub(super) unsafe extern "C" fn map_address(map: *const c_void) -> u64 {
+    // SAFETY: the caller has a map.
+    unsafe { mapped(map) }.address()
+}
+
+pub(super) unsafe extern "C" fn map_len(map: *const c_void) -> u64 {
+    // SAFETY: the caller has a map.
+    unsafe { mapped(map) }.len()
+}
+
+pub(super) unsafe extern "C" fn map_is_here(map: *const c_void) -> c_int {
+    // SAFETY: the caller has a map.
+    unsafe { mapped(map) }.is_here().into()
+}
+
+pub(super) unsafe extern "C" fn map_is_wanted(map: *const c_void) -> c_int {
+    // SAFETY: the caller has a map.
+    unsafe { mapped(map) }.is_wanted_back().into()
+}
+
+pub(super) unsafe extern "C" fn unmap(map: *mut c_void) {
+    // SAFETY: the caller has a map, and ends it once.
+    drop(unsafe { Box::from_raw(map.cast::<Mapped>()) });
+}

@@ -1,0 +1,190 @@
+//! The functions of the table, in the library that has the runtime.
+//!
+//! Nothing unwinds out of them, and nothing here has the name of an exported symbol: which copy of a function is called
+//! follows from the table alone.
+
+mod counters;
+mod devices;
+mod files;
+mod moves;
+mod transfers;
+
+use std::ffi::{c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use spinio_device::{Allocation, Device, DeviceAddr, DeviceError, ErrorKind};
+use spinio_io::Target;
+
+use crate::{Memory, Report, Table};
+
+/// This library's table.
+pub const TABLE: Table = Table {
+    size: size_of::<Table>(),
+    version,
+    find: devices::find,
+    device_name: devices::device_name,
+    thread_stream: devices::thread_stream,
+    set_thread_stream: devices::set_thread_stream,
+    emulated_configure: devices::emulated_configure,
+    emulated_alloc: devices::emulated_alloc,
+    emulated_free: devices::emulated_free,
+    emulated_stream: devices::emulated_stream,
+    emulated_return_stream: devices::emulated_return_stream,
+    emulated_wait: devices::emulated_wait,
+    emulated_hold: devices::emulated_hold,
+    emulated_resume: devices::emulated_resume,
+    begin_asking: transfers::begin_asking,
+    end_asking: transfers::end_asking,
+    read: transfers::read,
+    write: transfers::write,
+    fetch: transfers::fetch,
+    put: transfers::put,
+    read_many: transfers::read_many,
+    hold: files::hold,
+    release: files::release,
+    is_held: files::is_held,
+    map: files::map,
+    map_address: files::map_address,
+    map_len: files::map_len,
+    map_is_here: files::map_is_here,
+    map_is_wanted: files::map_is_wanted,
+    unmap: files::unmap,
+    session_begin: moves::session_begin,
+    session_expect: moves::session_expect,
+    session_move: moves::session_move,
+    session_move_async: moves::session_move_async,
+    session_flush: moves::session_flush,
+    session_output: moves::session_output,
+    session_report: moves::session_report,
+    session_end: moves::session_end,
+    session_drop: moves::session_drop,
+    ticket_is_done: moves::ticket_is_done,
+    ticket_wait: moves::ticket_wait,
+    ticket_clone: moves::ticket_clone,
+    ticket_drop: moves::ticket_drop,
+    counters: counters::counters,
+};
+
+extern "C" fn version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+/// Why a function fails.
+struct Failure {
+    errno: c_int,
+    text: String,
+    path: Option<Vec<u8>>,
+}
+
+impl Failure {
+    fn new(errno: c_int, text: impl ToString) -> Failure {
+        Failure { errno, text: text.to_string(), path: None }
+    }
+}
+
+impl From<spinio_io::Error> for Failure {
+    fn from(error: spinio_io::Error) -> Failure {
+        let path = error.path.as_ref().map(|path| path.clone().into_bytes());
+        Failure { errno: error.kind.errno().raw_os_error(), text: error.to_string(), path }
+    }
+}
+
+impl From<spinio_io::NotHeld> for Failure {
+    fn from(why: spinio_io::NotHeld) -> Failure {
+        Failure::new(why.errno().raw_os_error(), why)
+    }
+}
+
+impl From<spinio_nvmmu::Error> for Failure {
+    fn from(error: spinio_nvmmu::Error) -> Failure {
+        use std::os::unix::ffi::OsStrExt;
+        let path = error.path.as_ref().map(|path| path.as_os_str().as_bytes().to_vec());
+        Failure { errno: error.kind.errno().raw_os_error(), text: error.to_string(), path }
+    }
+}
+
+impl From<DeviceError> for Failure {
+    fn from(error: DeviceError) -> Failure {
+        let errno = match error.kind {
+            ErrorKind::NoMemory => libc::ENOMEM,
+            ErrorKind::BadAddress => libc::EFAULT,
+            _ => libc::EIO,
+        };
+        Failure::new(errno, error)
+    }
+}
+
+impl Report {
+    /// # Safety
+    /// The report must be one that the caller of the table's function has given.
+    unsafe fn tell(self, errno: c_int, text: &str, path: Option<&[u8]>) {
+        let (path, len) = path.map_or((core::ptr::null(), 0), |path| (path.as_ptr(), path.len()));
+        // SAFETY: the caller's word; text and path live across the call.
+        unsafe { (self.tell)(self.context, errno, text.as_ptr(), text.len(), path, len) }
+    }
+}
+
+/// Runs a call; `None` after the report was told why there is no answer.
+///
+/// # Safety
+/// As of [`Report::tell`].
+unsafe fn answer<T>(report: Report, call: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
+    let failed = match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(done)) => return Some(done),
+        Ok(Err(failed)) => failed,
+        Err(panic) => {
+            let said = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            Failure::new(libc::EIO, format!("SPIN failed: {}", said.unwrap_or("a panic")))
+        }
+    };
+    // SAFETY: the caller's word.
+    unsafe { report.tell(failed.errno, &failed.text, failed.path.as_deref()) };
+    None
+}
+
+/// The same, for a count.
+///
+/// # Safety
+/// As of [`Report::tell`].
+unsafe fn count(report: Report, call: impl FnOnce() -> Result<u64, Failure>) -> i64 {
+    // SAFETY: the caller's word.
+    unsafe { answer(report, call) }.map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX))
+}
+
+/// A new object for a caller who knows its address only.
+fn boxed<T>(made: Option<T>) -> *mut c_void {
+    made.map_or(core::ptr::null_mut(), |made| Box::into_raw(Box::new(made)).cast())
+}
+
+impl Memory {
+    fn of(allocation: &Allocation) -> Memory {
+        Memory {
+            start: allocation.start.0,
+            len: allocation.len,
+            host_mapped: allocation.host_mapped.into(),
+            p2p_mapped: allocation.p2p_mapped.into(),
+            // SAFETY: a reference to a trait object is two words.
+            device: unsafe { core::mem::transmute::<&'static dyn Device, [usize; 2]>(allocation.device) },
+        }
+    }
+
+    /// # Safety
+    /// It must have been made by this library's `find`.
+    unsafe fn allocation(&self) -> Allocation {
+        Allocation {
+            // SAFETY: the caller's word: these are the words of a reference that lives for ever.
+            device: unsafe { core::mem::transmute::<[usize; 2], &'static dyn Device>(self.device) },
+            start: DeviceAddr(self.start),
+            len: self.len,
+            host_mapped: self.host_mapped != 0,
+            p2p_mapped: self.p2p_mapped != 0,
+        }
+    }
+
+    /// # Safety
+    /// As of [`Memory::allocation`].
+    unsafe fn target(&self, address: u64) -> Target {
+        // SAFETY: the caller's word.
+        Target { allocation: unsafe { self.allocation() }, addr: DeviceAddr(address) }
+    }
+}
