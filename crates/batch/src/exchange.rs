@@ -15,12 +15,12 @@ use std::time::Duration;
 
 use spinio_host::sync::{Condvar, Mutex, lock};
 
-pub(crate) struct Exchange<Empty, Full> {
+pub(crate) struct BufferExchange<Empty, Full> {
     state: Mutex<State<Empty, Full>>,
     /// For readers: an empty page, or none for ever.
-    lent: Condvar,
+    buffer_supplied: Condvar,
     /// For hosts: a full page, or a reader who wants one or has left.
-    news: Condvar,
+    launcher_wake: Condvar,
 }
 
 struct State<Empty, Full> {
@@ -28,13 +28,13 @@ struct State<Empty, Full> {
     full: VecDeque<Full>,
     readers: usize,
     waiting: usize,
-    starved: bool,
+    closed: bool,
 }
 
 impl<Empty, Full> State<Empty, Full> {
     /// One page for each reader lies ready: a host may be busy for half a millisecond, registering memory.
-    fn wants(&self) -> bool {
-        !self.starved && self.readers > 0 && self.empty.len() < self.waiting + self.readers
+    fn needs_buffers(&self) -> bool {
+        !self.closed && self.readers > 0 && self.empty.len() < self.waiting + self.readers
     }
 }
 
@@ -44,22 +44,22 @@ pub(crate) enum Next<Full> {
     /// Nothing for now.
     Wait,
     /// Nobody reads, and everything was sent.
-    Alone,
+    NoReaders,
 }
 
 /// A reader, until it is dropped.
-pub(crate) struct Reader<'a, Empty, Full>(&'a Exchange<Empty, Full>);
+pub(crate) struct Reader<'a, Empty, Full>(&'a BufferExchange<Empty, Full>);
 
-impl<Empty, Full> Exchange<Empty, Full> {
+impl<Empty, Full> BufferExchange<Empty, Full> {
     pub(crate) fn new() -> Self {
-        let state = State { empty: Vec::new(), full: VecDeque::new(), readers: 0, waiting: 0, starved: false };
-        Exchange { state: Mutex::new(state), lent: Condvar::new(), news: Condvar::new() }
+        let state = State { empty: Vec::new(), full: VecDeque::new(), readers: 0, waiting: 0, closed: false };
+        BufferExchange { state: Mutex::new(state), buffer_supplied: Condvar::new(), launcher_wake: Condvar::new() }
     }
 
     /// A reader comes; `None`: it is too late, or there will be no pages.
     pub(crate) fn enter(&self) -> Option<Reader<'_, Empty, Full>> {
         let mut state = lock(&self.state);
-        if state.starved {
+        if state.closed {
             return None;
         }
         state.readers += 1;
@@ -67,90 +67,90 @@ impl<Empty, Full> Exchange<Empty, Full> {
     }
 
     /// Nobody comes in any more; false if somebody is in, or has left something that is not sent.
-    pub(crate) fn close(&self) -> bool {
+    pub(crate) fn try_close(&self) -> bool {
         let mut state = lock(&self.state);
-        let alone = state.readers == 0 && state.full.is_empty();
-        state.starved |= alone;
-        alone
+        let no_readers = state.readers == 0 && state.full.is_empty();
+        state.closed |= no_readers;
+        no_readers
     }
 
     /// Whether another empty page would be taken soon.
-    pub(crate) fn wants(&self) -> bool {
-        lock(&self.state).wants()
+    pub(crate) fn needs_buffers(&self) -> bool {
+        lock(&self.state).needs_buffers()
     }
 
-    pub(crate) fn lend(&self, page: Empty) {
-        lock(&self.state).empty.push(page);
-        self.lent.notify_one();
+    pub(crate) fn supply(&self, buffer: Empty) {
+        lock(&self.state).empty.push(buffer);
+        self.buffer_supplied.notify_one();
     }
 
     /// An empty page back that no reader has taken.
-    pub(crate) fn take_back(&self) -> Option<Empty> {
+    pub(crate) fn reclaim(&self) -> Option<Empty> {
         lock(&self.state).empty.pop()
     }
 
     /// No further pages come: whoever waits for one leaves.
-    pub(crate) fn starve(&self) {
-        lock(&self.state).starved = true;
-        self.lent.notify_all();
-        self.news.notify_all();
+    pub(crate) fn close(&self) {
+        lock(&self.state).closed = true;
+        self.buffer_supplied.notify_all();
+        self.launcher_wake.notify_all();
     }
 
     /// A full page, if one lies there.
-    pub(crate) fn ready(&self) -> Option<Full> {
+    pub(crate) fn try_recv(&self) -> Option<Full> {
         lock(&self.state).full.pop_front()
     }
 
     /// What to do next; waits a little for it. `dry`: the host has no page to lend.
-    pub(crate) fn next(&self, dry: bool) -> Next<Full> {
+    pub(crate) fn next(&self, out_of_buffers: bool) -> Next<Full> {
         let mut state = lock(&self.state);
-        if state.full.is_empty() && state.readers > 0 && (dry || !state.wants()) {
-            let limit = if dry { DRY } else { IDLE };
-            state = self.news.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0;
+        if state.full.is_empty() && state.readers > 0 && (out_of_buffers || !state.needs_buffers()) {
+            let limit = if out_of_buffers { OUT_OF_BUFFERS_WAIT } else { IDLE_WAIT };
+            state = self.launcher_wake.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0;
         }
         match state.full.pop_front() {
             Some(full) => Next::Send(full),
             None if state.readers > 0 => Next::Wait,
-            None => Next::Alone,
+            None => Next::NoReaders,
         }
     }
 }
 
 /// How long a host waits for news: what the device gives back, nobody tells.
-const DRY: Duration = Duration::from_micros(50);
-const IDLE: Duration = Duration::from_millis(5);
+const OUT_OF_BUFFERS_WAIT: Duration = Duration::from_micros(50);
+const IDLE_WAIT: Duration = Duration::from_millis(5);
 
 impl<Empty, Full> Reader<'_, Empty, Full> {
     /// An empty page; `None`: there will be none.
-    pub(crate) fn page(&self) -> Option<Empty> {
+    pub(crate) fn acquire(&self) -> Option<Empty> {
         let exchange = self.0;
         let mut state = lock(&exchange.state);
         loop {
-            if state.starved {
+            if state.closed {
                 return None;
             }
-            if let Some(page) = state.empty.pop() {
-                exchange.news.notify_one();
-                return Some(page);
+            if let Some(buffer) = state.empty.pop() {
+                exchange.launcher_wake.notify_one();
+                return Some(buffer);
             }
             state.waiting += 1;
-            exchange.news.notify_one();
-            state = exchange.lent.wait(state).unwrap_or_else(PoisonError::into_inner);
+            exchange.launcher_wake.notify_one();
+            state = exchange.buffer_supplied.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.waiting -= 1;
         }
     }
 
     /// Gives a full page to whoever is host.
-    pub(crate) fn hand_in(&self, page: Full) {
-        lock(&self.0.state).full.push_back(page);
-        self.0.news.notify_one();
+    pub(crate) fn submit(&self, buffer: Full) {
+        lock(&self.0.state).full.push_back(buffer);
+        self.0.launcher_wake.notify_one();
     }
 }
 
 impl<Empty, Full> Drop for Reader<'_, Empty, Full> {
     fn drop(&mut self) {
         lock(&self.0.state).readers -= 1;
-        self.0.news.notify_all();
+        self.0.launcher_wake.notify_all();
     }
 }
 
@@ -164,7 +164,7 @@ mod interleavings {
     use super::*;
 
     struct Model {
-        exchange: Exchange<usize, usize>,
+        exchange: BufferExchange<usize, usize>,
         /// Items are taken by number.
         next: AtomicUsize,
         items: usize,
@@ -216,7 +216,7 @@ mod interleavings {
                     true
                 }
                 Next::Wait => true,
-                Next::Alone => false,
+                Next::NoReaders => false,
             }
         }
 
@@ -278,7 +278,7 @@ mod interleavings {
         model.preemption_bound = Some(if beside { 2 } else { 3 });
         model.check(move || {
             let model = Arc::new(Model {
-                exchange: Exchange::new(),
+                exchange: BufferExchange::new(),
                 next: AtomicUsize::new(0),
                 items,
                 pages: Mutex::new((0..pages).collect()),

@@ -15,36 +15,36 @@ use std::sync::atomic::Ordering::Relaxed;
 use spinio_host::sync::AtomicU64;
 
 /// Items that nobody has taken yet: a run of places.
-pub(crate) struct Frontier {
+pub(crate) struct SplitRange {
     /// The first one, and above it the end.
     ends: AtomicU64,
-    floor: u32,
+    back_limit: u32,
 }
 
-fn apart(ends: u64) -> (u32, u32) {
+fn unpack(ends: u64) -> (u32, u32) {
     (ends as u32, (ends >> 32) as u32)
 }
 
-fn together(low: u32, high: u32) -> u64 {
+fn pack(low: u32, high: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-impl Frontier {
+impl SplitRange {
     /// So many items, of which those below the floor are only taken from the front.
-    pub(crate) fn new(items: u32, floor: u32) -> Frontier {
-        Frontier { ends: AtomicU64::new(together(0, items)), floor: floor.min(items) }
+    pub(crate) fn new(items: u32, back_limit: u32) -> SplitRange {
+        SplitRange { ends: AtomicU64::new(pack(0, items)), back_limit: back_limit.min(items) }
     }
 
     /// Takes from the front what lies below `end`; `None` if nothing is left there.
-    pub(crate) fn front(&self, end: usize) -> Option<Range<usize>> {
+    pub(crate) fn take_front(&self, end: usize) -> Option<Range<usize>> {
         let mut ends = self.ends.load(Relaxed);
         loop {
-            let (low, high) = apart(ends);
+            let (low, high) = unpack(ends);
             let up_to = u32::try_from(end).unwrap_or(u32::MAX).min(high);
             if low >= up_to {
                 return None;
             }
-            match self.ends.compare_exchange_weak(ends, together(up_to, high), Relaxed, Relaxed) {
+            match self.ends.compare_exchange_weak(ends, pack(up_to, high), Relaxed, Relaxed) {
                 Ok(_) => return Some(low as usize..up_to as usize),
                 Err(now) => ends = now,
             }
@@ -52,26 +52,26 @@ impl Frontier {
     }
 
     /// Whether nothing is left that may be taken from the back.
-    pub(crate) fn is_met(&self) -> bool {
-        self.left() == 0
+    pub(crate) fn is_empty(&self) -> bool {
+        self.remaining() == 0
     }
 
     /// How many may be taken from the back.
-    pub(crate) fn left(&self) -> u32 {
-        let (low, high) = apart(self.ends.load(Relaxed));
-        high.saturating_sub(low.max(self.floor))
+    pub(crate) fn remaining(&self) -> u32 {
+        let (low, high) = unpack(self.ends.load(Relaxed));
+        high.saturating_sub(low.max(self.back_limit))
     }
 
     /// Takes up to `most` from the back; `None` if nothing is left above the floor.
-    pub(crate) fn back(&self, most: u32) -> Option<Range<usize>> {
+    pub(crate) fn take_back(&self, max: u32) -> Option<Range<usize>> {
         let mut ends = self.ends.load(Relaxed);
         loop {
-            let (low, high) = apart(ends);
-            let down_to = high.saturating_sub(most).max(low).max(self.floor);
+            let (low, high) = unpack(ends);
+            let down_to = high.saturating_sub(max).max(low).max(self.back_limit);
             if down_to >= high {
                 return None;
             }
-            match self.ends.compare_exchange_weak(ends, together(low, down_to), Relaxed, Relaxed) {
+            match self.ends.compare_exchange_weak(ends, pack(low, down_to), Relaxed, Relaxed) {
                 Ok(_) => return Some(down_to as usize..high as usize),
                 Err(now) => ends = now,
             }
@@ -84,26 +84,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ends_meet() {
-        let frontier = Frontier::new(10, 0);
-        assert_eq!((frontier.front(3), frontier.left()), (Some(0..3), 7));
-        assert_eq!(frontier.front(3), None);
-        assert_eq!(frontier.back(4), Some(6..10));
-        assert_eq!(frontier.front(9), Some(3..6));
-        assert_eq!((frontier.back(4), frontier.front(10)), (None, None));
-        assert_eq!(Frontier::new(0, 0).back(4), None);
+    fn ends_meet_without_gap() {
+        let range = SplitRange::new(10, 0);
+        assert_eq!((range.take_front(3), range.remaining()), (Some(0..3), 7));
+        assert_eq!(range.take_front(3), None);
+        assert_eq!(range.take_back(4), Some(6..10));
+        assert_eq!(range.take_front(9), Some(3..6));
+        assert_eq!((range.take_back(4), range.take_front(10)), (None, None));
+        assert_eq!(SplitRange::new(0, 0).take_back(4), None);
     }
 
     #[test]
-    fn nobody_copies_below_the_floor() {
-        let frontier = Frontier::new(10, 7);
-        assert_eq!((frontier.left(), frontier.is_met()), (3, false));
-        assert_eq!((frontier.back(8), frontier.back(8)), (Some(7..10), None));
-        assert!(frontier.is_met());
-        assert_eq!(frontier.front(100), Some(0..7));
-        let passed = Frontier::new(10, 3);
-        assert_eq!(passed.front(5), Some(0..5));
-        assert_eq!((passed.back(8), passed.back(1)), (Some(5..10), None));
+    fn back_never_passes_limit() {
+        let range = SplitRange::new(10, 7);
+        assert_eq!((range.remaining(), range.is_empty()), (3, false));
+        assert_eq!((range.take_back(8), range.take_back(8)), (Some(7..10), None));
+        assert!(range.is_empty());
+        assert_eq!(range.take_front(100), Some(0..7));
+        let past_limit = SplitRange::new(10, 3);
+        assert_eq!(past_limit.take_front(5), Some(0..5));
+        assert_eq!((past_limit.take_back(8), past_limit.take_back(1)), (Some(5..10), None));
     }
 }
 
@@ -118,7 +118,7 @@ mod interleavings {
     use super::*;
 
     struct Model {
-        frontier: Frontier,
+        frontier: SplitRange,
         /// How often each item was taken. Loom fails if two touch one that nothing orders.
         items: Vec<UnsafeCell<u32>>,
     }
@@ -142,7 +142,7 @@ mod interleavings {
         builder.preemption_bound = Some(2);
         builder.check(move || {
             let model = Arc::new(Model {
-                frontier: Frontier::new(items, floor),
+                frontier: SplitRange::new(items, floor),
                 items: (0..items).map(|_| UnsafeCell::new(0)).collect(),
             });
             let copier = {

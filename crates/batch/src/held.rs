@@ -17,226 +17,226 @@ use std::time::Instant;
 
 use spinio_sys::linux::Fd;
 
-use crate::list::List;
-use crate::outlet::{Outlet, Page, Pen};
+use crate::list::OpList;
+use crate::outlet::{DeviceSink, PackBuffer, SinkWriter};
 use crate::work::Source;
 use crate::ctx::BatchCtx;
-use spinio_io::Using;
+use spinio_io::PinGuard;
 
 /// Entries of a launch.
-const ENTRIES: usize = 32 << 10;
+const MAX_ENTRIES: usize = 32 << 10;
 
 /// Bytes of an entry at most: longer ones keep one warp busy while others have nothing to do.
-const LONGEST: u64 = 64 << 10;
+const MAX_ENTRY: u64 = 64 << 10;
 
 /// What the last piece has in common with the next, probably.
-struct Common {
+struct FastPath {
     fd: Fd,
     size: u64,
     /// The allocation.
     start: u64,
     end: u64,
     /// Where the device finds each piece of the file, and how long these are: a power of two.
-    views: *const u64,
+    device_ptrs: *const u64,
     shift: u32,
 }
 
 /// A file that is held, on a device.
-struct Lane {
+struct PinnedSource {
     source: u16,
-    outlet: u16,
+    sink: u16,
     fd: Fd,
     /// `None`: it is not.
-    using: Option<Using>,
+    guard: Option<PinGuard>,
     bytes: u64,
 }
 
 /// A device that pieces are gathered into.
-struct Open {
-    outlet: u16,
-    pen: Pen,
-    page: Option<Page>,
+struct OpenList {
+    sink: u16,
+    writer: SinkWriter,
+    buffer: Option<PackBuffer>,
     entries: usize,
     /// The first piece in the page.
-    first: usize,
+    first_op: usize,
 }
 
 /// The held part of a batch.
-pub(crate) struct Held {
-    on: bool,
+pub(crate) struct PinnedGather {
+    enabled: bool,
     /// Before the lanes: where this is dropped, by a panic, the device has to be done before the pages may go.
-    open: Vec<Open>,
-    lanes: Vec<Lane>,
-    common: Option<(Common, usize, usize)>,
-    broken: Option<usize>,
-    pub(crate) begun: Instant,
+    lists: Vec<OpenList>,
+    sources: Vec<PinnedSource>,
+    fast_path: Option<(FastPath, usize, usize)>,
+    failed_at: Option<usize>,
+    pub(crate) started: Instant,
 }
 
 // SAFETY: the pointer leads into the views of a `Using` of `lanes`, which stays as long.
-unsafe impl Send for Held {}
+unsafe impl Send for PinnedGather {}
 
-impl Held {
-    pub(crate) fn new(on: bool) -> Held {
-        Held { on, open: Vec::new(), lanes: Vec::new(), common: None, broken: None, begun: Instant::now() }
+impl PinnedGather {
+    pub(crate) fn new(on: bool) -> PinnedGather {
+        PinnedGather { enabled: on, lists: Vec::new(), sources: Vec::new(), fast_path: None, failed_at: None, started: Instant::now() }
     }
 
     /// Whether a file might be held.
     #[inline(always)]
-    pub(crate) fn is_on(&self) -> bool {
-        self.on
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.enabled
     }
 
     /// Takes pieces from `i` on as long as they are like the last; the first that is not.
-    pub(crate) fn run(&mut self, list: &List, mut i: usize) -> usize {
-        let Some((common, open, lane)) = &self.common else { return i };
-        let (mask, shift) = ((1u64 << common.shift) - 1, common.shift);
-        let open = &mut self.open[*open];
+    pub(crate) fn run_fast(&mut self, list: &OpList, mut i: usize) -> usize {
+        let Some((fast, open, source)) = &self.fast_path else { return i };
+        let (mask, shift) = ((1u64 << fast.shift) - 1, fast.shift);
+        let open = &mut self.lists[*open];
         let mut bytes = 0;
         let n = list.len();
-        while let Some(page) = &mut open.page
+        while let Some(buffer) = &mut open.buffer
             && i < n
         {
             // As many as the page takes.
-            let end = n.min(i + ENTRIES - open.entries);
-            let begun = i;
+            let end = n.min(i + MAX_ENTRIES - open.entries);
+            let before = i;
             while i < end {
-                let asked = list.get(i);
-                let inside = asked.fd == common.fd
-                    && asked.len.wrapping_sub(1) < LONGEST
-                    && asked.offset < common.size
-                    && asked.len <= common.size - asked.offset
-                    && (asked.offset & mask) + asked.len <= mask + 1
-                    && asked.address >= common.start
-                    && asked.address < common.end
-                    && asked.len <= common.end - asked.address;
-                if !inside {
+                let op = list.get(i);
+                let matches = op.fd == fast.fd
+                    && op.len.wrapping_sub(1) < MAX_ENTRY
+                    && op.offset < fast.size
+                    && op.len <= fast.size - op.offset
+                    && (op.offset & mask) + op.len <= mask + 1
+                    && op.address >= fast.start
+                    && op.address < fast.end
+                    && op.len <= fast.end - op.address;
+                if !matches {
                     break;
                 }
                 // SAFETY: the offset lies in the file, which the views cover; they stay with the lane's `Using`.
-                let view = unsafe { *common.views.add((asked.offset >> shift) as usize) };
-                page.list(view + (asked.offset & mask), asked.address, asked.len);
-                list.set(i, asked.len as i64);
-                bytes += asked.len;
+                let view = unsafe { *fast.device_ptrs.add((op.offset >> shift) as usize) };
+                buffer.push_entry(view + (op.offset & mask), op.address, op.len);
+                list.set(i, op.len as i64);
+                bytes += op.len;
                 i += 1;
             }
-            open.entries += i - begun;
-            if open.entries < ENTRIES {
+            open.entries += i - before;
+            if open.entries < MAX_ENTRIES {
                 break;
             }
-            if open.send().is_err() || open.renew(i).is_err() {
-                self.broken = Some(open.first);
+            if open.send().is_err() || open.next_list(i).is_err() {
+                self.failed_at = Some(open.first_op);
                 break;
             }
         }
-        self.lanes[*lane].bytes += bytes;
+        self.sources[*source].bytes += bytes;
         i
     }
 
     /// A launch failed: the first piece that has to be read again. From then on nothing is gathered.
-    pub(crate) fn broken(&mut self) -> Option<usize> {
-        let again = self.broken.take()?;
-        self.on = false;
-        self.common = None;
-        Some(again)
+    pub(crate) fn take_failure(&mut self) -> Option<usize> {
+        let retry_from = self.failed_at.take()?;
+        self.enabled = false;
+        self.fast_path = None;
+        Some(retry_from)
     }
 
     /// Takes one piece, if its file is held on its device.
     #[expect(clippy::too_many_arguments, reason = "one piece, sorted out")]
-    pub(crate) fn take(
+    pub(crate) fn try_add(
         &mut self,
         ctx: &Arc<BatchCtx>,
         (source, from): (u16, &Source),
-        (outlet, to): (u16, &Arc<Outlet>),
+        (outlet, to): (u16, &Arc<DeviceSink>),
         (start, end): (u64, u64),
         i: usize,
         offset: u64,
         address: u64,
         len: u64,
     ) -> bool {
-        self.common = None;
+        self.fast_path = None;
         if !to.gathers() {
             return false;
         }
-        let lane = match self.lanes.iter().position(|l| (l.source, l.outlet) == (source, outlet)) {
+        let source_index = match self.sources.iter().position(|l| (l.source, l.sink) == (source, outlet)) {
             Some(lane) => lane,
             None => {
-                let using = ctx.reader.pinned.enter(from.fd, from.file.key(), to.device);
-                let using = using.filter(|u| u.size() == from.size && !u.on.views.is_empty());
-                self.lanes.push(Lane { source, outlet, fd: from.fd, using, bytes: 0 });
-                self.lanes.len() - 1
+                let using = ctx.reader.pinned.acquire(from.fd, from.file.key(), to.device);
+                let using = using.filter(|u| u.size() == from.size && !u.pages.device_ptrs.is_empty());
+                self.sources.push(PinnedSource { source, sink: outlet, fd: from.fd, guard: using, bytes: 0 });
+                self.sources.len() - 1
             }
         };
-        let Some(using) = &self.lanes[lane].using else { return false };
-        let on = Arc::clone(&using.on);
-        let open = match self.open.iter().position(|o| o.outlet == outlet) {
+        let Some(using) = &self.sources[source_index].guard else { return false };
+        let on = Arc::clone(&using.pages);
+        let open = match self.lists.iter().position(|o| o.sink == outlet) {
             Some(open) => open,
             None => {
-                self.open.push(Open { outlet, pen: Pen::new(to), page: None, entries: 0, first: i });
-                self.open.len() - 1
+                self.lists.push(OpenList { sink: outlet, writer: SinkWriter::new(to), buffer: None, entries: 0, first_op: i });
+                self.lists.len() - 1
             }
         };
         let mut done = 0;
         while done < len {
-            let page = &mut self.open[open];
-            if (page.entries == ENTRIES && page.send().is_err()) || (page.page.is_none() && page.renew(i).is_err()) {
-                self.broken = Some(page.first.min(i));
+            let list = &mut self.lists[open];
+            if (list.entries == MAX_ENTRIES && list.send().is_err()) || (list.buffer.is_none() && list.next_list(i).is_err()) {
+                self.failed_at = Some(list.first_op.min(i));
                 return true;
             }
             let at = offset + done;
-            let within = at % on.piece;
-            let part = (on.piece - within).min(len - done).min(LONGEST);
-            if let Some(list) = &mut page.page {
-                list.list(on.views[(at / on.piece) as usize] + within, address + done, part);
+            let within = at % on.chunk;
+            let part = (on.chunk - within).min(len - done).min(MAX_ENTRY);
+            if let Some(buffer) = &mut list.buffer {
+                buffer.push_entry(on.device_ptrs[(at / on.chunk) as usize] + within, address + done, part);
             }
-            page.entries += 1;
+            list.entries += 1;
             done += part;
         }
-        self.lanes[lane].bytes += len;
-        let (fd, size, shift) = (from.fd, from.size, on.piece.ilog2());
-        self.common = Some((Common { fd, size, start, end, views: on.views.as_ptr(), shift }, open, lane));
+        self.sources[source_index].bytes += len;
+        let (fd, size, shift) = (from.fd, from.size, on.chunk.ilog2());
+        self.fast_path = Some((FastPath { fd, size, start, end, device_ptrs: on.device_ptrs.as_ptr(), shift }, open, source_index));
         true
     }
 
     /// Sends what is left; the first piece that has to be read again, if that fails.
     pub(crate) fn flush(&mut self) -> Option<usize> {
-        let mut again = self.broken();
-        for open in &mut self.open {
+        let mut retry_from = self.take_failure();
+        for open in &mut self.lists {
             if open.send().is_err() {
-                again = Some(again.map_or(open.first, |i| i.min(open.first)));
+                retry_from = Some(retry_from.map_or(open.first_op, |i| i.min(open.first_op)));
             }
         }
-        self.common = None;
-        self.on &= again.is_none();
-        again
+        self.fast_path = None;
+        self.enabled &= retry_from.is_none();
+        retry_from
     }
 
     /// Waits until everything has arrived; whether every file was held until then. Tells the bytes of each.
-    pub(crate) fn finish(self, ctx: &Arc<BatchCtx>, told: impl Fn(u64)) -> bool {
-        self.open.into_iter().for_each(|open| open.pen.finish());
-        self.lanes.iter().all(|lane| {
-            told(lane.bytes);
-            lane.using.as_ref().is_none_or(|using| lane.bytes == 0 || using.is_good(&ctx.reader.files, lane.fd))
+    pub(crate) fn finish(self, ctx: &Arc<BatchCtx>, report: impl Fn(u64)) -> bool {
+        self.lists.into_iter().for_each(|open| open.writer.finish());
+        self.sources.iter().all(|source| {
+            report(source.bytes);
+            source.guard.as_ref().is_none_or(|using| source.bytes == 0 || using.is_still_valid(&ctx.reader.files, source.fd))
         })
     }
 }
 
-impl Open {
+impl OpenList {
     fn send(&mut self) -> Result<(), ()> {
         self.entries = 0;
-        self.page.take().map_or(Ok(()), |page| self.pen.send(page).map_err(drop))
+        self.buffer.take().map_or(Ok(()), |page| self.writer.send(page).map_err(drop))
     }
 
     /// An empty page, whose first piece will be `i`.
-    fn renew(&mut self, i: usize) -> Result<(), ()> {
-        let outlet = &self.pen.outlet;
-        let page = Page::new(outlet, outlet.staging.take().map_err(drop)?);
+    fn next_list(&mut self, i: usize) -> Result<(), ()> {
+        let outlet = &self.writer.sink;
+        let page = PackBuffer::new(outlet, outlet.staging.acquire().map_err(drop)?);
         // Memory that a kernel cannot read holds no list.
         if !page.gathers() {
-            outlet.staging.give_back(page.into_block());
+            outlet.staging.release(page.into_block());
             return Err(());
         }
-        self.first = i;
-        self.page = Some(page);
+        self.first_op = i;
+        self.buffer = Some(page);
         Ok(())
     }
 }

@@ -19,26 +19,26 @@ use spinio_device::Device;
 use spinio_plan::{Crowd, Means, Reason};
 use spinio_sys::linux::PAGE;
 
-use crate::readers::Readers;
-use spinio_host::parallel::{self, Room};
-use crate::work::{HOST, Item, Work};
+use crate::readers::BatchReaders;
+use spinio_host::parallel::{self, UninitSlots};
+use crate::work::{HOST_SINK, Fragment, BatchState};
 use crate::ctx::BatchCtx;
 use spinio_host::lock;
 
 /// Bytes of a part at most: 0.35 ms of the driver's lock, half a millisecond beside threads that copy. In that time a
 /// reader fills half a page, or a whole one where pieces are long; it has one in reserve.
-const PART: u64 = 16 << 20;
+const MAX_PART: u64 = 16 << 20;
 
 /// Where items lie that are worth registering: in front of the others.
 #[derive(Default)]
-pub(crate) struct Parts {
+pub(crate) struct Partitions {
     /// Where each part ends.
     pub(crate) ends: Vec<usize>,
     /// Items that only the caller takes.
-    pub(crate) floor: usize,
+    pub(crate) caller_only: usize,
 }
 
-impl Parts {
+impl Partitions {
     /// Whether nothing is to be registered.
     pub(crate) fn is_empty(&self) -> bool {
         self.ends.is_empty()
@@ -46,17 +46,17 @@ impl Parts {
 }
 
 /// Items of one file that go to one device.
-struct Seen {
-    crowd: Crowd,
+struct GroupStats {
+    density: Crowd,
     first: u64,
     end: u64,
 }
 
-impl Seen {
+impl GroupStats {
     /// So many more, of so many bytes, between a first one and an end.
-    fn add(&mut self, pieces: usize, (bytes, first, end): (u64, u64, u64)) {
-        self.crowd.pieces += pieces as u64;
-        self.crowd.bytes += bytes;
+    fn add(&mut self, ops: usize, (bytes, first, end): (u64, u64, u64)) {
+        self.density.pieces += ops as u64;
+        self.density.bytes += bytes;
         self.first = self.first.min(first);
         self.end = self.end.max(end);
     }
@@ -66,102 +66,102 @@ impl Seen {
 #[derive(Clone, Copy)]
 struct Buckets {
     /// The first part's.
-    at: usize,
+    first_bucket: usize,
     first: u64,
     shift: u32,
 }
 
 /// Bytes of a part, as a power of two.
-fn shift(device: &dyn Device) -> u32 {
-    PART.min(device.abilities().max_pin).max(PAGE as u64).ilog2()
+fn part_shift(device: &dyn Device) -> u32 {
+    MAX_PART.min(device.abilities().max_pin).max(PAGE as u64).ilog2()
 }
 
 /// Brings the items into the order in which they are taken.
-pub(crate) fn lay(work: &Work, items: &mut Vec<Item>) -> Parts {
+pub(crate) fn partition(work: &BatchState, items: &mut Vec<Fragment>) -> Partitions {
     // Many threads are no reason here: the choice below counts them.
     if matches!(work.ctx.reader.policy.may_register(), Err(reason) if reason != Reason::ManyThreads) {
-        return Parts::default();
+        return Partitions::default();
     }
-    let wide = work.outlets.len();
-    let crowd_of = |item: &Item| item.source as usize * wide + item.outlet as usize;
-    let seen = look(work, items, crowd_of);
-    let mut buckets: Vec<Option<Buckets>> = vec![None; seen.len()];
+    let sink_count = work.sinks.len();
+    let group_of = |item: &Fragment| item.source as usize * sink_count + item.sink as usize;
+    let stats = collect_stats(work, items, group_of);
+    let mut buckets: Vec<Option<Buckets>> = vec![None; stats.len()];
     let (mut used, mut floor) = (0, 0);
-    for means in [Means::Register, Means::Both] {
-        for (which, seen) in seen.iter().enumerate() {
-            if seen.crowd.pieces == 0 || !may_register(work, which, wide) || seen.crowd.means() != means {
+    for strategy in [Means::Register, Means::Both] {
+        for (which, stats) in stats.iter().enumerate() {
+            if stats.density.pieces == 0 || !may_register(work, which, sink_count) || stats.density.means() != strategy {
                 continue;
             }
-            let shift = shift(work.outlets[which % wide].device);
-            let (first, last) = (seen.first >> shift, (seen.end - 1) >> shift);
-            buckets[which] = Some(Buckets { at: used, first, shift });
+            let shift = part_shift(work.sinks[which % sink_count].device);
+            let (first, last) = (stats.first >> shift, (stats.end - 1) >> shift);
+            buckets[which] = Some(Buckets { first_bucket: used, first, shift });
             used += (last - first) as usize + 1;
-            if means == Means::Register {
-                floor += seen.crowd.pieces as usize;
+            if strategy == Means::Register {
+                floor += stats.density.pieces as usize;
             }
         }
     }
     if used == 0 {
-        return Parts::default();
+        return Partitions::default();
     }
-    let bucket = |item: &Item| match buckets.get(crowd_of(item)) {
-        Some(Some(b)) if item.outlet != HOST => b.at + ((item.offset >> b.shift) - b.first) as usize,
+    let bucket = |item: &Fragment| match buckets.get(group_of(item)) {
+        Some(Some(b)) if item.sink != HOST_SINK => b.first_bucket + ((item.offset >> b.shift) - b.first) as usize,
         _ => used,
     };
-    let shared = items.len() >= parallel::MANY && parallel::chunks(items.len()) * (used + 1) <= items.len();
-    let mut ends = match shared {
-        true => distribute_shared(&work.ctx, items, used + 1, bucket),
-        false => distribute(items, used + 1, bucket),
+    let parallel = items.len() >= parallel::SHARE_MIN && parallel::chunk_count(items.len()) * (used + 1) <= items.len();
+    let mut ends = match parallel {
+        true => partition_parallel(&work.ctx, items, used + 1, bucket),
+        false => partition_in_place(items, used + 1, bucket),
     };
     ends.pop();
     ends.dedup();
     ends.retain(|&end| end > 0);
-    Parts { ends, floor }
+    Partitions { ends, caller_only: floor }
 }
 
 /// What there is of each file and device.
-fn look(work: &Work, items: &[Item], crowd_of: impl Fn(&Item) -> usize) -> Vec<Seen> {
+fn collect_stats(work: &BatchState, items: &[Fragment], group_of: impl Fn(&Fragment) -> usize) -> Vec<GroupStats> {
     let threads = work.ctx.reader.files.workers().batch_threads();
     // Readers know one device, and only they leave the driver alone meanwhile.
-    let one = work.alike || items.iter().all(|i| i.outlet == items[0].outlet);
-    let (threads, beside) = (threads as u64, if one { Readers::most(threads) as u64 } else { 0 });
-    let mut all = Vec::with_capacity(work.sources.len() * work.outlets.len());
+    let single_sink = work.uniform || items.iter().all(|i| i.sink == items[0].sink);
+    let (threads, readers) = (threads as u64, if single_sink { BatchReaders::max_readers(threads) as u64 } else { 0 });
+    let mut all = Vec::with_capacity(work.sources.len() * work.sinks.len());
     for _ in &work.sources {
-        for outlet in &work.outlets {
-            let crowd = Crowd { pieces: 0, bytes: 0, span: 0, part: 1 << shift(outlet.device), threads, beside };
-            all.push(Seen { crowd, first: u64::MAX, end: 0 });
+        for outlet in &work.sinks {
+            let density = Crowd { pieces: 0, bytes: 0, span: 0, part: 1 << part_shift(outlet.device), threads, beside: readers };
+            all.push(GroupStats { density, first: u64::MAX, end: 0 });
         }
     }
-    if let Some(first) = items.first().filter(|i| work.alike && i.outlet != HOST) {
-        let seen = Mutex::new(&mut all[crowd_of(first)]);
-        parallel::share(|| work.ctx.reader.files.workers().batch_readers(), Readers::most(work.ctx.reader.files.workers().batch_threads()), items.len(), |chunk| {
-            let some = &items[parallel::chunk(chunk, items.len())];
+    if let Some(first) = items.first().filter(|i| work.uniform && i.sink != HOST_SINK) {
+        let stats = Mutex::new(&mut all[group_of(first)]);
+        parallel::share(|| work.ctx.reader.files.workers().batch_readers(), BatchReaders::max_readers(work.ctx.reader.files.workers().batch_threads()), items.len(), |chunk| {
+            let some = &items[parallel::chunk_range(chunk, items.len())];
             let of = some.iter().fold((0, u64::MAX, 0), |(bytes, first, end), i| {
                 let len = u64::from(i.len);
                 (bytes + len, u64::min(first, i.offset), u64::max(end, i.offset + len))
             });
-            lock(&seen).add(some.len(), of);
+            lock(&stats).add(some.len(), of);
         });
     } else {
-        for item in items.iter().filter(|i| i.outlet != HOST) {
+        for item in items.iter().filter(|i| i.sink != HOST_SINK) {
             let len = u64::from(item.len);
-            all[crowd_of(item)].add(1, (len, item.offset, item.offset + len));
+            all[group_of(item)].add(1, (len, item.offset, item.offset + len));
         }
     }
-    for seen in &mut all {
-        seen.crowd.span = seen.end.saturating_sub(seen.first);
+    for stats in &mut all {
+        stats.density.span = stats.end.saturating_sub(stats.first);
     }
     all
 }
 
 /// Whether pages of a file can be registered with a device.
-fn may_register(work: &Work, crowd: usize, wide: usize) -> bool {
-    let (file, to) = (&work.sources[crowd / wide].file, &work.outlets[crowd % wide]);
-    to.gathers() && to.device.abilities().pins && file.is_mappable() && !file.pins_refused.load(Relaxed)
+fn may_register(work: &BatchState, group: usize, sink_count: usize) -> bool {
+    let (file, to) = (&work.sources[group / sink_count].file, &work.sinks[group % sink_count]);
+    to.gathers() && to.device.abilities().pins && file.is_mappable() && !file.pin_refused.load(Relaxed)
 }
 
 /// Brings items into their buckets, in place; where each bucket ends. Within one they lie in any order.
-fn distribute<T>(items: &mut [T], buckets: usize, bucket: impl Fn(&T) -> usize) -> Vec<usize> {
+fn partition_in_place<T>(items: &mut [T], buckets: usize, bucket: impl Fn(&T) -> usize) -> Vec<usize> {
     let mut ends = vec![0; buckets];
     items.iter().for_each(|item| ends[bucket(item)] += 1);
     let mut next = Vec::with_capacity(buckets);
@@ -184,18 +184,18 @@ fn distribute<T>(items: &mut [T], buckets: usize, bucket: impl Fn(&T) -> usize) 
 }
 
 /// The same by all threads, into a vector of its own: every chunk of the items has its places in every bucket.
-fn distribute_shared<T: Copy + Send + Sync + 'static>(
+fn partition_parallel<T: Copy + Send + Sync + 'static>(
     ctx: &BatchCtx,
     items: &mut Vec<T>,
     buckets: usize,
     bucket: impl Fn(&T) -> usize + Sync,
 ) -> Vec<usize> {
-    let (n, chunks) = (items.len(), parallel::chunks(items.len()));
+    let (n, chunks) = (items.len(), parallel::chunk_count(items.len()));
     // How many of each chunk go to each bucket, and then where the next one of them goes.
     let counts: Vec<Mutex<Vec<usize>>> = (0..chunks).map(|_| Mutex::default()).collect();
-    parallel::share(|| ctx.reader.files.workers().batch_readers(), Readers::most(ctx.reader.files.workers().batch_threads()), n, |chunk| {
+    parallel::share(|| ctx.reader.files.workers().batch_readers(), BatchReaders::max_readers(ctx.reader.files.workers().batch_threads()), n, |chunk| {
         let mut count = vec![0; buckets];
-        items[parallel::chunk(chunk, n)].iter().for_each(|item| count[bucket(item)] += 1);
+        items[parallel::chunk_range(chunk, n)].iter().for_each(|item| count[bucket(item)] += 1);
         *lock(&counts[chunk]) = count;
     });
     let mut places: Vec<Vec<usize>> = counts.iter().map(|count| std::mem::take(&mut *lock(count))).collect();
@@ -208,23 +208,23 @@ fn distribute_shared<T: Copy + Send + Sync + 'static>(
         ends.push(end);
     }
     let places: Vec<Mutex<Vec<usize>>> = places.into_iter().map(Mutex::new).collect();
-    let mut sorted = Vec::with_capacity(n);
-    let room = Room::of(&mut sorted);
-    parallel::share(|| ctx.reader.files.workers().batch_readers(), Readers::most(ctx.reader.files.workers().batch_threads()), n, |chunk| {
+    let mut output = Vec::with_capacity(n);
+    let slots = UninitSlots::spare_of(&mut output);
+    parallel::share(|| ctx.reader.files.workers().batch_readers(), BatchReaders::max_readers(ctx.reader.files.workers().batch_threads()), n, |chunk| {
         let mut next = lock(&places[chunk]);
-        for item in &items[parallel::chunk(chunk, n)] {
+        for item in &items[parallel::chunk_range(chunk, n)] {
             let place = &mut next[bucket(item)];
             // SAFETY: the places of a chunk in a bucket are its own, as many as it counted; the vector waits.
-            unsafe { room.put(*place, *item) };
+            unsafe { slots.write(*place, *item) };
             *place += 1;
         }
     });
     // SAFETY: every item has filled one of as many places.
-    unsafe { sorted.set_len(n) };
-    let old = std::mem::replace(items, sorted);
+    unsafe { output.set_len(n) };
+    let old = std::mem::replace(items, output);
     // So much memory takes the kernel two milliseconds to take back: the readers are waiting.
-    if let Some(mates) = ctx.reader.files.workers().batch_copy() {
-        mates.send(move || drop(old));
+    if let Some(workers) = ctx.reader.files.workers().batch_copy() {
+        workers.spawn_detached(move || drop(old));
     }
     ends
 }
@@ -233,20 +233,20 @@ fn distribute_shared<T: Copy + Send + Sync + 'static>(
 mod tests {
     use super::*;
     use spinio_io::{Runtime, Settings};
-    use spinio_host::syscalls::Linux;
+    use spinio_host::syscalls::LinuxSyscalls;
 
     #[test]
-    fn items_come_into_their_buckets_and_none_is_lost() {
+    fn every_item_lands_in_its_bucket() {
         let runtime = Runtime::new(Settings { batch_threads: 4, ..Settings::default() });
         let ctx = BatchCtx::of(&runtime);
-        let one: &dyn Fn(&mut Vec<usize>, usize) -> Vec<usize> = &|items, n| distribute(items, n, |i| i % n);
+        let single: &dyn Fn(&mut Vec<usize>, usize) -> Vec<usize> = &|items, n| partition_in_place(items, n, |i| i % n);
         let all: &dyn Fn(&mut Vec<usize>, usize) -> Vec<usize> =
-            &|items, n| distribute_shared(&ctx, items, n, |i| i % n);
-        let few = [(0usize, 1usize), (1, 3), (1000, 1), (1000, 7), (5, 100)].map(|(n, buckets)| (n, buckets, one));
-        let many = [(0, 1), (parallel::MANY, 7), (10 * parallel::MANY + 5, 100)].map(|(n, buckets)| (n, buckets, all));
+            &|items, n| partition_parallel(&ctx, items, n, |i| i % n);
+        let few = [(0usize, 1usize), (1, 3), (1000, 1), (1000, 7), (5, 100)].map(|(n, buckets)| (n, buckets, single));
+        let many = [(0, 1), (parallel::SHARE_MIN, 7), (10 * parallel::SHARE_MIN + 5, 100)].map(|(n, buckets)| (n, buckets, all));
         for (n, buckets, distribute) in few.into_iter().chain(many) {
             let mut items: Vec<usize> = (0..n).map(|i| i * 7919 % 10_007).collect();
-            let mut sorted = items.clone();
+            let mut expected = items.clone();
             let ends = distribute(&mut items, buckets);
             let mut start = 0;
             for (bucket, &end) in ends.iter().enumerate() {
@@ -255,8 +255,8 @@ mod tests {
             }
             assert_eq!(start, n);
             items.sort_unstable();
-            sorted.sort_unstable();
-            assert_eq!(items, sorted);
+            expected.sort_unstable();
+            assert_eq!(items, expected);
         }
     }
 }

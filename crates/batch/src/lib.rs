@@ -52,6 +52,6 @@ mod ticket;
 mod work;
 
 pub use api::Batches;
-pub use list::{Each, Many, Piece};
-pub use run::Done;
-pub use ticket::Ticket;
+pub use list::{Arg, ReadArrays, ReadOp};
+pub use run::BatchResult;
+pub use ticket::BatchHandle;

@@ -12,7 +12,7 @@ use spinio_sys::linux::Fd;
 /// One read of a batch, and what became of it. The layout is that of `struct spinio_piece`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Piece {
+pub struct ReadOp {
     /// Descriptor.
     pub fd: Fd,
     /// 0.
@@ -29,44 +29,44 @@ pub struct Piece {
 
 /// Numbers of many pieces.
 #[derive(Clone, Copy, Debug)]
-pub enum Each<'a> {
+pub enum Arg<'a> {
     /// The same for all.
     Same(u64),
     /// One a piece.
-    Of(&'a [u64]),
+    Slice(&'a [u64]),
     /// The first, and so much more for each next one.
-    Step(u64, u64),
+    Stride(u64, u64),
 }
 
 /// Many reads of one file.
 #[derive(Debug)]
-pub struct Many<'a> {
+pub struct ReadArrays<'a> {
     /// Descriptor.
     pub fd: Fd,
     /// Offsets in the file.
-    pub offsets: Each<'a>,
+    pub offsets: Arg<'a>,
     /// Bytes wanted.
-    pub lens: Each<'a>,
+    pub lens: Arg<'a>,
     /// Where they go.
-    pub addresses: Each<'a>,
+    pub addresses: Arg<'a>,
     /// As [`Piece::result`]; its length says how many pieces there are.
     pub results: &'a mut [i64],
 }
 
 /// Numbers, without a lifetime.
 #[derive(Clone, Copy)]
-enum Numbers {
-    Of(*const u64),
-    Step(u64, u64),
+enum Column {
+    Slice(*const u64),
+    Stride(u64, u64),
 }
 
-impl Numbers {
+impl Column {
     /// `None` if there are not `n`.
-    fn of(each: Each<'_>, n: usize) -> Option<Numbers> {
-        match each {
-            Each::Same(value) => Some(Numbers::Step(value, 0)),
-            Each::Step(first, step) => Some(Numbers::Step(first, step)),
-            Each::Of(all) => (all.len() >= n).then_some(Numbers::Of(all.as_ptr())),
+    fn new(arg: Arg<'_>, n: usize) -> Option<Column> {
+        match arg {
+            Arg::Same(value) => Some(Column::Stride(value, 0)),
+            Arg::Stride(first, step) => Some(Column::Stride(first, step)),
+            Arg::Slice(values) => (values.len() >= n).then_some(Column::Slice(values.as_ptr())),
         }
     }
 
@@ -76,56 +76,56 @@ impl Numbers {
     unsafe fn get(self, i: usize) -> u64 {
         match self {
             // SAFETY: passed on to the caller.
-            Numbers::Of(all) => unsafe { *all.add(i) },
-            Numbers::Step(first, step) => first.wrapping_add(step.wrapping_mul(i as u64)),
+            Column::Slice(values) => unsafe { *values.add(i) },
+            Column::Stride(first, step) => first.wrapping_add(step.wrapping_mul(i as u64)),
         }
     }
 }
 
 #[derive(Clone, Copy)]
-enum Form {
-    Pieces(*mut Piece),
-    Arrays { fd: Fd, offsets: Numbers, lens: Numbers, addresses: Numbers, results: *mut i64 },
+enum Layout {
+    Ops(*mut ReadOp),
+    Arrays { fd: Fd, offsets: Column, lens: Column, addresses: Column, results: *mut i64 },
 }
 
 /// The pieces of a batch while threads work on it. Whoever makes one keeps what it points to until the batch is done.
 #[derive(Clone, Copy)]
-pub(crate) struct List {
+pub(crate) struct OpList {
     n: usize,
-    form: Form,
+    layout: Layout,
 }
 
 // SAFETY: pieces are only read, and a result is written by the one thread that sorts the piece, then by the one that ended
 // it, or by the caller when every other thread is done; the memory is kept by who made the list.
-unsafe impl Send for List {}
+unsafe impl Send for OpList {}
 // SAFETY: as above.
-unsafe impl Sync for List {}
+unsafe impl Sync for OpList {}
 
 /// What a piece asks for.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked {
+pub(crate) struct OpView {
     pub(crate) fd: Fd,
     pub(crate) offset: u64,
     pub(crate) len: u64,
     pub(crate) address: u64,
 }
 
-impl List {
-    pub(crate) fn of_pieces(pieces: &mut [Piece]) -> List {
-        List { n: pieces.len(), form: Form::Pieces(pieces.as_mut_ptr()) }
+impl OpList {
+    pub(crate) fn from_ops(ops: &mut [ReadOp]) -> OpList {
+        OpList { n: ops.len(), layout: Layout::Ops(ops.as_mut_ptr()) }
     }
 
     /// `None` where an array is shorter than the results.
-    pub(crate) fn of_many(many: Many<'_>) -> Option<List> {
-        let n = many.results.len();
-        let form = Form::Arrays {
-            fd: many.fd,
-            offsets: Numbers::of(many.offsets, n)?,
-            lens: Numbers::of(many.lens, n)?,
-            addresses: Numbers::of(many.addresses, n)?,
-            results: many.results.as_mut_ptr(),
+    pub(crate) fn from_arrays(arrays: ReadArrays<'_>) -> Option<OpList> {
+        let n = arrays.results.len();
+        let form = Layout::Arrays {
+            fd: arrays.fd,
+            offsets: Column::new(arrays.offsets, n)?,
+            lens: Column::new(arrays.lens, n)?,
+            addresses: Column::new(arrays.addresses, n)?,
+            results: arrays.results.as_mut_ptr(),
         };
-        Some(List { n, form })
+        Some(OpList { n, layout: form })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -133,21 +133,21 @@ impl List {
     }
 
     #[inline(always)]
-    pub(crate) fn get(&self, i: usize) -> Asked {
+    pub(crate) fn get(&self, i: usize) -> OpView {
         debug_assert!(i < self.n);
-        match self.form {
-            Form::Pieces(pieces) => {
+        match self.layout {
+            Layout::Ops(ops) => {
                 // SAFETY: below the number of pieces; by the contract of the list they are there, and nobody writes
                 // these four fields.
                 let (fd, offset, len, address) = unsafe {
-                    let p = pieces.add(i);
+                    let p = ops.add(i);
                     ((*p).fd, (*p).offset, (*p).len, (*p).address)
                 };
-                Asked { fd, offset, len, address }
+                OpView { fd, offset, len, address }
             }
             // SAFETY: below the number that all three were checked against.
-            Form::Arrays { fd, offsets, lens, addresses, .. } => unsafe {
-                Asked { fd, offset: offsets.get(i), len: lens.get(i), address: addresses.get(i) }
+            Layout::Arrays { fd, offsets, lens, addresses, .. } => unsafe {
+                OpView { fd, offset: offsets.get(i), len: lens.get(i), address: addresses.get(i) }
             },
         }
     }
@@ -159,9 +159,9 @@ impl List {
         // SAFETY: below the number of pieces; by the contract of the list they are there, and no other thread reads or
         // writes this result meanwhile.
         unsafe {
-            match self.form {
-                Form::Pieces(pieces) => (*pieces.add(i)).result = result,
-                Form::Arrays { results, .. } => *results.add(i) = result,
+            match self.layout {
+                Layout::Ops(ops) => (*ops.add(i)).result = result,
+                Layout::Arrays { results, .. } => *results.add(i) = result,
             }
         }
     }
@@ -171,9 +171,9 @@ impl List {
         debug_assert!(i < self.n);
         // SAFETY: as above.
         unsafe {
-            match self.form {
-                Form::Pieces(pieces) => (*pieces.add(i)).result,
-                Form::Arrays { results, .. } => *results.add(i),
+            match self.layout {
+                Layout::Ops(ops) => (*ops.add(i)).result,
+                Layout::Arrays { results, .. } => *results.add(i),
             }
         }
     }
@@ -184,21 +184,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_say_the_same() {
+    fn both_layouts_give_same_ops() {
         let offsets = [7u64, 5, 3];
         let mut results = [0i64; 3];
-        let many = Many {
+        let arrays = ReadArrays {
             fd: 9,
-            offsets: Each::Of(&offsets),
-            lens: Each::Same(2),
-            addresses: Each::Step(100, 2),
+            offsets: Arg::Slice(&offsets),
+            lens: Arg::Same(2),
+            addresses: Arg::Stride(100, 2),
             results: &mut results,
         };
-        let arrays = List::of_many(many).unwrap();
-        let mut pieces: Vec<Piece> = (0..3)
-            .map(|i| Piece { fd: 9, offset: offsets[i], len: 2, address: 100 + 2 * i as u64, ..Piece::default() })
+        let arrays = OpList::from_arrays(arrays).unwrap();
+        let mut pieces: Vec<ReadOp> = (0..3)
+            .map(|i| ReadOp { fd: 9, offset: offsets[i], len: 2, address: 100 + 2 * i as u64, ..ReadOp::default() })
             .collect();
-        let list = List::of_pieces(&mut pieces);
+        let list = OpList::from_ops(&mut pieces);
         for i in 0..3 {
             let (a, b) = (arrays.get(i), list.get(i));
             assert_eq!((a.fd, a.offset, a.len, a.address), (b.fd, b.offset, b.len, b.address));
@@ -207,13 +207,13 @@ mod tests {
             assert_eq!((arrays.result(i), list.result(i)), (i as i64, -5));
         }
         assert_eq!((results, pieces[2].result), ([0, 1, 2], -5));
-        let short = Many {
+        let short = ReadArrays {
             fd: 9,
-            offsets: Each::Of(&offsets[..2]),
-            lens: Each::Same(2),
-            addresses: Each::Same(1),
+            offsets: Arg::Slice(&offsets[..2]),
+            lens: Arg::Same(2),
+            addresses: Arg::Same(1),
             results: &mut results,
         };
-        assert!(List::of_many(short).is_none());
+        assert!(OpList::from_arrays(short).is_none());
     }
 }

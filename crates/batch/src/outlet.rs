@@ -19,29 +19,29 @@ use spinio_device::{Device, DeviceAddr, DeviceError, Fence, Gathered, QueueId, W
 
 use crate::ctx::BatchCtx;
 use spinio_host::lock;
-use spinio_transfer::bounce::{BLOCK, Block, Staging};
+use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, BouncePool};
 
 /// Bytes of a piece in a list.
-pub(crate) const ENTRY: usize = size_of::<Gathered>();
+pub(crate) const ENTRY_SIZE: usize = size_of::<Gathered>();
 
 /// One device of a batch.
-pub(crate) struct Outlet {
+pub(crate) struct DeviceSink {
     pub(crate) device: &'static dyn Device,
-    pub(crate) staging: Arc<Staging>,
+    pub(crate) staging: Arc<BouncePool>,
     /// What every copy waits for.
     order: Option<Fence>,
     /// Whether a kernel takes the pieces to their places.
     gathers: AtomicBool,
-    failed: Mutex<Option<DeviceError>>,
+    failure: Mutex<Option<DeviceError>>,
 }
 
-impl Outlet {
+impl DeviceSink {
     /// In the order of this thread, from now on. `gathers`: whether there are enough pieces for a kernel.
-    pub(crate) fn new(ctx: &BatchCtx, device: &'static dyn Device, gathers: bool) -> Result<Outlet, DeviceError> {
-        let (queue, ours) = device.program_queue();
-        let order = if ours { None } else { Some(device.fence(queue)?) };
+    pub(crate) fn new(ctx: &BatchCtx, device: &'static dyn Device, gathers: bool) -> Result<DeviceSink, DeviceError> {
+        let (stream, capturing) = device.program_queue();
+        let order = if capturing { None } else { Some(device.fence(stream)?) };
         let staging = ctx.reader.bounce.sync(device);
-        Ok(Outlet { device, staging, order, gathers: AtomicBool::new(gathers), failed: Mutex::new(None) })
+        Ok(DeviceSink { device, staging, order, gathers: AtomicBool::new(gathers), failure: Mutex::new(None) })
     }
 
     /// Whether there is an order to keep; not while the program captures a graph.
@@ -60,29 +60,29 @@ impl Outlet {
     }
 
     /// The copies cannot be trusted to have arrived.
-    pub(crate) fn fail(&self, error: DeviceError) {
-        lock(&self.failed).get_or_insert(error);
+    pub(crate) fn record_failure(&self, error: DeviceError) {
+        lock(&self.failure).get_or_insert(error);
     }
 
     /// Why not, if so.
     pub(crate) fn failure(&self) -> Option<DeviceError> {
-        *lock(&self.failed)
+        *lock(&self.failure)
     }
 
     /// A queue of ours, behind what the program had queued before.
-    fn queue(&self) -> Result<QueueId, DeviceError> {
-        let queue = self.device.lease_queue()?;
+    fn ordered_stream(&self) -> Result<QueueId, DeviceError> {
+        let stream = self.device.lease_queue()?;
         if let Some(order) = &self.order
-            && let Err(e) = self.device.follow(queue, order)
+            && let Err(e) = self.device.follow(stream, order)
         {
-            self.device.return_queue(queue);
+            self.device.return_queue(stream);
             return Err(e);
         }
-        Ok(queue)
+        Ok(stream)
     }
 }
 
-impl Drop for Outlet {
+impl Drop for DeviceSink {
     fn drop(&mut self) {
         if let Some(fence) = self.order.take() {
             self.device.release_fence(fence);
@@ -91,26 +91,26 @@ impl Drop for Outlet {
 }
 
 /// A block that is being filled.
-pub(crate) struct Page {
-    block: Block,
+pub(crate) struct PackBuffer {
+    block: BounceBuffer,
     /// Where the device's kernels see it; where the host does, if none are used.
-    view: u64,
+    device_ptr: u64,
     /// First byte that is not taken.
-    data: usize,
+    used: usize,
     /// Pieces in the list.
-    pieces: usize,
+    entries: usize,
     gathers: bool,
 }
 
-impl Page {
-    pub(crate) fn new(outlet: &Outlet, block: Block) -> Page {
+impl PackBuffer {
+    pub(crate) fn new(sink: &DeviceSink, block: BounceBuffer) -> PackBuffer {
         let host = block.ptr() as u64;
-        let seen = (outlet.gathers() && block.pinned).then(|| outlet.device.view(block.ptr()).ok()).flatten();
-        Page { view: seen.unwrap_or(host), block, data: 0, pieces: 0, gathers: seen.is_some() }
+        let device_ptr = (sink.gathers() && block.pinned).then(|| sink.device.view(block.ptr()).ok()).flatten();
+        PackBuffer { device_ptr: device_ptr.unwrap_or(host), block, used: 0, entries: 0, gathers: device_ptr.is_some() }
     }
 
     /// Takes it apart; nothing was put into it.
-    pub(crate) fn into_block(self) -> Block {
+    pub(crate) fn into_block(self) -> BounceBuffer {
         self.block
     }
 
@@ -126,36 +126,36 @@ impl Page {
 
     /// Room for the bytes of one more piece that goes to `to`: where in the block.
     #[inline]
-    pub(crate) fn room(&self, len: usize, to: u64) -> Option<usize> {
-        let at = self.data.next_multiple_of(16) + (to & 15) as usize;
-        (at + len + (self.pieces + 1) * ENTRY <= BLOCK).then_some(at)
+    pub(crate) fn slot_for(&self, len: usize, to: u64) -> Option<usize> {
+        let at = self.used.next_multiple_of(16) + (to & 15) as usize;
+        (at + len + (self.entries + 1) * ENTRY_SIZE <= BUFFER_SIZE).then_some(at)
     }
 
     /// Takes these bytes of the block, found by [`Page::room`], for a piece.
     #[inline]
-    pub(crate) fn put(&mut self, at: usize, len: usize, to: u64) {
-        self.data = at + len;
-        self.list(self.view + at as u64, to, len as u64);
+    pub(crate) fn push(&mut self, at: usize, len: usize, to: u64) {
+        self.used = at + len;
+        self.push_entry(self.device_ptr + at as u64, to, len as u64);
     }
 
     /// Takes bytes off the front that no piece has yet.
     pub(crate) fn reserve(&mut self, len: usize) {
-        self.data = len;
+        self.used = len;
     }
 
     /// Adds a piece of bytes that lie somewhere in the block.
     #[inline]
-    pub(crate) fn put_within(&mut self, at: usize, len: usize, to: u64) {
-        debug_assert!(at + len <= self.data);
-        self.list(self.view + at as u64, to, len as u64);
+    pub(crate) fn push_within(&mut self, at: usize, len: usize, to: u64) {
+        debug_assert!(at + len <= self.used);
+        self.push_entry(self.device_ptr + at as u64, to, len as u64);
     }
 
     /// Adds a piece of memory that the device sees at `from`. There must be room for it.
     #[inline(always)]
-    pub(crate) fn list(&mut self, from: u64, to: u64, len: u64) {
-        self.pieces += 1;
-        let at = BLOCK - self.pieces * ENTRY;
-        debug_assert!(at >= self.data);
+    pub(crate) fn push_entry(&mut self, from: u64, to: u64, len: u64) {
+        self.entries += 1;
+        let at = BUFFER_SIZE - self.entries * ENTRY_SIZE;
+        debug_assert!(at >= self.used);
         // SAFETY: the list ends with the block and has not reached its bytes; a block is aligned to a page, and its
         // length and the entries' are multiples of 8.
         unsafe { self.block.ptr().add(at).cast::<Gathered>().write(Gathered { from, to, len }) };
@@ -163,78 +163,78 @@ impl Page {
 }
 
 /// A thread that sends pages.
-pub(crate) struct Pen {
-    pub(crate) outlet: Arc<Outlet>,
-    queue: Option<QueueId>,
+pub(crate) struct SinkWriter {
+    pub(crate) sink: Arc<DeviceSink>,
+    stream: Option<QueueId>,
 }
 
-impl Pen {
-    pub(crate) fn new(outlet: &Arc<Outlet>) -> Pen {
-        Pen { outlet: Arc::clone(outlet), queue: None }
+impl SinkWriter {
+    pub(crate) fn new(sink: &Arc<DeviceSink>) -> SinkWriter {
+        SinkWriter { sink: Arc::clone(sink), stream: None }
     }
 
     /// This thread's queue.
-    pub(crate) fn queue(&mut self) -> Result<QueueId, DeviceError> {
-        match self.queue {
-            Some(queue) => Ok(queue),
-            None => Ok(*self.queue.insert(self.outlet.queue()?)),
+    pub(crate) fn stream(&mut self) -> Result<QueueId, DeviceError> {
+        match self.stream {
+            Some(stream) => Ok(stream),
+            None => Ok(*self.stream.insert(self.sink.ordered_stream()?)),
         }
     }
 
     /// Sends a page: queues its pieces, and gives the block back behind them. An error: nothing of it may have been
     /// queued, and nothing that was can be relied on.
-    pub(crate) fn send(&mut self, page: Page) -> Result<(), DeviceError> {
-        let outlet = Arc::clone(&self.outlet);
-        let Page { block, pieces, gathers, .. } = page;
-        if pieces == 0 {
-            outlet.staging.give_back(block);
+    pub(crate) fn send(&mut self, buffer: PackBuffer) -> Result<(), DeviceError> {
+        let sink = Arc::clone(&self.sink);
+        let PackBuffer { block, entries, gathers, .. } = buffer;
+        if entries == 0 {
+            sink.staging.release(block);
             return Ok(());
         }
-        let queue = match self.queue() {
-            Ok(queue) => queue,
+        let stream = match self.stream() {
+            Ok(stream) => stream,
             Err(e) => {
-                outlet.staging.give_back(block);
+                sink.staging.release(block);
                 return Err(e);
             }
         };
-        let list = block.ptr().wrapping_add(BLOCK - pieces * ENTRY).cast::<Gathered>();
+        let list = block.ptr().wrapping_add(BUFFER_SIZE - entries * ENTRY_SIZE).cast::<Gathered>();
         let sent = if gathers {
             // SAFETY: the block is retired behind the gather, the pieces lie inside allocations, and what they take
             // from elsewhere is kept by the batch until its queues are drained.
-            unsafe { outlet.device.gather(queue, list, pieces) }
+            unsafe { sink.device.gather(stream, list, entries) }
         } else {
-            (0..pieces).try_for_each(|i| {
+            (0..entries).try_for_each(|i| {
                 // SAFETY: inside the list.
                 let Gathered { from, to, len } = unsafe { list.add(i).read() };
                 // SAFETY: the block is retired behind the copies; the bytes lie inside allocations.
-                unsafe { outlet.device.copy_in(queue, DeviceAddr(to), from as *const u8, len as usize) }
+                unsafe { sink.device.copy_in(stream, DeviceAddr(to), from as *const u8, len as usize) }
             })
         };
         if sent.is_err() && gathers {
-            outlet.gathers.store(false, Relaxed);
+            sink.gathers.store(false, Relaxed);
         }
         // Behind an error too: something may have been queued.
-        outlet.staging.retire(block, queue);
+        sink.staging.release_after(block, stream);
         sent
     }
 
     /// Waits for everything that was sent.
     pub(crate) fn finish(mut self) {
-        if let Some(queue) = self.queue {
-            if let Err(e) = self.outlet.device.drain(queue, Wait::Context) {
-                self.outlet.fail(e);
+        if let Some(queue) = self.stream {
+            if let Err(e) = self.sink.device.drain(queue, Wait::Context) {
+                self.sink.record_failure(e);
             }
-            self.queue = None;
-            self.outlet.device.return_queue(queue);
+            self.stream = None;
+            self.sink.device.return_queue(queue);
         }
     }
 }
 
-impl Drop for Pen {
+impl Drop for SinkWriter {
     fn drop(&mut self) {
-        if let Some(queue) = self.queue.take() {
-            let _ = self.outlet.device.drain(queue, Wait::Context);
-            self.outlet.device.return_queue(queue);
+        if let Some(queue) = self.stream.take() {
+            let _ = self.sink.device.drain(queue, Wait::Context);
+            self.sink.device.return_queue(queue);
         }
     }
 }

@@ -40,276 +40,276 @@ use spinio_device::DeviceError;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use crate::copies::{Copies, Opens, STEP, Sheet};
-use crate::exchange::{Exchange, Next, Reader};
-use spinio_host::task_scope::Gate;
-use crate::outlet::Page;
-use crate::work::{HOST, Item};
+use crate::copies::{CopyEngine, SinkSet, STEP, PackedReads};
+use crate::exchange::{BufferExchange, Next, Reader};
+use spinio_host::task_scope::TaskScope;
+use crate::outlet::PackBuffer;
+use crate::work::{HOST_SINK, Fragment};
 use spinio_host::pool::Task;
-use spinio_host::syscalls::Kernel;
+use spinio_host::syscalls::Syscalls;
 use spinio_host::lock;
-use spinio_files::is_own;
-use spinio_transfer::bounce::{Block, Staging};
+use spinio_files::is_shadow;
+use spinio_transfer::bounce::{BounceBuffer, BouncePool};
 
 /// Fewer threads are not worth a host.
-const FEW: usize = 4;
+const MIN_THREADS: usize = 4;
 
 /// Files that a reader has open at once.
-const MOST_OPEN: usize = 64;
+const MAX_OPEN_FILES: usize = 64;
 
 /// Readers of one batch.
-pub(crate) struct Readers {
-    copies: Arc<Copies>,
+pub(crate) struct BatchReaders {
+    copies: Arc<CopyEngine>,
     /// The only outlet.
-    outlet: u16,
+    sink: u16,
     /// Whose descriptors the batch is about.
     tid: u32,
     /// Files are opened anew.
-    anew: bool,
-    exchange: Exchange<Page, Sheet>,
+    reopen_mode: bool,
+    exchange: BufferExchange<PackBuffer, PackedReads>,
     /// What readers took and could not read.
-    left: Mutex<Vec<Item>>,
+    unread: Mutex<Vec<Fragment>>,
     /// What the caller has open, who alone uses it.
-    opens: Mutex<Opens>,
-    inside: Gate,
-    hosts: Gate,
+    sinks: Mutex<SinkSet>,
+    reader_scope: TaskScope,
+    launcher_scope: TaskScope,
     done: AtomicBool,
 }
 
 /// The thread beside the caller that is host while he waits for storage.
-struct Beside(Arc<Readers>);
+struct LauncherTask(Arc<BatchReaders>);
 
-impl Readers {
+impl BatchReaders {
     /// Readers that a large batch of one file and device has at most, out of so many threads.
-    pub(crate) fn most(threads: usize) -> usize {
-        if threads < FEW { 0 } else { threads - 1 }
+    pub(crate) fn max_readers(threads: usize) -> usize {
+        if threads < MIN_THREADS { 0 } else { threads - 1 }
     }
 
     /// Calls readers, if so many are of use; the caller must be a thread of the program.
-    pub(crate) fn call(copies: &Arc<Copies>) -> Option<Arc<Readers>> {
-        let (work, wanted) = (&copies.work, copies.wanted().min(copies.work.ctx.reader.files.workers().batch_threads()));
-        let outlet = copies.items.first()?.outlet;
-        let one = (work.alike || copies.items.iter().all(|item| item.outlet == outlet)) && outlet != HOST;
-        let anew = work.ctx.reader.files.workers().pidfd_getfd_denied.load(Relaxed);
-        let barred = |fd: Fd| is_own(fd) || anew && work.ctx.reader.files.sys().is_leased(fd);
-        if work.sources.iter().any(|source| barred(source.fd)) {
+    pub(crate) fn start(copies: &Arc<CopyEngine>) -> Option<Arc<BatchReaders>> {
+        let (work, wanted) = (&copies.work, copies.useful_threads().min(copies.work.ctx.reader.files.workers().batch_threads()));
+        let sink = copies.fragments.first()?.sink;
+        let single_sink = (work.uniform || copies.fragments.iter().all(|item| item.sink == sink)) && sink != HOST_SINK;
+        let reopen_mode = work.ctx.reader.files.workers().pidfd_getfd_denied.load(Relaxed);
+        let excluded = |fd: Fd| is_shadow(fd) || reopen_mode && work.ctx.reader.files.sys().is_leased(fd);
+        if work.sources.iter().any(|source| excluded(source.fd)) {
             return None;
         }
-        if wanted < FEW || !one || !work.outlets[outlet as usize].device.abilities().copies {
+        if wanted < MIN_THREADS || !single_sink || !work.sinks[sink as usize].device.abilities().copies {
             return None;
         }
-        let crew = work.ctx.reader.files.workers().batch_readers()?;
-        let readers = Arc::new(Readers {
+        let pool = work.ctx.reader.files.workers().batch_readers()?;
+        let readers = Arc::new(BatchReaders {
             copies: Arc::clone(copies),
-            outlet,
+            sink,
             tid: linux::gettid(),
-            anew,
-            exchange: Exchange::new(),
-            left: Mutex::default(),
-            opens: Mutex::new(copies.open()),
-            inside: Gate::new(),
-            hosts: Gate::new(),
+            reopen_mode,
+            exchange: BufferExchange::new(),
+            unread: Mutex::default(),
+            sinks: Mutex::new(copies.new_sinks()),
+            reader_scope: TaskScope::new(),
+            launcher_scope: TaskScope::new(),
             done: AtomicBool::new(false),
         });
-        crew.post(Arc::clone(&readers) as Arc<dyn Task>, wanted - 1);
+        pool.submit(Arc::clone(&readers) as Arc<dyn Task>, wanted - 1);
         Some(readers)
     }
 
     /// Calls a host beside the caller, who will be busy for long. Not while he registers memory.
-    pub(crate) fn call_host(self: &Arc<Self>) {
+    pub(crate) fn start_launcher(self: &Arc<Self>) {
         // What fails on its way it reads itself, through the program's descriptors.
-        if let Some(mates) = self.copies.work.ctx.reader.files.workers().batch_copy()
-            && mates.shares_my_table() != Some(false)
+        if let Some(workers) = self.copies.work.ctx.reader.files.workers().batch_copy()
+            && workers.shares_fd_table() != Some(false)
         {
-            mates.post(Arc::new(Beside(Arc::clone(self))), 1);
+            workers.submit(Arc::new(LauncherTask(Arc::clone(self))), 1);
         }
     }
 
     /// What a host does who has other work: lends what is wanted, sends what is full, and waits for nothing.
-    pub(crate) fn serve(&self) {
-        let mut opens = lock(&self.opens);
-        self.lend();
-        while let Some(sheet) = self.exchange.ready() {
-            self.copies.send(self.copies.pen(&mut opens, self.outlet), sheet);
-            self.lend();
+    pub(crate) fn pump(&self) {
+        let mut sinks = lock(&self.sinks);
+        self.supply_buffers();
+        while let Some(reads) = self.exchange.try_recv() {
+            self.copies.send(self.copies.writer(&mut sinks, self.sink), reads);
+            self.supply_buffers();
         }
     }
 
     /// Whether their blocks are of this outlet's ring.
-    pub(crate) fn serves(&self, outlet: u16) -> bool {
-        outlet == self.outlet
+    pub(crate) fn uses_sink(&self, sink: u16) -> bool {
+        sink == self.sink
     }
 
     /// A block of the ring for the caller himself. His readers may have all the others, so he does not wait for it
     /// as others do: what they hand in meanwhile he sends.
-    pub(crate) fn block(&self) -> Result<Block, DeviceError> {
-        let mut opens = lock(&self.opens);
+    pub(crate) fn acquire_block(&self) -> Result<BounceBuffer, DeviceError> {
+        let mut sinks = lock(&self.sinks);
         loop {
-            if let Some(block) = self.staging().try_take()? {
+            if let Some(block) = self.staging().try_acquire()? {
                 return Ok(block);
             }
-            if let Some(page) = self.exchange.take_back() {
-                return Ok(page.into_block());
+            if let Some(buffer) = self.exchange.reclaim() {
+                return Ok(buffer.into_block());
             }
             match self.exchange.next(true) {
-                Next::Send(sheet) => self.copies.send(self.copies.pen(&mut opens, self.outlet), sheet),
+                Next::Send(reads) => self.copies.send(self.copies.writer(&mut sinks, self.sink), reads),
                 Next::Wait => {}
                 // Who has the others is no reader of this batch.
-                Next::Alone => self.staging().wait(),
+                Next::NoReaders => self.staging().wait_for_release(),
             }
         }
     }
 
     /// Works until everything is done, and returns what nobody could read.
-    pub(crate) fn finish(&self) -> Vec<Item> {
+    pub(crate) fn finish(&self) -> Vec<Fragment> {
         // Whatever happens to the caller, the others are out before he is.
-        let worked = catch_unwind(AssertUnwindSafe(|| self.work()));
-        self.exchange.starve();
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.run()));
+        self.exchange.close();
         self.done.store(true, Relaxed);
-        let gates = catch_unwind(AssertUnwindSafe(|| self.inside.close()));
-        self.hosts.close();
-        self.give_back();
-        while let Next::Send(sheet) = self.exchange.next(true) {
+        let scopes = catch_unwind(AssertUnwindSafe(|| self.reader_scope.join()));
+        self.launcher_scope.join();
+        self.release_unused();
+        while let Next::Send(reads) = self.exchange.next(true) {
             // Only of a batch that panicked.
-            self.staging().give_back(sheet.into_block());
+            self.staging().release(reads.into_block());
         }
-        if let Err(panic) = worked.and(gates) {
+        if let Err(panic) = outcome.and(scopes) {
             std::panic::resume_unwind(panic);
         }
-        std::mem::take(&mut lock(&self.left))
+        std::mem::take(&mut lock(&self.unread))
     }
 
     /// The caller: host while there are readers, else reader.
-    fn work(&self) {
-        let mut opens = std::mem::take(&mut *lock(&self.opens));
+    fn run(&self) {
+        let mut sinks = std::mem::take(&mut *lock(&self.sinks));
         loop {
-            if self.host(&mut opens) {
+            if self.launch_step(&mut sinks) {
                 continue;
             }
             // Whoever waits for pages must not keep any, and here nobody is who would fill them.
-            self.give_back();
+            self.release_unused();
             // Who came meanwhile may have taken what was left.
-            if !self.copies.step(&mut opens) && self.exchange.close() {
+            if !self.copies.step(&mut sinks) && self.exchange.try_close() {
                 break;
             }
         }
-        self.copies.close(opens);
+        self.copies.finish_sinks(sinks);
     }
 
     /// One step of a host; false while there are no readers.
-    fn host(&self, opens: &mut Opens) -> bool {
-        let dry = !self.lend();
-        if dry {
-            self.copies.send_all(opens);
+    fn launch_step(&self, sinks: &mut SinkSet) -> bool {
+        let out_of_buffers = !self.supply_buffers();
+        if out_of_buffers {
+            self.copies.send_all(sinks);
         }
-        match self.exchange.next(dry) {
-            Next::Send(sheet) => self.copies.send(self.copies.pen(opens, self.outlet), sheet),
+        match self.exchange.next(out_of_buffers) {
+            Next::Send(reads) => self.copies.send(self.copies.writer(sinks, self.sink), reads),
             Next::Wait => {}
-            Next::Alone => return false,
+            Next::NoReaders => return false,
         }
         true
     }
 
     /// Lends what is wanted; false if the ring has no more to lend now.
-    fn lend(&self) -> bool {
-        let outlet = &self.copies.work.outlets[self.outlet as usize];
-        while self.exchange.wants() {
-            match outlet.staging.try_take() {
-                Ok(Some(block)) => self.exchange.lend(Page::new(outlet, block)),
+    fn supply_buffers(&self) -> bool {
+        let sink = &self.copies.work.sinks[self.sink as usize];
+        while self.exchange.needs_buffers() {
+            match sink.staging.try_acquire() {
+                Ok(Some(block)) => self.exchange.supply(PackBuffer::new(sink, block)),
                 Ok(None) => return false,
-                Err(_) => self.exchange.starve(),
+                Err(_) => self.exchange.close(),
             }
         }
         true
     }
 
     /// Empty pages, to who may need them more.
-    fn give_back(&self) {
-        while let Some(page) = self.exchange.take_back() {
-            self.staging().give_back(page.into_block());
+    fn release_unused(&self) {
+        while let Some(buffer) = self.exchange.reclaim() {
+            self.staging().release(buffer.into_block());
         }
     }
 
-    fn staging(&self) -> &Staging {
-        &self.copies.work.outlets[self.outlet as usize].staging
+    fn staging(&self) -> &BouncePool {
+        &self.copies.work.sinks[self.sink as usize].staging
     }
 
     /// A reader.
-    fn read(&self) {
+    fn run_reader(&self) {
         let Some(reader) = self.exchange.enter() else { return };
-        let mut files = Files::new(self);
-        let mut sheet: Option<Sheet> = None;
-        while let Some(range) = self.copies.frontier.back(self.step()) {
+        let mut files = ReaderFds::new(self);
+        let mut reads: Option<PackedReads> = None;
+        while let Some(range) = self.copies.range.take_back(self.chunk_len()) {
             for at in range {
-                let fd = files.get(self.copies.items[at].source);
-                let read = fd.is_some_and(|fd| self.one(&reader, &mut sheet, fd, at));
+                let fd = files.get(self.copies.fragments[at].source);
+                let read = fd.is_some_and(|fd| self.read_one(&reader, &mut reads, fd, at));
                 if !read {
-                    lock(&self.left).push(self.copies.items[at]);
+                    lock(&self.unread).push(self.copies.fragments[at]);
                 }
             }
         }
-        if let Some(sheet) = sheet {
-            reader.hand_in(sheet);
+        if let Some(sheet) = reads {
+            reader.submit(sheet);
         }
     }
 
     /// Items that a reader takes at once: many while many are left, so that readers are in different parts of the file.
     /// Two in one part meet in the same folios, each of whose counters is one word; and one alone finds there in its
     /// caches what it needed for the piece before.
-    fn step(&self) -> u32 {
+    fn chunk_len(&self) -> u32 {
         let threads = u32::try_from(self.copies.work.ctx.reader.files.workers().batch_threads()).unwrap_or(u32::MAX);
-        (self.copies.frontier.left() / threads.saturating_mul(4)).clamp(STEP, 16 * STEP)
+        (self.copies.range.remaining() / threads.saturating_mul(4)).clamp(STEP, 16 * STEP)
     }
 
     /// Reads an item into a page; false if there is none to be had.
-    fn one(&self, reader: &Reader<'_, Page, Sheet>, sheet: &mut Option<Sheet>, fd: Fd, at: usize) -> bool {
-        if let Some(open) = sheet
-            && open.add(&self.copies, fd, at)
+    fn read_one(&self, reader: &Reader<'_, PackBuffer, PackedReads>, reads: &mut Option<PackedReads>, fd: Fd, at: usize) -> bool {
+        if let Some(current) = reads
+            && current.try_add(&self.copies, fd, at)
         {
             return true;
         }
-        if let Some(full) = sheet.take() {
-            reader.hand_in(full);
+        if let Some(full) = reads.take() {
+            reader.submit(full);
         }
-        reader.page().is_some_and(|page| sheet.insert(Sheet::new(page)).add(&self.copies, fd, at))
+        reader.acquire().is_some_and(|page| reads.insert(PackedReads::new(page)).try_add(&self.copies, fd, at))
     }
 }
 
 /// The program's open files in the table of a reader.
-struct Files<'a> {
-    readers: &'a Readers,
-    kernel: &'static dyn Kernel,
+struct ReaderFds<'a> {
+    readers: &'a BatchReaders,
+    kernel: &'static dyn Syscalls,
     /// By the number of the source; `None` inside: it could not be had.
     open: Vec<Option<Option<Fd>>>,
     count: usize,
 }
 
-impl Files<'_> {
-    fn new(readers: &Readers) -> Files<'_> {
+impl ReaderFds<'_> {
+    fn new(readers: &BatchReaders) -> ReaderFds<'_> {
         let work = &readers.copies.work;
-        Files { readers, kernel: work.ctx.reader.files.sys(), open: vec![None; work.sources.len()], count: 0 }
+        ReaderFds { readers, kernel: work.ctx.reader.files.sys(), open: vec![None; work.sources.len()], count: 0 }
     }
 
     fn get(&mut self, source: u16) -> Option<Fd> {
         if let Some(known) = self.open[source as usize] {
             return known;
         }
-        if self.count >= MOST_OPEN {
-            self.close();
+        if self.count >= MAX_OPEN_FILES {
+            self.close_all();
         }
-        let found = self.fetch(source);
+        let found = self.open_source(source);
         self.count += usize::from(found.is_some());
         self.open[source as usize] = Some(found);
         found
     }
 
-    fn fetch(&self, source: u16) -> Option<Fd> {
+    fn open_source(&self, source: u16) -> Option<Fd> {
         let work = &self.readers.copies.work;
         let source = &work.sources[source as usize];
-        let Readers { tid, anew, .. } = *self.readers;
+        let BatchReaders { tid, reopen_mode: anew, .. } = *self.readers;
         let found = match anew {
-            false => self.kernel.share(tid, source.fd),
-            true => self.kernel.open_again(tid, source.fd, linux::O_RDONLY as i32),
+            false => self.kernel.dup_from_thread(tid, source.fd),
+            true => self.kernel.reopen(tid, source.fd, linux::O_RDONLY as i32),
         };
         if let (false, Err(Errno::PERM | Errno::NOSYS)) = (anew, found) {
             // A sandbox: the next batch does not try.
@@ -317,14 +317,14 @@ impl Files<'_> {
         }
         let fd = found.ok()?;
         // The program may have closed it under its own batch, and opened another file as the same number.
-        let same = self.kernel.names(fd, source.file.key());
-        if !same {
+        let same_file = self.kernel.is_file(fd, source.file.key());
+        if !same_file {
             self.kernel.close(fd);
         }
-        same.then_some(fd)
+        same_file.then_some(fd)
     }
 
-    fn close(&mut self) {
+    fn close_all(&mut self) {
         for file in &mut self.open {
             if let Some(fd) = file.take().flatten() {
                 self.kernel.close(fd);
@@ -334,39 +334,39 @@ impl Files<'_> {
     }
 }
 
-impl Drop for Files<'_> {
+impl Drop for ReaderFds<'_> {
     fn drop(&mut self) {
-        self.close();
+        self.close_all();
     }
 }
 
-impl Task for Readers {
-    fn help(&self) {
-        if let Some(_inside) = self.inside.enter() {
-            self.read();
+impl Task for BatchReaders {
+    fn execute(&self) {
+        if let Some(_scope) = self.reader_scope.enter() {
+            self.run_reader();
         }
     }
 }
 
-impl Task for Beside {
-    fn help(&self) {
+impl Task for LauncherTask {
+    fn execute(&self) {
         let readers = &self.0;
-        let Some(_host) = readers.hosts.enter() else { return };
-        if !readers.copies.can_be_seen() {
+        let Some(_scope) = readers.launcher_scope.enter() else { return };
+        if !readers.copies.verify_fds() {
             return;
         }
-        let mut opens = readers.copies.open();
+        let mut sinks = readers.copies.new_sinks();
         while !readers.done.load(Relaxed) {
-            if !readers.host(&mut opens) {
+            if !readers.launch_step(&mut sinks) {
                 // The caller may be waiting for a page, or another batch.
-                readers.give_back();
+                readers.release_unused();
                 // They come or are gone; who has just left needs nobody.
-                if readers.copies.frontier.is_met() {
+                if readers.copies.range.is_empty() {
                     break;
                 }
                 std::thread::sleep(Duration::from_micros(50));
             }
         }
-        readers.copies.close(opens);
+        readers.copies.finish_sinks(sinks);
     }
 }

@@ -23,204 +23,204 @@ use spinio_device::{Device, ErrorKind, Pin};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::PAGE;
 
-use crate::copies::Copies;
-use crate::lay::Parts;
-use crate::outlet::{Outlet, Page, Pen};
-use crate::readers::Readers;
-use crate::work::{Item, Work};
+use crate::copies::CopyEngine;
+use crate::lay::Partitions;
+use crate::outlet::{DeviceSink, PackBuffer, SinkWriter};
+use crate::readers::BatchReaders;
+use crate::work::{Fragment, BatchState};
 use spinio_transfer::Mapping;
 
 /// Entries of a launch: several parts' as a rule. Each launch costs the caller some microseconds and a block of staging,
 /// and what is listed in the last one is fetched when nothing is left to register.
-const ENTRIES: usize = 8 << 10;
+const MAX_ENTRIES: usize = 8 << 10;
 
 /// A list that is being written: of one or several parts.
-struct Open {
-    pen: Pen,
-    page: Option<Page>,
+struct OpenList {
+    writer: SinkWriter,
+    buffer: Option<PackBuffer>,
     entries: usize,
     bytes: u64,
     /// Whose items stand in the page.
     parts: Vec<Range<usize>>,
-    begun: Instant,
+    started: Instant,
 }
 
 /// What was registered, and is under way.
-pub(crate) struct Registered {
-    work: Arc<Work>,
+pub(crate) struct RegisteredParts {
+    work: Arc<BatchState>,
     /// One an outlet.
-    opens: Vec<Option<Open>>,
+    lists: Vec<Option<OpenList>>,
     pins: Vec<(&'static dyn Device, Pin, Arc<Mapping>)>,
     bytes: u64,
     /// What could not be.
-    missed: Vec<Item>,
+    fallback: Vec<Fragment>,
 }
 
 /// Takes parts from the front until those meet who copy from the back, and is host to the readers among them.
-pub(crate) fn gather(copies: &Copies, parts: &Parts, readers: Option<&Readers>) -> Registered {
+pub(crate) fn run(copies: &CopyEngine, partitions: &Partitions, readers: Option<&BatchReaders>) -> RegisteredParts {
     let work = &copies.work;
-    let opens = work.outlets.iter().map(|_| None).collect();
-    let mut all = Registered { work: Arc::clone(work), opens, pins: Vec::new(), bytes: 0, missed: Vec::new() };
+    let lists = work.sinks.iter().map(|_| None).collect();
+    let mut all = RegisteredParts { work: Arc::clone(work), lists, pins: Vec::new(), bytes: 0, fallback: Vec::new() };
     // Of the part before: its file and device, and the mapping; none if it failed. What failed once is not tried again.
     let (mut last, mut mapping) = (None, None);
     let mut taken = 0;
-    for &end in &parts.ends {
+    for &end in &partitions.ends {
         if let Some(readers) = readers {
-            readers.serve();
+            readers.pump();
         }
         // What cannot be registered others copy, but for what they must not take.
-        if taken >= parts.floor && !all.may_go_on() {
+        if taken >= partitions.caller_only && !all.within_limits() {
             break;
         }
-        let Some(range) = copies.frontier.front(end) else { break };
+        let Some(range) = copies.range.take_front(end) else { break };
         taken = range.end;
-        let Item { source, outlet, .. } = copies.items[range.start];
-        if last.replace((source, outlet)) != Some((source, outlet)) {
-            mapping = map(work, source);
+        let Fragment { source, sink, .. } = copies.fragments[range.start];
+        if last.replace((source, sink)) != Some((source, sink)) {
+            mapping = map_source(work, source);
         }
-        let pinned = mapping.as_ref().and_then(|mapping| all.pin(mapping, &copies.items[range.clone()]));
-        let good = match pinned {
-            Some((start, view)) => all.list(&copies.items, range, start, view, readers),
-            None => all.miss(&copies.items[range]),
+        let pinned = mapping.as_ref().and_then(|mapping| all.register_part(mapping, &copies.fragments[range.clone()]));
+        let listed = match pinned {
+            Some((start, device_ptr)) => all.add_fragments(&copies.fragments, range, start, device_ptr, readers),
+            None => all.fall_back(&copies.fragments[range]),
         };
-        if !good {
+        if !listed {
             mapping = None;
         }
     }
-    for which in 0..all.opens.len() {
-        all.send(which, &copies.items);
+    for which in 0..all.lists.len() {
+        all.send(which, &copies.fragments);
     }
     all
 }
 
 /// A mapping of a file, as long as the file was when the batch began.
-fn map(work: &Work, source: u16) -> Option<Arc<Mapping>> {
+fn map_source(work: &BatchState, source: u16) -> Option<Arc<Mapping>> {
     let source = &work.sources[source as usize];
     let (kernel, file, size) = (work.ctx.reader.files.sys(), Arc::clone(&source.file), source.size);
-    file.kept_mapping(size).or_else(|| work.ctx.reader.files.shadow_workers()?.call(move || file.mapping(kernel, size))?)
+    file.cached_mapping(size).or_else(|| work.ctx.reader.files.shadow_workers()?.run_blocking(move || file.mapping(kernel, size))?)
 }
 
-impl Registered {
+impl RegisteredParts {
     /// Nothing failed, and no more is registered at once than may wait to be given back.
-    fn may_go_on(&self) -> bool {
-        self.missed.is_empty() && self.bytes <= self.work.ctx.reader.files.unpin().most()
+    fn within_limits(&self) -> bool {
+        self.fallback.is_empty() && self.bytes <= self.work.ctx.reader.files.unpin().max_pending()
     }
 
     /// Registers a part: where it begins in the file, and where the device sees it.
-    fn pin(&mut self, mapping: &Arc<Mapping>, some: &[Item]) -> Option<(u64, u64)> {
-        if self.bytes > self.work.ctx.reader.files.unpin().most() {
+    fn register_part(&mut self, mapping: &Arc<Mapping>, some: &[Fragment]) -> Option<(u64, u64)> {
+        if self.bytes > self.work.ctx.reader.files.unpin().max_pending() {
             return None;
         }
-        let (start, pin) = pin(&self.work, mapping, some)?;
-        let device = self.work.outlets[some.first()?.outlet as usize].device;
-        let view = device.view_pin(&pin);
+        let (start, pin) = pin_fragments(&self.work, mapping, some)?;
+        let device = self.work.sinks[some.first()?.sink as usize].device;
+        let device_ptr = device.view_pin(&pin);
         self.bytes += pin.len as u64;
         self.pins.push((device, pin, Arc::clone(mapping)));
-        Some((start, view.ok()?))
+        Some((start, device_ptr.ok()?))
     }
 
     /// Lists the items of a part that is registered; false if they, or others before them, are missed.
-    fn list(&mut self, items: &[Item], range: Range<usize>, start: u64, view: u64, readers: Option<&Readers>) -> bool {
+    fn add_fragments(&mut self, items: &[Fragment], range: Range<usize>, start: u64, device_ptr: u64, readers: Option<&BatchReaders>) -> bool {
         let mut rest = &items[range.clone()];
         while let Some(first) = rest.first() {
-            let which = first.outlet as usize;
+            let which = first.sink as usize;
             // Who may have to wait for a block holds none.
-            if self.opens[which].as_ref().is_none_or(|open| open.page.is_none()) {
-                (0..self.opens.len()).for_each(|other| _ = self.send(other, items));
+            if self.lists[which].as_ref().is_none_or(|open| open.buffer.is_none()) {
+                (0..self.lists.len()).for_each(|other| _ = self.send(other, items));
             }
-            let open = self.opens[which].get_or_insert_with(|| Open::new(&self.work.outlets[which]));
-            if !open.has_page(readers) {
-                return self.miss(&items[range]);
+            let list = self.lists[which].get_or_insert_with(|| OpenList::new(&self.work.sinks[which]));
+            if !list.ensure_buffer(readers) {
+                return self.fall_back(&items[range]);
             }
-            open.parts.push(range.clone());
-            let (few, behind) = rest.split_at(rest.len().min(ENTRIES - open.entries));
-            open.list(few, start, view);
-            rest = behind;
-            if open.entries == ENTRIES && !self.send(which, items) {
+            list.parts.push(range.clone());
+            let (few, tail) = rest.split_at(rest.len().min(MAX_ENTRIES - list.entries));
+            list.push_fragments(few, start, device_ptr);
+            rest = tail;
+            if list.entries == MAX_ENTRIES && !self.send(which, items) {
                 return false;
             }
         }
         true
     }
 
-    fn miss(&mut self, some: &[Item]) -> bool {
-        self.missed.extend_from_slice(some);
+    fn fall_back(&mut self, some: &[Fragment]) -> bool {
+        self.fallback.extend_from_slice(some);
         false
     }
 
     /// Sends the list towards an outlet, if there is one; false if that failed: its parts are missed.
-    fn send(&mut self, which: usize, items: &[Item]) -> bool {
-        let Some(open) = &mut self.opens[which] else { return true };
-        let Some(page) = open.page.take() else { return true };
-        let (parts, bytes) = (std::mem::take(&mut open.parts), std::mem::take(&mut open.bytes));
-        open.entries = 0;
-        match open.pen.send(page) {
+    fn send(&mut self, which: usize, items: &[Fragment]) -> bool {
+        let Some(list) = &mut self.lists[which] else { return true };
+        let Some(buffer) = list.buffer.take() else { return true };
+        let (parts, bytes) = (std::mem::take(&mut list.parts), std::mem::take(&mut list.bytes));
+        list.entries = 0;
+        match list.writer.send(buffer) {
             Ok(()) => {
                 let stats = self.work.ctx.reader.files.stats();
-                stats.piece(&self.work.watch, Route::Gather, Reason::CachedLarge, 0, bytes, open.begun);
+                stats.record_piece(&self.work.span, Route::Gather, Reason::CachedLarge, 0, bytes, list.started);
                 true
             }
             Err(_) => {
-                parts.into_iter().for_each(|part| self.missed.extend_from_slice(&items[part]));
+                parts.into_iter().for_each(|part| self.fallback.extend_from_slice(&items[part]));
                 false
             }
         }
     }
 
     /// Waits for what is under way; the items that could not be registered.
-    pub(crate) fn finish(mut self) -> Vec<Item> {
-        std::mem::take(&mut self.opens).into_iter().flatten().for_each(|open| open.pen.finish());
-        std::mem::take(&mut self.missed)
+    pub(crate) fn finish(mut self) -> Vec<Fragment> {
+        std::mem::take(&mut self.lists).into_iter().flatten().for_each(|open| open.writer.finish());
+        std::mem::take(&mut self.fallback)
     }
 }
 
-impl Open {
-    fn new(outlet: &Arc<Outlet>) -> Open {
+impl OpenList {
+    fn new(sink: &Arc<DeviceSink>) -> OpenList {
         let parts = Vec::new();
-        Open { pen: Pen::new(outlet), page: None, entries: 0, bytes: 0, parts, begun: Instant::now() }
+        OpenList { writer: SinkWriter::new(sink), buffer: None, entries: 0, bytes: 0, parts, started: Instant::now() }
     }
 
     /// Whether there is a page to write in, an empty one if need be.
-    fn has_page(&mut self, readers: Option<&Readers>) -> bool {
-        if self.page.is_some() {
+    fn ensure_buffer(&mut self, readers: Option<&BatchReaders>) -> bool {
+        if self.buffer.is_some() {
             return true;
         }
-        let outlet = &self.pen.outlet;
-        let Ok(block) = readers.map_or_else(|| outlet.staging.take(), Readers::block) else { return false };
-        let page = Page::new(outlet, block);
+        let sink = &self.writer.sink;
+        let Ok(block) = readers.map_or_else(|| sink.staging.acquire(), BatchReaders::acquire_block) else { return false };
+        let buffer = PackBuffer::new(sink, block);
         // Memory that a kernel cannot read holds no list.
-        if !page.gathers() {
-            outlet.staging.give_back(page.into_block());
+        if !buffer.gathers() {
+            sink.staging.release(buffer.into_block());
             return false;
         }
-        self.page = Some(page);
-        self.begun = Instant::now();
+        self.buffer = Some(buffer);
+        self.started = Instant::now();
         true
     }
 
     /// Adds items of a part that begins at `start` in the file and is seen at `view`.
-    fn list(&mut self, items: &[Item], start: u64, view: u64) {
-        let Some(page) = &mut self.page else { return };
+    fn push_fragments(&mut self, items: &[Fragment], start: u64, device_ptr: u64) {
+        let Some(buffer) = &mut self.buffer else { return };
         for item in items {
-            page.list(view + (item.offset - start), item.to, u64::from(item.len));
+            buffer.push_entry(device_ptr + (item.offset - start), item.dest, u64::from(item.len));
             self.bytes += u64::from(item.len);
         }
         self.entries += items.len();
     }
 }
 
-impl Drop for Registered {
+impl Drop for RegisteredParts {
     fn drop(&mut self) {
         // After a panic they are here still: a kernel may be reading the pages.
-        for open in self.opens.drain(..).flatten() {
-            if let Some(page) = open.page {
-                open.pen.outlet.staging.give_back(page.into_block());
+        for open in self.lists.drain(..).flatten() {
+            if let Some(buffer) = open.buffer {
+                open.writer.sink.staging.release(buffer.into_block());
             }
         }
         let ctx = &self.work.ctx;
         let any = !self.pins.is_empty();
         for (device, pin, mapping) in self.pins.drain(..) {
-            ctx.reader.files.unpin().retire(device, pin, mapping);
+            ctx.reader.files.unpin().defer(device, pin, mapping);
         }
         if any {
             ctx.reader.files.unpin().watch();
@@ -229,9 +229,9 @@ impl Drop for Registered {
 }
 
 /// Registers the pages of some items; the offset in the file where they begin.
-fn pin(work: &Work, mapping: &Mapping, some: &[Item]) -> Option<(u64, Pin)> {
-    let outlet = &work.outlets[some.first()?.outlet as usize];
-    let (device, kept) = (outlet.device, &work.ctx.reader.files.unpin());
+fn pin_fragments(work: &BatchState, mapping: &Mapping, some: &[Fragment]) -> Option<(u64, Pin)> {
+    let sink = &work.sinks[some.first()?.sink as usize];
+    let (device, pins) = (sink.device, &work.ctx.reader.files.unpin());
     let start = some.iter().map(|i| i.offset).min()? / PAGE as u64 * PAGE as u64;
     let end = some.iter().map(|i| i.offset + u64::from(i.len)).max()?;
     let len = ((end - start) as usize).next_multiple_of(PAGE);
@@ -239,17 +239,17 @@ fn pin(work: &Work, mapping: &Mapping, some: &[Item]) -> Option<(u64, Pin)> {
         return None;
     }
     let ptr = mapping.ptr.wrapping_add(start as usize);
-    kept.give_back_overlap(ptr, len);
-    if kept.is_full() {
-        kept.give_back_all();
+    pins.unpin_overlapping(ptr, len);
+    if pins.is_full() {
+        pins.unpin_all();
     }
-    mapping.populate(start..start + len as u64);
+    mapping.prefault(start..start + len as u64);
     // SAFETY: the mapping lives until the pins are given back: `Pins` holds it.
     match unsafe { device.pin(ptr, len) } {
         Ok(pin) => Some((start, pin)),
         Err(e) => {
             if e.kind == ErrorKind::Unsupported {
-                work.sources[some.first()?.source as usize].file.pins_refused.store(true, Relaxed);
+                work.sources[some.first()?.source as usize].file.pin_refused.store(true, Relaxed);
             }
             None
         }

@@ -17,30 +17,30 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use spinio_device::{QueueId, set_thread_queue, thread_queue};
 use spinio_sys::linux::spawn_quiet;
 
-use crate::run::{Done, Sorted};
+use crate::run::{BatchResult, ResolvedBatch};
 use crate::ctx::BatchCtx;
-use spinio_host::pool::{STACK, Task};
+use spinio_host::pool::{STACK_SIZE, Task};
 use spinio_host::lock;
 
 enum State {
     /// Nobody has begun.
-    Waiting(Box<Sorted>),
+    Queued(Box<ResolvedBatch>),
     Running,
-    Done(Done),
+    Done(BatchResult),
 }
 
 struct Shared {
     ctx: Arc<BatchCtx>,
     /// What the thread that submitted it had chosen: its order on the device.
-    queue: QueueId,
+    stream: QueueId,
     /// Mates may run it.
-    for_mates: bool,
+    workers_share_fds: bool,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 /// Stands for a batch that was submitted. It must be waited for; dropping it waits.
-pub struct Ticket {
+pub struct BatchHandle {
     shared: Arc<Shared>,
 }
 
@@ -48,53 +48,53 @@ impl Shared {
     /// Runs the batch if nobody has begun it.
     fn run(&self) {
         let mut state = lock(&self.state);
-        if !matches!(*state, State::Waiting(_)) {
+        if !matches!(*state, State::Queued(_)) {
             return;
         }
-        let State::Waiting(sorted) = std::mem::replace(&mut *state, State::Running) else { return };
+        let State::Queued(batch) = std::mem::replace(&mut *state, State::Running) else { return };
         drop(state);
-        let pieces = sorted.work.list.len();
-        let before = thread_queue();
-        set_thread_queue(self.queue);
+        let ops = batch.work.ops.len();
+        let previous = thread_queue();
+        set_thread_queue(self.stream);
         // Who waits must hear of it, whatever happens.
-        let ran = catch_unwind(AssertUnwindSafe(|| sorted.run()));
-        set_thread_queue(before);
-        *lock(&self.state) = State::Done(ran.unwrap_or(Done { bytes: 0, failed: pieces }));
+        let outcome = catch_unwind(AssertUnwindSafe(|| batch.run()));
+        set_thread_queue(previous);
+        *lock(&self.state) = State::Done(outcome.unwrap_or(BatchResult { bytes: 0, failed: ops }));
         self.changed.notify_all();
     }
 
     /// Whether descriptors mean to this thread what they meant to who submitted it.
-    fn may_run_here(&self) -> bool {
-        self.for_mates && self.ctx.reader.files.workers().batch_copy().is_some_and(|mates| mates.shares_my_table() == Some(true))
+    fn can_run_here(&self) -> bool {
+        self.workers_share_fds && self.ctx.reader.files.workers().batch_copy().is_some_and(|workers| workers.shares_fd_table() == Some(true))
     }
 }
 
 impl Task for Shared {
-    fn help(&self) {
+    fn execute(&self) {
         self.run();
     }
 }
 
-impl Ticket {
-    pub(super) fn new(ctx: &Arc<BatchCtx>, sorted: Sorted) -> Ticket {
-        let mates = ctx.reader.files.workers().batch_copy().filter(|mates| mates.shares_my_table() == Some(true));
+impl BatchHandle {
+    pub(super) fn new(ctx: &Arc<BatchCtx>, batch: ResolvedBatch) -> BatchHandle {
+        let workers = ctx.reader.files.workers().batch_copy().filter(|mates| mates.shares_fd_table() == Some(true));
         let shared = Arc::new(Shared {
             ctx: Arc::clone(ctx),
-            queue: thread_queue(),
-            for_mates: mates.is_some(),
-            state: Mutex::new(State::Waiting(Box::new(sorted))),
+            stream: thread_queue(),
+            workers_share_fds: workers.is_some(),
+            state: Mutex::new(State::Queued(Box::new(batch))),
             changed: Condvar::new(),
         });
-        let theirs = Arc::clone(&shared);
-        match mates {
-            Some(mates) => mates.post(theirs, 1),
+        let core_ref = Arc::clone(&shared);
+        match workers {
+            Some(workers) => workers.submit(core_ref, 1),
             None => {
-                if spawn_quiet("spinio-batch", STACK, move || theirs.run()).is_err() {
+                if spawn_quiet("spinio-batch", STACK_SIZE, move || core_ref.run()).is_err() {
                     shared.run();
                 }
             }
         }
-        Ticket { shared }
+        BatchHandle { shared }
     }
 
     /// Whether every piece has its result.
@@ -103,13 +103,13 @@ impl Ticket {
     }
 
     /// Waits until every piece has arrived or failed.
-    pub fn wait(self) -> Done {
+    pub fn wait(self) -> BatchResult {
         self.finish()
     }
 
-    fn finish(&self) -> Done {
+    fn finish(&self) -> BatchResult {
         // Where no helper has had time for it, this thread has.
-        if !self.is_done() && self.shared.may_run_here() {
+        if !self.is_done() && self.shared.can_run_here() {
             self.shared.run();
         }
         let mut state = lock(&self.shared.state);
@@ -122,13 +122,13 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for BatchHandle {
     fn drop(&mut self) {
         self.finish();
     }
 }
 
-impl std::fmt::Debug for Ticket {
+impl std::fmt::Debug for BatchHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Ticket {{ done: {} }}", self.is_done())
     }

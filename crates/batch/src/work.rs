@@ -5,39 +5,39 @@ use std::sync::{Arc, Mutex};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
-use crate::list::List;
-use crate::outlet::Outlet;
+use crate::list::OpList;
+use crate::outlet::DeviceSink;
 use crate::ctx::BatchCtx;
-use spinio_files::File;
+use spinio_files::FileState;
 use spinio_host::lock;
-use spinio_stats::Watch;
+use spinio_stats::RequestSpan;
 use spinio_files::FdIdentity;
 
 /// Bytes of an [`Item`] at most: longer pieces are cut, so that threads can share them.
-pub(crate) const CUT: u64 = 256 << 10;
+pub(crate) const MAX_FRAGMENT: u64 = 256 << 10;
 
 /// The outlet of memory that the CPU and the kernel can store to: none.
-pub(crate) const HOST: u16 = u16::MAX;
+pub(crate) const HOST_SINK: u16 = u16::MAX;
 
 /// A piece of a batch, or a part of one, that has to be moved.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Item {
+pub(crate) struct Fragment {
     /// Which piece.
-    pub(crate) index: u32,
+    pub(crate) op: u32,
     /// Which of [`Work::sources`].
     pub(crate) source: u16,
     /// Which of [`Work::outlets`], or [`HOST`].
-    pub(crate) outlet: u16,
+    pub(crate) sink: u16,
     /// Bytes, all of them before the end of the file; at least one.
     pub(crate) len: u32,
     /// Storage may DMA to its address.
     pub(crate) p2p: bool,
     /// Where it begins in its piece.
-    pub(crate) within: u64,
+    pub(crate) offset_in_op: u64,
     /// In the file.
     pub(crate) offset: u64,
     /// Where it goes.
-    pub(crate) to: u64,
+    pub(crate) dest: u64,
 }
 
 /// A file that pieces come from.
@@ -45,13 +45,13 @@ pub(crate) struct Source {
     pub(crate) fd: Fd,
     /// Taken before anything was asked of the number.
     pub(crate) number: FdIdentity,
-    pub(crate) file: Arc<File>,
+    pub(crate) file: Arc<FileState>,
     pub(crate) size: u64,
 }
 
 /// A piece that did not arrive whole.
 struct Failure {
-    index: u32,
+    op: u32,
     /// Bytes before the gap.
     prefix: u64,
     /// Why; `None`: the file ended.
@@ -59,46 +59,46 @@ struct Failure {
 }
 
 /// A batch under way.
-pub(crate) struct Work {
+pub(crate) struct BatchState {
     pub(crate) ctx: Arc<BatchCtx>,
-    pub(crate) watch: Watch,
-    pub(crate) list: List,
+    pub(crate) span: RequestSpan,
+    pub(crate) ops: OpList,
     pub(crate) sources: Vec<Source>,
-    pub(crate) outlets: Vec<Arc<Outlet>>,
+    pub(crate) sinks: Vec<Arc<DeviceSink>>,
     /// All items are of one file and go to one device.
-    pub(crate) alike: bool,
+    pub(crate) uniform: bool,
     failures: Mutex<Vec<Failure>>,
 }
 
-impl Work {
+impl BatchState {
     pub(crate) fn new(
         ctx: &Arc<BatchCtx>,
-        watch: Watch,
-        list: List,
+        span: RequestSpan,
+        ops: OpList,
         sources: Vec<Source>,
-        outlets: Vec<Arc<Outlet>>,
-        alike: bool,
-    ) -> Work {
-        Work { ctx: Arc::clone(ctx), watch, list, sources, outlets, alike, failures: Mutex::default() }
+        sinks: Vec<Arc<DeviceSink>>,
+        uniform: bool,
+    ) -> BatchState {
+        BatchState { ctx: Arc::clone(ctx), span, ops, sources, sinks, uniform, failures: Mutex::default() }
     }
 
     /// An item ended `got` bytes in.
-    pub(crate) fn ended(&self, item: &Item, got: u64, errno: Option<Errno>) {
-        lock(&self.failures).push(Failure { index: item.index, prefix: item.within + got, errno });
+    pub(crate) fn record_short(&self, fragment: &Fragment, got: u64, errno: Option<Errno>) {
+        lock(&self.failures).push(Failure { op: fragment.op, prefix: fragment.offset_in_op + got, errno });
     }
 
     /// Puts what failed into the results; when every thread is done.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn apply_failures(&self) {
         // Of several gaps in a piece the first counts, and at one place an error before the end of the file.
         let mut failures = std::mem::take(&mut *lock(&self.failures));
-        failures.sort_by_key(|f| (f.index, f.prefix, f.errno.is_none()));
-        failures.dedup_by_key(|f| f.index);
+        failures.sort_by_key(|f| (f.op, f.prefix, f.errno.is_none()));
+        failures.dedup_by_key(|f| f.op);
         for f in failures {
             let result = match f.errno {
                 Some(errno) if f.prefix == 0 => -i64::from(errno.raw_os_error()),
                 _ => f.prefix as i64,
             };
-            self.list.set(f.index as usize, result);
+            self.ops.set(f.op as usize, result);
         }
     }
 }

@@ -11,17 +11,17 @@ use std::time::Duration;
 
 use spinio_device::emulated::Emulated;
 use spinio_device::{Device, QueueId, Wait, set_thread_queue};
-use spinio_batch::{Batches, Piece};
-use spinio_io::{OwnFile, Runtime, Settings};
+use spinio_batch::{Batches, ReadOp};
+use spinio_io::{ShadowFile, Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, FaultyDevice, file, within};
+use spinio_testkit::{Buffer, FaultyDevice, file, with_deadline};
 
 const LEN: usize = (5 << 20) + 777;
 
 /// A kernel of the program that ends when the program says so.
-struct Waiting(&'static AtomicBool);
+struct BlockingKernel(&'static AtomicBool);
 
 unsafe extern "C" fn wait(flag: *mut c_void) {
     // SAFETY: `Waiting::on` gives it the address of a flag that lives for ever.
@@ -31,50 +31,50 @@ unsafe extern "C" fn wait(flag: *mut c_void) {
     }
 }
 
-impl Waiting {
-    fn on(device: &Emulated, queue: QueueId) -> Waiting {
+impl BlockingKernel {
+    fn launch(device: &Emulated, queue: QueueId) -> BlockingKernel {
         let flag: &'static AtomicBool = Box::leak(Box::default());
         // SAFETY: as `wait` wants it.
         unsafe { device.launch(queue, wait, std::ptr::from_ref(flag).cast_mut().cast()) }.unwrap();
-        Waiting(flag)
+        BlockingKernel(flag)
     }
 
-    fn end(&self) {
+    fn finish(&self) {
         self.0.store(true, SeqCst);
     }
 }
 
-impl Drop for Waiting {
+impl Drop for BlockingKernel {
     fn drop(&mut self) {
-        self.end();
+        self.finish();
     }
 }
 
-fn own(runtime: &Runtime, path: &Path, flags: u32) -> Arc<OwnFile> {
+fn open_shadow_file(runtime: &Runtime, path: &Path, flags: u32) -> Arc<ShadowFile> {
     let path = CString::new(path.as_os_str().as_bytes()).unwrap();
     Arc::new(runtime.open(&path, flags, 0o600).unwrap())
 }
 
 #[test]
-fn what_waits_for_a_queue_hinders_nobody() {
+fn waiting_stream_does_not_block_other_requests() {
     let device = emulated("size=256M");
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("in"), folder.path().join("out"));
-    drop(file::written(&input, LEN as u64));
+    drop(file::create_filled(&input, LEN as u64));
     let expected = file::bytes(0, LEN, 0);
     // Eight blocks: not half of what is queued below. No pages are registered: giving them back would wait for the kernel.
     let routes = vec![Route::Copy, Route::Store, Route::Direct];
-    let runtime = Runtime::new(Settings { staging: 16 << 20, routes, ..Settings::default() });
-    let (from, to) = (own(&runtime, &input, linux::O_RDONLY), own(&runtime, &output, linux::O_RDWR | linux::O_CREAT));
+    let runtime = Runtime::new(Settings { bounce_limit: 16 << 20, routes, ..Settings::default() });
+    let (from, to) = (open_shadow_file(&runtime, &input, linux::O_RDONLY), open_shadow_file(&runtime, &output, linux::O_RDWR | linux::O_CREAT));
     let program = File::open(&input).unwrap();
     let writable = File::create(folder.path().join("plain")).unwrap();
     let (busy, other, mine) = (device.new_queue().unwrap(), device.new_queue().unwrap(), device.new_queue().unwrap());
     let source = Buffer::new(device, LEN);
-    source.put(0, &expected);
+    source.write_at(0, &expected);
     let buffers: Vec<Buffer> = (0..16).map(|_| Buffer::new(device, LEN)).collect();
     set_thread_queue(mine);
-    let kernel = Waiting::on(device, busy);
-    let moves = within("queueing moves on a queue that waits for the program", || {
+    let kernel = BlockingKernel::launch(device, busy);
+    let moves = with_deadline("queueing moves on a queue that waits for the program", || {
         let up = |n: usize, queue| runtime.upload_later(&from, 0, buffers[n].target(0), LEN, queue).unwrap();
         let down = |n: usize| runtime.download_later(&to, (n * LEN) as u64, source.target(0), LEN, busy).unwrap();
         assert_eq!(runtime.read_async(program.as_raw_fd(), 0, buffers[13].target(0), LEN, busy).unwrap(), LEN);
@@ -84,7 +84,7 @@ fn what_waits_for_a_queue_hinders_nobody() {
         moves.extend((11..13).map(|n| up(n, other)));
         moves
     });
-    within("requests beside them", || {
+    with_deadline("requests beside them", || {
         let fd = program.as_raw_fd();
         for len in [4096, LEN] {
             assert_eq!(runtime.read(fd, Some(0), buffers[14].target(0), len).unwrap(), len);
@@ -92,14 +92,14 @@ fn what_waits_for_a_queue_hinders_nobody() {
         assert_eq!(runtime.write(writable.as_raw_fd(), Some(0), source.target(0), LEN).unwrap(), LEN);
         let piece = |i: u64| {
             let address = buffers[15].addr().0 + i * 4096;
-            Piece { fd, offset: i * 4096, len: 4096, address, ..Piece::default() }
+            ReadOp { fd, offset: i * 4096, len: 4096, address, ..ReadOp::default() }
         };
-        let mut batch: Vec<Piece> = (0..500).map(piece).collect();
+        let mut batch: Vec<ReadOp> = (0..500).map(piece).collect();
         assert_eq!(runtime.batch(&mut batch).unwrap().bytes, 500 * 4096);
     });
     assert!(moves.iter().all(|m| m.result().is_none()), "moved before its turn");
-    kernel.end();
-    within("the queue", || {
+    kernel.finish();
+    with_deadline("the queue", || {
         assert!(moves.iter().all(|m| m.wait() == Ok(LEN)));
         device.drain(busy, Wait::Sleep).unwrap();
     });
@@ -111,75 +111,75 @@ fn what_waits_for_a_queue_hinders_nobody() {
     assert!(fs::read(&output).unwrap() == [&expected[..]; 4].concat());
     assert!(fs::read(folder.path().join("plain")).unwrap() == expected);
     // As much again as the ring, at most twice, and a block for the first upload of a queue.
-    let bytes = runtime.staging_bytes(&source.allocation());
+    let bytes = runtime.bounce_bytes(&source.allocation());
     assert!(bytes <= (16 + 32 + 4) << 20, "{} MiB", bytes >> 20);
 }
 
 #[test]
-fn many_uploads_of_one_queue_share_what_there_is() {
+fn many_uploads_on_one_stream_share_buffers() {
     let device = emulated("size=64M");
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in");
-    drop(file::written(&input, 200 * 4096));
-    let runtime = Runtime::new(Settings { staging: 4 << 20, ..Settings::default() });
-    let from = own(&runtime, &input, linux::O_RDONLY);
+    drop(file::create_filled(&input, 200 * 4096));
+    let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
+    let from = open_shadow_file(&runtime, &input, linux::O_RDONLY);
     let queue = device.new_queue().unwrap();
     let buffer = Buffer::new(device, 200 * 4096);
-    let kernel = Waiting::on(device, queue);
-    let moves: Vec<_> = within("200 uploads", || {
+    let kernel = BlockingKernel::launch(device, queue);
+    let moves: Vec<_> = with_deadline("200 uploads", || {
         let up = |n: usize| runtime.upload_later(&from, n as u64 * 4096, buffer.target(n * 4096), 4096, queue).unwrap();
         (0..200).map(up).collect()
     });
-    let bytes = runtime.staging_bytes(&buffer.allocation());
-    kernel.end();
-    within("the queue", || assert!(moves.iter().all(|m| m.wait() == Ok(4096))));
+    let bytes = runtime.bounce_bytes(&buffer.allocation());
+    kernel.finish();
+    with_deadline("the queue", || assert!(moves.iter().all(|m| m.wait() == Ok(4096))));
     assert!(buffer.bytes() == file::bytes(0, 200 * 4096, 0));
     assert!(bytes <= 4 << 20, "{} MiB", bytes >> 20);
 }
 
 #[test]
-fn writes_beyond_all_memory_of_queues_are_made_of_ordinary_memory() {
+fn writes_beyond_stream_pool_use_ordinary_memory() {
     let device = emulated("size=64M");
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("out");
-    let runtime = Runtime::new(Settings { staging: 4 << 20, ..Settings::default() });
-    let to = own(&runtime, &output, linux::O_RDWR | linux::O_CREAT);
+    let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
+    let to = open_shadow_file(&runtime, &output, linux::O_RDWR | linux::O_CREAT);
     let queue = device.new_queue().unwrap();
     let source = Buffer::new(device, 3 << 20);
-    source.put(0, &file::bytes(0, 3 << 20, 0));
-    let kernel = Waiting::on(device, queue);
+    source.write_at(0, &file::bytes(0, 3 << 20, 0));
+    let kernel = BlockingKernel::launch(device, queue);
     let down = |n: u64| runtime.download_later(&to, n * (3 << 20), source.target(0), 3 << 20, queue).unwrap();
-    let moves: Vec<_> = within("downloads", || (0..5).map(down).collect());
-    kernel.end();
-    within("the queue", || assert!(moves.iter().all(|m| m.wait() == Ok(3 << 20))));
+    let moves: Vec<_> = with_deadline("downloads", || (0..5).map(down).collect());
+    kernel.finish();
+    with_deadline("the queue", || assert!(moves.iter().all(|m| m.wait() == Ok(3 << 20))));
     assert!(fs::read(&output).unwrap() == vec![file::bytes(0, 3 << 20, 0); 5].concat());
-    let lines = runtime.stats().lines;
+    let lines = runtime.stats().rows;
     assert!(lines.iter().any(|l| l.reason == Reason::NoPinnedMemory), "{lines:?}");
-    assert!(runtime.staging_bytes(&source.allocation()) <= 8 << 20);
+    assert!(runtime.bounce_bytes(&source.allocation()) <= 8 << 20);
 }
 
 /// A stream that is destroyed runs to its end, and a new one may have its number.
 #[test]
-fn a_queue_of_the_same_number_spoils_nothing() {
+fn reused_stream_id_is_harmless() {
     let inner = emulated("size=64M");
-    let device = FaultyDevice::before(inner);
+    let device = FaultyDevice::wrap(inner);
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in");
-    drop(file::written(&input, 1 << 20));
-    let runtime = Runtime::new(Settings { staging: 4 << 20, ..Settings::default() });
-    let from = own(&runtime, &input, linux::O_RDONLY);
+    drop(file::create_filled(&input, 1 << 20));
+    let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
+    let from = open_shadow_file(&runtime, &input, linux::O_RDONLY);
     let (old, new) = (inner.new_queue().unwrap(), inner.new_queue().unwrap());
     let buffers: Vec<Buffer> = (0..4).map(|_| Buffer::new(inner, 1 << 20)).collect();
     let up = |n: usize, queue| {
-        let to = buffers[n].target_through(device, 0);
+        let to = buffers[n].target_via(device, 0);
         runtime.upload_later(&from, 0, to, 1 << 20, queue).unwrap()
     };
-    let kernel = Waiting::on(inner, old);
+    let kernel = BlockingKernel::launch(inner, old);
     let others = [up(0, old), up(1, new), up(2, old)];
     device.redirect(old, new);
     let late = up(3, old);
-    kernel.end();
-    within("the queues", || {
+    kernel.finish();
+    with_deadline("the queues", || {
         assert_eq!(late.wait(), Err(Errno::IO));
         assert!(others.iter().all(|m| m.wait() == Ok(1 << 20)));
     });
@@ -190,18 +190,18 @@ fn a_queue_of_the_same_number_spoils_nothing() {
 
 /// Threads that share a stream need not agree on whose move comes first.
 #[test]
-fn threads_queue_uploads_side_by_side() {
+fn threads_enqueue_uploads_concurrently() {
     const UPLOADS: usize = 400;
     let device = emulated("size=64M");
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in");
-    drop(file::written(&input, 4096));
-    let runtime = Runtime::new(Settings { staging: 4 << 20, ..Settings::default() });
-    let from = own(&runtime, &input, linux::O_RDONLY);
+    drop(file::create_filled(&input, 4096));
+    let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
+    let from = open_shadow_file(&runtime, &input, linux::O_RDONLY);
     let queue = device.new_queue().unwrap();
     let buffers: Vec<Buffer> = (0..4).map(|_| Buffer::new(device, UPLOADS * 4096)).collect();
-    let kernel = Waiting::on(device, queue);
-    let moves: Vec<_> = within("uploads of four threads", || {
+    let kernel = BlockingKernel::launch(device, queue);
+    let moves: Vec<_> = with_deadline("uploads of four threads", || {
         let up =
             |buffer: &Buffer, n: usize| runtime.upload_later(&from, 0, buffer.target(n * 4096), 4096, queue).unwrap();
         let all = |buffer| (0..UPLOADS).map(|n| up(buffer, n)).collect::<Vec<_>>();
@@ -210,34 +210,34 @@ fn threads_queue_uploads_side_by_side() {
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
         })
     });
-    kernel.end();
-    within("the queue", || moves.iter().for_each(|m| assert_eq!(m.wait(), Ok(4096))));
+    kernel.finish();
+    with_deadline("the queue", || moves.iter().for_each(|m| assert_eq!(m.wait(), Ok(4096))));
     let expected = vec![file::bytes(0, 4096, 0); UPLOADS].concat();
     assert!(buffers.iter().all(|buffer| buffer.bytes() == expected));
 }
 
 /// `cudaStreamPerThread` is another stream on each thread.
 #[test]
-fn streams_of_threads_have_one_number() {
+fn per_thread_streams_share_one_id() {
     let inner = emulated("size=64M");
-    let device = FaultyDevice::before(inner);
+    let device = FaultyDevice::wrap(inner);
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in");
-    drop(file::written(&input, 1 << 20));
-    let runtime = Runtime::new(Settings { staging: 4 << 20, ..Settings::default() });
-    let from = own(&runtime, &input, linux::O_RDONLY);
+    drop(file::create_filled(&input, 1 << 20));
+    let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
+    let from = open_shadow_file(&runtime, &input, linux::O_RDONLY);
     let (one, other) = (inner.new_queue().unwrap(), inner.new_queue().unwrap());
     let buffers: Vec<Buffer> = (0..4).map(|_| Buffer::new(inner, 1 << 20)).collect();
     let up = |n: usize, queue| {
         device.redirect(QueueId::PER_THREAD, queue);
-        let to = buffers[n].target_through(device, 0);
+        let to = buffers[n].target_via(device, 0);
         runtime.upload_later(&from, 0, to, 1 << 20, QueueId::PER_THREAD).unwrap()
     };
-    let kernel = Waiting::on(inner, one);
+    let kernel = BlockingKernel::launch(inner, one);
     let slow = [up(0, one), up(1, one), up(2, one)];
     let quick = std::thread::scope(|scope| scope.spawn(|| up(3, other)).join().unwrap());
-    kernel.end();
-    within("both streams", || {
+    kernel.finish();
+    with_deadline("both streams", || {
         assert_eq!(quick.wait(), Ok(1 << 20));
         assert!(slow.iter().all(|m| m.wait() == Ok(1 << 20)));
     });

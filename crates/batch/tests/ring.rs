@@ -7,44 +7,44 @@
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use spinio_device::emulated::POISON;
-use spinio_io::kernel::Kernel;
-use spinio_batch::{Batches, Piece};
+use spinio_io::kernel::Syscalls;
+use spinio_batch::{Batches, ReadOp};
 use spinio_io::{Runtime, Settings};
 use spinio_sys::Errno;
 use spinio_sys::linux::Ring;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, file, place, within};
+use spinio_testkit::{Buffer, file, place, with_deadline};
 
 const SIZE: usize = 16 << 20;
 
 /// Which calls of `io_uring_enter` fail.
 #[derive(Clone, Copy, Debug)]
-enum Refused {
+enum DeniedCalls {
     All,
     /// Those that only wait: something flies then.
-    Waiting,
+    WaitOnly,
     /// Those that bring reads.
-    Bringing,
+    Submitting,
 }
 
 #[derive(Debug)]
-struct Refusing {
-    which: Refused,
+struct DenyingKernel {
+    which: DeniedCalls,
     errno: Errno,
     rings: AtomicUsize,
 }
 
-impl Kernel for Refusing {
-    fn ring(&self, entries: u32) -> Result<Ring, Errno> {
+impl Syscalls for DenyingKernel {
+    fn new_io_uring(&self, entries: u32) -> Result<Ring, Errno> {
         self.rings.fetch_add(1, SeqCst);
         let ring = Ring::new(entries)?;
-        refuse(self.which, self.errno);
+        install_filter(self.which, self.errno);
         Ok(ring)
     }
 }
 
 /// For this thread, from now on.
-fn refuse(which: Refused, errno: Errno) {
+fn install_filter(which: DeniedCalls, errno: Errno) {
     const ENTER: u32 = 426;
     // Of `struct seccomp_data`: the call's number, and the lower half of its second argument.
     let (number, second) = (0, 24);
@@ -52,9 +52,9 @@ fn refuse(which: Refused, errno: Errno) {
     let equal = |value, jt, jf| libc::sock_filter { code: 0x15, jt, jf, k: value };
     let answer = |what| libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: what };
     let (if_none, if_some) = match which {
-        Refused::All => (1, 1),
-        Refused::Waiting => (1, 0),
-        Refused::Bringing => (0, 1),
+        DeniedCalls::All => (1, 1),
+        DeniedCalls::WaitOnly => (1, 0),
+        DeniedCalls::Submitting => (0, 1),
     };
     let mut filter = [
         load(number),
@@ -74,40 +74,40 @@ fn refuse(which: Refused, errno: Errno) {
 }
 
 #[test]
-fn a_batch_is_right_when_its_ring_is_refused_half_way() {
+fn batch_completes_when_io_uring_is_denied_midway() {
     if let Err(e) = Ring::new(8) {
         return eprintln!("skipped: no io_uring: {e}");
     }
-    let place = place::on("tree").unwrap();
-    let subject = file::written(&place.file("subject"), SIZE as u64);
+    let place = place::create("tree").unwrap();
+    let subject = file::create_filled(&place.file("subject"), SIZE as u64);
     subject.sync_all().unwrap();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&subject);
     let device = emulated("size=64M");
     for (which, errno) in [
-        (Refused::All, Errno::PERM),
-        (Refused::Waiting, Errno::PERM),
-        (Refused::Bringing, Errno::NOSYS),
-        (Refused::Bringing, Errno::AGAIN),
+        (DeniedCalls::All, Errno::PERM),
+        (DeniedCalls::WaitOnly, Errno::PERM),
+        (DeniedCalls::Submitting, Errno::NOSYS),
+        (DeniedCalls::Submitting, Errno::AGAIN),
     ] {
-        let kernel: &'static Refusing = Box::leak(Box::new(Refusing { which, errno, rings: AtomicUsize::new(0) }));
+        let kernel: &'static DenyingKernel = Box::leak(Box::new(DenyingKernel { which, errno, rings: AtomicUsize::new(0) }));
         // As few blocks as there can be: one that is lost is missed at once.
-        let runtime = Runtime::with_kernel(Settings { staging: 4 << 20, kernels: None, ..Settings::default() }, kernel);
+        let runtime = Runtime::with_kernel(Settings { bounce_limit: 4 << 20, kernel_cache_dir: None, ..Settings::default() }, kernel);
         let buffer = Buffer::new(device, 8 << 20);
         for round in 0..3 {
             file::evict(&subject);
             // Apart from each other, so that many reads fly.
-            let piece = |i: u64| Piece {
+            let piece = |i: u64| ReadOp {
                 fd,
                 offset: (i * 7 + round) * 65_536 % (SIZE as u64 - 5000),
                 len: 5000,
                 address: buffer.addr().0 + i * 6000,
-                ..Piece::default()
+                ..ReadOp::default()
             };
             let mut batch: Vec<_> = (0..600).map(piece).collect();
-            let done = within("a batch without its ring", || runtime.batch(&mut batch)).unwrap();
+            let done = with_deadline("a batch without its ring", || runtime.batch(&mut batch)).unwrap();
             assert_eq!((done.failed, done.bytes), (0, 600 * 5000), "{which:?} {errno:?}");
             for (i, p) in batch.iter().enumerate() {
-                let seen = buffer.part(i * 6000..(i + 1) * 6000);
+                let seen = buffer.range_bytes(i * 6000..(i + 1) * 6000);
                 assert!(seen[..5000] == file::bytes(p.offset, 5000, 0), "{which:?} {errno:?}: piece {i}");
                 assert!(seen[5000..].iter().all(|&b| b == POISON), "{which:?} {errno:?}: behind piece {i}");
             }
@@ -115,7 +115,7 @@ fn a_batch_is_right_when_its_ring_is_refused_half_way() {
         let rings = kernel.rings.load(SeqCst);
         match (which, errno) {
             // Nobody may have had to wait.
-            (Refused::Waiting, _) => {}
+            (DeniedCalls::WaitOnly, _) => {}
             // That passes, so every batch tries again.
             (_, Errno::AGAIN) => assert!(rings >= 3, "{rings}"),
             _ => assert_eq!(rings, 1, "one that was of no use is not asked for again"),

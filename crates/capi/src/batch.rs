@@ -2,16 +2,16 @@
 
 use std::ffi::{c_int, c_void};
 
-use spinio_batch::{Batches, Done, Each, Many, Piece, Ticket};
+use spinio_batch::{Batches, BatchResult, Arg, ReadArrays, ReadOp, BatchHandle};
 use spinio_io::runtime;
 
 use crate::ffi_guard::{self as guard, Failure};
 
 /// The struct of the header.
-const _: () = assert!(size_of::<Piece>() == 40 && size_of::<usize>() == 8);
+const _: () = assert!(size_of::<ReadOp>() == 40 && size_of::<usize>() == 8);
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn spinio_batch(pieces: *mut Piece, count: usize) -> isize {
+unsafe extern "C-unwind" fn spinio_batch(pieces: *mut ReadOp, count: usize) -> isize {
     guard::cancellation_point();
     guard::call(|| {
         // SAFETY: the header asks for `count` pieces that nobody else uses meanwhile.
@@ -34,7 +34,7 @@ unsafe extern "C-unwind" fn spinio_batch_file(
         // SAFETY: the header asks for `count` of each, which nobody writes meanwhile; an address is a number of 64 bits.
         let (offsets, sizes, addresses) =
             unsafe { (shared(offsets, count)?, shared(sizes, count)?, shared(buffers.cast::<u64>(), count)?) };
-        many(fd, Each::Of(offsets), Each::Of(sizes), Each::Of(addresses), results, count)
+        many(fd, Arg::Slice(offsets), Arg::Slice(sizes), Arg::Slice(addresses), results, count)
     })
 }
 
@@ -52,16 +52,16 @@ unsafe extern "C-unwind" fn spinio_batch_fixed(
         // SAFETY: the header asks for `count` offsets, which nobody writes meanwhile.
         let offsets = unsafe { shared(offsets, count) }?;
         let size = size as u64;
-        many(fd, Each::Of(offsets), Each::Same(size), Each::Step(buffer as u64, size), results, count)
+        many(fd, Arg::Slice(offsets), Arg::Same(size), Arg::Stride(buffer as u64, size), results, count)
     })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn spinio_batch_submit(pieces: *mut Piece, count: usize) -> *mut Ticket {
+unsafe extern "C-unwind" fn spinio_batch_submit(pieces: *mut ReadOp, count: usize) -> *mut BatchHandle {
     guard::cancellation_point();
     let made = guard::run(|| {
         // SAFETY: the header asks for `count` pieces that nobody else uses until the batch was waited for.
-        let pieces: *mut [Piece] = unsafe { slice(pieces, count) }?;
+        let pieces: *mut [ReadOp] = unsafe { slice(pieces, count) }?;
         // SAFETY: as above; the header asks for open descriptors and living memory as long.
         Ok(unsafe { runtime().submit(pieces) }?)
     });
@@ -69,14 +69,14 @@ unsafe extern "C-unwind" fn spinio_batch_submit(pieces: *mut Piece, count: usize
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn spinio_batch_poll(batch: *const Ticket) -> c_int {
+unsafe extern "C" fn spinio_batch_poll(batch: *const BatchHandle) -> c_int {
     // SAFETY: the header asks for a batch that was submitted and not waited for.
-    let done = guard::run(|| unsafe { batch.as_ref() }.map(Ticket::is_done).ok_or(Failure::Errno(libc::EINVAL)));
+    let done = guard::run(|| unsafe { batch.as_ref() }.map(BatchHandle::is_done).ok_or(Failure::Errno(libc::EINVAL)));
     done.map_or(-1, c_int::from)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn spinio_batch_wait(batch: *mut Ticket) -> isize {
+unsafe extern "C-unwind" fn spinio_batch_wait(batch: *mut BatchHandle) -> isize {
     guard::call(|| {
         if batch.is_null() {
             return Err(Failure::Errno(libc::EINVAL));
@@ -89,9 +89,9 @@ unsafe extern "C-unwind" fn spinio_batch_wait(batch: *mut Ticket) -> isize {
 
 fn many(
     fd: c_int,
-    offsets: Each<'_>,
-    lens: Each<'_>,
-    addresses: Each<'_>,
+    offsets: Arg<'_>,
+    lens: Arg<'_>,
+    addresses: Arg<'_>,
     results: *mut i64,
     count: usize,
 ) -> Result<usize, Failure> {
@@ -104,10 +104,10 @@ fn many(
         // SAFETY: the header asks for `count` results that nobody else uses meanwhile.
         unsafe { slice(results, count) }?
     };
-    Ok(bytes(runtime().batch_file(Many { fd, offsets, lens, addresses, results }, &[])?))
+    Ok(bytes(runtime().batch_file(ReadArrays { fd, offsets, lens, addresses, results }, &[])?))
 }
 
-fn bytes(done: Done) -> usize {
+fn bytes(done: BatchResult) -> usize {
     usize::try_from(done.bytes).unwrap_or(usize::MAX)
 }
 

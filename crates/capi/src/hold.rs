@@ -3,13 +3,13 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use spinio_device::registry;
-use spinio_io::{NotHeld, runtime};
+use spinio_io::{PinError, runtime};
 
 use crate::ffi_guard::{self as guard, Failure};
 
 #[unsafe(no_mangle)]
 extern "C" fn spinio_hold(fd: c_int) -> c_int {
-    let done = guard::run(|| runtime().hold(fd, registry::current()).map_err(refused));
+    let done = guard::run(|| runtime().pin_file(fd, registry::current()).map_err(refused));
     done.map_or(-1, |()| 0)
 }
 
@@ -31,7 +31,7 @@ extern "C" fn spinio_map(fd: c_int, offset: i64, size: usize, flags: c_uint) -> 
         if flags != 0 {
             return Err(Failure::Errno(libc::EINVAL));
         }
-        let device = registry::current().ok_or_else(|| refused(NotHeld::NoDevice))?;
+        let device = registry::current().ok_or_else(|| refused(PinError::NoDevice))?;
         runtime().map_kept(fd, offset, size as u64, device).map_err(refused)
     });
     mapped.map_or(core::ptr::null_mut(), |address| address as *mut c_void)
@@ -52,6 +52,6 @@ extern "C" fn spinio_map_wanted(address: *const c_void) -> c_int {
     wanted.map_or(-1, c_int::from)
 }
 
-fn refused(why: NotHeld) -> Failure {
+fn refused(why: PinError) -> Failure {
     Failure::Said(why.errno().raw_os_error(), why.to_string())
 }

@@ -52,7 +52,7 @@ unsafe extern "C" fn spinio_stats(out: *mut Counters, size: usize) -> c_int {
             batch_nanoseconds: snapshot.batch.nanos,
             ..Counters::default()
         };
-        for line in &snapshot.lines {
+        for line in &snapshot.rows {
             let route = &mut counters.routes[line.route as usize];
             route.pieces += line.pieces;
             route.bytes += line.bytes;

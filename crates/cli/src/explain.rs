@@ -145,7 +145,7 @@ fn json_of(name: &str, device: Name, told: &Explanation, holders: &[Holder]) -> 
         "device": device.to_string(),
         "offset": told.offset,
         "length": told.len,
-        "residency_asked": told.asked,
+        "residency_asked": told.residency_source,
         "model": told.model,
         "predicted_ns": told.prediction.total,
         "extents": extents,
@@ -209,7 +209,7 @@ fn draw(s: &mut String, paint: &Paint, told: &Explanation) {
     let _ = writeln!(s, "route  {}", strip::schedule(paint, &told.schedule, columns));
     let _ = writeln!(s, "\n       {}", strip::residency_legend(paint, &told.extents));
     let _ = writeln!(s, "       {}", strip::schedule_legend(paint, &told.schedule));
-    let _ = writeln!(s, "       {}", paint.text(Ink::Dim, &format!("residency was asked by {}", told.asked)));
+    let _ = writeln!(s, "       {}", paint.text(Ink::Dim, &format!("residency was asked by {}", told.residency_source)));
 }
 
 /// Reasons for which a faster route was refused, each once; told below the table by number.
@@ -284,7 +284,7 @@ mod tests {
         Explanation {
             offset: 4096,
             len: len * segments as u64,
-            asked: "cachestat",
+            residency_source: "cachestat",
             extents: (0..segments).map(extent).collect(),
             schedule,
             prediction: Prediction {

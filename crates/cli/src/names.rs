@@ -19,11 +19,11 @@ pub fn reason(reason: Reason) -> String {
 pub fn gauge(gauge: Gauge) -> &'static str {
     match gauge {
         Gauge::Pinned => "pinned_bytes",
-        Gauge::Staging => "staging_bytes",
-        Gauge::KeptFiles => "kept_files",
-        Gauge::HeldFiles => "held_files",
-        Gauge::HeldBytes => "held_bytes",
-        Gauge::ReadAheadPages => "read_ahead_pages",
+        Gauge::BounceBytes => "staging_bytes",
+        Gauge::CachedFileStates => "kept_files",
+        Gauge::PinnedFiles => "held_files",
+        Gauge::PinnedFileBytes => "held_bytes",
+        Gauge::ReadaheadPages => "read_ahead_pages",
     }
 }
 

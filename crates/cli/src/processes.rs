@@ -19,7 +19,7 @@ use anyhow::Context;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::process::geteuid;
 use spinio_io::stats::trace::file;
-use spinio_io::stats::{Foreign, Snapshot, folders};
+use spinio_io::stats::{SnapshotError, Snapshot, default_dirs};
 
 use crate::exit::{self, Exit};
 
@@ -83,8 +83,8 @@ impl Counters {
             _ => Unread::Io(e),
         })?;
         self.snapshot = Snapshot::from_bytes(&bytes).map_err(|e| match e {
-            Foreign::OtherBuild => Unread::OtherBuild,
-            Foreign::Unknown => Unread::NoCounters,
+            SnapshotError::OtherVersion => Unread::OtherBuild,
+            SnapshotError::NotCounters => Unread::NoCounters,
         })?;
         Ok(())
     }
@@ -165,7 +165,7 @@ pub fn named(path: &Path) -> anyhow::Result<Counters> {
 fn places() -> Vec<PathBuf> {
     let user = geteuid();
     let runtime = std::env::var("XDG_RUNTIME_DIR").ok();
-    let mut places: Vec<PathBuf> = folders(runtime.as_deref(), user.as_raw()).into_iter().map(PathBuf::from).collect();
+    let mut places: Vec<PathBuf> = default_dirs(runtime.as_deref(), user.as_raw()).into_iter().map(PathBuf::from).collect();
     places.push(format!("/run/user/{}/spinio", user.as_raw()).into());
     if user.is_root() {
         for (folder, below) in [("/run/user", Some("spinio")), ("/dev/shm", None)] {

@@ -120,7 +120,7 @@ fn report(read: &Read, buffer: &Buffer, done: &Done, stats: &spinio_io::stats::S
             units::gbps(done.bytes, done.spent.as_secs_f64())
         ),
     );
-    if !stats.lines.is_empty() {
+    if !stats.rows.is_empty() {
         text += &format!("\n{}\n\n", table::text(&table::of_snapshot(&paint, stats)));
     }
     match (read.verify, done.differs) {

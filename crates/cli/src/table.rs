@@ -61,15 +61,15 @@ pub fn route(route: Route) -> Cell {
 
 /// Routes of a snapshot: where the bytes travelled, and why.
 pub fn of_snapshot(paint: &Paint, snapshot: &Snapshot) -> Table {
-    let moved = snapshot.lines.iter().fold(0u64, |sum, l| sum.saturating_add(l.bytes));
+    let moved = snapshot.rows.iter().fold(0u64, |sum, l| sum.saturating_add(l.bytes));
     // Most programs only read; then it need not be said on every line.
-    let one_way = snapshot.lines.iter().all(|l| l.direction == Direction::Read);
+    let one_way = snapshot.rows.iter().all(|l| l.direction == Direction::Read);
     let mut head = vec!["route", "pieces", "bytes", "share", "p50", "p99", "why"];
     if !one_way {
         head.insert(0, "");
     }
     let mut table = new(paint, &head);
-    for line in &snapshot.lines {
+    for line in &snapshot.rows {
         let time = |q| line.latency.quantile(q).map_or("-".to_owned(), |nanos| units::time(nanos as f64));
         let mut row = vec![
             route(line.route),

@@ -75,9 +75,9 @@ fn a_file_that_another_process_holds_is_said_to_be() {
     assert_eq!(told()["held_by"], serde_json::json!([]));
     // A child of another test may have it open for writing until it executes something.
     let begun = std::time::Instant::now();
-    while let Err(why) = spinio_io::runtime().hold(fd, None) {
+    while let Err(why) = spinio_io::runtime().pin_file(fd, None) {
         match why {
-            spinio_io::NotHeld::NoLeases | spinio_io::NotHeld::NotMappable => return eprintln!("skipped: {why}"),
+            spinio_io::PinError::NoLeases | spinio_io::PinError::NotMappable => return eprintln!("skipped: {why}"),
             _ => assert!(begun.elapsed() < std::time::Duration::from_secs(600), "{why}"),
         }
         std::thread::yield_now();

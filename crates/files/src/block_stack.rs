@@ -22,24 +22,24 @@ use spinio_plan::geometry::{self, Source, Stack, overlay};
 use spinio_sys::linux::fs_magic::{self, BTRFS, OVERLAYFS};
 use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
-use spinio_host::syscalls::Kernel;
+use spinio_host::syscalls::Syscalls;
 use spinio_host::lock;
 
 /// How long a stack is believed.
-const BELIEVED: Duration = Duration::from_secs(2);
+const TTL: Duration = Duration::from_secs(2);
 
 /// Stacks remembered at once.
-const KEPT: usize = 64;
+const MAX_CACHED: usize = 64;
 
 /// Bytes of a file of sysfs, at most; of mountinfo there may be more.
-const TEXT: usize = 4096;
-const MOUNTS: usize = 4 << 20;
+const SYSFS_MAX: usize = 4096;
+const MOUNTINFO_MAX: usize = 4 << 20;
 
 /// Overlays on overlays, at most.
-const DEEP: u32 = 4;
+const MAX_OVERLAY_DEPTH: u32 = 4;
 
 /// sysfs as the layers are read from.
-struct Sysfs<'a>(&'a dyn Kernel);
+struct Sysfs<'a>(&'a dyn Syscalls);
 
 fn lossy(bytes: Vec<u8>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
@@ -47,16 +47,16 @@ fn lossy(bytes: Vec<u8>) -> String {
 
 impl Source for Sysfs<'_> {
     fn text(&self, path: &str) -> Option<String> {
-        self.0.text(&CString::new(path).ok()?, TEXT).ok().map(lossy)
+        self.0.read_sysfs(&CString::new(path).ok()?, SYSFS_MAX).ok().map(lossy)
     }
 
     fn list(&self, path: &str) -> Vec<String> {
-        let names = CString::new(path).ok().and_then(|path| self.0.list(&path).ok());
+        let names = CString::new(path).ok().and_then(|path| self.0.list_dir(&path).ok());
         names.unwrap_or_default().into_iter().map(|name| lossy(name.into_bytes())).collect()
     }
 
     fn link(&self, path: &str) -> Option<String> {
-        self.0.link(&CString::new(path).ok()?).ok().map(lossy)
+        self.0.read_link(&CString::new(path).ok()?).ok().map(lossy)
     }
 }
 
@@ -65,67 +65,67 @@ type Key = (u64, u64);
 
 /// The stacks that were read lately.
 #[derive(Default)]
-pub struct Stacks {
-    kept: Mutex<HashMap<Key, (Instant, Arc<Stack>)>>,
+pub struct BlockStackCache {
+    entries: Mutex<HashMap<Key, (Instant, Arc<Stack>)>>,
 }
 
-impl Stacks {
+impl BlockStackCache {
     /// What the file behind `fd` lies on; `fd` is of the calling thread's table, `magic` is what `fstatfs` said.
-    pub fn of(&self, kernel: &dyn Kernel, fd: Fd, stat: Stat, magic: u64) -> Arc<Stack> {
-        self.below(kernel, fd, stat, magic, DEEP)
+    pub fn get(&self, sys: &dyn Syscalls, fd: Fd, stat: Stat, magic: u64) -> Arc<Stack> {
+        self.resolve(sys, fd, stat, magic, MAX_OVERLAY_DEPTH)
     }
 
-    fn below(&self, kernel: &dyn Kernel, fd: Fd, stat: Stat, magic: u64, deep: u32) -> Arc<Stack> {
+    fn resolve(&self, sys: &dyn Syscalls, fd: Fd, stat: Stat, magic: u64, depth: u32) -> Arc<Stack> {
         if stat.kind == FileKind::Block {
-            return self.kept((0, stat.rdev), || geometry::device(&Sysfs(kernel), "", number(stat.rdev)));
+            return self.get_or_read((0, stat.rdev), || geometry::device(&Sysfs(sys), "", dev_numbers(stat.rdev)));
         }
         let name = fs_magic::name(magic).map_or_else(|| format!("file system {magic:#x}"), str::to_owned);
         match magic {
-            OVERLAYFS => self.under_overlay(kernel, fd, stat, deep),
-            BTRFS => self.kept((magic, stat.dev), || match kernel.btrfs_uuid(fd) {
-                Ok(uuid) => geometry::btrfs(&Sysfs(kernel), &uuid_text(uuid)),
+            OVERLAYFS => self.resolve_overlay(sys, fd, stat, depth),
+            BTRFS => self.get_or_read((magic, stat.dev), || match sys.btrfs_uuid(fd) {
+                Ok(uuid) => geometry::btrfs(&Sysfs(sys), &uuid_text(uuid)),
                 Err(_) => geometry::no_device(&name),
             }),
             _ if linux::major(stat.dev) == 0 => Arc::new(geometry::no_device(&name)),
-            _ => self.kept((magic, stat.dev), || geometry::device(&Sysfs(kernel), &name, number(stat.dev))),
+            _ => self.get_or_read((magic, stat.dev), || geometry::device(&Sysfs(sys), &name, dev_numbers(stat.dev))),
         }
     }
 
-    fn under_overlay(&self, kernel: &dyn Kernel, fd: Fd, stat: Stat, deep: u32) -> Arc<Stack> {
-        let real = || {
-            let deep = deep.checked_sub(1)?;
-            let proc = Sysfs(kernel);
+    fn resolve_overlay(&self, sys: &dyn Syscalls, fd: Fd, stat: Stat, depth: u32) -> Arc<Stack> {
+        let lower = || {
+            let depth = depth.checked_sub(1)?;
+            let proc = Sysfs(sys);
             let path = proc.link(&format!("/proc/thread-self/fd/{fd}"))?;
-            let about = proc.text(&format!("/proc/thread-self/fdinfo/{fd}"))?;
-            let id = about.lines().find_map(|l| l.strip_prefix("mnt_id:"))?.trim().parse().ok()?;
-            let mounts = lossy(kernel.text(c"/proc/thread-self/mountinfo", MOUNTS).ok()?);
-            let here = overlay::candidates(&mounts, id, &path);
-            here.iter().find_map(|path| self.real_file(kernel, path, stat, deep))
+            let fdinfo = proc.text(&format!("/proc/thread-self/fdinfo/{fd}"))?;
+            let id = fdinfo.lines().find_map(|l| l.strip_prefix("mnt_id:"))?.trim().parse().ok()?;
+            let mounts = lossy(sys.read_sysfs(c"/proc/thread-self/mountinfo", MOUNTINFO_MAX).ok()?);
+            let candidates = overlay::candidates(&mounts, id, &path);
+            candidates.iter().find_map(|path| self.overlay_lower_file(sys, path, stat, depth))
         };
-        let under = real().unwrap_or_default();
-        let name = if under.file_system.is_empty() {
+        let lower_stack = lower().unwrap_or_default();
+        let name = if lower_stack.file_system.is_empty() {
             "overlay".to_owned()
         } else {
-            format!("overlay on {}", under.file_system)
+            format!("overlay on {}", lower_stack.file_system)
         };
-        Arc::new(Stack { file_system: name, top: under.top.clone() })
+        Arc::new(Stack { file_system: name, top: lower_stack.top.clone() })
     }
 
     /// The file of an overlay in one of the folders below, if this is it.
-    fn real_file(&self, kernel: &dyn Kernel, path: &str, shown: Stat, deep: u32) -> Option<Arc<Stack>> {
+    fn overlay_lower_file(&self, sys: &dyn Syscalls, path: &str, merged: Stat, depth: u32) -> Option<Arc<Stack>> {
         let path = CString::new(path).ok()?;
         let fd = linux::open(&path, (linux::O_PATH | linux::O_NOFOLLOW) as i32, 0).ok()?;
-        let stack = kernel.fstat(fd).ok().and_then(|stat| {
-            let same = stat.kind == shown.kind && stat.size == shown.size && stat.mtime_ns == shown.mtime_ns;
+        let stack = sys.fstat(fd).ok().and_then(|stat| {
+            let same = stat.kind == merged.kind && stat.size == merged.size && stat.mtime_ns == merged.mtime_ns;
             same.then(|| {
-                let magic = kernel.file_system(fd).unwrap_or(0);
+                let magic = sys.file_system(fd).unwrap_or(0);
                 // Such a descriptor answers no ioctl, which btrfs needs.
-                let again = match magic {
-                    BTRFS => kernel.open_again(linux::gettid(), fd, linux::O_RDONLY as i32).ok(),
+                let reopened = match magic {
+                    BTRFS => sys.reopen(linux::gettid(), fd, linux::O_RDONLY as i32).ok(),
                     _ => None,
                 };
-                let stack = self.below(kernel, again.unwrap_or(fd), stat, magic, deep);
-                again.into_iter().for_each(|fd| kernel.close(fd));
+                let stack = self.resolve(sys, reopened.unwrap_or(fd), stat, magic, depth);
+                reopened.into_iter().for_each(|fd| sys.close(fd));
                 stack
             })
         });
@@ -133,23 +133,23 @@ impl Stacks {
         stack
     }
 
-    fn kept(&self, key: Key, read: impl FnOnce() -> Stack) -> Arc<Stack> {
-        if let Some((when, stack)) = lock(&self.kept).get(&key)
-            && when.elapsed() < BELIEVED
+    fn get_or_read(&self, key: Key, read: impl FnOnce() -> Stack) -> Arc<Stack> {
+        if let Some((when, stack)) = lock(&self.entries).get(&key)
+            && when.elapsed() < TTL
         {
             return Arc::clone(stack);
         }
         let stack = Arc::new(read());
-        let mut kept = lock(&self.kept);
-        if kept.len() >= KEPT {
-            kept.retain(|_, (when, _)| when.elapsed() < BELIEVED);
+        let mut entries = lock(&self.entries);
+        if entries.len() >= MAX_CACHED {
+            entries.retain(|_, (when, _)| when.elapsed() < TTL);
         }
-        kept.insert(key, (Instant::now(), Arc::clone(&stack)));
+        entries.insert(key, (Instant::now(), Arc::clone(&stack)));
         stack
     }
 }
 
-fn number(dev: u64) -> (u32, u32) {
+fn dev_numbers(dev: u64) -> (u32, u32) {
     (linux::major(dev) as u32, linux::minor(dev) as u32)
 }
 
@@ -163,19 +163,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identities_are_written_as_in_sysfs() {
+    fn uuid_text_matches_sysfs() {
         let uuid = core::array::from_fn(|i| i as u8 * 16);
         assert_eq!(uuid_text(uuid), "00102030-4050-6070-8090-a0b0c0d0e0f0");
     }
 
     #[test]
-    fn what_was_read_is_believed_for_a_while() {
-        let stacks = Stacks::default();
-        let first = stacks.kept((1, 2), || geometry::no_device("a"));
-        assert!(Arc::ptr_eq(&first, &stacks.kept((1, 2), || geometry::no_device("b"))));
+    fn stacks_are_cached_for_ttl() {
+        let stacks = BlockStackCache::default();
+        let first = stacks.get_or_read((1, 2), || geometry::no_device("a"));
+        assert!(Arc::ptr_eq(&first, &stacks.get_or_read((1, 2), || geometry::no_device("b"))));
         for dev in 0..1000 {
-            stacks.kept((2, dev), || geometry::no_device("c"));
+            stacks.get_or_read((2, dev), || geometry::no_device("c"));
         }
-        assert_eq!(stacks.kept((2, 999), || geometry::no_device("d")).file_system, "c");
+        assert_eq!(stacks.get_or_read((2, 999), || geometry::no_device("d")).file_system, "c");
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spinio_host::pool::Workers;
-use spinio_host::syscalls::Kernel;
-use spinio_stats::{Home, Stats};
+use spinio_host::syscalls::Syscalls;
+use spinio_stats::{StatsRegion, Stats};
 use spinio_transfer::DeferredUnpin;
 
 /// How long a `close` waits for what is kept beside the file to be released. Longer only if a server is slow, or a
@@ -15,11 +15,11 @@ const CLOSE_WAIT: Duration = Duration::from_millis(20);
 /// Handles of one runtime, made once.
 pub struct FilesCtx {
     /// The system calls.
-    pub sys: &'static dyn Kernel,
+    pub sys: &'static dyn Syscalls,
     /// The worker pools.
     pub workers: Arc<Workers>,
     /// The counters, and the file that they are in.
-    pub home: Arc<Home>,
+    pub home: Arc<StatsRegion>,
     /// Pages that wait to be unpinned.
     pub unpin: Arc<DeferredUnpin>,
 }
@@ -36,7 +36,7 @@ impl FilesCtx {
         let begun = Instant::now();
         self.unpin.drain(CLOSE_WAIT);
         if let Some(keepers) = self.workers.shadow() {
-            keepers.await_burials(CLOSE_WAIT.saturating_sub(begun.elapsed()));
+            keepers.wait_closed(CLOSE_WAIT.saturating_sub(begun.elapsed()));
         }
     }
 }

@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use spinio_sys::linux::Fd;
 
-use spinio_host::syscalls::Kernel;
+use spinio_host::syscalls::Syscalls;
 
-use crate::shadow_file::is_own;
+use crate::shadow_file::is_shadow;
 
 /// Numbers that are counted apart.
 const NUMBERS: usize = 1 << 16;
@@ -63,8 +63,8 @@ impl FdIdentity {
     }
 
     /// Whether the number means the file with this device number and inode, and has done so all the time.
-    pub fn is_still(&self, kernel: &dyn Kernel, key: (u64, u64)) -> bool {
-        kernel.names(self.fd, key) && self.is_unchanged()
+    pub fn is_still(&self, kernel: &dyn Syscalls, key: (u64, u64)) -> bool {
+        kernel.is_file(self.fd, key) && self.is_unchanged()
     }
 
     /// Whether the number was not given away since. Asked last, of a number that means the right file: one that has come
@@ -76,7 +76,7 @@ impl FdIdentity {
 
 /// Files of SPIN's own have numbers that no call of the program changes.
 fn changes(fd: Fd) -> u32 {
-    if is_own(fd) { 0 } else { CHANGES[fd as usize % NUMBERS].load(SeqCst) }
+    if is_shadow(fd) { 0 } else { CHANGES[fd as usize % NUMBERS].load(SeqCst) }
 }
 
 #[cfg(test)]

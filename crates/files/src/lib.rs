@@ -1,7 +1,7 @@
 //! What SPIN keeps beside files between requests.
 //!
 //! ```text
-//!   file_table     all of it, one object a runtime
+//!   files          all of it, one object a runtime
 //!     state, table   a file's shadow descriptors, alignment, mapping; which files are remembered
 //!     residency      which pages of a range are cached
 //!     streams        which descriptors read in sequence
@@ -19,7 +19,7 @@ pub mod block_stack;
 pub mod cost;
 mod ctx;
 mod fd_identity;
-mod file_table;
+mod files;
 mod lease_watcher;
 pub mod p2p_probe;
 mod p2p_trust;
@@ -36,10 +36,10 @@ pub mod write_lease;
 
 pub use ctx::FilesCtx;
 pub use fd_identity::{FdIdentity, fds_change};
-pub use file_table::FileTable;
-pub use lease_watcher::word as lease_valid_until;
-pub use p2p_trust::{P2pTrust, Verdict};
-pub use residency::Rights;
-pub use shadow_file::{OwnFile, is_own};
-pub use state::File;
+pub use files::Files;
+pub use lease_watcher::lease_valid_until as lease_valid_until;
+pub use p2p_trust::{P2pTrust, P2pTrustMap};
+pub use residency::ResidencyAccess;
+pub use shadow_file::{ShadowFile, is_shadow};
+pub use state::FileState;
 pub use write_lease::WriteLease;

@@ -23,61 +23,61 @@ use spinio_sys::Errno;
 use spinio_device::Target;
 
 use crate::ctx::FilesCtx;
-use crate::p2p_trust::Verdict;
-use crate::state::File;
-use spinio_host::syscalls::Kernel;
-use spinio_transfer::bounce::BLOCK;
+use crate::p2p_trust::P2pTrust;
+use crate::state::FileState;
+use spinio_host::syscalls::Syscalls;
+use spinio_transfer::bounce::BUFFER_SIZE;
 use spinio_transfer::AlignedBuf;
 
 /// Bytes of the widest stripe that is read whole.
-const WIDEST: u64 = 32 << 20;
+const MAX_STRIPE: u64 = 32 << 20;
 
 /// Reads part of the request both ways; `None` if nothing could be compared.
-pub fn sing(
+pub fn verify(
     ctx: &FilesCtx,
-    file: &Arc<File>,
+    file: &Arc<FileState>,
     to: Target,
     offset: u64,
     len: u64,
-    unit: u64,
-) -> Option<Verdict> {
-    let first = offset.next_multiple_of(unit);
-    let stripe = file.geometry().stripe().map_or(0, |s| s.width()).min(WIDEST);
-    let most = (BLOCK as u64).max(stripe.next_multiple_of(unit));
-    let bytes = ((offset + len).saturating_sub(first) / unit * unit).min(most) as usize;
+    align: u64,
+) -> Option<P2pTrust> {
+    let first = offset.next_multiple_of(align);
+    let stripe = file.block_stack().stripe().map_or(0, |s| s.width()).min(MAX_STRIPE);
+    let max_len = (BUFFER_SIZE as u64).max(stripe.next_multiple_of(align));
+    let bytes = ((offset + len).saturating_sub(first) / align * align).min(max_len) as usize;
     if bytes == 0 {
         return None;
     }
     let at = to.addr.offset(first - offset).0;
-    let (sys, twins) = (ctx.sys, Arc::clone(file));
-    ctx.workers.shadow()?.call(move || compare(sys, &twins, at, first, bytes))?
+    let (sys, worker_file) = (ctx.sys, Arc::clone(file));
+    ctx.workers.shadow()?.run_blocking(move || compare(sys, &worker_file, at, first, bytes))?
 }
 
-fn compare(sys: &dyn Kernel, file: &File, device: u64, offset: u64, bytes: usize) -> Option<Verdict> {
-    let twin = file.direct.as_ref().ok()?;
+fn compare(sys: &dyn Syscalls, file: &FileState, device: u64, offset: u64, bytes: usize) -> Option<P2pTrust> {
+    let direct_fd = file.direct_fd.as_ref().ok()?;
     let mut host = AlignedBuf::zeroed(bytes);
     for _ in 0..2 {
         // SAFETY: `host` has `bytes` bytes.
-        let plain = unsafe { sys.pread(Route::Direct, twin.get(), host.as_mut_ptr(), bytes, offset, 0) };
+        let buffered = unsafe { sys.pread(Route::Direct, direct_fd.get(), host.as_mut_ptr(), bytes, offset, 0) };
         // Zeros may be a hole, which the kernel fills in without asking the storage.
-        if plain != Ok(bytes) || host.iter().all(|&b| b == 0) {
+        if buffered != Ok(bytes) || host.iter().all(|&b| b == 0) {
             return None;
         }
         // SAFETY: P2P-mapped memory is host-mapped, and the request's bytes lie inside its allocation; the program
         // has lent it to this call, and nobody else has a reference into it.
-        let theirs = unsafe { core::slice::from_raw_parts_mut(device as *mut u8, bytes) };
+        let mapped = unsafe { core::slice::from_raw_parts_mut(device as *mut u8, bytes) };
         // What is there may be these very bytes, from an earlier read; their complement is not.
-        theirs.iter_mut().zip(host.iter()).for_each(|(to, from)| *to = !from);
+        mapped.iter_mut().zip(host.iter()).for_each(|(to, from)| *to = !from);
         // SAFETY: as above.
-        let p2p = unsafe { sys.pread(Route::P2p, twin.get(), device as *mut u8, bytes, offset, 0) };
+        let p2p = unsafe { sys.pread(Route::P2p, direct_fd.get(), device as *mut u8, bytes, offset, 0) };
         match p2p {
             Ok(n) if n == bytes => {}
-            Err(Errno::REMOTEIO | Errno::INVAL | Errno::OPNOTSUPP) => return Some(Verdict::Unreachable),
+            Err(Errno::REMOTEIO | Errno::INVAL | Errno::OPNOTSUPP) => return Some(P2pTrust::Unreachable),
             _ => return None,
         }
-        if *theirs == *host {
-            return Some(Verdict::Trusted);
+        if *mapped == *host {
+            return Some(P2pTrust::Trusted);
         }
     }
-    Some(Verdict::Untrusted)
+    Some(P2pTrust::Untrusted)
 }

@@ -9,7 +9,7 @@ use spinio_plan::Reason;
 
 /// Whether storage may DMA into a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum P2pTrust {
     /// The probe matched.
     Trusted,
     /// The kernel says that it cannot.
@@ -18,36 +18,36 @@ pub enum Verdict {
     Untrusted,
 }
 
-impl Verdict {
+impl P2pTrust {
     /// Whether P2P may be used, or why not.
     pub fn allows(self) -> Result<(), Reason> {
         match self {
-            Verdict::Trusted => Ok(()),
-            Verdict::Unreachable => Err(Reason::P2pUnreachable),
-            Verdict::Untrusted => Err(Reason::P2pUntrusted),
+            P2pTrust::Trusted => Ok(()),
+            P2pTrust::Unreachable => Err(Reason::P2pUnreachable),
+            P2pTrust::Untrusted => Err(Reason::P2pUntrusted),
         }
     }
 }
 
 /// The verdicts of a runtime.
 #[derive(Default)]
-pub struct P2pTrust(Mutex<HashMap<(u64, DeviceId), Verdict>>);
+pub struct P2pTrustMap(Mutex<HashMap<(u64, DeviceId), P2pTrust>>);
 
-impl P2pTrust {
+impl P2pTrustMap {
     /// Whether this storage may DMA into the device, if that is known.
-    pub fn verdict(&self, storage: u64, device: &dyn Device) -> Option<Verdict> {
+    pub fn p2p_trust(&self, storage: u64, device: &dyn Device) -> Option<P2pTrust> {
         lock(&self.0).get(&(storage, device.id())).copied()
     }
 
     /// Why P2P from this storage was refused before, to whichever device.
     pub fn known_refusal(&self, storage: u64) -> Option<Reason> {
-        let verdicts = lock(&self.0);
-        let mut of_storage = verdicts.iter().filter(|((of, _), _)| *of == storage);
-        of_storage.find_map(|(_, verdict)| verdict.allows().err())
+        let trust = lock(&self.0);
+        let mut of_storage = trust.iter().filter(|((of, _), _)| *of == storage);
+        of_storage.find_map(|(_, trust)| trust.allows().err())
     }
 
     /// Remembers it.
-    pub fn set(&self, storage: u64, device: &dyn Device, verdict: Verdict) {
-        lock(&self.0).insert((storage, device.id()), verdict);
+    pub fn set(&self, storage: u64, device: &dyn Device, trust: P2pTrust) {
+        lock(&self.0).insert((storage, device.id()), trust);
     }
 }

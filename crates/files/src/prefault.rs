@@ -7,17 +7,17 @@ use spinio_host::lock;
 use spinio_sys::linux::PAGE;
 
 use crate::ctx::FilesCtx;
-use crate::state::File;
+use crate::state::FileState;
 
 /// A stream has come to `next` with requests of `len` bytes.
-pub fn fill_ahead(ctx: &FilesCtx, file: &Arc<File>, next: u64, len: u64) {
-    let tables = &file.tables;
-    if !tables.slow.load(Relaxed) || !file.is_warm() {
+pub fn prefault_next(ctx: &FilesCtx, file: &Arc<FileState>, next: u64, len: u64) {
+    let tables = &file.prefault;
+    if !tables.is_slow.load(Relaxed) || !file.likely_cached() {
         return;
     }
-    let Some(mapping) = file.kept_mapping(next + 1) else { return };
+    let Some(mapping) = file.cached_mapping(next + 1) else { return };
     let range = next..(next + len).min(mapping.len as u64);
-    if tables.has(&mapping, &range) || tables.busy.swap(true, Relaxed) {
+    if tables.covers(&mapping, &range) || tables.busy.swap(true, Relaxed) {
         return;
     }
     let (kernel, theirs) = (ctx.sys, Arc::clone(file));
@@ -25,13 +25,13 @@ pub fn fill_ahead(ctx: &FilesCtx, file: &Arc<File>, next: u64, len: u64) {
         let asked = kernel.cachestat(theirs.cached.get(), range.start, range.end - range.start);
         // What is absent would be read in.
         if asked.is_ok_and(|c| c.cached * PAGE as u64 >= range.end - range.start) {
-            mapping.populate(range.clone());
-            *lock(&theirs.tables.filled) = (mapping.ptr as usize, range);
+            mapping.prefault(range.clone());
+            *lock(&theirs.prefault.ready) = (mapping.ptr as usize, range);
         }
-        theirs.tables.busy.store(false, Relaxed);
+        theirs.prefault.busy.store(false, Relaxed);
     };
     match ctx.workers.shadow() {
-        Some(keepers) => keepers.send(fill),
+        Some(keepers) => keepers.spawn_detached(fill),
         None => tables.busy.store(false, Relaxed),
     }
 }

@@ -46,304 +46,304 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd, FileKind, News, PAGE, Stat};
 
 use spinio_host::lock;
-use spinio_host::pool::Crew;
-use spinio_host::settings::{Cache, Settings};
-use spinio_host::shadow_fd::{Farewell, PrivateFd};
-use spinio_host::syscalls::Kernel;
+use spinio_host::pool::WorkerPool;
+use spinio_host::settings::{CachePolicy, Settings};
+use spinio_host::shadow_fd::{PreCloseHook, ShadowFd};
+use spinio_host::syscalls::Syscalls;
 use spinio_stats::Gauge;
 
 use crate::ctx::FilesCtx;
-use crate::residency::{self, Rights};
-use crate::state::File;
-use crate::streams::{self, Streams};
-use crate::table::Files;
+use crate::residency::{self, ResidencyAccess};
+use crate::state::FileState;
+use crate::streams::{self, SequentialDetector};
+use crate::table::FileTable;
 
 /// Streams that are told apart.
-const WAYS: usize = 64;
+const MAX_STREAMS: usize = 64;
 
 /// Bytes until a stream is looked at again that nothing can be done for.
-const LONG: u64 = 1 << 30;
+const UNMANAGED_CHECK_BYTES: u64 = 1 << 30;
 
 /// The read-ahead window while the device is not known yet: as wide as they come.
-const WINDOW: u64 = 8 << 20;
+const DEFAULT_WINDOW: u64 = 8 << 20;
 
 /// The page cache holds pages in blocks of up to this, and drops only whole ones.
-const FOLIO: u64 = 2 << 20;
+const MAX_FOLIO: u64 = 2 << 20;
 
 /// Bytes of read-ahead at once that POSIX_FADV_WILLNEED has keepers ask for, and altogether.
 const PREFETCH_STEP: u64 = 2 << 20;
-const PREFETCH_MOST: u64 = 64 << 20;
+const PREFETCH_MAX: u64 = 64 << 20;
 
 /// Device number and inode.
-type Key = (u64, u64);
+type FileKey = (u64, u64);
 
 /// The set of a runtime, and its watch over files.
-pub struct ReadAhead {
-    cache: Cache,
+pub struct ReadaheadCache {
+    policy: CachePolicy,
     /// Bytes that the kernel is led ahead of a reader: no more than the set may hold.
-    further: u64,
-    set: Mutex<Brought<Key>>,
+    distance: u64,
+    owned: Mutex<Brought<FileKey>>,
     /// The streams under way, the one that was looked at last at the end.
-    ways: Mutex<Vec<Arc<Stream>>>,
+    streams: Mutex<Vec<Arc<SequentialStream>>>,
     /// The descriptor that brings news, of the keepers' table.
-    notify: OnceLock<Option<PrivateFd>>,
+    inotify: OnceLock<Option<ShadowFd>>,
     /// How many others have a watched file open.
-    watched: Mutex<HashMap<i32, Arc<AtomicI64>>>,
+    other_opens: Mutex<HashMap<i32, Arc<AtomicI64>>>,
     /// The files that are looked after.
-    files: Mutex<HashMap<Key, Watched>>,
+    files: Mutex<HashMap<FileKey, Watch>>,
     ctx: Arc<FilesCtx>,
-    kept: Weak<Files>,
-    streams: Arc<Streams>,
-    me: Weak<ReadAhead>,
+    kept: Weak<FileTable>,
+    detector: Arc<SequentialDetector>,
+    weak_self: Weak<ReadaheadCache>,
 }
 
 /// A stream of reads of one descriptor. Whoever looks at it asks the kernel meanwhile, and keeps no other stream waiting.
-struct Stream {
-    key: Key,
+struct SequentialStream {
+    key: FileKey,
     fd: Fd,
-    way: Mutex<Way>,
+    state: Mutex<StreamState>,
 }
 
 /// How far a stream has come.
 #[derive(Default)]
-struct Way {
-    ahead: Ahead,
-    lead: u64,
+struct StreamState {
+    surveyed: Ahead,
+    survey_distance: u64,
     /// Ours, and not in the set yet; and whether a keeper is called for it.
-    passed: Vec<Range<u64>>,
-    called: bool,
+    consumed: Vec<Range<u64>>,
+    worker_queued: bool,
 }
 
 /// What is kept about a file that is looked after.
-struct Watched {
-    watch: i32,
-    others: Arc<AtomicI64>,
+struct Watch {
+    wd: i32,
+    other_opens: Arc<AtomicI64>,
     /// What was dropped last, without a gap.
-    dropped: Range<u64>,
+    last_dropped: Range<u64>,
 }
 
-impl Way {
+impl StreamState {
     /// The stream has come to `at`.
-    fn go_on(&mut self, home: &ReadAhead, fd: Fd, known: Option<&File>, at: u64, (size, widened): (u64, bool)) {
-        let told = known.map(|file| file.geometry().read_ahead());
+    fn update(&mut self, home: &ReadaheadCache, fd: Fd, known: Option<&FileState>, at: u64, (size, doubled): (u64, bool)) {
+        let window_hint = known.map(|file| file.block_stack().read_ahead());
         let end = known.map_or(size, |file| file.size.max(size)).next_multiple_of(PAGE as u64);
-        let stream = &mut self.ahead;
-        self.lead = lead(told.unwrap_or(WINDOW), widened, stream.step());
-        self.passed.extend(stream.passed(at, self.lead));
-        if let Some(range) = stream.to_ask(at, self.lead).filter(|range| range.start < end) {
+        let surveyed = &mut self.surveyed;
+        self.survey_distance = lead(window_hint.unwrap_or(DEFAULT_WINDOW), doubled, surveyed.step());
+        self.consumed.extend(surveyed.passed(at, self.survey_distance));
+        if let Some(range) = surveyed.to_ask(at, self.survey_distance).filter(|range| range.start < end) {
             let range = range.start..range.end.min(end);
-            let ask = stream.is_cold() || !is_sampled_cached(home.ctx.sys, fd, &range);
-            let absent = if ask { residency::absent_runs(home.ctx.sys, fd, range.clone()) } else { Vec::new() };
-            stream.answered(range, absent);
+            let probe = surveyed.is_cold() || !spot_check_cached(home.ctx.sys, fd, &range);
+            let absent = if probe { residency::absent_runs(home.ctx.sys, fd, range.clone()) } else { Vec::new() };
+            surveyed.answered(range, absent);
         }
-        home.streams.look_in(fd, stream.step(), largest(told.unwrap_or(0), widened));
+        home.detector.schedule_check(fd, surveyed.step(), largest(window_hint.unwrap_or(0), doubled));
         // A wide window needs nobody.
-        if let Some(window) = told.map(|told| window(told, widened)).filter(|window| *window < home.further)
-            && stream.is_cold()
+        if let Some(window) = window_hint.map(|told| window(told, doubled)).filter(|window| *window < home.distance)
+            && surveyed.is_cold()
         {
-            home.streams.lead(fd, at, window, stream.reach().min(end));
+            home.detector.allow_readahead(fd, at, window, surveyed.reach().min(end));
         }
     }
 }
 
-impl ReadAhead {
+impl ReadaheadCache {
     /// An empty set.
-    pub fn new(settings: &Settings, ctx: &Arc<FilesCtx>, kept: &Arc<Files>, streams: &Arc<Streams>) -> Arc<ReadAhead> {
-        let pages = if settings.cache == Cache::Auto { settings.cache_pages } else { 0 };
+    pub fn new(settings: &Settings, ctx: &Arc<FilesCtx>, kept: &Arc<FileTable>, detector: &Arc<SequentialDetector>) -> Arc<ReadaheadCache> {
+        let pages = if settings.readahead_keep == CachePolicy::Auto { settings.readahead_pages } else { 0 };
         let limit = pages.saturating_mul(PAGE as u64);
-        Arc::new_cyclic(|me| ReadAhead {
-            cache: settings.cache,
-            further: FURTHER.min(limit),
-            set: Mutex::new(Brought::new(limit)),
-            ways: Mutex::default(),
-            notify: OnceLock::new(),
-            watched: Mutex::default(),
+        Arc::new_cyclic(|weak_self| ReadaheadCache {
+            policy: settings.readahead_keep,
+            distance: FURTHER.min(limit),
+            owned: Mutex::new(Brought::new(limit)),
+            streams: Mutex::default(),
+            inotify: OnceLock::new(),
+            other_opens: Mutex::default(),
             files: Mutex::default(),
             ctx: Arc::clone(ctx),
             kept: Arc::downgrade(kept),
-            streams: Arc::clone(streams),
-            me: me.clone(),
+            detector: Arc::clone(detector),
+            weak_self: weak_self.clone(),
         })
     }
 
     /// Whether anything is ever dropped.
-    pub fn is_on(&self) -> bool {
-        self.cache != Cache::Keep
+    pub fn is_enabled(&self) -> bool {
+        self.policy != CachePolicy::Keep
     }
 
     /// A stream of small or short reads has come to `at` (none: where the descriptor stands).
     #[cold]
-    pub fn look(&self, fd: Fd, at: Option<u64>) {
+    pub fn check_stream(&self, fd: Fd, at: Option<u64>) {
         const SEEK_CUR: i32 = 1;
         let sys = self.ctx.sys;
         let Some(kept) = self.kept.upgrade() else { return };
         let Ok(stat) = sys.fstat(fd) else { return };
-        let advice = streams::advice(fd, &stat);
-        if !self.is_on() || stat.kind == FileKind::Stream || advice == Advice::Random {
-            return self.streams.look_in(fd, CACHED_STEP, 0);
+        let advice = streams::advice_for(fd, &stat);
+        if !self.is_enabled() || stat.kind == FileKind::Stream || advice == Advice::Random {
+            return self.detector.schedule_check(fd, CACHED_STEP, 0);
         }
         let Some(at) = at.or_else(|| sys.lseek(fd, 0, SEEK_CUR).ok()) else { return };
         let key = (stat.dev, stat.ino);
         // Let go of behind the lock: a file that ends takes it.
-        let known = kept.find(key);
-        let stream = self.stream(key, fd);
-        let mut way = lock(&stream.way);
-        way.go_on(self, fd, known.as_deref(), at, (stat.size, advice == Advice::Sequential));
+        let file = kept.find(key);
+        let stream = self.stream_of(key, fd);
+        let mut state = lock(&stream.state);
+        state.update(self, fd, file.as_deref(), at, (stat.size, advice == Advice::Sequential));
         // Also where nothing was passed: somebody may have opened or closed the file.
-        let call = !std::mem::replace(&mut way.called, true);
-        drop(way);
-        if call {
+        let start_worker = !std::mem::replace(&mut state.worker_queued, true);
+        drop(state);
+        if start_worker {
             let tid = linux::gettid();
-            self.later(move |home, crew| match kept.get_here(sys, crew, tid, fd, stat) {
-                Ok(file) => home.settle(crew, &file, Vec::new()),
-                Err(_) => home.leave_alone(key),
+            self.run_on_worker(move |home, crew| match kept.get_here(sys, crew, tid, fd, stat) {
+                Ok(file) => home.commit(crew, &file, Vec::new()),
+                Err(_) => home.ignore(key),
             });
         }
     }
 
     /// Leads the kernel's read-ahead on, where that is due. What it brings was asked about, and so counts as ours.
-    pub fn lead_on(&self, fd: Fd) {
-        let Some((at, window, reach)) = self.streams.leads(fd) else { return };
-        let mut before = 0;
-        while let Ok(pages) = self.ctx.sys.cachestat(fd, at, self.further)
-            && pages.cached > before
-            && let Some(places) = marks(at, pages.cached * PAGE as u64, window, self.further, reach)
+    pub fn extend_readahead(&self, fd: Fd) {
+        let Some((at, window, limit)) = self.detector.readahead_due(fd) else { return };
+        let mut previous = 0;
+        while let Ok(pages) = self.ctx.sys.cachestat(fd, at, self.distance)
+            && pages.cached > previous
+            && let Some(offsets) = marks(at, pages.cached * PAGE as u64, window, self.distance, limit)
         {
-            before = pages.cached;
-            for place in places {
-                let _ = self.ctx.sys.touch(fd, place);
+            previous = pages.cached;
+            for offset in offsets {
+                let _ = self.ctx.sys.trigger_readahead(fd, offset);
             }
         }
     }
 
     /// The stream of a descriptor, the newest from now on.
-    fn stream(&self, key: Key, fd: Fd) -> Arc<Stream> {
-        let mut ways = lock(&self.ways);
-        let found = ways.iter().position(|way| way.key == key && way.fd == fd);
-        let stream = match found {
-            Some(at) => ways.remove(at),
-            None => Arc::new(Stream { key, fd, way: Mutex::default() }),
+    fn stream_of(&self, key: FileKey, fd: Fd) -> Arc<SequentialStream> {
+        let mut streams = lock(&self.streams);
+        let position = streams.iter().position(|stream| stream.key == key && stream.fd == fd);
+        let stream = match position {
+            Some(at) => streams.remove(at),
+            None => Arc::new(SequentialStream { key, fd, state: Mutex::default() }),
         };
-        if ways.len() >= WAYS {
-            ways.remove(0);
+        if streams.len() >= MAX_STREAMS {
+            streams.remove(0);
         }
-        ways.push(Arc::clone(&stream));
+        streams.push(Arc::clone(&stream));
         stream
     }
 
     /// The streams of a file.
-    fn streams_of(&self, key: Key) -> Vec<Arc<Stream>> {
-        lock(&self.ways).iter().filter(|way| way.key == key).map(Arc::clone).collect()
+    fn file_streams(&self, key: FileKey) -> Vec<Arc<SequentialStream>> {
+        lock(&self.streams).iter().filter(|stream| stream.key == key).map(Arc::clone).collect()
     }
 
     /// Pieces of a large request that the page cache had to fetch for it are ours.
-    pub fn claim(&self, file: &Arc<File>, runs: Vec<Range<u64>>) {
-        if runs.is_empty() || !self.is_on() {
+    pub fn add_owned(&self, file: &Arc<FileState>, runs: Vec<Range<u64>>) {
+        if runs.is_empty() || !self.is_enabled() {
             return;
         }
         let file = Arc::clone(file);
-        self.later(move |home, crew| home.settle(crew, &file, runs));
+        self.run_on_worker(move |home, crew| home.commit(crew, &file, runs));
     }
 
     /// Has a shadow worker do something, some time.
-    fn later(&self, what: impl FnOnce(&ReadAhead, &Crew) + Send + 'static) {
-        let (Some(crew), Some(home)) = (self.ctx.workers.shadow(), self.me.upgrade()) else { return };
-        crew.send(move || {
-            if let Some(crew) = home.ctx.workers.shadow() {
-                what(&home, crew);
+    fn run_on_worker(&self, work: impl FnOnce(&ReadaheadCache, &WorkerPool) + Send + 'static) {
+        let (Some(crew), Some(home)) = (self.ctx.workers.shadow(), self.weak_self.upgrade()) else { return };
+        crew.spawn_detached(move || {
+            if let Some(workers) = home.ctx.workers.shadow() {
+                work(&home, workers);
             }
         });
     }
 
     /// Takes in what has been passed, and `more`, unless somebody else has opened the file. On a keeper.
-    fn settle(&self, crew: &Crew, file: &Arc<File>, mut more: Vec<Range<u64>>) {
-        let Some(others) = self.watch(crew, file) else { return self.leave_alone(file.key()) };
-        self.hear();
-        let streams = self.streams_of(file.key());
+    fn commit(&self, workers: &WorkerPool, file: &Arc<FileState>, mut more: Vec<Range<u64>>) {
+        let Some(others) = self.watch_file(workers, file) else { return self.ignore(file.key()) };
+        self.drain_inotify();
+        let streams = self.file_streams(file.key());
         if others.load(Relaxed) > 0 {
-            streams.iter().for_each(|stream| *lock(&stream.way) = Way::default());
-            let mut set = lock(&self.set);
-            set.take(file.key());
-            return self.ctx.stats().set(Gauge::ReadAheadPages, set.bytes() / PAGE as u64);
+            streams.iter().for_each(|stream| *lock(&stream.state) = StreamState::default());
+            let mut owned = lock(&self.owned);
+            owned.take(file.key());
+            return self.ctx.stats().set_gauge(Gauge::ReadaheadPages, owned.bytes() / PAGE as u64);
         }
         for stream in streams {
-            let mut way = lock(&stream.way);
-            more.append(&mut way.passed);
-            way.called = false;
+            let mut state = lock(&stream.state);
+            more.append(&mut state.consumed);
+            state.worker_queued = false;
         }
-        self.add(file, more);
+        self.insert_and_trim(file, more);
     }
 
     /// A file that cannot be looked after: its readers need not look for a long while.
-    fn leave_alone(&self, key: Key) {
-        lock(&self.ways).retain(|way| {
-            if way.key == key {
-                self.streams.look_in(way.fd, LONG, 0);
+    fn ignore(&self, key: FileKey) {
+        lock(&self.streams).retain(|stream| {
+            if stream.key == key {
+                self.detector.schedule_check(stream.fd, UNMANAGED_CHECK_BYTES, 0);
             }
-            way.key != key
+            stream.key != key
         });
     }
 
     /// Takes runs into the set, and drops what is too much.
-    fn add(&self, file: &Arc<File>, runs: Vec<Range<u64>>) {
-        let (over, bytes) = {
-            let mut set = lock(&self.set);
-            runs.into_iter().for_each(|run| set.add(file.key(), run));
-            (set.take_over_limit(), set.bytes())
+    fn insert_and_trim(&self, file: &Arc<FileState>, runs: Vec<Range<u64>>) {
+        let (excess, bytes) = {
+            let mut owned = lock(&self.owned);
+            runs.into_iter().for_each(|run| owned.add(file.key(), run));
+            (owned.take_over_limit(), owned.bytes())
         };
-        for (key, run) in over {
+        for (key, run) in excess {
             if key == file.key() {
-                self.drop_pages(file, run);
+                self.drop_owned(file, run);
             } else if let Some(other) = self.kept.upgrade().and_then(|kept| kept.find(key)) {
-                self.drop_pages(&other, run);
+                self.drop_owned(&other, run);
             }
         }
-        self.ctx.stats().set(Gauge::ReadAheadPages, bytes / PAGE as u64);
+        self.ctx.stats().set_gauge(Gauge::ReadaheadPages, bytes / PAGE as u64);
     }
 
     /// Sees to it that opens of the file are watched; how many others have it open. `None` where they cannot be watched, or
     /// its residency may not be asked.
-    fn watch(&self, crew: &Crew, file: &File) -> Option<Arc<AtomicI64>> {
-        if file.rights != Rights::Owner {
+    fn watch_file(&self, workers: &WorkerPool, file: &FileState) -> Option<Arc<AtomicI64>> {
+        if file.residency_access != ResidencyAccess::Permitted {
             return None;
         }
         let key = file.key();
         let mut files = lock(&self.files);
-        if let Some(watched) = files.get(&key) {
-            return Some(Arc::clone(&watched.others));
+        if let Some(watch) = files.get(&key) {
+            return Some(Arc::clone(&watch.other_opens));
         }
         let sys = self.ctx.sys;
-        let made = || sys.notify().ok().map(|fd| PrivateFd::new(fd, crew.graveyard()));
-        let notify = self.notify.get_or_init(made).as_ref()?;
+        let start = || sys.inotify_init().ok().map(|fd| ShadowFd::new(fd, workers.close_queue()));
+        let notify = self.inotify.get_or_init(start).as_ref()?;
         // Under the lock, so that another keeper takes in no open of a watch that is not in the table yet.
-        let mut watched = lock(&self.watched);
-        let watch = sys.watch(notify.get(), file.cached.get()).ok()?;
+        let mut other_opens = lock(&self.other_opens);
+        let wd = sys.watch_opens(notify.get(), file.cached.get()).ok()?;
         // The same file twice has the same watch.
-        let others = Arc::clone(watched.entry(watch).or_default());
-        drop(watched);
-        files.insert(key, Watched { watch, others: Arc::clone(&others), dropped: 0..0 });
-        let home = self.me.upgrade()?;
-        file.set_before_close(Box::new(move |closed| home.part_from_pages(key, closed)));
-        Some(others)
+        let others_open = Arc::clone(other_opens.entry(wd).or_default());
+        drop(other_opens);
+        files.insert(key, Watch { wd, other_opens: Arc::clone(&others_open), last_dropped: 0..0 });
+        let cache = self.weak_self.upgrade()?;
+        file.set_before_close(Box::new(move |closed| cache.drop_on_close(key, closed)));
+        Some(others_open)
     }
 
     /// Takes in the news. On a keeper.
-    fn hear(&self) {
-        let Some(Some(notify)) = self.notify.get() else { return };
+    fn drain_inotify(&self) {
+        let Some(Some(inotify)) = self.inotify.get() else { return };
         // Locked first: a keeper that finds no news finds the counts that another one has read the news for.
-        let watched = lock(&self.watched);
+        let other_opens = lock(&self.other_opens);
         // What cannot be heard may have happened.
-        let news = self.ctx.sys.news(notify.get()).unwrap_or_else(|_: Errno| vec![News::Lost]);
-        let of = |watch: &i32, change: i64| {
-            if let Some(others) = watched.get(watch) {
+        let events = self.ctx.sys.inotify_events(inotify.get()).unwrap_or_else(|_: Errno| vec![News::Lost]);
+        let adjust = |watch: &i32, change: i64| {
+            if let Some(others) = other_opens.get(watch) {
                 others.store((others.load(Relaxed) + change).max(0), Relaxed);
             }
         };
-        for event in news {
+        for event in events {
             match event {
-                News::Opened(watch) => of(&watch, 1),
-                News::Closed(watch) => of(&watch, -1),
-                News::Lost => watched.values().for_each(|others| others.store(i64::MAX / 2, Relaxed)),
+                News::Opened(watch) => adjust(&watch, 1),
+                News::Closed(watch) => adjust(&watch, -1),
+                News::Lost => other_opens.values().for_each(|others| others.store(i64::MAX / 2, Relaxed)),
                 News::Ended(_) | News::Changed(_) => {}
             }
         }
@@ -351,11 +351,11 @@ impl ReadAhead {
 
     /// Drops `run`, and again what was dropped just before it: a block of pages that lies across the border was kept then.
     /// Where `others` have opened the file meanwhile, the kernel is asked to fetch it again. On a keeper.
-    fn drop_range(&self, fd: Fd, others: &AtomicI64, dropped: &Range<u64>, run: Range<u64>) {
-        let (sys, start) = (self.ctx.sys, run.start.saturating_sub(FOLIO).max(dropped.start));
+    fn drop_range(&self, fd: Fd, others: &AtomicI64, last_dropped: &Range<u64>, run: Range<u64>) {
+        let (sys, start) = (self.ctx.sys, run.start.saturating_sub(MAX_FOLIO).max(last_dropped.start));
         let _ = sys.advise(fd, start, run.end - start, Advice::DontNeed);
         // What somebody has read who opened the file during that call went with the rest.
-        self.hear();
+        self.drain_inotify();
         if others.load(Relaxed) > 0 {
             for at in (start..run.end).step_by(PREFETCH_STEP as usize) {
                 let _ = sys.advise(fd, at, PREFETCH_STEP.min(run.end - at), Advice::WillNeed);
@@ -363,96 +363,96 @@ impl ReadAhead {
         }
     }
 
-    fn unwatch(&self, watch: i32) {
-        let mut watched = lock(&self.watched);
+    fn unwatch(&self, wd: i32) {
+        let mut watched = lock(&self.other_opens);
         // Another state of the same file may have come in the meantime.
-        if watched.get(&watch).is_some_and(|others| Arc::strong_count(others) <= 1) {
-            watched.remove(&watch);
-            if let Some(Some(notify)) = self.notify.get() {
-                self.ctx.sys.unwatch(notify.get(), watch);
+        if watched.get(&wd).is_some_and(|others| Arc::strong_count(others) <= 1) {
+            watched.remove(&wd);
+            if let Some(Some(inotify)) = self.inotify.get() {
+                self.ctx.sys.unwatch(inotify.get(), wd);
             }
         }
     }
 
     /// A range of a file is the program's business from now on: it has given advice on it.
-    fn disown(&self, file: &File, range: &Range<u64>) {
-        lock(&self.set).remove(file.key(), range);
-        for stream in self.streams_of(file.key()) {
-            let mut way = lock(&stream.way);
-            way.ahead.disown(range);
-            way.passed.retain(|run| run.end <= range.start || range.end <= run.start);
+    fn forget(&self, file: &FileState, range: &Range<u64>) {
+        lock(&self.owned).remove(file.key(), range);
+        for stream in self.file_streams(file.key()) {
+            let mut state = lock(&stream.state);
+            state.surveyed.disown(range);
+            state.consumed.retain(|run| run.end <= range.start || range.end <= run.start);
         }
     }
 
     /// The program has given advice on a range of a file.
-    pub fn advised(&self, stat: Stat, range: Range<u64>, advice: Advice) {
+    pub fn on_advice(&self, stat: Stat, range: Range<u64>, advice: Advice) {
         let Some(file) = self.kept.upgrade().and_then(|kept| kept.find((stat.dev, stat.ino))) else { return };
         match advice {
             Advice::DontNeed => {
-                self.disown(&file, &range);
-                file.learn(0, false);
+                self.forget(&file, &range);
+                file.record_residency(0, false);
             }
             Advice::WillNeed => {
-                self.disown(&file, &range);
-                self.later(move |home, _| prefetch(home.ctx.sys, &file, range));
+                self.forget(&file, &range);
+                self.run_on_worker(move |home, _| prefetch(home.ctx.sys, &file, range));
             }
             _ => {}
         }
     }
 
     /// Drops pages that we brought in. On a keeper.
-    fn drop_pages(&self, file: &File, run: Range<u64>) {
+    fn drop_owned(&self, file: &FileState, run: Range<u64>) {
         // Asked again: the drops before this one may have taken long.
-        self.hear();
+        self.drain_inotify();
         let (others, dropped) = {
             let mut files = lock(&self.files);
-            let Some(watched) = files.get_mut(&file.key()).filter(|w| w.others.load(Relaxed) <= 0) else { return };
-            let gap = run.start != watched.dropped.end;
-            watched.dropped = if gap { run.clone() } else { watched.dropped.start..run.end };
-            (Arc::clone(&watched.others), watched.dropped.clone())
+            let Some(watch) = files.get_mut(&file.key()).filter(|w| w.other_opens.load(Relaxed) <= 0) else { return };
+            let gap = run.start != watch.last_dropped.end;
+            watch.last_dropped = if gap { run.clone() } else { watch.last_dropped.start..run.end };
+            (Arc::clone(&watch.other_opens), watch.last_dropped.clone())
         };
         self.drop_range(file.cached.get(), &others, &dropped, run);
     }
 
     /// A file goes: what a keeper does with its descriptor before it closes it.
-    fn part_from_pages(self: Arc<Self>, key: Key, closed: bool) -> Farewell {
-        let Some(Watched { watch, others, dropped }) = lock(&self.files).remove(&key) else { return Box::new(|_| {}) };
-        let mut runs = lock(&self.set).take(key);
-        let (gone, stay): (Vec<_>, Vec<_>) = lock(&self.ways).drain(..).partition(|way| closed && way.key == key);
-        lock(&self.ways).extend(stay);
-        for stream in gone {
-            let mut way = lock(&stream.way);
-            let lead = way.lead;
-            runs.append(&mut way.passed);
+    fn drop_on_close(self: Arc<Self>, key: FileKey, closed: bool) -> PreCloseHook {
+        let Some(Watch { wd: watch, other_opens, last_dropped: dropped }) = lock(&self.files).remove(&key) else { return Box::new(|_| {}) };
+        let mut runs = lock(&self.owned).take(key);
+        let (removed, remaining): (Vec<_>, Vec<_>) = lock(&self.streams).drain(..).partition(|stream| closed && stream.key == key);
+        lock(&self.streams).extend(remaining);
+        for stream in removed {
+            let mut state = lock(&stream.state);
+            let survey_distance = state.survey_distance;
+            runs.append(&mut state.consumed);
             // Nobody goes on reading: neither will what was read ahead be needed.
-            runs.append(&mut way.ahead.leave(lead, 0));
+            runs.append(&mut state.surveyed.leave(survey_distance, 0));
         }
         Box::new(move |fd| {
-            self.hear();
+            self.drain_inotify();
             for run in runs {
-                if others.load(Relaxed) > 0 {
+                if other_opens.load(Relaxed) > 0 {
                     break;
                 }
                 let before = if run.start == dropped.end { dropped.start..run.end } else { run.clone() };
-                self.drop_range(fd, &others, &before, run);
+                self.drop_range(fd, &other_opens, &before, run);
             }
-            drop(others);
+            drop(other_opens);
             self.unwatch(watch);
         })
     }
 }
 
 /// The kernel reads one window of what it is told will be needed; a device reads faster than that, so the rest follows.
-fn prefetch(kernel: &dyn Kernel, file: &File, range: Range<u64>) {
-    let end = range.end.min(range.start.saturating_add(PREFETCH_MOST));
+fn prefetch(sys: &dyn Syscalls, file: &FileState, range: Range<u64>) {
+    let end = range.end.min(range.start.saturating_add(PREFETCH_MAX));
     for at in (range.start..end).step_by(PREFETCH_STEP as usize).skip(1) {
-        let _ = kernel.advise(file.cached.get(), at, PREFETCH_STEP.min(end - at), Advice::WillNeed);
+        let _ = sys.advise(file.cached.get(), at, PREFETCH_STEP.min(end - at), Advice::WillNeed);
     }
 }
 
 /// Whether a range behind a cached one looks cached too. Asking everything would cost a cached stream a few percent; a hole
 /// that is overlooked stays in the page cache.
-fn is_sampled_cached(kernel: &dyn Kernel, fd: Fd, range: &Range<u64>) -> bool {
-    let places = (range.start..range.end).step_by(STEP as usize);
-    places.chain([range.end - PAGE as u64]).all(|at| kernel.cachestat(fd, at, PAGE as u64).is_ok_and(|c| c.cached > 0))
+fn spot_check_cached(sys: &dyn Syscalls, fd: Fd, range: &Range<u64>) -> bool {
+    let offsets = (range.start..range.end).step_by(STEP as usize);
+    offsets.chain([range.end - PAGE as u64]).all(|at| sys.cachestat(fd, at, PAGE as u64).is_ok_and(|c| c.cached > 0))
 }

@@ -25,75 +25,75 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, CacheStat, DirectAlign, Fd, News, Placed, Private, PrivateError, Ring, Stat};
 
 use spinio_plan::geometry::Stack;
-use spinio_host::shadow_fd::PrivateFd;
-use spinio_host::is_interrupted;
+use spinio_host::shadow_fd::ShadowFd;
+use spinio_host::is_cancelled;
 use spinio_host::pool::Workers;
-use spinio_host::syscalls::Kernel;
+use spinio_host::syscalls::Syscalls;
 
 use crate::ctx::FilesCtx;
-use crate::lease_watcher::Leases;
-use crate::table::Files;
+use crate::lease_watcher::WriteLeases;
+use crate::table::FileTable;
 
 /// Numbers from here on are a keeper's; far above the most that a table can hold (`fs.nr_open`, 2^20, at most 2^31 / 64).
-const OWN: Fd = 1 << 28;
+const SHADOW_FD_BASE: Fd = 1 << 28;
 
 type Result<T> = core::result::Result<T, Errno>;
 
 /// Whether a request means a file of SPIN's own by this number.
-pub fn is_own(fd: Fd) -> bool {
-    fd >= OWN
+pub fn is_shadow(fd: Fd) -> bool {
+    fd >= SHADOW_FD_BASE
 }
 
 /// A kernel, for descriptors of two tables.
-pub struct Tables {
-    under: &'static dyn Kernel,
+pub struct FdRouter {
+    inner: &'static dyn Syscalls,
     workers: OnceLock<Weak<Workers>>,
 }
 
-impl Tables {
+impl FdRouter {
     /// One that lives as long as the process, as the runtime does that it is made for.
-    pub fn leaked(under: &'static dyn Kernel) -> &'static Tables {
-        Box::leak(Box::new(Tables { under, workers: OnceLock::new() }))
+    pub fn leak(inner: &'static dyn Syscalls) -> &'static FdRouter {
+        Box::leak(Box::new(FdRouter { inner, workers: OnceLock::new() }))
     }
 
     /// Who has the keepers.
-    pub fn serve(&self, workers: &Arc<Workers>) {
+    pub fn attach(&self, workers: &Arc<Workers>) {
         let _ = self.workers.set(Arc::downgrade(workers));
     }
 
     /// Makes a call on a descriptor where it means something.
-    fn on<T: Send + 'static>(
+    fn route<T: Send + 'static>(
         &self,
         fd: Fd,
-        f: impl FnOnce(&dyn Kernel, Fd) -> Result<T> + Send + 'static,
+        f: impl FnOnce(&dyn Syscalls, Fd) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let under = self.under;
-        if fd < OWN {
-            return f(under, fd);
+        let inner = self.inner;
+        if fd < SHADOW_FD_BASE {
+            return f(inner, fd);
         }
-        let fd = fd - OWN;
+        let fd = fd - SHADOW_FD_BASE;
         if linux::in_private_table() {
-            return f(under, fd);
+            return f(inner, fd);
         }
         let workers = self.workers.get().and_then(Weak::upgrade).ok_or(Errno::BADF)?;
-        workers.shadow().and_then(|keepers| keepers.call(move || f(under, fd))).unwrap_or(Err(Errno::IO))
+        workers.shadow().and_then(|workers| workers.run_blocking(move || f(inner, fd))).unwrap_or(Err(Errno::IO))
     }
 }
 
-impl Kernel for Tables {
+impl Syscalls for FdRouter {
     unsafe fn pread(&self, route: Route, fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize> {
         let buf = buf as usize;
-        self.on(fd, move |kernel, fd| {
+        self.route(fd, move |sys, fd| {
             // SAFETY: passed on to the caller, who waits.
-            unsafe { kernel.pread(route, fd, buf as *mut u8, len, offset, flags) }
+            unsafe { sys.pread(route, fd, buf as *mut u8, len, offset, flags) }
         })
     }
 
     unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
         let buf = buf as usize;
-        self.on(fd, move |kernel, fd| {
+        self.route(fd, move |sys, fd| {
             // SAFETY: passed on to the caller, who waits.
-            unsafe { kernel.read(fd, buf as *mut u8, len) }
+            unsafe { sys.read(fd, buf as *mut u8, len) }
         })
     }
 
@@ -106,164 +106,164 @@ impl Kernel for Tables {
         flags: u32,
     ) -> Result<usize> {
         let vectors = vectors.to_vec();
-        self.on(fd, move |kernel, fd| {
+        self.route(fd, move |sys, fd| {
             // SAFETY: passed on to the caller, who waits.
-            unsafe { kernel.pwritev(route, fd, &vectors, at, flags) }
+            unsafe { sys.pwritev(route, fd, &vectors, at, flags) }
         })
     }
 
     fn lseek(&self, fd: Fd, offset: i64, whence: i32) -> Result<u64> {
-        self.on(fd, move |kernel, fd| kernel.lseek(fd, offset, whence))
+        self.route(fd, move |sys, fd| sys.lseek(fd, offset, whence))
     }
 
     fn fstat(&self, fd: Fd) -> Result<Stat> {
-        self.on(fd, |kernel, fd| kernel.fstat(fd))
+        self.route(fd, |sys, fd| sys.fstat(fd))
     }
 
-    fn flags(&self, fd: Fd) -> Result<i32> {
-        self.on(fd, |kernel, fd| kernel.flags(fd))
+    fn status_flags(&self, fd: Fd) -> Result<i32> {
+        self.route(fd, |sys, fd| sys.status_flags(fd))
     }
 
-    fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
-        match fd < OWN {
-            true => self.under.open_again(tid, fd, flags),
+    fn reopen(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
+        match fd < SHADOW_FD_BASE {
+            true => self.inner.reopen(tid, fd, flags),
             // Called by the keeper that opens a twin: the number is one of its own table.
-            false => self.under.open_again(linux::gettid(), fd - OWN, flags),
+            false => self.inner.reopen(linux::gettid(), fd - SHADOW_FD_BASE, flags),
         }
     }
 
-    fn share(&self, tid: u32, fd: Fd) -> Result<Fd> {
-        match fd < OWN {
-            true => self.under.share(tid, fd),
+    fn dup_from_thread(&self, tid: u32, fd: Fd) -> Result<Fd> {
+        match fd < SHADOW_FD_BASE {
+            true => self.inner.dup_from_thread(tid, fd),
             // As above.
-            false => linux::duplicate_from(fd - OWN, 0),
+            false => linux::duplicate_from(fd - SHADOW_FD_BASE, 0),
         }
     }
 
-    fn have_one_table(&self, one: u32, other: u32) -> Result<bool> {
-        self.under.have_one_table(one, other)
+    fn same_fd_table(&self, tid: u32, other_tid: u32) -> Result<bool> {
+        self.inner.same_fd_table(tid, other_tid)
     }
 
     fn is_leased(&self, fd: Fd) -> bool {
-        self.on(fd, |kernel, fd| Ok(kernel.is_leased(fd))) == Ok(true)
+        self.route(fd, |sys, fd| Ok(sys.is_leased(fd))) == Ok(true)
     }
 
     fn close(&self, fd: Fd) {
-        self.under.close(fd);
+        self.inner.close(fd);
     }
 
     fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>> {
-        self.on(fd, |kernel, fd| kernel.direct_align(fd))
+        self.route(fd, |sys, fd| sys.direct_align(fd))
     }
 
     fn file_system(&self, fd: Fd) -> Result<u64> {
-        self.on(fd, |kernel, fd| kernel.file_system(fd))
+        self.route(fd, |sys, fd| sys.file_system(fd))
     }
 
-    fn extents(&self, fd: Fd, offset: u64, len: u64, most: usize) -> Result<Vec<Placed>> {
-        self.on(fd, move |kernel, fd| kernel.extents(fd, offset, len, most))
+    fn extents(&self, fd: Fd, offset: u64, len: u64, max_count: usize) -> Result<Vec<Placed>> {
+        self.route(fd, move |sys, fd| sys.extents(fd, offset, len, max_count))
     }
 
-    fn text(&self, path: &CStr, most: usize) -> Result<Vec<u8>> {
-        self.under.text(path, most)
+    fn read_sysfs(&self, path: &CStr, max_len: usize) -> Result<Vec<u8>> {
+        self.inner.read_sysfs(path, max_len)
     }
 
-    fn list(&self, path: &CStr) -> Result<Vec<CString>> {
-        self.under.list(path)
+    fn list_dir(&self, path: &CStr) -> Result<Vec<CString>> {
+        self.inner.list_dir(path)
     }
 
-    fn link(&self, path: &CStr) -> Result<Vec<u8>> {
-        self.under.link(path)
+    fn read_link(&self, path: &CStr) -> Result<Vec<u8>> {
+        self.inner.read_link(path)
     }
 
     fn btrfs_uuid(&self, fd: Fd) -> Result<[u8; 16]> {
-        self.on(fd, |kernel, fd| kernel.btrfs_uuid(fd))
+        self.route(fd, |sys, fd| sys.btrfs_uuid(fd))
     }
 
     fn storage_name(&self, dev: u64) -> String {
-        self.under.storage_name(dev)
+        self.inner.storage_name(dev)
     }
 
     fn advise(&self, fd: Fd, offset: u64, len: u64, advice: Advice) -> Result<()> {
-        self.on(fd, move |kernel, fd| kernel.advise(fd, offset, len, advice))
+        self.route(fd, move |sys, fd| sys.advise(fd, offset, len, advice))
     }
 
-    fn touch(&self, fd: Fd, offset: u64) -> Result<()> {
-        self.on(fd, move |kernel, fd| kernel.touch(fd, offset))
+    fn trigger_readahead(&self, fd: Fd, offset: u64) -> Result<()> {
+        self.route(fd, move |sys, fd| sys.trigger_readahead(fd, offset))
     }
 
-    fn notify(&self) -> Result<Fd> {
-        self.under.notify()
+    fn inotify_init(&self) -> Result<Fd> {
+        self.inner.inotify_init()
     }
 
-    fn watch(&self, notify: Fd, fd: Fd) -> Result<i32> {
-        self.under.watch(notify, fd)
+    fn watch_opens(&self, inotify: Fd, fd: Fd) -> Result<i32> {
+        self.inner.watch_opens(inotify, fd)
     }
 
-    fn watch_changes(&self, notify: Fd, fd: Fd) -> Result<i32> {
-        self.under.watch_changes(notify, fd)
+    fn watch_changes(&self, inotify: Fd, fd: Fd) -> Result<i32> {
+        self.inner.watch_changes(inotify, fd)
     }
 
-    fn unwatch(&self, notify: Fd, watch: i32) {
-        self.under.unwatch(notify, watch);
+    fn unwatch(&self, inotify: Fd, wd: i32) {
+        self.inner.unwatch(inotify, wd);
     }
 
-    fn news(&self, notify: Fd) -> Result<Vec<News>> {
-        self.under.news(notify)
+    fn inotify_events(&self, inotify: Fd) -> Result<Vec<News>> {
+        self.inner.inotify_events(inotify)
     }
 
     fn cachestat(&self, fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
-        self.on(fd, move |kernel, fd| kernel.cachestat(fd, offset, len))
+        self.route(fd, move |sys, fd| sys.cachestat(fd, offset, len))
     }
 
     fn map(&self, fd: Fd, len: usize) -> Result<*mut u8> {
-        self.on(fd, move |kernel, fd| kernel.map(fd, len).map(|at| at as usize)).map(|at| at as *mut u8)
+        self.route(fd, move |sys, fd| sys.map(fd, len).map(|at| at as usize)).map(|at| at as *mut u8)
     }
 
-    fn ring(&self, entries: u32) -> Result<Ring> {
-        self.under.ring(entries)
+    fn new_io_uring(&self, entries: u32) -> Result<Ring> {
+        self.inner.new_io_uring(entries)
     }
 
-    fn landed(&self, result: Result<usize>) -> Result<usize> {
-        self.under.landed(result)
+    fn on_completion(&self, result: Result<usize>) -> Result<usize> {
+        self.inner.on_completion(result)
     }
 
     fn take_lease(&self, fd: Fd, tid: u32) -> Result<()> {
-        self.under.take_lease(fd, tid)
+        self.inner.take_lease(fd, tid)
     }
 
     fn has_lease(&self, fd: Fd) -> bool {
-        self.under.has_lease(fd)
+        self.inner.has_lease(fd)
     }
 
     fn has_write_lease(&self, fd: Fd) -> bool {
-        self.under.has_write_lease(fd)
+        self.inner.has_write_lease(fd)
     }
 
     fn lease_break_time(&self) -> Option<u64> {
-        self.under.lease_break_time()
+        self.inner.lease_break_time()
     }
 
-    fn private(&self) -> core::result::Result<Private, PrivateError> {
-        self.under.private()
+    fn new_shadow_table(&self) -> core::result::Result<Private, PrivateError> {
+        self.inner.new_shadow_table()
     }
 }
 
 /// A file that SPIN opened itself. Closed when it goes.
-pub struct OwnFile {
+pub struct ShadowFile {
     files: Arc<ShadowFiles>,
-    twin: PrivateFd,
+    shadow_fd: ShadowFd,
 }
 
-impl OwnFile {
+impl ShadowFile {
     /// What the requests of this runtime take for its descriptor. It means nothing to anybody else.
     pub fn fd(&self) -> Fd {
-        OWN + self.twin.get()
+        SHADOW_FD_BASE + self.shadow_fd.get()
     }
 
     /// The number in the shadow table, for a shadow worker.
     pub(crate) fn shadow_fd(&self) -> Fd {
-        self.twin.get()
+        self.shadow_fd.get()
     }
 
     /// The files of its runtime.
@@ -272,31 +272,31 @@ impl OwnFile {
     }
 
     /// Runs something on a keeper, which is given the descriptor as it is there, and waits for the answer.
-    pub fn call<T: Send + 'static>(&self, f: impl FnOnce(Fd) -> Result<T> + Send + 'static) -> Result<T> {
-        let fd = self.twin.get();
-        self.files.ctx.workers.shadow().and_then(|keepers| keepers.call(move || f(fd))).unwrap_or(Err(Errno::IO))
+    pub fn run_blocking<T: Send + 'static>(&self, f: impl FnOnce(Fd) -> Result<T> + Send + 'static) -> Result<T> {
+        let fd = self.shadow_fd.get();
+        self.files.ctx.workers.shadow().and_then(|workers| workers.run_blocking(move || f(fd))).unwrap_or(Err(Errno::IO))
     }
 
     /// As [`OwnFile::call`], without waiting; `f` gives the answer to whom it likes. `false`: it will never run.
-    pub fn start(self: &Arc<Self>, f: impl FnOnce(Fd) + Send + 'static) -> bool {
-        let open = Arc::clone(self);
-        self.files.ctx.workers.shadow().is_some_and(|keepers| {
-            keepers.start(move || f(open.twin.get()));
+    pub fn spawn(self: &Arc<Self>, f: impl FnOnce(Fd) + Send + 'static) -> bool {
+        let file = Arc::clone(self);
+        self.files.ctx.workers.shadow().is_some_and(|workers| {
+            workers.spawn(move || f(file.shadow_fd.get()));
             true
         })
     }
 
     /// The block devices under it. Unlike `Runtime::storage` this leaves no further opening behind.
-    pub fn storage(&self) -> Result<Arc<Stack>> {
-        let (kernel, stacks) = (self.files.ctx.sys, self.files.kept.stacks());
-        self.call(move |fd| {
-            let stat = kernel.fstat(fd)?;
-            Ok(stacks.of(kernel, fd, stat, kernel.file_system(fd).unwrap_or(0)))
+    pub fn block_stack(&self) -> Result<Arc<Stack>> {
+        let (sys, block_stacks) = (self.files.ctx.sys, self.files.kept.block_stacks());
+        self.run_blocking(move |fd| {
+            let stat = sys.fstat(fd)?;
+            Ok(block_stacks.get(sys, fd, stat, sys.file_system(fd).unwrap_or(0)))
         })
     }
 
     /// Lets go of what is kept beside the file because it was read.
-    pub fn forget(&self) {
+    pub fn evict_state(&self) {
         if let Ok(stat) = self.files.ctx.sys.fstat(self.fd()) {
             if self.files.kept.forget(stat.dev, stat.ino) {
                 self.files.ctx.drain_for_close();
@@ -310,9 +310,9 @@ pub struct ShadowFiles {
     /// The host.
     pub ctx: Arc<FilesCtx>,
     /// The files that are remembered.
-    pub kept: Arc<Files>,
+    pub kept: Arc<FileTable>,
     /// Their write leases.
-    pub leases: Arc<Leases>,
+    pub leases: Arc<WriteLeases>,
 }
 
 impl ShadowFiles {
@@ -322,35 +322,35 @@ impl ShadowFiles {
     /// A lease of somebody's is waited for here, on the caller's thread: keepers are few, and whoever holds the lease, a
     /// session of this process perhaps, needs them to give it back. EINTR: that was interrupted ([`spinio_host::interruptible`]).
     /// Nor does a named pipe wait for its other end.
-    pub fn open(self: &Arc<Self>, path: &CStr, flags: u32, mode: u32) -> Result<OwnFile> {
-        let keepers = self.ctx.workers.shadow().ok_or(Errno::NOSYS)?;
+    pub fn open(self: &Arc<Self>, path: &CStr, flags: u32, mode: u32) -> Result<ShadowFile> {
+        let shadow = self.ctx.workers.shadow().ok_or(Errno::NOSYS)?;
         let begun = Instant::now();
         let fd = loop {
             let name = path.to_owned();
-            let opened = keepers.call(move || open_at_once(&name, flags as i32, mode)).unwrap_or(Err(Errno::IO));
+            let opened = shadow.run_blocking(move || open_nonblocking(&name, flags as i32, mode)).unwrap_or(Err(Errno::IO));
             // Asked now: the time may be changed while it is waited for.
-            let is_leased =
-                || linux::lease_break_time().is_none_or(|s| begun.elapsed() < LATEST + Duration::from_secs(s));
+            let may_be_leased =
+                || linux::lease_break_time().is_none_or(|s| begun.elapsed() < LEASE_WAIT_EXTRA + Duration::from_secs(s));
             match opened {
-                Err(Errno::AGAIN) if is_interrupted() => return Err(Errno::INTR),
-                Err(Errno::AGAIN) if is_leased() => std::thread::sleep(LOOK_AGAIN),
+                Err(Errno::AGAIN) if is_cancelled() => return Err(Errno::INTR),
+                Err(Errno::AGAIN) if may_be_leased() => std::thread::sleep(LEASE_POLL),
                 opened => break opened?,
             }
         };
-        Ok(OwnFile { files: Arc::clone(self), twin: PrivateFd::new(fd, keepers.graveyard()) })
+        Ok(ShadowFile { files: Arc::clone(self), shadow_fd: ShadowFd::new(fd, shadow.close_queue()) })
     }
 }
 
 /// How long a lease is waited for, beyond the time after which the kernel takes it away; how often it is asked for.
-const LATEST: Duration = Duration::from_secs(10);
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const LEASE_WAIT_EXTRA: Duration = Duration::from_secs(10);
+const LEASE_POLL: Duration = Duration::from_millis(1);
 
 /// As `open`, but EAGAIN while somebody has a lease on the file, who is told that it is wanted.
-fn open_at_once(path: &CStr, flags: i32, mode: u32) -> Result<Fd> {
+fn open_nonblocking(path: &CStr, flags: i32, mode: u32) -> Result<Fd> {
     let fd = linux::open(path, flags | linux::O_NONBLOCK as i32, mode)?;
-    let plain = linux::flags(fd).and_then(|all| linux::set_flags(fd, all & !(linux::O_NONBLOCK as i32)));
-    if plain.is_err() {
+    let blocking = linux::flags(fd).and_then(|all| linux::set_flags(fd, all & !(linux::O_NONBLOCK as i32)));
+    if blocking.is_err() {
         let _ = linux::close(fd);
     }
-    plain.map(|()| fd)
+    blocking.map(|()| fd)
 }

@@ -25,31 +25,31 @@ use spinio_sys::linux::fs_magic::{OVERLAYFS, RAMFS, TMPFS};
 use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
 
 use spinio_host::lock;
-use spinio_host::shadow_fd::{Farewell, Graveyard, PrivateFd};
-use spinio_host::syscalls::Kernel;
+use spinio_host::shadow_fd::{PreCloseHook, CloseQueue, ShadowFd};
+use spinio_host::syscalls::Syscalls;
 use spinio_transfer::Mapping;
 
-use crate::block_stack::Stacks;
-use crate::residency::{self, Rights};
-use crate::stripes::Stripes;
-use crate::tables::Tables;
+use crate::block_stack::BlockStackCache;
+use crate::residency::{self, ResidencyAccess};
+use crate::stripes::FileStripes;
+use crate::tables::PrefaultState;
 
 const SEEK_END: i32 = 2;
 
 /// Requests in a row that must have been served by the page cache before the next is presumed to be. A wrong guess
 /// costs half as much again as a right one saves.
-const STREAK: u64 = 4;
+const HIT_STREAK: u64 = 4;
 
 /// Called when a file goes, with whether the program has closed a descriptor of it.
-pub(crate) type BeforeClose = Box<dyn FnOnce(bool) -> Farewell + Send + Sync>;
+pub(crate) type BeforeClose = Box<dyn FnOnce(bool) -> PreCloseHook + Send + Sync>;
 
 /// A file as SPIN remembers it.
-pub struct File {
+pub struct FileState {
     key: (u64, u64),
     /// Reads through the page cache; for keepers.
-    pub cached: Arc<PrivateFd>,
+    pub cached: Arc<ShadowFd>,
     /// Reads around it; for keepers. The reason where there is none.
-    pub direct: Result<PrivateFd, Reason>,
+    pub direct_fd: Result<ShadowFd, Reason>,
     /// Length of a block device; a regular file's is asked by every request.
     pub size: u64,
     /// Number of the block device, or of the file system: what P2P is trusted for.
@@ -57,110 +57,110 @@ pub struct File {
     /// Magic number of the file system; 0 for a block device.
     pub file_system: u64,
     /// The block devices under it.
-    stack: Arc<Stack>,
+    block_stack: Arc<Stack>,
     /// Where it lies in the stripes of an array with parity.
-    pub stripes: Stripes,
+    pub stripes: FileStripes,
     /// They are NVMe, or several disks work side by side: it chooses the cost model.
     pub fast: bool,
     /// What O_DIRECT needs.
-    pub align: DirectAlign,
+    pub direct_align: DirectAlign,
     /// Whether a mapping may be kept, or made at all.
     mappable: bool,
     /// How its residency may be asked.
-    pub rights: Rights,
+    pub residency_access: ResidencyAccess,
     /// How often in a row requests were served by the page cache alone.
-    warm: AtomicU64,
+    hit_streak: AtomicU64,
     /// The driver refused to register pages of it.
-    pub pins_refused: AtomicBool,
+    pub pin_refused: AtomicBool,
     mapping: Mutex<Option<Arc<Mapping>>>,
     /// What is known of its page tables.
-    pub tables: Tables,
+    pub prefault: PrefaultState,
     /// What is to be done with the descriptor before it is closed, once something is.
     before_close: Mutex<Option<BeforeClose>>,
     /// The program has closed a descriptor of it.
     pub(crate) closed: AtomicBool,
-    pub(crate) used: AtomicU64,
-    born: Instant,
+    pub(crate) last_used: AtomicU64,
+    created: Instant,
 }
 
-impl File {
+impl FileState {
     /// Opens the twins. Runs on a keeper.
     pub(crate) fn open(
-        kernel: &dyn Kernel,
-        stacks: &Stacks,
-        graves: &Graveyard,
+        sys: &dyn Syscalls,
+        block_stacks: &BlockStackCache,
+        graves: &CloseQueue,
         tid: u32,
         fd: Fd,
         stat: Stat,
-        born: Instant,
-    ) -> Result<File, Reason> {
-        let again = |flags: u32| {
-            let twin = kernel.open_again(tid, fd, (linux::O_RDONLY | flags) as i32).map_err(|_| Reason::NoTwin)?;
-            let twin = PrivateFd::new(twin, graves.clone());
+        created: Instant,
+    ) -> Result<FileState, Reason> {
+        let reopen = |flags: u32| {
+            let shadow_fd = sys.reopen(tid, fd, (linux::O_RDONLY | flags) as i32).map_err(|_| Reason::NoTwin)?;
+            let shadow_fd = ShadowFd::new(shadow_fd, graves.clone());
             // A procfs of another pid namespace, or a descriptor reused meanwhile, would give another file.
-            match kernel.fstat(twin.get()) {
-                Ok(s) if (s.dev, s.ino, s.rdev) == (stat.dev, stat.ino, stat.rdev) => Ok(twin),
+            match sys.fstat(shadow_fd.get()) {
+                Ok(s) if (s.dev, s.ino, s.rdev) == (stat.dev, stat.ino, stat.rdev) => Ok(shadow_fd),
                 _ => Err(Reason::NoTwin),
             }
         };
-        let cached = again(0)?;
+        let cached = reopen(0)?;
         let cached_fd = cached.get();
         // Probing by reading must not start the kernel's read-ahead.
         let _ = linux::fadvise(cached.get(), 0, 0, Advice::Random);
-        let magic = kernel.file_system(cached.get()).unwrap_or(0);
+        let magic = sys.file_system(cached.get()).unwrap_or(0);
         // A block device's node lies on devtmpfs; its bytes do not.
         let in_memory = matches!(magic, TMPFS | RAMFS) && stat.kind == FileKind::Regular;
-        let told = kernel.direct_align(cached.get()).ok().flatten();
-        let align = match told {
+        let reported = sys.direct_align(cached.get()).ok().flatten();
+        let align = match reported {
             Some(a) if a.offset > 0 => a,
             // Not told: what every block device can do.
             _ => DirectAlign { memory: 4096, offset: 4096 },
         };
-        let refused = in_memory || told.is_some_and(|a| a.offset == 0) || align.offset as usize > linux::PAGE;
+        let refused = in_memory || reported.is_some_and(|a| a.offset == 0) || align.offset as usize > linux::PAGE;
         let direct = match refused {
             true => Err(Reason::NoDirectIo),
-            false => again(linux::O_DIRECT).map_err(|_| Reason::NoDirectIo),
+            false => reopen(linux::O_DIRECT).map_err(|_| Reason::NoDirectIo),
         };
-        let rights = if in_memory { Rights::Resident } else { residency::rights(kernel, cached_fd, stat.uid) };
+        let residency_access = if in_memory { ResidencyAccess::InMemory } else { residency::residency_access(sys, cached_fd, stat.uid) };
         let storage = if stat.kind == FileKind::Block { stat.rdev } else { stat.dev };
-        let stack = stacks.of(kernel, cached_fd, stat, magic);
-        Ok(File {
+        let block_stack = block_stacks.get(sys, cached_fd, stat, magic);
+        Ok(FileState {
             key: (stat.dev, stat.ino),
             cached: Arc::new(cached),
             size: match stat.kind {
-                FileKind::Block => kernel.lseek(cached_fd, 0, SEEK_END).unwrap_or(0),
+                FileKind::Block => sys.lseek(cached_fd, 0, SEEK_END).unwrap_or(0),
                 _ => stat.size,
             },
             storage,
             file_system: if stat.kind == FileKind::Block { 0 } else { magic },
-            fast: stack.is_fast(),
-            stripes: Stripes::new(&stack),
-            stack,
-            direct,
-            align,
+            fast: block_stack.is_fast(),
+            stripes: FileStripes::new(&block_stack),
+            block_stack,
+            direct_fd: direct,
+            direct_align: align,
             // Populating a mapping of a sparse file in memory would allocate its holes.
             mappable: magic != OVERLAYFS && !in_memory && stat.kind == FileKind::Regular,
-            rights,
-            warm: AtomicU64::new(0),
-            pins_refused: AtomicBool::new(false),
+            residency_access,
+            hit_streak: AtomicU64::new(0),
+            pin_refused: AtomicBool::new(false),
             mapping: Mutex::default(),
-            tables: Tables::default(),
+            prefault: PrefaultState::default(),
             before_close: Mutex::default(),
             closed: AtomicBool::new(false),
-            used: AtomicU64::new(born.elapsed().as_secs()),
-            born,
+            last_used: AtomicU64::new(created.elapsed().as_secs()),
+            created,
         })
     }
 
     /// Whether the next request is probably served by the page cache alone, as the last ones were.
-    pub fn is_warm(&self) -> bool {
-        self.warm.load(Relaxed) >= STREAK
+    pub fn likely_cached(&self) -> bool {
+        self.hit_streak.load(Relaxed) >= HIT_STREAK
     }
 
     /// How a request of `len` bytes went.
-    pub fn learn(&self, len: u64, was_cached: bool) {
-        let streak = self.warm.load(Relaxed) + if len >= 64 << 20 { STREAK } else { 1 };
-        self.warm.store(if was_cached { streak } else { 0 }, Relaxed);
+    pub fn record_residency(&self, len: u64, was_cached: bool) {
+        let streak = self.hit_streak.load(Relaxed) + if len >= 64 << 20 { HIT_STREAK } else { 1 };
+        self.hit_streak.store(if was_cached { streak } else { 0 }, Relaxed);
     }
 
     /// Device number and inode.
@@ -169,8 +169,8 @@ impl File {
     }
 
     /// The block devices under it, as they were a second or two ago.
-    pub fn geometry(&self) -> &Arc<Stack> {
-        &self.stack
+    pub fn block_stack(&self) -> &Arc<Stack> {
+        &self.block_stack
     }
 
     /// Whether [`File::mapping`] can work.
@@ -179,31 +179,31 @@ impl File {
     }
 
     /// The kept mapping, if it has at least `len` bytes.
-    pub fn kept_mapping(&self, len: u64) -> Option<Arc<Mapping>> {
+    pub fn cached_mapping(&self, len: u64) -> Option<Arc<Mapping>> {
         lock(&self.mapping).as_ref().filter(|m| m.len as u64 >= len).map(Arc::clone)
     }
 
     /// A mapping of at least `len` bytes. Runs on a keeper, whose descriptor it needs.
-    pub fn mapping(&self, kernel: &dyn Kernel, len: u64) -> Option<Arc<Mapping>> {
+    pub fn mapping(&self, sys: &dyn Syscalls, len: u64) -> Option<Arc<Mapping>> {
         if !self.mappable {
             return None;
         }
-        self.kept_mapping(len).or_else(|| {
+        self.cached_mapping(len).or_else(|| {
             // The whole file, so that the next request finds room in it too.
-            let size = kernel.fstat(self.cached.get()).map_or(len, |s| s.size.max(len));
+            let size = sys.fstat(self.cached.get()).map_or(len, |s| s.size.max(len));
             let len = usize::try_from(size).ok()?.next_multiple_of(linux::PAGE);
-            let made = kernel.map(self.cached.get(), len).ok().map(|ptr| Arc::new(Mapping { ptr, len }))?;
-            *lock(&self.mapping) = Some(Arc::clone(&made));
-            Some(made)
+            let mapping = sys.map(self.cached.get(), len).ok().map(|ptr| Arc::new(Mapping { ptr, len }))?;
+            *lock(&self.mapping) = Some(Arc::clone(&mapping));
+            Some(mapping)
         })
     }
 
-    pub(crate) fn touch(&self) {
-        self.used.store(self.born.elapsed().as_secs(), Relaxed);
+    pub(crate) fn mark_used(&self) {
+        self.last_used.store(self.created.elapsed().as_secs(), Relaxed);
     }
 }
 
-impl File {
+impl FileState {
     /// Has `before` called when the file goes, with whether the program has closed a descriptor of it; what it answers is
     /// done with the descriptor before that is closed. The first one stays.
     pub(crate) fn set_before_close(&self, before: BeforeClose) {
@@ -211,12 +211,12 @@ impl File {
     }
 }
 
-impl Drop for File {
+impl Drop for FileState {
     fn drop(&mut self) {
         if let Some(before) = lock(&self.before_close).take() {
             let farewell = before(self.closed.load(Relaxed));
             if let Some(cached) = Arc::get_mut(&mut self.cached) {
-                cached.say_farewell(farewell);
+                cached.set_pre_close(farewell);
             }
         }
     }

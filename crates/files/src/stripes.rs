@@ -28,13 +28,13 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
 use crate::ctx::FilesCtx;
-use spinio_host::shadow_fd::PrivateFd;
-use spinio_host::syscalls::Kernel;
+use spinio_host::shadow_fd::ShadowFd;
+use spinio_host::syscalls::Syscalls;
 use spinio_host::lock;
 
 /// An array with parity under a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Array {
+pub struct ParityArray {
     /// Bytes of data in a stripe.
     pub width: u64,
     /// Where in a stripe byte 0 of the device under the file system lies.
@@ -44,162 +44,162 @@ pub struct Array {
 /// Why a file has no stripes that writes should keep to, or none that are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum NoStripes {
+pub enum NoStripeMap {
     /// There is no block device under it: the file system's name.
-    NoDevice(String),
+    NoBlockDevice(String),
     /// No array with parity.
     NoParity,
     /// A layer hides where the file system's device lies on the array.
-    Hidden,
+    UnknownPhase,
     /// Stripes that nobody would put together, of so many bytes.
-    Width(u64),
+    UnsupportedWidth(u64),
     /// The file system does not tell where the file lies.
-    NotTold(Errno),
+    NoExtents(Errno),
 }
 
-impl fmt::Display for NoStripes {
+impl fmt::Display for NoStripeMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NoStripes::NoDevice(name) => write!(f, "{name} lies on no block device"),
-            NoStripes::NoParity => f.write_str("no array with parity is under the file"),
-            NoStripes::Hidden => f.write_str("nothing tells where on the array the file's device begins"),
-            NoStripes::Width(width) => write!(f, "stripes of {width} bytes are not put together"),
-            NoStripes::NotTold(errno) => write!(f, "the file system does not tell where the file lies: {errno}"),
+            NoStripeMap::NoBlockDevice(name) => write!(f, "{name} lies on no block device"),
+            NoStripeMap::NoParity => f.write_str("no array with parity is under the file"),
+            NoStripeMap::UnknownPhase => f.write_str("nothing tells where on the array the file's device begins"),
+            NoStripeMap::UnsupportedWidth(width) => write!(f, "stripes of {width} bytes are not put together"),
+            NoStripeMap::NoExtents(errno) => write!(f, "the file system does not tell where the file lies: {errno}"),
         }
     }
 }
 
 /// Stripes that nobody would put together in memory.
-const WIDEST: u64 = 64 << 20;
+const MAX_WIDTH: u64 = 64 << 20;
 
 /// Bytes of a file that are looked at together: writes follow each other.
-const WINDOW: u64 = 64 << 20;
+const SURVEY_WINDOW: u64 = 64 << 20;
 
 /// Extents asked for at once.
-const EXTENTS: usize = 4096;
+const MAX_EXTENTS: usize = 4096;
 
 /// Shared with a snapshot or a reflinked copy: a write goes elsewhere.
-const SHARED: u32 = 0x2000;
+const EXTENT_SHARED: u32 = 0x2000;
 
 /// A range of a file, and the stripes in it.
 #[derive(Clone, Debug)]
-pub struct Surveyed {
+pub struct StripeMap {
     /// Bytes of the file that have a place on the device.
     pub range: Range<u64>,
     /// Their stripes, and what else the file has there.
-    pub shape: Shape,
+    pub layout: Shape,
 }
 
-impl Array {
+impl ParityArray {
     /// The array with parity under a file; if there is none, why writes need no shape.
-    pub fn of(stack: &Stack) -> Result<Array, NoStripes> {
-        let top = stack.top.as_ref().ok_or_else(|| NoStripes::NoDevice(stack.file_system.clone()))?;
-        let stripe = Stripe::of(top).filter(|s| s.parity > 0).ok_or(NoStripes::NoParity)?;
+    pub fn from_stack(stack: &Stack) -> Result<ParityArray, NoStripeMap> {
+        let top = stack.top.as_ref().ok_or_else(|| NoStripeMap::NoBlockDevice(stack.file_system.clone()))?;
+        let stripe = Stripe::of(top).filter(|s| s.parity > 0).ok_or(NoStripeMap::NoParity)?;
         let width = stripe.width();
-        let phase = stripe.phase.ok_or(NoStripes::Hidden)?;
-        if width > WIDEST || !width.is_multiple_of(linux::PAGE as u64) {
-            return Err(NoStripes::Width(width));
+        let phase = stripe.phase.ok_or(NoStripeMap::UnknownPhase)?;
+        if width > MAX_WIDTH || !width.is_multiple_of(linux::PAGE as u64) {
+            return Err(NoStripeMap::UnsupportedWidth(width));
         }
-        Ok(Array { width, phase })
+        Ok(ParityArray { width, phase })
     }
 
     /// The stripes from the beginning of a range on, as far as the file has a place on the device. Of a descriptor of
     /// the calling thread.
-    pub fn survey(self, kernel: &dyn Kernel, fd: Fd, range: &Range<u64>) -> Result<Surveyed, Errno> {
+    pub fn survey(self, sys: &dyn Syscalls, fd: Fd, range: &Range<u64>) -> Result<StripeMap, Errno> {
         let start = range.start.saturating_sub(self.width);
-        let end = range.end.max(range.start.saturating_add(WINDOW)).saturating_add(self.width);
-        let found = kernel.extents(fd, start, end - start, EXTENTS)?;
-        let placed: Vec<_> = found.iter().filter(|e| e.flags & (linux::NOT_PLACED | SHARED) == 0).collect();
-        let mut reach = range.start;
-        for extent in &placed {
-            if extent.logical <= reach {
-                reach = reach.max(extent.logical.saturating_add(extent.len));
+        let end = range.end.max(range.start.saturating_add(SURVEY_WINDOW)).saturating_add(self.width);
+        let extents = sys.extents(fd, start, end - start, MAX_EXTENTS)?;
+        let mapped: Vec<_> = extents.iter().filter(|e| e.flags & (linux::NOT_PLACED | EXTENT_SHARED) == 0).collect();
+        let mut mapped_end = range.start;
+        for extent in &mapped {
+            if extent.logical <= mapped_end {
+                mapped_end = mapped_end.max(extent.logical.saturating_add(extent.len));
             }
         }
-        let runs = placed.iter().map(|e| Run { file: e.logical, device: e.physical, len: e.len });
-        let shape = Shape::new(self.width, self.phase, runs);
+        let runs = mapped.iter().map(|e| Run { file: e.logical, device: e.physical, len: e.len });
+        let layout = Shape::new(self.width, self.phase, runs);
         // The last stripe of a window may be cut off by it.
-        let reach = if reach >= end { end - self.width } else { reach };
-        Ok(Surveyed { range: range.start..reach, shape })
+        let mapped_end = if mapped_end >= end { end - self.width } else { mapped_end };
+        Ok(StripeMap { range: range.start..mapped_end, layout })
     }
 
     /// The same of the array itself, or of a device on it.
-    fn device(self, len: u64) -> Surveyed {
-        Surveyed { range: 0..len, shape: Shape::new(self.width, self.phase, [Run { file: 0, device: 0, len }]) }
+    fn whole_device(self, len: u64) -> StripeMap {
+        StripeMap { range: 0..len, layout: Shape::new(self.width, self.phase, [Run { file: 0, device: 0, len }]) }
     }
 }
 
 /// What was found last, and what the file looked like before: length and room.
-struct Kept {
+struct CachedMap {
     size: u64,
     blocks: u64,
-    surveyed: Arc<Surveyed>,
+    map: Arc<StripeMap>,
 }
 
 /// The stripes of a file, as far as anybody has asked.
-pub struct Stripes {
-    pub array: Result<Array, NoStripes>,
-    refused: OnceLock<Errno>,
-    kept: Mutex<Option<Kept>>,
+pub struct FileStripes {
+    pub array: Result<ParityArray, NoStripeMap>,
+    extents_errno: OnceLock<Errno>,
+    cached: Mutex<Option<CachedMap>>,
 }
 
-impl Stripes {
-    pub fn new(stack: &Stack) -> Stripes {
-        Stripes { array: Array::of(stack), refused: OnceLock::new(), kept: Mutex::default() }
+impl FileStripes {
+    pub fn new(stack: &Stack) -> FileStripes {
+        FileStripes { array: ParityArray::from_stack(stack), extents_errno: OnceLock::new(), cached: Mutex::default() }
     }
 
     /// What was found before, if the file is still what it was.
-    pub fn kept(&self, stat: &Stat) -> Option<Arc<Surveyed>> {
-        let kept = lock(&self.kept);
-        let same = kept.as_ref().filter(|k| (k.size, k.blocks) == (stat.size, stat.blocks))?;
-        Some(Arc::clone(&same.surveyed))
+    pub fn cached(&self, stat: &Stat) -> Option<Arc<StripeMap>> {
+        let cached = lock(&self.cached);
+        let same = cached.as_ref().filter(|k| (k.size, k.blocks) == (stat.size, stat.blocks))?;
+        Some(Arc::clone(&same.map))
     }
 
     /// Why nothing is known of the stripes of a range, though there are some. `file`: its shadow descriptor, and the length
     /// of a block device.
-    pub fn why_unknown(
+    pub fn unknown_reason(
         &self,
         ctx: &FilesCtx,
-        file: (&Arc<PrivateFd>, u64),
+        file: (&Arc<ShadowFd>, u64),
         stat: &Stat,
         range: Range<u64>,
-    ) -> Option<NoStripes> {
+    ) -> Option<NoStripeMap> {
         match &self.array {
-            Err(NoStripes::NoDevice(_) | NoStripes::NoParity) => None,
+            Err(NoStripeMap::NoBlockDevice(_) | NoStripeMap::NoParity) => None,
             Err(other) => Some(other.clone()),
             Ok(_) => {
-                if self.kept(stat).is_none() {
-                    self.look(ctx, file, stat, range);
+                if self.cached(stat).is_none() {
+                    self.survey_and_cache(ctx, file, stat, range);
                 }
-                self.refused.get().map(|errno| NoStripes::NotTold(*errno))
+                self.extents_errno.get().map(|errno| NoStripeMap::NoExtents(*errno))
             }
         }
     }
 
     /// Looks, and keeps what is found. `stat`: the file before anything was written of what is found.
-    pub fn look(
+    pub fn survey_and_cache(
         &self,
         ctx: &FilesCtx,
-        (fd, size): (&Arc<PrivateFd>, u64),
+        (fd, size): (&Arc<ShadowFd>, u64),
         stat: &Stat,
         range: Range<u64>,
-    ) -> Option<Arc<Surveyed>> {
-        let array = *self.array.as_ref().ok().filter(|_| self.refused.get().is_none())?;
-        let surveyed = if stat.kind == FileKind::Block {
-            array.device(size)
+    ) -> Option<Arc<StripeMap>> {
+        let array = *self.array.as_ref().ok().filter(|_| self.extents_errno.get().is_none())?;
+        let map = if stat.kind == FileKind::Block {
+            array.whole_device(size)
         } else {
-            let (kernel, fd) = (ctx.sys, Arc::clone(fd));
-            match ctx.workers.shadow()?.call(move || array.survey(kernel, fd.get(), &range))? {
-                Ok(surveyed) => surveyed,
+            let (sys, fd) = (ctx.sys, Arc::clone(fd));
+            match ctx.workers.shadow()?.run_blocking(move || array.survey(sys, fd.get(), &range))? {
+                Ok(map) => map,
                 Err(errno) => {
-                    let _ = self.refused.set(errno);
+                    let _ = self.extents_errno.set(errno);
                     return None;
                 }
             }
         };
-        let surveyed = Arc::new(surveyed);
-        let kept = Kept { size: stat.size, blocks: stat.blocks, surveyed: Arc::clone(&surveyed) };
-        *lock(&self.kept) = Some(kept);
-        Some(surveyed)
+        let map = Arc::new(map);
+        let cached = CachedMap { size: stat.size, blocks: stat.blocks, map: Arc::clone(&map) };
+        *lock(&self.cached) = Some(cached);
+        Some(map)
     }
 }

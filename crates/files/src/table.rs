@@ -5,99 +5,99 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use spinio_host::lock;
-use spinio_host::pool::Crew;
-use spinio_host::syscalls::Kernel;
+use spinio_host::pool::WorkerPool;
+use spinio_host::syscalls::Syscalls;
 use spinio_plan::Reason;
 use spinio_sys::linux::{self, Fd, Stat};
 
-use crate::block_stack::Stacks;
-use crate::state::File;
+use crate::block_stack::BlockStackCache;
+use crate::state::FileState;
 
 /// Files remembered at once; the least recently used goes first.
-const FILES: usize = 64;
+const MAX_FILES: usize = 64;
 
 /// Seconds after which an unused file is let go of.
-const KEEP: u64 = 1;
+const IDLE_SECONDS: u64 = 1;
 
 /// The files that SPIN remembers now.
-pub struct Files {
-    kept: Mutex<Vec<Arc<File>>>,
+pub struct FileTable {
+    kept: Mutex<Vec<Arc<FileState>>>,
     count: AtomicU64,
-    born: Instant,
-    stacks: Arc<Stacks>,
+    created: Instant,
+    block_stacks: Arc<BlockStackCache>,
 }
 
-impl Default for Files {
-    fn default() -> Files {
-        Files { kept: Mutex::default(), count: AtomicU64::new(0), born: Instant::now(), stacks: Arc::default() }
+impl Default for FileTable {
+    fn default() -> FileTable {
+        FileTable { kept: Mutex::default(), count: AtomicU64::new(0), created: Instant::now(), block_stacks: Arc::default() }
     }
 }
 
-impl Files {
+impl FileTable {
     /// The stacks of block devices that were read lately.
-    pub fn stacks(&self) -> Arc<Stacks> {
-        Arc::clone(&self.stacks)
+    pub fn block_stacks(&self) -> Arc<BlockStackCache> {
+        Arc::clone(&self.block_stacks)
     }
 
     /// The file behind a descriptor of the calling thread; the reason if it cannot be opened again.
     pub fn get(
         &self,
-        kernel: &'static dyn Kernel,
-        crew: &Crew,
+        kernel: &'static dyn Syscalls,
+        crew: &WorkerPool,
         fd: Fd,
         stat: Stat,
-    ) -> Result<Arc<File>, Reason> {
+    ) -> Result<Arc<FileState>, Reason> {
         if let Some(file) = self.find((stat.dev, stat.ino)) {
             return Ok(file);
         }
         let tid = linux::gettid();
-        let graves = crew.graveyard();
-        let born = self.born;
-        let stacks = Arc::clone(&self.stacks);
+        let close_queue = crew.close_queue();
+        let created = self.created;
+        let stacks = Arc::clone(&self.block_stacks);
         let file = crew
-            .call(move || File::open(kernel, &stacks, &graves, tid, fd, stat, born))
+            .run_blocking(move || FileState::open(kernel, &stacks, &close_queue, tid, fd, stat, created))
             .unwrap_or(Err(Reason::NoHelpers))
             .map(Arc::new)?;
-        Ok(self.remember(file))
+        Ok(self.insert(file))
     }
 
     /// The same on a keeper, for a descriptor of thread `tid`.
     pub fn get_here(
         &self,
-        kernel: &'static dyn Kernel,
-        crew: &Crew,
+        kernel: &'static dyn Syscalls,
+        crew: &WorkerPool,
         tid: u32,
         fd: Fd,
         stat: Stat,
-    ) -> Result<Arc<File>, Reason> {
+    ) -> Result<Arc<FileState>, Reason> {
         if let Some(file) = self.find((stat.dev, stat.ino)) {
             return Ok(file);
         }
-        let file = File::open(kernel, &self.stacks, &crew.graveyard(), tid, fd, stat, self.born)?;
-        Ok(self.remember(Arc::new(file)))
+        let file = FileState::open(kernel, &self.block_stacks, &crew.close_queue(), tid, fd, stat, self.created)?;
+        Ok(self.insert(Arc::new(file)))
     }
 
     /// A file that is remembered.
-    pub fn find(&self, key: (u64, u64)) -> Option<Arc<File>> {
+    pub fn find(&self, key: (u64, u64)) -> Option<Arc<FileState>> {
         let kept = lock(&self.kept);
         let file = kept.iter().find(|f| f.key() == key)?;
-        file.touch();
+        file.mark_used();
         Some(Arc::clone(file))
     }
 
-    fn remember(&self, file: Arc<File>) -> Arc<File> {
+    fn insert(&self, file: Arc<FileState>) -> Arc<FileState> {
         let mut kept = lock(&self.kept);
         if let Some(other) = kept.iter().find(|f| f.key() == file.key()) {
             return Arc::clone(other);
         }
-        let dropped = (kept.len() >= FILES)
-            .then(|| kept.iter().enumerate().min_by_key(|(_, f)| f.used.load(Relaxed)).map(|(at, _)| at))
+        let evicted = (kept.len() >= MAX_FILES)
+            .then(|| kept.iter().enumerate().min_by_key(|(_, f)| f.last_used.load(Relaxed)).map(|(at, _)| at))
             .flatten()
             .map(|at| kept.swap_remove(at));
         kept.push(Arc::clone(&file));
         self.count.store(kept.len() as u64, Relaxed);
         drop(kept);
-        drop(dropped);
+        drop(evicted);
         file
     }
 
@@ -131,10 +131,10 @@ impl Files {
 
     /// Lets go of what was not used for a while.
     pub fn tidy(&self) {
-        let now = self.born.elapsed().as_secs();
+        let now = self.created.elapsed().as_secs();
         let mut kept = lock(&self.kept);
         let (gone, stay): (Vec<_>, Vec<_>) =
-            kept.drain(..).partition(|f| f.used.load(Relaxed) + KEEP < now && Arc::strong_count(f) == 1);
+            kept.drain(..).partition(|f| f.last_used.load(Relaxed) + IDLE_SECONDS < now && Arc::strong_count(f) == 1);
         *kept = stay;
         self.count.store(kept.len() as u64, Relaxed);
         drop(kept);

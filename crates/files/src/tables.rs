@@ -24,37 +24,37 @@ use spinio_transfer::Mapping;
 use spinio_host::lock;
 
 /// A page that takes longer is worth somebody else's time.
-const LONG: Duration = Duration::from_nanos(20);
+const SLOW_PAGE: Duration = Duration::from_nanos(20);
 
 /// Pages that tell.
-const TELLING: u64 = 256;
+const MIN_SAMPLE_PAGES: u64 = 256;
 
 /// What is known of the page tables of a file's mapping.
 #[derive(Default)]
-pub struct Tables {
+pub struct PrefaultState {
     /// Filling them takes long.
-    pub(crate) slow: AtomicBool,
+    pub(crate) is_slow: AtomicBool,
     /// Which mapping, and what of it.
-    pub(crate) filled: Mutex<(usize, Range<u64>)>,
+    pub(crate) ready: Mutex<(usize, Range<u64>)>,
     /// A keeper is at it.
     pub(crate) busy: AtomicBool,
 }
 
-impl Tables {
+impl PrefaultState {
     /// Somebody filled so many bytes in so long; whether that is long, and enough to tell.
-    pub fn took(&self, bytes: u64, time: Duration) -> bool {
+    pub fn record(&self, bytes: u64, time: Duration) -> bool {
         let pages = bytes / PAGE as u64;
-        let (tells, slow) = (pages >= TELLING, time > LONG * pages as u32);
-        if tells {
-            self.slow.store(slow, Relaxed);
+        let (conclusive, slow) = (pages >= MIN_SAMPLE_PAGES, time > SLOW_PAGE * pages as u32);
+        if conclusive {
+            self.is_slow.store(slow, Relaxed);
         }
-        tells && slow
+        conclusive && slow
     }
 
     /// Whether a range is filled already.
-    pub fn has(&self, mapping: &Mapping, range: &Range<u64>) -> bool {
-        let filled = lock(&self.filled);
-        filled.0 == mapping.ptr as usize && filled.1.start <= range.start && range.end <= filled.1.end
+    pub fn covers(&self, mapping: &Mapping, range: &Range<u64>) -> bool {
+        let ready = lock(&self.ready);
+        ready.0 == mapping.ptr as usize && ready.1.start <= range.start && range.end <= ready.1.end
     }
 }
 
@@ -63,26 +63,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_filled_is_known_of_that_mapping_alone() {
+    fn covers_tracks_one_mapping() {
         // Nobody looks at these addresses.
         let at = |address: usize| std::mem::ManuallyDrop::new(Mapping { ptr: address as *mut u8, len: 1 << 30 });
-        let tables = Tables::default();
-        assert!(!tables.has(&at(4096), &(0..4096)));
-        *lock(&tables.filled) = (4096, 8192..16_384);
-        assert!(tables.has(&at(4096), &(8192..16_384)) && tables.has(&at(4096), &(12_288..16_000)));
-        assert!(!tables.has(&at(4096), &(4096..12_288)) && !tables.has(&at(4096), &(12_288..20_480)));
-        assert!(!tables.has(&at(8192), &(8192..16_384)), "another mapping of the file");
+        let tables = PrefaultState::default();
+        assert!(!tables.covers(&at(4096), &(0..4096)));
+        *lock(&tables.ready) = (4096, 8192..16_384);
+        assert!(tables.covers(&at(4096), &(8192..16_384)) && tables.covers(&at(4096), &(12_288..16_000)));
+        assert!(!tables.covers(&at(4096), &(4096..12_288)) && !tables.covers(&at(4096), &(12_288..20_480)));
+        assert!(!tables.covers(&at(8192), &(8192..16_384)), "another mapping of the file");
     }
 
     #[test]
-    fn slow_is_what_takes_long_for_many_pages() {
-        let tables = Tables::default();
-        let slow = || tables.slow.load(Relaxed);
-        assert!(!tables.took(4096, Duration::from_secs(1)) && !slow(), "one page tells nothing");
-        assert!(!tables.took(100 * 4096, Duration::from_millis(10)) && !slow(), "few pages tell nothing");
-        assert!(tables.took(8 << 20, Duration::from_micros(200)) && slow(), "98 ns a page");
-        assert!(!tables.took(4096, Duration::ZERO) && slow(), "nor do they tell that it is quick");
-        assert!(!tables.took(8 << 20, Duration::from_micros(10)) && !slow(), "5 ns a page");
-        assert!(!tables.took(8 << 20, Duration::from_micros(5)) && !slow(), "2 ns a page");
+    fn slow_needs_many_pages() {
+        let tables = PrefaultState::default();
+        let slow = || tables.is_slow.load(Relaxed);
+        assert!(!tables.record(4096, Duration::from_secs(1)) && !slow(), "one page tells nothing");
+        assert!(!tables.record(100 * 4096, Duration::from_millis(10)) && !slow(), "few pages tell nothing");
+        assert!(tables.record(8 << 20, Duration::from_micros(200)) && slow(), "98 ns a page");
+        assert!(!tables.record(4096, Duration::ZERO) && slow(), "nor do they tell that it is quick");
+        assert!(!tables.record(8 << 20, Duration::from_micros(10)) && !slow(), "5 ns a page");
+        assert!(!tables.record(8 << 20, Duration::from_micros(5)) && !slow(), "2 ns a page");
     }
 }

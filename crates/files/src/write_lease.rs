@@ -20,48 +20,48 @@ use spinio_sys::linux;
 
 use spinio_host::lock;
 
-use crate::lease_watcher::{Held, Leases};
-use crate::shadow_file::OwnFile;
+use crate::lease_watcher::{LeaseState, WriteLeases};
+use crate::shadow_file::ShadowFile;
 
 type Result<T> = core::result::Result<T, Errno>;
 
 /// Being alone with a file. Given back when it goes.
 pub struct WriteLease {
-    file: Arc<OwnFile>,
-    held: Arc<Held>,
+    file: Arc<ShadowFile>,
+    state: Arc<LeaseState>,
 }
 
 impl WriteLease {
     /// Runs something while nobody else has the file open or can open it; `None`: that is over, somebody has.
-    pub fn while_held<T>(&self, f: impl FnOnce() -> T) -> Option<T> {
-        let held = lock(&self.held.held);
-        let asked = Arc::clone(&self.held);
-        let alone = *held && self.file.call(move |_| Ok(asked.is_there())) == Ok(true);
-        let done = alone.then(f);
-        drop(held);
-        if !alone {
-            self.held_by_nobody();
+    pub fn with_lease<T>(&self, f: impl FnOnce() -> T) -> Option<T> {
+        let active = lock(&self.state.active);
+        let state = Arc::clone(&self.state);
+        let intact = *active && self.file.run_blocking(move |_| Ok(state.is_intact())) == Ok(true);
+        let result = intact.then(f);
+        drop(active);
+        if !intact {
+            self.release_lost();
         }
-        done
+        result
     }
 
     /// Within [`WriteLease::while_held`], for a keeper: whether the lease is still there, and nobody wants it.
     pub fn check(&self) -> impl Fn() -> bool + Send + Sync + use<> {
-        let held = Arc::clone(&self.held);
-        move || held.is_there()
+        let state = Arc::clone(&self.state);
+        move || state.is_intact()
     }
 
     /// Within [`WriteLease::while_held`]: whether nobody can have got at the file until now, although somebody may want
     /// to. The lease was seen so lately that it cannot have been taken away.
-    pub fn is_fresh(&self) -> bool {
-        linux::since_boot() < self.held.good.load(Relaxed)
+    pub fn is_recent(&self) -> bool {
+        linux::since_boot() < self.state.valid_until.load(Relaxed)
     }
 
     /// The watcher may be about to find out the same.
-    fn held_by_nobody(&self) {
-        let held = Arc::clone(&self.held);
-        let _ = self.file.call(move |_| {
-            held.yield_if_wanted();
+    fn release_lost(&self) {
+        let state = Arc::clone(&self.state);
+        let _ = self.file.run_blocking(move |_| {
+            state.release_if_broken();
             Ok(())
         });
     }
@@ -69,11 +69,11 @@ impl WriteLease {
 
 impl Drop for WriteLease {
     fn drop(&mut self) {
-        self.file.files().leases.forget(&self.held);
-        let held = Arc::clone(&self.held);
-        let _ = self.file.call(move |fd| {
-            let mut held = lock(&held.held);
-            if std::mem::replace(&mut *held, false) {
+        self.file.files().leases.forget(&self.state);
+        let state = Arc::clone(&self.state);
+        let _ = self.file.run_blocking(move |fd| {
+            let mut active = lock(&state.active);
+            if std::mem::replace(&mut *active, false) {
                 linux::drop_lease(fd)?;
             }
             Ok(())
@@ -81,17 +81,17 @@ impl Drop for WriteLease {
     }
 }
 
-impl OwnFile {
+impl ShadowFile {
     /// Takes a write lease. EAGAIN: somebody else has the file open. EACCES, EINVAL: no lease for this user, or there.
-    pub fn lease(self: &Arc<Self>) -> Result<WriteLease> {
+    pub fn take_write_lease(self: &Arc<Self>) -> Result<WriteLease> {
         let files = self.files();
         // Twins that a read of the file left behind are openings too.
-        self.forget();
-        let watcher = Leases::watcher(&files.leases, &files.ctx).ok_or(Errno::NOSYS)?;
-        let (fd, held) = (self.shadow_fd(), Mutex::new(true));
-        let held = Arc::new(Held { kernel: files.ctx.sys, fd, held, good: AtomicU64::new(0) });
-        let taken = self.call(move |fd| linux::take_write_lease(fd, watcher));
-        files.leases.settle(taken.is_ok().then_some(&held));
-        taken.map(|()| WriteLease { file: Arc::clone(self), held })
+        self.evict_state();
+        let watcher_tid = WriteLeases::ensure_watcher(&files.leases, &files.ctx).ok_or(Errno::NOSYS)?;
+        let (fd, active) = (self.shadow_fd(), Mutex::new(true));
+        let state = Arc::new(LeaseState { kernel: files.ctx.sys, fd, active, valid_until: AtomicU64::new(0) });
+        let taken = self.run_blocking(move |fd| linux::take_write_lease(fd, watcher_tid));
+        files.leases.finish_pending(taken.is_ok().then_some(&state));
+        taken.map(|()| WriteLease { file: Arc::clone(self), state })
     }
 }

@@ -20,51 +20,51 @@ use std::time::{Duration, Instant};
 
 
 #[derive(Clone, Copy)]
-struct Asking {
-    ask: fn() -> bool,
-    every: Duration,
-    last: Instant,
+struct PollState {
+    poll: fn() -> bool,
+    interval: Duration,
+    last_poll: Instant,
     /// The answer was to stop: it is not asked again.
-    stop: bool,
+    cancelled: bool,
 }
 
 thread_local! {
     // Without a destructor: hooks come here too.
-    static ASKING: Cell<Option<Asking>> = const { Cell::new(None) };
+    static POLL_STATE: Cell<Option<PollState>> = const { Cell::new(None) };
 }
 
 /// While it lives, long requests of this thread ask whether to go on.
 #[must_use]
-pub struct Interruptible {
-    before: Option<Asking>,
+pub struct CancelPoll {
+    previous: Option<PollState>,
     /// It is this thread's.
     _here: PhantomData<*const ()>,
 }
 
 /// From now on long requests of this thread call `ask` between their pieces, no more often than `every` so long, and end
 /// early once it has answered true.
-pub fn interruptible(ask: fn() -> bool, every: Duration) -> Interruptible {
-    let asking = Asking { ask, every, last: Instant::now(), stop: false };
-    Interruptible { before: ASKING.replace(Some(asking)), _here: PhantomData }
+pub fn install_cancel_poll(poll: fn() -> bool, interval: Duration) -> CancelPoll {
+    let state = PollState { poll, interval, last_poll: Instant::now(), cancelled: false };
+    CancelPoll { previous: POLL_STATE.replace(Some(state)), _here: PhantomData }
 }
 
-impl Drop for Interruptible {
+impl Drop for CancelPoll {
     fn drop(&mut self) {
-        ASKING.set(self.before);
+        POLL_STATE.set(self.previous);
     }
 }
 
 /// Whether this thread's request shall end early.
-pub fn is_interrupted() -> bool {
-    let Some(asking) = ASKING.get() else { return false };
-    if asking.stop || asking.last.elapsed() < asking.every {
-        return asking.stop;
+pub fn is_cancelled() -> bool {
+    let Some(state) = POLL_STATE.get() else { return false };
+    if state.cancelled || state.last_poll.elapsed() < state.interval {
+        return state.cancelled;
     }
     // It may make requests of its own, which it is not asked about.
-    ASKING.set(None);
-    let stop = (asking.ask)();
-    ASKING.set(Some(Asking { last: Instant::now(), stop, ..asking }));
-    stop
+    POLL_STATE.set(None);
+    let cancelled = (state.poll)();
+    POLL_STATE.set(Some(PollState { last_poll: Instant::now(), cancelled, ..state }));
+    cancelled
 }
 
 #[cfg(test)]
@@ -72,32 +72,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_says_nothing_is_not_interrupted() {
-        assert!(!is_interrupted());
-        drop(interruptible(|| true, Duration::ZERO));
-        assert!(!is_interrupted());
+    fn thread_without_poll_is_not_cancelled() {
+        assert!(!is_cancelled());
+        drop(install_cancel_poll(|| true, Duration::ZERO));
+        assert!(!is_cancelled());
     }
 
     #[test]
-    fn it_is_asked_when_it_is_time_and_until_it_says_stop() {
-        thread_local!(static ASKED: Cell<u32> = const { Cell::new(0) });
+    fn poll_runs_at_interval_until_cancelled() {
+        thread_local!(static POLLED: Cell<u32> = const { Cell::new(0) });
         fn third() -> bool {
-            ASKED.set(ASKED.get() + 1);
-            ASKED.get() == 3
+            POLLED.set(POLLED.get() + 1);
+            POLLED.get() == 3
         }
-        let _outer = interruptible(third, Duration::from_secs(1000));
-        assert!(!is_interrupted() && ASKED.get() == 0);
+        let _outer = install_cancel_poll(third, Duration::from_secs(1000));
+        assert!(!is_cancelled() && POLLED.get() == 0);
         {
-            let _inner = interruptible(third, Duration::ZERO);
-            let said: Vec<bool> = (0..5).map(|_| is_interrupted()).collect();
-            assert_eq!((said, ASKED.get()), (vec![false, false, true, true, true], 3));
+            let _inner = install_cancel_poll(third, Duration::ZERO);
+            let answers: Vec<bool> = (0..5).map(|_| is_cancelled()).collect();
+            assert_eq!((answers, POLLED.get()), (vec![false, false, true, true, true], 3));
         }
-        assert!(!is_interrupted());
+        assert!(!is_cancelled());
     }
 
     #[test]
-    fn a_request_of_the_one_who_is_asked_is_not_asked_about() {
-        let _asking = interruptible(is_interrupted, Duration::ZERO);
-        assert!(!is_interrupted());
+    fn requests_of_poll_callback_are_not_polled() {
+        let _asking = install_cancel_poll(is_cancelled, Duration::ZERO);
+        assert!(!is_cancelled());
     }
 }

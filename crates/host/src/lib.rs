@@ -25,6 +25,6 @@ pub mod sync;
 pub mod syscalls;
 pub mod task_scope;
 
-pub use cancel::{Interruptible, interruptible, is_interrupted};
+pub use cancel::{CancelPoll, install_cancel_poll, is_cancelled};
 pub use lock::lock;
 pub use settings::Settings;

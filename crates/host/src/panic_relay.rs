@@ -14,12 +14,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// The first panic of a batch, if there was one.
 #[derive(Default)]
-pub struct Panics(Option<Box<dyn Any + Send>>);
+pub struct PanicRelay(Option<Box<dyn Any + Send>>);
 
-impl Panics {
+impl PanicRelay {
     /// Runs a part; `None`: it panicked.
-    pub fn keep<T>(&mut self, part: impl FnOnce() -> T) -> Option<T> {
-        match catch_unwind(AssertUnwindSafe(part)) {
+    pub fn catch<T>(&mut self, body: impl FnOnce() -> T) -> Option<T> {
+        match catch_unwind(AssertUnwindSafe(body)) {
             Ok(done) => Some(done),
             Err(panic) => {
                 self.0.get_or_insert(panic);
@@ -29,12 +29,12 @@ impl Panics {
     }
 
     /// Whether there was one.
-    pub fn any(&self) -> bool {
+    pub fn has_panic(&self) -> bool {
         self.0.is_some()
     }
 
     /// Lets it go on, now that nobody is left.
-    pub fn go_on(self) {
+    pub fn resume(self) {
         if let Some(panic) = self.0 {
             resume_unwind(panic);
         }

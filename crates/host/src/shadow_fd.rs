@@ -9,42 +9,42 @@ use spinio_sys::linux::Fd;
 
 
 /// A descriptor to be closed, and what is to be done with it first.
-pub struct Grave {
+pub struct PendingClose {
     /// The number, in the table that it lives in.
     pub fd: Fd,
     /// Done first.
-    pub farewell: Option<Farewell>,
+    pub pre_close: Option<PreCloseHook>,
 }
 
 /// A pool whose workers close descriptors of their table.
 pub trait Closer: Send + Sync {
     /// Has it closed by a worker, some time.
-    fn bury(&self, grave: Grave);
+    fn defer_close(&self, pending: PendingClose);
 }
 
 /// Done by a helper with a descriptor that it is about to close.
-pub type Farewell = Box<dyn FnOnce(Fd) + Send + Sync>;
+pub type PreCloseHook = Box<dyn FnOnce(Fd) + Send + Sync>;
 
 /// Closes descriptors of the crew's table, from any thread.
 #[derive(Clone)]
-pub struct Graveyard(pub(crate) Arc<dyn Closer>);
+pub struct CloseQueue(pub(crate) Arc<dyn Closer>);
 
 /// A descriptor in the crew's table: only helpers may use the number.
-pub struct PrivateFd {
+pub struct ShadowFd {
     fd: Fd,
-    graveyard: Graveyard,
-    farewell: Option<Farewell>,
+    close_queue: CloseQueue,
+    hook: Option<PreCloseHook>,
 }
 
-impl PrivateFd {
+impl ShadowFd {
     /// Takes over a descriptor that a helper opened.
-    pub fn new(fd: Fd, graveyard: Graveyard) -> PrivateFd {
-        PrivateFd { fd, graveyard, farewell: None }
+    pub fn new(fd: Fd, close_queue: CloseQueue) -> ShadowFd {
+        ShadowFd { fd, close_queue, hook: None }
     }
 
     /// What a helper is to do before it closes this. It must not panic.
-    pub fn say_farewell(&mut self, farewell: Farewell) {
-        self.farewell = Some(farewell);
+    pub fn set_pre_close(&mut self, farewell: PreCloseHook) {
+        self.hook = Some(farewell);
     }
 
     /// The number, for a helper.
@@ -53,8 +53,8 @@ impl PrivateFd {
     }
 }
 
-impl Drop for PrivateFd {
+impl Drop for ShadowFd {
     fn drop(&mut self) {
-        self.graveyard.0.bury(Grave { fd: self.fd, farewell: self.farewell.take() });
+        self.close_queue.0.defer_close(PendingClose { fd: self.fd, pre_close: self.hook.take() });
     }
 }

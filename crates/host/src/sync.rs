@@ -17,12 +17,12 @@ mod real {
     pub use crate::lock::lock;
 
     /// Which lane of `lanes` the calling thread's processor has.
-    pub fn lane(lanes: usize) -> usize {
-        spinio_sys::linux::cpu() % lanes
+    pub fn cpu_index(count: usize) -> usize {
+        spinio_sys::linux::cpu() % count
     }
 
     /// Lets others go first.
-    pub fn give_way() {
+    pub fn yield_now() {
         std::thread::yield_now();
     }
 
@@ -32,12 +32,12 @@ mod real {
     }
 
     /// Waits for a copy: briefly at first, then asleep, and not for ever.
-    pub struct Patience(Instant);
+    pub struct Backoff(Instant);
 
-    impl Patience {
+    impl Backoff {
         /// Begins to wait.
-        pub fn new() -> Patience {
-            Patience(Instant::now())
+        pub fn new() -> Backoff {
+            Backoff(Instant::now())
         }
 
         /// Waits a moment; false once it has been long enough to look at everything anew.
@@ -79,9 +79,9 @@ mod model {
 
     pub struct Patience;
 
-    impl Patience {
-        pub fn new() -> Patience {
-            Patience
+    impl Backoff {
+        pub fn new() -> Backoff {
+            Backoff
         }
 
         pub fn wait(&self) -> bool {

@@ -16,12 +16,12 @@ use spinio_sys::linux::{
 type Result<T> = core::result::Result<T, Errno>;
 
 /// A path to the file behind a descriptor of the calling thread.
-fn path_of(fd: Fd) -> Result<CString> {
+fn proc_fd_path(fd: Fd) -> Result<CString> {
     CString::new(format!("/proc/thread-self/fd/{fd}")).map_err(|_| Errno::INVAL)
 }
 
 /// What engines ask of the kernel. Signatures follow the system calls; left alone, each is that call.
-pub trait Kernel: Send + Sync + 'static {
+pub trait Syscalls: Send + Sync + 'static {
     /// `preadv2` with `RWF_*` flags, plain `pread` when there are none. `_route` says what for.
     ///
     /// # Safety
@@ -81,29 +81,29 @@ pub trait Kernel: Send + Sync + 'static {
     }
 
     /// Whether a descriptor means the file with this device number and inode.
-    fn names(&self, fd: Fd, key: (u64, u64)) -> bool {
+    fn is_file(&self, fd: Fd, key: (u64, u64)) -> bool {
         self.fstat(fd).is_ok_and(|s| (s.dev, s.ino) == key)
     }
 
     /// Access mode and status flags.
-    fn flags(&self, fd: Fd) -> Result<i32> {
+    fn status_flags(&self, fd: Fd) -> Result<i32> {
         linux::flags(fd)
     }
 
     /// Opens the file behind descriptor `fd` of thread `tid` once more, in the calling thread's table.
-    fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
+    fn reopen(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
         let path = CString::new(format!("/proc/{tid}/fd/{fd}")).map_err(|_| Errno::INVAL)?;
         linux::open(&path, flags, 0)
     }
 
     /// The very descriptor `fd` of thread `tid`, in the calling thread's table.
-    fn share(&self, tid: u32, fd: Fd) -> Result<Fd> {
+    fn dup_from_thread(&self, tid: u32, fd: Fd) -> Result<Fd> {
         linux::descriptor_of(tid, fd)
     }
 
     /// Whether two threads of this process have one descriptor table.
-    fn have_one_table(&self, one: u32, other: u32) -> Result<bool> {
-        linux::have_one_table(one, other)
+    fn same_fd_table(&self, tid: u32, other_tid: u32) -> Result<bool> {
+        linux::have_one_table(tid, other_tid)
     }
 
     /// Whether the open file holds a lease of any kind.
@@ -127,22 +127,22 @@ pub trait Kernel: Send + Sync + 'static {
     }
 
     /// The first extents of a range (FIEMAP), at most `most` of them.
-    fn extents(&self, fd: Fd, offset: u64, len: u64, most: usize) -> Result<Vec<Placed>> {
-        linux::extents(fd, offset, len, most)
+    fn extents(&self, fd: Fd, offset: u64, len: u64, max_count: usize) -> Result<Vec<Placed>> {
+        linux::extents(fd, offset, len, max_count)
     }
 
     /// What a small file says (sysfs, procfs), its first `most` bytes.
-    fn text(&self, path: &CStr, most: usize) -> Result<Vec<u8>> {
-        linux::read_file(path, most)
+    fn read_sysfs(&self, path: &CStr, max_len: usize) -> Result<Vec<u8>> {
+        linux::read_file(path, max_len)
     }
 
     /// The names in a folder.
-    fn list(&self, path: &CStr) -> Result<Vec<CString>> {
+    fn list_dir(&self, path: &CStr) -> Result<Vec<CString>> {
         linux::list(path)
     }
 
     /// What a symbolic link says.
-    fn link(&self, path: &CStr) -> Result<Vec<u8>> {
+    fn read_link(&self, path: &CStr) -> Result<Vec<u8>> {
         let mut target = vec![0; 4096];
         let len = linux::readlink(path, &mut target)?;
         target.truncate(len);
@@ -166,35 +166,35 @@ pub trait Kernel: Send + Sync + 'static {
 
     /// Comes to a place of a file as a reader does, but waits for nothing: where the kernel has put a mark of its read-ahead,
     /// it fetches the next window.
-    fn touch(&self, fd: Fd, offset: u64) -> Result<()> {
+    fn trigger_readahead(&self, fd: Fd, offset: u64) -> Result<()> {
         let mut byte = 0;
         // SAFETY: a byte is read into a local.
         unsafe { linux::pread_flags(fd, &raw mut byte, 1, offset, RWF_NOWAIT) }.map(drop)
     }
 
     /// A descriptor that brings news of watched files.
-    fn notify(&self) -> Result<Fd> {
+    fn inotify_init(&self) -> Result<Fd> {
         linux::notify()
     }
 
     /// Watches who opens and closes the file behind a descriptor of the calling thread.
-    fn watch(&self, notify: Fd, fd: Fd) -> Result<i32> {
-        linux::watch(notify, &path_of(fd)?)
+    fn watch_opens(&self, inotify: Fd, fd: Fd) -> Result<i32> {
+        linux::watch(inotify, &proc_fd_path(fd)?)
     }
 
     /// Watches changes of the file behind a descriptor of the calling thread.
-    fn watch_changes(&self, notify: Fd, fd: Fd) -> Result<i32> {
-        linux::watch_changes(notify, &path_of(fd)?)
+    fn watch_changes(&self, inotify: Fd, fd: Fd) -> Result<i32> {
+        linux::watch_changes(inotify, &proc_fd_path(fd)?)
     }
 
     /// Ends a watch.
-    fn unwatch(&self, notify: Fd, watch: i32) {
-        let _ = linux::unwatch(notify, watch);
+    fn unwatch(&self, inotify: Fd, wd: i32) {
+        let _ = linux::unwatch(inotify, wd);
     }
 
     /// What has happened to watched files.
-    fn news(&self, notify: Fd) -> Result<Vec<News>> {
-        linux::news(notify)
+    fn inotify_events(&self, inotify: Fd) -> Result<Vec<News>> {
+        linux::news(inotify)
     }
 
     /// `cachestat`.
@@ -209,12 +209,12 @@ pub trait Kernel: Send + Sync + 'static {
     }
 
     /// A ring of asynchronous reads, in the calling thread's table.
-    fn ring(&self, entries: u32) -> Result<Ring> {
+    fn new_io_uring(&self, entries: u32) -> Result<Ring> {
         Ring::new(entries)
     }
 
     /// What a read of a ring came to.
-    fn landed(&self, result: Result<usize>) -> Result<usize> {
+    fn on_completion(&self, result: Result<usize>) -> Result<usize> {
         result
     }
 
@@ -239,13 +239,13 @@ pub trait Kernel: Send + Sync + 'static {
     }
 
     /// A thread family with a descriptor table of its own.
-    fn private(&self) -> core::result::Result<Private, PrivateError> {
+    fn new_shadow_table(&self) -> core::result::Result<Private, PrivateError> {
         Private::new()
     }
 }
 
 /// The kernel itself.
 #[derive(Debug)]
-pub struct Linux;
+pub struct LinuxSyscalls;
 
-impl Kernel for Linux {}
+impl Syscalls for LinuxSyscalls {}

@@ -6,69 +6,69 @@ use std::sync::PoisonError;
 use crate::sync::{Condvar, Mutex, lock};
 
 /// Counts the threads that are at work on something, and lets nobody in once it is over.
-pub struct Gate {
+pub struct TaskScope {
     state: Mutex<State>,
-    empty: Condvar,
+    idle: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    inside: usize,
+    active: usize,
     closed: bool,
     /// Somebody panicked inside: what he had taken in hand is lost.
-    broken: bool,
+    poisoned: bool,
 }
 
 /// A thread inside.
-pub struct Inside<'a>(&'a Gate);
+pub struct ScopeGuard<'a>(&'a TaskScope);
 
-impl Gate {
+impl TaskScope {
     /// An open one, with no thread inside.
-    pub fn new() -> Gate {
-        Gate { state: Mutex::new(State::default()), empty: Condvar::new() }
+    pub fn new() -> TaskScope {
+        TaskScope { state: Mutex::new(State::default()), idle: Condvar::new() }
     }
 
     /// Goes in; `None` if it is too late.
-    pub fn enter(&self) -> Option<Inside<'_>> {
+    pub fn enter(&self) -> Option<ScopeGuard<'_>> {
         let mut state = lock(&self.state);
         if state.closed {
             return None;
         }
-        state.inside += 1;
-        Some(Inside(self))
+        state.active += 1;
+        Some(ScopeGuard(self))
     }
 
     /// Nobody comes in any more; waits until those inside have left.
     ///
     /// # Panics
     /// If one of them did: better no answer than one that counts bytes which never came.
-    pub fn close(&self) {
-        assert!(!self.shut(), "a helper of this batch panicked");
+    pub fn join(&self) {
+        assert!(!self.close_and_wait(), "a helper of this batch panicked");
     }
 
     /// The same; whether one of them panicked.
-    pub fn shut(&self) -> bool {
+    pub fn close_and_wait(&self) -> bool {
         let mut state = lock(&self.state);
         state.closed = true;
-        while state.inside > 0 {
-            state = self.empty.wait(state).unwrap_or_else(PoisonError::into_inner);
+        while state.active > 0 {
+            state = self.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.broken
+        state.poisoned
     }
 
     /// Whether somebody panicked inside.
-    pub fn is_broken(&self) -> bool {
-        lock(&self.state).broken
+    pub fn is_poisoned(&self) -> bool {
+        lock(&self.state).poisoned
     }
 }
 
-impl Drop for Inside<'_> {
+impl Drop for ScopeGuard<'_> {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
-        state.inside -= 1;
-        state.broken |= std::thread::panicking();
-        if state.inside == 0 {
-            self.0.empty.notify_all();
+        state.active -= 1;
+        state.poisoned |= std::thread::panicking();
+        if state.active == 0 {
+            self.0.idle.notify_all();
         }
     }
 }
@@ -85,7 +85,7 @@ mod interleavings {
 
     /// Pieces are taken by number; results are the caller's memory, gone when the call has returned.
     struct Batch {
-        gate: Gate,
+        gate: TaskScope,
         next: AtomicUsize,
         results: [UnsafeCell<u32>; PIECES],
     }
@@ -120,7 +120,7 @@ mod interleavings {
         model.preemption_bound = Some(3);
         model.check(|| {
             let results = std::array::from_fn(|_| UnsafeCell::new(0));
-            let batch = Arc::new(Batch { gate: Gate::new(), next: AtomicUsize::new(0), results });
+            let batch = Arc::new(Batch { gate: TaskScope::new(), next: AtomicUsize::new(0), results });
             let helpers: Vec<_> = (0..2)
                 .map(|_| {
                     let batch = Arc::clone(&batch);
@@ -146,16 +146,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_helper_that_panics_is_no_success() {
-        let gate = Gate::new();
-        drop(gate.enter());
-        assert!(!gate.is_broken());
-        let helped = catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let _inside = gate.enter();
+    fn worker_panic_poisons_scope() {
+        let scope = TaskScope::new();
+        drop(scope.enter());
+        assert!(!scope.is_poisoned());
+        let outcome = catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _inside = scope.enter();
             std::panic::resume_unwind(Box::new("planned"));
         }));
-        assert!(helped.is_err() && gate.is_broken());
-        assert!(catch_unwind(std::panic::AssertUnwindSafe(|| gate.close())).is_err());
-        assert!(gate.enter().is_none());
+        assert!(outcome.is_err() && scope.is_poisoned());
+        assert!(catch_unwind(std::panic::AssertUnwindSafe(|| scope.join())).is_err());
+        assert!(scope.enter().is_none());
     }
 }

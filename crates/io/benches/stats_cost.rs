@@ -37,14 +37,14 @@ fn main() {
         // A thread for each, as in a program: a thread counts in one table.
         let workers = runtimes.each_ref().map(|runtime| {
             let (ask, asked) = mpsc::channel::<(usize, usize)>();
-            let (tell, told) = mpsc::channel();
+            let (time_sender, time_receiver) = mpsc::channel();
             let (file, buffer) = (&file, &buffer);
             scope.spawn(move || {
                 while let Ok((bytes, calls)) = asked.recv() {
-                    let _ = tell.send(batch(runtime, file, buffer, bytes, calls));
+                    let _ = time_sender.send(batch(runtime, file, buffer, bytes, calls));
                 }
             });
-            (ask, told)
+            (ask, time_receiver)
         });
         for kind in KINDS {
             measure(kind, |mode, bytes, calls| {
@@ -60,17 +60,17 @@ fn measure((bytes, calls, batches): (usize, usize, usize), batch: impl Fn(usize,
     for round in 0..batches + 20 {
         for turn in 0..MODES.len() {
             let mode = (round + turn) % MODES.len();
-            let took = batch(mode, bytes, calls);
+            let elapsed = batch(mode, bytes, calls);
             // The first ones pin memory and start threads.
             if round >= 20 {
-                times[mode].push(took);
+                times[mode].push(elapsed);
             }
         }
     }
     let (off, fast) = (quantile(&times[0], 0.5), quantile(&times[0], 0.1));
     for (mode, name) in MODES.iter().enumerate() {
-        let more: Vec<f64> = times[mode].iter().zip(&times[0]).map(|(a, b)| a - b).collect();
-        let (middle, more) = (quantile(&times[mode], 0.5), quantile(&more, 0.5));
+        let overhead: Vec<f64> = times[mode].iter().zip(&times[0]).map(|(a, b)| a - b).collect();
+        let (middle, more) = (quantile(&times[mode], 0.5), quantile(&overhead, 0.5));
         let (ratio, fastest) = (1.0 + more / off, quantile(&times[mode], 0.1) / fast);
         println!("{bytes:>9} {name:>10} {middle:>13.1} {more:>14.1} {ratio:>7.4} {fastest:>17.4}");
     }

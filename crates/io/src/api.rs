@@ -7,26 +7,26 @@ use std::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU64, Ordering::*};
 
 use spinio_device::emulated::Config;
 use spinio_device::{Allocation, Device, QueueId, Target};
-use spinio_files::shadow_file::Tables;
-use spinio_files::{FileTable, FilesCtx, OwnFile, streams};
+use spinio_files::shadow_file::FdRouter;
+use spinio_files::{Files, FilesCtx, ShadowFile, streams};
 use spinio_host::Settings;
 use spinio_host::pool::Workers;
-use spinio_host::syscalls::{Kernel, Linux};
+use spinio_host::syscalls::{Syscalls, LinuxSyscalls};
 use spinio_plan::Route;
 use spinio_plan::geometry::Stack;
-use spinio_stats::{Gauge, Home, Place, Snapshot};
+use spinio_stats::{Gauge, StatsRegion, StatsLocation, Snapshot};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_transfer::{BouncePools, DeferredUnpin, Error};
 
 use crate::ctx::{Reader, Writer};
 use crate::explain::{Buffer, Explanation};
-use crate::pinned::{Holds, Mapped, NotHeld};
+use crate::pinned::{PinnedFiles, DeviceMapping, PinError};
 use crate::policy::RoutePolicy;
 use crate::read::WaitBuffers;
-use crate::read::large::{reserve, unreserve};
-use crate::stream::{OnItsWay, StreamMoves};
-use crate::trial::Trial;
+use crate::read::large::{reserve_offset, release_offset};
+use crate::stream::{AsyncResult, StreamMoves};
+use crate::trial::MeasuredRead;
 use crate::write::Part;
 
 type Result<T> = core::result::Result<T, Error>;
@@ -36,7 +36,7 @@ pub struct Runtime {
     settings: Settings,
     reader: Arc<Reader>,
     writer: Arc<Writer>,
-    pinned: Arc<Holds>,
+    pinned: Arc<PinnedFiles>,
     moves: StreamMoves,
     /// 1 in the process that made it, 0 in its forked children.
     alive: Option<&'static AtomicU64>,
@@ -57,18 +57,18 @@ pub fn runtime() -> &'static Runtime {
         return runtime;
     }
     let old = CURRENT.load(Acquire);
-    let mut made = Runtime::over(Settings::of_process().clone(), &Linux, true);
-    made.alive = linux::word_wiped_on_fork().ok();
-    if let Some(word) = made.alive {
+    let mut created = Runtime::build(Settings::of_process().clone(), &LinuxSyscalls, true);
+    created.alive = linux::word_wiped_on_fork().ok();
+    if let Some(word) = created.alive {
         word.store(1, Relaxed);
     }
-    let made = Box::into_raw(Box::new(made));
-    match CURRENT.compare_exchange(old, made, AcqRel, Acquire) {
+    let created = Box::into_raw(Box::new(created));
+    match CURRENT.compare_exchange(old, created, AcqRel, Acquire) {
         // SAFETY: leaked above, never freed.
-        Ok(_) => unsafe { &*made },
+        Ok(_) => unsafe { &*created },
         Err(_) => {
             // SAFETY: nobody else has seen it.
-            drop(unsafe { Box::from_raw(made) });
+            drop(unsafe { Box::from_raw(created) });
             runtime()
         }
     }
@@ -76,25 +76,25 @@ pub fn runtime() -> &'static Runtime {
 
 /// The program is about to close `fd` or has given its file away: lets go of what is kept beside it, so that the file
 /// system can be unmounted and a deleted file's space is free. Costs one load while nothing is kept.
-pub fn forget(fd: Fd) {
+pub fn on_close(fd: Fd) {
     let Some(runtime) = current().filter(|r| r.keeps_anything()) else { return };
     if let Ok(stat) = runtime.sys().fstat(fd) {
         let key = (stat.dev, stat.ino);
-        runtime.pinned.forget(fd, key);
+        runtime.pinned.on_close(fd, key);
         runtime.files().forget(key);
     }
 }
 
 /// The program has advised the kernel about `fd`, and the kernel has taken it. Takes no lock: it may come before any
 /// device read, and from anywhere.
-pub fn note_advice(fd: Fd, advice: linux::Advice) {
+pub fn record_advice(fd: Fd, advice: linux::Advice) {
     if let Ok(stat) = linux::fstat(fd) {
-        streams::advised(fd, &stat, advice);
+        streams::record_advice(fd, &stat, advice);
     }
 }
 
 /// What follows from advice about `len` bytes at `offset` (0: all behind it) for what is kept beside the file.
-pub fn advised(fd: Fd, offset: u64, len: u64, advice: linux::Advice) {
+pub fn apply_advice(fd: Fd, offset: u64, len: u64, advice: linux::Advice) {
     let Some(runtime) = current().filter(|r| !r.files().kept.is_empty()) else { return };
     if let Ok(stat) = runtime.sys().fstat(fd) {
         let end = if len == 0 { u64::MAX } else { offset.saturating_add(len) };
@@ -104,9 +104,9 @@ pub fn advised(fd: Fd, offset: u64, len: u64, advice: linux::Advice) {
 
 /// As [`forget`], for descriptors that are closed by the range. Held files end with the very descriptor that they were held
 /// by; everything else that is kept beside files is let go of, since it comes back with the next request.
-pub fn forget_range(first: u32, last: u32) {
+pub fn on_close_range(first: u32, last: u32) {
     let Some(runtime) = current().filter(|r| r.keeps_anything()) else { return };
-    runtime.pinned.forget_range(first, last);
+    runtime.pinned.on_close_range(first, last);
     runtime.files().kept.forget_all();
     runtime.files().ctx.drain_for_close();
 }
@@ -125,37 +125,37 @@ pub fn check_settings(get: impl Fn(&str) -> Option<String>) -> Vec<String> {
 impl Runtime {
     /// A runtime of its own, for tests and tools.
     pub fn new(settings: Settings) -> Runtime {
-        Runtime::over(settings, &Linux, false)
+        Runtime::build(settings, &LinuxSyscalls, false)
     }
 
     /// A runtime over another kernel, for fault injection.
-    pub fn with_kernel(settings: Settings, kernel: &'static dyn Kernel) -> Runtime {
-        Runtime::over(settings, kernel, false)
+    pub fn with_kernel(settings: Settings, kernel: &'static dyn Syscalls) -> Runtime {
+        Runtime::build(settings, kernel, false)
     }
 
-    fn over(mut settings: Settings, kernel: &'static dyn Kernel, of_process: bool) -> Runtime {
+    fn build(mut settings: Settings, kernel: &'static dyn Syscalls, process_wide: bool) -> Runtime {
         // A setting that is not understood counts as none.
         settings.emulated = settings.emulated.filter(|text| Config::parse(text).is_ok());
-        let sys = Tables::leaked(kernel);
+        let sys = FdRouter::leak(kernel);
         let workers = Arc::new(Workers::new(sys, &settings));
-        sys.serve(&workers);
+        sys.attach(&workers);
         // On the program's thread, before anything is counted: a worker opens the file, and must not wait for itself.
-        let home = Arc::new(Home::new(Place::of(&settings, of_process), settings.trace, || workers.shadow()));
+        let home = Arc::new(StatsRegion::new(StatsLocation::from_settings(&settings, process_wide), settings.trace, || workers.shadow()));
         let unpin = DeferredUnpin::new(Arc::clone(&workers));
         let ctx = FilesCtx { sys, workers: Arc::clone(&workers), home: Arc::clone(&home), unpin: Arc::clone(&unpin) };
-        let files = Arc::new(FileTable::new(Arc::new(ctx), &settings));
-        let bounce = Arc::new(BouncePools::new(settings.staging));
-        let pinned = Arc::new(Holds::new(Arc::clone(&files), settings.held_bytes()));
-        let policy = Arc::new(RoutePolicy::new(&settings, workers.threads(), Arc::clone(&unpin)));
+        let files = Arc::new(Files::new(Arc::new(ctx), &settings));
+        let bounce = Arc::new(BouncePools::new(settings.bounce_limit));
+        let pinned = Arc::new(PinnedFiles::new(Arc::clone(&files), settings.effective_pin_limit()));
+        let policy = Arc::new(RoutePolicy::new(&settings, workers.copy_threads(), Arc::clone(&unpin)));
         let weak = Arc::downgrade(&files);
         let (held, registered) = (Arc::downgrade(&pinned), Arc::downgrade(&pinned));
         let staging = Arc::clone(&bounce);
         home.set_gauges(vec![
             (Gauge::Pinned, Box::new(move || unpin.bytes())),
-            (Gauge::Staging, Box::new(move || staging.bytes())),
-            (Gauge::KeptFiles, Box::new(move || weak.upgrade().map_or(0, |files| files.kept.count()))),
-            (Gauge::HeldFiles, Box::new(move || held.upgrade().map_or(0, |pinned| pinned.totals().0))),
-            (Gauge::HeldBytes, Box::new(move || registered.upgrade().map_or(0, |pinned| pinned.totals().1))),
+            (Gauge::BounceBytes, Box::new(move || staging.bytes())),
+            (Gauge::CachedFileStates, Box::new(move || weak.upgrade().map_or(0, |files| files.kept.count()))),
+            (Gauge::PinnedFiles, Box::new(move || held.upgrade().map_or(0, |pinned| pinned.totals().0))),
+            (Gauge::PinnedFileBytes, Box::new(move || registered.upgrade().map_or(0, |pinned| pinned.totals().1))),
         ]);
         let writer = Arc::new(Writer {
             files: Arc::clone(&files),
@@ -166,11 +166,11 @@ impl Runtime {
         Runtime { settings, reader, moves: StreamMoves::new(Arc::clone(&writer)), writer, pinned, alive: None }
     }
 
-    fn files(&self) -> &FileTable {
+    fn files(&self) -> &Files {
         &self.reader.files
     }
 
-    fn sys(&self) -> &'static dyn Kernel {
+    fn sys(&self) -> &'static dyn Syscalls {
         self.reader.files.sys()
     }
 
@@ -198,8 +198,8 @@ impl Runtime {
     }
 
     /// Bytes of pinned staging memory held for the device of an allocation.
-    pub fn staging_bytes(&self, of: &Allocation) -> u64 {
-        self.reader.bounce.bytes_of(of.device)
+    pub fn bounce_bytes(&self, allocation: &Allocation) -> u64 {
+        self.reader.bounce.bytes_of(allocation.device)
     }
 }
 
@@ -220,12 +220,12 @@ impl Runtime {
 
     /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.
     pub fn reserve(&self, fd: Fd, len: u64) -> core::result::Result<u64, Errno> {
-        reserve(self.sys(), fd, len)
+        reserve_offset(self.sys(), fd, len)
     }
 
     /// Gives back what a reserved read did not use.
     pub fn unreserve(&self, fd: Fd, unused: u64) {
-        unreserve(self.sys(), fd, unused);
+        release_offset(self.sys(), fd, unused);
     }
 
     /// Whether a read of a stream gives all that is asked for while there is any: a character device, or a file whose size
@@ -242,7 +242,7 @@ impl Runtime {
     /// Lets the kernel itself read into host-mapped device memory, as a `pread` without SPIN does; with an O_DIRECT
     /// descriptor and P2P-mapped memory that is a peer-to-peer transfer. For tools that compare.
     pub fn read_by_kernel(&self, fd: Fd, at: u64, to: Target, len: usize) -> Result<usize> {
-        self.writer.read_by_kernel(fd, at, to, len)
+        self.writer.pread_host_mapped(fd, at, to, len)
     }
 
     /// Explains a `pread` of `len` bytes at `offset` into a buffer.
@@ -251,8 +251,8 @@ impl Runtime {
     }
 
     /// Prepares trials that read `fd` into `to`.
-    pub fn trial(&self, fd: Fd, to: Target) -> Result<Trial<'_>> {
-        self.reader.trial(fd, to)
+    pub fn trial(&self, fd: Fd, to: Target) -> Result<MeasuredRead<'_>> {
+        self.reader.measured_read(fd, to)
     }
 }
 
@@ -271,20 +271,20 @@ impl Runtime {
 
     /// Writes parts at offsets of a file, each in one call of the kernel; returns when all are written. The error
     /// tells the first offset that failed; others may be written or not.
-    pub fn write_apart(&self, file: &OwnFile, ranges: &[(u64, Part)], route: Route) -> Result<()> {
-        self.writer.write_apart(file, ranges, route)
+    pub fn write_apart(&self, file: &ShadowFile, ranges: &[(u64, Part)], route: Route) -> Result<()> {
+        self.writer.write_ranges(file, ranges, route)
     }
 
     /// As [`Runtime::write_apart`], each range only if a keeper is told just before it that it may be. Which may not, and
     /// were not written.
     pub fn write_apart_if(
         &self,
-        file: &OwnFile,
+        file: &ShadowFile,
         ranges: &[(u64, Part)],
         route: Route,
         may: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Result<Vec<usize>> {
-        self.writer.write_apart_if(file, ranges, route, may)
+        self.writer.write_ranges_while(file, ranges, route, may)
     }
 
     /// Queues a `pwrite` of device memory on `queue` (CUDA: a stream). `result` is set when the stream has got there:
@@ -315,23 +315,23 @@ impl Runtime {
 impl Runtime {
     /// Copies host bytes into device memory, in the order of a small read; the bytes may be reused at once.
     pub fn put(&self, to: Target, bytes: &[u8]) -> Result<()> {
-        self.writer.put(to, bytes)
+        self.writer.copy_to_device(to, bytes)
     }
 
     /// Copies device memory into host memory that a stream takes: a write, as [`Runtime::put`] is a read.
     pub fn get(&self, from: Target, into: &mut [u8]) -> Result<()> {
-        self.writer.get(from, into)
+        self.writer.copy_from_device(from, into)
     }
 
     /// Copies host memory into the device as a program without SPIN does: from where it lies, and waits. For tools that
     /// compare.
     pub fn copy(&self, to: Target, bytes: &[u8]) -> Result<()> {
-        self.writer.copy(to, bytes)
+        self.writer.copy_unstaged(to, bytes)
     }
 
     /// Copies device memory into host memory and waits, behind what this thread has queued before.
     pub fn fetch(&self, from: Target, into: &mut [u8]) -> Result<()> {
-        self.writer.fetch(from, into)
+        self.writer.read_back(from, into)
     }
 }
 
@@ -339,28 +339,28 @@ impl Runtime {
 impl Runtime {
     /// Holds the file of a descriptor: its pages are registered with `device` now (with any other at its first read), and
     /// stay so until [`Runtime::release`], or until somebody opens it for writing. May be asked for more than once.
-    pub fn hold(&self, fd: Fd, device: Option<&'static dyn Device>) -> core::result::Result<(), NotHeld> {
-        let done = self.pinned.hold(fd, device);
+    pub fn pin_file(&self, fd: Fd, device: Option<&'static dyn Device>) -> core::result::Result<(), PinError> {
+        let done = self.pinned.pin(fd, device);
         self.update_gauges();
         done
     }
 
     /// Lets the file go, once for each time that it was held; after the last its pages are given
     /// back when this returns, unless it is mapped: then when it is unmapped.
-    pub fn release(&self, fd: Fd) -> core::result::Result<(), NotHeld> {
-        let done = self.pinned.release(fd);
+    pub fn release(&self, fd: Fd) -> core::result::Result<(), PinError> {
+        let done = self.pinned.unpin_file(fd);
         self.update_gauges();
         done
     }
 
     /// Whether the file is held, and nobody wants it back.
     pub fn is_held(&self, fd: Fd) -> bool {
-        self.pinned.is_held(fd)
+        self.pinned.is_pinned(fd)
     }
 
     /// Bytes of held files that are registered now.
     pub fn held_bytes(&self) -> u64 {
-        self.pinned.held_bytes()
+        self.pinned.pinned_bytes()
     }
 
     /// Maps a range of a held file for a device; held now if it was not, for as long as the runtime lives or somebody
@@ -371,7 +371,7 @@ impl Runtime {
         offset: u64,
         len: u64,
         device: &'static dyn Device,
-    ) -> core::result::Result<Mapped, NotHeld> {
+    ) -> core::result::Result<DeviceMapping, PinError> {
         self.pinned.map(fd, offset, len, device)
     }
 
@@ -382,8 +382,8 @@ impl Runtime {
         offset: u64,
         len: u64,
         device: &'static dyn Device,
-    ) -> core::result::Result<u64, NotHeld> {
-        self.pinned.map_kept(fd, offset, len, device)
+    ) -> core::result::Result<u64, PinError> {
+        self.pinned.map_until_unmap(fd, offset, len, device)
     }
 
     /// Ends a map; false if there is none at this address.
@@ -393,7 +393,7 @@ impl Runtime {
 
     /// Whether somebody waits to write the file of a map; `None` if there is none at this address.
     pub fn is_wanted_back(&self, address: u64) -> Option<bool> {
-        self.pinned.is_wanted_back(address)
+        self.pinned.revoke_requested(address)
     }
 }
 
@@ -401,7 +401,7 @@ impl Runtime {
 impl Runtime {
     /// Opens a file by its name, outside the program's descriptor table. `flags` and `mode` as for `open`.
     /// ENOSYS: this kernel gives no thread a table of its own. EINTR: waiting for a lease was interrupted.
-    pub fn open(&self, path: &CStr, flags: u32, mode: u32) -> core::result::Result<OwnFile, Errno> {
+    pub fn open(&self, path: &CStr, flags: u32, mode: u32) -> core::result::Result<ShadowFile, Errno> {
         self.files().shadow.open(path, flags, mode)
     }
 
@@ -414,24 +414,24 @@ impl Runtime {
     /// bytes. A device that calls no host functions has them when this returns.
     pub fn upload_later(
         &self,
-        file: &Arc<OwnFile>,
+        file: &Arc<ShadowFile>,
         at: u64,
         to: Target,
         len: usize,
         queue: QueueId,
-    ) -> Result<OnItsWay> {
-        self.moves.upload_later(file, at, to, len, queue)
+    ) -> Result<AsyncResult> {
+        self.moves.read_on_stream(file, at, to, len, queue)
     }
 
     /// Writes device memory to a file in the order of a queue. What is queued behind it may use the memory again.
     pub fn download_later(
         &self,
-        file: &Arc<OwnFile>,
+        file: &Arc<ShadowFile>,
         at: u64,
         from: Target,
         len: usize,
         queue: QueueId,
-    ) -> Result<OnItsWay> {
-        self.moves.download_later(file, at, from, len, queue)
+    ) -> Result<AsyncResult> {
+        self.moves.write_on_stream(file, at, from, len, queue)
     }
 }

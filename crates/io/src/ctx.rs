@@ -3,22 +3,22 @@
 use std::sync::Arc;
 
 use spinio_device::Target;
-use spinio_files::FileTable;
+use spinio_files::Files;
 use spinio_plan::Route;
 use spinio_transfer::BouncePools;
 
-use crate::pinned::Holds;
+use crate::pinned::PinnedFiles;
 use crate::policy::RoutePolicy;
 use crate::read::WaitBuffers;
 
 /// What a read needs.
 pub struct Reader {
     /// The state beside files.
-    pub files: Arc<FileTable>,
+    pub files: Arc<Files>,
     /// Bounce buffers.
     pub bounce: Arc<BouncePools>,
     /// Pinned files.
-    pub pinned: Arc<Holds>,
+    pub pinned: Arc<PinnedFiles>,
     /// What is allowed.
     pub policy: Arc<RoutePolicy>,
     /// Memory of reads that may wait without bound.
@@ -28,7 +28,7 @@ pub struct Reader {
 /// What a write needs.
 pub struct Writer {
     /// The state beside files.
-    pub files: Arc<FileTable>,
+    pub files: Arc<Files>,
     /// Bounce buffers.
     pub bounce: Arc<BouncePools>,
     /// What is allowed.

@@ -12,11 +12,11 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind, Stat};
 
 use crate::ctx::Reader;
-use spinio_host::syscalls::Kernel;
-use spinio_files::Rights;
+use spinio_host::syscalls::Syscalls;
+use spinio_files::ResidencyAccess;
 use spinio_files::residency::Survey;
 use crate::read::window;
-use spinio_host::settings::SMALL;
+use spinio_host::settings::SMALL_REQUEST_MAX;
 use spinio_transfer::Error;
 
 /// The buffer a read would go to.
@@ -46,7 +46,7 @@ pub struct Explanation {
     /// Bytes up to the end of the file.
     pub len: u64,
     /// How the residency was asked.
-    pub asked: &'static str,
+    pub residency_source: &'static str,
     /// Where the bytes are.
     pub extents: Vec<Extent>,
     /// How they would travel.
@@ -65,14 +65,14 @@ impl Reader {
     /// Explains a `pread` of `len` bytes at `offset` into a buffer.
     pub fn explain(self: &Arc<Self>, fd: Fd, offset: u64, len: u64, buffer: Buffer) -> Result<Explanation, Error> {
         let ctx = self;
-        let stat = subject(ctx.files.sys(), fd, offset, len)?;
-        let plain = |len, reason| {
+        let stat = stat_seekable(ctx.files.sys(), fd, offset, len)?;
+        let app_fd_plan = |len, reason| {
             let route = if buffer.abilities.copies { Route::Copy } else { Route::Store };
             let schedule = if len > 0 { Schedule::single(len, route, reason) } else { Schedule::default() };
             Explanation {
                 offset,
                 len,
-                asked: "not at all: this read goes through the page cache whatever is there",
+                residency_source: "not at all: this read goes through the page cache whatever is there",
                 extents: if len > 0 { vec![Extent { len, residency: Residency::Unknown }] } else { vec![] },
                 schedule,
                 prediction: Prediction::default(),
@@ -83,87 +83,87 @@ impl Reader {
         };
         let regular = stat.kind == FileKind::Regular;
         let within = if regular { len.min(stat.size.saturating_sub(offset)) } else { len };
-        let Some(crew) = ctx.files.shadow_workers() else { return Ok(plain(within, Reason::NoHelpers)) };
+        let Some(shadow) = ctx.files.shadow_workers() else { return Ok(app_fd_plan(within, Reason::NoHelpers)) };
         let file = match ctx.files.get(fd, stat) {
             Ok(file) => file,
-            Err(reason) => return Ok(plain(within, reason)),
+            Err(reason) => return Ok(app_fd_plan(within, reason)),
         };
         let within = if regular { within } else { len.min(file.size.saturating_sub(offset)) };
         if within == 0 {
-            return Ok(plain(0, Reason::Small));
+            return Ok(app_fd_plan(0, Reason::Small));
         }
-        if within > SMALL as u64 && ctx.pinned.serves(file.key(), stat.size, buffer.device) {
+        if within > SMALL_REQUEST_MAX as u64 && ctx.pinned.can_serve(file.key(), stat.size, buffer.device) {
             return Ok(Explanation {
-                asked: "not at all: the file is held, so all of it is in memory",
+                residency_source: "not at all: the file is held, so all of it is in memory",
                 extents: vec![Extent { len: within, residency: Residency::Clean }],
                 schedule: Schedule::single(within, Route::Dma, Reason::Held),
-                storage: Arc::clone(file.geometry()),
-                ..plain(within, Reason::Held)
+                storage: Arc::clone(file.block_stack()),
+                ..app_fd_plan(within, Reason::Held)
             });
         }
         let p2p = match buffer.p2p_mapped {
             false => Err(Reason::NoP2pMapping),
             true if !ctx.policy.allows(Route::P2p) => Err(Reason::Forced),
-            true => match &file.direct {
+            true => match &file.direct_fd {
                 Ok(_) => ctx.files.p2p.known_refusal(file.storage).map_or(Ok(()), Err),
                 Err(reason) => Err(*reason),
             },
         };
-        let (sys, nonce, twins) = (ctx.files.sys(), ctx.files.probe_nonce(), Arc::clone(&file));
+        let (sys, nonce, file_ref) = (ctx.files.sys(), ctx.files.probe_nonce(), Arc::clone(&file));
         let survey = move || {
-            let (kernel, fd) = (sys, twins.cached.get());
-            match twins.rights {
-                Rights::Resident => vec![Extent { len: within, residency: Residency::Clean }],
-                Rights::Stranger => {
-                    Survey { kernel, fd, mapping: None }.stranger(offset, within, window::RUN, nonce)
+            let (kernel, fd) = (sys, file_ref.cached.get());
+            match file_ref.residency_access {
+                ResidencyAccess::InMemory => vec![Extent { len: within, residency: Residency::Clean }],
+                ResidencyAccess::NotPermitted => {
+                    Survey { sys: kernel, fd, mapping: None }.by_probes(offset, within, window::PROBE_SPAN, nonce)
                 }
                 _ => {
-                    let mapping = twins.mapping(kernel, offset + within);
-                    Survey { kernel, fd, mapping: mapping.as_deref() }.owner(offset, within)
+                    let mapping = file_ref.mapping(kernel, offset + within);
+                    Survey { sys: kernel, fd, mapping: mapping.as_deref() }.by_cachestat(offset, within)
                 }
             }
         };
-        let rights = file.rights;
-        let Some(extents) = crew.call(survey) else { return Ok(plain(within, Reason::NoHelpers)) };
-        let possible = window::possible(ctx, &file, buffer.abilities, p2p, ctx.policy.may_register(), offset);
+        let access = file.residency_access;
+        let Some(extents) = shadow.run_blocking(survey) else { return Ok(app_fd_plan(within, Reason::NoHelpers)) };
+        let constraints = window::constraints(ctx, &file, buffer.abilities, p2p, ctx.policy.may_register(), offset);
         let known = ctx.files.costs(&file, buffer.device);
-        let model = known.model(&ctx.files.ctx, &file, possible.storage.unwrap_or(Route::Direct));
+        let model = known.model(&ctx.files.ctx, &file, constraints.storage.unwrap_or(Route::Direct));
         let mut schedule = Schedule::default();
-        plan(Objective::Concurrent, &extents, &model, &possible, &mut schedule);
-        if within <= SMALL as u64 {
-            schedule = Schedule::single(within, possible.cache, Reason::Small);
+        plan(Objective::Concurrent, &extents, &model, &constraints, &mut schedule);
+        if within <= SMALL_REQUEST_MAX as u64 {
+            schedule = Schedule::single(within, constraints.cache, Reason::Small);
         }
         let prediction = predict(Objective::Concurrent, &extents, &schedule, &model);
         let size = if regular { stat.size } else { file.size };
-        let more = size > offset + within;
-        let advice = advice(&extents, &schedule, &possible.refused, rights, (within, more));
+        let file_continues = size > offset + within;
+        let advice = advice(&extents, &schedule, &constraints.refused, access, (within, file_continues));
         Ok(Explanation {
             offset,
             len: within,
-            asked: match rights {
-                Rights::Stranger => "a byte every 64 KiB (RWF_NOWAIT): the file belongs to somebody else",
-                Rights::Resident => "not at all: this file system keeps its files in memory",
+            residency_source: match access {
+                ResidencyAccess::NotPermitted => "a byte every 64 KiB (RWF_NOWAIT): the file belongs to somebody else",
+                ResidencyAccess::InMemory => "not at all: this file system keeps its files in memory",
                 _ => "cachestat, and mincore where a step is mixed",
             },
             extents,
             schedule,
             prediction,
             model: known.describe(&file),
-            storage: Arc::clone(file.geometry()),
+            storage: Arc::clone(file.block_stack()),
             advice,
         })
     }
 }
 
 /// What a descriptor names, if that has offsets.
-pub(crate) fn subject(sys: &dyn Kernel, fd: Fd, offset: u64, len: u64) -> Result<Stat, Error> {
-    const KIND: u32 = 0o170_000;
-    const FOLDER: u32 = 0o040_000;
-    let told = sys.fstat(fd).and_then(|stat| match stat.kind {
-        FileKind::Stream => Err(if stat.mode & KIND == FOLDER { Errno::ISDIR } else { Errno::SPIPE }),
+pub(crate) fn stat_seekable(sys: &dyn Syscalls, fd: Fd, offset: u64, len: u64) -> Result<Stat, Error> {
+    const S_IFMT: u32 = 0o170_000;
+    const S_IFDIR: u32 = 0o040_000;
+    let checked = sys.fstat(fd).and_then(|stat| match stat.kind {
+        FileKind::Stream => Err(if stat.mode & S_IFMT == S_IFDIR { Errno::ISDIR } else { Errno::SPIPE }),
         _ => Ok(stat),
     });
-    told.map_err(|e| Error::kernel(e, "explain", offset, len))
+    checked.map_err(|e| Error::kernel(e, "explain", offset, len))
 }
 
 /// What would make it faster, most useful first. `more`: the file goes on behind these `len` bytes.
@@ -171,12 +171,12 @@ fn advice(
     extents: &[Extent],
     schedule: &Schedule,
     refused: &Option<Reason>,
-    rights: Rights,
-    (len, more): (u64, bool),
+    access: ResidencyAccess,
+    (len, file_continues): (u64, bool),
 ) -> Vec<String> {
     let bytes = |r: Residency| extents.iter().filter(|e| e.residency == r).map(|e| e.len).sum::<u64>();
     let mut out = Vec::new();
-    if len <= SMALL as u64 && more {
+    if len <= SMALL_REQUEST_MAX as u64 && file_continues {
         out.push("read more at once: a call of a byte pays for as many driver calls as one of 64 KiB".to_owned());
     }
     let absent = bytes(Residency::Absent);
@@ -201,7 +201,7 @@ fn advice(
     if bytes(Residency::Dirty) > 0 && schedule.segments.iter().any(|s| !s.route.from_cache()) {
         out.push("dirty pages are written back before storage is read: fsync beforehand would spare it".into());
     }
-    if rights == Rights::Stranger {
+    if access == ResidencyAccess::NotPermitted {
         out.push("the owner of the file, or who may write it, can be told its residency exactly and faster".into());
     }
     if schedule.segments.len() > 64 {

@@ -26,21 +26,21 @@ mod stream;
 mod trial;
 mod write;
 
-pub use api::{Runtime, advised, check_settings, forget, forget_range, note_advice, runtime};
+pub use api::{Runtime, apply_advice, check_settings, on_close, on_close_range, record_advice, runtime};
 pub use explain::{Buffer, Explanation};
-pub use pinned::{Mapped, NotHeld, Using};
+pub use pinned::{DeviceMapping, PinError, PinGuard};
 pub use policy::RoutePolicy;
 pub use spinio_device::Target;
-pub use spinio_files::stripes::{Array, NoStripes, Surveyed};
-pub use spinio_files::{FdIdentity, OwnFile, WriteLease, fds_change};
-pub use spinio_host::{Interruptible, Settings, interruptible, is_interrupted, settings, syscalls as kernel};
+pub use spinio_files::stripes::{ParityArray, NoStripeMap, StripeMap};
+pub use spinio_files::{FdIdentity, ShadowFile, WriteLease, fds_change};
+pub use spinio_host::{CancelPoll, Settings, install_cancel_poll, is_cancelled, settings, syscalls as kernel};
 pub use spinio_stats as stats;
 pub use spinio_transfer::{AlignedBuf, Error, ErrorKind};
-pub use stream::OnItsWay;
+pub use stream::AsyncResult;
 pub use write::Part;
 
 /// Cost models, and trials that measure them.
 pub mod model {
-    pub use crate::trial::Trial;
+    pub use crate::trial::MeasuredRead;
     pub use spinio_files::cost::*;
 }

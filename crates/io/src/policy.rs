@@ -8,7 +8,7 @@ use spinio_plan::{Reason, Route};
 use spinio_transfer::DeferredUnpin;
 
 /// Threads a request from which copying beats registering.
-const MANY: usize = 8;
+const COPY_FASTER_THREADS: usize = 8;
 
 /// The settings of requests, and whether pages may be registered for one now.
 pub struct RoutePolicy {
@@ -39,13 +39,13 @@ impl RoutePolicy {
             return Err(Reason::Forced);
         }
         // The driver registers for one thread at a time, and copies of others wait meanwhile.
-        if self.unpin.requests() > 1 {
+        if self.unpin.in_flight() > 1 {
             return Err(Reason::Crowded);
         }
         // Registering moves about 36 GB/s in the long run, a copying thread 6: from here on copying is faster.
-        if self.threads >= MANY {
+        if self.threads >= COPY_FASTER_THREADS {
             return Err(Reason::ManyThreads);
         }
-        if self.unpin.stalls() { Err(Reason::PinStalls) } else { Ok(()) }
+        if self.unpin.unpin_stalls() { Err(Reason::PinStalls) } else { Ok(()) }
     }
 }

@@ -15,10 +15,10 @@ use spinio_plan::{Calibration, Model, Reason, Route, Segment};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
-use spinio_files::cost::Place;
+use spinio_files::cost::ModelKey;
 use crate::ctx::Reader;
-use spinio_files::File;
-use crate::read::job::{Job, Request};
+use spinio_files::FileState;
+use crate::read::job::{ReadRequest, ReadParams};
 use crate::read::large;
 use spinio_stats::Direction;
 use spinio_device::Target;
@@ -27,9 +27,9 @@ use spinio_transfer::Error;
 type Result<T> = core::result::Result<T, Error>;
 
 /// A file and a device, to be read by given schedules.
-pub struct Trial<'a> {
+pub struct MeasuredRead<'a> {
     ctx: &'a Arc<Reader>,
-    file: Arc<File>,
+    file: Arc<FileState>,
     fd: Fd,
     to: Target,
     size: u64,
@@ -37,7 +37,7 @@ pub struct Trial<'a> {
 
 impl Reader {
     /// Prepares trials that read `fd` into `to`.
-    pub fn trial(self: &Arc<Self>, fd: Fd, to: Target) -> Result<Trial<'_>> {
+    pub fn measured_read(self: &Arc<Self>, fd: Fd, to: Target) -> Result<MeasuredRead<'_>> {
         let ctx = self;
         let fail = |e| Error::kernel(e, "measure", 0, 0);
         let stat = ctx.files.sys().fstat(fd).map_err(fail)?;
@@ -47,41 +47,41 @@ impl Reader {
         ctx.files.shadow_workers().ok_or(fail(Errno::NOSYS))?;
         let file = ctx.files.get(fd, stat).map_err(|_| fail(Errno::OPNOTSUPP))?;
         let size = if stat.kind == FileKind::Regular { stat.size } else { file.size };
-        Ok(Trial { ctx: self, file, fd, to, size })
+        Ok(MeasuredRead { ctx: self, file, fd, to, size })
     }
 }
 
-impl Trial<'_> {
+impl MeasuredRead<'_> {
     /// What a model of this file and device is kept under.
-    pub fn place(&self) -> Place {
-        self.known().place().clone()
+    pub fn key(&self) -> ModelKey {
+        self.cost_entry().key().clone()
     }
 
-    fn known(&self) -> Arc<spinio_files::cost::Known> {
+    fn cost_entry(&self) -> Arc<spinio_files::cost::CostEntry> {
         let ctx = self.ctx;
         ctx.files.costs(&self.file, self.to.allocation.device)
     }
 
     /// The stored calibration in use, if there is one.
     pub fn calibration(&self) -> Option<Calibration> {
-        self.known().calibration().cloned()
+        self.cost_entry().calibration().cloned()
     }
 
     /// The model in use, without what was learnt since. `storage`: how storage is reached.
     pub fn model(&self, storage: Route) -> Model {
-        self.known().plain(&self.ctx.files.ctx, &self.file, storage)
+        self.cost_entry().baseline(&self.ctx.files.ctx, &self.file, storage)
     }
 
     /// Threads that copy for one request.
     pub fn threads(&self) -> usize {
-        self.ctx.files.workers().threads()
+        self.ctx.files.workers().copy_threads()
     }
 
     /// The same in the first `len` bytes of the file alone.
     #[must_use]
-    pub fn within(&self, len: u64) -> Trial<'_> {
-        let Trial { ctx, fd, to, size, .. } = *self;
-        Trial { ctx, file: Arc::clone(&self.file), fd, to, size: size.min(len) }
+    pub fn within(&self, len: u64) -> MeasuredRead<'_> {
+        let MeasuredRead { ctx, fd, to, size, .. } = *self;
+        MeasuredRead { ctx, file: Arc::clone(&self.file), fd, to, size: size.min(len) }
     }
 
     /// Bytes of the file.
@@ -90,8 +90,8 @@ impl Trial<'_> {
     }
 
     /// Multiple of bytes in which storage is read.
-    pub fn unit(&self) -> u64 {
-        u64::from(self.file.align.offset).max(512)
+    pub fn align(&self) -> u64 {
+        u64::from(self.file.direct_align.offset).max(512)
     }
 
     /// Whether a route can be tried at all, or why not.
@@ -105,14 +105,14 @@ impl Trial<'_> {
             Route::Copy if abilities.copies => Ok(()),
             Route::Store if self.to.allocation.host_mapped => Ok(()),
             Route::Dma if abilities.pins && self.file.is_mappable() => {
-                if self.file.pins_refused.load(Relaxed) {
+                if self.file.pin_refused.load(Relaxed) {
                     Err(Reason::PinRefused)
                 } else {
                     Ok(())
                 }
             }
-            Route::Direct if abilities.copies => self.file.direct.as_ref().map(drop).map_err(|reason| *reason),
-            Route::P2p => large::p2p(ctx, &self.file, self.to, 0, self.size.min(1 << 20), false),
+            Route::Direct if abilities.copies => self.file.direct_fd.as_ref().map(drop).map_err(|reason| *reason),
+            Route::P2p => large::check_p2p(ctx, &self.file, self.to, 0, self.size.min(1 << 20), false),
             Route::Dma => Err(Reason::PinRefused),
             // Nobody to do it: stores need a mapping, copies a DMA engine.
             Route::Copy | Route::Direct | Route::Store | Route::Gather => Err(Reason::NoP2pMapping),
@@ -131,41 +131,41 @@ impl Trial<'_> {
             return Err(fail(Errno::INVAL));
         }
         let device = self.to.allocation.device;
-        let (queue, ours) = device.program_queue();
+        let (stream, scratch) = device.program_queue();
         ctx.files.workers().copy();
         let device_fail = |e| Error::device(e, "measure", offset, len);
-        let order = if ours { None } else { Some(device.fence(queue).map_err(device_fail)?) };
-        let under_way = ctx.files.unpin().begin_request();
+        let after = if scratch { None } else { Some(device.fence(stream).map_err(device_fail)?) };
+        let in_flight = ctx.files.unpin().begin_request();
         let begun = Instant::now();
-        let watch = ctx.files.stats().begin(Direction::Read, self.fd, Some(offset), len);
-        let job = Arc::new(Job::new(Request {
-            watch,
+        let span = ctx.files.stats().begin(Direction::Read, self.fd, Some(offset), len);
+        let job = Arc::new(ReadRequest::new(ReadParams {
+            span,
             ctx: Arc::clone(ctx),
             file: Arc::clone(&self.file),
             staging: ctx.bounce.sync(device),
-            to: self.to,
+            dest: self.to,
             fd: self.fd,
             offset,
             len,
-            order,
+            order: after,
             p2p: Ok(()),
             dma: Ok(()),
-            ahead: 0,
-            known: self.known(),
+            readahead_limit: 0,
+            costs: self.cost_entry(),
         }));
-        job.forget_pins();
-        job.add(0, segments, false);
-        job.call_helpers();
+        job.unpin_range();
+        job.queue_segments(0, segments, false);
+        job.wake_workers();
         let got = job.finish();
-        ctx.files.stats().end(&watch, &got.as_ref().map(|n| *n as usize).map_err(Error::errno));
+        ctx.files.stats().end(&span, &got.as_ref().map(|n| *n as usize).map_err(Error::errno));
         let spent = begun.elapsed();
-        drop(under_way);
+        drop(in_flight);
         ctx.files.unpin().watch();
         if got? < len {
             return Err(fail(Errno::IO));
         }
         // What fell back was not measured.
-        if job.strayed.load(Relaxed) { Err(fail(Errno::OPNOTSUPP)) } else { Ok(spent) }
+        if job.rerouted.load(Relaxed) { Err(fail(Errno::OPNOTSUPP)) } else { Ok(spent) }
     }
 
     /// Drops what is cached of a range.

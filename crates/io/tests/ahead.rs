@@ -7,64 +7,64 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use spinio_io::kernel::{Kernel, Linux};
-use spinio_io::settings::Cache;
-use spinio_io::stats::{Gauge, Line};
+use spinio_io::kernel::{Syscalls, LinuxSyscalls};
+use spinio_io::settings::CachePolicy;
+use spinio_io::stats::{Gauge, RouteRow};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::readahead::{BEGIN, FURTHER, STEP};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::file::{self, Witness};
-use spinio_testkit::place::{self, Place};
-use spinio_testkit::{Buffer, Call, Effect, FaultyKernel, in_a_while};
+use spinio_testkit::file::{self, EvictionDetector};
+use spinio_testkit::place::{self, MountFixture};
+use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, eventually};
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 const SIZE: u64 = 96 * MIB;
 const BLOCK: usize = 32 << 10;
-const NARROW: u64 = 128 << 10;
+const NARROW_WINDOW: u64 = 128 << 10;
 
 struct Subject {
-    _place: Place,
+    _fixture: MountFixture,
     path: PathBuf,
     file: File,
     buffer: Buffer,
-    witness: Witness,
+    eviction_detector: EvictionDetector,
 }
 
 impl Subject {
     /// A file that is on storage only; `None`, told, where its pages cannot be made to leave.
     fn new() -> Option<Subject> {
-        Subject::at(place::on("tree").unwrap())
+        Subject::at(place::create("tree").unwrap())
     }
 
     /// One on a disk whose window is the kernel's usual one.
-    fn behind_a_narrow_window() -> Option<Subject> {
-        let place = match place::small("ext4", SIZE + SIZE / 4) {
-            Ok(place) => place,
+    fn with_narrow_window() -> Option<Subject> {
+        let fixture = match place::create_small("ext4", SIZE + SIZE / 4) {
+            Ok(fixture) => fixture,
             Err(why) => {
                 println!("skipped: {why}");
                 return None;
             }
         };
-        let dev = std::fs::metadata(place.path()).unwrap().dev();
+        let dev = std::fs::metadata(fixture.path()).unwrap().dev();
         let disk = format!("/sys/dev/block/{}:{}/queue/read_ahead_kb", libc::major(dev), libc::minor(dev));
-        if let Err(e) = std::fs::write(&disk, (NARROW >> 10).to_string()) {
+        if let Err(e) = std::fs::write(&disk, (NARROW_WINDOW >> 10).to_string()) {
             println!("skipped: {disk}: {e}");
             return None;
         }
-        Subject::at(place)
+        Subject::at(fixture)
     }
 
-    fn at(place: Place) -> Option<Subject> {
-        let path = place.file("subject");
-        let file = file::written(&path, SIZE);
+    fn at(fixture: MountFixture) -> Option<Subject> {
+        let path = fixture.file("subject");
+        let file = file::create_filled(&path, SIZE);
         file::evict(&file);
         let buffer = Buffer::new(emulated("size=64M"), MIB as usize);
-        let witness = Witness::new(&place.file("witness"));
-        let subject = Subject { _place: place, path, file, buffer, witness };
+        let witness = EvictionDetector::new(&fixture.file("witness"));
+        let subject = Subject { _fixture: fixture, path, file, buffer, eviction_detector: witness };
         match subject.cached(0..SIZE) {
             Some(0) => Some(subject),
             left => {
@@ -79,24 +79,24 @@ impl Subject {
     }
 
     /// All of a range is cached. False, told, where that does not show what SPIN does.
-    fn keeps(&self, range: std::ops::Range<u64>, what: &str) -> bool {
+    fn stays_cached(&self, range: std::ops::Range<u64>, what: &str) -> bool {
         let (cached, all) = (self.cached(range.clone()), (range.end - range.start) / PAGE);
         if cached == Some(all) {
             return true;
         }
-        assert!(self.witness.saw_pages_go(), "{what}: {cached:?} of {all} pages are cached");
+        assert!(self.eviction_detector.pages_were_evicted(), "{what}: {cached:?} of {all} pages are cached");
         false
     }
 
     /// Reads a range block by block, and compares some of it.
-    fn stream(&self, runtime: &Runtime, from: u64, to: u64, block: usize) {
+    fn read_sequentially(&self, runtime: &Runtime, from: u64, to: u64, block: usize) {
         let mut at = from;
         while at < to {
             let target = self.buffer.target(0);
             let got = runtime.read(self.file.as_raw_fd(), Some(at), target, block).unwrap();
             assert_eq!(got, block.min((to - at) as usize));
             if at % (8 * MIB) < block as u64 {
-                let strict = self.buffer.part(0..got);
+                let strict = self.buffer.range_bytes(0..got);
                 assert!(strict == file::bytes(at, got, 0), "other bytes than the file's at {at}");
             }
             at += got as u64;
@@ -104,62 +104,62 @@ impl Subject {
     }
 
     /// Pages that one stream may leave: the set, what was there before the first look, what came since the last.
-    fn bound(&self, runtime: &Runtime, set: u64) -> u64 {
+    fn max_pages_left(&self, runtime: &Runtime, set: u64) -> u64 {
         let window = runtime.storage(self.file.as_raw_fd()).unwrap().read_ahead().max(512 << 10);
         set + (BEGIN + 2 * window + 2 * STEP) / PAGE
     }
 }
 
 fn settings() -> Settings {
-    Settings { ordering: spinio_io::settings::Ordering::Strict, staging: 8 << 20, ..Settings::default() }
+    Settings { ordering: spinio_io::settings::Ordering::Strict, bounce_limit: 8 << 20, ..Settings::default() }
 }
 
-fn bytes_by(runtime: &Runtime, which: impl Fn(&Line) -> bool) -> u64 {
-    runtime.stats().lines.iter().filter(|line| which(line)).map(|line| line.bytes).sum()
+fn bytes_by(runtime: &Runtime, which: impl Fn(&RouteRow) -> bool) -> u64 {
+    runtime.stats().rows.iter().filter(|line| which(line)).map(|line| line.bytes).sum()
 }
 
-fn others_open(path: &Path) -> File {
+fn open_as_other(path: &Path) -> File {
     File::open(path).unwrap()
 }
 
 #[test]
-fn a_stream_leaves_a_bounded_set() {
+fn sequential_reads_leave_bounded_pages() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(settings());
-    let bound = subject.bound(&runtime, 512);
+    let bound = subject.max_pages_left(&runtime, 512);
     assert!(bound < SIZE / PAGE / 2, "the window of this disk is too large for the test");
-    subject.stream(&runtime, 0, SIZE, BLOCK);
-    in_a_while("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
-    in_a_while("the set is full and not fuller", || runtime.stats().gauge(Gauge::ReadAheadPages).0 == 512);
+    subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
+    eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
+    eventually("the set is full and not fuller", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 512);
 }
 
 #[test]
-fn what_was_cached_before_stays() {
+fn previously_cached_pages_stay() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(settings());
     // Runs of four pages, as large as folios of a small read-ahead; apart by more than a folio of a large one.
-    let theirs: Vec<u64> = (0..SIZE / (8 * MIB)).flat_map(|i| (0..16).map(move |p| i * 2048 + 1024 + p)).collect();
-    file::fetch(&subject.path, theirs.iter().copied());
-    let bound = subject.bound(&runtime, 512);
+    let cached_before: Vec<u64> = (0..SIZE / (8 * MIB)).flat_map(|i| (0..16).map(move |p| i * 2048 + 1024 + p)).collect();
+    file::load_pages(&subject.path, cached_before.iter().copied());
+    let bound = subject.max_pages_left(&runtime, 512);
     let before: Vec<u64> =
-        theirs.iter().copied().filter(|p| subject.cached(p * PAGE..(p + 1) * PAGE) == Some(1)).collect();
-    assert!(!before.is_empty() || subject.witness.saw_pages_go());
-    subject.stream(&runtime, 0, SIZE, BLOCK);
-    in_a_while("ours is dropped", || subject.cached(0..SIZE).unwrap() <= bound + theirs.len() as u64 * 4);
+        cached_before.iter().copied().filter(|p| subject.cached(p * PAGE..(p + 1) * PAGE) == Some(1)).collect();
+    assert!(!before.is_empty() || subject.eviction_detector.pages_were_evicted());
+    subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
+    eventually("ours is dropped", || subject.cached(0..SIZE).unwrap() <= bound + cached_before.len() as u64 * 4);
     for page in before {
-        if !subject.keeps(page * PAGE..(page + 1) * PAGE, "what was somebody else's") {
+        if !subject.stays_cached(page * PAGE..(page + 1) * PAGE, "what was somebody else's") {
             return;
         }
     }
 }
 
 #[test]
-fn what_is_mapped_stays() {
+fn mapped_pages_stay() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(settings());
     // Of the set by now, and the oldest of it soon.
     let (at, len) = (8 * MIB, MIB / 4);
-    subject.stream(&runtime, 0, at + len, BLOCK);
+    subject.read_sequentially(&runtime, 0, at + len, BLOCK);
     // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
     let mapped = unsafe {
         let (read, shared) = (linux::PROT_READ, linux::MAP_SHARED);
@@ -170,55 +170,55 @@ fn what_is_mapped_stays() {
         // SAFETY: mapped above, and the file reaches so far.
         unsafe { mapped.add(page as usize).read_volatile() };
     }
-    subject.stream(&runtime, at + len, SIZE, BLOCK);
+    subject.read_sequentially(&runtime, at + len, SIZE, BLOCK);
     // A folio goes whole or not at all.
-    let bound = subject.bound(&runtime, 512) + (len + 4 * MIB) / PAGE;
-    in_a_while("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
-    subject.keeps(at..at + len, "what is mapped");
+    let bound = subject.max_pages_left(&runtime, 512) + (len + 4 * MIB) / PAGE;
+    eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
+    subject.stays_cached(at..at + len, "what is mapped");
     // SAFETY: the mapping made above, which nobody uses any more.
     unsafe { linux::munmap(mapped, len as usize) }.unwrap();
 }
 
 #[test]
-fn nothing_is_dropped_once_somebody_else_has_opened_the_file() {
+fn open_by_other_stops_dropping() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(settings());
-    subject.stream(&runtime, 0, SIZE / 4, BLOCK);
-    in_a_while("the file is looked after", || runtime.stats().gauge(Gauge::ReadAheadPages).0 > 0);
-    let other = others_open(&subject.path);
+    subject.read_sequentially(&runtime, 0, SIZE / 4, BLOCK);
+    eventually("the file is looked after", || runtime.stats().gauge(Gauge::ReadaheadPages).0 > 0);
+    let other = open_as_other(&subject.path);
     let mut bytes = vec![0; (SIZE / 2) as usize];
     other.read_exact_at(&mut bytes, 0).unwrap();
-    if !subject.keeps(0..SIZE / 2, "what another reads") {
+    if !subject.stays_cached(0..SIZE / 2, "what another reads") {
         return;
     }
-    subject.stream(&runtime, SIZE / 4, SIZE, BLOCK);
-    in_a_while("the set is forgotten", || runtime.stats().gauge(Gauge::ReadAheadPages).0 == 0);
-    if !subject.keeps(0..SIZE / 2, "what another has read") {
+    subject.read_sequentially(&runtime, SIZE / 4, SIZE, BLOCK);
+    eventually("the set is forgotten", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 0);
+    if !subject.stays_cached(0..SIZE / 2, "what another has read") {
         return;
     }
     // Once he has closed it, a new stream is bounded again.
     drop(other);
     file::evict(&subject.file);
-    let bound = subject.bound(&runtime, 512);
-    subject.stream(&runtime, 0, SIZE, BLOCK);
-    in_a_while("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
+    let bound = subject.max_pages_left(&runtime, 512);
+    subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
+    eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
 }
 
 #[test]
-fn what_another_reads_stays_while_other_files_fill_the_set() {
-    let (Some(theirs), Some(ours)) = (Subject::new(), Subject::new()) else { return };
+fn pages_read_by_other_stay_when_set_is_full() {
+    let (Some(other_subject), Some(subject)) = (Subject::new(), Subject::new()) else { return };
     let runtime = Runtime::new(settings());
-    theirs.stream(&runtime, 0, 4 * MIB, BLOCK);
-    in_a_while("the file is looked after", || runtime.stats().gauge(Gauge::ReadAheadPages).0 > 0);
-    let other = others_open(&theirs.path);
+    other_subject.read_sequentially(&runtime, 0, 4 * MIB, BLOCK);
+    eventually("the file is looked after", || runtime.stats().gauge(Gauge::ReadaheadPages).0 > 0);
+    let other = open_as_other(&other_subject.path);
     other.read_exact_at(&mut vec![0; 4 << 20], 0).unwrap();
     // Nobody of ours reads that file any more: another one's stream pushes its pages out of the set.
-    let bound = ours.bound(&runtime, 512);
-    ours.stream(&runtime, 0, SIZE, BLOCK);
-    in_a_while("the rest is dropped", || ours.cached(0..SIZE).unwrap() <= bound);
+    let bound = subject.max_pages_left(&runtime, 512);
+    subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
+    eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
     // What was being dropped when he opened the file is fetched again.
     let all = Some(4 * MIB / PAGE);
-    in_a_while("what another has read is there", || theirs.cached(0..4 * MIB) == all || theirs.witness.saw_pages_go());
+    eventually("what another has read is there", || other_subject.cached(0..4 * MIB) == all || other_subject.eviction_detector.pages_were_evicted());
 }
 
 /// Opens a file and reads it when SPIN has the kernel drop pages: after the last look at who has it open.
@@ -229,18 +229,18 @@ struct OpensDuringDrop {
     drops: AtomicU64,
 }
 
-impl Kernel for OpensDuringDrop {
+impl Syscalls for OpensDuringDrop {
     fn advise(&self, fd: Fd, offset: u64, len: u64, advice: Advice) -> Result<(), Errno> {
         if advice == Advice::DontNeed {
             self.drops.fetch_add(1, Relaxed);
             self.opened.get_or_init(|| {
-                let file = others_open(&self.path);
+                let file = open_as_other(&self.path);
                 let mut bytes = vec![0; (self.range.end - self.range.start) as usize];
                 file.read_exact_at(&mut bytes, self.range.start).unwrap();
                 file
             });
         }
-        Linux.advise(fd, offset, len, advice)
+        LinuxSyscalls.advise(fd, offset, len, advice)
     }
 }
 
@@ -252,100 +252,100 @@ fn range_dropped_during_an_open_is_fetched_again() {
     let opens = OpensDuringDrop { path, range: range.clone(), opened: OnceLock::new(), drops: AtomicU64::new(0) };
     let kernel: &'static OpensDuringDrop = Box::leak(Box::new(opens));
     let runtime = Runtime::with_kernel(settings(), kernel);
-    subject.stream(&runtime, 0, range.end, BLOCK);
-    in_a_while("pages are dropped", || kernel.opened.get().is_some());
+    subject.read_sequentially(&runtime, 0, range.end, BLOCK);
+    eventually("pages are dropped", || kernel.opened.get().is_some());
     let all = Some(range.end / PAGE);
-    in_a_while("what another has read is there", || {
-        subject.cached(range.clone()) == all || subject.witness.saw_pages_go()
+    eventually("what another has read is there", || {
+        subject.cached(range.clone()) == all || subject.eviction_detector.pages_were_evicted()
     });
-    subject.stream(&runtime, range.end, SIZE, BLOCK);
-    in_a_while("the set is forgotten", || runtime.stats().gauge(Gauge::ReadAheadPages).0 == 0);
+    subject.read_sequentially(&runtime, range.end, SIZE, BLOCK);
+    eventually("the set is forgotten", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 0);
     assert_eq!(kernel.drops.load(Relaxed), 1, "pages were dropped while another had the file open");
-    subject.keeps(range, "what another has read");
+    subject.stays_cached(range, "what another has read");
 }
 
 #[test]
-fn keep_keeps_and_drop_drops() {
+fn keep_and_drop_policies() {
     let Some(subject) = Subject::new() else { return };
-    let runtime = Runtime::new(Settings { cache: Cache::Keep, ..settings() });
-    subject.stream(&runtime, 0, SIZE, BLOCK);
-    if !subject.keeps(0..SIZE, "what is to be kept") {
+    let runtime = Runtime::new(Settings { readahead_keep: CachePolicy::Keep, ..settings() });
+    subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
+    if !subject.stays_cached(0..SIZE, "what is to be kept") {
         return;
     }
-    assert_eq!(runtime.stats().gauge(Gauge::ReadAheadPages).1, 0);
+    assert_eq!(runtime.stats().gauge(Gauge::ReadaheadPages).1, 0);
     drop(runtime);
     file::evict(&subject.file);
-    let runtime = Runtime::new(Settings { cache: Cache::Drop, ..settings() });
-    let bound = subject.bound(&runtime, 0);
-    subject.stream(&runtime, 0, SIZE, BLOCK);
-    in_a_while("all is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
-    in_a_while("nothing is in the set", || runtime.stats().gauge(Gauge::ReadAheadPages).0 == 0);
+    let runtime = Runtime::new(Settings { readahead_keep: CachePolicy::Drop, ..settings() });
+    let bound = subject.max_pages_left(&runtime, 0);
+    subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
+    eventually("all is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
+    eventually("nothing is in the set", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 0);
 }
 
 #[test]
-fn advice_is_gone_by() {
+fn advice_is_followed() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(settings());
     let fd = subject.file.as_raw_fd();
-    spinio_io::note_advice(fd, Advice::Random);
-    subject.stream(&runtime, 0, SIZE, BLOCK);
-    if !subject.keeps(0..SIZE, "who reads at random knows why") {
+    spinio_io::record_advice(fd, Advice::Random);
+    subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
+    if !subject.stays_cached(0..SIZE, "who reads at random knows why") {
         return;
     }
     file::evict(&subject.file);
-    subject.stream(&runtime, 0, SIZE / 4, 128 << 10);
+    subject.read_sequentially(&runtime, 0, SIZE / 4, 128 << 10);
     let copied = bytes_by(&runtime, |l| l.route == Route::Direct);
     assert!(copied >= SIZE / 4, "{copied} bytes went around the page cache");
     // Requests that follow nothing, but are said to: none goes around.
     file::evict(&subject.file);
-    spinio_io::note_advice(fd, Advice::Sequential);
-    let apart: Vec<u64> = (0..5).map(|i| (4 - i) * 16 * MIB).collect();
+    spinio_io::record_advice(fd, Advice::Sequential);
+    let scattered: Vec<u64> = (0..5).map(|i| (4 - i) * 16 * MIB).collect();
     let by_read_ahead = || bytes_by(&runtime, |l| l.reason == Reason::ReadAhead);
     let before = (by_read_ahead(), bytes_by(&runtime, |l| l.route == Route::Direct));
-    apart.iter().for_each(|&at| subject.stream(&runtime, at, at + (128 << 10), 128 << 10));
+    scattered.iter().for_each(|&at| subject.read_sequentially(&runtime, at, at + (128 << 10), 128 << 10));
     assert!(by_read_ahead() > before.0);
     assert_eq!(bytes_by(&runtime, |l| l.route == Route::Direct), before.1, "went around the page cache");
     // The same without a word.
     file::evict(&subject.file);
-    spinio_io::note_advice(fd, Advice::Normal);
-    apart.iter().for_each(|&at| subject.stream(&runtime, at, at + (128 << 10), 128 << 10));
+    spinio_io::record_advice(fd, Advice::Normal);
+    scattered.iter().for_each(|&at| subject.read_sequentially(&runtime, at, at + (128 << 10), 128 << 10));
     assert!(bytes_by(&runtime, |l| l.route == Route::Direct) > before.1, "nothing went around the page cache");
 }
 
 #[test]
-fn short_sequential_requests_take_the_kernels_read_ahead_and_long_ones_do_not() {
+fn short_sequential_requests_use_kernel_readahead() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(settings());
     let by_read_ahead = |runtime: &Runtime| bytes_by(runtime, |l| l.reason == Reason::ReadAhead);
-    subject.stream(&runtime, 0, 32 * MIB, 128 << 10);
+    subject.read_sequentially(&runtime, 0, 32 * MIB, 128 << 10);
     assert!(by_read_ahead(&runtime) > 0);
     let direct = bytes_by(&runtime, |l| l.route == Route::Direct);
-    assert!(direct <= MIB || subject.witness.saw_pages_go(), "only the first follows nothing, but {direct} bytes do");
-    in_a_while("what it left is bounded", || {
-        subject.cached(0..32 * MIB).unwrap() <= subject.bound(&runtime, 512).max(31 * MIB / PAGE)
+    assert!(direct <= MIB || subject.eviction_detector.pages_were_evicted(), "only the first follows nothing, but {direct} bytes do");
+    eventually("what it left is bounded", || {
+        subject.cached(0..32 * MIB).unwrap() <= subject.max_pages_left(&runtime, 512).max(31 * MIB / PAGE)
     });
     file::evict(&subject.file);
     let before = by_read_ahead(&runtime);
     let long = Buffer::new(emulated("size=64M"), 16 << 20);
     for at in (0..SIZE).step_by(16 << 20) {
         let got = runtime.read(subject.file.as_raw_fd(), Some(at), long.target(0), 16 << 20).unwrap();
-        assert!(long.part(0..got) == file::bytes(at, got, 0));
+        assert!(long.range_bytes(0..got) == file::bytes(at, got, 0));
     }
     assert_eq!(by_read_ahead(&runtime), before);
     assert_eq!(subject.cached(0..SIZE), Some(0), "the direct route leaves nothing behind");
 }
 
 #[test]
-fn a_cold_stream_calls_the_kernel_as_a_host_program_does() {
+fn cold_stream_makes_one_syscall_per_read() {
     for block in [16 << 10, 128 << 10, 512 << 10] {
         let Some(subject) = Subject::new() else { return };
-        let kernel = FaultyKernel::new();
+        let kernel = FaultySyscalls::new();
         let runtime = Runtime::with_kernel(settings(), kernel);
         let calls = || [Call::Pread(Route::Copy), Call::Stat, Call::Flags].map(|call| kernel.calls(call));
         let (begin, end) = (4 * MIB, 36 * MIB);
-        subject.stream(&runtime, 0, begin, block);
+        subject.read_sequentially(&runtime, 0, begin, block);
         let before = calls();
-        subject.stream(&runtime, begin, end, block);
+        subject.read_sequentially(&runtime, begin, end, block);
         let [reads, stats, flags] = std::array::from_fn(|i| calls()[i] - before[i]);
         assert_eq!(reads, (end - begin) / block as u64, "of {block} bytes: one call each");
         assert_eq!(flags, 0, "of {block} bytes");
@@ -355,7 +355,7 @@ fn a_cold_stream_calls_the_kernel_as_a_host_program_does() {
 }
 
 #[test]
-fn a_cold_stream_moves_the_offset_and_ends_as_the_file_does() {
+fn cold_stream_offset_and_eof() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(settings());
     let fd = subject.file.as_raw_fd();
@@ -370,7 +370,7 @@ fn a_cold_stream_moves_the_offset_and_ends_as_the_file_does() {
         let expected = len.min((SIZE - at) as usize);
         let got = runtime.read(fd, (!own).then_some(at), subject.buffer.target(0), len).unwrap();
         assert_eq!(got, expected, "{len} bytes at {at}");
-        assert!(subject.buffer.part(0..got) == file::bytes(at, got, 0), "other bytes than the file's at {at}");
+        assert!(subject.buffer.range_bytes(0..got) == file::bytes(at, got, 0), "other bytes than the file's at {at}");
         if own {
             assert_eq!(linux::lseek(fd, 0, 1), Ok(at + got as u64), "the offset moves by what was read");
         } else {
@@ -386,24 +386,24 @@ fn a_cold_stream_moves_the_offset_and_ends_as_the_file_does() {
     for (from, len) in [(MIB, 128 << 10), (MIB + (128 << 10), 100_000), (5 * MIB + 3, 200_000)] {
         let got = runtime.read(fd, Some(from), subject.buffer.target(0), len).unwrap();
         assert_eq!(got, len);
-        assert!(subject.buffer.part(0..got) == file::bytes(from, len, 0), "after a jump to {from}");
+        assert!(subject.buffer.range_bytes(0..got) == file::bytes(from, len, 0), "after a jump to {from}");
     }
 }
 
 #[test]
-fn a_cold_stream_hears_what_the_kernel_says() {
+fn cold_stream_reports_errors_and_short_reads() {
     let Some(subject) = Subject::new() else { return };
-    let kernel = FaultyKernel::new();
+    let kernel = FaultySyscalls::new();
     let runtime = Runtime::with_kernel(settings(), kernel);
     let (fd, block) = (subject.file.as_raw_fd(), 128 << 10);
     let next = |at: u64| runtime.read(fd, Some(at), subject.buffer.target(0), block);
-    subject.stream(&runtime, 0, 2 * MIB, block);
-    kernel.hit(Call::Pread(Route::Copy), 1, 1, Effect::Fail(Errno::IO));
+    subject.read_sequentially(&runtime, 0, 2 * MIB, block);
+    kernel.inject(Call::Pread(Route::Copy), 1, 1, Effect::Fail(Errno::IO));
     assert_eq!(next(2 * MIB).unwrap_err().kind.errno(), Errno::IO);
-    kernel.hit(Call::Pread(Route::Copy), 1, 1, Effect::Short(4096));
+    kernel.inject(Call::Pread(Route::Copy), 1, 1, Effect::Short(4096));
     let got = next(2 * MIB).unwrap();
     assert!(got > 0 && got < block, "{got} bytes, as the kernel had them");
-    subject.stream(&runtime, 2 * MIB, 8 * MIB, block);
+    subject.read_sequentially(&runtime, 2 * MIB, 8 * MIB, block);
     // The number means another file from now on, which is read where the stream would have gone on.
     let other = subject.path.with_extension("other");
     std::fs::write(&other, vec![7u8; 9 << 20]).unwrap();
@@ -411,75 +411,75 @@ fn a_cold_stream_hears_what_the_kernel_says() {
     // SAFETY: both are descriptors of this test.
     assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), fd) }, fd);
     let got = next(8 * MIB).unwrap();
-    assert!(got == block && subject.buffer.part(0..got).iter().all(|b| *b == 7), "bytes of the file that went");
+    assert!(got == block && subject.buffer.range_bytes(0..got).iter().all(|b| *b == 7), "bytes of the file that went");
     let got = next(9 * MIB - 5000).unwrap();
     assert_eq!(got, 5000, "the other file ends there");
 }
 
 #[test]
-fn a_cold_stream_leads_the_kernel_no_further_than_it_may() {
+fn readahead_extension_is_bounded() {
     for block in [4 << 10, 16 << 10, 128 << 10, 512 << 10] {
-        let Some(subject) = Subject::behind_a_narrow_window() else { return };
-        let kernel = FaultyKernel::new();
+        let Some(subject) = Subject::with_narrow_window() else { return };
+        let kernel = FaultySyscalls::new();
         let runtime = Runtime::with_kernel(settings(), kernel);
-        let touches = || kernel.calls(Call::Touch);
+        let touches = || kernel.calls(Call::TriggerReadahead);
         // Known from the first look on, however late keepers come.
-        let bound = subject.bound(&runtime, 512);
+        let bound = subject.max_pages_left(&runtime, 512);
         let stop = 40 * MIB;
-        subject.stream(&runtime, 0, stop, block);
-        let led = touches();
+        subject.read_sequentially(&runtime, 0, stop, block);
+        let triggered = touches();
         // The kernel's window is as wide as a request where that is wider, and then it needs nobody.
-        let window = NARROW.max(block as u64);
-        assert!(led > 0 || window >= FURTHER, "reads of {block} bytes do not lead the kernel");
+        let window = NARROW_WINDOW.max(block as u64);
+        assert!(triggered > 0 || window >= FURTHER, "reads of {block} bytes do not lead the kernel");
         // It stops here, and the file stays open.
         let most = (FURTHER + 2 * window) / PAGE;
         let left = subject.cached(stop..SIZE).unwrap();
         assert!(left <= most, "reads of {block} bytes leave {left} pages in front of them, not {most}");
-        subject.stream(&runtime, stop, SIZE, block);
-        assert!(touches() > led || window >= FURTHER);
-        in_a_while("what was led on to is dropped with the rest", || subject.cached(0..SIZE).unwrap() <= bound);
-        in_a_while("the set is full and not fuller", || runtime.stats().gauge(Gauge::ReadAheadPages).0 == 512);
+        subject.read_sequentially(&runtime, stop, SIZE, block);
+        assert!(touches() > triggered || window >= FURTHER);
+        eventually("what was led on to is dropped with the rest", || subject.cached(0..SIZE).unwrap() <= bound);
+        eventually("the set is full and not fuller", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 512);
     }
 }
 
 #[test]
-fn a_stream_at_the_descriptors_own_offset_leads_too_and_a_jump_is_noticed() {
-    let Some(subject) = Subject::behind_a_narrow_window() else { return };
-    let kernel = FaultyKernel::new();
+fn fd_offset_stream_extends_readahead() {
+    let Some(subject) = Subject::with_narrow_window() else { return };
+    let kernel = FaultySyscalls::new();
     let runtime = Runtime::with_kernel(settings(), kernel);
     let fd = subject.file.as_raw_fd();
-    let bound = subject.bound(&runtime, 512);
+    let bound = subject.max_pages_left(&runtime, 512);
     for (from, len) in [(0, 8 * MIB), (64 * MIB, 8 * MIB), (20 * MIB + 77, 8 * MIB)] {
-        let before = kernel.calls(Call::Touch);
+        let before = kernel.calls(Call::TriggerReadahead);
         linux::lseek(fd, from as i64, 0).unwrap();
         let mut at = from;
         while at < from + len {
             let got = runtime.read(fd, None, subject.buffer.target(0), 50_000).unwrap();
-            assert!(subject.buffer.part(0..got) == file::bytes(at, got, 0), "other bytes than the file's at {at}");
+            assert!(subject.buffer.range_bytes(0..got) == file::bytes(at, got, 0), "other bytes than the file's at {at}");
             at += got as u64;
         }
-        assert!(kernel.calls(Call::Touch) > before, "from {from} on");
+        assert!(kernel.calls(Call::TriggerReadahead) > before, "from {from} on");
     }
     // Behind each of the three: the window that the kernel has under way, and what it was led on to.
-    let most = (3 * (FURTHER + 2 * NARROW)) / PAGE + bound + 2 * BEGIN / PAGE;
-    in_a_while("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= most);
+    let most = (3 * (FURTHER + 2 * NARROW_WINDOW)) / PAGE + bound + 2 * BEGIN / PAGE;
+    eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= most);
 }
 
 #[test]
-fn who_reads_backwards_or_at_random_or_jumps_or_has_no_set_leads_nobody() {
-    let Some(subject) = Subject::behind_a_narrow_window() else { return };
+fn nonsequential_reads_do_not_extend_readahead() {
+    let Some(subject) = Subject::with_narrow_window() else { return };
     let fd = subject.file.as_raw_fd();
     let touches_of = |settings: Settings, advice, backwards: bool| {
         file::evict(&subject.file);
-        spinio_io::note_advice(fd, advice);
-        let kernel = FaultyKernel::new();
+        spinio_io::record_advice(fd, advice);
+        let kernel = FaultySyscalls::new();
         let runtime = Runtime::with_kernel(settings, kernel);
         runtime.storage(fd).unwrap();
         match backwards {
-            true => (0..256).rev().for_each(|i| subject.stream(&runtime, i << 16, (i + 1) << 16, 64 << 10)),
-            false => subject.stream(&runtime, 0, 16 * MIB, BLOCK),
+            true => (0..256).rev().for_each(|i| subject.read_sequentially(&runtime, i << 16, (i + 1) << 16, 64 << 10)),
+            false => subject.read_sequentially(&runtime, 0, 16 * MIB, BLOCK),
         }
-        kernel.calls(Call::Touch)
+        kernel.calls(Call::TriggerReadahead)
     };
     assert!(touches_of(settings(), Advice::Normal, false) > 0);
     assert!(touches_of(settings(), Advice::Sequential, false) > 0);
@@ -487,48 +487,48 @@ fn who_reads_backwards_or_at_random_or_jumps_or_has_no_set_leads_nobody() {
     assert_eq!(touches_of(settings(), Advice::Normal, true), 0);
     // Who jumps before long would have the disk read in vain.
     file::evict(&subject.file);
-    let kernel = FaultyKernel::new();
+    let kernel = FaultySyscalls::new();
     let runtime = Runtime::with_kernel(settings(), kernel);
     runtime.storage(fd).unwrap();
     for from in [64, 8, 32, 16, 48, 0].map(|at| at * MIB) {
-        subject.stream(&runtime, from, from + 2 * MIB, BLOCK);
+        subject.read_sequentially(&runtime, from, from + 2 * MIB, BLOCK);
     }
-    assert_eq!(kernel.calls(Call::Touch), 0);
+    assert_eq!(kernel.calls(Call::TriggerReadahead), 0);
     drop(runtime);
-    for cache in [Cache::Keep, Cache::Drop] {
-        assert_eq!(touches_of(Settings { cache, ..settings() }, Advice::Normal, false), 0, "{cache:?}");
+    for cache in [CachePolicy::Keep, CachePolicy::Drop] {
+        assert_eq!(touches_of(Settings { readahead_keep, ..settings() }, Advice::Normal, false), 0, "{cache:?}");
     }
-    assert_eq!(touches_of(Settings { cache_pages: 16, ..settings() }, Advice::Normal, false), 0, "no room in the set");
+    assert_eq!(touches_of(Settings { readahead_pages: 16, ..settings() }, Advice::Normal, false), 0, "no room in the set");
     // Advice in the middle of a stream counts at once.
     file::evict(&subject.file);
-    spinio_io::note_advice(fd, Advice::Normal);
-    let kernel = FaultyKernel::new();
+    spinio_io::record_advice(fd, Advice::Normal);
+    let kernel = FaultySyscalls::new();
     let runtime = Runtime::with_kernel(settings(), kernel);
     runtime.storage(fd).unwrap();
-    subject.stream(&runtime, 0, 8 * MIB, BLOCK);
-    let led = kernel.calls(Call::Touch);
-    assert!(led > 0);
-    spinio_io::note_advice(fd, Advice::Random);
-    subject.stream(&runtime, 8 * MIB, 16 * MIB, BLOCK);
-    assert_eq!(kernel.calls(Call::Touch), led);
+    subject.read_sequentially(&runtime, 0, 8 * MIB, BLOCK);
+    let triggered = kernel.calls(Call::TriggerReadahead);
+    assert!(triggered > 0);
+    spinio_io::record_advice(fd, Advice::Random);
+    subject.read_sequentially(&runtime, 8 * MIB, 16 * MIB, BLOCK);
+    assert_eq!(kernel.calls(Call::TriggerReadahead), triggered);
 }
 
 #[test]
-fn a_kernel_that_will_not_be_led_is_read_as_ever() {
-    let Some(subject) = Subject::behind_a_narrow_window() else { return };
+fn failed_readahead_trigger_is_harmless() {
+    let Some(subject) = Subject::with_narrow_window() else { return };
     for errno in [Errno::OPNOTSUPP, Errno::AGAIN, Errno::IO] {
         file::evict(&subject.file);
-        let kernel = FaultyKernel::new();
-        kernel.always(Call::Touch, Effect::Fail(errno));
+        let kernel = FaultySyscalls::new();
+        kernel.inject_always(Call::TriggerReadahead, Effect::Fail(errno));
         let runtime = Runtime::with_kernel(settings(), kernel);
         runtime.storage(subject.file.as_raw_fd()).unwrap();
-        subject.stream(&runtime, 0, 16 * MIB, BLOCK);
-        assert!(kernel.calls(Call::Touch) > 0);
+        subject.read_sequentially(&runtime, 0, 16 * MIB, BLOCK);
+        assert!(kernel.calls(Call::TriggerReadahead) > 0);
     }
 }
 
 #[test]
-fn streams_side_by_side_share_one_bounded_set() {
+fn concurrent_streams_share_bounded_set() {
     let subjects: Vec<Subject> = (0..4).filter_map(|_| Subject::new()).collect();
     if subjects.len() < 4 {
         return;
@@ -537,57 +537,57 @@ fn streams_side_by_side_share_one_bounded_set() {
     std::thread::scope(|scope| {
         for (subject, block) in subjects.iter().zip([16 << 10, 64 << 10, 128 << 10, 512 << 10]) {
             let runtime = &runtime;
-            scope.spawn(move || subject.stream(runtime, 0, SIZE / 2, block));
+            scope.spawn(move || subject.read_sequentially(runtime, 0, SIZE / 2, block));
         }
     });
     for subject in &subjects {
-        let bound = subject.bound(&runtime, 512);
-        in_a_while("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
+        let bound = subject.max_pages_left(&runtime, 512);
+        eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
     }
-    in_a_while("the set is full and not fuller", || runtime.stats().gauge(Gauge::ReadAheadPages).0 == 512);
+    eventually("the set is full and not fuller", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 512);
 }
 
 #[test]
-fn edges_of_large_reads_join_the_set() {
+fn edges_of_large_reads_are_owned() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(Settings { routes: vec![Route::Copy, Route::Store], ..settings() });
     // Without direct routes all of it comes through the page cache, and all of it is ours.
     let long = Buffer::new(emulated("size=64M"), 8 << 20);
     for at in [64 * MIB + 100, 4 * MIB + 100, 32 * MIB + 100] {
         let got = runtime.read(subject.file.as_raw_fd(), Some(at), long.target(0), 8 << 20).unwrap();
-        assert!(long.part(0..got) == file::bytes(at, got, 0));
+        assert!(long.range_bytes(0..got) == file::bytes(at, got, 0));
     }
-    in_a_while("the set holds no more than it may", || {
-        let (now, most) = runtime.stats().gauge(Gauge::ReadAheadPages);
+    eventually("the set holds no more than it may", || {
+        let (now, most) = runtime.stats().gauge(Gauge::ReadaheadPages);
         now > 0 && most <= 512
     });
     let window = runtime.storage(subject.file.as_raw_fd()).unwrap().read_ahead();
     // The kernel's read-ahead behind each of them is nobody's.
     let bound = 512 + 3 * (2 * window + 2 * MIB) / PAGE;
-    in_a_while("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
+    eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
 }
 
 #[test]
-fn without_what_it_needs_nothing_is_dropped_and_reads_are_right() {
-    for (call, errno) in [(Call::Notify, Errno::MFILE), (Call::Cachestat, Errno::PERM), (Call::Advise, Errno::INVAL)] {
+fn missing_syscalls_disable_dropping() {
+    for (call, errno) in [(Call::Inotify, Errno::MFILE), (Call::Cachestat, Errno::PERM), (Call::Advise, Errno::INVAL)] {
         let Some(subject) = Subject::new() else { return };
-        let kernel = FaultyKernel::new();
-        kernel.always(call, Effect::Fail(errno));
+        let kernel = FaultySyscalls::new();
+        kernel.inject_always(call, Effect::Fail(errno));
         let runtime = Runtime::with_kernel(settings(), kernel);
-        subject.stream(&runtime, 0, SIZE / 4, BLOCK);
-        if !subject.keeps(0..SIZE / 4, &format!("{call:?}")) {
+        subject.read_sequentially(&runtime, 0, SIZE / 4, BLOCK);
+        if !subject.stays_cached(0..SIZE / 4, &format!("{call:?}")) {
             return;
         }
     }
 }
 
 #[test]
-fn news_that_are_lost_count_as_somebody() {
+fn lost_inotify_events_stop_dropping() {
     let Some(subject) = Subject::new() else { return };
-    let kernel = FaultyKernel::new();
+    let kernel = FaultySyscalls::new();
     // The descriptor and the watch are made; what it says cannot be heard.
-    kernel.hit(Call::Notify, 3, u64::MAX, Effect::Fail(Errno::IO));
+    kernel.inject(Call::Inotify, 3, u64::MAX, Effect::Fail(Errno::IO));
     let runtime = Runtime::with_kernel(settings(), kernel);
-    subject.stream(&runtime, 0, SIZE / 4, BLOCK);
-    subject.keeps(0..SIZE / 4, "news that are lost");
+    subject.read_sequentially(&runtime, 0, SIZE / 4, BLOCK);
+    subject.stays_cached(0..SIZE / 4, "news that are lost");
 }

@@ -15,8 +15,8 @@ use spinio_plan::Route;
 use spinio_sys::linux;
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::oracle::Versions;
-use spinio_testkit::place::{self, Place};
-use spinio_testkit::{Buffer, Rng, file, user, within};
+use spinio_testkit::place::{self, MountFixture};
+use spinio_testkit::{Buffer, Rng, file, user, with_deadline};
 
 /// Not a whole number of pages, so that the last one is part of the file and of a pin.
 const SIZE: usize = (1 << 20) + 4096 + 777;
@@ -45,7 +45,7 @@ enum Writer {
 const WRITERS: [Writer; 5] = [Writer::Buffered, Writer::Direct, Writer::Mapped, Writer::Truncater, Writer::Puncher];
 
 /// A file and what its writers need.
-struct Subject {
+struct TestFile {
     path: std::path::PathBuf,
     file: File,
     direct: Option<File>,
@@ -55,12 +55,12 @@ struct Subject {
 #[repr(C, align(4096))]
 struct Aligned([u8; ALIGNED]);
 
-impl Subject {
-    fn new(place: &Place) -> Subject {
+impl TestFile {
+    fn new(place: &MountFixture) -> TestFile {
         let path = place.file("subject");
-        let file = file::written(&path, SIZE as u64);
+        let file = file::create_filled(&path, SIZE as u64);
         let direct = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&path).ok();
-        Subject { path, file, direct }
+        TestFile { path, file, direct }
     }
 
     /// Writes a version; false if this file system has no such way.
@@ -93,7 +93,7 @@ impl Subject {
                 all();
             }
             Writer::Puncher => {
-                if file::punch(&self.file, 0, SIZE as u64).is_err() {
+                if file::punch_hole(&self.file, 0, SIZE as u64).is_err() {
                     return false;
                 }
                 all();
@@ -107,7 +107,7 @@ impl Subject {
 fn read(device: &'static Emulated, runtime: &Runtime, file: &File, from: usize, len: usize) -> Vec<u8> {
     let buffer = Buffer::new(device, len.max(1));
     let got = runtime.read(file.as_raw_fd(), Some(from as u64), buffer.target(0), len).unwrap();
-    buffer.part(0..got)
+    buffer.range_bytes(0..got)
 }
 
 fn first_difference(one: &[u8], other: &[u8]) -> Option<usize> {
@@ -118,15 +118,15 @@ fn first_difference(one: &[u8], other: &[u8]) -> Option<usize> {
 }
 
 #[test]
-fn a_read_after_a_write_sees_it() {
+fn read_after_write_sees_it() {
     let device = emulated("size=64M");
-    place::each(|place| {
-        let subject = Subject::new(place);
+    place::for_each_kind(|place| {
+        let subject = TestFile::new(place);
         for (name, runtime) in &runtimes() {
             for writer in WRITERS {
                 for version in 1..=4 {
                     // Cached, so that it can be read by DMA, and read, so that there are pins to go stale.
-                    file::fetch(&subject.path, 0..SIZE.div_ceil(4096) as u64);
+                    file::load_pages(&subject.path, 0..SIZE.div_ceil(4096) as u64);
                     read(device, runtime, &subject.file, 0, SIZE);
                     if !subject.write(writer, version) {
                         println!("skipped on {}: no way to write {writer:?}", place.kind);
@@ -142,20 +142,20 @@ fn a_read_after_a_write_sees_it() {
 }
 
 #[test]
-fn a_read_after_truncation_or_a_hole_sees_it() {
+fn read_after_truncation_or_hole_sees_it() {
     let device = emulated("size=64M");
-    place::each(|place| {
+    place::for_each_kind(|place| {
         for (name, runtime) in &runtimes() {
             let what = format!("{}, {name}", place.kind);
-            let subject = Subject::new(place);
+            let subject = TestFile::new(place);
             let file = &subject.file;
             let again = || read(device, runtime, file, 0, SIZE);
             let original = file::bytes(0, SIZE, 0);
-            file::fetch(&subject.path, 0..SIZE.div_ceil(4096) as u64);
+            file::load_pages(&subject.path, 0..SIZE.div_ceil(4096) as u64);
             assert_eq!(first_difference(&again(), &original), None, "{what}");
 
             let mut expected = original.clone();
-            if file::punch(file, 100_000, 500_000).is_ok() {
+            if file::punch_hole(file, 100_000, 500_000).is_ok() {
                 expected[100_000..600_000].fill(0);
                 assert_eq!(first_difference(&again(), &expected), None, "{what}: after a hole");
             }
@@ -171,24 +171,24 @@ fn a_read_after_truncation_or_a_hole_sees_it() {
 }
 
 /// One writer and two readers at a time; somebody drops pages beside them.
-fn beside(place: &Place, writer: Writer, name: &str, runtime: &Runtime, rounds: u64) {
+fn check_concurrent_reads(place: &MountFixture, writer: Writer, name: &str, runtime: &Runtime, rounds: u64) {
     let device = emulated("size=16M");
-    let subject = Subject::new(place);
+    let subject = TestFile::new(place);
     if !subject.write(writer, 0) {
         return println!("skipped on {}: no way to write {writer:?}", place.kind);
     }
-    let (versions, over) = (Versions::new(), AtomicBool::new(false));
-    let (subject, versions, over) = (&subject, &versions, &over);
+    let (versions, stop) = (Versions::new(), AtomicBool::new(false));
+    let (subject, versions, over) = (&subject, &versions, &stop);
     std::thread::scope(|scope| {
         for seed in 0..2 {
             scope.spawn(move || {
-                let mut rng = Rng::of_run(seed);
+                let mut rng = Rng::from_env(seed);
                 let buffer = Buffer::new(device, SIZE);
                 loop {
                     let last = over.load(SeqCst);
                     let (from, len) = match rng.below(3) {
                         0 => (0, SIZE),
-                        _ => (rng.edgy(SIZE as u64) as usize, 1 + rng.edgy(SIZE as u64) as usize),
+                        _ => (rng.near_page_edge(SIZE as u64) as usize, 1 + rng.near_page_edge(SIZE as u64) as usize),
                     };
                     let len = len.min(SIZE - from);
                     let (got, window) = versions.read(|| {
@@ -199,11 +199,11 @@ fn beside(place: &Place, writer: Writer, name: &str, runtime: &Runtime, rounds: 
                     });
                     let what = format!("{}, {writer:?}, {name}: {len} bytes at {from}, {window:?}", place.kind);
                     // While the file is cut, or full of holes, a read may be short or see zeros.
-                    let calm = window.oldest == window.newest;
-                    let cuts = writer == Writer::Truncater && !calm;
-                    let zeros = matches!(writer, Writer::Truncater | Writer::Puncher) && !calm;
+                    let no_writes = window.oldest == window.newest;
+                    let cuts = writer == Writer::Truncater && !no_writes;
+                    let zeros = matches!(writer, Writer::Truncater | Writer::Puncher) && !no_writes;
                     assert!(got == len || cuts, "{what}: only {got} bytes");
-                    let wrong = window.first_wrong(from as u64, &buffer.part(0..got), |_, b| zeros && b == 0);
+                    let wrong = window.first_wrong(from as u64, &buffer.range_bytes(0..got), |_, b| zeros && b == 0);
                     assert_eq!(wrong, None, "{what}: first wrong byte");
                     if last {
                         return;
@@ -215,19 +215,19 @@ fn beside(place: &Place, writer: Writer, name: &str, runtime: &Runtime, rounds: 
             let file = File::open(&subject.path).unwrap();
             while !over.load(SeqCst) {
                 file::advise(&file, 0, 0, libc::POSIX_FADV_DONTNEED);
-                file::fetch(&subject.path, (0..SIZE as u64 / 4096).step_by(7));
+                file::load_pages(&subject.path, (0..SIZE as u64 / 4096).step_by(7));
                 std::thread::yield_now();
             }
         });
         scope.spawn(move || {
             // Also when a write panics, or the readers would go on for ever.
-            struct Over<'a>(&'a AtomicBool);
-            impl Drop for Over<'_> {
+            struct StopOnDrop<'a>(&'a AtomicBool);
+            impl Drop for StopOnDrop<'_> {
                 fn drop(&mut self) {
                     self.0.store(true, SeqCst);
                 }
             }
-            let _over = Over(over);
+            let _over = StopOnDrop(over);
             for _ in 0..rounds {
                 versions.write(|version| assert!(subject.write(writer, version)));
             }
@@ -236,9 +236,9 @@ fn beside(place: &Place, writer: Writer, name: &str, runtime: &Runtime, rounds: 
 }
 
 #[test]
-fn a_read_beside_a_writer_sees_what_a_host_read_could_have_seen() {
+fn read_concurrent_with_writer_sees_what_host_read_could() {
     for kind in ["tree", "tmpfs", "xfs"] {
-        let place = match place::on(kind) {
+        let place = match place::create(kind) {
             Ok(place) => place,
             Err(why) => {
                 println!("skipped on {kind}: {why}");
@@ -248,23 +248,23 @@ fn a_read_beside_a_writer_sees_what_a_host_read_could_have_seen() {
         for (name, runtime) in &runtimes() {
             for writer in WRITERS {
                 let what = format!("{kind}, {writer:?}, {name}");
-                within(&what, || beside(&place, writer, name, runtime, 12));
+                with_deadline(&what, || check_concurrent_reads(&place, writer, name, runtime, 12));
             }
         }
     }
 }
 
 #[test]
-fn the_dma_route_was_taken() {
+fn dma_route_is_used() {
     let device = emulated("size=16M");
-    let place = place::on("tree").unwrap();
-    let subject = Subject::new(&place);
+    let place = place::create("tree").unwrap();
+    let subject = TestFile::new(&place);
     let runtime = &runtimes()[0].1;
     // Pinning may be refused now and then, where this user has too many pipes.
     for _ in 0..100 {
-        file::fetch(&subject.path, 0..SIZE.div_ceil(4096) as u64);
+        file::load_pages(&subject.path, 0..SIZE.div_ceil(4096) as u64);
         read(device, runtime, &subject.file, 0, SIZE);
-        if runtime.stats().lines.iter().any(|l| l.route == Route::Dma && l.bytes > 0) {
+        if runtime.stats().rows.iter().any(|l| l.route == Route::Dma && l.bytes > 0) {
             return;
         }
     }
@@ -273,5 +273,5 @@ fn the_dma_route_was_taken() {
 
 #[test]
 fn again_as_ordinary_user() {
-    user::rerun("again_as_ordinary_user");
+    user::rerun_as_nobody("again_as_ordinary_user");
 }

@@ -17,9 +17,9 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Rng, file, place, user, within};
+use spinio_testkit::{Buffer, Rng, file, place, user, with_deadline};
 
-const MOST: u64 = 3 << 20;
+const MAX_LEN: u64 = 3 << 20;
 
 /// Runtimes that differ in what they may do.
 fn runtimes() -> Vec<Runtime> {
@@ -27,7 +27,7 @@ fn runtimes() -> Vec<Runtime> {
     let all = vec![
         Settings::default(),
         Settings { dma_min: 64 << 10, ..Settings::default() },
-        Settings { dma_min: 0, ordering: Ordering::Strict, staging: 2 << 20, threads: 7, ..Settings::default() },
+        Settings { dma_min: 0, ordering: Ordering::Strict, bounce_limit: 2 << 20, threads: 7, ..Settings::default() },
         only(&[Route::Copy, Route::Store]),
         only(&[Route::Copy, Route::Store, Route::Direct]),
         Settings { dma_min: 4096, ..only(&[Route::Copy, Route::Store, Route::Dma]) },
@@ -37,7 +37,7 @@ fn runtimes() -> Vec<Runtime> {
 }
 
 /// What a call said, and where the descriptor's offset stood afterwards.
-type Said = (Result<usize, Errno>, Option<u64>);
+type CallResult = (Result<usize, Errno>, Option<u64>);
 
 fn seek(fd: Fd, to: u64) {
     let _ = linux::lseek(fd, to as i64, libc::SEEK_SET);
@@ -52,13 +52,13 @@ fn tell(fd: Fd) -> Option<u64> {
 struct Call {
     fd: Fd,
     from: u64,
-    own: bool,
+    own_offset: bool,
     len: usize,
 }
 
 /// Reads into the device and into host memory; fails unless they agree.
 fn compare(device: &'static Emulated, runtime: &Runtime, call: Call, rng: &mut Rng, what: &str) {
-    let Call { fd, from, own, len } = call;
+    let Call { fd, from, own_offset: own, len } = call;
     let flags = linux::flags(fd).unwrap_or(0);
     // The memory a device read goes through is always aligned enough for O_DIRECT.
     let skew = if flags & libc::O_DIRECT != 0 || rng.chance(50) { 0 } else { rng.below(5000) as usize };
@@ -69,7 +69,7 @@ fn compare(device: &'static Emulated, runtime: &Runtime, call: Call, rng: &mut R
     let at = (!own).then_some(from);
 
     seek(fd, if own { from } else { 7 });
-    let ours: Said = (runtime.read(fd, at, buffer.target(skew), len).map_err(|e| e.kind.errno()), tell(fd));
+    let ours: CallResult = (runtime.read(fd, at, buffer.target(skew), len).map_err(|e| e.kind.errno()), tell(fd));
 
     seek(fd, if own { from } else { 7 });
     // As aligned as the device memory.
@@ -83,7 +83,7 @@ fn compare(device: &'static Emulated, runtime: &Runtime, call: Call, rng: &mut R
             None => linux::read(fd, at_host, len),
         }
     };
-    let theirs: Said = (got, tell(fd));
+    let theirs: CallResult = (got, tell(fd));
 
     let says = format!("{what}: {len} bytes at {from}, own offset: {own}, host-mapped: {host_mapped}, skew {skew}");
     assert_eq!(ours, theirs, "{says}");
@@ -98,36 +98,36 @@ fn compare(device: &'static Emulated, runtime: &Runtime, call: Call, rng: &mut R
 fn length(rng: &mut Rng) -> usize {
     match rng.below(8) {
         0 => rng.below(3) as usize,
-        1 => rng.edgy(64 << 10) as usize,
+        1 => rng.near_page_edge(64 << 10) as usize,
         2 => (64 << 10) + rng.below(3) as usize - 1,
-        3 => MOST as usize + 5000,
-        _ => rng.edgy(MOST) as usize,
+        3 => MAX_LEN as usize + 5000,
+        _ => rng.near_page_edge(MAX_LEN) as usize,
     }
 }
 
-fn random_files(place: &place::Place, files: u64, reads: u64) {
+fn random_files(place: &place::MountFixture, files: u64, reads: u64) {
     // Slow, so that a copy which nobody waits for is not done by chance.
     let device = emulated("size=256M,bar=32M,p2p=1,latency_us=300");
     let runtimes = runtimes();
-    let mut rng = Rng::of_run(place.kind.len() as u64 * 1000);
+    let mut rng = Rng::from_env(place.kind.len() as u64 * 1000);
     for n in 0..files {
         let path = place.file(&format!("file{}", n % 4));
-        let size = if rng.chance(20) { rng.below(9000) } else { rng.edgy(MOST) };
-        let file = if rng.chance(30) { file::written(&path, size) } else { file::shaped(&path, size, &mut rng) };
+        let size = if rng.chance(20) { rng.below(9000) } else { rng.near_page_edge(MAX_LEN) };
+        let file = if rng.chance(30) { file::create_filled(&path, size) } else { file::create_random_layout(&path, size, &mut rng) };
         for _ in 0..reads {
             let which = rng.below(runtimes.len() as u64) as usize;
-            file::mix(&path, &file, &mut rng);
+            file::randomize_residency(&path, &file, &mut rng);
             let from = match rng.below(8) {
                 0 => size + rng.below(2 << 20),
                 1 => size.saturating_sub(rng.below(70_000)),
                 2 => 0,
-                _ => rng.edgy(size + 1),
+                _ => rng.near_page_edge(size + 1),
             };
             let len = length(&mut rng);
             let own = rng.chance(25);
             let what = format!("{} file {n} of {size} bytes, runtime {which}", place.kind);
-            within(&what, || {
-                compare(device, &runtimes[which], Call { fd: file.as_raw_fd(), from, own, len }, &mut rng, &what)
+            with_deadline(&what, || {
+                compare(device, &runtimes[which], Call { fd: file.as_raw_fd(), from, own_offset: own, len }, &mut rng, &what)
             });
         }
     }
@@ -135,16 +135,16 @@ fn random_files(place: &place::Place, files: u64, reads: u64) {
 
 #[test]
 fn random_files_on_every_file_system() {
-    place::each(|place| random_files(place, 20, 6));
+    place::for_each_kind(|place| random_files(place, 20, 6));
 }
 
 /// The test above leaves to chance which routes it takes; each of them is there to be taken.
 #[test]
-fn every_route_is_taken() {
+fn every_route_is_used() {
     let device = emulated("size=64M,bar=16M,p2p=1,latency_us=300");
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let path = place.file("file");
-    let file = file::written(&path, MOST);
+    let file = file::create_filled(&path, MAX_LEN);
     for (route, cached, mapped) in [
         (Route::Copy, true, false),
         (Route::Dma, true, false),
@@ -157,26 +157,26 @@ fn every_route_is_taken() {
         let taken = (0..100).any(|_| {
             file::evict(&file);
             if cached {
-                file::fetch(&path, 0..MOST / file::PAGE);
+                file::load_pages(&path, 0..MAX_LEN / file::PAGE);
             }
-            let size = MOST as usize;
+            let size = MAX_LEN as usize;
             let buffer = if mapped { Buffer::host_mapped(device, size) } else { Buffer::new(device, size) };
             assert_eq!(runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), size).unwrap(), size);
             assert!(buffer.bytes() == file::bytes(0, size, 0), "{route}: wrong bytes");
-            runtime.stats().lines.iter().any(|l| l.route == route && l.bytes > 0)
+            runtime.stats().rows.iter().any(|l| l.route == route && l.bytes > 0)
         });
         assert!(taken, "never by {route}: {:?}", runtime.stats());
     }
 }
 
 #[test]
-fn descriptors_of_every_kind() {
+fn reads_from_descriptors_of_every_kind() {
     let device = emulated("size=64M,bar=8M");
     let runtimes = runtimes();
-    let mut rng = Rng::of_run(5);
-    let place = place::on("tree").unwrap();
+    let mut rng = Rng::from_env(5);
+    let place = place::create("tree").unwrap();
     let path = place.file("file");
-    file::evict(&file::written(&path, 1 << 20));
+    file::evict(&file::create_filled(&path, 1 << 20));
     let with = |flags: i32| OpenOptions::new().read(true).custom_flags(flags).open(&path).unwrap();
     let direct = with(libc::O_DIRECT);
     let nothing = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(&path).unwrap();
@@ -200,7 +200,7 @@ fn descriptors_of_every_kind() {
         for (from, len) in [(0, 4096), (4096, 512 << 10), (0, 2 << 20), (77, 100), (77, 200_000), (1 << 20, 200_000)] {
             for own in [false, true] {
                 for runtime in &runtimes[..4] {
-                    within(what, || compare(device, runtime, Call { fd, from, own, len }, &mut rng, what));
+                    with_deadline(what, || compare(device, runtime, Call { fd, from, own_offset: own, len }, &mut rng, what));
                 }
             }
         }
@@ -208,34 +208,34 @@ fn descriptors_of_every_kind() {
 }
 
 #[test]
-fn offsets_that_make_no_sense() {
+fn out_of_range_offsets() {
     let device = emulated("size=16M,bar=4M");
     let runtime = Runtime::new(Settings::default());
     let mut rng = Rng::new(6);
-    let place = place::on("tree").unwrap();
-    let file = file::written(&place.file("file"), 300_000);
+    let place = place::create("tree").unwrap();
+    let file = file::create_filled(&place.file("file"), 300_000);
     let huge = i64::MAX as u64;
     for from in [huge, huge - 1, huge - 70_000, huge + 1, u64::MAX, u64::MAX - 4095] {
         for len in [0, 1, 4096, 200_000] {
-            compare(device, &runtime, Call { fd: file.as_raw_fd(), from, own: false, len }, &mut rng, "absurd offset");
+            compare(device, &runtime, Call { fd: file.as_raw_fd(), from, own_offset: false, len }, &mut rng, "absurd offset");
         }
     }
 }
 
 #[test]
-fn a_read_never_passes_the_end_of_the_allocation() {
+fn read_never_passes_end_of_allocation() {
     let device = emulated("size=16M");
     let runtime = Runtime::new(Settings::default());
-    let place = place::on("tree").unwrap();
-    let file = file::written(&place.file("file"), 1 << 20);
+    let place = place::create("tree").unwrap();
+    let file = file::create_filled(&place.file("file"), 1 << 20);
     for (size, skew) in [(1000, 0), (1000, 999), (200_000, 0), (200_000, 100_000), (200_000, 199_999)] {
         let buffer = Buffer::new(device, size);
         let neighbour = Buffer::new(device, 300_000);
         for len in [size - skew, size - skew + 1, 1 << 20] {
             let got = runtime.read(file.as_raw_fd(), Some(5), buffer.target(skew), len).unwrap();
             assert_eq!(got, size - skew);
-            assert_eq!(buffer.part(skew..size), file::bytes(5, got, 0));
-            neighbour.assert_untouched_from(0);
+            assert_eq!(buffer.range_bytes(skew..size), file::bytes(5, got, 0));
+            neighbour.assert_poison_from(0);
         }
         let none = runtime.read(file.as_raw_fd(), Some(5), buffer.target(size), 1);
         assert_eq!(none.map_err(|e| e.kind.errno()), Err(Errno::FAULT));
@@ -243,17 +243,17 @@ fn a_read_never_passes_the_end_of_the_allocation() {
 }
 
 #[test]
-fn a_pipe_gives_what_there_is() {
+fn pipe_returns_available_bytes() {
     let device = emulated("size=16M");
     let runtime = Runtime::new(Settings::default());
     let (mut out, mut into) = std::io::pipe().unwrap();
     let buffer = Buffer::new(device, 1 << 20);
     for (written, asked, got) in [(1000, 1 << 20, 1000), (5, 3, 3), (0, 100, 2), (40_000, 70_000, 40_000)] {
         into.write_all(&file::bytes(9, written, 0)).unwrap();
-        let read = within("pipe", || runtime.read(out.as_raw_fd(), None, buffer.target(0), asked)).unwrap();
+        let read = with_deadline("pipe", || runtime.read(out.as_raw_fd(), None, buffer.target(0), asked)).unwrap();
         assert_eq!(read, got);
         let from = if written == 0 { 12 } else { 9 };
-        assert_eq!(buffer.part(0..got), file::bytes(from, got, 0));
+        assert_eq!(buffer.range_bytes(0..got), file::bytes(from, got, 0));
     }
     let at = runtime.read(out.as_raw_fd(), Some(0), buffer.target(0), 100).map_err(|e| e.kind.errno());
     assert_eq!(at, Err(Errno::SPIPE));
@@ -264,10 +264,10 @@ fn a_pipe_gives_what_there_is() {
 
 /// The test program itself: as an ordinary user it is a file of somebody else, of whose residency nothing may be asked.
 #[test]
-fn a_file_of_somebody_else() {
+fn file_owned_by_another_user() {
     let device = emulated("size=64M,bar=16M");
     let runtimes = runtimes();
-    let mut rng = Rng::of_run(8);
+    let mut rng = Rng::from_env(8);
     let path = std::env::current_exe().unwrap();
     let file = File::open(&path).unwrap();
     let size = file.metadata().unwrap().len();
@@ -275,18 +275,18 @@ fn a_file_of_somebody_else() {
         if n % 7 == 0 {
             file::advise(&file, 0, 0, libc::POSIX_FADV_DONTNEED);
         }
-        let (from, len, own) = (rng.edgy(size + 1), length(&mut rng), rng.chance(25));
+        let (from, len, own) = (rng.near_page_edge(size + 1), length(&mut rng), rng.chance(25));
         let runtime = &runtimes[n % runtimes.len()];
-        within("a file of somebody else", || {
-            compare(device, runtime, Call { fd: file.as_raw_fd(), from, own, len }, &mut rng, "own program");
+        with_deadline("a file of somebody else", || {
+            compare(device, runtime, Call { fd: file.as_raw_fd(), from, own_offset: own, len }, &mut rng, "own program");
         });
     }
 }
 
 /// A file that another descriptor copies up: the first goes on to show the old file, the second shows the new one.
 #[test]
-fn overlayfs_copies_a_file_up() {
-    let place = match place::on("overlay") {
+fn overlayfs_copy_up() {
+    let place = match place::create("overlay") {
         Ok(place) => place,
         Err(why) => return println!("skipped: {why}"),
     };
@@ -295,12 +295,12 @@ fn overlayfs_copies_a_file_up() {
     let lower = place.path().parent().unwrap().join("lower");
     for (n, runtime) in runtimes().iter().enumerate() {
         let name = format!("file{n}");
-        drop(file::written(&lower.join(&name), 1 << 20));
+        drop(file::create_filled(&lower.join(&name), 1 << 20));
         let path = place.file(&name);
         let old = File::open(&path).unwrap();
         let check = |file: &File, rng: &mut Rng, what: &str| {
             for (from, len) in [(0, 1 << 20), (5, 300_000), (4096, 500)] {
-                compare(device, runtime, Call { fd: file.as_raw_fd(), from, own: false, len }, rng, what);
+                compare(device, runtime, Call { fd: file.as_raw_fd(), from, own_offset: false, len }, rng, what);
             }
         };
         check(&old, &mut rng, "before copy-up");
@@ -330,7 +330,7 @@ fn child_that_reads_at_a_shared_offset() {
             return;
         }
         // Every word of the file says where it stands.
-        let bytes = buffer.part(0..got);
+        let bytes = buffer.range_bytes(0..got);
         let word = |n: usize| u64::from_le_bytes(bytes[n * 8..n * 8 + 8].try_into().unwrap());
         let first = word(0);
         assert!((0..got / 8).all(|n| word(n) == first + n as u64), "one read returned bytes of two places");
@@ -339,8 +339,8 @@ fn child_that_reads_at_a_shared_offset() {
 }
 
 #[test]
-fn processes_that_share_an_offset_get_every_byte_once() {
-    let place = place::on("tree").unwrap();
+fn processes_sharing_offset_get_every_byte_once() {
+    let place = place::create("tree").unwrap();
     let path = place.file("words");
     let words: u64 = 1 << 20;
     std::fs::write(&path, (0..words).flat_map(u64::to_le_bytes).collect::<Vec<u8>>()).unwrap();
@@ -358,7 +358,7 @@ fn processes_that_share_an_offset_get_every_byte_once() {
         .collect();
     let mut ranges = Vec::new();
     for child in children {
-        let output = within("a reader", || child.wait_with_output()).unwrap();
+        let output = with_deadline("a reader", || child.wait_with_output()).unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         for line in String::from_utf8_lossy(&output.stdout).lines() {
             if let Some(numbers) = line.split("range ").nth(1) {
@@ -379,5 +379,5 @@ fn processes_that_share_an_offset_get_every_byte_once() {
 
 #[test]
 fn again_as_ordinary_user() {
-    user::rerun("again_as_ordinary_user");
+    user::rerun_as_nobody("again_as_ordinary_user");
 }

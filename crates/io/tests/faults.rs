@@ -12,73 +12,73 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use spinio_device::ErrorKind;
 use spinio_device::emulated::{Emulated, Outstanding, POISON};
-use spinio_io::kernel::Kernel;
+use spinio_io::kernel::Syscalls;
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::place::{self, Place};
+use spinio_testkit::place::{self, MountFixture};
 use spinio_testkit::{
-    Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, Rng, file, in_a_while, leaks, user, within,
+    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, Rng, file, eventually, leaks, user, with_deadline,
 };
 
 const SIZE: usize = (3 << 20) + 5000;
 
 /// A file with runs of pages in the cache and runs on storage only, so that a read takes every route there is.
-struct Subject {
-    _place: Place,
+struct TestFile {
+    _place: MountFixture,
     path: PathBuf,
     file: File,
 }
 
-impl Subject {
-    fn new() -> Subject {
-        let place = place::on("tree").unwrap();
+impl TestFile {
+    fn new() -> TestFile {
+        let place = place::create("tree").unwrap();
         let path = place.file("subject");
-        let file = file::written(&path, SIZE as u64);
+        let file = file::create_filled(&path, SIZE as u64);
         file::evict(&file);
-        Subject { _place: place, path, file }
+        TestFile { _place: place, path, file }
     }
 
     /// The same residency again: the last third is on storage only, and some pages before it.
-    fn mix(&self) {
+    fn mix_residency(&self) {
         // Nothing is dirty, so nothing has to be written first.
         file::advise(&self.file, 0, 0, libc::POSIX_FADV_DONTNEED);
         let pages = SIZE as u64 / 4096 * 2 / 3;
-        file::fetch(&self.path, (0..pages).filter(|page| !(100..180).contains(page)));
+        file::load_pages(&self.path, (0..pages).filter(|page| !(100..180).contains(page)));
     }
 }
 
 fn settings() -> Settings {
-    Settings { dma_min: 64 << 10, staging: 8 << 20, ..Settings::default() }
+    Settings { dma_min: 64 << 10, bounce_limit: 8 << 20, ..Settings::default() }
 }
 
 /// What a read said, once its bytes were compared with the file.
 type Outcome = Result<usize, Errno>;
 
 /// Reads `len` bytes of the subject and fails if what is reported is not there, or more than that was written.
-fn read(runtime: &Runtime, subject: &Subject, to: (&Buffer, spinio_io::Target), from: usize, len: usize) -> Outcome {
+fn read(runtime: &Runtime, subject: &TestFile, to: (&Buffer, spinio_io::Target), from: usize, len: usize) -> Outcome {
     let (buffer, target) = to;
     buffer.fill(POISON);
     let outcome =
-        within("a read with faults", || runtime.read(subject.file.as_raw_fd(), Some(from as u64), target, len));
+        with_deadline("a read with faults", || runtime.read(subject.file.as_raw_fd(), Some(from as u64), target, len));
     let got = *outcome.as_ref().unwrap_or(&0);
     let expected = file::bytes(from as u64, got, 0);
-    let wrong = buffer.part(0..got).iter().zip(&expected).position(|(a, b)| a != b);
+    let wrong = buffer.range_bytes(0..got).iter().zip(&expected).position(|(a, b)| a != b);
     assert_eq!(wrong, None, "the first byte that was reported but not delivered, of {outcome:?}");
-    buffer.assert_untouched_from(len);
+    buffer.assert_poison_from(len);
     outcome.map_err(|e| e.kind.errno())
 }
 
 /// Waits until the runtime has given back what it gives back when it is quiet, and fails if it never does.
-fn assert_nothing_lent(device: &Emulated, except: Outstanding, what: &str) {
+fn assert_all_released(device: &Emulated, except: Outstanding, what: &str) {
     let lent = || Outstanding { staging: 0, fences: 0, ..device.outstanding() };
-    in_a_while(&format!("{what}: {except:?} is lent, and nothing else"), || lent() == except);
+    eventually(&format!("{what}: {except:?} is lent, and nothing else"), || lent() == except);
 }
 
 #[test]
-fn an_operation_of_the_device_fails() {
-    let subject = Subject::new();
+fn device_operation_failures() {
+    let subject = TestFile::new();
     // Slow, so that a copy which nobody waits for is not done by chance.
     let inner = emulated("size=64M,latency_us=500");
     let buffer = Buffer::new(inner, SIZE);
@@ -88,11 +88,11 @@ fn an_operation_of_the_device_fails() {
         for kind in [ErrorKind::Driver, refusal] {
             for (nth, times) in [(1, 1), (2, 1), (4, 2), (1, u64::MAX)] {
                 let what = format!("{operation:?} call {nth}, {times} times, {kind:?}");
-                let device = FaultyDevice::before(inner);
+                let device = FaultyDevice::wrap(inner);
                 let runtime = Runtime::new(settings());
-                let target = buffer.target_through(device, 0);
-                subject.mix();
-                device.fail(operation, nth, times, kind);
+                let target = buffer.target_via(device, 0);
+                subject.mix_residency();
+                device.inject(operation, nth, times, kind);
                 for (from, len) in [(0, SIZE), (5, 3000)] {
                     let outcome = read(&runtime, &subject, (&buffer, target), from, len);
                     let true_error = if kind == ErrorKind::NoMemory { Errno::NOMEM } else { Errno::IO };
@@ -106,12 +106,12 @@ fn an_operation_of_the_device_fails() {
                     }
                 }
                 failures += device.failures();
-                device.heal();
-                subject.mix();
+                device.clear_faults();
+                subject.mix_residency();
                 let after = read(&runtime, &subject, (&buffer, target), 0, SIZE);
                 assert_eq!(after, Ok(SIZE), "{what}: the read after it");
                 let held = Outstanding { allocations: 1, ..Outstanding::default() };
-                assert_nothing_lent(inner, held, &what);
+                assert_all_released(inner, held, &what);
             }
         }
     }
@@ -120,8 +120,8 @@ fn an_operation_of_the_device_fails() {
 }
 
 #[test]
-fn a_call_of_the_kernel_fails() {
-    let subject = Subject::new();
+fn syscall_failures() {
+    let subject = TestFile::new();
     let device = emulated("size=64M,bar=8M,p2p=1");
     let (plain, mapped) = (Buffer::new(device, SIZE), Buffer::host_mapped(device, SIZE));
     let mut hits = [0; 2];
@@ -138,18 +138,18 @@ fn a_call_of_the_kernel_fails() {
         ],
         _ => vec![Effect::Fail(Errno::NOENT), Effect::Fail(Errno::PERM), Effect::Fail(Errno::NOSYS)],
     };
-    let others = [Call::OpenAgain, Call::DirectAlign, Call::FileSystem, Call::Cachestat, Call::Map, Call::Private];
+    let others = [Call::Reopen, Call::DirectAlign, Call::FileSystem, Call::Cachestat, Call::Map, Call::NewShadowTable];
     for call in reads.into_iter().chain(others) {
         for effect in effects(call) {
             for nth in [1, 2, 3] {
                 for (which, buffer) in [&plain, &mapped].into_iter().enumerate() {
                     let what = format!("{call:?} call {nth}: {effect:?}");
-                    let kernel = FaultyKernel::new();
+                    let kernel = FaultySyscalls::new();
                     let runtime = Runtime::with_kernel(settings(), kernel);
-                    kernel.hit(call, nth, 1, effect);
-                    subject.mix();
+                    kernel.inject(call, nth, 1, effect);
+                    subject.mix_residency();
                     let outcome = read(&runtime, &subject, (buffer, buffer.target(0)), 0, SIZE);
-                    hits[which] += kernel.hits();
+                    hits[which] += kernel.injected();
                     match (call, effect) {
                         // The page cache is the last resort: what it says once is the truth.
                         (Call::Pread(Route::Copy | Route::Store), Effect::Fail(errno)) if errno != Errno::INTR => {
@@ -161,7 +161,7 @@ fn a_call_of_the_kernel_fails() {
                         }
                         _ => assert_eq!(outcome, Ok(SIZE), "{what}: there are other routes"),
                     }
-                    kernel.heal();
+                    kernel.clear_faults();
                     let after = read(&runtime, &subject, (buffer, buffer.target(0)), 0, SIZE);
                     assert_eq!(after, Ok(SIZE), "{what}: the read after it");
                 }
@@ -169,17 +169,17 @@ fn a_call_of_the_kernel_fails() {
         }
     }
     assert!(hits.iter().all(|&h| h > 20), "{hits:?}: the faults do not reach the engines");
-    assert_nothing_lent(device, Outstanding { allocations: 2, ..Outstanding::default() }, "kernel faults");
+    assert_all_released(device, Outstanding { allocations: 2, ..Outstanding::default() }, "kernel faults");
 }
 
 #[test]
-fn routes_that_never_work_are_done_without() {
-    let subject = Subject::new();
+fn reads_succeed_without_broken_routes() {
+    let subject = TestFile::new();
     let device = emulated("size=64M,bar=8M,p2p=1");
     let (plain, mapped) = (Buffer::new(device, SIZE), Buffer::host_mapped(device, SIZE));
     let always: [(&str, &[(Call, Effect)]); 7] = [
-        ("no /proc", &[(Call::OpenAgain, Effect::Fail(Errno::NOENT))]),
-        ("no private table", &[(Call::Private, Effect::Fail(Errno::NOSYS))]),
+        ("no /proc", &[(Call::Reopen, Effect::Fail(Errno::NOENT))]),
+        ("no private table", &[(Call::NewShadowTable, Effect::Fail(Errno::NOSYS))]),
         ("no question about residency", &[(Call::Cachestat, Effect::Fail(Errno::PERM))]),
         ("no mapping", &[(Call::Map, Effect::Fail(Errno::NODEV)), (Call::Cachestat, Effect::Fail(Errno::NOSYS))]),
         (
@@ -193,51 +193,51 @@ fn routes_that_never_work_are_done_without() {
             "direct reads by halves",
             &[(Call::Pread(Route::Direct), Effect::Short(512)), (Call::Pread(Route::P2p), Effect::Short(512))],
         ),
-        ("peer-to-peer DMA that lies", &[(Call::Pread(Route::P2p), Effect::Lie)]),
+        ("peer-to-peer DMA that lies", &[(Call::Pread(Route::P2p), Effect::Corrupt)]),
     ];
     for (what, faults) in always {
-        let kernel = FaultyKernel::new();
+        let kernel = FaultySyscalls::new();
         let runtime = Runtime::with_kernel(settings(), kernel);
-        faults.iter().for_each(|&(call, effect)| kernel.always(call, effect));
+        faults.iter().for_each(|&(call, effect)| kernel.inject_always(call, effect));
         for buffer in [&plain, &mapped] {
             for (from, len) in [(0, SIZE), (4096, 1 << 20), (777, 300_000), (9, 100), (SIZE - 70_000, 100_000)] {
-                subject.mix();
+                subject.mix_residency();
                 let outcome = read(&runtime, &subject, (buffer, buffer.target(0)), from, len);
                 assert_eq!(outcome, Ok(len.min(SIZE - from)), "{what}: {len} bytes at {from}");
             }
         }
-        assert!(kernel.hits() > 0, "{what}: never happened");
-        if faults.iter().any(|f| f.1 == Effect::Lie) {
-            let trusted = runtime.stats().lines.iter().any(|l| l.route == Route::P2p && l.bytes > 0);
+        assert!(kernel.injected() > 0, "{what}: never happened");
+        if faults.iter().any(|f| f.1 == Effect::Corrupt) {
+            let trusted = runtime.stats().rows.iter().any(|l| l.route == Route::P2p && l.bytes > 0);
             assert!(!trusted, "{what}: trusted all the same: {:?}", runtime.stats());
         }
     }
 }
 
 #[test]
-fn faults_now_and_then_under_many_threads() {
-    let subject = &Subject::new();
+fn intermittent_faults_with_many_threads() {
+    let subject = &TestFile::new();
     let inner = emulated("size=64M,bar=8M,p2p=1");
-    let kernel = FaultyKernel::new();
-    let device = FaultyDevice::before(inner);
+    let kernel = FaultySyscalls::new();
+    let device = FaultyDevice::wrap(inner);
     let runtime = &Runtime::with_kernel(settings(), kernel);
-    kernel.now_and_then(Call::Pread(Route::Copy), 13, Effect::Short(1));
-    kernel.now_and_then(Call::Pread(Route::Direct), 3, Effect::Fail(Errno::IO));
-    kernel.now_and_then(Call::Pread(Route::P2p), 3, Effect::Fail(Errno::INVAL));
-    kernel.now_and_then(Call::Map, 2, Effect::Fail(Errno::NOMEM));
-    device.fail(Operation::Pin, 3, 40, ErrorKind::PinRefused);
+    kernel.inject_every(Call::Pread(Route::Copy), 13, Effect::Short(1));
+    kernel.inject_every(Call::Pread(Route::Direct), 3, Effect::Fail(Errno::IO));
+    kernel.inject_every(Call::Pread(Route::P2p), 3, Effect::Fail(Errno::INVAL));
+    kernel.inject_every(Call::Map, 2, Effect::Fail(Errno::NOMEM));
+    device.inject(Operation::Pin, 3, 40, ErrorKind::PinRefused);
     std::thread::scope(|scope| {
         for seed in 0..3 {
             scope.spawn(move || {
-                let mut rng = Rng::of_run(seed);
+                let mut rng = Rng::from_env(seed);
                 let buffer = if seed == 0 { Buffer::host_mapped(inner, SIZE) } else { Buffer::new(inner, SIZE) };
                 for round in 0..25 {
                     if round % 4 == seed {
-                        subject.mix();
+                        subject.mix_residency();
                     }
-                    let from = rng.edgy(SIZE as u64) as usize;
-                    let len = (1 + rng.edgy(SIZE as u64) as usize).min(SIZE - from);
-                    let outcome = read(runtime, subject, (&buffer, buffer.target_through(device, 0)), from, len);
+                    let from = rng.near_page_edge(SIZE as u64) as usize;
+                    let len = (1 + rng.near_page_edge(SIZE as u64) as usize).min(SIZE - from);
+                    let outcome = read(runtime, subject, (&buffer, buffer.target_via(device, 0)), from, len);
                     // A small read passes the kernel's short read on, as a host read would.
                     let small = len <= 64 << 10;
                     assert!(outcome == Ok(len) || small && outcome.is_ok_and(|got| got > 0), "{len}: {outcome:?}");
@@ -245,25 +245,25 @@ fn faults_now_and_then_under_many_threads() {
             });
         }
     });
-    assert_nothing_lent(inner, Outstanding::default(), "many threads");
+    assert_all_released(inner, Outstanding::default(), "many threads");
 }
 
 #[test]
-fn nothing_is_left_open_or_mapped() {
-    let subject = Subject::new();
+fn no_descriptor_or_mapping_leaks() {
+    let subject = TestFile::new();
     let device = emulated("size=64M");
     let buffer = Buffer::new(device, SIZE);
-    let before = leaks::own_descriptors();
+    let before = leaks::thread_descriptors();
     {
-        let kernel = FaultyKernel::new();
+        let kernel = FaultySyscalls::new();
         let runtime = Runtime::with_kernel(settings(), kernel);
         let mut most = 0;
         for round in 0..30u64 {
-            let call = [Call::OpenAgain, Call::Map, Call::Pread(Route::Direct), Call::Cachestat][round as usize % 4];
-            kernel.hit(call, 1 + round % 3, 1, Effect::Fail(Errno::IO));
-            subject.mix();
+            let call = [Call::Reopen, Call::Map, Call::Pread(Route::Direct), Call::Cachestat][round as usize % 4];
+            kernel.inject(call, 1 + round % 3, 1, Effect::Fail(Errno::IO));
+            subject.mix_residency();
             assert_eq!(read(&runtime, &subject, (&buffer, buffer.target(0)), 0, SIZE), Ok(SIZE));
-            kernel.heal();
+            kernel.clear_faults();
             most = most.max(leaks::descriptors_of(&subject.path));
         }
         // The test's own descriptor, a twin for the page cache and one around it.
@@ -272,25 +272,25 @@ fn nothing_is_left_open_or_mapped() {
         drop(runtime);
     }
     // Helpers close what they own when they are dismissed.
-    in_a_while("neither descriptors nor mappings are left when the runtime is gone", || {
+    eventually("neither descriptors nor mappings are left when the runtime is gone", || {
         leaks::descriptors_of(&subject.path) <= 1 && leaks::mappings_of(&subject.path) == 0
     });
     // Other tests of this program open and close files meanwhile, by the handful.
-    assert!(leaks::own_descriptors() < before + 50, "descriptors in the program's table");
+    assert!(leaks::thread_descriptors() < before + 50, "descriptors in the program's table");
 }
 
 /// Block by block on the caller's thread: what arrived before a failure is waited for and reported.
 #[test]
-fn a_failure_in_the_middle_of_a_plain_read() {
-    let subject = Subject::new();
+fn failure_in_the_middle_of_app_fd_read() {
+    let subject = TestFile::new();
     let inner = emulated("size=64M,latency_us=2000");
     let buffer = Buffer::new(inner, SIZE);
     for operation in [Operation::CopyIn, Operation::Staging] {
-        let (kernel, device) = (FaultyKernel::new(), FaultyDevice::before(inner));
-        kernel.always(Call::OpenAgain, Effect::Fail(Errno::NOENT));
-        device.fail(operation, 2, 1, ErrorKind::Driver);
+        let (kernel, device) = (FaultySyscalls::new(), FaultyDevice::wrap(inner));
+        kernel.inject_always(Call::Reopen, Effect::Fail(Errno::NOENT));
+        device.inject(operation, 2, 1, ErrorKind::Driver);
         let runtime = Runtime::with_kernel(settings(), kernel);
-        let outcome = read(&runtime, &subject, (&buffer, buffer.target_through(device, 0)), 0, SIZE);
+        let outcome = read(&runtime, &subject, (&buffer, buffer.target_via(device, 0)), 0, SIZE);
         let expected = match operation {
             // The staging ring does with what it has.
             Operation::Staging => outcome == Ok(SIZE),
@@ -301,20 +301,20 @@ fn a_failure_in_the_middle_of_a_plain_read() {
     }
 }
 
-const POOR: &str = "SPINIO_TEST_POOR";
+const RESTRICTED: &str = "SPINIO_TEST_POOR";
 
 /// Not a test of its own: what the child of the next one does.
 #[test]
-fn child_in_a_poor_process() {
-    if std::env::var_os(POOR).is_none() {
+fn child_in_restricted_process() {
+    if std::env::var_os(RESTRICTED).is_none() {
         return;
     }
-    let subject = Subject::new();
+    let subject = TestFile::new();
     let device = emulated("size=64M,bar=8M,p2p=1");
     let runtime = Runtime::new(settings());
     for buffer in [Buffer::new(device, SIZE), Buffer::host_mapped(device, SIZE)] {
         for (from, len) in [(0, SIZE), (777, 300_000), (9, 100)] {
-            subject.mix();
+            subject.mix_residency();
             assert_eq!(read(&runtime, &subject, (&buffer, buffer.target(0)), from, len), Ok(len));
         }
     }
@@ -322,17 +322,17 @@ fn child_in_a_poor_process() {
 
 /// No memory may be locked, and what is newer than Linux 5.11 or often forbidden is refused by a filter.
 #[test]
-fn a_poor_process_reads_all_the_same() {
+fn restricted_process_reads_correctly() {
     for refused in [
         [libc::SYS_io_uring_setup, CACHESTAT],
         [libc::SYS_statx, libc::SYS_vmsplice],
         [libc::SYS_preadv2, libc::SYS_mincore],
     ] {
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "child_in_a_poor_process"]).env(POOR, "1");
+        child.args(["--exact", "child_in_a_poor_process"]).env(RESTRICTED, "1");
         // SAFETY: between fork and exec only system calls are made.
         unsafe { child.pre_exec(move || no_locked_memory().and_then(|()| refuse(refused))) };
-        let output = within("a poor process", || child.output()).unwrap();
+        let output = with_deadline("a poor process", || child.output()).unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && text.contains("1 passed"), "without {refused:?}:\n{text}");
     }
@@ -370,33 +370,33 @@ fn refuse(calls: [i64; 2]) -> io::Result<()> {
 
 #[test]
 fn again_as_ordinary_user() {
-    user::rerun("again_as_ordinary_user");
+    user::rerun_as_nobody("again_as_ordinary_user");
 }
 
 /// Bytes that the kernel gave and the device did not get are read again by the next call, as if the first had not been.
 #[test]
-fn a_small_read_that_the_device_fails_leaves_the_offset() {
-    let subject = Subject::new();
+fn failed_small_read_restores_offset() {
+    let subject = TestFile::new();
     let inner = emulated("size=64M");
-    let (buffer, device) = (Buffer::new(inner, 4096), FaultyDevice::before(inner));
-    let (runtime, target, fd) = (Runtime::new(settings()), buffer.target_through(device, 0), subject.file.as_raw_fd());
+    let (buffer, device) = (Buffer::new(inner, 4096), FaultyDevice::wrap(inner));
+    let (runtime, target, fd) = (Runtime::new(settings()), buffer.target_via(device, 0), subject.file.as_raw_fd());
     linux::lseek(fd, 777, libc::SEEK_SET).unwrap();
-    device.fail(Operation::CopyIn, 1, 1, ErrorKind::Driver);
+    device.inject(Operation::CopyIn, 1, 1, ErrorKind::Driver);
     let failed = runtime.read(fd, None, target, 4096);
     assert_eq!((failed.map_err(|e| e.kind.errno()), device.failures()), (Err(Errno::IO), 1));
     assert_eq!(linux::lseek(fd, 0, libc::SEEK_CUR), Ok(777));
-    device.heal();
+    device.clear_faults();
     assert_eq!(runtime.read(fd, None, target, 4096).unwrap(), 4096);
     assert!(buffer.bytes() == file::bytes(777, 4096, 0));
 }
 
 /// Gives the descriptor to another file before a read through it, but for the first.
-struct Replaced {
+struct ReplacesFd {
     reads: AtomicUsize,
-    by: i32,
+    other_fd: i32,
 }
 
-impl Kernel for Replaced {
+impl Syscalls for ReplacesFd {
     unsafe fn pread(
         &self,
         _route: Route,
@@ -407,7 +407,7 @@ impl Kernel for Replaced {
         flags: u32,
     ) -> Result<usize, Errno> {
         // SAFETY: both are this test's own.
-        if self.reads.fetch_add(1, SeqCst) == 1 && unsafe { libc::dup2(self.by, fd) } < 0 {
+        if self.reads.fetch_add(1, SeqCst) == 1 && unsafe { libc::dup2(self.other_fd, fd) } < 0 {
             return Err(Errno::BADF);
         }
         // SAFETY: passed on to the caller.
@@ -416,22 +416,22 @@ impl Kernel for Replaced {
 }
 
 #[test]
-fn a_number_that_another_file_has_got_meanwhile_is_read_no_further() {
-    let place = place::on("tree").unwrap();
+fn reused_fd_number_ends_read() {
+    let place = place::create("tree").unwrap();
     let (path, other) = (place.file("ours"), place.file("other"));
-    drop((file::written(&path, 6 << 20), std::fs::write(&other, vec![7u8; 6 << 20]).unwrap()));
+    drop((file::create_filled(&path, 6 << 20), std::fs::write(&other, vec![7u8; 6 << 20]).unwrap()));
     let open = |path| {
         use std::os::unix::fs::OpenOptionsExt;
         std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).unwrap()
     };
     // The program's own O_DIRECT descriptor is read block by block through itself.
     let (ours, theirs) = (open(&path), open(&other));
-    let kernel = Box::leak(Box::new(Replaced { reads: AtomicUsize::new(0), by: theirs.as_raw_fd() }));
+    let kernel = Box::leak(Box::new(ReplacesFd { reads: AtomicUsize::new(0), other_fd: theirs.as_raw_fd() }));
     let runtime = Runtime::with_kernel(settings(), kernel);
     let buffer = Buffer::new(emulated("size=64M"), 6 << 20);
     buffer.fill(POISON);
     let got = runtime.read(ours.as_raw_fd(), Some(0), buffer.target(0), 6 << 20).unwrap();
     assert!(kernel.reads.load(SeqCst) > 1 && (1..6 << 20).contains(&got), "{got} bytes");
-    assert!(buffer.part(0..got) == file::bytes(0, got, 0), "bytes of the other file");
-    assert!(buffer.part(got..6 << 20).iter().all(|b| *b == POISON), "more than was reported");
+    assert!(buffer.range_bytes(0..got) == file::bytes(0, got, 0), "bytes of the other file");
+    assert!(buffer.range_bytes(got..6 << 20).iter().all(|b| *b == POISON), "more than was reported");
 }

@@ -10,52 +10,52 @@ use spinio_device::emulated::{Config, Emulated};
 use spinio_device::registry;
 use spinio_io::runtime;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, file, in_a_while, in_child, leaks, place, user, within};
+use spinio_testkit::{Buffer, file, eventually, in_child, leaks, place, user, with_deadline};
 
 const SIZE: usize = (2 << 20) + 333;
 
 fn subject(path: &Path) -> File {
-    let file = file::written(path, SIZE as u64);
+    let file = file::create_filled(path, SIZE as u64);
     file::evict(&file);
-    file::fetch(path, (0..SIZE as u64 / 4096).filter(|page| !(200..300).contains(page)));
+    file::load_pages(path, (0..SIZE as u64 / 4096).filter(|page| !(200..300).contains(page)));
     file
 }
 
 /// Whether a read of all of the file through the process's runtime is right.
-fn reads_right(device: &'static Emulated, file: &File) -> bool {
+fn reads_correctly(device: &'static Emulated, file: &File) -> bool {
     let buffer = Buffer::new(device, SIZE);
     let got = runtime().read(file.as_raw_fd(), Some(0), buffer.target(0), SIZE);
     got.is_ok_and(|got| got == SIZE) && buffer.bytes() == file::bytes(0, SIZE, 0)
 }
 
 #[test]
-fn a_child_has_no_device_and_nothing_hangs() {
-    let place = place::on("tree").unwrap();
-    let file = &subject(&place.file("file"));
+fn child_without_device_does_not_hang() {
+    let fixture = place::create("tree").unwrap();
+    let file = &subject(&fixture.file("file"));
     let device = emulated("size=64M");
     let buffer = &Buffer::new(device, SIZE);
     // What a program that goes on to use its old pointer would pass.
-    let kept = buffer.target(0);
-    let over = &AtomicBool::new(false);
+    let parent_slice = buffer.target(0);
+    let stop = &AtomicBool::new(false);
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..2)
             .map(|_| {
                 scope.spawn(move || {
                     let mut reads = 0;
-                    while !over.load(SeqCst) || reads == 0 {
-                        assert!(within("a read beside forks", || reads_right(device, file)));
+                    while !stop.load(SeqCst) || reads == 0 {
+                        assert!(with_deadline("a read beside forks", || reads_correctly(device, file)));
                         reads += 1;
                     }
                 })
             })
             .collect();
-        let _stop = Stop(over);
+        let _stop = StopOnDrop(stop);
         for _ in 0..25 {
             in_child("use of the parent's device", || {
                 let unknown = registry::find(buffer.addr().0 as *const u8, 1).is_none();
-                spinio_io::forget(file.as_raw_fd());
-                spinio_io::forget_range(0, u32::MAX);
-                let refused = |len| runtime().read(file.as_raw_fd(), Some(0), kept, len).is_err();
+                spinio_io::on_close(file.as_raw_fd());
+                spinio_io::on_close_range(0, u32::MAX);
+                let refused = |len| runtime().read(file.as_raw_fd(), Some(0), parent_slice, len).is_err();
                 i32::from(!(unknown && refused(100) && refused(SIZE)))
             });
             assert!(readers.iter().all(|r| !r.is_finished()));
@@ -63,24 +63,24 @@ fn a_child_has_no_device_and_nothing_hangs() {
     });
 }
 
-struct Stop<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Stop<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, SeqCst);
     }
 }
 
 #[test]
-fn a_child_makes_a_device_and_a_runtime_of_its_own() {
-    let place = place::on("tree").unwrap();
-    let file = &subject(&place.file("file"));
+fn child_creates_own_device_and_runtime() {
+    let fixture = place::create("tree").unwrap();
+    let file = &subject(&fixture.file("file"));
     let device = emulated("size=16M");
-    assert!(reads_right(device, file));
+    assert!(reads_correctly(device, file));
     for _ in 0..5 {
         in_child("a device of its own", || {
             let Ok(own) = Emulated::start(Config { size: 16 << 20, ..Config::default() }) else { return 1 };
-            if !reads_right(own, file) {
+            if !reads_correctly(own, file) {
                 return 2;
             }
             // Closing whatever there is must not touch what SPIN has open.
@@ -99,32 +99,32 @@ fn a_child_makes_a_device_and_a_runtime_of_its_own() {
             if mine { 0 } else { 4 }
         });
     }
-    assert!(reads_right(device, file), "the parent's runtime after the forks");
+    assert!(reads_correctly(device, file), "the parent's runtime after the forks");
 }
 
 #[test]
-fn an_executed_program_inherits_nothing() {
-    let place = place::on("tree").unwrap();
-    let path = place.file("inherited");
+fn executed_program_inherits_no_descriptors() {
+    let fixture = place::create("tree").unwrap();
+    let path = fixture.file("inherited");
     let file = subject(&path);
     let device = emulated("size=16M");
-    assert!(reads_right(device, &file));
+    assert!(reads_correctly(device, &file));
     assert!(leaks::descriptors_of(&path) > 1, "there is no twin: this test proves nothing");
     let output = Command::new("sh").args(["-c", "ls -l /proc/self/fd /proc/$$/fd"]).output().unwrap();
     let listing = String::from_utf8_lossy(&output.stdout);
     assert!(!listing.contains("inherited"), "{listing}");
-    spinio_io::forget(file.as_raw_fd());
+    spinio_io::on_close(file.as_raw_fd());
     // A helper may still be ending the request.
-    in_a_while("neither twins nor mappings stay after the file was let go", || {
+    eventually("neither twins nor mappings stay after the file was let go", || {
         leaks::descriptors_of(&path) <= 1 && leaks::mappings_of(&path) == 0
     });
 }
 
 /// Closing any descriptor of a file drops the locks that its table's owner holds on it; SPIN's are in another table.
 #[test]
-fn locks_of_the_program_survive() {
-    let place = place::on("tree").unwrap();
-    let path = place.file("locked");
+fn app_file_locks_survive() {
+    let fixture = place::create("tree").unwrap();
+    let path = fixture.file("locked");
     let file = subject(&path);
     let device = emulated("size=16M");
     let lock = |kind: i32, command: i32, file: &File| {
@@ -135,8 +135,8 @@ fn locks_of_the_program_survive() {
     };
     assert_eq!(lock(libc::F_WRLCK, libc::F_SETLK, &file).0, 0);
     for _ in 0..3 {
-        assert!(reads_right(device, &file));
-        spinio_io::forget(file.as_raw_fd());
+        assert!(reads_correctly(device, &file));
+        spinio_io::on_close(file.as_raw_fd());
         in_child("a lock of the parent", || {
             let Ok(other) = File::options().write(true).open(&path) else { return 1 };
             i32::from(lock(libc::F_WRLCK, libc::F_GETLK, &other) != (0, libc::F_WRLCK))
@@ -146,5 +146,5 @@ fn locks_of_the_program_survive() {
 
 #[test]
 fn again_as_ordinary_user() {
-    user::rerun("again_as_ordinary_user");
+    user::rerun_as_nobody("again_as_ordinary_user");
 }

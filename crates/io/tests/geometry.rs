@@ -12,44 +12,44 @@ use spinio_plan::geometry::{Kind, P2p, Stack};
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::place;
-use spinio_testkit::{Buffer, Call, Effect, FaultyKernel, file, user};
+use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, file, user};
 
-fn under(path: &Path) -> Arc<Stack> {
+fn stack_of(path: &Path) -> Arc<Stack> {
     let file = File::open(path).unwrap();
     Runtime::new(Settings::default()).storage(file.as_raw_fd()).unwrap()
 }
 
-fn written(place: &place::Place) -> PathBuf {
-    let path = place.file("f");
+fn written(fixture: &place::MountFixture) -> PathBuf {
+    let path = fixture.file("f");
     fs::write(&path, vec![7; 300_000]).unwrap();
     path
 }
 
 #[test]
-fn every_kind_of_file_system_has_its_name() {
-    place::each(|place| {
-        let stack = under(&written(place));
-        println!("{}: {stack}", place.kind);
-        match place.kind {
+fn file_systems_are_named() {
+    place::for_each_kind(|fixture| {
+        let stack = stack_of(&written(fixture));
+        println!("{}: {stack}", fixture.kind);
+        match fixture.kind {
             "tmpfs" => assert_eq!((stack.file_system.as_str(), &stack.top), ("tmpfs", &None)),
             "fuse" => assert_eq!((stack.file_system.as_str(), &stack.top), ("fuse", &None)),
             "btrfs" | "xfs" | "data=journal" => {
-                let name = if place.kind == "data=journal" { "ext4" } else { place.kind };
+                let name = if fixture.kind == "data=journal" { "ext4" } else { fixture.kind };
                 assert_eq!(stack.file_system, name);
                 let top = stack.top.as_ref().expect("a loop device");
                 assert!(matches!(&top.kind, Kind::Loop { file } if file.ends_with("/image")), "{top:?}");
                 assert!(!P2p::of(&stack).may());
             }
             "overlay" => {
-                let lower = under(place.path().parent().unwrap());
+                let lower = stack_of(fixture.path().parent().unwrap());
                 assert_eq!(stack.file_system, format!("overlay on {}", lower.file_system));
                 assert_eq!(stack.top, lower.top, "the file lies where the upper folder lies");
             }
             _ => {}
         }
-        if place.kind != "overlay" {
+        if fixture.kind != "overlay" {
             // A folder tells the same; one of an overlay may be merged from several.
-            assert_eq!(under(place.path()).top.is_some(), stack.top.is_some());
+            assert_eq!(stack_of(fixture.path()).top.is_some(), stack.top.is_some());
         }
     });
 }
@@ -62,7 +62,7 @@ fn btrfs_over_two_devices() {
     let dir = tempfile::tempdir().unwrap();
     let mount = dir.path().join("mount");
     fs::create_dir(&mount).unwrap();
-    let mut array = Array { mount, loops: Vec::new() };
+    let mut array = LoopArray { mount, loops: Vec::new() };
     for i in 0..2 {
         array.loops.extend(loop_device(&dir.path().join(format!("disk{i}"))));
     }
@@ -80,8 +80,8 @@ fn btrfs_over_two_devices() {
     }
     let path = mount.join("f");
     let size = (10 << 20) + 77;
-    file::evict(&file::written(&path, size));
-    let stack = under(&path);
+    file::evict(&file::create_filled(&path, size));
+    let stack = stack_of(&path);
     let top = stack.top.as_ref().expect("layers");
     assert_eq!(top.kind, Kind::Btrfs { profile: "raid0".to_owned() }, "{stack}");
     assert_eq!(top.members.len(), 2);
@@ -90,12 +90,12 @@ fn btrfs_over_two_devices() {
 }
 
 /// Gone when dropped.
-struct Array {
+struct LoopArray {
     mount: PathBuf,
     loops: Vec<String>,
 }
 
-impl Drop for Array {
+impl Drop for LoopArray {
     fn drop(&mut self) {
         run(Command::new("umount").arg("-l").arg(&self.mount));
     }
@@ -116,7 +116,7 @@ fn read_all(path: &Path, size: usize) -> u64 {
     }
     assert_eq!(at, size);
     assert!(buffer.bytes()[..size] == file::bytes(0, size, 0), "other bytes than the file's");
-    runtime.stats().lines.iter().filter(|line| line.route == Route::Direct).map(|line| line.bytes).sum()
+    runtime.stats().rows.iter().filter(|line| line.route == Route::Direct).map(|line| line.bytes).sum()
 }
 
 fn loop_device(image: &Path) -> Option<String> {
@@ -130,9 +130,9 @@ fn run(command: &mut Command) -> bool {
 }
 
 #[test]
-fn without_sys_nothing_is_known_and_all_goes_on() {
-    let kernel = FaultyKernel::new();
-    kernel.always(Call::Sysfs, Effect::Fail(Errno::NOENT));
+fn missing_sysfs_is_tolerated() {
+    let kernel = FaultySyscalls::new();
+    kernel.inject_always(Call::Sysfs, Effect::Fail(Errno::NOENT));
     let runtime = Runtime::with_kernel(Settings::default(), kernel);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("f");
@@ -144,7 +144,7 @@ fn without_sys_nothing_is_known_and_all_goes_on() {
 }
 
 #[test]
-fn what_is_no_file_is_told() {
+fn invalid_fds_are_reported() {
     let runtime = Runtime::new(Settings::default());
     assert_eq!(runtime.storage(-1).unwrap_err().kind.errno(), Errno::BADF);
     let (end, _other) = std::io::pipe().unwrap();

@@ -5,14 +5,14 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Duration;
 
-use spinio_io::kernel::Kernel;
-use spinio_io::model::{self, Place, Trial};
+use spinio_io::kernel::Syscalls;
+use spinio_io::model::{self, ModelKey, MeasuredRead};
 use spinio_io::{Buffer as Like, Runtime, Settings};
 use spinio_plan::{Calibration, Cost, Fit, Flight, Measured, Reason, Route, Segment};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::{Buffer, emulated};
-use spinio_testkit::file::{bytes, cached_pages, evict, written};
+use spinio_testkit::file::{bytes, cached_pages, evict, create_filled};
 
 const MIB: u64 = 1 << 20;
 
@@ -23,7 +23,7 @@ fn folder() -> tempfile::TempDir {
 
 /// A file that is not cached; none, told, where the file system keeps its pages.
 fn cold(dir: &Path, len: u64) -> Option<File> {
-    let file = written(&dir.join("data"), len);
+    let file = create_filled(&dir.join("data"), len);
     evict(&file);
     if cached_pages(&file) == Some(0) {
         return Some(file);
@@ -33,21 +33,21 @@ fn cold(dir: &Path, len: u64) -> Option<File> {
 }
 
 fn settings(folder: Option<&Path>) -> Settings {
-    Settings { model: folder.map(|f| f.to_str().expect("text").to_owned()), ..Settings::default() }
+    Settings { cost_model_dir: folder.map(|f| f.to_str().expect("text").to_owned()), ..Settings::default() }
 }
 
 fn one(route: Route, len: u64) -> Segment {
     Segment { offset: 0, len, route, reason: Reason::Forced, refused: None }
 }
 
-fn told(runtime: &Runtime, file: &File, buffer: &Buffer) -> (String, f64) {
+fn explained(runtime: &Runtime, file: &File, buffer: &Buffer) -> (String, f64) {
     let like = Like::of(&buffer.allocation());
     let told = runtime.explain(file.as_raw_fd(), 0, 4 * MIB, like).expect("explained");
     (told.model, told.prediction.total)
 }
 
 /// Leaves a calibration where the next runtime finds it.
-fn store(folder: &Path, place: &Place, costs: impl IntoIterator<Item = (Route, (Cost, Flight))>) {
+fn store(folder: &Path, place: &ModelKey, costs: impl IntoIterator<Item = (Route, (Cost, Flight))>) {
     fn fit<T>(value: T) -> Fit<T> {
         Fit { value, r2: 1.0, error: 0.0 }
     }
@@ -61,35 +61,35 @@ fn store(folder: &Path, place: &Place, costs: impl IntoIterator<Item = (Route, (
         routes: costs.into_iter().map(measured).collect(),
         writeback: None,
     };
-    std::fs::write(model::path(folder.to_str().expect("text"), place), stored.to_text()).expect("written");
+    std::fs::write(model::file_path(folder.to_str().expect("text"), place), stored.to_text()).expect("written");
 }
 
 #[test]
-fn a_stored_model_is_used_and_another_machines_is_not() {
+fn stored_model_applies_to_its_device_only() {
     let dir = folder();
-    let file = written(&dir.path().join("data"), 8 * MIB);
+    let file = create_filled(&dir.path().join("data"), 8 * MIB);
     let device = emulated("size=64M");
     let buffer = Buffer::new(device, 8 << 20);
-    let (default, before) = told(&Runtime::new(settings(None)), &file, &buffer);
+    let (default, before) = explained(&Runtime::new(settings(None)), &file, &buffer);
     assert!(default.contains("not calibrated"), "{default}");
 
     let runtime = Runtime::new(settings(Some(dir.path())));
-    let place = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial").place();
+    let place = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial").key();
     assert!(!place.storage.is_empty() && !place.file_system.is_empty(), "{place:?}");
     assert!(place.device.contains("emulated"), "{place:?}");
     let slow = (Cost::new(5e6, 0, 1e9).expect("a cost"), Flight::new(5e6, 0.0, 1e9));
     store(dir.path(), &place, [Route::Copy, Route::Dma].map(|route| (route, slow)));
-    let (name, after) = told(&Runtime::new(settings(Some(dir.path()))), &file, &buffer);
+    let (name, after) = explained(&Runtime::new(settings(Some(dir.path()))), &file, &buffer);
     assert_eq!(name, "calibrated 2026-11-22");
     assert!(after > 2.0 * before, "{after} after {before}");
 
     let other = Buffer::new(emulated("size=32M"), 8 << 20);
-    let (name, _) = told(&Runtime::new(settings(Some(dir.path()))), &file, &other);
+    let (name, _) = explained(&Runtime::new(settings(Some(dir.path()))), &file, &other);
     assert!(name.contains("not calibrated"), "{name}");
 }
 
 #[test]
-fn a_stream_goes_around_a_page_cache_that_is_known_as_slow() {
+fn slow_page_cache_is_bypassed() {
     let dir = folder();
     const LEN: u64 = 8 * MIB;
     const BLOCK: usize = 128 << 10;
@@ -100,15 +100,15 @@ fn a_stream_goes_around_a_page_cache_that_is_known_as_slow() {
             let got = runtime.read(file.as_raw_fd(), Some(at), buffer.target(at as usize), BLOCK);
             assert_eq!(got.expect("read"), BLOCK);
         }
-        assert!(buffer.part(0..LEN as usize) == bytes(0, LEN as usize, 0), "other bytes than the file's");
-        let lines = runtime.stats().lines;
+        assert!(buffer.range_bytes(0..LEN as usize) == bytes(0, LEN as usize, 0), "other bytes than the file's");
+        let lines = runtime.stats().rows;
         let by = |which: &dyn Fn(Route, Reason) -> bool| -> u64 {
             lines.iter().filter(|l| which(l.route, l.reason)).map(|l| l.bytes).sum()
         };
         (by(&|_, reason| reason == Reason::ReadAhead), by(&|route, _| route == Route::Direct))
     };
     let runtime = Runtime::new(settings(Some(dir.path())));
-    let place = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial").place();
+    let place = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial").key();
     let cost = |fixed, bandwidth| (Cost::new(fixed, 0, bandwidth).expect("a cost"), Flight::new(fixed, 0.0, bandwidth));
     // Two and a half ms a request through the page cache, a third of one around it; and the other way round.
     let (fast, slow) = (cost(200_000.0, 1e9), cost(0.0, 50e6));
@@ -116,14 +116,14 @@ fn a_stream_goes_around_a_page_cache_that_is_known_as_slow() {
     assert_eq!(routes_of(&Runtime::new(settings(Some(dir.path())))), (0, LEN));
     assert_eq!(cached_pages(&file), Some(0), "and leaves nothing there");
     store(dir.path(), &place, [(Route::Copy, fast), (Route::Direct, slow)]);
-    let (through, around) = routes_of(&Runtime::new(settings(Some(dir.path()))));
-    assert!(through > 0 && around <= MIB, "{through} bytes by read-ahead, {around} around it");
+    let (through, bypassed) = routes_of(&Runtime::new(settings(Some(dir.path()))));
+    assert!(through > 0 && bypassed <= MIB, "{through} bytes by read-ahead, {bypassed} around it");
 }
 
 /// Storage that takes its time.
-struct Slow;
+struct SlowStorage;
 
-impl Kernel for Slow {
+impl Syscalls for SlowStorage {
     unsafe fn pread(
         &self,
         route: Route,
@@ -147,18 +147,18 @@ impl Kernel for Slow {
 }
 
 #[test]
-fn a_route_that_drifts_is_weighed_anew_and_a_setting_stops_that() {
+fn adaptive_costs_follow_drift() {
     let dir = folder();
     let Some(file) = cold(dir.path(), 4 * MIB) else { return };
     let buffer = Buffer::new(emulated("size=64M"), 4 << 20);
     let mut predictions = Vec::new();
     for correction in [true, false] {
-        let runtime = Runtime::with_kernel(Settings { correction, ..settings(None) }, &Slow);
+        let runtime = Runtime::with_kernel(Settings { adaptive_costs: correction, ..settings(None) }, &SlowStorage);
         for _ in 0..24 {
             let got = runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), MIB as usize).expect("read");
             assert_eq!(got as u64, MIB);
         }
-        let (name, predicted) = told(&runtime, &file, &buffer);
+        let (name, predicted) = explained(&runtime, &file, &buffer);
         assert_eq!(name.contains("direct x 4.0"), correction, "{name}");
         predictions.push(predicted);
     }
@@ -167,18 +167,18 @@ fn a_route_that_drifts_is_weighed_anew_and_a_setting_stops_that() {
 }
 
 /// Runs a trial and checks the bytes.
-fn run(trial: &Trial<'_>, buffer: &Buffer, segments: &[Segment]) {
+fn run(trial: &MeasuredRead<'_>, buffer: &Buffer, segments: &[Segment]) {
     buffer.fill(0);
     let spent = trial.run(8192, segments).unwrap_or_else(|e| panic!("{segments:?}: {e}"));
     assert!(spent > Duration::ZERO);
     let len = segments.iter().map(|s| s.len).sum::<u64>() as usize;
-    assert!(buffer.part(0..len) == bytes(8192, len, 0), "{segments:?}");
+    assert!(buffer.range_bytes(0..len) == bytes(8192, len, 0), "{segments:?}");
 }
 
 #[test]
-fn a_trial_moves_the_bytes_by_the_given_schedule() {
+fn measured_read_follows_schedule() {
     let dir = folder();
-    let file = written(&dir.path().join("data"), 8 * MIB);
+    let file = create_filled(&dir.path().join("data"), 8 * MIB);
     let device = emulated("size=64M,bar=16M");
     let buffer = Buffer::host_mapped(device, 4 << 20);
     let runtime = Runtime::new(settings(None));
@@ -198,9 +198,9 @@ fn a_trial_moves_the_bytes_by_the_given_schedule() {
 }
 
 /// Storage that fails.
-struct Broken;
+struct FailingStorage;
 
-impl Kernel for Broken {
+impl Syscalls for FailingStorage {
     unsafe fn pread(&self, route: Route, fd: Fd, buf: *mut u8, len: usize, at: u64, _: u32) -> Result<usize, Errno> {
         if route == Route::Direct {
             return Err(Errno::IO);
@@ -211,11 +211,11 @@ impl Kernel for Broken {
 }
 
 #[test]
-fn a_trial_that_fell_back_or_makes_no_sense_is_an_error() {
+fn measured_read_rejects_fallback_and_invalid_schedules() {
     let dir = folder();
-    let file = written(&dir.path().join("data"), 4 * MIB);
+    let file = create_filled(&dir.path().join("data"), 4 * MIB);
     let buffer = Buffer::new(emulated("size=64M"), 2 << 20);
-    let runtime = Runtime::with_kernel(settings(None), &Broken);
+    let runtime = Runtime::with_kernel(settings(None), &FailingStorage);
     let trial = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial");
     if trial.allows(Route::Direct).is_ok() {
         assert!(trial.run(0, &[one(Route::Direct, MIB)]).is_err(), "the bytes came by another route");

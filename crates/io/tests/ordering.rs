@@ -11,14 +11,14 @@ use spinio_device::{Device, QueueId, set_thread_queue};
 use spinio_io::settings::Ordering;
 use spinio_io::{Runtime, Settings};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, file, place, within};
+use spinio_testkit::{Buffer, file, place, with_deadline};
 
 const SIZE: usize = 1 << 20;
 
 /// Runs a read on another thread while the engine is held; fails if it returns before it may.
-fn must_wait(what: &str, device: &'static spinio_device::emulated::Emulated, read: impl FnOnce() + Send) {
+fn assert_waits(what: &str, device: &'static spinio_device::emulated::Emulated, read: impl FnOnce() + Send) {
     let returned = AtomicBool::new(false);
-    within(what, || {
+    with_deadline(what, || {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 read();
@@ -34,14 +34,14 @@ fn must_wait(what: &str, device: &'static spinio_device::emulated::Emulated, rea
 }
 
 #[test]
-fn small_reads_return_once_their_bytes_are_safe() {
-    let place = place::on("tree").unwrap();
-    let file = file::written(&place.file("file"), SIZE as u64);
+fn small_reads_return_when_bytes_are_staged() {
+    let place = place::create("tree").unwrap();
+    let file = file::create_filled(&place.file("file"), SIZE as u64);
     let device = emulated("size=64M");
     let buffer = Buffer::new(device, 100 * 4096);
     let runtime = Runtime::new(Settings::default());
     device.hold();
-    within("small reads", || {
+    with_deadline("small reads", || {
         for n in 0..100usize {
             // The first lands everywhere, and each later one over it: they keep their order.
             let first = runtime.read(file.as_raw_fd(), Some(0), buffer.target(n * 4096), 4096).unwrap();
@@ -57,10 +57,10 @@ fn small_reads_return_once_their_bytes_are_safe() {
 }
 
 #[test]
-fn large_and_strict_reads_return_once_their_bytes_have_arrived() {
-    let place = place::on("tree").unwrap();
+fn large_and_strict_reads_return_when_bytes_arrived() {
+    let place = place::create("tree").unwrap();
     let path = place.file("file");
-    let file = file::written(&path, SIZE as u64);
+    let file = file::create_filled(&path, SIZE as u64);
     let device = emulated("size=64M");
     let buffer = &Buffer::new(device, SIZE);
     let strict = &Runtime::new(Settings { ordering: Ordering::Strict, ..Settings::default() });
@@ -71,22 +71,22 @@ fn large_and_strict_reads_return_once_their_bytes_have_arrived() {
         {
             file::evict(&file);
             if cached {
-                file::fetch(&path, 0..SIZE as u64 / file::PAGE);
+                file::load_pages(&path, 0..SIZE as u64 / file::PAGE);
             }
             device.hold();
-            must_wait(what, device, || {
+            assert_waits(what, device, || {
                 assert_eq!(runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), len).unwrap(), len);
             });
-            assert!(buffer.part(0..len) == file::bytes(0, len, 0), "{what}");
+            assert!(buffer.range_bytes(0..len) == file::bytes(0, len, 0), "{what}");
         }
     }
 }
 
 /// On the default queue, and on a queue of the program's own that the thread has chosen.
 #[test]
-fn reads_keep_their_place_among_the_programs_copies() {
-    let place = place::on("tree").unwrap();
-    let file = &file::written(&place.file("file"), SIZE as u64);
+fn reads_are_ordered_with_app_copies() {
+    let place = place::create("tree").unwrap();
+    let file = &file::create_filled(&place.file("file"), SIZE as u64);
     let device = emulated("size=64M");
     let runtime = &Runtime::new(Settings { dma_min: 64 << 10, ..Settings::default() });
     let (before, after) = (vec![1u8; SIZE], vec![2u8; SIZE]);
@@ -104,22 +104,22 @@ fn reads_keep_their_place_among_the_programs_copies() {
                 assert_eq!(runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), len).unwrap(), len);
             };
             if len == SIZE {
-                must_wait("a large read behind a copy", device, read);
-                assert!(buffer.part(0..len) == file::bytes(0, len, 0), "the program's earlier copy came last");
+                assert_waits("a large read behind a copy", device, read);
+                assert!(buffer.range_bytes(0..len) == file::bytes(0, len, 0), "the program's earlier copy came last");
                 copy(&after);
             } else {
-                within("a small read behind a copy", || std::thread::scope(|scope| scope.spawn(read).join().unwrap()));
+                with_deadline("a small read behind a copy", || std::thread::scope(|scope| scope.spawn(read).join().unwrap()));
                 device.resume();
                 device.drain(queue, spinio_device::Wait::Sleep).unwrap();
-                assert!(buffer.part(0..len) == file::bytes(0, len, 0), "the program's earlier copy came last");
+                assert!(buffer.range_bytes(0..len) == file::bytes(0, len, 0), "the program's earlier copy came last");
                 // The other way round: read, then copy, both still waiting.
                 device.hold();
-                within("a small read before a copy", || std::thread::scope(|scope| scope.spawn(read).join().unwrap()));
+                with_deadline("a small read before a copy", || std::thread::scope(|scope| scope.spawn(read).join().unwrap()));
                 copy(&after);
                 device.resume();
             }
             device.drain(queue, spinio_device::Wait::Sleep).unwrap();
-            assert!(buffer.part(0..len) == after[..len], "the program's later copy came first");
+            assert!(buffer.range_bytes(0..len) == after[..len], "the program's later copy came first");
         }
     }
 }

@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use spinio_device::{DeviceAddr, DeviceKind, ErrorKind, QueueId, registry};
-use spinio_io::kernel::{Kernel, Linux};
+use spinio_io::kernel::{Syscalls, LinuxSyscalls};
 use spinio_io::{Part, Runtime, Settings, Target};
 use spinio_plan::Route;
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, FaultyDevice, Operation, await_alone, within};
+use spinio_testkit::{Buffer, FaultyDevice, Operation, wait_exclusive, with_deadline};
 
 fn c(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).unwrap()
@@ -36,7 +36,7 @@ fn bytes(len: usize, seed: usize) -> Vec<u8> {
 }
 
 #[test]
-fn they_are_read_and_written_like_any_other_and_stand_in_no_table_of_the_program() {
+fn shadow_files_are_hidden_from_app_fd_table() {
     let folder = tempfile::tempdir().unwrap();
     let runtime = Runtime::new(Settings::default());
     for (number, len) in [5, 4096, 100_000, 9 << 20].into_iter().enumerate() {
@@ -55,14 +55,14 @@ fn they_are_read_and_written_like_any_other_and_stand_in_no_table_of_the_program
         assert_eq!(runtime.write(output.fd(), Some(skip as u64), rest, len - skip).unwrap(), len - skip);
         assert_eq!(runtime.write(output.fd(), Some(0), device, skip).unwrap(), skip);
         assert_eq!(std::fs::read(&to).unwrap(), bytes(len, number));
-        assert_eq!(output.call(|fd| linux::fstat(fd).map(|s| s.size)).unwrap(), len as u64);
+        assert_eq!(output.run_blocking(|fd| linux::fstat(fd).map(|s| s.size)).unwrap(), len as u64);
         drop((input, output));
         registry::free(device.addr).unwrap();
     }
 }
 
 #[test]
-fn what_cannot_be_opened_is_told() {
+fn open_errors_are_reported() {
     let runtime = Runtime::new(Settings::default());
     assert_eq!(runtime.open(c"/nowhere/at all", linux::O_RDONLY, 0).err(), Some(Errno::NOENT));
     let read_only = runtime.open(c"/proc/self/exe", linux::O_RDONLY, 0).unwrap();
@@ -72,40 +72,40 @@ fn what_cannot_be_opened_is_told() {
 }
 
 #[test]
-fn a_descriptor_of_the_program_means_what_it_always_meant() {
+fn app_fds_are_unaffected_by_shadow_files() {
     let folder = tempfile::tempdir().unwrap();
     let name: &CStr = &c(&folder.path().join("locked"));
     std::fs::write(folder.path().join("locked"), bytes(100_000, 1)).unwrap();
     let runtime = Runtime::new(Settings::default());
-    let ours = std::fs::File::open(folder.path().join("locked")).unwrap();
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&ours);
+    let app_file = std::fs::File::open(folder.path().join("locked")).unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&app_file);
     let device = target(100_000);
-    let own = runtime.open(name, linux::O_RDONLY, 0).unwrap();
+    let shadow_file = runtime.open(name, linux::O_RDONLY, 0).unwrap();
     assert_eq!(runtime.read(fd, Some(50_000), device, 100_000).unwrap(), 50_000);
-    assert_eq!(runtime.read(own.fd(), Some(50_000), device, 100_000).unwrap(), 50_000);
-    drop(own);
+    assert_eq!(runtime.read(shadow_file.fd(), Some(50_000), device, 100_000).unwrap(), 50_000);
+    drop(shadow_file);
     assert_eq!(runtime.read(fd, Some(99_999), device, 100_000).unwrap(), 1);
     registry::free(device.addr).unwrap();
 }
 
 /// The keepers are fewer than those who wait for the lease; whoever holds it needs one to go on.
 #[test]
-fn those_who_wait_to_open_a_file_are_in_nobodys_way() {
+fn waiting_openers_block_no_worker() {
     const OPENERS: usize = 20;
     let folder = tempfile::tempdir().unwrap();
-    let (path, beside) = (folder.path().join("alone"), folder.path().join("beside"));
+    let (path, unrelated) = (folder.path().join("alone"), folder.path().join("beside"));
     std::fs::write(&path, b"old").unwrap();
-    std::fs::write(&beside, b"new").unwrap();
+    std::fs::write(&unrelated, b"new").unwrap();
     let runtime = Runtime::new(Settings::default());
-    if let Err(e) = await_alone(&path) {
+    if let Err(e) = wait_exclusive(&path) {
         return eprintln!("skipped: no leases here: {e}");
     }
-    let own = Arc::new(runtime.open(&c(&path), linux::O_RDWR, 0).unwrap());
-    let lease = own.lease().unwrap();
+    let shadow_file = Arc::new(runtime.open(&c(&path), linux::O_RDWR, 0).unwrap());
+    let lease = shadow_file.take_write_lease().unwrap();
     let (asked, opened) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    within("an opener", || {
+    with_deadline("an opener", || {
         std::thread::scope(|scope| {
-            let held = lease.while_held(|| {
+            let opened_under_lease = lease.with_lease(|| {
                 for _ in 0..OPENERS {
                     scope.spawn(|| {
                         asked.fetch_add(1, SeqCst);
@@ -118,48 +118,48 @@ fn those_who_wait_to_open_a_file_are_in_nobodys_way() {
                     std::thread::yield_now();
                 }
                 std::thread::sleep(Duration::from_millis(200));
-                let beside = runtime.open(&c(&beside), linux::O_RDONLY, 0).unwrap();
-                assert_eq!(beside.call(|fd| linux::fstat(fd).map(|s| s.size)), Ok(3));
+                let unrelated_file = runtime.open(&c(&unrelated), linux::O_RDONLY, 0).unwrap();
+                assert_eq!(unrelated_file.run_blocking(|fd| linux::fstat(fd).map(|s| s.size)), Ok(3));
                 opened.load(SeqCst)
             });
-            assert_eq!(held, Some(0), "opened while the lease was relied upon");
+            assert_eq!(opened_under_lease, Some(0), "opened while the lease was relied upon");
         });
     });
     assert_eq!(opened.load(SeqCst), OPENERS);
     // Read and written as if it had been opened in the ordinary way.
     let file = runtime.open(&c(&path), linux::O_RDWR, 0).unwrap();
-    assert_eq!(file.call(linux::flags).unwrap() as u32 & linux::O_NONBLOCK, 0);
+    assert_eq!(file.run_blocking(linux::flags).unwrap() as u32 & linux::O_NONBLOCK, 0);
 }
 
 #[test]
-fn a_lease_ends_when_somebody_opens_the_file_and_never_while_it_is_relied_upon() {
+fn lease_ends_on_open_but_not_while_in_use() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("alone");
     std::fs::write(&path, b"old").unwrap();
     let runtime = Runtime::new(Settings::default());
-    let own = Arc::new(runtime.open(&c(&path), linux::O_RDWR, 0).unwrap());
+    let shadow_file = Arc::new(runtime.open(&c(&path), linux::O_RDWR, 0).unwrap());
     let other = std::fs::File::open(&path).unwrap();
-    assert_eq!(own.lease().err(), Some(Errno::AGAIN), "somebody has it open");
+    assert_eq!(shadow_file.take_write_lease().err(), Some(Errno::AGAIN), "somebody has it open");
     drop(other);
     for round in 0..3 {
-        let lease = match own.lease() {
+        let lease = match shadow_file.take_write_lease() {
             Ok(lease) => lease,
             Err(e) if e != Errno::AGAIN && round == 0 => return eprintln!("skipped: no leases here: {e}"),
             Err(e) => panic!("round {round}: {e}"),
         };
-        assert_eq!(lease.while_held(|| 7), Some(7));
-        let relied = AtomicBool::new(false);
+        assert_eq!(lease.with_lease(|| 7), Some(7));
+        let used = AtomicBool::new(false);
         let begun = Instant::now();
-        within("the opener", || {
+        with_deadline("the opener", || {
             std::thread::scope(|scope| {
-                let opener = lease.while_held(|| {
+                let opener = lease.with_lease(|| {
                     let opener = scope.spawn(|| {
                         let file = std::fs::OpenOptions::new().write(round % 2 == 0).read(true).open(&path);
                         // Closed here, so that the next round is alone with the file.
-                        file.is_ok() && relied.load(SeqCst)
+                        file.is_ok() && used.load(SeqCst)
                     });
                     std::thread::sleep(Duration::from_millis(100));
-                    relied.store(true, SeqCst);
+                    used.store(true, SeqCst);
                     opener
                 });
                 assert!(opener.unwrap().join().unwrap(), "round {round}");
@@ -167,32 +167,32 @@ fn a_lease_ends_when_somebody_opens_the_file_and_never_while_it_is_relied_upon()
         });
         // Without anybody's doing, and not because the kernel broke the lease by force.
         assert!(linux::lease_break_time().is_none_or(|seconds| begun.elapsed().as_secs() < seconds), "round {round}");
-        assert_eq!(lease.while_held(|| 7), None);
+        assert_eq!(lease.with_lease(|| 7), None);
     }
     // Given back in good order: nobody waits.
-    drop(own.lease().unwrap());
+    drop(shadow_file.take_write_lease().unwrap());
     drop(std::fs::File::open(&path).unwrap());
 }
 
 #[test]
-fn ranges_apart_are_written_only_as_long_as_they_may_be() {
+fn write_ranges_stops_when_disallowed() {
     const LEN: usize = 300_000;
     const COUNT: usize = 20;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ranges");
     // Several groups of ranges, and one.
     for staging in [2 << 20, 128 << 20] {
-        let runtime = Runtime::new(Settings { staging, ..Settings::default() });
+        let runtime = Runtime::new(Settings { bounce_limit: staging, ..Settings::default() });
         for times in [0, 1, 7, COUNT] {
             std::fs::write(&path, bytes(COUNT * LEN, 1)).unwrap();
-            let own = runtime.open(&c(&path), linux::O_RDWR, 0).unwrap();
+            let shadow_file = runtime.open(&c(&path), linux::O_RDWR, 0).unwrap();
             let new = bytes(COUNT * LEN, 2);
             let part = |n: usize| Part::Host(new[n * LEN..].as_ptr(), LEN);
             let ranges: Vec<_> = (0..COUNT).map(|n| ((n * LEN) as u64, part(n))).collect();
             let asked = Arc::new(AtomicUsize::new(0));
-            let theirs = Arc::clone(&asked);
-            let may = move || theirs.fetch_add(1, SeqCst) < times;
-            let mut left = runtime.write_apart_if(&own, &ranges, Route::Copy, may).unwrap();
+            let counter = Arc::clone(&asked);
+            let still_allowed = move || counter.fetch_add(1, SeqCst) < times;
+            let mut left = runtime.write_apart_if(&shadow_file, &ranges, Route::Copy, still_allowed).unwrap();
             left.sort_unstable();
             left.dedup();
             assert_eq!(left.len(), COUNT - times, "ring of {staging}");
@@ -202,55 +202,55 @@ fn ranges_apart_are_written_only_as_long_as_they_may_be() {
                 assert!(got[range.clone()] == bytes(COUNT * LEN, version)[range], "range {n} of {left:?}");
             }
         }
-        let lines = runtime.stats().lines;
+        let lines = runtime.stats().rows;
         assert_eq!(lines.iter().map(|l| l.bytes).sum::<u64>(), ((1 + 7 + COUNT) * LEN) as u64, "{lines:?}");
     }
 }
 
 #[test]
-fn an_upload_that_cannot_be_queued_is_counted_as_failed_and_keeps_nothing() {
+fn failed_stream_read_releases_buffers() {
     const LEN: usize = 5 << 20;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("in");
     std::fs::write(&path, bytes(LEN, 1)).unwrap();
     let inner = emulated("size=64M");
     let buffer = Buffer::new(inner, LEN);
-    let runtime = Runtime::new(Settings { staging: 4 << 20, ..Settings::default() });
-    let own = Arc::new(runtime.open(&c(&path), linux::O_RDONLY, 0).unwrap());
-    let device = FaultyDevice::before(inner);
-    let target = buffer.target_through(device, 0);
-    let upload = || within("an upload", || runtime.upload_later(&own, 0, target, LEN, QueueId(0)));
+    let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
+    let shadow_file = Arc::new(runtime.open(&c(&path), linux::O_RDONLY, 0).unwrap());
+    let device = FaultyDevice::wrap(inner);
+    let target = buffer.target_via(device, 0);
+    let upload = || with_deadline("an upload", || runtime.upload_later(&shadow_file, 0, target, LEN, QueueId(0)));
     let mut failed = 0;
-    for operation in [Operation::CopyIn, Operation::Drain] {
+    for operation in [Operation::CopyIn, Operation::Synchronize] {
         for nth in [1, 2, 3, 4] {
-            if operation == Operation::Drain {
+            if operation == Operation::Synchronize {
                 // Only who calls no host functions is waited for.
-                device.fail(Operation::CallHost, 1, u64::MAX, ErrorKind::Unsupported);
+                device.inject(Operation::LaunchHostFunc, 1, u64::MAX, ErrorKind::Unsupported);
             }
-            device.fail(operation, nth, 1, ErrorKind::Driver);
+            device.inject(operation, nth, 1, ErrorKind::Driver);
             let outcome = upload();
             let hit = device.failures() > 0;
             failed += u64::from(outcome.is_err());
             assert_eq!(runtime.stats().read.failed, failed, "{operation:?} {nth}: {:?}", outcome.err());
             assert!(hit);
-            device.heal();
+            device.clear_faults();
         }
     }
     assert!(failed >= 6, "only {failed} uploads failed");
     assert_eq!(upload().unwrap().wait(), Ok(LEN));
     assert!(buffer.bytes() == bytes(LEN, 1));
     // All blocks were given back: none beyond the bound was needed.
-    assert!(runtime.staging_bytes(&buffer.allocation()) <= 4 << 20);
+    assert!(runtime.bounce_bytes(&buffer.allocation()) <= 4 << 20);
 }
 
 /// A kernel that takes its time to write, and knows who is at it.
 #[derive(Debug, Default)]
-struct SlowToWrite {
-    begun: AtomicUsize,
+struct SlowWrites {
+    started: AtomicUsize,
     inside: AtomicUsize,
 }
 
-impl Kernel for SlowToWrite {
+impl Syscalls for SlowWrites {
     unsafe fn pwritev(
         &self,
         route: Route,
@@ -259,39 +259,39 @@ impl Kernel for SlowToWrite {
         at: Option<u64>,
         flags: u32,
     ) -> Result<usize, Errno> {
-        self.begun.fetch_add(1, SeqCst);
+        self.started.fetch_add(1, SeqCst);
         self.inside.fetch_add(1, SeqCst);
         std::thread::sleep(Duration::from_millis(20));
         // SAFETY: passed on to the caller.
-        let wrote = unsafe { Linux.pwritev(route, fd, vectors, at, flags) };
+        let wrote = unsafe { LinuxSyscalls.pwritev(route, fd, vectors, at, flags) };
         self.inside.fetch_sub(1, SeqCst);
         wrote
     }
 }
 
 #[test]
-fn a_panic_waits_for_what_is_being_written() {
-    let kernel: &'static SlowToWrite = Box::leak(Box::default());
+fn panic_waits_for_writes_in_flight() {
+    let kernel: &'static SlowWrites = Box::leak(Box::default());
     let inner = emulated("size=64M");
-    let device = FaultyDevice::before(inner);
+    let device = FaultyDevice::wrap(inner);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     // Two ranges are gathered at once.
-    let runtime = Runtime::with_kernel(Settings { staging: 4 << 20, ..Settings::default() }, kernel);
+    let runtime = Runtime::with_kernel(Settings { bounce_limit: 4 << 20, ..Settings::default() }, kernel);
     let file = runtime.open(&c(&path), linux::O_RDWR | linux::O_CREAT, 0o600).unwrap();
     let buffer = Buffer::new(inner, 8 << 20);
-    buffer.put(0, &bytes(8 << 20, 1));
-    let range = |i: usize| ((i << 20) as u64, Part::Device(buffer.target_through(device, i << 20), 1 << 20));
+    buffer.write_at(0, &bytes(8 << 20, 1));
+    let range = |i: usize| ((i << 20) as u64, Part::Device(buffer.target_via(device, i << 20), 1 << 20));
     let ranges: Vec<(u64, Part)> = (0..8).map(range).collect();
     // The second group is being written when the third is gathered.
     device.panic(Operation::CopyOut, 5);
     let write = || runtime.write_apart(&file, &ranges, Route::Copy);
-    let ended = within("a panic", || catch_unwind(AssertUnwindSafe(write)));
-    let (inside, begun) = (kernel.inside.load(SeqCst), kernel.begun.load(SeqCst));
+    let ended = with_deadline("a panic", || catch_unwind(AssertUnwindSafe(write)));
+    let (inside, begun) = (kernel.inside.load(SeqCst), kernel.started.load(SeqCst));
     assert!(ended.is_err());
     assert_eq!(inside, 0, "memory that went back to the ring is being written");
     assert!((2..=4).contains(&begun), "{begun}");
     assert!(std::fs::read(&path).unwrap()[..2 << 20] == bytes(8 << 20, 1)[..2 << 20]);
-    within("the next", write).unwrap();
+    with_deadline("the next", write).unwrap();
     assert!(std::fs::read(&path).unwrap() == bytes(8 << 20, 1));
 }

@@ -7,26 +7,26 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-use spinio_io::kernel::{Kernel, Linux};
+use spinio_io::kernel::{Syscalls, LinuxSyscalls};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, FaultyDevice, Operation, file, place, within};
+use spinio_testkit::{Buffer, FaultyDevice, Operation, file, place, with_deadline};
 
 const SIZE: usize = (80 << 20) + 5000;
 
 /// A kernel that takes its time and counts its reads.
 #[derive(Debug, Default)]
 struct Slow {
-    begun: AtomicUsize,
-    inside: AtomicUsize,
+    started: AtomicUsize,
+    active: AtomicUsize,
     /// The next read of another thread than this one panics.
-    spares: Mutex<Option<ThreadId>>,
+    excluded: Mutex<Option<ThreadId>>,
 }
 
-impl Kernel for Slow {
+impl Syscalls for Slow {
     unsafe fn pread(
         &self,
         route: Route,
@@ -36,73 +36,73 @@ impl Kernel for Slow {
         offset: u64,
         flags: u32,
     ) -> Result<usize, Errno> {
-        let mut spares = self.spares.lock().unwrap();
-        if spares.is_some_and(|spared| spared != thread::current().id()) {
-            *spares = None;
-            drop(spares);
+        let mut excluded = self.excluded.lock().unwrap();
+        if excluded.is_some_and(|excluded_id| excluded_id != thread::current().id()) {
+            *excluded = None;
+            drop(excluded);
             resume_unwind(Box::new("planned"));
         }
-        drop(spares);
-        self.begun.fetch_add(1, SeqCst);
-        self.inside.fetch_add(1, SeqCst);
+        drop(excluded);
+        self.started.fetch_add(1, SeqCst);
+        self.active.fetch_add(1, SeqCst);
         thread::sleep(Duration::from_millis(2));
         // SAFETY: passed on to the caller.
-        let read = unsafe { Linux.pread(route, fd, buf, len, offset, flags) };
-        self.inside.fetch_sub(1, SeqCst);
+        let read = unsafe { LinuxSyscalls.pread(route, fd, buf, len, offset, flags) };
+        self.active.fetch_sub(1, SeqCst);
         read
     }
 }
 
 #[test]
-fn helpers_are_out_before_a_panic_is() {
+fn workers_finish_before_panic_propagates() {
     let inner = emulated("size=256M");
-    let place = place::on("tree").unwrap();
-    let file = file::written(&place.file("subject"), SIZE as u64);
+    let place = place::create("tree").unwrap();
+    let file = file::create_filled(&place.file("subject"), SIZE as u64);
     let buffer = Buffer::new(inner, SIZE);
     let cases = [
         (Route::Copy, Operation::CopyIn, 2),
-        (Route::Copy, Operation::Drain, 1),
+        (Route::Copy, Operation::Synchronize, 1),
         (Route::Dma, Operation::Pin, 1),
         (Route::Dma, Operation::CopyPinned, 1),
         (Route::Direct, Operation::CopyIn, 2),
     ];
     for (route, operation, nth) in cases {
         let kernel: &'static Slow = Box::leak(Box::default());
-        let device = FaultyDevice::before(inner);
+        let device = FaultyDevice::wrap(inner);
         let routes = vec![route, Route::Copy, Route::Store];
         let runtime = Runtime::with_kernel(Settings { threads: 4, routes, ..Settings::default() }, kernel);
         if route == Route::Direct {
             file::evict(&file);
         }
         device.panic(operation, nth);
-        let read = || runtime.read(file.as_raw_fd(), Some(0), buffer.target_through(device, 0), SIZE);
-        let ended = within("a read that panics", || catch_unwind(AssertUnwindSafe(read)));
-        let (inside, begun) = (kernel.inside.load(SeqCst), kernel.begun.load(SeqCst));
+        let read = || runtime.read(file.as_raw_fd(), Some(0), buffer.target_via(device, 0), SIZE);
+        let ended = with_deadline("a read that panics", || catch_unwind(AssertUnwindSafe(read)));
+        let (inside, begun) = (kernel.active.load(SeqCst), kernel.started.load(SeqCst));
         if ended.is_ok() {
             println!("skipped: {operation:?} of {route:?}: the caller had none to make");
             continue;
         }
         assert_eq!(inside, 0, "{operation:?} of {route:?}: somebody still reads");
         thread::sleep(Duration::from_millis(20));
-        assert_eq!(kernel.begun.load(SeqCst), begun, "{operation:?} of {route:?}: somebody reads on");
-        assert_eq!(within("the next read", read).unwrap(), SIZE);
+        assert_eq!(kernel.started.load(SeqCst), begun, "{operation:?} of {route:?}: somebody reads on");
+        assert_eq!(with_deadline("the next read", read).unwrap(), SIZE);
         assert!(buffer.bytes() == file::bytes(0, SIZE, 0), "{operation:?} of {route:?}");
     }
 }
 
 #[test]
-fn a_helper_that_panics_is_not_waited_for() {
+fn read_does_not_wait_for_panicked_worker() {
     let device = emulated("size=256M");
-    let place = place::on("tree").unwrap();
-    let file = file::written(&place.file("subject"), SIZE as u64);
+    let place = place::create("tree").unwrap();
+    let file = file::create_filled(&place.file("subject"), SIZE as u64);
     let buffer = Buffer::new(device, SIZE);
     let kernel: &'static Slow = Box::leak(Box::default());
     let routes = vec![Route::Copy, Route::Store];
     let runtime = Runtime::with_kernel(Settings { threads: 4, routes, ..Settings::default() }, kernel);
-    let read = || within("a read", || runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), SIZE));
-    *kernel.spares.lock().unwrap() = Some(thread::current().id());
+    let read = || with_deadline("a read", || runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), SIZE));
+    *kernel.excluded.lock().unwrap() = Some(thread::current().id());
     assert_eq!(read().unwrap_err().kind.errno(), Errno::IO);
-    assert_eq!(kernel.inside.load(SeqCst), 0, "somebody still reads");
+    assert_eq!(kernel.active.load(SeqCst), 0, "somebody still reads");
     assert_eq!(read().unwrap(), SIZE);
     assert!(buffer.bytes() == file::bytes(0, SIZE, 0));
 }

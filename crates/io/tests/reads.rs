@@ -7,13 +7,13 @@ use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 
 use spinio_device::{DeviceKind, ErrorKind, registry};
-use spinio_io::kernel::{Kernel, Linux};
+use spinio_io::kernel::{Syscalls, LinuxSyscalls};
 use spinio_io::{Buffer as Like, Runtime, Settings, Target};
 use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd};
 use spinio_testkit::buffer::{Buffer, emulated};
-use spinio_testkit::{FaultyDevice, Operation, in_a_while};
+use spinio_testkit::{FaultyDevice, Operation, eventually};
 
 const MIB: usize = 1 << 20;
 
@@ -40,7 +40,7 @@ fn evict(file: &File, offset: u64, len: u64) {
 }
 
 /// Leaves only the chosen MiB in the page cache.
-fn keep(file: &File, mib: impl Iterator<Item = usize>) {
+fn keep_cached(file: &File, mib: impl Iterator<Item = usize>) {
     evict(file, 0, 0);
     // Without read-ahead, which would bring in the neighbours.
     linux::fadvise(file.as_raw_fd(), 0, 0, Advice::Random).unwrap();
@@ -51,7 +51,7 @@ fn keep(file: &File, mib: impl Iterator<Item = usize>) {
 }
 
 fn routes(runtime: &Runtime) -> Vec<Route> {
-    let mut routes: Vec<_> = runtime.stats().lines.iter().filter(|l| l.bytes > 0).map(|l| l.route).collect();
+    let mut routes: Vec<_> = runtime.stats().rows.iter().filter(|l| l.bytes > 0).map(|l| l.route).collect();
     routes.dedup();
     routes
 }
@@ -69,7 +69,7 @@ fn check(runtime: &Runtime, file: &File, bytes: &[u8], offset: usize, len: usize
 }
 
 #[test]
-fn a_cached_file_is_copied_and_a_long_one_is_read_out_of_its_pages() {
+fn cached_file_is_copied_and_long_one_uses_dma() {
     let bytes = contents(24 * MIB);
     let file = file(&bytes);
     let runtime = Runtime::new(Settings { dma_min: 4 << 20, ..Settings::default() });
@@ -80,30 +80,30 @@ fn a_cached_file_is_copied_and_a_long_one_is_read_out_of_its_pages() {
 }
 
 #[test]
-fn nothing_is_registered_any_more_once_giving_back_was_seen_to_wait_twice() {
+fn registering_stops_after_two_unpin_stalls() {
     let bytes = contents(8 * MIB);
     let file = file(&bytes);
     let runtime = Runtime::new(Settings { dma_min: 1 << 20, ..Settings::default() });
     let buffer = Buffer::new(emulated("size=64M,unpin_us=60000"), 8 * MIB);
-    let by_dma = || -> u64 { runtime.stats().lines.iter().filter(|l| l.route == Route::Dma).map(|l| l.bytes).sum() };
+    let by_dma = || -> u64 { runtime.stats().rows.iter().filter(|l| l.route == Route::Dma).map(|l| l.bytes).sum() };
     let read = || {
         let before = by_dma();
         assert_eq!(runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), 8 * MIB).unwrap(), 8 * MIB);
-        assert!(buffer.part(0..8 * MIB) == bytes, "other bytes than the file's");
+        assert!(buffer.range_bytes(0..8 * MIB) == bytes, "other bytes than the file's");
         by_dma() - before
     };
     assert_eq!(read(), 8 * MIB as u64);
     // Each gives back what the one before registered.
-    let turns = (0..20).take_while(|_| read() > 0).count();
-    assert!((1..20).contains(&turns), "{turns} more requests registered");
+    let attempts = (0..20).take_while(|_| read() > 0).count();
+    assert!((1..20).contains(&attempts), "{attempts} more requests registered");
     assert_eq!(read(), 0);
     let like = Like::of(&buffer.allocation());
-    let told = runtime.explain(file.as_raw_fd(), 0, 8 << 20, like).unwrap().schedule.segments;
-    assert!(told.iter().all(|s| (s.route, s.refused) == (Route::Copy, Some(Reason::PinStalls))), "{told:?}");
+    let segments = runtime.explain(file.as_raw_fd(), 0, 8 << 20, like).unwrap().schedule.segments;
+    assert!(segments.iter().all(|s| (s.route, s.refused) == (Route::Copy, Some(Reason::PinStalls))), "{segments:?}");
 }
 
 #[test]
-fn page_tables_filled_ahead_of_a_stream_bring_nothing_in() {
+fn prefault_ahead_of_sequential_reads_reads_no_pages() {
     let bytes = contents(48 * MIB);
     let file = file(&bytes);
     evict(&file, 0, 0);
@@ -128,16 +128,16 @@ fn page_tables_filled_ahead_of_a_stream_bring_nothing_in() {
 }
 
 #[test]
-fn the_end_of_a_long_request_is_copied_while_its_front_is_registered() {
+fn tail_of_long_request_is_copied_while_front_is_registered() {
     let bytes = contents(96 * MIB + 4321);
     let file = file(&bytes);
     let runtime = Runtime::new(Settings { dma_min: 4 << 20, threads: 4, ..Settings::default() });
     let buffer = Buffer::new(emulated("size=128M,pin_us=3000"), bytes.len());
     let read = |len: usize| {
-        let by = |reason| -> u64 { runtime.stats().lines.iter().filter(|l| l.reason == reason).map(|l| l.bytes).sum() };
+        let by = |reason| -> u64 { runtime.stats().rows.iter().filter(|l| l.reason == reason).map(|l| l.bytes).sum() };
         let before = (by(Reason::CachedLarge), by(Reason::Beside));
         assert_eq!(runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), len).unwrap(), len);
-        assert!(buffer.part(0..len) == bytes[..len], "other bytes than the file's");
+        assert!(buffer.range_bytes(0..len) == bytes[..len], "other bytes than the file's");
         (by(Reason::CachedLarge) - before.0, by(Reason::Beside) - before.1)
     };
     // Helpers come when they can: on a busy machine not always in time.
@@ -154,27 +154,27 @@ fn the_end_of_a_long_request_is_copied_while_its_front_is_registered() {
 }
 
 #[test]
-fn what_is_copied_beside_the_caller_out_of_ordinary_memory_is_told() {
+fn tail_copy_without_pinned_memory_is_reported() {
     let bytes = contents(96 * MIB);
     let file = file(&bytes);
     let inner = emulated("size=128M,pin_us=3000");
-    let device = FaultyDevice::before(inner);
-    device.fail(Operation::Staging, 1, u64::MAX, ErrorKind::NoMemory);
+    let device = FaultyDevice::wrap(inner);
+    device.inject(Operation::Staging, 1, u64::MAX, ErrorKind::NoMemory);
     let runtime = Runtime::new(Settings { dma_min: 4 << 20, threads: 4, ..Settings::default() });
     let buffer = Buffer::new(inner, bytes.len());
-    let target = buffer.target_through(device, 0);
-    in_a_while("a helper comes in time", || {
+    let target = buffer.target_via(device, 0);
+    eventually("a helper comes in time", || {
         assert_eq!(runtime.read(file.as_raw_fd(), Some(0), target, bytes.len()).unwrap(), bytes.len());
-        assert!(buffer.part(0..bytes.len()) == bytes[..], "other bytes than the file's");
+        assert!(buffer.range_bytes(0..bytes.len()) == bytes[..], "other bytes than the file's");
         let stats = runtime.stats();
-        assert!(stats.lines.iter().all(|l| l.reason != Reason::Beside || l.bytes == 0), "{stats:?}");
-        stats.lines.iter().any(|l| (l.route, l.reason) == (Route::Copy, Reason::NoPinnedMemory) && l.bytes > 0)
+        assert!(stats.rows.iter().all(|l| l.reason != Reason::Beside || l.bytes == 0), "{stats:?}");
+        stats.rows.iter().any(|l| (l.route, l.reason) == (Route::Copy, Reason::NoPinnedMemory) && l.bytes > 0)
     });
 }
 
 /// What a number means there, helpers do not know.
 #[test]
-fn a_long_request_of_a_thread_with_a_table_of_its_own_has_no_helpers() {
+fn long_request_of_thread_with_unshared_fd_table_uses_no_workers() {
     let bytes = contents(96 * MIB + 4321);
     let (file, other) = (file(&bytes), file(&contents(96 * MIB)));
     let runtime = Runtime::new(Settings { dma_min: 4 << 20, threads: 4, ..Settings::default() });
@@ -189,17 +189,17 @@ fn a_long_request_of_a_thread_with_a_table_of_its_own_has_no_helpers() {
             assert_eq!(read(), bytes.len());
         });
     });
-    assert!(buffer.part(0..bytes.len()) == bytes[..], "other bytes than the file's");
-    let strayed = runtime.stats().lines.iter().any(|l| l.reason == Reason::FellBack && l.bytes > 0);
-    assert!(!strayed, "{:?}", runtime.stats());
+    assert!(buffer.range_bytes(0..bytes.len()) == bytes[..], "other bytes than the file's");
+    let fell_back = runtime.stats().rows.iter().any(|l| l.reason == Reason::FellBack && l.bytes > 0);
+    assert!(!fell_back, "{:?}", runtime.stats());
 }
 
 #[test]
-fn a_long_request_that_helpers_copy_the_end_of_ends_where_the_file_does() {
+fn tail_copied_request_ends_at_end_of_file() {
     let mut bytes = contents(97 * MIB + 4321);
     let file = file(&bytes);
     let runtime = Runtime::new(Settings { dma_min: 4 << 20, threads: 4, ..Settings::default() });
-    let dma = || -> u64 { runtime.stats().lines.iter().filter(|l| l.route == Route::Dma).map(|l| l.bytes).sum() };
+    let dma = || -> u64 { runtime.stats().rows.iter().filter(|l| l.route == Route::Dma).map(|l| l.bytes).sum() };
     check(&runtime, &file, &bytes, 12_345, 96 * MIB);
     let before = dma();
     assert!(before > 0, "{:?}", runtime.stats());
@@ -222,7 +222,7 @@ fn a_long_request_that_helpers_copy_the_end_of_ends_where_the_file_does() {
 }
 
 #[test]
-fn an_evicted_file_comes_from_storage_and_is_not_cached_by_it() {
+fn evicted_file_is_read_directly_and_stays_uncached() {
     let bytes = contents(8 * MIB);
     let file = file(&bytes);
     evict(&file, 0, 0);
@@ -234,10 +234,10 @@ fn an_evicted_file_comes_from_storage_and_is_not_cached_by_it() {
 }
 
 #[test]
-fn half_a_file_comes_from_each_side() {
+fn half_cached_file_uses_both_routes() {
     let bytes = contents(16 * MIB);
     let file = file(&bytes);
-    keep(&file, (1..16).step_by(2));
+    keep_cached(&file, (1..16).step_by(2));
     let runtime = Runtime::new(Settings::default());
     check(&runtime, &file, &bytes, 1, 16 * MIB - 1);
     let found = routes(&runtime);
@@ -245,19 +245,19 @@ fn half_a_file_comes_from_each_side() {
 }
 
 #[test]
-fn a_presumption_that_fails_is_found_out() {
+fn wrong_cached_assumption_is_corrected() {
     let bytes = contents(2 * MIB);
     let file = file(&bytes);
     let runtime = Runtime::new(Settings::default());
     check(&runtime, &file, &bytes, 0, 2 * MIB);
     check(&runtime, &file, &bytes, 0, 2 * MIB);
-    keep(&file, 0..1);
+    keep_cached(&file, 0..1);
     check(&runtime, &file, &bytes, 0, 2 * MIB);
     check(&runtime, &file, &bytes, 77, 2 * MIB);
 }
 
 #[test]
-fn small_reads_keep_the_descriptors_offset() {
+fn small_reads_advance_descriptor_offset() {
     let bytes = contents(300_000);
     let file = file(&bytes);
     let runtime = Runtime::new(Settings::default());
@@ -278,7 +278,7 @@ fn small_reads_keep_the_descriptors_offset() {
 }
 
 #[test]
-fn a_read_stops_at_the_end_of_the_allocation() {
+fn read_stops_at_end_of_allocation() {
     let bytes = contents(MIB);
     let file = file(&bytes);
     let runtime = Runtime::new(Settings::default());
@@ -290,7 +290,7 @@ fn a_read_stops_at_the_end_of_the_allocation() {
 }
 
 #[test]
-fn a_descriptor_replaced_during_a_read_never_mixes_two_files() {
+fn replaced_descriptor_never_mixes_two_files() {
     let bytes = contents(32 * MIB);
     let file = file(&bytes);
     let other = self::file(&vec![0xee; 32 * MIB]);
@@ -312,8 +312,8 @@ fn a_descriptor_replaced_during_a_read_never_mixes_two_files() {
                 let mut out = vec![0; got];
                 runtime.fetch(to, &mut out).unwrap();
                 // On a slow machine the number may have been given away before the read began.
-                let whole = out == bytes[..got] || out.iter().all(|&b| b == 0xee);
-                assert!(whole, "{threads} threads: bytes of two files among {got}");
+                let is_whole = out == bytes[..got] || out.iter().all(|&b| b == 0xee);
+                assert!(is_whole, "{threads} threads: bytes of two files among {got}");
             }
             registry::free(to.addr).unwrap();
             // SAFETY: closes what was made above.
@@ -324,7 +324,7 @@ fn a_descriptor_replaced_during_a_read_never_mixes_two_files() {
 
 /// It once waited for itself: the caller asked a helper for a mapping while every helper waited for that mapping.
 #[test]
-fn a_first_read_of_several_windows_ends() {
+fn first_read_of_several_ranges_completes() {
     let len = 300 * MIB;
     let file = file(b"");
     file.set_len(len as u64).unwrap();
@@ -333,7 +333,7 @@ fn a_first_read_of_several_windows_ends() {
         let runtime = Runtime::new(Settings { threads, ..Settings::default() });
         let to = target(len);
         runtime.read(warm_up.as_raw_fd(), Some(0), to, MIB).unwrap();
-        let got = spinio_testkit::within("a first read of several windows", || {
+        let got = spinio_testkit::with_deadline("a first read of several windows", || {
             runtime.read(file.as_raw_fd(), Some(0), to, len).unwrap()
         });
         assert_eq!(got, len);
@@ -345,7 +345,7 @@ fn a_first_read_of_several_windows_ends() {
 /// there, reads must not depend on them.
 /// What the counters say of the page cache, and of what stood in the way, is so.
 #[test]
-fn what_was_seen_and_refused_is_counted() {
+fn surveyed_pages_and_refused_routes_are_counted() {
     let bytes = contents(8 * MIB);
     let file = file(&bytes);
     let to = target(8 * MIB);
@@ -365,10 +365,10 @@ fn what_was_seen_and_refused_is_counted() {
     };
     let stats = read();
     assert_eq!((stats.pages(Residency::Absent), stats.pages(Residency::Clean)), (1088, 960));
-    let refused = stats.refused.iter().find(|r| r.reason == Reason::NoP2pMapping).expect("no memory for peer-to-peer");
-    assert!(refused.times > 0 && (4 * MIB as u64..=8 * MIB as u64).contains(&refused.bytes), "{refused:?}");
+    let refused = stats.refusals.iter().find(|r| r.reason == Reason::NoP2pMapping).expect("no memory for peer-to-peer");
+    assert!(refused.count > 0 && (4 * MIB as u64..=8 * MIB as u64).contains(&refused.bytes), "{refused:?}");
     // Whoever syncs this disk meanwhile makes it clean.
-    in_a_while("dirty pages are seen", || {
+    eventually("dirty pages are seen", || {
         file.write_all_at(&bytes[5 * MIB..6 * MIB], 5 * MIB as u64).unwrap();
         let stats = read();
         let [absent, clean, dirty] = [Residency::Absent, Residency::Clean, Residency::Dirty].map(|r| stats.pages(r));
@@ -379,7 +379,7 @@ fn what_was_seen_and_refused_is_counted() {
 }
 
 #[test]
-fn reads_are_right_without_sys_and_proc() {
+fn reads_work_without_sysfs_and_procfs() {
     const INSIDE: &str = "SPINIO_TEST_BARE";
     if std::env::var_os(INSIDE).is_some() {
         assert!(!std::path::Path::new("/sys/dev").exists() && !std::path::Path::new("/proc/self").exists());
@@ -411,9 +411,9 @@ fn reads_are_right_without_sys_and_proc() {
 
 /// A kernel that notes where the offset stands while the file is read.
 #[derive(Debug, Default)]
-struct Watching(Mutex<Vec<u64>>);
+struct OffsetRecorder(Mutex<Vec<u64>>);
 
-impl Kernel for Watching {
+impl Syscalls for OffsetRecorder {
     unsafe fn pread(
         &self,
         route: Route,
@@ -427,15 +427,15 @@ impl Kernel for Watching {
             self.0.lock().unwrap().extend(linux::lseek(fd, 0, 1).ok());
         }
         // SAFETY: passed on to the caller.
-        unsafe { Linux.pread(route, fd, buf, len, offset, flags) }
+        unsafe { LinuxSyscalls.pread(route, fd, buf, len, offset, flags) }
     }
 }
 
 #[test]
-fn whoever_shares_the_offset_goes_on_at_the_end_of_the_file() {
+fn shared_offset_moves_to_end_of_file_at_once() {
     let bytes = contents(5 * MIB);
     let file = file(&bytes);
-    let kernel: &'static Watching = Box::leak(Box::default());
+    let kernel: &'static OffsetRecorder = Box::leak(Box::default());
     // Through the program's own descriptor.
     let settings = Settings { routes: vec![Route::Copy], threads: 1, ..Settings::default() };
     let runtime = Runtime::with_kernel(settings, kernel);
@@ -461,9 +461,9 @@ fn whoever_shares_the_offset_goes_on_at_the_end_of_the_file() {
 /// A file system that tells of larger blocks than its reads need, as XFS does of a file with reflinks.
 struct LargeBlocks;
 
-impl Kernel for LargeBlocks {
+impl Syscalls for LargeBlocks {
     fn direct_align(&self, fd: Fd) -> Result<Option<linux::DirectAlign>, Errno> {
-        Ok(Linux.direct_align(fd)?.map(|told| linux::DirectAlign { offset: 4096, ..told }))
+        Ok(LinuxSyscalls.direct_align(fd)?.map(|told| linux::DirectAlign { offset: 4096, ..told }))
     }
 }
 

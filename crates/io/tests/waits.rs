@@ -10,7 +10,7 @@ use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::linux;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, file, in_a_while, place, within};
+use spinio_testkit::{Buffer, file, eventually, place, with_deadline};
 
 const MIB: usize = 1 << 20;
 
@@ -53,7 +53,7 @@ fn beside_waiting_reads(device: &'static Emulated, runtime: &Runtime, len: usize
             })
             .collect();
         let waiting: Vec<_> = told.iter().take(WAITING).collect();
-        in_a_while("all wait in the kernel", || waiting.iter().all(|&(tid, fd)| is_in_read(tid, fd)));
+        eventually("all wait in the kernel", || waiting.iter().all(|&(tid, fd)| is_in_read(tid, fd)));
         let used = device.outstanding();
         assert_eq!((used.queues, used.fences), (0, 0), "queues and fences of the device");
         others();
@@ -63,7 +63,7 @@ fn beside_waiting_reads(device: &'static Emulated, runtime: &Runtime, len: usize
         }
         for (at, reader) in readers.into_iter().enumerate() {
             assert_eq!(reader.join().unwrap().unwrap(), 3000);
-            assert!(buffer.part(at * len..at * len + 3000) == file::bytes(at as u64, 3000, 1), "bytes of {at}");
+            assert!(buffer.range_bytes(at * len..at * len + 3000) == file::bytes(at as u64, 3000, 1), "bytes of {at}");
         }
     });
 }
@@ -71,13 +71,13 @@ fn beside_waiting_reads(device: &'static Emulated, runtime: &Runtime, len: usize
 #[test]
 fn waiting_stream_reads_leave_staging_and_queues_to_others() {
     const SIZE: usize = 12 * MIB;
-    let place = place::on("tree").unwrap();
-    let source = file::written(&place.file("subject"), SIZE as u64);
+    let place = place::create("tree").unwrap();
+    let source = file::create_filled(&place.file("subject"), SIZE as u64);
     let device = emulated("size=256M");
     for staging in [4 << 20, 128 << 20] {
         for len in [MIB, 5000] {
-            let runtime = Runtime::new(Settings { staging, ..Settings::default() });
-            within("reads beside waiting ones", || {
+            let runtime = Runtime::new(Settings { bounce_limit: staging, ..Settings::default() });
+            with_deadline("reads beside waiting ones", || {
                 beside_waiting_reads(device, &runtime, len, || {
                     let buffer = Buffer::new(device, SIZE);
                     let read = |len| runtime.read(source.as_raw_fd(), Some(0), buffer.target(0), len).unwrap();
@@ -100,15 +100,15 @@ fn stream_read_returns_what_is_there_and_keeps_messages_apart() {
     theirs.send(&file::bytes(0, 100_000, 1)).unwrap();
     theirs.send(&file::bytes(0, 500, 2)).unwrap();
     assert_eq!(runtime.read(ours.as_raw_fd(), None, buffer.target(0), MIB).unwrap(), 100_000);
-    assert!(buffer.part(0..100_000) == file::bytes(0, 100_000, 1));
+    assert!(buffer.range_bytes(0..100_000) == file::bytes(0, 100_000, 1));
     assert_eq!(runtime.read(ours.as_raw_fd(), None, buffer.target(0), 100).unwrap(), 100);
-    assert!(buffer.part(0..100) == file::bytes(0, 100, 2));
+    assert!(buffer.range_bytes(0..100) == file::bytes(0, 100, 2));
     // A character device fills the whole buffer.
     let zero = File::open("/dev/zero").unwrap();
     for len in [5000, 4 * MIB] {
         buffer.fill(7);
         assert_eq!(runtime.read(zero.as_raw_fd(), None, buffer.target(0), len).unwrap(), len);
-        assert!(buffer.part(0..len).iter().all(|&b| b == 0), "{len}");
+        assert!(buffer.range_bytes(0..len).iter().all(|&b| b == 0), "{len}");
     }
     // The end of a stream.
     let (reader, writer) = std::io::pipe().unwrap();
@@ -116,7 +116,7 @@ fn stream_read_returns_what_is_there_and_keeps_messages_apart() {
     for len in [100, MIB] {
         assert_eq!(runtime.read(reader.as_raw_fd(), None, buffer.target(0), len).unwrap(), 0);
     }
-    let copied: u64 = runtime.stats().lines.iter().filter(|l| l.route == Route::Copy).map(|l| l.bytes).sum();
+    let copied: u64 = runtime.stats().rows.iter().filter(|l| l.route == Route::Copy).map(|l| l.bytes).sum();
     assert_eq!(copied, (100_000 + 100 + 5000 + 4 * MIB) as u64);
 }
 
@@ -131,6 +131,6 @@ fn files_without_a_size_are_read_to_their_end() {
         let subject = File::open("/proc/filesystems").unwrap();
         let got = runtime.read(subject.as_raw_fd(), at, buffer.target(0), len).unwrap();
         assert_eq!(got, expected.len());
-        assert!(buffer.part(0..got) == expected);
+        assert!(buffer.range_bytes(0..got) == expected);
     }
 }

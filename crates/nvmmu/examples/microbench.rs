@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use spinio_device::{DeviceAddr, DeviceKind, registry};
-use spinio_io::settings::Nvmmu;
+use spinio_io::settings::NvmmuStripes;
 use spinio_io::{Runtime, Settings, Target};
 use spinio_nvmmu::{Direction, Session};
 use spinio_sys::linux;
@@ -164,7 +164,7 @@ fn plain(o: &Options, runtime: &Runtime, target: Target, offsets: &[u64]) -> Res
 fn main() -> Result<()> {
     let o = Options::parse()?;
     let settings =
-        Settings { nvmmu: if o.mode == "prepared" { Nvmmu::Prepared } else { Nvmmu::Shaped }, ..Settings::default() };
+        Settings { nvmmu_stripes: if o.mode == "prepared" { NvmmuStripes::Preread } else { NvmmuStripes::Aligned }, ..Settings::default() };
     registry::configure_emulated("size=512M")?;
     let runtime: &'static Runtime = Box::leak(Box::new(Runtime::new(settings)));
     let offsets = o.offsets();

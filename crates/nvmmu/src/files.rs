@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use spinio_io::{OwnFile, Runtime};
+use spinio_io::{ShadowFile, Runtime};
 use spinio_sys::Errno;
 use spinio_sys::linux;
 
@@ -20,7 +20,7 @@ pub(crate) enum Use {
 }
 
 struct Kept {
-    file: Arc<OwnFile>,
+    file: Arc<ShadowFile>,
     identity: (u64, u64),
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn c_path(path: &Path) -> Result<CString, Errno> {
 }
 
 /// Opens a file to be downloaded into; it is made if it is not there. Readable too if that may be, for neighbours' bytes.
-pub(crate) fn open_output(runtime: &Runtime, path: &Path) -> Result<OwnFile, Errno> {
+pub(crate) fn open_output(runtime: &Runtime, path: &Path) -> Result<ShadowFile, Errno> {
     let name = c_path(path)?;
     match runtime.open(&name, linux::O_RDWR | linux::O_CREAT, 0o666) {
         Err(Errno::ACCESS) => runtime.open(&name, linux::O_WRONLY | linux::O_CREAT, 0o666),
@@ -56,7 +56,7 @@ impl Files {
     }
 
     /// The file that a path names now.
-    pub(crate) fn get(&mut self, path: &Path, use_: Use) -> Result<Arc<OwnFile>, Errno> {
+    pub(crate) fn get(&mut self, path: &Path, use_: Use) -> Result<Arc<ShadowFile>, Errno> {
         let name = c_path(path)?;
         let key = (path.to_owned(), use_);
         if let Some(kept) = self.kept.get(&key)
@@ -69,7 +69,7 @@ impl Files {
             Use::Download => open_output(self.runtime, path)?,
         };
         let file = Arc::new(file);
-        let identity = file.call(|fd| linux::fstat(fd).map(|s| (s.dev, s.ino)))?;
+        let identity = file.run_blocking(|fd| linux::fstat(fd).map(|s| (s.dev, s.ino)))?;
         if self.kept.len() >= FILES {
             self.kept.clear();
         }

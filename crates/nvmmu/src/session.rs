@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use spinio_device::{DeviceAddr, QueueId, registry, set_thread_queue, thread_queue};
-use spinio_io::{Array, OnItsWay, OwnFile, Runtime, Target};
+use spinio_io::{ParityArray, AsyncResult, ShadowFile, Runtime, Target};
 use spinio_sys::linux;
 
 use crate::files::{Files, Use, c_path};
@@ -60,10 +60,10 @@ impl Session {
         width: u64,
         phase: u64,
     ) -> Result<Session, Error> {
-        Session::with(runtime, Some(output), Some(Array { width, phase }))
+        Session::with(runtime, Some(output), Some(ParityArray { width, phase }))
     }
 
-    fn with(runtime: &'static Runtime, output: Option<&Path>, as_if: Option<Array>) -> Result<Session, Error> {
+    fn with(runtime: &'static Runtime, output: Option<&Path>, as_if: Option<ParityArray>) -> Result<Session, Error> {
         let output = output.map(|path| Output::begin(runtime, path, as_if)).transpose()?;
         Ok(Session {
             runtime,
@@ -148,7 +148,7 @@ impl Session {
         let process = self.process;
         let ticket = |on_its_way, len| Ticket { on_its_way, direction, path: path.to_owned(), offset, len, process };
         let Some(target) = self.ranged(path, address, offset, len, direction)? else {
-            return Ok(ticket(OnItsWay::over(0), 0));
+            return Ok(ticket(AsyncResult::ready(0), 0));
         };
         let fail = |e| Error::io(&e, direction.verb(), path);
         // What failed is told at the end, for whoever let go of the ticket.
@@ -156,7 +156,7 @@ impl Session {
         let made = match direction {
             Direction::Upload => {
                 let file = self.input(path)?;
-                let size = file.call(|fd| linux::fstat(fd).map(|s| s.size));
+                let size = file.run_blocking(|fd| linux::fstat(fd).map(|s| s.size));
                 let size = size.map_err(|e| Error::kernel(e, "upload", path))?;
                 let len = len.min(size.saturating_sub(offset));
                 let on = self.runtime.upload_later(&file, offset, target, len as usize, queue).map_err(fail)?;
@@ -180,7 +180,7 @@ impl Session {
                         set_thread_queue(queue);
                         let done = self.download(path, target, offset, len);
                         set_thread_queue(before);
-                        OnItsWay::over(done? as usize)
+                        AsyncResult::ready(done? as usize)
                     }
                 };
                 ticket(on, len)
@@ -200,7 +200,7 @@ impl Session {
     }
 
     /// A file to be read, with all that this session wrote to it.
-    fn input(&mut self, path: &Path) -> Result<Arc<OwnFile>, Error> {
+    fn input(&mut self, path: &Path) -> Result<Arc<ShadowFile>, Error> {
         if self.on_their_way.iter().any(|t| t.direction == Direction::Download && is_same(&t.path, path)) {
             self.settle()?;
         }
@@ -334,7 +334,7 @@ pub(crate) fn write_all(
             0 => return Err(spinio_io::Error::kernel(spinio_sys::Errno::IO, "write", offset + done, piece)),
             wrote => done += wrote,
         }
-        if done < len && spinio_io::is_interrupted() {
+        if done < len && spinio_io::is_cancelled() {
             return Err(spinio_io::Error::kernel(spinio_sys::Errno::INTR, "write", offset + done, len - done));
         }
     }

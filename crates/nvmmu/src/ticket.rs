@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use spinio_io::OnItsWay;
+use spinio_io::AsyncResult;
 use spinio_sys::Errno;
 
 use crate::{Direction, Error, ErrorKind};
@@ -10,7 +10,7 @@ use crate::{Direction, Error, ErrorKind};
 /// A move in the order of a stream. Whoever lets go of it leaves the move to the session's end.
 #[derive(Clone, Debug)]
 pub struct Ticket {
-    pub(crate) on_its_way: OnItsWay,
+    pub(crate) on_its_way: AsyncResult,
     pub(crate) direction: Direction,
     pub(crate) path: PathBuf,
     pub(crate) offset: u64,

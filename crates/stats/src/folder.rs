@@ -18,81 +18,81 @@ use std::ffi::{CStr, CString};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use super::home::{prepare, stamp};
-use super::layout::{MAGIC, WORDS};
-use super::words::Words;
+use super::home::{allocate_table, write_header};
+use super::layout::{MAGIC, TABLE_WORDS};
+use super::words::SharedWords;
 
 /// Files that one process looks at to remove what the dead left.
-const CLEANED: usize = 256;
+const MAX_CLEANED: usize = 256;
 
 /// Names a process tries.
-const NAMES: usize = 16;
+const FS_NAMES: usize = 16;
 
 /// Where processes of a user put their files, best first. `runtime`: XDG_RUNTIME_DIR.
-pub fn folders(runtime: Option<&str>, user: u32) -> Vec<String> {
+pub fn default_dirs(runtime: Option<&str>, uid: u32) -> Vec<String> {
     let runtime = runtime.filter(|path| path.starts_with('/')).map(|path| format!("{path}/spinio"));
-    runtime.into_iter().chain([format!("/dev/shm/spinio-{user}")]).collect()
+    runtime.into_iter().chain([format!("/dev/shm/spinio-{uid}")]).collect()
 }
 
 /// A table in a folder.
-pub(super) struct Made {
-    pub(super) words: Words,
+pub(super) struct StatsFile {
+    pub(super) words: SharedWords,
     /// Holds the lock; in the calling thread's table.
     pub(super) lock: Fd,
     pub(super) path: CString,
 }
 
 /// Makes a file for this process in a folder of its own, after the dead are cleared away. On a keeper.
-pub(super) fn make_own(path: &CStr, trace: bool) -> Result<Made, Errno> {
+pub(super) fn create_private(path: &CStr, trace: bool) -> Result<StatsFile, Errno> {
     match linux::make_folder(path, 0o700) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(e) => return Err(e),
     }
-    let folder = linux::open(path, (linux::O_RDONLY | linux::O_DIRECTORY | linux::O_NOFOLLOW) as i32, 0)?;
-    let made = is_ours(folder).and_then(|()| {
-        clear(folder);
-        make(folder, path, trace)
+    let dir = linux::open(path, (linux::O_RDONLY | linux::O_DIRECTORY | linux::O_NOFOLLOW) as i32, 0)?;
+    let file = check_private(dir).and_then(|()| {
+        remove_stale(dir);
+        create(dir, path, trace)
     });
-    let _ = linux::close(folder);
-    made
+    let _ = linux::close(dir);
+    file
 }
 
 /// Makes a file for this process in a folder that the user named. On a keeper.
-pub(super) fn make_in(path: &CStr, trace: bool) -> Result<Made, Errno> {
-    let folder = linux::open(path, (linux::O_RDONLY | linux::O_DIRECTORY) as i32, 0)?;
-    let made = make(folder, path, trace);
-    let _ = linux::close(folder);
-    made
+pub(super) fn create_in(path: &CStr, trace: bool) -> Result<StatsFile, Errno> {
+    let dir = linux::open(path, (linux::O_RDONLY | linux::O_DIRECTORY) as i32, 0)?;
+    let file = create(dir, path, trace);
+    let _ = linux::close(dir);
+    file
 }
 
 /// Whether nobody but us can have put anything there.
-fn is_ours(folder: Fd) -> Result<(), Errno> {
-    let stat = linux::fstat(folder)?;
+fn check_private(dir: Fd) -> Result<(), Errno> {
+    let stat = linux::fstat(dir)?;
     if stat.uid == linux::geteuid() && stat.mode & 0o077 == 0 { Ok(()) } else { Err(Errno::PERM) }
 }
 
-fn make(folder: Fd, path: &CStr, trace: bool) -> Result<Made, Errno> {
-    let nameless = linux::open_in(folder, c".", (linux::O_RDWR | linux::O_TMPFILE) as i32, 0o600);
-    let (fd, named) = match nameless {
+fn create(dir: Fd, path: &CStr, trace: bool) -> Result<StatsFile, Errno> {
+    let unnamed = linux::open_in(dir, c".", (linux::O_RDWR | linux::O_TMPFILE) as i32, 0o600);
+    let (fd, named) = match unnamed {
         Ok(fd) => (fd, None),
         // A file system without files that have no name: this one is seen before it is ready, as no table at all.
         Err(_) => {
             let flags = linux::O_RDWR | linux::O_CREAT | linux::O_EXCL | linux::O_NOFOLLOW;
-            let (name, fd) = free_name(|name| linux::open_in(folder, name, flags as i32, 0o600))?;
+            let (name, fd) = with_free_name(|name| linux::open_in(dir, name, flags as i32, 0o600))?;
             (fd, Some(name))
         }
     };
-    let made = fill(fd, trace).and_then(|(words, lock)| {
+    let file = init_table(fd, trace).and_then(|(words, lock)| {
         let name = match named {
             Some(name) => Ok(name),
-            None => free_name(|name| linux::name_in(folder, fd, name)).map(|(name, ())| name),
+            None => with_free_name(|name| linux::name_in(dir, fd, name)).map(|(name, ())| name),
         };
         let path = name.and_then(|name| {
             let path = [path.to_bytes(), b"/", name.to_bytes()].concat();
             CString::new(path).map_err(|_| Errno::INVAL)
         });
         match path {
-            Ok(path) => Ok(Made { words, lock, path }),
+            Ok(path) => Ok(StatsFile { words, lock, path }),
             Err(e) => {
                 let _ = linux::close(lock);
                 Err(e)
@@ -100,18 +100,18 @@ fn make(folder: Fd, path: &CStr, trace: bool) -> Result<Made, Errno> {
         }
     });
     let _ = linux::close(fd);
-    made
+    file
 }
 
 /// A table in an empty file, and a descriptor that holds its lock. It is no table to others before it is locked.
-fn fill(fd: Fd, trace: bool) -> Result<(Words, Fd), Errno> {
-    prepare(fd, trace)?;
-    let words = Words::of_file(WORDS, fd)?;
-    let again = CString::new(format!("/proc/thread-self/fd/{fd}")).map_err(|_| Errno::INVAL)?;
-    let lock = linux::open(&again, linux::O_RDONLY as i32, 0)?;
+fn init_table(fd: Fd, trace: bool) -> Result<(SharedWords, Fd), Errno> {
+    allocate_table(fd, trace)?;
+    let words = SharedWords::from_file(TABLE_WORDS, fd)?;
+    let path = CString::new(format!("/proc/thread-self/fd/{fd}")).map_err(|_| Errno::INVAL)?;
+    let lock = linux::open(&path, linux::O_RDONLY as i32, 0)?;
     match linux::lock_alone(lock) {
         Ok(true) => {
-            stamp(&words);
+            write_header(&words);
             Ok((words, lock))
         }
         other => {
@@ -122,12 +122,12 @@ fn fill(fd: Fd, trace: bool) -> Result<(Words, Fd), Errno> {
 }
 
 /// Does something with our number as a name, or with an addition where that is taken.
-fn free_name<T>(mut with: impl FnMut(&CStr) -> Result<T, Errno>) -> Result<(CString, T), Errno> {
+fn with_free_name<T>(mut operation: impl FnMut(&CStr) -> Result<T, Errno>) -> Result<(CString, T), Errno> {
     let pid = linux::getpid();
-    for n in 0..NAMES {
+    for n in 0..FS_NAMES {
         let text = if n == 0 { pid.to_string() } else { format!("{pid}.{n}") };
         let name = CString::new(text).map_err(|_| Errno::INVAL)?;
-        match with(&name) {
+        match operation(&name) {
             Ok(done) => return Ok((name, done)),
             Err(Errno::EXIST) => {}
             Err(e) => return Err(e),
@@ -137,20 +137,20 @@ fn free_name<T>(mut with: impl FnMut(&CStr) -> Result<T, Errno>) -> Result<(CStr
 }
 
 /// Removes files of the dead.
-fn clear(folder: Fd) {
-    let names = linux::names_in(folder).unwrap_or_default();
-    for name in names.iter().filter(|n| is_name(n)).take(CLEANED) {
+fn remove_stale(dir: Fd) {
+    let names = linux::names_in(dir).unwrap_or_default();
+    for name in names.iter().filter(|n| is_stats_name(n)).take(MAX_CLEANED) {
         let flags = linux::O_RDONLY | linux::O_NOFOLLOW | linux::O_NONBLOCK;
-        let Ok(fd) = linux::open_in(folder, name, flags as i32, 0) else { continue };
-        if is_table(fd) && linux::lock_alone(fd) == Ok(true) && is_still(folder, name, fd) {
-            let _ = linux::remove_from(folder, name);
+        let Ok(fd) = linux::open_in(dir, name, flags as i32, 0) else { continue };
+        if is_table(fd) && linux::lock_alone(fd) == Ok(true) && names_same_file(dir, name, fd) {
+            let _ = linux::remove_from(dir, name);
         }
         let _ = linux::close(fd);
     }
 }
 
 /// `4711` or `4711.1`.
-fn is_name(name: &CStr) -> bool {
+fn is_stats_name(name: &CStr) -> bool {
     let mut parts = name.to_bytes().split(|b| *b == b'.');
     let digits = |part: &[u8]| !part.is_empty() && part.iter().all(u8::is_ascii_digit);
     parts.next().is_some_and(digits) && parts.next().is_none_or(digits) && parts.next().is_none()
@@ -165,9 +165,9 @@ fn is_table(fd: Fd) -> bool {
 }
 
 /// Whether the name still means the file that was looked at.
-fn is_still(folder: Fd, name: &CStr, fd: Fd) -> bool {
-    let Ok(again) = linux::open_in(folder, name, (linux::O_RDONLY | linux::O_NOFOLLOW) as i32, 0) else { return false };
-    let same = matches!((linux::fstat(fd), linux::fstat(again)), (Ok(a), Ok(b)) if (a.dev, a.ino) == (b.dev, b.ino));
-    let _ = linux::close(again);
+fn names_same_file(dir: Fd, name: &CStr, fd: Fd) -> bool {
+    let Ok(reopened) = linux::open_in(dir, name, (linux::O_RDONLY | linux::O_NOFOLLOW) as i32, 0) else { return false };
+    let same = matches!((linux::fstat(fd), linux::fstat(reopened)), (Ok(a), Ok(b)) if (a.dev, a.ino) == (b.dev, b.ino));
+    let _ = linux::close(reopened);
     same
 }

@@ -12,18 +12,18 @@
 pub(super) const BUCKETS: usize = 96;
 
 /// Nanoseconds below which nothing is told apart.
-const LEAST: u64 = 256;
+const MIN_NANOS: u64 = 256;
 
 /// The bucket of a latency.
 pub(super) const fn bucket(nanos: u64) -> usize {
-    let nanos = if nanos < LEAST { LEAST } else { nanos };
+    let nanos = if nanos < MIN_NANOS { MIN_NANOS } else { nanos };
     let doublings = 63 - nanos.leading_zeros() as usize;
     let at = (doublings - 8) * 4 + (nanos >> (doublings - 2) & 3) as usize;
     if at < BUCKETS { at } else { BUCKETS - 1 }
 }
 
 /// The least latency of a bucket.
-const fn floor(bucket: usize) -> u64 {
+const fn lower_bound(bucket: usize) -> u64 {
     (4 + bucket as u64 % 4) << (bucket / 4 + 6)
 }
 
@@ -41,13 +41,13 @@ impl Default for Histogram {
 
 impl std::fmt::Debug for Histogram {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_map().entries(self.filled()).finish()
+        f.debug_map().entries(self.nonempty()).finish()
     }
 }
 
 impl Histogram {
     /// Nanoseconds from which on nothing is told apart.
-    pub const MOST: u64 = floor(BUCKETS - 1);
+    pub const MAX_NANOS: u64 = lower_bound(BUCKETS - 1);
 
     /// Counts a latency that stands for `weight` of them.
     pub fn add(&mut self, nanos: u64, weight: u64) {
@@ -66,30 +66,30 @@ impl Histogram {
         if total == 0 {
             return None;
         }
-        let wanted = (q.clamp(0.0, 1.0) * total as f64).max(1.0);
-        let mut below = 0.0;
+        let rank = (q.clamp(0.0, 1.0) * total as f64).max(1.0);
+        let mut cumulative = 0.0;
         for (i, &n) in self.counts.iter().enumerate().filter(|(_, n)| **n > 0) {
-            if below + n as f64 >= wanted {
-                let (from, to) = (floor(i) as f64, floor(i + 1) as f64);
-                return Some((from + (to - from) * (wanted - below) / n as f64) as u64);
+            if cumulative + n as f64 >= rank {
+                let (from, to) = (lower_bound(i) as f64, lower_bound(i + 1) as f64);
+                return Some((from + (to - from) * (rank - cumulative) / n as f64) as u64);
             }
-            below += n as f64;
+            cumulative += n as f64;
         }
-        self.counts.iter().rposition(|n| *n > 0).map(|i| floor(i + 1))
+        self.counts.iter().rposition(|n| *n > 0).map(|i| lower_bound(i + 1))
     }
 
     /// The buckets that hold anything: the least latency above it, none above the last, and how many.
-    pub fn filled(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
-        let above = |i| (i < BUCKETS - 1).then(|| floor(i + 1));
-        self.counts.iter().enumerate().filter(|(_, n)| **n > 0).map(move |(i, n)| (above(i), *n))
+    pub fn nonempty(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
+        let upper_bound = |i| (i < BUCKETS - 1).then(|| lower_bound(i + 1));
+        self.counts.iter().enumerate().filter(|(_, n)| **n > 0).map(move |(i, n)| (upper_bound(i), *n))
     }
 
     /// Adds another one's.
-    pub fn join(&mut self, other: &Histogram) {
-        self.merge(other, u64::wrapping_add);
+    pub fn merge(&mut self, other: &Histogram) {
+        self.combine(other, u64::wrapping_add);
     }
 
-    pub(super) fn merge(&mut self, other: &Histogram, with: fn(u64, u64) -> u64) {
+    pub(super) fn combine(&mut self, other: &Histogram, with: fn(u64, u64) -> u64) {
         for (mine, theirs) in self.counts.iter_mut().zip(other.counts) {
             *mine = with(*mine, theirs);
         }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_latency_lies_in_its_bucket() {
+    fn latency_maps_to_its_bucket() {
         let mut last = 0;
         for exponent in 8..40 {
             for eighths in 8..16 {
@@ -110,22 +110,22 @@ mod tests {
                 assert!(at >= last, "{nanos} falls back to bucket {at}");
                 last = at;
                 if at < BUCKETS - 1 {
-                    assert!(floor(at) <= nanos && nanos < floor(at + 1), "{nanos} is not in bucket {at}");
+                    assert!(lower_bound(at) <= nanos && nanos < lower_bound(at + 1), "{nanos} is not in bucket {at}");
                 }
             }
         }
         assert_eq!((bucket(0), bucket(255), bucket(u64::MAX)), (0, 0, BUCKETS - 1));
-        assert_eq!((bucket(Histogram::MOST - 1), bucket(Histogram::MOST)), (BUCKETS - 2, BUCKETS - 1));
+        assert_eq!((bucket(Histogram::MAX_NANOS - 1), bucket(Histogram::MAX_NANOS)), (BUCKETS - 2, BUCKETS - 1));
     }
 
     #[test]
-    fn quantiles_are_near_the_truth() {
+    fn quantiles_are_accurate() {
         let mut h = Histogram::default();
         assert_eq!(h.quantile(0.5), None);
         (1..=10_000u64).for_each(|n| h.add(n * 100, 1));
-        for (q, truth) in [(0.5, 500_000.0), (0.99, 990_000.0), (1.0, 1_000_000.0)] {
-            let told = h.quantile(q).unwrap() as f64;
-            assert!((told / truth - 1.0).abs() < 0.1, "the {q} quantile is {truth}, told {told}");
+        for (q, exact) in [(0.5, 500_000.0), (0.99, 990_000.0), (1.0, 1_000_000.0)] {
+            let estimate = h.quantile(q).unwrap() as f64;
+            assert!((estimate / exact - 1.0).abs() < 0.1, "the {q} quantile is {exact}, told {estimate}");
         }
     }
 }

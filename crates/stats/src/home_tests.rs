@@ -9,24 +9,24 @@ use std::time::Duration;
 
 use super::*;
 use spinio_host::Settings;
-use spinio_host::pool::{Crew, Tidy};
-use spinio_host::syscalls::Linux;
+use spinio_host::pool::{WorkerPool, IdleTask};
+use spinio_host::syscalls::LinuxSyscalls;
 
-struct Nothing;
+struct NoIdle;
 
-impl Tidy for Nothing {
-    fn nap(&self) -> Option<Duration> {
+impl IdleTask for NoIdle {
+    fn sleep_timeout(&self) -> Option<Duration> {
         None
     }
-    fn tidy(&self) {}
+    fn reap_idle(&self) {}
 }
 
-fn crew() -> Crew {
-    Crew::keepers(&Linux, 1, Duration::ZERO, Nothing).expect("helpers")
+fn workers() -> WorkerPool {
+    WorkerPool::shadow_workers(&LinuxSyscalls, 1, Duration::ZERO, NoIdle).expect("helpers")
 }
 
-fn own(path: &Path) -> Place {
-    Place::Own(vec![CString::new(path.as_os_str().as_bytes()).unwrap()])
+fn private_dirs(path: &Path) -> StatsLocation {
+    StatsLocation::PrivateDirs(vec![CString::new(path.as_os_str().as_bytes()).unwrap()])
 }
 
 fn names(path: &Path) -> Vec<String> {
@@ -37,100 +37,100 @@ fn names(path: &Path) -> Vec<String> {
 }
 
 /// Counts something; whether the file at `path` shows it.
-fn shows(home: &Home, path: &Path) -> bool {
-    let watch = home.stats().begin(Direction::Read, 3, None, 10);
-    home.stats().end(&watch, &Ok(10));
-    fs::read(path).is_ok_and(|bytes| Snapshot::from_bytes(&bytes).unwrap() == home.stats().snapshot())
+fn shows_counters(region: &StatsRegion, path: &Path) -> bool {
+    let span = region.stats().begin(Direction::Read, 3, None, 10);
+    region.stats().end(&span, &Ok(10));
+    fs::read(path).is_ok_and(|bytes| Snapshot::from_bytes(&bytes).unwrap() == region.stats().snapshot())
 }
 
 #[test]
-fn a_process_has_a_locked_file_in_a_folder_of_its_users() {
-    let (crew, temp) = (crew(), tempfile::tempdir().unwrap());
-    let (folder, pid) = (temp.path().join("spinio"), std::process::id());
-    let home = Home::new(own(&folder), false, || Some(&crew));
-    let file = folder.join(pid.to_string());
-    assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+fn process_file_is_private_and_locked() {
+    let (workers, temp) = (workers(), tempfile::tempdir().unwrap());
+    let (dir, pid) = (temp.path().join("spinio"), std::process::id());
+    let region = StatsRegion::new(private_dirs(&dir), false, || Some(&workers));
+    let file = dir.join(pid.to_string());
+    assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-    assert!(shows(&home, &file));
-    let snapshot = home.stats().snapshot();
+    assert!(shows_counters(&region, &file));
+    let snapshot = region.stats().snapshot();
     assert_eq!(snapshot.process.pid, pid);
-    assert!(!snapshot.process.name.is_empty() && snapshot.process.born > 0);
+    assert!(!snapshot.process.name.is_empty() && snapshot.process.started > 0);
     // Another one of the same number, which the first one's lock keeps from being taken for dead.
-    let other = Home::new(own(&folder), false, || Some(&crew));
-    assert_eq!(names(&folder), [pid.to_string(), format!("{pid}.1")]);
-    assert!(shows(&other, &folder.join(format!("{pid}.1"))));
+    let other = StatsRegion::new(private_dirs(&dir), false, || Some(&workers));
+    assert_eq!(names(&dir), [pid.to_string(), format!("{pid}.1")]);
+    assert!(shows_counters(&other, &dir.join(format!("{pid}.1"))));
     drop(other);
-    assert_eq!(names(&folder), [pid.to_string()]);
-    drop(home);
-    assert!(names(&folder).is_empty());
+    assert_eq!(names(&dir), [pid.to_string()]);
+    drop(region);
+    assert!(names(&dir).is_empty());
 }
 
 #[test]
-fn what_the_dead_left_is_removed_and_nothing_else() {
-    let (crew, temp) = (crew(), tempfile::tempdir().unwrap());
-    let folder = temp.path().join("spinio");
-    let living = Home::new(own(&folder), false, || Some(&crew));
-    let file = folder.join(std::process::id().to_string());
+fn only_stale_files_are_removed() {
+    let (workers, temp) = (workers(), tempfile::tempdir().unwrap());
+    let dir = temp.path().join("spinio");
+    let living = StatsRegion::new(private_dirs(&dir), false, || Some(&workers));
+    let file = dir.join(std::process::id().to_string());
     // A copy has no lock, as if its process had been killed.
-    fs::copy(&file, folder.join("999999")).unwrap();
-    fs::copy(&file, folder.join("999999.2")).unwrap();
-    fs::copy(&file, folder.join("notes")).unwrap();
-    fs::write(folder.join("4711"), "no table at all").unwrap();
+    fs::copy(&file, dir.join("999999")).unwrap();
+    fs::copy(&file, dir.join("999999.2")).unwrap();
+    fs::copy(&file, dir.join("notes")).unwrap();
+    fs::write(dir.join("4711"), "no table at all").unwrap();
     fs::copy(&file, temp.path().join("elsewhere")).unwrap();
-    symlink(temp.path().join("elsewhere"), folder.join("4712")).unwrap();
-    let other = Home::new(own(&folder), false, || Some(&crew));
+    symlink(temp.path().join("elsewhere"), dir.join("4712")).unwrap();
+    let other = StatsRegion::new(private_dirs(&dir), false, || Some(&workers));
     let pid = std::process::id();
     let mut left = vec![pid.to_string(), format!("{pid}.1"), "4711".into(), "4712".into(), "notes".into()];
     left.sort();
-    assert_eq!(names(&folder), left);
+    assert_eq!(names(&dir), left);
     assert!(temp.path().join("elsewhere").exists());
     drop((living, other));
 }
 
 #[test]
-fn a_folder_that_others_could_have_filled_is_not_used() {
-    let (crew, temp) = (crew(), tempfile::tempdir().unwrap());
+fn shared_directory_is_rejected() {
+    let (workers, temp) = (workers(), tempfile::tempdir().unwrap());
     let (open, link) = (temp.path().join("open"), temp.path().join("link"));
     fs::create_dir(&open).unwrap();
     fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).unwrap();
     fs::create_dir(temp.path().join("mine")).unwrap();
     fs::set_permissions(temp.path().join("mine"), fs::Permissions::from_mode(0o700)).unwrap();
     symlink(temp.path().join("mine"), &link).unwrap();
-    for folder in [&open, &link, &temp.path().join("no/such")] {
-        let home = Home::new(own(folder), false, || Some(&crew));
-        let watch = home.stats().begin(Direction::Read, 3, None, 10);
-        home.stats().end(&watch, &Ok(10));
-        assert_eq!(home.stats().snapshot().read.calls, 1, "counted in memory instead");
-        assert!(!folder.exists() || names(folder).is_empty());
+    for dir in [&open, &link, &temp.path().join("no/such")] {
+        let region = StatsRegion::new(private_dirs(dir), false, || Some(&workers));
+        let span = region.stats().begin(Direction::Read, 3, None, 10);
+        region.stats().end(&span, &Ok(10));
+        assert_eq!(region.stats().snapshot().read.calls, 1, "counted in memory instead");
+        assert!(!dir.exists() || names(dir).is_empty());
     }
     // The next best is taken.
     let second = temp.path().join("second");
     let path = |p: &Path| CString::new(p.as_os_str().as_bytes()).unwrap();
-    let home = Home::new(Place::Own(vec![path(&open), path(&second)]), false, || Some(&crew));
+    let region = StatsRegion::new(StatsLocation::PrivateDirs(vec![path(&open), path(&second)]), false, || Some(&workers));
     assert_eq!(names(&second), [std::process::id().to_string()]);
-    drop(home);
+    drop(region);
 }
 
 #[test]
-fn without_helpers_there_is_no_file_but_counting_goes_on() {
+fn stats_work_without_workers() {
     let temp = tempfile::tempdir().unwrap();
-    let home = Home::new(own(&temp.path().join("spinio")), false, || None);
-    let watch = home.stats().begin(Direction::Read, 3, None, 10);
-    home.stats().end(&watch, &Ok(10));
-    assert_eq!(home.stats().snapshot().read.bytes, 10);
+    let region = StatsRegion::new(private_dirs(&temp.path().join("spinio")), false, || None);
+    let span = region.stats().begin(Direction::Read, 3, None, 10);
+    region.stats().end(&span, &Ok(10));
+    assert_eq!(region.stats().snapshot().read.bytes, 10);
     assert!(!temp.path().join("spinio").exists());
 }
 
 #[test]
-fn a_file_by_name_is_shared_and_a_foreign_one_left_alone() {
-    let (crew, temp) = (crew(), tempfile::tempdir().unwrap());
+fn named_file_is_shared_unless_foreign() {
+    let (workers, temp) = (workers(), tempfile::tempdir().unwrap());
     let (ours, foreign) = (temp.path().join("counters"), temp.path().join("letter"));
     fs::write(&foreign, "dear").unwrap();
-    let path = |p: &Path| Place::File(CString::new(p.as_os_str().as_bytes()).unwrap());
-    let (a, b) = (Home::new(path(&ours), false, || Some(&crew)), Home::new(path(&ours), false, || Some(&crew)));
-    assert!(shows(&a, &ours) && shows(&b, &ours));
+    let path = |p: &Path| StatsLocation::File(CString::new(p.as_os_str().as_bytes()).unwrap());
+    let (a, b) = (StatsRegion::new(path(&ours), false, || Some(&workers)), StatsRegion::new(path(&ours), false, || Some(&workers)));
+    assert!(shows_counters(&a, &ours) && shows_counters(&b, &ours));
     assert_eq!(a.stats().snapshot().read.calls, 2);
-    let c = Home::new(path(&foreign), false, || Some(&crew));
+    let c = StatsRegion::new(path(&foreign), false, || Some(&workers));
     assert!(c.stats().snapshot().is_empty());
     assert_eq!(fs::read(&foreign).unwrap(), b"dear");
     drop((a, b, c));
@@ -138,19 +138,19 @@ fn a_file_by_name_is_shared_and_a_foreign_one_left_alone() {
 }
 
 #[test]
-fn settings_say_where() {
+fn location_follows_settings() {
     let with = |stats: Option<&str>, runtime: Option<&str>| Settings {
         stats: stats.map(str::to_owned),
-        runtime_folder: runtime.map(str::to_owned),
+        runtime_dir: runtime.map(str::to_owned),
         ..Settings::default()
     };
     let path = |p: &str| CString::new(p).unwrap();
-    assert_eq!(Place::of(&with(None, None), false), Place::Memory);
-    assert_eq!(Place::of(&with(Some("off"), None), true), Place::Off);
-    assert_eq!(Place::of(&with(Some("a/b"), None), true), Place::File(path("a/b")));
-    assert_eq!(Place::of(&with(Some("a/b/"), None), true), Place::Folder(path("a/b")));
+    assert_eq!(StatsLocation::from_settings(&with(None, None), false), StatsLocation::Memory);
+    assert_eq!(StatsLocation::from_settings(&with(Some("off"), None), true), StatsLocation::Off);
+    assert_eq!(StatsLocation::from_settings(&with(Some("a/b"), None), true), StatsLocation::File(path("a/b")));
+    assert_eq!(StatsLocation::from_settings(&with(Some("a/b/"), None), true), StatsLocation::Directory(path("a/b")));
     let shm = format!("/dev/shm/spinio-{}", linux::geteuid());
-    let own = Place::Own(vec![path("/run/user/7/spinio"), path(&shm)]);
-    assert_eq!(Place::of(&with(None, Some("/run/user/7")), true), own);
-    assert_eq!(Place::of(&with(None, Some("relative")), true), Place::Own(vec![path(&shm)]));
+    let leaf_name = StatsLocation::PrivateDirs(vec![path("/run/user/7/spinio"), path(&shm)]);
+    assert_eq!(StatsLocation::from_settings(&with(None, Some("/run/user/7")), true), leaf_name);
+    assert_eq!(StatsLocation::from_settings(&with(None, Some("relative")), true), StatsLocation::PrivateDirs(vec![path(&shm)]));
 }

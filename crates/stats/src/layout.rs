@@ -28,14 +28,14 @@ pub(super) mod header {
     pub(crate) const FINGERPRINT: usize = 1;
     pub(crate) const PID: usize = 2;
     /// CLOCK_MONOTONIC and wall clock when the table was made, nanoseconds.
-    pub(crate) const BORN: usize = 3;
-    pub(crate) const BORN_WALL: usize = 4;
+    pub(crate) const STARTED: usize = 3;
+    pub(crate) const STARTED_WALL: usize = 4;
     /// Two words of the process's name, zero-padded.
     pub(crate) const NAME: usize = 5;
     /// Pieces for which no cell was left.
-    pub(crate) const UNPLACED: usize = 7;
+    pub(crate) const OVERFLOW: usize = 7;
     /// Lanes that threads have taken, and more if there were more threads than lanes.
-    pub(crate) const LANES_TAKEN: usize = 8;
+    pub(crate) const SLOTS_TAKEN: usize = 8;
     /// The monotonic clock up to which requests are traced, 0 for not at all. A line of its own: every request reads it.
     pub(crate) const TRACING: usize = 16;
     /// The next ticket of the ring, and the next number of a request.
@@ -51,21 +51,21 @@ pub(super) const DIRECTIONS: usize = 3;
 pub(super) const PAGES: usize = CALLS + DIRECTIONS * CALL_WORDS;
 pub(super) const RESIDENCIES: usize = 4;
 
-pub(super) const REFUSED: usize = PAGES + RESIDENCIES;
+pub(super) const REFUSALS: usize = PAGES + RESIDENCIES;
 /// Reasons there is room for.
 pub(super) const REASONS: usize = 64;
 
-pub(super) const GAUGES: usize = REFUSED + REASONS * 2;
+pub(super) const GAUGES: usize = REFUSALS + REASONS * 2;
 pub(super) const GAUGE_SLOTS: usize = 16;
 
-pub(super) const LANES: usize = GAUGES + GAUGE_SLOTS * 2;
+pub(super) const THREAD_SLOTS: usize = GAUGES + GAUGE_SLOTS * 2;
 /// Lanes with one writer each, and behind them those that all other threads share, by processor.
-pub(super) const OWN_LANES: usize = 256;
-pub(super) const SHARED_LANES: usize = 16;
-pub(super) const LANE_COUNT: usize = OWN_LANES + SHARED_LANES;
-pub(super) const LANE_WORDS: usize = 8;
+pub(super) const EXCLUSIVE_SLOTS: usize = 256;
+pub(super) const SHARED_SLOTS: usize = 16;
+pub(super) const SLOT_COUNT: usize = EXCLUSIVE_SLOTS + SHARED_SLOTS;
+pub(super) const SLOT_WORDS: usize = 8;
 
-pub(super) const CELLS: usize = LANES + LANE_COUNT * LANE_WORDS;
+pub(super) const CELLS: usize = THREAD_SLOTS + SLOT_COUNT * SLOT_WORDS;
 pub(super) const CELL_COUNT: usize = 96;
 /// Key, pieces, bytes, nanoseconds, latency.
 pub(super) const CELL_WORDS: usize = 4 + BUCKETS;
@@ -79,17 +79,17 @@ pub(super) const RECORDS: usize = 32768;
 pub(super) const RECORD_WORDS: usize = 16;
 
 /// All words of a table.
-pub(super) const WORDS: usize = RING + RECORDS * RECORD_WORDS;
+pub(super) const TABLE_WORDS: usize = RING + RECORDS * RECORD_WORDS;
 
 const _: () = {
     assert!(Reason::ALL.len() <= REASONS && Route::ALL.len() <= 8);
-    assert!(LANES.is_multiple_of(8), "a lane is a cache line");
+    assert!(THREAD_SLOTS.is_multiple_of(8), "a lane is a cache line");
 };
 
 /// What identifies the layout and the names of its numbers.
 pub(super) const FINGERPRINT: u64 = {
     let mut hash = 0xcbf2_9ce4_8422_2325;
-    let numbers = [CALLS, PAGES, REFUSED, GAUGES, LANES, CELLS, COUNTERS, RING, RECORDS, BUCKETS];
+    let numbers = [CALLS, PAGES, REFUSALS, GAUGES, THREAD_SLOTS, CELLS, COUNTERS, RING, RECORDS, BUCKETS];
     let mut i = 0;
     while i < numbers.len() {
         hash = mix(hash, &(numbers[i] as u64).to_le_bytes());
@@ -128,9 +128,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_numbers_in_the_picture_are_the_numbers_in_use() {
+    fn layout_matches_documentation() {
         assert_eq!(
-            [CALLS, PAGES, REFUSED, GAUGES, LANES, CELLS, COUNTERS, RING],
+            [CALLS, PAGES, REFUSALS, GAUGES, THREAD_SLOTS, CELLS, COUNTERS, RING],
             [64, 364, 368, 496, 528, 2704, 12304, 12800]
         );
     }

@@ -47,15 +47,15 @@ use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-pub use folder::folders;
+pub use folder::default_dirs;
 pub use histogram::Histogram;
-pub use home::{GaugeSource, Home, Place};
-pub use snapshot::{Calls, Foreign, Line, Process, Refused, Snapshot};
+pub use home::{GaugeSource, StatsRegion, StatsLocation};
+pub use snapshot::{Calls, SnapshotError, RouteRow, Process, Refusal, Snapshot};
 
-use layout::{CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, GAUGES, PAGES, REFUSED};
+use layout::{CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, GAUGES, PAGES, REFUSALS};
 use layout::{header, key};
-use trace::Traced;
-use words::Words;
+use trace::TracedRequest;
+use words::SharedWords;
 
 /// Which way a request's bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,47 +88,47 @@ pub enum Gauge {
     /// Bytes of page-cache pages registered with a driver for requests.
     Pinned,
     /// Bytes of staging memory.
-    Staging,
+    BounceBytes,
     /// Files with twins.
-    KeptFiles,
+    CachedFileStates,
     /// Files held for repeated reads.
-    HeldFiles,
+    PinnedFiles,
     /// Bytes of held files that are registered.
-    HeldBytes,
+    PinnedFileBytes,
     /// Pages that SPIN alone brought into the page cache and has not let go of.
-    ReadAheadPages,
+    ReadaheadPages,
 }
 
 impl Gauge {
     /// All, in numeric order.
     pub const ALL: [Gauge; 6] =
-        [Gauge::Pinned, Gauge::Staging, Gauge::KeptFiles, Gauge::HeldFiles, Gauge::HeldBytes, Gauge::ReadAheadPages];
+        [Gauge::Pinned, Gauge::BounceBytes, Gauge::CachedFileStates, Gauge::PinnedFiles, Gauge::PinnedFileBytes, Gauge::ReadaheadPages];
 
     /// The name used in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Gauge::Pinned => "pinned",
-            Gauge::Staging => "staging",
-            Gauge::KeptFiles => "kept files",
-            Gauge::HeldFiles => "held files",
-            Gauge::HeldBytes => "held",
-            Gauge::ReadAheadPages => "read-ahead set",
+            Gauge::BounceBytes => "staging",
+            Gauge::CachedFileStates => "kept files",
+            Gauge::PinnedFiles => "held files",
+            Gauge::PinnedFileBytes => "held",
+            Gauge::ReadaheadPages => "read-ahead set",
         }
     }
 }
 
 /// A request under way, as the statistics see it.
 #[derive(Clone, Copy, Debug)]
-pub struct Watch {
+pub struct RequestSpan {
     direction: Direction,
-    begun: Instant,
+    start: Instant,
     /// Only while somebody traces.
-    traced: Option<Traced>,
+    traced: Option<TracedRequest>,
 }
 
-impl Watch {
+impl RequestSpan {
     /// The same, with the device that it is about.
-    pub fn on(mut self, device: &dyn Device) -> Watch {
+    pub fn with_device(mut self, device: &dyn Device) -> RequestSpan {
         if let Some(traced) = &mut self.traced {
             traced.set_device(device.id());
         }
@@ -136,7 +136,7 @@ impl Watch {
     }
 
     /// The same, with the bytes asked for; reckoned only where the request is traced.
-    pub fn asking(mut self, len: impl FnOnce() -> u64) -> Watch {
+    pub fn with_len(mut self, len: impl FnOnce() -> u64) -> RequestSpan {
         if let Some(traced) = &mut self.traced {
             traced.set_len(len());
         }
@@ -144,28 +144,28 @@ impl Watch {
     }
 
     /// When the request began.
-    pub fn begun(&self) -> Instant {
-        self.begun
+    pub fn start(&self) -> Instant {
+        self.start
     }
 }
 
 /// Numbers of tables. A forked child's are those of its parent's later ones, which it never sees.
-static TABLES: AtomicU64 = AtomicU64::new(0);
+static TABLE_COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// The counters of a runtime, or none of them (`SPINIO_STATS=off`).
 pub struct Stats {
-    words: Option<Words>,
+    words: Option<SharedWords>,
     /// Not 0, and another for each table of a process.
-    number: u64,
+    table_id: u64,
     pid: u32,
     /// Files whose paths the trace has told: a tag of the file, and the ticket.
-    told: [AtomicU64; trace::TOLD],
+    path_reported: [AtomicU64; trace::REPORTED_PATHS],
 }
 
 impl Stats {
-    fn new(words: Option<Words>) -> Stats {
-        let number = TABLES.fetch_add(1, Relaxed) + 1;
-        Stats { words, number, pid: linux::getpid(), told: [const { AtomicU64::new(0) }; trace::TOLD] }
+    fn new(words: Option<SharedWords>) -> Stats {
+        let table_id = TABLE_COUNT.fetch_add(1, Relaxed) + 1;
+        Stats { words, table_id, pid: linux::getpid(), path_reported: [const { AtomicU64::new(0) }; trace::REPORTED_PATHS] }
     }
 
     fn add(&self, at: usize, n: u64) {
@@ -175,17 +175,17 @@ impl Stats {
     }
 
     /// A request begins. `offset`: `None` if the descriptor's own; `len`: bytes asked for.
-    pub fn begin(&self, direction: Direction, fd: Fd, offset: Option<u64>, len: u64) -> Watch {
-        Watch { direction, begun: Instant::now(), traced: self.traced(fd, offset, len) }
+    pub fn begin(&self, direction: Direction, fd: Fd, offset: Option<u64>, len: u64) -> RequestSpan {
+        RequestSpan { direction, start: Instant::now(), traced: self.traced(fd, offset, len) }
     }
 
     /// The call returns.
-    pub fn end(&self, watch: &Watch, result: &Result<usize, Errno>) {
+    pub fn end(&self, span: &RequestSpan, result: &Result<usize, Errno>) {
         if self.words.is_none() {
             return;
         }
-        let nanos = watch.begun.elapsed().as_nanos() as u64;
-        let at = CALLS + watch.direction as usize * CALL_WORDS;
+        let nanos = span.start.elapsed().as_nanos() as u64;
+        let at = CALLS + span.direction as usize * CALL_WORDS;
         self.add(at, 1);
         match result {
             Ok(bytes) => self.add(at + 2, *bytes as u64),
@@ -193,35 +193,35 @@ impl Stats {
         }
         self.add(at + 3, nanos);
         self.add(at + 4 + histogram::bucket(nanos), 1);
-        if let Some(traced) = &watch.traced {
-            self.trace_request(traced, watch.direction, None, result);
+        if let Some(traced) = &span.traced {
+            self.trace_request(traced, span.direction, None, result);
         }
     }
 
     /// A piece of the request has moved: `bytes` from `at` on, counted from the start of the request, since `begun`.
-    pub fn piece(&self, watch: &Watch, route: Route, reason: Reason, at: u64, bytes: u64, begun: Instant) {
+    pub fn record_piece(&self, span: &RequestSpan, route: Route, reason: Reason, at: u64, bytes: u64, begun: Instant) {
         if bytes > 0 && self.words.is_some() {
             let nanos = begun.elapsed().as_nanos() as u64;
-            self.count(watch.direction, route, reason, bytes, nanos);
-            if let Some(traced) = &watch.traced {
-                self.trace_piece(traced, watch.direction, (route, reason), (at, bytes), begun);
+            self.count(span.direction, route, reason, bytes, nanos);
+            if let Some(traced) = &span.traced {
+                self.trace_piece(traced, span.direction, (route, reason), (at, bytes), begun);
             }
         }
     }
 
     /// A faster route was refused for a segment.
-    pub fn refused(&self, reason: Reason, bytes: u64) {
-        self.add(REFUSED + reason as usize * 2, 1);
-        self.add(REFUSED + reason as usize * 2 + 1, bytes);
+    pub fn record_refusal(&self, reason: Reason, bytes: u64) {
+        self.add(REFUSALS + reason as usize * 2, 1);
+        self.add(REFUSALS + reason as usize * 2 + 1, bytes);
     }
 
     /// The residency of so many bytes was asked and answered.
-    pub fn seen(&self, residency: Residency, bytes: u64) {
+    pub fn residency_probed(&self, residency: Residency, bytes: u64) {
         self.add(PAGES + residency as usize, bytes.div_ceil(linux::PAGE as u64));
     }
 
     /// A gauge shows `now` from here on.
-    pub fn set(&self, gauge: Gauge, now: u64) {
+    pub fn set_gauge(&self, gauge: Gauge, now: u64) {
         if let Some(words) = &self.words {
             let at = GAUGES + gauge as usize * 2;
             words[at].store(now, Relaxed);
@@ -245,7 +245,7 @@ impl Stats {
                 self.add(cell + 3, nanos);
                 self.add(cell + 4 + histogram::bucket(nanos), 1);
             }
-            None => self.add(header::UNPLACED, 1),
+            None => self.add(header::OVERFLOW, 1),
         }
     }
 
@@ -258,7 +258,7 @@ impl Stats {
             let at = CELLS + (first + i) % CELL_COUNT * CELL_WORDS;
             let found = match words[at].load(Relaxed) {
                 // Another thread, or another process with this file, may have been here first.
-                0 => words[at].compare_exchange(0, key, Relaxed, Relaxed).unwrap_or_else(|theirs| theirs),
+                0 => words[at].compare_exchange(0, key, Relaxed, Relaxed).unwrap_or_else(|current| current),
                 found => found,
             };
             if found == key || found == 0 {

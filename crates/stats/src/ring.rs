@@ -39,8 +39,8 @@ pub(super) fn write(words: &[AtomicU64], body: &Body) -> u64 {
 pub(super) fn read(record: &[u64; RECORD_WORDS], ticket: u64) -> Option<Body> {
     let mut body = Body::default();
     body.copy_from_slice(&record[1..RECORD_WORDS - 1]);
-    let whole = record[0] == ticket.wrapping_add(1) && record[RECORD_WORDS - 1] == checksum(record[0], &body);
-    whole.then_some(body)
+    let intact = record[0] == ticket.wrapping_add(1) && record[RECORD_WORDS - 1] == checksum(record[0], &body);
+    intact.then_some(body)
 }
 
 fn checksum(ticket: u64, body: &Body) -> u64 {

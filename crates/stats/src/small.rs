@@ -17,36 +17,36 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use super::layout::{CALL_WORDS, CALLS, LANE_WORDS, LANES, OWN_LANES, SHARED_LANES, header};
-use super::trace::Traced;
+use super::layout::{CALL_WORDS, CALLS, SLOT_WORDS, THREAD_SLOTS, EXCLUSIVE_SLOTS, SHARED_SLOTS, header};
+use super::trace::TracedRequest;
 use super::{Direction, Stats, histogram};
 
 /// A small request under way: timed only if its turn has come.
-pub struct SmallWatch {
+pub struct SmallSpan {
     direction: Direction,
-    lane: Lane,
+    slot: CounterSlot,
     /// When it began, and how many calls it stands for.
     timed: Option<(Instant, u64)>,
     /// In a box, because a small call feels every byte that is carried along.
-    traced: Option<Box<Traced>>,
+    traced: Option<Box<TracedRequest>>,
 }
 
 /// Where a thread counts its small calls.
 #[derive(Clone, Copy)]
-struct Lane {
+struct CounterSlot {
     at: usize,
     /// Nobody else writes there. A locked addition costs several times as much as a plain one.
-    own: bool,
+    exclusive: bool,
 }
 
 thread_local! {
     /// Number of the table, and the lane there that is this thread's.
-    static LANE: Cell<(u64, Lane)> = const { Cell::new((0, Lane { at: 0, own: false })) };
+    static THREAD_SLOT: Cell<(u64, CounterSlot)> = const { Cell::new((0, CounterSlot { at: 0, exclusive: false })) };
 }
 
-impl SmallWatch {
+impl SmallSpan {
     /// The same, with the device that it is about.
-    pub fn on(mut self, device: &dyn Device) -> SmallWatch {
+    pub fn with_device(mut self, device: &dyn Device) -> SmallSpan {
         if let Some(traced) = &mut self.traced {
             traced.set_device(device.id());
         }
@@ -60,41 +60,41 @@ impl SmallWatch {
 }
 
 /// One small call in this many is timed; of the first ones, those whose number is a power of two.
-const SAMPLED: u64 = 256;
+const SAMPLE_EVERY: u64 = 256;
 
 /// How many calls the `n`th of a lane, counted from 0, stands for if it is timed: those since the last timed one.
 fn weight(n: u64) -> u64 {
     match n {
         0 => 1,
-        n if n < SAMPLED && n.is_power_of_two() => n - n / 2,
-        n if n < SAMPLED => 0,
-        SAMPLED => SAMPLED / 2,
-        n if n.is_multiple_of(SAMPLED) => SAMPLED,
+        n if n < SAMPLE_EVERY && n.is_power_of_two() => n - n / 2,
+        n if n < SAMPLE_EVERY => 0,
+        SAMPLE_EVERY => SAMPLE_EVERY / 2,
+        n if n.is_multiple_of(SAMPLE_EVERY) => SAMPLE_EVERY,
         _ => 0,
     }
 }
 
 impl Stats {
     /// A request of at most [`spinio_host::settings::SMALL`] bytes begins.
-    pub fn begin_small(&self, direction: Direction, fd: Fd, offset: Option<u64>, len: u64) -> SmallWatch {
+    pub fn begin_small(&self, direction: Direction, fd: Fd, offset: Option<u64>, len: u64) -> SmallSpan {
         let Some(words) = &self.words else {
-            return SmallWatch { direction, lane: Lane { at: 0, own: false }, timed: None, traced: None };
+            return SmallSpan { direction, slot: CounterSlot { at: 0, exclusive: false }, timed: None, traced: None };
         };
-        let mut lane = self.lane(words);
-        lane.at += 2 * direction as usize;
+        let mut slot = self.slot_of_thread(words);
+        slot.at += 2 * direction as usize;
         // On a virtual machine reading the clock twice can cost as much as the read.
-        let weight = weight(words[lane.at].load(Relaxed));
+        let weight = weight(words[slot.at].load(Relaxed));
         let timed = (weight > 0).then(|| (Instant::now(), weight));
-        SmallWatch { direction, lane, timed, traced: self.traced(fd, offset, len).map(Box::new) }
+        SmallSpan { direction, slot, timed, traced: self.traced(fd, offset, len).map(Box::new) }
     }
 
     /// It returns: `bytes` by one route, or an error.
-    pub fn end_small(&self, watch: &SmallWatch, route: Route, reason: Reason, result: &Result<usize, Errno>) {
+    pub fn end_small(&self, span: &SmallSpan, route: Route, reason: Reason, result: &Result<usize, Errno>) {
         if self.words.is_none() {
             return;
         }
-        let calls = CALLS + watch.direction as usize * CALL_WORDS;
-        let timed = watch.timed.map(|(begun, weight)| (begun.elapsed().as_nanos() as u64, weight));
+        let calls = CALLS + span.direction as usize * CALL_WORDS;
+        let timed = span.timed.map(|(begun, weight)| (begun.elapsed().as_nanos() as u64, weight));
         if let Some((nanos, weight)) = timed {
             self.add(calls + 3, nanos.wrapping_mul(weight));
             self.add(calls + 4 + histogram::bucket(nanos), weight);
@@ -102,13 +102,13 @@ impl Stats {
         match result {
             // What nearly all of them are costs two additions, in a cache line of this thread.
             Ok(bytes) if (route, reason) == (Route::Copy, Reason::Small) => {
-                self.add_in(watch.lane, 0, 1);
-                self.add_in(watch.lane, 1, *bytes as u64);
+                self.add_to_slot(span.slot, 0, 1);
+                self.add_to_slot(span.slot, 1, *bytes as u64);
             }
             Ok(bytes) => {
                 self.add(calls, 1);
                 self.add(calls + 2, *bytes as u64);
-                if let Some(cell) = self.cell(watch.direction, route, reason).filter(|_| *bytes > 0) {
+                if let Some(cell) = self.cell(span.direction, route, reason).filter(|_| *bytes > 0) {
                     self.add(cell + 1, 1);
                     self.add(cell + 2, *bytes as u64);
                 }
@@ -119,41 +119,41 @@ impl Stats {
             }
         }
         if let Some((nanos, weight)) = timed
-            && let Some(cell) = self.cell(watch.direction, route, reason).filter(|_| result.is_ok())
+            && let Some(cell) = self.cell(span.direction, route, reason).filter(|_| result.is_ok())
         {
             self.add(cell + 3, nanos.wrapping_mul(weight));
             self.add(cell + 4 + histogram::bucket(nanos), weight);
         }
-        if let Some(traced) = &watch.traced {
-            self.trace_request(traced, watch.direction, Some((route, reason)), result);
+        if let Some(traced) = &span.traced {
+            self.trace_request(traced, span.direction, Some((route, reason)), result);
         }
     }
 
     /// The calling thread's lane.
-    fn lane(&self, words: &[AtomicU64]) -> Lane {
-        let (table, lane) = LANE.get();
-        if table == self.number { lane } else { self.take_lane(words) }
+    fn slot_of_thread(&self, words: &[AtomicU64]) -> CounterSlot {
+        let (table, slot) = THREAD_SLOT.get();
+        if table == self.table_id { slot } else { self.claim_slot(words) }
     }
 
     #[cold]
-    fn take_lane(&self, words: &[AtomicU64]) -> Lane {
+    fn claim_slot(&self, words: &[AtomicU64]) -> CounterSlot {
         // A thread that ends leaves its lane as it is: there are enough for most programs, and what comes later shares.
-        let taken = words[header::LANES_TAKEN].load(Relaxed) as usize;
-        if taken < OWN_LANES {
-            let mine = words[header::LANES_TAKEN].fetch_add(1, Relaxed) as usize;
-            if mine < OWN_LANES {
-                let lane = Lane { at: LANES + mine * LANE_WORDS, own: true };
-                LANE.set((self.number, lane));
-                return lane;
+        let claimed = words[header::SLOTS_TAKEN].load(Relaxed) as usize;
+        if claimed < EXCLUSIVE_SLOTS {
+            let index = words[header::SLOTS_TAKEN].fetch_add(1, Relaxed) as usize;
+            if index < EXCLUSIVE_SLOTS {
+                let slot = CounterSlot { at: THREAD_SLOTS + index * SLOT_WORDS, exclusive: true };
+                THREAD_SLOT.set((self.table_id, slot));
+                return slot;
             }
         }
-        Lane { at: LANES + (OWN_LANES + linux::cpu() % SHARED_LANES) * LANE_WORDS, own: false }
+        CounterSlot { at: THREAD_SLOTS + (EXCLUSIVE_SLOTS + linux::cpu() % SHARED_SLOTS) * SLOT_WORDS, exclusive: false }
     }
 
-    fn add_in(&self, lane: Lane, word: usize, n: u64) {
+    fn add_to_slot(&self, slot: CounterSlot, word: usize, n: u64) {
         if let Some(words) = &self.words {
-            let word = &words[lane.at + word];
-            if lane.own {
+            let word = &words[slot.at + word];
+            if slot.exclusive {
                 word.store(word.load(Relaxed).wrapping_add(n), Relaxed);
             } else {
                 word.fetch_add(n, Relaxed);
@@ -167,13 +167,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_timed_calls_stand_for_all_before_them() {
-        let mut stood_for = 0;
+    fn sample_weights_cover_all_calls() {
+        let mut covered = 0;
         for n in 0..10_000 {
             let weight = weight(n);
-            stood_for += weight;
-            assert!(weight == 0 || stood_for == n + 1, "call {n} is timed, and {stood_for} are stood for");
-            assert!(n + 1 - stood_for <= SAMPLED.min(n / 2), "after call {n} only {stood_for} are stood for");
+            covered += weight;
+            assert!(weight == 0 || covered == n + 1, "call {n} is timed, and {covered} are stood for");
+            assert!(n + 1 - covered <= SAMPLE_EVERY.min(n / 2), "after call {n} only {covered} are stood for");
         }
     }
 }

@@ -5,7 +5,7 @@ use spinio_plan::{Reason, Residency, Route};
 use super::histogram::{BUCKETS, Histogram};
 use super::layout::{
     CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, COUNTERS, DIRECTIONS, FINGERPRINT, GAUGE_SLOTS, GAUGES,
-    LANE_COUNT, LANE_WORDS, LANES, MAGIC, PAGES, REFUSED, RESIDENCIES, header, key,
+    SLOT_COUNT, SLOT_WORDS, THREAD_SLOTS, MAGIC, PAGES, REFUSALS, RESIDENCIES, header, key,
 };
 use super::{Direction, Gauge};
 
@@ -26,7 +26,7 @@ pub struct Calls {
 
 /// What travelled by one route for one reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct RouteRow {
     /// Of the request.
     pub direction: Direction,
     /// How the bytes travelled.
@@ -45,11 +45,11 @@ pub struct Line {
 
 /// How often a faster route was refused, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct Refusal {
     /// Why.
     pub reason: Reason,
     /// Segments.
-    pub times: u64,
+    pub count: u64,
     /// Their bytes.
     pub bytes: u64,
 }
@@ -63,9 +63,9 @@ pub struct Process {
     /// Name of the program, at most 15 bytes.
     pub name: String,
     /// CLOCK_MONOTONIC when the counters began, nanoseconds.
-    pub born: u64,
+    pub started: u64,
     /// The same moment in nanoseconds since 1970.
-    pub born_wall: u64,
+    pub started_wall: u64,
 }
 
 /// The counters at one moment. Taken while others count, one number may be a piece behind another.
@@ -80,41 +80,41 @@ pub struct Snapshot {
     /// Batches.
     pub batch: Calls,
     /// Routes and reasons that moved anything.
-    pub lines: Vec<Line>,
+    pub rows: Vec<RouteRow>,
     /// Reasons for which a faster route was refused.
-    pub refused: Vec<Refused>,
+    pub refusals: Vec<Refusal>,
     /// Pages asked about, by residency: see [`Snapshot::pages`].
     pub pages: [u64; RESIDENCIES],
     /// By gauge, see [`Snapshot::gauge`].
     pub gauges: [[u64; 2]; GAUGE_SLOTS],
     /// Pieces whose route and reason found no room in the table.
-    pub unplaced: u64,
+    pub overflow: u64,
 }
 
 /// What `bytes` would be if they were a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Foreign {
+pub enum SnapshotError {
     /// Not a table of counters at all, or cut short.
-    Unknown,
+    NotCounters,
     /// A table of another build of SPIN, whose numbers mean other things.
-    OtherBuild,
+    OtherVersion,
 }
 
 impl Snapshot {
     /// Reads the table that another process keeps in a file; hostile bytes give nonsense, never a panic.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Snapshot, Foreign> {
+    pub fn from_bytes(bytes: &[u8]) -> Result<Snapshot, SnapshotError> {
         let word = |i: usize| match bytes.get(i * 8..i * 8 + 8).and_then(|b| b.try_into().ok()) {
             Some(b) => u64::from_le_bytes(b),
             None => 0,
         };
         if bytes.len() < COUNTERS * 8 || !matches!(word(header::MAGIC), MAGIC | 0) {
-            return Err(Foreign::Unknown);
+            return Err(SnapshotError::NotCounters);
         }
         // All zero is a table nobody has counted in.
         match (word(header::MAGIC), word(header::FINGERPRINT)) {
             (MAGIC, FINGERPRINT) | (0, 0) => Ok(Snapshot::read(&word)),
-            (MAGIC, _) => Err(Foreign::OtherBuild),
-            _ => Err(Foreign::Unknown),
+            (MAGIC, _) => Err(SnapshotError::OtherVersion),
+            _ => Err(SnapshotError::NotCounters),
         }
     }
 
@@ -136,26 +136,26 @@ impl Snapshot {
                 latency: histogram(at + 4),
             };
         }
-        let mut lines = Vec::new();
+        let mut rows = Vec::new();
         for at in (0..CELL_COUNT).map(|i| CELLS + i * CELL_WORDS) {
-            if let Some((direction, route, reason)) = unkey(word(at)) {
+            if let Some((direction, route, reason)) = decode_key(word(at)) {
                 let (pieces, bytes, nanos) = (word(at + 1), word(at + 2), word(at + 3));
-                lines.push(Line { direction, route, reason, pieces, bytes, nanos, latency: histogram(at + 4) });
+                rows.push(RouteRow { direction, route, reason, pieces, bytes, nanos, latency: histogram(at + 4) });
             }
         }
-        let lane = |i: usize| (0..LANE_COUNT).fold(0u64, |sum, l| sum.wrapping_add(word(LANES + l * LANE_WORDS + i)));
+        let slot_sum = |i: usize| (0..SLOT_COUNT).fold(0u64, |sum, l| sum.wrapping_add(word(THREAD_SLOTS + l * SLOT_WORDS + i)));
         for (direction, at) in [(Direction::Read, 0), (Direction::Write, 2)] {
-            let (count, bytes) = (lane(at), lane(at + 1));
+            let (count, bytes) = (slot_sum(at), slot_sum(at + 1));
             if count > 0 {
                 // The time of small ones stands in their cell already: it is the calls' too.
-                small(&mut calls[direction as usize], &mut lines, direction, count, bytes);
+                add_small_calls(&mut calls[direction as usize], &mut rows, direction, count, bytes);
             }
         }
-        lines.retain(|l| l.pieces > 0);
-        lines.sort_by_key(|l| (l.direction as usize, l.route, l.reason));
-        let refused = Reason::ALL.iter().enumerate().filter_map(|(i, &reason)| {
-            let at = REFUSED + i * 2;
-            (word(at) > 0).then(|| Refused { reason, times: word(at), bytes: word(at + 1) })
+        rows.retain(|l| l.pieces > 0);
+        rows.sort_by_key(|l| (l.direction as usize, l.route, l.reason));
+        let refusals = Reason::ALL.iter().enumerate().filter_map(|(i, &reason)| {
+            let at = REFUSALS + i * 2;
+            (word(at) > 0).then(|| Refusal { reason, count: word(at), bytes: word(at + 1) })
         });
         let [read, write, batch] = calls;
         Snapshot {
@@ -163,11 +163,11 @@ impl Snapshot {
             read,
             write,
             batch,
-            lines,
-            refused: refused.collect(),
+            rows,
+            refusals: refusals.collect(),
             pages: std::array::from_fn(|i| word(PAGES + i)),
             gauges: std::array::from_fn(|i| [word(GAUGES + i * 2), word(GAUGES + i * 2 + 1)]),
-            unplaced: word(header::UNPLACED),
+            overflow: word(header::OVERFLOW),
         }
     }
 
@@ -192,86 +192,86 @@ impl Snapshot {
 
     /// What a gauge shows now, and the most it ever showed.
     pub fn gauge(&self, gauge: Gauge) -> (u64, u64) {
-        let [now, most] = self.gauges[gauge as usize];
-        (now, most)
+        let [now, max] = self.gauges[gauge as usize];
+        (now, max)
     }
 
     /// What was counted since `earlier`; gauges stay as they are.
     pub fn since(&self, earlier: &Snapshot) -> Snapshot {
         let mut out = self.clone();
-        out.merge(earlier, u64::saturating_sub);
-        out.lines.retain(|l| l.pieces > 0);
-        out.refused.retain(|r| r.times > 0);
+        out.combine(earlier, u64::saturating_sub);
+        out.rows.retain(|l| l.pieces > 0);
+        out.refusals.retain(|r| r.count > 0);
         out
     }
 
     /// Adds what another process counted; gauges too.
     pub fn add(&mut self, other: &Snapshot) {
-        for line in &other.lines {
-            if !self.lines.iter().any(|l| l.is_like(line)) {
-                self.lines.push(Line { pieces: 0, bytes: 0, nanos: 0, latency: Histogram::default(), ..line.clone() });
+        for line in &other.rows {
+            if !self.rows.iter().any(|l| l.same_key(line)) {
+                self.rows.push(RouteRow { pieces: 0, bytes: 0, nanos: 0, latency: Histogram::default(), ..line.clone() });
             }
         }
-        for r in &other.refused {
-            if !self.refused.iter().any(|mine| mine.reason == r.reason) {
-                self.refused.push(Refused { times: 0, bytes: 0, ..*r });
+        for r in &other.refusals {
+            if !self.refusals.iter().any(|mine| mine.reason == r.reason) {
+                self.refusals.push(Refusal { count: 0, bytes: 0, ..*r });
             }
         }
-        self.merge(other, u64::wrapping_add);
+        self.combine(other, u64::wrapping_add);
         for (mine, theirs) in self.gauges.as_flattened_mut().iter_mut().zip(other.gauges.as_flattened()) {
             *mine = mine.wrapping_add(*theirs);
         }
-        self.lines.sort_by_key(|l| (l.direction as usize, l.route, l.reason));
-        self.refused.sort_by_key(|r| r.reason);
+        self.rows.sort_by_key(|l| (l.direction as usize, l.route, l.reason));
+        self.refusals.sort_by_key(|r| r.reason);
     }
 
-    fn merge(&mut self, other: &Snapshot, with: fn(u64, u64) -> u64) {
+    fn combine(&mut self, other: &Snapshot, with: fn(u64, u64) -> u64) {
         let mine = [&mut self.read, &mut self.write, &mut self.batch];
         for (mine, theirs) in mine.into_iter().zip([&other.read, &other.write, &other.batch]) {
             mine.calls = with(mine.calls, theirs.calls);
             mine.failed = with(mine.failed, theirs.failed);
             mine.bytes = with(mine.bytes, theirs.bytes);
             mine.nanos = with(mine.nanos, theirs.nanos);
-            mine.latency.merge(&theirs.latency, with);
+            mine.latency.combine(&theirs.latency, with);
         }
-        for theirs in &other.lines {
-            if let Some(mine) = self.lines.iter_mut().find(|l| l.is_like(theirs)) {
+        for theirs in &other.rows {
+            if let Some(mine) = self.rows.iter_mut().find(|l| l.same_key(theirs)) {
                 mine.pieces = with(mine.pieces, theirs.pieces);
                 mine.bytes = with(mine.bytes, theirs.bytes);
                 mine.nanos = with(mine.nanos, theirs.nanos);
-                mine.latency.merge(&theirs.latency, with);
+                mine.latency.combine(&theirs.latency, with);
             }
         }
-        for theirs in &other.refused {
-            if let Some(mine) = self.refused.iter_mut().find(|r| r.reason == theirs.reason) {
-                mine.times = with(mine.times, theirs.times);
+        for theirs in &other.refusals {
+            if let Some(mine) = self.refusals.iter_mut().find(|r| r.reason == theirs.reason) {
+                mine.count = with(mine.count, theirs.count);
                 mine.bytes = with(mine.bytes, theirs.bytes);
             }
         }
         for (mine, theirs) in self.pages.iter_mut().zip(other.pages) {
             *mine = with(*mine, theirs);
         }
-        self.unplaced = with(self.unplaced, other.unplaced);
+        self.overflow = with(self.overflow, other.overflow);
     }
 }
 
-impl Line {
-    fn is_like(&self, other: &Line) -> bool {
+impl RouteRow {
+    fn same_key(&self, other: &RouteRow) -> bool {
         (self.direction, self.route, self.reason) == (other.direction, other.route, other.reason)
     }
 }
 
 /// Adds the small calls of all lanes to where they belong.
-fn small(calls: &mut Calls, lines: &mut Vec<Line>, direction: Direction, count: u64, bytes: u64) {
+fn add_small_calls(calls: &mut Calls, rows: &mut Vec<RouteRow>, direction: Direction, count: u64, bytes: u64) {
     let (route, reason) = (Route::Copy, Reason::Small);
-    let at = lines.iter().position(|l| (l.direction, l.route, l.reason) == (direction, route, reason));
+    let at = rows.iter().position(|l| (l.direction, l.route, l.reason) == (direction, route, reason));
     let line = match at {
-        Some(at) => &mut lines[at],
+        Some(at) => &mut rows[at],
         None => {
             let latency = Histogram::default();
-            lines.push(Line { direction, route, reason, pieces: 0, bytes: 0, nanos: 0, latency });
-            let last = lines.len() - 1;
-            &mut lines[last]
+            rows.push(RouteRow { direction, route, reason, pieces: 0, bytes: 0, nanos: 0, latency });
+            let last = rows.len() - 1;
+            &mut rows[last]
         }
     };
     line.pieces = line.pieces.wrapping_add(count);
@@ -285,11 +285,11 @@ fn process(word: &impl Fn(usize) -> u64) -> Process {
     name.truncate(name.iter().position(|b| *b == 0).unwrap_or(name.len()));
     let name = String::from_utf8_lossy(&name).chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     let pid = u32::try_from(word(header::PID)).unwrap_or(0);
-    Process { pid, name, born: word(header::BORN), born_wall: word(header::BORN_WALL) }
+    Process { pid, name, started: word(header::STARTED), started_wall: word(header::STARTED_WALL) }
 }
 
 /// What a key stands for; `None` for a free cell, or one that nobody of ours wrote.
-fn unkey(word: u64) -> Option<(Direction, Route, Reason)> {
+fn decode_key(word: u64) -> Option<(Direction, Route, Reason)> {
     let direction = *Direction::ALL.get((word >> 16 & 0xffff) as usize)?;
     let route = *Route::ALL.get((word >> 8 & 0xff) as usize)?;
     let reason = *Reason::ALL.get((word & 0xff) as usize)?;

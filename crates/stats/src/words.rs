@@ -8,36 +8,36 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 /// Some words of zeros, private or shared through a file. Pages that nobody touches cost nothing.
-pub(super) struct Words {
+pub(super) struct SharedWords {
     start: NonNull<AtomicU64>,
     count: usize,
 }
 
 // SAFETY: atomic words may be used from any thread, and unmapping is not tied to one.
-unsafe impl Send for Words {}
+unsafe impl Send for SharedWords {}
 // SAFETY: as above.
-unsafe impl Sync for Words {}
+unsafe impl Sync for SharedWords {}
 
-impl Words {
+impl SharedWords {
     /// Words of this process alone.
-    pub(super) fn private(count: usize) -> Result<Words, Errno> {
-        Words::map(count, linux::MAP_PRIVATE | linux::MAP_ANONYMOUS, -1)
+    pub(super) fn anonymous(count: usize) -> Result<SharedWords, Errno> {
+        SharedWords::map(count, linux::MAP_PRIVATE | linux::MAP_ANONYMOUS, -1)
     }
 
     /// The first words of a file, which has to be as long, and with room on the disk for what will be touched.
-    pub(super) fn of_file(count: usize, fd: Fd) -> Result<Words, Errno> {
-        Words::map(count, linux::MAP_SHARED, fd)
+    pub(super) fn from_file(count: usize, fd: Fd) -> Result<SharedWords, Errno> {
+        SharedWords::map(count, linux::MAP_SHARED, fd)
     }
 
-    fn map(count: usize, flags: u32, fd: Fd) -> Result<Words, Errno> {
+    fn map(count: usize, flags: u32, fd: Fd) -> Result<SharedWords, Errno> {
         let protection = linux::PROT_READ | linux::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         let start = unsafe { linux::mmap(core::ptr::null_mut(), count * 8, protection, flags, fd, 0) }?;
-        Ok(Words { start: NonNull::new(start.cast()).ok_or(Errno::FAULT)?, count })
+        Ok(SharedWords { start: NonNull::new(start.cast()).ok_or(Errno::FAULT)?, count })
     }
 }
 
-impl Deref for Words {
+impl Deref for SharedWords {
     type Target = [AtomicU64];
 
     fn deref(&self) -> &[AtomicU64] {
@@ -47,7 +47,7 @@ impl Deref for Words {
     }
 }
 
-impl Drop for Words {
+impl Drop for SharedWords {
     fn drop(&mut self) {
         // SAFETY: our own mapping, and no reference into it outlives `self`.
         let _ = unsafe { linux::munmap(self.start.as_ptr().cast(), self.count * 8) };

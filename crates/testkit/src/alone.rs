@@ -19,17 +19,17 @@ use std::time::{Duration, Instant};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Private};
 
-use crate::deadline::PATIENCE;
+use crate::deadline::TIMEOUT;
 
 /// Waits until nobody has the file open; the error says why that cannot be known: no leases there, not one's own file.
-pub fn await_alone(path: &Path) -> Result<(), Errno> {
-    static APART: OnceLock<Private> = OnceLock::new();
+pub fn wait_exclusive(path: &Path) -> Result<(), Errno> {
+    static SHADOW_TABLE: OnceLock<Private> = OnceLock::new();
     // In a table that no child inherits: the question must not be what it asks about.
-    let apart = APART.get_or_init(|| Private::new().expect("a descriptor table"));
+    let shadow_table = SHADOW_TABLE.get_or_init(|| Private::new().expect("a descriptor table"));
     let (done, answer) = mpsc::channel();
-    let theirs = path.to_owned();
-    let spawned = apart.spawn("alone", move || {
-        let _ = done.send(lease_and_let_go(&theirs));
+    let target = path.to_owned();
+    let spawned = shadow_table.spawn("alone", move || {
+        let _ = done.send(probe_lease(&target));
     });
     assert!(spawned, "no thread");
     let found = answer.recv().expect("an answer");
@@ -37,13 +37,13 @@ pub fn await_alone(path: &Path) -> Result<(), Errno> {
     found
 }
 
-fn lease_and_let_go(path: &Path) -> Result<(), Errno> {
+fn probe_lease(path: &Path) -> Result<(), Errno> {
     let begun = Instant::now();
     let file = File::open(path).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
     loop {
         match linux::take_write_lease(file.as_raw_fd(), linux::gettid()) {
             Ok(()) => return linux::drop_lease(file.as_raw_fd()),
-            Err(Errno::AGAIN) if begun.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(1)),
+            Err(Errno::AGAIN) if begun.elapsed() < TIMEOUT => std::thread::sleep(Duration::from_millis(1)),
             Err(errno) => return Err(errno),
         }
     }
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_waits_for_a_child_that_has_the_file_open() {
+    fn wait_exclusive_waits_for_child() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let file = File::create(&path).unwrap();
@@ -69,15 +69,15 @@ mod tests {
             }
         }
         drop(file);
-        let told_to_end = AtomicBool::new(false);
+        let child_stopped = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| match await_alone(&path) {
-                Ok(()) => assert!(told_to_end.load(SeqCst)),
+            scope.spawn(|| match wait_exclusive(&path) {
+                Ok(()) => assert!(child_stopped.load(SeqCst)),
                 Err(e) => println!("skipped: no leases here: {e}"),
             });
             // Time to be wrong in.
             std::thread::sleep(Duration::from_millis(100));
-            told_to_end.store(true, SeqCst);
+            child_stopped.store(true, SeqCst);
             // SAFETY: our own child.
             unsafe {
                 libc::kill(child, libc::SIGKILL);

@@ -57,18 +57,18 @@ impl Buffer {
     }
 
     /// The same by way of another device that stands before this one.
-    pub fn target_through(&self, device: &'static dyn Device, at: usize) -> Target {
+    pub fn target_via(&self, device: &'static dyn Device, at: usize) -> Target {
         let allocation = device.allocation(self.start, self.len as u64).expect("allocated");
         Target { allocation, addr: self.start.offset(at as u64) }
     }
 
     /// The bytes, after everything queued on the program's queue.
     pub fn bytes(&self) -> Vec<u8> {
-        self.part(0..self.len)
+        self.range_bytes(0..self.len)
     }
 
     /// Some of the bytes.
-    pub fn part(&self, range: Range<usize>) -> Vec<u8> {
+    pub fn range_bytes(&self, range: Range<usize>) -> Vec<u8> {
         let mut bytes = vec![0; range.len()];
         if bytes.is_empty() {
             return bytes;
@@ -82,7 +82,7 @@ impl Buffer {
     }
 
     /// Writes some of the bytes.
-    pub fn put(&self, at: usize, bytes: &[u8]) {
+    pub fn write_at(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len, "outside the buffer");
         if bytes.is_empty() {
             return;
@@ -102,8 +102,8 @@ impl Buffer {
     }
 
     /// Fails unless everything from `from` on is still poison.
-    pub fn assert_untouched_from(&self, from: usize) {
-        let rest = self.part(from..self.len);
+    pub fn assert_poison_from(&self, from: usize) {
+        let rest = self.range_bytes(from..self.len);
         if let Some(at) = rest.iter().position(|&b| b != POISON) {
             panic!("byte {} was written, though only {from} were reported", from + at);
         }

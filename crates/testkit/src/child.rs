@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::deadline::PATIENCE;
+use crate::deadline::TIMEOUT;
 
 /// Forks; the child ends with what `body` returns, which must not panic and should not print. Fails if that is not 0,
 /// or if it hangs.
@@ -15,11 +15,11 @@ pub fn in_child(what: &str, body: impl FnOnce() -> i32) {
         unsafe { libc::_exit(code) };
     }
     assert!(child > 0, "fork");
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut status = 0;
     // SAFETY: asks about our own child.
     while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {
-        if Instant::now() > patience {
+        if Instant::now() > deadline {
             // SAFETY: ends our own child.
             unsafe { libc::kill(child, libc::SIGKILL) };
             panic!("{what}: the child hangs");

@@ -4,24 +4,24 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// Long enough for the slowest machine, busy with other things: only a hang takes as long.
-pub const PATIENCE: Duration = Duration::from_secs(600);
+pub const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Waits for what somebody else does in his own time; fails if it never comes.
-pub fn in_a_while(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "never: {what}");
+    while !condition() {
+        assert!(begun.elapsed() < TIMEOUT, "never: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
 /// Runs `body`; ends the whole test program if it has not returned after [`PATIENCE`], since whatever hangs would hang
 /// the other tests too. A panic in the body is passed on.
-pub fn within<T>(what: &str, body: impl FnOnce() -> T) -> T {
+pub fn with_deadline<T>(what: &str, body: impl FnOnce() -> T) -> T {
     let (done, finished) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            if finished.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+            if finished.recv_timeout(TIMEOUT) == Err(mpsc::RecvTimeoutError::Timeout) {
                 eprintln!("{what} hangs");
                 std::process::abort();
             }

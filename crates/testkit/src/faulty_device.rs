@@ -14,7 +14,7 @@ use spinio_device::{
     Pinned, QueueId, Wait,
 };
 
-use crate::deadline::in_a_while;
+use crate::deadline::eventually;
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
@@ -24,38 +24,38 @@ type Result<T> = core::result::Result<T, DeviceError>;
 #[expect(missing_docs, reason = "named after the functions of Device")]
 pub enum Operation {
     Staging,
-    LeaseQueue,
+    AcquireStream,
     CopyIn,
     CopyOut,
     Fence,
-    Follow,
-    IsDone,
+    WaitEvent,
+    Query,
     Wait,
-    Drain,
+    Synchronize,
     Pin,
     CopyPinned,
-    PrepareGather,
+    LoadGatherKernel,
     Gather,
-    CallHost,
+    LaunchHostFunc,
 }
 
 impl Operation {
     /// All of them.
     pub const ALL: [Operation; 14] = [
         Operation::Staging,
-        Operation::LeaseQueue,
+        Operation::AcquireStream,
         Operation::CopyIn,
         Operation::CopyOut,
         Operation::Fence,
-        Operation::Follow,
-        Operation::IsDone,
+        Operation::WaitEvent,
+        Operation::Query,
         Operation::Wait,
-        Operation::Drain,
+        Operation::Synchronize,
         Operation::Pin,
         Operation::CopyPinned,
-        Operation::PrepareGather,
+        Operation::LoadGatherKernel,
         Operation::Gather,
-        Operation::CallHost,
+        Operation::LaunchHostFunc,
     ];
 }
 
@@ -80,24 +80,24 @@ struct Plan {
 }
 
 /// What a call waits for.
-type Until = Box<dyn Fn() -> bool + Send>;
+type StallCondition = Box<dyn Fn() -> bool + Send>;
 
 /// The device with faults.
 pub struct FaultyDevice {
     inner: &'static dyn Device,
     plan: Mutex<Plan>,
     /// The operation that waits, how many calls of it pass first, and what for.
-    stall: Mutex<Option<(Operation, u64, Until)>>,
+    stall: Mutex<Option<(Operation, u64, StallCondition)>>,
 }
 
 impl FaultyDevice {
     /// Stands before a device, without a fault yet.
-    pub fn before(inner: &'static dyn Device) -> &'static FaultyDevice {
+    pub fn wrap(inner: &'static dyn Device) -> &'static FaultyDevice {
         Box::leak(Box::new(FaultyDevice { inner, plan: Mutex::default(), stall: Mutex::default() }))
     }
 
     /// Lets calls of an operation fail, from the `nth` from now on (1: the next), `times` times.
-    pub fn fail(&self, operation: Operation, nth: u64, times: u64, kind: ErrorKind) {
+    pub fn inject(&self, operation: Operation, nth: u64, times: u64, kind: ErrorKind) {
         let mut plan = self.plan();
         let after = plan.calls[operation as usize] + nth - 1;
         plan.faults.push(Fault { operation, after, times, kind });
@@ -109,11 +109,11 @@ impl FaultyDevice {
     }
 
     /// Lets the `nth` call of an operation from now on stand still until something is so; fails if it never is.
-    pub fn stall(&self, operation: Operation, nth: u64, until: impl Fn() -> bool + Send + 'static) {
+    pub fn stall_until(&self, operation: Operation, nth: u64, until: impl Fn() -> bool + Send + 'static) {
         *self.stall.lock().unwrap_or_else(PoisonError::into_inner) = Some((operation, nth - 1, Box::new(until)));
     }
 
-    fn stand_still(&self, operation: Operation) {
+    fn wait_if_stalled(&self, operation: Operation) {
         let mut stall = self.stall.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((_, left, _)) = stall.as_mut().filter(|stall| stall.0 == operation) else { return };
         if *left > 0 {
@@ -123,7 +123,7 @@ impl FaultyDevice {
         let taken = stall.take();
         drop(stall);
         if let Some((_, _, until)) = taken {
-            in_a_while("what an operation of the device waits for", until);
+            eventually("what an operation of the device waits for", until);
         }
     }
 
@@ -132,12 +132,12 @@ impl FaultyDevice {
         self.plan().redirected = Some((from, to));
     }
 
-    fn directed(&self, queue: QueueId) -> QueueId {
+    fn redirect_target(&self, queue: QueueId) -> QueueId {
         self.plan().redirected.filter(|r| r.0 == queue).map_or(queue, |r| r.1)
     }
 
     /// No more faults.
-    pub fn heal(&self) {
+    pub fn clear_faults(&self) {
         self.plan().faults.clear();
     }
 
@@ -155,14 +155,14 @@ impl FaultyDevice {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pass(&self, operation: Operation) -> Result<()> {
-        self.stand_still(operation);
+    fn check(&self, operation: Operation) -> Result<()> {
+        self.wait_if_stalled(operation);
         let mut plan = self.plan();
         let count = plan.calls[operation as usize];
         plan.calls[operation as usize] += 1;
-        if let Some((which, whose, left)) = &mut plan.panic
-            && *which == operation
-            && *whose == thread::current().id()
+        if let Some((operation_to_panic, thread_id, left)) = &mut plan.panic
+            && *operation_to_panic == operation
+            && *thread_id == thread::current().id()
         {
             if *left == 0 {
                 plan.panic = None;
@@ -200,7 +200,7 @@ impl Device for FaultyDevice {
     }
 
     fn staging(&self, len: usize) -> Result<Pinned> {
-        self.pass(Operation::Staging)?;
+        self.check(Operation::Staging)?;
         self.inner.staging(len)
     }
 
@@ -213,7 +213,7 @@ impl Device for FaultyDevice {
     }
 
     fn lease_queue(&self) -> Result<QueueId> {
-        self.pass(Operation::LeaseQueue)?;
+        self.check(Operation::AcquireStream)?;
         self.inner.lease_queue()
     }
 
@@ -222,34 +222,34 @@ impl Device for FaultyDevice {
     }
 
     unsafe fn copy_in(&self, queue: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
-        self.pass(Operation::CopyIn)?;
+        self.check(Operation::CopyIn)?;
         // SAFETY: passed on to the caller.
-        unsafe { self.inner.copy_in(self.directed(queue), dst, src, len) }
+        unsafe { self.inner.copy_in(self.redirect_target(queue), dst, src, len) }
     }
 
     unsafe fn copy_out(&self, queue: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
-        self.pass(Operation::CopyOut)?;
+        self.check(Operation::CopyOut)?;
         // SAFETY: passed on to the caller.
         unsafe { self.inner.copy_out(queue, dst, src, len) }
     }
 
     fn fence(&self, queue: QueueId) -> Result<Fence> {
-        self.pass(Operation::Fence)?;
+        self.check(Operation::Fence)?;
         self.inner.fence(queue)
     }
 
     fn follow(&self, queue: QueueId, fence: &Fence) -> Result<()> {
-        self.pass(Operation::Follow)?;
+        self.check(Operation::WaitEvent)?;
         self.inner.follow(queue, fence)
     }
 
     fn is_done(&self, fence: &Fence) -> Result<bool> {
-        self.pass(Operation::IsDone).map_err(|e| self.inner.wait(fence, Wait::Sleep).err().unwrap_or(e))?;
+        self.check(Operation::Query).map_err(|e| self.inner.wait(fence, Wait::Sleep).err().unwrap_or(e))?;
         self.inner.is_done(fence)
     }
 
     fn wait(&self, fence: &Fence, how: Wait) -> Result<()> {
-        self.pass(Operation::Wait).map_err(|e| self.inner.wait(fence, Wait::Sleep).err().unwrap_or(e))?;
+        self.check(Operation::Wait).map_err(|e| self.inner.wait(fence, Wait::Sleep).err().unwrap_or(e))?;
         self.inner.wait(fence, how)
     }
 
@@ -258,18 +258,18 @@ impl Device for FaultyDevice {
     }
 
     fn drain(&self, queue: QueueId, how: Wait) -> Result<()> {
-        self.pass(Operation::Drain).map_err(|e| self.inner.drain(queue, Wait::Sleep).err().unwrap_or(e))?;
+        self.check(Operation::Synchronize).map_err(|e| self.inner.drain(queue, Wait::Sleep).err().unwrap_or(e))?;
         self.inner.drain(queue, how)
     }
 
     unsafe fn pin(&self, ptr: *const u8, len: usize) -> Result<Pin> {
-        self.pass(Operation::Pin)?;
+        self.check(Operation::Pin)?;
         // SAFETY: passed on to the caller.
         unsafe { self.inner.pin(ptr, len) }
     }
 
     unsafe fn copy_pinned(&self, queue: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()> {
-        self.pass(Operation::CopyPinned)?;
+        self.check(Operation::CopyPinned)?;
         // SAFETY: passed on to the caller.
         unsafe { self.inner.copy_pinned(queue, dst, pin, offset, len) }
     }
@@ -284,13 +284,13 @@ impl Device for FaultyDevice {
         function: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
     ) -> Result<()> {
-        self.pass(Operation::CallHost)?;
+        self.check(Operation::LaunchHostFunc)?;
         // SAFETY: passed on to the caller.
-        unsafe { self.inner.call_host(self.directed(queue), function, argument) }
+        unsafe { self.inner.call_host(self.redirect_target(queue), function, argument) }
     }
 
     fn prepare_gather(&self, code: &dyn CodeStore) -> Result<()> {
-        self.pass(Operation::PrepareGather)?;
+        self.check(Operation::LoadGatherKernel)?;
         self.inner.prepare_gather(code)
     }
 
@@ -307,7 +307,7 @@ impl Device for FaultyDevice {
     }
 
     unsafe fn gather(&self, queue: QueueId, list: *const Gathered, count: usize) -> Result<()> {
-        self.pass(Operation::Gather)?;
+        self.check(Operation::Gather)?;
         // SAFETY: passed on to the caller.
         unsafe { self.inner.gather(queue, list, count) }
     }
@@ -319,20 +319,20 @@ mod tests {
     use crate::buffer::{Buffer, emulated};
 
     #[test]
-    fn exactly_the_calls_that_were_named_fail() {
+    fn faults_affect_named_calls() {
         let inner = emulated("size=1M");
-        let device = FaultyDevice::before(inner);
+        let device = FaultyDevice::wrap(inner);
         let buffer = Buffer::new(inner, 4096);
         let found = device.allocation(buffer.addr(), 1).unwrap();
         assert!(core::ptr::addr_eq(found.device, device));
         let drain = || device.drain(QueueId(0), Wait::Sleep).is_ok();
         assert!(drain());
-        device.fail(Operation::Drain, 2, 2, ErrorKind::Driver);
+        device.inject(Operation::Synchronize, 2, 2, ErrorKind::Driver);
         assert_eq!([drain(), drain(), drain(), drain()], [true, false, false, true]);
-        device.fail(Operation::Staging, 1, u64::MAX, ErrorKind::NoMemory);
+        device.inject(Operation::Staging, 1, u64::MAX, ErrorKind::NoMemory);
         assert_eq!(device.staging(4096).unwrap_err().kind, ErrorKind::NoMemory);
-        device.heal();
+        device.clear_faults();
         device.free_staging(device.staging(4096).unwrap());
-        assert_eq!((device.failures(), device.calls(Operation::Drain)), (3, 5));
+        assert_eq!((device.failures(), device.calls(Operation::Synchronize)), (3, 5));
     }
 }

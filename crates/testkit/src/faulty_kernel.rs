@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use spinio_host::syscalls::{Kernel, Linux};
+use spinio_host::syscalls::{Syscalls, LinuxSyscalls};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{Advice, CacheStat, DirectAlign, Fd, News, Placed, Private, PrivateError, Ring, Stat};
@@ -19,30 +19,30 @@ pub enum Call {
     Read,
     /// A write for one route.
     Pwritev(Route),
-    OpenAgain,
-    Share,
+    Reopen,
+    DupFromThread,
     /// Whether two threads have one descriptor table.
-    OneTable,
+    SameFdTable,
     DirectAlign,
     FileSystem,
     Cachestat,
     Map,
-    Private,
-    Ring,
+    NewShadowTable,
+    NewIoUring,
     TakeLease,
     HasLease,
     HasWriteLease,
     /// Where a file lies.
     Extents,
     /// A lease is broken by force at once.
-    BreakTime,
+    LeaseBreakTime,
     /// Anything asked of sysfs or procfs by path.
     Sysfs,
     Advise,
     /// A mark of the kernel's read-ahead.
-    Touch,
+    TriggerReadahead,
     /// News of watched files, and how to get them.
-    Notify,
+    Inotify,
     Stat,
     Flags,
 }
@@ -55,7 +55,7 @@ pub enum Effect {
     /// It moves only a part of what was asked for, in whole units of so many bytes, at least one.
     Short(usize),
     /// It delivers bytes that are not those of the file, or of the memory that is written.
-    Lie,
+    Corrupt,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -73,41 +73,41 @@ struct Fault {
 
 /// The kernel with faults.
 #[derive(Debug, Default)]
-pub struct FaultyKernel {
+pub struct FaultySyscalls {
     faults: Mutex<Vec<Fault>>,
-    hits: Mutex<u64>,
+    injected: Mutex<u64>,
     calls: Mutex<Vec<(Call, u64)>>,
 }
 
-impl FaultyKernel {
+impl FaultySyscalls {
     /// Without a fault yet.
-    pub fn new() -> &'static FaultyKernel {
+    pub fn new() -> &'static FaultySyscalls {
         Box::leak(Box::default())
     }
 
     /// From the `nth` such call on (1: the next), `times` times.
-    pub fn hit(&self, call: Call, nth: u64, times: u64, effect: Effect) {
+    pub fn inject(&self, call: Call, nth: u64, times: u64, effect: Effect) {
         self.faults().push(Fault { call, effect, skip: nth - 1, times, every: 1, count: 0 });
     }
 
     /// Always.
-    pub fn always(&self, call: Call, effect: Effect) {
-        self.hit(call, 1, u64::MAX, effect);
+    pub fn inject_always(&self, call: Call, effect: Effect) {
+        self.inject(call, 1, u64::MAX, effect);
     }
 
     /// Every `every`-th such call, for ever.
-    pub fn now_and_then(&self, call: Call, every: u64, effect: Effect) {
+    pub fn inject_every(&self, call: Call, every: u64, effect: Effect) {
         self.faults().push(Fault { call, effect, skip: 0, times: u64::MAX, every, count: 0 });
     }
 
     /// No more faults.
-    pub fn heal(&self) {
+    pub fn clear_faults(&self) {
         self.faults().clear();
     }
 
     /// Calls that were hit so far.
-    pub fn hits(&self) -> u64 {
-        *self.hits.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn injected(&self) -> u64 {
+        *self.injected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How often the kernel was called so, hit or not.
@@ -119,7 +119,7 @@ impl FaultyKernel {
     fn count(&self, call: Call) {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         match calls.iter_mut().find(|c| c.0 == call) {
-            Some(known) => known.1 += 1,
+            Some(entry) => entry.1 += 1,
             None => calls.push((call, 1)),
         }
     }
@@ -143,11 +143,11 @@ impl FaultyKernel {
         fault.times -= 1;
         let effect = fault.effect;
         drop(faults);
-        *self.hits.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *self.injected.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         Some(effect)
     }
 
-    fn pass(&self, call: Call) -> Result<()> {
+    fn check(&self, call: Call) -> Result<()> {
         match self.effect(call) {
             Some(Effect::Fail(errno)) => Err(errno),
             _ => Ok(()),
@@ -156,7 +156,7 @@ impl FaultyKernel {
 
     /// # Safety
     /// `read` must be safe for up to `len` bytes of `buf`.
-    unsafe fn damaged(
+    unsafe fn with_fault(
         &self,
         call: Call,
         buf: *mut u8,
@@ -167,27 +167,27 @@ impl FaultyKernel {
             None => read(len),
             Some(Effect::Fail(errno)) => Err(errno),
             Some(Effect::Short(unit)) => read((len / 2 / unit * unit).max(unit.min(len))),
-            Some(Effect::Lie) => {
-                let got = read(len)?;
-                for at in 0..got {
+            Some(Effect::Corrupt) => {
+                let read_len = read(len)?;
+                for at in 0..read_len {
                     // SAFETY: the read filled these bytes.
                     unsafe { buf.add(at).write(!buf.add(at).read()) };
                 }
-                Ok(got)
+                Ok(read_len)
             }
         }
     }
 }
 
-impl Kernel for FaultyKernel {
+impl Syscalls for FaultySyscalls {
     unsafe fn pread(&self, route: Route, fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize> {
         // SAFETY: passed on to the caller, for at most `len` bytes.
-        unsafe { self.damaged(Call::Pread(route), buf, len, |len| Linux.pread(route, fd, buf, len, offset, flags)) }
+        unsafe { self.with_fault(Call::Pread(route), buf, len, |len| LinuxSyscalls.pread(route, fd, buf, len, offset, flags)) }
     }
 
     unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
         // SAFETY: passed on to the caller, for at most `len` bytes.
-        unsafe { self.damaged(Call::Read, buf, len, |len| Linux.read(fd, buf, len)) }
+        unsafe { self.with_fault(Call::Read, buf, len, |len| LinuxSyscalls.read(fd, buf, len)) }
     }
 
     unsafe fn pwritev(
@@ -199,7 +199,7 @@ impl Kernel for FaultyKernel {
         flags: u32,
     ) -> Result<usize> {
         // SAFETY: passed on to the caller, for at most these vectors.
-        let write = |vectors: &[[usize; 2]]| unsafe { Linux.pwritev(route, fd, vectors, at, flags) };
+        let write = |vectors: &[[usize; 2]]| unsafe { LinuxSyscalls.pwritev(route, fd, vectors, at, flags) };
         match self.effect(Call::Pwritev(route)) {
             None => write(vectors),
             Some(Effect::Fail(errno)) => Err(errno),
@@ -214,145 +214,145 @@ impl Kernel for FaultyKernel {
                 shorter.retain(|v| v[1] > 0);
                 write(&shorter)
             }
-            Some(Effect::Lie) => {
-                let mut lies = Vec::new();
+            Some(Effect::Corrupt) => {
+                let mut corrupted = Vec::new();
                 for &[at, len] in vectors {
                     // SAFETY: the caller's promise: memory that stays readable.
-                    let true_bytes = unsafe { core::slice::from_raw_parts(at as *const u8, len) };
-                    lies.extend(true_bytes.iter().map(|b| !b));
+                    let original = unsafe { core::slice::from_raw_parts(at as *const u8, len) };
+                    corrupted.extend(original.iter().map(|b| !b));
                 }
-                let len = lies.len();
-                lies.resize(len + 4096, 0);
-                let skip = lies.as_ptr().align_offset(4096);
-                lies.copy_within(..len, skip);
-                write(&[[lies[skip..].as_ptr() as usize, len]])
+                let len = corrupted.len();
+                corrupted.resize(len + 4096, 0);
+                let skip = corrupted.as_ptr().align_offset(4096);
+                corrupted.copy_within(..len, skip);
+                write(&[[corrupted[skip..].as_ptr() as usize, len]])
             }
         }
     }
 
-    fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
-        self.pass(Call::OpenAgain)?;
-        Linux.open_again(tid, fd, flags)
+    fn reopen(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
+        self.check(Call::Reopen)?;
+        LinuxSyscalls.reopen(tid, fd, flags)
     }
 
-    fn share(&self, tid: u32, fd: Fd) -> Result<Fd> {
-        self.pass(Call::Share)?;
-        Linux.share(tid, fd)
+    fn dup_from_thread(&self, tid: u32, fd: Fd) -> Result<Fd> {
+        self.check(Call::DupFromThread)?;
+        LinuxSyscalls.dup_from_thread(tid, fd)
     }
 
-    fn have_one_table(&self, one: u32, other: u32) -> Result<bool> {
-        self.pass(Call::OneTable)?;
-        Linux.have_one_table(one, other)
+    fn same_fd_table(&self, tid: u32, other_tid: u32) -> Result<bool> {
+        self.check(Call::SameFdTable)?;
+        LinuxSyscalls.same_fd_table(tid, other_tid)
     }
 
     fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>> {
-        self.pass(Call::DirectAlign)?;
-        Linux.direct_align(fd)
+        self.check(Call::DirectAlign)?;
+        LinuxSyscalls.direct_align(fd)
     }
 
     fn file_system(&self, fd: Fd) -> Result<u64> {
-        self.pass(Call::FileSystem)?;
-        Linux.file_system(fd)
+        self.check(Call::FileSystem)?;
+        LinuxSyscalls.file_system(fd)
     }
 
-    fn extents(&self, fd: Fd, offset: u64, len: u64, most: usize) -> Result<Vec<Placed>> {
-        self.pass(Call::Extents)?;
-        Linux.extents(fd, offset, len, most)
+    fn extents(&self, fd: Fd, offset: u64, len: u64, max_count: usize) -> Result<Vec<Placed>> {
+        self.check(Call::Extents)?;
+        LinuxSyscalls.extents(fd, offset, len, max_count)
     }
 
     fn fstat(&self, fd: Fd) -> Result<Stat> {
-        self.pass(Call::Stat)?;
-        Linux.fstat(fd)
+        self.check(Call::Stat)?;
+        LinuxSyscalls.fstat(fd)
     }
 
-    fn flags(&self, fd: Fd) -> Result<i32> {
-        self.pass(Call::Flags)?;
-        Linux.flags(fd)
+    fn status_flags(&self, fd: Fd) -> Result<i32> {
+        self.check(Call::Flags)?;
+        LinuxSyscalls.status_flags(fd)
     }
 
     fn cachestat(&self, fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
-        self.pass(Call::Cachestat)?;
-        Linux.cachestat(fd, offset, len)
+        self.check(Call::Cachestat)?;
+        LinuxSyscalls.cachestat(fd, offset, len)
     }
 
     fn map(&self, fd: Fd, len: usize) -> Result<*mut u8> {
-        self.pass(Call::Map)?;
-        Linux.map(fd, len)
+        self.check(Call::Map)?;
+        LinuxSyscalls.map(fd, len)
     }
 
-    fn text(&self, path: &CStr, most: usize) -> Result<Vec<u8>> {
-        self.pass(Call::Sysfs)?;
-        Linux.text(path, most)
+    fn read_sysfs(&self, path: &CStr, max_len: usize) -> Result<Vec<u8>> {
+        self.check(Call::Sysfs)?;
+        LinuxSyscalls.read_sysfs(path, max_len)
     }
 
-    fn list(&self, path: &CStr) -> Result<Vec<CString>> {
-        self.pass(Call::Sysfs)?;
-        Linux.list(path)
+    fn list_dir(&self, path: &CStr) -> Result<Vec<CString>> {
+        self.check(Call::Sysfs)?;
+        LinuxSyscalls.list_dir(path)
     }
 
-    fn link(&self, path: &CStr) -> Result<Vec<u8>> {
-        self.pass(Call::Sysfs)?;
-        Linux.link(path)
+    fn read_link(&self, path: &CStr) -> Result<Vec<u8>> {
+        self.check(Call::Sysfs)?;
+        LinuxSyscalls.read_link(path)
     }
 
     fn advise(&self, fd: Fd, offset: u64, len: u64, advice: Advice) -> Result<()> {
-        self.pass(Call::Advise)?;
-        Linux.advise(fd, offset, len, advice)
+        self.check(Call::Advise)?;
+        LinuxSyscalls.advise(fd, offset, len, advice)
     }
 
-    fn touch(&self, fd: Fd, offset: u64) -> Result<()> {
-        self.pass(Call::Touch)?;
-        Linux.touch(fd, offset)
+    fn trigger_readahead(&self, fd: Fd, offset: u64) -> Result<()> {
+        self.check(Call::TriggerReadahead)?;
+        LinuxSyscalls.trigger_readahead(fd, offset)
     }
 
-    fn notify(&self) -> Result<Fd> {
-        self.pass(Call::Notify)?;
-        Linux.notify()
+    fn inotify_init(&self) -> Result<Fd> {
+        self.check(Call::Inotify)?;
+        LinuxSyscalls.inotify_init()
     }
 
-    fn watch(&self, notify: Fd, fd: Fd) -> Result<i32> {
-        self.pass(Call::Notify)?;
-        Linux.watch(notify, fd)
+    fn watch_opens(&self, inotify: Fd, fd: Fd) -> Result<i32> {
+        self.check(Call::Inotify)?;
+        LinuxSyscalls.watch_opens(inotify, fd)
     }
 
-    fn watch_changes(&self, notify: Fd, fd: Fd) -> Result<i32> {
-        self.pass(Call::Notify)?;
-        Linux.watch_changes(notify, fd)
+    fn watch_changes(&self, inotify: Fd, fd: Fd) -> Result<i32> {
+        self.check(Call::Inotify)?;
+        LinuxSyscalls.watch_changes(inotify, fd)
     }
 
-    fn news(&self, notify: Fd) -> Result<Vec<News>> {
-        self.pass(Call::Notify)?;
-        Linux.news(notify)
+    fn inotify_events(&self, inotify: Fd) -> Result<Vec<News>> {
+        self.check(Call::Inotify)?;
+        LinuxSyscalls.inotify_events(inotify)
     }
 
-    fn private(&self) -> core::result::Result<Private, PrivateError> {
-        self.pass(Call::Private).map_err(PrivateError::Table)?;
-        Linux.private()
+    fn new_shadow_table(&self) -> core::result::Result<Private, PrivateError> {
+        self.check(Call::NewShadowTable).map_err(PrivateError::Table)?;
+        LinuxSyscalls.new_shadow_table()
     }
 
-    fn ring(&self, entries: u32) -> Result<Ring> {
-        self.pass(Call::Ring)?;
-        Linux.ring(entries)
+    fn new_io_uring(&self, entries: u32) -> Result<Ring> {
+        self.check(Call::NewIoUring)?;
+        LinuxSyscalls.new_io_uring(entries)
     }
 
     fn take_lease(&self, fd: Fd, tid: u32) -> Result<()> {
-        self.pass(Call::TakeLease)?;
-        Linux.take_lease(fd, tid)
+        self.check(Call::TakeLease)?;
+        LinuxSyscalls.take_lease(fd, tid)
     }
 
     fn has_lease(&self, fd: Fd) -> bool {
-        self.pass(Call::HasLease).is_ok() && Linux.has_lease(fd)
+        self.check(Call::HasLease).is_ok() && LinuxSyscalls.has_lease(fd)
     }
 
     fn has_write_lease(&self, fd: Fd) -> bool {
-        self.pass(Call::HasWriteLease).is_ok() && Linux.has_write_lease(fd)
+        self.check(Call::HasWriteLease).is_ok() && LinuxSyscalls.has_write_lease(fd)
     }
 
     fn lease_break_time(&self) -> Option<u64> {
-        if self.pass(Call::BreakTime).is_ok() { Linux.lease_break_time() } else { Some(0) }
+        if self.check(Call::LeaseBreakTime).is_ok() { LinuxSyscalls.lease_break_time() } else { Some(0) }
     }
 
-    fn landed(&self, result: Result<usize>) -> Result<usize> {
+    fn on_completion(&self, result: Result<usize>) -> Result<usize> {
         match self.effect(Call::Pread(Route::Direct)) {
             Some(Effect::Fail(errno)) => result.and(Err(errno)),
             Some(Effect::Short(unit)) => result.map(|n| n / 2 / unit * unit),
@@ -366,15 +366,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_hit_the_calls_they_name() {
-        let kernel = FaultyKernel::new();
-        let tries = |n: usize| (0..n).map(|_| kernel.pass(Call::Map).is_ok()).collect::<Vec<_>>();
-        kernel.hit(Call::Map, 2, 2, Effect::Fail(Errno::NOMEM));
+    fn faults_affect_named_calls() {
+        let kernel = FaultySyscalls::new();
+        let tries = |n: usize| (0..n).map(|_| kernel.check(Call::Map).is_ok()).collect::<Vec<_>>();
+        kernel.inject(Call::Map, 2, 2, Effect::Fail(Errno::NOMEM));
         assert_eq!(tries(4), [true, false, false, true]);
-        assert_eq!(kernel.pass(Call::Cachestat), Ok(()));
-        kernel.heal();
-        kernel.now_and_then(Call::Map, 3, Effect::Fail(Errno::NOMEM));
+        assert_eq!(kernel.check(Call::Cachestat), Ok(()));
+        kernel.clear_faults();
+        kernel.inject_every(Call::Map, 3, Effect::Fail(Errno::NOMEM));
         assert_eq!(tries(6), [true, true, false, true, true, false]);
-        assert_eq!(kernel.hits(), 4);
+        assert_eq!(kernel.injected(), 4);
     }
 }

@@ -28,7 +28,7 @@ pub fn create(path: &Path) -> File {
 }
 
 /// A file of `len` bytes of version 0, all written.
-pub fn written(path: &Path, len: u64) -> File {
+pub fn create_filled(path: &Path, len: u64) -> File {
     let file = create(path);
     let mut at = 0;
     while at < len {
@@ -40,12 +40,12 @@ pub fn written(path: &Path, len: u64) -> File {
 }
 
 /// A file of `len` bytes made of data, holes and (where the file system has them) unwritten extents.
-pub fn shaped(path: &Path, len: u64, rng: &mut Rng) -> File {
+pub fn create_random_layout(path: &Path, len: u64, rng: &mut Rng) -> File {
     let file = create(path);
     file.set_len(len).expect("length");
     let mut at = 0;
     while at < len {
-        let part = (1 + rng.edgy(len / 3 + 1)).min(len - at);
+        let part = (1 + rng.near_page_edge(len / 3 + 1)).min(len - at);
         match rng.below(4) {
             0 => {}
             1 => drop(allocate(&file, at, part)),
@@ -64,7 +64,7 @@ pub fn allocate(file: &File, at: u64, len: u64) -> io::Result<()> {
 }
 
 /// Punches a hole.
-pub fn punch(file: &File, at: u64, len: u64) -> io::Result<()> {
+pub fn punch_hole(file: &File, at: u64, len: u64) -> io::Result<()> {
     let mode = libc::FALLOC_FL_KEEP_SIZE | libc::FALLOC_FL_PUNCH_HOLE;
     // SAFETY: no memory is involved.
     let ret = unsafe { libc::fallocate(file.as_raw_fd(), mode, at as i64, len as i64) };
@@ -85,7 +85,7 @@ pub fn evict(file: &File) {
 
 /// Brings pages into the cache, without their neighbours where the kernel follows advice. Advice is the descriptor's
 /// own, so the file is opened again.
-pub fn fetch(path: &Path, pages: impl IntoIterator<Item = u64>) {
+pub fn load_pages(path: &Path, pages: impl IntoIterator<Item = u64>) {
     let file = File::open(path).expect("open");
     advise(&file, 0, 0, libc::POSIX_FADV_RANDOM);
     let mut bytes = vec![0; 64 * PAGE as usize];
@@ -101,11 +101,11 @@ pub fn fetch(path: &Path, pages: impl IntoIterator<Item = u64>) {
 }
 
 /// A residency for a file: runs of pages in the cache, runs dropped, runs dirty.
-pub fn mix(path: &Path, file: &File, rng: &mut Rng) {
+pub fn randomize_residency(path: &Path, file: &File, rng: &mut Rng) {
     let pages = file.metadata().expect("metadata").len().div_ceil(PAGE);
     match rng.below(5) {
         0 => evict(file),
-        1 => fetch(path, 0..pages),
+        1 => load_pages(path, 0..pages),
         _ => {
             evict(file);
             let mut at = 0;
@@ -114,7 +114,7 @@ pub fn mix(path: &Path, file: &File, rng: &mut Rng) {
                 let range = at..(at + run).min(pages);
                 match rng.below(3) {
                     0 => {}
-                    1 => fetch(path, range.clone()),
+                    1 => load_pages(path, range.clone()),
                     _ => dirty(file, range.clone()),
                 }
                 at = range.end;
@@ -141,27 +141,27 @@ pub fn cached_pages(file: &File) -> Option<u64> {
 /// Pages that nobody has a reason to drop. While they stay, the machine drops none of itself: for want of memory, or
 /// because somebody told it to.
 #[derive(Debug)]
-pub struct Witness(File);
+pub struct EvictionDetector(File);
 
-impl Witness {
+impl EvictionDetector {
     const LEN: u64 = 1 << 20;
 
     /// Read now, so that what is read later is dropped later.
-    pub fn new(path: &Path) -> Witness {
-        let file = written(path, Witness::LEN);
+    pub fn new(path: &Path) -> EvictionDetector {
+        let file = create_filled(path, EvictionDetector::LEN);
         file.sync_all().expect("sync");
-        fetch(path, 0..Witness::LEN / PAGE);
-        Witness(file)
+        load_pages(path, 0..EvictionDetector::LEN / PAGE);
+        EvictionDetector(file)
     }
 
     /// Whether pages went; says so.
-    pub fn saw_pages_go(&self) -> bool {
-        let stay = cached_pages(&self.0);
-        let gone = stay.is_some_and(|pages| pages < Witness::LEN / PAGE);
-        if gone {
-            println!("skipped: this machine drops pages of the page cache by itself: {stay:?} of a witness are left");
+    pub fn pages_were_evicted(&self) -> bool {
+        let remaining = cached_pages(&self.0);
+        let evicted = remaining.is_some_and(|pages| pages < EvictionDetector::LEN / PAGE);
+        if evicted {
+            println!("skipped: this machine drops pages of the page cache by itself: {remaining:?} of a witness are left");
         }
-        gone
+        evicted
     }
 }
 
@@ -170,39 +170,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn residency_is_what_was_asked_for() {
+    fn load_pages_sets_residency() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        let file = written(&path, 64 * PAGE);
+        let file = create_filled(&path, 64 * PAGE);
         evict(&file);
         if cached_pages(&file) != Some(0) {
             println!("skipped: this file system keeps its pages");
             return;
         }
-        fetch(&path, [3, 4, 60]);
+        load_pages(&path, [3, 4, 60]);
         assert_eq!(cached_pages(&file), Some(3));
     }
 
     #[test]
-    fn a_witness_sees_its_pages_go() {
+    fn detector_reports_eviction() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        let witness = Witness::new(&path);
-        evict(&witness.0);
-        let left = cached_pages(&witness.0);
-        assert_eq!(witness.saw_pages_go(), left.is_some_and(|pages| pages < Witness::LEN / PAGE));
+        let detector = EvictionDetector::new(&path);
+        evict(&detector.0);
+        let left = cached_pages(&detector.0);
+        assert_eq!(detector.pages_were_evicted(), left.is_some_and(|pages| pages < EvictionDetector::LEN / PAGE));
     }
 
     #[test]
-    fn a_shaped_file_has_its_length_and_only_its_own_bytes_or_zeros() {
+    fn random_layout_has_expected_bytes() {
         let folder = tempfile::tempdir().unwrap();
         let mut rng = Rng::new(1);
         for len in [1, 4096, 100_000] {
-            let file = shaped(&folder.path().join("file"), len, &mut rng);
+            let file = create_random_layout(&folder.path().join("file"), len, &mut rng);
             let mut seen = vec![1; len as usize + 1];
             assert_eq!(file.read_at(&mut seen, 0).unwrap() as u64, len);
-            let own = seen[..len as usize].iter().enumerate().all(|(at, &b)| b == 0 || b == byte(at as u64, 0));
-            assert!(own);
+            let expected = seen[..len as usize].iter().enumerate().all(|(at, &b)| b == 0 || b == byte(at as u64, 0));
+            assert!(expected);
         }
     }
 }

@@ -19,9 +19,9 @@ const IN_HEADER: usize = 40;
 const FOREVER: u64 = 3600;
 
 /// Mounts the file system on an empty folder.
-pub(crate) fn mount(on: &Path) -> Result<(), String> {
-    let target = CString::new(on.as_os_str().as_encoded_bytes()).map_err(|e| e.to_string())?;
-    let before = device_of(on);
+pub(crate) fn mount(dir: &Path) -> Result<(), String> {
+    let target = CString::new(dir.as_os_str().as_encoded_bytes()).map_err(|e| e.to_string())?;
+    let before = device_of(dir);
     // SAFETY: the child only makes system calls and uses memory of its own, then ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -29,14 +29,14 @@ pub(crate) fn mount(on: &Path) -> Result<(), String> {
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(ended.err().unwrap_or(0)) };
     }
-    let patience = Instant::now() + Duration::from_secs(30);
-    while device_of(on) == before {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while device_of(dir) == before {
         let mut status = 0;
         // SAFETY: asks about our own child.
         if unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } != 0 {
             return Err(format!("mount: {}", std::io::Error::from_raw_os_error(libc::WEXITSTATUS(status))));
         }
-        if Instant::now() > patience {
+        if Instant::now() > deadline {
             return Err("mount: no answer".to_owned());
         }
         std::thread::sleep(Duration::from_millis(2));
@@ -113,22 +113,22 @@ type Answer = Result<Vec<u8>, i32>;
 struct Words(Vec<u8>);
 
 impl Words {
-    fn long(mut self, words: &[u64]) -> Words {
+    fn u64s(mut self, words: &[u64]) -> Words {
         self.0.extend(words.iter().flat_map(|w| w.to_ne_bytes()));
         self
     }
 
-    fn short(mut self, words: &[u32]) -> Words {
+    fn u32s(mut self, words: &[u32]) -> Words {
         self.0.extend(words.iter().flat_map(|w| w.to_ne_bytes()));
         self
     }
 }
 
-fn word(body: &[u8], at: usize) -> u64 {
+fn read_u64(body: &[u8], at: usize) -> u64 {
     body.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_ne_bytes)
 }
 
-fn half(body: &[u8], at: usize) -> u32 {
+fn read_u32(body: &[u8], at: usize) -> u32 {
     body.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_ne_bytes)
 }
 
@@ -140,7 +140,7 @@ fn name(body: &[u8]) -> Vec<u8> {
 impl Files {
     /// `None` where the protocol wants no answer.
     fn answer(&mut self, request: &[u8]) -> Option<Answer> {
-        let (opcode, node, body) = (half(request, 4), word(request, 16), request.get(IN_HEADER..)?);
+        let (opcode, node, body) = (read_u32(request, 4), read_u64(request, 16), request.get(IN_HEADER..)?);
         Some(match opcode {
             // FORGET, INTERRUPT, BATCH_FORGET
             2 | 36 | 42 => return None,
@@ -151,40 +151,40 @@ impl Files {
             // SETATTR
             4 => {
                 const SIZE: u32 = 1 << 3;
-                if half(body, 0) & SIZE != 0
+                if read_u32(body, 0) & SIZE != 0
                     && let Some(bytes) = self.bytes.get_mut(&node)
                 {
-                    bytes.resize(word(body, 16) as usize, 0);
+                    bytes.resize(read_u64(body, 16) as usize, 0);
                 }
                 self.attributes(node)
             }
             // UNLINK: open files keep their bytes.
             10 => self.names.remove(&name(body)).map(|_| Vec::new()).ok_or(libc::ENOENT),
             // OPEN, OPENDIR
-            14 | 27 => Ok(Words::default().long(&[0, 0]).0),
+            14 | 27 => Ok(Words::default().u64s(&[0, 0]).0),
             // READ
             15 => self.bytes.get(&node).ok_or(libc::ENOENT).map(|bytes| {
-                let from = (word(body, 8) as usize).min(bytes.len());
-                let to = (from + half(body, 16) as usize).min(bytes.len());
+                let from = (read_u64(body, 8) as usize).min(bytes.len());
+                let to = (from + read_u32(body, 16) as usize).min(bytes.len());
                 bytes[from..to].to_vec()
             }),
             // WRITE
             16 => {
-                let (from, len) = (word(body, 8) as usize, half(body, 16) as usize);
+                let (from, len) = (read_u64(body, 8) as usize, read_u32(body, 16) as usize);
                 match (self.bytes.get_mut(&node), body.get(40..40 + len)) {
                     (Some(bytes), Some(data)) => {
                         bytes.resize(bytes.len().max(from + len), 0);
                         bytes[from..from + len].copy_from_slice(data);
-                        Ok(Words::default().short(&[len as u32, 0]).0)
+                        Ok(Words::default().u32s(&[len as u32, 0]).0)
                     }
                     _ => Err(libc::EIO),
                 }
             }
             // STATFS
             17 => Ok(Words::default()
-                .long(&[1 << 20, 1 << 20, 1 << 20, 1000, 1000])
-                .short(&[4096, 255, 4096])
-                .short(&[0; 7])
+                .u64s(&[1 << 20, 1 << 20, 1 << 20, 1000, 1000])
+                .u32s(&[4096, 255, 4096])
+                .u32s(&[0; 7])
                 .0),
             // RELEASE, FSYNC, FLUSH, RELEASEDIR
             18 | 20 | 25 | 29 => Ok(Vec::new()),
@@ -192,7 +192,7 @@ impl Files {
             26 => {
                 const BIG_WRITES: u32 = 1 << 5;
                 let limits = [16 | 12 << 16, MAX_WRITE, 1, 0];
-                Ok(Words::default().short(&[7, 31, half(body, 8), BIG_WRITES]).short(&limits).short(&[0; 8]).0)
+                Ok(Words::default().u32s(&[7, 31, read_u32(body, 8), BIG_WRITES]).u32s(&limits).u32s(&[0; 8]).0)
             }
             // READDIR: an empty folder.
             28 => Ok(Vec::new()),
@@ -203,7 +203,7 @@ impl Files {
                 self.names.insert(name(body.get(16..)?), id);
                 self.bytes.insert(id, Vec::new());
                 self.entry(id).map(|mut entry| {
-                    entry.extend(Words::default().long(&[0, 0]).0);
+                    entry.extend(Words::default().u64s(&[0, 0]).0);
                     entry
                 })
             }
@@ -212,12 +212,12 @@ impl Files {
     }
 
     fn entry(&self, id: u64) -> Answer {
-        let head = Words::default().long(&[id, 0, FOREVER, FOREVER]).short(&[0, 0]);
+        let head = Words::default().u64s(&[id, 0, FOREVER, FOREVER]).u32s(&[0, 0]);
         Ok(self.attribute(head, id)?.0)
     }
 
     fn attributes(&self, id: u64) -> Answer {
-        Ok(self.attribute(Words::default().long(&[FOREVER, 0]), id)?.0)
+        Ok(self.attribute(Words::default().u64s(&[FOREVER, 0]), id)?.0)
     }
 
     fn attribute(&self, head: Words, id: u64) -> Result<Words, i32> {
@@ -226,7 +226,7 @@ impl Files {
             Some(bytes) => (bytes.len() as u64, libc::S_IFREG | 0o666),
             None => return Err(libc::ENOENT),
         };
-        let head = head.long(&[id, size, size.div_ceil(512), 0, 0, 0]);
-        Ok(head.short(&[0, 0, 0, mode, 1, 0, 0, 0, 4096, 0]))
+        let head = head.u64s(&[id, size, size.div_ceil(512), 0, 0, 0]);
+        Ok(head.u32s(&[0, 0, 0, mode, 1, 0, 0, 0, 4096, 0]))
     }
 }

@@ -4,23 +4,23 @@ use std::fs;
 use std::path::Path;
 
 /// What `/proc` says a descriptor is, and whether it can write.
-struct Open {
+struct OpenFd {
     target: String,
-    writes: bool,
+    writable: bool,
 }
 
 /// The descriptor tables of this process, each once.
-fn tables() -> Vec<Vec<Open>> {
+fn fd_tables() -> Vec<Vec<OpenFd>> {
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let mut seen: Vec<i32> = Vec::new();
+    let mut checked: Vec<i32> = Vec::new();
     let mut tables = Vec::new();
     for task in tasks {
         let Some(tid) = task.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
-        if seen.iter().any(|&other| same_table(tid, other)) {
+        if checked.iter().any(|&other| same_table(tid, other)) {
             continue;
         }
-        if let Some(table) = table(&task.path()) {
-            seen.push(tid);
+        if let Some(table) = fd_table(&task.path()) {
+            checked.push(tid);
             tables.push(table);
         }
     }
@@ -28,21 +28,21 @@ fn tables() -> Vec<Vec<Open>> {
 }
 
 /// Whether two threads share a table, as far as the kernel tells.
-fn same_table(one: i32, other: i32) -> bool {
+fn same_table(tid: i32, other_tid: i32) -> bool {
     const KCMP_FILES: i32 = 2;
     // SAFETY: no memory is involved.
-    unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_FILES, 0, 0) == 0 }
+    unsafe { libc::syscall(libc::SYS_kcmp, tid, other_tid, KCMP_FILES, 0, 0) == 0 }
 }
 
 /// The table of a thread, which is a folder in `/proc`.
-fn table(thread: &Path) -> Option<Vec<Open>> {
+fn fd_table(thread: &Path) -> Option<Vec<OpenFd>> {
     let entries = fs::read_dir(thread.join("fd")).ok()?.flatten();
     let open = entries.filter_map(|e| {
         let target = fs::read_link(e.path()).ok()?.to_string_lossy().into_owned();
         let info = fs::read_to_string(thread.join("fdinfo").join(e.file_name())).unwrap_or_default();
         let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
         let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok()).unwrap_or(0);
-        Some(Open { target, writes: flags & libc::O_ACCMODE != libc::O_RDONLY })
+        Some(OpenFd { target, writable: flags & libc::O_ACCMODE != libc::O_RDONLY })
     });
     // The listing itself is open while it is made.
     Some(open.filter(|open| !open.target.starts_with("/proc/")).collect())
@@ -50,23 +50,23 @@ fn table(thread: &Path) -> Option<Vec<Open>> {
 
 /// How many descriptors the process has, in all its tables.
 pub fn descriptors() -> usize {
-    tables().iter().map(Vec::len).sum()
+    fd_tables().iter().map(Vec::len).sum()
 }
 
 /// Whether a descriptor is of the file.
-fn is_of(open: &Open, path: &Path) -> bool {
+fn refers_to(open: &OpenFd, path: &Path) -> bool {
     let name = path.to_string_lossy();
     open.target == name || open.target.strip_suffix(" (deleted)") == Some(&*name)
 }
 
 /// How many descriptors name the file, in all tables.
 pub fn descriptors_of(path: &Path) -> usize {
-    tables().iter().flatten().filter(|open| is_of(open, path)).count()
+    fd_tables().iter().flatten().filter(|open| refers_to(open, path)).count()
 }
 
 /// How many of them can write it.
 pub fn writers_of(path: &Path) -> usize {
-    tables().iter().flatten().filter(|open| open.writes && is_of(open, path)).count()
+    fd_tables().iter().flatten().filter(|open| open.writable && refers_to(open, path)).count()
 }
 
 /// How many mappings the process has of a file.
@@ -77,8 +77,8 @@ pub fn mappings_of(path: &Path) -> usize {
 }
 
 /// The descriptors of the calling thread's own table.
-pub fn own_descriptors() -> usize {
-    table(Path::new("/proc/thread-self")).map_or(0, |t| t.len())
+pub fn thread_descriptors() -> usize {
+    fd_table(Path::new("/proc/thread-self")).map_or(0, |t| t.len())
 }
 
 #[cfg(test)]
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_in_another_table_is_seen() {
+    fn descriptors_of_all_tables_are_counted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let here = File::create(&path).unwrap();
@@ -98,8 +98,8 @@ mod tests {
         let (opened, ready) = std::sync::mpsc::channel();
         let (close, closing) = std::sync::mpsc::channel::<()>();
         let there = path.clone();
-        let family = Private::new().unwrap();
-        assert!(family.spawn("other", move || {
+        let table_root = Private::new().unwrap();
+        assert!(table_root.spawn("other", move || {
             let _file = File::open(there).unwrap();
             opened.send(()).unwrap();
             let _ = closing.recv();

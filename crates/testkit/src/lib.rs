@@ -28,10 +28,10 @@ pub mod place;
 pub mod rng;
 pub mod user;
 
-pub use alone::await_alone;
+pub use alone::wait_exclusive;
 pub use buffer::Buffer;
 pub use child::in_child;
-pub use deadline::{in_a_while, within};
+pub use deadline::{eventually, with_deadline};
 pub use faulty_device::{FaultyDevice, Operation};
-pub use faulty_kernel::{Call, Effect, FaultyKernel};
+pub use faulty_kernel::{Call, Effect, FaultySyscalls};
 pub use rng::Rng;

@@ -65,9 +65,9 @@ impl Window {
     }
 
     /// The first byte that no read could have returned; `also` allows more, such as the zeros of a hole.
-    pub fn first_wrong(&self, offset: u64, bytes: &[u8], also: impl Fn(u64, u8) -> bool) -> Option<(u64, u8)> {
+    pub fn first_wrong(&self, offset: u64, bytes: &[u8], also_allowed: impl Fn(u64, u8) -> bool) -> Option<(u64, u8)> {
         let seen = bytes.iter().enumerate().map(|(n, &b)| (offset + n as u64, b));
-        seen.into_iter().find(|&(at, b)| !self.allows(at, b) && !also(at, b))
+        seen.into_iter().find(|&(at, b)| !self.allows(at, b) && !also_allowed(at, b))
     }
 }
 
@@ -77,7 +77,7 @@ mod tests {
     use crate::file::bytes;
 
     #[test]
-    fn only_versions_of_the_time_are_allowed() {
+    fn window_allows_concurrent_versions() {
         let versions = Versions::new();
         for _ in 0..300 {
             versions.write(|_| ());

@@ -10,15 +10,15 @@ use tempfile::TempDir;
 
 /// A folder on a file system; unmounted and removed when dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct MountFixture {
     /// `ext4`, `tmpfs`, ...
     pub kind: &'static str,
     path: PathBuf,
-    mounted: Vec<PathBuf>,
-    _folder: TempDir,
+    mounts: Vec<PathBuf>,
+    _dir: TempDir,
 }
 
-impl Place {
+impl MountFixture {
     /// A folder of its own.
     pub fn path(&self) -> &Path {
         &self.path
@@ -30,9 +30,9 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for MountFixture {
     fn drop(&mut self) {
-        for mount in self.mounted.iter().rev() {
+        for mount in self.mounts.iter().rev() {
             let lazy = Command::new("umount").arg("-l").arg(mount).output();
             if !lazy.is_ok_and(|o| o.status.success()) {
                 eprintln!("could not unmount {}", mount.display());
@@ -45,10 +45,10 @@ impl Drop for Place {
 pub const KINDS: [&str; 7] = ["tree", "tmpfs", "overlay", "btrfs", "xfs", "data=journal", "fuse"];
 
 /// A folder on one kind of file system, or why there is none here.
-pub fn on(kind: &'static str) -> Result<Place, String> {
+pub fn create(kind: &'static str) -> Result<MountFixture, String> {
     match kind {
-        "tree" => plain(kind, tempfile::tempdir()),
-        "tmpfs" => plain(kind, tempfile::tempdir_in("/dev/shm")),
+        "tree" => temp_dir(kind, tempfile::tempdir()),
+        "tmpfs" => temp_dir(kind, tempfile::tempdir_in("/dev/shm")),
         "overlay" => overlay(),
         "btrfs" => image(kind, 120 << 20, &["mkfs.btrfs", "-q", "-f"], ""),
         "xfs" => image(kind, 320 << 20, &["mkfs.xfs", "-q", "-f"], ""),
@@ -60,51 +60,51 @@ pub fn on(kind: &'static str) -> Result<Place, String> {
 
 /// A small file system of its own, `tmpfs` or `ext4`, that can be filled; for `quota` a larger one, of which this much may
 /// be used; or why there is none here.
-pub fn small(kind: &'static str, size: u64) -> Result<Place, String> {
+pub fn create_small(kind: &'static str, size: u64) -> Result<MountFixture, String> {
     match kind {
         "tmpfs" => {
-            let mut place = root_place(kind)?;
+            let mut fixture = root_fixture(kind)?;
             let options = format!("size={size}");
-            let folder = place.path.clone();
+            let folder = fixture.path.clone();
             run(Command::new("mount").args(["-t", "tmpfs", "-o", &options, "none"]).arg(&folder))?;
-            place.mounted.push(folder);
-            Ok(place)
+            fixture.mounts.push(folder);
+            Ok(fixture)
         }
         "ext4" => image(kind, size, &["mkfs.ext4", "-q", "-F"], ""),
         "quota" => {
             // Of quotas those of btrfs need nothing that is not here.
-            let place = image(kind, 200 << 20, &["mkfs.btrfs", "-q", "-f"], "")?;
-            let btrfs = |args: &[&str]| run(Command::new("btrfs").args(args).arg(place.path()));
+            let fixture = image(kind, 200 << 20, &["mkfs.btrfs", "-q", "-f"], "")?;
+            let btrfs = |args: &[&str]| run(Command::new("btrfs").args(args).arg(fixture.path()));
             btrfs(&["quota", "enable"])?;
             btrfs(&["quota", "rescan", "-w"])?;
             btrfs(&["qgroup", "limit", &size.to_string()])?;
-            Ok(place)
+            Ok(fixture)
         }
         _ => Err("unknown kind".to_owned()),
     }
 }
 
 /// Runs `body` on every kind that this machine and this user can have, and prints why on the others not.
-pub fn each(mut body: impl FnMut(&Place)) {
+pub fn for_each_kind(mut body: impl FnMut(&MountFixture)) {
     for kind in KINDS {
-        match on(kind) {
-            Ok(place) => body(&place),
+        match create(kind) {
+            Ok(fixture) => body(&fixture),
             Err(why) => println!("skipped on {kind}: {why}"),
         }
     }
 }
 
-fn plain(kind: &'static str, folder: std::io::Result<TempDir>) -> Result<Place, String> {
-    let folder = folder.map_err(|e| e.to_string())?;
-    Ok(Place { kind, path: folder.path().to_owned(), mounted: Vec::new(), _folder: folder })
+fn temp_dir(kind: &'static str, dir: std::io::Result<TempDir>) -> Result<MountFixture, String> {
+    let folder = dir.map_err(|e| e.to_string())?;
+    Ok(MountFixture { kind, path: folder.path().to_owned(), mounts: Vec::new(), _dir: folder })
 }
 
 /// A folder to mount something on.
-fn root_place(kind: &'static str) -> Result<Place, String> {
+fn root_fixture(kind: &'static str) -> Result<MountFixture, String> {
     if !crate::user::is_root() {
         return Err("mounting needs root".to_owned());
     }
-    plain(kind, tempfile::tempdir())
+    temp_dir(kind, tempfile::tempdir())
 }
 
 fn run(command: &mut Command) -> Result<(), String> {
@@ -117,39 +117,39 @@ fn run(command: &mut Command) -> Result<(), String> {
     Err(format!("{name}: {}", text.trim().lines().last().unwrap_or("failed")))
 }
 
-fn overlay() -> Result<Place, String> {
-    let mut place = plain("overlay", tempfile::tempdir())?;
-    let root = place.path.clone();
-    let part = |name: &str| {
+fn overlay() -> Result<MountFixture, String> {
+    let mut fixture = temp_dir("overlay", tempfile::tempdir())?;
+    let root = fixture.path.clone();
+    let subdir = |name: &str| {
         let path = root.join(name);
         fs::create_dir(&path).map_err(|e| e.to_string()).map(|()| path)
     };
-    let (lower, upper, work, merged) = (part("lower")?, part("upper")?, part("work")?, part("merged")?);
+    let (lower, upper, work, merged) = (subdir("lower")?, subdir("upper")?, subdir("work")?, subdir("merged")?);
     let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
     run(Command::new("mount").args(["-t", "overlay", "overlay", "-o", &options]).arg(&merged))?;
-    place.mounted.push(merged.clone());
-    place.path = merged;
-    Ok(place)
+    fixture.mounts.push(merged.clone());
+    fixture.path = merged;
+    Ok(fixture)
 }
 
-fn fuse() -> Result<Place, String> {
-    let mut place = root_place("fuse")?;
-    crate::fuse::mount(&place.path)?;
-    place.mounted.push(place.path.clone());
-    Ok(place)
+fn fuse() -> Result<MountFixture, String> {
+    let mut fixture = root_fixture("fuse")?;
+    crate::fuse::mount(&fixture.path)?;
+    fixture.mounts.push(fixture.path.clone());
+    Ok(fixture)
 }
 
-fn image(kind: &'static str, size: u64, make: &[&str], options: &str) -> Result<Place, String> {
-    let mut place = root_place(kind)?;
-    let (image, mount) = (place.path.join("image"), place.path.join("mount"));
+fn image(kind: &'static str, size: u64, make: &[&str], options: &str) -> Result<MountFixture, String> {
+    let mut fixture = root_fixture(kind)?;
+    let (image, mount) = (fixture.path.join("image"), fixture.path.join("mount"));
     fs::File::create(&image).and_then(|f| f.set_len(size)).map_err(|e| e.to_string())?;
     fs::create_dir(&mount).map_err(|e| e.to_string())?;
     run(Command::new(make[0]).args(&make[1..]).arg(&image))?;
     let options = if options.is_empty() { "loop".to_owned() } else { format!("loop,{options}") };
     run(Command::new("mount").args(["-o", &options]).arg(&image).arg(&mount))?;
-    place.mounted.push(mount.clone());
-    place.path = mount;
-    Ok(place)
+    fixture.mounts.push(mount.clone());
+    fixture.path = mount;
+    Ok(fixture)
 }
 
 #[cfg(test)]
@@ -157,15 +157,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_takes_files_and_leaves_nothing_behind() {
+    fn fixtures_are_usable_and_cleaned_up() {
         let mut paths = Vec::new();
-        each(|place| {
-            fs::write(place.file("one"), "two").unwrap();
-            assert_eq!(fs::read(place.file("one")).unwrap(), b"two");
-            paths.push(place.path().to_owned());
+        for_each_kind(|fixture| {
+            fs::write(fixture.file("one"), "two").unwrap();
+            assert_eq!(fs::read(fixture.file("one")).unwrap(), b"two");
+            paths.push(fixture.path().to_owned());
         });
         assert!(!paths.is_empty());
         assert!(paths.iter().all(|p| !p.join("one").exists()));
-        assert!(on("no such kind").is_err());
+        assert!(create("no such kind").is_err());
     }
 }

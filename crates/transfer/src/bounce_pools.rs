@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex};
 use spinio_device::Device;
 use spinio_host::lock;
 
-use crate::bounce::Staging;
+use crate::bounce::BouncePool;
 
 /// The pools of all devices.
 pub struct BouncePools {
     limit: u64,
-    sync: Mutex<Vec<Arc<Staging>>>,
-    stream: Mutex<Vec<Arc<Staging>>>,
+    sync: Mutex<Vec<Arc<BouncePool>>>,
+    stream: Mutex<Vec<Arc<BouncePool>>>,
 }
 
 impl BouncePools {
@@ -25,12 +25,12 @@ impl BouncePools {
     }
 
     /// The pool for requests that are waited for.
-    pub fn sync(&self, device: &'static dyn Device) -> Arc<Staging> {
+    pub fn sync(&self, device: &'static dyn Device) -> Arc<BouncePool> {
         self.of(&self.sync, device)
     }
 
     /// The pool for what waits for a stream of the program's.
-    pub fn stream(&self, device: &'static dyn Device) -> Arc<Staging> {
+    pub fn stream(&self, device: &'static dyn Device) -> Arc<BouncePool> {
         self.of(&self.stream, device)
     }
 
@@ -41,22 +41,22 @@ impl BouncePools {
 
     /// Bytes of both pools of a device.
     pub fn bytes_of(&self, device: &'static dyn Device) -> u64 {
-        self.sync(device).total() + self.stream(device).total()
+        self.sync(device).total_bytes() + self.stream(device).total_bytes()
     }
 
     /// Bytes of all pools.
     pub fn bytes(&self) -> u64 {
-        [&self.sync, &self.stream].iter().map(|pools| lock(pools).iter().map(|pool| pool.total()).sum::<u64>()).sum()
+        [&self.sync, &self.stream].iter().map(|pools| lock(pools).iter().map(|pool| pool.total_bytes()).sum::<u64>()).sum()
     }
 
-    fn of(&self, pools: &Mutex<Vec<Arc<Staging>>>, device: &'static dyn Device) -> Arc<Staging> {
+    fn of(&self, pools: &Mutex<Vec<Arc<BouncePool>>>, device: &'static dyn Device) -> Arc<BouncePool> {
         let mut pools = lock(pools);
         // By object, not by number: after a device reset a new object stands for the same device.
         if let Some(found) = pools.iter().find(|pool| core::ptr::addr_eq(pool.device(), device)) {
             return Arc::clone(found);
         }
-        let made = Arc::new(Staging::new(device, self.limit));
-        pools.push(Arc::clone(&made));
-        made
+        let pool = Arc::new(BouncePool::new(device, self.limit));
+        pools.push(Arc::clone(&pool));
+        pool
     }
 }

@@ -72,7 +72,7 @@ impl Error {
     }
 
     /// An error of a request that ended early before anything was moved.
-    pub fn interrupted(operation: &'static str, offset: u64, len: u64) -> Error {
+    pub fn cancelled_error(operation: &'static str, offset: u64, len: u64) -> Error {
         Error::kernel(Errno::INTR, operation, offset, len)
     }
 

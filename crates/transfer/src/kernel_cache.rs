@@ -30,7 +30,7 @@ impl Kept<'_> {
 impl CodeStore for Kept<'_> {
     fn load(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.path(name)?;
-        self.workers.shadow()?.call(move || linux::read_whole(&path, MOST).ok())?
+        self.workers.shadow()?.run_blocking(move || linux::read_whole(&path, MOST).ok())?
     }
 
     fn keep(&self, name: &str, code: &[u8]) {
@@ -38,7 +38,7 @@ impl CodeStore for Kept<'_> {
             && let Some(crew) = self.workers.shadow()
         {
             let code = code.to_vec();
-            crew.call(move || linux::replace(&path, &code).ok());
+            crew.run_blocking(move || linux::replace(&path, &code).ok());
         }
     }
 }
@@ -47,13 +47,13 @@ impl CodeStore for Kept<'_> {
 mod tests {
     use super::*;
     use spinio_host::Settings;
-    use spinio_host::syscalls::Linux;
+    use spinio_host::syscalls::LinuxSyscalls;
 
     #[test]
     fn cached_code_is_loaded_by_the_next_process() {
         let place = tempfile::tempdir().unwrap();
         let folder = place.path().join("new").display().to_string();
-        let workers = || Workers::new(&Linux, &Settings::default());
+        let workers = || Workers::new(&LinuxSyscalls, &Settings::default());
         let (one, next) = (workers(), workers());
         let cache = Kept { workers: &one, folder: Some(&folder) };
         assert_eq!(cache.load("one"), None);

@@ -25,4 +25,4 @@ pub use error::{Error, ErrorKind};
 pub use host_memory::HostMemory;
 pub use kernel_cache::Kept;
 pub use mapping::Mapping;
-pub use unpin::{DeferredUnpin, UnderWay};
+pub use unpin::{DeferredUnpin, InFlightGuard};

@@ -21,7 +21,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Reads in what is absent of a range of the file, and fills its page tables, in the kernel and without a lock of the
     /// driver; registering, which is one at a time there, then finds them filled. What cannot be, registering will refuse.
-    pub fn populate(&self, range: Range<u64>) {
+    pub fn prefault(&self, range: Range<u64>) {
         let page = linux::PAGE as u64;
         let (from, to) = (range.start / page * page, range.end.next_multiple_of(page).min(self.len as u64));
         if from < to {

@@ -40,24 +40,24 @@ use spinio_device::{Device, Pin};
 use spinio_sys::linux;
 
 use spinio_host::lock;
-use spinio_host::pool::{Tidy, Workers};
+use spinio_host::pool::{IdleTask, Workers};
 
 use crate::mapping::Mapping;
 
 /// Bytes that may be pinned at all before a request stops to give back; at most an eighth of the memory.
-const HARD: u64 = 16 << 30;
+const MAX_PENDING: u64 = 16 << 30;
 
 /// What giving back may take beyond 10 GB/s before it counts as waiting for somebody else.
-const PATIENCE: Duration = Duration::from_millis(20);
+const STALL_THRESHOLD: Duration = Duration::from_millis(20);
 
 /// What a mate gives back before he pauses, and how long.
-const BREATH: u64 = 64 << 20;
-const PAUSE: Duration = Duration::from_micros(30);
+const YIELD_EVERY: u64 = 64 << 20;
+const YIELD_TIME: Duration = Duration::from_micros(30);
 
 /// How long nothing must have been pinned before a mate gives back.
-pub const QUIET: Duration = Duration::from_millis(2);
+pub const IDLE_DELAY: Duration = Duration::from_millis(2);
 
-struct Pending {
+struct PendingUnpin {
     device: &'static dyn Device,
     pin: Pin,
     // Unmapping before the pages are given back would leave the driver a dangling range.
@@ -65,49 +65,49 @@ struct Pending {
 }
 
 // SAFETY: a pin is an address range and a number; any thread may give it back.
-unsafe impl Send for Pending {}
+unsafe impl Send for PendingUnpin {}
 
 /// The pins that wait, of all devices.
 pub struct DeferredUnpin {
-    pending: Mutex<Vec<Pending>>,
+    pending: Mutex<Vec<PendingUnpin>>,
     bytes: AtomicU64,
-    last: AtomicU64,
-    stalls: AtomicU64,
-    most: u64,
-    born: Instant,
+    last_deferred: AtomicU64,
+    stall_count: AtomicU64,
+    max_pending: u64,
+    created: Instant,
     /// Large requests under way.
-    requests: AtomicUsize,
+    in_flight: AtomicUsize,
     /// Some copy worker sleeps only until the pins have been quiet for long enough.
-    watched: AtomicBool,
+    reaper_armed: AtomicBool,
     workers: Arc<Workers>,
 }
 
 /// A large request under way: while one is, idle workers give nothing back.
-pub struct UnderWay<'a>(&'a DeferredUnpin);
+pub struct InFlightGuard<'a>(&'a DeferredUnpin);
 
-impl Drop for UnderWay<'_> {
+impl Drop for InFlightGuard<'_> {
     fn drop(&mut self) {
-        self.0.requests.fetch_sub(1, Relaxed);
+        self.0.in_flight.fetch_sub(1, Relaxed);
     }
 }
 
 /// What idle copy workers do: give pins back, which takes the driver.
 struct UnpinReaper(std::sync::Weak<DeferredUnpin>);
 
-impl Tidy for UnpinReaper {
-    fn nap(&self) -> Option<Duration> {
+impl IdleTask for UnpinReaper {
+    fn sleep_timeout(&self) -> Option<Duration> {
         let pins = self.0.upgrade()?;
         // Told before it is looked at: who pins from here on sees that nobody watches, and wakes somebody.
-        pins.watched.store(false, SeqCst);
+        pins.reaper_armed.store(false, SeqCst);
         let wanted = !pins.is_empty();
-        pins.watched.store(wanted, SeqCst);
-        wanted.then(|| if pins.is_hurried() { Duration::ZERO } else { QUIET })
+        pins.reaper_armed.store(wanted, SeqCst);
+        wanted.then(|| if pins.flush_requested() { Duration::ZERO } else { IDLE_DELAY })
     }
 
-    fn tidy(&self) {
+    fn reap_idle(&self) {
         // Giving back would stop the transfers of a request under way; it does so itself if it must.
         if let Some(pins) = self.0.upgrade()
-            && (pins.requests() == 0 || pins.is_hurried())
+            && (pins.in_flight() == 0 || pins.flush_requested())
         {
             pins.tidy();
         }
@@ -120,12 +120,12 @@ impl DeferredUnpin {
         let pins = Arc::new(DeferredUnpin {
             pending: Mutex::default(),
             bytes: AtomicU64::new(0),
-            last: AtomicU64::new(0),
-            stalls: AtomicU64::new(0),
-            most: HARD.min(linux::memory() / 8),
-            born: Instant::now(),
-            requests: AtomicUsize::new(0),
-            watched: AtomicBool::new(false),
+            last_deferred: AtomicU64::new(0),
+            stall_count: AtomicU64::new(0),
+            max_pending: MAX_PENDING.min(linux::memory() / 8),
+            created: Instant::now(),
+            in_flight: AtomicUsize::new(0),
+            reaper_armed: AtomicBool::new(false),
             workers,
         });
         pins.workers.set_copy_idle(UnpinReaper(Arc::downgrade(&pins)));
@@ -133,23 +133,23 @@ impl DeferredUnpin {
     }
 
     /// Counts a large request for as long as the answer lives.
-    pub fn begin_request(&self) -> UnderWay<'_> {
-        self.requests.fetch_add(1, Relaxed);
-        UnderWay(self)
+    pub fn begin_request(&self) -> InFlightGuard<'_> {
+        self.in_flight.fetch_add(1, Relaxed);
+        InFlightGuard(self)
     }
 
     /// Large requests under way.
-    pub fn requests(&self) -> usize {
-        self.requests.load(Relaxed)
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Relaxed)
     }
 
     /// Sees to it that pins which are left are given back soon, although every copy worker may be asleep.
     pub fn watch(&self) {
         if !self.is_empty()
-            && !self.watched.load(SeqCst)
+            && !self.reaper_armed.load(SeqCst)
             && let Some(mates) = self.workers.copy()
         {
-            mates.nudge();
+            mates.wake();
         }
     }
 
@@ -159,8 +159,8 @@ impl DeferredUnpin {
         if !self.is_empty()
             && let Some(mates) = self.workers.copy()
         {
-            self.hurry();
-            mates.nudge();
+            self.flush_soon();
+            mates.wake();
             while !self.is_empty() && begun.elapsed() < limit {
                 std::thread::sleep(Duration::from_micros(50));
             }
@@ -168,39 +168,39 @@ impl DeferredUnpin {
     }
 
     /// Takes a pin whose transfers are done.
-    pub fn retire(&self, device: &'static dyn Device, pin: Pin, mapping: Arc<Mapping>) {
+    pub fn defer(&self, device: &'static dyn Device, pin: Pin, mapping: Arc<Mapping>) {
         self.bytes.fetch_add(pin.len as u64, Relaxed);
-        self.last.store(self.born.elapsed().as_micros() as u64 + 1, Relaxed);
-        lock(&self.pending).push(Pending { device, pin, _mapping: mapping });
+        self.last_deferred.store(self.created.elapsed().as_micros() as u64 + 1, Relaxed);
+        lock(&self.pending).push(PendingUnpin { device, pin, _mapping: mapping });
     }
 
     /// Whether giving back was seen to wait for the program's own work, more than once.
-    pub fn stalls(&self) -> bool {
-        self.stalls.load(Relaxed) >= 2
+    pub fn unpin_stalls(&self) -> bool {
+        self.stall_count.load(Relaxed) >= 2
     }
 
     /// Whether a request under way must stop and give back.
     pub fn is_full(&self) -> bool {
-        self.bytes.load(Relaxed) > self.most
+        self.bytes.load(Relaxed) > self.max_pending
     }
 
     /// Bytes that may be pinned at all before a request stops to give back.
-    pub fn most(&self) -> u64 {
-        self.most
+    pub fn max_pending(&self) -> u64 {
+        self.max_pending
     }
 
     /// Gives back what overlaps a range of a mapping; whether there was anything.
-    pub fn give_back_overlap(&self, ptr: *const u8, len: usize) -> bool {
+    pub fn unpin_overlapping(&self, ptr: *const u8, len: usize) -> bool {
         if self.is_empty() {
             return false;
         }
         let (from, to) = (ptr as usize, ptr as usize + len);
-        self.give_back(|p| (p.ptr as usize) < to && from < p.ptr as usize + p.len, false)
+        self.unpin_matching(|p| (p.ptr as usize) < to && from < p.ptr as usize + p.len, false)
     }
 
     /// Gives everything back.
-    pub fn give_back_all(&self) {
-        self.give_back(|_| true, false);
+    pub fn unpin_all(&self) {
+        self.unpin_matching(|_| true, false);
     }
 
     /// Whether nothing waits.
@@ -214,43 +214,43 @@ impl DeferredUnpin {
     }
 
     /// From now until the next pin nobody waits for quiet.
-    pub fn hurry(&self) {
-        self.last.store(0, Relaxed);
+    pub fn flush_soon(&self) {
+        self.last_deferred.store(0, Relaxed);
     }
 
     /// Whether somebody waits for the pins to go.
-    pub fn is_hurried(&self) -> bool {
-        self.last.load(Relaxed) == 0
+    pub fn flush_requested(&self) -> bool {
+        self.last_deferred.load(Relaxed) == 0
     }
 
     /// Gives everything back if nothing was pinned for a while.
     pub fn tidy(&self) {
-        let now = self.born.elapsed().as_micros() as u64;
-        if self.is_hurried() || now.saturating_sub(self.last.load(Relaxed)) >= QUIET.as_micros() as u64 {
-            self.give_back(|_| true, !self.is_hurried());
+        let now = self.created.elapsed().as_micros() as u64;
+        if self.flush_requested() || now.saturating_sub(self.last_deferred.load(Relaxed)) >= IDLE_DELAY.as_micros() as u64 {
+            self.unpin_matching(|_| true, !self.flush_requested());
         }
     }
 
-    fn give_back(&self, which: impl Fn(&Pin) -> bool, gently: bool) -> bool {
+    fn unpin_matching(&self, matches: impl Fn(&Pin) -> bool, yielding: bool) -> bool {
         let mut pending = lock(&self.pending);
-        let (go, stay): (Vec<_>, Vec<_>) = pending.drain(..).partition(|p| which(&p.pin));
-        *pending = stay;
+        let (to_unpin, remaining): (Vec<_>, Vec<_>) = pending.drain(..).partition(|p| matches(&p.pin));
+        *pending = remaining;
         drop(pending);
-        if go.is_empty() {
+        if to_unpin.is_empty() {
             return false;
         }
-        let (begun, mut given, mut breath) = (Instant::now(), 0, BREATH);
-        for p in go {
-            if gently && given >= breath {
-                std::thread::sleep(PAUSE);
-                breath = given + BREATH;
+        let (begun, mut unpinned, mut next_yield) = (Instant::now(), 0, YIELD_EVERY);
+        for p in to_unpin {
+            if yielding && unpinned >= next_yield {
+                std::thread::sleep(YIELD_TIME);
+                next_yield = unpinned + YIELD_EVERY;
             }
-            given += p.pin.len as u64;
+            unpinned += p.pin.len as u64;
             self.bytes.fetch_sub(p.pin.len as u64, Relaxed);
             p.device.unpin(p.pin);
         }
-        if begun.elapsed() > PATIENCE + Duration::from_nanos(given / 10) {
-            self.stalls.fetch_add(1, Relaxed);
+        if begun.elapsed() > STALL_THRESHOLD + Duration::from_nanos(unpinned / 10) {
+            self.stall_count.fetch_add(1, Relaxed);
         }
         true
     }
@@ -258,6 +258,6 @@ impl DeferredUnpin {
 
 impl Drop for DeferredUnpin {
     fn drop(&mut self) {
-        self.give_back_all();
+        self.unpin_all();
     }
 }

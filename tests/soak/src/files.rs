@@ -38,13 +38,13 @@ pub(crate) fn log(folder: &Path) -> PathBuf {
 /// Makes them all.
 pub(crate) fn make(folder: &Path) -> Result<()> {
     for n in 0..STEADY {
-        file::written(&steady(folder, n), steady_len(n));
+        file::create_filled(&steady(folder, n), steady_len(n));
     }
     for n in 0..CHANGING {
-        file::written(&changing(folder, n), CHANGING_LEN);
+        file::create_filled(&changing(folder, n), CHANGING_LEN);
     }
     for n in 0..EDITIONS {
-        file::written(&editions::path(folder, n), editions::len(n));
+        file::create_filled(&editions::path(folder, n), editions::len(n));
     }
     File::create(log(folder))?;
     Ok(())

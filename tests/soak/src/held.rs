@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use spinio_device::emulated::Emulated;
-use spinio_batch::{Batches, Each, Many, Piece};
-use spinio_io::{NotHeld, Runtime};
+use spinio_batch::{Batches, Arg, ReadArrays, ReadOp};
+use spinio_io::{PinError, Runtime};
 use spinio_testkit::{Buffer, Rng};
 
 use crate::editions::{self, EDITIONS, Numbers};
@@ -92,10 +92,10 @@ impl Worker<'_> {
         let which = Which::any(rng);
         let subject = self.open(which)?;
         let fd = subject.as_raw_fd();
-        let held = match runtime.hold(fd, Some(device)) {
+        let held = match runtime.pin_file(fd, Some(device)) {
             Ok(()) => true,
             // Empty files are those that are being rewritten; the emulated device registers 64 MiB at most.
-            Err(NotHeld::OpenForWriting | NotHeld::Gone | NotHeld::NotAFile | NotHeld::PinRefused) => false,
+            Err(PinError::OpenForWriting | PinError::NotPinned | PinError::NotRegularFile | PinError::PinRefused) => false,
             Err(refused) => bail!("{which:?}: {refused}"),
         };
         for _ in 0..1 + rng.below(4) {
@@ -109,16 +109,16 @@ impl Worker<'_> {
                 _ if held && rng.chance(30) => match runtime.map(fd, 0, 1 + rng.below(which.len()), device) {
                     Ok(map) => {
                         let begun = Instant::now();
-                        while !map.is_wanted_back() && begun.elapsed() < Duration::from_millis(5) {
+                        while !map.revoke_requested() && begun.elapsed() < Duration::from_millis(5) {
                             std::thread::yield_now();
                         }
                     }
                     Err(
-                        NotHeld::OpenForWriting
-                        | NotHeld::Gone
-                        | NotHeld::NotAFile
-                        | NotHeld::Range
-                        | NotHeld::PinRefused,
+                        PinError::OpenForWriting
+                        | PinError::NotPinned
+                        | PinError::NotRegularFile
+                        | PinError::OutOfRange
+                        | PinError::PinRefused,
                     ) => {}
                     Err(refused) => bail!("a map of {which:?}: {refused}"),
                 },
@@ -130,7 +130,7 @@ impl Worker<'_> {
             // What nobody lets go stays until the vandal wants it.
             if rng.chance(70) {
                 match runtime.release(fd) {
-                    Ok(()) | Err(NotHeld::Gone) => {}
+                    Ok(()) | Err(PinError::NotPinned) => {}
                     Err(refused) => bail!("releasing {which:?}: {refused}"),
                 }
             }
@@ -148,20 +148,20 @@ impl Worker<'_> {
         rng: &mut Rng,
     ) -> Result<()> {
         let (n, len) = (1 + rng.below(600) as usize, 1 + rng.below(9_000));
-        let offsets: Vec<u64> = (0..n).map(|_| rng.edgy(which.len())).collect();
+        let offsets: Vec<u64> = (0..n).map(|_| rng.near_page_edge(which.len())).collect();
         let mut results = vec![0; n];
         self.judged(which, || {
-            let many = Many {
+            let many = ReadArrays {
                 fd: subject.as_raw_fd(),
-                offsets: Each::Of(&offsets),
-                lens: Each::Same(len),
-                addresses: Each::Step(buffer.addr().0, len),
+                offsets: Arg::Slice(&offsets),
+                lens: Arg::Same(len),
+                addresses: Arg::Stride(buffer.addr().0, len),
                 results: &mut results,
             };
             let done = runtime.batch_file(many, &[buffer.allocation()]).context("a batch of one file")?;
             ensure!(done.failed == 0, "{} pieces of {which:?} failed: {results:?}", done.failed);
             self.tally.add("bytes", done.bytes);
-            let all = buffer.part(0..n * len as usize);
+            let all = buffer.range_bytes(0..n * len as usize);
             let arrived = |(i, &offset): (usize, &u64)| {
                 let from = i * len as usize;
                 Arrived { offset, wanted: len, bytes: all[from..from + results[i] as usize].to_vec() }
@@ -191,7 +191,7 @@ impl Worker<'_> {
                 break;
             }
             let (fd, address) = (subjects[which].1.as_raw_fd(), buffer.addr().0 + to as u64);
-            pieces.push(Piece { fd, offset, len: len as u64, address, ..Piece::default() });
+            pieces.push(ReadOp { fd, offset, len: len as u64, address, ..ReadOp::default() });
             of.push(which);
             to += len;
         }
@@ -212,7 +212,7 @@ impl Worker<'_> {
                 let ours = pieces.iter().zip(&of).filter(|(_, of)| **of == number);
                 let arrived = ours.map(|(p, _)| {
                     let from = (p.address - buffer.addr().0) as usize;
-                    let bytes = buffer.part(from..from + p.result as usize);
+                    let bytes = buffer.range_bytes(from..from + p.result as usize);
                     Arrived { offset: p.offset, wanted: p.len, bytes }
                 });
                 Ok(arrived.collect::<Vec<_>>())
@@ -241,15 +241,15 @@ impl Worker<'_> {
         let victim = Buffer::new(device, 4 << 20);
         let subject = self.open(Which::Steady(4))?;
         let fd = subject.as_raw_fd();
-        let held = held && runtime.hold(fd, Some(device)).is_ok();
-        let piece = |i: u64| Piece {
+        let held = held && runtime.pin_file(fd, Some(device)).is_ok();
+        let piece = |i: u64| ReadOp {
             fd,
             offset: i * 7919 * 13 % (15 << 20),
             len: 4096,
             address: victim.addr().0 + 4096 * i,
-            ..Piece::default()
+            ..ReadOp::default()
         };
-        let mut pieces: Vec<Piece> = (0..1024).map(piece).collect();
+        let mut pieces: Vec<ReadOp> = (0..1024).map(piece).collect();
         let pause = Duration::from_micros(rng.below(3_000));
         std::thread::scope(|scope| {
             scope.spawn(|| {

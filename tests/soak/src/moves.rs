@@ -17,7 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use spinio_device::QueueId;
 use spinio_device::emulated::Emulated;
-use spinio_io::settings::Nvmmu;
+use spinio_io::settings::NvmmuStripes;
 use spinio_io::{Runtime, Settings};
 use spinio_nvmmu::{Direction, Promise, Report, Session, Ticket};
 use spinio_testkit::{Buffer, Rng, file};
@@ -44,8 +44,8 @@ unsafe impl Send for Mover {}
 unsafe impl Sync for Mover {}
 
 impl Mover {
-    pub(crate) fn new(nvmmu: Nvmmu) -> Mover {
-        let runtime = Runtime::new(Settings { nvmmu, staging: 16 << 20, ..Settings::default() });
+    pub(crate) fn new(nvmmu: NvmmuStripes) -> Mover {
+        let runtime = Runtime::new(Settings { nvmmu_stripes: nvmmu, bounce_limit: 16 << 20, ..Settings::default() });
         Mover(NonNull::from(Box::leak(Box::new(runtime))))
     }
 
@@ -90,7 +90,7 @@ struct Shares {
 impl Shares {
     fn deal(rng: &mut Rng) -> Shares {
         let (mut shares, mut at) = (Shares { session: Vec::new(), rival: Vec::new() }, 0);
-        let most = *rng.pick(&[10_000, 70_000, 400_000]);
+        let most = *rng.choose(&[10_000, 70_000, 400_000]);
         while at < LEN {
             let end = (at + 1 + rng.below(most)).min(LEN);
             match rng.below(5) {
@@ -120,20 +120,20 @@ impl Worker<'_> {
     /// A session that writes a part of the file, and at the same time somebody who writes another part.
     pub(crate) fn session(&self, output: &mut Output, rng: &mut Rng) -> Result<()> {
         if output.model.is_empty() || rng.chance(10) {
-            output.model = file::bytes(rng.number() >> 8, rng.below(LEN) as usize, 0);
+            output.model = file::bytes(rng.next_u64() >> 8, rng.below(LEN) as usize, 0);
             std::fs::write(&output.path, &output.model)?;
         }
         let shares = Shares::deal(rng);
-        let mine = file::bytes(rng.number() >> 8, LEN as usize, 0);
-        let theirs = file::bytes(rng.number() >> 8, LEN as usize, 0);
-        let runtime = rng.pick(&self.movers).runtime();
+        let mine = file::bytes(rng.next_u64() >> 8, LEN as usize, 0);
+        let theirs = file::bytes(rng.next_u64() >> 8, LEN as usize, 0);
+        let runtime = rng.choose(&self.movers).runtime();
         let path = &output.path;
-        let (mut ours, mut others) = (Rng::new(rng.number()), Rng::new(rng.number()));
+        let (mut ours, mut others) = (Rng::new(rng.next_u64()), Rng::new(rng.next_u64()));
         let how = rng.below(4);
         let report = std::thread::scope(|scope| {
             let (shares, mine, theirs) = (&shares, &mine, &theirs);
             let rival = scope.spawn(move || {
-                let late = *others.pick(&[2_000, 10_000, 50_000]);
+                let late = *others.choose(&[2_000, 10_000, 50_000]);
                 std::thread::sleep(Duration::from_micros(others.below(late)));
                 match how {
                     0 => Ok(()),
@@ -178,7 +178,7 @@ impl Worker<'_> {
         rng: &mut Rng,
     ) -> Result<Report> {
         let buffer = Buffer::new(self.mover, (LEN + UPLOAD) as usize);
-        buffer.put(0, bytes);
+        buffer.write_at(0, bytes);
         let at = |offset: u64| buffer.addr().offset(offset).0 as *mut std::ffi::c_void;
         let mut session = match rng.below(4) {
             0 => Session::begin(runtime, Some(path)),
@@ -214,7 +214,7 @@ impl Worker<'_> {
                     // What was written is there for the session itself, which is not alone with the file any more.
                     let len = (share.end - share.start).min(UPLOAD);
                     session.move_range(path, at(LEN), share.start, len, Direction::Upload)?;
-                    let seen = buffer.part(LEN as usize..(LEN + len) as usize);
+                    let seen = buffer.range_bytes(LEN as usize..(LEN + len) as usize);
                     let expected = &bytes[share.start as usize..][..len as usize];
                     ensure!(seen == expected, "{len} bytes at {} were not uploaded as downloaded", share.start);
                 }
@@ -231,7 +231,7 @@ impl Worker<'_> {
     fn upload(&self, session: &mut Session, buffer: &Buffer, queue: Option<QueueId>, rng: &mut Rng) -> Result<()> {
         let n = rng.below(STEADY);
         let (path, len) = (files::steady(self.folder, n), 1 + rng.below(UPLOAD));
-        let offset = rng.edgy(files::steady_len(n));
+        let offset = rng.near_page_edge(files::steady_len(n));
         let to = buffer.addr().offset(LEN).0 as *mut std::ffi::c_void;
         let got = match queue.filter(|_| rng.chance(50)) {
             Some(queue) => session.move_async(&path, to, offset, len, Direction::Upload, queue)?.wait()?,
@@ -239,7 +239,7 @@ impl Worker<'_> {
         };
         let expect = (files::steady_len(n) - offset).min(len);
         ensure!(got == expect, "steady-{n}: an upload of {got} bytes at {offset}, not {expect}");
-        let wrong = files::first_not_steady(offset, &buffer.part(LEN as usize..(LEN + got) as usize));
+        let wrong = files::first_not_steady(offset, &buffer.range_bytes(LEN as usize..(LEN + got) as usize));
         ensure!(wrong.is_none(), "steady-{n}: a wrong byte at {wrong:?}, in an upload of {len} at {offset}");
         self.tally.add("bytes", got);
         Ok(())

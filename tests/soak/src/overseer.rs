@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             if mortal.is_empty() {
                 continue;
             }
-            let mut victim = workers.swap_remove(*rng.pick(&mortal));
+            let mut victim = workers.swap_remove(*rng.choose(&mortal));
             victim.child.kill()?;
             victim.child.wait()?;
             killed += 1;

@@ -44,19 +44,19 @@ fn change(folder: &Path, rng: &mut Rng) -> Result<Duration> {
     match rng.below(6) {
         0 => write(0, CHANGING_LEN)?,
         1 => {
-            let offset = rng.edgy(CHANGING_LEN);
+            let offset = rng.near_page_edge(CHANGING_LEN);
             write(offset, (CHANGING_LEN - offset).min(1 + rng.below(200_000)))?;
         }
         2 => {
-            subject.set_len(rng.edgy(CHANGING_LEN))?;
+            subject.set_len(rng.near_page_edge(CHANGING_LEN))?;
             std::thread::sleep(Duration::from_millis(rng.below(5)));
             subject.set_len(CHANGING_LEN)?;
         }
-        3 => drop(file::punch(&subject, rng.below(CHANGING_LEN / 4096) * 4096, 4096 * (1 + rng.below(64)))),
+        3 => drop(file::punch_hole(&subject, rng.below(CHANGING_LEN / 4096) * 4096, 4096 * (1 + rng.below(64)))),
         4 => {
             // A new file of the same name, while others still have the old one open.
             let fresh = path.with_extension("new");
-            file::written(&fresh, CHANGING_LEN);
+            file::create_filled(&fresh, CHANGING_LEN);
             std::fs::rename(&fresh, &path)?;
         }
         _ => file::evict(&subject),
@@ -72,7 +72,7 @@ fn disturb(folder: &Path, tally: &Tally, rng: &mut Rng) -> Result<Duration> {
         0 => file::evict(&files::open(&path, false)?),
         1 => {
             let pages = files::steady_len(n).div_ceil(4096);
-            file::fetch(&path, (0..pages).filter(|p| p % 7 < 3));
+            file::load_pages(&path, (0..pages).filter(|p| p % 7 < 3));
         }
         // Opening for writing breaks read leases.
         how => {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use spinio_device::emulated::{Emulated, Outstanding};
-use spinio_io::settings::Nvmmu;
-use spinio_io::{Runtime, Settings, forget_range};
+use spinio_io::settings::NvmmuStripes;
+use spinio_io::{Runtime, Settings, on_close_range};
 use spinio_plan::Route;
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, Rng, file, leaks};
@@ -45,14 +45,14 @@ pub(crate) struct Worker<'a> {
 pub(crate) fn run(args: &Args, folder: &Path, number: u64) -> Result<()> {
     let devices = [emulated("size=256M,bar=32M"), emulated("size=256M,bar=32M")];
     // Helpers are started by the first request; what they open is theirs.
-    let descriptors = leaks::own_descriptors();
+    let descriptors = leaks::thread_descriptors();
     let end = Instant::now() + Duration::from_secs(args.seconds);
     let worker = Worker {
         folder,
         devices,
         runtimes: runtimes(),
         mover: emulated("size=64M"),
-        movers: [Nvmmu::Prepared, Nvmmu::Shaped].map(Mover::new),
+        movers: [NvmmuStripes::Preread, NvmmuStripes::Aligned].map(Mover::new),
         tally: Tally::default(),
         logged: AtomicU64::new(0),
         ready: Barrier::new(args.threads),
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args, folder: &Path, number: u64) -> Result<()> {
 
 fn runtimes() -> Vec<Runtime> {
     let some = |routes: &[Route]| {
-        Runtime::new(Settings { routes: routes.to_vec(), dma_min: 256 << 10, staging: 16 << 20, ..Settings::default() })
+        Runtime::new(Settings { routes: routes.to_vec(), dma_min: 256 << 10, bounce_limit: 16 << 20, ..Settings::default() })
     };
     vec![
         some(&Route::ALL),
@@ -116,7 +116,7 @@ impl Worker<'_> {
         let mut model = Vec::new();
         let mut sequence = 0;
         while Instant::now() < self.end {
-            let runtime = rng.pick(&self.runtimes);
+            let runtime = rng.choose(&self.runtimes);
             match rng.below(29) {
                 0..6 => self.read_steady(runtime, &buffer, &mut rng)?,
                 6..10 => self.read_changing(runtime, &buffer, &mut rng)?,
@@ -131,7 +131,7 @@ impl Worker<'_> {
                 22..25 => self.batch_of_many(runtime, &buffer, &mut rng)?,
                 25..28 => self.session(&mut output, &mut rng)?,
                 _ => {
-                    file::advise(&own, 0, 0, *rng.pick(&[0, 1, 2, 3, 4]));
+                    file::advise(&own, 0, 0, *rng.choose(&[0, 1, 2, 3, 4]));
                     self.tally.add("advise", 1);
                 }
             }
@@ -169,7 +169,7 @@ impl Worker<'_> {
 
     pub(crate) fn range(&self, size: u64, rng: &mut Rng) -> (u64, usize) {
         let most = if rng.chance(70) { 100_000 } else { OWN as u64 };
-        (rng.edgy(size), 1 + rng.below(most) as usize)
+        (rng.near_page_edge(size), 1 + rng.below(most) as usize)
     }
 
     pub(crate) fn read(
@@ -183,7 +183,7 @@ impl Worker<'_> {
         let got = runtime.read(from.as_raw_fd(), Some(offset), buffer.target(0), len);
         let got = got.with_context(|| format!("a read of {len} at {offset}"))?;
         self.tally.add("bytes", got as u64);
-        Ok(buffer.part(0..got))
+        Ok(buffer.range_bytes(0..got))
     }
 
     /// Writes from the device, and looks at the file with the host's eyes.
@@ -195,11 +195,11 @@ impl Worker<'_> {
         model: &mut Vec<u8>,
         rng: &mut Rng,
     ) -> Result<()> {
-        let offset = rng.edgy(OWN as u64 / 2) as usize;
+        let offset = rng.near_page_edge(OWN as u64 / 2) as usize;
         let most = if rng.chance(60) { 70_000 } else { OWN as u64 / 2 };
         let len = 1 + rng.below(most) as usize;
-        let bytes = file::bytes(rng.number() >> 8, len, 0);
-        buffer.put(0, &bytes);
+        let bytes = file::bytes(rng.next_u64() >> 8, len, 0);
+        buffer.write_at(0, &bytes);
         let wrote = runtime.write(own.as_raw_fd(), Some(offset as u64), buffer.target(0), len);
         let wrote = wrote.with_context(|| format!("a write of {len} at {offset}"))?;
         ensure!(wrote == len, "a write of {len} wrote {wrote}");
@@ -222,7 +222,7 @@ impl Worker<'_> {
         let log = OpenOptions::new().append(true).open(files::log(self.folder))?;
         let most = if rng.chance(90) { 3_000 } else { 200_000 };
         let record = files::record(me, sequence, rng.below(most) as usize);
-        buffer.put(0, &record);
+        buffer.write_at(0, &record);
         let wrote = runtime.write(log.as_raw_fd(), None, buffer.target(0), record.len()).context("an append")?;
         ensure!(wrote == record.len(), "an append of {} wrote {wrote}", record.len());
         self.logged.fetch_add(1, Relaxed);
@@ -251,7 +251,7 @@ impl Worker<'_> {
 
     /// The end: nothing may be left over.
     fn leave(self, descriptors: usize) -> Result<()> {
-        forget_range(0, u32::MAX);
+        on_close_range(0, u32::MAX);
         let Worker { devices: [one, two], mover, movers, runtimes, .. } = self;
         drop(runtimes);
         movers.into_iter().for_each(Mover::end);
@@ -259,7 +259,7 @@ impl Worker<'_> {
         let begun = Instant::now();
         loop {
             let left: Vec<Outstanding> = devices.iter().map(|d| d.outstanding()).collect();
-            let own = leaks::own_descriptors();
+            let own = leaks::thread_descriptors();
             if left.iter().all(|o| *o == Outstanding::default()) && own <= descriptors {
                 return Ok(());
             }

@@ -54,7 +54,7 @@ impl Memory for EmulatedMemory {
     }
 
     fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
-        self.1.part(at..at + len)
+        self.1.range_bytes(at..at + len)
     }
 
     fn put(&mut self, at: usize, bytes: &[u8]) {

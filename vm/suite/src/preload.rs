@@ -75,10 +75,10 @@ fn judge(place: Place, memory: &str, counted: &Snapshot, programs: &Path) -> Out
     if memory == "mapped" && !exports(&programs.join("libspinio.so"), b"\0mmap\0")? {
         return Err(Miss::Skipped("read right, but by the kernel alone: libspinio.so does not hook mmap".to_owned()));
     }
-    let by = |route| counted.lines.iter().filter(|l| l.route == route).map(|l| l.bytes).sum::<u64>();
+    let by = |route| counted.rows.iter().filter(|l| l.route == route).map(|l| l.bytes).sum::<u64>();
     let p2p = by(Route::P2p);
     if counted.read.bytes != SIZE as u64 {
-        return fail(format!("the library counted {} bytes of {SIZE}: {:?}", counted.read.bytes, counted.lines));
+        return fail(format!("the library counted {} bytes of {SIZE}: {:?}", counted.read.bytes, counted.rows));
     }
     match place {
         Place::Far if p2p > 0 => {
@@ -86,7 +86,7 @@ fn judge(place: Place, memory: &str, counted: &Snapshot, programs: &Path) -> Out
         }
         // The first of three requests settles whether the pair is to be trusted.
         Place::Ext4 | Place::Xfs | Place::Raid0 if p2p < 8 << 20 => {
-            fail(format!("only {p2p} bytes went peer to peer: {:?}", counted.lines))
+            fail(format!("only {p2p} bytes went peer to peer: {:?}", counted.rows))
         }
         _ => Ok(()),
     }

@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use spinio_device::ErrorKind;
-use spinio_io::kernel::{Kernel, Linux};
-use spinio_batch::{Batches, Piece};
+use spinio_io::kernel::{Syscalls, LinuxSyscalls};
+use spinio_batch::{Batches, ReadOp};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, Ring};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::place::{self, Place};
-use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, file};
+use spinio_testkit::place::{self, MountFixture};
+use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, file};
 
-use crate::subject::{assert_nothing_lent, routes, settings, through};
+use crate::subject::{assert_all_released, routes, settings, run_through};
 
 /// Bytes of a piece, and from one to the next: too far to be read in one go.
 const LEN: u64 = 200;
@@ -26,11 +26,11 @@ const STEP: u64 = 1_000_003;
 /// A kernel that counts what storage has brought.
 #[derive(Debug, Default)]
 struct Counting {
-    landed: AtomicU64,
+    completed: AtomicU64,
     without_ring: AtomicBool,
 }
 
-impl Kernel for Counting {
+impl Syscalls for Counting {
     unsafe fn pread(
         &self,
         route: Route,
@@ -41,29 +41,29 @@ impl Kernel for Counting {
         flags: u32,
     ) -> Result<usize, Errno> {
         // SAFETY: passed on to the caller.
-        let read = unsafe { Linux.pread(route, fd, buf, len, offset, flags) };
-        self.landed.fetch_add(u64::from(route == Route::Direct), SeqCst);
+        let read = unsafe { LinuxSyscalls.pread(route, fd, buf, len, offset, flags) };
+        self.completed.fetch_add(u64::from(route == Route::Direct), SeqCst);
         read
     }
 
-    fn ring(&self, entries: u32) -> Result<Ring, Errno> {
-        if self.without_ring.load(SeqCst) { Err(Errno::NOSYS) } else { Linux.ring(entries) }
+    fn new_io_uring(&self, entries: u32) -> Result<Ring, Errno> {
+        if self.without_ring.load(SeqCst) { Err(Errno::NOSYS) } else { LinuxSyscalls.new_io_uring(entries) }
     }
 
-    fn landed(&self, result: Result<usize, Errno>) -> Result<usize, Errno> {
-        self.landed.fetch_add(1, SeqCst);
+    fn on_completion(&self, result: Result<usize, Errno>) -> Result<usize, Errno> {
+        self.completed.fetch_add(1, SeqCst);
         result
     }
 }
 
-fn path(place: &Place) -> PathBuf {
+fn path(place: &MountFixture) -> PathBuf {
     place.file("scattered")
 }
 
 /// A file of holes, and of bytes here and there where pieces lie.
-fn scattered(place: &Place) -> File {
+fn scattered(place: &MountFixture) -> File {
     use std::os::unix::fs::FileExt;
-    let scattered = file::written(&path(place), 4096);
+    let scattered = file::create_filled(&path(place), 4096);
     scattered.set_len(8 << 30).unwrap();
     for i in (0..1000).step_by(7) {
         scattered.write_all_at(&file::bytes(i * STEP, LEN as usize, 0), i * STEP).unwrap();
@@ -74,9 +74,9 @@ fn scattered(place: &Place) -> File {
 }
 
 #[test]
-fn the_first_reads_end_while_staging_grows() {
+fn first_reads_complete_while_pool_grows() {
     let inner = emulated("size=64M");
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let file = scattered(&place);
     if file::cached_pages(&file) != Some(0) {
         return eprintln!("skipped: this file system keeps its pages");
@@ -84,22 +84,22 @@ fn the_first_reads_end_while_staging_grows() {
     for without_ring in [false, true] {
         let kernel: &'static Counting = Box::leak(Box::default());
         kernel.without_ring.store(without_ring, SeqCst);
-        let device = FaultyDevice::before(inner);
-        let runtime = Runtime::with_kernel(Settings { staging: 64 << 20, ..settings() }, kernel);
+        let device = FaultyDevice::wrap(inner);
+        let runtime = Runtime::with_kernel(Settings { bounce_limit: 64 << 20, ..settings() }, kernel);
         let buffer = Buffer::new(inner, 1 << 20);
         let address = |i: u64| buffer.addr().0 + i * 256;
-        let piece = |i: u64| Piece {
+        let piece = |i: u64| ReadOp {
             fd: file.as_raw_fd(),
             offset: i * STEP,
             len: LEN,
             address: address(i),
-            ..Piece::default()
+            ..ReadOp::default()
         };
-        let mut batch: Vec<Piece> = (0..1000).map(piece).collect();
+        let mut batch: Vec<ReadOp> = (0..1000).map(piece).collect();
         // The ring of staging begins with one block. The second time it asks for memory it gets none until that block's
         // reads are over: whoever hands out pages must not have to have them all before the first read begins.
-        device.stall(Operation::Staging, 2, || kernel.landed.load(SeqCst) > 0);
-        let done = through(device, &runtime, &buffer, &mut batch, "a batch while staging grows");
+        device.stall_until(Operation::Staging, 2, || kernel.completed.load(SeqCst) > 0);
+        let done = run_through(device, &runtime, &buffer, &mut batch, "a batch while staging grows");
         assert_eq!((done.failed, done.bytes), (0, 1000 * LEN));
         assert!(device.calls(Operation::Staging) >= 2, "one block was enough");
         let seen = buffer.bytes();
@@ -110,15 +110,15 @@ fn the_first_reads_end_while_staging_grows() {
             assert!(seen[at..at + LEN as usize] == expected[..], "piece {i}");
         }
         drop((runtime, buffer));
-        assert_nothing_lent(inner, 0);
+        assert_all_released(inner, 0);
     }
 }
 
 /// Of 8192 pieces every 32nd is tried.
 #[test]
-fn a_few_cached_pieces_hold_up_none_of_the_others() {
+fn few_cached_ops_do_not_delay_absent_ones() {
     let device = emulated("size=64M");
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let file = scattered(&place);
     if file::cached_pages(&file) != Some(0) {
         return eprintln!("skipped: this file system keeps its pages");
@@ -126,7 +126,7 @@ fn a_few_cached_pieces_hold_up_none_of_the_others() {
     let buffer = Buffer::new(device, 2 << 20);
     let piece = |i: u64| {
         let address = buffer.addr().0 + i * LEN;
-        Piece { fd: file.as_raw_fd(), offset: i * STEP, len: LEN, address, ..Piece::default() }
+        ReadOp { fd: file.as_raw_fd(), offset: i * STEP, len: LEN, address, ..ReadOp::default() }
     };
     let both = [Route::Copy, Route::Direct];
     // How many of those that are tried are there, and the routes when the kernel tells of pages and when it does not.
@@ -134,13 +134,13 @@ fn a_few_cached_pieces_hold_up_none_of_the_others() {
     {
         for fault in [None, Some(Effect::Fail(Errno::NOSYS))] {
             file::evict(&file);
-            file::fetch(&path(&place), (0..cached).map(|i| i * 32 * STEP / 4096));
-            let kernel = FaultyKernel::new();
+            file::load_pages(&path(&place), (0..cached).map(|i| i * 32 * STEP / 4096));
+            let kernel = FaultySyscalls::new();
             if let Some(fault) = fault {
-                kernel.always(Call::Cachestat, fault);
+                kernel.inject_always(Call::Cachestat, fault);
             }
             let runtime = Runtime::with_kernel(Settings { batch_threads: 1, ..settings() }, kernel);
-            let mut batch: Vec<Piece> = (0..8192).map(piece).collect();
+            let mut batch: Vec<ReadOp> = (0..8192).map(piece).collect();
             let done = runtime.batch(&mut batch).unwrap();
             assert_eq!((done.failed, done.bytes), (0, 8192 * LEN));
             assert_eq!(routes(&runtime), if fault.is_none() { told } else { untold }, "{cached} cached, {fault:?}");
@@ -149,15 +149,15 @@ fn a_few_cached_pieces_hold_up_none_of_the_others() {
 }
 
 /// Bytes of the pieces that readers take.
-const THEIRS: usize = 8192;
+const READER_LEN: usize = 8192;
 
 /// A kernel under which mates are of no use, and that counts readers, who are slow.
 #[derive(Debug, Default)]
-struct Apart {
+struct ReadersOnly {
     readers: AtomicU64,
 }
 
-impl Kernel for Apart {
+impl Syscalls for ReadersOnly {
     unsafe fn pread(
         &self,
         route: Route,
@@ -167,53 +167,53 @@ impl Kernel for Apart {
         offset: u64,
         flags: u32,
     ) -> Result<usize, Errno> {
-        if len == THEIRS {
+        if len == READER_LEN {
             std::thread::sleep(Duration::from_micros(50));
         }
         // SAFETY: passed on to the caller.
-        unsafe { Linux.pread(route, fd, buf, len, offset, flags) }
+        unsafe { LinuxSyscalls.pread(route, fd, buf, len, offset, flags) }
     }
 
-    fn have_one_table(&self, _: u32, _: u32) -> Result<bool, Errno> {
+    fn same_fd_table(&self, _: u32, _: u32) -> Result<bool, Errno> {
         Ok(false)
     }
 
-    fn share(&self, tid: u32, fd: Fd) -> Result<Fd, Errno> {
+    fn dup_from_thread(&self, tid: u32, fd: Fd) -> Result<Fd, Errno> {
         self.readers.fetch_add(1, SeqCst);
-        Linux.share(tid, fd)
+        LinuxSyscalls.dup_from_thread(tid, fd)
     }
 }
 
 /// While the caller waits for storage nobody else sends what readers have read.
 #[test]
-fn who_waits_for_storage_leaves_no_block_with_readers() {
+fn caller_waiting_for_storage_takes_back_reader_buffers() {
     const DENSE: u64 = 64 << 20;
     const LONG: u64 = 256 << 20;
     let inner = emulated("size=256M");
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let absent = scattered(&place);
     if file::cached_pages(&absent) != Some(0) {
         return eprintln!("skipped: this file system keeps its pages");
     }
-    let (dense, long) = (file::written(&place.file("dense"), DENSE), file::written(&place.file("long"), LONG));
+    let (dense, long) = (file::create_filled(&place.file("dense"), DENSE), file::create_filled(&place.file("long"), LONG));
     // Of the first pieces nothing can be registered, and readers may not have them: they are busy with the others.
-    let crowds =
-        [(&dense, 600_000, 64, DENSE / 600_000), (&long, 8000, THEIRS as u64, LONG / 8000), (&absent, 500, LEN, STEP)];
+    let groups =
+        [(&dense, 600_000, 64, DENSE / 600_000), (&long, 8000, READER_LEN as u64, LONG / 8000), (&absent, 500, LEN, STEP)];
     let buffer = Buffer::new(inner, 112 << 20);
     let mut to = buffer.addr().0;
     let mut batch = Vec::new();
-    for (file, count, len, step) in crowds {
+    for (file, count, len, step) in groups {
         for i in 0..count {
-            batch.push(Piece { fd: file.as_raw_fd(), offset: i * step, len, address: to, ..Piece::default() });
+            batch.push(ReadOp { fd: file.as_raw_fd(), offset: i * step, len, address: to, ..ReadOp::default() });
             to += len;
         }
     }
-    let kernel: &'static Apart = Box::leak(Box::default());
-    let device = FaultyDevice::before(inner);
-    device.fail(Operation::Pin, 1, u64::MAX, ErrorKind::PinRefused);
-    device.stall(Operation::Pin, 1, || kernel.readers.load(SeqCst) > 0);
-    let runtime = Runtime::with_kernel(Settings { staging: 4 << 20, batch_threads: 4, ..settings() }, kernel);
-    let done = through(device, &runtime, &buffer, &mut batch, "a batch");
+    let kernel: &'static ReadersOnly = Box::leak(Box::default());
+    let device = FaultyDevice::wrap(inner);
+    device.inject(Operation::Pin, 1, u64::MAX, ErrorKind::PinRefused);
+    device.stall_until(Operation::Pin, 1, || kernel.readers.load(SeqCst) > 0);
+    let runtime = Runtime::with_kernel(Settings { bounce_limit: 4 << 20, batch_threads: 4, ..settings() }, kernel);
+    let done = run_through(device, &runtime, &buffer, &mut batch, "a batch");
     assert_eq!((done.failed, done.bytes), (0, batch.iter().map(|p| p.len).sum()));
     assert!(
         kernel.readers.load(SeqCst) > 0 && routes(&runtime) == [Route::Copy, Route::Direct],
@@ -229,5 +229,5 @@ fn who_waits_for_storage_leaves_no_block_with_readers() {
         at += p.len as usize;
     }
     drop((runtime, buffer));
-    assert_nothing_lent(inner, 0);
+    assert_all_released(inner, 0);
 }

@@ -14,43 +14,43 @@ use std::os::fd::AsRawFd;
 
 use spinio_device::emulated::POISON;
 use spinio_device::{Device, QueueId, Wait};
-use spinio_batch::{Batches, Each, Many, Piece};
+use spinio_batch::{Batches, Arg, ReadArrays, ReadOp};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Rng, file, place, within};
-use subject::{SIZE, Subject, assert_nothing_lent, check, pieces, routes, settings};
+use spinio_testkit::{Buffer, Rng, file, place, with_deadline};
+use subject::{SIZE, TestFile, assert_all_released, check, pieces, routes, settings};
 
 #[test]
-fn any_mixture_is_what_single_reads_would_have_been() {
-    let subjects = [Subject::new(), Subject::new()];
-    let fds: Vec<i32> = subjects.iter().map(Subject::fd).collect();
+fn any_mixture_equals_single_reads() {
+    let subjects = [TestFile::new(), TestFile::new()];
+    let fds: Vec<i32> = subjects.iter().map(TestFile::fd).collect();
     let device = emulated("size=64M");
-    let mut rng = Rng::of_run(1);
+    let mut rng = Rng::from_env(1);
     for round in 0..24 {
         let runtime = Runtime::new(settings());
         let buffer = Buffer::new(device, 3 << 20);
         for s in &subjects {
-            file::mix(&s.path, &s.file, &mut rng);
+            file::randomize_residency(&s.path, &s.file, &mut rng);
         }
-        let longest = *rng.pick(&[600, 5000, 70_000, 600_000]);
+        let longest = *rng.choose(&[600, 5000, 70_000, 600_000]);
         let count = 1 + rng.below(700) as usize;
         let mut batch = pieces(&mut rng, &fds, &buffer, count, longest);
-        let done = within("a batch", || runtime.batch(&mut batch)).unwrap();
+        let done = with_deadline("a batch", || runtime.batch(&mut batch)).unwrap();
         assert_eq!((done.failed, done.bytes), (0, batch.iter().map(|p| p.result as u64).sum()), "round {round}");
         check(&batch, &buffer);
         drop(runtime);
-        assert_nothing_lent(device, 1);
+        assert_all_released(device, 1);
     }
 }
 
 #[test]
-fn every_file_system_serves_them() {
+fn batches_work_on_every_file_system() {
     let device = emulated("size=64M");
-    let mut rng = Rng::of_run(2);
+    let mut rng = Rng::from_env(2);
     for kind in place::KINDS {
-        let subject = match Subject::on(kind) {
+        let subject = match TestFile::on(kind) {
             Ok(subject) => subject,
             Err(why) => {
                 eprintln!("skipped: {kind}: {why}");
@@ -60,19 +60,19 @@ fn every_file_system_serves_them() {
         let runtime = Runtime::new(settings());
         for _ in 0..3 {
             let buffer = Buffer::new(device, 1 << 20);
-            file::mix(&subject.path, &subject.file, &mut rng);
+            file::randomize_residency(&subject.path, &subject.file, &mut rng);
             let mut batch = pieces(&mut rng, &[subject.fd()], &buffer, 300, 9000);
-            within("a batch", || runtime.batch(&mut batch)).unwrap();
+            with_deadline("a batch", || runtime.batch(&mut batch)).unwrap();
             check(&batch, &buffer);
         }
     }
 }
 
 #[test]
-fn absent_pieces_come_from_storage_and_cached_ones_do_not() {
-    let subject = Subject::new();
+fn only_absent_ops_are_read_from_storage() {
+    let subject = TestFile::new();
     let device = emulated("size=64M");
-    let mut rng = Rng::of_run(3);
+    let mut rng = Rng::from_env(3);
     let run = |rng: &mut Rng| {
         let runtime = Runtime::new(settings());
         let buffer = Buffer::new(device, 1 << 20);
@@ -81,7 +81,7 @@ fn absent_pieces_come_from_storage_and_cached_ones_do_not() {
         check(&batch, &buffer);
         runtime
     };
-    file::fetch(&subject.path, 0..SIZE as u64 / 4096 + 1);
+    file::load_pages(&subject.path, 0..SIZE as u64 / 4096 + 1);
     assert_eq!(routes(&run(&mut rng)), [Route::Copy]);
     file::evict(&subject.file);
     if file::cached_pages(&subject.file) != Some(0) {
@@ -92,51 +92,51 @@ fn absent_pieces_come_from_storage_and_cached_ones_do_not() {
     assert_eq!(file::cached_pages(&subject.file), Some(0), "the page cache was left alone");
     // Each page was read once, or nearly: pieces overlap, and what they share is one read.
     let calls = runtime.stats();
-    assert_eq!(calls.lines.len(), 1);
+    assert_eq!(calls.rows.len(), 1);
 }
 
 #[test]
-fn arrays_say_the_same_as_pieces() {
-    let subject = Subject::new();
+fn arrays_and_ops_give_same_results() {
+    let subject = TestFile::new();
     let device = emulated("size=64M");
     let runtime = Runtime::new(settings());
     let buffer = Buffer::new(device, 1 << 20);
     let offsets: Vec<u64> = (0..256).map(|i| i * 7919 % SIZE as u64).collect();
     let mut results = vec![-1; 256];
-    let many = Many {
+    let arrays = ReadArrays {
         fd: subject.fd(),
-        offsets: Each::Of(&offsets),
-        lens: Each::Same(4096),
-        addresses: Each::Step(buffer.addr().0, 4096),
+        offsets: Arg::Slice(&offsets),
+        lens: Arg::Same(4096),
+        addresses: Arg::Stride(buffer.addr().0, 4096),
         results: &mut results,
     };
-    let done = runtime.batch_file(many, &[buffer.allocation()]).unwrap();
+    let done = runtime.batch_file(arrays, &[buffer.allocation()]).unwrap();
     assert_eq!((done.failed, done.bytes as i64), (0, results.iter().sum()));
-    let as_pieces: Vec<Piece> = (0..256)
-        .map(|i| Piece {
+    let as_ops: Vec<ReadOp> = (0..256)
+        .map(|i| ReadOp {
             fd: subject.fd(),
             offset: offsets[i],
             len: 4096,
             address: buffer.addr().0 + i as u64 * 4096,
             result: results[i],
-            ..Piece::default()
+            ..ReadOp::default()
         })
         .collect();
-    check(&as_pieces, &buffer);
-    let many = Many {
+    check(&as_ops, &buffer);
+    let arrays = ReadArrays {
         fd: 0,
-        offsets: Each::Of(&[1, 2]),
-        lens: Each::Same(1),
-        addresses: Each::Same(0),
+        offsets: Arg::Slice(&[1, 2]),
+        lens: Arg::Same(1),
+        addresses: Arg::Same(0),
         results: &mut results[..3],
     };
-    assert_eq!(runtime.batch_file(many, &[]).unwrap_err().kind.errno(), Errno::INVAL);
-    assert_eq!(runtime.batch(&mut []).unwrap(), spinio_batch::Done::default());
+    assert_eq!(runtime.batch_file(arrays, &[]).unwrap_err().kind.errno(), Errno::INVAL);
+    assert_eq!(runtime.batch(&mut []).unwrap(), spinio_batch::BatchResult::default());
 }
 
 #[test]
-fn long_pieces_are_cut_and_told_as_one() {
-    let subject = Subject::new();
+fn long_ops_are_split_and_report_one_result() {
+    let subject = TestFile::new();
     let device = emulated("size=64M");
     let runtime = Runtime::new(settings());
     for evicted in [false, true] {
@@ -145,12 +145,12 @@ fn long_pieces_are_cut_and_told_as_one() {
             file::evict(&subject.file);
         }
         let base = buffer.addr().0;
-        let mut batch: Vec<Piece> = [(3u64, 1 << 20), (1 << 20, SIZE as u64), (0, 5 << 20)]
+        let mut batch: Vec<ReadOp> = [(3u64, 1 << 20), (1 << 20, SIZE as u64), (0, 5 << 20)]
             .iter()
             .enumerate()
             .map(|(i, &(offset, len))| {
                 let address = base + [0, 1_100_000, 3_000_000][i];
-                Piece { fd: subject.fd(), offset, len, address, ..Piece::default() }
+                ReadOp { fd: subject.fd(), offset, len, address, ..ReadOp::default() }
             })
             .collect();
         runtime.batch(&mut batch).unwrap();
@@ -159,8 +159,8 @@ fn long_pieces_are_cut_and_told_as_one() {
 }
 
 #[test]
-fn a_batch_begins_behind_what_was_queued_and_returns_when_all_has_arrived() {
-    let subject = Subject::new();
+fn batch_starts_after_queued_work_and_returns_when_complete() {
+    let subject = TestFile::new();
     let device = emulated("size=64M");
     let runtime = Runtime::new(settings());
     let buffer = Buffer::new(device, 1 << 20);
@@ -169,29 +169,29 @@ fn a_batch_begins_behind_what_was_queued_and_returns_when_all_has_arrived() {
             file::evict(&subject.file);
         }
         let earlier = vec![1u8; 1 << 20];
-        let mut batch = pieces(&mut Rng::of_run(7), &[subject.fd()], &buffer, 100, 5000);
+        let mut batch = pieces(&mut Rng::from_env(7), &[subject.fd()], &buffer, 100, 5000);
         device.hold();
         // SAFETY: `earlier` stays until the end.
         unsafe { device.copy_in(QueueId(0), buffer.addr(), earlier.as_ptr(), earlier.len()) }.unwrap();
         // SAFETY: the pieces stay until the ticket was waited for.
-        let ticket = unsafe { runtime.submit(&raw mut batch[..]) }.unwrap();
+        let handle = unsafe { runtime.submit(&raw mut batch[..]) }.unwrap();
         std::thread::sleep(std::time::Duration::from_millis(40));
-        assert!(!ticket.is_done(), "it was done before its bytes had arrived");
+        assert!(!handle.is_done(), "it was done before its bytes had arrived");
         device.resume();
-        let done = within("a ticket", || ticket.wait());
+        let done = with_deadline("a ticket", || handle.wait());
         assert_eq!(done.failed, 0);
         device.drain(QueueId(0), Wait::Sleep).unwrap();
         for p in &batch {
             let at = (p.address - buffer.addr().0) as usize;
             let got = p.result as usize;
-            assert!(buffer.part(at..at + got) == file::bytes(p.offset, got, 0), "what was queued before came later");
+            assert!(buffer.range_bytes(at..at + got) == file::bytes(p.offset, got, 0), "what was queued before came later");
         }
     }
 }
 
 #[test]
-fn storage_writes_straight_into_memory_that_it_can_reach() {
-    let subject = Subject::new();
+fn p2p_reads_go_directly_into_mapped_memory() {
+    let subject = TestFile::new();
     file::evict(&subject.file);
     if file::cached_pages(&subject.file) != Some(0) {
         return eprintln!("skipped: this file system keeps its pages");
@@ -201,10 +201,10 @@ fn storage_writes_straight_into_memory_that_it_can_reach() {
     let buffer = Buffer::host_mapped(device, 2 << 20);
     buffer.fill(POISON);
     let base = buffer.addr().0;
-    let mut batch: Vec<Piece> = (0..200)
+    let mut batch: Vec<ReadOp> = (0..200)
         .map(|i: u64| {
             let (offset, len) = if i % 5 == 4 { (i * 4099, 700) } else { (i * 8192, 4096) };
-            Piece { fd: subject.fd(), offset, len, address: base + i * 8192, ..Piece::default() }
+            ReadOp { fd: subject.fd(), offset, len, address: base + i * 8192, ..ReadOp::default() }
         })
         .collect();
     runtime.batch(&mut batch).unwrap();
@@ -213,36 +213,36 @@ fn storage_writes_straight_into_memory_that_it_can_reach() {
 }
 
 #[test]
-fn a_batch_larger_than_the_staging_ring_goes_through_it() {
-    let subject = Subject::new();
+fn batch_larger_than_bounce_pool_completes() {
+    let subject = TestFile::new();
     let device = emulated("size=256M");
-    let runtime = Runtime::new(Settings { staging: 4 << 20, batch_threads: 6, ..settings() });
+    let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, batch_threads: 6, ..settings() });
     let buffer = Buffer::new(device, 48 << 20);
     for evicted in [false, true] {
         buffer.fill(POISON);
         if evicted {
             file::evict(&subject.file);
         }
-        let mut rng = Rng::of_run(8);
+        let mut rng = Rng::from_env(8);
         let mut batch = pieces(&mut rng, &[subject.fd()], &buffer, 3000, 30_000);
-        within("a large batch", || runtime.batch(&mut batch)).unwrap();
+        with_deadline("a large batch", || runtime.batch(&mut batch)).unwrap();
         check(&batch, &buffer);
     }
-    assert!(runtime.staging_bytes(&buffer.allocation()) <= 4 << 20);
+    assert!(runtime.bounce_bytes(&buffer.allocation()) <= 4 << 20);
 }
 
 #[test]
-fn many_pieces_are_judged_by_a_sample() {
-    let subject = Subject::new();
+fn residency_of_many_ops_is_sampled() {
+    let subject = TestFile::new();
     let device = emulated("size=64M");
-    let mut rng = Rng::of_run(10);
+    let mut rng = Rng::from_env(10);
     for what in ["cached", "absent", "half", "all but a few"] {
         file::evict(&subject.file);
         let pages = SIZE as u64 / 4096 + 1;
         match what {
-            "cached" => file::fetch(&subject.path, 0..pages),
-            "half" => file::fetch(&subject.path, 0..pages / 2),
-            "all but a few" => file::fetch(&subject.path, (0..pages).filter(|p| p % 200 != 7)),
+            "cached" => file::load_pages(&subject.path, 0..pages),
+            "half" => file::load_pages(&subject.path, 0..pages / 2),
+            "all but a few" => file::load_pages(&subject.path, (0..pages).filter(|p| p % 200 != 7)),
             _ => {}
         }
         let runtime = Runtime::new(settings());
@@ -258,12 +258,12 @@ fn many_pieces_are_judged_by_a_sample() {
 }
 
 #[test]
-fn many_files_and_many_buffers_in_one_batch() {
-    let place = place::on("tree").unwrap();
+fn batch_with_many_files_and_buffers() {
+    let place = place::create("tree").unwrap();
     let device = emulated("size=64M");
     let files: Vec<File> = (0..40)
         .map(|n| {
-            let file = file::written(&place.file(&n.to_string()), 20_000 + n);
+            let file = file::create_filled(&place.file(&n.to_string()), 20_000 + n);
             if n % 3 == 0 {
                 file::evict(&file);
             }
@@ -280,7 +280,7 @@ fn many_files_and_many_buffers_in_one_batch() {
             i if i % 15 == 14 => host.as_mut_ptr() as u64 + i / 15 * 100,
             i => buffers[(i % 30) as usize].addr().0 + i / 30 * 1000,
         };
-        batch.push(Piece { fd: file.as_raw_fd(), offset: i * 131 % 19_000, len: 100, address, ..Piece::default() });
+        batch.push(ReadOp { fd: file.as_raw_fd(), offset: i * 131 % 19_000, len: 100, address, ..ReadOp::default() });
     }
     let done = runtime.batch(&mut batch).unwrap();
     assert_eq!((done.failed, done.bytes), (0, 150_000));
@@ -288,22 +288,22 @@ fn many_files_and_many_buffers_in_one_batch() {
         let expected = file::bytes(p.offset, 100, 0);
         match i {
             i if i % 15 == 14 => assert!(host[i / 15 * 100..][..100] == expected, "{i}"),
-            i => assert!(buffers[i % 30].part(i / 30 * 1000..i / 30 * 1000 + 100) == expected, "{i}"),
+            i => assert!(buffers[i % 30].range_bytes(i / 30 * 1000..i / 30 * 1000 + 100) == expected, "{i}"),
         }
     }
 }
 
 #[test]
-fn several_threads_have_batches_at_once() {
-    let subject = Subject::new();
+fn concurrent_batches_of_several_threads() {
+    let subject = TestFile::new();
     let device = emulated("size=256M");
-    let runtime = Runtime::new(Settings { staging: 8 << 20, ..settings() });
-    within("batches of several threads", || {
+    let runtime = Runtime::new(Settings { bounce_limit: 8 << 20, ..settings() });
+    with_deadline("batches of several threads", || {
         std::thread::scope(|scope| {
             for seed in 0..4 {
                 let (subject, runtime) = (&subject, &runtime);
                 scope.spawn(move || {
-                    let mut rng = Rng::of_run(100 + seed);
+                    let mut rng = Rng::from_env(100 + seed);
                     for _ in 0..6 {
                         let buffer = Buffer::new(device, 1 << 20);
                         if rng.chance(30) {

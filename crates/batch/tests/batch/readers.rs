@@ -8,116 +8,116 @@ use std::time::Duration;
 
 use spinio_device::ErrorKind;
 use spinio_device::emulated::POISON;
-use spinio_io::kernel::Kernel;
-use spinio_batch::{Batches, Piece};
+use spinio_io::kernel::Syscalls;
+use spinio_batch::{Batches, ReadOp};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, Rng, file, leaks, place, within};
+use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, Rng, file, leaks, place, with_deadline};
 
-use crate::subject::{SIZE, Subject, assert_nothing_lent, check, in_vain, pieces, settings, through};
+use crate::subject::{SIZE, TestFile, assert_all_released, check, run_failing, pieces, settings, run_through};
 
-fn apart() -> Settings {
+fn reader_settings() -> Settings {
     // So many pieces of so small a file would be registered.
     let routes = vec![Route::Copy, Route::Store, Route::Direct];
-    Settings { staging: 4 << 20, batch_threads: 6, routes, ..settings() }
+    Settings { bounce_limit: 4 << 20, batch_threads: 6, routes, ..settings() }
 }
 
 /// So many that readers are called.
-fn many(rng: &mut Rng, subject: &Subject, buffer: &Buffer) -> Vec<Piece> {
+fn many_ops(rng: &mut Rng, subject: &TestFile, buffer: &Buffer) -> Vec<ReadOp> {
     pieces(rng, &[subject.fd()], buffer, 4000, 5000)
 }
 
 #[test]
-fn readers_bring_what_single_reads_would_have() {
-    let subject = Subject::new();
+fn readers_return_same_bytes_as_single_reads() {
+    let subject = TestFile::new();
     let device = emulated("size=64M");
     let buffer = Buffer::new(device, 16 << 20);
-    let runtime = Runtime::new(apart());
-    let mut rng = Rng::of_run(31);
+    let runtime = Runtime::new(reader_settings());
+    let mut rng = Rng::from_env(31);
     for _ in 0..6 {
         buffer.fill(POISON);
-        let mut batch = many(&mut rng, &subject, &buffer);
-        within("a batch", || runtime.batch(&mut batch)).unwrap();
+        let mut batch = many_ops(&mut rng, &subject, &buffer);
+        with_deadline("a batch", || runtime.batch(&mut batch)).unwrap();
         check(&batch, &buffer);
     }
     let names = fs::read_dir("/proc/self/task").unwrap().map(|task| fs::read(task.unwrap().path().join("comm")));
     assert!(names.flatten().any(|name| name.starts_with(b"spinio-reader")), "nobody read");
     // The program's descriptor, and the twins: readers keep nothing.
-    within("files are closed", || {
+    with_deadline("files are closed", || {
         while leaks::descriptors_of(&subject.path) > 3 {
             std::thread::yield_now();
         }
     });
     drop(runtime);
-    assert_nothing_lent(device, 1);
+    assert_all_released(device, 1);
 }
 
 #[test]
-fn what_readers_cannot_do_the_caller_does() {
-    let subject = Subject::new();
+fn reader_fallback_uses_caller() {
+    let subject = TestFile::new();
     let inner = emulated("size=64M");
-    let mut rng = Rng::of_run(32);
-    type Fault<'a> = &'a dyn Fn(&FaultyDevice, &FaultyKernel);
+    let mut rng = Rng::from_env(32);
+    type Fault<'a> = &'a dyn Fn(&FaultyDevice, &FaultySyscalls);
     let faults: [(&str, Fault<'_>); 8] = [
-        ("no descriptor can be had", &|_, k| k.always(Call::Share, Effect::Fail(Errno::MFILE))),
-        ("some readers have none", &|_, k| k.now_and_then(Call::Share, 2, Effect::Fail(Errno::PERM))),
-        ("reads are interrupted", &|_, k| k.now_and_then(Call::Pread(Route::Copy), 3, Effect::Fail(Errno::INTR))),
-        ("reads stop half-way", &|_, k| k.now_and_then(Call::Pread(Route::Copy), 3, Effect::Short(100))),
-        ("no kernel to gather with", &|d, _| d.fail(Operation::PrepareGather, 1, u64::MAX, ErrorKind::Unsupported)),
-        ("a launch fails", &|d, _| d.fail(Operation::Gather, 2, 1, ErrorKind::Driver)),
-        ("every launch fails", &|d, _| d.fail(Operation::Gather, 1, u64::MAX, ErrorKind::Driver)),
-        ("pinned memory is refused", &|d, _| d.fail(Operation::Staging, 1, u64::MAX, ErrorKind::NoMemory)),
+        ("no descriptor can be had", &|_, k| k.inject_always(Call::DupFromThread, Effect::Fail(Errno::MFILE))),
+        ("some readers have none", &|_, k| k.inject_every(Call::DupFromThread, 2, Effect::Fail(Errno::PERM))),
+        ("reads are interrupted", &|_, k| k.inject_every(Call::Pread(Route::Copy), 3, Effect::Fail(Errno::INTR))),
+        ("reads stop half-way", &|_, k| k.inject_every(Call::Pread(Route::Copy), 3, Effect::Short(100))),
+        ("no kernel to gather with", &|d, _| d.inject(Operation::LoadGatherKernel, 1, u64::MAX, ErrorKind::Unsupported)),
+        ("a launch fails", &|d, _| d.inject(Operation::Gather, 2, 1, ErrorKind::Driver)),
+        ("every launch fails", &|d, _| d.inject(Operation::Gather, 1, u64::MAX, ErrorKind::Driver)),
+        ("pinned memory is refused", &|d, _| d.inject(Operation::Staging, 1, u64::MAX, ErrorKind::NoMemory)),
     ];
     for (what, fault) in faults {
-        let (device, kernel) = (FaultyDevice::before(inner), FaultyKernel::new());
+        let (device, kernel) = (FaultyDevice::wrap(inner), FaultySyscalls::new());
         fault(device, kernel);
-        let runtime = Runtime::with_kernel(apart(), kernel);
+        let runtime = Runtime::with_kernel(reader_settings(), kernel);
         let buffer = Buffer::new(inner, 16 << 20);
-        let mut batch = many(&mut rng, &subject, &buffer);
-        let done = through(device, &runtime, &buffer, &mut batch, what);
+        let mut batch = many_ops(&mut rng, &subject, &buffer);
+        let done = run_through(device, &runtime, &buffer, &mut batch, what);
         assert_eq!(done.failed, 0, "{what}");
         check(&batch, &buffer);
         drop(runtime);
-        assert_nothing_lent(inner, 1);
+        assert_all_released(inner, 1);
     }
 }
 
 #[test]
-fn a_device_that_fails_under_readers_is_told() {
-    let subject = Subject::new();
+fn device_failure_under_readers_is_reported() {
+    let subject = TestFile::new();
     let inner = emulated("size=64M");
-    let both = [Operation::Drain, Operation::Fence];
-    for operations in [&both[..1], &[Operation::LeaseQueue], &both[1..], &both] {
-        let device = FaultyDevice::before(inner);
+    let both = [Operation::Synchronize, Operation::Fence];
+    for operations in [&both[..1], &[Operation::AcquireStream], &both[1..], &both] {
+        let device = FaultyDevice::wrap(inner);
         // Not the order of the batch alone.
         let from = if operations.len() > 1 { 2 } else { 1 };
-        operations.iter().for_each(|&operation| device.fail(operation, from, u64::MAX, ErrorKind::Driver));
-        let runtime = Runtime::new(apart());
+        operations.iter().for_each(|&operation| device.inject(operation, from, u64::MAX, ErrorKind::Driver));
+        let runtime = Runtime::new(reader_settings());
         let buffer = Buffer::new(inner, 16 << 20);
-        let mut batch = many(&mut Rng::of_run(33), &subject, &buffer);
-        in_vain(device, &runtime, &buffer, &mut batch, &format!("{operations:?}"));
+        let mut batch = many_ops(&mut Rng::from_env(33), &subject, &buffer);
+        run_failing(device, &runtime, &buffer, &mut batch, &format!("{operations:?}"));
         drop(runtime);
-        assert_nothing_lent(inner, 1);
+        assert_all_released(inner, 1);
     }
 }
 
 #[test]
-fn batches_of_several_threads_share_readers_and_a_small_ring() {
-    let subject = Subject::new();
+fn concurrent_batches_share_readers_and_small_pool() {
+    let subject = TestFile::new();
     let device = emulated("size=256M");
-    let runtime = Runtime::new(apart());
-    within("batches of several threads", || {
+    let runtime = Runtime::new(reader_settings());
+    with_deadline("batches of several threads", || {
         std::thread::scope(|scope| {
             for seed in 0..4 {
                 let (subject, runtime) = (&subject, &runtime);
                 scope.spawn(move || {
-                    let mut rng = Rng::of_run(140 + seed);
+                    let mut rng = Rng::from_env(140 + seed);
                     for _ in 0..4 {
                         let buffer = Buffer::new(device, 16 << 20);
-                        let mut batch = many(&mut rng, subject, &buffer);
+                        let mut batch = many_ops(&mut rng, subject, &buffer);
                         runtime.batch(&mut batch).unwrap();
                         check(&batch, &buffer);
                     }
@@ -128,18 +128,18 @@ fn batches_of_several_threads_share_readers_and_a_small_ring() {
 }
 
 #[test]
-fn more_files_than_a_reader_has_open() {
-    let place = place::on("tree").unwrap();
+fn batch_with_more_files_than_reader_keeps_open() {
+    let place = place::create("tree").unwrap();
     let device = emulated("size=64M");
-    let files: Vec<File> = (0..150).map(|n| file::written(&place.file(&n.to_string()), 20_000 + n)).collect();
-    let runtime = Runtime::new(apart());
+    let files: Vec<File> = (0..150).map(|n| file::create_filled(&place.file(&n.to_string()), 20_000 + n)).collect();
+    let runtime = Runtime::new(reader_settings());
     let buffer = Buffer::new(device, 8000 * 100);
     let piece = |i: u64| {
         let (fd, address) = (files[(i * 7 % 150) as usize].as_raw_fd(), buffer.addr().0 + i * 100);
-        Piece { fd, offset: i * 131 % 19_000, len: 100, address, ..Piece::default() }
+        ReadOp { fd, offset: i * 131 % 19_000, len: 100, address, ..ReadOp::default() }
     };
-    let mut batch: Vec<Piece> = (0..8000).map(piece).collect();
-    let done = within("a batch", || runtime.batch(&mut batch)).unwrap();
+    let mut batch: Vec<ReadOp> = (0..8000).map(piece).collect();
+    let done = with_deadline("a batch", || runtime.batch(&mut batch)).unwrap();
     assert_eq!((done.failed, done.bytes), (0, 800_000));
     for (p, seen) in batch.iter().zip(buffer.bytes().chunks(100)) {
         assert!(seen == file::bytes(p.offset, 100, 0), "{p:?}");
@@ -148,21 +148,21 @@ fn more_files_than_a_reader_has_open() {
 
 /// The program puts another file under the number while it is read.
 #[test]
-fn no_byte_comes_from_a_file_that_took_the_number_meanwhile() {
-    let subject = Subject::new();
-    let place = place::on("tree").unwrap();
+fn reused_fd_number_never_mixes_files_in_batch() {
+    let subject = TestFile::new();
+    let place = place::create("tree").unwrap();
     fs::write(place.file("other"), vec![0xAB; SIZE]).unwrap();
     let other = File::open(place.file("other")).unwrap();
     let number = subject.file.try_clone().unwrap();
     let device = emulated("size=64M");
-    let runtime = Runtime::new(apart());
+    let runtime = Runtime::new(reader_settings());
     let put = |file: &File| {
         // SAFETY: `number` is ours to replace, and stays open all the time.
         assert!(unsafe { libc::dup2(file.as_raw_fd(), number.as_raw_fd()) } >= 0);
     };
     for seed in 0..30 {
         put(&subject.file);
-        let mut rng = Rng::of_run(150 + seed);
+        let mut rng = Rng::from_env(150 + seed);
         let buffer = Buffer::new(device, 16 << 20);
         let mut batch = pieces(&mut rng, &[number.as_raw_fd()], &buffer, 4000, 5000);
         let begun = std::thread::scope(|scope| {
@@ -170,7 +170,7 @@ fn no_byte_comes_from_a_file_that_took_the_number_meanwhile() {
                 std::thread::sleep(Duration::from_micros(seed * 100));
                 put(&other);
             });
-            within("a batch whose number is taken", || runtime.batch(&mut batch)).is_ok()
+            with_deadline("a batch whose number is taken", || runtime.batch(&mut batch)).is_ok()
         });
         let seen = buffer.bytes();
         // All of them from the one or from the other, which it was when the batch began; else it failed.
@@ -190,29 +190,29 @@ fn no_byte_comes_from_a_file_that_took_the_number_meanwhile() {
 
 /// Readers who take their time, and then can open nothing: the pages that were ready for them are all that there are.
 #[derive(Debug)]
-struct NothingToOpen {
-    asked: AtomicUsize,
-    opened: AtomicUsize,
+struct NoFds {
+    share_calls: AtomicUsize,
+    reopen_calls: AtomicUsize,
     leased: AtomicBool,
     errno: Errno,
 }
 
-impl NothingToOpen {
-    fn leaked(errno: Errno) -> &'static NothingToOpen {
+impl NoFds {
+    fn leaked(errno: Errno) -> &'static NoFds {
         let (asked, opened, leased) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
-        Box::leak(Box::new(NothingToOpen { asked, opened, leased, errno }))
+        Box::leak(Box::new(NoFds { share_calls: asked, reopen_calls: opened, leased, errno }))
     }
 }
 
-impl Kernel for NothingToOpen {
-    fn share(&self, _: u32, _: Fd) -> Result<Fd, Errno> {
-        self.asked.fetch_add(1, Relaxed);
+impl Syscalls for NoFds {
+    fn dup_from_thread(&self, _: u32, _: Fd) -> Result<Fd, Errno> {
+        self.share_calls.fetch_add(1, Relaxed);
         std::thread::sleep(Duration::from_millis(3));
         Err(self.errno)
     }
 
-    fn open_again(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd, Errno> {
-        self.opened.fetch_add(1, Relaxed);
+    fn reopen(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd, Errno> {
+        self.reopen_calls.fetch_add(1, Relaxed);
         linux::open(&CString::new(format!("/proc/{tid}/fd/{fd}")).unwrap(), flags, 0)
     }
 
@@ -222,26 +222,26 @@ impl Kernel for NothingToOpen {
 }
 
 #[test]
-fn pages_that_no_reader_took_are_given_back() {
-    let cached = Subject::new();
-    let place = place::on("tree").unwrap();
-    let absent = file::written(&place.file("absent"), 16 << 20);
+fn unused_buffers_of_readers_are_released() {
+    let cached = TestFile::new();
+    let place = place::create("tree").unwrap();
+    let absent = file::create_filled(&place.file("absent"), 16 << 20);
     absent.sync_all().unwrap();
     let device = emulated("size=64M");
-    let kernel = NothingToOpen::leaked(Errno::MFILE);
-    let runtime = Runtime::with_kernel(apart(), kernel);
-    let mut rng = Rng::of_run(34);
+    let kernel = NoFds::leaked(Errno::MFILE);
+    let runtime = Runtime::with_kernel(reader_settings(), kernel);
+    let mut rng = Rng::from_env(34);
     for _ in 0..5 {
         file::evict(&absent);
         let buffer = Buffer::new(device, 24 << 20);
-        let mut batch = many(&mut rng, &cached, &buffer);
+        let mut batch = many_ops(&mut rng, &cached, &buffer);
         // Apart from each other, so that they take more than one page.
         let base = buffer.addr().0 + (20 << 20);
-        let apart = |i: u64| (absent.as_raw_fd(), i * 7 * 65_536 % (16 << 20), base + i * 4096);
-        let pieces = (0..600).map(apart);
+        let scattered_op = |i: u64| (absent.as_raw_fd(), i * 7 * 65_536 % (16 << 20), base + i * 4096);
+        let pieces = (0..600).map(scattered_op);
         let cached = batch.len();
-        batch.extend(pieces.map(|(fd, offset, address)| Piece { fd, offset, address, len: 4096, ..Piece::default() }));
-        within("a batch whose readers leave", || runtime.batch(&mut batch)).unwrap();
+        batch.extend(pieces.map(|(fd, offset, address)| ReadOp { fd, offset, address, len: 4096, ..ReadOp::default() }));
+        with_deadline("a batch whose readers leave", || runtime.batch(&mut batch)).unwrap();
         let seen = buffer.bytes();
         for (n, p) in batch.iter().enumerate() {
             let at = (p.address - buffer.addr().0) as usize;
@@ -252,37 +252,37 @@ fn pages_that_no_reader_took_are_given_back() {
 }
 
 #[test]
-fn where_no_descriptor_may_be_shared_files_are_opened_anew() {
-    let subject = Subject::new();
+fn readers_reopen_files_when_pidfd_getfd_is_denied() {
+    let subject = TestFile::new();
     let device = emulated("size=64M");
     for errno in [Errno::PERM, Errno::NOSYS] {
-        let kernel = NothingToOpen::leaked(errno);
-        let runtime = Runtime::with_kernel(apart(), kernel);
+        let kernel = NoFds::leaked(errno);
+        let runtime = Runtime::with_kernel(reader_settings(), kernel);
         let run = || {
             let buffer = Buffer::new(device, 16 << 20);
-            let mut batch = many(&mut Rng::of_run(36), &subject, &buffer);
-            within("a batch", || runtime.batch(&mut batch)).unwrap();
+            let mut batch = many_ops(&mut Rng::from_env(36), &subject, &buffer);
+            with_deadline("a batch", || runtime.batch(&mut batch)).unwrap();
             check(&batch, &buffer);
-            kernel.asked.load(Relaxed)
+            kernel.share_calls.load(Relaxed)
         };
         // A reader that comes late finds nothing to ask for.
         let Some(asked) = (0..20).map(|_| run()).find(|&asked| asked > 0) else {
             eprintln!("skipped: no reader came in time");
             continue;
         };
-        let (twins, mut readers) = (kernel.opened.load(Relaxed), 0);
+        let (twins, mut readers) = (kernel.reopen_calls.load(Relaxed), 0);
         for _ in 0..20 {
             assert_eq!(run(), asked, "{errno}");
-            readers = kernel.opened.load(Relaxed) - twins;
+            readers = kernel.reopen_calls.load(Relaxed) - twins;
         }
         if readers == 0 {
             eprintln!("skipped: no reader came in time");
         }
         // A lease of the program's own would be broken by that.
         kernel.leased.store(true, Relaxed);
-        let opened = kernel.opened.load(Relaxed);
-        (0..5).for_each(|_| assert_eq!((run(), kernel.opened.load(Relaxed)), (asked, opened)));
-        within("readers leave", || {
+        let opened = kernel.reopen_calls.load(Relaxed);
+        (0..5).for_each(|_| assert_eq!((run(), kernel.reopen_calls.load(Relaxed)), (asked, opened)));
+        with_deadline("readers leave", || {
             while leaks::descriptors_of(&subject.path) > 3 {
                 std::thread::yield_now();
             }
@@ -292,21 +292,21 @@ fn where_no_descriptor_may_be_shared_files_are_opened_anew() {
 
 /// What a number means there, helpers that were made before do not know.
 #[test]
-fn a_thread_of_the_program_may_have_a_table_of_its_own() {
-    let (subject, other) = (Subject::new(), Subject::new());
+fn batch_of_thread_with_unshared_fd_table_reads_its_files() {
+    let (subject, other) = (TestFile::new(), TestFile::new());
     fs::write(&other.path, vec![0xAB; SIZE]).unwrap();
     let (number, file) = (other.fd(), &subject.file);
     let device = emulated("size=64M");
-    let mut rng = Rng::of_run(35);
+    let mut rng = Rng::from_env(35);
     // Three are too few for readers.
     for batch_threads in [3, 6] {
-        let runtime = Runtime::new(Settings { batch_threads, ..apart() });
+        let runtime = Runtime::new(Settings { batch_threads, ..reader_settings() });
         let buffer = Buffer::new(device, 16 << 20);
-        let mut batch = many(&mut rng, &subject, &buffer);
-        within("a batch of the first thread", || runtime.batch(&mut batch)).unwrap();
+        let mut batch = many_ops(&mut rng, &subject, &buffer);
+        with_deadline("a batch of the first thread", || runtime.batch(&mut batch)).unwrap();
         buffer.fill(POISON);
         let mut batch = pieces(&mut rng, &[number], &buffer, 4000, 5000);
-        within("a batch of another table", || {
+        with_deadline("a batch of another table", || {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     // SAFETY: from here on this thread alone has its table, in which the number is nobody else's.

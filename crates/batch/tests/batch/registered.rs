@@ -4,29 +4,29 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use spinio_device::ErrorKind;
-use spinio_batch::{Batches, Piece};
+use spinio_batch::{Batches, ReadOp};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, FaultyDevice, Operation, Rng, file, place, within};
+use spinio_testkit::{Buffer, FaultyDevice, Operation, Rng, file, place, with_deadline};
 
-use crate::subject::{SIZE, Subject, assert_nothing_lent, check, pieces, routes, settings, through};
+use crate::subject::{SIZE, TestFile, assert_all_released, check, pieces, routes, settings, run_through};
 
 #[test]
-fn crowded_pieces_are_gathered_out_of_pages_registered_for_them() {
-    let subject = Subject::new();
+fn dense_ops_are_gathered_from_registered_pages() {
+    let subject = TestFile::new();
     let inner = emulated("size=64M");
-    let mut rng = Rng::of_run(9);
+    let mut rng = Rng::from_env(9);
     for (what, pins, gathered) in [("all", u64::MAX, true), ("none", 0, false), ("some", 1, true)] {
-        let device = FaultyDevice::before(inner);
+        let device = FaultyDevice::wrap(inner);
         if pins < u64::MAX {
-            device.fail(Operation::Pin, pins + 1, u64::MAX, ErrorKind::PinRefused);
+            device.inject(Operation::Pin, pins + 1, u64::MAX, ErrorKind::PinRefused);
         }
         let runtime = Runtime::new(Settings { batch_threads: 1, ..settings() });
-        file::fetch(&subject.path, 0..SIZE as u64 / 4096 + 1);
+        file::load_pages(&subject.path, 0..SIZE as u64 / 4096 + 1);
         let buffer = Buffer::new(inner, 16 << 20);
         let mut batch = pieces(&mut rng, &[subject.fd()], &buffer, 4000, 5000);
-        let done = through(device, &runtime, &buffer, &mut batch, what);
+        let done = run_through(device, &runtime, &buffer, &mut batch, what);
         assert_eq!(done.failed, 0, "{what}");
         check(&batch, &buffer);
         let by = routes(&runtime);
@@ -34,7 +34,7 @@ fn crowded_pieces_are_gathered_out_of_pages_registered_for_them() {
         // What is written afterwards is seen by the next batch: no pin is used twice.
         subject.file.write_all_at(&file::bytes(0, 4096, 0), 0).unwrap();
         drop(runtime);
-        assert_nothing_lent(inner, 1);
+        assert_all_released(inner, 1);
     }
     let runtime = Runtime::new(Settings { batch_threads: 1, ..settings() });
     let buffer = Buffer::new(inner, 16 << 20);
@@ -45,7 +45,7 @@ fn crowded_pieces_are_gathered_out_of_pages_registered_for_them() {
         for p in batch.iter().filter(|p| p.result > 0).step_by(37) {
             let at = (p.address - buffer.addr().0) as usize;
             let got = p.result as usize;
-            assert!(buffer.part(at..at + got) == file::bytes(p.offset, got, version), "{version}");
+            assert!(buffer.range_bytes(at..at + got) == file::bytes(p.offset, got, version), "{version}");
         }
     }
     assert!(routes(&runtime).contains(&Route::Gather));
@@ -57,66 +57,66 @@ const LONG: u64 = 256 << 20;
 const MANY: u64 = 48_000;
 const LEN: u64 = 512;
 
-fn scattered(rng: &mut Rng, fd: i32, buffer: &Buffer) -> Vec<Piece> {
+fn scattered_ops(rng: &mut Rng, fd: i32, buffer: &Buffer) -> Vec<ReadOp> {
     let to = |i: u64| buffer.addr().0 + i * LEN;
-    let piece = |i| Piece { fd, offset: rng.below(LONG - LEN), len: LEN, address: to(i), ..Piece::default() };
+    let piece = |i| ReadOp { fd, offset: rng.below(LONG - LEN), len: LEN, address: to(i), ..ReadOp::default() };
     (0..MANY).map(piece).collect()
 }
 
-fn registers_and_copies() -> Settings {
+fn hybrid_settings() -> Settings {
     Settings { batch_threads: 9, ..settings() }
 }
 
 #[test]
-fn pieces_are_registered_from_the_front_and_copied_from_the_back_until_both_meet() {
-    let place = place::on("tree").unwrap();
-    let file = file::written(&place.file("long"), LONG);
-    file::fetch(&place.file("long"), 0..LONG / 4096);
+fn hybrid_batch_registers_front_and_copies_back() {
+    let place = place::create("tree").unwrap();
+    let file = file::create_filled(&place.file("long"), LONG);
+    file::load_pages(&place.file("long"), 0..LONG / 4096);
     let inner = emulated("size=64M");
-    let mut rng = Rng::of_run(10);
+    let mut rng = Rng::from_env(10);
     // Pages are registered as long as the device takes them.
     for pins in [u64::MAX, 0, 1, 9] {
-        let device = FaultyDevice::before(inner);
+        let device = FaultyDevice::wrap(inner);
         if pins < u64::MAX {
-            device.fail(Operation::Pin, pins + 1, u64::MAX, ErrorKind::PinRefused);
+            device.inject(Operation::Pin, pins + 1, u64::MAX, ErrorKind::PinRefused);
         }
-        let runtime = Runtime::new(registers_and_copies());
+        let runtime = Runtime::new(hybrid_settings());
         let buffer = Buffer::new(inner, (MANY * LEN) as usize);
         let by =
-            |route, reason| runtime.stats().lines.iter().any(|l| l.bytes > 0 && (l.route, l.reason) == (route, reason));
+            |route, reason| runtime.stats().rows.iter().any(|l| l.bytes > 0 && (l.route, l.reason) == (route, reason));
         let both = || by(Route::Gather, Reason::CachedLarge) && by(Route::Copy, Reason::Cached);
-        within("both at once", || {
+        with_deadline("both at once", || {
             // Who is faster may do all of one batch.
             for round in 0.. {
-                let mut batch = scattered(&mut rng, file.as_raw_fd(), &buffer);
-                let done = through(device, &runtime, &buffer, &mut batch, "a batch");
+                let mut batch = scattered_ops(&mut rng, file.as_raw_fd(), &buffer);
+                let done = run_through(device, &runtime, &buffer, &mut batch, "a batch");
                 assert_eq!((done.failed, done.bytes), (0, MANY * LEN), "{pins}");
                 let bytes = buffer.bytes();
                 for (p, bytes) in batch.iter().zip(bytes.chunks(LEN as usize)) {
                     assert!(p.result == LEN as i64 && bytes == file::bytes(p.offset, LEN as usize, 0), "{p:?}");
                 }
-                let over = if pins == u64::MAX { both() } else { round == 1 };
-                if over {
+                let finished = if pins == u64::MAX { both() } else { round == 1 };
+                if finished {
                     break;
                 }
             }
         });
         drop(runtime);
-        assert_nothing_lent(inner, 1);
+        assert_all_released(inner, 1);
     }
 }
 
 #[test]
-fn a_writer_and_a_truncater_beside_a_batch_show_it_bytes_of_before_or_after() {
-    let place = place::on("tree").unwrap();
-    let file = file::written(&place.file("long"), LONG);
+fn batch_concurrent_with_writer_and_truncation_sees_old_or_new_bytes() {
+    let place = place::create("tree").unwrap();
+    let file = file::create_filled(&place.file("long"), LONG);
     let device = emulated("size=64M");
     let stop = std::sync::atomic::AtomicBool::new(false);
     let going = || !stop.load(std::sync::atomic::Ordering::Relaxed);
-    within("batches beside others", || {
+    with_deadline("batches beside others", || {
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut rng = Rng::of_run(11);
+                let mut rng = Rng::from_env(11);
                 while going() {
                     let at = rng.below(LONG / 65_536) * 65_536;
                     file.write_all_at(&file::bytes(at, 65_536, 1), at).unwrap();
@@ -129,11 +129,11 @@ fn a_writer_and_a_truncater_beside_a_batch_show_it_bytes_of_before_or_after() {
                     std::thread::sleep(std::time::Duration::from_millis(3));
                 }
             });
-            let mut rng = Rng::of_run(12);
-            let runtime = Runtime::new(registers_and_copies());
+            let mut rng = Rng::from_env(12);
+            let runtime = Runtime::new(hybrid_settings());
             for _ in 0..6 {
                 let buffer = Buffer::new(device, (MANY * LEN) as usize);
-                let mut batch = scattered(&mut rng, file.as_raw_fd(), &buffer);
+                let mut batch = scattered_ops(&mut rng, file.as_raw_fd(), &buffer);
                 runtime.batch(&mut batch).unwrap();
                 for (p, seen) in batch.iter().zip(buffer.bytes().chunks(LEN as usize)) {
                     let got = usize::try_from(p.result).expect("no piece fails");

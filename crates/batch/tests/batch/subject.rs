@@ -5,31 +5,31 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
 use spinio_device::emulated::{Emulated, Outstanding, POISON};
-use spinio_batch::{Batches, Done, Piece};
+use spinio_batch::{Batches, BatchResult, ReadOp};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
-use spinio_testkit::place::{self, Place};
-use spinio_testkit::{Buffer, FaultyDevice, Rng, file, within};
+use spinio_testkit::place::{self, MountFixture};
+use spinio_testkit::{Buffer, FaultyDevice, Rng, file, with_deadline};
 
 pub(crate) const SIZE: usize = (2 << 20) + 777;
 
-pub(crate) struct Subject {
-    _place: Place,
+pub(crate) struct TestFile {
+    _place: MountFixture,
     pub(crate) path: PathBuf,
     pub(crate) file: File,
 }
 
-impl Subject {
-    pub(crate) fn on(kind: &'static str) -> Result<Subject, String> {
-        let place = place::on(kind)?;
+impl TestFile {
+    pub(crate) fn on(kind: &'static str) -> Result<TestFile, String> {
+        let place = place::create(kind)?;
         let path = place.file("subject");
-        let file = file::written(&path, SIZE as u64);
+        let file = file::create_filled(&path, SIZE as u64);
         file.sync_all().unwrap();
-        Ok(Subject { _place: place, path, file })
+        Ok(TestFile { _place: place, path, file })
     }
 
-    pub(crate) fn new() -> Subject {
-        Subject::on("tree").unwrap()
+    pub(crate) fn new() -> TestFile {
+        TestFile::on("tree").unwrap()
     }
 
     pub(crate) fn fd(&self) -> i32 {
@@ -38,26 +38,26 @@ impl Subject {
 }
 
 pub(crate) fn settings() -> Settings {
-    Settings { staging: 8 << 20, kernels: None, ..Settings::default() }
+    Settings { bounce_limit: 8 << 20, kernel_cache_dir: None, ..Settings::default() }
 }
 
 /// Pieces of random place and length, some past the end; each goes to a place of its own in the buffer, a few bytes of
 /// which lie unused between them.
-pub(crate) fn pieces(rng: &mut Rng, fds: &[i32], buffer: &Buffer, count: usize, longest: u64) -> Vec<Piece> {
+pub(crate) fn pieces(rng: &mut Rng, fds: &[i32], buffer: &Buffer, count: usize, longest: u64) -> Vec<ReadOp> {
     let mut to = 0;
     let mut all = Vec::new();
     for _ in 0..count {
         let len = match rng.below(4) {
             0 => 512,
             1 => 4096,
-            _ => rng.edgy(longest),
+            _ => rng.near_page_edge(longest),
         };
-        let mut offset = rng.edgy(SIZE as u64 + 9000);
+        let mut offset = rng.near_page_edge(SIZE as u64 + 9000);
         if rng.chance(40) {
             offset = offset / 512 * 512;
         }
         if rng.chance(10) && !all.is_empty() {
-            let earlier: &Piece = rng.pick(&all);
+            let earlier: &ReadOp = rng.choose(&all);
             offset = earlier.offset;
         }
         to += rng.below(3) * 16 + u64::from(rng.chance(30));
@@ -65,40 +65,40 @@ pub(crate) fn pieces(rng: &mut Rng, fds: &[i32], buffer: &Buffer, count: usize, 
             break;
         }
         let address = buffer.addr().0 + to;
-        all.push(Piece { fd: *rng.pick(fds), offset, len, address, ..Piece::default() });
+        all.push(ReadOp { fd: *rng.choose(fds), offset, len, address, ..ReadOp::default() });
         to += len;
     }
     all
 }
 
 /// Reads pieces through a device that stands before the buffer's own.
-pub(crate) fn through(
+pub(crate) fn run_through(
     device: &'static FaultyDevice,
     runtime: &Runtime,
     buffer: &Buffer,
-    pieces: &mut [Piece],
+    pieces: &mut [ReadOp],
     what: &str,
-) -> Done {
-    let known = [buffer.target_through(device, 0).allocation];
-    within(what, || runtime.batch_into(pieces, &known)).unwrap()
+) -> BatchResult {
+    let known = [buffer.target_via(device, 0).allocation];
+    with_deadline(what, || runtime.batch_with_allocations(pieces, &known)).unwrap()
 }
 
 /// As [`through`], where nothing can arrive: each piece that has bytes is told as failed. The device is whole again then.
-pub(crate) fn in_vain(
+pub(crate) fn run_failing(
     device: &'static FaultyDevice,
     runtime: &Runtime,
     buffer: &Buffer,
-    pieces: &mut Vec<Piece>,
+    pieces: &mut Vec<ReadOp>,
     what: &str,
 ) {
     pieces.retain(|p| p.offset < SIZE as u64 && p.len > 0);
-    let done = through(device, runtime, buffer, pieces, what);
+    let done = run_through(device, runtime, buffer, pieces, what);
     assert_eq!((done.failed, done.bytes), (pieces.len(), 0), "{what}");
-    device.heal();
+    device.clear_faults();
 }
 
 /// Fails unless each piece is what the file says, and every other byte of the buffer untouched.
-pub(crate) fn check(pieces: &[Piece], buffer: &Buffer) {
+pub(crate) fn check(pieces: &[ReadOp], buffer: &Buffer) {
     let mut expected = vec![POISON; buffer.len()];
     for (n, p) in pieces.iter().enumerate() {
         let within = p.len.min((SIZE as u64).saturating_sub(p.offset)) as usize;
@@ -114,7 +114,7 @@ pub(crate) fn check(pieces: &[Piece], buffer: &Buffer) {
 }
 
 pub(crate) fn routes(runtime: &Runtime) -> Vec<Route> {
-    let mut routes: Vec<_> = runtime.stats().lines.iter().filter(|l| l.bytes > 0).map(|l| l.route).collect();
+    let mut routes: Vec<_> = runtime.stats().rows.iter().filter(|l| l.bytes > 0).map(|l| l.route).collect();
     routes.sort();
     routes.dedup();
     routes
@@ -122,7 +122,7 @@ pub(crate) fn routes(runtime: &Runtime) -> Vec<Route> {
 
 /// Waits until the device has everything back from a runtime that was let go: a helper that came too late for its last
 /// batch may be the last to do so.
-pub(crate) fn assert_nothing_lent(device: &Emulated, buffers: usize) {
+pub(crate) fn assert_all_released(device: &Emulated, buffers: usize) {
     let nothing = Outstanding { allocations: buffers, ..Outstanding::default() };
     let begun = std::time::Instant::now();
     while device.outstanding() != nothing && begun.elapsed() < std::time::Duration::from_secs(60) {

@@ -11,30 +11,30 @@ use std::path::PathBuf;
 
 use spinio_device::ErrorKind;
 use spinio_device::emulated::Emulated;
-use spinio_batch::{Batches, Piece};
-use spinio_io::{NotHeld, Runtime, Settings};
+use spinio_batch::{Batches, ReadOp};
+use spinio_io::{PinError, Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::place::{self, Place};
-use spinio_testkit::{Buffer, FaultyDevice, Operation, file, in_a_while, user, within};
+use spinio_testkit::place::{self, MountFixture};
+use spinio_testkit::{Buffer, FaultyDevice, Operation, file, eventually, user, with_deadline};
 
 const SIZE: usize = (2 << 20) + 777;
 
 struct Subject {
-    place: Place,
+    fixture: MountFixture,
     path: PathBuf,
     file: File,
 }
 
 impl Subject {
     fn new() -> Subject {
-        let place = place::on("tree").unwrap();
-        let path = place.file("subject");
-        drop(file::written(&path, SIZE as u64));
+        let fixture = place::create("tree").unwrap();
+        let path = fixture.file("subject");
+        drop(file::create_filled(&path, SIZE as u64));
         let file = File::open(&path).unwrap();
-        await_no_writer(&file);
-        Subject { place, path, file }
+        wait_no_writer(&file);
+        Subject { fixture, path, file }
     }
 
     fn fd(&self) -> i32 {
@@ -43,23 +43,23 @@ impl Subject {
 }
 
 /// A child that another test forked meanwhile has the file open for writing until it executes something.
-fn await_no_writer(file: &File) {
-    in_a_while("nobody has it open for writing", || {
+fn wait_no_writer(file: &File) {
+    eventually("nobody has it open for writing", || {
         linux::take_read_lease(file.as_raw_fd(), linux::gettid()) != Err(Errno::AGAIN)
     });
     let _ = linux::drop_lease(file.as_raw_fd());
 }
 
 fn settings() -> Settings {
-    Settings { staging: 8 << 20, kernels: None, ..Settings::default() }
+    Settings { bounce_limit: 8 << 20, kernel_cache_dir: None, ..Settings::default() }
 }
 
 /// Holds, or says why that cannot be tested here.
-fn held(runtime: &Runtime, subject: &Subject, device: &'static Emulated) -> bool {
-    await_no_writer(&subject.file);
-    match runtime.hold(subject.fd(), Some(device)) {
+fn pin_or_skip(runtime: &Runtime, subject: &Subject, device: &'static Emulated) -> bool {
+    wait_no_writer(&subject.file);
+    match runtime.pin_file(subject.fd(), Some(device)) {
         Ok(()) => true,
-        Err(NotHeld::NoLeases) => {
+        Err(PinError::NoLeases) => {
             eprintln!("skipped: no leases here");
             false
         }
@@ -68,32 +68,32 @@ fn held(runtime: &Runtime, subject: &Subject, device: &'static Emulated) -> bool
 }
 
 fn bytes_by(runtime: &Runtime, route: Route) -> u64 {
-    runtime.stats().lines.iter().filter(|l| l.route == route).map(|l| l.bytes).sum()
+    runtime.stats().rows.iter().filter(|l| l.route == route).map(|l| l.bytes).sum()
 }
 
 /// Pieces of 600 bytes all over the file.
-fn pieces(subject: &Subject, buffer: &Buffer) -> Vec<Piece> {
-    let piece = |i: u64| Piece {
+fn pieces(subject: &Subject, buffer: &Buffer) -> Vec<ReadOp> {
+    let piece = |i: u64| ReadOp {
         fd: subject.fd(),
         offset: i * 7919 % (SIZE as u64 - 600),
         len: 600,
         address: buffer.addr().0 + i * 640,
-        ..Piece::default()
+        ..ReadOp::default()
     };
     (0..400).map(piece).collect()
 }
 
-fn check(pieces: &[Piece], buffer: &Buffer, version: u8) {
+fn check(pieces: &[ReadOp], buffer: &Buffer, version: u8) {
     for p in pieces {
         assert_eq!(p.result, 600);
         let at = (p.address - buffer.addr().0) as usize;
-        assert!(buffer.part(at..at + 600) == file::bytes(p.offset, 600, version), "{p:?}");
+        assert!(buffer.range_bytes(at..at + 600) == file::bytes(p.offset, 600, version), "{p:?}");
     }
 }
 
 /// Pins that are given back by another thread.
-fn await_no_pins(device: &Emulated) {
-    within("the pins go", || {
+fn wait_no_pins(device: &Emulated) {
+    with_deadline("the pins go", || {
         while device.outstanding().pins > 0 {
             std::thread::yield_now();
         }
@@ -101,12 +101,12 @@ fn await_no_pins(device: &Emulated) {
 }
 
 #[test]
-fn reads_and_batches_come_out_of_the_kept_pins() {
+fn pinned_reads_and_batches() {
     let subject = Subject::new();
     let device = emulated("size=64M");
     let runtime = Runtime::new(settings());
     file::evict(&subject.file);
-    if !held(&runtime, &subject, device) {
+    if !pin_or_skip(&runtime, &subject, device) {
         return;
     }
     let pins = device.outstanding().pins;
@@ -116,7 +116,7 @@ fn reads_and_batches_come_out_of_the_kept_pins() {
         let got = runtime.read(subject.fd(), Some(offset as u64), buffer.target(0), len).unwrap();
         let expected = len.min(SIZE - offset);
         assert_eq!(got, expected);
-        assert!(buffer.part(0..got) == file::bytes(offset as u64, got, 0));
+        assert!(buffer.range_bytes(0..got) == file::bytes(offset as u64, got, 0));
     }
     assert_eq!(bytes_by(&runtime, Route::Copy) + bytes_by(&runtime, Route::Direct), 0);
     let mut batch = pieces(&subject, &buffer);
@@ -127,67 +127,67 @@ fn reads_and_batches_come_out_of_the_kept_pins() {
     assert_eq!((done.failed, done.bytes), (0, 400 * 600));
     check(&batch, &buffer, 0);
     let mut odd = batch[..20].to_vec();
-    odd[3] = Piece { len: 500_000, offset: 900_000, address: buffer.addr().0 + (1 << 20), ..odd[3] };
+    odd[3] = ReadOp { len: 500_000, offset: 900_000, address: buffer.addr().0 + (1 << 20), ..odd[3] };
     odd[4].offset = SIZE as u64 - 100;
     odd[5].fd = -1;
     runtime.batch(&mut odd).unwrap();
     assert_eq!((odd[3].result, odd[4].result, odd[5].result, odd[6].result), (500_000, 100, -9, 600));
-    assert!(buffer.part(1 << 20..(1 << 20) + 500_000) == file::bytes(900_000, 500_000, 0));
+    assert!(buffer.range_bytes(1 << 20..(1 << 20) + 500_000) == file::bytes(900_000, 500_000, 0));
     assert_eq!(bytes_by(&runtime, Route::Gather), done.bytes + odd.iter().map(|p| p.result.max(0) as u64).sum::<u64>());
     assert_eq!(device.outstanding().pins, pins, "nothing was pinned anew");
     let like = spinio_io::Buffer::of(&buffer.target(0).allocation);
-    let told = runtime.explain(subject.fd(), 5000, 1 << 20, like).unwrap();
-    let [segment] = told.schedule.segments[..] else { panic!("{:?}", told.schedule) };
+    let explained = runtime.explain(subject.fd(), 5000, 1 << 20, like).unwrap();
+    let [segment] = explained.schedule.segments[..] else { panic!("{:?}", explained.schedule) };
     assert_eq!((segment.offset, segment.len, segment.route, segment.reason), (0, 1 << 20, Route::Dma, Reason::Held));
     assert_eq!(runtime.explain(subject.fd(), 0, 100, like).unwrap().schedule.segments[0].reason, Reason::Small);
     // As often as it was held.
-    runtime.hold(subject.fd(), None).unwrap();
+    runtime.pin_file(subject.fd(), None).unwrap();
     runtime.release(subject.fd()).unwrap();
     assert!(runtime.is_held(subject.fd()));
     runtime.release(subject.fd()).unwrap();
     assert!(!runtime.is_held(subject.fd()));
     assert_eq!((device.outstanding().pins, runtime.held_bytes()), (0, 0), "gone when the call returns");
-    assert_eq!(runtime.release(subject.fd()), Err(NotHeld::Gone));
-    let told = runtime.explain(subject.fd(), 5000, 1 << 20, like).unwrap();
-    assert_ne!(told.schedule.segments[0].reason, Reason::Held);
+    assert_eq!(runtime.release(subject.fd()), Err(PinError::NotPinned));
+    let explained = runtime.explain(subject.fd(), 5000, 1 << 20, like).unwrap();
+    assert_ne!(explained.schedule.segments[0].reason, Reason::Held);
 }
 
 #[test]
-fn what_cannot_be_gathered_out_of_the_pins_is_read_another_way() {
+fn pinned_gather_falls_back() {
     let subject = Subject::new();
     let inner = emulated("size=64M");
     for (operation, nth, times) in [
         (Operation::Gather, 1, 1),
         (Operation::Gather, 1, u64::MAX),
-        (Operation::PrepareGather, 1, u64::MAX),
+        (Operation::LoadGatherKernel, 1, u64::MAX),
         (Operation::CopyPinned, 1, u64::MAX),
         (Operation::Staging, 1, u64::MAX),
     ] {
-        let device = FaultyDevice::before(inner);
+        let device = FaultyDevice::wrap(inner);
         let runtime = Runtime::new(settings());
-        if let Err(NotHeld::NoLeases) = runtime.hold(subject.fd(), Some(device)) {
+        if let Err(PinError::NoLeases) = runtime.pin_file(subject.fd(), Some(device)) {
             return eprintln!("skipped: no leases here");
         }
-        device.fail(operation, nth, times, ErrorKind::Driver);
+        device.inject(operation, nth, times, ErrorKind::Driver);
         let buffer = Buffer::new(inner, 4 << 20);
-        let to = buffer.target_through(device, 0);
+        let to = buffer.target_via(device, 0);
         let mut batch = pieces(&subject, &buffer);
-        let done = runtime.batch_into(&mut batch, &[to.allocation]).unwrap();
+        let done = runtime.batch_with_allocations(&mut batch, &[to.allocation]).unwrap();
         assert_eq!(done.failed, 0, "{operation:?}");
         check(&batch, &buffer, 0);
         let got = runtime.read(subject.fd(), Some(9), to, SIZE).unwrap();
-        assert!(buffer.part(0..got) == file::bytes(9, SIZE - 9, 0), "{operation:?}");
+        assert!(buffer.range_bytes(0..got) == file::bytes(9, SIZE - 9, 0), "{operation:?}");
         runtime.release(subject.fd()).unwrap();
-        await_no_pins(inner);
+        wait_no_pins(inner);
     }
 }
 
 #[test]
-fn a_forked_child_has_no_part_in_it() {
+fn child_inherits_no_pinned_files() {
     let subject = Subject::new();
     let device = emulated("size=64M");
     let runtime = Runtime::new(settings());
-    if !held(&runtime, &subject, device) {
+    if !pin_or_skip(&runtime, &subject, device) {
         return;
     }
     // SAFETY: the child only waits to be ended.
@@ -198,7 +198,7 @@ fn a_forked_child_has_no_part_in_it() {
             unsafe { libc::pause() };
         }
     }
-    within("a writer beside the child", || {
+    with_deadline("a writer beside the child", || {
         let writer = OpenOptions::new().write(true).open(&subject.path).unwrap();
         assert_eq!(device.outstanding().pins, 0);
         writer.write_all_at(b"new", 0).unwrap();
@@ -213,6 +213,6 @@ fn a_forked_child_has_no_part_in_it() {
 }
 
 #[test]
-fn an_ordinary_user_can_do_all_this_with_his_own_files() {
-    user::rerun("an_ordinary_user_can_do_all_this_with_his_own_files");
+fn rerun_as_ordinary_user() {
+    user::rerun_as_nobody("an_ordinary_user_can_do_all_this_with_his_own_files");
 }

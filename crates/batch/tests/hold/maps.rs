@@ -5,18 +5,18 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 
 use spinio_device::QueueId;
-use spinio_io::{NotHeld, Runtime};
+use spinio_io::{PinError, Runtime};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{file, in_a_while, within};
+use spinio_testkit::{file, eventually, with_deadline};
 
-use crate::{SIZE, Subject, await_no_pins, held, settings};
+use crate::{SIZE, Subject, wait_no_pins, pin_or_skip, settings};
 
 #[test]
-fn a_map_ends_in_the_process_that_made_it() {
+fn mapping_belongs_to_its_process() {
     let subject = Subject::new();
     let device = emulated("size=64M");
     let runtime = Runtime::new(settings());
-    if !held(&runtime, &subject, device) {
+    if !pin_or_skip(&runtime, &subject, device) {
         return;
     }
     let other = runtime.map(subject.fd(), 0, 4096, device).unwrap();
@@ -26,21 +26,21 @@ fn a_map_ends_in_the_process_that_made_it() {
         // Inside the locks of the hold, most of the time: where a child would wait for it.
         scope.spawn(|| {
             while !stop.load(SeqCst) {
-                std::hint::black_box(other.is_wanted_back());
+                std::hint::black_box(other.revoke_requested());
             }
         });
         for _ in 0..100 {
             // SAFETY: the child looks at the map, drops it and ends.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                let theirs = mapped.take().unwrap();
-                let odd = theirs.is_here() || theirs.is_wanted_back();
-                drop(theirs);
+                let inherited = mapped.take().unwrap();
+                let odd = inherited.is_own_process() || inherited.revoke_requested();
+                drop(inherited);
                 // SAFETY: ends the child at once.
                 unsafe { libc::_exit(i32::from(odd)) };
             }
             let mut status = 0;
-            within("a child that drops a map", || {
+            with_deadline("a child that drops a map", || {
                 // SAFETY: asks about our own child.
                 unsafe { libc::waitpid(child, &mut status, 0) };
             });
@@ -49,13 +49,13 @@ fn a_map_ends_in_the_process_that_made_it() {
         stop.store(true, SeqCst);
     });
     let mapped = mapped.unwrap();
-    assert!(mapped.is_here() && !mapped.is_wanted_back());
+    assert!(mapped.is_own_process() && !mapped.revoke_requested());
     assert!(device.outstanding().pins > 0, "a child gave back what its parent reads");
     drop((mapped, other));
 }
 
 #[test]
-fn a_map_is_read_by_the_programs_own_kernels_and_keeps_writers_waiting() {
+fn mapping_is_readable_and_delays_writers() {
     struct Sum {
         from: *const u8,
         len: usize,
@@ -71,34 +71,34 @@ fn a_map_is_read_by_the_programs_own_kernels_and_keeps_writers_waiting() {
     let subject = Subject::new();
     let device = emulated("size=64M");
     let runtime = Runtime::new(settings());
-    if !held(&runtime, &subject, device) {
+    if !pin_or_skip(&runtime, &subject, device) {
         return;
     }
-    assert_eq!(runtime.map(subject.fd(), 10, SIZE as u64, device).unwrap_err(), NotHeld::Range);
+    assert_eq!(runtime.map(subject.fd(), 10, SIZE as u64, device).unwrap_err(), PinError::OutOfRange);
     let other = Runtime::new(settings());
-    assert_eq!(other.map(subject.fd(), u64::MAX, 2, device).unwrap_err(), NotHeld::Range);
+    assert_eq!(other.map(subject.fd(), u64::MAX, 2, device).unwrap_err(), PinError::OutOfRange);
     assert!(!other.is_held(subject.fd()), "held for nothing");
     let mapped = runtime.map(subject.fd(), 5000, 3 << 19, device).unwrap();
-    assert!(!mapped.is_wanted_back());
+    assert!(!mapped.revoke_requested());
     let mut all = Sum { from: mapped.address() as *const u8, len: mapped.len() as usize, sum: 0 };
     // SAFETY: `all` stays until `finish` returns.
     unsafe { device.launch(QueueId(0), sum, (&raw mut all).cast()) }.unwrap();
     device.finish(QueueId(0)).unwrap();
     assert_eq!(all.sum, file::bytes(5000, 3 << 19, 0).iter().map(|&b| u64::from(b)).sum::<u64>());
-    let through = AtomicBool::new(false);
-    within("a map and a writer", || {
+    let writer_done = AtomicBool::new(false);
+    with_deadline("a map and a writer", || {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 drop(OpenOptions::new().write(true).open(&subject.path).unwrap());
-                through.store(true, SeqCst);
+                writer_done.store(true, SeqCst);
             });
-            in_a_while("the map is wanted back", || mapped.is_wanted_back());
-            assert!(!through.load(SeqCst));
+            eventually("the map is wanted back", || mapped.revoke_requested());
+            assert!(!writer_done.load(SeqCst));
             drop(mapped);
         });
     });
-    assert!(through.load(SeqCst));
-    await_no_pins(device);
+    assert!(writer_done.load(SeqCst));
+    wait_no_pins(device);
     let address = runtime.map_kept(subject.fd(), 0, 100, device).unwrap();
     assert_eq!(runtime.is_wanted_back(address), Some(false));
     assert!(runtime.unmap(address) && !runtime.unmap(address));

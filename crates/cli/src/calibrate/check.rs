@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use comfy_table::Cell;
 use serde_json::json;
-use spinio_io::model::{Trial, date};
+use spinio_io::model::{MeasuredRead, date};
 
 use super::measure::{self, Effort, Times};
 use crate::device::Buffer;
@@ -22,13 +22,13 @@ type Row = (spinio_plan::Route, Vec<(u64, u64, f64)>, Option<f64>);
 /// Runs it.
 pub fn run(
     subject: &Subject,
-    trial: &Trial<'_>,
+    trial: &MeasuredRead<'_>,
     buffer: &Buffer,
     effort: &Effort,
     as_json: bool,
 ) -> anyhow::Result<Exit> {
     let Some(stored) = trial.calibration() else {
-        let place = trial.place();
+        let place = trial.key();
         let text = format!(
             "There is no model of {} ({}) and {}: `spinio calibrate` makes one",
             place.storage, place.file_system, place.device

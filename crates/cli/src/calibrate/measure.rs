@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use spinio_io::model::Trial;
+use spinio_io::model::MeasuredRead;
 use spinio_plan::{Batch, Measured, Reason, Route, Sample, Segment, fit_cost, fit_flight};
 
 use crate::random::Random;
@@ -101,7 +101,7 @@ impl Times {
 }
 
 /// The routes that a plan for this file and device may use, and those it may not, with the reason.
-pub fn routes(trial: &Trial<'_>, copies: bool) -> (Vec<Route>, Vec<(Route, Reason)>) {
+pub fn routes(trial: &MeasuredRead<'_>, copies: bool) -> (Vec<Route>, Vec<(Route, Reason)>) {
     let wanted = match copies {
         true => [Route::Copy, Route::Dma, Route::Direct, Route::P2p].as_slice(),
         false => &[Route::Store, Route::P2p],
@@ -128,7 +128,7 @@ fn segments(route: Route, commands: u64, len: u64, random: &mut Random) -> Vec<S
 
 /// One point: the median of several runs behind one that does not count.
 pub fn point(
-    trial: &Trial<'_>,
+    trial: &MeasuredRead<'_>,
     route: Route,
     commands: u64,
     len: u64,
@@ -162,7 +162,7 @@ pub fn point(
 
 /// All points of a route; `done` is told after each.
 pub fn route(
-    trial: &Trial<'_>,
+    trial: &MeasuredRead<'_>,
     route: Route,
     effort: &Effort,
     random: &mut Random,
@@ -170,7 +170,7 @@ pub fn route(
 ) -> anyhow::Result<Times> {
     let mut times = Times { route, single: Vec::new(), many: Vec::new() };
     // A P2P command of less than a block is refused by the disk.
-    let least = if route == Route::P2p { trial.unit() } else { 1 };
+    let least = if route == Route::P2p { trial.align() } else { 1 };
     for &len in &effort.sizes {
         if len >= least && len <= trial.size() {
             times.single.push(point(trial, route, 1, len, effort, random)?);

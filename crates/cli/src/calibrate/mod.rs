@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use spinio_io::model::Trial;
+use spinio_io::model::MeasuredRead;
 use spinio_io::{model, runtime};
 use spinio_plan::{Calibration, Reason, Route};
 
@@ -86,7 +86,7 @@ pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
     if calibrate.runs == 0 || calibrate.size < 2 << 20 {
         return Err(exit::error(Exit::Usage, "Give --runs above 0 and --size of at least 2M"));
     }
-    let folder = runtime().settings().model.clone();
+    let folder = runtime().settings().cost_model_dir.clone();
     if folder.is_none() && !calibrate.dry_run {
         let why = "There is no place to keep a model: set HOME, XDG_STATE_HOME or SPINIO_MODEL, or give --dry-run";
         return Err(exit::error(Exit::Usage, why));
@@ -120,7 +120,7 @@ pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
 }
 
 /// Measures and fits every route that is open.
-pub fn all(subject: &Subject, trial: &Trial<'_>, buffer: &Buffer, effort: &Effort) -> anyhow::Result<Found> {
+pub fn all(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer, effort: &Effort) -> anyhow::Result<Found> {
     let (open, closed) = measure::routes(trial, buffer.target.allocation.device.abilities().copies);
     let mut times = Vec::new();
     for route in open {
@@ -128,7 +128,7 @@ pub fn all(subject: &Subject, trial: &Trial<'_>, buffer: &Buffer, effort: &Effor
     }
     anyhow::ensure!(!times.is_empty(), "No route can be measured on {}", subject.path.display());
     let writeback = subject.writeback(32 << 20)?;
-    let place = trial.place();
+    let place = trial.key();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let calibration = Calibration {
         storage: place.storage,
@@ -143,7 +143,7 @@ pub fn all(subject: &Subject, trial: &Trial<'_>, buffer: &Buffer, effort: &Effor
 }
 
 /// Measures one route, with the file as cached as the route wants it.
-pub fn one(subject: &Subject, trial: &Trial<'_>, route: Route, effort: &Effort) -> anyhow::Result<Times> {
+pub fn one(subject: &Subject, trial: &MeasuredRead<'_>, route: Route, effort: &Effort) -> anyhow::Result<Times> {
     // Of a large file of the user's, the first part is enough.
     let part = subject.size.min(1 << 30);
     match route.from_cache() {
@@ -160,8 +160,8 @@ pub fn one(subject: &Subject, trial: &Trial<'_>, route: Route, effort: &Effort) 
 }
 
 /// Stores a calibration where programs will find it; all of it or nothing.
-fn keep(folder: &str, trial: &Trial<'_>, calibration: &Calibration) -> anyhow::Result<PathBuf> {
-    let path = model::path(folder, &trial.place());
+fn keep(folder: &str, trial: &MeasuredRead<'_>, calibration: &Calibration) -> anyhow::Result<PathBuf> {
+    let path = model::file_path(folder, &trial.key());
     let cannot = || format!("Cannot keep the model in {}", path.display());
     std::fs::create_dir_all(folder).with_context(cannot)?;
     let mut file = tempfile::NamedTempFile::new_in(Path::new(folder)).with_context(cannot)?;

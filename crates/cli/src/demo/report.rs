@@ -88,7 +88,7 @@ impl Report<'_> {
         for outcome in &self.outcomes {
             let seconds = outcome.answer.seconds;
             let mut state = outcome.state.name();
-            for line in &outcome.snapshot.lines {
+            for line in &outcome.snapshot.rows {
                 table.add_row(vec![
                     Cell::new(state),
                     table::route(line.route),
@@ -104,7 +104,7 @@ impl Report<'_> {
                 units::bytes(outcome.answer.bytes),
                 units::gbps(outcome.answer.bytes, seconds),
             ];
-            if outcome.snapshot.lines.len() != 1 {
+            if outcome.snapshot.rows.len() != 1 {
                 table.add_row(whole);
             }
         }
@@ -152,7 +152,7 @@ impl Report<'_> {
                 None => note(format!("{name}: not checked, this kernel does not tell what is in the page cache")),
                 Some(_) => {}
             }
-            if o.snapshot.lines.is_empty() {
+            if o.snapshot.rows.is_empty() {
                 note(format!("{name}: the library left no counters, so routes and reasons are unknown"));
             }
         }
@@ -187,7 +187,7 @@ fn next_steps(paint: &Paint, s: &mut String) {
 
 #[cfg(test)]
 mod tests {
-    use spinio_io::stats::{Direction, Histogram, Line};
+    use spinio_io::stats::{Direction, Histogram, RouteRow};
     use spinio_plan::{Reason, Route};
 
     use super::*;
@@ -195,7 +195,7 @@ mod tests {
     const PLAIN: Paint = Paint { colour: false, width: 120 };
 
     fn outcome(state: State, resident: Option<f64>, equal: u64, lines: &[(Route, Reason, u64)]) -> Outcome {
-        let line = |&(route, reason, bytes)| Line {
+        let line = |&(route, reason, bytes)| RouteRow {
             direction: Direction::Read,
             route,
             reason,
@@ -216,7 +216,7 @@ mod tests {
                 equal,
                 errno: None,
             },
-            snapshot: Snapshot { lines, ..Snapshot::default() },
+            snapshot: Snapshot { rows: lines, ..Snapshot::default() },
         }
     }
 

@@ -248,7 +248,7 @@ fn summary(paint: &Paint, snapshot: Option<&Snapshot>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use spinio_io::stats::{Calls, Histogram, Line};
+    use spinio_io::stats::{Calls, Histogram, RouteRow};
     use spinio_plan::{Reason, Route};
 
     use super::*;
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn the_summary_tells_routes_and_reasons() {
-        let line = Line {
+        let line = RouteRow {
             direction: Direction::Read,
             route: Route::Direct,
             reason: Reason::Absent,
@@ -281,7 +281,7 @@ mod tests {
             nanos: 5,
             latency: Histogram::default(),
         };
-        let mut s = Snapshot { lines: vec![line], ..Snapshot::default() };
+        let mut s = Snapshot { rows: vec![line], ..Snapshot::default() };
         s.read = Calls { calls: 1, bytes: 3 << 20, nanos: 1_000_000, ..Calls::default() };
         let text = summary(&PLAIN, Some(&s));
         assert!(text.contains("1 device read, 3 MiB, 1.0 ms inside them, 3.15 GB/s"), "{text}");

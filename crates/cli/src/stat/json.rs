@@ -18,7 +18,7 @@ pub fn of_snapshot(path: &Path, s: &Snapshot, seconds: Option<f64>) -> Value {
     let calls: serde_json::Map<_, _> =
         Direction::ALL.iter().map(|d| (d.name().to_owned(), calls(s.calls(*d)))).collect();
     let routes: Vec<Value> = s
-        .lines
+        .rows
         .iter()
         .map(|l| {
             json!({
@@ -34,9 +34,9 @@ pub fn of_snapshot(path: &Path, s: &Snapshot, seconds: Option<f64>) -> Value {
         })
         .collect();
     let refused: Vec<Value> = s
-        .refused
+        .refusals
         .iter()
-        .map(|r| json!({"reason": names::reason(r.reason), "why": r.reason.text(), "times": r.times, "bytes": r.bytes}))
+        .map(|r| json!({"reason": names::reason(r.reason), "why": r.reason.text(), "times": r.count, "bytes": r.bytes}))
         .collect();
     let pages: serde_json::Map<_, _> =
         names::RESIDENCIES.iter().map(|(r, name)| ((*name).to_owned(), s.pages(*r).into())).collect();
@@ -47,7 +47,7 @@ pub fn of_snapshot(path: &Path, s: &Snapshot, seconds: Option<f64>) -> Value {
     json!({
         "process": s.process.pid,
         "program": s.process.name,
-        "began_unix_ns": s.process.born_wall,
+        "began_unix_ns": s.process.started_wall,
         "seconds": seconds,
         "file": path.to_string_lossy(),
         "calls": calls,
@@ -55,7 +55,7 @@ pub fn of_snapshot(path: &Path, s: &Snapshot, seconds: Option<f64>) -> Value {
         "refused": refused,
         "pages": pages,
         "gauges": gauges,
-        "unplaced": s.unplaced,
+        "unplaced": s.overflow,
     })
 }
 
@@ -71,7 +71,7 @@ fn calls(c: &Calls) -> Value {
 
 /// Quantiles, and the buckets that hold anything: each with the latency that its calls stay below; null for the slowest.
 fn latency(h: &Histogram) -> Value {
-    let buckets: Vec<Value> = h.filled().map(|(below, n)| json!([below, n])).collect();
+    let buckets: Vec<Value> = h.nonempty().map(|(below, n)| json!([below, n])).collect();
     json!({
         "p50": h.quantile(0.5),
         "p90": h.quantile(0.9),

@@ -95,11 +95,11 @@ fn labels(s: &Snapshot, more: Labels) -> Labels {
 /// How many there are, and how many in each bucket. Counts that no process can have reached are cut, so that sums of
 /// them stay sums.
 fn buckets(latency: &Histogram) -> (u64, Vec<(f64, u64)>) {
-    let bounds = (0..11).map(|i| 1u64 << (10 + 2 * i)).chain([Histogram::MOST]);
+    let bounds = (0..11).map(|i| 1u64 << (10 + 2 * i)).chain([Histogram::MAX_NANOS]);
     let mut out: Vec<(f64, u64)> = bounds.map(|nanos| (nanos as f64 / 1e9, 0)).collect();
     out.push((f64::INFINITY, 0));
     let mut count = 0;
-    for (below, n) in latency.filled() {
+    for (below, n) in latency.nonempty() {
         let (n, below) = (n.min(1 << 48), below.map_or(f64::INFINITY, |nanos| nanos as f64 / 1e9));
         count += n;
         if let Some(bucket) = out.iter_mut().find(|(bound, _)| below <= *bound) {
@@ -136,7 +136,7 @@ impl Collector for Processes {
             };
             directions(s).map(series).collect()
         })?;
-        let way = |l: &spinio_io::stats::Line| {
+        let way = |l: &spinio_io::stats::RouteRow| {
             vec![
                 ("direction", l.direction.name().to_owned()),
                 ("route", l.route.name().to_owned()),
@@ -147,28 +147,28 @@ impl Collector for Processes {
             e,
             ("spinio_route_bytes_total", "Bytes by route, and why they took it"),
             MetricType::Counter,
-            |s| s.lines.iter().map(|l| (way(l), l.bytes)).collect(),
+            |s| s.rows.iter().map(|l| (way(l), l.bytes)).collect(),
         )?;
         self.metric(
             e,
             ("spinio_route_pieces_total", "Pieces by route, and why they took it"),
             MetricType::Counter,
-            |s| s.lines.iter().map(|l| (way(l), l.pieces)).collect(),
+            |s| s.rows.iter().map(|l| (way(l), l.pieces)).collect(),
         )?;
         self.seconds(e, ("spinio_route_seconds", "Time of pieces by route"), |s| {
-            s.lines.iter().map(|l| (way(l), l.nanos, l.latency.clone())).collect()
+            s.rows.iter().map(|l| (way(l), l.nanos, l.latency.clone())).collect()
         })?;
         self.metric(
             e,
             ("spinio_refused_total", "Segments for which a faster route was refused"),
             MetricType::Counter,
-            |s| s.refused.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.times)).collect(),
+            |s| s.refusals.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.count)).collect(),
         )?;
         self.metric(
             e,
             ("spinio_refused_bytes_total", "Bytes for which a faster route was refused"),
             MetricType::Counter,
-            |s| s.refused.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.bytes)).collect(),
+            |s| s.refusals.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.bytes)).collect(),
         )?;
         self.metric(
             e,

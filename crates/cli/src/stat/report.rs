@@ -22,7 +22,7 @@ pub fn of_process(paint: &Paint, s: &Snapshot, seconds: Option<f64>) -> String {
 /// What follows the routes: refusals, residency, what is held.
 pub fn rest(paint: &Paint, s: &Snapshot) -> String {
     let mut text = String::new();
-    if !s.refused.is_empty() {
+    if !s.refusals.is_empty() {
         text += &format!("\n{}\n", table::text(&refused(paint, s)));
     }
     let seen: Vec<_> = RESIDENCIES.iter().map(|(r, name)| (s.pages(*r), name)).filter(|(n, _)| *n > 0).collect();
@@ -33,8 +33,8 @@ pub fn rest(paint: &Paint, s: &Snapshot) -> String {
     if let Some(held) = held(s) {
         text += &format!("{}held: {held}\n", if seen.is_empty() { "\n" } else { "" });
     }
-    if s.unplaced > 0 {
-        text += &format!("{} pieces are in no line: their routes and reasons found no room in the table\n", s.unplaced);
+    if s.overflow > 0 {
+        text += &format!("{} pieces are in no line: their routes and reasons found no room in the table\n", s.overflow);
     }
     text
 }
@@ -81,8 +81,8 @@ fn calls(paint: &Paint, s: &Snapshot, seconds: Option<f64>) -> Table {
 
 fn refused(paint: &Paint, s: &Snapshot) -> Table {
     let mut table = table::new(paint, &["refused", "bytes", "a faster route, because"]);
-    for r in &s.refused {
-        table.add_row(vec![Cell::new(r.times), Cell::new(units::bytes(r.bytes)), Cell::new(r.reason)]);
+    for r in &s.refusals {
+        table.add_row(vec![Cell::new(r.count), Cell::new(units::bytes(r.bytes)), Cell::new(r.reason)]);
     }
     table::settle(&mut table, &[0, 1]);
     table
@@ -96,9 +96,9 @@ fn held(s: &Snapshot) -> Option<String> {
         .map(|g| {
             let (now, most) = s.gauge(g);
             let show = |n: u64| match g {
-                Gauge::Pinned | Gauge::Staging | Gauge::HeldBytes => units::bytes(n),
-                Gauge::KeptFiles | Gauge::HeldFiles => n.to_string(),
-                Gauge::ReadAheadPages => format!("{n} pages"),
+                Gauge::Pinned | Gauge::BounceBytes | Gauge::PinnedFileBytes => units::bytes(n),
+                Gauge::CachedFileStates | Gauge::PinnedFiles => n.to_string(),
+                Gauge::ReadaheadPages => format!("{n} pages"),
             };
             let most = if most > now { format!(" (most {})", show(most)) } else { String::new() };
             format!("{} {}{most}", g.name(), show(now))
@@ -125,7 +125,7 @@ pub fn of_all(paint: &Paint, found: &Found) -> String {
                 Cell::new(units::bytes(total(s))),
                 Cell::new(quantile(&latency, 0.5)),
                 Cell::new(quantile(&latency, 0.99)),
-                Cell::new(units::bytes(s.gauge(Gauge::Staging).0)),
+                Cell::new(units::bytes(s.gauge(Gauge::BounceBytes).0)),
                 Cell::new(&s.process.name),
             ]);
         }
@@ -153,7 +153,7 @@ pub fn of_rates(paint: &Paint, mut snapshots: Vec<Snapshot>, seconds: f64) -> St
             Cell::new(units::gbps(total(s), seconds)),
             Cell::new(quantile(&latency, 0.5)),
             Cell::new(quantile(&latency, 0.99)),
-            Cell::new(units::bytes(s.gauge(Gauge::Staging).0)),
+            Cell::new(units::bytes(s.gauge(Gauge::BounceBytes).0)),
             Cell::new(&s.process.name),
         ]);
     }
@@ -169,7 +169,7 @@ pub fn total(s: &Snapshot) -> u64 {
 /// Latencies of all directions.
 pub fn all(s: &Snapshot) -> Histogram {
     let mut all = s.read.latency.clone();
-    all.join(&s.write.latency);
-    all.join(&s.batch.latency);
+    all.merge(&s.write.latency);
+    all.merge(&s.batch.latency);
     all
 }

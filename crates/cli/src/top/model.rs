@@ -63,7 +63,7 @@ impl Model {
                 None => (whole.clone(), Default::default()),
             };
             for route in Route::ALL {
-                let bytes = delta.lines.iter().filter(|l| l.route == route);
+                let bytes = delta.rows.iter().filter(|l| l.route == route);
                 let bytes = bytes.fold(0u64, |sum, l| sum.saturating_add(l.bytes));
                 let history = &mut history[route as usize];
                 history.push_back((bytes as f64 / seconds) as u64);

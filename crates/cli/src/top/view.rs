@@ -73,7 +73,7 @@ fn processes(model: &Model) -> Table<'static> {
             units::gbps(total(&r.delta), r.seconds),
             quantile(&latency, 0.5),
             quantile(&latency, 0.99),
-            units::bytes(r.whole.gauge(Gauge::Staging).0),
+            units::bytes(r.whole.gauge(Gauge::BounceBytes).0),
             units::bytes(r.whole.gauge(Gauge::Pinned).0),
             r.whole.process.name.clone(),
         ])
@@ -138,7 +138,7 @@ fn details(row: &Row) -> Paragraph<'static> {
             lines.push(Line::from(format!("       {} calls, {}{failed}", ever.calls, units::bytes(ever.bytes))));
         }
     }
-    let held = [(Gauge::Staging, "staging"), (Gauge::Pinned, "pinned"), (Gauge::HeldBytes, "held")];
+    let held = [(Gauge::BounceBytes, "staging"), (Gauge::Pinned, "pinned"), (Gauge::PinnedFileBytes, "held")];
     let held = held.iter().filter(|(g, _)| s.gauge(*g).1 > 0).map(|(g, name)| {
         let (now, most) = s.gauge(*g);
         format!("{name} {} (most {})", units::bytes(now), units::bytes(most))
@@ -152,7 +152,7 @@ fn details(row: &Row) -> Paragraph<'static> {
     if !pages.is_empty() {
         lines.push(Line::from(format!("pages asked about: {}", pages.join(", "))));
     }
-    lines.extend(s.refused.iter().map(|r| Line::from(format!("refused {}: {}", r.times, r.reason))));
+    lines.extend(s.refusals.iter().map(|r| Line::from(format!("refused {}: {}", r.count, r.reason))));
     let title = format!("{} (process {})", s.process.name, s.process.pid);
     // Reasons are sentences.
     Paragraph::new(lines).wrap(Wrap { trim: false }).block(Block::bordered().title(title))
@@ -189,7 +189,7 @@ mod tests {
         s.read.calls = calls;
         s.read.bytes = bytes;
         s.read.latency = latency.clone();
-        s.lines.push(spinio_io::stats::Line {
+        s.rows.push(spinio_io::stats::RouteRow {
             direction: Direction::Read,
             route: Route::Dma,
             reason: Reason::CachedLarge,
@@ -198,7 +198,7 @@ mod tests {
             nanos: 10,
             latency,
         });
-        s.gauges[Gauge::Staging as usize] = [8 << 20, 16 << 20];
+        s.gauges[Gauge::BounceBytes as usize] = [8 << 20, 16 << 20];
         s
     }
 

@@ -73,7 +73,7 @@ pub mod tests {
             result: Ok(3 << 20),
             start: 1_000_000,
             duration: 500_000,
-            way: None,
+            route_reason: None,
         }
     }
 

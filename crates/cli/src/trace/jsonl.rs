@@ -8,7 +8,7 @@ use crate::names;
 /// The line.
 pub fn line(whole: &Whole) -> anyhow::Result<String> {
     let r = &whole.request;
-    let segments: Vec<Value> = match r.way {
+    let segments: Vec<Value> = match r.route_reason {
         // A small one is its own only piece.
         Some((route, reason)) => vec![json!({
             "route": route.name(),
@@ -71,7 +71,7 @@ mod tests {
         );
         assert_eq!(value["segments"][0]["reason"], "absent");
         let mut small = request(6);
-        (small.way, small.result) = (Some((Route::Copy, Reason::Small)), Err(5));
+        (small.route_reason, small.result) = (Some((Route::Copy, Reason::Small)), Err(5));
         let value: Value = serde_json::from_str(&line(&Whole { request: small, pieces: vec![] }).unwrap()).unwrap();
         assert_eq!((&value["errno"], &value["segments"][0]["route"]), (&json!(5), &json!("copy")));
     }

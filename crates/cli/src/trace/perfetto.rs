@@ -88,7 +88,7 @@ fn request(whole: &Whole, row: u64) -> Value {
         "request": r.id, "path": r.path, "fd": r.fd, "device": r.device, "offset": r.offset, "length": r.len,
         "bytes": r.result.ok(), "errno": r.result.err(),
     });
-    if let Some((route, reason)) = r.way {
+    if let Some((route, reason)) = r.route_reason {
         args["route"] = route.name().into();
         args["reason"] = names::reason(reason).into();
     }

@@ -34,33 +34,33 @@ use spinio_plan::{Calibration, Correction, Extent, Model, Objective, Route, Segm
 
 use crate::ctx::FilesCtx;
 use spinio_host::pool::SHADOW_WORKERS;
-use crate::state::File;
+use crate::state::FileState;
 use spinio_host::Settings;
 use spinio_host::lock;
 
-pub use place::Place;
+pub use place::ModelKey;
 pub use spinio_host::settings::model_folder as folder;
-pub use store::path;
+pub use store::file_path;
 
 /// Requests below this are all overhead, and teach nothing about a route.
-pub const TEACHES: u64 = 1 << 20;
+pub const MIN_SAMPLE_BYTES: u64 = 1 << 20;
 
 /// Schedules of several segments are predicted for one request in so many.
-const SOMETIMES: u64 = 8;
+const SAMPLE_EVERY: u64 = 8;
 
 /// What is known of one storage, file system and device.
-pub struct Known {
-    place: Place,
+pub struct CostEntry {
+    key: ModelKey,
     calibration: Option<Calibration>,
     corrections: [AtomicU64; Route::ALL.len()],
-    follows: bool,
+    adaptive: bool,
     /// Requests of several segments that could be predicted.
     requests: AtomicU64,
 }
 
 /// All that is known.
-pub struct Models {
-    known: Mutex<Vec<(Key, Arc<Known>)>>,
+pub struct CostModels {
+    entries: Mutex<Vec<(RuntimeKey, Arc<CostEntry>)>>,
     /// Where calibrations are; none: defaults only.
     folder: Option<String>,
     /// Whether costs follow what is measured.
@@ -68,55 +68,55 @@ pub struct Models {
 }
 
 /// Storage, file system, device; by numbers of this boot.
-type Key = (u64, u64, DeviceId);
+type RuntimeKey = (u64, u64, DeviceId);
 
 /// What a request is expected to take, and by which route.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Expected {
+pub struct RoutePrediction {
     route: Route,
     nanos: f64,
     begun: Instant,
 }
 
-impl Models {
+impl CostModels {
     /// Nothing is known yet.
-    pub fn new(settings: &Settings) -> Models {
-        Models { known: Mutex::default(), folder: settings.model.clone(), correction: settings.correction }
+    pub fn new(settings: &Settings) -> CostModels {
+        CostModels { entries: Mutex::default(), folder: settings.cost_model_dir.clone(), correction: settings.adaptive_costs }
     }
 
     /// What is known for a file and a device. On the program's thread, which may ask the device for its name.
-    pub fn of(&self, ctx: &FilesCtx, file: &File, device: &'static dyn Device) -> Arc<Known> {
+    pub fn get(&self, ctx: &FilesCtx, file: &FileState, device: &'static dyn Device) -> Arc<CostEntry> {
         let key = (file.storage, file.file_system, device.id());
-        if let Some((_, known)) = lock(&self.known).iter().find(|(k, _)| *k == key) {
+        if let Some((_, known)) = lock(&self.entries).iter().find(|(k, _)| *k == key) {
             return Arc::clone(known);
         }
-        let (kernel, from) = (ctx.sys, self.folder.clone());
+        let (sys, dir) = (ctx.sys, self.folder.clone());
         let (storage, file_system, device) = (file.storage, file.file_system, place::device_name(device));
-        let find = move || {
-            let place = Place::new(kernel.storage_name(storage), file_system, device);
-            let calibration = from.and_then(|folder| store::load(&folder, &place));
-            Known { place, calibration, corrections: Default::default(), follows: false, requests: AtomicU64::new(0) }
+        let load = move || {
+            let model_key = ModelKey::new(sys.storage_name(storage), file_system, device);
+            let calibration = dir.and_then(|folder| store::load(&folder, &model_key));
+            CostEntry { key: model_key, calibration, corrections: Default::default(), adaptive: false, requests: AtomicU64::new(0) }
         };
         // A keeper reads it: no descriptor of ours is ever in the program's table.
-        let found = ctx.workers.shadow().and_then(|crew| crew.call(find));
-        let mut known = found.unwrap_or_else(|| Known {
-            place: Place::default(),
+        let loaded = ctx.workers.shadow().and_then(|workers| workers.run_blocking(load));
+        let mut entry = loaded.unwrap_or_else(|| CostEntry {
+            key: ModelKey::default(),
             calibration: None,
             corrections: Default::default(),
-            follows: false,
+            adaptive: false,
             requests: AtomicU64::new(0),
         });
-        known.follows = self.correction;
-        let known = Arc::new(known);
-        lock(&self.known).push((key, Arc::clone(&known)));
-        known
+        entry.adaptive = self.correction;
+        let entry = Arc::new(entry);
+        lock(&self.entries).push((key, Arc::clone(&entry)));
+        entry
     }
 }
 
-impl Known {
+impl CostEntry {
     /// Where it holds.
-    pub fn place(&self) -> &Place {
-        &self.place
+    pub fn key(&self) -> &ModelKey {
+        &self.key
     }
 
     /// The stored calibration in use, if there is one.
@@ -125,17 +125,17 @@ impl Known {
     }
 
     /// The model without what was learnt since. `storage`: the route on which this request reaches storage.
-    pub fn plain(&self, ctx: &FilesCtx, file: &File, storage: Route) -> Model {
-        let mut model = default(ctx, file);
+    pub fn baseline(&self, ctx: &FilesCtx, file: &FileState, storage: Route) -> Model {
+        let mut model = default_model(ctx, file);
         if let Some(calibration) = &self.calibration {
-            model = calibration.model(model, storage, ctx.workers.threads());
+            model = calibration.model(model, storage, ctx.workers.copy_threads());
         }
         model
     }
 
     /// What each route costs now.
-    pub fn model(&self, ctx: &FilesCtx, file: &File, storage: Route) -> Model {
-        let mut model = self.plain(ctx, file, storage);
+    pub fn model(&self, ctx: &FilesCtx, file: &FileState, storage: Route) -> Model {
+        let mut model = self.baseline(ctx, file, storage);
         for route in [Route::Copy, Route::Dma, Route::Store, storage] {
             let factor = self.factor(route);
             if factor != 1.0 {
@@ -147,11 +147,11 @@ impl Known {
 
     /// How much slower than the model a route was found to be.
     pub fn factor(&self, route: Route) -> f64 {
-        if self.follows { Correction::from_bits(self.corrections[route as usize].load(Relaxed)).factor() } else { 1.0 }
+        if self.adaptive { Correction::from_bits(self.corrections[route as usize].load(Relaxed)).factor() } else { 1.0 }
     }
 
     /// In words, for people.
-    pub fn describe(&self, file: &File) -> String {
+    pub fn describe(&self, file: &FileState) -> String {
         let mut text = match &self.calibration {
             Some(c) => format!("calibrated {}", date(c.measured)),
             None if file.fast => "nvme (default, not calibrated)".to_owned(),
@@ -167,34 +167,34 @@ impl Known {
     }
 
     /// What a plan for a whole request is expected to take, if one route is to blame for it.
-    pub fn expect(&self, ctx: &FilesCtx, file: &File, extents: &[Extent], plan: &[Segment]) -> Option<Expected> {
+    pub fn predict_request(&self, ctx: &FilesCtx, file: &FileState, extents: &[Extent], plan: &[Segment]) -> Option<RoutePrediction> {
         let longest = plan.iter().max_by_key(|s| s.len)?;
-        if !self.follows || (plan.len() > 1 && !self.requests.fetch_add(1, Relaxed).is_multiple_of(SOMETIMES)) {
+        if !self.adaptive || (plan.len() > 1 && !self.requests.fetch_add(1, Relaxed).is_multiple_of(SAMPLE_EVERY)) {
             return None;
         }
         let storage = plan.iter().find(|s| !s.route.from_cache()).map_or(Route::Direct, |s| s.route);
         // Against the model without its factors, which are what is to be learnt.
-        let model = self.plain(ctx, file, storage);
-        let told = predict(Objective::Concurrent, extents, &plan.to_vec().into(), &model);
-        let (ours, others) =
-            if told.cache > told.storage { (told.cache, told.storage) } else { (told.storage, told.cache) };
-        let side = |s: &&Segment| s.route.from_cache() == (told.cache > told.storage);
-        let alike = plan.iter().filter(side).all(|s| s.route == longest.route);
-        (alike && ours >= 2.0 * others && side(&longest)).then(|| Expected {
+        let model = self.baseline(ctx, file, storage);
+        let prediction = predict(Objective::Concurrent, extents, &plan.to_vec().into(), &model);
+        let (slower, faster) =
+            if prediction.cache > prediction.storage { (prediction.cache, prediction.storage) } else { (prediction.storage, prediction.cache) };
+        let on_slower_side = |s: &&Segment| s.route.from_cache() == (prediction.cache > prediction.storage);
+        let single_route = plan.iter().filter(on_slower_side).all(|s| s.route == longest.route);
+        (single_route && slower >= 2.0 * faster && on_slower_side(&longest)).then(|| RoutePrediction {
             route: longest.route,
-            nanos: told.total,
+            nanos: prediction.total,
             begun: Instant::now(),
         })
     }
 
     /// A request that was expected to take so long has ended.
-    pub fn learn(&self, expected: Expected) {
-        let measured = expected.begun.elapsed().as_nanos() as f64;
+    pub fn observe(&self, prediction: RoutePrediction) {
+        let measured = prediction.begun.elapsed().as_nanos() as f64;
         for route in Route::ALL {
             let kept = &self.corrections[route as usize];
             let bits = kept.load(Relaxed);
             let now = Correction::from_bits(bits);
-            let next = if route == expected.route { now.sample(expected.nanos, measured) } else { now.unused() };
+            let next = if route == prediction.route { now.sample(prediction.nanos, measured) } else { now.unused() };
             // A sample lost to another thread is no loss.
             if next.to_bits() != bits {
                 kept.store(next.to_bits(), Relaxed);
@@ -204,13 +204,13 @@ impl Known {
 }
 
 /// What holds where nothing was measured.
-fn default(ctx: &FilesCtx, file: &File) -> Model {
+fn default_model(ctx: &FilesCtx, file: &FileState) -> Model {
     let mut model = if file.fast { Model::nvme() } else { Model::virtual_disk() };
     // A keeper waits for each command it gives, so as many are in flight as there are keepers.
     let flight = &mut model.storage_flight;
     flight.per_command = flight.per_command.max(flight.latency / SHADOW_WORKERS as f64);
     // One thread copies 6.3 GB/s out of the page cache; the link bounds them all.
-    model.cache_flight.per_byte = 1e9 / (6.3e9 * ctx.workers.threads() as f64).min(48e9);
+    model.cache_flight.per_byte = 1e9 / (6.3e9 * ctx.workers.copy_threads() as f64).min(48e9);
     model
 }
 

@@ -10,7 +10,7 @@ use spinio_sys::linux::fs_magic;
 
 /// Where a model holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct ModelKey {
     /// The disk or array under the file system.
     pub storage: String,
     /// Its kind.
@@ -19,37 +19,37 @@ pub struct Place {
     pub device: String,
 }
 
-impl Place {
+impl ModelKey {
     /// From names and the file system's magic number; 0: the storage itself.
-    pub fn new(storage: String, file_system: u64, device: String) -> Place {
-        let known = if file_system == 0 { Some("none") } else { fs_magic::name(file_system) };
-        let file_system = known.map_or_else(|| format!("{file_system:x}"), str::to_owned);
-        Place { storage, file_system, device }
+    pub fn new(storage: String, file_system: u64, device: String) -> ModelKey {
+        let name = if file_system == 0 { Some("none") } else { fs_magic::name(file_system) };
+        let file_system = name.map_or_else(|| format!("{file_system:x}"), str::to_owned);
+        ModelKey { storage, file_system, device }
     }
 
     /// Name of the file that keeps its model: what can be read of the three names, and a hash of all of them.
     pub fn file_name(&self) -> String {
-        let plain = |text: &str| -> String {
-            let keep = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '_' };
-            text.chars().take(40).map(keep).collect()
+        let sanitize = |text: &str| -> String {
+            let replace = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '_' };
+            text.chars().take(40).map(replace).collect()
         };
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
         for byte in [&self.storage, &self.file_system, &self.device].into_iter().flat_map(|t| t.bytes().chain([0])) {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
-        let names = [plain(&self.storage), plain(&self.file_system), plain(&self.device)];
+        let names = [sanitize(&self.storage), sanitize(&self.file_system), sanitize(&self.device)];
         format!("{}-{:08x}", names.join("-"), hash as u32 ^ (hash >> 32) as u32)
     }
 }
 
 /// The name of a device that survives a reboot and a new driver. On the program's thread.
 pub(super) fn device_name(device: &dyn Device) -> String {
-    let told = device.describe();
+    let description = device.describe();
     match device.id().kind {
         // The rest is its place on the bus and the driver's version.
-        DeviceKind::Cuda => format!("cuda {}", told.split(',').next().unwrap_or_default()),
+        DeviceKind::Cuda => format!("cuda {}", description.split(',').next().unwrap_or_default()),
         // The rest is how it was set to behave, and that is what costs.
-        DeviceKind::Emulated | DeviceKind::P2pmem => told,
+        DeviceKind::Emulated | DeviceKind::P2pmem => description,
     }
 }
 
@@ -58,12 +58,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_files_are_plain_and_apart() {
-        let place = |device: &str| Place::new("serial /../x".into(), 0xef53, device.into()).file_name();
-        let name = place("cuda NVIDIA H200");
+    fn file_names_are_sanitized_and_distinct() {
+        let key_name = |device: &str| ModelKey::new("serial /../x".into(), 0xef53, device.into()).file_name();
+        let name = key_name("cuda NVIDIA H200");
         assert!(name.starts_with("serial__.._x-ext4-cuda_NVIDIA_H200-"), "{name}");
         assert!(!name.contains('/'));
-        assert_ne!(place("cuda é"), place("cuda è"));
-        assert_eq!(Place::new(String::new(), 0x1234, String::new()).file_system, "1234");
+        assert_ne!(key_name("cuda é"), key_name("cuda è"));
+        assert_eq!(ModelKey::new(String::new(), 0x1234, String::new()).file_system, "1234");
     }
 }

@@ -29,107 +29,107 @@ use std::time::{Duration, Instant};
 
 use spinio_sys::linux::{Private, gettid, leave_descriptor_table, spawn_quiet};
 
-use self::worker::{Entry, Shared};
-pub use self::worker::{Idle, Task, Tidy};
+use self::worker::{QueueEntry, Shared};
+pub use self::worker::{NoIdleTask, Task, IdleTask};
 pub use self::workers::{SHADOW_WORKERS, Workers};
 use crate::lock::lock;
-use crate::shadow_fd::Graveyard;
-use crate::syscalls::Kernel;
+use crate::shadow_fd::CloseQueue;
+use crate::syscalls::Syscalls;
 
 /// Helper threads of a runtime.
-pub struct Crew {
+pub struct WorkerPool {
     shared: Arc<Shared>,
     /// Keepers and readers have it.
-    private: Option<Private>,
+    fd_table_root: Option<Private>,
     /// Each thread leaves the table that it was made with for one of its own.
-    apart: bool,
-    size: usize,
+    per_thread_table: bool,
+    max_threads: usize,
 }
 
 /// Bytes of a mate's stack: it calls the driver.
-pub const STACK: usize = 1 << 20;
+pub const STACK_SIZE: usize = 1 << 20;
 
-impl Crew {
+impl WorkerPool {
     /// Up to `size` keepers, started as work comes.
     /// `look`: how long an idle one looks for work before it sleeps.
-    pub fn keepers(
-        kernel: &'static dyn Kernel,
-        size: usize,
-        look: Duration,
-        tidy: impl Tidy + 'static,
-    ) -> Option<Crew> {
-        let private = kernel.private().ok()?;
-        Crew::new(kernel, Some(private), false, size, look, tidy)
+    pub fn shadow_workers(
+        sys: &'static dyn Syscalls,
+        max_threads: usize,
+        spin_time: Duration,
+        idle_task: impl IdleTask + 'static,
+    ) -> Option<WorkerPool> {
+        let root = sys.new_shadow_table().ok()?;
+        WorkerPool::new(sys, Some(root), false, max_threads, spin_time, idle_task)
     }
 
     /// `size` mates. A thread has the descriptor table of the one that makes it, so all are made now, and this must be
     /// called on a thread of the program.
-    pub fn mates(
-        kernel: &'static dyn Kernel,
-        size: usize,
-        look: Duration,
-        tidy: impl Tidy + 'static,
-    ) -> Option<Crew> {
-        Crew::new(kernel, None, false, size, look, tidy)
+    pub fn copy_workers(
+        sys: &'static dyn Syscalls,
+        max_threads: usize,
+        spin_time: Duration,
+        idle_task: impl IdleTask + 'static,
+    ) -> Option<WorkerPool> {
+        WorkerPool::new(sys, None, false, max_threads, spin_time, idle_task)
     }
 
     /// Up to `size` readers, started as work comes.
-    pub fn readers(kernel: &'static dyn Kernel, size: usize, look: Duration) -> Option<Crew> {
-        let private = kernel.private().ok()?;
-        Crew::new(kernel, Some(private), true, size, look, Idle)
+    pub fn batch_readers(sys: &'static dyn Syscalls, max_threads: usize, spin_time: Duration) -> Option<WorkerPool> {
+        let root = sys.new_shadow_table().ok()?;
+        WorkerPool::new(sys, Some(root), true, max_threads, spin_time, NoIdleTask)
     }
 
     fn new(
-        kernel: &'static dyn Kernel,
-        private: Option<Private>,
-        apart: bool,
-        size: usize,
-        look: Duration,
-        tidy: impl Tidy + 'static,
-    ) -> Option<Crew> {
-        let shared = Arc::new(Shared::new(kernel, look, tidy));
-        let crew = Crew { shared, private, apart, size: size.max(1) };
-        let at_once = if crew.private.is_some() { 1 } else { crew.size };
-        crew.hire(at_once).then_some(crew)
+        sys: &'static dyn Syscalls,
+        root: Option<Private>,
+        per_thread_table: bool,
+        max_threads: usize,
+        spin_time: Duration,
+        idle_task: impl IdleTask + 'static,
+    ) -> Option<WorkerPool> {
+        let shared = Arc::new(Shared::new(sys, spin_time, idle_task));
+        let pool = WorkerPool { shared, fd_table_root: root, per_thread_table, max_threads: max_threads.max(1) };
+        let initial = if pool.fd_table_root.is_some() { 1 } else { pool.max_threads };
+        pool.start_threads(initial).then_some(pool)
     }
 
     /// Lets up to `helpers` threads work on a task. Does not wait.
-    pub fn post(&self, task: Arc<dyn Task>, helpers: usize) {
-        let helpers = helpers.min(self.size);
+    pub fn submit(&self, task: Arc<dyn Task>, workers: usize) {
+        let helpers = workers.min(self.max_threads);
         if helpers > 0 {
-            self.hire_more(helpers);
-            self.enqueue(Entry::Task(task, helpers), helpers);
+            self.ensure_threads(helpers);
+            self.enqueue(QueueEntry::Task(task, helpers), helpers);
         }
     }
 
     /// Runs `f` on a helper, some time.
-    pub fn send(&self, f: impl FnOnce() + Send + 'static) {
+    pub fn spawn_detached(&self, f: impl FnOnce() + Send + 'static) {
         let shared = Arc::clone(&self.shared);
-        shared.sent.fetch_add(1, Relaxed);
+        shared.detached.fetch_add(1, Relaxed);
         let guarded = move || {
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
-            shared.sent.fetch_sub(1, Release);
+            shared.detached.fetch_sub(1, Release);
             debug_assert!(done.is_ok(), "what is sent must not panic");
         };
-        self.enqueue(Entry::Sent(Box::new(guarded)), 1);
+        self.enqueue(QueueEntry::Detached(Box::new(guarded)), 1);
     }
 
     /// Runs `f` on a helper and waits for its answer.
-    pub fn call<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    pub fn run_blocking<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let busy = {
             let state = lock(&self.shared.state);
-            (state.entries.len() >= state.sleeping).then_some(state.started)
+            (state.entries.len() >= state.sleeping).then_some(state.running)
         };
         if let Some(started) = busy {
-            self.hire_more(started + 1);
+            self.ensure_threads(started + 1);
         }
         let answer = Arc::new((Mutex::new(None), Condvar::new()));
-        let theirs = Arc::clone(&answer);
+        let worker_answer = Arc::clone(&answer);
         self.enqueue(
-            Entry::Call(Box::new(move || {
+            QueueEntry::Run(Box::new(move || {
                 let value = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
-                *lock(&theirs.0) = Some(value.ok());
-                theirs.1.notify_one();
+                *lock(&worker_answer.0) = Some(value.ok());
+                worker_answer.1.notify_one();
             })),
             1,
         );
@@ -143,48 +143,48 @@ impl Crew {
     }
 
     /// Runs `f` on a helper some time; nobody waits. A panic in it is lost.
-    pub fn start(&self, f: impl FnOnce() + Send + 'static) {
-        let started = lock(&self.shared.state).started;
-        self.hire_more(started + 1);
-        let quiet = || drop(std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)));
-        self.enqueue(Entry::Call(Box::new(quiet)), 1);
+    pub fn spawn(&self, f: impl FnOnce() + Send + 'static) {
+        let started = lock(&self.shared.state).running;
+        self.ensure_threads(started + 1);
+        let caught = || drop(std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)));
+        self.enqueue(QueueEntry::Run(Box::new(caught)), 1);
     }
 
     /// Runs something on a thread of its own that has the keepers' table; `false` if there is none.
-    pub fn beside(&self, name: &str, body: impl FnOnce() + Send + 'static) -> bool {
-        self.private.as_ref().is_some_and(|private| private.spawn(name, body))
+    pub fn spawn_dedicated(&self, name: &str, body: impl FnOnce() + Send + 'static) -> bool {
+        self.fd_table_root.as_ref().is_some_and(|root| root.spawn(name, body))
     }
 
     /// Whether descriptors mean to mates what they mean to this thread; `None`: nobody tells.
-    pub fn shares_my_table(&self) -> Option<bool> {
-        match self.shared.member.load(Relaxed) {
+    pub fn shares_fd_table(&self) -> Option<bool> {
+        match self.shared.member_tid.load(Relaxed) {
             0 => None,
-            member => self.shared.kernel.have_one_table(member, gettid()).ok(),
+            member => self.shared.sys.same_fd_table(member, gettid()).ok(),
         }
     }
 
     /// Lets a sleeping helper look again how long it may sleep.
-    pub fn nudge(&self) {
+    pub fn wake(&self) {
         let mut state = lock(&self.shared.state);
-        state.nudges += 1;
-        let somebody = state.sleeping > 0;
+        state.wake_seq += 1;
+        let has_sleeper = state.sleeping > 0;
         drop(state);
-        if somebody {
+        if has_sleeper {
             self.shared.wake.notify_one();
         }
     }
 
     /// Waits until every buried descriptor is closed, but not for ever: a server may be slow, or this very thread.
-    pub fn await_burials(&self, limit: Duration) {
+    pub fn wait_closed(&self, timeout: Duration) {
         let begun = Instant::now();
         loop {
             let state = lock(&self.shared.state);
             // What was sent may hold the last twin.
-            if state.graves.is_empty() && state.closing == 0 && self.shared.sent.load(Acquire) == 0 {
+            if state.pending_closes.is_empty() && state.closing == 0 && self.shared.detached.load(Acquire) == 0 {
                 return;
             }
             drop(state);
-            if begun.elapsed() > limit {
+            if begun.elapsed() > timeout {
                 return;
             }
             std::thread::sleep(Duration::from_micros(50));
@@ -192,16 +192,16 @@ impl Crew {
     }
 
     /// A way to have descriptors closed where they live.
-    pub fn graveyard(&self) -> Graveyard {
-        Graveyard(Arc::clone(&self.shared) as _)
+    pub fn close_queue(&self) -> CloseQueue {
+        CloseQueue(Arc::clone(&self.shared) as _)
     }
 
-    fn enqueue(&self, entry: Entry, helpers: usize) {
+    fn enqueue(&self, entry: QueueEntry, workers: usize) {
         let shared = &self.shared;
         let mut state = lock(&shared.state);
         state.entries.push_back(entry);
-        shared.waiting.fetch_add(1, Release);
-        let wake = state.sleeping.min(helpers);
+        shared.pending.fetch_add(1, Release);
+        let wake = state.sleeping.min(workers);
         drop(state);
         for _ in 0..wake {
             shared.wake.notify_one();
@@ -209,42 +209,42 @@ impl Crew {
     }
 
     /// Makes sure `wanted` keepers or readers run; mates are all there from the beginning.
-    fn hire_more(&self, wanted: usize) {
-        if self.private.is_some() {
-            self.hire(wanted);
+    fn ensure_threads(&self, count: usize) {
+        if self.fd_table_root.is_some() {
+            self.start_threads(count);
         }
     }
 
     /// Makes sure `wanted` threads run; false if there is none at all.
-    fn hire(&self, wanted: usize) -> bool {
+    fn start_threads(&self, count: usize) -> bool {
         let mut state = lock(&self.shared.state);
-        while state.started < wanted.min(self.size) {
-            state.started += 1;
+        while state.running < count.min(self.max_threads) {
+            state.running += 1;
             let shared = Arc::clone(&self.shared);
             drop(state);
-            let made = match &self.private {
-                Some(private) if self.apart => private.spawn("spinio-reader", move || {
+            let started = match &self.fd_table_root {
+                Some(root) if self.per_thread_table => root.spawn("spinio-reader", move || {
                     // Else it shares the table with the other readers: that is slower, not wrong.
                     let _ = leave_descriptor_table(0);
-                    shared.work();
+                    shared.run_worker();
                 }),
-                Some(private) => private.spawn("spinio-keeper", move || shared.work()),
-                None => spawn_quiet("spinio-mate", STACK, move || shared.work()).is_ok(),
+                Some(root) => root.spawn("spinio-keeper", move || shared.run_worker()),
+                None => spawn_quiet("spinio-mate", STACK_SIZE, move || shared.run_worker()).is_ok(),
             };
             state = lock(&self.shared.state);
-            if !made {
-                state.started -= 1;
+            if !started {
+                state.running -= 1;
                 break;
             }
         }
-        state.started > 0
+        state.running > 0
     }
 }
 
-impl Drop for Crew {
+impl Drop for WorkerPool {
     fn drop(&mut self) {
         // The private table goes with the last helper, and every descriptor with the table.
-        lock(&self.shared.state).dismissed = true;
+        lock(&self.shared.state).shutdown = true;
         self.shared.wake.notify_all();
     }
 }
@@ -252,30 +252,30 @@ impl Drop for Crew {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shadow_fd::PrivateFd;
-    use crate::syscalls::Linux;
+    use crate::shadow_fd::ShadowFd;
+    use crate::syscalls::LinuxSyscalls;
     use std::sync::atomic::{AtomicU64, Ordering::AcqRel};
 
     struct Count {
-        left: AtomicU64,
+        remaining: AtomicU64,
         done: AtomicU64,
     }
 
     impl Task for Count {
-        fn help(&self) {
-            while self.left.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1)).is_ok() {
+        fn execute(&self) {
+            while self.remaining.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1)).is_ok() {
                 self.done.fetch_add(1, AcqRel);
             }
         }
     }
 
     #[test]
-    fn every_piece_of_every_task_is_done_once() {
-        let crew = Crew::keepers(&Linux, 3, Duration::ZERO, Idle).expect("helpers");
+    fn each_work_item_runs_once() {
+        let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 3, Duration::ZERO, NoIdleTask).expect("helpers");
         let tasks: Vec<_> =
-            (0..50).map(|_| Arc::new(Count { left: AtomicU64::new(100), done: AtomicU64::new(0) })).collect();
+            (0..50).map(|_| Arc::new(Count { remaining: AtomicU64::new(100), done: AtomicU64::new(0) })).collect();
         for task in &tasks {
-            crew.post(task.clone(), 3);
+            pool.submit(task.clone(), 3);
         }
         let begun = Instant::now();
         while tasks.iter().any(|t| t.done.load(Acquire) < 100) {
@@ -286,25 +286,25 @@ mod tests {
     }
 
     #[test]
-    fn what_a_helper_opens_the_program_cannot_see_and_a_dropped_twin_is_closed() {
-        let crew = Crew::keepers(&Linux, 2, Duration::ZERO, Idle).expect("helpers");
+    fn shadow_fd_is_hidden_and_closed_on_drop() {
+        let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 2, Duration::ZERO, NoIdleTask).expect("helpers");
         let tid = spinio_sys::linux::gettid();
         let file = tempfile::tempfile().unwrap();
-        let ours = std::os::fd::AsRawFd::as_raw_fd(&file);
-        let fd = crew.call(move || Linux.open_again(tid, ours, 0)).unwrap().expect("opened again");
+        let app_fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+        let fd = pool.run_blocking(move || LinuxSyscalls.reopen(tid, app_fd, 0)).unwrap().expect("opened again");
         let here = spinio_sys::linux::fstat(fd);
-        let there = crew.call(move || Linux.fstat(fd)).unwrap().unwrap();
-        assert_eq!(there.ino, spinio_sys::linux::fstat(ours).unwrap().ino);
-        assert!(here.is_err() || here.unwrap().ino != there.ino || fd == ours, "the twin is in the program's table");
-        drop(PrivateFd::new(fd, crew.graveyard()));
-        crew.await_burials(Duration::from_secs(60));
-        assert!(crew.call(move || Linux.fstat(fd)).unwrap().is_err());
+        let there = pool.run_blocking(move || LinuxSyscalls.fstat(fd)).unwrap().unwrap();
+        assert_eq!(there.ino, spinio_sys::linux::fstat(app_fd).unwrap().ino);
+        assert!(here.is_err() || here.unwrap().ino != there.ino || fd == app_fd, "the twin is in the program's table");
+        drop(ShadowFd::new(fd, pool.close_queue()));
+        pool.wait_closed(Duration::from_secs(60));
+        assert!(pool.run_blocking(move || LinuxSyscalls.fstat(fd)).unwrap().is_err());
     }
 
     #[test]
-    fn a_call_that_panics_answers_nothing_and_the_crew_lives_on() {
-        let crew = Crew::keepers(&Linux, 1, Duration::ZERO, Idle).expect("helpers");
-        assert_eq!(crew.call(|| -> u32 { std::panic::resume_unwind(Box::new("planned")) }), None);
-        assert_eq!(crew.call(|| 7), Some(7));
+    fn panic_in_run_blocking_keeps_pool_alive() {
+        let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 1, Duration::ZERO, NoIdleTask).expect("helpers");
+        assert_eq!(pool.run_blocking(|| -> u32 { std::panic::resume_unwind(Box::new("planned")) }), None);
+        assert_eq!(pool.run_blocking(|| 7), Some(7));
     }
 }

@@ -28,186 +28,186 @@ use std::time::{Duration, Instant};
 use spinio_sys::linux::gettid;
 
 use crate::lock::lock;
-use crate::shadow_fd::{Closer, Grave};
-use crate::syscalls::Kernel;
+use crate::shadow_fd::{Closer, PendingClose};
+use crate::syscalls::Syscalls;
 
 /// Something that several helpers can work on at once.
 pub trait Task: Send + Sync {
     /// Works until there is nothing left to take.
-    fn help(&self);
+    fn execute(&self);
 }
 
 /// How many times as long as the others one helper looks for work.
-const LINGER: u32 = 8;
+const LONG_SPIN_FACTOR: u32 = 8;
 
-type Call = Box<dyn FnOnce() + Send>;
+type BoxedFn = Box<dyn FnOnce() + Send>;
 
 /// What waits in the queue.
-pub(super) enum Entry {
+pub(super) enum QueueEntry {
     /// For as many helpers.
     Task(Arc<dyn Task>, usize),
     /// Once; more may follow soon.
-    Call(Call),
+    Run(BoxedFn),
     /// Once; nobody waits for it.
-    Sent(Call),
+    Detached(BoxedFn),
 }
 
 #[derive(Default)]
 pub(super) struct State {
-    pub(super) entries: VecDeque<Entry>,
-    pub(super) graves: Vec<Grave>,
+    pub(super) entries: VecDeque<QueueEntry>,
+    pub(super) pending_closes: Vec<PendingClose>,
     /// Descriptors being closed outside the lock.
     pub(super) closing: usize,
-    pub(super) nudges: u64,
+    pub(super) wake_seq: u64,
     pub(super) sleeping: usize,
-    pub(super) started: usize,
-    pub(super) dismissed: bool,
+    pub(super) running: usize,
+    pub(super) shutdown: bool,
 }
 
 /// What the helpers share with who gives them work.
 pub(super) struct Shared {
-    pub(super) kernel: &'static dyn Kernel,
+    pub(super) sys: &'static dyn Syscalls,
     pub(super) state: Mutex<State>,
     pub(super) wake: Condvar,
     /// Entries and graves that wait; read without the lock by helpers that still look.
-    pub(super) waiting: AtomicUsize,
+    pub(super) pending: AtomicUsize,
     /// What was sent and is not over.
-    pub(super) sent: AtomicUsize,
-    look: Duration,
-    lingering: AtomicBool,
+    pub(super) detached: AtomicUsize,
+    spin_time: Duration,
+    long_spinner: AtomicBool,
     /// Number of a thread of it; 0 before the first one runs.
-    pub(super) member: AtomicU32,
-    tidy: Box<dyn Tidy>,
+    pub(super) member_tid: AtomicU32,
+    idle_task: Box<dyn IdleTask>,
 }
 
 /// What idle helpers look after.
-pub trait Tidy: Send + Sync {
+pub trait IdleTask: Send + Sync {
     /// How long a helper may sleep before it looks again; for ever if there is nothing to look after.
-    fn nap(&self) -> Option<Duration>;
+    fn sleep_timeout(&self) -> Option<Duration>;
     /// Lets go of what is no longer needed.
-    fn tidy(&self);
+    fn reap_idle(&self);
 }
 
 /// What the readers of batches do while there is no batch: nothing.
-pub struct Idle;
+pub struct NoIdleTask;
 
-impl Tidy for Idle {
-    fn nap(&self) -> Option<Duration> {
+impl IdleTask for NoIdleTask {
+    fn sleep_timeout(&self) -> Option<Duration> {
         None
     }
 
-    fn tidy(&self) {}
+    fn reap_idle(&self) {}
 }
 
 impl Closer for Shared {
-    fn bury(&self, grave: Grave) {
+    fn defer_close(&self, grave: PendingClose) {
         let mut state = lock(&self.state);
-        state.graves.push(grave);
-        self.waiting.fetch_add(1, Release);
+        state.pending_closes.push(grave);
+        self.pending.fetch_add(1, Release);
         drop(state);
         self.wake.notify_one();
     }
 }
 
 impl Shared {
-    pub(super) fn new(kernel: &'static dyn Kernel, look: Duration, tidy: impl Tidy + 'static) -> Shared {
+    pub(super) fn new(sys: &'static dyn Syscalls, spin_time: Duration, idle_task: impl IdleTask + 'static) -> Shared {
         Shared {
-            kernel,
+            sys,
             state: Mutex::default(),
             wake: Condvar::new(),
-            waiting: AtomicUsize::new(0),
-            sent: AtomicUsize::new(0),
-            look,
-            lingering: AtomicBool::new(false),
-            member: AtomicU32::new(0),
-            tidy: Box::new(tidy),
+            pending: AtomicUsize::new(0),
+            detached: AtomicUsize::new(0),
+            spin_time,
+            long_spinner: AtomicBool::new(false),
+            member_tid: AtomicU32::new(0),
+            idle_task: Box::new(idle_task),
         }
     }
 
     /// All that a helper does, until the crew is dismissed.
-    pub(super) fn work(&self) {
-        let _ = self.member.compare_exchange(0, gettid(), Relaxed, Relaxed);
-        let mut waited_for = None;
-        while let Some(entry) = self.next(waited_for) {
+    pub(super) fn run_worker(&self) {
+        let _ = self.member_tid.compare_exchange(0, gettid(), Relaxed, Relaxed);
+        let mut last_waited_work = None;
+        while let Some(entry) = self.next_entry(last_waited_work) {
             match entry {
-                Entry::Task(task, _) => {
-                    let helped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| task.help()));
-                    debug_assert!(helped.is_ok(), "a task must not panic");
+                QueueEntry::Task(task, _) => {
+                    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| task.execute()));
+                    debug_assert!(result.is_ok(), "a task must not panic");
                 }
-                Entry::Call(call) => call(),
-                Entry::Sent(call) => {
+                QueueEntry::Run(call) => call(),
+                QueueEntry::Detached(call) => {
                     call();
                     continue;
                 }
             }
-            waited_for = Some(Instant::now());
+            last_waited_work = Some(Instant::now());
         }
     }
 
     /// Waits for something to do; `None` when the crew is dismissed. `waited_for`: when this helper last did something
     /// that somebody waited for.
-    fn next(&self, waited_for: Option<Instant>) -> Option<Entry> {
-        let (mut look, mut lingers) = (self.look, false);
-        while let Some(begun) = waited_for
-            && self.waiting.load(Acquire) == 0
+    fn next_entry(&self, last_waited_work: Option<Instant>) -> Option<QueueEntry> {
+        let (mut spin_time, mut long_spin) = (self.spin_time, false);
+        while let Some(begun) = last_waited_work
+            && self.pending.load(Acquire) == 0
         {
-            if begun.elapsed() >= look {
+            if begun.elapsed() >= spin_time {
                 // One of them looks longer: where requests follow each other, the next finds somebody awake.
-                if lingers || self.lingering.swap(true, Acquire) {
+                if long_spin || self.long_spinner.swap(true, Acquire) {
                     break;
                 }
-                (look, lingers) = (self.look * LINGER, true);
+                (spin_time, long_spin) = (self.spin_time * LONG_SPIN_FACTOR, true);
             }
             std::hint::spin_loop();
         }
-        if lingers {
-            self.lingering.store(false, Release);
+        if long_spin {
+            self.long_spinner.store(false, Release);
         }
         let mut state = lock(&self.state);
         loop {
-            let graves = std::mem::take(&mut state.graves);
-            if !graves.is_empty() {
+            let closes = std::mem::take(&mut state.pending_closes);
+            if !closes.is_empty() {
                 // Closing can wait for a server; nobody else shall wait for that.
-                state.closing += graves.len();
+                state.closing += closes.len();
                 drop(state);
-                let count = graves.len();
-                for Grave { fd, farewell } in graves {
-                    if let Some(farewell) = farewell {
-                        farewell(fd);
+                let count = closes.len();
+                for PendingClose { fd, pre_close: hook } in closes {
+                    if let Some(hook) = hook {
+                        hook(fd);
                     }
-                    self.kernel.close(fd);
+                    self.sys.close(fd);
                 }
-                self.waiting.fetch_sub(count, Relaxed);
+                self.pending.fetch_sub(count, Relaxed);
                 state = lock(&self.state);
                 state.closing -= count;
             }
-            if let Some(Entry::Task(task, more)) = state.entries.front_mut()
+            if let Some(QueueEntry::Task(task, more)) = state.entries.front_mut()
                 && *more > 1
             {
                 *more -= 1;
-                return Some(Entry::Task(Arc::clone(task), 1));
+                return Some(QueueEntry::Task(Arc::clone(task), 1));
             }
             if let Some(entry) = state.entries.pop_front() {
-                self.waiting.fetch_sub(1, Relaxed);
+                self.pending.fetch_sub(1, Relaxed);
                 return Some(entry);
             }
-            if state.dismissed {
+            if state.shutdown {
                 return None;
             }
             // Asked without the lock: what it looks at may end with this look, and end here.
-            let nudges = state.nudges;
+            let wake_seq = state.wake_seq;
             drop(state);
-            let nap = self.tidy.nap();
+            let timeout = self.idle_task.sleep_timeout();
             state = lock(&self.state);
-            let news = !state.entries.is_empty() || !state.graves.is_empty() || state.dismissed;
-            if news || state.nudges != nudges {
+            let has_work = !state.entries.is_empty() || !state.pending_closes.is_empty() || state.shutdown;
+            if has_work || state.wake_seq != wake_seq {
                 continue;
             }
             state.sleeping += 1;
             let timed_out;
-            (state, timed_out) = match nap {
-                Some(nap) => {
-                    let (state, slept) = self.wake.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner);
+            (state, timed_out) = match timeout {
+                Some(timeout) => {
+                    let (state, slept) = self.wake.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner);
                     (state, slept.timed_out())
                 }
                 None => (self.wake.wait(state).unwrap_or_else(PoisonError::into_inner), false),
@@ -215,7 +215,7 @@ impl Shared {
             state.sleeping -= 1;
             if timed_out {
                 drop(state);
-                self.tidy.tidy();
+                self.idle_task.reap_idle();
                 state = lock(&self.state);
             }
         }
@@ -227,21 +227,21 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering::AcqRel};
 
     use super::*;
-    use crate::pool::Crew;
-    use crate::syscalls::Linux;
+    use crate::pool::WorkerPool;
+    use crate::syscalls::LinuxSyscalls;
 
     #[test]
-    fn who_did_what_nobody_waits_for_goes_to_sleep() {
+    fn detached_task_leaves_worker_asleep() {
         // Who looks, looks for longer than this test may take.
-        let crew = Crew::keepers(&Linux, 1, Duration::from_secs(600), Idle).expect("helpers");
+        let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 1, Duration::from_secs(600), NoIdleTask).expect("helpers");
         let done = Arc::new(AtomicU64::new(0));
         let begun = Instant::now();
         for turn in 1..=3 {
-            let theirs = Arc::clone(&done);
-            crew.send(move || {
-                theirs.fetch_add(1, AcqRel);
+            let counter = Arc::clone(&done);
+            pool.spawn_detached(move || {
+                counter.fetch_add(1, AcqRel);
             });
-            while done.load(Acquire) < turn || lock(&crew.shared.state).sleeping == 0 {
+            while done.load(Acquire) < turn || lock(&pool.shared.state).sleeping == 0 {
                 assert!(begun.elapsed() < Duration::from_secs(60), "it looks for more");
                 std::thread::yield_now();
             }

@@ -16,41 +16,41 @@ use std::time::Duration;
 
 use spinio_sys::linux;
 
-use super::{Crew, Idle, Tidy};
+use super::{WorkerPool, NoIdleTask, IdleTask};
 use crate::settings::Settings;
-use crate::syscalls::Kernel;
+use crate::syscalls::Syscalls;
 
 /// Reads of storage in flight at once, however few the processors are.
 pub const SHADOW_WORKERS: usize = 8;
 
 /// What idle workers of a pool do, set after the pools are made: its owner needs them itself.
 #[derive(Clone, Default)]
-struct LateIdle(Arc<OnceLock<Box<dyn Tidy>>>);
+struct LateIdle(Arc<OnceLock<Box<dyn IdleTask>>>);
 
-impl Tidy for LateIdle {
-    fn nap(&self) -> Option<Duration> {
-        self.0.get()?.nap()
+impl IdleTask for LateIdle {
+    fn sleep_timeout(&self) -> Option<Duration> {
+        self.0.get()?.sleep_timeout()
     }
 
-    fn tidy(&self) {
+    fn reap_idle(&self) {
         if let Some(task) = self.0.get() {
-            task.tidy();
+            task.reap_idle();
         }
     }
 }
 
 /// All pools of a runtime.
 pub struct Workers {
-    sys: &'static dyn Kernel,
-    threads: usize,
+    sys: &'static dyn Syscalls,
+    copy_threads: usize,
     batch_threads: usize,
     spin: Duration,
-    shadow: OnceLock<Option<Crew>>,
+    shadow: OnceLock<Option<WorkerPool>>,
     shadow_idle: LateIdle,
-    copy: OnceLock<Option<Crew>>,
+    copy: OnceLock<Option<WorkerPool>>,
     copy_idle: LateIdle,
-    batch_copy: OnceLock<Option<Crew>>,
-    batch_readers: OnceLock<Option<Crew>>,
+    batch_copy: OnceLock<Option<WorkerPool>>,
+    batch_readers: OnceLock<Option<WorkerPool>>,
     /// The Linux kernel offers no io_uring.
     pub io_uring_denied: AtomicBool,
     /// No thread gets at the descriptors of another one's table.
@@ -59,12 +59,12 @@ pub struct Workers {
 
 impl Workers {
     /// No thread yet.
-    pub fn new(sys: &'static dyn Kernel, settings: &Settings) -> Workers {
+    pub fn new(sys: &'static dyn Syscalls, settings: &Settings) -> Workers {
         let processors = linux::processors();
         let or = |set: usize, default: usize| if set == 0 { default } else { set };
         Workers {
             sys,
-            threads: or(settings.threads, (processors / 4).clamp(2, 4)),
+            copy_threads: or(settings.threads, (processors / 4).clamp(2, 4)),
             batch_threads: or(settings.batch_threads, (processors * 3 / 4).clamp(2, 12)),
             // Waking a sleeper costs more than copying 64 KiB; but few processors have better to do.
             spin: Duration::from_micros(if processors >= 8 { 60 } else { 0 }),
@@ -80,18 +80,18 @@ impl Workers {
     }
 
     /// What idle shadow workers do.
-    pub fn set_shadow_idle(&self, task: impl Tidy + 'static) {
+    pub fn set_shadow_idle(&self, task: impl IdleTask + 'static) {
         let _ = self.shadow_idle.0.set(Box::new(task));
     }
 
     /// What idle copy workers do.
-    pub fn set_copy_idle(&self, task: impl Tidy + 'static) {
+    pub fn set_copy_idle(&self, task: impl IdleTask + 'static) {
         let _ = self.copy_idle.0.set(Box::new(task));
     }
 
     /// Threads that copy for one request, the caller included; shadow workers are not counted.
-    pub fn threads(&self) -> usize {
-        self.threads
+    pub fn copy_threads(&self) -> usize {
+        self.copy_threads
     }
 
     /// Threads that read the operations of one batch, the caller included.
@@ -105,29 +105,29 @@ impl Workers {
     }
 
     /// The threads with the shadow table.
-    pub fn shadow(&self) -> Option<&Crew> {
-        let make = || Crew::keepers(self.sys, SHADOW_WORKERS, self.spin, self.shadow_idle.clone());
+    pub fn shadow(&self) -> Option<&WorkerPool> {
+        let make = || WorkerPool::shadow_workers(self.sys, SHADOW_WORKERS, self.spin, self.shadow_idle.clone());
         self.shadow.get_or_init(make).as_ref()
     }
 
     /// The threads that copy beside the caller. First asked for by a thread of the program, whose table they get.
-    pub fn copy(&self) -> Option<&Crew> {
+    pub fn copy(&self) -> Option<&WorkerPool> {
         if linux::in_private_table() {
             return self.copy.get()?.as_ref();
         }
-        self.copy.get_or_init(|| Crew::mates(self.sys, self.threads - 1, self.spin, self.copy_idle.clone())).as_ref()
+        self.copy.get_or_init(|| WorkerPool::copy_workers(self.sys, self.copy_threads - 1, self.spin, self.copy_idle.clone())).as_ref()
     }
 
     /// The threads that read operations of batches beside the caller, likewise.
-    pub fn batch_copy(&self) -> Option<&Crew> {
+    pub fn batch_copy(&self) -> Option<&WorkerPool> {
         if linux::in_private_table() {
             return self.batch_copy.get()?.as_ref();
         }
-        self.batch_copy.get_or_init(|| Crew::mates(self.sys, self.batch_threads - 1, self.spin, Idle)).as_ref()
+        self.batch_copy.get_or_init(|| WorkerPool::copy_workers(self.sys, self.batch_threads - 1, self.spin, NoIdleTask)).as_ref()
     }
 
     /// The threads that read the operations of large batches, and do nothing else.
-    pub fn batch_readers(&self) -> Option<&Crew> {
-        self.batch_readers.get_or_init(|| Crew::readers(self.sys, self.batch_threads - 1, self.spin)).as_ref()
+    pub fn batch_readers(&self) -> Option<&WorkerPool> {
+        self.batch_readers.get_or_init(|| WorkerPool::batch_readers(self.sys, self.batch_threads - 1, self.spin)).as_ref()
     }
 }

@@ -13,11 +13,11 @@ pub use self::table::{Row, TABLE};
 
 /// How many bytes a request may have and still be a small one: it returns once the
 /// bytes are safe in staging and the copy is queued (CUDA's rule for pageable memory).
-pub const SMALL: usize = 64 << 10;
+pub const SMALL_REQUEST_MAX: usize = 64 << 10;
 
 /// What becomes of pages that a device read alone brought into the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cache {
+pub enum CachePolicy {
     /// They stay, as after any read.
     Keep,
     /// A bounded set of them stays.
@@ -37,13 +37,13 @@ pub enum Ordering {
 
 /// What NVMMU does for an output on an array with parity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Nvmmu {
+pub enum NvmmuStripes {
     /// Nothing: written as it comes.
-    Plain,
+    Passthrough,
     /// Whole stripes are written as such.
-    Shaped,
+    Aligned,
     /// Stripes that are covered in part too, with the old bytes of their neighbours.
-    Prepared,
+    Preread,
 }
 
 /// Every setting, after defaults.
@@ -56,39 +56,39 @@ pub struct Settings {
     /// `SPINIO_THREADS`, 0 for the default
     pub threads: usize,
     /// `SPINIO_STAGING` in bytes
-    pub staging: u64,
+    pub bounce_limit: u64,
     /// `SPINIO_ROUTES`: the routes that may be used
     pub routes: Vec<Route>,
     /// `SPINIO_DMA_MIN`: cached bytes from which the pages are registered instead of copied
     pub dma_min: u64,
     /// `SPINIO_HOLD` in bytes, 0 for the default
-    pub hold: u64,
+    pub pin_limit: u64,
     /// `SPINIO_BATCH_THREADS`, 0 for the default
     pub batch_threads: usize,
     /// `SPINIO_KERNELS`: folder of compiled device code
-    pub kernels: Option<String>,
+    pub kernel_cache_dir: Option<String>,
     /// `SPINIO_CACHE`
-    pub cache: Cache,
+    pub readahead_keep: CachePolicy,
     /// `SPINIO_CACHE_PAGES`: pages in the bounded set
-    pub cache_pages: u64,
+    pub readahead_pages: u64,
     /// `SPINIO_EMULATED`: description of the emulated device
     pub emulated: Option<String>,
     /// `SPINIO_NVMMU`: what is done for outputs on arrays with parity
-    pub nvmmu: Nvmmu,
+    pub nvmmu_stripes: NvmmuStripes,
     /// `SPINIO_STATS`: `off`, a file for the counters, or with `/` at its end a folder
     pub stats: Option<String>,
     /// `SPINIO_MODEL`: folder of the calibrations; none: defaults only
-    pub model: Option<String>,
+    pub cost_model_dir: Option<String>,
     /// `SPINIO_CORRECTION`: whether costs follow what is measured
-    pub correction: bool,
+    pub adaptive_costs: bool,
     /// `SPINIO_TRACE`
     pub trace: bool,
     /// XDG_RUNTIME_DIR, where the counters go by themselves
-    pub runtime_folder: Option<String>,
+    pub runtime_dir: Option<String>,
 }
 
 /// Read while there is one thread: later the program may change its environment while we look.
-static AT_LOAD: OnceLock<Settings> = OnceLock::new();
+static PROCESS_SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 impl Default for Settings {
     fn default() -> Settings {
@@ -96,21 +96,21 @@ impl Default for Settings {
             disable: false,
             ordering: Ordering::Relaxed,
             threads: 0,
-            staging: 128 << 20,
+            bounce_limit: 128 << 20,
             routes: Route::ALL.to_vec(),
             dma_min: 2 << 20,
-            hold: 0,
+            pin_limit: 0,
             batch_threads: 0,
-            kernels: None,
-            cache: Cache::Auto,
-            cache_pages: 512,
+            kernel_cache_dir: None,
+            readahead_keep: CachePolicy::Auto,
+            readahead_pages: 512,
             emulated: None,
-            nvmmu: Nvmmu::Prepared,
+            nvmmu_stripes: NvmmuStripes::Preread,
             stats: None,
-            model: None,
-            correction: true,
+            cost_model_dir: None,
+            adaptive_costs: true,
             trace: false,
-            runtime_folder: None,
+            runtime_dir: None,
         }
     }
 }
@@ -120,15 +120,15 @@ impl Settings {
     /// default and is told in the second value, one sentence a setting.
     pub fn read(get: impl Fn(&str) -> Option<String>) -> (Settings, Vec<String>) {
         let mut s = Settings::default();
-        let mut complaints = Vec::new();
-        let mut each = |name: &str, apply: &mut dyn FnMut(&str) -> bool| {
+        let mut warnings = Vec::new();
+        let mut parse_setting = |name: &str, apply: &mut dyn FnMut(&str) -> bool| {
             if let Some(value) = get(name)
                 && !apply(value.trim())
             {
-                complaints.push(format!("{name}={value} is not understood: the default stays"));
+                warnings.push(format!("{name}={value} is not understood: the default stays"));
             }
         };
-        each("SPINIO_DISABLE", &mut |v| match v {
+        parse_setting("SPINIO_DISABLE", &mut |v| match v {
             "1" => {
                 s.disable = true;
                 true
@@ -136,7 +136,7 @@ impl Settings {
             "" | "0" => true,
             _ => false,
         });
-        each("SPINIO_ORDERING", &mut |v| match v {
+        parse_setting("SPINIO_ORDERING", &mut |v| match v {
             "relaxed" => true,
             "strict" => {
                 s.ordering = Ordering::Strict;
@@ -144,21 +144,21 @@ impl Settings {
             }
             _ => false,
         });
-        each("SPINIO_THREADS", &mut |v| match v.parse() {
+        parse_setting("SPINIO_THREADS", &mut |v| match v.parse() {
             Ok(n @ 1..=64) => {
                 s.threads = n;
                 true
             }
             _ => false,
         });
-        each("SPINIO_STAGING", &mut |v| match parse_bytes(v) {
+        parse_setting("SPINIO_STAGING", &mut |v| match parse_bytes(v) {
             Some(n) if n >= 2 << 20 => {
-                s.staging = n;
+                s.bounce_limit = n;
                 true
             }
             _ => false,
         });
-        each("SPINIO_ROUTES", &mut |v| {
+        parse_setting("SPINIO_ROUTES", &mut |v| {
             let mut routes = vec![Route::Copy, Route::Store];
             for name in v.split(',').map(str::trim).filter(|n| !n.is_empty()) {
                 match Route::ALL.into_iter().find(|r| r.name() == name) {
@@ -169,88 +169,88 @@ impl Settings {
             s.routes = routes;
             true
         });
-        each("SPINIO_DMA_MIN", &mut |v| match parse_bytes(v) {
+        parse_setting("SPINIO_DMA_MIN", &mut |v| match parse_bytes(v) {
             Some(n) => {
                 s.dma_min = n;
                 true
             }
             None => false,
         });
-        each("SPINIO_HOLD", &mut |v| match parse_bytes(v) {
+        parse_setting("SPINIO_HOLD", &mut |v| match parse_bytes(v) {
             Some(n) if n > 0 => {
-                s.hold = n;
+                s.pin_limit = n;
                 true
             }
             _ => false,
         });
-        each("SPINIO_BATCH_THREADS", &mut |v| match v.parse() {
+        parse_setting("SPINIO_BATCH_THREADS", &mut |v| match v.parse() {
             Ok(n @ 1..=64) => {
                 s.batch_threads = n;
                 true
             }
             _ => false,
         });
-        each("SPINIO_CACHE", &mut |v| {
-            s.cache = match v {
-                "keep" => Cache::Keep,
-                "auto" => Cache::Auto,
-                "drop" => Cache::Drop,
+        parse_setting("SPINIO_CACHE", &mut |v| {
+            s.readahead_keep = match v {
+                "keep" => CachePolicy::Keep,
+                "auto" => CachePolicy::Auto,
+                "drop" => CachePolicy::Drop,
                 _ => return false,
             };
             true
         });
-        each("SPINIO_CACHE_PAGES", &mut |v| match v.parse() {
+        parse_setting("SPINIO_CACHE_PAGES", &mut |v| match v.parse() {
             Ok(n @ 0..=0x1_0000_0000) => {
-                s.cache_pages = n;
+                s.readahead_pages = n;
                 true
             }
             _ => false,
         });
-        s.kernels = kernel_folder(&get);
-        each("SPINIO_KERNELS", &mut |v| {
+        s.kernel_cache_dir = kernel_folder(&get);
+        parse_setting("SPINIO_KERNELS", &mut |v| {
             match v {
-                "off" => s.kernels = None,
-                path if path.starts_with('/') => s.kernels = Some(path.to_owned()),
+                "off" => s.kernel_cache_dir = None,
+                path if path.starts_with('/') => s.kernel_cache_dir = Some(path.to_owned()),
                 _ => return false,
             }
             true
         });
-        each("SPINIO_EMULATED", &mut |v| {
+        parse_setting("SPINIO_EMULATED", &mut |v| {
             // The device parses it; see `check_settings` of spinio-io.
             s.emulated = Some(v.to_owned());
             true
         });
-        each("SPINIO_NVMMU", &mut |v| {
-            s.nvmmu = match v {
-                "plain" => Nvmmu::Plain,
-                "shaped" => Nvmmu::Shaped,
-                "prepared" => Nvmmu::Prepared,
+        parse_setting("SPINIO_NVMMU", &mut |v| {
+            s.nvmmu_stripes = match v {
+                "plain" => NvmmuStripes::Passthrough,
+                "shaped" => NvmmuStripes::Aligned,
+                "prepared" => NvmmuStripes::Preread,
                 _ => return false,
             };
             true
         });
-        each("SPINIO_STATS", &mut |v| {
+        parse_setting("SPINIO_STATS", &mut |v| {
             s.stats = (!v.is_empty()).then(|| v.to_owned());
             !v.is_empty()
         });
-        s.model = model_folder(&get);
-        each("SPINIO_MODEL", &mut |v| {
+        s.cost_model_dir = model_folder(&get);
+        parse_setting("SPINIO_MODEL", &mut |v| {
             match v {
-                "default" => s.model = None,
-                path if path.starts_with('/') => s.model = Some(path.to_owned()),
+                "default" => s.cost_model_dir = None,
+                path if path.starts_with('/') => s.cost_model_dir = Some(path.to_owned()),
                 _ => return false,
             }
             true
         });
-        each("SPINIO_CORRECTION", &mut |v| match v {
+        parse_setting("SPINIO_CORRECTION", &mut |v| match v {
             "on" => true,
             "off" => {
-                s.correction = false;
+                s.adaptive_costs = false;
                 true
             }
             _ => false,
         });
-        each("SPINIO_TRACE", &mut |v| match v {
+        parse_setting("SPINIO_TRACE", &mut |v| match v {
             "1" => {
                 s.trace = true;
                 true
@@ -258,30 +258,30 @@ impl Settings {
             "" | "0" => true,
             _ => false,
         });
-        s.runtime_folder = get("XDG_RUNTIME_DIR");
-        (s, complaints)
+        s.runtime_dir = get("XDG_RUNTIME_DIR");
+        (s, warnings)
     }
 
     /// The settings of this process. A program that has more rights than who started it (setuid) believes none of its
     /// environment: it names files to be written, and code for the GPU.
     pub fn from_env() -> (Settings, Vec<String>) {
-        let believed = !linux::has_gained_rights();
-        Settings::read(|name| std::env::var(name).ok().filter(|_| believed))
+        let trusted_env = !linux::has_gained_rights();
+        Settings::read(|name| std::env::var(name).ok().filter(|_| trusted_env))
     }
 
     /// The settings of this process as they were when it was loaded, if anybody asked then, else as they are now.
     pub fn of_process() -> &'static Settings {
-        if let Some(known) = AT_LOAD.get() {
-            return known;
+        if let Some(settings) = PROCESS_SETTINGS.get() {
+            return settings;
         }
         // Read before the cell is locked: a child forked while it is would wait for ever.
-        let read = Settings::from_env().0;
-        AT_LOAD.get_or_init(|| read)
+        let settings = Settings::from_env().0;
+        PROCESS_SETTINGS.get_or_init(|| settings)
     }
 
     /// How many bytes held files may have registered.
-    pub fn held_bytes(&self) -> u64 {
-        if self.hold > 0 { self.hold } else { linux::memory() / 4 }
+    pub fn effective_pin_limit(&self) -> u64 {
+        if self.pin_limit > 0 { self.pin_limit } else { linux::memory() / 4 }
     }
 
     /// Whether a route may be used.
@@ -317,8 +317,8 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
         (at, 't' | 'T') => (&text[..at], 1 << 40),
         _ => (text, 1),
     };
-    if let Ok(whole) = digits.parse::<u64>() {
-        return whole.checked_mul(unit);
+    if let Ok(integer) = digits.parse::<u64>() {
+        return integer.checked_mul(unit);
     }
     let value = digits.parse::<f64>().ok()? * unit as f64;
     (value.is_finite() && (0.0..9e18).contains(&value)).then_some(value as u64)
@@ -333,45 +333,45 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_gives_the_defaults() {
+    fn empty_environment_gives_defaults() {
         assert_eq!(read(&[]), (Settings::default(), vec![]));
     }
 
     #[test]
-    fn what_is_not_understood_is_told_and_changes_nothing() {
-        let (s, complaints) = read(&[("SPINIO_THREADS", "many"), ("SPINIO_ROUTES", "copy,warp")]);
+    fn invalid_values_warn_and_keep_defaults() {
+        let (s, warnings) = read(&[("SPINIO_THREADS", "many"), ("SPINIO_ROUTES", "copy,warp")]);
         assert_eq!(s, Settings::default());
-        assert_eq!(complaints.len(), 2);
-        assert!(complaints[0].contains("SPINIO_THREADS=many"));
+        assert_eq!(warnings.len(), 2);
+        assert!(warnings[0].contains("SPINIO_THREADS=many"));
     }
 
     #[test]
-    fn routes_always_keep_the_safe_ones() {
+    fn safe_routes_are_always_allowed() {
         let (s, _) = read(&[("SPINIO_ROUTES", "direct")]);
         assert!(s.allows(Route::Copy) && s.allows(Route::Direct) && !s.allows(Route::Dma));
     }
 
     #[test]
-    fn models_are_found_by_absolute_paths_only() {
-        let model = |pairs: &[(&str, &str)]| read(pairs).0.model;
-        assert_eq!(model(&[("HOME", "/home/a")]).as_deref(), Some("/home/a/.local/state/spinio/models"));
-        assert_eq!(model(&[("HOME", "/home/a"), ("SPINIO_MODEL", "default")]), None);
-        assert_eq!(model(&[("HOME", "/home/a"), ("SPINIO_MODEL", "/models")]).as_deref(), Some("/models"));
-        let (s, complaints) = read(&[("SPINIO_MODEL", "here"), ("SPINIO_CORRECTION", "off")]);
-        assert_eq!((s.model, s.correction, complaints.len()), (None, false, 1));
+    fn cost_model_dir_must_be_absolute() {
+        let cost_model_dir = |pairs: &[(&str, &str)]| read(pairs).0.cost_model_dir;
+        assert_eq!(cost_model_dir(&[("HOME", "/home/a")]).as_deref(), Some("/home/a/.local/state/spinio/models"));
+        assert_eq!(cost_model_dir(&[("HOME", "/home/a"), ("SPINIO_MODEL", "default")]), None);
+        assert_eq!(cost_model_dir(&[("HOME", "/home/a"), ("SPINIO_MODEL", "/models")]).as_deref(), Some("/models"));
+        let (s, warnings) = read(&[("SPINIO_MODEL", "here"), ("SPINIO_CORRECTION", "off")]);
+        assert_eq!((s.cost_model_dir, s.adaptive_costs, warnings.len()), (None, false, 1));
     }
 
     #[test]
-    fn code_is_kept_under_absolute_paths_only() {
-        let kernels = |value: &str| {
-            let (s, complaints) = read(&[("HOME", "/home/a"), ("SPINIO_KERNELS", value)]);
-            (s.kernels, complaints.len())
+    fn kernel_cache_dir_must_be_absolute() {
+        let kernel_cache_dir = |value: &str| {
+            let (s, warnings) = read(&[("HOME", "/home/a"), ("SPINIO_KERNELS", value)]);
+            (s.kernel_cache_dir, warnings.len())
         };
         let default = Some("/home/a/.cache/spinio".to_owned());
-        assert_eq!(kernels("here"), (default.clone(), 1), "the default stays");
-        assert_eq!(kernels(""), (default, 1));
-        assert_eq!(kernels("/code"), (Some("/code".to_owned()), 0));
-        assert_eq!(kernels("off"), (None, 0));
+        assert_eq!(kernel_cache_dir("here"), (default.clone(), 1), "the default stays");
+        assert_eq!(kernel_cache_dir(""), (default, 1));
+        assert_eq!(kernel_cache_dir("/code"), (Some("/code".to_owned()), 0));
+        assert_eq!(kernel_cache_dir("off"), (None, 0));
     }
 
     #[test]
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes() {
+    fn parse_bytes_units() {
         assert_eq!(parse_bytes("4096"), Some(4096));
         assert_eq!(parse_bytes("64K"), Some(65536));
         assert_eq!(parse_bytes("1.5GiB"), Some(3 << 29));
@@ -403,14 +403,14 @@ mod tests {
     }
 
     #[test]
-    fn every_row_is_read() {
+    fn every_documented_setting_is_read() {
         for row in TABLE {
-            let asked = std::cell::Cell::new(false);
+            let was_read = std::cell::Cell::new(false);
             Settings::read(|name| {
-                asked.set(asked.get() || name == row.name);
+                was_read.set(was_read.get() || name == row.name);
                 None
             });
-            assert!(asked.get(), "{} is documented but never read", row.name);
+            assert!(was_read.get(), "{} is documented but never read", row.name);
         }
     }
 }

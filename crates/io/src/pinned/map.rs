@@ -10,24 +10,24 @@ use std::sync::{Arc, Mutex};
 use spinio_device::Device;
 use spinio_sys::linux::Fd;
 
-use super::Holds;
-use spinio_files::FileTable;
-use crate::pinned::{NotHeld, Using};
+use super::PinnedFiles;
+use spinio_files::Files;
+use crate::pinned::{PinError, PinGuard};
 use spinio_host::lock;
 
 /// A mapped range. It stays until it is dropped, by the process that mapped it: in a forked child it is an address and
 /// no memory.
-pub struct Mapped {
+pub struct DeviceMapping {
     /// Always there, until the drop.
-    using: Option<Using>,
-    process: u32,
+    guard: Option<PinGuard>,
+    pid: u32,
     address: u64,
     len: u64,
     /// The runtime waits for its maps before it ends.
-    pinned: Option<Arc<Holds>>,
+    pinned: Option<Arc<PinnedFiles>>,
 }
 
-impl Mapped {
+impl DeviceMapping {
     /// Where kernels find the first byte.
     pub fn address(&self) -> u64 {
         self.address
@@ -44,26 +44,26 @@ impl Mapped {
     }
 
     /// Whether this process mapped it, and is not a forked child of that.
-    pub fn is_here(&self) -> bool {
-        self.process == std::process::id()
+    pub fn is_own_process(&self) -> bool {
+        self.pid == std::process::id()
     }
 
     /// Whether somebody waits to write the file: unmap it soon.
-    pub fn is_wanted_back(&self) -> bool {
-        self.is_here() && self.using.as_ref().is_some_and(Using::is_closing)
+    pub fn revoke_requested(&self) -> bool {
+        self.is_own_process() && self.guard.as_ref().is_some_and(PinGuard::is_closing)
     }
 }
 
-impl Drop for Mapped {
+impl Drop for DeviceMapping {
     fn drop(&mut self) {
-        if !self.is_here() {
+        if !self.is_own_process() {
             // The parent's, who still uses it. Its locks may be held for ever here.
-            std::mem::forget((self.using.take(), self.pinned.take()));
+            std::mem::forget((self.guard.take(), self.pinned.take()));
         }
     }
 }
 
-impl std::fmt::Debug for Mapped {
+impl std::fmt::Debug for DeviceMapping {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Mapped {{ address: {:#x}, len: {} }}", self.address, self.len)
     }
@@ -71,60 +71,60 @@ impl std::fmt::Debug for Mapped {
 
 /// Maps that C programs know by their addresses.
 #[derive(Default)]
-pub(crate) struct Maps {
-    kept: Mutex<Vec<Mapped>>,
+pub(crate) struct DeviceMappings {
+    entries: Mutex<Vec<DeviceMapping>>,
 }
 
-impl Maps {
-    pub(crate) fn forget(&self) {
-        lock(&self.kept).clear();
+impl DeviceMappings {
+    pub(crate) fn clear(&self) {
+        lock(&self.entries).clear();
     }
 }
 
-impl Holds {
+impl PinnedFiles {
     /// Maps a range of a held file for a device; held now if it was not, for as long as the runtime lives or somebody
     /// wants to write it.
-    pub fn map(self: &Arc<Self>, fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<Mapped, NotHeld> {
+    pub fn map(self: &Arc<Self>, fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<DeviceMapping, PinError> {
         let files = &self.files;
-        let stat = files.sys().fstat(fd).map_err(NotHeld::Descriptor)?;
+        let stat = files.sys().fstat(fd).map_err(PinError::BadFd)?;
         let inside = |size: u64| len > 0 && offset.checked_add(len).is_some_and(|end| end <= size);
         // Before the file is held for nothing.
         if !inside(stat.size) {
-            return Err(NotHeld::Range);
+            return Err(PinError::OutOfRange);
         }
-        if self.find((stat.dev, stat.ino)).is_none_or(|hold| hold.users.is_closing()) {
+        if self.find((stat.dev, stat.ino)).is_none_or(|file| file.gate.is_closing()) {
             self.hold_file(files, fd, Some(device))?;
         }
-        let hold = self.find((stat.dev, stat.ino)).ok_or(NotHeld::Gone)?;
-        let mut using = self.enter_hold(files, fd, hold, device)?;
-        using.become_map();
-        if !inside(using.size()) {
-            return Err(NotHeld::Range);
+        let file = self.find((stat.dev, stat.ino)).ok_or(PinError::NotPinned)?;
+        let mut guard = self.acquire_pinned(files, fd, file, device)?;
+        guard.mark_mapping();
+        if !inside(guard.size()) {
+            return Err(PinError::OutOfRange);
         }
-        let address = using.on.contiguous(offset, len).ok_or(NotHeld::NoDevice)?;
-        Ok(Mapped { using: Some(using), process: std::process::id(), address, len, pinned: Some(Arc::clone(self)) })
+        let address = guard.pages.contiguous(offset, len).ok_or(PinError::NoDevice)?;
+        Ok(DeviceMapping { guard: Some(guard), pid: std::process::id(), address, len, pinned: Some(Arc::clone(self)) })
     }
 
     /// As [`Holds::map`], until [`Holds::unmap`] of the address.
-    pub fn map_kept(self: &Arc<Self>, fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<u64, NotHeld> {
-        let mut mapped = self.map(fd, offset, len, device)?;
+    pub fn map_until_unmap(self: &Arc<Self>, fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<u64, PinError> {
+        let mut mapping = self.map(fd, offset, len, device)?;
         // Kept by the runtime itself.
-        drop(mapped.pinned.take());
-        let address = mapped.address();
-        lock(&self.maps.kept).push(mapped);
+        drop(mapping.pinned.take());
+        let address = mapping.address();
+        lock(&self.mappings.entries).push(mapping);
         Ok(address)
     }
 
     /// Ends a map; false if there is none at this address.
     pub fn unmap(&self, address: u64) -> bool {
-        let mut kept = lock(&self.maps.kept);
-        let gone = kept.iter().position(|m| m.address == address).map(|at| kept.swap_remove(at));
-        drop(kept);
-        gone.is_some()
+        let mut entries = lock(&self.mappings.entries);
+        let removed = entries.iter().position(|m| m.address == address).map(|at| entries.swap_remove(at));
+        drop(entries);
+        removed.is_some()
     }
 
     /// Whether somebody waits to write the file of a map; `None` if there is none at this address.
-    pub fn is_wanted_back(&self, address: u64) -> Option<bool> {
-        lock(&self.maps.kept).iter().find(|m| m.address == address).map(Mapped::is_wanted_back)
+    pub fn revoke_requested(&self, address: u64) -> Option<bool> {
+        lock(&self.mappings.entries).iter().find(|m| m.address == address).map(DeviceMapping::revoke_requested)
     }
 }

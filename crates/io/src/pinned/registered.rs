@@ -13,56 +13,56 @@ use std::sync::Arc;
 use spinio_device::{Device, DeviceAddr, DeviceError, ErrorKind, Pin, QueueId};
 use spinio_sys::linux;
 
-use super::NotHeld;
-use spinio_files::FileTable;
-use spinio_files::File;
+use super::PinError;
+use spinio_files::Files;
+use spinio_files::FileState;
 use spinio_transfer::Mapping;
 
 /// Bytes that are registered at once.
-const PIECE: u64 = 128 << 20;
+const CHUNK: u64 = 128 << 20;
 
 const MADV_DONTFORK: u32 = 10;
 
 /// A held file's pages, registered with one device.
-pub struct Registered {
+pub struct PinnedPages {
     pub device: &'static dyn Device,
     /// Dropped, and so unmapped, after the pins were given back: [`Registered::give_back`] sees to it.
     mapping: Arc<Mapping>,
     pins: Vec<Pin>,
     /// Where a gather finds each piece; empty where the device has none.
-    pub views: Vec<u64>,
+    pub device_ptrs: Vec<u64>,
     /// Bytes of a piece: a power of two.
-    pub piece: u64,
+    pub chunk: u64,
 }
 
 // SAFETY: addresses and numbers; any thread may use a pin, and the one that takes it back is alone with it.
-unsafe impl Send for Registered {}
+unsafe impl Send for PinnedPages {}
 // SAFETY: as above.
-unsafe impl Sync for Registered {}
+unsafe impl Sync for PinnedPages {}
 
-impl Registered {
+impl PinnedPages {
     /// Maps the file and registers all of it.
-    pub(super) fn make(
-        files: &FileTable,
-        file: &Arc<File>,
+    pub(super) fn register(
+        files: &Files,
+        file: &Arc<FileState>,
         size: u64,
         device: &'static dyn Device,
-    ) -> Result<Registered, NotHeld> {
-        let (kernel, file, len) = (files.sys(), Arc::clone(file), size as usize);
+    ) -> Result<PinnedPages, PinError> {
+        let (sys, file, len) = (files.sys(), Arc::clone(file), size as usize);
         let len = len.next_multiple_of(linux::PAGE);
         let mapped = files
             .shadow_workers()
-            .and_then(|crew| crew.call(move || kernel.map(file.cached.get(), len).map(|ptr| ptr as usize)));
-        let ptr = mapped.ok_or(NotHeld::NoHelpers)?.map_err(NotHeld::NotMapped)? as *mut u8;
+            .and_then(|workers| workers.run_blocking(move || sys.map(file.cached.get(), len).map(|ptr| ptr as usize)));
+        let ptr = mapped.ok_or(PinError::NoWorkers)?.map_err(PinError::NotMapped)? as *mut u8;
         let mapping = Arc::new(Mapping { ptr, len });
         // SAFETY: advice on our own fresh mapping, which a forked child has no use for.
         let _ = unsafe { linux::madvise(ptr, len, MADV_DONTFORK) };
-        let piece = 1u64 << PIECE.min(device.abilities().max_pin).max(linux::PAGE as u64).ilog2();
-        let mut on = Registered { device, mapping, pins: Vec::new(), views: Vec::new(), piece };
-        match on.pin(size) {
-            Ok(()) => Ok(on),
+        let chunk = 1u64 << CHUNK.min(device.abilities().max_pin).max(linux::PAGE as u64).ilog2();
+        let mut pages = PinnedPages { device, mapping, pins: Vec::new(), device_ptrs: Vec::new(), chunk };
+        match pages.pin_all(size) {
+            Ok(()) => Ok(pages),
             Err(refused) => {
-                on.give_back();
+                pages.unpin();
                 Err(refused)
             }
         }
@@ -74,45 +74,45 @@ impl Registered {
     }
 
     /// Gives the pins back, and then the mapping. By a thread that may call the device.
-    pub(super) fn give_back(self) {
+    pub(super) fn unpin(self) {
         self.pins.into_iter().for_each(|pin| self.device.unpin(pin));
         drop(self.mapping);
     }
 
     /// Registers the whole file.
-    fn pin(&mut self, size: u64) -> Result<(), NotHeld> {
+    fn pin_all(&mut self, size: u64) -> Result<(), PinError> {
         let mut at = 0;
         while at < size {
-            let len = (size - at).min(self.piece) as usize;
+            let len = (size - at).min(self.chunk) as usize;
             let ptr = self.mapping.ptr.wrapping_add(at as usize);
-            self.mapping.populate(at..at + len as u64);
+            self.mapping.prefault(at..at + len as u64);
             // SAFETY: the mapping lives until the pins are given back.
             let pin = unsafe { self.device.pin(ptr, len) }.map_err(|e| match e.kind {
-                ErrorKind::Unsupported => NotHeld::NoDevice,
-                _ => NotHeld::PinRefused,
+                ErrorKind::Unsupported => PinError::NoDevice,
+                _ => PinError::PinRefused,
             })?;
-            if let Ok(view) = self.device.view_pin(&pin) {
-                self.views.push(view);
+            if let Ok(ptr) = self.device.view_pin(&pin) {
+                self.device_ptrs.push(ptr);
             }
             self.pins.push(pin);
             at += len as u64;
         }
-        if self.views.len() < self.pins.len() {
-            self.views.clear();
+        if self.device_ptrs.len() < self.pins.len() {
+            self.device_ptrs.clear();
         }
         Ok(())
     }
 
     /// Queues the copies of a range, which lies in the file.
-    pub(super) fn copy(&self, queue: QueueId, to: DeviceAddr, offset: u64, len: u64) -> Result<(), DeviceError> {
+    pub(super) fn queue_copy(&self, stream: QueueId, to: DeviceAddr, offset: u64, len: u64) -> Result<(), DeviceError> {
         let mut done = 0;
         while done < len {
             let at = offset + done;
-            let within = at % self.piece;
-            let part = (self.piece - within).min(len - done);
-            let pin = &self.pins[(at / self.piece) as usize];
+            let in_chunk = at % self.chunk;
+            let part = (self.chunk - in_chunk).min(len - done);
+            let pin = &self.pins[(at / self.chunk) as usize];
             // SAFETY: the pins stay as long as anybody uses them, and who does waits for the copies.
-            unsafe { self.device.copy_pinned(queue, to.offset(done), pin, within as usize, part as usize) }?;
+            unsafe { self.device.copy_pinned(stream, to.offset(done), pin, in_chunk as usize, part as usize) }?;
             done += part;
         }
         Ok(())
@@ -120,15 +120,15 @@ impl Registered {
 
     /// Where kernels find a range, if all its pieces lie one behind the other for them.
     pub(super) fn contiguous(&self, offset: u64, len: u64) -> Option<u64> {
-        let (first, last) = ((offset / self.piece) as usize, ((offset + len - 1) / self.piece) as usize);
+        let (first, last) = ((offset / self.chunk) as usize, ((offset + len - 1) / self.chunk) as usize);
         let mut at = self.pins[first..=last].iter().map(|pin| self.device.map_pin(pin).ok());
         let start = at.next()??;
         for (n, next) in at.enumerate() {
-            if next? != start + (n as u64 + 1) * self.piece {
+            if next? != start + (n as u64 + 1) * self.chunk {
                 return None;
             }
         }
-        debug_assert!(self.piece.is_multiple_of(linux::PAGE as u64));
-        Some(start + offset % self.piece)
+        debug_assert!(self.chunk.is_multiple_of(linux::PAGE as u64));
+        Some(start + offset % self.chunk)
     }
 }

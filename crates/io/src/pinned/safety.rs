@@ -29,18 +29,18 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, fs_magic};
 
-use spinio_files::{FileTable, lease_valid_until as word};
-use spinio_host::shadow_fd::PrivateFd;
-use spinio_host::syscalls::Kernel;
+use spinio_files::{Files, lease_valid_until};
+use spinio_host::shadow_fd::ShadowFd;
+use spinio_host::syscalls::Syscalls;
 
 /// Why a file cannot be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum NotHeld {
+pub enum PinError {
     /// The descriptor is no good.
-    Descriptor(Errno),
+    BadFd(Errno),
     /// No regular file, or an empty one.
-    NotAFile,
+    NotRegularFile,
     /// Somebody has it open for writing.
     OpenForWriting,
     /// It belongs to somebody else.
@@ -54,110 +54,110 @@ pub enum NotHeld {
     /// The kernel refused to map it.
     NotMapped(Errno),
     /// More than may be held.
-    TooLarge,
+    LimitExceeded,
     /// No helper threads.
-    NoHelpers,
+    NoWorkers,
     /// The device cannot register the pages.
     PinRefused,
     /// No device is in use, or this one reads no host memory.
     NoDevice,
     /// It is not held, or not any more.
-    Gone,
+    NotPinned,
     /// The range is not in the file.
-    Range,
+    OutOfRange,
 }
 
-impl NotHeld {
+impl PinError {
     /// The errno of a C call.
     pub fn errno(self) -> Errno {
         match self {
-            NotHeld::Descriptor(errno) => errno,
-            NotHeld::NotMapped(_) => Errno::NOMEM,
-            NotHeld::NotAFile | NotHeld::Range => Errno::INVAL,
-            NotHeld::OpenForWriting => Errno::TXTBSY,
-            NotHeld::NotOwner => Errno::ACCESS,
-            NotHeld::NoLeases | NotHeld::NotMappable | NotHeld::NotReopened => Errno::OPNOTSUPP,
-            NotHeld::TooLarge | NotHeld::PinRefused => Errno::NOMEM,
-            NotHeld::NoHelpers => Errno::AGAIN,
-            NotHeld::NoDevice => Errno::NODEV,
-            NotHeld::Gone => Errno::STALE,
+            PinError::BadFd(errno) => errno,
+            PinError::NotMapped(_) => Errno::NOMEM,
+            PinError::NotRegularFile | PinError::OutOfRange => Errno::INVAL,
+            PinError::OpenForWriting => Errno::TXTBSY,
+            PinError::NotOwner => Errno::ACCESS,
+            PinError::NoLeases | PinError::NotMappable | PinError::NotReopened => Errno::OPNOTSUPP,
+            PinError::LimitExceeded | PinError::PinRefused => Errno::NOMEM,
+            PinError::NoWorkers => Errno::AGAIN,
+            PinError::NoDevice => Errno::NODEV,
+            PinError::NotPinned => Errno::STALE,
         }
     }
 }
 
-impl fmt::Display for NotHeld {
+impl fmt::Display for PinError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let NotHeld::Descriptor(errno) = self {
+        if let PinError::BadFd(errno) = self {
             return write!(f, "Cannot hold the file: {errno}");
         }
-        if let NotHeld::NotMapped(errno) = self {
+        if let PinError::NotMapped(errno) = self {
             return write!(
                 f,
                 "Cannot hold the file: it cannot be mapped ({errno}); is RLIMIT_AS lower than its length?"
             );
         }
         f.write_str(match self {
-            NotHeld::NotMapped(_) | NotHeld::Descriptor(_) | NotHeld::NotAFile => {
+            PinError::NotMapped(_) | PinError::BadFd(_) | PinError::NotRegularFile => {
                 "Cannot hold it: not a regular file with bytes in it"
             }
-            NotHeld::OpenForWriting => "Cannot hold the file: it is open for writing, perhaps by this very process",
-            NotHeld::NotOwner => {
+            PinError::OpenForWriting => "Cannot hold the file: it is open for writing, perhaps by this very process",
+            PinError::NotOwner => {
                 "Cannot hold the file: it belongs to another user, and is neither sealed nor immutable nor on a \
                  read-only file system"
             }
-            NotHeld::NoLeases => "Cannot hold the file: its file system has no leases that bind every writer",
-            NotHeld::NotMappable => "Cannot hold the file: a mapping of it may show an older file (overlayfs)",
-            NotHeld::NotReopened => {
+            PinError::NoLeases => "Cannot hold the file: its file system has no leases that bind every writer",
+            PinError::NotMappable => "Cannot hold the file: a mapping of it may show an older file (overlayfs)",
+            PinError::NotReopened => {
                 "Cannot hold the file: it cannot be opened a second time through /proc/thread-self/fd"
             }
-            NotHeld::TooLarge => "Cannot hold the file: with it more would be held than SPINIO_HOLD allows",
-            NotHeld::NoHelpers => "Cannot hold the file: no helper threads",
-            NotHeld::PinRefused => "Cannot hold the file: the device refused to register its pages",
-            NotHeld::NoDevice => "Cannot hold the file: no device is in use that reads host memory",
-            NotHeld::Gone => "The file is not held, or not any more: somebody opened it for writing",
-            NotHeld::Range => "The range does not lie in the file",
+            PinError::LimitExceeded => "Cannot hold the file: with it more would be held than SPINIO_HOLD allows",
+            PinError::NoWorkers => "Cannot hold the file: no helper threads",
+            PinError::PinRefused => "Cannot hold the file: the device refused to register its pages",
+            PinError::NoDevice => "Cannot hold the file: no device is in use that reads host memory",
+            PinError::NotPinned => "The file is not held, or not any more: somebody opened it for writing",
+            PinError::OutOfRange => "The range does not lie in the file",
         })
     }
 }
 
-impl std::error::Error for NotHeld {}
+impl std::error::Error for PinError {}
 
 /// What vouches for a held file.
-pub(super) enum Safety {
+pub(super) enum WriteExclusion {
     /// A descriptor of the keepers' table that has the lease, and until when its word is good.
-    Lease(Arc<PrivateFd>, AtomicU64),
+    Lease(Arc<ShadowFd>, AtomicU64),
     Sealed,
-    Immutable(Stamp),
-    ReadOnly(Stamp),
+    Immutable(ChangeStamp),
+    ReadOnly(ChangeStamp),
 }
 
 /// What a file looks like as long as nobody changes it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub(super) struct ChangeStamp {
     changed: i128,
     modified: i128,
     size: u64,
 }
 
-impl Stamp {
-    fn of(kernel: &dyn Kernel, fd: Fd) -> Option<Stamp> {
-        let stat = kernel.fstat(fd).ok()?;
-        Some(Stamp { changed: stat.ctime_ns, modified: stat.mtime_ns, size: stat.size })
+impl ChangeStamp {
+    fn of(sys: &dyn Syscalls, fd: Fd) -> Option<ChangeStamp> {
+        let stat = sys.fstat(fd).ok()?;
+        Some(ChangeStamp { changed: stat.ctime_ns, modified: stat.mtime_ns, size: stat.size })
     }
 
-    fn is_still(self, files: &FileTable, fd: Fd) -> bool {
-        Stamp::of(files.sys(), fd) == Some(self)
+    fn is_unchanged(self, files: &Files, fd: Fd) -> bool {
+        ChangeStamp::of(files.sys(), fd) == Some(self)
     }
 }
 
 /// File systems whose leases do not bind those who write on other machines or behind the file system's back: FUSE, 9p,
 /// SMB, AFS, eCryptfs.
-const UNBOUND: [u64; 6] =
+const LEASES_NOT_BINDING: [u64; 6] =
     [fs_magic::FUSE, fs_magic::V9FS, fs_magic::CIFS, fs_magic::SMB2, fs_magic::AFS, fs_magic::ECRYPTFS];
 
 /// More of them, which have no leases or good ones, but are read-only for this kernel alone: NFS, Ceph, GFS2, OCFS2,
 /// Lustre, GPFS, OrangeFS, Coda, VirtualBox.
-const SHARED: [u64; 9] = [
+const READ_ONLY_NOT_BINDING: [u64; 9] = [
     fs_magic::NFS,
     fs_magic::CEPH,
     fs_magic::GFS2,
@@ -171,80 +171,80 @@ const SHARED: [u64; 9] = [
 
 /// Memory files (memfd, of ordinary and of huge pages): the kernel does not count the descriptor that makes one among its
 /// writers, so a lease is given though that descriptor can write.
-const UNCOUNTED: [u64; 2] = [fs_magic::TMPFS, fs_magic::HUGETLBFS];
+const WRITER_NOT_COUNTED: [u64; 2] = [fs_magic::TMPFS, fs_magic::HUGETLBFS];
 
-impl Safety {
+impl WriteExclusion {
     /// Finds something that vouches for the file of `fd`, a descriptor of this thread. `watcher`: who is told of breaks.
-    pub(super) fn find(files: &Arc<FileTable>, fd: Fd, key: (u64, u64), watcher: u32) -> Result<Safety, NotHeld> {
-        let crew = files.shadow_workers().ok_or(NotHeld::NoHelpers)?;
-        let (kernel, graves, tid) = (files.sys(), crew.graveyard(), linux::gettid());
-        let leased = crew.call(move || {
-            let again = kernel.open_again(tid, fd, linux::O_RDONLY as i32)?;
-            let again = PrivateFd::new(again, graves);
-            let stat = kernel.fstat(again.get())?;
+    pub(super) fn establish(files: &Arc<Files>, fd: Fd, key: (u64, u64), watcher_tid: u32) -> Result<WriteExclusion, PinError> {
+        let workers = files.shadow_workers().ok_or(PinError::NoWorkers)?;
+        let (sys, close_queue, tid) = (files.sys(), workers.close_queue(), linux::gettid());
+        let leased = workers.run_blocking(move || {
+            let reopened = sys.reopen(tid, fd, linux::O_RDONLY as i32)?;
+            let reopened = ShadowFd::new(reopened, close_queue);
+            let stat = sys.fstat(reopened.get())?;
             if (stat.dev, stat.ino) != key {
                 // Another thread has closed the descriptor and opened another file as the same number.
                 return Err(Errno::BADF);
             }
-            let file_system = kernel.file_system(again.get()).unwrap_or(0);
-            if UNBOUND.contains(&file_system) || (stat.nameless && UNCOUNTED.contains(&file_system)) {
+            let file_system = sys.file_system(reopened.get()).unwrap_or(0);
+            if LEASES_NOT_BINDING.contains(&file_system) || (stat.nameless && WRITER_NOT_COUNTED.contains(&file_system)) {
                 return Err(Errno::INVAL);
             }
-            kernel.take_lease(again.get(), watcher)?;
-            Ok((again, word(kernel.lease_break_time())))
+            sys.take_lease(reopened.get(), watcher_tid)?;
+            Ok((reopened, lease_valid_until(sys.lease_break_time())))
         });
-        let refused = match leased.ok_or(NotHeld::NoHelpers)? {
-            Ok((lease, good)) => return Ok(Safety::Lease(Arc::new(lease), AtomicU64::new(good))),
+        let refused = match leased.ok_or(PinError::NoWorkers)? {
+            Ok((lease, valid_until)) => return Ok(WriteExclusion::Lease(Arc::new(lease), AtomicU64::new(valid_until))),
             Err(errno) => errno,
         };
         if linux::is_sealed(fd) {
-            return Ok(Safety::Sealed);
+            return Ok(WriteExclusion::Sealed);
         }
-        let magic = kernel.file_system(fd).unwrap_or(0);
+        let magic = sys.file_system(fd).unwrap_or(0);
         // Who had it open for writing before may go on writing.
-        let may_change = refused == Errno::AGAIN || UNBOUND.contains(&magic) || SHARED.contains(&magic);
+        let may_change = refused == Errno::AGAIN || LEASES_NOT_BINDING.contains(&magic) || READ_ONLY_NOT_BINDING.contains(&magic);
         // Before the attribute is asked for: from here on a change is seen.
-        if let Some(stamp) = Stamp::of(kernel, fd).filter(|_| !may_change) {
+        if let Some(stamp) = ChangeStamp::of(sys, fd).filter(|_| !may_change) {
             if linux::is_immutable(fd) {
-                return Ok(Safety::Immutable(stamp));
+                return Ok(WriteExclusion::Immutable(stamp));
             }
             if linux::is_superblock_read_only(fd) {
-                return Ok(Safety::ReadOnly(stamp));
+                return Ok(WriteExclusion::ReadOnly(stamp));
             }
         }
         Err(match refused {
-            Errno::AGAIN => NotHeld::OpenForWriting,
-            Errno::ACCESS | Errno::PERM => NotHeld::NotOwner,
-            Errno::INVAL | Errno::OPNOTSUPP | Errno::NOLCK => NotHeld::NoLeases,
-            other => NotHeld::Descriptor(other),
+            Errno::AGAIN => PinError::OpenForWriting,
+            Errno::ACCESS | Errno::PERM => PinError::NotOwner,
+            Errno::INVAL | Errno::OPNOTSUPP | Errno::NOLCK => PinError::NoLeases,
+            other => PinError::BadFd(other),
         })
     }
 
     /// Whether nobody can have written the file until now. `fd`: a descriptor of it, of this thread.
-    pub(super) fn holds(&self, files: &Arc<FileTable>, fd: Fd) -> bool {
+    pub(super) fn still_excluded(&self, files: &Arc<Files>, fd: Fd) -> bool {
         match self {
-            Safety::Lease(lease, good) => {
-                if linux::since_boot() < good.load(Relaxed) {
+            WriteExclusion::Lease(lease, valid_until) => {
+                if linux::since_boot() < valid_until.load(Relaxed) {
                     return true;
                 }
-                let (kernel, lease) = (files.sys(), Arc::clone(lease));
-                let asked = files.shadow_workers().and_then(|crew| {
-                    crew.call(move || {
-                        let until = word(kernel.lease_break_time());
-                        kernel.has_lease(lease.get()).then_some(until)
+                let (sys, lease) = (files.sys(), Arc::clone(lease));
+                let renewed = files.shadow_workers().and_then(|workers| {
+                    workers.run_blocking(move || {
+                        let until = lease_valid_until(sys.lease_break_time());
+                        sys.has_lease(lease.get()).then_some(until)
                     })
                 });
-                match asked.flatten() {
+                match renewed.flatten() {
                     Some(until) => {
-                        good.store(until, Relaxed);
+                        valid_until.store(until, Relaxed);
                         true
                     }
                     None => false,
                 }
             }
-            Safety::Sealed => true,
-            Safety::Immutable(stamp) => linux::is_immutable(fd) && stamp.is_still(files, fd),
-            Safety::ReadOnly(stamp) => linux::is_superblock_read_only(fd) && stamp.is_still(files, fd),
+            WriteExclusion::Sealed => true,
+            WriteExclusion::Immutable(stamp) => linux::is_immutable(fd) && stamp.is_unchanged(files, fd),
+            WriteExclusion::ReadOnly(stamp) => linux::is_superblock_read_only(fd) && stamp.is_unchanged(files, fd),
         }
     }
 }

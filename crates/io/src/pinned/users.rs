@@ -12,60 +12,60 @@
 
 use std::sync::{Arc, PoisonError};
 
-use spinio_host::sync::{Condvar, Mutex, give_way, lock};
+use spinio_host::sync::{Condvar, Mutex, yield_now, lock};
 
 struct State<T> {
-    users: usize,
+    active: usize,
     /// Of these, maps: they may stay for long.
-    maps: usize,
+    mappings: usize,
     /// How often it was asked for.
-    asked: usize,
+    refs: usize,
     closing: bool,
     /// The pins are gone.
-    bare: bool,
-    gone: bool,
+    unpinned: bool,
+    released: bool,
     pins: Vec<Arc<T>>,
 }
 
 /// The users of a held file, and the pins (`T`: those of one device).
-pub(super) struct Users<T> {
+pub(super) struct RefGate<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
 }
 
-impl<T> Users<T> {
+impl<T> RefGate<T> {
     /// Asked for once.
-    pub(super) fn new() -> Users<T> {
-        let state = State { users: 0, maps: 0, asked: 1, closing: false, bare: false, gone: false, pins: Vec::new() };
-        Users { state: Mutex::new(state), changed: Condvar::new() }
+    pub(super) fn new() -> RefGate<T> {
+        let state = State { active: 0, mappings: 0, refs: 1, closing: false, unpinned: false, released: false, pins: Vec::new() };
+        RefGate { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// One more user, who has to leave; false if it is too late. From then on the pins stay.
-    pub(super) fn enter(&self) -> bool {
+    pub(super) fn acquire(&self) -> bool {
         let mut state = lock(&self.state);
-        state.users += usize::from(!state.closing);
+        state.active += usize::from(!state.closing);
         !state.closing
     }
 
     /// A user goes; `map`: one that had become a map.
-    pub(super) fn leave(&self, map: bool) {
+    pub(super) fn release(&self, is_mapping: bool) {
         let mut state = lock(&self.state);
-        state.users -= 1;
-        state.maps -= usize::from(map);
-        if state.users == 0 {
+        state.active -= 1;
+        state.mappings -= usize::from(is_mapping);
+        if state.active == 0 {
             self.changed.notify_all();
         }
     }
 
     /// A user says that it is a map.
-    pub(super) fn become_map(&self) {
-        lock(&self.state).maps += 1;
+    pub(super) fn mark_mapping(&self) {
+        lock(&self.state).mappings += 1;
         self.changed.notify_all();
     }
 
     /// For a user: pins that are there.
-    pub(super) fn find(&self, is: impl Fn(&T) -> bool) -> Option<Arc<T>> {
-        lock(&self.state).pins.iter().find(|pins| is(pins)).map(Arc::clone)
+    pub(super) fn find(&self, matches: impl Fn(&T) -> bool) -> Option<Arc<T>> {
+        lock(&self.state).pins.iter().find(|pins| matches(pins)).map(Arc::clone)
     }
 
     /// For a user: pins that were made.
@@ -74,17 +74,17 @@ impl<T> Users<T> {
     }
 
     /// Asked for once more; false if it is too late.
-    pub(super) fn ask(&self) -> bool {
+    pub(super) fn add_ref(&self) -> bool {
         let mut state = lock(&self.state);
-        state.asked += usize::from(!state.closing);
+        state.refs += usize::from(!state.closing);
         !state.closing
     }
 
     /// Asked for once less: whether nobody asks for it any more, and whether it is mapped.
-    pub(super) fn ask_less(&self) -> (bool, bool) {
+    pub(super) fn unref(&self) -> (bool, bool) {
         let mut state = lock(&self.state);
-        state.asked = state.asked.saturating_sub(1);
-        (state.asked == 0, state.maps > 0)
+        state.refs = state.refs.saturating_sub(1);
+        (state.refs == 0, state.mappings > 0)
     }
 
     /// Whether the pages are wanted back.
@@ -98,55 +98,55 @@ impl<T> Users<T> {
     }
 
     /// Behind [`Users::begin_closing`]: waits until nobody is inside, and takes the pins out.
-    pub(super) fn take(&self) -> Vec<T> {
+    pub(super) fn wait_and_take(&self) -> Vec<T> {
         let mut state = lock(&self.state);
-        while state.users > 0 {
+        while state.active > 0 {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let pins = std::mem::take(&mut state.pins);
         drop(state);
-        pins.into_iter().map(alone).collect()
+        pins.into_iter().map(unwrap_last).collect()
     }
 
     /// The pins were given back.
-    pub(super) fn set_bare(&self) {
-        lock(&self.state).bare = true;
+    pub(super) fn set_unpinned(&self) {
+        lock(&self.state).unpinned = true;
     }
 
-    pub(super) fn is_bare(&self) -> bool {
-        lock(&self.state).bare
+    pub(super) fn is_unpinned(&self) -> bool {
+        lock(&self.state).unpinned
     }
 
     /// Nothing is left.
-    pub(super) fn set_gone(&self) {
-        lock(&self.state).gone = true;
+    pub(super) fn set_released(&self) {
+        lock(&self.state).released = true;
         self.changed.notify_all();
     }
 
-    pub(super) fn await_gone(&self) {
+    pub(super) fn wait_released(&self) {
         let mut state = lock(&self.state);
-        while !state.gone {
+        while !state.released {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// The same, but not as long as a map stays; whether it is gone.
-    pub(super) fn await_gone_unless_mapped(&self) -> bool {
+    pub(super) fn wait_released_unless_mapped(&self) -> bool {
         let mut state = lock(&self.state);
-        while !state.gone && state.maps == 0 {
+        while !state.released && state.mappings == 0 {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.gone
+        state.released
     }
 }
 
 /// The pins themselves: whoever left last may not have dropped his yet.
-fn alone<T>(mut pins: Arc<T>) -> T {
+fn unwrap_last<T>(mut pins: Arc<T>) -> T {
     loop {
         match Arc::try_unwrap(pins) {
             Ok(pins) => return pins,
             Err(shared) => pins = shared,
         }
-        give_way();
+        yield_now();
     }
 }

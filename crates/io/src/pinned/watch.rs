@@ -18,12 +18,12 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, mpsc};
 
 use spinio_sys::linux::{self, Fd, News};
 
-use super::Hold;
-use spinio_files::FileTable;
-use spinio_host::syscalls::Kernel;
+use super::PinnedFile;
+use spinio_files::Files;
+use spinio_host::syscalls::Syscalls;
 use spinio_host::lock;
 
-const STACK: usize = 1 << 20;
+const STACK_SIZE: usize = 1 << 20;
 
 /// Milliseconds after which the watcher looks by itself while files are held: a seccomp filter may refuse the signal that
 /// wakes it, and may come at any time.
@@ -34,160 +34,160 @@ const LOOK_DEAF: u64 = 10;
 
 /// What the two threads and everybody else share.
 #[derive(Default)]
-pub(super) struct Watch {
-    pub(super) holds: Mutex<Vec<Arc<Hold>>>,
+pub(super) struct LeaseWatcher {
+    pub(super) files: Mutex<Vec<Arc<PinnedFile>>>,
     /// How many there are; one load tells that there is none.
     pub(super) count: AtomicUsize,
     /// Bytes registered, all devices together.
     pub(super) bytes: AtomicU64,
-    closing: Mutex<VecDeque<Arc<Hold>>>,
+    closing: Mutex<VecDeque<Arc<PinnedFile>>>,
     wake: Condvar,
     /// The watcher's thread id; 0 before it is made.
-    watcher: AtomicU32,
+    watcher_tid: AtomicU32,
     /// Brings news of changes; of the keepers' table. None where the user may have no more of them.
-    notify: OnceLock<Fd>,
-    dismissed: AtomicBool,
+    inotify: OnceLock<Fd>,
+    shutdown: AtomicBool,
     /// The signal that wakes the watcher was refused.
     deaf: AtomicBool,
 }
 
-impl Watch {
+impl LeaseWatcher {
     /// Makes the threads if there are none; the watcher's id.
-    pub(super) fn start(self: &Arc<Self>, files: &Arc<FileTable>) -> Option<u32> {
+    pub(super) fn start(self: &Arc<Self>, files: &Arc<Files>) -> Option<u32> {
         // Made under this lock, so that there is one of each.
-        let _made = lock(&self.holds);
-        match self.watcher.load(Acquire) {
+        let _start_lock = lock(&self.files);
+        match self.watcher_tid.load(Acquire) {
             0 => {}
             tid => return Some(tid),
         }
-        let (tell, told) = mpsc::channel();
-        let watch = Arc::clone(self);
-        let kernel = files.sys();
-        let made = files.shadow_workers()?.beside("spinio-watch", move || {
-            watch.listen(kernel);
+        let (tid_sender, tid_receiver) = mpsc::channel();
+        let watcher = Arc::clone(self);
+        let sys = files.sys();
+        let spawned = files.shadow_workers()?.spawn_dedicated("spinio-watch", move || {
+            watcher.init_inotify(sys);
             // Whether it can be woken at all. What this leaves pending is one look too many.
             if !linux::nudge(linux::gettid()) {
-                watch.deaf.store(true, Release);
+                watcher.deaf.store(true, Release);
             }
-            let _ = tell.send(linux::gettid());
-            watch.watch(kernel);
+            let _ = tid_sender.send(linux::gettid());
+            watcher.run_watcher(sys);
         });
-        let tid = made.then(|| told.recv().ok())??;
-        let watch = Arc::clone(self);
-        linux::spawn_quiet("spinio-hold", STACK, move || watch.give_back()).ok()?;
-        self.watcher.store(tid, Release);
+        let tid = spawned.then(|| tid_receiver.recv().ok())??;
+        let watcher = Arc::clone(self);
+        linux::spawn_quiet("spinio-hold", STACK_SIZE, move || watcher.run_unpinner()).ok()?;
+        self.watcher_tid.store(tid, Release);
         Some(tid)
     }
 
     /// Lets a hold go: nobody comes in any more; its pins go when the last user has left, and then its lease.
-    pub(super) fn close(&self, hold: &Arc<Hold>) {
-        if hold.users.begin_closing() {
-            lock(&self.closing).push_back(Arc::clone(hold));
+    pub(super) fn begin_unpin(&self, file: &Arc<PinnedFile>) {
+        if file.gate.begin_closing() {
+            lock(&self.closing).push_back(Arc::clone(file));
             self.wake.notify_one();
         }
     }
 
     /// Has the watcher told of changes, too.
-    fn listen(&self, kernel: &dyn Kernel) {
-        let Ok(notify) = kernel.notify() else { return };
-        match linux::tell_of_news(notify, linux::gettid()) {
-            Ok(()) => drop(self.notify.set(notify)),
-            Err(_) => kernel.close(notify),
+    fn init_inotify(&self, sys: &dyn Syscalls) {
+        let Ok(inotify) = sys.inotify_init() else { return };
+        match linux::tell_of_news(inotify, linux::gettid()) {
+            Ok(()) => drop(self.inotify.set(inotify)),
+            Err(_) => sys.close(inotify),
         }
     }
 
     /// Sees to it that changes of a hold's file are told, if that can be. The hold is in the list.
-    pub(super) fn attend(&self, files: &FileTable, hold: &Hold) {
-        let Some(&notify) = self.notify.get() else { return };
-        let (kernel, file) = (files.sys(), Arc::clone(&hold.file));
-        let watch = files.shadow_workers().and_then(|crew| crew.call(move || kernel.watch_changes(notify, file.cached.get())));
-        if let Some(Ok(watch)) = watch {
-            hold.attended.store(watch, Release);
+    pub(super) fn watch_inode(&self, files: &Files, pinned: &PinnedFile) {
+        let Some(&inotify) = self.inotify.get() else { return };
+        let (sys, file) = (files.sys(), Arc::clone(&pinned.file));
+        let wd = files.shadow_workers().and_then(|workers| workers.run_blocking(move || sys.watch_changes(inotify, file.cached.get())));
+        if let Some(Ok(wd)) = wd {
+            pinned.inotify_wd.store(wd, Release);
         }
     }
 
     /// The other way round. Two holds of a file have one watch between them, which the last one ends.
-    fn neglect(&self, kernel: &dyn Kernel, hold: &Arc<Hold>) {
+    fn unwatch_inode(&self, sys: &dyn Syscalls, file: &Arc<PinnedFile>) {
         // Under the lock: who comes into the list from here on attends afterwards.
-        let holds = lock(&self.holds);
-        let watch = hold.attended.load(Acquire);
-        if let Some(&notify) = self.notify.get()
-            && watch != 0
-            && !holds.iter().any(|h| h.key == hold.key && !Arc::ptr_eq(h, hold))
+        let files = lock(&self.files);
+        let wd = file.inotify_wd.load(Acquire);
+        if let Some(&inotify) = self.inotify.get()
+            && wd != 0
+            && !files.iter().any(|h| h.key == file.key && !Arc::ptr_eq(h, file))
         {
-            kernel.unwatch(notify, watch);
+            sys.unwatch(inotify, wd);
         }
     }
 
     /// Closes what was changed.
-    fn hear(&self, kernel: &dyn Kernel, holds: &[Arc<Hold>]) {
-        let Some(&notify) = self.notify.get() else { return };
+    fn drain_events(&self, sys: &dyn Syscalls, files: &[Arc<PinnedFile>]) {
+        let Some(&inotify) = self.inotify.get() else { return };
         // What cannot be heard may have happened.
-        for event in kernel.news(notify).unwrap_or_else(|_| vec![News::Lost]) {
-            let is_meant = |hold: &&Arc<Hold>| match event {
-                News::Changed(watch) => hold.attended.load(Acquire) == watch,
+        for event in sys.inotify_events(inotify).unwrap_or_else(|_| vec![News::Lost]) {
+            let is_affected = |file: &&Arc<PinnedFile>| match event {
+                News::Changed(wd) => file.inotify_wd.load(Acquire) == wd,
                 News::Lost => true,
                 _ => false,
             };
-            holds.iter().filter(is_meant).for_each(|hold| self.close(hold));
+            files.iter().filter(is_affected).for_each(|file| self.begin_unpin(file));
         }
     }
 
     /// The watcher.
-    fn watch(&self, kernel: &dyn Kernel) {
+    fn run_watcher(&self, sys: &dyn Syscalls) {
         loop {
-            let is_idle = self.count.load(Acquire) == 0 && !self.dismissed.load(Acquire);
+            let is_idle = self.count.load(Acquire) == 0 && !self.shutdown.load(Acquire);
             linux::await_break(match self.deaf.load(Acquire) {
                 true => Some(LOOK_DEAF),
                 false if is_idle => None,
                 false => Some(LOOK),
             });
-            let holds = lock(&self.holds).clone();
-            self.hear(kernel, &holds);
-            for hold in &holds {
-                if hold.users.is_bare() {
+            let files = lock(&self.files).clone();
+            self.drain_events(sys, &files);
+            for file in &files {
+                if file.gate.is_unpinned() {
                     // Before anybody writes: that is no news any more.
-                    self.neglect(kernel, hold);
+                    self.unwatch_inode(sys, file);
                     // Its pins are gone: who waits for the lease goes on.
-                    if let Some(lease) = hold.lease() {
+                    if let Some(lease) = file.lease() {
                         let _ = linux::drop_lease(lease);
                     }
-                    self.remove(hold);
-                } else if hold.lease().is_some_and(|lease| !kernel.has_lease(lease)) {
-                    self.close(hold);
+                    self.remove(file);
+                } else if file.lease().is_some_and(|lease| !sys.has_lease(lease)) {
+                    self.begin_unpin(file);
                 }
             }
-            drop(holds);
-            if self.dismissed.load(Acquire) && self.count.load(Acquire) == 0 {
-                self.notify.get().into_iter().for_each(|&notify| kernel.close(notify));
+            drop(files);
+            if self.shutdown.load(Acquire) && self.count.load(Acquire) == 0 {
+                self.inotify.get().into_iter().for_each(|&notify| sys.close(notify));
                 return;
             }
         }
     }
 
-    fn remove(&self, hold: &Arc<Hold>) {
-        let mut holds = lock(&self.holds);
-        holds.retain(|h| !Arc::ptr_eq(h, hold));
-        self.count.store(holds.len(), Release);
-        drop(holds);
-        hold.users.set_gone();
+    fn remove(&self, file: &Arc<PinnedFile>) {
+        let mut files = lock(&self.files);
+        files.retain(|h| !Arc::ptr_eq(h, file));
+        self.count.store(files.len(), Release);
+        drop(files);
+        file.gate.set_released();
     }
 
     /// The holder.
-    fn give_back(&self) {
+    fn run_unpinner(&self) {
         loop {
             let mut closing = lock(&self.closing);
-            let hold = loop {
-                if let Some(hold) = closing.pop_front() {
-                    break hold;
+            let file = loop {
+                if let Some(file) = closing.pop_front() {
+                    break file;
                 }
-                if self.dismissed.load(Acquire) && self.count.load(Acquire) == 0 {
+                if self.shutdown.load(Acquire) && self.count.load(Acquire) == 0 {
                     return;
                 }
                 closing = self.wake.wait(closing).unwrap_or_else(PoisonError::into_inner);
             };
             drop(closing);
-            let bytes = hold.strip();
+            let bytes = file.unpin_all();
             self.bytes.fetch_sub(bytes, Relaxed);
             self.wake_watcher();
         }
@@ -195,20 +195,20 @@ impl Watch {
 
     /// Has the watcher look now, or soon.
     pub(super) fn wake_watcher(&self) {
-        if !linux::nudge(self.watcher.load(Acquire)) {
+        if !linux::nudge(self.watcher_tid.load(Acquire)) {
             self.deaf.store(true, Release);
         }
     }
 
     /// The runtime goes: lets everything go, and the threads end.
-    pub(super) fn dismiss(&self) {
-        self.dismissed.store(true, Release);
-        let holds = lock(&self.holds).clone();
-        holds.iter().for_each(|hold| self.close(hold));
-        for hold in holds {
-            hold.users.await_gone();
+    pub(super) fn shut_down(&self) {
+        self.shutdown.store(true, Release);
+        let files = lock(&self.files).clone();
+        files.iter().for_each(|file| self.begin_unpin(file));
+        for file in files {
+            file.gate.wait_released();
         }
-        let tid = self.watcher.load(Acquire);
+        let tid = self.watcher_tid.load(Acquire);
         if tid != 0 {
             self.wake_watcher();
             drop(lock(&self.closing));

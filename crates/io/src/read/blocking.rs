@@ -15,15 +15,15 @@ use spinio_device::{DeviceError, ErrorKind, Wait};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{Fd, FileKind, Stat};
 
-use super::plain::Plain;
-use super::small::kernel_read;
+use super::plain::AppFdRead;
+use super::small::read_fd;
 use crate::ctx::Reader;
 use spinio_device::Target;
 use spinio_files::FdIdentity;
-use spinio_host::is_interrupted;
+use spinio_host::is_cancelled;
 use spinio_host::settings::Ordering;
 use spinio_transfer::Error;
-use spinio_transfer::bounce::BLOCK;
+use spinio_transfer::bounce::BUFFER_SIZE;
 
 /// Whether the kernel may keep a reader of this file waiting without bound. A regular file without a size may be one of
 /// procfs or tracefs, or a stream of FUSE.
@@ -50,14 +50,14 @@ pub(super) fn small(ctx: &Reader, fd: Fd, to: Target, len: usize, reason: &mut R
     let device = to.allocation.device;
     let buffer = ctx.wait_buffers.acquire(len).ok_or_else(|| device_error(no_memory()))?;
     // SAFETY: the buffer has `len` bytes.
-    let got = unsafe { kernel_read(ctx, fd, None, buffer.ptr(), len) };
+    let got = unsafe { read_fd(ctx, fd, None, buffer.ptr(), len) };
     let got = got.map_err(|e| Error::kernel(e, "read", 0, len as u64))?;
     if got == 0 {
         return Ok(0);
     }
     let (queue, ours) = device.program_queue();
     let staging = ctx.bounce.sync(device);
-    let slot = staging.begin_small(got, queue).map_err(device_error)?;
+    let slot = staging.acquire_slice(got, queue).map_err(device_error)?;
     if !slot.pinned {
         *reason = Reason::NoPinnedMemory;
     }
@@ -65,7 +65,7 @@ pub(super) fn small(ctx: &Reader, fd: Fd, to: Target, len: usize, reason: &mut R
     unsafe { buffer.ptr().copy_to_nonoverlapping(slot.ptr, got) };
     // SAFETY: the slot's block is retired behind this copy and not lent before it is done.
     let queued = unsafe { device.copy_in(queue, to.addr, slot.ptr, got) };
-    staging.end_small(slot);
+    staging.release_slice(slot);
     queued.map_err(device_error)?;
     if ours || ctx.policy.ordering == Ordering::Strict {
         device.drain(queue, Wait::Context).map_err(device_error)?;
@@ -73,25 +73,25 @@ pub(super) fn small(ctx: &Reader, fd: Fd, to: Target, len: usize, reason: &mut R
     Ok(got)
 }
 
-impl Plain {
+impl AppFdRead {
     /// Reads into memory of this read alone, and copies what came. At least one call of the kernel; the bytes delivered.
     pub(super) fn blocking(&self, ctx: &Reader) -> Result<usize, Error> {
         let device = self.to.allocation.device;
         let fail = |e| Error::device(e, "read", self.at.unwrap_or(0), self.len as u64);
-        let buffer = ctx.wait_buffers.acquire(self.len.min(BLOCK)).ok_or_else(|| fail(no_memory()))?;
+        let buffer = ctx.wait_buffers.acquire(self.len.min(BUFFER_SIZE)).ok_or_else(|| fail(no_memory()))?;
         let number = FdIdentity::of(self.fd);
-        let file = self.identity(ctx);
+        let file = self.file_id(ctx);
         let mut done = 0;
         let ended = loop {
             let begun = Instant::now();
-            let want = (self.len - done).min(BLOCK);
+            let want = (self.len - done).min(BUFFER_SIZE);
             // SAFETY: the buffer has as many bytes as the longest piece.
-            let got = match unsafe { self.kernel_read(ctx, buffer.ptr(), want, done) } {
+            let got = match unsafe { self.read_fd(ctx, buffer.ptr(), want, done) } {
                 Ok(got) => got,
                 Err(e) => break Err(Error::kernel(e, "read", self.at.unwrap_or(0) + done as u64, want as u64)),
             };
             // Another thread may have closed the descriptor since the last piece, and opened another file as the same number.
-            if got == 0 || (done > 0 && (self.identity(ctx) != file || !number.is_unchanged())) {
+            if got == 0 || (done > 0 && (self.file_id(ctx) != file || !number.is_unchanged())) {
                 break Ok(());
             }
             let (queue, _) = device.program_queue();
@@ -102,9 +102,9 @@ impl Plain {
                 buffer.leak();
                 return if done == 0 { Err(fail(e)) } else { Ok(done) };
             }
-            ctx.files.stats().piece(&self.watch, Route::Copy, self.reason, self.done + done as u64, got as u64, begun);
+            ctx.files.stats().record_piece(&self.span, Route::Copy, self.reason, self.done + done as u64, got as u64, begun);
             done += got;
-            if got < want || self.once || done == self.len || is_interrupted() {
+            if got < want || self.single_call || done == self.len || is_cancelled() {
                 break Ok(());
             }
         };

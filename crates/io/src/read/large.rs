@@ -9,28 +9,28 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd, FileKind};
 
 use crate::ctx::Reader;
-use spinio_files::File;
+use spinio_files::FileState;
 use spinio_files::p2p_probe;
 use spinio_files::streams;
 use spinio_files::prefault;
 use spinio_host::lock;
-use spinio_host::syscalls::Kernel;
+use spinio_host::syscalls::Syscalls;
 use spinio_files::FdIdentity;
 use spinio_transfer::AlignedBuf;
 use crate::read::blocking;
-use crate::read::engine::LONG;
-use crate::read::job::{Job, Request};
-use crate::read::plain::Plain;
-use crate::read::window::page_cache;
-use spinio_host::settings::SMALL;
-use spinio_stats::Watch;
+use crate::read::engine::LONG_REQUEST;
+use crate::read::job::{ReadRequest, ReadParams};
+use crate::read::plain::AppFdRead;
+use crate::read::window::cache_route;
+use spinio_host::settings::SMALL_REQUEST_MAX;
+use spinio_stats::RequestSpan;
 use spinio_device::Target;
 use spinio_transfer::Error;
 
 /// A `pread` or `read` of more than [`SMALL`] bytes, all of them inside the allocation.
 pub(crate) fn read(
     ctx: &Arc<Reader>,
-    watch: &Watch,
+    span: &RequestSpan,
     fd: Fd,
     at: Option<u64>,
     to: Target,
@@ -38,31 +38,31 @@ pub(crate) fn read(
 ) -> Result<usize, Error> {
     let fail = |e| Error::kernel(e, "read", at.unwrap_or(0), len as u64);
     let stat = ctx.files.sys().fstat(fd).map_err(fail)?;
-    let flags = ctx.files.sys().flags(fd).map_err(fail)?;
+    let flags = ctx.files.sys().status_flags(fd).map_err(fail)?;
     let waits = blocking::may_wait(&stat);
-    let plain = |reason, once| Plain { watch: *watch, fd, at, to, len, done: 0, once, reason, queue: None, waits };
+    let app_fd_read = |reason, single_call| AppFdRead { span: *span, fd, at, to, len, done: 0, single_call, reason, stream: None, waits };
     if stat.kind == FileKind::Stream {
         // A character device fills the whole buffer; a pipe or socket gives what there is.
-        let once = at.is_none() && stat.mode & 0o170_000 != 0o020_000;
-        return plain(Reason::Stream, once).read(ctx);
+        let single_call = at.is_none() && stat.mode & 0o170_000 != 0o020_000;
+        return app_fd_read(Reason::Stream, single_call).read(ctx);
     }
     // What these descriptors answer is the kernel's to say.
     let unreadable = flags & linux::O_ACCMODE as i32 == linux::O_WRONLY as i32 || flags & linux::O_PATH as i32 != 0;
     if unreadable || at.is_some_and(|at| i64::try_from(at).is_err()) {
-        return plain(Reason::Small, true).read(ctx);
+        return app_fd_read(Reason::Small, true).read(ctx);
     }
     if flags & linux::O_DIRECT as i32 != 0 {
         // The program wants its own descriptor read, with all that this file system says of alignment: and at once, not
         // when the last block turns out to be misaligned.
-        refuse_misaligned(ctx, fd, at, len).map_err(fail)?;
-        return plain(Reason::OwnDirect, false).read(ctx);
+        check_direct_alignment(ctx, fd, at, len).map_err(fail)?;
+        return app_fd_read(Reason::OwnDirect, false).read(ctx);
     }
     let (offset, len) = match at {
         Some(offset) => (offset, len),
         // Files whose size says nothing (procfs) make their contents anew at every seek.
         // What is left is read without one.
-        None if stat.kind == FileKind::Regular && stat.size == 0 => return plain(Reason::Small, false).read(ctx),
-        None => match reserve(ctx.files.sys(), fd, len as u64) {
+        None if stat.kind == FileKind::Regular && stat.size == 0 => return app_fd_read(Reason::Small, false).read(ctx),
+        None => match reserve_offset(ctx.files.sys(), fd, len as u64) {
             Ok(offset) => {
                 // What the file does not have is given back at once, not after the read: whoever shares the offset goes on
                 // at the end of the file, not behind it. What is appended from here on is for the next read.
@@ -70,68 +70,68 @@ pub(crate) fn read(
                     FileKind::Regular => stat.size.saturating_sub(offset).min(len as u64) as usize,
                     _ => len,
                 };
-                unreserve(ctx.files.sys(), fd, (len - left) as u64);
+                release_offset(ctx.files.sys(), fd, (len - left) as u64);
                 if left == 0 {
                     // One call of the kernel at the offset itself: nobody can come in between.
-                    return plain(Reason::Small, true).read(ctx);
+                    return app_fd_read(Reason::Small, true).read(ctx);
                 }
                 (offset, left)
             }
             // No offset to move (FUSE streams), or not that far (the end of a block device).
             Err(e) => {
                 let once = e == Errno::SPIPE;
-                return Plain { waits: waits || once, ..plain(Reason::Stream, once) }.read(ctx);
+                return AppFdRead { waits: waits || once, ..app_fd_read(Reason::Stream, once) }.read(ctx);
             }
         },
     };
-    let read = at_offset(ctx, watch, fd, offset, to, len, stat);
+    let read = read_at(ctx, span, fd, offset, to, len, stat);
     if at.is_none() {
-        unreserve(ctx.files.sys(), fd, (len - *read.as_ref().unwrap_or(&0)) as u64);
+        release_offset(ctx.files.sys(), fd, (len - *read.as_ref().unwrap_or(&0)) as u64);
     }
     read
 }
 
 const SEEK_CUR: i32 = 1;
 
-fn at_offset(
+fn read_at(
     ctx: &Arc<Reader>,
-    watch: &Watch,
+    span: &RequestSpan,
     fd: Fd,
     offset: u64,
     to: Target,
     len: usize,
     stat: linux::Stat,
 ) -> Result<usize, Error> {
-    let watch = *watch;
+    let span = *span;
     let waits = blocking::may_wait(&stat);
     let (at, done, once, queue) = (Some(offset), 0, false, None);
-    let plain = |reason, len| Plain { watch, fd, at, to, len, done, once, reason, queue, waits };
-    let Some(crew) = ctx.files.shadow_workers() else { return plain(Reason::NoHelpers, len).read(ctx) };
+    let app_fd_read = |reason, len| AppFdRead { span, fd, at, to, len, done, single_call: once, reason, stream: queue, waits };
+    let Some(shadow) = ctx.files.shadow_workers() else { return app_fd_read(Reason::NoHelpers, len).read(ctx) };
     let within = match stat.kind {
         FileKind::Regular => (len as u64).min(stat.size.saturating_sub(offset)),
         _ => len as u64,
     };
     // At the end, and in files whose size says nothing (procfs), only reading tells.
-    if within <= SMALL as u64 {
-        return plain(Reason::Small, len).read(ctx);
+    if within <= SMALL_REQUEST_MAX as u64 {
+        return app_fd_read(Reason::Small, len).read(ctx);
     }
     let file = match ctx.files.get(fd, stat) {
         Ok(file) => file,
-        Err(reason) => return plain(reason, len).read(ctx),
+        Err(reason) => return app_fd_read(reason, len).read(ctx),
     };
     let within = match stat.kind {
         FileKind::Regular => within,
         _ => (len as u64).min(file.size.saturating_sub(offset)),
     };
     if within == 0 {
-        return plain(Reason::Small, len).read(ctx);
+        return app_fd_read(Reason::Small, len).read(ctx);
     }
     let device = to.allocation.device;
     let device_fail = |e| Error::device(e, "read", offset, len as u64);
-    let (queue, ours) = device.program_queue();
+    let (stream, capturing) = device.program_queue();
     let _request = ctx.files.unpin().begin_request();
     ctx.files.workers().copy();
-    let order = if ours { None } else { Some(device.fence(queue).map_err(device_fail)?) };
+    let order = if capturing { None } else { Some(device.fence(stream).map_err(device_fail)?) };
     if to.allocation.p2p_mapped
         && let Some(fence) = &order
         // Storage and the CPU keep no order with the device's queues: what was queued before has to be done.
@@ -140,74 +140,74 @@ fn at_offset(
         order.into_iter().for_each(|fence| device.release_fence(fence));
         return Err(device_fail(e));
     }
-    if let Some(using) = ctx.pinned.enter(fd, file.key(), device)
-        && using.size() == stat.size
+    if let Some(pin_guard) = ctx.pinned.acquire(fd, file.key(), device)
+        && pin_guard.size() == stat.size
     {
-        let read = using.read(&ctx.files, &watch, fd, to, offset, within, order.as_ref());
-        if read.as_ref().is_ok_and(|good| *good) {
+        let read = pin_guard.read(&ctx.files, &span, fd, to, offset, within, order.as_ref());
+        if read.as_ref().is_ok_and(|still_pinned| *still_pinned) {
             order.into_iter().for_each(|fence| device.release_fence(fence));
             return Ok(within as usize);
         }
     }
-    let p2p = p2p(ctx, &file, to, offset, within, ours);
-    let known = ctx.files.costs(&file, device);
-    let follows = ctx.files.streams.follows(fd, offset, offset + within);
-    let advice = streams::advice(fd, &stat);
-    let most = readahead::largest(file.geometry().read_ahead(), advice == Advice::Sequential);
-    let in_stream = advice == Advice::Sequential || (advice == Advice::Normal && follows);
-    let ahead = if in_stream && within <= most {
-        let model = known.model(&ctx.files.ctx, &file, if p2p.is_ok() { Route::P2p } else { Route::Direct });
-        let most = readahead::largest_that_pays(most, &model, page_cache(device.abilities()));
-        ctx.files.streams.bound(fd, most);
-        if within <= most { most } else { 0 }
+    let p2p = check_p2p(ctx, &file, to, offset, within, capturing);
+    let costs = ctx.files.costs(&file, device);
+    let sequential = ctx.files.streams.is_next(fd, offset, offset + within);
+    let advice = streams::advice_for(fd, &stat);
+    let max_window = readahead::largest(file.block_stack().read_ahead(), advice == Advice::Sequential);
+    let in_stream = advice == Advice::Sequential || (advice == Advice::Normal && sequential);
+    let readahead_limit = if in_stream && within <= max_window {
+        let model = costs.model(&ctx.files.ctx, &file, if p2p.is_ok() { Route::P2p } else { Route::Direct });
+        let max_window = readahead::largest_that_pays(max_window, &model, cache_route(device.abilities()));
+        ctx.files.streams.set_cost_limit(fd, max_window);
+        if within <= max_window { max_window } else { 0 }
     } else {
         0
     };
-    if follows && within <= LONG {
-        prefault::fill_ahead(&ctx.files.ctx, &file, offset + within, within);
+    if sequential && within <= LONG_REQUEST {
+        prefault::prefault_next(&ctx.files.ctx, &file, offset + within, within);
     }
-    let job = Arc::new(Job::new(Request {
+    let request = Arc::new(ReadRequest::new(ReadParams {
         ctx: Arc::clone(ctx),
-        watch,
+        span,
         file: Arc::clone(&file),
         staging: ctx.bounce.sync(device),
-        to,
+        dest: to,
         fd,
         offset,
         len: within,
         order,
         p2p,
         dma: ctx.policy.may_register(),
-        ahead,
-        known,
+        readahead_limit,
+        costs,
     }));
-    job.plan_first();
-    job.call_helpers();
-    let got = job.finish();
-    if let Some(expected) = lock(&job.expected).take()
+    request.plan_initial();
+    request.wake_workers();
+    let got = request.finish();
+    if let Some(prediction) = lock(&request.prediction).take()
         && got.as_ref().is_ok_and(|got| *got == within)
-        && !job.strayed.load(Relaxed)
-        && ctx.files.unpin().requests() == 1
+        && !request.rerouted.load(Relaxed)
+        && ctx.files.unpin().in_flight() == 1
     {
-        job.known.learn(expected);
+        request.costs.observe(prediction);
     }
     ctx.files.unpin().watch();
     ctx.files.ctx.home.update_gauges();
     let got = got?;
-    ctx.files.ahead.claim(&file, std::mem::take(&mut *lock(&job.brought)));
-    if ahead > 0 && ctx.files.streams.passed(fd, got) {
-        ctx.files.ahead.look(fd, Some(offset + got));
+    ctx.files.ahead.add_owned(&file, std::mem::take(&mut *lock(&request.readahead_pages)));
+    if readahead_limit > 0 && ctx.files.streams.advance(fd, got) {
+        ctx.files.ahead.check_stream(fd, Some(offset + got));
     }
-    file.learn(within, !job.cold.load(Relaxed));
+    file.record_residency(within, !request.missed_cache.load(Relaxed));
     if got < within || within == len as u64 {
         return Ok(got as usize);
     }
     // The file may have grown, or its size said too little: what is left, if anything, is at the end.
-    let rest = Plain {
+    let rest = AppFdRead {
         at: Some(offset + got),
         done: got,
         to: Target { addr: to.addr.offset(got), ..to },
-        ..plain(Reason::Small, len - got as usize)
+        ..app_fd_read(Reason::Small, len - got as usize)
     };
     let number = FdIdentity::of(fd);
     let more = rest.read(ctx).unwrap_or(0);
@@ -217,13 +217,13 @@ fn at_offset(
 
 /// Whether storage of this file may DMA into this buffer for this request. `captured`: the program's queue is, so that
 /// nothing can be ordered behind it.
-pub(crate) fn p2p(
+pub(crate) fn check_p2p(
     ctx: &Arc<Reader>,
-    file: &Arc<File>,
+    file: &Arc<FileState>,
     to: Target,
     offset: u64,
     len: u64,
-    captured: bool,
+    capturing: bool,
 ) -> Result<(), Reason> {
     if !to.allocation.p2p_mapped {
         return Err(Reason::NoP2pMapping);
@@ -231,20 +231,20 @@ pub(crate) fn p2p(
     if !ctx.policy.allows(Route::P2p) {
         return Err(Reason::Forced);
     }
-    if captured {
+    if capturing {
         return Err(Reason::Capturing);
     }
-    file.direct.as_ref().map_err(|reason| *reason).map(drop)?;
+    file.direct_fd.as_ref().map_err(|reason| *reason).map(drop)?;
     // Segments begin on whole blocks of the file; there the address must be one that the disk takes. A disk that takes
     // any word (NVMe: 4 bytes) so serves a buffer that begins with the payload behind a file's odd-sized header.
-    let (unit, memory) = (u64::from(file.align.offset).max(512), u64::from(file.align.memory).max(1));
+    let (unit, memory) = (u64::from(file.direct_align.offset).max(512), u64::from(file.direct_align.memory).max(1));
     if to.addr.0 % memory != offset % memory {
         return Err(Reason::P2pMisaligned);
     }
     let device = to.allocation.device;
-    let verdict = match ctx.files.p2p.verdict(file.storage, device) {
+    let trust = match ctx.files.p2p.p2p_trust(file.storage, device) {
         Some(verdict) => verdict,
-        None => match p2p_probe::sing(&ctx.files.ctx, file, to, offset, len, unit.max(memory)) {
+        None => match p2p_probe::verify(&ctx.files.ctx, file, to, offset, len, unit.max(memory)) {
             Some(verdict) => {
                 ctx.files.p2p.set(file.storage, device, verdict);
                 verdict
@@ -252,11 +252,11 @@ pub(crate) fn p2p(
             None => return Err(Reason::P2pUntrusted),
         },
     };
-    verdict.allows()
+    trust.allows()
 }
 
 /// What the kernel says of a read through an O_DIRECT descriptor whose offset or length is not aligned.
-fn refuse_misaligned(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize) -> Result<(), Errno> {
+fn check_direct_alignment(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize) -> Result<(), Errno> {
     let unit = ctx.files.sys().direct_align(fd)?.map_or(0, |a| u64::from(a.offset));
     let offset = match at {
         Some(at) => at,
@@ -268,21 +268,21 @@ fn refuse_misaligned(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize) -> Resul
     // The memory is aligned, so that what the kernel refuses is the range. Where a file system tells of larger blocks than
     // its reads need (XFS with reflinks: 4096, reads take 512) it refuses nothing.
     let mut bytes = AlignedBuf::zeroed(unit as usize);
-    let odd = match len as u64 % unit {
+    let tail = match len as u64 % unit {
         0 => unit,
         odd => odd,
     } as usize;
     // SAFETY: `odd` is at most `unit`, the length of `bytes`.
-    unsafe { ctx.files.sys().pread(Route::Copy, fd, bytes.as_mut_ptr(), odd, offset, 0) }.map(drop)
+    unsafe { ctx.files.sys().pread(Route::Copy, fd, bytes.as_mut_ptr(), tail, offset, 0) }.map(drop)
 }
 
 /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.
-pub(crate) fn reserve(sys: &dyn Kernel, fd: Fd, len: u64) -> Result<u64, Errno> {
+pub(crate) fn reserve_offset(sys: &dyn Syscalls, fd: Fd, len: u64) -> Result<u64, Errno> {
     Ok(sys.lseek(fd, len as i64, SEEK_CUR)? - len)
 }
 
 /// Gives back what a reserved read did not use: relatively, because others may have moved the offset too.
-pub(crate) fn unreserve(sys: &dyn Kernel, fd: Fd, unused: u64) {
+pub(crate) fn release_offset(sys: &dyn Syscalls, fd: Fd, unused: u64) {
     if unused > 0 {
         let _ = sys.lseek(fd, -(unused as i64), SEEK_CUR);
     }

@@ -42,10 +42,10 @@ use spinio_plan::Reason;
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind};
 
-use self::plain::Plain;
+use self::plain::AppFdRead;
 use crate::ctx::Reader;
-use spinio_files::File;
-use spinio_host::settings::SMALL;
+use spinio_files::FileState;
+use spinio_host::settings::SMALL_REQUEST_MAX;
 use spinio_stats::Direction;
 use spinio_device::Target;
 use spinio_transfer::Error;
@@ -54,32 +54,32 @@ type Result<T> = core::result::Result<T, Error>;
 
 /// A read of any size.
 pub(crate) fn read(ctx: &Arc<Reader>, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize> {
-    let room = to.allocation.room(to.addr);
-    if room == 0 && len > 0 {
+    let available = to.allocation.room(to.addr);
+    if available == 0 && len > 0 {
         return Err(Error::kernel(Errno::FAULT, "read", at.unwrap_or(0), len as u64));
     }
-    let len = len.min(usize::try_from(room).unwrap_or(usize::MAX));
-    if len <= SMALL {
+    let len = len.min(usize::try_from(available).unwrap_or(usize::MAX));
+    if len <= SMALL_REQUEST_MAX {
         return small::read(ctx, fd, at, to, len);
     }
     if let Some(got) = trickle::read(ctx, fd, at, to, len) {
         return got;
     }
     let stats = ctx.files.stats();
-    let watch = stats.begin(Direction::Read, fd, at, len as u64).on(to.allocation.device);
-    let got = large::read(ctx, &watch, fd, at, to, len);
-    stats.end(&watch, &Error::outcome(&got));
+    let span = stats.begin(Direction::Read, fd, at, len as u64).with_device(to.allocation.device);
+    let got = large::read(ctx, &span, fd, at, to, len);
+    stats.end(&span, &Error::outcome(&got));
     got
 }
 
 /// A read has gone through the program's descriptor, without a look at the file; every so often somebody looks, and where
 /// storage serves the stream the kernel is led on.
-fn passed(ctx: &Reader, fd: Fd, at: Option<u64>, got: &Result<usize>) {
+fn record_app_fd_read(ctx: &Reader, fd: Fd, at: Option<u64>, got: &Result<usize>) {
     if let &Ok(got @ 1..) = got {
-        if ctx.files.streams.note(fd, at, got) {
-            ctx.files.ahead.look(fd, at.map(|at| at + got as u64));
+        if ctx.files.streams.record(fd, at, got) {
+            ctx.files.ahead.check_stream(fd, at.map(|at| at + got as u64));
         }
-        ctx.files.ahead.lead_on(fd);
+        ctx.files.ahead.extend_readahead(fd);
     }
 }
 
@@ -93,52 +93,52 @@ impl Reader {
     /// Reads the file now and queues the copies on `queue` (CUDA: a stream); returns the bytes that will be there
     /// once the queue gets that far. Waits only for staging memory, that of queued moves, and up to twice the bound:
     /// beyond it the queue has to move.
-    pub fn read_async(self: &Arc<Self>, fd: Fd, at: u64, to: Target, len: usize, queue: QueueId) -> Result<usize> {
+    pub fn read_async(self: &Arc<Self>, fd: Fd, at: u64, to: Target, len: usize, stream: QueueId) -> Result<usize> {
         let len = len.min(usize::try_from(to.allocation.room(to.addr)).unwrap_or(usize::MAX));
-        if to.allocation.device.is_captured(queue) {
+        if to.allocation.device.is_captured(stream) {
             // Captured copies would read staging memory again at every launch of the graph, when it holds other bytes.
             return Err(Error::kernel(Errno::BUSY, "read into a captured queue", at, len as u64));
         }
         let stats = self.files.stats();
-        let watch = stats.begin(Direction::Read, fd, Some(at), len as u64).on(to.allocation.device);
-        let plain = Plain {
-            watch,
+        let span = stats.begin(Direction::Read, fd, Some(at), len as u64).with_device(to.allocation.device);
+        let app_fd_read = AppFdRead {
+            span,
             fd,
             at: Some(at),
             to,
             len,
             done: 0,
-            once: false,
+            single_call: false,
             reason: Reason::Forced,
-            queue: Some(queue),
+            stream: Some(stream),
             waits: false,
         };
-        let got = plain.read(self);
-        stats.end(&watch, &Error::outcome(&got));
+        let got = app_fd_read.read(self);
+        stats.end(&span, &Error::outcome(&got));
         got
     }
 
     /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.
-    pub fn reserve(&self, fd: Fd, len: u64) -> core::result::Result<u64, Errno> {
-        large::reserve(self.files.sys(), fd, len)
+    pub fn reserve_offset(&self, fd: Fd, len: u64) -> core::result::Result<u64, Errno> {
+        large::reserve_offset(self.files.sys(), fd, len)
     }
 
     /// Gives back what a reserved read did not use.
-    pub fn unreserve(&self, fd: Fd, unused: u64) {
-        large::unreserve(self.files.sys(), fd, unused);
+    pub fn release_offset(&self, fd: Fd, unused: u64) {
+        large::release_offset(self.files.sys(), fd, unused);
     }
 
     /// Whether storage of this file may DMA into this buffer for this request. `captured`: the program's queue is, so
     /// that nothing can be ordered behind it.
     pub fn p2p(
         self: &Arc<Self>,
-        file: &Arc<File>,
+        file: &Arc<FileState>,
         to: Target,
         offset: u64,
         len: u64,
         captured: bool,
     ) -> core::result::Result<(), Reason> {
-        large::p2p(self, file, to, offset, len, captured)
+        large::check_p2p(self, file, to, offset, len, captured)
     }
 
     /// Whether a read of a stream gives all that is asked for while there is any: a character device, or a file whose size

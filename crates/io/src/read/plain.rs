@@ -10,27 +10,27 @@ use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
-use spinio_host::is_interrupted;
+use spinio_host::is_cancelled;
 use spinio_files::FdIdentity;
 use crate::read::stored;
-use spinio_transfer::bounce::BLOCK;
-use spinio_stats::Watch;
+use spinio_transfer::bounce::BUFFER_SIZE;
+use spinio_stats::RequestSpan;
 use spinio_device::Target;
 use spinio_transfer::Error;
 
 /// A queue that is given back when it goes out of scope.
-struct Lease(&'static dyn Device, QueueId);
+struct StreamGuard(&'static dyn Device, QueueId);
 
-impl Drop for Lease {
+impl Drop for StreamGuard {
     fn drop(&mut self) {
         self.0.return_queue(self.1);
     }
 }
 
 /// What to read.
-pub(crate) struct Plain {
+pub(crate) struct AppFdRead {
     /// The request that it is part of, and how many of that one's bytes came before.
-    pub(crate) watch: Watch,
+    pub(crate) span: RequestSpan,
     pub(crate) done: u64,
     pub(crate) fd: Fd,
     /// `None`: at the descriptor's own offset.
@@ -38,15 +38,15 @@ pub(crate) struct Plain {
     pub(crate) to: Target,
     pub(crate) len: usize,
     /// One kernel call only, as for a pipe, where a second one could block.
-    pub(crate) once: bool,
+    pub(crate) single_call: bool,
     pub(crate) reason: Reason,
     /// Where the copies go and nobody waits; `None`: in the program's order, and wait.
-    pub(crate) queue: Option<QueueId>,
+    pub(crate) stream: Option<QueueId>,
     /// The kernel may keep the reader waiting without bound.
     pub(crate) waits: bool,
 }
 
-impl Plain {
+impl AppFdRead {
     /// Reads; the bytes delivered.
     pub(crate) fn read(&self, ctx: &Reader) -> Result<usize, Error> {
         let device = self.to.allocation.device;
@@ -57,35 +57,35 @@ impl Plain {
             return self.blocking(ctx);
         }
         let fail = |e| Error::device(e, "read", self.at.unwrap_or(0), self.len as u64);
-        let staging = match self.queue {
+        let staging = match self.stream {
             Some(_) => ctx.bounce.stream(device),
             None => ctx.bounce.sync(device),
         };
-        let lease;
-        let queue = match self.queue {
-            Some(queue) => queue,
+        let guard;
+        let stream = match self.stream {
+            Some(stream) => stream,
             None => {
-                let (program, ours) = device.program_queue();
-                lease = Lease(device, device.lease_queue().map_err(fail)?);
-                if !ours {
-                    let fence = device.fence(program).map_err(fail)?;
-                    let followed = device.follow(lease.1, &fence);
+                let (app_stream, capturing) = device.program_queue();
+                guard = StreamGuard(device, device.lease_queue().map_err(fail)?);
+                if !capturing {
+                    let fence = device.fence(app_stream).map_err(fail)?;
+                    let followed = device.follow(guard.1, &fence);
                     device.release_fence(fence);
                     followed.map_err(fail)?;
                 }
-                lease.1
+                guard.1
             }
         };
         let mut done = 0;
         let mut ended = Ok(());
         let number = FdIdentity::of(self.fd);
-        let file = self.identity(ctx);
+        let file = self.file_id(ctx);
         while done < self.len {
-            let begun = Instant::now();
-            let want = (self.len - done).min(BLOCK);
-            let block = match self.queue.map_or(Ok(None), |_| staging.take_queued()) {
+            let started = Instant::now();
+            let want = (self.len - done).min(BUFFER_SIZE);
+            let block = match self.stream.map_or(Ok(None), |_| staging.acquire_for_stream()) {
                 Ok(Some(block)) => Ok(block),
-                _ => staging.take(),
+                _ => staging.acquire(),
             };
             let block = match block {
                 Ok(block) => block,
@@ -95,42 +95,42 @@ impl Plain {
                 }
             };
             // SAFETY: a block has `BLOCK` bytes.
-            let got = match unsafe { self.kernel_read(ctx, block.ptr(), want, done) } {
+            let got = match unsafe { self.read_fd(ctx, block.ptr(), want, done) } {
                 Ok(got) => got,
                 Err(e) => {
-                    staging.give_back(block);
+                    staging.release(block);
                     ended = Err(Error::kernel(e, "read", self.at.unwrap_or(0) + done as u64, want as u64));
                     break;
                 }
             };
-            let more = got == want && !self.once && done + got < self.len;
+            let more = got == want && !self.single_call && done + got < self.len;
             // Another thread may have closed the descriptor since the last block, and opened another file as the same
             // number; a host read would have gone on with the first one. The first block is of one file, whichever: it may
             // stand alone.
-            let same = (done == 0 && !more) || (self.identity(ctx) == file && number.is_unchanged());
+            let same = (done == 0 && !more) || (self.file_id(ctx) == file && number.is_unchanged());
             if got == 0 || (done > 0 && !same) {
-                staging.give_back(block);
+                staging.release(block);
                 break;
             }
             let reason = if block.pinned { self.reason } else { Reason::NoPinnedMemory };
             // SAFETY: the block is retired behind the copy; the bytes lie inside the allocation.
-            match unsafe { device.copy_in(queue, self.to.addr.offset(done as u64), block.ptr(), got) } {
-                Ok(()) => staging.retire(block, queue),
+            match unsafe { device.copy_in(stream, self.to.addr.offset(done as u64), block.ptr(), got) } {
+                Ok(()) => staging.release_after(block, stream),
                 Err(e) => {
                     // What was copied before is waited for below, and reported.
-                    staging.give_back(block);
+                    staging.release(block);
                     ended = Err(fail(e));
                     break;
                 }
             }
             done += got;
-            ctx.files.stats().piece(&self.watch, Route::Copy, reason, self.done + (done - got) as u64, got as u64, begun);
-            if !more || !same || is_interrupted() {
+            ctx.files.stats().record_piece(&self.span, Route::Copy, reason, self.done + (done - got) as u64, got as u64, started);
+            if !more || !same || is_cancelled() {
                 break;
             }
         }
-        if self.queue.is_none() && done > 0 {
-            device.drain(queue, Wait::Context).map_err(fail)?;
+        if self.stream.is_none() && done > 0 {
+            device.drain(stream, Wait::Context).map_err(fail)?;
         }
         match ended {
             Err(error) if done == 0 => Err(error),
@@ -140,21 +140,21 @@ impl Plain {
 
     /// Without a DMA engine the kernel stores into the device's memory itself.
     fn store(&self, ctx: &Reader) -> Result<usize, Error> {
-        let begun = Instant::now();
+        let started = Instant::now();
         // SAFETY: host-mapped device memory inside its allocation.
         let got = unsafe { stored::read(ctx, self.fd, self.at, self.to, self.len) }?;
-        ctx.files.stats().piece(&self.watch, Route::Store, self.reason, self.done, got as u64, begun);
+        ctx.files.stats().record_piece(&self.span, Route::Store, self.reason, self.done, got as u64, started);
         Ok(got)
     }
 
     /// Which file the descriptor names now.
-    pub(super) fn identity(&self, ctx: &Reader) -> Option<(u64, u64)> {
+    pub(super) fn file_id(&self, ctx: &Reader) -> Option<(u64, u64)> {
         ctx.files.sys().fstat(self.fd).ok().map(|s| (s.dev, s.ino))
     }
 
     /// # Safety
     /// `buf` must have `len` bytes that the kernel may write.
-    pub(super) unsafe fn kernel_read(
+    pub(super) unsafe fn read_fd(
         &self,
         ctx: &Reader,
         buf: *mut u8,

@@ -28,14 +28,14 @@ use crate::read::work::Piece;
 pub(crate) const CHUNK: u64 = 16 << 20;
 
 /// More mates than this have nothing to win: together they are faster than the driver.
-const MATES: usize = 2;
+const MAX_WORKERS: usize = 2;
 
 const UNTOUCHED: u8 = 0;
 const TAKEN: u8 = 1;
-const FILLED: u8 = 2;
+const DONE: u8 = 2;
 
 /// The chunks of a request.
-pub(crate) struct Populate {
+pub(crate) struct Prefault {
     /// Offset of the request in its file.
     base: u64,
     chunks: Box<[AtomicU8]>,
@@ -50,21 +50,21 @@ pub(crate) struct Chunk {
     pub(crate) range: Range<u64>,
 }
 
-impl Populate {
+impl Prefault {
     /// For a request of `len` bytes at `base` of the file; shorter ones than `least` are over before a mate is awake.
-    pub(crate) fn new(base: u64, len: u64, least: u64) -> Populate {
-        let chunks = if len > least { (base + len).div_ceil(CHUNK) - base / CHUNK } else { 0 };
+    pub(crate) fn new(base: u64, len: u64, min_len: u64) -> Prefault {
+        let chunks = if len > min_len { (base + len).div_ceil(CHUNK) - base / CHUNK } else { 0 };
         let chunks = (0..chunks).map(|_| AtomicU8::new(UNTOUCHED)).collect();
-        Populate { base, chunks, slow: AtomicBool::new(false) }
+        Prefault { base, chunks, slow: AtomicBool::new(false) }
     }
 
     /// Filling takes the caller long; true if there is work for mates, and nobody has said so before.
-    pub(crate) fn find_slow(&self) -> bool {
+    pub(crate) fn mark_slow(&self) -> bool {
         !self.chunks.is_empty() && !self.slow.swap(true, Relaxed)
     }
 
     /// The chunks of a range of the request, and what each has of it.
-    fn of(&self, range: Range<u64>) -> impl Iterator<Item = Chunk> {
+    fn chunks_of(&self, range: Range<u64>) -> impl Iterator<Item = Chunk> {
         let (first, base) = (self.base / CHUNK, self.base);
         let chunks = (base + range.start) / CHUNK..(base + range.end).div_ceil(CHUNK);
         chunks.map(move |chunk| {
@@ -76,25 +76,25 @@ impl Populate {
 
     fn untouched<'a>(&'a self, queued: &'a VecDeque<Piece>) -> impl Iterator<Item = Chunk> + 'a {
         let queued = queued.iter().filter(|_| self.slow.load(Relaxed));
-        let chunks = queued.flat_map(|piece| self.of(piece.offset..piece.offset + piece.len));
+        let chunks = queued.flat_map(|piece| self.chunks_of(piece.offset..piece.offset + piece.len));
         chunks.filter(|chunk| self.chunks[chunk.index].load(Relaxed) == UNTOUCHED)
     }
 
     /// The next chunk for a mate, of what is queued to be registered.
-    pub(crate) fn take(&self, queued: &VecDeque<Piece>) -> Option<Chunk> {
+    pub(crate) fn take_chunk(&self, queued: &VecDeque<Piece>) -> Option<Chunk> {
         let chunk = self.untouched(queued).next()?;
         self.chunks[chunk.index].store(TAKEN, Relaxed);
         Some(chunk)
     }
 
     /// How many mates could fill something.
-    pub(crate) fn mates(&self, queued: &VecDeque<Piece>) -> usize {
-        self.untouched(queued).take(MATES).count()
+    pub(crate) fn useful_workers(&self, queued: &VecDeque<Piece>) -> usize {
+        self.untouched(queued).take(MAX_WORKERS).count()
     }
 
     /// A mate has filled its chunk.
-    pub(crate) fn filled(&self, chunk: &Chunk) {
-        self.chunks[chunk.index].store(FILLED, Relaxed);
+    pub(crate) fn mark_done(&self, chunk: &Chunk) {
+        self.chunks[chunk.index].store(DONE, Relaxed);
     }
 
     /// What the caller has to fill of a range that it is about to register.
@@ -103,9 +103,9 @@ impl Populate {
             return vec![range];
         }
         let mut out: Vec<Range<u64>> = Vec::new();
-        for chunk in self.of(range) {
+        for chunk in self.chunks_of(range) {
             match out.last_mut() {
-                _ if self.chunks[chunk.index].load(Relaxed) == FILLED => {}
+                _ if self.chunks[chunk.index].load(Relaxed) == DONE => {}
                 Some(last) if last.end == chunk.range.start => last.end = chunk.range.end,
                 _ => out.push(chunk.range),
             }
@@ -121,15 +121,15 @@ mod tests {
     use super::*;
 
     /// Slow from the start.
-    fn slow(base: u64, len: u64) -> Populate {
-        let populate = Populate::new(base, len, CHUNK);
-        populate.find_slow();
-        populate
+    fn slow_prefault(base: u64, len: u64) -> Prefault {
+        let prefault = Prefault::new(base, len, CHUNK);
+        prefault.mark_slow();
+        prefault
     }
 
     fn queued(ranges: &[(u64, u64)]) -> VecDeque<Piece> {
         let (route, reason) = (Route::Dma, Reason::Cached);
-        let piece = |&(from, to): &(u64, u64)| Piece { offset: from, len: to - from, route, reason, presumed: false };
+        let piece = |&(from, to): &(u64, u64)| Piece { offset: from, len: to - from, route, reason, assumed_cached: false };
         ranges.iter().map(piece).collect()
     }
 
@@ -138,52 +138,52 @@ mod tests {
     }
 
     #[test]
-    fn mates_take_each_chunk_once_and_the_caller_does_the_rest() {
+    fn workers_take_each_chunk_once_and_caller_fills_rest() {
         // From the middle of a chunk of the file to the middle of the fourth behind it.
         let (base, len) = (CHUNK / 2 + 4096, 4 * CHUNK);
-        let populate = slow(base, len);
+        let prefault = slow_prefault(base, len);
         let first = CHUNK / 2 - 4096;
         let all = queued(&[(0, len)]);
-        assert_eq!(populate.mates(&all), MATES);
-        let chunks: Vec<Chunk> = std::iter::from_fn(|| populate.take(&all)).collect();
+        assert_eq!(prefault.useful_workers(&all), MAX_WORKERS);
+        let chunks: Vec<Chunk> = std::iter::from_fn(|| prefault.take_chunk(&all)).collect();
         let edges = [0, first, first + CHUNK, first + 2 * CHUNK, first + 3 * CHUNK, len];
         let expected: Vec<_> = edges.windows(2).map(|w| (w[0], w[1])).collect();
         assert_eq!(ends(chunks.iter().map(|chunk| chunk.range.clone())), expected);
-        assert_eq!(populate.mates(&all), 0);
-        assert_eq!(ends(populate.missing(0..len)), [(0, len)], "taken is not filled");
-        populate.filled(&chunks[1]);
-        populate.filled(&chunks[3]);
-        assert_eq!(ends(populate.missing(0..len)), [(0, first), (edges[2], edges[3]), (edges[4], len)]);
-        assert_eq!(ends(populate.missing(first..edges[2])), []);
-        assert_eq!(ends(populate.missing(first + 4096..edges[2] + 1)), [(edges[2], edges[2] + 1)]);
+        assert_eq!(prefault.useful_workers(&all), 0);
+        assert_eq!(ends(prefault.missing(0..len)), [(0, len)], "taken is not filled");
+        prefault.mark_done(&chunks[1]);
+        prefault.mark_done(&chunks[3]);
+        assert_eq!(ends(prefault.missing(0..len)), [(0, first), (edges[2], edges[3]), (edges[4], len)]);
+        assert_eq!(ends(prefault.missing(first..edges[2])), []);
+        assert_eq!(ends(prefault.missing(first + 4096..edges[2] + 1)), [(edges[2], edges[2] + 1)]);
     }
 
     #[test]
-    fn only_what_is_queued_is_filled() {
-        let populate = slow(0, 8 * CHUNK);
+    fn only_queued_ranges_are_prefaulted() {
+        let prefault = slow_prefault(0, 8 * CHUNK);
         let some = [(CHUNK + 8192, CHUNK + 12288), (5 * CHUNK, 6 * CHUNK)];
         let pieces = queued(&some);
-        assert_eq!(populate.mates(&pieces), 2);
-        assert_eq!(ends(std::iter::from_fn(|| populate.take(&pieces)).map(|chunk| chunk.range)), some);
-        assert_eq!(populate.take(&VecDeque::new()), None);
+        assert_eq!(prefault.useful_workers(&pieces), 2);
+        assert_eq!(ends(std::iter::from_fn(|| prefault.take_chunk(&pieces)).map(|chunk| chunk.range)), some);
+        assert_eq!(prefault.take_chunk(&VecDeque::new()), None);
     }
 
     #[test]
-    fn short_requests_are_the_callers() {
-        let populate = slow(0, CHUNK);
+    fn short_requests_use_no_workers() {
+        let prefault = slow_prefault(0, CHUNK);
         let all = queued(&[(0, CHUNK)]);
-        assert_eq!((populate.mates(&all), populate.take(&all)), (0, None));
-        assert_eq!(ends(populate.missing(5..77)), [(5, 77)]);
+        assert_eq!((prefault.useful_workers(&all), prefault.take_chunk(&all)), (0, None));
+        assert_eq!(ends(prefault.missing(5..77)), [(5, 77)]);
     }
 
     #[test]
-    fn mates_are_for_page_tables_that_take_long() {
-        let populate = Populate::new(0, 8 * CHUNK, CHUNK);
+    fn workers_start_only_when_prefault_is_slow() {
+        let prefault = Prefault::new(0, 8 * CHUNK, CHUNK);
         let all = queued(&[(0, 8 * CHUNK)]);
-        assert_eq!((populate.mates(&all), populate.take(&all)), (0, None));
-        assert!(populate.find_slow());
-        assert!(!populate.find_slow(), "once");
-        assert_eq!(populate.mates(&all), MATES);
-        assert!(populate.take(&all).is_some());
+        assert_eq!((prefault.useful_workers(&all), prefault.take_chunk(&all)), (0, None));
+        assert!(prefault.mark_slow());
+        assert!(!prefault.mark_slow(), "once");
+        assert_eq!(prefault.useful_workers(&all), MAX_WORKERS);
+        assert!(prefault.take_chunk(&all).is_some());
     }
 }

@@ -19,7 +19,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
-use crate::read::{blocking, large, passed, stored};
+use crate::read::{blocking, large, record_app_fd_read, stored};
 use spinio_host::settings::Ordering;
 use spinio_stats::Direction;
 use spinio_device::Target;
@@ -28,25 +28,25 @@ use spinio_transfer::Error;
 /// A `read` or `pread` of at most [`spinio_host::settings::SMALL`] bytes, all of them inside the allocation.
 pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
     let stats = ctx.files.stats();
-    let watch = stats.begin_small(Direction::Read, fd, at, len as u64).on(to.allocation.device);
-    let mut way = (Route::Copy, Reason::Small);
-    let got = bytes(ctx, fd, at, to, len, &mut way);
-    stats.end_small(&watch, way.0, way.1, &Error::outcome(&got));
-    if watch.is_timed() {
+    let span = stats.begin_small(Direction::Read, fd, at, len as u64).with_device(to.allocation.device);
+    let mut decision = (Route::Copy, Reason::Small);
+    let got = read_staged(ctx, fd, at, to, len, &mut decision);
+    stats.end_small(&span, decision.0, decision.1, &Error::outcome(&got));
+    if span.is_timed() {
         ctx.files.ctx.home.update_gauges();
     }
-    passed(ctx, fd, at, &got);
+    record_app_fd_read(ctx, fd, at, &got);
     got
 }
 
 /// How many bytes came; `way`: how, and why so, if not as most do.
-fn bytes(
+fn read_staged(
     ctx: &Reader,
     fd: Fd,
     at: Option<u64>,
     to: Target,
     len: usize,
-    way: &mut (Route, Reason),
+    decision: &mut (Route, Reason),
 ) -> Result<usize, Error> {
     let device = to.allocation.device;
     let offset = at.unwrap_or(0);
@@ -55,47 +55,47 @@ fn bytes(
     if !device.abilities().copies {
         // SAFETY: host-mapped device memory inside its allocation.
         let got = unsafe { stored::read(ctx, fd, at, to, len) }?;
-        *way = (Route::Store, Reason::HostMapped);
+        *decision = (Route::Store, Reason::HostMapped);
         return Ok(got);
     }
     if at.is_none() && blocking::descriptor_may_wait(ctx, fd) {
-        return blocking::small(ctx, fd, to, len, &mut way.1);
+        return blocking::small(ctx, fd, to, len, &mut decision.1);
     }
-    let (queue, ours) = device.program_queue();
+    let (stream, capturing) = device.program_queue();
     let staging = ctx.bounce.sync(device);
-    let slot = staging.begin_small(len, queue).map_err(device_error)?;
-    if !slot.pinned {
-        way.1 = Reason::NoPinnedMemory;
+    let slice = staging.acquire_slice(len, stream).map_err(device_error)?;
+    if !slice.pinned {
+        decision.1 = Reason::NoPinnedMemory;
     }
     // SAFETY: the slot has `len` bytes.
-    let got = match unsafe { kernel_read(ctx, fd, at, slot.ptr, len) } {
+    let got = match unsafe { read_fd(ctx, fd, at, slice.ptr, len) } {
         Ok(got) => got,
         Err(e) => {
-            staging.end_small(slot);
+            staging.release_slice(slice);
             return Err(kernel_error(e));
         }
     };
     if got > 0 {
         // SAFETY: the slot's block is retired behind this copy and not lent before it is done.
-        let queued = unsafe { device.copy_in(queue, to.addr, slot.ptr, got) };
-        staging.end_small(slot);
-        if queued.is_err() && at.is_none() {
+        let copied = unsafe { device.copy_in(stream, to.addr, slice.ptr, got) };
+        staging.release_slice(slice);
+        if copied.is_err() && at.is_none() {
             // The kernel has moved the offset for bytes that nobody gets.
-            large::unreserve(ctx.files.sys(), fd, got as u64);
+            large::release_offset(ctx.files.sys(), fd, got as u64);
         }
-        queued.map_err(device_error)?;
-        if ours || ctx.policy.ordering == Ordering::Strict {
-            device.drain(queue, Wait::Context).map_err(device_error)?;
+        copied.map_err(device_error)?;
+        if capturing || ctx.policy.ordering == Ordering::Strict {
+            device.drain(stream, Wait::Context).map_err(device_error)?;
         }
     } else {
-        staging.end_small(slot);
+        staging.release_slice(slice);
     }
     Ok(got)
 }
 
 /// # Safety
 /// `buf` must have `len` bytes that the kernel may write.
-pub(super) unsafe fn kernel_read(
+pub(super) unsafe fn read_fd(
     ctx: &Reader,
     fd: Fd,
     at: Option<u64>,

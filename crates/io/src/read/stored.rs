@@ -15,7 +15,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use crate::ctx::Reader;
-use spinio_transfer::bounce::BLOCK;
+use spinio_transfer::bounce::BUFFER_SIZE;
 use spinio_device::Target;
 use spinio_transfer::Error;
 use spinio_files::FdIdentity;
@@ -27,27 +27,27 @@ use spinio_transfer::AlignedBuf;
 /// `to` must have `len` bytes, inside its allocation, that the kernel and the CPU may write.
 pub(super) unsafe fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
     // SAFETY: passed on to the caller.
-    let got = unsafe { fill(ctx, fd, at, to.addr.0 as *mut u8, len) };
+    let got = unsafe { read_or_bounce(ctx, fd, at, to.addr.0 as *mut u8, len) };
     got.map_err(|e| Error::kernel(e, "read", at.unwrap_or(0), len as u64))
 }
 
 /// # Safety
 /// As for [`read`].
-unsafe fn fill(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
+unsafe fn read_or_bounce(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
     // SAFETY: passed on to the caller.
-    let first = unsafe { call(ctx, fd, at, to, len) };
+    let first = unsafe { read_once(ctx, fd, at, to, len) };
     let done = match first {
         Ok(done) if done == 0 || done == len => return first,
         Ok(done) => done,
         Err(Errno::REMOTEIO | Errno::INVAL | Errno::OPNOTSUPP) => 0,
         Err(_) => return first,
     };
-    if ctx.files.sys().flags(fd).map_or(0, |flags| flags & linux::O_DIRECT as i32) == 0 {
+    if ctx.files.sys().status_flags(fd).map_or(0, |flags| flags & linux::O_DIRECT as i32) == 0 {
         return first;
     }
     // SAFETY: `done` of `len` bytes are there.
     match unsafe { bounce(ctx, fd, at.map(|at| at + done as u64), to.add(done), len - done) } {
-        Ok(more) => Ok(done + more),
+        Ok(rest) => Ok(done + rest),
         // The end of a file is rarely aligned: behind it the kernel refuses to read on.
         Err(_) if done > 0 => Ok(done),
         Err(e) => Err(e),
@@ -59,13 +59,13 @@ unsafe fn fill(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -
 /// # Safety
 /// As for [`read`].
 unsafe fn bounce(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
-    let mut host = AlignedBuf::zeroed(len.min(BLOCK));
+    let mut host = AlignedBuf::zeroed(len.min(BUFFER_SIZE));
     let mut done = 0;
     let number = FdIdentity::of(fd);
     while done < len {
-        let want = (len - done).min(BLOCK);
+        let want = (len - done).min(BUFFER_SIZE);
         // SAFETY: `host` has at least as many bytes.
-        let got = match unsafe { call(ctx, fd, at.map(|at| at + done as u64), host.as_mut_ptr(), want) } {
+        let got = match unsafe { read_once(ctx, fd, at.map(|at| at + done as u64), host.as_mut_ptr(), want) } {
             Ok(got) => got,
             Err(e) if done == 0 => return Err(e),
             Err(_) => break,
@@ -85,7 +85,7 @@ unsafe fn bounce(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize)
 
 /// # Safety
 /// `buf` must have `len` bytes that the kernel may write.
-unsafe fn call(ctx: &Reader, fd: Fd, at: Option<u64>, buf: *mut u8, len: usize) -> Result<usize, Errno> {
+unsafe fn read_once(ctx: &Reader, fd: Fd, at: Option<u64>, buf: *mut u8, len: usize) -> Result<usize, Errno> {
     // SAFETY: passed on to the caller.
     unsafe {
         match at {

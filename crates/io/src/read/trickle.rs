@@ -18,15 +18,15 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
-use crate::read::{blocking, large, passed, small, stored};
-use spinio_transfer::bounce::BLOCK;
+use crate::read::{blocking, large, record_app_fd_read, small, stored};
+use spinio_transfer::bounce::BUFFER_SIZE;
 use spinio_stats::Direction;
 use spinio_device::Target;
 use spinio_transfer::Error;
 
 /// A `read` or `pread` of a cold stream, all of it inside the allocation; `None` if it is none, or too long.
 pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Option<Result<usize, Error>> {
-    if len > BLOCK || !ctx.files.streams.trickles(fd, at, len as u64) {
+    if len > BUFFER_SIZE || !ctx.files.streams.uses_kernel_readahead(fd, at, len as u64) {
         return None;
     }
     // The hint is about the number: by now it may be that of a socket, which keeps its reader waiting.
@@ -34,62 +34,62 @@ pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize
         return None;
     }
     let stats = ctx.files.stats();
-    let watch = stats.begin(Direction::Read, fd, at, len as u64).on(to.allocation.device);
-    let mut way = (Route::Copy, Reason::ReadAhead);
-    let got = bytes(ctx, fd, at, to, len, &mut way);
+    let span = stats.begin(Direction::Read, fd, at, len as u64).with_device(to.allocation.device);
+    let mut decision = (Route::Copy, Reason::ReadAhead);
+    let got = read_and_wait(ctx, fd, at, to, len, &mut decision);
     if let Ok(got @ 1..) = got {
-        stats.piece(&watch, way.0, way.1, 0, got as u64, watch.begun());
+        stats.record_piece(&span, decision.0, decision.1, 0, got as u64, span.start());
     }
-    stats.end(&watch, &Error::outcome(&got));
+    stats.end(&span, &Error::outcome(&got));
     ctx.files.ctx.home.update_gauges();
-    passed(ctx, fd, at, &got);
+    record_app_fd_read(ctx, fd, at, &got);
     Some(got)
 }
 
 /// How many bytes came; `way`: how, and why so, if not as most do.
-fn bytes(
+fn read_and_wait(
     ctx: &Reader,
     fd: Fd,
     at: Option<u64>,
     to: Target,
     len: usize,
-    way: &mut (Route, Reason),
+    decision: &mut (Route, Reason),
 ) -> Result<usize, Error> {
     let device = to.allocation.device;
     let offset = at.unwrap_or(0);
     let kernel_error = |e| Error::kernel(e, "read", offset, len as u64);
     let device_error = |e| Error::device(e, "read", offset, len as u64);
     if !device.abilities().copies {
-        way.0 = Route::Store;
+        decision.0 = Route::Store;
         // SAFETY: host-mapped device memory inside its allocation.
         return unsafe { stored::read(ctx, fd, at, to, len) };
     }
-    let (queue, _) = device.program_queue();
+    let (stream, _) = device.program_queue();
     let staging = ctx.bounce.sync(device);
-    let block = staging.take().map_err(device_error)?;
+    let block = staging.acquire().map_err(device_error)?;
     if !block.pinned {
-        way.1 = Reason::NoPinnedMemory;
+        decision.1 = Reason::NoPinnedMemory;
     }
     // SAFETY: the block has at least `len` bytes.
-    let got = match unsafe { small::kernel_read(ctx, fd, at, block.ptr(), len) } {
+    let got = match unsafe { small::read_fd(ctx, fd, at, block.ptr(), len) } {
         Ok(got @ 1..) => got,
         other => {
-            staging.give_back(block);
+            staging.release(block);
             return other.map_err(kernel_error);
         }
     };
     // SAFETY: the block is kept until the copy is done, or retired behind it.
-    let queued = unsafe { device.copy_in(queue, to.addr, block.ptr(), got) };
-    match queued.and_then(|()| device.drain(queue, Wait::Context)) {
+    let copied = unsafe { device.copy_in(stream, to.addr, block.ptr(), got) };
+    match copied.and_then(|()| device.drain(stream, Wait::Context)) {
         Ok(()) => {
-            staging.give_back(block);
+            staging.release(block);
             Ok(got)
         }
         Err(e) => {
-            staging.retire(block, queue);
+            staging.release_after(block, stream);
             if at.is_none() {
                 // The kernel has moved the offset for bytes that nobody gets.
-                large::unreserve(ctx.files.sys(), fd, got as u64);
+                large::release_offset(ctx.files.sys(), fd, got as u64);
             }
             Err(device_error(e))
         }

@@ -23,10 +23,10 @@ use std::sync::Mutex;
 use spinio_sys::linux::{self, AltStack};
 
 use spinio_host::lock;
-use spinio_transfer::bounce::BLOCK;
+use spinio_transfer::bounce::BUFFER_SIZE;
 
 /// Bytes of idle buffers that are kept.
-const KEPT: usize = 4 * BLOCK;
+const KEPT: usize = 4 * BUFFER_SIZE;
 
 /// Where a read stands: enough to know later whether it can still be under way.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -166,12 +166,12 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..16 {
                 scope.spawn(|| {
-                    let _buffer = buffers.acquire(BLOCK).unwrap();
+                    let _buffer = buffers.acquire(BUFFER_SIZE).unwrap();
                     barrier.wait();
                 });
             }
         });
-        assert!(count(&buffers) * BLOCK <= KEPT, "{} buffers", count(&buffers));
+        assert!(count(&buffers) * BUFFER_SIZE <= KEPT, "{} buffers", count(&buffers));
     }
 
     #[test]
@@ -179,7 +179,7 @@ mod tests {
         let buffers = WaitBuffers::default();
         for _ in 0..20 {
             std::thread::scope(|scope| {
-                scope.spawn(|| std::mem::forget(buffers.acquire(BLOCK))).join().unwrap();
+                scope.spawn(|| std::mem::forget(buffers.acquire(BUFFER_SIZE))).join().unwrap();
             });
         }
         // The kernel may still end the last one or two.
@@ -193,7 +193,7 @@ mod tests {
         if depth > 0 {
             return abandon(buffers, depth - 1) + frame.len() / 512;
         }
-        let buffer = buffers.acquire(BLOCK).unwrap();
+        let buffer = buffers.acquire(BUFFER_SIZE).unwrap();
         let at = buffer.ptr() as usize;
         std::mem::forget(buffer);
         at
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn deeper_read_gets_another_buffer() {
         let buffers = WaitBuffers::default();
-        let outer = buffers.acquire(BLOCK).unwrap();
+        let outer = buffers.acquire(BUFFER_SIZE).unwrap();
         assert_ne!(abandon(&buffers, 10), outer.ptr() as usize);
         drop(outer);
     }

@@ -9,74 +9,74 @@ use spinio_sys::linux;
 
 use crate::ctx::Reader;
 use spinio_files::residency::{Survey, absent_runs};
-use spinio_files::{File, Rights};
+use spinio_files::{FileState, ResidencyAccess};
 use spinio_host::lock;
 use spinio_files::FdIdentity;
-use crate::read::job::Job;
-use crate::read::work::Who;
+use crate::read::job::ReadRequest;
+use crate::read::work::Role;
 
 /// How many bytes one probe of a stranger speaks for.
-pub(crate) const RUN: u64 = 64 << 10;
+pub(crate) const PROBE_SPAN: u64 = 64 << 10;
 
 /// From here on a window that is believed cached is checked at a few places instead of everywhere.
-const COARSE: u64 = 8 << 20;
+const SPOT_CHECK_MIN: u64 = 8 << 20;
 
 /// Surveys and plans `len` bytes at `offset` of the request. `again`: a presumption failed here.
-pub(crate) fn window(job: &Arc<Job>, who: Who, offset: u64, len: u64, again: bool) {
-    let file = &job.file;
-    let fd = match who {
-        Who::Caller | Who::Mate | Who::Beside => job.fd,
-        Who::Keeper => file.cached.get(),
+pub(crate) fn plan_range(request: &Arc<ReadRequest>, role: Role, offset: u64, len: u64, recheck: bool) {
+    let file = &request.file;
+    let fd = match role {
+        Role::Caller | Role::CopyWorker | Role::TailCopier => request.fd,
+        Role::ShadowWorker => file.cached.get(),
     };
-    let rights = file.rights;
+    let access = file.residency_access;
     let cached = |len| vec![Extent { len, residency: Residency::Clean }];
-    let presumed = !again && file.is_warm() && rights != Rights::Resident;
-    let believed = presumed && (len < COARSE || coarse(job, fd, rights, offset, len));
-    let extents = if believed || rights == Rights::Resident {
+    let assumed_cached = !recheck && file.likely_cached() && access != ResidencyAccess::InMemory;
+    let skip_survey = assumed_cached && (len < SPOT_CHECK_MIN || spot_check(request, fd, access, offset, len));
+    let extents = if skip_survey || access == ResidencyAccess::InMemory {
         cached(len)
-    } else if rights == Rights::Stranger && who != Who::Keeper {
+    } else if access == ResidencyAccess::NotPermitted && role != Role::ShadowWorker {
         // The question needs a twin under FADV_RANDOM; a keeper has one.
-        job.hand_over(offset, len, again);
+        request.defer_survey(offset, len, recheck);
         return;
     } else {
-        let found = survey(job, who, fd, rights, offset, len);
-        found.iter().for_each(|e| job.ctx.files.stats().seen(e.residency, e.len));
+        let found = survey(request, role, fd, access, offset, len);
+        found.iter().for_each(|e| request.ctx.files.stats().residency_probed(e.residency, e.len));
         found
     };
-    let mut possible = possible(&job.ctx, file, job.device().abilities(), job.p2p, job.dma, job.offset + offset);
+    let mut constraints = constraints(&request.ctx, file, request.device().abilities(), request.p2p, request.dma, request.offset + offset);
     let absent = extents.iter().any(|e| e.residency == Residency::Absent);
     if absent {
-        job.cold.store(true, Relaxed);
+        request.missed_cache.store(true, Relaxed);
     }
-    let read_ahead = absent && job.ahead > 0 && possible.storage.is_some();
-    if read_ahead {
-        job.ctx.files.streams.is_absent(job.fd, job.ahead);
-        (possible.storage, possible.refused) = (None, Some(Reason::ReadAhead));
+    let use_readahead = absent && request.readahead_limit > 0 && constraints.storage.is_some();
+    if use_readahead {
+        request.ctx.files.streams.mark_cold(request.fd, request.readahead_limit);
+        (constraints.storage, constraints.refused) = (None, Some(Reason::ReadAhead));
     }
     let mut schedule = Schedule::default();
-    let model = job.known.model(&job.ctx.files.ctx, file, possible.storage.unwrap_or(Route::Direct));
-    plan(Objective::Concurrent, &extents, &model, &possible, &mut schedule);
-    if read_ahead {
-        let waiting = |s: &&mut Segment| s.reason == Reason::Absent;
-        schedule.segments.iter_mut().filter(waiting).for_each(|s| (s.reason, s.refused) = (Reason::ReadAhead, None));
-    } else if len == job.len && !again {
-        job.expect(&extents, &schedule.segments);
+    let model = request.costs.model(&request.ctx.files.ctx, file, constraints.storage.unwrap_or(Route::Direct));
+    plan(Objective::Concurrent, &extents, &model, &constraints, &mut schedule);
+    if use_readahead {
+        let is_absent = |s: &&mut Segment| s.reason == Reason::Absent;
+        schedule.segments.iter_mut().filter(is_absent).for_each(|s| (s.reason, s.refused) = (Reason::ReadAhead, None));
+    } else if len == request.len && !recheck {
+        request.predict(&extents, &schedule.segments);
     }
-    if absent && rights == Rights::Owner && job.ctx.files.ahead.is_on() {
-        note_brought(job, fd, offset, &extents, &schedule.segments);
+    if absent && access == ResidencyAccess::Permitted && request.ctx.files.ahead.is_enabled() {
+        record_readahead(request, fd, offset, &extents, &schedule.segments);
     }
     // A stranger's probe speaks for a run: within it the read itself finds out.
-    let stats = job.ctx.files.stats();
+    let stats = request.ctx.files.stats();
     for segment in &schedule.segments {
         if let Some(reason) = segment.refused {
-            stats.refused(reason, segment.len);
+            stats.record_refusal(reason, segment.len);
         }
     }
-    job.add(offset, &schedule.segments, presumed || (rights == Rights::Stranger && !again));
+    request.queue_segments(offset, &schedule.segments, assumed_cached || (access == ResidencyAccess::NotPermitted && !recheck));
 }
 
 /// Absent bytes that take the page cache all the same will be there because of this request.
-fn note_brought(job: &Job, fd: i32, offset: u64, extents: &[Extent], segments: &[Segment]) {
+fn record_readahead(request: &ReadRequest, fd: i32, offset: u64, extents: &[Extent], segments: &[Segment]) {
     const PAGE: u64 = linux::PAGE as u64;
     let number = FdIdentity::of(fd);
     let mut brought = Vec::new();
@@ -85,76 +85,76 @@ fn note_brought(job: &Job, fd: i32, offset: u64, extents: &[Extent], segments: &
         let end = at + extent.len;
         let cached = segments.iter().filter(|s| s.route.from_cache() && s.offset < end && at < s.offset + s.len);
         for s in cached.filter(|_| extent.residency == Residency::Absent) {
-            let base = job.offset + offset;
+            let base = request.offset + offset;
             let (from, to) = (base + s.offset.max(at), base + end.min(s.offset + s.len));
             // Asked once more: a survey may call a run absent of which it only knows that it is not whole.
             let range = from / PAGE * PAGE..to.next_multiple_of(PAGE);
-            brought.extend(absent_runs(job.ctx.files.sys(), fd, range));
+            brought.extend(absent_runs(request.ctx.files.sys(), fd, range));
         }
         at = end;
     }
     // Pages that are absent of another file are not this request's.
-    if number.is_still(job.ctx.files.sys(), job.file.key()) {
-        lock(&job.brought).append(&mut brought);
+    if number.is_still(request.ctx.files.sys(), request.file.key()) {
+        lock(&request.readahead_pages).append(&mut brought);
     }
 }
 
 /// The exact extents.
-fn survey(job: &Arc<Job>, who: Who, fd: i32, rights: Rights, offset: u64, len: u64) -> Vec<Extent> {
-    let kernel = job.ctx.files.sys();
-    let at = job.offset + offset;
-    match rights {
-        Rights::Stranger => Survey { kernel, fd, mapping: None }.stranger(at, len, RUN, job.ctx.files.probe_nonce()),
+fn survey(request: &Arc<ReadRequest>, role: Role, fd: i32, access: ResidencyAccess, offset: u64, len: u64) -> Vec<Extent> {
+    let kernel = request.ctx.files.sys();
+    let at = request.offset + offset;
+    match access {
+        ResidencyAccess::NotPermitted => Survey { sys: kernel, fd, mapping: None }.by_probes(at, len, PROBE_SPAN, request.ctx.files.probe_nonce()),
         _ => {
-            let mapping = job.mapping(who);
-            Survey { kernel, fd, mapping: mapping.as_deref() }.owner(at, len)
+            let mapping = request.mapping(role);
+            Survey { sys: kernel, fd, mapping: mapping.as_deref() }.by_cachestat(at, len)
         }
     }
 }
 
 /// Whether a window that is believed cached looks so at a few places. Asked through the program's descriptor too: if the
 /// belief is wrong, the kernel begins the read-ahead that a host read would have begun.
-fn coarse(job: &Arc<Job>, fd: i32, rights: Rights, offset: u64, len: u64) -> bool {
-    let kernel = job.ctx.files.sys();
-    let (at, every) = (job.offset + offset, 2 << 20);
-    if rights == Rights::Stranger {
-        let found = Survey { kernel, fd, mapping: None }.stranger(at, len, every, job.ctx.files.probe_nonce());
+fn spot_check(request: &Arc<ReadRequest>, fd: i32, access: ResidencyAccess, offset: u64, len: u64) -> bool {
+    let kernel = request.ctx.files.sys();
+    let (at, interval) = (request.offset + offset, 2 << 20);
+    if access == ResidencyAccess::NotPermitted {
+        let found = Survey { sys: kernel, fd, mapping: None }.by_probes(at, len, interval, request.ctx.files.probe_nonce());
         return found.iter().all(|e| e.residency.is_cached());
     }
-    (at..at + len).step_by(every as usize).all(|at| kernel.cachestat(fd, at, 1).is_ok_and(|c| c.cached > 0))
+    (at..at + len).step_by(interval as usize).all(|at| kernel.cachestat(fd, at, 1).is_ok_and(|c| c.cached > 0))
 }
 
 /// The way out of the page cache that is always there.
-pub(crate) fn page_cache(abilities: Abilities) -> Route {
+pub(crate) fn cache_route(abilities: Abilities) -> Route {
     if abilities.copies { Route::Copy } else { Route::Store }
 }
 
 /// What a request may use, and why not more. `p2p`: whether storage may DMA into its buffer; `dma`: whether pages
 /// may be registered for it.
-pub(crate) fn possible(
+pub(crate) fn constraints(
     ctx: &Reader,
-    file: &File,
+    file: &FileState,
     abilities: Abilities,
     p2p: Result<(), Reason>,
     dma: Result<(), Reason>,
     file_offset: u64,
 ) -> Possible {
     let settings = &ctx.policy;
-    let refused_pin = if file.pins_refused.load(Relaxed) { Err(Reason::PinRefused) } else { Ok(()) };
+    let refused_pin = if file.pin_refused.load(Relaxed) { Err(Reason::PinRefused) } else { Ok(()) };
     let dma = dma.and(refused_pin);
     let may_pin = abilities.pins && file.is_mappable();
     let may_direct = settings.allows(Route::Direct) && abilities.copies;
-    let (storage, refused) = match (&file.direct, p2p) {
+    let (storage, refused) = match (&file.direct_fd, p2p) {
         (Err(reason), _) => (None, Some(*reason)),
         (Ok(_), Ok(())) => (Some(Route::P2p), None),
         (Ok(_), Err(reason)) => (may_direct.then_some(Route::Direct), Some(reason)),
     };
     Possible {
         file_offset,
-        cache: page_cache(abilities),
+        cache: cache_route(abilities),
         cache_large: (may_pin && dma.is_ok()).then_some((Route::Dma, settings.dma_min)),
         storage,
-        storage_align: u64::from(file.align.offset).max(4096),
+        storage_align: u64::from(file.direct_align.offset).max(4096),
         refused,
         cache_refused: if may_pin { dma.err() } else { None },
     }

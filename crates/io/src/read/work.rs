@@ -6,32 +6,32 @@ use std::time::Instant;
 use spinio_plan::{Reason, Route};
 
 use crate::read::populate::Chunk;
-use spinio_transfer::bounce::Block;
+use spinio_transfer::bounce::BounceBuffer;
 
 /// Bytes of one P2P command at most.
-pub(crate) const P2P_PIECE: u64 = 4 << 20;
+pub(crate) const MAX_P2P_PIECE: u64 = 4 << 20;
 
 /// Who works: it decides which descriptors exist, and whether the device may be called (`crew` says why).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
+pub(crate) enum Role {
     /// The program's thread: its descriptor, and the device.
     Caller,
     /// A helper with the program's descriptor table: the same, while the caller waits in its call.
-    Mate,
+    CopyWorker,
     /// Such a helper while the caller registers: the program's descriptor, and no device.
-    Beside,
+    TailCopier,
     /// A helper with our own table: the twins, and no device.
-    Keeper,
+    ShadowWorker,
 }
 
 /// A block that a helper without a device filled and that somebody who may call the device has to deliver.
-pub(crate) struct Filled {
+pub(crate) struct FilledBuffer {
     pub(crate) piece: Piece,
-    pub(crate) block: Block,
+    pub(crate) block: BounceBuffer,
     /// Where the piece's bytes begin in the block, and how many arrived.
     pub(crate) skip: usize,
     pub(crate) len: u64,
-    pub(crate) begun: Instant,
+    pub(crate) started: Instant,
 }
 
 /// A segment, or part of one, that a thread took.
@@ -43,42 +43,42 @@ pub(crate) struct Piece {
     pub(crate) route: Route,
     pub(crate) reason: Reason,
     /// Only believed cached: read with RWF_NOWAIT, and look again where that stops.
-    pub(crate) presumed: bool,
+    pub(crate) assumed_cached: bool,
 }
 
 /// What there is to do next.
 pub(crate) enum Work {
     Piece(Piece),
     /// Survey and plan these bytes. `true`: look properly, the presumption was wrong.
-    Window(u64, u64, bool),
+    PlanRange(u64, u64, bool),
     /// Read a piece into this block: from storage, or out of the page cache beside who registers.
-    Fill(Piece, Block),
+    FillBuffer(Piece, BounceBuffer),
     /// Queue what such a helper read.
-    Deliver(Filled),
+    CopyToDevice(FilledBuffer),
     /// Fill page tables ahead of the caller.
-    Populate(Chunk),
+    Prefault(Chunk),
 }
 
 /// The queues of a job, and the blocks that helpers have in hand.
 #[derive(Default)]
-pub(crate) struct Queues {
-    pub(crate) windows: VecDeque<(u64, u64, bool)>,
+pub(crate) struct WorkQueues {
+    pub(crate) ranges: VecDeque<(u64, u64, bool)>,
     pub(crate) cache: VecDeque<Piece>,
     pub(crate) dma: VecDeque<Piece>,
     pub(crate) storage: VecDeque<Piece>,
     /// Blocks for keepers and others without a device to fill, blocks they filled, and how many are lent to the job in all.
-    pub(crate) empty: Vec<Block>,
-    pub(crate) filled: VecDeque<Filled>,
-    pub(crate) lent: usize,
+    pub(crate) empty: Vec<BounceBuffer>,
+    pub(crate) filled: VecDeque<FilledBuffer>,
+    pub(crate) lent_out: usize,
     /// Keepers that were called and have not gone.
-    pub(crate) keepers: usize,
+    pub(crate) shadow_workers: usize,
     /// Somebody was called to copy beside the caller and has not gone.
-    pub(crate) beside: bool,
+    pub(crate) tail_copier: bool,
     /// Nobody begins anything any more.
     pub(crate) closed: bool,
 }
 
-impl Queues {
+impl WorkQueues {
     /// Pieces that wait for a block.
     pub(crate) fn direct_pieces(&self, piece: u64) -> usize {
         let direct = self.storage.iter().filter(|p| p.route == Route::Direct);
@@ -87,19 +87,19 @@ impl Queues {
 
     /// Whether pieces wait for a block and none is in anybody's hands, so that nobody will bring one back.
     pub(crate) fn is_starved(&self) -> bool {
-        self.lent == 0 && self.storage.iter().any(|p| p.route == Route::Direct)
+        self.lent_out == 0 && self.storage.iter().any(|p| p.route == Route::Direct)
     }
 
     /// Keepers that would find something to do.
-    pub(crate) fn keepers_wanted(&self, piece: u64, strange: bool) -> usize {
+    pub(crate) fn shadow_workers_needed(&self, piece: u64, needs_shadow: bool) -> usize {
         let p2p: usize =
-            self.storage.iter().filter(|p| p.route == Route::P2p).map(|p| p.len.div_ceil(P2P_PIECE) as usize).sum();
-        let windows = if strange { self.windows.len() } else { 0 };
-        self.direct_pieces(piece).min(self.empty.len()) + p2p + windows
+            self.storage.iter().filter(|p| p.route == Route::P2p).map(|p| p.len.div_ceil(MAX_P2P_PIECE) as usize).sum();
+        let surveys = if needs_shadow { self.ranges.len() } else { 0 };
+        self.direct_pieces(piece).min(self.empty.len()) + p2p + surveys
     }
 
     /// The queue of a route.
-    pub(crate) fn of(&mut self, route: Route) -> &mut VecDeque<Piece> {
+    pub(crate) fn for_route(&mut self, route: Route) -> &mut VecDeque<Piece> {
         match route {
             Route::Direct | Route::P2p => &mut self.storage,
             Route::Dma => &mut self.dma,

@@ -2,4 +2,4 @@
 
 mod moves;
 
-pub use moves::{OnItsWay, StreamMoves};
+pub use moves::{AsyncResult, StreamMoves};

@@ -32,10 +32,10 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 
 use crate::ctx::Writer;
-use spinio_files::OwnFile;
+use spinio_files::ShadowFile;
 use spinio_host::lock;
-use spinio_transfer::bounce::{BLOCK, Block, Staging, owner};
-use spinio_stats::{Direction, Watch};
+use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, BouncePool, stream_owner};
+use spinio_stats::{Direction, RequestSpan};
 use spinio_device::Target;
 use spinio_transfer::Error;
 
@@ -43,44 +43,44 @@ use spinio_transfer::Error;
 const PENDING: isize = isize::MIN;
 
 /// Blocks of an upload: so many pieces are read ahead of the queue.
-const AHEAD: usize = 16;
+const MAX_BUFFERS_AHEAD: usize = 16;
 
 /// The word that a result is stored in.
 #[derive(Debug)]
-struct Word {
+struct ResultWord {
     value: AtomicIsize,
     /// Somebody who stores it has been given the word without owning it.
-    lent: AtomicBool,
+    ptr_shared: AtomicBool,
 }
 
 /// A move on its way.
 #[derive(Clone, Debug)]
-pub struct OnItsWay(Arc<Word>);
+pub struct AsyncResult(Arc<ResultWord>);
 
-impl OnItsWay {
-    fn new() -> OnItsWay {
-        OnItsWay::over_as(PENDING)
+impl AsyncResult {
+    fn new() -> AsyncResult {
+        AsyncResult::with_value(PENDING)
     }
 
-    fn over_as(value: isize) -> OnItsWay {
-        OnItsWay(Arc::new(Word { value: AtomicIsize::new(value), lent: AtomicBool::new(false) }))
+    fn with_value(value: isize) -> AsyncResult {
+        AsyncResult(Arc::new(ResultWord { value: AtomicIsize::new(value), ptr_shared: AtomicBool::new(false) }))
     }
 
     /// One that is over.
-    pub fn over(moved: usize) -> OnItsWay {
-        OnItsWay::over_as(moved as isize)
+    pub fn ready(moved: usize) -> AsyncResult {
+        AsyncResult::with_value(moved as isize)
     }
 
     /// Lets the word live until its result has been seen.
-    fn lend(&self) -> *const AtomicIsize {
-        self.0.lent.store(true, Release);
+    fn share_ptr(&self) -> *const AtomicIsize {
+        self.0.ptr_shared.store(true, Release);
         // SAFETY: the pointer is an Arc's own; `take_back` undoes this.
         unsafe { Arc::increment_strong_count(Arc::as_ptr(&self.0)) };
         &raw const self.0.value
     }
 
-    fn take_back(&self) {
-        if self.0.lent.swap(false, AcqRel) {
+    fn unshare_ptr(&self) {
+        if self.0.ptr_shared.swap(false, AcqRel) {
             // SAFETY: counted by `lend`, once; `self` still holds one.
             unsafe { Arc::decrement_strong_count(Arc::as_ptr(&self.0)) };
         }
@@ -91,7 +91,7 @@ impl OnItsWay {
         match self.0.value.load(Acquire) {
             PENDING => None,
             moved => {
-                self.take_back();
+                self.unshare_ptr();
                 Some(usize::try_from(moved).map_err(|_| Errno::from_raw_os_error(-moved as i32)))
             }
         }
@@ -114,19 +114,19 @@ impl OnItsWay {
 }
 
 /// Blocks of one upload, or of several that follow each other in a queue. They go back with the last.
-struct Lot {
-    staging: Arc<Staging>,
-    blocks: Mutex<Vec<Block>>,
+struct BufferSet {
+    pool: Arc<BouncePool>,
+    buffers: Mutex<Vec<BounceBuffer>>,
     /// The device may use them still.
-    lost: AtomicBool,
+    quarantined: AtomicBool,
 }
 
-impl Drop for Lot {
+impl Drop for BufferSet {
     fn drop(&mut self) {
-        for block in lock(&self.blocks).drain(..) {
-            match self.lost.load(Acquire) {
-                true => self.staging.lose(block),
-                false => self.staging.give_back(block),
+        for block in lock(&self.buffers).drain(..) {
+            match self.quarantined.load(Acquire) {
+                true => self.pool.quarantine(block),
+                false => self.pool.release(block),
             }
         }
     }
@@ -134,30 +134,30 @@ impl Drop for Lot {
 
 /// The last upload of each queue that is queued to its end and not over, as far as anybody has looked.
 #[derive(Default)]
-pub(crate) struct Uploads(Mutex<Vec<Last>>);
+pub(crate) struct StreamUploads(Mutex<Vec<ChainTail>>);
 
 /// Of which queue, and whose it is.
-type Last = ((QueueId, u32), Weak<Upload>);
+type ChainTail = ((QueueId, u32), Weak<StreamRead>);
 
-impl Uploads {
+impl StreamUploads {
     /// The memory of the upload before, in the same queue of the same device, and how one knows that it is over. One takes
     /// it: what another thread queues meanwhile may come to lie before, behind or between its turns.
-    fn take_before(&self, device: &dyn Device, queue: QueueId) -> Option<(Arc<Lot>, OnItsWay)> {
-        let (mut last, queue) = (lock(&self.0), (queue, owner(queue)));
-        let at = last.iter().position(|(of, upload)| {
-            let on = |upload: Arc<Upload>| core::ptr::addr_eq(upload.device, device);
-            *of == queue && upload.upgrade().is_some_and(on)
+    fn take_predecessor(&self, device: &dyn Device, stream: QueueId) -> Option<(Arc<BufferSet>, AsyncResult)> {
+        let (mut tails, stream) = (lock(&self.0), (stream, stream_owner(stream)));
+        let at = tails.iter().position(|(of, upload)| {
+            let same_device = |upload: Arc<StreamRead>| core::ptr::addr_eq(upload.device, device);
+            *of == stream && upload.upgrade().is_some_and(same_device)
         })?;
-        let upload = last.swap_remove(at).1.upgrade()?;
-        let lot = lock(&upload.lot).clone()?;
-        Some((lot, upload.result.clone()))
+        let upload = tails.swap_remove(at).1.upgrade()?;
+        let buffers = lock(&upload.buffers).clone()?;
+        Some((buffers, upload.result.clone()))
     }
 
     /// All turns of an upload are queued: what is queued from now on is behind it.
-    fn note(&self, queue: QueueId, upload: &Arc<Upload>) {
-        let (mut last, queue) = (lock(&self.0), (queue, owner(queue)));
+    fn record_tail(&self, stream: QueueId, upload: &Arc<StreamRead>) {
+        let (mut last, queue) = (lock(&self.0), (stream, stream_owner(stream)));
         last.retain(|(of, other)| {
-            let other = other.upgrade().filter(|other| lock(&other.lot).is_some());
+            let other = other.upgrade().filter(|other| lock(&other.buffers).is_some());
             other.is_some_and(|other| *of != queue || !core::ptr::addr_eq(other.device, upload.device))
         });
         last.push((queue, Arc::downgrade(upload)));
@@ -165,71 +165,71 @@ impl Uploads {
 }
 
 /// What keepers and host functions share.
-struct Upload {
-    file: Arc<OwnFile>,
+struct StreamRead {
+    file: Arc<ShadowFile>,
     at: u64,
     len: usize,
     device: &'static dyn Device,
     /// `None`: it is over.
-    lot: Mutex<Option<Arc<Lot>>>,
+    buffers: Mutex<Option<Arc<BufferSet>>>,
     /// Whose memory it takes over, when its turn has come.
-    before: Option<OnItsWay>,
-    memory: Vec<usize>,
+    predecessor: Option<AsyncResult>,
+    addresses: Vec<usize>,
     state: Mutex<State>,
     changed: Condvar,
-    result: OnItsWay,
-    watch: Watch,
+    result: AsyncResult,
+    span: RequestSpan,
     begun: Instant,
 }
 
 struct State {
-    filled: Vec<bool>,
+    chunk_filled: Vec<bool>,
     /// Pieces that keepers are filling, or will.
     running: usize,
     /// Bytes of the unbroken front, as far as the file had them.
-    good: usize,
+    valid: usize,
     error: Option<Errno>,
     /// The memory is not its own: nothing is read into it.
-    barred: bool,
+    forbidden: bool,
 }
 
-impl Upload {
-    fn pieces(&self) -> usize {
-        self.len.div_ceil(BLOCK)
+impl StreamRead {
+    fn chunk_count(&self) -> usize {
+        self.len.div_ceil(BUFFER_SIZE)
     }
 
-    fn piece_len(&self, piece: usize) -> usize {
-        (self.len - piece * BLOCK).min(BLOCK)
+    fn chunk_len(&self, chunk: usize) -> usize {
+        (self.len - chunk * BUFFER_SIZE).min(BUFFER_SIZE)
     }
 
     /// Has a keeper fill the block of a piece.
-    fn start(self: &Arc<Self>, piece: usize) {
+    fn start_fill(self: &Arc<Self>, chunk: usize) {
         lock(&self.state).running += 1;
         let upload = Arc::clone(self);
         // Whatever happens, the piece counts as filled: the queue waits for it.
         let fill = move |_| {
-            if catch_unwind(AssertUnwindSafe(|| upload.fill(piece))).is_err() {
-                upload.filled(piece, 0, Some(Errno::IO));
+            if catch_unwind(AssertUnwindSafe(|| upload.fill(chunk))).is_err() {
+                upload.finish_fill(chunk, 0, Some(Errno::IO));
             }
         };
-        if !self.file.start(fill) {
-            self.filled(piece, 0, Some(Errno::IO));
+        if !self.file.spawn(fill) {
+            self.finish_fill(chunk, 0, Some(Errno::IO));
         }
     }
 
-    fn fill(&self, piece: usize) {
+    fn fill(&self, chunk: usize) {
         let kernel = self.file.files().ctx.sys;
-        let (memory, len) = (self.memory[piece % self.memory.len()], self.piece_len(piece));
-        let offset = self.at + (piece * BLOCK) as u64;
-        let (mut got, mut error) = (0, None);
-        while got < len {
-            let into = (memory + got) as *mut u8;
+        let (address, len) = (self.addresses[chunk % self.addresses.len()], self.chunk_len(chunk));
+        let offset = self.at + (chunk * BUFFER_SIZE) as u64;
+        let (mut filled, mut error) = (0, None);
+        while filled < len {
+            let into = (address + filled) as *mut u8;
             // SAFETY: the block is this upload's until its last host function, and no copy from it is queued that may
             // run before this piece counts as filled.
-            let read = unsafe { kernel.pread(Route::Copy, self.file.fd(), into, len - got, offset + got as u64, 0) };
+            let read = unsafe { kernel.pread(Route::Copy, self.file.fd(), into, len - filled, offset + filled as u64, 0) };
             match read {
                 Ok(0) => break,
-                Ok(n) => got += n,
+                Ok(n) => filled += n,
                 Err(Errno::INTR) => {}
                 Err(e) => {
                     error = Some(e);
@@ -238,17 +238,17 @@ impl Upload {
             }
         }
         // SAFETY: as above.
-        unsafe { core::ptr::write_bytes((memory + got) as *mut u8, 0, len - got) };
-        self.filled(piece, got, error);
+        unsafe { core::ptr::write_bytes((address + filled) as *mut u8, 0, len - filled) };
+        self.finish_fill(chunk, filled, error);
     }
 
-    fn filled(&self, piece: usize, got: usize, error: Option<Errno>) {
+    fn finish_fill(&self, chunk: usize, filled: usize, error: Option<Errno>) {
         let mut state = lock(&self.state);
-        state.filled[piece] = true;
+        state.chunk_filled[chunk] = true;
         state.running -= 1;
-        let end = piece * BLOCK + got;
-        if got < self.piece_len(piece) && end < state.good {
-            state.good = end;
+        let end = chunk * BUFFER_SIZE + filled;
+        if filled < self.chunk_len(chunk) && end < state.valid {
+            state.valid = end;
             state.error = error;
         }
         drop(state);
@@ -256,62 +256,62 @@ impl Upload {
     }
 
     /// The queue has come to a piece: what it needs is waited for.
-    fn reached(self: &Arc<Self>, piece: usize) {
-        if piece == 0 && self.before.is_some() {
-            self.take_over();
+    fn on_reached(self: &Arc<Self>, chunk: usize) {
+        if chunk == 0 && self.predecessor.is_some() {
+            self.inherit_buffers();
         }
-        if lock(&self.state).barred {
+        if lock(&self.state).forbidden {
             return;
         }
-        if let Some(free) = piece.checked_sub(1)
-            && free + self.memory.len() < self.pieces()
+        if let Some(free) = chunk.checked_sub(1)
+            && free + self.addresses.len() < self.chunk_count()
         {
-            self.start(free + self.memory.len());
+            self.start_fill(free + self.addresses.len());
         }
         let mut state = lock(&self.state);
-        while !state.filled[piece] {
+        while !state.chunk_filled[chunk] {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Has the first pieces filled.
-    fn begin(self: &Arc<Self>) {
-        (0..self.memory.len().min(self.pieces())).for_each(|piece| self.start(piece));
+    fn start_first_fills(self: &Arc<Self>) {
+        (0..self.addresses.len().min(self.chunk_count())).for_each(|piece| self.start_fill(piece));
     }
 
     /// The queue has come to the beginning: the upload before is over, or else it was another queue's of this number.
-    fn take_over(self: &Arc<Self>) {
-        if self.before.as_ref().is_none_or(|before| before.0.value.load(Acquire) != PENDING) {
-            return self.begin();
+    fn inherit_buffers(self: &Arc<Self>) {
+        if self.predecessor.as_ref().is_none_or(|before| before.0.value.load(Acquire) != PENDING) {
+            return self.start_first_fills();
         }
         let mut state = lock(&self.state);
-        (state.barred, state.good, state.error) = (true, 0, Some(Errno::IO));
+        (state.forbidden, state.valid, state.error) = (true, 0, Some(Errno::IO));
     }
 
     /// The queue has come to the end.
-    fn over(&self) {
-        drop(lock(&self.lot).take());
+    fn complete(&self) {
+        drop(lock(&self.buffers).take());
         let state = lock(&self.state);
         let result = match state.error {
-            Some(error) if state.good == 0 => Err(error),
-            _ => Ok(state.good),
+            Some(error) if state.valid == 0 => Err(error),
+            _ => Ok(state.valid),
         };
         let stats = self.file.files().ctx.stats();
-        stats.piece(&self.watch, Route::Copy, Reason::Forced, 0, state.good as u64, self.begun);
-        let told = result.map_err(|e| Error::kernel(e, "read", self.at, self.len as u64));
-        stats.end(&self.watch, &Error::outcome(&told));
+        stats.record_piece(&self.span, Route::Copy, Reason::Forced, 0, state.valid as u64, self.begun);
+        let outcome = result.map_err(|e| Error::kernel(e, "read", self.at, self.len as u64));
+        stats.end(&self.span, &Error::outcome(&outcome));
         let value = result.map_or_else(|e| -(e.raw_os_error() as isize), |good| good as isize);
         self.result.0.value.store(value, Release);
     }
 }
 
-impl Upload {
+impl StreamRead {
     /// It cannot be queued to its end: waits until nobody uses its blocks.
-    fn give_up(&self, device: &dyn Device, queue: QueueId) {
-        if device.drain(queue, Wait::Context).is_err() {
+    fn abort(&self, device: &dyn Device, stream: QueueId) {
+        if device.drain(stream, Wait::Context).is_err() {
             // It cannot say that it is done: the blocks are nobody's from now on.
-            if let Some(lot) = &*lock(&self.lot) {
-                lot.lost.store(true, Release);
+            if let Some(lot) = &*lock(&self.buffers) {
+                lot.quarantined.store(true, Release);
             }
         }
         let mut state = lock(&self.state);
@@ -319,157 +319,157 @@ impl Upload {
         while state.running > 0 {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        (state.good, state.error) = (0, Some(Errno::IO));
+        (state.valid, state.error) = (0, Some(Errno::IO));
         drop(state);
-        self.over();
+        self.complete();
     }
 }
 
 /// A host function's argument: an upload, and which piece; behind the last one is the end.
-struct Turn(Arc<Upload>, usize);
+struct HostCallback(Arc<StreamRead>, usize);
 
 /// # Safety
 /// `turn` must come from `Box::into_raw`, once.
-unsafe extern "C" fn take_turn(turn: *mut c_void) {
+unsafe extern "C" fn run_callback(callback: *mut c_void) {
     // SAFETY: the caller's promise.
-    let Turn(upload, piece) = *unsafe { Box::from_raw(turn.cast::<Turn>()) };
-    let turn = || match piece < upload.pieces() {
-        true => upload.reached(piece),
-        false => upload.over(),
+    let HostCallback(upload, chunk) = *unsafe { Box::from_raw(callback.cast::<HostCallback>()) };
+    let run = || match chunk < upload.chunk_count() {
+        true => upload.on_reached(chunk),
+        false => upload.complete(),
     };
     // Nothing may unwind into the driver. Whoever waits hears of it: a later turn cannot make it right.
-    if catch_unwind(AssertUnwindSafe(turn)).is_err() {
-        lock(&upload.state).good = 0;
+    if catch_unwind(AssertUnwindSafe(run)).is_err() {
+        lock(&upload.state).valid = 0;
         lock(&upload.state).error = Some(Errno::IO);
-        if piece == upload.pieces() {
+        if chunk == upload.chunk_count() {
             upload.result.0.value.store(-(Errno::IO.raw_os_error() as isize), Release);
         }
     }
 }
 
 /// Queues a turn; `false`: the device does not take it.
-fn queue_turn(device: &dyn Device, queue: QueueId, upload: &Arc<Upload>, piece: usize) -> bool {
-    let turn = Box::into_raw(Box::new(Turn(Arc::clone(upload), piece)));
+fn enqueue_callback(device: &dyn Device, stream: QueueId, upload: &Arc<StreamRead>, chunk: usize) -> bool {
+    let callback = Box::into_raw(Box::new(HostCallback(Arc::clone(upload), chunk)));
     // SAFETY: `take_turn` takes the box, once.
-    let taken = unsafe { device.call_host(queue, take_turn, turn.cast()) }.is_ok();
-    if !taken {
+    let accepted = unsafe { device.call_host(stream, run_callback, callback.cast()) }.is_ok();
+    if !accepted {
         // SAFETY: the device did not take it.
-        drop(unsafe { Box::from_raw(turn) });
+        drop(unsafe { Box::from_raw(callback) });
     }
-    taken
+    accepted
 }
 
 /// Stream-ordered moves of shadow files, of one runtime.
 pub struct StreamMoves {
     writer: Arc<Writer>,
-    uploads: Uploads,
+    stream_uploads: StreamUploads,
 }
 
 impl StreamMoves {
     /// None under way.
     pub(crate) fn new(writer: Arc<Writer>) -> StreamMoves {
-        StreamMoves { writer, uploads: Uploads::default() }
+        StreamMoves { writer, stream_uploads: StreamUploads::default() }
     }
 
     /// Reads a file into device memory in the order of a queue (CUDA: a stream). What is queued behind it finds the
     /// bytes. A device that calls no host functions has them when this returns.
-    pub fn upload_later(
+    pub fn read_on_stream(
         &self,
-        file: &Arc<OwnFile>,
+        file: &Arc<ShadowFile>,
         at: u64,
         to: Target,
         len: usize,
-        queue: QueueId,
-    ) -> Result<OnItsWay, Error> {
+        stream: QueueId,
+    ) -> Result<AsyncResult, Error> {
         let device = to.allocation.device;
         let fail = |e| Error::kernel(e, "read", at, len as u64);
         let device_fail = |e| Error::device(e, "read", at, len as u64);
         let size = self.writer.files.sys().fstat(file.fd()).map_err(fail)?.size;
         let len = (len as u64).min(size.saturating_sub(at)).min(to.allocation.room(to.addr)) as usize;
-        if device.is_captured(queue) {
+        if device.is_captured(stream) {
             return Err(fail(Errno::BUSY));
         }
         if len == 0 {
-            return Ok(OnItsWay::over(0));
+            return Ok(AsyncResult::ready(0));
         }
-        let uploads = &self.uploads;
-        let staging = self.writer.bounce.stream(device);
-        let pieces = len.div_ceil(BLOCK);
-        let mut blocks = staging.take_many(pieces.min(AHEAD).min(staging.left().div_ceil(2)), Duration::ZERO);
-        let shared = if blocks.is_empty() { uploads.take_before(device, queue) } else { None };
-        let (lot, before) = match shared {
+        let uploads = &self.stream_uploads;
+        let pool = self.writer.bounce.stream(device);
+        let chunks = len.div_ceil(BUFFER_SIZE);
+        let mut buffers = pool.acquire_many(chunks.min(MAX_BUFFERS_AHEAD).min(pool.available().div_ceil(2)), Duration::ZERO);
+        let inherited = if buffers.is_empty() { uploads.take_predecessor(device, stream) } else { None };
+        let (buffer_set, predecessor) = match inherited {
             Some((lot, before)) => (lot, Some(before)),
             None => {
-                if blocks.is_empty() {
-                    blocks.push(staging.beyond_bound().or_else(|_| staging.take()).map_err(device_fail)?);
+                if buffers.is_empty() {
+                    buffers.push(pool.acquire_over_limit().or_else(|_| pool.acquire()).map_err(device_fail)?);
                 }
-                (Arc::new(Lot { staging, blocks: Mutex::new(blocks), lost: AtomicBool::new(false) }), None)
+                (Arc::new(BufferSet { pool, buffers: Mutex::new(buffers), quarantined: AtomicBool::new(false) }), None)
             }
         };
-        let memory: Vec<usize> = lock(&lot.blocks).iter().map(|b| b.ptr() as usize).collect();
+        let addresses: Vec<usize> = lock(&buffer_set.buffers).iter().map(|b| b.ptr() as usize).collect();
         // Memory that is not pinned is read by the driver when the copy is queued, not when it runs.
-        let pinned = lock(&lot.blocks).iter().all(|b| b.pinned);
-        let upload = Arc::new(Upload {
+        let pinned = lock(&buffer_set.buffers).iter().all(|b| b.pinned);
+        let stream_read = Arc::new(StreamRead {
             file: Arc::clone(file),
             at,
             len,
             device,
-            lot: Mutex::new(Some(lot)),
-            before,
-            memory,
-            state: Mutex::new(State { filled: vec![false; pieces], running: 0, good: len, error: None, barred: false }),
+            buffers: Mutex::new(Some(buffer_set)),
+            predecessor,
+            addresses,
+            state: Mutex::new(State { chunk_filled: vec![false; chunks], running: 0, valid: len, error: None, forbidden: false }),
             changed: Condvar::new(),
-            result: OnItsWay::new(),
-            watch: self.writer.files.stats().begin(Direction::Read, file.fd(), Some(at), len as u64).on(device),
+            result: AsyncResult::new(),
+            span: self.writer.files.stats().begin(Direction::Read, file.fd(), Some(at), len as u64).with_device(device),
             begun: Instant::now(),
         });
-        if upload.before.is_none() {
-            upload.begin();
+        if stream_read.predecessor.is_none() {
+            stream_read.start_first_fills();
         }
-        let queue_piece = |piece: usize| {
-            if !(pinned && queue_turn(device, queue, &upload, piece)) {
+        let enqueue_chunk = |chunk: usize| {
+            if !(pinned && enqueue_callback(device, stream, &stream_read, chunk)) {
                 // The device calls nobody, or not any more: here, and now.
-                device.drain(queue, Wait::Context)?;
-                upload.reached(piece);
+                device.drain(stream, Wait::Context)?;
+                stream_read.on_reached(chunk);
             }
-            let from = upload.memory[piece % upload.memory.len()] as *const u8;
-            let dst = to.addr.offset((piece * BLOCK) as u64);
+            let from = stream_read.addresses[chunk % stream_read.addresses.len()] as *const u8;
+            let dst = to.addr.offset((chunk * BUFFER_SIZE) as u64);
             // SAFETY: the block is the upload's until the last turn; the bytes lie inside the allocation. It is filled
             // when the copy runs: the turn before it sees to that, or it has been waited for.
-            unsafe { device.copy_in(queue, dst, from, upload.piece_len(piece)) }
+            unsafe { device.copy_in(stream, dst, from, stream_read.chunk_len(chunk)) }
         };
-        let queue_end = || {
-            if !queue_turn(device, queue, &upload, pieces) {
-                device.drain(queue, Wait::Context)?;
-                upload.over();
+        let enqueue_end = || {
+            if !enqueue_callback(device, stream, &stream_read, chunks) {
+                device.drain(stream, Wait::Context)?;
+                stream_read.complete();
             }
             Ok(())
         };
-        if let Err(error) = (0..pieces).try_for_each(queue_piece).and_then(|()| queue_end()) {
-            upload.give_up(device, queue);
+        if let Err(error) = (0..chunks).try_for_each(enqueue_chunk).and_then(|()| enqueue_end()) {
+            stream_read.abort(device, stream);
             return Err(device_fail(error));
         }
-        uploads.note(queue, &upload);
-        Ok(upload.result.clone())
+        uploads.record_tail(stream, &stream_read);
+        Ok(stream_read.result.clone())
     }
 
     /// Writes device memory to a file in the order of a queue. What is queued behind it may use the memory again.
-    pub fn download_later(
+    pub fn write_on_stream(
         &self,
-        file: &Arc<OwnFile>,
+        file: &Arc<ShadowFile>,
         at: u64,
         from: Target,
         len: usize,
-        queue: QueueId,
-    ) -> Result<OnItsWay, Error> {
-        let on_its_way = OnItsWay::new();
-        let result = on_its_way.lend();
+        stream: QueueId,
+    ) -> Result<AsyncResult, Error> {
+        let async_result = AsyncResult::new();
+        let result = async_result.share_ptr();
         // SAFETY: the word is lent, so it stays until its result has been seen.
-        if let Err(error) = unsafe { self.writer.write_async(file.fd(), at, from, len, queue, result) } {
+        if let Err(error) = unsafe { self.writer.write_async(file.fd(), at, from, len, stream, result) } {
             // Nothing is queued, so nobody stores into it any more.
-            on_its_way.take_back();
+            async_result.unshare_ptr();
             return Err(error);
         }
-        Ok(on_its_way)
+        Ok(async_result)
     }
 }

@@ -38,109 +38,109 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
-use super::gather::Gathered;
-use super::later::shared;
-use super::whole::{Hand, MOST_VECTORS};
-use super::{Result, Write, bound, reason};
-use spinio_host::{pool::{Crew}, shadow_fd::{PrivateFd}};
-use spinio_host::is_interrupted;
+use super::gather::StagedWrite;
+use super::later::dup_app_fd;
+use super::whole::{WriteVia, IOV_MAX};
+use super::{Result, WriteRequest, staging_limit, pinned_reason};
+use spinio_host::{pool::{WorkerPool}, shadow_fd::{ShadowFd}};
+use spinio_host::is_cancelled;
 use spinio_host::lock;
-use spinio_files::is_own;
+use spinio_files::is_shadow;
 
 /// Bytes of a portion. Enough for storage to be busy with; little enough for several to be under way in a part of the ring.
-const PORTION: usize = 4 << 20;
+const CHUNK: usize = 4 << 20;
 
 /// How many are under way at most.
-const ABREAST: usize = 6;
+const MAX_IN_FLIGHT: usize = 6;
 
 /// How long the end of the shared descriptor is waited for.
-const PARTING: Duration = Duration::from_millis(20);
+const CLOSE_WAIT: Duration = Duration::from_millis(20);
 
 /// How long somebody is waited for who begins a portion.
-const PATIENCE: Duration = Duration::from_millis(10);
+const START_WAIT: Duration = Duration::from_millis(10);
 
 /// Who writes, and through which descriptor.
-struct Helpers<'a> {
-    crew: &'a Crew,
+struct Writers<'a> {
+    pool: &'a WorkerPool,
     fd: Fd,
     /// The number is of the program's table, and has to mean this file.
     file: Option<(u64, u64)>,
     /// The program's descriptor in the keepers' table.
-    shared: Option<PrivateFd>,
+    shadow_fd: Option<ShadowFd>,
 }
 
 /// How far a portion is.
 #[derive(Default)]
 enum State {
     #[default]
-    Waits,
+    Queued,
     /// A helper writes it.
-    Begun,
-    Over(core::result::Result<usize, Errno>),
+    Started,
+    Done(core::result::Result<usize, Errno>),
     /// No helper will.
     Withdrawn,
 }
 
 /// What the caller and a helper tell each other about a portion.
 #[derive(Default)]
-struct Progress {
+struct ChunkState {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-impl Progress {
+impl ChunkState {
     /// Whether a helper may begin it.
-    fn begin(&self) -> bool {
+    fn try_start(&self) -> bool {
         let mut state = lock(&self.state);
-        let waits = matches!(*state, State::Waits);
-        if waits {
-            *state = State::Begun;
+        let queued = matches!(*state, State::Queued);
+        if queued {
+            *state = State::Started;
         }
-        waits
+        queued
     }
 
-    fn end(&self, wrote: core::result::Result<usize, Errno>) {
-        *lock(&self.state) = State::Over(wrote);
+    fn finish(&self, wrote: core::result::Result<usize, Errno>) {
+        *lock(&self.state) = State::Done(wrote);
         self.changed.notify_one();
     }
 
     /// What was written, if a helper begins it in such a time; `None`: none does any more.
-    fn wait(&self, patience: Duration) -> Option<core::result::Result<usize, Errno>> {
-        let waits = |state: &mut State| matches!(state, State::Waits);
+    fn wait(&self, start_wait: Duration) -> Option<core::result::Result<usize, Errno>> {
+        let queued = |state: &mut State| matches!(state, State::Queued);
         let state = lock(&self.state);
         let (mut state, _) =
-            self.changed.wait_timeout_while(state, patience, waits).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait_timeout_while(state, start_wait, queued).unwrap_or_else(PoisonError::into_inner);
         loop {
             match *state {
-                State::Waits => *state = State::Withdrawn,
+                State::Queued => *state = State::Withdrawn,
                 State::Withdrawn => return None,
-                State::Over(wrote) => return Some(wrote),
-                State::Begun => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                State::Done(wrote) => return Some(wrote),
+                State::Started => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             }
         }
     }
 }
 
 /// A portion that a helper writes, and its memory, which stays until he is done with it.
-struct UnderWay {
-    progress: Arc<Progress>,
+struct ChunkInFlight {
+    state: Arc<ChunkState>,
     from: usize,
-    begun: Instant,
-    portion: Gathered,
+    started: Instant,
+    staged: StagedWrite,
 }
 
-impl Drop for UnderWay {
+impl Drop for ChunkInFlight {
     fn drop(&mut self) {
-        let _ = self.progress.wait(Duration::ZERO);
+        let _ = self.state.wait(Duration::ZERO);
     }
 }
 
-impl Write<'_> {
+impl WriteRequest<'_> {
     /// Whether portions of a range may be under way side by side.
-    pub(super) fn may_go_abreast(&self, range: &Range<usize>, hand: Hand) -> bool {
-        let own = hand.route == Route::Direct && hand.twin.is_none() && !is_own(self.fd);
-        let Some(at) = self.at.filter(|_| own && self.flags == 0 && !self.appends()) else { return false };
-        let there = match self.stat.kind {
+    pub(super) fn can_write_parallel(&self, range: &Range<usize>, via: WriteVia) -> bool {
+        let app_direct = via.route == Route::Direct && via.shadow_fd.is_none() && !is_shadow(self.fd);
+        let Some(at) = self.at.filter(|_| app_direct && self.flags == 0 && !self.is_append()) else { return false };
+        let allocated = match self.stat.kind {
             FileKind::Block => true,
             FileKind::Regular => {
                 let filled = self.stat.blocks.saturating_mul(512) >= self.stat.size;
@@ -151,56 +151,56 @@ impl Write<'_> {
             FileKind::Stream => false,
         };
         // One more is being copied; and half of the memory is for others, as in any long write.
-        let room = bound(self.ctx) / 2 >= ((ABREAST + 1) * PORTION) as u64;
-        there && room && range.len() > 2 * PORTION
+        let enough_staging = staging_limit(self.ctx) / 2 >= ((MAX_IN_FLIGHT + 1) * CHUNK) as u64;
+        allocated && enough_staging && range.len() > 2 * CHUNK
     }
 
     /// Those who can write; `None` if nobody can.
-    fn helpers(&self) -> Option<Helpers<'_>> {
-        let keepers = self.ctx.files.shadow_workers()?;
+    fn writers(&self) -> Option<Writers<'_>> {
+        let shadow = self.ctx.files.shadow_workers()?;
         let file = (self.stat.dev, self.stat.ino);
-        if let Some(shared) = shared(self.ctx, self.fd, file) {
-            return Some(Helpers { crew: keepers, fd: shared.get(), file: None, shared: Some(shared) });
+        if let Some(shadow_fd) = dup_app_fd(self.ctx, self.fd, file) {
+            return Some(Writers { pool: shadow, fd: shadow_fd.get(), file: None, shadow_fd: Some(shadow_fd) });
         }
-        let mates = self.ctx.files.workers().copy().filter(|mates| mates.shares_my_table() != Some(false))?;
-        Some(Helpers { crew: mates, fd: self.fd, file: Some(file), shared: None })
+        let workers = self.ctx.files.workers().copy().filter(|mates| mates.shares_fd_table() != Some(false))?;
+        Some(Writers { pool: workers, fd: self.fd, file: Some(file), shadow_fd: None })
     }
 
     /// The range, gathered portion by portion; the unbroken front that was written. `None`: nobody can help.
-    pub(super) fn abreast(
+    pub(super) fn write_parallel(
         &self,
         range: &Range<usize>,
-        hand: Hand,
-        mut gather: impl FnMut(usize, usize) -> Result<Gathered>,
+        via: WriteVia,
+        mut gather: impl FnMut(usize, usize) -> Result<StagedWrite>,
     ) -> Option<Result<usize>> {
-        let mut helpers = self.helpers()?;
-        let wrote = self.abreast_by(&helpers, range, hand, &mut gather);
-        if helpers.shared.take().is_some()
-            && let Some(keepers) = self.ctx.files.shadow_workers()
+        let mut writers = self.writers()?;
+        let wrote = self.write_parallel_by(&writers, range, via, &mut gather);
+        if writers.shadow_fd.take().is_some()
+            && let Some(shadow) = self.ctx.files.shadow_workers()
         {
             // What ends with the last descriptor (locks, say) shall end with the program's.
-            keepers.await_burials(PARTING);
+            shadow.wait_closed(CLOSE_WAIT);
         }
         Some(wrote)
     }
 
-    fn abreast_by(
+    fn write_parallel_by(
         &self,
-        helpers: &Helpers<'_>,
+        writers: &Writers<'_>,
         range: &Range<usize>,
-        hand: Hand,
-        gather: &mut impl FnMut(usize, usize) -> Result<Gathered>,
+        via: WriteVia,
+        gather: &mut impl FnMut(usize, usize) -> Result<StagedWrite>,
     ) -> Result<usize> {
-        let mut under_way: VecDeque<UnderWay> = VecDeque::with_capacity(ABREAST);
+        let mut in_flight: VecDeque<ChunkInFlight> = VecDeque::with_capacity(MAX_IN_FLIGHT);
         // To the end of what is copied, and to the end of what is written.
         let (mut copied, mut done) = (range.start, range.start);
         let mut ended = loop {
-            let next = (copied < range.end).then(|| gather(copied, PORTION));
+            let next = (copied < range.end).then(|| gather(copied, CHUNK));
             // While it is copied.
-            if (next.is_none() || under_way.len() == ABREAST)
-                && let Some(oldest) = under_way.pop_front()
+            if (next.is_none() || in_flight.len() == MAX_IN_FLIGHT)
+                && let Some(oldest) = in_flight.pop_front()
             {
-                match self.settle(&oldest, hand, &mut done) {
+                match self.finish_chunk(&oldest, via, &mut done) {
                     Ok(true) => {}
                     Ok(false) => break Ok(()),
                     Err(error) => break Err(error),
@@ -209,23 +209,23 @@ impl Write<'_> {
                 break Ok(());
             }
             let Some(next) = next else { continue };
-            let begun = Instant::now();
+            let started = Instant::now();
             match next.and_then(|mut portion| portion.wait().map(|()| portion)) {
-                Ok(portion) => {
+                Ok(staged) => {
                     let from = copied;
-                    copied += portion.len;
-                    let portion = UnderWay { progress: Arc::default(), from, begun, portion };
-                    self.begin(helpers, hand, &portion);
-                    under_way.push_back(portion);
+                    copied += staged.len;
+                    let chunk = ChunkInFlight { state: Arc::default(), from, started, staged };
+                    self.start_chunk(writers, via, &chunk);
+                    in_flight.push_back(chunk);
                 }
                 Err(error) => break Err(error),
             }
-            if copied < range.end && is_interrupted() {
+            if copied < range.end && is_cancelled() {
                 break Ok(());
             }
         };
-        for portion in under_way {
-            if let (Err(error), true) = (self.settle(&portion, hand, &mut done), ended.is_ok()) {
+        for chunk in in_flight {
+            if let (Err(error), true) = (self.finish_chunk(&chunk, via, &mut done), ended.is_ok()) {
                 ended = Err(error);
             }
         }
@@ -236,38 +236,38 @@ impl Write<'_> {
     }
 
     /// Waits for a portion, and adds what was written of it to the front if it goes on from there. Whether that was all of it.
-    fn settle(&self, portion: &UnderWay, hand: Hand, done: &mut usize) -> Result<bool> {
-        if portion.from != *done {
+    fn finish_chunk(&self, chunk: &ChunkInFlight, via: WriteVia, done: &mut usize) -> Result<bool> {
+        if chunk.from != *done {
             return Ok(false);
         }
-        let at = self.at.map(|at| at + portion.from as u64);
-        let by_helper = portion.progress.wait(PATIENCE);
-        let wrote = by_helper
-            .unwrap_or_else(|| self.call(hand, &portion.portion.vectors, at))
+        let at = self.at.map(|at| at + chunk.from as u64);
+        let worker_result = chunk.state.wait(START_WAIT);
+        let wrote = worker_result
+            .unwrap_or_else(|| self.write_vectors(via, &chunk.staged.vectors, at))
             .map_err(|e| self.kernel_error(e, *done))?;
-        let why = reason(portion.portion.is_pinned(), hand.reason);
-        self.ctx.files.stats().piece(&self.watch, hand.route, why, *done as u64, wrote as u64, portion.begun);
+        let why = pinned_reason(chunk.staged.is_pinned(), via.reason);
+        self.ctx.files.stats().record_piece(&self.span, via.route, why, *done as u64, wrote as u64, chunk.started);
         *done += wrote;
-        Ok(wrote == portion.portion.len)
+        Ok(wrote == chunk.staged.len)
     }
 
     /// Lets a helper write a portion.
-    fn begin(&self, helpers: &Helpers<'_>, hand: Hand, portion: &UnderWay) {
-        let (kernel, fd, route) = (self.ctx.files.sys(), helpers.fd, hand.route);
-        let at = self.at.map(|at| at + portion.from as u64);
-        let mut vectors = portion.portion.vectors.clone();
-        vectors.truncate(MOST_VECTORS);
-        let file = helpers.file;
+    fn start_chunk(&self, writers: &Writers<'_>, via: WriteVia, chunk: &ChunkInFlight) {
+        let (kernel, fd, route) = (self.ctx.files.sys(), writers.fd, via.route);
+        let at = self.at.map(|at| at + chunk.from as u64);
+        let mut vectors = chunk.staged.vectors.clone();
+        vectors.truncate(IOV_MAX);
+        let file = writers.file;
         let write = move || match file {
-            Some(key) if !kernel.names(fd, key) => Err(Errno::BADF),
+            Some(key) if !kernel.is_file(fd, key) => Err(Errno::BADF),
             // SAFETY: the memory stays until what was begun is over; host parts are the program's, for the kernel to judge.
             _ => unsafe { kernel.pwritev(route, fd, &vectors, at, 0) },
         };
-        let progress = Arc::clone(&portion.progress);
-        helpers.crew.start(move || {
-            if progress.begin() {
+        let state = Arc::clone(&chunk.state);
+        writers.pool.spawn(move || {
+            if state.try_start() {
                 // Whatever happens, somebody waits for an answer.
-                progress.end(catch_unwind(AssertUnwindSafe(write)).unwrap_or(Err(Errno::IO)));
+                state.finish(catch_unwind(AssertUnwindSafe(write)).unwrap_or(Err(Errno::IO)));
             }
         });
     }

@@ -20,86 +20,86 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
-use super::gather::{Gathered, Into, Order};
-use super::{Part, Result, bound};
+use super::gather::{StagedWrite, BufferSource, StreamOrder};
+use super::{Part, Result, staging_limit};
 use crate::ctx::Writer;
 use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
 use spinio_host::pool::Task;
-use spinio_host::syscalls::Kernel;
+use spinio_host::syscalls::Syscalls;
 use spinio_host::lock;
 use spinio_stats::Direction;
-use spinio_files::OwnFile;
+use spinio_files::ShadowFile;
 use spinio_transfer::Error;
 
 /// A range that one call of the kernel writes.
-struct Range {
+struct RangeWrite {
     at: u64,
     vectors: Vec<[usize; 2]>,
 }
 
 /// Ranges that keepers take one after another.
-struct Ranges {
-    kernel: &'static dyn Kernel,
+struct RangeWriter {
+    kernel: &'static dyn Syscalls,
     fd: Fd,
     route: Route,
-    ranges: Vec<Range>,
+    ranges: Vec<RangeWrite>,
     next: AtomicUsize,
     /// Asked before each: whether it may be written.
-    may: Option<Arc<Check>>,
+    still_allowed: Option<Arc<WriteCheck>>,
     /// One has failed, or may not be written: no further one is begun.
     stopped: AtomicBool,
-    left: Mutex<Left>,
-    over: Condvar,
+    remaining: Mutex<Remaining>,
+    all_done: Condvar,
 }
 
 /// What is to hold when a range is written.
-type Check = dyn Fn() -> bool + Send + Sync;
+type WriteCheck = dyn Fn() -> bool + Send + Sync;
 
 /// What is left of ranges.
-struct Left {
+struct Remaining {
     /// How many are still to be accounted for.
-    open: usize,
+    pending: usize,
     /// The first in the file that failed.
     failed: Option<(u64, Errno)>,
     /// Those that nobody tried.
     unwritten: Vec<usize>,
 }
 
-impl Task for Ranges {
-    fn help(&self) {
+impl Task for RangeWriter {
+    fn execute(&self) {
         loop {
             let number = self.next.fetch_add(1, Relaxed);
             let Some(range) = self.ranges.get(number) else { return };
             // Whatever happens, the range is accounted for: somebody waits for it.
             let write = || {
-                let begin = !self.stopped.load(Relaxed) && self.may.as_ref().is_none_or(|may| may());
-                begin.then(|| self.write(range))
+                let begin = !self.stopped.load(Relaxed) && self.still_allowed.as_ref().is_none_or(|may| may());
+                begin.then(|| self.write_groups(range))
             };
             let wrote = catch_unwind(AssertUnwindSafe(write)).unwrap_or(Some(Err(Errno::IO)));
-            let mut left = lock(&self.left);
+            let mut remaining = lock(&self.remaining);
             match wrote {
                 Some(Ok(())) => {}
                 None => {
                     self.stopped.store(true, Relaxed);
-                    left.unwritten.push(number);
+                    remaining.unwritten.push(number);
                 }
                 Some(Err(errno)) => {
                     self.stopped.store(true, Relaxed);
-                    if left.failed.is_none_or(|(at, _)| range.at < at) {
-                        left.failed = Some((range.at, errno));
+                    if remaining.failed.is_none_or(|(at, _)| range.at < at) {
+                        remaining.failed = Some((range.at, errno));
                     }
                 }
             }
-            left.open -= 1;
-            if left.open == 0 {
-                self.over.notify_all();
+            remaining.pending -= 1;
+            if remaining.pending == 0 {
+                self.all_done.notify_all();
             }
         }
     }
 }
 
-impl Ranges {
-    fn write(&self, range: &Range) -> core::result::Result<(), Errno> {
+impl RangeWriter {
+    fn write_groups(&self, range: &RangeWrite) -> core::result::Result<(), Errno> {
         let mut vectors = range.vectors.clone();
         let mut at = range.at;
         while !vectors.is_empty() {
@@ -111,32 +111,32 @@ impl Ranges {
                 Err(e) => return Err(e),
             };
             at += wrote as u64;
-            skip(&mut vectors, wrote);
+            advance(&mut vectors, wrote);
         }
         Ok(())
     }
 
     /// Waits until all are accounted for; those that nobody tried.
     fn wait(&self) -> core::result::Result<Vec<usize>, (u64, Errno)> {
-        let mut left = lock(&self.left);
-        while left.open > 0 {
-            left = self.over.wait(left).unwrap_or_else(PoisonError::into_inner);
+        let mut remaining = lock(&self.remaining);
+        while remaining.pending > 0 {
+            remaining = self.all_done.wait(remaining).unwrap_or_else(PoisonError::into_inner);
         }
-        left.failed.map_or_else(|| Ok(std::mem::take(&mut left.unwritten)), Err)
+        remaining.failed.map_or_else(|| Ok(std::mem::take(&mut remaining.unwritten)), Err)
     }
 }
 
 /// Leaves out the first bytes.
-fn skip(vectors: &mut Vec<[usize; 2]>, mut bytes: usize) {
+fn advance(vectors: &mut Vec<[usize; 2]>, mut bytes: usize) {
     vectors.retain_mut(|[at, len]| {
-        let gone = bytes.min(*len);
-        (*at, *len, bytes) = (*at + gone, *len - gone, bytes - gone);
+        let skipped = bytes.min(*len);
+        (*at, *len, bytes) = (*at + skipped, *len - skipped, bytes - skipped);
         *len > 0
     });
 }
 
 /// The vectors of the first `len` bytes, which are taken out.
-fn split(vectors: &mut std::collections::VecDeque<[usize; 2]>, mut len: usize) -> Vec<[usize; 2]> {
+fn take_front(vectors: &mut std::collections::VecDeque<[usize; 2]>, mut len: usize) -> Vec<[usize; 2]> {
     let mut out = Vec::new();
     while len > 0
         && let Some([at, all]) = vectors.pop_front()
@@ -154,41 +154,41 @@ fn split(vectors: &mut std::collections::VecDeque<[usize; 2]>, mut len: usize) -
 impl Writer {
     /// Writes parts at offsets of a file, each in one call of the kernel; returns when all are written. The error
     /// tells the first offset that failed; others may be written or not.
-    pub fn write_apart(self: &Arc<Self>, file: &OwnFile, ranges: &[(u64, Part)], route: Route) -> Result<()> {
-        self.write_watched_apart(file, ranges, route, None).map(drop)
+    pub fn write_ranges(self: &Arc<Self>, file: &ShadowFile, ranges: &[(u64, Part)], route: Route) -> Result<()> {
+        self.write_ranges_recorded(file, ranges, route, None).map(drop)
     }
 
     /// As [`Writer::write_apart`], each range only if a keeper is told just before it that it may be. Which may not, and
     /// were not written.
-    pub fn write_apart_if(
+    pub fn write_ranges_while(
         self: &Arc<Self>,
-        file: &OwnFile,
+        file: &ShadowFile,
         ranges: &[(u64, Part)],
         route: Route,
-        may: impl Fn() -> bool + Send + Sync + 'static,
+        still_allowed: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Result<Vec<usize>> {
-        self.write_watched_apart(file, ranges, route, Some(Arc::new(may)))
+        self.write_ranges_recorded(file, ranges, route, Some(Arc::new(still_allowed)))
     }
 
-    fn write_watched_apart(
+    fn write_ranges_recorded(
         self: &Arc<Self>,
-        file: &OwnFile,
+        file: &ShadowFile,
         ranges: &[(u64, Part)],
         route: Route,
-        may: Option<Arc<Check>>,
+        still_allowed: Option<Arc<WriteCheck>>,
     ) -> Result<Vec<usize>> {
-        let asked: usize = ranges.iter().map(|r| r.1.len()).sum();
+        let requested: usize = ranges.iter().map(|r| r.1.len()).sum();
         let Some(&(first, _)) = ranges.first() else { return Ok(Vec::new()) };
         let stats = self.files.stats();
-        let watch = stats.begin(Direction::Write, file.fd(), Some(first), asked as u64);
-        let begun = Instant::now();
-        let unwritten = write(self, file, ranges, route, may.as_ref());
-        let wrote = unwritten.as_ref().map(|left| asked - left.iter().map(|&n| ranges[n].1.len()).sum::<usize>());
+        let span = stats.begin(Direction::Write, file.fd(), Some(first), requested as u64);
+        let started = Instant::now();
+        let unwritten = write(self, file, ranges, route, still_allowed.as_ref());
+        let wrote = unwritten.as_ref().map(|left| requested - left.iter().map(|&n| ranges[n].1.len()).sum::<usize>());
         if let Ok(wrote) = wrote {
             let why = if route == Route::Direct { Reason::WholeStripes } else { Reason::IntoCache };
-            stats.piece(&watch, route, why, 0, wrote as u64, begun);
+            stats.record_piece(&span, route, why, 0, wrote as u64, started);
         }
-        stats.end(&watch, &wrote.map_err(Error::errno));
+        stats.end(&span, &wrote.map_err(Error::errno));
         unwritten
     }
 }
@@ -196,82 +196,82 @@ impl Writer {
 /// The ranges that were not written because they may not be.
 fn write(
     ctx: &Arc<Writer>,
-    file: &OwnFile,
+    file: &ShadowFile,
     ranges: &[(u64, Part)],
     route: Route,
-    may: Option<&Arc<Check>>,
+    still_allowed: Option<&Arc<WriteCheck>>,
 ) -> Result<Vec<usize>> {
     let parts: Vec<Part> = ranges.iter().map(|r| r.1).collect();
     let device_error = |e| Error::device(e, "write", ranges[0].0, parts.iter().map(|p| p.len() as u64).sum());
-    let order = Order::leased(&parts).map_err(device_error)?;
-    let most = bound(ctx) as usize / 2;
-    let mut under_way: Option<UnderWay> = None;
+    let order = StreamOrder::after_app(&parts).map_err(device_error)?;
+    let max = staging_limit(ctx) as usize / 2;
+    let mut in_flight: Option<GroupInFlight> = None;
     let mut from = 0;
     while from < ranges.len() {
         let mut to = from;
         let mut bytes = 0;
-        while to < ranges.len() && (to == from || bytes + parts[to].len() <= most) {
+        while to < ranges.len() && (to == from || bytes + parts[to].len() <= max) {
             bytes += parts[to].len();
             to += 1;
         }
         let gather = || {
-            let mut gathered = Gathered::begin(ctx, &order, &parts[from..to], Into::Ring, ranges[from].0)?.fenced()?;
-            gathered.wait().map(|()| gathered)
+            let mut staged = StagedWrite::start(ctx, &order, &parts[from..to], BufferSource::Pool, ranges[from].0)?.with_fences()?;
+            staged.wait().map(|()| staged)
         };
-        let gathered = gather();
-        let mut unwritten = finish(under_way.take())?;
+        let staged = gather();
+        let mut unwritten = wait_group(in_flight.take())?;
         if !unwritten.is_empty() {
             unwritten.extend(from..ranges.len());
             return Ok(unwritten);
         }
-        let gathered = gathered?;
-        let task = begin(ctx, file, &ranges[from..to], &gathered, (route, may.map(Arc::clone)));
-        under_way = Some(UnderWay { first: from, task, _gathered: gathered });
+        let gathered = staged?;
+        let task = start_group(ctx, file, &ranges[from..to], &gathered, (route, still_allowed.map(Arc::clone)));
+        in_flight = Some(GroupInFlight { first: from, task, _staged: gathered });
         from = to;
     }
-    finish(under_way)
+    wait_group(in_flight)
 }
 
 /// A group of ranges that is being written, and its memory. Where it is dropped, by an error or a panic, no further range
 /// is begun, and those that are being written are waited for: their memory goes with it.
-struct UnderWay {
+struct GroupInFlight {
     /// Number of its first range.
     first: usize,
-    task: Arc<Ranges>,
-    _gathered: Gathered,
+    task: Arc<RangeWriter>,
+    _staged: StagedWrite,
 }
 
-fn begin(
+fn start_group(
     ctx: &Writer,
-    file: &OwnFile,
+    file: &ShadowFile,
     ranges: &[(u64, Part)],
-    gathered: &Gathered,
-    (route, may): (Route, Option<Arc<Check>>),
-) -> Arc<Ranges> {
-    let mut vectors = gathered.vectors.iter().copied().collect();
-    let ranges: Vec<Range> =
-        ranges.iter().map(|(at, part)| Range { at: *at, vectors: split(&mut vectors, part.len()) }).collect();
+    staged: &StagedWrite,
+    (route, may): (Route, Option<Arc<WriteCheck>>),
+) -> Arc<RangeWriter> {
+    let mut vectors = staged.vectors.iter().copied().collect();
+    let ranges: Vec<RangeWrite> =
+        ranges.iter().map(|(at, part)| RangeWrite { at: *at, vectors: take_front(&mut vectors, part.len()) }).collect();
     let count = ranges.len();
-    let task = Arc::new(Ranges {
+    let task = Arc::new(RangeWriter {
         kernel: ctx.files.sys(),
         fd: file.fd(),
         route,
         ranges,
         next: AtomicUsize::new(0),
-        may,
+        still_allowed: may,
         stopped: AtomicBool::new(false),
-        left: Mutex::new(Left { open: count, failed: None, unwritten: Vec::new() }),
-        over: Condvar::new(),
+        remaining: Mutex::new(Remaining { pending: count, failed: None, unwritten: Vec::new() }),
+        all_done: Condvar::new(),
     });
-    if let Some(keepers) = ctx.files.shadow_workers() {
-        keepers.post(task.clone(), count.min(KEEPERS));
+    if let Some(shadow) = ctx.files.shadow_workers() {
+        shadow.submit(task.clone(), count.min(KEEPERS));
     }
     task
 }
 
 /// Waits for ranges under way; their memory is given back after that. Those that were not written.
-fn finish(under_way: Option<UnderWay>) -> Result<Vec<usize>> {
-    let Some(group) = under_way else { return Ok(Vec::new()) };
+fn wait_group(in_flight: Option<GroupInFlight>) -> Result<Vec<usize>> {
+    let Some(group) = in_flight else { return Ok(Vec::new()) };
     let unwritten = group.task.wait().map_err(|(at, errno)| {
         let found = group.task.ranges.iter().find(|r| r.at == at);
         Error::kernel(errno, "write", at, found.map_or(0, |r| r.vectors.iter().map(|v| v[1] as u64).sum()))
@@ -279,7 +279,7 @@ fn finish(under_way: Option<UnderWay>) -> Result<Vec<usize>> {
     Ok(unwritten.into_iter().map(|number| group.first + number).collect())
 }
 
-impl Drop for UnderWay {
+impl Drop for GroupInFlight {
     fn drop(&mut self) {
         self.task.stopped.store(true, Relaxed);
         let _ = self.task.wait();
@@ -291,15 +291,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vectors_are_split_and_skipped_by_bytes() {
+    fn vectors_split_and_advance_by_bytes() {
         let mut all = [[100, 10], [200, 5], [300, 1]].into_iter().collect();
-        assert_eq!(split(&mut all, 3), [[100, 3]]);
-        assert_eq!(split(&mut all, 9), [[103, 7], [200, 2]]);
-        assert_eq!(split(&mut all, 99), [[202, 3], [300, 1]]);
+        assert_eq!(take_front(&mut all, 3), [[100, 3]]);
+        assert_eq!(take_front(&mut all, 9), [[103, 7], [200, 2]]);
+        assert_eq!(take_front(&mut all, 99), [[202, 3], [300, 1]]);
         let mut all = vec![[100, 10], [200, 5]];
-        skip(&mut all, 12);
+        advance(&mut all, 12);
         assert_eq!(all, [[202, 3]]);
-        skip(&mut all, 3);
+        advance(&mut all, 3);
         assert!(all.is_empty());
     }
 }

@@ -35,38 +35,38 @@ use spinio_plan::{Reason, Route, write_cut};
 use spinio_sys::Errno;
 use spinio_sys::linux;
 
-use super::choice::{LEAST_DIRECT, LEAST_P2P, Prospect, SYNC};
-use super::whole::Hand;
-use super::{Part, Result, Write, bound};
-use spinio_files::Verdict;
-use spinio_host::shadow_fd::PrivateFd;
-use spinio_files::File;
-use spinio_transfer::bounce::BLOCK;
+use super::choice::{MIN_DIRECT, MIN_P2P, WriteQuery, SYNC_FLAGS};
+use super::whole::WriteVia;
+use super::{Part, Result, WriteRequest, staging_limit};
+use spinio_files::P2pTrust;
+use spinio_host::shadow_fd::ShadowFd;
+use spinio_files::FileState;
+use spinio_transfer::bounce::BUFFER_SIZE;
 use spinio_device::Target;
 use spinio_transfer::Error;
 use spinio_transfer::AlignedBuf;
 
 /// Bytes of one P2P call at most.
-const P2P_CALL: usize = 0x7fff_f000;
+const MAX_P2P_CALL: usize = 0x7fff_f000;
 
 /// How long the twin's end is waited for.
-const PARTING: Duration = Duration::from_millis(20);
+const CLOSE_WAIT: Duration = Duration::from_millis(20);
 
-impl Write<'_> {
+impl WriteRequest<'_> {
     /// Whether going around the page cache is worth a look. Cheap: most writes end here.
-    pub(super) fn may_go_around(&self, flags: i32) -> bool {
+    pub(super) fn may_bypass_cache(&self, flags: i32) -> bool {
         let flags = flags as u32;
         let settings = &self.ctx.policy;
-        if self.flags != 0 || flags & linux::O_APPEND != 0 || (self.len as u64) < LEAST_P2P {
+        if self.flags != 0 || flags & linux::O_APPEND != 0 || (self.len as u64) < MIN_P2P {
             return false;
         }
-        let may_be_direct = self.may_be_cut() && self.len as u64 >= LEAST_DIRECT && settings.allows(Route::Direct);
+        let may_be_direct = self.needs_chunks() && self.len as u64 >= MIN_DIRECT && settings.allows(Route::Direct);
         let direct = flags & linux::O_DIRECT == 0 && may_be_direct;
-        direct || (self.mapped().is_some() && settings.allows(Route::P2p))
+        direct || (self.p2p_source().is_some() && settings.allows(Route::P2p))
     }
 
     /// The device memory of a write that storage might fetch by itself. Memory of both kinds is never mixed in a vector.
-    fn mapped(&self) -> Option<Target> {
+    fn p2p_source(&self) -> Option<Target> {
         match *self.parts {
             [Part::Device(from, _)] if from.allocation.p2p_mapped => Some(from),
             _ => None,
@@ -74,7 +74,7 @@ impl Write<'_> {
     }
 
     /// The first device that it takes bytes from.
-    fn device(&self) -> Option<&'static dyn Device> {
+    fn first_device(&self) -> Option<&'static dyn Device> {
         self.parts.iter().find_map(|part| match part {
             Part::Device(from, _) => Some(from.allocation.device),
             Part::Host(..) => None,
@@ -82,16 +82,16 @@ impl Write<'_> {
     }
 
     /// The write, at a known offset, by the cheapest way.
-    pub(super) fn around(&self, flags: i32) -> Result<usize> {
-        let (Some(offset), Some(device)) = (self.at, self.device()) else {
-            return self.plain();
+    pub(super) fn bypass_cache(&self, flags: i32) -> Result<usize> {
+        let (Some(offset), Some(device)) = (self.at, self.first_device()) else {
+            return self.write_app_fd();
         };
         // Any opening would break it, also one that only looks.
         if self.ctx.files.sys().is_leased(self.fd) {
-            return self.plain();
+            return self.write_app_fd();
         }
-        let Ok(file) = self.ctx.files.get(self.fd, self.stat) else { return self.plain() };
-        let mut prospect = Prospect {
+        let Ok(file) = self.ctx.files.get(self.fd, self.stat) else { return self.write_app_fd() };
+        let mut query = WriteQuery {
             ctx: self.ctx,
             file: &file,
             device,
@@ -99,48 +99,48 @@ impl Write<'_> {
             offset,
             len: self.len as u64,
             flags: flags as u32,
-            into_cache: self.cache_route(),
-            in_parts: self.may_be_cut(),
+            cache_route: self.cache_route(),
+            chunked: self.needs_chunks(),
             p2p: Ok(()),
-            twin: self.may_open_twin(&file, offset),
+            shadow: self.may_open_shadow(&file, offset),
         };
-        prospect.p2p = self.p2p(&file, offset, prospect.unit());
-        let way = prospect.way();
-        if let Some(reason) = way.refused {
-            self.ctx.files.stats().refused(reason, self.len as u64);
+        query.p2p = self.check_p2p(&file, offset, query.alignment());
+        let decision = query.decide();
+        if let Some(reason) = decision.refused {
+            self.ctx.files.stats().record_refusal(reason, self.len as u64);
         }
-        let own = flags as u32 & linux::O_DIRECT != 0;
-        if way.route.from_cache() || (own && way.route == Route::Direct) {
-            return self.plain();
+        let app_direct = flags as u32 & linux::O_DIRECT != 0;
+        if decision.route.from_cache() || (app_direct && decision.route == Route::Direct) {
+            return self.write_app_fd();
         }
-        let twin = if own { None } else { self.twin(&file, flags) };
-        if !own && twin.is_none() {
-            return self.plain();
+        let shadow = if app_direct { None } else { self.open_shadow(&file, flags) };
+        if !app_direct && shadow.is_none() {
+            return self.write_app_fd();
         }
-        let hand = Hand { twin: twin.as_ref().map(PrivateFd::get), route: way.route, reason: way.reason };
-        let (front, middle) = write_cut(offset, self.len as u64, prospect.unit());
-        let wrote = self.cut(&file, hand, front as usize, (front + middle) as usize);
-        if twin.is_some() {
-            drop(twin);
+        let via = WriteVia { shadow_fd: shadow.as_ref().map(ShadowFd::get), route: decision.route, reason: decision.reason };
+        let (front, middle) = write_cut(offset, self.len as u64, query.alignment());
+        let wrote = self.write_split(&file, via, front as usize, (front + middle) as usize);
+        if shadow.is_some() {
+            drop(shadow);
             // Not there any more when the call returns, unless a server is slow.
-            self.ctx.files.shadow_workers().into_iter().for_each(|workers| workers.await_burials(PARTING));
+            self.ctx.files.shadow_workers().into_iter().for_each(|workers| workers.wait_closed(CLOSE_WAIT));
         }
         wrote
     }
 
     /// Edges through the page cache, the middle by `hand`.
-    fn cut(&self, file: &Arc<File>, hand: Hand, front: usize, end: usize) -> Result<usize> {
-        let edge = Hand { reason: Reason::Edge, ..self.own_hand() };
+    fn write_split(&self, file: &Arc<FileState>, via: WriteVia, front: usize, end: usize) -> Result<usize> {
+        let edge = WriteVia { reason: Reason::Edge, ..self.via_app_fd() };
         let mut done = 0;
-        for (range, hand) in [(0..front, edge), (front..end, hand), (end..self.len, edge)] {
+        for (range, via) in [(0..front, edge), (front..end, via), (end..self.len, edge)] {
             if range.is_empty() {
                 continue;
             }
             let wanted = range.len();
-            let wrote = match hand.route {
-                Route::P2p => self.out_of_device(file, range, hand),
-                Route::Direct if hand.twin.is_some() => self.through_twin(range, hand),
-                _ => self.portions(range, hand),
+            let wrote = match via.route {
+                Route::P2p => self.p2p_write(file, range, via),
+                Route::Direct if via.shadow_fd.is_some() => self.write_via_shadow_fd(range, via),
+                _ => self.write_chunks(range, via),
             };
             match wrote {
                 Ok(wrote) => done += wrote,
@@ -156,46 +156,46 @@ impl Write<'_> {
 
     /// Staged bytes around the page cache. What fails there before it has written anything is for the program's own
     /// descriptor, which then says why.
-    fn through_twin(&self, range: Range<usize>, hand: Hand) -> Result<usize> {
-        let all = range.len() == self.len && self.staged() <= bound(self.ctx);
-        let wrote = if all { self.whole(Some(hand)) } else { self.portions(range.clone(), hand) };
+    fn write_via_shadow_fd(&self, range: Range<usize>, via: WriteVia) -> Result<usize> {
+        let single_call = range.len() == self.len && self.staged_bytes() <= staging_limit(self.ctx);
+        let wrote = if single_call { self.write_once(Some(via)) } else { self.write_chunks(range.clone(), via) };
         match wrote {
             Ok(wrote) => Ok(wrote),
-            Err(_) if all => self.whole(Some(Hand { reason: Reason::FellBack, ..self.own_hand() })),
-            Err(_) => self.portions(range, Hand { reason: Reason::FellBack, ..self.own_hand() }),
+            Err(_) if single_call => self.write_once(Some(WriteVia { reason: Reason::FellBack, ..self.via_app_fd() })),
+            Err(_) => self.write_chunks(range, WriteVia { reason: Reason::FellBack, ..self.via_app_fd() }),
         }
     }
 
     /// Whether a descriptor of ours may write here.
-    fn may_open_twin(&self, file: &File, offset: u64) -> core::result::Result<(), Reason> {
-        file.direct.as_ref().map_err(|reason| *reason)?;
+    fn may_open_shadow(&self, file: &FileState, offset: u64) -> core::result::Result<(), Reason> {
+        file.direct_fd.as_ref().map_err(|reason| *reason)?;
         if offset + self.len as u64 <= linux::file_size_limit() { Ok(()) } else { Err(Reason::OwnOnly) }
     }
 
     /// A descriptor for this write alone.
-    fn twin(&self, file: &File, flags: i32) -> Option<PrivateFd> {
-        let keepers = self.ctx.files.shadow_workers()?;
+    fn open_shadow(&self, file: &FileState, flags: i32) -> Option<ShadowFd> {
+        let shadow = self.ctx.files.shadow_workers()?;
         let (kernel, fd, tid) = (self.ctx.files.sys(), self.fd, linux::gettid());
-        let flags = linux::O_WRONLY | linux::O_DIRECT | linux::O_NONBLOCK | flags as u32 & SYNC;
-        let (key, graves) = (file.key(), keepers.graveyard());
-        keepers.call(move || {
-            let twin = PrivateFd::new(kernel.open_again(tid, fd, flags as i32).ok()?, graves);
-            let same = kernel.names(twin.get(), key);
-            same.then_some(twin)
+        let flags = linux::O_WRONLY | linux::O_DIRECT | linux::O_NONBLOCK | flags as u32 & SYNC_FLAGS;
+        let (key, close_queue) = (file.key(), shadow.close_queue());
+        shadow.run_blocking(move || {
+            let shadow = ShadowFd::new(kernel.reopen(tid, fd, flags as i32).ok()?, close_queue);
+            let same_file = kernel.is_file(shadow.get(), key);
+            same_file.then_some(shadow)
         })?
     }
 
     /// Whether storage of the file may fetch these bytes.
-    fn p2p(&self, file: &File, offset: u64, unit: u64) -> core::result::Result<(), Reason> {
-        let from = self.mapped().ok_or(Reason::NoP2pMapping)?;
+    fn check_p2p(&self, file: &FileState, offset: u64, unit: u64) -> core::result::Result<(), Reason> {
+        let from = self.p2p_source().ok_or(Reason::NoP2pMapping)?;
         if !self.ctx.policy.allows(Route::P2p) {
             return Err(Reason::Forced);
         }
-        file.direct.as_ref().map_err(|reason| *reason)?;
-        if !file.geometry().writes_once() {
+        file.direct_fd.as_ref().map_err(|reason| *reason)?;
+        if !file.block_stack().writes_once() {
             return Err(Reason::P2pMirror);
         }
-        let memory = u64::from(file.align.memory).max(1);
+        let memory = u64::from(file.direct_align.memory).max(1);
         let (front, _) = write_cut(offset, self.len as u64, unit);
         if !(from.addr.0 + front).is_multiple_of(memory) {
             return Err(Reason::P2pMisaligned);
@@ -205,12 +205,12 @@ impl Write<'_> {
             // Nothing can be ordered behind what is being captured.
             return Err(Reason::Capturing);
         }
-        self.ctx.files.p2p.verdict(file.storage, device).unwrap_or(Verdict::Trusted).allows()
+        self.ctx.files.p2p.p2p_trust(file.storage, device).unwrap_or(P2pTrust::Trusted).allows()
     }
 
     /// Peer-to-peer; what cannot go this way is redone whole.
-    fn out_of_device(&self, file: &Arc<File>, range: Range<usize>, hand: Hand) -> Result<usize> {
-        let Some(from) = self.mapped() else { return self.portions(range, self.own_hand()) };
+    fn p2p_write(&self, file: &Arc<FileState>, range: Range<usize>, via: WriteVia) -> Result<usize> {
+        let Some(from) = self.p2p_source() else { return self.write_chunks(range, self.via_app_fd()) };
         let device = from.allocation.device;
         let fail = |e| Error::device(e, "write", self.at.unwrap_or(0), self.len as u64);
         // Storage keeps no order with the device's queues: what was queued before has to be done.
@@ -220,21 +220,21 @@ impl Write<'_> {
         waited.map_err(fail)?;
         let mut done = range.start;
         while done < range.end {
-            let begun = Instant::now();
-            let len = (range.end - done).min(P2P_CALL);
+            let started = Instant::now();
+            let len = (range.end - done).min(MAX_P2P_CALL);
             let at = self.at.map(|at| at + done as u64);
             let source = from.addr.offset(done as u64);
-            let wrote = self.call(hand, &[[source.0 as usize, len]], at);
-            let right = wrote == Ok(len) && self.arrived(file, Target { addr: source, ..from }, at.unwrap_or(0), len);
-            if !right {
+            let wrote = self.write_vectors(via, &[[source.0 as usize, len]], at);
+            let complete = wrote == Ok(len) && self.verify_p2p(file, Target { addr: source, ..from }, at.unwrap_or(0), len);
+            if !complete {
                 if matches!(wrote, Err(Errno::REMOTEIO | Errno::INVAL | Errno::OPNOTSUPP)) {
-                    self.ctx.files.p2p.set(file.storage, device, Verdict::Unreachable);
+                    self.ctx.files.p2p.set(file.storage, device, P2pTrust::Unreachable);
                 }
-                let again = Hand { reason: Reason::FellBack, ..self.own_hand() };
-                let rest = if range.len() == self.len && done == 0 && self.staged() <= bound(self.ctx) {
-                    self.whole(Some(again))
+                let fallback = WriteVia { reason: Reason::FellBack, ..self.via_app_fd() };
+                let rest = if range.len() == self.len && done == 0 && self.staged_bytes() <= staging_limit(self.ctx) {
+                    self.write_once(Some(fallback))
                 } else {
-                    self.portions(done..range.end, again)
+                    self.write_chunks(done..range.end, fallback)
                 };
                 return match rest {
                     Ok(wrote) => Ok(done - range.start + wrote),
@@ -242,45 +242,45 @@ impl Write<'_> {
                     Err(_) => Ok(done - range.start),
                 };
             }
-            self.ctx.files.stats().piece(&self.watch, hand.route, hand.reason, done as u64, len as u64, begun);
+            self.ctx.files.stats().record_piece(&self.span, via.route, via.reason, done as u64, len as u64, started);
             done += len;
         }
         Ok(range.len())
     }
 
     /// Whether storage has what the device has: asked once for each file system and device.
-    fn arrived(&self, file: &Arc<File>, source: Target, offset: u64, len: usize) -> bool {
+    fn verify_p2p(&self, file: &Arc<FileState>, source: Target, offset: u64, len: usize) -> bool {
         let device = source.allocation.device;
-        if self.ctx.files.p2p.verdict(file.storage, device).is_some() {
+        if self.ctx.files.p2p.p2p_trust(file.storage, device).is_some() {
             return true;
         }
-        let len = len.min(BLOCK);
-        let Some(keepers) = self.ctx.files.shadow_workers() else { return false };
+        let len = len.min(BUFFER_SIZE);
+        let Some(shadow) = self.ctx.files.shadow_workers() else { return false };
         // Twice: somebody else may have written there since.
         for _ in 0..2 {
-            let (kernel, theirs) = (self.ctx.files.sys(), Arc::clone(file));
-            let stored = keepers.call(move || {
-                let twin = theirs.direct.as_ref().ok()?;
+            let (kernel, file_ref) = (self.ctx.files.sys(), Arc::clone(file));
+            let on_disk = shadow.run_blocking(move || {
+                let shadow = file_ref.direct_fd.as_ref().ok()?;
                 let mut bytes = AlignedBuf::zeroed(len);
                 // SAFETY: `bytes` has `len` bytes.
-                let got = unsafe { kernel.pread(Route::Direct, twin.get(), bytes.as_mut_ptr(), len, offset, 0) };
+                let got = unsafe { kernel.pread(Route::Direct, shadow.get(), bytes.as_mut_ptr(), len, offset, 0) };
                 (got == Ok(len)).then_some(bytes)
             });
-            let mut sent = vec![0u8; len];
-            if let Some(Some(stored)) = stored
-                && self.fetch(source, &mut sent)
-                && *stored == *sent
+            let mut in_device = vec![0u8; len];
+            if let Some(Some(stored)) = on_disk
+                && self.read_back(source, &mut in_device)
+                && *stored == *in_device
             {
-                self.ctx.files.p2p.set(file.storage, device, Verdict::Trusted);
+                self.ctx.files.p2p.set(file.storage, device, P2pTrust::Trusted);
                 return true;
             }
         }
-        self.ctx.files.p2p.set(file.storage, device, Verdict::Untrusted);
+        self.ctx.files.p2p.set(file.storage, device, P2pTrust::Untrusted);
         false
     }
 
     /// Bytes of the device, by way of the device.
-    fn fetch(&self, from: Target, into: &mut [u8]) -> bool {
+    fn read_back(&self, from: Target, into: &mut [u8]) -> bool {
         let device = from.allocation.device;
         let queue = device.program_queue().0;
         // SAFETY: `into` is borrowed until the drain below returns, and the range lies in the write's allocation.

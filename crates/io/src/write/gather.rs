@@ -22,48 +22,48 @@ use super::Part;
 use spinio_transfer::Error;
 use crate::ctx::Writer;
 use spinio_transfer::HostMemory;
-use spinio_transfer::bounce::{BLOCK, Block, Staging};
+use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, BouncePool};
 
 /// How long to wait for blocks of the ring.
-const PATIENCE: Duration = Duration::from_millis(10);
+const POOL_WAIT: Duration = Duration::from_millis(10);
 
 /// Where the bytes are gathered.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Into {
+pub(super) enum BufferSource {
     /// The staging ring: for calls of the kernel that end by themselves.
-    Ring,
+    Pool,
     /// The ring of what waits for a queue, beyond its bound if it must be: who queues a write must not wait for the queue.
-    Queued,
+    StreamPool,
     /// Memory of this write alone: for streams, which may keep their caller waiting for ever.
-    Own,
+    Private,
 }
 
 /// The queues that the copies of a write go to, one a device.
-pub(super) struct Order {
-    queues: Vec<(&'static dyn Device, QueueId)>,
-    leased: bool,
+pub(super) struct StreamOrder {
+    streams: Vec<(&'static dyn Device, QueueId)>,
+    owned: bool,
 }
 
-impl Order {
+impl StreamOrder {
     /// The program's own queues: the copies stand where a `cudaMemcpy` would.
-    pub(super) fn program(parts: &[Part]) -> Order {
-        let mut order = Order { queues: Vec::new(), leased: false };
+    pub(super) fn app(parts: &[Part]) -> StreamOrder {
+        let mut order = StreamOrder { streams: Vec::new(), owned: false };
         for device in devices(parts) {
-            order.queues.push((device, device.program_queue().0));
+            order.streams.push((device, device.program_queue().0));
         }
         order
     }
 
     /// Queues of our own behind what the program has queued by now, for copies that are queued later.
-    pub(super) fn leased(parts: &[Part]) -> Result<Order, DeviceError> {
-        let mut order = Order { queues: Vec::new(), leased: true };
+    pub(super) fn after_app(parts: &[Part]) -> Result<StreamOrder, DeviceError> {
+        let mut order = StreamOrder { streams: Vec::new(), owned: true };
         for device in devices(parts) {
-            let (program, ours) = device.program_queue();
-            let queue = device.lease_queue()?;
-            order.queues.push((device, queue));
-            if !ours {
+            let (program, capturing) = device.program_queue();
+            let stream = device.lease_queue()?;
+            order.streams.push((device, stream));
+            if !capturing {
                 let fence = device.fence(program)?;
-                let followed = device.follow(queue, &fence);
+                let followed = device.follow(stream, &fence);
                 device.release_fence(fence);
                 followed?;
             }
@@ -72,20 +72,20 @@ impl Order {
     }
 
     /// A queue that the program names.
-    pub(super) fn named(device: &'static dyn Device, queue: QueueId) -> Order {
-        Order { queues: vec![(device, queue)], leased: false }
+    pub(super) fn explicit(device: &'static dyn Device, stream: QueueId) -> StreamOrder {
+        StreamOrder { streams: vec![(device, stream)], owned: false }
     }
 
-    fn queue(&self, device: &'static dyn Device) -> QueueId {
-        let found = self.queues.iter().find(|(d, _)| core::ptr::addr_eq(*d, device));
+    fn stream(&self, device: &'static dyn Device) -> QueueId {
+        let found = self.streams.iter().find(|(d, _)| core::ptr::addr_eq(*d, device));
         found.map_or(QueueId(0), |&(_, queue)| queue)
     }
 }
 
-impl Drop for Order {
+impl Drop for StreamOrder {
     fn drop(&mut self) {
-        if self.leased {
-            self.queues.iter().for_each(|&(device, queue)| device.return_queue(queue));
+        if self.owned {
+            self.streams.iter().for_each(|&(device, queue)| device.return_queue(queue));
         }
     }
 }
@@ -103,49 +103,49 @@ fn devices(parts: &[Part]) -> Vec<&'static dyn Device> {
 }
 
 /// The bytes of one device.
-struct Lot {
-    staging: Arc<Staging>,
-    queue: QueueId,
-    blocks: Vec<Block>,
-    own: Option<HostMemory>,
+struct DeviceStage {
+    staging: Arc<BouncePool>,
+    stream: QueueId,
+    blocks: Vec<BounceBuffer>,
+    private: Option<HostMemory>,
     /// Pieces of memory still to be filled, last first.
-    empty: Vec<(*mut u8, usize)>,
+    free: Vec<(*mut u8, usize)>,
     fence: Option<Fence>,
     /// Something was queued that may not be over.
-    moving: bool,
+    copying: bool,
 }
 
-impl Lot {
+impl DeviceStage {
     fn new(
         ctx: &Writer,
         device: &'static dyn Device,
-        queue: QueueId,
+        stream: QueueId,
         len: usize,
-        into: Into,
-    ) -> Result<Lot, DeviceError> {
-        let staging = if into == Into::Queued { ctx.bounce.stream(device) } else { ctx.bounce.sync(device) };
-        let count = len.div_ceil(BLOCK);
-        let mut blocks = match into {
-            Into::Ring => staging.take_many(count, PATIENCE),
-            Into::Queued => Vec::with_capacity(count),
-            Into::Own => Vec::new(),
+        source: BufferSource,
+    ) -> Result<DeviceStage, DeviceError> {
+        let staging = if source == BufferSource::StreamPool { ctx.bounce.stream(device) } else { ctx.bounce.sync(device) };
+        let count = len.div_ceil(BUFFER_SIZE);
+        let mut blocks = match source {
+            BufferSource::Pool => staging.acquire_many(count, POOL_WAIT),
+            BufferSource::StreamPool => Vec::with_capacity(count),
+            BufferSource::Private => Vec::new(),
         };
         // A driver copies into memory that is not pinned while the caller waits for it, and so for the queue.
-        while into == Into::Queued
+        while source == BufferSource::StreamPool
             && blocks.len() < count
-            && let Ok(Some(block)) = staging.take_queued()
+            && let Ok(Some(block)) = staging.acquire_for_stream()
         {
             blocks.push(block);
         }
-        let mut lot = Lot { staging, queue, blocks, own: None, empty: Vec::new(), fence: None, moving: false };
-        let rest = len.saturating_sub(lot.blocks.len() * BLOCK);
+        let mut stage = DeviceStage { staging, stream, blocks, private: None, free: Vec::new(), fence: None, copying: false };
+        let rest = len.saturating_sub(stage.blocks.len() * BUFFER_SIZE);
         if rest > 0 {
-            let own = HostMemory::new(rest)?;
-            lot.empty.push((own.ptr, rest));
-            lot.own = Some(own);
+            let private = HostMemory::new(rest)?;
+            stage.free.push((private.ptr, rest));
+            stage.private = Some(private);
         }
-        lot.empty.extend(lot.blocks.iter().rev().map(|b| (b.ptr(), BLOCK)));
-        Ok(lot)
+        stage.free.extend(stage.blocks.iter().rev().map(|b| (b.ptr(), BUFFER_SIZE)));
+        Ok(stage)
     }
 
     fn device(&self) -> &'static dyn Device {
@@ -156,19 +156,19 @@ impl Lot {
     fn fill(&mut self, part: super::Target, len: usize, vectors: &mut Vec<[usize; 2]>) -> Result<(), DeviceError> {
         let mut done = 0;
         while done < len
-            && let Some((ptr, room)) = self.empty.pop()
+            && let Some((ptr, room)) = self.free.pop()
         {
             let n = room.min(len - done);
-            self.moving = true;
+            self.copying = true;
             // SAFETY: the memory is this lot's, which drains the queue before it lets go of it; the bytes lie inside
             // the allocation.
-            unsafe { self.device().copy_out(self.queue, ptr, part.addr.offset(done as u64), n) }?;
+            unsafe { self.device().copy_out(self.stream, ptr, part.addr.offset(done as u64), n) }?;
             match vectors.last_mut() {
                 Some([at, before]) if *at + *before == ptr as usize => *before += n,
                 _ => vectors.push([ptr as usize, n]),
             }
             if n < room {
-                self.empty.push((ptr.wrapping_add(n), room - n));
+                self.free.push((ptr.wrapping_add(n), room - n));
             }
             done += n;
         }
@@ -179,31 +179,31 @@ impl Lot {
         let Some(fence) = self.fence.take() else { return Ok(()) };
         let waited = self.device().wait(&fence, Wait::Context);
         self.device().release_fence(fence);
-        self.moving = waited.is_err();
+        self.copying = waited.is_err();
         waited
     }
 }
 
-impl Drop for Lot {
+impl Drop for DeviceStage {
     fn drop(&mut self) {
         if let Some(fence) = self.fence.take() {
             self.device().release_fence(fence);
         }
-        if self.moving && self.device().drain(self.queue, Wait::Context).is_err() {
+        if self.copying && self.device().drain(self.stream, Wait::Context).is_err() {
             // The device cannot say that it is done: what it may still store into is nobody's from now on.
-            core::mem::forget(self.own.take());
-            self.blocks.drain(..).for_each(|block| self.staging.lose(block));
+            core::mem::forget(self.private.take());
+            self.blocks.drain(..).for_each(|block| self.staging.quarantine(block));
             return;
         }
         for block in self.blocks.drain(..) {
-            self.staging.give_back(block);
+            self.staging.release(block);
         }
     }
 }
 
 /// Parts on their way into host memory.
-pub(super) struct Gathered {
-    lots: Vec<Lot>,
+pub(super) struct StagedWrite {
+    stages: Vec<DeviceStage>,
     /// What the kernel is to write.
     pub(super) vectors: Vec<[usize; 2]>,
     /// Bytes of them.
@@ -212,70 +212,70 @@ pub(super) struct Gathered {
     offset: u64,
 }
 
-impl Gathered {
+impl StagedWrite {
     /// Queues all copies. `offset`: where they go, for errors.
-    pub(super) fn begin(
+    pub(super) fn start(
         ctx: &Writer,
-        order: &Order,
+        order: &StreamOrder,
         parts: &[Part],
-        into: Into,
+        source: BufferSource,
         offset: u64,
-    ) -> Result<Gathered, Error> {
+    ) -> Result<StagedWrite, Error> {
         let len = parts.iter().map(Part::len).sum::<usize>();
-        let vectors = Vec::with_capacity(parts.len() + len / BLOCK);
-        let mut gathered = Gathered { lots: Vec::new(), vectors, len, offset };
-        let fail = gathered.failure();
+        let vectors = Vec::with_capacity(parts.len() + len / BUFFER_SIZE);
+        let mut staged = StagedWrite { stages: Vec::new(), vectors, len, offset };
+        let fail = staged.error_mapper();
         for device in devices(parts) {
             let of_device = |p: &&Part| match p {
                 Part::Device(from, _) => core::ptr::addr_eq(from.allocation.device, device),
                 Part::Host(..) => false,
             };
             let bytes = parts.iter().filter(of_device).map(Part::len).sum();
-            let queue = order.queue(device);
-            gathered.lots.push(Lot::new(ctx, device, queue, bytes, into).map_err(&fail)?);
+            let stream = order.stream(device);
+            staged.stages.push(DeviceStage::new(ctx, device, stream, bytes, source).map_err(&fail)?);
         }
         for part in parts {
             match *part {
-                Part::Host(at, len) => gathered.vectors.push([at as usize, len]),
+                Part::Host(at, len) => staged.vectors.push([at as usize, len]),
                 Part::Device(from, len) => {
-                    let mut lots = gathered.lots.iter_mut();
-                    if let Some(lot) = lots.find(|l| core::ptr::addr_eq(l.device(), from.allocation.device)) {
-                        lot.fill(from, len, &mut gathered.vectors).map_err(&fail)?;
+                    let mut stages = staged.stages.iter_mut();
+                    if let Some(stage) = stages.find(|l| core::ptr::addr_eq(l.device(), from.allocation.device)) {
+                        stage.fill(from, len, &mut staged.vectors).map_err(&fail)?;
                     }
                 }
             }
         }
-        Ok(gathered)
+        Ok(staged)
     }
 
     /// With a place in each queue to wait for.
-    pub(super) fn fenced(mut self) -> Result<Gathered, Error> {
-        let fail = self.failure();
-        for lot in &mut self.lots {
-            lot.fence = Some(lot.device().fence(lot.queue).map_err(&fail)?);
+    pub(super) fn with_fences(mut self) -> Result<StagedWrite, Error> {
+        let fail = self.error_mapper();
+        for stage in &mut self.stages {
+            stage.fence = Some(stage.device().fence(stage.stream).map_err(&fail)?);
         }
         Ok(self)
     }
 
     /// Everything queued is done, as is known otherwise.
-    pub(super) fn arrived(&mut self) {
-        self.lots.iter_mut().for_each(|lot| lot.moving = false);
+    pub(super) fn mark_complete(&mut self) {
+        self.stages.iter_mut().for_each(|lot| lot.copying = false);
     }
 
     /// Waits until every byte is there.
     pub(super) fn wait(&mut self) -> Result<(), Error> {
-        let fail = self.failure();
-        self.lots.iter_mut().try_for_each(Lot::wait).map_err(fail)
+        let fail = self.error_mapper();
+        self.stages.iter_mut().try_for_each(DeviceStage::wait).map_err(fail)
     }
 
     /// What an error of a device means for the write.
-    fn failure(&self) -> impl Fn(DeviceError) -> Error + use<> {
+    fn error_mapper(&self) -> impl Fn(DeviceError) -> Error + use<> {
         let (offset, len) = (self.offset, self.len as u64);
         move |error| Error::device(error, "write", offset, len)
     }
 
     /// Whether all memory of it is pinned.
     pub(super) fn is_pinned(&self) -> bool {
-        self.lots.iter().all(|lot| lot.own.is_none() && lot.blocks.iter().all(|b| b.pinned))
+        self.stages.iter().all(|lot| lot.private.is_none() && lot.blocks.iter().all(|b| b.pinned))
     }
 }

@@ -29,23 +29,23 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
-use super::gather::{Gathered, Into, Order};
-use super::{Part, Result, Write, bound, fit, reason};
+use super::gather::{StagedWrite, BufferSource, StreamOrder};
+use super::{Part, Result, WriteRequest, staging_limit, clip, pinned_reason};
 use crate::ctx::Writer;
-use spinio_host::shadow_fd::PrivateFd;
-use spinio_stats::{Direction, Watch};
+use spinio_host::shadow_fd::ShadowFd;
+use spinio_stats::{Direction, RequestSpan};
 use spinio_device::Target;
 use spinio_transfer::Error;
 
 /// Where a result goes: bytes written, or an errno below zero.
 #[derive(Clone, Copy)]
-struct Slot(*const AtomicIsize);
+struct ResultPtr(*const AtomicIsize);
 
 // SAFETY: an atomic word; who asked for the write keeps it until the result is there.
-unsafe impl Send for Slot {}
+unsafe impl Send for ResultPtr {}
 
-impl Slot {
-    fn set(self, result: core::result::Result<usize, Errno>) {
+impl ResultPtr {
+    fn store(self, result: core::result::Result<usize, Errno>) {
         if !self.0.is_null() {
             let value = result.map_or_else(|e| -(e.raw_os_error() as isize), |wrote| wrote as isize);
             // SAFETY: not null, and kept by the caller's promise.
@@ -55,36 +55,36 @@ impl Slot {
 }
 
 /// A write that waits for its stream.
-struct Later {
+struct StreamWrite {
     ctx: Arc<Writer>,
-    twin: PrivateFd,
-    gathered: Gathered,
+    shadow_fd: ShadowFd,
+    staged: StagedWrite,
     offset: u64,
-    slot: Slot,
-    watch: Watch,
+    result: ResultPtr,
+    span: RequestSpan,
 }
 
 // SAFETY: the vectors hold addresses of staging memory, which has one owner: this.
-unsafe impl Send for Later {}
+unsafe impl Send for StreamWrite {}
 
-impl Later {
+impl StreamWrite {
     /// On the driver's thread, once the bytes are there.
     fn write(mut self) {
-        self.gathered.arrived();
-        let begun = Instant::now();
-        let (kernel, fd, offset) = (self.ctx.files.sys(), self.twin.get(), self.offset);
-        let vectors = core::mem::take(&mut self.gathered.vectors);
+        self.staged.mark_complete();
+        let started = Instant::now();
+        let (kernel, fd, offset) = (self.ctx.files.sys(), self.shadow_fd.get(), self.offset);
+        let vectors = core::mem::take(&mut self.staged.vectors);
         // SAFETY: the memory of the vectors is ours until this function ends, which waits for the answer.
         let call = move || unsafe { kernel.pwritev(Route::Copy, fd, &vectors, Some(offset), 0) };
-        let wrote = self.ctx.files.shadow_workers().and_then(|keepers| keepers.call(call)).unwrap_or(Err(Errno::IO));
+        let wrote = self.ctx.files.shadow_workers().and_then(|shadow| shadow.run_blocking(call)).unwrap_or(Err(Errno::IO));
         let stats = self.ctx.files.stats();
         if let Ok(wrote) = wrote {
-            let why = reason(self.gathered.is_pinned(), Reason::IntoCache);
-            stats.piece(&self.watch, Route::Copy, why, 0, wrote as u64, begun);
+            let why = pinned_reason(self.staged.is_pinned(), Reason::IntoCache);
+            stats.record_piece(&self.span, Route::Copy, why, 0, wrote as u64, started);
         }
-        let failed = wrote.map_err(|e| Error::kernel(e, "write", offset, self.gathered.len as u64));
-        stats.end(&self.watch, &Error::outcome(&failed));
-        self.slot.set(wrote);
+        let outcome = wrote.map_err(|e| Error::kernel(e, "write", offset, self.staged.len as u64));
+        stats.end(&self.span, &Error::outcome(&outcome));
+        self.result.store(wrote);
     }
 }
 
@@ -92,14 +92,14 @@ impl Later {
 ///
 /// # Safety
 /// `later` must come from `Box::into_raw`, once.
-unsafe extern "C" fn called(later: *mut c_void) {
+unsafe extern "C" fn on_stream_reached(write: *mut c_void) {
     // SAFETY: the caller's promise.
-    let later = unsafe { Box::from_raw(later.cast::<Later>()) };
-    let (ctx, watch, slot) = (Arc::clone(&later.ctx), later.watch, later.slot);
-    let (offset, len) = (later.offset, later.gathered.len as u64);
-    if catch_unwind(AssertUnwindSafe(|| later.write())).is_err() {
+    let write = unsafe { Box::from_raw(write.cast::<StreamWrite>()) };
+    let (ctx, watch, result) = (Arc::clone(&write.ctx), write.span, write.result);
+    let (offset, len) = (write.offset, write.staged.len as u64);
+    if catch_unwind(AssertUnwindSafe(|| write.write())).is_err() {
         ctx.files.stats().end(&watch, &Err(Errno::IO));
-        slot.set(Err(Errno::IO));
+        result.store(Err(Errno::IO));
     }
 }
 
@@ -115,7 +115,7 @@ impl Writer {
         at: u64,
         from: Target,
         len: usize,
-        queue: QueueId,
+        stream: QueueId,
         result: *const AtomicIsize,
     ) -> Result<()> {
         let ctx = self;
@@ -128,47 +128,47 @@ impl Writer {
         if stat.kind == FileKind::Stream {
             return Err(fail(Errno::SPIPE));
         }
-        if device.is_captured(queue) {
+        if device.is_captured(stream) {
             // A graph would write its staging memory at each launch, when it holds other bytes.
             return Err(Error::kernel(Errno::BUSY, "write from a captured queue", at, len as u64));
         }
-        let status = ctx.files.sys().flags(fd).map_err(fail)?;
+        let status = ctx.files.sys().status_flags(fd).map_err(fail)?;
         if status & linux::O_ACCMODE as i32 == linux::O_RDONLY as i32 {
             return Err(fail(Errno::BADF));
         }
-        let parts = fit(&[Part::Device(from, len)]).map_err(fail)?;
-        let watch = ctx.files.stats().begin(Direction::Write, fd, Some(at), len as u64).on(device);
-        let order = Order::named(device, queue);
-        let slot = Slot(result);
+        let parts = clip(&[Part::Device(from, len)]).map_err(fail)?;
+        let span = ctx.files.stats().begin(Direction::Write, fd, Some(at), len as u64).with_device(device);
+        let order = StreamOrder::explicit(device, stream);
+        let result_ptr = ResultPtr(result);
         let len: usize = parts.iter().map(Part::len).sum();
-        let twin = if len as u64 <= bound(ctx) { shared(ctx, fd, (stat.dev, stat.ino)) } else { None };
-        if let Some(twin) = twin {
-            let gathered = Gathered::begin(ctx, &order, &parts, Into::Queued, at)
-                .inspect_err(|error| ctx.files.stats().end(&watch, &Err(error.errno())))?;
-            let later =
-                Box::into_raw(Box::new(Later { ctx: Arc::clone(ctx), twin, gathered, offset: at, slot, watch }));
+        let shadow_fd = if len as u64 <= staging_limit(ctx) { dup_app_fd(ctx, fd, (stat.dev, stat.ino)) } else { None };
+        if let Some(twin) = shadow_fd {
+            let staged = StagedWrite::start(ctx, &order, &parts, BufferSource::StreamPool, at)
+                .inspect_err(|error| ctx.files.stats().end(&span, &Err(error.errno())))?;
+            let write =
+                Box::into_raw(Box::new(StreamWrite { ctx: Arc::clone(ctx), shadow_fd: twin, staged, offset: at, result: result_ptr, span }));
             // SAFETY: `called` takes the box, once.
-            if unsafe { device.call_host(queue, called, later.cast()) }.is_ok() {
+            if unsafe { device.call_host(stream, on_stream_reached, write.cast()) }.is_ok() {
                 return Ok(());
             }
             // SAFETY: the device did not take it.
-            drop(unsafe { Box::from_raw(later) });
+            drop(unsafe { Box::from_raw(write) });
         }
         // At once, behind what is on the queue.
-        let write = Write { ctx, fd, at: Some(at), flags: 0, parts: &parts, len, stat, watch };
-        let wrote = write.behind(&order);
-        ctx.files.stats().end(&watch, &Error::outcome(&wrote));
-        slot.set(wrote.as_ref().copied().map_err(|e| e.kind.errno()));
+        let write = WriteRequest { ctx, fd, at: Some(at), flags: 0, parts: &parts, len, stat, span };
+        let wrote = write.after_stream(&order);
+        ctx.files.stats().end(&span, &Error::outcome(&wrote));
+        result_ptr.store(wrote.as_ref().copied().map_err(|e| e.kind.errno()));
         wrote.map(drop)
     }
 }
 
 /// The program's own descriptor, in the keepers' table.
-pub(super) fn shared(ctx: &Arc<Writer>, fd: Fd, key: (u64, u64)) -> Option<PrivateFd> {
-    let keepers = ctx.files.shadow_workers()?;
-    let (kernel, tid, graves) = (ctx.files.sys(), linux::gettid(), keepers.graveyard());
-    keepers.call(move || {
-        let twin = PrivateFd::new(kernel.share(tid, fd).ok()?, graves);
-        kernel.names(twin.get(), key).then_some(twin)
+pub(super) fn dup_app_fd(ctx: &Arc<Writer>, fd: Fd, key: (u64, u64)) -> Option<ShadowFd> {
+    let shadow = ctx.files.shadow_workers()?;
+    let (kernel, tid, close_queue) = (ctx.files.sys(), linux::gettid(), shadow.close_queue());
+    shadow.run_blocking(move || {
+        let shadow_fd = ShadowFd::new(kernel.dup_from_thread(tid, fd).ok()?, close_queue);
+        kernel.is_file(shadow_fd.get(), key).then_some(shadow_fd)
     })?
 }

@@ -26,57 +26,57 @@ use std::time::Instant;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{self, FileKind};
 
-use super::gather::{Gathered, Into, Order};
-use super::whole::Hand;
-use super::{Result, Write, bound, reason};
+use super::gather::{StagedWrite, BufferSource, StreamOrder};
+use super::whole::WriteVia;
+use super::{Result, WriteRequest, staging_limit, pinned_reason};
 use spinio_transfer::Error;
-use spinio_files::File;
-use spinio_files::stripes::Surveyed;
-use spinio_host::is_interrupted;
-use crate::read::large::{reserve, unreserve};
-use spinio_transfer::bounce::BLOCK;
+use spinio_files::FileState;
+use spinio_files::stripes::StripeMap;
+use spinio_host::is_cancelled;
+use crate::read::large::{reserve_offset, release_offset};
+use spinio_transfer::bounce::BUFFER_SIZE;
 
 /// Bytes of a portion at most: enough to keep storage busy, and the next portion has room beside it.
-const PORTION: u64 = 32 << 20;
+const CHUNK: u64 = 32 << 20;
 
 /// Bytes of the first one, which nothing is written beside.
-const FIRST: usize = 8 << 20;
+const FIRST_CHUNK: usize = 8 << 20;
 
 const RWF_APPEND: u32 = 0x10;
 
 /// A file on an array with parity, and what is known of where it lies there.
-struct Ends {
-    file: Arc<File>,
-    known: Option<Arc<Surveyed>>,
+struct StripeEnds {
+    file: Arc<FileState>,
+    stripes: Option<Arc<StripeMap>>,
 }
 
-impl Write<'_> {
+impl WriteRequest<'_> {
     /// Portion by portion; the unbroken front that was written.
-    pub(super) fn long(&self) -> Result<usize> {
-        let hand = self.own_hand();
-        let why = if hand.reason == Reason::IntoCache { Reason::InParts } else { hand.reason };
-        let hand = Hand { reason: why, ..hand };
-        if self.appends() {
-            return self.portions(0..self.len, hand);
+    pub(super) fn write_chunked(&self) -> Result<usize> {
+        let via = self.via_app_fd();
+        let why = if via.reason == Reason::IntoCache { Reason::InParts } else { via.reason };
+        let via = WriteVia { reason: why, ..via };
+        if self.is_append() {
+            return self.write_chunks(0..self.len, via);
         }
-        self.at_offset(|write| write.portions(0..write.len, hand))
+        self.with_offset(|write| write.write_chunks(0..write.len, via))
     }
 
     /// Whether the bytes go to the end of the file, wherever that is.
-    pub(super) fn appends(&self) -> bool {
-        let flags = self.ctx.files.sys().flags(self.fd).unwrap_or(0);
+    pub(super) fn is_append(&self) -> bool {
+        let flags = self.ctx.files.sys().status_flags(self.fd).unwrap_or(0);
         flags & linux::O_APPEND as i32 != 0 || self.flags & RWF_APPEND != 0
     }
 
     /// The same write at an offset that is known, whether or not it was.
-    pub(super) fn at_offset(&self, write: impl FnOnce(&Write<'_>) -> Result<usize>) -> Result<usize> {
+    pub(super) fn with_offset(&self, write: impl FnOnce(&WriteRequest<'_>) -> Result<usize>) -> Result<usize> {
         if self.at.is_some() {
             return write(self);
         }
-        match reserve(self.ctx.files.sys(), self.fd, self.len as u64) {
+        match reserve_offset(self.ctx.files.sys(), self.fd, self.len as u64) {
             Ok(start) => {
-                let wrote = write(&Write { at: Some(start), ..*self });
-                unreserve(self.ctx.files.sys(), self.fd, (self.len - *wrote.as_ref().unwrap_or(&0)) as u64);
+                let wrote = write(&WriteRequest { at: Some(start), ..*self });
+                release_offset(self.ctx.files.sys(), self.fd, (self.len - *wrote.as_ref().unwrap_or(&0)) as u64);
                 wrote
             }
             // The offset cannot be moved that far (the end of a block device, the largest file): the kernel says why.
@@ -85,8 +85,8 @@ impl Write<'_> {
     }
 
     /// Where a range ends that RLIMIT_FSIZE cuts, as it would cut one call: the signal is for a write that begins there.
-    fn within_limit(&self, range: Range<usize>) -> usize {
-        let start = self.at.filter(|_| !self.appends()).unwrap_or(self.stat.size);
+    fn clip_to_size_limit(&self, range: Range<usize>) -> usize {
+        let start = self.at.filter(|_| !self.is_append()).unwrap_or(self.stat.size);
         let room = linux::file_size_limit().saturating_sub(start);
         match usize::try_from(room) {
             Ok(room) if self.stat.kind == FileKind::Regular && room > range.start => range.end.min(room),
@@ -95,82 +95,82 @@ impl Write<'_> {
     }
 
     /// Where portions of it should end, if that matters. What goes into the page cache the kernel gathers anyway.
-    fn ends(&self, hand: Hand) -> Option<Ends> {
-        self.at.filter(|_| hand.route == Route::Direct)?;
+    fn stripe_ends(&self, via: WriteVia) -> Option<StripeEnds> {
+        self.at.filter(|_| via.route == Route::Direct)?;
         // The twins that are opened to look would break a lease of the program's.
-        if hand.twin.is_none() && self.ctx.files.sys().is_leased(self.fd) {
+        if via.shadow_fd.is_none() && self.ctx.files.sys().is_leased(self.fd) {
             return None;
         }
         let file = self.ctx.files.get(self.fd, self.stat).ok()?;
         let array = *file.stripes.array.as_ref().ok()?;
-        (self.len as u64 >= array.width).then(|| Ends { known: file.stripes.kept(&self.stat), file })
+        (self.len as u64 >= array.width).then(|| StripeEnds { stripes: file.stripes.cached(&self.stat), file })
     }
 
     /// `most`, or less so that a portion from `from` on ends where a stripe does, and direct I/O still may.
-    fn up_to_stripe(&self, ends: &mut Ends, from: usize, most: usize) -> usize {
+    fn align_to_stripe(&self, ends: &mut StripeEnds, from: usize, max: usize) -> usize {
         let start = self.at.unwrap_or(0);
         let at = start + from as u64;
-        let limit = at + most as u64;
-        let told = |known: &Surveyed| known.range.start <= at && limit <= known.range.end;
-        if !ends.known.as_deref().is_some_and(told) {
+        let limit = at + max as u64;
+        let covers = |known: &StripeMap| known.range.start <= at && limit <= known.range.end;
+        if !ends.stripes.as_deref().is_some_and(covers) {
             // From the last portion on that is written for sure: what comes behind it will probably lie behind it. And up
             // to the end: the next portions need not ask again.
-            let all = at.saturating_sub(PORTION).max(start)..start + self.len as u64;
-            ends.known = ends.file.stripes.look(&self.ctx.files.ctx, (&ends.file.cached, ends.file.size), &self.stat, all);
+            let all = at.saturating_sub(CHUNK).max(start)..start + self.len as u64;
+            ends.stripes = ends.file.stripes.survey_and_cache(&self.ctx.files.ctx, (&ends.file.cached, ends.file.size), &self.stat, all);
         }
-        let end = ends.known.as_ref().and_then(|known| known.shape.end_of_portion(at, most as u64));
+        let end = ends.stripes.as_ref().and_then(|known| known.layout.end_of_portion(at, max as u64));
         let end = end.filter(|end| end.is_multiple_of(linux::PAGE as u64));
-        end.map_or(most, |end| (end - at) as usize)
+        end.map_or(max, |end| (end - at) as usize)
     }
 
     /// A range of the write; how many bytes of it were written.
-    pub(super) fn portions(&self, range: Range<usize>, hand: Hand) -> Result<usize> {
+    pub(super) fn write_chunks(&self, range: Range<usize>, via: WriteVia) -> Result<usize> {
         let device_error = |e| Error::device(e, "write", self.at.unwrap_or(0), self.len as u64);
-        let order = Order::leased(self.parts).map_err(device_error)?;
-        self.portions_on(&order, range, hand)
+        let order = StreamOrder::after_app(self.parts).map_err(device_error)?;
+        self.write_chunks_on(&order, range, via)
     }
 
     /// All of it at once, behind what is on the given queues.
-    pub(super) fn behind(&self, order: &Order) -> Result<usize> {
-        self.portions_on(order, 0..self.len, self.own_hand())
+    pub(super) fn after_stream(&self, order: &StreamOrder) -> Result<usize> {
+        self.write_chunks_on(order, 0..self.len, self.via_app_fd())
     }
 
-    fn portions_on(&self, order: &Order, range: Range<usize>, hand: Hand) -> Result<usize> {
-        let range = range.start..self.within_limit(range.clone());
-        let most = (bound(self.ctx) / 2).min(PORTION) as usize / BLOCK * BLOCK;
-        let lacks = if hand.twin.is_none() { self.lacks(range.len()) } else { 0 };
-        let mut ends = self.ends(hand).filter(|_| lacks == 0);
-        let abreast = lacks == 0 && ends.is_none() && self.may_go_abreast(&range, hand);
-        let mut gather = |from: usize, most: usize| {
-            let most = ends.as_mut().map_or(most, |ends| self.up_to_stripe(ends, from, most));
-            let parts = self.portion(from, most.min(range.end - from));
-            Gathered::begin(self.ctx, order, &parts, Into::Ring, self.at.unwrap_or(0) + from as u64)?.fenced()
+    fn write_chunks_on(&self, order: &StreamOrder, range: Range<usize>, via: WriteVia) -> Result<usize> {
+        let range = range.start..self.clip_to_size_limit(range.clone());
+        let max = (staging_limit(self.ctx) / 2).min(CHUNK) as usize / BUFFER_SIZE * BUFFER_SIZE;
+        let misalignment = if via.shadow_fd.is_none() { self.misalignment(range.len()) } else { 0 };
+        let mut stripe_ends = self.stripe_ends(via).filter(|_| misalignment == 0);
+        let parallel = misalignment == 0 && stripe_ends.is_none() && self.can_write_parallel(&range, via);
+        let mut gather = |from: usize, max: usize| {
+            let most = stripe_ends.as_mut().map_or(max, |ends| self.align_to_stripe(ends, from, max));
+            let parts = self.slice_parts(from, most.min(range.end - from));
+            StagedWrite::start(self.ctx, order, &parts, BufferSource::Pool, self.at.unwrap_or(0) + from as u64)?.with_fences()
         };
-        if abreast && let Some(wrote) = self.abreast(&range, hand, &mut gather) {
+        if parallel && let Some(wrote) = self.write_parallel(&range, via, &mut gather) {
             return wrote;
         }
         let mut done = range.start;
-        let mut next = (!range.is_empty()).then(|| gather(done, most.min(FIRST) - lacks));
+        let mut next = (!range.is_empty()).then(|| gather(done, max.min(FIRST_CHUNK) - misalignment));
         let ended = loop {
-            let Some(portion) = next.take() else { break Ok(()) };
-            let begun = Instant::now();
+            let Some(chunk) = next.take() else { break Ok(()) };
+            let started = Instant::now();
             let at = self.at.map(|start| start + done as u64);
-            let portion = portion.and_then(|mut portion| portion.wait().map(|()| portion));
-            let portion = match portion {
+            let portion = chunk.and_then(|mut portion| portion.wait().map(|()| portion));
+            let chunk = match portion {
                 Ok(portion) => portion,
                 Err(error) => break Err(error),
             };
-            let end = done + portion.len;
-            next = (end < range.end).then(|| gather(end, most));
-            match self.call(hand, &portion.vectors, at) {
+            let end = done + chunk.len;
+            next = (end < range.end).then(|| gather(end, max));
+            match self.write_vectors(via, &chunk.vectors, at) {
                 Ok(wrote) => {
-                    let why = reason(portion.is_pinned(), hand.reason);
-                    self.ctx.files.stats().piece(&self.watch, hand.route, why, done as u64, wrote as u64, begun);
+                    let why = pinned_reason(chunk.is_pinned(), via.reason);
+                    self.ctx.files.stats().record_piece(&self.span, via.route, why, done as u64, wrote as u64, started);
                     done += wrote;
-                    let short = wrote < portion.len;
+                    let short = wrote < chunk.len;
                     // Who is asked may want staging memory too. The next portion has no more than half of it.
-                    drop(portion);
-                    if short || (done < range.end && is_interrupted()) {
+                    drop(chunk);
+                    if short || (done < range.end && is_cancelled()) {
                         break Ok(());
                     }
                 }

@@ -58,14 +58,14 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
 use crate::ctx::Writer;
-use spinio_files::is_own;
-use spinio_transfer::bounce::BLOCK;
-use spinio_stats::{Direction, Watch};
+use spinio_files::is_shadow;
+use spinio_transfer::bounce::BUFFER_SIZE;
+use spinio_stats::{Direction, RequestSpan};
 use spinio_device::Target;
 use spinio_transfer::Error;
 
 /// Bytes from which a write of a block device is made in portions.
-const BLOCK_DEVICE: u64 = 16 << 20;
+const BLOCK_DEVICE_MAX: u64 = 16 << 20;
 
 type Result<T> = core::result::Result<T, Error>;
 
@@ -102,7 +102,7 @@ impl Part {
 
 /// A write at work.
 #[derive(Clone, Copy)]
-struct Write<'a> {
+struct WriteRequest<'a> {
     ctx: &'a Arc<Writer>,
     fd: Fd,
     /// `None`: at the descriptor's own offset.
@@ -112,33 +112,33 @@ struct Write<'a> {
     parts: &'a [Part],
     len: usize,
     stat: Stat,
-    watch: Watch,
+    span: RequestSpan,
 }
 
-impl Write<'_> {
+impl WriteRequest<'_> {
     fn kernel_error(&self, errno: Errno, done: usize) -> Error {
         Error::kernel(errno, "write", self.at.unwrap_or(0) + done as u64, (self.len - done) as u64)
     }
 
     /// Bytes that have to pass through staging.
-    fn staged(&self) -> u64 {
+    fn staged_bytes(&self) -> u64 {
         self.parts.iter().filter(|p| matches!(p, Part::Device(..))).map(|p| p.len() as u64).sum()
     }
 
     /// Through the program's own descriptor.
-    fn plain(&self) -> Result<usize> {
-        if self.may_be_cut() { self.long() } else { self.whole(None) }
+    fn write_app_fd(&self) -> Result<usize> {
+        if self.needs_chunks() { self.write_chunked() } else { self.write_once(None) }
     }
 
     /// Whether it is too long for one call.
-    fn may_be_cut(&self) -> bool {
-        self.staged() > one_call(self.ctx, self.stat.kind)
+    fn needs_chunks(&self) -> bool {
+        self.staged_bytes() > max_single_call(self.ctx, self.stat.kind)
     }
 
     /// Bytes that a length lacks to whole units of direct I/O, if the descriptor is one for that.
-    fn lacks(&self, len: usize) -> usize {
+    fn misalignment(&self, len: usize) -> usize {
         let kernel = self.ctx.files.sys();
-        if kernel.flags(self.fd).is_ok_and(|flags| flags & linux::O_DIRECT as i32 == 0) {
+        if kernel.status_flags(self.fd).is_ok_and(|flags| flags & linux::O_DIRECT as i32 == 0) {
             return 0;
         }
         let unit = kernel.direct_align(self.fd).ok().flatten().map_or(4096, |a| a.offset as usize);
@@ -146,57 +146,57 @@ impl Write<'_> {
     }
 
     /// The parts from byte `skip` on, as far as `most` bytes reach.
-    fn portion(&self, mut skip: usize, mut most: usize) -> Vec<Part> {
+    fn slice_parts(&self, mut skip: usize, mut max: usize) -> Vec<Part> {
         let mut out = Vec::new();
         for part in self.parts {
-            let len = part.len().saturating_sub(skip).min(most);
+            let len = part.len().saturating_sub(skip).min(max);
             if len > 0 {
                 out.push(part.slice(skip, len));
             }
             skip = skip.saturating_sub(part.len());
-            most -= len;
+            max -= len;
         }
         out
     }
 
     /// Whether the descriptor still names the file that this write began with: another thread may have closed it and
     /// opened another file as the same number.
-    fn is_same_file(&self) -> bool {
+    fn verify_fd(&self) -> bool {
         // Nobody closes SPIN's own.
         let same = |s: Stat| (s.dev, s.ino) == (self.stat.dev, self.stat.ino);
-        is_own(self.fd) || self.ctx.files.sys().fstat(self.fd).is_ok_and(same)
+        is_shadow(self.fd) || self.ctx.files.sys().fstat(self.fd).is_ok_and(same)
     }
 }
 
 /// Bytes that one kernel call may take out of staging memory.
-fn bound(ctx: &Writer) -> u64 {
-    ctx.bounce.limit().max(2 * BLOCK as u64)
+fn staging_limit(ctx: &Writer) -> u64 {
+    ctx.bounce.limit().max(2 * BUFFER_SIZE as u64)
 }
 
 /// Bytes of a write that is one call. Those of a block device are mixed with others by the kernel itself, so nothing is
 /// lost by copying beside them.
-fn one_call(ctx: &Writer, kind: FileKind) -> u64 {
-    if kind == FileKind::Block { BLOCK_DEVICE.min(bound(ctx)) } else { bound(ctx) }
+fn max_single_call(ctx: &Writer, kind: FileKind) -> u64 {
+    if kind == FileKind::Block { BLOCK_DEVICE_MAX.min(staging_limit(ctx)) } else { staging_limit(ctx) }
 }
 
 /// The parts without empty ones, cut off where the first of them leaves its allocation, as the kernel cuts a write off
 /// where the program's memory ends.
-fn fit(parts: &[Part]) -> core::result::Result<Vec<Part>, Errno> {
-    let mut fitting = Vec::with_capacity(parts.len());
+fn clip(parts: &[Part]) -> core::result::Result<Vec<Part>, Errno> {
+    let mut clipped = Vec::with_capacity(parts.len());
     for part in parts.iter().copied().filter(|p| !p.is_empty()) {
-        let room = match part {
+        let available = match part {
             Part::Host(..) => part.len(),
             Part::Device(from, _) => usize::try_from(from.allocation.room(from.addr)).unwrap_or(usize::MAX),
         };
-        if room == 0 {
-            return if fitting.is_empty() { Err(Errno::FAULT) } else { Ok(fitting) };
+        if available == 0 {
+            return if clipped.is_empty() { Err(Errno::FAULT) } else { Ok(clipped) };
         }
-        fitting.push(part.slice(0, part.len().min(room)));
-        if room < part.len() {
+        clipped.push(part.slice(0, part.len().min(available)));
+        if available < part.len() {
             break;
         }
     }
-    Ok(fitting)
+    Ok(clipped)
 }
 
 impl Writer {
@@ -208,40 +208,40 @@ impl Writer {
 
     /// `pwritev2`, with parts that may be host or device memory, and `RWF_*` flags.
     pub fn write_parts(self: &Arc<Self>, fd: Fd, at: Option<u64>, flags: u32, parts: &[Part]) -> Result<usize> {
-        let asked: u64 = parts.iter().map(|p| p.len() as u64).sum();
+        let requested: u64 = parts.iter().map(|p| p.len() as u64).sum();
         let stats = self.files.stats();
-        let mut watch = stats.begin(Direction::Write, fd, at, asked);
+        let mut span = stats.begin(Direction::Write, fd, at, requested);
         let mut targets = parts.iter().filter_map(|p| if let Part::Device(from, _) = p { Some(from) } else { None });
         if let Some(from) = targets.next() {
-            watch = watch.on(from.allocation.device);
+            span = span.with_device(from.allocation.device);
         }
-        let wrote = self.write_watched(fd, at, flags, parts, asked, watch);
-        stats.end(&watch, &Error::outcome(&wrote));
+        let wrote = self.write_recorded(fd, at, flags, parts, requested, span);
+        stats.end(&span, &Error::outcome(&wrote));
         wrote
     }
 
-    fn write_watched(
+    fn write_recorded(
         self: &Arc<Self>,
         fd: Fd,
         at: Option<u64>,
         flags: u32,
         parts: &[Part],
-        asked: u64,
-        watch: Watch,
+        requested: u64,
+        span: RequestSpan,
     ) -> Result<usize> {
         let ctx = self;
-        let fail = |e| Error::kernel(e, "write", at.unwrap_or(0), asked);
+        let fail = |e| Error::kernel(e, "write", at.unwrap_or(0), requested);
         if at.is_some_and(|at| i64::try_from(at).is_err()) {
             return Err(fail(Errno::INVAL));
         }
         let stat = ctx.files.sys().fstat(fd).map_err(fail)?;
-        let parts = fit(parts).map_err(fail)?;
+        let parts = clip(parts).map_err(fail)?;
         let len = parts.iter().map(Part::len).sum();
-        let write = Write { ctx, fd, at, flags, parts: &parts, len, stat, watch };
+        let write = WriteRequest { ctx, fd, at, flags, parts: &parts, len, stat, span };
         if stat.kind == FileKind::Stream {
-            return write.stream();
+            return write.write_unseekable();
         }
-        let status = ctx.files.sys().flags(fd).map_err(fail)?;
+        let status = ctx.files.sys().status_flags(fd).map_err(fail)?;
         if status & linux::O_ACCMODE as i32 == linux::O_RDONLY as i32 || status & linux::O_PATH as i32 != 0 {
             // The kernel says why it cannot be written, with the offset or without one as the program made the call.
             let byte = 0u8;
@@ -250,11 +250,11 @@ impl Writer {
             let wrote = unsafe { ctx.files.sys().pwritev(Route::Copy, fd, &vector, at, flags) };
             return wrote.map_err(fail);
         }
-        if write.may_go_around(status) { write.at_offset(|write| write.around(status)) } else { write.plain() }
+        if write.may_bypass_cache(status) { write.with_offset(|write| write.bypass_cache(status)) } else { write.write_app_fd() }
     }
 }
 
 /// Why a gathered write went as it did.
-fn reason(pinned: bool, otherwise: Reason) -> Reason {
+fn pinned_reason(pinned: bool, otherwise: Reason) -> Reason {
     if pinned { otherwise } else { Reason::NoPinnedMemory }
 }

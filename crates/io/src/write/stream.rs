@@ -8,25 +8,25 @@ use std::time::Instant;
 
 use spinio_plan::{Reason, Route};
 
-use super::gather::{Gathered, Into, Order};
-use super::whole::Hand;
-use super::{Result, Write, bound};
+use super::gather::{StagedWrite, BufferSource, StreamOrder};
+use super::whole::WriteVia;
+use super::{Result, WriteRequest, staging_limit};
 use spinio_transfer::Error;
 
 /// Bytes for a pipe at once.
-const PIPE: usize = 1 << 20;
+const PIPE_CHUNK: usize = 1 << 20;
 
-const KIND: u32 = 0o170_000;
-const FIFO: u32 = 0o010_000;
+const S_IFMT: u32 = 0o170_000;
+const S_IFIFO: u32 = 0o010_000;
 
-impl Write<'_> {
+impl WriteRequest<'_> {
     /// Piece by piece, until one is taken short.
-    pub(super) fn stream(&self) -> Result<usize> {
-        let most = if self.stat.mode & KIND == FIFO { PIPE } else { bound(self.ctx) as usize };
-        let order = Order::leased(self.parts).map_err(|e| Error::device(e, "write", 0, self.len as u64))?;
+    pub(super) fn write_unseekable(&self) -> Result<usize> {
+        let max = if self.stat.mode & S_IFMT == S_IFIFO { PIPE_CHUNK } else { staging_limit(self.ctx) as usize };
+        let order = StreamOrder::after_app(self.parts).map_err(|e| Error::device(e, "write", 0, self.len as u64))?;
         let mut done = 0;
         loop {
-            match self.piece(&order, done, most) {
+            match self.write_piece(&order, done, max) {
                 Ok((wrote, asked)) => {
                     done += wrote;
                     if wrote < asked || done == self.len {
@@ -40,15 +40,15 @@ impl Write<'_> {
     }
 
     /// One call of the kernel; bytes written, and bytes that were to be.
-    fn piece(&self, order: &Order, done: usize, most: usize) -> Result<(usize, usize)> {
-        let begun = Instant::now();
+    fn write_piece(&self, order: &StreamOrder, done: usize, max: usize) -> Result<(usize, usize)> {
+        let started = Instant::now();
         let at = self.at.map(|at| at + done as u64);
-        let parts = self.portion(done, most);
-        let mut gathered = Gathered::begin(self.ctx, order, &parts, Into::Own, at.unwrap_or(0))?.fenced()?;
-        gathered.wait()?;
-        let hand = Hand { twin: None, route: Route::Copy, reason: Reason::Stream };
-        let wrote = self.call(hand, &gathered.vectors, at).map_err(|e| self.kernel_error(e, done))?;
-        self.ctx.files.stats().piece(&self.watch, Route::Copy, Reason::Stream, done as u64, wrote as u64, begun);
-        Ok((wrote, gathered.len))
+        let parts = self.slice_parts(done, max);
+        let mut staged = StagedWrite::start(self.ctx, order, &parts, BufferSource::Private, at.unwrap_or(0))?.with_fences()?;
+        staged.wait()?;
+        let via = WriteVia { shadow_fd: None, route: Route::Copy, reason: Reason::Stream };
+        let wrote = self.write_vectors(via, &staged.vectors, at).map_err(|e| self.kernel_error(e, done))?;
+        self.ctx.files.stats().record_piece(&self.span, Route::Copy, Reason::Stream, done as u64, wrote as u64, started);
+        Ok((wrote, staged.len))
     }
 }

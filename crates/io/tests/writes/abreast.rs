@@ -10,24 +10,24 @@ use std::time::Duration;
 
 use spinio_device::ErrorKind;
 use spinio_device::emulated::Emulated;
-use spinio_io::kernel::{Kernel, Linux};
-use spinio_io::{Runtime, Settings, interruptible};
+use spinio_io::kernel::{Syscalls, LinuxSyscalls};
+use spinio_io::{Runtime, Settings, install_cancel_poll};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, file, in_a_while, place, within};
+use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, file, eventually, place, with_deadline};
 
 type Result<T> = core::result::Result<T, Errno>;
 
-const PORTION: usize = 4 << 20;
+const CHUNK: usize = 4 << 20;
 /// Larger than the staging memory, and no multiple of a portion.
 const SIZE: usize = (64 << 20) + 8192;
 /// Behind what is under way in front of a failure nothing may be new.
-const AT_ONCE: usize = 6 * PORTION;
+const IN_FLIGHT: usize = 6 * CHUNK;
 
 fn settings() -> Settings {
-    Settings { staging: 60 << 20, threads: 4, ..Settings::default() }
+    Settings { bounce_limit: 60 << 20, threads: 4, ..Settings::default() }
 }
 
 fn open(path: &Path, flags: i32) -> File {
@@ -43,28 +43,28 @@ fn device() -> &'static Emulated {
 /// Version 1 on a device.
 fn buffer() -> Buffer {
     let buffer = Buffer::new(device(), SIZE);
-    buffer.put(0, &file::bytes(0, SIZE, 1));
+    buffer.write_at(0, &file::bytes(0, SIZE, 1));
     buffer
 }
 
 /// A kernel that keeps the first direct write waiting until there is a second, or for so long.
-struct Patient {
-    patience: Duration,
-    state: Mutex<Seen>,
-    news: Condvar,
+struct ConcurrencyProbe {
+    timeout: Duration,
+    observed: Mutex<Observed>,
+    changed: Condvar,
     /// Another thread may not have the program's descriptor.
-    secretive: bool,
+    deny_getfd: bool,
 }
 
 #[derive(Default, Clone, Copy)]
-struct Seen {
-    inside: usize,
-    most: usize,
+struct Observed {
+    active: usize,
+    max_active: usize,
     longest: usize,
     calls: usize,
 }
 
-impl Kernel for Patient {
+impl Syscalls for ConcurrencyProbe {
     unsafe fn pwritev(
         &self,
         route: Route,
@@ -74,37 +74,37 @@ impl Kernel for Patient {
         flags: u32,
     ) -> Result<usize> {
         if route == Route::Direct {
-            let mut seen = self.state.lock().unwrap();
-            seen.inside += 1;
+            let mut seen = self.observed.lock().unwrap();
+            seen.active += 1;
             seen.calls += 1;
-            seen.most = seen.most.max(seen.inside);
+            seen.max_active = seen.max_active.max(seen.active);
             seen.longest = seen.longest.max(vectors.iter().map(|v| v[1]).sum());
-            self.news.notify_all();
+            self.changed.notify_all();
             if seen.calls == 1 {
-                seen = self.news.wait_timeout_while(seen, self.patience, |s| s.most < 2).unwrap().0;
+                seen = self.changed.wait_timeout_while(seen, self.timeout, |s| s.max_active < 2).unwrap().0;
             }
             drop(seen);
         }
         // SAFETY: passed on to the caller.
-        let wrote = unsafe { Linux.pwritev(route, fd, vectors, at, flags) };
+        let wrote = unsafe { LinuxSyscalls.pwritev(route, fd, vectors, at, flags) };
         if route == Route::Direct {
-            self.state.lock().unwrap().inside -= 1;
+            self.observed.lock().unwrap().active -= 1;
         }
         wrote
     }
 
-    fn share(&self, tid: u32, fd: Fd) -> Result<Fd> {
-        if self.secretive { Err(Errno::PERM) } else { Linux.share(tid, fd) }
+    fn dup_from_thread(&self, tid: u32, fd: Fd) -> Result<Fd> {
+        if self.deny_getfd { Err(Errno::PERM) } else { LinuxSyscalls.dup_from_thread(tid, fd) }
     }
 }
 
 /// How a write of version 1 at the start of a file looks to the kernel.
-fn seen(path: &Path, flags: i32, at: Option<u64>, secretive: bool, patience: Duration) -> Seen {
+fn observe_write(path: &Path, flags: i32, at: Option<u64>, deny_getfd: bool, timeout: Duration) -> Observed {
     let (state, news) = Default::default();
-    let kernel: &'static Patient = Box::leak(Box::new(Patient { patience, state, news, secretive }));
+    let kernel: &'static ConcurrencyProbe = Box::leak(Box::new(ConcurrencyProbe { timeout, observed: state, changed: news, deny_getfd }));
     let runtime = Runtime::with_kernel(settings(), kernel);
     let (buffer, subject) = (buffer(), open(path, flags));
-    let wrote = within("a long write", || runtime.write(subject.as_raw_fd(), at, buffer.target(0), SIZE));
+    let wrote = with_deadline("a long write", || runtime.write(subject.as_raw_fd(), at, buffer.target(0), SIZE));
     assert_eq!(wrote.map_err(|e| e.kind.errno()), Ok(SIZE));
     if at.is_none() {
         assert_eq!(linux::lseek(subject.as_raw_fd(), 0, libc::SEEK_CUR), Ok(SIZE as u64));
@@ -112,12 +112,12 @@ fn seen(path: &Path, flags: i32, at: Option<u64>, secretive: bool, patience: Dur
     let bytes = std::fs::read(path).unwrap();
     let from = if flags & libc::O_APPEND == 0 { 0 } else { bytes.len() - SIZE };
     assert!(bytes[from..][..SIZE] == file::bytes(0, SIZE, 1), "other bytes");
-    *kernel.state.lock().unwrap()
+    *kernel.observed.lock().unwrap()
 }
 
 #[test]
-fn bytes_that_are_there_are_written_side_by_side() {
-    let place = place::on("tree").unwrap();
+fn allocated_bytes_are_written_in_parallel() {
+    let place = place::create("tree").unwrap();
     let path = place.file("subject");
     for (what, flags, at, secretive) in [
         ("own descriptor", libc::O_DIRECT, Some(0), false),
@@ -125,73 +125,73 @@ fn bytes_that_are_there_are_written_side_by_side() {
         ("own descriptor, which nobody may share", libc::O_DIRECT, Some(0), true),
         ("synchronous", libc::O_DIRECT | libc::O_DSYNC, Some(0), false),
     ] {
-        file::evict(&file::written(&path, SIZE as u64));
-        let seen = seen(&path, flags, at, secretive, Duration::from_secs(60));
-        assert!(seen.most > 1, "{what}: one after the other");
-        assert!(seen.most <= AT_ONCE / PORTION && seen.longest == PORTION, "{what}: {} of {}", seen.most, seen.longest);
+        file::evict(&file::create_filled(&path, SIZE as u64));
+        let seen = observe_write(&path, flags, at, secretive, Duration::from_secs(60));
+        assert!(seen.max_active > 1, "{what}: one after the other");
+        assert!(seen.max_active <= IN_FLIGHT / CHUNK && seen.longest == CHUNK, "{what}: {} of {}", seen.max_active, seen.longest);
     }
 }
 
 /// What makes a file longer, or fills its holes, can find no room; and who did not ask for O_DIRECT need not know what it
 /// means: so nothing behind it may be written yet.
 #[test]
-fn what_adds_to_a_file_or_was_not_to_be_direct_is_written_in_order() {
-    let place = place::on("tree").unwrap();
+fn extending_or_buffered_writes_stay_in_order() {
+    let place = place::create("tree").unwrap();
     for what in ["new", "shorter", "a hole", "appended", "around the page cache"] {
         let path = place.file(what);
         let mut flags = libc::O_DIRECT;
         match what {
             "new" => {}
-            "shorter" => drop(file::written(&path, (SIZE - 4096) as u64)),
-            "a hole" => file::punch(&file::written(&path, SIZE as u64), 8192, 1 << 20).unwrap(),
+            "shorter" => drop(file::create_filled(&path, (SIZE - 4096) as u64)),
+            "a hole" => file::punch_hole(&file::create_filled(&path, SIZE as u64), 8192, 1 << 20).unwrap(),
             "appended" => {
-                drop(file::written(&path, SIZE as u64));
+                drop(file::create_filled(&path, SIZE as u64));
                 flags |= libc::O_APPEND;
             }
             _ => {
-                file::evict(&file::written(&path, SIZE as u64));
+                file::evict(&file::create_filled(&path, SIZE as u64));
                 flags = libc::O_DSYNC;
             }
         }
-        assert_eq!(seen(&path, flags, Some(0), false, Duration::from_millis(200)).most, 1, "{what}");
+        assert_eq!(observe_write(&path, flags, Some(0), false, Duration::from_millis(200)).max_active, 1, "{what}");
     }
 }
 
 /// What a write of version 1 over version 0 left: a front that is the count, and behind it, no further than what may have
 /// been under way, whole pages of one version or the other. Whether there are any of version 1.
-fn left(what: &str, file: &File, wrote: usize) -> bool {
+fn check_partial_write(what: &str, file: &File, wrote: usize) -> bool {
     let mut seen = vec![0; SIZE];
     file.read_exact_at(&mut seen, 0).unwrap();
     let (old, new) = (file::bytes(0, SIZE, 0), file::bytes(0, SIZE, 1));
     assert!(seen[..wrote] == new[..wrote], "{what}: {wrote} are reported, but not in the file");
-    let end = SIZE.min(wrote.next_multiple_of(PORTION) + AT_ONCE);
+    let end = SIZE.min(wrote.next_multiple_of(CHUNK) + IN_FLIGHT);
     assert!(seen[end..] == old[end..], "{what}: written far behind the {wrote} bytes that are reported");
-    let mut behind = false;
+    let mut beyond_count = false;
     for at in (wrote..end).step_by(4096) {
         let page = at..(at + 4096).min(end);
         let is_new = seen[page.clone()] == new[page.clone()];
         assert!(is_new || seen[page.clone()] == old[page], "{what}: neither version at {at}");
-        behind |= is_new;
+        beyond_count |= is_new;
     }
-    behind
+    beyond_count
 }
 
 #[test]
-fn the_count_is_an_unbroken_front_when_the_kernel_fails() {
-    let place = place::on("tree").unwrap();
+fn count_is_contiguous_prefix_when_syscall_fails() {
+    let place = place::create("tree").unwrap();
     let path = place.file("subject");
-    let (buffer, subject) = (buffer(), file::written(&path, SIZE as u64));
+    let (buffer, subject) = (buffer(), file::create_filled(&path, SIZE as u64));
     let mut gaps = 0;
     for (nth, times) in [(1, 1), (2, 1), (5, 2), (17, 1), (1, u64::MAX)] {
         for effect in [Effect::Fail(Errno::IO), Effect::Short(4096)] {
             let what = format!("call {nth}, {times} times, {effect:?}");
             subject.write_all_at(&file::bytes(0, SIZE, 0), 0).unwrap();
-            let kernel = FaultyKernel::new();
+            let kernel = FaultySyscalls::new();
             let runtime = Runtime::with_kernel(settings(), kernel);
-            kernel.hit(Call::Pwritev(Route::Direct), nth, times, effect);
+            kernel.inject(Call::Pwritev(Route::Direct), nth, times, effect);
             let fd = open(&path, libc::O_DIRECT);
-            let outcome = within(&what, || runtime.write(fd.as_raw_fd(), None, buffer.target(0), SIZE));
-            assert!(kernel.hits() > 0, "{what}: nothing failed");
+            let outcome = with_deadline(&what, || runtime.write(fd.as_raw_fd(), None, buffer.target(0), SIZE));
+            assert!(kernel.injected() > 0, "{what}: nothing failed");
             let wrote = *outcome.as_ref().unwrap_or(&0);
             assert!(wrote < SIZE, "{what}");
             assert_eq!(linux::lseek(fd.as_raw_fd(), 0, libc::SEEK_CUR), Ok(wrote as u64), "{what}");
@@ -200,8 +200,8 @@ fn the_count_is_an_unbroken_front_when_the_kernel_fails() {
                 (Err(error), _) => panic!("{what}: {error}"),
                 (Ok(wrote), _) => assert!(wrote > 0, "{what}"),
             }
-            gaps += usize::from(left(&what, &subject, wrote));
-            kernel.heal();
+            gaps += usize::from(check_partial_write(&what, &subject, wrote));
+            kernel.clear_faults();
             assert_eq!(
                 runtime.write(fd.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(),
                 SIZE,
@@ -213,32 +213,32 @@ fn the_count_is_an_unbroken_front_when_the_kernel_fails() {
 }
 
 #[test]
-fn the_count_is_an_unbroken_front_when_the_device_fails() {
-    let place = place::on("tree").unwrap();
+fn count_is_contiguous_prefix_when_device_fails() {
+    let place = place::create("tree").unwrap();
     let path = place.file("subject");
-    let subject = file::written(&path, SIZE as u64);
+    let subject = file::create_filled(&path, SIZE as u64);
     let inner = emulated("size=128M,latency_us=300");
     let buffer = Buffer::new(inner, SIZE);
-    buffer.put(0, &file::bytes(0, SIZE, 1));
+    buffer.write_at(0, &file::bytes(0, SIZE, 1));
     let before = inner.outstanding();
     for (operation, nth) in
         [(Operation::CopyOut, 1), (Operation::CopyOut, 20), (Operation::Fence, 9), (Operation::Wait, 4)]
     {
         let what = format!("{operation:?} {nth}");
         subject.write_all_at(&file::bytes(0, SIZE, 0), 0).unwrap();
-        let device = FaultyDevice::before(inner);
+        let device = FaultyDevice::wrap(inner);
         let runtime = Runtime::new(settings());
-        let target = buffer.target_through(device, 0);
-        device.fail(operation, nth, 1, ErrorKind::Driver);
+        let target = buffer.target_via(device, 0);
+        device.inject(operation, nth, 1, ErrorKind::Driver);
         let fd = open(&path, libc::O_DIRECT);
-        let outcome = within(&what, || runtime.write(fd.as_raw_fd(), Some(0), target, SIZE));
+        let outcome = with_deadline(&what, || runtime.write(fd.as_raw_fd(), Some(0), target, SIZE));
         assert!(device.failures() > 0, "{what}: nothing failed");
         let wrote = *outcome.as_ref().unwrap_or(&0);
-        assert!(wrote < SIZE && wrote.is_multiple_of(PORTION), "{what}: {wrote}");
+        assert!(wrote < SIZE && wrote.is_multiple_of(CHUNK), "{what}: {wrote}");
         assert!(wrote > 0 || outcome.is_err(), "{what}");
         // What was under way when it failed is waited for, and counts.
-        assert!(!left(&what, &subject, wrote), "{what}: in the file, but not reported");
-        device.heal();
+        assert!(!check_partial_write(&what, &subject, wrote), "{what}: in the file, but not reported");
+        device.clear_faults();
         assert_eq!(runtime.write(fd.as_raw_fd(), Some(0), target, SIZE).unwrap(), SIZE, "{what}: after it");
         drop(runtime);
         assert_eq!(inner.outstanding().queues, before.queues, "{what}: a queue was kept");
@@ -247,93 +247,93 @@ fn the_count_is_an_unbroken_front_when_the_device_fails() {
 }
 
 #[test]
-fn an_interrupted_write_counts_what_was_under_way() {
-    let place = place::on("tree").unwrap();
+fn cancelled_write_counts_chunks_in_flight() {
+    let place = place::create("tree").unwrap();
     let path = place.file("subject");
-    let (buffer, subject) = (buffer(), file::written(&path, SIZE as u64));
+    let (buffer, subject) = (buffer(), file::create_filled(&path, SIZE as u64));
     let runtime = Runtime::new(settings());
     let fd = open(&path, libc::O_DIRECT);
-    let wrote = within("an interrupted write", || {
-        let _asking = interruptible(|| true, Duration::ZERO);
+    let wrote = with_deadline("an interrupted write", || {
+        let _asking = install_cancel_poll(|| true, Duration::ZERO);
         runtime.write(fd.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap()
     });
-    assert_eq!(wrote, PORTION);
-    assert!(!left("an interrupted write", &subject, wrote));
+    assert_eq!(wrote, CHUNK);
+    assert!(!check_partial_write("an interrupted write", &subject, wrote));
 }
 
 /// A lock of an open file ends when the program closes it, whoever wrote through it.
 #[test]
-fn nothing_is_open_when_the_call_has_returned() {
-    let place = place::on("tree").unwrap();
+fn no_descriptor_is_open_after_return() {
+    let place = place::create("tree").unwrap();
     let path = place.file("subject");
-    let (buffer, other) = (buffer(), file::written(&path, SIZE as u64));
+    let (buffer, other) = (buffer(), file::create_filled(&path, SIZE as u64));
     let runtime = Runtime::new(settings());
     for _ in 0..5 {
         let fd = open(&path, libc::O_DIRECT);
         fd.lock().unwrap();
         assert_eq!(runtime.write(fd.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
         drop(fd);
-        in_a_while("the lock goes with the descriptor", || other.try_lock().is_ok());
+        eventually("the lock goes with the descriptor", || other.try_lock().is_ok());
         other.unlock().unwrap();
     }
 }
 
 /// A kernel that lets nobody read through the page cache before it is told to, and counts those who want to.
 #[derive(Default)]
-struct Shut {
+struct BlockedReads {
     open: Mutex<bool>,
-    news: Condvar,
+    changed: Condvar,
     waiting: AtomicUsize,
 }
 
-impl Kernel for Shut {
+impl Syscalls for BlockedReads {
     unsafe fn pread(&self, route: Route, fd: Fd, buf: *mut u8, len: usize, at: u64, flags: u32) -> Result<usize> {
         if route == Route::Copy {
             self.waiting.fetch_add(1, SeqCst);
-            drop(self.news.wait_while(self.open.lock().unwrap(), |open| !*open).unwrap());
+            drop(self.changed.wait_while(self.open.lock().unwrap(), |open| !*open).unwrap());
         }
         // SAFETY: passed on to the caller.
-        unsafe { Linux.pread(route, fd, buf, len, at, flags) }
+        unsafe { LinuxSyscalls.pread(route, fd, buf, len, at, flags) }
     }
 
-    fn share(&self, _: u32, _: Fd) -> Result<Fd> {
+    fn dup_from_thread(&self, _: u32, _: Fd) -> Result<Fd> {
         Err(Errno::PERM)
     }
 }
 
 /// They may be busy with what ends only when the write gives its memory back.
 #[test]
-fn a_write_whose_helpers_are_busy_goes_on_without_them() {
-    let place = place::on("tree").unwrap();
+fn write_continues_without_busy_workers() {
+    let place = place::create("tree").unwrap();
     let path = place.file("subject");
-    let (buffer, file) = (buffer(), file::written(&path, SIZE as u64));
-    let read = file::written(&place.file("read"), 8 << 20);
-    let kernel: &'static Shut = Box::leak(Box::default());
+    let (buffer, file) = (buffer(), file::create_filled(&path, SIZE as u64));
+    let read = file::create_filled(&place.file("read"), 8 << 20);
+    let kernel: &'static BlockedReads = Box::leak(Box::default());
     let runtime = Runtime::with_kernel(Settings { threads: 2, dma_min: u64::MAX, ..settings() }, kernel);
     let to = Buffer::new(device(), 8 << 20);
     let fd = open(&path, libc::O_DIRECT);
-    within("a long write whose helpers are busy", || {
+    with_deadline("a long write whose helpers are busy", || {
         std::thread::scope(|scope| {
             let reading = scope.spawn(|| runtime.read(read.as_raw_fd(), Some(0), to.target(0), 8 << 20).unwrap());
-            in_a_while("the only mate reads", || kernel.waiting.load(SeqCst) == 2);
+            eventually("the only mate reads", || kernel.waiting.load(SeqCst) == 2);
             assert_eq!(runtime.write(fd.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
             *kernel.open.lock().unwrap() = true;
-            kernel.news.notify_all();
+            kernel.changed.notify_all();
             assert_eq!(reading.join().unwrap(), 8 << 20);
         });
     });
-    assert!(!left("without helpers", &file, SIZE));
+    assert!(!check_partial_write("without helpers", &file, SIZE));
 }
 
 /// The thread that a signal of the kernel's came to.
-static SIGNALLED: AtomicUsize = AtomicUsize::new(0);
+static SIGNALLED_TID: AtomicUsize = AtomicUsize::new(0);
 
-extern "C" fn signalled(_: libc::c_int) {
-    SIGNALLED.store(linux::gettid() as usize, SeqCst);
+extern "C" fn on_signal(_: libc::c_int) {
+    SIGNALLED_TID.store(linux::gettid() as usize, SeqCst);
 }
 
 #[test]
-fn the_signal_of_a_limit_comes_to_who_writes() {
+fn size_limit_signal_reaches_writing_thread() {
     const INSIDE: &str = "SPINIO_TEST_LIMITED";
     if std::env::var_os(INSIDE).is_none() {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
@@ -342,18 +342,18 @@ fn the_signal_of_a_limit_comes_to_who_writes() {
         let said = String::from_utf8_lossy(&out.stdout);
         return assert!(said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&out.stderr));
     }
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let path = place.file("subject");
-    drop(file::written(&path, SIZE as u64 + 4096));
+    drop(file::create_filled(&path, SIZE as u64 + 4096));
     let runtime = Runtime::new(settings());
     let (buffer, fd) = (buffer(), open(&path, libc::O_DIRECT));
     let limit = libc::rlimit { rlim_cur: 4096, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the handler only stores a number; the limit is a local.
     unsafe {
-        assert_ne!(libc::signal(libc::SIGXFSZ, signalled as *const () as libc::sighandler_t), libc::SIG_ERR);
+        assert_ne!(libc::signal(libc::SIGXFSZ, on_signal as *const () as libc::sighandler_t), libc::SIG_ERR);
         assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit), 0);
     }
     let wrote = runtime.write(fd.as_raw_fd(), Some(4096), buffer.target(0), SIZE);
     assert_eq!(wrote.map_err(|e| e.kind.errno()), Err(Errno::FBIG));
-    assert_eq!(SIGNALLED.load(SeqCst), linux::gettid() as usize);
+    assert_eq!(SIGNALLED_TID.load(SeqCst), linux::gettid() as usize);
 }

@@ -9,7 +9,7 @@ use std::sync::Barrier;
 use spinio_device::emulated::Emulated;
 use spinio_io::{Part, Runtime, Settings};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, place, within};
+use spinio_testkit::{Buffer, place, with_deadline};
 
 const SIZE: usize = 8 << 20;
 
@@ -17,22 +17,22 @@ fn open(path: &Path, append: bool) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).append(append).open(path).unwrap()
 }
 
-fn filled(device: &'static Emulated, len: usize, byte: u8) -> Buffer {
+fn filled_buffer(device: &'static Emulated, len: usize, byte: u8) -> Buffer {
     let buffer = Buffer::new(device, len);
     buffer.fill(byte);
     buffer
 }
 
 /// Two writers, the same 8 MiB: what is left is of one of them.
-fn overlapping(settings: Settings, flags: i32, own_offset: bool) {
+fn check_overlapping(settings: Settings, flags: i32, own_offset: bool) {
     let device = emulated("size=64M,gbps=3");
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let path = place.file("file");
     let opened = || {
         OpenOptions::new().read(true).write(true).create(true).truncate(false).custom_flags(flags).open(&path).unwrap()
     };
     let (files, runtime) = ([opened(), opened()], Runtime::new(settings));
-    let buffers = [filled(device, SIZE, 1), filled(device, SIZE, 2)];
+    let buffers = [filled_buffer(device, SIZE, 1), filled_buffer(device, SIZE, 2)];
     let mut winners = [0; 3];
     for round in 0..25 {
         let start = Barrier::new(2);
@@ -57,21 +57,21 @@ fn overlapping(settings: Settings, flags: i32, own_offset: bool) {
 }
 
 #[test]
-fn overlapping_writes_are_never_mixed() {
-    within("two writers", || overlapping(Settings::default(), 0, false));
+fn overlapping_writes_never_mix() {
+    with_deadline("two writers", || check_overlapping(Settings::default(), 0, false));
     // Nothing is cached, and storage is waited for: both would go around the page cache, were they alone.
-    within("two synchronous writers", || overlapping(Settings::default(), libc::O_DSYNC, false));
-    within("two writers at their own offsets", || overlapping(Settings::default(), 0, true));
+    with_deadline("two synchronous writers", || check_overlapping(Settings::default(), libc::O_DSYNC, false));
+    with_deadline("two writers at their own offsets", || check_overlapping(Settings::default(), 0, true));
     // As much as the ring holds, which the two have to share.
-    within("two writers and one ring", || {
-        overlapping(Settings { staging: SIZE as u64, ..Settings::default() }, 0, false)
+    with_deadline("two writers and one ring", || {
+        check_overlapping(Settings { bounce_limit: SIZE as u64, ..Settings::default() }, 0, false)
     });
 }
 
 /// Records of four writers, each in one piece, none lost.
-fn appended(settings: Settings, sizes: &[usize]) {
+fn check_appended(settings: Settings, sizes: &[usize]) {
     let device = emulated("size=64M,gbps=3");
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let path = place.file("file");
     let runtime = Runtime::new(settings);
     const EACH: usize = 20;
@@ -83,7 +83,7 @@ fn appended(settings: Settings, sizes: &[usize]) {
                 let file = open(path, true);
                 for n in 0..EACH {
                     let len = sizes[(n + writer as usize) % sizes.len()];
-                    let buffer = filled(device, len, writer + 1);
+                    let buffer = filled_buffer(device, len, writer + 1);
                     let header = [[0; 8], (len as u64).to_le_bytes()].concat();
                     // A header and an end of the host's around what the device has.
                     let parts = [
@@ -112,9 +112,9 @@ fn appended(settings: Settings, sizes: &[usize]) {
 }
 
 #[test]
-fn appended_records_are_never_torn() {
-    within("80 records", || appended(Settings::default(), &[100_000, 3 << 20, 65_536, 5]));
-    within("80 records and a small ring", || {
-        appended(Settings { staging: 4 << 20, ..Settings::default() }, &[4 << 20, 3 << 20, 70_000]);
+fn appended_records_stay_whole() {
+    with_deadline("80 records", || check_appended(Settings::default(), &[100_000, 3 << 20, 65_536, 5]));
+    with_deadline("80 records and a small ring", || {
+        check_appended(Settings { bounce_limit: 4 << 20, ..Settings::default() }, &[4 << 20, 3 << 20, 70_000]);
     });
 }

@@ -8,7 +8,7 @@ use spinio_device::Device;
 use spinio_io::{Runtime, Settings};
 use spinio_sys::linux;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Rng, file, place, within};
+use spinio_testkit::{Buffer, Rng, file, place, with_deadline};
 
 const SIZE: usize = 4 << 20;
 
@@ -37,7 +37,7 @@ impl Drop for Mapped {
     }
 }
 
-fn directly(file: &File) -> Vec<u8> {
+fn read_direct(file: &File) -> Vec<u8> {
     let mut bytes = vec![0; SIZE + 4096];
     let skip = bytes.as_ptr().align_offset(4096);
     file.read_exact_at(&mut bytes[skip..skip + SIZE], 0).unwrap();
@@ -45,32 +45,32 @@ fn directly(file: &File) -> Vec<u8> {
 }
 
 #[test]
-fn every_reader_sees_what_was_written() {
+fn every_reader_sees_written_bytes() {
     let device = emulated("size=64M,bar=16M,p2p=1,latency_us=200");
-    place::each(|place| {
+    place::for_each_kind(|place| {
         let path = place.file("file");
         let runtimes =
-            [Runtime::new(Settings::default()), Runtime::new(Settings { staging: 4 << 20, ..Settings::default() })];
-        let mut rng = Rng::of_run(3);
-        let subject = file::written(&path, SIZE as u64);
+            [Runtime::new(Settings::default()), Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() })];
+        let mut rng = Rng::from_env(3);
+        let subject = file::create_filled(&path, SIZE as u64);
         let (reader, mapped) = (File::open(&path).unwrap(), Mapped::new(&subject));
         let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path).ok();
         let mut model = file::bytes(0, SIZE, 0);
         for round in 0..12u8 {
             if rng.chance(50) {
-                file::mix(&path, &subject, &mut rng);
+                file::randomize_residency(&path, &subject, &mut rng);
             }
-            let flags = *rng.pick(&[0, libc::O_DSYNC, libc::O_DIRECT, libc::O_DIRECT | libc::O_DSYNC]);
+            let flags = *rng.choose(&[0, libc::O_DSYNC, libc::O_DIRECT, libc::O_DIRECT | libc::O_DSYNC]);
             let Ok(writer) = OpenOptions::new().write(true).custom_flags(flags).open(&path) else { continue };
             let unit = if flags == 0 { 1 } else { 4096 };
             let from = rng.below(SIZE as u64 / 2) as usize / unit * unit;
             let len = (1 + rng.below((SIZE - from) as u64 - 1) as usize).next_multiple_of(unit).min(SIZE - from);
             let buffer = if rng.chance(50) { Buffer::new(device, len) } else { Buffer::host_mapped(device, len) };
             let bytes = file::bytes(from as u64, len, round + 1);
-            buffer.put(0, &bytes);
-            let runtime = rng.pick(&runtimes);
+            buffer.write_at(0, &bytes);
+            let runtime = rng.choose(&runtimes);
             let what = format!("{} round {round}, {len} bytes at {from}, flags {flags:o}", place.kind);
-            let wrote = within(&what, || runtime.write(writer.as_raw_fd(), Some(from as u64), buffer.target(0), len));
+            let wrote = with_deadline(&what, || runtime.write(writer.as_raw_fd(), Some(from as u64), buffer.target(0), len));
             assert_eq!(wrote.unwrap(), len, "{what}");
             model[from..from + len].copy_from_slice(&bytes);
             let mut seen = vec![0; SIZE];
@@ -78,7 +78,7 @@ fn every_reader_sees_what_was_written() {
             assert!(seen == model, "{what}: a buffered reader sees something else");
             assert!(mapped.bytes() == model, "{what}: a mapping shows something else");
             if let Some(direct) = &direct {
-                assert!(directly(direct) == model, "{what}: a direct reader sees something else");
+                assert!(read_direct(direct) == model, "{what}: a direct reader sees something else");
             }
             let back = Buffer::new(device, SIZE);
             assert_eq!(runtime.read(reader.as_raw_fd(), Some(0), back.target(0), SIZE).unwrap(), SIZE);
@@ -88,10 +88,10 @@ fn every_reader_sees_what_was_written() {
 }
 
 #[test]
-fn a_write_takes_what_was_queued_before_it_and_nothing_later() {
+fn write_takes_earlier_queued_data_only() {
     let device = emulated("size=64M,bar=8M,p2p=1,latency_us=500");
-    let runtime = Runtime::new(Settings { staging: 4 << 20, ..Settings::default() });
-    let place = place::on("tree").unwrap();
+    let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
+    let place = place::create("tree").unwrap();
     let path = place.file("file");
     for (len, mapped, flags) in [
         (1000, false, 0),
@@ -111,17 +111,17 @@ fn a_write_takes_what_was_queued_before_it_and_nothing_later() {
         unsafe { device.copy_in(queue, buffer.addr(), before.as_ptr(), len) }.unwrap();
         assert_eq!(runtime.write(writer.as_raw_fd(), Some(0), buffer.target(0), len).unwrap(), len);
         // Whatever is queued once the call has returned does not reach the file.
-        buffer.put(0, &after);
+        buffer.write_at(0, &after);
         assert!(std::fs::read(&path).unwrap()[..len] == before, "{len} bytes, mapped: {mapped}, flags {flags:o}");
     }
 }
 
 #[test]
-fn a_write_of_what_a_read_has_just_queued_copies_the_file() {
+fn write_after_queued_read_copies_the_file() {
     let device = emulated("size=64M,latency_us=500");
     let runtime = Runtime::new(Settings::default());
-    let place = place::on("tree").unwrap();
-    let (from, to) = (file::written(&place.file("from"), 300_000), file::create(&place.file("to")));
+    let place = place::create("tree").unwrap();
+    let (from, to) = (file::create_filled(&place.file("from"), 300_000), file::create(&place.file("to")));
     let buffer = Buffer::new(device, 50_000);
     let mut done = 0;
     loop {

@@ -15,23 +15,23 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Rng, file, place, within};
+use spinio_testkit::{Buffer, Rng, file, place, with_deadline};
 
 /// Longest write; the smallest staging ring holds less.
-const MOST: u64 = 6 << 20;
+const MAX_LEN: u64 = 6 << 20;
 
 /// Runtimes that differ in what they may do.
 fn runtimes() -> Vec<Runtime> {
     let all = vec![
         Settings::default(),
-        Settings { staging: 4 << 20, ..Settings::default() },
-        Settings { routes: vec![Route::Copy, Route::Store], staging: 6 << 20, ..Settings::default() },
+        Settings { bounce_limit: 4 << 20, ..Settings::default() },
+        Settings { routes: vec![Route::Copy, Route::Store], bounce_limit: 6 << 20, ..Settings::default() },
     ];
     all.into_iter().map(Runtime::new).collect()
 }
 
 /// What a call said, and where the descriptor's offset stood afterwards.
-type Said = (Result<usize, Errno>, Option<u64>);
+type CallResult = (Result<usize, Errno>, Option<u64>);
 
 fn seek(fd: Fd, to: u64) {
     let _ = linux::lseek(fd, to as i64, libc::SEEK_SET);
@@ -64,7 +64,7 @@ impl Host {
 #[derive(Clone, Copy, Debug)]
 struct Call {
     from: u64,
-    own: bool,
+    own_offset: bool,
     len: usize,
     flags: u32,
 }
@@ -78,14 +78,14 @@ fn compare(
     rng: &mut Rng,
     what: &str,
 ) {
-    let Call { from, own, len, flags } = call;
+    let Call { from, own_offset: own, len, flags } = call;
     let direct = linux::flags(ours).unwrap_or(0) & libc::O_DIRECT != 0;
     // The memory a device write goes through is always aligned enough for O_DIRECT.
     let skew = if direct || rng.chance(50) { 0 } else { rng.below(5000) as usize };
     let size = (skew + len).max(1);
     let buffer = if rng.chance(20) { Buffer::host_mapped(device, size) } else { Buffer::new(device, size) };
     let bytes: Vec<u8> = (0..len).map(|_| rng.below(256) as u8).collect();
-    buffer.put(skew, &bytes);
+    buffer.write_at(skew, &bytes);
     let host = Host::new(&bytes, skew);
     let at = (!own).then_some(from);
 
@@ -94,7 +94,7 @@ fn compare(
         // In parts, some of them the host's.
         let (mut parts, mut done) = (Vec::new(), 0);
         while done < len {
-            let n = (1 + rng.edgy(len as u64 / 2 + 1) as usize).min(len - done);
+            let n = (1 + rng.near_page_edge(len as u64 / 2 + 1) as usize).min(len - done);
             // What O_DIRECT takes of a vector is the kernel's business.
             let n = if direct { n.next_multiple_of(4096).min(len - done) } else { n };
             parts.push(match rng.chance(40) {
@@ -109,7 +109,7 @@ fn compare(
     } else {
         runtime.write(ours, at, buffer.target(skew), len)
     };
-    let said: Said = (wrote.map_err(|e| e.kind.errno()), tell(ours));
+    let said: CallResult = (wrote.map_err(|e| e.kind.errno()), tell(ours));
 
     seek(theirs, if own { from } else { 7 });
     // SAFETY: `len` bytes stand there.
@@ -123,7 +123,7 @@ fn compare(
     assert_eq!(said, (wrote, tell(theirs)), "{what}: {call:?}, skew {skew}");
 }
 
-fn same(ours: &Path, theirs: &Path, what: &str) {
+fn assert_same_files(ours: &Path, theirs: &Path, what: &str) {
     let (a, b) = (std::fs::read(ours).expect("readable"), std::fs::read(theirs).expect("readable"));
     assert_eq!(a.len(), b.len(), "{what}: the length");
     assert_eq!(a.iter().zip(&b).position(|(a, b)| a != b), None, "{what}: the first byte that differs");
@@ -132,10 +132,10 @@ fn same(ours: &Path, theirs: &Path, what: &str) {
 fn length(rng: &mut Rng) -> usize {
     match rng.below(8) {
         0 => rng.below(3) as usize,
-        1 => rng.edgy(64 << 10) as usize,
-        2 => MOST as usize,
+        1 => rng.near_page_edge(64 << 10) as usize,
+        2 => MAX_LEN as usize,
         3 => (rng.below(8) << 19) as usize,
-        _ => rng.edgy(2 << 20) as usize,
+        _ => rng.near_page_edge(2 << 20) as usize,
     }
 }
 
@@ -144,18 +144,18 @@ fn open(path: &Path, flags: i32) -> File {
 }
 
 /// One life of two files.
-fn lives(place: &place::Place, rounds: u64, rng: &mut Rng) {
+fn random_writes(place: &place::MountFixture, rounds: u64, rng: &mut Rng) {
     // Slow, so that a copy which nobody waits for is not done by chance.
     let device = emulated("size=64M,bar=32M,p2p=1,latency_us=300");
     let runtimes = runtimes();
     let (ours, theirs) = (place.file("ours"), place.file("theirs"));
     for round in 0..rounds {
-        let size = rng.edgy(1 << 20);
+        let size = rng.near_page_edge(1 << 20);
         for path in [&ours, &theirs] {
-            file::written(path, size);
+            file::create_filled(path, size);
         }
         let kind = [0, libc::O_APPEND, libc::O_DSYNC, libc::O_SYNC, libc::O_DIRECT, libc::O_DIRECT | libc::O_DSYNC];
-        let flags = *rng.pick(&kind);
+        let flags = *rng.choose(&kind);
         let Ok(_) = OpenOptions::new().read(true).custom_flags(flags).open(&ours) else { continue };
         let files = (open(&ours, flags), open(&theirs, flags));
         let fds = (files.0.as_raw_fd(), files.1.as_raw_fd());
@@ -168,45 +168,45 @@ fn lives(place: &place::Place, rounds: u64, rng: &mut Rng) {
                     0 => size + rng.below(3 << 20),
                     1 => 0,
                     2 => size,
-                    _ => rng.edgy(size + 1),
+                    _ => rng.near_page_edge(size + 1),
                 },
-                own: rng.chance(40),
+                own_offset: rng.chance(40),
                 len: length(rng),
                 // RWF_DSYNC, RWF_SYNC, RWF_APPEND
-                flags: if rng.chance(15) { *rng.pick(&[2, 4, 16]) } else { 0 },
+                flags: if rng.chance(15) { *rng.choose(&[2, 4, 16]) } else { 0 },
             };
             if flags & libc::O_DIRECT != 0 && rng.chance(80) {
                 call.from = call.from / 4096 * 4096;
                 call.len = call.len / 4096 * 4096;
             }
-            within(&what, || compare(device, &runtimes[which], fds, call, rng, &what));
+            with_deadline(&what, || compare(device, &runtimes[which], fds, call, rng, &what));
             if rng.chance(30) {
-                let to = rng.edgy(MOST);
-                let at = rng.edgy(size + 1);
+                let to = rng.near_page_edge(MAX_LEN);
+                let at = rng.near_page_edge(size + 1);
                 let punches = rng.chance(50);
                 for file in [&files.0, &files.1] {
                     match punches {
-                        true => drop(file::punch(file, at, 100_000)),
+                        true => drop(file::punch_hole(file, at, 100_000)),
                         false => file.set_len(to).expect("truncate"),
                     }
                 }
             }
-            same(&ours, &theirs, &what);
+            assert_same_files(&ours, &theirs, &what);
         }
     }
 }
 
 #[test]
-fn files_written_from_a_device_are_those_written_from_the_host() {
-    place::each(|place| lives(place, 6, &mut Rng::of_run(place.kind.len() as u64 * 77)));
+fn device_writes_equal_host_writes() {
+    place::for_each_kind(|place| random_writes(place, 6, &mut Rng::from_env(place.kind.len() as u64 * 77)));
 }
 
 #[test]
-fn a_write_ends_where_its_allocation_ends() {
+fn write_ends_at_end_of_allocation() {
     let device = emulated("size=16M");
     let runtime = Runtime::new(Settings::default());
-    let place = place::on("tree").unwrap();
-    let file = file::written(&place.file("file"), 0);
+    let place = place::create("tree").unwrap();
+    let file = file::create_filled(&place.file("file"), 0);
     let buffer = Buffer::new(device, 200_000);
     let _neighbour = Buffer::new(device, 300_000);
     for (skew, len) in [(0, 1 << 20), (199_999, 10), (100_000, 100_001)] {
@@ -226,16 +226,16 @@ fn a_write_ends_where_its_allocation_ends() {
 
 /// The kernel takes 1024 pieces. Parts of the device that meet the end of a staging block become two.
 #[test]
-fn a_vector_that_grows_past_1024_pieces_is_written_short() {
+fn vector_of_more_than_1024_entries_is_short() {
     const PART: usize = 9000;
     let device = emulated("size=16M");
     let runtime = Runtime::new(Settings::default());
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let path = place.file("file");
-    let file = file::written(&path, 0);
+    let file = file::create_filled(&path, 0);
     let bytes = file::bytes(0, 1024 * PART, 1);
     let buffer = Buffer::new(device, bytes.len());
-    buffer.put(0, &bytes);
+    buffer.write_at(0, &bytes);
     let parts: Vec<Part> = (0..1024)
         .map(|i| match i % 2 {
             0 => Part::Host(bytes[i * PART..].as_ptr(), PART),
@@ -249,18 +249,18 @@ fn a_vector_that_grows_past_1024_pieces_is_written_short() {
 }
 
 #[test]
-fn offsets_and_descriptors_that_make_no_sense() {
+fn invalid_offsets_and_descriptors() {
     let device = emulated("size=16M,bar=8M");
     let runtime = Runtime::new(Settings::default());
     let mut rng = Rng::new(6);
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let (ours, theirs) = (place.file("ours"), place.file("theirs"));
-    let files = (file::written(&ours, 300_000), file::written(&theirs, 300_000));
+    let files = (file::create_filled(&ours, 300_000), file::create_filled(&theirs, 300_000));
     let huge = i64::MAX as u64;
     for from in [huge, huge - 1, huge - 70_000, huge + 1, u64::MAX, u64::MAX - 4095] {
         for len in [0, 1, 4096, 200_000] {
             let fds = (files.0.as_raw_fd(), files.1.as_raw_fd());
-            compare(device, &runtime, fds, Call { from, own: false, len, flags: 0 }, &mut rng, "absurd offset");
+            compare(device, &runtime, fds, Call { from, own_offset: false, len, flags: 0 }, &mut rng, "absurd offset");
         }
     }
     let read_only = File::open(&ours).unwrap();
@@ -275,27 +275,27 @@ fn offsets_and_descriptors_that_make_no_sense() {
     ] {
         for own in [false, true] {
             for len in [0, 100, 200_000] {
-                compare(device, &runtime, (fd, fd), Call { from: 0, own, len, flags: 0 }, &mut rng, what);
+                compare(device, &runtime, (fd, fd), Call { from: 0, own_offset: own, len, flags: 0 }, &mut rng, what);
             }
         }
     }
-    same(&ours, &theirs, "after errors");
+    assert_same_files(&ours, &theirs, "after errors");
 }
 
 /// Longer than the ring: a file system that refuses all of it must not be given a part, nor all in memory.
 #[test]
-fn a_long_write_that_is_misaligned_is_taken_or_refused_as_one() {
+fn misaligned_long_write_is_accepted_or_refused_whole() {
     const STAGING: usize = 4 << 20;
     let buffer = Buffer::new(emulated("size=64M"), 12 << 20);
     let bytes = file::bytes(0, 12 << 20, 1);
-    buffer.put(0, &bytes);
+    buffer.write_at(0, &bytes);
     let host = Host::new(&bytes, 0);
-    place::each(|place| {
-        let runtime = Runtime::new(Settings { staging: STAGING as u64, ..Settings::default() });
+    place::for_each_kind(|place| {
+        let runtime = Runtime::new(Settings { bounce_limit: STAGING as u64, ..Settings::default() });
         for (offset, len) in [(0, (9 << 20) + 100), (100, 9 << 20), (100, (9 << 20) - 100), (512, (8 << 20) + 512)] {
             let said = [false, true].map(|ours| {
                 let path = place.file(if ours { "ours" } else { "theirs" });
-                drop(file::written(&path, 1 << 20));
+                drop(file::create_filled(&path, 1 << 20));
                 let flags = libc::O_DIRECT;
                 let Ok(file) = OpenOptions::new().write(true).custom_flags(flags).open(&path) else { return None };
                 let wrote = match ours {
@@ -312,7 +312,7 @@ fn a_long_write_that_is_misaligned_is_taken_or_refused_as_one() {
             assert_eq!(ours, theirs, "{}: {len} bytes at {offset}", place.kind);
             assert!(said[0] == said[1], "{}: {len} bytes at {offset}: other bytes", place.kind);
         }
-        let lines = runtime.stats().lines;
+        let lines = runtime.stats().rows;
         assert!(
             lines.iter().all(|l| l.reason != Reason::NoPinnedMemory),
             "{}: more than the ring: {lines:?}",

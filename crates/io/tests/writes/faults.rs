@@ -8,18 +8,18 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use spinio_device::ErrorKind;
-use spinio_io::kernel::Kernel;
+use spinio_io::kernel::Syscalls;
 use spinio_io::{Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, await_alone, file, place, within};
+use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, wait_exclusive, file, place, with_deadline};
 
 const SIZE: usize = 6 << 20;
 
 /// Large enough for one call, and not.
 fn settings() -> [Settings; 2] {
-    [8 << 20, 4 << 20].map(|staging| Settings { staging, ..Settings::default() })
+    [8 << 20, 4 << 20].map(|staging| Settings { bounce_limit: staging, ..Settings::default() })
 }
 
 /// Writes version 1 over version 0; fails unless exactly what is reported is there.
@@ -32,7 +32,7 @@ fn write(
     what: &str,
 ) -> Result<usize, Errno> {
     file.write_all_at(&file::bytes(0, SIZE, 0), 0).unwrap();
-    let outcome = within(what, || runtime.write(fd.as_raw_fd(), Some(0), target, len));
+    let outcome = with_deadline(what, || runtime.write(fd.as_raw_fd(), Some(0), target, len));
     let wrote = *outcome.as_ref().unwrap_or(&0);
     let mut seen = vec![0; SIZE];
     file.read_exact_at(&mut seen, 0).unwrap();
@@ -42,13 +42,13 @@ fn write(
 }
 
 #[test]
-fn an_operation_of_the_device_fails() {
-    let place = place::on("tree").unwrap();
-    let subject = file::written(&place.file("subject"), SIZE as u64);
+fn device_operation_failures() {
+    let place = place::create("tree").unwrap();
+    let subject = file::create_filled(&place.file("subject"), SIZE as u64);
     // Slow, so that a copy which nobody waits for is not done by chance.
     let inner = emulated("size=64M,latency_us=500");
     let buffer = Buffer::new(inner, SIZE);
-    buffer.put(0, &file::bytes(0, SIZE, 1));
+    buffer.write_at(0, &file::bytes(0, SIZE, 1));
     let before = inner.outstanding();
     let mut failures = 0;
     for operation in Operation::ALL {
@@ -57,10 +57,10 @@ fn an_operation_of_the_device_fails() {
             for (nth, times) in [(1, 1), (2, 1), (3, 2), (1, u64::MAX)] {
                 for settings in settings() {
                     let what = format!("{operation:?} call {nth}, {times} times, {kind:?}");
-                    let device = FaultyDevice::before(inner);
+                    let device = FaultyDevice::wrap(inner);
                     let runtime = Runtime::new(settings);
-                    let target = buffer.target_through(device, 0);
-                    device.fail(operation, nth, times, kind);
+                    let target = buffer.target_via(device, 0);
+                    device.inject(operation, nth, times, kind);
                     for len in [SIZE, 3000] {
                         let outcome = write(&runtime, target, &subject, &subject, len, &what);
                         match outcome {
@@ -72,12 +72,12 @@ fn an_operation_of_the_device_fails() {
                         }
                     }
                     failures += device.failures();
-                    device.heal();
+                    device.clear_faults();
                     let after = write(&runtime, target, &subject, &subject, SIZE, &what);
                     assert_eq!(after, Ok(SIZE), "{what}: the write after it");
-                    if !matches!(operation, Operation::Staging | Operation::Drain | Operation::Wait | Operation::IsDone)
+                    if !matches!(operation, Operation::Staging | Operation::Synchronize | Operation::Wait | Operation::Query)
                     {
-                        let lines = runtime.stats().lines;
+                        let lines = runtime.stats().rows;
                         assert!(lines.iter().all(|l| l.reason != Reason::NoPinnedMemory), "{what}: blocks were lost");
                     }
                     drop(runtime);
@@ -91,14 +91,14 @@ fn an_operation_of_the_device_fails() {
 }
 
 #[test]
-fn a_call_of_the_kernel_fails_or_is_short() {
-    let place = place::on("tree").unwrap();
+fn syscall_failures_and_short_writes() {
+    let place = place::create("tree").unwrap();
     let path = place.file("subject");
-    let subject = file::written(&path, SIZE as u64);
+    let subject = file::create_filled(&path, SIZE as u64);
     let device = emulated("size=64M,bar=8M,p2p=1");
     let (plain, mapped) = (Buffer::new(device, SIZE), Buffer::host_mapped(device, SIZE));
     for buffer in [&plain, &mapped] {
-        buffer.put(0, &file::bytes(0, SIZE, 1));
+        buffer.write_at(0, &file::bytes(0, SIZE, 1));
     }
     let effects = [
         Effect::Fail(Errno::INTR),
@@ -124,21 +124,21 @@ fn a_call_of_the_kernel_fails_or_is_short() {
                         continue;
                     }
                     for settings in settings() {
-                        if nth == 2 && settings.staging > SIZE as u64 {
+                        if nth == 2 && settings.bounce_limit > SIZE as u64 {
                             continue;
                         }
                         for buffer in [&plain, &mapped] {
                             if route == Route::P2p && std::ptr::eq(buffer, &plain) {
                                 continue;
                             }
-                            let what = format!("{route} call {nth}, {effect:?}, flags {flags:o}, {}", settings.staging);
-                            let kernel = FaultyKernel::new();
+                            let what = format!("{route} call {nth}, {effect:?}, flags {flags:o}, {}", settings.bounce_limit);
+                            let kernel = FaultySyscalls::new();
                             let runtime = Runtime::with_kernel(settings.clone(), kernel);
                             let fd = OpenOptions::new().write(true).custom_flags(flags).open(&path).unwrap();
                             file::evict(&subject);
-                            kernel.hit(Call::Pwritev(route), nth, 1, effect);
+                            kernel.inject(Call::Pwritev(route), nth, 1, effect);
                             let outcome = write(&runtime, buffer.target(0), &subject, &fd, SIZE, &what);
-                            hits += kernel.hits();
+                            hits += kernel.injected();
                             if let (Err(errno), Effect::Fail(injected)) = (outcome, effect) {
                                 assert_eq!(errno, injected, "{what}");
                             }
@@ -157,12 +157,12 @@ fn a_call_of_the_kernel_fails_or_is_short() {
 /// A write that is cut, edges through the page cache and the middle around it: what is in the file before something fails
 /// is the count, and where the offset stands.
 #[test]
-fn what_fails_behind_an_edge_leaves_a_count() {
+fn failure_after_unaligned_edge_reports_count() {
     const FROM: usize = 5;
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let path = place.file("subject");
     let buffer = Buffer::new(emulated("size=64M"), SIZE);
-    buffer.put(0, &file::bytes(FROM as u64, SIZE, 1));
+    buffer.write_at(0, &file::bytes(FROM as u64, SIZE, 1));
     let (edge, middle) = (Call::Pwritev(Route::Copy), Call::Pwritev(Route::Direct));
     // Which calls fail, and whether anything comes before them.
     let cases: [(&[(Call, u64)], bool); 5] = [
@@ -178,15 +178,15 @@ fn what_fails_behind_an_edge_leaves_a_count() {
         for at in [Some(FROM as u64), None] {
             for effect in [Effect::Fail(Errno::NOSPC), Effect::Fail(Errno::IO), Effect::Short(4096)] {
                 let what = format!("{failing:?}, {effect:?}, at {at:?}");
-                let kernel = FaultyKernel::new();
-                let runtime = Runtime::with_kernel(Settings { staging: 4 << 20, ..Settings::default() }, kernel);
-                let subject = file::written(&path, (FROM + SIZE) as u64);
+                let kernel = FaultySyscalls::new();
+                let runtime = Runtime::with_kernel(Settings { bounce_limit: 4 << 20, ..Settings::default() }, kernel);
+                let subject = file::create_filled(&path, (FROM + SIZE) as u64);
                 file::evict(&subject);
                 let fd = OpenOptions::new().write(true).custom_flags(libc::O_DSYNC).open(&path).unwrap();
                 linux::lseek(fd.as_raw_fd(), FROM as i64, libc::SEEK_SET).unwrap();
-                failing.iter().for_each(|(call, nth)| kernel.hit(*call, *nth, 1, effect));
-                let outcome = within(&what, || runtime.write(fd.as_raw_fd(), at, buffer.target(0), SIZE));
-                assert!(kernel.hits() > 0, "{what}: nothing failed");
+                failing.iter().for_each(|(call, nth)| kernel.inject(*call, *nth, 1, effect));
+                let outcome = with_deadline(&what, || runtime.write(fd.as_raw_fd(), at, buffer.target(0), SIZE));
+                assert!(kernel.injected() > 0, "{what}: nothing failed");
                 let wrote = *outcome.as_ref().unwrap_or(&0);
                 let seen = std::fs::read(&path).unwrap();
                 let model = [file::bytes(0, FROM, 0), file::bytes(FROM as u64, wrote, 1)].concat();
@@ -211,20 +211,20 @@ fn what_fails_behind_an_edge_leaves_a_count() {
 
 /// A pipe is fed in pieces: those that it has taken are the count, whatever becomes of the next.
 #[test]
-fn a_pipe_that_fails_after_some_pieces_has_taken_these() {
+fn pipe_failure_reports_bytes_taken() {
     let buffer = Buffer::new(emulated("size=64M"), 3 << 20);
     let bytes = file::bytes(0, 3 << 20, 1);
-    buffer.put(0, &bytes);
+    buffer.write_at(0, &bytes);
     for (nth, taken) in [(1, Err(Errno::PIPE)), (2, Ok(1 << 20)), (3, Ok(2 << 20)), (9, Ok(3 << 20))] {
-        let kernel = FaultyKernel::new();
+        let kernel = FaultySyscalls::new();
         let runtime = Runtime::with_kernel(Settings::default(), kernel);
         let (mut out, into) = std::io::pipe().unwrap();
         let reader = std::thread::spawn(move || {
             let mut seen = Vec::new();
             std::io::Read::read_to_end(&mut out, &mut seen).map(|_| seen)
         });
-        kernel.hit(Call::Pwritev(Route::Copy), nth, 1, Effect::Fail(Errno::PIPE));
-        let wrote = within("a pipe", || runtime.write(into.as_raw_fd(), None, buffer.target(0), 3 << 20));
+        kernel.inject(Call::Pwritev(Route::Copy), nth, 1, Effect::Fail(Errno::PIPE));
+        let wrote = with_deadline("a pipe", || runtime.write(into.as_raw_fd(), None, buffer.target(0), 3 << 20));
         drop(into);
         assert_eq!(wrote.map_err(|e| e.kind.errno()), taken, "piece {nth} fails");
         assert!(reader.join().unwrap().unwrap() == bytes[..taken.unwrap_or(0)], "piece {nth} fails");
@@ -232,42 +232,42 @@ fn a_pipe_that_fails_after_some_pieces_has_taken_these() {
 }
 
 /// Gives the descriptor to another file while a write of it is being gathered.
-struct Replaced {
-    asked: AtomicUsize,
-    by: i32,
+struct ReplacesFd {
+    flag_calls: AtomicUsize,
+    other_fd: i32,
 }
 
-impl Kernel for Replaced {
-    fn flags(&self, fd: i32) -> Result<i32, Errno> {
+impl Syscalls for ReplacesFd {
+    fn status_flags(&self, fd: i32) -> Result<i32, Errno> {
         // First before anything is done, then while the bytes are on their way.
-        if self.asked.fetch_add(1, SeqCst) == 1 {
+        if self.flag_calls.fetch_add(1, SeqCst) == 1 {
             // SAFETY: both are this test's own.
-            unsafe { libc::dup2(self.by, fd) };
+            unsafe { libc::dup2(self.other_fd, fd) };
         }
         linux::flags(fd)
     }
 }
 
 #[test]
-fn a_number_that_another_file_has_got_meanwhile_is_not_written() {
-    let place = place::on("tree").unwrap();
+fn reused_fd_number_is_not_written() {
+    let place = place::create("tree").unwrap();
     let buffer = Buffer::new(emulated("size=64M"), 1 << 20);
-    let (ours, other) = (file::written(&place.file("ours"), 1 << 20), file::written(&place.file("other"), 1 << 20));
-    let kernel = Box::leak(Box::new(Replaced { asked: AtomicUsize::new(0), by: other.as_raw_fd() }));
+    let (ours, other) = (file::create_filled(&place.file("ours"), 1 << 20), file::create_filled(&place.file("other"), 1 << 20));
+    let kernel = Box::leak(Box::new(ReplacesFd { flag_calls: AtomicUsize::new(0), other_fd: other.as_raw_fd() }));
     let runtime = Runtime::with_kernel(Settings::default(), kernel);
     let error = runtime.write(ours.as_raw_fd(), Some(0), buffer.target(0), 1 << 20).unwrap_err();
     assert_eq!(error.kind.errno(), Errno::BADF);
-    assert!(kernel.asked.load(SeqCst) > 1);
+    assert!(kernel.flag_calls.load(SeqCst) > 1);
     let mut seen = vec![0; 1 << 20];
     other.read_exact_at(&mut seen, 0).unwrap();
     assert!(seen == file::bytes(0, 1 << 20, 0));
 }
 
 #[test]
-fn a_full_disk_or_quota_ends_a_write_where_it_ends_the_hosts() {
+fn full_disk_or_quota_ends_write_as_on_host() {
     let device = emulated("size=64M");
     for (kind, errno) in [("tmpfs", Errno::NOSPC), ("ext4", Errno::NOSPC), ("quota", Errno::DQUOT)] {
-        let place = match place::small(kind, 16 << 20) {
+        let place = match place::create_small(kind, 16 << 20) {
             Ok(place) => place,
             Err(why) => {
                 println!("skipped on {kind}: {why}");
@@ -276,12 +276,12 @@ fn a_full_disk_or_quota_ends_a_write_where_it_ends_the_hosts() {
         };
         let buffer = Buffer::new(device, 24 << 20);
         let bytes = file::bytes(0, 24 << 20, 1);
-        buffer.put(0, &bytes);
+        buffer.write_at(0, &bytes);
         let (one_call, cut) = (128 << 20, 4 << 20);
         for (staging, flags) in
             [(one_call, 0), (cut, 0), (one_call, libc::O_DIRECT), (one_call, libc::O_DSYNC), (cut, libc::O_DSYNC)]
         {
-            let runtime = Runtime::new(Settings { staging, ..Settings::default() });
+            let runtime = Runtime::new(Settings { bounce_limit: staging, ..Settings::default() });
             let path = place.file("file");
             let Ok(fd) = OpenOptions::new().create(true).write(true).custom_flags(flags).open(&path) else { continue };
             let what = format!("{kind}, {staging}, flags {flags:o}");
@@ -300,7 +300,7 @@ fn a_full_disk_or_quota_ends_a_write_where_it_ends_the_hosts() {
             // Only when nobody has it open any more, neither SPIN nor a child that another test forked, does its room come
             // back, and only when that is on the disk can it be used again.
             drop((fd, runtime));
-            await_alone(&path).unwrap();
+            wait_exclusive(&path).unwrap();
             std::fs::remove_file(&path).unwrap();
             let _ = Command::new("sync").arg("-f").arg(place.path()).status();
         }
@@ -309,28 +309,28 @@ fn a_full_disk_or_quota_ends_a_write_where_it_ends_the_hosts() {
 
 /// Of copies that cannot be waited for nobody knows when they are over; others need a ring all the same.
 #[test]
-fn a_ring_whose_blocks_are_lost_serves_on() {
-    let place = place::on("tree").unwrap();
-    let subject = file::written(&place.file("subject"), SIZE as u64);
+fn pool_with_quarantined_buffers_still_works() {
+    let place = place::create("tree").unwrap();
+    let subject = file::create_filled(&place.file("subject"), SIZE as u64);
     let inner = emulated("size=64M");
     let buffer = Buffer::new(inner, SIZE);
-    let device = FaultyDevice::before(inner);
-    let target = buffer.target_through(device, 0);
+    let device = FaultyDevice::wrap(inner);
+    let target = buffer.target_via(device, 0);
     // Without pages that are registered: everything goes through the ring.
     let routes = vec![Route::Copy, Route::Store, Route::Direct];
-    let runtime = Runtime::new(Settings { staging: 4 << 20, routes, ..Settings::default() });
+    let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, routes, ..Settings::default() });
     for round in 0..3 {
         if round == 0 {
             // One block is all that there is.
-            device.fail(Operation::Staging, 2, u64::MAX, ErrorKind::NoMemory);
+            device.inject(Operation::Staging, 2, u64::MAX, ErrorKind::NoMemory);
         }
-        for operation in [Operation::CopyOut, Operation::Drain] {
-            device.fail(operation, 1, u64::MAX, ErrorKind::Driver);
+        for operation in [Operation::CopyOut, Operation::Synchronize] {
+            device.inject(operation, 1, u64::MAX, ErrorKind::Driver);
         }
         assert!(runtime.write(subject.as_raw_fd(), Some(0), target, 4 << 20).is_err());
-        device.heal();
+        device.clear_faults();
         let read = || runtime.read(subject.as_raw_fd(), Some(0), target, SIZE);
-        assert_eq!(within("a read after lost blocks", read).unwrap(), SIZE);
+        assert_eq!(with_deadline("a read after lost blocks", read).unwrap(), SIZE);
         assert!(buffer.bytes() == file::bytes(0, SIZE, 0));
     }
 }

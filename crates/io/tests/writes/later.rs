@@ -9,7 +9,7 @@ use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultyKernel, Operation, file, place, within};
+use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, file, place, with_deadline};
 
 /// More than the smallest ring holds.
 const SIZE: usize = (5 << 20) + 5;
@@ -19,7 +19,7 @@ fn result() -> &'static AtomicIsize {
     Box::leak(Box::new(AtomicIsize::new(UNSET)))
 }
 
-fn later(
+fn write_on_stream(
     runtime: &Runtime,
     fd: i32,
     at: u64,
@@ -32,10 +32,10 @@ fn later(
 }
 
 #[test]
-fn a_queued_write_takes_its_place_in_the_stream() {
+fn queued_write_runs_in_stream_order() {
     let device = emulated("size=64M");
     let runtime = Runtime::new(Settings::default());
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let (path, other) = (place.file("file"), place.file("other"));
     let queue = device.new_queue().unwrap();
     let buffer = Buffer::new(device, SIZE);
@@ -47,43 +47,43 @@ fn a_queued_write_takes_its_place_in_the_stream() {
     device.hold();
     for (n, result) in results.into_iter().enumerate() {
         put(n);
-        later(&runtime, file.as_raw_fd(), (n * SIZE) as u64, buffer.target(0), queue, result).unwrap();
+        write_on_stream(&runtime, file.as_raw_fd(), (n * SIZE) as u64, buffer.target(0), queue, result).unwrap();
     }
     put(3);
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 0, "written before its turn");
     assert!(results.iter().all(|r| r.load(Acquire) == UNSET));
     // The program closes the file, and its number gets another meaning.
-    let innocent = File::create(&other).unwrap();
+    let other_file = File::create(&other).unwrap();
     // In one step, since other tests open files too.
     // SAFETY: both are this test's own.
-    assert_eq!(unsafe { libc::dup2(innocent.as_raw_fd(), file.as_raw_fd()) }, file.as_raw_fd());
+    assert_eq!(unsafe { libc::dup2(other_file.as_raw_fd(), file.as_raw_fd()) }, file.as_raw_fd());
     device.resume();
-    within("the stream", || device.drain(queue, Wait::Sleep)).unwrap();
+    with_deadline("the stream", || device.drain(queue, Wait::Sleep)).unwrap();
     assert!(results.iter().all(|r| r.load(Acquire) == SIZE as isize));
     assert!(std::fs::read(&path).unwrap() == copies[..3].concat());
-    assert_eq!(innocent.metadata().unwrap().len(), 0, "another file was written");
+    assert_eq!(other_file.metadata().unwrap().len(), 0, "another file was written");
 }
 
 #[test]
-fn what_cannot_be_done_later_is_done_at_once() {
+fn unqueueable_write_runs_synchronously() {
     let inner = emulated("size=64M,latency_us=200");
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let path = place.file("file");
     let buffer = Buffer::new(inner, SIZE);
-    buffer.put(0, &file::bytes(0, SIZE, 1));
-    type Spoil = fn(&FaultyKernel, &FaultyDevice);
-    let cases: [(&str, u64, Spoil); 3] = [
-        ("no pidfd_getfd", 128 << 20, |kernel, _| kernel.always(Call::Share, Effect::Fail(Errno::NOSYS))),
-        ("no host functions", 128 << 20, |_, device| device.fail(Operation::CallHost, 1, 9, ErrorKind::Unsupported)),
+    buffer.write_at(0, &file::bytes(0, SIZE, 1));
+    type Fault = fn(&FaultySyscalls, &FaultyDevice);
+    let cases: [(&str, u64, Fault); 3] = [
+        ("no pidfd_getfd", 128 << 20, |kernel, _| kernel.inject_always(Call::DupFromThread, Effect::Fail(Errno::NOSYS))),
+        ("no host functions", 128 << 20, |_, device| device.inject(Operation::LaunchHostFunc, 1, 9, ErrorKind::Unsupported)),
         ("a small ring", 2 << 20, |_, _| ()),
     ];
     for (what, staging, spoil) in cases {
-        let (kernel, device) = (FaultyKernel::new(), FaultyDevice::before(inner));
+        let (kernel, device) = (FaultySyscalls::new(), FaultyDevice::wrap(inner));
         spoil(kernel, device);
-        let runtime = Runtime::with_kernel(Settings { staging, ..Settings::default() }, kernel);
+        let runtime = Runtime::with_kernel(Settings { bounce_limit: staging, ..Settings::default() }, kernel);
         let file = File::create(&path).unwrap();
         let result = result();
-        later(&runtime, file.as_raw_fd(), 7, buffer.target_through(device, 0), QueueId(0), result).unwrap();
+        write_on_stream(&runtime, file.as_raw_fd(), 7, buffer.target_via(device, 0), QueueId(0), result).unwrap();
         inner.drain(QueueId(0), Wait::Sleep).unwrap();
         assert_eq!(result.load(Acquire), SIZE as isize, "{what}");
         assert!(std::fs::read(&path).unwrap()[7..] == file::bytes(0, SIZE, 1), "{what}");
@@ -91,37 +91,37 @@ fn what_cannot_be_done_later_is_done_at_once() {
 }
 
 #[test]
-fn a_write_that_cannot_be_queued_is_counted_as_failed() {
+fn unqueueable_write_counts_as_failed() {
     let inner = emulated("size=64M");
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let file = File::create(place.file("file")).unwrap();
     let buffer = Buffer::new(inner, SIZE);
     let runtime = Runtime::new(Settings::default());
-    let device = FaultyDevice::before(inner);
+    let device = FaultyDevice::wrap(inner);
     // The first copy, and one behind others that are queued.
     for (number, nth) in [1, 2].into_iter().enumerate() {
-        device.fail(Operation::CopyOut, nth, 1, ErrorKind::Driver);
+        device.inject(Operation::CopyOut, nth, 1, ErrorKind::Driver);
         let result = result();
-        let queued = later(&runtime, file.as_raw_fd(), 0, buffer.target_through(device, 0), QueueId(0), result);
+        let queued = write_on_stream(&runtime, file.as_raw_fd(), 0, buffer.target_via(device, 0), QueueId(0), result);
         assert_eq!(queued, Err(Errno::IO));
         assert_eq!(result.load(Acquire), UNSET, "nobody is told twice");
         let calls = runtime.stats().write;
         assert_eq!((calls.calls, calls.failed, calls.bytes), (number as u64 + 1, number as u64 + 1, 0));
-        device.heal();
+        device.clear_faults();
     }
     assert_eq!(file.metadata().unwrap().len(), 0);
-    later(&runtime, file.as_raw_fd(), 0, buffer.target_through(device, 0), QueueId(0), result()).unwrap();
-    within("the stream", || inner.drain(QueueId(0), Wait::Sleep)).unwrap();
+    write_on_stream(&runtime, file.as_raw_fd(), 0, buffer.target_via(device, 0), QueueId(0), result()).unwrap();
+    with_deadline("the stream", || inner.drain(QueueId(0), Wait::Sleep)).unwrap();
     let calls = runtime.stats().write;
     assert_eq!((calls.calls, calls.failed, calls.bytes), (3, 2, SIZE as u64));
 }
 
 #[test]
-fn errors_come_at_once_or_in_their_turn() {
+fn errors_are_returned_at_once_or_in_stream_order() {
     let device = emulated("size=64M");
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let path = place.file("file");
-    let kernel = FaultyKernel::new();
+    let kernel = FaultySyscalls::new();
     let runtime = Runtime::with_kernel(Settings::default(), kernel);
     let buffer = Buffer::new(device, SIZE);
     let from = buffer.target(0);
@@ -129,22 +129,22 @@ fn errors_come_at_once_or_in_their_turn() {
     let read_only = File::open(&path).unwrap();
     let (_out, into) = std::io::pipe().unwrap();
     let none = result();
-    assert_eq!(later(&runtime, read_only.as_raw_fd(), 0, from, QueueId(0), none), Err(Errno::BADF));
-    assert_eq!(later(&runtime, into.as_raw_fd(), 0, from, QueueId(0), none), Err(Errno::SPIPE));
-    assert_eq!(later(&runtime, 9999, 0, from, QueueId(0), none), Err(Errno::BADF));
-    assert_eq!(later(&runtime, file.as_raw_fd(), u64::MAX, from, QueueId(0), none), Err(Errno::INVAL));
-    assert_eq!(later(&runtime, file.as_raw_fd(), 0, buffer.target(SIZE), QueueId(0), none), Err(Errno::FAULT));
+    assert_eq!(write_on_stream(&runtime, read_only.as_raw_fd(), 0, from, QueueId(0), none), Err(Errno::BADF));
+    assert_eq!(write_on_stream(&runtime, into.as_raw_fd(), 0, from, QueueId(0), none), Err(Errno::SPIPE));
+    assert_eq!(write_on_stream(&runtime, 9999, 0, from, QueueId(0), none), Err(Errno::BADF));
+    assert_eq!(write_on_stream(&runtime, file.as_raw_fd(), u64::MAX, from, QueueId(0), none), Err(Errno::INVAL));
+    assert_eq!(write_on_stream(&runtime, file.as_raw_fd(), 0, buffer.target(SIZE), QueueId(0), none), Err(Errno::FAULT));
     assert_eq!(none.load(Acquire), UNSET);
-    kernel.hit(Call::Pwritev(Route::Copy), 1, 1, Effect::Fail(Errno::NOSPC));
-    kernel.hit(Call::Pwritev(Route::Copy), 1, 1, Effect::Short(4096));
+    kernel.inject(Call::Pwritev(Route::Copy), 1, 1, Effect::Fail(Errno::NOSPC));
+    kernel.inject(Call::Pwritev(Route::Copy), 1, 1, Effect::Short(4096));
     let results = [result(), result(), result()];
     for result in results {
-        later(&runtime, file.as_raw_fd(), 0, from, QueueId(0), result).unwrap();
+        write_on_stream(&runtime, file.as_raw_fd(), 0, from, QueueId(0), result).unwrap();
     }
-    within("the stream", || device.drain(QueueId(0), Wait::Sleep)).unwrap();
-    let said: Vec<_> = results.iter().map(|r| r.load(Acquire)).collect();
+    with_deadline("the stream", || device.drain(QueueId(0), Wait::Sleep)).unwrap();
+    let results_seen: Vec<_> = results.iter().map(|r| r.load(Acquire)).collect();
     let short = (SIZE / 2 / 4096 * 4096) as isize;
-    assert_eq!(said, [-(Errno::NOSPC.raw_os_error() as isize), short, SIZE as isize]);
+    assert_eq!(results_seen, [-(Errno::NOSPC.raw_os_error() as isize), short, SIZE as isize]);
     // Appended, as the descriptor says.
     assert_eq!(file.metadata().unwrap().len(), short as u64 + SIZE as u64);
     // Nobody has to ask.

@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Mutex;
 
-use spinio_io::kernel::{Kernel, Linux};
+use spinio_io::kernel::{Syscalls, LinuxSyscalls};
 use spinio_io::{Buffer as Explained, Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
@@ -24,65 +24,65 @@ const PAGE: u64 = 4096;
 const SIZE: usize = 20 << 20;
 
 /// A machine whose files all lie on an array.
-struct Raided {
+struct FakeArray {
     /// What md calls it.
     level: &'static str,
     /// Where each file lies, as far as it is written: (first byte of the file, first byte on the array), in order.
     runs: Vec<(u64, u64)>,
-    refuses: bool,
-    asked: Mutex<usize>,
+    refuse_extents: bool,
+    extent_queries: Mutex<usize>,
     written: Mutex<Vec<(u64, u64)>>,
     /// Reads of storage.
     read: Mutex<Vec<(u64, u64)>>,
 }
 
-impl Raided {
-    fn new(level: &'static str, runs: &[(u64, u64)]) -> &'static Raided {
-        Box::leak(Box::new(Raided::some(level, runs)))
+impl FakeArray {
+    fn new(level: &'static str, runs: &[(u64, u64)]) -> &'static FakeArray {
+        Box::leak(Box::new(FakeArray::build(level, runs)))
     }
 
-    fn some(level: &'static str, runs: &[(u64, u64)]) -> Raided {
+    fn build(level: &'static str, runs: &[(u64, u64)]) -> FakeArray {
         let runs = runs.to_vec();
         let (asked, written, read) = Default::default();
-        Raided { level, runs, refuses: false, asked, written, read }
+        FakeArray { level, runs, refuse_extents: false, extent_queries: asked, written, read }
     }
 
-    fn device(&self, at: u64) -> u64 {
+    fn array_offset(&self, at: u64) -> u64 {
         let run = self.runs.iter().rfind(|r| r.0 <= at).expect("the first one begins at 0");
         run.1 + at - run.0
     }
 
     /// The calls that were made: where they begin and end.
     fn take(&self) -> (usize, Vec<(u64, u64)>) {
-        (std::mem::take(&mut self.asked.lock().unwrap()), std::mem::take(&mut self.written.lock().unwrap()))
+        (std::mem::take(&mut self.extent_queries.lock().unwrap()), std::mem::take(&mut self.written.lock().unwrap()))
     }
 
     /// Whether a cut there leaves no stripe in two parts.
-    fn splits_none(&self, at: u64) -> bool {
-        let (last, next) = (self.device(at - 1), self.device(at));
+    fn is_stripe_boundary(&self, at: u64) -> bool {
+        let (last, next) = (self.array_offset(at - 1), self.array_offset(at));
         next.is_multiple_of(WIDTH) || next != last + 1
     }
 }
 
-impl Kernel for Raided {
+impl Syscalls for FakeArray {
     fn fstat(&self, fd: i32) -> Result<Stat> {
         // The number of md0, whatever the tests lie on.
-        Ok(Stat { dev: 9 << 8, ..Linux.fstat(fd)? })
+        Ok(Stat { dev: 9 << 8, ..LinuxSyscalls.fstat(fd)? })
     }
 
     fn file_system(&self, _: i32) -> Result<u64> {
         Ok(0xef53)
     }
 
-    fn link(&self, _: &CStr) -> Result<Vec<u8>> {
+    fn read_link(&self, _: &CStr) -> Result<Vec<u8>> {
         Ok(b"../../devices/virtual/block/md0".to_vec())
     }
 
-    fn list(&self, _: &CStr) -> Result<Vec<std::ffi::CString>> {
+    fn list_dir(&self, _: &CStr) -> Result<Vec<std::ffi::CString>> {
         Ok(Vec::new())
     }
 
-    fn text(&self, path: &CStr, _: usize) -> Result<Vec<u8>> {
+    fn read_sysfs(&self, path: &CStr, _: usize) -> Result<Vec<u8>> {
         let is = |name: &str| path.to_str().is_ok_and(|path| path.ends_with(name));
         let said = match () {
             () if is("md/level") => self.level,
@@ -95,11 +95,11 @@ impl Kernel for Raided {
     }
 
     fn extents(&self, fd: i32, offset: u64, len: u64, _: usize) -> Result<Vec<Placed>> {
-        *self.asked.lock().unwrap() += 1;
-        if self.refuses {
+        *self.extent_queries.lock().unwrap() += 1;
+        if self.refuse_extents {
             return Err(Errno::OPNOTSUPP);
         }
-        let size = Linux.fstat(fd)?.size;
+        let size = LinuxSyscalls.fstat(fd)?.size;
         let ends = self.runs.iter().skip(1).map(|r| r.0).chain([u64::MAX]);
         let all = self.runs.iter().zip(ends).map(|(&(logical, physical), end)| {
             let len = end.min(size).saturating_sub(logical);
@@ -114,7 +114,7 @@ impl Kernel for Raided {
             self.read.lock().unwrap().push((offset, offset + len as u64));
         }
         // SAFETY: passed on to the caller.
-        unsafe { Linux.pread(route, fd, buf, len, offset, flags) }
+        unsafe { LinuxSyscalls.pread(route, fd, buf, len, offset, flags) }
     }
 
     unsafe fn pwritev(
@@ -126,7 +126,7 @@ impl Kernel for Raided {
         flags: u32,
     ) -> Result<usize> {
         // SAFETY: passed on to the caller.
-        let wrote = unsafe { Linux.pwritev(route, fd, vectors, at, flags) }?;
+        let wrote = unsafe { LinuxSyscalls.pwritev(route, fd, vectors, at, flags) }?;
         if let Some(at) = at {
             self.written.lock().unwrap().push((at, at + wrote as u64));
         }
@@ -135,8 +135,8 @@ impl Kernel for Raided {
 }
 
 /// Portions of 4 MiB at most.
-fn runtime(kernel: &'static Raided) -> Runtime {
-    Runtime::with_kernel(Settings { staging: 8 << 20, ..Settings::default() }, kernel)
+fn runtime(kernel: &'static FakeArray) -> Runtime {
+    Runtime::with_kernel(Settings { bounce_limit: 8 << 20, ..Settings::default() }, kernel)
 }
 
 fn direct(path: &Path) -> File {
@@ -145,10 +145,10 @@ fn direct(path: &Path) -> File {
 }
 
 /// Writes `SIZE` bytes at `at`, and sees to it that they are there; the calls, and how often the file's place was asked.
-fn write(kernel: &Raided, runtime: &Runtime, path: &Path, at: u64, version: u64) -> (usize, Vec<(u64, u64)>) {
+fn write(kernel: &FakeArray, runtime: &Runtime, path: &Path, at: u64, version: u64) -> (usize, Vec<(u64, u64)>) {
     let buffer = Buffer::new(emulated("size=64M"), SIZE);
     let bytes = file::bytes(at, SIZE, version as u8);
-    buffer.put(0, &bytes);
+    buffer.write_at(0, &bytes);
     kernel.take();
     let subject = direct(path);
     assert_eq!(runtime.write(subject.as_raw_fd(), Some(at), buffer.target(0), SIZE).unwrap(), SIZE);
@@ -165,16 +165,16 @@ fn write(kernel: &Raided, runtime: &Runtime, path: &Path, at: u64, version: u64)
 
 /// A command that ends inside a chunk costs its member one more for the rest.
 #[test]
-fn reads_of_storage_end_with_chunks() {
+fn direct_reads_end_at_chunks() {
     // Cut into commands of 1 MiB, which from there on would end inside chunks.
     const FROM: u64 = 5 * PAGE;
     const LEN: usize = 4 << 20;
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let path = place.file("subject");
-    let subject = file::written(&path, 24 << 20);
+    let subject = file::create_filled(&path, 24 << 20);
     for level in ["raid0", "raid5", "raid6"] {
         file::evict(&subject);
-        let kernel = Raided::new(level, &[(0, 0)]);
+        let kernel = FakeArray::new(level, &[(0, 0)]);
         let buffer = Buffer::new(emulated("size=64M"), LEN);
         let got = runtime(kernel).read(subject.as_raw_fd(), Some(FROM), buffer.target(0), LEN).unwrap();
         assert!(got == LEN && buffer.bytes() == file::bytes(FROM, LEN, 0), "{level}");
@@ -188,37 +188,37 @@ fn reads_of_storage_end_with_chunks() {
 
 /// Linux calls a write done that one leg of a mirror could not fetch out of the device.
 #[test]
-fn what_has_to_reach_several_disks_is_not_fetched_by_them() {
+fn redundant_arrays_do_not_use_p2p_writes() {
     const LEN: usize = 1 << 20;
-    let place = place::on("tree").unwrap();
+    let place = place::create("tree").unwrap();
     let path = place.file("subject");
-    drop(file::written(&path, LEN as u64));
+    drop(file::create_filled(&path, LEN as u64));
     let buffer = Buffer::host_mapped(emulated("size=64M,bar=16M,p2p=1"), LEN);
     for level in ["raid1", "raid10", "raid5", "raid6"] {
-        let runtime = runtime(Raided::new(level, &[(0, 0)]));
+        let runtime = runtime(FakeArray::new(level, &[(0, 0)]));
         let subject = direct(&path);
         assert_eq!(runtime.write(subject.as_raw_fd(), Some(0), buffer.target(0), LEN).unwrap(), LEN);
         let stats = runtime.stats();
-        assert!(stats.lines.iter().all(|l| l.route != Route::P2p), "{level}: {:?}", stats.lines);
-        let mirror = stats.refused.iter().find(|r| r.reason == Reason::P2pMirror).map(|r| (r.times, r.bytes));
+        assert!(stats.rows.iter().all(|l| l.route != Route::P2p), "{level}: {:?}", stats.rows);
+        let mirror = stats.refusals.iter().find(|r| r.reason == Reason::P2pMirror).map(|r| (r.count, r.bytes));
         assert_eq!(mirror, Some((1, LEN as u64)), "{level}");
     }
 }
 
 #[test]
-fn portions_end_where_stripes_lie_and_not_where_offsets_would_have_them() {
-    let place = place::on("tree").unwrap();
+fn chunks_end_at_physical_stripes() {
+    let place = place::create("tree").unwrap();
     for runs in [&[(0, 7 * PAGE)][..], &[(0, 5 * WIDTH)], &[(0, PAGE), (9 << 20, 100 << 20), ((9 << 20) + 5 * PAGE, 0)]]
     {
         let path = place.file("subject");
-        drop(file::written(&path, 24 << 20));
-        let kernel = Raided::new("raid5", runs);
+        drop(file::create_filled(&path, 24 << 20));
+        let kernel = FakeArray::new("raid5", runs);
         let runtime = runtime(kernel);
         for (number, at) in [0, 3 * PAGE, 3 * PAGE].into_iter().enumerate() {
             let (asked, written) = write(kernel, &runtime, &path, at, number as u64);
             assert!(written.len() >= 5, "{written:?}");
             for &(_, end) in &written[..written.len() - 1] {
-                assert!(kernel.splits_none(end), "{runs:?}, at {at}: {written:?}");
+                assert!(kernel.is_stripe_boundary(end), "{runs:?}, at {at}: {written:?}");
             }
             // The place of a file that has not changed is asked once for many writes.
             assert_eq!(asked, [1, 0, 0][number], "{runs:?}, write {number}");
@@ -227,31 +227,31 @@ fn portions_end_where_stripes_lie_and_not_where_offsets_would_have_them() {
 }
 
 #[test]
-fn a_file_that_grows_is_expected_to_go_on_as_it_begins() {
-    let place = place::on("tree").unwrap();
+fn growing_file_is_assumed_contiguous() {
+    let place = place::create("tree").unwrap();
     let path = place.file("subject");
-    let kernel = Raided::new("raid5", &[(0, 7 * PAGE)]);
+    let kernel = FakeArray::new("raid5", &[(0, 7 * PAGE)]);
     let runtime = runtime(kernel);
     let (_, written) = write(kernel, &runtime, &path, 0, 1);
-    let good = written[..written.len() - 1].iter().filter(|w| kernel.splits_none(w.1)).count();
+    let good = written[..written.len() - 1].iter().filter(|w| kernel.is_stripe_boundary(w.1)).count();
     assert!(good + 2 >= written.len() - 1, "all but the first two: {written:?}");
     // Behind what is there already, all.
     let (_, written) = write(kernel, &runtime, &path, SIZE as u64, 2);
-    assert!(written[..written.len() - 1].iter().all(|w| kernel.splits_none(w.1)), "{written:?}");
+    assert!(written[..written.len() - 1].iter().all(|w| kernel.is_stripe_boundary(w.1)), "{written:?}");
 }
 
 #[test]
-fn where_nothing_is_told_portions_are_as_long_as_they_may_be() {
-    let place = place::on("tree").unwrap();
-    let refusing = Raided { refuses: true, ..Raided::some("raid5", &[(0, 0)]) };
-    let cases: [(&str, &'static Raided, usize); 3] = [
-        ("no parity", Raided::new("raid0", &[(0, 7 * PAGE)]), 0),
+fn chunks_have_full_size_when_layout_is_unknown() {
+    let place = place::create("tree").unwrap();
+    let refusing = FakeArray { refuse_extents: true, ..FakeArray::build("raid5", &[(0, 0)]) };
+    let cases: [(&str, &'static FakeArray, usize); 3] = [
+        ("no parity", FakeArray::new("raid0", &[(0, 7 * PAGE)]), 0),
         ("FIEMAP is refused", Box::leak(Box::new(refusing)), 1),
-        ("no array", Raided::new("linear", &[(0, 7 * PAGE)]), 0),
+        ("no array", FakeArray::new("linear", &[(0, 7 * PAGE)]), 0),
     ];
     for (what, kernel, most) in cases {
         let path = place.file("subject");
-        drop(file::written(&path, 24 << 20));
+        drop(file::create_filled(&path, 24 << 20));
         let runtime = runtime(kernel);
         let (mut all, buffer) = (0, Buffer::new(emulated("size=64M"), PAGE as usize));
         for at in [0, PAGE] {
@@ -263,6 +263,6 @@ fn where_nothing_is_told_portions_are_as_long_as_they_may_be() {
         let subject = direct(&path);
         let explained = runtime.explain_write(subject.as_raw_fd(), 0, SIZE as u64, Explained::of(&buffer.allocation()));
         let advice = explained.unwrap().advice.join("\n");
-        assert_eq!(advice.contains("does not tell where the file lies"), kernel.refuses, "{what}: {advice}");
+        assert_eq!(advice.contains("does not tell where the file lies"), kernel.refuse_extents, "{what}: {advice}");
     }
 }

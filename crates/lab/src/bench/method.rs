@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use anyhow::Context;
-use spinio_io::{forget, runtime};
+use spinio_io::{on_close, runtime};
 
 use crate::device::{Buffer, Name};
 use crate::subject::Subject;
@@ -136,7 +136,7 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         // What the runtime has learnt about the file is not to help the next run.
-        forget(self.file.as_raw_fd());
+        on_close(self.file.as_raw_fd());
     }
 }
 

@@ -226,7 +226,7 @@ fn measure_all(bench: &Bench, o: &mut Outcome, files: &[Subject], device: Name, 
     let buffer = Buffer::mapped(device, 1 << 20)?;
     let trial =
         runtime().trial(first.file.as_raw_fd(), buffer.target).map_err(|e| e.with_path(path.display().to_string()))?;
-    let (place, unit) = (trial.place(), trial.unit());
+    let (place, unit) = (trial.key(), trial.align());
     (o.device, o.storage, o.file_system) = (place.device, place.storage, place.file_system);
     let mut methods = Vec::new();
     for &method in o.experiment.methods.iter().filter(|m| bench.methods.is_empty() || bench.methods.contains(m)) {

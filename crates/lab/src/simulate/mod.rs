@@ -122,7 +122,7 @@ fn here(simulate: &Simulate, path: &Path) -> anyhow::Result<(Model, String)> {
         .trial(subject.file.as_raw_fd(), buffer.target)
         .map_err(|e| e.with_path(path.display().to_string()))?;
     let storage = if trial.allows(Route::P2p).is_ok() { Route::P2p } else { Route::Direct };
-    let place = trial.place();
+    let place = trial.key();
     let when =
         trial.calibration().map_or_else(|| "not calibrated".to_owned(), |c| format!("calibrated {}", date(c.measured)));
     let mut model = trial.model(storage);
@@ -220,7 +220,7 @@ fn compare(simulate: &Simulate, path: &Path) -> anyhow::Result<Exit> {
         ]);
     }
     table::settle(&mut table, &[1, 2, 3, 4, 5]);
-    let place = trial.place();
+    let place = trial.key();
     let text = format!(
         "{} simulated and real transfers of {}, {} and {} one after another\nfrom     {}, {}\nto       {}\n\n{}\n\n\
          error: mean of |simulated / real - 1|, by measured times as in the paper, which has 1.6 %\n",

@@ -14,7 +14,7 @@
 //! Known flaws: pages that were just fetched lie in the processor's cache more often than those that were measured; a
 //! disk that others use at the same time is in every figure.
 
-use spinio_io::model::Trial;
+use spinio_io::model::MeasuredRead;
 use spinio_plan::{Model, Objective, Route, Schedule, Segment};
 use spinio_sys::linux::Advice;
 
@@ -80,7 +80,7 @@ pub fn errors(requests: impl Iterator<Item = (f64, f64)>) -> (f64, f64) {
 }
 
 /// Measures, then runs the requests.
-pub fn run(subject: &Subject, trial: &Trial<'_>, buffer: &Buffer, plan: &Plan) -> anyhow::Result<Validation> {
+pub fn run(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer, plan: &Plan) -> anyhow::Result<Validation> {
     let (open, _) = measure::routes(trial, buffer.target.allocation.device.abilities().copies);
     let find = |wanted: &[Route]| wanted.iter().copied().find(|r| open.contains(r));
     let (Some(cache), Some(storage)) = (find(&[Route::Copy, Route::Store]), find(&[Route::P2p, Route::Direct])) else {

@@ -36,8 +36,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use spinio_device::DeviceAddr;
-use spinio_io::settings::Nvmmu;
-use spinio_io::{Array, OwnFile, Part, Runtime, Surveyed, Target, WriteLease};
+use spinio_io::settings::NvmmuStripes;
+use spinio_io::{ParityArray, ShadowFile, Part, Runtime, StripeMap, Target, WriteLease};
 use spinio_plan::shape::Piece;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
@@ -60,18 +60,18 @@ enum Way {
     /// As any program would; why.
     Plain(String),
     /// In stripes; `lease` while nobody else has the file open, else why it is not, or no longer, so.
-    Striped { array: Array, lease: Option<Arc<WriteLease>>, why_not: String },
+    Striped { array: ParityArray, lease: Option<Arc<WriteLease>>, why_not: String },
 }
 
 /// The output of a session.
 pub(crate) struct Output {
     runtime: &'static Runtime,
     path: PathBuf,
-    file: Arc<OwnFile>,
+    file: Arc<ShadowFile>,
     identity: (u64, u64),
     way: Way,
     preparation: Arc<Preparation>,
-    surveyed: Option<Surveyed>,
+    surveyed: Option<StripeMap>,
     /// What is expected is only what the last session did.
     guessed: bool,
     stripes: stripes::Stripes,
@@ -85,10 +85,10 @@ pub(crate) struct Output {
 
 impl Output {
     /// Opens the output and begins to prepare it.
-    pub(crate) fn begin(runtime: &'static Runtime, path: &Path, as_if: Option<Array>) -> Result<Output, Error> {
+    pub(crate) fn begin(runtime: &'static Runtime, path: &Path, as_if: Option<ParityArray>) -> Result<Output, Error> {
         let fail = |errno| Error::kernel(errno, "open the output", path);
         let file = Arc::new(open_output(runtime, path).map_err(fail)?);
-        let identity = file.call(|fd| linux::fstat(fd).map(|s| (s.dev, s.ino))).map_err(fail)?;
+        let identity = file.run_blocking(|fd| linux::fstat(fd).map(|s| (s.dev, s.ino))).map_err(fail)?;
         let way = choose(runtime, &file, as_if);
         let preparation = Arc::new(Preparation::default());
         let mut output = Output {
@@ -135,7 +135,7 @@ impl Output {
     }
 
     /// The file for a download that is made later, if it can be written as any other.
-    pub(crate) fn plain_file(&mut self, offset: u64, len: u64) -> Option<Arc<OwnFile>> {
+    pub(crate) fn plain_file(&mut self, offset: u64, len: u64) -> Option<Arc<ShadowFile>> {
         matches!(self.way, Way::Plain(_)).then(|| {
             self.loose += len;
             self.went.insert(offset..offset + len);
@@ -228,7 +228,7 @@ impl Output {
         {
             // Room beyond the end goes back to the file system.
             let file = Arc::clone(&self.file);
-            let _ = lease.while_held(|| file.call(|fd| linux::ftruncate(fd, linux::fstat(fd)?.size)));
+            let _ = lease.with_lease(|| file.run_blocking(|fd| linux::ftruncate(fd, linux::fstat(fd)?.size)));
             self.surveyed = None;
         }
         prepare::remember(self.identity, &self.went);
@@ -238,7 +238,7 @@ impl Output {
     /// As [`Output::flush`], and on the storage.
     pub(crate) fn sync(&mut self) -> Result<(), Error> {
         self.flush()?;
-        self.file.call(linux::sync_data).map_err(|e| Error::kernel(e, "sync", &self.path))
+        self.file.run_blocking(linux::sync_data).map_err(|e| Error::kernel(e, "sync", &self.path))
     }
 
     /// Lets others open the file, ourselves included.
@@ -265,23 +265,23 @@ impl Output {
     }
 
     /// The stripes of a range, looked up if they are not known.
-    fn survey(&mut self, array: Array, range: Range<u64>) -> Result<spinio_plan::shape::Shape, Error> {
+    fn survey(&mut self, array: ParityArray, range: Range<u64>) -> Result<spinio_plan::shape::Shape, Error> {
         if let Some(known) = &self.surveyed
             && known.range.start <= range.start
             && range.end <= known.range.end
         {
-            return Ok(known.shape.clone());
+            return Ok(known.layout.clone());
         }
         let alone = matches!(&self.way, Way::Striped { lease: Some(_), .. });
         let (start, end) = (range.start, range.end);
-        let surveyed = self.file.call(move |fd| survey(fd, array, start..end, alone));
+        let surveyed = self.file.run_blocking(move |fd| survey(fd, array, start..end, alone));
         // Where the file system does not say, everything is loose.
         let (surveyed, beyond) = surveyed.unwrap_or_else(|_| {
             let shape = spinio_plan::shape::Shape::new(array.width, array.phase, []);
-            (Surveyed { range: start..end, shape }, false)
+            (StripeMap { range: start..end, layout: shape }, false)
         });
         self.beyond |= beyond;
-        let shape = surveyed.shape.clone();
+        let shape = surveyed.layout.clone();
         self.surveyed = Some(surveyed);
         Ok(shape)
     }
@@ -333,20 +333,20 @@ fn set_direct(fd: Fd, on: bool) -> Result<(), Errno> {
 }
 
 /// How a file is to be written.
-fn choose(runtime: &Runtime, file: &Arc<OwnFile>, as_if: Option<Array>) -> Way {
-    let setting = runtime.settings().nvmmu;
-    if setting == Nvmmu::Plain {
+fn choose(runtime: &Runtime, file: &Arc<ShadowFile>, as_if: Option<ParityArray>) -> Way {
+    let setting = runtime.settings().nvmmu_stripes;
+    if setting == NvmmuStripes::Passthrough {
         return Way::Plain("SPINIO_NVMMU=plain".to_owned());
     }
     let below = || {
-        let stack = file.storage().map_err(|e| e.to_string())?;
-        Array::of(&stack).map_err(|why| why.to_string())
+        let stack = file.block_stack().map_err(|e| e.to_string())?;
+        ParityArray::from_stack(&stack).map_err(|why| why.to_string())
     };
     let array = match as_if.map_or_else(below, Ok) {
         Ok(array) => array,
         Err(why) => return Way::Plain(why),
     };
-    let direct = file.call(|fd| {
+    let direct = file.run_blocking(|fd| {
         set_direct(fd, true)?;
         set_direct(fd, false)
     });
@@ -354,8 +354,8 @@ fn choose(runtime: &Runtime, file: &Arc<OwnFile>, as_if: Option<Array>) -> Way {
         return Way::Plain(format!("no direct I/O there: {errno}"));
     }
     let lease = match setting {
-        Nvmmu::Shaped => Err("SPINIO_NVMMU=shaped".to_owned()),
-        _ => file.lease().map_err(|errno| match errno {
+        NvmmuStripes::Aligned => Err("SPINIO_NVMMU=shaped".to_owned()),
+        _ => file.take_write_lease().map_err(|errno| match errno {
             Errno::AGAIN => "somebody else has the file open".to_owned(),
             Errno::ACCESS => "only the owner of a file gets a lease on it".to_owned(),
             errno => format!("no lease: {errno}"),

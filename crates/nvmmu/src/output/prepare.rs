@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use rangemap::RangeSet;
-use spinio_io::{Array, OwnFile, Surveyed};
+use spinio_io::{ParityArray, ShadowFile, StripeMap};
 use spinio_plan::shape::Piece;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
@@ -29,7 +29,7 @@ struct State {
     waiting: u64,
     hurried: bool,
     read: u64,
-    surveyed: Option<Surveyed>,
+    surveyed: Option<StripeMap>,
     beyond: bool,
 }
 
@@ -92,7 +92,7 @@ const GATHERING: Duration = Duration::from_millis(1);
 impl Preparation {
     /// Prepares a range on a keeper. The file's lease must be held, and nothing be written, until
     /// [`Preparation::finish`].
-    pub(super) fn begin(self: &Arc<Self>, file: &Arc<OwnFile>, array: Array, range: Range<u64>) {
+    pub(super) fn begin(self: &Arc<Self>, file: &Arc<ShadowFile>, array: ParityArray, range: Range<u64>) {
         let mut state = lock(&self.state);
         state.expected.insert(range.clone());
         state.asked.insert(range);
@@ -104,7 +104,7 @@ impl Preparation {
         drop(state);
         let mut running = Running { of: Arc::clone(self), counted: true };
         // Where no keeper can be had, the closure goes, and with it the count.
-        file.start(move |fd| {
+        file.spawn(move |fd| {
             while let Some(range) = running.next() {
                 // What cannot be prepared is written as it comes.
                 let _ = running.of.prepare(fd, array, range);
@@ -125,9 +125,9 @@ impl Preparation {
         lock(&self.state).expected.remove(range);
     }
 
-    fn prepare(&self, fd: Fd, array: Array, range: Range<u64>) -> Result<(), Errno> {
+    fn prepare(&self, fd: Fd, array: ParityArray, range: Range<u64>) -> Result<(), Errno> {
         let (surveyed, beyond) = survey(fd, array, range.clone(), true)?;
-        let shape = surveyed.shape.clone();
+        let shape = surveyed.layout.clone();
         {
             let mut state = lock(&self.state);
             state.beyond |= beyond;
@@ -175,7 +175,7 @@ impl Preparation {
     }
 
     /// The range that was looked at last.
-    pub(super) fn surveyed(&self) -> Option<Surveyed> {
+    pub(super) fn surveyed(&self) -> Option<StripeMap> {
         lock(&self.state).surveyed.take()
     }
 

@@ -30,7 +30,7 @@ impl Output {
         if let Some(lease) = lease {
             let known = self.stripes.take(|s| s.is_known() && s.new_bytes() > 0);
             if !known.is_empty() {
-                match lease.while_held(|| self.write_prepared(&known, &lease)) {
+                match lease.with_lease(|| self.write_prepared(&known, &lease)) {
                     Some((Ok(left), shortened)) => {
                         if !left.is_empty() {
                             self.leave_neighbours("somebody opened the file");
@@ -63,7 +63,7 @@ impl Output {
         stripes: &[(u64, Stripe)],
         lease: &WriteLease,
     ) -> (Result<Vec<usize>, Error>, Result<(), Error>) {
-        let size = match self.file.call(|fd| linux::fstat(fd).map(|s| s.size)) {
+        let size = match self.file.run_blocking(|fd| linux::fstat(fd).map(|s| s.size)) {
             Ok(size) => size,
             Err(e) => return (Err(Error::kernel(e, "write", &self.path)), Ok(())),
         };
@@ -92,13 +92,13 @@ impl Output {
     /// Takes off what the last stripe reaches beyond the end: nobody can have seen it, unless the lease was taken away.
     fn shorten(&mut self, to: u64, lease: &WriteLease) -> Result<(), Error> {
         self.surveyed = None;
-        let (check, size) = (lease.check(), self.file.call(|fd| linux::fstat(fd).map(|s| s.size)));
-        let alone = self.file.call(move |_| Ok(check())) == Ok(true) || lease.is_fresh();
+        let (check, size) = (lease.check(), self.file.run_blocking(|fd| linux::fstat(fd).map(|s| s.size)));
+        let alone = self.file.run_blocking(move |_| Ok(check())) == Ok(true) || lease.is_recent();
         if !alone && size.is_ok_and(|size| size > to) {
             let why = format!("somebody got at the file before it could be cut off: behind byte {to} it has zeros");
             return Err(Error::new(ErrorKind::Failed(Errno::BUSY), "write", why).of(&self.path));
         }
-        self.file.call(move |fd| linux::ftruncate(fd, to)).map_err(|e| Error::kernel(e, "write", &self.path))
+        self.file.run_blocking(move |fd| linux::ftruncate(fd, to)).map_err(|e| Error::kernel(e, "write", &self.path))
     }
 
     /// Requests and complete stripes, directly and together.
@@ -119,9 +119,9 @@ impl Output {
 
     /// Writes around the page cache, if that can be had.
     fn directly<T>(&self, write: impl FnOnce(&Output, Route) -> Result<T, spinio_io::Error>) -> Result<T, Error> {
-        let direct = self.file.call(|fd| set_direct(fd, true)).is_ok();
+        let direct = self.file.run_blocking(|fd| set_direct(fd, true)).is_ok();
         let wrote = write(self, if direct { Route::Direct } else { Route::Copy });
-        let back = if direct { self.file.call(|fd| set_direct(fd, false)) } else { Ok(()) };
+        let back = if direct { self.file.run_blocking(|fd| set_direct(fd, false)) } else { Ok(()) };
         let wrote = wrote.map_err(|e| self.failed(&e))?;
         back.map(|()| wrote).map_err(|e| Error::kernel(e, "write", &self.path))
     }

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use spinio_io::kernel::Linux;
-use spinio_io::{Array, Surveyed};
+use spinio_io::kernel::LinuxSyscalls;
+use spinio_io::{ParityArray, StripeMap};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
@@ -12,8 +12,8 @@ const AHEAD: u64 = 16 << 20;
 
 /// Finds the stripes of a range, and reserves room where it has none; true: some of it may lie beyond the end of the file.
 /// Runs on a keeper. `alone`: nobody else has the file open, so that such room can be given back.
-pub(super) fn survey(fd: Fd, array: Array, range: Range<u64>, alone: bool) -> Result<(Surveyed, bool), Errno> {
-    let found = array.survey(&Linux, fd, &range)?;
+pub(super) fn survey(fd: Fd, array: ParityArray, range: Range<u64>, alone: bool) -> Result<(StripeMap, bool), Errno> {
+    let found = array.survey(&LinuxSyscalls, fd, &range)?;
     if found.range.end >= range.end {
         return Ok((found, false));
     }
@@ -30,7 +30,7 @@ pub(super) fn survey(fd: Fd, array: Array, range: Range<u64>, alone: bool) -> Re
         end > size
     });
     let end = end.unwrap_or(range.end);
-    let found = array.survey(&Linux, fd, &(range.start..end))?;
+    let found = array.survey(&LinuxSyscalls, fd, &(range.start..end))?;
     let reach = found.range.end.max(end);
-    Ok((Surveyed { range: range.start..reach, ..found }, asked))
+    Ok((StripeMap { range: range.start..reach, ..found }, asked))
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::common::{Buffer, bytes, runtime};
 use spinio_nvmmu::Direction::{Download, Upload};
 use spinio_nvmmu::{ErrorKind, Promise, Session};
-use spinio_testkit::within;
+use spinio_testkit::with_deadline;
 
 #[test]
 fn what_goes_up_comes_down_again() {
@@ -134,7 +134,7 @@ fn a_pipe_is_refused_and_not_waited_for() {
     // SAFETY: the name is NUL-terminated.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
     let device = Buffer::new(100);
-    within("a pipe that nobody has open", || {
+    with_deadline("a pipe that nobody has open", || {
         let mut session = Session::begin(runtime(), None).unwrap();
         for direction in [Upload, Download, Upload] {
             let error = session.move_range(&path, device.at(0), 0, 100, direction).unwrap_err();

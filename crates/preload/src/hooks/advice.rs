@@ -52,8 +52,8 @@ fn note(fd: c_int, offset: i64, len: i64, advice: c_int) {
         libc::POSIX_FADV_DONTNEED => Advice::DontNeed,
         _ => return,
     };
-    spinio_io::note_advice(fd, advice);
+    spinio_io::record_advice(fd, advice);
     if let (Ok(offset), Ok(len)) = (u64::try_from(offset), u64::try_from(len)) {
-        guard::hint(|| spinio_io::advised(fd, offset, len, advice));
+        guard::hint(|| spinio_io::apply_advice(fd, offset, len, advice));
     }
 }

@@ -81,7 +81,7 @@ unsafe fn opened(fd: c_int, path: *const c_char) {
 fn closing(fd: c_int) {
     if registry::any() && fd >= 0 && !disabled::is_off() {
         changing(fd as c_uint, fd as c_uint);
-        guard::hint(|| spinio_io::forget(fd));
+        guard::hint(|| spinio_io::on_close(fd));
     }
 }
 
@@ -98,7 +98,7 @@ fn changing(first: c_uint, last: c_uint) {
 fn closing_range(first: c_uint, last: c_uint) {
     if registry::any() && first <= last && !disabled::is_off() {
         changing(first, last);
-        guard::hint(|| spinio_io::forget_range(first, last));
+        guard::hint(|| spinio_io::on_close_range(first, last));
     }
 }
 

@@ -20,7 +20,7 @@ use std::ffi::c_int;
 
 use libc::iovec;
 use spinio_device::{Allocation, registry};
-use spinio_batch::{Batches, Piece};
+use spinio_batch::{Batches, ReadOp};
 use spinio_io::{AlignedBuf, FdIdentity, runtime};
 use spinio_sys::linux;
 
@@ -275,14 +275,14 @@ fn advance(parts: &mut Vec<Part>, mut bytes: usize) {
 fn batch(fd: c_int, parts: &[Part], offset: u64) -> Result<usize, Failure> {
     let mut offset = offset;
     let piece = |part: &Part| {
-        let piece = Piece { fd, offset, len: part.len as u64, address: part.at as u64, ..Piece::default() };
+        let piece = ReadOp { fd, offset, len: part.len as u64, address: part.at as u64, ..ReadOp::default() };
         offset += piece.len;
         piece
     };
-    let mut pieces: Vec<Piece> = parts.iter().map(piece).collect();
+    let mut pieces: Vec<ReadOp> = parts.iter().map(piece).collect();
     let mut known: Vec<Allocation> = parts.iter().filter_map(|p| p.device).collect();
     known.dedup_by_key(|a| a.start);
-    runtime().batch_into(&mut pieces, &known)?;
+    runtime().batch_with_allocations(&mut pieces, &known)?;
     let mut done = 0;
     for piece in &pieces {
         match usize::try_from(piece.result) {

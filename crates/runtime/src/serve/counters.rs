@@ -27,7 +27,7 @@ fn all() -> Value {
         });
         said.insert(direction.name().to_owned(), one);
     }
-    let route = |line: &spinio_io::stats::Line| {
+    let route = |line: &spinio_io::stats::RouteRow| {
         json!({
             "direction": line.direction.name(),
             "route": line.route.name(),
@@ -39,9 +39,9 @@ fn all() -> Value {
             "p99_nanoseconds": line.latency.quantile(0.99),
         })
     };
-    said.insert("routes".to_owned(), snapshot.lines.iter().map(route).collect());
-    let refused = snapshot.refused.iter();
-    let refused = refused.map(|line| json!({ "reason": line.reason.text(), "times": line.times, "bytes": line.bytes }));
+    said.insert("routes".to_owned(), snapshot.rows.iter().map(route).collect());
+    let refused = snapshot.refusals.iter();
+    let refused = refused.map(|line| json!({ "reason": line.reason.text(), "times": line.count, "bytes": line.bytes }));
     said.insert("refused".to_owned(), refused.collect());
     let kept = Gauge::ALL.iter().map(|gauge| (gauge.name().to_owned(), json!(snapshot.gauge(*gauge))));
     said.insert("kept".to_owned(), Value::Object(kept.collect()));

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use spinio_device::{Device, registry};
-use spinio_io::{Mapped, NotHeld, runtime};
+use spinio_io::{DeviceMapping, PinError, runtime};
 
 use super::{answer, boxed, count};
 use crate::{Memory, Report};
@@ -23,7 +23,7 @@ unsafe fn device(like: *const Memory) -> Option<&'static dyn Device> {
 
 pub(super) unsafe extern "C" fn hold(fd: c_int, like: *const Memory, report: Report) -> i64 {
     // SAFETY: `like` is null or was filled in by `find`; the report is the caller's.
-    unsafe { count(report, || Ok(runtime().hold(fd, device(like)).map(|()| 0)?)) }
+    unsafe { count(report, || Ok(runtime().pin_file(fd, device(like)).map(|()| 0)?)) }
 }
 
 pub(super) unsafe extern "C" fn release(fd: c_int, report: Report) -> i64 {
@@ -44,7 +44,7 @@ pub(super) unsafe extern "C" fn map(
 ) -> *mut c_void {
     let map = || {
         // SAFETY: `like` is null or was filled in by `find`.
-        let device = unsafe { device(like) }.ok_or(NotHeld::NoDevice)?;
+        let device = unsafe { device(like) }.ok_or(PinError::NoDevice)?;
         Ok(runtime().map(fd, offset, len, device)?)
     };
     // SAFETY: the report is the caller's.
@@ -53,7 +53,7 @@ pub(super) unsafe extern "C" fn map(
 
 /// # Safety
 /// It must have been made by `map`, and not ended.
-unsafe fn mapped<'a>(map: *const c_void) -> &'a Mapped {
+unsafe fn mapped<'a>(map: *const c_void) -> &'a DeviceMapping {
     // SAFETY: the caller's word.
     unsafe { &*map.cast() }
 }
@@ -70,15 +70,15 @@ pub(super) unsafe extern "C" fn map_len(map: *const c_void) -> u64 {
 
 pub(super) unsafe extern "C" fn map_is_here(map: *const c_void) -> c_int {
     // SAFETY: the caller has a map.
-    unsafe { mapped(map) }.is_here().into()
+    unsafe { mapped(map) }.is_own_process().into()
 }
 
 pub(super) unsafe extern "C" fn map_is_wanted(map: *const c_void) -> c_int {
     // SAFETY: the caller has a map.
-    unsafe { mapped(map) }.is_wanted_back().into()
+    unsafe { mapped(map) }.revoke_requested().into()
 }
 
 pub(super) unsafe extern "C" fn unmap(map: *mut c_void) {
     // SAFETY: the caller has a map, and ends it once.
-    drop(unsafe { Box::from_raw(map.cast::<Mapped>()) });
+    drop(unsafe { Box::from_raw(map.cast::<DeviceMapping>()) });
 }

@@ -89,8 +89,8 @@ impl From<spinio_io::Error> for Failure {
     }
 }
 
-impl From<spinio_io::NotHeld> for Failure {
-    fn from(why: spinio_io::NotHeld) -> Failure {
+impl From<spinio_io::PinError> for Failure {
+    fn from(why: spinio_io::PinError) -> Failure {
         Failure::new(why.errno().raw_os_error(), why)
     }
 }

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use spinio_device::{QueueId, registry};
-use spinio_io::settings::SMALL;
+use spinio_io::settings::SMALL_REQUEST_MAX;
 use spinio_io::{Target, runtime};
 use spinio_nvmmu::{Direction, Error, ErrorKind, Report as Done, Session, Ticket};
 
@@ -70,7 +70,7 @@ pub(super) unsafe extern "C" fn session_move(of: *mut c_void, wanted: *const Mov
         let (offset, len) = (wanted.offset, wanted.len);
         let moved =
             session.move_range(path, wanted.address as *mut c_void, offset, len, direction(wanted.direction)?)?;
-        if wanted.flags & ARRIVED != 0 && len > 0 && len <= SMALL as u64 {
+        if wanted.flags & ARRIVED != 0 && len > 0 && len <= SMALL_REQUEST_MAX as u64 {
             let found = registry::find(wanted.address as *const u8, len as usize);
             let to = found.map(|allocation| Target { allocation, addr: spinio_device::DeviceAddr(wanted.address) });
             let settled = to.map_or(Ok(()), |to| settle(to, "upload", offset, len));

@@ -5,9 +5,9 @@ use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use spinio_device::Wait;
-use spinio_io::settings::SMALL;
-use spinio_batch::{Batches, Each, Many};
-use spinio_io::{Interruptible, Target, interruptible, runtime};
+use spinio_io::settings::SMALL_REQUEST_MAX;
+use spinio_batch::{Batches, Arg, ReadArrays};
+use spinio_io::{CancelPoll, Target, install_cancel_poll, runtime};
 
 use super::{Failure, boxed, count};
 use crate::{ARRIVED, Memory, Pieces, Report};
@@ -22,7 +22,7 @@ thread_local! {
 /// What `begin_asking` began, and whom it put aside.
 struct Asking {
     before: Option<Ask>,
-    _asking: Interruptible,
+    _asking: CancelPoll,
 }
 
 fn ask() -> bool {
@@ -31,7 +31,7 @@ fn ask() -> bool {
 
 pub(super) unsafe extern "C" fn begin_asking(who: Ask, every_nanos: u64) -> *mut c_void {
     let before = ASK.replace(Some(who));
-    boxed(Some(Asking { before, _asking: interruptible(ask, Duration::from_nanos(every_nanos)) }))
+    boxed(Some(Asking { before, _asking: install_cancel_poll(ask, Duration::from_nanos(every_nanos)) }))
 }
 
 pub(super) unsafe extern "C" fn end_asking(asking: *mut c_void) {
@@ -61,7 +61,7 @@ pub(super) unsafe extern "C" fn read(
         let to = unsafe { (*memory).target(address) };
         let at = u64::try_from(offset).ok();
         let got = runtime().read(fd, at, to, len)?;
-        if flags & ARRIVED != 0 && len <= SMALL {
+        if flags & ARRIVED != 0 && len <= SMALL_REQUEST_MAX {
             settle(to, "read", at.unwrap_or(0), len as u64)?;
         }
         Ok(got as u64)
@@ -127,12 +127,12 @@ pub(super) unsafe extern "C" fn read_many(pieces: *const Pieces, report: Report)
         // null or was filled in by `find`.
         let (many, known) = unsafe {
             let p = &*pieces;
-            let each = |at: *const u64| Each::Of(core::slice::from_raw_parts(at, p.count));
-            let lens = if p.lens.is_null() { Each::Same(p.len) } else { each(p.lens) };
-            let addresses = if p.addresses.is_null() { Each::Step(p.address, p.len) } else { each(p.addresses) };
+            let each = |at: *const u64| Arg::Slice(core::slice::from_raw_parts(at, p.count));
+            let lens = if p.lens.is_null() { Arg::Same(p.len) } else { each(p.lens) };
+            let addresses = if p.addresses.is_null() { Arg::Stride(p.address, p.len) } else { each(p.addresses) };
             let results = core::slice::from_raw_parts_mut(p.results, p.count);
             let known: Vec<_> = p.known.as_ref().map(|memory| memory.allocation()).into_iter().collect();
-            (Many { fd: p.fd, offsets: each(p.offsets), lens, addresses, results }, known)
+            (ReadArrays { fd: p.fd, offsets: each(p.offsets), lens, addresses, results }, known)
         };
         Ok(runtime().batch_file(many, &known)?.failed as u64)
     };

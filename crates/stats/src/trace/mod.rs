@@ -23,7 +23,7 @@ use spinio_sys::linux::{self, Fd};
 
 pub use self::reader::{Event, Piece, Reader, Request};
 
-use super::layout::{COUNTERS, RECORDS, WORDS, header};
+use super::layout::{COUNTERS, RECORDS, TABLE_WORDS, header};
 use super::ring::{self, Body};
 use super::{Direction, Stats};
 
@@ -34,7 +34,7 @@ pub mod file {
     /// Bytes of the counters, at the start.
     pub const COUNTERS_BYTES: usize = COUNTERS * 8;
     /// Bytes of the whole file. A tracer allocates them all before it switches tracing on.
-    pub const BYTES: u64 = WORDS as u64 * 8;
+    pub const BYTES: u64 = TABLE_WORDS as u64 * 8;
     /// Offset of the word that switches tracing on: CLOCK_MONOTONIC in nanoseconds up to which requests are traced.
     pub const TRACING_AT: u64 = header::TRACING as u64 * 8;
 }
@@ -45,17 +45,17 @@ const PATH: u64 = 3;
 
 /// Stands for no route, no reason, no device, no offset.
 const NONE: u64 = 0xff;
-const NOWHERE: u64 = u64::MAX;
+const NO_OFFSET: u64 = u64::MAX;
 
 /// Words of a path in one record.
 const PATH_WORDS: usize = 10;
 
 /// Files whose paths are remembered to have been told.
-pub(super) const TOLD: usize = 64;
+pub(super) const REPORTED_PATHS: usize = 64;
 
 /// A request that is traced.
 #[derive(Clone, Copy, Debug)]
-pub struct Traced {
+pub struct TracedRequest {
     id: u64,
     start: u64,
     fd: Fd,
@@ -65,7 +65,7 @@ pub struct Traced {
     file: (u64, u64),
 }
 
-impl Traced {
+impl TracedRequest {
     pub(super) fn set_device(&mut self, device: DeviceId) {
         self.device = Some(device);
     }
@@ -77,7 +77,7 @@ impl Traced {
 
 impl Stats {
     /// A request to be traced, if somebody traces now.
-    pub(super) fn traced(&self, fd: Fd, offset: Option<u64>, len: u64) -> Option<Traced> {
+    pub(super) fn traced(&self, fd: Fd, offset: Option<u64>, len: u64) -> Option<TracedRequest> {
         let words = self.words.as_deref()?;
         let until = words[header::TRACING].load(Relaxed);
         if until == 0 {
@@ -90,23 +90,23 @@ impl Stats {
         let stat = linux::fstat(fd).ok();
         let file = stat.map_or((0, 0), |s| (s.dev, s.ino));
         if stat.is_some() {
-            self.tell_path(words, fd, file);
+            self.report_path(words, fd, file);
         }
-        let offset = offset.or_else(|| linux::lseek(fd, 0, 1).ok()).unwrap_or(NOWHERE);
+        let offset = offset.or_else(|| linux::lseek(fd, 0, 1).ok()).unwrap_or(NO_OFFSET);
         let id = words[header::REQUESTS].fetch_add(1, Relaxed) + 1;
-        Some(Traced { id, start, fd, offset, len, device: None, file })
+        Some(TracedRequest { id, start, fd, offset, len, device: None, file })
     }
 
     /// A traced request has returned. `way`: of a small one, which has no pieces.
     pub(super) fn trace_request(
         &self,
-        traced: &Traced,
+        traced: &TracedRequest,
         direction: Direction,
-        way: Option<(Route, Reason)>,
+        route_reason: Option<(Route, Reason)>,
         result: &Result<usize, Errno>,
     ) {
         let Some(words) = &self.words else { return };
-        let (route, reason) = way.map_or((NONE, NONE), |(route, reason)| (route as u64, reason as u64));
+        let (route, reason) = route_reason.map_or((NONE, NONE), |(route, reason)| (route as u64, reason as u64));
         let result = match result {
             Ok(bytes) => *bytes as i64,
             Err(error) => -i64::from(error.raw_os_error()),
@@ -135,15 +135,15 @@ impl Stats {
 
     pub(super) fn trace_piece(
         &self,
-        traced: &Traced,
+        traced: &TracedRequest,
         direction: Direction,
-        way: (Route, Reason),
+        route_reason: (Route, Reason),
         (at, bytes): (u64, u64),
         begun: Instant,
     ) {
         let Some(words) = &self.words else { return };
         let duration = begun.elapsed().as_nanos() as u64;
-        let (route, reason) = (way.0 as u64, way.1 as u64);
+        let (route, reason) = (route_reason.0 as u64, route_reason.1 as u64);
         let mut body = Body::default();
         body[..6].copy_from_slice(&[
             PIECE | (direction as u64) << 8 | route << 16 | reason << 24 | u64::from(linux::gettid()) << 32,
@@ -158,24 +158,24 @@ impl Stats {
     }
 
     /// Tells the path of a file, unless the ring still holds it from before.
-    fn tell_path(&self, words: &[AtomicU64], fd: Fd, (dev, ino): (u64, u64)) {
-        let mark = (dev ^ ino.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let told = &self.told[mark as usize % TOLD];
+    fn report_path(&self, words: &[AtomicU64], fd: Fd, (dev, ino): (u64, u64)) {
+        let tag = (dev ^ ino.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let reported = &self.path_reported[tag as usize % REPORTED_PATHS];
         // A tag of the file above, the ticket below, so that one load tells both.
-        let (now, last) = (words[header::TICKETS].load(Relaxed) as u32, told.load(Acquire));
-        if last >> 32 == mark && now.wrapping_sub(last as u32) < RECORDS as u32 / 4 && last as u32 != 0 {
+        let (now, last) = (words[header::TICKETS].load(Relaxed) as u32, reported.load(Acquire));
+        if last >> 32 == tag && now.wrapping_sub(last as u32) < RECORDS as u32 / 4 && last as u32 != 0 {
             return;
         }
         let mut link = *b"/proc/thread-self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
-        let digits = u64::from(fd as u32);
+        let number = u64::from(fd as u32);
         let mut at = 21;
-        let mut unit = 1_000_000_000;
-        while unit > 0 {
-            if digits >= unit || unit == 1 {
-                link[at] = b'0' + (digits / unit % 10) as u8;
+        let mut divisor = 1_000_000_000;
+        while divisor > 0 {
+            if number >= divisor || divisor == 1 {
+                link[at] = b'0' + (number / divisor % 10) as u8;
                 at += 1;
             }
-            unit /= 10;
+            divisor /= 10;
         }
         let Ok(link) = std::ffi::CStr::from_bytes_until_nul(&link) else { return };
         let mut path = [0u8; 4096];
@@ -198,7 +198,7 @@ impl Stats {
             ring::write(words, &body);
         }
         // Only now, so that no request of another thread comes before the path that it leaves out. Two may tell it.
-        told.store(mark << 32 | u64::from(now.max(1)), Release);
+        reported.store(tag << 32 | u64::from(now.max(1)), Release);
     }
 }
 

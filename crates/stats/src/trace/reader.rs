@@ -11,7 +11,7 @@ use std::io;
 
 use spinio_plan::{Reason, Route};
 
-use super::{NOWHERE, PATH, PATH_WORDS, PIECE, REQUEST, device_name};
+use super::{NO_OFFSET, PATH, PATH_WORDS, PIECE, REQUEST, device_name};
 use crate::Direction;
 use crate::layout::{RECORD_WORDS, RECORDS, RING, header};
 use crate::ring::{self, Body};
@@ -53,7 +53,7 @@ pub struct Request {
     /// Nanoseconds.
     pub duration: u64,
     /// Of a small one, which has no pieces: how it travelled.
-    pub way: Option<(Route, Reason)>,
+    pub route_reason: Option<(Route, Reason)>,
 }
 
 /// A piece of a request.
@@ -85,13 +85,13 @@ pub struct Reader {
     next: Option<u64>,
     lost: u64,
     /// How often the next record was found unfinished.
-    waited: u32,
+    polls: u32,
     paths: HashMap<(u64, u64), String>,
-    partly: HashMap<(u64, u64), Vec<Option<Vec<u8>>>>,
+    partial_paths: HashMap<(u64, u64), Vec<Option<Vec<u8>>>>,
 }
 
 /// How many looks a record may take to be finished before it is given up.
-const PATIENCE: u32 = 50;
+const MAX_POLLS: u32 = 50;
 
 impl Reader {
     /// From the next event on.
@@ -132,13 +132,13 @@ impl Reader {
                 match ring::read(&words, next) {
                     Some(body) => events.extend(self.event(&body)),
                     // Claimed, but not yet written: a moment's patience.
-                    None if words[0] <= next && !last && self.waited < PATIENCE => {
-                        self.waited += 1;
+                    None if words[0] <= next && !last && self.polls < MAX_POLLS => {
+                        self.polls += 1;
                         break 'ring;
                     }
                     None => self.lost += 1,
                 }
-                self.waited = 0;
+                self.polls = 0;
                 next += 1;
             }
         }
@@ -161,7 +161,7 @@ impl Reader {
                 fd: body[10] as i32,
                 path: self.paths.get(&(body[7], body[8])).cloned(),
                 device: device_name(body[9]),
-                offset: (body[4] != NOWHERE).then_some(body[4]),
+                offset: (body[4] != NO_OFFSET).then_some(body[4]),
                 len: body[5],
                 result: match body[6] as i64 {
                     n if n < 0 => Err(i32::try_from(n.unsigned_abs()).unwrap_or(i32::MAX)),
@@ -169,7 +169,7 @@ impl Reader {
                 },
                 start: body[2],
                 duration: body[3],
-                way: route.zip(reason),
+                route_reason: route.zip(reason),
             })),
             PIECE => Some(Event::Piece(Piece {
                 request: body[1],
@@ -183,7 +183,7 @@ impl Reader {
                 duration: body[3],
             })),
             PATH => {
-                self.learn(body);
+                self.add_path_part(body);
                 None
             }
             _ => None,
@@ -191,7 +191,7 @@ impl Reader {
     }
 
     /// Puts a part of a path where it belongs.
-    fn learn(&mut self, body: &Body) {
+    fn add_path_part(&mut self, body: &Body) {
         let (part, parts, len) = (body[0] >> 8 & 0xff, body[0] >> 16 & 0xff, (body[0] >> 32) as usize);
         let (part, parts, file) = (part as usize, parts as usize, (body[1], body[2]));
         if part >= parts || len > PATH_WORDS * 8 {
@@ -199,15 +199,15 @@ impl Reader {
         }
         let mut text: Vec<u8> = body[4..].iter().flat_map(|w| w.to_le_bytes()).collect();
         text.truncate(len);
-        let known = self.partly.entry(file).or_default();
-        if known.len() != parts {
-            *known = vec![None; parts];
+        let parts_seen = self.partial_paths.entry(file).or_default();
+        if parts_seen.len() != parts {
+            *parts_seen = vec![None; parts];
         }
-        known[part] = Some(text);
-        if known.iter().all(Option::is_some) {
-            let whole: Vec<u8> = known.drain(..).flatten().flatten().collect();
-            self.partly.remove(&file);
-            self.paths.insert(file, String::from_utf8_lossy(&whole).into_owned());
+        parts_seen[part] = Some(text);
+        if parts_seen.iter().all(Option::is_some) {
+            let path: Vec<u8> = parts_seen.drain(..).flatten().flatten().collect();
+            self.partial_paths.remove(&file);
+            self.paths.insert(file, String::from_utf8_lossy(&path).into_owned());
         }
     }
 }

@@ -8,11 +8,11 @@ use std::time::Instant;
 use spinio_device::{DeviceId, DeviceKind};
 
 use super::{Event, Reader};
-use crate::layout::{RECORD_WORDS, RECORDS, RING, WORDS};
+use crate::layout::{RECORD_WORDS, RECORDS, RING, TABLE_WORDS};
 use crate::*;
 
 fn traced() -> Stats {
-    let words = Words::private(WORDS).unwrap();
+    let words = SharedWords::anonymous(TABLE_WORDS).unwrap();
     words[header::TRACING].store(u64::MAX, Relaxed);
     Stats::new(Some(words))
 }
@@ -33,14 +33,14 @@ fn bytes_of(stats: &Stats) -> impl Fn(&mut [u8], u64) -> io::Result<()> {
 const GPU: DeviceId = DeviceId { kind: DeviceKind::Cuda, ordinal: 3 };
 
 #[test]
-fn a_request_and_its_pieces_are_told_with_path_and_device() {
+fn trace_reports_path_and_device() {
     let (stats, file) = (traced(), tempfile::NamedTempFile::new().unwrap());
     let fd = file.as_file().as_raw_fd();
-    let mut watch = stats.begin(Direction::Read, fd, Some(4096), 3 << 20);
-    watch.traced.as_mut().unwrap().set_device(GPU);
-    stats.piece(&watch, Route::Direct, Reason::Absent, 0, 2 << 20, Instant::now());
-    stats.piece(&watch, Route::Copy, Reason::Cached, 2 << 20, 1 << 20, Instant::now());
-    stats.end(&watch, &Ok(3 << 20));
+    let mut span = stats.begin(Direction::Read, fd, Some(4096), 3 << 20);
+    span.traced.as_mut().unwrap().set_device(GPU);
+    stats.record_piece(&span, Route::Direct, Reason::Absent, 0, 2 << 20, Instant::now());
+    stats.record_piece(&span, Route::Copy, Reason::Cached, 2 << 20, 1 << 20, Instant::now());
+    stats.end(&span, &Ok(3 << 20));
     let small = stats.begin_small(Direction::Write, fd, None, 100);
     let error = spinio_sys::Errno::NOSPC;
     stats.end_small(&small, Route::Copy, Reason::Small, &Err(error));
@@ -54,34 +54,34 @@ fn a_request_and_its_pieces_are_told_with_path_and_device() {
     assert_eq!((second.route, second.offset, second.request), (Route::Copy, 2 << 20, large.id));
     assert_eq!(large.path.as_deref(), file.path().to_str());
     assert_eq!(large.device.as_deref(), Some("cuda:3"));
-    assert_eq!((large.offset, large.len, large.result, large.way), (Some(4096), 3 << 20, Ok(3 << 20), None));
+    assert_eq!((large.offset, large.len, large.result, large.route_reason), (Some(4096), 3 << 20, Ok(3 << 20), None));
     assert_eq!((large.pid, large.fd), (std::process::id(), fd));
     assert!(large.start > 0 && first.start >= large.start, "{events:?}");
     assert_eq!((small.direction, small.offset, small.len), (Direction::Write, Some(0), 100));
-    assert_eq!((small.result, small.way), (Err(28), Some((Route::Copy, Reason::Small))));
+    assert_eq!((small.result, small.route_reason), (Err(28), Some((Route::Copy, Reason::Small))));
     assert_eq!((small.path.as_deref(), reader.lost()), (file.path().to_str(), 0));
     assert_eq!(reader.poll(bytes_of(&stats), true).unwrap(), [], "nothing is told twice");
 }
 
 #[test]
-fn nothing_is_recorded_when_the_tracers_time_is_over() {
+fn expired_tracing_records_nothing() {
     let stats = traced();
     for until in [0, 1] {
         stats.words.as_ref().unwrap()[header::TRACING].store(until, Relaxed);
-        let watch = stats.begin(Direction::Read, 0, Some(0), 10);
-        stats.piece(&watch, Route::Copy, Reason::Cached, 0, 10, Instant::now());
-        stats.end(&watch, &Ok(10));
+        let span = stats.begin(Direction::Read, 0, Some(0), 10);
+        stats.record_piece(&span, Route::Copy, Reason::Cached, 0, 10, Instant::now());
+        stats.end(&span, &Ok(10));
     }
     assert_eq!(Reader::default().poll(bytes_of(&stats), true).unwrap(), []);
 }
 
 #[test]
-fn who_comes_later_knows_the_paths_and_none_of_the_past() {
+fn late_reader_gets_paths_only() {
     let (stats, file) = (traced(), tempfile::NamedTempFile::new().unwrap());
     let fd = file.as_file().as_raw_fd();
     let request = || {
-        let watch = stats.begin(Direction::Read, fd, Some(0), 10);
-        stats.end(&watch, &Ok(10));
+        let span = stats.begin(Direction::Read, fd, Some(0), 10);
+        stats.end(&span, &Ok(10));
     };
     request();
     let mut reader = Reader::from_now(bytes_of(&stats)).unwrap();
@@ -98,26 +98,26 @@ fn who_comes_later_knows_the_paths_and_none_of_the_past() {
 }
 
 #[test]
-fn a_long_path_arrives_whole() {
+fn long_path_is_complete() {
     let folder = tempfile::tempdir().unwrap();
     let deep = folder.path().join("x".repeat(200)).join("y".repeat(200));
     std::fs::create_dir_all(&deep).unwrap();
     let file = tempfile::NamedTempFile::new_in(&deep).unwrap();
     let stats = traced();
-    let watch = stats.begin(Direction::Read, file.as_file().as_raw_fd(), Some(0), 10);
-    stats.end(&watch, &Ok(10));
+    let span = stats.begin(Direction::Read, file.as_file().as_raw_fd(), Some(0), 10);
+    stats.end(&span, &Ok(10));
     let events = Reader::default().poll(bytes_of(&stats), true).unwrap();
     assert!(matches!(&events[..], [Event::Request(r)] if r.path.as_deref() == file.path().to_str()), "{events:?}");
 }
 
 #[test]
-fn what_came_too_fast_or_is_torn_is_lost_and_counted() {
+fn overrun_and_torn_records_count_as_lost() {
     let stats = traced();
     let words = stats.words.as_ref().unwrap();
     let requests = |n: usize| {
         for _ in 0..n {
-            let watch = stats.begin(Direction::Read, -1, None, 10);
-            stats.end(&watch, &Ok(10));
+            let span = stats.begin(Direction::Read, -1, None, 10);
+            stats.end(&span, &Ok(10));
         }
     };
     let mut reader = Reader::default();
@@ -139,7 +139,7 @@ fn what_came_too_fast_or_is_torn_is_lost_and_counted() {
 }
 
 #[test]
-fn a_hostile_ring_gives_nonsense_and_no_panic() {
+fn corrupt_ring_never_panics() {
     let stats = traced();
     let words = stats.words.as_ref().unwrap();
     for head in [u64::MAX, u64::MAX / 2, 1 << 20, 3] {
@@ -165,15 +165,15 @@ fn a_hostile_ring_gives_nonsense_and_no_panic() {
 }
 
 #[test]
-fn many_writers_lose_nothing_that_fits() {
+fn concurrent_writers_lose_no_records() {
     let stats = traced();
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..1000 {
-                    let watch = stats.begin(Direction::Batch, -1, None, 10);
-                    stats.piece(&watch, Route::Gather, Reason::Cached, 0, 10, Instant::now());
-                    stats.end(&watch, &Ok(10));
+                    let span = stats.begin(Direction::Batch, -1, None, 10);
+                    stats.record_piece(&span, Route::Gather, Reason::Cached, 0, 10, Instant::now());
+                    stats.end(&span, &Ok(10));
                 }
             });
         }

@@ -36,34 +36,34 @@ use std::time::{Duration, Instant};
 use spinio_device::{Device, DeviceError, ErrorKind, Fence, Pinned, QueueId, Wait};
 use spinio_sys::linux;
 
-use spinio_host::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Patience, lane, lock, wait_a_while};
+use spinio_host::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Backoff, cpu_index, lock, wait_a_while};
 
 /// Bytes of a block.
 ///
 /// Copies of less leave the copy engine half idle when several threads issue them: on an H200, 16 threads reach
 /// 26 GB/s with 512 KiB, 42 with 1 MiB and 47 with 2 MiB.
-pub const BLOCK: usize = if cfg!(loom) { 4096 } else { 2 << 20 };
+pub const BUFFER_SIZE: usize = if cfg!(loom) { 4096 } else { 2 << 20 };
 
 /// Bytes of every slab but the first, which is one block so that a first read is quick.
-const SLAB: usize = 4 * BLOCK;
+const SLAB_SIZE: usize = 4 * BUFFER_SIZE;
 
-const LANES: usize = if cfg!(loom) { 1 } else { 16 };
+const CPU_SLOTS: usize = if cfg!(loom) { 1 } else { 16 };
 
 /// Retired blocks that are looked at before the ring grows.
-const LOOKED_AT: usize = 4;
+const SCAN_LIMIT: usize = 4;
 
 /// A block of staging memory, owned by whoever holds it.
 #[derive(Debug)]
-pub struct Block {
+pub struct BounceBuffer {
     ptr: *mut u8,
     /// Whether the device copies from it at full speed.
     pub pinned: bool,
 }
 
 // SAFETY: plain memory with one owner at a time.
-unsafe impl Send for Block {}
+unsafe impl Send for BounceBuffer {}
 
-impl Block {
+impl BounceBuffer {
     /// Start of its [`BLOCK`] bytes, page-aligned.
     pub fn ptr(&self) -> *mut u8 {
         self.ptr
@@ -71,41 +71,41 @@ impl Block {
 }
 
 #[derive(Default)]
-struct Pool {
-    free: Vec<Block>,
-    retired: VecDeque<(Block, Fence)>,
+struct PoolState {
+    free: Vec<BounceBuffer>,
+    retired: VecDeque<(BounceBuffer, Fence)>,
     total: u64,
-    pinned_refused: bool,
+    pinning_refused: bool,
     /// Growing failed once: what there is has to do.
-    full: bool,
+    growth_failed: bool,
     slabs: Vec<Pinned>,
     /// Counts what may be of use to a thread that waits for a block.
     news: u64,
 }
 
 /// A lane's block while it is being filled or its last readers finish.
-struct Open {
-    block: Block,
-    queue: QueueId,
+struct OpenBuffer {
+    buffer: BounceBuffer,
+    stream: QueueId,
     /// Whose queue of that number it is: [`owner`].
-    owner: u32,
-    filled: usize,
-    users: u32,
+    owner_tid: u32,
+    used: usize,
+    readers: u32,
     /// Behind the last copy, on a queue of the program's own: it may be gone when the block is full.
-    last: Option<Fence>,
+    last_copy: Option<Fence>,
 }
 
 #[derive(Default)]
-struct Lane {
-    open: Option<Open>,
-    closing: Vec<Open>,
+struct CpuSlot {
+    current: Option<OpenBuffer>,
+    draining: Vec<OpenBuffer>,
 }
 
 /// Part of a lane's block, for one small read. Must be given back with [`Staging::end_small`].
 #[must_use]
-pub struct Slot {
-    lane: usize,
-    block: *mut u8,
+pub struct BufferSlice {
+    cpu_slot: usize,
+    buffer: *mut u8,
     /// Where the bytes go.
     pub ptr: *mut u8,
     /// Whether the memory is pinned.
@@ -113,33 +113,33 @@ pub struct Slot {
 }
 
 /// The thread whose queue a number means; 0 where it means the same to all.
-pub fn owner(queue: QueueId) -> u32 {
-    if queue == QueueId::PER_THREAD { linux::gettid() } else { 0 }
+pub fn stream_owner(stream: QueueId) -> u32 {
+    if stream == QueueId::PER_THREAD { linux::gettid() } else { 0 }
 }
 
 /// The ring of one device.
-pub struct Staging {
+pub struct BouncePool {
     device: &'static dyn Device,
-    bound: u64,
-    pool: Mutex<Pool>,
+    limit: u64,
+    state: Mutex<PoolState>,
     /// Threads that sleep until a block comes back, or are about to; and what wakes them.
     waiting: AtomicU64,
     freed: Condvar,
-    lanes: [Mutex<Lane>; LANES],
+    cpu_slots: [Mutex<CpuSlot>; CPU_SLOTS],
     /// Held by who takes many blocks, while it takes them.
-    gatherer: Mutex<()>,
+    bulk_lock: Mutex<()>,
 }
 
-impl Staging {
-    pub fn new(device: &'static dyn Device, bound: u64) -> Staging {
-        Staging {
+impl BouncePool {
+    pub fn new(device: &'static dyn Device, limit: u64) -> BouncePool {
+        BouncePool {
             device,
-            bound: bound.max(2 * BLOCK as u64),
-            pool: Mutex::default(),
+            limit: limit.max(2 * BUFFER_SIZE as u64),
+            state: Mutex::default(),
             waiting: AtomicU64::new(0),
             freed: Condvar::new(),
-            lanes: Default::default(),
-            gatherer: Mutex::default(),
+            cpu_slots: Default::default(),
+            bulk_lock: Mutex::default(),
         }
     }
 
@@ -149,78 +149,78 @@ impl Staging {
     }
 
     /// Bytes of memory it holds now.
-    pub fn total(&self) -> u64 {
-        lock(&self.pool).total
+    pub fn total_bytes(&self) -> u64 {
+        lock(&self.state).total
     }
 
     /// A block of one's own. Waits for the oldest copy when the ring is at its bound; not for threads that hold blocks
     /// already.
-    pub fn take(&self) -> Result<Block, DeviceError> {
+    pub fn acquire(&self) -> Result<BounceBuffer, DeviceError> {
         loop {
-            if let Some(block) = self.try_take()? {
+            if let Some(block) = self.try_acquire()? {
                 return Ok(block);
             }
-            self.wait();
+            self.wait_for_release();
         }
     }
 
     /// So many blocks, or fewer if the ring has no more to give for as long as `patience`: for who holds blocks while it
     /// takes others, and has other memory too.
-    pub fn take_many(&self, count: usize, patience: Duration) -> Vec<Block> {
+    pub fn acquire_many(&self, count: usize, timeout: Duration) -> Vec<BounceBuffer> {
         // One at a time: two that each hold half of the ring would both go short.
-        let _only = lock(&self.gatherer);
-        let mut taken = Vec::with_capacity(count);
+        let _bulk = lock(&self.bulk_lock);
+        let mut acquired = Vec::with_capacity(count);
         let mut progress = Instant::now();
-        while taken.len() < count {
-            match self.try_take() {
+        while acquired.len() < count {
+            match self.try_acquire() {
                 Ok(Some(block)) => {
-                    taken.push(block);
+                    acquired.push(block);
                     progress = Instant::now();
                 }
-                Ok(None) if progress.elapsed() < patience => self.wait(),
+                Ok(None) if progress.elapsed() < timeout => self.wait_for_release(),
                 _ => break,
             }
         }
-        taken
+        acquired
     }
 
     /// Blocks that could be taken now without waiting, if nobody else took any.
-    pub fn left(&self) -> usize {
-        let mut pool = lock(&self.pool);
-        while let Some(block) = self.reclaim(&mut pool, usize::MAX) {
-            pool.free.push(block);
+    pub fn available(&self) -> usize {
+        let mut state = lock(&self.state);
+        while let Some(block) = self.reclaim(&mut state, usize::MAX) {
+            state.free.push(block);
         }
-        pool.free.len() + (self.bound.saturating_sub(pool.total) / BLOCK as u64) as usize
+        state.free.len() + (self.limit.saturating_sub(state.total) / BUFFER_SIZE as u64) as usize
     }
 
     /// A block that the bound does not allow, for who must not wait. It stays in the ring.
-    pub fn beyond_bound(&self) -> Result<Block, DeviceError> {
-        match self.try_take()? {
+    pub fn acquire_over_limit(&self) -> Result<BounceBuffer, DeviceError> {
+        match self.try_acquire()? {
             Some(block) => Ok(block),
-            None => self.grow(&mut lock(&self.pool)),
+            None => self.grow(&mut lock(&self.state)),
         }
     }
 
     /// The same, but only up to twice the bound.
-    pub fn take_queued(&self) -> Result<Option<Block>, DeviceError> {
-        if self.total() < 2 * self.bound { self.beyond_bound().map(Some) } else { self.try_take() }
+    pub fn acquire_for_stream(&self) -> Result<Option<BounceBuffer>, DeviceError> {
+        if self.total_bytes() < 2 * self.limit { self.acquire_over_limit().map(Some) } else { self.try_acquire() }
     }
 
     /// A block of one's own, if there is one without waiting.
-    pub fn try_take(&self) -> Result<Option<Block>, DeviceError> {
-        let mut pool = lock(&self.pool);
-        if let Some(block) = pool.free.pop() {
+    pub fn try_acquire(&self) -> Result<Option<BounceBuffer>, DeviceError> {
+        let mut state = lock(&self.state);
+        if let Some(block) = state.free.pop() {
             return Ok(Some(block));
         }
         // The oldest is usually the first to be done, but one queue may stand still while others move.
-        if let Some(block) = self.reclaim(&mut pool, LOOKED_AT) {
+        if let Some(block) = self.reclaim(&mut state, SCAN_LIMIT) {
             return Ok(Some(block));
         }
-        if pool.total < self.bound && !pool.full {
-            match self.grow(&mut pool) {
+        if state.total < self.limit && !state.growth_failed {
+            match self.grow(&mut state) {
                 Ok(block) => return Ok(Some(block)),
-                Err(error) if pool.total == 0 || error.kind == ErrorKind::Gone => return Err(error),
-                Err(_) => pool.full = true,
+                Err(error) if state.total == 0 || error.kind == ErrorKind::Gone => return Err(error),
+                Err(_) => state.growth_failed = true,
             }
         }
         Ok(None)
@@ -228,40 +228,40 @@ impl Staging {
 
     /// The same, but rather one that was in use a moment ago than one that has lain idle: the processor's cache may still
     /// have it, and storage writes there faster.
-    pub fn try_take_warm(&self) -> Result<Option<Block>, DeviceError> {
-        if let Some(block) = self.reclaim(&mut lock(&self.pool), LOOKED_AT) {
+    pub fn try_acquire_warm(&self) -> Result<Option<BounceBuffer>, DeviceError> {
+        if let Some(block) = self.reclaim(&mut lock(&self.state), SCAN_LIMIT) {
             return Ok(Some(block));
         }
-        self.try_take()
+        self.try_acquire()
     }
 
     /// The same, of a ring that is not to grow beyond so many bytes for this.
-    pub fn try_take_within(&self, bytes: u64) -> Result<Option<Block>, DeviceError> {
-        if self.total() < bytes {
-            return self.try_take_warm();
+    pub fn try_acquire_within(&self, max_total: u64) -> Result<Option<BounceBuffer>, DeviceError> {
+        if self.total_bytes() < max_total {
+            return self.try_acquire_warm();
         }
-        let mut pool = lock(&self.pool);
-        Ok(self.reclaim(&mut pool, LOOKED_AT).or_else(|| pool.free.pop()))
+        let mut state = lock(&self.state);
+        Ok(self.reclaim(&mut state, SCAN_LIMIT).or_else(|| state.free.pop()))
     }
 
     /// Waits for a block to become free, whichever copy is done first; not for ever, and it may be for nothing.
-    pub fn wait(&self) {
-        let patience = Patience::new();
+    pub fn wait_for_release(&self) {
+        let backoff = Backoff::new();
         loop {
-            let mut pool = lock(&self.pool);
-            if !pool.free.is_empty() {
+            let mut state = lock(&self.state);
+            if !state.free.is_empty() {
                 return;
             }
-            if let Some(block) = self.reclaim(&mut pool, usize::MAX) {
-                pool.free.push(block);
+            if let Some(block) = self.reclaim(&mut state, usize::MAX) {
+                state.free.push(block);
                 return;
             }
-            if pool.retired.is_empty() {
+            if state.retired.is_empty() {
                 // Every block is being filled by another thread, or lies open in a lane.
-                return self.sleep(pool);
+                return self.sleep(state);
             }
-            drop(pool);
-            if !patience.wait() {
+            drop(state);
+            if !backoff.wait() {
                 return;
             }
         }
@@ -269,12 +269,12 @@ impl Staging {
 
     /// Sleeps until something has changed. A thread that changes something before this one sleeps finds it counted: it is
     /// counted before the lanes are looked at, and `news` is read before that.
-    fn sleep<'a>(&'a self, pool: MutexGuard<'a, Pool>) {
+    fn sleep<'a>(&'a self, pool: MutexGuard<'a, PoolState>) {
         let news = pool.news;
         self.waiting.fetch_add(1, SeqCst);
         drop(pool);
-        if !self.close_idle_lanes() {
-            let pool = lock(&self.pool);
+        if !self.close_idle_slots() {
+            let pool = lock(&self.state);
             if pool.news == news && pool.free.is_empty() && pool.retired.is_empty() {
                 drop(wait_a_while(&self.freed, pool));
             }
@@ -283,36 +283,36 @@ impl Staging {
     }
 
     /// Something is there for a thread that waits. Needs the lock of the pool, so that none falls asleep meanwhile.
-    fn tell(&self, pool: &mut Pool) {
-        pool.news += 1;
+    fn tell(&self, state: &mut PoolState) {
+        state.news += 1;
         if self.waiting.load(SeqCst) > 0 {
             self.freed.notify_all();
         }
     }
 
     /// A retired block that nothing reads any more, of the oldest `among`.
-    fn reclaim(&self, pool: &mut Pool, among: usize) -> Option<Block> {
-        let at = pool.retired.iter().take(among).position(|(_, fence)| self.is_over(fence))?;
-        let (block, fence) = pool.retired.remove(at)?;
+    fn reclaim(&self, state: &mut PoolState, scan_limit: usize) -> Option<BounceBuffer> {
+        let at = state.retired.iter().take(scan_limit).position(|(_, fence)| self.is_copy_done(fence))?;
+        let (block, fence) = state.retired.remove(at)?;
         self.device.release_fence(fence);
         Some(block)
     }
 
     /// Whether nothing reads the block behind the fence any more; a device that cannot tell has lost its context.
-    fn is_over(&self, fence: &Fence) -> bool {
+    fn is_copy_done(&self, fence: &Fence) -> bool {
         self.device.is_done(fence).unwrap_or(true)
     }
 
     /// Retires the open blocks of lanes without a reader; whether there was one.
-    fn close_idle_lanes(&self) -> bool {
+    fn close_idle_slots(&self) -> bool {
         let mut closed = false;
-        for lane in &self.lanes {
+        for lane in &self.cpu_slots {
             // A lane that is locked is in use, or its owner is the one who waits.
             let Ok(mut lane) = lane.try_lock() else { continue };
-            if lane.open.as_ref().is_some_and(|o| o.users == 0)
-                && let Some(open) = lane.open.take()
+            if lane.current.as_ref().is_some_and(|o| o.readers == 0)
+                && let Some(open) = lane.current.take()
             {
-                self.close(open);
+                self.close_open(open);
                 closed = true;
             }
         }
@@ -320,26 +320,26 @@ impl Staging {
     }
 
     /// New blocks: one at first, then a slab at a time.
-    fn grow(&self, pool: &mut Pool) -> Result<Block, DeviceError> {
-        let room = self.bound.saturating_sub(pool.total) as usize;
-        let wanted = if pool.total == 0 { BLOCK } else { SLAB.min(room).max(BLOCK) };
-        if !pool.pinned_refused {
-            match self.device.staging(wanted) {
+    fn grow(&self, state: &mut PoolState) -> Result<BounceBuffer, DeviceError> {
+        let available = self.limit.saturating_sub(state.total) as usize;
+        let len = if state.total == 0 { BUFFER_SIZE } else { SLAB_SIZE.min(available).max(BUFFER_SIZE) };
+        if !state.pinning_refused {
+            match self.device.staging(len) {
                 Ok(slab) => {
-                    pool.slabs.push(slab);
-                    return Ok(self.cut(pool, slab.ptr, slab.len, true));
+                    state.slabs.push(slab);
+                    return Ok(self.split_slab(state, slab.ptr, slab.len, true));
                 }
                 Err(error) if error.kind == ErrorKind::Gone => return Err(error),
                 // Smaller may still do, and what the ring has already may be enough.
-                Err(error) if pool.total > 0 => return Err(error),
-                Err(_) => pool.pinned_refused = true,
+                Err(error) if state.total > 0 => return Err(error),
+                Err(_) => state.pinning_refused = true,
             }
         }
         // SAFETY: a new anonymous mapping replaces nothing.
         let memory = unsafe {
             linux::mmap(
                 core::ptr::null_mut(),
-                BLOCK,
+                BUFFER_SIZE,
                 linux::PROT_READ | linux::PROT_WRITE,
                 linux::MAP_PRIVATE | linux::MAP_ANONYMOUS,
                 -1,
@@ -347,144 +347,144 @@ impl Staging {
             )
         };
         match memory {
-            Ok(ptr) => Ok(self.cut(pool, ptr, BLOCK, false)),
+            Ok(ptr) => Ok(self.split_slab(state, ptr, BUFFER_SIZE, false)),
             Err(_) => Err(DeviceError::new(ErrorKind::NoMemory, "staging memory")),
         }
     }
 
-    fn cut(&self, pool: &mut Pool, ptr: *mut u8, len: usize, pinned: bool) -> Block {
+    fn split_slab(&self, pool: &mut PoolState, ptr: *mut u8, len: usize, pinned: bool) -> BounceBuffer {
         pool.total += len as u64;
-        for at in (BLOCK..=len - BLOCK).step_by(BLOCK) {
-            pool.free.push(Block { ptr: ptr.wrapping_add(at), pinned });
+        for at in (BUFFER_SIZE..=len - BUFFER_SIZE).step_by(BUFFER_SIZE) {
+            pool.free.push(BounceBuffer { ptr: ptr.wrapping_add(at), pinned });
         }
-        Block { ptr, pinned }
+        BounceBuffer { ptr, pinned }
     }
 
     /// Gives a block back that nothing was queued from.
-    pub fn give_back(&self, block: Block) {
-        let mut pool = lock(&self.pool);
-        pool.free.push(block);
-        self.tell(&mut pool);
+    pub fn release(&self, buffer: BounceBuffer) {
+        let mut state = lock(&self.state);
+        state.free.push(buffer);
+        self.tell(&mut state);
     }
 
     /// A block that storage or the device may still use at any time: it is never lent again, and the ring may grow by another instead.
-    pub fn lose(&self, _lost: Block) {
-        let mut pool = lock(&self.pool);
-        pool.total -= BLOCK as u64;
+    pub fn quarantine(&self, _buffer: BounceBuffer) {
+        let mut state = lock(&self.state);
+        state.total -= BUFFER_SIZE as u64;
         // It may have been the last one.
-        pool.full = false;
-        self.tell(&mut pool);
+        state.growth_failed = false;
+        self.tell(&mut state);
     }
 
     /// Gives a block back after copies from it were queued; it is lent again when they are done.
-    pub fn retire(&self, block: Block, queue: QueueId) {
-        match self.device.fence(queue) {
-            Ok(fence) => self.retire_behind(block, fence),
+    pub fn release_after(&self, buffer: BounceBuffer, stream: QueueId) {
+        match self.device.fence(stream) {
+            Ok(fence) => self.retire_behind(buffer, fence),
             Err(_) => {
                 // No fence left, or the queue is no longer: a block that may still be read is never lent again.
-                match self.device.drain(queue, Wait::Context) {
-                    Ok(()) => self.give_back(block),
-                    Err(_) => self.lose(block),
+                match self.device.drain(stream, Wait::Context) {
+                    Ok(()) => self.release(buffer),
+                    Err(_) => self.quarantine(buffer),
                 }
             }
         }
     }
 
     /// Memory for a read of up to `len` bytes (at most a quarter block) that will be copied on `queue`.
-    pub fn begin_small(&self, len: usize, queue: QueueId) -> Result<Slot, DeviceError> {
-        debug_assert!(len <= BLOCK / 4);
+    pub fn acquire_slice(&self, len: usize, stream: QueueId) -> Result<BufferSlice, DeviceError> {
+        debug_assert!(len <= BUFFER_SIZE / 4);
         // O_DIRECT descriptors want aligned memory; below a page they cannot be meant.
-        let unit = if len >= linux::PAGE { linux::PAGE } else { 512 };
-        let (index, owner) = (lane(LANES), owner(queue));
+        let align = if len >= linux::PAGE { linux::PAGE } else { 512 };
+        let (index, owner) = (cpu_index(CPU_SLOTS), stream_owner(stream));
         let mut fresh = None;
         loop {
-            let mut lane = lock(&self.lanes[index]);
-            if let Some(open) = lane.open.as_mut().filter(|o| (o.queue, o.owner) == (queue, owner)) {
-                let at = open.filled.next_multiple_of(unit);
-                if at + len <= BLOCK {
-                    open.filled = at + len.next_multiple_of(512);
-                    open.users += 1;
-                    let ptr = open.block.ptr.wrapping_add(at);
-                    let slot = Slot { lane: index, block: open.block.ptr, ptr, pinned: open.block.pinned };
+            let mut lane = lock(&self.cpu_slots[index]);
+            if let Some(open) = lane.current.as_mut().filter(|o| (o.stream, o.owner_tid) == (stream, owner)) {
+                let at = open.used.next_multiple_of(align);
+                if at + len <= BUFFER_SIZE {
+                    open.used = at + len.next_multiple_of(512);
+                    open.readers += 1;
+                    let ptr = open.buffer.ptr.wrapping_add(at);
+                    let slot = BufferSlice { cpu_slot: index, buffer: open.buffer.ptr, ptr, pinned: open.buffer.pinned };
                     drop(lane);
                     if let Some(spare) = fresh {
-                        self.give_back(spare);
+                        self.release(spare);
                     }
                     return Ok(slot);
                 }
             }
             // Away with the full one first: it may be the block that the ring has left.
-            let full = lane.open.take();
+            let full = lane.current.take();
             if let Some(block) = fresh.take() {
-                lane.open = Some(Open { block, queue, owner, filled: 0, users: 0, last: None });
+                lane.current = Some(OpenBuffer { buffer: block, stream, owner_tid: owner, used: 0, readers: 0, last_copy: None });
             }
             let full = match full {
-                Some(open) if open.users > 0 => {
-                    lane.closing.push(open);
+                Some(open) if open.readers > 0 => {
+                    lane.draining.push(open);
                     None
                 }
                 other => other,
             };
-            let wanted = lane.open.is_none();
+            let wanted = lane.current.is_none();
             // Not with the lane in hand: those who could free a block may need it.
             drop(lane);
             if let Some(open) = full {
-                self.close(open);
+                self.close_open(open);
             }
             if wanted {
-                fresh = Some(self.take()?);
+                fresh = Some(self.acquire()?);
             }
         }
     }
 
     /// The small read is done: its copy is queued, or there was none.
-    pub fn end_small(&self, slot: Slot) {
-        let mut lane = lock(&self.lanes[slot.lane]);
-        let Lane { open, closing } = &mut *lane;
-        let Some(used) = open.iter_mut().chain(closing.iter_mut()).find(|o| o.block.ptr == slot.block) else { return };
-        used.users -= 1;
-        if used.queue != QueueId(0)
-            && let Ok(fence) = self.device.fence(used.queue)
-            && let Some(earlier) = used.last.replace(fence)
+    pub fn release_slice(&self, slice: BufferSlice) {
+        let mut lane = lock(&self.cpu_slots[slice.cpu_slot]);
+        let CpuSlot { current: open, draining: closing } = &mut *lane;
+        let Some(used) = open.iter_mut().chain(closing.iter_mut()).find(|o| o.buffer.ptr == slice.buffer) else { return };
+        used.readers -= 1;
+        if used.stream != QueueId(0)
+            && let Ok(fence) = self.device.fence(used.stream)
+            && let Some(earlier) = used.last_copy.replace(fence)
         {
             self.device.release_fence(earlier);
         }
-        if let Some(at) = closing.iter().position(|o| o.users == 0) {
+        if let Some(at) = closing.iter().position(|o| o.readers == 0) {
             let done = closing.swap_remove(at);
             drop(lane);
-            return self.close(done);
+            return self.close_open(done);
         }
-        let idle = open.as_ref().is_some_and(|o| o.users == 0);
+        let idle = open.as_ref().is_some_and(|o| o.readers == 0);
         drop(lane);
         // A thread that waits may close an idle lane.
         if idle && self.waiting.load(SeqCst) > 0 {
-            self.tell(&mut lock(&self.pool));
+            self.tell(&mut lock(&self.state));
         }
     }
 
     /// Retires the block of a lane.
-    fn close(&self, open: Open) {
-        match open.last {
-            Some(fence) => self.retire_behind(open.block, fence),
-            None => self.retire(open.block, open.queue),
+    fn close_open(&self, open: OpenBuffer) {
+        match open.last_copy {
+            Some(fence) => self.retire_behind(open.buffer, fence),
+            None => self.release_after(open.buffer, open.stream),
         }
     }
 
-    fn retire_behind(&self, block: Block, fence: Fence) {
-        let mut pool = lock(&self.pool);
+    fn retire_behind(&self, block: BounceBuffer, fence: Fence) {
+        let mut pool = lock(&self.state);
         pool.retired.push_back((block, fence));
         self.tell(&mut pool);
     }
 }
 
 /// A ring goes with its runtime, which only tests and tools let go.
-impl Drop for Staging {
+impl Drop for BouncePool {
     fn drop(&mut self) {
-        let lanes: Vec<Lane> = self.lanes.iter().map(|lane| core::mem::take(&mut *lock(lane))).collect();
-        for open in lanes.into_iter().flat_map(|lane| lane.open.into_iter().chain(lane.closing)) {
-            self.close(open);
+        let lanes: Vec<CpuSlot> = self.cpu_slots.iter().map(|lane| core::mem::take(&mut *lock(lane))).collect();
+        for open in lanes.into_iter().flat_map(|lane| lane.current.into_iter().chain(lane.draining)) {
+            self.close_open(open);
         }
-        let mut pool = lock(&self.pool);
+        let mut pool = lock(&self.state);
         for (_, fence) in core::mem::take(&mut pool.retired) {
             let _ = self.device.wait(&fence, Wait::Context);
             self.device.release_fence(fence);
@@ -498,70 +498,70 @@ impl Drop for Staging {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use spinio_testkit::buffer::emulated;
-    use spinio_testkit::deadline::in_a_while;
+    use spinio_testkit::deadline::eventually;
 
     use super::*;
 
     #[test]
     fn waiting_for_a_block_sleeps_until_one_comes_back() {
         let device = emulated("size=64M");
-        let staging = Staging::new(device, 2 * BLOCK as u64);
-        let blocks = [staging.take().unwrap(), staging.take().unwrap()];
+        let staging = BouncePool::new(device, 2 * BUFFER_SIZE as u64);
+        let buffers = [staging.acquire().unwrap(), staging.acquire().unwrap()];
         let tid = std::sync::atomic::AtomicU32::new(0);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
                 tid.store(linux::gettid(), SeqCst);
-                let block = staging.take().unwrap();
+                let block = staging.acquire().unwrap();
                 let at = block.ptr() as usize;
-                staging.give_back(block);
+                staging.release(block);
                 at
             });
-            in_a_while("the thread that waits sleeps", || {
+            eventually("the thread that waits sleeps", || {
                 let stat = format!("/proc/self/task/{}/stat", tid.load(SeqCst));
                 staging.waiting.load(SeqCst) > 0
                     && (0..100).all(|_| std::fs::read_to_string(&stat).is_ok_and(|s| s.contains(") S ")))
             });
-            let [one, other] = blocks;
+            let [one, other] = buffers;
             let at = one.ptr() as usize;
-            staging.give_back(one);
+            staging.release(one);
             assert_eq!(waiter.join().unwrap(), at);
-            staging.give_back(other);
+            staging.release(other);
         });
     }
 
     #[test]
     fn waiting_for_a_block_gets_that_of_a_small_read_that_ends() {
         let device = emulated("size=64M");
-        let staging = Staging::new(device, 2 * BLOCK as u64);
-        let slot = staging.begin_small(4096, QueueId(0)).unwrap();
-        let other = staging.take().unwrap();
+        let staging = BouncePool::new(device, 2 * BUFFER_SIZE as u64);
+        let slot = staging.acquire_slice(4096, QueueId(0)).unwrap();
+        let other = staging.acquire().unwrap();
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| staging.take().unwrap());
-            in_a_while("a thread waits", || staging.waiting.load(SeqCst) > 0);
-            staging.end_small(slot);
-            staging.give_back(waiter.join().unwrap());
+            let waiter = scope.spawn(|| staging.acquire().unwrap());
+            eventually("a thread waits", || staging.waiting.load(SeqCst) > 0);
+            staging.release_slice(slot);
+            staging.release(waiter.join().unwrap());
         });
-        staging.give_back(other);
+        staging.release(other);
     }
 
     #[test]
-    fn warm_blocks_come_before_idle_ones_and_idle_ones_before_none() {
+    fn warm_buffers_are_reused_before_idle_ones() {
         let device = emulated("size=64M");
-        let staging = Staging::new(device, 16 << 20);
-        let blocks: Vec<Block> = (0..3).map(|_| staging.take().unwrap()).collect();
-        let total = staging.total();
-        let [used, idle, busy] = <[Block; 3]>::try_from(blocks).unwrap();
-        let (warm, cold) = (used.ptr(), idle.ptr());
+        let staging = BouncePool::new(device, 16 << 20);
+        let blocks: Vec<BounceBuffer> = (0..3).map(|_| staging.acquire().unwrap()).collect();
+        let total = staging.total_bytes();
+        let [warm_buffer, idle_buffer, held_buffer] = <[BounceBuffer; 3]>::try_from(blocks).unwrap();
+        let (warm, cold) = (warm_buffer.ptr(), idle_buffer.ptr());
         let queue = device.lease_queue().unwrap();
-        staging.retire(used, queue);
-        staging.give_back(idle);
-        in_a_while("the copy is over", || lock(&staging.pool).retired.iter().all(|(_, fence)| staging.is_over(fence)));
-        let first = staging.try_take_warm().unwrap().expect("a block");
-        let second = staging.try_take_warm().unwrap().expect("a block");
+        staging.release_after(warm_buffer, queue);
+        staging.release(idle_buffer);
+        eventually("the copy is over", || lock(&staging.state).retired.iter().all(|(_, fence)| staging.is_copy_done(fence)));
+        let first = staging.try_acquire_warm().unwrap().expect("a block");
+        let second = staging.try_acquire_warm().unwrap().expect("a block");
         assert_eq!((first.ptr(), second.ptr()), (warm, cold));
-        assert_eq!(staging.total(), total, "nothing had to grow");
-        for block in [first, second, busy] {
-            staging.give_back(block);
+        assert_eq!(staging.total_bytes(), total, "nothing had to grow");
+        for block in [first, second, held_buffer] {
+            staging.release(block);
         }
         device.return_queue(queue);
     }

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, fallocate};
-use spinio_io::settings::Nvmmu;
+use spinio_io::settings::NvmmuStripes;
 use spinio_sys::linux;
 use spinio_testkit::Rng;
 
@@ -94,7 +94,7 @@ struct Setup {
     place: Place,
     /// The array lacks a member.
     degraded: bool,
-    wanted: Nvmmu,
+    wanted: NvmmuStripes,
     /// Whether members may be read while the program waits for a download.
     reads: fn(Bench, usize) -> Reads,
 }
@@ -109,23 +109,23 @@ enum Reads {
 }
 
 impl Setup {
-    const fn new(name: &'static str, place: Place, wanted: Nvmmu, reads: fn(Bench, usize) -> Reads) -> Setup {
+    const fn new(name: &'static str, place: Place, wanted: NvmmuStripes, reads: fn(Bench, usize) -> Reads) -> Setup {
         Setup { name, place, degraded: false, wanted, reads }
     }
 }
 
 const SETUPS: [Setup; 8] = [
-    Setup::new("md RAID-5, plain", Place::Raid5, Nvmmu::Plain, part_is_read),
-    Setup::new("md RAID-5, shaped", Place::Raid5, Nvmmu::Shaped, sequence_is_not_read),
-    Setup::new("md RAID-5, shaped and prepared", Place::Raid5, Nvmmu::Prepared, nothing_is_read),
+    Setup::new("md RAID-5, plain", Place::Raid5, NvmmuStripes::Passthrough, part_is_read),
+    Setup::new("md RAID-5, shaped", Place::Raid5, NvmmuStripes::Aligned, sequence_is_not_read),
+    Setup::new("md RAID-5, shaped and prepared", Place::Raid5, NvmmuStripes::Preread, nothing_is_read),
     Setup {
         degraded: true,
-        ..Setup::new("md RAID-5 without a member, shaped and prepared", Place::Raid5, Nvmmu::Prepared, nothing_is_read)
+        ..Setup::new("md RAID-5 without a member, shaped and prepared", Place::Raid5, NvmmuStripes::Preread, nothing_is_read)
     },
-    Setup::new("md RAID-6, shaped and prepared", Place::Raid6, Nvmmu::Prepared, nothing_is_read),
-    Setup::new("md RAID-0 of the same disks", Place::Raid0, Nvmmu::Plain, nothing_is_read),
-    Setup::new("one NVMe", Place::Part, Nvmmu::Plain, nothing_is_read),
-    Setup::new("SATA", Place::Sata, Nvmmu::Plain, nothing_is_read),
+    Setup::new("md RAID-6, shaped and prepared", Place::Raid6, NvmmuStripes::Preread, nothing_is_read),
+    Setup::new("md RAID-0 of the same disks", Place::Raid0, NvmmuStripes::Passthrough, nothing_is_read),
+    Setup::new("one NVMe", Place::Part, NvmmuStripes::Passthrough, nothing_is_read),
+    Setup::new("SATA", Place::Sata, NvmmuStripes::Passthrough, nothing_is_read),
 ];
 
 fn nothing_is_read(_: Bench, _: usize) -> Reads {
@@ -199,7 +199,7 @@ fn run(guest: &Guest, setup: Setup) -> Outcome {
         for bench in Bench::ALL {
             let row = bed.measure(bench, len)?;
             let mut wanted = if bench.is_download() { (setup.reads)(bench, len) } else { Reads::Any };
-            if setup.wanted == Nvmmu::Shaped && row.bytes % STRIPE != 0 {
+            if setup.wanted == NvmmuStripes::Aligned && row.bytes % STRIPE != 0 {
                 // The file lies in more pieces than it should: there was no room for whole stripes.
                 wanted = Reads::Any;
             }

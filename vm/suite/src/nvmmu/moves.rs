@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 
-use spinio_io::settings::Nvmmu;
+use spinio_io::settings::NvmmuStripes;
 use spinio_io::{Runtime, Settings, Target};
 use spinio_nvmmu::{Direction, Promise, Session};
 
@@ -17,13 +17,13 @@ pub(super) struct Moves {
     runtime: &'static Runtime,
     session: Option<Session>,
     file: PathBuf,
-    wanted: Nvmmu,
+    wanted: NvmmuStripes,
 }
 
 impl Moves {
     /// What is done for an output on an array with parity.
-    pub(super) fn new(wanted: Nvmmu) -> Moves {
-        let settings = Settings { nvmmu: wanted, ..Settings::default() };
+    pub(super) fn new(wanted: NvmmuStripes) -> Moves {
+        let settings = Settings { nvmmu_stripes: wanted, ..Settings::default() };
         Moves { runtime: Box::leak(Box::new(Runtime::new(settings))), session: None, file: PathBuf::new(), wanted }
     }
 
@@ -45,9 +45,9 @@ impl Moves {
         let promise = session.report().promise;
         let kept = match promise {
             Promise::NoOutput => moves.is_empty(),
-            Promise::Plain(_) => self.wanted == Nvmmu::Plain,
-            Promise::Shaped(_) => self.wanted == Nvmmu::Shaped,
-            _ => self.wanted == Nvmmu::Prepared,
+            Promise::Plain(_) => self.wanted == NvmmuStripes::Passthrough,
+            Promise::Shaped(_) => self.wanted == NvmmuStripes::Aligned,
+            _ => self.wanted == NvmmuStripes::Preread,
         };
         if !kept {
             return fail(format!("{:?} was wanted, but the output is {promise}", self.wanted));

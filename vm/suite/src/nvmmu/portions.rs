@@ -61,7 +61,7 @@ fn portions(guest: &Guest) -> Outcome {
 
     let new = pattern(bytes, 5);
     memory.put(0, &new);
-    let runtime = Runtime::new(Settings { staging: 2 * PORTION as u64, ..Settings::default() });
+    let runtime = Runtime::new(Settings { bounce_limit: 2 * PORTION as u64, ..Settings::default() });
     array.forget_stripes()?;
     let before = members.count()?;
     let wrote = runtime.write(own.as_raw_fd(), Some(start as u64), memory.target(0)?, bytes);

@@ -112,7 +112,7 @@ fn reads(file: &File, how: How, (versions, stop): (&Versions, &AtomicBool), seed
     while (number < READS || versions.count() < WRITES) && !stop.load(Relaxed) {
         number += 1;
         let offset = below(&mut random, FILE / 2) & !4095;
-        let len = (1 + below(&mut random, FILE / 2)).next_multiple_of(*random.pick(&[1, 4096]));
+        let len = (1 + below(&mut random, FILE / 2)).next_multiple_of(*random.choose(&[1, 4096]));
         if random.chance(60) {
             chill(file)?;
         }

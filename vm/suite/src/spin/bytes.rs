@@ -42,11 +42,11 @@ fn misaligned(guest: &Guest, place: Place) -> Outcome {
     let mut memory = memory_for(2 * MIB)?;
     let mut random = Rng::new(1);
     for round in 0..60 {
-        let offset = below(&mut random, 8) * 131_072 + *random.pick(&SIZES);
-        let base = *random.pick(&[0, 4096, 65_536, MIB]);
-        let len = (base + *random.pick(&SIZES)).max(1);
+        let offset = below(&mut random, 8) * 131_072 + *random.choose(&SIZES);
+        let base = *random.choose(&[0, 4096, 65_536, MIB]);
+        let len = (base + *random.choose(&SIZES)).max(1);
         // Half of the time as far behind a sector as the offset is, so that P2P has a middle to serve.
-        let skew = if round % 2 == 0 { offset % 4096 } else { *random.pick(&SIZES) };
+        let skew = if round % 2 == 0 { offset % 4096 } else { *random.choose(&SIZES) };
         let expected = &bytes[offset..offset + len];
         read_and_check(&runtime, &file, &mut memory, (offset as u64, skew, len), expected)?;
         chill(&file)?;

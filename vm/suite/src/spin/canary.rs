@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use spinio_io::kernel::{Kernel, Linux};
+use spinio_io::kernel::{Syscalls, LinuxSyscalls};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
@@ -47,7 +47,7 @@ fn lies(guest: &Guest) -> Outcome {
 #[derive(Debug)]
 struct Liar(AtomicU64);
 
-impl Kernel for Liar {
+impl Syscalls for Liar {
     unsafe fn pread(
         &self,
         route: Route,
@@ -58,7 +58,7 @@ impl Kernel for Liar {
         flags: u32,
     ) -> Result<usize, Errno> {
         // SAFETY: passed on to the caller.
-        let got = unsafe { Linux.pread(route, fd, buf, len, offset, flags) };
+        let got = unsafe { LinuxSyscalls.pread(route, fd, buf, len, offset, flags) };
         if route == Route::P2p && got.is_ok_and(|n| n > 0) {
             self.0.fetch_add(1, Relaxed);
             // SAFETY: the kernel has just written this byte, and p2pmem can be stored to.

@@ -36,9 +36,9 @@ fn differential(guest: &Guest, place: Place) -> Outcome {
     let mut memory = memory_for(MOST)?;
     for number in 0..REQUESTS {
         disturb(&file, &mut model, &mut random, number as u64)?;
-        let unit = *random.pick(&[1, 1, 4, 512, 4096]);
+        let unit = *random.choose(&[1, 1, 4, 512, 4096]);
         let offset = below(&mut random, model.len() + 8192) / unit * unit;
-        let most = *random.pick(&[1, 100, 4096, 65_536, 300_000, MOST]);
+        let most = *random.choose(&[1, 100, 4096, 65_536, 300_000, MOST]);
         let len = (1 + below(&mut random, most)).next_multiple_of(unit).min(MOST);
         let skew = if below(&mut random, 2) == 0 { offset % 4096 } else { below(&mut random, 4096) };
         let expected = model.get(offset..model.len().min(offset + len)).unwrap_or_default();
@@ -54,7 +54,7 @@ fn differential(guest: &Guest, place: Place) -> Outcome {
 /// Does something to the file, and the same to the model.
 fn disturb(file: &File, model: &mut Vec<u8>, random: &mut Rng, number: u64) -> Outcome {
     let at = below(random, model.len());
-    let most = *random.pick(&[10, 5000, 100_000, MIB]);
+    let most = *random.choose(&[10, 5000, 100_000, MIB]);
     let len = 1 + below(random, most);
     let end = model.len().min(at + len);
     match below(random, 12) {

@@ -94,7 +94,7 @@ fn below(random: &mut Rng, end: usize) -> usize {
 
 /// Bytes that went by a route.
 pub(crate) fn by(stats: &Snapshot, route: Route) -> u64 {
-    stats.lines.iter().filter(|l| l.route == route).map(|l| l.bytes).sum()
+    stats.rows.iter().filter(|l| l.route == route).map(|l| l.bytes).sum()
 }
 
 /// Every reason that `explain` gives for a read of the whole file, of what is done and of what is refused.
@@ -112,6 +112,6 @@ pub(crate) fn expect_p2p(what: &str, stats: &Snapshot, bytes: usize) -> Outcome 
     if by(stats, Route::P2p) == bytes as u64 {
         return Ok(());
     }
-    let lines: Vec<String> = stats.lines.iter().map(|l| format!("{} {} ({})", l.bytes, l.route, l.reason)).collect();
+    let lines: Vec<String> = stats.rows.iter().map(|l| format!("{} {} ({})", l.bytes, l.route, l.reason)).collect();
     Err(Miss::Failed(format!("{what}: expected {bytes} bytes by p2p, but they went: {}", lines.join(", "))))
 }

@@ -127,6 +127,6 @@ fn instead(kind: Kind, route: Route) -> Route {
 
 /// Where the bytes went.
 fn said(stats: &Snapshot) -> String {
-    let lines: Vec<String> = stats.lines.iter().map(|l| format!("{} {} ({})", l.bytes, l.route, l.reason)).collect();
+    let lines: Vec<String> = stats.rows.iter().map(|l| format!("{} {} ({})", l.bytes, l.route, l.reason)).collect();
     lines.join(", ")
 }

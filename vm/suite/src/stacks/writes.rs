@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use linux_raw_sys::general as k;
 use spinio_io::Runtime;
-use spinio_io::stats::{Direction, Line};
+use spinio_io::stats::{Direction, RouteRow};
 use spinio_plan::{Reason, Route};
 use spinio_testkit::Rng;
 
@@ -56,11 +56,11 @@ fn route(guest: &Guest, place: Place) -> Outcome {
     let new = pattern(LEN, 2);
     write(&runtime, &own, &mut *memory, (0, 0), &new)?;
     let stats = runtime.stats().since(&before);
-    let by_p2p = |line: &&Line| line.direction == Direction::Write && line.route == Route::P2p;
-    let p2p: u64 = stats.lines.iter().filter(by_p2p).map(|line| line.bytes).sum();
+    let by_p2p = |line: &&RouteRow| line.direction == Direction::Write && line.route == Route::P2p;
+    let p2p: u64 = stats.rows.iter().filter(by_p2p).map(|line| line.bytes).sum();
     expect("bytes by p2p", p2p, if refused.is_none() { LEN as u64 } else { 0 })?;
     if let Some(reason) = refused {
-        let told: Vec<Reason> = stats.refused.iter().map(|refused| refused.reason).collect();
+        let told: Vec<Reason> = stats.refusals.iter().map(|refused| refused.reason).collect();
         expect(&format!("{reason} is among {told:?}"), told.contains(&reason), true)?;
     }
     let file = File::open(&path)?;
@@ -108,7 +108,7 @@ fn differential(guest: &Guest, place: Place, kind: Kind) -> Outcome {
     let runtime = fresh();
     let mut memory = kind.memory(MOST)?;
     for number in 0..WRITES {
-        let (how, to) = random.pick(&descriptors);
+        let (how, to) = random.choose(&descriptors);
         let (at, skew, new) = request(&mut random, *how, model.len(), number);
         let what = format!("write {number}: {} bytes at {at}, skew {skew}, {how:?}", new.len());
         write(&runtime, to, &mut *memory, (at as u64, skew), &new).map_err(|e| said(&what, e))?;
@@ -141,9 +141,9 @@ fn differential(guest: &Guest, place: Place, kind: Kind) -> Outcome {
 
 /// Where, how far behind a page's start on the device, and what.
 fn request(random: &mut Rng, how: Open, size: usize, number: u64) -> (usize, usize, Vec<u8>) {
-    let unit = if how == Open::Direct { 4096 } else { *random.pick(&[1, 1, 512, 4096]) };
+    let unit = if how == Open::Direct { 4096 } else { *random.choose(&[1, 1, 512, 4096]) };
     // Whole stripes of every array here among them.
-    let most = *random.pick(&[100, 4096, 65_536, 384 << 10, MOST]) as u64;
+    let most = *random.choose(&[100, 4096, 65_536, 384 << 10, MOST]) as u64;
     let len = (1 + random.below(most) as usize).next_multiple_of(unit).min(MOST);
     // Sometimes behind the end, so that a hole is left.
     let at = random.below(size as u64 + 20_000) as usize / unit * unit;

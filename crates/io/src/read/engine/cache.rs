@@ -11,17 +11,17 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::RWF_NOWAIT;
 
-use super::Hands;
+use super::EngineCtx;
 use spinio_transfer::Error;
 use spinio_files::FdIdentity;
-use crate::read::work::{Filled, Piece};
-use spinio_transfer::bounce::Block;
+use crate::read::work::{FilledBuffer, Piece};
+use spinio_transfer::bounce::BounceBuffer;
 
 /// How often a piece is read while its descriptor is given away and comes back.
 const TRIES: usize = 4;
 
 /// How reading a piece through the page cache ended.
-enum Ended {
+enum ReadEnd {
     /// All bytes are there.
     Full,
     /// The next byte is not in the page cache (only where the piece was presumed cached).
@@ -30,12 +30,12 @@ enum Ended {
     Short(Option<Errno>),
 }
 
-impl Hands<'_> {
+impl EngineCtx<'_> {
     /// Reads a piece into memory, front to back.
-    fn fill(&self, piece: Piece, into: *mut u8) -> (usize, Ended) {
-        let (kernel, fd) = (self.job.ctx.files.sys(), self.cached_fd());
-        let (len, offset) = (piece.len as usize, self.job.offset + piece.offset);
-        let flags = if piece.presumed { RWF_NOWAIT } else { 0 };
+    fn read_piece(&self, piece: Piece, into: *mut u8) -> (usize, ReadEnd) {
+        let (kernel, fd) = (self.request.ctx.files.sys(), self.cached_fd());
+        let (len, offset) = (piece.len as usize, self.request.offset + piece.offset);
+        let flags = if piece.assumed_cached { RWF_NOWAIT } else { 0 };
         let mut got = 0;
         while got < len {
             // SAFETY: the caller lends `len` bytes at `into`.
@@ -43,26 +43,26 @@ impl Hands<'_> {
                 unsafe { kernel.pread(piece.route, fd, into.wrapping_add(got), len - got, offset + got as u64, flags) };
             match n {
                 // With RWF_NOWAIT a short read says nothing about the end of the file.
-                Ok(0) if piece.presumed => return (got, Ended::NotCached),
-                Ok(0) => return (got, Ended::Short(None)),
-                Ok(n) if piece.presumed && got + n < len => return (got + n, Ended::NotCached),
+                Ok(0) if piece.assumed_cached => return (got, ReadEnd::NotCached),
+                Ok(0) => return (got, ReadEnd::Short(None)),
+                Ok(n) if piece.assumed_cached && got + n < len => return (got + n, ReadEnd::NotCached),
                 Ok(n) => got += n,
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN | Errno::OPNOTSUPP) if piece.presumed => return (got, Ended::NotCached),
-                Err(errno) => return (got, Ended::Short(Some(errno))),
+                Err(Errno::AGAIN | Errno::OPNOTSUPP) if piece.assumed_cached => return (got, ReadEnd::NotCached),
+                Err(errno) => return (got, ReadEnd::Short(Some(errno))),
             }
         }
-        (got, Ended::Full)
+        (got, ReadEnd::Full)
     }
 
     /// The same; `None` if the bytes may be those of another file: the program may have given the descriptor away under its
     /// own read, which the kernel would have gone on serving. Where it means the right file again the piece is read again.
-    fn fill_from_the_file(&self, piece: Piece, into: *mut u8) -> Option<(usize, Ended)> {
-        let (kernel, key) = (self.job.ctx.files.sys(), self.job.file.key());
+    fn fill_from_the_file(&self, piece: Piece, into: *mut u8) -> Option<(usize, ReadEnd)> {
+        let (kernel, key) = (self.request.ctx.files.sys(), self.request.file.key());
         for _ in 0..TRIES {
-            let identity = FdIdentity::of(self.job.fd);
-            let filled = self.fill(piece, into);
-            if !kernel.names(self.job.fd, key) {
+            let identity = FdIdentity::of(self.request.fd);
+            let filled = self.read_piece(piece, into);
+            if !kernel.is_file(self.request.fd, key) {
                 break;
             }
             if identity.is_unchanged() {
@@ -73,64 +73,64 @@ impl Hands<'_> {
     }
 
     /// Reads the piece from the right file after all, through a twin.
-    fn descriptor_went(&mut self, piece: Piece) {
-        if self.job.file.direct.is_ok() && self.job.device().abilities().copies {
-            return self.job.reroute(piece, 0, Route::Direct, Reason::FellBack);
+    fn fd_replaced(&mut self, piece: Piece) {
+        if self.request.file.direct_fd.is_ok() && self.request.device().abilities().copies {
+            return self.request.reroute(piece, 0, Route::Direct, Reason::FellBack);
         }
-        let at = self.job.offset + piece.offset;
-        self.fail(piece, 0, Error::kernel(Errno::BADF, "read", at, piece.len));
+        let at = self.request.offset + piece.offset;
+        self.fail_piece(piece, 0, Error::kernel(Errno::BADF, "read", at, piece.len));
     }
 
     pub(super) fn copy(&mut self, piece: Piece) {
-        let begun = Instant::now();
-        let block = match self.block() {
+        let started = Instant::now();
+        let block = match self.acquire_buffer() {
             Ok(block) => block,
-            Err(e) => return self.fail(piece, 0, self.device_error(e, piece)),
+            Err(e) => return self.fail_piece(piece, 0, self.device_error(e, piece)),
         };
         let Some((got, ended)) = self.fill_from_the_file(piece, block.ptr()) else {
-            self.job.staging.give_back(block);
-            return self.descriptor_went(piece);
+            self.request.staging.release(block);
+            return self.fd_replaced(piece);
         };
         let reason = if block.pinned { piece.reason } else { Reason::NoPinnedMemory };
-        if let Err(error) = self.deliver(piece, block, 0, got) {
-            return self.fail(piece, 0, error);
+        if let Err(error) = self.copy_to_device(piece, block, 0, got) {
+            return self.fail_piece(piece, 0, error);
         }
-        self.count(piece, Route::Copy, reason, got as u64, begun);
-        self.cached_piece_ended(piece, got as u64, ended);
+        self.record(piece, Route::Copy, reason, got as u64, started);
+        self.finish_cached(piece, got as u64, ended);
     }
 
     /// The first half of that, into a block that was lent; the caller does the second half. What did not come, or came from
     /// another file, is copied once more, and that says why.
-    pub(super) fn copy_beside(&mut self, piece: Piece, block: Block) {
-        let begun = Instant::now();
+    pub(super) fn copy_tail(&mut self, piece: Piece, block: BounceBuffer) {
+        let started = Instant::now();
         let len = self.fill_from_the_file(piece, block.ptr()).map_or(0, |(got, _)| got as u64);
-        self.job.hand_in(Filled { piece, block, skip: 0, len, begun });
+        self.request.submit_filled(FilledBuffer { piece, block, skip: 0, len, started });
     }
 
     pub(super) fn store(&mut self, piece: Piece) {
-        let begun = Instant::now();
+        let started = Instant::now();
         let Some((got, ended)) = self.fill_from_the_file(piece, self.address(piece.offset).0 as *mut u8) else {
-            return self.descriptor_went(piece);
+            return self.fd_replaced(piece);
         };
-        self.count(piece, Route::Store, piece.reason, got as u64, begun);
-        self.cached_piece_ended(piece, got as u64, ended);
+        self.record(piece, Route::Store, piece.reason, got as u64, started);
+        self.finish_cached(piece, got as u64, ended);
     }
 
-    fn cached_piece_ended(&mut self, piece: Piece, got: u64, ended: Ended) {
-        match ended {
-            Ended::Full => self.queued.push((piece.offset, piece.len, got, None)),
-            Ended::NotCached => {
+    fn finish_cached(&mut self, piece: Piece, got: u64, end: ReadEnd) {
+        match end {
+            ReadEnd::Full => self.pending.push((piece.offset, piece.len, got, None)),
+            ReadEnd::NotCached => {
                 if got > 0 {
-                    self.queued.push((piece.offset, got, got, None));
+                    self.pending.push((piece.offset, got, got, None));
                 }
-                self.job.look_again(piece.offset + got, piece.len - got);
+                self.request.resurvey(piece.offset + got, piece.len - got);
                 // Of somebody else's file only a keeper can ask.
-                self.job.call_helpers();
+                self.request.wake_workers();
             }
-            Ended::Short(errno) => {
-                let at = self.job.offset + piece.offset + got;
+            ReadEnd::Short(errno) => {
+                let at = self.request.offset + piece.offset + got;
                 let error = errno.map(|e| Error::kernel(e, "read", at, piece.len - got));
-                self.queued.push((piece.offset, piece.len, got, error));
+                self.pending.push((piece.offset, piece.len, got, error));
             }
         }
     }

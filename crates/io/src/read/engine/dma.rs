@@ -18,36 +18,36 @@ use spinio_device::{ErrorKind, Wait};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::PAGE;
 
-use super::{Hands, LONG, Pinned};
+use super::{EngineCtx, LONG_REQUEST, PinnedDma};
 use spinio_transfer::Mapping;
 use crate::read::populate::Chunk;
 use crate::read::work::Piece;
 
 /// Pieces under way: enough that nobody waits for one before the last is registered, or nearly.
-const UNDER_WAY: usize = 16;
+const MAX_IN_FLIGHT: usize = 16;
 
-impl Hands<'_> {
+impl EngineCtx<'_> {
     pub(super) fn dma(&mut self, piece: Piece) {
-        let begun = Instant::now();
-        let fall_back = |hands: &Self| hands.job.reroute(piece, 0, Route::Copy, Reason::PinRefused);
-        let from = self.job.offset + piece.offset;
+        let started = Instant::now();
+        let fall_back = |engine: &Self| engine.request.reroute(piece, 0, Route::Copy, Reason::PinRefused);
+        let from = self.request.offset + piece.offset;
         let first = from / PAGE as u64 * PAGE as u64;
         let len = ((from + piece.len - first) as usize).next_multiple_of(PAGE);
-        let Some(mapping) = self.job.mapping(self.who) else { return fall_back(self) };
-        if self.job.file.pins_refused.load(Relaxed) || first + len as u64 > mapping.len as u64 {
+        let Some(mapping) = self.request.mapping(self.role) else { return fall_back(self) };
+        if self.request.file.pin_refused.load(Relaxed) || first + len as u64 > mapping.len as u64 {
             return fall_back(self);
         }
         let ptr = mapping.ptr.wrapping_add(first as usize);
-        let device = self.job.device();
-        self.fill_tables(&mapping, piece);
-        let pins = &self.job.ctx.files.unpin();
-        pins.give_back_overlap(ptr, len);
+        let device = self.request.device();
+        self.prefault_missing(&mapping, piece);
+        let pins = &self.request.ctx.files.unpin();
+        pins.unpin_overlapping(ptr, len);
         // SAFETY: the mapping lives until the pin is given back: `Pinned` and then `Pins` hold it.
         let pin = || unsafe { device.pin(ptr, len) };
         let pin = match pin() {
             // Pins that only wait to be given back may be what is in the way.
             Err(e) if e.kind == ErrorKind::PinRefused && !pins.is_empty() => {
-                pins.give_back_all();
+                pins.unpin_all();
                 pin()
             }
             first => first,
@@ -56,31 +56,31 @@ impl Hands<'_> {
             Ok(pin) => pin,
             Err(e) => {
                 if e.kind == ErrorKind::Unsupported {
-                    self.job.file.pins_refused.store(true, Relaxed);
+                    self.request.file.pin_refused.store(true, Relaxed);
                 }
                 return fall_back(self);
             }
         };
-        let queued = self.queue(0).and_then(|queue| {
+        let copied = self.stream(0).and_then(|stream| {
             // SAFETY: the pin lives in `self.pinned` until its fence is done.
             unsafe {
-                device.copy_pinned(queue, self.address(piece.offset), &pin, (from - first) as usize, piece.len as usize)
+                device.copy_pinned(stream, self.address(piece.offset), &pin, (from - first) as usize, piece.len as usize)
             }?;
-            device.fence(queue).inspect_err(|_| {
-                let _ = device.drain(queue, Wait::Sleep);
+            device.fence(stream).inspect_err(|_| {
+                let _ = device.drain(stream, Wait::Sleep);
             })
         });
-        match queued {
+        match copied {
             Ok(fence) => {
-                self.pinned.push_back(Pinned { pin, mapping, fence, piece, begun });
-                while self.pinned.len() >= UNDER_WAY {
-                    self.settle_pin();
+                self.pinned.push_back(PinnedDma { pin, mapping, fence, piece, started });
+                while self.pinned.len() >= MAX_IN_FLIGHT {
+                    self.finish_oldest_pin();
                 }
-                if self.job.ctx.files.unpin().is_full() {
+                if self.request.ctx.files.unpin().is_full() {
                     while !self.pinned.is_empty() {
-                        self.settle_pin();
+                        self.finish_oldest_pin();
                     }
-                    self.job.ctx.files.unpin().give_back_all();
+                    self.request.ctx.files.unpin().unpin_all();
                 }
             }
             Err(_) => {
@@ -91,48 +91,48 @@ impl Hands<'_> {
     }
 
     /// What mates have not filled of a piece.
-    fn fill_tables(&self, mapping: &Mapping, piece: Piece) {
-        let (begun, mut bytes) = (Instant::now(), 0);
-        let tables = &self.job.file.tables;
-        for range in self.job.populate.missing(piece.offset..piece.offset + piece.len) {
-            let range = self.job.offset + range.start..self.job.offset + range.end;
-            if !tables.has(mapping, &range) {
+    fn prefault_missing(&self, mapping: &Mapping, piece: Piece) {
+        let (started, mut bytes) = (Instant::now(), 0);
+        let tables = &self.request.file.prefault;
+        for range in self.request.prefault.missing(piece.offset..piece.offset + piece.len) {
+            let range = self.request.offset + range.start..self.request.offset + range.end;
+            if !tables.covers(mapping, &range) {
                 bytes += range.end - range.start;
-                mapping.populate(range);
+                mapping.prefault(range);
             }
         }
-        if tables.took(bytes, begun.elapsed()) && self.job.populate.find_slow() {
-            self.job.fill_tables_ahead();
+        if tables.record(bytes, started.elapsed()) && self.request.prefault.mark_slow() {
+            self.request.start_prefault();
         }
     }
 
     /// What a mate does ahead of that.
-    pub(super) fn populate(&mut self, chunk: &Chunk) {
-        if let Some(mapping) = self.job.mapping(self.who) {
+    pub(super) fn prefault_chunk(&mut self, chunk: &Chunk) {
+        if let Some(mapping) = self.request.mapping(self.role) {
             let (from, to) = (chunk.range.start, chunk.range.end);
-            mapping.populate(self.job.offset + from..self.job.offset + to);
+            mapping.prefault(self.request.offset + from..self.request.offset + to);
         }
-        self.job.populate.filled(chunk);
+        self.request.prefault.mark_done(chunk);
     }
 
     /// Waits for the oldest pin, leaves it to be given back and tells the job.
-    pub(super) fn settle_pin(&mut self) {
+    pub(super) fn finish_oldest_pin(&mut self) {
         let Some(oldest) = self.pinned.front() else { return };
-        let device = self.job.device();
+        let device = self.request.device();
         // A short transfer ends sooner than a sleeper wakes.
-        let how = if self.job.len <= LONG { Wait::Context } else { Wait::Sleep };
-        let waited = device.wait(&oldest.fence, how);
-        let Some(Pinned { pin, mapping, fence, piece, begun }) = self.pinned.pop_front() else { return };
+        let wait = if self.request.len <= LONG_REQUEST { Wait::Context } else { Wait::Sleep };
+        let waited = device.wait(&oldest.fence, wait);
+        let Some(PinnedDma { pin, mapping, fence, piece, started: begun }) = self.pinned.pop_front() else { return };
         device.release_fence(fence);
-        self.job.ctx.files.unpin().retire(device, pin, mapping);
+        self.request.ctx.files.unpin().defer(device, pin, mapping);
         match waited {
             Ok(()) => {
-                self.count(piece, Route::Dma, piece.reason, piece.len, begun);
-                self.job.arrived(piece.offset, piece.len, piece.len, None);
+                self.record(piece, Route::Dma, piece.reason, piece.len, begun);
+                self.request.complete(piece.offset, piece.len, piece.len, None);
             }
             Err(e) => {
                 let error = self.device_error(e, piece);
-                self.job.arrived(piece.offset, piece.len, 0, Some(error));
+                self.request.complete(piece.offset, piece.len, 0, Some(error));
             }
         }
     }

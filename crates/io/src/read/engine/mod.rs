@@ -19,149 +19,149 @@ use spinio_sys::linux::Fd;
 
 use spinio_transfer::Error;
 use spinio_transfer::Mapping;
-use crate::read::job::Job;
+use crate::read::job::ReadRequest;
 use crate::read::window;
-use crate::read::work::{Piece, Who, Work};
-use spinio_transfer::bounce::Block;
+use crate::read::work::{Piece, Role, Work};
+use spinio_transfer::bounce::BounceBuffer;
 
 /// Bytes of a request above which its caller sleeps while it waits, and leaves giving back pins to others.
-pub(crate) const LONG: u64 = 64 << 20;
+pub(crate) const LONG_REQUEST: u64 = 64 << 20;
 
 /// A DMA out of the page cache that is under way.
-struct Pinned {
+struct PinnedDma {
     pin: Pin,
     mapping: Arc<Mapping>,
     fence: Fence,
     piece: Piece,
-    begun: Instant,
+    started: Instant,
 }
 
 /// A thread at work on a job.
-pub(crate) struct Hands<'a> {
-    job: &'a Arc<Job>,
-    who: Who,
+pub(crate) struct EngineCtx<'a> {
+    request: &'a Arc<ReadRequest>,
+    role: Role,
     /// The second one is for blocks while pages are under way: a block is empty sooner if it does not wait behind many.
-    queues: [Option<QueueId>; 2],
+    streams: [Option<QueueId>; 2],
     /// Copies queued, to be told when the queue is drained: offset, length, arrived, error.
-    queued: Vec<(u64, u64, u64, Option<Error>)>,
-    pinned: VecDeque<Pinned>,
+    pending: Vec<(u64, u64, u64, Option<Error>)>,
+    pinned: VecDeque<PinnedDma>,
 }
 
-impl<'a> Hands<'a> {
-    pub(crate) fn new(job: &'a Arc<Job>, who: Who) -> Hands<'a> {
-        Hands { job, who, queues: [None; 2], queued: Vec::new(), pinned: VecDeque::new() }
+impl<'a> EngineCtx<'a> {
+    pub(crate) fn new(request: &'a Arc<ReadRequest>, role: Role) -> EngineCtx<'a> {
+        EngineCtx { request, role, streams: [None; 2], pending: Vec::new(), pinned: VecDeque::new() }
     }
 
     /// Does one thing.
-    pub(crate) fn work(&mut self, work: Work) {
+    pub(crate) fn run_work(&mut self, work: Work) {
         match work {
             Work::Piece(piece) => match piece.route {
                 Route::Copy | Route::Gather => self.copy(piece),
                 Route::Store => self.store(piece),
                 Route::Dma => self.dma(piece),
                 // Keepers get it with a block; nobody else is given one.
-                Route::Direct => self.job.reroute(piece, 0, Route::Copy, Reason::FellBack),
+                Route::Direct => self.request.reroute(piece, 0, Route::Copy, Reason::FellBack),
                 Route::P2p => self.p2p(piece),
             },
-            Work::Window(offset, len, again) => {
-                window::window(self.job, self.who, offset, len, again);
-                self.job.call_helpers();
+            Work::PlanRange(offset, len, recheck) => {
+                window::plan_range(self.request, self.role, offset, len, recheck);
+                self.request.wake_workers();
             }
-            Work::Fill(piece, block) => match piece.route {
+            Work::FillBuffer(piece, block) => match piece.route {
                 Route::Direct => self.direct(piece, block),
-                _ => self.copy_beside(piece, block),
+                _ => self.copy_tail(piece, block),
             },
-            Work::Deliver(filled) => self.deliver_filled(filled),
-            Work::Populate(chunk) => self.populate(&chunk),
+            Work::CopyToDevice(filled) => self.copy_filled(filled),
+            Work::Prefault(chunk) => self.prefault_chunk(&chunk),
         }
     }
 
     /// Waits for everything under way and tells the job.
-    pub(crate) fn settle(&mut self) {
-        if !self.pinned.is_empty() && self.job.len <= LONG {
+    pub(crate) fn drain(&mut self) {
+        if !self.pinned.is_empty() && self.request.len <= LONG_REQUEST {
             // While the last DMA runs there is nothing better to do than to give back what earlier requests pinned.
-            self.job.ctx.files.unpin().give_back_all();
+            self.request.ctx.files.unpin().unpin_all();
         }
         while !self.pinned.is_empty() {
-            self.settle_pin();
+            self.finish_oldest_pin();
         }
-        if self.queues != [None; 2] {
+        if self.streams != [None; 2] {
             let mut drained = Ok(());
-            for queue in std::mem::take(&mut self.queues).into_iter().flatten() {
-                drained = drained.and(self.job.device().drain(queue, Wait::Context));
-                self.job.device().return_queue(queue);
+            for stream in std::mem::take(&mut self.streams).into_iter().flatten() {
+                drained = drained.and(self.request.device().drain(stream, Wait::Context));
+                self.request.device().return_queue(stream);
             }
-            for (offset, len, got, error) in self.queued.drain(..) {
+            for (offset, len, got, error) in self.pending.drain(..) {
                 match drained {
-                    Ok(()) => self.job.arrived(offset, len, got, error),
+                    Ok(()) => self.request.complete(offset, len, got, error),
                     Err(e) => {
-                        let error = Error::device(e, "copy", self.job.offset + offset, len);
-                        self.job.arrived(offset, len, 0, Some(error));
+                        let error = Error::device(e, "copy", self.request.offset + offset, len);
+                        self.request.complete(offset, len, 0, Some(error));
                     }
                 }
             }
         }
-        for (offset, len, got, error) in self.queued.drain(..) {
-            self.job.arrived(offset, len, got, error);
+        for (offset, len, got, error) in self.pending.drain(..) {
+            self.request.complete(offset, len, got, error);
         }
     }
 
     /// A queue of this thread's, ordered behind what the program had queued when the request began.
-    fn queue(&mut self, which: usize) -> Result<QueueId, DeviceError> {
-        if let Some(queue) = self.queues[which] {
-            return Ok(queue);
+    fn stream(&mut self, which: usize) -> Result<QueueId, DeviceError> {
+        if let Some(stream) = self.streams[which] {
+            return Ok(stream);
         }
-        let device = self.job.device();
-        let queue = device.lease_queue()?;
-        if let Some(order) = &self.job.order
-            && let Err(e) = device.follow(queue, order)
+        let device = self.request.device();
+        let stream = device.lease_queue()?;
+        if let Some(order) = &self.request.order
+            && let Err(e) = device.follow(stream, order)
         {
-            device.return_queue(queue);
+            device.return_queue(stream);
             return Err(e);
         }
-        self.queues[which] = Some(queue);
-        Ok(queue)
+        self.streams[which] = Some(stream);
+        Ok(stream)
     }
 
     /// A block to fill. While none is free this thread does what frees one: it may be that its own job holds them.
-    fn block(&mut self) -> Result<Block, DeviceError> {
+    fn acquire_buffer(&mut self) -> Result<BounceBuffer, DeviceError> {
         loop {
-            if let Some(block) = self.job.staging.try_take()? {
+            if let Some(block) = self.request.staging.try_acquire()? {
                 return Ok(block);
             }
-            if let Some(block) = self.job.reclaim() {
+            if let Some(block) = self.request.take_back() {
                 return Ok(block);
             }
-            match self.job.filled() {
-                Some(filled) => self.deliver_filled(filled),
-                None => self.job.staging.wait(),
+            match self.request.take_filled() {
+                Some(filled) => self.copy_filled(filled),
+                None => self.request.staging.wait_for_release(),
             }
         }
     }
 
     /// Queues `len` bytes of a filled block, from `skip` on, for the start of a piece; gives the block up either way.
-    fn deliver(&mut self, piece: Piece, block: Block, skip: usize, len: usize) -> Result<(), Error> {
-        let staging = &self.job.staging;
+    fn copy_to_device(&mut self, piece: Piece, block: BounceBuffer, skip: usize, len: usize) -> Result<(), Error> {
+        let staging = &self.request.staging;
         if len == 0 {
-            staging.give_back(block);
+            staging.release(block);
             return Ok(());
         }
-        let queued = self.queue(usize::from(!self.pinned.is_empty())).and_then(|queue| {
+        let copied = self.stream(usize::from(!self.pinned.is_empty())).and_then(|stream| {
             // SAFETY: the block is retired behind the copy and not lent before it is done; the request's bytes lie
             // inside the allocation.
             let copied = unsafe {
                 let from = block.ptr().wrapping_add(skip);
-                self.job.device().copy_in(queue, self.address(piece.offset), from, len)
+                self.request.device().copy_in(stream, self.address(piece.offset), from, len)
             };
-            copied.map(|()| queue)
+            copied.map(|()| stream)
         });
-        match queued {
-            Ok(queue) => {
-                staging.retire(block, queue);
+        match copied {
+            Ok(stream) => {
+                staging.release_after(block, stream);
                 Ok(())
             }
             Err(e) => {
-                staging.give_back(block);
+                staging.release(block);
                 Err(self.device_error(e, piece))
             }
         }
@@ -169,34 +169,34 @@ impl<'a> Hands<'a> {
 
     /// The descriptor to read through the page cache with.
     fn cached_fd(&self) -> Fd {
-        match self.who {
-            Who::Caller | Who::Mate | Who::Beside => self.job.fd,
-            Who::Keeper => self.job.file.cached.get(),
+        match self.role {
+            Role::Caller | Role::CopyWorker | Role::TailCopier => self.request.fd,
+            Role::ShadowWorker => self.request.file.cached.get(),
         }
     }
 
     fn address(&self, offset: u64) -> DeviceAddr {
-        self.job.to.addr.offset(offset)
+        self.request.dest.addr.offset(offset)
     }
 
     /// Ends a piece that could not be moved by any route.
-    fn fail(&mut self, piece: Piece, got: u64, error: Error) {
-        self.queued.push((piece.offset, piece.len, got, Some(error)));
+    fn fail_piece(&mut self, piece: Piece, got: u64, error: Error) {
+        self.pending.push((piece.offset, piece.len, got, Some(error)));
     }
 
     /// The first `bytes` of a piece have moved.
-    fn count(&self, piece: Piece, route: Route, reason: Reason, bytes: u64, begun: Instant) {
-        self.job.ctx.files.stats().piece(&self.job.watch, route, reason, piece.offset, bytes, begun);
+    fn record(&self, piece: Piece, route: Route, reason: Reason, bytes: u64, begun: Instant) {
+        self.request.ctx.files.stats().record_piece(&self.request.span, route, reason, piece.offset, bytes, begun);
     }
 
     fn device_error(&self, source: DeviceError, piece: Piece) -> Error {
-        Error::device(source, "copy", self.job.offset + piece.offset, piece.len)
+        Error::device(source, "copy", self.request.offset + piece.offset, piece.len)
     }
 }
 
-impl Drop for Hands<'_> {
+impl Drop for EngineCtx<'_> {
     fn drop(&mut self) {
         // Only after a panic there is anything: copies that may still be stored, pages that may still be read.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.settle()));
+        let _ = catch_unwind(AssertUnwindSafe(|| self.drain()));
     }
 }

@@ -16,29 +16,29 @@ use std::time::Instant;
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 
-use super::Hands;
-use spinio_files::Verdict;
-use crate::read::work::{Filled, Piece};
+use super::EngineCtx;
+use spinio_files::P2pTrust;
+use crate::read::work::{FilledBuffer, Piece};
 use crate::ctx::cache_route;
-use spinio_transfer::bounce::Block;
+use spinio_transfer::bounce::BounceBuffer;
 
-impl Hands<'_> {
-    pub(super) fn direct(&mut self, piece: Piece, block: Block) {
-        let begun = Instant::now();
-        let Ok(twin) = &self.job.file.direct else {
-            return self.job.hand_in(Filled { piece, block, skip: 0, len: 0, begun });
+impl EngineCtx<'_> {
+    pub(super) fn direct(&mut self, piece: Piece, block: BounceBuffer) {
+        let started = Instant::now();
+        let Ok(shadow) = &self.request.file.direct_fd else {
+            return self.request.submit_filled(FilledBuffer { piece, block, skip: 0, len: 0, started });
         };
-        let unit = u64::from(self.job.file.align.offset);
-        let from = self.job.offset + piece.offset;
+        let unit = u64::from(self.request.file.direct_align.offset);
+        let from = self.request.offset + piece.offset;
         let first = from / unit * unit;
         let wanted = (from + piece.len).next_multiple_of(unit) - first;
         let mut got = 0;
         while got < wanted {
             // SAFETY: pieces end at block boundaries of the file, so the aligned range fits the block.
             let n = unsafe {
-                self.job.ctx.files.sys().pread(
+                self.request.ctx.files.sys().pread(
                     Route::Direct,
-                    twin.get(),
+                    shadow.get(),
                     block.ptr().wrapping_add(got as usize),
                     (wanted - got) as usize,
                     first + got,
@@ -57,70 +57,70 @@ impl Hands<'_> {
                 Err(_) => break,
             }
         }
-        let arrived = got.saturating_sub(from - first).min(piece.len);
-        self.job.hand_in(Filled { piece, block, skip: (from - first) as usize, len: arrived, begun });
+        let filled_len = got.saturating_sub(from - first).min(piece.len);
+        self.request.submit_filled(FilledBuffer { piece, block, skip: (from - first) as usize, len: filled_len, started });
     }
 
     /// Queues what a helper without a device read; what it could not read takes the page cache.
-    pub(super) fn deliver_filled(&mut self, filled: Filled) {
-        let Filled { piece, block, skip, len, begun } = filled;
+    pub(super) fn copy_filled(&mut self, filled: FilledBuffer) {
+        let FilledBuffer { piece, block, skip, len, started: begun } = filled;
         let copied = piece.route == Route::Copy && !block.pinned;
         let reason = if copied { Reason::NoPinnedMemory } else { piece.reason };
-        let delivered = self.deliver(piece, block, skip, len as usize);
-        self.job.block_gone();
+        let delivered = self.copy_to_device(piece, block, skip, len as usize);
+        self.request.buffer_returned();
         if let Err(error) = delivered {
-            return self.fail(piece, 0, error);
+            return self.fail_piece(piece, 0, error);
         }
         if len > 0 {
-            self.count(piece, piece.route, reason, len, begun);
-            self.queued.push((piece.offset, len, len, None));
+            self.record(piece, piece.route, reason, len, begun);
+            self.pending.push((piece.offset, len, len, None));
         }
         if len < piece.len {
-            self.job.reroute(piece, len, Route::Copy, Reason::FellBack);
+            self.request.reroute(piece, len, Route::Copy, Reason::FellBack);
         }
     }
 
     pub(super) fn p2p(&mut self, piece: Piece) {
-        let begun = Instant::now();
-        let Ok(twin) = &self.job.file.direct else {
-            return self.job.reroute(piece, 0, cache_route(self.job.to), Reason::NoDirectIo);
+        let started = Instant::now();
+        let Ok(shadow) = &self.request.file.direct_fd else {
+            return self.request.reroute(piece, 0, cache_route(self.request.dest), Reason::NoDirectIo);
         };
-        let from = self.job.offset + piece.offset;
+        let from = self.request.offset + piece.offset;
         // SAFETY: the range is device memory inside the target's allocation.
         let read = unsafe {
-            self.job.ctx.files.sys().pread(
+            self.request.ctx.files.sys().pread(
                 Route::P2p,
-                twin.get(),
+                shadow.get(),
                 self.address(piece.offset).0 as *mut u8,
                 piece.len as usize,
                 from,
                 0,
             )
         };
-        let cached = cache_route(self.job.to);
+        let cached = cache_route(self.request.dest);
         match read {
             Ok(n) if n as u64 >= piece.len => {
-                self.count(piece, Route::P2p, piece.reason, piece.len, begun);
-                self.job.arrived(piece.offset, piece.len, piece.len, None);
+                self.record(piece, Route::P2p, piece.reason, piece.len, started);
+                self.request.complete(piece.offset, piece.len, piece.len, None);
             }
             // Short: how much of the rest was written cannot be known, so all of it is read again.
             Ok(n) => {
                 let n = (n as u64) / 512 * 512;
                 if n > 0 {
-                    self.count(piece, Route::P2p, piece.reason, n, begun);
-                    self.job.arrived(piece.offset, n, n, None);
+                    self.record(piece, Route::P2p, piece.reason, n, started);
+                    self.request.complete(piece.offset, n, n, None);
                 }
-                self.job.reroute(piece, n, cached, Reason::FellBack);
+                self.request.reroute(piece, n, cached, Reason::FellBack);
             }
             Err(errno) => {
                 let reason = match errno {
                     Errno::REMOTEIO | Errno::INVAL => {
-                        self.job.ctx.files.p2p.set(self.job.file.storage, self.job.device(), Verdict::Unreachable);
+                        self.request.ctx.files.p2p.set(self.request.file.storage, self.request.device(), P2pTrust::Unreachable);
                         Reason::P2pUnreachable
                     }
                     _ => Reason::FellBack,
                 };
-                self.job.reroute(piece, 0, cached, reason);
+                self.request.reroute(piece, 0, cached, reason);
             }
         }
     }

@@ -8,151 +8,151 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Job, LENT};
+use super::{ReadRequest, MAX_LENT};
 use spinio_transfer::Error;
 use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
 use spinio_host::pool::Task;
 use spinio_host::lock;
 use crate::read::beside;
-use crate::read::engine::Hands;
-use crate::read::work::{Filled, Queues, Who};
-use spinio_transfer::bounce::Block;
+use crate::read::engine::EngineCtx;
+use crate::read::work::{FilledBuffer, WorkQueues, Role};
+use spinio_transfer::bounce::BounceBuffer;
 
-impl Job {
+impl ReadRequest {
     /// How many mates would find something to copy, to look at or to make ready, beside the caller.
-    fn mates_wanted(&self) -> usize {
+    fn copy_workers_needed(&self) -> usize {
         let queues = lock(&self.queues);
-        let windows = if self.may_survey() { queues.windows.iter().map(|w| w.1).sum() } else { 0 };
-        let bytes = queues.cache.iter().map(|p| p.len).sum::<u64>() + windows;
-        (bytes.div_ceil(self.copy_piece) as usize).saturating_sub(1).max(self.populate.mates(&queues.dma))
+        let range_bytes = if self.can_survey() { queues.ranges.iter().map(|w| w.1).sum() } else { 0 };
+        let bytes = queues.cache.iter().map(|p| p.len).sum::<u64>() + range_bytes;
+        (bytes.div_ceil(self.copy_piece) as usize).saturating_sub(1).max(self.prefault.useful_workers(&queues.dma))
     }
 
     /// Lends blocks to helpers without a device, as long as there is something to fill them with, and calls them. The first
     /// for storage is waited for.
-    pub(super) fn provide(self: &Arc<Self>) -> Result<(), Error> {
+    pub(super) fn lend_buffers(self: &Arc<Self>) -> Result<(), Error> {
         loop {
-            let (lent, direct, beside) = {
+            let (lent_out, direct, tail) = {
                 let queues = lock(&self.queues);
-                let left = LENT - queues.lent.min(LENT);
-                let direct = queues.empty.len() < queues.direct_pieces(self.direct_piece).min(left);
-                (queues.lent, direct, queues.lent < beside::blocks(self.len) && self.is_beside(&queues))
+                let can_lend = MAX_LENT - queues.lent_out.min(MAX_LENT);
+                let direct = queues.empty.len() < queues.direct_pieces(self.direct_piece).min(can_lend);
+                (queues.lent_out, direct, queues.lent_out < beside::max_buffers(self.len) && self.wants_tail_copy(&queues))
             };
-            let block = match (direct, beside) {
-                (true, _) if lent == 0 => Some(self.staging.take()),
-                (true, _) => self.staging.try_take_warm().transpose(),
+            let block = match (direct, tail) {
+                (true, _) if lent_out == 0 => Some(self.staging.acquire()),
+                (true, _) => self.staging.try_acquire_warm().transpose(),
                 // A helper that gets none is missed by nobody.
-                (false, true) => self.staging.try_take_within(beside::RING).unwrap_or(None).map(Ok),
+                (false, true) => self.staging.try_acquire_within(beside::POOL_LIMIT).unwrap_or(None).map(Ok),
                 (false, false) => None,
             };
             let Some(block) = block else { break };
             let block = block.map_err(|e| Error::device(e, "read", self.offset, self.len))?;
             let mut queues = lock(&self.queues);
-            queues.lent += 1;
+            queues.lent_out += 1;
             queues.empty.push(block);
         }
-        self.call_keepers();
-        self.call_beside();
+        self.wake_shadow();
+        self.wake_tail_copier();
         Ok(())
     }
 
     /// Filling page tables takes long: that is more worth to the caller than what is copied beside him.
-    pub(crate) fn fill_tables_ahead(self: &Arc<Self>) {
-        if self.ctx.files.workers().threads() < 4 {
-            self.beside.store(false, Relaxed);
+    pub(crate) fn start_prefault(self: &Arc<Self>) {
+        if self.ctx.files.workers().copy_threads() < 4 {
+            self.tail_copy.store(false, Relaxed);
         }
-        self.call_helpers();
+        self.wake_workers();
     }
 
     /// Whether somebody may copy beside the caller now. Callers that work side by side keep the processors busy by themselves.
-    fn is_beside(&self, queues: &Queues) -> bool {
-        self.beside.load(Relaxed) && beside::is_worth(&queues.dma) && self.ctx.files.unpin().requests() <= 1
+    fn wants_tail_copy(&self, queues: &WorkQueues) -> bool {
+        self.tail_copy.load(Relaxed) && beside::has_tail(&queues.dma) && self.ctx.files.unpin().in_flight() <= 1
     }
 
-    fn call_beside(self: &Arc<Self>) {
-        let wanted = {
+    fn wake_tail_copier(self: &Arc<Self>) {
+        let start = {
             let mut queues = lock(&self.queues);
-            let wanted = !queues.beside && !queues.empty.is_empty() && self.is_beside(&queues);
-            queues.beside |= wanted;
+            let wanted = !queues.tail_copier && !queues.empty.is_empty() && self.wants_tail_copy(&queues);
+            queues.tail_copier |= wanted;
             wanted
         };
-        if wanted && let Some(crew) = self.ctx.files.workers().copy() {
-            crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Beside }), 1);
+        if start && let Some(crew) = self.ctx.files.workers().copy() {
+            crew.submit(Arc::new(WorkerTask { request: Arc::clone(self), role: Role::TailCopier }), 1);
         }
     }
 
     /// Takes an empty block back from the keepers.
-    pub(crate) fn reclaim(&self) -> Option<Block> {
+    pub(crate) fn take_back(&self) -> Option<BounceBuffer> {
         let mut queues = lock(&self.queues);
         let block = queues.empty.pop()?;
-        queues.lent -= 1;
+        queues.lent_out -= 1;
         Some(block)
     }
 
     /// A block that a keeper filled.
-    pub(crate) fn filled(&self) -> Option<Filled> {
+    pub(crate) fn take_filled(&self) -> Option<FilledBuffer> {
         lock(&self.queues).filled.pop_front()
     }
 
     /// A keeper filled a block.
-    pub(crate) fn hand_in(&self, filled: Filled) {
+    pub(crate) fn submit_filled(&self, filled: FilledBuffer) {
         lock(&self.queues).filled.push_back(filled);
-        self.stir();
+        self.notify_caller();
     }
 
     /// A lent block has left for the ring.
-    pub(crate) fn block_gone(&self) {
+    pub(crate) fn buffer_returned(&self) {
         let mut queues = lock(&self.queues);
-        queues.lent -= 1;
+        queues.lent_out -= 1;
         let starved = queues.is_starved();
         drop(queues);
         if starved {
-            self.stir();
+            self.notify_caller();
         }
     }
 
     /// Calls the helpers that can be of use now.
-    pub(crate) fn call_helpers(self: &Arc<Self>) {
-        self.call_keepers();
+    pub(crate) fn wake_workers(self: &Arc<Self>) {
+        self.wake_shadow();
         // Callers that work side by side keep the processors busy by themselves.
-        let crowded = self.ctx.files.unpin().requests() > self.ctx.files.workers().threads();
-        let free = if crowded || !self.seen { 0 } else { self.ctx.files.workers().threads() - 1 };
-        let mates = self.mates_wanted().min(free);
-        if mates > 0
+        let busy = self.ctx.files.unpin().in_flight() > self.ctx.files.workers().copy_threads();
+        let free = if busy || !self.workers_share_fd { 0 } else { self.ctx.files.workers().copy_threads() - 1 };
+        let needed = self.copy_workers_needed().min(free);
+        if needed > 0
             && let Some(crew) = self.ctx.files.workers().copy()
         {
-            crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Mate }), mates);
+            crew.submit(Arc::new(WorkerTask { request: Arc::clone(self), role: Role::CopyWorker }), needed);
         }
     }
 
-    fn call_keepers(self: &Arc<Self>) {
+    fn wake_shadow(self: &Arc<Self>) {
         let more = {
             let mut queues = lock(&self.queues);
-            let wanted = queues.keepers_wanted(self.direct_piece, !self.may_survey()).min(KEEPERS);
-            let more = wanted.saturating_sub(queues.keepers);
-            queues.keepers += more;
+            let wanted = queues.shadow_workers_needed(self.direct_piece, !self.can_survey()).min(KEEPERS);
+            let more = wanted.saturating_sub(queues.shadow_workers);
+            queues.shadow_workers += more;
             more
         };
         if more > 0
             && let Some(crew) = self.ctx.files.shadow_workers()
         {
-            crew.post(Arc::new(Helping { job: Arc::clone(self), who: Who::Keeper }), more);
+            crew.submit(Arc::new(WorkerTask { request: Arc::clone(self), role: Role::ShadowWorker }), more);
         }
     }
 }
 
 /// A helper's part in a job.
-struct Helping {
-    job: Arc<Job>,
-    who: Who,
+struct WorkerTask {
+    request: Arc<ReadRequest>,
+    role: Role,
 }
 
-impl Task for Helping {
-    fn help(&self) {
-        let Some(_inside) = self.job.gate.enter() else { return };
-        let mut hands = Hands::new(&self.job, self.who);
-        while let Some(work) = self.job.take(self.who) {
-            hands.work(work);
+impl Task for WorkerTask {
+    fn execute(&self) {
+        let Some(_scope) = self.request.scope.enter() else { return };
+        let mut engine = EngineCtx::new(&self.request, self.role);
+        while let Some(work) = self.request.next_work(self.role) {
+            engine.run_work(work);
         }
-        hands.settle();
+        engine.drain();
     }
 }

@@ -7,12 +7,12 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::{WIDTH, folder, in_one_piece, leaked, same};
-use spinio_io::kernel::{Kernel, Linux};
+use spinio_io::kernel::{Syscalls, LinuxSyscalls};
 use spinio_nvmmu::Direction::Download;
 use spinio_nvmmu::{ErrorKind, Promise, Session};
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_testkit::await_alone;
+use spinio_testkit::wait_exclusive;
 
 use crate::common::{Buffer, bytes};
 
@@ -31,17 +31,17 @@ thread_local! {
     static ASKED: Cell<bool> = const { Cell::new(false) };
 }
 
-impl Kernel for Watchful {
+impl Syscalls for Watchful {
     fn has_write_lease(&self, fd: i32) -> bool {
         let mut left = self.left.lock().unwrap();
-        let there = Linux.has_write_lease(fd) && *left != Some(0);
+        let there = LinuxSyscalls.has_write_lease(fd) && *left != Some(0);
         *left = left.map(|n| n.saturating_sub(1));
         ASKED.set(there);
         there
     }
 
     fn lease_break_time(&self) -> Option<u64> {
-        if self.by_force { Some(0) } else { Linux.lease_break_time() }
+        if self.by_force { Some(0) } else { LinuxSyscalls.lease_break_time() }
     }
 
     unsafe fn pwritev(
@@ -57,7 +57,7 @@ impl Kernel for Watchful {
             self.unasked.fetch_add(usize::from(!ASKED.replace(false)), Relaxed);
         }
         // SAFETY: passed on to the caller.
-        unsafe { Linux.pwritev(route, fd, vectors, at, flags) }
+        unsafe { LinuxSyscalls.pwritev(route, fd, vectors, at, flags) }
     }
 }
 
@@ -67,7 +67,7 @@ fn a_lease_that_goes_between_two_requests_ends_the_writing_of_neighbours() {
     const STRIPES: u64 = 8;
     for times in [0, 1, 4, 100] {
         let Some(path) = in_one_piece(folder.path(), (STRIPES + 2) as usize * WIDTH as usize) else { return };
-        await_alone(&path).unwrap();
+        wait_exclusive(&path).unwrap();
         let kernel: &Watchful = Box::leak(Box::default());
         let device = Buffer::holding(&bytes(9000, 6));
         let mut session = Session::begin_as_if_striped(leaked(kernel), &path, WIDTH, 8192).unwrap();

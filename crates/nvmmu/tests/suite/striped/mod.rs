@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use spinio_io::kernel::{Kernel, Linux};
+use spinio_io::kernel::{Syscalls, LinuxSyscalls};
 use spinio_io::{Runtime, Settings};
 use spinio_nvmmu::Direction::Download;
 use spinio_nvmmu::{Promise, Session};
 use spinio_plan::Route;
 use spinio_sys::{Errno, linux};
-use spinio_testkit::{await_alone, place};
+use spinio_testkit::{wait_exclusive, place};
 
 use crate::common::{Buffer, FileSizeLimit, bytes, runtime};
 
@@ -26,7 +26,7 @@ fn folder() -> Option<tempfile::TempDir> {
     let folder = tempfile::Builder::new().prefix("nvmmu-").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let probe = folder.path().join("probe");
     File::create(&probe).unwrap();
-    if let Err(why) = await_alone(&probe) {
+    if let Err(why) = wait_exclusive(&probe) {
         eprintln!("skipped: no leases in {}: {why}", folder.path().display());
         return None;
     }
@@ -50,7 +50,7 @@ fn begin(path: &Path) -> Session {
 
 /// As [`begin`], once no child of another test has the file open.
 fn begin_alone(path: &Path) -> Session {
-    await_alone(path).unwrap();
+    wait_exclusive(path).unwrap();
     begin(path)
 }
 
@@ -109,7 +109,7 @@ fn same(path: &Path, model: &[u8], when: &str) {
     assert!(first.is_none(), "{when}: bytes {first:?} to {last:?} differ");
 }
 
-fn leaked(kernel: &'static dyn Kernel) -> &'static Runtime {
+fn leaked(kernel: &'static dyn Syscalls) -> &'static Runtime {
     Box::leak(Box::new(Runtime::with_kernel(Settings::default(), kernel)))
 }
 
@@ -181,7 +181,7 @@ fn neighbours_are_left_alone_where_others_have_the_file_open() {
     let device = Buffer::holding(&bytes(9000, 6));
     let at = 4 * WIDTH + 5;
     for opened_later in [false, true] {
-        await_alone(&path).unwrap();
+        wait_exclusive(&path).unwrap();
         let reader = if opened_later { None } else { Some(File::open(&path).unwrap()) };
         let mut session = begin(&path);
         session.expect(at, 9000);
@@ -278,7 +278,7 @@ fn a_stripe_that_does_not_go_in_whole_is_written_as_it_comes() {
 #[test]
 fn a_disk_with_little_room_keeps_it_for_others() {
     const MIB: u64 = 1 << 20;
-    let place = match place::small("ext4", 96 * MIB) {
+    let place = match place::create_small("ext4", 96 * MIB) {
         Ok(place) => place,
         Err(why) => return eprintln!("skipped: {why}"),
     };
@@ -323,8 +323,8 @@ fn a_disk_with_little_room_keeps_it_for_others() {
 }
 
 /// A file system of our own, where files lie as they are laid: in one piece, from a place that is known.
-fn fresh() -> Option<place::Place> {
-    match place::small("ext4", 160 << 20) {
+fn fresh() -> Option<place::MountFixture> {
+    match place::create_small("ext4", 160 << 20) {
         Ok(place) => Some(place),
         Err(why) => {
             eprintln!("skipped: {why}");
@@ -343,7 +343,7 @@ fn a_long_output_is_written_in_whole_stripes_all_along() {
     for other in [false, true] {
         let _ = fs::remove_file(&path);
         File::create(&path).unwrap();
-        await_alone(&path).unwrap();
+        wait_exclusive(&path).unwrap();
         let reader = other.then(|| File::open(&path).unwrap());
         let mut session = begin(&path);
         for at in (0..source.len() as u64).step_by(1 << 20) {
@@ -409,7 +409,7 @@ struct NotDirectly {
     refused: AtomicUsize,
 }
 
-impl Kernel for NotDirectly {
+impl Syscalls for NotDirectly {
     unsafe fn pwritev(
         &self,
         route: Route,
@@ -423,7 +423,7 @@ impl Kernel for NotDirectly {
             return Err(Errno::IO);
         }
         // SAFETY: passed on to the caller.
-        unsafe { Linux.pwritev(route, fd, vectors, at, flags) }
+        unsafe { LinuxSyscalls.pwritev(route, fd, vectors, at, flags) }
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use spinio_device::Device;
 use spinio_host::Settings;
-use spinio_host::pool::{Crew, Tidy, Workers};
-use spinio_host::syscalls::Kernel;
+use spinio_host::pool::{WorkerPool, IdleTask, Workers};
+use spinio_host::syscalls::Syscalls;
 use spinio_plan::Reason;
 use spinio_plan::geometry::Stack;
 use spinio_stats::Stats;
@@ -17,65 +17,65 @@ use spinio_sys::linux::{Advice, Fd, FileKind, Stat};
 
 use spinio_transfer::DeferredUnpin;
 
-use crate::block_stack::Stacks;
-use crate::cost::{Known, Models};
+use crate::block_stack::BlockStackCache;
+use crate::cost::{CostEntry, CostModels};
 use crate::ctx::FilesCtx;
-use crate::lease_watcher::Leases;
-use crate::p2p_trust::P2pTrust;
-use crate::readahead::ReadAhead;
+use crate::lease_watcher::WriteLeases;
+use crate::p2p_trust::P2pTrustMap;
+use crate::readahead::ReadaheadCache;
 use crate::shadow_file::ShadowFiles;
-use crate::state::File;
-use crate::streams::Streams;
-use crate::table::Files;
+use crate::state::FileState;
+use crate::streams::SequentialDetector;
+use crate::table::FileTable;
 
 /// The state beside files, of one runtime.
-pub struct FileTable {
+pub struct Files {
     /// The host.
     pub ctx: Arc<FilesCtx>,
     /// The files that are remembered.
-    pub kept: Arc<Files>,
+    pub kept: Arc<FileTable>,
     /// Which descriptors read in sequence.
-    pub streams: Arc<Streams>,
+    pub streams: Arc<SequentialDetector>,
     /// What reads brought into the page cache.
-    pub ahead: Arc<ReadAhead>,
+    pub ahead: Arc<ReadaheadCache>,
     /// What each route costs.
-    pub models: Models,
+    pub models: CostModels,
     /// Where storage may DMA into devices.
-    pub p2p: P2pTrust,
+    pub p2p: P2pTrustMap,
     /// Files that SPIN opened itself.
     pub shadow: Arc<ShadowFiles>,
     nonce: AtomicU64,
 }
 
 /// What idle shadow workers do: let files go.
-struct FileReaper(Weak<Files>);
+struct FileReaper(Weak<FileTable>);
 
-impl Tidy for FileReaper {
-    fn nap(&self) -> Option<Duration> {
+impl IdleTask for FileReaper {
+    fn sleep_timeout(&self) -> Option<Duration> {
         let kept = self.0.upgrade()?;
         (!kept.is_empty()).then_some(Duration::from_secs(1))
     }
 
-    fn tidy(&self) {
+    fn reap_idle(&self) {
         if let Some(kept) = self.0.upgrade() {
             kept.tidy();
         }
     }
 }
 
-impl FileTable {
+impl Files {
     /// Nothing is remembered yet.
-    pub fn new(ctx: Arc<FilesCtx>, settings: &Settings) -> FileTable {
-        let (kept, streams) = (Arc::<Files>::default(), Arc::new(Streams::new(settings)));
+    pub fn new(ctx: Arc<FilesCtx>, settings: &Settings) -> Files {
+        let (kept, streams) = (Arc::<FileTable>::default(), Arc::new(SequentialDetector::new(settings)));
         ctx.workers.set_shadow_idle(FileReaper(Arc::downgrade(&kept)));
-        FileTable {
-            ahead: ReadAhead::new(settings, &ctx, &kept, &streams),
-            models: Models::new(settings),
-            p2p: P2pTrust::default(),
+        Files {
+            ahead: ReadaheadCache::new(settings, &ctx, &kept, &streams),
+            models: CostModels::new(settings),
+            p2p: P2pTrustMap::default(),
             shadow: Arc::new(ShadowFiles {
                 ctx: Arc::clone(&ctx),
                 kept: Arc::clone(&kept),
-                leases: Arc::<Leases>::default(),
+                leases: Arc::<WriteLeases>::default(),
             }),
             ctx,
             kept,
@@ -85,7 +85,7 @@ impl FileTable {
     }
 
     /// The system calls.
-    pub fn sys(&self) -> &'static dyn Kernel {
+    pub fn sys(&self) -> &'static dyn Syscalls {
         self.ctx.sys
     }
 
@@ -95,7 +95,7 @@ impl FileTable {
     }
 
     /// The threads with the shadow table.
-    pub fn shadow_workers(&self) -> Option<&Crew> {
+    pub fn shadow_workers(&self) -> Option<&WorkerPool> {
         self.ctx.workers.shadow()
     }
 
@@ -110,14 +110,14 @@ impl FileTable {
     }
 
     /// The file behind a descriptor of the calling thread; the reason if it cannot be opened again.
-    pub fn get(&self, fd: Fd, stat: Stat) -> Result<Arc<File>, Reason> {
-        let crew = self.ctx.workers.shadow().ok_or(Reason::NoHelpers)?;
-        self.kept.get(self.ctx.sys, crew, fd, stat)
+    pub fn get(&self, fd: Fd, stat: Stat) -> Result<Arc<FileState>, Reason> {
+        let workers = self.ctx.workers.shadow().ok_or(Reason::NoHelpers)?;
+        self.kept.get(self.ctx.sys, workers, fd, stat)
     }
 
     /// What each route costs for a file and a device. On the program's thread, which may ask the device for its name.
-    pub fn costs(&self, file: &File, device: &'static dyn Device) -> Arc<Known> {
-        self.models.of(&self.ctx, file, device)
+    pub fn costs(&self, file: &FileState, device: &'static dyn Device) -> Arc<CostEntry> {
+        self.models.get(&self.ctx, file, device)
     }
 
     /// Another number at every call, so that two surveys probe different places.
@@ -134,7 +134,7 @@ impl FileTable {
 
     /// What follows from advice about a range for what is kept beside the file.
     pub fn advised(&self, stat: Stat, range: Range<u64>, advice: Advice) {
-        self.ahead.advised(stat, range, advice);
+        self.ahead.on_advice(stat, range, advice);
     }
 
     /// The block devices under what `fd` names: a file, a directory or a device.
@@ -144,13 +144,13 @@ impl FileTable {
         if stat.kind != FileKind::Stream
             && let Ok(file) = self.get(fd, stat)
         {
-            return Ok(Arc::clone(file.geometry()));
+            return Ok(Arc::clone(file.block_stack()));
         }
-        Ok(Stacks::default().of(sys, fd, stat, sys.file_system(fd).unwrap_or(0)))
+        Ok(BlockStackCache::default().get(sys, fd, stat, sys.file_system(fd).unwrap_or(0)))
     }
 }
 
-impl Drop for FileTable {
+impl Drop for Files {
     fn drop(&mut self) {
         // What a file has done before its descriptor is closed leads back to the read-ahead set, and from there here.
         self.kept.forget_all();
