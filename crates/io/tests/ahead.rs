@@ -496,7 +496,7 @@ fn nonsequential_reads_do_not_extend_readahead() {
     assert_eq!(kernel.calls(Call::TriggerReadahead), 0);
     drop(runtime);
     for cache in [CachePolicy::Keep, CachePolicy::Drop] {
-        assert_eq!(touches_of(Settings { readahead_keep, ..settings() }, Advice::Normal, false), 0, "{cache:?}");
+        assert_eq!(touches_of(Settings { readahead_keep: cache, ..settings() }, Advice::Normal, false), 0, "{cache:?}");
     }
     assert_eq!(touches_of(Settings { readahead_pages: 16, ..settings() }, Advice::Normal, false), 0, "no room in the set");
     // Advice in the middle of a stream counts at once.
