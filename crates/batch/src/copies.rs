@@ -189,7 +189,7 @@ impl CopyEngine {
     fn copy_one(&self, at: usize, sinks: &mut SinkSet) {
         let fragment = &self.fragments[at];
         let fd = self.work.sources[fragment.source as usize].fd;
-        if fragment.sink == HOST_SINK || !self.work.sinks[fragment.sink as usize].device.abilities().copies {
+        if fragment.sink == HOST_SINK || !self.work.sinks[fragment.sink as usize].device.capabilities().has_dma_engine {
             let started = Instant::now();
             // SAFETY: host-mapped memory inside its allocation, or memory of the host for the kernel to judge.
             let got = unsafe { self.read_fragment(fd, fragment, fragment.dest as *mut u8, Route::Store) };

@@ -55,7 +55,7 @@ struct GroupStats {
 impl GroupStats {
     /// So many more, of so many bytes, between a first one and an end.
     fn add(&mut self, ops: usize, (bytes, first, end): (u64, u64, u64)) {
-        self.density.pieces += ops as u64;
+        self.density.ops += ops as u64;
         self.density.bytes += bytes;
         self.first = self.first.min(first);
         self.end = self.end.max(end);
@@ -73,7 +73,7 @@ struct Buckets {
 
 /// Bytes of a part, as a power of two.
 fn part_shift(device: &dyn Device) -> u32 {
-    MAX_PART.min(device.abilities().max_pin).max(PAGE as u64).ilog2()
+    MAX_PART.min(device.capabilities().max_pin).max(PAGE as u64).ilog2()
 }
 
 /// Brings the items into the order in which they are taken.
@@ -87,9 +87,9 @@ pub(crate) fn partition(work: &BatchState, items: &mut Vec<Fragment>) -> Partiti
     let stats = collect_stats(work, items, group_of);
     let mut buckets: Vec<Option<Buckets>> = vec![None; stats.len()];
     let (mut used, mut floor) = (0, 0);
-    for strategy in [Means::Register, Means::Both] {
+    for strategy in [Means::Register, Means::Hybrid] {
         for (which, stats) in stats.iter().enumerate() {
-            if stats.density.pieces == 0 || !may_register(work, which, sink_count) || stats.density.means() != strategy {
+            if stats.density.ops == 0 || !may_register(work, which, sink_count) || stats.density.strategy() != strategy {
                 continue;
             }
             let shift = part_shift(work.sinks[which % sink_count].device);
@@ -97,7 +97,7 @@ pub(crate) fn partition(work: &BatchState, items: &mut Vec<Fragment>) -> Partiti
             buckets[which] = Some(Buckets { first_bucket: used, first, shift });
             used += (last - first) as usize + 1;
             if strategy == Means::Register {
-                floor += stats.density.pieces as usize;
+                floor += stats.density.ops as usize;
             }
         }
     }
@@ -128,7 +128,7 @@ fn collect_stats(work: &BatchState, items: &[Fragment], group_of: impl Fn(&Fragm
     let mut all = Vec::with_capacity(work.sources.len() * work.sinks.len());
     for _ in &work.sources {
         for outlet in &work.sinks {
-            let density = Crowd { pieces: 0, bytes: 0, span: 0, part: 1 << part_shift(outlet.device), threads, beside: readers };
+            let density = Crowd { ops: 0, bytes: 0, span: 0, chunk: 1 << part_shift(outlet.device), threads, concurrent_threads: readers };
             all.push(GroupStats { density, first: u64::MAX, end: 0 });
         }
     }
@@ -157,7 +157,7 @@ fn collect_stats(work: &BatchState, items: &[Fragment], group_of: impl Fn(&Fragm
 /// Whether pages of a file can be registered with a device.
 fn may_register(work: &BatchState, group: usize, sink_count: usize) -> bool {
     let (file, to) = (&work.sources[group / sink_count].file, &work.sinks[group % sink_count]);
-    to.gathers() && to.device.abilities().pins && file.is_mappable() && !file.pin_refused.load(Relaxed)
+    to.gathers() && to.device.capabilities().can_pin && file.is_mappable() && !file.pin_refused.load(Relaxed)
 }
 
 /// Brings items into their buckets, in place; where each bucket ends. Within one they lie in any order.
@@ -233,7 +233,6 @@ fn partition_parallel<T: Copy + Send + Sync + 'static>(
 mod tests {
     use super::*;
     use spinio_io::{Runtime, Settings};
-    use spinio_host::syscalls::LinuxSyscalls;
 
     #[test]
     fn every_item_lands_in_its_bucket() {

@@ -38,7 +38,7 @@ pub(crate) struct DeviceSink {
 impl DeviceSink {
     /// In the order of this thread, from now on. `gathers`: whether there are enough pieces for a kernel.
     pub(crate) fn new(ctx: &BatchCtx, device: &'static dyn Device, gathers: bool) -> Result<DeviceSink, DeviceError> {
-        let (stream, capturing) = device.program_queue();
+        let (stream, capturing) = device.app_stream();
         let order = if capturing { None } else { Some(device.fence(stream)?) };
         let staging = ctx.reader.bounce.sync(device);
         Ok(DeviceSink { device, staging, order, gathers: AtomicBool::new(gathers), failure: Mutex::new(None) })
@@ -71,11 +71,11 @@ impl DeviceSink {
 
     /// A queue of ours, behind what the program had queued before.
     fn ordered_stream(&self) -> Result<QueueId, DeviceError> {
-        let stream = self.device.lease_queue()?;
+        let stream = self.device.acquire_stream()?;
         if let Some(order) = &self.order
-            && let Err(e) = self.device.follow(stream, order)
+            && let Err(e) = self.device.wait_event(stream, order)
         {
-            self.device.return_queue(stream);
+            self.device.release_stream(stream);
             return Err(e);
         }
         Ok(stream)
@@ -105,7 +105,7 @@ pub(crate) struct PackBuffer {
 impl PackBuffer {
     pub(crate) fn new(sink: &DeviceSink, block: BounceBuffer) -> PackBuffer {
         let host = block.ptr() as u64;
-        let device_ptr = (sink.gathers() && block.pinned).then(|| sink.device.view(block.ptr()).ok()).flatten();
+        let device_ptr = (sink.gathers() && block.pinned).then(|| sink.device.device_ptr(block.ptr()).ok()).flatten();
         PackBuffer { device_ptr: device_ptr.unwrap_or(host), block, used: 0, entries: 0, gathers: device_ptr.is_some() }
     }
 
@@ -158,7 +158,7 @@ impl PackBuffer {
         debug_assert!(at >= self.used);
         // SAFETY: the list ends with the block and has not reached its bytes; a block is aligned to a page, and its
         // length and the entries' are multiples of 8.
-        unsafe { self.block.ptr().add(at).cast::<Gathered>().write(Gathered { from, to, len }) };
+        unsafe { self.block.ptr().add(at).cast::<Gathered>().write(Gathered { src: from, dst: to, len }) };
     }
 }
 
@@ -205,7 +205,7 @@ impl SinkWriter {
         } else {
             (0..entries).try_for_each(|i| {
                 // SAFETY: inside the list.
-                let Gathered { from, to, len } = unsafe { list.add(i).read() };
+                let Gathered { src: from, dst: to, len } = unsafe { list.add(i).read() };
                 // SAFETY: the block is retired behind the copies; the bytes lie inside allocations.
                 unsafe { sink.device.copy_in(stream, DeviceAddr(to), from as *const u8, len as usize) }
             })
@@ -221,11 +221,11 @@ impl SinkWriter {
     /// Waits for everything that was sent.
     pub(crate) fn finish(mut self) {
         if let Some(queue) = self.stream {
-            if let Err(e) = self.sink.device.drain(queue, Wait::Context) {
+            if let Err(e) = self.sink.device.synchronize(queue, Wait::Context) {
                 self.sink.record_failure(e);
             }
             self.stream = None;
-            self.sink.device.return_queue(queue);
+            self.sink.device.release_stream(queue);
         }
     }
 }
@@ -233,8 +233,8 @@ impl SinkWriter {
 impl Drop for SinkWriter {
     fn drop(&mut self) {
         if let Some(queue) = self.stream.take() {
-            let _ = self.sink.device.drain(queue, Wait::Context);
-            self.sink.device.return_queue(queue);
+            let _ = self.sink.device.synchronize(queue, Wait::Context);
+            self.sink.device.release_stream(queue);
         }
     }
 }

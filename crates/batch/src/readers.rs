@@ -95,7 +95,7 @@ impl BatchReaders {
         if work.sources.iter().any(|source| excluded(source.fd)) {
             return None;
         }
-        if wanted < MIN_THREADS || !single_sink || !work.sinks[sink as usize].device.abilities().copies {
+        if wanted < MIN_THREADS || !single_sink || !work.sinks[sink as usize].device.capabilities().has_dma_engine {
             return None;
         }
         let pool = work.ctx.reader.files.workers().batch_readers()?;

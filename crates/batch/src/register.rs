@@ -113,7 +113,7 @@ impl RegisteredParts {
         }
         let (start, pin) = pin_fragments(&self.work, mapping, some)?;
         let device = self.work.sinks[some.first()?.sink as usize].device;
-        let device_ptr = device.view_pin(&pin);
+        let device_ptr = device.pin_device_ptr(&pin);
         self.bytes += pin.len as u64;
         self.pins.push((device, pin, Arc::clone(mapping)));
         Some((start, device_ptr.ok()?))
@@ -235,7 +235,7 @@ fn pin_fragments(work: &BatchState, mapping: &Mapping, some: &[Fragment]) -> Opt
     let start = some.iter().map(|i| i.offset).min()? / PAGE as u64 * PAGE as u64;
     let end = some.iter().map(|i| i.offset + u64::from(i.len)).max()?;
     let len = ((end - start) as usize).next_multiple_of(PAGE);
-    if start + len as u64 > mapping.len as u64 || len as u64 > device.abilities().max_pin {
+    if start + len as u64 > mapping.len as u64 || len as u64 > device.capabilities().max_pin {
         return None;
     }
     let ptr = mapping.ptr.wrapping_add(start as usize);

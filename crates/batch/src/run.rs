@@ -158,7 +158,7 @@ impl ResolvedBatch {
         let work = &self.work;
         for (sink_index, sink) in work.sinks.iter().enumerate() {
             let to_sink = |i: &Fragment| i.sink as usize == sink_index;
-            if sink.device.abilities().copies && !(self.p2p && items.iter().any(|i| to_sink(i) && i.p2p)) {
+            if sink.device.capabilities().has_dma_engine && !(self.p2p && items.iter().any(|i| to_sink(i) && i.p2p)) {
                 continue;
             }
             if let Err(e) = sink.wait_for_order() {
@@ -198,7 +198,7 @@ impl ResolvedBatch {
             stats.residency_probed(Residency::Clean, self.bytes);
             return (items, Vec::new());
         }
-        let copies: Vec<bool> = work.sinks.iter().map(|o| o.device.abilities().copies).collect();
+        let copies: Vec<bool> = work.sinks.iter().map(|o| o.device.capabilities().has_dma_engine).collect();
         let mut absent = Vec::new();
         items.retain_mut(|item| {
             item.p2p &= reachable.contains(&(item.source, item.sink));
@@ -248,8 +248,8 @@ impl ResolvedBatch {
             let ptr = core::ptr::from_ref(device).cast::<()>();
             if !drained.contains(&ptr) {
                 drained.push(ptr);
-                let (stream, _) = device.program_queue();
-                let _ = device.drain(stream, Wait::Context);
+                let (stream, _) = device.app_stream();
+                let _ = device.synchronize(stream, Wait::Context);
             }
         }
     }

@@ -302,7 +302,7 @@ impl<'a> Resolver<'a> {
         let unreadable = flags & linux::O_ACCMODE == linux::O_WRONLY || flags & linux::O_PATH != 0;
         // What these answer is the kernel's to say; so it is of files whose size says nothing.
         let empty_file = stat.kind == FileKind::Regular && stat.size == 0;
-        if unreadable || empty_file || stat.kind == FileKind::Stream || flags & linux::O_DIRECT != 0 {
+        if unreadable || empty_file || stat.kind == FileKind::Other || flags & linux::O_DIRECT != 0 {
             return Ok(FdKind::Single);
         }
         let file = self.ctx.reader.files.shadow_workers().ok_or(Reason::NoHelpers);
@@ -368,7 +368,7 @@ impl<'a> Resolver<'a> {
         }
         let which = u16::try_from(self.sinks.len()).map_err(|_| Errno::NOMEM)?;
         let use_kernel = self.list.len() >= MIN_FOR_KERNEL || device.is_gather_ready();
-        let gathers = use_kernel && device.abilities().gathers && device.prepare_gather(&self.ctx.kernel_cache()).is_ok();
+        let gathers = use_kernel && device.capabilities().can_gather && device.load_gather_kernel(&self.ctx.kernel_cache()).is_ok();
         let sink = DeviceSink::new(self.ctx, device, gathers);
         let error = |e| spinio_transfer::Error::device(e, "read", 0, 0).kind.errno();
         self.sinks.push(Arc::new(sink.map_err(error)?));

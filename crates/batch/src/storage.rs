@@ -32,7 +32,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use spinio_plan::{Joining, Reason, Route, Wanted, merge};
+use spinio_plan::{Joining, Reason, Route, Wanted, coalesce};
 use spinio_sys::Errno;
 use spinio_sys::linux::Ring;
 
@@ -420,9 +420,9 @@ impl StorageReader {
 
     /// A load for the ring.
     fn next_for_ring(&self, ring: &mut Ring) -> Option<GroupInFlight> {
-        let next = self.take_group(ring.under_way() == 0);
+        let next = self.take_group(ring.outstanding() == 0);
         // The first ones fly while the caller makes others ready. An error comes again when the ring is waited for.
-        if next.is_none() && ring.under_way() > 0 && lock(&self.state).filling && ring.submit(0).is_ok() {
+        if next.is_none() && ring.outstanding() > 0 && lock(&self.state).filling && ring.submit(0).is_ok() {
             return self.take_while_filling();
         }
         next
@@ -434,7 +434,7 @@ impl StorageReader {
         let mut in_flight: Vec<Option<(GroupInFlight, usize)>> = Vec::new();
         let mut pending: VecDeque<(usize, usize)> = VecDeque::new();
         loop {
-            while ring.room() > 0 {
+            while ring.free_slots() > 0 {
                 let Some((slot, which)) = pending.pop_front() else {
                     let Some(group) = self.next_for_ring(&mut ring) else { break };
                     let slot = in_flight.iter().position(Option::is_none).unwrap_or_else(|| {
@@ -458,7 +458,7 @@ impl StorageReader {
                     break;
                 }
             }
-            if ring.under_way() == 0 {
+            if ring.outstanding() == 0 {
                 // Nothing was to be had, waiting for it: it is over.
                 return;
             }
@@ -467,7 +467,7 @@ impl StorageReader {
                 if !matches!(errno, Errno::AGAIN | Errno::BUSY | Errno::NOMEM) {
                     self.work.ctx.reader.files.workers().io_uring_denied.store(true, Relaxed);
                 }
-                let unresolved = !ring.settle();
+                let unresolved = !ring.drain();
                 drop(ring);
                 // Every load counts as not read.
                 for (mut group, _) in in_flight.into_iter().flatten() {
@@ -477,7 +477,7 @@ impl StorageReader {
                 }
                 return self.run_sync();
             }
-            while let Some((token, result)) = ring.landed() {
+            while let Some((token, result)) = ring.next_completion() {
                 let (slot, which) = ((token >> 32) as usize, token as u32 as usize);
                 match kernel.on_completion(result) {
                     Err(Errno::INTR | Errno::AGAIN) => pending.push_back((slot, which)),
@@ -553,8 +553,8 @@ impl GroupPacker<'_> {
     fn pack_staged(&mut self, (source, sink): (u16, u16), wanted: &mut [Wanted]) {
         let (unit, memory) = self.align(source);
         // Not longer than an item and the units it lies in, so that any fits a page beside the list of its members.
-        let rule = Joining { unit, gap: MERGE_GAP, most: MAX_FRAGMENT + 2 * unit, members: 4096 };
-        let runs = merge(wanted, &rule);
+        let rule = Joining { unit, gap: MERGE_GAP, max_len: MAX_FRAGMENT + 2 * unit, max_members: 4096 };
+        let runs = coalesce(wanted, &rule);
         let base = self.wanted.len();
         self.wanted.extend_from_slice(wanted);
         let mut group = ReadGroup { sink, reads: self.reads.len()..self.reads.len(), buffer_len: 0 };

@@ -14,8 +14,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use spinio_device::{QueueId, set_thread_queue, thread_queue};
-use spinio_sys::linux::spawn_quiet;
+use spinio_device::{QueueId, set_thread_stream, thread_stream};
+use spinio_sys::linux::spawn_signals_blocked;
 
 use crate::run::{BatchResult, ResolvedBatch};
 use crate::ctx::BatchCtx;
@@ -54,11 +54,11 @@ impl Shared {
         let State::Queued(batch) = std::mem::replace(&mut *state, State::Running) else { return };
         drop(state);
         let ops = batch.work.ops.len();
-        let previous = thread_queue();
-        set_thread_queue(self.stream);
+        let previous = thread_stream();
+        set_thread_stream(self.stream);
         // Who waits must hear of it, whatever happens.
         let outcome = catch_unwind(AssertUnwindSafe(|| batch.run()));
-        set_thread_queue(previous);
+        set_thread_stream(previous);
         *lock(&self.state) = State::Done(outcome.unwrap_or(BatchResult { bytes: 0, failed: ops }));
         self.changed.notify_all();
     }
@@ -80,7 +80,7 @@ impl BatchHandle {
         let workers = ctx.reader.files.workers().batch_copy().filter(|mates| mates.shares_fd_table() == Some(true));
         let shared = Arc::new(Shared {
             ctx: Arc::clone(ctx),
-            stream: thread_queue(),
+            stream: thread_stream(),
             workers_share_fds: workers.is_some(),
             state: Mutex::new(State::Queued(Box::new(batch))),
             changed: Condvar::new(),
@@ -89,7 +89,7 @@ impl BatchHandle {
         match workers {
             Some(workers) => workers.submit(core_ref, 1),
             None => {
-                if spawn_quiet("spinio-batch", STACK_SIZE, move || core_ref.run()).is_err() {
+                if spawn_signals_blocked("spinio-batch", STACK_SIZE, move || core_ref.run()).is_err() {
                     shared.run();
                 }
             }

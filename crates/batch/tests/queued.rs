@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use spinio_device::emulated::Emulated;
-use spinio_device::{Device, QueueId, Wait, set_thread_queue};
+use spinio_device::{Device, QueueId, Wait, set_thread_stream};
 use spinio_batch::{Batches, ReadOp};
 use spinio_io::{ShadowFile, Runtime, Settings};
 use spinio_plan::{Reason, Route};
@@ -68,11 +68,11 @@ fn waiting_stream_does_not_block_other_requests() {
     let (from, to) = (open_shadow_file(&runtime, &input, linux::O_RDONLY), open_shadow_file(&runtime, &output, linux::O_RDWR | linux::O_CREAT));
     let program = File::open(&input).unwrap();
     let writable = File::create(folder.path().join("plain")).unwrap();
-    let (busy, other, mine) = (device.new_queue().unwrap(), device.new_queue().unwrap(), device.new_queue().unwrap());
+    let (busy, other, mine) = (device.new_stream().unwrap(), device.new_stream().unwrap(), device.new_stream().unwrap());
     let source = Buffer::new(device, LEN);
     source.write_at(0, &expected);
     let buffers: Vec<Buffer> = (0..16).map(|_| Buffer::new(device, LEN)).collect();
-    set_thread_queue(mine);
+    set_thread_stream(mine);
     let kernel = BlockingKernel::launch(device, busy);
     let moves = with_deadline("queueing moves on a queue that waits for the program", || {
         let up = |n: usize, queue| runtime.upload_later(&from, 0, buffers[n].target(0), LEN, queue).unwrap();
@@ -101,9 +101,9 @@ fn waiting_stream_does_not_block_other_requests() {
     kernel.finish();
     with_deadline("the queue", || {
         assert!(moves.iter().all(|m| m.wait() == Ok(LEN)));
-        device.drain(busy, Wait::Sleep).unwrap();
+        device.synchronize(busy, Wait::Block).unwrap();
     });
-    set_thread_queue(QueueId(0));
+    set_thread_stream(QueueId(0));
     for (n, buffer) in buffers[..15].iter().enumerate() {
         assert!(buffer.bytes() == expected, "buffer {n}");
     }
@@ -123,7 +123,7 @@ fn many_uploads_on_one_stream_share_buffers() {
     drop(file::create_filled(&input, 200 * 4096));
     let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
     let from = open_shadow_file(&runtime, &input, linux::O_RDONLY);
-    let queue = device.new_queue().unwrap();
+    let queue = device.new_stream().unwrap();
     let buffer = Buffer::new(device, 200 * 4096);
     let kernel = BlockingKernel::launch(device, queue);
     let moves: Vec<_> = with_deadline("200 uploads", || {
@@ -144,7 +144,7 @@ fn writes_beyond_stream_pool_use_ordinary_memory() {
     let output = folder.path().join("out");
     let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
     let to = open_shadow_file(&runtime, &output, linux::O_RDWR | linux::O_CREAT);
-    let queue = device.new_queue().unwrap();
+    let queue = device.new_stream().unwrap();
     let source = Buffer::new(device, 3 << 20);
     source.write_at(0, &file::bytes(0, 3 << 20, 0));
     let kernel = BlockingKernel::launch(device, queue);
@@ -168,7 +168,7 @@ fn reused_stream_id_is_harmless() {
     drop(file::create_filled(&input, 1 << 20));
     let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
     let from = open_shadow_file(&runtime, &input, linux::O_RDONLY);
-    let (old, new) = (inner.new_queue().unwrap(), inner.new_queue().unwrap());
+    let (old, new) = (inner.new_stream().unwrap(), inner.new_stream().unwrap());
     let buffers: Vec<Buffer> = (0..4).map(|_| Buffer::new(inner, 1 << 20)).collect();
     let up = |n: usize, queue| {
         let to = buffers[n].target_via(device, 0);
@@ -198,7 +198,7 @@ fn threads_enqueue_uploads_concurrently() {
     drop(file::create_filled(&input, 4096));
     let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
     let from = open_shadow_file(&runtime, &input, linux::O_RDONLY);
-    let queue = device.new_queue().unwrap();
+    let queue = device.new_stream().unwrap();
     let buffers: Vec<Buffer> = (0..4).map(|_| Buffer::new(device, UPLOADS * 4096)).collect();
     let kernel = BlockingKernel::launch(device, queue);
     let moves: Vec<_> = with_deadline("uploads of four threads", || {
@@ -226,7 +226,7 @@ fn per_thread_streams_share_one_id() {
     drop(file::create_filled(&input, 1 << 20));
     let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
     let from = open_shadow_file(&runtime, &input, linux::O_RDONLY);
-    let (one, other) = (inner.new_queue().unwrap(), inner.new_queue().unwrap());
+    let (one, other) = (inner.new_stream().unwrap(), inner.new_stream().unwrap());
     let buffers: Vec<Buffer> = (0..4).map(|_| Buffer::new(inner, 1 << 20)).collect();
     let up = |n: usize, queue| {
         device.redirect(QueueId::PER_THREAD, queue);

@@ -15,8 +15,8 @@ unsafe extern "C-unwind" fn spinio_batch(pieces: *mut ReadOp, count: usize) -> i
     guard::cancellation_point();
     guard::call(|| {
         // SAFETY: the header asks for `count` pieces that nobody else uses meanwhile.
-        let pieces = unsafe { slice(pieces, count) }?;
-        Ok(bytes(runtime().batch(pieces)?))
+        let pieces = unsafe { slice_mut(pieces, count) }?;
+        Ok(total_bytes(runtime().batch(pieces)?))
     })
 }
 
@@ -33,8 +33,8 @@ unsafe extern "C-unwind" fn spinio_batch_file(
     guard::call(|| {
         // SAFETY: the header asks for `count` of each, which nobody writes meanwhile; an address is a number of 64 bits.
         let (offsets, sizes, addresses) =
-            unsafe { (shared(offsets, count)?, shared(sizes, count)?, shared(buffers.cast::<u64>(), count)?) };
-        many(fd, Arg::Slice(offsets), Arg::Slice(sizes), Arg::Slice(addresses), results, count)
+            unsafe { (slice_shared(offsets, count)?, slice_shared(sizes, count)?, slice_shared(buffers.cast::<u64>(), count)?) };
+        read_arrays(fd, Arg::Slice(offsets), Arg::Slice(sizes), Arg::Slice(addresses), results, count)
     })
 }
 
@@ -50,9 +50,9 @@ unsafe extern "C-unwind" fn spinio_batch_fixed(
     guard::cancellation_point();
     guard::call(|| {
         // SAFETY: the header asks for `count` offsets, which nobody writes meanwhile.
-        let offsets = unsafe { shared(offsets, count) }?;
+        let offsets = unsafe { slice_shared(offsets, count) }?;
         let size = size as u64;
-        many(fd, Arg::Slice(offsets), Arg::Same(size), Arg::Stride(buffer as u64, size), results, count)
+        read_arrays(fd, Arg::Slice(offsets), Arg::Same(size), Arg::Stride(buffer as u64, size), results, count)
     })
 }
 
@@ -61,7 +61,7 @@ unsafe extern "C-unwind" fn spinio_batch_submit(pieces: *mut ReadOp, count: usiz
     guard::cancellation_point();
     let made = guard::run(|| {
         // SAFETY: the header asks for `count` pieces that nobody else uses until the batch was waited for.
-        let pieces: *mut [ReadOp] = unsafe { slice(pieces, count) }?;
+        let pieces: *mut [ReadOp] = unsafe { slice_mut(pieces, count) }?;
         // SAFETY: as above; the header asks for open descriptors and living memory as long.
         Ok(unsafe { runtime().submit(pieces) }?)
     });
@@ -83,11 +83,11 @@ unsafe extern "C-unwind" fn spinio_batch_wait(batch: *mut BatchHandle) -> isize 
         }
         // SAFETY: the header asks for a batch that was submitted and not waited for: made by `Box::into_raw` above.
         let ticket = unsafe { Box::from_raw(batch) };
-        Ok(bytes(ticket.wait()))
+        Ok(total_bytes(ticket.wait()))
     })
 }
 
-fn many(
+fn read_arrays(
     fd: c_int,
     offsets: Arg<'_>,
     lens: Arg<'_>,
@@ -102,38 +102,38 @@ fn many(
         &mut own[..]
     } else {
         // SAFETY: the header asks for `count` results that nobody else uses meanwhile.
-        unsafe { slice(results, count) }?
+        unsafe { slice_mut(results, count) }?
     };
-    Ok(bytes(runtime().batch_file(ReadArrays { fd, offsets, lens, addresses, results }, &[])?))
+    Ok(total_bytes(runtime().batch_file(ReadArrays { fd, offsets, lens, addresses, results }, &[])?))
 }
 
-fn bytes(done: BatchResult) -> usize {
+fn total_bytes(done: BatchResult) -> usize {
     usize::try_from(done.bytes).unwrap_or(usize::MAX)
 }
 
 /// # Safety
 /// `at` must be null or have `count` values that nobody else uses as long.
-unsafe fn slice<'a, T>(at: *mut T, count: usize) -> Result<&'a mut [T], Failure> {
+unsafe fn slice_mut<'a, T>(at: *mut T, count: usize) -> Result<&'a mut [T], Failure> {
     if count == 0 {
         return Ok(&mut []);
     }
-    can_be(at, count)?;
+    check_array(at, count)?;
     // SAFETY: neither null nor misaligned; the rest is the caller's word.
     Ok(unsafe { core::slice::from_raw_parts_mut(at, count) })
 }
 
 /// # Safety
 /// `at` must be null or have `count` values that nobody writes as long; several arrays may be one.
-unsafe fn shared<'a, T>(at: *const T, count: usize) -> Result<&'a [T], Failure> {
+unsafe fn slice_shared<'a, T>(at: *const T, count: usize) -> Result<&'a [T], Failure> {
     if count == 0 {
         return Ok(&[]);
     }
-    can_be(at, count)?;
+    check_array(at, count)?;
     // SAFETY: neither null nor misaligned; the rest is the caller's word.
     Ok(unsafe { core::slice::from_raw_parts(at, count) })
 }
 
-fn can_be<T>(at: *const T, count: usize) -> Result<(), Failure> {
+fn check_array<T>(at: *const T, count: usize) -> Result<(), Failure> {
     let refused = at.is_null() || !at.is_aligned() || count > isize::MAX as usize / size_of::<T>();
     if refused { Err(Failure::Errno(libc::EINVAL)) } else { Ok(()) }
 }

@@ -18,33 +18,33 @@ unsafe extern "C" fn spinio_emulated_launch(
     let done = guard::run(|| {
         let kernel = kernel.ok_or(Failure::Errno(libc::EINVAL))?;
         // SAFETY: the header asks for a function and an argument that are good until the stream got there.
-        unsafe { device()?.launch(QueueId(stream as u64), kernel, argument) }.map_err(|e| failed(e, "launch a kernel"))
+        unsafe { device()?.launch(QueueId(stream as u64), kernel, argument) }.map_err(|e| device_failure(e, "launch a kernel"))
     });
     done.map_or(-1, |()| 0)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn spinio_emulated_stream() -> *mut c_void {
-    let made = guard::run(|| device()?.new_queue().map_err(|e| failed(e, "make a stream")));
+    let made = guard::run(|| device()?.new_stream().map_err(|e| device_failure(e, "make a stream")));
     made.map_or(core::ptr::null_mut(), |queue| queue.0 as *mut c_void)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn spinio_emulated_wait(stream: *mut c_void) -> c_int {
-    let done = guard::run(|| device()?.finish(QueueId(stream as u64)).map_err(|e| failed(e, "wait for a stream")));
+    let done = guard::run(|| device()?.wait_stream(QueueId(stream as u64)).map_err(|e| device_failure(e, "wait for a stream")));
     done.map_or(-1, |()| 0)
 }
 
 fn device() -> Result<&'static Emulated, Failure> {
     super::memory::configure_emulated()?;
-    registry::emulated().map_err(|e| failed(e, "start the emulated GPU"))
+    registry::emulated().map_err(|e| device_failure(e, "start the emulated GPU"))
 }
 
-fn failed(error: DeviceError, what: &str) -> Failure {
+fn device_failure(error: DeviceError, what: &str) -> Failure {
     let number = match error.kind {
         ErrorKind::NoMemory => libc::ENOMEM,
         ErrorKind::BadAddress => libc::EINVAL,
         _ => libc::EIO,
     };
-    Failure::Said(number, format!("Cannot {what}: {error}"))
+    Failure::Message(number, format!("Cannot {what}: {error}"))
 }

@@ -27,7 +27,7 @@ const CANCEL_DISABLE: c_int = 1;
 
 thread_local! {
     /// The thread is inside a device call, so what a signal handler does now has interrupted one.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    static IN_DEVICE_CALL: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Why a call fails.
@@ -37,7 +37,7 @@ pub enum Failure {
     /// The kernel's answer or an argument that the kernel would refuse.
     Errno(i32),
     /// With a sentence that says more than the errno does.
-    Said(i32, String),
+    Message(i32, String),
 }
 
 impl From<Error> for Failure {
@@ -53,18 +53,18 @@ impl From<spinio_sys::Errno> for Failure {
 }
 
 /// Runs a device call: its count, or -1 and errno. A success leaves errno alone.
-pub fn call(what: impl FnOnce() -> Result<usize, Failure>) -> isize {
-    run(what).map_or(-1, |count| count as isize)
+pub fn call(body: impl FnOnce() -> Result<usize, Failure>) -> isize {
+    run(body).map_or(-1, |count| count as isize)
 }
 
 /// As [`call`], for answers that are no count; `None` after errno was set.
-pub fn run<T>(what: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
-    static QUIET: Once = Once::new();
+pub fn run<T>(body: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
+    static PANIC_HOOK: Once = Once::new();
     let saved = errno::get();
     // Nothing may be printed into the program's output; the message is kept for who asks.
-    QUIET.call_once(|| panic::set_hook(Box::new(|panic| last_error::set(panic))));
-    fork_guard::note();
-    let failed = match inside(what) {
+    PANIC_HOOK.call_once(|| panic::set_hook(Box::new(|panic| last_error::set(panic))));
+    fork_guard::record_device_call();
+    let failed = match run_inside(body) {
         Ok(Ok(done)) => {
             errno::set(saved);
             return Some(done);
@@ -77,7 +77,7 @@ pub fn run<T>(what: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
             last_error::set(&std::io::Error::from_raw_os_error(value));
             value
         }
-        Ok(Err(Failure::Said(value, sentence))) => {
+        Ok(Err(Failure::Message(value, sentence))) => {
             last_error::set(&sentence);
             value
         }
@@ -90,30 +90,30 @@ pub fn run<T>(what: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
 
 /// Passes on news that spare work. Nothing is lost without them, so they wait for nobody: they are dropped in a signal
 /// handler that has interrupted a device call, whose locks its own thread holds, and in a child that only borrows them.
-pub fn hint(what: impl FnOnce()) {
-    if INSIDE.get() || !fork_guard::has_device_calls() {
+pub fn run_hint(body: impl FnOnce()) {
+    if IN_DEVICE_CALL.get() || !fork_guard::has_device_calls() {
         return;
     }
     let saved = errno::get();
-    let _ = inside(what);
+    let _ = run_inside(body);
     errno::set(saved);
 }
 
-fn inside<T>(what: impl FnOnce() -> T) -> thread::Result<T> {
-    let outer = INSIDE.replace(true);
-    uncancelled(|| {
-        let answer = panic::catch_unwind(AssertUnwindSafe(what));
-        INSIDE.set(outer);
+fn run_inside<T>(body: impl FnOnce() -> T) -> thread::Result<T> {
+    let was_inside = IN_DEVICE_CALL.replace(true);
+    with_cancel_disabled(|| {
+        let answer = panic::catch_unwind(AssertUnwindSafe(body));
+        IN_DEVICE_CALL.set(was_inside);
         answer
     })
 }
 
 /// Runs something that must not be cancelled half-way, and must not panic.
-pub fn uncancelled<T>(what: impl FnOnce() -> T) -> T {
+pub fn with_cancel_disabled<T>(body: impl FnOnce() -> T) -> T {
     let mut state = 0;
     // SAFETY: `state` lives across the call.
     unsafe { pthread_setcancelstate(CANCEL_DISABLE, &mut state) };
-    let done = what();
+    let done = body();
     // SAFETY: restores what was saved above.
     unsafe { pthread_setcancelstate(state, core::ptr::null_mut()) };
     done

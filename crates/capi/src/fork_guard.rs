@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use spinio_sys::linux;
 
 /// Number of the process that made a device call; 0 for none.
-static MADE_BY: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
+static DEVICE_CALL_PID: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
 
 /// This process makes a device call.
-pub(crate) fn note() {
-    if let Some(word) = MADE_BY.get_or_init(|| linux::word_wiped_on_fork().ok())
+pub(crate) fn record_device_call() {
+    if let Some(word) = DEVICE_CALL_PID.get_or_init(|| linux::wipe_on_fork_word().ok())
         && word.load(Relaxed) == 0
     {
         word.store(linux::getpid().into(), Relaxed);
@@ -23,6 +23,6 @@ pub(crate) fn note() {
 
 /// Whether this very process has made one.
 pub fn has_device_calls() -> bool {
-    let made_by = MADE_BY.get().copied().flatten().map_or(0, |word| word.load(Relaxed));
+    let made_by = DEVICE_CALL_PID.get().copied().flatten().map_or(0, |word| word.load(Relaxed));
     made_by != 0 && made_by == u64::from(linux::getpid())
 }

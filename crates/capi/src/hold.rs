@@ -9,13 +9,13 @@ use crate::ffi_guard::{self as guard, Failure};
 
 #[unsafe(no_mangle)]
 extern "C" fn spinio_hold(fd: c_int) -> c_int {
-    let done = guard::run(|| runtime().pin_file(fd, registry::current()).map_err(refused));
+    let done = guard::run(|| runtime().pin_file(fd, registry::current_device()).map_err(pin_failure));
     done.map_or(-1, |()| 0)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn spinio_release(fd: c_int) -> c_int {
-    let done = guard::run(|| runtime().release(fd).map_err(refused));
+    let done = guard::run(|| runtime().release(fd).map_err(pin_failure));
     done.map_or(-1, |()| 0)
 }
 
@@ -31,8 +31,8 @@ extern "C" fn spinio_map(fd: c_int, offset: i64, size: usize, flags: c_uint) -> 
         if flags != 0 {
             return Err(Failure::Errno(libc::EINVAL));
         }
-        let device = registry::current().ok_or_else(|| refused(PinError::NoDevice))?;
-        runtime().map_kept(fd, offset, size as u64, device).map_err(refused)
+        let device = registry::current_device().ok_or_else(|| pin_failure(PinError::NoDevice))?;
+        runtime().map_kept(fd, offset, size as u64, device).map_err(pin_failure)
     });
     mapped.map_or(core::ptr::null_mut(), |address| address as *mut c_void)
 }
@@ -52,6 +52,6 @@ extern "C" fn spinio_map_wanted(address: *const c_void) -> c_int {
     wanted.map_or(-1, c_int::from)
 }
 
-fn refused(why: PinError) -> Failure {
-    Failure::Said(why.errno().raw_os_error(), why.to_string())
+fn pin_failure(error: PinError) -> Failure {
+    Failure::Message(error.errno().raw_os_error(), error.to_string())
 }

@@ -43,9 +43,9 @@ use crate::ffi_guard::Failure;
 static spinio_runtime_v1: spinio_runtime::Table = spinio_runtime::TABLE;
 
 /// What an explicit call means by `address`: the devices themselves are asked before it counts as the host's.
-fn target(address: *const u8, want: usize) -> Option<Target> {
+fn target_of(address: *const u8, wanted: usize) -> Option<Target> {
     let target = |allocation: Allocation| Target { allocation, addr: DeviceAddr(address as u64) };
-    registry::find(address, want).or_else(|| registry::find_after_fault(address, want)).map(target)
+    registry::find(address, wanted).or_else(|| registry::find_after_fault(address, wanted)).map(target)
 }
 
 /// A part of a call that is moved at once.
@@ -61,23 +61,23 @@ struct Part {
 
 /// Moves `size` bytes of a buffer in parts of at most `most`, until one comes back short or fails; the bytes moved. A failure counts
 /// only if nothing was moved before.
-fn whole(
+fn for_each_part(
     buffer: *const u8,
     size: usize,
     offset: i64,
-    most: usize,
-    mut moved: impl FnMut(&Part) -> Result<usize, Failure>,
+    max_part: usize,
+    mut move_part: impl FnMut(&Part) -> Result<usize, Failure>,
 ) -> Result<usize, Failure> {
     let start = u64::try_from(offset).map_err(|_| Failure::Errno(libc::EINVAL))?;
     if size > isize::MAX as usize {
         return Err(Failure::Errno(libc::EINVAL));
     }
-    let whose = target(buffer, size);
+    let target_at = target_of(buffer, size);
     let mut done = 0;
     loop {
-        let device = whose.map(|buffer| Target { addr: buffer.addr.offset(done as u64), ..buffer });
-        let part = Part { at: done, len: most.min(size - done), offset: start + done as u64, device };
-        match moved(&part) {
+        let device = target_at.map(|buffer| Target { addr: buffer.addr.offset(done as u64), ..buffer });
+        let part = Part { at: done, len: max_part.min(size - done), offset: start + done as u64, device };
+        match move_part(&part) {
             Ok(got) => {
                 done += got;
                 if got < part.len || done == size {

@@ -5,13 +5,13 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use spinio_device::{DeviceAddr, DeviceError, DeviceKind, ErrorKind, Wait, registry};
 use spinio_io::{Target, runtime};
 
-use super::target;
+use super::target_of;
 use crate::ffi_guard::{self as guard, Failure};
 
 /// `SPINIO_MEM_HOST_MAPPED`
 const HOST_MAPPED: c_uint = 1;
 /// Host memory that a copy between two devices passes through.
-const PIECE: usize = 1 << 20;
+const BOUNCE_BYTES: usize = 1 << 20;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn spinio_mem_alloc(device: *const c_char, size: usize, flags: c_uint) -> *mut c_void {
@@ -21,13 +21,13 @@ unsafe extern "C" fn spinio_mem_alloc(device: *const c_char, size: usize, flags:
         }
         // SAFETY: the header asks for a string.
         let name = unsafe { CStr::from_ptr(device) }.to_string_lossy();
-        let unknown = || Failure::Said(libc::ENODEV, format!("There is no device \"{name}\" to allocate from"));
+        let unknown = || Failure::Message(libc::ENODEV, format!("There is no device \"{name}\" to allocate from"));
         let (kind, ordinal) = parse(&name).filter(|(kind, _)| *kind != DeviceKind::Cuda).ok_or_else(unknown)?;
         if kind == DeviceKind::Emulated {
             configure_emulated()?;
         }
         registry::alloc(kind, ordinal, size, flags & HOST_MAPPED != 0)
-            .map_err(|e| failed(e, &format!("Cannot allocate {size} bytes on {name}")))
+            .map_err(|e| device_failure(e, &format!("Cannot allocate {size} bytes on {name}")))
     });
     made.map_or(core::ptr::null_mut(), |at: DeviceAddr| at.0 as *mut c_void)
 }
@@ -38,7 +38,7 @@ unsafe extern "C" fn spinio_mem_free(memory: *mut c_void) -> c_int {
         return 0;
     }
     let done =
-        guard::run(|| registry::free(DeviceAddr(memory as u64)).map_err(|e| failed(e, "Cannot free device memory")));
+        guard::run(|| registry::free(DeviceAddr(memory as u64)).map_err(|e| device_failure(e, "Cannot free device memory")));
     done.map_or(-1, |()| 0)
 }
 
@@ -49,19 +49,19 @@ unsafe extern "C" fn spinio_mem_copy(to: *mut c_void, from: *const c_void, size:
             return Ok(());
         }
         let (to, from) = (to.cast::<u8>(), from.cast::<u8>());
-        match (whole(to, size)?, whole(from, size)?) {
+        match (device_slice(to, size)?, device_slice(from, size)?) {
             // SAFETY: both are the host's, and the header asks for `size` bytes at each.
             (None, None) => unsafe { core::ptr::copy(from, to, size) },
             // SAFETY: `from` is the host's, and the header asks for `size` bytes there.
-            (Some(device), None) => put(device, unsafe { core::slice::from_raw_parts(from, size) })?,
+            (Some(device), None) => write_device(device, unsafe { core::slice::from_raw_parts(from, size) })?,
             // SAFETY: `to` is the host's, and the header asks for `size` bytes there.
             (None, Some(device)) => runtime().fetch(device, unsafe { core::slice::from_raw_parts_mut(to, size) })?,
             (Some(into), Some(out_of)) => {
-                let mut bounce = vec![0u8; size.min(PIECE)];
-                for at in (0..size).step_by(PIECE) {
-                    let len = PIECE.min(size - at);
-                    runtime().fetch(further(out_of, at), &mut bounce[..len])?;
-                    put(further(into, at), &bounce[..len])?;
+                let mut bounce = vec![0u8; size.min(BOUNCE_BYTES)];
+                for at in (0..size).step_by(BOUNCE_BYTES) {
+                    let len = BOUNCE_BYTES.min(size - at);
+                    runtime().fetch(advance(out_of, at), &mut bounce[..len])?;
+                    write_device(advance(into, at), &bounce[..len])?;
                 }
             }
         }
@@ -73,7 +73,7 @@ unsafe extern "C" fn spinio_mem_copy(to: *mut c_void, from: *const c_void, size:
 /// Says what the emulated GPU shall be like; without effect once it is made.
 pub(super) fn configure_emulated() -> Result<(), Failure> {
     let Some(text) = &runtime().settings().emulated else { return Ok(()) };
-    registry::configure_emulated(text).map_err(|e| Failure::Said(libc::EINVAL, format!("SPINIO_EMULATED={text}: {e}")))
+    registry::configure_emulated(text).map_err(|e| Failure::Message(libc::EINVAL, format!("SPINIO_EMULATED={text}: {e}")))
 }
 
 /// `emulated`, `p2pmem:1`: back end and number, 0 if it is not said.
@@ -87,30 +87,30 @@ fn parse(name: &str) -> Option<(DeviceKind, u32)> {
 }
 
 /// The device memory at an address, `None` for the host's; refused if it ends before `size` bytes.
-fn whole(address: *const u8, size: usize) -> Result<Option<Target>, Failure> {
-    match target(address, size) {
-        Some(t) if t.allocation.room(t.addr) < size as u64 => Err(Failure::Errno(libc::EFAULT)),
+fn device_slice(address: *const u8, size: usize) -> Result<Option<Target>, Failure> {
+    match target_of(address, size) {
+        Some(t) if t.allocation.bytes_left(t.addr) < size as u64 => Err(Failure::Errno(libc::EFAULT)),
         other => Ok(other),
     }
 }
 
-fn further(target: Target, bytes: usize) -> Target {
+fn advance(target: Target, bytes: usize) -> Target {
     Target { addr: target.addr.offset(bytes as u64), ..target }
 }
 
 /// Copies into the device and waits for the arrival, which a small copy of `io` does not.
-fn put(to: Target, bytes: &[u8]) -> Result<(), Failure> {
+fn write_device(to: Target, bytes: &[u8]) -> Result<(), Failure> {
     runtime().put(to, bytes)?;
     let device = to.allocation.device;
-    device.drain(device.program_queue().0, Wait::Context).map_err(|e| failed(e, "Cannot copy to the device"))
+    device.synchronize(device.app_stream().0, Wait::Context).map_err(|e| device_failure(e, "Cannot copy to the device"))
 }
 
-fn failed(error: DeviceError, what: &str) -> Failure {
+fn device_failure(error: DeviceError, what: &str) -> Failure {
     let number = match error.kind {
         ErrorKind::NoMemory => libc::ENOMEM,
         ErrorKind::BadAddress => libc::EFAULT,
         ErrorKind::Unsupported => libc::ENODEV,
         _ => libc::EIO,
     };
-    Failure::Said(number, format!("{what}: {error}"))
+    Failure::Message(number, format!("{what}: {error}"))
 }

@@ -15,7 +15,7 @@ const D2H: c_int = 2;
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure::Said(error.kind.errno().raw_os_error(), error.to_string())
+        Failure::Message(error.kind.errno().raw_os_error(), error.to_string())
     }
 }
 
@@ -35,19 +35,19 @@ unsafe fn path<'a>(name: *const c_char) -> Option<&'a Path> {
 ///
 /// # Safety
 /// As [`path`].
-unsafe fn named<'a>(name: *const c_char, operation: &'static str) -> Result<&'a Path, Error> {
+unsafe fn require_path<'a>(name: *const c_char, operation: &'static str) -> Result<&'a Path, Error> {
     // SAFETY: passed on to the caller.
     unsafe { path(name) }
         .ok_or_else(|| Error::new(ErrorKind::Failed(spinio_sys::Errno::INVAL), operation, "no file is named"))
 }
 
-fn ranged(offset: i64, length: i64) -> Result<(u64, u64), Error> {
+fn parse_range(offset: i64, length: i64) -> Result<(u64, u64), Error> {
     let bad = |what: &str, value: i64| Error::new(ErrorKind::BadRange, "move", format!("{what} {value} is negative"));
     let offset_ = u64::try_from(offset).map_err(|_| bad("offset", offset))?;
     Ok((offset_, u64::try_from(length).map_err(|_| bad("length", length))?))
 }
 
-fn directed(direction: c_int) -> Result<Direction, Error> {
+fn parse_direction(direction: c_int) -> Result<Direction, Error> {
     match direction {
         H2D => Ok(Direction::Upload),
         D2H => Ok(Direction::Download),
@@ -77,9 +77,9 @@ unsafe extern "C-unwind" fn nvmmu_move(
     guard::cancellation_point();
     let done = guard::run(|| {
         // SAFETY: the header asks for a string.
-        let file = unsafe { named(file, "move") }?;
-        let direction = directed(direction)?;
-        let (offset, length) = ranged(offset, length)?;
+        let file = unsafe { require_path(file, "move") }?;
+        let direction = parse_direction(direction)?;
+        let (offset, length) = parse_range(offset, length)?;
         Ok(spinio_nvmmu::current("move", |session| session.move_range(file, device, offset, length, direction))?)
     });
     done.map_or(-1, |bytes| bytes as i64)
@@ -88,9 +88,9 @@ unsafe extern "C-unwind" fn nvmmu_move(
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn nvmmu_expect(offset: i64, length: i64) -> c_int {
     let done = guard::run(|| {
-        let (offset, length) = ranged(offset, length)?;
+        let (offset, length) = parse_range(offset, length)?;
         Ok(spinio_nvmmu::current("expect a download", |session| {
-            session.expect(offset, length);
+            session.hint_range(offset, length);
             Ok(())
         })?)
     });
@@ -111,10 +111,10 @@ extern "C-unwind" fn nvmmu_flush(sync: c_int) -> c_int {
 struct CReport {
     uploaded: u64,
     downloaded: u64,
-    promise: u64,
-    whole: u64,
-    neighbours: u64,
-    loose: u64,
+    mode: u64,
+    full_stripe: u64,
+    filler: u64,
+    unaligned: u64,
     read_ahead: u64,
 }
 
@@ -123,15 +123,15 @@ impl From<&Report> for CReport {
         CReport {
             uploaded: report.uploaded,
             downloaded: report.downloaded,
-            promise: match report.promise {
-                Promise::Plain(_) => 1,
-                Promise::Shaped(_) => 2,
-                Promise::Prepared => 3,
+            mode: match report.mode {
+                Promise::Passthrough(_) => 1,
+                Promise::Aligned(_) => 2,
+                Promise::Preread => 3,
                 _ => 0,
             },
-            whole: report.whole,
-            neighbours: report.neighbours,
-            loose: report.loose,
+            full_stripe: report.full_stripe,
+            filler: report.filler,
+            unaligned: report.unaligned,
             read_ahead: report.read_ahead,
         }
     }
@@ -171,9 +171,9 @@ unsafe extern "C-unwind" fn nvmmu_move_async(
     guard::cancellation_point();
     let done = guard::run(|| {
         // SAFETY: the header asks for a string.
-        let file = unsafe { named(file, "move") }?;
-        let direction = directed(direction)?;
-        let (offset, length) = ranged(offset, length)?;
+        let file = unsafe { require_path(file, "move") }?;
+        let direction = parse_direction(direction)?;
+        let (offset, length) = parse_range(offset, length)?;
         let queue = QueueId(stream as u64);
         let made = spinio_nvmmu::current("move", |session| {
             session.move_async(file, device, offset, length, direction, queue)
@@ -253,11 +253,11 @@ unsafe extern "C-unwind" fn nvmmu_pipeline(
         };
         // SAFETY: the header asks for `count` of them.
         let slots = unsafe { core::slice::from_raw_parts(slots, count) };
-        let (input_offset, input_len) = ranged(c.input_offset, c.input_length)?;
-        let (output_offset, piece) = ranged(c.output_offset, c.piece)?;
+        let (input_offset, input_len) = parse_range(c.input_offset, c.input_length)?;
+        let (output_offset, piece) = parse_range(c.output_offset, c.piece)?;
         // SAFETY: the header asks for strings.
-        let (input, output) = unsafe { (named(c.input, "run a pipeline")?, named(c.output, "run a pipeline")?) };
-        let pieces = Pieces { input, input_offset, input_len, piece, output, output_offset };
+        let (input, output) = unsafe { (require_path(c.input, "run a pipeline")?, require_path(c.output, "run a pipeline")?) };
+        let pieces = Pieces { input, input_offset, input_len, chunk: piece, output, output_offset };
         let ours = |s: &CSlot| Slot { queue: QueueId(s.stream as u64), input: s.input, output: s.output };
         let ours: Vec<Slot> = slots.iter().map(ours).collect();
         let call = |step: &Step| {

@@ -2,22 +2,22 @@
 
 use std::ffi::{c_int, c_void};
 
-use spinio_device::{QueueId, set_thread_queue};
+use spinio_device::{QueueId, set_thread_stream};
 use spinio_io::runtime;
 use spinio_sys::linux;
 
-use super::{target, whole};
+use super::{target_of, for_each_part};
 use crate::ffi_guard::{self as guard, Failure};
 
 /// Bytes asked of `io` at once: a kernel moves a little less than 2 GiB in a call.
-const PIECE: usize = 1 << 30;
+const MAX_REQUEST: usize = 1 << 30;
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn spinio_pread(fd: c_int, buffer: *mut c_void, size: usize, offset: i64) -> isize {
     guard::cancellation_point();
     guard::call(|| {
         let buffer = buffer.cast::<u8>();
-        whole(buffer, size, offset, PIECE, |part| match part.device {
+        for_each_part(buffer, size, offset, MAX_REQUEST, |part| match part.device {
             Some(to) => runtime().read(fd, Some(part.offset), to, part.len).map_err(Failure::Io),
             None => {
                 let at = buffer.wrapping_add(part.at);
@@ -39,12 +39,12 @@ unsafe extern "C-unwind" fn spinio_pread_async(
     guard::cancellation_point();
     guard::call(|| {
         let at = u64::try_from(offset).map_err(|_| Failure::Errno(libc::EINVAL))?;
-        let to = target(buffer.cast(), size).ok_or(Failure::Errno(libc::EFAULT))?;
+        let to = target_of(buffer.cast(), size).ok_or(Failure::Errno(libc::EFAULT))?;
         Ok(runtime().read_async(fd, at, to, size, QueueId(stream as u64))?)
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn spinio_set_stream(stream: *mut c_void) {
-    set_thread_queue(QueueId(stream as u64));
+    set_thread_stream(QueueId(stream as u64));
 }

@@ -7,18 +7,18 @@ use spinio_device::QueueId;
 use spinio_io::runtime;
 use spinio_sys::linux;
 
-use super::{target, whole};
+use super::{target_of, for_each_part};
 use crate::ffi_guard::{self as guard, Failure};
 
 /// Bytes of one call at most: what Linux moves in one.
-const PIECE: usize = 0x7fff_f000;
+const MAX_RW_COUNT: usize = 0x7fff_f000;
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn spinio_pwrite(fd: c_int, buffer: *const c_void, size: usize, offset: i64) -> isize {
     guard::cancellation_point();
     guard::call(|| {
         let buffer = buffer.cast::<u8>();
-        whole(buffer, size, offset, PIECE, |part| match part.device {
+        for_each_part(buffer, size, offset, MAX_RW_COUNT, |part| match part.device {
             Some(from) => runtime().write(fd, Some(part.offset), from, part.len).map_err(Failure::Io),
             None => {
                 let at = buffer.wrapping_add(part.at);
@@ -44,7 +44,7 @@ unsafe extern "C-unwind" fn spinio_pwrite_async(
         if size == 0 || size > isize::MAX as usize {
             return Err(Failure::Errno(libc::EINVAL));
         }
-        let from = target(buffer.cast(), size).ok_or(Failure::Errno(libc::EFAULT))?;
+        let from = target_of(buffer.cast(), size).ok_or(Failure::Errno(libc::EFAULT))?;
         // An ssize_t as the atomic word that it is set as.
         let result = written.cast::<AtomicIsize>();
         // SAFETY: the header asks for a word that stays until it is set.

@@ -50,17 +50,17 @@ pub struct Buffer {
 
 impl Buffer {
     /// New memory. The settings of this process (`SPINIO_EMULATED`) say what the emulated device is like.
-    pub fn new(on: Name, len: u64) -> anyhow::Result<Buffer> {
-        Buffer::made(on, len, false)
+    pub fn new(device: Name, len: u64) -> anyhow::Result<Buffer> {
+        Buffer::alloc(device, len, false)
     }
 
     /// The same, host-mapped where the device can: memory that storage may be able to reach.
-    pub fn mapped(on: Name, len: u64) -> anyhow::Result<Buffer> {
-        Buffer::made(on, len, true).or_else(|_| Buffer::made(on, len, false))
+    pub fn mapped(device: Name, len: u64) -> anyhow::Result<Buffer> {
+        Buffer::alloc(device, len, true).or_else(|_| Buffer::alloc(device, len, false))
     }
 
-    fn made(on: Name, len: u64, host_mapped: bool) -> anyhow::Result<Buffer> {
-        let Name(id) = on;
+    fn alloc(device: Name, len: u64, host_mapped: bool) -> anyhow::Result<Buffer> {
+        let Name(id) = device;
         let failed = || format!("Cannot allocate {} on {id}", units::bytes(len));
         let missing =
             |e: &dyn fmt::Display| exit::error(Exit::Missing, format!("{}: {e}. `spinio doctor` tells more", failed()));
@@ -81,8 +81,8 @@ impl Buffer {
 }
 
 /// What a buffer on a device would be like, without keeping one.
-pub fn like(on: Name) -> anyhow::Result<spinio_io::Buffer> {
-    let page = Buffer::new(on, 4096)?;
+pub fn probe_buffer(device: Name) -> anyhow::Result<spinio_io::Buffer> {
+    let page = Buffer::new(device, 4096)?;
     Ok(spinio_io::Buffer::of(&page.target.allocation))
 }
 

@@ -72,9 +72,9 @@ pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
     let name = explain.input.path().display().to_string();
     let device = explain.device.unwrap_or_else(device::preferred);
     let wait = Wait::new("Asking what is cached");
-    let buffer = device::like(device)?;
+    let buffer = device::probe_buffer(device)?;
     let fd = opened.file.as_raw_fd();
-    let told = if explain.write {
+    let explanation = if explain.write {
         // Never written to; the flags are what matters.
         let flags = if explain.sync { linux::O_DSYNC } else { 0 } | if explain.direct { linux::O_DIRECT } else { 0 };
         let again = OpenOptions::new().read(true).custom_flags(flags as i32).open(explain.input.path());
@@ -83,15 +83,15 @@ pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
     } else {
         runtime().explain(fd, opened.offset, opened.len, buffer)
     };
-    let told = told.map_err(|e| e.with_path(&name))?;
+    let told = explanation.map_err(|e| e.with_path(&name))?;
     drop(wait);
-    let holders = holders::of(&opened.file);
+    let holders = holders::holders_of(&opened.file);
     let text = match explain.json {
         true => format!("{:#}\n", json_of(&name, device, &told, &holders)),
         false => {
             let rows = if explain.all { usize::MAX } else { ROWS };
             let text = render(&Paint::stdout(), &name, (device, explain.write), &told, rows);
-            text + &held(&holders, explain.write)
+            text + &holders_text(&holders, explain.write)
         }
     };
     out::print(&text)?;
@@ -99,12 +99,12 @@ pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
 }
 
 /// Predicted nanoseconds of a segment, where there is a prediction.
-fn nanos(told: &Explanation, segment: usize) -> Option<f64> {
-    told.prediction.segments.get(segment).copied()
+fn nanos(explanation: &Explanation, segment: usize) -> Option<f64> {
+    explanation.prediction.segments.get(segment).copied()
 }
 
 /// What another process's hold of the file means.
-fn held(holders: &[Holder], write: bool) -> String {
+fn holders_text(holders: &[Holder], write: bool) -> String {
     let mut s = String::new();
     for holder in holders {
         let Holder { pid, name } = holder;
@@ -119,44 +119,44 @@ fn held(holders: &[Holder], write: bool) -> String {
     s
 }
 
-fn json_of(name: &str, device: Name, told: &Explanation, holders: &[Holder]) -> Value {
-    let mut at = told.offset;
-    let extents: Vec<Value> = told
+fn json_of(name: &str, device: Name, explanation: &Explanation, holders: &[Holder]) -> Value {
+    let mut at = explanation.offset;
+    let extents: Vec<Value> = explanation
         .extents
         .iter()
         .map(|e| {
-            let value = json!({ "offset": at, "length": e.len, "residency": word(e.residency) });
+            let value = json!({ "offset": at, "length": e.len, "residency": residency_name(e.residency) });
             at += e.len;
             value
         })
         .collect();
     let segment = |(i, s): (usize, &Segment)| {
         json!({
-            "offset": told.offset + s.offset,
+            "offset": explanation.offset + s.offset,
             "length": s.len,
             "route": s.route.name(),
             "reason": s.reason.text(),
             "refused": s.refused.map(|r| r.text()),
-            "predicted_ns": nanos(told, i),
+            "predicted_ns": nanos(explanation, i),
         })
     };
     json!({
         "file": name,
         "device": device.to_string(),
-        "offset": told.offset,
-        "length": told.len,
-        "residency_asked": told.residency_source,
-        "model": told.model,
-        "predicted_ns": told.prediction.total,
+        "offset": explanation.offset,
+        "length": explanation.len,
+        "residency_asked": explanation.residency_source,
+        "model": explanation.model,
+        "predicted_ns": explanation.prediction.total,
         "extents": extents,
-        "segments": told.schedule.segments.iter().enumerate().map(segment).collect::<Vec<_>>(),
-        "storage": stack::json(&told.storage),
-        "advice": told.advice,
+        "segments": explanation.schedule.segments.iter().enumerate().map(segment).collect::<Vec<_>>(),
+        "storage": stack::json(&explanation.storage),
+        "advice": explanation.advice,
         "held_by": holders.iter().map(|h| json!({ "pid": h.pid, "name": h.name })).collect::<Vec<_>>(),
     })
 }
 
-fn word(residency: Residency) -> &'static str {
+fn residency_name(residency: Residency) -> &'static str {
     match residency {
         Residency::Absent => "absent",
         Residency::Clean => "clean",
@@ -165,57 +165,57 @@ fn word(residency: Residency) -> &'static str {
     }
 }
 
-fn render(paint: &Paint, name: &str, (device, write): (Name, bool), told: &Explanation, rows: usize) -> String {
+fn render(paint: &Paint, name: &str, (device, write): (Name, bool), explanation: &Explanation, rows: usize) -> String {
     let mut s = String::new();
     let _ = writeln!(
         s,
         "{} {} of {} at {} of {name} {} {device}",
         paint.text(Ink::Head, "one"),
         if write { "pwrite" } else { "pread" },
-        units::bytes(told.len),
-        told.offset,
+        units::bytes(explanation.len),
+        explanation.offset,
         if write { "out of" } else { "into" },
     );
-    if told.len == 0 {
+    if explanation.len == 0 {
         s += "nothing is there to read: the range lies at the end of the file\n";
         return s;
     }
-    draw(&mut s, paint, told);
-    let _ = writeln!(s, "\n{}", table::text(&segments(paint, told, rows)));
-    for (i, reason) in refusals(told).into_iter().enumerate() {
+    draw(&mut s, paint, explanation);
+    let _ = writeln!(s, "\n{}", table::text(&segments(paint, explanation, rows)));
+    for (i, reason) in refusals(explanation).into_iter().enumerate() {
         let _ = writeln!(s, "[{}] a faster route was refused: {reason}", i + 1);
     }
-    let hidden = told.schedule.segments.len().saturating_sub(rows);
+    let hidden = explanation.schedule.segments.len().saturating_sub(rows);
     if hidden > 0 {
         let _ = writeln!(s, "... and {hidden} segments more: --all lists them");
     }
-    total(&mut s, told);
-    let _ = writeln!(s, "\n{}\n{}", paint.text(Ink::Head, "What lies under it"), stack::drawn(&told.storage, 2));
-    if !told.advice.is_empty() {
+    total(&mut s, explanation);
+    let _ = writeln!(s, "\n{}\n{}", paint.text(Ink::Head, "What lies under it"), stack::tree_text(&explanation.storage, 2));
+    if !explanation.advice.is_empty() {
         let _ = writeln!(s, "\n{}", paint.text(Ink::Head, "What would make it faster"));
-        for advice in &told.advice {
+        for advice in &explanation.advice {
             let _ = writeln!(s, "  {advice}");
         }
     }
     s
 }
 
-fn draw(s: &mut String, paint: &Paint, told: &Explanation) {
+fn draw(s: &mut String, paint: &Paint, explanation: &Explanation) {
     let columns = paint.width.saturating_sub(8).clamp(20, 160);
-    let (from, to) = (units::bytes(told.offset), units::bytes(told.offset + told.len));
+    let (from, to) = (units::bytes(explanation.offset), units::bytes(explanation.offset + explanation.len));
     let gap = columns.saturating_sub(from.chars().count() + to.chars().count());
     let _ = writeln!(s, "\n       {from}{:gap$}{to}", "");
-    let _ = writeln!(s, "pages  {}", strip::residency(paint, &told.extents, columns));
-    let _ = writeln!(s, "route  {}", strip::schedule(paint, &told.schedule, columns));
-    let _ = writeln!(s, "\n       {}", strip::residency_legend(paint, &told.extents));
-    let _ = writeln!(s, "       {}", strip::schedule_legend(paint, &told.schedule));
-    let _ = writeln!(s, "       {}", paint.text(Ink::Dim, &format!("residency was asked by {}", told.residency_source)));
+    let _ = writeln!(s, "pages  {}", strip::residency(paint, &explanation.extents, columns));
+    let _ = writeln!(s, "route  {}", strip::schedule(paint, &explanation.schedule, columns));
+    let _ = writeln!(s, "\n       {}", strip::residency_legend(paint, &explanation.extents));
+    let _ = writeln!(s, "       {}", strip::schedule_legend(paint, &explanation.schedule));
+    let _ = writeln!(s, "       {}", paint.text(Ink::Dim, &format!("residency was asked by {}", explanation.residency_source)));
 }
 
 /// Reasons for which a faster route was refused, each once; told below the table by number.
-fn refusals(told: &Explanation) -> Vec<Reason> {
+fn refusals(explanation: &Explanation) -> Vec<Reason> {
     let mut all = Vec::new();
-    for reason in told.schedule.segments.iter().filter_map(|s| s.refused) {
+    for reason in explanation.schedule.segments.iter().filter_map(|s| s.refused) {
         if !all.contains(&reason) {
             all.push(reason);
         }
@@ -223,25 +223,25 @@ fn refusals(told: &Explanation) -> Vec<Reason> {
     all
 }
 
-fn segments(paint: &Paint, told: &Explanation, rows: usize) -> comfy_table::Table {
-    let refused = refusals(told);
+fn segments(paint: &Paint, explanation: &Explanation, rows: usize) -> comfy_table::Table {
+    let refused = refusals(explanation);
     let note = |reason| refused.iter().position(|r| *r == reason).map_or_else(String::new, |i| format!(" [{}]", i + 1));
     let mut table = table::new(paint, &["offset", "length", "route", "predicted", "why this route"]);
-    for (i, segment) in told.schedule.segments.iter().enumerate().take(rows) {
+    for (i, segment) in explanation.schedule.segments.iter().enumerate().take(rows) {
         table.add_row(vec![
-            Cell::new(told.offset + segment.offset),
+            Cell::new(explanation.offset + segment.offset),
             Cell::new(units::bytes(segment.len)),
             table::route(segment.route),
-            Cell::new(nanos(told, i).map_or_else(|| "-".to_owned(), units::time)),
+            Cell::new(nanos(explanation, i).map_or_else(|| "-".to_owned(), units::time)),
             Cell::new(format!("{}{}", segment.reason, segment.refused.map_or_else(String::new, note))),
         ]);
     }
-    table::settle(&mut table, &[0, 1, 3]);
+    table::align_columns(&mut table, &[0, 1, 3]);
     table
 }
 
-fn total(s: &mut String, told: &Explanation) {
-    let p = &told.prediction;
+fn total(s: &mut String, explanation: &Explanation) {
+    let p = &explanation.prediction;
     if p.total <= 0.0 {
         let _ = writeln!(s, "no time is predicted for this call");
         return;
@@ -250,10 +250,10 @@ fn total(s: &mut String, told: &Explanation) {
         s,
         "predicted {} ({} GB/s), each side's start included: {} from storage, {} from the page cache. Cost model: {}",
         units::time(p.total),
-        units::gbps(told.len, p.total / 1e9),
+        units::gbps(explanation.len, p.total / 1e9),
         units::time(p.storage),
         units::time(p.cache),
-        told.model
+        explanation.model
     );
 }
 
@@ -269,7 +269,7 @@ mod tests {
         "emulated".parse().unwrap()
     }
 
-    fn told(segments: usize) -> Explanation {
+    fn sample_explanation(segments: usize) -> Explanation {
         let len = 1 << 20;
         let segment = |i: usize| Segment {
             offset: i as u64 * len,
@@ -300,8 +300,8 @@ mod tests {
     }
 
     #[test]
-    fn strips_table_and_advice() {
-        let text = render(&PLAIN, "/data/f", (device(), false), &told(2), 40);
+    fn shows_strips_table_and_advice() {
+        let text = render(&PLAIN, "/data/f", (device(), false), &sample_explanation(2), 40);
         assert!(text.contains("pread of 2 MiB at 4096 of /data/f into emulated:0"), "{text}");
         let line = |start: &str| text.lines().find(|l| l.starts_with(start)).unwrap().to_owned();
         assert_eq!(line("pages").matches('█').count(), line("pages").matches('░').count());
@@ -315,23 +315,23 @@ mod tests {
     }
 
     #[test]
-    fn a_long_table_is_cut_and_says_so() {
-        let text = render(&PLAIN, "f", (device(), false), &told(100), 40);
+    fn long_table_is_truncated_with_note() {
+        let text = render(&PLAIN, "f", (device(), false), &sample_explanation(100), 40);
         assert!(text.contains("... and 60 segments more"));
-        let all = render(&PLAIN, "f", (device(), false), &told(100), usize::MAX);
+        let all = render(&PLAIN, "f", (device(), false), &sample_explanation(100), usize::MAX);
         assert!(!all.contains("segments more") && all.lines().count() > 100);
     }
 
     #[test]
-    fn nothing_to_read() {
-        let mut none = told(0);
+    fn empty_range_is_explained() {
+        let mut none = sample_explanation(0);
         none.len = 0;
         assert!(render(&PLAIN, "f", (device(), false), &none, 40).contains("nothing is there to read"));
     }
 
     #[test]
-    fn json_counts_offsets_from_the_start_of_the_file() {
-        let value = json_of("f", device(), &told(2), &[]);
+    fn json_offsets_are_file_offsets() {
+        let value = json_of("f", device(), &sample_explanation(2), &[]);
         assert_eq!(value["extents"][1]["offset"], 4096 + (1 << 20));
         assert_eq!(value["segments"][1]["offset"], 4096 + (1 << 20));
         assert_eq!(value["segments"][1]["route"], "direct");
@@ -340,10 +340,10 @@ mod tests {
     }
 
     #[test]
-    fn every_line_fits_the_terminal() {
+    fn lines_fit_terminal_width() {
         for width in [40, 60, 100, 200] {
             let paint = Paint { colour: false, width };
-            let text = render(&paint, "f", (device(), false), &told(3), 40);
+            let text = render(&paint, "f", (device(), false), &sample_explanation(3), 40);
             for line in text.lines().filter(|l| l.starts_with("pages") || l.starts_with("route")) {
                 assert!(line.chars().count() <= width, "{width}: {line}");
             }

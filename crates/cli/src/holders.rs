@@ -27,13 +27,13 @@ pub struct Holder {
 }
 
 /// Who holds a file.
-pub fn of(file: &File) -> Vec<Holder> {
+pub fn holders_of(file: &File) -> Vec<Holder> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let (Ok(meta), about) = (file.metadata(), read(&format!("/proc/self/fdinfo/{}", file.as_raw_fd()))) else {
         return vec![];
     };
-    let Some(device) = device(&about, &read("/proc/self/mountinfo")) else { return vec![] };
-    let leased = leased(&read("/proc/locks"), device, meta.ino());
+    let Some(device) = lease_device(&about, &read("/proc/self/mountinfo")) else { return vec![] };
+    let leased = lease_holders(&read("/proc/locks"), device, meta.ino());
     if leased.is_empty() {
         return vec![];
     }
@@ -43,7 +43,7 @@ pub fn of(file: &File) -> Vec<Holder> {
 }
 
 /// The device of the file system itself, by which the kernel lists leases: `stat` tells another one on btrfs.
-fn device(fdinfo: &str, mountinfo: &str) -> Option<(u32, u32)> {
+fn lease_device(fdinfo: &str, mountinfo: &str) -> Option<(u32, u32)> {
     let mount = fdinfo.lines().find_map(|l| l.strip_prefix("mnt_id:"))?.trim();
     // number, parent, major:minor, ...
     let line = mountinfo.lines().find(|l| l.split_whitespace().next() == Some(mount))?;
@@ -52,7 +52,7 @@ fn device(fdinfo: &str, mountinfo: &str) -> Option<(u32, u32)> {
 }
 
 /// Who has a read lease on an inode.
-fn leased(locks: &str, device: (u32, u32), inode: u64) -> Vec<u32> {
+fn lease_holders(locks: &str, device: (u32, u32), inode: u64) -> Vec<u32> {
     let one = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [_, "LEASE", _, "READ", pid, place, ..] = words[..] else { return None };
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leases_are_found_by_device_and_inode() {
+    fn lease_holders_match_device_and_inode() {
         let locks = "1: LEASE  ACTIVE    READ  4711 fd:00:131 0 EOF\n\
                      1: -> LEASE  BREAKING  READ 9 fd:00:131 0 EOF\n\
                      2: LEASE  BREAKING  READ  12 fd:00:131 0 EOF\n\
@@ -78,20 +78,20 @@ mod tests {
                      4: FLOCK  ADVISORY  WRITE 14 fd:00:131 0 EOF\n\
                      5: LEASE  ACTIVE    READ  15 fd:01:131 0 EOF\n\
                      6: LEASE  ACTIVE    READ  x fd:00:131 0 EOF\n7: LEASE";
-        assert_eq!(leased(locks, (0xfd, 0), 131), [4711, 12]);
-        assert_eq!(leased(locks, (0xfd, 0), 13), [0; 0]);
+        assert_eq!(lease_holders(locks, (0xfd, 0), 131), [4711, 12]);
+        assert_eq!(lease_holders(locks, (0xfd, 0), 13), [0; 0]);
     }
 
     #[test]
-    fn the_device_is_the_mounts() {
+    fn lease_device_comes_from_mountinfo() {
         let mounts = "21 1 0:20 / /proc rw - proc proc rw\n36 1 254:1 /sub /data rw - btrfs /dev/vda1 rw\n";
-        assert_eq!(device("pos:\t0\nflags:\t0100000\nmnt_id:\t36\nino:\t5\n", mounts), Some((254, 1)));
-        assert_eq!(device("mnt_id:\t3\n", mounts), None);
-        assert_eq!(device("", mounts), None);
+        assert_eq!(lease_device("pos:\t0\nflags:\t0100000\nmnt_id:\t36\nino:\t5\n", mounts), Some((254, 1)));
+        assert_eq!(lease_device("mnt_id:\t3\n", mounts), None);
+        assert_eq!(lease_device("", mounts), None);
     }
 
     #[test]
-    fn a_file_that_nobody_holds_has_no_holder() {
-        assert_eq!(of(&tempfile::tempfile().unwrap()), []);
+    fn unpinned_file_has_no_holder() {
+        assert_eq!(holders_of(&tempfile::tempfile().unwrap()), []);
     }
 }

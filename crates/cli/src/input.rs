@@ -64,7 +64,7 @@ impl Input {
         let size = match stat.kind {
             FileKind::Regular => stat.size,
             FileKind::Block => seek(&file, SeekFrom::End(0)).map_err(std::io::Error::from).with_context(cannot)?,
-            FileKind::Stream => bail!("Cannot read {name}: it is no file with offsets"),
+            FileKind::Other => bail!("Cannot read {name}: it is no file with offsets"),
         };
         // `/proc` says that its files are empty, and they are not.
         if stat.kind == FileKind::Regular && size == 0 && file.read_at(&mut [0], 0).is_ok_and(|n| n > 0) {

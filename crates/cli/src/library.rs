@@ -30,8 +30,8 @@ pub fn find() -> anyhow::Result<PathBuf> {
     find_in(env::var_os("SPINIO_LIBRARY").map(PathBuf::from), bin.as_deref())
 }
 
-fn find_in(said: Option<PathBuf>, bin: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let looked = match (said, bin) {
+fn find_in(setting: Option<PathBuf>, bin: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let looked = match (setting, bin) {
         (Some(said), _) => vec![said],
         (None, Some(bin)) => vec![
             bin.join(NAME),
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_comes_first_but_after_a_sanitizer() {
+    fn library_precedes_others_except_sanitizers() {
         assert_eq!(value(None), "/x/libspinio.so");
         assert_eq!(value(Some("")), "/x/libspinio.so");
         assert_eq!(value(Some("/a.so /b.so")), "/x/libspinio.so:/a.so:/b.so");
@@ -111,19 +111,19 @@ mod tests {
     }
 
     #[test]
-    fn nested_runs_name_it_once() {
+    fn nested_runs_preload_once() {
         assert_eq!(value(Some("/x/libspinio.so")), "/x/libspinio.so");
     }
 
     #[test]
-    fn a_path_that_the_loader_would_cut_is_refused() {
+    fn path_with_separator_is_refused() {
         let error = preload(Path::new("/my files/libspinio.so"), None).unwrap_err();
         assert_eq!(exit::code(&error), Exit::Refused);
         assert!(error.to_string().contains("/my files/libspinio.so"));
     }
 
     #[test]
-    fn a_missing_library_is_told_with_every_place() {
+    fn missing_library_lists_every_path_tried() {
         let bin = Path::new("/nowhere/bin");
         let error = find_in(None, Some(bin)).unwrap_err();
         assert_eq!(exit::code(&error), Exit::Missing);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_place_that_has_it_wins() {
+    fn first_existing_path_wins() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("deps")).unwrap();
         std::fs::write(dir.path().join("deps").join(NAME), "").unwrap();

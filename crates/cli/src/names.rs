@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_have_names_of_their_own() {
+    fn reason_names_are_unique() {
         assert_eq!(reason(Reason::CachedLarge), "cached_large");
         let mut names: Vec<_> = Reason::ALL.iter().map(|r| reason(*r)).collect();
         names.sort();

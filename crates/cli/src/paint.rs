@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_text_stays_plain_without_colour() {
+    fn text_is_unchanged_without_colour() {
         assert_eq!(Paint { colour: false, width: 80 }.text(Ink::Bad, "no"), "no");
         assert_eq!(Paint { colour: true, width: 80 }.text(Ink::Bad, "no"), "\x1b[31mno\x1b[0m");
     }

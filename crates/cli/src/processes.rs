@@ -38,14 +38,14 @@ pub struct Found {
     /// Living processes, by number.
     pub processes: Vec<Counters>,
     /// Living processes that run another build of SPIN, whose counters we cannot read.
-    pub other_builds: usize,
+    pub other_versions: usize,
 }
 
 /// Why a file was not read.
 #[derive(Debug)]
 pub enum Unread {
     /// Another build of SPIN wrote it.
-    OtherBuild,
+    OtherVersion,
     /// It holds no counters.
     NoCounters,
     /// The kernel said no.
@@ -83,7 +83,7 @@ impl Counters {
             _ => Unread::Io(e),
         })?;
         self.snapshot = Snapshot::from_bytes(&bytes).map_err(|e| match e {
-            SnapshotError::OtherVersion => Unread::OtherBuild,
+            SnapshotError::OtherVersion => Unread::OtherVersion,
             SnapshotError::NotCounters => Unread::NoCounters,
         })?;
         Ok(())
@@ -112,7 +112,7 @@ fn is_locked(file: &File) -> bool {
 
 /// Every living process that this user may see.
 pub fn list() -> Found {
-    list_in(&places())
+    list_in(&search_dirs())
 }
 
 fn list_in(places: &[PathBuf]) -> Found {
@@ -127,8 +127,8 @@ fn list_in(places: &[PathBuf]) -> Found {
             }
             match Counters::open(&path) {
                 Ok(counters) if counters.is_alive() => found.processes.push(counters),
-                Err(Unread::OtherBuild) if OpenOptions::new().read(true).open(&path).is_ok_and(|f| is_locked(&f)) => {
-                    found.other_builds += 1;
+                Err(Unread::OtherVersion) if OpenOptions::new().read(true).open(&path).is_ok_and(|f| is_locked(&f)) => {
+                    found.other_versions += 1;
                 }
                 _ => {}
             }
@@ -141,7 +141,7 @@ fn list_in(places: &[PathBuf]) -> Found {
 /// The living process with this number.
 pub fn find(pid: u32) -> anyhow::Result<Counters> {
     let found = list();
-    let others = found.other_builds;
+    let others = found.other_versions;
     found.processes.into_iter().find(|c| c.snapshot.process.pid == pid).ok_or_else(|| {
         let why = if !Path::new("/proc").join(pid.to_string()).exists() {
             "there is no such process".to_owned()
@@ -157,12 +157,12 @@ pub fn find(pid: u32) -> anyhow::Result<Counters> {
 }
 
 /// The file that the user named.
-pub fn named(path: &Path) -> anyhow::Result<Counters> {
+pub fn open_path(path: &Path) -> anyhow::Result<Counters> {
     Counters::open(path).map_err(anyhow::Error::from).with_context(|| format!("Cannot read {}", path.display()))
 }
 
 /// Where processes keep their counters.
-fn places() -> Vec<PathBuf> {
+fn search_dirs() -> Vec<PathBuf> {
     let user = geteuid();
     let runtime = std::env::var("XDG_RUNTIME_DIR").ok();
     let mut places: Vec<PathBuf> = default_dirs(runtime.as_deref(), user.as_raw()).into_iter().map(PathBuf::from).collect();
@@ -184,7 +184,7 @@ fn places() -> Vec<PathBuf> {
 impl std::fmt::Display for Unread {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Unread::OtherBuild => f.write_str("these are counters of another version of SPIN"),
+            Unread::OtherVersion => f.write_str("these are counters of another version of SPIN"),
             Unread::NoCounters => f.write_str("it holds no counters of SPIN"),
             Unread::Io(e) => e.fmt(f),
         }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn only_locked_tables_are_living_processes() {
+    fn only_locked_files_are_live_processes() {
         let folder = tempfile::tempdir().unwrap();
         let (living, _dead) = (table(folder.path(), "1"), table(folder.path(), "2"));
         std::fs::write(folder.path().join("3"), "short").unwrap();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_shrinks_is_no_longer_read() {
+    fn truncated_file_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = table(folder.path(), "1");
         let mut counters = Counters::open(&path).unwrap();

@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-const PATIENCE: Duration = Duration::from_secs(1);
+const SHOW_AFTER: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(100);
 
-static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
+static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Starts the clock of this command.
 pub fn start_clock() {
-    LazyLock::force(&BEGUN);
+    LazyLock::force(&STARTED);
 }
 
-fn hidden(total: Option<u64>, style: &str, what: &str) -> ProgressBar {
+fn hidden_bar(total: Option<u64>, style: &str, what: &str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::hidden());
     if let Ok(style) = ProgressStyle::with_template(style) {
         bar.set_style(style);
@@ -38,17 +38,17 @@ impl Progress {
     /// Nothing is drawn before the first [`Progress::set`].
     pub fn bytes(total: u64, what: &str) -> Progress {
         let style = "{msg} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
-        Progress { bar: hidden(Some(total), style, what), shown: false }
+        Progress { bar: hidden_bar(Some(total), style, what), shown: false }
     }
 
     /// The same, of things that are counted.
     pub fn count(total: u64, what: &str) -> Progress {
         let style = "{msg} {wide_bar} {pos} of {len}, {eta} left";
-        Progress { bar: hidden(Some(total), style, what), shown: false }
+        Progress { bar: hidden_bar(Some(total), style, what), shown: false }
     }
 
     /// What is going on now.
-    pub fn say(&self, what: &str) {
+    pub fn set_message(&self, what: &str) {
         if self.bar.message() != what {
             self.bar.set_message(what.to_owned());
         }
@@ -56,7 +56,7 @@ impl Progress {
 
     /// So much is done.
     pub fn set(&mut self, done: u64) {
-        if !self.shown && BEGUN.elapsed() >= PATIENCE {
+        if !self.shown && STARTED.elapsed() >= SHOW_AFTER {
             // indicatif itself draws nothing where stderr is no terminal.
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
             self.shown = true;
@@ -80,11 +80,11 @@ pub struct Wait {
 impl Wait {
     /// Nothing is drawn before the command has run for a second.
     pub fn new(what: &str) -> Wait {
-        let bar = hidden(None, "{spinner} {msg}, for {elapsed}", what);
+        let bar = hidden_bar(None, "{spinner} {msg}, for {elapsed}", what);
         let (done, ended) = mpsc::channel::<()>();
         let drawn = bar.clone();
         let paint = move || {
-            let patience = PATIENCE.saturating_sub(BEGUN.elapsed());
+            let patience = SHOW_AFTER.saturating_sub(STARTED.elapsed());
             if ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
                 drawn.set_draw_target(ProgressDrawTarget::stderr());
                 while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {

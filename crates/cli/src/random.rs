@@ -27,8 +27,8 @@ impl Random {
     }
 
     /// Below `bound`, which must not be 0.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    pub fn below(&mut self, limit: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
     }
 }
 
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_gives_the_same_numbers_and_others_give_others() {
+    fn sequence_depends_on_seed_only() {
         let few = |seed, number| {
             let mut r = Random::new(seed, number);
             [r.next(), r.next(), r.next()]
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_spread_and_bounded() {
+    fn numbers_are_uniform_and_bounded() {
         let mut r = Random::new(7, 0);
         let mean = (0..10_000).map(|_| r.unit()).sum::<f64>() / 10_000.0;
         assert!((0.48..0.52).contains(&mean), "{mean}");

@@ -44,7 +44,7 @@ struct Done {
     reads: u64,
     spent: Duration,
     /// File offset of the first byte that differs.
-    differs: Option<u64>,
+    first_difference: Option<u64>,
 }
 
 /// Runs it.
@@ -58,12 +58,12 @@ pub fn run(read: &Read) -> anyhow::Result<Exit> {
     let buffer = Buffer::new(read.device.unwrap_or_else(device::preferred), block)?;
     drop(wait);
     let before = runtime().stats();
-    let done = all(read, &opened, &buffer, block)?;
+    let done = read_all(read, &opened, &buffer, block)?;
     report(read, &buffer, &done, &runtime().stats().since(&before))?;
-    Ok(if done.differs.is_some() { Exit::Different } else { Exit::Ok })
+    Ok(if done.first_difference.is_some() { Exit::Different } else { Exit::Ok })
 }
 
-fn all(read: &Read, opened: &Opened, buffer: &Buffer, block: u64) -> anyhow::Result<Done> {
+fn read_all(read: &Read, opened: &Opened, buffer: &Buffer, block: u64) -> anyhow::Result<Done> {
     let name = read.input.path().display().to_string();
     // A description of its own: advice must not change the one that the device reads.
     let plain = match read.verify {
@@ -75,7 +75,7 @@ fn all(read: &Read, opened: &Opened, buffer: &Buffer, block: u64) -> anyhow::Res
     }
     let mut progress = Progress::bytes(opened.len, "Reading");
     let mut done = Done::default();
-    while done.bytes < opened.len && done.differs.is_none() {
+    while done.bytes < opened.len && done.first_difference.is_none() {
         let (at, want) = (opened.offset + done.bytes, block.min(opened.len - done.bytes) as usize);
         let begun = Instant::now();
         let got = runtime().read(opened.file.as_raw_fd(), Some(at), buffer.target, want);
@@ -85,7 +85,7 @@ fn all(read: &Read, opened: &Opened, buffer: &Buffer, block: u64) -> anyhow::Res
             break;
         }
         if let Some(plain) = &plain {
-            done.differs = compare(plain, at, buffer, got).with_context(|| format!("Cannot compare {name}"))?;
+            done.first_difference = compare(plain, at, buffer, got).with_context(|| format!("Cannot compare {name}"))?;
         }
         done.bytes += got as u64;
         done.reads += 1;
@@ -123,7 +123,7 @@ fn report(read: &Read, buffer: &Buffer, done: &Done, stats: &spinio_io::stats::S
     if !stats.rows.is_empty() {
         text += &format!("\n{}\n\n", table::text(&table::of_snapshot(&paint, stats)));
     }
-    match (read.verify, done.differs) {
+    match (read.verify, done.first_difference) {
         (false, _) => {}
         (true, None) => {
             let tick = paint.text(Ink::Good, "✓");

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// A folder on a real disk for the demo's files: O_DIRECT and eviction mean nothing on a file system in memory.
 /// The first of the usual places that has one; else the first of them, with what is wrong about it.
-pub fn folder() -> (PathBuf, Option<String>) {
+pub fn disk_dir() -> (PathBuf, Option<String>) {
     let mut places = vec![std::env::temp_dir(), PathBuf::from("/var/tmp")];
     places.extend(std::env::current_dir());
     if let Some(real) = places.iter().find(|p| p.is_dir() && !is_in_memory(p)) {

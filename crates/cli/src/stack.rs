@@ -6,11 +6,11 @@ use spinio_plan::geometry::{Kind, Layer, P2p, Role, Stack};
 use crate::units;
 
 /// The tree, moved to the right, and what follows from it.
-pub fn drawn(stack: &Stack, indent: usize) -> String {
+pub fn tree_text(stack: &Stack, indent: usize) -> String {
     let mut lines: Vec<String> = stack.to_string().lines().map(|l| format!("{:indent$}{l}", "")).collect();
     if stack.top.is_some() {
         lines.push(format!("{:indent$}{}", "", stripes(stack)));
-        lines.push(format!("{:indent$}{}", "", P2p::of(stack).text()));
+        lines.push(format!("{:indent$}{}", "", P2p::from_stack(stack).text()));
     }
     lines.join("\n")
 }
@@ -40,8 +40,8 @@ pub fn json(stack: &Stack) -> Value {
             "width": s.width(),
             "phase": s.phase,
         })),
-        "p2p": P2p::of(stack).may(),
-        "p2p_reason": P2p::of(stack).text(),
+        "p2p": P2p::from_stack(stack).worth_probing(),
+        "p2p_reason": P2p::from_stack(stack).text(),
         "layers": stack.top.as_ref().map(layer),
     })
 }

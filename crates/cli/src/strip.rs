@@ -38,7 +38,7 @@ fn letter(route: Route) -> char {
 }
 
 /// Bytes of each kind that fall into each of `columns` equal parts of the whole.
-fn spread<K: Copy + PartialEq>(runs: &[(u64, K)], columns: usize) -> Vec<Vec<(K, u64)>> {
+fn distribute<K: Copy + PartialEq>(runs: &[(u64, K)], columns: usize) -> Vec<Vec<(K, u64)>> {
     let total: u64 = runs.iter().map(|r| r.0).sum();
     let mut out: Vec<Vec<(K, u64)>> = vec![Vec::new(); columns];
     if total == 0 || columns == 0 {
@@ -65,7 +65,7 @@ fn spread<K: Copy + PartialEq>(runs: &[(u64, K)], columns: usize) -> Vec<Vec<(K,
 }
 
 /// The kind that most bytes of a column have, and whether another has a quarter or more.
-fn most<K: Copy>(column: &[(K, u64)]) -> Option<(K, bool)> {
+fn majority<K: Copy>(column: &[(K, u64)]) -> Option<(K, bool)> {
     let total: u64 = column.iter().map(|c| c.1).sum();
     column.iter().max_by_key(|c| c.1).map(|&(kind, bytes)| (kind, u128::from(bytes) * 4 <= u128::from(total) * 3))
 }
@@ -73,7 +73,7 @@ fn most<K: Copy>(column: &[(K, u64)]) -> Option<(K, bool)> {
 /// The residency of a range, as one line of `columns` characters.
 pub fn residency(paint: &Paint, extents: &[Extent], columns: usize) -> String {
     let runs: Vec<_> = extents.iter().map(|e| (e.len, e.residency)).collect();
-    line(paint, &spread(&runs, columns), |(residency, mixed)| {
+    line(paint, &distribute(&runs, columns), |(residency, mixed)| {
         (if mixed { MIXED } else { glyph(residency).0 }, Ink::Pages(residency))
     })
 }
@@ -81,7 +81,7 @@ pub fn residency(paint: &Paint, extents: &[Extent], columns: usize) -> String {
 /// The routes of a schedule, as one line of `columns` characters.
 pub fn schedule(paint: &Paint, schedule: &Schedule, columns: usize) -> String {
     let runs: Vec<_> = schedule.segments.iter().map(|s| (s.len, s.route)).collect();
-    line(paint, &spread(&runs, columns), |(route, _)| (letter(route), Ink::Route(route)))
+    line(paint, &distribute(&runs, columns), |(route, _)| (letter(route), Ink::Route(route)))
 }
 
 fn line<K: Copy + PartialEq>(
@@ -93,7 +93,7 @@ fn line<K: Copy + PartialEq>(
     // One escape code a run of equal colours, not one a character.
     let mut run: Option<(Ink, String)> = None;
     for column in columns {
-        let (c, ink) = most(column).map_or((' ', Ink::Dim), &show);
+        let (c, ink) = majority(column).map_or((' ', Ink::Dim), &show);
         match &mut run {
             Some((now, text)) if *now == ink => text.push(c),
             _ => {
@@ -155,14 +155,14 @@ mod tests {
     }
 
     #[test]
-    fn columns_stand_for_equal_shares() {
+    fn columns_are_equal_shares() {
         let e = extents(&[(4096, Residency::Clean), (8192, Residency::Absent), (4096, Residency::Dirty)]);
         assert_eq!(residency(&PLAIN, &e, 8), "██░░░░▓▓");
         assert_eq!(residency(&PLAIN, &e, 4), "█░░▓");
     }
 
     #[test]
-    fn a_column_of_two_kinds_is_mixed() {
+    fn column_of_two_residencies_is_mixed() {
         let every_other: Vec<_> = (0..64).map(|i| (4096, [Residency::Clean, Residency::Absent][i % 2])).collect();
         assert_eq!(residency(&PLAIN, &extents(&every_other), 4), "▒▒▒▒");
         let mostly = extents(&[(15 * 4096, Residency::Absent), (4096, Residency::Clean)]);
@@ -170,20 +170,20 @@ mod tests {
     }
 
     #[test]
-    fn more_columns_than_bytes_and_nothing_at_all() {
+    fn more_columns_than_bytes_and_empty_range() {
         assert_eq!(residency(&PLAIN, &extents(&[(3, Residency::Clean)]), 10), "██████████");
         assert_eq!(residency(&PLAIN, &[], 4), "    ");
         assert_eq!(residency(&PLAIN, &extents(&[(u64::MAX, Residency::Clean)]), 3), "███");
     }
 
     #[test]
-    fn colour_is_written_once_a_run() {
+    fn colour_code_is_written_once_per_run() {
         let e = extents(&[(8192, Residency::Clean), (8192, Residency::Absent)]);
         assert_eq!(residency(&COLOUR, &e, 4), "\x1b[32m██\x1b[0m\x1b[90m░░\x1b[0m");
     }
 
     #[test]
-    fn routes_have_letters_and_a_legend() {
+    fn routes_have_letters_and_legend() {
         let segment = |offset, len, route| Segment { offset, len, route, reason: Reason::Cached, refused: None };
         let mut s = Schedule::default();
         s.segments = vec![segment(0, 1 << 20, Route::Copy), segment(1 << 20, 3 << 20, Route::Direct)];
@@ -192,14 +192,14 @@ mod tests {
     }
 
     #[test]
-    fn the_legend_lists_only_what_is_there() {
+    fn legend_lists_present_kinds_only() {
         let e = extents(&[(1 << 20, Residency::Clean), (1 << 20, Residency::Absent)]);
         assert_eq!(residency_legend(&PLAIN, &e), "█ cached 1 MiB (50 %)   ░ absent 1 MiB (50 %)   ▒ mixed");
         assert_eq!(residency_legend(&PLAIN, &e[..1]), "█ cached 1 MiB (100 %)");
     }
 
     #[test]
-    fn every_route_has_a_letter_of_its_own() {
+    fn route_letters_are_unique() {
         let mut letters: Vec<_> = Route::ALL.into_iter().map(letter).collect();
         letters.sort_unstable();
         letters.dedup();

@@ -58,11 +58,11 @@ impl Subject {
     }
 
     /// Reads all of it into the page cache.
-    pub fn fetch(&self, len: u64) -> anyhow::Result<()> {
+    pub fn read_into_cache(&self, len: u64) -> anyhow::Result<()> {
         let mut progress = Progress::bytes(len, "Reading the file into the page cache");
         let mut at = 0;
         while at < len {
-            self.fetch_range(at, (len - at).min(STEP as u64))?;
+            self.read_range_into_cache(at, (len - at).min(STEP as u64))?;
             at += STEP as u64;
             progress.set(at.min(len));
         }
@@ -70,7 +70,7 @@ impl Subject {
     }
 
     /// Reads a range of it into the page cache.
-    pub fn fetch_range(&self, at: u64, len: u64) -> anyhow::Result<()> {
+    pub fn read_range_into_cache(&self, at: u64, len: u64) -> anyhow::Result<()> {
         let mut bytes = vec![0u8; len.min(STEP as u64) as usize];
         let (mut at, end) = (at, at + len);
         while at < end {

@@ -28,7 +28,7 @@ pub fn new(paint: &Paint, head: &[&str]) -> Table {
 }
 
 /// Right-aligns columns of numbers, and keeps all but the last column from wrapping.
-pub fn settle(table: &mut Table, numbers: &[usize]) {
+pub fn align_columns(table: &mut Table, numbers: &[usize]) {
     let last = table.column_count().saturating_sub(1);
     for (i, column) in table.column_iter_mut().enumerate() {
         if numbers.contains(&i) {
@@ -63,9 +63,9 @@ pub fn route(route: Route) -> Cell {
 pub fn of_snapshot(paint: &Paint, snapshot: &Snapshot) -> Table {
     let moved = snapshot.rows.iter().fold(0u64, |sum, l| sum.saturating_add(l.bytes));
     // Most programs only read; then it need not be said on every line.
-    let one_way = snapshot.rows.iter().all(|l| l.direction == Direction::Read);
+    let single_route = snapshot.rows.iter().all(|l| l.direction == Direction::Read);
     let mut head = vec!["route", "pieces", "bytes", "share", "p50", "p99", "why"];
-    if !one_way {
+    if !single_route {
         head.insert(0, "");
     }
     let mut table = new(paint, &head);
@@ -80,13 +80,13 @@ pub fn of_snapshot(paint: &Paint, snapshot: &Snapshot) -> Table {
             Cell::new(time(0.99)),
             Cell::new(line.reason),
         ];
-        if !one_way {
+        if !single_route {
             row.insert(0, Cell::new(line.direction.name()));
         }
         table.add_row(row);
     }
-    let first = usize::from(!one_way) + 1;
-    settle(&mut table, &[first, first + 1, first + 2, first + 3, first + 4]);
+    let first = usize::from(!single_route) + 1;
+    align_columns(&mut table, &[first, first + 1, first + 2, first + 3, first + 4]);
     table
 }
 
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_never_rounded_to_nothing_or_to_all() {
+    fn share_is_never_rounded_to_0_or_100() {
         assert_eq!(share(1, 1000), "<1 %");
         assert_eq!(share(999, 1000), ">99 %");
         assert_eq!(share(1000, 1000), "100 %");

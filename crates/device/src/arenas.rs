@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 /// Ranges there may be at a time.
 const SLOTS: usize = 64;
 /// How often a slot is looked at again while it is being written.
-const PATIENCE: usize = 1000;
+const MAX_RETRIES: usize = 1000;
 
 /// A range and the number of its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Slot {
 
     /// What stands in the slot; a free slot has length 0.
     fn read(&self) -> Option<Arena> {
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_RETRIES {
             let before = self.version.load(Acquire);
             let arena = Arena {
                 start: self.start.load(Relaxed),
@@ -112,18 +112,18 @@ impl Arenas {
         if arena.len == 0 || arena.start.checked_add(arena.len).is_none() {
             return false;
         }
-        self.cut(arena.start, arena.end(), &|_| true);
-        self.put(arena)
+        self.split_out(arena.start, arena.end(), &|_| true);
+        self.insert(arena)
     }
 
     /// Forgets a range, also where it is only a part of an arena, if `owned` says yes to its owner.
-    pub(crate) fn remove(&self, start: u64, len: u64, owned: impl Fn(u32) -> bool) {
+    pub(crate) fn remove(&self, start: u64, len: u64, is_owner: impl Fn(u32) -> bool) {
         let _writer = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
-        self.cut(start, start.saturating_add(len), &owned);
+        self.split_out(start, start.saturating_add(len), &is_owner);
     }
 
     /// Whether any arena has a byte of the range.
-    pub(crate) fn touches(&self, start: u64, len: u64) -> bool {
+    pub(crate) fn overlaps(&self, start: u64, len: u64) -> bool {
         let end = start.saturating_add(len);
         if end <= self.low.load(Relaxed) || start >= self.high.load(Relaxed) {
             return false;
@@ -132,21 +132,21 @@ impl Arenas {
         self.slots[..used].iter().filter_map(Slot::read).any(|a| a.len > 0 && a.start < end && start < a.end())
     }
 
-    fn cut(&self, start: u64, end: u64, owned: &dyn Fn(u32) -> bool) {
+    fn split_out(&self, start: u64, end: u64, is_owner: &dyn Fn(u32) -> bool) {
         for slot in &self.slots[..self.used.load(Relaxed)] {
-            let hit = |a: &Arena| a.len > 0 && a.start < end && start < a.end() && owned(a.owner);
-            let Some(arena) = slot.read().filter(hit) else { continue };
+            let found = |a: &Arena| a.len > 0 && a.start < end && start < a.end() && is_owner(a.owner);
+            let Some(arena) = slot.read().filter(found) else { continue };
             let left = Arena { len: start.saturating_sub(arena.start), ..arena };
             let right = Arena { start: end, len: arena.end().saturating_sub(end), ..arena };
             slot.write(if left.len > 0 { left } else { right });
             if left.len > 0 && right.len > 0 {
                 // With no slot left, the right part is forgotten: host memory, as far as we know.
-                let _ = self.put(right);
+                let _ = self.insert(right);
             }
         }
     }
 
-    fn put(&self, arena: Arena) -> bool {
+    fn insert(&self, arena: Arena) -> bool {
         let used = self.used.load(Relaxed);
         let free = self.slots[..used].iter().position(|s| s.read().is_some_and(|a| a.len == 0));
         let at = free.unwrap_or(used);
@@ -185,7 +185,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_address_has_the_owner_that_was_last_given_it(steps in steps()) {
+        fn address_has_last_owner_added(steps in steps()) {
             let arenas = Arenas::new();
             let mut model = [None; 64];
             for step in steps {
@@ -204,14 +204,14 @@ mod tests {
                 }
                 for (addr, expected) in model.iter().enumerate() {
                     prop_assert_eq!(arenas.find(addr as u64).map(|a| a.owner), *expected);
-                    prop_assert_eq!(arenas.touches(addr as u64, 1), expected.is_some());
+                    prop_assert_eq!(arenas.overlaps(addr as u64, 1), expected.is_some());
                 }
             }
         }
     }
 
     #[test]
-    fn a_full_table_says_so_and_keeps_what_it_has() {
+    fn full_table_refuses_and_keeps_entries() {
         let arenas = Arenas::new();
         for n in 0..SLOTS as u64 {
             assert!(arenas.add(Arena { start: n * 10, len: 5, owner: 1 }));
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn no_range_is_no_arena() {
+    fn empty_range_is_not_added() {
         let arenas = Arenas::new();
         assert!(!arenas.add(Arena { start: 5, len: 0, owner: 1 }));
         assert!(!arenas.add(Arena { start: u64::MAX, len: 2, owner: 1 }));
@@ -232,7 +232,7 @@ mod tests {
 
     /// A reader must never see half of one arena and half of another.
     #[test]
-    fn a_look_up_beside_a_writer_sees_whole_arenas() {
+    fn concurrent_lookup_sees_consistent_entries() {
         let arenas = Arc::new(Arenas::new());
         let stop = Arc::new(AtomicBool::new(false));
         let hits = Arc::new(AtomicU64::new(0));

@@ -15,7 +15,7 @@ pub enum ErrorKind {
     /// Pages could not be pinned.
     PinRefused,
     /// The context this device stood for is gone; a new device may take its place.
-    Gone,
+    ContextLost,
     /// The driver failed otherwise.
     Driver,
 }
@@ -45,7 +45,7 @@ impl fmt::Display for DeviceError {
             ErrorKind::Unsupported => "Not supported",
             ErrorKind::BadAddress => "Not memory of this device",
             ErrorKind::PinRefused => "Pages could not be pinned",
-            ErrorKind::Gone => "The device context is gone",
+            ErrorKind::ContextLost => "The device context is gone",
             ErrorKind::Driver => "The driver failed",
         };
         write!(f, "{what} in {}", self.operation)?;

@@ -21,12 +21,12 @@ pub(crate) struct HostMemory {
 #[derive(Debug, Default)]
 struct Blocks {
     idle: Vec<Pinned>,
-    lent: usize,
+    in_use: usize,
 }
 
 impl HostMemory {
     /// Page-aligned memory of at least one page.
-    pub(crate) fn take(&self, len: usize) -> Result<Pinned, DeviceError> {
+    pub(crate) fn acquire(&self, len: usize) -> Result<Pinned, DeviceError> {
         let refused = DeviceError::new(ErrorKind::NoMemory, "staging");
         let len = len.max(1).checked_next_multiple_of(PAGE).ok_or(refused)?;
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -38,28 +38,28 @@ impl HostMemory {
                 Pinned { ptr, len }
             }
         };
-        blocks.lent += 1;
+        blocks.in_use += 1;
         Ok(block)
     }
 
     /// Gives a block back; it stays mapped, but holds no memory until it is lent again.
-    pub(crate) fn give(&self, block: Pinned) {
+    pub(crate) fn release(&self, block: Pinned) {
         const MADV_DONTNEED: u32 = 4;
         // SAFETY: the block is idle; a late reader finds zeros.
         let _ = unsafe { linux::madvise(block.ptr, block.len, MADV_DONTNEED) };
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        blocks.lent -= 1;
+        blocks.in_use -= 1;
         blocks.idle.push(block);
     }
 
     /// How many blocks are lent.
-    pub(crate) fn lent(&self) -> usize {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).lent
+    pub(crate) fn in_use(&self) -> usize {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).in_use
     }
 }
 
 /// A system call that a device needed and did not get.
-pub(crate) fn system(operation: &'static str, errno: Errno) -> DeviceError {
+pub(crate) fn system_error(operation: &'static str, errno: Errno) -> DeviceError {
     let kind = if errno == Errno::NOMEM { ErrorKind::NoMemory } else { ErrorKind::Driver };
     DeviceError { kind, operation, code: errno.raw_os_error() }
 }

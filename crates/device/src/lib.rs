@@ -25,7 +25,7 @@ mod traits;
 
 pub use error::{DeviceError, ErrorKind};
 pub use target::Target;
-pub use thread_queue::{set_thread_queue, thread_queue};
+pub use thread_queue::{set_thread_stream, thread_stream};
 pub use traits::{
     Abilities, Allocation, CodeStore, Device, DeviceAddr, DeviceId, DeviceKind, Fence, Gathered, Pin, Pinned, QueueId,
     Wait,

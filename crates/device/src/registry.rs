@@ -21,10 +21,10 @@ use crate::emulated::{Config, ConfigError, Emulated};
 use crate::{Allocation, Device, DeviceAddr, DeviceError, DeviceKind, ErrorKind, cuda, p2pmem};
 
 /// Whether any device could own any address. It is never lowered again.
-static ANY: AtomicBool = AtomicBool::new(false);
+static ANY_DEVICE: AtomicBool = AtomicBool::new(false);
 
 /// The ranges of devices that are not CUDA's.
-static ARENAS: Arenas = Arenas::new();
+static RANGES: Arenas = Arenas::new();
 
 /// Who owns them, by number.
 static OWNERS: [OnceLock<&'static dyn Device>; 64] = [const { OnceLock::new() }; 64];
@@ -40,54 +40,54 @@ struct Wanted {
 
 /// Whether any device could own any address now. One relaxed load.
 #[inline]
-pub fn any() -> bool {
-    ANY.load(Relaxed)
+pub fn any_device() -> bool {
+    ANY_DEVICE.load(Relaxed)
 }
 
 /// From now on [`find`] is worth a call.
-pub(crate) fn raise() {
-    ANY.store(true, Relaxed);
+pub(crate) fn set_present() {
+    ANY_DEVICE.store(true, Relaxed);
 }
 
 /// The allocation that holds `addr`, if a device owns it. No lock and no driver call for memory that is known to be
 /// the host's. `want`: how many bytes from `addr` the caller is interested in.
-pub fn find(addr: *const u8, want: usize) -> Option<Allocation> {
-    if !any() {
+pub fn find(addr: *const u8, wanted: usize) -> Option<Allocation> {
+    if !any_device() {
         return None;
     }
-    match ARENAS.find(addr as u64) {
-        Some(arena) => ask(arena, addr, want),
-        None => cuda::find(addr, want),
+    match RANGES.find(addr as u64) {
+        Some(arena) => query_owner(arena, addr, wanted),
+        None => cuda::find(addr, wanted),
     }
 }
 
 /// As [`find`], but never asks the driver: memory of a GPU is not found, and the kernel will refuse it.
-pub fn find_without_driver(addr: *const u8, want: usize) -> Option<Allocation> {
-    ask(ARENAS.find(addr as u64)?, addr, want)
+pub fn find_without_driver(addr: *const u8, wanted: usize) -> Option<Allocation> {
+    query_owner(RANGES.find(addr as u64)?, addr, wanted)
 }
 
 /// As [`find`], after the kernel refused the address: asks the devices themselves, and looks whether the
 /// program has loaded a driver meanwhile.
-pub fn find_after_fault(addr: *const u8, want: usize) -> Option<Allocation> {
-    if let Some(arena) = ARENAS.find(addr as u64) {
-        return ask(arena, addr, want);
+pub fn find_after_fault(addr: *const u8, wanted: usize) -> Option<Allocation> {
+    if let Some(arena) = RANGES.find(addr as u64) {
+        return query_owner(arena, addr, wanted);
     }
-    let found = cuda::find_after_fault(addr, want);
+    let found = cuda::find_after_fault(addr, wanted);
     if found.is_some() {
-        raise();
+        set_present();
     }
     found
 }
 
-fn ask(arena: Arena, addr: *const u8, want: usize) -> Option<Allocation> {
-    OWNERS.get(arena.owner as usize)?.get()?.allocation(DeviceAddr(addr as u64), want as u64)
+fn query_owner(arena: Arena, addr: *const u8, wanted: usize) -> Option<Allocation> {
+    OWNERS.get(arena.owner as usize)?.get()?.allocation(DeviceAddr(addr as u64), wanted as u64)
 }
 
 /// The program opened a path: an early hint that a driver is in use (`/dev/nvidia...`).
 pub fn hint_open(path: &[u8]) {
     cuda::hint_open(path);
-    if !any() && cuda::possible() {
-        raise();
+    if !any_device() && cuda::is_possible() {
+        set_present();
     }
 }
 
@@ -101,19 +101,19 @@ pub fn configure_emulated(text: &str) -> Result<(), ConfigError> {
 
 /// The emulated device of this process; made now if it was not.
 pub fn emulated() -> Result<&'static Emulated, DeviceError> {
-    let mut wanted = EMULATED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(device) = wanted.started {
+    let mut state = EMULATED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(device) = state.started {
         return Ok(device);
     }
-    let device = Emulated::start(wanted.config.unwrap_or_default())?;
-    wanted.started = Some(device);
+    let device = Emulated::start(state.config.unwrap_or_default())?;
+    state.started = Some(device);
     Ok(device)
 }
 
 /// The device that a program means that names none: of the CUDA context that is current on this thread, else the
 /// emulated one if it is in use.
-pub fn current() -> Option<&'static dyn Device> {
-    if let Some(device) = cuda::current() {
+pub fn current_device() -> Option<&'static dyn Device> {
+    if let Some(device) = cuda::current_device() {
         return Some(device);
     }
     EMULATED.lock().unwrap_or_else(PoisonError::into_inner).started.map(|d| d as &'static dyn Device)
@@ -133,7 +133,7 @@ pub fn alloc(kind: DeviceKind, ordinal: u32, len: usize, host_mapped: bool) -> R
 /// Gives back memory of [`alloc`], after everything queued on it is done.
 pub fn free(addr: DeviceAddr) -> Result<(), DeviceError> {
     let unknown = DeviceError::new(ErrorKind::BadAddress, "free");
-    let Some(arena) = ARENAS.find(addr.0) else { return cuda::tools::free(addr) };
+    let Some(arena) = RANGES.find(addr.0) else { return cuda::tools::free(addr) };
     let owner = OWNERS.get(arena.owner as usize).and_then(OnceLock::get).ok_or(unknown)?;
     match owner.id().kind {
         DeviceKind::Emulated => {
@@ -147,15 +147,15 @@ pub fn free(addr: DeviceAddr) -> Result<(), DeviceError> {
 
 /// The program mapped memory itself. If that is memory of a [`p2pmem`] provider, it is a device buffer from now on.
 /// Slow: only for mappings that look like one (the opened path ends in `/p2pmem/allocate`).
-pub fn note_mapping(addr: *const u8, len: usize) {
-    p2pmem::note(addr as u64, len as u64);
+pub fn register_mapping(addr: *const u8, len: usize) {
+    p2pmem::register_mapping(addr as u64, len as u64);
 }
 
 /// The program unmapped, or mapped something else over, a range. Two loads where no device has memory near it.
 #[inline]
-pub fn forget_mapping(addr: *const u8, len: usize) {
-    if any() && ARENAS.touches(addr as u64, len as u64) {
-        p2pmem::forget(addr as u64, len as u64);
+pub fn unregister_mapping(addr: *const u8, len: usize) {
+    if any_device() && RANGES.overlaps(addr as u64, len as u64) {
+        p2pmem::unregister_mapping(addr as u64, len as u64);
     }
 }
 
@@ -170,20 +170,20 @@ pub(crate) fn add_owner<D: Device>(make: impl FnOnce(u32) -> &'static D) -> Resu
 
 /// Makes a range known as a device's.
 pub(crate) fn add_range(owner: u32, start: DeviceAddr, len: u64) -> Result<(), DeviceError> {
-    if !ARENAS.add(Arena { start: start.0, len, owner }) {
+    if !RANGES.add(Arena { start: start.0, len, owner }) {
         return Err(DeviceError::new(ErrorKind::NoMemory, "table of device ranges"));
     }
-    raise();
+    set_present();
     Ok(())
 }
 
 /// The range that holds an address, if it is the owner's.
 pub(crate) fn range_of(owner: u32, addr: DeviceAddr) -> Option<(DeviceAddr, u64)> {
-    let arena = ARENAS.find(addr.0).filter(|a| a.owner == owner)?;
+    let arena = RANGES.find(addr.0).filter(|a| a.owner == owner)?;
     Some((DeviceAddr(arena.start), arena.len))
 }
 
 /// Forgets a range, or a part of one, where it belongs to certain owners.
-pub(crate) fn remove_range(start: DeviceAddr, len: u64, owned: impl Fn(u32) -> bool) {
-    ARENAS.remove(start.0, len, owned);
+pub(crate) fn remove_range(start: DeviceAddr, len: u64, is_owner: impl Fn(u32) -> bool) {
+    RANGES.remove(start.0, len, is_owner);
 }

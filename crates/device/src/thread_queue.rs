@@ -7,17 +7,17 @@ use std::cell::Cell;
 use crate::QueueId;
 
 thread_local! {
-    static CHOSEN: Cell<u64> = const { Cell::new(0) };
+    static THREAD_STREAM: Cell<u64> = const { Cell::new(0) };
 }
 
 /// From now on requests of this thread are ordered with this queue; [`QueueId`] 0 is the default queue again.
 /// The queue must stay alive until another one is chosen, and belong to the device that the thread reads into.
-pub fn set_thread_queue(queue: QueueId) {
-    CHOSEN.set(queue.0);
+pub fn set_thread_stream(stream: QueueId) {
+    THREAD_STREAM.set(stream.0);
 }
 
 /// The queue that this thread has chosen; 0 where it has not.
 #[inline]
-pub fn thread_queue() -> QueueId {
-    QueueId(CHOSEN.get())
+pub fn thread_stream() -> QueueId {
+    QueueId(THREAD_STREAM.get())
 }

@@ -71,14 +71,14 @@ impl fmt::Display for DeviceId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
     /// It can read page-cache pages that [`Device::pin`] registered.
-    pub pins: bool,
+    pub can_pin: bool,
     /// It has a DMA engine: [`Device::copy_in`] works and staging is worth having.
     /// Without it (p2pmem) bytes move by CPU stores or by the storage device.
-    pub copies: bool,
+    pub has_dma_engine: bool,
     /// How many bytes one pin may cover; larger ranges are pinned piece by piece.
     pub max_pin: u64,
     /// It can fetch many small pieces at once: [`Device::gather`] works, once it was prepared.
-    pub gathers: bool,
+    pub can_gather: bool,
 }
 
 /// One allocation of a device, as found for an address.
@@ -98,7 +98,7 @@ pub struct Allocation {
 
 impl Allocation {
     /// Bytes from `addr` to the end of the allocation.
-    pub fn room(&self, addr: DeviceAddr) -> u64 {
+    pub fn bytes_left(&self, addr: DeviceAddr) -> u64 {
         (self.start.0 + self.len).saturating_sub(addr.0)
     }
 }
@@ -149,9 +149,9 @@ pub struct Pin {
 #[repr(C)]
 pub struct Gathered {
     /// Where the bytes are: what [`Device::view`] or [`Device::view_pin`] said, and so much further on.
-    pub from: u64,
+    pub src: u64,
     /// Where they go: device memory.
-    pub to: u64,
+    pub dst: u64,
     /// How many.
     pub len: u64,
 }
@@ -161,7 +161,7 @@ pub trait CodeStore {
     /// What was kept under a name.
     fn load(&self, name: &str) -> Option<Vec<u8>>;
     /// Keeps it; without effect where nothing can be kept.
-    fn keep(&self, name: &str, code: &[u8]);
+    fn store(&self, name: &str, code: &[u8]);
 }
 
 /// How to wait.
@@ -170,7 +170,7 @@ pub enum Wait {
     /// As the program's context says (CUDA's spin, yield or blocking schedule).
     Context,
     /// Asleep, whatever the context says: for long transfers.
-    Sleep,
+    Block,
 }
 
 /// A device. All calls may come from any thread, also from several at once.
@@ -182,64 +182,64 @@ pub trait Device: Send + Sync + 'static {
     fn describe(&self) -> String;
 
     /// What it can do.
-    fn abilities(&self) -> Abilities;
+    fn capabilities(&self) -> Abilities;
 
     /// The allocation that holds `addr`, asked afresh: `None` if it is (no longer) ours.
     /// Neighbouring mappings that the program sees as one range (CUDA VMM) count as one, as far as `want` bytes reach.
-    fn allocation(&'static self, addr: DeviceAddr, want: u64) -> Option<Allocation>;
+    fn allocation(&'static self, addr: DeviceAddr, wanted: u64) -> Option<Allocation>;
 
     /// New pinned memory for the staging ring, for the life of the process.
-    fn staging(&self, len: usize) -> Result<Pinned>;
+    fn alloc_pinned(&self, len: usize) -> Result<Pinned>;
 
     /// Gives back pinned memory of [`Device::staging`] that no copy uses any more.
-    fn free_staging(&self, memory: Pinned);
+    fn free_pinned(&self, buffer: Pinned);
 
     /// The queue that small requests of this thread go to: the default queue, or the one the thread chose.
     /// Sets aside what must not be disturbed: while the program captures a graph that the default queue would
     /// break, this is a queue of ours and `true` (then the caller must wait before it returns).
-    fn program_queue(&self) -> (QueueId, bool);
+    fn app_stream(&self) -> (QueueId, bool);
 
     /// Whether what is put on a queue now would become part of a graph, or spoil one.
-    fn is_captured(&self, queue: QueueId) -> bool {
-        let _ = queue;
+    fn is_capturing(&self, stream: QueueId) -> bool {
+        let _ = stream;
         false
     }
 
     /// Lends a queue that nobody else uses, ordered with nothing; from a bounded pool.
-    fn lease_queue(&self) -> Result<QueueId>;
+    fn acquire_stream(&self) -> Result<QueueId>;
 
     /// Gives it back, idle or not.
-    fn return_queue(&self, queue: QueueId);
+    fn release_stream(&self, stream: QueueId);
 
     /// Queues a copy from pinned host memory (or any host memory, slower) into the device.
     ///
     /// # Safety
     /// `src` must stay readable and unchanged, and `dst` allocated, until the copy is done.
-    unsafe fn copy_in(&self, queue: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()>;
+    unsafe fn copy_in(&self, stream: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()>;
 
     /// Queues a copy out of the device into pinned host memory (or any host memory, slower).
     ///
     /// # Safety
     /// `dst` must stay writable and unread, and `src` allocated, until the copy is done.
-    unsafe fn copy_out(&self, queue: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()>;
+    unsafe fn copy_out(&self, stream: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()>;
 
     /// Marks the present end of a queue.
-    fn fence(&self, queue: QueueId) -> Result<Fence>;
+    fn fence(&self, stream: QueueId) -> Result<Fence>;
 
     /// Makes what is queued on `queue` from now on wait for the fence.
-    fn follow(&self, queue: QueueId, fence: &Fence) -> Result<()>;
+    fn wait_event(&self, stream: QueueId, fence: &Fence) -> Result<()>;
 
     /// Whether everything before the fence is done.
-    fn is_done(&self, fence: &Fence) -> Result<bool>;
+    fn query(&self, fence: &Fence) -> Result<bool>;
 
     /// Waits until everything before the fence is done.
-    fn wait(&self, fence: &Fence, how: Wait) -> Result<()>;
+    fn wait(&self, fence: &Fence, mode: Wait) -> Result<()>;
 
     /// Gives a fence back to the pool.
     fn release_fence(&self, fence: Fence);
 
     /// Waits until everything on the queue is done.
-    fn drain(&self, queue: QueueId, how: Wait) -> Result<()>;
+    fn synchronize(&self, stream: QueueId, mode: Wait) -> Result<()>;
 
     /// Registers the pages behind a read-only file mapping, so that the device can read them.
     /// They are the pages that are in the page cache now: pin for one request, then [`Device::unpin`].
@@ -252,20 +252,20 @@ pub trait Device: Send + Sync + 'static {
     ///
     /// # Safety
     /// The pin must live, and `dst` stay allocated, until the copy is done.
-    unsafe fn copy_pinned(&self, queue: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()>;
+    unsafe fn copy_pinned(&self, stream: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()>;
 
     /// Queues a call of a host function: it runs once what was queued before it is done, and what is queued behind it
     /// waits for its end. It must not call a device.
     ///
     /// # Safety
     /// The function must be one that may be called once with the argument, on any thread, until the queue is drained.
-    unsafe fn call_host(
+    unsafe fn launch_host_func(
         &self,
-        queue: QueueId,
+        stream: QueueId,
         function: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
     ) -> Result<()> {
-        let _ = (queue, function, argument);
+        let _ = (stream, function, argument);
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "call of a host function"))
     }
 
@@ -273,8 +273,8 @@ pub trait Device: Send + Sync + 'static {
     fn unpin(&self, pin: Pin);
 
     /// Makes [`Device::gather`] ready: may compile and load code. Slow the first time, free afterwards.
-    fn prepare_gather(&self, code: &dyn CodeStore) -> Result<()> {
-        let _ = code;
+    fn load_gather_kernel(&self, store: &dyn CodeStore) -> Result<()> {
+        let _ = store;
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "gather"))
     }
 
@@ -284,13 +284,13 @@ pub trait Device: Send + Sync + 'static {
     }
 
     /// Where a gather finds pinned memory of [`Device::staging`].
-    fn view(&self, memory: *const u8) -> Result<u64> {
+    fn device_ptr(&self, memory: *const u8) -> Result<u64> {
         let _ = memory;
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "view of staging memory"))
     }
 
     /// Where a gather finds the first byte of a pin. The rest lies behind it.
-    fn view_pin(&self, pin: &Pin) -> Result<u64> {
+    fn pin_device_ptr(&self, pin: &Pin) -> Result<u64> {
         let _ = pin;
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "view of a pin"))
     }
@@ -306,8 +306,8 @@ pub trait Device: Send + Sync + 'static {
     /// # Safety
     /// `list` must lie in pinned memory of [`Device::staging`] and hold `count` pieces; it, every byte that they name and
     /// every place that these go to must stay as they are until the gather is done.
-    unsafe fn gather(&self, queue: QueueId, list: *const Gathered, count: usize) -> Result<()> {
-        let _ = (queue, list, count);
+    unsafe fn gather(&self, stream: QueueId, list: *const Gathered, count: usize) -> Result<()> {
+        let _ = (stream, list, count);
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "gather"))
     }
 }

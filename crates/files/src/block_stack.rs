@@ -46,16 +46,16 @@ fn lossy(bytes: Vec<u8>) -> String {
 }
 
 impl Source for Sysfs<'_> {
-    fn text(&self, path: &str) -> Option<String> {
+    fn read_text(&self, path: &str) -> Option<String> {
         self.0.read_sysfs(&CString::new(path).ok()?, SYSFS_MAX).ok().map(lossy)
     }
 
-    fn list(&self, path: &str) -> Vec<String> {
+    fn list_dir(&self, path: &str) -> Vec<String> {
         let names = CString::new(path).ok().and_then(|path| self.0.list_dir(&path).ok());
         names.unwrap_or_default().into_iter().map(|name| lossy(name.into_bytes())).collect()
     }
 
-    fn link(&self, path: &str) -> Option<String> {
+    fn read_link(&self, path: &str) -> Option<String> {
         self.0.read_link(&CString::new(path).ok()?).ok().map(lossy)
     }
 }
@@ -77,17 +77,17 @@ impl BlockStackCache {
 
     fn resolve(&self, sys: &dyn Syscalls, fd: Fd, stat: Stat, magic: u64, depth: u32) -> Arc<Stack> {
         if stat.kind == FileKind::Block {
-            return self.get_or_read((0, stat.rdev), || geometry::device(&Sysfs(sys), "", dev_numbers(stat.rdev)));
+            return self.get_or_read((0, stat.rdev), || geometry::read_device(&Sysfs(sys), "", dev_numbers(stat.rdev)));
         }
         let name = fs_magic::name(magic).map_or_else(|| format!("file system {magic:#x}"), str::to_owned);
         match magic {
             OVERLAYFS => self.resolve_overlay(sys, fd, stat, depth),
             BTRFS => self.get_or_read((magic, stat.dev), || match sys.btrfs_uuid(fd) {
-                Ok(uuid) => geometry::btrfs(&Sysfs(sys), &uuid_text(uuid)),
-                Err(_) => geometry::no_device(&name),
+                Ok(uuid) => geometry::read_btrfs(&Sysfs(sys), &uuid_text(uuid)),
+                Err(_) => geometry::without_device(&name),
             }),
-            _ if linux::major(stat.dev) == 0 => Arc::new(geometry::no_device(&name)),
-            _ => self.get_or_read((magic, stat.dev), || geometry::device(&Sysfs(sys), &name, dev_numbers(stat.dev))),
+            _ if linux::major(stat.dev) == 0 => Arc::new(geometry::without_device(&name)),
+            _ => self.get_or_read((magic, stat.dev), || geometry::read_device(&Sysfs(sys), &name, dev_numbers(stat.dev))),
         }
     }
 
@@ -95,8 +95,8 @@ impl BlockStackCache {
         let lower = || {
             let depth = depth.checked_sub(1)?;
             let proc = Sysfs(sys);
-            let path = proc.link(&format!("/proc/thread-self/fd/{fd}"))?;
-            let fdinfo = proc.text(&format!("/proc/thread-self/fdinfo/{fd}"))?;
+            let path = proc.read_link(&format!("/proc/thread-self/fd/{fd}"))?;
+            let fdinfo = proc.read_text(&format!("/proc/thread-self/fdinfo/{fd}"))?;
             let id = fdinfo.lines().find_map(|l| l.strip_prefix("mnt_id:"))?.trim().parse().ok()?;
             let mounts = lossy(sys.read_sysfs(c"/proc/thread-self/mountinfo", MOUNTINFO_MAX).ok()?);
             let candidates = overlay::candidates(&mounts, id, &path);
@@ -171,11 +171,11 @@ mod tests {
     #[test]
     fn stacks_are_cached_for_ttl() {
         let stacks = BlockStackCache::default();
-        let first = stacks.get_or_read((1, 2), || geometry::no_device("a"));
-        assert!(Arc::ptr_eq(&first, &stacks.get_or_read((1, 2), || geometry::no_device("b"))));
+        let first = stacks.get_or_read((1, 2), || geometry::without_device("a"));
+        assert!(Arc::ptr_eq(&first, &stacks.get_or_read((1, 2), || geometry::without_device("b"))));
         for dev in 0..1000 {
-            stacks.get_or_read((2, dev), || geometry::no_device("c"));
+            stacks.get_or_read((2, dev), || geometry::without_device("c"));
         }
-        assert_eq!(stacks.get_or_read((2, 999), || geometry::no_device("d")).file_system, "c");
+        assert_eq!(stacks.get_or_read((2, 999), || geometry::without_device("d")).file_system, "c");
     }
 }

@@ -141,7 +141,7 @@ impl Files {
     pub fn storage(&self, fd: Fd) -> Result<Arc<Stack>, Errno> {
         let sys = self.ctx.sys;
         let stat = sys.fstat(fd)?;
-        if stat.kind != FileKind::Stream
+        if stat.kind != FileKind::Other
             && let Ok(file) = self.get(fd, stat)
         {
             return Ok(Arc::clone(file.block_stack()));

@@ -19,7 +19,7 @@ const MAX_LEASE_SECONDS: u64 = 3600;
 /// with a fifth to spare.
 pub fn lease_valid_until(break_time: Option<u64>) -> u64 {
     let seconds = break_time.unwrap_or(MAX_LEASE_SECONDS).min(MAX_LEASE_SECONDS);
-    linux::since_boot() + seconds * 800_000_000
+    linux::boottime_ns() + seconds * 800_000_000
 }
 
 /// One lease; the lock is held while something relies on it.
@@ -47,7 +47,7 @@ impl LeaseState {
         let mut active = lock(&self.active);
         if *active && !self.is_intact() {
             *active = false;
-            let _ = linux::drop_lease(self.fd);
+            let _ = linux::release_lease(self.fd);
         }
     }
 }
@@ -99,7 +99,7 @@ impl WriteLeases {
         state.leases.extend(lease.map(Arc::clone));
         drop(state);
         // What was broken before the watcher knew of it.
-        linux::nudge(self.watcher_tid.load(SeqCst));
+        linux::wake_thread(self.watcher_tid.load(SeqCst));
     }
 
     pub fn forget(&self, lease: &Arc<LeaseState>) {
@@ -112,7 +112,7 @@ impl WriteLeases {
         drop(state);
         self.started.notify_all();
         loop {
-            linux::await_break(Some(LOOK));
+            linux::wait_lease_break(Some(LOOK));
             let mut state = lock(&self.state);
             if state.leases.is_empty() && state.pending == 0 {
                 state.watcher_running = false;

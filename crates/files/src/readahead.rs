@@ -41,7 +41,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use spinio_plan::readahead::{Ahead, Brought, CACHED_STEP, FURTHER, STEP, largest, lead, marks, window};
+use spinio_plan::readahead::{Ahead, Brought, CACHED_SURVEY_STEP, READAHEAD_BYTES, SURVEY_STEP, max_buffered_request, survey_distance, marker_offsets, window};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd, FileKind, News, PAGE, Stat};
 
@@ -128,20 +128,20 @@ impl StreamState {
         let window_hint = known.map(|file| file.block_stack().read_ahead());
         let end = known.map_or(size, |file| file.size.max(size)).next_multiple_of(PAGE as u64);
         let surveyed = &mut self.surveyed;
-        self.survey_distance = lead(window_hint.unwrap_or(DEFAULT_WINDOW), doubled, surveyed.step());
-        self.consumed.extend(surveyed.passed(at, self.survey_distance));
-        if let Some(range) = surveyed.to_ask(at, self.survey_distance).filter(|range| range.start < end) {
+        self.survey_distance = survey_distance(window_hint.unwrap_or(DEFAULT_WINDOW), doubled, surveyed.survey_step());
+        self.consumed.extend(surveyed.advance(at, self.survey_distance));
+        if let Some(range) = surveyed.next_survey(at, self.survey_distance).filter(|range| range.start < end) {
             let range = range.start..range.end.min(end);
-            let probe = surveyed.is_cold() || !spot_check_cached(home.ctx.sys, fd, &range);
+            let probe = surveyed.any_absent() || !spot_check_cached(home.ctx.sys, fd, &range);
             let absent = if probe { residency::absent_runs(home.ctx.sys, fd, range.clone()) } else { Vec::new() };
-            surveyed.answered(range, absent);
+            surveyed.record_survey(range, absent);
         }
-        home.detector.schedule_check(fd, surveyed.step(), largest(window_hint.unwrap_or(0), doubled));
+        home.detector.schedule_check(fd, surveyed.survey_step(), max_buffered_request(window_hint.unwrap_or(0), doubled));
         // A wide window needs nobody.
         if let Some(window) = window_hint.map(|told| window(told, doubled)).filter(|window| *window < home.distance)
-            && surveyed.is_cold()
+            && surveyed.any_absent()
         {
-            home.detector.allow_readahead(fd, at, window, surveyed.reach().min(end));
+            home.detector.allow_readahead(fd, at, window, surveyed.surveyed_end().min(end));
         }
     }
 }
@@ -153,7 +153,7 @@ impl ReadaheadCache {
         let limit = pages.saturating_mul(PAGE as u64);
         Arc::new_cyclic(|weak_self| ReadaheadCache {
             policy: settings.readahead_keep,
-            distance: FURTHER.min(limit),
+            distance: READAHEAD_BYTES.min(limit),
             owned: Mutex::new(Brought::new(limit)),
             streams: Mutex::default(),
             inotify: OnceLock::new(),
@@ -179,8 +179,8 @@ impl ReadaheadCache {
         let Some(kept) = self.kept.upgrade() else { return };
         let Ok(stat) = sys.fstat(fd) else { return };
         let advice = streams::advice_for(fd, &stat);
-        if !self.is_enabled() || stat.kind == FileKind::Stream || advice == Advice::Random {
-            return self.detector.schedule_check(fd, CACHED_STEP, 0);
+        if !self.is_enabled() || stat.kind == FileKind::Other || advice == Advice::Random {
+            return self.detector.schedule_check(fd, CACHED_SURVEY_STEP, 0);
         }
         let Some(at) = at.or_else(|| sys.lseek(fd, 0, SEEK_CUR).ok()) else { return };
         let key = (stat.dev, stat.ino);
@@ -207,7 +207,7 @@ impl ReadaheadCache {
         let mut previous = 0;
         while let Ok(pages) = self.ctx.sys.cachestat(fd, at, self.distance)
             && pages.cached > previous
-            && let Some(offsets) = marks(at, pages.cached * PAGE as u64, window, self.distance, limit)
+            && let Some(offsets) = marker_offsets(at, pages.cached * PAGE as u64, window, self.distance, limit)
         {
             previous = pages.cached;
             for offset in offsets {
@@ -263,7 +263,7 @@ impl ReadaheadCache {
         if others.load(Relaxed) > 0 {
             streams.iter().for_each(|stream| *lock(&stream.state) = StreamState::default());
             let mut owned = lock(&self.owned);
-            owned.take(file.key());
+            owned.remove_file(file.key());
             return self.ctx.stats().set_gauge(Gauge::ReadaheadPages, owned.bytes() / PAGE as u64);
         }
         for stream in streams {
@@ -289,7 +289,7 @@ impl ReadaheadCache {
         let (excess, bytes) = {
             let mut owned = lock(&self.owned);
             runs.into_iter().for_each(|run| owned.add(file.key(), run));
-            (owned.take_over_limit(), owned.bytes())
+            (owned.pop_over_limit(), owned.bytes())
         };
         for (key, run) in excess {
             if key == file.key() {
@@ -333,7 +333,7 @@ impl ReadaheadCache {
         // Locked first: a keeper that finds no news finds the counts that another one has read the news for.
         let other_opens = lock(&self.other_opens);
         // What cannot be heard may have happened.
-        let events = self.ctx.sys.inotify_events(inotify.get()).unwrap_or_else(|_: Errno| vec![News::Lost]);
+        let events = self.ctx.sys.inotify_events(inotify.get()).unwrap_or_else(|_: Errno| vec![News::Overflow]);
         let adjust = |watch: &i32, change: i64| {
             if let Some(others) = other_opens.get(watch) {
                 others.store((others.load(Relaxed) + change).max(0), Relaxed);
@@ -343,8 +343,8 @@ impl ReadaheadCache {
             match event {
                 News::Opened(watch) => adjust(&watch, 1),
                 News::Closed(watch) => adjust(&watch, -1),
-                News::Lost => other_opens.values().for_each(|others| others.store(i64::MAX / 2, Relaxed)),
-                News::Ended(_) | News::Changed(_) => {}
+                News::Overflow => other_opens.values().for_each(|others| others.store(i64::MAX / 2, Relaxed)),
+                News::WatchRemoved(_) | News::Modified(_) => {}
             }
         }
     }
@@ -379,7 +379,7 @@ impl ReadaheadCache {
         lock(&self.owned).remove(file.key(), range);
         for stream in self.file_streams(file.key()) {
             let mut state = lock(&stream.state);
-            state.surveyed.disown(range);
+            state.surveyed.forget(range);
             state.consumed.retain(|run| run.end <= range.start || range.end <= run.start);
         }
     }
@@ -417,7 +417,7 @@ impl ReadaheadCache {
     /// A file goes: what a keeper does with its descriptor before it closes it.
     fn drop_on_close(self: Arc<Self>, key: FileKey, closed: bool) -> PreCloseHook {
         let Some(Watch { wd: watch, other_opens, last_dropped: dropped }) = lock(&self.files).remove(&key) else { return Box::new(|_| {}) };
-        let mut runs = lock(&self.owned).take(key);
+        let mut runs = lock(&self.owned).remove_file(key);
         let (removed, remaining): (Vec<_>, Vec<_>) = lock(&self.streams).drain(..).partition(|stream| closed && stream.key == key);
         lock(&self.streams).extend(remaining);
         for stream in removed {
@@ -425,7 +425,7 @@ impl ReadaheadCache {
             let survey_distance = state.survey_distance;
             runs.append(&mut state.consumed);
             // Nobody goes on reading: neither will what was read ahead be needed.
-            runs.append(&mut state.surveyed.leave(survey_distance, 0));
+            runs.append(&mut state.surveyed.finish(survey_distance, 0));
         }
         Box::new(move |fd| {
             self.drain_inotify();
@@ -453,6 +453,6 @@ fn prefetch(sys: &dyn Syscalls, file: &FileState, range: Range<u64>) {
 /// Whether a range behind a cached one looks cached too. Asking everything would cost a cached stream a few percent; a hole
 /// that is overlooked stays in the page cache.
 fn spot_check_cached(sys: &dyn Syscalls, fd: Fd, range: &Range<u64>) -> bool {
-    let offsets = (range.start..range.end).step_by(STEP as usize);
+    let offsets = (range.start..range.end).step_by(SURVEY_STEP as usize);
     offsets.chain([range.end - PAGE as u64]).all(|at| sys.cachestat(fd, at, PAGE as u64).is_ok_and(|c| c.cached > 0))
 }

@@ -72,7 +72,7 @@ impl FdRouter {
             return f(inner, fd);
         }
         let fd = fd - SHADOW_FD_BASE;
-        if linux::in_private_table() {
+        if linux::in_shadow_table() {
             return f(inner, fd);
         }
         let workers = self.workers.get().and_then(Weak::upgrade).ok_or(Errno::BADF)?;
@@ -136,7 +136,7 @@ impl Syscalls for FdRouter {
         match fd < SHADOW_FD_BASE {
             true => self.inner.dup_from_thread(tid, fd),
             // As above.
-            false => linux::duplicate_from(fd - SHADOW_FD_BASE, 0),
+            false => linux::dup_at_least(fd - SHADOW_FD_BASE, 0),
         }
     }
 
@@ -348,7 +348,7 @@ const LEASE_POLL: Duration = Duration::from_millis(1);
 /// As `open`, but EAGAIN while somebody has a lease on the file, who is told that it is wanted.
 fn open_nonblocking(path: &CStr, flags: i32, mode: u32) -> Result<Fd> {
     let fd = linux::open(path, flags | linux::O_NONBLOCK as i32, mode)?;
-    let blocking = linux::flags(fd).and_then(|all| linux::set_flags(fd, all & !(linux::O_NONBLOCK as i32)));
+    let blocking = linux::status_flags(fd).and_then(|all| linux::set_status_flags(fd, all & !(linux::O_NONBLOCK as i32)));
     if blocking.is_err() {
         let _ = linux::close(fd);
     }

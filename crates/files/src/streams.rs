@@ -19,7 +19,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use spinio_plan::readahead::{BEGIN, CACHED_STEP, PATIENCE, STEP, STRIDE};
+use spinio_plan::readahead::{DETECT_BYTES, CACHED_SURVEY_STEP, MIN_SEQUENTIAL_BYTES, SURVEY_STEP, EXTEND_STEP};
 use spinio_sys::linux::{Advice, Fd, Stat};
 
 use spinio_host::settings::{CachePolicy, Settings};
@@ -60,7 +60,7 @@ impl Entry {
         self.limit.store(0, Relaxed);
         self.cost_limit.store(u64::MAX, Relaxed);
         self.readahead_limit.store(0, Relaxed);
-        self.next_extend.store(at.saturating_add(PATIENCE), Relaxed);
+        self.next_extend.store(at.saturating_add(MIN_SEQUENTIAL_BYTES), Relaxed);
     }
 }
 
@@ -73,7 +73,7 @@ pub struct SequentialDetector {
 impl SequentialDetector {
     pub fn new(settings: &Settings) -> SequentialDetector {
         // Who keeps everything needs nobody to look.
-        let first_check = if settings.readahead_keep == CachePolicy::Keep { u64::MAX } else { BEGIN };
+        let first_check = if settings.readahead_keep == CachePolicy::Keep { u64::MAX } else { DETECT_BYTES };
         SequentialDetector { entries: (0..ENTRIES).map(|_| Entry::default()).collect(), first_check }
     }
 
@@ -100,7 +100,7 @@ impl SequentialDetector {
             entry.until_check.store(until_check - bytes, Relaxed);
             return false;
         }
-        entry.until_check.store(STEP, Relaxed);
+        entry.until_check.store(SURVEY_STEP, Relaxed);
         true
     }
 
@@ -119,7 +119,7 @@ impl SequentialDetector {
     pub fn advance(&self, fd: Fd, bytes: u64) -> bool {
         let entry = self.entry(fd);
         let until_check = entry.until_check.load(Relaxed);
-        entry.until_check.store(if until_check > bytes { until_check - bytes } else { STEP }, Relaxed);
+        entry.until_check.store(if until_check > bytes { until_check - bytes } else { SURVEY_STEP }, Relaxed);
         until_check <= bytes
     }
 
@@ -127,9 +127,9 @@ impl SequentialDetector {
     /// request that read-ahead serves best if it is not.
     pub fn schedule_check(&self, fd: Fd, step: u64, max_len: u64) {
         let entry = self.entry(fd);
-        entry.limit.store(if step < CACHED_STEP { max_len.min(entry.cost_limit.load(Relaxed)) } else { 0 }, Relaxed);
+        entry.limit.store(if step < CACHED_SURVEY_STEP { max_len.min(entry.cost_limit.load(Relaxed)) } else { 0 }, Relaxed);
         entry.readahead_limit.store(0, Relaxed);
-        if step >= CACHED_STEP {
+        if step >= CACHED_SURVEY_STEP {
             entry.until_check.store(step, Relaxed);
         }
     }
@@ -140,7 +140,7 @@ impl SequentialDetector {
         let entry = self.entry(fd);
         if entry.next.swap(at, Relaxed) != at {
             // It goes by the descriptor's own offset, which nobody knew, or which has been moved.
-            entry.next_extend.store(at.saturating_add(PATIENCE), Relaxed);
+            entry.next_extend.store(at.saturating_add(MIN_SEQUENTIAL_BYTES), Relaxed);
         }
         entry.window.store(window, Relaxed);
         entry.readahead_limit.store(limit, Relaxed);
@@ -158,7 +158,7 @@ impl SequentialDetector {
         if at < entry.next_extend.load(Relaxed) || at >= limit || ADVICE[fd as usize % ENTRIES].load(Relaxed) & ADVICE_MASK == ADVICE_RANDOM {
             return None;
         }
-        entry.next_extend.store(at + STRIDE, Relaxed);
+        entry.next_extend.store(at + EXTEND_STEP, Relaxed);
         Some((at, entry.window.load(Relaxed), limit))
     }
 
@@ -231,9 +231,9 @@ mod tests {
             (0..1024u64).filter(|i| detector.record(5, at(*i), 4096)).count() as u64
         };
         let all = 1024 * 4096;
-        let expected = 1 + (all - BEGIN - 4096) / STEP;
+        let expected = 1 + (all - DETECT_BYTES - 4096) / SURVEY_STEP;
         assert_eq!(checks(&mut |i| Some(i * 4096)), expected);
-        assert_eq!(checks(&mut |_| None), all / STEP, "it goes on where it was");
+        assert_eq!(checks(&mut |_| None), all / SURVEY_STEP, "it goes on where it was");
         assert_eq!(checks(&mut |i| Some(i * 7919 % 1000 * 4096)), 0);
         let disabled = SequentialDetector::new(&Settings { readahead_keep: CachePolicy::Keep, ..Settings::default() });
         assert!((0..1 << 12).all(|i| !disabled.record(5, Some(i << 16), 1 << 16)));
@@ -270,9 +270,9 @@ mod tests {
         assert!(!detector.uses_kernel_readahead(6 + ENTRIES as Fd, Some(100), 10));
         // Reads at the descriptor's own offset and others take turns.
         assert!(!detector.record(6, None, 20) && detector.uses_kernel_readahead(6, Some(120), 10));
-        detector.schedule_check(6, CACHED_STEP, most);
+        detector.schedule_check(6, CACHED_SURVEY_STEP, most);
         assert!(!detector.uses_kernel_readahead(6, Some(120), 10), "it is cached");
-        detector.schedule_check(6, STEP, most);
+        detector.schedule_check(6, SURVEY_STEP, most);
         assert!(detector.uses_kernel_readahead(6, Some(120), 10));
         assert!(!detector.record(6, Some(7), 20) && !detector.uses_kernel_readahead(6, Some(27), 10), "it has jumped");
     }
@@ -281,13 +281,13 @@ mod tests {
     fn check_keeps_cost_limit() {
         let detector = detector();
         assert!(!detector.is_next(6, 0, 100));
-        detector.schedule_check(6, STEP, 1 << 19);
+        detector.schedule_check(6, SURVEY_STEP, 1 << 19);
         detector.set_cost_limit(6, 1 << 17);
         assert!(detector.uses_kernel_readahead(6, Some(100), 1 << 17) && !detector.uses_kernel_readahead(6, Some(100), 1 << 18));
-        detector.schedule_check(6, STEP, 1 << 19);
+        detector.schedule_check(6, SURVEY_STEP, 1 << 19);
         assert!(detector.uses_kernel_readahead(6, Some(100), 1 << 17) && !detector.uses_kernel_readahead(6, Some(100), 1 << 18));
         assert!(!detector.is_next(6, 7, 20), "it has jumped");
-        detector.schedule_check(6, STEP, 1 << 19);
+        detector.schedule_check(6, SURVEY_STEP, 1 << 19);
         assert!(detector.uses_kernel_readahead(6, Some(20), 1 << 18), "and nothing is known of costs");
     }
 
@@ -299,44 +299,44 @@ mod tests {
             let starts = (from..to).step_by(block as usize);
             starts.filter(|at| !detector.record(8, Some(*at), block as usize) && detector.readahead_due(8).is_some()).count() as u64
         };
-        let (at, limit) = (PATIENCE + STEP, PATIENCE + 2 * STEP);
+        let (at, limit) = (MIN_SEQUENTIAL_BYTES + SURVEY_STEP, MIN_SEQUENTIAL_BYTES + 2 * SURVEY_STEP);
         assert_eq!(extensions(0, at), 0, "nobody has looked");
-        detector.schedule_check(8, STEP, 1 << 19);
+        detector.schedule_check(8, SURVEY_STEP, 1 << 19);
         detector.allow_readahead(8, at, window, limit);
         assert_eq!(detector.readahead_due(8), Some((at, window, limit)));
-        assert_eq!(extensions(at, limit + STEP), STEP / STRIDE - 1, "as far as somebody has looked");
-        let at = limit + STEP;
+        assert_eq!(extensions(at, limit + SURVEY_STEP), SURVEY_STEP / EXTEND_STEP - 1, "as far as somebody has looked");
+        let at = limit + SURVEY_STEP;
         detector.allow_readahead(8, at, window, u64::MAX);
         assert!(detector.readahead_due(8).is_some());
         ADVICE[8].store(ADVICE_RANDOM, Relaxed);
-        assert_eq!(extensions(at, at + STEP), 0, "the program says that it reads at random");
+        assert_eq!(extensions(at, at + SURVEY_STEP), 0, "the program says that it reads at random");
         ADVICE[8].store(0, Relaxed);
-        assert!(extensions(at + STEP, at + 2 * STEP) > 0);
+        assert!(extensions(at + SURVEY_STEP, at + 2 * SURVEY_STEP) > 0);
         let at = 1 << 30;
-        assert_eq!(extensions(at, at + STEP), 0, "it has jumped");
-        detector.allow_readahead(8, at + STEP, window, u64::MAX);
-        assert_eq!(extensions(at + STEP, at + PATIENCE), 0, "and has not gone far since");
-        assert!(extensions(at + PATIENCE, at + PATIENCE + STEP) > 0);
-        detector.schedule_check(8, CACHED_STEP, 1 << 19);
-        assert_eq!(extensions(at + PATIENCE + STEP, at + PATIENCE + 2 * STEP), 0, "it is cached");
+        assert_eq!(extensions(at, at + SURVEY_STEP), 0, "it has jumped");
+        detector.allow_readahead(8, at + SURVEY_STEP, window, u64::MAX);
+        assert_eq!(extensions(at + SURVEY_STEP, at + MIN_SEQUENTIAL_BYTES), 0, "and has not gone far since");
+        assert!(extensions(at + MIN_SEQUENTIAL_BYTES, at + MIN_SEQUENTIAL_BYTES + SURVEY_STEP) > 0);
+        detector.schedule_check(8, CACHED_SURVEY_STEP, 1 << 19);
+        assert_eq!(extensions(at + MIN_SEQUENTIAL_BYTES + SURVEY_STEP, at + MIN_SEQUENTIAL_BYTES + 2 * SURVEY_STEP), 0, "it is cached");
     }
 
     #[test]
     fn readahead_starts_at_check_for_unknown_offset() {
         let detector = detector();
         assert!(!detector.record(9, None, 4096) && !detector.record(9, None, 4096));
-        detector.schedule_check(9, STEP, 1 << 19);
+        detector.schedule_check(9, SURVEY_STEP, 1 << 19);
         detector.allow_readahead(9, 1 << 30, 128 << 10, u64::MAX);
         let read = || {
             detector.record(9, None, 32 << 10);
             detector.readahead_due(9)
         };
         let until_due = || (1u64..).find(|_| read().is_some()).unwrap() * (32 << 10);
-        assert_eq!(until_due(), PATIENCE);
-        assert_eq!(until_due(), STRIDE);
+        assert_eq!(until_due(), MIN_SEQUENTIAL_BYTES);
+        assert_eq!(until_due(), EXTEND_STEP);
         // Somebody has moved the offset, and a look finds it elsewhere.
         detector.allow_readahead(9, 1 << 20, 128 << 10, u64::MAX);
-        assert_eq!(until_due(), PATIENCE);
+        assert_eq!(until_due(), MIN_SEQUENTIAL_BYTES);
     }
 
     #[test]
@@ -348,7 +348,7 @@ mod tests {
             size: 0,
             blocks: 0,
             uid: 0,
-            nameless: false,
+            unlinked: false,
             mode: 0,
             mtime_ns: 0,
             ctime_ns: 0,

@@ -94,7 +94,7 @@ impl ParityArray {
     /// The array with parity under a file; if there is none, why writes need no shape.
     pub fn from_stack(stack: &Stack) -> Result<ParityArray, NoStripeMap> {
         let top = stack.top.as_ref().ok_or_else(|| NoStripeMap::NoBlockDevice(stack.file_system.clone()))?;
-        let stripe = Stripe::of(top).filter(|s| s.parity > 0).ok_or(NoStripeMap::NoParity)?;
+        let stripe = Stripe::from_layer(top).filter(|s| s.parity > 0).ok_or(NoStripeMap::NoParity)?;
         let width = stripe.width();
         let phase = stripe.phase.ok_or(NoStripeMap::UnknownPhase)?;
         if width > MAX_WIDTH || !width.is_multiple_of(linux::PAGE as u64) {
@@ -109,7 +109,7 @@ impl ParityArray {
         let start = range.start.saturating_sub(self.width);
         let end = range.end.max(range.start.saturating_add(SURVEY_WINDOW)).saturating_add(self.width);
         let extents = sys.extents(fd, start, end - start, MAX_EXTENTS)?;
-        let mapped: Vec<_> = extents.iter().filter(|e| e.flags & (linux::NOT_PLACED | EXTENT_SHARED) == 0).collect();
+        let mapped: Vec<_> = extents.iter().filter(|e| e.flags & (linux::EXTENT_NOT_IN_PLACE | EXTENT_SHARED) == 0).collect();
         let mut mapped_end = range.start;
         for extent in &mapped {
             if extent.logical <= mapped_end {

@@ -54,7 +54,7 @@ impl WriteLease {
     /// Within [`WriteLease::while_held`]: whether nobody can have got at the file until now, although somebody may want
     /// to. The lease was seen so lately that it cannot have been taken away.
     pub fn is_recent(&self) -> bool {
-        linux::since_boot() < self.state.valid_until.load(Relaxed)
+        linux::boottime_ns() < self.state.valid_until.load(Relaxed)
     }
 
     /// The watcher may be about to find out the same.
@@ -74,7 +74,7 @@ impl Drop for WriteLease {
         let _ = self.file.run_blocking(move |fd| {
             let mut active = lock(&state.active);
             if std::mem::replace(&mut *active, false) {
-                linux::drop_lease(fd)?;
+                linux::release_lease(fd)?;
             }
             Ok(())
         });

@@ -87,7 +87,7 @@ pub trait Syscalls: Send + Sync + 'static {
 
     /// Access mode and status flags.
     fn status_flags(&self, fd: Fd) -> Result<i32> {
-        linux::flags(fd)
+        linux::status_flags(fd)
     }
 
     /// Opens the file behind descriptor `fd` of thread `tid` once more, in the calling thread's table.
@@ -98,12 +98,12 @@ pub trait Syscalls: Send + Sync + 'static {
 
     /// The very descriptor `fd` of thread `tid`, in the calling thread's table.
     fn dup_from_thread(&self, tid: u32, fd: Fd) -> Result<Fd> {
-        linux::descriptor_of(tid, fd)
+        linux::dup_from_thread(tid, fd)
     }
 
     /// Whether two threads of this process have one descriptor table.
     fn same_fd_table(&self, tid: u32, other_tid: u32) -> Result<bool> {
-        linux::have_one_table(tid, other_tid)
+        linux::same_fd_table(tid, other_tid)
     }
 
     /// Whether the open file holds a lease of any kind.
@@ -118,17 +118,17 @@ pub trait Syscalls: Send + Sync + 'static {
 
     /// What O_DIRECT asks for.
     fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>> {
-        linux::direct_align(fd)
+        linux::direct_io_align(fd)
     }
 
     /// Magic number of the file system.
     fn file_system(&self, fd: Fd) -> Result<u64> {
-        linux::file_system(fd)
+        linux::file_system_magic(fd)
     }
 
     /// The first extents of a range (FIEMAP), at most `most` of them.
     fn extents(&self, fd: Fd, offset: u64, len: u64, max_count: usize) -> Result<Vec<Placed>> {
-        linux::extents(fd, offset, len, max_count)
+        linux::fiemap_extents(fd, offset, len, max_count)
     }
 
     /// What a small file says (sysfs, procfs), its first `most` bytes.
@@ -138,7 +138,7 @@ pub trait Syscalls: Send + Sync + 'static {
 
     /// The names in a folder.
     fn list_dir(&self, path: &CStr) -> Result<Vec<CString>> {
-        linux::list(path)
+        linux::read_dir(path)
     }
 
     /// What a symbolic link says.
@@ -174,27 +174,27 @@ pub trait Syscalls: Send + Sync + 'static {
 
     /// A descriptor that brings news of watched files.
     fn inotify_init(&self) -> Result<Fd> {
-        linux::notify()
+        linux::inotify_init()
     }
 
     /// Watches who opens and closes the file behind a descriptor of the calling thread.
     fn watch_opens(&self, inotify: Fd, fd: Fd) -> Result<i32> {
-        linux::watch(inotify, &proc_fd_path(fd)?)
+        linux::watch_opens(inotify, &proc_fd_path(fd)?)
     }
 
     /// Watches changes of the file behind a descriptor of the calling thread.
     fn watch_changes(&self, inotify: Fd, fd: Fd) -> Result<i32> {
-        linux::watch_changes(inotify, &proc_fd_path(fd)?)
+        linux::watch_modifications(inotify, &proc_fd_path(fd)?)
     }
 
     /// Ends a watch.
     fn unwatch(&self, inotify: Fd, wd: i32) {
-        let _ = linux::unwatch(inotify, wd);
+        let _ = linux::remove_watch(inotify, wd);
     }
 
     /// What has happened to watched files.
     fn inotify_events(&self, inotify: Fd) -> Result<Vec<News>> {
-        linux::news(inotify)
+        linux::inotify_events(inotify)
     }
 
     /// `cachestat`.

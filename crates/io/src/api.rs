@@ -58,7 +58,7 @@ pub fn runtime() -> &'static Runtime {
     }
     let old = CURRENT.load(Acquire);
     let mut created = Runtime::build(Settings::of_process().clone(), &LinuxSyscalls, true);
-    created.alive = linux::word_wiped_on_fork().ok();
+    created.alive = linux::wipe_on_fork_word().ok();
     if let Some(word) = created.alive {
         word.store(1, Relaxed);
     }

@@ -37,5 +37,5 @@ pub struct Writer {
 
 /// The route of cached bytes where nothing better can be had.
 pub fn cache_route(to: Target) -> Route {
-    if to.allocation.device.abilities().copies { Route::Copy } else { Route::Store }
+    if to.allocation.device.capabilities().has_dma_engine { Route::Copy } else { Route::Store }
 }

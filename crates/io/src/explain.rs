@@ -34,7 +34,7 @@ impl Buffer {
     /// One in this allocation.
     pub fn of(allocation: &Allocation) -> Buffer {
         let Allocation { device, p2p_mapped, .. } = *allocation;
-        Buffer { device, abilities: device.abilities(), p2p_mapped }
+        Buffer { device, abilities: device.capabilities(), p2p_mapped }
     }
 }
 
@@ -67,7 +67,7 @@ impl Reader {
         let ctx = self;
         let stat = stat_seekable(ctx.files.sys(), fd, offset, len)?;
         let app_fd_plan = |len, reason| {
-            let route = if buffer.abilities.copies { Route::Copy } else { Route::Store };
+            let route = if buffer.abilities.has_dma_engine { Route::Copy } else { Route::Store };
             let schedule = if len > 0 { Schedule::single(len, route, reason) } else { Schedule::default() };
             Explanation {
                 offset,
@@ -160,7 +160,7 @@ pub(crate) fn stat_seekable(sys: &dyn Syscalls, fd: Fd, offset: u64, len: u64) -
     const S_IFMT: u32 = 0o170_000;
     const S_IFDIR: u32 = 0o040_000;
     let checked = sys.fstat(fd).and_then(|stat| match stat.kind {
-        FileKind::Stream => Err(if stat.mode & S_IFMT == S_IFDIR { Errno::ISDIR } else { Errno::SPIPE }),
+        FileKind::Other => Err(if stat.mode & S_IFMT == S_IFDIR { Errno::ISDIR } else { Errno::SPIPE }),
         _ => Ok(stat),
     });
     checked.map_err(|e| Error::kernel(e, "explain", offset, len))

@@ -29,11 +29,11 @@ impl Writer {
         let len = bytes.len();
         let device = to.allocation.device;
         let fail = |e| Error::device(e, "copy to the device", 0, len as u64);
-        if len as u64 > to.allocation.room(to.addr) {
+        if len as u64 > to.allocation.bytes_left(to.addr) {
             return Err(Error::kernel(Errno::FAULT, "copy to the device", 0, len as u64));
         }
         let staging = self.bounce.sync(device);
-        let (stream, capturing) = device.program_queue();
+        let (stream, capturing) = device.app_stream();
         let mut done = 0;
         while done < len {
             let n = (len - done).min(BUFFER_SIZE);
@@ -51,7 +51,7 @@ impl Writer {
             done += n;
         }
         if len > 0 && (capturing || len > SMALL_REQUEST_MAX || self.policy.ordering == Ordering::Strict) {
-            device.drain(stream, Wait::Context).map_err(fail)?;
+            device.synchronize(stream, Wait::Context).map_err(fail)?;
         }
         Ok(())
     }
@@ -73,13 +73,13 @@ impl Writer {
     pub fn copy_unstaged(&self, to: Target, bytes: &[u8]) -> Result<(), Error> {
         let device = to.allocation.device;
         let fail = |e| Error::device(e, "copy to the device", 0, bytes.len() as u64);
-        if bytes.len() as u64 > to.allocation.room(to.addr) {
+        if bytes.len() as u64 > to.allocation.bytes_left(to.addr) {
             return Err(Error::kernel(Errno::FAULT, "copy to the device", 0, bytes.len() as u64));
         }
-        let (stream, _) = device.program_queue();
+        let (stream, _) = device.app_stream();
         // SAFETY: `bytes` is borrowed until the drain below returns, and the range lies in one allocation.
         let copied = unsafe { device.copy_in(stream, to.addr, bytes.as_ptr(), bytes.len()) };
-        let drained = device.drain(stream, Wait::Context);
+        let drained = device.synchronize(stream, Wait::Context);
         copied.and(drained).map_err(fail)
     }
 
@@ -87,7 +87,7 @@ impl Writer {
     /// descriptor and P2P-mapped memory that is a peer-to-peer transfer. For tools that compare.
     pub fn pread_host_mapped(&self, fd: Fd, at: u64, to: Target, len: usize) -> Result<usize, Error> {
         let fail = |e| Error::kernel(e, "read", at, len as u64);
-        if !to.allocation.host_mapped || len as u64 > to.allocation.room(to.addr) {
+        if !to.allocation.host_mapped || len as u64 > to.allocation.bytes_left(to.addr) {
             return Err(fail(Errno::FAULT));
         }
         // SAFETY: host-mapped device memory inside its allocation, which the caller has lent for this.
@@ -99,15 +99,15 @@ impl Writer {
         let device = from.allocation.device;
         let len = into.len() as u64;
         let fail = |e| Error::device(e, "copy out of the device", 0, len);
-        if from.allocation.room(from.addr) < len {
+        if from.allocation.bytes_left(from.addr) < len {
             let outside = spinio_device::DeviceError::new(spinio_device::ErrorKind::BadAddress, "copy out");
             return Err(fail(outside));
         }
-        let (stream, _) = device.program_queue();
+        let (stream, _) = device.app_stream();
         // SAFETY: `into` is borrowed until the drain below returns, and the range lies in one allocation.
         let copied = unsafe { device.copy_out(stream, into.as_mut_ptr(), from.addr, into.len()) };
         // A failed copy may have queued its first part: nothing may write to `into` after we return.
-        let drained = device.drain(stream, Wait::Context);
+        let drained = device.synchronize(stream, Wait::Context);
         copied.and(drained).map_err(fail)
     }
 }

@@ -41,7 +41,7 @@ impl Reader {
         let ctx = self;
         let fail = |e| Error::kernel(e, "measure", 0, 0);
         let stat = ctx.files.sys().fstat(fd).map_err(fail)?;
-        if stat.kind == FileKind::Stream {
+        if stat.kind == FileKind::Other {
             return Err(fail(Errno::SPIPE));
         }
         ctx.files.shadow_workers().ok_or(fail(Errno::NOSYS))?;
@@ -97,21 +97,21 @@ impl MeasuredRead<'_> {
     /// Whether a route can be tried at all, or why not.
     pub fn allows(&self, route: Route) -> core::result::Result<(), Reason> {
         let ctx = self.ctx;
-        let abilities = self.to.allocation.device.abilities();
+        let abilities = self.to.allocation.device.capabilities();
         if !ctx.policy.allows(route) {
             return Err(Reason::Forced);
         }
         match route {
-            Route::Copy if abilities.copies => Ok(()),
+            Route::Copy if abilities.has_dma_engine => Ok(()),
             Route::Store if self.to.allocation.host_mapped => Ok(()),
-            Route::Dma if abilities.pins && self.file.is_mappable() => {
+            Route::Dma if abilities.can_pin && self.file.is_mappable() => {
                 if self.file.pin_refused.load(Relaxed) {
                     Err(Reason::PinRefused)
                 } else {
                     Ok(())
                 }
             }
-            Route::Direct if abilities.copies => self.file.direct_fd.as_ref().map(drop).map_err(|reason| *reason),
+            Route::Direct if abilities.has_dma_engine => self.file.direct_fd.as_ref().map(drop).map_err(|reason| *reason),
             Route::P2p => large::check_p2p(ctx, &self.file, self.to, 0, self.size.min(1 << 20), false),
             Route::Dma => Err(Reason::PinRefused),
             // Nobody to do it: stores need a mapping, copies a DMA engine.
@@ -125,13 +125,13 @@ impl MeasuredRead<'_> {
         let ctx = self.ctx;
         let len: u64 = segments.iter().map(|s| s.len).sum();
         let fail = |e| Error::kernel(e, "measure", offset, len);
-        let room = self.to.allocation.room(self.to.addr);
+        let room = self.to.allocation.bytes_left(self.to.addr);
         let covered = segments.iter().all(|s| s.len > 0 && s.offset.checked_add(s.len).is_some_and(|end| end <= len));
         if len == 0 || len > room || offset.checked_add(len).is_none_or(|end| end > self.size) || !covered {
             return Err(fail(Errno::INVAL));
         }
         let device = self.to.allocation.device;
-        let (stream, scratch) = device.program_queue();
+        let (stream, scratch) = device.app_stream();
         ctx.files.workers().copy();
         let device_fail = |e| Error::device(e, "measure", offset, len);
         let after = if scratch { None } else { Some(device.fence(stream).map_err(device_fail)?) };

@@ -11,7 +11,7 @@ use spinio_io::kernel::{Syscalls, LinuxSyscalls};
 use spinio_io::settings::CachePolicy;
 use spinio_io::stats::{Gauge, RouteRow};
 use spinio_io::{Runtime, Settings};
-use spinio_plan::readahead::{BEGIN, FURTHER, STEP};
+use spinio_plan::readahead::{DETECT_BYTES, READAHEAD_BYTES, SURVEY_STEP};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd};
@@ -106,7 +106,7 @@ impl Subject {
     /// Pages that one stream may leave: the set, what was there before the first look, what came since the last.
     fn max_pages_left(&self, runtime: &Runtime, set: u64) -> u64 {
         let window = runtime.storage(self.file.as_raw_fd()).unwrap().read_ahead().max(512 << 10);
-        set + (BEGIN + 2 * window + 2 * STEP) / PAGE
+        set + (DETECT_BYTES + 2 * window + 2 * SURVEY_STEP) / PAGE
     }
 }
 
@@ -350,7 +350,7 @@ fn cold_stream_makes_one_syscall_per_read() {
         assert_eq!(reads, (end - begin) / block as u64, "of {block} bytes: one call each");
         assert_eq!(flags, 0, "of {block} bytes");
         // A look asks which file it is; and a keeper opens it again at the first.
-        assert!(stats <= (end - begin) / STEP + 4, "of {block} bytes: {stats}");
+        assert!(stats <= (end - begin) / SURVEY_STEP + 4, "of {block} bytes: {stats}");
     }
 }
 
@@ -430,13 +430,13 @@ fn readahead_extension_is_bounded() {
         let triggered = touches();
         // The kernel's window is as wide as a request where that is wider, and then it needs nobody.
         let window = NARROW_WINDOW.max(block as u64);
-        assert!(triggered > 0 || window >= FURTHER, "reads of {block} bytes do not lead the kernel");
+        assert!(triggered > 0 || window >= READAHEAD_BYTES, "reads of {block} bytes do not lead the kernel");
         // It stops here, and the file stays open.
-        let most = (FURTHER + 2 * window) / PAGE;
+        let most = (READAHEAD_BYTES + 2 * window) / PAGE;
         let left = subject.cached(stop..SIZE).unwrap();
         assert!(left <= most, "reads of {block} bytes leave {left} pages in front of them, not {most}");
         subject.read_sequentially(&runtime, stop, SIZE, block);
-        assert!(touches() > triggered || window >= FURTHER);
+        assert!(touches() > triggered || window >= READAHEAD_BYTES);
         eventually("what was led on to is dropped with the rest", || subject.cached(0..SIZE).unwrap() <= bound);
         eventually("the set is full and not fuller", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 512);
     }
@@ -461,7 +461,7 @@ fn fd_offset_stream_extends_readahead() {
         assert!(kernel.calls(Call::TriggerReadahead) > before, "from {from} on");
     }
     // Behind each of the three: the window that the kernel has under way, and what it was led on to.
-    let most = (3 * (FURTHER + 2 * NARROW_WINDOW)) / PAGE + bound + 2 * BEGIN / PAGE;
+    let most = (3 * (READAHEAD_BYTES + 2 * NARROW_WINDOW)) / PAGE + bound + 2 * DETECT_BYTES / PAGE;
     eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= most);
 }
 

@@ -59,7 +59,7 @@ struct Call {
 /// Reads into the device and into host memory; fails unless they agree.
 fn compare(device: &'static Emulated, runtime: &Runtime, call: Call, rng: &mut Rng, what: &str) {
     let Call { fd, from, own_offset: own, len } = call;
-    let flags = linux::flags(fd).unwrap_or(0);
+    let flags = linux::status_flags(fd).unwrap_or(0);
     // The memory a device read goes through is always aligned enough for O_DIRECT.
     let skew = if flags & libc::O_DIRECT != 0 || rng.chance(50) { 0 } else { rng.below(5000) as usize };
     let slack = rng.below(5000) as usize;

@@ -72,7 +72,7 @@ fn read(runtime: &Runtime, subject: &TestFile, to: (&Buffer, spinio_io::Target),
 
 /// Waits until the runtime has given back what it gives back when it is quiet, and fails if it never does.
 fn assert_all_released(device: &Emulated, except: Outstanding, what: &str) {
-    let lent = || Outstanding { staging: 0, fences: 0, ..device.outstanding() };
+    let lent = || Outstanding { pinned_blocks: 0, fences: 0, ..device.resources_in_use() };
     eventually(&format!("{what}: {except:?} is lent, and nothing else"), || lent() == except);
 }
 

@@ -38,7 +38,7 @@ fn file_systems_are_named() {
                 assert_eq!(stack.file_system, name);
                 let top = stack.top.as_ref().expect("a loop device");
                 assert!(matches!(&top.kind, Kind::Loop { file } if file.ends_with("/image")), "{top:?}");
-                assert!(!P2p::of(&stack).may());
+                assert!(!P2p::from_stack(&stack).worth_probing());
             }
             "overlay" => {
                 let lower = stack_of(fixture.path().parent().unwrap());

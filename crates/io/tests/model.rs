@@ -51,12 +51,12 @@ fn store(folder: &Path, place: &ModelKey, costs: impl IntoIterator<Item = (Route
     fn fit<T>(value: T) -> Fit<T> {
         Fit { value, r2: 1.0, error: 0.0 }
     }
-    let measured = |(route, (cost, flight))| Measured { route, cost: fit(cost), flight: fit(flight) };
+    let measured = |(route, (cost, flight))| Measured { route, cost: fit(cost), queue: fit(flight) };
     let stored = Calibration {
         storage: place.storage.clone(),
         file_system: place.file_system.clone(),
         device: place.device.clone(),
-        measured: 1_795_305_600,
+        measured_at: 1_795_305_600,
         threads: 64,
         routes: costs.into_iter().map(measured).collect(),
         writeback: None,

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use spinio_device::{Device, QueueId, set_thread_queue};
+use spinio_device::{Device, QueueId, set_thread_stream};
 use spinio_io::settings::Ordering;
 use spinio_io::{Runtime, Settings};
 use spinio_testkit::buffer::emulated;
@@ -40,7 +40,7 @@ fn small_reads_return_when_bytes_are_staged() {
     let device = emulated("size=64M");
     let buffer = Buffer::new(device, 100 * 4096);
     let runtime = Runtime::new(Settings::default());
-    device.hold();
+    device.pause();
     with_deadline("small reads", || {
         for n in 0..100usize {
             // The first lands everywhere, and each later one over it: they keep their order.
@@ -73,7 +73,7 @@ fn large_and_strict_reads_return_when_bytes_arrived() {
             if cached {
                 file::load_pages(&path, 0..SIZE as u64 / file::PAGE);
             }
-            device.hold();
+            device.pause();
             assert_waits(what, device, || {
                 assert_eq!(runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), len).unwrap(), len);
             });
@@ -90,17 +90,17 @@ fn reads_are_ordered_with_app_copies() {
     let device = emulated("size=64M");
     let runtime = &Runtime::new(Settings { dma_min: 64 << 10, ..Settings::default() });
     let (before, after) = (vec![1u8; SIZE], vec![2u8; SIZE]);
-    for queue in [QueueId(0), device.new_queue().unwrap()] {
+    for queue in [QueueId(0), device.new_stream().unwrap()] {
         for len in [4096, SIZE] {
             let buffer = &Buffer::new(device, SIZE);
             let copy = |bytes: &[u8]| {
                 // SAFETY: the bytes outlive the last drain below.
                 unsafe { device.copy_in(queue, buffer.addr(), bytes.as_ptr(), len) }.unwrap();
             };
-            device.hold();
+            device.pause();
             copy(&before);
             let read = || {
-                set_thread_queue(queue);
+                set_thread_stream(queue);
                 assert_eq!(runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), len).unwrap(), len);
             };
             if len == SIZE {
@@ -110,15 +110,15 @@ fn reads_are_ordered_with_app_copies() {
             } else {
                 with_deadline("a small read behind a copy", || std::thread::scope(|scope| scope.spawn(read).join().unwrap()));
                 device.resume();
-                device.drain(queue, spinio_device::Wait::Sleep).unwrap();
+                device.synchronize(queue, spinio_device::Wait::Block).unwrap();
                 assert!(buffer.range_bytes(0..len) == file::bytes(0, len, 0), "the program's earlier copy came last");
                 // The other way round: read, then copy, both still waiting.
-                device.hold();
+                device.pause();
                 with_deadline("a small read before a copy", || std::thread::scope(|scope| scope.spawn(read).join().unwrap()));
                 copy(&after);
                 device.resume();
             }
-            device.drain(queue, spinio_device::Wait::Sleep).unwrap();
+            device.synchronize(queue, spinio_device::Wait::Block).unwrap();
             assert!(buffer.range_bytes(0..len) == after[..len], "the program's later copy came first");
         }
     }

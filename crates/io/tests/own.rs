@@ -128,7 +128,7 @@ fn waiting_openers_block_no_worker() {
     assert_eq!(opened.load(SeqCst), OPENERS);
     // Read and written as if it had been opened in the ordinary way.
     let file = runtime.open(&c(&path), linux::O_RDWR, 0).unwrap();
-    assert_eq!(file.run_blocking(linux::flags).unwrap() as u32 & linux::O_NONBLOCK, 0);
+    assert_eq!(file.run_blocking(linux::status_flags).unwrap() as u32 & linux::O_NONBLOCK, 0);
 }
 
 #[test]

@@ -475,7 +475,7 @@ fn own_direct_descriptor_takes_what_its_file_system_takes() {
     let mut options = File::options();
     let direct = std::os::unix::fs::OpenOptionsExt::custom_flags(options.read(true), libc::O_DIRECT).open(path);
     let Ok(direct) = direct else { return println!("skipped: no O_DIRECT here") };
-    let unit = linux::direct_align(direct.as_raw_fd()).ok().flatten().map_or(0, |told| told.offset as usize);
+    let unit = linux::direct_io_align(direct.as_raw_fd()).ok().flatten().map_or(0, |told| told.offset as usize);
     if unit == 0 || unit >= 4096 {
         return println!("skipped: O_DIRECT takes multiples of {unit} here");
     }

@@ -54,8 +54,8 @@ fn beside_waiting_reads(device: &'static Emulated, runtime: &Runtime, len: usize
             .collect();
         let waiting: Vec<_> = told.iter().take(WAITING).collect();
         eventually("all wait in the kernel", || waiting.iter().all(|&(tid, fd)| is_in_read(tid, fd)));
-        let used = device.outstanding();
-        assert_eq!((used.queues, used.fences), (0, 0), "queues and fences of the device");
+        let used = device.resources_in_use();
+        assert_eq!((used.streams, used.fences), (0, 0), "queues and fences of the device");
         others();
         for (at, (_, writer)) in pairs.iter().enumerate() {
             let mut writer = File::from(writer.try_clone().unwrap());

@@ -94,11 +94,11 @@ const COLOURS: [RGBColor; 8] = [
 ];
 
 /// Names of series beside one another, and pixels of a row of them.
-const COLUMNS: i32 = 3;
-const ROW: i32 = 20;
+const LEGEND_COLUMNS: i32 = 3;
+const LEGEND_ROW: i32 = 20;
 
 /// Size of letters times how many of them stand side by side along the chart.
-const ALONG: usize = 1600;
+const LABEL_WIDTH: usize = 1600;
 
 impl Scale {
     /// Where a value lies on the straight axis.
@@ -146,7 +146,7 @@ impl Scale {
         match self {
             Scale::Names(names) => {
                 let longest = names.iter().map(|n| n.chars().count()).max().unwrap_or(0);
-                (ALONG / (names.len() * longest).max(1)).clamp(8, 14) as u32
+                (LABEL_WIDTH / (names.len() * longest).max(1)).clamp(8, 14) as u32
             }
             _ => 14,
         }
@@ -213,8 +213,8 @@ impl Chart {
         let all = || self.series.iter().flat_map(|s| &s.points);
         let xs = self.x.scale.ends(all().map(|p| self.x.scale.place(p.x)));
         let ys = self.y.scale.ends(all().flat_map(|p| [p.y, p.y + p.deviation]).map(|y| self.y.scale.place(y)));
-        let rows = (self.series.len() as i32 + COLUMNS - 1) / COLUMNS;
-        let whole = SVGBackend::with_string(text, (900, 520 + (rows * ROW) as u32 + 12)).into_drawing_area();
+        let rows = (self.series.len() as i32 + LEGEND_COLUMNS - 1) / LEGEND_COLUMNS;
+        let whole = SVGBackend::with_string(text, (900, 520 + (rows * LEGEND_ROW) as u32 + 12)).into_drawing_area();
         whole.fill(&WHITE)?;
         let (area, legend) = whole.split_vertically(520);
         let mut chart = ChartBuilder::on(&area)
@@ -258,7 +258,7 @@ impl Chart {
         }
         // Below the chart, where it covers no point.
         for (i, series) in self.series.iter().enumerate() {
-            let (x, y) = (80 + (i as i32 % COLUMNS) * 275, 6 + (i as i32 / COLUMNS) * ROW);
+            let (x, y) = (80 + (i as i32 % LEGEND_COLUMNS) * 275, 6 + (i as i32 / LEGEND_COLUMNS) * LEGEND_ROW);
             let colour = COLOURS[series.colour % COLOURS.len()];
             if series.line {
                 legend.draw(&PathElement::new([(x, y + 7), (x + 22, y + 7)], colour.stroke_width(2)))?;
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chart_names_its_axes_and_series() {
+    fn chart_has_axis_and_series_labels() {
         let text = chart(Scale::Bytes, Scale::Log, &[(512.0, 3e3), (65536.0, 1e5), (67108864.0, 4e7)]);
         for part in ["<svg", "Title", "512 B", "128 KiB", "10000", "copy &lt;&amp;&gt;", "</svg>"] {
             assert!(text.contains(part), "{part}: {text}");
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn any_points_make_a_chart() {
+    fn chart_draws_any_points() {
         for points in [&[][..], &[(1.0, 0.0)], &[(4096.0, 5.0), (4096.0, 5.0)], &[(0.0, f64::NAN), (9.0, 1e300)]] {
             for scale in [Scale::Linear, Scale::Log, Scale::Bytes, Scale::Names(vec!["a".into()])] {
                 assert!(chart(scale.clone(), Scale::Linear, points).contains("</svg>"));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_and_the_last_length_stand_clear_of_the_frame_and_above_a_mark() {
+    fn first_and_last_point_have_margin_and_tick() {
         let lengths = [512.0f64, 2048.0, 8192.0, 32768.0, 131072.0, 524288.0, 2097152.0, 8388608.0];
         let ends = Scale::Bytes.ends(lengths.iter().map(|b| b.log2()));
         let ticks = Scale::Bytes.ticks(ends);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn many_long_names_are_written_smaller() {
+    fn many_long_names_use_smaller_font() {
         let names = |n: usize, name: &str| Scale::Names(vec![name.to_owned(); n]);
         assert_eq!(names(5, "pread+copy+D").font(), 14);
         assert!(names(9, "100 %, CPU load").font() < 13);
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_few_and_inside() {
+    fn ticks_are_few_and_in_range() {
         for (scale, ends) in [(Scale::Linear, (0.0, 12.9)), (Scale::Linear, (0.0, 0.03)), (Scale::Bytes, (8.5, 26.5))] {
             let ticks = scale.ticks(ends);
             assert!((3..=12).contains(&ticks.len()), "{scale:?} {ticks:?}");

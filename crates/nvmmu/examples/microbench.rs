@@ -85,12 +85,12 @@ impl Options {
     /// Offsets of the requests: each different, multiples of their length.
     fn offsets(&self) -> Vec<u64> {
         let places = self.span / self.request;
-        let wanted = (self.total / self.request).clamp(1, places);
+        let request_count = (self.total / self.request).clamp(1, places);
         if !self.is_random() {
-            return (0..wanted).map(|i| i * self.request).collect();
+            return (0..request_count).map(|i| i * self.request).collect();
         }
         let (mut offsets, mut seen, mut state) = (Vec::new(), BTreeSet::new(), 88172645463325252u64);
-        while (offsets.len() as u64) < wanted {
+        while (offsets.len() as u64) < request_count {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
@@ -144,7 +144,7 @@ fn make_file(o: &Options) -> Result<()> {
 }
 
 /// As a program without NVMMU: one request after the other, around the page cache where it can.
-fn plain(o: &Options, runtime: &Runtime, target: Target, offsets: &[u64]) -> Result<()> {
+fn passthrough(o: &Options, runtime: &Runtime, target: Target, offsets: &[u64]) -> Result<()> {
     let aligned = o.request.is_multiple_of(4096);
     let flags = if aligned { linux::O_DIRECT as i32 } else { 0 };
     let file = fs::OpenOptions::new().read(true).write(true).custom_flags(flags).open(&o.file)?;
@@ -186,23 +186,23 @@ fn main() -> Result<()> {
     let mut session = None;
     if o.mode != "plain" {
         let output = (o.direction() == Direction::Download).then_some(o.file.as_path());
-        let mut begun = Session::begin(runtime, output)?;
+        let mut session = Session::begin(runtime, output)?;
         for &offset in &offsets {
-            begun.expect(offset, o.request);
+            session.hint_range(offset, o.request);
         }
         // The kernel would run here.
-        begun.report();
-        session = Some(begun);
+        session.report();
+        session = Some(session);
     }
     let prepare = began.elapsed();
     let prepared = Done::now(&o.disks)?;
     let began = Instant::now();
-    let mut promise = "no session".to_owned();
-    let (took, moved);
+    let mut mode = "no session".to_owned();
+    let (elapsed, moved);
     match session {
         None => {
-            plain(&o, runtime, target, &offsets)?;
-            took = began.elapsed();
+            passthrough(&o, runtime, target, &offsets)?;
+            elapsed = began.elapsed();
             moved = Done::now(&o.disks)?;
         }
         Some(mut session) => {
@@ -210,11 +210,11 @@ fn main() -> Result<()> {
                 session.move_range(&o.file, address(i), offset, o.request, o.direction())?;
             }
             session.flush()?;
-            took = began.elapsed();
+            elapsed = began.elapsed();
             moved = Done::now(&o.disks)?;
             session.sync()?;
             let report = session.end()?;
-            promise = format!(
+            mode = format!(
                 "{}; whole {}, neighbours {}, loose {}, read ahead {}",
                 report.promise, report.whole, report.neighbours, report.loose, report.read_ahead
             );
@@ -250,12 +250,12 @@ fn main() -> Result<()> {
         o.request,
         offsets.len(),
         prepare.as_secs_f64(),
-        took.as_secs_f64(),
-        (synced - took).as_secs_f64(),
+        elapsed.as_secs_f64(),
+        (synced - elapsed).as_secs_f64(),
         prepared.since(start),
         moved.since(prepared),
         end.since(moved),
-        promise.replace('"', "'"),
+        mode.replace('"', "'"),
     );
     Ok(())
 }

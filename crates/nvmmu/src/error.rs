@@ -14,7 +14,7 @@ pub enum ErrorKind {
     /// The calling thread, or another one under the same number, has begun and not ended: EBUSY.
     AlreadyBegun,
     /// The session belongs to another thread: EPERM.
-    NotYours,
+    NotOwner,
     /// Neither to the device nor from it: EINVAL.
     UnknownDirection,
     /// Not a range of a file: EINVAL.
@@ -31,7 +31,7 @@ impl ErrorKind {
         match self {
             ErrorKind::NoSession => Errno::SRCH,
             ErrorKind::AlreadyBegun => Errno::BUSY,
-            ErrorKind::NotYours => Errno::PERM,
+            ErrorKind::NotOwner => Errno::PERM,
             ErrorKind::UnknownDirection | ErrorKind::BadRange => Errno::INVAL,
             ErrorKind::NotDeviceMemory => Errno::FAULT,
             ErrorKind::Failed(errno) => *errno,
@@ -53,37 +53,37 @@ pub struct Error {
     /// Bytes asked for.
     pub len: u64,
     /// Why, in words.
-    pub why: String,
+    pub detail: String,
 }
 
 impl Error {
     /// An error that is about no range.
     pub fn new(kind: ErrorKind, operation: &'static str, why: impl Into<String>) -> Error {
-        Error { kind, operation, path: None, offset: 0, len: 0, why: why.into() }
+        Error { kind, operation, path: None, offset: 0, len: 0, detail: why.into() }
     }
 
     /// The same, about a file.
-    pub fn of(mut self, path: &Path) -> Error {
+    pub fn with_path(mut self, path: &Path) -> Error {
         self.path = Some(path.to_owned());
         self
     }
 
     /// The same, about a range.
-    pub fn at(mut self, offset: u64, len: u64) -> Error {
+    pub fn with_range(mut self, offset: u64, len: u64) -> Error {
         (self.offset, self.len) = (offset, len);
         self
     }
 
     /// The kernel's answer to something done to a file.
-    pub(crate) fn kernel(errno: Errno, operation: &'static str, path: &Path) -> Error {
-        Error::new(ErrorKind::Failed(errno), operation, errno.to_string()).of(path)
+    pub(crate) fn from_errno(errno: Errno, operation: &'static str, path: &Path) -> Error {
+        Error::new(ErrorKind::Failed(errno), operation, errno.to_string()).with_path(path)
     }
 
     /// A move that `io` could not make.
-    pub(crate) fn io(error: &spinio_io::Error, operation: &'static str, path: &Path) -> Error {
+    pub(crate) fn from_io(error: &spinio_io::Error, operation: &'static str, path: &Path) -> Error {
         Error::new(ErrorKind::Failed(error.kind.errno()), operation, error.to_string())
-            .of(path)
-            .at(error.offset, error.len)
+            .with_path(path)
+            .with_range(error.offset, error.len)
     }
 }
 
@@ -96,7 +96,7 @@ impl fmt::Display for Error {
         if let Some(path) = &self.path {
             write!(f, " {}", path.display())?;
         }
-        write!(f, ": {}", self.why)
+        write!(f, ": {}", self.detail)
     }
 }
 

@@ -25,12 +25,12 @@ struct Kept {
 }
 
 /// Open files at most: what a program moves in turns, not what it ever moved.
-const FILES: usize = 64;
+const MAX_OPEN_FILES: usize = 64;
 
 /// The files that are open now.
 pub(crate) struct Files {
     runtime: &'static Runtime,
-    kept: HashMap<(PathBuf, Use), Kept>,
+    open_files: HashMap<(PathBuf, Use), Kept>,
 }
 
 /// A path for the kernel.
@@ -52,28 +52,28 @@ pub(crate) fn open_output(runtime: &Runtime, path: &Path) -> Result<ShadowFile, 
 
 impl Files {
     pub(crate) fn new(runtime: &'static Runtime) -> Files {
-        Files { runtime, kept: HashMap::new() }
+        Files { runtime, open_files: HashMap::new() }
     }
 
     /// The file that a path names now.
-    pub(crate) fn get(&mut self, path: &Path, use_: Use) -> Result<Arc<ShadowFile>, Errno> {
+    pub(crate) fn get(&mut self, path: &Path, purpose: Use) -> Result<Arc<ShadowFile>, Errno> {
         let name = c_path(path)?;
-        let key = (path.to_owned(), use_);
-        if let Some(kept) = self.kept.get(&key)
-            && linux::identity(&name) == Ok(kept.identity)
+        let key = (path.to_owned(), purpose);
+        if let Some(kept) = self.open_files.get(&key)
+            && linux::dev_and_inode(&name) == Ok(kept.identity)
         {
             return Ok(Arc::clone(&kept.file));
         }
-        let file = match use_ {
+        let file = match purpose {
             Use::Upload => self.runtime.open(&name, linux::O_RDONLY, 0)?,
             Use::Download => open_output(self.runtime, path)?,
         };
         let file = Arc::new(file);
         let identity = file.run_blocking(|fd| linux::fstat(fd).map(|s| (s.dev, s.ino)))?;
-        if self.kept.len() >= FILES {
-            self.kept.clear();
+        if self.open_files.len() >= MAX_OPEN_FILES {
+            self.open_files.clear();
         }
-        self.kept.insert(key, Kept { file: Arc::clone(&file), identity });
+        self.open_files.insert(key, Kept { file: Arc::clone(&file), identity });
         Ok(file)
     }
 }

@@ -38,7 +38,7 @@ pub struct Pieces<'a> {
     /// Bytes in all.
     pub input_len: u64,
     /// Bytes of a piece; the last one may be shorter.
-    pub piece: u64,
+    pub chunk: u64,
     /// The file that output is written to, from here on, one piece behind the other.
     pub output: &'a Path,
     /// First byte.
@@ -61,33 +61,33 @@ impl Session {
     /// output that makes, or why it cannot. The bytes written.
     pub fn pipeline(
         &mut self,
-        pieces: &Pieces<'_>,
+        spec: &Pieces<'_>,
         slots: &[Slot],
         mut kernel: impl FnMut(&Step) -> Result<u64, String>,
     ) -> Result<u64, Error> {
-        if slots.is_empty() || pieces.piece == 0 {
+        if slots.is_empty() || spec.chunk == 0 {
             return Err(Error::new(ErrorKind::BadRange, "run a pipeline", "it has no slot, or pieces of no length"));
         }
-        let mut under_way: VecDeque<[Ticket; 2]> = VecDeque::new();
+        let mut in_flight: VecDeque<[Ticket; 2]> = VecDeque::new();
         let (mut number, mut taken, mut written) = (0, 0, 0);
         let ended = loop {
-            if taken == pieces.input_len {
+            if taken == spec.input_len {
                 break Ok(());
             }
-            if under_way.len() == slots.len()
-                && let Some([up, down]) = under_way.pop_front()
+            if in_flight.len() == slots.len()
+                && let Some([up, down]) = in_flight.pop_front()
                 && let Err(error) = up.wait().and(down.wait())
             {
                 break Err(error);
             }
             let slot = slots[(number % slots.len() as u64) as usize];
-            let step = Step { number, slot, len: pieces.piece.min(pieces.input_len - taken) };
+            let step = Step { number, slot, len: spec.chunk.min(spec.input_len - taken) };
             let done =
-                self.step(pieces, &step, pieces.input_offset + taken, pieces.output_offset + written, &mut kernel);
+                self.step(spec, &step, spec.input_offset + taken, spec.output_offset + written, &mut kernel);
             match done {
                 Ok([up, down]) => {
                     written += down.len;
-                    under_way.push_back([up, down]);
+                    in_flight.push_back([up, down]);
                 }
                 Err(error) => break Err(error),
             }
@@ -95,27 +95,27 @@ impl Session {
             number += 1;
         };
         // Also after a failure: buffers that are still being copied from are the caller's.
-        let waited = self.settle();
+        let waited = self.wait_pending();
         ended.and(waited).map(|()| written)
     }
 
     fn step(
         &mut self,
-        pieces: &Pieces<'_>,
+        spec: &Pieces<'_>,
         step: &Step,
         from: u64,
         to: u64,
         kernel: &mut impl FnMut(&Step) -> Result<u64, String>,
     ) -> Result<[Ticket; 2], Error> {
         let queue = step.slot.queue;
-        let up = self.move_async(pieces.input, step.slot.input, from, step.len, Direction::Upload, queue)?;
+        let up = self.move_async(spec.input, step.slot.input, from, step.len, Direction::Upload, queue)?;
         if up.len < step.len {
             let why = format!("it ends after {} bytes", from + up.len);
-            return Err(Error::new(ErrorKind::BadRange, "upload", why).of(pieces.input).at(from, step.len));
+            return Err(Error::new(ErrorKind::BadRange, "upload", why).with_path(spec.input).with_range(from, step.len));
         }
         let refused = |why| Error::new(ErrorKind::Failed(spinio_sys::Errno::CANCELED), "run a kernel", why);
-        let made = kernel(step).map_err(refused)?;
-        let down = self.move_async(pieces.output, step.slot.output, to, made, Direction::Download, queue)?;
+        let output_len = kernel(step).map_err(refused)?;
+        let down = self.move_async(spec.output, step.slot.output, to, output_len, Direction::Download, queue)?;
         Ok([up, down])
     }
 }

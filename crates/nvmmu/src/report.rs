@@ -7,20 +7,20 @@ pub enum Promise {
     /// No output was named.
     NoOutput,
     /// Downloads are written as they come; why.
-    Plain(String),
+    Passthrough(String),
     /// Whole stripes are written as such; stripes that are covered in part are written as they come; why.
-    Shaped(String),
+    Aligned(String),
     /// Stripes that are covered in part are written whole too, with the old bytes of their neighbours.
-    Prepared,
+    Preread,
 }
 
 impl std::fmt::Display for Promise {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Promise::NoOutput => f.write_str("no output was named"),
-            Promise::Plain(why) => write!(f, "plain: {why}"),
-            Promise::Shaped(why) => write!(f, "shaped, not prepared: {why}"),
-            Promise::Prepared => f.write_str("prepared"),
+            Promise::Passthrough(why) => write!(f, "plain: {why}"),
+            Promise::Aligned(why) => write!(f, "shaped, not prepared: {why}"),
+            Promise::Preread => f.write_str("prepared"),
         }
     }
 }
@@ -33,13 +33,13 @@ pub struct Report {
     /// Bytes brought to files.
     pub downloaded: u64,
     /// How the output was written.
-    pub promise: Promise,
+    pub mode: Promise,
     /// Bytes written as whole stripes, neighbours' bytes included.
-    pub whole: u64,
+    pub full_stripe: u64,
     /// Of these, bytes that were not the session's: old ones of neighbours.
-    pub neighbours: u64,
+    pub filler: u64,
     /// Bytes of the output written as they came.
-    pub loose: u64,
+    pub unaligned: u64,
     /// Bytes read by preparation, while others worked.
     pub read_ahead: u64,
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use spinio_device::{DeviceAddr, QueueId, registry, set_thread_queue, thread_queue};
+use spinio_device::{DeviceAddr, QueueId, registry, set_thread_stream, thread_stream};
 use spinio_io::{ParityArray, AsyncResult, ShadowFile, Runtime, Target};
 use spinio_sys::linux;
 
@@ -13,7 +13,7 @@ use crate::output::Output;
 use crate::{Error, ErrorKind, Promise, Report, Ticket};
 
 /// Bytes moved in one request of `io`: a kernel call moves a little less than 2 GiB.
-const PIECE: u64 = 1 << 30;
+const MAX_MOVE: u64 = 1 << 30;
 
 /// Which way a move goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub struct Session {
     files: Files,
     output: Option<Output>,
     /// Moves that may not be over, and that the end waits for.
-    on_their_way: Vec<Ticket>,
+    pending_moves: Vec<Ticket>,
     uploaded: u64,
     downloaded: u64,
     /// The process that began it: a forked child has none of the threads that serve it.
@@ -49,50 +49,50 @@ pub struct Session {
 impl Session {
     /// Begins; `output` is the file that the results will go to, which is made if it is not there.
     pub fn begin(runtime: &'static Runtime, output: Option<&Path>) -> Result<Session, Error> {
-        Session::with(runtime, output, None)
+        Session::begin_with(runtime, output, None)
     }
 
     /// For tests: the output is written as if an array with stripes of `width` bytes were under it.
     #[doc(hidden)]
-    pub fn begin_as_if_striped(
+    pub fn begin_with_stripes(
         runtime: &'static Runtime,
         output: &Path,
         width: u64,
         phase: u64,
     ) -> Result<Session, Error> {
-        Session::with(runtime, Some(output), Some(ParityArray { width, phase }))
+        Session::begin_with(runtime, Some(output), Some(ParityArray { width, phase }))
     }
 
-    fn with(runtime: &'static Runtime, output: Option<&Path>, as_if: Option<ParityArray>) -> Result<Session, Error> {
-        let output = output.map(|path| Output::begin(runtime, path, as_if)).transpose()?;
+    fn begin_with(runtime: &'static Runtime, output: Option<&Path>, assumed_array: Option<ParityArray>) -> Result<Session, Error> {
+        let output = output.map(|path| Output::begin(runtime, path, assumed_array)).transpose()?;
         Ok(Session {
             runtime,
             files: Files::new(runtime),
             output,
-            on_their_way: Vec::new(),
+            pending_moves: Vec::new(),
             uploaded: 0,
             downloaded: 0,
             process: std::process::id(),
         })
     }
 
-    fn is_foreign(&self) -> bool {
+    fn is_forked_child(&self) -> bool {
         self.process != std::process::id()
     }
 
     /// Fails in a forked child.
-    fn ours(&self, operation: &'static str) -> Result<(), Error> {
+    fn check_process(&self, operation: &'static str) -> Result<(), Error> {
         let why = "a process that was forked meanwhile has no session: its parent has";
-        if self.is_foreign() { Err(Error::new(ErrorKind::NoSession, operation, why)) } else { Ok(()) }
+        if self.is_forked_child() { Err(Error::new(ErrorKind::NoSession, operation, why)) } else { Ok(()) }
     }
 
     /// Says where in the output downloads will go, as early as that is known: what stripes they cover in part is read
     /// while the kernel runs. May be said several times; a download elsewhere is right too, but not prepared.
-    pub fn expect(&mut self, offset: u64, len: u64) {
-        if self.ours("expect a download").is_ok()
+    pub fn hint_range(&mut self, offset: u64, len: u64) {
+        if self.check_process("expect a download").is_ok()
             && let Some(output) = &mut self.output
         {
-            output.expect(offset, len);
+            output.hint_range(offset, len);
         }
     }
 
@@ -106,7 +106,7 @@ impl Session {
         len: u64,
         direction: Direction,
     ) -> Result<u64, Error> {
-        let Some(target) = self.ranged(path, address, offset, len, direction)? else { return Ok(0) };
+        let Some(target) = self.device_range(path, address, offset, len, direction)? else { return Ok(0) };
         match direction {
             Direction::Upload => self.upload(path, target, offset, len),
             Direction::Download => self.download(path, target, offset, len),
@@ -114,7 +114,7 @@ impl Session {
     }
 
     /// The device memory of a move, if it moves anything.
-    fn ranged(
+    fn device_range(
         &self,
         path: &Path,
         address: *mut c_void,
@@ -122,8 +122,8 @@ impl Session {
         len: u64,
         direction: Direction,
     ) -> Result<Option<Target>, Error> {
-        self.ours(direction.verb())?;
-        let fail = |kind, why: String| Error::new(kind, direction.verb(), why).of(path).at(offset, len);
+        self.check_process(direction.verb())?;
+        let fail = |kind, why: String| Error::new(kind, direction.verb(), why).with_path(path).with_range(offset, len);
         if len == 0 {
             return Ok(None);
         }
@@ -143,57 +143,57 @@ impl Session {
         offset: u64,
         len: u64,
         direction: Direction,
-        queue: QueueId,
+        stream: QueueId,
     ) -> Result<Ticket, Error> {
         let process = self.process;
-        let ticket = |on_its_way, len| Ticket { on_its_way, direction, path: path.to_owned(), offset, len, process };
-        let Some(target) = self.ranged(path, address, offset, len, direction)? else {
+        let ticket = |on_its_way, len| Ticket { result: on_its_way, direction, path: path.to_owned(), offset, len, process };
+        let Some(target) = self.device_range(path, address, offset, len, direction)? else {
             return Ok(ticket(AsyncResult::ready(0), 0));
         };
-        let fail = |e| Error::io(&e, direction.verb(), path);
+        let fail = |e| Error::from_io(&e, direction.verb(), path);
         // What failed is told at the end, for whoever let go of the ticket.
-        self.on_their_way.retain(|t| !t.is_done() || t.wait().is_err());
+        self.pending_moves.retain(|t| !t.is_done() || t.wait().is_err());
         let made = match direction {
             Direction::Upload => {
                 let file = self.input(path)?;
                 let size = file.run_blocking(|fd| linux::fstat(fd).map(|s| s.size));
-                let size = size.map_err(|e| Error::kernel(e, "upload", path))?;
+                let size = size.map_err(|e| Error::from_errno(e, "upload", path))?;
                 let len = len.min(size.saturating_sub(offset));
-                let on = self.runtime.upload_later(&file, offset, target, len as usize, queue).map_err(fail)?;
+                let on = self.runtime.upload_later(&file, offset, target, len as usize, stream).map_err(fail)?;
                 self.uploaded += len;
                 ticket(on, len)
             }
             Direction::Download => {
                 let file = match &mut self.output {
-                    Some(output) if output.is(path) => output.plain_file(offset, len),
-                    _ => Some(self.files.get(path, Use::Download).map_err(|e| Error::kernel(e, "open", path))?),
+                    Some(output) if output.is_same_file(path) => output.passthrough_file(offset, len),
+                    _ => Some(self.files.get(path, Use::Download).map_err(|e| Error::from_errno(e, "open", path))?),
                 };
                 let on = match file {
                     Some(file) => {
-                        let on = self.runtime.download_later(&file, offset, target, len as usize, queue);
+                        let on = self.runtime.download_later(&file, offset, target, len as usize, stream);
                         self.downloaded += len;
                         on.map_err(fail)?
                     }
                     // Stripes are put together here and now, behind what is on the queue.
                     None => {
-                        let before = thread_queue();
-                        set_thread_queue(queue);
+                        let before = thread_stream();
+                        set_thread_stream(stream);
                         let done = self.download(path, target, offset, len);
-                        set_thread_queue(before);
+                        set_thread_stream(before);
                         AsyncResult::ready(done? as usize)
                     }
                 };
                 ticket(on, len)
             }
         };
-        self.on_their_way.push(made.clone());
+        self.pending_moves.push(made.clone());
         Ok(made)
     }
 
     /// Waits for the moves that were asked for.
-    pub(crate) fn settle(&mut self) -> Result<(), Error> {
+    pub(crate) fn wait_pending(&mut self) -> Result<(), Error> {
         let mut settled = Ok(());
-        for ticket in self.on_their_way.drain(..) {
+        for ticket in self.pending_moves.drain(..) {
             settled = settled.and(ticket.wait().map(drop));
         }
         settled
@@ -201,27 +201,27 @@ impl Session {
 
     /// A file to be read, with all that this session wrote to it.
     fn input(&mut self, path: &Path) -> Result<Arc<ShadowFile>, Error> {
-        if self.on_their_way.iter().any(|t| t.direction == Direction::Download && is_same(&t.path, path)) {
-            self.settle()?;
+        if self.pending_moves.iter().any(|t| t.direction == Direction::Download && is_same_file(&t.path, path)) {
+            self.wait_pending()?;
         }
         if let Some(output) = &mut self.output
-            && output.is(path)
+            && output.is_same_file(path)
         {
             // What was downloaded into it has to be there.
             output.flush()?;
-            output.give_way();
+            output.release_lease();
         }
-        self.files.get(path, Use::Upload).map_err(|e| Error::kernel(e, "open", path))
+        self.files.get(path, Use::Upload).map_err(|e| Error::from_errno(e, "open", path))
     }
 
     fn upload(&mut self, path: &Path, to: Target, offset: u64, len: u64) -> Result<u64, Error> {
         let file = self.input(path)?;
         let mut done = 0;
         while done < len {
-            let piece = PIECE.min(len - done);
+            let piece = MAX_MOVE.min(len - done);
             let to = Target { addr: DeviceAddr(to.addr.0 + done), ..to };
-            let got = self.runtime.read(file.fd(), Some(offset + done), to, piece as usize);
-            let got = got.map_err(|e| Error::io(&e, "upload", path))? as u64;
+            let moved = self.runtime.read(file.fd(), Some(offset + done), to, piece as usize);
+            let got = moved.map_err(|e| Error::from_io(&e, "upload", path))? as u64;
             done += got;
             if got < piece {
                 break;
@@ -233,10 +233,10 @@ impl Session {
 
     fn download(&mut self, path: &Path, from: Target, offset: u64, len: u64) -> Result<u64, Error> {
         match &mut self.output {
-            Some(output) if output.is(path) => output.write(from, offset, len)?,
+            Some(output) if output.is_same_file(path) => output.write(from, offset, len)?,
             _ => {
-                let file = self.files.get(path, Use::Download).map_err(|e| Error::kernel(e, "open", path))?;
-                write_all(self.runtime, file.fd(), from, offset, len).map_err(|e| Error::io(&e, "download", path))?;
+                let file = self.files.get(path, Use::Download).map_err(|e| Error::from_errno(e, "open", path))?;
+                write_all(self.runtime, file.fd(), from, offset, len).map_err(|e| Error::from_io(&e, "download", path))?;
             }
         }
         self.downloaded += len;
@@ -245,8 +245,8 @@ impl Session {
 
     /// Writes what is still gathered, so that others find it in the output.
     pub fn flush(&mut self) -> Result<(), Error> {
-        self.ours("flush")?;
-        let settled = self.settle();
+        self.check_process("flush")?;
+        let settled = self.wait_pending();
         let flushed = self.output.as_mut().map_or(Ok(()), Output::flush);
         settled.and(flushed)
     }
@@ -268,10 +268,10 @@ impl Session {
         let none = Report {
             uploaded,
             downloaded,
-            promise: Promise::NoOutput,
-            whole: 0,
-            neighbours: 0,
-            loose: 0,
+            mode: Promise::NoOutput,
+            full_stripe: 0,
+            filler: 0,
+            unaligned: 0,
             read_ahead: 0,
         };
         let output = self.output.as_mut().filter(|_| self.process == std::process::id());
@@ -287,11 +287,11 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if self.is_foreign() {
+        if self.is_forked_child() {
             // The parent's to write and to close; its locks may be held for ever here.
             std::mem::forget(self.output.take());
             std::mem::forget(std::mem::replace(&mut self.files, Files::new(self.runtime)));
-            std::mem::forget(std::mem::take(&mut self.on_their_way));
+            std::mem::forget(std::mem::take(&mut self.pending_moves));
             return;
         }
         // Whoever lets go of a session without ending it loses no bytes, only the error.
@@ -300,9 +300,9 @@ impl Drop for Session {
 }
 
 /// Whether two paths name one file now.
-fn is_same(one: &Path, other: &Path) -> bool {
-    let names = |path: &Path| c_path(path).and_then(|name| linux::identity(&name)).ok();
-    one == other || names(one).is_some_and(|file| Some(file) == names(other))
+fn is_same_file(first: &Path, second: &Path) -> bool {
+    let names = |path: &Path| c_path(path).and_then(|name| linux::dev_and_inode(&name)).ok();
+    first == second || names(first).is_some_and(|file| Some(file) == names(second))
 }
 
 /// The device memory of a range that begins at an address, or what is wrong with it.
@@ -312,7 +312,7 @@ fn device_memory(address: *mut c_void, len: u64) -> Result<Target, String> {
     let found = registry::find(at, want).or_else(|| registry::find_after_fault(at, want));
     let Some(allocation) = found else { return Err(format!("{address:p} is no device memory")) };
     let addr = DeviceAddr(address as u64);
-    match allocation.room(addr) {
+    match allocation.bytes_left(addr) {
         room if room < len => Err(format!("the device memory at {address:p} ends after {room} bytes")),
         _ => Ok(Target { allocation, addr }),
     }
@@ -328,7 +328,7 @@ pub(crate) fn write_all(
 ) -> Result<(), spinio_io::Error> {
     let mut done = 0;
     while done < len {
-        let piece = PIECE.min(len - done);
+        let piece = MAX_MOVE.min(len - done);
         let from = Target { addr: DeviceAddr(from.addr.0 + done), ..from };
         match runtime.write(fd, Some(offset + done), from, piece as usize)? as u64 {
             0 => return Err(spinio_io::Error::kernel(spinio_sys::Errno::IO, "write", offset + done, piece)),

@@ -19,7 +19,7 @@ use crate::{Error, ErrorKind, Report, Session};
 
 /// How long a thread that was joined may still look alive: it is told as ended a little before the kernel has let go of
 /// its number.
-const PARTING: Duration = Duration::from_millis(200);
+const JOIN_GRACE: Duration = Duration::from_millis(200);
 
 struct Slot {
     /// The kernel's number of the thread, and ours, which is never used again.
@@ -33,7 +33,7 @@ struct Table {
     /// 1 in the process that made it, wiped in its children.
     alive: Option<&'static AtomicU64>,
     slots: Mutex<HashMap<i32, Arc<Slot>>>,
-    of_children: OnceLock<Box<Table>>,
+    child_table: OnceLock<Box<Table>>,
 }
 
 static TABLE: OnceLock<Box<Table>> = OnceLock::new();
@@ -43,20 +43,20 @@ thread_local! {
     /// A number of this thread's own: the kernel's are used again.
     static THREAD: Cell<u64> = const { Cell::new(0) };
     /// What it has begun.
-    static BEGUN: Cell<Option<i32>> = const { Cell::new(None) };
+    static CURRENT: Cell<Option<i32>> = const { Cell::new(None) };
 }
 
 impl Table {
-    fn made() -> Box<Table> {
-        let alive = linux::word_wiped_on_fork().ok();
+    fn create() -> Box<Table> {
+        let alive = linux::wipe_on_fork_word().ok();
         alive.iter().for_each(|word| word.store(1, Relaxed));
-        Box::new(Table { alive, slots: Mutex::default(), of_children: OnceLock::new() })
+        Box::new(Table { alive, slots: Mutex::default(), child_table: OnceLock::new() })
     }
 
     fn get() -> &'static Table {
-        let mut table = TABLE.get_or_init(Table::made);
+        let mut table = TABLE.get_or_init(Table::create);
         while table.alive.is_some_and(|word| word.load(Relaxed) == 0) {
-            table = table.of_children.get_or_init(Table::made);
+            table = table.child_table.get_or_init(Table::create);
         }
         table
     }
@@ -66,56 +66,56 @@ impl Table {
     }
 }
 
-fn me() -> (u32, u64) {
+fn thread_ids() -> (u32, u64) {
     if THREAD.get() == 0 {
         THREAD.set(THREADS.fetch_add(1, Relaxed));
     }
     (linux::gettid(), THREAD.get())
 }
 
-fn mine() -> Option<Arc<Slot>> {
-    let slot = Table::get().slots().get(&BEGUN.get()?).cloned()?;
-    (slot.owner == me()).then_some(slot)
+fn my_session() -> Option<Arc<Slot>> {
+    let slot = Table::get().slots().get(&CURRENT.get()?).cloned()?;
+    (slot.owner == thread_ids()).then_some(slot)
 }
 
 /// A function that the session calls has called the session.
-fn in_use(operation: &'static str) -> Error {
+fn reentrant_call(operation: &'static str) -> Error {
     Error::new(ErrorKind::AlreadyBegun, operation, "the session is in use: it is running a pipeline")
 }
 
 /// Begins a session of the calling thread, under a number of the caller's choice.
 pub fn begin(thread: i32, output: Option<&Path>) -> Result<(), Error> {
-    if mine().is_some() {
-        let number = BEGUN.get().unwrap_or(thread);
+    if my_session().is_some() {
+        let number = CURRENT.get().unwrap_or(thread);
         let why = format!("this thread has begun as {number} and not ended that");
         return Err(Error::new(ErrorKind::AlreadyBegun, "begin", why));
     }
     // Its bytes are written, as far as that goes; nobody is there to be told.
-    let asked = Instant::now();
+    let since = Instant::now();
     let left = loop {
-        let left = left_behind(&mut Table::get().slots(), thread);
-        if left.is_ok() || asked.elapsed() > PARTING {
+        let left = take_orphan(&mut Table::get().slots(), thread);
+        if left.is_ok() || since.elapsed() > JOIN_GRACE {
             break left?;
         }
         std::thread::sleep(Duration::from_millis(1));
     };
     drop(left);
     let session = Mutex::new(Session::begin(runtime(), output)?);
-    let slot = Arc::new(Slot { owner: me(), session });
+    let slot = Arc::new(Slot { owner: thread_ids(), session });
     let mut slots = Table::get().slots();
     // Another thread may have begun meanwhile.
-    let left = left_behind(&mut slots, thread)?;
+    let left = take_orphan(&mut slots, thread)?;
     slots.insert(thread, slot);
     drop(slots);
     drop(left);
-    BEGUN.set(Some(thread));
+    CURRENT.set(Some(thread));
     Ok(())
 }
 
 /// What a thread that is no more has left under a number, taken out; an error if a living one has begun as that.
-fn left_behind(slots: &mut HashMap<i32, Arc<Slot>>, thread: i32) -> Result<Option<Arc<Slot>>, Error> {
+fn take_orphan(slots: &mut HashMap<i32, Arc<Slot>>, thread: i32) -> Result<Option<Arc<Slot>>, Error> {
     match slots.get(&thread) {
-        Some(slot) if linux::is_thread(slot.owner.0) && slot.owner.0 != me().0 => {
+        Some(slot) if linux::is_thread(slot.owner.0) && slot.owner.0 != thread_ids().0 => {
             let why = format!("another thread has begun as {thread} and not ended that");
             Err(Error::new(ErrorKind::AlreadyBegun, "begin", why))
         }
@@ -126,12 +126,12 @@ fn left_behind(slots: &mut HashMap<i32, Arc<Slot>>, thread: i32) -> Result<Optio
 /// Does something with the session of the calling thread; `operation` is for the error if it has none.
 pub fn current<T>(operation: &'static str, f: impl FnOnce(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
     let none = || Error::new(ErrorKind::NoSession, operation, "this thread has no session: it has not begun, or ended");
-    let slot = mine().ok_or_else(none)?;
+    let slot = my_session().ok_or_else(none)?;
     // Nobody else gets here, so who finds it locked is called by the session itself: a pipeline's function.
     let mut session = match slot.session.try_lock() {
         Ok(session) => session,
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => return Err(in_use(operation)),
+        Err(TryLockError::WouldBlock) => return Err(reentrant_call(operation)),
     };
     f(&mut session)
 }
@@ -145,17 +145,17 @@ pub fn end(thread: i32) -> Result<Report, Error> {
             let why = format!("nothing was begun as {thread}, or it has ended");
             return Err(Error::new(ErrorKind::NoSession, "end", why));
         };
-        if slot.owner != me() {
+        if slot.owner != thread_ids() {
             let why = format!("another thread has begun as {thread}");
-            return Err(Error::new(ErrorKind::NotYours, "end", why));
+            return Err(Error::new(ErrorKind::NotOwner, "end", why));
         }
         // Its own thread is inside a call, which takes it with the table locked.
         if Arc::strong_count(slot) > 1 {
-            return Err(in_use("end"));
+            return Err(reentrant_call("end"));
         }
         slots.remove(&thread)
     };
-    BEGUN.set(None);
-    let alone = slot.and_then(Arc::into_inner).ok_or_else(|| in_use("end"))?;
-    alone.session.into_inner().unwrap_or_else(PoisonError::into_inner).end()
+    CURRENT.set(None);
+    let slot = slot.and_then(Arc::into_inner).ok_or_else(|| reentrant_call("end"))?;
+    slot.session.into_inner().unwrap_or_else(PoisonError::into_inner).end()
 }

@@ -10,7 +10,7 @@ use crate::{Direction, Error, ErrorKind};
 /// A move in the order of a stream. Whoever lets go of it leaves the move to the session's end.
 #[derive(Clone, Debug)]
 pub struct Ticket {
-    pub(crate) on_its_way: AsyncResult,
+    pub(crate) result: AsyncResult,
     pub(crate) direction: Direction,
     pub(crate) path: PathBuf,
     pub(crate) offset: u64,
@@ -22,7 +22,7 @@ pub struct Ticket {
 impl Ticket {
     /// Whether the move is over.
     pub fn is_done(&self) -> bool {
-        self.on_its_way.result().is_some()
+        self.result.result().is_some()
     }
 
     /// Waits until it is; the bytes moved. A forked child has nobody who would tell it.
@@ -33,10 +33,10 @@ impl Ticket {
         }
         let fail = |errno: Errno| {
             Error::new(ErrorKind::Failed(errno), self.direction.verb(), errno.to_string())
-                .of(&self.path)
-                .at(self.offset, self.len)
+                .with_path(&self.path)
+                .with_range(self.offset, self.len)
         };
-        let moved = self.on_its_way.wait().map_err(fail)? as u64;
+        let moved = self.result.wait().map_err(fail)? as u64;
         match self.direction {
             // A download that the file did not take whole: it is full, or larger than files may be.
             Direction::Download if moved < self.len => Err(fail(Errno::NOSPC)),

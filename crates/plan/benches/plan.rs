@@ -21,7 +21,7 @@ fn random(percent: u64, seed: u64) -> Vec<Extent> {
 }
 
 fn planners(c: &mut Criterion) {
-    let possible = Possible {
+    let constraints = Possible {
         storage: Some(Route::Direct),
         refused: Some(Reason::NoP2pMapping),
         cache_large: Some((Route::Dma, 16 << 20)),
@@ -33,12 +33,12 @@ fn planners(c: &mut Criterion) {
             for percent in [5, 50, 95] {
                 // Other vectors each time: a branch predictor that has seen them all would flatter us.
                 let vectors: Vec<_> = (0..64).map(|seed| random(percent, seed)).collect();
-                let mut next = 0;
+                let mut next_random = 0;
                 let name = format!("8 MiB/{model_name}/{}/{percent} % resident", objective.name());
                 c.bench_function(&name, |b| {
                     b.iter(|| {
-                        next = (next + 1) % vectors.len();
-                        plan(objective, black_box(&vectors[next]), &model, &possible, &mut out);
+                        next_random = (next_random + 1) % vectors.len();
+                        plan(objective, black_box(&vectors[next_random]), &model, &constraints, &mut out);
                         black_box(out.segments.len())
                     });
                 });
@@ -48,7 +48,7 @@ fn planners(c: &mut Criterion) {
                 let name = format!("one extent/{model_name}/{}/{residency:?}", objective.name());
                 c.bench_function(&name, |b| {
                     b.iter(|| {
-                        plan(objective, black_box(&one), &model, &possible, &mut out);
+                        plan(objective, black_box(&one), &model, &constraints, &mut out);
                         black_box(out.segments.len())
                     });
                 });

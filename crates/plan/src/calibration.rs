@@ -30,9 +30,9 @@ use crate::fit::Fit;
 use crate::words::Route;
 
 /// First line of the text.
-const FIRST_LINE: &str = "spinio model 1";
+const HEADER: &str = "spinio model 1";
 /// More is no model.
-const LONGEST: usize = 64 << 10;
+const MAX_LEN: usize = 64 << 10;
 
 /// What was measured of one route.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,7 +42,7 @@ pub struct Measured {
     /// One transfer at a time.
     pub cost: Fit<Cost>,
     /// Commands in flight together.
-    pub flight: Fit<Flight>,
+    pub queue: Fit<Flight>,
 }
 
 /// A model as it was measured, for one storage, file system and device.
@@ -55,7 +55,7 @@ pub struct Calibration {
     /// The accelerator.
     pub device: String,
     /// When, in seconds since 1970.
-    pub measured: u64,
+    pub measured_at: u64,
     /// Threads that copied for one request.
     pub threads: usize,
     /// Routes that could be measured, each once.
@@ -73,12 +73,12 @@ pub struct BadText {
     /// Line, counted from 1.
     pub line: usize,
     /// What is wrong with it.
-    pub why: &'static str,
+    pub message: &'static str,
 }
 
 impl fmt::Display for BadText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}: {}", self.line, self.why)
+        write!(f, "line {}: {}", self.line, self.message)
     }
 }
 
@@ -86,7 +86,7 @@ impl std::error::Error for BadText {}
 
 impl Calibration {
     /// What was measured of a route.
-    pub fn of(&self, route: Route) -> Option<&Measured> {
+    pub fn route(&self, route: Route) -> Option<&Measured> {
         self.routes.iter().find(|m| m.route == route)
     }
 
@@ -95,19 +95,19 @@ impl Calibration {
     /// not believed to copy faster.
     pub fn model(&self, default: Model, storage: Route, threads: usize) -> Model {
         let mut model = default;
-        if let Some(m) = self.of(Route::Copy) {
-            (model.cache, model.cache_flight) = (m.cost.value, m.flight.value);
+        if let Some(m) = self.route(Route::Copy) {
+            (model.cache, model.cache_queue) = (m.cost.value, m.queue.value);
             let fewer = self.threads as f64 / threads.max(1) as f64;
-            model.cache_flight.per_byte *= fewer.max(1.0);
+            model.cache_queue.per_byte *= fewer.max(1.0);
         }
-        if let Some(m) = self.of(Route::Dma) {
-            (model.cache_dma, model.cache_dma_flight) = (m.cost.value, m.flight.value);
+        if let Some(m) = self.route(Route::Dma) {
+            (model.cache_dma, model.cache_dma_queue) = (m.cost.value, m.queue.value);
         }
-        if let Some(m) = self.of(Route::Store) {
-            (model.cache_store, model.cache_store_flight) = (m.cost.value, m.flight.value);
+        if let Some(m) = self.route(Route::Store) {
+            (model.cache_store, model.cache_store_queue) = (m.cost.value, m.queue.value);
         }
-        if let Some(m) = self.of(storage) {
-            (model.storage, model.storage_flight) = (m.cost.value, m.flight.value);
+        if let Some(m) = self.route(storage) {
+            (model.storage, model.storage_queue) = (m.cost.value, m.queue.value);
         }
         model.writeback = self.writeback.unwrap_or(model.writeback);
         model
@@ -115,13 +115,13 @@ impl Calibration {
 
     /// As text.
     pub fn to_text(&self) -> String {
-        let mut s = format!("{FIRST_LINE}\n");
+        let mut s = format!("{HEADER}\n");
         let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         let _ = writeln!(s, "storage {}", one_line(&self.storage));
         let _ = writeln!(s, "file-system {}", one_line(&self.file_system));
         let _ = writeln!(s, "device {}", one_line(&self.device));
-        let _ = writeln!(s, "measured {}\nthreads {}", self.measured, self.threads);
-        for Measured { route, cost, flight } in &self.routes {
+        let _ = writeln!(s, "measured {}\nthreads {}", self.measured_at, self.threads);
+        for Measured { route, cost, queue: flight } in &self.routes {
             let (c, f) = (&cost.value, &flight.value);
             let _ = writeln!(s, "route {route}");
             let _ = writeln!(s, "cost {} {} {} {} {}", c.fixed(), c.cutoff(), c.per_byte(), cost.r2, cost.error);
@@ -135,43 +135,43 @@ impl Calibration {
 
     /// From text.
     pub fn parse(text: &str) -> Result<Calibration, BadText> {
-        let bad = |line, why| BadText { line: line + 1, why };
-        if text.len() > LONGEST {
-            return Err(bad(0, "longer than any model"));
+        let parse_error = |line, why| BadText { line: line + 1, message: why };
+        if text.len() > MAX_LEN {
+            return Err(parse_error(0, "longer than any model"));
         }
         let mut lines = text.lines().enumerate();
-        if lines.next().map(|(_, first)| first.trim()) != Some(FIRST_LINE) {
-            return Err(bad(0, "not a model of this version"));
+        if lines.next().map(|(_, first)| first.trim()) != Some(HEADER) {
+            return Err(parse_error(0, "not a model of this version"));
         }
         let mut out = Calibration::default();
-        let mut open: Option<Open> = None;
+        let mut partial: Option<Open> = None;
         for (i, line) in lines {
             let line = line.trim();
             let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
-            let number = |why| rest.parse().map_err(|_| bad(i, why));
+            let number = |why| rest.parse().map_err(|_| parse_error(i, why));
             match word {
                 "storage" => out.storage = rest.to_owned(),
                 "file-system" => out.file_system = rest.to_owned(),
                 "device" => out.device = rest.to_owned(),
-                "measured" => out.measured = number("no time")?,
+                "measured" => out.measured_at = number("no time")?,
                 "threads" => out.threads = number("no number of threads")? as usize,
                 "writeback" => {
-                    out.writeback = Some(rest.parse().ok().filter(|t| time(*t)).ok_or(bad(i, "no time a byte"))?);
+                    out.writeback = Some(rest.parse().ok().filter(|t| is_plausible_time(*t)).ok_or(parse_error(i, "no time a byte"))?);
                 }
                 "route" => {
-                    out.close(open.take()).map_err(|why| bad(i, why))?;
-                    let route = Route::ALL.into_iter().find(|r| r.name() == rest).ok_or(bad(i, "no route"))?;
-                    if out.of(route).is_some() {
-                        return Err(bad(i, "a route told twice"));
+                    out.finish_route(partial.take()).map_err(|why| parse_error(i, why))?;
+                    let route = Route::ALL.into_iter().find(|r| r.name() == rest).ok_or(parse_error(i, "no route"))?;
+                    if out.route(route).is_some() {
+                        return Err(parse_error(i, "a route told twice"));
                     }
-                    open = Some((route, None, None));
+                    partial = Some((route, None, None));
                 }
                 "cost" | "flight" => {
-                    let (_, cost, flight) = open.as_mut().ok_or(bad(i, "a cost of no route"))?;
-                    let [a, b, per_byte, r2, error] = numbers(rest).ok_or(bad(i, "not five numbers"))?;
-                    let good = time(a) && (0.0..1e18).contains(&b) && (1e-9..1e9).contains(&per_byte);
-                    if !(good && r2.is_finite() && time(error)) {
-                        return Err(bad(i, "numbers that make no cost"));
+                    let (_, cost, flight) = partial.as_mut().ok_or(parse_error(i, "a cost of no route"))?;
+                    let [a, b, per_byte, r2, error] = numbers(rest).ok_or(parse_error(i, "not five numbers"))?;
+                    let good = is_plausible_time(a) && (0.0..1e18).contains(&b) && (1e-9..1e9).contains(&per_byte);
+                    if !(good && r2.is_finite() && is_plausible_time(error)) {
+                        return Err(parse_error(i, "numbers that make no cost"));
                     }
                     if word == "flight" {
                         *flight = Some(Fit { value: Flight { latency: a, per_command: b, per_byte }, r2, error });
@@ -180,7 +180,7 @@ impl Calibration {
                         // Numbers that were written and read again may break the rule by a rounding.
                         let least = b.trunc() * (1e9 / bandwidth);
                         let fixed = if a >= least * (1.0 - 1e-9) { a.max(least) } else { a };
-                        let value = Cost::new(fixed, b as u64, bandwidth).map_err(|_| bad(i, "cutting is cheaper"))?;
+                        let value = Cost::new(fixed, b as u64, bandwidth).map_err(|_| parse_error(i, "cutting is cheaper"))?;
                         *cost = Some(Fit { value, r2, error });
                     }
                 }
@@ -188,15 +188,15 @@ impl Calibration {
             }
         }
         let last = text.lines().count();
-        out.close(open).map_err(|why| bad(last, why))?;
+        out.finish_route(partial).map_err(|why| parse_error(last, why))?;
         Ok(out)
     }
 
-    fn close(&mut self, open: Option<Open>) -> Result<(), &'static str> {
-        match open {
+    fn finish_route(&mut self, partial: Option<Open>) -> Result<(), &'static str> {
+        match partial {
             None => Ok(()),
             Some((route, Some(cost), Some(flight))) => {
-                self.routes.push(Measured { route, cost, flight });
+                self.routes.push(Measured { route, cost, queue: flight });
                 Ok(())
             }
             Some(_) => Err("a route without both of its costs"),
@@ -205,7 +205,7 @@ impl Calibration {
 }
 
 /// Whether nanoseconds, of anything, are believable: at most 30 years.
-fn time(nanos: f64) -> bool {
+fn is_plausible_time(nanos: f64) -> bool {
     (0.0..1e18).contains(&nanos)
 }
 
@@ -230,7 +230,7 @@ mod tests {
 
     fn measured(route: Route, fixed: f64, bandwidth: f64) -> Measured {
         let cost = Cost::new(fixed, 4096, bandwidth).expect("a cost");
-        Measured { route, cost: fit(cost), flight: fit(Flight::new(fixed, 100.0, bandwidth)) }
+        Measured { route, cost: fit(cost), queue: fit(Flight::new(fixed, 100.0, bandwidth)) }
     }
 
     fn example() -> Calibration {
@@ -238,32 +238,32 @@ mod tests {
             storage: "serial-S4 XX1".into(),
             file_system: "ext4".into(),
             device: "emulated GPU".into(),
-            measured: 1_795_305_600,
+            measured_at: 1_795_305_600,
             threads: 4,
             routes: vec![measured(Route::Copy, 9e3, 27e9), measured(Route::Direct, 70e3, 2e9)],
             writeback: Some(0.5),
         }
     }
 
-    fn near(a: f64, b: f64) -> bool {
+    fn approx_eq(a: f64, b: f64) -> bool {
         (a - b).abs() <= 1e-9 * (a.abs() + b.abs())
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn text_round_trips() {
         let (all, read) = (example(), Calibration::parse(&example().to_text()).expect("our own text"));
         assert_eq!((&read.storage, &read.file_system, &read.device), (&all.storage, &all.file_system, &all.device));
-        assert_eq!((read.measured, read.threads, read.writeback), (all.measured, all.threads, all.writeback));
+        assert_eq!((read.measured_at, read.threads, read.writeback), (all.measured_at, all.threads, all.writeback));
         assert_eq!(read.routes.len(), 2);
         for (a, b) in all.routes.iter().zip(&read.routes) {
-            assert_eq!((a.route, a.flight), (b.route, b.flight));
-            assert!(near(a.cost.value.fixed(), b.cost.value.fixed()) && a.cost.value.cutoff() == b.cost.value.cutoff());
-            assert!(near(a.cost.value.per_byte(), b.cost.value.per_byte()));
+            assert_eq!((a.route, a.queue), (b.route, b.queue));
+            assert!(approx_eq(a.cost.value.fixed(), b.cost.value.fixed()) && a.cost.value.cutoff() == b.cost.value.cutoff());
+            assert!(approx_eq(a.cost.value.per_byte(), b.cost.value.per_byte()));
         }
     }
 
     #[test]
-    fn later_words_are_passed_over_and_nonsense_is_named() {
+    fn unknown_words_are_skipped_and_bad_values_named() {
         let with = |line: &str| Calibration::parse(&format!("{}{line}\n", example().to_text()));
         assert!(with("colour green").is_ok());
         for (line, why) in [
@@ -277,40 +277,40 @@ mod tests {
             ("writeback -3", "no time"),
             ("threads many", "threads"),
         ] {
-            let told = with(line).expect_err(line).to_string();
-            assert!(told.contains(why), "{line}: {told}");
+            let parsed = with(line).expect_err(line).to_string();
+            assert!(parsed.contains(why), "{line}: {parsed}");
         }
         assert!(Calibration::parse("").is_err() && Calibration::parse("spinio model 2\n").is_err());
     }
 
     #[test]
-    fn a_model_takes_what_was_measured_and_leaves_the_rest() {
+    fn model_replaces_measured_routes_only() {
         let default = Model::nvme();
         let model = example().model(default, Route::Direct, 4);
-        assert_eq!(model.storage_flight.latency, 70e3);
-        assert_eq!(model.cache_flight.latency, 9e3);
+        assert_eq!(model.storage_queue.latency, 70e3);
+        assert_eq!(model.cache_queue.latency, 9e3);
         assert_eq!(model.cache_dma, default.cache_dma);
         assert_eq!(model.writeback, 0.5);
         assert_eq!(example().model(default, Route::P2p, 4).storage, default.storage);
-        let half = example().model(default, Route::Direct, 2).cache_flight.per_byte;
-        assert!(near(half, 2.0 * model.cache_flight.per_byte));
-        assert_eq!(example().model(default, Route::Direct, 16).cache_flight, model.cache_flight);
+        let half = example().model(default, Route::Direct, 2).cache_queue.per_byte;
+        assert!(approx_eq(half, 2.0 * model.cache_queue.per_byte));
+        assert_eq!(example().model(default, Route::Direct, 16).cache_queue, model.cache_queue);
     }
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "(spinio model 1\n)?((cost|flight|route|threads|writeback|measured) ?[-0-9a-z. ]{0,30}\n){0,8}") {
+        fn parse_never_panics(text in "(spinio model 1\n)?((cost|flight|route|threads|writeback|measured) ?[-0-9a-z. ]{0,30}\n){0,8}") {
             let _ = Calibration::parse(&text);
         }
 
         #[test]
-        fn a_line_spoiled_anywhere_never_panics(at in 0usize..400, with in any::<char>()) {
+        fn parse_of_corrupted_line_never_panics(at in 0usize..400, byte in any::<char>()) {
             let mut text: Vec<char> = example().to_text().chars().collect();
             let at = at % text.len();
-            text[at] = with;
+            text[at] = byte;
             if let Ok(read) = Calibration::parse(&text.into_iter().collect::<String>()) {
                 let model = read.model(Model::nvme(), Route::Direct, 2);
-                prop_assert!(model.storage.time(1 << 20).is_finite() && model.cache_flight.share(1 << 20).is_finite());
+                prop_assert!(model.storage.time(1 << 20).is_finite() && model.cache_queue.command_time(1 << 20).is_finite());
             }
         }
     }

@@ -58,47 +58,47 @@ impl Sides {
     }
 
     /// The price of it.
-    fn at(self, prices: Sides) -> f64 {
+    fn priced(self, prices: Sides) -> f64 {
         self.storage * prices.storage + self.cache * prices.cache
     }
 }
 
 /// The price of the side that is as good as ignored: it only breaks ties.
-const ALMOST_FREE: f64 = 1e-6;
+const MIN_PRICE: f64 = 1e-6;
 /// Random requests need three.
-const ROUNDS: usize = 8;
+const MAX_ROUNDS: usize = 8;
 /// So near the bound it is not worth looking further.
-const NEAR: f64 = 1.0 + 1e-3;
+const TOLERANCE: f64 = 1.0 + 1e-3;
 /// Of so many runs every combination is tried.
-const ALL_OF: usize = 10;
+const EXHAUSTIVE_MAX: usize = 10;
 /// Of so many otherwise, half a thousand combinations.
-const SOME: usize = 9;
+const SAMPLED_RUNS: usize = 9;
 /// So many of those are the longest.
-const LONGEST: usize = 7;
+const SAMPLED_LONGEST: usize = 7;
 
 /// What the groups are decided with.
 struct Request<'a> {
     runs: &'a mut [Run],
     groups: &'a [Group],
-    ways: &'a mut Vec<u32>,
+    path_bits: &'a mut Vec<u32>,
     model: &'a Model,
-    possible: &'a Possible,
+    constraints: &'a Possible,
     /// Absent runs from storage, the rest from the cache; with both latencies, needed or not.
     base: Sides,
     any_absent: bool,
 }
 
 /// Decides every run; storage must be possible.
-pub(crate) fn decide(scratch: &mut Scratch, model: &Model, possible: &Possible) {
-    let (base, any_absent) = group(scratch, model, possible);
+pub(crate) fn decide(scratch: &mut Scratch, model: &Model, constraints: &Possible) {
+    let (base, any_absent) = build_groups(scratch, model, constraints);
     let Scratch { runs, groups, previous: ways, .. } = scratch;
-    Request { runs, groups, ways, model, possible, base, any_absent }.decide();
+    Request { runs, groups, path_bits: ways, model, constraints, base, any_absent }.decide();
 }
 
 /// Fills the groups; returns the base, and whether any run is absent.
-fn group(scratch: &mut Scratch, model: &Model, possible: &Possible) -> (Sides, bool) {
+fn build_groups(scratch: &mut Scratch, model: &Model, constraints: &Possible) -> (Sides, bool) {
     let Scratch { runs, groups, .. } = scratch;
-    let flight = &model.storage_flight;
+    let queue = &model.storage_queue;
     let mut base = Sides::default();
     let mut any_absent = false;
     groups.clear();
@@ -106,25 +106,25 @@ fn group(scratch: &mut Scratch, model: &Model, possible: &Possible) -> (Sides, b
     for (i, run) in runs.iter_mut().enumerate() {
         run.from_storage = run.residency == Residency::Absent;
         if run.from_storage {
-            base.storage += flight.share(run.len);
+            base.storage += queue.command_time(run.len);
             any_absent = true;
             if let Some(last) = groups.last_mut().filter(|_| open) {
                 last.absent_after = true;
-                last.storage -= flight.per_command;
+                last.storage -= queue.per_command;
             }
             open = false;
             continue;
         }
-        let cache = possible.flight_cache(model, run.residency, run.len);
+        let cache = constraints.queued_cache_time(model, run.residency, run.len);
         base.cache += cache;
         match groups.last_mut() {
             Some(last) if open => last.runs += 1,
             _ => {
                 // Unknown alone never moves.
-                let known = run.residency.is_cached();
-                let storage = if known { storage_bytes(model, run) } else { f64::INFINITY };
+                let is_known = run.residency.is_cached();
+                let storage = if is_known { storage_bytes(model, run) } else { f64::INFINITY };
                 // Without an absent run before it, it begins a transfer.
-                let begins = if i > 0 { 0.0 } else { flight.per_command };
+                let begins = if i > 0 { 0.0 } else { queue.per_command };
                 groups.push(Group {
                     first: i as u32,
                     runs: 1,
@@ -137,81 +137,81 @@ fn group(scratch: &mut Scratch, model: &Model, possible: &Possible) -> (Sides, b
             }
         }
     }
-    base.storage += flight.latency;
-    base.cache += if groups.is_empty() { 0.0 } else { model.flight(possible.cache).latency };
+    base.storage += queue.latency;
+    base.cache += if groups.is_empty() { 0.0 } else { model.queue(constraints.cache).latency };
     (base, any_absent)
 }
 
 /// What a resident run's bytes add to the storage side.
 fn storage_bytes(model: &Model, run: &Run) -> f64 {
     let dirty = if run.residency == Residency::Dirty { model.writeback } else { 0.0 };
-    run.len as f64 * (model.storage_flight.per_byte + dirty)
+    run.len as f64 * (model.storage_queue.per_byte + dirty)
 }
 
 impl Request<'_> {
     fn decide(&mut self) {
-        let storage_first = Sides { storage: 1.0, cache: ALMOST_FREE };
-        let cache_first = Sides { storage: ALMOST_FREE, cache: 1.0 };
-        let least_storage = self.settle(storage_first);
+        let storage_first = Sides { storage: 1.0, cache: MIN_PRICE };
+        let cache_first = Sides { storage: MIN_PRICE, cache: 1.0 };
+        let least_storage = self.apply_prices(storage_first);
         let now = if least_storage.storage >= least_storage.cache {
             least_storage
         } else {
-            let least_cache = self.total(cache_first);
+            let least_cache = self.evaluate_prices(cache_first);
             if least_cache.cache >= least_cache.storage {
-                self.settle(cache_first)
+                self.apply_prices(cache_first)
             } else {
-                self.balance((storage_first, least_storage), (cache_first, least_cache))
+                self.bisect_prices((storage_first, least_storage), (cache_first, least_cache))
             }
         };
-        self.compare_with_the_plain(now);
+        self.compare_with_uniform(now);
     }
 
     /// From prices that leave the cache slower and prices that leave storage slower to near the balance.
-    fn balance(&mut self, mut less: (Sides, Sides), mut more: (Sides, Sides)) -> Sides {
-        let mut bound = 0.0_f64;
-        for _ in 0..ROUNDS {
-            let prices = between(less.1, more.1);
-            let found = self.total(prices);
+    fn bisect_prices(&mut self, mut low: (Sides, Sides), mut high: (Sides, Sides)) -> Sides {
+        let mut lower_bound = 0.0_f64;
+        for _ in 0..MAX_ROUNDS {
+            let prices = break_even_prices(low.1, high.1);
+            let found = self.evaluate_prices(prices);
             // The prices add up to 1, so the slower side is at least the price of both.
-            bound = bound.max(found.at(prices));
+            lower_bound = lower_bound.max(found.priced(prices));
             // Not below the line through both: the line is the hull.
-            if found.at(prices) >= less.1.at(prices) * (1.0 - 1e-9) {
+            if found.priced(prices) >= low.1.priced(prices) * (1.0 - 1e-9) {
                 break;
             }
-            *(if found.storage > found.cache { &mut more } else { &mut less }) = (prices, found);
+            *(if found.storage > found.cache { &mut high } else { &mut low }) = (prices, found);
         }
-        let now = self.settle_between(less, more.0);
-        if now.slower() <= bound * NEAR { now } else { self.polish(now) }
+        let now = self.apply_between(low, high.0);
+        if now.slower() <= lower_bound * TOLERANCE { now } else { self.local_search(now) }
     }
 
     /// The sides if every group takes its cheaper way.
-    fn total(&mut self, prices: Sides) -> Sides {
+    fn evaluate_prices(&mut self, prices: Sides) -> Sides {
         let mut total = self.base;
         for group in self.groups {
-            total = total.plus(self.way(group, prices, false));
+            total = total.plus(self.cheaper_choice(group, prices, false));
         }
         total
     }
 
     /// The same, decided.
-    fn settle(&mut self, prices: Sides) -> Sides {
+    fn apply_prices(&mut self, prices: Sides) -> Sides {
         let mut total = self.base;
         for group in self.groups {
-            total = total.plus(self.way(group, prices, true));
+            total = total.plus(self.cheaper_choice(group, prices, true));
         }
         total
     }
 
     /// From the answer `less` towards that of the prices `more`, as far as the slower side gets faster.
-    fn settle_between(&mut self, less: (Sides, Sides), more: Sides) -> Sides {
-        let (less, mut now) = less;
+    fn apply_between(&mut self, low: (Sides, Sides), high: Sides) -> Sides {
+        let (less, mut now) = low;
         for group in self.groups {
-            let old = self.way(group, less, true);
-            let new = self.way(group, more, false);
-            let moved = now.minus(old).plus(new);
-            if moved.slower() < now.slower() {
-                self.way(group, more, true);
-                now = moved;
+            let old = self.cheaper_choice(group, less, true);
+            let new = self.cheaper_choice(group, high, false);
+            let switched = now.minus(old).plus(new);
+            if switched.slower() < now.slower() {
+                self.cheaper_choice(group, high, true);
+                now = switched;
             }
         }
         now
@@ -219,105 +219,105 @@ impl Request<'_> {
 
     /// How a group's cheaper way changes the sides, and, if asked, decides its runs that way.
     #[inline]
-    fn way(&mut self, group: &Group, prices: Sides, mark: bool) -> Sides {
+    fn cheaper_choice(&mut self, group: &Group, prices: Sides, apply: bool) -> Sides {
         if group.runs > 1 {
-            return self.way_of_many(group, prices, mark);
+            return self.cheapest_path(group, prices, apply);
         }
-        let moved = Sides { storage: group.storage, cache: group.cache };
-        let moves = moved.at(prices) < 0.0;
-        if mark {
-            self.runs[group.first as usize].from_storage = moves;
+        let delta = Sides { storage: group.storage, cache: group.cache };
+        let is_cheaper = delta.priced(prices) < 0.0;
+        if apply {
+            self.runs[group.first as usize].from_storage = is_cheaper;
         }
-        if moves { moved } else { Sides::default() }
+        if is_cheaper { delta } else { Sides::default() }
     }
 
     /// The cheapest path through a group, a run a step: from storage or from the cache.
     #[cold]
-    fn way_of_many(&mut self, group: &Group, prices: Sides, mark: bool) -> Sides {
+    fn cheapest_path(&mut self, group: &Group, prices: Sides, apply: bool) -> Sides {
         // Finite, so that a price of 0 cannot make it no number.
-        const NEVER: Sides = Sides { storage: 1e30, cache: 1e30 };
+        const INFEASIBLE: Sides = Sides { storage: 1e30, cache: 1e30 };
         const IN_TRANSFER: u32 = 1;
-        let command = Sides { storage: self.model.storage_flight.per_command, cache: 0.0 };
-        let cheaper = |a: Sides, b: Sides| a.at(prices) < b.at(prices);
+        let command = Sides { storage: self.model.storage_queue.per_command, cache: 0.0 };
+        let cheaper = |a: Sides, b: Sides| a.priced(prices) < b.priced(prices);
         let range = group.first as usize..(group.first + group.runs) as usize;
 
-        self.ways.clear();
+        self.path_bits.clear();
         let (mut transfer, mut cache) =
-            if group.absent_before { (Sides::default(), NEVER) } else { (NEVER, Sides::default()) };
+            if group.absent_before { (Sides::default(), INFEASIBLE) } else { (INFEASIBLE, Sides::default()) };
         for run in &self.runs[range.clone()] {
             // Bit 0: where the way to 'from storage' came from; bit 1: the way to 'from the cache'.
-            let mut came = 0;
-            let begun = cache.plus(command);
-            let mut next_transfer = NEVER;
+            let mut from_bits = 0;
+            let new_transfer = cache.plus(command);
+            let mut next_transfer = INFEASIBLE;
             if run.residency.is_cached() {
-                let goes_on = cheaper(transfer, begun);
-                came |= u32::from(goes_on) * IN_TRANSFER;
-                let from_cache = self.possible.flight_cache(self.model, run.residency, run.len);
+                let continue_transfer = cheaper(transfer, new_transfer);
+                from_bits |= u32::from(continue_transfer) * IN_TRANSFER;
+                let from_cache = self.constraints.queued_cache_time(self.model, run.residency, run.len);
                 let bytes = Sides { storage: storage_bytes(self.model, run), cache: -from_cache };
-                next_transfer = (if goes_on { transfer } else { begun }).plus(bytes);
+                next_transfer = (if continue_transfer { transfer } else { new_transfer }).plus(bytes);
             }
-            let left = cheaper(transfer, cache);
-            came |= (u32::from(left) * IN_TRANSFER) << 1;
-            cache = if left { transfer } else { cache };
+            let leave_transfer = cheaper(transfer, cache);
+            from_bits |= (u32::from(leave_transfer) * IN_TRANSFER) << 1;
+            cache = if leave_transfer { transfer } else { cache };
             transfer = next_transfer;
-            self.ways.push(came);
+            self.path_bits.push(from_bits);
         }
         if group.absent_after {
             transfer = transfer.minus(command);
         }
         let mut in_transfer = cheaper(transfer, cache);
         let found = if in_transfer { transfer } else { cache };
-        if mark {
-            for (run, came) in self.runs[range].iter_mut().zip(self.ways.iter()).rev() {
+        if apply {
+            for (run, from_bits) in self.runs[range].iter_mut().zip(self.path_bits.iter()).rev() {
                 run.from_storage = in_transfer;
-                in_transfer = if in_transfer { came & IN_TRANSFER != 0 } else { (came >> 1) & IN_TRANSFER != 0 };
+                in_transfer = if in_transfer { from_bits & IN_TRANSFER != 0 } else { (from_bits >> 1) & IN_TRANSFER != 0 };
             }
         }
         found
     }
 
     /// Moves single runs to the other side: every combination of the longest, then one by one what lowers the maximum.
-    fn polish(&mut self, mut now: Sides) -> Sides {
+    fn local_search(&mut self, mut now: Sides) -> Sides {
         // The longest first, for they decide the coarse balance; then whoever comes, for the fine.
-        let mut tried = [(0, usize::MAX); ALL_OF];
-        let mut known = 0;
+        let mut longest_runs = [(0, usize::MAX); EXHAUSTIVE_MAX];
+        let mut resident_count = 0;
         let resident = |(_, run): &(usize, &Run)| run.residency.is_cached();
         for (at, run) in self.runs.iter().enumerate().filter(resident) {
-            let longest = if known < ALL_OF { ALL_OF } else { LONGEST };
-            known += 1;
-            if run.len > tried[longest - 1].0 {
-                tried[longest - 1] = (run.len, at);
+            let longest = if resident_count < EXHAUSTIVE_MAX { EXHAUSTIVE_MAX } else { SAMPLED_LONGEST };
+            resident_count += 1;
+            if run.len > longest_runs[longest - 1].0 {
+                longest_runs[longest - 1] = (run.len, at);
                 let mut slot = longest - 1;
-                while slot > 0 && tried[slot].0 > tried[slot - 1].0 {
-                    tried.swap(slot, slot - 1);
+                while slot > 0 && longest_runs[slot].0 > longest_runs[slot - 1].0 {
+                    longest_runs.swap(slot, slot - 1);
                     slot -= 1;
                 }
             }
         }
-        let tried = &tried[..if known <= ALL_OF { known } else { SOME }];
-        let tried_moves = tried.iter().map(|&(_, at)| self.moved(at));
-        let mut moves = [Sides::default(); ALL_OF];
-        moves.iter_mut().zip(tried_moves).for_each(|(slot, moved)| *slot = moved);
+        let longest_runs = &longest_runs[..if resident_count <= EXHAUSTIVE_MAX { resident_count } else { SAMPLED_RUNS }];
+        let all_deltas = longest_runs.iter().map(|&(_, at)| self.move_delta(at));
+        let mut deltas = [Sides::default(); EXHAUSTIVE_MAX];
+        deltas.iter_mut().zip(all_deltas).for_each(|(slot, moved)| *slot = moved);
 
         // One run at a time, in the order of a Gray code, which passes every combination.
         let (mut best, mut best_code, mut code) = (now, 0u32, 0u32);
-        for step in 1u32..1 << tried.len() {
+        for step in 1u32..1 << longest_runs.len() {
             let which = step.trailing_zeros() as usize;
-            let at = tried[which].1;
-            now = self.toggled(at, moves[which], now);
+            let at = longest_runs[which].1;
+            now = self.after_toggle(at, deltas[which], now);
             self.runs[at].from_storage ^= true;
             code ^= 1 << which;
             if now.slower() < best.slower() {
                 (best, best_code) = (now, code);
             }
         }
-        for (which, (_, at)) in tried.iter().enumerate() {
+        for (which, (_, at)) in longest_runs.iter().enumerate() {
             self.runs[*at].from_storage ^= (code ^ best_code) >> which & 1 == 1;
         }
-        if known > ALL_OF {
+        if resident_count > EXHAUSTIVE_MAX {
             for at in 0..self.runs.len() {
                 if self.runs[at].residency.is_cached() {
-                    let next = self.toggled(at, self.moved(at), best);
+                    let next = self.after_toggle(at, self.move_delta(at), best);
                     if next.slower() < best.slower() {
                         best = next;
                         self.runs[at].from_storage ^= true;
@@ -329,35 +329,35 @@ impl Request<'_> {
     }
 
     /// What moving a resident run to storage changes, but for the commands.
-    fn moved(&self, at: usize) -> Sides {
+    fn move_delta(&self, at: usize) -> Sides {
         let run = &self.runs[at];
-        let from_cache = self.possible.flight_cache(self.model, run.residency, run.len);
+        let from_cache = self.constraints.queued_cache_time(self.model, run.residency, run.len);
         Sides { storage: storage_bytes(self.model, run), cache: -from_cache }
     }
 
     /// The sides if the run changed sides: it may begin a transfer, go on with one, or join two.
     #[inline]
-    fn toggled(&self, at: usize, mut moved: Sides, now: Sides) -> Sides {
-        let beside = |at: usize| self.runs.get(at).map_or(0.0, |r| f64::from(u8::from(r.from_storage)));
-        let joins = beside(at.wrapping_sub(1)) + beside(at + 1);
-        moved.storage += (1.0 - joins) * self.model.storage_flight.per_command;
+    fn after_toggle(&self, at: usize, mut moved: Sides, now: Sides) -> Sides {
+        let is_storage_at = |at: usize| self.runs.get(at).map_or(0.0, |r| f64::from(u8::from(r.from_storage)));
+        let adjacent = is_storage_at(at.wrapping_sub(1)) + is_storage_at(at + 1);
+        moved.storage += (1.0 - adjacent) * self.model.storage_queue.per_command;
         if self.runs[at].from_storage { now.minus(moved) } else { now.plus(moved) }
     }
 
     /// A side's latency falls away with its last segment, which the steps before do not see: so the
     /// two plainest plans are compared as they are. It also promises never to be worse than they.
-    fn compare_with_the_plain(&mut self, now: Sides) {
-        let flight = &self.model.storage_flight;
-        let known = self.runs.iter().all(|r| r.residency != Residency::Unknown);
-        let from_storage = if known {
+    fn compare_with_uniform(&mut self, now: Sides) {
+        let queue = &self.model.storage_queue;
+        let is_known = self.runs.iter().all(|r| r.residency != Residency::Unknown);
+        let from_storage = if is_known {
             let bytes = self.runs.last().map_or(0, Run::end);
             let dirty: u64 = self.runs.iter().filter(|r| r.residency == Residency::Dirty).map(|r| r.len).sum();
-            flight.latency + flight.share(bytes) + dirty as f64 * self.model.writeback
+            queue.latency + queue.command_time(bytes) + dirty as f64 * self.model.writeback
         } else {
             f64::INFINITY
         };
-        let plain = if self.any_absent { self.base.slower() } else { self.base.cache };
-        if plain <= now.slower() && plain <= from_storage {
+        let uniform_cache = if self.any_absent { self.base.slower() } else { self.base.cache };
+        if uniform_cache <= now.slower() && uniform_cache <= from_storage {
             self.runs.iter_mut().for_each(|r| r.from_storage = r.residency == Residency::Absent);
         } else if from_storage < now.slower() {
             self.runs.iter_mut().for_each(|r| r.from_storage = true);
@@ -366,7 +366,7 @@ impl Request<'_> {
 }
 
 /// Prices at which both cost the same.
-fn between(less: Sides, more: Sides) -> Sides {
-    let (storage, cache) = (more.storage - less.storage, less.cache - more.cache);
+fn break_even_prices(low: Sides, high: Sides) -> Sides {
+    let (storage, cache) = (high.storage - low.storage, low.cache - high.cache);
     Sides { storage: cache / (storage + cache), cache: storage / (storage + cache) }
 }

@@ -29,16 +29,16 @@ pub struct Correction {
 
 impl Correction {
     /// Factors lie between 1 / `BOUND` and `BOUND`.
-    pub const BOUND: f64 = 4.0;
+    pub const MAX_FACTOR: f64 = 4.0;
     /// Samples before anything is corrected.
-    pub const NEEDED: u32 = 16;
+    pub const MIN_SAMPLES: u32 = 16;
     /// A factor so near to 1 counts as 1.
-    pub const NEAR: f64 = 1.2;
+    pub const DEAD_BAND: f64 = 1.2;
     /// What one sample may say at most.
-    const ONE: f64 = 8.0;
+    const MAX_SAMPLE_RATIO: f64 = 8.0;
     const WEIGHT: f32 = 1.0 / 16.0;
     /// Of the logarithm, at each request that leaves the route alone.
-    const FORGIVEN: f32 = 1.0 / 256.0;
+    const DECAY: f32 = 1.0 / 256.0;
 
     /// With one more sample; times that make no sense change nothing.
     #[must_use]
@@ -47,7 +47,7 @@ impl Correction {
         if !(ratio > 0.0 && ratio.is_finite()) {
             return self;
         }
-        let log = ratio.clamp(1.0 / Correction::ONE, Correction::ONE).ln() as f32;
+        let log = ratio.clamp(1.0 / Correction::MAX_SAMPLE_RATIO, Correction::MAX_SAMPLE_RATIO).ln() as f32;
         let samples = self.samples.saturating_add(1);
         // The plain mean of the first few, so that none of them counts more than another.
         let weight = (1.0 / samples as f32).max(Correction::WEIGHT);
@@ -56,18 +56,18 @@ impl Correction {
 
     /// After a request that had no use for the route.
     #[must_use]
-    pub fn unused(self) -> Correction {
-        Correction { log: self.log * (1.0 - Correction::FORGIVEN), ..self }
+    pub fn decay(self) -> Correction {
+        Correction { log: self.log * (1.0 - Correction::DECAY), ..self }
     }
 
     /// What the route's costs are to be multiplied by.
     pub fn factor(self) -> f64 {
         let factor = f64::from(self.log).exp();
-        let near = (1.0 / Correction::NEAR..=Correction::NEAR).contains(&factor);
-        if self.samples < Correction::NEEDED || near {
+        let near = (1.0 / Correction::DEAD_BAND..=Correction::DEAD_BAND).contains(&factor);
+        if self.samples < Correction::MIN_SAMPLES || near {
             return 1.0;
         }
-        factor.clamp(1.0 / Correction::BOUND, Correction::BOUND)
+        factor.clamp(1.0 / Correction::MAX_FACTOR, Correction::MAX_FACTOR)
     }
 
     /// How many samples there were.
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_samples_change_nothing_and_many_tell_the_ratio() {
+    fn factor_needs_min_samples_and_converges_to_ratio() {
         assert_eq!(after(15, 3.0).factor(), 1.0);
         let factor = after(16, 3.0).factor();
         assert!((2.99..3.01).contains(&factor), "{factor}");
@@ -106,23 +106,23 @@ mod tests {
     }
 
     #[test]
-    fn it_follows_a_drift_and_forgets_it() {
+    fn factor_follows_drift_and_decays() {
         let slow = after(64, 3.0);
         let back = (0..64).fold(slow, |c, _| c.sample(1.0, 1.0));
         assert_eq!(back.factor(), 1.0);
-        let left_alone = (0..4096).fold(slow, |c, _| c.unused());
+        let left_alone = (0..4096).fold(slow, |c, _| c.decay());
         assert_eq!(left_alone.factor(), 1.0);
-        assert!((0..16).fold(slow, |c, _| c.unused()).factor() > 2.5);
+        assert!((0..16).fold(slow, |c, _| c.decay()).factor() > 2.5);
     }
 
     #[test]
-    fn one_wild_sample_among_many_moves_little() {
+    fn outlier_moves_factor_little() {
         let calm = after(64, 1.0).sample(1.0, 1e12);
         assert_eq!(calm.factor(), 1.0);
     }
 
     #[test]
-    fn what_makes_no_sense_is_no_sample() {
+    fn invalid_times_are_ignored() {
         let c = Correction::default();
         for (predicted, measured) in [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (f64::NAN, 1.0), (1.0, f64::INFINITY)] {
             assert_eq!(c.sample(predicted, measured), c);
@@ -131,9 +131,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bounded_whatever_is_measured(times in prop::collection::vec((any::<f64>(), any::<f64>()), 0..200), bits in any::<u64>()) {
-            let c = times.iter().fold(Correction::from_bits(bits), |c, &(p, m)| c.sample(p, m).unused());
-            let bound = Correction::BOUND;
+        fn factor_is_bounded_for_any_samples(times in prop::collection::vec((any::<f64>(), any::<f64>()), 0..200), bits in any::<u64>()) {
+            let c = times.iter().fold(Correction::from_bits(bits), |c, &(p, m)| c.sample(p, m).decay());
+            let bound = Correction::MAX_FACTOR;
             prop_assert!((1.0 / bound..=bound).contains(&c.factor()), "{:?}", c);
             prop_assert_eq!(Correction::from_bits(c.to_bits()), c);
         }

@@ -35,16 +35,16 @@ pub struct Cost {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadCost {
     /// A bandwidth or time that is zero where it must not be, negative, infinite or no number.
-    NotATime,
+    InvalidValue,
     /// `C < S_cutoff / BW`: cutting a transfer in two would be 'cheaper'.
-    CutIsCheaper,
+    SplittingIsCheaper,
 }
 
 impl fmt::Display for BadCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            BadCost::NotATime => "time and bandwidth of a cost must be finite, and the bandwidth above 0",
-            BadCost::CutIsCheaper => {
+            BadCost::InvalidValue => "time and bandwidth of a cost must be finite, and the bandwidth above 0",
+            BadCost::SplittingIsCheaper => {
                 "the fixed cost is below cutoff / bandwidth: cutting a transfer would make it cheaper"
             }
         })
@@ -57,17 +57,17 @@ impl Cost {
     /// `fixed` nanoseconds up to `cutoff` bytes, then `bandwidth` bytes a second.
     pub const fn new(fixed: f64, cutoff: u64, bandwidth: f64) -> Result<Cost, BadCost> {
         if !(fixed >= 0.0 && fixed.is_finite() && bandwidth > 0.0 && bandwidth.is_finite()) {
-            return Err(BadCost::NotATime);
+            return Err(BadCost::InvalidValue);
         }
         let per_byte = 1e9 / bandwidth;
         if fixed < cutoff as f64 * per_byte {
-            return Err(BadCost::CutIsCheaper);
+            return Err(BadCost::SplittingIsCheaper);
         }
         Ok(Cost { fixed, cutoff, per_byte })
     }
 
     /// For the defaults, which are checked when this crate is compiled.
-    const fn known(fixed: f64, cutoff: u64, bandwidth: f64) -> Cost {
+    const fn from_constants(fixed: f64, cutoff: u64, bandwidth: f64) -> Cost {
         match Cost::new(fixed, cutoff, bandwidth) {
             Ok(cost) => cost,
             Err(_) => panic!("a default cost breaks its own rule"),
@@ -82,7 +82,7 @@ impl Cost {
 
     /// The same cost, `factor` times as high. Scaled as a whole, it keeps the rule.
     #[must_use]
-    pub fn times(self, factor: f64) -> Cost {
+    pub fn scaled(self, factor: f64) -> Cost {
         Cost { fixed: self.fixed * factor, per_byte: self.per_byte * factor, ..self }
     }
 
@@ -121,14 +121,14 @@ impl Flight {
 
     /// The same, `factor` times as slow.
     #[must_use]
-    pub fn times(self, factor: f64) -> Flight {
+    pub fn scaled(self, factor: f64) -> Flight {
         let Flight { latency, per_command, per_byte } = self;
         Flight { latency: latency * factor, per_command: per_command * factor, per_byte: per_byte * factor }
     }
 
     /// One command's share, without the latency.
     #[inline]
-    pub fn share(&self, bytes: u64) -> f64 {
+    pub fn command_time(&self, bytes: u64) -> f64 {
         self.per_command + bytes as f64 * self.per_byte
     }
 }
@@ -145,26 +145,26 @@ pub struct Model {
     /// `p2p` or `direct`, one command at a time.
     pub storage: Cost,
     /// `copy` with all the threads a request may use.
-    pub cache_flight: Flight,
+    pub cache_queue: Flight,
     /// `dma`: registrations hold a lock of the driver, so its latency is paid by every segment.
-    pub cache_dma_flight: Flight,
+    pub cache_dma_queue: Flight,
     /// `store` with all the threads a request may use.
-    pub cache_store_flight: Flight,
+    pub cache_store_queue: Flight,
     /// `p2p` or `direct`, a queue full of commands.
-    pub storage_flight: Flight,
+    pub storage_queue: Flight,
     /// Nanoseconds a byte to write dirty pages back, which storage must do before it can be read.
     pub writeback: f64,
 }
 
 // Costs of the cache routes: measured on an H200 behind PCIe 5 x16, where nothing else is said.
-const COPY: Cost = Cost::known(2_400.0, 0, 6.3e9);
-const COPY_FLIGHT: Flight = Flight::new(9_000.0, 3_000.0, 27e9);
+const COPY: Cost = Cost::from_constants(2_400.0, 0, 6.3e9);
+const COPY_QUEUE: Flight = Flight::new(9_000.0, 3_000.0, 27e9);
 // 8 MiB whole in 575 us; of these 365 us are registration, DMA and unregistration by the byte.
-const DMA: Cost = Cost::known(210_000.0, 0, 23e9);
-const DMA_FLIGHT: Flight = Flight::new(210_000.0, 0.0, 51e9);
+const DMA: Cost = Cost::from_constants(210_000.0, 0, 23e9);
+const DMA_QUEUE: Flight = Flight::new(210_000.0, 0.0, 51e9);
 // Not measured: write-combined CPU stores, one thread.
-const STORE: Cost = Cost::known(500.0, 0, 4e9);
-const STORE_FLIGHT: Flight = Flight::new(500.0, 500.0, 8e9);
+const STORE: Cost = Cost::from_constants(500.0, 0, 4e9);
+const STORE_QUEUE: Flight = Flight::new(500.0, 500.0, 8e9);
 
 impl Model {
     /// An NVMe drive of PCIe 4: 80 us, 6.5 GB/s, half a million commands a second. From data sheets, not measured.
@@ -173,11 +173,11 @@ impl Model {
             cache: COPY,
             cache_dma: DMA,
             cache_store: STORE,
-            storage: Cost::known(85_000.0, 128 << 10, 6.5e9),
-            cache_flight: COPY_FLIGHT,
-            cache_dma_flight: DMA_FLIGHT,
-            cache_store_flight: STORE_FLIGHT,
-            storage_flight: Flight::new(80_000.0, 2_000.0, 6.5e9),
+            storage: Cost::from_constants(85_000.0, 128 << 10, 6.5e9),
+            cache_queue: COPY_QUEUE,
+            cache_dma_queue: DMA_QUEUE,
+            cache_store_queue: STORE_QUEUE,
+            storage_queue: Flight::new(80_000.0, 2_000.0, 6.5e9),
             writeback: 1.0 / 3.0,
         }
     }
@@ -186,22 +186,22 @@ impl Model {
     /// 1.9 GB/s at any depth; direct writes 3.2 GB/s. The cost a command in flight was not measured.
     pub const fn virtual_disk() -> Model {
         Model {
-            storage: Cost::known(30_000.0, 4 << 10, 3.0e9),
-            storage_flight: Flight::new(30_000.0, 5_000.0, 1.9e9),
+            storage: Cost::from_constants(30_000.0, 4 << 10, 3.0e9),
+            storage_queue: Flight::new(30_000.0, 5_000.0, 1.9e9),
             writeback: 1.0 / 3.2,
             ..Model::nvme()
         }
     }
 
     /// Makes a route `factor` times as slow. `direct` and `p2p` are one here.
-    pub fn slow(&mut self, route: Route, factor: f64) {
+    pub fn scale(&mut self, route: Route, factor: f64) {
         let (cost, flight) = match route {
-            Route::Copy | Route::Gather => (&mut self.cache, &mut self.cache_flight),
-            Route::Dma => (&mut self.cache_dma, &mut self.cache_dma_flight),
-            Route::Store => (&mut self.cache_store, &mut self.cache_store_flight),
-            Route::Direct | Route::P2p => (&mut self.storage, &mut self.storage_flight),
+            Route::Copy | Route::Gather => (&mut self.cache, &mut self.cache_queue),
+            Route::Dma => (&mut self.cache_dma, &mut self.cache_dma_queue),
+            Route::Store => (&mut self.cache_store, &mut self.cache_store_queue),
+            Route::Direct | Route::P2p => (&mut self.storage, &mut self.storage_queue),
         };
-        (*cost, *flight) = (cost.times(factor), flight.times(factor));
+        (*cost, *flight) = (cost.scaled(factor), flight.scaled(factor));
     }
 
     /// One transfer at a time on this route.
@@ -215,12 +215,12 @@ impl Model {
     }
 
     /// Many commands in flight on this route.
-    pub fn flight(&self, route: Route) -> &Flight {
+    pub fn queue(&self, route: Route) -> &Flight {
         match route {
-            Route::Copy | Route::Gather => &self.cache_flight,
-            Route::Dma => &self.cache_dma_flight,
-            Route::Store => &self.cache_store_flight,
-            Route::Direct | Route::P2p => &self.storage_flight,
+            Route::Copy | Route::Gather => &self.cache_queue,
+            Route::Dma => &self.cache_dma_queue,
+            Route::Store => &self.cache_store_queue,
+            Route::Direct | Route::P2p => &self.storage_queue,
         }
     }
 }
@@ -239,25 +239,25 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_that_rewards_cutting_is_refused() {
-        assert_eq!(Cost::new(49.0, 50, 1e9), Err(BadCost::CutIsCheaper));
-        assert_eq!(Cost::new(0.0, 0, 0.0), Err(BadCost::NotATime));
-        assert_eq!(Cost::new(f64::NAN, 0, 1.0), Err(BadCost::NotATime));
-        assert_eq!(Cost::new(-1.0, 0, 1.0), Err(BadCost::NotATime));
-        assert_eq!(Cost::new(1.0, 0, f64::INFINITY), Err(BadCost::NotATime));
+    fn cost_that_rewards_splitting_is_refused() {
+        assert_eq!(Cost::new(49.0, 50, 1e9), Err(BadCost::SplittingIsCheaper));
+        assert_eq!(Cost::new(0.0, 0, 0.0), Err(BadCost::InvalidValue));
+        assert_eq!(Cost::new(f64::NAN, 0, 1.0), Err(BadCost::InvalidValue));
+        assert_eq!(Cost::new(-1.0, 0, 1.0), Err(BadCost::InvalidValue));
+        assert_eq!(Cost::new(1.0, 0, f64::INFINITY), Err(BadCost::InvalidValue));
     }
 
     #[test]
-    fn the_virtual_disk_is_the_measured_one() {
+    fn virtual_disk_model_matches_measurements() {
         let storage = Model::virtual_disk().storage;
         for (bytes, measured) in [(4 << 10, 30e3), (64 << 10, 49e3), (1 << 20, 379e3)] {
-            let off = storage.time(bytes) / measured;
-            assert!((0.95..1.05).contains(&off), "{bytes} bytes: {off} of what was measured");
+            let relative_error = storage.time(bytes) / measured;
+            assert!((0.95..1.05).contains(&relative_error), "{bytes} bytes: {relative_error} of what was measured");
         }
     }
 
     #[test]
-    fn dma_of_8_mib_is_the_measured_one() {
+    fn dma_of_8_mib_matches_measurement() {
         let off = Model::nvme().cache_dma.time(8 << 20) / 575e3;
         assert!((0.95..1.05).contains(&off), "{off}");
     }

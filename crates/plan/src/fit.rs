@@ -66,14 +66,14 @@ pub enum BadFit {
     /// Fewer than two different lengths.
     TooFew,
     /// A time that is not above 0, or infinite, or no number; or a transfer of no bytes.
-    NotATime,
+    InvalidTime,
 }
 
 impl fmt::Display for BadFit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             BadFit::TooFew => "a fit needs measurements of at least two different lengths",
-            BadFit::NotATime => "a measured time must be above 0 and finite, and be of at least one byte",
+            BadFit::InvalidTime => "a measured time must be above 0 and finite, and be of at least one byte",
         })
     }
 }
@@ -81,48 +81,48 @@ impl fmt::Display for BadFit {
 impl std::error::Error for BadFit {}
 
 /// Nanoseconds a byte below which no transfer is believed: 10^15 bytes a second. Keeps bandwidths finite.
-const LEAST_PER_BYTE: f64 = 1e-6;
+const MIN_PER_BYTE: f64 = 1e-6;
 /// Cutoffs looked at in the first round, besides the lengths themselves, and in the second.
-const GRID: usize = 256;
+const CUTOFF_GRID: usize = 256;
 
 /// `C`, `S_cutoff` and `BW` of Eq. 1.
 pub fn fit_cost(samples: &[Sample]) -> Result<Fit<Cost>, BadFit> {
-    let (least, most) = lengths(samples.iter().map(|s| (s.bytes, s.nanos)))?;
-    let mut best = Line::through(samples, 0);
+    let (least, most) = length_range(samples.iter().map(|s| (s.bytes, s.nanos)))?;
+    let mut best = Line::fit(samples, 0);
     let better = |line: Line, best: &mut Line| {
         if line.loss < best.loss * (1.0 - 1e-9) {
             *best = line;
         }
     };
-    let ratio = (most as f64 / least as f64).powf(1.0 / GRID as f64);
-    let mut cutoffs: Vec<u64> = (0..=GRID).map(|i| (least as f64 * ratio.powi(i as i32)) as u64).collect();
-    cutoffs.extend(samples.iter().take(GRID).map(|s| s.bytes));
+    let ratio = (most as f64 / least as f64).powf(1.0 / CUTOFF_GRID as f64);
+    let mut cutoffs: Vec<u64> = (0..=CUTOFF_GRID).map(|i| (least as f64 * ratio.powi(i as i32)) as u64).collect();
+    cutoffs.extend(samples.iter().take(CUTOFF_GRID).map(|s| s.bytes));
     cutoffs.sort_unstable();
     cutoffs.dedup();
     for &cutoff in &cutoffs {
-        better(Line::through(samples, cutoff), &mut best);
+        better(Line::fit(samples, cutoff), &mut best);
     }
     // Between the neighbours of the best, in equal steps.
     let at = cutoffs.partition_point(|&c| c < best.cutoff);
     let from = if at > 0 { cutoffs[at - 1] } else { 0 };
     let to = cutoffs.get(at + 1).copied().unwrap_or(most);
-    for i in 1..GRID as u64 {
-        let cutoff = from + ((to - from) as u128 * u128::from(i) / GRID as u128) as u64;
-        better(Line::through(samples, cutoff), &mut best);
+    for i in 1..CUTOFF_GRID as u64 {
+        let cutoff = from + ((to - from) as u128 * u128::from(i) / CUTOFF_GRID as u128) as u64;
+        better(Line::fit(samples, cutoff), &mut best);
     }
     let bandwidth = 1e9 / best.per_byte;
     // As `Cost::new` will compute it, so that rounding does not break the rule.
     let fixed = best.fixed.max(best.cutoff as f64 * (1e9 / bandwidth));
-    let value = Cost::new(fixed, best.cutoff, bandwidth).map_err(|_| BadFit::NotATime)?;
-    let (r2, error) = quality(samples.iter().map(|s| (value.time(s.bytes), s.nanos)));
+    let value = Cost::new(fixed, best.cutoff, bandwidth).map_err(|_| BadFit::InvalidTime)?;
+    let (r2, error) = goodness_of_fit(samples.iter().map(|s| (value.time(s.bytes), s.nanos)));
     Ok(Fit { value, r2, error })
 }
 
 /// Latency, cost a command and bandwidth of commands in flight together.
-pub fn fit_flight(batches: &[Batch]) -> Result<Fit<Flight>, BadFit> {
-    lengths(batches.iter().map(|b| (b.bytes, b.nanos)))?;
+pub fn fit_queue(batches: &[Batch]) -> Result<Fit<Flight>, BadFit> {
+    length_range(batches.iter().map(|b| (b.bytes, b.nanos)))?;
     if batches.iter().any(|b| b.commands == 0) {
-        return Err(BadFit::NotATime);
+        return Err(BadFit::InvalidTime);
     }
     // Rows divided by their time: what is left is the relative error. Columns scaled to length 1.
     let rows: Vec<[f64; 3]> =
@@ -137,35 +137,35 @@ pub fn fit_flight(batches: &[Batch]) -> Result<Fit<Flight>, BadFit> {
             best = Some((loss, found));
         }
     }
-    let (_, [latency, per_command, per_byte]) = best.ok_or(BadFit::NotATime)?;
-    let value = Flight { latency, per_command, per_byte: per_byte.max(LEAST_PER_BYTE) };
+    let (_, [latency, per_command, per_byte]) = best.ok_or(BadFit::InvalidTime)?;
+    let value = Flight { latency, per_command, per_byte: per_byte.max(MIN_PER_BYTE) };
     let (r2, error) =
-        quality(batches.iter().map(|b| {
+        goodness_of_fit(batches.iter().map(|b| {
             (value.latency + b.commands as f64 * value.per_command + b.bytes as f64 * value.per_byte, b.nanos)
         }));
     Ok(Fit { value, r2, error })
 }
 
 /// The shortest and the longest, if there are both and every time is one.
-fn lengths(measured: impl Iterator<Item = (u64, f64)>) -> Result<(u64, u64), BadFit> {
-    let (mut least, mut most) = (u64::MAX, 0);
+fn length_range(measured: impl Iterator<Item = (u64, f64)>) -> Result<(u64, u64), BadFit> {
+    let (mut shortest, mut most) = (u64::MAX, 0);
     for (bytes, nanos) in measured {
         if bytes == 0 || bytes > 1 << 60 || !(nanos.is_normal() && (1e-3..1e18).contains(&nanos)) {
-            return Err(BadFit::NotATime);
+            return Err(BadFit::InvalidTime);
         }
-        least = least.min(bytes);
+        shortest = shortest.min(bytes);
         most = most.max(bytes);
     }
-    if least < most { Ok((least, most)) } else { Err(BadFit::TooFew) }
+    if shortest < most { Ok((shortest, most)) } else { Err(BadFit::TooFew) }
 }
 
 /// R^2 and the mean relative error.
-fn quality(told: impl Iterator<Item = (f64, f64)> + Clone) -> (f64, f64) {
-    let n = told.clone().count() as f64;
-    let mean = told.clone().map(|(_, t)| t).sum::<f64>() / n;
-    let all: f64 = told.clone().map(|(_, t)| (t - mean).powi(2)).sum();
-    let left: f64 = told.clone().map(|(p, t)| (p - t).powi(2)).sum();
-    let error = told.map(|(p, t)| (p / t - 1.0).abs()).sum::<f64>() / n;
+fn goodness_of_fit(predicted: impl Iterator<Item = (f64, f64)> + Clone) -> (f64, f64) {
+    let n = predicted.clone().count() as f64;
+    let mean = predicted.clone().map(|(_, t)| t).sum::<f64>() / n;
+    let all: f64 = predicted.clone().map(|(_, t)| (t - mean).powi(2)).sum();
+    let left: f64 = predicted.clone().map(|(p, t)| (p - t).powi(2)).sum();
+    let error = predicted.map(|(p, t)| (p / t - 1.0).abs()).sum::<f64>() / n;
     // Times that are all equal leave nothing to explain.
     let r2 = if all > 0.0 { 1.0 - left / all } else { f64::from(u8::from(left <= 1e-9 * mean * mean)) };
     (r2, error)
@@ -181,7 +181,7 @@ struct Line {
 }
 
 impl Line {
-    fn through(samples: &[Sample], cutoff: u64) -> Line {
+    fn fit(samples: &[Sample], cutoff: u64) -> Line {
         let above = |s: &Sample| s.bytes.saturating_sub(cutoff) as f64;
         let weight = |s: &Sample| 1.0 / (s.nanos * s.nanos);
         let all: f64 = samples.iter().map(weight).sum();
@@ -189,19 +189,19 @@ impl Line {
         let t = samples.iter().map(|s| weight(s) * s.nanos).sum::<f64>() / all;
         let spread: f64 = samples.iter().map(|s| weight(s) * (above(s) - x).powi(2)).sum();
         let slope: f64 = samples.iter().map(|s| weight(s) * (above(s) - x) * (s.nanos - t)).sum::<f64>() / spread;
-        let per_byte = if slope.is_finite() { slope.max(LEAST_PER_BYTE) } else { LEAST_PER_BYTE };
+        let per_byte = if slope.is_finite() { slope.max(MIN_PER_BYTE) } else { MIN_PER_BYTE };
         let fixed = t - per_byte * x;
         let free = Line { cutoff, fixed, per_byte, loss: 0.0 };
-        let line = if fixed >= cutoff as f64 * per_byte { free } else { Line::on_the_edge(samples, cutoff) };
+        let line = if fixed >= cutoff as f64 * per_byte { free } else { Line::fit_through_origin(samples, cutoff) };
         let loss = |s: &Sample| ((line.fixed + above(s) * line.per_byte) / s.nanos - 1.0).powi(2);
         Line { loss: samples.iter().map(loss).sum(), ..line }
     }
 
     /// The best of those with `C = S_cutoff / BW`: one straight line through the origin, flat below the cutoff.
-    fn on_the_edge(samples: &[Sample], cutoff: u64) -> Line {
+    fn fit_through_origin(samples: &[Sample], cutoff: u64) -> Line {
         let ratio = |s: &Sample| s.bytes.max(cutoff) as f64 / s.nanos;
         let (once, twice) = samples.iter().map(ratio).fold((0.0, 0.0), |(once, twice), r| (once + r, twice + r * r));
-        let per_byte = (once / twice).max(LEAST_PER_BYTE);
+        let per_byte = (once / twice).max(MIN_PER_BYTE);
         Line { cutoff, fixed: cutoff as f64 * per_byte, per_byte, loss: 0.0 }
     }
 }

@@ -20,7 +20,7 @@ use crate::scratch::Scratch;
 use crate::{Model, Residency};
 
 /// Decides every run; storage must be possible.
-pub(crate) fn decide(scratch: &mut Scratch, model: &Model, possible: &Possible) {
+pub(crate) fn decide(scratch: &mut Scratch, model: &Model, constraints: &Possible) {
     let runs = &mut scratch.runs;
     let storage = &model.storage;
     let mut before = 0;
@@ -32,13 +32,13 @@ pub(crate) fn decide(scratch: &mut Scratch, model: &Model, possible: &Possible) 
             i += 1;
             continue;
         }
-        let (mut bytes, mut from_cache, mut writeback, mut known) = (0, 0.0, 0.0, true);
+        let (mut bytes, mut from_cache, mut writeback, mut is_known) = (0, 0.0, 0.0, true);
         let mut end = i;
         while end < runs.len() && runs[end].residency != Residency::Absent {
             let run = &runs[end];
             bytes += run.len;
-            from_cache += possible.serial_cache(model, run.residency, run.len);
-            known &= run.residency.is_cached();
+            from_cache += constraints.serial_cache_time(model, run.residency, run.len);
+            is_known &= run.residency.is_cached();
             if run.residency == Residency::Dirty {
                 writeback += run.len as f64 * model.writeback;
             }
@@ -46,11 +46,11 @@ pub(crate) fn decide(scratch: &mut Scratch, model: &Model, possible: &Possible) 
         }
         let after = runs.get(end).map_or(0, |r| r.len);
         let free = before > 0 && before + bytes < storage.cutoff() && writeback == 0.0;
-        let joined = storage.time(before + bytes + after) + writeback;
-        let apart = storage.time(before) + from_cache + storage.time(after);
-        let along = known && before + after > 0 && (free || joined < apart);
-        runs[i..end].iter_mut().for_each(|run| run.from_storage = along);
-        before = if along { before + bytes } else { 0 };
+        let merged_cost = storage.time(before + bytes + after) + writeback;
+        let separate_cost = storage.time(before) + from_cache + storage.time(after);
+        let to_storage = is_known && before + after > 0 && (free || merged_cost < separate_cost);
+        runs[i..end].iter_mut().for_each(|run| run.from_storage = to_storage);
+        before = if to_storage { before + bytes } else { 0 };
         i = end;
     }
 }

@@ -22,30 +22,30 @@ enum Kind {
     Storage,
     Resident,
     /// From the page cache, which has to ask storage for some of it.
-    Waiting,
+    NeedsStorage,
 }
 
 /// Writes the segments of the decided runs.
-pub(crate) fn lay(scratch: &Scratch, possible: &Possible, segments: &mut Vec<Segment>) {
+pub(crate) fn build_segments(scratch: &Scratch, constraints: &Possible, segments: &mut Vec<Segment>) {
     segments.clear();
-    let mut out = Layer { segments, possible, longest: 0 };
-    for runs in scratch.runs.chunk_by(|a, b| kind(a) == kind(b)) {
-        out.stretch(kind(&runs[0]), runs);
+    let mut out = Layer { segments, constraints, longest: 0 };
+    for runs in scratch.runs.chunk_by(|a, b| kind_of(a) == kind_of(b)) {
+        out.add_stretch(kind_of(&runs[0]), runs);
     }
 }
 
 #[inline]
-fn kind(run: &Run) -> Kind {
+fn kind_of(run: &Run) -> Kind {
     match (run.residency, run.from_storage) {
         (_, true) => Kind::Storage,
         (Residency::Clean | Residency::Dirty, _) => Kind::Resident,
-        (Residency::Absent | Residency::Unknown, _) => Kind::Waiting,
+        (Residency::Absent | Residency::Unknown, _) => Kind::NeedsStorage,
     }
 }
 
 /// For a stretch from the cache: why its longest part came this way, and how long that is.
 #[inline]
-fn why(runs: &[Run]) -> (Reason, u64) {
+fn main_reason(runs: &[Run]) -> (Reason, u64) {
     let mut longest = &runs[0];
     for run in &runs[1..] {
         longest = if run.len > longest.len { run } else { longest };
@@ -61,48 +61,48 @@ fn why(runs: &[Run]) -> (Reason, u64) {
 
 struct Layer<'a> {
     segments: &'a mut Vec<Segment>,
-    possible: &'a Possible,
+    constraints: &'a Possible,
     /// Of the parts of the last segment.
     longest: u64,
 }
 
 impl Layer<'_> {
     #[inline]
-    fn stretch(&mut self, kind: Kind, runs: &[Run]) {
-        let possible = self.possible;
+    fn add_stretch(&mut self, kind: Kind, runs: &[Run]) {
+        let constraints = self.constraints;
         let (start, end) = (runs[0].start, runs[runs.len() - 1].end());
-        match (kind, possible.storage) {
+        match (kind, constraints.storage) {
             (Kind::Storage, Some(route)) => {
-                let (from, to) = self.whole_blocks(route, start, end);
-                self.cache(start, from, Reason::Edge, from - start, None);
+                let (from, to) = self.aligned_blocks(route, start, end);
+                self.add_cached(start, from, Reason::Edge, from - start, None);
                 if from < to {
                     let len = to - from;
                     let resident = |r: &Run| r.residency != Residency::Absent && r.start < to && r.end() > from;
                     let reason = if runs.iter().any(resident) { Reason::Merged } else { Reason::Absent };
-                    self.push(Segment { offset: from, len, route, reason, refused: possible.refused }, len);
+                    self.push(Segment { offset: from, len, route, reason, refused: constraints.refused }, len);
                 }
-                self.cache(to, end, Reason::Edge, end - to, None);
+                self.add_cached(to, end, Reason::Edge, end - to, None);
             }
             (Kind::Resident, _) => {
-                let (reason, longest) = why(runs);
-                let route = possible.resident_route(end - start);
-                let reason = if route == possible.cache { reason } else { Reason::CachedLarge };
-                let refused = possible.cache_refused;
+                let (reason, longest) = main_reason(runs);
+                let route = constraints.resident_route(end - start);
+                let reason = if route == constraints.cache { reason } else { Reason::CachedLarge };
+                let refused = constraints.cache_refused;
                 self.push(Segment { offset: start, len: end - start, route, reason, refused }, longest);
             }
-            (Kind::Waiting, _) | (Kind::Storage, None) => {
-                let (reason, longest) = why(runs);
+            (Kind::NeedsStorage, _) | (Kind::Storage, None) => {
+                let (reason, longest) = main_reason(runs);
                 // Absent bytes wanted storage, unknown ones did not.
-                let refused = if reason == Reason::Absent { possible.refused } else { possible.cache_refused };
-                self.cache(start, end, reason, longest, refused);
+                let refused = if reason == Reason::Absent { constraints.refused } else { constraints.cache_refused };
+                self.add_cached(start, end, reason, longest, refused);
             }
         }
     }
 
-    fn cache(&mut self, start: u64, end: u64, reason: Reason, longest: u64, refused: Option<Reason>) {
+    fn add_cached(&mut self, start: u64, end: u64, reason: Reason, longest: u64, refused: Option<Reason>) {
         if start < end {
             self.push(
-                Segment { offset: start, len: end - start, route: self.possible.cache, reason, refused },
+                Segment { offset: start, len: end - start, route: self.constraints.cache, reason, refused },
                 longest,
             );
         }
@@ -127,8 +127,8 @@ impl Layer<'_> {
 
     /// The part of a stretch that the route can move; empty, at its start, if there is none.
     #[inline]
-    fn whole_blocks(&self, route: Route, start: u64, end: u64) -> (u64, u64) {
-        let (align, offset) = (self.possible.storage_align, self.possible.file_offset);
+    fn aligned_blocks(&self, route: Route, start: u64, end: u64) -> (u64, u64) {
+        let (align, offset) = (self.constraints.storage_align, self.constraints.file_offset);
         if route != Route::P2p || align <= 1 {
             return (start, end);
         }

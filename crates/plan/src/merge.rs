@@ -44,30 +44,30 @@ pub struct Joining {
     /// Unwanted bytes between two pieces that may be read along.
     pub gap: u64,
     /// Bytes of a run. A single piece may need more, and gets it.
-    pub most: u64,
+    pub max_len: u64,
     /// Pieces of a run.
-    pub members: usize,
+    pub max_members: usize,
 }
 
 /// Sorts what is wanted and joins it to runs, in the order of the file. Every piece is a member of exactly one run, which
 /// holds all its bytes.
-pub fn merge(wanted: &mut [Wanted], how: &Joining) -> Vec<Run> {
-    wanted.sort_unstable();
-    let down = |at: u64| at & !(how.unit - 1);
+pub fn coalesce(spans: &mut [Wanted], rule: &Joining) -> Vec<Run> {
+    spans.sort_unstable();
+    let round_down = |at: u64| at & !(rule.unit - 1);
     let mut runs: Vec<Run> = Vec::new();
-    for (at, piece) in wanted.iter().enumerate() {
-        let start = down(piece.offset);
-        let end = down(piece.offset + piece.len + how.unit - 1);
+    for (index, span) in spans.iter().enumerate() {
+        let start = round_down(span.offset);
+        let end = round_down(span.offset + span.len + rule.unit - 1);
         if let Some(last) = runs.last_mut() {
             let joined = end.max(last.offset + last.len) - last.offset;
-            let near = start <= last.offset + last.len + how.gap;
-            if near && joined <= how.most && last.members.len() < how.members {
+            let within_gap = start <= last.offset + last.len + rule.gap;
+            if within_gap && joined <= rule.max_len && last.members.len() < rule.max_members {
                 last.len = joined;
-                last.members.end = at + 1;
+                last.members.end = index + 1;
                 continue;
             }
         }
-        runs.push(Run { offset: start, len: end - start, members: at..at + 1 });
+        runs.push(Run { offset: start, len: end - start, members: index..index + 1 });
     }
     runs
 }

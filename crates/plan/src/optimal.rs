@@ -29,48 +29,48 @@ use crate::{Model, Residency};
 const START: u32 = u32::MAX;
 
 /// Decides every run; storage must be possible.
-pub(crate) fn decide(scratch: &mut Scratch, model: &Model, possible: &Possible) {
+pub(crate) fn decide(scratch: &mut Scratch, model: &Model, constraints: &Possible) {
     let Scratch { runs, previous, candidates, .. } = scratch;
     let mut window = Window::new(candidates, &model.storage);
     previous.clear();
     previous.resize(runs.len(), START);
 
     // The last run that came from the cache. It is not in the window while nothing lies behind it.
-    let mut last = Candidate { end: 0.0, cost: 0.0, name: START };
-    let mut touching = true;
+    let mut last = Candidate { end: 0.0, cost: 0.0, id: START };
+    let mut contiguous = true;
     // Time to write back all dirty bytes so far.
     let mut writeback = 0.0;
     for (i, run) in runs.iter().enumerate() {
         if run.residency == Residency::Absent {
             window.push(last);
-            touching = false;
+            contiguous = false;
             continue;
         }
         let start = run.start as f64;
         let (mut cost, mut from) = window.best(start);
         cost += writeback;
-        if touching {
+        if contiguous {
             let direct = last.cost + writeback;
             if direct <= cost {
-                (cost, from) = (direct, last.name);
+                (cost, from) = (direct, last.id);
             }
             window.push(last);
         }
         previous[i] = from;
-        cost += possible.serial_cache(model, run.residency, run.len);
+        cost += constraints.serial_cache_time(model, run.residency, run.len);
         if run.residency == Residency::Dirty {
             writeback += run.len as f64 * model.writeback;
         } else if run.residency == Residency::Unknown {
             window.clear();
         }
-        last = Candidate { end: run.end() as f64, cost: cost - writeback, name: i as u32 };
-        touching = true;
+        last = Candidate { end: run.end() as f64, cost: cost - writeback, id: i as u32 };
+        contiguous = true;
     }
 
     // The end is one more run from the cache, of no bytes.
     let end = runs.last().map_or(0, |r| r.end()) as f64;
     let (cost, from) = window.best(end);
-    let mut from = if touching && last.cost <= cost { last.name } else { from };
+    let mut from = if contiguous && last.cost <= cost { last.id } else { from };
     runs.iter_mut().for_each(|run| run.from_storage = true);
     while from != START {
         runs[from as usize].from_storage = false;

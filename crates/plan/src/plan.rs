@@ -31,38 +31,38 @@ impl Objective {
 }
 
 /// Plans a request whose extents lie end to end, into `out`.
-pub fn plan(objective: Objective, extents: &[Extent], model: &Model, possible: &Possible, out: &mut Schedule) {
+pub fn plan(objective: Objective, extents: &[Extent], model: &Model, constraints: &Possible, out: &mut Schedule) {
     let Schedule { segments, scratch } = out;
     scratch.fill(extents);
-    if possible.storage.is_none() {
+    if constraints.storage.is_none() {
         scratch.runs.iter_mut().for_each(|run| run.from_storage = false);
-    } else if !only_run(objective, scratch, model, possible) {
+    } else if !plan_single_run(objective, scratch, model, constraints) {
         match objective {
-            Objective::Concurrent => concurrent::decide(scratch, model, possible),
-            Objective::Serial => optimal::decide(scratch, model, possible),
-            Objective::SerialGreedy => greedy::decide(scratch, model, possible),
+            Objective::Concurrent => concurrent::decide(scratch, model, constraints),
+            Objective::Serial => optimal::decide(scratch, model, constraints),
+            Objective::SerialGreedy => greedy::decide(scratch, model, constraints),
         }
     }
-    lay::lay(scratch, possible, segments);
+    lay::build_segments(scratch, constraints, segments);
 }
 
 /// The usual request is all of one residency: two costs to compare at most. False if there is more.
-fn only_run(objective: Objective, scratch: &mut Scratch, model: &Model, possible: &Possible) -> bool {
+fn plan_single_run(objective: Objective, scratch: &mut Scratch, model: &Model, constraints: &Possible) -> bool {
     let [run] = &mut scratch.runs[..] else { return false };
     run.from_storage = match run.residency {
         Residency::Absent => true,
         Residency::Unknown => false,
         Residency::Clean | Residency::Dirty => {
             let dirty = if run.residency == Residency::Dirty { run.len as f64 * model.writeback } else { 0.0 };
-            let route = possible.cache_route(run.residency, run.len);
+            let route = constraints.cache_route(run.residency, run.len);
             match objective {
                 Objective::SerialGreedy => false,
                 Objective::Serial => model.storage.time(run.len) + dirty < model.cost(route).time(run.len),
                 Objective::Concurrent => {
-                    let flight = &model.storage_flight;
-                    let latency = model.flight(possible.cache).latency;
-                    let cache = latency + possible.flight_cache(model, run.residency, run.len);
-                    flight.latency + flight.share(run.len) + dirty < cache
+                    let queue = &model.storage_queue;
+                    let latency = model.queue(constraints.cache).latency;
+                    let cache = latency + constraints.queued_cache_time(model, run.residency, run.len);
+                    queue.latency + queue.command_time(run.len) + dirty < cache
                 }
             }
         }

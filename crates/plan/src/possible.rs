@@ -56,21 +56,21 @@ impl Possible {
 
     /// What a run costs from the cache, one after another.
     #[inline]
-    pub(crate) fn serial_cache(&self, model: &Model, residency: Residency, bytes: u64) -> f64 {
+    pub(crate) fn serial_cache_time(&self, model: &Model, residency: Residency, bytes: u64) -> f64 {
         model.cost(self.cache_route(residency, bytes)).time(bytes)
     }
 
     /// What a run adds to the cache's share, in flight with others.
     #[inline]
-    pub(crate) fn flight_cache(&self, model: &Model, residency: Residency, bytes: u64) -> f64 {
-        flight_share(model, self.cache_route(residency, bytes), bytes)
+    pub(crate) fn queued_cache_time(&self, model: &Model, residency: Residency, bytes: u64) -> f64 {
+        queued_segment_time(model, self.cache_route(residency, bytes), bytes)
     }
 }
 
 /// A segment's share of its side's time. Registrations do not overlap, so there each pays the latency.
 #[inline]
-pub(crate) fn flight_share(model: &Model, route: Route, bytes: u64) -> f64 {
-    let flight = model.flight(route);
-    let latency = if route == Route::Dma { flight.latency } else { 0.0 };
-    latency + flight.share(bytes)
+pub(crate) fn queued_segment_time(model: &Model, route: Route, bytes: u64) -> f64 {
+    let queue = model.queue(route);
+    let latency = if route == Route::Dma { queue.latency } else { 0.0 };
+    latency + queue.command_time(bytes)
 }

@@ -1,6 +1,6 @@
 //! What a schedule is expected to take, for `spinio explain` and for the tests.
 
-use crate::possible::flight_share;
+use crate::possible::queued_segment_time;
 use crate::{Extent, Model, Objective, Residency, Route, Schedule, Segment};
 
 /// Expected times in nanoseconds.
@@ -23,9 +23,9 @@ pub fn predict(objective: Objective, extents: &[Extent], schedule: &Schedule, mo
     let mut bytes = Bytes { extents, at: 0 };
     let (mut any_storage, mut cache_latency) = (false, 0.0_f64);
     for segment in &schedule.segments {
-        let (absent, dirty) = bytes.within(segment);
+        let (absent, dirty) = bytes.count_within(segment);
         let one = |route, len| {
-            if overlaps { flight_share(model, route, len) } else { model.cost(route).time(len) }
+            if overlaps { queued_segment_time(model, route, len) } else { model.cost(route).time(len) }
         };
         let mut time = one(segment.route, segment.len);
         if segment.route.from_cache() {
@@ -33,7 +33,7 @@ pub fn predict(objective: Objective, extents: &[Extent], schedule: &Schedule, mo
             time += model.storage.time(absent);
             // A registration's own latency is in its share; its DMA starts like any other.
             let starts = if segment.route == Route::Dma { Route::Copy } else { segment.route };
-            cache_latency = cache_latency.max(model.flight(starts).latency);
+            cache_latency = cache_latency.max(model.queue(starts).latency);
             out.cache += time;
         } else {
             time += dirty as f64 * model.writeback;
@@ -43,7 +43,7 @@ pub fn predict(objective: Objective, extents: &[Extent], schedule: &Schedule, mo
         out.segments.push(time);
     }
     if overlaps {
-        out.storage += if any_storage { model.storage_flight.latency } else { 0.0 };
+        out.storage += if any_storage { model.storage_queue.latency } else { 0.0 };
         out.cache += cache_latency;
     }
     out.total = if overlaps { out.storage.max(out.cache) } else { out.storage + out.cache };
@@ -59,7 +59,7 @@ struct Bytes<'a> {
 
 impl Bytes<'_> {
     /// Absent and dirty bytes of a segment; segments come in order.
-    fn within(&mut self, segment: &Segment) -> (u64, u64) {
+    fn count_within(&mut self, segment: &Segment) -> (u64, u64) {
         let end = segment.offset + segment.len;
         let (mut absent, mut dirty) = (0, 0);
         while let Some(extent) = self.extents.first() {

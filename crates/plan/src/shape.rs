@@ -32,11 +32,11 @@ pub struct Run {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
     /// Whole stripes.
-    Whole,
+    Full,
     /// Some bytes of the stripe that begins at this byte of the file and is whole in it.
-    Part(u64),
+    Partial(u64),
     /// Bytes of stripes that are not whole in this file.
-    Loose,
+    Unaligned,
 }
 
 /// A part of a write.
@@ -45,7 +45,7 @@ pub struct Span {
     /// Bytes of the file.
     pub range: Range<u64>,
     /// What they are.
-    pub piece: Piece,
+    pub part: Piece,
 }
 
 /// The stripes of a file.
@@ -87,12 +87,12 @@ impl Shape {
     }
 
     /// Bytes of stripes that are whole in the file.
-    pub fn whole_bytes(&self) -> u64 {
-        self.runs.iter().map(|run| self.whole(run)).map(|r| r.end - r.start).sum()
+    pub fn full_stripe_bytes(&self) -> u64 {
+        self.runs.iter().map(|run| self.full_stripes(run)).map(|r| r.end - r.start).sum()
     }
 
     /// The part of a run that is whole stripes, as bytes of the file.
-    fn whole(&self, run: &Run) -> Range<u64> {
+    fn full_stripes(&self, run: &Run) -> Range<u64> {
         let at = (run.device + self.phase) % self.width;
         let skip = if at == 0 { 0 } else { self.width - at };
         if skip >= run.len {
@@ -103,16 +103,16 @@ impl Shape {
     }
 
     /// Cuts a range of the file, without gaps and in order.
-    pub fn cut(&self, range: Range<u64>) -> Vec<Span> {
-        let mut spans: Vec<Span> = Vec::new();
-        let mut add = |range: Range<u64>, piece: Piece| {
+    pub fn split(&self, range: Range<u64>) -> Vec<Span> {
+        let mut parts: Vec<Span> = Vec::new();
+        let mut add_part = |range: Range<u64>, piece: Piece| {
             if range.is_empty() {
                 return;
             }
-            match spans.last_mut() {
+            match parts.last_mut() {
                 // Adjacent runs are apart on the device: their whole stripes are separate requests.
-                Some(last) if last.piece == piece && piece == Piece::Loose => last.range.end = range.end,
-                _ => spans.push(Span { range, piece }),
+                Some(last) if last.part == piece && piece == Piece::Unaligned => last.range.end = range.end,
+                _ => parts.push(Span { range, part: piece }),
             }
         };
         let mut at = range.start;
@@ -121,11 +121,11 @@ impl Shape {
             if run.file >= range.end {
                 break;
             }
-            let whole = self.whole(run);
+            let whole = self.full_stripes(run);
             if whole.is_empty() || whole.start >= range.end || whole.end <= at {
                 continue;
             }
-            add(at..whole.start.max(at), Piece::Loose);
+            add_part(at..whole.start.max(at), Piece::Unaligned);
             at = at.max(whole.start);
             let end = range.end.min(whole.end);
             // Up to the first stripe's end, whole ones, the last one's beginning.
@@ -133,37 +133,37 @@ impl Shape {
             if at != stripe(at) || stripe(at) + self.width > end {
                 let part = at..end.min(stripe(at) + self.width);
                 at = part.end;
-                add(part.clone(), Piece::Part(stripe(part.start)));
+                add_part(part.clone(), Piece::Partial(stripe(part.start)));
             }
             if at < end {
                 let last = stripe(end);
-                add(at..last, Piece::Whole);
-                add(last..end, Piece::Part(last));
+                add_part(at..last, Piece::Full);
+                add_part(last..end, Piece::Partial(last));
                 at = end;
             }
         }
-        add(at..range.end, Piece::Loose);
-        spans
+        add_part(at..range.end, Piece::Unaligned);
+        parts
     }
 
     /// Where a portion of a longer write had better end, if it begins at `from` and may be `most` bytes long: with the
     /// last stripe that ends within it, or where the file goes on elsewhere on the device; `None` where it would be
     /// less than half as long. Bytes that have no place yet are taken to follow the last ones before them that have.
-    pub fn end_of_portion(&self, from: u64, most: u64) -> Option<u64> {
-        let limit = from.checked_add(most)?;
+    pub fn end_of_chunk(&self, from: u64, max_len: u64) -> Option<u64> {
+        let limit = from.checked_add(max_len)?;
         let before = self.runs.partition_point(|r| r.file <= limit);
         let run = self.runs[..before].last()?;
         let inside = limit - run.file;
         let position = u128::from(run.device) + u128::from(inside) + u128::from(self.phase);
         let over = (position % u128::from(self.width)) as u64;
         let end = limit - over.min(inside);
-        (end > from && end - from >= most / 2).then_some(end)
+        (end > from && end - from >= max_len / 2).then_some(end)
     }
 
     /// Requests that a whole span is made in: as many stripes as fit into `most` bytes, at least one. The kernel cuts
     /// larger requests somewhere itself, and a stripe that is cut is two halves for a moment.
-    pub fn requests(&self, span: Range<u64>, most: u64) -> impl Iterator<Item = Range<u64>> + use<> {
-        let unit = (most / self.width).max(1) * self.width;
+    pub fn split_requests(&self, span: Range<u64>, max_len: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+        let unit = (max_len / self.width).max(1) * self.width;
         (span.start..span.end)
             .step_by(usize::try_from(unit).unwrap_or(usize::MAX))
             .map(move |at| at..span.end.min(at + unit))

@@ -24,7 +24,7 @@ pub(crate) struct Candidate {
     /// Cost so far.
     pub(crate) cost: f64,
     /// Who it is.
-    pub(crate) name: u32,
+    pub(crate) id: u32,
 }
 
 /// Candidates whose costs rise, in `queue[head..]`, and the best of the far ones.
@@ -32,7 +32,7 @@ pub(crate) struct Window<'a> {
     queue: &'a mut Vec<Candidate>,
     head: usize,
     far: f64,
-    far_name: u32,
+    far_id: u32,
     cutoff: f64,
     fixed: f64,
     per_byte: f64,
@@ -41,7 +41,7 @@ pub(crate) struct Window<'a> {
 impl<'a> Window<'a> {
     pub(crate) fn new(queue: &'a mut Vec<Candidate>, cost: &Cost) -> Window<'a> {
         let (cutoff, fixed, per_byte) = (cost.cutoff() as f64, cost.fixed(), cost.per_byte());
-        let mut window = Window { queue, head: 0, far: f64::INFINITY, far_name: 0, cutoff, fixed, per_byte };
+        let mut window = Window { queue, head: 0, far: f64::INFINITY, far_id: 0, cutoff, fixed, per_byte };
         window.clear();
         window
     }
@@ -71,14 +71,14 @@ impl<'a> Window<'a> {
         {
             let key = first.cost - first.end * self.per_byte;
             if key < self.far {
-                (self.far, self.far_name) = (key, first.name);
+                (self.far, self.far_id) = (key, first.id);
             }
             self.head += 1;
         }
         let far = self.far + (end - self.cutoff) * self.per_byte;
         match self.queue.get(self.head) {
-            Some(near) if near.cost < far => (near.cost + self.fixed, near.name),
-            _ => (far + self.fixed, self.far_name),
+            Some(near) if near.cost < far => (near.cost + self.fixed, near.id),
+            _ => (far + self.fixed, self.far_id),
         }
     }
 }

@@ -22,7 +22,7 @@ pub struct WriteCase {
     /// Its length.
     pub len: u64,
     /// The route into the page cache: `copy`, or `store` where the CPU loads the bytes.
-    pub into_cache: Route,
+    pub cache_route: Route,
     /// The caller waits until storage has it.
     pub synchronous: bool,
     /// Pages of the range are in the page cache.
@@ -45,43 +45,43 @@ pub struct WriteWay {
 }
 
 /// Nanoseconds a byte out of the device by its DMA engine; measured on an H200.
-const DMA_OUT: f64 = 1.0 / 50.0;
+const DMA_OUT_PER_BYTE: f64 = 1.0 / 50.0;
 
 /// Nanoseconds a byte out of the device by CPU loads. Not measured: 16 bytes a load, each a round trip over PCI.
-const LOADS: f64 = 20.0;
+const CPU_LOAD: f64 = 20.0;
 
 /// Nanoseconds to open and close a descriptor for one write.
-const TWIN: f64 = 40_000.0;
+const REOPEN: f64 = 40_000.0;
 
 /// The cheapest way that is open.
-pub fn write_way(case: &WriteCase, model: &Model) -> WriteWay {
+pub fn decide_write(case: &WriteCase, model: &Model) -> WriteWay {
     let len = case.len as f64;
-    let take = len * if case.into_cache == Route::Store { LOADS } else { DMA_OUT };
+    let copy_out = len * if case.cache_route == Route::Store { CPU_LOAD } else { DMA_OUT_PER_BYTE };
     let store = model.storage.fixed() + len * model.writeback;
-    let into_cache = take + model.cache.time(case.len) + if case.synchronous { store } else { 0.0 };
+    let into_cache = copy_out + model.cache.time(case.len) + if case.synchronous { store } else { 0.0 };
     // Cached pages are cheap to write, and who reads them goes on finding them.
     let direct = if case.cached { case.direct.and(Err(Reason::Cached)) } else { case.direct };
     let ways = [
         (
             Route::Direct,
-            take + store + TWIN,
+            copy_out + store + REOPEN,
             direct,
             if case.synchronous { Reason::Synchronous } else { Reason::Around },
         ),
-        (Route::P2p, store + TWIN, case.p2p, Reason::Around),
+        (Route::P2p, store + REOPEN, case.p2p, Reason::Around),
     ];
     let cheaper = |&&(_, time, ..): &&(Route, f64, Result<(), Reason>, Reason)| time < into_cache;
     let refused = ways.iter().filter(cheaper).find_map(|(_, _, open, _)| open.err());
     let open = ways.iter().filter(cheaper).filter(|(_, _, open, _)| open.is_ok());
     match open.min_by(|a, b| a.1.total_cmp(&b.1)) {
         Some(&(route, _, _, reason)) => WriteWay { route, reason, refused: refused.filter(|_| route != Route::P2p) },
-        None => WriteWay { route: case.into_cache, reason: Reason::IntoCache, refused },
+        None => WriteWay { route: case.cache_route, reason: Reason::IntoCache, refused },
     }
 }
 
 /// Cuts a write of `len` bytes at `offset` where whole units of `unit` bytes begin and end: length of the front that is
 /// none, and of the middle that is. Without a whole unit, all is front.
-pub fn write_cut(offset: u64, len: u64, unit: u64) -> (u64, u64) {
+pub fn split_aligned(offset: u64, len: u64, unit: u64) -> (u64, u64) {
     let (first, end) = (offset.next_multiple_of(unit), (offset + len) / unit * unit);
     if first >= end { (len, 0) } else { (first - offset, end - first) }
 }
@@ -92,51 +92,51 @@ mod tests {
 
     fn case(len: u64) -> WriteCase {
         let into_cache = Route::Copy;
-        WriteCase { len, into_cache, synchronous: false, cached: false, direct: Ok(()), p2p: Err(Reason::NoP2pMapping) }
+        WriteCase { len, cache_route: into_cache, synchronous: false, cached: false, direct: Ok(()), p2p: Err(Reason::NoP2pMapping) }
     }
 
     #[test]
-    fn an_ordinary_write_goes_into_the_page_cache() {
+    fn buffered_write_goes_into_page_cache() {
         for model in [Model::nvme(), Model::virtual_disk()] {
             for len in [1, 4096, 1 << 20, 1 << 30] {
-                assert_eq!(write_way(&case(len), &model).route, Route::Copy);
+                assert_eq!(decide_write(&case(len), &model).route, Route::Copy);
             }
         }
     }
 
     #[test]
-    fn a_synchronous_one_goes_around_it_if_it_is_long_and_nothing_is_cached() {
+    fn long_uncached_sync_write_bypasses_cache() {
         let model = Model::virtual_disk();
-        let with = |len, cached| write_way(&WriteCase { synchronous: true, cached, ..case(len) }, &model);
+        let with = |len, cached| decide_write(&WriteCase { synchronous: true, cached, ..case(len) }, &model);
         assert_eq!(with(4096, false).route, Route::Copy);
         assert_eq!((with(8 << 20, false).route, with(8 << 20, false).reason), (Route::Direct, Reason::Synchronous));
         assert_eq!((with(8 << 20, true).route, with(8 << 20, true).refused), (Route::Copy, Some(Reason::Cached)));
     }
 
     #[test]
-    fn storage_that_takes_bytes_faster_than_a_thread_copies_is_written_directly() {
+    fn fast_storage_is_written_directly() {
         let fast = Model { writeback: 1.0 / 25.0, ..Model::nvme() };
-        assert_eq!(write_way(&case(1 << 30), &fast).route, Route::Direct);
+        assert_eq!(decide_write(&case(1 << 30), &fast).route, Route::Direct);
         let closed = WriteCase { direct: Err(Reason::NoDirectIo), ..case(1 << 30) };
-        assert_eq!(write_way(&closed, &fast).refused, Some(Reason::NoDirectIo));
+        assert_eq!(decide_write(&closed, &fast).refused, Some(Reason::NoDirectIo));
     }
 
     #[test]
-    fn what_the_cpu_would_have_to_load_goes_by_itself() {
-        let mapped = WriteCase { into_cache: Route::Store, p2p: Ok(()), ..case(64 << 10) };
-        assert_eq!(write_way(&mapped, &Model::nvme()).route, Route::P2p);
+    fn cpu_loaded_memory_uses_p2p_write() {
+        let mapped = WriteCase { cache_route: Route::Store, p2p: Ok(()), ..case(64 << 10) };
+        assert_eq!(decide_write(&mapped, &Model::nvme()).route, Route::P2p);
         let tiny = WriteCase { len: 4096, ..mapped };
-        assert_eq!(write_way(&tiny, &Model::nvme()).route, Route::Store);
+        assert_eq!(decide_write(&tiny, &Model::nvme()).route, Route::Store);
         let refused = WriteCase { p2p: Err(Reason::P2pUnreachable), direct: Err(Reason::NoDirectIo), ..mapped };
-        assert_eq!(write_way(&refused, &Model::nvme()).refused, Some(Reason::P2pUnreachable));
+        assert_eq!(decide_write(&refused, &Model::nvme()).refused, Some(Reason::P2pUnreachable));
     }
 
     #[test]
-    fn the_middle_is_whole_units_and_nothing_is_lost() {
+    fn split_middle_is_aligned_and_parts_add_up() {
         for unit in [512, 4096] {
             for offset in [0, 1, 511, 512, 4095, 4096, 5000] {
                 for len in [0, 1, 511, 512, 4096, 4097, 20_000] {
-                    let (front, middle) = write_cut(offset, len, unit);
+                    let (front, middle) = split_aligned(offset, len, unit);
                     assert!(front + middle <= len && middle % unit == 0);
                     assert!(middle == 0 || (offset + front).is_multiple_of(unit));
                     assert!(middle > 0 || front == len);

@@ -33,24 +33,24 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
-    fn every_byte_is_what_the_oracle_says(runs in runs(), width in 1u64..13, phase in 0u64..30, a in 0u64..200, b in 0u64..200) {
+    fn every_byte_matches_oracle(runs in runs(), width in 1u64..13, phase in 0u64..30, a in 0u64..200, b in 0u64..200) {
         let range = a.min(b)..a.max(b);
         let shape = Shape::new(width, phase, runs.iter().copied());
-        let spans = shape.cut(range.clone());
+        let spans = shape.split(range.clone());
         let mut at = range.start;
-        for Span { range: span, piece } in spans {
+        for Span { range: span, part } in spans {
             prop_assert_eq!(span.start, at);
             prop_assert!(!span.is_empty());
             for byte in span.clone() {
                 let stripe = stripe_of(&runs, width, phase, byte);
                 let covered = stripe.is_some_and(|s| range.start <= s && s + width <= range.end);
-                match piece {
-                    Piece::Whole => prop_assert!(covered, "byte {byte} is of no whole stripe"),
-                    Piece::Part(start) => prop_assert!(stripe == Some(start) && !covered, "byte {byte}: {stripe:?}"),
-                    Piece::Loose => prop_assert_eq!(stripe, None),
+                match part {
+                    Piece::Full => prop_assert!(covered, "byte {byte} is of no whole stripe"),
+                    Piece::Partial(start) => prop_assert!(stripe == Some(start) && !covered, "byte {byte}: {stripe:?}"),
+                    Piece::Unaligned => prop_assert_eq!(stripe, None),
                 }
             }
-            if piece == Piece::Whole {
+            if part == Piece::Full {
                 prop_assert_eq!(stripe_of(&runs, width, phase, span.start), Some(span.start));
                 prop_assert_eq!((span.end - span.start) % width, 0);
             }
@@ -58,28 +58,28 @@ proptest! {
         }
         prop_assert_eq!(at, range.end);
         let whole = (0..1000).filter(|&byte| stripe_of(&runs, width, phase, byte).is_some()).count() as u64;
-        prop_assert_eq!(shape.whole_bytes(), whole);
+        prop_assert_eq!(shape.full_stripe_bytes(), whole);
     }
 
     #[test]
-    fn portions_end_with_stripes(runs in runs(), width in 1u64..13, phase in 0u64..30, from in 0u64..200, most in 1u64..100) {
+    fn chunks_end_with_stripes(runs in runs(), width in 1u64..13, phase in 0u64..30, from in 0u64..200, most in 1u64..100) {
         let shape = Shape::new(width, phase, runs.iter().copied());
         let limit = from + most;
         // Where a byte lies, or would if the file went on as it is there.
         let device = |at: u64| runs.iter().rev().find(|r| r.file <= at).map(|r| r.device + at - r.file);
         let touches = |next: &Run| runs.iter().any(|r| (r.file + r.len, r.device + r.len) == (next.file, next.device));
         let jumps = |at: u64| runs.iter().any(|r| r.file == at && !touches(r));
-        let splits_none = |at: u64| jumps(at) || device(at - 1).is_some_and(|last| (last + 1 + phase).is_multiple_of(width));
-        let wanted = (from + 1..=limit).rev().find(|&at| splits_none(at)).filter(|&at| at - from >= most / 2);
-        prop_assert_eq!(shape.end_of_portion(from, most), wanted);
+        let splits_no_stripe = |at: u64| jumps(at) || device(at - 1).is_some_and(|last| (last + 1 + phase).is_multiple_of(width));
+        let wanted = (from + 1..=limit).rev().find(|&at| splits_no_stripe(at)).filter(|&at| at - from >= most / 2);
+        prop_assert_eq!(shape.end_of_chunk(from, most), wanted);
     }
 
     #[test]
-    fn requests_are_whole_stripes(width in 1u64..50, stripes in 1u64..40, start in 0u64..1000, most in 0u64..300) {
+    fn requests_are_full_stripes(width in 1u64..50, stripes in 1u64..40, start in 0u64..1000, most in 0u64..300) {
         let shape = Shape::new(width, 0, []);
         let span = start..start + stripes * width;
         let mut at = start;
-        for request in shape.requests(span.clone(), most) {
+        for request in shape.split_requests(span.clone(), most) {
             prop_assert_eq!(request.start, at);
             prop_assert!((request.end - at).is_multiple_of(width) && request.end > at);
             prop_assert!(request.end - at <= most.max(width));
@@ -90,41 +90,41 @@ proptest! {
 }
 
 #[test]
-fn a_write_in_the_middle_of_a_file() {
+fn write_in_middle_of_file() {
     // 64 KiB x 3; the file begins 64 KiB behind a stripe's beginning.
     let (kib, width) = (1 << 10, 192 << 10);
     let shape = Shape::new(width, 0, [Run { file: 0, device: 10 * width + 64 * kib, len: 3 * width }]);
-    let span = |start, end, piece| Span { range: start * kib..end * kib, piece };
+    let span = |start, end, piece| Span { range: start * kib..end * kib, part: piece };
     assert_eq!(
-        shape.cut(4 * kib..520 * kib),
-        [span(4, 128, Piece::Loose), span(128, 512, Piece::Whole), span(512, 520, Piece::Loose)]
+        shape.split(4 * kib..520 * kib),
+        [span(4, 128, Piece::Unaligned), span(128, 512, Piece::Full), span(512, 520, Piece::Unaligned)]
     );
     assert_eq!(
-        shape.cut(130 * kib..400 * kib),
-        [span(130, 320, Piece::Part(128 * kib)), span(320, 400, Piece::Part(320 * kib))]
+        shape.split(130 * kib..400 * kib),
+        [span(130, 320, Piece::Partial(128 * kib)), span(320, 400, Piece::Partial(320 * kib))]
     );
-    assert_eq!(shape.cut(5..5), []);
+    assert_eq!(shape.split(5..5), []);
 }
 
 #[test]
-fn portions_of_a_long_write() {
+fn chunks_of_long_write() {
     let (kib, width) = (1 << 10, 192 << 10);
     let shape = Shape::new(width, 0, [Run { file: 0, device: 10 * width + 64 * kib, len: 1000 * kib }]);
     // The first stripe ends 128 KiB into the file; each next one 192 KiB further on.
-    assert_eq!(shape.end_of_portion(0, 512 * kib), Some(512 * kib));
-    assert_eq!(shape.end_of_portion(0, 511 * kib), Some(320 * kib));
-    assert_eq!(shape.end_of_portion(320 * kib, 400 * kib), Some(704 * kib));
+    assert_eq!(shape.end_of_chunk(0, 512 * kib), Some(512 * kib));
+    assert_eq!(shape.end_of_chunk(0, 511 * kib), Some(320 * kib));
+    assert_eq!(shape.end_of_chunk(320 * kib, 400 * kib), Some(704 * kib));
     // Not written yet, so nothing tells; the file goes on somehow.
-    assert_eq!(shape.end_of_portion(2000 * kib, 512 * kib), Some((128 + 12 * 192) * kib));
+    assert_eq!(shape.end_of_chunk(2000 * kib, 512 * kib), Some((128 + 12 * 192) * kib));
     // Stripes so wide that half a portion would be left, or less.
-    assert_eq!(shape.end_of_portion(320 * kib, 191 * kib), None);
-    assert_eq!(Shape::new(width, 0, []).end_of_portion(0, 512 * kib), None);
-    assert_eq!(shape.end_of_portion(u64::MAX - 5, 6), None);
+    assert_eq!(shape.end_of_chunk(320 * kib, 191 * kib), None);
+    assert_eq!(Shape::new(width, 0, []).end_of_chunk(0, 512 * kib), None);
+    assert_eq!(shape.end_of_chunk(u64::MAX - 5, 6), None);
 }
 
 #[test]
-fn numbers_at_the_end_of_the_range_are_left_out() {
+fn extents_past_u64_range_are_ignored() {
     let far = u64::MAX - 10;
     let shape = Shape::new(8, 3, [Run { file: far, device: 0, len: 100 }, Run { file: 0, device: far, len: 9 }]);
-    assert_eq!(shape.cut(far..u64::MAX), [Span { range: far..u64::MAX, piece: Piece::Loose }]);
+    assert_eq!(shape.split(far..u64::MAX), [Span { range: far..u64::MAX, part: Piece::Unaligned }]);
 }

@@ -21,21 +21,21 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 const SLOTS: usize = 256;
 
 /// Address and verdict in one word, so that a reader never sees one without the other.
-static VERDICTS: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
+static CALLER_CACHE: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
 
 /// Whether the code at this return address belongs to a driver.
 #[inline]
-pub(crate) fn is_driver(at: usize) -> bool {
+pub(crate) fn is_driver(return_address: usize) -> bool {
     // Calls are at least five bytes long, so neighbours rarely share a slot.
-    let slot = &VERDICTS[(at >> 2 ^ at >> 10) % SLOTS];
+    let slot = &CALLER_CACHE[(return_address >> 2 ^ return_address >> 10) % SLOTS];
     let known = slot.load(Relaxed);
-    if known >> 1 == at as u64 { known & 1 != 0 } else { look(at, slot) }
+    if known >> 1 == return_address as u64 { known & 1 != 0 } else { resolve_caller(return_address, slot) }
 }
 
 #[cold]
-fn look(at: usize, slot: &AtomicU64) -> bool {
-    let driver = object_name(at).is_some_and(is_driver_name);
-    slot.store((at as u64) << 1 | u64::from(driver), Relaxed);
+fn resolve_caller(return_address: usize, slot: &AtomicU64) -> bool {
+    let driver = object_name(return_address).is_some_and(is_driver_name);
+    slot.store((return_address as u64) << 1 | u64::from(driver), Relaxed);
     driver
 }
 
@@ -65,7 +65,7 @@ struct LinkMap {
 static FIND_OBJECT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Looks up glibc's lock-free query; for the constructor.
-pub(crate) fn prepare() {
+pub(crate) fn init() {
     // SAFETY: the name is NUL-terminated.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };
     FIND_OBJECT.store(found, Relaxed);

@@ -4,15 +4,15 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-static OFF: AtomicBool = AtomicBool::new(false);
+static DISABLED: AtomicBool = AtomicBool::new(false);
 
 /// Whether the hooks must leave everything alone.
 #[inline]
-pub(crate) fn is_off() -> bool {
-    OFF.load(Relaxed)
+pub(crate) fn is_disabled() -> bool {
+    DISABLED.load(Relaxed)
 }
 
 /// Reads the settings; for the constructor, while nobody changes the environment.
-pub(crate) fn read() {
-    OFF.store(spinio_io::Settings::of_process().disable, Relaxed);
+pub(crate) fn init() {
+    DISABLED.store(spinio_io::Settings::of_process().disable, Relaxed);
 }

@@ -13,7 +13,7 @@ use crate::{caller, disabled, errno};
 /// One function, by name and type.
 pub(crate) struct Next<F> {
     name: &'static CStr,
-    at: AtomicPtr<c_void>,
+    address: AtomicPtr<c_void>,
     kind: PhantomData<F>,
 }
 
@@ -24,13 +24,13 @@ impl<F: Copy> Next<F> {
     /// `F` must be a function pointer type that fits what libc declares under this name.
     pub(crate) const unsafe fn new(name: &'static CStr) -> Next<F> {
         assert!(size_of::<F>() == size_of::<*mut c_void>());
-        Next { name, at: AtomicPtr::new(core::ptr::null_mut()), kind: PhantomData }
+        Next { name, address: AtomicPtr::new(core::ptr::null_mut()), kind: PhantomData }
     }
 
     /// The function.
     #[inline(always)]
     pub(crate) fn get(&self) -> F {
-        let mut at = self.at.load(Relaxed);
+        let mut at = self.address.load(Relaxed);
         if at.is_null() {
             at = self.resolve();
         }
@@ -44,16 +44,16 @@ impl<F: Copy> Next<F> {
         // SAFETY: the name is NUL-terminated. RTLD_NEXT starts behind the object that calls, which is this library.
         let mut at = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         if at.is_null() {
-            at = missing as *mut c_void;
+            at = missing_function as *mut c_void;
         }
-        self.at.store(at, Relaxed);
+        self.address.store(at, Relaxed);
         errno::set(saved);
         at
     }
 }
 
 /// Stands for a function that this libc does not have. A C caller cleans up its own arguments, so it fits any type.
-extern "C" fn missing() -> isize {
+extern "C" fn missing_function() -> isize {
     errno::set(libc::ENOSYS);
     -1
 }

@@ -9,11 +9,11 @@ use spinio_runtime::client::{Stream, Target};
 use crate::{dlpack, interface, pybuffer, tensor};
 
 /// The process that loaded the module.
-static LOADED_IN: OnceLock<u32> = OnceLock::new();
+static LOADED_PID: OnceLock<u32> = OnceLock::new();
 
 /// Remembers it.
-pub(crate) fn loaded() {
-    LOADED_IN.get_or_init(std::process::id);
+pub(crate) fn record_pid() {
+    LOADED_PID.get_or_init(std::process::id);
 }
 
 /// What the caller will do with it.
@@ -49,7 +49,7 @@ pub(crate) enum Order {
     /// Work that goes to this queue: the object's framework works there now.
     On(Stream),
     /// Nobody said where that work goes: the bytes must have arrived.
-    Arrived,
+    Synchronous,
 }
 
 /// What keeps the memory alive and where it is; dropped when the transfer is over.
@@ -69,7 +69,7 @@ pub(crate) enum Kept {
     /// A tensor that the exporter must be told the end of.
     Tensor(#[expect(dead_code, reason = "held, not looked at")] dlpark::python::ImportedDlpack),
     /// There is nothing to keep.
-    Nothing,
+    None,
 }
 
 /// What an object of any protocol says of itself, in common terms.
@@ -78,14 +78,14 @@ pub(crate) struct Described<'py> {
     pub(crate) bytes: usize,
     pub(crate) contiguous: bool,
     pub(crate) readonly: bool,
-    pub(crate) claim: Claim,
+    pub(crate) location: Claim,
     pub(crate) order: Order,
     pub(crate) keep: Keep<'py>,
 }
 
 /// The memory of an object, found and checked.
 pub(crate) struct Buffer<'py> {
-    pub(crate) place: Place,
+    pub(crate) memory_place: Place,
     pub(crate) bytes: usize,
     pub(crate) order: Order,
     keep: Keep<'py>,
@@ -93,30 +93,30 @@ pub(crate) struct Buffer<'py> {
 
 impl<'py> Buffer<'py> {
     /// The memory that `object` means, by the first protocol it speaks.
-    pub(crate) fn of(object: &Bound<'py, PyAny>, access: Access) -> PyResult<Buffer<'py>> {
+    pub(crate) fn from_object(object: &Bound<'py, PyAny>, access: Access) -> PyResult<Buffer<'py>> {
         let Some(found) = described(object)? else {
             return Err(PyTypeError::new_err(format!(
                 "{} is no memory: it has neither the buffer protocol, nor __cuda_array_interface__, nor __dlpack__",
-                kind(object)
+                type_name(object)
             )));
         };
         if !found.contiguous {
             return Err(PyBufferError::new_err(format!(
                 "{} is not C-contiguous, and files are: pass a contiguous one (torch: .contiguous(), \
                  NumPy and CuPy: ascontiguousarray()) or read part by part",
-                kind(object)
+                type_name(object)
             )));
         }
         if found.readonly && access == Access::Fill {
-            return Err(PyBufferError::new_err(format!("{} is read-only", kind(object))));
+            return Err(PyBufferError::new_err(format!("{} is read-only", type_name(object))));
         }
-        let place = match found.claim {
+        let place = match found.location {
             // Nothing is nobody's; its address need not be one.
             _ if found.bytes == 0 => Place::Host(1),
             Claim::Host => Place::Host(found.address),
-            Claim::Device => Place::Device(owned(object, found.address, found.bytes)?),
+            Claim::Device => Place::Device(device_memory(object, found.address, found.bytes)?),
         };
-        Ok(Buffer { place, bytes: found.bytes, order: found.order, keep: found.keep })
+        Ok(Buffer { memory_place: place, bytes: found.bytes, order: found.order, keep: found.keep })
     }
 }
 
@@ -126,7 +126,7 @@ impl Buffer<'_> {
         match self.keep {
             Keep::Object(object) => Kept::Object(object.unbind()),
             Keep::Tensor(tensor) => Kept::Tensor(tensor),
-            Keep::View(_) => Kept::Nothing,
+            Keep::View(_) => Kept::None,
         }
     }
 }
@@ -152,35 +152,35 @@ fn described<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>
 }
 
 /// The device that owns the memory an object says is a device's.
-fn owned(object: &Bound<'_, PyAny>, address: usize, bytes: usize) -> PyResult<Target> {
+fn device_memory(object: &Bound<'_, PyAny>, address: usize, bytes: usize) -> PyResult<Target> {
     let Some(target) = Target::find(address as u64, bytes) else {
-        let forked = LOADED_IN.get().is_some_and(|process| *process != std::process::id());
+        let forked = LOADED_PID.get().is_some_and(|process| *process != std::process::id());
         let why = if forked { ": a forked process has no device memory, its parent has" } else { "" };
         return Err(PyBufferError::new_err(format!(
             "{} says that its memory at {address:#x} is a device's, but no device knows that address{why}",
-            kind(object)
+            type_name(object)
         )));
     };
     let room = target.room();
     if room < bytes as u64 {
         return Err(PyValueError::new_err(format!(
             "{} says that it has {bytes} bytes at {address:#x}, but its device memory ends after {room}",
-            kind(object)
+            type_name(object)
         )));
     }
     Ok(target)
 }
 
 /// The type of an object, for messages.
-pub(crate) fn kind(object: &Bound<'_, PyAny>) -> String {
+pub(crate) fn type_name(object: &Bound<'_, PyAny>) -> String {
     object.get_type().fully_qualified_name().map_or_else(|_| "The object".into(), |name| name.to_string())
 }
 
 /// Bytes of a file must not become references: whoever follows one goes anywhere.
-pub(crate) fn holds_references(object: &Bound<'_, PyAny>) -> PyErr {
+pub(crate) fn references_error(object: &Bound<'_, PyAny>) -> PyErr {
     PyBufferError::new_err(format!(
         "Elements of this {} are references to objects in memory, not bytes that a file could hold",
-        kind(object)
+        type_name(object)
     ))
 }
 
@@ -201,7 +201,7 @@ pub(crate) fn is_contiguous(shape: &[i64], strides: &[i64], unit: i64) -> bool {
 }
 
 /// The bytes of so many elements of so many bytes each.
-pub(crate) fn bytes_of(shape: &[i64], element: usize) -> PyResult<usize> {
+pub(crate) fn total_bytes(shape: &[i64], element: usize) -> PyResult<usize> {
     let count = shape.iter().try_fold(element, |n, &length| n.checked_mul(usize::try_from(length).ok()?));
     count
         .filter(|&n| n <= isize::MAX as usize)

@@ -56,28 +56,28 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
     let stream = Ours { chosen: thread_stream(), producer: Cell::new(None) };
     // Not `copy=False`, which producers from before DLPack 1.0 do not know.
     let imported = match request.import(if cuda { Some(&stream) } else { None }, None) {
-        Err(e) if e.is_instance_of::<PyTypeError>(object.py()) => legacy(object, cuda.then_some(stream.chosen), e)?,
+        Err(e) if e.is_instance_of::<PyTypeError>(object.py()) => import_legacy(object, cuda.then_some(stream.chosen), e)?,
         other => other?,
     };
     if imported.flags().contains(dlpark::DlpackFlags::IS_COPIED) {
         return Err(PyBufferError::new_err("The array hands out copies of its bytes, not the bytes themselves"));
     }
     let order = match (claim, cuda) {
-        (Claim::Host, _) => Order::Arrived,
+        (Claim::Host, _) => Order::Synchronous,
         // The emulated device has one queue that all wait for.
         (Claim::Device, false) => Order::On(Stream(0)),
-        (Claim::Device, true) => stream.producer.get().map_or(Order::Arrived, Order::On),
+        (Claim::Device, true) => stream.producer.get().map_or(Order::Synchronous, Order::On),
     };
     let tensor = imported.validate().map_err(|e| PyBufferError::new_err(format!("DLPack: {e}")))?;
     let contiguous = tensor.strides().is_none_or(|strides| is_contiguous(tensor.shape(), strides, 1));
     let address = (tensor.data_ptr() as usize).wrapping_add(tensor.byte_offset() as usize);
     let bytes = tensor.num_bytes();
     let readonly = imported.flags().contains(dlpark::DlpackFlags::READ_ONLY);
-    Ok(Some(Described { address, bytes, contiguous, readonly, claim, order, keep: Keep::Tensor(imported) }))
+    Ok(Some(Described { address, bytes, contiguous, readonly, location: claim, order, keep: Keep::Tensor(imported) }))
 }
 
 /// A producer from before DLPack 1.0, which knows no argument but the stream.
-fn legacy(object: &Bound<'_, PyAny>, stream: Option<Stream>, refused: PyErr) -> PyResult<ImportedDlpack> {
+fn import_legacy(object: &Bound<'_, PyAny>, stream: Option<Stream>, refused: PyErr) -> PyResult<ImportedDlpack> {
     let options = PyDict::new(object.py());
     if let Some(stream) = stream {
         // The legacy default stream is called 1 here.

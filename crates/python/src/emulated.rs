@@ -12,7 +12,7 @@ use pyo3::types::PyBytes;
 use spinio_runtime::client::{self, Error, Target};
 use spinio_sys::Errno;
 
-use crate::buffer::{Access, Buffer, Place, bytes_of};
+use crate::buffer::{Access, Buffer, Place, total_bytes};
 use crate::failure;
 
 /// One allocation, freed when the last array and the last DLPack tensor over it are gone.
@@ -22,8 +22,8 @@ struct Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        let mut waiting = lock();
-        if waiting.holds > 0 {
+        let mut waiting = lock_deferred();
+        if waiting.pauses > 0 {
             // Freeing waits for the device, which waits for a thread that may need what this one holds.
             waiting.freed.push(self.addr);
         } else {
@@ -35,14 +35,14 @@ impl Drop for Owned {
 
 /// Allocations that became free while the device was held.
 struct Waiting {
-    holds: u32,
+    pauses: u32,
     freed: Vec<u64>,
 }
 
-static WAITING: Mutex<Waiting> = Mutex::new(Waiting { holds: 0, freed: Vec::new() });
+static DEFERRED_FREES: Mutex<Waiting> = Mutex::new(Waiting { pauses: 0, freed: Vec::new() });
 
-fn lock() -> MutexGuard<'static, Waiting> {
-    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_deferred() -> MutexGuard<'static, Waiting> {
+    DEFERRED_FREES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Memory of the emulated device.
@@ -85,14 +85,14 @@ impl Memory {
     fn get<'py>(&self, py: Python<'py>, at: usize, bytes: usize) -> PyResult<Bound<'py, PyBytes>> {
         let from = self.range(at, bytes)?;
         PyBytes::new_with(py, bytes, |into| {
-            py.detach(|| if bytes == 0 { Ok(()) } else { from.fetch(into) }).map_err(|e| failure::request(&e))
+            py.detach(|| if bytes == 0 { Ok(()) } else { from.fetch(into) }).map_err(|e| failure::request_error(&e))
         })
     }
 
     /// Copies host memory in and waits for it.
     fn put(&self, at: usize, from: &Bound<'_, PyAny>) -> PyResult<()> {
-        let buffer = Buffer::of(from, Access::Drain)?;
-        let Place::Host(address) = buffer.place else {
+        let buffer = Buffer::from_object(from, Access::Drain)?;
+        let Place::Host(address) = buffer.memory_place else {
             return Err(PyBufferError::new_err("The source must be memory of the host"));
         };
         let to = self.range(at, buffer.bytes)?;
@@ -103,7 +103,7 @@ impl Memory {
         // be copied.
         let bytes = unsafe { core::slice::from_raw_parts(address as *const u8, buffer.bytes) };
         let done = from.py().detach(|| to.put(bytes));
-        done.map_err(|e| failure::request(&e))
+        done.map_err(|e| failure::request_error(&e))
     }
 
     /// A DLPack capsule of an array that lies in this memory. Strides count elements; `code` and `bits` are DLPack's.
@@ -123,7 +123,7 @@ impl Memory {
         dl_device: Option<(u32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Py<PyAny>> {
-        bytes_of(&shape, 1)?;
+        total_bytes(&shape, 1)?;
         let request = ExportRequest::parse(stream, max_version, dl_device, copy)?;
         let flags = if readonly { DlpackFlags::READ_ONLY } else { DlpackFlags::empty() };
         let dtype = DLDataType::scalar(DLDataTypeCode(code), bits);
@@ -239,9 +239,9 @@ pub(crate) fn configure(text: &str) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn held() -> PyResult<()> {
     // First: what is freed from here on waits until the device goes on.
-    lock().holds += 1;
+    lock_deferred().pauses += 1;
     client::emulated::hold().map_err(|e| {
-        lock().holds -= 1;
+        lock_deferred().pauses -= 1;
         no_device(e)
     })
 }
@@ -251,9 +251,9 @@ pub(crate) fn held() -> PyResult<()> {
 pub(crate) fn let_go(py: Python<'_>) -> PyResult<()> {
     client::emulated::resume().map_err(no_device)?;
     let freed = {
-        let mut waiting = lock();
-        waiting.holds = waiting.holds.saturating_sub(1);
-        if waiting.holds == 0 { std::mem::take(&mut waiting.freed) } else { Vec::new() }
+        let mut waiting = lock_deferred();
+        waiting.pauses = waiting.pauses.saturating_sub(1);
+        if waiting.pauses == 0 { std::mem::take(&mut waiting.freed) } else { Vec::new() }
     };
     py.detach(|| {
         for addr in freed {

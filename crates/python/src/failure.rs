@@ -6,13 +6,13 @@ use spinio_runtime::client::Error;
 use spinio_sys::Errno;
 
 /// The kernel's.
-pub(crate) fn kernel(errno: Errno, what: &str) -> PyErr {
+pub(crate) fn errno_error(errno: Errno, operation: &str) -> PyErr {
     let number = errno.raw_os_error();
-    PyOSError::new_err((number, format!("{what}: {}", std::io::Error::from_raw_os_error(number))))
+    PyOSError::new_err((number, format!("{operation}: {}", std::io::Error::from_raw_os_error(number))))
 }
 
 /// A request's.
-pub(crate) fn request(error: &Error) -> PyErr {
+pub(crate) fn request_error(error: &Error) -> PyErr {
     match &error.path {
         Some(path) => PyOSError::new_err((error.errno, error.text.clone(), path.clone().into_os_string())),
         None => PyOSError::new_err((error.errno, error.text.clone())),

@@ -21,17 +21,17 @@ type Tensor = (String, &'static str, Vec<u64>, u64, u64);
 /// The length of the header, out of the first 8 bytes of a file of `file` bytes.
 #[pyfunction]
 pub(crate) fn header_len(prefix: &[u8], file: u64) -> PyResult<u64> {
-    safetensors::header_len(prefix, file).map_err(refuse)
+    safetensors::header_len(prefix, file).map_err(to_value_error)
 }
 
 /// What the header says, with all of it checked; `data` is how many bytes follow it.
 #[pyfunction]
 pub(crate) fn parse(py: Python<'_>, text: &[u8], data: u64) -> PyResult<(Metadata, Vec<Tensor>)> {
-    let header = py.detach(|| safetensors::parse(text, data)).map_err(refuse)?;
+    let header = py.detach(|| safetensors::parse(text, data)).map_err(to_value_error)?;
     let tensors = header.tensors.into_iter().map(|t| (t.name, t.dtype, t.shape, t.begin, t.end)).collect();
     Ok((header.metadata, tensors))
 }
 
-fn refuse(why: Wrong) -> PyErr {
-    SafetensorsError::new_err(why.to_string())
+fn to_value_error(error: Wrong) -> PyErr {
+    SafetensorsError::new_err(error.to_string())
 }

@@ -13,14 +13,14 @@ use crate::failure;
 #[pyfunction]
 #[pyo3(signature = (fd, like=None))]
 pub(crate) fn hold(py: Python<'_>, fd: i32, like: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-    let device = device(like)?;
-    py.detach(|| client::hold(fd, device)).map_err(|e| failure::request(&e))
+    let device = device_of(like)?;
+    py.detach(|| client::hold(fd, device)).map_err(|e| failure::request_error(&e))
 }
 
 /// Ends one `hold`.
 #[pyfunction]
 pub(crate) fn release(py: Python<'_>, fd: i32) -> PyResult<()> {
-    py.detach(|| client::release(fd)).map_err(|e| failure::request(&e))
+    py.detach(|| client::release(fd)).map_err(|e| failure::request_error(&e))
 }
 
 /// Whether the file is held, and nobody wants it back.
@@ -40,21 +40,21 @@ impl Mapped {
     #[new]
     #[pyo3(signature = (fd, offset, bytes, like=None))]
     fn new(py: Python<'_>, fd: i32, offset: u64, bytes: u64, like: Option<&Bound<'_, PyAny>>) -> PyResult<Mapped> {
-        let device = device(like)?;
-        let range = py.detach(|| Map::new(fd, offset, bytes, device)).map_err(|e| failure::request(&e))?;
+        let device = device_of(like)?;
+        let range = py.detach(|| Map::new(fd, offset, bytes, device)).map_err(|e| failure::request_error(&e))?;
         Ok(Mapped { range: Mutex::new(Some(range)) })
     }
 
     /// Address and bytes.
     #[getter]
     fn place(&self) -> PyResult<(u64, u64)> {
-        self.with(|range| (range.address(), range.len()))
+        self.with_mapping(|range| (range.address(), range.len()))
     }
 
     /// Whether somebody waits to write the file.
     #[getter]
     fn is_wanted_back(&self) -> PyResult<bool> {
-        self.with(Map::is_wanted_back)
+        self.with_mapping(Map::is_wanted_back)
     }
 
     /// Ends it. In a forked child, whose parent goes on with it, only the child's knowledge of it.
@@ -65,22 +65,22 @@ impl Mapped {
 }
 
 impl Mapped {
-    fn with<T>(&self, ask: impl FnOnce(&Map) -> T) -> PyResult<T> {
+    fn with_mapping<T>(&self, query: impl FnOnce(&Map) -> T) -> PyResult<T> {
         let range = self.range.lock().unwrap_or_else(PoisonError::into_inner);
         match range.as_ref() {
             None => Err(PyValueError::new_err("The range is no longer mapped")),
             Some(range) if !range.is_here() => {
                 Err(PyValueError::new_err("The range is mapped in the process that this one was forked from"))
             }
-            Some(range) => Ok(ask(range)),
+            Some(range) => Ok(query(range)),
         }
     }
 }
 
 /// The memory of an array, whose device is meant. None: the one in use, the current context's or the emulated one.
-fn device(like: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Target>> {
+fn device_of(like: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Target>> {
     let Some(like) = like else { return Ok(None) };
-    match Buffer::of(like, Access::Drain)?.place {
+    match Buffer::from_object(like, Access::Drain)?.memory_place {
         Place::Device(target) => Ok(Some(target)),
         Place::Host(_) => Err(PyValueError::new_err("Files are held for a device, and this array is the host's")),
     }

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use spinio_runtime::client::Stream;
 
-use crate::buffer::{Claim, Described, Keep, Order, bytes_of, holds_references, is_contiguous};
+use crate::buffer::{Claim, Described, Keep, Order, total_bytes, references_error, is_contiguous};
 
 /// Device memory.
 pub(crate) fn describe_device<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>> {
@@ -34,32 +34,32 @@ pub(crate) fn describe_host<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<
 
 fn parse<'py>(
     object: &Bound<'py, PyAny>,
-    said: &Bound<'py, PyDict>,
+    interface: &Bound<'py, PyDict>,
     protocol: &str,
     claim: Claim,
 ) -> PyResult<Described<'py>> {
     let part = |name: &str| {
-        said.get_item(name)?.ok_or_else(|| PyBufferError::new_err(format!("{protocol} has no \"{name}\"")))
+        interface.get_item(name)?.ok_or_else(|| PyBufferError::new_err(format!("{protocol} has no \"{name}\"")))
     };
-    if said.get_item("mask")?.is_some_and(|mask| !mask.is_none()) {
+    if interface.get_item("mask")?.is_some_and(|mask| !mask.is_none()) {
         return Err(PyBufferError::new_err("A masked array is more than its bytes: pass data and mask one by one"));
     }
     let shape: Vec<i64> = part("shape")?.extract()?;
     // "<f4", "|V8", "<M8[s]": byte order, kind, bytes of an element, unit.
     let typestr: String = part("typestr")?.extract()?;
     if typestr.get(1..2) == Some("O") {
-        return Err(holds_references(object));
+        return Err(references_error(object));
     }
     let digits = typestr.get(2..).map(|rest| rest.split_once('[').map_or(rest, |(digits, _)| digits));
-    let element = digits.and_then(|digits| digits.parse::<usize>().ok()).filter(|_| is_plain(&typestr));
+    let element = digits.and_then(|digits| digits.parse::<usize>().ok()).filter(|_| is_plain_type(&typestr));
     let element =
         element.ok_or_else(|| PyBufferError::new_err(format!("{protocol} has the unknown type \"{typestr}\"")))?;
-    let fields = said.get_item("descr")?.filter(|fields| !fields.is_none());
-    if fields.is_some_and(|fields| !are_plain(&fields)) {
-        return Err(holds_references(object));
+    let fields = interface.get_item("descr")?.filter(|fields| !fields.is_none());
+    if fields.is_some_and(|fields| !are_plain_fields(&fields)) {
+        return Err(references_error(object));
     }
-    let bytes = bytes_of(&shape, element)?;
-    let contiguous = match said.get_item("strides")?.filter(|s| !s.is_none()) {
+    let bytes = total_bytes(&shape, element)?;
+    let contiguous = match interface.get_item("strides")?.filter(|s| !s.is_none()) {
         None => true,
         Some(strides) => {
             let strides: Vec<i64> = strides.extract()?;
@@ -75,22 +75,22 @@ fn parse<'py>(
         bytes,
         contiguous,
         readonly,
-        claim,
-        order: Order::Arrived,
+        location: claim,
+        order: Order::Synchronous,
         keep: Keep::Object(object.clone()),
     })
 }
 
 /// Whether elements of a type ("<f4") are nothing but their bytes. Others are references to objects, and who knows what.
-fn is_plain(typestr: &str) -> bool {
+fn is_plain_type(typestr: &str) -> bool {
     typestr.get(1..2).is_some_and(|kind| "tbiufcmMSUV".contains(kind))
 }
 
 /// The same of the fields of a structure: name, type or fields of its own, and perhaps a shape.
-fn are_plain(fields: &Bound<'_, PyAny>) -> bool {
+fn are_plain_fields(fields: &Bound<'_, PyAny>) -> bool {
     if let Ok(typestr) = fields.extract::<String>() {
-        return is_plain(&typestr);
+        return is_plain_type(&typestr);
     }
     let Ok(mut fields) = fields.try_iter() else { return false };
-    fields.all(|field| field.and_then(|field| field.get_item(1)).is_ok_and(|of| are_plain(&of)))
+    fields.all(|field| field.and_then(|field| field.get_item(1)).is_ok_and(|of| are_plain_fields(&of)))
 }

@@ -70,7 +70,7 @@ mod _spinio {
 
     #[pymodule_init]
     fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
-        crate::buffer::loaded();
+        crate::buffer::record_pid();
         spinio_runtime::client::table();
         Ok(())
     }

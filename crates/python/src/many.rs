@@ -20,8 +20,8 @@ pub(crate) fn read_many(
     results: &Bound<'_, PyAny>,
 ) -> PyResult<usize> {
     let py = out.py();
-    let offsets = Integers::of(offsets, Access::Drain)?;
-    let results = Integers::of(results, Access::Fill)?;
+    let offsets = Integers::from_object(offsets, Access::Drain)?;
+    let results = Integers::from_object(results, Access::Fill)?;
     let n = offsets.count;
     if results.count != n {
         return Err(PyValueError::new_err(format!("{} results for {n} offsets", results.count)));
@@ -29,17 +29,17 @@ pub(crate) fn read_many(
     if let Some((piece, at)) = offsets.copy().into_iter().enumerate().find(|&(_, at)| at < 0) {
         return Err(PyValueError::new_err(format!("Offset {at} of piece {piece} is negative")));
     }
-    let buffer = Buffer::of(out, Access::Fill)?;
-    let (address, known) = match buffer.place {
+    let buffer = Buffer::from_object(out, Access::Fill)?;
+    let (address, known) = match buffer.memory_place {
         Place::Host(address) => (address as u64, None),
         Place::Device(target) => (target.address, Some(target)),
     };
     let same = lengths.extract::<u64>().ok();
     let (lens, addresses) = match same {
-        Some(len) => (Vec::new(), places(address, &[], len, n, buffer.bytes)?),
+        Some(len) => (Vec::new(), piece_addresses(address, &[], len, n, buffer.bytes)?),
         None => {
             // A copy: were these changed by another thread, bytes would go where they must not.
-            let lens = Integers::of(lengths, Access::Drain)?.copy();
+            let lens = Integers::from_object(lengths, Access::Drain)?.copy();
             let lens = lens.into_iter().enumerate().map(|(piece, len)| {
                 let negative = |_| PyValueError::new_err(format!("Length {len} of piece {piece} is negative"));
                 u64::try_from(len).map_err(negative)
@@ -48,7 +48,7 @@ pub(crate) fn read_many(
             if lens.len() != n {
                 return Err(PyValueError::new_err(format!("{} lengths for {n} offsets", lens.len())));
             }
-            let addresses = places(address, &lens, 0, n, buffer.bytes)?;
+            let addresses = piece_addresses(address, &lens, 0, n, buffer.bytes)?;
             (lens, addresses)
         }
     };
@@ -56,7 +56,7 @@ pub(crate) fn read_many(
         return Ok(0);
     }
     let order = buffer.order;
-    let done = signals::interruptible(py, || {
+    let done = signals::run_interruptible(py, || {
         let _chosen = Chosen::new(order);
         // SAFETY: as many 8-byte integers as were counted, in memory that `offsets` keeps; none is negative. Should
         // another thread change them, other bytes of the file are read.
@@ -68,26 +68,26 @@ pub(crate) fn read_many(
         let addresses = if same.is_some() { Each::Same(address) } else { Each::Of(&addresses) };
         client::read_many(fd, offsets, lens, addresses, results, known)
     });
-    done?.map_err(|e| failure::request(&e))
+    done?.map_err(|e| failure::request_error(&e))
 }
 
 /// Where each piece goes, none where one length serves for all; refused if they do not fit into `room` bytes.
-fn places(start: u64, lens: &[u64], len: u64, n: usize, room: usize) -> PyResult<Vec<u64>> {
+fn piece_addresses(start: u64, lens: &[u64], len: u64, n: usize, buffer_len: usize) -> PyResult<Vec<u64>> {
     let mut at = 0u64;
     let mut places = Vec::with_capacity(lens.len());
-    let mut fits = lens.is_empty() && len.checked_mul(n as u64).is_some_and(|all| all <= room as u64);
+    let mut fits = lens.is_empty() && len.checked_mul(n as u64).is_some_and(|all| all <= buffer_len as u64);
     if !lens.is_empty() {
         fits = lens.iter().all(|len| {
             places.push(start + at);
             at = at.saturating_add(*len);
-            at <= room as u64
+            at <= buffer_len as u64
         });
     }
     if n == 0 || fits {
         return Ok(places);
     }
     let all = if lens.is_empty() { u128::from(len) * n as u128 } else { lens.iter().map(|&len| u128::from(len)).sum() };
-    Err(PyValueError::new_err(format!("The pieces do not fit: they have {all} bytes, the array {room}")))
+    Err(PyValueError::new_err(format!("The pieces do not fit: they have {all} bytes, the array {buffer_len}")))
 }
 
 /// 8-byte integers of a host buffer.
@@ -98,9 +98,9 @@ struct Integers<'py> {
 }
 
 impl<'py> Integers<'py> {
-    fn of(object: &Bound<'py, PyAny>, access: Access) -> PyResult<Integers<'py>> {
-        let buffer = Buffer::of(object, access)?;
-        match buffer.place {
+    fn from_object(object: &Bound<'py, PyAny>, access: Access) -> PyResult<Integers<'py>> {
+        let buffer = Buffer::from_object(object, access)?;
+        match buffer.memory_place {
             Place::Host(address) if buffer.bytes % 8 == 0 && (buffer.bytes == 0 || address % 8 == 0) => {
                 Ok(Integers { address, count: buffer.bytes / 8, _keep: buffer })
             }

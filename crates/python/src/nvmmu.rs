@@ -13,11 +13,11 @@ use spinio_runtime::client::{Direction, Done, Error, Session, Target, Ticket};
 use spinio_sys::{Errno, linux};
 
 use crate::buffer::{Access, Buffer, Kept, Place};
-use crate::stream::{Chosen, queue_of};
+use crate::stream::{Chosen, stream_for};
 use crate::{failure, signals};
 
 /// How long a wait lasts before a signal's handler may run.
-const TURN: Duration = Duration::from_millis(20);
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Moves between files and devices, from its making to `end`.
 #[pyclass(frozen, module = "spinio._spinio", name = "NvmmuSession")]
@@ -38,7 +38,7 @@ impl Moves {
     #[pyo3(signature = (output=None))]
     fn new(py: Python<'_>, output: Option<PathBuf>) -> PyResult<Moves> {
         let begin = || Session::begin(output.as_deref());
-        let session = signals::interruptible(py, begin)?.map_err(|e| failure::request(&e))?;
+        let session = signals::run_interruptible(py, begin)?.map_err(|e| failure::request_error(&e))?;
         Ok(Moves {
             session: Mutex::new(Some(session)),
             kept: Mutex::default(),
@@ -49,27 +49,27 @@ impl Moves {
 
     /// Says where downloads to the output will go.
     fn expect(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<()> {
-        self.with(py, |session| session.expect(offset, bytes))
+        self.with_session(py, |session| session.expect(offset, bytes))
     }
 
     /// Fills an array from a file; the bytes moved.
     fn upload(&self, path: PathBuf, into: &Bound<'_, PyAny>, offset: u64) -> PyResult<u64> {
-        let buffer = Buffer::of(into, Access::Fill)?;
-        let Some(to) = memory(&buffer)? else { return Ok(0) };
+        let buffer = Buffer::from_object(into, Access::Fill)?;
+        let Some(to) = device_memory(&buffer)? else { return Ok(0) };
         let (len, order) = (buffer.bytes, buffer.order);
-        self.with(into.py(), |session| {
+        self.with_session(into.py(), |session| {
             let chosen = Chosen::new(order);
-            session.move_range(&path, to.address, offset, len as u64, Direction::Upload, chosen.settle)
+            session.move_range(&path, to.address, offset, len as u64, Direction::Upload, chosen.synchronize)
         })
     }
 
     /// Brings an array to a file, or to the output; the bytes moved.
     fn download(&self, from: &Bound<'_, PyAny>, path: Option<PathBuf>, offset: u64) -> PyResult<u64> {
-        let buffer = Buffer::of(from, Access::Drain)?;
-        let Some(from_device) = memory(&buffer)? else { return Ok(0) };
+        let buffer = Buffer::from_object(from, Access::Drain)?;
+        let Some(from_device) = device_memory(&buffer)? else { return Ok(0) };
         let (len, order) = (buffer.bytes, buffer.order);
-        self.with(from.py(), |session| {
-            let path = named(session, path)?;
+        self.with_session(from.py(), |session| {
+            let path = target_path(session, path)?;
             let _chosen = Chosen::new(order);
             session.move_range(&path, from_device.address, offset, len as u64, Direction::Download, false)
         })
@@ -77,49 +77,49 @@ impl Moves {
 
     /// As `upload`, in the order of the array's stream.
     fn upload_async(&self, path: PathBuf, into: &Bound<'_, PyAny>, offset: u64) -> PyResult<OnItsWay> {
-        self.later(into, Access::Fill, Some(path), offset, Direction::Upload)
+        self.queue_move(into, Access::Fill, Some(path), offset, Direction::Upload)
     }
 
     /// As `download`, in the order of the array's stream.
     fn download_async(&self, from: &Bound<'_, PyAny>, path: Option<PathBuf>, offset: u64) -> PyResult<OnItsWay> {
-        self.later(from, Access::Drain, path, offset, Direction::Download)
+        self.queue_move(from, Access::Drain, path, offset, Direction::Download)
     }
 
     /// Writes what is still gathered.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        let flushed = self.with(py, |session| session.flush(false));
-        self.let_go();
+        let flushed = self.with_session(py, |session| session.flush(false));
+        self.release_finished();
         flushed
     }
 
     /// As `flush`, and waits until the storage has it.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
-        let synced = self.with(py, |session| session.flush(true));
-        self.let_go();
+        let synced = self.with_session(py, |session| session.flush(true));
+        self.release_finished();
         synced
     }
 
     /// What was done so far.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        dictionary(py, &self.with(py, Session::report)?)
+        report_dict(py, &self.with_session(py, Session::report)?)
     }
 
     /// Ends: everything is in the files. What was done; None if it had ended.
     fn end<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        self.ours()?;
+        self.check_process()?;
         let report = py.detach(|| {
             let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).take();
             session.map(Session::end).transpose()
         });
-        self.let_go();
-        report.map_err(|e| failure::request(&e))?.map(|report| dictionary(py, &report)).transpose()
+        self.release_finished();
+        report.map_err(|e| failure::request_error(&e))?.map(|report| report_dict(py, &report)).transpose()
     }
 }
 
 impl Moves {
-    fn ours(&self) -> PyResult<()> {
+    fn check_process(&self) -> PyResult<()> {
         if self.process != std::process::id() {
-            return Err(foreign("work with a session"));
+            return Err(wrong_process("work with a session"));
         }
         if self.busy.load(Relaxed) == linux::gettid() {
             return Err(PyRuntimeError::new_err("A signal's handler cannot use the session whose move it came into"));
@@ -127,22 +127,22 @@ impl Moves {
         Ok(())
     }
 
-    fn with<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut Session) -> Result<T, Error> + Send) -> PyResult<T> {
-        self.ours()?;
-        let done = signals::interruptible(py, || {
+    fn with_session<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut Session) -> Result<T, Error> + Send) -> PyResult<T> {
+        self.check_process()?;
+        let done = signals::run_interruptible(py, || {
             let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
             self.busy.store(linux::gettid(), Relaxed);
             let done = session.as_mut().map(body);
             self.busy.store(0, Relaxed);
             done
         })?;
-        done.ok_or_else(|| PyValueError::new_err("The session has ended"))?.map_err(|e| failure::request(&e))
+        done.ok_or_else(|| PyValueError::new_err("The session has ended"))?.map_err(|e| failure::request_error(&e))
     }
 }
 
 impl Moves {
     /// Queues a move. Its memory is kept until it is over, whoever lets go of the array or of the ticket meanwhile.
-    fn later(
+    fn queue_move(
         &self,
         array: &Bound<'_, PyAny>,
         access: Access,
@@ -150,14 +150,14 @@ impl Moves {
         offset: u64,
         direction: Direction,
     ) -> PyResult<OnItsWay> {
-        let buffer = Buffer::of(array, access)?;
-        let memory = memory(&buffer)?;
-        let (len, queue) = (buffer.bytes as u64, queue_of(buffer.order));
+        let buffer = Buffer::from_object(array, access)?;
+        let memory = device_memory(&buffer)?;
+        let (len, queue) = (buffer.bytes as u64, stream_for(buffer.order));
         // Nothing has no memory; the session knows what that means.
         let at = memory.map_or(0, |target| target.address);
-        self.let_go();
-        let ticket = self.with(array.py(), |session| {
-            let path = named(session, path)?;
+        self.release_finished();
+        let ticket = self.with_session(array.py(), |session| {
+            let path = target_path(session, path)?;
             session.move_async(&path, at, offset, len, direction, queue)
         })?;
         if !ticket.is_done() {
@@ -168,7 +168,7 @@ impl Moves {
     }
 
     /// Lets go of the memory of moves that are over.
-    fn let_go(&self) {
+    fn release_finished(&self) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let (over, still) = std::mem::take(&mut *kept).into_iter().partition(|(ticket, _)| ticket.is_done());
         *kept = still;
@@ -194,7 +194,7 @@ impl OnItsWay {
             py.check_signals()?;
             py.detach(|| {
                 let begun = Instant::now();
-                while !self.ticket.is_done() && begun.elapsed() < TURN {
+                while !self.ticket.is_done() && begun.elapsed() < SIGNAL_CHECK_INTERVAL {
                     match begun.elapsed() < Duration::from_micros(100) {
                         true => std::thread::yield_now(),
                         false => std::thread::sleep(Duration::from_micros(50)),
@@ -202,27 +202,27 @@ impl OnItsWay {
                 }
             });
         }
-        self.ticket.wait().map_err(|e| failure::request(&e))
+        self.ticket.wait().map_err(|e| failure::request_error(&e))
     }
 
     /// Whether it is over.
     fn done(&self) -> PyResult<bool> {
         match self.ticket.is_done() || self.process == std::process::id() {
             true => Ok(self.ticket.is_done()),
-            false => Err(foreign("ask for a move")),
+            false => Err(wrong_process("ask for a move")),
         }
     }
 }
 
 /// The file of a download: the one that is named, or the session's output.
-fn named(session: &Session, path: Option<PathBuf>) -> Result<PathBuf, Error> {
+fn target_path(session: &Session, path: Option<PathBuf>) -> Result<PathBuf, Error> {
     path.or_else(|| session.output())
         .ok_or_else(|| error(Errno::INVAL, "Cannot download: the session has no output: name a file".to_owned()))
 }
 
-fn foreign(what: &str) -> PyErr {
+fn wrong_process(what: &str) -> PyErr {
     let why = "a process that was forked meanwhile has no session: its parent has";
-    failure::request(&error(Errno::SRCH, format!("Cannot {what}: {why}")))
+    failure::request_error(&error(Errno::SRCH, format!("Cannot {what}: {why}")))
 }
 
 impl Drop for Moves {
@@ -236,8 +236,8 @@ impl Drop for Moves {
 }
 
 /// The device memory of an array; `None` if it has no byte.
-fn memory(buffer: &Buffer<'_>) -> PyResult<Option<Target>> {
-    match buffer.place {
+fn device_memory(buffer: &Buffer<'_>) -> PyResult<Option<Target>> {
+    match buffer.memory_place {
         _ if buffer.bytes == 0 => Ok(None),
         Place::Device(target) => Ok(Some(target)),
         Place::Host(_) => Err(PyBufferError::new_err(
@@ -246,7 +246,7 @@ fn memory(buffer: &Buffer<'_>) -> PyResult<Option<Target>> {
     }
 }
 
-fn dictionary<'py>(py: Python<'py>, done: &Done) -> PyResult<Bound<'py, PyDict>> {
+fn report_dict<'py>(py: Python<'py>, done: &Done) -> PyResult<Bound<'py, PyDict>> {
     let said = PyDict::new(py);
     let report = &done.report;
     said.set_item("uploaded", report.uploaded)?;

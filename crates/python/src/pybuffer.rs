@@ -9,7 +9,7 @@ use std::ptr;
 use pyo3::ffi::PyObject;
 use pyo3::prelude::*;
 
-use crate::buffer::{Claim, Described, Keep, Order, holds_references};
+use crate::buffer::{Claim, Described, Keep, Order, references_error};
 
 /// `Py_buffer`
 #[repr(C)]
@@ -53,7 +53,7 @@ impl Drop for View<'_> {
 
 /// Whether elements of this format (PEP 3118) have references to objects in them: an `O` outside of the fields' names,
 /// which stand between colons.
-fn has_objects(format: &[u8]) -> bool {
+fn has_object_fields(format: &[u8]) -> bool {
     format.split(|&c| c == b':').step_by(2).any(|codes| codes.contains(&b'O'))
 }
 
@@ -84,8 +84,8 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
     let view = View { view, _py: py };
     // SAFETY: NULL, for bytes, or a string that stays as long as the view.
     let format = (!view.view.format.is_null()).then(|| unsafe { CStr::from_ptr(view.view.format) }.to_bytes());
-    if format.is_some_and(has_objects) {
-        return Err(holds_references(object));
+    if format.is_some_and(has_object_fields) {
+        return Err(references_error(object));
     }
     Ok(Some(Described {
         address: view.view.buf as usize,
@@ -93,8 +93,8 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
         // SAFETY: filled in above.
         contiguous: unsafe { PyBuffer_IsContiguous(&*view.view, b'C' as c_char) } != 0,
         readonly: view.view.readonly != 0,
-        claim: Claim::Host,
-        order: Order::Arrived,
+        location: Claim::Host,
+        order: Order::Synchronous,
         keep: Keep::View(view),
     }))
 }

@@ -20,10 +20,10 @@ use serde::Deserializer as _;
 use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 
 /// The longest header that is read: the bound of the format's own library.
-pub(crate) const LONGEST: u64 = 100_000_000;
+pub(crate) const MAX_HEADER: u64 = 100_000_000;
 
 /// Bytes of the length before the header.
-pub(crate) const PREFIX: u64 = 8;
+pub(crate) const LENGTH_PREFIX: u64 = 8;
 
 /// Types of elements: name and bits.
 const DTYPES: [(&str, u64); 22] = [
@@ -82,24 +82,24 @@ impl fmt::Display for Wrong {
 
 impl std::error::Error for Wrong {}
 
-fn wrong<T>(why: impl Into<String>) -> Result<T, Wrong> {
+fn header_error<T>(why: impl Into<String>) -> Result<T, Wrong> {
     Err(Wrong(why.into()))
 }
 
 /// The length of the header, out of the first 8 bytes of a file of `file` bytes.
 pub(crate) fn header_len(prefix: &[u8], file: u64) -> Result<u64, Wrong> {
-    let Some(Ok(prefix)) = prefix.get(..PREFIX as usize).map(<[u8; PREFIX as usize]>::try_from) else {
-        return wrong(format!("the file has {file} bytes, too few for the length of a header"));
+    let Some(Ok(prefix)) = prefix.get(..LENGTH_PREFIX as usize).map(<[u8; LENGTH_PREFIX as usize]>::try_from) else {
+        return header_error(format!("the file has {file} bytes, too few for the length of a header"));
     };
     let len = u64::from_le_bytes(prefix);
-    if len > LONGEST {
-        return wrong(format!("it claims a header of {len} bytes; the most is {LONGEST}"));
+    if len > MAX_HEADER {
+        return header_error(format!("it claims a header of {len} bytes; the most is {MAX_HEADER}"));
     }
-    if len > file.saturating_sub(PREFIX) {
-        return wrong(format!("it claims a header of {len} bytes, but the file has {file}"));
+    if len > file.saturating_sub(LENGTH_PREFIX) {
+        return header_error(format!("it claims a header of {len} bytes, but the file has {file}"));
     }
     if len < 2 {
-        return wrong(format!("a header of {len} bytes is none"));
+        return header_error(format!("a header of {len} bytes is none"));
     }
     Ok(len)
 }
@@ -107,12 +107,12 @@ pub(crate) fn header_len(prefix: &[u8], file: u64) -> Result<u64, Wrong> {
 /// Reads the header's text; `data` is how many bytes follow it.
 pub(crate) fn parse(text: &[u8], data: u64) -> Result<Header, Wrong> {
     if text.first() != Some(&b'{') {
-        return wrong("the header does not begin with {");
+        return header_error("the header does not begin with {");
     }
     let mut json = serde_json::Deserializer::from_slice(text);
     let mut header = match json.deserialize_map(Names).and_then(|header| json.end().map(|()| header)) {
         Ok(header) => header,
-        Err(e) => return wrong(format!("the header is no such JSON: {e}")),
+        Err(e) => return header_error(format!("the header is no such JSON: {e}")),
     };
     // Tensors of no bytes come before the one that begins where they are.
     header.tensors.sort_by_key(|t| (t.begin, t.end));
@@ -120,12 +120,12 @@ pub(crate) fn parse(text: &[u8], data: u64) -> Result<Header, Wrong> {
     for tensor in &header.tensors {
         if tensor.begin != end {
             let what = if tensor.begin < end { "overlap the tensor before" } else { "leave a gap before them" };
-            return wrong(format!("the bytes of {:?}, {}..{}, {what}", tensor.name, tensor.begin, tensor.end));
+            return header_error(format!("the bytes of {:?}, {}..{}, {what}", tensor.name, tensor.begin, tensor.end));
         }
         end = tensor.end;
     }
     if end != data {
-        return wrong(format!("its tensors end after {end} bytes of data, but the file has {data}"));
+        return header_error(format!("its tensors end after {end} bytes of data, but the file has {data}"));
     }
     Ok(header)
 }

@@ -9,34 +9,34 @@ use spinio_runtime::client::{self, Stream, set_thread_stream, thread_stream};
 use spinio_sys::linux;
 
 /// For how long a transfer runs before a handler may. Asking takes the GIL, which another thread may keep for 5 ms.
-pub(crate) const TURN: Duration = Duration::from_millis(250);
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 thread_local! {
     /// What a handler has raised; the transfer ends early.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
     /// The queue that the program had chosen when the transfer began.
-    static CHOSEN: Cell<Stream> = const { Cell::new(Stream(0)) };
+    static THREAD_STREAM: Cell<Stream> = const { Cell::new(Stream(0)) };
 }
 
 /// A transfer of device memory, without the GIL: handlers run meanwhile, and what one raises ends it.
-pub(crate) fn interruptible<T: Send>(py: Python<'_>, transfer: impl FnOnce() -> T + Send) -> PyResult<T> {
+pub(crate) fn run_interruptible<T: Send>(py: Python<'_>, transfer: impl FnOnce() -> T + Send) -> PyResult<T> {
     // Handlers run in one thread only; the others need not ask.
     let asks = linux::gettid() == linux::getpid();
     // A handler may itself make a transfer in the middle of one.
-    let outer = CHOSEN.replace(thread_stream());
+    let outer = THREAD_STREAM.replace(thread_stream());
     let done = py.detach(|| {
-        let _asking = asks.then(|| client::asking(ask, TURN));
+        let _asking = asks.then(|| client::asking(check_signals, CHECK_INTERVAL));
         transfer()
     });
-    CHOSEN.set(outer);
+    THREAD_STREAM.set(outer);
     RAISED.with_borrow_mut(Option::take).map_or(Ok(done), Err)
 }
 
 /// Runs handlers; 1 if one raised something.
-extern "C" fn ask() -> c_int {
+extern "C" fn check_signals() -> c_int {
     // What a handler transfers is no part of the transfer that it came into.
     let chosen = thread_stream();
-    set_thread_stream(CHOSEN.get());
+    set_thread_stream(THREAD_STREAM.get());
     let raised = Python::attach(|py| py.check_signals()).err();
     set_thread_stream(chosen);
     let stop = raised.is_some();

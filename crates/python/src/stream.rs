@@ -20,7 +20,7 @@ pub(crate) fn stream() -> u64 {
 
 /// The queue of a transfer that is only queued: what the program chose, or what the array says, or else the one that all
 /// others wait for.
-pub(crate) fn queue_of(order: Order) -> Stream {
+pub(crate) fn stream_for(order: Order) -> Stream {
     match (thread_stream(), order) {
         (Stream(0), Order::On(queue)) => queue,
         (chosen, _) => chosen,
@@ -31,7 +31,7 @@ pub(crate) fn queue_of(order: Order) -> Stream {
 pub(crate) struct Chosen {
     before: Stream,
     /// The transfer must have arrived when the call returns.
-    pub(crate) settle: bool,
+    pub(crate) synchronize: bool,
 }
 
 impl Chosen {
@@ -40,12 +40,12 @@ impl Chosen {
         let before = thread_stream();
         match order {
             // What the program chose counts.
-            _ if before.0 != 0 => Chosen { before, settle: false },
+            _ if before.0 != 0 => Chosen { before, synchronize: false },
             Order::On(queue) => {
                 set_thread_stream(queue);
-                Chosen { before, settle: false }
+                Chosen { before, synchronize: false }
             }
-            Order::Arrived => Chosen { before, settle: true },
+            Order::Synchronous => Chosen { before, synchronize: true },
         }
     }
 }

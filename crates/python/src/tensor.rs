@@ -7,7 +7,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
 use spinio_runtime::client::Stream;
 
-use crate::buffer::{Claim, Described, Keep, Order, bytes_of};
+use crate::buffer::{Claim, Described, Keep, Order, total_bytes};
 
 /// `torch.Tensor` and `torch.cuda.current_stream`, once the program has imported torch.
 struct Torch {
@@ -52,7 +52,7 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
     let device = object.getattr("device")?;
     let kind: String = device.getattr("type")?.extract()?;
     let (claim, order) = match kind.as_str() {
-        "cpu" => (Claim::Host, Order::Arrived),
+        "cpu" => (Claim::Host, Order::Synchronous),
         "cuda" => {
             let stream = torch.current_stream.bind(py).call1((device,))?;
             (Claim::Device, Order::On(Stream(stream.getattr("cuda_stream")?.extract()?)))
@@ -64,13 +64,13 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
     Ok(Some(Described {
         address: object.call_method0("data_ptr")?.extract()?,
         // Not `nbytes`, which came with PyTorch 2.
-        bytes: bytes_of(
+        bytes: total_bytes(
             &[object.call_method0("nelement")?.extract()?],
             object.call_method0("element_size")?.extract()?,
         )?,
         contiguous: object.call_method0("is_contiguous")?.is_truthy()?,
         readonly: false,
-        claim,
+        location: claim,
         order,
         keep: Keep::Object(object.clone()),
     }))

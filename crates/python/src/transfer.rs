@@ -9,12 +9,12 @@ use spinio_runtime::client::{self, Error, Target};
 use spinio_sys::{Errno, linux};
 
 use crate::buffer::{Access, Buffer, Place};
-use crate::signals::TURN;
+use crate::signals::CHECK_INTERVAL;
 use crate::stream::Chosen;
 use crate::{failure, signals};
 
 /// What the kernel moves in a call at most; longer transfers of host memory go by pieces.
-const MOST: usize = 0x7fff_f000;
+const MAX_RW_COUNT: usize = 0x7fff_f000;
 const PIECE: usize = 1 << 30;
 
 /// A read of host memory at an offset goes by pieces of this size, so that a signal's handler may run in between. At the
@@ -22,8 +22,8 @@ const PIECE: usize = 1 << 30;
 const HOST_PIECE: usize = 64 << 20;
 
 /// The longest piece of a transfer that should be one call.
-fn one_call(bytes: usize) -> usize {
-    if bytes <= MOST { MOST } else { PIECE }
+fn max_piece(bytes: usize) -> usize {
+    if bytes <= MAX_RW_COUNT { MAX_RW_COUNT } else { PIECE }
 }
 
 /// Fills `into` from the file, at `offset` or, with None, where the descriptor stands. Returns the bytes read, or None
@@ -32,13 +32,13 @@ fn one_call(bytes: usize) -> usize {
 #[pyo3(signature = (fd, into, offset=None, *, wait=false))]
 pub(crate) fn read(fd: i32, into: &Bound<'_, PyAny>, offset: Option<i64>, wait: bool) -> PyResult<Option<usize>> {
     let py = into.py();
-    let at = start(offset)?;
-    let buffer = Buffer::of(into, Access::Fill)?;
-    match buffer.place {
-        Place::Host(address) => host(
+    let at = parse_offset(offset)?;
+    let buffer = Buffer::from_object(into, Access::Fill)?;
+    match buffer.memory_place {
+        Place::Host(address) => transfer_host(
             py,
             buffer.bytes,
-            if at.is_some() { HOST_PIECE } else { one_call(buffer.bytes) },
+            if at.is_some() { HOST_PIECE } else { max_piece(buffer.bytes) },
             "Cannot read",
             at,
             |done, len| {
@@ -52,12 +52,12 @@ pub(crate) fn read(fd: i32, into: &Bound<'_, PyAny>, offset: Option<i64>, wait: 
                 }
             },
         ),
-        Place::Device(to) => fill(py, fd, at, to, &buffer, wait),
+        Place::Device(to) => read_device(py, fd, at, to, &buffer, wait),
     }
 }
 
 /// Device memory.
-fn fill(
+fn read_device(
     py: Python<'_>,
     fd: i32,
     at: Option<u64>,
@@ -66,9 +66,9 @@ fn fill(
     wait: bool,
 ) -> PyResult<Option<usize>> {
     let (order, bytes) = (buffer.order, buffer.bytes);
-    device(py, || {
+    transfer_device(py, || {
         let chosen = Chosen::new(order);
-        client::read(fd, at, to, bytes, wait || chosen.settle)
+        client::read(fd, at, to, bytes, wait || chosen.synchronize)
     })
 }
 
@@ -78,10 +78,10 @@ fn fill(
 #[pyo3(signature = (fd, from, offset=None))]
 pub(crate) fn write(fd: i32, from: &Bound<'_, PyAny>, offset: Option<i64>) -> PyResult<Option<usize>> {
     let py = from.py();
-    let at = start(offset)?;
-    let buffer = Buffer::of(from, Access::Drain)?;
-    match buffer.place {
-        Place::Host(address) => host(py, buffer.bytes, one_call(buffer.bytes), "Cannot write", at, |done, len| {
+    let at = parse_offset(offset)?;
+    let buffer = Buffer::from_object(from, Access::Drain)?;
+    match buffer.memory_place {
+        Place::Host(address) => transfer_host(py, buffer.bytes, max_piece(buffer.bytes), "Cannot write", at, |done, len| {
             let from = (address + done) as *const u8;
             // SAFETY: memory of an object that `buffer` keeps; the range ends with it.
             unsafe {
@@ -93,7 +93,7 @@ pub(crate) fn write(fd: i32, from: &Bound<'_, PyAny>, offset: Option<i64>) -> Py
         }),
         Place::Device(from) => {
             let order = buffer.order;
-            device(py, || {
+            transfer_device(py, || {
                 let _chosen = Chosen::new(order);
                 client::write(fd, at, from, buffer.bytes)
             })
@@ -108,9 +108,9 @@ pub(crate) fn write(fd: i32, from: &Bound<'_, PyAny>, offset: Option<i64>) -> Py
 /// write out of.
 #[pyfunction]
 pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
-    let buffer = Buffer::of(object, Access::Drain)?;
+    let buffer = Buffer::from_object(object, Access::Drain)?;
     let said = PyDict::new(object.py());
-    let (device, address) = match buffer.place {
+    let (device, address) = match buffer.memory_place {
         Place::Host(address) => ("cpu".to_owned(), address as u64),
         Place::Device(target) => (target.device(), target.address),
     };
@@ -119,13 +119,13 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, P
     said.set_item("bytes", buffer.bytes)?;
     let stream = match buffer.order {
         crate::buffer::Order::On(queue) => Some(queue.0),
-        crate::buffer::Order::Arrived => None,
+        crate::buffer::Order::Synchronous => None,
     };
     said.set_item("stream", stream)?;
     Ok(said)
 }
 
-fn start(offset: Option<i64>) -> PyResult<Option<u64>> {
+fn parse_offset(offset: Option<i64>) -> PyResult<Option<u64>> {
     let start = offset.map(u64::try_from).transpose();
     start.map_err(|_| {
         PyOSError::new_err((Errno::INVAL.raw_os_error(), format!("Offset {} is negative", offset.unwrap_or(0))))
@@ -134,7 +134,7 @@ fn start(offset: Option<i64>) -> PyResult<Option<u64>> {
 
 /// Host memory: one kernel call, or several of `piece` bytes. A signal's handler runs in between, as it does in all of
 /// Python's own calls.
-fn host(
+fn transfer_host(
     py: Python<'_>,
     bytes: usize,
     piece: usize,
@@ -147,7 +147,7 @@ fn host(
         // None: it is time to look for signals.
         let ended = py.detach(|| {
             let begun = Instant::now();
-            while begun.elapsed() < TURN {
+            while begun.elapsed() < CHECK_INTERVAL {
                 let len = piece.min(bytes - done);
                 match call(done, len) {
                     Ok(got) => {
@@ -169,20 +169,20 @@ fn host(
             Some(Err(Errno::AGAIN)) => return Ok(None),
             Some(Err(errno)) => {
                 let place = at.map_or_else(String::new, |at| format!(" at offset {at}"));
-                return Err(failure::kernel(errno, &format!("{what} {bytes} bytes{place}")));
+                return Err(failure::errno_error(errno, &format!("{what} {bytes} bytes{place}")));
             }
         }
     }
 }
 
 /// Device memory, likewise.
-fn device(py: Python<'_>, call: impl Fn() -> Result<usize, Error> + Sync) -> PyResult<Option<usize>> {
+fn transfer_device(py: Python<'_>, call: impl Fn() -> Result<usize, Error> + Sync) -> PyResult<Option<usize>> {
     loop {
-        match signals::interruptible(py, &call)? {
+        match signals::run_interruptible(py, &call)? {
             Ok(got) => return Ok(Some(got)),
             Err(e) if e.errno == Errno::INTR.raw_os_error() => py.check_signals()?,
             Err(e) if e.errno == Errno::AGAIN.raw_os_error() => return Ok(None),
-            Err(e) => return Err(failure::request(&e)),
+            Err(e) => return Err(failure::request_error(&e)),
         }
     }
 }

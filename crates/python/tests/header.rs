@@ -22,7 +22,7 @@ fn header(sizes: &[u64]) -> (String, u64) {
 }
 
 #[test]
-fn the_bound_is_the_bound() {
+fn header_length_limit_is_exact() {
     let len = |n: u64, file| header_len(&n.to_le_bytes(), file);
     assert_eq!(len(LONGEST, LONGEST + PREFIX), Ok(LONGEST));
     assert!(len(LONGEST + 1, u64::MAX).is_err());
@@ -33,7 +33,7 @@ fn the_bound_is_the_bound() {
 }
 
 #[test]
-fn a_deep_header_ends_in_an_error_and_not_in_the_stack() {
+fn deeply_nested_header_fails_without_stack_overflow() {
     for open in ["[", "{\"a\":"] {
         let deep = format!("{{\"a\":{{\"later\":{}", open.repeat(1 << 20));
         assert!(parse(deep.as_bytes(), 0).is_err());
@@ -41,7 +41,7 @@ fn a_deep_header_ends_in_an_error_and_not_in_the_stack() {
 }
 
 #[test]
-fn many_tensors_are_read_in_the_order_of_their_bytes() {
+fn tensors_are_ordered_by_offset() {
     let sizes: Vec<u64> = (0..20_000).map(|i| i % 7).collect();
     let (text, data) = header(&sizes);
     let read = parse(text.as_bytes(), data).expect("right");
@@ -52,7 +52,7 @@ fn many_tensors_are_read_in_the_order_of_their_bytes() {
 proptest! {
     /// Whatever the bytes: an answer, and never one that leads outside the data.
     #[test]
-    fn no_bytes_do_harm(text in vec(any::<u8>(), 0..300), data in any::<u64>()) {
+    fn arbitrary_bytes_never_panic(text in vec(any::<u8>(), 0..300), data in any::<u64>()) {
         if let Ok(header) = parse(&text, data) {
             prop_assert!(header.tensors.iter().all(|t| t.begin <= t.end && t.end <= data));
         }
@@ -60,7 +60,7 @@ proptest! {
 
     /// As above, close to what is right: a right header with a few bytes changed.
     #[test]
-    fn no_change_does_harm(sizes in vec(0u64..50, 0..6), changes in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4), more in 0u64..3) {
+    fn mutated_header_stays_in_bounds(sizes in vec(0u64..50, 0..6), changes in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4), more in 0u64..3) {
         let (text, data) = header(&sizes);
         let mut text = text.into_bytes();
         for (at, byte) in &changes {
@@ -78,7 +78,7 @@ proptest! {
 
     /// What is right is read as it was written.
     #[test]
-    fn what_is_right_is_read(sizes in vec(0u64..1 << 40, 0..8)) {
+    fn valid_header_round_trips(sizes in vec(0u64..1 << 40, 0..8)) {
         let (text, data) = header(&sizes);
         let read = parse(text.as_bytes(), data).expect("right");
         let mut named: Vec<_> = read.tensors.iter().map(|t| (t.name.clone(), t.end - t.begin)).collect();

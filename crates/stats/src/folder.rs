@@ -44,7 +44,7 @@ pub(super) struct StatsFile {
 
 /// Makes a file for this process in a folder of its own, after the dead are cleared away. On a keeper.
 pub(super) fn create_private(path: &CStr, trace: bool) -> Result<StatsFile, Errno> {
-    match linux::make_folder(path, 0o700) {
+    match linux::mkdir(path, 0o700) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(e) => return Err(e),
     }
@@ -72,20 +72,20 @@ fn check_private(dir: Fd) -> Result<(), Errno> {
 }
 
 fn create(dir: Fd, path: &CStr, trace: bool) -> Result<StatsFile, Errno> {
-    let unnamed = linux::open_in(dir, c".", (linux::O_RDWR | linux::O_TMPFILE) as i32, 0o600);
+    let unnamed = linux::openat(dir, c".", (linux::O_RDWR | linux::O_TMPFILE) as i32, 0o600);
     let (fd, named) = match unnamed {
         Ok(fd) => (fd, None),
         // A file system without files that have no name: this one is seen before it is ready, as no table at all.
         Err(_) => {
             let flags = linux::O_RDWR | linux::O_CREAT | linux::O_EXCL | linux::O_NOFOLLOW;
-            let (name, fd) = with_free_name(|name| linux::open_in(dir, name, flags as i32, 0o600))?;
+            let (name, fd) = with_free_name(|name| linux::openat(dir, name, flags as i32, 0o600))?;
             (fd, Some(name))
         }
     };
     let file = init_table(fd, trace).and_then(|(words, lock)| {
         let name = match named {
             Some(name) => Ok(name),
-            None => with_free_name(|name| linux::name_in(dir, fd, name)).map(|(name, ())| name),
+            None => with_free_name(|name| linux::link_tmpfile(dir, fd, name)).map(|(name, ())| name),
         };
         let path = name.and_then(|name| {
             let path = [path.to_bytes(), b"/", name.to_bytes()].concat();
@@ -109,7 +109,7 @@ fn init_table(fd: Fd, trace: bool) -> Result<(SharedWords, Fd), Errno> {
     let words = SharedWords::from_file(TABLE_WORDS, fd)?;
     let path = CString::new(format!("/proc/thread-self/fd/{fd}")).map_err(|_| Errno::INVAL)?;
     let lock = linux::open(&path, linux::O_RDONLY as i32, 0)?;
-    match linux::lock_alone(lock) {
+    match linux::try_lock_exclusive(lock) {
         Ok(true) => {
             write_header(&words);
             Ok((words, lock))
@@ -138,12 +138,12 @@ fn with_free_name<T>(mut operation: impl FnMut(&CStr) -> Result<T, Errno>) -> Re
 
 /// Removes files of the dead.
 fn remove_stale(dir: Fd) {
-    let names = linux::names_in(dir).unwrap_or_default();
+    let names = linux::read_dirfd(dir).unwrap_or_default();
     for name in names.iter().filter(|n| is_stats_name(n)).take(MAX_CLEANED) {
         let flags = linux::O_RDONLY | linux::O_NOFOLLOW | linux::O_NONBLOCK;
-        let Ok(fd) = linux::open_in(dir, name, flags as i32, 0) else { continue };
-        if is_table(fd) && linux::lock_alone(fd) == Ok(true) && names_same_file(dir, name, fd) {
-            let _ = linux::remove_from(dir, name);
+        let Ok(fd) = linux::openat(dir, name, flags as i32, 0) else { continue };
+        if is_table(fd) && linux::try_lock_exclusive(fd) == Ok(true) && names_same_file(dir, name, fd) {
+            let _ = linux::unlinkat(dir, name);
         }
         let _ = linux::close(fd);
     }
@@ -166,7 +166,7 @@ fn is_table(fd: Fd) -> bool {
 
 /// Whether the name still means the file that was looked at.
 fn names_same_file(dir: Fd, name: &CStr, fd: Fd) -> bool {
-    let Ok(reopened) = linux::open_in(dir, name, (linux::O_RDONLY | linux::O_NOFOLLOW) as i32, 0) else { return false };
+    let Ok(reopened) = linux::openat(dir, name, (linux::O_RDONLY | linux::O_NOFOLLOW) as i32, 0) else { return false };
     let same = matches!((linux::fstat(fd), linux::fstat(reopened)), (Ok(a), Ok(b)) if (a.dev, a.ino) == (b.dev, b.ino));
     let _ = linux::close(reopened);
     same

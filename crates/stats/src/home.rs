@@ -132,7 +132,7 @@ fn create_on_worker(
 impl Drop for StatsRegion {
     fn drop(&mut self) {
         if let Some((path, _)) = &self.file {
-            let _ = linux::remove(path);
+            let _ = linux::unlink(path);
         }
     }
 }
@@ -162,7 +162,7 @@ fn check_or_prepare(fd: Fd, trace: bool) -> Result<(), Errno> {
 
 /// Gives an empty file its length, with room on the disk for what will be written: that must not fail later.
 pub(super) fn allocate_table(fd: Fd, trace: bool) -> Result<(), Errno> {
-    linux::allocate(fd, if trace { TABLE_WORDS } else { RING } as u64 * 8)?;
+    linux::fallocate(fd, if trace { TABLE_WORDS } else { RING } as u64 * 8)?;
     linux::ftruncate(fd, TABLE_WORDS as u64 * 8)
 }
 
@@ -179,8 +179,8 @@ pub(super) fn write_header(words: &SharedWords) {
     words[header::FINGERPRINT].store(FINGERPRINT, Relaxed);
     words[header::MAGIC].store(MAGIC, Relaxed);
     if words[header::PID].compare_exchange(0, linux::getpid().into(), Relaxed, Relaxed).is_ok() {
-        words[header::STARTED].store(linux::monotonic(), Relaxed);
-        words[header::STARTED_WALL].store(linux::wall_clock(), Relaxed);
+        words[header::STARTED].store(linux::monotonic_ns(), Relaxed);
+        words[header::STARTED_WALL].store(linux::realtime_ns(), Relaxed);
         for (i, bytes) in name.chunks_exact(8).enumerate() {
             words[header::NAME + i].store(u64::from_le_bytes(bytes.try_into().unwrap_or_default()), Relaxed);
         }

@@ -5,12 +5,12 @@ mod fake;
 use spinio_sys::cuda::{Context, CuError, Driver, MemoryType, Stream, event, register, stream};
 
 #[test]
-fn the_table_speaks_to_a_driver() {
-    assert!(Driver::known().is_none() && Driver::loaded().is_none());
+fn every_symbol_resolves_and_is_callable() {
+    assert!(Driver::cached().is_none() && Driver::loaded().is_none());
     let Some(fake) = fake::open() else { return };
     // The program has loaded it under its own path; it is recognised by the name inside.
     let driver = Driver::loaded().expect("the loaded driver is found");
-    assert!(std::ptr::eq(driver, Driver::load().unwrap()) && Driver::known().is_some());
+    assert!(std::ptr::eq(driver, Driver::load().unwrap()) && Driver::cached().is_some());
     assert_eq!(driver.pointer_info(4096), Err(CuError::NOT_INITIALIZED));
     driver.init().unwrap();
     assert_eq!(driver.version(), Ok(13000));
@@ -39,7 +39,7 @@ fn the_table_speaks_to_a_driver() {
     assert_eq!((info.start, info.len, info.managed), (at, 10_000, false));
     assert_eq!(driver.buffer_id(at), Ok(info.buffer_id));
     assert_eq!(driver.address_range(at + 1), Ok((at, 10_000)));
-    assert_eq!(driver.pool_of(at), Ok(0));
+    assert_eq!(driver.mempool_of(at), Ok(0));
     assert_eq!(driver.pointer_info(at + 10_000), Err(CuError::INVALID_VALUE));
 
     let mut host = vec![7u8; 8192];
@@ -49,21 +49,21 @@ fn the_table_speaks_to_a_driver() {
         driver.host_register(host.as_mut_ptr(), 8192, register::PORTABLE).unwrap();
         assert_eq!(driver.pointer_info(host.as_ptr() as u64).unwrap().kind, MemoryType::Host);
         let own = driver.stream_create(stream::NON_BLOCKING).unwrap();
-        let mark = driver.event_create(event::DISABLE_TIMING).unwrap();
+        let marker_event = driver.event_create(event::DISABLE_TIMING).unwrap();
         driver.copy_in(at, host.as_ptr(), 8192, own).unwrap();
-        driver.event_record(mark, own).unwrap();
-        driver.stream_wait(Stream(0), mark).unwrap();
-        assert_eq!(driver.event_is_done(mark), Ok(true));
-        driver.event_synchronize(mark).unwrap();
+        driver.event_record(marker_event, own).unwrap();
+        driver.stream_wait_event(Stream(0), marker_event).unwrap();
+        assert_eq!(driver.event_query(marker_event), Ok(true));
+        driver.event_synchronize(marker_event).unwrap();
         driver.copy_out(back.as_mut_ptr(), at, 8192, Stream(0)).unwrap();
-        assert_eq!(driver.stream_is_idle(own), Ok(true));
+        assert_eq!(driver.stream_query(own), Ok(true));
         driver.stream_synchronize(own).unwrap();
         assert_eq!(driver.stream_is_capturing(Stream(0)), Ok(false));
         fake.capture(1);
         assert_eq!(driver.stream_is_capturing(Stream(0)), Err(CuError::STREAM_CAPTURE_IMPLICIT));
         fake.capture(0);
         assert_eq!(driver.stream_context(own), Ok(context));
-        driver.event_destroy(mark).unwrap();
+        driver.event_destroy(marker_event).unwrap();
         driver.stream_destroy(own).unwrap();
         driver.host_unregister(host.as_mut_ptr()).unwrap();
         assert_eq!(driver.host_unregister(host.as_mut_ptr()), Err(CuError::HOST_MEMORY_NOT_REGISTERED));

@@ -42,7 +42,7 @@ fn probe_lease(path: &Path) -> Result<(), Errno> {
     let file = File::open(path).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
     loop {
         match linux::take_write_lease(file.as_raw_fd(), linux::gettid()) {
-            Ok(()) => return linux::drop_lease(file.as_raw_fd()),
+            Ok(()) => return linux::release_lease(file.as_raw_fd()),
             Err(Errno::AGAIN) if begun.elapsed() < TIMEOUT => std::thread::sleep(Duration::from_millis(1)),
             Err(errno) => return Err(errno),
         }

@@ -73,11 +73,11 @@ impl Buffer {
         if bytes.is_empty() {
             return bytes;
         }
-        let queue = self.device.program_queue().0;
+        let queue = self.device.app_stream().0;
         let from = self.start.offset(range.start as u64);
         // SAFETY: `bytes` stays until the drain returns.
         unsafe { self.device.copy_out(queue, bytes.as_mut_ptr(), from, bytes.len()) }.expect("copy out");
-        self.device.drain(queue, Wait::Sleep).expect("drain");
+        self.device.synchronize(queue, Wait::Block).expect("drain");
         bytes
     }
 
@@ -90,7 +90,7 @@ impl Buffer {
         // SAFETY: `bytes` stays until the drain returns.
         unsafe { self.device.copy_in(QueueId(0), self.start.offset(at as u64), bytes.as_ptr(), bytes.len()) }
             .expect("copy in");
-        self.device.drain(QueueId(0), Wait::Sleep).expect("drain");
+        self.device.synchronize(QueueId(0), Wait::Block).expect("drain");
     }
 
     /// Writes all of it.
@@ -98,7 +98,7 @@ impl Buffer {
         let bytes = vec![byte; self.len];
         // SAFETY: `bytes` stays until the drain returns.
         unsafe { self.device.copy_in(QueueId(0), self.start, bytes.as_ptr(), bytes.len()) }.expect("copy in");
-        self.device.drain(QueueId(0), Wait::Sleep).expect("drain");
+        self.device.synchronize(QueueId(0), Wait::Block).expect("drain");
     }
 
     /// Fails unless everything from `from` on is still poison.

@@ -191,34 +191,34 @@ impl Device for FaultyDevice {
         format!("{}, with faults", self.inner.describe())
     }
 
-    fn abilities(&self) -> Abilities {
-        self.inner.abilities()
+    fn capabilities(&self) -> Abilities {
+        self.inner.capabilities()
     }
 
     fn allocation(&'static self, addr: DeviceAddr, want: u64) -> Option<Allocation> {
         self.inner.allocation(addr, want).map(|found| Allocation { device: self, ..found })
     }
 
-    fn staging(&self, len: usize) -> Result<Pinned> {
+    fn alloc_pinned(&self, len: usize) -> Result<Pinned> {
         self.check(Operation::Staging)?;
-        self.inner.staging(len)
+        self.inner.alloc_pinned(len)
     }
 
-    fn free_staging(&self, memory: Pinned) {
-        self.inner.free_staging(memory);
+    fn free_pinned(&self, memory: Pinned) {
+        self.inner.free_pinned(memory);
     }
 
-    fn program_queue(&self) -> (QueueId, bool) {
-        self.inner.program_queue()
+    fn app_stream(&self) -> (QueueId, bool) {
+        self.inner.app_stream()
     }
 
-    fn lease_queue(&self) -> Result<QueueId> {
+    fn acquire_stream(&self) -> Result<QueueId> {
         self.check(Operation::AcquireStream)?;
-        self.inner.lease_queue()
+        self.inner.acquire_stream()
     }
 
-    fn return_queue(&self, queue: QueueId) {
-        self.inner.return_queue(queue);
+    fn release_stream(&self, queue: QueueId) {
+        self.inner.release_stream(queue);
     }
 
     unsafe fn copy_in(&self, queue: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
@@ -238,18 +238,18 @@ impl Device for FaultyDevice {
         self.inner.fence(queue)
     }
 
-    fn follow(&self, queue: QueueId, fence: &Fence) -> Result<()> {
+    fn wait_event(&self, queue: QueueId, fence: &Fence) -> Result<()> {
         self.check(Operation::WaitEvent)?;
-        self.inner.follow(queue, fence)
+        self.inner.wait_event(queue, fence)
     }
 
-    fn is_done(&self, fence: &Fence) -> Result<bool> {
-        self.check(Operation::Query).map_err(|e| self.inner.wait(fence, Wait::Sleep).err().unwrap_or(e))?;
-        self.inner.is_done(fence)
+    fn query(&self, fence: &Fence) -> Result<bool> {
+        self.check(Operation::Query).map_err(|e| self.inner.wait(fence, Wait::Block).err().unwrap_or(e))?;
+        self.inner.query(fence)
     }
 
     fn wait(&self, fence: &Fence, how: Wait) -> Result<()> {
-        self.check(Operation::Wait).map_err(|e| self.inner.wait(fence, Wait::Sleep).err().unwrap_or(e))?;
+        self.check(Operation::Wait).map_err(|e| self.inner.wait(fence, Wait::Block).err().unwrap_or(e))?;
         self.inner.wait(fence, how)
     }
 
@@ -257,9 +257,9 @@ impl Device for FaultyDevice {
         self.inner.release_fence(fence);
     }
 
-    fn drain(&self, queue: QueueId, how: Wait) -> Result<()> {
-        self.check(Operation::Synchronize).map_err(|e| self.inner.drain(queue, Wait::Sleep).err().unwrap_or(e))?;
-        self.inner.drain(queue, how)
+    fn synchronize(&self, queue: QueueId, how: Wait) -> Result<()> {
+        self.check(Operation::Synchronize).map_err(|e| self.inner.synchronize(queue, Wait::Block).err().unwrap_or(e))?;
+        self.inner.synchronize(queue, how)
     }
 
     unsafe fn pin(&self, ptr: *const u8, len: usize) -> Result<Pin> {
@@ -278,7 +278,7 @@ impl Device for FaultyDevice {
         self.inner.unpin(pin);
     }
 
-    unsafe fn call_host(
+    unsafe fn launch_host_func(
         &self,
         queue: QueueId,
         function: unsafe extern "C" fn(*mut c_void),
@@ -286,20 +286,20 @@ impl Device for FaultyDevice {
     ) -> Result<()> {
         self.check(Operation::LaunchHostFunc)?;
         // SAFETY: passed on to the caller.
-        unsafe { self.inner.call_host(self.redirect_target(queue), function, argument) }
+        unsafe { self.inner.launch_host_func(self.redirect_target(queue), function, argument) }
     }
 
-    fn prepare_gather(&self, code: &dyn CodeStore) -> Result<()> {
+    fn load_gather_kernel(&self, code: &dyn CodeStore) -> Result<()> {
         self.check(Operation::LoadGatherKernel)?;
-        self.inner.prepare_gather(code)
+        self.inner.load_gather_kernel(code)
     }
 
-    fn view(&self, memory: *const u8) -> Result<u64> {
-        self.inner.view(memory)
+    fn device_ptr(&self, memory: *const u8) -> Result<u64> {
+        self.inner.device_ptr(memory)
     }
 
-    fn view_pin(&self, pin: &Pin) -> Result<u64> {
-        self.inner.view_pin(pin)
+    fn pin_device_ptr(&self, pin: &Pin) -> Result<u64> {
+        self.inner.pin_device_ptr(pin)
     }
 
     fn map_pin(&self, pin: &Pin) -> Result<u64> {
@@ -325,14 +325,14 @@ mod tests {
         let buffer = Buffer::new(inner, 4096);
         let found = device.allocation(buffer.addr(), 1).unwrap();
         assert!(core::ptr::addr_eq(found.device, device));
-        let drain = || device.drain(QueueId(0), Wait::Sleep).is_ok();
+        let drain = || device.synchronize(QueueId(0), Wait::Block).is_ok();
         assert!(drain());
         device.inject(Operation::Synchronize, 2, 2, ErrorKind::Driver);
         assert_eq!([drain(), drain(), drain(), drain()], [true, false, false, true]);
         device.inject(Operation::Staging, 1, u64::MAX, ErrorKind::NoMemory);
-        assert_eq!(device.staging(4096).unwrap_err().kind, ErrorKind::NoMemory);
+        assert_eq!(device.alloc_pinned(4096).unwrap_err().kind, ErrorKind::NoMemory);
         device.clear_faults();
-        device.free_staging(device.staging(4096).unwrap());
+        device.free_pinned(device.alloc_pinned(4096).unwrap());
         assert_eq!((device.failures(), device.calls(Operation::Synchronize)), (3, 5));
     }
 }

@@ -326,7 +326,7 @@ impl Syscalls for FaultySyscalls {
     }
 
     fn new_shadow_table(&self) -> core::result::Result<Private, PrivateError> {
-        self.check(Call::NewShadowTable).map_err(PrivateError::Table)?;
+        self.check(Call::NewShadowTable).map_err(PrivateError::Unshare)?;
         LinuxSyscalls.new_shadow_table()
     }
 

@@ -30,15 +30,15 @@ impl Kept<'_> {
 impl CodeStore for Kept<'_> {
     fn load(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.path(name)?;
-        self.workers.shadow()?.run_blocking(move || linux::read_whole(&path, MOST).ok())?
+        self.workers.shadow()?.run_blocking(move || linux::read_trusted(&path, MOST).ok())?
     }
 
-    fn keep(&self, name: &str, code: &[u8]) {
+    fn store(&self, name: &str, code: &[u8]) {
         if let Some(path) = self.path(name)
             && let Some(crew) = self.workers.shadow()
         {
             let code = code.to_vec();
-            crew.run_blocking(move || linux::replace(&path, &code).ok());
+            crew.run_blocking(move || linux::atomic_replace(&path, &code).ok());
         }
     }
 }
@@ -57,10 +57,10 @@ mod tests {
         let (one, next) = (workers(), workers());
         let cache = Kept { workers: &one, folder: Some(&folder) };
         assert_eq!(cache.load("one"), None);
-        cache.keep("one", b"code");
+        cache.store("one", b"code");
         assert_eq!(Kept { workers: &next, folder: Some(&folder) }.load("one").as_deref(), Some(&b"code"[..]));
         let nowhere = Kept { workers: &next, folder: None };
-        nowhere.keep("one", b"code");
+        nowhere.store("one", b"code");
         assert_eq!(nowhere.load("one"), None);
     }
 }

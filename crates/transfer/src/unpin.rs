@@ -122,7 +122,7 @@ impl DeferredUnpin {
             bytes: AtomicU64::new(0),
             last_deferred: AtomicU64::new(0),
             stall_count: AtomicU64::new(0),
-            max_pending: MAX_PENDING.min(linux::memory() / 8),
+            max_pending: MAX_PENDING.min(linux::total_memory() / 8),
             created: Instant::now(),
             in_flight: AtomicUsize::new(0),
             reaper_armed: AtomicBool::new(false),

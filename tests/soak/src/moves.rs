@@ -71,7 +71,7 @@ pub(crate) struct Output {
 impl Output {
     pub(crate) fn new(folder: &Path, me: u64, device: &Emulated) -> Result<Output> {
         let path = folder.join(format!("output-{me}"));
-        Ok(Output { path, model: Vec::new(), queue: device.new_queue().context("a queue")? })
+        Ok(Output { path, model: Vec::new(), queue: device.new_stream().context("a queue")? })
     }
 }
 
@@ -163,8 +163,8 @@ impl Worker<'_> {
             bail!("a wrong byte at {at} of an output, {whose}; rival {how}; {report:?}");
         }
         self.tally.add("sessions", 1);
-        self.tally.add("parted", u64::from(matches!(&report.promise, Promise::Shaped(why) if why.contains("opened"))));
-        self.tally.add("neighbours", report.neighbours);
+        self.tally.add("parted", u64::from(matches!(&report.mode, Promise::Aligned(why) if why.contains("opened"))));
+        self.tally.add("neighbours", report.filler);
         Ok(())
     }
 
@@ -182,11 +182,11 @@ impl Worker<'_> {
         let at = |offset: u64| buffer.addr().offset(offset).0 as *mut std::ffi::c_void;
         let mut session = match rng.below(4) {
             0 => Session::begin(runtime, Some(path)),
-            _ => Session::begin_as_if_striped(runtime, path, WIDTH, 8192),
+            _ => Session::begin_with_stripes(runtime, path, WIDTH, 8192),
         }?;
         for share in shares {
             if rng.chance(60) {
-                session.expect(share.start, share.end - share.start);
+                session.hint_range(share.start, share.end - share.start);
             }
         }
         // As a kernel would take its time.

@@ -258,7 +258,7 @@ impl Worker<'_> {
         let devices = [one, two, mover];
         let begun = Instant::now();
         loop {
-            let left: Vec<Outstanding> = devices.iter().map(|d| d.outstanding()).collect();
+            let left: Vec<Outstanding> = devices.iter().map(|d| d.resources_in_use()).collect();
             let own = leaks::thread_descriptors();
             if left.iter().all(|o| *o == Outstanding::default()) && own <= descriptors {
                 return Ok(());

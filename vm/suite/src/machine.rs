@@ -125,7 +125,7 @@ fn misaligned(guest: &Guest, place: Place) -> Outcome {
     let (path, _) = guest.cold(place, "misaligned", MIB)?;
     let direct = open_direct(&path)?;
     let fd = direct.as_raw_fd();
-    let Some(align) = linux::direct_align(fd)? else {
+    let Some(align) = linux::direct_io_align(fd)? else {
         return fail("statx tells no alignment");
     };
     let mut memory = P2pMemory::allocate(MIB)?;

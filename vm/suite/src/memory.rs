@@ -59,11 +59,11 @@ impl Memory for EmulatedMemory {
 
     fn put(&mut self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.1.len());
-        let queue = self.0.program_queue().0;
+        let queue = self.0.app_stream().0;
         let to = self.1.addr().offset(at as u64);
         // SAFETY: `bytes` stays until the drain returns.
         unsafe { self.0.copy_in(queue, to, bytes.as_ptr(), bytes.len()) }.expect("copy in");
-        self.0.drain(queue, Wait::Sleep).expect("drain");
+        self.0.synchronize(queue, Wait::Block).expect("drain");
     }
 }
 

@@ -170,7 +170,7 @@ fn batch_starts_after_queued_work_and_returns_when_complete() {
         }
         let earlier = vec![1u8; 1 << 20];
         let mut batch = pieces(&mut Rng::from_env(7), &[subject.fd()], &buffer, 100, 5000);
-        device.hold();
+        device.pause();
         // SAFETY: `earlier` stays until the end.
         unsafe { device.copy_in(QueueId(0), buffer.addr(), earlier.as_ptr(), earlier.len()) }.unwrap();
         // SAFETY: the pieces stay until the ticket was waited for.
@@ -180,7 +180,7 @@ fn batch_starts_after_queued_work_and_returns_when_complete() {
         device.resume();
         let done = with_deadline("a ticket", || handle.wait());
         assert_eq!(done.failed, 0);
-        device.drain(QueueId(0), Wait::Sleep).unwrap();
+        device.synchronize(QueueId(0), Wait::Block).unwrap();
         for p in &batch {
             let at = (p.address - buffer.addr().0) as usize;
             let got = p.result as usize;

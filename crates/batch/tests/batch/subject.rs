@@ -125,8 +125,8 @@ pub(crate) fn routes(runtime: &Runtime) -> Vec<Route> {
 pub(crate) fn assert_all_released(device: &Emulated, buffers: usize) {
     let nothing = Outstanding { allocations: buffers, ..Outstanding::default() };
     let begun = std::time::Instant::now();
-    while device.outstanding() != nothing && begun.elapsed() < std::time::Duration::from_secs(60) {
+    while device.resources_in_use() != nothing && begun.elapsed() < std::time::Duration::from_secs(60) {
         std::thread::yield_now();
     }
-    assert_eq!(device.outstanding(), nothing);
+    assert_eq!(device.resources_in_use(), nothing);
 }

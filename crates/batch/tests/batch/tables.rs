@@ -103,7 +103,7 @@ fn pinned_ops_use_fd_table_of_submitting_thread() {
             eventually("nobody has it open for writing", || {
                 linux::take_read_lease(number, linux::gettid()) != Err(Errno::AGAIN)
             });
-            let _ = linux::drop_lease(number);
+            let _ = linux::release_lease(number);
             if let Err(why) = runtime.pin_file(number, Some(device)) {
                 return println!("skipped: {why}");
             }

@@ -47,7 +47,7 @@ fn wait_no_writer(file: &File) {
     eventually("nobody has it open for writing", || {
         linux::take_read_lease(file.as_raw_fd(), linux::gettid()) != Err(Errno::AGAIN)
     });
-    let _ = linux::drop_lease(file.as_raw_fd());
+    let _ = linux::release_lease(file.as_raw_fd());
 }
 
 fn settings() -> Settings {
@@ -94,7 +94,7 @@ fn check(pieces: &[ReadOp], buffer: &Buffer, version: u8) {
 /// Pins that are given back by another thread.
 fn wait_no_pins(device: &Emulated) {
     with_deadline("the pins go", || {
-        while device.outstanding().pins > 0 {
+        while device.resources_in_use().pins > 0 {
             std::thread::yield_now();
         }
     });
@@ -109,7 +109,7 @@ fn pinned_reads_and_batches() {
     if !pin_or_skip(&runtime, &subject, device) {
         return;
     }
-    let pins = device.outstanding().pins;
+    let pins = device.resources_in_use().pins;
     assert!(pins >= 3 && runtime.is_held(subject.fd()) && runtime.held_bytes() >= SIZE as u64);
     let buffer = Buffer::new(device, 4 << 20);
     for (offset, len) in [(0, SIZE), (1, 1 << 20), ((1 << 20) - 5000, 300_000), (SIZE - 70_000, 100_000)] {
@@ -134,7 +134,7 @@ fn pinned_reads_and_batches() {
     assert_eq!((odd[3].result, odd[4].result, odd[5].result, odd[6].result), (500_000, 100, -9, 600));
     assert!(buffer.range_bytes(1 << 20..(1 << 20) + 500_000) == file::bytes(900_000, 500_000, 0));
     assert_eq!(bytes_by(&runtime, Route::Gather), done.bytes + odd.iter().map(|p| p.result.max(0) as u64).sum::<u64>());
-    assert_eq!(device.outstanding().pins, pins, "nothing was pinned anew");
+    assert_eq!(device.resources_in_use().pins, pins, "nothing was pinned anew");
     let like = spinio_io::Buffer::of(&buffer.target(0).allocation);
     let explained = runtime.explain(subject.fd(), 5000, 1 << 20, like).unwrap();
     let [segment] = explained.schedule.segments[..] else { panic!("{:?}", explained.schedule) };
@@ -146,7 +146,7 @@ fn pinned_reads_and_batches() {
     assert!(runtime.is_held(subject.fd()));
     runtime.release(subject.fd()).unwrap();
     assert!(!runtime.is_held(subject.fd()));
-    assert_eq!((device.outstanding().pins, runtime.held_bytes()), (0, 0), "gone when the call returns");
+    assert_eq!((device.resources_in_use().pins, runtime.held_bytes()), (0, 0), "gone when the call returns");
     assert_eq!(runtime.release(subject.fd()), Err(PinError::NotPinned));
     let explained = runtime.explain(subject.fd(), 5000, 1 << 20, like).unwrap();
     assert_ne!(explained.schedule.segments[0].reason, Reason::Held);
@@ -200,7 +200,7 @@ fn child_inherits_no_pinned_files() {
     }
     with_deadline("a writer beside the child", || {
         let writer = OpenOptions::new().write(true).open(&subject.path).unwrap();
-        assert_eq!(device.outstanding().pins, 0);
+        assert_eq!(device.resources_in_use().pins, 0);
         writer.write_all_at(b"new", 0).unwrap();
     });
     let maps = std::fs::read_to_string(format!("/proc/{child}/maps")).unwrap();

@@ -50,7 +50,7 @@ fn mapping_belongs_to_its_process() {
     });
     let mapped = mapped.unwrap();
     assert!(mapped.is_own_process() && !mapped.revoke_requested());
-    assert!(device.outstanding().pins > 0, "a child gave back what its parent reads");
+    assert!(device.resources_in_use().pins > 0, "a child gave back what its parent reads");
     drop((mapped, other));
 }
 
@@ -83,7 +83,7 @@ fn mapping_is_readable_and_delays_writers() {
     let mut all = Sum { from: mapped.address() as *const u8, len: mapped.len() as usize, sum: 0 };
     // SAFETY: `all` stays until `finish` returns.
     unsafe { device.launch(QueueId(0), sum, (&raw mut all).cast()) }.unwrap();
-    device.finish(QueueId(0)).unwrap();
+    device.wait_stream(QueueId(0)).unwrap();
     assert_eq!(all.sum, file::bytes(5000, 3 << 19, 0).iter().map(|&b| u64::from(b)).sum::<u64>());
     let writer_done = AtomicBool::new(false);
     with_deadline("a map and a writer", || {

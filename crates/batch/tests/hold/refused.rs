@@ -86,7 +86,7 @@ fn pin_errors() {
     wait_no_pins(device);
     assert!(!runtime.is_held(subject.fd()));
     drop(runtime);
-    assert_eq!(device.outstanding().pins, 0);
+    assert_eq!(device.resources_in_use().pins, 0);
 }
 
 #[test]

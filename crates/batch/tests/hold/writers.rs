@@ -36,10 +36,10 @@ fn writers_proceed_and_reads_are_fresh() {
                 let path = std::ffi::CString::new(subject.path.to_str().unwrap()).unwrap();
                 // SAFETY: a NUL-terminated path.
                 assert_eq!(unsafe { libc::truncate(path.as_ptr(), 0) }, 0);
-                assert_eq!(device.outstanding().pins, 0, "truncated while pages were pinned");
+                assert_eq!(device.resources_in_use().pins, 0, "truncated while pages were pinned");
             }
             let writer = OpenOptions::new().write(true).open(&subject.path).unwrap();
-            assert_eq!(device.outstanding().pins, 0, "open for writing while pages were pinned");
+            assert_eq!(device.resources_in_use().pins, 0, "open for writing while pages were pinned");
             assert!(!runtime.is_held(subject.fd()));
             writer.write_all_at(&file::bytes(0, SIZE, version), 0).unwrap();
             // Not while he has it open.
@@ -121,7 +121,7 @@ fn nonblocking_writer_gets_eagain() {
             std::thread::yield_now();
         }
     });
-    assert_eq!(device.outstanding().pins, 0);
+    assert_eq!(device.resources_in_use().pins, 0);
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn writer_waits_for_running_batch() {
     }
     let buffer = Buffer::new(device, 1 << 20);
     let mut batch = pieces(&subject, &buffer);
-    device.hold();
+    device.pause();
     // SAFETY: the pieces stay until the ticket was waited for.
     let ticket = unsafe { runtime.submit(&raw mut batch[..]) }.unwrap();
     let writer_done = AtomicBool::new(false);

@@ -14,7 +14,7 @@ use crate::subject::Subject;
 use crate::{out, table, units};
 
 /// A route fits while its measured times are within this factor of the model, on average.
-const FITS: f64 = 1.5;
+const FIT_FACTOR: f64 = 1.5;
 
 /// A route; commands, bytes and measured / model at each place; their mean.
 type Row = (spinio_plan::Route, Vec<(u64, u64, f64)>, Option<f64>);
@@ -35,7 +35,7 @@ pub fn run(
         );
         return Err(exit::error(Exit::Missing, text));
     };
-    let (open, _) = measure::routes(trial, buffer.target.allocation.device.abilities().copies);
+    let (open, _) = measure::routes(trial, buffer.target.allocation.device.capabilities().has_dma_engine);
     let (mut rows, mut fits) = (Vec::new(), true);
     for m in &stored.routes {
         let Some(route) = open.iter().find(|r| **r == m.route) else {
@@ -43,10 +43,10 @@ pub fn run(
             fits = false;
             continue;
         };
-        let times = super::one(subject, trial, *route, effort)?;
+        let times = super::measure_route(subject, trial, *route, effort)?;
         let ratios = ratios(&times, m);
         let mean = mean(&ratios);
-        fits &= (1.0 / FITS..=FITS).contains(&mean);
+        fits &= (1.0 / FIT_FACTOR..=FIT_FACTOR).contains(&mean);
         rows.push((m.route, ratios, Some(mean)));
     }
     let text = if as_json {
@@ -58,7 +58,7 @@ pub fn run(
             json!({ "route": route.name(), "measured_over_model": mean, "points": points })
         };
         let routes: Vec<_> = rows.iter().map(of).collect();
-        format!("{:#}\n", json!({ "measured": stored.measured, "fits": fits, "routes": routes }))
+        format!("{:#}\n", json!({ "measured": stored.measured_at, "fits": fits, "routes": routes }))
     } else {
         let paint = Paint::stdout();
         let mut table = table::new(&paint, &["route", "measured / model", "at"]);
@@ -70,18 +70,18 @@ pub fn run(
                     n => format!("{n} x {} {ratio:.2}", units::bytes(bytes / n)),
                 })
                 .collect();
-            let told = mean.map_or_else(|| "closed today".to_owned(), |m| format!("{m:.2}"));
-            table.add_row(vec![table::route(*route), Cell::new(told), Cell::new(at.join(", "))]);
+            let text = mean.map_or_else(|| "closed today".to_owned(), |m| format!("{m:.2}"));
+            table.add_row(vec![table::route(*route), Cell::new(text), Cell::new(at.join(", "))]);
         }
-        table::settle(&mut table, &[1]);
+        table::align_columns(&mut table, &[1]);
         let mut s = format!("{}\n\n", table::text(&table));
         let _ = match fits {
-            true => writeln!(s, "{} the model of {} still fits", paint.text(Ink::Good, "✓"), date(stored.measured)),
+            true => writeln!(s, "{} the model of {} still fits", paint.text(Ink::Good, "✓"), date(stored.measured_at)),
             false => writeln!(
                 s,
                 "{} the model of {} does not fit today's machine: run `spinio calibrate` again if this lasts",
                 paint.text(Ink::Bad, "✗"),
-                date(stored.measured)
+                date(stored.measured_at)
             ),
         };
         s
@@ -92,11 +92,11 @@ pub fn run(
 
 /// Commands, bytes, measured over predicted.
 fn ratios(times: &Times, m: &spinio_plan::Measured) -> Vec<(u64, u64, f64)> {
-    let flight = &m.flight.value;
+    let flight = &m.queue.value;
     let single = times.single.iter().map(|t| (1, t.bytes, t.median / m.cost.value.time(t.bytes).max(1.0)));
-    let many = times.many.iter().map(|t| {
-        let told = flight.latency + t.commands as f64 * flight.per_command + t.bytes as f64 * flight.per_byte;
-        (t.commands, t.bytes, t.median / told.max(1.0))
+    let many = times.queued.iter().map(|t| {
+        let predicted = flight.latency + t.commands as f64 * flight.per_command + t.bytes as f64 * flight.per_byte;
+        (t.commands, t.bytes, t.median / predicted.max(1.0))
     });
     single.chain(many).collect()
 }
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slower_and_faster_cancel() {
+    fn geometric_mean_cancels_ratios() {
         assert!((mean(&[(1, 1, 2.0), (1, 1, 0.5)]) - 1.0).abs() < 1e-12);
         assert!((mean(&[(1, 1, 3.0)]) - 3.0).abs() < 1e-12);
     }

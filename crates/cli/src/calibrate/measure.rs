@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use spinio_io::model::MeasuredRead;
-use spinio_plan::{Batch, Measured, Reason, Route, Sample, Segment, fit_cost, fit_flight};
+use spinio_plan::{Batch, Measured, Reason, Route, Sample, Segment, fit_cost, fit_queue};
 
 use crate::random::Random;
 
@@ -21,7 +21,7 @@ pub struct Effort {
     /// Runs that count.
     pub runs: usize,
     /// After so long, three runs are enough.
-    pub patience: Duration,
+    pub time_limit: Duration,
 }
 
 impl Effort {
@@ -31,18 +31,18 @@ impl Effort {
         let lengths = [4u64 << 10, 64 << 10, 512 << 10];
         let counts = [2u64, 4, 8, 16, 64];
         let depths = lengths.iter().flat_map(|&s| counts.map(|n| (n, s))).filter(|(n, s)| n * s <= most).collect();
-        Effort { sizes, depths, runs, patience: Duration::from_millis(300) }
+        Effort { sizes, depths, runs, time_limit: Duration::from_millis(300) }
     }
 
     /// A few places, to see whether a model still holds.
     pub fn quick(most: u64, runs: usize) -> Effort {
         let sizes = [4u64 << 10, 64 << 10, 1 << 20, 16 << 20].into_iter().filter(|s| *s <= most).collect();
         let depths = [(16u64, 64u64 << 10)].into_iter().filter(|(n, s)| n * s <= most).collect();
-        Effort { sizes, depths, runs, patience: Duration::from_millis(200) }
+        Effort { sizes, depths, runs, time_limit: Duration::from_millis(200) }
     }
 
     /// Points to measure of one route.
-    pub fn points(&self) -> u64 {
+    pub fn point_count(&self) -> u64 {
         (self.sizes.len() + self.depths.len()) as u64
     }
 }
@@ -70,7 +70,7 @@ pub struct Times {
     /// Single transfers, by length.
     pub single: Vec<Timed>,
     /// Many in flight.
-    pub many: Vec<Timed>,
+    pub queued: Vec<Timed>,
 }
 
 impl Times {
@@ -78,11 +78,11 @@ impl Times {
     pub fn fit(&self) -> anyhow::Result<Measured> {
         let samples: Vec<_> = self.single.iter().map(|t| Sample { bytes: t.bytes, nanos: t.median }).collect();
         let batch = |t: &Timed| Batch { commands: t.commands, bytes: t.bytes, nanos: t.median };
-        let batches: Vec<_> = self.single.iter().chain(&self.many).map(batch).collect();
+        let batches: Vec<_> = self.single.iter().chain(&self.queued).map(batch).collect();
         let cannot = || format!("Cannot fit the times of {}", self.route);
         let cost = fit_cost(&samples).with_context(cannot)?;
-        let flight = fit_flight(&batches).with_context(cannot)?;
-        Ok(Measured { route: self.route, cost, flight })
+        let flight = fit_queue(&batches).with_context(cannot)?;
+        Ok(Measured { route: self.route, cost, queue: flight })
     }
 
     /// What a single transfer took on average, between the lengths that were measured along straight lines.
@@ -149,7 +149,7 @@ pub fn point(
             Err(e) if failures >= 3 => return Err(e).with_context(|| format!("Cannot measure the route {route}")),
             Err(_) => failures += 1,
         }
-        if times.len() >= 3 && begun.elapsed() > effort.patience {
+        if times.len() >= 3 && begun.elapsed() > effort.time_limit {
             break;
         }
     }
@@ -168,7 +168,7 @@ pub fn route(
     random: &mut Random,
     mut done: impl FnMut(),
 ) -> anyhow::Result<Times> {
-    let mut times = Times { route, single: Vec::new(), many: Vec::new() };
+    let mut times = Times { route, single: Vec::new(), queued: Vec::new() };
     // A P2P command of less than a block is refused by the disk.
     let least = if route == Route::P2p { trial.align() } else { 1 };
     for &len in &effort.sizes {
@@ -179,7 +179,7 @@ pub fn route(
     }
     for &(commands, len) in &effort.depths {
         if len >= least && commands * len <= trial.size() {
-            times.many.push(point(trial, route, commands, len, effort, random)?);
+            times.queued.push(point(trial, route, commands, len, effort, random)?);
         }
         done();
     }
@@ -191,24 +191,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn between_two_lengths_times_lie_on_a_line() {
+    fn times_are_interpolated_linearly() {
         let timed = |bytes, median| Timed { bytes, commands: 1, median, mean: median, deviation: 0.0 };
-        let times = Times { route: Route::Copy, single: vec![timed(1000, 10.0), timed(2000, 20.0)], many: vec![] };
+        let times = Times { route: Route::Copy, single: vec![timed(1000, 10.0), timed(2000, 20.0)], queued: vec![] };
         for (bytes, nanos) in [(1, 10.0), (1000, 10.0), (1500, 15.0), (2000, 20.0), (3000, 30.0)] {
             assert_eq!(times.interpolate(bytes), nanos, "{bytes}");
         }
     }
 
     #[test]
-    fn efforts_keep_their_bound() {
+    fn options_respect_max_length() {
         let small = Effort::full(1 << 20, 3);
         assert_eq!(small.sizes.last(), Some(&(1 << 20)));
-        assert!(small.depths.iter().all(|(n, s)| n * s <= 1 << 20) && small.points() > 10);
+        assert!(small.depths.iter().all(|(n, s)| n * s <= 1 << 20) && small.point_count() > 10);
         assert_eq!(Effort::full(1 << 40, 3).sizes.len(), 18);
     }
 
     #[test]
-    fn segments_cover_their_range_once() {
+    fn segments_cover_range_once() {
         let mut all = segments(Route::Direct, 9, 4096, &mut Random::new(1, 1));
         all.sort_unstable_by_key(|s| s.offset);
         assert!(all.iter().enumerate().all(|(i, s)| s.offset == i as u64 * 4096 && s.len == 4096));

@@ -65,14 +65,14 @@ pub struct Calibrate {
 }
 
 /// The longest transfer measured.
-const LONGEST: u64 = 64 << 20;
+const MAX_TRANSFER: u64 = 64 << 20;
 
 /// What came of it.
 pub struct Found {
     /// The points.
     pub times: Vec<Times>,
     /// Routes that could not be measured, and why.
-    pub closed: Vec<(Route, Reason)>,
+    pub unavailable: Vec<(Route, Reason)>,
     /// The fits.
     pub calibration: Calibration,
 }
@@ -92,7 +92,7 @@ pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
         return Err(exit::error(Exit::Usage, why));
     }
     let subject = Subject::open(&calibrate.path, calibrate.size)?;
-    let most = LONGEST.min(subject.size / 2);
+    let most = MAX_TRANSFER.min(subject.size / 2);
     let wait = Wait::new("Opening the device");
     let name = calibrate.device.unwrap_or_else(device::preferred);
     let buffer = Buffer::mapped(name, most)?;
@@ -103,9 +103,9 @@ pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
     if calibrate.check {
         return check::run(&subject, &trial, &buffer, &Effort::quick(most, calibrate.runs), calibrate.json);
     }
-    let found = all(&subject, &trial, &buffer, &Effort::full(most, calibrate.runs))?;
+    let found = measure_all(&subject, &trial, &buffer, &Effort::full(most, calibrate.runs))?;
     let kept = match folder {
-        Some(folder) if !calibrate.dry_run => keep(&folder, &trial, &found.calibration).map(Some),
+        Some(folder) if !calibrate.dry_run => store(&folder, &trial, &found.calibration).map(Some),
         _ => Ok(None),
     };
     // What was measured is told before what could not be written.
@@ -120,11 +120,11 @@ pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
 }
 
 /// Measures and fits every route that is open.
-pub fn all(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer, effort: &Effort) -> anyhow::Result<Found> {
-    let (open, closed) = measure::routes(trial, buffer.target.allocation.device.abilities().copies);
+pub fn measure_all(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer, effort: &Effort) -> anyhow::Result<Found> {
+    let (open, closed) = measure::routes(trial, buffer.target.allocation.device.capabilities().has_dma_engine);
     let mut times = Vec::new();
     for route in open {
-        times.push(one(subject, trial, route, effort)?);
+        times.push(measure_route(subject, trial, route, effort)?);
     }
     anyhow::ensure!(!times.is_empty(), "No route can be measured on {}", subject.path.display());
     let writeback = subject.writeback(32 << 20)?;
@@ -134,23 +134,23 @@ pub fn all(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer, effort:
         storage: place.storage,
         file_system: place.file_system,
         device: place.device,
-        measured: now,
+        measured_at: now,
         threads: trial.threads(),
         routes: times.iter().map(Times::fit).collect::<anyhow::Result<_>>()?,
         writeback,
     };
-    Ok(Found { times, closed, calibration })
+    Ok(Found { times, unavailable: closed, calibration })
 }
 
 /// Measures one route, with the file as cached as the route wants it.
-pub fn one(subject: &Subject, trial: &MeasuredRead<'_>, route: Route, effort: &Effort) -> anyhow::Result<Times> {
+pub fn measure_route(subject: &Subject, trial: &MeasuredRead<'_>, route: Route, effort: &Effort) -> anyhow::Result<Times> {
     // Of a large file of the user's, the first part is enough.
     let part = subject.size.min(1 << 30);
     match route.from_cache() {
-        true => subject.fetch(part)?,
+        true => subject.read_into_cache(part)?,
         false => subject.evict(0, subject.size),
     }
-    let mut progress = Progress::count(effort.points(), &format!("Measuring {route}"));
+    let mut progress = Progress::count(effort.point_count(), &format!("Measuring {route}"));
     let mut count = 0;
     let mut random = Random::new(route as u64, 0);
     measure::route(&trial.within(part), route, effort, &mut random, || {
@@ -160,7 +160,7 @@ pub fn one(subject: &Subject, trial: &MeasuredRead<'_>, route: Route, effort: &E
 }
 
 /// Stores a calibration where programs will find it; all of it or nothing.
-fn keep(folder: &str, trial: &MeasuredRead<'_>, calibration: &Calibration) -> anyhow::Result<PathBuf> {
+fn store(folder: &str, trial: &MeasuredRead<'_>, calibration: &Calibration) -> anyhow::Result<PathBuf> {
     let path = model::file_path(folder, &trial.key());
     let cannot = || format!("Cannot keep the model in {}", path.display());
     std::fs::create_dir_all(folder).with_context(cannot)?;

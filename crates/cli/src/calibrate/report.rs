@@ -12,7 +12,7 @@ use crate::{table, units};
 
 /// A fit whose mean relative error is larger than this is said to be poor: the factor within which `--check` calls a model
 /// fitting.
-const POOR: f64 = 0.5;
+const POOR_FIT: f64 = 0.5;
 
 /// GB/s of a time a byte.
 fn rate(per_byte: f64) -> String {
@@ -20,7 +20,7 @@ fn rate(per_byte: f64) -> String {
 }
 
 /// For people.
-pub fn render(paint: &Paint, found: &Found, kept: Option<&Path>) -> String {
+pub fn render(paint: &Paint, found: &Found, stored_path: Option<&Path>) -> String {
     let c = &found.calibration;
     let mut s = String::new();
     let mut line = |label: &str, what: &str| {
@@ -33,7 +33,7 @@ pub fn render(paint: &Paint, found: &Found, kept: Option<&Path>) -> String {
         ["route", "C", "cutoff", "GB/s", "R2", "off by", "in flight:", "latency", "a command", "GB/s", "R2", "off by"];
     let mut table = table::new(paint, &head);
     for m in &c.routes {
-        let (one, many) = (&m.cost.value, &m.flight.value);
+        let (one, many) = (&m.cost.value, &m.queue.value);
         let percent = |error: f64| format!("{:.0} %", error * 100.0);
         table.add_row(vec![
             table::route(m.route),
@@ -46,20 +46,20 @@ pub fn render(paint: &Paint, found: &Found, kept: Option<&Path>) -> String {
             Cell::new(units::time(many.latency)),
             Cell::new(units::time(many.per_command)),
             Cell::new(rate(many.per_byte)),
-            Cell::new(format!("{:.4}", m.flight.r2)),
-            Cell::new(percent(m.flight.error)),
+            Cell::new(format!("{:.4}", m.queue.r2)),
+            Cell::new(percent(m.queue.error)),
         ]);
     }
-    table::settle(&mut table, &[1, 2, 3, 4, 5, 7, 8, 9, 10, 11]);
+    table::align_columns(&mut table, &[1, 2, 3, 4, 5, 7, 8, 9, 10, 11]);
     let _ = writeln!(s, "{}\n", table::text(&table));
-    for (route, reason) in &found.closed {
+    for (route, reason) in &found.unavailable {
         let _ = writeln!(s, "{route} was not measured: {reason}");
     }
     if let Some(per_byte) = c.writeback {
         let _ = writeln!(s, "dirty pages are written back at {} GB/s", rate(per_byte));
     }
     let poor: Vec<_> =
-        c.routes.iter().filter(|m| m.cost.error.max(m.flight.error) > POOR).map(|m| m.route.name()).collect();
+        c.routes.iter().filter(|m| m.cost.error.max(m.queue.error) > POOR_FIT).map(|m| m.route.name()).collect();
     if !poor.is_empty() {
         let _ = writeln!(
             s,
@@ -67,10 +67,10 @@ pub fn render(paint: &Paint, found: &Found, kept: Option<&Path>) -> String {
              machine, or plans will be made with this",
             paint.text(Ink::Bad, "!"),
             poor.join(", "),
-            POOR * 100.0
+            POOR_FIT * 100.0
         );
     }
-    let _ = match kept {
+    let _ = match stored_path {
         Some(path) => writeln!(s, "kept in {}: programs that start from now on use it", path.display()),
         None => writeln!(s, "not kept"),
     };
@@ -78,7 +78,7 @@ pub fn render(paint: &Paint, found: &Found, kept: Option<&Path>) -> String {
 }
 
 /// For programs.
-pub fn json(found: &Found, kept: Option<&Path>) -> Value {
+pub fn json(found: &Found, stored_path: Option<&Path>) -> Value {
     let c = &found.calibration;
     let routes: Vec<_> = c
         .routes
@@ -88,7 +88,7 @@ pub fn json(found: &Found, kept: Option<&Path>) -> Value {
             let points: Vec<_> = times
                 .single
                 .iter()
-                .chain(&times.many)
+                .chain(&times.queued)
                 .map(|t| json!({ "commands": t.commands, "bytes": t.bytes, "median_ns": t.median, "deviation_ns": t.deviation }))
                 .collect();
             json!({
@@ -101,18 +101,18 @@ pub fn json(found: &Found, kept: Option<&Path>) -> Value {
                     "mean_error": m.cost.error,
                 },
                 "flight": {
-                    "latency_ns": m.flight.value.latency,
-                    "command_ns": m.flight.value.per_command,
-                    "ns_per_byte": m.flight.value.per_byte,
-                    "r2": m.flight.r2,
-                    "mean_error": m.flight.error,
+                    "latency_ns": m.queue.value.latency,
+                    "command_ns": m.queue.value.per_command,
+                    "ns_per_byte": m.queue.value.per_byte,
+                    "r2": m.queue.r2,
+                    "mean_error": m.queue.error,
                 },
                 "points": points,
             })
         })
         .collect();
     let closed: Vec<_> =
-        found.closed.iter().map(|(route, why)| json!({ "route": route.name(), "why": why.text() })).collect();
+        found.unavailable.iter().map(|(route, why)| json!({ "route": route.name(), "why": why.text() })).collect();
     json!({
         "storage": c.storage,
         "file_system": c.file_system,
@@ -121,6 +121,6 @@ pub fn json(found: &Found, kept: Option<&Path>) -> Value {
         "writeback_ns_per_byte": c.writeback,
         "routes": routes,
         "not_measured": closed,
-        "kept": kept.map(|p| p.display().to_string()),
+        "kept": stored_path.map(|p| p.display().to_string()),
     })
 }

@@ -22,7 +22,7 @@ use crate::progress::Progress;
 
 const MIB: u64 = 1 << 20;
 /// What is written before it is flushed.
-const FLUSHED: u64 = 64 * MIB;
+const FLUSH_EVERY: u64 = 64 * MIB;
 
 /// A state of the page cache that the demo asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl State {
             State::HalfCached => 0.5,
             State::Cached => 1.0,
         };
-        (resident - wanted).abs() <= 0.02
+        (resident_share - wanted).abs() <= 0.02
     }
 }
 
@@ -72,7 +72,7 @@ pub fn make(file: &File, path: &Path, size: u64) -> anyhow::Result<()> {
         out.write_all(&block[..n]).with_context(|| format!("Cannot write {}", path.display()))?;
         done += n as u64;
         // Now and then, so that the bar does not stand still at its end.
-        if done.is_multiple_of(FLUSHED) {
+        if done.is_multiple_of(FLUSH_EVERY) {
             file.sync_data().with_context(cannot_flush)?;
         }
         progress.set(done);
@@ -92,19 +92,19 @@ fn fill(block: &mut [u8], offset: u64) {
 }
 
 /// Brings the file into a state; returns the share that is resident then, if the kernel tells.
-pub fn enter(file: &File, path: &Path, size: u64, state: State) -> anyhow::Result<Option<f64>> {
+pub fn set_state(file: &File, path: &Path, size: u64, state: State) -> anyhow::Result<Option<f64>> {
     let cannot = || format!("Cannot read {}", path.display());
     match state {
         State::Cold => evict(file, size),
         State::HalfCached => {
             evict(file, size);
             advise(file, Advice::Random);
-            touch(file, size, 2).with_context(cannot)?;
+            read_every(file, size, 2).with_context(cannot)?;
             advise(file, Advice::Normal);
         }
-        State::Cached => touch(file, size, 1).with_context(cannot)?,
+        State::Cached => read_every(file, size, 1).with_context(cannot)?,
     }
-    Ok(resident(file, size))
+    Ok(resident_share(file, size))
 }
 
 /// Drops what is resident. The kernel skips a page that sits in a per-processor list at that moment, or is on its way
@@ -113,7 +113,7 @@ fn evict(file: &File, size: u64) {
     let (mut least, mut in_vain) = (f64::INFINITY, 0);
     while in_vain < 10 {
         advise(file, Advice::DontNeed);
-        let Some(share) = resident(file, size).filter(|&share| share > 0.0) else { return };
+        let Some(share) = resident_share(file, size).filter(|&share| share > 0.0) else { return };
         in_vain = if share < least { 0 } else { in_vain + 1 };
         least = least.min(share);
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -126,7 +126,7 @@ fn advise(file: &File, advice: Advice) {
 }
 
 /// Reads one MiB of every `every`.
-fn touch(file: &File, size: u64, every: u64) -> std::io::Result<()> {
+fn read_every(file: &File, size: u64, every: u64) -> std::io::Result<()> {
     let mut progress = Progress::bytes(size, "Reading it into the page cache");
     let mut block = vec![0u8; MIB as usize];
     let mut at = 0;
@@ -140,7 +140,7 @@ fn touch(file: &File, size: u64, every: u64) -> std::io::Result<()> {
 }
 
 /// The share of pages that is resident: 0 to 1. `None` if this kernel or file system does not tell.
-pub fn resident(file: &File, size: u64) -> Option<f64> {
+pub fn resident_share(file: &File, size: u64) -> Option<f64> {
     let pages = size.div_ceil(PAGE as u64).max(1);
     if let Ok(stat) = linux::cachestat(file.as_raw_fd(), 0, size) {
         return Some(stat.cached as f64 / pages as f64);
@@ -154,14 +154,14 @@ mod tests {
     use super::*;
 
     fn disk_file(size: u64) -> (tempfile::NamedTempFile, Option<String>) {
-        let (dir, warning) = crate::scratch::folder();
+        let (dir, warning) = crate::scratch::disk_dir();
         let file = tempfile::NamedTempFile::new_in(dir).unwrap();
         make(file.as_file(), file.path(), size).unwrap();
         (file, warning)
     }
 
     #[test]
-    fn states_are_what_the_kernel_says_they_are() {
+    fn states_match_kernel_residency() {
         const SIZE: u64 = 8 << 20;
         let (file, warning) = disk_file(SIZE);
         if let Some(warning) = warning {
@@ -169,7 +169,7 @@ mod tests {
             return;
         }
         for state in State::ALL {
-            let share = enter(file.as_file(), file.path(), SIZE, state).unwrap();
+            let share = set_state(file.as_file(), file.path(), SIZE, state).unwrap();
             let Some(share) = share else {
                 eprintln!("skipped: this kernel does not tell what is resident");
                 return;
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_all_different_by_place() {
+    fn bytes_depend_on_offset() {
         let (file, _) = disk_file(3 * MIB + 100);
         let bytes = std::fs::read(file.path()).unwrap();
         assert_eq!(bytes.len() as u64, 3 * MIB + 100);

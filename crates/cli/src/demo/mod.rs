@@ -55,7 +55,7 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
     let library = library::find()?;
     let (folder, warning) = match &demo.path {
         Some(path) => (parent(path), None),
-        None => scratch::folder(),
+        None => scratch::disk_dir(),
     };
     let work = tempfile::Builder::new()
         .prefix("spinio-demo-")
@@ -69,17 +69,17 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
         there.then(|| format!("{} lies on a file system in memory: it is always cached", data.path.display()))
     });
     let _watch = cleanup::on_signal(vec![data.path.clone(), work.path().to_owned()]);
-    check_room(&data.path, demo.size)?;
+    check_free_space(&data.path, demo.size)?;
     file::make(&data.file, &data.path, demo.size)?;
 
-    let stage = Stage { program, library: preloadable(&library, work.path())?, work: work.path(), demo };
+    let stage = Stage { program, library: preloadable_path(&library, work.path())?, work: work.path(), demo };
     let refused = stage.without_spin(&data)?;
     let mut outcomes = Vec::new();
     for state in State::ALL {
-        let resident = file::enter(&data.file, &data.path, demo.size, state)?;
+        let resident = file::set_state(&data.file, &data.path, demo.size, state)?;
         outcomes.push(stage.with_spin(&data, state, resident)?);
     }
-    let report = Report { size: demo.size, path: &data.path, warning, refused, outcomes };
+    let report = Report { size: demo.size, path: &data.path, warning, plain_errno: refused, outcomes };
     out::print(&report.render(&crate::paint::Paint::stdout()))?;
     Ok(if report.is_equal() { Exit::Ok } else { Exit::Different })
 }
@@ -116,15 +116,15 @@ fn parent(path: &Path) -> PathBuf {
     }
 }
 
-fn check_room(path: &Path, size: u64) -> anyhow::Result<()> {
+fn check_free_space(path: &Path, size: u64) -> anyhow::Result<()> {
     if let Ok(fs) = rustix::fs::statvfs(path) {
-        let room = fs.f_bavail.saturating_mul(fs.f_frsize);
-        if room < size {
+        let available = fs.f_bavail.saturating_mul(fs.f_frsize);
+        if available < size {
             bail!(
                 "No room for {} in {}: {} are free. Give --size or --path",
                 units::bytes(size),
                 parent(path).display(),
-                units::bytes(room)
+                units::bytes(available)
             );
         }
     }
@@ -132,7 +132,7 @@ fn check_room(path: &Path, size: u64) -> anyhow::Result<()> {
 }
 
 /// A path of the library that LD_PRELOAD can name: itself, or a link in the temporary folder.
-fn preloadable(library: &Path, work: &Path) -> anyhow::Result<PathBuf> {
+fn preloadable_path(library: &Path, work: &Path) -> anyhow::Result<PathBuf> {
     if library::can_be_preloaded(library) {
         return Ok(library.to_owned());
     }
@@ -169,7 +169,7 @@ impl Stage<'_> {
         let run = self.program.run(&data.path, self.demo.size, None, &env)?;
         // It got as far as `pread`, or there is no memory to read into.
         if run.answer.errno.is_none() && !run.status.success() {
-            return Err(exit::error(Exit::Missing, format!("No device to read into: {}", run.complaint)));
+            return Err(exit::error(Exit::Missing, format!("No device to read into: {}", run.stderr)));
         }
         Ok(run.answer.errno.map(Errno::from_raw_os_error))
     }
@@ -181,7 +181,7 @@ impl Stage<'_> {
         let run = self.program.run(&data.path, self.demo.size, Some(&stats), &env)?;
         match run.status.code() {
             Some(0 | 3) => {}
-            _ => bail!("The demo program failed on the {} file ({}): {}", state.name(), run.status, run.complaint),
+            _ => bail!("The demo program failed on the {} file ({}): {}", state.name(), run.status, run.stderr),
         }
         let snapshot = program::read_stats(&stats).unwrap_or_default();
         Ok(Outcome { state, resident, answer: run.answer, snapshot })

@@ -52,7 +52,7 @@ pub struct Run {
     /// Exit status of the reader.
     pub status: ExitStatus,
     /// What it wrote on stderr.
-    pub complaint: String,
+    pub stderr: String,
 }
 
 /// Writes the sources to `dir` and compiles them there.
@@ -114,7 +114,7 @@ impl Program {
             }
             let read = stats.and_then(read_stats).map_or(0, |now| now.read.bytes);
             if read >= size {
-                progress.say("Comparing every byte");
+                progress.set_message("Comparing every byte");
             }
             progress.set(read.min(size));
             std::thread::sleep(Duration::from_millis(10));
@@ -122,7 +122,7 @@ impl Program {
         drop(progress);
         let complaint = std::fs::read_to_string(&err).unwrap_or_default().trim().to_owned();
         let answer = parse(&std::fs::read_to_string(&out).unwrap_or_default())?;
-        Ok(Run { answer, status, complaint })
+        Ok(Run { answer, status, stderr: complaint })
     }
 }
 
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reader_names_no_symbol_of_ours() {
+    fn reader_references_no_spinio_symbol() {
         let reader = SOURCES.iter().find(|(name, _)| *name == "reader.c").unwrap().1;
         let code: String = reader.split("*/").skip(1).collect();
         assert!(code.contains("pread("));

@@ -33,7 +33,7 @@ pub struct Report<'a> {
     /// What is wrong with that place.
     pub warning: Option<String>,
     /// What `pread` said without SPIN; `None` if it worked.
-    pub refused: Option<Errno>,
+    pub plain_errno: Option<Errno>,
     /// The three runs.
     pub outcomes: Vec<Outcome>,
 }
@@ -76,7 +76,7 @@ impl Report<'_> {
             line("device", self.device());
         }
         line("program", "reader.c, an ordinary C program: open, then pread in steps of 8 MiB");
-        match self.refused {
+        match self.plain_errno {
             Some(Errno::FAULT) => line("", "without SPIN its pread fails: EFAULT (Bad address)"),
             Some(errno) => line("", &format!("without SPIN its pread fails: {errno}")),
             None => line("", "without SPIN its pread works too: the CPU can write to this memory"),
@@ -108,7 +108,7 @@ impl Report<'_> {
                 table.add_row(whole);
             }
         }
-        table::settle(&mut table, &[2, 3]);
+        table::align_columns(&mut table, &[2, 3]);
         table
     }
 
@@ -168,7 +168,7 @@ impl Report<'_> {
 
 fn next_steps(paint: &Paint, s: &mut String) {
     let _ = writeln!(s, "\n{}", paint.text(Ink::Head, "Now your own program:"));
-    let me = std::env::args().next().map_or_else(
+    let command_path = std::env::args().next().map_or_else(
         || "spinio".to_owned(),
         |me| match std::env::current_dir() {
             Ok(here) => me.strip_prefix(&format!("{}/", here.display())).unwrap_or(&me).to_owned(),
@@ -181,7 +181,7 @@ fn next_steps(paint: &Paint, s: &mut String) {
         ("doctor", "see what this machine offers, what is missing, and what to do about it"),
     ];
     for (command, what) in steps {
-        let _ = writeln!(s, "  {me} {command:<20} {}", paint.text(Ink::Dim, what));
+        let _ = writeln!(s, "  {command_path} {command:<20} {}", paint.text(Ink::Dim, what));
     }
 }
 
@@ -221,7 +221,7 @@ mod tests {
     }
 
     fn report(outcomes: Vec<Outcome>) -> Report<'static> {
-        Report { size: 1 << 30, path: Path::new("/var/tmp/data"), warning: None, refused: Some(Errno::FAULT), outcomes }
+        Report { size: 1 << 30, path: Path::new("/var/tmp/data"), warning: None, plain_errno: Some(Errno::FAULT), outcomes }
     }
 
     fn half() -> Outcome {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_one_state_add_up_to_the_whole() {
+    fn rows_of_state_sum_to_total() {
         let text = report(vec![half()]).render(&PLAIN);
         let row = |word: &str| text.lines().find(|l| l.contains(word)).unwrap_or_else(|| panic!("{word} in\n{text}"));
         assert!(row(" copy ").contains("half-cached") && row(" copy ").contains("1.07"));
@@ -240,14 +240,14 @@ mod tests {
     }
 
     #[test]
-    fn one_route_needs_no_sum() {
+    fn single_route_has_no_sum_row() {
         let text = report(vec![outcome(State::Cold, Some(0.0), 1 << 30, &[(Route::Direct, Reason::Absent, 1 << 30)])])
             .render(&PLAIN);
         assert!(!text.lines().any(|l| l.contains(" all ")), "{text}");
     }
 
     #[test]
-    fn a_byte_that_differs_is_told_and_fails() {
+    fn differing_byte_is_reported_and_fails() {
         let bad = report(vec![outcome(State::Cached, Some(1.0), 4096, &[])]);
         assert!(!bad.is_equal());
         let text = bad.render(&PLAIN);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_could_not_be_produced_is_told() {
+    fn unreached_state_is_reported() {
         let text = report(vec![outcome(State::Cold, Some(1.0), 1 << 30, &[])]).render(&PLAIN);
         assert!(text.contains("cold: this state could not be produced: 100 %"), "{text}");
         let text = report(vec![outcome(State::Cold, None, 1 << 30, &[])]).render(&PLAIN);
@@ -263,13 +263,13 @@ mod tests {
     }
 
     #[test]
-    fn an_emulated_device_is_never_sold_as_hardware() {
+    fn emulated_device_is_labelled() {
         let text = report(vec![half()]).render(&PLAIN);
         assert!(text.contains("a GPU in software") && text.contains("not of any GPU"));
     }
 
     #[test]
-    fn it_ends_with_what_to_run_next() {
+    fn report_ends_with_next_steps() {
         let text = report(vec![half()]).render(&PLAIN);
         let last: Vec<_> = text.lines().rev().take(3).collect();
         assert!(

@@ -13,10 +13,10 @@ use crate::scratch;
 const GROUP: &str = "Kernel";
 
 /// Asks.
-pub fn ask(facts: &mut Vec<Fact>) {
+pub fn collect(facts: &mut Vec<Fact>) {
     let system = rustix::system::uname();
     facts.push(Fact::new(GROUP, "Linux", State::Found, system.release().to_string_lossy()));
-    let (folder, warning) = scratch::folder();
+    let (folder, warning) = scratch::disk_dir();
     let place = folder.display().to_string();
     match small_file(&folder) {
         Ok(file) => {
@@ -35,7 +35,7 @@ pub fn ask(facts: &mut Vec<Fact>) {
         facts.push(Fact::new(GROUP, "a disk to test on", State::Limited, warning));
     }
     facts.push(io_uring());
-    facts.push(private_table());
+    facts.push(unshare_fd_table());
 }
 
 /// A file of two pages, in the page cache, gone when closed.
@@ -86,7 +86,7 @@ fn try_read(file: &File, flags: u32) -> Result<usize, Errno> {
 fn direct(file: &File, place: &str) -> Fact {
     let name = "O_DIRECT";
     let fact = |state, detail: String| Fact::new(GROUP, name, state, detail);
-    match linux::direct_align(file.as_raw_fd()) {
+    match linux::direct_io_align(file.as_raw_fd()) {
         Ok(Some(DirectAlign { offset: 0, .. })) => {
             fact(State::Limited, format!("not in {place}: absent data goes through the page cache"))
                 .because("this file system has no direct I/O")
@@ -134,12 +134,12 @@ fn io_uring() -> Fact {
     }
 }
 
-fn private_table() -> Fact {
+fn unshare_fd_table() -> Fact {
     let name = "private descriptors";
     let without = "SPIN does without helper threads";
     match Private::new() {
         Ok(_) => Fact::new(GROUP, name, State::Found, "helper threads get a descriptor table of their own"),
-        Err(PrivateError::Table(e)) => {
+        Err(PrivateError::Unshare(e)) => {
             Fact::new(GROUP, name, State::Limited, format!("no table of their own for helper threads: {without}"))
                 .because(cause(e, "close_range with CLOSE_RANGE_UNSHARE came with Linux 5.11"))
                 .cure("Linux 5.11 or newer; in a container, a seccomp profile that knows the call")

@@ -84,13 +84,13 @@ pub struct Fact {
     cause: Option<String>,
     cure: Option<String>,
     /// A picture of several lines, and the same for a program.
-    drawn: Option<(String, Value)>,
+    picture: Option<(String, Value)>,
 }
 
 impl Fact {
     /// A facility and what was found.
     pub fn new(group: &'static str, name: impl Into<String>, state: State, detail: impl Into<String>) -> Fact {
-        Fact { group, name: name.into(), state, detail: detail.into(), cause: None, cure: None, drawn: None }
+        Fact { group, name: name.into(), state, detail: detail.into(), cause: None, cure: None, picture: None }
     }
 
     /// Why it is as it is.
@@ -100,8 +100,8 @@ impl Fact {
     }
 
     /// Drawn below it; the same for a program.
-    pub fn drawn(mut self, picture: String, value: Value) -> Fact {
-        self.drawn = Some((picture, value));
+    pub fn with_picture(mut self, picture: String, value: Value) -> Fact {
+        self.picture = Some((picture, value));
         self
     }
 
@@ -115,15 +115,15 @@ impl Fact {
 /// Runs it.
 pub fn run(doctor: &Doctor) -> anyhow::Result<Exit> {
     // Before anything is tried: a name that is mistyped is told at once.
-    let storage = doctor.path.as_deref().map(storage::ask).transpose()?;
+    let storage = doctor.path.as_deref().map(storage::collect).transpose()?;
     let wait = Wait::new("Trying what this machine offers");
     let mut facts = Vec::new();
-    spinio::ask(&mut facts);
-    kernel::ask(&mut facts);
-    process::ask(&mut facts);
+    spinio::collect(&mut facts);
+    kernel::collect(&mut facts);
+    process::collect(&mut facts);
     facts.extend(storage.into_iter().flatten());
-    p2p::ask(&mut facts);
-    nvidia::ask(&mut facts);
+    p2p::collect(&mut facts);
+    nvidia::collect(&mut facts);
     drop(wait);
     let text = match doctor.json {
         true => format!("{:#}\n", Value::Array(facts.iter().map(json_of).collect())),
@@ -142,7 +142,7 @@ fn json_of(fact: &Fact) -> Value {
         "cause": fact.cause,
         "cure": fact.cure,
     });
-    if let Some((_, stack)) = &fact.drawn {
+    if let Some((_, stack)) = &fact.picture {
         value["stack"] = stack.clone();
     }
     value
@@ -160,7 +160,7 @@ fn render(paint: &Paint, facts: &[Fact]) -> String {
         }
         let (symbol, ink) = fact.state.symbol();
         let _ = writeln!(s, "  {} {:<column$}  {}", paint.text(ink, symbol), fact.name, fact.detail);
-        for line in fact.drawn.iter().flat_map(|(picture, _)| picture.lines()) {
+        for line in fact.picture.iter().flat_map(|(picture, _)| picture.lines()) {
             let _ = writeln!(s, "      {line}");
         }
         let mut more = |label: &str, text: &Option<String>| {
@@ -211,7 +211,7 @@ mod tests {
     const PLAIN: Paint = Paint { colour: false, width: 60 };
 
     #[test]
-    fn one_line_a_fact_and_the_cure_indented() {
+    fn fact_is_one_line_with_indented_cure() {
         let facts = [
             Fact::new("Kernel", "cachestat", State::Found, "answers"),
             Fact::new("Kernel", "io_uring", State::Limited, "refused").because("a sysctl").cure("set it to 0"),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn long_cures_are_wrapped_and_lose_no_word() {
+    fn long_cures_wrap_without_losing_words() {
         let cure = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen";
         let text = render(&PLAIN, &[Fact::new("G", "n", State::Absent, "d").cure(cure)]);
         assert!(text.lines().all(|l| l.chars().count() <= 60), "{text}");

@@ -12,7 +12,7 @@ use crate::units;
 const GROUP: &str = "NVIDIA";
 
 /// Asks.
-pub fn ask(facts: &mut Vec<Fact>) {
+pub fn collect(facts: &mut Vec<Fact>) {
     let module = text_of("/proc/driver/nvidia/version");
     match driver(facts, module.as_deref()) {
         Some(driver) => (0..driver.device_count().unwrap_or(0)).for_each(|ordinal| gpu(facts, driver, ordinal)),
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions() {
+    fn module_version_parses() {
         let line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build  (x)";
         assert_eq!(module_version(line), Some("580.159.03"));
         assert_eq!(module_version("nothing here"), None);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn windows() {
+    fn largest_window_parses() {
         let text = "0x00000000a0000000 0x00000000a0ffffff 0x0000000000040200\n\
                     0x0000004000000000 0x0000005fffffffff 0x000000000014220c\n\
                     0x0000000000000000 0x0000000000000000 0x0000000000000000";

@@ -18,7 +18,7 @@ const GROUP: &str = "Peer-to-peer";
 const DEVICES: &str = "/sys/bus/pci/devices";
 
 /// Asks.
-pub fn ask(facts: &mut Vec<Fact>) {
+pub fn collect(facts: &mut Vec<Fact>) {
     let providers = p2pmem::providers();
     facts.push(config(providers.iter().any(|p| p.published)));
     if providers.is_empty() {
@@ -36,9 +36,9 @@ pub fn ask(facts: &mut Vec<Fact>) {
         if !provider.published {
             continue;
         }
-        let mine = chain(&provider.address);
+        let mine = pci_path(&provider.address);
         for (drive, path) in drives() {
-            facts.push(reach(provider, &mine, &drive, &path));
+            facts.push(reachability(provider, &mine, &drive, &path));
         }
     }
 }
@@ -50,7 +50,7 @@ fn config(any: bool) -> Fact {
     }
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let places = [format!("/boot/config-{release}"), format!("/lib/modules/{release}/config")];
-    match places.iter().find_map(text_of).or_else(own_config) {
+    match places.iter().find_map(text_of).or_else(kernel_config) {
         Some(text) if text.lines().any(|l| l == "CONFIG_PCI_P2PDMA=y") => {
             Fact::new(GROUP, name, State::Found, "in this kernel")
         }
@@ -63,7 +63,7 @@ fn config(any: bool) -> Fact {
 }
 
 /// What the running kernel was built with, where it carries that along.
-fn own_config() -> Option<String> {
+fn kernel_config() -> Option<String> {
     let packed = "/proc/config.gz";
     Path::new(packed).exists().then_some(())?;
     let out = std::process::Command::new("gzip").args(["-dc", packed]).output().ok()?;
@@ -93,18 +93,18 @@ fn drives() -> Vec<(String, Vec<String>)> {
         .into_iter()
         .flatten()
         .flatten()
-        .map(|e| (e.file_name().to_string_lossy().into_owned(), chain_of(&e.path().join("device"))))
+        .map(|e| (e.file_name().to_string_lossy().into_owned(), pci_path_of(&e.path().join("device"))))
         .collect();
     out.sort();
     out
 }
 
-fn chain(address: &str) -> Vec<String> {
-    chain_of(&Path::new(DEVICES).join(address))
+fn pci_path(address: &str) -> Vec<String> {
+    pci_path_of(&Path::new(DEVICES).join(address))
 }
 
 /// The PCI addresses on the way from the root to a device.
-fn chain_of(link: &Path) -> Vec<String> {
+fn pci_path_of(link: &Path) -> Vec<String> {
     let path = link.canonicalize().unwrap_or_default();
     path.iter().map(|c| c.to_string_lossy().into_owned()).filter(|c| is_pci_address(c)).collect()
 }
@@ -120,12 +120,12 @@ fn is_pci_address(text: &str) -> bool {
         && parts.next().is_none()
 }
 
-fn reach(provider: &Provider, mine: &[String], drive: &str, path: &[String]) -> Fact {
+fn reachability(provider: &Provider, provider_path: &[String], drive: &str, path: &[String]) -> Fact {
     let name = format!("{drive} to {}", provider.address);
-    if path.last() == mine.last() {
+    if path.last() == provider_path.last() {
         return Fact::new(GROUP, name, State::Found, "the memory is the drive's own");
     }
-    match shared_port(mine, path) {
+    match common_bridge(provider_path, path) {
         Some(port) => Fact::new(GROUP, name, State::Found, format!("behind the same port, {port}")),
         None => Fact::new(GROUP, name, State::Limited, "only through the host bridge")
             .because("the kernel passes that only on processors it knows to forward peer-to-peer")
@@ -134,7 +134,7 @@ fn reach(provider: &Provider, mine: &[String], drive: &str, path: &[String]) -> 
 }
 
 /// The first bridge above both.
-fn shared_port<'a>(a: &'a [String], b: &[String]) -> Option<&'a String> {
+fn common_bridge<'a>(a: &'a [String], b: &[String]) -> Option<&'a String> {
     let (first, other) = (a.first()?, b.first()?);
     (a.len() > 1 && b.len() > 1 && first == other).then_some(first)
 }
@@ -148,20 +148,20 @@ mod tests {
     }
 
     #[test]
-    fn pci_addresses() {
+    fn pci_address_is_recognised() {
         assert!(is_pci_address("0000:03:00.0") && is_pci_address("10000:e1:1f.7"));
         assert!(!is_pci_address("pci0000:00") && !is_pci_address("nvme0") && !is_pci_address("0000:03:00"));
     }
 
     #[test]
-    fn peers_meet_below_one_root_port_or_not_at_all() {
+    fn p2p_needs_common_root_port() {
         let memory = path("/sys/devices/pci0000:00/0000:00:02.0/0000:01:00.0/0000:02:00.0/0000:03:00.0");
         let near = path("/sys/devices/pci0000:00/0000:00:02.0/0000:01:00.0/0000:02:01.0/0000:04:00.0");
         let far = path("/sys/devices/pci0000:00/0000:00:03.0/0000:05:00.0");
         let on_root = path("/sys/devices/pci0000:00/0000:00:07.0");
-        assert_eq!(shared_port(&memory, &near).map(String::as_str), Some("0000:00:02.0"));
-        assert_eq!(shared_port(&memory, &far), None);
-        assert_eq!(shared_port(&on_root, &on_root), None);
-        assert_eq!(shared_port(&[], &near), None);
+        assert_eq!(common_bridge(&memory, &near).map(String::as_str), Some("0000:00:02.0"));
+        assert_eq!(common_bridge(&memory, &far), None);
+        assert_eq!(common_bridge(&on_root, &on_root), None);
+        assert_eq!(common_bridge(&[], &near), None);
     }
 }

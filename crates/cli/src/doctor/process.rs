@@ -8,14 +8,14 @@ use crate::units;
 const GROUP: &str = "Process and machine";
 
 /// Asks.
-pub fn ask(facts: &mut Vec<Fact>) {
+pub fn collect(facts: &mut Vec<Fact>) {
     facts.push(owner());
-    facts.push(pseudo(
+    facts.push(kernel_filesystem(
         "/proc",
         "/proc/self/status",
         "files cannot be opened a second time, so nothing is read directly",
     ));
-    facts.push(pseudo("/sys", "/sys/class", "block devices under a file, and peer-to-peer memory, stay unknown"));
+    facts.push(kernel_filesystem("/sys", "/sys/class", "block devices under a file, and peer-to-peer memory, stay unknown"));
     facts.push(memlock());
     facts.push(descriptors());
     facts.push(seccomp());
@@ -32,7 +32,7 @@ fn owner() -> Fact {
         .because(format!("user {uid} may ask cachestat only about files it owns or may write to"))
 }
 
-fn pseudo(name: &str, probe: &str, without: &str) -> Fact {
+fn kernel_filesystem(name: &str, probe: &str, without: &str) -> Fact {
     match std::fs::metadata(probe) {
         Ok(_) => Fact::new(GROUP, name, State::Found, "mounted"),
         Err(e) => Fact::new(GROUP, name, State::Limited, format!("not here: {without}"))
@@ -46,7 +46,7 @@ fn memlock() -> Fact {
     match getrlimit(Resource::Memlock).current {
         None => Fact::new(GROUP, name, State::Found, "unlimited"),
         Some(n) if n >= 64 << 20 => Fact::new(GROUP, name, State::Found, units::bytes(n)),
-        Some(n) if may_lock_more() => {
+        Some(n) if memlock_is_unlimited() => {
             Fact::new(GROUP, name, State::Found, format!("{}, but CAP_IPC_LOCK may lock more", units::bytes(n)))
         }
         Some(n) => {
@@ -57,7 +57,7 @@ fn memlock() -> Fact {
 }
 
 /// Whether the limit does not bind this process.
-fn may_lock_more() -> bool {
+fn memlock_is_unlimited() -> bool {
     const IPC_LOCK: u32 = 14;
     let status = text_of("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));

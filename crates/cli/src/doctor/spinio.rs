@@ -13,9 +13,9 @@ use crate::library;
 const GROUP: &str = "SPIN";
 
 /// Asks.
-pub fn ask(facts: &mut Vec<Fact>) {
+pub fn collect(facts: &mut Vec<Fact>) {
     facts.push(match library::find() {
-        Ok(path) => load(&path),
+        Ok(path) => check_preload(&path),
         Err(e) => Fact::new(GROUP, "libspinio.so", State::Broken, "not found")
             .because(format!("{e}").replace("\n ", "").replace('\n', ". "))
             .cure("build it, or set SPINIO_LIBRARY to its path"),
@@ -24,7 +24,7 @@ pub fn ask(facts: &mut Vec<Fact>) {
         let fact = Fact::new(GROUP, "settings", State::Limited, complaint);
         facts.push(fact.cure("see docs/settings.md, or unset the variable"));
     }
-    for name in unknown(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
+    for name in unknown_settings(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
         let fact = Fact::new(GROUP, "settings", State::Limited, format!("there is no setting {name}: nobody reads it"));
         facts.push(fact.cure("docs/settings.md lists them"));
     }
@@ -32,7 +32,7 @@ pub fn ask(facts: &mut Vec<Fact>) {
 }
 
 /// Variables that look like settings and are none: a slip in a name is as if nothing had been said.
-fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
+fn unknown_settings(names: impl Iterator<Item = String>) -> Vec<String> {
     // The command's own; and those of our tests, chores and virtual machine.
     const OTHERS: [&str; 5] = ["SPINIO_LIBRARY", "SPINIO_TEST_", "SPINIO_FUZZ_", "SPINIO_VM_", "SPINIO_CI_"];
     let known = |name: &str| {
@@ -44,7 +44,7 @@ fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
 }
 
 /// Whether a program really comes up with the library in it.
-fn load(path: &Path) -> Fact {
+fn check_preload(path: &Path) -> Fact {
     let fact = |state, detail: String| Fact::new(GROUP, "libspinio.so", state, detail);
     let value = match library::preload(path, None) {
         Ok(value) => value,

@@ -13,7 +13,7 @@ use crate::{input, stack, units};
 const GROUP: &str = "Storage";
 
 /// Asks.
-pub fn ask(path: &Path) -> anyhow::Result<Vec<Fact>> {
+pub fn collect(path: &Path) -> anyhow::Result<Vec<Fact>> {
     let file = input::open(path)?;
     let stack = runtime()
         .storage(file.as_raw_fd())
@@ -26,12 +26,12 @@ fn facts(path: &Path, under: &Stack) -> Vec<Fact> {
         let what = format!("{} on {}", path.display(), under.file_system);
         let fact = Fact::new(GROUP, "disks", State::Absent, what)
             .because("the kernel names no block device for this file system: it lives in memory, comes by network, or hides it")
-            .drawn(under.to_string(), stack::json(under));
+            .with_picture(under.to_string(), stack::json(under));
         return vec![fact];
     };
     let mut facts = vec![
         Fact::new(GROUP, "disks", State::Found, path.display().to_string())
-            .drawn(under.to_string(), stack::json(under)),
+            .with_picture(under.to_string(), stack::json(under)),
     ];
     facts.push(match under.stripe() {
         Some(_) => Fact::new(GROUP, "stripes", State::Found, stack::stripes(under)),
@@ -42,19 +42,19 @@ fn facts(path: &Path, under: &Stack) -> Vec<Fact> {
             .cure(format!("blockdev --setra 256 /dev/{}", top.name)),
         bytes => Fact::new(GROUP, "read-ahead", State::Found, format!("window of {}", units::bytes(bytes))),
     });
-    let p2p = P2p::of(under);
+    let p2p = P2p::from_stack(under);
     facts.push(match &p2p {
-        P2p::Open => Fact::new(GROUP, "peer-to-peer", State::Found, p2p.text()),
+        P2p::Allowed => Fact::new(GROUP, "peer-to-peer", State::Found, p2p.text()),
         P2p::Array(_) => Fact::new(GROUP, "peer-to-peer", State::Found, p2p.text()),
-        P2p::Closed(..) => Fact::new(GROUP, "peer-to-peer", State::Limited, p2p.text())
+        P2p::Blocked(..) => Fact::new(GROUP, "peer-to-peer", State::Limited, p2p.text())
             .cure("NVMe drives on PCIe, alone or in an md array of level 0, 1 or 10"),
     });
-    troubles(top, &mut facts);
+    degraded_arrays(top, &mut facts);
     facts
 }
 
 /// Arrays that lack a disk.
-fn troubles(layer: &Layer, facts: &mut Vec<Fact>) {
+fn degraded_arrays(layer: &Layer, facts: &mut Vec<Fact>) {
     if let Kind::Md(md) = &layer.kind
         && md.degraded > 0
     {
@@ -65,5 +65,5 @@ fn troubles(layer: &Layer, facts: &mut Vec<Fact>) {
                 .cure(if rebuilding { "wait: it is being rebuilt" } else { "mdadm --add a disk in its place" }),
         );
     }
-    layer.members.iter().for_each(|member| troubles(member, facts));
+    layer.members.iter().for_each(|member| degraded_arrays(member, facts));
 }

@@ -82,7 +82,7 @@ pub fn prepare(
 ) -> anyhow::Result<(Command, OsString)> {
     let [name, args @ ..] = command else { return Err(exit::error(Exit::Usage, "Name a program")) };
     let program = target::resolve(name).map_err(|e| cannot_start(name, &e))?;
-    let finding = target::judge(&program);
+    let finding = target::find_obstacle(&program);
     if let Some(finding) = &finding {
         if strict {
             return Err(exit::error(Exit::Refused, format!("{finding}. Refused, because of --strict")));
@@ -111,8 +111,8 @@ pub fn cannot_start(name: &OsStr, error: &io::Error) -> anyhow::Error {
 
 fn with_stats(run: &Run, mut command: Command, name: &OsStr) -> anyhow::Result<u8> {
     let counters = Counters::new(run)?;
-    if let Some(path) = &counters.ours {
-        command.env("SPINIO_STATS", as_folder(path.path()));
+    if let Some(path) = &counters.temp_dir {
+        command.env("SPINIO_STATS", dir_setting(path.path()));
     }
     let caught = signals::catch();
     let mut child = command.spawn().map_err(|e| cannot_start(name, &e))?;
@@ -121,8 +121,8 @@ fn with_stats(run: &Run, mut command: Command, name: &OsStr) -> anyhow::Result<u
     drop(forward);
     let status = child.wait().with_context(|| format!("Cannot wait for {}", name.to_string_lossy()))?;
     let paint = Paint::stderr();
-    match (counters.counted(), &counters.ours) {
-        (None, None) => eprint!("{}", nothing(&paint, &counters.path)),
+    match (counters.read_counters(), &counters.temp_dir) {
+        (None, None) => eprint!("{}", no_counters_text(&paint, &counters.path)),
         (counted, _) => eprint!("{}", summary(&paint, counted.as_ref())),
     }
     Ok(match (status.code(), status.signal()) {
@@ -141,7 +141,7 @@ fn wait_until_ended(child: u32) {
 
 /// Where the counters are: the user's own file, if one was set, else a temporary one.
 struct Counters {
-    ours: Option<tempfile::TempDir>,
+    temp_dir: Option<tempfile::TempDir>,
     path: PathBuf,
     before: Option<Snapshot>,
 }
@@ -153,18 +153,18 @@ impl Counters {
         match said {
             Some(path) => {
                 let path = PathBuf::from(path);
-                Ok(Counters { ours: None, before: read(&path), path })
+                Ok(Counters { temp_dir: None, before: read(&path), path })
             }
             None => {
-                let ours = counters_folder()?;
+                let ours = counters_dir()?;
                 let path = ours.path().to_owned();
-                Ok(Counters { ours: Some(ours), path, before: None })
+                Ok(Counters { temp_dir: Some(ours), path, before: None })
             }
         }
     }
 
-    fn counted(&self) -> Option<Snapshot> {
-        if self.ours.is_some() {
+    fn read_counters(&self) -> Option<Snapshot> {
+        if self.temp_dir.is_some() {
             // A file for each process: the program, its children, and what they executed.
             let files = std::fs::read_dir(&self.path).ok()?.flatten();
             return files.filter_map(|entry| read(&entry.path())).reduce(|mut sum, s| {
@@ -185,7 +185,7 @@ fn read(path: &Path) -> Option<Snapshot> {
 }
 
 /// A folder for the counters of a program and its children, in memory if that can be had.
-pub fn counters_folder() -> anyhow::Result<tempfile::TempDir> {
+pub fn counters_dir() -> anyhow::Result<tempfile::TempDir> {
     let made = |place: &Path| tempfile::Builder::new().prefix("spinio-stats-").tempdir_in(place);
     made(Path::new("/dev/shm"))
         .or_else(|_| made(&std::env::temp_dir()))
@@ -193,14 +193,14 @@ pub fn counters_folder() -> anyhow::Result<tempfile::TempDir> {
 }
 
 /// As SPINIO_STATS names a folder.
-pub fn as_folder(path: &Path) -> OsString {
+pub fn dir_setting(path: &Path) -> OsString {
     let mut text = path.as_os_str().to_owned();
     text.push("/");
     text
 }
 
 /// Where the user's own SPINIO_STATS named a place that tells nothing, whatever the program did.
-fn nothing(paint: &Paint, place: &Path) -> String {
+fn no_counters_text(paint: &Paint, place: &Path) -> String {
     let head = paint.text(Ink::Head, "spinio:");
     let named = place.display();
     if place.as_os_str() == "off" {
@@ -243,7 +243,7 @@ fn summary(paint: &Paint, snapshot: Option<&Snapshot>) -> String {
             );
         }
     }
-    text + &table::text(&table::of_snapshot(paint, s)) + "\n" + &report::rest(paint, s)
+    text + &table::text(&table::of_snapshot(paint, s)) + "\n" + &report::details(paint, s)
 }
 
 #[cfg(test)]
@@ -256,7 +256,7 @@ mod tests {
     const PLAIN: Paint = Paint { colour: false, width: 100 };
 
     #[test]
-    fn settings_are_checked_before_the_program_starts() {
+    fn settings_are_validated_before_start() {
         assert_eq!(setting("threads=8"), Ok(("SPINIO_THREADS".into(), "8".into())));
         assert_eq!(setting("SPINIO_ORDERING=strict"), Ok(("SPINIO_ORDERING".into(), "strict".into())));
         assert!(setting("threads").is_err());
@@ -265,13 +265,13 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_device_requests_is_told_so() {
+    fn program_without_device_requests_is_reported() {
         assert!(summary(&PLAIN, None).contains("no device requests"));
         assert!(summary(&PLAIN, Some(&Snapshot::default())).contains("no device requests"));
     }
 
     #[test]
-    fn the_summary_tells_routes_and_reasons() {
+    fn summary_lists_routes_and_reasons() {
         let line = RouteRow {
             direction: Direction::Read,
             route: Route::Direct,

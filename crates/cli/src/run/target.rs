@@ -29,7 +29,7 @@ pub enum Obstacle {
     /// Linked against another C library, whose loader cannot take ours.
     OtherLibc(String),
     /// Not an x86-64 program of 64 bits.
-    Foreign,
+    WrongArchitecture,
     /// The loader ignores LD_PRELOAD where the program gains rights.
     SetId,
     /// As above, through file capabilities.
@@ -45,7 +45,7 @@ impl fmt::Display for Obstacle {
         match self {
             Obstacle::Static => f.write_str("is statically linked: it has no loader that would read LD_PRELOAD"),
             Obstacle::OtherLibc(loader) => write!(f, "is loaded by {loader}: libspinio.so needs glibc"),
-            Obstacle::Foreign => f.write_str("is no 64-bit x86-64 program: libspinio.so does not fit into it"),
+            Obstacle::WrongArchitecture => f.write_str("is no 64-bit x86-64 program: libspinio.so does not fit into it"),
             Obstacle::SetId => f.write_str("is setuid or setgid: the loader ignores LD_PRELOAD there"),
             Obstacle::Capabilities => f.write_str("has file capabilities: the loader ignores LD_PRELOAD there"),
             Obstacle::Asan(runtime) => write!(
@@ -106,11 +106,11 @@ fn resolve_on(command: &OsStr, path: Option<&OsStr>) -> io::Result<PathBuf> {
 
 /// What keeps SPIN out of this program; `None` if nothing is known. A file that cannot be read may still be run:
 /// then nothing is known.
-pub fn judge(program: &Path) -> Option<Finding> {
+pub fn find_obstacle(program: &Path) -> Option<Finding> {
     let mut at = program.to_owned();
     // The kernel itself follows four interpreters and no more.
     for _ in 0..5 {
-        if let Some(obstacle) = gains_rights(&at) {
+        if let Some(obstacle) = is_secure_exec(&at) {
             return Some(Finding { path: at, obstacle });
         }
         // Only what can be executed is opened: a named pipe would wait for a writer.
@@ -129,7 +129,7 @@ pub fn judge(program: &Path) -> Option<Finding> {
 }
 
 /// The kernel tells the loader to be secure (AT_SECURE) where ids or capabilities change.
-fn gains_rights(path: &Path) -> Option<Obstacle> {
+fn is_secure_exec(path: &Path) -> Option<Obstacle> {
     let meta = std::fs::metadata(path).ok()?;
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let mode = meta.permissions().mode();
@@ -164,7 +164,7 @@ fn elf(file: &File, head: &[u8]) -> Option<Obstacle> {
         return None;
     }
     if head[4] != 2 || u16_at(head, 18) != X86_64 {
-        return Some(Obstacle::Foreign);
+        return Some(Obstacle::WrongArchitecture);
     }
     let (table, size, count) = (u64_at(head, 32), u64::from(u16_at(head, 54)), u64::from(u16_at(head, 56)));
     let (mut loader, mut is_go) = (None, false);
@@ -278,17 +278,17 @@ mod tests {
     }
 
     fn obstacle(file: &tempfile::NamedTempFile) -> Option<Obstacle> {
-        judge(file.path()).map(|f| f.obstacle)
+        find_obstacle(file.path()).map(|f| f.obstacle)
     }
 
     const GLIBC: (u32, &[u8]) = (3, b"/lib64/ld-linux-x86-64.so.2\0");
 
     #[test]
-    fn elf_files_by_who_loads_them() {
+    fn elf_obstacle_depends_on_loader() {
         assert_eq!(obstacle(&image(62, 2, &[GLIBC])), None);
         assert_eq!(obstacle(&image(62, 2, &[(1, b"x")])), Some(Obstacle::Static));
-        assert_eq!(obstacle(&image(62, 1, &[GLIBC])), Some(Obstacle::Foreign));
-        assert_eq!(obstacle(&image(183, 2, &[GLIBC])), Some(Obstacle::Foreign));
+        assert_eq!(obstacle(&image(62, 1, &[GLIBC])), Some(Obstacle::WrongArchitecture));
+        assert_eq!(obstacle(&image(183, 2, &[GLIBC])), Some(Obstacle::WrongArchitecture));
         assert_eq!(
             obstacle(&image(62, 2, &[(3, b"/lib/ld-musl-x86_64.so.1\0")])),
             Some(Obstacle::OtherLibc("/lib/ld-musl-x86_64.so.1".into()))
@@ -298,36 +298,36 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_judged_without_a_crash() {
+    fn damaged_elf_does_not_panic() {
         let file = image(62, 2, &[GLIBC]);
         let whole = std::fs::read(file.path()).unwrap();
         for len in 0..whole.len() {
             std::fs::write(file.path(), &whole[..len]).unwrap();
-            judge(file.path());
+            find_obstacle(file.path());
         }
         for at in 0..64 {
             let mut bytes = whole.clone();
             bytes[at] = 0xff;
             std::fs::write(file.path(), &bytes).unwrap();
-            judge(file.path());
+            find_obstacle(file.path());
         }
     }
 
     #[test]
-    fn a_script_is_judged_by_its_interpreter() {
+    fn script_uses_interpreters_obstacle() {
         let fixed = image(62, 2, &[]);
         let script = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(script.path(), format!("#! {} -x\necho\n", fixed.path().display())).unwrap();
-        assert_eq!(judge(script.path()), Some(Finding { path: fixed.path().into(), obstacle: Obstacle::Static }));
+        assert_eq!(find_obstacle(script.path()), Some(Finding { path: fixed.path().into(), obstacle: Obstacle::Static }));
         std::fs::write(script.path(), "#!/usr/bin/env -S A=1 sh -e\n").unwrap();
-        assert_eq!(judge(script.path()), None);
+        assert_eq!(find_obstacle(script.path()), None);
         // A script that names itself ends all the same.
         std::fs::write(script.path(), format!("#!{}\n", script.path().display())).unwrap();
-        assert_eq!(judge(script.path()), None);
+        assert_eq!(find_obstacle(script.path()), None);
     }
 
     #[test]
-    fn commands_are_found_as_the_shell_finds_them() {
+    fn commands_resolve_as_in_shell() {
         let dir = tempfile::tempdir().unwrap();
         let tool = dir.path().join("tool");
         std::fs::write(&tool, "").unwrap();

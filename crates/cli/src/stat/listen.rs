@@ -12,10 +12,10 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// How long one client may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Bytes of a request that are looked at.
-const LONGEST: usize = 8 << 10;
+const MAX_REQUEST: usize = 8 << 10;
 
 /// Answers until the process is stopped.
 pub fn serve(address: SocketAddr, page: &dyn Fn() -> anyhow::Result<String>) -> io::Result<()> {
@@ -29,7 +29,7 @@ pub fn serve(address: SocketAddr, page: &dyn Fn() -> anyhow::Result<String>) -> 
 }
 
 fn answer(mut client: TcpStream, page: &dyn Fn() -> anyhow::Result<String>) -> io::Result<()> {
-    client.set_write_timeout(Some(PATIENCE))?;
+    client.set_write_timeout(Some(CLIENT_TIMEOUT))?;
     let request = read_head(&mut client)?;
     let line = request.split(|b| *b == b'\r' || *b == b'\n').next().unwrap_or_default();
     let mut words = line.split(|b| *b == b' ').filter(|w| !w.is_empty());
@@ -65,8 +65,8 @@ fn read_head(client: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     let mut part = [0u8; 1024];
     while !head.windows(4).any(|w| w == b"\r\n\r\n") {
-        let left = PATIENCE.saturating_sub(begun.elapsed());
-        if left.is_zero() || head.len() > LONGEST {
+        let left = CLIENT_TIMEOUT.saturating_sub(begun.elapsed());
+        if left.is_zero() || head.len() > MAX_REQUEST {
             return Err(io::ErrorKind::TimedOut.into());
         }
         client.set_read_timeout(Some(left))?;
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn one_page_and_nothing_else() {
+    fn only_metrics_page_is_served() {
         let page = ask(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
         assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.ends_with("\r\n\r\nthe page\n"), "{page}");
         assert!(page.contains("Content-Length: 9\r\n"), "{page}");
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_answered_or_cut_off() {
+    fn invalid_request_is_answered_or_closed() {
         assert!(ask(b"").starts_with("HTTP/1.1 405"));
         assert!(ask(b"\xff\xfe\0\0").starts_with("HTTP/1.1 405"));
         assert_eq!(ask(&vec![b'x'; 64 << 10]), "");

@@ -86,7 +86,7 @@ pub fn run(stat: &Stat) -> anyhow::Result<Exit> {
 /// The one process or file that was asked for, if one was.
 fn one(stat: &Stat) -> anyhow::Result<Option<Counters>> {
     match (&stat.file, stat.pid) {
-        (Some(path), _) => processes::named(path).map(Some),
+        (Some(path), _) => processes::open_path(path).map(Some),
         (None, Some(pid)) => processes::find(pid).map(Some),
         (None, None) => Ok(None),
     }
@@ -109,7 +109,7 @@ fn once(stat: &Stat) -> anyhow::Result<String> {
 }
 
 fn watch(stat: &Stat, every: Duration) -> anyhow::Result<Exit> {
-    let clears = std::io::stdout().is_terminal();
+    let clear_screen = std::io::stdout().is_terminal();
     let mut one = one(stat)?;
     let mut earlier: Option<(Instant, Vec<Counters>)> = None;
     loop {
@@ -121,7 +121,7 @@ fn watch(stat: &Stat, every: Duration) -> anyhow::Result<Exit> {
                     eprintln!("spinio: the process has ended");
                     return Ok(Exit::Ok);
                 }
-                vec![processes::named(&one.path)?]
+                vec![processes::open_path(&one.path)?]
             }
             None => processes::list().processes,
         };
@@ -142,7 +142,7 @@ fn watch(stat: &Stat, every: Duration) -> anyhow::Result<Exit> {
                     json::line(&list)?
                 }
             };
-            out::print(&if clears && !stat.json { format!("\x1b[H\x1b[J{text}") } else { text })?;
+            out::print(&if clear_screen && !stat.json { format!("\x1b[H\x1b[J{text}") } else { text })?;
         }
         earlier = Some((now, current));
         std::thread::sleep(every);
@@ -152,7 +152,7 @@ fn watch(stat: &Stat, every: Duration) -> anyhow::Result<Exit> {
 fn export(stat: &Stat) -> anyhow::Result<Exit> {
     let page = |stat: &Stat| -> anyhow::Result<String> {
         let found = match one(stat)? {
-            Some(one) => Found { processes: vec![one], other_builds: 0 },
+            Some(one) => Found { processes: vec![one], other_versions: 0 },
             None => processes::list(),
         };
         prometheus::text(found.processes.into_iter().map(|c| c.snapshot).collect()).context("Cannot encode the metrics")

@@ -43,7 +43,7 @@ struct Processes(Vec<Snapshot>);
 type Labels = Vec<(&'static str, String)>;
 
 /// A value of a series, under the name of its metric as it is.
-fn plain(encoder: &mut MetricEncoder<'_>, value: u64) -> fmt::Result {
+fn encode_value(encoder: &mut MetricEncoder<'_>, value: u64) -> fmt::Result {
     encoder.encode_gauge(&value)
 }
 
@@ -60,7 +60,7 @@ impl Processes {
         for s in &self.0 {
             for (more, value) in series(s) {
                 let labels = labels(s, more);
-                plain(&mut metric.encode_family(&labels.as_slice())?, value)?;
+                encode_value(&mut metric.encode_family(&labels.as_slice())?, value)?;
             }
         }
         Ok(())
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_that_make_no_sense_overflow_nothing() {
+    fn invalid_counts_do_not_overflow() {
         let mut h = Histogram::default();
         (0..64).for_each(|i| h.add(1 << i, u64::MAX / 2));
         let (count, buckets) = buckets(&h);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_slower_than_can_be_told_lies_below_no_bound() {
+    fn slowest_calls_are_only_in_inf_bucket() {
         let mut h = Histogram::default();
         h.add(1_000_000_000, 2);
         h.add(60_000_000_000, 3);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn no_series_stands_there_twice() {
+    fn series_are_unique() {
         let mut one = Snapshot::default();
         (one.process.pid, one.process.name) = (1, "loader".to_owned());
         one.read.calls = 3;
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_without_processes_is_a_page() {
+    fn page_without_processes_is_valid() {
         let page = text(Vec::new()).unwrap();
         assert!(page.contains("# TYPE spinio_requests_total counter\n") && !page.contains("EOF"), "{page}");
     }

@@ -10,17 +10,17 @@ use crate::{table, units};
 
 /// Everything about one process. `seconds`: the counters are those of so long, so tell rates.
 pub fn of_process(paint: &Paint, s: &Snapshot, seconds: Option<f64>) -> String {
-    let mut text = format!("{}{}\n", paint.text(Ink::Head, &who(s)), seconds.map_or(String::new(), since));
+    let mut text = format!("{}{}\n", paint.text(Ink::Head, &process_title(s)), seconds.map_or(String::new(), interval_text));
     if s.is_empty() {
         return text + "\nno device requests\n";
     }
     text += &format!("\n{}\n", table::text(&calls(paint, s, seconds)));
     text += &format!("\n{}\n", table::text(&table::of_snapshot(paint, s)));
-    text + &rest(paint, s)
+    text + &details(paint, s)
 }
 
 /// What follows the routes: refusals, residency, what is held.
-pub fn rest(paint: &Paint, s: &Snapshot) -> String {
+pub fn details(paint: &Paint, s: &Snapshot) -> String {
     let mut text = String::new();
     if !s.refusals.is_empty() {
         text += &format!("\n{}\n", table::text(&refused(paint, s)));
@@ -30,7 +30,7 @@ pub fn rest(paint: &Paint, s: &Snapshot) -> String {
         let seen: Vec<_> = seen.iter().map(|(n, name)| format!("{n} {name}")).collect();
         text += &format!("\npages asked about: {}\n", seen.join(", "));
     }
-    if let Some(held) = held(s) {
+    if let Some(held) = gauges_text(s) {
         text += &format!("{}held: {held}\n", if seen.is_empty() { "\n" } else { "" });
     }
     if s.overflow > 0 {
@@ -39,14 +39,14 @@ pub fn rest(paint: &Paint, s: &Snapshot) -> String {
     text
 }
 
-fn who(s: &Snapshot) -> String {
+fn process_title(s: &Snapshot) -> String {
     match s.process.pid {
         0 => "counters of no process yet".to_owned(),
         pid => format!("{} (process {pid})", s.process.name),
     }
 }
 
-fn since(seconds: f64) -> String {
+fn interval_text(seconds: f64) -> String {
     format!(", the last {}", units::time(seconds * 1e9))
 }
 
@@ -75,7 +75,7 @@ fn calls(paint: &Paint, s: &Snapshot, seconds: Option<f64>) -> Table {
             Cell::new(quantile(&c.latency, 0.999)),
         ]);
     }
-    table::settle(&mut table, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    table::align_columns(&mut table, &[1, 2, 3, 4, 5, 6, 7, 8]);
     table
 }
 
@@ -84,12 +84,12 @@ fn refused(paint: &Paint, s: &Snapshot) -> Table {
     for r in &s.refusals {
         table.add_row(vec![Cell::new(r.count), Cell::new(units::bytes(r.bytes)), Cell::new(r.reason)]);
     }
-    table::settle(&mut table, &[0, 1]);
+    table::align_columns(&mut table, &[0, 1]);
     table
 }
 
 /// `staging 8 MiB (most 16 MiB), 3 kept files`.
-fn held(s: &Snapshot) -> Option<String> {
+fn gauges_text(s: &Snapshot) -> Option<String> {
     let parts: Vec<String> = Gauge::ALL
         .into_iter()
         .filter(|g| s.gauge(*g).1 > 0)
@@ -129,11 +129,11 @@ pub fn of_all(paint: &Paint, found: &Found) -> String {
                 Cell::new(&s.process.name),
             ]);
         }
-        table::settle(&mut table, &[0, 1, 2, 3, 4, 5, 6, 7]);
+        table::align_columns(&mut table, &[0, 1, 2, 3, 4, 5, 6, 7]);
         text += &format!("{}\n", table::text(&table));
     }
-    if found.other_builds > 0 {
-        let n = found.other_builds;
+    if found.other_versions > 0 {
+        let n = found.other_versions;
         let (are, run) = if n == 1 { ("is", "runs") } else { ("are", "run") };
         text += &format!("{n} more {are} not shown: {run} another version of SPIN\n");
     }
@@ -157,7 +157,7 @@ pub fn of_rates(paint: &Paint, mut snapshots: Vec<Snapshot>, seconds: f64) -> St
             Cell::new(&s.process.name),
         ]);
     }
-    table::settle(&mut table, &[0, 1, 2, 3, 4, 5]);
+    table::align_columns(&mut table, &[0, 1, 2, 3, 4, 5]);
     format!("{}\n", table::text(&table))
 }
 

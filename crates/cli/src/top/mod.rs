@@ -69,7 +69,7 @@ fn watch(terminal: &mut DefaultTerminal, every: Duration) -> anyhow::Result<()> 
     let mut model = Model::default();
     loop {
         let looked = Instant::now();
-        model.look(processes::list(), looked);
+        model.update(processes::list(), looked);
         loop {
             terminal.draw(|frame| view::draw(frame, &model, colour))?;
             let left = every.saturating_sub(looked.elapsed());

@@ -16,7 +16,7 @@ pub const HISTORY: usize = 240;
 pub struct Row {
     path: PathBuf,
     /// All that it did.
-    pub whole: Snapshot,
+    pub total: Snapshot,
     /// What it did since the look before, and how long ago that was.
     pub delta: Snapshot,
     pub seconds: f64,
@@ -29,10 +29,10 @@ pub struct Row {
 pub struct Model {
     /// By process number.
     pub rows: Vec<Row>,
-    pub other_builds: usize,
+    pub other_versions: usize,
     pub paused: bool,
     selected: Option<PathBuf>,
-    looked: Option<Instant>,
+    last_update: Option<Instant>,
 }
 
 impl Row {
@@ -44,20 +44,20 @@ impl Row {
 
 impl Model {
     /// Takes in what was found at a moment.
-    pub fn look(&mut self, found: Found, now: Instant) {
+    pub fn update(&mut self, found: Found, now: Instant) {
         if self.paused {
             return;
         }
-        let seconds = self.looked.map_or(1.0, |then| now.duration_since(then).as_secs_f64()).max(1e-3);
-        let first = self.looked.replace(now).is_none();
-        self.other_builds = found.other_builds;
+        let seconds = self.last_update.map_or(1.0, |then| now.duration_since(then).as_secs_f64()).max(1e-3);
+        let first = self.last_update.replace(now).is_none();
+        self.other_versions = found.other_versions;
         let mut old = std::mem::take(&mut self.rows);
         for counters in found.processes {
-            let same = |r: &Row| r.path == counters.path && r.whole.process == counters.snapshot.process;
+            let same = |r: &Row| r.path == counters.path && r.total.process == counters.snapshot.process;
             let before = old.iter().position(same).map(|at| old.swap_remove(at));
             let whole = counters.snapshot;
             let (delta, mut history) = match before {
-                Some(before) => (whole.since(&before.whole), before.history),
+                Some(before) => (whole.since(&before.total), before.history),
                 // At the first look nobody knows how long it took; a process that came since did all of it since.
                 None if first => (whole.since(&whole), Default::default()),
                 None => (whole.clone(), Default::default()),
@@ -71,9 +71,9 @@ impl Model {
                     history.pop_front();
                 }
             }
-            self.rows.push(Row { path: counters.path, whole, delta, seconds, history });
+            self.rows.push(Row { path: counters.path, total: whole, delta, seconds, history });
         }
-        self.rows.sort_by_key(|r| r.whole.process.pid);
+        self.rows.sort_by_key(|r| r.total.process.pid);
     }
 
     /// The row that is looked at closely.
@@ -94,7 +94,7 @@ impl Model {
         self.paused = !self.paused;
         // The time in between is nobody's: begin anew.
         if !self.paused {
-            self.looked = None;
+            self.last_update = None;
         }
     }
 }

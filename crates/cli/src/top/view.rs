@@ -29,7 +29,7 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model, colour: bool) {
         Layout::vertical([Constraint::Length(1), Constraint::Length(rows + 1), Constraint::Min(0)]).areas(frame.area());
     frame.render_widget(Paragraph::new(headline(model)), head);
     if model.rows.is_empty() {
-        let text = match model.other_builds {
+        let text = match model.other_versions {
             0 => "no process has made a device request under SPIN".to_owned(),
             n => format!("no process of this version of SPIN; {n} of another"),
         };
@@ -50,8 +50,8 @@ fn headline(model: &Model) -> Line<'static> {
     let n = model.rows.len();
     let mut text =
         format!("{n} {}  {} GB/s", if n == 1 { "process" } else { "processes" }, units::gbps(bytes as u64, 1.0));
-    if model.other_builds > 0 {
-        text += &format!("  {} of another version", model.other_builds);
+    if model.other_versions > 0 {
+        text += &format!("  {} of another version", model.other_versions);
     }
     if model.paused {
         text += "  stopped";
@@ -68,14 +68,14 @@ fn processes(model: &Model) -> Table<'static> {
     let rows = model.rows.iter().map(|r| {
         let latency = all(&r.delta);
         TableRow::new([
-            r.whole.process.pid.to_string(),
+            r.total.process.pid.to_string(),
             format!("{:.0}", r.calls()),
             units::gbps(total(&r.delta), r.seconds),
             quantile(&latency, 0.5),
             quantile(&latency, 0.99),
-            units::bytes(r.whole.gauge(Gauge::BounceBytes).0),
-            units::bytes(r.whole.gauge(Gauge::Pinned).0),
-            r.whole.process.name.clone(),
+            units::bytes(r.total.gauge(Gauge::BounceBytes).0),
+            units::bytes(r.total.gauge(Gauge::Pinned).0),
+            r.total.process.name.clone(),
         ])
     });
     let widths = [8, 9, 7, 8, 8, 9, 9, 16].map(Constraint::Length);
@@ -120,7 +120,7 @@ fn paint(route: Route) -> Color {
 }
 
 fn details(row: &Row) -> Paragraph<'static> {
-    let s = &row.whole;
+    let s = &row.total;
     let mut lines = Vec::new();
     for direction in Direction::ALL {
         let (now, ever) = (row.delta.calls(direction), s.calls(direction));
@@ -211,16 +211,16 @@ mod tests {
             counters.snapshot = s;
             counters
         };
-        Found { processes: snapshots.into_iter().map(counters).collect(), other_builds: 0 }
+        Found { processes: snapshots.into_iter().map(counters).collect(), other_versions: 0 }
     }
 
     #[test]
-    fn the_screen_shows_processes_routes_and_latencies() {
+    fn screen_shows_processes_routes_and_latencies() {
         let folder = tempfile::tempdir().unwrap();
         let (mut model, begun) = (Model::default(), Instant::now());
         assert!(screen(&model, 100, 10).contains("no process has made a device request"));
-        model.look(found(folder.path(), vec![snapshot(11, 0), snapshot(12, 0)]), begun);
-        model.look(
+        model.update(found(folder.path(), vec![snapshot(11, 0), snapshot(12, 0)]), begun);
+        model.update(
             found(folder.path(), vec![snapshot(11, 2_000_000_000), snapshot(12, 0)]),
             begun + Duration::from_secs(1),
         );
@@ -237,26 +237,26 @@ mod tests {
         model.select(5);
         assert_eq!(model.selected(), 1);
         // One ends: the other is looked at.
-        model.look(found(folder.path(), vec![snapshot(11, 2_000_000_000)]), begun + Duration::from_secs(2));
+        model.update(found(folder.path(), vec![snapshot(11, 2_000_000_000)]), begun + Duration::from_secs(2));
         assert!(screen(&model, 100, 24).contains("1 process  0.00 GB/s"));
     }
 
     #[test]
-    fn no_screen_is_too_small() {
+    fn any_screen_size_is_drawn() {
         let folder = tempfile::tempdir().unwrap();
         let mut model = Model::default();
-        model.look(found(folder.path(), (1..40).map(|pid| snapshot(pid, 1 << 30)).collect()), Instant::now());
+        model.update(found(folder.path(), (1..40).map(|pid| snapshot(pid, 1 << 30)).collect()), Instant::now());
         for (width, height) in [(1, 1), (10, 3), (20, 8), (300, 80)] {
             let _ = screen(&model, width, height);
         }
     }
 
     #[test]
-    fn a_stopped_screen_stands_still() {
+    fn paused_screen_does_not_change() {
         let folder = tempfile::tempdir().unwrap();
         let mut model = Model::default();
         model.pause();
-        model.look(found(folder.path(), vec![snapshot(1, 1)]), Instant::now());
+        model.update(found(folder.path(), vec![snapshot(1, 1)]), Instant::now());
         assert!(model.rows.is_empty() && screen(&model, 100, 5).contains("stopped"));
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use spinio_io::stats::trace::{Event, Piece, Request};
 
 /// Requests whose pieces may wait: more than threads can have under way, so the oldest have lost theirs.
-const WAITING: usize = 4096;
+const MAX_WAITING: usize = 4096;
 
 /// A request with its pieces, in the order of their starts.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Gather {
                 if let Some(pieces) = self.waiting.get_mut(&key) {
                     pieces.push(piece);
                 }
-                while self.order.len() > WAITING {
+                while self.order.len() > MAX_WAITING {
                     if let Some(oldest) = self.order.pop_front() {
                         self.waiting.remove(&oldest);
                     }
@@ -107,7 +107,7 @@ pub mod tests {
     fn pieces_without_a_request_do_not_pile_up() {
         let mut gather = Gather::default();
         (0..10_000).for_each(|id| assert!(gather.take(Event::Piece(piece(id, 1))).is_none()));
-        assert_eq!((gather.waiting.len(), gather.order.len()), (WAITING, WAITING));
+        assert_eq!((gather.waiting.len(), gather.order.len()), (MAX_WAITING, MAX_WAITING));
         assert_eq!(gather.take(Event::Request(request(9_999))).unwrap().pieces.len(), 1);
     }
 }

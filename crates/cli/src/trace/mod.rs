@@ -162,9 +162,9 @@ impl Drop for Switch {
 }
 
 fn launch(trace: &Trace, sink: &mut Sink) -> anyhow::Result<u8> {
-    let folder = run::counters_folder()?;
+    let folder = run::counters_dir()?;
     let (mut command, name) = run::prepare(&trace.command, &[], false)?;
-    command.env("SPINIO_STATS", run::as_folder(folder.path())).env("SPINIO_TRACE", "1");
+    command.env("SPINIO_STATS", run::dir_setting(folder.path())).env("SPINIO_TRACE", "1");
     let caught = signals::catch();
     let mut child = command.spawn().map_err(|e| run::cannot_start(&name, &e))?;
     let forward = signals::forward_to(child.id(), caught);

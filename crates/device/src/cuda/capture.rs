@@ -6,18 +6,18 @@ use spinio_sys::cuda::{CaptureMode, Driver};
 /// its own and on no stream that is captured.
 pub(super) struct Relaxed {
     driver: &'static Driver,
-    before: Option<CaptureMode>,
+    previous: Option<CaptureMode>,
 }
 
 impl Relaxed {
     pub(super) fn enter(driver: &'static Driver) -> Relaxed {
-        Relaxed { driver, before: driver.exchange_capture_mode(CaptureMode::RELAXED) }
+        Relaxed { driver, previous: driver.exchange_capture_mode(CaptureMode::RELAXED) }
     }
 }
 
 impl Drop for Relaxed {
     fn drop(&mut self) {
-        if let Some(mode) = self.before {
+        if let Some(mode) = self.previous {
             self.driver.exchange_capture_mode(mode);
         }
     }

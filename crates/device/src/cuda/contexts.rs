@@ -14,13 +14,13 @@ use spinio_sys::cuda::{Context, CuError, Driver};
 
 use super::device::Cuda;
 
-const MOST: usize = 64;
+const MAX_CONTEXTS: usize = 64;
 
-static DEVICES: [AtomicPtr<Cuda>; MOST] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MOST];
-static MAKING: Mutex<()> = Mutex::new(());
+static DEVICES: [AtomicPtr<Cuda>; MAX_CONTEXTS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CONTEXTS];
+static CREATE_LOCK: Mutex<()> = Mutex::new(());
 
 /// Known objects, oldest first.
-fn known() -> impl Iterator<Item = &'static Cuda> {
+fn devices() -> impl Iterator<Item = &'static Cuda> {
     DEVICES.iter().map_while(|slot| {
         let device = slot.load(Acquire);
         // SAFETY: null or a leaked `Cuda`, published with Release after it was complete.
@@ -29,14 +29,14 @@ fn known() -> impl Iterator<Item = &'static Cuda> {
 }
 
 /// The object for a context that is alive, made now if there is none.
-pub(super) fn device_of(driver: &'static Driver, context: Context, ordinal: i32) -> Option<&'static Cuda> {
+pub(super) fn device_of_context(driver: &'static Driver, context: Context, ordinal: i32) -> Option<&'static Cuda> {
     // SAFETY: the driver has just named this context as the owner of living memory, or as current.
     let id = unsafe { driver.context_id(context) }.ok()?;
-    if let Some(device) = known().find(|d| d.stands_for(context, id)) {
+    if let Some(device) = devices().find(|d| d.matches(context, id)) {
         return Some(device);
     }
-    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(device) = known().find(|d| d.stands_for(context, id)) {
+    let _making = CREATE_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(device) = devices().find(|d| d.matches(context, id)) {
         return Some(device);
     }
     let slot = DEVICES.iter().find(|slot| {
@@ -56,14 +56,14 @@ pub(super) fn device_of_ordinal(driver: &'static Driver, ordinal: i32) -> Option
     if let Some(context) = current
         && driver.current_device() == Ok(ordinal)
     {
-        return device_of(driver, context, ordinal);
+        return device_of_context(driver, context, ordinal);
     }
-    device_of(driver, primary(driver, ordinal).ok()??, ordinal)
+    device_of_context(driver, active_primary(driver, ordinal).ok()??, ordinal)
 }
 
 /// The primary context of a device, if the program has one. Our own reference to it is given back at once: whether
 /// it lives on is the program's to say.
-fn primary(driver: &'static Driver, ordinal: i32) -> Result<Option<Context>, CuError> {
+fn active_primary(driver: &'static Driver, ordinal: i32) -> Result<Option<Context>, CuError> {
     let device = driver.device(ordinal)?;
     if !driver.primary_is_active(device)? {
         return Ok(None);

@@ -26,14 +26,14 @@ pub(super) struct Cuda {
     id: u64,
     pub(super) ordinal: i32,
     flags: u32,
-    gone: AtomicBool,
-    pub(super) pinning: Pinning,
-    pub(super) queues: Queues,
+    lost: AtomicBool,
+    pub(super) pin_support: Pinning,
+    pub(super) streams: Queues,
     pub(super) events: Events,
     pub(super) kernel: OnceLock<core::result::Result<Function, CuError>>,
-    pub(super) loading: Mutex<()>,
+    pub(super) load_lock: Mutex<()>,
     /// The device sees registered memory at the addresses that the host sees it at.
-    same_addresses: bool,
+    host_addresses_valid: bool,
 }
 
 /// The context, current on this thread.
@@ -58,73 +58,73 @@ impl Cuda {
             id,
             ordinal,
             flags: 0,
-            gone: AtomicBool::new(false),
-            pinning: Pinning::default(),
-            queues: Queues::new(),
+            lost: AtomicBool::new(false),
+            pin_support: Pinning::default(),
+            streams: Queues::new(),
             events: Events::new(),
             kernel: OnceLock::new(),
-            loading: Mutex::new(()),
-            same_addresses: false,
+            load_lock: Mutex::new(()),
+            host_addresses_valid: false,
         };
         let entered = new.enter().ok()?;
         let flags = driver.current_flags().unwrap_or(0);
         drop(entered);
         new.flags = flags;
         // Read-only registration has an attribute of its own; a driver that does not know it says so at the first try.
-        new.pinning.is_possible =
+        new.pin_support.is_supported =
             driver.device_attribute(ordinal, attribute::HOST_REGISTER_SUPPORTED).unwrap_or(0) != 0;
         let same = attribute::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
-        new.same_addresses = driver.device_attribute(ordinal, same).unwrap_or(0) != 0;
+        new.host_addresses_valid = driver.device_attribute(ordinal, same).unwrap_or(0) != 0;
         Some(new)
     }
 
-    pub(super) fn stands_for(&self, context: Context, id: u64) -> bool {
-        self.context == context && self.id == id && !self.gone.load(Relaxed)
+    pub(super) fn matches(&self, context: Context, id: u64) -> bool {
+        self.context == context && self.id == id && !self.lost.load(Relaxed)
     }
 
     /// Whether its context is dead, noticed or not.
     pub(super) fn is_dead(&self) -> bool {
         // SAFETY: asks only; the driver knows a dead context when it sees one.
-        self.gone.load(Relaxed) || unsafe { self.driver.context_id(self.context) } != Ok(self.id)
+        self.lost.load(Relaxed) || unsafe { self.driver.context_id(self.context) } != Ok(self.id)
     }
 
     /// Makes sure that the context lives, and that it is current until the guard is dropped.
     #[inline]
     pub(super) fn enter(&self) -> Result<Entered> {
-        debug_assert!(!linux::in_private_table(), "the driver's descriptors are not in this thread's table");
-        if self.gone.load(Relaxed) {
-            return Err(self.retire());
+        debug_assert!(!linux::in_shadow_table(), "the driver's descriptors are not in this thread's table");
+        if self.lost.load(Relaxed) {
+            return Err(self.mark_lost());
         }
         // SAFETY: asks only; the driver knows a dead context when it sees one.
         match unsafe { self.driver.context_id(self.context) } {
             Ok(id) if id == self.id => {}
-            Ok(_) => return Err(self.retire()),
-            Err(e) => return Err(self.fail("cuCtxGetId", e)),
+            Ok(_) => return Err(self.mark_lost()),
+            Err(e) => return Err(self.driver_error("cuCtxGetId", e)),
         }
         match self.driver.current() {
             Ok(current) if current == self.context => Ok(Entered { pushed: None }),
             Ok(_) => {
                 // SAFETY: alive, as its number has just shown.
-                unsafe { self.driver.push(self.context) }.map_err(|e| self.fail("cuCtxPushCurrent", e))?;
+                unsafe { self.driver.push(self.context) }.map_err(|e| self.driver_error("cuCtxPushCurrent", e))?;
                 Ok(Entered { pushed: Some(self.driver) })
             }
-            Err(e) => Err(self.fail("cuCtxGetCurrent", e)),
+            Err(e) => Err(self.driver_error("cuCtxGetCurrent", e)),
         }
     }
 
     #[cold]
-    fn retire(&self) -> DeviceError {
-        self.gone.store(true, Relaxed);
-        DeviceError { kind: ErrorKind::Gone, operation: "context", code: CuError::CONTEXT_IS_DESTROYED.0 }
+    fn mark_lost(&self) -> DeviceError {
+        self.lost.store(true, Relaxed);
+        DeviceError { kind: ErrorKind::ContextLost, operation: "context", code: CuError::CONTEXT_IS_DESTROYED.0 }
     }
 
     /// The driver's error in the terms of a device.
     #[cold]
-    pub(super) fn fail(&self, operation: &'static str, e: CuError) -> DeviceError {
+    pub(super) fn driver_error(&self, operation: &'static str, e: CuError) -> DeviceError {
         let kind = match e {
-            e if e.is_gone() => {
-                self.gone.store(true, Relaxed);
-                ErrorKind::Gone
+            e if e.is_context_lost() => {
+                self.lost.store(true, Relaxed);
+                ErrorKind::ContextLost
             }
             CuError::OUT_OF_MEMORY => ErrorKind::NoMemory,
             CuError::NOT_SUPPORTED | CuError::NO_SUCH_FUNCTION => ErrorKind::Unsupported,
@@ -155,112 +155,112 @@ impl Device for Cuda {
         format!("{name}, {gib:.0} GiB, {pci}, driver for CUDA {major}.{minor}; waits {waits}")
     }
 
-    fn abilities(&self) -> Abilities {
+    fn capabilities(&self) -> Abilities {
         let gathers = !matches!(self.kernel.get(), Some(Err(_)));
-        let pins = self.pinning.is_worth_trying();
-        Abilities { pins, copies: true, max_pin: MAX_PIN, gathers }
+        let pins = self.pin_support.is_worth_trying();
+        Abilities { can_pin: pins, has_dma_engine: true, max_pin: MAX_PIN, can_gather: gathers }
     }
 
-    fn allocation(&'static self, addr: DeviceAddr, want: u64) -> Option<Allocation> {
+    fn allocation(&'static self, addr: DeviceAddr, wanted: u64) -> Option<Allocation> {
         let info = self.driver.pointer_info(addr.0).ok().filter(|i| i.kind == MemoryType::Device)?;
-        let ours = lookup::device_for(self.driver, &info)?;
-        core::ptr::eq(ours, self).then(|| lookup::allocation_of(self, &info, addr.0, want))?
+        let own_info = lookup::device_for(self.driver, &info)?;
+        core::ptr::eq(own_info, self).then(|| lookup::allocation_of(self, &info, addr.0, wanted))?
     }
 
-    fn staging(&self, len: usize) -> Result<Pinned> {
-        self.make_staging(len)
+    fn alloc_pinned(&self, len: usize) -> Result<Pinned> {
+        self.alloc_pinned_host(len)
     }
 
-    fn free_staging(&self, memory: Pinned) {
-        self.give_staging(memory);
+    fn free_pinned(&self, memory: Pinned) {
+        self.free_pinned_host(memory);
     }
 
     #[inline]
-    fn program_queue(&self) -> (QueueId, bool) {
-        self.queue_of_thread()
+    fn app_stream(&self) -> (QueueId, bool) {
+        self.thread_app_stream()
     }
 
-    fn is_captured(&self, queue: QueueId) -> bool {
-        self.enter().is_ok_and(|_entered| self.captures(queue))
+    fn is_capturing(&self, stream: QueueId) -> bool {
+        self.enter().is_ok_and(|_entered| self.stream_captures(stream))
     }
 
-    fn lease_queue(&self) -> Result<QueueId> {
+    fn acquire_stream(&self) -> Result<QueueId> {
         let _entered = self.enter()?;
-        self.take_queue()
+        self.take_stream()
     }
 
-    fn return_queue(&self, queue: QueueId) {
-        self.keep_queue(queue);
+    fn release_stream(&self, stream: QueueId) {
+        self.recycle_stream(stream);
     }
 
     #[inline]
-    unsafe fn copy_in(&self, queue: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
+    unsafe fn copy_in(&self, stream: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
         let _entered = self.enter()?;
         // SAFETY: the memory is the caller's word; the queue belongs to this context, which lives.
-        unsafe { self.driver.copy_in(dst.0, src, len, Cuda::stream(queue)) }
-            .map_err(|e| self.copy_failed("cuMemcpyHtoDAsync", e))
+        unsafe { self.driver.copy_in(dst.0, src, len, Cuda::raw_stream(stream)) }
+            .map_err(|e| self.copy_error("cuMemcpyHtoDAsync", e))
     }
 
-    unsafe fn copy_out(&self, queue: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
+    unsafe fn copy_out(&self, stream: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
         let _entered = self.enter()?;
         // SAFETY: as above.
-        unsafe { self.driver.copy_out(dst, src.0, len, Cuda::stream(queue)) }
-            .map_err(|e| self.copy_failed("cuMemcpyDtoHAsync", e))
+        unsafe { self.driver.copy_out(dst, src.0, len, Cuda::raw_stream(stream)) }
+            .map_err(|e| self.copy_error("cuMemcpyDtoHAsync", e))
     }
 
-    unsafe fn call_host(
+    unsafe fn launch_host_func(
         &self,
-        queue: QueueId,
+        stream: QueueId,
         function: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
     ) -> Result<()> {
         let _entered = self.enter()?;
         // SAFETY: the function is the caller's word; the queue belongs to this context, which lives.
-        unsafe { self.driver.call_host(Cuda::stream(queue), function, argument) }
-            .map_err(|e| self.fail("cuLaunchHostFunc", e))
+        unsafe { self.driver.launch_host_func(Cuda::raw_stream(stream), function, argument) }
+            .map_err(|e| self.driver_error("cuLaunchHostFunc", e))
     }
 
-    fn fence(&self, queue: QueueId) -> Result<Fence> {
+    fn fence(&self, stream: QueueId) -> Result<Fence> {
         let _entered = self.enter()?;
-        self.spare_captures(queue, "cuEventRecord")?;
-        self.fence_here(queue, self.flags & schedule::MASK == schedule::BLOCKING)
+        self.refuse_if_capturing(stream, "cuEventRecord")?;
+        self.record_fence(stream, self.flags & schedule::MASK == schedule::BLOCKING)
     }
 
-    fn follow(&self, queue: QueueId, fence: &Fence) -> Result<()> {
+    fn wait_event(&self, stream: QueueId, fence: &Fence) -> Result<()> {
         let _entered = self.enter()?;
-        self.spare_captures(queue, "cuStreamWaitEvent")?;
-        self.follow_fence(queue, fence)
+        self.refuse_if_capturing(stream, "cuStreamWaitEvent")?;
+        self.stream_wait_fence(stream, fence)
     }
 
-    fn is_done(&self, fence: &Fence) -> Result<bool> {
-        let _entered = self.enter()?;
-        let _relaxed = RelaxedCapture::enter(self.driver);
-        self.fence_is_done(fence)
-    }
-
-    fn wait(&self, fence: &Fence, how: Wait) -> Result<()> {
+    fn query(&self, fence: &Fence) -> Result<bool> {
         let _entered = self.enter()?;
         let _relaxed = RelaxedCapture::enter(self.driver);
-        self.wait_for(fence, how)
+        self.fence_query(fence)
+    }
+
+    fn wait(&self, fence: &Fence, mode: Wait) -> Result<()> {
+        let _entered = self.enter()?;
+        let _relaxed = RelaxedCapture::enter(self.driver);
+        self.wait_fence(fence, mode)
     }
 
     fn release_fence(&self, fence: Fence) {
-        self.keep_fence(fence);
+        self.recycle_fence(fence);
     }
 
-    fn drain(&self, queue: QueueId, how: Wait) -> Result<()> {
+    fn synchronize(&self, stream: QueueId, mode: Wait) -> Result<()> {
         let _entered = self.enter()?;
-        self.spare_captures(queue, "cuStreamSynchronize")?;
+        self.refuse_if_capturing(stream, "cuStreamSynchronize")?;
         let _relaxed = RelaxedCapture::enter(self.driver);
-        if how == Wait::Context {
+        if mode == Wait::Context {
             // SAFETY: the queue belongs to this context, which lives.
-            return unsafe { self.driver.stream_synchronize(Cuda::stream(queue)) }
-                .map_err(|e| self.fail("cuStreamSynchronize", e));
+            return unsafe { self.driver.stream_synchronize(Cuda::raw_stream(stream)) }
+                .map_err(|e| self.driver_error("cuStreamSynchronize", e));
         }
-        let fence = self.fence_here(queue, true)?;
-        let waited = self.wait_for(&fence, how);
-        self.keep_fence(fence);
-        waited
+        let fence = self.record_fence(stream, true)?;
+        let result = self.wait_fence(&fence, mode);
+        self.recycle_fence(fence);
+        result
     }
 
     unsafe fn pin(&self, ptr: *const u8, len: usize) -> Result<Pin> {
@@ -268,53 +268,53 @@ impl Device for Cuda {
         unsafe { self.pin_pages(ptr, len) }
     }
 
-    unsafe fn copy_pinned(&self, queue: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()> {
+    unsafe fn copy_pinned(&self, stream: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()> {
         debug_assert!(offset + len <= pin.len);
         // SAFETY: the pin keeps its range mapped and registered; the rest is the caller's word.
-        unsafe { self.copy_in(queue, dst, pin.ptr.wrapping_add(offset), len) }
+        unsafe { self.copy_in(stream, dst, pin.ptr.wrapping_add(offset), len) }
     }
 
     fn unpin(&self, pin: Pin) {
         self.unpin_pages(pin);
     }
 
-    fn prepare_gather(&self, code: &dyn CodeStore) -> Result<()> {
-        self.gather_kernel(code).map(drop)
+    fn load_gather_kernel(&self, store: &dyn CodeStore) -> Result<()> {
+        self.load_or_compile(store).map(drop)
     }
 
     fn is_gather_ready(&self) -> bool {
         matches!(self.kernel.get(), Some(Ok(_)))
     }
 
-    fn view(&self, memory: *const u8) -> Result<u64> {
-        if self.same_addresses {
+    fn device_ptr(&self, memory: *const u8) -> Result<u64> {
+        if self.host_addresses_valid {
             return Ok(memory as u64);
         }
         let _entered = self.enter()?;
-        self.driver.host_device_pointer(memory).map_err(|e| self.fail("cuMemHostGetDevicePointer", e))
+        self.driver.host_device_pointer(memory).map_err(|e| self.driver_error("cuMemHostGetDevicePointer", e))
     }
 
-    fn view_pin(&self, pin: &Pin) -> Result<u64> {
-        self.view(pin.ptr)
+    fn pin_device_ptr(&self, pin: &Pin) -> Result<u64> {
+        self.device_ptr(pin.ptr)
     }
 
     fn map_pin(&self, pin: &Pin) -> Result<u64> {
-        self.view(pin.ptr)
+        self.device_ptr(pin.ptr)
     }
 
-    unsafe fn gather(&self, queue: QueueId, list: *const Gathered, count: usize) -> Result<()> {
-        let list = self.view(list.cast())?;
+    unsafe fn gather(&self, stream: QueueId, list: *const Gathered, count: usize) -> Result<()> {
+        let list = self.device_ptr(list.cast())?;
         let _entered = self.enter()?;
         // SAFETY: passed on to the caller.
-        unsafe { self.launch_gather(queue, list, count) }
+        unsafe { self.launch_gather(stream, list, count) }
     }
 }
 
 impl Cuda {
     /// A copy says "invalid value" when the device end is not (wholly) allocated any more.
     #[cold]
-    fn copy_failed(&self, operation: &'static str, e: CuError) -> DeviceError {
-        let error = self.fail(operation, e);
+    fn copy_error(&self, operation: &'static str, e: CuError) -> DeviceError {
+        let error = self.driver_error(operation, e);
         let kind = if e == CuError::INVALID_VALUE { ErrorKind::BadAddress } else { error.kind };
         DeviceError { kind, ..error }
     }

@@ -35,69 +35,69 @@ fn event_of(fence: &Fence) -> Event {
     Event((fence.0 & !BLOCKING_BIT) as usize)
 }
 
-fn blocks(fence: &Fence) -> bool {
+fn is_blocking(fence: &Fence) -> bool {
     fence.0 & BLOCKING_BIT != 0
 }
 
 impl Cuda {
     /// An unused event as a fence that is nowhere yet. The context must be entered.
-    fn blank_fence(&self, blocking: bool) -> Result<Fence> {
+    fn new_fence(&self, blocking: bool) -> Result<Fence> {
         let flags = event::DISABLE_TIMING | if blocking { event::BLOCKING_SYNC } else { 0 };
-        let made = self.events.pool(blocking).take(|| self.driver.event_create(flags).map(|e| e.0));
-        match made.map_err(|e| self.fail("cuEventCreate", e))? {
+        let made = self.events.pool(blocking).acquire(|| self.driver.event_create(flags).map(|e| e.0));
+        match made.map_err(|e| self.driver_error("cuEventCreate", e))? {
             Some(event) => Ok(Fence(event as u64 | if blocking { BLOCKING_BIT } else { 0 })),
             None => Err(DeviceError::new(ErrorKind::NoMemory, "pool of events")),
         }
     }
 
     /// A fence at the present end of a queue that is not captured. The context must be entered.
-    pub(super) fn fence_here(&self, queue: QueueId, blocking: bool) -> Result<Fence> {
-        let fence = self.blank_fence(blocking)?;
+    pub(super) fn record_fence(&self, stream: QueueId, blocking: bool) -> Result<Fence> {
+        let fence = self.new_fence(blocking)?;
         // SAFETY: the event is ours and alive, as its context is; the queue is the caller's.
-        match unsafe { self.driver.event_record(event_of(&fence), Cuda::stream(queue)) } {
+        match unsafe { self.driver.event_record(event_of(&fence), Cuda::raw_stream(stream)) } {
             Ok(()) => Ok(fence),
             Err(e) => {
-                self.keep_fence(fence);
-                Err(self.fail("cuEventRecord", e))
+                self.recycle_fence(fence);
+                Err(self.driver_error("cuEventRecord", e))
             }
         }
     }
 
     /// Queue after fence. The context must be entered.
-    pub(super) fn follow_fence(&self, queue: QueueId, fence: &Fence) -> Result<()> {
+    pub(super) fn stream_wait_fence(&self, stream: QueueId, fence: &Fence) -> Result<()> {
         // SAFETY: the fence's event is alive until it is released, as its context is; the queue is the caller's.
-        unsafe { self.driver.stream_wait(Cuda::stream(queue), event_of(fence)) }
-            .map_err(|e| self.fail("cuStreamWaitEvent", e))
+        unsafe { self.driver.stream_wait_event(Cuda::raw_stream(stream), event_of(fence)) }
+            .map_err(|e| self.driver_error("cuStreamWaitEvent", e))
     }
 
     /// Whether the fence has been passed. The context must be entered, relaxed.
-    pub(super) fn fence_is_done(&self, fence: &Fence) -> Result<bool> {
+    pub(super) fn fence_query(&self, fence: &Fence) -> Result<bool> {
         // SAFETY: as above.
-        unsafe { self.driver.event_is_done(event_of(fence)) }.map_err(|e| self.fail("cuEventQuery", e))
+        unsafe { self.driver.event_query(event_of(fence)) }.map_err(|e| self.driver_error("cuEventQuery", e))
     }
 
     /// Waits. The context must be entered, relaxed.
-    pub(super) fn wait_for(&self, fence: &Fence, how: Wait) -> Result<()> {
-        if how == Wait::Context || blocks(fence) {
+    pub(super) fn wait_fence(&self, fence: &Fence, mode: Wait) -> Result<()> {
+        if mode == Wait::Context || is_blocking(fence) {
             // SAFETY: as above.
             return unsafe { self.driver.event_synchronize(event_of(fence)) }
-                .map_err(|e| self.fail("cuEventSynchronize", e));
+                .map_err(|e| self.driver_error("cuEventSynchronize", e));
         }
-        if self.fence_is_done(fence)? {
+        if self.fence_query(fence)? {
             return Ok(());
         }
-        let queue = self.take_queue()?;
-        let asleep = self.follow_fence(queue, fence).and_then(|()| self.fence_here(queue, true)).and_then(|relay| {
-            let waited = self.wait_for(&relay, Wait::Sleep);
-            self.keep_fence(relay);
+        let queue = self.take_stream()?;
+        let sleeps = self.stream_wait_fence(queue, fence).and_then(|()| self.record_fence(queue, true)).and_then(|relay| {
+            let waited = self.wait_fence(&relay, Wait::Block);
+            self.recycle_fence(relay);
             waited
         });
-        self.keep_queue(queue);
-        asleep
+        self.recycle_stream(queue);
+        sleeps
     }
 
     /// Back to the pool.
-    pub(super) fn keep_fence(&self, fence: Fence) {
-        self.events.pool(blocks(&fence)).give(event_of(&fence).0);
+    pub(super) fn recycle_fence(&self, fence: Fence) {
+        self.events.pool(is_blocking(&fence)).release(event_of(&fence).0);
     }
 }

@@ -19,7 +19,7 @@ use std::ffi::{CStr, CString, c_void};
 use std::sync::{PoisonError, mpsc};
 
 use spinio_sys::cuda::{Compiler, CuError, Function, attribute};
-use spinio_sys::linux::spawn_quiet;
+use spinio_sys::linux::spawn_signals_blocked;
 
 use super::capture::Relaxed;
 use super::device::Cuda;
@@ -37,36 +37,36 @@ const NAME: &CStr = c"spinio_gather";
 
 /// Threads of a block, as gather.cu is bounded, and pieces that one of its warps takes at a time.
 const THREADS: u32 = 256;
-const PIECES: usize = 8;
+const ENTRIES_PER_WARP: usize = 8;
 
 /// Blocks of one launch at most: several a multiprocessor of the largest GPU.
-const BLOCKS: usize = 1056;
+const MAX_BLOCKS: usize = 1056;
 
 /// The compiler's stack.
-const STACK: usize = 16 << 20;
+const COMPILER_STACK: usize = 16 << 20;
 
 impl Cuda {
     /// The kernel, made ready now if it was not.
-    pub(super) fn gather_kernel(&self, code: &dyn CodeStore) -> Result<Function, DeviceError> {
-        let failed = |e| self.fail("loading the gather kernel", e);
+    pub(super) fn load_or_compile(&self, store: &dyn CodeStore) -> Result<Function, DeviceError> {
+        let failed = |e| self.driver_error("loading the gather kernel", e);
         if let Some(known) = self.kernel.get() {
             return known.map_err(failed);
         }
         // By one thread; what others ask meanwhile waits for nobody.
-        let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _loading = self.load_lock.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = self.kernel.get() {
             return known.map_err(failed);
         }
         let _entered = self.enter()?;
-        let made = self.load(code);
+        let made = self.load(store);
         // A context that is gone is no verdict on the code.
-        if !made.is_err_and(CuError::is_gone) {
+        if !made.is_err_and(CuError::is_context_lost) {
             let _ = self.kernel.set(made);
         }
         made.map_err(failed)
     }
 
-    fn load(&self, code: &dyn CodeStore) -> Result<Function, CuError> {
+    fn load(&self, store: &dyn CodeStore) -> Result<Function, CuError> {
         let driver = self.driver;
         let architecture = |which| driver.device_attribute(self.ordinal, which);
         let (major, minor) =
@@ -79,7 +79,7 @@ impl Cuda {
         if let Ok(compiler) = Compiler::open() {
             let (a, b) = compiler.version();
             let name = format!("gather-{:016x}-{architecture}-nvrtc{a}.{b}.cubin", hash(SOURCE.as_bytes()));
-            let kept = code.load(&name).and_then(|kept| checked(&kept).map(<[u8]>::to_vec));
+            let kept = store.load(&name).and_then(|kept| verify_checksum(&kept).map(<[u8]>::to_vec));
             if let Some(kept) = kept
                 && let Ok(kernel) = load(&kept)
             {
@@ -88,7 +88,7 @@ impl Cuda {
             if let Some(made) = compile(compiler, &architecture)
                 && let Ok(kernel) = load(&made)
             {
-                code.keep(&name, &with_checksum(&made));
+                store.store(&name, &with_checksum(&made));
                 return Ok(kernel);
             }
         }
@@ -99,18 +99,18 @@ impl Cuda {
     ///
     /// # Safety
     /// As [`crate::Device::gather`]; `list` as the device sees it.
-    pub(super) unsafe fn launch_gather(&self, queue: QueueId, list: u64, count: usize) -> Result<(), DeviceError> {
+    pub(super) unsafe fn launch_gather(&self, stream: QueueId, list: u64, count: usize) -> Result<(), DeviceError> {
         let Some(Ok(kernel)) = self.kernel.get().copied() else {
             return Err(DeviceError::new(ErrorKind::Unsupported, "gather: not prepared"));
         };
         let (mut list, mut pieces) = (list, u32::try_from(count).unwrap_or(u32::MAX));
-        let warps = count.div_ceil(PIECES);
-        let blocks = warps.div_ceil((THREADS / 32) as usize).clamp(1, BLOCKS) as u32;
+        let warps = count.div_ceil(ENTRIES_PER_WARP);
+        let blocks = warps.div_ceil((THREADS / 32) as usize).clamp(1, MAX_BLOCKS) as u32;
         let mut parameters: [*mut c_void; 2] = [(&raw mut list).cast(), (&raw mut pieces).cast()];
         // SAFETY: the kernel belongs to this context, which is alive, as does the queue; it takes an address and a
         // number; what it reads and writes is the caller's word.
-        unsafe { self.driver.launch(kernel, blocks, THREADS, Cuda::stream(queue), &mut parameters) }
-            .map_err(|e| self.fail("cuLaunchKernel", e))
+        unsafe { self.driver.launch(kernel, blocks, THREADS, Cuda::raw_stream(stream), &mut parameters) }
+            .map_err(|e| self.driver_error("cuLaunchKernel", e))
     }
 }
 
@@ -119,7 +119,7 @@ fn compile(compiler: Compiler, architecture: &str) -> Option<Vec<u8>> {
     let source = CString::new(SOURCE).ok()?;
     let architecture = architecture.to_owned();
     let (answer, made) = mpsc::channel();
-    let spawned = spawn_quiet("spinio-nvrtc", STACK, move || {
+    let spawned = spawn_signals_blocked("spinio-nvrtc", COMPILER_STACK, move || {
         let _ = answer.send(compiler.compile(&source, &architecture).ok());
     });
     spawned.ok()?;
@@ -136,8 +136,8 @@ fn with_checksum(code: &[u8]) -> Vec<u8> {
 }
 
 /// The code of a kept file, if it is what was kept.
-fn checked(kept: &[u8]) -> Option<&[u8]> {
-    let (sum, code) = kept.split_at_checked(8)?;
+fn verify_checksum(cached: &[u8]) -> Option<&[u8]> {
+    let (sum, code) = cached.split_at_checked(8)?;
     (sum == hash(code).to_le_bytes() && !code.is_empty()).then_some(code)
 }
 
@@ -146,19 +146,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kept_code_is_believed_only_whole() {
+    fn cached_code_with_bad_checksum_is_refused() {
         let kept = with_checksum(b"cubin");
-        assert_eq!(checked(&kept), Some(&b"cubin"[..]));
+        assert_eq!(verify_checksum(&kept), Some(&b"cubin"[..]));
         for damage in [&kept[..12], &kept[..8], &kept[..3], &[]] {
-            assert_eq!(checked(damage), None);
+            assert_eq!(verify_checksum(damage), None);
         }
         let mut flipped = kept.clone();
         flipped[9] ^= 1;
-        assert_eq!(checked(&flipped), None);
+        assert_eq!(verify_checksum(&flipped), None);
     }
 
     #[test]
-    fn nvrtc_compiles_the_source() {
+    fn nvrtc_compiles_kernel_source() {
         let compiler = match Compiler::open() {
             Ok(compiler) => compiler,
             Err(e) => return eprintln!("skipped: {e}"),
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_precompiled_code_is_of_this_source() {
+    fn embedded_ptx_matches_source() {
         let text = PTX.to_str().unwrap();
         assert!(text.contains(".entry spinio_gather(") && text.contains(".target sm_75"));
         let source = format!("// Source: {:016x},", hash(SOURCE.as_bytes()));
@@ -177,6 +177,6 @@ mod tests {
             "gather.cu has changed: make gather.ptx again, as its head says, with {source}"
         );
         assert!(SOURCE.contains("__launch_bounds__(256)") && THREADS == 256);
-        assert!(SOURCE.contains(&format!("#define PIECES {PIECES}u")));
+        assert!(SOURCE.contains(&format!("#define PIECES {ENTRIES_PER_WARP}u")));
     }
 }

@@ -28,19 +28,19 @@ impl Granules {
 
     /// Whether `addr` is known to be host memory.
     #[inline(always)]
-    pub(super) fn is_host(&self, addr: u64) -> bool {
+    pub(super) fn contains(&self, addr: u64) -> bool {
         let (slot, entry) = self.slot(addr);
         slot.load(Relaxed) == entry
     }
 
     /// Remembers it.
-    pub(super) fn remember(&self, addr: u64) {
+    pub(super) fn insert(&self, addr: u64) {
         let (slot, entry) = self.slot(addr);
         slot.store(entry, Relaxed);
     }
 
     /// Forgets it.
-    pub(super) fn forget(&self, addr: u64) {
+    pub(super) fn remove(&self, addr: u64) {
         let (slot, entry) = self.slot(addr);
         let _ = slot.compare_exchange(entry, 0, Relaxed, Relaxed);
     }
@@ -51,19 +51,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_granule_is_known_until_it_is_forgotten_or_pushed_out() {
+    fn entry_is_found_until_removed_or_evicted() {
         static TABLE: Granules = Granules::new();
         let at = 0x7f00_0040_1234;
-        assert!(!TABLE.is_host(at) && !TABLE.is_host(0));
-        TABLE.remember(at);
-        assert!(TABLE.is_host(at & !0x1f_ffff) && TABLE.is_host(at | 0x1f_ffff) && !TABLE.is_host(at + 0x20_0000));
-        let rival = at + ((SLOTS as u64) << SHIFT);
-        assert!(!TABLE.is_host(rival));
-        TABLE.forget(rival);
-        assert!(TABLE.is_host(at), "forgetting another granule of the slot does not touch it");
-        TABLE.remember(rival);
-        assert!(TABLE.is_host(rival) && !TABLE.is_host(at));
-        TABLE.forget(rival);
-        assert!(!TABLE.is_host(rival));
+        assert!(!TABLE.contains(at) && !TABLE.contains(0));
+        TABLE.insert(at);
+        assert!(TABLE.contains(at & !0x1f_ffff) && TABLE.contains(at | 0x1f_ffff) && !TABLE.contains(at + 0x20_0000));
+        let colliding = at + ((SLOTS as u64) << SHIFT);
+        assert!(!TABLE.contains(colliding));
+        TABLE.remove(colliding);
+        assert!(TABLE.contains(at), "forgetting another granule of the slot does not touch it");
+        TABLE.insert(colliding);
+        assert!(TABLE.contains(colliding) && !TABLE.contains(at));
+        TABLE.remove(colliding);
+        assert!(!TABLE.contains(colliding));
     }
 }

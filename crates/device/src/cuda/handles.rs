@@ -4,41 +4,41 @@ use std::sync::{Mutex, PoisonError};
 
 pub(super) struct Handles {
     state: Mutex<State>,
-    most: usize,
+    max: usize,
 }
 
 struct State {
     idle: Vec<usize>,
-    made: usize,
+    created: usize,
 }
 
 impl Handles {
-    pub(super) const fn new(most: usize) -> Handles {
-        Handles { state: Mutex::new(State { idle: Vec::new(), made: 0 }), most }
+    pub(super) const fn new(max: usize) -> Handles {
+        Handles { state: Mutex::new(State { idle: Vec::new(), created: 0 }), max }
     }
 
     /// An idle one, else a new one; `None` once as many as may be are in use.
-    pub(super) fn take<E>(&self, make: impl FnOnce() -> Result<usize, E>) -> Result<Option<usize>, E> {
+    pub(super) fn acquire<E>(&self, create: impl FnOnce() -> Result<usize, E>) -> Result<Option<usize>, E> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(handle) = state.idle.pop() {
             return Ok(Some(handle));
         }
-        if state.made == self.most {
+        if state.created == self.max {
             return Ok(None);
         }
-        state.made += 1;
+        state.created += 1;
         drop(state); // the driver may take its time
-        match make() {
+        match create() {
             Ok(handle) => Ok(Some(handle)),
             Err(e) => {
-                self.state.lock().unwrap_or_else(PoisonError::into_inner).made -= 1;
+                self.state.lock().unwrap_or_else(PoisonError::into_inner).created -= 1;
                 Err(e)
             }
         }
     }
 
     /// Gives one back.
-    pub(super) fn give(&self, handle: usize) {
+    pub(super) fn release(&self, handle: usize) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).idle.push(handle);
     }
 }
@@ -48,25 +48,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_reuses_and_is_bounded() {
+    fn pool_reuses_handles_and_is_bounded() {
         let pool = Handles::new(2);
         let mut next = 0;
         let mut make = || {
             next += 1;
             Ok::<usize, ()>(next)
         };
-        let a = pool.take(&mut make).unwrap().unwrap();
-        let b = pool.take(&mut make).unwrap().unwrap();
+        let a = pool.acquire(&mut make).unwrap().unwrap();
+        let b = pool.acquire(&mut make).unwrap().unwrap();
         assert_ne!(a, b);
-        assert_eq!(pool.take(&mut make), Ok(None));
-        pool.give(b);
-        assert_eq!(pool.take(&mut make), Ok(Some(b)));
+        assert_eq!(pool.acquire(&mut make), Ok(None));
+        pool.release(b);
+        assert_eq!(pool.acquire(&mut make), Ok(Some(b)));
     }
 
     #[test]
-    fn what_could_not_be_made_does_not_count() {
+    fn failed_creation_does_not_count() {
         let pool = Handles::new(1);
-        assert_eq!(pool.take(|| Err("no")), Err("no"));
-        assert_eq!(pool.take(|| Ok::<usize, ()>(5)), Ok(Some(5)));
+        assert_eq!(pool.acquire(|| Err("no")), Err("no"));
+        assert_eq!(pool.acquire(|| Ok::<usize, ()>(5)), Ok(Some(5)));
     }
 }

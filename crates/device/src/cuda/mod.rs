@@ -58,8 +58,8 @@ use crate::Allocation;
 
 /// Whether this process could own CUDA memory: its driver is loaded. One relaxed load.
 #[inline]
-pub(crate) fn possible() -> bool {
-    lookup::possible()
+pub(crate) fn is_possible() -> bool {
+    lookup::is_possible()
 }
 
 /// The allocation that holds `addr`. May believe its negative cache.
@@ -74,7 +74,7 @@ pub(crate) fn find_after_fault(addr: *const u8, want: usize) -> Option<Allocatio
 }
 
 /// The device of the context that is current on this thread.
-pub(crate) fn current() -> Option<&'static dyn crate::Device> {
+pub(crate) fn current_device() -> Option<&'static dyn crate::Device> {
     lookup::current().map(|d| d as &'static dyn crate::Device)
 }
 

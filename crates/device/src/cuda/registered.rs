@@ -18,26 +18,26 @@ type Result<T> = core::result::Result<T, DeviceError>;
 pub(super) const MAX_PIN: u64 = 512 << 20;
 
 /// Refusals in a row after which pinning is not tried again.
-const REFUSALS: u32 = 4;
+const MAX_REFUSALS: u32 = 4;
 
 /// Whether pages can be pinned.
 #[derive(Default)]
 pub(super) struct Pinning {
     /// By what the driver says.
-    pub(super) is_possible: bool,
+    pub(super) is_supported: bool,
     /// In a row, until now.
     refusals: AtomicU32,
 }
 
 impl Pinning {
     pub(super) fn is_worth_trying(&self) -> bool {
-        self.is_possible && self.refusals.load(Relaxed) < REFUSALS
+        self.is_supported && self.refusals.load(Relaxed) < MAX_REFUSALS
     }
 }
 
 impl Cuda {
     /// New staging memory.
-    pub(super) fn make_staging(&self, len: usize) -> Result<Pinned> {
+    pub(super) fn alloc_pinned_host(&self, len: usize) -> Result<Pinned> {
         use linux_flags::{DONTFORK, HUGEPAGE, MAP, PROT};
         let _entered = self.enter()?;
         let refused = |_| DeviceError::new(ErrorKind::NoMemory, "mmap of staging memory");
@@ -56,7 +56,7 @@ impl Cuda {
             Err(e) => {
                 // SAFETY: nobody has seen the address yet.
                 let _ = unsafe { linux::munmap(ptr, len) };
-                let error = self.fail("cuMemHostRegister", e);
+                let error = self.driver_error("cuMemHostRegister", e);
                 let kind = if error.kind == ErrorKind::Driver { ErrorKind::NoMemory } else { error.kind };
                 Err(DeviceError { kind, ..error })
             }
@@ -64,7 +64,7 @@ impl Cuda {
     }
 
     /// The other way round, where its context still lives.
-    pub(super) fn give_staging(&self, memory: Pinned) {
+    pub(super) fn free_pinned_host(&self, memory: Pinned) {
         let unregistered = match self.enter() {
             Ok(_entered) => {
                 let _relaxed = RelaxedCapture::enter(self.driver);
@@ -72,7 +72,7 @@ impl Cuda {
                 unsafe { self.driver.host_unregister(memory.ptr) }.is_ok()
             }
             // The registration, and every copy, died with the context.
-            Err(e) => e.kind == ErrorKind::Gone,
+            Err(e) => e.kind == ErrorKind::ContextLost,
         };
         if unregistered {
             // SAFETY: our own mapping, and nobody's any more.
@@ -92,17 +92,17 @@ impl Cuda {
         // SAFETY: the caller keeps the range mapped; the rest of its first and last page is mapped with it.
         match unsafe { self.driver.host_register(start as *mut u8, end - start, register::READ_ONLY) } {
             Ok(()) => {
-                self.pinning.refusals.store(0, Relaxed);
+                self.pin_support.refusals.store(0, Relaxed);
                 Ok(Pin { ptr, len, handle: start as u64 })
             }
             Err(e) => {
-                let error = self.fail("cuMemHostRegister", e);
-                if error.kind == ErrorKind::Gone {
+                let error = self.driver_error("cuMemHostRegister", e);
+                if error.kind == ErrorKind::ContextLost {
                     return Err(error);
                 }
                 // Memory that is short, or pinned by another request at the moment, says nothing about the next pin.
                 if !matches!(e, CuError::OUT_OF_MEMORY | CuError::HOST_MEMORY_ALREADY_REGISTERED) {
-                    self.pinning.refusals.fetch_add(1, Relaxed);
+                    self.pin_support.refusals.fetch_add(1, Relaxed);
                 }
                 Err(DeviceError { kind: ErrorKind::PinRefused, ..error })
             }

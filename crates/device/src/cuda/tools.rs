@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use spinio_sys::cuda::{CuError, Driver, LoadError};
 
-use super::contexts::device_of;
+use super::contexts::device_of_context;
 use super::lookup;
 use crate::{Device, DeviceAddr, DeviceError, ErrorKind};
 
@@ -16,14 +16,14 @@ pub enum NoGpu {
     /// There is no driver.
     NoDriver(LoadError),
     /// The driver refused; call and reason.
-    Refused(&'static str, CuError),
+    Driver(&'static str, CuError),
 }
 
 impl std::fmt::Display for NoGpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             NoGpu::NoDriver(why) => write!(f, "{why}"),
-            NoGpu::Refused(call, why) => write!(f, "The CUDA driver refused {call}: {why}"),
+            NoGpu::Driver(call, why) => write!(f, "The CUDA driver refused {call}: {why}"),
         }
     }
 }
@@ -32,17 +32,17 @@ impl std::error::Error for NoGpu {}
 
 /// Number of GPUs; loads and initialises the driver.
 pub fn count() -> Result<u32, NoGpu> {
-    let driver = started()?;
-    driver.device_count().map(|n| n.max(0) as u32).map_err(|e| NoGpu::Refused("cuDeviceGetCount", e))
+    let driver = init_driver()?;
+    driver.device_count().map(|n| n.max(0) as u32).map_err(|e| NoGpu::Driver("cuDeviceGetCount", e))
 }
 
 /// A GPU with its primary context, which stays for the life of the process.
 pub fn open(ordinal: u32) -> Result<&'static dyn Device, NoGpu> {
-    let driver = started()?;
-    let device = driver.device(ordinal as i32).map_err(|e| NoGpu::Refused("cuDeviceGet", e))?;
-    let context = driver.primary_retain(device).map_err(|e| NoGpu::Refused("cuDevicePrimaryCtxRetain", e))?;
-    let made = device_of(driver, context, ordinal as i32);
-    made.map(|d| d as &'static dyn Device).ok_or(NoGpu::Refused("its context", CuError::INVALID_CONTEXT))
+    let driver = init_driver()?;
+    let device = driver.device(ordinal as i32).map_err(|e| NoGpu::Driver("cuDeviceGet", e))?;
+    let context = driver.primary_retain(device).map_err(|e| NoGpu::Driver("cuDevicePrimaryCtxRetain", e))?;
+    let made = device_of_context(driver, context, ordinal as i32);
+    made.map(|d| d as &'static dyn Device).ok_or(NoGpu::Driver("its context", CuError::INVALID_CONTEXT))
 }
 
 /// What was allocated here, and on which GPU.
@@ -53,9 +53,9 @@ pub(crate) fn alloc(ordinal: u32, len: usize) -> Result<DeviceAddr, DeviceError>
     let error = |kind, operation, code: CuError| DeviceError { kind, operation, code: code.0 };
     open(ordinal).map_err(|e| match e {
         NoGpu::NoDriver(_) => DeviceError::new(ErrorKind::Unsupported, "loading the CUDA driver"),
-        NoGpu::Refused(call, code) => error(ErrorKind::Unsupported, call, code),
+        NoGpu::Driver(call, code) => error(ErrorKind::Unsupported, call, code),
     })?;
-    let addr = in_primary(ordinal, |d| d.alloc(len).map_err(|e| error(ErrorKind::NoMemory, "cuMemAlloc", e)))?;
+    let addr = with_primary_context(ordinal, |d| d.alloc(len).map_err(|e| error(ErrorKind::NoMemory, "cuMemAlloc", e)))?;
     ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner).push((addr, ordinal));
     Ok(DeviceAddr(addr))
 }
@@ -68,19 +68,19 @@ pub(crate) fn free(addr: DeviceAddr) -> Result<(), DeviceError> {
     drop(allocated);
     let refused = |e: CuError| DeviceError { kind: ErrorKind::Driver, operation: "cuMemFree", code: e.0 };
     // SAFETY: allocated above and taken off the list, so it is freed once; who frees it uses it no more.
-    in_primary(ordinal, |d| unsafe { d.free(addr.0) }.map_err(refused))
+    with_primary_context(ordinal, |d| unsafe { d.free(addr.0) }.map_err(refused))
 }
 
-fn started() -> Result<&'static Driver, NoGpu> {
+fn init_driver() -> Result<&'static Driver, NoGpu> {
     let driver = Driver::load().map_err(NoGpu::NoDriver)?;
-    driver.init().map_err(|e| NoGpu::Refused("cuInit", e))?;
+    driver.init().map_err(|e| NoGpu::Driver("cuInit", e))?;
     lookup::driver_started();
     Ok(driver)
 }
 
-fn in_primary<T>(ordinal: u32, body: impl FnOnce(&'static Driver) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+fn with_primary_context<T>(ordinal: u32, body: impl FnOnce(&'static Driver) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
     let refused = |code: CuError| DeviceError { kind: ErrorKind::Driver, operation: "primary context", code: code.0 };
-    let driver = Driver::known().ok_or(DeviceError::new(ErrorKind::Unsupported, "CUDA: not opened"))?;
+    let driver = Driver::cached().ok_or(DeviceError::new(ErrorKind::Unsupported, "CUDA: not opened"))?;
     let context = driver.primary_retain(ordinal as i32).map_err(refused)?;
     // SAFETY: retained in the line above, and released only after it was taken off this thread again.
     let done = unsafe { driver.push(context) }.map_err(refused).and_then(|()| {

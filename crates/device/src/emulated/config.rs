@@ -17,15 +17,15 @@ pub struct Config {
     /// From queueing a copy to its first byte.
     pub latency: Duration,
     /// What registering a range takes.
-    pub pin: Duration,
+    pub pin_latency: Duration,
     /// What giving registered pages back takes, as beside a kernel that runs so long.
-    pub unpin: Duration,
+    pub unpin_latency: Duration,
 }
 
 impl Default for Config {
     fn default() -> Config {
         let (latency, pin, unpin) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
-        Config { size: 1 << 30, bar: 0, p2p: false, bandwidth: None, latency, pin, unpin }
+        Config { size: 1 << 30, bar: 0, p2p: false, bandwidth: None, latency, pin_latency: pin, unpin_latency: unpin }
     }
 }
 
@@ -42,30 +42,30 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 const PAGE: u64 = 4096;
-const MOST: u64 = 1 << 40;
+const MAX_SIZE: u64 = 1 << 40;
 
 impl Config {
     /// Reads a description: parts in any order, each at most once, all optional; the empty text is the default.
     pub fn parse(text: &str) -> Result<Config, ConfigError> {
         let mut config = Config::default();
-        let mut seen = Vec::new();
+        let mut keys_seen = Vec::new();
         for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
-            let fail = |why: &str| ConfigError(format!("Emulated device: {part}: {why}"));
-            let (key, value) = part.split_once('=').ok_or_else(|| fail("expected name=value"))?;
+            let invalid = |why: &str| ConfigError(format!("Emulated device: {part}: {why}"));
+            let (key, value) = part.split_once('=').ok_or_else(|| invalid("expected name=value"))?;
             let (key, value) = (key.trim(), value.trim());
-            if seen.contains(&key) {
-                return Err(fail("given twice"));
+            if keys_seen.contains(&key) {
+                return Err(invalid("given twice"));
             }
-            seen.push(key);
+            keys_seen.push(key);
             match key {
-                "size" => config.size = bytes(value).map_err(fail)?,
-                "bar" => config.bar = bytes(value).map_err(fail)?,
-                "p2p" => config.p2p = flag(value).map_err(fail)?,
-                "gbps" => config.bandwidth = Some(positive(value).map_err(fail)? * 1e9),
-                "latency_us" => config.latency = latency(value).map_err(fail)?,
-                "pin_us" => config.pin = latency(value).map_err(fail)?,
-                "unpin_us" => config.unpin = latency(value).map_err(fail)?,
-                _ => return Err(fail("unknown; the parts are size, bar, p2p, gbps, latency_us, pin_us and unpin_us")),
+                "size" => config.size = bytes(value).map_err(invalid)?,
+                "bar" => config.bar = bytes(value).map_err(invalid)?,
+                "p2p" => config.p2p = flag(value).map_err(invalid)?,
+                "gbps" => config.bandwidth = Some(positive(value).map_err(invalid)? * 1e9),
+                "latency_us" => config.latency = latency(value).map_err(invalid)?,
+                "pin_us" => config.pin_latency = latency(value).map_err(invalid)?,
+                "unpin_us" => config.unpin_latency = latency(value).map_err(invalid)?,
+                _ => return Err(invalid("unknown; the parts are size, bar, p2p, gbps, latency_us, pin_us and unpin_us")),
             }
         }
         if config.size == 0 {
@@ -96,9 +96,9 @@ fn bytes(text: &str) -> Parsed<u64> {
         Some(b'g' | b'G') => (&text[..text.len() - 1], 1 << 30),
         _ => (text, 1),
     };
-    let whole = digits.parse::<u64>().map_err(|_| "expected a number of bytes such as 4096, 64M or 1G")?;
-    match whole.checked_mul(unit) {
-        Some(n) if n <= MOST => Ok(n.next_multiple_of(PAGE)),
+    let integer = digits.parse::<u64>().map_err(|_| "expected a number of bytes such as 4096, 64M or 1G")?;
+    match integer.checked_mul(unit) {
+        Some(n) if n <= MAX_SIZE => Ok(n.next_multiple_of(PAGE)),
         _ => Err("more than 1024G"),
     }
 }
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_optional_and_in_any_order() {
+    fn keys_are_optional_and_in_any_order() {
         assert_eq!(Config::parse(""), Ok(Config::default()));
         assert_eq!(
             Config::parse("latency_us=10, gbps=12,bar=64M,size=1G,p2p=1,pin_us=6,unpin_us=7"),
@@ -140,15 +140,15 @@ mod tests {
                 p2p: true,
                 bandwidth: Some(12e9),
                 latency: Duration::from_micros(10),
-                pin: Duration::from_micros(6),
-                unpin: Duration::from_micros(7)
+                pin_latency: Duration::from_micros(6),
+                unpin_latency: Duration::from_micros(7)
             })
         );
         assert_eq!(Config::parse("size=5000").unwrap().size, 8192);
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn invalid_config_is_reported() {
         for (text, needle) in [
             ("size", "name=value"),
             ("size=", "number of bytes"),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_takes_bytes_over_bandwidth() {
+    fn transfer_time_is_bytes_over_bandwidth() {
         assert_eq!(Config::default().transfer(1 << 30), Duration::ZERO);
         assert_eq!(Config::parse("gbps=2").unwrap().transfer(2_000_000), Duration::from_millis(1));
     }

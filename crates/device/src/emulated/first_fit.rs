@@ -17,46 +17,46 @@ use spinio_sys::linux::PAGE;
 /// Allocations by offset.
 #[derive(Debug, Default)]
 pub(super) struct FirstFit {
-    taken: BTreeMap<u64, u64>,
+    allocated: BTreeMap<u64, u64>,
 }
 
 impl FirstFit {
     /// Takes `len` bytes, at least one, inside `within`; both ends of it on a page.
-    pub(super) fn take(&mut self, within: Range<u64>, len: u64) -> Option<u64> {
-        let room = whole_pages(len)?;
+    pub(super) fn alloc(&mut self, within: Range<u64>, len: u64) -> Option<u64> {
+        let room = round_up_to_pages(len)?;
         let mut at = within.start;
-        for (&start, &taken) in self.taken.range(within.clone()) {
+        for (&start, &taken) in self.allocated.range(within.clone()) {
             if start - at >= room {
                 break;
             }
-            at = start + whole_pages(taken)?;
+            at = start + round_up_to_pages(taken)?;
         }
         if at.checked_add(room)? > within.end {
             return None;
         }
-        self.taken.insert(at, len);
+        self.allocated.insert(at, len);
         Some(at)
     }
 
     /// Gives an allocation back: its length, or `None` if none starts there.
-    pub(super) fn give(&mut self, start: u64) -> Option<u64> {
-        self.taken.remove(&start)
+    pub(super) fn free(&mut self, start: u64) -> Option<u64> {
+        self.allocated.remove(&start)
     }
 
     /// The allocation that holds a byte: its start and length.
-    pub(super) fn holding(&self, at: u64) -> Option<(u64, u64)> {
-        let (&start, &len) = self.taken.range(..=at).next_back()?;
+    pub(super) fn find(&self, at: u64) -> Option<(u64, u64)> {
+        let (&start, &len) = self.allocated.range(..=at).next_back()?;
         (at - start < len).then_some((start, len))
     }
 
     /// How many allocations there are.
     pub(super) fn count(&self) -> usize {
-        self.taken.len()
+        self.allocated.len()
     }
 }
 
 /// Rounded up to pages; `None` past the end of the world.
-pub(super) fn whole_pages(len: u64) -> Option<u64> {
+pub(super) fn round_up_to_pages(len: u64) -> Option<u64> {
     len.max(1).checked_next_multiple_of(PAGE as u64)
 }
 
@@ -70,63 +70,63 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Take(u64),
-        Give(usize),
+        Alloc(u64),
+        Free(usize),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
-        let step = prop_oneof![(1..40_000u64).prop_map(Step::Take), (0..64usize).prop_map(Step::Give)];
+        let step = prop_oneof![(1..40_000u64).prop_map(Step::Alloc), (0..64usize).prop_map(Step::Free)];
         prop::collection::vec(step, 0..200)
     }
 
     proptest! {
         #[test]
-        fn no_byte_is_taken_twice_and_none_is_lost(steps in steps()) {
+        fn allocations_never_overlap_and_freed_space_is_reused(steps in steps()) {
             let mut fit = FirstFit::default();
             let mut model: Vec<(u64, u64)> = Vec::new();
             for step in steps {
                 match step {
-                    Step::Take(len) => {
-                        let room = whole_pages(len).unwrap();
+                    Step::Alloc(len) => {
+                        let room = round_up_to_pages(len).unwrap();
                         let free = |at: u64| model.iter().all(|&(s, l)| {
-                            at + room <= s || s + whole_pages(l).unwrap() <= at
+                            at + room <= s || s + round_up_to_pages(l).unwrap() <= at
                         });
                         let expected = (0..SIZE / 4096).map(|p| p * 4096).find(|&at| at + room <= SIZE && free(at));
-                        let got = fit.take(0..SIZE, len);
+                        let got = fit.alloc(0..SIZE, len);
                         prop_assert_eq!(got, expected);
                         model.extend(got.map(|at| (at, len)));
                     }
-                    Step::Give(n) if !model.is_empty() => {
+                    Step::Free(n) if !model.is_empty() => {
                         let (start, len) = model.swap_remove(n % model.len());
-                        prop_assert_eq!(fit.give(start), Some(len));
-                        prop_assert_eq!(fit.give(start), None);
+                        prop_assert_eq!(fit.free(start), Some(len));
+                        prop_assert_eq!(fit.free(start), None);
                     }
-                    Step::Give(_) => {}
+                    Step::Free(_) => {}
                 }
                 prop_assert_eq!(fit.count(), model.len());
                 for at in (0..SIZE).step_by(1021) {
                     let expected = model.iter().copied().find(|&(s, l)| s <= at && at < s + l);
-                    prop_assert_eq!(fit.holding(at), expected);
+                    prop_assert_eq!(fit.find(at), expected);
                 }
             }
         }
     }
 
     #[test]
-    fn a_region_is_kept_to() {
+    fn allocation_stays_in_region() {
         let mut fit = FirstFit::default();
-        assert_eq!(fit.take(8192..16384, 8192), Some(8192));
-        assert_eq!(fit.take(8192..16384, 1), None);
-        assert_eq!(fit.take(0..8192, 8192), Some(0));
-        assert_eq!(fit.take(16384..16384, 1), None);
-        assert_eq!(fit.take(16384..32768, u64::MAX), None);
+        assert_eq!(fit.alloc(8192..16384, 8192), Some(8192));
+        assert_eq!(fit.alloc(8192..16384, 1), None);
+        assert_eq!(fit.alloc(0..8192, 8192), Some(0));
+        assert_eq!(fit.alloc(16384..16384, 1), None);
+        assert_eq!(fit.alloc(16384..32768, u64::MAX), None);
     }
 
     #[test]
-    fn the_end_of_an_allocation_is_exact() {
+    fn allocation_end_is_exact() {
         let mut fit = FirstFit::default();
-        fit.take(0..SIZE, 5);
-        assert_eq!(fit.holding(4), Some((0, 5)));
-        assert_eq!(fit.holding(5), None);
+        fit.alloc(0..SIZE, 5);
+        assert_eq!(fit.find(4), Some((0, 5)));
+        assert_eq!(fit.find(5), None);
     }
 }

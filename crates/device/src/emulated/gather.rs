@@ -14,7 +14,7 @@ const PINNED: u64 = 1 << 63;
 const SHIFT: u32 = MAX_PIN.trailing_zeros() + 1;
 
 /// Where a gather finds the first byte of a pin.
-pub(super) fn view_of(handle: u64) -> u64 {
+pub(super) fn device_ptr_of(handle: u64) -> u64 {
     PINNED | handle << SHIFT
 }
 
@@ -22,7 +22,7 @@ pub(super) fn view_of(handle: u64) -> u64 {
 ///
 /// # Safety
 /// It must have `count` pieces.
-pub(super) unsafe fn bytes(list: u64, count: usize) -> usize {
+pub(super) unsafe fn total_bytes(list: u64, count: usize) -> usize {
     // SAFETY: passed on to the caller; the last reader of the list is this thread.
     let pieces = unsafe { core::slice::from_raw_parts(list as *const Gathered, count) };
     pieces.iter().map(|p| p.len as usize).sum()
@@ -32,7 +32,7 @@ pub(super) unsafe fn bytes(list: u64, count: usize) -> usize {
 ///
 /// # Safety
 /// The list must have `count` pieces, and what they name be there, until this returns.
-pub(super) unsafe fn perform(
+pub(super) unsafe fn run_gather(
     list: u64,
     count: usize,
     memory: &Memory,
@@ -41,12 +41,12 @@ pub(super) unsafe fn perform(
 ) -> Result<(), DeviceError> {
     for at in 0..count {
         // SAFETY: inside the list.
-        let Gathered { from, to, len } = unsafe { (list as *const Gathered).add(at).read() };
+        let Gathered { src: from, dst: to, len } = unsafe { (list as *const Gathered).add(at).read() };
         let len = len as usize;
         if len == 0 {
             continue;
         }
-        let dst = memory.view(DeviceAddr(to), len, "gather")?;
+        let dst = memory.engine_addr(DeviceAddr(to), len, "gather")?;
         if from & PINNED == 0 {
             // SAFETY: the caller vouches for the source; the destination lies in an allocation, which is mapped.
             unsafe { copy_bytes(dst, from, len) };

@@ -14,17 +14,17 @@ pub(super) struct Helper {
     jobs: mpsc::Sender<Job>,
 }
 
-const FAILED: DeviceError = DeviceError::new(ErrorKind::Driver, "helper thread of the emulated device");
+const WORKER_FAILED: DeviceError = DeviceError::new(ErrorKind::Driver, "helper thread of the emulated device");
 
 impl Helper {
-    pub(super) fn start(family: &Private, name: &str) -> Result<Helper, DeviceError> {
+    pub(super) fn start(root: &Private, name: &str) -> Result<Helper, DeviceError> {
         let (jobs, queue) = mpsc::channel::<Job>();
-        let started = family.spawn(name, move || queue.into_iter().for_each(|job| job()));
-        if started { Ok(Helper { jobs }) } else { Err(FAILED) }
+        let started = root.spawn(name, move || queue.into_iter().for_each(|job| job()));
+        if started { Ok(Helper { jobs }) } else { Err(WORKER_FAILED) }
     }
 
     /// Runs a job there and waits for what it returns.
-    pub(super) fn call<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T, DeviceError> {
+    pub(super) fn run_blocking<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T, DeviceError> {
         let (answer, result) = mpsc::channel();
         let job: Box<dyn FnOnce() + Send + '_> = Box::new(move || {
             let _ = answer.send(job());
@@ -32,7 +32,7 @@ impl Helper {
         // SAFETY: only the lifetime changes. What the job borrows outlives it, since this call returns only once the
         // job has run or was dropped unrun: either way its sender is gone, which is what ends the wait.
         let job = unsafe { core::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Job>(job) };
-        self.jobs.send(job).map_err(|_| FAILED)?;
-        result.recv().map_err(|_| FAILED)
+        self.jobs.send(job).map_err(|_| WORKER_FAILED)?;
+        result.recv().map_err(|_| WORKER_FAILED)
     }
 }

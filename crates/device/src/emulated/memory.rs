@@ -17,8 +17,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use spinio_sys::linux;
 
-use super::first_fit::{FirstFit, whole_pages};
-use crate::host_memory::{NONE, RW, SHARED, system};
+use super::first_fit::{FirstFit, round_up_to_pages};
+use crate::host_memory::{NONE, RW, SHARED, system_error};
 use crate::{DeviceAddr, DeviceError, ErrorKind};
 
 /// What fresh device memory holds.
@@ -32,10 +32,10 @@ const MADV_DONTDUMP: u32 = 16;
 #[derive(Debug)]
 pub(super) struct Memory {
     base: u64,
-    view: u64,
+    alias: u64,
     size: u64,
     bar: u64,
-    fit: Mutex<FirstFit>,
+    allocator: Mutex<FirstFit>,
 }
 
 /// The memory is open to the CPU while this lives.
@@ -60,16 +60,16 @@ impl Memory {
     /// Maps both ranges; for a private thread, since it opens a descriptor.
     pub(super) fn map(size: u64, bar: u64) -> Result<Memory, DeviceError> {
         let len = size as usize;
-        let fd = linux::memfd(c"spinio-emulated").map_err(|e| system("memfd_create", e))?;
+        let fd = linux::memfd(c"spinio-emulated").map_err(|e| system_error("memfd_create", e))?;
         // SAFETY: fresh mappings at addresses of the kernel's choice replace nothing.
-        let mapped = linux::ftruncate(fd, size).map_err(|e| system("ftruncate", e)).and_then(|()| unsafe {
+        let mapped = linux::ftruncate(fd, size).map_err(|e| system_error("ftruncate", e)).and_then(|()| unsafe {
             let null = core::ptr::null_mut();
-            let view = linux::mmap(null, len, RW, SHARED, fd, 0).map_err(|e| system("mmap", e))?;
+            let view = linux::mmap(null, len, RW, SHARED, fd, 0).map_err(|e| system_error("mmap", e))?;
             match linux::mmap(null, len, NONE, SHARED, fd, 0) {
                 Ok(base) => Ok((base as u64, view as u64)),
                 Err(e) => {
                     let _ = linux::munmap(view, len);
-                    Err(system("mmap", e))
+                    Err(system_error("mmap", e))
                 }
             }
         });
@@ -81,7 +81,7 @@ impl Memory {
             let _ = linux::madvise(view as *mut u8, len, MADV_DONTFORK);
             let _ = linux::madvise(view as *mut u8, len, MADV_DONTDUMP);
         }
-        Ok(Memory { base, view, size, bar, fit: Mutex::default() })
+        Ok(Memory { base, alias: view, size, bar, allocator: Mutex::default() })
     }
 
     /// The device addresses: first byte and length.
@@ -90,82 +90,82 @@ impl Memory {
     }
 
     /// A new allocation, poisoned.
-    pub(super) fn take(&self, len: u64, host_mapped: bool) -> Result<DeviceAddr, DeviceError> {
-        let within = if host_mapped { 0..self.bar } else { self.bar..self.size };
+    pub(super) fn alloc(&self, len: u64, host_mapped: bool) -> Result<DeviceAddr, DeviceError> {
+        let region = if host_mapped { 0..self.bar } else { self.bar..self.size };
         let full = DeviceError::new(ErrorKind::NoMemory, "allocation on the emulated device");
         if len == 0 {
             return Err(DeviceError::new(ErrorKind::Unsupported, "allocation of 0 bytes"));
         }
-        let at = self.fit().take(within, len).ok_or(full)?;
-        let room = whole_pages(len).unwrap_or(len) as usize;
+        let at = self.lock_allocator().alloc(region, len).ok_or(full)?;
+        let room = round_up_to_pages(len).unwrap_or(len) as usize;
         // SAFETY: the pages are this allocation's, which nobody knows yet, and the view is mapped for ever.
-        unsafe { core::ptr::write_bytes((self.view + at) as *mut u8, POISON, room) };
+        unsafe { core::ptr::write_bytes((self.alias + at) as *mut u8, POISON, room) };
         if host_mapped {
             // SAFETY: as above; more is permitted, nothing less.
-            let opened = unsafe { linux::mprotect((self.base + at) as *mut u8, room, RW) };
-            if let Err(e) = opened {
-                self.fit().give(at);
-                return Err(system("mprotect", e));
+            let access_result = unsafe { linux::mprotect((self.base + at) as *mut u8, room, RW) };
+            if let Err(e) = access_result {
+                self.lock_allocator().free(at);
+                return Err(system_error("mprotect", e));
             }
         }
         Ok(DeviceAddr(self.base + at))
     }
 
     /// Gives an allocation back; the engine must have nothing to do with it any more.
-    pub(super) fn give(&self, addr: DeviceAddr) -> Result<(), DeviceError> {
+    pub(super) fn free(&self, addr: DeviceAddr) -> Result<(), DeviceError> {
         let unknown = DeviceError::new(ErrorKind::BadAddress, "free on the emulated device");
         let at = addr.0.checked_sub(self.base).filter(|&at| at < self.size).ok_or(unknown)?;
         // The lock is held to the end, so that nobody is given the pages while they are still being closed.
-        let mut fit = self.fit();
-        let len = fit.give(at).ok_or(unknown)?;
-        let room = whole_pages(len).unwrap_or(len) as usize;
+        let mut fit = self.lock_allocator();
+        let len = fit.free(at).ok_or(unknown)?;
+        let room = round_up_to_pages(len).unwrap_or(len) as usize;
         // SAFETY: the pages belonged to the allocation just given back.
         unsafe {
             if at < self.bar {
                 let _ = linux::mprotect(addr.0 as *mut u8, room, NONE);
             }
-            let _ = linux::madvise((self.view + at) as *mut u8, room, MADV_REMOVE);
+            let _ = linux::madvise((self.alias + at) as *mut u8, room, MADV_REMOVE);
         }
         Ok(())
     }
 
     /// The allocation that holds an address.
-    pub(super) fn holding(&self, addr: DeviceAddr) -> Option<Held> {
+    pub(super) fn find(&self, addr: DeviceAddr) -> Option<Held> {
         let at = addr.0.checked_sub(self.base).filter(|&at| at < self.size)?;
-        let (start, len) = self.fit().holding(at)?;
+        let (start, len) = self.lock_allocator().find(at)?;
         Some(Held { start: DeviceAddr(self.base + start), len, host_mapped: start < self.bar })
     }
 
     /// Where the engine finds a range of device memory, which must lie in one allocation.
-    pub(super) fn view(&self, addr: DeviceAddr, len: usize, operation: &'static str) -> Result<u64, DeviceError> {
-        let inside = self.holding(addr).is_some_and(|held| held.start.0 + held.len - addr.0 >= len as u64);
+    pub(super) fn engine_addr(&self, addr: DeviceAddr, len: usize, operation: &'static str) -> Result<u64, DeviceError> {
+        let inside = self.find(addr).is_some_and(|allocation| allocation.start.0 + allocation.len - addr.0 >= len as u64);
         if !inside {
             return Err(DeviceError::new(ErrorKind::BadAddress, operation));
         }
-        Ok(self.view + (addr.0 - self.base))
+        Ok(self.alias + (addr.0 - self.base))
     }
 
     /// Lets the CPU at all of it, under the device's addresses: for the time of a kernel. One at a time.
-    pub(super) fn open(&self) -> Result<Open<'_>, DeviceError> {
+    pub(super) fn grant_cpu_access(&self) -> Result<Open<'_>, DeviceError> {
         self.protect(RW).map(|()| Open(self))
     }
 
     /// What the CPU may do with memory that is not host-mapped.
-    fn protect(&self, how: u32) -> Result<(), DeviceError> {
+    fn protect(&self, prot: u32) -> Result<(), DeviceError> {
         let len = (self.size - self.bar) as usize;
         if len == 0 {
             return Ok(());
         }
         // SAFETY: our own mapping; who relies on its being closed is the program's mistake that it shows.
-        unsafe { linux::mprotect((self.base + self.bar) as *mut u8, len, how) }.map_err(|e| system("mprotect", e))
+        unsafe { linux::mprotect((self.base + self.bar) as *mut u8, len, prot) }.map_err(|e| system_error("mprotect", e))
     }
 
     /// How many allocations there are.
     pub(super) fn count(&self) -> usize {
-        self.fit().count()
+        self.lock_allocator().count()
     }
 
-    fn fit(&self) -> MutexGuard<'_, FirstFit> {
-        self.fit.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_allocator(&self) -> MutexGuard<'_, FirstFit> {
+        self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -39,10 +39,10 @@ use self::engine::{Copy, Engine, Kernel};
 use self::helper::Helper;
 use self::memory::Memory;
 use self::pins::{MAX_PIN, Pins, Scratch};
-use crate::host_memory::{HostMemory, system};
+use crate::host_memory::{HostMemory, system_error};
 use crate::{
     Abilities, Allocation, CodeStore, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
-    Gathered, Pin, Pinned, QueueId, Wait, registry, thread_queue,
+    Gathered, Pin, Pinned, QueueId, Wait, registry, thread_stream,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -56,9 +56,9 @@ pub struct Emulated {
     memory: Arc<Memory>,
     engine: Arc<Engine>,
     pins: Arc<Pins>,
-    reach: usize,
-    helper: Helper,
-    staging: HostMemory,
+    scratch_capacity: usize,
+    worker: Helper,
+    pinned: HostMemory,
 }
 
 /// What is lent and not given back; all zero when nothing leaks.
@@ -69,70 +69,70 @@ pub struct Outstanding {
     /// Fences.
     pub fences: usize,
     /// Leased queues.
-    pub queues: usize,
+    pub streams: usize,
     /// Blocks of staging memory.
-    pub staging: usize,
+    pub pinned_blocks: usize,
     /// Allocations of device memory.
     pub allocations: usize,
 }
 
-static STARTED: AtomicU32 = AtomicU32::new(0);
+static COUNT: AtomicU32 = AtomicU32::new(0);
 
 impl Emulated {
     /// Makes a device and tells the registry of it.
     pub fn start(config: Config) -> Result<&'static Emulated> {
         let no_thread = DeviceError::new(ErrorKind::Driver, "private thread of the emulated device");
-        let family = Private::new().map_err(|_| no_thread)?;
-        let helper = Helper::start(&family, "spinio-emu-pin")?;
-        let memory = Arc::new(helper.call(|| Memory::map(config.size, config.bar))??);
+        let root = Private::new().map_err(|_| no_thread)?;
+        let helper = Helper::start(&root, "spinio-emu-pin")?;
+        let memory = Arc::new(helper.run_blocking(|| Memory::map(config.size, config.bar))??);
         let engine = Arc::new(Engine::new(config));
         let pins = Arc::new(Pins::default());
         let (ready, reach) = mpsc::channel();
-        let (its_engine, its_pins, its_memory) = (Arc::clone(&engine), Arc::clone(&pins), Arc::clone(&memory));
-        let started = family.spawn("spinio-emu-dma", move || match Scratch::new() {
+        let (engine_ref, pins_ref, memory_ref) = (Arc::clone(&engine), Arc::clone(&pins), Arc::clone(&memory));
+        let started = root.spawn("spinio-emu-dma", move || match Scratch::new() {
             Ok(mut scratch) => {
                 let _ = ready.send(Ok(scratch.capacity()));
-                its_engine.run(&its_memory, &its_pins, &mut scratch)
+                engine_ref.run(&memory_ref, &pins_ref, &mut scratch)
             }
             Err(e) => drop(ready.send(Err(e))),
         });
-        let (kernels, its_memory) = (Arc::clone(&engine), Arc::clone(&memory));
-        if !family.spawn("spinio-emu-kern", move || kernels.run_kernels(&its_memory)) {
+        let (kernels, memory_ref) = (Arc::clone(&engine), Arc::clone(&memory));
+        if !root.spawn("spinio-emu-kern", move || kernels.run_kernels(&memory_ref)) {
             return Err(no_thread);
         }
         let reach = if started { reach.recv().map_err(|_| no_thread)?? } else { return Err(no_thread) };
-        let alive = linux::word_wiped_on_fork().map_err(|e| system("madvise", e))?;
+        let alive = linux::wipe_on_fork_word().map_err(|e| system_error("madvise", e))?;
         alive.store(1, Relaxed);
-        let ordinal = STARTED.fetch_add(1, Relaxed);
+        let ordinal = COUNT.fetch_add(1, Relaxed);
         let (start, len) = memory.range();
-        let mut its_owner = 0;
+        let mut owner_number = 0;
         let device: &'static Emulated = registry::add_owner(|owner| {
-            its_owner = owner;
+            owner_number = owner;
             let staging = HostMemory::default();
-            Box::leak(Box::new(Emulated { ordinal, config, alive, memory, engine, pins, reach, helper, staging }))
+            Box::leak(Box::new(Emulated { ordinal, config, alive, memory, engine, pins, scratch_capacity: reach, worker: helper, pinned: staging }))
         })?;
-        registry::add_range(its_owner, start, len)?;
+        registry::add_range(owner_number, start, len)?;
         Ok(device)
     }
 
     /// New memory, full of [`POISON`].
     pub fn alloc(&self, len: usize, host_mapped: bool) -> Result<DeviceAddr> {
         self.check()?;
-        self.memory.take(len as u64, host_mapped)
+        self.memory.alloc(len as u64, host_mapped)
     }
 
     /// Gives memory back, after everything queued on the device is done.
     pub fn free(&self, addr: DeviceAddr) -> Result<()> {
         self.check()?;
-        self.engine.drain_all();
-        self.memory.give(addr)
+        self.engine.synchronize_all();
+        self.memory.free(addr)
     }
 
     /// A queue of the program's own, as a CUDA stream: ordered with queue 0 both ways. For
     /// [`set_thread_queue`](crate::set_thread_queue).
-    pub fn new_queue(&self) -> Result<QueueId> {
+    pub fn new_stream(&self) -> Result<QueueId> {
         self.check()?;
-        Ok(QueueId(self.engine.program_queue()))
+        Ok(QueueId(self.engine.new_app_stream()))
     }
 
     /// Queues a call of `function`, for whose time the CPU can load and store in this device's memory.
@@ -141,26 +141,26 @@ impl Emulated {
     /// The function may be called with the argument, on another thread, until [`Emulated::finish`] has returned.
     pub unsafe fn launch(
         &self,
-        queue: QueueId,
+        stream: QueueId,
         function: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
     ) -> Result<()> {
         self.check()?;
-        self.engine.queue(queue.0, Copy::Kernel(Kernel { function, argument: argument as u64, opens: true }))
+        self.engine.submit(stream.0, Copy::Kernel(Kernel { function, argument: argument as u64, maps_memory: true }))
     }
 
     /// Waits for what is queued on a queue; on queue 0 for what is queued anywhere, as a device's synchronisation does.
-    pub fn finish(&self, queue: QueueId) -> Result<()> {
+    pub fn wait_stream(&self, stream: QueueId) -> Result<()> {
         self.check()?;
-        if queue.0 == 0 {
-            self.engine.drain_all();
+        if stream.0 == 0 {
+            self.engine.synchronize_all();
         }
-        self.drain(queue, Wait::Sleep)
+        self.synchronize(stream, Wait::Block)
     }
 
     /// For tests: no copy starts until [`Emulated::resume`], and none is running when this returns.
-    pub fn hold(&self) {
-        self.engine.hold();
+    pub fn pause(&self) {
+        self.engine.pause();
     }
 
     /// For tests: ends one [`Emulated::hold`].
@@ -169,20 +169,20 @@ impl Emulated {
     }
 
     /// For tests: what is lent now.
-    pub fn outstanding(&self) -> Outstanding {
-        let (queues, fences) = self.engine.lent();
+    pub fn resources_in_use(&self) -> Outstanding {
+        let (queues, fences) = self.engine.in_use();
         Outstanding {
             pins: self.pins.count(),
             fences,
-            queues,
-            staging: self.staging.lent(),
+            streams: queues,
+            pinned_blocks: self.pinned.in_use(),
             allocations: self.memory.count(),
         }
     }
 
     /// In a forked child the threads are gone, and locks may be held for ever: nothing works there.
     fn check(&self) -> Result<()> {
-        if self.alive.load(Relaxed) == 1 { Ok(()) } else { Err(DeviceError::new(ErrorKind::Gone, "use after fork")) }
+        if self.alive.load(Relaxed) == 1 { Ok(()) } else { Err(DeviceError::new(ErrorKind::ContextLost, "use after fork")) }
     }
 }
 
@@ -204,127 +204,127 @@ impl Device for Emulated {
         )
     }
 
-    fn abilities(&self) -> Abilities {
-        Abilities { pins: true, copies: true, max_pin: MAX_PIN as u64, gathers: true }
+    fn capabilities(&self) -> Abilities {
+        Abilities { can_pin: true, has_dma_engine: true, max_pin: MAX_PIN as u64, can_gather: true }
     }
 
     fn allocation(&'static self, addr: DeviceAddr, _want: u64) -> Option<Allocation> {
         self.check().ok()?;
-        let held = self.memory.holding(addr)?;
+        let allocation = self.memory.find(addr)?;
         Some(Allocation {
             device: self,
-            start: held.start,
-            len: held.len,
-            host_mapped: held.host_mapped,
-            p2p_mapped: held.host_mapped && self.config.p2p,
+            start: allocation.start,
+            len: allocation.len,
+            host_mapped: allocation.host_mapped,
+            p2p_mapped: allocation.host_mapped && self.config.p2p,
         })
     }
 
-    fn staging(&self, len: usize) -> Result<Pinned> {
+    fn alloc_pinned(&self, len: usize) -> Result<Pinned> {
         self.check()?;
-        self.staging.take(len)
+        self.pinned.acquire(len)
     }
 
-    fn free_staging(&self, memory: Pinned) {
+    fn free_pinned(&self, memory: Pinned) {
         if self.check().is_ok() {
-            self.staging.give(memory);
+            self.pinned.release(memory);
         }
     }
 
-    fn program_queue(&self) -> (QueueId, bool) {
-        (thread_queue(), false)
+    fn app_stream(&self) -> (QueueId, bool) {
+        (thread_stream(), false)
     }
 
-    fn lease_queue(&self) -> Result<QueueId> {
+    fn acquire_stream(&self) -> Result<QueueId> {
         self.check()?;
-        self.engine.lease().map(QueueId)
+        self.engine.acquire_stream().map(QueueId)
     }
 
-    fn return_queue(&self, queue: QueueId) {
+    fn release_stream(&self, stream: QueueId) {
         if self.check().is_ok() {
-            self.engine.unlease(queue.0);
+            self.engine.release_stream(stream.0);
         }
     }
 
-    unsafe fn copy_in(&self, queue: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
+    unsafe fn copy_in(&self, stream: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
         self.check()?;
-        let dst = self.memory.view(dst, len, "copy to the device")?;
-        self.engine.queue(queue.0, Copy::Bytes { dst, src: src as u64, len })
+        let dst = self.memory.engine_addr(dst, len, "copy to the device")?;
+        self.engine.submit(stream.0, Copy::Bytes { dst, src: src as u64, len })
     }
 
-    unsafe fn copy_out(&self, queue: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
+    unsafe fn copy_out(&self, stream: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
         self.check()?;
-        let src = self.memory.view(src, len, "copy from the device")?;
-        self.engine.queue(queue.0, Copy::Bytes { dst: dst as u64, src, len })
+        let src = self.memory.engine_addr(src, len, "copy from the device")?;
+        self.engine.submit(stream.0, Copy::Bytes { dst: dst as u64, src, len })
     }
 
-    unsafe fn call_host(
+    unsafe fn launch_host_func(
         &self,
-        queue: QueueId,
+        stream: QueueId,
         function: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
     ) -> Result<()> {
         self.check()?;
-        self.engine.queue(queue.0, Copy::Kernel(Kernel { function, argument: argument as u64, opens: false }))
+        self.engine.submit(stream.0, Copy::Kernel(Kernel { function, argument: argument as u64, maps_memory: false }))
     }
 
-    fn fence(&self, queue: QueueId) -> Result<Fence> {
+    fn fence(&self, stream: QueueId) -> Result<Fence> {
         self.check()?;
-        self.engine.fence(queue.0).map(Fence)
+        self.engine.fence(stream.0).map(Fence)
     }
 
-    fn follow(&self, queue: QueueId, fence: &Fence) -> Result<()> {
+    fn wait_event(&self, stream: QueueId, fence: &Fence) -> Result<()> {
         self.check()?;
-        self.engine.follow(queue.0, self.engine.fenced(fence.0)?)
+        self.engine.wait_mark(stream.0, self.engine.fence_mark(fence.0)?)
     }
 
-    fn is_done(&self, fence: &Fence) -> Result<bool> {
+    fn query(&self, fence: &Fence) -> Result<bool> {
         self.check()?;
-        self.engine.is_done(self.engine.fenced(fence.0)?)
+        self.engine.query(self.engine.fence_mark(fence.0)?)
     }
 
     fn wait(&self, fence: &Fence, _how: Wait) -> Result<()> {
         self.check()?;
-        self.engine.wait(self.engine.fenced(fence.0)?)
+        self.engine.wait(self.engine.fence_mark(fence.0)?)
     }
 
     fn release_fence(&self, fence: Fence) {
         if self.check().is_ok() {
-            self.engine.unfence(fence.0);
+            self.engine.release_fence(fence.0);
         }
     }
 
-    fn drain(&self, queue: QueueId, _how: Wait) -> Result<()> {
+    fn synchronize(&self, stream: QueueId, _how: Wait) -> Result<()> {
         self.check()?;
-        self.engine.wait(self.engine.mark(queue.0)?)
+        self.engine.wait(self.engine.mark(stream.0)?)
     }
 
     unsafe fn pin(&self, ptr: *const u8, len: usize) -> Result<Pin> {
         self.check()?;
-        std::thread::sleep(self.config.pin);
+        std::thread::sleep(self.config.pin_latency);
         let at = ptr as usize;
         // SAFETY: the caller keeps the range mapped, and wants its pages as they are when they are copied.
-        let pinned = self.helper.call(|| unsafe { self.pins.pin(at as *const u8, len, self.reach) });
+        let pinned = self.worker.run_blocking(|| unsafe { self.pins.pin(at as *const u8, len, self.scratch_capacity) });
         Ok(Pin { ptr, len, handle: pinned?? })
     }
 
-    unsafe fn copy_pinned(&self, queue: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()> {
+    unsafe fn copy_pinned(&self, stream: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()> {
         self.check()?;
-        if !self.pins.covers(pin.handle, offset, len) {
+        if !self.pins.contains_range(pin.handle, offset, len) {
             return Err(DeviceError::new(ErrorKind::BadAddress, "copy from a pin"));
         }
-        let dst = self.memory.view(dst, len, "copy to the device")?;
-        self.engine.queue(queue.0, Copy::Pinned { dst, pin: pin.handle, offset, len })
+        let dst = self.memory.engine_addr(dst, len, "copy to the device")?;
+        self.engine.submit(stream.0, Copy::Pinned { dst, pin: pin.handle, offset, len })
     }
 
     fn unpin(&self, pin: Pin) {
         if self.check().is_ok() {
-            std::thread::sleep(self.config.unpin);
-            let _ = self.helper.call(|| self.pins.unpin(pin.handle));
+            std::thread::sleep(self.config.unpin_latency);
+            let _ = self.worker.run_blocking(|| self.pins.unpin(pin.handle));
         }
     }
 
-    fn prepare_gather(&self, _code: &dyn CodeStore) -> Result<()> {
+    fn load_gather_kernel(&self, _code: &dyn CodeStore) -> Result<()> {
         self.check()
     }
 
@@ -332,12 +332,12 @@ impl Device for Emulated {
         true
     }
 
-    fn view(&self, memory: *const u8) -> Result<u64> {
+    fn device_ptr(&self, memory: *const u8) -> Result<u64> {
         Ok(memory as u64)
     }
 
-    fn view_pin(&self, pin: &Pin) -> Result<u64> {
-        Ok(gather::view_of(pin.handle))
+    fn pin_device_ptr(&self, pin: &Pin) -> Result<u64> {
+        Ok(gather::device_ptr_of(pin.handle))
     }
 
     fn map_pin(&self, pin: &Pin) -> Result<u64> {
@@ -345,9 +345,9 @@ impl Device for Emulated {
         Ok(pin.ptr as u64)
     }
 
-    unsafe fn gather(&self, queue: QueueId, list: *const Gathered, count: usize) -> Result<()> {
+    unsafe fn gather(&self, stream: QueueId, list: *const Gathered, count: usize) -> Result<()> {
         self.check()?;
-        self.engine.queue(queue.0, Copy::Gather { list: list as u64, count })
+        self.engine.submit(stream.0, Copy::Gather { list: list as u64, count })
     }
 }
 

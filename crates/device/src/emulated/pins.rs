@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, PAGE};
 
-use crate::host_memory::system;
+use crate::host_memory::system_error;
 use crate::{DeviceError, ErrorKind};
 
 /// Bytes one pin may cover.
@@ -34,8 +34,8 @@ const MAX_PIPES: usize = 64;
 /// A pipe; closed when dropped.
 #[derive(Debug)]
 struct Pipe {
-    out: Fd,
-    into: Fd,
+    read_end: Fd,
+    write_end: Fd,
     capacity: usize,
 }
 
@@ -43,14 +43,14 @@ impl Pipe {
     fn new(wanted: usize) -> Result<Pipe, Errno> {
         let (out, into) = linux::pipe()?;
         let capacity = linux::set_pipe_size(into, wanted).or_else(|_| linux::pipe_size(into)).unwrap_or(PAGE);
-        Ok(Pipe { out, into, capacity })
+        Ok(Pipe { read_end: out, write_end: into, capacity })
     }
 }
 
 impl Drop for Pipe {
     fn drop(&mut self) {
-        let _ = linux::close(self.out);
-        let _ = linux::close(self.into);
+        let _ = linux::close(self.read_end);
+        let _ = linux::close(self.write_end);
     }
 }
 
@@ -64,12 +64,12 @@ struct Chunk {
 /// All pins of a device.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
-    held: Mutex<Held>,
+    table: Mutex<Held>,
 }
 
 #[derive(Debug, Default)]
 struct Held {
-    last: u64,
+    last_handle: u64,
     pipes: usize,
     pins: BTreeMap<u64, Arc<Vec<Chunk>>>,
 }
@@ -84,9 +84,9 @@ impl Scratch {
     /// On the thread that copies.
     pub(super) fn new() -> Result<Scratch, DeviceError> {
         // A page more, for a pin that begins inside one; but then the capacity is doubled, which may be forbidden.
-        let mut pipe = Pipe::new(MAX_PIN + PAGE).map_err(|e| system("pipe2", e))?;
+        let mut pipe = Pipe::new(MAX_PIN + PAGE).map_err(|e| system_error("pipe2", e))?;
         if pipe.capacity < MAX_PIN {
-            pipe.capacity = linux::set_pipe_size(pipe.into, MAX_PIN).unwrap_or(pipe.capacity);
+            pipe.capacity = linux::set_pipe_size(pipe.write_end, MAX_PIN).unwrap_or(pipe.capacity);
         }
         let skipped = vec![0; pipe.capacity];
         Ok(Scratch { pipe, skipped })
@@ -103,7 +103,7 @@ impl Pins {
     ///
     /// # Safety
     /// The range must stay mapped until this returns, and its pages mean something until it is unpinned.
-    pub(super) unsafe fn pin(&self, ptr: *const u8, len: usize, reach: usize) -> Result<u64, DeviceError> {
+    pub(super) unsafe fn pin(&self, ptr: *const u8, len: usize, chunk_capacity: usize) -> Result<u64, DeviceError> {
         let refused = |errno: Errno| DeviceError {
             kind: ErrorKind::PinRefused,
             operation: "vmsplice",
@@ -119,7 +119,7 @@ impl Pins {
             // SAFETY: inside the caller's range.
             let from = unsafe { ptr.add(at) };
             let into_page = from as usize % PAGE;
-            let wanted = (len - at + into_page).next_multiple_of(PAGE).min(reach);
+            let wanted = (len - at + into_page).next_multiple_of(PAGE).min(chunk_capacity);
             let pipe = match Pipe::new(wanted) {
                 Ok(pipe) => pipe,
                 Err(errno) => {
@@ -127,9 +127,9 @@ impl Pins {
                     return Err(refused(errno));
                 }
             };
-            let room = (pipe.capacity.min(reach) - into_page).min(len - at);
+            let room = (pipe.capacity.min(chunk_capacity) - into_page).min(len - at);
             // SAFETY: the caller wants the pages as they are when they are read.
-            let got = unsafe { linux::vmsplice(pipe.into, from, room) };
+            let got = unsafe { linux::vmsplice(pipe.write_end, from, room) };
             let len = *got.as_ref().unwrap_or(&0);
             chunks.chunks.push(Chunk { pipe, len });
             if len == 0 {
@@ -138,31 +138,31 @@ impl Pins {
             at += len;
         }
         let chunks = core::mem::take(&mut chunks.chunks);
-        let mut held = self.held();
-        held.last += 1;
-        let handle = held.last;
+        let mut held = self.lock_table();
+        held.last_handle += 1;
+        let handle = held.last_handle;
         held.pins.insert(handle, Arc::new(chunks));
         Ok(handle)
     }
 
     /// Gives a pin back.
     pub(super) fn unpin(&self, handle: u64) {
-        let gone = self.held().pins.remove(&handle);
-        if let Some(chunks) = gone {
+        let removed = self.lock_table().pins.remove(&handle);
+        if let Some(chunks) = removed {
             self.unreserve(chunks.len());
         }
     }
 
     /// Whether the pin is held and has the range.
-    pub(super) fn covers(&self, handle: u64, offset: usize, len: usize) -> bool {
-        let held = self.held();
+    pub(super) fn contains_range(&self, handle: u64, offset: usize, len: usize) -> bool {
+        let held = self.lock_table();
         let total = held.pins.get(&handle).map(|chunks| chunks.iter().map(|c| c.len).sum::<usize>());
         total.is_some_and(|total| offset.checked_add(len).is_some_and(|end| end <= total))
     }
 
     /// How many pins are held.
     pub(super) fn count(&self) -> usize {
-        self.held().pins.len()
+        self.lock_table().pins.len()
     }
 
     /// Copies out of a pin; on the thread of `scratch`.
@@ -178,7 +178,7 @@ impl Pins {
         len: usize,
     ) -> Result<(), DeviceError> {
         let gone = DeviceError::new(ErrorKind::BadAddress, "copy from a pin");
-        let chunks = self.held().pins.get(&handle).cloned().ok_or(gone)?;
+        let chunks = self.lock_table().pins.get(&handle).cloned().ok_or(gone)?;
         let (mut skip, mut done) = (offset, 0);
         for chunk in chunks.iter() {
             if skip >= chunk.len {
@@ -197,17 +197,17 @@ impl Pins {
         if done == len { Ok(()) } else { Err(gone) }
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_table(&self) -> MutexGuard<'_, Held> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn reserve(&self) -> Option<()> {
-        let mut held = self.held();
+        let mut held = self.lock_table();
         (held.pipes < MAX_PIPES).then(|| held.pipes += 1)
     }
 
     fn unreserve(&self, pipes: usize) {
-        self.held().pipes -= pipes;
+        self.lock_table().pipes -= pipes;
     }
 }
 
@@ -227,9 +227,9 @@ impl Scratch {
     /// # Safety
     /// `dst` must be writable for `len` bytes.
     unsafe fn read(&mut self, chunk: &Chunk, skip: usize, dst: *mut u8, len: usize) -> Result<(), DeviceError> {
-        let fail = |e| system("copy from a pin", e);
-        let have = linux::tee(chunk.pipe.out, self.pipe.into, skip + len).map_err(fail)?;
-        if have < skip + len {
+        let fail = |e| system_error("copy from a pin", e);
+        let available = linux::tee(chunk.pipe.read_end, self.pipe.write_end, skip + len).map_err(fail)?;
+        if available < skip + len {
             // What is in the scratch pipe would come out first next time.
             self.pipe = Pipe::new(self.pipe.capacity).map_err(fail)?;
             return Err(fail(Errno::IO));
@@ -238,10 +238,10 @@ impl Scratch {
         while done < len {
             let (first, second) = ((self.skipped.as_mut_ptr(), skip), (dst.wrapping_add(done), len - done));
             // SAFETY: `skipped` holds as much as the pipe; `dst` has room for `len` bytes, of which `done` are filled.
-            let got = unsafe { linux::read_two(self.pipe.out, first, second) }.map_err(fail)?;
-            let jumped = got.min(skip);
-            skip -= jumped;
-            done += got - jumped;
+            let got = unsafe { linux::readv_pair(self.pipe.read_end, first, second) }.map_err(fail)?;
+            let skip_result = got.min(skip);
+            skip -= skip_result;
+            done += got - skip_result;
         }
         Ok(())
     }

@@ -30,8 +30,8 @@ use spinio_sys::linux::{self, PAGE, Private};
 
 pub use self::providers::Provider;
 use self::providers::{provider_at, providers_under};
-use self::stream::stream;
-use crate::host_memory::{HostMemory, RW, SHARED, system};
+use self::stream::nontemporal_copy;
+use crate::host_memory::{HostMemory, RW, SHARED, system_error};
 use crate::{
     Abilities, Allocation, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, Pin, Pinned,
     QueueId, Wait, registry,
@@ -48,7 +48,7 @@ struct P2pmem {
     address: String,
     ordinal: u32,
     owner: u32,
-    staging: HostMemory,
+    pinned: HostMemory,
 }
 
 /// The devices made so far, by PCI address.
@@ -56,7 +56,7 @@ static DEVICES: Mutex<Vec<&'static P2pmem>> = Mutex::new(Vec::new());
 
 /// The providers of this machine, in the order of their PCI addresses; a device's ordinal counts them.
 pub fn providers() -> Vec<Provider> {
-    privately(|| providers_under(ROOT)).unwrap_or_default()
+    run_in_shadow_table(|| providers_under(ROOT)).unwrap_or_default()
 }
 
 /// New memory of a provider.
@@ -69,7 +69,7 @@ fn alloc_under(root: &'static str, ordinal: u32, len: usize) -> Result<DeviceAdd
     if len == 0 {
         return Err(DeviceError::new(ErrorKind::Unsupported, "allocation of 0 bytes"));
     }
-    let (provider, start) = privately(move || {
+    let (provider, start) = run_in_shadow_table(move || {
         let provider = providers_under(root).into_iter().nth(ordinal as usize).ok_or(none)?;
         if !provider.published {
             return Err(DeviceError::new(ErrorKind::Unsupported, "allocation: this p2pmem provider is not published"));
@@ -97,13 +97,13 @@ pub(crate) fn free(addr: DeviceAddr) -> Result<()> {
 }
 
 /// The program mapped a range: if it is p2pmem, it is a device buffer from now on.
-pub(crate) fn note(addr: u64, len: u64) {
+pub(crate) fn register_mapping(addr: u64, len: u64) {
     note_under(ROOT, addr, len);
 }
 
 fn note_under(root: &'static str, addr: u64, len: u64) {
-    let Ok(Some(address)) = privately(move || provider_at(addr)) else { return };
-    let Ok(all) = privately(|| providers_under(root)) else { return };
+    let Ok(Some(address)) = run_in_shadow_table(move || provider_at(addr)) else { return };
+    let Ok(all) = run_in_shadow_table(|| providers_under(root)) else { return };
     // One that is not published is its driver's own memory, whoever maps it: never a device buffer.
     let Some(ordinal) = all.iter().position(|p| p.address == address && p.published) else { return };
     let Ok(device) = device(&address, ordinal as u32) else { return };
@@ -111,7 +111,7 @@ fn note_under(root: &'static str, addr: u64, len: u64) {
 }
 
 /// A range of addresses means something else now.
-pub(crate) fn forget(addr: u64, len: u64) {
+pub(crate) fn unregister_mapping(addr: u64, len: u64) {
     let owners: Vec<u32> = devices().iter().map(|d| d.owner).collect();
     registry::remove_range(DeviceAddr(addr), len.next_multiple_of(PAGE as u64), |owner| owners.contains(&owner));
 }
@@ -127,7 +127,7 @@ fn device(address: &str, ordinal: u32) -> Result<&'static P2pmem> {
     }
     let device = registry::add_owner(|owner| {
         let device: &'static P2pmem =
-            Box::leak(Box::new(P2pmem { address: address.to_owned(), ordinal, owner, staging: HostMemory::default() }));
+            Box::leak(Box::new(P2pmem { address: address.to_owned(), ordinal, owner, pinned: HostMemory::default() }));
         device
     })?;
     devices.push(device);
@@ -135,22 +135,22 @@ fn device(address: &str, ordinal: u32) -> Result<&'static P2pmem> {
 }
 
 /// Runs what opens descriptors where the program does not see them.
-fn privately<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+fn run_in_shadow_table<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     let failed = DeviceError::new(ErrorKind::Driver, "private thread for p2pmem");
-    let family = Private::new().map_err(|_| failed)?;
+    let root = Private::new().map_err(|_| failed)?;
     let (answer, result) = mpsc::channel();
-    family.spawn("spinio-p2pmem", move || drop(answer.send(body())));
+    root.spawn("spinio-p2pmem", move || drop(answer.send(body())));
     result.recv().map_err(|_| failed)
 }
 
 fn map(path: &str, len: usize) -> Result<DeviceAddr> {
-    let path = CString::new(path).map_err(|_| system("open of p2pmem/allocate", Errno::INVAL))?;
-    let fd = linux::open(&path, O_RDWR, 0).map_err(|e| system("open of p2pmem/allocate", e))?;
+    let path = CString::new(path).map_err(|_| system_error("open of p2pmem/allocate", Errno::INVAL))?;
+    let fd = linux::open(&path, O_RDWR, 0).map_err(|e| system_error("open of p2pmem/allocate", e))?;
     let len = len.next_multiple_of(PAGE);
     // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
     let mapped = unsafe { linux::mmap(core::ptr::null_mut(), len, RW, SHARED, fd, 0) };
     let _ = linux::close(fd);
-    mapped.map(|at| DeviceAddr(at as u64)).map_err(|e| system("mmap of p2pmem/allocate", e))
+    mapped.map(|at| DeviceAddr(at as u64)).map_err(|e| system_error("mmap of p2pmem/allocate", e))
 }
 
 fn unmap(start: DeviceAddr, len: u64) {
@@ -175,64 +175,64 @@ impl Device for P2pmem {
         format!("PCI memory of {}, published for peer-to-peer", self.address)
     }
 
-    fn abilities(&self) -> Abilities {
-        Abilities { pins: false, copies: false, max_pin: 0, gathers: false }
+    fn capabilities(&self) -> Abilities {
+        Abilities { can_pin: false, has_dma_engine: false, max_pin: 0, can_gather: false }
     }
 
-    fn allocation(&'static self, addr: DeviceAddr, _want: u64) -> Option<Allocation> {
+    fn allocation(&'static self, addr: DeviceAddr, _wanted: u64) -> Option<Allocation> {
         let (start, len) = registry::range_of(self.owner, addr)?;
         let page = addr.0 & !(PAGE as u64 - 1);
         let mut resident = [0u8];
         // SAFETY: whether the page is mapped is the question.
         if unsafe { linux::mincore(page as *const u8, &mut resident) } == Err(Errno::NOMEM) {
             // Unmapped behind the hooks' back.
-            forget(start.0, len);
+            unregister_mapping(start.0, len);
             return None;
         }
         Some(Allocation { device: self, start, len, host_mapped: true, p2p_mapped: true })
     }
 
-    fn staging(&self, len: usize) -> Result<Pinned> {
-        self.staging.take(len)
+    fn alloc_pinned(&self, len: usize) -> Result<Pinned> {
+        self.pinned.acquire(len)
     }
 
-    fn free_staging(&self, memory: Pinned) {
-        self.staging.give(memory);
+    fn free_pinned(&self, memory: Pinned) {
+        self.pinned.release(memory);
     }
 
-    fn program_queue(&self) -> (QueueId, bool) {
+    fn app_stream(&self) -> (QueueId, bool) {
         (QueueId(0), false)
     }
 
-    fn lease_queue(&self) -> Result<QueueId> {
+    fn acquire_stream(&self) -> Result<QueueId> {
         Ok(QueueId(0))
     }
 
-    fn return_queue(&self, _queue: QueueId) {}
+    fn release_stream(&self, _stream: QueueId) {}
 
-    unsafe fn copy_in(&self, _queue: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
+    unsafe fn copy_in(&self, _stream: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
         self.check(dst, len, "copy to p2pmem")?;
         // SAFETY: `src` is the caller's promise; `dst` lies in a live mapping.
-        unsafe { stream(dst.0 as *mut u8, src, len) };
+        unsafe { nontemporal_copy(dst.0 as *mut u8, src, len) };
         Ok(())
     }
 
-    unsafe fn copy_out(&self, _queue: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
+    unsafe fn copy_out(&self, _stream: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
         self.check(src, len, "copy from p2pmem")?;
         // SAFETY: as for copy_in, the other way round.
-        unsafe { stream(dst, src.0 as *const u8, len) };
+        unsafe { nontemporal_copy(dst, src.0 as *const u8, len) };
         Ok(())
     }
 
-    fn fence(&self, _queue: QueueId) -> Result<Fence> {
+    fn fence(&self, _stream: QueueId) -> Result<Fence> {
         Ok(Fence(0))
     }
 
-    fn follow(&self, _queue: QueueId, _fence: &Fence) -> Result<()> {
+    fn wait_event(&self, _stream: QueueId, _fence: &Fence) -> Result<()> {
         Ok(())
     }
 
-    fn is_done(&self, _fence: &Fence) -> Result<bool> {
+    fn query(&self, _fence: &Fence) -> Result<bool> {
         Ok(true)
     }
 
@@ -242,13 +242,13 @@ impl Device for P2pmem {
 
     fn release_fence(&self, _fence: Fence) {}
 
-    fn drain(&self, _queue: QueueId, _how: Wait) -> Result<()> {
+    fn synchronize(&self, _stream: QueueId, _how: Wait) -> Result<()> {
         Ok(())
     }
 
-    unsafe fn call_host(
+    unsafe fn launch_host_func(
         &self,
-        _queue: QueueId,
+        _stream: QueueId,
         function: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
     ) -> Result<()> {

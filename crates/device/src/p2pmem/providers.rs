@@ -19,7 +19,7 @@ pub struct Provider {
 
 pub(super) fn providers_under(root: &str) -> Vec<Provider> {
     let Ok(path) = CString::new(root) else { return Vec::new() };
-    let names = linux::list(&path).unwrap_or_default();
+    let names = linux::read_dir(&path).unwrap_or_default();
     let mut found: Vec<Provider> = names
         .into_iter()
         .filter_map(|name| {

@@ -5,7 +5,7 @@
 ///
 /// # Safety
 /// `src` must be readable and `dst` writable for `len` bytes.
-pub(super) unsafe fn stream(dst: *mut u8, src: *const u8, len: usize) {
+pub(super) unsafe fn nontemporal_copy(dst: *mut u8, src: *const u8, len: usize) {
     use core::arch::x86_64::{_mm_loadu_si128, _mm_sfence, _mm_stream_si128};
     let head = dst.align_offset(16).min(len);
     let middle = (len - head) / 16;

@@ -4,7 +4,7 @@ use std::path::Path;
 use super::providers::provider_in;
 use super::*;
 
-fn tree() -> (tempfile::TempDir, &'static str) {
+fn sysfs_tree() -> (tempfile::TempDir, &'static str) {
     let root = tempfile::tempdir().unwrap();
     for (address, size) in [("0000:05:00.0", "8192\n"), ("0000:03:00.0", "65536\n")] {
         let folder = root.path().join(address).join("p2pmem");
@@ -20,8 +20,8 @@ fn tree() -> (tempfile::TempDir, &'static str) {
 }
 
 #[test]
-fn providers_come_in_the_order_of_their_addresses() {
-    let (_root, path) = tree();
+fn providers_are_ordered_by_address() {
+    let (_root, path) = sysfs_tree();
     let found = providers_under(path);
     let addresses: Vec<&str> = found.iter().map(|p| p.address.as_str()).collect();
     assert_eq!(addresses, ["0000:03:00.0", "0000:05:00.0"]);
@@ -30,14 +30,14 @@ fn providers_come_in_the_order_of_their_addresses() {
 }
 
 #[test]
-fn memory_is_found_copied_to_and_gone_after_free() {
-    let (root, path) = tree();
+fn memory_is_found_until_free() {
+    let (root, path) = sysfs_tree();
     let addr = alloc_under(path, 1, 5000).unwrap();
     let at = |n: u64| addr.offset(n).0 as *const u8;
     let allocation = registry::find(at(17), 1).unwrap();
     assert_eq!((allocation.start, allocation.len), (addr, 5000));
     assert!(allocation.host_mapped && allocation.p2p_mapped);
-    assert_eq!(allocation.room(addr.offset(4999)), 1);
+    assert_eq!(allocation.bytes_left(addr.offset(4999)), 1);
     assert!(registry::find(at(5000), 1).is_none());
 
     let bytes: Vec<u8> = (0..4000).map(|n| (n % 251) as u8).collect();
@@ -65,28 +65,28 @@ fn memory_is_found_copied_to_and_gone_after_free() {
 }
 
 #[test]
-fn a_mapping_unmapped_behind_our_back_is_host_memory_again() {
-    let (_root, path) = tree();
+fn unhooked_munmap_is_detected() {
+    let (_root, path) = sysfs_tree();
     let addr = alloc_under(path, 0, 8192).unwrap();
     unmap(addr, 8192);
     assert!(registry::find(addr.0 as *const u8, 1).is_none());
 }
 
 #[test]
-fn forgetting_a_part_leaves_the_rest() {
-    let (_root, path) = tree();
+fn unregistering_part_keeps_rest() {
+    let (_root, path) = sysfs_tree();
     let addr = alloc_under(path, 0, 5 * PAGE).unwrap();
     let at = |page: usize| addr.offset((page * PAGE) as u64).0 as *const u8;
-    registry::forget_mapping(at(2), PAGE);
+    registry::unregister_mapping(at(2), PAGE);
     let len = |page: usize| registry::find(at(page), 1).map(|a| a.len as usize / PAGE);
     assert_eq!([len(0), len(1), len(2), len(3), len(4)], [Some(2), Some(2), None, Some(2), Some(2)]);
-    registry::forget_mapping(at(0), 5 * PAGE);
+    registry::unregister_mapping(at(0), 5 * PAGE);
     assert_eq!([len(0), len(4)], [None, None]);
     unmap(addr, 5 * PAGE as u64);
 }
 
 #[test]
-fn the_process_map_names_the_provider() {
+fn proc_maps_names_provider() {
     let maps = b"7f0000000000-7f0000010000 rw-p 00000000 00:00 0 \n\
         7f1000000000-7f1000010000 rw-s 00000000 00:15 9 /sys/devices/pci0000:00/0000:00:02.0/0000:03:00.0/p2pmem/allocate\n";
     assert_eq!(provider_in(maps, 0x7f10_0000_1000).as_deref(), Some("0000:03:00.0"));
@@ -95,21 +95,21 @@ fn the_process_map_names_the_provider() {
 }
 
 #[test]
-fn an_ordinary_mapping_is_not_taken_for_p2pmem() {
+fn ordinary_mapping_is_not_p2pmem() {
     let page = vec![0u8; 2 * PAGE];
-    registry::note_mapping(page.as_ptr(), page.len());
+    registry::register_mapping(page.as_ptr(), page.len());
     assert!(registry::find(page.as_ptr(), 1).is_none());
 }
 
 #[test]
-fn any_alignment_is_copied_exactly() {
+fn copy_is_exact_for_any_alignment() {
     let src: Vec<u8> = (0..200).collect();
     for from in 0..20 {
         for to in 0..20 {
             for len in [0, 1, 15, 16, 17, 40, 100] {
                 let mut dst = vec![255u8; 200];
                 // SAFETY: both ranges lie in their vectors.
-                unsafe { stream(dst.as_mut_ptr().add(to), src.as_ptr().add(from), len) };
+                unsafe { nontemporal_copy(dst.as_mut_ptr().add(to), src.as_ptr().add(from), len) };
                 assert_eq!(dst[to..to + len], src[from..from + len]);
                 assert!(dst[..to].iter().chain(&dst[to + len..]).all(|&b| b == 255));
             }
@@ -119,7 +119,7 @@ fn any_alignment_is_copied_exactly() {
 
 #[test]
 fn unpublished_provider_is_refused_and_never_device_memory() {
-    let (root, path) = tree();
+    let (root, path) = sysfs_tree();
     let published = root.path().join("0000:05:00.0/p2pmem/published");
     for value in ["0\n", "2\n", "", "x\n"] {
         fs::write(&published, value).unwrap();

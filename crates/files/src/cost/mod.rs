@@ -139,7 +139,7 @@ impl CostEntry {
         for route in [Route::Copy, Route::Dma, Route::Store, storage] {
             let factor = self.factor(route);
             if factor != 1.0 {
-                model.slow(route, factor);
+                model.scale(route, factor);
             }
         }
         model
@@ -153,7 +153,7 @@ impl CostEntry {
     /// In words, for people.
     pub fn describe(&self, file: &FileState) -> String {
         let mut text = match &self.calibration {
-            Some(c) => format!("calibrated {}", date(c.measured)),
+            Some(c) => format!("calibrated {}", date(c.measured_at)),
             None if file.fast => "nvme (default, not calibrated)".to_owned(),
             None => "virtual disk (default, not calibrated)".to_owned(),
         };
@@ -194,7 +194,7 @@ impl CostEntry {
             let kept = &self.corrections[route as usize];
             let bits = kept.load(Relaxed);
             let now = Correction::from_bits(bits);
-            let next = if route == prediction.route { now.sample(prediction.nanos, measured) } else { now.unused() };
+            let next = if route == prediction.route { now.sample(prediction.nanos, measured) } else { now.decay() };
             // A sample lost to another thread is no loss.
             if next.to_bits() != bits {
                 kept.store(next.to_bits(), Relaxed);
@@ -207,10 +207,10 @@ impl CostEntry {
 fn default_model(ctx: &FilesCtx, file: &FileState) -> Model {
     let mut model = if file.fast { Model::nvme() } else { Model::virtual_disk() };
     // A keeper waits for each command it gives, so as many are in flight as there are keepers.
-    let flight = &mut model.storage_flight;
+    let flight = &mut model.storage_queue;
     flight.per_command = flight.per_command.max(flight.latency / SHADOW_WORKERS as f64);
     // One thread copies 6.3 GB/s out of the page cache; the link bounds them all.
-    model.cache_flight.per_byte = 1e9 / (6.3e9 * ctx.workers.copy_threads() as f64).min(48e9);
+    model.cache_queue.per_byte = 1e9 / (6.3e9 * ctx.workers.copy_threads() as f64).min(48e9);
     model
 }
 

@@ -42,7 +42,7 @@ mod tests {
             storage: "disk".into(),
             file_system: "ext4".into(),
             device: "gpu".into(),
-            measured: 5,
+            measured_at: 5,
             ..Calibration::default()
         };
         std::fs::write(file_path(at, &place), stored.to_text()).expect("written");

@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use spinio_sys::linux::{Private, gettid, leave_descriptor_table, spawn_quiet};
+use spinio_sys::linux::{Private, gettid, close_range_unshare, spawn_signals_blocked};
 
 use self::worker::{QueueEntry, Shared};
 pub use self::worker::{NoIdleTask, Task, IdleTask};
@@ -225,11 +225,11 @@ impl WorkerPool {
             let started = match &self.fd_table_root {
                 Some(root) if self.per_thread_table => root.spawn("spinio-reader", move || {
                     // Else it shares the table with the other readers: that is slower, not wrong.
-                    let _ = leave_descriptor_table(0);
+                    let _ = close_range_unshare(0);
                     shared.run_worker();
                 }),
                 Some(root) => root.spawn("spinio-keeper", move || shared.run_worker()),
-                None => spawn_quiet("spinio-mate", STACK_SIZE, move || shared.run_worker()).is_ok(),
+                None => spawn_signals_blocked("spinio-mate", STACK_SIZE, move || shared.run_worker()).is_ok(),
             };
             state = lock(&self.shared.state);
             if !started {

@@ -60,7 +60,7 @@ pub struct Workers {
 impl Workers {
     /// No thread yet.
     pub fn new(sys: &'static dyn Syscalls, settings: &Settings) -> Workers {
-        let processors = linux::processors();
+        let processors = linux::available_cpus();
         let or = |set: usize, default: usize| if set == 0 { default } else { set };
         Workers {
             sys,
@@ -112,7 +112,7 @@ impl Workers {
 
     /// The threads that copy beside the caller. First asked for by a thread of the program, whose table they get.
     pub fn copy(&self) -> Option<&WorkerPool> {
-        if linux::in_private_table() {
+        if linux::in_shadow_table() {
             return self.copy.get()?.as_ref();
         }
         self.copy.get_or_init(|| WorkerPool::copy_workers(self.sys, self.copy_threads - 1, self.spin, self.copy_idle.clone())).as_ref()
@@ -120,7 +120,7 @@ impl Workers {
 
     /// The threads that read operations of batches beside the caller, likewise.
     pub fn batch_copy(&self) -> Option<&WorkerPool> {
-        if linux::in_private_table() {
+        if linux::in_shadow_table() {
             return self.batch_copy.get()?.as_ref();
         }
         self.batch_copy.get_or_init(|| WorkerPool::copy_workers(self.sys, self.batch_threads - 1, self.spin, NoIdleTask)).as_ref()

@@ -265,7 +265,7 @@ impl Settings {
     /// The settings of this process. A program that has more rights than who started it (setuid) believes none of its
     /// environment: it names files to be written, and code for the GPU.
     pub fn from_env() -> (Settings, Vec<String>) {
-        let trusted_env = !linux::has_gained_rights();
+        let trusted_env = !linux::is_secure_exec();
         Settings::read(|name| std::env::var(name).ok().filter(|_| trusted_env))
     }
 
@@ -281,7 +281,7 @@ impl Settings {
 
     /// How many bytes held files may have registered.
     pub fn effective_pin_limit(&self) -> u64 {
-        if self.pin_limit > 0 { self.pin_limit } else { linux::memory() / 4 }
+        if self.pin_limit > 0 { self.pin_limit } else { linux::total_memory() / 4 }
     }
 
     /// Whether a route may be used.

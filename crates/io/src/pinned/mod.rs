@@ -165,7 +165,7 @@ impl PinnedFiles {
     /// Whether large reads of a file of this size come out of pins, as far as that can be told without a read.
     pub fn can_serve(&self, key: (u64, u64), size: u64, device: &dyn Device) -> bool {
         let pinned = if self.is_empty() { None } else { self.find(key) };
-        device.abilities().pins && pinned.is_some_and(|file| file.size == size && !file.gate.is_closing())
+        device.capabilities().can_pin && pinned.is_some_and(|file| file.size == size && !file.gate.is_closing())
     }
 
     /// The pins of a held file on a device, made now if need be; `None` if it is not held, or not to be trusted.
@@ -213,7 +213,7 @@ impl PinnedFiles {
         if let Some(pages) = find() {
             return Ok(pages);
         }
-        if !device.abilities().pins {
+        if !device.capabilities().can_pin {
             return Err(PinError::NoDevice);
         }
         // Counted before they are registered: others may be registering too.

@@ -32,15 +32,15 @@ impl PinGuard {
     ) -> Result<bool, Error> {
         let begun = Instant::now();
         let device = self.pages.device;
-        let stream = device.lease_queue().map_err(|e| Error::device(e, "read", offset, len))?;
+        let stream = device.acquire_stream().map_err(|e| Error::device(e, "read", offset, len))?;
         let queued = match after {
-            Some(after) => device.follow(stream, after),
+            Some(after) => device.wait_event(stream, after),
             None => Ok(()),
         };
         let queued = queued.and_then(|()| self.pages.queue_copy(stream, to.addr, offset, len));
         // Behind an error too: a part may be under way, and the pins must not go before it.
-        let drained = device.drain(stream, if len > SLEEP_MIN { Wait::Sleep } else { Wait::Context });
-        device.return_queue(stream);
+        let drained = device.synchronize(stream, if len > SLEEP_MIN { Wait::Block } else { Wait::Context });
+        device.release_stream(stream);
         if queued.and(drained).is_err() || !self.is_still_valid(files, fd) {
             return Ok(false);
         }

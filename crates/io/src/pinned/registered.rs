@@ -57,7 +57,7 @@ impl PinnedPages {
         let mapping = Arc::new(Mapping { ptr, len });
         // SAFETY: advice on our own fresh mapping, which a forked child has no use for.
         let _ = unsafe { linux::madvise(ptr, len, MADV_DONTFORK) };
-        let chunk = 1u64 << CHUNK.min(device.abilities().max_pin).max(linux::PAGE as u64).ilog2();
+        let chunk = 1u64 << CHUNK.min(device.capabilities().max_pin).max(linux::PAGE as u64).ilog2();
         let mut pages = PinnedPages { device, mapping, pins: Vec::new(), device_ptrs: Vec::new(), chunk };
         match pages.pin_all(size) {
             Ok(()) => Ok(pages),
@@ -91,7 +91,7 @@ impl PinnedPages {
                 ErrorKind::Unsupported => PinError::NoDevice,
                 _ => PinError::PinRefused,
             })?;
-            if let Ok(ptr) = self.device.view_pin(&pin) {
+            if let Ok(ptr) = self.device.pin_device_ptr(&pin) {
                 self.device_ptrs.push(ptr);
             }
             self.pins.push(pin);

@@ -187,7 +187,7 @@ impl WriteExclusion {
                 return Err(Errno::BADF);
             }
             let file_system = sys.file_system(reopened.get()).unwrap_or(0);
-            if LEASES_NOT_BINDING.contains(&file_system) || (stat.nameless && WRITER_NOT_COUNTED.contains(&file_system)) {
+            if LEASES_NOT_BINDING.contains(&file_system) || (stat.unlinked && WRITER_NOT_COUNTED.contains(&file_system)) {
                 return Err(Errno::INVAL);
             }
             sys.take_lease(reopened.get(), watcher_tid)?;
@@ -224,7 +224,7 @@ impl WriteExclusion {
     pub(super) fn still_excluded(&self, files: &Arc<Files>, fd: Fd) -> bool {
         match self {
             WriteExclusion::Lease(lease, valid_until) => {
-                if linux::since_boot() < valid_until.load(Relaxed) {
+                if linux::boottime_ns() < valid_until.load(Relaxed) {
                     return true;
                 }
                 let (sys, lease) = (files.sys(), Arc::clone(lease));

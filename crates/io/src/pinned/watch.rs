@@ -66,7 +66,7 @@ impl LeaseWatcher {
         let spawned = files.shadow_workers()?.spawn_dedicated("spinio-watch", move || {
             watcher.init_inotify(sys);
             // Whether it can be woken at all. What this leaves pending is one look too many.
-            if !linux::nudge(linux::gettid()) {
+            if !linux::wake_thread(linux::gettid()) {
                 watcher.deaf.store(true, Release);
             }
             let _ = tid_sender.send(linux::gettid());
@@ -74,7 +74,7 @@ impl LeaseWatcher {
         });
         let tid = spawned.then(|| tid_receiver.recv().ok())??;
         let watcher = Arc::clone(self);
-        linux::spawn_quiet("spinio-hold", STACK_SIZE, move || watcher.run_unpinner()).ok()?;
+        linux::spawn_signals_blocked("spinio-hold", STACK_SIZE, move || watcher.run_unpinner()).ok()?;
         self.watcher_tid.store(tid, Release);
         Some(tid)
     }
@@ -90,7 +90,7 @@ impl LeaseWatcher {
     /// Has the watcher told of changes, too.
     fn init_inotify(&self, sys: &dyn Syscalls) {
         let Ok(inotify) = sys.inotify_init() else { return };
-        match linux::tell_of_news(inotify, linux::gettid()) {
+        match linux::inotify_signal(inotify, linux::gettid()) {
             Ok(()) => drop(self.inotify.set(inotify)),
             Err(_) => sys.close(inotify),
         }
@@ -123,10 +123,10 @@ impl LeaseWatcher {
     fn drain_events(&self, sys: &dyn Syscalls, files: &[Arc<PinnedFile>]) {
         let Some(&inotify) = self.inotify.get() else { return };
         // What cannot be heard may have happened.
-        for event in sys.inotify_events(inotify).unwrap_or_else(|_| vec![News::Lost]) {
+        for event in sys.inotify_events(inotify).unwrap_or_else(|_| vec![News::Overflow]) {
             let is_affected = |file: &&Arc<PinnedFile>| match event {
-                News::Changed(wd) => file.inotify_wd.load(Acquire) == wd,
-                News::Lost => true,
+                News::Modified(wd) => file.inotify_wd.load(Acquire) == wd,
+                News::Overflow => true,
                 _ => false,
             };
             files.iter().filter(is_affected).for_each(|file| self.begin_unpin(file));
@@ -137,7 +137,7 @@ impl LeaseWatcher {
     fn run_watcher(&self, sys: &dyn Syscalls) {
         loop {
             let is_idle = self.count.load(Acquire) == 0 && !self.shutdown.load(Acquire);
-            linux::await_break(match self.deaf.load(Acquire) {
+            linux::wait_lease_break(match self.deaf.load(Acquire) {
                 true => Some(LOOK_DEAF),
                 false if is_idle => None,
                 false => Some(LOOK),
@@ -150,7 +150,7 @@ impl LeaseWatcher {
                     self.unwatch_inode(sys, file);
                     // Its pins are gone: who waits for the lease goes on.
                     if let Some(lease) = file.lease() {
-                        let _ = linux::drop_lease(lease);
+                        let _ = linux::release_lease(lease);
                     }
                     self.remove(file);
                 } else if file.lease().is_some_and(|lease| !sys.has_lease(lease)) {
@@ -195,7 +195,7 @@ impl LeaseWatcher {
 
     /// Has the watcher look now, or soon.
     pub(super) fn wake_watcher(&self) {
-        if !linux::nudge(self.watcher_tid.load(Acquire)) {
+        if !linux::wake_thread(self.watcher_tid.load(Acquire)) {
             self.deaf.store(true, Release);
         }
     }

@@ -29,7 +29,7 @@ use spinio_transfer::bounce::BUFFER_SIZE;
 /// procfs or tracefs, or a stream of FUSE.
 pub(super) fn may_wait(stat: &Stat) -> bool {
     match stat.kind {
-        FileKind::Stream => true,
+        FileKind::Other => true,
         FileKind::Regular => stat.size == 0,
         FileKind::Block => false,
     }
@@ -55,7 +55,7 @@ pub(super) fn small(ctx: &Reader, fd: Fd, to: Target, len: usize, reason: &mut R
     if got == 0 {
         return Ok(0);
     }
-    let (queue, ours) = device.program_queue();
+    let (queue, ours) = device.app_stream();
     let staging = ctx.bounce.sync(device);
     let slot = staging.acquire_slice(got, queue).map_err(device_error)?;
     if !slot.pinned {
@@ -68,7 +68,7 @@ pub(super) fn small(ctx: &Reader, fd: Fd, to: Target, len: usize, reason: &mut R
     staging.release_slice(slot);
     queued.map_err(device_error)?;
     if ours || ctx.policy.ordering == Ordering::Strict {
-        device.drain(queue, Wait::Context).map_err(device_error)?;
+        device.synchronize(queue, Wait::Context).map_err(device_error)?;
     }
     Ok(got)
 }
@@ -94,10 +94,10 @@ impl AppFdRead {
             if got == 0 || (done > 0 && (self.file_id(ctx) != file || !number.is_unchanged())) {
                 break Ok(());
             }
-            let (queue, _) = device.program_queue();
+            let (queue, _) = device.app_stream();
             // SAFETY: the buffer stays until the queue is drained, here or below; the bytes lie inside the allocation.
             let copied = unsafe { device.copy_in(queue, self.to.addr.offset(done as u64), buffer.ptr(), got) };
-            if let Err(e) = copied.and_then(|()| device.drain(queue, Wait::Context)) {
+            if let Err(e) = copied.and_then(|()| device.synchronize(queue, Wait::Context)) {
                 // The device cannot say that it has read all.
                 buffer.leak();
                 return if done == 0 { Err(fail(e)) } else { Ok(done) };

@@ -41,7 +41,7 @@ pub(crate) fn read(
     let flags = ctx.files.sys().status_flags(fd).map_err(fail)?;
     let waits = blocking::may_wait(&stat);
     let app_fd_read = |reason, single_call| AppFdRead { span: *span, fd, at, to, len, done: 0, single_call, reason, stream: None, waits };
-    if stat.kind == FileKind::Stream {
+    if stat.kind == FileKind::Other {
         // A character device fills the whole buffer; a pipe or socket gives what there is.
         let single_call = at.is_none() && stat.mode & 0o170_000 != 0o020_000;
         return app_fd_read(Reason::Stream, single_call).read(ctx);
@@ -128,7 +128,7 @@ fn read_at(
     }
     let device = to.allocation.device;
     let device_fail = |e| Error::device(e, "read", offset, len as u64);
-    let (stream, capturing) = device.program_queue();
+    let (stream, capturing) = device.app_stream();
     let _request = ctx.files.unpin().begin_request();
     ctx.files.workers().copy();
     let order = if capturing { None } else { Some(device.fence(stream).map_err(device_fail)?) };
@@ -153,11 +153,11 @@ fn read_at(
     let costs = ctx.files.costs(&file, device);
     let sequential = ctx.files.streams.is_next(fd, offset, offset + within);
     let advice = streams::advice_for(fd, &stat);
-    let max_window = readahead::largest(file.block_stack().read_ahead(), advice == Advice::Sequential);
+    let max_window = readahead::max_buffered_request(file.block_stack().read_ahead(), advice == Advice::Sequential);
     let in_stream = advice == Advice::Sequential || (advice == Advice::Normal && sequential);
     let readahead_limit = if in_stream && within <= max_window {
         let model = costs.model(&ctx.files.ctx, &file, if p2p.is_ok() { Route::P2p } else { Route::Direct });
-        let max_window = readahead::largest_that_pays(max_window, &model, cache_route(device.abilities()));
+        let max_window = readahead::max_profitable_request(max_window, &model, cache_route(device.capabilities()));
         ctx.files.streams.set_cost_limit(fd, max_window);
         if within <= max_window { max_window } else { 0 }
     } else {

@@ -54,7 +54,7 @@ type Result<T> = core::result::Result<T, Error>;
 
 /// A read of any size.
 pub(crate) fn read(ctx: &Arc<Reader>, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize> {
-    let available = to.allocation.room(to.addr);
+    let available = to.allocation.bytes_left(to.addr);
     if available == 0 && len > 0 {
         return Err(Error::kernel(Errno::FAULT, "read", at.unwrap_or(0), len as u64));
     }
@@ -94,8 +94,8 @@ impl Reader {
     /// once the queue gets that far. Waits only for staging memory, that of queued moves, and up to twice the bound:
     /// beyond it the queue has to move.
     pub fn read_async(self: &Arc<Self>, fd: Fd, at: u64, to: Target, len: usize, stream: QueueId) -> Result<usize> {
-        let len = len.min(usize::try_from(to.allocation.room(to.addr)).unwrap_or(usize::MAX));
-        if to.allocation.device.is_captured(stream) {
+        let len = len.min(usize::try_from(to.allocation.bytes_left(to.addr)).unwrap_or(usize::MAX));
+        if to.allocation.device.is_capturing(stream) {
             // Captured copies would read staging memory again at every launch of the graph, when it holds other bytes.
             return Err(Error::kernel(Errno::BUSY, "read into a captured queue", at, len as u64));
         }
@@ -154,7 +154,7 @@ impl Reader {
     pub fn is_stream(&self, fd: Fd) -> core::result::Result<bool, Errno> {
         let stat = self.files.sys().fstat(fd)?;
         Ok(match stat.kind {
-            FileKind::Stream => true,
+            FileKind::Other => true,
             FileKind::Regular => stat.size == 0 || self.files.sys().lseek(fd, 0, 1).is_err(),
             FileKind::Block => false,
         })

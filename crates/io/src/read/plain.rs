@@ -23,7 +23,7 @@ struct StreamGuard(&'static dyn Device, QueueId);
 
 impl Drop for StreamGuard {
     fn drop(&mut self) {
-        self.0.return_queue(self.1);
+        self.0.release_stream(self.1);
     }
 }
 
@@ -50,7 +50,7 @@ impl AppFdRead {
     /// Reads; the bytes delivered.
     pub(crate) fn read(&self, ctx: &Reader) -> Result<usize, Error> {
         let device = self.to.allocation.device;
-        if !device.abilities().copies {
+        if !device.capabilities().has_dma_engine {
             return self.store(ctx);
         }
         if self.waits {
@@ -65,11 +65,11 @@ impl AppFdRead {
         let stream = match self.stream {
             Some(stream) => stream,
             None => {
-                let (app_stream, capturing) = device.program_queue();
-                guard = StreamGuard(device, device.lease_queue().map_err(fail)?);
+                let (app_stream, capturing) = device.app_stream();
+                guard = StreamGuard(device, device.acquire_stream().map_err(fail)?);
                 if !capturing {
                     let fence = device.fence(app_stream).map_err(fail)?;
-                    let followed = device.follow(guard.1, &fence);
+                    let followed = device.wait_event(guard.1, &fence);
                     device.release_fence(fence);
                     followed.map_err(fail)?;
                 }
@@ -130,7 +130,7 @@ impl AppFdRead {
             }
         }
         if self.stream.is_none() && done > 0 {
-            device.drain(stream, Wait::Context).map_err(fail)?;
+            device.synchronize(stream, Wait::Context).map_err(fail)?;
         }
         match ended {
             Err(error) if done == 0 => Err(error),

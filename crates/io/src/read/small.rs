@@ -52,7 +52,7 @@ fn read_staged(
     let offset = at.unwrap_or(0);
     let kernel_error = |e| Error::kernel(e, "read", offset, len as u64);
     let device_error = |e| Error::device(e, "read", offset, len as u64);
-    if !device.abilities().copies {
+    if !device.capabilities().has_dma_engine {
         // SAFETY: host-mapped device memory inside its allocation.
         let got = unsafe { stored::read(ctx, fd, at, to, len) }?;
         *decision = (Route::Store, Reason::HostMapped);
@@ -61,7 +61,7 @@ fn read_staged(
     if at.is_none() && blocking::descriptor_may_wait(ctx, fd) {
         return blocking::small(ctx, fd, to, len, &mut decision.1);
     }
-    let (stream, capturing) = device.program_queue();
+    let (stream, capturing) = device.app_stream();
     let staging = ctx.bounce.sync(device);
     let slice = staging.acquire_slice(len, stream).map_err(device_error)?;
     if !slice.pinned {
@@ -85,7 +85,7 @@ fn read_staged(
         }
         copied.map_err(device_error)?;
         if capturing || ctx.policy.ordering == Ordering::Strict {
-            device.drain(stream, Wait::Context).map_err(device_error)?;
+            device.synchronize(stream, Wait::Context).map_err(device_error)?;
         }
     } else {
         staging.release_slice(slice);

@@ -59,12 +59,12 @@ fn read_and_wait(
     let offset = at.unwrap_or(0);
     let kernel_error = |e| Error::kernel(e, "read", offset, len as u64);
     let device_error = |e| Error::device(e, "read", offset, len as u64);
-    if !device.abilities().copies {
+    if !device.capabilities().has_dma_engine {
         decision.0 = Route::Store;
         // SAFETY: host-mapped device memory inside its allocation.
         return unsafe { stored::read(ctx, fd, at, to, len) };
     }
-    let (stream, _) = device.program_queue();
+    let (stream, _) = device.app_stream();
     let staging = ctx.bounce.sync(device);
     let block = staging.acquire().map_err(device_error)?;
     if !block.pinned {
@@ -80,7 +80,7 @@ fn read_and_wait(
     };
     // SAFETY: the block is kept until the copy is done, or retired behind it.
     let copied = unsafe { device.copy_in(stream, to.addr, block.ptr(), got) };
-    match copied.and_then(|()| device.drain(stream, Wait::Context)) {
+    match copied.and_then(|()| device.synchronize(stream, Wait::Context)) {
         Ok(()) => {
             staging.release(block);
             Ok(got)

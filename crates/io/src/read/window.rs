@@ -43,7 +43,7 @@ pub(crate) fn plan_range(request: &Arc<ReadRequest>, role: Role, offset: u64, le
         found.iter().for_each(|e| request.ctx.files.stats().residency_probed(e.residency, e.len));
         found
     };
-    let mut constraints = constraints(&request.ctx, file, request.device().abilities(), request.p2p, request.dma, request.offset + offset);
+    let mut constraints = constraints(&request.ctx, file, request.device().capabilities(), request.p2p, request.dma, request.offset + offset);
     let absent = extents.iter().any(|e| e.residency == Residency::Absent);
     if absent {
         request.missed_cache.store(true, Relaxed);
@@ -126,7 +126,7 @@ fn spot_check(request: &Arc<ReadRequest>, fd: i32, access: ResidencyAccess, offs
 
 /// The way out of the page cache that is always there.
 pub(crate) fn cache_route(abilities: Abilities) -> Route {
-    if abilities.copies { Route::Copy } else { Route::Store }
+    if abilities.has_dma_engine { Route::Copy } else { Route::Store }
 }
 
 /// What a request may use, and why not more. `p2p`: whether storage may DMA into its buffer; `dma`: whether pages
@@ -142,8 +142,8 @@ pub(crate) fn constraints(
     let settings = &ctx.policy;
     let refused_pin = if file.pin_refused.load(Relaxed) { Err(Reason::PinRefused) } else { Ok(()) };
     let dma = dma.and(refused_pin);
-    let may_pin = abilities.pins && file.is_mappable();
-    let may_direct = settings.allows(Route::Direct) && abilities.copies;
+    let may_pin = abilities.can_pin && file.is_mappable();
+    let may_direct = settings.allows(Route::Direct) && abilities.has_dma_engine;
     let (storage, refused) = match (&file.direct_fd, p2p) {
         (Err(reason), _) => (None, Some(*reason)),
         (Ok(_), Ok(())) => (Some(Route::P2p), None),

@@ -308,7 +308,7 @@ impl StreamRead {
 impl StreamRead {
     /// It cannot be queued to its end: waits until nobody uses its blocks.
     fn abort(&self, device: &dyn Device, stream: QueueId) {
-        if device.drain(stream, Wait::Context).is_err() {
+        if device.synchronize(stream, Wait::Context).is_err() {
             // It cannot say that it is done: the blocks are nobody's from now on.
             if let Some(lot) = &*lock(&self.buffers) {
                 lot.quarantined.store(true, Release);
@@ -351,7 +351,7 @@ unsafe extern "C" fn run_callback(callback: *mut c_void) {
 fn enqueue_callback(device: &dyn Device, stream: QueueId, upload: &Arc<StreamRead>, chunk: usize) -> bool {
     let callback = Box::into_raw(Box::new(HostCallback(Arc::clone(upload), chunk)));
     // SAFETY: `take_turn` takes the box, once.
-    let accepted = unsafe { device.call_host(stream, run_callback, callback.cast()) }.is_ok();
+    let accepted = unsafe { device.launch_host_func(stream, run_callback, callback.cast()) }.is_ok();
     if !accepted {
         // SAFETY: the device did not take it.
         drop(unsafe { Box::from_raw(callback) });
@@ -385,8 +385,8 @@ impl StreamMoves {
         let fail = |e| Error::kernel(e, "read", at, len as u64);
         let device_fail = |e| Error::device(e, "read", at, len as u64);
         let size = self.writer.files.sys().fstat(file.fd()).map_err(fail)?.size;
-        let len = (len as u64).min(size.saturating_sub(at)).min(to.allocation.room(to.addr)) as usize;
-        if device.is_captured(stream) {
+        let len = (len as u64).min(size.saturating_sub(at)).min(to.allocation.bytes_left(to.addr)) as usize;
+        if device.is_capturing(stream) {
             return Err(fail(Errno::BUSY));
         }
         if len == 0 {
@@ -429,7 +429,7 @@ impl StreamMoves {
         let enqueue_chunk = |chunk: usize| {
             if !(pinned && enqueue_callback(device, stream, &stream_read, chunk)) {
                 // The device calls nobody, or not any more: here, and now.
-                device.drain(stream, Wait::Context)?;
+                device.synchronize(stream, Wait::Context)?;
                 stream_read.on_reached(chunk);
             }
             let from = stream_read.addresses[chunk % stream_read.addresses.len()] as *const u8;
@@ -440,7 +440,7 @@ impl StreamMoves {
         };
         let enqueue_end = || {
             if !enqueue_callback(device, stream, &stream_read, chunks) {
-                device.drain(stream, Wait::Context)?;
+                device.synchronize(stream, Wait::Context)?;
                 stream_read.complete();
             }
             Ok(())

@@ -148,7 +148,7 @@ impl WriteRequest<'_> {
                 // The signal of a limit is for the thread that makes the call.
                 filled && end <= self.stat.size.min(linux::file_size_limit())
             }
-            FileKind::Stream => false,
+            FileKind::Other => false,
         };
         // One more is being copied; and half of the memory is for others, as in any long write.
         let enough_staging = staging_limit(self.ctx) / 2 >= ((MAX_IN_FLIGHT + 1) * CHUNK) as u64;

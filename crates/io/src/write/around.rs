@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spinio_device::{Device, Wait};
-use spinio_plan::{Reason, Route, write_cut};
+use spinio_plan::{Reason, Route, split_aligned};
 use spinio_sys::Errno;
 use spinio_sys::linux;
 
@@ -118,7 +118,7 @@ impl WriteRequest<'_> {
             return self.write_app_fd();
         }
         let via = WriteVia { shadow_fd: shadow.as_ref().map(ShadowFd::get), route: decision.route, reason: decision.reason };
-        let (front, middle) = write_cut(offset, self.len as u64, query.alignment());
+        let (front, middle) = split_aligned(offset, self.len as u64, query.alignment());
         let wrote = self.write_split(&file, via, front as usize, (front + middle) as usize);
         if shadow.is_some() {
             drop(shadow);
@@ -192,16 +192,16 @@ impl WriteRequest<'_> {
             return Err(Reason::Forced);
         }
         file.direct_fd.as_ref().map_err(|reason| *reason)?;
-        if !file.block_stack().writes_once() {
+        if !file.block_stack().writes_single_disk() {
             return Err(Reason::P2pMirror);
         }
         let memory = u64::from(file.direct_align.memory).max(1);
-        let (front, _) = write_cut(offset, self.len as u64, unit);
+        let (front, _) = split_aligned(offset, self.len as u64, unit);
         if !(from.addr.0 + front).is_multiple_of(memory) {
             return Err(Reason::P2pMisaligned);
         }
         let device = from.allocation.device;
-        if device.program_queue().1 {
+        if device.app_stream().1 {
             // Nothing can be ordered behind what is being captured.
             return Err(Reason::Capturing);
         }
@@ -214,7 +214,7 @@ impl WriteRequest<'_> {
         let device = from.allocation.device;
         let fail = |e| Error::device(e, "write", self.at.unwrap_or(0), self.len as u64);
         // Storage keeps no order with the device's queues: what was queued before has to be done.
-        let fence = device.fence(device.program_queue().0).map_err(fail)?;
+        let fence = device.fence(device.app_stream().0).map_err(fail)?;
         let waited = device.wait(&fence, Wait::Context);
         device.release_fence(fence);
         waited.map_err(fail)?;
@@ -282,10 +282,10 @@ impl WriteRequest<'_> {
     /// Bytes of the device, by way of the device.
     fn read_back(&self, from: Target, into: &mut [u8]) -> bool {
         let device = from.allocation.device;
-        let queue = device.program_queue().0;
+        let queue = device.app_stream().0;
         // SAFETY: `into` is borrowed until the drain below returns, and the range lies in the write's allocation.
         let copied = unsafe { device.copy_out(queue, into.as_mut_ptr(), from.addr, into.len()) };
-        let drained = device.drain(queue, Wait::Context);
+        let drained = device.synchronize(queue, Wait::Context);
         copied.is_ok() && drained.is_ok()
     }
 }

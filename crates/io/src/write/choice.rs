@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use spinio_device::Device;
 use spinio_plan::{Extent, Prediction, Reason, Residency, Route, Schedule, Segment};
-use spinio_plan::{WriteCase, WriteWay, write_cut, write_way};
+use spinio_plan::{WriteCase, WriteWay, split_aligned, decide_write};
 use spinio_sys::linux::{self, Fd};
 
 use super::max_single_call;
@@ -64,14 +64,14 @@ impl WriteQuery<'_> {
         let atomic = if self.chunked { Ok(()) } else { Err(Reason::OneCall) };
         let case = WriteCase {
             len: self.len,
-            into_cache: self.cache_route,
+            cache_route: self.cache_route,
             synchronous: self.flags & SYNC_FLAGS != 0,
             cached: self.cached_bytes() > 0,
             direct: aligned_or_chunked.and(atomic).and(direct),
             p2p: aligned_or_chunked.and(self.p2p).and(self.shadow),
         };
         let model = self.ctx.files.costs(self.file, self.device).baseline(&self.ctx.files.ctx, self.file, Route::Direct);
-        write_way(&case, &model)
+        decide_write(&case, &model)
     }
 
     /// Bytes of the range in the page cache; all of it if the kernel will not say.
@@ -88,7 +88,7 @@ impl Writer {
         let fail = |e| Error::kernel(e, "explain", offset, len);
         let stat = stat_seekable(ctx.files.sys(), fd, offset, len)?;
         let flags = ctx.files.sys().status_flags(fd).map_err(fail)? as u32;
-        let cache_route = if buffer.abilities.copies { Route::Copy } else { Route::Store };
+        let cache_route = if buffer.abilities.has_dma_engine { Route::Copy } else { Route::Store };
         let chunked = len > max_single_call(ctx, stat.kind);
         let via_app_fd = match flags & linux::O_DIRECT != 0 {
             true => WriteWay { route: Route::Direct, reason: Reason::OwnDirect, refused: None },
@@ -124,7 +124,7 @@ impl Writer {
         });
         let (front, middle) = match decision.route.from_cache() || !chunked {
             true => (0, len),
-            false => write_cut(offset, len, query.as_ref().map_or(512, WriteQuery::alignment)),
+            false => split_aligned(offset, len, query.as_ref().map_or(512, WriteQuery::alignment)),
         };
         let edge = |offset, len| Segment { offset, len, route: cache_route, reason: Reason::Edge, refused: None };
         let WriteWay { route, reason, refused } = decision;

@@ -49,7 +49,7 @@ impl StreamOrder {
     pub(super) fn app(parts: &[Part]) -> StreamOrder {
         let mut order = StreamOrder { streams: Vec::new(), owned: false };
         for device in devices(parts) {
-            order.streams.push((device, device.program_queue().0));
+            order.streams.push((device, device.app_stream().0));
         }
         order
     }
@@ -58,12 +58,12 @@ impl StreamOrder {
     pub(super) fn after_app(parts: &[Part]) -> Result<StreamOrder, DeviceError> {
         let mut order = StreamOrder { streams: Vec::new(), owned: true };
         for device in devices(parts) {
-            let (program, capturing) = device.program_queue();
-            let stream = device.lease_queue()?;
+            let (program, capturing) = device.app_stream();
+            let stream = device.acquire_stream()?;
             order.streams.push((device, stream));
             if !capturing {
                 let fence = device.fence(program)?;
-                let followed = device.follow(stream, &fence);
+                let followed = device.wait_event(stream, &fence);
                 device.release_fence(fence);
                 followed?;
             }
@@ -85,7 +85,7 @@ impl StreamOrder {
 impl Drop for StreamOrder {
     fn drop(&mut self) {
         if self.owned {
-            self.streams.iter().for_each(|&(device, queue)| device.return_queue(queue));
+            self.streams.iter().for_each(|&(device, queue)| device.release_stream(queue));
         }
     }
 }
@@ -189,7 +189,7 @@ impl Drop for DeviceStage {
         if let Some(fence) = self.fence.take() {
             self.device().release_fence(fence);
         }
-        if self.copying && self.device().drain(self.stream, Wait::Context).is_err() {
+        if self.copying && self.device().synchronize(self.stream, Wait::Context).is_err() {
             // The device cannot say that it is done: what it may still store into is nobody's from now on.
             core::mem::forget(self.private.take());
             self.blocks.drain(..).for_each(|block| self.staging.quarantine(block));

@@ -125,10 +125,10 @@ impl Writer {
         if i64::try_from(at).is_err() {
             return Err(fail(Errno::INVAL));
         }
-        if stat.kind == FileKind::Stream {
+        if stat.kind == FileKind::Other {
             return Err(fail(Errno::SPIPE));
         }
-        if device.is_captured(stream) {
+        if device.is_capturing(stream) {
             // A graph would write its staging memory at each launch, when it holds other bytes.
             return Err(Error::kernel(Errno::BUSY, "write from a captured queue", at, len as u64));
         }
@@ -148,7 +148,7 @@ impl Writer {
             let write =
                 Box::into_raw(Box::new(StreamWrite { ctx: Arc::clone(ctx), shadow_fd: twin, staged, offset: at, result: result_ptr, span }));
             // SAFETY: `called` takes the box, once.
-            if unsafe { device.call_host(stream, on_stream_reached, write.cast()) }.is_ok() {
+            if unsafe { device.launch_host_func(stream, on_stream_reached, write.cast()) }.is_ok() {
                 return Ok(());
             }
             // SAFETY: the device did not take it.

@@ -118,7 +118,7 @@ impl WriteRequest<'_> {
             let all = at.saturating_sub(CHUNK).max(start)..start + self.len as u64;
             ends.stripes = ends.file.stripes.survey_and_cache(&self.ctx.files.ctx, (&ends.file.cached, ends.file.size), &self.stat, all);
         }
-        let end = ends.stripes.as_ref().and_then(|known| known.layout.end_of_portion(at, max as u64));
+        let end = ends.stripes.as_ref().and_then(|known| known.layout.end_of_chunk(at, max as u64));
         let end = end.filter(|end| end.is_multiple_of(linux::PAGE as u64));
         end.map_or(max, |end| (end - at) as usize)
     }

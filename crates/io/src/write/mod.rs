@@ -186,7 +186,7 @@ fn clip(parts: &[Part]) -> core::result::Result<Vec<Part>, Errno> {
     for part in parts.iter().copied().filter(|p| !p.is_empty()) {
         let available = match part {
             Part::Host(..) => part.len(),
-            Part::Device(from, _) => usize::try_from(from.allocation.room(from.addr)).unwrap_or(usize::MAX),
+            Part::Device(from, _) => usize::try_from(from.allocation.bytes_left(from.addr)).unwrap_or(usize::MAX),
         };
         if available == 0 {
             return if clipped.is_empty() { Err(Errno::FAULT) } else { Ok(clipped) };
@@ -238,7 +238,7 @@ impl Writer {
         let parts = clip(parts).map_err(fail)?;
         let len = parts.iter().map(Part::len).sum();
         let write = WriteRequest { ctx, fd, at, flags, parts: &parts, len, stat, span };
-        if stat.kind == FileKind::Stream {
+        if stat.kind == FileKind::Other {
             return write.write_unseekable();
         }
         let status = ctx.files.sys().status_flags(fd).map_err(fail)?;

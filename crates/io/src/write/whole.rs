@@ -49,7 +49,7 @@ impl WriteRequest<'_> {
     /// The route into the page cache.
     pub(super) fn cache_route(&self) -> Route {
         let copies = self.parts.iter().any(|p| match p {
-            Part::Device(from, _) => from.allocation.device.abilities().copies,
+            Part::Device(from, _) => from.allocation.device.capabilities().has_dma_engine,
             Part::Host(..) => false,
         });
         if copies { Route::Copy } else { Route::Store }

@@ -220,7 +220,7 @@ fn count_is_contiguous_prefix_when_device_fails() {
     let inner = emulated("size=128M,latency_us=300");
     let buffer = Buffer::new(inner, SIZE);
     buffer.write_at(0, &file::bytes(0, SIZE, 1));
-    let before = inner.outstanding();
+    let before = inner.resources_in_use();
     for (operation, nth) in
         [(Operation::CopyOut, 1), (Operation::CopyOut, 20), (Operation::Fence, 9), (Operation::Wait, 4)]
     {
@@ -241,8 +241,8 @@ fn count_is_contiguous_prefix_when_device_fails() {
         device.clear_faults();
         assert_eq!(runtime.write(fd.as_raw_fd(), Some(0), target, SIZE).unwrap(), SIZE, "{what}: after it");
         drop(runtime);
-        assert_eq!(inner.outstanding().queues, before.queues, "{what}: a queue was kept");
-        assert_eq!(inner.outstanding().fences, before.fences, "{what}: a fence was kept");
+        assert_eq!(inner.resources_in_use().streams, before.streams, "{what}: a queue was kept");
+        assert_eq!(inner.resources_in_use().fences, before.fences, "{what}: a fence was kept");
     }
 }
 

@@ -79,7 +79,7 @@ fn compare(
     what: &str,
 ) {
     let Call { from, own_offset: own, len, flags } = call;
-    let direct = linux::flags(ours).unwrap_or(0) & libc::O_DIRECT != 0;
+    let direct = linux::status_flags(ours).unwrap_or(0) & libc::O_DIRECT != 0;
     // The memory a device write goes through is always aligned enough for O_DIRECT.
     let skew = if direct || rng.chance(50) { 0 } else { rng.below(5000) as usize };
     let size = (skew + len).max(1);

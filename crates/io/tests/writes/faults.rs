@@ -49,7 +49,7 @@ fn device_operation_failures() {
     let inner = emulated("size=64M,latency_us=500");
     let buffer = Buffer::new(inner, SIZE);
     buffer.write_at(0, &file::bytes(0, SIZE, 1));
-    let before = inner.outstanding();
+    let before = inner.resources_in_use();
     let mut failures = 0;
     for operation in Operation::ALL {
         let kinds = if operation == Operation::Staging { 2 } else { 1 };
@@ -81,8 +81,8 @@ fn device_operation_failures() {
                         assert!(lines.iter().all(|l| l.reason != Reason::NoPinnedMemory), "{what}: blocks were lost");
                     }
                     drop(runtime);
-                    assert_eq!(inner.outstanding().queues, before.queues, "{what}: a queue was kept");
-                    assert_eq!(inner.outstanding().fences, before.fences, "{what}: a fence was kept");
+                    assert_eq!(inner.resources_in_use().streams, before.streams, "{what}: a queue was kept");
+                    assert_eq!(inner.resources_in_use().fences, before.fences, "{what}: a fence was kept");
                 }
             }
         }
@@ -244,7 +244,7 @@ impl Syscalls for ReplacesFd {
             // SAFETY: both are this test's own.
             unsafe { libc::dup2(self.other_fd, fd) };
         }
-        linux::flags(fd)
+        linux::status_flags(fd)
     }
 }
 

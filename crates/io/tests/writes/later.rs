@@ -37,14 +37,14 @@ fn queued_write_runs_in_stream_order() {
     let runtime = Runtime::new(Settings::default());
     let place = place::create("tree").unwrap();
     let (path, other) = (place.file("file"), place.file("other"));
-    let queue = device.new_queue().unwrap();
+    let queue = device.new_stream().unwrap();
     let buffer = Buffer::new(device, SIZE);
     let copies: Vec<_> = (0..4).map(|version| file::bytes(0, SIZE, version)).collect();
     // SAFETY: the bytes live until the queue is drained below.
     let put = |n: usize| unsafe { device.copy_in(queue, buffer.addr(), copies[n].as_ptr(), SIZE) }.unwrap();
     let file = File::create(&path).unwrap();
     let results = [result(), result(), result()];
-    device.hold();
+    device.pause();
     for (n, result) in results.into_iter().enumerate() {
         put(n);
         write_on_stream(&runtime, file.as_raw_fd(), (n * SIZE) as u64, buffer.target(0), queue, result).unwrap();
@@ -58,7 +58,7 @@ fn queued_write_runs_in_stream_order() {
     // SAFETY: both are this test's own.
     assert_eq!(unsafe { libc::dup2(other_file.as_raw_fd(), file.as_raw_fd()) }, file.as_raw_fd());
     device.resume();
-    with_deadline("the stream", || device.drain(queue, Wait::Sleep)).unwrap();
+    with_deadline("the stream", || device.synchronize(queue, Wait::Block)).unwrap();
     assert!(results.iter().all(|r| r.load(Acquire) == SIZE as isize));
     assert!(std::fs::read(&path).unwrap() == copies[..3].concat());
     assert_eq!(other_file.metadata().unwrap().len(), 0, "another file was written");
@@ -84,7 +84,7 @@ fn unqueueable_write_runs_synchronously() {
         let file = File::create(&path).unwrap();
         let result = result();
         write_on_stream(&runtime, file.as_raw_fd(), 7, buffer.target_via(device, 0), QueueId(0), result).unwrap();
-        inner.drain(QueueId(0), Wait::Sleep).unwrap();
+        inner.synchronize(QueueId(0), Wait::Block).unwrap();
         assert_eq!(result.load(Acquire), SIZE as isize, "{what}");
         assert!(std::fs::read(&path).unwrap()[7..] == file::bytes(0, SIZE, 1), "{what}");
     }
@@ -111,7 +111,7 @@ fn unqueueable_write_counts_as_failed() {
     }
     assert_eq!(file.metadata().unwrap().len(), 0);
     write_on_stream(&runtime, file.as_raw_fd(), 0, buffer.target_via(device, 0), QueueId(0), result()).unwrap();
-    with_deadline("the stream", || inner.drain(QueueId(0), Wait::Sleep)).unwrap();
+    with_deadline("the stream", || inner.synchronize(QueueId(0), Wait::Block)).unwrap();
     let calls = runtime.stats().write;
     assert_eq!((calls.calls, calls.failed, calls.bytes), (3, 2, SIZE as u64));
 }
@@ -141,7 +141,7 @@ fn errors_are_returned_at_once_or_in_stream_order() {
     for result in results {
         write_on_stream(&runtime, file.as_raw_fd(), 0, from, QueueId(0), result).unwrap();
     }
-    with_deadline("the stream", || device.drain(QueueId(0), Wait::Sleep)).unwrap();
+    with_deadline("the stream", || device.synchronize(QueueId(0), Wait::Block)).unwrap();
     let results_seen: Vec<_> = results.iter().map(|r| r.load(Acquire)).collect();
     let short = (SIZE / 2 / 4096 * 4096) as isize;
     assert_eq!(results_seen, [-(Errno::NOSPC.raw_os_error() as isize), short, SIZE as isize]);
@@ -150,6 +150,6 @@ fn errors_are_returned_at_once_or_in_stream_order() {
     // Nobody has to ask.
     // SAFETY: there is no result.
     unsafe { runtime.write_async(file.as_raw_fd(), 0, from, SIZE, QueueId(0), std::ptr::null()) }.unwrap();
-    device.drain(QueueId(0), Wait::Sleep).unwrap();
+    device.synchronize(QueueId(0), Wait::Block).unwrap();
     assert_eq!(file.metadata().unwrap().len(), short as u64 + 2 * SIZE as u64);
 }

@@ -88,7 +88,7 @@ enum Kind {
     Blocks,
     Shares,
     Loads,
-    One,
+    Single,
 }
 
 const SEQUENTIAL: u64 = 100 << 20;
@@ -185,7 +185,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             (Method::PreadGpu, "10.28"),
             (Method::Spin, "10.13"),
         ],
-        kind: Kind::One,
+        kind: Kind::Single,
     },
 ];
 
@@ -216,7 +216,7 @@ impl Experiment {
                 }
                 out
             }
-            Kind::One => vec![setting("8 MiB".to_owned(), 0.0, 8 << 20, 1.0, Load::None)],
+            Kind::Single => vec![setting("8 MiB".to_owned(), 0.0, 8 << 20, 1.0, Load::None)],
         }
     }
 
@@ -227,12 +227,12 @@ impl Experiment {
             Kind::Blocks => ("bytes a read", Scale::Bytes),
             Kind::Shares => ("share of the file that is cached, %", Scale::Linear),
             Kind::Loads => ("share cached, and load", names()),
-            Kind::One => ("", names()),
+            Kind::Single => ("", names()),
         }
     }
 
     /// Whether it wants an array of disks.
-    pub fn wants_array(&self) -> bool {
+    pub fn needs_array(&self) -> bool {
         self.name == "fig4c"
     }
 }
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_figure_is_there_once_and_has_settings() {
+    fn every_experiment_is_listed_once_with_settings() {
         let names: Vec<_> = EXPERIMENTS.iter().map(|e| e.name).collect();
         assert_eq!(names, ["fig1", "fig4a", "fig4b", "fig4c", "fig4d", "fig5", "table3"]);
         for e in EXPERIMENTS {

@@ -49,7 +49,7 @@ impl Runs {
 }
 
 /// All runs of a setting with a method. `files`: one a thread, or one for all.
-pub fn runs(
+pub fn run_all(
     method: Method,
     setting: &Setting,
     effort: &Effort,
@@ -60,7 +60,7 @@ pub fn runs(
     let mut out = Vec::new();
     for run in 0..=effort.runs {
         prepare(files, setting.cached)?;
-        let rate = one(method, setting, effort, files, device, run as u64)?;
+        let rate = run_once(method, setting, effort, files, device, run as u64)?;
         // The first warms up whatever can be warmed up.
         if run > 0 {
             out.push(rate);
@@ -78,13 +78,13 @@ fn prepare(files: &[Subject], share: f64) -> anyhow::Result<()> {
             file.evict(cached, file.size - cached);
         }
         if cached > 0 {
-            file.fetch_range(0, cached)?;
+            file.read_range_into_cache(0, cached)?;
         }
     }
     Ok(())
 }
 
-fn one(
+fn run_once(
     method: Method,
     setting: &Setting,
     effort: &Effort,
@@ -105,7 +105,7 @@ fn one(
         let wanted = if effort.reads == 0 { count } else { effort.reads.min(count) };
         let order = match effort.pattern {
             Pattern::Sequential => Vec::new(),
-            Pattern::Random => some_of(count, wanted, &mut Random::new(run, thread as u64)),
+            Pattern::Random => sample_distinct(count, wanted, &mut Random::new(run, thread as u64)),
         };
         ready.wait();
         let begun = Instant::now();
@@ -122,7 +122,7 @@ fn one(
                 break;
             }
         }
-        reader.settle()?;
+        reader.synchronize()?;
         longest.fetch_max(begun.elapsed().as_nanos() as u64, Relaxed);
         bytes.fetch_add(read, Relaxed);
         Ok(())
@@ -138,7 +138,7 @@ fn one(
 
 /// `wanted` different numbers below `all`, in random order. Never the same block twice: the paper's files were so large
 /// that this was as good as certain, and a second read would find the first one's bytes cached.
-fn some_of(all: u64, wanted: u64, random: &mut Random) -> Vec<u32> {
+fn sample_distinct(all: u64, wanted: u64, random: &mut Random) -> Vec<u32> {
     let mut numbers: Vec<u32> = (0..all.min(u64::from(u32::MAX)) as u32).collect();
     let wanted = (wanted as usize).min(numbers.len());
     for i in 0..wanted {
@@ -151,16 +151,16 @@ fn some_of(all: u64, wanted: u64, random: &mut Random) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Random, Runs, some_of};
+    use super::{Random, Runs, sample_distinct};
 
     #[test]
-    fn random_blocks_are_all_different_and_inside() {
-        let mut some = some_of(1000, 300, &mut Random::new(1, 1));
+    fn random_blocks_are_distinct_and_in_range() {
+        let mut some = sample_distinct(1000, 300, &mut Random::new(1, 1));
         assert_eq!(some.len(), 300);
         some.sort_unstable();
         some.dedup();
         assert!(some.len() == 300 && some[299] < 1000);
-        assert_eq!(some_of(5, 99, &mut Random::new(1, 1)).len(), 5);
+        assert_eq!(sample_distinct(5, 99, &mut Random::new(1, 1)).len(), 5);
     }
 
     #[test]

@@ -115,7 +115,7 @@ impl Reader {
     }
 
     /// Waits until everything has arrived: a small read of SPIN's returns once its copy is queued.
-    pub fn settle(&mut self) -> anyhow::Result<()> {
+    pub fn synchronize(&mut self) -> anyhow::Result<()> {
         if self.method == Method::Spin {
             runtime().fetch(self.buffer.target, &mut [0])?;
         }
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_understood() {
+    fn method_names_parse() {
         for method in Method::ALL {
             assert_eq!(Method::parse(method.name()), Ok(method));
         }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_aligned_whatever_its_length() {
+    fn buffer_is_aligned_for_any_length() {
         for len in [1, 512, 4096, 100_000] {
             let mut memory = Aligned::new(len);
             let part = memory.part(len);

@@ -117,7 +117,7 @@ pub fn run(bench: &Bench) -> anyhow::Result<Exit> {
         out::print(&list(&Paint::stdout()))?;
         return Ok(Exit::Ok);
     }
-    let wanted = wanted(&bench.names)?;
+    let wanted = selected_experiments(&bench.names)?;
     let sane = bench.runs >= 2 && bench.threads.is_none_or(|t| (1..=256).contains(&t)) && bench.limit > 0.0;
     if !sane || !bench.limit.is_finite() || bench.blocks.iter().any(|b| !(1..=1 << 30).contains(b)) {
         let why = "Give --runs of at least 2, --threads of 1 to 256, --limit above 0, and --blocks up to 1G";
@@ -130,7 +130,7 @@ pub fn run(bench: &Bench) -> anyhow::Result<Exit> {
     }
     let mut all = Vec::new();
     for experiment in wanted {
-        let outcome = one(bench, experiment, device)?;
+        let outcome = run_experiment(bench, experiment, device)?;
         match bench.json {
             true => all.push(report::json(&outcome)),
             false => out::print(&format!("{}\n", report::render(&Paint::stdout(), &outcome)))?,
@@ -159,7 +159,7 @@ fn list(paint: &Paint) -> String {
     s + "all     every one of them\n"
 }
 
-fn wanted(names: &[String]) -> anyhow::Result<Vec<&'static Experiment>> {
+fn selected_experiments(names: &[String]) -> anyhow::Result<Vec<&'static Experiment>> {
     if names.is_empty() {
         return Err(exit::error(Exit::Usage, "Name an experiment, or all; --list tells which there are"));
     }
@@ -174,8 +174,8 @@ fn wanted(names: &[String]) -> anyhow::Result<Vec<&'static Experiment>> {
     names.iter().map(find).collect()
 }
 
-fn one(bench: &Bench, experiment: &'static Experiment, device: Name) -> anyhow::Result<Outcome> {
-    let chosen = if experiment.wants_array() { &bench.raid } else { &bench.path };
+fn run_experiment(bench: &Bench, experiment: &'static Experiment, device: Name) -> anyhow::Result<Outcome> {
+    let chosen = if experiment.needs_array() { &bench.raid } else { &bench.path };
     let blocks = if bench.blocks.is_empty() { experiment::blocks() } else { bench.blocks.clone() };
     let settings = experiment.settings(&blocks);
     let threads = bench.threads.unwrap_or(experiment.threads);
@@ -188,7 +188,7 @@ fn one(bench: &Bench, experiment: &'static Experiment, device: Name) -> anyhow::
         device: device.to_string(),
         storage: "-".to_owned(),
         file_system: "-".to_owned(),
-        machine: machine(),
+        machine: machine_info(),
         threads,
         runs: bench.runs - 1,
         size,
@@ -199,23 +199,23 @@ fn one(bench: &Bench, experiment: &'static Experiment, device: Name) -> anyhow::
     };
     let path = match chosen {
         Some(path) => path.clone(),
-        None if experiment.wants_array() => {
+        None if experiment.needs_array() => {
             outcome.missing.push("all of it: name a place on an array of disks with --raid".to_owned());
             return Ok(outcome);
         }
-        None => scratch::folder().0,
+        None => scratch::disk_dir().0,
     };
     let largest = outcome.settings.iter().map(|s| s.block).max().unwrap_or(0);
     if size < largest {
         return Err(exit::error(Exit::Usage, format!("--size is below the largest block, {}", units::bytes(largest))));
     }
-    let files = files(&path, size, threads)?;
+    let files = open_files(&path, size, threads)?;
     measure_all(bench, &mut outcome, &files, device, &path)?;
     Ok(outcome)
 }
 
 /// A file a thread in a folder; else the one that is named.
-fn files(path: &Path, size: u64, threads: usize) -> anyhow::Result<Vec<Subject>> {
+fn open_files(path: &Path, size: u64, threads: usize) -> anyhow::Result<Vec<Subject>> {
     let count = if path.is_dir() { threads } else { 1 };
     (0..count).map(|_| Subject::open(path, size)).collect()
 }
@@ -257,7 +257,7 @@ fn measure_all(bench: &Bench, o: &mut Outcome, files: &[Subject], device: Name, 
     let mut progress = Progress::count(total as u64, &format!("Measuring {}", o.experiment.name));
     let mut count = 0;
     for (i, setting) in o.settings.iter().enumerate() {
-        let folder = if path.is_dir() { path.to_owned() } else { scratch::folder().0 };
+        let folder = if path.is_dir() { path.to_owned() } else { scratch::disk_dir().0 };
         let stress = match Stress::start(setting.load, &folder) {
             Ok(stress) => stress,
             Err(why) => {
@@ -271,7 +271,7 @@ fn measure_all(bench: &Bench, o: &mut Outcome, files: &[Subject], device: Name, 
                 o.missing.push(format!("{} at {}: {text} {unit}", method.name(), setting.label));
                 continue;
             }
-            let runs = measure::runs(method, setting, &effort, files, device, || {
+            let runs = measure::run_all(method, setting, &effort, files, device, || {
                 count += 1;
                 progress.set(count);
             });
@@ -290,14 +290,14 @@ fn measure_all(bench: &Bench, o: &mut Outcome, files: &[Subject], device: Name, 
 }
 
 /// What ran it.
-fn machine() -> Value {
+fn machine_info() -> Value {
     let line = |path: &str, name: &str| {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let found = text.lines().find(|l| l.starts_with(name)).and_then(|l| l.split_once(':'));
         found.map(|(_, value)| value.trim().to_owned())
     };
     serde_json::json!({
-        "processors": spinio_sys::linux::processors(),
+        "processors": spinio_sys::linux::available_cpus(),
         "processor": line("/proc/cpuinfo", "model name"),
         "memory": line("/proc/meminfo", "MemTotal"),
         "kernel": rustix::system::uname().release().to_string_lossy(),

@@ -76,7 +76,7 @@ pub fn render(paint: &Paint, o: &Outcome) -> String {
             table.add_row(row);
         }
         let columns: Vec<usize> = (1..=shown.len() + usize::from(e.name == "fig1")).collect();
-        table::settle(&mut table, &columns);
+        table::align_columns(&mut table, &columns);
         let _ = writeln!(s, "{}\n", table::text(&table));
     }
     for missing in &o.missing {

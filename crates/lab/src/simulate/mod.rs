@@ -101,8 +101,8 @@ fn paper() -> Model {
     Model {
         storage: cost(584_000.0, 512 << 10, 2.65e9),
         cache: cost(0.0, 0, cache),
-        storage_flight: Flight::new(584_000.0 - 512.0 * 1024.0 / 2.65, 1e9 / 460_000.0, 2.65e9),
-        cache_flight: Flight::new(0.0, 0.0, cache),
+        storage_queue: Flight::new(584_000.0 - 512.0 * 1024.0 / 2.65, 1e9 / 460_000.0, 2.65e9),
+        cache_queue: Flight::new(0.0, 0.0, cache),
         ..Model::nvme()
     }
 }
@@ -115,7 +115,7 @@ impl Simulate {
 }
 
 /// The model in use for a file, or for a file that would be made in a folder; and what it is.
-fn here(simulate: &Simulate, path: &Path) -> anyhow::Result<(Model, String)> {
+fn model_for(simulate: &Simulate, path: &Path) -> anyhow::Result<(Model, String)> {
     let subject = Subject::open(path, 1 << 20)?;
     let buffer = Buffer::mapped(simulate.device.unwrap_or_else(device::preferred), 1 << 20)?;
     let trial = runtime()
@@ -124,11 +124,11 @@ fn here(simulate: &Simulate, path: &Path) -> anyhow::Result<(Model, String)> {
     let storage = if trial.allows(Route::P2p).is_ok() { Route::P2p } else { Route::Direct };
     let place = trial.key();
     let when =
-        trial.calibration().map_or_else(|| "not calibrated".to_owned(), |c| format!("calibrated {}", date(c.measured)));
+        trial.calibration().map_or_else(|| "not calibrated".to_owned(), |c| format!("calibrated {}", date(c.measured_at)));
     let mut model = trial.model(storage);
-    if !buffer.target.allocation.device.abilities().copies {
+    if !buffer.target.allocation.device.capabilities().has_dma_engine {
         // The study speaks of `copy`; where there is no DMA engine, that is a store.
-        (model.cache, model.cache_flight) = (model.cache_store, model.cache_store_flight);
+        (model.cache, model.cache_queue) = (model.cache_store, model.cache_store_queue);
     }
     Ok((model, format!("{}, {} and {}: {when}", place.storage, place.file_system, place.device)))
 }
@@ -145,7 +145,7 @@ pub fn run(simulate: &Simulate) -> anyhow::Result<Exit> {
         return compare(simulate, path);
     }
     let (model, whose) = match (&simulate.on, simulate.model) {
-        (Some(path), _) => here(simulate, path)?,
+        (Some(path), _) => model_for(simulate, path)?,
         (None, Machine::Paper) => {
             let text = "the paper's drive: 584 us up to 512 KiB, then 2.65 GB/s; page cache 10.28 GB/s";
             (paper(), text.to_owned())
@@ -158,7 +158,7 @@ pub fn run(simulate: &Simulate) -> anyhow::Result<Exit> {
         pages: simulate.size / PAGE,
         pattern: simulate.pattern,
         seed: simulate.seed,
-        threads: simulate.threads.unwrap_or_else(spinio_sys::linux::processors),
+        threads: simulate.threads.unwrap_or_else(spinio_sys::linux::available_cpus),
         model,
     };
     let study = with_progress(&plan);
@@ -192,7 +192,7 @@ fn compare(simulate: &Simulate, path: &Path) -> anyhow::Result<Exit> {
     let found = validate::run(&subject, &trial, &buffer, &plan)?;
     let of = |strategy: Option<usize>| {
         let wanted = |r: &&validate::Request| strategy.is_none_or(|s| r.strategy == s);
-        let table = validate::errors(found.requests.iter().filter(wanted).map(|r| (r.told, r.measured)));
+        let table = validate::errors(found.requests.iter().filter(wanted).map(|r| (r.predicted, r.measured)));
         let fit = validate::errors(found.requests.iter().filter(wanted).map(|r| (r.fitted, r.measured)));
         (found.requests.iter().filter(wanted).count(), table, fit)
     };
@@ -201,9 +201,9 @@ fn compare(simulate: &Simulate, path: &Path) -> anyhow::Result<Exit> {
     if simulate.json {
         let row = |(name, (n, table, fit)): &Row| json!({ "requests": name, "count": n, "error": table.0, "bias": table.1, "error_of_fit": fit.0, "bias_of_fit": fit.1 });
         let all: Vec<_> = rows.iter().map(row).collect();
-        let told =
+        let report =
             json!({ "cache": found.cache.name(), "storage": found.storage.name(), "paper_error": 0.016, "rows": all });
-        out::print(&format!("{told:#}\n"))?;
+        out::print(&format!("{report:#}\n"))?;
         return Ok(Exit::Ok);
     }
     let paint = Paint::stdout();
@@ -219,7 +219,7 @@ fn compare(simulate: &Simulate, path: &Path) -> anyhow::Result<Exit> {
             Cell::new(signed(fit.1)),
         ]);
     }
-    table::settle(&mut table, &[1, 2, 3, 4, 5]);
+    table::align_columns(&mut table, &[1, 2, 3, 4, 5]);
     let place = trial.key();
     let text = format!(
         "{} simulated and real transfers of {}, {} and {} one after another\nfrom     {}, {}\nto       {}\n\n{}\n\n\
@@ -280,16 +280,16 @@ fn render(paint: &Paint, plan: &Plan, study: &Study, whose: &str, is_papers: boo
         };
         table.add_row(vec![
             Cell::new(strategy.name()),
-            Cell::new(percent(serial.near / n)),
+            Cell::new(percent(serial.nearness / n)),
             Cell::new(percent(serial.worst)),
             Cell::new(units::time(serial.nanos / n)),
             Cell::new(papers),
-            Cell::new(percent(concurrent.near / n)),
+            Cell::new(percent(concurrent.nearness / n)),
             Cell::new(percent(concurrent.worst)),
             Cell::new(units::time(concurrent.nanos / n)),
         ]);
     }
-    table::settle(&mut table, &[1, 2, 3, 4, 5, 6, 7]);
+    table::align_columns(&mut table, &[1, 2, 3, 4, 5, 6, 7]);
     let _ = writeln!(s, "{}\n", table::text(&table));
     s += "of optimum: the optimum's time over its own, on average; one transfer after another, the paper's measure\n";
     s += "concurrent: storage and page cache at once, commands in flight; against the best of the five\n";
@@ -298,7 +298,7 @@ fn render(paint: &Paint, plan: &Plan, study: &Study, whose: &str, is_papers: boo
 
 fn json_of(plan: &Plan, study: &Study) -> serde_json::Value {
     let n = study.vectors.max(1) as f64;
-    let of = |sum: &study::Sum| json!({ "near": sum.near / n, "worst": sum.worst, "mean_ns": sum.nanos / n });
+    let of = |sum: &study::Sum| json!({ "near": sum.nearness / n, "worst": sum.worst, "mean_ns": sum.nanos / n });
     let rows: Vec<_> = Strategy::ALL
         .iter()
         .enumerate()

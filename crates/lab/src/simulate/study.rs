@@ -84,14 +84,14 @@ pub struct Sum {
     /// Nanoseconds.
     pub nanos: f64,
     /// Best / own, added up: divided by the vectors, the paper's 'within 98.9 % of the optimum'.
-    pub near: f64,
+    pub nearness: f64,
     /// The least of them.
     pub worst: f64,
 }
 
 impl Default for Sum {
     fn default() -> Sum {
-        Sum { nanos: 0.0, near: 0.0, worst: 1.0 }
+        Sum { nanos: 0.0, nearness: 0.0, worst: 1.0 }
     }
 }
 
@@ -116,7 +116,7 @@ pub struct Study {
 }
 
 impl Study {
-    fn add(&mut self, share: f64, serial: [f64; 5], concurrent: [f64; 5]) {
+    fn add_vector(&mut self, share: f64, serial: [f64; 5], concurrent: [f64; 5]) {
         let bin = ((share * SHARES as f64) as usize).min(SHARES - 1);
         self.vectors += 1;
         self.count[bin] += 1;
@@ -125,7 +125,7 @@ impl Study {
         let best_concurrent = concurrent.iter().copied().fold(f64::INFINITY, f64::min);
         let one = |sum: &mut Sum, bin: &mut f64, best: f64, own: f64| {
             let near = if own > 0.0 { best / own } else { 1.0 };
-            *sum = Sum { nanos: sum.nanos + own, near: sum.near + near, worst: sum.worst.min(near) };
+            *sum = Sum { nanos: sum.nanos + own, nearness: sum.nearness + near, worst: sum.worst.min(near) };
             *bin += near;
         };
         for i in 0..5 {
@@ -138,7 +138,7 @@ impl Study {
         self.vectors += other.vectors;
         let sums = |ours: &mut [Sum; 5], theirs: &[Sum; 5]| {
             for (a, b) in ours.iter_mut().zip(theirs) {
-                *a = Sum { nanos: a.nanos + b.nanos, near: a.near + b.near, worst: a.worst.min(b.worst) };
+                *a = Sum { nanos: a.nanos + b.nanos, nearness: a.nearness + b.nearness, worst: a.worst.min(b.worst) };
             }
         };
         sums(&mut self.serial, &other.serial);
@@ -171,7 +171,7 @@ pub struct Plan {
 }
 
 /// What a request may use: both sides, and no registering of pages, which the paper has not.
-pub fn possible() -> Possible {
+pub fn constraints() -> Possible {
     Possible { storage: Some(Route::P2p), ..Possible::cache_only(0, Route::Copy) }
 }
 
@@ -211,7 +211,7 @@ pub fn run(study: &Plan, done: &AtomicU64) -> Study {
 
 fn part(study: &Plan, numbers: std::ops::Range<u64>) -> Study {
     let (mut out, mut extents, mut schedule) = (Study::default(), Vec::new(), Schedule::default());
-    let possible = possible();
+    let possible = constraints();
     for number in numbers {
         vectors::draw(&mut Random::new(study.seed, number), study.pattern, study.pages, &mut extents);
         let resident: u64 = extents.iter().filter(|e| e.residency.is_cached()).map(|e| e.len).sum();
@@ -221,7 +221,7 @@ fn part(study: &Plan, numbers: std::ops::Range<u64>) -> Study {
             serial[i] = predict(Objective::Serial, &extents, &schedule, &study.model).total;
             concurrent[i] = predict(Objective::Concurrent, &extents, &schedule, &study.model).total;
         }
-        out.add(resident as f64 / (study.pages * vectors::PAGE) as f64, serial, concurrent);
+        out.add_vector(resident as f64 / (study.pages * vectors::PAGE) as f64, serial, concurrent);
     }
     out
 }
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_result_depends_on_the_seed_and_not_on_the_threads() {
+    fn result_depends_on_seed_not_threads() {
         let study = |plan: &Plan| run(plan, &AtomicU64::new(0));
         let one = study(&plan_of(2000, 1));
         assert_eq!(study(&plan_of(2000, 4)), one);
@@ -245,13 +245,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_beats_the_optimum_and_the_optimum_is_all_of_itself() {
+    fn no_strategy_beats_optimum() {
         let study = run(&plan_of(1000, 2), &AtomicU64::new(0));
         for sum in &study.serial {
-            assert!(sum.near <= 1000.0 * (1.0 + 1e-9), "{study:?}");
+            assert!(sum.nearness <= 1000.0 * (1.0 + 1e-9), "{study:?}");
         }
-        assert!((study.serial[3].near - 1000.0).abs() < 1e-6);
-        assert!(study.serial[2].near > study.serial[0].near && study.serial[2].near > study.serial[1].near);
-        assert!(study.concurrent[4].near > 990.0, "{:?}", study.concurrent);
+        assert!((study.serial[3].nearness - 1000.0).abs() < 1e-6);
+        assert!(study.serial[2].nearness > study.serial[0].nearness && study.serial[2].nearness > study.serial[1].nearness);
+        assert!(study.concurrent[4].nearness > 990.0, "{:?}", study.concurrent);
     }
 }

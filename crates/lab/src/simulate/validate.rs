@@ -21,7 +21,7 @@ use spinio_sys::linux::Advice;
 use super::study::{self, Strategy};
 use super::vectors::{self, PAGE, Pattern};
 use crate::calibrate::measure::{self, Effort, Times};
-use crate::calibrate::one;
+use crate::calibrate::measure_route;
 use crate::device::Buffer;
 use crate::progress::Progress;
 use crate::random::Random;
@@ -39,7 +39,7 @@ pub struct Request {
     /// Nanoseconds.
     pub measured: f64,
     /// By the table of measured times.
-    pub told: f64,
+    pub predicted: f64,
     /// By the fitted Eq. 1.
     pub fitted: f64,
 }
@@ -73,15 +73,15 @@ pub fn errors(requests: impl Iterator<Item = (f64, f64)>) -> (f64, f64) {
     for (told, measured) in requests {
         let one = told / measured - 1.0;
         n += 1.0;
-        off += one.abs();
-        bias += one;
+        off += measure_route.abs();
+        bias += measure_route;
     }
     if n > 0.0 { (off / n, bias / n) } else { (0.0, 0.0) }
 }
 
 /// Measures, then runs the requests.
 pub fn run(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer, plan: &Plan) -> anyhow::Result<Validation> {
-    let (open, _) = measure::routes(trial, buffer.target.allocation.device.abilities().copies);
+    let (open, _) = measure::routes(trial, buffer.target.allocation.device.capabilities().has_dma_engine);
     let find = |wanted: &[Route]| wanted.iter().copied().find(|r| open.contains(r));
     let (Some(cache), Some(storage)) = (find(&[Route::Copy, Route::Store]), find(&[Route::P2p, Route::Direct])) else {
         anyhow::bail!(
@@ -91,9 +91,9 @@ pub fn run(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer, plan: &
     };
     let bytes = plan.pages * PAGE;
     // Single transfers only: here one follows another.
-    let effort = Effort { depths: Vec::new(), patience: std::time::Duration::from_secs(2), ..Effort::full(bytes, 50) };
+    let effort = Effort { depths: Vec::new(), time_limit: std::time::Duration::from_secs(2), ..Effort::full(bytes, 50) };
     let effort = Effort { sizes: effort.sizes.iter().copied().filter(|s| *s >= PAGE).collect(), ..effort };
-    let (from_storage, from_cache) = (one(subject, trial, storage, &effort)?, one(subject, trial, cache, &effort)?);
+    let (from_storage, from_cache) = (measure_route(subject, trial, storage, &effort)?, measure_route(subject, trial, cache, &effort)?);
     let times = |route: Route| if route == storage { &from_storage } else { &from_cache };
     let model = Model {
         storage: spinio_plan::fit_cost(&samples(&from_storage))?.value,
@@ -101,7 +101,7 @@ pub fn run(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer, plan: &
         cache_store: spinio_plan::fit_cost(&samples(&from_cache))?.value,
         ..Model::nvme()
     };
-    let possible = spinio_plan::Possible { storage: Some(storage), cache, ..study::possible() };
+    let possible = spinio_plan::Possible { storage: Some(storage), cache, ..study::constraints() };
 
     let mut progress = Progress::count(plan.requests, "Reading by simulated schedules");
     let (mut extents, mut schedule, mut requests) = (Vec::new(), Schedule::default(), Vec::new());
@@ -114,17 +114,17 @@ pub fn run(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer, plan: &
         let mut from = at;
         for e in &extents {
             if e.residency.is_cached() {
-                subject.fetch_range(from, e.len)?;
+                subject.read_range_into_cache(from, e.len)?;
             }
             from += e.len;
         }
         let strategy = (number % STRATEGIES.len() as u64) as usize;
         STRATEGIES[strategy].schedule(&extents, &model, &possible, &mut schedule);
-        let mut request = Request { strategy, measured: 0.0, told: 0.0, fitted: 0.0 };
+        let mut request = Request { strategy, measured: 0.0, predicted: 0.0, fitted: 0.0 };
         for s in &schedule.segments {
             let spent = trial.run(at + s.offset, &[Segment { offset: 0, ..*s }])?;
             request.measured += spent.as_nanos() as f64;
-            request.told += times(s.route).interpolate(s.len);
+            request.predicted += times(s.route).interpolate(s.len);
             request.fitted += model.cost(s.route).time(s.len);
         }
         requests.push(request);
@@ -143,7 +143,7 @@ mod tests {
     use super::errors;
 
     #[test]
-    fn errors_on_both_sides_add_up_and_their_bias_does_not() {
+    fn error_is_absolute_and_bias_is_signed() {
         let (off, bias) = errors([(1.1, 1.0), (0.9, 1.0)].into_iter());
         assert!((off - 0.1).abs() < 1e-12 && bias.abs() < 1e-12);
         assert_eq!(errors(std::iter::empty()), (0.0, 0.0));

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_vector_is_whole_and_the_shares_are_even() {
+    fn vectors_cover_size_and_share_is_uniform() {
         for pattern in [Pattern::Runs, Pattern::Pages] {
             let (mut sum, mut extents) = (0.0, Vec::new());
             for i in 0..2000 {

@@ -50,17 +50,17 @@ use crate::session::write_all;
 use crate::{Error, Promise, Report};
 
 /// Bytes that are gathered before some are written early.
-const GATHER: u64 = 64 << 20;
+const MAX_GATHERED: u64 = 64 << 20;
 
 /// Bytes of a request: what md takes in one piece.
-const REQUEST: u64 = 1 << 20;
+const REQUEST_BYTES: u64 = 1 << 20;
 
 /// How it is written.
 enum Way {
     /// As any program would; why.
-    Plain(String),
+    Passthrough(String),
     /// In stripes; `lease` while nobody else has the file open, else why it is not, or no longer, so.
-    Striped { array: ParityArray, lease: Option<Arc<WriteLease>>, why_not: String },
+    Striped { array: ParityArray, lease: Option<Arc<WriteLease>>, lease_missing: String },
 }
 
 /// The output of a session.
@@ -69,48 +69,48 @@ pub(crate) struct Output {
     path: PathBuf,
     file: Arc<ShadowFile>,
     identity: (u64, u64),
-    way: Way,
+    mode: Way,
     preparation: Arc<Preparation>,
-    surveyed: Option<StripeMap>,
+    stripe_map: Option<StripeMap>,
     /// What is expected is only what the last session did.
-    guessed: bool,
+    hints_are_guesses: bool,
     stripes: stripes::Stripes,
     /// Where downloads went: what the next session on this file expects.
-    went: rangemap::RangeSet<u64>,
-    beyond: bool,
-    whole: u64,
-    neighbours: u64,
-    loose: u64,
+    written: rangemap::RangeSet<u64>,
+    past_end: bool,
+    full_stripe_bytes: u64,
+    filler_bytes: u64,
+    unaligned_bytes: u64,
 }
 
 impl Output {
     /// Opens the output and begins to prepare it.
-    pub(crate) fn begin(runtime: &'static Runtime, path: &Path, as_if: Option<ParityArray>) -> Result<Output, Error> {
-        let fail = |errno| Error::kernel(errno, "open the output", path);
-        let file = Arc::new(open_output(runtime, path).map_err(fail)?);
-        let identity = file.run_blocking(|fd| linux::fstat(fd).map(|s| (s.dev, s.ino))).map_err(fail)?;
-        let way = choose(runtime, &file, as_if);
+    pub(crate) fn begin(runtime: &'static Runtime, path: &Path, assumed_array: Option<ParityArray>) -> Result<Output, Error> {
+        let open_error = |errno| Error::from_errno(errno, "open the output", path);
+        let file = Arc::new(open_output(runtime, path).map_err(open_error)?);
+        let identity = file.run_blocking(|fd| linux::fstat(fd).map(|s| (s.dev, s.ino))).map_err(open_error)?;
+        let mode = choose_mode(runtime, &file, assumed_array);
         let preparation = Arc::new(Preparation::default());
         let mut output = Output {
             runtime,
             path: path.to_owned(),
             file,
             identity,
-            way,
+            mode,
             preparation,
-            surveyed: None,
-            guessed: false,
+            stripe_map: None,
+            hints_are_guesses: false,
             stripes: stripes::Stripes::default(),
-            went: rangemap::RangeSet::new(),
-            beyond: false,
-            whole: 0,
-            neighbours: 0,
-            loose: 0,
+            written: rangemap::RangeSet::new(),
+            past_end: false,
+            full_stripe_bytes: 0,
+            filler_bytes: 0,
+            unaligned_bytes: 0,
         };
-        for range in prepare::remembered(identity) {
-            output.expect(range.start, range.end - range.start);
+        for range in prepare::last_writes(identity) {
+            output.hint_range(range.start, range.end - range.start);
         }
-        output.guessed = true;
+        output.hints_are_guesses = true;
         Ok(output)
     }
 
@@ -119,15 +119,15 @@ impl Output {
     }
 
     /// Whether a path names this file now.
-    pub(crate) fn is(&self, path: &Path) -> bool {
-        c_path(path).and_then(|name| linux::identity(&name)) == Ok(self.identity)
+    pub(crate) fn is_same_file(&self, path: &Path) -> bool {
+        c_path(path).and_then(|name| linux::dev_and_inode(&name)) == Ok(self.identity)
     }
 
     /// Prepares a range on a keeper.
-    pub(crate) fn expect(&mut self, offset: u64, len: u64) {
-        let Way::Striped { array, lease: Some(_), .. } = &self.way else { return };
-        if std::mem::take(&mut self.guessed) {
-            self.preparation.withdraw();
+    pub(crate) fn hint_range(&mut self, offset: u64, len: u64) {
+        let Way::Striped { array, lease: Some(_), .. } = &self.mode else { return };
+        if std::mem::take(&mut self.hints_are_guesses) {
+            self.preparation.discard_guess();
         }
         if let Some(end) = offset.checked_add(len).filter(|&end| len > 0 && i64::try_from(end).is_ok()) {
             self.preparation.begin(&self.file, *array, offset..end);
@@ -135,10 +135,10 @@ impl Output {
     }
 
     /// The file for a download that is made later, if it can be written as any other.
-    pub(crate) fn plain_file(&mut self, offset: u64, len: u64) -> Option<Arc<ShadowFile>> {
-        matches!(self.way, Way::Plain(_)).then(|| {
-            self.loose += len;
-            self.went.insert(offset..offset + len);
+    pub(crate) fn passthrough_file(&mut self, offset: u64, len: u64) -> Option<Arc<ShadowFile>> {
+        matches!(self.mode, Way::Passthrough(_)).then(|| {
+            self.unaligned_bytes += len;
+            self.written.insert(offset..offset + len);
             Arc::clone(&self.file)
         })
     }
@@ -146,176 +146,176 @@ impl Output {
     /// Writes a range of device memory, or gathers it.
     pub(crate) fn write(&mut self, from: Target, offset: u64, len: u64) -> Result<(), Error> {
         let range = offset..offset + len;
-        self.went.insert(range.clone());
-        let Way::Striped { array, .. } = self.way else {
-            self.loose += len;
-            return write_all(self.runtime, self.file.fd(), from, offset, len).map_err(|e| self.failed(&e));
+        self.written.insert(range.clone());
+        let Way::Striped { array, .. } = self.mode else {
+            self.unaligned_bytes += len;
+            return write_all(self.runtime, self.file.fd(), from, offset, len).map_err(|e| self.download_error(&e));
         };
-        self.take_prepared();
-        self.preparation.written(range.clone());
+        self.take_preread();
+        self.preparation.note_written(range.clone());
         let shape = self.survey(array, range.clone())?;
         let device = |at: u64| Target { addr: DeviceAddr(from.addr.0 + (at - offset)), ..from };
-        let (mut requests, mut loose) = (Vec::new(), Vec::new());
-        for span in shape.cut(range) {
+        let (mut requests, mut unaligned_ranges) = (Vec::new(), Vec::new());
+        for span in shape.split(range) {
             let bytes = span.range.end - span.range.start;
-            match span.piece {
-                Piece::Whole => {
-                    self.make_way(&span.range)?;
-                    self.stripes.drop_touching(&span.range);
-                    self.whole += bytes;
-                    let parts = shape.requests(span.range, REQUEST);
+            match span.part {
+                Piece::Full => {
+                    self.flush_crossing(&span.range)?;
+                    self.stripes.drop_overlapping(&span.range);
+                    self.full_stripe_bytes += bytes;
+                    let parts = shape.split_requests(span.range, REQUEST_BYTES);
                     requests
                         .extend(parts.map(|r| (r.start, Part::Device(device(r.start), (r.end - r.start) as usize))));
                 }
-                Piece::Part(stripe) => {
-                    self.make_way(&(stripe..stripe + array.width))?;
-                    let inside = span.range.start - stripe..span.range.end - stripe;
-                    let into = self.stripes.at(stripe, array.width);
-                    let fetched = self.runtime.fetch(device(span.range.start), into.room(inside.clone()));
-                    fetched.map_err(|e| Error::io(&e, "download", &self.path))?;
-                    self.stripes.at(stripe, array.width).brought(inside);
+                Piece::Partial(stripe) => {
+                    self.flush_crossing(&(stripe..stripe + array.width))?;
+                    let stripe_range = span.range.start - stripe..span.range.end - stripe;
+                    let buffer = self.stripes.at(stripe, array.width);
+                    let copied = self.runtime.fetch(device(span.range.start), buffer.slice_mut(stripe_range.clone()));
+                    copied.map_err(|e| Error::from_io(&e, "download", &self.path))?;
+                    self.stripes.at(stripe, array.width).mark_new(stripe_range);
                 }
-                Piece::Loose => {
-                    if self.stripes.touch(&span.range) {
+                Piece::Unaligned => {
+                    if self.stripes.overlaps(&span.range) {
                         // What lies there looked like a stripe before: the older bytes go first.
-                        self.write_gathered()?;
-                        self.stripes.drop_touching(&span.range);
+                        self.write_partial_stripes()?;
+                        self.stripes.drop_overlapping(&span.range);
                     }
-                    self.loose += bytes;
-                    loose.push(span.range);
+                    self.unaligned_bytes += bytes;
+                    unaligned_ranges.push(span.range);
                 }
             }
         }
         let complete = self.stripes.take(Stripe::is_all_new);
-        let only_gathered = requests.is_empty();
+        let no_new_requests = requests.is_empty();
         if let Err(error) = self.write_stripes(requests, &complete) {
             // What earlier downloads brought is not lost with this one.
-            self.write_loose(&complete)?;
-            if !only_gathered {
+            self.write_unaligned(&complete)?;
+            if !no_new_requests {
                 return Err(error);
             }
         }
         // Behind the stripes: where blocks are smaller than pages, a stripe may end within a page, and the kernel would
         // first have to write back what stands in it.
-        for range in loose {
+        for range in unaligned_ranges {
             let (from, len) = (device(range.start), range.end - range.start);
-            write_all(self.runtime, self.file.fd(), from, range.start, len).map_err(|e| self.failed(&e))?;
+            write_all(self.runtime, self.file.fd(), from, range.start, len).map_err(|e| self.download_error(&e))?;
         }
-        if self.stripes.memory() > GATHER && self.stripes.new_bytes() > 0 {
-            self.write_gathered()?;
+        if self.stripes.memory() > MAX_GATHERED && self.stripes.new_bytes() > 0 {
+            self.write_partial_stripes()?;
         }
         Ok(())
     }
 
     /// Sees to it that no stripe in memory lies across a border of a range. Where one does, the file has got another
     /// place on the device since that was begun; its bytes are older than what comes, so they go first.
-    fn make_way(&mut self, range: &Range<u64>) -> Result<(), Error> {
-        if self.stripes.cross(range) {
-            self.write_gathered()?;
-            self.stripes.drop_touching(range);
+    fn flush_crossing(&mut self, range: &Range<u64>) -> Result<(), Error> {
+        if self.stripes.straddles(range) {
+            self.write_partial_stripes()?;
+            self.stripes.drop_overlapping(range);
         }
         Ok(())
     }
 
     /// Writes everything that is gathered.
     pub(crate) fn flush(&mut self) -> Result<(), Error> {
-        self.take_prepared();
+        self.take_preread();
         if self.stripes.new_bytes() > 0 {
-            self.write_gathered()?;
+            self.write_partial_stripes()?;
         }
-        if std::mem::take(&mut self.beyond)
-            && let Way::Striped { lease: Some(lease), .. } = &self.way
+        if std::mem::take(&mut self.past_end)
+            && let Way::Striped { lease: Some(lease), .. } = &self.mode
         {
             // Room beyond the end goes back to the file system.
             let file = Arc::clone(&self.file);
             let _ = lease.with_lease(|| file.run_blocking(|fd| linux::ftruncate(fd, linux::fstat(fd)?.size)));
-            self.surveyed = None;
+            self.stripe_map = None;
         }
-        prepare::remember(self.identity, &self.went);
+        prepare::record_writes(self.identity, &self.written);
         Ok(())
     }
 
     /// As [`Output::flush`], and on the storage.
     pub(crate) fn sync(&mut self) -> Result<(), Error> {
         self.flush()?;
-        self.file.run_blocking(linux::sync_data).map_err(|e| Error::kernel(e, "sync", &self.path))
+        self.file.run_blocking(linux::fdatasync).map_err(|e| Error::from_errno(e, "sync", &self.path))
     }
 
     /// Lets others open the file, ourselves included.
-    pub(crate) fn give_way(&mut self) {
-        self.leave_neighbours("the session itself read the file");
+    pub(crate) fn release_lease(&mut self) {
+        self.stop_filling("the session itself read the file");
     }
 
     pub(crate) fn report(&mut self) -> Report {
-        self.take_prepared();
-        let promise = match &self.way {
-            Way::Plain(why) => Promise::Plain(why.clone()),
-            Way::Striped { lease: Some(_), .. } => Promise::Prepared,
-            Way::Striped { why_not, .. } => Promise::Shaped(why_not.clone()),
+        self.take_preread();
+        let mode = match &self.mode {
+            Way::Passthrough(why) => Promise::Passthrough(why.clone()),
+            Way::Striped { lease: Some(_), .. } => Promise::Preread,
+            Way::Striped { lease_missing: why_not, .. } => Promise::Aligned(why_not.clone()),
         };
         Report {
             uploaded: 0,
             downloaded: 0,
-            promise,
-            whole: self.whole,
-            neighbours: self.neighbours,
-            loose: self.loose,
+            mode,
+            full_stripe: self.full_stripe_bytes,
+            filler: self.filler_bytes,
+            unaligned: self.unaligned_bytes,
             read_ahead: self.preparation.read(),
         }
     }
 
     /// The stripes of a range, looked up if they are not known.
     fn survey(&mut self, array: ParityArray, range: Range<u64>) -> Result<spinio_plan::shape::Shape, Error> {
-        if let Some(known) = &self.surveyed
-            && known.range.start <= range.start
-            && range.end <= known.range.end
+        if let Some(surveyed) = &self.stripe_map
+            && surveyed.range.start <= range.start
+            && range.end <= surveyed.range.end
         {
-            return Ok(known.layout.clone());
+            return Ok(surveyed.layout.clone());
         }
-        let alone = matches!(&self.way, Way::Striped { lease: Some(_), .. });
+        let exclusive = matches!(&self.mode, Way::Striped { lease: Some(_), .. });
         let (start, end) = (range.start, range.end);
-        let surveyed = self.file.run_blocking(move |fd| survey(fd, array, start..end, alone));
+        let surveyed = self.file.run_blocking(move |fd| survey(fd, array, start..end, exclusive));
         // Where the file system does not say, everything is loose.
         let (surveyed, beyond) = surveyed.unwrap_or_else(|_| {
             let shape = spinio_plan::shape::Shape::new(array.width, array.phase, []);
             (StripeMap { range: start..end, layout: shape }, false)
         });
-        self.beyond |= beyond;
+        self.past_end |= beyond;
         let shape = surveyed.layout.clone();
-        self.surveyed = Some(surveyed);
+        self.stripe_map = Some(surveyed);
         Ok(shape)
     }
 
     /// Waits for the preparation, and takes over the old bytes that it read.
-    fn take_prepared(&mut self) {
-        let Way::Striped { array, lease: Some(_), .. } = &self.way else { return };
+    fn take_preread(&mut self) {
+        let Way::Striped { array, lease: Some(_), .. } = &self.mode else { return };
         let width = array.width;
         for (stripe, at, old) in self.preparation.finish() {
             // What lies across has bytes that the file had not when it was read.
-            if !self.stripes.cross(&(stripe..stripe + width)) {
-                self.stripes.at(stripe, width).fill_old(at, &old);
+            if !self.stripes.straddles(&(stripe..stripe + width)) {
+                self.stripes.at(stripe, width).fill_preread(at, &old);
             }
         }
-        self.beyond |= self.preparation.went_beyond();
-        if let Some(surveyed) = self.preparation.surveyed() {
-            self.surveyed.get_or_insert(surveyed);
+        self.past_end |= self.preparation.take_past_end();
+        if let Some(surveyed) = self.preparation.take_stripe_map() {
+            self.stripe_map.get_or_insert(surveyed);
         }
     }
 
     /// Neighbours are no longer ours to write.
-    fn leave_neighbours(&mut self, why: &str) {
-        if let Way::Striped { lease, why_not, .. } = &mut self.way
+    fn stop_filling(&mut self, reason: &str) {
+        if let Way::Striped { lease, lease_missing: why_not, .. } = &mut self.mode
             && lease.is_some()
         {
             self.preparation.finish();
             *lease = None;
-            why.clone_into(why_not);
-            self.stripes.forget_old();
+            reason.clone_into(why_not);
+            self.stripes.drop_preread();
         }
     }
 
-    fn failed(&self, error: &spinio_io::Error) -> Error {
-        Error::io(error, "download", &self.path)
+    fn download_error(&self, error: &spinio_io::Error) -> Error {
+        Error::from_io(error, "download", &self.path)
     }
 }
 
@@ -327,31 +327,31 @@ impl Drop for Output {
 }
 
 fn set_direct(fd: Fd, on: bool) -> Result<(), Errno> {
-    let flags = linux::flags(fd)?;
+    let flags = linux::status_flags(fd)?;
     let direct = linux::O_DIRECT as i32;
-    linux::set_flags(fd, if on { flags | direct } else { flags & !direct })
+    linux::set_status_flags(fd, if on { flags | direct } else { flags & !direct })
 }
 
 /// How a file is to be written.
-fn choose(runtime: &Runtime, file: &Arc<ShadowFile>, as_if: Option<ParityArray>) -> Way {
+fn choose_mode(runtime: &Runtime, file: &Arc<ShadowFile>, assumed_array: Option<ParityArray>) -> Way {
     let setting = runtime.settings().nvmmu_stripes;
     if setting == NvmmuStripes::Passthrough {
-        return Way::Plain("SPINIO_NVMMU=plain".to_owned());
+        return Way::Passthrough("SPINIO_NVMMU=plain".to_owned());
     }
-    let below = || {
+    let detect_array = || {
         let stack = file.block_stack().map_err(|e| e.to_string())?;
         ParityArray::from_stack(&stack).map_err(|why| why.to_string())
     };
-    let array = match as_if.map_or_else(below, Ok) {
+    let array = match assumed_array.map_or_else(detect_array, Ok) {
         Ok(array) => array,
-        Err(why) => return Way::Plain(why),
+        Err(why) => return Way::Passthrough(why),
     };
     let direct = file.run_blocking(|fd| {
         set_direct(fd, true)?;
         set_direct(fd, false)
     });
     if let Err(errno) = direct {
-        return Way::Plain(format!("no direct I/O there: {errno}"));
+        return Way::Passthrough(format!("no direct I/O there: {errno}"));
     }
     let lease = match setting {
         NvmmuStripes::Aligned => Err("SPINIO_NVMMU=shaped".to_owned()),
@@ -362,8 +362,8 @@ fn choose(runtime: &Runtime, file: &Arc<ShadowFile>, as_if: Option<ParityArray>)
         }),
     };
     match lease {
-        Ok(lease) => Way::Striped { array, lease: Some(Arc::new(lease)), why_not: String::new() },
-        Err(why_not) => Way::Striped { array, lease: None, why_not },
+        Ok(lease) => Way::Striped { array, lease: Some(Arc::new(lease)), lease_missing: String::new() },
+        Err(why_not) => Way::Striped { array, lease: None, lease_missing: why_not },
     }
 }
 

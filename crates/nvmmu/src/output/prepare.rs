@@ -11,7 +11,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use super::survey::survey;
-use super::{GATHER, lock};
+use super::{MAX_GATHERED, lock};
 
 /// Old bytes: the stripe, where in it, what stands there.
 type Old = (u64, u64, Vec<u8>);
@@ -20,24 +20,24 @@ type Old = (u64, u64, Vec<u8>);
 struct State {
     running: usize,
     /// All that is expected, and what of it nobody has looked at yet.
-    expected: RangeSet<u64>,
-    asked: RangeSet<u64>,
+    hinted: RangeSet<u64>,
+    pending: RangeSet<u64>,
     /// What was read and not taken yet.
-    have: RangeSet<u64>,
-    announced: u64,
+    preread: RangeSet<u64>,
+    hint_count: u64,
     ready: Vec<Old>,
-    waiting: u64,
-    hurried: bool,
-    read: u64,
-    surveyed: Option<StripeMap>,
-    beyond: bool,
+    ready_bytes: u64,
+    finishing: bool,
+    bytes_read: u64,
+    stripe_map: Option<StripeMap>,
+    past_end: bool,
 }
 
 impl State {
     /// What is neither expected nor read of a range.
     fn gaps(&self, range: &Range<u64>) -> Vec<Range<u64>> {
-        let unexpected = self.expected.gaps(range);
-        unexpected.flat_map(|gap| self.have.gaps(&gap).collect::<Vec<_>>()).collect()
+        let not_hinted = self.hinted.gaps(range);
+        not_hinted.flat_map(|gap| self.preread.gaps(&gap).collect::<Vec<_>>()).collect()
     }
 }
 
@@ -50,15 +50,15 @@ pub(super) struct Preparation {
 
 /// Counts a preparation until it is over, however that comes.
 struct Running {
-    of: Arc<Preparation>,
+    preparation: Arc<Preparation>,
     counted: bool,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         if self.counted {
-            lock(&self.of.state).running -= 1;
-            self.of.changed.notify_all();
+            lock(&self.preparation.state).running -= 1;
+            self.preparation.changed.notify_all();
         }
     }
 }
@@ -66,20 +66,20 @@ impl Drop for Running {
 impl Running {
     /// The next range that was announced, once no further ones come; `None` ends the work.
     fn next(&mut self) -> Option<Range<u64>> {
-        let mut state = lock(&self.of.state);
-        let mut seen = 0;
-        while !state.asked.is_empty() && !state.hurried && state.announced != seen {
-            seen = state.announced;
-            state = self.of.changed.wait_timeout(state, GATHERING).unwrap_or_else(PoisonError::into_inner).0;
+        let mut state = lock(&self.preparation.state);
+        let mut last_count = 0;
+        while !state.pending.is_empty() && !state.finishing && state.hint_count != last_count {
+            last_count = state.hint_count;
+            state = self.preparation.changed.wait_timeout(state, HINT_DELAY).unwrap_or_else(PoisonError::into_inner).0;
         }
-        let next = state.asked.first().cloned();
+        let next = state.pending.first().cloned();
         match &next {
-            Some(next) => state.asked.remove(next.clone()),
+            Some(next) => state.pending.remove(next.clone()),
             None => {
                 // With the lock in hand, so that who announces from now on starts anew.
                 self.counted = false;
                 state.running -= 1;
-                self.of.changed.notify_all();
+                self.preparation.changed.notify_all();
             }
         }
         next
@@ -87,42 +87,42 @@ impl Running {
 }
 
 /// Ranges are announced one after another: what the next ones cover need not be read for the first.
-const GATHERING: Duration = Duration::from_millis(1);
+const HINT_DELAY: Duration = Duration::from_millis(1);
 
 impl Preparation {
     /// Prepares a range on a keeper. The file's lease must be held, and nothing be written, until
     /// [`Preparation::finish`].
     pub(super) fn begin(self: &Arc<Self>, file: &Arc<ShadowFile>, array: ParityArray, range: Range<u64>) {
         let mut state = lock(&self.state);
-        state.expected.insert(range.clone());
-        state.asked.insert(range);
-        state.announced += 1;
+        state.hinted.insert(range.clone());
+        state.pending.insert(range);
+        state.hint_count += 1;
         if state.running > 0 {
             return;
         }
         state.running += 1;
         drop(state);
-        let mut running = Running { of: Arc::clone(self), counted: true };
+        let mut running = Running { preparation: Arc::clone(self), counted: true };
         // Where no keeper can be had, the closure goes, and with it the count.
         file.spawn(move |fd| {
             while let Some(range) = running.next() {
                 // What cannot be prepared is written as it comes.
-                let _ = running.of.prepare(fd, array, range);
+                let _ = running.preparation.prepare(fd, array, range);
             }
         });
     }
 
     /// What was expected until now is not: only a guess. Left among what is asked for, it would swallow what is expected
     /// in its stead, and of stripes that it covers nothing is read.
-    pub(super) fn withdraw(&self) {
+    pub(super) fn discard_guess(&self) {
         let mut state = lock(&self.state);
-        state.expected.clear();
-        state.asked.clear();
+        state.hinted.clear();
+        state.pending.clear();
     }
 
     /// A range was written: its bytes are old ones from now on.
-    pub(super) fn written(&self, range: Range<u64>) {
-        lock(&self.state).expected.remove(range);
+    pub(super) fn note_written(&self, range: Range<u64>) {
+        lock(&self.state).hinted.remove(range);
     }
 
     fn prepare(&self, fd: Fd, array: ParityArray, range: Range<u64>) -> Result<(), Errno> {
@@ -130,25 +130,25 @@ impl Preparation {
         let shape = surveyed.layout.clone();
         {
             let mut state = lock(&self.state);
-            state.beyond |= beyond;
-            state.surveyed = Some(surveyed);
+            state.past_end |= beyond;
+            state.stripe_map = Some(surveyed);
         }
         let _ = linux::fadvise(fd, 0, 0, linux::Advice::Random);
-        for span in shape.cut(range) {
-            let Piece::Part(stripe) = span.piece else { continue };
+        for span in shape.split(range) {
+            let Piece::Partial(stripe) = span.part else { continue };
             let gaps: Vec<_> = lock(&self.state).gaps(&(stripe..stripe + array.width));
             for gap in gaps {
-                if lock(&self.state).waiting + (gap.end - gap.start) > GATHER {
+                if lock(&self.state).ready_bytes + (gap.end - gap.start) > MAX_GATHERED {
                     continue;
                 }
                 // Beyond the end of the file there are zeros.
                 let mut old = vec![0; (gap.end - gap.start) as usize];
-                let got = linux::read_at(fd, &mut old, gap.start)? as u64;
+                let read_len = linux::read_fully_at(fd, &mut old, gap.start)? as u64;
                 let mut state = lock(&self.state);
-                state.read += got;
-                state.waiting += old.len() as u64;
+                state.bytes_read += read_len;
+                state.ready_bytes += old.len() as u64;
                 state.ready.push((stripe, gap.start - stripe, old));
-                state.have.insert(gap);
+                state.preread.insert(gap);
             }
         }
         Ok(())
@@ -159,29 +159,29 @@ impl Preparation {
         let mut state = lock(&self.state);
         while state.running > 0 {
             // The downloads have come: no further announcements are waited for.
-            state.hurried = true;
+            state.finishing = true;
             self.changed.notify_all();
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.hurried = false;
-        state.waiting = 0;
-        state.have.clear();
+        state.finishing = false;
+        state.ready_bytes = 0;
+        state.preread.clear();
         std::mem::take(&mut state.ready)
     }
 
     /// Bytes read so far.
     pub(super) fn read(&self) -> u64 {
-        lock(&self.state).read
+        lock(&self.state).bytes_read
     }
 
     /// The range that was looked at last.
-    pub(super) fn surveyed(&self) -> Option<StripeMap> {
-        lock(&self.state).surveyed.take()
+    pub(super) fn take_stripe_map(&self) -> Option<StripeMap> {
+        lock(&self.state).stripe_map.take()
     }
 
     /// Whether room was reserved beyond the end of the file, since it was last asked.
-    pub(super) fn went_beyond(&self) -> bool {
-        std::mem::take(&mut lock(&self.state).beyond)
+    pub(super) fn take_past_end(&self) -> bool {
+        std::mem::take(&mut lock(&self.state).past_end)
     }
 }
 
@@ -189,27 +189,27 @@ impl Preparation {
 type Went = ((u64, u64), RangeSet<u64>);
 
 /// Where the last sessions wrote: a program that runs its body again writes there again.
-static REMEMBERED: Mutex<Vec<Went>> = Mutex::new(Vec::new());
+static LAST_WRITES: Mutex<Vec<Went>> = Mutex::new(Vec::new());
 
 /// Files, and ranges of each, that are remembered.
-const FILES: usize = 32;
-const RANGES: usize = 64;
+const MAX_FILES: usize = 32;
+const MAX_RANGES: usize = 64;
 
 /// Where downloads into a file will probably go.
-pub(super) fn remembered(file: (u64, u64)) -> Vec<Range<u64>> {
+pub(super) fn last_writes(file: (u64, u64)) -> Vec<Range<u64>> {
     // Held for ever in a forked child, perhaps: it does without.
-    let Ok(all) = REMEMBERED.try_lock() else { return Vec::new() };
+    let Ok(all) = LAST_WRITES.try_lock() else { return Vec::new() };
     all.iter().find(|(f, _)| *f == file).map(|(_, ranges)| ranges.iter().cloned().collect()).unwrap_or_default()
 }
 
 /// Where downloads into a file went.
-pub(super) fn remember(file: (u64, u64), ranges: &RangeSet<u64>) {
-    let Ok(mut all) = REMEMBERED.try_lock() else { return };
+pub(super) fn record_writes(file: (u64, u64), ranges: &RangeSet<u64>) {
+    let Ok(mut all) = LAST_WRITES.try_lock() else { return };
     all.retain(|(f, _)| *f != file);
-    if ranges.is_empty() || ranges.iter().nth(RANGES).is_some() {
+    if ranges.is_empty() || ranges.iter().nth(MAX_RANGES).is_some() {
         return;
     }
-    if all.len() >= FILES {
+    if all.len() >= MAX_FILES {
         all.remove(0);
     }
     all.push((file, ranges.clone()));

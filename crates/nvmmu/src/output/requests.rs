@@ -22,54 +22,54 @@ use crate::{Error, ErrorKind};
 
 impl Output {
     /// Writes what downloads have brought of stripes that they do not fill.
-    pub(super) fn write_gathered(&mut self) -> Result<(), Error> {
-        let lease = match &self.way {
+    pub(super) fn write_partial_stripes(&mut self) -> Result<(), Error> {
+        let lease = match &self.mode {
             Way::Striped { lease: Some(lease), .. } => Some(Arc::clone(lease)),
             _ => None,
         };
         if let Some(lease) = lease {
-            let known = self.stripes.take(|s| s.is_known() && s.new_bytes() > 0);
-            if !known.is_empty() {
-                match lease.with_lease(|| self.write_prepared(&known, &lease)) {
-                    Some((Ok(left), shortened)) => {
+            let complete = self.stripes.take(|s| s.is_complete() && s.new_bytes() > 0);
+            if !complete.is_empty() {
+                match lease.with_lease(|| self.write_preread(&complete, &lease)) {
+                    Some((Ok(left), trimmed)) => {
                         if !left.is_empty() {
-                            self.leave_neighbours("somebody opened the file");
+                            self.stop_filling("somebody opened the file");
                         }
-                        let lost = left.iter().map(|&number| &known[number]);
-                        self.write_loose(lost)?;
-                        shortened?;
+                        let unwritten = left.iter().map(|&number| &complete[number]);
+                        self.write_unaligned(unwritten)?;
+                        trimmed?;
                     }
                     // A limit that only the whole stripe meets, a bad block beside the bytes: as any program would. If
                     // that fails too, it says why.
-                    Some((Err(_), shortened)) => {
-                        self.write_loose(&known)?;
-                        shortened?;
+                    Some((Err(_), trimmed)) => {
+                        self.write_unaligned(&complete)?;
+                        trimmed?;
                     }
                     None => {
-                        self.leave_neighbours("somebody opened the file");
-                        self.write_loose(&known)?;
+                        self.stop_filling("somebody opened the file");
+                        self.write_unaligned(&complete)?;
                     }
                 }
             }
         }
         let rest = self.stripes.take(|s| s.new_bytes() > 0);
-        self.write_loose(&rest)
+        self.write_unaligned(&rest)
     }
 
     /// Whole stripes with neighbours' bytes, as long as the lease is held: asked for before each. Those that are not
     /// written because it is not any more; and whether the file ends where it should.
-    fn write_prepared(
+    fn write_preread(
         &mut self,
         stripes: &[(u64, Stripe)],
         lease: &WriteLease,
     ) -> (Result<Vec<usize>, Error>, Result<(), Error>) {
         let size = match self.file.run_blocking(|fd| linux::fstat(fd).map(|s| s.size)) {
             Ok(size) => size,
-            Err(e) => return (Err(Error::kernel(e, "write", &self.path)), Ok(())),
+            Err(e) => return (Err(Error::from_errno(e, "write", &self.path)), Ok(())),
         };
-        let requests: Vec<_> = stripes.iter().map(|(at, s)| (*at, whole(s))).collect();
+        let requests: Vec<_> = stripes.iter().map(|(at, s)| (*at, full_stripe_part(s))).collect();
         let check = lease.check();
-        let wrote = self.directly(|output, route| output.runtime.write_apart_if(&output.file, &requests, route, check));
+        let wrote = self.write_direct(|output, route| output.runtime.write_apart_if(&output.file, &requests, route, check));
         let (mut end, mut wanted) = (0, size);
         for (number, (at, stripe)) in stripes.iter().enumerate() {
             let bytes = stripe.bytes().len() as u64;
@@ -77,28 +77,28 @@ impl Output {
                 Ok(left) if left.contains(&number) => continue,
                 Ok(_) => {
                     wanted = wanted.max(stripe.new_ranges().map(|r| at + r.end).max().unwrap_or(0));
-                    self.whole += bytes;
-                    self.neighbours += bytes - stripe.new_bytes();
+                    self.full_stripe_bytes += bytes;
+                    self.filler_bytes += bytes - stripe.new_bytes();
                 }
                 // It may have been written all the same, or in part.
                 Err(_) => {}
             }
             end = end.max(at + bytes);
         }
-        let shortened = if end > wanted { self.shorten(wanted, lease) } else { Ok(()) };
-        (wrote, shortened)
+        let trimmed = if end > wanted { self.trim_end(wanted, lease) } else { Ok(()) };
+        (wrote, trimmed)
     }
 
     /// Takes off what the last stripe reaches beyond the end: nobody can have seen it, unless the lease was taken away.
-    fn shorten(&mut self, to: u64, lease: &WriteLease) -> Result<(), Error> {
-        self.surveyed = None;
+    fn trim_end(&mut self, to: u64, lease: &WriteLease) -> Result<(), Error> {
+        self.stripe_map = None;
         let (check, size) = (lease.check(), self.file.run_blocking(|fd| linux::fstat(fd).map(|s| s.size)));
-        let alone = self.file.run_blocking(move |_| Ok(check())) == Ok(true) || lease.is_recent();
-        if !alone && size.is_ok_and(|size| size > to) {
+        let exclusive = self.file.run_blocking(move |_| Ok(check())) == Ok(true) || lease.is_recent();
+        if !exclusive && size.is_ok_and(|size| size > to) {
             let why = format!("somebody got at the file before it could be cut off: behind byte {to} it has zeros");
-            return Err(Error::new(ErrorKind::Failed(Errno::BUSY), "write", why).of(&self.path));
+            return Err(Error::new(ErrorKind::Failed(Errno::BUSY), "write", why).with_path(&self.path));
         }
-        self.file.run_blocking(move |fd| linux::ftruncate(fd, to)).map_err(|e| Error::kernel(e, "write", &self.path))
+        self.file.run_blocking(move |fd| linux::ftruncate(fd, to)).map_err(|e| Error::from_errno(e, "write", &self.path))
     }
 
     /// Requests and complete stripes, directly and together.
@@ -107,27 +107,27 @@ impl Output {
         mut requests: Vec<(u64, Part)>,
         stripes: &[(u64, Stripe)],
     ) -> Result<(), Error> {
-        requests.extend(stripes.iter().map(|(at, s)| (*at, whole(s))));
+        requests.extend(stripes.iter().map(|(at, s)| (*at, full_stripe_part(s))));
         if requests.is_empty() {
             return Ok(());
         }
         requests.sort_by_key(|r| r.0);
-        self.directly(|output, route| output.runtime.write_apart(&output.file, &requests, route))?;
-        self.whole += stripes.iter().map(|(_, s)| s.bytes().len() as u64).sum::<u64>();
+        self.write_direct(|output, route| output.runtime.write_apart(&output.file, &requests, route))?;
+        self.full_stripe_bytes += stripes.iter().map(|(_, s)| s.bytes().len() as u64).sum::<u64>();
         Ok(())
     }
 
     /// Writes around the page cache, if that can be had.
-    fn directly<T>(&self, write: impl FnOnce(&Output, Route) -> Result<T, spinio_io::Error>) -> Result<T, Error> {
+    fn write_direct<T>(&self, write: impl FnOnce(&Output, Route) -> Result<T, spinio_io::Error>) -> Result<T, Error> {
         let direct = self.file.run_blocking(|fd| set_direct(fd, true)).is_ok();
         let wrote = write(self, if direct { Route::Direct } else { Route::Copy });
-        let back = if direct { self.file.run_blocking(|fd| set_direct(fd, false)) } else { Ok(()) };
-        let wrote = wrote.map_err(|e| self.failed(&e))?;
-        back.map(|()| wrote).map_err(|e| Error::kernel(e, "write", &self.path))
+        let restored = if direct { self.file.run_blocking(|fd| set_direct(fd, false)) } else { Ok(()) };
+        let wrote = wrote.map_err(|e| self.download_error(&e))?;
+        restored.map(|()| wrote).map_err(|e| Error::from_errno(e, "write", &self.path))
     }
 
     /// What downloads brought of some stripes, and nothing else.
-    pub(super) fn write_loose<'a>(
+    pub(super) fn write_unaligned<'a>(
         &mut self,
         stripes: impl IntoIterator<Item = &'a (u64, Stripe)>,
     ) -> Result<(), Error> {
@@ -135,15 +135,15 @@ impl Output {
         for (at, stripe) in stripes {
             for range in stripe.new_ranges() {
                 let bytes = &stripe.bytes()[range.start as usize..range.end as usize];
-                self.loose += bytes.len() as u64;
+                self.unaligned_bytes += bytes.len() as u64;
                 parts.push((at + range.start, Part::Host(bytes.as_ptr(), bytes.len())));
             }
         }
-        self.runtime.write_apart(&self.file, &parts, Route::Copy).map_err(|e| self.failed(&e))
+        self.runtime.write_apart(&self.file, &parts, Route::Copy).map_err(|e| self.download_error(&e))
     }
 }
 
 /// All of a stripe, to be written.
-fn whole(stripe: &Stripe) -> Part {
+fn full_stripe_part(stripe: &Stripe) -> Part {
     Part::Host(stripe.bytes().as_ptr(), stripe.bytes().len())
 }

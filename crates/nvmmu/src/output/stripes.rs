@@ -28,29 +28,29 @@ impl Stripe {
     }
 
     /// Some of it, to be filled in.
-    pub(super) fn room(&mut self, range: Range<u64>) -> &mut [u8] {
+    pub(super) fn slice_mut(&mut self, range: Range<u64>) -> &mut [u8] {
         &mut self.bytes[range.start as usize..range.end as usize]
     }
 
     /// Says that a range was filled with what a download brought.
-    pub(super) fn brought(&mut self, range: Range<u64>) {
+    pub(super) fn mark_new(&mut self, range: Range<u64>) {
         self.known.insert(range.clone());
         self.new.insert(range);
     }
 
     /// Fills in old bytes, but nothing that a download brought.
-    pub(super) fn fill_old(&mut self, at: u64, old: &[u8]) {
+    pub(super) fn fill_preread(&mut self, at: u64, old: &[u8]) {
         let range = at..(at + old.len() as u64).min(self.width as u64);
         let gaps: Vec<_> = self.new.gaps(&range).collect();
         for gap in gaps {
             let from = &old[(gap.start - at) as usize..(gap.end - at) as usize];
-            self.room(gap.clone()).copy_from_slice(from);
+            self.slice_mut(gap.clone()).copy_from_slice(from);
             self.known.insert(gap);
         }
     }
 
     /// Forgets the old bytes.
-    fn forget_old(&mut self) {
+    fn drop_preread(&mut self) {
         self.known = self.new.clone();
     }
 
@@ -64,7 +64,7 @@ impl Stripe {
     }
 
     /// Whether every byte is known.
-    pub(super) fn is_known(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         self.covers(&self.known)
     }
 
@@ -92,31 +92,31 @@ impl Stripes {
     }
 
     /// Whether bytes of a range are here.
-    pub(super) fn touch(&self, range: &Range<u64>) -> bool {
+    pub(super) fn overlaps(&self, range: &Range<u64>) -> bool {
         self.by_start.range(..range.end).any(|(at, s)| at + s.width as u64 > range.start)
     }
 
     /// Whether a stripe lies across a border of a range.
-    pub(super) fn cross(&self, range: &Range<u64>) -> bool {
+    pub(super) fn straddles(&self, range: &Range<u64>) -> bool {
         let end = |(at, stripe): (&u64, &Stripe)| at + stripe.width as u64;
-        let mut touching = self.by_start.range(..range.end).rev().take_while(|&entry| end(entry) > range.start);
-        touching.any(|entry| *entry.0 < range.start || end(entry) > range.end)
+        let mut overlapping = self.by_start.range(..range.end).rev().take_while(|&entry| end(entry) > range.start);
+        overlapping.any(|entry| *entry.0 < range.start || end(entry) > range.end)
     }
 
     /// Drops the stripes that have bytes of a range.
-    pub(super) fn drop_touching(&mut self, range: &Range<u64>) {
+    pub(super) fn drop_overlapping(&mut self, range: &Range<u64>) {
         self.by_start.retain(|at, s| *at >= range.end || at + s.width as u64 <= range.start);
     }
 
     /// Takes out the stripes that `which` chooses, in the order of the file.
-    pub(super) fn take(&mut self, which: impl Fn(&Stripe) -> bool) -> Vec<(u64, Stripe)> {
-        let chosen: Vec<u64> = self.by_start.iter().filter(|(_, s)| which(s)).map(|(at, _)| *at).collect();
+    pub(super) fn take(&mut self, predicate: impl Fn(&Stripe) -> bool) -> Vec<(u64, Stripe)> {
+        let chosen: Vec<u64> = self.by_start.iter().filter(|(_, s)| predicate(s)).map(|(at, _)| *at).collect();
         chosen.into_iter().filter_map(|at| self.by_start.remove_entry(&at)).collect()
     }
 
     /// Old bytes are no longer what the file has.
-    pub(super) fn forget_old(&mut self) {
-        self.by_start.values_mut().for_each(Stripe::forget_old);
+    pub(super) fn drop_preread(&mut self) {
+        self.by_start.values_mut().for_each(Stripe::drop_preread);
         self.by_start.retain(|_, stripe| stripe.new_bytes() > 0);
     }
 
@@ -136,33 +136,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stripe_is_known_when_old_and_new_bytes_cover_it() {
+    fn stripe_is_complete_when_old_and_new_bytes_cover_it() {
         let mut stripes = Stripes::default();
         let stripe = stripes.at(100, 8192);
         assert_eq!(stripe.bytes().as_ptr() as usize % 4096, 0);
-        stripe.room(10..20).fill(1);
-        stripe.brought(10..20);
-        stripe.fill_old(0, &[2; 8000]);
-        assert!(!stripe.is_known());
-        stripe.fill_old(7000, &[3; 5000]);
-        assert!(stripe.is_known() && !stripe.is_all_new());
+        stripe.slice_mut(10..20).fill(1);
+        stripe.mark_new(10..20);
+        stripe.fill_preread(0, &[2; 8000]);
+        assert!(!stripe.is_complete());
+        stripe.fill_preread(7000, &[3; 5000]);
+        assert!(stripe.is_complete() && !stripe.is_all_new());
         assert_eq!((stripe.bytes()[9], stripe.bytes()[10], stripe.bytes()[19], stripe.bytes()[20]), (2, 1, 1, 2));
         assert_eq!((stripe.bytes()[6999], stripe.bytes()[7000], stripe.bytes()[8191]), (2, 3, 3));
         assert_eq!(stripes.new_bytes(), 10);
-        stripes.forget_old();
+        stripes.drop_preread();
         let stripe = stripes.at(100, 8192);
-        assert!(!stripe.is_known());
-        stripe.brought(0..8192);
+        assert!(!stripe.is_complete());
+        stripe.mark_new(0..8192);
         assert!(stripe.is_all_new());
         assert_eq!(stripes.take(Stripe::is_all_new).len(), 1);
         assert_eq!(stripes.memory(), 0);
     }
 
     #[test]
-    fn a_stripe_lies_across_a_border_or_does_not() {
+    fn stripe_straddles_range_border() {
         let mut stripes = Stripes::default();
-        stripes.at(8192, 8192).brought(0..1);
-        stripes.at(32_768, 8192).brought(0..1);
+        stripes.at(8192, 8192).mark_new(0..1);
+        stripes.at(32_768, 8192).mark_new(0..1);
         for (range, crosses) in [
             (0..8192, false),
             (0..8193, true),
@@ -173,21 +173,21 @@ mod tests {
             (0..65_536, false),
             (36_864..65_536, true),
         ] {
-            assert_eq!(stripes.cross(&range), crosses, "{range:?}");
+            assert_eq!(stripes.straddles(&range), crosses, "{range:?}");
         }
     }
 
     #[test]
-    fn what_brought_nothing_goes_with_the_old_bytes() {
+    fn stripe_without_new_bytes_is_dropped_with_old_bytes() {
         let mut stripes = Stripes::default();
-        stripes.at(0, 4096).fill_old(0, &[1; 4096]);
-        stripes.at(4096, 4096).brought(5..6);
-        stripes.forget_old();
+        stripes.at(0, 4096).fill_preread(0, &[1; 4096]);
+        stripes.at(4096, 4096).mark_new(5..6);
+        stripes.drop_preread();
         assert_eq!(stripes.memory(), 4096);
-        assert!(!stripes.touch(&(0..4096)) && stripes.touch(&(8191..9000)) && !stripes.touch(&(8192..9000)));
-        stripes.drop_touching(&(0..4096));
+        assert!(!stripes.overlaps(&(0..4096)) && stripes.overlaps(&(8191..9000)) && !stripes.overlaps(&(8192..9000)));
+        stripes.drop_overlapping(&(0..4096));
         assert_eq!(stripes.memory(), 4096);
-        stripes.drop_touching(&(4000..5000));
+        stripes.drop_overlapping(&(4000..5000));
         assert_eq!(stripes.memory(), 0);
     }
 }

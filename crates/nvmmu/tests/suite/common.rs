@@ -24,7 +24,7 @@ impl Buffer {
         Buffer { target: Target { allocation: registry::find(addr.0 as *const u8, len).unwrap(), addr }, len }
     }
 
-    pub(crate) fn holding(bytes: &[u8]) -> Buffer {
+    pub(crate) fn with_bytes(bytes: &[u8]) -> Buffer {
         let buffer = Buffer::new(bytes.len());
         runtime().put(buffer.target, bytes).unwrap();
         buffer
@@ -54,7 +54,7 @@ pub(crate) fn bytes(len: usize, seed: u64) -> Vec<u8> {
 
 /// How long a file may get, while it is there; for the whole process, whose other tests write no such files.
 pub(crate) struct FileSizeLimit {
-    before: libc::rlimit,
+    previous: libc::rlimit,
 }
 
 impl FileSizeLimit {
@@ -65,13 +65,13 @@ impl FileSizeLimit {
         let limit = libc::rlimit { rlim_cur: bytes, ..before };
         // SAFETY: `limit` lives across the call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-        FileSizeLimit { before }
+        FileSizeLimit { previous: before }
     }
 }
 
 impl Drop for FileSizeLimit {
     fn drop(&mut self) {
         // SAFETY: `before` lives across the call.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const self.before) }, 0);
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const self.previous) }, 0);
     }
 }

@@ -5,18 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use crate::common::{Buffer, FileSizeLimit, bytes, runtime};
-use spinio_device::{QueueId, registry, thread_queue};
+use spinio_device::{QueueId, registry, thread_stream};
 use spinio_nvmmu::Direction::{Download, Upload};
 use spinio_nvmmu::{ErrorKind, Pieces, Session, Slot};
 use spinio_sys::Errno;
 use spinio_testkit::in_child;
 
-fn queue() -> QueueId {
-    registry::emulated().unwrap().new_queue().unwrap()
+fn new_stream() -> QueueId {
+    registry::emulated().unwrap().new_stream().unwrap()
 }
 
 #[test]
-fn moves_wait_for_their_queue_and_it_for_them() {
+fn moves_and_their_stream_wait_for_each_other() {
     let device = registry::emulated().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("in"), folder.path().join("out"));
@@ -24,28 +24,28 @@ fn moves_wait_for_their_queue_and_it_for_them() {
     let len = (40 << 20) + 12_345;
     fs::write(&from, bytes(len, 3)).unwrap();
     let buffer = Buffer::new(len);
-    let queue = queue();
+    let queue = new_stream();
     let mut session = Session::begin(runtime(), Some(&to)).unwrap();
-    device.hold();
-    let up = session.move_async(&from, buffer.at(0), 0, len as u64 + 99, Upload, queue).unwrap_err();
-    assert!(up.to_string().ends_with("bytes"), "{up}");
+    device.pause();
+    let upload = session.move_async(&from, buffer.at(0), 0, len as u64 + 99, Upload, queue).unwrap_err();
+    assert!(upload.to_string().ends_with("bytes"), "{upload}");
     let up = session.move_async(&from, buffer.at(0), 0, len as u64, Upload, queue).unwrap();
-    let down = session.move_async(&to, buffer.at(0), 0, len as u64, Download, queue).unwrap();
-    assert!(!up.is_done() && !down.is_done());
+    let download = session.move_async(&to, buffer.at(0), 0, len as u64, Download, queue).unwrap();
+    assert!(!up.is_done() && !download.is_done());
     device.resume();
     assert_eq!(up.wait().unwrap(), len as u64);
-    assert_eq!(down.wait().unwrap(), len as u64);
+    assert_eq!(download.wait().unwrap(), len as u64);
     assert!(fs::read(&to).unwrap() == bytes(len, 3));
     let report = session.end().unwrap();
     assert_eq!((report.uploaded, report.downloaded), (len as u64, len as u64));
 }
 
 #[test]
-fn the_end_waits_for_what_nobody_waited_for() {
+fn end_waits_for_unawaited_moves() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out");
-    let buffers: Vec<Buffer> = (0..5).map(|i| Buffer::holding(&bytes(300_000, i))).collect();
-    let queue = queue();
+    let buffers: Vec<Buffer> = (0..5).map(|i| Buffer::with_bytes(&bytes(300_000, i))).collect();
+    let queue = new_stream();
     let mut session = Session::begin(runtime(), Some(&path)).unwrap();
     for (i, buffer) in buffers.iter().enumerate() {
         session.move_async(&path, buffer.at(0), i as u64 * 300_000, 300_000, Download, queue).unwrap();
@@ -60,13 +60,13 @@ fn the_end_waits_for_what_nobody_waited_for() {
 }
 
 #[test]
-fn the_end_of_a_file_ends_an_upload() {
+fn upload_ends_at_eof() {
     let folder = tempfile::tempdir().unwrap();
     let from = folder.path().join("in");
     fs::write(&from, bytes(5000, 1)).unwrap();
-    let buffer = Buffer::holding(&[7; 10_000]);
+    let buffer = Buffer::with_bytes(&[7; 10_000]);
     let mut session = Session::begin(runtime(), None).unwrap();
-    let queue = queue();
+    let queue = new_stream();
     assert_eq!(session.move_async(&from, buffer.at(0), 1000, 9000, Upload, queue).unwrap().wait().unwrap(), 4000);
     assert_eq!(session.move_async(&from, buffer.at(0), 5000, 9000, Upload, queue).unwrap().wait().unwrap(), 0);
     session.end().unwrap();
@@ -76,12 +76,12 @@ fn the_end_of_a_file_ends_an_upload() {
 }
 
 #[test]
-fn a_striped_output_takes_them_too() {
+fn striped_output_accepts_async_moves() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("out");
-    let buffer = Buffer::holding(&bytes(500_000, 9));
-    let queue = queue();
-    let mut session = Session::begin_as_if_striped(runtime(), &path, 49_152, 0).unwrap();
+    let buffer = Buffer::with_bytes(&bytes(500_000, 9));
+    let queue = new_stream();
+    let mut session = Session::begin_with_stripes(runtime(), &path, 49_152, 0).unwrap();
     for at in (0..500_000).step_by(50_000) {
         let ticket = session.move_async(&path, buffer.at(at), at, 50_000, Download, queue).unwrap();
         assert_eq!(ticket.wait().unwrap(), 50_000);
@@ -92,18 +92,18 @@ fn a_striped_output_takes_them_too() {
 
 /// A download into stripes is over when it returns; until then it waits for what is on its queue, and only for that call.
 #[test]
-fn a_striped_output_waits_for_the_queue_of_its_move() {
+fn striped_output_waits_for_stream_of_its_move() {
     let device = registry::emulated().unwrap();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (from, to) = (folder.path().join("in"), folder.path().join("out"));
     let len = 24 << 20;
     fs::write(&from, bytes(len, 3)).unwrap();
-    let before = thread_queue();
+    let before = thread_stream();
     for _ in 0..3 {
         let buffer = Buffer::new(len);
-        let queue = queue();
-        let mut session = Session::begin_as_if_striped(runtime(), &to, 49_152, 0).unwrap();
-        device.hold();
+        let queue = new_stream();
+        let mut session = Session::begin_with_stripes(runtime(), &to, 49_152, 0).unwrap();
+        device.pause();
         let up = session.move_async(&from, buffer.at(0), 0, len as u64, Upload, queue).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -114,21 +114,21 @@ fn a_striped_output_waits_for_the_queue_of_its_move() {
             session.move_async(&to, buffer.at(last), 0, 100_000, Download, queue).unwrap();
         });
         assert!(up.is_done(), "the download came first");
-        assert_eq!(thread_queue(), before);
+        assert_eq!(thread_stream(), before);
         session.end().unwrap();
         assert!(fs::read(&to).unwrap() == bytes(len, 3)[len - 100_000..]);
     }
 }
 
 #[test]
-fn pieces_go_through_the_slots_in_order() {
+fn chunks_pass_through_slots_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("in"), folder.path().join("out"));
     fs::write(&from, bytes(1_000_000, 5)).unwrap();
     let buffers: Vec<Buffer> = (0..3).map(|_| Buffer::new(70_000)).collect();
-    let slots: Vec<Slot> = buffers.iter().map(|b| Slot { queue: queue(), input: b.at(0), output: b.at(0) }).collect();
+    let slots: Vec<Slot> = buffers.iter().map(|b| Slot { queue: new_stream(), input: b.at(0), output: b.at(0) }).collect();
     let pieces =
-        Pieces { input: &from, input_offset: 10, input_len: 900_000, piece: 70_000, output: &to, output_offset: 100 };
+        Pieces { input: &from, input_offset: 10, input_len: 900_000, chunk: 70_000, output: &to, output_offset: 100 };
     let mut session = Session::begin(runtime(), Some(&to)).unwrap();
     let mut lens = Vec::new();
     let written = session.pipeline(&pieces, &slots, |step| {
@@ -152,14 +152,14 @@ fn pieces_go_through_the_slots_in_order() {
 }
 
 #[test]
-fn a_child_does_not_wait_for_what_only_its_parent_is_told() {
+fn forked_child_does_not_wait_for_parents_move() {
     let device = registry::emulated().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out");
-    let buffer = Buffer::holding(&bytes(300_000, 4));
-    let queue = queue();
+    let buffer = Buffer::with_bytes(&bytes(300_000, 4));
+    let queue = new_stream();
     let mut session = Session::begin(runtime(), Some(&path)).unwrap();
-    device.hold();
+    device.pause();
     let ticket = session.move_async(&path, buffer.at(0), 0, 300_000, Download, queue).unwrap();
     in_child("a wait for the parent's move", || {
         i32::from(ticket.is_done() || !ticket.wait().is_err_and(|e| e.kind == ErrorKind::NoSession))
@@ -171,22 +171,22 @@ fn a_child_does_not_wait_for_what_only_its_parent_is_told() {
 }
 
 #[test]
-fn a_pipeline_is_over_when_it_returns_also_when_it_failed() {
+fn pipeline_is_finished_on_return_even_after_failure() {
     let device = registry::emulated().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("in"), folder.path().join("out"));
     fs::write(&from, bytes(100_000, 5)).unwrap();
     let buffers: Vec<Buffer> = (0..3).map(|_| Buffer::new(50_000)).collect();
-    let slots: Vec<Slot> = buffers.iter().map(|b| Slot { queue: queue(), input: b.at(0), output: b.at(0) }).collect();
+    let slots: Vec<Slot> = buffers.iter().map(|b| Slot { queue: new_stream(), input: b.at(0), output: b.at(0) }).collect();
     let pieces =
-        Pieces { input: &from, input_offset: 0, input_len: 100_000, piece: 50_000, output: &to, output_offset: 0 };
+        Pieces { input: &from, input_offset: 0, input_len: 100_000, chunk: 50_000, output: &to, output_offset: 0 };
     let mut session = Session::begin(runtime(), Some(&to)).unwrap();
     for fails in [false, true] {
         let resumed = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let done = session.pipeline(&pieces, &slots, |step| {
                 if step.number == 0 {
-                    device.hold();
+                    device.pause();
                     scope.spawn(|| {
                         std::thread::sleep(Duration::from_millis(200));
                         resumed.store(true, SeqCst);
@@ -203,12 +203,12 @@ fn a_pipeline_is_over_when_it_returns_also_when_it_failed() {
 }
 
 #[test]
-fn a_download_that_the_file_does_not_take_whole_is_told() {
+fn short_download_is_reported() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("out");
     let base = 1u64 << 30;
-    let buffer = Buffer::holding(&bytes(300_000, 4));
-    let queue = queue();
+    let buffer = Buffer::with_bytes(&bytes(300_000, 4));
+    let queue = new_stream();
     let mut session = Session::begin(runtime(), Some(&path)).unwrap();
     let limit = FileSizeLimit::set(base + 100_000);
     let ticket = session.move_async(&path, buffer.at(0), base, 300_000, Download, queue);

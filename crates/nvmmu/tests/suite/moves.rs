@@ -9,7 +9,7 @@ use spinio_nvmmu::{ErrorKind, Promise, Session};
 use spinio_testkit::with_deadline;
 
 #[test]
-fn what_goes_up_comes_down_again() {
+fn upload_then_download_round_trips() {
     let folder = tempfile::tempdir().unwrap();
     for len in [1, 4095, 65536, 65537, 5 << 20] {
         let (from, to) = (folder.path().join("in"), folder.path().join("out"));
@@ -21,14 +21,14 @@ fn what_goes_up_comes_down_again() {
         assert_eq!(session.move_range(&to, device.at(0), 0, len as u64, Download).unwrap(), len as u64);
         let report = session.end().unwrap();
         assert_eq!((report.uploaded, report.downloaded), (len as u64, len as u64));
-        assert!(matches!(report.promise, Promise::Plain(_)), "{}", report.promise);
+        assert!(matches!(report.mode, Promise::Passthrough(_)), "{}", report.mode);
         assert_eq!(fs::read(&to).unwrap(), bytes(len, 3));
         fs::remove_file(&to).unwrap();
     }
 }
 
 #[test]
-fn ranges_land_where_they_are_said_to_and_nothing_else_changes() {
+fn ranges_land_at_given_offsets_and_nothing_else_changes() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("in"), folder.path().join("out"));
     fs::write(&from, bytes(300_000, 1)).unwrap();
@@ -49,7 +49,7 @@ fn ranges_land_where_they_are_said_to_and_nothing_else_changes() {
 }
 
 #[test]
-fn a_file_that_was_replaced_is_opened_anew() {
+fn replaced_file_is_reopened() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("in");
     let device = Buffer::new(10);
@@ -63,14 +63,14 @@ fn a_file_that_was_replaced_is_opened_anew() {
             assert_eq!(device.bytes(), bytes(10, round));
         }
     }
-    assert_eq!(session.end().unwrap().promise, Promise::NoOutput);
+    assert_eq!(session.end().unwrap().mode, Promise::NoOutput);
 }
 
 #[test]
-fn what_was_downloaded_can_be_uploaded_again() {
+fn downloaded_bytes_can_be_uploaded_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out");
-    let (one, two) = (Buffer::holding(&bytes(100_000, 5)), Buffer::new(100_000));
+    let (one, two) = (Buffer::with_bytes(&bytes(100_000, 5)), Buffer::new(100_000));
     for output in [Some(path.as_path()), None] {
         let mut session = Session::begin(runtime(), output).unwrap();
         session.move_range(&path, one.at(0), 7, 90_000, Download).unwrap();
@@ -81,34 +81,34 @@ fn what_was_downloaded_can_be_uploaded_again() {
 }
 
 #[test]
-fn mistakes_are_told_in_a_sentence() {
+fn errors_have_readable_messages() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     fs::write(&path, b"some").unwrap();
     let device = Buffer::new(100);
     let host = [0u8; 100];
     let mut session = Session::begin(runtime(), None).unwrap();
-    let mut fails = |path: &Path, at, offset, len, direction| {
+    let mut error_of = |path: &Path, at, offset, len, direction| {
         let error = session.move_range(path, at, offset, len, direction).unwrap_err();
         (error.kind.clone(), error.to_string())
     };
-    let (kind, text) = fails(&path, host.as_ptr().cast_mut().cast(), 0, 4, Upload);
+    let (kind, text) = error_of(&path, host.as_ptr().cast_mut().cast(), 0, 4, Upload);
     assert_eq!(kind, ErrorKind::NotDeviceMemory);
     assert!(
         text.starts_with("Cannot upload 4 bytes at offset 0 of ") && text.ends_with("is no device memory"),
         "{text}"
     );
-    let (kind, text) = fails(&path, device.at(50), 0, 51, Download);
+    let (kind, text) = error_of(&path, device.at(50), 0, 51, Download);
     assert_eq!(kind, ErrorKind::NotDeviceMemory);
     assert!(text.ends_with("ends after 50 bytes"), "{text}");
-    let (kind, _) = fails(&path, device.at(0), u64::MAX, 4, Upload);
+    let (kind, _) = error_of(&path, device.at(0), u64::MAX, 4, Upload);
     assert_eq!(kind, ErrorKind::BadRange);
-    let (kind, text) = fails(Path::new("/no/such/file"), device.at(0), 0, 4, Upload);
+    let (kind, text) = error_of(Path::new("/no/such/file"), device.at(0), 0, 4, Upload);
     assert_eq!(kind.errno(), spinio_sys::Errno::NOENT);
     assert!(text.starts_with("Cannot open /no/such/file: No such file"), "{text}");
-    let (kind, _) = fails(folder.path(), device.at(0), 0, 4, Download);
+    let (kind, _) = error_of(folder.path(), device.at(0), 0, 4, Download);
     assert_eq!(kind.errno(), spinio_sys::Errno::ISDIR);
-    let (kind, _) = fails(Path::new(""), device.at(0), 0, 4, Upload);
+    let (kind, _) = error_of(Path::new(""), device.at(0), 0, 4, Upload);
     assert_eq!(kind.errno(), spinio_sys::Errno::NOENT);
     let error = Session::begin(runtime(), Some(Path::new("/no/such/folder/file"))).err().unwrap();
     assert!(error.to_string().starts_with("Cannot open the output /no/such/folder/file: "), "{error}");
@@ -116,18 +116,18 @@ fn mistakes_are_told_in_a_sentence() {
 }
 
 #[test]
-fn a_session_that_is_let_go_loses_nothing() {
+fn dropped_session_writes_everything() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out");
-    let device = Buffer::holding(&bytes(5000, 2));
-    let mut session = Session::begin_as_if_striped(runtime(), &path, 65536, 0).unwrap();
+    let device = Buffer::with_bytes(&bytes(5000, 2));
+    let mut session = Session::begin_with_stripes(runtime(), &path, 65536, 0).unwrap();
     session.move_range(&path, device.at(0), 0, 5000, Download).unwrap();
     drop(session);
     assert_eq!(fs::read(&path).unwrap(), bytes(5000, 2));
 }
 
 #[test]
-fn a_pipe_is_refused_and_not_waited_for() {
+fn pipe_is_refused_without_waiting() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pipe");
     let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
@@ -145,9 +145,9 @@ fn a_pipe_is_refused_and_not_waited_for() {
 }
 
 #[test]
-fn a_full_file_is_told() {
+fn full_file_is_reported() {
     let full = Path::new("/dev/full");
-    let device = Buffer::holding(&bytes(100_000, 2));
+    let device = Buffer::with_bytes(&bytes(100_000, 2));
     for output in [Some(full), None] {
         let mut session = Session::begin(runtime(), output).unwrap();
         let error = session.move_range(full, device.at(0), 0, 100_000, Download).unwrap_err();
@@ -157,19 +157,19 @@ fn a_full_file_is_told() {
 }
 
 #[test]
-fn a_file_that_may_not_be_read_can_be_written() {
+fn write_only_file_can_be_written() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out");
     fs::write(&path, [1; 10]).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o200)).unwrap();
-    let device = Buffer::holding(&bytes(5000, 2));
+    let device = Buffer::with_bytes(&bytes(5000, 2));
     for striped in [false, true] {
         let mut session = match striped {
-            true => Session::begin_as_if_striped(runtime(), &path, 65536, 0).unwrap(),
+            true => Session::begin_with_stripes(runtime(), &path, 65536, 0).unwrap(),
             false => Session::begin(runtime(), Some(&path)).unwrap(),
         };
-        session.expect(100, 5000);
+        session.hint_range(100, 5000);
         session.move_range(&path, device.at(0), 100, 5000, Download).unwrap();
         session.end().unwrap();
     }
@@ -178,7 +178,7 @@ fn a_file_that_may_not_be_read_can_be_written() {
 }
 
 #[test]
-fn a_function_that_a_session_calls_is_told_that_it_is_in_use() {
+fn callback_into_busy_session_fails() {
     spinio_nvmmu::begin(90, None).unwrap();
     spinio_nvmmu::current("run", |_| {
         let error = spinio_nvmmu::current("move", |_| Ok(())).unwrap_err();
@@ -192,11 +192,11 @@ fn a_function_that_a_session_calls_is_told_that_it_is_in_use() {
 }
 
 #[test]
-fn of_threads_that_begin_under_one_number_one_has_it() {
+fn one_thread_wins_concurrent_begin_with_same_id() {
     for round in 0..20 {
         let start = std::sync::Barrier::new(4);
         let left = std::sync::Barrier::new(4);
-        let begun: u32 = std::thread::scope(|scope| {
+        let begun_count: u32 = std::thread::scope(|scope| {
             let one = || {
                 start.wait();
                 let begun = spinio_nvmmu::begin(91, None).is_ok();
@@ -210,6 +210,6 @@ fn of_threads_that_begin_under_one_number_one_has_it() {
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(one)).collect();
             threads.into_iter().map(|t| t.join().unwrap()).sum()
         });
-        assert_eq!(begun, 1, "round {round}");
+        assert_eq!(begun_count, 1, "round {round}");
     }
 }

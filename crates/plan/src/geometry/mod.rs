@@ -28,7 +28,7 @@ mod read;
 mod stripe;
 
 pub use p2p::P2p;
-pub use read::{Source, btrfs, device, no_device};
+pub use read::{Source, read_btrfs, read_device, without_device};
 pub use stripe::{Layout, Stripe};
 
 /// A file system and what it lies on.
@@ -148,7 +148,7 @@ pub enum Level {
 
 impl Level {
     /// From the kernel's word.
-    pub fn of(word: &str) -> Level {
+    pub fn parse(word: &str) -> Level {
         match word {
             "linear" => Level::Linear,
             "raid0" => Level::Raid0,
@@ -232,7 +232,7 @@ pub struct Queue {
     /// What one should have; a stripe of an array.
     pub optimal: u64,
     /// Largest request; what is longer the kernel cuts.
-    pub most: u64,
+    pub max_request: u64,
     /// The kernel's read-ahead window.
     pub read_ahead: u64,
 }
@@ -256,20 +256,20 @@ impl Stack {
     pub fn disks(&self) -> Vec<&Layer> {
         let mut out = Vec::new();
         if let Some(top) = &self.top {
-            top.gather_disks(&mut out);
+            top.collect_disks(&mut out);
         }
         out
     }
 
     /// Whether each byte of a write goes to one disk, and to nowhere else. Not so where nothing is told: a mirror
     /// that one of its sides refuses a write may call it written (see `vm/README.md`).
-    pub fn writes_once(&self) -> bool {
-        self.top.as_ref().is_some_and(Layer::writes_once)
+    pub fn writes_single_disk(&self) -> bool {
+        self.top.as_ref().is_some_and(Layer::writes_single_disk)
     }
 
     /// Where stripes lie, if there are any.
     pub fn stripe(&self) -> Option<Stripe> {
-        self.top.as_ref().and_then(Stripe::of)
+        self.top.as_ref().and_then(Stripe::from_layer)
     }
 
     /// The kernel's read-ahead window; 0 where it is not told.
@@ -286,15 +286,15 @@ impl Stack {
 }
 
 impl Layer {
-    fn gather_disks<'a>(&'a self, out: &mut Vec<&'a Layer>) {
+    fn collect_disks<'a>(&'a self, out: &mut Vec<&'a Layer>) {
         if let Kind::Disk { .. } = self.kind {
             out.push(self);
         }
-        self.members.iter().for_each(|m| m.gather_disks(out));
+        self.members.iter().for_each(|m| m.collect_disks(out));
     }
 
-    fn writes_once(&self) -> bool {
-        let below = || !self.members.is_empty() && self.members.iter().all(Layer::writes_once);
+    fn writes_single_disk(&self) -> bool {
+        let below = || !self.members.is_empty() && self.members.iter().all(Layer::writes_single_disk);
         match &self.kind {
             Kind::Disk { .. } => true,
             Kind::Partition { .. } | Kind::Linear | Kind::Striped { .. } | Kind::Crypt => below(),

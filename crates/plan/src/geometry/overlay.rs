@@ -12,10 +12,10 @@
 /// inside added.
 pub fn candidates(mountinfo: &str, id: u64, path: &str) -> Vec<String> {
     let line = mountinfo.lines().find(|l| l.split(' ').next().and_then(|n| n.parse().ok()) == Some(id));
-    line.and_then(|line| of_line(line, path)).unwrap_or_default()
+    line.and_then(|line| parse_line(line, path)).unwrap_or_default()
 }
 
-fn of_line(line: &str, path: &str) -> Option<Vec<String>> {
+fn parse_line(line: &str, path: &str) -> Option<Vec<String>> {
     let (mount, super_block) = line.split_once(" - ")?;
     let mut fields = mount.split(' ').skip(3);
     let (root, point) = (unescape(fields.next()?), unescape(fields.next()?));
@@ -43,9 +43,9 @@ fn of_line(line: &str, path: &str) -> Option<Vec<String>> {
 fn split(text: &str, separator: char) -> impl Iterator<Item = &str> {
     let mut escaped = false;
     text.split(move |c| {
-        let cuts = c == separator && !escaped;
+        let separators = c == separator && !escaped;
         escaped = c == '\\' && !escaped;
-        cuts
+        separators
     })
 }
 
@@ -78,13 +78,13 @@ mod tests {
         37 27 0:31 /sub /elsewhere rw - overlay overlay rw,lowerdir=rel:/low1\n";
 
     #[test]
-    fn upper_first_then_the_lowers() {
+    fn upper_directory_precedes_lowers() {
         assert_eq!(candidates(INFO, 36, "/mer ged/a/b"), ["/up/a/b", "/low:2/a/b", "/low1/a/b"]);
         assert_eq!(candidates(INFO, 37, "/elsewhere/f"), ["/low1/sub/f"]);
     }
 
     #[test]
-    fn what_is_no_overlay_or_not_inside_has_none() {
+    fn other_mounts_have_no_candidates() {
         assert!(candidates(INFO, 27, "/etc/passwd").is_empty());
         assert!(candidates(INFO, 36, "/mer gedness").is_empty());
         assert!(candidates(INFO, 99, "/x").is_empty());

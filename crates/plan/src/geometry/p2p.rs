@@ -13,51 +13,51 @@ use super::{Kind, Layer, Level, Stack, Transport};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum P2p {
     /// No layer is in the way.
-    Open,
+    Allowed,
     /// An array that passes it on since Linux 7.2.
     Array(String),
     /// This layer keeps it, because.
-    Closed(String, &'static str),
+    Blocked(String, &'static str),
 }
 
 impl P2p {
     /// The layers of a file.
-    pub fn of(stack: &Stack) -> P2p {
+    pub fn from_stack(stack: &Stack) -> P2p {
         match &stack.top {
-            Some(top) => of_layer(top),
-            None => P2p::Closed(stack.file_system.clone(), "no block device is known under it"),
+            Some(top) => from_layer(top),
+            None => P2p::Blocked(stack.file_system.clone(), "no block device is known under it"),
         }
     }
 
     /// Whether a canary read is worth its while.
-    pub fn may(&self) -> bool {
-        !matches!(self, P2p::Closed(..))
+    pub fn worth_probing(&self) -> bool {
+        !matches!(self, P2p::Blocked(..))
     }
 
     /// One sentence.
     pub fn text(&self) -> String {
         match self {
-            P2p::Open => "no layer is in the way of peer-to-peer DMA".to_owned(),
+            P2p::Allowed => "no layer is in the way of peer-to-peer DMA".to_owned(),
             P2p::Array(name) => format!("{name} passes peer-to-peer DMA on since Linux 7.2; before, it refuses it"),
-            P2p::Closed(name, why) => format!("{name} refuses peer-to-peer DMA: {why}"),
+            P2p::Blocked(name, why) => format!("{name} refuses peer-to-peer DMA: {why}"),
         }
     }
 }
 
-fn of_layer(layer: &Layer) -> P2p {
-    let closed = |why| P2p::Closed(layer.name.clone(), why);
+fn from_layer(layer: &Layer) -> P2p {
+    let closed = |why| P2p::Blocked(layer.name.clone(), why);
     let below = || {
-        let answers: Vec<P2p> = layer.active().map(of_layer).collect();
-        let worst = answers.iter().find(|a| !a.may()).or_else(|| answers.iter().find(|a| **a != P2p::Open));
-        worst.cloned().unwrap_or(if answers.is_empty() { closed("its members are not told") } else { P2p::Open })
+        let answers: Vec<P2p> = layer.active().map(from_layer).collect();
+        let worst = answers.iter().find(|a| !a.worth_probing()).or_else(|| answers.iter().find(|a| **a != P2p::Allowed));
+        worst.cloned().unwrap_or(if answers.is_empty() { closed("its members are not told") } else { P2p::Allowed })
     };
     match &layer.kind {
-        Kind::Disk { transport: Transport::Nvme, .. } => P2p::Open,
+        Kind::Disk { transport: Transport::Nvme, .. } => P2p::Allowed,
         Kind::Disk { .. } => closed("only NVMe drives on PCIe DMA into other devices"),
         Kind::Partition { .. } => below(),
         Kind::Md(md) => match md.level {
             Level::Raid0 | Level::Raid1 | Level::Raid10 => match below() {
-                P2p::Open => P2p::Array(layer.name.clone()),
+                P2p::Allowed => P2p::Array(layer.name.clone()),
                 other => other,
             },
             Level::Raid4 | Level::Raid5 | Level::Raid6 => {

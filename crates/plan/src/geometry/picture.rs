@@ -12,7 +12,7 @@ use std::fmt;
 use super::{Kind, Layer, Role, Stack, Stripe};
 
 /// Members of one layer that are drawn, before the rest is counted.
-const DRAWN: usize = 32;
+const MAX_DRAWN: usize = 32;
 
 /// `64 KiB`, `1.8 TiB`
 fn size(bytes: u64) -> String {
@@ -27,7 +27,7 @@ fn size(bytes: u64) -> String {
 }
 
 /// Names from sysfs may hold anything; a terminal shall not be told to do things.
-fn plain(text: &str) -> String {
+fn sanitize(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
@@ -36,10 +36,10 @@ impl fmt::Display for Kind {
         match self {
             Kind::Disk { transport, pci } => {
                 f.write_str(transport.name())?;
-                pci.as_ref().map_or(Ok(()), |pci| write!(f, ", {}", plain(pci)))
+                pci.as_ref().map_or(Ok(()), |pci| write!(f, ", {}", sanitize(pci)))
             }
             Kind::Partition { start } => write!(f, "partition from {}", size(*start)),
-            Kind::Md(md) => f.write_str(&plain(md.level.name())),
+            Kind::Md(md) => f.write_str(&sanitize(md.level.name())),
             Kind::Linear => f.write_str("linear"),
             Kind::Striped { .. } => f.write_str("striped"),
             Kind::LvmRaid { chunk: 0, .. } => f.write_str("LVM mirror"),
@@ -48,10 +48,10 @@ impl fmt::Display for Kind {
             Kind::Multipath => f.write_str("multipath"),
             Kind::Thin => f.write_str("thin volume"),
             Kind::Mapper => f.write_str("device mapper, its table is for root"),
-            Kind::Loop { file } => write!(f, "loop over {}", plain(file)),
+            Kind::Loop { file } => write!(f, "loop over {}", sanitize(file)),
             Kind::Bcache => f.write_str("bcache"),
             Kind::Btrfs { profile } if profile.is_empty() => f.write_str("several profiles"),
-            Kind::Btrfs { profile } => f.write_str(&plain(profile)),
+            Kind::Btrfs { profile } => f.write_str(&sanitize(profile)),
             Kind::Unknown => f.write_str("unknown"),
         }
     }
@@ -62,7 +62,7 @@ impl Layer {
     pub fn describe(&self) -> String {
         let mut text = self.kind.to_string();
         let own = matches!(self.kind, Kind::Md(_) | Kind::Striped { .. } | Kind::LvmRaid { .. } | Kind::Btrfs { .. });
-        if own && let Some(stripe) = Stripe::of(self) {
+        if own && let Some(stripe) = Stripe::from_layer(self) {
             text += &format!(", {} x {}", size(stripe.chunk), stripe.data);
             if stripe.parity > 0 {
                 text += &format!("+{}", stripe.parity);
@@ -74,7 +74,7 @@ impl Layer {
                     text += &format!(", {} of {} missing", md.degraded, md.disks);
                 }
                 if !matches!(md.action.as_str(), "" | "idle") {
-                    text += &format!(", {}", plain(&md.action));
+                    text += &format!(", {}", sanitize(&md.action));
                 }
             }
             Kind::Disk { .. } if self.bytes > 0 => text += &format!(", {}", size(self.bytes)),
@@ -91,12 +91,12 @@ impl Layer {
 
     fn draw(&self, f: &mut fmt::Formatter<'_>, indent: &str, last: bool) -> fmt::Result {
         let (branch, more) = if last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
-        write!(f, "\n{indent}{branch}{}  {}", plain(&self.name), self.describe())?;
+        write!(f, "\n{indent}{branch}{}  {}", sanitize(&self.name), self.describe())?;
         let indent = format!("{indent}{more}");
-        let drawn = self.members.len().min(DRAWN);
-        let hidden = self.members.len() - drawn;
-        for (i, member) in self.members[..drawn].iter().enumerate() {
-            member.draw(f, &indent, i + 1 == drawn && hidden == 0)?;
+        let shown = self.members.len().min(MAX_DRAWN);
+        let hidden = self.members.len() - shown;
+        for (i, member) in self.members[..shown].iter().enumerate() {
+            member.draw(f, &indent, i + 1 == shown && hidden == 0)?;
         }
         if hidden > 0 { write!(f, "\n{indent}└─ ... and {hidden} more") } else { Ok(()) }
     }
@@ -107,7 +107,7 @@ impl fmt::Display for Stack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.file_system.as_str() {
             "" => f.write_str("block device")?,
-            name => f.write_str(&plain(name))?,
+            name => f.write_str(&sanitize(name))?,
         }
         match &self.top {
             Some(top) => top.draw(f, "", true),

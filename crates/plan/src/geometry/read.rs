@@ -7,36 +7,36 @@ use super::{Kind, Layer, Level, Md, Queue, Role, Stack, Transport};
 /// that holds what the link points to.
 pub trait Source {
     /// What a file says, its first few KiB.
-    fn text(&self, path: &str) -> Option<String>;
+    fn read_text(&self, path: &str) -> Option<String>;
     /// The names in a folder, in any order.
-    fn list(&self, path: &str) -> Vec<String>;
+    fn list_dir(&self, path: &str) -> Vec<String>;
     /// What a symbolic link says.
-    fn link(&self, path: &str) -> Option<String>;
+    fn read_link(&self, path: &str) -> Option<String>;
 }
 
 /// Layers above each other, at most.
-const DEEP: u32 = 16;
+const MAX_DEPTH: u32 = 16;
 
 /// Layers altogether, at most.
-const MANY: u32 = 1024;
+const MAX_LAYERS: u32 = 1024;
 
 /// Sectors of sysfs, whatever the disk's are.
 const SECTOR: u64 = 512;
 
 /// A file system on one block device, or the device itself.
-pub fn device(source: &dyn Source, file_system: &str, number: (u32, u32)) -> Stack {
-    let mut walk = Walk { source, left: MANY };
-    Stack { file_system: file_system.to_owned(), top: walk.layer(number, DEEP) }
+pub fn read_device(source: &dyn Source, file_system: &str, number: (u32, u32)) -> Stack {
+    let mut walk = Walk { source, layers_left: MAX_LAYERS };
+    Stack { file_system: file_system.to_owned(), top: walk.layer(number, MAX_DEPTH) }
 }
 
 /// btrfs, by the identity that the file system tells ("d7a4…-…", as in sysfs).
-pub fn btrfs(source: &dyn Source, uuid: &str) -> Stack {
-    let mut walk = Walk { source, left: MANY };
-    let folder = format!("/sys/fs/btrfs/{}", one_name(uuid));
-    let mut members: Vec<Layer> = sorted(source.list(&format!("{folder}/devices")))
+pub fn read_btrfs(source: &dyn Source, uuid: &str) -> Stack {
+    let mut walk = Walk { source, layers_left: MAX_LAYERS };
+    let folder = format!("/sys/fs/btrfs/{}", file_name_only(uuid));
+    let mut members: Vec<Layer> = sorted(source.list_dir(&format!("{folder}/devices")))
         .iter()
-        .filter_map(|name| device_number(&source.text(&format!("{folder}/devices/{}/dev", one_name(name)))?))
-        .filter_map(|number| walk.layer(number, DEEP - 1))
+        .filter_map(|name| device_number(&source.read_text(&format!("{folder}/devices/{}/dev", file_name_only(name)))?))
+        .filter_map(|number| walk.layer(number, MAX_DEPTH - 1))
         .collect();
     let top = match members.len() {
         0 => None,
@@ -44,7 +44,7 @@ pub fn btrfs(source: &dyn Source, uuid: &str) -> Stack {
         _ => {
             const PROFILES: [&str; 9] =
                 ["single", "dup", "raid0", "raid1", "raid1c3", "raid1c4", "raid10", "raid5", "raid6"];
-            let in_use = source.list(&format!("{folder}/allocation/data"));
+            let in_use = source.list_dir(&format!("{folder}/allocation/data"));
             let mut profiles = PROFILES.iter().filter(|p| in_use.iter().any(|name| name == *p));
             let profile = match (profiles.next(), profiles.next()) {
                 (Some(only), None) => (*only).to_owned(),
@@ -66,7 +66,7 @@ pub fn btrfs(source: &dyn Source, uuid: &str) -> Stack {
 }
 
 /// A file system without a block device, or on one that is not told.
-pub fn no_device(file_system: &str) -> Stack {
+pub fn without_device(file_system: &str) -> Stack {
     Stack { file_system: file_system.to_owned(), top: None }
 }
 
@@ -76,22 +76,22 @@ fn sorted(mut names: Vec<String>) -> Vec<String> {
 }
 
 /// A name that stays in its folder.
-fn one_name(name: &str) -> &str {
+fn file_name_only(name: &str) -> &str {
     if name.is_empty() || name.contains('/') || name == ".." { "." } else { name }
 }
 
 struct Walk<'a> {
     source: &'a dyn Source,
-    left: u32,
+    layers_left: u32,
 }
 
 impl Walk<'_> {
-    fn text(&self, path: &str) -> Option<String> {
-        self.source.text(path)
+    fn read_text(&self, path: &str) -> Option<String> {
+        self.source.read_text(path)
     }
 
     fn number(&self, path: &str) -> Option<u64> {
-        number(&self.text(path)?)
+        number(&self.read_text(path)?)
     }
 
     fn bytes(&self, path: &str) -> u64 {
@@ -102,20 +102,20 @@ impl Walk<'_> {
         self.bytes(path).saturating_mul(1024)
     }
 
-    fn layer(&mut self, id: (u32, u32), deep: u32) -> Option<Layer> {
-        self.left = self.left.checked_sub(1)?;
+    fn layer(&mut self, id: (u32, u32), depth: u32) -> Option<Layer> {
+        self.layers_left = self.layers_left.checked_sub(1)?;
         let dir = format!("/sys/dev/block/{}:{}", id.0, id.1);
-        let link = self.source.link(&dir)?;
+        let link = self.source.read_link(&dir)?;
         let name = link.rsplit('/').next().unwrap_or_default().to_owned();
-        let partition = self.text(&format!("{dir}/partition")).is_some();
+        let partition = self.read_text(&format!("{dir}/partition")).is_some();
         // A partition has no queue of its own.
         let queue = self.queue(&format!("{dir}{}/queue", if partition { "/.." } else { "" }));
-        let below = deep.checked_sub(1)?;
+        let below = depth.checked_sub(1)?;
         let (kind, members) = match () {
             () if partition => self.partition(&dir, below),
-            () if self.text(&format!("{dir}/md/level")).is_some() => self.md(&dir, below),
-            () if self.text(&format!("{dir}/dm/name")).is_some() => self.mapper(&dir, &queue, below),
-            () => match self.text(&format!("{dir}/loop/backing_file")) {
+            () if self.read_text(&format!("{dir}/md/level")).is_some() => self.md(&dir, below),
+            () if self.read_text(&format!("{dir}/dm/name")).is_some() => self.device_mapper(&dir, &queue, below),
+            () => match self.read_text(&format!("{dir}/loop/backing_file")) {
                 Some(file) => (Kind::Loop { file: file.trim_end_matches('\n').to_owned() }, Vec::new()),
                 None if name.starts_with("bcache") => (Kind::Bcache, self.slaves(&dir, below)),
                 None => {
@@ -137,33 +137,33 @@ impl Walk<'_> {
             logical: self.bytes(&format!("{dir}/logical_block_size")),
             minimum: self.bytes(&format!("{dir}/minimum_io_size")),
             optimal: self.bytes(&format!("{dir}/optimal_io_size")),
-            most: self.kib(&format!("{dir}/max_sectors_kb")),
+            max_request: self.kib(&format!("{dir}/max_sectors_kb")),
             read_ahead: self.kib(&format!("{dir}/read_ahead_kb")),
         }
     }
 
-    fn partition(&mut self, dir: &str, deep: u32) -> (Kind, Vec<Layer>) {
+    fn partition(&mut self, dir: &str, depth: u32) -> (Kind, Vec<Layer>) {
         let start = self.bytes(&format!("{dir}/start")).saturating_mul(SECTOR);
-        let whole = self.text(&format!("{dir}/../dev")).as_deref().and_then(device_number);
-        let member = whole.and_then(|whole| self.layer(whole, deep));
+        let whole = self.read_text(&format!("{dir}/../dev")).as_deref().and_then(device_number);
+        let member = whole.and_then(|whole| self.layer(whole, depth));
         (Kind::Partition { start }, member.into_iter().collect())
     }
 
-    fn slaves(&mut self, dir: &str, deep: u32) -> Vec<Layer> {
-        let names = sorted(self.source.list(&format!("{dir}/slaves")));
-        let numbers = names.iter().map(|name| self.text(&format!("{dir}/slaves/{}/dev", one_name(name))));
+    fn slaves(&mut self, dir: &str, depth: u32) -> Vec<Layer> {
+        let names = sorted(self.source.list_dir(&format!("{dir}/slaves")));
+        let numbers = names.iter().map(|name| self.read_text(&format!("{dir}/slaves/{}/dev", file_name_only(name))));
         let numbers: Vec<_> = numbers.filter_map(|text| device_number(&text?)).collect();
-        numbers.into_iter().filter_map(|number| self.layer(number, deep)).collect()
+        numbers.into_iter().filter_map(|number| self.layer(number, depth)).collect()
     }
 
-    fn md(&mut self, dir: &str, deep: u32) -> (Kind, Vec<Layer>) {
+    fn md(&mut self, dir: &str, depth: u32) -> (Kind, Vec<Layer>) {
         let md = format!("{dir}/md");
         let small = |walk: &Self, name: &str| {
             walk.number(&format!("{md}/{name}")).and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
         };
-        let word = |walk: &Self, name: &str| walk.text(&format!("{md}/{name}")).unwrap_or_default().trim().to_owned();
+        let word = |walk: &Self, name: &str| walk.read_text(&format!("{md}/{name}")).unwrap_or_default().trim().to_owned();
         let array = Md {
-            level: Level::of(&word(self, "level")),
+            level: Level::parse(&word(self, "level")),
             chunk: self.bytes(&format!("{md}/chunk_size")),
             disks: small(self, "raid_disks"),
             degraded: small(self, "degraded"),
@@ -171,40 +171,40 @@ impl Walk<'_> {
             action: word(self, "sync_action"),
         };
         let mut found = Vec::new();
-        for name in sorted(self.source.list(&md)) {
+        for name in sorted(self.source.list_dir(&md)) {
             if !name.starts_with("dev-") {
                 continue;
             }
-            let disk = format!("{md}/{}", one_name(&name));
-            let Some(id) = self.text(&format!("{disk}/block/dev")).as_deref().and_then(device_number) else { continue };
-            let slot = word(self, &format!("{}/slot", one_name(&name)));
-            let state = word(self, &format!("{}/state", one_name(&name)));
-            let Some(mut member) = self.layer(id, deep) else { continue };
+            let disk = format!("{md}/{}", file_name_only(&name));
+            let Some(id) = self.read_text(&format!("{disk}/block/dev")).as_deref().and_then(device_number) else { continue };
+            let slot = word(self, &format!("{}/slot", file_name_only(&name)));
+            let state = word(self, &format!("{}/state", file_name_only(&name)));
+            let Some(mut member) = self.layer(id, depth) else { continue };
             member.role = md_role(&state, &slot);
             found.push((number(&slot).unwrap_or(u64::MAX), member));
         }
         found.sort_by_key(|(slot, _)| *slot);
         let mut members: Vec<Layer> = found.into_iter().map(|(_, member)| member).collect();
         if members.is_empty() {
-            members = self.slaves(dir, deep);
+            members = self.slaves(dir, depth);
         }
         (Kind::Md(array), members)
     }
 
-    fn mapper(&mut self, dir: &str, queue: &Queue, deep: u32) -> (Kind, Vec<Layer>) {
-        let uuid = self.text(&format!("{dir}/dm/uuid")).unwrap_or_default();
+    fn device_mapper(&mut self, dir: &str, queue: &Queue, depth: u32) -> (Kind, Vec<Layer>) {
+        let uuid = self.read_text(&format!("{dir}/dm/uuid")).unwrap_or_default();
         let uuid = uuid.trim();
         let mut names = Vec::new();
-        for slave in sorted(self.source.list(&format!("{dir}/slaves"))) {
-            let below = format!("{dir}/slaves/{}/dm", one_name(&slave));
-            let text = |file: &str| self.text(&format!("{below}/{file}")).unwrap_or_default().trim().to_owned();
+        for slave in sorted(self.source.list_dir(&format!("{dir}/slaves"))) {
+            let below = format!("{dir}/slaves/{}/dm", file_name_only(&slave));
+            let text = |file: &str| self.read_text(&format!("{below}/{file}")).unwrap_or_default().trim().to_owned();
             names.push((text("name"), text("uuid")));
         }
-        let members = self.slaves(dir, deep);
+        let members = self.slaves(dir, depth);
         let kind = match () {
             () if uuid.starts_with("CRYPT-") => Kind::Crypt,
             () if uuid.starts_with("mpath-") => Kind::Multipath,
-            () if is_part(uuid) => Kind::Linear,
+            () if is_kpartx_partition(uuid) => Kind::Linear,
             () if names.iter().any(|(name, _)| name.contains("_rimage_")) => {
                 let images = names.iter().filter(|(name, _)| name.contains("_rimage_")).count() as u64;
                 match queue.optimal.checked_div(queue.minimum) {
@@ -229,7 +229,7 @@ impl Walk<'_> {
 }
 
 /// "part1-mpath-...": what kpartx calls a partition.
-fn is_part(uuid: &str) -> bool {
+fn is_kpartx_partition(uuid: &str) -> bool {
     uuid.strip_prefix("part")
         .and_then(|rest| rest.split_once('-'))
         .is_some_and(|(digits, _)| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))

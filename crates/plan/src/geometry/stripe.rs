@@ -26,7 +26,7 @@ use super::{Kind, Layer, Level};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// One after the other: RAID-0, the device mapper's stripes, btrfs is not (it places each GiB anew).
-    Plain,
+    RoundRobin,
     /// Each chunk on this many neighbours: RAID-10, near.
     Near(u32),
     /// Parity of so many disks moves left from stripe to stripe, and data begins behind it: RAID-5 and -6 as they are
@@ -55,9 +55,9 @@ pub struct Stripe {
 
 impl Stripe {
     /// The stripes under a layer, of the uppermost array that has any.
-    pub fn of(layer: &Layer) -> Option<Stripe> {
+    pub fn from_layer(layer: &Layer) -> Option<Stripe> {
         let only = || match &layer.members[..] {
-            [member] => Stripe::of(member),
+            [member] => Stripe::from_layer(member),
             _ => None,
         };
         match &layer.kind {
@@ -70,7 +70,7 @@ impl Stripe {
                 let disks = md.disks;
                 let parity = md.level.parity();
                 let (layout, data) = match md.level {
-                    Level::Raid0 => (Layout::Plain, disks),
+                    Level::Raid0 => (Layout::RoundRobin, disks),
                     Level::Raid10 => raid10(md.layout, disks)?,
                     Level::Raid5 | Level::Raid6 if md.layout == 2 => {
                         (Layout::LeftSymmetric(parity), disks.checked_sub(parity)?)
@@ -83,7 +83,7 @@ impl Stripe {
             }
             Kind::Striped { chunk } => {
                 let members = u32::try_from(layer.members.len()).ok()?;
-                Stripe::new(*chunk, members, members, 0, Layout::Plain)
+                Stripe::new(*chunk, members, members, 0, Layout::RoundRobin)
             }
             Kind::LvmRaid { chunk, data } => {
                 let members = u32::try_from(layer.members.len() / 2).ok()?.max(*data);
@@ -123,12 +123,12 @@ impl Stripe {
     }
 
     /// Where a read that begins at `at` and may be `most` bytes long should end: with its last whole chunk, if it has one.
-    pub fn whole_chunks(&self, at: u64, most: u64) -> u64 {
+    pub fn end_at_chunk(&self, at: u64, max_len: u64) -> u64 {
         let phase = self.phase.unwrap_or(0);
-        let limit = at.saturating_add(most.max(1));
+        let limit = at.saturating_add(max_len.max(1));
         let end = (limit.saturating_add(phase) / self.chunk * self.chunk).saturating_sub(phase);
         // A chunk longer than the command is read in commands as long as they may be.
-        if end > at && most >= self.chunk { end } else { limit }
+        if end > at && max_len >= self.chunk { end } else { limit }
     }
 
     /// The member that holds byte `at`: the one that is read, where there are copies.
@@ -137,7 +137,7 @@ impl Stripe {
         let members = u64::from(self.members);
         let chunk = at / self.chunk;
         Some(match self.layout {
-            Layout::Plain => chunk % members,
+            Layout::RoundRobin => chunk % members,
             Layout::Near(copies) => chunk % members * u64::from(copies) % members,
             Layout::LeftSymmetric(parity) => {
                 let (stripe, index) = (chunk / u64::from(self.data), chunk % u64::from(self.data));
@@ -155,8 +155,8 @@ fn raid10(layout: u32, disks: u32) -> Option<(Layout, u32)> {
     let copies = near.checked_mul(far).filter(|n| *n > 0)?;
     // An odd number of disks still deals out as many chunks a turn as whole copies fit, on average.
     let data = (disks / copies).max(1);
-    let even = disks.is_multiple_of(copies);
-    Some((if far == 1 && even { Layout::Near(near) } else { Layout::Unknown }, data))
+    let aligned = disks.is_multiple_of(copies);
+    Some((if far == 1 && aligned { Layout::Near(near) } else { Layout::Unknown }, data))
 }
 
 #[cfg(test)]
@@ -175,8 +175,8 @@ mod tests {
     }
 
     #[test]
-    fn widths() {
-        let of = |l: Layer| Stripe::of(&l).map(|s| (s.width(), s.parity));
+    fn stripe_widths() {
+        let of = |l: Layer| Stripe::from_layer(&l).map(|s| (s.width(), s.parity));
         assert_eq!(of(md(Level::Raid0, 65536, 4, 0)), Some((262_144, 0)));
         assert_eq!(of(md(Level::Raid5, 65536, 4, 2)), Some((196_608, 1)));
         assert_eq!(of(md(Level::Raid6, 65536, 5, 2)), Some((196_608, 2)));
@@ -187,30 +187,30 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_moves_the_stripes() {
+    fn partition_offset_shifts_stripes() {
         let part = layer(Kind::Partition { start: 1 << 20 }, vec![md(Level::Raid5, 65536, 4, 2)]);
-        let stripe = Stripe::of(&part).expect("striped");
+        let stripe = Stripe::from_layer(&part).expect("striped");
         assert_eq!(stripe.phase, Some((1 << 20) % 196_608));
         // The first boundary on the partition is where the array's sixth stripe begins.
         let whole = Shape::new(stripe.width(), (1 << 20) % 196_608, [Run { file: 0, device: 0, len: 1 << 30 }]);
-        assert_eq!(whole.end_of_portion(0, 196_608), Some(6 * 196_608 - (1 << 20)));
+        assert_eq!(whole.end_of_chunk(0, 196_608), Some(6 * 196_608 - (1 << 20)));
         // Through LVM nobody tells, unless it makes no difference.
         let volume = layer(Kind::Linear, vec![md(Level::Raid5, 65536, 4, 2)]);
-        assert_eq!(Stripe::of(&volume).expect("striped").phase, None);
+        assert_eq!(Stripe::from_layer(&volume).expect("striped").phase, None);
         let volume = layer(Kind::Linear, vec![md(Level::Raid0, 65536, 4, 0)]);
-        assert_eq!(Stripe::of(&volume).expect("striped").phase, Some(0));
+        assert_eq!(Stripe::from_layer(&volume).expect("striped").phase, Some(0));
     }
 
     #[test]
-    fn left_symmetric_as_the_kernel_deals() {
-        let stripe = Stripe::of(&md(Level::Raid5, 65536, 4, 2)).expect("striped");
+    fn left_symmetric_matches_kernel_layout() {
+        let stripe = Stripe::from_layer(&md(Level::Raid5, 65536, 4, 2)).expect("striped");
         let members: Vec<_> = (0..9).map(|chunk| stripe.member(chunk * 65536).expect("told")).collect();
         assert_eq!(members, [0, 1, 2, 3, 0, 1, 2, 3, 0]);
-        let stripe = Stripe::of(&md(Level::Raid6, 65536, 4, 2)).expect("striped");
+        let stripe = Stripe::from_layer(&md(Level::Raid6, 65536, 4, 2)).expect("striped");
         let members: Vec<_> = (0..6).map(|chunk| stripe.member(chunk * 65536).expect("told")).collect();
         // P on 3 and Q on 0, then P on 2 and Q on 3, then P on 1 and Q on 2.
         assert_eq!(members, [1, 2, 0, 1, 3, 0]);
-        let stripe = Stripe::of(&md(Level::Raid10, 65536, 4, 0x102)).expect("striped");
+        let stripe = Stripe::from_layer(&md(Level::Raid10, 65536, 4, 0x102)).expect("striped");
         let members: Vec<_> = (0..4).map(|chunk| stripe.member(chunk * 65536).expect("told")).collect();
         assert_eq!(members, [0, 2, 0, 2]);
     }

@@ -3,19 +3,19 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::{CACHED_STEP, STEP};
+use super::{CACHED_SURVEY_STEP, SURVEY_STEP};
 
 /// Whole pages only: the page cache knows nothing smaller.
 const PAGE: u64 = 4096;
 
 /// Runs of absent pages remembered ahead of the reader; what is more scattered than this is left to stay.
-const RUNS: usize = 1024;
+const MAX_RUNS: usize = 1024;
 
 /// A stream of reads of one descriptor.
 #[derive(Clone, Debug, Default)]
 pub struct Ahead {
     /// What residency was asked of, without a gap.
-    asked: Range<u64>,
+    surveyed: Range<u64>,
     /// Of these, what was absent and has not been passed; in order, apart from each other.
     absent: VecDeque<Range<u64>>,
 }
@@ -24,9 +24,9 @@ impl Ahead {
     /// The reader has come to `at`. What lies behind it now and was absent when it was asked: it brought that in.
     /// A reader that has jumped leaves its old way; what was absent there counts as brought in as far as the kernel may
     /// have read ahead, which is `lead` at most.
-    pub fn passed(&mut self, at: u64, lead: u64) -> Vec<Range<u64>> {
-        if at < self.asked.start || at > self.asked.end {
-            return self.leave(lead, at);
+    pub fn advance(&mut self, at: u64, distance: u64) -> Vec<Range<u64>> {
+        if at < self.surveyed.start || at > self.surveyed.end {
+            return self.finish(distance, at);
         }
         let at = at / PAGE * PAGE;
         let mut out = Vec::new();
@@ -40,26 +40,26 @@ impl Ahead {
             }
             self.absent.pop_front();
         }
-        self.asked.start = self.asked.start.max(at);
+        self.surveyed.start = self.surveyed.start.max(at);
         out
     }
 
     /// The next range to ask residency of, so that it is known `lead` bytes ahead of `at`.
-    pub fn to_ask(&self, at: u64, lead: u64) -> Option<Range<u64>> {
-        let end = at.saturating_add(lead).checked_next_multiple_of(PAGE)?;
-        (end > self.asked.end).then_some(self.asked.end..end)
+    pub fn next_survey(&self, at: u64, distance: u64) -> Option<Range<u64>> {
+        let end = at.saturating_add(distance).checked_next_multiple_of(PAGE)?;
+        (end > self.surveyed.end).then_some(self.surveyed.end..end)
     }
 
     /// The answer: the absent runs of a range that [`Ahead::to_ask`] named, in order.
-    pub fn answered(&mut self, asked: Range<u64>, absent: impl IntoIterator<Item = Range<u64>>) {
-        if asked.start != self.asked.end || asked.is_empty() {
+    pub fn record_survey(&mut self, surveyed: Range<u64>, absent: impl IntoIterator<Item = Range<u64>>) {
+        if surveyed.start != self.surveyed.end || surveyed.is_empty() {
             return;
         }
-        let before = self.asked.end;
-        self.asked.end = asked.end;
+        let before = self.surveyed.end;
+        self.surveyed.end = surveyed.end;
         for run in absent {
-            let run = run.start.max(before).next_multiple_of(PAGE)..run.end.min(asked.end) / PAGE * PAGE;
-            let full = self.absent.len() >= RUNS;
+            let run = run.start.max(before).next_multiple_of(PAGE)..run.end.min(surveyed.end) / PAGE * PAGE;
+            let full = self.absent.len() >= MAX_RUNS;
             match self.absent.back_mut() {
                 _ if run.is_empty() => {}
                 Some(last) if last.end == run.start => last.end = run.end,
@@ -71,44 +71,44 @@ impl Ahead {
     }
 
     /// The stream ends, or goes on at `at`: everything absent within `lead` of where it stood.
-    pub fn leave(&mut self, lead: u64, at: u64) -> Vec<Range<u64>> {
-        let reach = self.asked.start.saturating_add(lead);
+    pub fn finish(&mut self, distance: u64, at: u64) -> Vec<Range<u64>> {
+        let end = self.surveyed.start.saturating_add(distance);
         let absent = std::mem::take(&mut self.absent);
         let at = at / PAGE * PAGE;
-        self.asked = at..at;
-        absent.into_iter().map(|run| run.start..run.end.min(reach)).filter(|run| !run.is_empty()).collect()
+        self.surveyed = at..at;
+        absent.into_iter().map(|run| run.start..run.end.min(end)).filter(|run| !run.is_empty()).collect()
     }
 
     /// A range is somebody else's business from now on.
-    pub fn disown(&mut self, range: &Range<u64>) {
-        self.absent = std::mem::take(&mut self.absent).into_iter().flat_map(|run| without(run, range)).collect();
+    pub fn forget(&mut self, range: &Range<u64>) {
+        self.absent = std::mem::take(&mut self.absent).into_iter().flat_map(|run| subtract(run, range)).collect();
     }
 
     /// Whether all that was asked is cached, so that what follows may be asked of at a few places.
-    pub fn is_warm(&self) -> bool {
-        !self.asked.is_empty() && self.absent.is_empty()
+    pub fn all_cached(&self) -> bool {
+        !self.surveyed.is_empty() && self.absent.is_empty()
     }
 
     /// Where that ends of which residency was asked.
-    pub fn reach(&self) -> u64 {
-        self.asked.end
+    pub fn surveyed_end(&self) -> u64 {
+        self.surveyed.end
     }
 
     /// Whether anything that was asked is absent.
-    pub fn is_cold(&self) -> bool {
+    pub fn any_absent(&self) -> bool {
         !self.absent.is_empty()
     }
 
     /// How many bytes may be read until the next look.
-    pub fn step(&self) -> u64 {
-        if self.is_warm() { CACHED_STEP } else { STEP }
+    pub fn survey_step(&self) -> u64 {
+        if self.all_cached() { CACHED_SURVEY_STEP } else { SURVEY_STEP }
     }
 }
 
 /// What is left of a run.
-pub(super) fn without(run: Range<u64>, hole: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+pub(super) fn subtract(run: Range<u64>, hole: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     let parts = [run.start..run.end.min(hole.start), run.start.max(hole.end)..run.end];
-    let apart = run.end <= hole.start || hole.end <= run.start || hole.is_empty();
-    let parts = if apart { [run.clone(), 0..0] } else { parts };
+    let disjoint = run.end <= hole.start || hole.end <= run.start || hole.is_empty();
+    let parts = if disjoint { [run.clone(), 0..0] } else { parts };
     parts.into_iter().filter(|part| !part.is_empty())
 }

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::ahead::without;
+use super::ahead::subtract;
 
 /// Ranges of files, in the order of their last use. `F` names a file.
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ impl<F: Copy + Eq> Brought<F> {
     }
 
     /// Takes out what is too much, the oldest first; it is to be dropped from the page cache.
-    pub fn take_over_limit(&mut self) -> Vec<(F, Range<u64>)> {
+    pub fn pop_over_limit(&mut self) -> Vec<(F, Range<u64>)> {
         let mut out = Vec::new();
         while self.bytes > self.limit
             && let Some((file, run)) = self.runs.front_mut()
@@ -66,20 +66,20 @@ impl<F: Copy + Eq> Brought<F> {
             return;
         }
         let runs = std::mem::take(&mut self.runs);
-        let kept = runs.into_iter().flat_map(|(f, run)| {
+        let remaining = runs.into_iter().flat_map(|(f, run)| {
             let hole = if f == file { range.clone() } else { 0..0 };
-            without(run, &hole).map(move |part| (f, part))
+            subtract(run, &hole).map(move |part| (f, part))
         });
-        self.runs = kept.collect();
+        self.runs = remaining.collect();
         self.bytes = self.runs.iter().map(|(_, run)| run.end - run.start).sum();
     }
 
     /// Takes out everything of a file.
-    pub fn take(&mut self, file: F) -> Vec<Range<u64>> {
-        let (gone, kept): (VecDeque<_>, VecDeque<_>) =
+    pub fn remove_file(&mut self, file: F) -> Vec<Range<u64>> {
+        let (removed, remaining): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.runs).into_iter().partition(|(f, _)| *f == file);
-        self.runs = kept;
+        self.runs = remaining;
         self.bytes = self.runs.iter().map(|(_, run)| run.end - run.start).sum();
-        gone.into_iter().map(|(_, run)| run).collect()
+        removed.into_iter().map(|(_, run)| run).collect()
     }
 }

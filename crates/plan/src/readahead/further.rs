@@ -23,24 +23,24 @@
 
 /// Bytes on their way ahead of a reader: what keeps a disk of a few GB/s busy, and four streams at once within the 512
 /// pages that SPIN may leave in the page cache.
-pub const FURTHER: u64 = 512 << 10;
+pub const READAHEAD_BYTES: u64 = 512 << 10;
 
 /// Bytes that a stream has to go before the kernel is led: where it ends or jumps, what was sent for in vain is an eighth of
 /// what it has read at most.
-pub const PATIENCE: u64 = 8 * FURTHER;
+pub const MIN_SEQUENTIAL_BYTES: u64 = 8 * READAHEAD_BYTES;
 
 /// Bytes that are read until the kernel is led on again.
-pub const STRIDE: u64 = 128 << 10;
+pub const EXTEND_STEP: u64 = 128 << 10;
 
 /// Whole pages only: the page cache knows nothing smaller.
 const PAGE: u64 = 4096;
 
 /// The places where the mark of the last window may be, for a reader at `at`; none if `further` bytes are on their way.
 /// `cached`: bytes of these that are or will soon be; `window`: the kernel's; `reach`: where the next one must end.
-pub fn marks(at: u64, cached: u64, window: u64, further: u64, reach: u64) -> Option<[u64; 2]> {
+pub fn marker_offsets(at: u64, cached: u64, window: u64, distance: u64, limit: u64) -> Option<[u64; 2]> {
     let at = at / PAGE * PAGE;
     let end = at.saturating_add(cached);
     // Where nothing is on its way the kernel does not read ahead, and knows why.
-    let leads = cached >= PAGE && window >= PAGE && cached < further && end.saturating_add(window) <= reach;
-    leads.then(|| [end.saturating_sub(window), end - PAGE])
+    let extends = cached >= PAGE && window >= PAGE && cached < distance && end.saturating_add(window) <= limit;
+    extends.then(|| [end.saturating_sub(window), end - PAGE])
 }

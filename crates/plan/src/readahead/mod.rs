@@ -37,63 +37,63 @@ mod further;
 
 pub use ahead::Ahead;
 pub use brought::Brought;
-pub use further::{FURTHER, PATIENCE, STRIDE, marks};
+pub use further::{READAHEAD_BYTES, MIN_SEQUENTIAL_BYTES, EXTEND_STEP, marker_offsets};
 
 use crate::{Model, Route};
 
 /// Bytes read end to end before a stream is one that is looked after.
-pub const BEGIN: u64 = 256 << 10;
+pub const DETECT_BYTES: u64 = 256 << 10;
 
 /// Bytes between two looks at a stream that storage serves.
-pub const STEP: u64 = 512 << 10;
+pub const SURVEY_STEP: u64 = 512 << 10;
 
 /// The same where everything ahead is cached.
-pub const CACHED_STEP: u64 = 8 << 20;
+pub const CACHED_SURVEY_STEP: u64 = 8 << 20;
 
 /// The window where the device does not tell, and the least: what Linux sets by default.
-const LEAST: u64 = 128 << 10;
+const MIN_WINDOW: u64 = 128 << 10;
 
 /// Below this a direct read has too little under way to make up for the read-ahead that it gives up, whatever the window:
 /// the paper's switch, and what sequential cold reads of 256 and 512 KiB showed on a disk with a window of 128 KiB.
-const FEW: u64 = 512 << 10;
+const MIN_SWITCH: u64 = 512 << 10;
 
 /// Above this a direct read has enough commands under way by itself, whatever the window.
-const MOST: u64 = 1 << 20;
+const MAX_SWITCH: u64 = 1 << 20;
 
 /// Shorter requests have a way of their own.
-const LEAST_PAYING: u64 = 64 << 10;
+const MIN_REQUEST: u64 = 64 << 10;
 
 /// The largest request of a sequential stream that is served through the page cache for the sake of read-ahead.
 /// `window`: the device's, 0 if it is not told; `widened`: the program said POSIX_FADV_SEQUENTIAL, for which the kernel
 /// doubles the window.
-pub fn largest(window: u64, widened: bool) -> u64 {
+pub fn max_buffered_request(window: u64, widened: bool) -> u64 {
     let window = if widened { window.saturating_mul(2) } else { window };
-    window.clamp(FEW, MOST)
+    window.clamp(MIN_SWITCH, MAX_SWITCH)
 }
 
 /// The largest request of a stream that is absent and goes through the page cache (`cache`: by which route), where the
 /// window alone would allow `most`; 0 if none. The kernel reads ahead while the reader copies, so the slower of the two
 /// counts. Around the page cache nothing is under way between two requests: each waits for storage from the beginning.
-pub fn largest_that_pays(most: u64, model: &Model, cache: Route) -> u64 {
-    let flight = &model.storage_flight;
+pub fn max_profitable_request(max_request: u64, model: &Model, cache: Route) -> u64 {
+    let queue = &model.storage_queue;
     let pays = |len: &u64| {
         // What the disk moves in the long run bounds both ways.
-        let disk = *len as f64 * flight.per_byte;
-        let around = model.storage.time(*len).min(flight.latency + flight.share(*len));
-        model.cost(cache).time(*len).max(disk) <= around.max(disk)
+        let disk = *len as f64 * queue.per_byte;
+        let bypass_time = model.storage.time(*len).min(queue.latency + queue.command_time(*len));
+        model.cost(cache).time(*len).max(disk) <= bypass_time.max(disk)
     };
     // Half by half is fine enough: the two curves lie close where they cross.
-    let halves = std::iter::successors(Some(most), |len| (*len / 2 >= LEAST_PAYING).then_some(*len / 2));
+    let halves = std::iter::successors(Some(max_request), |len| (*len / 2 >= MIN_REQUEST).then_some(*len / 2));
     halves.filter(|len| *len > 0).find(pays).unwrap_or(0)
 }
 
 /// The kernel's own window.
-pub fn window(told: u64, widened: bool) -> u64 {
-    told.clamp(LEAST, 64 << 20) * if widened { 2 } else { 1 }
+pub fn window(reported: u64, widened: bool) -> u64 {
+    reported.clamp(MIN_WINDOW, 64 << 20) * if widened { 2 } else { 1 }
 }
 
 /// How far ahead of the reader residency must be known: the window being read, the one under way behind it, what the
 /// kernel is led on to, and the bytes until the next look, twice because the look may be late.
-pub fn lead(told: u64, widened: bool, step: u64) -> u64 {
-    2 * window(told, widened) + FURTHER + 2 * step
+pub fn survey_distance(reported: u64, widened: bool, step: u64) -> u64 {
+    2 * window(reported, widened) + READAHEAD_BYTES + 2 * step
 }

@@ -68,11 +68,11 @@ impl Machine {
 }
 
 impl Source for Machine {
-    fn text(&self, path: &str) -> Option<String> {
+    fn read_text(&self, path: &str) -> Option<String> {
         self.texts.get(path).cloned()
     }
 
-    fn list(&self, path: &str) -> Vec<String> {
+    fn list_dir(&self, path: &str) -> Vec<String> {
         let inside = self.texts.keys().filter_map(|p| p.strip_prefix(path)?.strip_prefix('/'));
         let mut names: Vec<String> = inside.filter_map(|p| p.split('/').next()).map(str::to_owned).collect();
         names.dedup();
@@ -81,7 +81,7 @@ impl Source for Machine {
         names
     }
 
-    fn link(&self, path: &str) -> Option<String> {
+    fn read_link(&self, path: &str) -> Option<String> {
         self.links.get(path).cloned()
     }
 }

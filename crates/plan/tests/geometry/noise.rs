@@ -1,28 +1,28 @@
 //! Whatever sysfs says, nothing panics and everything ends.
 
 use proptest::prelude::*;
-use spinio_plan::geometry::{P2p, Source, Stack, btrfs, device, overlay};
+use spinio_plan::geometry::{P2p, Source, Stack, read_btrfs, read_device, overlay};
 
 /// Answers from a list, by a hash of the path: the same question has the same answer.
 struct Noise(Vec<String>);
 
 impl Noise {
-    fn pick(&self, path: &str, salt: usize) -> Option<String> {
-        let hash = path.bytes().fold(salt, |h, b| h.wrapping_mul(31).wrapping_add(usize::from(b)));
+    fn pick(&self, path: &str, seed: usize) -> Option<String> {
+        let hash = path.bytes().fold(seed, |h, b| h.wrapping_mul(31).wrapping_add(usize::from(b)));
         self.0.get(hash % (self.0.len() + 1)).cloned()
     }
 }
 
 impl Source for Noise {
-    fn text(&self, path: &str) -> Option<String> {
+    fn read_text(&self, path: &str) -> Option<String> {
         self.pick(path, 1)
     }
 
-    fn list(&self, path: &str) -> Vec<String> {
+    fn list_dir(&self, path: &str) -> Vec<String> {
         (0..6).filter_map(|salt| self.pick(path, salt)).collect()
     }
 
-    fn link(&self, path: &str) -> Option<String> {
+    fn read_link(&self, path: &str) -> Option<String> {
         self.pick(path, 2)
     }
 }
@@ -39,14 +39,14 @@ fn word() -> impl Strategy<Value = String> {
     ]
 }
 
-fn judge(stack: &Stack) -> Result<(), TestCaseError> {
-    let _ = (P2p::of(stack).text(), stack.read_ahead(), stack.is_fast(), stack.disks().len());
+fn check(stack: &Stack) -> Result<(), TestCaseError> {
+    let _ = (P2p::from_stack(stack).text(), stack.read_ahead(), stack.is_fast(), stack.disks().len());
     let picture = stack.to_string();
     prop_assert!(picture.lines().count() <= 2048 && !picture.contains('\x1b'));
     if let Some(stripe) = stack.stripe() {
         prop_assert!(stripe.width() > 0);
         for at in [0, 1, u64::MAX - 1, stripe.width()] {
-            prop_assert!(stripe.whole_chunks(at, 1 << 20) > at);
+            prop_assert!(stripe.end_at_chunk(at, 1 << 20) > at);
             let _ = stripe.member(at);
         }
     }
@@ -55,14 +55,14 @@ fn judge(stack: &Stack) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn a_stack_of_noise_is_a_stack(words in proptest::collection::vec(word(), 0..40), major in 0u32..1 << 12) {
+    fn noise_yields_valid_stack(words in proptest::collection::vec(word(), 0..40), major in 0u32..1 << 12) {
         let noise = Noise(words);
-        judge(&device(&noise, "ext4", (major, 0)))?;
-        judge(&btrfs(&noise, "x"))?;
+        check(&read_device(&noise, "ext4", (major, 0)))?;
+        check(&read_btrfs(&noise, "x"))?;
     }
 
     #[test]
-    fn mountinfo_of_noise(text in "([0-9 ]{0,4}[-a-z=,:/\\\\é\n ]{0,40}){0,6}", path in "[/a-z]{0,9}") {
+    fn noisy_mountinfo_never_panics(text in "([0-9 ]{0,4}[-a-z=,:/\\\\é\n ]{0,40}){0,6}", path in "[/a-z]{0,9}") {
         for id in 0..3 {
             let _ = overlay::candidates(&text, id, &path);
         }

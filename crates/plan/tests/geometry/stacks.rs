@@ -1,6 +1,6 @@
 //! Machines as they are, and what is made of them.
 
-use spinio_plan::geometry::{Kind, Level, P2p, Role, Stack, Transport, btrfs, device, no_device};
+use spinio_plan::geometry::{Kind, Level, P2p, Role, Stack, Transport, read_btrfs, read_device, without_device};
 
 use crate::machine::Machine;
 
@@ -12,7 +12,7 @@ fn four_drives() -> Machine {
 }
 
 fn array(level: &str, chunk: &str, layout: &str) -> Stack {
-    device(&four_drives().md("9:0", level, chunk, layout, &FOUR), "ext4", (9, 0))
+    read_device(&four_drives().md("9:0", level, chunk, layout, &FOUR), "ext4", (9, 0))
 }
 
 fn width(stack: &Stack) -> Option<u64> {
@@ -21,12 +21,12 @@ fn width(stack: &Stack) -> Option<u64> {
 
 #[test]
 fn one_drive() {
-    let stack = device(&four_drives(), "xfs", (259, 1));
+    let stack = read_device(&four_drives(), "xfs", (259, 1));
     let top = stack.top.as_ref().expect("a drive");
     assert_eq!(top.name, "nvme1n1");
     assert_eq!(top.kind, Kind::Disk { transport: Transport::Nvme, pci: Some("0000:03:00.0".into()) });
     assert_eq!((top.bytes, stack.read_ahead()), (1 << 30, 128 << 10));
-    assert!(stack.is_fast() && stack.stripe().is_none() && P2p::of(&stack) == P2p::Open);
+    assert!(stack.is_fast() && stack.stripe().is_none() && P2p::from_stack(&stack) == P2p::Allowed);
 }
 
 #[test]
@@ -44,28 +44,28 @@ fn arrays_of_every_level() {
         let stack = array(level, chunk, layout);
         assert_eq!(stack.disks().len(), 4, "{level}");
         assert_eq!(width(&stack), wide, "{level}");
-        assert_eq!(P2p::of(&stack).may(), p2p, "{level}: {}", P2p::of(&stack).text());
+        assert_eq!(P2p::from_stack(&stack).worth_probing(), p2p, "{level}: {}", P2p::from_stack(&stack).text());
         let Kind::Md(md) = &stack.top.as_ref().expect("an array").kind else { panic!("{level} is no array") };
-        assert_eq!(md.level, Level::of(level));
+        assert_eq!(md.level, Level::parse(level));
         assert!(stack.is_fast());
     }
 }
 
 #[test]
-fn a_write_reaches_one_disk_or_several() {
-    assert!(device(&four_drives(), "xfs", (259, 1)).writes_once());
+fn writes_single_disk_by_stack() {
+    assert!(read_device(&four_drives(), "xfs", (259, 1)).writes_single_disk());
     for level in ["raid0", "linear"] {
-        assert!(array(level, "65536", "0").writes_once(), "{level}");
+        assert!(array(level, "65536", "0").writes_single_disk(), "{level}");
     }
     for level in ["raid1", "raid10", "raid4", "raid5", "raid6", "container"] {
-        assert!(!array(level, "65536", "2").writes_once(), "{level}");
+        assert!(!array(level, "65536", "2").writes_single_disk(), "{level}");
     }
-    assert!(!no_device("tmpfs").writes_once());
-    assert!(!Stack::default().writes_once());
+    assert!(!without_device("tmpfs").writes_single_disk());
+    assert!(!Stack::default().writes_single_disk());
 }
 
 #[test]
-fn a_degraded_array_that_is_rebuilt() {
+fn degraded_array_reports_rebuild() {
     let machine = four_drives()
         .md("9:0", "raid5", "65536", "2", &FOUR)
         .file("9:0", "md/degraded", "1")
@@ -74,7 +74,7 @@ fn a_degraded_array_that_is_rebuilt() {
         .file("9:0", "md/dev-nvme1n1/state", "faulty")
         .file("9:0", "md/dev-nvme1n1/slot", "none")
         .file("9:0", "md/dev-nvme3n1/state", "spare");
-    let stack = device(&machine, "ext4", (9, 0));
+    let stack = read_device(&machine, "ext4", (9, 0));
     let top = stack.top.as_ref().expect("an array");
     let roles: Vec<_> = top.members.iter().map(|m| (m.name.as_str(), m.role)).collect();
     assert_eq!(
@@ -98,7 +98,7 @@ fn a_degraded_array_that_is_rebuilt() {
 }
 
 #[test]
-fn a_member_that_cannot_do_p2p_spoils_the_array() {
+fn member_without_p2p_blocks_array() {
     let machine = four_drives().disk("8:0", "pci0000:00/0000:00:17.0/ata1/host0/target0:0:0/0:0:0:0/block/sda").md(
         "9:0",
         "raid0",
@@ -106,16 +106,16 @@ fn a_member_that_cannot_do_p2p_spoils_the_array() {
         "0",
         &[FOUR[0], ("sda", "8:0")],
     );
-    let stack = device(&machine, "ext4", (9, 0));
-    assert!(!P2p::of(&stack).may());
-    assert!(P2p::of(&stack).text().starts_with("sda refuses"), "{}", P2p::of(&stack).text());
+    let stack = read_device(&machine, "ext4", (9, 0));
+    assert!(!P2p::from_stack(&stack).worth_probing());
+    assert!(P2p::from_stack(&stack).text().starts_with("sda refuses"), "{}", P2p::from_stack(&stack).text());
     // A failed one is not asked.
     let machine = machine.file("9:0", "md/dev-sda/state", "faulty");
-    assert_eq!(P2p::of(&device(&machine, "ext4", (9, 0))), P2p::Array("md0".into()));
+    assert_eq!(P2p::from_stack(&read_device(&machine, "ext4", (9, 0))), P2p::Array("md0".into()));
 }
 
 #[test]
-fn lvm_linear_and_striped_and_encrypted() {
+fn lvm_linear_striped_and_encrypted() {
     let volume = |uuid: &str, minimum: &str, optimal: &str, members: &[(&str, &str)]| {
         let machine = four_drives()
             .disk("254:0", "virtual/block/dm-0")
@@ -124,7 +124,7 @@ fn lvm_linear_and_striped_and_encrypted() {
             .file("254:0", "queue/minimum_io_size", minimum)
             .file("254:0", "queue/optimal_io_size", optimal)
             .slaves("254:0", members);
-        device(&machine, "ext4", (254, 0))
+        read_device(&machine, "ext4", (254, 0))
     };
     let kind = |stack: &Stack| stack.top.as_ref().expect("a volume").kind.clone();
     let linear = volume("LVM-abc", "512", "0", &FOUR[..1]);
@@ -132,7 +132,7 @@ fn lvm_linear_and_striped_and_encrypted() {
     assert_eq!(kind(&volume("LVM-abc", "512", "0", &FOUR[..2])), Kind::Linear);
     let striped = volume("LVM-abc", "65536", "131072", &FOUR[..2]);
     assert_eq!((kind(&striped), width(&striped)), (Kind::Striped { chunk: 65536 }, Some(131_072)));
-    assert!(!P2p::of(&striped).may());
+    assert!(!P2p::from_stack(&striped).worth_probing());
     // Without LVM's name: what dmsetup makes.
     assert_eq!(kind(&volume("", "65536", "262144", &FOUR)), Kind::Striped { chunk: 65536 });
     assert_eq!(kind(&volume("", "512", "0", &FOUR[..1])), Kind::Mapper);
@@ -142,7 +142,7 @@ fn lvm_linear_and_striped_and_encrypted() {
 }
 
 #[test]
-fn lvm_raid_is_told_by_its_images() {
+fn lvm_raid_is_recognised_by_images() {
     let images: Vec<(String, String)> = (0..3).map(|i| (format!("dm-{}", i + 1), format!("254:{}", i + 1))).collect();
     let named: Vec<(&str, &str)> = images.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
     let mut machine = four_drives()
@@ -160,35 +160,35 @@ fn lvm_raid_is_told_by_its_images() {
             .file("254:0", &format!("slaves/{name}/dm/name"), &format!("vg-r5_rimage_{i}"))
             .slaves(number, &[FOUR[i]]);
     }
-    let stack = device(&machine, "xfs", (254, 0));
+    let stack = read_device(&machine, "xfs", (254, 0));
     assert_eq!(stack.top.as_ref().expect("a volume").kind, Kind::LvmRaid { chunk: 65536, data: 2 });
     assert_eq!(stack.disks().len(), 3);
 }
 
 #[test]
-fn a_partition_is_on_its_disk() {
+fn partition_has_its_disk_as_member() {
     let machine = four_drives()
         .disk("259:9", "pci0000:00/0000:00:02.0/0000:03:00.0/nvme/nvme0/nvme0n1/nvme0n1p1")
         .file("259:9", "partition", "1")
         .file("259:9", "start", "2048")
         .file("259:9", "../dev", "259:0")
         .file("259:9", "../queue/read_ahead_kb", "4096");
-    let stack = device(&machine, "ext4", (259, 9));
+    let stack = read_device(&machine, "ext4", (259, 9));
     let top = stack.top.as_ref().expect("a partition");
     assert_eq!(top.kind, Kind::Partition { start: 1 << 20 });
     assert_eq!((top.members[0].name.as_str(), stack.read_ahead()), ("nvme0n1", 4 << 20));
-    assert_eq!(P2p::of(&stack), P2p::Open);
+    assert_eq!(P2p::from_stack(&stack), P2p::Allowed);
 }
 
 #[test]
-fn loops_and_what_has_no_device() {
+fn loop_and_deviceless_stacks() {
     let machine =
         Machine::default().disk("7:0", "virtual/block/loop0").file("7:0", "loop/backing_file", "/images/a b.img");
-    let stack = device(&machine, "ext4", (7, 0));
+    let stack = read_device(&machine, "ext4", (7, 0));
     assert_eq!(stack.top.as_ref().expect("a loop").kind, Kind::Loop { file: "/images/a b.img".into() });
-    assert!(!stack.is_fast() && !P2p::of(&stack).may());
-    assert_eq!(device(&machine, "ext4", (8, 0)).top, None);
-    assert!(!P2p::of(&no_device("nfs")).may());
+    assert!(!stack.is_fast() && !P2p::from_stack(&stack).worth_probing());
+    assert_eq!(read_device(&machine, "ext4", (8, 0)).top, None);
+    assert!(!P2p::from_stack(&without_device("nfs")).worth_probing());
 }
 
 #[test]
@@ -199,17 +199,17 @@ fn btrfs_over_two_drives() {
         .at("/sys/fs/btrfs/aa-bb/allocation/data/raid0/total_bytes", "1")
         .at("/sys/fs/btrfs/aa-bb/allocation/data/flags", "1")
         .at("/sys/fs/btrfs/aa-bb/bdi/read_ahead_kb", "4096");
-    let stack = btrfs(&machine, "aa-bb");
+    let stack = read_btrfs(&machine, "aa-bb");
     assert_eq!(stack.top.as_ref().expect("layers").kind, Kind::Btrfs { profile: "raid0".into() });
     assert_eq!((width(&stack), stack.read_ahead()), (Some(128 << 10), 4 << 20));
     let alone = four_drives().at("/sys/fs/btrfs/cc/devices/nvme0n1/dev", "259:0");
-    assert_eq!(btrfs(&alone, "cc").top.expect("a drive").name, "nvme0n1");
-    assert_eq!(btrfs(&alone, "../..").top, None);
+    assert_eq!(read_btrfs(&alone, "cc").top.expect("a drive").name, "nvme0n1");
+    assert_eq!(read_btrfs(&alone, "../..").top, None);
 }
 
 #[test]
-fn a_device_that_holds_itself_ends() {
+fn cyclic_device_terminates() {
     let machine = Machine::default().md("9:0", "raid0", "65536", "0", &[("md0", "9:0"), ("md0b", "9:0")]);
-    let stack = device(&machine, "ext4", (9, 0));
+    let stack = read_device(&machine, "ext4", (9, 0));
     assert!(stack.to_string().len() < 1 << 20);
 }

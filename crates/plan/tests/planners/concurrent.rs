@@ -4,17 +4,17 @@ use crate::oracle::*;
 use proptest::prelude::*;
 use spinio_plan::*;
 
-fn cost(runs: &[Extent], model: &Model, possible: &Possible, out: &mut Schedule) -> f64 {
-    plan(Objective::Concurrent, runs, model, possible, out);
-    concurrent(runs, &decisions(runs, out), model, possible)
+fn cost(runs: &[Extent], model: &Model, constraints: &Possible, out: &mut Schedule) -> f64 {
+    plan(Objective::Concurrent, runs, model, constraints, out);
+    concurrent(runs, &decisions(runs, out), model, constraints)
 }
 
 /// Ours divided by the best.
-fn distance(extents: &[Extent], model: &Model, possible: &Possible, out: &mut Schedule) -> f64 {
+fn ratio_to_optimum(extents: &[Extent], model: &Model, constraints: &Possible, out: &mut Schedule) -> f64 {
     let runs = join(extents);
-    let ours = cost(&runs, model, possible, out);
-    let best = brute(&runs, |s| concurrent(&runs, s, model, possible));
-    assert!(!above(best, ours), "{ours} beats the best, {best}: {extents:?}");
+    let ours = cost(&runs, model, constraints, out);
+    let best = brute_force(&runs, |s| concurrent(&runs, s, model, constraints));
+    assert!(!exceeds(best, ours), "{ours} beats the best, {best}: {extents:?}");
     if best > 0.0 { ours / best } else { 1.0 }
 }
 
@@ -22,30 +22,30 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(6000))]
 
     #[test]
-    fn it_is_the_optimum_up_to_ten_resident_runs(
+    fn optimal_up_to_ten_resident_runs(
         extents in any_extents(10),
         model in any_model(),
         least in prop_oneof![Just(u64::MAX), 1u64..8 << 20],
     ) {
-        let far = distance(&extents, &model, &possible_large(Route::P2p, least), &mut Schedule::default());
+        let far = ratio_to_optimum(&extents, &model, &constraints_with_dma(Route::P2p, least), &mut Schedule::default());
         prop_assert!(far <= 1.0 + 1.1e-3, "{far} times the optimum");
     }
 
     #[test]
-    fn never_worse_than_a_plain_plan(extents in any_extents(40), model in any_model()) {
-        let (runs, possible) = (join(&extents), possible(Route::Direct));
-        let ours = cost(&runs, &model, &possible, &mut Schedule::default());
+    fn never_worse_than_uniform_plan(extents in any_extents(40), model in any_model()) {
+        let (runs, constraints) = (join(&extents), constraints(Route::Direct));
+        let ours = cost(&runs, &model, &constraints, &mut Schedule::default());
         let resident: Vec<bool> = runs.iter().map(|r| r.residency == Residency::Absent).collect();
-        prop_assert!(!above(ours, concurrent(&runs, &resident, &model, &possible)));
+        prop_assert!(!exceeds(ours, concurrent(&runs, &resident, &model, &constraints)));
         if runs.iter().all(|r| r.residency != Residency::Unknown) {
             let storage = vec![true; runs.len()];
-            prop_assert!(!above(ours, concurrent(&runs, &storage, &model, &possible)));
+            prop_assert!(!exceeds(ours, concurrent(&runs, &storage, &model, &constraints)));
         }
     }
 }
 
 #[test]
-fn it_is_the_optimum_for_six_resident_runs_among_absent_ones() {
+fn optimal_for_six_resident_runs_among_absent() {
     let mut random = Random(7);
     let mut out = Schedule::default();
     for (which, model) in models().into_iter().enumerate() {
@@ -53,14 +53,14 @@ fn it_is_the_optimum_for_six_resident_runs_among_absent_ones() {
             let extents: Vec<Extent> = (0..12)
                 .map(|i| extent(1 + random.below(500), if i % 2 == 0 { Residency::Absent } else { Residency::Clean }))
                 .collect();
-            let far = distance(&extents, &model, &possible(Route::P2p), &mut out);
+            let far = ratio_to_optimum(&extents, &model, &constraints(Route::P2p), &mut out);
             assert!(far <= 1.0 + 1.1e-3, "model {which}: {far} times the optimum");
         }
     }
 }
 
 #[test]
-fn with_more_resident_runs_it_stays_near() {
+fn near_optimal_with_many_resident_runs() {
     let mut random = Random(8);
     let mut out = Schedule::default();
     for (which, model) in models().into_iter().enumerate() {
@@ -70,7 +70,7 @@ fn with_more_resident_runs_it_stays_near() {
             let extents: Vec<Extent> = (0..14)
                 .map(|i| extent(1 + random.below(2000), if i % 2 == 0 { Residency::Clean } else { Residency::Dirty }))
                 .collect();
-            let far = distance(&extents, &model, &possible(Route::P2p), &mut out);
+            let far = ratio_to_optimum(&extents, &model, &constraints(Route::P2p), &mut out);
             assert!(far < 1.3, "model {which}: {far} times the optimum");
             sum += far;
         }
@@ -79,8 +79,8 @@ fn with_more_resident_runs_it_stays_near() {
 }
 
 /// Two decisions a group, and a group may be divided: no plan is faster than this.
-fn divisible(runs: &[Extent], model: &Model) -> f64 {
-    let (s, c) = (&model.storage_flight, &model.cache_flight);
+fn divisible_bound(runs: &[Extent], model: &Model) -> f64 {
+    let (s, c) = (&model.storage_queue, &model.cache_queue);
     let (mut storage, mut cache) = (s.latency, c.latency);
     let mut moves = Vec::new();
     for (i, run) in runs.iter().enumerate() {
@@ -107,7 +107,7 @@ fn divisible(runs: &[Extent], model: &Model) -> f64 {
 }
 
 #[test]
-fn eight_mebibytes_at_random_residency_are_at_the_balance() {
+fn random_8_mib_is_balanced() {
     let mut random = Random(9);
     let mut out = Schedule::default();
     for (which, model) in models().into_iter().enumerate() {
@@ -118,8 +118,8 @@ fn eight_mebibytes_at_random_residency_are_at_the_balance() {
                 .map(|_| extent(1, if random.below(100) < resident { Residency::Clean } else { Residency::Absent }))
                 .collect();
             let runs = join(&extents);
-            let ours = cost(&runs, &model, &possible(Route::P2p), &mut out);
-            worst = worst.max(ours / divisible(&runs, &model));
+            let ours = cost(&runs, &model, &constraints(Route::P2p), &mut out);
+            worst = worst.max(ours / divisible_bound(&runs, &model));
         }
         assert!(worst < 1.04, "model {which}: {worst} times the bound");
     }

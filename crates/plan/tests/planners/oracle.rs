@@ -54,10 +54,10 @@ fn allowed(runs: &[Extent], storage: &[bool]) -> bool {
     })
 }
 
-fn cache_route(possible: &Possible, run: &Extent) -> Route {
-    match possible.cache_large {
+fn cache_route(constraints: &Possible, run: &Extent) -> Route {
+    match constraints.cache_large {
         Some((route, least)) if run.residency.is_cached() && run.len >= least => route,
-        _ => possible.cache,
+        _ => constraints.cache,
     }
 }
 
@@ -81,26 +81,26 @@ fn transfers(runs: &[Extent], storage: &[bool]) -> (Vec<u64>, u64) {
 }
 
 /// The paper's cost: everything one after another.
-pub(crate) fn serial(runs: &[Extent], storage: &[bool], model: &Model, possible: &Possible) -> f64 {
+pub(crate) fn serial(runs: &[Extent], storage: &[bool], model: &Model, constraints: &Possible) -> f64 {
     let (lengths, dirty) = transfers(runs, storage);
     let cached = runs.iter().zip(storage).filter(|(_, s)| !**s).map(|(r, _)| r);
     lengths.iter().map(|&l| model.storage.time(l)).sum::<f64>()
         + dirty as f64 * model.writeback
-        + cached.map(|r| model.cost(cache_route(possible, r)).time(r.len)).sum::<f64>()
+        + cached.map(|r| model.cost(cache_route(constraints, r)).time(r.len)).sum::<f64>()
 }
 
 /// Our cost: the slower of two sides.
-pub(crate) fn concurrent(runs: &[Extent], storage: &[bool], model: &Model, possible: &Possible) -> f64 {
+pub(crate) fn concurrent(runs: &[Extent], storage: &[bool], model: &Model, constraints: &Possible) -> f64 {
     let (lengths, dirty) = transfers(runs, storage);
-    let flight = &model.storage_flight;
-    let mut disk = if lengths.is_empty() { 0.0 } else { flight.latency };
-    disk += lengths.iter().map(|&l| flight.per_command + l as f64 * flight.per_byte).sum::<f64>();
+    let queue = &model.storage_queue;
+    let mut disk = if lengths.is_empty() { 0.0 } else { queue.latency };
+    disk += lengths.iter().map(|&l| queue.per_command + l as f64 * queue.per_byte).sum::<f64>();
     disk += dirty as f64 * model.writeback;
     let (mut cache, mut latency) = (0.0, 0.0);
     for (run, _) in runs.iter().zip(storage).filter(|(_, s)| !**s) {
-        let route = cache_route(possible, run);
-        let flight = model.flight(route);
-        latency = model.flight(possible.cache).latency;
+        let route = cache_route(constraints, run);
+        let flight = model.queue(route);
+        latency = model.queue(constraints.cache).latency;
         if route == Route::Dma {
             cache += flight.latency;
         }
@@ -110,7 +110,7 @@ pub(crate) fn concurrent(runs: &[Extent], storage: &[bool], model: &Model, possi
 }
 
 /// The least cost of all plans.
-pub(crate) fn brute(runs: &[Extent], cost: impl Fn(&[bool]) -> f64) -> f64 {
+pub(crate) fn brute_force(runs: &[Extent], cost: impl Fn(&[bool]) -> f64) -> f64 {
     assert!(runs.len() <= 16);
     let mut storage = vec![false; runs.len()];
     let mut best = f64::INFINITY;
@@ -123,12 +123,12 @@ pub(crate) fn brute(runs: &[Extent], cost: impl Fn(&[bool]) -> f64) -> f64 {
     best
 }
 
-pub(crate) fn possible(route: Route) -> Possible {
+pub(crate) fn constraints(route: Route) -> Possible {
     Possible { storage: Some(route), ..Possible::cache_only(0, Route::Copy) }
 }
 
-pub(crate) fn possible_large(route: Route, least: u64) -> Possible {
-    Possible { cache_large: Some((Route::Dma, least)), ..possible(route) }
+pub(crate) fn constraints_with_dma(route: Route, least: u64) -> Possible {
+    Possible { cache_large: Some((Route::Dma, least)), ..constraints(route) }
 }
 
 /// Models that differ in what is cheap.
@@ -144,16 +144,16 @@ pub(crate) fn models() -> Vec<Model> {
         Model {
             storage: cost(20e3, 16 << 10, 10e9),
             cache: cost(1e3, 4096, 5e9),
-            storage_flight: Flight::new(15e3, 1e3, 10e9),
-            cache_flight: Flight::new(2e3, 1e3, 3e9),
+            storage_queue: Flight::new(15e3, 1e3, 10e9),
+            cache_queue: Flight::new(2e3, 1e3, 3e9),
             ..nvme
         },
         // No fixed costs at all.
         Model {
             storage: cost(0.0, 0, 1e9),
             cache: cost(0.0, 0, 1e9),
-            storage_flight: Flight::new(0.0, 0.0, 1e9),
-            cache_flight: Flight::new(0.0, 0.0, 1e9),
+            storage_queue: Flight::new(0.0, 0.0, 1e9),
+            cache_queue: Flight::new(0.0, 0.0, 1e9),
             writeback: 0.0,
             ..nvme
         },
@@ -170,9 +170,9 @@ pub(crate) fn any_residency() -> impl Strategy<Value = Residency> {
 }
 
 /// Extents of pages, short ones and long ones.
-pub(crate) fn any_extents(most: usize) -> impl Strategy<Value = Vec<Extent>> {
+pub(crate) fn any_extents(max_runs: usize) -> impl Strategy<Value = Vec<Extent>> {
     let pages = prop_oneof![1u64..8, 1u64..300, 1u64..4000];
-    prop::collection::vec((pages, any_residency()).prop_map(|(p, r)| extent(p, r)), 1..=most)
+    prop::collection::vec((pages, any_residency()).prop_map(|(p, r)| extent(p, r)), 1..=max_runs)
 }
 
 /// A model whose parts are drawn apart from each other.
@@ -192,9 +192,9 @@ pub(crate) fn any_model() -> impl Strategy<Value = Model> {
             cache: costs.0,
             cache_dma: costs.1,
             storage: costs.2,
-            cache_flight: flights.0,
-            cache_dma_flight: flights.1,
-            storage_flight: flights.2,
+            cache_queue: flights.0,
+            cache_dma_queue: flights.1,
+            storage_queue: flights.2,
             writeback,
             ..Model::nvme()
         }
@@ -205,15 +205,15 @@ pub(crate) fn any_model() -> impl Strategy<Value = Model> {
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        (self.0 >> 11) % bound
+        (self.0 >> 11) % limit
     }
 }
 
 /// Whether `a` is more than `b`, beyond rounding.
-pub(crate) fn above(a: f64, b: f64) -> bool {
+pub(crate) fn exceeds(a: f64, b: f64) -> bool {
     a > b * (1.0 + 1e-9) + 1e-6
 }

@@ -4,7 +4,7 @@ use crate::oracle::*;
 use proptest::prelude::*;
 use spinio_plan::*;
 
-fn any_possible() -> impl Strategy<Value = Possible> {
+fn any_constraints() -> impl Strategy<Value = Possible> {
     let storage = prop_oneof![Just(None), Just(Some(Route::Direct)), Just(Some(Route::P2p))];
     let large = prop_oneof![Just(None), (1u64..4 << 20).prop_map(|least| Some((Route::Dma, least)))];
     let cache = prop_oneof![Just(Route::Copy), Just(Route::Store)];
@@ -29,7 +29,7 @@ fn odd_extents() -> impl Strategy<Value = Vec<Extent>> {
 }
 
 /// Bytes of a range by residency: absent, clean, dirty, unknown.
-fn inside(extents: &[Extent], segment: &Segment) -> [u64; 4] {
+fn bytes_by_residency(extents: &[Extent], segment: &Segment) -> [u64; 4] {
     let (mut start, mut out) = (0, [0; 4]);
     for e in extents {
         let common = (start + e.len).min(segment.offset + segment.len).saturating_sub(start.max(segment.offset));
@@ -43,10 +43,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(8000))]
 
     #[test]
-    fn holds(extents in odd_extents(), possible in any_possible(), which in 0usize..3, model in 0usize..5) {
+    fn schedule_invariants_hold(extents in odd_extents(), constraints in any_constraints(), which in 0usize..3, model in 0usize..5) {
         let model = &models()[model];
         let mut out = Schedule::default();
-        plan(Objective::ALL[which], &extents, model, &possible, &mut out);
+        plan(Objective::ALL[which], &extents, model, &constraints, &mut out);
 
         let mut at = 0;
         for (i, s) in out.segments.iter().enumerate() {
@@ -55,37 +55,37 @@ proptest! {
             at += s.len;
             prop_assert!(i == 0 || out.segments[i - 1].route != s.route, "neighbours of one route");
 
-            let [absent, clean, dirty, unknown] = inside(&extents, s);
+            let [absent, clean, dirty, unknown] = bytes_by_residency(&extents, s);
             let resident = clean + dirty;
             match s.route {
                 Route::Direct | Route::P2p => {
-                    prop_assert_eq!(Some(s.route), possible.storage);
+                    prop_assert_eq!(Some(s.route), constraints.storage);
                     prop_assert_eq!(unknown, 0, "unknown bytes were taken from storage");
                     prop_assert_eq!(s.reason, if resident > 0 { Reason::Merged } else { Reason::Absent });
-                    prop_assert_eq!(s.refused, possible.refused);
+                    prop_assert_eq!(s.refused, constraints.refused);
                 }
                 Route::Dma => {
-                    prop_assert!(possible.cache_large.is_some_and(|(_, least)| s.len >= least));
+                    prop_assert!(constraints.cache_large.is_some_and(|(_, least)| s.len >= least));
                     prop_assert_eq!((absent, unknown), (0, 0), "pages that may be absent were registered");
                     prop_assert_eq!(s.reason, Reason::CachedLarge);
                 }
                 route => {
-                    prop_assert_eq!(route, possible.cache);
+                    prop_assert_eq!(route, constraints.cache);
                     let fits = match s.reason {
                         Reason::Cached => clean > 0,
                         Reason::Dirty => dirty > 0,
                         Reason::Unknown => unknown > 0,
-                        Reason::Absent => absent > 0 && possible.storage.is_none(),
+                        Reason::Absent => absent > 0 && constraints.storage.is_none(),
                         // An edge may be of a resident run that rode along.
-                        Reason::Edge => absent + resident > 0 && possible.storage == Some(Route::P2p),
+                        Reason::Edge => absent + resident > 0 && constraints.storage == Some(Route::P2p),
                         _ => false,
                     };
                     prop_assert!(fits, "{:?} of {:?}", s, [absent, clean, dirty, unknown]);
                 }
             }
             if s.route == Route::P2p {
-                prop_assert_eq!((possible.file_offset + s.offset) % possible.storage_align, 0);
-                prop_assert_eq!(s.len % possible.storage_align, 0);
+                prop_assert_eq!((constraints.file_offset + s.offset) % constraints.storage_align, 0);
+                prop_assert_eq!(s.len % constraints.storage_align, 0);
             }
         }
         prop_assert_eq!(at, bytes(&extents));
@@ -93,8 +93,8 @@ proptest! {
 
         // A schedule that was used before gives the same plan.
         let mut again = out.clone();
-        plan(Objective::Serial, &extents[..1], model, &possible, &mut again);
-        plan(Objective::ALL[which], &extents, model, &possible, &mut again);
+        plan(Objective::Serial, &extents[..1], model, &constraints, &mut again);
+        plan(Objective::ALL[which], &extents, model, &constraints, &mut again);
         prop_assert_eq!(&again, &out);
 
         let times = predict(Objective::ALL[which], &extents, &out, model);
@@ -104,18 +104,18 @@ proptest! {
     }
 
     #[test]
-    fn the_prediction_is_what_was_minimised(extents in any_extents(12), model in any_model()) {
+    fn prediction_equals_minimised_cost(extents in any_extents(12), model in any_model()) {
         // Clean beside dirty is one segment but two runs: then the prediction is the lower.
-        let (runs, possible) = (join(&extents), possible(Route::P2p));
+        let (runs, constraints) = (join(&extents), constraints(Route::P2p));
         let mut out = Schedule::default();
         for objective in Objective::ALL {
-            plan(objective, &extents, &model, &possible, &mut out);
+            plan(objective, &extents, &model, &constraints, &mut out);
             let decided = decisions(&runs, &out);
             let cost = if objective == Objective::Concurrent { concurrent } else { serial };
-            let (said, told) = (predict(objective, &extents, &out, &model).total, cost(&runs, &decided, &model, &possible));
-            prop_assert!(!above(said, told), "{} predicted, {} planned", said, told);
+            let (predicted, planned_cost) = (predict(objective, &extents, &out, &model).total, cost(&runs, &decided, &model, &constraints));
+            prop_assert!(!exceeds(predicted, planned_cost), "{} predicted, {} planned", predicted, planned_cost);
             let alone = runs.windows(2).all(|r| r.iter().any(|e| e.residency == Residency::Absent));
-            prop_assert!(!alone || !above(told, said), "{} predicted, {} planned", said, told);
+            prop_assert!(!alone || !exceeds(planned_cost, predicted), "{} predicted, {} planned", predicted, planned_cost);
         }
     }
 }
@@ -123,17 +123,17 @@ proptest! {
 const ABSENT: Extent = Extent { len: 100_000, residency: Residency::Absent };
 const CLEAN: Extent = Extent { len: 32 << 20, residency: Residency::Clean };
 
-fn planned(extents: &[Extent], possible: &Possible) -> Vec<(u64, u64, Route, Reason, Option<Reason>)> {
+fn plan_of(extents: &[Extent], constraints: &Possible) -> Vec<(u64, u64, Route, Reason, Option<Reason>)> {
     let mut out = Schedule::default();
-    plan(Objective::Concurrent, extents, &Model::virtual_disk(), possible, &mut out);
+    plan(Objective::Concurrent, extents, &Model::virtual_disk(), constraints, &mut out);
     out.segments.iter().map(|s| (s.offset, s.len, s.route, s.reason, s.refused)).collect()
 }
 
 #[test]
-fn misaligned_ends_go_through_the_page_cache_for_p2p_only() {
-    let p2p = Possible { file_offset: 1000, storage_align: 512, ..possible(Route::P2p) };
+fn misaligned_ends_use_page_cache_for_p2p_only() {
+    let p2p = Possible { file_offset: 1000, storage_align: 512, ..constraints(Route::P2p) };
     assert_eq!(
-        planned(&[ABSENT], &p2p),
+        plan_of(&[ABSENT], &p2p),
         [
             (0, 24, Route::Copy, Reason::Edge, None),
             (24, 99_840, Route::P2p, Reason::Absent, None),
@@ -141,47 +141,47 @@ fn misaligned_ends_go_through_the_page_cache_for_p2p_only() {
         ]
     );
     let direct = Possible { storage: Some(Route::Direct), ..p2p };
-    assert_eq!(planned(&[ABSENT], &direct), [(0, 100_000, Route::Direct, Reason::Absent, None)]);
+    assert_eq!(plan_of(&[ABSENT], &direct), [(0, 100_000, Route::Direct, Reason::Absent, None)]);
     let tiny = [Extent { len: 300, ..ABSENT }];
-    assert_eq!(planned(&tiny, &p2p), [(0, 300, Route::Copy, Reason::Edge, None)]);
+    assert_eq!(plan_of(&tiny, &p2p), [(0, 300, Route::Copy, Reason::Edge, None)]);
 }
 
 #[test]
-fn every_refusal_is_told() {
+fn every_refusal_is_reported() {
     let none = Possible { refused: Some(Reason::NoDirectIo), ..Possible::cache_only(0, Route::Copy) };
     let refused = Some(Reason::NoDirectIo);
-    assert_eq!(planned(&[ABSENT], &none), [(0, 100_000, Route::Copy, Reason::Absent, refused)]);
+    assert_eq!(plan_of(&[ABSENT], &none), [(0, 100_000, Route::Copy, Reason::Absent, refused)]);
 
-    let direct = Possible { refused: Some(Reason::P2pUnreachable), ..possible(Route::Direct) };
+    let direct = Possible { refused: Some(Reason::P2pUnreachable), ..constraints(Route::Direct) };
     let refused = Some(Reason::P2pUnreachable);
-    assert_eq!(planned(&[ABSENT], &direct), [(0, 100_000, Route::Direct, Reason::Absent, refused)]);
+    assert_eq!(plan_of(&[ABSENT], &direct), [(0, 100_000, Route::Direct, Reason::Absent, refused)]);
 
     let pin = Possible { cache_refused: Some(Reason::PinRefused), ..direct };
     let refused = Some(Reason::PinRefused);
-    assert_eq!(planned(&[CLEAN], &pin), [(0, 32 << 20, Route::Copy, Reason::Cached, refused)]);
+    assert_eq!(plan_of(&[CLEAN], &pin), [(0, 32 << 20, Route::Copy, Reason::Cached, refused)]);
 }
 
 #[test]
-fn long_resident_runs_are_moved_out_of_their_pages() {
-    let large = possible_large(Route::Direct, 16 << 20);
-    let plan = planned(&[CLEAN, ABSENT], &large);
+fn long_resident_runs_use_dma() {
+    let large = constraints_with_dma(Route::Direct, 16 << 20);
+    let plan = plan_of(&[CLEAN, ABSENT], &large);
     assert_eq!(plan[0], (0, 32 << 20, Route::Dma, Reason::CachedLarge, None));
     let small = [Extent { len: 1 << 20, ..CLEAN }, ABSENT];
-    assert_eq!(planned(&small, &large)[0], (0, 1 << 20, Route::Copy, Reason::Cached, None));
+    assert_eq!(plan_of(&small, &large)[0], (0, 1 << 20, Route::Copy, Reason::Cached, None));
 }
 
 #[test]
-fn dirty_bytes_stay_where_they_are_if_their_writeback_costs_more() {
+fn dirty_bytes_stay_cached_if_writeback_costs_more() {
     let dirty = Extent { len: 8 << 10, residency: Residency::Dirty };
     let clean = Extent { len: 8 << 10, residency: Residency::Clean };
-    let routes = |middle| planned(&[ABSENT, middle, ABSENT], &possible(Route::Direct)).len();
+    let routes = |middle| plan_of(&[ABSENT, middle, ABSENT], &constraints(Route::Direct)).len();
     // Two pages cost less to read than a second command; written back first, they cost more.
     assert_eq!((routes(clean), routes(dirty)), (1, 3));
 }
 
 #[test]
-fn nothing_and_empty_extents() {
-    assert!(planned(&[], &possible(Route::P2p)).is_empty());
+fn empty_request_and_empty_extents() {
+    assert!(plan_of(&[], &constraints(Route::P2p)).is_empty());
     let empty = Extent { len: 0, ..CLEAN };
-    assert_eq!(planned(&[empty, ABSENT, empty], &possible(Route::P2p)).len(), 1);
+    assert_eq!(plan_of(&[empty, ABSENT, empty], &constraints(Route::P2p)).len(), 1);
 }

@@ -1,7 +1,7 @@
 //! A kernel that reads ahead by marks, and who leads it on.
 
 use proptest::prelude::*;
-use spinio_plan::readahead::{FURTHER, marks};
+use spinio_plan::readahead::{READAHEAD_BYTES, marker_offsets};
 
 const PAGE: u64 = 4096;
 
@@ -24,20 +24,20 @@ impl Kernel {
 proptest! {
     /// Whatever the window, and wherever the mark: the kernel is led as far as it shall be and may, and no further.
     #[test]
-    fn the_kernel_is_led_as_far_as_it_may(
+    fn kernel_readahead_is_extended_to_limit(
         (at, cached) in (0u64..1 << 30, 1u64..200),
-        (window, told) in (1u64..64, 1u64..64),
-        (reach, mark, knows) in (0u64..2 << 20, 0u64..3, any::<bool>()),
+        (window, reported) in (1u64..64, 1u64..64),
+        (limit, mark, knows) in (0u64..2 << 20, 0u64..3, any::<bool>()),
     ) {
         let (window, from) = (window * PAGE, at / PAGE * PAGE);
-        let told = if knows { window } else { told * PAGE };
+        let told = if knows { window } else { reported * PAGE };
         let end = from + cached * PAGE;
-        let reach = at + reach;
+        let reach = at + limit;
         let mark = [Some(end.saturating_sub(window)), Some(end - PAGE), None][mark as usize];
         let mut kernel = Kernel { end, mark, window };
         loop {
             let before = kernel.end;
-            let Some(places) = marks(at, before - from, told, FURTHER, reach) else { break };
+            let Some(places) = marker_offsets(at, before - from, told, READAHEAD_BYTES, reach) else { break };
             for place in places {
                 prop_assert!(place < before, "a page that is not on its way");
                 kernel.touch(place);
@@ -46,23 +46,23 @@ proptest! {
                 break;
             }
             prop_assert!(!knows || kernel.end <= reach);
-            prop_assert!(kernel.end < from + FURTHER + window);
+            prop_assert!(kernel.end < from + READAHEAD_BYTES + window);
         }
         if knows && mark.is_some() {
-            prop_assert!(kernel.end >= from + FURTHER || kernel.end + window > reach);
+            prop_assert!(kernel.end >= from + READAHEAD_BYTES || kernel.end + window > reach);
         }
         prop_assert!(mark.is_some() || kernel.end == end);
     }
 }
 
 #[test]
-fn a_kernel_that_does_not_read_ahead_is_left_alone() {
+fn kernel_without_readahead_is_left_alone() {
     let (at, window) = (1 << 20, 128 << 10);
-    assert_eq!(marks(at, 0, window, FURTHER, u64::MAX), None);
-    assert_eq!(marks(at, PAGE, 0, FURTHER, u64::MAX), None);
-    assert_eq!(marks(at, FURTHER, window, FURTHER, u64::MAX), None, "enough is on its way");
-    assert_eq!(marks(at, window, window, 0, u64::MAX), None, "it is not to be led at all");
-    assert_eq!(marks(at, window, window, FURTHER, at + 2 * window - 1), None, "nobody has looked there");
-    assert_eq!(marks(at, window, window, FURTHER, at + 2 * window), Some([at, at + window - PAGE]));
-    assert_eq!(marks(0, PAGE, window, FURTHER, u64::MAX), Some([0, 0]));
+    assert_eq!(marker_offsets(at, 0, window, READAHEAD_BYTES, u64::MAX), None);
+    assert_eq!(marker_offsets(at, PAGE, 0, READAHEAD_BYTES, u64::MAX), None);
+    assert_eq!(marker_offsets(at, READAHEAD_BYTES, window, READAHEAD_BYTES, u64::MAX), None, "enough is on its way");
+    assert_eq!(marker_offsets(at, window, window, 0, u64::MAX), None, "it is not to be led at all");
+    assert_eq!(marker_offsets(at, window, window, READAHEAD_BYTES, at + 2 * window - 1), None, "nobody has looked there");
+    assert_eq!(marker_offsets(at, window, window, READAHEAD_BYTES, at + 2 * window), Some([at, at + window - PAGE]));
+    assert_eq!(marker_offsets(0, PAGE, window, READAHEAD_BYTES, u64::MAX), Some([0, 0]));
 }

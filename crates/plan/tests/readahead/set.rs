@@ -9,8 +9,8 @@ use spinio_plan::readahead::Brought;
 enum Step {
     Add(u8, Range<u64>),
     Remove(u8, Range<u64>),
-    Take(u8),
-    Trim,
+    RemoveFile(u8),
+    PopOverLimit,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -18,8 +18,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = (0u8..10, 0u8..3, range).prop_map(|(what, file, range)| match what {
         0..6 => Step::Add(file, range),
         6 => Step::Remove(file, range),
-        7 => Step::Take(file),
-        _ => Step::Trim,
+        7 => Step::RemoveFile(file),
+        _ => Step::PopOverLimit,
     });
     proptest::collection::vec(step, 0..60)
 }
@@ -42,7 +42,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn it_does_what_a_list_of_pages_does(steps in steps(), limit in 0u64..50) {
+    fn owned_pages_match_page_list(steps in steps(), limit in 0u64..50) {
         let mut set = Brought::new(limit);
         let mut model = Model::default();
         for step in steps {
@@ -56,17 +56,17 @@ proptest! {
                     set.remove(file, &range);
                     model.remove(file, &range);
                 }
-                Step::Take(file) => {
-                    let taken = pages(set.take(file).into_iter().map(|run| (file, run)));
-                    let theirs: Vec<_> = model.0.iter().filter(|(f, _)| *f == file).copied().collect();
-                    prop_assert_eq!(taken, theirs);
+                Step::RemoveFile(file) => {
+                    let taken = pages(set.remove_file(file).into_iter().map(|run| (file, run)));
+                    let model_pages: Vec<_> = model.0.iter().filter(|(f, _)| *f == file).copied().collect();
+                    prop_assert_eq!(taken, model_pages);
                     model.0.retain(|(f, _)| *f != file);
                 }
-                Step::Trim => {
-                    let gone = pages(set.take_over_limit());
+                Step::PopOverLimit => {
+                    let popped = pages(set.pop_over_limit());
                     let over = model.0.len().saturating_sub(limit as usize);
-                    let theirs: Vec<_> = model.0.drain(..over).collect();
-                    prop_assert_eq!(gone, theirs);
+                    let model_pages: Vec<_> = model.0.drain(..over).collect();
+                    prop_assert_eq!(popped, model_pages);
                     prop_assert!(set.bytes() <= limit);
                 }
             }
@@ -76,15 +76,15 @@ proptest! {
 }
 
 #[test]
-fn the_limit_holds_whatever_the_ranges() {
+fn limit_holds_for_any_ranges() {
     let mut set = Brought::new(2 << 20);
     set.add('a', 0..10 << 20);
-    assert_eq!(set.take_over_limit(), [('a', 0..8 << 20)]);
+    assert_eq!(set.pop_over_limit(), [('a', 0..8 << 20)]);
     // Used again: the other goes first.
     set.add('b', 0..1 << 20);
     set.add('a', 8 << 20..9 << 20);
-    assert_eq!(set.take_over_limit(), [('a', 9 << 20..10 << 20)]);
+    assert_eq!(set.pop_over_limit(), [('a', 9 << 20..10 << 20)]);
     assert_eq!(set.bytes(), 2 << 20);
     set.add('c', 0..0);
-    assert_eq!(set.take('a'), vec![8 << 20..9 << 20]);
+    assert_eq!(set.remove_file('a'), vec![8 << 20..9 << 20]);
 }

@@ -22,28 +22,28 @@ use crate::{disabled, ffi_guard as guard, next_symbol as next};
 unsafe extern "C-unwind" fn posix_fadvise(fd: c_int, offset: i64, len: i64, advice: c_int) -> c_int {
     // SAFETY: the program's own arguments.
     let failed = unsafe { next::POSIX_FADVISE.get()(fd, offset, len, advice) };
-    taken(failed, fd, offset, len, advice)
+    after_advice(failed, fd, offset, len, advice)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn posix_fadvise64(fd: c_int, offset: i64, len: i64, advice: c_int) -> c_int {
     // SAFETY: the program's own arguments.
     let failed = unsafe { next::POSIX_FADVISE64.get()(fd, offset, len, advice) };
-    taken(failed, fd, offset, len, advice)
+    after_advice(failed, fd, offset, len, advice)
 }
 
 /// It returns its error instead of setting errno.
 #[inline]
-fn taken(failed: c_int, fd: c_int, offset: i64, len: i64, advice: c_int) -> c_int {
-    let stays = matches!(advice, libc::POSIX_FADV_NORMAL | libc::POSIX_FADV_RANDOM | libc::POSIX_FADV_SEQUENTIAL);
-    if failed == 0 && (stays || registry::any()) && !disabled::is_off() {
-        note(fd, offset, len, advice);
+fn after_advice(failed: c_int, fd: c_int, offset: i64, len: i64, advice: c_int) -> c_int {
+    let is_kept = matches!(advice, libc::POSIX_FADV_NORMAL | libc::POSIX_FADV_RANDOM | libc::POSIX_FADV_SEQUENTIAL);
+    if failed == 0 && (is_kept || registry::any_device()) && !disabled::is_disabled() {
+        record_advice(fd, offset, len, advice);
     }
     failed
 }
 
 #[cold]
-fn note(fd: c_int, offset: i64, len: i64, advice: c_int) {
+fn record_advice(fd: c_int, offset: i64, len: i64, advice: c_int) {
     let advice = match advice {
         libc::POSIX_FADV_NORMAL => Advice::Normal,
         libc::POSIX_FADV_RANDOM => Advice::Random,
@@ -54,6 +54,6 @@ fn note(fd: c_int, offset: i64, len: i64, advice: c_int) {
     };
     spinio_io::record_advice(fd, advice);
     if let (Ok(offset), Ok(len)) = (u64::try_from(offset), u64::try_from(len)) {
-        guard::hint(|| spinio_io::apply_advice(fd, offset, len, advice));
+        guard::run_hint(|| spinio_io::apply_advice(fd, offset, len, advice));
     }
 }

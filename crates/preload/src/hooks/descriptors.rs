@@ -59,18 +59,18 @@ opens! {
 /// # Safety
 /// `path` must be NUL-terminated.
 #[inline]
-unsafe fn opened(fd: c_int, path: *const c_char) {
+unsafe fn after_open(fd: c_int, path: *const c_char) {
     // Devices' files are opened by absolute paths, "/dev/..." and "/sys/...": with all others we are done here.
     // SAFETY: the caller's promise: the second byte is there if the first is not the end.
     let second = unsafe { if *path == b'/' as c_char { *path.add(1) as u8 } else { 0 } };
-    if matches!(second, b'd' | b's') && !disabled::is_off() {
+    if matches!(second, b'd' | b's') && !disabled::is_disabled() {
         // SAFETY: as above.
         let path = unsafe { CStr::from_ptr(path) }.to_bytes();
         let saved = errno::get();
         if second == b'd' {
             registry::hint_open(path);
         } else {
-            mappings::opened(fd, path);
+            mappings::after_open(fd, path);
         }
         errno::set(saved);
     }
@@ -78,10 +78,10 @@ unsafe fn opened(fd: c_int, path: *const c_char) {
 
 /// A number is about to name nothing, or something else.
 #[inline]
-fn closing(fd: c_int) {
-    if registry::any() && fd >= 0 && !disabled::is_off() {
+fn before_close(fd: c_int) {
+    if registry::any_device() && fd >= 0 && !disabled::is_disabled() {
         changing(fd as c_uint, fd as c_uint);
-        guard::hint(|| spinio_io::on_close(fd));
+        guard::run_hint(|| spinio_io::on_close(fd));
     }
 }
 
@@ -95,23 +95,23 @@ fn changing(first: c_uint, last: c_uint) {
 
 /// Many numbers are.
 #[inline]
-fn closing_range(first: c_uint, last: c_uint) {
-    if registry::any() && first <= last && !disabled::is_off() {
+fn before_close_range(first: c_uint, last: c_uint) {
+    if registry::any_device() && first <= last && !disabled::is_disabled() {
         changing(first, last);
-        guard::hint(|| spinio_io::on_close_range(first, last));
+        guard::run_hint(|| spinio_io::on_close_range(first, last));
     }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
-    closing(fd);
+    before_close(fd);
     // SAFETY: the program's own arguments.
     unsafe { next::CLOSE.get()(fd) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
-    closing(fd);
+    before_close(fd);
     // SAFETY: the program's own arguments.
     unsafe { next::CLOSE_UNDERSCORED.get()(fd) }
 }
@@ -121,7 +121,7 @@ unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_in
     // CLOSE_RANGE_CLOEXEC closes nothing yet. CLOSE_RANGE_UNSHARE closes in a table of this thread's own: for all others,
     // of which there are some wherever SPIN keeps anything, the numbers stay. Other flags the kernel refuses.
     if flags == 0 {
-        closing_range(first, last);
+        before_close_range(first, last);
     }
     // SAFETY: the program's own arguments.
     unsafe { next::CLOSE_RANGE.get()(first, last, flags) }
@@ -129,7 +129,7 @@ unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_in
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn closefrom(first: c_int) {
-    closing_range(first.max(0) as c_uint, c_uint::MAX);
+    before_close_range(first.max(0) as c_uint, c_uint::MAX);
     // SAFETY: the program's own arguments.
     unsafe { next::CLOSEFROM.get()(first) }
 }
@@ -137,7 +137,7 @@ unsafe extern "C-unwind" fn closefrom(first: c_int) {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
     if old != new {
-        closing(new);
+        before_close(new);
     }
     // SAFETY: the program's own arguments.
     unsafe { next::DUP2.get()(old, new) }
@@ -146,7 +146,7 @@ unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __dup2(old: c_int, new: c_int) -> c_int {
     if old != new {
-        closing(new);
+        before_close(new);
     }
     // SAFETY: the program's own arguments.
     unsafe { next::DUP2_UNDERSCORED.get()(old, new) }
@@ -155,7 +155,7 @@ unsafe extern "C-unwind" fn __dup2(old: c_int, new: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     if old != new {
-        closing(new);
+        before_close(new);
     }
     // SAFETY: the program's own arguments.
     unsafe { next::DUP3.get()(old, new, flags) }

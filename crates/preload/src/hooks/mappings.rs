@@ -16,22 +16,22 @@ use spinio_sys::linux;
 use crate::{errno, next_symbol as next};
 
 /// Which files of this kind the program has opened; 0 for none. They are as many as there are providers.
-static FILES: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+static P2PMEM_FILES: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
 /// A name for a file, never 0. Two files that share it cost the registry a look at the mapping, which decides.
-fn mark(fd: c_int) -> Option<u64> {
+fn file_key(fd: c_int) -> Option<u64> {
     let stat = linux::fstat(fd).ok()?;
     Some((stat.ino ^ stat.dev.rotate_left(40)).max(1))
 }
 
 /// A path was opened.
-pub(super) fn opened(fd: c_int, path: &[u8]) {
+pub(super) fn after_open(fd: c_int, path: &[u8]) {
     if !path.ends_with(b"/p2pmem/allocate") {
         return;
     }
-    if let Some(new) = mark(fd) {
+    if let Some(new) = file_key(fd) {
         // Filled from the front, so that an empty first slot means that there is nothing.
-        let _ = FILES.iter().any(|slot| {
+        let _ = P2PMEM_FILES.iter().any(|slot| {
             let old = slot.compare_exchange(0, new, Relaxed, Relaxed);
             old.is_ok() || old == Err(new)
         });
@@ -40,8 +40,8 @@ pub(super) fn opened(fd: c_int, path: &[u8]) {
 
 /// Whether the program may have mappings of this kind at all.
 #[inline(always)]
-fn possible() -> bool {
-    FILES[0].load(Relaxed) != 0
+fn has_candidates() -> bool {
+    P2PMEM_FILES[0].load(Relaxed) != 0
 }
 
 macro_rules! maps {
@@ -72,10 +72,10 @@ maps! {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn munmap(at: *mut c_void, len: usize) -> c_int {
-    if possible() {
+    if has_candidates() {
         // Before the range can become somebody else's.
         let entry = errno::Saved::now();
-        registry::forget_mapping(at.cast(), len);
+        registry::unregister_mapping(at.cast(), len);
         entry.restore();
     }
     // SAFETY: the program's own arguments.
@@ -83,16 +83,16 @@ unsafe extern "C-unwind" fn munmap(at: *mut c_void, len: usize) -> c_int {
 }
 
 #[cold]
-fn mapped(at: *mut c_void, len: usize, flags: c_int, fd: c_int) {
+fn after_mmap(at: *mut c_void, len: usize, flags: c_int, fd: c_int) {
     let saved = errno::get();
     if flags & libc::MAP_FIXED != 0 {
-        registry::forget_mapping(at.cast(), len);
+        registry::unregister_mapping(at.cast(), len);
     }
     if fd >= 0
-        && let Some(mark) = mark(fd)
-        && FILES.iter().any(|slot| slot.load(Relaxed) == mark)
+        && let Some(file_key) = file_key(fd)
+        && P2PMEM_FILES.iter().any(|slot| slot.load(Relaxed) == file_key)
     {
-        registry::note_mapping(at.cast(), len);
+        registry::register_mapping(at.cast(), len);
     }
     errno::set(saved);
 }

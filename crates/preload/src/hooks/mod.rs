@@ -72,38 +72,38 @@ use hook;
 
 /// The device allocation that a call from `caller` means by `buffer`, if it is one. `want`: bytes of interest.
 #[inline(always)]
-fn owner(buffer: *const u8, want: usize, caller: usize) -> Option<Allocation> {
-    if !registry::any() {
+fn device_owner(buffer: *const u8, wanted: usize, caller: usize) -> Option<Allocation> {
+    if !registry::any_device() {
         return None;
     }
-    if disabled::is_off() || caller::is_driver(caller) {
+    if disabled::is_disabled() || caller::is_driver(caller) {
         return None;
     }
-    registry::find(buffer, want)
+    registry::find(buffer, wanted)
 }
 
 /// The same, for the source of a write. Signal handlers write short messages, out of memory that nobody was asked about
 /// before, while the thread may be inside the driver; so that is not asked for these, and a device's memory is found out
 /// by the kernel's EFAULT.
 #[inline(always)]
-fn source(buffer: *const u8, want: usize, caller: usize) -> Option<Allocation> {
-    const MESSAGE: usize = 4096;
-    if want > MESSAGE {
-        return owner(buffer, want, caller);
+fn source_owner(buffer: *const u8, wanted: usize, caller: usize) -> Option<Allocation> {
+    const MESSAGE_MAX: usize = 4096;
+    if wanted > MESSAGE_MAX {
+        return device_owner(buffer, wanted, caller);
     }
-    if !registry::any() || disabled::is_off() {
+    if !registry::any_device() || disabled::is_disabled() {
         return None;
     }
-    registry::find_without_driver(buffer, want)
+    registry::find_without_driver(buffer, wanted)
 }
 
 /// The same, after the next function has failed: only EFAULT is a hint, everything else is the answer.
 #[cold]
-fn owner_after_fault(buffer: *const u8, want: usize, caller: usize) -> Option<Allocation> {
-    if errno::get() != libc::EFAULT || want == 0 || disabled::is_off() || caller::is_driver(caller) {
+fn device_owner_after_fault(buffer: *const u8, wanted: usize, caller: usize) -> Option<Allocation> {
+    if errno::get() != libc::EFAULT || wanted == 0 || disabled::is_disabled() || caller::is_driver(caller) {
         return None;
     }
-    let found = registry::find_after_fault(buffer, want);
+    let found = registry::find_after_fault(buffer, wanted);
     errno::set(libc::EFAULT);
     found
 }

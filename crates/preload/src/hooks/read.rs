@@ -5,11 +5,11 @@ use std::ffi::{c_int, c_void};
 use spinio_device::Allocation;
 use spinio_io::runtime;
 
-use super::{hook, owner, owner_after_fault, target};
+use super::{hook, device_owner, device_owner_after_fault, target};
 use crate::{errno, ffi_guard as guard, next_symbol as next};
 
 /// The most that Linux moves in one call.
-pub(super) const MOST: usize = 0x7fff_f000;
+pub(super) const MAX_RW_COUNT: usize = 0x7fff_f000;
 
 hook! {
     fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize, caller in "rcx" =>
@@ -23,17 +23,17 @@ hook! {
     fn __pread64(fd: c_int, buffer: *mut c_void, len: usize, offset: i64) -> isize, caller in "r8" =>
         serve(fd, buffer, len, Some(offset), caller, || next::PREAD64_UNDERSCORED.get()(fd, buffer, len, offset));
     fn __read_chk(fd: c_int, buffer: *mut c_void, len: usize, room: usize) -> isize, caller in "r8" =>
-        serve(fd, buffer, checked(len, room), None, caller, || next::READ_CHK.get()(fd, buffer, len, room));
+        serve(fd, buffer, checked_len(len, room), None, caller, || next::READ_CHK.get()(fd, buffer, len, room));
     fn __pread_chk(fd: c_int, buffer: *mut c_void, len: usize, offset: i64, room: usize) -> isize, caller in "r9" =>
-        serve(fd, buffer, checked(len, room), Some(offset), caller,
+        serve(fd, buffer, checked_len(len, room), Some(offset), caller,
             || next::PREAD_CHK.get()(fd, buffer, len, offset, room));
     fn __pread64_chk(fd: c_int, buffer: *mut c_void, len: usize, offset: i64, room: usize) -> isize, caller in "r9" =>
-        serve(fd, buffer, checked(len, room), Some(offset), caller,
+        serve(fd, buffer, checked_len(len, room), Some(offset), caller,
             || next::PREAD64_CHK.get()(fd, buffer, len, offset, room));
 }
 
 /// A length that the fortified function may serve; 0, which is left to the next function, where that one would abort.
-fn checked(len: usize, room: usize) -> usize {
+fn checked_len(len: usize, room: usize) -> usize {
     if len > room { 0 } else { len }
 }
 
@@ -49,21 +49,21 @@ unsafe fn serve(
 ) -> isize {
     let buffer = buffer.cast::<u8>().cast_const();
     let entry = errno::Saved::now();
-    let allocation = owner(buffer, len, caller);
+    let allocation = device_owner(buffer, len, caller);
     // The driver may have been asked.
     entry.restore();
     if let Some(allocation) = allocation
         && is_servable(buffer, len, at)
     {
-        return into_device(fd, buffer, len, at, allocation);
+        return read_into_device(fd, buffer, len, at, allocation);
     }
     let got = next();
     if got == -1
         && is_servable(buffer, len, at)
-        && let Some(allocation) = owner_after_fault(buffer, len, caller)
+        && let Some(allocation) = device_owner_after_fault(buffer, len, caller)
     {
         entry.restore();
-        return into_device(fd, buffer, len, at, allocation);
+        return read_into_device(fd, buffer, len, at, allocation);
     }
     got
 }
@@ -88,13 +88,13 @@ pub(super) fn is_in_file(at: Option<i64>, len: usize) -> bool {
 
 #[cold]
 #[inline(never)]
-fn into_device(fd: c_int, buffer: *const u8, len: usize, at: Option<i64>, allocation: Allocation) -> isize {
+fn read_into_device(fd: c_int, buffer: *const u8, len: usize, at: Option<i64>, allocation: Allocation) -> isize {
     guard::cancellation_point();
     guard::call(|| {
         let at = match at {
             Some(offset) => Some(u64::try_from(offset).map_err(|_| guard::Failure::Errno(libc::EINVAL))?),
             None => None,
         };
-        Ok(runtime().read(fd, at, target(allocation, buffer), len.min(MOST))?)
+        Ok(runtime().read(fd, at, target(allocation, buffer), len.min(MAX_RW_COUNT))?)
     })
 }

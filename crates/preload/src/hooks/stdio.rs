@@ -16,15 +16,15 @@ use libc::FILE;
 use spinio_device::Allocation;
 use spinio_io::{AlignedBuf, runtime};
 
-use super::{hook, owner, target};
+use super::{hook, device_owner, target};
 use crate::ffi_guard::{self as guard, Failure};
 use crate::{errno, next_symbol as next};
 
 /// Bytes a piece of a read.
-const PIECE: usize = 1 << 20;
+const READ_CHUNK: usize = 1 << 20;
 
 /// Bytes a piece of a write. Large, because libc makes one call of the kernel of what its own buffer cannot hold.
-const WRITE_PIECE: usize = 64 << 20;
+const WRITE_CHUNK: usize = 64 << 20;
 
 unsafe extern "C" {
     fn flockfile(file: *mut FILE);
@@ -54,11 +54,11 @@ hook! {
 
 /// The bytes of a call on device memory, and whose they are; `None` for one that is libc's.
 #[inline(always)]
-fn asked(buffer: *const c_void, size: usize, items: usize, caller: usize) -> Option<(usize, Allocation)> {
+fn device_request(buffer: *const c_void, size: usize, items: usize, caller: usize) -> Option<(usize, Allocation)> {
     let bytes = size.wrapping_mul(items);
     let overflows = size != 0 && bytes / size != items;
     let entry = errno::Saved::now();
-    let allocation = owner(buffer.cast(), bytes, caller);
+    let allocation = device_owner(buffer.cast(), bytes, caller);
     // The driver may have been asked.
     entry.restore();
     let allocation = allocation?;
@@ -75,11 +75,11 @@ unsafe fn serve(
     caller: usize,
     next: impl Fn() -> usize,
 ) -> usize {
-    if let Some((bytes, allocation)) = asked(buffer, size, items, caller)
+    if let Some((bytes, allocation)) = device_request(buffer, size, items, caller)
         && bytes <= room
     {
         // SAFETY: the program's own FILE.
-        return unsafe { moved(buffer.cast(), bytes, size, file, allocation, read_locked) };
+        return unsafe { with_locked_file(buffer.cast(), bytes, size, file, allocation, read_locked) };
     }
     next()
 }
@@ -93,9 +93,9 @@ unsafe fn serve_write(
     caller: usize,
     next: impl Fn() -> usize,
 ) -> usize {
-    if let Some((bytes, allocation)) = asked(buffer, size, items, caller) {
+    if let Some((bytes, allocation)) = device_request(buffer, size, items, caller) {
         // SAFETY: the program's own FILE.
-        return unsafe { moved(buffer.cast_mut().cast(), bytes, size, file, allocation, write_locked) };
+        return unsafe { with_locked_file(buffer.cast_mut().cast(), bytes, size, file, allocation, write_locked) };
     }
     next()
 }
@@ -107,7 +107,7 @@ type Move = fn(*mut u8, usize, *mut FILE, Allocation) -> usize;
 /// `file` must be open.
 #[cold]
 #[inline(never)]
-unsafe fn moved(
+unsafe fn with_locked_file(
     buffer: *mut u8,
     bytes: usize,
     size: usize,
@@ -117,7 +117,7 @@ unsafe fn moved(
 ) -> usize {
     guard::cancellation_point();
     // A thread cancelled in between would leave the FILE locked.
-    let done = guard::uncancelled(|| {
+    let done = guard::with_cancel_disabled(|| {
         // SAFETY: the FILE is open; the lock is recursive, so a caller of fread_unlocked that holds it goes on.
         unsafe { flockfile(file) };
         let done = locked(buffer, bytes, file, allocation);
@@ -133,8 +133,8 @@ fn read_locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Alloc
     let mut done = 0;
     guard::run(|| {
         // The kernel writes to the end of the allocation and no further, whatever the program asks for.
-        let end = bytes.min(allocation.room(target(allocation, buffer).addr) as usize);
-        let mut bounce = AlignedBuf::zeroed(end.min(PIECE));
+        let end = bytes.min(allocation.bytes_left(target(allocation, buffer).addr) as usize);
+        let mut bounce = AlignedBuf::zeroed(end.min(READ_CHUNK));
         while done < end {
             let piece = bounce.len().min(end - done);
             // SAFETY: `bounce` has room for a piece, and the FILE is ours.
@@ -158,8 +158,8 @@ fn read_locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Alloc
 fn write_locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Allocation) -> usize {
     let mut done = 0;
     guard::run(|| {
-        let end = bytes.min(allocation.room(target(allocation, buffer).addr) as usize);
-        let mut bounce = AlignedBuf::zeroed(end.min(WRITE_PIECE));
+        let end = bytes.min(allocation.bytes_left(target(allocation, buffer).addr) as usize);
+        let mut bounce = AlignedBuf::zeroed(end.min(WRITE_CHUNK));
         while done < end {
             let piece = bounce.len().min(end - done);
             runtime().get(target(allocation, buffer.wrapping_add(done)), &mut bounce[..piece])?;

@@ -24,47 +24,47 @@ use spinio_batch::{Batches, ReadOp};
 use spinio_io::{AlignedBuf, FdIdentity, runtime};
 use spinio_sys::linux;
 
-use super::read::{MOST, is_in_address_space, is_in_file};
-use super::{hook, owner, owner_after_fault, target};
+use super::read::{MAX_RW_COUNT, is_in_address_space, is_in_file};
+use super::{hook, device_owner, device_owner_after_fault, target};
 use crate::ffi_guard::{self as guard, Failure};
 use crate::{caller, disabled, errno, next_symbol as next};
 
 /// Most vectors of one call.
 const IOV_MAX: c_int = 1024;
 /// Host memory that stands in for device parts, at most.
-const BOUNCE: usize = 1 << 20;
+const BOUNCE_MAX: usize = 1 << 20;
 /// Device parts in a row from which they are read as a batch.
-const SEVERAL: usize = 8;
+const BATCH_MIN_PARTS: usize = 8;
 /// `preadv2`'s name for the file's own offset.
-const OWN_OFFSET: i64 = -1;
+const FILE_OFFSET: i64 = -1;
 
 hook! {
     fn readv(fd: c_int, vectors: *const iovec, count: c_int) -> isize, caller in "rcx" =>
-        serve(fd, vectors, count, At::Own, 0, caller, into_parts, || next::READV.get()(fd, vectors, count));
+        serve(fd, vectors, count, At::FileOffset, 0, caller, read_parts, || next::READV.get()(fd, vectors, count));
     fn preadv(fd: c_int, vectors: *const iovec, count: c_int, offset: i64) -> isize, caller in "r8" =>
-        serve(fd, vectors, count, At::Offset(offset), 0, caller, into_parts,
+        serve(fd, vectors, count, At::Offset(offset), 0, caller, read_parts,
             || next::PREADV.get()(fd, vectors, count, offset));
     fn preadv64(fd: c_int, vectors: *const iovec, count: c_int, offset: i64) -> isize, caller in "r8" =>
-        serve(fd, vectors, count, At::Offset(offset), 0, caller, into_parts,
+        serve(fd, vectors, count, At::Offset(offset), 0, caller, read_parts,
             || next::PREADV64.get()(fd, vectors, count, offset));
     fn preadv2(fd: c_int, vectors: *const iovec, count: c_int, offset: i64, flags: c_int) -> isize, caller in "r9" =>
-        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, into_parts,
+        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, read_parts,
             || next::PREADV2.get()(fd, vectors, count, offset, flags));
     fn preadv64v2(fd: c_int, vectors: *const iovec, count: c_int, offset: i64, flags: c_int) -> isize, caller in "r9" =>
-        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, into_parts,
+        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, read_parts,
             || next::PREADV64V2.get()(fd, vectors, count, offset, flags));
 }
 
 /// Where in the file.
 #[derive(Clone, Copy)]
 pub(super) enum At {
-    Own,
+    FileOffset,
     Offset(i64),
 }
 
 impl At {
     pub(super) fn of_preadv2(offset: i64) -> At {
-        if offset == OWN_OFFSET { At::Own } else { At::Offset(offset) }
+        if offset == FILE_OFFSET { At::FileOffset } else { At::Offset(offset) }
     }
 }
 
@@ -80,25 +80,25 @@ pub(super) unsafe fn serve(
     at: At,
     flags: c_int,
     caller: usize,
-    served: Served,
+    handler: Served,
     next: impl Fn() -> isize,
 ) -> isize {
     let entry = errno::Saved::now();
     // SAFETY: `any_device` judges the address before it looks at the vectors.
-    let is_device = registry::any() && unsafe { any_device(vectors, count, at, caller, owner) };
+    let is_device = registry::any_device() && unsafe { any_device(vectors, count, at, caller, device_owner) };
     // The driver may have been asked.
     entry.restore();
     if is_device {
-        return served(fd, vectors, count, at, flags);
+        return handler(fd, vectors, count, at, flags);
     }
     let moved = next();
     // SAFETY: as above.
     if moved == -1
         && errno::get() == libc::EFAULT
-        && unsafe { any_device(vectors, count, at, caller, owner_after_fault) }
+        && unsafe { any_device(vectors, count, at, caller, device_owner_after_fault) }
     {
         entry.restore();
-        return served(fd, vectors, count, at, flags);
+        return handler(fd, vectors, count, at, flags);
     }
     moved
 }
@@ -114,11 +114,11 @@ unsafe fn any_device(
     caller: usize,
     owner: impl Fn(*const u8, usize, usize) -> Option<Allocation>,
 ) -> bool {
-    if count <= 0 || count > IOV_MAX || disabled::is_off() || caller::is_driver(caller) {
+    if count <= 0 || count > IOV_MAX || disabled::is_disabled() || caller::is_driver(caller) {
         return false;
     }
     let bytes = count as usize * size_of::<iovec>();
-    if !vectors.is_aligned() || !(on_stack(vectors.cast()) || linux::readable(vectors.cast(), bytes)) {
+    if !vectors.is_aligned() || !(is_near_stack(vectors.cast()) || linux::is_readable(vectors.cast(), bytes)) {
         return false;
     }
     // SAFETY: aligned, and readable a moment ago.
@@ -128,9 +128,9 @@ unsafe fn any_device(
         1 => v.iov_len <= isize::MAX as usize,
         _ => is_in_address_space(v.iov_base.cast(), v.iov_len),
     };
-    let total = vectors.iter().fold(0usize, |sum, v| sum.saturating_add(v.iov_len)).min(MOST);
+    let total = vectors.iter().fold(0usize, |sum, v| sum.saturating_add(v.iov_len)).min(MAX_RW_COUNT);
     let offset = match at {
-        At::Own => None,
+        At::FileOffset => None,
         At::Offset(offset) => Some(offset),
     };
     vectors.iter().all(fits)
@@ -140,9 +140,9 @@ unsafe fn any_device(
 
 /// Whether an address is a little above our own frame, where almost every caller keeps its vectors: then it needs no
 /// system call to know that it may be read.
-fn on_stack(address: *const u8) -> bool {
-    let here = 0u8;
-    (address as usize).wrapping_sub(&raw const here as usize) < 16 << 10
+fn is_near_stack(address: *const u8) -> bool {
+    let frame = 0u8;
+    (address as usize).wrapping_sub(&raw const frame as usize) < 16 << 10
 }
 
 /// A part of the call: what is left of one vector.
@@ -155,7 +155,7 @@ pub(super) struct Part {
 
 #[cold]
 #[inline(never)]
-fn into_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c_int) -> isize {
+fn read_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c_int) -> isize {
     guard::cancellation_point();
     guard::call(|| {
         // SAFETY: `any_device` has looked at the same vectors in this call.
@@ -168,11 +168,11 @@ fn into_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c_i
             // A stream has no offsets: the kernel knows whether that is ESPIPE, or no matter (some devices).
             At::Offset(offset) if stream => windows(fd, &parts, offset, flags),
             At::Offset(offset) => read_at(fd, &parts, offset as u64, flags),
-            At::Own if stream => windows(fd, &parts, OWN_OFFSET, flags),
-            At::Own => {
+            At::FileOffset if stream => windows(fd, &parts, FILE_OFFSET, flags),
+            At::FileOffset => {
                 // An offset that cannot be moved as far, near the largest one: the kernel says what follows.
                 let Ok(start) = runtime().reserve(fd, total as u64) else {
-                    return window(fd, &parts, OWN_OFFSET, flags).map(|w| w.got);
+                    return window(fd, &parts, FILE_OFFSET, flags).map(|w| w.got);
                 };
                 let result = read_at(fd, &parts, start, flags);
                 runtime().unreserve(fd, (total - result.as_ref().copied().unwrap_or(0)) as u64);
@@ -185,7 +185,7 @@ fn into_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c_i
 /// The vectors as parts, cut off where the kernel cuts a call off. Neighbours on the host stay apart: the kernel
 /// takes them as a vector anyway.
 pub(super) fn parts(vectors: &[iovec]) -> Vec<Part> {
-    let mut room = MOST;
+    let mut room = MAX_RW_COUNT;
     let mut parts = Vec::with_capacity(vectors.len());
     for vector in vectors.iter().filter(|v| v.iov_len != 0) {
         let len = vector.iov_len.min(room);
@@ -210,7 +210,7 @@ fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize,
         let offset = start + done as u64;
         let devices = rest.iter().take_while(|p| p.device.is_some()).count();
         let (wanted, got) = match first.device {
-            Some(_) if flags == 0 && devices >= SEVERAL => {
+            Some(_) if flags == 0 && devices >= BATCH_MIN_PARTS => {
                 let wanted = rest[..devices].iter().map(|p| p.len).sum();
                 (wanted, batch(fd, &rest[..devices], offset))
             }
@@ -304,7 +304,7 @@ fn windows(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<usize
     let mut rest = parts.to_vec();
     let mut done = 0;
     loop {
-        let offset = if offset == OWN_OFFSET { offset } else { offset + done as i64 };
+        let offset = if offset == FILE_OFFSET { offset } else { offset + done as i64 };
         match window(fd, &rest, offset, flags) {
             Ok(window) => {
                 done += window.got;
@@ -327,7 +327,7 @@ struct Window {
 /// One call of the kernel for the front parts, with a bounce for what belongs to a device.
 fn window(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<Window, Failure> {
     let device: usize = parts.iter().filter(|p| p.device.is_some()).map(|p| p.len).sum();
-    let mut bounce = AlignedBuf::zeroed(device.min(BOUNCE));
+    let mut bounce = AlignedBuf::zeroed(device.min(BOUNCE_MAX));
     let (mut used, mut wanted) = (0, 0);
     let mut vectors = Vec::with_capacity(parts.len());
     for part in parts {

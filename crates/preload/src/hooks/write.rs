@@ -8,8 +8,8 @@ use std::ffi::{c_int, c_void};
 use spinio_device::Allocation;
 use spinio_io::runtime;
 
-use super::read::{MOST, is_servable};
-use super::{hook, owner_after_fault, source, target};
+use super::read::{MAX_RW_COUNT, is_servable};
+use super::{hook, device_owner_after_fault, source_owner, target};
 use crate::{errno, ffi_guard as guard, next_symbol as next};
 
 hook! {
@@ -37,34 +37,34 @@ unsafe fn serve(
 ) -> isize {
     let buffer = buffer.cast::<u8>();
     let entry = errno::Saved::now();
-    let allocation = source(buffer, len, caller);
+    let allocation = source_owner(buffer, len, caller);
     // The driver may have been asked.
     entry.restore();
     if let Some(allocation) = allocation
         && is_servable(buffer, len, at)
     {
-        return out_of_device(fd, buffer, len, at, allocation);
+        return write_from_device(fd, buffer, len, at, allocation);
     }
     let wrote = next();
     if wrote == -1
         && is_servable(buffer, len, at)
-        && let Some(allocation) = owner_after_fault(buffer, len, caller)
+        && let Some(allocation) = device_owner_after_fault(buffer, len, caller)
     {
         entry.restore();
-        return out_of_device(fd, buffer, len, at, allocation);
+        return write_from_device(fd, buffer, len, at, allocation);
     }
     wrote
 }
 
 #[cold]
 #[inline(never)]
-fn out_of_device(fd: c_int, buffer: *const u8, len: usize, at: Option<i64>, allocation: Allocation) -> isize {
+fn write_from_device(fd: c_int, buffer: *const u8, len: usize, at: Option<i64>, allocation: Allocation) -> isize {
     guard::cancellation_point();
     guard::call(|| {
         let at = match at {
             Some(offset) => Some(u64::try_from(offset).map_err(|_| guard::Failure::Errno(libc::EINVAL))?),
             None => None,
         };
-        Ok(runtime().write(fd, at, target(allocation, buffer), len.min(MOST))?)
+        Ok(runtime().write(fd, at, target(allocation, buffer), len.min(MAX_RW_COUNT))?)
     })
 }

@@ -20,25 +20,25 @@ use crate::next_symbol as next;
 
 hook! {
     fn writev(fd: c_int, vectors: *const iovec, count: c_int) -> isize, caller in "rcx" =>
-        serve(fd, vectors, count, At::Own, 0, caller, out_of_parts, || next::WRITEV.get()(fd, vectors, count));
+        serve(fd, vectors, count, At::FileOffset, 0, caller, write_parts, || next::WRITEV.get()(fd, vectors, count));
     fn pwritev(fd: c_int, vectors: *const iovec, count: c_int, offset: i64) -> isize, caller in "r8" =>
-        serve(fd, vectors, count, At::Offset(offset), 0, caller, out_of_parts,
+        serve(fd, vectors, count, At::Offset(offset), 0, caller, write_parts,
             || next::PWRITEV.get()(fd, vectors, count, offset));
     fn pwritev64(fd: c_int, vectors: *const iovec, count: c_int, offset: i64) -> isize, caller in "r8" =>
-        serve(fd, vectors, count, At::Offset(offset), 0, caller, out_of_parts,
+        serve(fd, vectors, count, At::Offset(offset), 0, caller, write_parts,
             || next::PWRITEV64.get()(fd, vectors, count, offset));
     fn pwritev2(fd: c_int, vectors: *const iovec, count: c_int, offset: i64, flags: c_int) -> isize, caller in "r9" =>
-        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, out_of_parts,
+        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, write_parts,
             || next::PWRITEV2.get()(fd, vectors, count, offset, flags));
     fn pwritev64v2(fd: c_int, vectors: *const iovec, count: c_int, offset: i64, flags: c_int) -> isize,
         caller in "r9" =>
-        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, out_of_parts,
+        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, write_parts,
             || next::PWRITEV64V2.get()(fd, vectors, count, offset, flags));
 }
 
 #[cold]
 #[inline(never)]
-fn out_of_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c_int) -> isize {
+fn write_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c_int) -> isize {
     guard::cancellation_point();
     guard::call(|| {
         // SAFETY: `any_device` has looked at the same vectors in this call.
@@ -51,7 +51,7 @@ fn out_of_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c
             })
             .collect();
         let at = match at {
-            At::Own => None,
+            At::FileOffset => None,
             At::Offset(offset) => Some(u64::try_from(offset).map_err(|_| Failure::Errno(libc::EINVAL))?),
         };
         Ok(runtime().write_parts(fd, at, flags as u32, &parts)?)

@@ -24,16 +24,16 @@ pub(crate) fn headers() -> PathBuf {
     source("../capi/include")
 }
 
-static FOLDER: OnceLock<TempDir> = OnceLock::new();
+static BUILD_DIR: OnceLock<TempDir> = OnceLock::new();
 
 /// A folder for what this test run builds, gone when it ends.
-pub(crate) fn folder() -> &'static Path {
+pub(crate) fn build_dir() -> &'static Path {
     extern "C" fn remove() {
-        if let Some(folder) = FOLDER.get() {
+        if let Some(folder) = BUILD_DIR.get() {
             let _ = std::fs::remove_dir_all(folder.path());
         }
     }
-    FOLDER
+    BUILD_DIR
         .get_or_init(|| {
             // SAFETY: a function that lives as long as the program and does not unwind. Statics are never dropped.
             unsafe { libc::atexit(remove) };
@@ -55,7 +55,7 @@ pub(crate) fn compile(compiler: &str, out: &Path, args: &[&str]) {
 pub(crate) fn shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
     SHIM.get_or_init(|| {
-        let out = folder().join("libmemory.so");
+        let out = build_dir().join("libmemory.so");
         let source = source("tests/c/memory.c");
         compile("cc", &out, &["-shared", "-fPIC", source.to_str().expect("a path in UTF-8"), "-ldl"]);
         out
@@ -64,24 +64,24 @@ pub(crate) fn shim() -> &'static Path {
 
 /// Builds `tests/c/<name>.c` against the shim.
 pub(crate) fn program(name: &str) -> PathBuf {
-    let out = folder().join(name);
+    let out = build_dir().join(name);
     let source = source("tests/c").join(format!("{name}.c"));
-    let rpath = format!("-Wl,-rpath,{}", folder().display());
+    let rpath = format!("-Wl,-rpath,{}", build_dir().display());
     let (source, shim) = (source.to_str().expect("a path in UTF-8"), shim().to_str().expect("a path in UTF-8"));
     compile("cc", &out, &[source, shim, &rpath, "-ldl"]);
     out
 }
 
 /// A run of the program under the library, with a deadline that only turns a hang into a failure.
-pub(crate) fn preloaded(program: &Path, args: &[&str]) -> Command {
+pub(crate) fn run_preloaded(program: &Path, args: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "900"]).arg("env").arg(format!("LD_PRELOAD={}", library().display()));
-    command.arg(program).args(args).current_dir(folder()).env_remove("LD_LIBRARY_PATH");
+    command.arg(program).args(args).current_dir(build_dir()).env_remove("LD_LIBRARY_PATH");
     command
 }
 
 /// Runs it; whatever it prints is a complaint.
-pub(crate) fn must_pass(mut command: Command) -> Output {
+pub(crate) fn assert_passes(mut command: Command) -> Output {
     let done = command.output().expect("timeout runs");
     let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert!(done.status.success() && err.is_empty(), "{command:?}: {}\n{out}{err}", done.status);

@@ -6,13 +6,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::build::{self, compile, folder, must_pass, preloaded, source};
+use crate::build::{self, compile, build_dir, assert_passes, run_preloaded, source};
 
 /// The folder of the stand-in, as `libcuda.so.1`.
 fn driver() -> &'static PathBuf {
     static DRIVER: OnceLock<PathBuf> = OnceLock::new();
     DRIVER.get_or_init(|| {
-        let driver = folder().join("stand-in");
+        let driver = build_dir().join("stand-in");
         std::fs::create_dir_all(&driver).expect("a folder");
         let flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", &text("../sys/tests/fake/libcuda.c")];
         compile("cc", &driver.join("libcuda.so.1"), &flags);
@@ -21,19 +21,19 @@ fn driver() -> &'static PathBuf {
 }
 
 /// The suite's program.
-fn suite() -> &'static PathBuf {
+fn suite_program() -> &'static PathBuf {
     static SUITE: OnceLock<PathBuf> = OnceLock::new();
     SUITE.get_or_init(|| program("suite"))
 }
 
 /// The program for two GPUs: the stand-in has as many.
-fn two() -> &'static PathBuf {
+fn two_gpu_program() -> &'static PathBuf {
     static TWO: OnceLock<PathBuf> = OnceLock::new();
     TWO.get_or_init(|| program("two"))
 }
 
 fn program(name: &str) -> PathBuf {
-    let out = folder().join(format!("gpu-{name}"));
+    let out = build_dir().join(format!("gpu-{name}"));
     compile("cc", &out, &[&text(&format!("../../tests/gpu/{name}.c")), "-pthread", "-ldl"]);
     out
 }
@@ -43,70 +43,70 @@ fn text(path: &str) -> String {
 }
 
 fn run(tests: &[&str]) {
-    run_of(suite(), tests);
+    run_program(suite_program(), tests);
 }
 
-fn run_of(program: &Path, tests: &[&str]) {
-    let scratch = folder().join(tests.concat());
+fn run_program(program: &Path, tests: &[&str]) {
+    let scratch = build_dir().join(tests.concat());
     std::fs::create_dir_all(&scratch).expect("a folder");
     let mut args = vec![scratch.to_str().expect("a path in UTF-8")];
     args.extend(tests);
-    let mut command = preloaded(program, &args);
+    let mut command = run_preloaded(program, &args);
     command.env("LD_LIBRARY_PATH", driver());
-    must_pass(command);
+    assert_passes(command);
 }
 
 #[test]
-fn every_kind_of_cuda_memory_is_read_into() {
+fn reads_into_every_kind_of_cuda_memory() {
     run(&["malloc", "pool", "managed", "mappings", "host_memory_of_cuda"]);
 }
 
 #[test]
-fn allocations_end_and_come_again() {
+fn freed_allocations_can_be_reallocated() {
     run(&["never_past_the_end", "reuse_of_an_address", "sees_every_write"]);
 }
 
 #[test]
-fn captures_survive_reads() {
+fn reads_do_not_invalidate_captures() {
     run(&["captures_survive", "captures_of_another_thread_survive", "callback"]);
 }
 
 #[test]
-fn threads_resets_and_forks_are_no_trouble() {
+fn reads_work_across_threads_resets_and_forks() {
     run(&["threads_without_a_context", "reset", "fork", "overlapping_reads_keep_their_order"]);
 }
 
 #[test]
-fn calls_keep_to_posix() {
+fn calls_follow_posix() {
     run(&["host_reads_are_untouched", "errors", "other_calls", "no_descriptor_of_ours"]);
 }
 
 #[test]
-fn every_kind_of_cuda_memory_is_written() {
+fn writes_from_every_kind_of_cuda_memory() {
     run(&["writes", "captures_survive_writes", "writes_in_stream_order"]);
 }
 
 #[test]
-fn two_gpus_are_read_into() {
-    run_of(two(), &["reads_in_turn", "reads_at_once", "one_after_the_other", "a_reset_of_one", "a_mapping_over_both"]);
+fn reads_into_two_gpus() {
+    run_program(two_gpu_program(), &["reads_in_turn", "reads_at_once", "one_after_the_other", "a_reset_of_one", "a_mapping_over_both"]);
 }
 
 #[test]
-fn two_gpus_are_written_out_of() {
-    run_of(two(), &["writes_in_turn", "writes_at_once", "memory_of_the_peer", "two_processes"]);
+fn writes_from_two_gpus() {
+    run_program(two_gpu_program(), &["writes_in_turn", "writes_at_once", "memory_of_the_peer", "two_processes"]);
 }
 
 /// A program of `tests/c` with its device memory from the stand-in, which refuses system calls as a GPU's memory does:
 /// so the hooks find the device only after the host's call has failed.
 fn run_on_driver(name: &str, args: &[&str]) {
-    let mut command = preloaded(&build::program(name), args);
+    let mut command = run_preloaded(&build::program(name), args);
     command.env("LD_LIBRARY_PATH", driver()).env("SPINIO_TEST_DEVICE", "cuda");
-    must_pass(command);
+    assert_passes(command);
 }
 
 #[test]
 fn cuda_calls_leave_what_host_calls_leave() {
-    let scratch = folder().to_str().expect("a path in UTF-8");
+    let scratch = build_dir().to_str().expect("a path in UTF-8");
     run_on_driver("writes", &["1", scratch]);
     run_on_driver("differential", &["1", scratch]);
 }

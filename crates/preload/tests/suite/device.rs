@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::build::{compile, folder, library, must_pass, source};
+use crate::build::{compile, build_dir, library, assert_passes, source};
 
 /// A path of the workspace.
-pub(crate) fn of_workspace(path: &str) -> PathBuf {
+pub(crate) fn workspace_path(path: &str) -> PathBuf {
     source("../..").join(path)
 }
 
@@ -21,8 +21,8 @@ pub(crate) fn has_cxx() -> bool {
 
 /// Builds sources against the headers and the library.
 pub(crate) fn build(name: &str, sources: &[PathBuf], more: &[&str]) -> PathBuf {
-    let out = folder().join(name);
-    let headers = of_workspace("device/include");
+    let out = build_dir().join(name);
+    let headers = workspace_path("device/include");
     let rpath = format!("-Wl,-rpath,{}", library().parent().expect("a folder").display());
     let (headers, library) = (headers.display().to_string(), library().display().to_string());
     let mut args = vec!["-std=c++17", "-I", &headers];
@@ -36,35 +36,35 @@ pub(crate) fn build(name: &str, sources: &[PathBuf], more: &[&str]) -> PathBuf {
 }
 
 /// A run that a hang cannot outlast.
-pub(crate) fn limited(program: &Path) -> Command {
+pub(crate) fn run_with_timeout(program: &Path) -> Command {
     let mut run = Command::new("timeout");
     // Not cargo's own search path: an older library may lie there.
-    run.args(["--signal=KILL", "900"]).arg(program).current_dir(folder()).env_remove("LD_LIBRARY_PATH");
+    run.args(["--signal=KILL", "900"]).arg(program).current_dir(build_dir()).env_remove("LD_LIBRARY_PATH");
     run
 }
 
 #[test]
-fn blocks_threads_and_barriers_do_what_a_gpu_does() {
+fn blocks_threads_and_barriers_behave_as_on_gpu() {
     if has_cxx() {
-        must_pass(limited(&build("emulation", &[of_workspace("device/tests/emulation.cpp")], &[])));
+        assert_passes(run_with_timeout(&build("emulation", &[workspace_path("device/tests/emulation.cpp")], &[])));
     }
 }
 
 #[test]
-fn the_address_sanitizer_follows_the_switches_of_stacks() {
-    let probe = folder().join("asan.cpp");
+fn address_sanitizer_follows_stack_switches() {
+    let probe = build_dir().join("asan.cpp");
     std::fs::write(&probe, "int main() { return 0; }\n").expect("a file");
-    let asan = Command::new("c++").arg("-fsanitize=address").arg("-o").arg(folder().join("asan")).arg(&probe).output();
+    let asan = Command::new("c++").arg("-fsanitize=address").arg("-o").arg(build_dir().join("asan")).arg(&probe).output();
     if !asan.is_ok_and(|done| done.status.success()) {
         return eprintln!("skipped: this compiler has no address sanitizer");
     }
     let flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    must_pass(limited(&build("emulation-asan", &[of_workspace("device/tests/emulation.cpp")], &flags)));
+    assert_passes(run_with_timeout(&build("emulation-asan", &[workspace_path("device/tests/emulation.cpp")], &flags)));
 }
 
 #[test]
-fn programs_for_cuda_run_on_the_emulated_device() {
+fn cuda_programs_run_on_emulated_device() {
     if has_cxx() {
-        must_pass(limited(&build("runtime", &[of_workspace("device/tests/runtime.cpp")], &[])));
+        assert_passes(run_with_timeout(&build("runtime", &[workspace_path("device/tests/runtime.cpp")], &[])));
     }
 }

@@ -5,15 +5,15 @@ use std::process::Command;
 
 use crate::build::{library, source};
 
-fn nm(which: &str) -> Vec<String> {
-    let done = Command::new("nm").args(["-D", which]).arg(library()).output().expect("nm runs");
+fn nm(option: &str) -> Vec<String> {
+    let done = Command::new("nm").args(["-D", option]).arg(library()).output().expect("nm runs");
     assert!(done.status.success());
     let text = String::from_utf8(done.stdout).expect("symbols in ASCII");
     text.lines().filter_map(|l| l.split_whitespace().last()).map(str::to_owned).collect()
 }
 
 #[test]
-fn it_exports_exactly_the_committed_list_without_versions() {
+fn exports_match_committed_list_without_versions() {
     let exported: BTreeSet<String> = nm("--defined-only").into_iter().collect();
     let list = std::fs::read_to_string(source("exports.txt")).expect("exports.txt");
     let listed: BTreeSet<String> = list.lines().map(str::to_owned).collect();
@@ -24,7 +24,7 @@ fn it_exports_exactly_the_committed_list_without_versions() {
 }
 
 #[test]
-fn it_stays_loaded_and_needs_no_accelerator_library() {
+fn library_is_nodelete_and_needs_no_accelerator_library() {
     let done = Command::new("readelf").args(["-d", "-W"]).arg(library()).output().expect("readelf runs");
     let text = String::from_utf8_lossy(&done.stdout);
     assert!(text.contains("NODELETE"), "{text}");

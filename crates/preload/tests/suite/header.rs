@@ -2,27 +2,27 @@
 
 use std::collections::BTreeSet;
 
-use crate::build::{compile, folder, headers, library, must_pass, preloaded, source};
+use crate::build::{compile, build_dir, headers, library, assert_passes, run_preloaded, source};
 
 #[test]
-fn it_is_c_and_cxx() {
-    let user = folder().join("header.c");
+fn headers_compile_as_c_and_cxx() {
+    let user = build_dir().join("header.c");
     std::fs::write(
         &user,
         "#include <spinio.h>\n#include <nvmmu.h>\nint unused(void);\nint unused(void) { return SPINIO_ROUTES; }\n",
     )
     .expect("a file");
     let user = user.to_str().expect("a path in UTF-8");
-    compile("cc", &folder().join("header-c.o"), &["-std=c99", "-pedantic", "-c", user]);
+    compile("cc", &build_dir().join("header-c.o"), &["-std=c99", "-pedantic", "-c", user]);
     if std::process::Command::new("c++").arg("--version").output().is_err() {
         eprintln!("skipped for C++: no c++ here");
         return;
     }
-    compile("c++", &folder().join("header-cxx.o"), &["-x", "c++", "-std=c++11", "-pedantic", "-c", user]);
+    compile("c++", &build_dir().join("header-cxx.o"), &["-x", "c++", "-std=c++11", "-pedantic", "-c", user]);
 }
 
 #[test]
-fn what_it_declares_is_what_the_library_exports() {
+fn declared_functions_are_exported() {
     let read = |name: &str| std::fs::read_to_string(headers().join(name)).expect("a header");
     let header = read("spinio.h") + &read("nvmmu.h");
     // A declaration starts its line with a type and has its name right before the parenthesis.
@@ -42,15 +42,15 @@ fn what_it_declares_is_what_the_library_exports() {
 }
 
 #[test]
-fn a_program_that_links_it_works() {
-    let out = folder().join("api");
+fn linked_program_works() {
+    let out = build_dir().join("api");
     let (source, library) = (source("tests/c/api.c"), library());
     let rpath = format!("-Wl,-rpath,{}", library.parent().expect("a folder").display());
     compile("cc", &out, &[source.to_str().expect("UTF-8"), library.to_str().expect("UTF-8"), &rpath]);
     let mut linked = std::process::Command::new("timeout");
     // Not cargo's own search path: an older library may lie there.
-    linked.args(["--signal=KILL", "900"]).arg(&out).current_dir(folder()).env_remove("LD_LIBRARY_PATH");
-    must_pass(linked);
+    linked.args(["--signal=KILL", "900"]).arg(&out).current_dir(build_dir()).env_remove("LD_LIBRARY_PATH");
+    assert_passes(linked);
     // And once more with the library both linked and preloaded, as `spinio run` on such a program does.
-    must_pass(preloaded(&out, &[]));
+    assert_passes(run_preloaded(&out, &[]));
 }

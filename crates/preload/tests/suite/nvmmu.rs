@@ -3,34 +3,34 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::build::{compile, folder, library, must_pass, source};
-use crate::device::{build, has_cxx, limited, of_workspace};
+use crate::build::{compile, build_dir, library, assert_passes, source};
+use crate::device::{build, has_cxx, run_with_timeout, workspace_path};
 
 #[test]
-fn the_c_api_moves_files_and_tells_of_mistakes() {
-    let out = folder().join("nvmmu");
+fn c_api_moves_files_and_reports_errors() {
+    let out = build_dir().join("nvmmu");
     let (code, library) = (source("tests/c/nvmmu.c"), library());
     let rpath = format!("-Wl,-rpath,{}", library.parent().expect("a folder").display());
     compile("cc", &out, &[code.to_str().expect("UTF-8"), library.to_str().expect("UTF-8"), &rpath]);
-    must_pass(limited(&out));
+    assert_passes(run_with_timeout(&out));
 }
 
 #[test]
-fn figure_9_writes_what_figure_4_writes() {
+fn figure_9_output_equals_figure_4_output() {
     if !has_cxx() {
         return;
     }
     let (width, height, channels) = (301usize, 97usize, 3usize);
     let image: Vec<u8> = (0..width * height * channels).flat_map(|i| ((i * 37 % 101) as f32).to_le_bytes()).collect();
-    let input = folder().join("image.in");
+    let input = build_dir().join("image.in");
     std::fs::write(&input, &image).expect("a file");
     let mut results = Vec::new();
     for name in ["conventional", "moved"] {
-        let program = build(name, &[of_workspace("examples/nvmmu").join(format!("{name}.cu"))], &[]);
-        let output = folder().join(format!("image.{name}"));
-        let mut run = limited(&program);
+        let program = build(name, &[workspace_path("examples/nvmmu").join(format!("{name}.cu"))], &[]);
+        let output = build_dir().join(format!("image.{name}"));
+        let mut run = run_with_timeout(&program);
         run.arg(&input).arg(&output).args([width, height, channels].map(|n| n.to_string()));
-        must_pass(run);
+        assert_passes(run);
         results.push(std::fs::read(output).expect("the output"));
     }
     assert_eq!(results[0].len(), image.len());
@@ -39,11 +39,11 @@ fn figure_9_writes_what_figure_4_writes() {
 }
 
 #[test]
-fn twelve_programs_compute_the_same_both_ways() {
+fn twelve_programs_give_same_results_with_both_apis() {
     if !has_cxx() {
         return;
     }
-    let benches = of_workspace("benches/nvmmu");
+    let benches = workspace_path("benches/nvmmu");
     let mut sources: Vec<PathBuf> = std::fs::read_dir(&benches)
         .expect("benches/nvmmu")
         .map(|entry| entry.expect("an entry").path())
@@ -58,13 +58,13 @@ fn twelve_programs_compute_the_same_both_ways() {
         return eprintln!("skipped: no python3 here");
     };
     assert!(version.status.success());
-    let results = folder().join("results");
+    let results = build_dir().join("results");
     let mut run = Command::new("timeout");
     run.args(["--signal=KILL", "900", "python3"]).arg(benches.join("nvmmu.py")).arg("--programs").arg(programs);
-    run.arg("--library").arg(library()).arg("--out").arg(&results).arg("--scratch").arg(folder());
+    run.arg("--library").arg(library()).arg("--out").arg(&results).arg("--scratch").arg(build_dir());
     run.args(["--scale", "0.0008", "--rounds", "2", "--env", "SPINIO_EMULATED=size=256M"]);
     run.env_remove("LD_LIBRARY_PATH").env("PYTHONDONTWRITEBYTECODE", "1");
-    let done = must_pass(run);
+    let done = assert_passes(run);
     let report = std::fs::read_to_string(results.join("README.md")).expect("a report");
     assert!(report.contains("| every output right | - | met |"), "{report}{}", String::from_utf8_lossy(&done.stdout));
     assert_eq!(report.matches("| yes |").count(), 24, "{report}");

@@ -5,16 +5,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::build::{compile, library, must_pass, preloaded, program, source};
+use crate::build::{compile, library, assert_passes, run_preloaded, program, source};
 
 #[test]
-fn threads_follow_a_process_that_becomes_another_user() {
-    let done = must_pass(preloaded(&program("users"), &[]));
+fn worker_threads_follow_setuid() {
+    let done = assert_passes(run_preloaded(&program("users"), &[]));
     print!("{}", String::from_utf8_lossy(&done.stdout));
 }
 
 #[test]
-fn a_program_with_more_rights_believes_no_setting() {
+fn secure_exec_program_ignores_settings() {
     const NOBODY: u32 = 65534;
     // SAFETY: asks about this process.
     if unsafe { libc::geteuid() } != 0 {

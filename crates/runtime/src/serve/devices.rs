@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use spinio_device::emulated::Emulated;
-use spinio_device::{Device, DeviceAddr, DeviceKind, QueueId, Wait, registry, set_thread_queue, thread_queue};
+use spinio_device::{Device, DeviceAddr, DeviceKind, QueueId, Wait, registry};
 use spinio_io::runtime;
 
 use super::{Failure, answer, count};
@@ -28,11 +28,11 @@ pub(super) unsafe extern "C" fn device_name(memory: *const Memory, report: Repor
 }
 
 pub(super) extern "C" fn thread_stream() -> u64 {
-    thread_queue().0
+    spinio_device::thread_stream().0
 }
 
 pub(super) extern "C" fn set_thread_stream(stream: u64) {
-    set_thread_queue(QueueId(stream));
+    spinio_device::set_thread_stream(QueueId(stream));
 }
 
 /// The device is what SPINIO_EMULATED says; without effect once it is made.
@@ -71,7 +71,7 @@ pub(super) extern "C" fn emulated_free(address: u64) {
 pub(super) unsafe extern "C" fn emulated_stream(stream: *mut u64, report: Report) -> i64 {
     let make = || {
         as_set()?;
-        let queue = emulated()?.new_queue()?;
+        let queue = emulated()?.new_stream()?;
         // SAFETY: the caller has room for it.
         unsafe { stream.write(queue.0) };
         Ok(0)
@@ -82,18 +82,18 @@ pub(super) unsafe extern "C" fn emulated_stream(stream: *mut u64, report: Report
 
 pub(super) extern "C" fn emulated_return_stream(stream: u64) {
     if let Ok(device) = registry::emulated() {
-        device.return_queue(QueueId(stream));
+        device.release_stream(QueueId(stream));
     }
 }
 
 pub(super) unsafe extern "C" fn emulated_wait(stream: u64, report: Report) -> i64 {
     // SAFETY: the report is the caller's.
-    unsafe { count(report, || Ok(emulated()?.drain(QueueId(stream), Wait::Context).map(|()| 0)?)) }
+    unsafe { count(report, || Ok(emulated()?.synchronize(QueueId(stream), Wait::Context).map(|()| 0)?)) }
 }
 
 pub(super) unsafe extern "C" fn emulated_hold(report: Report) -> i64 {
     // SAFETY: the report is the caller's.
-    unsafe { count(report, || emulated().map(Emulated::hold).map(|()| 0)) }
+    unsafe { count(report, || emulated().map(Emulated::pause).map(|()| 0)) }
 }
 
 pub(super) unsafe extern "C" fn emulated_resume(report: Report) -> i64 {

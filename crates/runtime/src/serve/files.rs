@@ -17,7 +17,7 @@ unsafe fn device(like: *const Memory) -> Option<&'static dyn Device> {
     match unsafe { like.as_ref() } {
         // SAFETY: the caller's word.
         Some(memory) => Some(unsafe { memory.allocation() }.device),
-        None => registry::current(),
+        None => registry::current_device(),
     }
 }
 

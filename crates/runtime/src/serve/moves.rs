@@ -48,7 +48,7 @@ pub(super) unsafe extern "C" fn session_begin(output: *const u8, len: usize, rep
 pub(super) unsafe extern "C" fn session_expect(of: *mut c_void, offset: u64, len: u64, report: Report) -> i64 {
     let expect = || {
         // SAFETY: the caller's session, which it alone uses.
-        unsafe { session(of) }.expect(offset, len);
+        unsafe { session(of) }.hint_range(offset, len);
         Ok(0)
     };
     // SAFETY: the report is the caller's.
@@ -75,7 +75,7 @@ pub(super) unsafe extern "C" fn session_move(of: *mut c_void, wanted: *const Mov
             let to = found.map(|allocation| Target { allocation, addr: spinio_device::DeviceAddr(wanted.address) });
             let settled = to.map_or(Ok(()), |to| settle(to, "upload", offset, len));
             settled.map_err(|e| {
-                Error::new(ErrorKind::Failed(e.kind.errno()), "upload", e.to_string()).of(path).at(offset, len)
+                Error::new(ErrorKind::Failed(e.kind.errno()), "upload", e.to_string()).with_path(path).with_range(offset, len)
             })?;
         }
         Ok(moved)
@@ -122,7 +122,7 @@ pub(super) unsafe extern "C" fn session_output(of: *const c_void, report: Report
 /// # Safety
 /// There must be room for the figures, and the report be the caller's.
 unsafe fn give(done: &Done, out: *mut SessionReport, report: Report) {
-    let Done { uploaded, downloaded, promise, whole, neighbours, loose, read_ahead } = done.clone();
+    let Done { uploaded, downloaded, mode: promise, full_stripe: whole, filler: neighbours, unaligned: loose, read_ahead } = done.clone();
     // SAFETY: the caller's word.
     unsafe {
         out.write(SessionReport { uploaded, downloaded, whole, neighbours, loose, read_ahead });

@@ -83,7 +83,7 @@ impl Stats {
         if until == 0 {
             return None;
         }
-        let start = linux::monotonic();
+        let start = linux::monotonic_ns();
         if start >= until {
             return None;
         }
@@ -118,7 +118,7 @@ impl Stats {
                 REQUEST | (direction as u64) << 8 | route << 16 | reason << 24 | u64::from(linux::gettid()) << 32,
                 traced.id,
                 traced.start,
-                linux::monotonic().saturating_sub(traced.start),
+                linux::monotonic_ns().saturating_sub(traced.start),
                 traced.offset,
                 traced.len,
                 result as u64,
@@ -148,7 +148,7 @@ impl Stats {
         body[..6].copy_from_slice(&[
             PIECE | (direction as u64) << 8 | route << 16 | reason << 24 | u64::from(linux::gettid()) << 32,
             traced.id,
-            linux::monotonic().saturating_sub(duration),
+            linux::monotonic_ns().saturating_sub(duration),
             duration,
             at,
             bytes,

@@ -73,7 +73,7 @@ codes! {
 
 impl CuError {
     /// The context that the call was about does not exist any more, or will never work again as it is.
-    pub const fn is_gone(self) -> bool {
+    pub const fn is_context_lost(self) -> bool {
         matches!(self, CuError::CONTEXT_IS_DESTROYED | CuError::INVALID_CONTEXT | CuError::DEINITIALIZED)
     }
 }

@@ -35,17 +35,17 @@ pub enum NotCompiled {
     /// There is no NVRTC; the loader's own words.
     NoCompiler(String),
     /// It has not all the functions that are needed.
-    Lacks(&'static str),
+    MissingFunction(&'static str),
     /// It refused: code and log.
-    Refused(i32, String),
+    Failed(i32, String),
 }
 
 impl fmt::Display for NotCompiled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NotCompiled::NoCompiler(why) => write!(f, "NVRTC could not be loaded: {why}"),
-            NotCompiled::Lacks(name) => write!(f, "NVRTC lacks {name}"),
-            NotCompiled::Refused(code, log) => write!(f, "NVRTC answered {code}: {log}"),
+            NotCompiled::MissingFunction(name) => write!(f, "NVRTC lacks {name}"),
+            NotCompiled::Failed(code, log) => write!(f, "NVRTC answered {code}: {log}"),
         }
     }
 }
@@ -63,18 +63,18 @@ impl Compiler {
                 // SAFETY: the name is NUL-terminated; running the constructors of a compiler is what is asked for.
                 let library = unsafe { libc::dlopen(name.as_ptr(), flags) };
                 if !library.is_null() {
-                    return Compiler::of(library);
+                    return Compiler::from_library(library);
                 }
             }
         }
         Err(NotCompiled::NoCompiler(loader_error()))
     }
 
-    fn of(library: *mut c_void) -> Result<Compiler, NotCompiled> {
+    fn from_library(library: *mut c_void) -> Result<Compiler, NotCompiled> {
         macro_rules! find {
             ($name:literal) => {
                 // SAFETY: the symbol is NVRTC's function of this name, whose C prototype the field repeats.
-                unsafe { function(library, concat!($name, "\0")) }.ok_or(NotCompiled::Lacks($name))?
+                unsafe { function(library, concat!($name, "\0")) }.ok_or(NotCompiled::MissingFunction($name))?
             };
         }
         let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int = find!("nvrtcVersion");
@@ -105,7 +105,7 @@ impl Compiler {
         // SAFETY: `program` and the texts live across the call; there are no headers.
         let made = unsafe { (self.create)(&mut program, source.as_ptr(), c"spinio.cu".as_ptr(), 0, none, none) };
         if made != 0 {
-            return Err(NotCompiled::Refused(made, String::new()));
+            return Err(NotCompiled::Failed(made, String::new()));
         }
         let code = self.build(program, architecture);
         // SAFETY: created above, and used no more.
@@ -114,7 +114,7 @@ impl Compiler {
     }
 
     fn build(&self, program: Program, architecture: &str) -> Result<Vec<u8>, NotCompiled> {
-        let refused = |code| NotCompiled::Refused(code, self.log_of(program));
+        let refused = |code| NotCompiled::Failed(code, self.build_log(program));
         let architecture = CString::new(format!("--gpu-architecture={architecture}")).map_err(|_| refused(-1))?;
         let options = [architecture.as_ptr(), c"--std=c++17".as_ptr()];
         // SAFETY: the program lives, the options are NUL-terminated and live across the call.
@@ -136,7 +136,7 @@ impl Compiler {
         }
     }
 
-    fn log_of(&self, program: Program) -> String {
+    fn build_log(&self, program: Program) -> String {
         let mut len = 0;
         // SAFETY: the program lives and `len` lives across the call.
         if unsafe { (self.log_size)(program, &mut len) } != 0 || len == 0 {

@@ -16,14 +16,14 @@ pub enum LoadError {
     /// The library could not be opened; the loader's own words.
     Open(String),
     /// It opened, but lacks a function that every driver has.
-    Lacks(&'static str),
+    MissingFunction(&'static str),
 }
 
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LoadError::Open(why) => write!(f, "The CUDA driver could not be loaded: {why}"),
-            LoadError::Lacks(name) => write!(f, "The CUDA driver lacks {name}: no driver, or one older than CUDA 12"),
+            LoadError::MissingFunction(name) => write!(f, "The CUDA driver lacks {name}: no driver, or one older than CUDA 12"),
         }
     }
 }
@@ -40,24 +40,24 @@ impl Driver {
     /// Takes the loader's lock until it has found the driver once; afterwards it is a load.
     pub fn loaded() -> Option<&'static Driver> {
         // Asked for a library that is not there, the loader looks for its file in every folder: five system calls.
-        static MISSED: AtomicU64 = AtomicU64::new(0);
+        static COUNT_AT_MISS: AtomicU64 = AtomicU64::new(0);
         if let Some(driver) = DRIVER.get() {
             return Some(driver);
         }
-        let loaded = libraries();
-        if loaded == MISSED.load(Relaxed) {
+        let loaded = libraries_loaded();
+        if loaded == COUNT_AT_MISS.load(Relaxed) {
             return None;
         }
         let found = Driver::find(libc::RTLD_NOLOAD | libc::RTLD_LAZY).ok();
         if found.is_none() {
-            MISSED.store(loaded, Relaxed);
+            COUNT_AT_MISS.store(loaded, Relaxed);
         }
         found
     }
 
     /// The driver if [`Driver::loaded`] or [`Driver::load`] has found it before. One load, for hot paths.
     #[inline]
-    pub fn known() -> Option<&'static Driver> {
+    pub fn cached() -> Option<&'static Driver> {
         DRIVER.get()
     }
 
@@ -77,7 +77,7 @@ impl Driver {
             return Err(LoadError::Open(loader_error()));
         }
         // The handle is kept: a driver that was unloaded under our table would be a crash.
-        let driver = Driver { f: Table::of(library).map_err(LoadError::Lacks)? };
+        let driver = Driver { f: Table::of(library).map_err(LoadError::MissingFunction)? };
         Ok(DRIVER.get_or_init(|| driver))
     }
 }
@@ -89,15 +89,15 @@ impl fmt::Debug for Driver {
 }
 
 /// How many libraries this process has ever loaded.
-fn libraries() -> u64 {
-    unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _: usize, count: *mut c_void) -> c_int {
+fn libraries_loaded() -> u64 {
+    unsafe extern "C" fn read_count(info: *mut libc::dl_phdr_info, _: usize, count: *mut c_void) -> c_int {
         // SAFETY: the loader lends its record, and `count` is the caller's local.
         unsafe { *count.cast::<u64>() = (*info).dlpi_adds };
         1
     }
     let mut count = 0u64;
     // SAFETY: the function ends the walk at the first library and keeps nothing.
-    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut count).cast()) };
+    unsafe { libc::dl_iterate_phdr(Some(read_count), (&raw mut count).cast()) };
     count
 }
 

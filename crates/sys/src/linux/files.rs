@@ -9,7 +9,7 @@ use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
 use super::process::getpid;
-use super::raw::call;
+use super::raw::syscall;
 use super::types::{DirectAlign, FileKind, Stat};
 
 type Result<T> = core::result::Result<T, Errno>;
@@ -28,7 +28,7 @@ const CLOSE_RANGE_UNSHARE: usize = 2;
 #[inline]
 pub unsafe fn pread(fd: Fd, buf: *mut u8, len: usize, offset: u64) -> Result<usize> {
     // SAFETY: passed on to the caller.
-    unsafe { call(k::__NR_pread64, [fd as usize, buf as usize, len, offset as usize, 0, 0]) }
+    unsafe { syscall(k::__NR_pread64, [fd as usize, buf as usize, len, offset as usize, 0, 0]) }
 }
 
 /// `preadv2` with one vector and `RWF_*` flags.
@@ -40,7 +40,7 @@ pub unsafe fn pread_flags(fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: 
     let iov = [buf as usize, len];
     // SAFETY: `iov` lives across the call and has the layout of `struct iovec`; the rest is the caller's.
     unsafe {
-        call(
+        syscall(
             k::__NR_preadv2,
             [fd as usize, iov.as_ptr() as usize, 1, offset as usize, (offset >> 32) as usize, flags as usize],
         )
@@ -55,7 +55,7 @@ pub unsafe fn preadv(fd: Fd, vectors: &[[usize; 2]], offset: i64, flags: u32) ->
     let (at, count) = (vectors.as_ptr() as usize, vectors.len());
     // SAFETY: an address and a length are a `struct iovec`, and the slice lives across the call; the rest is the
     // caller's. The kernel takes the whole offset from the fourth argument on 64-bit machines.
-    unsafe { call(k::__NR_preadv2, [fd as usize, at, count, offset as usize, 0, flags as usize]) }
+    unsafe { syscall(k::__NR_preadv2, [fd as usize, at, count, offset as usize, 0, flags as usize]) }
 }
 
 /// `read`, at the descriptor's own offset.
@@ -65,7 +65,7 @@ pub unsafe fn preadv(fd: Fd, vectors: &[[usize; 2]], offset: i64, flags: u32) ->
 #[inline]
 pub unsafe fn read(fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
     // SAFETY: passed on to the caller.
-    unsafe { call(k::__NR_read, [fd as usize, buf as usize, len, 0, 0, 0]) }
+    unsafe { syscall(k::__NR_read, [fd as usize, buf as usize, len, 0, 0, 0]) }
 }
 
 /// `pwrite64`.
@@ -74,7 +74,7 @@ pub unsafe fn read(fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
 /// `buf` must be readable for `len` bytes, or an address the kernel may refuse.
 pub unsafe fn pwrite(fd: Fd, buf: *const u8, len: usize, offset: u64) -> Result<usize> {
     // SAFETY: passed on to the caller.
-    unsafe { call(k::__NR_pwrite64, [fd as usize, buf as usize, len, offset as usize, 0, 0]) }
+    unsafe { syscall(k::__NR_pwrite64, [fd as usize, buf as usize, len, offset as usize, 0, 0]) }
 }
 
 /// `write`, at the descriptor's own offset.
@@ -83,7 +83,7 @@ pub unsafe fn pwrite(fd: Fd, buf: *const u8, len: usize, offset: u64) -> Result<
 /// As [`pwrite`].
 pub unsafe fn write(fd: Fd, buf: *const u8, len: usize) -> Result<usize> {
     // SAFETY: passed on to the caller.
-    unsafe { call(k::__NR_write, [fd as usize, buf as usize, len, 0, 0, 0]) }
+    unsafe { syscall(k::__NR_write, [fd as usize, buf as usize, len, 0, 0, 0]) }
 }
 
 /// `writev`: vectors of address and length, at the descriptor's own offset.
@@ -94,7 +94,7 @@ pub unsafe fn writev(fd: Fd, vectors: &[[usize; 2]]) -> Result<usize> {
     let (at, count) = (vectors.as_ptr() as usize, vectors.len());
     // SAFETY: an address and a length are a `struct iovec`, and the slice lives across the call; the rest is the
     // caller's.
-    unsafe { call(k::__NR_writev, [fd as usize, at, count, 0, 0, 0]) }
+    unsafe { syscall(k::__NR_writev, [fd as usize, at, count, 0, 0, 0]) }
 }
 
 /// `pwritev2`, or `pwritev` where there are no flags; offset -1 stands for the descriptor's own with flags only.
@@ -105,13 +105,13 @@ pub unsafe fn pwritev(fd: Fd, vectors: &[[usize; 2]], offset: i64, flags: u32) -
     let (at, count) = (vectors.as_ptr() as usize, vectors.len());
     let nr = if flags == 0 { k::__NR_pwritev } else { k::__NR_pwritev2 };
     // SAFETY: as for `writev`. The kernel takes the whole offset from the fourth argument on 64-bit machines.
-    unsafe { call(nr, [fd as usize, at, count, offset as usize, 0, flags as usize]) }
+    unsafe { syscall(nr, [fd as usize, at, count, offset as usize, 0, flags as usize]) }
 }
 
 /// `lseek`; returns the new offset.
 pub fn lseek(fd: Fd, offset: i64, whence: i32) -> Result<u64> {
     // SAFETY: no memory is involved.
-    unsafe { call(k::__NR_lseek, [fd as usize, offset as usize, whence as usize, 0, 0, 0]) }.map(|v| v as u64)
+    unsafe { syscall(k::__NR_lseek, [fd as usize, offset as usize, whence as usize, 0, 0, 0]) }.map(|v| v as u64)
 }
 
 /// `fstat`.
@@ -119,7 +119,7 @@ pub fn fstat(fd: Fd) -> Result<Stat> {
     // SAFETY: all-zero is a valid `struct stat`.
     let mut raw: k::stat = unsafe { core::mem::zeroed() };
     // SAFETY: `raw` is a `struct stat` of this architecture, alive across the call.
-    match unsafe { call(k::__NR_fstat, [fd as usize, &raw mut raw as usize, 0, 0, 0, 0]) } {
+    match unsafe { syscall(k::__NR_fstat, [fd as usize, &raw mut raw as usize, 0, 0, 0, 0]) } {
         Ok(_) => {}
         Err(Errno::BADF) => return Err(Errno::BADF),
         // A server that has lost the file (ENOENT, FUSE) still serves reads and writes of the descriptor, which ask it for
@@ -134,7 +134,7 @@ pub fn fstat(fd: Fd) -> Result<Stat> {
         size: raw.st_size as u64,
         blocks: raw.st_blocks as u64,
         uid: raw.st_uid,
-        nameless: raw.st_nlink == 0,
+        unlinked: raw.st_nlink == 0,
         mode: raw.st_mode,
         mtime_ns: i128::from(raw.st_mtime as i64) * 1_000_000_000 + i128::from(raw.st_mtime_nsec),
         ctime_ns: i128::from(raw.st_ctime as i64) * 1_000_000_000 + i128::from(raw.st_ctime_nsec),
@@ -151,7 +151,7 @@ fn known_stat(fd: Fd) -> Result<Stat> {
     let path = c"".as_ptr() as usize;
     // SAFETY: the empty path is a NUL-terminated constant and `raw` is alive across the call.
     unsafe {
-        call(
+        syscall(
             k::__NR_statx,
             [fd as usize, path, flags as usize, k::STATX_BASIC_STATS as usize, &raw mut raw as usize, 0],
         )
@@ -164,7 +164,7 @@ fn known_stat(fd: Fd) -> Result<Stat> {
         size: raw.stx_size,
         blocks: raw.stx_blocks,
         uid: raw.stx_uid,
-        nameless: raw.stx_nlink == 0,
+        unlinked: raw.stx_nlink == 0,
         mode: raw.stx_mode.into(),
         mtime_ns: i128::from(raw.stx_mtime.tv_sec) * 1_000_000_000 + i128::from(raw.stx_mtime.tv_nsec),
         ctime_ns: i128::from(raw.stx_ctime.tv_sec) * 1_000_000_000 + i128::from(raw.stx_ctime.tv_nsec),
@@ -176,19 +176,19 @@ fn kind_of(mode: u32) -> FileKind {
     match mode & k::S_IFMT {
         k::S_IFREG => FileKind::Regular,
         k::S_IFBLK => FileKind::Block,
-        _ => FileKind::Stream,
+        _ => FileKind::Other,
     }
 }
 
 /// What O_DIRECT needs on this file; `None` where the kernel or file system does not say
 /// (before Linux 6.1) and `Some` with zeros where there is no direct I/O.
-pub fn direct_align(fd: Fd) -> Result<Option<DirectAlign>> {
+pub fn direct_io_align(fd: Fd) -> Result<Option<DirectAlign>> {
     const STATX_DIOALIGN: u32 = 0x2000;
     // SAFETY: all-zero is a valid `struct statx`.
     let mut raw: k::statx = unsafe { core::mem::zeroed() };
     // SAFETY: the empty path is a NUL-terminated constant and `raw` is alive across the call.
     unsafe {
-        call(
+        syscall(
             k::__NR_statx,
             [
                 fd as usize,
@@ -205,22 +205,22 @@ pub fn direct_align(fd: Fd) -> Result<Option<DirectAlign>> {
 }
 
 /// `fcntl(F_GETFL)`: access mode and status flags.
-pub fn flags(fd: Fd) -> Result<i32> {
+pub fn status_flags(fd: Fd) -> Result<i32> {
     // SAFETY: no memory is involved.
-    unsafe { call(k::__NR_fcntl, [fd as usize, k::F_GETFL as usize, 0, 0, 0, 0]) }.map(|v| v as i32)
+    unsafe { syscall(k::__NR_fcntl, [fd as usize, k::F_GETFL as usize, 0, 0, 0, 0]) }.map(|v| v as i32)
 }
 
 /// `pidfd_getfd`: the very descriptor `fd` of thread `tid` of this process, on a number of the calling thread's table.
-pub fn descriptor_of(tid: u32, fd: Fd) -> Result<Fd> {
+pub fn dup_from_thread(tid: u32, fd: Fd) -> Result<Fd> {
     const PIDFD_THREAD: usize = k::O_EXCL as usize;
     // SAFETY: no memory is involved in any of the three calls.
     unsafe {
         // Before Linux 6.9 only the first thread can be named; nearly always it has the same table.
-        let thread = call(k::__NR_pidfd_open, [tid as usize, PIDFD_THREAD, 0, 0, 0, 0])
-            .or_else(|_| call(k::__NR_pidfd_open, [getpid() as usize, 0, 0, 0, 0, 0]))?;
-        let got = call(k::__NR_pidfd_getfd, [thread, fd as usize, 0, 0, 0, 0]).map(|fd| fd as Fd);
-        let _ = close(thread as Fd);
-        got
+        let pidfd = syscall(k::__NR_pidfd_open, [tid as usize, PIDFD_THREAD, 0, 0, 0, 0])
+            .or_else(|_| syscall(k::__NR_pidfd_open, [getpid() as usize, 0, 0, 0, 0, 0]))?;
+        let dup_fd = syscall(k::__NR_pidfd_getfd, [pidfd, fd as usize, 0, 0, 0, 0]).map(|fd| fd as Fd);
+        let _ = close(pidfd as Fd);
+        dup_fd
     }
 }
 
@@ -229,7 +229,7 @@ pub fn open(path: &CStr, flags: i32, mode: u32) -> Result<Fd> {
     let flags = flags | k::O_CLOEXEC as i32;
     // SAFETY: `path` is NUL-terminated and lives across the call.
     unsafe {
-        call(
+        syscall(
             k::__NR_openat,
             [k::AT_FDCWD as isize as usize, path.as_ptr() as usize, flags as usize, mode as usize, 0, 0],
         )
@@ -240,37 +240,37 @@ pub fn open(path: &CStr, flags: i32, mode: u32) -> Result<Fd> {
 /// `close`.
 pub fn close(fd: Fd) -> Result<()> {
     // SAFETY: no memory is involved; which table the number lives in is the caller's business.
-    unsafe { call(k::__NR_close, [fd as usize, 0, 0, 0, 0, 0]) }.map(drop)
+    unsafe { syscall(k::__NR_close, [fd as usize, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
 /// `fcntl(F_DUPFD_CLOEXEC)`: the same on the lowest free number from `least` up.
-pub fn duplicate_from(fd: Fd, least: Fd) -> Result<Fd> {
+pub fn dup_at_least(fd: Fd, min_fd: Fd) -> Result<Fd> {
     // SAFETY: no memory is involved.
-    unsafe { call(k::__NR_fcntl, [fd as usize, k::F_DUPFD_CLOEXEC as usize, least as usize, 0, 0, 0]) }.map(|v| v as Fd)
+    unsafe { syscall(k::__NR_fcntl, [fd as usize, k::F_DUPFD_CLOEXEC as usize, min_fd as usize, 0, 0, 0]) }.map(|v| v as Fd)
 }
 
 /// `close_range` of everything from `first` up, in a descriptor table of this thread alone
 /// (CLOSE_RANGE_UNSHARE): the rest of the process keeps its descriptors.
-pub fn leave_descriptor_table(first: u32) -> Result<()> {
+pub fn close_range_unshare(first_fd: u32) -> Result<()> {
     // SAFETY: no memory is involved.
-    unsafe { call(k::__NR_close_range, [first as usize, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0]) }.map(drop)
+    unsafe { syscall(k::__NR_close_range, [first_fd as usize, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0]) }.map(drop)
 }
 
 fn fstatfs(fd: Fd) -> Result<k::statfs64> {
     // SAFETY: all-zero is a valid `struct statfs`.
     let mut raw: k::statfs64 = unsafe { core::mem::zeroed() };
     // SAFETY: `raw` has the layout of this architecture's `struct statfs` and is alive across the call.
-    unsafe { call(k::__NR_fstatfs, [fd as usize, &raw mut raw as usize, 0, 0, 0, 0]) }?;
+    unsafe { syscall(k::__NR_fstatfs, [fd as usize, &raw mut raw as usize, 0, 0, 0, 0]) }?;
     Ok(raw)
 }
 
 /// Magic number of the file system (`fstatfs`).
-pub fn file_system(fd: Fd) -> Result<u64> {
+pub fn file_system_magic(fd: Fd) -> Result<u64> {
     fstatfs(fd).map(|raw| raw.f_type as u64)
 }
 
 /// Bytes that the file system has left for those who are not root (`fstatfs`).
-pub fn free_room(fd: Fd) -> Result<u64> {
+pub fn available_bytes(fd: Fd) -> Result<u64> {
     fstatfs(fd).map(|raw| raw.f_bavail.saturating_mul(raw.f_frsize as u64))
 }
 
@@ -287,5 +287,5 @@ pub const fn minor(dev: u64) -> u64 {
 /// `readlink`; the bytes of the target, cut at the length of `out`.
 pub fn readlink(path: &CStr, out: &mut [u8]) -> Result<usize> {
     // SAFETY: `path` is NUL-terminated and `out` is alive across the call.
-    unsafe { call(k::__NR_readlink, [path.as_ptr() as usize, out.as_mut_ptr() as usize, out.len(), 0, 0, 0]) }
+    unsafe { syscall(k::__NR_readlink, [path.as_ptr() as usize, out.as_mut_ptr() as usize, out.len(), 0, 0, 0]) }
 }

@@ -6,53 +6,53 @@ use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
 use super::files::Fd;
-use super::list::entries;
-use super::raw::call;
+use super::list::getdents;
+use super::raw::syscall;
 
 type Result<T> = core::result::Result<T, Errno>;
 
 /// `mkdir`.
-pub fn make_folder(path: &CStr, mode: u32) -> Result<()> {
+pub fn mkdir(path: &CStr, mode: u32) -> Result<()> {
     // SAFETY: `path` is NUL-terminated and lives across the call.
-    unsafe { call(k::__NR_mkdir, [path.as_ptr() as usize, mode as usize, 0, 0, 0, 0]) }.map(drop)
+    unsafe { syscall(k::__NR_mkdir, [path.as_ptr() as usize, mode as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
 /// `openat` with O_CLOEXEC.
-pub fn open_in(folder: Fd, name: &CStr, flags: i32, mode: u32) -> Result<Fd> {
+pub fn openat(dirfd: Fd, name: &CStr, flags: i32, mode: u32) -> Result<Fd> {
     let flags = flags | k::O_CLOEXEC as i32;
-    let folder = folder as isize as usize;
+    let dirfd = dirfd as isize as usize;
     // SAFETY: `name` is NUL-terminated and lives across the call.
-    unsafe { call(k::__NR_openat, [folder, name.as_ptr() as usize, flags as usize, mode as usize, 0, 0]) }
+    unsafe { syscall(k::__NR_openat, [dirfd, name.as_ptr() as usize, flags as usize, mode as usize, 0, 0]) }
         .map(|v| v as Fd)
 }
 
 /// `unlinkat`.
-pub fn remove_from(folder: Fd, name: &CStr) -> Result<()> {
+pub fn unlinkat(dirfd: Fd, name: &CStr) -> Result<()> {
     // SAFETY: `name` is NUL-terminated and lives across the call.
-    unsafe { call(k::__NR_unlinkat, [folder as isize as usize, name.as_ptr() as usize, 0, 0, 0, 0]) }.map(drop)
+    unsafe { syscall(k::__NR_unlinkat, [dirfd as isize as usize, name.as_ptr() as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
 /// `unlink`.
-pub fn remove(path: &CStr) -> Result<()> {
-    remove_from(k::AT_FDCWD, path)
+pub fn unlink(path: &CStr) -> Result<()> {
+    unlinkat(k::AT_FDCWD, path)
 }
 
 /// Gives a file without a name (O_TMPFILE) one, which must be free. `fd` is in the calling thread's table.
-pub fn name_in(folder: Fd, fd: Fd, name: &CStr) -> Result<()> {
+pub fn link_tmpfile(dirfd: Fd, fd: Fd, name: &CStr) -> Result<()> {
     let from = CString::new(format!("/proc/thread-self/fd/{fd}")).map_err(|_| Errno::INVAL)?;
     let at = k::AT_FDCWD as isize as usize;
     let (from, to) = (from.as_ptr() as usize, name.as_ptr() as usize);
     // SAFETY: both names are NUL-terminated and live across the call.
-    unsafe { call(k::__NR_linkat, [at, from, folder as isize as usize, to, k::AT_SYMLINK_FOLLOW as usize, 0]) }
+    unsafe { syscall(k::__NR_linkat, [at, from, dirfd as isize as usize, to, k::AT_SYMLINK_FOLLOW as usize, 0]) }
         .map(drop)
 }
 
 /// `flock(LOCK_EX | LOCK_NB)`: true if it is ours now, false if somebody else has it. It goes with the last descriptor of
 /// this opening, so at the latest with the process, however that ends.
-pub fn lock_alone(fd: Fd) -> Result<bool> {
-    let how = k::LOCK_EX | k::LOCK_NB;
+pub fn try_lock_exclusive(fd: Fd) -> Result<bool> {
+    let operation = k::LOCK_EX | k::LOCK_NB;
     // SAFETY: no memory is involved.
-    match unsafe { call(k::__NR_flock, [fd as usize, how as usize, 0, 0, 0, 0]) } {
+    match unsafe { syscall(k::__NR_flock, [fd as usize, operation as usize, 0, 0, 0, 0]) } {
         Ok(_) => Ok(true),
         Err(Errno::WOULDBLOCK) => Ok(false),
         Err(e) => Err(e),
@@ -60,24 +60,24 @@ pub fn lock_alone(fd: Fd) -> Result<bool> {
 }
 
 /// The names in an open folder, from where its descriptor stands, without `.` and `..`.
-pub fn names_in(folder: Fd) -> Result<Vec<CString>> {
-    entries(folder)
+pub fn read_dirfd(dirfd: Fd) -> Result<Vec<CString>> {
+    getdents(dirfd)
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC, which all processes share.
-pub fn monotonic() -> u64 {
-    clock(libc::CLOCK_MONOTONIC)
+pub fn monotonic_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
 }
 
 /// Nanoseconds since 1970.
-pub fn wall_clock() -> u64 {
-    clock(libc::CLOCK_REALTIME)
+pub fn realtime_ns() -> u64 {
+    clock_ns(libc::CLOCK_REALTIME)
 }
 
-fn clock(which: libc::clockid_t) -> u64 {
+fn clock_ns(clock_id: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is alive across the call; libc answers without a system call where the kernel lets it.
-    unsafe { libc::clock_gettime(which, &raw mut now) };
+    unsafe { libc::clock_gettime(clock_id, &raw mut now) };
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
@@ -93,34 +93,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_gets_its_name_when_it_is_ready_and_its_lock_goes_with_it() {
-        let folder = std::env::temp_dir().join(format!("spinio-folder-{}", std::process::id()));
-        let path = CString::new(folder.as_os_str().as_bytes()).unwrap();
-        make_folder(&path, 0o700).unwrap();
-        assert_eq!(make_folder(&path, 0o700), Err(Errno::EXIST));
+    fn tmpfile_is_linked_when_ready_and_lock_ends_with_fd() {
+        let dir_path = std::env::temp_dir().join(format!("spinio-folder-{}", std::process::id()));
+        let path = CString::new(dir_path.as_os_str().as_bytes()).unwrap();
+        mkdir(&path, 0o700).unwrap();
+        assert_eq!(mkdir(&path, 0o700), Err(Errno::EXIST));
         let dir = open(&path, (O_RDONLY | O_DIRECTORY) as i32, 0).unwrap();
-        match open_in(dir, c".", (O_RDWR | O_TMPFILE) as i32, 0o600) {
+        match openat(dir, c".", (O_RDWR | O_TMPFILE) as i32, 0o600) {
             Ok(made) => {
-                assert_eq!(lock_alone(made), Ok(true));
-                name_in(dir, made, c"1").unwrap();
-                assert_eq!(name_in(dir, made, c"1"), Err(Errno::EXIST));
-                assert_eq!(names_in(dir).unwrap(), [c"1".to_owned()]);
-                let other = open_in(dir, c"1", (O_RDONLY | O_NOFOLLOW) as i32, 0).unwrap();
-                assert_eq!(lock_alone(other), Ok(false));
+                assert_eq!(try_lock_exclusive(made), Ok(true));
+                link_tmpfile(dir, made, c"1").unwrap();
+                assert_eq!(link_tmpfile(dir, made, c"1"), Err(Errno::EXIST));
+                assert_eq!(read_dirfd(dir).unwrap(), [c"1".to_owned()]);
+                let other_fd = openat(dir, c"1", (O_RDONLY | O_NOFOLLOW) as i32, 0).unwrap();
+                assert_eq!(try_lock_exclusive(other_fd), Ok(false));
                 close(made).unwrap();
-                assert_eq!(lock_alone(other), Ok(true));
-                close(other).unwrap();
-                remove_from(dir, c"1").unwrap();
+                assert_eq!(try_lock_exclusive(other_fd), Ok(true));
+                close(other_fd).unwrap();
+                unlinkat(dir, c"1").unwrap();
             }
             Err(e) => eprintln!("skipped: no files without a name here: {e}"),
         }
         close(dir).unwrap();
-        std::fs::remove_dir(&folder).unwrap();
+        std::fs::remove_dir(&dir_path).unwrap();
     }
 
     #[test]
-    fn clocks_go_forward() {
-        let (a, b) = (monotonic(), monotonic());
-        assert!(a > 0 && b >= a && wall_clock() > 1_600_000_000_000_000_000);
+    fn clocks_are_monotonic() {
+        let (a, b) = (monotonic_ns(), monotonic_ns());
+        assert!(a > 0 && b >= a && realtime_ns() > 1_600_000_000_000_000_000);
     }
 }

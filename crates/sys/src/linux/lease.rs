@@ -9,7 +9,7 @@ use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
 use super::files::{Fd, close, open, read};
-use super::raw::call;
+use super::raw::syscall;
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -24,13 +24,13 @@ const F_UNLCK: usize = 2;
 const F_OWNER_TID: i32 = 0;
 const SIGIO: usize = 29;
 
-fn fcntl(fd: Fd, what: usize, with: usize) -> Result<usize> {
+fn fcntl(fd: Fd, command: usize, argument: usize) -> Result<usize> {
     // SAFETY: of the commands used here only F_SETOWN_EX takes memory, which lives across the call.
-    unsafe { call(k::__NR_fcntl, [fd as usize, what, with, 0, 0, 0]) }
+    unsafe { syscall(k::__NR_fcntl, [fd as usize, command, argument, 0, 0, 0]) }
 }
 
 /// Whom the kernel sends the signal of a descriptor to: a thread, see [`await_break`].
-pub(super) fn name_owner(fd: Fd, tid: u32) -> Result<()> {
+pub(super) fn set_signal_owner(fd: Fd, tid: u32) -> Result<()> {
     let owner = [F_OWNER_TID, tid as i32];
     fcntl(fd, F_SETOWN_EX, owner.as_ptr() as usize)?;
     fcntl(fd, F_SETSIG, SIGIO).map(drop)
@@ -39,7 +39,7 @@ pub(super) fn name_owner(fd: Fd, tid: u32) -> Result<()> {
 /// Takes a read lease on a read-only descriptor; its break is told to thread `tid`, see [`await_break`].
 /// EAGAIN: somebody has the file open for writing. EACCES: not the owner's. EINVAL: no leases there.
 pub fn take_read_lease(fd: Fd, tid: u32) -> Result<()> {
-    name_owner(fd, tid)?;
+    set_signal_owner(fd, tid)?;
     fcntl(fd, F_SETLEASE, F_RDLCK).map(drop)
 }
 
@@ -47,7 +47,7 @@ pub fn take_read_lease(fd: Fd, tid: u32) -> Result<()> {
 /// then waits as for a read lease. Nobody is told of a break: the signal stays pending on thread `tid`, which has it
 /// blocked, and [`has_write_lease`] is asked instead.
 pub fn take_write_lease(fd: Fd, tid: u32) -> Result<()> {
-    name_owner(fd, tid)?;
+    set_signal_owner(fd, tid)?;
     fcntl(fd, F_SETLEASE, F_WRLCK).map(drop)
 }
 
@@ -62,7 +62,7 @@ pub fn has_lease(fd: Fd) -> bool {
 }
 
 /// Gives a lease back: who waits goes on.
-pub fn drop_lease(fd: Fd) -> Result<()> {
+pub fn release_lease(fd: Fd) -> Result<()> {
     fcntl(fd, F_SETLEASE, F_UNLCK).map(drop)
 }
 
@@ -88,20 +88,20 @@ pub fn lease_break_time() -> Option<u64> {
 }
 
 /// The set with SIGIO in it.
-const IO: u64 = 1 << (SIGIO - 1);
+const SIGIO_SET: u64 = 1 << (SIGIO - 1);
 
 /// Waits for a break, or a nudge, or as long; true if there was one. For the thread that leases name; it must have
 /// SIGIO blocked, as [`super::spawn_quiet`] makes it.
-pub fn await_break(milliseconds: Option<u64>) -> bool {
-    let set = IO;
+pub fn wait_lease_break(milliseconds: Option<u64>) -> bool {
+    let set = SIGIO_SET;
     let time = milliseconds.map(|ms| [ms as i64 / 1000, (ms as i64 % 1000) * 1_000_000]);
     let at = time.as_ref().map_or(0, |t| t.as_ptr() as usize);
     // SAFETY: `set` and `time` have the kernel's layouts and live across the call; no siginfo is asked for.
-    unsafe { call(k::__NR_rt_sigtimedwait, [&raw const set as usize, 0, at, 8, 0, 0]) }.is_ok()
+    unsafe { syscall(k::__NR_rt_sigtimedwait, [&raw const set as usize, 0, at, 8, 0, 0]) }.is_ok()
 }
 
 /// Nanoseconds since the machine was started, those it slept included.
-pub fn since_boot() -> u64 {
+pub fn boottime_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is alive across the call; libc answers without a system call where the kernel lets it.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
@@ -109,9 +109,9 @@ pub fn since_boot() -> u64 {
 }
 
 /// Lets [`await_break`] of a thread of this process return; false where the signal is refused (seccomp).
-pub fn nudge(tid: u32) -> bool {
+pub fn wake_thread(tid: u32) -> bool {
     // SAFETY: no memory is involved; the thread has the signal blocked.
-    unsafe { call(k::__NR_tgkill, [super::process::getpid() as usize, tid as usize, SIGIO, 0, 0, 0]) }.is_ok()
+    unsafe { syscall(k::__NR_tgkill, [super::process::getpid() as usize, tid as usize, SIGIO, 0, 0, 0]) }.is_ok()
 }
 
 /// Whether a memory file is sealed against every write and every change of its length.
@@ -133,19 +133,19 @@ pub fn is_superblock_read_only(fd: Fd) -> bool {
     const NR_STATMOUNT: u32 = 457;
     const STATMOUNT_SB_BASIC: u64 = 1;
     const SB_RDONLY: u32 = 1;
-    let Ok(of) = statx(fd, STATX_MNT_ID_UNIQUE) else { return false };
-    if of.stx_mask & STATX_MNT_ID_UNIQUE == 0 {
+    let Ok(mount) = statx(fd, STATX_MNT_ID_UNIQUE) else { return false };
+    if mount.stx_mask & STATX_MNT_ID_UNIQUE == 0 {
         return false;
     }
     // struct mnt_id_req: size, spare, id, what.
-    let request = [24u64, of.stx_mnt_id, STATMOUNT_SB_BASIC];
+    let request = [24u64, mount.stx_mnt_id, STATMOUNT_SB_BASIC];
     // struct statmount: size, mnt_opts, mask (u64), dev major, minor, magic (u64), sb_flags ...; 512 bytes.
     let mut answer = [0u32; 128];
     // SAFETY: both have the kernel's layouts and live across the call.
-    let asked = unsafe {
-        call(NR_STATMOUNT, [request.as_ptr() as usize, answer.as_mut_ptr() as usize, size_of_val(&answer), 0, 0, 0])
+    let queried = unsafe {
+        syscall(NR_STATMOUNT, [request.as_ptr() as usize, answer.as_mut_ptr() as usize, size_of_val(&answer), 0, 0, 0])
     };
-    asked.is_ok() && answer[2] & STATMOUNT_SB_BASIC as u32 != 0 && answer[8] & SB_RDONLY != 0
+    queried.is_ok() && answer[2] & STATMOUNT_SB_BASIC as u32 != 0 && answer[8] & SB_RDONLY != 0
 }
 
 fn statx(fd: Fd, mask: u32) -> Result<k::statx> {
@@ -153,7 +153,7 @@ fn statx(fd: Fd, mask: u32) -> Result<k::statx> {
     let mut raw: k::statx = unsafe { core::mem::zeroed() };
     // SAFETY: the empty path is a NUL-terminated constant and `raw` is alive across the call.
     unsafe {
-        call(
+        syscall(
             k::__NR_statx,
             [fd as usize, c"".as_ptr() as usize, k::AT_EMPTY_PATH as usize, mask as usize, &raw mut raw as usize, 0],
         )
@@ -167,25 +167,25 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
-    use crate::linux::{gettid, spawn_quiet};
+    use crate::linux::{gettid, spawn_signals_blocked};
 
     #[test]
-    fn a_lease_is_broken_by_a_writer_who_waits_for_it() {
+    fn writer_waits_until_read_lease_is_released() {
         let folder = tempfile();
         let path = folder.join("leased");
         std::fs::write(&path, b"old").unwrap();
         let file = File::open(&path).unwrap();
         let fd = file.as_raw_fd();
-        let (told, answer) = std::sync::mpsc::channel();
-        spawn_quiet("lease", 256 << 10, move || {
+        let (sender, answer) = std::sync::mpsc::channel();
+        spawn_signals_blocked("lease", 256 << 10, move || {
             if let Err(e) = take_read_lease(fd, gettid()) {
-                let _ = told.send(Err(e));
+                let _ = sender.send(Err(e));
                 return;
             }
-            let _ = told.send(Ok(has_read_lease(fd)));
-            let woken = await_break(Some(60_000));
-            let _ = told.send(Ok(woken && !has_read_lease(fd)));
-            let _ = drop_lease(fd);
+            let _ = sender.send(Ok(has_read_lease(fd)));
+            let woken = wait_lease_break(Some(60_000));
+            let _ = sender.send(Ok(woken && !has_read_lease(fd)));
+            let _ = release_lease(fd);
         })
         .unwrap();
         match answer.recv().unwrap() {
@@ -218,15 +218,15 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_file_is_neither_sealed_nor_immutable() {
+    fn regular_file_is_neither_sealed_nor_immutable() {
         let file = File::open("/proc/self/exe").unwrap();
         assert!(!is_sealed(file.as_raw_fd()));
         // SAFETY: the name is NUL-terminated.
-        let memory = unsafe { libc::memfd_create(c"seals".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-        assert!(!is_sealed(memory) && !is_immutable(memory));
+        let memfd = unsafe { libc::memfd_create(c"seals".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        assert!(!is_sealed(memfd) && !is_immutable(memfd));
         // SAFETY: no memory is involved.
-        assert_eq!(unsafe { libc::fcntl(memory, libc::F_ADD_SEALS, libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK) }, 0);
-        assert!(is_sealed(memory) && !is_superblock_read_only(memory));
-        let _ = close(memory);
+        assert_eq!(unsafe { libc::fcntl(memfd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK) }, 0);
+        assert!(is_sealed(memfd) && !is_superblock_read_only(memfd));
+        let _ = close(memfd);
     }
 }

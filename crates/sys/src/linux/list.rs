@@ -6,33 +6,33 @@ use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
 use super::files::{Fd, close, open};
-use super::raw::call;
+use super::raw::syscall;
 
 /// The names in a folder, without `.` and `..`, in the order of the file system.
-pub fn list(path: &std::ffi::CStr) -> Result<Vec<CString>, Errno> {
+pub fn read_dir(path: &std::ffi::CStr) -> Result<Vec<CString>, Errno> {
     let fd = open(path, (k::O_RDONLY | k::O_DIRECTORY) as i32, 0)?;
-    let names = entries(fd);
+    let names = getdents(fd);
     let _ = close(fd);
     names
 }
 
-pub(super) fn entries(fd: Fd) -> Result<Vec<CString>, Errno> {
+pub(super) fn getdents(fd: Fd) -> Result<Vec<CString>, Errno> {
     // ino, off: 8 bytes each; length of the record: 2; type: 1; then the name.
-    const LEN_AT: usize = 16;
-    const NAME_AT: usize = 19;
+    const LEN_OFFSET: usize = 16;
+    const NAME_OFFSET: usize = 19;
     let mut names = Vec::new();
     let mut buf = vec![0u8; 32 << 10];
     loop {
         // SAFETY: `buf` takes as many bytes as the call is told.
-        let got = unsafe { call(k::__NR_getdents64, [fd as usize, buf.as_mut_ptr() as usize, buf.len(), 0, 0, 0]) }?;
+        let got = unsafe { syscall(k::__NR_getdents64, [fd as usize, buf.as_mut_ptr() as usize, buf.len(), 0, 0, 0]) }?;
         if got == 0 {
             return Ok(names);
         }
         let mut rest = &buf[..got];
-        while rest.len() > NAME_AT {
-            let len = usize::from(u16::from_ne_bytes([rest[LEN_AT], rest[LEN_AT + 1]]));
-            let Some(record) = rest.get(..len).filter(|r| r.len() > NAME_AT) else { break };
-            let name = record[NAME_AT..].split(|&b| b == 0).next().unwrap_or_default();
+        while rest.len() > NAME_OFFSET {
+            let len = usize::from(u16::from_ne_bytes([rest[LEN_OFFSET], rest[LEN_OFFSET + 1]]));
+            let Some(record) = rest.get(..len).filter(|r| r.len() > NAME_OFFSET) else { break };
+            let name = record[NAME_OFFSET..].split(|&b| b == 0).next().unwrap_or_default();
             if name != b"." && name != b".." {
                 names.extend(CString::new(name));
             }
@@ -46,10 +46,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_what_is_there() {
-        let names = list(c"/proc/self").unwrap();
+    fn read_dir_lists_existing_names() {
+        let names = read_dir(c"/proc/self").unwrap();
         assert!(names.iter().any(|n| n.as_c_str() == c"status"));
         assert!(names.iter().all(|n| n.as_c_str() != c".."));
-        assert_eq!(list(c"/proc/self/no-such-folder"), Err(Errno::NOENT));
+        assert_eq!(read_dir(c"/proc/self/no-such-folder"), Err(Errno::NOENT));
     }
 }

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 
 use super::files::Fd;
 use super::process::getpid;
-use super::raw::call;
+use super::raw::syscall;
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -23,7 +23,7 @@ pub const PAGE: usize = 4096;
 pub unsafe fn mmap(addr: *mut u8, len: usize, prot: u32, flags: u32, fd: Fd, offset: u64) -> Result<*mut u8> {
     // SAFETY: passed on to the caller.
     unsafe {
-        call(k::__NR_mmap, [addr as usize, len, prot as usize, flags as usize, fd as isize as usize, offset as usize])
+        syscall(k::__NR_mmap, [addr as usize, len, prot as usize, flags as usize, fd as isize as usize, offset as usize])
     }
     .map(|v| v as *mut u8)
 }
@@ -34,7 +34,7 @@ pub unsafe fn mmap(addr: *mut u8, len: usize, prot: u32, flags: u32, fd: Fd, off
 /// Nothing may use the range any more.
 pub unsafe fn munmap(addr: *mut u8, len: usize) -> Result<()> {
     // SAFETY: passed on to the caller.
-    unsafe { call(k::__NR_munmap, [addr as usize, len, 0, 0, 0, 0]) }.map(drop)
+    unsafe { syscall(k::__NR_munmap, [addr as usize, len, 0, 0, 0, 0]) }.map(drop)
 }
 
 /// `madvise`.
@@ -43,11 +43,11 @@ pub unsafe fn munmap(addr: *mut u8, len: usize) -> Result<()> {
 /// The advice must not destroy what somebody else still needs.
 pub unsafe fn madvise(addr: *mut u8, len: usize, advice: u32) -> Result<()> {
     // SAFETY: passed on to the caller.
-    unsafe { call(k::__NR_madvise, [addr as usize, len, advice as usize, 0, 0, 0]) }.map(drop)
+    unsafe { syscall(k::__NR_madvise, [addr as usize, len, advice as usize, 0, 0, 0]) }.map(drop)
 }
 
 /// Whether `len` bytes from `addr` may be read. A kernel that will not say (seccomp) counts as yes.
-pub fn readable(addr: *const u8, len: usize) -> bool {
+pub fn is_readable(addr: *const u8, len: usize) -> bool {
     // A byte of each page, fetched by the kernel, which answers EFAULT where a load would be a crash.
     let mut first = addr as usize;
     let Some(end) = first.checked_add(len) else { return false };
@@ -56,7 +56,7 @@ pub fn readable(addr: *const u8, len: usize) -> bool {
         let (local, remote) = ([&raw mut byte as usize, 1], [first, 1]);
         let vectors = [local.as_ptr() as usize, remote.as_ptr() as usize];
         // SAFETY: both vectors and the byte live across the call; the kernel judges the remote address.
-        let got = unsafe { call(k::__NR_process_vm_readv, [getpid() as usize, vectors[0], 1, vectors[1], 1, 0]) };
+        let got = unsafe { syscall(k::__NR_process_vm_readv, [getpid() as usize, vectors[0], 1, vectors[1], 1, 0]) };
         if got == Err(Errno::FAULT) {
             return false;
         }

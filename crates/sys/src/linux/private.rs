@@ -34,22 +34,22 @@ use std::sync::mpsc;
 use rustix::io::Errno;
 
 use super::Fd;
-use super::files::{close, duplicate_from, leave_descriptor_table};
+use super::files::{close, dup_at_least, close_range_unshare};
 use super::pipe::pipe;
 
 thread_local! {
-    static PRIVATE: Cell<bool> = const { Cell::new(false) };
+    static IN_SHADOW_TABLE: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether this thread's descriptor table is a private one.
 #[inline]
-pub fn in_private_table() -> bool {
-    PRIVATE.get()
+pub fn in_shadow_table() -> bool {
+    IN_SHADOW_TABLE.get()
 }
 
 /// The root of a family of threads that share one private descriptor table.
 pub struct Private {
-    spawn: mpsc::Sender<Request>,
+    sender: mpsc::Sender<Request>,
 }
 
 type Body = Box<dyn FnOnce() + Send>;
@@ -61,69 +61,69 @@ pub enum PrivateError {
     /// The thread itself could not be created.
     Spawn(std::io::Error),
     /// The kernel refused a table of its own.
-    Table(Errno),
+    Unshare(Errno),
 }
 
 impl Private {
     /// Makes the first private thread; it sleeps, and spawns the others.
     pub fn new() -> Result<Private, PrivateError> {
-        let (spawn, requests) = mpsc::channel::<Request>();
-        let (ready, made) = mpsc::channel();
-        spawn_quiet("spinio", HELPER_STACK, move || {
-            PRIVATE.set(true);
-            let table = leave_descriptor_table(0);
-            let failed = table.is_err();
+        let (sender, requests) = mpsc::channel::<Request>();
+        let (table_sender, table_result) = mpsc::channel();
+        spawn_signals_blocked("spinio", WORKER_STACK, move || {
+            IN_SHADOW_TABLE.set(true);
+            let unshared = close_range_unshare(0);
+            let failed = unshared.is_err();
             if !failed {
-                make_room();
+                grow_fd_table();
             }
-            let _ = ready.send(table);
+            let _ = table_sender.send(unshared);
             if failed {
                 return;
             }
             while let Ok((name, body, done)) = requests.recv() {
-                let spawned = spawn_quiet(&name, HELPER_STACK, move || {
-                    PRIVATE.set(true);
+                let spawn_result = spawn_signals_blocked(&name, WORKER_STACK, move || {
+                    IN_SHADOW_TABLE.set(true);
                     body();
                 });
-                let _ = done.send(spawned.is_ok());
+                let _ = done.send(spawn_result.is_ok());
             }
         })
         .map_err(PrivateError::Spawn)?;
-        match made.recv() {
-            Ok(Ok(())) => Ok(Private { spawn }),
-            Ok(Err(errno)) => Err(PrivateError::Table(errno)),
-            Err(_) => Err(PrivateError::Table(Errno::IO)),
+        match table_result.recv() {
+            Ok(Ok(())) => Ok(Private { sender }),
+            Ok(Err(errno)) => Err(PrivateError::Unshare(errno)),
+            Err(_) => Err(PrivateError::Unshare(Errno::IO)),
         }
     }
 
     /// Runs `body` on a new thread of the family; false if no thread could be made.
     pub fn spawn(&self, name: &str, body: impl FnOnce() + Send + 'static) -> bool {
         let (done, answer) = mpsc::channel();
-        self.spawn.send((name.to_owned(), Box::new(body), done)).is_ok() && answer.recv().unwrap_or(false)
+        self.sender.send((name.to_owned(), Box::new(body), done)).is_ok() && answer.recv().unwrap_or(false)
     }
 }
 
 /// Descriptors that a private table has room for from the start.
-const ROOM: Fd = 1024;
+const INITIAL_CAPACITY: Fd = 1024;
 
 /// Has the kernel make this thread's table long enough; where RLIMIT_NOFILE forbids, it grows when it must.
-fn make_room() {
+fn grow_fd_table() {
     let Ok((out, into)) = pipe() else { return };
-    if let Ok(far) = duplicate_from(out, ROOM - 1) {
-        let _ = close(far);
+    if let Ok(high_fd) = dup_at_least(out, INITIAL_CAPACITY - 1) {
+        let _ = close(high_fd);
     }
     let _ = close(out);
     let _ = close(into);
 }
 
 /// Private threads run our own code only.
-const HELPER_STACK: usize = 256 << 10;
+const WORKER_STACK: usize = 256 << 10;
 
 /// A thread that takes none of the program's signals; its descriptor table is the one of who spawns it.
 ///
 /// Not std's: in a Rust program its threads take a lock as they start and end, which a child forked at that moment
 /// would find locked for ever. glibc sees to its own.
-pub fn spawn_quiet(name: &str, stack: usize, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+pub fn spawn_signals_blocked(name: &str, stack: usize, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let start = Box::new(Start { name: CString::new(name)?, body: Box::new(body) });
     // The new thread inherits the mask, so there is no moment at which a signal could reach it.
     // libc's call, not the kernel's: it leaves out the two signals that glibc itself needs for
@@ -135,7 +135,7 @@ pub fn spawn_quiet(name: &str, stack: usize, body: impl FnOnce() + Send + 'stati
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
     }
-    let made = create(stack, start);
+    let made = pthread_create_detached(stack, start);
     // SAFETY: `old` was initialised above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), core::ptr::null_mut()) };
     made
@@ -148,7 +148,7 @@ struct Start {
 }
 
 /// `pthread_create`, detached.
-fn create(stack: usize, start: Box<Start>) -> std::io::Result<()> {
+fn pthread_create_detached(stack: usize, start: Box<Start>) -> std::io::Result<()> {
     let start = Box::into_raw(start).cast::<c_void>();
     let mut failed = 0;
     // glibc takes the thread-local variables of the whole program out of the stack: a small one may not hold them.
@@ -163,7 +163,7 @@ fn create(stack: usize, start: Box<Start>) -> std::io::Result<()> {
             if let Some(bytes) = stack {
                 libc::pthread_attr_setstacksize(attr.as_mut_ptr(), bytes);
             }
-            let failed = libc::pthread_create(thread.as_mut_ptr(), attr.as_ptr(), begin, start);
+            let failed = libc::pthread_create(thread.as_mut_ptr(), attr.as_ptr(), thread_main, start);
             libc::pthread_attr_destroy(attr.as_mut_ptr());
             failed
         };
@@ -176,7 +176,7 @@ fn create(stack: usize, start: Box<Start>) -> std::io::Result<()> {
     Err(std::io::Error::from_raw_os_error(failed))
 }
 
-extern "C" fn begin(start: *mut c_void) -> *mut c_void {
+extern "C" fn thread_main(start: *mut c_void) -> *mut c_void {
     // SAFETY: `create` gave it away for this thread to own.
     let Start { name, body } = *unsafe { Box::from_raw(start.cast::<Start>()) };
     // SAFETY: a NUL-terminated string, which the kernel cuts after 15 bytes.
@@ -191,27 +191,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_has_room_before_it_is_shared() {
-        let family = match Private::new() {
+    fn fd_table_is_grown_before_it_is_shared() {
+        let root = match Private::new() {
             Ok(family) => family,
             Err(e) => return eprintln!("skipped: no private table: {e:?}"),
         };
-        let (tell, told) = mpsc::channel();
-        assert!(family.spawn("asks", move || {
+        let (sender, receiver) = mpsc::channel();
+        assert!(root.spawn("asks", move || {
             let of_this_thread = |file: &str| std::fs::read_to_string(format!("/proc/thread-self/{file}"));
             let open = std::fs::read_dir("/proc/thread-self/fd").map(Iterator::count);
-            let _ = tell.send((of_this_thread("status"), of_this_thread("limits"), open));
+            let _ = sender.send((of_this_thread("status"), of_this_thread("limits"), open));
         }));
-        let (Ok(status), Ok(limits), Ok(open)) = told.recv().unwrap() else { return eprintln!("skipped: no /proc") };
+        let (Ok(status), Ok(limits), Ok(open)) = receiver.recv().unwrap() else { return eprintln!("skipped: no /proc") };
         let number = |text: &str, name: &str| {
             let line = text.lines().find_map(|l| l.strip_prefix(name)).unwrap();
             line.split_whitespace().next().unwrap().parse::<Fd>().unwrap_or(Fd::MAX)
         };
         let allowed = number(&limits, "Max open files");
-        if allowed < ROOM {
+        if allowed < INITIAL_CAPACITY {
             return eprintln!("skipped: only {allowed} descriptors are allowed");
         }
-        assert!(number(&status, "FDSize:") >= ROOM, "{status}");
+        assert!(number(&status, "FDSize:") >= INITIAL_CAPACITY, "{status}");
         assert_eq!(open, 1, "nothing but the folder that is listed is open");
     }
 }

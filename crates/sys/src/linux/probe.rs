@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 
 use super::files::{Fd, close};
-use super::raw::call;
+use super::raw::syscall;
 
 /// Makes the smallest ring and closes it; returns the kernel's feature bits.
 /// ENOSYS: not built in; EPERM: forbidden by a sysctl or by seccomp.
@@ -13,7 +13,7 @@ pub fn io_uring() -> Result<u32, Errno> {
     // `struct io_uring_params`: 120 bytes, of which the kernel fills in what it offers.
     let mut params = [0u32; 30];
     // SAFETY: `params` has the size of the structure and lives across the call.
-    let ring = unsafe { call(NR_IO_URING_SETUP, [1, params.as_mut_ptr() as usize, 0, 0, 0, 0]) }?;
+    let ring = unsafe { syscall(NR_IO_URING_SETUP, [1, params.as_mut_ptr() as usize, 0, 0, 0, 0]) }?;
     close(ring as Fd)?;
     Ok(params[FEATURES])
 }
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_answers_with_features_or_a_refusal() {
+    fn io_uring_probe_returns_features_or_errno() {
         match io_uring() {
             // IORING_FEAT_SINGLE_MMAP and _NODROP came with the first kernels that anybody runs.
             Ok(features) => assert!(features & 3 != 0, "{features:x}"),

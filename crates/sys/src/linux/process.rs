@@ -3,30 +3,30 @@
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
-use super::raw::call;
+use super::raw::syscall;
 
 /// `getpid`, asked from the kernel each time.
 pub fn getpid() -> u32 {
     // SAFETY: no memory is involved, and the call cannot fail.
-    unsafe { call(k::__NR_getpid, [0; 6]) }.unwrap_or(0) as u32
+    unsafe { syscall(k::__NR_getpid, [0; 6]) }.unwrap_or(0) as u32
 }
 
 /// `gettid`.
 pub fn gettid() -> u32 {
     // SAFETY: no memory is involved, and the call cannot fail.
-    unsafe { call(k::__NR_gettid, [0; 6]) }.unwrap_or(0) as u32
+    unsafe { syscall(k::__NR_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
 /// Whether a thread of this process has this number now.
 pub fn is_thread(tid: u32) -> bool {
     // SAFETY: no memory is involved, and signal 0 is none.
-    unsafe { call(k::__NR_tgkill, [getpid() as usize, tid as usize, 0, 0, 0, 0]) }.is_ok()
+    unsafe { syscall(k::__NR_tgkill, [getpid() as usize, tid as usize, 0, 0, 0, 0]) }.is_ok()
 }
 
 /// Whether the kernel says that no thread of this process has this number now. False where a sandbox does not let us ask.
 pub fn is_no_thread(tid: u32) -> bool {
     // SAFETY: no memory is involved, and signal 0 is none.
-    let asked = unsafe { call(k::__NR_tgkill, [getpid() as usize, tid as usize, 0, 0, 0, 0]) };
+    let asked = unsafe { syscall(k::__NR_tgkill, [getpid() as usize, tid as usize, 0, 0, 0, 0]) };
     asked == Err(Errno::SRCH)
 }
 
@@ -43,26 +43,26 @@ pub struct AltStack {
 pub fn alternate_stack() -> AltStack {
     let mut stack = AltStack::default();
     // SAFETY: the kernel fills in a `stack_t`, whose layout `AltStack` has. Without it the answer is always the same.
-    let _ = unsafe { call(k::__NR_sigaltstack, [0, (&raw mut stack) as usize, 0, 0, 0, 0]) };
+    let _ = unsafe { syscall(k::__NR_sigaltstack, [0, (&raw mut stack) as usize, 0, 0, 0, 0]) };
     stack
 }
 
 /// Whether two threads of this process have one descriptor table. EPERM where a sandbox does not let us ask, ENOSYS on
 /// kernels without `kcmp`, ESRCH where one of them is gone.
-pub fn have_one_table(one: u32, other: u32) -> Result<bool, Errno> {
+pub fn same_fd_table(tid: u32, other_tid: u32) -> Result<bool, Errno> {
     const KCMP_FILES: usize = 2;
     // SAFETY: no memory is involved.
-    unsafe { call(k::__NR_kcmp, [one as usize, other as usize, KCMP_FILES, 0, 0, 0]) }.map(|order| order == 0)
+    unsafe { syscall(k::__NR_kcmp, [tid as usize, other_tid as usize, KCMP_FILES, 0, 0, 0]) }.map(|order| order == 0)
 }
 
 /// Effective user of this thread.
 pub fn geteuid() -> u32 {
     // SAFETY: no memory is involved, and the call cannot fail.
-    unsafe { call(k::__NR_geteuid, [0; 6]) }.unwrap_or(0) as u32
+    unsafe { syscall(k::__NR_geteuid, [0; 6]) }.unwrap_or(0) as u32
 }
 
 /// Whether this program has gained rights by being executed (setuid, setgid, file capabilities).
-pub fn has_gained_rights() -> bool {
+pub fn is_secure_exec() -> bool {
     // SAFETY: reads a vector that the kernel has laid out before the program began.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
@@ -72,7 +72,7 @@ pub fn file_size_limit() -> u64 {
     const RLIMIT_FSIZE: usize = 1;
     let mut limits = [0u64; 2];
     // SAFETY: `limits` has the layout of `struct rlimit64` and lives across the call.
-    let asked = unsafe { call(k::__NR_prlimit64, [0, RLIMIT_FSIZE, 0, limits.as_mut_ptr() as usize, 0, 0]) };
+    let asked = unsafe { syscall(k::__NR_prlimit64, [0, RLIMIT_FSIZE, 0, limits.as_mut_ptr() as usize, 0, 0]) };
     if asked.is_ok() { limits[0] } else { u64::MAX }
 }
 
@@ -83,22 +83,22 @@ pub fn cpu() -> usize {
 }
 
 /// Processors that this thread may run on.
-pub fn processors() -> usize {
+pub fn available_cpus() -> usize {
     // SAFETY: all-zero is a valid set.
     let mut set: libc::cpu_set_t = unsafe { core::mem::zeroed() };
     let bytes = size_of::<libc::cpu_set_t>();
     // SAFETY: `set` is alive across the call and `bytes` long.
-    let got = unsafe { call(k::__NR_sched_getaffinity, [0, bytes, &raw mut set as usize, 0, 0, 0]) };
+    let got = unsafe { syscall(k::__NR_sched_getaffinity, [0, bytes, &raw mut set as usize, 0, 0, 0]) };
     // SAFETY: only counts the bits of a set that was initialised above.
     if got.is_ok() { (unsafe { libc::CPU_COUNT(&set) } as usize).max(1) } else { 1 }
 }
 
 /// Bytes of memory of this machine.
-pub fn memory() -> u64 {
+pub fn total_memory() -> u64 {
     // SAFETY: all-zero is a valid `struct sysinfo`.
     let mut info: libc::sysinfo = unsafe { core::mem::zeroed() };
     // SAFETY: `info` is alive across the call and has the kernel's layout.
-    match unsafe { call(k::__NR_sysinfo, [&raw mut info as usize, 0, 0, 0, 0, 0]) } {
+    match unsafe { syscall(k::__NR_sysinfo, [&raw mut info as usize, 0, 0, 0, 0, 0]) } {
         Ok(_) => info.totalram * u64::from(info.mem_unit),
         Err(_) => 0,
     }
@@ -109,15 +109,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_left_the_table_is_known() {
+    fn thread_with_unshared_table_is_detected() {
         let first = gettid();
         std::thread::scope(|scope| {
-            scope.spawn(move || match have_one_table(first, gettid()) {
+            scope.spawn(move || match same_fd_table(first, gettid()) {
                 Ok(one) => {
                     assert!(one);
                     // SAFETY: the table of this thread, which ends here.
                     assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
-                    assert_eq!(have_one_table(first, gettid()), Ok(false));
+                    assert_eq!(same_fd_table(first, gettid()), Ok(false));
                 }
                 Err(why) => println!("skipped: kcmp: {why}"),
             });

@@ -13,7 +13,7 @@ compile_error!("spinio-sys knows the system call convention of x86-64 only");
 /// # Safety
 /// The arguments must be valid for that system call.
 #[inline(always)]
-pub(super) unsafe fn call(nr: u32, args: [usize; 6]) -> Result<usize, Errno> {
+pub(super) unsafe fn syscall(nr: u32, args: [usize; 6]) -> Result<usize, Errno> {
     let ret: isize;
     // SAFETY: the kernel clobbers rcx and r11 only; the caller vouches for the arguments.
     unsafe {

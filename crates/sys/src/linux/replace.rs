@@ -10,19 +10,19 @@ use rustix::io::Errno;
 
 use super::files::{close, fstat, open, pwrite, read};
 use super::process::{geteuid, getpid, gettid};
-use super::raw::call;
+use super::raw::syscall;
 use super::types::{FileKind, Stat};
 
 type Result<T> = core::result::Result<T, Errno>;
 
 /// The bytes of a file of at most `most`, ours or root's, that nobody else may write. EPERM: it is not.
-pub fn read_whole(path: &CStr, most: usize) -> Result<Vec<u8>> {
+pub fn read_trusted(path: &CStr, max_len: usize) -> Result<Vec<u8>> {
     let fd = open(path, (k::O_RDONLY | k::O_NONBLOCK | k::O_NOFOLLOW) as i32, 0)?;
-    if let Err(errno) = fstat(fd).and_then(|stat| is_ours(&stat)) {
+    if let Err(errno) = fstat(fd).and_then(|stat| check_owner(&stat)) {
         let _ = close(fd);
         return Err(errno);
     }
-    let mut bytes = vec![0u8; most + 1];
+    let mut bytes = vec![0u8; max_len + 1];
     let mut got = 0;
     let ended = loop {
         // SAFETY: the bytes from `got` on are ours.
@@ -35,32 +35,32 @@ pub fn read_whole(path: &CStr, most: usize) -> Result<Vec<u8>> {
     };
     let _ = close(fd);
     ended?;
-    if got > most {
+    if got > max_len {
         return Err(Errno::FBIG);
     }
     bytes.truncate(got);
     Ok(bytes)
 }
 
-fn is_ours(stat: &Stat) -> Result<()> {
+fn check_owner(stat: &Stat) -> Result<()> {
     let trusted = stat.kind == FileKind::Regular && (stat.uid == geteuid() || stat.uid == 0);
     if trusted && stat.mode & 0o022 == 0 { Ok(()) } else { Err(Errno::PERM) }
 }
 
 /// Puts a file there, whole or not at all, readable by its owner alone; folders on the way are made.
-pub fn replace(path: &CStr, bytes: &[u8]) -> Result<()> {
+pub fn atomic_replace(path: &CStr, bytes: &[u8]) -> Result<()> {
     let name = path.to_bytes();
     for (at, _) in name.iter().enumerate().filter(|(at, b)| **b == b'/' && *at > 0) {
-        let folder = CString::new(&name[..at]).map_err(|_| Errno::INVAL)?;
+        let parent = CString::new(&name[..at]).map_err(|_| Errno::INVAL)?;
         // SAFETY: NUL-terminated and alive across the call.
-        let _ = unsafe { call(k::__NR_mkdir, [folder.as_ptr() as usize, 0o700, 0, 0, 0, 0]) };
+        let _ = unsafe { syscall(k::__NR_mkdir, [parent.as_ptr() as usize, 0o700, 0, 0, 0, 0]) };
     }
-    let aside = CString::new([name, format!(".{}-{}", getpid(), gettid()).as_bytes()].concat());
-    let aside = aside.map_err(|_| Errno::INVAL)?;
+    let temp_path = CString::new([name, format!(".{}-{}", getpid(), gettid()).as_bytes()].concat());
+    let temp_path = temp_path.map_err(|_| Errno::INVAL)?;
     // One that a process of this number has left, or that somebody has laid there for us to write into.
     // SAFETY: NUL-terminated and alive across the call.
-    let _ = unsafe { call(k::__NR_unlink, [aside.as_ptr() as usize, 0, 0, 0, 0, 0]) };
-    let fd = open(&aside, (k::O_WRONLY | k::O_CREAT | k::O_EXCL | k::O_NOFOLLOW) as i32, 0o600)?;
+    let _ = unsafe { syscall(k::__NR_unlink, [temp_path.as_ptr() as usize, 0, 0, 0, 0, 0]) };
+    let fd = open(&temp_path, (k::O_WRONLY | k::O_CREAT | k::O_EXCL | k::O_NOFOLLOW) as i32, 0o600)?;
     let mut done = 0;
     let mut written = Ok(());
     while done < bytes.len() {
@@ -76,14 +76,14 @@ pub fn replace(path: &CStr, bytes: &[u8]) -> Result<()> {
         }
     }
     let _ = close(fd);
-    let (from, to) = (aside.as_ptr() as usize, path.as_ptr() as usize);
+    let (from, to) = (temp_path.as_ptr() as usize, path.as_ptr() as usize);
     // SAFETY: both are NUL-terminated and alive across the call.
-    let moved = written.and_then(|()| unsafe { call(k::__NR_rename, [from, to, 0, 0, 0, 0]) }.map(drop));
-    if moved.is_err() {
+    let renamed = written.and_then(|()| unsafe { syscall(k::__NR_rename, [from, to, 0, 0, 0, 0]) }.map(drop));
+    if renamed.is_err() {
         // SAFETY: as above.
-        let _ = unsafe { call(k::__NR_unlink, [from, 0, 0, 0, 0, 0]) };
+        let _ = unsafe { syscall(k::__NR_unlink, [from, 0, 0, 0, 0, 0]) };
     }
-    moved
+    renamed
 }
 
 #[cfg(test)]
@@ -91,43 +91,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_put_is_read_and_what_is_too_long_is_refused() {
+    fn replaced_file_is_read_back_and_oversized_file_is_refused() {
         let folder = std::env::temp_dir().join(format!("spinio-replace-{}", std::process::id()));
         let path = CString::new(format!("{}/a/b/file", folder.display())).unwrap();
-        assert_eq!(read_whole(&path, 10), Err(Errno::NOENT));
-        replace(&path, b"one").unwrap();
-        replace(&path, b"three").unwrap();
-        assert_eq!(read_whole(&path, 5).unwrap(), b"three");
-        assert_eq!(read_whole(&path, 4), Err(Errno::FBIG));
+        assert_eq!(read_trusted(&path, 10), Err(Errno::NOENT));
+        atomic_replace(&path, b"one").unwrap();
+        atomic_replace(&path, b"three").unwrap();
+        assert_eq!(read_trusted(&path, 5).unwrap(), b"three");
+        assert_eq!(read_trusted(&path, 4), Err(Errno::FBIG));
         assert_eq!(std::fs::read_dir(folder.join("a/b")).unwrap().count(), 1, "nothing is left beside it");
         std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
-    fn what_others_may_write_is_not_believed_and_nothing_is_written_into() {
+    fn file_writable_by_others_is_refused_and_never_written_into() {
         use std::os::unix::fs::{PermissionsExt, chown, symlink};
         let folder = std::env::temp_dir().join(format!("spinio-others-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
-        let named = |name: &str| CString::new(format!("{}/{name}", folder.display())).unwrap();
-        replace(&named("file"), b"ours").unwrap();
-        let set = |mode| std::fs::set_permissions(folder.join("file"), PermissionsExt::from_mode(mode)).unwrap();
-        for (mode, told) in [(0o644, Ok(b"ours".to_vec())), (0o664, Err(Errno::PERM)), (0o602, Err(Errno::PERM))] {
-            set(mode);
-            assert_eq!(read_whole(&named("file"), 10), told, "{mode:o}");
+        let path_of = |name: &str| CString::new(format!("{}/{name}", folder.display())).unwrap();
+        atomic_replace(&path_of("file"), b"ours").unwrap();
+        let set_mode = |mode| std::fs::set_permissions(folder.join("file"), PermissionsExt::from_mode(mode)).unwrap();
+        for (mode, expected) in [(0o644, Ok(b"ours".to_vec())), (0o664, Err(Errno::PERM)), (0o602, Err(Errno::PERM))] {
+            set_mode(mode);
+            assert_eq!(read_trusted(&path_of("file"), 10), expected, "{mode:o}");
         }
-        set(0o600);
+        set_mode(0o600);
         symlink("file", folder.join("link")).unwrap();
-        assert_eq!(read_whole(&named("link"), 10), Err(Errno::LOOP));
-        let aside = folder.join(format!("file.{}-{}", getpid(), gettid()));
-        std::fs::hard_link(folder.join("file"), &aside).unwrap();
+        assert_eq!(read_trusted(&path_of("link"), 10), Err(Errno::LOOP));
+        let temp_path = folder.join(format!("file.{}-{}", getpid(), gettid()));
+        std::fs::hard_link(folder.join("file"), &temp_path).unwrap();
         std::fs::hard_link(folder.join("file"), folder.join("other")).unwrap();
-        replace(&named("file"), b"new").unwrap();
+        atomic_replace(&path_of("file"), b"new").unwrap();
         assert_eq!(
-            (read_whole(&named("other"), 10), read_whole(&named("file"), 10)),
+            (read_trusted(&path_of("other"), 10), read_trusted(&path_of("file"), 10)),
             (Ok(b"ours".to_vec()), Ok(b"new".to_vec()))
         );
         match chown(folder.join("file"), Some(65_533), None) {
-            Ok(()) => assert_eq!(read_whole(&named("file"), 10), Err(Errno::PERM)),
+            Ok(()) => assert_eq!(read_trusted(&path_of("file"), 10), Err(Errno::PERM)),
             Err(e) => eprintln!("skipped: cannot give files away: {e}"),
         }
         std::fs::remove_dir_all(folder).unwrap();

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 
 use super::files::Fd;
 use super::memory::{MAP_SHARED, PAGE, PROT_READ, mmap, munmap};
-use super::raw::call;
+use super::raw::syscall;
 use super::types::{Advice, CacheStat};
 
 type Result<T> = core::result::Result<T, Errno>;
@@ -19,28 +19,28 @@ type Result<T> = core::result::Result<T, Errno>;
 /// `addr` must be the page-aligned start of a mapping of at least `out.len()` pages.
 pub unsafe fn mincore(addr: *const u8, out: &mut [u8]) -> Result<()> {
     // SAFETY: `out` holds a byte for each page asked about.
-    unsafe { call(k::__NR_mincore, [addr as usize, out.len() * PAGE, out.as_mut_ptr() as usize, 0, 0, 0]) }.map(drop)
+    unsafe { syscall(k::__NR_mincore, [addr as usize, out.len() * PAGE, out.as_mut_ptr() as usize, 0, 0, 0]) }.map(drop)
 }
 
 /// How many of a file's first `len` bytes' pages are in the page cache, as [`mincore`] knows it: of one's own files, on any
 /// kernel, and nothing is brought in by the question.
 pub fn resident_pages(fd: Fd, len: u64) -> Result<u64> {
-    const ASKED: usize = 1 << 16;
+    const PAGES_PER_CALL: usize = 1 << 16;
     let pages = (len as usize).div_ceil(PAGE);
     if pages == 0 {
         return Ok(0);
     }
     // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
     let start = unsafe { mmap(core::ptr::null_mut(), pages * PAGE, PROT_READ, MAP_SHARED, fd, 0) }?;
-    let mut out = vec![0u8; pages.min(ASKED)];
-    let (mut asked, mut resident) = (0, Ok(0));
-    while asked < pages && resident.is_ok() {
-        let part = &mut out[..(pages - asked).min(ASKED)];
+    let mut out = vec![0u8; pages.min(PAGES_PER_CALL)];
+    let (mut done, mut resident) = (0, Ok(0));
+    while done < pages && resident.is_ok() {
+        let part = &mut out[..(pages - done).min(PAGES_PER_CALL)];
         // SAFETY: as many pages are mapped from there on.
-        let told = unsafe { mincore(start.wrapping_add(asked * PAGE), part) };
+        let result = unsafe { mincore(start.wrapping_add(done * PAGE), part) };
         let found = part.iter().filter(|&&page| page & 1 != 0).count() as u64;
-        resident = told.and_then(|()| resident.map(|before| before + found));
-        asked += part.len();
+        resident = result.and_then(|()| resident.map(|before| before + found));
+        done += part.len();
     }
     // SAFETY: mapped above, and used by nobody else.
     unsafe { munmap(start, pages * PAGE) }?;
@@ -53,12 +53,12 @@ pub fn cachestat(fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
     let range = [offset, len];
     let mut out = CacheStat::default();
     // SAFETY: `range` and `out` have the layouts of the kernel's structures and live across the call.
-    unsafe { call(NR_CACHESTAT, [fd as usize, range.as_ptr() as usize, &raw mut out as usize, 0, 0, 0]) }?;
+    unsafe { syscall(NR_CACHESTAT, [fd as usize, range.as_ptr() as usize, &raw mut out as usize, 0, 0, 0]) }?;
     Ok(out)
 }
 
 /// `fadvise64`; length 0 means to the end of the file.
 pub fn fadvise(fd: Fd, offset: u64, len: u64, advice: Advice) -> Result<()> {
     // SAFETY: no memory is involved.
-    unsafe { call(k::__NR_fadvise64, [fd as usize, offset as usize, len as usize, advice as usize, 0, 0]) }.map(drop)
+    unsafe { syscall(k::__NR_fadvise64, [fd as usize, offset as usize, len as usize, advice as usize, 0, 0]) }.map(drop)
 }

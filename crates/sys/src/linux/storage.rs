@@ -6,19 +6,19 @@ use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
 use super::files::{Fd, close, open, read, readlink};
-use super::raw::call;
+use super::raw::syscall;
 
 pub use k::O_NOFOLLOW;
 
 type Result<T> = core::result::Result<T, Errno>;
 
 /// The first `most` bytes of a small file, such as those of sysfs and procfs.
-pub fn read_file(path: &CStr, most: usize) -> Result<Vec<u8>> {
+pub fn read_file(path: &CStr, max_len: usize) -> Result<Vec<u8>> {
     let fd = open(path, (k::O_RDONLY | k::O_NONBLOCK) as i32, 0)?;
     let mut out = Vec::new();
     let mut buf = [0u8; 4096];
     let ended = loop {
-        let want = buf.len().min(most - out.len());
+        let want = buf.len().min(max_len - out.len());
         if want == 0 {
             break Ok(());
         }
@@ -41,7 +41,7 @@ pub fn btrfs_uuid(fd: Fd) -> Result<[u8; 16]> {
     // `struct btrfs_ioctl_fs_info_args`: max_id, num_devices, then the identity.
     let mut info = [0u64; 128];
     // SAFETY: `info` has the 1024 bytes that the request says, and lives across the call.
-    unsafe { call(k::__NR_ioctl, [fd as usize, FS_INFO as usize, info.as_mut_ptr() as usize, 0, 0, 0]) }?;
+    unsafe { syscall(k::__NR_ioctl, [fd as usize, FS_INFO as usize, info.as_mut_ptr() as usize, 0, 0, 0]) }?;
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&info[2].to_ne_bytes());
     uuid[8..].copy_from_slice(&info[3].to_ne_bytes());
@@ -62,46 +62,46 @@ pub struct Placed {
 }
 
 /// `FIEMAP_EXTENT_*` of an extent whose bytes do not lie at its `physical` as they are in the file.
-pub const NOT_PLACED: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400;
+pub const EXTENT_NOT_IN_PLACE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400;
 
 /// The first extents of a range (FIEMAP), at most `most` of them; holes are left out. Asks nothing of the storage, and
 /// does not make the file system write back first.
-pub fn extents(fd: Fd, offset: u64, len: u64, most: usize) -> Result<Vec<Placed>> {
+pub fn fiemap_extents(fd: Fd, offset: u64, len: u64, max_extents: usize) -> Result<Vec<Placed>> {
     /// `FS_IOC_FIEMAP`: reading and writing, 32 bytes, type 'f', number 11.
     const FIEMAP: u32 = 3 << 30 | 32 << 16 | 0x66 << 8 | 11;
-    const HEAD: usize = 4;
-    const EACH: usize = 7;
+    const HEADER_WORDS: usize = 4;
+    const EXTENT_WORDS: usize = 7;
     // `struct fiemap`: start, length, flags and count mapped, count of room and a reserved word; then the extents.
-    let mut words = vec![0u64; HEAD + EACH * most];
+    let mut words = vec![0u64; HEADER_WORDS + EXTENT_WORDS * max_extents];
     words[0] = offset;
     words[1] = len;
-    words[3] = most as u64;
+    words[3] = max_extents as u64;
     // SAFETY: the head says for how many extents there is room behind it, and `words` lives across the call.
-    unsafe { call(k::__NR_ioctl, [fd as usize, FIEMAP as usize, words.as_mut_ptr() as usize, 0, 0, 0]) }?;
-    let mapped = ((words[2] >> 32) as usize).min(most);
+    unsafe { syscall(k::__NR_ioctl, [fd as usize, FIEMAP as usize, words.as_mut_ptr() as usize, 0, 0, 0]) }?;
+    let mapped = ((words[2] >> 32) as usize).min(max_extents);
     let extent = |w: &[u64]| Placed { logical: w[0], physical: w[1], len: w[2], flags: w[5] as u32 };
-    Ok(words[HEAD..].chunks_exact(EACH).take(mapped).map(extent).collect())
+    Ok(words[HEADER_WORDS..].chunks_exact(EXTENT_WORDS).take(mapped).map(extent).collect())
 }
 
 /// `fallocate` of a range: room on the storage for it, and a file that reaches to its end if `grow`.
-pub fn reserve_room(fd: Fd, offset: u64, len: u64, grow: bool) -> Result<()> {
+pub fn preallocate(fd: Fd, offset: u64, len: u64, grow: bool) -> Result<()> {
     const KEEP_SIZE: usize = 1;
     let mode = if grow { 0 } else { KEEP_SIZE };
     // SAFETY: no memory is involved.
-    unsafe { call(k::__NR_fallocate, [fd as usize, mode, offset as usize, len as usize, 0, 0]) }.map(drop)
+    unsafe { syscall(k::__NR_fallocate, [fd as usize, mode, offset as usize, len as usize, 0, 0]) }.map(drop)
 }
 
 /// `fcntl(F_SETFL)`: the status flags of an open file, such as O_DIRECT.
-pub fn set_flags(fd: Fd, flags: i32) -> Result<()> {
+pub fn set_status_flags(fd: Fd, flags: i32) -> Result<()> {
     // SAFETY: no memory is involved.
-    unsafe { call(k::__NR_fcntl, [fd as usize, k::F_SETFL as usize, flags as usize, 0, 0, 0]) }.map(drop)
+    unsafe { syscall(k::__NR_fcntl, [fd as usize, k::F_SETFL as usize, flags as usize, 0, 0, 0]) }.map(drop)
 }
 
 /// Reads from an offset until `into` is full or the file ends; the bytes read.
-pub fn read_at(fd: Fd, into: &mut [u8], offset: u64) -> Result<usize> {
+pub fn read_fully_at(fd: Fd, buf: &mut [u8], offset: u64) -> Result<usize> {
     let mut done = 0;
-    while done < into.len() {
-        let rest = &mut into[done..];
+    while done < buf.len() {
+        let rest = &mut buf[done..];
         // SAFETY: `rest` is writable for its length.
         match unsafe { super::files::pread(fd, rest.as_mut_ptr(), rest.len(), offset + done as u64) } {
             Ok(0) => break,
@@ -114,17 +114,17 @@ pub fn read_at(fd: Fd, into: &mut [u8], offset: u64) -> Result<usize> {
 }
 
 /// `fdatasync`.
-pub fn sync_data(fd: Fd) -> Result<()> {
+pub fn fdatasync(fd: Fd) -> Result<()> {
     // SAFETY: no memory is involved.
-    unsafe { call(k::__NR_fdatasync, [fd as usize, 0, 0, 0, 0, 0]) }.map(drop)
+    unsafe { syscall(k::__NR_fdatasync, [fd as usize, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
 /// What a path names now: the device number and inode of the file that opening it would give.
-pub fn identity(path: &CStr) -> Result<(u64, u64)> {
+pub fn dev_and_inode(path: &CStr) -> Result<(u64, u64)> {
     // SAFETY: all-zero is a valid `struct stat`.
     let mut raw: k::stat = unsafe { core::mem::zeroed() };
     // SAFETY: the path is NUL-terminated, `raw` is a `struct stat` of this architecture; both live across the call.
-    unsafe { call(k::__NR_stat, [path.as_ptr() as usize, &raw mut raw as usize, 0, 0, 0, 0]) }?;
+    unsafe { syscall(k::__NR_stat, [path.as_ptr() as usize, &raw mut raw as usize, 0, 0, 0, 0]) }?;
     Ok((raw.st_dev, raw.st_ino))
 }
 
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_read_up_to_a_bound() {
+    fn read_file_stops_at_limit() {
         let all = read_file(c"/proc/self/maps", 1 << 20).unwrap();
         assert!(all.len() > 100);
         assert_eq!(read_file(c"/proc/self/maps", 100).unwrap().len(), 100);
@@ -143,9 +143,9 @@ mod tests {
     }
 
     #[test]
-    fn extents_cover_a_written_file() {
+    fn fiemap_covers_written_file() {
         let file = std::fs::File::open("/proc/self/exe").unwrap();
-        match extents(file.as_raw_fd(), 0, u64::MAX, 64) {
+        match fiemap_extents(file.as_raw_fd(), 0, u64::MAX, 64) {
             Ok(found) => {
                 assert!(!found.is_empty(), "a program has bytes");
                 assert_eq!(found[0].logical, 0);

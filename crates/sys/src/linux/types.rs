@@ -29,7 +29,7 @@ pub enum FileKind {
     /// A block device.
     Block,
     /// Anything that has no page cache of its own: pipe, socket, character device, directory.
-    Stream,
+    Other,
 }
 
 /// The part of `fstat` that routing needs.
@@ -48,7 +48,7 @@ pub struct Stat {
     /// Owner.
     pub uid: u32,
     /// No name leads to it.
-    pub nameless: bool,
+    pub unlinked: bool,
     /// Raw `st_mode`.
     pub mode: u32,
     /// Modification time in nanoseconds.

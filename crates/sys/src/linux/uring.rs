@@ -27,7 +27,7 @@ use rustix::io::Errno;
 
 use super::files::{Fd, close};
 use super::memory::{MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, madvise, mmap, munmap};
-use super::raw::call;
+use super::raw::syscall;
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -46,8 +46,8 @@ const MAP_POPULATE: u32 = 0x8000;
 const MADV_DONTFORK: u32 = 10;
 
 /// Words of a submission entry and bytes of a completion.
-const SQE: usize = 8;
-const CQE: usize = 16;
+const SQE_WORDS: usize = 8;
+const CQE_BYTES: usize = 16;
 
 /// `struct io_uring_params`.
 #[repr(C)]
@@ -76,9 +76,9 @@ pub struct Ring {
     mask: u32,
     cq_mask: u32,
     /// Entries written and not yet given to the kernel.
-    waiting: u32,
+    unsubmitted: u32,
     /// Given to the kernel, and their completions not yet taken.
-    flying: u32,
+    in_flight: u32,
     tail: u32,
 }
 
@@ -94,12 +94,12 @@ impl Ring {
     /// A ring for up to `entries` reads in flight, a power of two.
     pub fn new(entries: u32) -> Result<Ring> {
         // What spares the kernel interrupts of this thread came with 6.1 and 5.19; older ones refuse the flags.
-        let wishes = [SETUP_SINGLE_ISSUER | SETUP_DEFER_TASKRUN, SETUP_COOP_TASKRUN, 0];
+        let flag_sets = [SETUP_SINGLE_ISSUER | SETUP_DEFER_TASKRUN, SETUP_COOP_TASKRUN, 0];
         let mut last = Errno::INVAL;
-        for wish in wishes {
-            let mut params = Params { flags: SETUP_CLAMP | wish, ..Params::default() };
+        for flags in flag_sets {
+            let mut params = Params { flags: SETUP_CLAMP | flags, ..Params::default() };
             // SAFETY: `params` has the kernel's layout and lives across the call.
-            match unsafe { call(NR_SETUP, [entries as usize, &raw mut params as usize, 0, 0, 0, 0]) } {
+            match unsafe { syscall(NR_SETUP, [entries as usize, &raw mut params as usize, 0, 0, 0, 0]) } {
                 Ok(fd) => return Ring::map(fd as Fd, &params),
                 Err(Errno::INVAL) => {}
                 Err(errno) => {
@@ -112,28 +112,28 @@ impl Ring {
     }
 
     fn map(fd: Fd, params: &Params) -> Result<Ring> {
-        let refuse = |errno| {
+        let close_and_return = |errno| {
             let _ = close(fd);
             errno
         };
         if params.features & FEAT_SINGLE_MMAP == 0 {
-            return Err(refuse(Errno::NOSYS));
+            return Err(close_and_return(Errno::NOSYS));
         }
         let sq = params.sq[6] as usize + params.sq_entries as usize * 4;
-        let cq = params.cq[5] as usize + params.cq_entries as usize * CQE;
+        let cq = params.cq[5] as usize + params.cq_entries as usize * CQE_BYTES;
         let rings = sq.max(cq).next_multiple_of(PAGE);
-        let entries = (params.sq_entries as usize * SQE * 8).next_multiple_of(PAGE);
+        let entries = (params.sq_entries as usize * SQE_WORDS * 8).next_multiple_of(PAGE);
         let flags = MAP_SHARED | MAP_POPULATE;
         let null = core::ptr::null_mut();
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-        let first = unsafe { mmap(null, rings, PROT_READ | PROT_WRITE, flags, fd, 0) }.map_err(refuse)?;
+        let first = unsafe { mmap(null, rings, PROT_READ | PROT_WRITE, flags, fd, 0) }.map_err(close_and_return)?;
         // SAFETY: as above.
         let second = match unsafe { mmap(null, entries, PROT_READ | PROT_WRITE, flags, fd, OFF_SQES) } {
             Ok(second) => second,
             Err(errno) => {
                 // SAFETY: mapped above, and nobody has seen it.
                 let _ = unsafe { munmap(first, rings) };
-                return Err(refuse(errno));
+                return Err(close_and_return(errno));
             }
         };
         // SAFETY: advice on our own mappings. A forked child has no use for them.
@@ -142,32 +142,32 @@ impl Ring {
             let _ = madvise(second, entries, MADV_DONTFORK);
         }
         let (sq, cq) = (&params.sq, &params.cq);
-        let mut places = [0; 12];
-        (places[SQ_HEAD], places[SQ_TAIL], places[SQ_ARRAY]) = (sq[0], sq[1], sq[6]);
-        (places[CQ_HEAD], places[CQ_TAIL], places[CQES]) = (cq[0], cq[1], cq[5]);
+        let mut offsets = [0; 12];
+        (offsets[SQ_HEAD], offsets[SQ_TAIL], offsets[SQ_ARRAY]) = (sq[0], sq[1], sq[6]);
+        (offsets[CQ_HEAD], offsets[CQ_TAIL], offsets[CQES]) = (cq[0], cq[1], cq[5]);
         let mut ring = Ring {
             fd,
             rings: (first, rings),
             entries: (second, entries),
-            params: places,
+            params: offsets,
             mask: params.sq_entries - 1,
             cq_mask: params.cq_entries - 1,
-            waiting: 0,
-            flying: 0,
+            unsubmitted: 0,
+            in_flight: 0,
             tail: 0,
         };
-        ring.tail = ring.word(SQ_TAIL).load(Relaxed);
+        ring.tail = ring.shared_word(SQ_TAIL).load(Relaxed);
         Ok(ring)
     }
 
     /// Reads that may still be added.
-    pub fn room(&self) -> u32 {
-        (self.mask + 1).saturating_sub(self.waiting + self.flying)
+    pub fn free_slots(&self) -> u32 {
+        (self.mask + 1).saturating_sub(self.unsubmitted + self.in_flight)
     }
 
     /// Reads added or under way.
-    pub fn under_way(&self) -> u32 {
-        self.waiting + self.flying
+    pub fn outstanding(&self) -> u32 {
+        self.unsubmitted + self.in_flight
     }
 
     /// Adds a read; false if there is no room. Begins with the next [`Ring::submit`].
@@ -175,38 +175,38 @@ impl Ring {
     /// # Safety
     /// `buf` must be memory that the kernel may write until the completion with `token` was taken, or [`Ring::settle`] said
     /// that nothing flies, or an address that it may refuse.
-    pub unsafe fn read(&mut self, fd: Fd, buf: *mut u8, len: u32, offset: u64, token: u64) -> bool {
-        if self.room() == 0 {
+    pub unsafe fn read(&mut self, fd: Fd, buf: *mut u8, len: u32, offset: u64, user_data: u64) -> bool {
+        if self.free_slots() == 0 {
             return false;
         }
         let at = self.tail & self.mask;
-        let entry = [OP_READ | (fd as u32 as u64) << 32, offset, buf as u64, u64::from(len), token, 0, 0, 0];
+        let entry = [OP_READ | (fd as u32 as u64) << 32, offset, buf as u64, u64::from(len), user_data, 0, 0, 0];
         // SAFETY: `at` is below the number of entries, and the kernel has done with this one: as many as it has not
         // taken are counted in `waiting`. The array has as many words.
         unsafe {
-            self.entries.0.cast::<[u64; SQE]>().add(at as usize).write(entry);
+            self.entries.0.cast::<[u64; SQE_WORDS]>().add(at as usize).write(entry);
             let array = self.rings.0.add(self.params[SQ_ARRAY] as usize).cast::<u32>();
             array.add(at as usize).write(at);
         }
         self.tail = self.tail.wrapping_add(1);
-        self.word(SQ_TAIL).store(self.tail, Release);
-        self.waiting += 1;
+        self.shared_word(SQ_TAIL).store(self.tail, Release);
+        self.unsubmitted += 1;
         true
     }
 
     /// Gives what was added to the kernel and waits for at least `wait` completions; fewer may come. After an error what was
     /// given before may fly on: see [`Ring::settle`].
     pub fn submit(&mut self, wait: u32) -> Result<()> {
-        match self.enter(self.waiting, wait.min(self.under_way())) {
+        match self.io_uring_enter(self.unsubmitted, wait.min(self.outstanding())) {
             Ok(taken) => {
-                self.waiting -= taken;
-                self.flying += taken;
+                self.unsubmitted -= taken;
+                self.in_flight += taken;
                 Ok(())
             }
             Err(Errno::INTR) => Ok(()),
             // No memory for requests. What lands makes room; asked again with the next call. Where nothing flies nothing
             // would.
-            Err(Errno::AGAIN | Errno::BUSY) if self.flying > 0 => match self.enter(0, wait.min(self.flying)) {
+            Err(Errno::AGAIN | Errno::BUSY) if self.in_flight > 0 => match self.io_uring_enter(0, wait.min(self.in_flight)) {
                 Ok(_) | Err(Errno::INTR) => Ok(()),
                 Err(errno) => Err(errno),
             },
@@ -217,48 +217,48 @@ impl Ring {
     /// Waits until everything that the kernel took has landed; what it has not taken never begins. The completions are
     /// lost. False if the kernel lets nobody wait: what flies may be written at any time from now on.
     #[must_use]
-    pub fn settle(&mut self) -> bool {
+    pub fn drain(&mut self) -> bool {
         // The kernel looks at the queue in `enter` only, and as far as it is told.
-        self.tail = self.tail.wrapping_sub(core::mem::take(&mut self.waiting));
-        self.word(SQ_TAIL).store(self.tail, Release);
+        self.tail = self.tail.wrapping_sub(core::mem::take(&mut self.unsubmitted));
+        self.shared_word(SQ_TAIL).store(self.tail, Release);
         loop {
-            while self.landed().is_some() {}
-            if self.flying == 0 {
+            while self.next_completion().is_some() {}
+            if self.in_flight == 0 {
                 return true;
             }
-            match self.enter(0, 1) {
+            match self.io_uring_enter(0, 1) {
                 Ok(_) | Err(Errno::INTR | Errno::AGAIN | Errno::BUSY) => {}
                 Err(_) => return false,
             }
         }
     }
 
-    fn enter(&self, submit: u32, wait: u32) -> Result<u32> {
-        let asked = [self.fd as usize, submit as usize, wait as usize, ENTER_GETEVENTS, 0, 0];
+    fn io_uring_enter(&self, submit: u32, wait: u32) -> Result<u32> {
+        let args = [self.fd as usize, submit as usize, wait as usize, ENTER_GETEVENTS, 0, 0];
         // SAFETY: the memory of each read is the word of who added it.
-        unsafe { call(NR_ENTER, asked) }.map(|taken| taken as u32)
+        unsafe { syscall(NR_ENTER, args) }.map(|taken| taken as u32)
     }
 
     /// The next completion: its token, and bytes or an errno.
-    pub fn landed(&mut self) -> Option<(u64, Result<usize>)> {
-        let head = self.word(CQ_HEAD).load(Relaxed);
-        if head == self.word(CQ_TAIL).load(Acquire) {
+    pub fn next_completion(&mut self) -> Option<(u64, Result<usize>)> {
+        let head = self.shared_word(CQ_HEAD).load(Relaxed);
+        if head == self.shared_word(CQ_TAIL).load(Acquire) {
             return None;
         }
         // SAFETY: the index is below the number of completions; the kernel wrote this one before it moved the tail.
-        let (token, result) = unsafe {
-            let at = self.rings.0.add(self.params[CQES] as usize + (head & self.cq_mask) as usize * CQE);
+        let (user_data, result) = unsafe {
+            let at = self.rings.0.add(self.params[CQES] as usize + (head & self.cq_mask) as usize * CQE_BYTES);
             (at.cast::<u64>().read(), at.add(8).cast::<i32>().read())
         };
-        self.word(CQ_HEAD).store(head.wrapping_add(1), Release);
-        self.flying = self.flying.saturating_sub(1);
-        Some((token, usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result))))
+        self.shared_word(CQ_HEAD).store(head.wrapping_add(1), Release);
+        self.in_flight = self.in_flight.saturating_sub(1);
+        Some((user_data, usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result))))
     }
 
-    fn word(&self, which: usize) -> &AtomicU32 {
+    fn shared_word(&self, index: usize) -> &AtomicU32 {
         // SAFETY: the kernel said that this word lies here; it is aligned, mapped as long as `self`, and only ever
         // touched atomically.
-        unsafe { &*self.rings.0.add(self.params[which] as usize).cast::<AtomicU32>() }
+        unsafe { &*self.rings.0.add(self.params[index] as usize).cast::<AtomicU32>() }
     }
 }
 
@@ -266,7 +266,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         // What flies writes into memory that is not ours: it lands first. Where it cannot be waited for, who added it has
         // been told, or never took its completions.
-        let _ = self.settle();
+        let _ = self.drain();
         // SAFETY: our own mappings, which nobody else knows.
         unsafe {
             let _ = munmap(self.entries.0, self.entries.1);
@@ -284,19 +284,19 @@ mod tests {
 
     use super::*;
 
-    fn memory() -> File {
+    fn memfd_file() -> File {
         let fd = crate::linux::memfd(c"ring").unwrap();
         // SAFETY: made in the line above, for this alone.
         unsafe { File::from_raw_fd(fd) }
     }
 
     #[test]
-    fn reads_come_back_with_their_tokens_and_bytes() {
+    fn reads_complete_with_their_user_data_and_bytes() {
         let mut ring = match Ring::new(8) {
             Ok(ring) => ring,
             Err(e) => return eprintln!("skipped: no io_uring: {e}"),
         };
-        let mut file = memory();
+        let mut file = memfd_file();
         let bytes: Vec<u8> = (0..64 * 1024u32).map(|i| (i / 7) as u8).collect();
         file.write_all(&bytes).unwrap();
         let mut out = vec![0u8; bytes.len()];
@@ -310,16 +310,16 @@ mod tests {
                 }
                 next += 1;
             }
-            assert!(ring.under_way() <= 8);
+            assert!(ring.outstanding() <= 8);
             ring.submit(1).unwrap();
-            while let Some((token, got)) = ring.landed() {
+            while let Some((token, got)) = ring.next_completion() {
                 assert!(token < 64);
                 assert_eq!(got, Ok(1024));
                 done += 1;
             }
         }
         assert_eq!(out, bytes);
-        assert_eq!(ring.under_way(), 0);
+        assert_eq!(ring.outstanding(), 0);
     }
 
     /// A ring, and a pipe: a read of it flies until somebody writes.
@@ -334,24 +334,24 @@ mod tests {
         }
     }
 
-    fn write(into: Fd, bytes: &[u8]) {
+    fn write(write_end: Fd, bytes: &[u8]) {
         // SAFETY: a live slice.
-        assert_eq!(unsafe { libc::write(into, bytes.as_ptr().cast(), bytes.len()) }, bytes.len() as isize);
+        assert_eq!(unsafe { libc::write(write_end, bytes.as_ptr().cast(), bytes.len()) }, bytes.len() as isize);
     }
 
     #[test]
-    fn what_flies_lands_before_a_ring_is_gone_and_what_waits_never_begins() {
+    fn drop_waits_for_in_flight_reads_and_discards_unsubmitted() {
         for dropped in [false, true] {
             let Some((mut ring, out, into)) = with_pipe() else { return };
-            let mut landed = [0u8; 4];
-            let mut never = [0u8; 4];
+            let mut landed_bytes = [0u8; 4];
+            let mut untouched = [0u8; 4];
             // SAFETY: both live until the ring is settled or gone.
             unsafe {
-                assert!(ring.read(out, landed.as_mut_ptr(), 4, u64::MAX, 1));
+                assert!(ring.read(out, landed_bytes.as_mut_ptr(), 4, u64::MAX, 1));
                 ring.submit(0).unwrap();
-                assert!(ring.read(out, never.as_mut_ptr(), 4, u64::MAX, 2));
+                assert!(ring.read(out, untouched.as_mut_ptr(), 4, u64::MAX, 2));
             }
-            assert_eq!(ring.under_way(), 2);
+            assert_eq!(ring.outstanding(), 2);
             let writer = std::thread::spawn(move || {
                 std::thread::sleep(std::time::Duration::from_millis(20));
                 write(into, b"landmore");
@@ -359,16 +359,16 @@ mod tests {
             if dropped {
                 drop(ring);
             } else {
-                assert!(ring.settle());
-                assert_eq!(ring.under_way(), 0);
+                assert!(ring.drain());
+                assert_eq!(ring.outstanding(), 0);
                 // As good as new.
                 // SAFETY: as above.
-                unsafe { assert!(ring.read(-1, never.as_mut_ptr(), 4, 0, 3)) };
+                unsafe { assert!(ring.read(-1, untouched.as_mut_ptr(), 4, 0, 3)) };
                 ring.submit(1).unwrap();
-                assert_eq!(ring.landed(), Some((3, Err(Errno::BADF))));
+                assert_eq!(ring.next_completion(), Some((3, Err(Errno::BADF))));
             }
             writer.join().unwrap();
-            assert_eq!((&landed, &never), (b"land", &[0; 4]));
+            assert_eq!((&landed_bytes, &untouched), (b"land", &[0; 4]));
             let mut rest = [0u8; 8];
             // SAFETY: `rest` is as long as said.
             assert_eq!(unsafe { crate::linux::read(out, rest.as_mut_ptr(), 8) }, Ok(4));
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_cannot_be_waited_for_says_so() {
+    fn drain_reports_ring_that_cannot_be_waited_for() {
         let Some((mut ring, out, into)) = with_pipe() else { return };
         // Never given back: that is what the answer means.
         let memory: &'static mut [u8; 4] = Box::leak(Box::new([0; 4]));
@@ -390,19 +390,19 @@ mod tests {
         // SAFETY: no memory is involved; the number is the ring's own.
         assert_eq!(unsafe { libc::dup2(null.as_raw_fd(), ring.fd) }, ring.fd);
         assert!(ring.submit(1).is_err());
-        assert!(!ring.settle());
-        assert_eq!(ring.under_way(), 1);
+        assert!(!ring.drain());
+        assert_eq!(ring.outstanding(), 1);
         drop(ring);
         close(out).and(close(into)).unwrap();
     }
 
     #[test]
-    fn a_bad_descriptor_and_the_end_of_a_file_are_told_one_by_one() {
+    fn bad_fd_and_eof_are_reported_per_read() {
         let mut ring = match Ring::new(4) {
             Ok(ring) => ring,
             Err(e) => return eprintln!("skipped: no io_uring: {e}"),
         };
-        let file = memory();
+        let file = memfd_file();
         let mut out = [0u8; 16];
         // SAFETY: `out` lives until both completions were taken.
         unsafe {
@@ -412,7 +412,7 @@ mod tests {
         let mut seen = Vec::new();
         while seen.len() < 2 {
             ring.submit(1).unwrap();
-            seen.extend(std::iter::from_fn(|| ring.landed()));
+            seen.extend(std::iter::from_fn(|| ring.next_completion()));
         }
         seen.sort_by_key(|s| s.0);
         assert_eq!(seen, [(1, Err(Errno::BADF)), (2, Ok(0))]);

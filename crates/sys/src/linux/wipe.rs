@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::memory::{PAGE, madvise, mmap};
 
 /// A new word, zero now and zero again in every forked child. It is never unmapped.
-pub fn word_wiped_on_fork() -> Result<&'static AtomicU64, Errno> {
+pub fn wipe_on_fork_word() -> Result<&'static AtomicU64, Errno> {
     // SAFETY: a fresh anonymous mapping replaces nothing; the advice concerns this page alone; the
     // kernel hands it out zeroed and aligned, a valid AtomicU64, and it is never unmapped.
     unsafe {
@@ -32,8 +32,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_finds_it_zero_and_the_parent_keeps_it() {
-        let word = word_wiped_on_fork().unwrap();
+    fn child_reads_zero_and_parent_keeps_value() {
+        let word = wipe_on_fork_word().unwrap();
         word.store(7, Relaxed);
         // SAFETY: the child only loads a word and exits.
         let child = unsafe { libc::fork() };

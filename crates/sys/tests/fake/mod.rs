@@ -12,9 +12,9 @@ pub(crate) struct Fake {
 /// Builds `libcuda.so.1` and opens it, as a program that uses CUDA would. `None`, with the reason printed, without a C
 /// compiler or where a real driver is loaded already.
 pub(crate) fn open() -> Option<Fake> {
-    let folder = std::env::temp_dir().join(format!("spinio-fake-driver-{}", std::process::id()));
-    let library = folder.join("libcuda.so.1");
-    std::fs::create_dir_all(&folder).expect("a temporary folder");
+    let dir = std::env::temp_dir().join(format!("spinio-fake-driver-{}", std::process::id()));
+    let library = dir.join("libcuda.so.1");
+    std::fs::create_dir_all(&dir).expect("a temporary folder");
     let source = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../sys/tests/fake/libcuda.c"));
     let built = Command::new("cc")
         .args(["-O1", "-g", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"])
@@ -31,7 +31,7 @@ pub(crate) fn open() -> Option<Fake> {
     // SAFETY: our own library, whose constructors do nothing.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     assert!(!library.is_null(), "the stand-in driver does not load");
-    let _ = std::fs::remove_dir_all(&folder);
+    let _ = std::fs::remove_dir_all(&dir);
     Some(Fake { library })
 }
 

@@ -219,7 +219,7 @@ impl BouncePool {
         if state.total < self.limit && !state.growth_failed {
             match self.grow(&mut state) {
                 Ok(block) => return Ok(Some(block)),
-                Err(error) if state.total == 0 || error.kind == ErrorKind::Gone => return Err(error),
+                Err(error) if state.total == 0 || error.kind == ErrorKind::ContextLost => return Err(error),
                 Err(_) => state.growth_failed = true,
             }
         }
@@ -300,7 +300,7 @@ impl BouncePool {
 
     /// Whether nothing reads the block behind the fence any more; a device that cannot tell has lost its context.
     fn is_copy_done(&self, fence: &Fence) -> bool {
-        self.device.is_done(fence).unwrap_or(true)
+        self.device.query(fence).unwrap_or(true)
     }
 
     /// Retires the open blocks of lanes without a reader; whether there was one.
@@ -324,12 +324,12 @@ impl BouncePool {
         let available = self.limit.saturating_sub(state.total) as usize;
         let len = if state.total == 0 { BUFFER_SIZE } else { SLAB_SIZE.min(available).max(BUFFER_SIZE) };
         if !state.pinning_refused {
-            match self.device.staging(len) {
+            match self.device.alloc_pinned(len) {
                 Ok(slab) => {
                     state.slabs.push(slab);
                     return Ok(self.split_slab(state, slab.ptr, slab.len, true));
                 }
-                Err(error) if error.kind == ErrorKind::Gone => return Err(error),
+                Err(error) if error.kind == ErrorKind::ContextLost => return Err(error),
                 // Smaller may still do, and what the ring has already may be enough.
                 Err(error) if state.total > 0 => return Err(error),
                 Err(_) => state.pinning_refused = true,
@@ -382,7 +382,7 @@ impl BouncePool {
             Ok(fence) => self.retire_behind(buffer, fence),
             Err(_) => {
                 // No fence left, or the queue is no longer: a block that may still be read is never lent again.
-                match self.device.drain(stream, Wait::Context) {
+                match self.device.synchronize(stream, Wait::Context) {
                     Ok(()) => self.release(buffer),
                     Err(_) => self.quarantine(buffer),
                 }
@@ -490,7 +490,7 @@ impl Drop for BouncePool {
             self.device.release_fence(fence);
         }
         for slab in pool.slabs.drain(..) {
-            self.device.free_staging(slab);
+            self.device.free_pinned(slab);
         }
     }
 }
@@ -552,7 +552,7 @@ mod tests {
         let total = staging.total_bytes();
         let [warm_buffer, idle_buffer, held_buffer] = <[BounceBuffer; 3]>::try_from(blocks).unwrap();
         let (warm, cold) = (warm_buffer.ptr(), idle_buffer.ptr());
-        let queue = device.lease_queue().unwrap();
+        let queue = device.acquire_stream().unwrap();
         staging.release_after(warm_buffer, queue);
         staging.release(idle_buffer);
         eventually("the copy is over", || lock(&staging.state).retired.iter().all(|(_, fence)| staging.is_copy_done(fence)));
@@ -563,6 +563,6 @@ mod tests {
         for block in [first, second, held_buffer] {
             staging.release(block);
         }
-        device.return_queue(queue);
+        device.release_stream(queue);
     }
 }

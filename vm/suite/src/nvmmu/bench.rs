@@ -233,7 +233,7 @@ fn run(guest: &Guest, setup: Setup) -> Outcome {
 /// The longest range of the file that lies in one piece, from its first whole stripe on. The rest of a stripe that the
 /// file begins in belongs to somebody else, and nobody can write it whole.
 pub(super) fn whole_stripes(file: &File, stripe: u64, len: u64) -> Result<Span<usize>, Miss> {
-    let extents = linux::extents(file.as_raw_fd(), 0, len, 64)?;
+    let extents = linux::fiemap_extents(file.as_raw_fd(), 0, len, 64)?;
     // Neighbours, although told apart (written and unwritten ones), are one piece.
     let mut pieces: Vec<(u64, u64, u64)> = Vec::new();
     for extent in &extents {

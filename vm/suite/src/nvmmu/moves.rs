@@ -40,13 +40,13 @@ impl Moves {
         let output = (!moves.is_empty()).then_some(file);
         let mut session = Session::begin(self.runtime, output).map_err(|e| Miss::Failed(e.to_string()))?;
         for &(offset, len) in moves {
-            session.expect(offset, len as u64);
+            session.hint_range(offset, len as u64);
         }
-        let promise = session.report().promise;
+        let promise = session.report().mode;
         let kept = match promise {
             Promise::NoOutput => moves.is_empty(),
-            Promise::Plain(_) => self.wanted == NvmmuStripes::Passthrough,
-            Promise::Shaped(_) => self.wanted == NvmmuStripes::Aligned,
+            Promise::Passthrough(_) => self.wanted == NvmmuStripes::Passthrough,
+            Promise::Aligned(_) => self.wanted == NvmmuStripes::Aligned,
             _ => self.wanted == NvmmuStripes::Preread,
         };
         if !kept {

@@ -70,11 +70,11 @@ fn under(guest: &Guest, place: Place) -> Outcome {
     expect("bytes of a stripe", stack.stripe().map(|s| s.width()), width)?;
     if has_p2p() {
         // The hint agrees with what the kernel does.
-        let hint = P2p::of(&stack);
-        expect(&hint.text(), hint.may(), verdict(place).is_ok())?;
+        let hint = P2p::from_stack(&stack);
+        expect(&hint.text(), hint.worth_probing(), verdict(place).is_ok())?;
     }
     let once = !matches!(place, Place::Raid1 | Place::Raid10 | Place::Raid5 | Place::Raid6 | Place::Loop);
-    expect("each byte goes to one disk", stack.writes_once(), once)?;
+    expect("each byte goes to one disk", stack.writes_single_disk(), once)?;
     remove(&path);
     Ok(())
 }

@@ -33,11 +33,11 @@ use crate::{DeviceError, ErrorKind};
 type Result<T> = core::result::Result<T, DeviceError>;
 
 /// Leased queues there may be at a time.
-const LEASED: usize = 64;
+const MAX_STREAMS: usize = 64;
 /// Fences there may be at a time.
-const FENCES: usize = 4096;
+const MAX_FENCES: usize = 4096;
 /// Below this, waiting is spinning: a sleep would overshoot.
-const SPIN: Duration = Duration::from_micros(120);
+const SPIN_LIMIT: Duration = Duration::from_micros(120);
 
 /// What a copy does. Addresses, since the engine's thread owns none of the memory.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +58,7 @@ pub(super) struct Kernel {
     pub(super) function: unsafe extern "C" fn(*mut c_void),
     pub(super) argument: u64,
     /// Whether the CPU may load and store in the device's memory meanwhile.
-    pub(super) opens: bool,
+    pub(super) maps_memory: bool,
 }
 
 impl Copy {
@@ -66,7 +66,7 @@ impl Copy {
         match self {
             Copy::Bytes { len, .. } | Copy::Pinned { len, .. } => len,
             // SAFETY: who queued the gather keeps the list until it is done.
-            Copy::Gather { list, count } => unsafe { gather::bytes(list, count) },
+            Copy::Gather { list, count } => unsafe { gather::total_bytes(list, count) },
             Copy::Kernel(_) => 0,
         }
     }
@@ -89,23 +89,23 @@ impl Engine {
     }
 
     /// A queue of the program's own, ordered with queue 0; it is never given back.
-    pub(super) fn program_queue(&self) -> u64 {
-        self.state().open(Role::Program) as u64
+    pub(super) fn new_app_stream(&self) -> u64 {
+        self.state().open(Role::App) as u64
     }
 
     /// A queue ordered with nothing.
-    pub(super) fn lease(&self) -> Result<u64> {
+    pub(super) fn acquire_stream(&self) -> Result<u64> {
         let mut state = self.state();
-        if state.leased() == LEASED {
+        if state.streams_in_use() == MAX_STREAMS {
             return Err(DeviceError::new(ErrorKind::NoMemory, "lease of a queue"));
         }
-        Ok(state.open(Role::Leased) as u64)
+        Ok(state.open(Role::Internal) as u64)
     }
 
     /// Gives a queue back that was leased, or opened for the program. What is on it still runs.
-    pub(super) fn unlease(&self, queue: u64) {
+    pub(super) fn release_stream(&self, stream: u64) {
         let mut state = self.state();
-        let queue = state.queues.get_mut(queue as usize).filter(|q| matches!(q.role, Role::Leased | Role::Program));
+        let queue = state.streams.get_mut(stream as usize).filter(|q| matches!(q.role, Role::Internal | Role::App));
         debug_assert!(queue.is_some(), "a queue was returned that is not lent");
         if let Some(queue) = queue {
             queue.role = Role::Idle;
@@ -113,29 +113,29 @@ impl Engine {
     }
 
     /// Queues a copy.
-    pub(super) fn queue(&self, queue: u64, copy: Copy) -> Result<()> {
-        self.push(queue, Some(copy), Vec::new())
+    pub(super) fn submit(&self, stream: u64, copy: Copy) -> Result<()> {
+        self.push(stream, Some(copy), Vec::new())
     }
 
     /// What is queued from now on waits for the mark.
-    pub(super) fn follow(&self, queue: u64, mark: Mark) -> Result<()> {
-        self.push(queue, None, vec![mark])
+    pub(super) fn wait_mark(&self, stream: u64, mark: Mark) -> Result<()> {
+        self.push(stream, None, vec![mark])
     }
 
-    fn push(&self, queue: u64, copy: Option<Copy>, mut after: Vec<Mark>) -> Result<()> {
+    fn push(&self, stream: u64, copy: Option<Copy>, mut after: Vec<Mark>) -> Result<()> {
         let mut state = self.state();
-        let at = state.checked(queue)?;
-        let waits_for = match state.queues[at].role {
-            Role::Default => Some(Role::Program),
-            Role::Program => Some(Role::Default),
+        let at = state.index_of(stream)?;
+        let waits_for = match state.streams[at].role {
+            Role::Default => Some(Role::App),
+            Role::App => Some(Role::Default),
             _ => None,
         };
-        let others = state.queues.iter().enumerate().filter(|(_, q)| Some(q.role) == waits_for && q.done < q.queued);
-        after.extend(others.map(|(queue, q)| Mark { queue, seq: q.queued }));
+        let others = state.streams.iter().enumerate().filter(|(_, q)| Some(q.role) == waits_for && q.done < q.queued);
+        after.extend(others.map(|(queue, q)| Mark { stream: queue, seq: q.queued }));
         state.order += 1;
         let order = state.order;
         let latency = if copy.is_some() { self.config.latency } else { Duration::ZERO };
-        let queue = &mut state.queues[at];
+        let queue = &mut state.streams[at];
         queue.queued += 1;
         queue.pending.push_back(Command { order, not_before: Instant::now() + latency, after, copy });
         drop(state);
@@ -144,47 +144,47 @@ impl Engine {
     }
 
     /// The present end of a queue.
-    pub(super) fn mark(&self, queue: u64) -> Result<Mark> {
+    pub(super) fn mark(&self, stream: u64) -> Result<Mark> {
         let state = self.state();
-        let queue = state.checked(queue)?;
-        Ok(Mark { queue, seq: state.queues[queue].queued })
+        let queue = state.index_of(stream)?;
+        Ok(Mark { stream: queue, seq: state.streams[queue].queued })
     }
 
     /// A fence at the present end of a queue.
-    pub(super) fn fence(&self, queue: u64) -> Result<u64> {
-        let mark = self.mark(queue)?;
+    pub(super) fn fence(&self, stream: u64) -> Result<u64> {
+        let mark = self.mark(stream)?;
         let mut state = self.state();
         let at = match state.fences.iter().position(Option::is_none) {
             Some(at) => at,
-            None if state.fences.len() < FENCES => {
+            None if state.fences.len() < MAX_FENCES => {
                 state.fences.push(None);
                 state.fences.len() - 1
             }
             None => return Err(DeviceError::new(ErrorKind::NoMemory, "fence")),
         };
         state.fences[at] = Some(mark);
-        state.fences_lent += 1;
+        state.fences_in_use += 1;
         Ok(at as u64)
     }
 
     /// Where a fence stands.
-    pub(super) fn fenced(&self, fence: u64) -> Result<Mark> {
+    pub(super) fn fence_mark(&self, fence: u64) -> Result<Mark> {
         let unknown = DeviceError::new(ErrorKind::BadAddress, "fence");
         self.state().fences.get(fence as usize).copied().flatten().ok_or(unknown)
     }
 
     /// Gives a fence back.
-    pub(super) fn unfence(&self, fence: u64) {
+    pub(super) fn release_fence(&self, fence: u64) {
         let mut state = self.state();
         let mark = state.fences.get_mut(fence as usize).and_then(Option::take);
         debug_assert!(mark.is_some(), "a fence was released twice");
-        state.fences_lent -= usize::from(mark.is_some());
+        state.fences_in_use -= usize::from(mark.is_some());
     }
 
     /// Whether a mark is reached, and whether what led to it failed.
-    pub(super) fn is_done(&self, mark: Mark) -> Result<bool> {
+    pub(super) fn query(&self, mark: Mark) -> Result<bool> {
         let mut state = self.state();
-        if state.reached(mark) { state.outcome(mark).map(|()| true) } else { Ok(false) }
+        if state.reached(mark) { state.take_error(mark).map(|()| true) } else { Ok(false) }
     }
 
     /// Waits for a mark.
@@ -193,25 +193,25 @@ impl Engine {
         while !state.reached(mark) {
             state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.outcome(mark)
+        state.take_error(mark)
     }
 
     /// Waits for everything queued so far, whatever became of it.
-    pub(super) fn drain_all(&self) {
+    pub(super) fn synchronize_all(&self) {
         let mut state = self.state();
         let order = state.order;
         let earlier =
             |q: &Queue| q.running.is_some_and(|o| o <= order) || q.pending.front().is_some_and(|c| c.order <= order);
-        while state.busy || state.queues.iter().any(earlier) {
+        while state.busy || state.streams.iter().any(earlier) {
             state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// No copy and no kernel starts any more; the one that runs is over when this returns.
-    pub(super) fn hold(&self) {
+    pub(super) fn pause(&self) {
         let mut state = self.state();
-        state.held += 1;
-        while state.busy || state.queues.iter().any(|q| q.running.is_some()) {
+        state.pauses += 1;
+        while state.busy || state.streams.iter().any(|q| q.running.is_some()) {
             state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -219,16 +219,16 @@ impl Engine {
     /// Ends one [`Engine::hold`].
     pub(super) fn resume(&self) {
         let mut state = self.state();
-        debug_assert!(state.held > 0, "resumed without being held");
-        state.held = state.held.saturating_sub(1);
+        debug_assert!(state.pauses > 0, "resumed without being held");
+        state.pauses = state.pauses.saturating_sub(1);
         drop(state);
         self.work.notify_all();
     }
 
     /// Lent queues and lent fences.
-    pub(super) fn lent(&self) -> (usize, usize) {
+    pub(super) fn in_use(&self) -> (usize, usize) {
         let state = self.state();
-        (state.leased(), state.fences_lent)
+        (state.streams_in_use(), state.fences_in_use)
     }
 
     /// The thread. `ready` takes what this thread can reach of a pin.
@@ -237,13 +237,13 @@ impl Engine {
         let mut clock = Instant::now();
         let mut state = self.state();
         loop {
-            let Some(at) = state.next() else {
+            let Some(at) = state.next_ready() else {
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            let Some(command) = state.queues[at].pending.pop_front() else { continue };
+            let Some(command) = state.streams[at].pending.pop_front() else { continue };
             if let Some(Copy::Kernel(kernel)) = command.copy {
-                state.queues[at].running = Some(command.order);
+                state.streams[at].running = Some(command.order);
                 state.kernels.push_back((at, kernel));
                 self.kernel_work.notify_one();
                 continue;
@@ -256,13 +256,13 @@ impl Engine {
                 sleep_until(begin);
                 let len = copy.len();
                 // SAFETY: who queued the copy vouches for its memory until it is done.
-                outcome = unsafe { perform(copy, memory, pins, scratch) };
+                outcome = unsafe { execute(copy, memory, pins, scratch) };
                 clock = begin + self.config.transfer(len);
                 sleep_until(clock);
                 state = self.state();
                 state.busy = false;
             }
-            let queue = &mut state.queues[at];
+            let queue = &mut state.streams[at];
             queue.done += 1;
             if let Err(error) = outcome {
                 queue.failed.get_or_insert((queue.done, error));
@@ -280,14 +280,14 @@ impl Engine {
                 continue;
             };
             drop(state);
-            let opened = if kernel.opens { memory.open().map(Some) } else { Ok(None) };
-            let outcome = opened.map(|open| {
+            let cpu_access = if kernel.maps_memory { memory.grant_cpu_access().map(Some) } else { Ok(None) };
+            let outcome = cpu_access.map(|open| {
                 // SAFETY: who launched it vouches for the function and its argument until it is done.
                 unsafe { (kernel.function)(kernel.argument as *mut c_void) };
                 drop(open);
             });
             state = self.state();
-            let queue = &mut state.queues[at];
+            let queue = &mut state.streams[at];
             queue.running = None;
             queue.done += 1;
             if let Err(error) = outcome {
@@ -306,12 +306,12 @@ impl Engine {
 /// Sleeps, then spins for the last bit.
 fn sleep_until(when: Instant) {
     loop {
-        let left = when.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = when.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return;
         }
-        if left > SPIN {
-            std::thread::sleep(left - SPIN / 2);
+        if remaining > SPIN_LIMIT {
+            std::thread::sleep(remaining - SPIN_LIMIT / 2);
         } else {
             std::thread::yield_now();
         }
@@ -320,7 +320,7 @@ fn sleep_until(when: Instant) {
 
 /// # Safety
 /// The addresses of the copy must be good until this returns.
-unsafe fn perform(copy: Copy, memory: &Memory, pins: &Pins, scratch: &mut Scratch) -> Result<()> {
+unsafe fn execute(copy: Copy, memory: &Memory, pins: &Pins, scratch: &mut Scratch) -> Result<()> {
     match copy {
         Copy::Bytes { dst, src, len } => {
             // SAFETY: passed on to the caller.
@@ -328,7 +328,7 @@ unsafe fn perform(copy: Copy, memory: &Memory, pins: &Pins, scratch: &mut Scratc
             Ok(())
         }
         // SAFETY: passed on to the caller.
-        Copy::Gather { list, count } => unsafe { gather::perform(list, count, memory, pins, scratch) },
+        Copy::Gather { list, count } => unsafe { gather::run_gather(list, count, memory, pins, scratch) },
         Copy::Kernel(_) => Err(DeviceError::new(ErrorKind::Unsupported, "kernel on the copying thread")),
         // SAFETY: passed on to the caller.
         Copy::Pinned { dst, pin, offset, len } => unsafe { pins.read(scratch, pin, offset, dst as *mut u8, len) },

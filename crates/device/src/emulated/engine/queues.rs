@@ -13,15 +13,15 @@ use crate::{DeviceError, ErrorKind};
 /// A place in a queue: reached once `seq` things on it are done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::emulated) struct Mark {
-    pub(super) queue: usize,
+    pub(super) stream: usize,
     pub(super) seq: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Default,
-    Program,
-    Leased,
+    App,
+    Internal,
     Idle,
 }
 
@@ -52,11 +52,11 @@ impl Queue {
 
 #[derive(Debug)]
 pub(super) struct State {
-    pub(super) queues: Vec<Queue>,
+    pub(super) streams: Vec<Queue>,
     pub(super) fences: Vec<Option<Mark>>,
-    pub(super) fences_lent: usize,
+    pub(super) fences_in_use: usize,
     pub(super) order: u64,
-    pub(super) held: u32,
+    pub(super) pauses: u32,
     pub(super) busy: bool,
     /// Kernels whose turn has come, with their queues.
     pub(super) kernels: VecDeque<(usize, Kernel)>,
@@ -65,11 +65,11 @@ pub(super) struct State {
 impl State {
     pub(super) fn new() -> State {
         State {
-            queues: vec![Queue::new(Role::Default)],
+            streams: vec![Queue::new(Role::Default)],
             fences: Vec::new(),
-            fences_lent: 0,
+            fences_in_use: 0,
             order: 0,
-            held: 0,
+            pauses: 0,
             busy: false,
             kernels: VecDeque::new(),
         }
@@ -78,31 +78,31 @@ impl State {
     /// An idle queue in a new role; one with leftovers only if it must be.
     pub(super) fn open(&mut self, role: Role) -> usize {
         let idle = |q: &Queue| q.role == Role::Idle && q.pending.is_empty() && q.done == q.queued;
-        let at = self.queues.iter().position(idle).unwrap_or_else(|| {
-            self.queues.push(Queue::new(role));
-            self.queues.len() - 1
+        let at = self.streams.iter().position(idle).unwrap_or_else(|| {
+            self.streams.push(Queue::new(role));
+            self.streams.len() - 1
         });
-        self.queues[at].role = role;
-        self.queues[at].failed = None;
+        self.streams[at].role = role;
+        self.streams[at].failed = None;
         at
     }
 
-    pub(super) fn leased(&self) -> usize {
-        self.queues.iter().filter(|q| q.role == Role::Leased).count()
+    pub(super) fn streams_in_use(&self) -> usize {
+        self.streams.iter().filter(|q| q.role == Role::Internal).count()
     }
 
-    pub(super) fn checked(&self, queue: u64) -> Result<usize> {
-        let known = self.queues.get(queue as usize).is_some_and(|q| q.role != Role::Idle);
-        if known { Ok(queue as usize) } else { Err(DeviceError::new(ErrorKind::BadAddress, "queue")) }
+    pub(super) fn index_of(&self, stream: u64) -> Result<usize> {
+        let is_open = self.streams.get(stream as usize).is_some_and(|q| q.role != Role::Idle);
+        if is_open { Ok(stream as usize) } else { Err(DeviceError::new(ErrorKind::BadAddress, "queue")) }
     }
 
     pub(super) fn reached(&self, mark: Mark) -> bool {
-        self.queues[mark.queue].done >= mark.seq
+        self.streams[mark.stream].done >= mark.seq
     }
 
     /// Tells of a failure at or before the mark, once.
-    pub(super) fn outcome(&mut self, mark: Mark) -> Result<()> {
-        let queue = &mut self.queues[mark.queue];
+    pub(super) fn take_error(&mut self, mark: Mark) -> Result<()> {
+        let queue = &mut self.streams[mark.stream];
         match queue.failed {
             Some((seq, error)) if seq <= mark.seq => {
                 queue.failed = None;
@@ -113,12 +113,12 @@ impl State {
     }
 
     /// The queue whose first command may run and is the oldest.
-    pub(super) fn next(&self) -> Option<usize> {
-        if self.held > 0 {
+    pub(super) fn next_ready(&self) -> Option<usize> {
+        if self.pauses > 0 {
             return None;
         }
         let ready = |c: &Command| c.after.iter().all(|&mark| self.reached(mark));
-        let idle = self.queues.iter().enumerate().filter(|(_, q)| q.running.is_none());
+        let idle = self.streams.iter().enumerate().filter(|(_, q)| q.running.is_none());
         let heads = idle.filter_map(|(at, q)| Some((at, q.pending.front()?)));
         heads.filter(|(_, c)| ready(c)).min_by_key(|(_, c)| c.order).map(|(at, _)| at)
     }

@@ -5,99 +5,99 @@ use std::time::{Duration, Instant};
 use super::*;
 
 #[test]
-fn a_source_reused_too_early_sends_the_wrong_bytes() {
+fn early_source_reuse_copies_wrong_bytes() {
     let device = device("size=1M");
     let addr = device.alloc(4096, false).unwrap();
     let mut slot = vec![1u8; 4096];
-    device.hold();
+    device.pause();
     // SAFETY: the slot outlives the copy; that it changes meanwhile is the test.
-    unsafe { device.copy_in(Q0, addr, slot.as_ptr(), slot.len()) }.unwrap();
-    let fence = device.fence(Q0).unwrap();
-    assert_eq!(device.is_done(&fence), Ok(false));
+    unsafe { device.copy_in(DEFAULT_STREAM, addr, slot.as_ptr(), slot.len()) }.unwrap();
+    let fence = device.fence(DEFAULT_STREAM).unwrap();
+    assert_eq!(device.query(&fence), Ok(false));
     slot.fill(2);
     device.resume();
-    device.wait(&fence, Wait::Sleep).unwrap();
-    assert_eq!(device.is_done(&fence), Ok(true));
+    device.wait(&fence, Wait::Block).unwrap();
+    assert_eq!(device.query(&fence), Ok(true));
     device.release_fence(fence);
-    assert_eq!(get(device, addr, 4096), vec![2; 4096]);
+    assert_eq!(read_device(device, addr, 4096), vec![2; 4096]);
 }
 
 #[test]
-fn queues_keep_the_order_they_promise() {
+fn streams_keep_documented_order() {
     let device = device("size=1M");
     let addr = device.alloc(1, false).unwrap();
-    let program = device.new_queue().unwrap();
-    let leased = device.lease_queue().unwrap();
+    let app = device.new_stream().unwrap();
+    let internal = device.acquire_stream().unwrap();
     let send = |queue, byte: &'static [u8; 1]| {
         // SAFETY: the byte is static.
         unsafe { device.copy_in(queue, addr, byte.as_ptr(), 1) }.unwrap();
     };
-    device.hold();
+    device.pause();
     // The leased queue follows the program's, which was queued later than nothing.
-    send(program, &[1]);
-    let fence = device.fence(program).unwrap();
-    device.follow(leased, &fence).unwrap();
+    send(app, &[1]);
+    let fence = device.fence(app).unwrap();
+    device.wait_event(internal, &fence).unwrap();
     device.release_fence(fence);
-    send(leased, &[2]);
-    let after = device.fence(leased).unwrap();
-    device.follow(Q0, &after).unwrap();
-    send(Q0, &[3]);
-    send(program, &[4]);
+    send(internal, &[2]);
+    let after = device.fence(internal).unwrap();
+    device.wait_event(DEFAULT_STREAM, &after).unwrap();
+    send(DEFAULT_STREAM, &[3]);
+    send(app, &[4]);
     device.resume();
-    device.drain(program, Wait::Sleep).unwrap();
-    assert_eq!(device.is_done(&after), Ok(true), "queue 0 followed the leased queue and the program's waits for it");
+    device.synchronize(app, Wait::Block).unwrap();
+    assert_eq!(device.query(&after), Ok(true), "queue 0 followed the leased queue and the program's waits for it");
     device.release_fence(after);
-    assert_eq!(get(device, addr, 1), [4]);
-    device.return_queue(leased);
-    assert_eq!(device.outstanding(), Outstanding { allocations: 1, ..Default::default() });
+    assert_eq!(read_device(device, addr, 1), [4]);
+    device.release_stream(internal);
+    assert_eq!(device.resources_in_use(), Outstanding { allocations: 1, ..Default::default() });
 }
 
 #[test]
-fn a_leased_queue_waits_for_nobody() {
+fn internal_stream_waits_for_no_other() {
     let device = device("size=1M,latency_us=200000");
     let addr = device.alloc(2, false).unwrap();
-    let leased = device.lease_queue().unwrap();
+    let leased = device.acquire_stream().unwrap();
     let byte = [7u8];
     // SAFETY: the byte outlives both drains.
-    unsafe { device.copy_in(Q0, addr, byte.as_ptr(), 1) }.unwrap();
-    let queued = device.fence(Q0).unwrap();
-    device.drain(leased, Wait::Sleep).unwrap();
-    assert_eq!(device.is_done(&queued), Ok(false), "an empty leased queue must not wait for queue 0");
-    device.wait(&queued, Wait::Sleep).unwrap();
+    unsafe { device.copy_in(DEFAULT_STREAM, addr, byte.as_ptr(), 1) }.unwrap();
+    let queued = device.fence(DEFAULT_STREAM).unwrap();
+    device.synchronize(leased, Wait::Block).unwrap();
+    assert_eq!(device.query(&queued), Ok(false), "an empty leased queue must not wait for queue 0");
+    device.wait(&queued, Wait::Block).unwrap();
     device.release_fence(queued);
 }
 
 #[test]
-fn pools_are_bounded_and_what_is_given_back_is_lent_again() {
+fn pools_are_bounded_and_reuse_released_entries() {
     let device = device("size=1M");
-    let queues: Vec<QueueId> = std::iter::from_fn(|| device.lease_queue().ok()).take(10_000).collect();
+    let queues: Vec<QueueId> = std::iter::from_fn(|| device.acquire_stream().ok()).take(10_000).collect();
     assert!(queues.len() >= 8 && queues.len() < 10_000);
-    assert_eq!(device.lease_queue().unwrap_err().kind, ErrorKind::NoMemory);
-    queues.iter().for_each(|&q| device.return_queue(q));
-    let again = device.lease_queue().unwrap();
+    assert_eq!(device.acquire_stream().unwrap_err().kind, ErrorKind::NoMemory);
+    queues.iter().for_each(|&q| device.release_stream(q));
+    let again = device.acquire_stream().unwrap();
     assert!(queues.contains(&again));
-    device.return_queue(again);
+    device.release_stream(again);
 
-    let fences: Vec<Fence> = std::iter::from_fn(|| device.fence(Q0).ok()).take(100_000).collect();
+    let fences: Vec<Fence> = std::iter::from_fn(|| device.fence(DEFAULT_STREAM).ok()).take(100_000).collect();
     assert!(fences.len() >= 1000 && fences.len() < 100_000);
-    assert_eq!(device.fence(Q0).unwrap_err().kind, ErrorKind::NoMemory);
+    assert_eq!(device.fence(DEFAULT_STREAM).unwrap_err().kind, ErrorKind::NoMemory);
     fences.into_iter().for_each(|f| device.release_fence(f));
-    assert_eq!(device.outstanding(), Outstanding::default());
+    assert_eq!(device.resources_in_use(), Outstanding::default());
 }
 
 #[test]
-fn a_copy_takes_its_time() {
+fn copy_takes_modelled_time() {
     let device = device("size=8M,gbps=0.1,latency_us=1000");
     let addr = device.alloc(4 << 20, false).unwrap();
     let bytes = pattern(4 << 20, 0);
-    let begun = Instant::now();
-    put(device, addr, &bytes);
-    assert!(begun.elapsed() >= Duration::from_micros(41_900), "{:?}", begun.elapsed());
-    assert_eq!(get(device, addr, bytes.len()), bytes);
+    let started = Instant::now();
+    write_device(device, addr, &bytes);
+    assert!(started.elapsed() >= Duration::from_micros(41_900), "{:?}", started.elapsed());
+    assert_eq!(read_device(device, addr, bytes.len()), bytes);
 }
 
 #[test]
-fn threads_copy_side_by_side() {
+fn threads_copy_concurrently() {
     let device = device("size=16M");
     std::thread::scope(|scope| {
         for thread in 0..4usize {
@@ -105,24 +105,24 @@ fn threads_copy_side_by_side() {
                 let addr = device.alloc(200_000, false).unwrap();
                 for round in 0..20 {
                     let bytes = pattern(150_000 + round, thread * 1000 + round);
-                    let queue = device.lease_queue().unwrap();
+                    let queue = device.acquire_stream().unwrap();
                     // SAFETY: the bytes stay until the wait returns.
                     unsafe { device.copy_in(queue, addr, bytes.as_ptr(), bytes.len()) }.unwrap();
                     let fence = device.fence(queue).unwrap();
-                    device.return_queue(queue);
-                    device.wait(&fence, Wait::Sleep).unwrap();
+                    device.release_stream(queue);
+                    device.wait(&fence, Wait::Block).unwrap();
                     device.release_fence(fence);
-                    assert_eq!(get(device, addr, bytes.len()), bytes);
+                    assert_eq!(read_device(device, addr, bytes.len()), bytes);
                 }
                 device.free(addr).unwrap();
             });
         }
     });
-    assert_eq!(device.outstanding(), Outstanding::default());
+    assert_eq!(device.resources_in_use(), Outstanding::default());
 }
 
 #[test]
-fn kernels_run_in_order_and_have_the_memory_for_that_time_only() {
+fn kernels_run_in_order_with_temporary_memory_access() {
     struct Add {
         at: DeviceAddr,
         len: usize,
@@ -141,65 +141,65 @@ fn kernels_run_in_order_and_have_the_memory_for_that_time_only() {
     let mut adds: Vec<Add> = (0..3).map(|_| Add { at, len: 5000, seen: Err(Errno::FAULT) }).collect();
     let bytes = pattern(5000, 3);
     let mut back = vec![0; 5000];
-    let other = device.new_queue().unwrap();
+    let other = device.new_stream().unwrap();
     // A copy, kernels on two queues that are ordered with each other, a copy: nothing starts before all is queued.
-    device.hold();
+    device.pause();
     // SAFETY: everything stays until `finish` returns.
     unsafe {
-        device.copy_in(Q0, at, bytes.as_ptr(), bytes.len()).unwrap();
-        for (one, queue) in adds.iter_mut().zip([Q0, other, Q0]) {
+        device.copy_in(DEFAULT_STREAM, at, bytes.as_ptr(), bytes.len()).unwrap();
+        for (one, queue) in adds.iter_mut().zip([DEFAULT_STREAM, other, DEFAULT_STREAM]) {
             device.launch(queue, add, (&raw mut *one).cast()).unwrap();
         }
-        device.copy_out(Q0, back.as_mut_ptr(), at, back.len()).unwrap();
+        device.copy_out(DEFAULT_STREAM, back.as_mut_ptr(), at, back.len()).unwrap();
     }
     device.resume();
-    device.finish(Q0).unwrap();
+    device.wait_stream(DEFAULT_STREAM).unwrap();
     assert!(adds.iter().all(|a| a.seen == Ok(5000)));
     assert!(back.iter().zip(&bytes).all(|(b, a)| *b == a.wrapping_add(3)));
-    assert_eq!(kernel_reads_into(at), Err(Errno::FAULT), "the memory is closed again");
+    assert_eq!(pread_into(at), Err(Errno::FAULT), "the memory is closed again");
     device.free(at).unwrap();
-    assert_eq!(device.outstanding(), Outstanding::default());
+    assert_eq!(device.resources_in_use(), Outstanding::default());
 }
 
 #[test]
-fn a_gather_takes_pieces_of_staging_memory_and_of_pins_to_their_places() {
+fn gather_copies_from_pinned_blocks_and_pins() {
     let device = device("size=1M");
     let at = device.alloc(10_000, false).unwrap();
     let (file, mapping) = mapped(&pattern(3 * linux::PAGE, 5));
     // SAFETY: the mapping stays until the end of the test.
     let pin = unsafe { device.pin(mapping, 3 * linux::PAGE) }.unwrap();
-    let staging = device.staging(linux::PAGE).unwrap();
+    let staging = device.alloc_pinned(linux::PAGE).unwrap();
     let (list, bytes) = (staging.ptr.cast::<Gathered>(), staging.ptr.wrapping_add(2048));
-    let (view, pinned) = (device.view(bytes).unwrap(), device.view_pin(&pin).unwrap());
-    device.hold();
+    let (view, pinned) = (device.device_ptr(bytes).unwrap(), device.pin_device_ptr(&pin).unwrap());
+    device.pause();
     // SAFETY: the staging memory is this test's, and everything stays until the drain.
     unsafe {
-        list.write(Gathered { from: view + 1, to: at.0 + 9_000, len: 600 });
-        list.add(1).write(Gathered { from: pinned + linux::PAGE as u64 - 3, to: at.0 + 1, len: 5_000 });
-        list.add(2).write(Gathered { from: 0, to: 0, len: 0 });
-        device.gather(Q0, list, 3).unwrap();
+        list.write(Gathered { src: view + 1, dst: at.0 + 9_000, len: 600 });
+        list.add(1).write(Gathered { src: pinned + linux::PAGE as u64 - 3, dst: at.0 + 1, len: 5_000 });
+        list.add(2).write(Gathered { src: 0, dst: 0, len: 0 });
+        device.gather(DEFAULT_STREAM, list, 3).unwrap();
         // Neither the list nor the bytes are read before their turn.
         core::ptr::copy_nonoverlapping(pattern(601, 9).as_ptr(), bytes, 601);
     }
     device.resume();
-    device.drain(Q0, Wait::Sleep).unwrap();
+    device.synchronize(DEFAULT_STREAM, Wait::Block).unwrap();
     let mut back = vec![0; 10_000];
     // SAFETY: `back` stays until the drain.
-    unsafe { device.copy_out(Q0, back.as_mut_ptr(), at, back.len()) }.unwrap();
-    device.drain(Q0, Wait::Sleep).unwrap();
+    unsafe { device.copy_out(DEFAULT_STREAM, back.as_mut_ptr(), at, back.len()) }.unwrap();
+    device.synchronize(DEFAULT_STREAM, Wait::Block).unwrap();
     assert_eq!(back[9_000..9_600], pattern(601, 9)[1..]);
     assert_eq!(back[1..5_001], pattern(3 * linux::PAGE, 5)[linux::PAGE - 3..][..5_000]);
     assert!(back[0] == POISON && back[5_001..9_000].iter().all(|&b| b == POISON));
     // A piece that leaves its allocation is told by the next wait.
     // SAFETY: as above.
     unsafe {
-        list.write(Gathered { from: view, to: at.0 + 9_999, len: 2 });
-        device.gather(Q0, list, 1).unwrap();
+        list.write(Gathered { src: view, dst: at.0 + 9_999, len: 2 });
+        device.gather(DEFAULT_STREAM, list, 1).unwrap();
     }
-    assert_eq!(device.drain(Q0, Wait::Sleep).unwrap_err().kind, ErrorKind::BadAddress);
+    assert_eq!(device.synchronize(DEFAULT_STREAM, Wait::Block).unwrap_err().kind, ErrorKind::BadAddress);
     device.unpin(pin);
-    device.free_staging(staging);
+    device.free_pinned(staging);
     device.free(at).unwrap();
     drop(file);
-    assert_eq!(device.outstanding(), Outstanding::default());
+    assert_eq!(device.resources_in_use(), Outstanding::default());
 }

@@ -74,7 +74,7 @@ impl EngineCtx<'_> {
 
     /// Reads the piece from the right file after all, through a twin.
     fn fd_replaced(&mut self, piece: Piece) {
-        if self.request.file.direct_fd.is_ok() && self.request.device().abilities().copies {
+        if self.request.file.direct_fd.is_ok() && self.request.device().capabilities().has_dma_engine {
             return self.request.reroute(piece, 0, Route::Direct, Reason::FellBack);
         }
         let at = self.request.offset + piece.offset;

@@ -67,7 +67,7 @@ impl EngineCtx<'_> {
                 device.copy_pinned(stream, self.address(piece.offset), &pin, (from - first) as usize, piece.len as usize)
             }?;
             device.fence(stream).inspect_err(|_| {
-                let _ = device.drain(stream, Wait::Sleep);
+                let _ = device.synchronize(stream, Wait::Block);
             })
         });
         match copied {
@@ -120,7 +120,7 @@ impl EngineCtx<'_> {
         let Some(oldest) = self.pinned.front() else { return };
         let device = self.request.device();
         // A short transfer ends sooner than a sleeper wakes.
-        let wait = if self.request.len <= LONG_REQUEST { Wait::Context } else { Wait::Sleep };
+        let wait = if self.request.len <= LONG_REQUEST { Wait::Context } else { Wait::Block };
         let waited = device.wait(&oldest.fence, wait);
         let Some(PinnedDma { pin, mapping, fence, piece, started: begun }) = self.pinned.pop_front() else { return };
         device.release_fence(fence);

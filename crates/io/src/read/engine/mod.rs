@@ -88,8 +88,8 @@ impl<'a> EngineCtx<'a> {
         if self.streams != [None; 2] {
             let mut drained = Ok(());
             for stream in std::mem::take(&mut self.streams).into_iter().flatten() {
-                drained = drained.and(self.request.device().drain(stream, Wait::Context));
-                self.request.device().return_queue(stream);
+                drained = drained.and(self.request.device().synchronize(stream, Wait::Context));
+                self.request.device().release_stream(stream);
             }
             for (offset, len, got, error) in self.pending.drain(..) {
                 match drained {
@@ -112,11 +112,11 @@ impl<'a> EngineCtx<'a> {
             return Ok(stream);
         }
         let device = self.request.device();
-        let stream = device.lease_queue()?;
+        let stream = device.acquire_stream()?;
         if let Some(order) = &self.request.order
-            && let Err(e) = device.follow(stream, order)
+            && let Err(e) = device.wait_event(stream, order)
         {
-            device.return_queue(stream);
+            device.release_stream(stream);
             return Err(e);
         }
         self.streams[which] = Some(stream);

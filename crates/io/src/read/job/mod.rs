@@ -146,7 +146,7 @@ impl ReadRequest {
         let share_fds = || params.ctx.files.workers().copy().is_some_and(|mates| mates.shares_fd_table() != Some(false));
         let workers_share_fd = is_shadow(params.fd) || share_fds();
         let prefault = Prefault::new(params.offset, len, LONG_REQUEST);
-        let tail_copy = workers_share_fd && len > LONG_REQUEST && threads > 1 && params.staging.device().abilities().copies;
+        let tail_copy = workers_share_fd && len > LONG_REQUEST && threads > 1 && params.staging.device().capabilities().has_dma_engine;
         ReadRequest {
             stripe,
             workers_share_fd,
@@ -210,7 +210,7 @@ impl ReadRequest {
     /// the route can be to blame for the time: nobody else reads, and nothing that the program queued is in the way.
     pub(crate) fn predict(&self, extents: &[Extent], plan: &[Segment]) {
         let nothing_queued = || match &self.order {
-            Some(fence) => self.device().is_done(fence).unwrap_or(false),
+            Some(fence) => self.device().query(fence).unwrap_or(false),
             None => false,
         };
         if self.len >= MIN_SAMPLE_BYTES && self.ctx.files.unpin().in_flight() == 1 && nothing_queued() {

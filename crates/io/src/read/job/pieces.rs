@@ -110,7 +110,7 @@ impl ReadRequest {
 
     /// A command of an array ends with a chunk.
     fn align_to_chunks(&self, at: u64, most: u64) -> u64 {
-        self.stripe.map_or(most, |stripe| stripe.whole_chunks(at, most) - at)
+        self.stripe.map_or(most, |stripe| stripe.end_at_chunk(at, most) - at)
     }
 
     /// Bytes of the next DMA: short ones at both ends of the request, because the first DMA waits for the first
@@ -119,7 +119,7 @@ impl ReadRequest {
         let registered = self.registered.load(Relaxed);
         let remaining = self.len.saturating_sub(registered);
         let most = if self.tail_copy.load(Relaxed) { beside::MAX_REGISTERED } else { MAX_DMA_PIECE };
-        let most = most.min(self.device().abilities().max_pin);
+        let most = most.min(self.device().capabilities().max_pin);
         let piece = match remaining {
             short if short <= 16 << 20 => (short / 2).max(4 << 20),
             _ => registered.min(remaining / 2).max(8 << 20),

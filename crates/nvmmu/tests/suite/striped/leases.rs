@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{WIDTH, folder, in_one_piece, leaked, same};
+use super::{WIDTH, folder, contiguous_file, leak_runtime, assert_same_bytes};
 use spinio_io::kernel::{Syscalls, LinuxSyscalls};
 use spinio_nvmmu::Direction::Download;
 use spinio_nvmmu::{ErrorKind, Promise, Session};
@@ -20,28 +20,28 @@ use crate::common::{Buffer, bytes};
 #[derive(Default)]
 struct Watchful {
     /// How often it is still there, once this is set.
-    left: Mutex<Option<u32>>,
+    calls_left: Mutex<Option<u32>>,
     /// Nobody is given time to give it back.
-    by_force: bool,
+    force_broken: bool,
     direct: AtomicUsize,
-    unasked: AtomicUsize,
+    unchecked_writes: AtomicUsize,
 }
 
 thread_local! {
-    static ASKED: Cell<bool> = const { Cell::new(false) };
+    static LEASE_CHECKED: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Syscalls for Watchful {
     fn has_write_lease(&self, fd: i32) -> bool {
-        let mut left = self.left.lock().unwrap();
+        let mut left = self.calls_left.lock().unwrap();
         let there = LinuxSyscalls.has_write_lease(fd) && *left != Some(0);
         *left = left.map(|n| n.saturating_sub(1));
-        ASKED.set(there);
+        LEASE_CHECKED.set(there);
         there
     }
 
     fn lease_break_time(&self) -> Option<u64> {
-        if self.by_force { Some(0) } else { LinuxSyscalls.lease_break_time() }
+        if self.force_broken { Some(0) } else { LinuxSyscalls.lease_break_time() }
     }
 
     unsafe fn pwritev(
@@ -54,7 +54,7 @@ impl Syscalls for Watchful {
     ) -> Result<usize, Errno> {
         if route == Route::Direct {
             self.direct.fetch_add(1, Relaxed);
-            self.unasked.fetch_add(usize::from(!ASKED.replace(false)), Relaxed);
+            self.unchecked_writes.fetch_add(usize::from(!LEASE_CHECKED.replace(false)), Relaxed);
         }
         // SAFETY: passed on to the caller.
         unsafe { LinuxSyscalls.pwritev(route, fd, vectors, at, flags) }
@@ -62,18 +62,18 @@ impl Syscalls for Watchful {
 }
 
 #[test]
-fn a_lease_that_goes_between_two_requests_ends_the_writing_of_neighbours() {
+fn lost_lease_stops_filler_writes() {
     let Some(folder) = folder() else { return };
     const STRIPES: u64 = 8;
     for times in [0, 1, 4, 100] {
-        let Some(path) = in_one_piece(folder.path(), (STRIPES + 2) as usize * WIDTH as usize) else { return };
+        let Some(path) = contiguous_file(folder.path(), (STRIPES + 2) as usize * WIDTH as usize) else { return };
         wait_exclusive(&path).unwrap();
         let kernel: &Watchful = Box::leak(Box::default());
-        let device = Buffer::holding(&bytes(9000, 6));
-        let mut session = Session::begin_as_if_striped(leaked(kernel), &path, WIDTH, 8192).unwrap();
+        let device = Buffer::with_bytes(&bytes(9000, 6));
+        let mut session = Session::begin_with_stripes(leak_runtime(kernel), &path, WIDTH, 8192).unwrap();
         let mut expected = bytes((STRIPES + 2) as usize * WIDTH as usize, 1);
         for stripe in 1..=STRIPES {
-            session.expect(stripe * WIDTH + 5, 9000);
+            session.hint_range(stripe * WIDTH + 5, 9000);
         }
         for stripe in 1..=STRIPES {
             let at = stripe * WIDTH + 5;
@@ -81,28 +81,28 @@ fn a_lease_that_goes_between_two_requests_ends_the_writing_of_neighbours() {
             expected[at as usize..at as usize + 9000].copy_from_slice(&bytes(9000, 6));
         }
         let gathered = session.report();
-        *kernel.left.lock().unwrap() = Some(times);
+        *kernel.calls_left.lock().unwrap() = Some(times);
         let report = session.end().unwrap();
-        same(&path, &expected, "at the end");
+        assert_same_bytes(&path, &expected, "at the end");
         let direct = kernel.direct.load(Relaxed) as u64;
-        assert_eq!(kernel.unasked.load(Relaxed), 0, "a request that the lease was not asked for");
-        let kept = direct > 0 && direct == (report.whole / WIDTH);
+        assert_eq!(kernel.unchecked_writes.load(Relaxed), 0, "a request that the lease was not asked for");
+        let kept = direct > 0 && direct == (report.full_stripe / WIDTH);
         assert!(direct == 0 || kept, "{report:?}");
         if times < 100 {
             // Once for being alone at all; the watcher may have asked meanwhile.
             assert!(direct <= u64::from(times.saturating_sub(1)), "{direct} of {times}");
-            assert!(matches!(report.promise, Promise::Shaped(_)), "{}", report.promise);
-            assert!(report.loose >= 9000, "{report:?}");
+            assert!(matches!(report.mode, Promise::Aligned(_)), "{}", report.mode);
+            assert!(report.unaligned >= 9000, "{report:?}");
         } else {
-            assert_eq!((report.promise.clone(), report.loose - gathered.loose), (Promise::Prepared, 0), "{report:?}");
+            assert_eq!((report.mode.clone(), report.unaligned - gathered.unaligned), (Promise::Preread, 0), "{report:?}");
         }
         // What is a download's in stripes of two pieces of the file, was loose at once.
-        assert_eq!(report.loose + report.whole - report.neighbours, STRIPES * 9000, "{report:?}");
+        assert_eq!(report.unaligned + report.full_stripe - report.filler, STRIPES * 9000, "{report:?}");
     }
 }
 
 #[test]
-fn a_file_is_not_cut_off_where_somebody_else_may_have_got_at_it() {
+fn file_is_not_truncated_after_lost_lease() {
     let Some(folder) = folder() else { return };
     // Narrow stripes, so that they are whole in a file however it lies.
     let (end, width) = (9000, 8192);
@@ -111,13 +111,13 @@ fn a_file_is_not_cut_off_where_somebody_else_may_have_got_at_it() {
     // file is cut off all the same.
     for (times, by_force) in (1..9).flat_map(|times| [(times, true), (times, false)]) {
         let path = folder.path().join(format!("out{times}-{by_force}"));
-        let kernel: &Watchful = Box::leak(Box::new(Watchful { by_force, ..Watchful::default() }));
-        let device = Buffer::holding(&bytes(9000, 6));
-        let mut session = Session::begin_as_if_striped(leaked(kernel), &path, width, 0).unwrap();
-        session.expect(0, end as u64);
+        let kernel: &Watchful = Box::leak(Box::new(Watchful { force_broken: by_force, ..Watchful::default() }));
+        let device = Buffer::with_bytes(&bytes(9000, 6));
+        let mut session = Session::begin_with_stripes(leak_runtime(kernel), &path, width, 0).unwrap();
+        session.hint_range(0, end as u64);
         session.move_range(&path, device.at(0), 0, end as u64, Download).unwrap();
         session.report();
-        *kernel.left.lock().unwrap() = Some(times);
+        *kernel.calls_left.lock().unwrap() = Some(times);
         let ended = session.end();
         let got = fs::read(&path).unwrap();
         assert!(got[..end] == bytes(9000, 6));

@@ -30,35 +30,35 @@ fn folder() -> Option<tempfile::TempDir> {
         eprintln!("skipped: no leases in {}: {why}", folder.path().display());
         return None;
     }
-    let mut session = Session::begin_as_if_striped(runtime(), &probe, 4096, 0).unwrap();
-    let device = Buffer::holding(&bytes(8192, 0));
+    let mut session = Session::begin_with_stripes(runtime(), &probe, 4096, 0).unwrap();
+    let device = Buffer::with_bytes(&bytes(8192, 0));
     session.move_range(&probe, device.at(0), 0, 8192, Download).unwrap();
     let report = session.end().unwrap();
-    if matches!(report.promise, Promise::Plain(_)) || report.whole == 0 {
-        eprintln!("skipped: no stripes can be had in {}: {}", folder.path().display(), report.promise);
+    if matches!(report.mode, Promise::Passthrough(_)) || report.full_stripe == 0 {
+        eprintln!("skipped: no stripes can be had in {}: {}", folder.path().display(), report.mode);
         return None;
     }
-    assert_eq!(report.promise, Promise::Prepared, "nobody else has the file open");
+    assert_eq!(report.mode, Promise::Preread, "nobody else has the file open");
     Some(folder)
 }
 
 const WIDTH: u64 = 3 * 16384;
 
 fn begin(path: &Path) -> Session {
-    Session::begin_as_if_striped(runtime(), path, WIDTH, 8192).unwrap()
+    Session::begin_with_stripes(runtime(), path, WIDTH, 8192).unwrap()
 }
 
 /// As [`begin`], once no child of another test has the file open.
-fn begin_alone(path: &Path) -> Session {
+fn begin_exclusive(path: &Path) -> Session {
     wait_exclusive(path).unwrap();
     begin(path)
 }
 
 /// The pieces of a file on the device: beginnings and lengths there.
-fn pieces(file: &File) -> Vec<(u64, u64)> {
+fn device_extents(file: &File) -> Vec<(u64, u64)> {
     let mut pieces: Vec<(u64, u64)> = Vec::new();
     let mut end = None;
-    for extent in linux::extents(file.as_raw_fd(), 0, u64::MAX, 4096).unwrap() {
+    for extent in linux::fiemap_extents(file.as_raw_fd(), 0, u64::MAX, 4096).unwrap() {
         match pieces.last_mut() {
             Some(last) if end == Some(extent.logical) && last.0 + last.1 == extent.physical => last.1 += extent.len,
             _ => pieces.push((extent.physical, extent.len)),
@@ -72,7 +72,7 @@ fn pieces(file: &File) -> Vec<(u64, u64)> {
 fn some_file(path: PathBuf, len: usize) -> (PathBuf, File) {
     let file = File::create(&path).unwrap();
     if len > 0 {
-        let _ = linux::reserve_room(file.as_raw_fd(), 0, len as u64, true);
+        let _ = linux::preallocate(file.as_raw_fd(), 0, len as u64, true);
     }
     file.write_all_at(&bytes(len, 1), 0).unwrap();
     file.sync_all().unwrap();
@@ -80,10 +80,10 @@ fn some_file(path: PathBuf, len: usize) -> (PathBuf, File) {
 }
 
 /// A file in one piece on the device. What came in several is kept until then, so that the next one comes elsewhere.
-fn in_one_piece(folder: &Path, len: usize) -> Option<PathBuf> {
+fn contiguous_file(folder: &Path, len: usize) -> Option<PathBuf> {
     const TRIES: usize = 200;
     let attempt = |number| some_file(folder.join(format!("try{number}")), len);
-    let found = (0..TRIES).map(attempt).find(|(_, file)| pieces(file).len() <= 1);
+    let found = (0..TRIES).map(attempt).find(|(_, file)| device_extents(file).len() <= 1);
     let Some((found, _)) = found else {
         eprintln!("skipped: of {TRIES} files none is in one piece in {}", folder.display());
         return None;
@@ -91,16 +91,16 @@ fn in_one_piece(folder: &Path, len: usize) -> Option<PathBuf> {
     let path = folder.join("out");
     fs::rename(found, &path).unwrap();
     for entry in fs::read_dir(folder).unwrap() {
-        let kept = entry.unwrap().path();
-        if kept != path {
-            fs::remove_file(kept).unwrap();
+        let leftover = entry.unwrap().path();
+        if leftover != path {
+            fs::remove_file(leftover).unwrap();
         }
     }
     Some(path)
 }
 
 /// The file holds what it should; else tells the first and the last byte that differ.
-fn same(path: &Path, model: &[u8], when: &str) {
+fn assert_same_bytes(path: &Path, model: &[u8], when: &str) {
     let file = fs::read(path).unwrap();
     assert_eq!(file.len(), model.len(), "{when}");
     let differ = |(a, b): (&u8, &u8)| a != b;
@@ -109,16 +109,16 @@ fn same(path: &Path, model: &[u8], when: &str) {
     assert!(first.is_none(), "{when}: bytes {first:?} to {last:?} differ");
 }
 
-fn leaked(kernel: &'static dyn Syscalls) -> &'static Runtime {
+fn leak_runtime(kernel: &'static dyn Syscalls) -> &'static Runtime {
     Box::leak(Box::new(Runtime::with_kernel(Settings::default(), kernel)))
 }
 
 #[test]
-fn moves_that_follow_each_other_become_whole_stripes() {
+fn adjacent_moves_become_full_stripes() {
     let Some(folder) = folder() else { return };
     let path = folder.path().join("new");
     let source = bytes(20 * WIDTH as usize, 4);
-    let device = Buffer::holding(&source);
+    let device = Buffer::with_bytes(&source);
     let mut session = begin(&path);
     for at in (0..source.len() as u64).step_by(4096) {
         session.move_range(&path, device.at(at), at, 4096, Download).unwrap();
@@ -127,72 +127,72 @@ fn moves_that_follow_each_other_become_whole_stripes() {
     assert!(fs::read(&path).unwrap() == source);
     assert_eq!(report.downloaded, 20 * WIDTH);
     // Where the file system lays it is not ours to say: each of its pieces begins and ends within stripes of others.
-    let torn = 2 * WIDTH * pieces(&File::open(&path).unwrap()).len() as u64;
-    assert_eq!(report.whole + report.loose, 20 * WIDTH, "{report:?}");
-    assert!(report.loose <= torn && report.whole.is_multiple_of(WIDTH), "{report:?}");
+    let straddling = 2 * WIDTH * device_extents(&File::open(&path).unwrap()).len() as u64;
+    assert_eq!(report.full_stripe + report.unaligned, 20 * WIDTH, "{report:?}");
+    assert!(report.unaligned <= straddling && report.full_stripe.is_multiple_of(WIDTH), "{report:?}");
 }
 
 #[test]
-fn a_stripe_in_part_is_written_whole_with_what_was_read_before() {
+fn partial_stripe_is_completed_from_preread_bytes() {
     let Some(folder) = folder() else { return };
-    let Some(path) = in_one_piece(folder.path(), 10 * WIDTH as usize) else { return };
-    let device = Buffer::holding(&bytes(9000, 6));
-    let mut session = begin_alone(&path);
+    let Some(path) = contiguous_file(folder.path(), 10 * WIDTH as usize) else { return };
+    let device = Buffer::with_bytes(&bytes(9000, 6));
+    let mut session = begin_exclusive(&path);
     let at = 4 * WIDTH + 5;
-    session.expect(at, 9000);
+    session.hint_range(at, 9000);
     session.move_range(&path, device.at(0), at, 9000, Download).unwrap();
     let report = session.end().unwrap();
     let mut expected = bytes(10 * WIDTH as usize, 1);
     expected[at as usize..at as usize + 9000].copy_from_slice(&bytes(9000, 6));
     assert!(fs::read(&path).unwrap() == expected);
-    assert_eq!(report.promise, Promise::Prepared);
-    assert_eq!((report.loose, report.whole % WIDTH), (0, 0), "{report:?}");
-    assert_eq!(report.whole - report.neighbours, 9000);
-    assert!(report.read_ahead >= report.neighbours, "{report:?}");
+    assert_eq!(report.mode, Promise::Preread);
+    assert_eq!((report.unaligned, report.full_stripe % WIDTH), (0, 0), "{report:?}");
+    assert_eq!(report.full_stripe - report.filler, 9000);
+    assert!(report.read_ahead >= report.filler, "{report:?}");
     // The next session knows where the last one wrote.
-    let mut session = begin_alone(&path);
+    let mut session = begin_exclusive(&path);
     session.move_range(&path, device.at(0), at, 9000, Download).unwrap();
     let report = session.end().unwrap();
-    assert_eq!((report.promise, report.loose), (Promise::Prepared, 0));
+    assert_eq!((report.mode, report.unaligned), (Promise::Preread, 0));
 }
 
 /// A session guesses that it writes what the last one wrote; what it is told to expect takes the place of that.
 #[test]
-fn a_guess_does_not_swallow_what_is_expected() {
+fn guess_does_not_hide_hinted_range() {
     let Some(folder) = folder() else { return };
-    let Some(path) = in_one_piece(folder.path(), 10 * WIDTH as usize) else { return };
-    let device = Buffer::holding(&bytes(10 * WIDTH as usize, 6));
+    let Some(path) = contiguous_file(folder.path(), 10 * WIDTH as usize) else { return };
+    let device = Buffer::with_bytes(&bytes(10 * WIDTH as usize, 6));
     for _ in 0..10 {
-        let mut session = begin_alone(&path);
+        let mut session = begin_exclusive(&path);
         session.move_range(&path, device.at(0), 0, 10 * WIDTH, Download).unwrap();
         session.end().unwrap();
-        let mut session = begin_alone(&path);
-        session.expect(4 * WIDTH + 5, 9000);
+        let mut session = begin_exclusive(&path);
+        session.hint_range(4 * WIDTH + 5, 9000);
         session.move_range(&path, device.at(0), 4 * WIDTH + 5, 9000, Download).unwrap();
         let report = session.end().unwrap();
-        assert_eq!((report.promise.clone(), report.loose), (Promise::Prepared, 0), "{report:?}");
+        assert_eq!((report.mode.clone(), report.unaligned), (Promise::Preread, 0), "{report:?}");
     }
 }
 
 #[test]
-fn neighbours_are_left_alone_where_others_have_the_file_open() {
+fn filler_is_not_written_if_others_have_file_open() {
     let Some(folder) = folder() else { return };
-    let Some(path) = in_one_piece(folder.path(), 10 * WIDTH as usize) else { return };
-    let device = Buffer::holding(&bytes(9000, 6));
+    let Some(path) = contiguous_file(folder.path(), 10 * WIDTH as usize) else { return };
+    let device = Buffer::with_bytes(&bytes(9000, 6));
     let at = 4 * WIDTH + 5;
     for opened_later in [false, true] {
         wait_exclusive(&path).unwrap();
         let reader = if opened_later { None } else { Some(File::open(&path).unwrap()) };
         let mut session = begin(&path);
-        session.expect(at, 9000);
+        session.hint_range(at, 9000);
         session.move_range(&path, device.at(0), at, 9000, Download).unwrap();
         // Beside the download, in the same stripe.
         let later = fs::OpenOptions::new().write(true).open(&path).unwrap();
         later.write_all_at(b"mine", 4 * WIDTH + 20_000).unwrap();
         let report = session.end().unwrap();
         let why = if opened_later { "somebody opened the file" } else { "somebody else has the file open" };
-        assert_eq!(report.promise, Promise::Shaped(why.to_owned()));
-        assert_eq!((report.neighbours, report.loose), (0, 9000));
+        assert_eq!(report.mode, Promise::Aligned(why.to_owned()));
+        assert_eq!((report.filler, report.unaligned), (0, 9000));
         let mut expected = bytes(10 * WIDTH as usize, 1);
         expected[at as usize..at as usize + 9000].copy_from_slice(&bytes(9000, 6));
         expected[4 * WIDTH as usize + 20_000..][..4].copy_from_slice(b"mine");
@@ -202,24 +202,24 @@ fn neighbours_are_left_alone_where_others_have_the_file_open() {
 }
 
 #[test]
-fn the_output_is_a_file_and_not_a_name() {
+fn output_is_bound_to_file_not_name() {
     let Some(folder) = folder() else { return };
-    let Some(path) = in_one_piece(folder.path(), 10 * WIDTH as usize) else { return };
+    let Some(path) = contiguous_file(folder.path(), 10 * WIDTH as usize) else { return };
     let (linked, moved) = (folder.path().join("linked"), folder.path().join("moved"));
-    let device = Buffer::holding(&bytes(9000, 6));
+    let device = Buffer::with_bytes(&bytes(9000, 6));
     fs::hard_link(&path, &linked).unwrap();
     let at = 4 * WIDTH + 5;
     let mut session = begin(&path);
     session.move_range(&path, device.at(0), at, 4000, Download).unwrap();
     session.move_range(&linked, device.at(4000), at + 4000, 5000, Download).unwrap();
-    assert_eq!(session.report().loose + session.report().whole, 0, "gathered, by either name");
+    assert_eq!(session.report().unaligned + session.report().full_stripe, 0, "gathered, by either name");
     // Another file takes the name: what comes now is not for the output.
     fs::rename(&path, &moved).unwrap();
     session.move_range(&path, device.at(0), 3, 9000, Download).unwrap();
     session.end().unwrap();
     let mut expected = bytes(10 * WIDTH as usize, 1);
     expected[at as usize..][..9000].copy_from_slice(&bytes(9000, 6));
-    same(&moved, &expected, "after it was renamed");
+    assert_same_bytes(&moved, &expected, "after it was renamed");
     assert!(fs::read(&path).unwrap()[3..] == bytes(9000, 6));
     // Nor does a file that has no name lose what was gathered for it.
     let mut session = begin(&moved);
@@ -227,18 +227,18 @@ fn the_output_is_a_file_and_not_a_name() {
     fs::remove_file(&moved).unwrap();
     session.end().unwrap();
     expected[5 * WIDTH as usize..][..9000].copy_from_slice(&bytes(9000, 6));
-    same(&linked, &expected, "without its name");
+    assert_same_bytes(&linked, &expected, "without its name");
 }
 
 #[test]
-fn the_file_ends_where_the_last_byte_is() {
+fn file_ends_at_last_byte() {
     let Some(folder) = folder() else { return };
     for (old, at, len) in [(0, 0, 1), (0, 3 * WIDTH + 7, 100_000), (5 * WIDTH, 4 * WIDTH, 3 * WIDTH - 1), (100, 50, 10)]
     {
         let (path, _) = some_file(folder.path().join("out"), old as usize);
-        let device = Buffer::holding(&bytes(len as usize, 8));
-        let mut session = begin_alone(&path);
-        session.expect(at, len);
+        let device = Buffer::with_bytes(&bytes(len as usize, 8));
+        let mut session = begin_exclusive(&path);
+        session.hint_range(at, len);
         session.move_range(&path, device.at(0), at, len, Download).unwrap();
         session.end().unwrap();
         let got = fs::read(&path).unwrap();
@@ -251,22 +251,22 @@ fn the_file_ends_where_the_last_byte_is() {
 }
 
 #[test]
-fn a_stripe_that_does_not_go_in_whole_is_written_as_it_comes() {
+fn partially_refused_stripe_is_written_unaligned() {
     let Some(folder) = folder() else { return };
     let path = folder.path().join("out");
     let base = 1u64 << 30;
     File::create(&path).unwrap().set_len(base).unwrap();
     // The stripe that the bytes end in reaches beyond what a file may be long, the bytes do not.
-    let device = Buffer::holding(&bytes(9000, 6));
+    let device = Buffer::with_bytes(&bytes(9000, 6));
     for at in [base, base + WIDTH / 2] {
-        let mut session = begin_alone(&path);
-        session.expect(at, 9000);
+        let mut session = begin_exclusive(&path);
+        session.hint_range(at, 9000);
         let limit = FileSizeLimit::set(at + 9000);
         let moved = session.move_range(&path, device.at(0), at, 9000, Download);
         let ended = session.end();
         drop(limit);
         let report = moved.and(ended).unwrap();
-        assert_eq!((report.promise, report.loose, report.neighbours), (Promise::Prepared, 9000, 0));
+        assert_eq!((report.mode, report.unaligned, report.filler), (Promise::Preread, 9000, 0));
         assert_eq!(fs::metadata(&path).unwrap().len(), at + 9000);
         let mut got = vec![0; 9000];
         File::open(&path).unwrap().read_exact_at(&mut got, at).unwrap();
@@ -276,23 +276,23 @@ fn a_stripe_that_does_not_go_in_whole_is_written_as_it_comes() {
 
 /// A file system that runs out of room while it reserves some gives the file all that there was.
 #[test]
-fn a_disk_with_little_room_keeps_it_for_others() {
+fn preallocation_leaves_space_on_full_disk() {
     const MIB: u64 = 1 << 20;
     let place = match place::create_small("ext4", 96 * MIB) {
         Ok(place) => place,
         Err(why) => return eprintln!("skipped: {why}"),
     };
     let path = place.file("out");
-    let free = || linux::free_room(File::open(place.path()).unwrap().as_raw_fd()).unwrap();
+    let free = || linux::available_bytes(File::open(place.path()).unwrap().as_raw_fd()).unwrap();
     File::create(&path).unwrap();
     let before = free();
     let source = bytes(before as usize + 8 * MIB as usize, 6);
-    let device = Buffer::holding(&source);
+    let device = Buffer::with_bytes(&source);
 
     // Far more is announced than there is room, and little comes.
-    let mut session = begin_alone(&path);
-    session.expect(0, 1 << 40);
-    if let Promise::Plain(why) = session.report().promise {
+    let mut session = begin_exclusive(&path);
+    session.hint_range(0, 1 << 40);
+    if let Promise::Passthrough(why) = session.report().mode {
         return eprintln!("skipped: no stripes can be had there: {why}");
     }
     assert!(free() > before / 2, "{} of {before} bytes are left for others", free());
@@ -303,8 +303,8 @@ fn a_disk_with_little_room_keeps_it_for_others() {
 
     // What comes has room, more than that has not.
     let len = before - 10 * MIB;
-    let mut session = begin_alone(&path);
-    session.expect(0, len);
+    let mut session = begin_exclusive(&path);
+    session.hint_range(0, len);
     session.move_range(&path, device.at(0), 0, len, Download).unwrap();
     session.end().unwrap();
     assert!(fs::read(&path).unwrap() == source[..len as usize]);
@@ -313,8 +313,8 @@ fn a_disk_with_little_room_keeps_it_for_others() {
     // It does not fit: that is told, and the file has what came or nothing, but nothing else.
     fs::remove_file(&path).unwrap();
     File::create(&path).unwrap();
-    let mut session = begin_alone(&path);
-    session.expect(0, source.len() as u64);
+    let mut session = begin_exclusive(&path);
+    session.hint_range(0, source.len() as u64);
     let moved = session.move_range(&path, device.at(0), 0, source.len() as u64, Download);
     let error = moved.and_then(|_| session.end().map(drop)).unwrap_err();
     assert_eq!(error.kind.errno(), Errno::NOSPC, "{error}");
@@ -323,7 +323,7 @@ fn a_disk_with_little_room_keeps_it_for_others() {
 }
 
 /// A file system of our own, where files lie as they are laid: in one piece, from a place that is known.
-fn fresh() -> Option<place::MountFixture> {
+fn mount_fresh() -> Option<place::MountFixture> {
     match place::create_small("ext4", 160 << 20) {
         Ok(place) => Some(place),
         Err(why) => {
@@ -334,11 +334,11 @@ fn fresh() -> Option<place::MountFixture> {
 }
 
 #[test]
-fn a_long_output_is_written_in_whole_stripes_all_along() {
-    let Some(place) = fresh() else { return };
+fn long_output_is_written_in_full_stripes() {
+    let Some(place) = mount_fresh() else { return };
     let path = place.file("out");
     let source = bytes(50 << 20, 4);
-    let device = Buffer::holding(&source);
+    let device = Buffer::with_bytes(&source);
     // Nobody else has it open, or somebody has: then room is reserved for each download alone, and none is left over.
     for other in [false, true] {
         let _ = fs::remove_file(&path);
@@ -350,10 +350,10 @@ fn a_long_output_is_written_in_whole_stripes_all_along() {
             session.move_range(&path, device.at(at), at, 1 << 20, Download).unwrap();
         }
         let report = session.end().unwrap();
-        assert_eq!(matches!(report.promise, Promise::Prepared), !other, "{}", report.promise);
-        same(&path, &source, "at the end");
-        let torn = 2 * WIDTH * pieces(&File::open(&path).unwrap()).len() as u64;
-        assert!(other || report.loose <= torn && report.whole > 40 << 20, "{report:?} in {torn}");
+        assert_eq!(matches!(report.mode, Promise::Preread), !other, "{}", report.mode);
+        assert_same_bytes(&path, &source, "at the end");
+        let torn = 2 * WIDTH * device_extents(&File::open(&path).unwrap()).len() as u64;
+        assert!(other || report.unaligned <= torn && report.full_stripe > 40 << 20, "{report:?} in {torn}");
         let blocks = std::os::unix::fs::MetadataExt::blocks(&fs::metadata(&path).unwrap());
         assert!(blocks * 512 <= source.len() as u64 + (1 << 20), "{blocks} blocks");
         drop(reader);
@@ -363,32 +363,32 @@ fn a_long_output_is_written_in_whole_stripes_all_along() {
 /// Somebody cuts a block out of the beginning: every stripe begins elsewhere in the file. What was gathered before is older
 /// than what comes, and goes first.
 #[test]
-fn what_was_gathered_before_the_stripes_moved_is_written_first() {
-    let Some(place) = fresh() else { return };
-    let device = Buffer::holding(&bytes(9000, 6));
-    let later = Buffer::holding(&bytes(9000, 7));
+fn gathered_bytes_are_written_before_stripes_move() {
+    let Some(place) = mount_fresh() else { return };
+    let device = Buffer::with_bytes(&bytes(9000, 6));
+    let later = Buffer::with_bytes(&bytes(9000, 7));
     let mut cases = 0;
     for at in [100, 4 * WIDTH + 100] {
         for second in [4000, 60_000] {
             let (path, file) = some_file(place.file(&format!("out{at}-{second}")), 10 * WIDTH as usize);
-            let [(physical, _)] = pieces(&file)[..] else { continue };
+            let [(physical, _)] = device_extents(&file)[..] else { continue };
             cases += 1;
             // The file's first byte begins a stripe.
             let phase = WIDTH - physical % WIDTH;
             let cut = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-            let mut session = Session::begin_as_if_striped(runtime(), &path, WIDTH, phase).unwrap();
+            let mut session = Session::begin_with_stripes(runtime(), &path, WIDTH, phase).unwrap();
             session.move_range(&path, device.at(0), at, 9000, Download).unwrap();
             let report = session.report();
-            assert_eq!((report.loose, report.whole), (0, 0), "it is gathered");
+            assert_eq!((report.unaligned, report.full_stripe), (0, 0), "it is gathered");
             // SAFETY: no memory is involved.
             let done = unsafe { libc::fallocate(cut.as_raw_fd(), libc::FALLOC_FL_COLLAPSE_RANGE, 0, 4096) };
             assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
             // Far away, so that the stripes here are looked up anew.
             let far = 100 << 20;
             session.move_range(&path, device.at(0), far, 1, Download).unwrap();
-            let whole = Buffer::holding(&vec![9; second]);
-            let over = if second > 9000 { &whole } else { &later };
-            session.move_range(&path, over.at(0), at + 1000, second as u64, Download).unwrap();
+            let whole = Buffer::with_bytes(&vec![9; second]);
+            let source = if second > 9000 { &whole } else { &later };
+            session.move_range(&path, source.at(0), at + 1000, second as u64, Download).unwrap();
             session.end().unwrap();
             let mut expected = bytes(10 * WIDTH as usize, 1)[4096..].to_vec();
             expected[at as usize..][..9000].copy_from_slice(&bytes(9000, 6));
@@ -428,12 +428,12 @@ impl Syscalls for NotDirectly {
 }
 
 #[test]
-fn a_stripe_that_was_put_together_is_not_lost_where_it_does_not_go_in_whole() {
+fn assembled_stripe_survives_refused_direct_write() {
     let Some(folder) = folder() else { return };
-    let Some(path) = in_one_piece(folder.path(), 10 * WIDTH as usize) else { return };
+    let Some(path) = contiguous_file(folder.path(), 10 * WIDTH as usize) else { return };
     let kernel: &NotDirectly = Box::leak(Box::default());
-    let device = Buffer::holding(&bytes(5 * WIDTH as usize, 6));
-    let mut session = Session::begin_as_if_striped(leaked(kernel), &path, WIDTH, 8192).unwrap();
+    let device = Buffer::with_bytes(&bytes(5 * WIDTH as usize, 6));
+    let mut session = Session::begin_with_stripes(leak_runtime(kernel), &path, WIDTH, 8192).unwrap();
     for at in (2 * WIDTH..6 * WIDTH).step_by(WIDTH as usize / 2) {
         session.move_range(&path, device.at(at - 2 * WIDTH), at, WIDTH / 2, Download).unwrap();
     }
@@ -441,21 +441,21 @@ fn a_stripe_that_was_put_together_is_not_lost_where_it_does_not_go_in_whole() {
     let mut expected = bytes(10 * WIDTH as usize, 1);
     expected[2 * WIDTH as usize..6 * WIDTH as usize]
         .copy_from_slice(&bytes(5 * WIDTH as usize, 6)[..4 * WIDTH as usize]);
-    same(&path, &expected, "at the end");
+    assert_same_bytes(&path, &expected, "at the end");
     assert!(kernel.refused.load(Relaxed) > 0, "no stripe was put together");
 }
 
 #[test]
-fn a_session_that_is_let_go_writes_what_it_gathered() {
+fn dropped_session_writes_gathered_bytes() {
     let Some(folder) = folder() else { return };
-    let Some(path) = in_one_piece(folder.path(), 10 * WIDTH as usize) else { return };
-    let device = Buffer::holding(&bytes(5000, 2));
+    let Some(path) = contiguous_file(folder.path(), 10 * WIDTH as usize) else { return };
+    let device = Buffer::with_bytes(&bytes(5000, 2));
     let mut session = begin(&path);
     session.move_range(&path, device.at(0), 4 * WIDTH, 5000, Download).unwrap();
     let report = session.report();
-    assert_eq!((report.loose, report.whole), (0, 0), "it is gathered");
+    assert_eq!((report.unaligned, report.full_stripe), (0, 0), "it is gathered");
     drop(session);
     let mut expected = bytes(10 * WIDTH as usize, 1);
     expected[4 * WIDTH as usize..][..5000].copy_from_slice(&bytes(5000, 2));
-    same(&path, &expected, "at the end");
+    assert_same_bytes(&path, &expected, "at the end");
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::{begin, folder, same, some_file};
+use super::{begin, folder, assert_same_bytes, some_file};
 use proptest::prelude::*;
 use spinio_nvmmu::Direction::{Download, Upload};
 use spinio_nvmmu::Report;
@@ -15,8 +15,8 @@ use crate::common::{Buffer, bytes};
 struct Step {
     offset: u64,
     len: u64,
-    expected: bool,
-    then: u8,
+    hinted: bool,
+    end_action: u8,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -24,30 +24,30 @@ fn step() -> impl Strategy<Value = Step> {
     (0u64..600_000, len, any::<bool>(), 0u8..12).prop_map(|(offset, len, expected, then)| Step {
         offset,
         len,
-        expected,
-        then,
+        hinted: expected,
+        end_action: then,
     })
 }
 
 /// Does the steps in sessions on one file, and on a plain vector.
 fn run(path: &Path, mut model: Vec<u8>, steps: &[Step]) -> Report {
     let source = bytes(600_000, 77);
-    let device = Buffer::holding(&source);
+    let device = Buffer::with_bytes(&source);
     let back = Buffer::new(600_000);
     let mut session = begin(path);
     for (i, step) in steps.iter().enumerate() {
         let from = (i as u64 * 131) % (600_000 - step.len);
-        if step.expected {
-            session.expect(step.offset, step.len);
+        if step.hinted {
+            session.hint_range(step.offset, step.len);
         }
         session.move_range(path, device.at(from), step.offset, step.len, Download).unwrap();
         let end = (step.offset + step.len) as usize;
         model.resize(model.len().max(end), 0);
         model[step.offset as usize..end].copy_from_slice(&source[from as usize..(from + step.len) as usize]);
-        match step.then {
+        match step.end_action {
             0 => {
                 session.flush().unwrap();
-                same(path, &model, "after a flush");
+                assert_same_bytes(path, &model, "after a flush");
             }
             1 => {
                 let want = 100_000.min(model.len() as u64);
@@ -70,7 +70,7 @@ fn run(path: &Path, mut model: Vec<u8>, steps: &[Step]) -> Report {
         }
     }
     let report = session.end().unwrap();
-    same(path, &model, "at the end");
+    assert_same_bytes(path, &model, "at the end");
     report
 }
 
@@ -78,7 +78,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 150, max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_file_is_what_the_moves_say(len in 0usize..500_000, steps in proptest::collection::vec(step(), 1..9)) {
+    fn file_matches_move_model(len in 0usize..500_000, steps in proptest::collection::vec(step(), 1..9)) {
         let Some(folder) = folder() else { return Ok(()) };
         let (path, _) = some_file(folder.path().join("out"), len);
         run(&path, bytes(len, 1), &steps);

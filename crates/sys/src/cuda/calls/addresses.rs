@@ -18,7 +18,7 @@ impl Driver {
     }
 
     /// The pool that an address was allocated from; 0 for none.
-    pub fn pool_of(&self, addr: u64) -> Result<usize> {
+    pub fn mempool_of(&self, addr: u64) -> Result<usize> {
         let mut pool = 0usize;
         // SAFETY: as above.
         unsafe { cu!(self.pointer_attribute((&raw mut pool).cast(), pointer::MEMPOOL_HANDLE, addr)) }.map(|()| pool)

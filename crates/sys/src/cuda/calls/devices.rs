@@ -36,7 +36,7 @@ impl Driver {
         let mut text = [0u8; 128];
         // SAFETY: `text` lives across the call and is as long as said; the driver ends it with NUL.
         unsafe { cu!(self.device_name(text.as_mut_ptr().cast(), text.len() as i32, device)) }?;
-        Ok(text_of(&text))
+        Ok(c_string(&text))
     }
 
     /// Its PCI address: `0000:04:00.0`.
@@ -44,7 +44,7 @@ impl Driver {
         let mut text = [0u8; 32];
         // SAFETY: as above.
         unsafe { cu!(self.device_pci(text.as_mut_ptr().cast(), text.len() as i32, device)) }?;
-        Ok(text_of(&text))
+        Ok(c_string(&text))
     }
 
     /// Its memory in bytes.
@@ -62,7 +62,7 @@ impl Driver {
     }
 }
 
-fn text_of(bytes: &[u8]) -> String {
+fn c_string(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }

@@ -25,7 +25,7 @@ impl Driver {
     ///
     /// # Safety
     /// The stream must be alive, and the function be one that may be called once with the argument, on any thread.
-    pub unsafe fn call_host(
+    pub unsafe fn launch_host_func(
         &self,
         stream: Stream,
         function: unsafe extern "C" fn(*mut c_void),

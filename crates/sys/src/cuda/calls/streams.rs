@@ -35,16 +35,16 @@ impl Driver {
     ///
     /// # Safety
     /// The stream must be alive.
-    pub unsafe fn stream_is_idle(&self, stream: Stream) -> Result<bool> {
+    pub unsafe fn stream_query(&self, stream: Stream) -> Result<bool> {
         // SAFETY: passed on to the caller.
-        ready(unsafe { cu!(self.stream_query(stream.0)) })
+        query_result(unsafe { cu!(self.stream_query(stream.0)) })
     }
 
     /// Makes later work on the stream wait for an event.
     ///
     /// # Safety
     /// Both must be alive.
-    pub unsafe fn stream_wait(&self, stream: Stream, event: Event) -> Result<()> {
+    pub unsafe fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<()> {
         // SAFETY: passed on to the caller.
         unsafe { cu!(self.stream_wait_event(stream.0, event.0, 0)) }
     }
@@ -104,9 +104,9 @@ impl Driver {
     ///
     /// # Safety
     /// The event must be alive.
-    pub unsafe fn event_is_done(&self, event: Event) -> Result<bool> {
+    pub unsafe fn event_query(&self, event: Event) -> Result<bool> {
         // SAFETY: passed on to the caller.
-        ready(unsafe { cu!(self.event_query(event.0)) })
+        query_result(unsafe { cu!(self.event_query(event.0)) })
     }
 
     /// Waits for the event: spinning, or asleep if it was made so.
@@ -129,7 +129,7 @@ impl Driver {
 }
 
 /// "Not ready" is an answer.
-fn ready(answer: Result<()>) -> Result<bool> {
+fn query_result(answer: Result<()>) -> Result<bool> {
     match answer {
         Ok(()) => Ok(true),
         Err(CuError::NOT_READY) => Ok(false),
