@@ -25,8 +25,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 pub(crate) fn check() -> Result<()> {
     let path = tools::root().join("docs/settings.md");
-    let there = std::fs::read_to_string(&path).unwrap_or_default();
-    ensure!(there == settings(), "docs/settings.md is not what the code says: run cargo x docs");
+    let current = std::fs::read_to_string(&path).unwrap_or_default();
+    ensure!(current == settings(), "docs/settings.md is not what the code says: run cargo x docs");
     Ok(())
 }
 

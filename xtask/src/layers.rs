@@ -44,19 +44,19 @@ const CLI: &str = "spinio-cli";
 const TOP: u8 = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
+enum CratePlace {
     Layer(u8),
     Testkit,
-    Outside,
+    NotACrate,
 }
 
-struct Arrow<'a> {
+struct Dependency<'a> {
     from: &'a str,
     to: &'a str,
     dev: bool,
 }
 
-impl fmt::Display for Arrow<'_> {
+impl fmt::Display for Dependency<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} -> {}{}", self.from, self.to, if self.dev { " (dev)" } else { "" })
     }
@@ -86,11 +86,11 @@ pub(crate) fn run() -> Result<()> {
         let from = name(package);
         for dependency in package["dependencies"].as_array().into_iter().flatten() {
             let to = dependency["name"].as_str().unwrap_or_default();
-            let arrow = Arrow { from: &from, to, dev: dependency["kind"] == "dev" };
+            let arrow = Dependency { from: &from, to, dev: dependency["kind"] == "dev" };
             let at = |n: &str| members.iter().find(|m| m.0 == n).map(|m| m.1);
             let (Some(start), Some(end)) = (at(&from), at(to)) else { continue };
             if from == CLI && to == PRELOAD {
-                wrong.extend(mentions(&folder(package))?);
+                wrong.extend(library_references(&folder(package))?);
             } else if !allowed(&arrow, start, end) {
                 wrong.push(format!("{arrow} does not point down"));
             }
@@ -101,28 +101,28 @@ pub(crate) fn run() -> Result<()> {
 }
 
 /// Where a member stands; `None` for a crate nobody has placed.
-fn place(name: &str, in_crates: bool) -> Option<Place> {
+fn place(name: &str, in_crates: bool) -> Option<CratePlace> {
     match RANKS.iter().find(|r| r.0 == name) {
-        Some(&(_, rank)) => Some(Place::Layer(rank)),
-        None if name == TESTKIT => Some(Place::Testkit),
-        None => (!in_crates).then_some(Place::Outside),
+        Some(&(_, rank)) => Some(CratePlace::Layer(rank)),
+        None if name == TESTKIT => Some(CratePlace::Testkit),
+        None => (!in_crates).then_some(CratePlace::NotACrate),
     }
 }
 
-fn allowed(arrow: &Arrow<'_>, start: Place, end: Place) -> bool {
-    use Place::{Layer, Outside, Testkit};
+fn allowed(arrow: &Dependency<'_>, start: CratePlace, end: CratePlace) -> bool {
+    use CratePlace::{Layer, NotACrate, Testkit};
     match (start, end) {
         (_, Layer(_)) if arrow.to == PRELOAD => false,
         (Layer(from), Layer(to)) => from > to,
         (Layer(_), Testkit) => arrow.dev,
         (Testkit, Layer(to)) => to < TOP,
-        (Outside, _) => true,
-        (_, Outside) | (Testkit, Testkit) => false,
+        (NotACrate, _) => true,
+        (_, NotACrate) | (Testkit, Testkit) => false,
     }
 }
 
 /// Lines of `cli` that name the library crate.
-fn mentions(folder: &Path) -> Result<Vec<String>> {
+fn library_references(folder: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(next) = folders.pop() {
@@ -156,11 +156,11 @@ mod tests {
 
     fn ok(from: &str, to: &str, dev: bool) -> bool {
         let at = |n| place(n, n != "xtask").expect("placed");
-        allowed(&Arrow { from, to, dev }, at(from), at(to))
+        allowed(&Dependency { from, to, dev }, at(from), at(to))
     }
 
     #[test]
-    fn arrows_point_down() {
+    fn dependencies_point_down() {
         assert!(ok("spinio-io", "spinio-device", false));
         assert!(ok("spinio-preload", "spinio-io", false));
         assert!(ok("spinio-preload", "spinio-capi", false));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn testkit_is_for_tests_only() {
+    fn testkit_is_dev_dependency_only() {
         assert!(ok("spinio-device", TESTKIT, true));
         assert!(!ok("spinio-device", TESTKIT, false));
         assert!(ok(TESTKIT, "spinio-io", false));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_links_the_preloaded_library() {
+    fn preloaded_library_is_not_linked() {
         assert!(!ok("spinio-python", PRELOAD, false));
         assert!(!ok(TESTKIT, PRELOAD, false));
         assert!(!ok("xtask", PRELOAD, false));
@@ -193,8 +193,8 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_without_a_layer_is_told() {
+    fn crate_without_rank_is_reported() {
         assert_eq!(place("spinio-new", true), None);
-        assert_eq!(place("some-example", false), Some(Place::Outside));
+        assert_eq!(place("some-example", false), Some(CratePlace::NotACrate));
     }
 }

@@ -20,10 +20,10 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::tools;
-use crate::trace::{Calls, TRACED};
+use crate::trace::{SyscallTrace, TRACED};
 
 /// How often both sides run again before a difference counts.
-const MORE_RUNS: usize = 4;
+const RETRIES: usize = 4;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -43,7 +43,7 @@ struct Job {
 
 /// What a run left.
 #[derive(PartialEq, Eq)]
-struct Outcome {
+struct RunOutput {
     status: Option<i32>,
     output: String,
 }
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("spinio-preload-{}", std::process::id()));
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let device = build_device(&folder)?;
-    let strace = has("strace");
+    let strace = is_installed("strace");
     if !strace {
         println!("no strace here: system calls are not compared");
     }
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut failed = 0;
     let mut ran = 0;
     for job in jobs(&args.jobs)? {
-        let missing: Vec<_> = job.needs.iter().filter(|p| !has(p)).map(String::as_str).collect();
+        let missing: Vec<_> = job.needs.iter().filter(|p| !is_installed(p)).map(String::as_str).collect();
         if !missing.is_empty() {
             println!("{:<12} skipped: no {} here", job.name, missing.join(", "));
             continue;
@@ -109,7 +109,7 @@ fn jobs(wanted: &[String]) -> Result<Vec<Job>> {
     Ok(found)
 }
 
-fn has(program: &str) -> bool {
+fn is_installed(program: &str) -> bool {
     std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|p| p.join(program).is_file()))
 }
 
@@ -137,7 +137,7 @@ fn check(job: &Job, folder: &Path, library: &Path, device: &Path, calls: bool) -
     if !calls {
         return Ok("same status and output".into());
     }
-    for _ in 0..MORE_RUNS {
+    for _ in 0..RETRIES {
         if let Ok(what) = compare(&plain, &hooked) {
             return Ok(what);
         }
@@ -148,7 +148,7 @@ fn check(job: &Job, folder: &Path, library: &Path, device: &Path, calls: bool) -
 }
 
 /// One run of the script in a fresh folder, and the system calls of all its processes.
-fn start(job: &Job, folder: &Path, preload: &str, calls: bool) -> Result<(Outcome, Calls)> {
+fn start(job: &Job, folder: &Path, preload: &str, calls: bool) -> Result<(RunOutput, SyscallTrace)> {
     let (inside, traces) = (folder.join(&job.name), folder.join(format!("{}.traces", job.name)));
     for each in [&inside, &traces] {
         if each.exists() {
@@ -174,10 +174,10 @@ fn start(job: &Job, folder: &Path, preload: &str, calls: bool) -> Result<(Outcom
     let done = command.output().with_context(|| format!("cannot start {:?}", command.get_program()))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let output = format!("{}--- errors\n{}", text(&done.stdout), text(&done.stderr));
-    Ok((Outcome { status: done.status.code(), output }, Calls::read(&traces)?))
+    Ok((RunOutput { status: done.status.code(), output }, SyscallTrace::read(&traces)?))
 }
 
-fn difference(plain: &Outcome, other: &Outcome) -> String {
+fn difference(plain: &RunOutput, other: &RunOutput) -> String {
     if plain.status != other.status {
         return format!("status {:?} instead of {:?}; {}", other.status, plain.status, other.output.trim_end());
     }
@@ -189,7 +189,7 @@ fn difference(plain: &Outcome, other: &Outcome) -> String {
 }
 
 /// Holds the library's calls against those of plain runs.
-fn compare(plain: &[Calls], hooked: &[Calls]) -> Result<String> {
+fn compare(plain: &[SyscallTrace], hooked: &[SyscallTrace]) -> Result<String> {
     let first = &plain[0];
     let total = first.total();
     ensure!(total > 0, "strace saw no system call");
@@ -200,7 +200,7 @@ fn compare(plain: &[Calls], hooked: &[Calls]) -> Result<String> {
             Some(difference) => bail!("system calls: {difference}"),
         };
     }
-    let counts = |runs: &[Calls]| runs.iter().map(Calls::by_name).collect::<Vec<_>>();
+    let counts = |runs: &[SyscallTrace]| runs.iter().map(SyscallTrace::by_name).collect::<Vec<_>>();
     let (plain, hooked) = (counts(plain), counts(hooked));
     let names: BTreeSet<&String> = plain.iter().chain(&hooked).flat_map(BTreeMap::keys).collect();
     let (mut steady, mut calls) = (0, 0);

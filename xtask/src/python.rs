@@ -29,7 +29,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(folder) = &args.wheel {
-        return carry(&tools::root().join(folder));
+        return copy_wheel_and_tests(&tools::root().join(folder));
     }
     let python = environment()?;
     // Beside which the module is tested too: they share a runtime.
@@ -101,7 +101,7 @@ fn name(path: &Path) -> String {
 }
 
 /// The release wheel and its tests, for a machine that has neither cargo nor a network.
-pub(crate) fn carry(folder: &Path) -> Result<()> {
+pub(crate) fn copy_wheel_and_tests(folder: &Path) -> Result<()> {
     let python = environment()?;
     let tests = folder.join("tests");
     fs::create_dir_all(&tests)?;

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 
 use crate::tools;
 
-const MOST_LINES: usize = 700;
+const MAX_LINES: usize = 700;
 const SOURCES: [&str; 8] = ["rs", "c", "h", "cu", "cuh", "py", "sh", "awk"];
 
 pub(crate) fn run() -> Result<()> {
@@ -25,10 +25,10 @@ pub(crate) fn run() -> Result<()> {
         let text = if source { std::fs::read(&path).unwrap_or_default() } else { continue };
         let is_code = path.extension().is_some() || text.starts_with(b"#!");
         let lines = text.iter().filter(|&&b| b == b'\n').count();
-        if is_code && lines > MOST_LINES {
+        if is_code && lines > MAX_LINES {
             long.push(format!("  {file}: {lines} lines"));
         }
     }
-    ensure!(long.is_empty(), "files over {MOST_LINES} lines, split them by idea:\n{}", long.join("\n"));
+    ensure!(long.is_empty(), "files over {MAX_LINES} lines, split them by idea:\n{}", long.join("\n"));
     Ok(())
 }

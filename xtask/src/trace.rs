@@ -56,26 +56,26 @@ pub(crate) const TRACED: &[&str] = &[
 ];
 
 /// Calls whose arguments and results are process numbers or layouts of memory.
-const NUMBERS: &[&str] = &["clone", "clone3", "fork", "vfork", "kill", "tgkill", "rt_sigaction"];
+const CALLS_WITHOUT_ARGUMENTS: &[&str] = &["clone", "clone3", "fork", "vfork", "kill", "tgkill", "rt_sigaction"];
 
 /// The calls of all processes of a run: for each process, in order. Which process is which does not count, since
 /// children that run side by side get their numbers in any order.
 #[derive(PartialEq, Eq, Default)]
-pub(crate) struct Calls {
+pub(crate) struct SyscallTrace {
     processes: Vec<Vec<String>>,
 }
 
-impl Calls {
+impl SyscallTrace {
     /// Reads the files of `strace -ff -o folder/call`.
-    pub(crate) fn read(folder: &Path) -> Result<Calls> {
+    pub(crate) fn read(folder: &Path) -> Result<SyscallTrace> {
         let mut processes = Vec::new();
         for entry in std::fs::read_dir(folder)? {
             let path = entry?.path();
             let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            processes.push(normal(&String::from_utf8_lossy(&text)));
+            processes.push(normalize(&String::from_utf8_lossy(&text)));
         }
         processes.sort();
-        Ok(Calls { processes })
+        Ok(SyscallTrace { processes })
     }
 
     pub(crate) fn total(&self) -> usize {
@@ -91,7 +91,7 @@ impl Calls {
     }
 
     /// The first call in which this run differs from the other.
-    pub(crate) fn difference(&self, other: &Calls) -> Option<String> {
+    pub(crate) fn difference(&self, other: &SyscallTrace) -> Option<String> {
         let lost = other.processes.iter().find(|p| !self.processes.contains(p));
         let new = self.processes.iter().find(|p| !other.processes.contains(p));
         match (lost, new) {
@@ -111,7 +111,7 @@ fn name(line: &str) -> &str {
 }
 
 /// One process.
-fn normal(text: &str) -> Vec<String> {
+fn normalize(text: &str) -> Vec<String> {
     let mut kept = Vec::new();
     let mut loading: Option<String> = None;
     for line in text.lines() {
@@ -128,7 +128,11 @@ fn normal(text: &str) -> Vec<String> {
         if line.starts_with("+++") || line.starts_with("---") {
             continue;
         }
-        kept.push(if NUMBERS.contains(&name(line)) { format!("{}(...)", name(line)) } else { without_addresses(line) });
+        kept.push(if CALLS_WITHOUT_ARGUMENTS.contains(&name(line)) {
+            format!("{}(...)", name(line))
+        } else {
+            without_addresses(line)
+        });
     }
     kept
 }
@@ -159,19 +163,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loading_a_library_leaves_nothing() {
+    fn library_loading_is_filtered_out() {
         let plain = "execve(\"/bin/cat\", [\"cat\"], 0x7ffe /* 9 vars */) = 0\nread(3, \"\"..., 10) = 4\n+++ exited with 0 +++\n";
         let loaded = "execve(\"/bin/cat\", [\"cat\"], 0x7fff /* 9 vars */) = 0\n\
                       openat(AT_FDCWD, \"/x/libspinio.so\", O_RDONLY|O_CLOEXEC) = 3\nread(3, \"\"..., 832) = 832\nclose(3) = 0\n\
                       openat(AT_FDCWD, \"/y/libgcc_s.so.1\", O_RDONLY) = -1 ENOENT (No such file or directory)\n\
                       read(3, \"\"..., 10) = 4\n";
-        assert_eq!(normal(plain), normal(loaded));
-        assert_eq!(normal(plain).len(), 2);
+        assert_eq!(normalize(plain), normalize(loaded));
+        assert_eq!(normalize(plain).len(), 2);
     }
 
     #[test]
-    fn a_different_call_is_told() {
-        let calls = |text: &str| Calls { processes: vec![normal(text)] };
+    fn different_call_is_reported() {
+        let calls = |text: &str| SyscallTrace { processes: vec![normalize(text)] };
         let (a, b) = (calls("read(3, 0x1, 10) = 4\nclose(3) = 0\n"), calls("read(3, 0x2, 10) = 4\nclose(4) = 0\n"));
         assert_eq!(a.difference(&a), None);
         assert!(b.difference(&a).unwrap().contains("close(4) = 0 instead of close(3) = 0"));

@@ -21,10 +21,10 @@ use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
 use crate::frontier::SplitRange;
-use spinio_host::task_scope::TaskScope;
 use crate::outlet::{PackBuffer, SinkWriter};
-use crate::work::{HOST_SINK, Fragment, Source, BatchState};
+use crate::work::{BatchState, Fragment, HOST_SINK, Source};
 use spinio_host::pool::Task;
+use spinio_host::task_scope::TaskScope;
 use spinio_transfer::bounce::BounceBuffer;
 
 /// Items a thread takes at once.
@@ -88,11 +88,23 @@ pub(super) struct SinkSet(Vec<Option<SinkState>>);
 
 impl CopyEngine {
     /// The first `floor` of the items are left to the caller.
-    pub(crate) fn new(work: &Arc<BatchState>, fragments: Vec<Fragment>, caller_only: usize, reason: Reason) -> Arc<CopyEngine> {
+    pub(crate) fn new(
+        work: &Arc<BatchState>,
+        fragments: Vec<Fragment>,
+        caller_only: usize,
+        reason: Reason,
+    ) -> Arc<CopyEngine> {
         // A batch has fewer items than that: `begin` sees to it.
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let frontier = SplitRange::new(count(fragments.len()), count(caller_only));
-        Arc::new(CopyEngine { work: Arc::clone(work), fragments, range: frontier, caller_only, reason, scope: TaskScope::new() })
+        Arc::new(CopyEngine {
+            work: Arc::clone(work),
+            fragments,
+            range: frontier,
+            caller_only,
+            reason,
+            scope: TaskScope::new(),
+        })
     }
 
     /// Threads that are of use, the caller included.

@@ -17,7 +17,10 @@ pub(crate) struct BatchCtx {
 impl BatchCtx {
     /// Of this runtime.
     pub(crate) fn of(runtime: &Runtime) -> Arc<BatchCtx> {
-        Arc::new(BatchCtx { reader: Arc::clone(runtime.reader()), kernels: runtime.settings().kernel_cache_dir.clone() })
+        Arc::new(BatchCtx {
+            reader: Arc::clone(runtime.reader()),
+            kernels: runtime.settings().kernel_cache_dir.clone(),
+        })
     }
 
     /// Compiled device code, as it is kept between processes.

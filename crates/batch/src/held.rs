@@ -17,10 +17,10 @@ use std::time::Instant;
 
 use spinio_sys::linux::Fd;
 
+use crate::ctx::BatchCtx;
 use crate::list::OpList;
 use crate::outlet::{DeviceSink, PackBuffer, SinkWriter};
 use crate::work::Source;
-use crate::ctx::BatchCtx;
 use spinio_io::PinGuard;
 
 /// Entries of a launch.
@@ -77,7 +77,14 @@ unsafe impl Send for PinnedGather {}
 
 impl PinnedGather {
     pub(crate) fn new(on: bool) -> PinnedGather {
-        PinnedGather { enabled: on, lists: Vec::new(), sources: Vec::new(), fast_path: None, failed_at: None, started: Instant::now() }
+        PinnedGather {
+            enabled: on,
+            lists: Vec::new(),
+            sources: Vec::new(),
+            fast_path: None,
+            failed_at: None,
+            started: Instant::now(),
+        }
     }
 
     /// Whether a file might be held.
@@ -171,14 +178,22 @@ impl PinnedGather {
         let open = match self.lists.iter().position(|o| o.sink == outlet) {
             Some(open) => open,
             None => {
-                self.lists.push(OpenList { sink: outlet, writer: SinkWriter::new(to), buffer: None, entries: 0, first_op: i });
+                self.lists.push(OpenList {
+                    sink: outlet,
+                    writer: SinkWriter::new(to),
+                    buffer: None,
+                    entries: 0,
+                    first_op: i,
+                });
                 self.lists.len() - 1
             }
         };
         let mut done = 0;
         while done < len {
             let list = &mut self.lists[open];
-            if (list.entries == MAX_ENTRIES && list.send().is_err()) || (list.buffer.is_none() && list.next_list(i).is_err()) {
+            if (list.entries == MAX_ENTRIES && list.send().is_err())
+                || (list.buffer.is_none() && list.next_list(i).is_err())
+            {
                 self.failed_at = Some(list.first_op.min(i));
                 return true;
             }
@@ -193,7 +208,8 @@ impl PinnedGather {
         }
         self.sources[source_index].bytes += len;
         let (fd, size, shift) = (from.fd, from.size, on.chunk.ilog2());
-        self.fast_path = Some((FastPath { fd, size, start, end, device_ptrs: on.device_ptrs.as_ptr(), shift }, open, source_index));
+        self.fast_path =
+            Some((FastPath { fd, size, start, end, device_ptrs: on.device_ptrs.as_ptr(), shift }, open, source_index));
         true
     }
 
@@ -215,7 +231,10 @@ impl PinnedGather {
         self.lists.into_iter().for_each(|open| open.writer.finish());
         self.sources.iter().all(|source| {
             report(source.bytes);
-            source.guard.as_ref().is_none_or(|using| source.bytes == 0 || using.is_still_valid(&ctx.reader.files, source.fd))
+            source
+                .guard
+                .as_ref()
+                .is_none_or(|using| source.bytes == 0 || using.is_still_valid(&ctx.reader.files, source.fd))
         })
     }
 }

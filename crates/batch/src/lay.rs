@@ -16,14 +16,14 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 
 use spinio_device::Device;
-use spinio_plan::{Crowd, Means, Reason};
+use spinio_plan::{DensityStats, Reason, Strategy};
 use spinio_sys::linux::PAGE;
 
-use crate::readers::BatchReaders;
-use spinio_host::parallel::{self, UninitSlots};
-use crate::work::{HOST_SINK, Fragment, BatchState};
 use crate::ctx::BatchCtx;
+use crate::readers::BatchReaders;
+use crate::work::{BatchState, Fragment, HOST_SINK};
 use spinio_host::lock;
+use spinio_host::parallel::{self, UninitSlots};
 
 /// Bytes of a part at most: 0.35 ms of the driver's lock, half a millisecond beside threads that copy. In that time a
 /// reader fills half a page, or a whole one where pieces are long; it has one in reserve.
@@ -47,7 +47,7 @@ impl Partitions {
 
 /// Items of one file that go to one device.
 struct GroupStats {
-    density: Crowd,
+    density: DensityStats,
     first: u64,
     end: u64,
 }
@@ -87,16 +87,17 @@ pub(crate) fn partition(work: &BatchState, items: &mut Vec<Fragment>) -> Partiti
     let stats = collect_stats(work, items, group_of);
     let mut buckets: Vec<Option<Buckets>> = vec![None; stats.len()];
     let (mut used, mut floor) = (0, 0);
-    for strategy in [Means::Register, Means::Hybrid] {
+    for strategy in [Strategy::Register, Strategy::Hybrid] {
         for (which, stats) in stats.iter().enumerate() {
-            if stats.density.ops == 0 || !may_register(work, which, sink_count) || stats.density.strategy() != strategy {
+            if stats.density.ops == 0 || !may_register(work, which, sink_count) || stats.density.strategy() != strategy
+            {
                 continue;
             }
             let shift = part_shift(work.sinks[which % sink_count].device);
             let (first, last) = (stats.first >> shift, (stats.end - 1) >> shift);
             buckets[which] = Some(Buckets { first_bucket: used, first, shift });
             used += (last - first) as usize + 1;
-            if strategy == Means::Register {
+            if strategy == Strategy::Register {
                 floor += stats.density.ops as usize;
             }
         }
@@ -128,20 +129,32 @@ fn collect_stats(work: &BatchState, items: &[Fragment], group_of: impl Fn(&Fragm
     let mut all = Vec::with_capacity(work.sources.len() * work.sinks.len());
     for _ in &work.sources {
         for outlet in &work.sinks {
-            let density = Crowd { ops: 0, bytes: 0, span: 0, chunk: 1 << part_shift(outlet.device), threads, concurrent_threads: readers };
+            let density = DensityStats {
+                ops: 0,
+                bytes: 0,
+                span: 0,
+                chunk: 1 << part_shift(outlet.device),
+                threads,
+                concurrent_threads: readers,
+            };
             all.push(GroupStats { density, first: u64::MAX, end: 0 });
         }
     }
     if let Some(first) = items.first().filter(|i| work.uniform && i.sink != HOST_SINK) {
         let stats = Mutex::new(&mut all[group_of(first)]);
-        parallel::share(|| work.ctx.reader.files.workers().batch_readers(), BatchReaders::max_readers(work.ctx.reader.files.workers().batch_threads()), items.len(), |chunk| {
-            let some = &items[parallel::chunk_range(chunk, items.len())];
-            let of = some.iter().fold((0, u64::MAX, 0), |(bytes, first, end), i| {
-                let len = u64::from(i.len);
-                (bytes + len, u64::min(first, i.offset), u64::max(end, i.offset + len))
-            });
-            lock(&stats).add(some.len(), of);
-        });
+        parallel::share(
+            || work.ctx.reader.files.workers().batch_readers(),
+            BatchReaders::max_readers(work.ctx.reader.files.workers().batch_threads()),
+            items.len(),
+            |chunk| {
+                let some = &items[parallel::chunk_range(chunk, items.len())];
+                let of = some.iter().fold((0, u64::MAX, 0), |(bytes, first, end), i| {
+                    let len = u64::from(i.len);
+                    (bytes + len, u64::min(first, i.offset), u64::max(end, i.offset + len))
+                });
+                lock(&stats).add(some.len(), of);
+            },
+        );
     } else {
         for item in items.iter().filter(|i| i.sink != HOST_SINK) {
             let len = u64::from(item.len);
@@ -193,11 +206,16 @@ fn partition_parallel<T: Copy + Send + Sync + 'static>(
     let (n, chunks) = (items.len(), parallel::chunk_count(items.len()));
     // How many of each chunk go to each bucket, and then where the next one of them goes.
     let counts: Vec<Mutex<Vec<usize>>> = (0..chunks).map(|_| Mutex::default()).collect();
-    parallel::share(|| ctx.reader.files.workers().batch_readers(), BatchReaders::max_readers(ctx.reader.files.workers().batch_threads()), n, |chunk| {
-        let mut count = vec![0; buckets];
-        items[parallel::chunk_range(chunk, n)].iter().for_each(|item| count[bucket(item)] += 1);
-        *lock(&counts[chunk]) = count;
-    });
+    parallel::share(
+        || ctx.reader.files.workers().batch_readers(),
+        BatchReaders::max_readers(ctx.reader.files.workers().batch_threads()),
+        n,
+        |chunk| {
+            let mut count = vec![0; buckets];
+            items[parallel::chunk_range(chunk, n)].iter().for_each(|item| count[bucket(item)] += 1);
+            *lock(&counts[chunk]) = count;
+        },
+    );
     let mut places: Vec<Vec<usize>> = counts.iter().map(|count| std::mem::take(&mut *lock(count))).collect();
     let mut ends = Vec::with_capacity(buckets);
     let mut end = 0;
@@ -210,15 +228,20 @@ fn partition_parallel<T: Copy + Send + Sync + 'static>(
     let places: Vec<Mutex<Vec<usize>>> = places.into_iter().map(Mutex::new).collect();
     let mut output = Vec::with_capacity(n);
     let slots = UninitSlots::spare_of(&mut output);
-    parallel::share(|| ctx.reader.files.workers().batch_readers(), BatchReaders::max_readers(ctx.reader.files.workers().batch_threads()), n, |chunk| {
-        let mut next = lock(&places[chunk]);
-        for item in &items[parallel::chunk_range(chunk, n)] {
-            let place = &mut next[bucket(item)];
-            // SAFETY: the places of a chunk in a bucket are its own, as many as it counted; the vector waits.
-            unsafe { slots.write(*place, *item) };
-            *place += 1;
-        }
-    });
+    parallel::share(
+        || ctx.reader.files.workers().batch_readers(),
+        BatchReaders::max_readers(ctx.reader.files.workers().batch_threads()),
+        n,
+        |chunk| {
+            let mut next = lock(&places[chunk]);
+            for item in &items[parallel::chunk_range(chunk, n)] {
+                let place = &mut next[bucket(item)];
+                // SAFETY: the places of a chunk in a bucket are its own, as many as it counted; the vector waits.
+                unsafe { slots.write(*place, *item) };
+                *place += 1;
+            }
+        },
+    );
     // SAFETY: every item has filled one of as many places.
     unsafe { output.set_len(n) };
     let old = std::mem::replace(items, output);
@@ -242,7 +265,8 @@ mod tests {
         let all: &dyn Fn(&mut Vec<usize>, usize) -> Vec<usize> =
             &|items, n| partition_parallel(&ctx, items, n, |i| i % n);
         let few = [(0usize, 1usize), (1, 3), (1000, 1), (1000, 7), (5, 100)].map(|(n, buckets)| (n, buckets, single));
-        let many = [(0, 1), (parallel::SHARE_MIN, 7), (10 * parallel::SHARE_MIN + 5, 100)].map(|(n, buckets)| (n, buckets, all));
+        let many = [(0, 1), (parallel::SHARE_MIN, 7), (10 * parallel::SHARE_MIN + 5, 100)]
+            .map(|(n, buckets)| (n, buckets, all));
         for (n, buckets, distribute) in few.into_iter().chain(many) {
             let mut items: Vec<usize> = (0..n).map(|i| i * 7919 % 10_007).collect();
             let mut expected = items.clone();

@@ -15,14 +15,14 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use spinio_device::{Device, DeviceAddr, DeviceError, Fence, Gathered, QueueId, Wait};
+use spinio_device::{Device, DeviceAddr, DeviceError, Fence, GatherEntry, StreamId, WaitMode};
 
 use crate::ctx::BatchCtx;
 use spinio_host::lock;
 use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, BouncePool};
 
 /// Bytes of a piece in a list.
-pub(crate) const ENTRY_SIZE: usize = size_of::<Gathered>();
+pub(crate) const ENTRY_SIZE: usize = size_of::<GatherEntry>();
 
 /// One device of a batch.
 pub(crate) struct DeviceSink {
@@ -56,7 +56,7 @@ impl DeviceSink {
 
     /// Waits for what the program had queued before: storage and the CPU keep no order with the device's queues.
     pub(crate) fn wait_for_order(&self) -> Result<(), DeviceError> {
-        self.order.as_ref().map_or(Ok(()), |fence| self.device.wait(fence, Wait::Context))
+        self.order.as_ref().map_or(Ok(()), |fence| self.device.wait(fence, WaitMode::Context))
     }
 
     /// The copies cannot be trusted to have arrived.
@@ -70,7 +70,7 @@ impl DeviceSink {
     }
 
     /// A queue of ours, behind what the program had queued before.
-    fn ordered_stream(&self) -> Result<QueueId, DeviceError> {
+    fn ordered_stream(&self) -> Result<StreamId, DeviceError> {
         let stream = self.device.acquire_stream()?;
         if let Some(order) = &self.order
             && let Err(e) = self.device.wait_event(stream, order)
@@ -158,14 +158,14 @@ impl PackBuffer {
         debug_assert!(at >= self.used);
         // SAFETY: the list ends with the block and has not reached its bytes; a block is aligned to a page, and its
         // length and the entries' are multiples of 8.
-        unsafe { self.block.ptr().add(at).cast::<Gathered>().write(Gathered { src: from, dst: to, len }) };
+        unsafe { self.block.ptr().add(at).cast::<GatherEntry>().write(GatherEntry { src: from, dst: to, len }) };
     }
 }
 
 /// A thread that sends pages.
 pub(crate) struct SinkWriter {
     pub(crate) sink: Arc<DeviceSink>,
-    stream: Option<QueueId>,
+    stream: Option<StreamId>,
 }
 
 impl SinkWriter {
@@ -174,7 +174,7 @@ impl SinkWriter {
     }
 
     /// This thread's queue.
-    pub(crate) fn stream(&mut self) -> Result<QueueId, DeviceError> {
+    pub(crate) fn stream(&mut self) -> Result<StreamId, DeviceError> {
         match self.stream {
             Some(stream) => Ok(stream),
             None => Ok(*self.stream.insert(self.sink.ordered_stream()?)),
@@ -197,7 +197,7 @@ impl SinkWriter {
                 return Err(e);
             }
         };
-        let list = block.ptr().wrapping_add(BUFFER_SIZE - entries * ENTRY_SIZE).cast::<Gathered>();
+        let list = block.ptr().wrapping_add(BUFFER_SIZE - entries * ENTRY_SIZE).cast::<GatherEntry>();
         let sent = if gathers {
             // SAFETY: the block is retired behind the gather, the pieces lie inside allocations, and what they take
             // from elsewhere is kept by the batch until its queues are drained.
@@ -205,7 +205,7 @@ impl SinkWriter {
         } else {
             (0..entries).try_for_each(|i| {
                 // SAFETY: inside the list.
-                let Gathered { src: from, dst: to, len } = unsafe { list.add(i).read() };
+                let GatherEntry { src: from, dst: to, len } = unsafe { list.add(i).read() };
                 // SAFETY: the block is retired behind the copies; the bytes lie inside allocations.
                 unsafe { sink.device.copy_in(stream, DeviceAddr(to), from as *const u8, len as usize) }
             })
@@ -221,7 +221,7 @@ impl SinkWriter {
     /// Waits for everything that was sent.
     pub(crate) fn finish(mut self) {
         if let Some(queue) = self.stream {
-            if let Err(e) = self.sink.device.synchronize(queue, Wait::Context) {
+            if let Err(e) = self.sink.device.synchronize(queue, WaitMode::Context) {
                 self.sink.record_failure(e);
             }
             self.stream = None;
@@ -233,7 +233,7 @@ impl SinkWriter {
 impl Drop for SinkWriter {
     fn drop(&mut self) {
         if let Some(queue) = self.stream.take() {
-            let _ = self.sink.device.synchronize(queue, Wait::Context);
+            let _ = self.sink.device.synchronize(queue, WaitMode::Context);
             self.sink.device.release_stream(queue);
         }
     }

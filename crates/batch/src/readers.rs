@@ -40,15 +40,15 @@ use spinio_device::DeviceError;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use crate::copies::{CopyEngine, SinkSet, STEP, PackedReads};
+use crate::copies::{CopyEngine, PackedReads, STEP, SinkSet};
 use crate::exchange::{BufferExchange, Next, Reader};
-use spinio_host::task_scope::TaskScope;
 use crate::outlet::PackBuffer;
-use crate::work::{HOST_SINK, Fragment};
+use crate::work::{Fragment, HOST_SINK};
+use spinio_files::is_shadow;
+use spinio_host::lock;
 use spinio_host::pool::Task;
 use spinio_host::syscalls::Syscalls;
-use spinio_host::lock;
-use spinio_files::is_shadow;
+use spinio_host::task_scope::TaskScope;
 use spinio_transfer::bounce::{BounceBuffer, BouncePool};
 
 /// Fewer threads are not worth a host.
@@ -87,7 +87,8 @@ impl BatchReaders {
 
     /// Calls readers, if so many are of use; the caller must be a thread of the program.
     pub(crate) fn start(copies: &Arc<CopyEngine>) -> Option<Arc<BatchReaders>> {
-        let (work, wanted) = (&copies.work, copies.useful_threads().min(copies.work.ctx.reader.files.workers().batch_threads()));
+        let (work, wanted) =
+            (&copies.work, copies.useful_threads().min(copies.work.ctx.reader.files.workers().batch_threads()));
         let sink = copies.fragments.first()?.sink;
         let single_sink = (work.uniform || copies.fragments.iter().all(|item| item.sink == sink)) && sink != HOST_SINK;
         let reopen_mode = work.ctx.reader.files.workers().pidfd_getfd_denied.load(Relaxed);
@@ -262,7 +263,13 @@ impl BatchReaders {
     }
 
     /// Reads an item into a page; false if there is none to be had.
-    fn read_one(&self, reader: &Reader<'_, PackBuffer, PackedReads>, reads: &mut Option<PackedReads>, fd: Fd, at: usize) -> bool {
+    fn read_one(
+        &self,
+        reader: &Reader<'_, PackBuffer, PackedReads>,
+        reads: &mut Option<PackedReads>,
+        fd: Fd,
+        at: usize,
+    ) -> bool {
         if let Some(current) = reads
             && current.try_add(&self.copies, fd, at)
         {

@@ -27,7 +27,7 @@ use crate::copies::CopyEngine;
 use crate::lay::Partitions;
 use crate::outlet::{DeviceSink, PackBuffer, SinkWriter};
 use crate::readers::BatchReaders;
-use crate::work::{Fragment, BatchState};
+use crate::work::{BatchState, Fragment};
 use spinio_transfer::Mapping;
 
 /// Entries of a launch: several parts' as a rule. Each launch costs the caller some microseconds and a block of staging,
@@ -97,7 +97,8 @@ pub(crate) fn run(copies: &CopyEngine, partitions: &Partitions, readers: Option<
 fn map_source(work: &BatchState, source: u16) -> Option<Arc<Mapping>> {
     let source = &work.sources[source as usize];
     let (kernel, file, size) = (work.ctx.reader.files.sys(), Arc::clone(&source.file), source.size);
-    file.cached_mapping(size).or_else(|| work.ctx.reader.files.shadow_workers()?.run_blocking(move || file.mapping(kernel, size))?)
+    file.cached_mapping(size)
+        .or_else(|| work.ctx.reader.files.shadow_workers()?.run_blocking(move || file.mapping(kernel, size))?)
 }
 
 impl RegisteredParts {
@@ -120,7 +121,14 @@ impl RegisteredParts {
     }
 
     /// Lists the items of a part that is registered; false if they, or others before them, are missed.
-    fn add_fragments(&mut self, items: &[Fragment], range: Range<usize>, start: u64, device_ptr: u64, readers: Option<&BatchReaders>) -> bool {
+    fn add_fragments(
+        &mut self,
+        items: &[Fragment],
+        range: Range<usize>,
+        start: u64,
+        device_ptr: u64,
+        readers: Option<&BatchReaders>,
+    ) -> bool {
         let mut rest = &items[range.clone()];
         while let Some(first) = rest.first() {
             let which = first.sink as usize;
@@ -186,7 +194,9 @@ impl OpenList {
             return true;
         }
         let sink = &self.writer.sink;
-        let Ok(block) = readers.map_or_else(|| sink.staging.acquire(), BatchReaders::acquire_block) else { return false };
+        let Ok(block) = readers.map_or_else(|| sink.staging.acquire(), BatchReaders::acquire_block) else {
+            return false;
+        };
         let buffer = PackBuffer::new(sink, block);
         // Memory that a kernel cannot read holds no list.
         if !buffer.gathers() {

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use spinio_plan::Route;
 use spinio_sys::linux::{self, PAGE, RWF_NOWAIT};
 
-use crate::work::{Fragment, Source};
 use crate::ctx::BatchCtx;
+use crate::work::{Fragment, Source};
 use spinio_files::ResidencyAccess;
 use spinio_transfer::Mapping;
 
@@ -58,7 +58,9 @@ impl FragmentResidency {
         match self {
             FragmentResidency::Cached => false,
             FragmentResidency::Absent => true,
-            FragmentResidency::PageMap(from, bits) => bits[(first - from) as usize..(end - from) as usize].iter().any(|b| b & 1 == 0),
+            FragmentResidency::PageMap(from, bits) => {
+                bits[(first - from) as usize..(end - from) as usize].iter().any(|b| b & 1 == 0)
+            }
             FragmentResidency::Probe(mapping) => {
                 let mut bits = [0u8; (crate::work::MAX_FRAGMENT / PAGE64) as usize + 2];
                 let bits = &mut bits[..(end - first) as usize];
@@ -81,7 +83,8 @@ pub(crate) fn survey(ctx: &Arc<BatchCtx>, source: &Source, fragments: &[Fragment
     }
     if fragments.len() >= SAMPLING_MIN {
         let is_cached = |i: &Fragment| ctx.reader.files.sys().cachestat(source.fd, i.offset, 1).map(|c| c.cached > 0);
-        let samples: Result<Vec<bool>, _> = fragments.iter().step_by(fragments.len() / STAT_SAMPLES).map(is_cached).collect();
+        let samples: Result<Vec<bool>, _> =
+            fragments.iter().step_by(fragments.len() / STAT_SAMPLES).map(is_cached).collect();
         // Kernels before 6.5 do not tell.
         if let Ok(samples) = samples {
             let cached = samples.iter().filter(|there| **there).count();

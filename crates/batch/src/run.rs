@@ -2,24 +2,24 @@
 
 use std::sync::Arc;
 
-use spinio_device::{Allocation, Wait};
+use spinio_device::{Allocation, WaitMode};
 use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;
 
 use crate::copies::CopyEngine;
+use crate::ctx::BatchCtx;
 use crate::held::PinnedGather;
 use crate::list::{OpList, ReadArrays, ReadOp};
-use spinio_host::panic_relay::PanicRelay;
 use crate::readers::BatchReaders;
 use crate::register::RegisteredParts;
 use crate::residency::FragmentResidency;
 use crate::sort::{P2pSample, Resolver};
 use crate::storage::StorageReader;
-use crate::work::{HOST_SINK, Fragment, BatchState};
-use crate::ctx::BatchCtx;
+use crate::work::{BatchState, Fragment, HOST_SINK};
 use crate::{lay, register, residency};
-use spinio_stats::{Direction, RequestSpan};
 use spinio_device::Target;
+use spinio_host::panic_relay::PanicRelay;
+use spinio_stats::{Direction, RequestSpan};
 use spinio_transfer::Error;
 
 /// How a batch went.
@@ -50,7 +50,12 @@ pub(crate) struct ResolvedBatch {
 }
 
 /// Sorts the pieces, on the program's thread: here and now is their place in the order of the device.
-pub(crate) fn resolve(ctx: &Arc<BatchCtx>, ops: OpList, known: &[Allocation], use_pinned: bool) -> Result<ResolvedBatch, Error> {
+pub(crate) fn resolve(
+    ctx: &Arc<BatchCtx>,
+    ops: OpList,
+    known: &[Allocation],
+    use_pinned: bool,
+) -> Result<ResolvedBatch, Error> {
     if u32::try_from(ops.len()).is_err() {
         return Err(Error::kernel(Errno::INVAL, "read a batch", 0, 0));
     }
@@ -101,7 +106,8 @@ impl ResolvedBatch {
             let (mut cached, absent) = self.split_by_residency(items);
             let partitions = lay::partition(&work, &mut cached);
             let storage = (!absent.is_empty()).then(|| StorageReader::new(&work, absent));
-            let copies = (!cached.is_empty()).then(|| CopyEngine::new(&work, cached, partitions.caller_only, Reason::Cached));
+            let copies =
+                (!cached.is_empty()).then(|| CopyEngine::new(&work, cached, partitions.caller_only, Reason::Cached));
             let readers = copies.as_ref().and_then(BatchReaders::start);
             // Helpers launch for themselves, which they cannot while somebody registers.
             let start_workers = |yes: bool| {
@@ -112,7 +118,8 @@ impl ResolvedBatch {
             start_workers(partitions.is_empty());
             // From here on helpers may be at work.
             let mut relay = PanicRelay::default();
-            let run_registration = || copies.as_ref().map(|copies| register::run(copies, &partitions, readers.as_deref()));
+            let run_registration =
+                || copies.as_ref().map(|copies| register::run(copies, &partitions, readers.as_deref()));
             let registered = relay.catch(run_registration).flatten();
             start_workers(!partitions.is_empty() && !relay.has_panic());
             let mut fallback = Vec::new();
@@ -184,7 +191,8 @@ impl ResolvedBatch {
         let mut found: Vec<FragmentResidency> = work.sources.iter().map(|_| FragmentResidency::Cached).collect();
         let mut rest = &items[..];
         while let Some(Fragment { source: which, .. }) = rest.first() {
-            let here = |end: &dyn Fn(&Fragment) -> bool| if work.uniform { rest.len() } else { rest.partition_point(end) };
+            let here =
+                |end: &dyn Fn(&Fragment) -> bool| if work.uniform { rest.len() } else { rest.partition_point(end) };
             let (some, tail) = rest.split_at(here(&|i| i.source == *which));
             rest = tail;
             // Those that go to memory of the host lie last.
@@ -249,7 +257,7 @@ impl ResolvedBatch {
             if !drained.contains(&ptr) {
                 drained.push(ptr);
                 let (stream, _) = device.app_stream();
-                let _ = device.synchronize(stream, Wait::Context);
+                let _ = device.synchronize(stream, WaitMode::Context);
             }
         }
     }

@@ -18,15 +18,15 @@ use spinio_plan::Reason;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
-use spinio_device::Target;
-use spinio_transfer::Kept;
+use crate::ctx::BatchCtx;
 use crate::held::PinnedGather;
 use crate::list::OpList;
 use crate::outlet::DeviceSink;
-use spinio_host::parallel::{self, UninitSlots};
-use crate::work::{MAX_FRAGMENT, HOST_SINK, Fragment, Source};
-use crate::ctx::BatchCtx;
+use crate::work::{Fragment, HOST_SINK, MAX_FRAGMENT, Source};
+use spinio_device::Target;
 use spinio_files::FdIdentity;
+use spinio_host::parallel::{self, UninitSlots};
+use spinio_transfer::Kept;
 
 /// Pieces from here on are requests of their own.
 const LARGE_OP: u64 = 4 << 20;
@@ -163,36 +163,49 @@ impl<'a> Resolver<'a> {
         self.passes_left -= 1;
         self.fragments.reserve(n);
         let slots = UninitSlots::spare_of(&mut self.fragments);
-        parallel::share(|| ctx.reader.files.workers().batch_readers(), crate::readers::BatchReaders::max_readers(ctx.reader.files.workers().batch_threads()), n, |chunk| {
-            let mut sum = 0;
-            for at in parallel::chunk_range(chunk, n) {
-                let index = i + at;
-                let op = list.get(index);
-                let (offset, len, to) = (op.offset, op.len, op.address);
-                let uniform = op.fd == fd
-                    && len.wrapping_sub(1) < MAX_FRAGMENT
-                    && offset < size
-                    && len <= size - offset
-                    && offset % MAX_FRAGMENT + len <= MAX_FRAGMENT
-                    && start <= to
-                    && to < end
-                    && len <= end - to;
-                if !uniform {
-                    first_odd.fetch_min(index, Relaxed);
+        parallel::share(
+            || ctx.reader.files.workers().batch_readers(),
+            crate::readers::BatchReaders::max_readers(ctx.reader.files.workers().batch_threads()),
+            n,
+            |chunk| {
+                let mut sum = 0;
+                for at in parallel::chunk_range(chunk, n) {
+                    let index = i + at;
+                    let op = list.get(index);
+                    let (offset, len, to) = (op.offset, op.len, op.address);
+                    let uniform = op.fd == fd
+                        && len.wrapping_sub(1) < MAX_FRAGMENT
+                        && offset < size
+                        && len <= size - offset
+                        && offset % MAX_FRAGMENT + len <= MAX_FRAGMENT
+                        && start <= to
+                        && to < end
+                        && len <= end - to;
+                    if !uniform {
+                        first_odd.fetch_min(index, Relaxed);
+                    }
+                    // What lies behind it is done again.
+                    if !uniform || (at % 1024 == 0 && first_odd.load(Relaxed) < index) {
+                        break;
+                    }
+                    let fragment = Fragment {
+                        op: index as u32,
+                        source,
+                        sink,
+                        len: len as u32,
+                        p2p: false,
+                        offset_in_op: 0,
+                        offset,
+                        dest: to,
+                    };
+                    // SAFETY: each place belongs to one chunk, and each chunk to one thread; the items wait.
+                    unsafe { slots.write(at, fragment) };
+                    list.set(index, len as i64);
+                    sum += len;
                 }
-                // What lies behind it is done again.
-                if !uniform || (at % 1024 == 0 && first_odd.load(Relaxed) < index) {
-                    break;
-                }
-                let fragment =
-                    Fragment { op: index as u32, source, sink, len: len as u32, p2p: false, offset_in_op: 0, offset, dest: to };
-                // SAFETY: each place belongs to one chunk, and each chunk to one thread; the items wait.
-                unsafe { slots.write(at, fragment) };
-                list.set(index, len as i64);
-                sum += len;
-            }
-            bytes.fetch_add(sum, Relaxed);
-        });
+                bytes.fetch_add(sum, Relaxed);
+            },
+        );
         let next = first_odd.into_inner();
         if next > i {
             // SAFETY: there is room for them, and every chunk has filled its places up to the first odd piece: it breaks
@@ -266,7 +279,16 @@ impl<'a> Resolver<'a> {
             // Cut at multiples in the file, so that parts are whole units of direct I/O.
             let part = (len - done).min((offset / MAX_FRAGMENT + 1) * MAX_FRAGMENT - offset);
             let to = op.address + done;
-            self.fragments.push(Fragment { op: i as u32, source, sink, len: part as u32, p2p, offset_in_op: done, offset, dest: to });
+            self.fragments.push(Fragment {
+                op: i as u32,
+                source,
+                sink,
+                len: part as u32,
+                p2p,
+                offset_in_op: done,
+                offset,
+                dest: to,
+            });
             done += part;
         }
         Ok(len as i64)
@@ -368,7 +390,9 @@ impl<'a> Resolver<'a> {
         }
         let which = u16::try_from(self.sinks.len()).map_err(|_| Errno::NOMEM)?;
         let use_kernel = self.list.len() >= MIN_FOR_KERNEL || device.is_gather_ready();
-        let gathers = use_kernel && device.capabilities().can_gather && device.load_gather_kernel(&self.ctx.kernel_cache()).is_ok();
+        let gathers = use_kernel
+            && device.capabilities().can_gather
+            && device.load_gather_kernel(&self.ctx.kernel_cache()).is_ok();
         let sink = DeviceSink::new(self.ctx, device, gathers);
         let error = |e| spinio_transfer::Error::device(e, "read", 0, 0).kind.errno();
         self.sinks.push(Arc::new(sink.map_err(error)?));

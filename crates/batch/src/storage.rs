@@ -32,19 +32,19 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use spinio_plan::{Joining, Reason, Route, Wanted, coalesce};
+use spinio_plan::{CoalesceRule, Reason, Route, Span, coalesce};
 use spinio_sys::Errno;
 use spinio_sys::linux::Ring;
 
-use spinio_host::task_scope::TaskScope;
 use crate::outlet::{ENTRY_SIZE, PackBuffer, SinkWriter};
-use spinio_host::panic_relay::PanicRelay;
 use crate::readers::BatchReaders;
-use crate::work::{MAX_FRAGMENT, Fragment, BatchState};
-use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
-use spinio_host::pool::Task;
+use crate::work::{BatchState, Fragment, MAX_FRAGMENT};
 use spinio_host::is_cancelled;
 use spinio_host::lock;
+use spinio_host::panic_relay::PanicRelay;
+use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
+use spinio_host::pool::Task;
+use spinio_host::task_scope::TaskScope;
 use spinio_transfer::bounce::BUFFER_SIZE;
 
 /// Reads in flight.
@@ -114,7 +114,7 @@ struct State {
 pub(crate) struct StorageReader {
     work: Arc<BatchState>,
     fragments: Vec<Fragment>,
-    wanted: Vec<Wanted>,
+    wanted: Vec<Span>,
     reads: Vec<DiskRead>,
     groups: Vec<ReadGroup>,
     state: Mutex<State>,
@@ -125,12 +125,13 @@ pub(crate) struct StorageReader {
 impl StorageReader {
     /// Joins and packs. Items of one file and device lie together.
     pub(crate) fn new(work: &Arc<BatchState>, items: Vec<Fragment>) -> Arc<StorageReader> {
-        let mut packer = GroupPacker { work, wanted: Vec::with_capacity(items.len()), reads: Vec::new(), groups: Vec::new() };
+        let mut packer =
+            GroupPacker { work, wanted: Vec::with_capacity(items.len()), reads: Vec::new(), groups: Vec::new() };
         let mut tag = 0;
         for some in items.chunk_by(|a, b| (a.source, a.sink) == (b.source, b.sink)) {
             let (mut staged, mut p2p) = (Vec::new(), Vec::new());
             for item in some {
-                let span = Wanted { offset: item.offset, len: u64::from(item.len), tag };
+                let span = Span { offset: item.offset, len: u64::from(item.len), tag };
                 if packer.can_p2p(item) {
                     p2p.push(span)
                 } else {
@@ -211,7 +212,8 @@ impl StorageReader {
                 next = self.groups.len();
             }
             let mut out_of_buffers = false;
-            while next < self.groups.len() && in_flight < MAX_GROUPS && (reads < DEPTH as usize || self.needs_groups()) {
+            while next < self.groups.len() && in_flight < MAX_GROUPS && (reads < DEPTH as usize || self.needs_groups())
+            {
                 match self.acquire_buffer(next, in_flight, readers) {
                     Ok(Some(buffer)) => buffers[next] = buffer,
                     Ok(None) => {
@@ -276,7 +278,12 @@ impl StorageReader {
     }
 
     /// A page for a load: `Ok(None)`: not now. The inner `None`: it needs none.
-    fn acquire_buffer(&self, group: usize, in_flight: usize, readers: Option<&BatchReaders>) -> Result<Option<Option<PackBuffer>>, ()> {
+    fn acquire_buffer(
+        &self,
+        group: usize,
+        in_flight: usize,
+        readers: Option<&BatchReaders>,
+    ) -> Result<Option<Option<PackBuffer>>, ()> {
         let group = &self.groups[group];
         if group.buffer_len == 0 {
             return Ok(Some(None));
@@ -340,7 +347,13 @@ impl StorageReader {
         }
     }
 
-    fn deliver(&self, group: GroupInFlight, buffer: Option<PackBuffer>, writers: &mut [Option<SinkWriter>], fallback: &mut Vec<Fragment>) {
+    fn deliver(
+        &self,
+        group: GroupInFlight,
+        buffer: Option<PackBuffer>,
+        writers: &mut [Option<SinkWriter>],
+        fallback: &mut Vec<Fragment>,
+    ) {
         let read_group = &self.groups[group.group];
         let stats = self.work.ctx.reader.files.stats();
         let reads = self.reads[read_group.reads.clone()].iter().zip(&group.got);
@@ -449,7 +462,8 @@ impl StorageReader {
                 let Some((group, _)) = &in_flight[slot] else { continue };
                 let read = &self.reads[self.groups[group.group].reads.start + which];
                 let token = (slot as u64) << 32 | which as u64;
-                let fd = self.work.sources[read.source as usize].file.direct_fd.as_ref().map_or(-1, |shadow| shadow.get());
+                let fd =
+                    self.work.sources[read.source as usize].file.direct_fd.as_ref().map_or(-1, |shadow| shadow.get());
                 let to = group.base.wrapping_add(read.dest) as *mut u8;
                 // SAFETY: the caller lent the page, which has room for the read, until the load is handed in; a P2P
                 // address lies inside its allocation.
@@ -533,7 +547,7 @@ impl Task for StorageReader {
 /// Reads and loads in the making.
 struct GroupPacker<'a> {
     work: &'a BatchState,
-    wanted: Vec<Wanted>,
+    wanted: Vec<Span>,
     reads: Vec<DiskRead>,
     groups: Vec<ReadGroup>,
 }
@@ -550,10 +564,10 @@ impl GroupPacker<'_> {
         item.p2p && (item.offset | u64::from(item.len)).is_multiple_of(unit) && item.dest.is_multiple_of(memory)
     }
 
-    fn pack_staged(&mut self, (source, sink): (u16, u16), wanted: &mut [Wanted]) {
+    fn pack_staged(&mut self, (source, sink): (u16, u16), wanted: &mut [Span]) {
         let (unit, memory) = self.align(source);
         // Not longer than an item and the units it lies in, so that any fits a page beside the list of its members.
-        let rule = Joining { unit, gap: MERGE_GAP, max_len: MAX_FRAGMENT + 2 * unit, max_members: 4096 };
+        let rule = CoalesceRule { unit, gap: MERGE_GAP, max_len: MAX_FRAGMENT + 2 * unit, max_members: 4096 };
         let runs = coalesce(wanted, &rule);
         let base = self.wanted.len();
         self.wanted.extend_from_slice(wanted);
@@ -562,7 +576,8 @@ impl GroupPacker<'_> {
         for run in runs {
             let at = used.next_multiple_of(memory);
             let full = at + run.len + ((entries + run.members.len()) * ENTRY_SIZE) as u64 > BUFFER_SIZE as u64;
-            let enough = group.reads.len() == GROUP_MAX_READS || group.reads.len() >= GROUP_MIN_READS && used >= GROUP_BYTES;
+            let enough =
+                group.reads.len() == GROUP_MAX_READS || group.reads.len() >= GROUP_MIN_READS && used >= GROUP_BYTES;
             let at = if full || enough {
                 let next = self.reads.len();
                 self.groups.push(ReadGroup { buffer_len: used as usize, ..group });
@@ -583,7 +598,7 @@ impl GroupPacker<'_> {
         }
     }
 
-    fn add_p2p(&mut self, (source, sink): (u16, u16), items: &[Fragment], wanted: Vec<Wanted>) {
+    fn add_p2p(&mut self, (source, sink): (u16, u16), items: &[Fragment], wanted: Vec<Span>) {
         for some in wanted.chunks(GROUP_MAX_READS) {
             let first = self.reads.len();
             for span in some {

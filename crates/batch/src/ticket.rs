@@ -14,13 +14,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use spinio_device::{QueueId, set_thread_stream, thread_stream};
+use spinio_device::{StreamId, set_thread_stream, thread_stream};
 use spinio_sys::linux::spawn_signals_blocked;
 
-use crate::run::{BatchResult, ResolvedBatch};
 use crate::ctx::BatchCtx;
-use spinio_host::pool::{STACK_SIZE, Task};
+use crate::run::{BatchResult, ResolvedBatch};
 use spinio_host::lock;
+use spinio_host::pool::{STACK_SIZE, Task};
 
 enum State {
     /// Nobody has begun.
@@ -32,7 +32,7 @@ enum State {
 struct Shared {
     ctx: Arc<BatchCtx>,
     /// What the thread that submitted it had chosen: its order on the device.
-    stream: QueueId,
+    stream: StreamId,
     /// Mates may run it.
     workers_share_fds: bool,
     state: Mutex<State>,
@@ -65,7 +65,14 @@ impl Shared {
 
     /// Whether descriptors mean to this thread what they meant to who submitted it.
     fn can_run_here(&self) -> bool {
-        self.workers_share_fds && self.ctx.reader.files.workers().batch_copy().is_some_and(|workers| workers.shares_fd_table() == Some(true))
+        self.workers_share_fds
+            && self
+                .ctx
+                .reader
+                .files
+                .workers()
+                .batch_copy()
+                .is_some_and(|workers| workers.shares_fd_table() == Some(true))
     }
 }
 

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
+use crate::ctx::BatchCtx;
 use crate::list::OpList;
 use crate::outlet::DeviceSink;
-use crate::ctx::BatchCtx;
+use spinio_files::FdIdentity;
 use spinio_files::FileState;
 use spinio_host::lock;
 use spinio_stats::RequestSpan;
-use spinio_files::FdIdentity;
 
 /// Bytes of an [`Item`] at most: longer pieces are cut, so that threads can share them.
 pub(crate) const MAX_FRAGMENT: u64 = 256 << 10;

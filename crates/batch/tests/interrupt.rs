@@ -7,14 +7,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use spinio_device::emulated::POISON;
 use spinio_batch::{Batches, ReadOp};
+use spinio_device::emulated::POISON;
 use spinio_io::{CancelPoll, Runtime, Settings, install_cancel_poll};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::place::{self, MountFixture};
-use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, file, eventually, with_deadline};
+use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, eventually, file, with_deadline};
 
 const SIZE: usize = (80 << 20) + 5000;
 
@@ -48,7 +48,10 @@ fn read(runtime: &Runtime, file: &File, buffer: &Buffer, nth: u32) -> Result<usi
         runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), SIZE)
     });
     let delivered = *got.as_ref().unwrap_or(&0);
-    assert!(buffer.range_bytes(0..delivered) == file::bytes(0, delivered, 0), "{delivered} bytes are counted that are not there");
+    assert!(
+        buffer.range_bytes(0..delivered) == file::bytes(0, delivered, 0),
+        "{delivered} bytes are counted that are not there"
+    );
     got.map_err(|e| e.kind.errno())
 }
 
@@ -207,7 +210,10 @@ fn cancelled_batch_leaves_ops_not_started() {
     for (i, piece) in some.iter().enumerate() {
         match piece.result {
             result if result == PIECE as i64 => {
-                assert!(buffer.range_bytes(i * PIECE..(i + 1) * PIECE) == file::bytes(piece.offset, PIECE, 0), "piece {i}");
+                assert!(
+                    buffer.range_bytes(i * PIECE..(i + 1) * PIECE) == file::bytes(piece.offset, PIECE, 0),
+                    "piece {i}"
+                );
             }
             result => assert_eq!(result, -i64::from(Errno::INTR.raw_os_error()), "piece {i}"),
         }

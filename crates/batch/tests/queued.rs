@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use spinio_device::emulated::Emulated;
-use spinio_device::{Device, QueueId, Wait, set_thread_stream};
 use spinio_batch::{Batches, ReadOp};
-use spinio_io::{ShadowFile, Runtime, Settings};
+use spinio_device::emulated::Emulated;
+use spinio_device::{Device, StreamId, WaitMode, set_thread_stream};
+use spinio_io::{Runtime, Settings, ShadowFile};
 use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
@@ -32,7 +32,7 @@ unsafe extern "C" fn wait(flag: *mut c_void) {
 }
 
 impl BlockingKernel {
-    fn launch(device: &Emulated, queue: QueueId) -> BlockingKernel {
+    fn launch(device: &Emulated, queue: StreamId) -> BlockingKernel {
         let flag: &'static AtomicBool = Box::leak(Box::default());
         // SAFETY: as `wait` wants it.
         unsafe { device.launch(queue, wait, std::ptr::from_ref(flag).cast_mut().cast()) }.unwrap();
@@ -65,10 +65,14 @@ fn waiting_stream_does_not_block_other_requests() {
     // Eight blocks: not half of what is queued below. No pages are registered: giving them back would wait for the kernel.
     let routes = vec![Route::Copy, Route::Store, Route::Direct];
     let runtime = Runtime::new(Settings { bounce_limit: 16 << 20, routes, ..Settings::default() });
-    let (from, to) = (open_shadow_file(&runtime, &input, linux::O_RDONLY), open_shadow_file(&runtime, &output, linux::O_RDWR | linux::O_CREAT));
+    let (from, to) = (
+        open_shadow_file(&runtime, &input, linux::O_RDONLY),
+        open_shadow_file(&runtime, &output, linux::O_RDWR | linux::O_CREAT),
+    );
     let program = File::open(&input).unwrap();
     let writable = File::create(folder.path().join("plain")).unwrap();
-    let (busy, other, mine) = (device.new_stream().unwrap(), device.new_stream().unwrap(), device.new_stream().unwrap());
+    let (busy, other, mine) =
+        (device.new_stream().unwrap(), device.new_stream().unwrap(), device.new_stream().unwrap());
     let source = Buffer::new(device, LEN);
     source.write_at(0, &expected);
     let buffers: Vec<Buffer> = (0..16).map(|_| Buffer::new(device, LEN)).collect();
@@ -101,9 +105,9 @@ fn waiting_stream_does_not_block_other_requests() {
     kernel.finish();
     with_deadline("the queue", || {
         assert!(moves.iter().all(|m| m.wait() == Ok(LEN)));
-        device.synchronize(busy, Wait::Block).unwrap();
+        device.synchronize(busy, WaitMode::Block).unwrap();
     });
-    set_thread_stream(QueueId(0));
+    set_thread_stream(StreamId(0));
     for (n, buffer) in buffers[..15].iter().enumerate() {
         assert!(buffer.bytes() == expected, "buffer {n}");
     }
@@ -229,9 +233,9 @@ fn per_thread_streams_share_one_id() {
     let (one, other) = (inner.new_stream().unwrap(), inner.new_stream().unwrap());
     let buffers: Vec<Buffer> = (0..4).map(|_| Buffer::new(inner, 1 << 20)).collect();
     let up = |n: usize, queue| {
-        device.redirect(QueueId::PER_THREAD, queue);
+        device.redirect(StreamId::PER_THREAD, queue);
         let to = buffers[n].target_via(device, 0);
-        runtime.upload_later(&from, 0, to, 1 << 20, QueueId::PER_THREAD).unwrap()
+        runtime.upload_later(&from, 0, to, 1 << 20, StreamId::PER_THREAD).unwrap()
     };
     let kernel = BlockingKernel::launch(inner, one);
     let slow = [up(0, one), up(1, one), up(2, one)];

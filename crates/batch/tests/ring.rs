@@ -6,9 +6,9 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
+use spinio_batch::{Batches, ReadOp};
 use spinio_device::emulated::POISON;
 use spinio_io::kernel::Syscalls;
-use spinio_batch::{Batches, ReadOp};
 use spinio_io::{Runtime, Settings};
 use spinio_sys::Errno;
 use spinio_sys::linux::Ring;
@@ -89,9 +89,13 @@ fn batch_completes_when_io_uring_is_denied_midway() {
         (DeniedCalls::Submitting, Errno::NOSYS),
         (DeniedCalls::Submitting, Errno::AGAIN),
     ] {
-        let kernel: &'static DenyingKernel = Box::leak(Box::new(DenyingKernel { which, errno, rings: AtomicUsize::new(0) }));
+        let kernel: &'static DenyingKernel =
+            Box::leak(Box::new(DenyingKernel { which, errno, rings: AtomicUsize::new(0) }));
         // As few blocks as there can be: one that is lost is missed at once.
-        let runtime = Runtime::with_kernel(Settings { bounce_limit: 4 << 20, kernel_cache_dir: None, ..Settings::default() }, kernel);
+        let runtime = Runtime::with_kernel(
+            Settings { bounce_limit: 4 << 20, kernel_cache_dir: None, ..Settings::default() },
+            kernel,
+        );
         let buffer = Buffer::new(device, 8 << 20);
         for round in 0..3 {
             file::evict(&subject);

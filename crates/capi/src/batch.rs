@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use spinio_batch::{Batches, BatchResult, Arg, ReadArrays, ReadOp, BatchHandle};
+use spinio_batch::{Arg, BatchHandle, BatchResult, Batches, ReadArrays, ReadOp};
 use spinio_io::runtime;
 
 use crate::ffi_guard::{self as guard, Failure};
@@ -32,8 +32,9 @@ unsafe extern "C-unwind" fn spinio_batch_file(
     guard::cancellation_point();
     guard::call(|| {
         // SAFETY: the header asks for `count` of each, which nobody writes meanwhile; an address is a number of 64 bits.
-        let (offsets, sizes, addresses) =
-            unsafe { (slice_shared(offsets, count)?, slice_shared(sizes, count)?, slice_shared(buffers.cast::<u64>(), count)?) };
+        let (offsets, sizes, addresses) = unsafe {
+            (slice_shared(offsets, count)?, slice_shared(sizes, count)?, slice_shared(buffers.cast::<u64>(), count)?)
+        };
         read_arrays(fd, Arg::Slice(offsets), Arg::Slice(sizes), Arg::Slice(addresses), results, count)
     })
 }

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use spinio_device::emulated::Emulated;
-use spinio_device::{DeviceError, ErrorKind, QueueId, registry};
+use spinio_device::{DeviceError, ErrorKind, StreamId, registry};
 
 use crate::ffi_guard::{self as guard, Failure};
 
@@ -18,7 +18,8 @@ unsafe extern "C" fn spinio_emulated_launch(
     let done = guard::run(|| {
         let kernel = kernel.ok_or(Failure::Errno(libc::EINVAL))?;
         // SAFETY: the header asks for a function and an argument that are good until the stream got there.
-        unsafe { device()?.launch(QueueId(stream as u64), kernel, argument) }.map_err(|e| device_failure(e, "launch a kernel"))
+        unsafe { device()?.launch(StreamId(stream as u64), kernel, argument) }
+            .map_err(|e| device_failure(e, "launch a kernel"))
     });
     done.map_or(-1, |()| 0)
 }
@@ -31,7 +32,9 @@ extern "C" fn spinio_emulated_stream() -> *mut c_void {
 
 #[unsafe(no_mangle)]
 extern "C" fn spinio_emulated_wait(stream: *mut c_void) -> c_int {
-    let done = guard::run(|| device()?.wait_stream(QueueId(stream as u64)).map_err(|e| device_failure(e, "wait for a stream")));
+    let done = guard::run(|| {
+        device()?.wait_stream(StreamId(stream as u64)).map_err(|e| device_failure(e, "wait for a stream"))
+    });
     done.map_or(-1, |()| 0)
 }
 

@@ -14,7 +14,7 @@ thread_local! {
 
 /// Remembers an error; what does not fit is cut off.
 pub(crate) fn set(error: &dyn Display) {
-    let mut text = Cut { bytes: [0; SIZE], len: 0 };
+    let mut text = TruncatingWriter { bytes: [0; SIZE], len: 0 };
     let _ = write!(text, "{error}");
     // SAFETY: only this thread has the cell, and no reference into it is alive: `pointer` hands out none.
     TEXT.with(|cell| unsafe { *cell.get() = text.bytes });
@@ -25,12 +25,12 @@ pub(crate) fn pointer() -> *const c_char {
     TEXT.with(|cell| cell.get().cast_const().cast())
 }
 
-struct Cut {
+struct TruncatingWriter {
     bytes: [u8; SIZE],
     len: usize,
 }
 
-impl Write for Cut {
+impl Write for TruncatingWriter {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
         let room = SIZE - 1 - self.len;
         let fits = (0..=text.len().min(room)).rev().find(|&n| text.is_char_boundary(n)).unwrap_or(0);

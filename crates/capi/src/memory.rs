@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use spinio_device::{DeviceAddr, DeviceError, DeviceKind, ErrorKind, Wait, registry};
+use spinio_device::{DeviceAddr, DeviceError, DeviceKind, ErrorKind, WaitMode, registry};
 use spinio_io::{Target, runtime};
 
 use super::target_of;
@@ -37,8 +37,9 @@ unsafe extern "C" fn spinio_mem_free(memory: *mut c_void) -> c_int {
     if memory.is_null() {
         return 0;
     }
-    let done =
-        guard::run(|| registry::free(DeviceAddr(memory as u64)).map_err(|e| device_failure(e, "Cannot free device memory")));
+    let done = guard::run(|| {
+        registry::free(DeviceAddr(memory as u64)).map_err(|e| device_failure(e, "Cannot free device memory"))
+    });
     done.map_or(-1, |()| 0)
 }
 
@@ -73,7 +74,8 @@ unsafe extern "C" fn spinio_mem_copy(to: *mut c_void, from: *const c_void, size:
 /// Says what the emulated GPU shall be like; without effect once it is made.
 pub(super) fn configure_emulated() -> Result<(), Failure> {
     let Some(text) = &runtime().settings().emulated else { return Ok(()) };
-    registry::configure_emulated(text).map_err(|e| Failure::Message(libc::EINVAL, format!("SPINIO_EMULATED={text}: {e}")))
+    registry::configure_emulated(text)
+        .map_err(|e| Failure::Message(libc::EINVAL, format!("SPINIO_EMULATED={text}: {e}")))
 }
 
 /// `emulated`, `p2pmem:1`: back end and number, 0 if it is not said.
@@ -102,7 +104,9 @@ fn advance(target: Target, bytes: usize) -> Target {
 fn write_device(to: Target, bytes: &[u8]) -> Result<(), Failure> {
     runtime().put(to, bytes)?;
     let device = to.allocation.device;
-    device.synchronize(device.app_stream().0, Wait::Context).map_err(|e| device_failure(e, "Cannot copy to the device"))
+    device
+        .synchronize(device.app_stream().0, WaitMode::Context)
+        .map_err(|e| device_failure(e, "Cannot copy to the device"))
 }
 
 fn device_failure(error: DeviceError, what: &str) -> Failure {

@@ -4,8 +4,8 @@ use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use spinio_device::QueueId;
-use spinio_nvmmu::{Direction, Error, ErrorKind, Pieces, Promise, Report, Slot, Step, Ticket};
+use spinio_device::StreamId;
+use spinio_nvmmu::{Direction, Error, ErrorKind, OutputMode, PipelineSpec, Report, Slot, Step, Ticket};
 
 use crate::ffi_guard::{self as guard, Failure};
 
@@ -124,9 +124,9 @@ impl From<&Report> for CReport {
             uploaded: report.uploaded,
             downloaded: report.downloaded,
             mode: match report.mode {
-                Promise::Passthrough(_) => 1,
-                Promise::Aligned(_) => 2,
-                Promise::Preread => 3,
+                OutputMode::Passthrough(_) => 1,
+                OutputMode::Aligned(_) => 2,
+                OutputMode::Preread => 3,
                 _ => 0,
             },
             full_stripe: report.full_stripe,
@@ -174,7 +174,7 @@ unsafe extern "C-unwind" fn nvmmu_move_async(
         let file = unsafe { require_path(file, "move") }?;
         let direction = parse_direction(direction)?;
         let (offset, length) = parse_range(offset, length)?;
-        let queue = QueueId(stream as u64);
+        let queue = StreamId(stream as u64);
         let made = spinio_nvmmu::current("move", |session| {
             session.move_async(file, device, offset, length, direction, queue)
         })?;
@@ -256,9 +256,10 @@ unsafe extern "C-unwind" fn nvmmu_pipeline(
         let (input_offset, input_len) = parse_range(c.input_offset, c.input_length)?;
         let (output_offset, piece) = parse_range(c.output_offset, c.piece)?;
         // SAFETY: the header asks for strings.
-        let (input, output) = unsafe { (require_path(c.input, "run a pipeline")?, require_path(c.output, "run a pipeline")?) };
-        let pieces = Pieces { input, input_offset, input_len, chunk: piece, output, output_offset };
-        let ours = |s: &CSlot| Slot { queue: QueueId(s.stream as u64), input: s.input, output: s.output };
+        let (input, output) =
+            unsafe { (require_path(c.input, "run a pipeline")?, require_path(c.output, "run a pipeline")?) };
+        let pieces = PipelineSpec { input, input_offset, input_len, chunk: piece, output, output_offset };
+        let ours = |s: &CSlot| Slot { queue: StreamId(s.stream as u64), input: s.input, output: s.output };
         let ours: Vec<Slot> = slots.iter().map(ours).collect();
         let call = |step: &Step| {
             let slot = slots[(step.number % count as u64) as usize];

@@ -2,11 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 
-use spinio_device::{QueueId, set_thread_stream};
+use spinio_device::{StreamId, set_thread_stream};
 use spinio_io::runtime;
 use spinio_sys::linux;
 
-use super::{target_of, for_each_part};
+use super::{for_each_part, target_of};
 use crate::ffi_guard::{self as guard, Failure};
 
 /// Bytes asked of `io` at once: a kernel moves a little less than 2 GiB in a call.
@@ -40,11 +40,11 @@ unsafe extern "C-unwind" fn spinio_pread_async(
     guard::call(|| {
         let at = u64::try_from(offset).map_err(|_| Failure::Errno(libc::EINVAL))?;
         let to = target_of(buffer.cast(), size).ok_or(Failure::Errno(libc::EFAULT))?;
-        Ok(runtime().read_async(fd, at, to, size, QueueId(stream as u64))?)
+        Ok(runtime().read_async(fd, at, to, size, StreamId(stream as u64))?)
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn spinio_set_stream(stream: *mut c_void) {
-    set_thread_stream(QueueId(stream as u64));
+    set_thread_stream(StreamId(stream as u64));
 }

@@ -3,11 +3,11 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicIsize;
 
-use spinio_device::QueueId;
+use spinio_device::StreamId;
 use spinio_io::runtime;
 use spinio_sys::linux;
 
-use super::{target_of, for_each_part};
+use super::{for_each_part, target_of};
 use crate::ffi_guard::{self as guard, Failure};
 
 /// Bytes of one call at most: what Linux moves in one.
@@ -48,7 +48,7 @@ unsafe extern "C-unwind" fn spinio_pwrite_async(
         // An ssize_t as the atomic word that it is set as.
         let result = written.cast::<AtomicIsize>();
         // SAFETY: the header asks for a word that stays until it is set.
-        Ok(unsafe { runtime().write_async(fd, at, from, size, QueueId(stream as u64), result) }?)
+        Ok(unsafe { runtime().write_async(fd, at, from, size, StreamId(stream as u64), result) }?)
     });
     queued.map_or(-1, |()| 0)
 }

@@ -13,32 +13,32 @@ use crate::units;
 
 /// A device named on the command line: `cuda:0`, `p2pmem:1`, `emulated`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Name(pub DeviceId);
+pub struct DeviceName(pub DeviceId);
 
-impl FromStr for Name {
+impl FromStr for DeviceName {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Name, String> {
+    fn from_str(text: &str) -> Result<DeviceName, String> {
         let (kind, number) = text.split_once(':').unwrap_or((text, "0"));
         let kinds = [DeviceKind::Cuda, DeviceKind::P2pmem, DeviceKind::Emulated];
         let kind = kinds.into_iter().find(|k| k.name() == kind);
         match (kind, number.parse()) {
-            (Some(kind), Ok(ordinal)) => Ok(Name(DeviceId { kind, ordinal })),
+            (Some(kind), Ok(ordinal)) => Ok(DeviceName(DeviceId { kind, ordinal })),
             _ => Err(format!("`{text}` names no device: write cuda:0, p2pmem:0 or emulated")),
         }
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
     }
 }
 
 /// The device that a user most likely means: a CUDA GPU if there is one, else the software GPU.
-pub fn preferred() -> Name {
+pub fn preferred() -> DeviceName {
     let kind = if tools::count().is_ok_and(|n| n > 0) { DeviceKind::Cuda } else { DeviceKind::Emulated };
-    Name(DeviceId { kind, ordinal: 0 })
+    DeviceName(DeviceId { kind, ordinal: 0 })
 }
 
 /// Memory on a device, given back when dropped.
@@ -50,17 +50,17 @@ pub struct Buffer {
 
 impl Buffer {
     /// New memory. The settings of this process (`SPINIO_EMULATED`) say what the emulated device is like.
-    pub fn new(device: Name, len: u64) -> anyhow::Result<Buffer> {
+    pub fn new(device: DeviceName, len: u64) -> anyhow::Result<Buffer> {
         Buffer::alloc(device, len, false)
     }
 
     /// The same, host-mapped where the device can: memory that storage may be able to reach.
-    pub fn mapped(device: Name, len: u64) -> anyhow::Result<Buffer> {
+    pub fn mapped(device: DeviceName, len: u64) -> anyhow::Result<Buffer> {
         Buffer::alloc(device, len, true).or_else(|_| Buffer::alloc(device, len, false))
     }
 
-    fn alloc(device: Name, len: u64, host_mapped: bool) -> anyhow::Result<Buffer> {
-        let Name(id) = device;
+    fn alloc(device: DeviceName, len: u64, host_mapped: bool) -> anyhow::Result<Buffer> {
+        let DeviceName(id) = device;
         let failed = || format!("Cannot allocate {} on {id}", units::bytes(len));
         let missing =
             |e: &dyn fmt::Display| exit::error(Exit::Missing, format!("{}: {e}. `spinio doctor` tells more", failed()));
@@ -81,7 +81,7 @@ impl Buffer {
 }
 
 /// What a buffer on a device would be like, without keeping one.
-pub fn probe_buffer(device: Name) -> anyhow::Result<spinio_io::Buffer> {
+pub fn probe_buffer(device: DeviceName) -> anyhow::Result<spinio_io::Buffer> {
     let page = Buffer::new(device, 4096)?;
     Ok(spinio_io::Buffer::of(&page.target.allocation))
 }
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn names() {
-        let name = |text: &str| text.parse::<Name>().map(|n| n.to_string());
+        let name = |text: &str| text.parse::<DeviceName>().map(|n| n.to_string());
         assert_eq!(name("emulated").as_deref(), Ok("emulated:0"));
         assert_eq!(name("cuda:1").as_deref(), Ok("cuda:1"));
         assert!(name("cuda:x").is_err() && name("gpu").is_err() && name("").is_err());

@@ -79,28 +79,28 @@ pub const TRACE: &str = concat!(codes!(), "\nWith a program: its status, as of `
 
 /// An error that knows the exit code it deserves.
 #[derive(Debug)]
-pub struct Coded {
+pub struct ExitError {
     /// The code.
     pub exit: Exit,
     text: String,
 }
 
-impl fmt::Display for Coded {
+impl fmt::Display for ExitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl std::error::Error for Coded {}
+impl std::error::Error for ExitError {}
 
 /// An error with a code and a text.
 pub fn error(exit: Exit, text: impl fmt::Display) -> anyhow::Error {
-    anyhow::Error::new(Coded { exit, text: text.to_string() })
+    anyhow::Error::new(ExitError { exit, text: text.to_string() })
 }
 
 /// The code of an error: its own, or 1.
 pub fn code(error: &anyhow::Error) -> Exit {
-    error.chain().find_map(|e| e.downcast_ref::<Coded>()).map_or(Exit::Failed, |c| c.exit)
+    error.chain().find_map(|e| e.downcast_ref::<ExitError>()).map_or(Exit::Failed, |c| c.exit)
 }
 
 /// Prints help, a version, or what is wrong with the command line. Text that does not arrive is a failure.

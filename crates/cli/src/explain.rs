@@ -30,12 +30,12 @@ use spinio_io::{Explanation, runtime};
 use spinio_plan::{Reason, Residency, Segment};
 use spinio_sys::linux;
 
-use crate::device::{self, Name};
+use crate::device::{self, DeviceName};
 use crate::exit::Exit;
 use crate::holders::{self, Holder};
 use crate::input::Input;
-use crate::paint::{Ink, Paint};
-use crate::progress::Wait;
+use crate::paint::{OutputStyle, TextRole};
+use crate::progress::Spinner;
 use crate::{out, stack, strip, table, units};
 
 /// Rows of the table before the rest is counted; `--all` shows every one.
@@ -48,7 +48,7 @@ pub struct Explain {
     input: Input,
     /// The device it would be read into: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
     #[arg(long)]
-    device: Option<Name>,
+    device: Option<DeviceName>,
     /// Explain a pwrite out of the device instead of a pread into it
     #[arg(long)]
     write: bool,
@@ -71,7 +71,7 @@ pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
     let opened = explain.input.open()?;
     let name = explain.input.path().display().to_string();
     let device = explain.device.unwrap_or_else(device::preferred);
-    let wait = Wait::new("Asking what is cached");
+    let wait = Spinner::new("Asking what is cached");
     let buffer = device::probe_buffer(device)?;
     let fd = opened.file.as_raw_fd();
     let explanation = if explain.write {
@@ -90,7 +90,7 @@ pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
         true => format!("{:#}\n", json_of(&name, device, &told, &holders)),
         false => {
             let rows = if explain.all { usize::MAX } else { ROWS };
-            let text = render(&Paint::stdout(), &name, (device, explain.write), &told, rows);
+            let text = render(&OutputStyle::stdout(), &name, (device, explain.write), &told, rows);
             text + &holders_text(&holders, explain.write)
         }
     };
@@ -119,7 +119,7 @@ fn holders_text(holders: &[Holder], write: bool) -> String {
     s
 }
 
-fn json_of(name: &str, device: Name, explanation: &Explanation, holders: &[Holder]) -> Value {
+fn json_of(name: &str, device: DeviceName, explanation: &Explanation, holders: &[Holder]) -> Value {
     let mut at = explanation.offset;
     let extents: Vec<Value> = explanation
         .extents
@@ -165,12 +165,18 @@ fn residency_name(residency: Residency) -> &'static str {
     }
 }
 
-fn render(paint: &Paint, name: &str, (device, write): (Name, bool), explanation: &Explanation, rows: usize) -> String {
+fn render(
+    paint: &OutputStyle,
+    name: &str,
+    (device, write): (DeviceName, bool),
+    explanation: &Explanation,
+    rows: usize,
+) -> String {
     let mut s = String::new();
     let _ = writeln!(
         s,
         "{} {} of {} at {} of {name} {} {device}",
-        paint.text(Ink::Head, "one"),
+        paint.text(TextRole::Head, "one"),
         if write { "pwrite" } else { "pread" },
         units::bytes(explanation.len),
         explanation.offset,
@@ -190,9 +196,14 @@ fn render(paint: &Paint, name: &str, (device, write): (Name, bool), explanation:
         let _ = writeln!(s, "... and {hidden} segments more: --all lists them");
     }
     total(&mut s, explanation);
-    let _ = writeln!(s, "\n{}\n{}", paint.text(Ink::Head, "What lies under it"), stack::tree_text(&explanation.storage, 2));
+    let _ = writeln!(
+        s,
+        "\n{}\n{}",
+        paint.text(TextRole::Head, "What lies under it"),
+        stack::tree_text(&explanation.storage, 2)
+    );
     if !explanation.advice.is_empty() {
-        let _ = writeln!(s, "\n{}", paint.text(Ink::Head, "What would make it faster"));
+        let _ = writeln!(s, "\n{}", paint.text(TextRole::Head, "What would make it faster"));
         for advice in &explanation.advice {
             let _ = writeln!(s, "  {advice}");
         }
@@ -200,7 +211,7 @@ fn render(paint: &Paint, name: &str, (device, write): (Name, bool), explanation:
     s
 }
 
-fn draw(s: &mut String, paint: &Paint, explanation: &Explanation) {
+fn draw(s: &mut String, paint: &OutputStyle, explanation: &Explanation) {
     let columns = paint.width.saturating_sub(8).clamp(20, 160);
     let (from, to) = (units::bytes(explanation.offset), units::bytes(explanation.offset + explanation.len));
     let gap = columns.saturating_sub(from.chars().count() + to.chars().count());
@@ -209,7 +220,11 @@ fn draw(s: &mut String, paint: &Paint, explanation: &Explanation) {
     let _ = writeln!(s, "route  {}", strip::schedule(paint, &explanation.schedule, columns));
     let _ = writeln!(s, "\n       {}", strip::residency_legend(paint, &explanation.extents));
     let _ = writeln!(s, "       {}", strip::schedule_legend(paint, &explanation.schedule));
-    let _ = writeln!(s, "       {}", paint.text(Ink::Dim, &format!("residency was asked by {}", explanation.residency_source)));
+    let _ = writeln!(
+        s,
+        "       {}",
+        paint.text(TextRole::Dim, &format!("residency was asked by {}", explanation.residency_source))
+    );
 }
 
 /// Reasons for which a faster route was refused, each once; told below the table by number.
@@ -223,7 +238,7 @@ fn refusals(explanation: &Explanation) -> Vec<Reason> {
     all
 }
 
-fn segments(paint: &Paint, explanation: &Explanation, rows: usize) -> comfy_table::Table {
+fn segments(paint: &OutputStyle, explanation: &Explanation, rows: usize) -> comfy_table::Table {
     let refused = refusals(explanation);
     let note = |reason| refused.iter().position(|r| *r == reason).map_or_else(String::new, |i| format!(" [{}]", i + 1));
     let mut table = table::new(paint, &["offset", "length", "route", "predicted", "why this route"]);
@@ -263,9 +278,9 @@ mod tests {
 
     use super::*;
 
-    const PLAIN: Paint = Paint { colour: false, width: 100 };
+    const PLAIN: OutputStyle = OutputStyle { colour: false, width: 100 };
 
-    fn device() -> Name {
+    fn device() -> DeviceName {
         "emulated".parse().unwrap()
     }
 
@@ -342,7 +357,7 @@ mod tests {
     #[test]
     fn lines_fit_terminal_width() {
         for width in [40, 60, 100, 200] {
-            let paint = Paint { colour: false, width };
+            let paint = OutputStyle { colour: false, width };
             let text = render(&paint, "f", (device(), false), &sample_explanation(3), 40);
             for line in text.lines().filter(|l| l.starts_with("pages") || l.starts_with("route")) {
                 assert!(line.chars().count() <= width, "{width}: {line}");

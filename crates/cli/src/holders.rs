@@ -37,7 +37,7 @@ pub fn holders_of(file: &File) -> Vec<Holder> {
     if leased.is_empty() {
         return vec![];
     }
-    let held = |c: &processes::Counters| c.snapshot.gauge(Gauge::PinnedFiles).0 > 0;
+    let held = |c: &processes::CounterFile| c.snapshot.gauge(Gauge::PinnedFiles).0 > 0;
     let known = processes::list().processes.into_iter().filter(held).map(|c| c.snapshot.process);
     known.filter(|p| leased.contains(&p.pid)).map(|p| Holder { pid: p.pid, name: p.name }).collect()
 }

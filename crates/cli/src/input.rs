@@ -28,7 +28,7 @@ pub struct Input {
 }
 
 /// An open file and a range that lies in it.
-pub struct Opened {
+pub struct OpenRange {
     /// The file, read-only.
     pub file: File,
     /// First byte.
@@ -53,7 +53,7 @@ impl Input {
     }
 
     /// Opens it and cuts the range at the end of the file.
-    pub fn open(&self) -> anyhow::Result<Opened> {
+    pub fn open(&self) -> anyhow::Result<OpenRange> {
         let name = self.path.display();
         let cannot = || format!("Cannot open {name}");
         let file = open(&self.path)?;
@@ -76,6 +76,6 @@ impl Input {
             return Err(exit::error(Exit::Usage, text));
         }
         let rest = size - self.offset;
-        Ok(Opened { file, offset: self.offset, len: self.length.map_or(rest, |len| len.min(rest)) })
+        Ok(OpenRange { file, offset: self.offset, len: self.length.map_or(rest, |len| len.min(rest)) })
     }
 }

@@ -10,7 +10,7 @@ use spinio_plan::{Residency, Route};
 
 /// What a piece of text means; the colour follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ink {
+pub enum TextRole {
     /// Found, equal, fast.
     Good,
     /// Works, but not as well as it could.
@@ -27,40 +27,40 @@ pub enum Ink {
     Pages(Residency),
 }
 
-impl Ink {
+impl TextRole {
     fn code(self) -> &'static str {
         match self {
-            Ink::Good => "32",
-            Ink::Weak => "33",
-            Ink::Bad => "31",
-            Ink::Head => "1",
-            Ink::Dim => "2",
-            Ink::Route(Route::Copy) => "36",
-            Ink::Route(Route::Dma) => "32",
-            Ink::Route(Route::Store) => "34",
-            Ink::Route(Route::Direct) => "33",
-            Ink::Route(Route::P2p) => "35",
-            Ink::Route(Route::Gather) => "96",
-            Ink::Pages(Residency::Clean) => "32",
-            Ink::Pages(Residency::Dirty) => "31",
-            Ink::Pages(Residency::Absent) => "90",
-            Ink::Pages(Residency::Unknown) => "33",
+            TextRole::Good => "32",
+            TextRole::Weak => "33",
+            TextRole::Bad => "31",
+            TextRole::Head => "1",
+            TextRole::Dim => "2",
+            TextRole::Route(Route::Copy) => "36",
+            TextRole::Route(Route::Dma) => "32",
+            TextRole::Route(Route::Store) => "34",
+            TextRole::Route(Route::Direct) => "33",
+            TextRole::Route(Route::P2p) => "35",
+            TextRole::Route(Route::Gather) => "96",
+            TextRole::Pages(Residency::Clean) => "32",
+            TextRole::Pages(Residency::Dirty) => "31",
+            TextRole::Pages(Residency::Absent) => "90",
+            TextRole::Pages(Residency::Unknown) => "33",
         }
     }
 }
 
 /// Whether to colour, and how wide the line is, for one output stream.
 #[derive(Clone, Copy, Debug)]
-pub struct Paint {
+pub struct OutputStyle {
     /// Escape codes are welcome.
     pub colour: bool,
     /// Columns; 120 where there is no terminal.
     pub width: usize,
 }
 
-impl Paint {
+impl OutputStyle {
     /// For a stream.
-    pub fn of(stream: &(impl IsTerminal + rustix::fd::AsFd)) -> Paint {
+    pub fn of(stream: &(impl IsTerminal + rustix::fd::AsFd)) -> OutputStyle {
         let set = |name| env::var_os(name).is_some_and(|v| !v.is_empty());
         let forced = env::var_os("CLICOLOR_FORCE").is_some_and(|v| !v.is_empty() && v != "0");
         let dumb = env::var_os("TERM").is_some_and(|v| v == "dumb");
@@ -68,21 +68,21 @@ impl Paint {
         let width = rustix::termios::tcgetwinsize(stream).map_or(0, |w| usize::from(w.ws_col));
         let width =
             if width == 0 { env::var("COLUMNS").ok().and_then(|c| c.parse().ok()).unwrap_or(120) } else { width };
-        Paint { colour, width: width.clamp(40, 400) }
+        OutputStyle { colour, width: width.clamp(40, 400) }
     }
 
     /// For standard output.
-    pub fn stdout() -> Paint {
-        Paint::of(&std::io::stdout())
+    pub fn stdout() -> OutputStyle {
+        OutputStyle::of(&std::io::stdout())
     }
 
     /// For standard error.
-    pub fn stderr() -> Paint {
-        Paint::of(&std::io::stderr())
+    pub fn stderr() -> OutputStyle {
+        OutputStyle::of(&std::io::stderr())
     }
 
     /// The text in its colour.
-    pub fn text(&self, ink: Ink, text: &str) -> String {
+    pub fn text(&self, ink: TextRole, text: &str) -> String {
         if self.colour { format!("\x1b[{}m{text}\x1b[0m", ink.code()) } else { text.to_owned() }
     }
 }
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn text_is_unchanged_without_colour() {
-        assert_eq!(Paint { colour: false, width: 80 }.text(Ink::Bad, "no"), "no");
-        assert_eq!(Paint { colour: true, width: 80 }.text(Ink::Bad, "no"), "\x1b[31mno\x1b[0m");
+        assert_eq!(OutputStyle { colour: false, width: 80 }.text(TextRole::Bad, "no"), "no");
+        assert_eq!(OutputStyle { colour: true, width: 80 }.text(TextRole::Bad, "no"), "\x1b[31mno\x1b[0m");
     }
 }

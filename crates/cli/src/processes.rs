@@ -19,12 +19,12 @@ use anyhow::Context;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::process::geteuid;
 use spinio_io::stats::trace::file;
-use spinio_io::stats::{SnapshotError, Snapshot, default_dirs};
+use spinio_io::stats::{Snapshot, SnapshotError, default_dirs};
 
 use crate::exit::{self, Exit};
 
 /// A file of counters.
-pub struct Counters {
+pub struct CounterFile {
     /// Where it is.
     pub path: PathBuf,
     file: File,
@@ -34,16 +34,16 @@ pub struct Counters {
 
 /// What was found.
 #[derive(Default)]
-pub struct Found {
+pub struct ProcessList {
     /// Living processes, by number.
-    pub processes: Vec<Counters>,
+    pub processes: Vec<CounterFile>,
     /// Living processes that run another build of SPIN, whose counters we cannot read.
     pub other_versions: usize,
 }
 
 /// Why a file was not read.
 #[derive(Debug)]
-pub enum Unread {
+pub enum ReadError {
     /// Another build of SPIN wrote it.
     OtherVersion,
     /// It holds no counters.
@@ -52,39 +52,39 @@ pub enum Unread {
     Io(io::Error),
 }
 
-impl Counters {
+impl CounterFile {
     /// Opens and reads a file.
-    pub fn open(path: &Path) -> Result<Counters, Unread> {
-        Counters::opened(path, OpenOptions::new().read(true))
+    pub fn open(path: &Path) -> Result<CounterFile, ReadError> {
+        CounterFile::opened(path, OpenOptions::new().read(true))
     }
 
     /// The same, to switch tracing on.
-    pub fn open_to_trace(path: &Path) -> Result<Counters, Unread> {
-        Counters::opened(path, OpenOptions::new().read(true).write(true))
+    pub fn open_to_trace(path: &Path) -> Result<CounterFile, ReadError> {
+        CounterFile::opened(path, OpenOptions::new().read(true).write(true))
     }
 
-    fn opened(path: &Path, options: &mut OpenOptions) -> Result<Counters, Unread> {
+    fn opened(path: &Path, options: &mut OpenOptions) -> Result<CounterFile, ReadError> {
         // Root looks into folders of others: nothing there may lead elsewhere or block.
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = options.custom_flags(flags.bits() as i32).open(path).map_err(Unread::Io)?;
-        if !file.metadata().map_err(Unread::Io)?.is_file() {
-            return Err(Unread::NoCounters);
+        let file = options.custom_flags(flags.bits() as i32).open(path).map_err(ReadError::Io)?;
+        if !file.metadata().map_err(ReadError::Io)?.is_file() {
+            return Err(ReadError::NoCounters);
         }
-        let mut counters = Counters { path: path.to_owned(), file, snapshot: Snapshot::default() };
+        let mut counters = CounterFile { path: path.to_owned(), file, snapshot: Snapshot::default() };
         counters.refresh()?;
         Ok(counters)
     }
 
     /// Reads the counters once more.
-    pub fn refresh(&mut self) -> Result<(), Unread> {
+    pub fn refresh(&mut self) -> Result<(), ReadError> {
         let mut bytes = vec![0; file::COUNTERS_BYTES];
         self.file.read_exact_at(&mut bytes, 0).map_err(|e| match e.kind() {
-            io::ErrorKind::UnexpectedEof => Unread::NoCounters,
-            _ => Unread::Io(e),
+            io::ErrorKind::UnexpectedEof => ReadError::NoCounters,
+            _ => ReadError::Io(e),
         })?;
         self.snapshot = Snapshot::from_bytes(&bytes).map_err(|e| match e {
-            SnapshotError::OtherVersion => Unread::OtherVersion,
-            SnapshotError::NotCounters => Unread::NoCounters,
+            SnapshotError::OtherVersion => ReadError::OtherVersion,
+            SnapshotError::NotCounters => ReadError::NoCounters,
         })?;
         Ok(())
     }
@@ -111,12 +111,12 @@ fn is_locked(file: &File) -> bool {
 }
 
 /// Every living process that this user may see.
-pub fn list() -> Found {
+pub fn list() -> ProcessList {
     list_in(&search_dirs())
 }
 
-fn list_in(places: &[PathBuf]) -> Found {
-    let mut found = Found::default();
+fn list_in(places: &[PathBuf]) -> ProcessList {
+    let mut found = ProcessList::default();
     let mut seen = HashSet::new();
     for place in places {
         for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
@@ -125,9 +125,11 @@ fn list_in(places: &[PathBuf]) -> Found {
             if !seen.insert((meta.dev(), meta.ino())) {
                 continue;
             }
-            match Counters::open(&path) {
+            match CounterFile::open(&path) {
                 Ok(counters) if counters.is_alive() => found.processes.push(counters),
-                Err(Unread::OtherVersion) if OpenOptions::new().read(true).open(&path).is_ok_and(|f| is_locked(&f)) => {
+                Err(ReadError::OtherVersion)
+                    if OpenOptions::new().read(true).open(&path).is_ok_and(|f| is_locked(&f)) =>
+                {
                     found.other_versions += 1;
                 }
                 _ => {}
@@ -139,7 +141,7 @@ fn list_in(places: &[PathBuf]) -> Found {
 }
 
 /// The living process with this number.
-pub fn find(pid: u32) -> anyhow::Result<Counters> {
+pub fn find(pid: u32) -> anyhow::Result<CounterFile> {
     let found = list();
     let others = found.other_versions;
     found.processes.into_iter().find(|c| c.snapshot.process.pid == pid).ok_or_else(|| {
@@ -157,15 +159,16 @@ pub fn find(pid: u32) -> anyhow::Result<Counters> {
 }
 
 /// The file that the user named.
-pub fn open_path(path: &Path) -> anyhow::Result<Counters> {
-    Counters::open(path).map_err(anyhow::Error::from).with_context(|| format!("Cannot read {}", path.display()))
+pub fn open_path(path: &Path) -> anyhow::Result<CounterFile> {
+    CounterFile::open(path).map_err(anyhow::Error::from).with_context(|| format!("Cannot read {}", path.display()))
 }
 
 /// Where processes keep their counters.
 fn search_dirs() -> Vec<PathBuf> {
     let user = geteuid();
     let runtime = std::env::var("XDG_RUNTIME_DIR").ok();
-    let mut places: Vec<PathBuf> = default_dirs(runtime.as_deref(), user.as_raw()).into_iter().map(PathBuf::from).collect();
+    let mut places: Vec<PathBuf> =
+        default_dirs(runtime.as_deref(), user.as_raw()).into_iter().map(PathBuf::from).collect();
     places.push(format!("/run/user/{}/spinio", user.as_raw()).into());
     if user.is_root() {
         for (folder, below) in [("/run/user", Some("spinio")), ("/dev/shm", None)] {
@@ -181,17 +184,17 @@ fn search_dirs() -> Vec<PathBuf> {
     places
 }
 
-impl std::fmt::Display for Unread {
+impl std::fmt::Display for ReadError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Unread::OtherVersion => f.write_str("these are counters of another version of SPIN"),
-            Unread::NoCounters => f.write_str("it holds no counters of SPIN"),
-            Unread::Io(e) => e.fmt(f),
+            ReadError::OtherVersion => f.write_str("these are counters of another version of SPIN"),
+            ReadError::NoCounters => f.write_str("it holds no counters of SPIN"),
+            ReadError::Io(e) => e.fmt(f),
         }
     }
 }
 
-impl std::error::Error for Unread {}
+impl std::error::Error for ReadError {}
 
 #[cfg(test)]
 mod tests {
@@ -223,8 +226,8 @@ mod tests {
     fn truncated_file_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = table(folder.path(), "1");
-        let mut counters = Counters::open(&path).unwrap();
+        let mut counters = CounterFile::open(&path).unwrap();
         std::fs::write(&path, "short").unwrap();
-        assert!(matches!(counters.refresh(), Err(Unread::NoCounters)));
+        assert!(matches!(counters.refresh(), Err(ReadError::NoCounters)));
     }
 }

@@ -72,14 +72,14 @@ impl Drop for Progress {
 }
 
 /// Work that cannot say how far it is: a thread draws for it, until this is dropped.
-pub struct Wait {
+pub struct Spinner {
     bar: ProgressBar,
     painter: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
-impl Wait {
+impl Spinner {
     /// Nothing is drawn before the command has run for a second.
-    pub fn new(what: &str) -> Wait {
+    pub fn new(what: &str) -> Spinner {
         let bar = hidden_bar(None, "{spinner} {msg}, for {elapsed}", what);
         let (done, ended) = mpsc::channel::<()>();
         let drawn = bar.clone();
@@ -93,11 +93,11 @@ impl Wait {
             }
         };
         let painter = std::thread::Builder::new().name("progress".to_owned()).spawn(paint);
-        Wait { bar, painter: painter.ok().map(|thread| (done, thread)) }
+        Spinner { bar, painter: painter.ok().map(|thread| (done, thread)) }
     }
 }
 
-impl Drop for Wait {
+impl Drop for Spinner {
     fn drop(&mut self) {
         if let Some((done, painter)) = self.painter.take() {
             drop(done);

@@ -2,14 +2,14 @@
 
 /// A generator.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     /// One of a family: neighbouring numbers of one seed have nothing in common.
-    pub fn new(seed: u64, number: u64) -> Random {
-        let mut first = Random(seed);
-        let mut second = Random(first.next() ^ number);
-        Random(second.next())
+    pub fn new(seed: u64, number: u64) -> SplitMix64 {
+        let mut first = SplitMix64(seed);
+        let mut second = SplitMix64(first.next() ^ number);
+        SplitMix64(second.next())
     }
 
     /// 64 bits.
@@ -39,7 +39,7 @@ mod tests {
     #[test]
     fn sequence_depends_on_seed_only() {
         let few = |seed, number| {
-            let mut r = Random::new(seed, number);
+            let mut r = SplitMix64::new(seed, number);
             [r.next(), r.next(), r.next()]
         };
         assert_eq!(few(1, 2), few(1, 2));
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn numbers_are_uniform_and_bounded() {
-        let mut r = Random::new(7, 0);
+        let mut r = SplitMix64::new(7, 0);
         let mean = (0..10_000).map(|_| r.unit()).sum::<f64>() / 10_000.0;
         assert!((0.48..0.52).contains(&mean), "{mean}");
         assert!((0..1000).all(|_| r.below(3) < 3));

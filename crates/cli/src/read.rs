@@ -14,11 +14,11 @@ use clap::Args;
 use spinio_io::runtime;
 use spinio_sys::linux::{self, Advice};
 
-use crate::device::{self, Buffer, Name};
+use crate::device::{self, Buffer, DeviceName};
 use crate::exit::{self, Exit};
-use crate::input::{Input, Opened};
-use crate::paint::{Ink, Paint};
-use crate::progress::{Progress, Wait};
+use crate::input::{Input, OpenRange};
+use crate::paint::{OutputStyle, TextRole};
+use crate::progress::{Progress, Spinner};
 use crate::{out, table, units};
 
 /// What `spinio read` takes.
@@ -28,7 +28,7 @@ pub struct Read {
     input: Input,
     /// The device to read into: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
     #[arg(long)]
-    device: Option<Name>,
+    device: Option<DeviceName>,
     /// Bytes a read
     #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = units::parse)]
     block: u64,
@@ -39,7 +39,7 @@ pub struct Read {
 
 /// What was read.
 #[derive(Default)]
-struct Done {
+struct ReadTotals {
     bytes: u64,
     reads: u64,
     spent: Duration,
@@ -54,7 +54,7 @@ pub fn run(read: &Read) -> anyhow::Result<Exit> {
     }
     let opened = read.input.open()?;
     let block = read.block.min(opened.len.max(1));
-    let wait = Wait::new("Opening the device");
+    let wait = Spinner::new("Opening the device");
     let buffer = Buffer::new(read.device.unwrap_or_else(device::preferred), block)?;
     drop(wait);
     let before = runtime().stats();
@@ -63,7 +63,7 @@ pub fn run(read: &Read) -> anyhow::Result<Exit> {
     Ok(if done.first_difference.is_some() { Exit::Different } else { Exit::Ok })
 }
 
-fn read_all(read: &Read, opened: &Opened, buffer: &Buffer, block: u64) -> anyhow::Result<Done> {
+fn read_all(read: &Read, opened: &OpenRange, buffer: &Buffer, block: u64) -> anyhow::Result<ReadTotals> {
     let name = read.input.path().display().to_string();
     // A description of its own: advice must not change the one that the device reads.
     let plain = match read.verify {
@@ -74,7 +74,7 @@ fn read_all(read: &Read, opened: &Opened, buffer: &Buffer, block: u64) -> anyhow
         let _ = linux::fadvise(plain.as_raw_fd(), 0, 0, Advice::Random);
     }
     let mut progress = Progress::bytes(opened.len, "Reading");
-    let mut done = Done::default();
+    let mut done = ReadTotals::default();
     while done.bytes < opened.len && done.first_difference.is_none() {
         let (at, want) = (opened.offset + done.bytes, block.min(opened.len - done.bytes) as usize);
         let begun = Instant::now();
@@ -85,7 +85,8 @@ fn read_all(read: &Read, opened: &Opened, buffer: &Buffer, block: u64) -> anyhow
             break;
         }
         if let Some(plain) = &plain {
-            done.first_difference = compare(plain, at, buffer, got).with_context(|| format!("Cannot compare {name}"))?;
+            done.first_difference =
+                compare(plain, at, buffer, got).with_context(|| format!("Cannot compare {name}"))?;
         }
         done.bytes += got as u64;
         done.reads += 1;
@@ -101,11 +102,11 @@ fn compare(plain: &std::fs::File, at: u64, buffer: &Buffer, len: usize) -> anyho
     Ok(there.iter().zip(&here).position(|(a, b)| a != b).map(|i| at + i as u64))
 }
 
-fn report(read: &Read, buffer: &Buffer, done: &Done, stats: &spinio_io::stats::Snapshot) -> anyhow::Result<()> {
-    let paint = Paint::stdout();
+fn report(read: &Read, buffer: &Buffer, done: &ReadTotals, stats: &spinio_io::stats::Snapshot) -> anyhow::Result<()> {
+    let paint = OutputStyle::stdout();
     let mut text = String::new();
     let mut line = |label: &str, what: String| {
-        text += &format!("{} {what}\n", paint.text(Ink::Head, &format!("{label:<8}")));
+        text += &format!("{} {what}\n", paint.text(TextRole::Head, &format!("{label:<8}")));
     };
     line("file", format!("{} of {}", units::bytes(done.bytes), read.input.path().display()));
     let device = buffer.target.allocation.device;
@@ -126,11 +127,11 @@ fn report(read: &Read, buffer: &Buffer, done: &Done, stats: &spinio_io::stats::S
     match (read.verify, done.first_difference) {
         (false, _) => {}
         (true, None) => {
-            let tick = paint.text(Ink::Good, "✓");
+            let tick = paint.text(TextRole::Good, "✓");
             text += &format!("{tick} every byte equals a plain pread: {} bytes\n", done.bytes);
         }
         (true, Some(at)) => {
-            let cross = paint.text(Ink::Bad, "✗");
+            let cross = paint.text(TextRole::Bad, "✗");
             text += &format!(
                 "{cross} byte {at} differs from a plain pread. If nobody wrote to the file meanwhile, this is a bug: \
                  please report it\n"

@@ -1,22 +1,22 @@
 //! The block devices under a file, for people and for programs.
 
 use serde_json::{Value, json};
-use spinio_plan::geometry::{Kind, Layer, P2p, Role, Stack};
+use spinio_plan::geometry::{BlockStack, Kind, Layer, P2pHint, Role};
 
 use crate::units;
 
 /// The tree, moved to the right, and what follows from it.
-pub fn tree_text(stack: &Stack, indent: usize) -> String {
+pub fn tree_text(stack: &BlockStack, indent: usize) -> String {
     let mut lines: Vec<String> = stack.to_string().lines().map(|l| format!("{:indent$}{l}", "")).collect();
     if stack.top.is_some() {
         lines.push(format!("{:indent$}{}", "", stripes(stack)));
-        lines.push(format!("{:indent$}{}", "", P2p::from_stack(stack).text()));
+        lines.push(format!("{:indent$}{}", "", P2pHint::from_stack(stack).text()));
     }
     lines.join("\n")
 }
 
 /// What stripes there are, in a sentence.
-pub fn stripes(stack: &Stack) -> String {
+pub fn stripes(stack: &BlockStack) -> String {
     match stack.stripe() {
         None => "no stripes".to_owned(),
         Some(s) => {
@@ -28,7 +28,7 @@ pub fn stripes(stack: &Stack) -> String {
 }
 
 /// Everything that is known.
-pub fn json(stack: &Stack) -> Value {
+pub fn json(stack: &BlockStack) -> Value {
     json!({
         "file_system": stack.file_system,
         "read_ahead": stack.read_ahead(),
@@ -40,8 +40,8 @@ pub fn json(stack: &Stack) -> Value {
             "width": s.width(),
             "phase": s.phase,
         })),
-        "p2p": P2p::from_stack(stack).worth_probing(),
-        "p2p_reason": P2p::from_stack(stack).text(),
+        "p2p": P2pHint::from_stack(stack).worth_probing(),
+        "p2p_reason": P2pHint::from_stack(stack).text(),
         "layers": stack.top.as_ref().map(layer),
     })
 }

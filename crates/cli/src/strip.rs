@@ -10,7 +10,7 @@
 
 use spinio_plan::{Extent, Residency, Route, Schedule};
 
-use crate::paint::{Ink, Paint};
+use crate::paint::{OutputStyle, TextRole};
 use crate::{table, units};
 
 /// A residency's character, its word in the legend.
@@ -71,29 +71,29 @@ fn majority<K: Copy>(column: &[(K, u64)]) -> Option<(K, bool)> {
 }
 
 /// The residency of a range, as one line of `columns` characters.
-pub fn residency(paint: &Paint, extents: &[Extent], columns: usize) -> String {
+pub fn residency(paint: &OutputStyle, extents: &[Extent], columns: usize) -> String {
     let runs: Vec<_> = extents.iter().map(|e| (e.len, e.residency)).collect();
     line(paint, &distribute(&runs, columns), |(residency, mixed)| {
-        (if mixed { MIXED } else { glyph(residency).0 }, Ink::Pages(residency))
+        (if mixed { MIXED } else { glyph(residency).0 }, TextRole::Pages(residency))
     })
 }
 
 /// The routes of a schedule, as one line of `columns` characters.
-pub fn schedule(paint: &Paint, schedule: &Schedule, columns: usize) -> String {
+pub fn schedule(paint: &OutputStyle, schedule: &Schedule, columns: usize) -> String {
     let runs: Vec<_> = schedule.segments.iter().map(|s| (s.len, s.route)).collect();
-    line(paint, &distribute(&runs, columns), |(route, _)| (letter(route), Ink::Route(route)))
+    line(paint, &distribute(&runs, columns), |(route, _)| (letter(route), TextRole::Route(route)))
 }
 
 fn line<K: Copy + PartialEq>(
-    paint: &Paint,
+    paint: &OutputStyle,
     columns: &[Vec<(K, u64)>],
-    show: impl Fn((K, bool)) -> (char, Ink),
+    show: impl Fn((K, bool)) -> (char, TextRole),
 ) -> String {
     let mut out = String::new();
     // One escape code a run of equal colours, not one a character.
-    let mut run: Option<(Ink, String)> = None;
+    let mut run: Option<(TextRole, String)> = None;
     for column in columns {
-        let (c, ink) = majority(column).map_or((' ', Ink::Dim), &show);
+        let (c, ink) = majority(column).map_or((' ', TextRole::Dim), &show);
         match &mut run {
             Some((now, text)) if *now == ink => text.push(c),
             _ => {
@@ -110,14 +110,14 @@ fn line<K: Copy + PartialEq>(
 }
 
 /// What the characters of [`residency`] mean, with the bytes of each that is there.
-pub fn residency_legend(paint: &Paint, extents: &[Extent]) -> String {
+pub fn residency_legend(paint: &OutputStyle, extents: &[Extent]) -> String {
     let total: u64 = extents.iter().map(|e| e.len).sum();
     let mut parts = Vec::new();
     for residency in [Residency::Clean, Residency::Dirty, Residency::Absent, Residency::Unknown] {
         let bytes: u64 = extents.iter().filter(|e| e.residency == residency).map(|e| e.len).sum();
         if bytes > 0 {
             let (c, word) = glyph(residency);
-            let c = paint.text(Ink::Pages(residency), &c.to_string());
+            let c = paint.text(TextRole::Pages(residency), &c.to_string());
             parts.push(format!("{c} {word} {} ({})", units::bytes(bytes), table::share(bytes, total)));
         }
     }
@@ -128,13 +128,13 @@ pub fn residency_legend(paint: &Paint, extents: &[Extent]) -> String {
 }
 
 /// What the letters of [`schedule`] mean, with the bytes of each that is there.
-pub fn schedule_legend(paint: &Paint, schedule: &Schedule) -> String {
+pub fn schedule_legend(paint: &OutputStyle, schedule: &Schedule) -> String {
     let total: u64 = schedule.segments.iter().map(|s| s.len).sum();
     let mut parts = Vec::new();
     for route in Route::ALL {
         let bytes: u64 = schedule.segments.iter().filter(|s| s.route == route).map(|s| s.len).sum();
         if bytes > 0 {
-            let c = paint.text(Ink::Route(route), &letter(route).to_string());
+            let c = paint.text(TextRole::Route(route), &letter(route).to_string());
             parts.push(format!("{c} {route} {} ({})", units::bytes(bytes), table::share(bytes, total)));
         }
     }
@@ -147,8 +147,8 @@ mod tests {
 
     use super::*;
 
-    const PLAIN: Paint = Paint { colour: false, width: 80 };
-    const COLOUR: Paint = Paint { colour: true, width: 80 };
+    const PLAIN: OutputStyle = OutputStyle { colour: false, width: 80 };
+    const COLOUR: OutputStyle = OutputStyle { colour: true, width: 80 };
 
     fn extents(runs: &[(u64, Residency)]) -> Vec<Extent> {
         runs.iter().map(|&(len, residency)| Extent { len, residency }).collect()

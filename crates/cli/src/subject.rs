@@ -19,7 +19,7 @@ use crate::scratch;
 const STEP: usize = 1 << 20;
 
 /// The file.
-pub struct Subject {
+pub struct TestFile {
     /// Open, for reading; a scratch file for writing too.
     pub file: File,
     /// The file, or the folder that a scratch file lies in.
@@ -30,10 +30,10 @@ pub struct Subject {
     pub scratch: bool,
 }
 
-impl Subject {
+impl TestFile {
     /// A regular file or block device as it is, or in a folder a new file of `size` bytes, which nobody else can see and
     /// which is gone when this ends, however it ends.
-    pub fn open(path: &Path, size: u64) -> anyhow::Result<Subject> {
+    pub fn open(path: &Path, size: u64) -> anyhow::Result<TestFile> {
         let cannot = || format!("Cannot open {}", path.display());
         let kind = std::fs::metadata(path).with_context(cannot)?;
         let refuse = |why: &str| exit::error(Exit::Failed, format!("Cannot measure on {}: {why}", path.display()));
@@ -44,7 +44,7 @@ impl Subject {
             let file = tempfile::tempfile_in(path)
                 .with_context(|| format!("Cannot make a scratch file in {}", path.display()))?;
             file::make(&file, path, size)?;
-            return Ok(Subject { file, path: path.to_owned(), size, scratch: true });
+            return Ok(TestFile { file, path: path.to_owned(), size, scratch: true });
         }
         if !kind.is_file() && !is_device(&kind) {
             return Err(refuse("it is no file with offsets"));
@@ -54,7 +54,7 @@ impl Subject {
         if size < 1 << 20 {
             return Err(refuse("it has less than 1 MiB"));
         }
-        Ok(Subject { file, path: path.to_owned(), size, scratch: false })
+        Ok(TestFile { file, path: path.to_owned(), size, scratch: false })
     }
 
     /// Reads all of it into the page cache.

@@ -6,11 +6,11 @@ use comfy_table::{
 use spinio_io::stats::{Direction, Snapshot};
 use spinio_plan::Route;
 
-use crate::paint::Paint;
+use crate::paint::OutputStyle;
 use crate::units;
 
 /// An empty table with this head.
-pub fn new(paint: &Paint, head: &[&str]) -> Table {
+pub fn new(paint: &OutputStyle, head: &[&str]) -> Table {
     let mut table = Table::new();
     table
         .load_preset(presets::NOTHING)
@@ -60,7 +60,7 @@ pub fn route(route: Route) -> Cell {
 }
 
 /// Routes of a snapshot: where the bytes travelled, and why.
-pub fn of_snapshot(paint: &Paint, snapshot: &Snapshot) -> Table {
+pub fn of_snapshot(paint: &OutputStyle, snapshot: &Snapshot) -> Table {
     let moved = snapshot.rows.iter().fold(0u64, |sum, l| sum.saturating_add(l.bytes));
     // Most programs only read; then it need not be said on every line.
     let single_route = snapshot.rows.iter().all(|l| l.direction == Direction::Read);

@@ -68,7 +68,7 @@ int main(int argc, char **argv) {
 "#;
 
 /// The program under the library, with a place for counters of its own.
-struct Watched {
+struct ObservedProgram {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
@@ -101,20 +101,20 @@ impl Bench {
         entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    fn start(&self, env: &[(&str, &str)]) -> Watched {
+    fn start(&self, env: &[(&str, &str)]) -> ObservedProgram {
         let mut command = Command::new(env!("CARGO_BIN_EXE_spinio"));
         command.args(["run", "--"]).arg(&self.program).arg(&self.data);
         command.env_remove("SPINIO_STATS").env_remove("SPINIO_TRACE");
         command.env("XDG_RUNTIME_DIR", self.dir.path().join("run")).envs(env.iter().copied());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
-        let mut watched = Watched { child, input, output };
+        let mut watched = ObservedProgram { child, input, output };
         watched.await_ready();
         watched
     }
 }
 
-impl Watched {
+impl ObservedProgram {
     fn await_ready(&mut self) {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
@@ -137,7 +137,7 @@ impl Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for ObservedProgram {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -21,13 +21,13 @@ const MAX_RETRIES: usize = 1000;
 
 /// A range and the number of its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Arena {
+pub(crate) struct DeviceRange {
     pub(crate) start: u64,
     pub(crate) len: u64,
     pub(crate) owner: u32,
 }
 
-impl Arena {
+impl DeviceRange {
     fn end(&self) -> u64 {
         self.start + self.len
     }
@@ -43,7 +43,7 @@ struct Slot {
 
 /// The table.
 #[derive(Debug)]
-pub(crate) struct Arenas {
+pub(crate) struct RangeTable {
     low: AtomicU64,
     high: AtomicU64,
     used: AtomicUsize,
@@ -57,10 +57,10 @@ impl Slot {
     }
 
     /// What stands in the slot; a free slot has length 0.
-    fn read(&self) -> Option<Arena> {
+    fn read(&self) -> Option<DeviceRange> {
         for _ in 0..MAX_RETRIES {
             let before = self.version.load(Acquire);
-            let arena = Arena {
+            let arena = DeviceRange {
                 start: self.start.load(Relaxed),
                 len: self.len.load(Relaxed),
                 owner: self.owner.load(Relaxed) as u32,
@@ -75,7 +75,7 @@ impl Slot {
     }
 
     /// For one writer at a time.
-    fn write(&self, arena: Arena) {
+    fn write(&self, arena: DeviceRange) {
         let version = self.version.load(Relaxed);
         self.version.store(version | 1, Relaxed);
         fence(Release);
@@ -86,9 +86,9 @@ impl Slot {
     }
 }
 
-impl Arenas {
-    pub(crate) const fn new() -> Arenas {
-        Arenas {
+impl RangeTable {
+    pub(crate) const fn new() -> RangeTable {
+        RangeTable {
             low: AtomicU64::new(u64::MAX),
             high: AtomicU64::new(0),
             used: AtomicUsize::new(0),
@@ -98,7 +98,7 @@ impl Arenas {
     }
 
     /// The arena that holds an address.
-    pub(crate) fn find(&self, addr: u64) -> Option<Arena> {
+    pub(crate) fn find(&self, addr: u64) -> Option<DeviceRange> {
         if addr < self.low.load(Relaxed) || addr >= self.high.load(Relaxed) {
             return None;
         }
@@ -107,7 +107,7 @@ impl Arenas {
     }
 
     /// Adds a range; false if the table is full. What was known of the range before is forgotten.
-    pub(crate) fn add(&self, arena: Arena) -> bool {
+    pub(crate) fn add(&self, arena: DeviceRange) -> bool {
         let _writer = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
         if arena.len == 0 || arena.start.checked_add(arena.len).is_none() {
             return false;
@@ -134,10 +134,10 @@ impl Arenas {
 
     fn split_out(&self, start: u64, end: u64, is_owner: &dyn Fn(u32) -> bool) {
         for slot in &self.slots[..self.used.load(Relaxed)] {
-            let found = |a: &Arena| a.len > 0 && a.start < end && start < a.end() && is_owner(a.owner);
+            let found = |a: &DeviceRange| a.len > 0 && a.start < end && start < a.end() && is_owner(a.owner);
             let Some(arena) = slot.read().filter(found) else { continue };
-            let left = Arena { len: start.saturating_sub(arena.start), ..arena };
-            let right = Arena { start: end, len: arena.end().saturating_sub(end), ..arena };
+            let left = DeviceRange { len: start.saturating_sub(arena.start), ..arena };
+            let right = DeviceRange { start: end, len: arena.end().saturating_sub(end), ..arena };
             slot.write(if left.len > 0 { left } else { right });
             if left.len > 0 && right.len > 0 {
                 // With no slot left, the right part is forgotten: host memory, as far as we know.
@@ -146,7 +146,7 @@ impl Arenas {
         }
     }
 
-    fn insert(&self, arena: Arena) -> bool {
+    fn insert(&self, arena: DeviceRange) -> bool {
         let used = self.used.load(Relaxed);
         let free = self.slots[..used].iter().position(|s| s.read().is_some_and(|a| a.len == 0));
         let at = free.unwrap_or(used);
@@ -186,12 +186,12 @@ mod tests {
     proptest! {
         #[test]
         fn address_has_last_owner_added(steps in steps()) {
-            let arenas = Arenas::new();
+            let arenas = RangeTable::new();
             let mut model = [None; 64];
             for step in steps {
                 match step {
                     Step::Add(start, len, owner) => {
-                        let added = arenas.add(Arena { start, len, owner });
+                        let added = arenas.add(DeviceRange { start, len, owner });
                         prop_assert!(added);
                         model[start as usize..(start + len) as usize].fill(Some(owner));
                     }
@@ -212,32 +212,32 @@ mod tests {
 
     #[test]
     fn full_table_refuses_and_keeps_entries() {
-        let arenas = Arenas::new();
+        let arenas = RangeTable::new();
         for n in 0..SLOTS as u64 {
-            assert!(arenas.add(Arena { start: n * 10, len: 5, owner: 1 }));
+            assert!(arenas.add(DeviceRange { start: n * 10, len: 5, owner: 1 }));
         }
-        assert!(!arenas.add(Arena { start: 10_000, len: 5, owner: 1 }));
+        assert!(!arenas.add(DeviceRange { start: 10_000, len: 5, owner: 1 }));
         assert_eq!(arenas.find(630).map(|a| a.start), Some(630));
         arenas.remove(0, 5, |_| true);
-        assert!(arenas.add(Arena { start: 10_000, len: 5, owner: 1 }));
+        assert!(arenas.add(DeviceRange { start: 10_000, len: 5, owner: 1 }));
     }
 
     #[test]
     fn empty_range_is_not_added() {
-        let arenas = Arenas::new();
-        assert!(!arenas.add(Arena { start: 5, len: 0, owner: 1 }));
-        assert!(!arenas.add(Arena { start: u64::MAX, len: 2, owner: 1 }));
+        let arenas = RangeTable::new();
+        assert!(!arenas.add(DeviceRange { start: 5, len: 0, owner: 1 }));
+        assert!(!arenas.add(DeviceRange { start: u64::MAX, len: 2, owner: 1 }));
         assert_eq!(arenas.find(5), None);
     }
 
     /// A reader must never see half of one arena and half of another.
     #[test]
     fn concurrent_lookup_sees_consistent_entries() {
-        let arenas = Arc::new(Arenas::new());
+        let arenas = Arc::new(RangeTable::new());
         let stop = Arc::new(AtomicBool::new(false));
         let hits = Arc::new(AtomicU64::new(0));
         // Each arena is as long as its owner says: a mixture shows.
-        let each = |n: u64| Arena { start: 1000 + 100 * (n % 7), len: 10 + n % 50, owner: (10 + n % 50) as u32 };
+        let each = |n: u64| DeviceRange { start: 1000 + 100 * (n % 7), len: 10 + n % 50, owner: (10 + n % 50) as u32 };
         let readers: Vec<_> = (0..3)
             .map(|_| {
                 let (arenas, stop, hits) = (Arc::clone(&arenas), Arc::clone(&stop), Arc::clone(&hits));

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, PAGE};
 
-use crate::{DeviceError, ErrorKind, Pinned};
+use crate::{DeviceError, ErrorKind, PinnedBuffer};
 
 pub(crate) const NONE: u32 = 0;
 pub(crate) const RW: u32 = 3;
@@ -14,19 +14,19 @@ pub(crate) const ANON: u32 = 0x22;
 
 /// Staging memory: blocks that are lent again, but never unmapped, so that a late copy cannot fault.
 #[derive(Debug, Default)]
-pub(crate) struct HostMemory {
-    blocks: Mutex<Blocks>,
+pub(crate) struct HostMemoryPool {
+    blocks: Mutex<PoolState>,
 }
 
 #[derive(Debug, Default)]
-struct Blocks {
-    idle: Vec<Pinned>,
+struct PoolState {
+    idle: Vec<PinnedBuffer>,
     in_use: usize,
 }
 
-impl HostMemory {
+impl HostMemoryPool {
     /// Page-aligned memory of at least one page.
-    pub(crate) fn acquire(&self, len: usize) -> Result<Pinned, DeviceError> {
+    pub(crate) fn acquire(&self, len: usize) -> Result<PinnedBuffer, DeviceError> {
         let refused = DeviceError::new(ErrorKind::NoMemory, "staging");
         let len = len.max(1).checked_next_multiple_of(PAGE).ok_or(refused)?;
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -35,7 +35,7 @@ impl HostMemory {
             None => {
                 // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
                 let ptr = unsafe { linux::mmap(core::ptr::null_mut(), len, RW, ANON, -1, 0) }.map_err(|_| refused)?;
-                Pinned { ptr, len }
+                PinnedBuffer { ptr, len }
             }
         };
         blocks.in_use += 1;
@@ -43,7 +43,7 @@ impl HostMemory {
     }
 
     /// Gives a block back; it stays mapped, but holds no memory until it is lent again.
-    pub(crate) fn release(&self, block: Pinned) {
+    pub(crate) fn release(&self, block: PinnedBuffer) {
         const MADV_DONTNEED: u32 = 4;
         // SAFETY: the block is idle; a late reader finds zeros.
         let _ = unsafe { linux::madvise(block.ptr, block.len, MADV_DONTNEED) };

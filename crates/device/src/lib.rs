@@ -27,6 +27,6 @@ pub use error::{DeviceError, ErrorKind};
 pub use target::Target;
 pub use thread_queue::{set_thread_stream, thread_stream};
 pub use traits::{
-    Abilities, Allocation, CodeStore, Device, DeviceAddr, DeviceId, DeviceKind, Fence, Gathered, Pin, Pinned, QueueId,
-    Wait,
+    Allocation, Capabilities, Device, DeviceAddr, DeviceId, DeviceKind, Fence, GatherEntry, KernelStore, Pin,
+    PinnedBuffer, StreamId, WaitMode,
 };

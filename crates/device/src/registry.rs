@@ -16,7 +16,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::arenas::{Arena, Arenas};
+use crate::arenas::{DeviceRange, RangeTable};
 use crate::emulated::{Config, ConfigError, Emulated};
 use crate::{Allocation, Device, DeviceAddr, DeviceError, DeviceKind, ErrorKind, cuda, p2pmem};
 
@@ -24,16 +24,16 @@ use crate::{Allocation, Device, DeviceAddr, DeviceError, DeviceKind, ErrorKind, 
 static ANY_DEVICE: AtomicBool = AtomicBool::new(false);
 
 /// The ranges of devices that are not CUDA's.
-static RANGES: Arenas = Arenas::new();
+static RANGES: RangeTable = RangeTable::new();
 
 /// Who owns them, by number.
 static OWNERS: [OnceLock<&'static dyn Device>; 64] = [const { OnceLock::new() }; 64];
 static OWNERS_USED: AtomicU32 = AtomicU32::new(0);
 
 /// The process's emulated device, and what it shall be like once it is wanted.
-static EMULATED: Mutex<Wanted> = Mutex::new(Wanted { config: None, started: None });
+static EMULATED: Mutex<EmulatedState> = Mutex::new(EmulatedState { config: None, started: None });
 
-struct Wanted {
+struct EmulatedState {
     config: Option<Config>,
     started: Option<&'static Emulated>,
 }
@@ -79,7 +79,7 @@ pub fn find_after_fault(addr: *const u8, wanted: usize) -> Option<Allocation> {
     found
 }
 
-fn query_owner(arena: Arena, addr: *const u8, wanted: usize) -> Option<Allocation> {
+fn query_owner(arena: DeviceRange, addr: *const u8, wanted: usize) -> Option<Allocation> {
     OWNERS.get(arena.owner as usize)?.get()?.allocation(DeviceAddr(addr as u64), wanted as u64)
 }
 
@@ -170,7 +170,7 @@ pub(crate) fn add_owner<D: Device>(make: impl FnOnce(u32) -> &'static D) -> Resu
 
 /// Makes a range known as a device's.
 pub(crate) fn add_range(owner: u32, start: DeviceAddr, len: u64) -> Result<(), DeviceError> {
-    if !RANGES.add(Arena { start: start.0, len, owner }) {
+    if !RANGES.add(DeviceRange { start: start.0, len, owner }) {
         return Err(DeviceError::new(ErrorKind::NoMemory, "table of device ranges"));
     }
     set_present();

@@ -69,7 +69,7 @@ impl fmt::Display for DeviceId {
 
 /// What a device can do at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Abilities {
+pub struct Capabilities {
     /// It can read page-cache pages that [`Device::pin`] registered.
     pub can_pin: bool,
     /// It has a DMA engine: [`Device::copy_in`] works and staging is worth having.
@@ -105,11 +105,11 @@ impl Allocation {
 
 /// A queue of a device; 0 is the default queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct QueueId(pub u64);
+pub struct StreamId(pub u64);
 
-impl QueueId {
+impl StreamId {
     /// A number that means another queue on each thread (`cudaStreamPerThread`).
-    pub const PER_THREAD: QueueId = QueueId(2);
+    pub const PER_THREAD: StreamId = StreamId(2);
 }
 
 /// A place in a queue. From a bounded pool: give it back with [`Device::release_fence`].
@@ -120,7 +120,7 @@ pub struct Fence(pub u64);
 /// Pinned host memory that the device copies from and to at full speed.
 /// It is never unmapped while the process lives, so a late copy can read stale bytes but cannot fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pinned {
+pub struct PinnedBuffer {
     /// Page-aligned.
     pub ptr: *mut u8,
     /// Bytes.
@@ -128,9 +128,9 @@ pub struct Pinned {
 }
 
 // SAFETY: plain memory; who may touch it when is the staging ring's business.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedBuffer {}
 // SAFETY: as above.
-unsafe impl Sync for Pinned {}
+unsafe impl Sync for PinnedBuffer {}
 
 /// Page-cache pages that the device may read, made by [`Device::pin`].
 #[derive(Debug)]
@@ -147,7 +147,7 @@ pub struct Pin {
 /// One piece for [`Device::gather`], as the device itself reads it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Gathered {
+pub struct GatherEntry {
     /// Where the bytes are: what [`Device::view`] or [`Device::view_pin`] said, and so much further on.
     pub src: u64,
     /// Where they go: device memory.
@@ -157,7 +157,7 @@ pub struct Gathered {
 }
 
 /// Where compiled code for devices is kept between processes.
-pub trait CodeStore {
+pub trait KernelStore {
     /// What was kept under a name.
     fn load(&self, name: &str) -> Option<Vec<u8>>;
     /// Keeps it; without effect where nothing can be kept.
@@ -166,7 +166,7 @@ pub trait CodeStore {
 
 /// How to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
+pub enum WaitMode {
     /// As the program's context says (CUDA's spin, yield or blocking schedule).
     Context,
     /// Asleep, whatever the context says: for long transfers.
@@ -182,64 +182,64 @@ pub trait Device: Send + Sync + 'static {
     fn describe(&self) -> String;
 
     /// What it can do.
-    fn capabilities(&self) -> Abilities;
+    fn capabilities(&self) -> Capabilities;
 
     /// The allocation that holds `addr`, asked afresh: `None` if it is (no longer) ours.
     /// Neighbouring mappings that the program sees as one range (CUDA VMM) count as one, as far as `want` bytes reach.
     fn allocation(&'static self, addr: DeviceAddr, wanted: u64) -> Option<Allocation>;
 
     /// New pinned memory for the staging ring, for the life of the process.
-    fn alloc_pinned(&self, len: usize) -> Result<Pinned>;
+    fn alloc_pinned(&self, len: usize) -> Result<PinnedBuffer>;
 
     /// Gives back pinned memory of [`Device::staging`] that no copy uses any more.
-    fn free_pinned(&self, buffer: Pinned);
+    fn free_pinned(&self, buffer: PinnedBuffer);
 
     /// The queue that small requests of this thread go to: the default queue, or the one the thread chose.
     /// Sets aside what must not be disturbed: while the program captures a graph that the default queue would
     /// break, this is a queue of ours and `true` (then the caller must wait before it returns).
-    fn app_stream(&self) -> (QueueId, bool);
+    fn app_stream(&self) -> (StreamId, bool);
 
     /// Whether what is put on a queue now would become part of a graph, or spoil one.
-    fn is_capturing(&self, stream: QueueId) -> bool {
+    fn is_capturing(&self, stream: StreamId) -> bool {
         let _ = stream;
         false
     }
 
     /// Lends a queue that nobody else uses, ordered with nothing; from a bounded pool.
-    fn acquire_stream(&self) -> Result<QueueId>;
+    fn acquire_stream(&self) -> Result<StreamId>;
 
     /// Gives it back, idle or not.
-    fn release_stream(&self, stream: QueueId);
+    fn release_stream(&self, stream: StreamId);
 
     /// Queues a copy from pinned host memory (or any host memory, slower) into the device.
     ///
     /// # Safety
     /// `src` must stay readable and unchanged, and `dst` allocated, until the copy is done.
-    unsafe fn copy_in(&self, stream: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()>;
+    unsafe fn copy_in(&self, stream: StreamId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()>;
 
     /// Queues a copy out of the device into pinned host memory (or any host memory, slower).
     ///
     /// # Safety
     /// `dst` must stay writable and unread, and `src` allocated, until the copy is done.
-    unsafe fn copy_out(&self, stream: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()>;
+    unsafe fn copy_out(&self, stream: StreamId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()>;
 
     /// Marks the present end of a queue.
-    fn fence(&self, stream: QueueId) -> Result<Fence>;
+    fn fence(&self, stream: StreamId) -> Result<Fence>;
 
     /// Makes what is queued on `queue` from now on wait for the fence.
-    fn wait_event(&self, stream: QueueId, fence: &Fence) -> Result<()>;
+    fn wait_event(&self, stream: StreamId, fence: &Fence) -> Result<()>;
 
     /// Whether everything before the fence is done.
     fn query(&self, fence: &Fence) -> Result<bool>;
 
     /// Waits until everything before the fence is done.
-    fn wait(&self, fence: &Fence, mode: Wait) -> Result<()>;
+    fn wait(&self, fence: &Fence, mode: WaitMode) -> Result<()>;
 
     /// Gives a fence back to the pool.
     fn release_fence(&self, fence: Fence);
 
     /// Waits until everything on the queue is done.
-    fn synchronize(&self, stream: QueueId, mode: Wait) -> Result<()>;
+    fn synchronize(&self, stream: StreamId, mode: WaitMode) -> Result<()>;
 
     /// Registers the pages behind a read-only file mapping, so that the device can read them.
     /// They are the pages that are in the page cache now: pin for one request, then [`Device::unpin`].
@@ -252,7 +252,8 @@ pub trait Device: Send + Sync + 'static {
     ///
     /// # Safety
     /// The pin must live, and `dst` stay allocated, until the copy is done.
-    unsafe fn copy_pinned(&self, stream: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()>;
+    unsafe fn copy_pinned(&self, stream: StreamId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize)
+    -> Result<()>;
 
     /// Queues a call of a host function: it runs once what was queued before it is done, and what is queued behind it
     /// waits for its end. It must not call a device.
@@ -261,7 +262,7 @@ pub trait Device: Send + Sync + 'static {
     /// The function must be one that may be called once with the argument, on any thread, until the queue is drained.
     unsafe fn launch_host_func(
         &self,
-        stream: QueueId,
+        stream: StreamId,
         function: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
     ) -> Result<()> {
@@ -273,7 +274,7 @@ pub trait Device: Send + Sync + 'static {
     fn unpin(&self, pin: Pin);
 
     /// Makes [`Device::gather`] ready: may compile and load code. Slow the first time, free afterwards.
-    fn load_gather_kernel(&self, store: &dyn CodeStore) -> Result<()> {
+    fn load_gather_kernel(&self, store: &dyn KernelStore) -> Result<()> {
         let _ = store;
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "gather"))
     }
@@ -306,7 +307,7 @@ pub trait Device: Send + Sync + 'static {
     /// # Safety
     /// `list` must lie in pinned memory of [`Device::staging`] and hold `count` pieces; it, every byte that they name and
     /// every place that these go to must stay as they are until the gather is done.
-    unsafe fn gather(&self, stream: QueueId, list: *const Gathered, count: usize) -> Result<()> {
+    unsafe fn gather(&self, stream: StreamId, list: *const GatherEntry, count: usize) -> Result<()> {
         let _ = (stream, list, count);
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "gather"))
     }

@@ -9,7 +9,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fake::Fake;
 use spinio_device::{
-    Allocation, CodeStore, DeviceAddr, DeviceKind, ErrorKind, Gathered, QueueId, Wait, registry, set_thread_stream,
+    Allocation, DeviceAddr, DeviceKind, ErrorKind, GatherEntry, KernelStore, StreamId, WaitMode, registry,
+    set_thread_stream,
 };
 use spinio_sys::cuda::{Context, Driver};
 
@@ -170,17 +171,17 @@ fn copies_fences_and_waits_move_bytes() {
     // SAFETY: staging memory is ours and as long as said.
     unsafe { staging.ptr.write_bytes(0x5a, 4096) };
     let queue = device.acquire_stream().unwrap();
-    assert_ne!(queue, QueueId(0));
+    assert_ne!(queue, StreamId(0));
     // SAFETY: the memory lives until the drain below.
     unsafe { device.copy_in(queue, DeviceAddr(at + 1), staging.ptr, 4096) }.unwrap();
     let fence = device.fence(queue).unwrap();
-    device.wait_event(QueueId(0), &fence).unwrap();
+    device.wait_event(StreamId(0), &fence).unwrap();
     assert!(device.query(&fence).unwrap());
-    device.wait(&fence, Wait::Context).unwrap();
-    device.wait(&fence, Wait::Block).unwrap();
+    device.wait(&fence, WaitMode::Context).unwrap();
+    device.wait(&fence, WaitMode::Block).unwrap();
     device.release_fence(fence);
-    device.synchronize(queue, Wait::Block).unwrap();
-    device.synchronize(QueueId(0), Wait::Context).unwrap();
+    device.synchronize(queue, WaitMode::Block).unwrap();
+    device.synchronize(StreamId(0), WaitMode::Context).unwrap();
     device.release_stream(queue);
     assert_eq!(device.acquire_stream().unwrap(), queue, "queues are used again");
     device.release_stream(queue);
@@ -194,9 +195,9 @@ fn copies_fences_and_waits_move_bytes() {
     gpu.fake.free(at);
 }
 
-struct Nowhere;
+struct NullStore;
 
-impl CodeStore for Nowhere {
+impl KernelStore for NullStore {
     fn load(&self, _name: &str) -> Option<Vec<u8>> {
         None
     }
@@ -211,14 +212,14 @@ fn gather_is_one_launch_in_memorys_context() {
         let at = gpu.fake.alloc(0, 8192, 0);
         let device = find(at, 1).unwrap().device;
         assert!(device.capabilities().can_gather, "nobody has tried yet");
-        assert!(device.load_gather_kernel(&Nowhere).is_err() && !device.capabilities().can_gather);
+        assert!(device.load_gather_kernel(&NullStore).is_err() && !device.capabilities().can_gather);
     });
     gpu.fake.fail_module(0);
     in_own_context(gpu, 0, || {
         let at = gpu.fake.alloc(0, 8192, 0);
         let device = find(at, 1).unwrap().device;
         let staging = device.alloc_pinned(1 << 16).unwrap();
-        let list = staging.ptr.cast::<Gathered>();
+        let list = staging.ptr.cast::<GatherEntry>();
         let bytes = staging.ptr.wrapping_add(4096);
         let queue = device.acquire_stream().unwrap();
         // SAFETY: staging memory is ours and as long as said; the stand-in copies at once.
@@ -226,16 +227,16 @@ fn gather_is_one_launch_in_memorys_context() {
             bytes.write_bytes(0x5a, 4096);
             for i in 0..3u64 {
                 let from = device.device_ptr(bytes).unwrap() + i;
-                list.add(i as usize).write(Gathered { src: from, dst: at + i * 2000 + 1, len: 1000 });
+                list.add(i as usize).write(GatherEntry { src: from, dst: at + i * 2000 + 1, len: 1000 });
             }
             assert!(device.gather(queue, list, 3).is_err(), "not prepared");
             gpu.fake.capture(1);
-            device.load_gather_kernel(&Nowhere).unwrap();
+            device.load_gather_kernel(&NullStore).unwrap();
             device.gather(queue, list, 3).unwrap();
             gpu.fake.capture(0);
         }
         assert_eq!(gpu.fake.spoilt(), 0);
-        device.synchronize(queue, Wait::Context).unwrap();
+        device.synchronize(queue, WaitMode::Context).unwrap();
         device.release_stream(queue);
         let (piece, gap) = ([0x5a; 1000], [0; 1000]);
         assert_eq!(peek(gpu, at, 6001), [&[0][..], &piece, &gap, &piece, &gap, &piece, &gap].concat());
@@ -254,8 +255,8 @@ fn thread_without_context_uses_memorys_context() {
                 assert_eq!(found.device.id().to_string(), "cuda:1");
                 let bytes = [3u8; 100];
                 // SAFETY: the stand-in copies at once.
-                unsafe { found.device.copy_in(QueueId(0), DeviceAddr(at), bytes.as_ptr(), 100) }.unwrap();
-                found.device.synchronize(QueueId(0), Wait::Context).unwrap();
+                unsafe { found.device.copy_in(StreamId(0), DeviceAddr(at), bytes.as_ptr(), 100) }.unwrap();
+                found.device.synchronize(StreamId(0), WaitMode::Context).unwrap();
                 assert_eq!(gpu.driver.current(), Ok(Context(0)), "the thread is left as it was");
             });
         });
@@ -268,26 +269,26 @@ fn capture_is_never_invalidated() {
     let Some((_turn, gpu)) = gpu() else { return };
     let at = gpu.fake.alloc(0, 4096, 0);
     let device = find(at, 1).unwrap().device;
-    assert_eq!(device.app_stream(), (QueueId(0), false));
+    assert_eq!(device.app_stream(), (StreamId(0), false));
     gpu.fake.capture(1);
     let handles_before = gpu.fake.spoilt();
     let (queue, capturing) = device.app_stream();
-    assert!(queue != QueueId(0) && capturing);
+    assert!(queue != StreamId(0) && capturing);
     assert_eq!(device.app_stream().0, queue);
     let bytes = [9u8; 10];
     // SAFETY: the stand-in copies at once.
     unsafe { device.copy_in(queue, DeviceAddr(at), bytes.as_ptr(), 10) }.unwrap();
-    device.synchronize(queue, Wait::Context).unwrap();
-    device.synchronize(queue, Wait::Block).unwrap();
+    device.synchronize(queue, WaitMode::Context).unwrap();
+    device.synchronize(queue, WaitMode::Block).unwrap();
     let fence = device.fence(queue).unwrap();
     assert!(device.query(&fence).unwrap());
-    device.wait(&fence, Wait::Context).unwrap();
+    device.wait(&fence, WaitMode::Context).unwrap();
     device.release_fence(fence);
     let staging = device.alloc_pinned(1 << 16).unwrap();
     // SAFETY: staging memory stays mapped; it is registered already, which refuses the pin.
     assert_eq!(unsafe { device.pin(staging.ptr, 4096) }.unwrap_err().kind, ErrorKind::PinRefused);
     device.free_pinned(staging);
-    assert!(device.fence(QueueId(0)).is_err() && device.synchronize(QueueId(0), Wait::Block).is_err());
+    assert!(device.fence(StreamId(0)).is_err() && device.synchronize(StreamId(0), WaitMode::Block).is_err());
     let pages = vec![0u8; 3 * 4096];
     // SAFETY: the pages live until they are unpinned.
     let pin = unsafe { device.pin(pages.as_ptr().wrapping_add(4000), 200) }.unwrap();
@@ -299,7 +300,7 @@ fn capture_is_never_invalidated() {
     let lent = device.acquire_stream().unwrap();
     assert_ne!(lent, queue, "the queue of captures is never lent");
     device.release_stream(lent);
-    assert_eq!(device.app_stream(), (QueueId(0), false));
+    assert_eq!(device.app_stream(), (StreamId(0), false));
     assert_eq!(peek(gpu, at, 10), [9; 10]);
     gpu.fake.free(at);
 }
@@ -312,8 +313,8 @@ fn thread_can_choose_its_stream() {
     let chosen_stream = device.acquire_stream().unwrap();
     set_thread_stream(chosen_stream);
     assert_eq!(device.app_stream(), (chosen_stream, false));
-    set_thread_stream(QueueId(0));
-    assert_eq!(device.app_stream(), (QueueId(0), false));
+    set_thread_stream(StreamId(0));
+    assert_eq!(device.app_stream(), (StreamId(0), false));
     device.release_stream(chosen_stream);
     gpu.fake.free(at);
 }
@@ -337,8 +338,8 @@ fn no_dead_handle_is_used_after_reset() {
     unsafe { gpu.driver.set_current(again) }.unwrap();
     let gone = |e: spinio_device::DeviceError| assert_eq!(e.kind, ErrorKind::ContextLost);
     gone(old.query(&fence).unwrap_err());
-    gone(old.wait(&fence, Wait::Block).unwrap_err());
-    gone(old.synchronize(queue, Wait::Context).unwrap_err());
+    gone(old.wait(&fence, WaitMode::Block).unwrap_err());
+    gone(old.synchronize(queue, WaitMode::Context).unwrap_err());
     gone(old.acquire_stream().unwrap_err());
     gone(old.alloc_pinned(4096).unwrap_err());
     // SAFETY: refused before anything is touched.
@@ -351,7 +352,7 @@ fn no_dead_handle_is_used_after_reset() {
     let found = find_after_fault(new).unwrap();
     assert!(!std::ptr::addr_eq(found.device, old), "another context, another device");
     let queue = found.device.acquire_stream().unwrap();
-    found.device.synchronize(queue, Wait::Context).unwrap();
+    found.device.synchronize(queue, WaitMode::Context).unwrap();
     found.device.release_stream(queue);
     gpu.fake.free(new);
 }
@@ -368,7 +369,7 @@ fn unnoticed_reset_is_detected_by_next_lookup() {
     unsafe { gpu.driver.set_current(again) }.unwrap();
     let new = find_after_fault(gpu.fake.alloc(0, 4096, 0)).unwrap().device;
     let queue = new.acquire_stream().unwrap();
-    new.synchronize(queue, Wait::Context).unwrap();
+    new.synchronize(queue, WaitMode::Context).unwrap();
     new.release_stream(queue);
 }
 
@@ -409,8 +410,8 @@ fn blocking_context_gets_blocking_events() {
     in_own_context(gpu, 0, || {
         let device = find_after_fault(gpu.fake.alloc(0, 4096, 0)).unwrap().device;
         assert!(device.describe().contains("blocking"), "{}", device.describe());
-        let fence = device.fence(QueueId(0)).unwrap();
-        device.wait(&fence, Wait::Context).unwrap();
+        let fence = device.fence(StreamId(0)).unwrap();
+        device.wait(&fence, WaitMode::Context).unwrap();
         device.release_fence(fence);
     });
     gpu.fake.schedule(0);

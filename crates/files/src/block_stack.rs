@@ -18,12 +18,12 @@ use std::ffi::CString;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use spinio_plan::geometry::{self, Source, Stack, overlay};
+use spinio_plan::geometry::{self, BlockStack, SysfsReader, overlay};
 use spinio_sys::linux::fs_magic::{self, BTRFS, OVERLAYFS};
 use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
-use spinio_host::syscalls::Syscalls;
 use spinio_host::lock;
+use spinio_host::syscalls::Syscalls;
 
 /// How long a stack is believed.
 const TTL: Duration = Duration::from_secs(2);
@@ -45,7 +45,7 @@ fn lossy(bytes: Vec<u8>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-impl Source for Sysfs<'_> {
+impl SysfsReader for Sysfs<'_> {
     fn read_text(&self, path: &str) -> Option<String> {
         self.0.read_sysfs(&CString::new(path).ok()?, SYSFS_MAX).ok().map(lossy)
     }
@@ -66,16 +66,16 @@ type Key = (u64, u64);
 /// The stacks that were read lately.
 #[derive(Default)]
 pub struct BlockStackCache {
-    entries: Mutex<HashMap<Key, (Instant, Arc<Stack>)>>,
+    entries: Mutex<HashMap<Key, (Instant, Arc<BlockStack>)>>,
 }
 
 impl BlockStackCache {
     /// What the file behind `fd` lies on; `fd` is of the calling thread's table, `magic` is what `fstatfs` said.
-    pub fn get(&self, sys: &dyn Syscalls, fd: Fd, stat: Stat, magic: u64) -> Arc<Stack> {
+    pub fn get(&self, sys: &dyn Syscalls, fd: Fd, stat: Stat, magic: u64) -> Arc<BlockStack> {
         self.resolve(sys, fd, stat, magic, MAX_OVERLAY_DEPTH)
     }
 
-    fn resolve(&self, sys: &dyn Syscalls, fd: Fd, stat: Stat, magic: u64, depth: u32) -> Arc<Stack> {
+    fn resolve(&self, sys: &dyn Syscalls, fd: Fd, stat: Stat, magic: u64, depth: u32) -> Arc<BlockStack> {
         if stat.kind == FileKind::Block {
             return self.get_or_read((0, stat.rdev), || geometry::read_device(&Sysfs(sys), "", dev_numbers(stat.rdev)));
         }
@@ -87,11 +87,13 @@ impl BlockStackCache {
                 Err(_) => geometry::without_device(&name),
             }),
             _ if linux::major(stat.dev) == 0 => Arc::new(geometry::without_device(&name)),
-            _ => self.get_or_read((magic, stat.dev), || geometry::read_device(&Sysfs(sys), &name, dev_numbers(stat.dev))),
+            _ => {
+                self.get_or_read((magic, stat.dev), || geometry::read_device(&Sysfs(sys), &name, dev_numbers(stat.dev)))
+            }
         }
     }
 
-    fn resolve_overlay(&self, sys: &dyn Syscalls, fd: Fd, stat: Stat, depth: u32) -> Arc<Stack> {
+    fn resolve_overlay(&self, sys: &dyn Syscalls, fd: Fd, stat: Stat, depth: u32) -> Arc<BlockStack> {
         let lower = || {
             let depth = depth.checked_sub(1)?;
             let proc = Sysfs(sys);
@@ -108,11 +110,11 @@ impl BlockStackCache {
         } else {
             format!("overlay on {}", lower_stack.file_system)
         };
-        Arc::new(Stack { file_system: name, top: lower_stack.top.clone() })
+        Arc::new(BlockStack { file_system: name, top: lower_stack.top.clone() })
     }
 
     /// The file of an overlay in one of the folders below, if this is it.
-    fn overlay_lower_file(&self, sys: &dyn Syscalls, path: &str, merged: Stat, depth: u32) -> Option<Arc<Stack>> {
+    fn overlay_lower_file(&self, sys: &dyn Syscalls, path: &str, merged: Stat, depth: u32) -> Option<Arc<BlockStack>> {
         let path = CString::new(path).ok()?;
         let fd = linux::open(&path, (linux::O_PATH | linux::O_NOFOLLOW) as i32, 0).ok()?;
         let stack = sys.fstat(fd).ok().and_then(|stat| {
@@ -133,7 +135,7 @@ impl BlockStackCache {
         stack
     }
 
-    fn get_or_read(&self, key: Key, read: impl FnOnce() -> Stack) -> Arc<Stack> {
+    fn get_or_read(&self, key: Key, read: impl FnOnce() -> BlockStack) -> Arc<BlockStack> {
         if let Some((when, stack)) = lock(&self.entries).get(&key)
             && when.elapsed() < TTL
         {

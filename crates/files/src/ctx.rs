@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use spinio_host::pool::Workers;
 use spinio_host::syscalls::Syscalls;
-use spinio_stats::{StatsRegion, Stats};
+use spinio_stats::{Stats, StatsRegion};
 use spinio_transfer::DeferredUnpin;
 
 /// How long a `close` waits for what is kept beside the file to be released. Longer only if a server is slow, or a

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use spinio_device::Device;
 use spinio_host::Settings;
-use spinio_host::pool::{WorkerPool, IdleTask, Workers};
+use spinio_host::pool::{IdleTask, WorkerPool, Workers};
 use spinio_host::syscalls::Syscalls;
 use spinio_plan::Reason;
-use spinio_plan::geometry::Stack;
+use spinio_plan::geometry::BlockStack;
 use spinio_stats::Stats;
 use spinio_sys::Errno;
 use spinio_sys::linux::{Advice, Fd, FileKind, Stat};
@@ -138,7 +138,7 @@ impl Files {
     }
 
     /// The block devices under what `fd` names: a file, a directory or a device.
-    pub fn storage(&self, fd: Fd) -> Result<Arc<Stack>, Errno> {
+    pub fn storage(&self, fd: Fd) -> Result<Arc<BlockStack>, Errno> {
         let sys = self.ctx.sys;
         let stat = sys.fstat(fd)?;
         if stat.kind != FileKind::Other

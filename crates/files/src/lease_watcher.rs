@@ -80,7 +80,8 @@ impl WriteLeases {
         if !state.watcher_running {
             state.watcher_running = true;
             let shared = Arc::clone(leases);
-            let spawned = ctx.workers.shadow().is_some_and(|k| k.spawn_dedicated("spinio-lease", move || shared.watch()));
+            let spawned =
+                ctx.workers.shadow().is_some_and(|k| k.spawn_dedicated("spinio-lease", move || shared.watch()));
             if !spawned {
                 state.watcher_running = false;
                 state.pending -= 1;

@@ -26,8 +26,8 @@ use crate::ctx::FilesCtx;
 use crate::p2p_trust::P2pTrust;
 use crate::state::FileState;
 use spinio_host::syscalls::Syscalls;
-use spinio_transfer::bounce::BUFFER_SIZE;
 use spinio_transfer::AlignedBuf;
+use spinio_transfer::bounce::BUFFER_SIZE;
 
 /// Bytes of the widest stripe that is read whole.
 const MAX_STRIPE: u64 = 32 << 20;

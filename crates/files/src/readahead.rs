@@ -41,9 +41,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use spinio_plan::readahead::{Ahead, Brought, CACHED_SURVEY_STEP, READAHEAD_BYTES, SURVEY_STEP, max_buffered_request, survey_distance, marker_offsets, window};
+use spinio_plan::readahead::{
+    CACHED_SURVEY_STEP, OwnedPages, READAHEAD_BYTES, SURVEY_STEP, SurveyWindow, marker_offsets, max_buffered_request,
+    survey_distance, window,
+};
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Advice, Fd, FileKind, News, PAGE, Stat};
+use spinio_sys::linux::{self, Advice, Fd, FileKind, InotifyEvent, PAGE, Stat};
 
 use spinio_host::lock;
 use spinio_host::pool::WorkerPool;
@@ -82,7 +85,7 @@ pub struct ReadaheadCache {
     policy: CachePolicy,
     /// Bytes that the kernel is led ahead of a reader: no more than the set may hold.
     distance: u64,
-    owned: Mutex<Brought<FileKey>>,
+    owned: Mutex<OwnedPages<FileKey>>,
     /// The streams under way, the one that was looked at last at the end.
     streams: Mutex<Vec<Arc<SequentialStream>>>,
     /// The descriptor that brings news, of the keepers' table.
@@ -107,7 +110,7 @@ struct SequentialStream {
 /// How far a stream has come.
 #[derive(Default)]
 struct StreamState {
-    surveyed: Ahead,
+    surveyed: SurveyWindow,
     survey_distance: u64,
     /// Ours, and not in the set yet; and whether a keeper is called for it.
     consumed: Vec<Range<u64>>,
@@ -124,7 +127,14 @@ struct Watch {
 
 impl StreamState {
     /// The stream has come to `at`.
-    fn update(&mut self, home: &ReadaheadCache, fd: Fd, known: Option<&FileState>, at: u64, (size, doubled): (u64, bool)) {
+    fn update(
+        &mut self,
+        home: &ReadaheadCache,
+        fd: Fd,
+        known: Option<&FileState>,
+        at: u64,
+        (size, doubled): (u64, bool),
+    ) {
         let window_hint = known.map(|file| file.block_stack().read_ahead());
         let end = known.map_or(size, |file| file.size.max(size)).next_multiple_of(PAGE as u64);
         let surveyed = &mut self.surveyed;
@@ -136,7 +146,11 @@ impl StreamState {
             let absent = if probe { residency::absent_runs(home.ctx.sys, fd, range.clone()) } else { Vec::new() };
             surveyed.record_survey(range, absent);
         }
-        home.detector.schedule_check(fd, surveyed.survey_step(), max_buffered_request(window_hint.unwrap_or(0), doubled));
+        home.detector.schedule_check(
+            fd,
+            surveyed.survey_step(),
+            max_buffered_request(window_hint.unwrap_or(0), doubled),
+        );
         // A wide window needs nobody.
         if let Some(window) = window_hint.map(|told| window(told, doubled)).filter(|window| *window < home.distance)
             && surveyed.any_absent()
@@ -148,13 +162,18 @@ impl StreamState {
 
 impl ReadaheadCache {
     /// An empty set.
-    pub fn new(settings: &Settings, ctx: &Arc<FilesCtx>, kept: &Arc<FileTable>, detector: &Arc<SequentialDetector>) -> Arc<ReadaheadCache> {
+    pub fn new(
+        settings: &Settings,
+        ctx: &Arc<FilesCtx>,
+        kept: &Arc<FileTable>,
+        detector: &Arc<SequentialDetector>,
+    ) -> Arc<ReadaheadCache> {
         let pages = if settings.readahead_keep == CachePolicy::Auto { settings.readahead_pages } else { 0 };
         let limit = pages.saturating_mul(PAGE as u64);
         Arc::new_cyclic(|weak_self| ReadaheadCache {
             policy: settings.readahead_keep,
             distance: READAHEAD_BYTES.min(limit),
-            owned: Mutex::new(Brought::new(limit)),
+            owned: Mutex::new(OwnedPages::new(limit)),
             streams: Mutex::default(),
             inotify: OnceLock::new(),
             other_opens: Mutex::default(),
@@ -333,7 +352,7 @@ impl ReadaheadCache {
         // Locked first: a keeper that finds no news finds the counts that another one has read the news for.
         let other_opens = lock(&self.other_opens);
         // What cannot be heard may have happened.
-        let events = self.ctx.sys.inotify_events(inotify.get()).unwrap_or_else(|_: Errno| vec![News::Overflow]);
+        let events = self.ctx.sys.inotify_events(inotify.get()).unwrap_or_else(|_: Errno| vec![InotifyEvent::Overflow]);
         let adjust = |watch: &i32, change: i64| {
             if let Some(others) = other_opens.get(watch) {
                 others.store((others.load(Relaxed) + change).max(0), Relaxed);
@@ -341,10 +360,10 @@ impl ReadaheadCache {
         };
         for event in events {
             match event {
-                News::Opened(watch) => adjust(&watch, 1),
-                News::Closed(watch) => adjust(&watch, -1),
-                News::Overflow => other_opens.values().for_each(|others| others.store(i64::MAX / 2, Relaxed)),
-                News::WatchRemoved(_) | News::Modified(_) => {}
+                InotifyEvent::Opened(watch) => adjust(&watch, 1),
+                InotifyEvent::Closed(watch) => adjust(&watch, -1),
+                InotifyEvent::Overflow => other_opens.values().for_each(|others| others.store(i64::MAX / 2, Relaxed)),
+                InotifyEvent::WatchRemoved(_) | InotifyEvent::Modified(_) => {}
             }
         }
     }
@@ -416,9 +435,12 @@ impl ReadaheadCache {
 
     /// A file goes: what a keeper does with its descriptor before it closes it.
     fn drop_on_close(self: Arc<Self>, key: FileKey, closed: bool) -> PreCloseHook {
-        let Some(Watch { wd: watch, other_opens, last_dropped: dropped }) = lock(&self.files).remove(&key) else { return Box::new(|_| {}) };
+        let Some(Watch { wd: watch, other_opens, last_dropped: dropped }) = lock(&self.files).remove(&key) else {
+            return Box::new(|_| {});
+        };
         let mut runs = lock(&self.owned).remove_file(key);
-        let (removed, remaining): (Vec<_>, Vec<_>) = lock(&self.streams).drain(..).partition(|stream| closed && stream.key == key);
+        let (removed, remaining): (Vec<_>, Vec<_>) =
+            lock(&self.streams).drain(..).partition(|stream| closed && stream.key == key);
         lock(&self.streams).extend(remaining);
         for stream in removed {
             let mut state = lock(&stream.state);

@@ -21,8 +21,8 @@ use spinio_plan::{Extent, Residency, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, PAGE, RWF_NOWAIT};
 
-use spinio_transfer::Mapping;
 use spinio_host::syscalls::Syscalls;
+use spinio_transfer::Mapping;
 
 const SURVEY_STEP: u64 = 512 << 10;
 const PROBE_SPAN: u64 = 64 << 10;
@@ -164,7 +164,8 @@ impl Survey<'_> {
             let next = end.min((at / span + 1) * span);
             // A probe of an absent page makes the kernel read that page, so the next request must not ask for the same
             // one, and one resident page proves little: the whole run is believed only on the word of two.
-            let probe_at = |attempt: u64| at + (at ^ nonce << 1 ^ attempt).wrapping_mul(0x9e37_79b9_7f4a_7c15) % (next - at);
+            let probe_at =
+                |attempt: u64| at + (at ^ nonce << 1 ^ attempt).wrapping_mul(0x9e37_79b9_7f4a_7c15) % (next - at);
             let residency = match self.probe(probe_at(0)) {
                 Residency::Clean => self.probe(probe_at(1)),
                 other => other,

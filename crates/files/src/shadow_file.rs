@@ -22,13 +22,15 @@ use std::time::{Duration, Instant};
 
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Advice, CacheStat, DirectAlign, Fd, News, Placed, Private, PrivateError, Ring, Stat};
+use spinio_sys::linux::{
+    self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, Ring, Stat,
+};
 
-use spinio_plan::geometry::Stack;
-use spinio_host::shadow_fd::ShadowFd;
 use spinio_host::is_cancelled;
 use spinio_host::pool::Workers;
+use spinio_host::shadow_fd::ShadowFd;
 use spinio_host::syscalls::Syscalls;
+use spinio_plan::geometry::BlockStack;
 
 use crate::ctx::FilesCtx;
 use crate::lease_watcher::WriteLeases;
@@ -160,7 +162,7 @@ impl Syscalls for FdRouter {
         self.route(fd, |sys, fd| sys.file_system(fd))
     }
 
-    fn extents(&self, fd: Fd, offset: u64, len: u64, max_count: usize) -> Result<Vec<Placed>> {
+    fn extents(&self, fd: Fd, offset: u64, len: u64, max_count: usize) -> Result<Vec<FileExtent>> {
         self.route(fd, move |sys, fd| sys.extents(fd, offset, len, max_count))
     }
 
@@ -208,7 +210,7 @@ impl Syscalls for FdRouter {
         self.inner.unwatch(inotify, wd);
     }
 
-    fn inotify_events(&self, inotify: Fd) -> Result<Vec<News>> {
+    fn inotify_events(&self, inotify: Fd) -> Result<Vec<InotifyEvent>> {
         self.inner.inotify_events(inotify)
     }
 
@@ -244,7 +246,7 @@ impl Syscalls for FdRouter {
         self.inner.lease_break_time()
     }
 
-    fn new_shadow_table(&self) -> core::result::Result<Private, PrivateError> {
+    fn new_shadow_table(&self) -> core::result::Result<FdTableRoot, FdTableError> {
         self.inner.new_shadow_table()
     }
 }
@@ -274,7 +276,12 @@ impl ShadowFile {
     /// Runs something on a keeper, which is given the descriptor as it is there, and waits for the answer.
     pub fn run_blocking<T: Send + 'static>(&self, f: impl FnOnce(Fd) -> Result<T> + Send + 'static) -> Result<T> {
         let fd = self.shadow_fd.get();
-        self.files.ctx.workers.shadow().and_then(|workers| workers.run_blocking(move || f(fd))).unwrap_or(Err(Errno::IO))
+        self.files
+            .ctx
+            .workers
+            .shadow()
+            .and_then(|workers| workers.run_blocking(move || f(fd)))
+            .unwrap_or(Err(Errno::IO))
     }
 
     /// As [`OwnFile::call`], without waiting; `f` gives the answer to whom it likes. `false`: it will never run.
@@ -287,7 +294,7 @@ impl ShadowFile {
     }
 
     /// The block devices under it. Unlike `Runtime::storage` this leaves no further opening behind.
-    pub fn block_stack(&self) -> Result<Arc<Stack>> {
+    pub fn block_stack(&self) -> Result<Arc<BlockStack>> {
         let (sys, block_stacks) = (self.files.ctx.sys, self.files.kept.block_stacks());
         self.run_blocking(move |fd| {
             let stat = sys.fstat(fd)?;
@@ -327,10 +334,12 @@ impl ShadowFiles {
         let begun = Instant::now();
         let fd = loop {
             let name = path.to_owned();
-            let opened = shadow.run_blocking(move || open_nonblocking(&name, flags as i32, mode)).unwrap_or(Err(Errno::IO));
+            let opened =
+                shadow.run_blocking(move || open_nonblocking(&name, flags as i32, mode)).unwrap_or(Err(Errno::IO));
             // Asked now: the time may be changed while it is waited for.
-            let may_be_leased =
-                || linux::lease_break_time().is_none_or(|s| begun.elapsed() < LEASE_WAIT_EXTRA + Duration::from_secs(s));
+            let may_be_leased = || {
+                linux::lease_break_time().is_none_or(|s| begun.elapsed() < LEASE_WAIT_EXTRA + Duration::from_secs(s))
+            };
             match opened {
                 Err(Errno::AGAIN) if is_cancelled() => return Err(Errno::INTR),
                 Err(Errno::AGAIN) if may_be_leased() => std::thread::sleep(LEASE_POLL),
@@ -348,7 +357,8 @@ const LEASE_POLL: Duration = Duration::from_millis(1);
 /// As `open`, but EAGAIN while somebody has a lease on the file, who is told that it is wanted.
 fn open_nonblocking(path: &CStr, flags: i32, mode: u32) -> Result<Fd> {
     let fd = linux::open(path, flags | linux::O_NONBLOCK as i32, mode)?;
-    let blocking = linux::status_flags(fd).and_then(|all| linux::set_status_flags(fd, all & !(linux::O_NONBLOCK as i32)));
+    let blocking =
+        linux::status_flags(fd).and_then(|all| linux::set_status_flags(fd, all & !(linux::O_NONBLOCK as i32)));
     if blocking.is_err() {
         let _ = linux::close(fd);
     }

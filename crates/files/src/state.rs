@@ -14,18 +14,17 @@
 //! Known flaw: opening a twin is an open like any other, so a program that holds a write
 //! lease on the file itself gets a lease break, and fanotify listeners see it.
 
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use spinio_plan::Reason;
-use spinio_plan::geometry::Stack;
+use spinio_plan::geometry::BlockStack;
 use spinio_sys::linux::fs_magic::{OVERLAYFS, RAMFS, TMPFS};
 use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
 
 use spinio_host::lock;
-use spinio_host::shadow_fd::{PreCloseHook, CloseQueue, ShadowFd};
+use spinio_host::shadow_fd::{CloseQueue, PreCloseHook, ShadowFd};
 use spinio_host::syscalls::Syscalls;
 use spinio_transfer::Mapping;
 
@@ -57,7 +56,7 @@ pub struct FileState {
     /// Magic number of the file system; 0 for a block device.
     pub file_system: u64,
     /// The block devices under it.
-    block_stack: Arc<Stack>,
+    block_stack: Arc<BlockStack>,
     /// Where it lies in the stripes of an array with parity.
     pub stripes: FileStripes,
     /// They are NVMe, or several disks work side by side: it chooses the cost model.
@@ -121,7 +120,8 @@ impl FileState {
             true => Err(Reason::NoDirectIo),
             false => reopen(linux::O_DIRECT).map_err(|_| Reason::NoDirectIo),
         };
-        let residency_access = if in_memory { ResidencyAccess::InMemory } else { residency::residency_access(sys, cached_fd, stat.uid) };
+        let residency_access =
+            if in_memory { ResidencyAccess::InMemory } else { residency::residency_access(sys, cached_fd, stat.uid) };
         let storage = if stat.kind == FileKind::Block { stat.rdev } else { stat.dev };
         let block_stack = block_stacks.get(sys, cached_fd, stat, magic);
         Ok(FileState {
@@ -169,7 +169,7 @@ impl FileState {
     }
 
     /// The block devices under it, as they were a second or two ago.
-    pub fn block_stack(&self) -> &Arc<Stack> {
+    pub fn block_stack(&self) -> &Arc<BlockStack> {
         &self.block_stack
     }
 

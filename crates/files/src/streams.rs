@@ -19,7 +19,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use spinio_plan::readahead::{DETECT_BYTES, CACHED_SURVEY_STEP, MIN_SEQUENTIAL_BYTES, SURVEY_STEP, EXTEND_STEP};
+use spinio_plan::readahead::{CACHED_SURVEY_STEP, DETECT_BYTES, EXTEND_STEP, MIN_SEQUENTIAL_BYTES, SURVEY_STEP};
 use spinio_sys::linux::{Advice, Fd, Stat};
 
 use spinio_host::settings::{CachePolicy, Settings};
@@ -127,7 +127,9 @@ impl SequentialDetector {
     /// request that read-ahead serves best if it is not.
     pub fn schedule_check(&self, fd: Fd, step: u64, max_len: u64) {
         let entry = self.entry(fd);
-        entry.limit.store(if step < CACHED_SURVEY_STEP { max_len.min(entry.cost_limit.load(Relaxed)) } else { 0 }, Relaxed);
+        entry
+            .limit
+            .store(if step < CACHED_SURVEY_STEP { max_len.min(entry.cost_limit.load(Relaxed)) } else { 0 }, Relaxed);
         entry.readahead_limit.store(0, Relaxed);
         if step >= CACHED_SURVEY_STEP {
             entry.until_check.store(step, Relaxed);
@@ -155,7 +157,10 @@ impl SequentialDetector {
             return None;
         }
         let at = entry.next.load(Relaxed);
-        if at < entry.next_extend.load(Relaxed) || at >= limit || ADVICE[fd as usize % ENTRIES].load(Relaxed) & ADVICE_MASK == ADVICE_RANDOM {
+        if at < entry.next_extend.load(Relaxed)
+            || at >= limit
+            || ADVICE[fd as usize % ENTRIES].load(Relaxed) & ADVICE_MASK == ADVICE_RANDOM
+        {
             return None;
         }
         entry.next_extend.store(at + EXTEND_STEP, Relaxed);
@@ -266,7 +271,9 @@ mod tests {
         assert!(!detector.uses_kernel_readahead(6, Some(100), 10), "nobody knows what storage does");
         detector.mark_cold(6, most);
         assert!(detector.uses_kernel_readahead(6, Some(100), most) && detector.uses_kernel_readahead(6, None, most));
-        assert!(!detector.uses_kernel_readahead(6, Some(100), most + 1) && !detector.uses_kernel_readahead(6, Some(99), 10));
+        assert!(
+            !detector.uses_kernel_readahead(6, Some(100), most + 1) && !detector.uses_kernel_readahead(6, Some(99), 10)
+        );
         assert!(!detector.uses_kernel_readahead(6 + ENTRIES as Fd, Some(100), 10));
         // Reads at the descriptor's own offset and others take turns.
         assert!(!detector.record(6, None, 20) && detector.uses_kernel_readahead(6, Some(120), 10));
@@ -283,9 +290,15 @@ mod tests {
         assert!(!detector.is_next(6, 0, 100));
         detector.schedule_check(6, SURVEY_STEP, 1 << 19);
         detector.set_cost_limit(6, 1 << 17);
-        assert!(detector.uses_kernel_readahead(6, Some(100), 1 << 17) && !detector.uses_kernel_readahead(6, Some(100), 1 << 18));
+        assert!(
+            detector.uses_kernel_readahead(6, Some(100), 1 << 17)
+                && !detector.uses_kernel_readahead(6, Some(100), 1 << 18)
+        );
         detector.schedule_check(6, SURVEY_STEP, 1 << 19);
-        assert!(detector.uses_kernel_readahead(6, Some(100), 1 << 17) && !detector.uses_kernel_readahead(6, Some(100), 1 << 18));
+        assert!(
+            detector.uses_kernel_readahead(6, Some(100), 1 << 17)
+                && !detector.uses_kernel_readahead(6, Some(100), 1 << 18)
+        );
         assert!(!detector.is_next(6, 7, 20), "it has jumped");
         detector.schedule_check(6, SURVEY_STEP, 1 << 19);
         assert!(detector.uses_kernel_readahead(6, Some(20), 1 << 18), "and nothing is known of costs");
@@ -297,7 +310,9 @@ mod tests {
         let (window, block) = (128 << 10, 32 << 10);
         let extensions = |from: u64, to: u64| {
             let starts = (from..to).step_by(block as usize);
-            starts.filter(|at| !detector.record(8, Some(*at), block as usize) && detector.readahead_due(8).is_some()).count() as u64
+            starts
+                .filter(|at| !detector.record(8, Some(*at), block as usize) && detector.readahead_due(8).is_some())
+                .count() as u64
         };
         let (at, limit) = (MIN_SEQUENTIAL_BYTES + SURVEY_STEP, MIN_SEQUENTIAL_BYTES + 2 * SURVEY_STEP);
         assert_eq!(extensions(0, at), 0, "nobody has looked");
@@ -318,7 +333,11 @@ mod tests {
         assert_eq!(extensions(at + SURVEY_STEP, at + MIN_SEQUENTIAL_BYTES), 0, "and has not gone far since");
         assert!(extensions(at + MIN_SEQUENTIAL_BYTES, at + MIN_SEQUENTIAL_BYTES + SURVEY_STEP) > 0);
         detector.schedule_check(8, CACHED_SURVEY_STEP, 1 << 19);
-        assert_eq!(extensions(at + MIN_SEQUENTIAL_BYTES + SURVEY_STEP, at + MIN_SEQUENTIAL_BYTES + 2 * SURVEY_STEP), 0, "it is cached");
+        assert_eq!(
+            extensions(at + MIN_SEQUENTIAL_BYTES + SURVEY_STEP, at + MIN_SEQUENTIAL_BYTES + 2 * SURVEY_STEP),
+            0,
+            "it is cached"
+        );
     }
 
     #[test]

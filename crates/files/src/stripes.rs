@@ -22,15 +22,15 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use spinio_plan::geometry::{Stack, Stripe};
-use spinio_plan::shape::{Run, Shape};
+use spinio_plan::geometry::{BlockStack, Stripe};
+use spinio_plan::shape::{DeviceExtent, StripeLayout};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
 use crate::ctx::FilesCtx;
+use spinio_host::lock;
 use spinio_host::shadow_fd::ShadowFd;
 use spinio_host::syscalls::Syscalls;
-use spinio_host::lock;
 
 /// An array with parity under a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,12 +87,12 @@ pub struct StripeMap {
     /// Bytes of the file that have a place on the device.
     pub range: Range<u64>,
     /// Their stripes, and what else the file has there.
-    pub layout: Shape,
+    pub layout: StripeLayout,
 }
 
 impl ParityArray {
     /// The array with parity under a file; if there is none, why writes need no shape.
-    pub fn from_stack(stack: &Stack) -> Result<ParityArray, NoStripeMap> {
+    pub fn from_stack(stack: &BlockStack) -> Result<ParityArray, NoStripeMap> {
         let top = stack.top.as_ref().ok_or_else(|| NoStripeMap::NoBlockDevice(stack.file_system.clone()))?;
         let stripe = Stripe::from_layer(top).filter(|s| s.parity > 0).ok_or(NoStripeMap::NoParity)?;
         let width = stripe.width();
@@ -109,15 +109,16 @@ impl ParityArray {
         let start = range.start.saturating_sub(self.width);
         let end = range.end.max(range.start.saturating_add(SURVEY_WINDOW)).saturating_add(self.width);
         let extents = sys.extents(fd, start, end - start, MAX_EXTENTS)?;
-        let mapped: Vec<_> = extents.iter().filter(|e| e.flags & (linux::EXTENT_NOT_IN_PLACE | EXTENT_SHARED) == 0).collect();
+        let mapped: Vec<_> =
+            extents.iter().filter(|e| e.flags & (linux::EXTENT_NOT_IN_PLACE | EXTENT_SHARED) == 0).collect();
         let mut mapped_end = range.start;
         for extent in &mapped {
             if extent.logical <= mapped_end {
                 mapped_end = mapped_end.max(extent.logical.saturating_add(extent.len));
             }
         }
-        let runs = mapped.iter().map(|e| Run { file: e.logical, device: e.physical, len: e.len });
-        let layout = Shape::new(self.width, self.phase, runs);
+        let runs = mapped.iter().map(|e| DeviceExtent { file: e.logical, device: e.physical, len: e.len });
+        let layout = StripeLayout::new(self.width, self.phase, runs);
         // The last stripe of a window may be cut off by it.
         let mapped_end = if mapped_end >= end { end - self.width } else { mapped_end };
         Ok(StripeMap { range: range.start..mapped_end, layout })
@@ -125,7 +126,10 @@ impl ParityArray {
 
     /// The same of the array itself, or of a device on it.
     fn whole_device(self, len: u64) -> StripeMap {
-        StripeMap { range: 0..len, layout: Shape::new(self.width, self.phase, [Run { file: 0, device: 0, len }]) }
+        StripeMap {
+            range: 0..len,
+            layout: StripeLayout::new(self.width, self.phase, [DeviceExtent { file: 0, device: 0, len }]),
+        }
     }
 }
 
@@ -144,7 +148,7 @@ pub struct FileStripes {
 }
 
 impl FileStripes {
-    pub fn new(stack: &Stack) -> FileStripes {
+    pub fn new(stack: &BlockStack) -> FileStripes {
         FileStripes { array: ParityArray::from_stack(stack), extents_errno: OnceLock::new(), cached: Mutex::default() }
     }
 

@@ -29,7 +29,12 @@ pub struct FileTable {
 
 impl Default for FileTable {
     fn default() -> FileTable {
-        FileTable { kept: Mutex::default(), count: AtomicU64::new(0), created: Instant::now(), block_stacks: Arc::default() }
+        FileTable {
+            kept: Mutex::default(),
+            count: AtomicU64::new(0),
+            created: Instant::now(),
+            block_stacks: Arc::default(),
+        }
     }
 }
 

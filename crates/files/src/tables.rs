@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use spinio_sys::linux::PAGE;
 
-use spinio_transfer::Mapping;
 use spinio_host::lock;
+use spinio_transfer::Mapping;
 
 /// A page that takes longer is worth somebody else's time.
 const SLOW_PAGE: Duration = Duration::from_nanos(20);

@@ -18,7 +18,6 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-
 #[derive(Clone, Copy)]
 struct PollState {
     poll: fn() -> bool,

@@ -15,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::pool::{WorkerPool, Task};
+use crate::pool::{Task, WorkerPool};
 use crate::task_scope::TaskScope;
 
 /// Pieces that a thread is woken for.

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use spinio_sys::linux::Fd;
 
-
 /// A descriptor to be closed, and what is to be done with it first.
 pub struct PendingClose {
     /// The number, in the table that it lives in.

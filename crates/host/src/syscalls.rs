@@ -10,7 +10,8 @@ use std::ffi::{CStr, CString};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{
-    self, Advice, CacheStat, DirectAlign, Fd, News, Placed, Private, PrivateError, RWF_NOWAIT, Ring, Stat,
+    self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, RWF_NOWAIT, Ring,
+    Stat,
 };
 
 type Result<T> = core::result::Result<T, Errno>;
@@ -127,7 +128,7 @@ pub trait Syscalls: Send + Sync + 'static {
     }
 
     /// The first extents of a range (FIEMAP), at most `most` of them.
-    fn extents(&self, fd: Fd, offset: u64, len: u64, max_count: usize) -> Result<Vec<Placed>> {
+    fn extents(&self, fd: Fd, offset: u64, len: u64, max_count: usize) -> Result<Vec<FileExtent>> {
         linux::fiemap_extents(fd, offset, len, max_count)
     }
 
@@ -193,7 +194,7 @@ pub trait Syscalls: Send + Sync + 'static {
     }
 
     /// What has happened to watched files.
-    fn inotify_events(&self, inotify: Fd) -> Result<Vec<News>> {
+    fn inotify_events(&self, inotify: Fd) -> Result<Vec<InotifyEvent>> {
         linux::inotify_events(inotify)
     }
 
@@ -239,8 +240,8 @@ pub trait Syscalls: Send + Sync + 'static {
     }
 
     /// A thread family with a descriptor table of its own.
-    fn new_shadow_table(&self) -> core::result::Result<Private, PrivateError> {
-        Private::new()
+    fn new_shadow_table(&self) -> core::result::Result<FdTableRoot, FdTableError> {
+        FdTableRoot::new()
     }
 }
 

@@ -6,25 +6,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU64, Ordering::*};
 
 use spinio_device::emulated::Config;
-use spinio_device::{Allocation, Device, QueueId, Target};
+use spinio_device::{Allocation, Device, StreamId, Target};
 use spinio_files::shadow_file::FdRouter;
 use spinio_files::{Files, FilesCtx, ShadowFile, streams};
 use spinio_host::Settings;
 use spinio_host::pool::Workers;
-use spinio_host::syscalls::{Syscalls, LinuxSyscalls};
+use spinio_host::syscalls::{LinuxSyscalls, Syscalls};
 use spinio_plan::Route;
-use spinio_plan::geometry::Stack;
-use spinio_stats::{Gauge, StatsRegion, StatsLocation, Snapshot};
+use spinio_plan::geometry::BlockStack;
+use spinio_stats::{Gauge, Snapshot, StatsLocation, StatsRegion};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_transfer::{BouncePools, DeferredUnpin, Error};
 
 use crate::ctx::{Reader, Writer};
 use crate::explain::{Buffer, Explanation};
-use crate::pinned::{PinnedFiles, DeviceMapping, PinError};
+use crate::pinned::{DeviceMapping, PinError, PinnedFiles};
 use crate::policy::RoutePolicy;
 use crate::read::WaitBuffers;
-use crate::read::large::{reserve_offset, release_offset};
+use crate::read::large::{release_offset, reserve_offset};
 use crate::stream::{AsyncResult, StreamMoves};
 use crate::trial::MeasuredRead;
 use crate::write::Part;
@@ -140,7 +140,10 @@ impl Runtime {
         let workers = Arc::new(Workers::new(sys, &settings));
         sys.attach(&workers);
         // On the program's thread, before anything is counted: a worker opens the file, and must not wait for itself.
-        let home = Arc::new(StatsRegion::new(StatsLocation::from_settings(&settings, process_wide), settings.trace, || workers.shadow()));
+        let home =
+            Arc::new(StatsRegion::new(StatsLocation::from_settings(&settings, process_wide), settings.trace, || {
+                workers.shadow()
+            }));
         let unpin = DeferredUnpin::new(Arc::clone(&workers));
         let ctx = FilesCtx { sys, workers: Arc::clone(&workers), home: Arc::clone(&home), unpin: Arc::clone(&unpin) };
         let files = Arc::new(Files::new(Arc::new(ctx), &settings));
@@ -157,12 +160,15 @@ impl Runtime {
             (Gauge::PinnedFiles, Box::new(move || held.upgrade().map_or(0, |pinned| pinned.totals().0))),
             (Gauge::PinnedFileBytes, Box::new(move || registered.upgrade().map_or(0, |pinned| pinned.totals().1))),
         ]);
-        let writer = Arc::new(Writer {
-            files: Arc::clone(&files),
-            bounce: Arc::clone(&bounce),
-            policy: Arc::clone(&policy),
+        let writer =
+            Arc::new(Writer { files: Arc::clone(&files), bounce: Arc::clone(&bounce), policy: Arc::clone(&policy) });
+        let reader = Arc::new(Reader {
+            files,
+            bounce,
+            pinned: Arc::clone(&pinned),
+            policy,
+            wait_buffers: WaitBuffers::default(),
         });
-        let reader = Arc::new(Reader { files, bounce, pinned: Arc::clone(&pinned), policy, wait_buffers: WaitBuffers::default() });
         Runtime { settings, reader, moves: StreamMoves::new(Arc::clone(&writer)), writer, pinned, alive: None }
     }
 
@@ -214,7 +220,7 @@ impl Runtime {
     /// Reads the file now and queues the copies on `queue` (CUDA: a stream); returns the bytes that will be there
     /// once the queue gets that far. Waits only for staging memory, that of queued moves, and up to twice the bound:
     /// beyond it the queue has to move.
-    pub fn read_async(&self, fd: Fd, at: u64, to: Target, len: usize, queue: QueueId) -> Result<usize> {
+    pub fn read_async(&self, fd: Fd, at: u64, to: Target, len: usize, queue: StreamId) -> Result<usize> {
         self.reader.read_async(fd, at, to, len, queue)
     }
 
@@ -298,7 +304,7 @@ impl Runtime {
         at: u64,
         from: Target,
         len: usize,
-        queue: QueueId,
+        queue: StreamId,
         result: *const AtomicIsize,
     ) -> Result<()> {
         // SAFETY: passed on to the caller.
@@ -406,7 +412,7 @@ impl Runtime {
     }
 
     /// The block devices under what `fd` names: a file, a folder or a device.
-    pub fn storage(&self, fd: Fd) -> Result<Arc<Stack>> {
+    pub fn storage(&self, fd: Fd) -> Result<Arc<BlockStack>> {
         self.files().storage(fd).map_err(|e| Error::kernel(e, "ask the storage of", 0, 0))
     }
 
@@ -418,7 +424,7 @@ impl Runtime {
         at: u64,
         to: Target,
         len: usize,
-        queue: QueueId,
+        queue: StreamId,
     ) -> Result<AsyncResult> {
         self.moves.read_on_stream(file, at, to, len, queue)
     }
@@ -430,7 +436,7 @@ impl Runtime {
         at: u64,
         from: Target,
         len: usize,
-        queue: QueueId,
+        queue: StreamId,
     ) -> Result<AsyncResult> {
         self.moves.write_on_stream(file, at, from, len, queue)
     }

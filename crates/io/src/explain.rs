@@ -5,18 +5,18 @@
 
 use std::sync::Arc;
 
-use spinio_device::{Abilities, Allocation, Device};
-use spinio_plan::geometry::Stack;
+use spinio_device::{Allocation, Capabilities, Device};
+use spinio_plan::geometry::BlockStack;
 use spinio_plan::{Extent, Objective, Prediction, Reason, Residency, Route, Schedule, plan, predict};
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind, Stat};
 
 use crate::ctx::Reader;
-use spinio_host::syscalls::Syscalls;
+use crate::read::window;
 use spinio_files::ResidencyAccess;
 use spinio_files::residency::Survey;
-use crate::read::window;
 use spinio_host::settings::SMALL_REQUEST_MAX;
+use spinio_host::syscalls::Syscalls;
 use spinio_transfer::Error;
 
 /// The buffer a read would go to.
@@ -25,7 +25,7 @@ pub struct Buffer {
     /// Its device.
     pub device: &'static dyn Device,
     /// Of its device.
-    pub abilities: Abilities,
+    pub abilities: Capabilities,
     /// The kernel can make a storage device DMA into it.
     pub p2p_mapped: bool,
 }
@@ -56,7 +56,7 @@ pub struct Explanation {
     /// Which cost model that is.
     pub model: String,
     /// The block devices under the file.
-    pub storage: Arc<Stack>,
+    pub storage: Arc<BlockStack>,
     /// What would make it faster.
     pub advice: Vec<String>,
 }

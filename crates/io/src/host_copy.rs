@@ -1,16 +1,16 @@
 //! Host memory to the device and out of it again: for streams that the hooks buffer, tools that compare, and the C API.
 
-use spinio_device::Wait;
+use spinio_device::WaitMode;
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use spinio_host::settings::{Ordering, SMALL_REQUEST_MAX};
 use crate::ctx::Writer;
-use spinio_transfer::bounce::BUFFER_SIZE;
-use spinio_stats::Direction;
 use spinio_device::Target;
+use spinio_host::settings::{Ordering, SMALL_REQUEST_MAX};
+use spinio_stats::Direction;
 use spinio_transfer::Error;
+use spinio_transfer::bounce::BUFFER_SIZE;
 
 impl Writer {
     /// Copies host bytes into device memory, in the order of a small read; the bytes may be reused at once.
@@ -51,7 +51,7 @@ impl Writer {
             done += n;
         }
         if len > 0 && (capturing || len > SMALL_REQUEST_MAX || self.policy.ordering == Ordering::Strict) {
-            device.synchronize(stream, Wait::Context).map_err(fail)?;
+            device.synchronize(stream, WaitMode::Context).map_err(fail)?;
         }
         Ok(())
     }
@@ -79,7 +79,7 @@ impl Writer {
         let (stream, _) = device.app_stream();
         // SAFETY: `bytes` is borrowed until the drain below returns, and the range lies in one allocation.
         let copied = unsafe { device.copy_in(stream, to.addr, bytes.as_ptr(), bytes.len()) };
-        let drained = device.synchronize(stream, Wait::Context);
+        let drained = device.synchronize(stream, WaitMode::Context);
         copied.and(drained).map_err(fail)
     }
 
@@ -107,7 +107,7 @@ impl Writer {
         // SAFETY: `into` is borrowed until the drain below returns, and the range lies in one allocation.
         let copied = unsafe { device.copy_out(stream, into.as_mut_ptr(), from.addr, into.len()) };
         // A failed copy may have queued its first part: nothing may write to `into` after we return.
-        let drained = device.synchronize(stream, Wait::Context);
+        let drained = device.synchronize(stream, WaitMode::Context);
         copied.and(drained).map_err(fail)
     }
 }

@@ -15,13 +15,13 @@ use spinio_plan::{Calibration, Model, Reason, Route, Segment};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
-use spinio_files::cost::ModelKey;
 use crate::ctx::Reader;
-use spinio_files::FileState;
-use crate::read::job::{ReadRequest, ReadParams};
+use crate::read::job::{ReadParams, ReadRequest};
 use crate::read::large;
-use spinio_stats::Direction;
 use spinio_device::Target;
+use spinio_files::FileState;
+use spinio_files::cost::ModelKey;
+use spinio_stats::Direction;
 use spinio_transfer::Error;
 
 type Result<T> = core::result::Result<T, Error>;
@@ -111,7 +111,9 @@ impl MeasuredRead<'_> {
                     Ok(())
                 }
             }
-            Route::Direct if abilities.has_dma_engine => self.file.direct_fd.as_ref().map(drop).map_err(|reason| *reason),
+            Route::Direct if abilities.has_dma_engine => {
+                self.file.direct_fd.as_ref().map(drop).map_err(|reason| *reason)
+            }
             Route::P2p => large::check_p2p(ctx, &self.file, self.to, 0, self.size.min(1 << 20), false),
             Route::Dma => Err(Reason::PinRefused),
             // Nobody to do it: stores need a mapping, copies a DMA engine.

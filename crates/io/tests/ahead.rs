@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use spinio_io::kernel::{Syscalls, LinuxSyscalls};
+use spinio_io::kernel::{LinuxSyscalls, Syscalls};
 use spinio_io::settings::CachePolicy;
 use spinio_io::stats::{Gauge, RouteRow};
 use spinio_io::{Runtime, Settings};
@@ -138,7 +138,8 @@ fn previously_cached_pages_stay() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(settings());
     // Runs of four pages, as large as folios of a small read-ahead; apart by more than a folio of a large one.
-    let cached_before: Vec<u64> = (0..SIZE / (8 * MIB)).flat_map(|i| (0..16).map(move |p| i * 2048 + 1024 + p)).collect();
+    let cached_before: Vec<u64> =
+        (0..SIZE / (8 * MIB)).flat_map(|i| (0..16).map(move |p| i * 2048 + 1024 + p)).collect();
     file::load_pages(&subject.path, cached_before.iter().copied());
     let bound = subject.max_pages_left(&runtime, 512);
     let before: Vec<u64> =
@@ -218,7 +219,9 @@ fn pages_read_by_other_stay_when_set_is_full() {
     eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
     // What was being dropped when he opened the file is fetched again.
     let all = Some(4 * MIB / PAGE);
-    eventually("what another has read is there", || other_subject.cached(0..4 * MIB) == all || other_subject.eviction_detector.pages_were_evicted());
+    eventually("what another has read is there", || {
+        other_subject.cached(0..4 * MIB) == all || other_subject.eviction_detector.pages_were_evicted()
+    });
 }
 
 /// Opens a file and reads it when SPIN has the kernel drop pages: after the last look at who has it open.
@@ -320,7 +323,10 @@ fn short_sequential_requests_use_kernel_readahead() {
     subject.read_sequentially(&runtime, 0, 32 * MIB, 128 << 10);
     assert!(by_read_ahead(&runtime) > 0);
     let direct = bytes_by(&runtime, |l| l.route == Route::Direct);
-    assert!(direct <= MIB || subject.eviction_detector.pages_were_evicted(), "only the first follows nothing, but {direct} bytes do");
+    assert!(
+        direct <= MIB || subject.eviction_detector.pages_were_evicted(),
+        "only the first follows nothing, but {direct} bytes do"
+    );
     eventually("what it left is bounded", || {
         subject.cached(0..32 * MIB).unwrap() <= subject.max_pages_left(&runtime, 512).max(31 * MIB / PAGE)
     });
@@ -455,7 +461,10 @@ fn fd_offset_stream_extends_readahead() {
         let mut at = from;
         while at < from + len {
             let got = runtime.read(fd, None, subject.buffer.target(0), 50_000).unwrap();
-            assert!(subject.buffer.range_bytes(0..got) == file::bytes(at, got, 0), "other bytes than the file's at {at}");
+            assert!(
+                subject.buffer.range_bytes(0..got) == file::bytes(at, got, 0),
+                "other bytes than the file's at {at}"
+            );
             at += got as u64;
         }
         assert!(kernel.calls(Call::TriggerReadahead) > before, "from {from} on");
@@ -498,7 +507,11 @@ fn nonsequential_reads_do_not_extend_readahead() {
     for cache in [CachePolicy::Keep, CachePolicy::Drop] {
         assert_eq!(touches_of(Settings { readahead_keep: cache, ..settings() }, Advice::Normal, false), 0, "{cache:?}");
     }
-    assert_eq!(touches_of(Settings { readahead_pages: 16, ..settings() }, Advice::Normal, false), 0, "no room in the set");
+    assert_eq!(
+        touches_of(Settings { readahead_pages: 16, ..settings() }, Advice::Normal, false),
+        0,
+        "no room in the set"
+    );
     // Advice in the middle of a stream counts at once.
     file::evict(&subject.file);
     spinio_io::record_advice(fd, Advice::Normal);

@@ -113,7 +113,11 @@ fn random_files(place: &place::MountFixture, files: u64, reads: u64) {
     for n in 0..files {
         let path = place.file(&format!("file{}", n % 4));
         let size = if rng.chance(20) { rng.below(9000) } else { rng.near_page_edge(MAX_LEN) };
-        let file = if rng.chance(30) { file::create_filled(&path, size) } else { file::create_random_layout(&path, size, &mut rng) };
+        let file = if rng.chance(30) {
+            file::create_filled(&path, size)
+        } else {
+            file::create_random_layout(&path, size, &mut rng)
+        };
         for _ in 0..reads {
             let which = rng.below(runtimes.len() as u64) as usize;
             file::randomize_residency(&path, &file, &mut rng);
@@ -127,7 +131,13 @@ fn random_files(place: &place::MountFixture, files: u64, reads: u64) {
             let own = rng.chance(25);
             let what = format!("{} file {n} of {size} bytes, runtime {which}", place.kind);
             with_deadline(&what, || {
-                compare(device, &runtimes[which], Call { fd: file.as_raw_fd(), from, own_offset: own, len }, &mut rng, &what)
+                compare(
+                    device,
+                    &runtimes[which],
+                    Call { fd: file.as_raw_fd(), from, own_offset: own, len },
+                    &mut rng,
+                    &what,
+                )
             });
         }
     }
@@ -200,7 +210,9 @@ fn reads_from_descriptors_of_every_kind() {
         for (from, len) in [(0, 4096), (4096, 512 << 10), (0, 2 << 20), (77, 100), (77, 200_000), (1 << 20, 200_000)] {
             for own in [false, true] {
                 for runtime in &runtimes[..4] {
-                    with_deadline(what, || compare(device, runtime, Call { fd, from, own_offset: own, len }, &mut rng, what));
+                    with_deadline(what, || {
+                        compare(device, runtime, Call { fd, from, own_offset: own, len }, &mut rng, what)
+                    });
                 }
             }
         }
@@ -217,7 +229,13 @@ fn out_of_range_offsets() {
     let huge = i64::MAX as u64;
     for from in [huge, huge - 1, huge - 70_000, huge + 1, u64::MAX, u64::MAX - 4095] {
         for len in [0, 1, 4096, 200_000] {
-            compare(device, &runtime, Call { fd: file.as_raw_fd(), from, own_offset: false, len }, &mut rng, "absurd offset");
+            compare(
+                device,
+                &runtime,
+                Call { fd: file.as_raw_fd(), from, own_offset: false, len },
+                &mut rng,
+                "absurd offset",
+            );
         }
     }
 }
@@ -278,7 +296,13 @@ fn file_owned_by_another_user() {
         let (from, len, own) = (rng.near_page_edge(size + 1), length(&mut rng), rng.chance(25));
         let runtime = &runtimes[n % runtimes.len()];
         with_deadline("a file of somebody else", || {
-            compare(device, runtime, Call { fd: file.as_raw_fd(), from, own_offset: own, len }, &mut rng, "own program");
+            compare(
+                device,
+                runtime,
+                Call { fd: file.as_raw_fd(), from, own_offset: own, len },
+                &mut rng,
+                "own program",
+            );
         });
     }
 }

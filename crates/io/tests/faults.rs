@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use spinio_device::ErrorKind;
-use spinio_device::emulated::{Emulated, Outstanding, POISON};
+use spinio_device::emulated::{Emulated, POISON, ResourceCounts};
 use spinio_io::kernel::Syscalls;
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
@@ -19,7 +19,7 @@ use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::place::{self, MountFixture};
 use spinio_testkit::{
-    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, Rng, file, eventually, leaks, user, with_deadline,
+    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, Rng, eventually, file, leaks, user, with_deadline,
 };
 
 const SIZE: usize = (3 << 20) + 5000;
@@ -71,8 +71,8 @@ fn read(runtime: &Runtime, subject: &TestFile, to: (&Buffer, spinio_io::Target),
 }
 
 /// Waits until the runtime has given back what it gives back when it is quiet, and fails if it never does.
-fn assert_all_released(device: &Emulated, except: Outstanding, what: &str) {
-    let lent = || Outstanding { pinned_blocks: 0, fences: 0, ..device.resources_in_use() };
+fn assert_all_released(device: &Emulated, except: ResourceCounts, what: &str) {
+    let lent = || ResourceCounts { pinned_blocks: 0, fences: 0, ..device.resources_in_use() };
     eventually(&format!("{what}: {except:?} is lent, and nothing else"), || lent() == except);
 }
 
@@ -110,7 +110,7 @@ fn device_operation_failures() {
                 subject.mix_residency();
                 let after = read(&runtime, &subject, (&buffer, target), 0, SIZE);
                 assert_eq!(after, Ok(SIZE), "{what}: the read after it");
-                let held = Outstanding { allocations: 1, ..Outstanding::default() };
+                let held = ResourceCounts { allocations: 1, ..ResourceCounts::default() };
                 assert_all_released(inner, held, &what);
             }
         }
@@ -169,7 +169,7 @@ fn syscall_failures() {
         }
     }
     assert!(hits.iter().all(|&h| h > 20), "{hits:?}: the faults do not reach the engines");
-    assert_all_released(device, Outstanding { allocations: 2, ..Outstanding::default() }, "kernel faults");
+    assert_all_released(device, ResourceCounts { allocations: 2, ..ResourceCounts::default() }, "kernel faults");
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn intermittent_faults_with_many_threads() {
             });
         }
     });
-    assert_all_released(inner, Outstanding::default(), "many threads");
+    assert_all_released(inner, ResourceCounts::default(), "many threads");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use spinio_device::emulated::{Config, Emulated};
 use spinio_device::registry;
 use spinio_io::runtime;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, file, eventually, in_child, leaks, place, user, with_deadline};
+use spinio_testkit::{Buffer, eventually, file, in_child, leaks, place, user, with_deadline};
 
 const SIZE: usize = (2 << 20) + 333;
 

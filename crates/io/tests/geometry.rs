@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
-use spinio_plan::geometry::{Kind, P2p, Stack};
+use spinio_plan::geometry::{BlockStack, Kind, P2pHint};
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::place;
 use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, file, user};
 
-fn stack_of(path: &Path) -> Arc<Stack> {
+fn stack_of(path: &Path) -> Arc<BlockStack> {
     let file = File::open(path).unwrap();
     Runtime::new(Settings::default()).storage(file.as_raw_fd()).unwrap()
 }
@@ -38,7 +38,7 @@ fn file_systems_are_named() {
                 assert_eq!(stack.file_system, name);
                 let top = stack.top.as_ref().expect("a loop device");
                 assert!(matches!(&top.kind, Kind::Loop { file } if file.ends_with("/image")), "{top:?}");
-                assert!(!P2p::from_stack(&stack).worth_probing());
+                assert!(!P2pHint::from_stack(&stack).worth_probing());
             }
             "overlay" => {
                 let lower = stack_of(fixture.path().parent().unwrap());

@@ -6,13 +6,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use spinio_io::kernel::Syscalls;
-use spinio_io::model::{self, ModelKey, MeasuredRead};
+use spinio_io::model::{self, MeasuredRead, ModelKey};
 use spinio_io::{Buffer as Like, Runtime, Settings};
-use spinio_plan::{Calibration, Cost, Fit, Flight, Measured, Reason, Route, Segment};
+use spinio_plan::{Calibration, Cost, Fit, QueueCost, Reason, Route, RouteFit, Segment};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::{Buffer, emulated};
-use spinio_testkit::file::{bytes, cached_pages, evict, create_filled};
+use spinio_testkit::file::{bytes, cached_pages, create_filled, evict};
 
 const MIB: u64 = 1 << 20;
 
@@ -47,11 +47,11 @@ fn explained(runtime: &Runtime, file: &File, buffer: &Buffer) -> (String, f64) {
 }
 
 /// Leaves a calibration where the next runtime finds it.
-fn store(folder: &Path, place: &ModelKey, costs: impl IntoIterator<Item = (Route, (Cost, Flight))>) {
+fn store(folder: &Path, place: &ModelKey, costs: impl IntoIterator<Item = (Route, (Cost, QueueCost))>) {
     fn fit<T>(value: T) -> Fit<T> {
         Fit { value, r2: 1.0, error: 0.0 }
     }
-    let measured = |(route, (cost, flight))| Measured { route, cost: fit(cost), queue: fit(flight) };
+    let measured = |(route, (cost, flight))| RouteFit { route, cost: fit(cost), queue: fit(flight) };
     let stored = Calibration {
         storage: place.storage.clone(),
         file_system: place.file_system.clone(),
@@ -77,7 +77,7 @@ fn stored_model_applies_to_its_device_only() {
     let place = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial").key();
     assert!(!place.storage.is_empty() && !place.file_system.is_empty(), "{place:?}");
     assert!(place.device.contains("emulated"), "{place:?}");
-    let slow = (Cost::new(5e6, 0, 1e9).expect("a cost"), Flight::new(5e6, 0.0, 1e9));
+    let slow = (Cost::new(5e6, 0, 1e9).expect("a cost"), QueueCost::new(5e6, 0.0, 1e9));
     store(dir.path(), &place, [Route::Copy, Route::Dma].map(|route| (route, slow)));
     let (name, after) = explained(&Runtime::new(settings(Some(dir.path()))), &file, &buffer);
     assert_eq!(name, "calibrated 2026-11-22");
@@ -109,7 +109,8 @@ fn slow_page_cache_is_bypassed() {
     };
     let runtime = Runtime::new(settings(Some(dir.path())));
     let place = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial").key();
-    let cost = |fixed, bandwidth| (Cost::new(fixed, 0, bandwidth).expect("a cost"), Flight::new(fixed, 0.0, bandwidth));
+    let cost =
+        |fixed, bandwidth| (Cost::new(fixed, 0, bandwidth).expect("a cost"), QueueCost::new(fixed, 0.0, bandwidth));
     // Two and a half ms a request through the page cache, a third of one around it; and the other way round.
     let (fast, slow) = (cost(200_000.0, 1e9), cost(0.0, 50e6));
     store(dir.path(), &place, [(Route::Copy, slow), (Route::Direct, fast)]);

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use spinio_device::{Device, QueueId, set_thread_stream};
+use spinio_device::{Device, StreamId, set_thread_stream};
 use spinio_io::settings::Ordering;
 use spinio_io::{Runtime, Settings};
 use spinio_testkit::buffer::emulated;
@@ -90,7 +90,7 @@ fn reads_are_ordered_with_app_copies() {
     let device = emulated("size=64M");
     let runtime = &Runtime::new(Settings { dma_min: 64 << 10, ..Settings::default() });
     let (before, after) = (vec![1u8; SIZE], vec![2u8; SIZE]);
-    for queue in [QueueId(0), device.new_stream().unwrap()] {
+    for queue in [StreamId(0), device.new_stream().unwrap()] {
         for len in [4096, SIZE] {
             let buffer = &Buffer::new(device, SIZE);
             let copy = |bytes: &[u8]| {
@@ -108,17 +108,21 @@ fn reads_are_ordered_with_app_copies() {
                 assert!(buffer.range_bytes(0..len) == file::bytes(0, len, 0), "the program's earlier copy came last");
                 copy(&after);
             } else {
-                with_deadline("a small read behind a copy", || std::thread::scope(|scope| scope.spawn(read).join().unwrap()));
+                with_deadline("a small read behind a copy", || {
+                    std::thread::scope(|scope| scope.spawn(read).join().unwrap())
+                });
                 device.resume();
-                device.synchronize(queue, spinio_device::Wait::Block).unwrap();
+                device.synchronize(queue, spinio_device::WaitMode::Block).unwrap();
                 assert!(buffer.range_bytes(0..len) == file::bytes(0, len, 0), "the program's earlier copy came last");
                 // The other way round: read, then copy, both still waiting.
                 device.pause();
-                with_deadline("a small read before a copy", || std::thread::scope(|scope| scope.spawn(read).join().unwrap()));
+                with_deadline("a small read before a copy", || {
+                    std::thread::scope(|scope| scope.spawn(read).join().unwrap())
+                });
                 copy(&after);
                 device.resume();
             }
-            device.synchronize(queue, spinio_device::Wait::Block).unwrap();
+            device.synchronize(queue, spinio_device::WaitMode::Block).unwrap();
             assert!(buffer.range_bytes(0..len) == after[..len], "the program's later copy came first");
         }
     }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use spinio_device::{DeviceAddr, DeviceKind, ErrorKind, QueueId, registry};
-use spinio_io::kernel::{Syscalls, LinuxSyscalls};
+use spinio_device::{DeviceAddr, DeviceKind, ErrorKind, StreamId, registry};
+use spinio_io::kernel::{LinuxSyscalls, Syscalls};
 use spinio_io::{Part, Runtime, Settings, Target};
 use spinio_plan::Route;
 use spinio_sys::{Errno, linux};
@@ -219,7 +219,7 @@ fn failed_stream_read_releases_buffers() {
     let shadow_file = Arc::new(runtime.open(&c(&path), linux::O_RDONLY, 0).unwrap());
     let device = FaultyDevice::wrap(inner);
     let target = buffer.target_via(device, 0);
-    let upload = || with_deadline("an upload", || runtime.upload_later(&shadow_file, 0, target, LEN, QueueId(0)));
+    let upload = || with_deadline("an upload", || runtime.upload_later(&shadow_file, 0, target, LEN, StreamId(0)));
     let mut failed = 0;
     for operation in [Operation::CopyIn, Operation::Synchronize] {
         for nth in [1, 2, 3, 4] {

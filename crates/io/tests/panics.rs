@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-use spinio_io::kernel::{Syscalls, LinuxSyscalls};
+use spinio_io::kernel::{LinuxSyscalls, Syscalls};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 
 use spinio_device::{DeviceKind, ErrorKind, registry};
-use spinio_io::kernel::{Syscalls, LinuxSyscalls};
+use spinio_io::kernel::{LinuxSyscalls, Syscalls};
 use spinio_io::{Buffer as Like, Runtime, Settings, Target};
 use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;

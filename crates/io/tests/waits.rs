@@ -10,7 +10,7 @@ use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::linux;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, file, eventually, place, with_deadline};
+use spinio_testkit::{Buffer, eventually, file, place, with_deadline};
 
 const MIB: usize = 1 << 20;
 

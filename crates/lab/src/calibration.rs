@@ -100,13 +100,13 @@ fn chart(told: &Value) -> anyhow::Result<Chart> {
 
 #[cfg(test)]
 mod tests {
-    use spinio_cli::calibrate::{Found, measure, report};
+    use spinio_cli::calibrate::{CalibrationRun, measure, report};
     use spinio_plan::{Calibration, Route};
 
     use super::*;
 
-    fn times(route: Route) -> measure::Times {
-        let timed = |commands: u64, bytes: u64, median: f64| measure::Timed {
+    fn times(route: Route) -> measure::RouteTimes {
+        let timed = |commands: u64, bytes: u64, median: f64| measure::Timing {
             bytes,
             commands,
             median,
@@ -115,7 +115,7 @@ mod tests {
         };
         let single = [512, 4096, 65536, 1 << 20, 8 << 20].map(|bytes| timed(1, bytes, 20_000.0 + bytes as f64));
         let many = [2, 8, 64].map(|n| timed(n, n * 4096, 20_000.0 + n as f64 * 5000.0));
-        measure::Times { route, single: single.to_vec(), queued: many.to_vec() }
+        measure::RouteTimes { route, single: single.to_vec(), queued: many.to_vec() }
     }
 
     /// The JSON of the command itself, so that the two cannot disagree.
@@ -126,7 +126,7 @@ mod tests {
         let name = |text: &str| text.to_owned();
         let (storage, file_system, device) = (name("disk"), name("ext4"), name("emulated:0, 256 MiB"));
         let calibration = Calibration { storage, file_system, device, routes, ..Calibration::default() };
-        let told = report::json(&Found { times, unavailable: vec![], calibration }, None);
+        let told = report::json(&CalibrationRun { times, unavailable: vec![], calibration }, None);
         let chart = chart(&told).unwrap();
         assert_eq!(chart.title, "One transfer: disk, ext4, emulated:0");
         let names: Vec<_> = chart.series.iter().map(|s| s.name.split(", R2").next().unwrap()).collect();

@@ -172,12 +172,12 @@ impl Scale {
 }
 
 /// A straight axis with labels at these places.
-struct Marked {
+struct TickAxis {
     ends: (f64, f64),
     ticks: Vec<f64>,
 }
 
-impl Ranged for Marked {
+impl Ranged for TickAxis {
     type FormatOption = DefaultFormatting;
     type ValueType = f64;
 
@@ -224,8 +224,8 @@ impl Chart {
             .x_label_area_size(46)
             .y_label_area_size(70)
             .build_cartesian_2d(
-                Marked { ends: xs, ticks: self.x.scale.ticks(xs) },
-                Marked { ends: ys, ticks: self.y.scale.ticks(ys) },
+                TickAxis { ends: xs, ticks: self.x.scale.ticks(xs) },
+                TickAxis { ends: ys, ticks: self.y.scale.ticks(ys) },
             )?;
         chart
             .configure_mesh()

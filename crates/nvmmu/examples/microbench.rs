@@ -105,11 +105,11 @@ impl Options {
 
 /// What the disks have done: requests read, bytes read, requests written, bytes written.
 #[derive(Clone, Copy, Default)]
-struct Done([u64; 4]);
+struct DiskCounters([u64; 4]);
 
-impl Done {
-    fn now(disks: &[String]) -> Result<Done> {
-        let mut sum = Done::default();
+impl DiskCounters {
+    fn now(disks: &[String]) -> Result<DiskCounters> {
+        let mut sum = DiskCounters::default();
         for disk in disks {
             let text = fs::read_to_string(Path::new("/sys/block").join(disk).join("stat"))?;
             let fields: Vec<u64> = text.split_whitespace().map(|f| f.parse().unwrap_or(0)).collect();
@@ -120,7 +120,7 @@ impl Done {
         Ok(sum)
     }
 
-    fn since(self, before: Done) -> String {
+    fn since(self, before: DiskCounters) -> String {
         let [a, b, c, d] = std::array::from_fn(|i| self.0[i] - before.0[i]);
         format!("{{\"reads\": {a}, \"read_bytes\": {b}, \"writes\": {c}, \"written_bytes\": {d}}}")
     }
@@ -163,8 +163,10 @@ fn passthrough(o: &Options, runtime: &Runtime, target: Target, offsets: &[u64]) 
 
 fn main() -> Result<()> {
     let o = Options::parse()?;
-    let settings =
-        Settings { nvmmu_stripes: if o.mode == "prepared" { NvmmuStripes::Preread } else { NvmmuStripes::Aligned }, ..Settings::default() };
+    let settings = Settings {
+        nvmmu_stripes: if o.mode == "prepared" { NvmmuStripes::Preread } else { NvmmuStripes::Aligned },
+        ..Settings::default()
+    };
     registry::configure_emulated("size=512M")?;
     let runtime: &'static Runtime = Box::leak(Box::new(Runtime::new(settings)));
     let offsets = o.offsets();
@@ -181,7 +183,7 @@ fn main() -> Result<()> {
     }
     let address = |i: usize| (addr.0 + i as u64 * o.request) as *mut c_void;
 
-    let start = Done::now(&o.disks)?;
+    let start = DiskCounters::now(&o.disks)?;
     let began = Instant::now();
     let mut session = None;
     if o.mode != "plain" {
@@ -195,7 +197,7 @@ fn main() -> Result<()> {
         session = Some(session);
     }
     let prepare = began.elapsed();
-    let prepared = Done::now(&o.disks)?;
+    let prepared = DiskCounters::now(&o.disks)?;
     let began = Instant::now();
     let mut mode = "no session".to_owned();
     let (elapsed, moved);
@@ -203,7 +205,7 @@ fn main() -> Result<()> {
         None => {
             passthrough(&o, runtime, target, &offsets)?;
             elapsed = began.elapsed();
-            moved = Done::now(&o.disks)?;
+            moved = DiskCounters::now(&o.disks)?;
         }
         Some(mut session) => {
             for (i, &offset) in offsets.iter().enumerate() {
@@ -211,7 +213,7 @@ fn main() -> Result<()> {
             }
             session.flush()?;
             elapsed = began.elapsed();
-            moved = Done::now(&o.disks)?;
+            moved = DiskCounters::now(&o.disks)?;
             session.sync()?;
             let report = session.end()?;
             mode = format!(
@@ -221,7 +223,7 @@ fn main() -> Result<()> {
         }
     }
     let synced = began.elapsed();
-    let end = Done::now(&o.disks)?;
+    let end = DiskCounters::now(&o.disks)?;
 
     // In the file, or in the device's memory, is what should be there, and nothing else changed.
     let mut expected = pattern_at(0, o.span, 0);

@@ -8,18 +8,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use spinio_io::{ShadowFile, Runtime};
+use spinio_io::{Runtime, ShadowFile};
 use spinio_sys::Errno;
 use spinio_sys::linux;
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Use {
+pub(crate) enum Purpose {
     Upload,
     Download,
 }
 
-struct Kept {
+struct OpenFile {
     file: Arc<ShadowFile>,
     identity: (u64, u64),
 }
@@ -30,7 +30,7 @@ const MAX_OPEN_FILES: usize = 64;
 /// The files that are open now.
 pub(crate) struct Files {
     runtime: &'static Runtime,
-    open_files: HashMap<(PathBuf, Use), Kept>,
+    open_files: HashMap<(PathBuf, Purpose), OpenFile>,
 }
 
 /// A path for the kernel.
@@ -56,7 +56,7 @@ impl Files {
     }
 
     /// The file that a path names now.
-    pub(crate) fn get(&mut self, path: &Path, purpose: Use) -> Result<Arc<ShadowFile>, Errno> {
+    pub(crate) fn get(&mut self, path: &Path, purpose: Purpose) -> Result<Arc<ShadowFile>, Errno> {
         let name = c_path(path)?;
         let key = (path.to_owned(), purpose);
         if let Some(kept) = self.open_files.get(&key)
@@ -65,15 +65,15 @@ impl Files {
             return Ok(Arc::clone(&kept.file));
         }
         let file = match purpose {
-            Use::Upload => self.runtime.open(&name, linux::O_RDONLY, 0)?,
-            Use::Download => open_output(self.runtime, path)?,
+            Purpose::Upload => self.runtime.open(&name, linux::O_RDONLY, 0)?,
+            Purpose::Download => open_output(self.runtime, path)?,
         };
         let file = Arc::new(file);
         let identity = file.run_blocking(|fd| linux::fstat(fd).map(|s| (s.dev, s.ino)))?;
         if self.open_files.len() >= MAX_OPEN_FILES {
             self.open_files.clear();
         }
-        self.open_files.insert(key, Kept { file: Arc::clone(&file), identity });
+        self.open_files.insert(key, OpenFile { file: Arc::clone(&file), identity });
         Ok(file)
     }
 }

@@ -32,8 +32,8 @@ mod sessions;
 mod ticket;
 
 pub use error::{Error, ErrorKind};
-pub use pipeline::{Pieces, Slot, Step};
-pub use report::{Promise, Report};
+pub use pipeline::{PipelineSpec, Slot, Step};
+pub use report::{OutputMode, Report};
 pub use session::{Direction, Session};
 pub use sessions::{begin, current, end};
 pub use ticket::Ticket;

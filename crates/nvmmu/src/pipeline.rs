@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::path::Path;
 
-use spinio_device::QueueId;
+use spinio_device::StreamId;
 
 use crate::{Direction, Error, ErrorKind, Session, Ticket};
 
@@ -21,7 +21,7 @@ use crate::{Direction, Error, ErrorKind, Session, Ticket};
 #[derive(Clone, Copy, Debug)]
 pub struct Slot {
     /// The stream that copies and kernels of this slot are queued on.
-    pub queue: QueueId,
+    pub queue: StreamId,
     /// Room for an input piece.
     pub input: *mut c_void,
     /// Room for an output piece.
@@ -30,7 +30,7 @@ pub struct Slot {
 
 /// What goes through.
 #[derive(Clone, Copy, Debug)]
-pub struct Pieces<'a> {
+pub struct PipelineSpec<'a> {
     /// The file that input is read from.
     pub input: &'a Path,
     /// First byte.
@@ -61,7 +61,7 @@ impl Session {
     /// output that makes, or why it cannot. The bytes written.
     pub fn pipeline(
         &mut self,
-        spec: &Pieces<'_>,
+        spec: &PipelineSpec<'_>,
         slots: &[Slot],
         mut kernel: impl FnMut(&Step) -> Result<u64, String>,
     ) -> Result<u64, Error> {
@@ -82,8 +82,7 @@ impl Session {
             }
             let slot = slots[(number % slots.len() as u64) as usize];
             let step = Step { number, slot, len: spec.chunk.min(spec.input_len - taken) };
-            let done =
-                self.step(spec, &step, spec.input_offset + taken, spec.output_offset + written, &mut kernel);
+            let done = self.step(spec, &step, spec.input_offset + taken, spec.output_offset + written, &mut kernel);
             match done {
                 Ok([up, down]) => {
                     written += down.len;
@@ -101,7 +100,7 @@ impl Session {
 
     fn step(
         &mut self,
-        spec: &Pieces<'_>,
+        spec: &PipelineSpec<'_>,
         step: &Step,
         from: u64,
         to: u64,
@@ -111,7 +110,9 @@ impl Session {
         let up = self.move_async(spec.input, step.slot.input, from, step.len, Direction::Upload, queue)?;
         if up.len < step.len {
             let why = format!("it ends after {} bytes", from + up.len);
-            return Err(Error::new(ErrorKind::BadRange, "upload", why).with_path(spec.input).with_range(from, step.len));
+            return Err(Error::new(ErrorKind::BadRange, "upload", why)
+                .with_path(spec.input)
+                .with_range(from, step.len));
         }
         let refused = |why| Error::new(ErrorKind::Failed(spinio_sys::Errno::CANCELED), "run a kernel", why);
         let output_len = kernel(step).map_err(refused)?;

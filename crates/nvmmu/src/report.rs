@@ -3,7 +3,7 @@
 /// How far the output of a session could be prepared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Promise {
+pub enum OutputMode {
     /// No output was named.
     NoOutput,
     /// Downloads are written as they come; why.
@@ -14,13 +14,13 @@ pub enum Promise {
     Preread,
 }
 
-impl std::fmt::Display for Promise {
+impl std::fmt::Display for OutputMode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Promise::NoOutput => f.write_str("no output was named"),
-            Promise::Passthrough(why) => write!(f, "plain: {why}"),
-            Promise::Aligned(why) => write!(f, "shaped, not prepared: {why}"),
-            Promise::Preread => f.write_str("prepared"),
+            OutputMode::NoOutput => f.write_str("no output was named"),
+            OutputMode::Passthrough(why) => write!(f, "plain: {why}"),
+            OutputMode::Aligned(why) => write!(f, "shaped, not prepared: {why}"),
+            OutputMode::Preread => f.write_str("prepared"),
         }
     }
 }
@@ -33,7 +33,7 @@ pub struct Report {
     /// Bytes brought to files.
     pub downloaded: u64,
     /// How the output was written.
-    pub mode: Promise,
+    pub mode: OutputMode,
     /// Bytes written as whole stripes, neighbours' bytes included.
     pub full_stripe: u64,
     /// Of these, bytes that were not the session's: old ones of neighbours.

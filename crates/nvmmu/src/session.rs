@@ -4,13 +4,13 @@ use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use spinio_device::{DeviceAddr, QueueId, registry, set_thread_stream, thread_stream};
-use spinio_io::{ParityArray, AsyncResult, ShadowFile, Runtime, Target};
+use spinio_device::{DeviceAddr, StreamId, registry, set_thread_stream, thread_stream};
+use spinio_io::{AsyncResult, ParityArray, Runtime, ShadowFile, Target};
 use spinio_sys::linux;
 
-use crate::files::{Files, Use, c_path};
+use crate::files::{Files, Purpose, c_path};
 use crate::output::Output;
-use crate::{Error, ErrorKind, Promise, Report, Ticket};
+use crate::{Error, ErrorKind, OutputMode, Report, Ticket};
 
 /// Bytes moved in one request of `io`: a kernel call moves a little less than 2 GiB.
 const MAX_MOVE: u64 = 1 << 30;
@@ -63,7 +63,11 @@ impl Session {
         Session::begin_with(runtime, Some(output), Some(ParityArray { width, phase }))
     }
 
-    fn begin_with(runtime: &'static Runtime, output: Option<&Path>, assumed_array: Option<ParityArray>) -> Result<Session, Error> {
+    fn begin_with(
+        runtime: &'static Runtime,
+        output: Option<&Path>,
+        assumed_array: Option<ParityArray>,
+    ) -> Result<Session, Error> {
         let output = output.map(|path| Output::begin(runtime, path, assumed_array)).transpose()?;
         Ok(Session {
             runtime,
@@ -143,10 +147,11 @@ impl Session {
         offset: u64,
         len: u64,
         direction: Direction,
-        stream: QueueId,
+        stream: StreamId,
     ) -> Result<Ticket, Error> {
         let process = self.process;
-        let ticket = |on_its_way, len| Ticket { result: on_its_way, direction, path: path.to_owned(), offset, len, process };
+        let ticket =
+            |on_its_way, len| Ticket { result: on_its_way, direction, path: path.to_owned(), offset, len, process };
         let Some(target) = self.device_range(path, address, offset, len, direction)? else {
             return Ok(ticket(AsyncResult::ready(0), 0));
         };
@@ -166,7 +171,7 @@ impl Session {
             Direction::Download => {
                 let file = match &mut self.output {
                     Some(output) if output.is_same_file(path) => output.passthrough_file(offset, len),
-                    _ => Some(self.files.get(path, Use::Download).map_err(|e| Error::from_errno(e, "open", path))?),
+                    _ => Some(self.files.get(path, Purpose::Download).map_err(|e| Error::from_errno(e, "open", path))?),
                 };
                 let on = match file {
                     Some(file) => {
@@ -211,7 +216,7 @@ impl Session {
             output.flush()?;
             output.release_lease();
         }
-        self.files.get(path, Use::Upload).map_err(|e| Error::from_errno(e, "open", path))
+        self.files.get(path, Purpose::Upload).map_err(|e| Error::from_errno(e, "open", path))
     }
 
     fn upload(&mut self, path: &Path, to: Target, offset: u64, len: u64) -> Result<u64, Error> {
@@ -235,8 +240,9 @@ impl Session {
         match &mut self.output {
             Some(output) if output.is_same_file(path) => output.write(from, offset, len)?,
             _ => {
-                let file = self.files.get(path, Use::Download).map_err(|e| Error::from_errno(e, "open", path))?;
-                write_all(self.runtime, file.fd(), from, offset, len).map_err(|e| Error::from_io(&e, "download", path))?;
+                let file = self.files.get(path, Purpose::Download).map_err(|e| Error::from_errno(e, "open", path))?;
+                write_all(self.runtime, file.fd(), from, offset, len)
+                    .map_err(|e| Error::from_io(&e, "download", path))?;
             }
         }
         self.downloaded += len;
@@ -268,7 +274,7 @@ impl Session {
         let none = Report {
             uploaded,
             downloaded,
-            mode: Promise::NoOutput,
+            mode: OutputMode::NoOutput,
             full_stripe: 0,
             filler: 0,
             unaligned: 0,

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use spinio_plan::{Extent, Model, Objective, Possible, Reason, Residency, Route, Schedule, plan};
+use spinio_plan::{Extent, Model, Objective, Reason, Residency, Route, RouteConstraints, Schedule, plan};
 
 /// Pages that are resident with this probability in percent, joined as a prober hands them over.
 fn random(percent: u64, seed: u64) -> Vec<Extent> {
@@ -21,11 +21,11 @@ fn random(percent: u64, seed: u64) -> Vec<Extent> {
 }
 
 fn planners(c: &mut Criterion) {
-    let constraints = Possible {
+    let constraints = RouteConstraints {
         storage: Some(Route::Direct),
         refused: Some(Reason::NoP2pMapping),
         cache_large: Some((Route::Dma, 16 << 20)),
-        ..Possible::cache_only(0, Route::Copy)
+        ..RouteConstraints::cache_only(0, Route::Copy)
     };
     let mut out = Schedule::default();
     for (model_name, model) in [("nvme", Model::nvme()), ("virtual disk", Model::virtual_disk())] {

@@ -25,7 +25,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::cost::{Cost, Flight, Model};
+use crate::cost::{Cost, Model, QueueCost};
 use crate::fit::Fit;
 use crate::words::Route;
 
@@ -36,13 +36,13 @@ const MAX_LEN: usize = 64 << 10;
 
 /// What was measured of one route.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Measured {
+pub struct RouteFit {
     /// Which route.
     pub route: Route,
     /// One transfer at a time.
     pub cost: Fit<Cost>,
     /// Commands in flight together.
-    pub queue: Fit<Flight>,
+    pub queue: Fit<QueueCost>,
 }
 
 /// A model as it was measured, for one storage, file system and device.
@@ -59,34 +59,34 @@ pub struct Calibration {
     /// Threads that copied for one request.
     pub threads: usize,
     /// Routes that could be measured, each once.
-    pub routes: Vec<Measured>,
+    pub routes: Vec<RouteFit>,
     /// Nanoseconds a byte to write dirty pages back, where that was measured.
     pub writeback: Option<f64>,
 }
 
 /// A route whose costs are being read.
-type Open = (Route, Option<Fit<Cost>>, Option<Fit<Flight>>);
+type PartialRoute = (Route, Option<Fit<Cost>>, Option<Fit<QueueCost>>);
 
 /// Why a text is no calibration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadText {
+pub struct ParseError {
     /// Line, counted from 1.
     pub line: usize,
     /// What is wrong with it.
     pub message: &'static str,
 }
 
-impl fmt::Display for BadText {
+impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}: {}", self.line, self.message)
     }
 }
 
-impl std::error::Error for BadText {}
+impl std::error::Error for ParseError {}
 
 impl Calibration {
     /// What was measured of a route.
-    pub fn route(&self, route: Route) -> Option<&Measured> {
+    pub fn route(&self, route: Route) -> Option<&RouteFit> {
         self.routes.iter().find(|m| m.route == route)
     }
 
@@ -121,7 +121,7 @@ impl Calibration {
         let _ = writeln!(s, "file-system {}", one_line(&self.file_system));
         let _ = writeln!(s, "device {}", one_line(&self.device));
         let _ = writeln!(s, "measured {}\nthreads {}", self.measured_at, self.threads);
-        for Measured { route, cost, queue: flight } in &self.routes {
+        for RouteFit { route, cost, queue: flight } in &self.routes {
             let (c, f) = (&cost.value, &flight.value);
             let _ = writeln!(s, "route {route}");
             let _ = writeln!(s, "cost {} {} {} {} {}", c.fixed(), c.cutoff(), c.per_byte(), cost.r2, cost.error);
@@ -134,8 +134,8 @@ impl Calibration {
     }
 
     /// From text.
-    pub fn parse(text: &str) -> Result<Calibration, BadText> {
-        let parse_error = |line, why| BadText { line: line + 1, message: why };
+    pub fn parse(text: &str) -> Result<Calibration, ParseError> {
+        let parse_error = |line, why| ParseError { line: line + 1, message: why };
         if text.len() > MAX_LEN {
             return Err(parse_error(0, "longer than any model"));
         }
@@ -144,7 +144,7 @@ impl Calibration {
             return Err(parse_error(0, "not a model of this version"));
         }
         let mut out = Calibration::default();
-        let mut partial: Option<Open> = None;
+        let mut partial: Option<PartialRoute> = None;
         for (i, line) in lines {
             let line = line.trim();
             let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
@@ -156,7 +156,9 @@ impl Calibration {
                 "measured" => out.measured_at = number("no time")?,
                 "threads" => out.threads = number("no number of threads")? as usize,
                 "writeback" => {
-                    out.writeback = Some(rest.parse().ok().filter(|t| is_plausible_time(*t)).ok_or(parse_error(i, "no time a byte"))?);
+                    out.writeback = Some(
+                        rest.parse().ok().filter(|t| is_plausible_time(*t)).ok_or(parse_error(i, "no time a byte"))?,
+                    );
                 }
                 "route" => {
                     out.finish_route(partial.take()).map_err(|why| parse_error(i, why))?;
@@ -174,13 +176,14 @@ impl Calibration {
                         return Err(parse_error(i, "numbers that make no cost"));
                     }
                     if word == "flight" {
-                        *flight = Some(Fit { value: Flight { latency: a, per_command: b, per_byte }, r2, error });
+                        *flight = Some(Fit { value: QueueCost { latency: a, per_command: b, per_byte }, r2, error });
                     } else {
                         let bandwidth = 1e9 / per_byte;
                         // Numbers that were written and read again may break the rule by a rounding.
                         let least = b.trunc() * (1e9 / bandwidth);
                         let fixed = if a >= least * (1.0 - 1e-9) { a.max(least) } else { a };
-                        let value = Cost::new(fixed, b as u64, bandwidth).map_err(|_| parse_error(i, "cutting is cheaper"))?;
+                        let value =
+                            Cost::new(fixed, b as u64, bandwidth).map_err(|_| parse_error(i, "cutting is cheaper"))?;
                         *cost = Some(Fit { value, r2, error });
                     }
                 }
@@ -192,11 +195,11 @@ impl Calibration {
         Ok(out)
     }
 
-    fn finish_route(&mut self, partial: Option<Open>) -> Result<(), &'static str> {
+    fn finish_route(&mut self, partial: Option<PartialRoute>) -> Result<(), &'static str> {
         match partial {
             None => Ok(()),
             Some((route, Some(cost), Some(flight))) => {
-                self.routes.push(Measured { route, cost, queue: flight });
+                self.routes.push(RouteFit { route, cost, queue: flight });
                 Ok(())
             }
             Some(_) => Err("a route without both of its costs"),
@@ -228,9 +231,9 @@ mod tests {
         Fit { value, r2: 0.99, error: 0.02 }
     }
 
-    fn measured(route: Route, fixed: f64, bandwidth: f64) -> Measured {
+    fn measured(route: Route, fixed: f64, bandwidth: f64) -> RouteFit {
         let cost = Cost::new(fixed, 4096, bandwidth).expect("a cost");
-        Measured { route, cost: fit(cost), queue: fit(Flight::new(fixed, 100.0, bandwidth)) }
+        RouteFit { route, cost: fit(cost), queue: fit(QueueCost::new(fixed, 100.0, bandwidth)) }
     }
 
     fn example() -> Calibration {
@@ -257,7 +260,9 @@ mod tests {
         assert_eq!(read.routes.len(), 2);
         for (a, b) in all.routes.iter().zip(&read.routes) {
             assert_eq!((a.route, a.queue), (b.route, b.queue));
-            assert!(approx_eq(a.cost.value.fixed(), b.cost.value.fixed()) && a.cost.value.cutoff() == b.cost.value.cutoff());
+            assert!(
+                approx_eq(a.cost.value.fixed(), b.cost.value.fixed()) && a.cost.value.cutoff() == b.cost.value.cutoff()
+            );
             assert!(approx_eq(a.cost.value.per_byte(), b.cost.value.per_byte()));
         }
     }

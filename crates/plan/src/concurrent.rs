@@ -33,32 +33,32 @@
 //! Known flaws: long segments are cut into several commands when they run, and only the first is
 //! counted here; the sides share the bus to the device, and the model does not know it.
 
-use crate::possible::Possible;
+use crate::possible::RouteConstraints;
 use crate::scratch::{Group, Run, Scratch};
 use crate::{Model, Residency};
 
 /// Times of the two sides.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Sides {
+pub(crate) struct SideTimes {
     pub(crate) storage: f64,
     pub(crate) cache: f64,
 }
 
-impl Sides {
+impl SideTimes {
     pub(crate) fn slower(self) -> f64 {
         self.storage.max(self.cache)
     }
 
-    fn plus(self, other: Sides) -> Sides {
-        Sides { storage: self.storage + other.storage, cache: self.cache + other.cache }
+    fn plus(self, other: SideTimes) -> SideTimes {
+        SideTimes { storage: self.storage + other.storage, cache: self.cache + other.cache }
     }
 
-    fn minus(self, other: Sides) -> Sides {
-        Sides { storage: self.storage - other.storage, cache: self.cache - other.cache }
+    fn minus(self, other: SideTimes) -> SideTimes {
+        SideTimes { storage: self.storage - other.storage, cache: self.cache - other.cache }
     }
 
     /// The price of it.
-    fn priced(self, prices: Sides) -> f64 {
+    fn priced(self, prices: SideTimes) -> f64 {
         self.storage * prices.storage + self.cache * prices.cache
     }
 }
@@ -82,24 +82,24 @@ struct Request<'a> {
     groups: &'a [Group],
     path_bits: &'a mut Vec<u32>,
     model: &'a Model,
-    constraints: &'a Possible,
+    constraints: &'a RouteConstraints,
     /// Absent runs from storage, the rest from the cache; with both latencies, needed or not.
-    base: Sides,
+    base: SideTimes,
     any_absent: bool,
 }
 
 /// Decides every run; storage must be possible.
-pub(crate) fn decide(scratch: &mut Scratch, model: &Model, constraints: &Possible) {
+pub(crate) fn decide(scratch: &mut Scratch, model: &Model, constraints: &RouteConstraints) {
     let (base, any_absent) = build_groups(scratch, model, constraints);
     let Scratch { runs, groups, previous: ways, .. } = scratch;
     Request { runs, groups, path_bits: ways, model, constraints, base, any_absent }.decide();
 }
 
 /// Fills the groups; returns the base, and whether any run is absent.
-fn build_groups(scratch: &mut Scratch, model: &Model, constraints: &Possible) -> (Sides, bool) {
+fn build_groups(scratch: &mut Scratch, model: &Model, constraints: &RouteConstraints) -> (SideTimes, bool) {
     let Scratch { runs, groups, .. } = scratch;
     let queue = &model.storage_queue;
-    let mut base = Sides::default();
+    let mut base = SideTimes::default();
     let mut any_absent = false;
     groups.clear();
     let mut open = false;
@@ -150,8 +150,8 @@ fn storage_bytes(model: &Model, run: &Run) -> f64 {
 
 impl Request<'_> {
     fn decide(&mut self) {
-        let storage_first = Sides { storage: 1.0, cache: MIN_PRICE };
-        let cache_first = Sides { storage: MIN_PRICE, cache: 1.0 };
+        let storage_first = SideTimes { storage: 1.0, cache: MIN_PRICE };
+        let cache_first = SideTimes { storage: MIN_PRICE, cache: 1.0 };
         let least_storage = self.apply_prices(storage_first);
         let now = if least_storage.storage >= least_storage.cache {
             least_storage
@@ -167,7 +167,7 @@ impl Request<'_> {
     }
 
     /// From prices that leave the cache slower and prices that leave storage slower to near the balance.
-    fn bisect_prices(&mut self, mut low: (Sides, Sides), mut high: (Sides, Sides)) -> Sides {
+    fn bisect_prices(&mut self, mut low: (SideTimes, SideTimes), mut high: (SideTimes, SideTimes)) -> SideTimes {
         let mut lower_bound = 0.0_f64;
         for _ in 0..MAX_ROUNDS {
             let prices = break_even_prices(low.1, high.1);
@@ -185,7 +185,7 @@ impl Request<'_> {
     }
 
     /// The sides if every group takes its cheaper way.
-    fn evaluate_prices(&mut self, prices: Sides) -> Sides {
+    fn evaluate_prices(&mut self, prices: SideTimes) -> SideTimes {
         let mut total = self.base;
         for group in self.groups {
             total = total.plus(self.cheaper_choice(group, prices, false));
@@ -194,7 +194,7 @@ impl Request<'_> {
     }
 
     /// The same, decided.
-    fn apply_prices(&mut self, prices: Sides) -> Sides {
+    fn apply_prices(&mut self, prices: SideTimes) -> SideTimes {
         let mut total = self.base;
         for group in self.groups {
             total = total.plus(self.cheaper_choice(group, prices, true));
@@ -203,7 +203,7 @@ impl Request<'_> {
     }
 
     /// From the answer `less` towards that of the prices `more`, as far as the slower side gets faster.
-    fn apply_between(&mut self, low: (Sides, Sides), high: Sides) -> Sides {
+    fn apply_between(&mut self, low: (SideTimes, SideTimes), high: SideTimes) -> SideTimes {
         let (less, mut now) = low;
         for group in self.groups {
             let old = self.cheaper_choice(group, less, true);
@@ -219,31 +219,31 @@ impl Request<'_> {
 
     /// How a group's cheaper way changes the sides, and, if asked, decides its runs that way.
     #[inline]
-    fn cheaper_choice(&mut self, group: &Group, prices: Sides, apply: bool) -> Sides {
+    fn cheaper_choice(&mut self, group: &Group, prices: SideTimes, apply: bool) -> SideTimes {
         if group.runs > 1 {
             return self.cheapest_path(group, prices, apply);
         }
-        let delta = Sides { storage: group.storage, cache: group.cache };
+        let delta = SideTimes { storage: group.storage, cache: group.cache };
         let is_cheaper = delta.priced(prices) < 0.0;
         if apply {
             self.runs[group.first as usize].from_storage = is_cheaper;
         }
-        if is_cheaper { delta } else { Sides::default() }
+        if is_cheaper { delta } else { SideTimes::default() }
     }
 
     /// The cheapest path through a group, a run a step: from storage or from the cache.
     #[cold]
-    fn cheapest_path(&mut self, group: &Group, prices: Sides, apply: bool) -> Sides {
+    fn cheapest_path(&mut self, group: &Group, prices: SideTimes, apply: bool) -> SideTimes {
         // Finite, so that a price of 0 cannot make it no number.
-        const INFEASIBLE: Sides = Sides { storage: 1e30, cache: 1e30 };
+        const INFEASIBLE: SideTimes = SideTimes { storage: 1e30, cache: 1e30 };
         const IN_TRANSFER: u32 = 1;
-        let command = Sides { storage: self.model.storage_queue.per_command, cache: 0.0 };
-        let cheaper = |a: Sides, b: Sides| a.priced(prices) < b.priced(prices);
+        let command = SideTimes { storage: self.model.storage_queue.per_command, cache: 0.0 };
+        let cheaper = |a: SideTimes, b: SideTimes| a.priced(prices) < b.priced(prices);
         let range = group.first as usize..(group.first + group.runs) as usize;
 
         self.path_bits.clear();
         let (mut transfer, mut cache) =
-            if group.absent_before { (Sides::default(), INFEASIBLE) } else { (INFEASIBLE, Sides::default()) };
+            if group.absent_before { (SideTimes::default(), INFEASIBLE) } else { (INFEASIBLE, SideTimes::default()) };
         for run in &self.runs[range.clone()] {
             // Bit 0: where the way to 'from storage' came from; bit 1: the way to 'from the cache'.
             let mut from_bits = 0;
@@ -253,7 +253,7 @@ impl Request<'_> {
                 let continue_transfer = cheaper(transfer, new_transfer);
                 from_bits |= u32::from(continue_transfer) * IN_TRANSFER;
                 let from_cache = self.constraints.queued_cache_time(self.model, run.residency, run.len);
-                let bytes = Sides { storage: storage_bytes(self.model, run), cache: -from_cache };
+                let bytes = SideTimes { storage: storage_bytes(self.model, run), cache: -from_cache };
                 next_transfer = (if continue_transfer { transfer } else { new_transfer }).plus(bytes);
             }
             let leave_transfer = cheaper(transfer, cache);
@@ -270,14 +270,15 @@ impl Request<'_> {
         if apply {
             for (run, from_bits) in self.runs[range].iter_mut().zip(self.path_bits.iter()).rev() {
                 run.from_storage = in_transfer;
-                in_transfer = if in_transfer { from_bits & IN_TRANSFER != 0 } else { (from_bits >> 1) & IN_TRANSFER != 0 };
+                in_transfer =
+                    if in_transfer { from_bits & IN_TRANSFER != 0 } else { (from_bits >> 1) & IN_TRANSFER != 0 };
             }
         }
         found
     }
 
     /// Moves single runs to the other side: every combination of the longest, then one by one what lowers the maximum.
-    fn local_search(&mut self, mut now: Sides) -> Sides {
+    fn local_search(&mut self, mut now: SideTimes) -> SideTimes {
         // The longest first, for they decide the coarse balance; then whoever comes, for the fine.
         let mut longest_runs = [(0, usize::MAX); EXHAUSTIVE_MAX];
         let mut resident_count = 0;
@@ -294,9 +295,10 @@ impl Request<'_> {
                 }
             }
         }
-        let longest_runs = &longest_runs[..if resident_count <= EXHAUSTIVE_MAX { resident_count } else { SAMPLED_RUNS }];
+        let longest_runs =
+            &longest_runs[..if resident_count <= EXHAUSTIVE_MAX { resident_count } else { SAMPLED_RUNS }];
         let all_deltas = longest_runs.iter().map(|&(_, at)| self.move_delta(at));
-        let mut deltas = [Sides::default(); EXHAUSTIVE_MAX];
+        let mut deltas = [SideTimes::default(); EXHAUSTIVE_MAX];
         deltas.iter_mut().zip(all_deltas).for_each(|(slot, moved)| *slot = moved);
 
         // One run at a time, in the order of a Gray code, which passes every combination.
@@ -329,15 +331,15 @@ impl Request<'_> {
     }
 
     /// What moving a resident run to storage changes, but for the commands.
-    fn move_delta(&self, at: usize) -> Sides {
+    fn move_delta(&self, at: usize) -> SideTimes {
         let run = &self.runs[at];
         let from_cache = self.constraints.queued_cache_time(self.model, run.residency, run.len);
-        Sides { storage: storage_bytes(self.model, run), cache: -from_cache }
+        SideTimes { storage: storage_bytes(self.model, run), cache: -from_cache }
     }
 
     /// The sides if the run changed sides: it may begin a transfer, go on with one, or join two.
     #[inline]
-    fn after_toggle(&self, at: usize, mut moved: Sides, now: Sides) -> Sides {
+    fn after_toggle(&self, at: usize, mut moved: SideTimes, now: SideTimes) -> SideTimes {
         let is_storage_at = |at: usize| self.runs.get(at).map_or(0.0, |r| f64::from(u8::from(r.from_storage)));
         let adjacent = is_storage_at(at.wrapping_sub(1)) + is_storage_at(at + 1);
         moved.storage += (1.0 - adjacent) * self.model.storage_queue.per_command;
@@ -346,7 +348,7 @@ impl Request<'_> {
 
     /// A side's latency falls away with its last segment, which the steps before do not see: so the
     /// two plainest plans are compared as they are. It also promises never to be worse than they.
-    fn compare_with_uniform(&mut self, now: Sides) {
+    fn compare_with_uniform(&mut self, now: SideTimes) {
         let queue = &self.model.storage_queue;
         let is_known = self.runs.iter().all(|r| r.residency != Residency::Unknown);
         let from_storage = if is_known {
@@ -366,7 +368,7 @@ impl Request<'_> {
 }
 
 /// Prices at which both cost the same.
-fn break_even_prices(low: Sides, high: Sides) -> Sides {
+fn break_even_prices(low: SideTimes, high: SideTimes) -> SideTimes {
     let (storage, cache) = (high.storage - low.storage, low.cache - high.cache);
-    Sides { storage: cache / (storage + cache), cache: storage / (storage + cache) }
+    SideTimes { storage: cache / (storage + cache), cache: storage / (storage + cache) }
 }

@@ -33,35 +33,35 @@ pub struct Cost {
 
 /// Parameters that make no cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BadCost {
+pub enum CostError {
     /// A bandwidth or time that is zero where it must not be, negative, infinite or no number.
     InvalidValue,
     /// `C < S_cutoff / BW`: cutting a transfer in two would be 'cheaper'.
     SplittingIsCheaper,
 }
 
-impl fmt::Display for BadCost {
+impl fmt::Display for CostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            BadCost::InvalidValue => "time and bandwidth of a cost must be finite, and the bandwidth above 0",
-            BadCost::SplittingIsCheaper => {
+            CostError::InvalidValue => "time and bandwidth of a cost must be finite, and the bandwidth above 0",
+            CostError::SplittingIsCheaper => {
                 "the fixed cost is below cutoff / bandwidth: cutting a transfer would make it cheaper"
             }
         })
     }
 }
 
-impl std::error::Error for BadCost {}
+impl std::error::Error for CostError {}
 
 impl Cost {
     /// `fixed` nanoseconds up to `cutoff` bytes, then `bandwidth` bytes a second.
-    pub const fn new(fixed: f64, cutoff: u64, bandwidth: f64) -> Result<Cost, BadCost> {
+    pub const fn new(fixed: f64, cutoff: u64, bandwidth: f64) -> Result<Cost, CostError> {
         if !(fixed >= 0.0 && fixed.is_finite() && bandwidth > 0.0 && bandwidth.is_finite()) {
-            return Err(BadCost::InvalidValue);
+            return Err(CostError::InvalidValue);
         }
         let per_byte = 1e9 / bandwidth;
         if fixed < cutoff as f64 * per_byte {
-            return Err(BadCost::SplittingIsCheaper);
+            return Err(CostError::SplittingIsCheaper);
         }
         Ok(Cost { fixed, cutoff, per_byte })
     }
@@ -104,7 +104,7 @@ impl Cost {
 
 /// Commands in flight together.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Flight {
+pub struct QueueCost {
     /// Nanoseconds before the first byte, once.
     pub latency: f64,
     /// Nanoseconds a command.
@@ -113,17 +113,17 @@ pub struct Flight {
     pub per_byte: f64,
 }
 
-impl Flight {
+impl QueueCost {
     /// From nanoseconds, nanoseconds, and bytes a second.
-    pub const fn new(latency: f64, per_command: f64, bandwidth: f64) -> Flight {
-        Flight { latency, per_command, per_byte: 1e9 / bandwidth }
+    pub const fn new(latency: f64, per_command: f64, bandwidth: f64) -> QueueCost {
+        QueueCost { latency, per_command, per_byte: 1e9 / bandwidth }
     }
 
     /// The same, `factor` times as slow.
     #[must_use]
-    pub fn scaled(self, factor: f64) -> Flight {
-        let Flight { latency, per_command, per_byte } = self;
-        Flight { latency: latency * factor, per_command: per_command * factor, per_byte: per_byte * factor }
+    pub fn scaled(self, factor: f64) -> QueueCost {
+        let QueueCost { latency, per_command, per_byte } = self;
+        QueueCost { latency: latency * factor, per_command: per_command * factor, per_byte: per_byte * factor }
     }
 
     /// One command's share, without the latency.
@@ -145,26 +145,26 @@ pub struct Model {
     /// `p2p` or `direct`, one command at a time.
     pub storage: Cost,
     /// `copy` with all the threads a request may use.
-    pub cache_queue: Flight,
+    pub cache_queue: QueueCost,
     /// `dma`: registrations hold a lock of the driver, so its latency is paid by every segment.
-    pub cache_dma_queue: Flight,
+    pub cache_dma_queue: QueueCost,
     /// `store` with all the threads a request may use.
-    pub cache_store_queue: Flight,
+    pub cache_store_queue: QueueCost,
     /// `p2p` or `direct`, a queue full of commands.
-    pub storage_queue: Flight,
+    pub storage_queue: QueueCost,
     /// Nanoseconds a byte to write dirty pages back, which storage must do before it can be read.
     pub writeback: f64,
 }
 
 // Costs of the cache routes: measured on an H200 behind PCIe 5 x16, where nothing else is said.
 const COPY: Cost = Cost::from_constants(2_400.0, 0, 6.3e9);
-const COPY_QUEUE: Flight = Flight::new(9_000.0, 3_000.0, 27e9);
+const COPY_QUEUE: QueueCost = QueueCost::new(9_000.0, 3_000.0, 27e9);
 // 8 MiB whole in 575 us; of these 365 us are registration, DMA and unregistration by the byte.
 const DMA: Cost = Cost::from_constants(210_000.0, 0, 23e9);
-const DMA_QUEUE: Flight = Flight::new(210_000.0, 0.0, 51e9);
+const DMA_QUEUE: QueueCost = QueueCost::new(210_000.0, 0.0, 51e9);
 // Not measured: write-combined CPU stores, one thread.
 const STORE: Cost = Cost::from_constants(500.0, 0, 4e9);
-const STORE_QUEUE: Flight = Flight::new(500.0, 500.0, 8e9);
+const STORE_QUEUE: QueueCost = QueueCost::new(500.0, 500.0, 8e9);
 
 impl Model {
     /// An NVMe drive of PCIe 4: 80 us, 6.5 GB/s, half a million commands a second. From data sheets, not measured.
@@ -177,7 +177,7 @@ impl Model {
             cache_queue: COPY_QUEUE,
             cache_dma_queue: DMA_QUEUE,
             cache_store_queue: STORE_QUEUE,
-            storage_queue: Flight::new(80_000.0, 2_000.0, 6.5e9),
+            storage_queue: QueueCost::new(80_000.0, 2_000.0, 6.5e9),
             writeback: 1.0 / 3.0,
         }
     }
@@ -187,7 +187,7 @@ impl Model {
     pub const fn virtual_disk() -> Model {
         Model {
             storage: Cost::from_constants(30_000.0, 4 << 10, 3.0e9),
-            storage_queue: Flight::new(30_000.0, 5_000.0, 1.9e9),
+            storage_queue: QueueCost::new(30_000.0, 5_000.0, 1.9e9),
             writeback: 1.0 / 3.2,
             ..Model::nvme()
         }
@@ -215,7 +215,7 @@ impl Model {
     }
 
     /// Many commands in flight on this route.
-    pub fn queue(&self, route: Route) -> &Flight {
+    pub fn queue(&self, route: Route) -> &QueueCost {
         match route {
             Route::Copy | Route::Gather => &self.cache_queue,
             Route::Dma => &self.cache_dma_queue,
@@ -240,11 +240,11 @@ mod tests {
 
     #[test]
     fn cost_that_rewards_splitting_is_refused() {
-        assert_eq!(Cost::new(49.0, 50, 1e9), Err(BadCost::SplittingIsCheaper));
-        assert_eq!(Cost::new(0.0, 0, 0.0), Err(BadCost::InvalidValue));
-        assert_eq!(Cost::new(f64::NAN, 0, 1.0), Err(BadCost::InvalidValue));
-        assert_eq!(Cost::new(-1.0, 0, 1.0), Err(BadCost::InvalidValue));
-        assert_eq!(Cost::new(1.0, 0, f64::INFINITY), Err(BadCost::InvalidValue));
+        assert_eq!(Cost::new(49.0, 50, 1e9), Err(CostError::SplittingIsCheaper));
+        assert_eq!(Cost::new(0.0, 0, 0.0), Err(CostError::InvalidValue));
+        assert_eq!(Cost::new(f64::NAN, 0, 1.0), Err(CostError::InvalidValue));
+        assert_eq!(Cost::new(-1.0, 0, 1.0), Err(CostError::InvalidValue));
+        assert_eq!(Cost::new(1.0, 0, f64::INFINITY), Err(CostError::InvalidValue));
     }
 
     #[test]

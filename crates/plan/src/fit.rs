@@ -27,7 +27,7 @@
 
 use std::fmt;
 
-use crate::cost::{Cost, Flight};
+use crate::cost::{Cost, QueueCost};
 
 /// One transfer by itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,7 +40,7 @@ pub struct Sample {
 
 /// Commands in flight together.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Batch {
+pub struct QueueSample {
     /// How many.
     pub commands: u64,
     /// Their length in all.
@@ -62,23 +62,23 @@ pub struct Fit<T> {
 
 /// Measurements that no line can be drawn through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BadFit {
+pub enum FitError {
     /// Fewer than two different lengths.
     TooFew,
     /// A time that is not above 0, or infinite, or no number; or a transfer of no bytes.
     InvalidTime,
 }
 
-impl fmt::Display for BadFit {
+impl fmt::Display for FitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            BadFit::TooFew => "a fit needs measurements of at least two different lengths",
-            BadFit::InvalidTime => "a measured time must be above 0 and finite, and be of at least one byte",
+            FitError::TooFew => "a fit needs measurements of at least two different lengths",
+            FitError::InvalidTime => "a measured time must be above 0 and finite, and be of at least one byte",
         })
     }
 }
 
-impl std::error::Error for BadFit {}
+impl std::error::Error for FitError {}
 
 /// Nanoseconds a byte below which no transfer is believed: 10^15 bytes a second. Keeps bandwidths finite.
 const MIN_PER_BYTE: f64 = 1e-6;
@@ -86,7 +86,7 @@ const MIN_PER_BYTE: f64 = 1e-6;
 const CUTOFF_GRID: usize = 256;
 
 /// `C`, `S_cutoff` and `BW` of Eq. 1.
-pub fn fit_cost(samples: &[Sample]) -> Result<Fit<Cost>, BadFit> {
+pub fn fit_cost(samples: &[Sample]) -> Result<Fit<Cost>, FitError> {
     let (least, most) = length_range(samples.iter().map(|s| (s.bytes, s.nanos)))?;
     let mut best = Line::fit(samples, 0);
     let better = |line: Line, best: &mut Line| {
@@ -113,16 +113,16 @@ pub fn fit_cost(samples: &[Sample]) -> Result<Fit<Cost>, BadFit> {
     let bandwidth = 1e9 / best.per_byte;
     // As `Cost::new` will compute it, so that rounding does not break the rule.
     let fixed = best.fixed.max(best.cutoff as f64 * (1e9 / bandwidth));
-    let value = Cost::new(fixed, best.cutoff, bandwidth).map_err(|_| BadFit::InvalidTime)?;
+    let value = Cost::new(fixed, best.cutoff, bandwidth).map_err(|_| FitError::InvalidTime)?;
     let (r2, error) = goodness_of_fit(samples.iter().map(|s| (value.time(s.bytes), s.nanos)));
     Ok(Fit { value, r2, error })
 }
 
 /// Latency, cost a command and bandwidth of commands in flight together.
-pub fn fit_queue(batches: &[Batch]) -> Result<Fit<Flight>, BadFit> {
+pub fn fit_queue(batches: &[QueueSample]) -> Result<Fit<QueueCost>, FitError> {
     length_range(batches.iter().map(|b| (b.bytes, b.nanos)))?;
     if batches.iter().any(|b| b.commands == 0) {
-        return Err(BadFit::InvalidTime);
+        return Err(FitError::InvalidTime);
     }
     // Rows divided by their time: what is left is the relative error. Columns scaled to length 1.
     let rows: Vec<[f64; 3]> =
@@ -137,8 +137,8 @@ pub fn fit_queue(batches: &[Batch]) -> Result<Fit<Flight>, BadFit> {
             best = Some((loss, found));
         }
     }
-    let (_, [latency, per_command, per_byte]) = best.ok_or(BadFit::InvalidTime)?;
-    let value = Flight { latency, per_command, per_byte: per_byte.max(MIN_PER_BYTE) };
+    let (_, [latency, per_command, per_byte]) = best.ok_or(FitError::InvalidTime)?;
+    let value = QueueCost { latency, per_command, per_byte: per_byte.max(MIN_PER_BYTE) };
     let (r2, error) =
         goodness_of_fit(batches.iter().map(|b| {
             (value.latency + b.commands as f64 * value.per_command + b.bytes as f64 * value.per_byte, b.nanos)
@@ -147,16 +147,16 @@ pub fn fit_queue(batches: &[Batch]) -> Result<Fit<Flight>, BadFit> {
 }
 
 /// The shortest and the longest, if there are both and every time is one.
-fn length_range(measured: impl Iterator<Item = (u64, f64)>) -> Result<(u64, u64), BadFit> {
+fn length_range(measured: impl Iterator<Item = (u64, f64)>) -> Result<(u64, u64), FitError> {
     let (mut shortest, mut most) = (u64::MAX, 0);
     for (bytes, nanos) in measured {
         if bytes == 0 || bytes > 1 << 60 || !(nanos.is_normal() && (1e-3..1e18).contains(&nanos)) {
-            return Err(BadFit::InvalidTime);
+            return Err(FitError::InvalidTime);
         }
         shortest = shortest.min(bytes);
         most = most.max(bytes);
     }
-    if shortest < most { Ok((shortest, most)) } else { Err(BadFit::TooFew) }
+    if shortest < most { Ok((shortest, most)) } else { Err(FitError::TooFew) }
 }
 
 /// R^2 and the mean relative error.

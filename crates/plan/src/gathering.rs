@@ -16,7 +16,7 @@
 
 /// Cached pieces of one file that go to one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Crowd {
+pub struct DensityStats {
     /// How many.
     pub ops: u64,
     /// Bytes of all of them.
@@ -33,7 +33,7 @@ pub struct Crowd {
 
 /// What is to be done with a crowd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Means {
+pub enum Strategy {
     /// Nothing is registered.
     Copy,
     /// One thread registers, and the others copy.
@@ -67,7 +67,7 @@ const MIN_COPY_SHARE: f64 = 8.0;
 /// Both together must save one part in so many: who registers also launches what the others have copied.
 const MIN_SAVING: f64 = 5.0;
 
-impl Crowd {
+impl DensityStats {
     /// Nanoseconds to register, at so many a page, and to fetch. It is as if they hardly overlapped: 8 GiB, whose registering
     /// alone takes 170 ms, took 300 to 340 with 1 M pieces of 4 KiB fetched out of them (benches/runs/2026-11-22-h200-pairs).
     /// Why is not known.
@@ -103,23 +103,26 @@ impl Crowd {
         if self.concurrent_threads == 0 {
             return f64::INFINITY;
         }
-        let (one, others) = (self.register_time_at(REGISTER_PAGE_CONCURRENT), self.copy_time_with(self.concurrent_threads));
+        let (one, others) =
+            (self.register_time_at(REGISTER_PAGE_CONCURRENT), self.copy_time_with(self.concurrent_threads));
         // The part they meet in is registered whole, whatever is left of it.
         let last = one * self.chunk.min(self.span) as f64 / self.span.max(1) as f64;
         self.setup_time() + last + one * others / (one + others)
     }
 
     /// What is cheapest.
-    pub fn strategy(&self) -> Means {
+    pub fn strategy(&self) -> Strategy {
         let (one, all) = (self.register_time(), self.copy_time());
         let alone = one.min(all);
-        let few = self.concurrent_threads == 0 || self.copy_time_with(self.concurrent_threads) > MIN_COPY_SHARE * self.register_time_at(REGISTER_PAGE_CONCURRENT);
+        let few = self.concurrent_threads == 0
+            || self.copy_time_with(self.concurrent_threads)
+                > MIN_COPY_SHARE * self.register_time_at(REGISTER_PAGE_CONCURRENT);
         if !few && self.hybrid_time() < alone * (1.0 - 1.0 / MIN_SAVING) {
-            Means::Hybrid
+            Strategy::Hybrid
         } else if one < all {
-            Means::Register
+            Strategy::Register
         } else {
-            Means::Copy
+            Strategy::Copy
         }
     }
 }
@@ -130,42 +133,42 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn density(ops: u64, len: u64, span: u64, threads: u64) -> Crowd {
+    fn density(ops: u64, len: u64, span: u64, threads: u64) -> DensityStats {
         let concurrent_threads = threads.saturating_sub(1);
-        Crowd { ops, bytes: len * ops, span, chunk: 16 << 20, threads, concurrent_threads }
+        DensityStats { ops, bytes: len * ops, span, chunk: 16 << 20, threads, concurrent_threads }
     }
 
-    fn million_ops(len: u64, span: u64, threads: u64) -> Crowd {
+    fn million_ops(len: u64, span: u64, threads: u64) -> DensityStats {
         density(1_000_000, len, span, threads)
     }
 
     #[test]
     fn dense_is_registered_sparse_is_copied_between_is_hybrid() {
-        assert_eq!(million_ops(512, GIB, 12).strategy(), Means::Register);
-        assert_eq!(million_ops(512, 8 * GIB, 12).strategy(), Means::Hybrid);
-        assert_eq!(million_ops(4096, 8 * GIB, 12).strategy(), Means::Hybrid);
-        assert_eq!(million_ops(4096, 1000 * GIB, 12).strategy(), Means::Copy);
-        assert_eq!(density(100, 4096, GIB, 1).strategy(), Means::Copy);
-        assert_eq!(density(100, 4096, GIB, 12).strategy(), Means::Copy);
+        assert_eq!(million_ops(512, GIB, 12).strategy(), Strategy::Register);
+        assert_eq!(million_ops(512, 8 * GIB, 12).strategy(), Strategy::Hybrid);
+        assert_eq!(million_ops(4096, 8 * GIB, 12).strategy(), Strategy::Hybrid);
+        assert_eq!(million_ops(4096, 1000 * GIB, 12).strategy(), Strategy::Copy);
+        assert_eq!(density(100, 4096, GIB, 1).strategy(), Strategy::Copy);
+        assert_eq!(density(100, 4096, GIB, 12).strategy(), Strategy::Copy);
     }
 
     #[test]
     fn short_sparse_ops_are_copied() {
         let at_one_of = |pages: u64| million_ops(512, pages * 4096 * 1_000_000, 12).strategy();
-        assert_eq!([2, 16, 64].map(at_one_of), [Means::Hybrid, Means::Copy, Means::Copy]);
+        assert_eq!([2, 16, 64].map(at_one_of), [Strategy::Hybrid, Strategy::Copy, Strategy::Copy]);
     }
 
     #[test]
     fn single_thread_is_never_hybrid() {
-        assert_eq!(million_ops(4096, 8 * GIB, 1).strategy(), Means::Register);
-        assert_eq!(million_ops(512, 128 * GIB, 1).strategy(), Means::Copy);
+        assert_eq!(million_ops(4096, 8 * GIB, 1).strategy(), Strategy::Register);
+        assert_eq!(million_ops(512, 128 * GIB, 1).strategy(), Strategy::Copy);
     }
 
     #[test]
     fn no_concurrent_threads_is_never_hybrid() {
         for span in [GIB, 8 * GIB, 64 * GIB] {
-            let density = Crowd { concurrent_threads: 0, ..million_ops(4096, span, 12) };
-            assert_ne!(density.strategy(), Means::Hybrid, "{density:?}");
+            let density = DensityStats { concurrent_threads: 0, ..million_ops(4096, span, 12) };
+            assert_ne!(density.strategy(), Strategy::Hybrid, "{density:?}");
         }
     }
 
@@ -174,7 +177,7 @@ mod tests {
         for ops in [1, 100, 10_000, 1_000_000] {
             for threads in [1, 2, 12, 64] {
                 let density = density(ops, 4096, 16 << 20, threads);
-                assert_ne!(density.strategy(), Means::Hybrid, "{density:?}");
+                assert_ne!(density.strategy(), Strategy::Hybrid, "{density:?}");
             }
         }
     }
@@ -187,7 +190,7 @@ mod tests {
                     for threads in [0, 1, 2, 6, 12] {
                         let density = density(ops, len, span, threads);
                         let alone = density.copy_time().min(density.register_time());
-                        if density.strategy() == Means::Hybrid {
+                        if density.strategy() == Strategy::Hybrid {
                             assert!(density.hybrid_time() < alone, "{density:?}");
                         }
                     }

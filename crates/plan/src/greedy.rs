@@ -15,12 +15,12 @@
 //!
 //! Known flaws: the paper's own, it never looks past `c`.
 
-use crate::possible::Possible;
+use crate::possible::RouteConstraints;
 use crate::scratch::Scratch;
 use crate::{Model, Residency};
 
 /// Decides every run; storage must be possible.
-pub(crate) fn decide(scratch: &mut Scratch, model: &Model, constraints: &Possible) {
+pub(crate) fn decide(scratch: &mut Scratch, model: &Model, constraints: &RouteConstraints) {
     let runs = &mut scratch.runs;
     let storage = &model.storage;
     let mut before = 0;

@@ -12,7 +12,7 @@
 //!
 //! Known flaws: a joined segment cannot say how many of its bytes were resident.
 
-use crate::possible::Possible;
+use crate::possible::RouteConstraints;
 use crate::scratch::{Run, Scratch};
 use crate::{Reason, Residency, Route, Segment};
 
@@ -26,9 +26,9 @@ enum Kind {
 }
 
 /// Writes the segments of the decided runs.
-pub(crate) fn build_segments(scratch: &Scratch, constraints: &Possible, segments: &mut Vec<Segment>) {
+pub(crate) fn build_segments(scratch: &Scratch, constraints: &RouteConstraints, segments: &mut Vec<Segment>) {
     segments.clear();
-    let mut out = Layer { segments, constraints, longest: 0 };
+    let mut out = SegmentBuilder { segments, constraints, longest: 0 };
     for runs in scratch.runs.chunk_by(|a, b| kind_of(a) == kind_of(b)) {
         out.add_stretch(kind_of(&runs[0]), runs);
     }
@@ -59,14 +59,14 @@ fn main_reason(runs: &[Run]) -> (Reason, u64) {
     (reason, longest.len)
 }
 
-struct Layer<'a> {
+struct SegmentBuilder<'a> {
     segments: &'a mut Vec<Segment>,
-    constraints: &'a Possible,
+    constraints: &'a RouteConstraints,
     /// Of the parts of the last segment.
     longest: u64,
 }
 
-impl Layer<'_> {
+impl SegmentBuilder<'_> {
     #[inline]
     fn add_stretch(&mut self, kind: Kind, runs: &[Run]) {
         let constraints = self.constraints;

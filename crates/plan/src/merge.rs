@@ -16,7 +16,7 @@ use std::ops::Range;
 
 /// Bytes of a file that somebody wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Wanted {
+pub struct Span {
     /// First byte in the file.
     pub offset: u64,
     /// Bytes, at least one.
@@ -27,7 +27,7 @@ pub struct Wanted {
 
 /// One read that serves several.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct CoalescedRead {
     /// First byte in the file, a multiple of the unit.
     pub offset: u64,
     /// Bytes, a multiple of the unit.
@@ -38,7 +38,7 @@ pub struct Run {
 
 /// What may be joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Joining {
+pub struct CoalesceRule {
     /// Reads begin and end at multiples of this; a power of two.
     pub unit: u64,
     /// Unwanted bytes between two pieces that may be read along.
@@ -51,10 +51,10 @@ pub struct Joining {
 
 /// Sorts what is wanted and joins it to runs, in the order of the file. Every piece is a member of exactly one run, which
 /// holds all its bytes.
-pub fn coalesce(spans: &mut [Wanted], rule: &Joining) -> Vec<Run> {
+pub fn coalesce(spans: &mut [Span], rule: &CoalesceRule) -> Vec<CoalescedRead> {
     spans.sort_unstable();
     let round_down = |at: u64| at & !(rule.unit - 1);
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs: Vec<CoalescedRead> = Vec::new();
     for (index, span) in spans.iter().enumerate() {
         let start = round_down(span.offset);
         let end = round_down(span.offset + span.len + rule.unit - 1);
@@ -67,7 +67,7 @@ pub fn coalesce(spans: &mut [Wanted], rule: &Joining) -> Vec<Run> {
                 continue;
             }
         }
-        runs.push(Run { offset: start, len: end - start, members: index..index + 1 });
+        runs.push(CoalescedRead { offset: start, len: end - start, members: index..index + 1 });
     }
     runs
 }

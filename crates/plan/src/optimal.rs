@@ -21,17 +21,17 @@
 //! Known flaws: two neighbouring cache runs (clean beside dirty) are counted as two, though they
 //! become one segment. Bytes cut off for alignment are not counted: two blocks a transfer at most.
 
-use crate::possible::Possible;
+use crate::possible::RouteConstraints;
 use crate::scratch::Scratch;
-use crate::window::{Candidate, Window};
+use crate::window::{Candidate, SlidingMin};
 use crate::{Model, Residency};
 
 const START: u32 = u32::MAX;
 
 /// Decides every run; storage must be possible.
-pub(crate) fn decide(scratch: &mut Scratch, model: &Model, constraints: &Possible) {
+pub(crate) fn decide(scratch: &mut Scratch, model: &Model, constraints: &RouteConstraints) {
     let Scratch { runs, previous, candidates, .. } = scratch;
-    let mut window = Window::new(candidates, &model.storage);
+    let mut window = SlidingMin::new(candidates, &model.storage);
     previous.clear();
     previous.resize(runs.len(), START);
 

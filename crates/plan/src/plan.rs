@@ -1,6 +1,6 @@
 //! The entry: extents in, schedule out.
 
-use crate::possible::Possible;
+use crate::possible::RouteConstraints;
 use crate::scratch::Scratch;
 use crate::{Extent, Model, Residency, Schedule, concurrent, greedy, lay, optimal};
 
@@ -31,7 +31,13 @@ impl Objective {
 }
 
 /// Plans a request whose extents lie end to end, into `out`.
-pub fn plan(objective: Objective, extents: &[Extent], model: &Model, constraints: &Possible, out: &mut Schedule) {
+pub fn plan(
+    objective: Objective,
+    extents: &[Extent],
+    model: &Model,
+    constraints: &RouteConstraints,
+    out: &mut Schedule,
+) {
     let Schedule { segments, scratch } = out;
     scratch.fill(extents);
     if constraints.storage.is_none() {
@@ -47,7 +53,7 @@ pub fn plan(objective: Objective, extents: &[Extent], model: &Model, constraints
 }
 
 /// The usual request is all of one residency: two costs to compare at most. False if there is more.
-fn plan_single_run(objective: Objective, scratch: &mut Scratch, model: &Model, constraints: &Possible) -> bool {
+fn plan_single_run(objective: Objective, scratch: &mut Scratch, model: &Model, constraints: &RouteConstraints) -> bool {
     let [run] = &mut scratch.runs[..] else { return false };
     run.from_storage = match run.residency {
         Residency::Absent => true,

@@ -6,7 +6,7 @@ use crate::{Model, Reason, Residency, Route};
 
 /// The routes that are open for one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Possible {
+pub struct RouteConstraints {
     /// File offset of the request's first byte: alignment is counted in the file.
     pub file_offset: u64,
     /// `copy` or `store`: always there.
@@ -24,10 +24,10 @@ pub struct Possible {
     pub cache_refused: Option<Reason>,
 }
 
-impl Possible {
+impl RouteConstraints {
     /// Everything through the page cache.
-    pub const fn cache_only(file_offset: u64, cache: Route) -> Possible {
-        Possible {
+    pub const fn cache_only(file_offset: u64, cache: Route) -> RouteConstraints {
+        RouteConstraints {
             file_offset,
             cache,
             cache_large: None,

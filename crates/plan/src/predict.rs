@@ -20,7 +20,7 @@ pub struct Prediction {
 pub fn predict(objective: Objective, extents: &[Extent], schedule: &Schedule, model: &Model) -> Prediction {
     let overlaps = objective == Objective::Concurrent;
     let mut out = Prediction::default();
-    let mut bytes = Bytes { extents, at: 0 };
+    let mut bytes = ExtentCursor { extents, at: 0 };
     let (mut any_storage, mut cache_latency) = (false, 0.0_f64);
     for segment in &schedule.segments {
         let (absent, dirty) = bytes.count_within(segment);
@@ -51,13 +51,13 @@ pub fn predict(objective: Objective, extents: &[Extent], schedule: &Schedule, mo
 }
 
 /// Walks the extents beside the segments.
-struct Bytes<'a> {
+struct ExtentCursor<'a> {
     extents: &'a [Extent],
     /// Where the first of them begins.
     at: u64,
 }
 
-impl Bytes<'_> {
+impl ExtentCursor<'_> {
     /// Absent and dirty bytes of a segment; segments come in order.
     fn count_within(&mut self, segment: &Segment) -> (u64, u64) {
         let end = segment.offset + segment.len;

@@ -19,7 +19,7 @@ use core::ops::Range;
 
 /// A part of a file that lies in one piece on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct DeviceExtent {
     /// First byte in the file.
     pub file: u64,
     /// First byte on the uppermost block device.
@@ -30,7 +30,7 @@ pub struct Run {
 
 /// What a part of a write is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Piece {
+pub enum StripePart {
     /// Whole stripes.
     Full,
     /// Some bytes of the stripe that begins at this byte of the file and is whole in it.
@@ -45,30 +45,30 @@ pub struct Span {
     /// Bytes of the file.
     pub range: Range<u64>,
     /// What they are.
-    pub part: Piece,
+    pub part: StripePart,
 }
 
 /// The stripes of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct StripeLayout {
     width: u64,
     phase: u64,
     /// In the order of the file; none touches the next one on the device too.
-    runs: Vec<Run>,
+    runs: Vec<DeviceExtent>,
 }
 
-impl Shape {
+impl StripeLayout {
     /// `width`: bytes of data in a stripe. `phase`: where in a stripe byte 0 of the device lies.
     /// Runs that overlap, or reach beyond what can be counted, are left out.
-    pub fn new(width: u64, phase: u64, runs: impl IntoIterator<Item = Run>) -> Shape {
+    pub fn new(width: u64, phase: u64, runs: impl IntoIterator<Item = DeviceExtent>) -> StripeLayout {
         let width = width.max(1);
-        let mut runs: Vec<Run> = runs
+        let mut runs: Vec<DeviceExtent> = runs
             .into_iter()
             .filter(|r| r.len > 0 && r.file.checked_add(r.len).is_some())
             .filter(|r| r.device.checked_add(r.len).and_then(|end| end.checked_add(width)).is_some())
             .collect();
         runs.sort_by_key(|r| r.file);
-        let mut joined: Vec<Run> = Vec::with_capacity(runs.len());
+        let mut joined: Vec<DeviceExtent> = Vec::with_capacity(runs.len());
         for run in runs {
             match joined.last_mut() {
                 Some(last) if last.file + last.len > run.file => {}
@@ -78,7 +78,7 @@ impl Shape {
                 _ => joined.push(run),
             }
         }
-        Shape { width, phase: phase % width, runs: joined }
+        StripeLayout { width, phase: phase % width, runs: joined }
     }
 
     /// Bytes of data in a stripe.
@@ -92,7 +92,7 @@ impl Shape {
     }
 
     /// The part of a run that is whole stripes, as bytes of the file.
-    fn full_stripes(&self, run: &Run) -> Range<u64> {
+    fn full_stripes(&self, run: &DeviceExtent) -> Range<u64> {
         let at = (run.device + self.phase) % self.width;
         let skip = if at == 0 { 0 } else { self.width - at };
         if skip >= run.len {
@@ -105,13 +105,13 @@ impl Shape {
     /// Cuts a range of the file, without gaps and in order.
     pub fn split(&self, range: Range<u64>) -> Vec<Span> {
         let mut parts: Vec<Span> = Vec::new();
-        let mut add_part = |range: Range<u64>, piece: Piece| {
+        let mut add_part = |range: Range<u64>, piece: StripePart| {
             if range.is_empty() {
                 return;
             }
             match parts.last_mut() {
                 // Adjacent runs are apart on the device: their whole stripes are separate requests.
-                Some(last) if last.part == piece && piece == Piece::Unaligned => last.range.end = range.end,
+                Some(last) if last.part == piece && piece == StripePart::Unaligned => last.range.end = range.end,
                 _ => parts.push(Span { range, part: piece }),
             }
         };
@@ -125,7 +125,7 @@ impl Shape {
             if whole.is_empty() || whole.start >= range.end || whole.end <= at {
                 continue;
             }
-            add_part(at..whole.start.max(at), Piece::Unaligned);
+            add_part(at..whole.start.max(at), StripePart::Unaligned);
             at = at.max(whole.start);
             let end = range.end.min(whole.end);
             // Up to the first stripe's end, whole ones, the last one's beginning.
@@ -133,16 +133,16 @@ impl Shape {
             if at != stripe(at) || stripe(at) + self.width > end {
                 let part = at..end.min(stripe(at) + self.width);
                 at = part.end;
-                add_part(part.clone(), Piece::Partial(stripe(part.start)));
+                add_part(part.clone(), StripePart::Partial(stripe(part.start)));
             }
             if at < end {
                 let last = stripe(end);
-                add_part(at..last, Piece::Full);
-                add_part(last..end, Piece::Partial(last));
+                add_part(at..last, StripePart::Full);
+                add_part(last..end, StripePart::Partial(last));
                 at = end;
             }
         }
-        add_part(at..range.end, Piece::Unaligned);
+        add_part(at..range.end, StripePart::Unaligned);
         parts
     }
 

@@ -28,7 +28,7 @@ pub(crate) struct Candidate {
 }
 
 /// Candidates whose costs rise, in `queue[head..]`, and the best of the far ones.
-pub(crate) struct Window<'a> {
+pub(crate) struct SlidingMin<'a> {
     queue: &'a mut Vec<Candidate>,
     head: usize,
     far: f64,
@@ -38,10 +38,10 @@ pub(crate) struct Window<'a> {
     per_byte: f64,
 }
 
-impl<'a> Window<'a> {
-    pub(crate) fn new(queue: &'a mut Vec<Candidate>, cost: &Cost) -> Window<'a> {
+impl<'a> SlidingMin<'a> {
+    pub(crate) fn new(queue: &'a mut Vec<Candidate>, cost: &Cost) -> SlidingMin<'a> {
         let (cutoff, fixed, per_byte) = (cost.cutoff() as f64, cost.fixed(), cost.per_byte());
-        let mut window = Window { queue, head: 0, far: f64::INFINITY, far_id: 0, cutoff, fixed, per_byte };
+        let mut window = SlidingMin { queue, head: 0, far: f64::INFINITY, far_id: 0, cutoff, fixed, per_byte };
         window.clear();
         window
     }

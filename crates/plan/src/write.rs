@@ -18,7 +18,7 @@ use crate::{Model, Reason, Route};
 
 /// A write, and what may be done with it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WriteCase {
+pub struct WriteConstraints {
     /// Its length.
     pub len: u64,
     /// The route into the page cache: `copy`, or `store` where the CPU loads the bytes.
@@ -35,7 +35,7 @@ pub struct WriteCase {
 
 /// Where a write goes, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WriteWay {
+pub struct WriteDecision {
     /// The route.
     pub route: Route,
     /// Why.
@@ -54,7 +54,7 @@ const CPU_LOAD: f64 = 20.0;
 const REOPEN: f64 = 40_000.0;
 
 /// The cheapest way that is open.
-pub fn decide_write(case: &WriteCase, model: &Model) -> WriteWay {
+pub fn decide_write(case: &WriteConstraints, model: &Model) -> WriteDecision {
     let len = case.len as f64;
     let copy_out = len * if case.cache_route == Route::Store { CPU_LOAD } else { DMA_OUT_PER_BYTE };
     let store = model.storage.fixed() + len * model.writeback;
@@ -74,8 +74,10 @@ pub fn decide_write(case: &WriteCase, model: &Model) -> WriteWay {
     let refused = ways.iter().filter(cheaper).find_map(|(_, _, open, _)| open.err());
     let open = ways.iter().filter(cheaper).filter(|(_, _, open, _)| open.is_ok());
     match open.min_by(|a, b| a.1.total_cmp(&b.1)) {
-        Some(&(route, _, _, reason)) => WriteWay { route, reason, refused: refused.filter(|_| route != Route::P2p) },
-        None => WriteWay { route: case.cache_route, reason: Reason::IntoCache, refused },
+        Some(&(route, _, _, reason)) => {
+            WriteDecision { route, reason, refused: refused.filter(|_| route != Route::P2p) }
+        }
+        None => WriteDecision { route: case.cache_route, reason: Reason::IntoCache, refused },
     }
 }
 
@@ -90,9 +92,16 @@ pub fn split_aligned(offset: u64, len: u64, unit: u64) -> (u64, u64) {
 mod tests {
     use super::*;
 
-    fn case(len: u64) -> WriteCase {
+    fn case(len: u64) -> WriteConstraints {
         let into_cache = Route::Copy;
-        WriteCase { len, cache_route: into_cache, synchronous: false, cached: false, direct: Ok(()), p2p: Err(Reason::NoP2pMapping) }
+        WriteConstraints {
+            len,
+            cache_route: into_cache,
+            synchronous: false,
+            cached: false,
+            direct: Ok(()),
+            p2p: Err(Reason::NoP2pMapping),
+        }
     }
 
     #[test]
@@ -107,7 +116,7 @@ mod tests {
     #[test]
     fn long_uncached_sync_write_bypasses_cache() {
         let model = Model::virtual_disk();
-        let with = |len, cached| decide_write(&WriteCase { synchronous: true, cached, ..case(len) }, &model);
+        let with = |len, cached| decide_write(&WriteConstraints { synchronous: true, cached, ..case(len) }, &model);
         assert_eq!(with(4096, false).route, Route::Copy);
         assert_eq!((with(8 << 20, false).route, with(8 << 20, false).reason), (Route::Direct, Reason::Synchronous));
         assert_eq!((with(8 << 20, true).route, with(8 << 20, true).refused), (Route::Copy, Some(Reason::Cached)));
@@ -117,17 +126,17 @@ mod tests {
     fn fast_storage_is_written_directly() {
         let fast = Model { writeback: 1.0 / 25.0, ..Model::nvme() };
         assert_eq!(decide_write(&case(1 << 30), &fast).route, Route::Direct);
-        let closed = WriteCase { direct: Err(Reason::NoDirectIo), ..case(1 << 30) };
+        let closed = WriteConstraints { direct: Err(Reason::NoDirectIo), ..case(1 << 30) };
         assert_eq!(decide_write(&closed, &fast).refused, Some(Reason::NoDirectIo));
     }
 
     #[test]
     fn cpu_loaded_memory_uses_p2p_write() {
-        let mapped = WriteCase { cache_route: Route::Store, p2p: Ok(()), ..case(64 << 10) };
+        let mapped = WriteConstraints { cache_route: Route::Store, p2p: Ok(()), ..case(64 << 10) };
         assert_eq!(decide_write(&mapped, &Model::nvme()).route, Route::P2p);
-        let tiny = WriteCase { len: 4096, ..mapped };
+        let tiny = WriteConstraints { len: 4096, ..mapped };
         assert_eq!(decide_write(&tiny, &Model::nvme()).route, Route::Store);
-        let refused = WriteCase { p2p: Err(Reason::P2pUnreachable), direct: Err(Reason::NoDirectIo), ..mapped };
+        let refused = WriteConstraints { p2p: Err(Reason::P2pUnreachable), direct: Err(Reason::NoDirectIo), ..mapped };
         assert_eq!(decide_write(&refused, &Model::nvme()).refused, Some(Reason::P2pUnreachable));
     }
 

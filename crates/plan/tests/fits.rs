@@ -59,13 +59,13 @@ proptest! {
     fn planted_queue_cost_is_recovered_from_noise(
         latency in 1e3..2e5, per_command in 100.0..2e4, bandwidth in 0.5e9..60e9, seed in any::<u64>()
     ) {
-        let flight = Flight::new(latency, per_command, bandwidth);
+        let flight = QueueCost::new(latency, per_command, bandwidth);
         let time = |n: u64, s: u64| flight.latency + n as f64 * flight.per_command + s as f64 * flight.per_byte;
         let mut noise = noise(seed, 0.05);
         let batches: Vec<_> = [1u64, 4, 16, 64, 256]
             .into_iter()
             .flat_map(|n| [4096u64, 65536, 1 << 20].map(|s| (n, n * s)))
-            .map(|(n, s)| Batch { commands: n, bytes: s, nanos: time(n, s) * noise() })
+            .map(|(n, s)| QueueSample { commands: n, bytes: s, nanos: time(n, s) * noise() })
             .collect();
         let fit = fit_queue(&batches).expect("good batches");
         let fitted = |n: u64, s: u64| fit.value.latency + n as f64 * fit.value.per_command + s as f64 * fit.value.per_byte;
@@ -88,7 +88,7 @@ proptest! {
         if let Ok(fit) = fit_cost(&one) {
             prop_assert!(fit.value.time(1 << 20).is_finite() && fit.error.is_finite() && fit.r2 <= 1.0);
         }
-        let many: Vec<_> = samples.iter().map(|&(bytes, nanos, commands)| Batch { commands, bytes, nanos }).collect();
+        let many: Vec<_> = samples.iter().map(|&(bytes, nanos, commands)| QueueSample { commands, bytes, nanos }).collect();
         if let Ok(fit) = fit_queue(&many) {
             let f = fit.value;
             prop_assert!(f.latency >= 0.0 && f.per_command >= 0.0 && f.per_byte > 0.0 && f.command_time(1 << 20).is_finite());
@@ -132,20 +132,20 @@ fn splitting_reward_is_not_fitted() {
 
 #[test]
 fn unfittable_samples_are_refused() {
-    assert_eq!(fit_cost(&[]), Err(BadFit::TooFew));
-    assert_eq!(fit_cost(&[sample(4096, 10.0), sample(4096, 11.0)]), Err(BadFit::TooFew));
-    assert_eq!(fit_cost(&[sample(4096, 10.0), sample(0, 11.0)]), Err(BadFit::InvalidTime));
+    assert_eq!(fit_cost(&[]), Err(FitError::TooFew));
+    assert_eq!(fit_cost(&[sample(4096, 10.0), sample(4096, 11.0)]), Err(FitError::TooFew));
+    assert_eq!(fit_cost(&[sample(4096, 10.0), sample(0, 11.0)]), Err(FitError::InvalidTime));
     for nanos in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        assert_eq!(fit_cost(&[sample(4096, 10.0), sample(8192, nanos)]), Err(BadFit::InvalidTime));
+        assert_eq!(fit_cost(&[sample(4096, 10.0), sample(8192, nanos)]), Err(FitError::InvalidTime));
     }
-    let none = [Batch { commands: 0, bytes: 1, nanos: 1.0 }, Batch { commands: 1, bytes: 2, nanos: 1.0 }];
-    assert_eq!(fit_queue(&none), Err(BadFit::InvalidTime));
+    let none = [QueueSample { commands: 0, bytes: 1, nanos: 1.0 }, QueueSample { commands: 1, bytes: 2, nanos: 1.0 }];
+    assert_eq!(fit_queue(&none), Err(FitError::InvalidTime));
 }
 
 #[test]
 fn single_command_samples_give_latency_only() {
     let batches: Vec<_> =
-        sizes().map(|bytes| Batch { commands: 1, bytes, nanos: 20_000.0 + bytes as f64 * 0.5 }).collect();
+        sizes().map(|bytes| QueueSample { commands: 1, bytes, nanos: 20_000.0 + bytes as f64 * 0.5 }).collect();
     let flight = fit_queue(&batches).expect("good batches").value;
     assert_eq!(flight.per_command, 0.0);
     assert!((flight.latency / 20_000.0 - 1.0).abs() < 1e-6 && (flight.per_byte / 0.5 - 1.0).abs() < 1e-6);

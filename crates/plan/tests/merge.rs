@@ -1,18 +1,18 @@
 //! Joining pieces to reads, against what must hold for any pieces.
 
 use proptest::prelude::*;
-use spinio_plan::{Joining, Run, Wanted, coalesce};
+use spinio_plan::{CoalesceRule, CoalescedRead, Span, coalesce};
 
-fn any_spans() -> impl Strategy<Value = Vec<Wanted>> {
+fn any_spans() -> impl Strategy<Value = Vec<Span>> {
     let piece = (0u64..1 << 16, 1u64..9000);
     prop::collection::vec(piece, 0..200).prop_map(|all| {
         let tagged = all.into_iter().enumerate();
-        tagged.map(|(i, (offset, len))| Wanted { offset, len, tag: i as u32 }).collect()
+        tagged.map(|(i, (offset, len))| Span { offset, len, tag: i as u32 }).collect()
     })
 }
 
-fn any_rule() -> impl Strategy<Value = Joining> {
-    (0u32..13, 0u64..9000, 1u64..1 << 17, 1usize..50).prop_map(|(unit, gap, most, members)| Joining {
+fn any_rule() -> impl Strategy<Value = CoalesceRule> {
+    (0u32..13, 0u64..9000, 1u64..1 << 17, 1usize..50).prop_map(|(unit, gap, most, members)| CoalesceRule {
         unit: 1 << unit,
         gap,
         max_len: most,
@@ -64,11 +64,11 @@ proptest! {
 
     #[test]
     fn duplicates_are_read_once(offset in 0u64..1 << 40, len in 1u64..5000, times in 1u32..40) {
-        let mut spans: Vec<_> = (0..times).map(|tag| Wanted { offset, len, tag }).collect();
-        let rule = Joining { unit: 512, gap: 0, max_len: 1 << 20, max_members: 100 };
+        let mut spans: Vec<_> = (0..times).map(|tag| Span { offset, len, tag }).collect();
+        let rule = CoalesceRule { unit: 512, gap: 0, max_len: 1 << 20, max_members: 100 };
         let runs = coalesce(&mut spans, &rule);
         let start = offset / 512 * 512;
         let end = (offset + len).next_multiple_of(512);
-        prop_assert_eq!(runs, vec![Run { offset: start, len: end - start, members: 0..times as usize }]);
+        prop_assert_eq!(runs, vec![CoalescedRead { offset: start, len: end - start, members: 0..times as usize }]);
     }
 }

@@ -46,7 +46,7 @@ fn is_driver_name(path: &[u8]) -> bool {
 
 /// `struct dl_find_object` of glibc on x86-64.
 #[repr(C)]
-struct Found {
+struct DlFindObject {
     flags: u64,
     start: *mut c_void,
     end: *mut c_void,
@@ -81,9 +81,10 @@ fn object_name(at: usize) -> Option<&'static [u8]> {
         (unsafe { libc::dladdr(at as *const c_void, &mut info) } != 0).then_some(info.dli_fname)?
     } else {
         // SAFETY: all-zero is a valid `Found`.
-        let mut found: Found = unsafe { core::mem::zeroed() };
+        let mut found: DlFindObject = unsafe { core::mem::zeroed() };
         // SAFETY: the pointer is glibc's `_dl_find_object`, which has this type.
-        let query: unsafe extern "C" fn(*mut c_void, *mut Found) -> c_int = unsafe { core::mem::transmute(find) };
+        let query: unsafe extern "C" fn(*mut c_void, *mut DlFindObject) -> c_int =
+            unsafe { core::mem::transmute(find) };
         // SAFETY: `found` lives across the call and is as large as glibc's structure.
         if unsafe { query(at as *mut c_void, &mut found) } != 0 || found.map.is_null() {
             return None;

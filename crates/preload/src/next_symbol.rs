@@ -75,8 +75,8 @@ macro_rules! functions {
 
         extern "C" fn at_load() {
             $($konst.resolve();)+
-            disabled::read();
-            caller::prepare();
+            disabled::init();
+            caller::init();
         }
     };
 }

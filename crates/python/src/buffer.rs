@@ -27,7 +27,7 @@ pub(crate) enum Access {
 
 /// Where the bytes are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
+pub(crate) enum MemoryPlace {
     /// Memory of the host.
     Host(usize),
     /// Memory of a device.
@@ -36,7 +36,7 @@ pub(crate) enum Place {
 
 /// What an object says about its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
+pub(crate) enum Location {
     /// The host's.
     Host,
     /// A device's.
@@ -45,7 +45,7 @@ pub(crate) enum Claim {
 
 /// When work that follows on the device will see a read that is only queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum ReadOrder {
     /// Work that goes to this queue: the object's framework works there now.
     On(Stream),
     /// Nobody said where that work goes: the bytes must have arrived.
@@ -53,7 +53,7 @@ pub(crate) enum Order {
 }
 
 /// What keeps the memory alive and where it is; dropped when the transfer is over.
-pub(crate) enum Keep<'py> {
+pub(crate) enum BufferGuard<'py> {
     /// A reference is enough.
     Object(Bound<'py, PyAny>),
     /// A view that the exporter must be told the end of.
@@ -63,7 +63,7 @@ pub(crate) enum Keep<'py> {
 }
 
 /// What keeps device memory alive for longer than a call.
-pub(crate) enum Kept {
+pub(crate) enum OwnedGuard {
     /// A reference.
     Object(#[expect(dead_code, reason = "held, not looked at")] Py<PyAny>),
     /// A tensor that the exporter must be told the end of.
@@ -78,17 +78,17 @@ pub(crate) struct Described<'py> {
     pub(crate) bytes: usize,
     pub(crate) contiguous: bool,
     pub(crate) readonly: bool,
-    pub(crate) location: Claim,
-    pub(crate) order: Order,
-    pub(crate) keep: Keep<'py>,
+    pub(crate) location: Location,
+    pub(crate) order: ReadOrder,
+    pub(crate) keep: BufferGuard<'py>,
 }
 
 /// The memory of an object, found and checked.
 pub(crate) struct Buffer<'py> {
-    pub(crate) memory_place: Place,
+    pub(crate) memory_place: MemoryPlace,
     pub(crate) bytes: usize,
-    pub(crate) order: Order,
-    keep: Keep<'py>,
+    pub(crate) order: ReadOrder,
+    keep: BufferGuard<'py>,
 }
 
 impl<'py> Buffer<'py> {
@@ -112,9 +112,9 @@ impl<'py> Buffer<'py> {
         }
         let place = match found.location {
             // Nothing is nobody's; its address need not be one.
-            _ if found.bytes == 0 => Place::Host(1),
-            Claim::Host => Place::Host(found.address),
-            Claim::Device => Place::Device(device_memory(object, found.address, found.bytes)?),
+            _ if found.bytes == 0 => MemoryPlace::Host(1),
+            Location::Host => MemoryPlace::Host(found.address),
+            Location::Device => MemoryPlace::Device(device_memory(object, found.address, found.bytes)?),
         };
         Ok(Buffer { memory_place: place, bytes: found.bytes, order: found.order, keep: found.keep })
     }
@@ -122,11 +122,11 @@ impl<'py> Buffer<'py> {
 
 impl Buffer<'_> {
     /// What keeps device memory alive; of the host's there is none that outlasts the call.
-    pub(crate) fn keep(self) -> Kept {
+    pub(crate) fn keep(self) -> OwnedGuard {
         match self.keep {
-            Keep::Object(object) => Kept::Object(object.unbind()),
-            Keep::Tensor(tensor) => Kept::Tensor(tensor),
-            Keep::View(_) => Kept::None,
+            BufferGuard::Object(object) => OwnedGuard::Object(object.unbind()),
+            BufferGuard::Tensor(tensor) => OwnedGuard::Tensor(tensor),
+            BufferGuard::View(_) => OwnedGuard::None,
         }
     }
 }

@@ -11,10 +11,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use spinio_runtime::client::{Stream, thread_stream};
 
-use crate::buffer::{Claim, Described, Keep, Order, is_contiguous};
+use crate::buffer::{BufferGuard, Described, Location, ReadOrder, is_contiguous};
 
 /// The stream that we will work on, as DLPack wants it named.
-struct Ours {
+struct StreamRequest {
     /// The thread's choice; 0 for none.
     chosen: Stream,
     /// What the producer said its own is.
@@ -23,7 +23,7 @@ struct Ours {
 
 // SAFETY: the stream is the default one, or one that the program chose and must keep alive while it is chosen; CUDA is
 // the only device for which one is named.
-unsafe impl DlpackStream for Ours {
+unsafe impl DlpackStream for StreamRequest {
     fn as_python_arg(&self, _py: Python<'_>, _device: DLDevice) -> PyResult<StreamArg> {
         Ok(cuda(self.chosen.0 as *mut c_void))
     }
@@ -44,8 +44,8 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
     let device = request.device()?;
     let cuda = matches!(device.device_type, DLDeviceType::CUDA | DLDeviceType::CUDAMANAGED);
     let claim = match device.device_type {
-        DLDeviceType::CPU | DLDeviceType::CUDAHOST | DLDeviceType::ROCMHOST => Claim::Host,
-        DLDeviceType::CUDA | DLDeviceType::CUDAMANAGED | DLDeviceType::EXTDEV => Claim::Device,
+        DLDeviceType::CPU | DLDeviceType::CUDAHOST | DLDeviceType::ROCMHOST => Location::Host,
+        DLDeviceType::CUDA | DLDeviceType::CUDAMANAGED | DLDeviceType::EXTDEV => Location::Device,
         DLDeviceType(other) => {
             return Err(PyBufferError::new_err(format!(
                 "SPIN cannot reach memory of DLPack's device type {other}: it knows the host's (1, 3, 11), CUDA's (2, 13) \
@@ -53,27 +53,37 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
             )));
         }
     };
-    let stream = Ours { chosen: thread_stream(), producer: Cell::new(None) };
+    let stream = StreamRequest { chosen: thread_stream(), producer: Cell::new(None) };
     // Not `copy=False`, which producers from before DLPack 1.0 do not know.
     let imported = match request.import(if cuda { Some(&stream) } else { None }, None) {
-        Err(e) if e.is_instance_of::<PyTypeError>(object.py()) => import_legacy(object, cuda.then_some(stream.chosen), e)?,
+        Err(e) if e.is_instance_of::<PyTypeError>(object.py()) => {
+            import_legacy(object, cuda.then_some(stream.chosen), e)?
+        }
         other => other?,
     };
     if imported.flags().contains(dlpark::DlpackFlags::IS_COPIED) {
         return Err(PyBufferError::new_err("The array hands out copies of its bytes, not the bytes themselves"));
     }
     let order = match (claim, cuda) {
-        (Claim::Host, _) => Order::Synchronous,
+        (Location::Host, _) => ReadOrder::Synchronous,
         // The emulated device has one queue that all wait for.
-        (Claim::Device, false) => Order::On(Stream(0)),
-        (Claim::Device, true) => stream.producer.get().map_or(Order::Synchronous, Order::On),
+        (Location::Device, false) => ReadOrder::On(Stream(0)),
+        (Location::Device, true) => stream.producer.get().map_or(ReadOrder::Synchronous, ReadOrder::On),
     };
     let tensor = imported.validate().map_err(|e| PyBufferError::new_err(format!("DLPack: {e}")))?;
     let contiguous = tensor.strides().is_none_or(|strides| is_contiguous(tensor.shape(), strides, 1));
     let address = (tensor.data_ptr() as usize).wrapping_add(tensor.byte_offset() as usize);
     let bytes = tensor.num_bytes();
     let readonly = imported.flags().contains(dlpark::DlpackFlags::READ_ONLY);
-    Ok(Some(Described { address, bytes, contiguous, readonly, location: claim, order, keep: Keep::Tensor(imported) }))
+    Ok(Some(Described {
+        address,
+        bytes,
+        contiguous,
+        readonly,
+        location: claim,
+        order,
+        keep: BufferGuard::Tensor(imported),
+    }))
 }
 
 /// A producer from before DLPack 1.0, which knows no argument but the stream.

@@ -12,15 +12,15 @@ use pyo3::types::PyBytes;
 use spinio_runtime::client::{self, Error, Target};
 use spinio_sys::Errno;
 
-use crate::buffer::{Access, Buffer, Place, total_bytes};
+use crate::buffer::{Access, Buffer, MemoryPlace, total_bytes};
 use crate::failure;
 
 /// One allocation, freed when the last array and the last DLPack tensor over it are gone.
-struct Owned {
+struct OwnedAllocation {
     addr: u64,
 }
 
-impl Drop for Owned {
+impl Drop for OwnedAllocation {
     fn drop(&mut self) {
         let mut waiting = lock_deferred();
         if waiting.pauses > 0 {
@@ -34,21 +34,21 @@ impl Drop for Owned {
 }
 
 /// Allocations that became free while the device was held.
-struct Waiting {
+struct DeferredFrees {
     pauses: u32,
     freed: Vec<u64>,
 }
 
-static DEFERRED_FREES: Mutex<Waiting> = Mutex::new(Waiting { pauses: 0, freed: Vec::new() });
+static DEFERRED_FREES: Mutex<DeferredFrees> = Mutex::new(DeferredFrees { pauses: 0, freed: Vec::new() });
 
-fn lock_deferred() -> MutexGuard<'static, Waiting> {
+fn lock_deferred() -> MutexGuard<'static, DeferredFrees> {
     DEFERRED_FREES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Memory of the emulated device.
 #[pyclass(frozen, module = "spinio._spinio")]
 pub(crate) struct Memory {
-    owned: Arc<Owned>,
+    owned: Arc<OwnedAllocation>,
     bytes: usize,
 }
 
@@ -66,7 +66,7 @@ impl Memory {
                 _ => PyRuntimeError::new_err(said()),
             }
         })?;
-        Ok(Memory { owned: Arc::new(Owned { addr }), bytes })
+        Ok(Memory { owned: Arc::new(OwnedAllocation { addr }), bytes })
     }
 
     /// Its address, as the device knows it.
@@ -92,7 +92,7 @@ impl Memory {
     /// Copies host memory in and waits for it.
     fn put(&self, at: usize, from: &Bound<'_, PyAny>) -> PyResult<()> {
         let buffer = Buffer::from_object(from, Access::Drain)?;
-        let Place::Host(address) = buffer.memory_place else {
+        let MemoryPlace::Host(address) = buffer.memory_place else {
             return Err(PyBufferError::new_err("The source must be memory of the host"));
         };
         let to = self.range(at, buffer.bytes)?;
@@ -128,7 +128,7 @@ impl Memory {
         let flags = if readonly { DlpackFlags::READ_ONLY } else { DlpackFlags::empty() };
         let dtype = DLDataType::scalar(DLDataTypeCode(code), bits);
         let owned = Arc::clone(&self.owned);
-        export_dlpack(&Exported { owned, at, shape, strides, dtype, flags }, py, request)
+        export_dlpack(&DlpackArray { owned, at, shape, strides, dtype, flags }, py, request)
     }
 }
 
@@ -185,8 +185,8 @@ impl Drop for Stream {
 /// DLPack's type for devices that have none of their own.
 const DEVICE: DLDevice = DLDevice { device_type: DLDeviceType::EXTDEV, device_id: 0 };
 
-struct Exported {
-    owned: Arc<Owned>,
+struct DlpackArray {
+    owned: Arc<OwnedAllocation>,
     at: u64,
     shape: Vec<i64>,
     strides: Vec<i64>,
@@ -194,7 +194,7 @@ struct Exported {
     flags: DlpackFlags,
 }
 
-impl Exported {
+impl DlpackArray {
     fn export<M: ManagedTensorBase>(&self) -> PyResult<Managed<M>> {
         let metadata = Dynamic::new(&self.shape[..], &self.strides[..]);
         let refused = |e: &dyn std::fmt::Display| PyBufferError::new_err(format!("DLPack: {e}"));
@@ -207,7 +207,7 @@ impl Exported {
     }
 }
 
-impl DlpackExporter for Exported {
+impl DlpackExporter for DlpackArray {
     fn device(&self) -> DLDevice {
         DEVICE
     }

@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::safetensors::{self, Wrong};
+use crate::safetensors::{self, HeaderError};
 
 pyo3::create_exception!(
     spinio,
@@ -32,6 +32,6 @@ pub(crate) fn parse(py: Python<'_>, text: &[u8], data: u64) -> PyResult<(Metadat
     Ok((header.metadata, tensors))
 }
 
-fn to_value_error(error: Wrong) -> PyErr {
+fn to_value_error(error: HeaderError) -> PyErr {
     SafetensorsError::new_err(error.to_string())
 }

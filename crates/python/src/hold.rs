@@ -6,7 +6,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use spinio_runtime::client::{self, Map, Target};
 
-use crate::buffer::{Access, Buffer, Place};
+use crate::buffer::{Access, Buffer, MemoryPlace};
 use crate::failure;
 
 /// Holds the file of a descriptor for the device of `like`, or for the one in use.
@@ -81,7 +81,7 @@ impl Mapped {
 fn device_of(like: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Target>> {
     let Some(like) = like else { return Ok(None) };
     match Buffer::from_object(like, Access::Drain)?.memory_place {
-        Place::Device(target) => Ok(Some(target)),
-        Place::Host(_) => Err(PyValueError::new_err("Files are held for a device, and this array is the host's")),
+        MemoryPlace::Device(target) => Ok(Some(target)),
+        MemoryPlace::Host(_) => Err(PyValueError::new_err("Files are held for a device, and this array is the host's")),
     }
 }

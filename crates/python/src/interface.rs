@@ -6,21 +6,21 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use spinio_runtime::client::Stream;
 
-use crate::buffer::{Claim, Described, Keep, Order, total_bytes, references_error, is_contiguous};
+use crate::buffer::{BufferGuard, Described, Location, ReadOrder, is_contiguous, references_error, total_bytes};
 
 /// Device memory.
 pub(crate) fn describe_device<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>> {
     let Some(said) = object.getattr_opt("__cuda_array_interface__")? else { return Ok(None) };
     let said = said.cast_into::<PyDict>()?;
-    let mut described = parse(object, &said, "__cuda_array_interface__", Claim::Device)?;
+    let mut described = parse(object, &said, "__cuda_array_interface__", Location::Device)?;
     // The work that is under way on the array, and will go on, is on this stream. Not said: there is none under way; the
     // framework's next work may be anywhere.
     if let Some(stream) = said.get_item("stream")?.filter(|s| !s.is_none()) {
         described.order = match stream.extract::<u64>()? {
             0 => return Err(PyValueError::new_err("__cuda_array_interface__ names stream 0, which means none")),
             // The legacy default stream has a second name.
-            1 => Order::On(Stream(0)),
-            stream => Order::On(Stream(stream)),
+            1 => ReadOrder::On(Stream(0)),
+            stream => ReadOrder::On(Stream(stream)),
         };
     }
     Ok(Some(described))
@@ -29,14 +29,14 @@ pub(crate) fn describe_device<'py>(object: &Bound<'py, PyAny>) -> PyResult<Optio
 /// Host memory.
 pub(crate) fn describe_host<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>> {
     let Some(said) = object.getattr_opt("__array_interface__")? else { return Ok(None) };
-    parse(object, &said.cast_into::<PyDict>()?, "__array_interface__", Claim::Host).map(Some)
+    parse(object, &said.cast_into::<PyDict>()?, "__array_interface__", Location::Host).map(Some)
 }
 
 fn parse<'py>(
     object: &Bound<'py, PyAny>,
     interface: &Bound<'py, PyDict>,
     protocol: &str,
-    claim: Claim,
+    claim: Location,
 ) -> PyResult<Described<'py>> {
     let part = |name: &str| {
         interface.get_item(name)?.ok_or_else(|| PyBufferError::new_err(format!("{protocol} has no \"{name}\"")))
@@ -76,8 +76,8 @@ fn parse<'py>(
         contiguous,
         readonly,
         location: claim,
-        order: Order::Synchronous,
-        keep: Keep::Object(object.clone()),
+        order: ReadOrder::Synchronous,
+        keep: BufferGuard::Object(object.clone()),
     })
 }
 

@@ -4,8 +4,8 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use spinio_runtime::client::{self, Each};
 
-use crate::buffer::{Access, Buffer, Place};
-use crate::stream::Chosen;
+use crate::buffer::{Access, Buffer, MemoryPlace};
+use crate::stream::StreamScope;
 use crate::{failure, signals};
 
 /// Reads `lengths` bytes (a number for all, or 8-byte integers) from each of `offsets` into `out`, one piece behind the
@@ -31,8 +31,8 @@ pub(crate) fn read_many(
     }
     let buffer = Buffer::from_object(out, Access::Fill)?;
     let (address, known) = match buffer.memory_place {
-        Place::Host(address) => (address as u64, None),
-        Place::Device(target) => (target.address, Some(target)),
+        MemoryPlace::Host(address) => (address as u64, None),
+        MemoryPlace::Device(target) => (target.address, Some(target)),
     };
     let same = lengths.extract::<u64>().ok();
     let (lens, addresses) = match same {
@@ -57,7 +57,7 @@ pub(crate) fn read_many(
     }
     let order = buffer.order;
     let done = signals::run_interruptible(py, || {
-        let _chosen = Chosen::new(order);
+        let _chosen = StreamScope::new(order);
         // SAFETY: as many 8-byte integers as were counted, in memory that `offsets` keeps; none is negative. Should
         // another thread change them, other bytes of the file are read.
         let offsets = unsafe { core::slice::from_raw_parts(offsets.address as *const u64, n) };
@@ -101,7 +101,7 @@ impl<'py> Integers<'py> {
     fn from_object(object: &Bound<'py, PyAny>, access: Access) -> PyResult<Integers<'py>> {
         let buffer = Buffer::from_object(object, access)?;
         match buffer.memory_place {
-            Place::Host(address) if buffer.bytes % 8 == 0 && (buffer.bytes == 0 || address % 8 == 0) => {
+            MemoryPlace::Host(address) if buffer.bytes % 8 == 0 && (buffer.bytes == 0 || address % 8 == 0) => {
                 Ok(Integers { address, count: buffer.bytes / 8, _keep: buffer })
             }
             _ => Err(PyTypeError::new_err("Offsets, lengths and results are 8-byte integers in host memory")),

@@ -12,8 +12,8 @@ use pyo3::types::PyDict;
 use spinio_runtime::client::{Direction, Done, Error, Session, Target, Ticket};
 use spinio_sys::{Errno, linux};
 
-use crate::buffer::{Access, Buffer, Kept, Place};
-use crate::stream::{Chosen, stream_for};
+use crate::buffer::{Access, Buffer, MemoryPlace, OwnedGuard};
+use crate::stream::{StreamScope, stream_for};
 use crate::{failure, signals};
 
 /// How long a wait lasts before a signal's handler may run.
@@ -25,7 +25,7 @@ pub(crate) struct Moves {
     /// Locked without the GIL only: who waits for it must not keep others from ending their move.
     session: Mutex<Option<Session>>,
     /// Memory of moves that may not be over. Locked under the GIL, and for no longer than a look.
-    kept: Mutex<Vec<(Ticket, Kept)>>,
+    kept: Mutex<Vec<(Ticket, OwnedGuard)>>,
     /// The thread that has it locked. A signal's handler may run in the middle of a move, and must not wait for that.
     busy: AtomicU32,
     /// In a forked child the locks may be held for ever.
@@ -58,7 +58,7 @@ impl Moves {
         let Some(to) = device_memory(&buffer)? else { return Ok(0) };
         let (len, order) = (buffer.bytes, buffer.order);
         self.with_session(into.py(), |session| {
-            let chosen = Chosen::new(order);
+            let chosen = StreamScope::new(order);
             session.move_range(&path, to.address, offset, len as u64, Direction::Upload, chosen.synchronize)
         })
     }
@@ -70,7 +70,7 @@ impl Moves {
         let (len, order) = (buffer.bytes, buffer.order);
         self.with_session(from.py(), |session| {
             let path = target_path(session, path)?;
-            let _chosen = Chosen::new(order);
+            let _chosen = StreamScope::new(order);
             session.move_range(&path, from_device.address, offset, len as u64, Direction::Download, false)
         })
     }
@@ -127,7 +127,11 @@ impl Moves {
         Ok(())
     }
 
-    fn with_session<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut Session) -> Result<T, Error> + Send) -> PyResult<T> {
+    fn with_session<T: Send>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce(&mut Session) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
         self.check_process()?;
         let done = signals::run_interruptible(py, || {
             let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
@@ -174,7 +178,7 @@ impl Moves {
         *kept = still;
         drop(kept);
         // What this ends may run any code, which may come back here.
-        let over: Vec<(Ticket, Kept)> = over;
+        let over: Vec<(Ticket, OwnedGuard)> = over;
         drop(over);
     }
 }
@@ -239,8 +243,8 @@ impl Drop for Moves {
 fn device_memory(buffer: &Buffer<'_>) -> PyResult<Option<Target>> {
     match buffer.memory_place {
         _ if buffer.bytes == 0 => Ok(None),
-        Place::Device(target) => Ok(Some(target)),
-        Place::Host(_) => Err(PyBufferError::new_err(
+        MemoryPlace::Device(target) => Ok(Some(target)),
+        MemoryPlace::Host(_) => Err(PyBufferError::new_err(
             "NVMMU moves between files and devices, and this memory is the host's: spinio.open() reads and writes it",
         )),
     }

@@ -9,7 +9,7 @@ use std::ptr;
 use pyo3::ffi::PyObject;
 use pyo3::prelude::*;
 
-use crate::buffer::{Claim, Described, Keep, Order, references_error};
+use crate::buffer::{BufferGuard, Described, Location, ReadOrder, references_error};
 
 /// `Py_buffer`
 #[repr(C)]
@@ -93,8 +93,8 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
         // SAFETY: filled in above.
         contiguous: unsafe { PyBuffer_IsContiguous(&*view.view, b'C' as c_char) } != 0,
         readonly: view.view.readonly != 0,
-        location: Claim::Host,
-        order: Order::Synchronous,
-        keep: Keep::View(view),
+        location: Location::Host,
+        order: ReadOrder::Synchronous,
+        keep: BufferGuard::View(view),
     }))
 }

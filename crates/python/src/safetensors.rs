@@ -72,22 +72,22 @@ pub(crate) struct Header {
 
 /// Why a header is not believed, in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wrong(String);
+pub(crate) struct HeaderError(String);
 
-impl fmt::Display for Wrong {
+impl fmt::Display for HeaderError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Wrong {}
+impl std::error::Error for HeaderError {}
 
-fn header_error<T>(why: impl Into<String>) -> Result<T, Wrong> {
-    Err(Wrong(why.into()))
+fn header_error<T>(why: impl Into<String>) -> Result<T, HeaderError> {
+    Err(HeaderError(why.into()))
 }
 
 /// The length of the header, out of the first 8 bytes of a file of `file` bytes.
-pub(crate) fn header_len(prefix: &[u8], file: u64) -> Result<u64, Wrong> {
+pub(crate) fn header_len(prefix: &[u8], file: u64) -> Result<u64, HeaderError> {
     let Some(Ok(prefix)) = prefix.get(..LENGTH_PREFIX as usize).map(<[u8; LENGTH_PREFIX as usize]>::try_from) else {
         return header_error(format!("the file has {file} bytes, too few for the length of a header"));
     };
@@ -105,12 +105,12 @@ pub(crate) fn header_len(prefix: &[u8], file: u64) -> Result<u64, Wrong> {
 }
 
 /// Reads the header's text; `data` is how many bytes follow it.
-pub(crate) fn parse(text: &[u8], data: u64) -> Result<Header, Wrong> {
+pub(crate) fn parse(text: &[u8], data: u64) -> Result<Header, HeaderError> {
     if text.first() != Some(&b'{') {
         return header_error("the header does not begin with {");
     }
     let mut json = serde_json::Deserializer::from_slice(text);
-    let mut header = match json.deserialize_map(Names).and_then(|header| json.end().map(|()| header)) {
+    let mut header = match json.deserialize_map(HeaderVisitor).and_then(|header| json.end().map(|()| header)) {
         Ok(header) => header,
         Err(e) => return header_error(format!("the header is no such JSON: {e}")),
     };
@@ -138,9 +138,9 @@ fn bytes(shape: &[u64], bits: u64) -> Option<u64> {
 }
 
 /// The whole header.
-struct Names;
+struct HeaderVisitor;
 
-impl<'de> Visitor<'de> for Names {
+impl<'de> Visitor<'de> for HeaderVisitor {
     type Value = Header;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -155,9 +155,9 @@ impl<'de> Visitor<'de> for Names {
                 return Err(de::Error::custom(format_args!("{name:?} stands there twice")));
             }
             if name == "__metadata__" {
-                header.metadata = map.next_value_seed(Texts)?;
+                header.metadata = map.next_value_seed(MetadataVisitor)?;
             } else {
-                header.tensors.push(map.next_value_seed(One(name))?);
+                header.tensors.push(map.next_value_seed(TensorVisitor(name))?);
             }
         }
         Ok(header)
@@ -165,9 +165,9 @@ impl<'de> Visitor<'de> for Names {
 }
 
 /// The free text: an object of strings, or null.
-struct Texts;
+struct MetadataVisitor;
 
-impl<'de> DeserializeSeed<'de> for Texts {
+impl<'de> DeserializeSeed<'de> for MetadataVisitor {
     type Value = Option<Vec<(String, String)>>;
 
     fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
@@ -175,7 +175,7 @@ impl<'de> DeserializeSeed<'de> for Texts {
     }
 }
 
-impl<'de> Visitor<'de> for Texts {
+impl<'de> Visitor<'de> for MetadataVisitor {
     type Value = Option<Vec<(String, String)>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -200,9 +200,9 @@ impl<'de> Visitor<'de> for Texts {
 }
 
 /// What is said of the tensor of this name.
-struct One(String);
+struct TensorVisitor(String);
 
-impl<'de> DeserializeSeed<'de> for One {
+impl<'de> DeserializeSeed<'de> for TensorVisitor {
     type Value = Tensor;
 
     fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Tensor, D::Error> {
@@ -210,7 +210,7 @@ impl<'de> DeserializeSeed<'de> for One {
     }
 }
 
-impl<'de> Visitor<'de> for One {
+impl<'de> Visitor<'de> for TensorVisitor {
     type Value = Tensor;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use spinio_runtime::client::{Stream, set_thread_stream, thread_stream};
 
-use crate::buffer::Order;
+use crate::buffer::ReadOrder;
 
 /// Makes this thread's transfers go behind what is queued on a stream (a handle), whatever the arrays say; 0 ends that.
 #[pyfunction]
@@ -20,37 +20,37 @@ pub(crate) fn stream() -> u64 {
 
 /// The queue of a transfer that is only queued: what the program chose, or what the array says, or else the one that all
 /// others wait for.
-pub(crate) fn stream_for(order: Order) -> Stream {
+pub(crate) fn stream_for(order: ReadOrder) -> Stream {
     match (thread_stream(), order) {
-        (Stream(0), Order::On(queue)) => queue,
+        (Stream(0), ReadOrder::On(queue)) => queue,
         (chosen, _) => chosen,
     }
 }
 
 /// The queue of one transfer, chosen for this thread until it is over.
-pub(crate) struct Chosen {
+pub(crate) struct StreamScope {
     before: Stream,
     /// The transfer must have arrived when the call returns.
     pub(crate) synchronize: bool,
 }
 
-impl Chosen {
+impl StreamScope {
     /// On the thread that will make the transfer.
-    pub(crate) fn new(order: Order) -> Chosen {
+    pub(crate) fn new(order: ReadOrder) -> StreamScope {
         let before = thread_stream();
         match order {
             // What the program chose counts.
-            _ if before.0 != 0 => Chosen { before, synchronize: false },
-            Order::On(queue) => {
+            _ if before.0 != 0 => StreamScope { before, synchronize: false },
+            ReadOrder::On(queue) => {
                 set_thread_stream(queue);
-                Chosen { before, synchronize: false }
+                StreamScope { before, synchronize: false }
             }
-            Order::Synchronous => Chosen { before, synchronize: true },
+            ReadOrder::Synchronous => StreamScope { before, synchronize: true },
         }
     }
 }
 
-impl Drop for Chosen {
+impl Drop for StreamScope {
     fn drop(&mut self) {
         set_thread_stream(self.before);
     }

@@ -7,7 +7,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
 use spinio_runtime::client::Stream;
 
-use crate::buffer::{Claim, Described, Keep, Order, total_bytes};
+use crate::buffer::{BufferGuard, Described, Location, ReadOrder, total_bytes};
 
 /// `torch.Tensor` and `torch.cuda.current_stream`, once the program has imported torch.
 struct Torch {
@@ -52,10 +52,10 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
     let device = object.getattr("device")?;
     let kind: String = device.getattr("type")?.extract()?;
     let (claim, order) = match kind.as_str() {
-        "cpu" => (Claim::Host, Order::Synchronous),
+        "cpu" => (Location::Host, ReadOrder::Synchronous),
         "cuda" => {
             let stream = torch.current_stream.bind(py).call1((device,))?;
-            (Claim::Device, Order::On(Stream(stream.getattr("cuda_stream")?.extract()?)))
+            (Location::Device, ReadOrder::On(Stream(stream.getattr("cuda_stream")?.extract()?)))
         }
         other => {
             return Err(PyBufferError::new_err(format!("SPIN cannot reach the memory of a tensor on \"{other}\"")));
@@ -72,6 +72,6 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
         readonly: false,
         location: claim,
         order,
-        keep: Keep::Object(object.clone()),
+        keep: BufferGuard::Object(object.clone()),
     }))
 }

@@ -8,9 +8,9 @@ use pyo3::types::PyDict;
 use spinio_runtime::client::{self, Error, Target};
 use spinio_sys::{Errno, linux};
 
-use crate::buffer::{Access, Buffer, Place};
+use crate::buffer::{Access, Buffer, MemoryPlace};
 use crate::signals::CHECK_INTERVAL;
-use crate::stream::Chosen;
+use crate::stream::StreamScope;
 use crate::{failure, signals};
 
 /// What the kernel moves in a call at most; longer transfers of host memory go by pieces.
@@ -35,7 +35,7 @@ pub(crate) fn read(fd: i32, into: &Bound<'_, PyAny>, offset: Option<i64>, wait: 
     let at = parse_offset(offset)?;
     let buffer = Buffer::from_object(into, Access::Fill)?;
     match buffer.memory_place {
-        Place::Host(address) => transfer_host(
+        MemoryPlace::Host(address) => transfer_host(
             py,
             buffer.bytes,
             if at.is_some() { HOST_PIECE } else { max_piece(buffer.bytes) },
@@ -52,7 +52,7 @@ pub(crate) fn read(fd: i32, into: &Bound<'_, PyAny>, offset: Option<i64>, wait: 
                 }
             },
         ),
-        Place::Device(to) => read_device(py, fd, at, to, &buffer, wait),
+        MemoryPlace::Device(to) => read_device(py, fd, at, to, &buffer, wait),
     }
 }
 
@@ -67,7 +67,7 @@ fn read_device(
 ) -> PyResult<Option<usize>> {
     let (order, bytes) = (buffer.order, buffer.bytes);
     transfer_device(py, || {
-        let chosen = Chosen::new(order);
+        let chosen = StreamScope::new(order);
         client::read(fd, at, to, bytes, wait || chosen.synchronize)
     })
 }
@@ -81,20 +81,22 @@ pub(crate) fn write(fd: i32, from: &Bound<'_, PyAny>, offset: Option<i64>) -> Py
     let at = parse_offset(offset)?;
     let buffer = Buffer::from_object(from, Access::Drain)?;
     match buffer.memory_place {
-        Place::Host(address) => transfer_host(py, buffer.bytes, max_piece(buffer.bytes), "Cannot write", at, |done, len| {
-            let from = (address + done) as *const u8;
-            // SAFETY: memory of an object that `buffer` keeps; the range ends with it.
-            unsafe {
-                match at {
-                    Some(at) => linux::pwrite(fd, from, len, at + done as u64),
-                    None => linux::write(fd, from, len),
+        MemoryPlace::Host(address) => {
+            transfer_host(py, buffer.bytes, max_piece(buffer.bytes), "Cannot write", at, |done, len| {
+                let from = (address + done) as *const u8;
+                // SAFETY: memory of an object that `buffer` keeps; the range ends with it.
+                unsafe {
+                    match at {
+                        Some(at) => linux::pwrite(fd, from, len, at + done as u64),
+                        None => linux::write(fd, from, len),
+                    }
                 }
-            }
-        }),
-        Place::Device(from) => {
+            })
+        }
+        MemoryPlace::Device(from) => {
             let order = buffer.order;
             transfer_device(py, || {
-                let _chosen = Chosen::new(order);
+                let _chosen = StreamScope::new(order);
                 client::write(fd, at, from, buffer.bytes)
             })
         }
@@ -111,15 +113,15 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, P
     let buffer = Buffer::from_object(object, Access::Drain)?;
     let said = PyDict::new(object.py());
     let (device, address) = match buffer.memory_place {
-        Place::Host(address) => ("cpu".to_owned(), address as u64),
-        Place::Device(target) => (target.device(), target.address),
+        MemoryPlace::Host(address) => ("cpu".to_owned(), address as u64),
+        MemoryPlace::Device(target) => (target.device(), target.address),
     };
     said.set_item("device", device)?;
     said.set_item("address", address)?;
     said.set_item("bytes", buffer.bytes)?;
     let stream = match buffer.order {
-        crate::buffer::Order::On(queue) => Some(queue.0),
-        crate::buffer::Order::Synchronous => None,
+        crate::buffer::ReadOrder::On(queue) => Some(queue.0),
+        crate::buffer::ReadOrder::Synchronous => None,
     };
     said.set_item("stream", stream)?;
     Ok(said)

@@ -5,7 +5,7 @@ mod safetensors;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use safetensors::{LONGEST, PREFIX, header_len, parse};
+use safetensors::{LENGTH_PREFIX, MAX_HEADER, header_len, parse};
 
 /// A header of tensors of so many bytes each, and all their bytes.
 fn header(sizes: &[u64]) -> (String, u64) {
@@ -24,8 +24,8 @@ fn header(sizes: &[u64]) -> (String, u64) {
 #[test]
 fn header_length_limit_is_exact() {
     let len = |n: u64, file| header_len(&n.to_le_bytes(), file);
-    assert_eq!(len(LONGEST, LONGEST + PREFIX), Ok(LONGEST));
-    assert!(len(LONGEST + 1, u64::MAX).is_err());
+    assert_eq!(len(MAX_HEADER, MAX_HEADER + LENGTH_PREFIX), Ok(MAX_HEADER));
+    assert!(len(MAX_HEADER + 1, u64::MAX).is_err());
     assert_eq!(len(2, 10), Ok(2));
     assert!(len(3, 10).is_err());
     assert!(len(u64::MAX, u64::MAX).is_err());

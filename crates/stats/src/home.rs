@@ -19,10 +19,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use super::{Gauge, Stats};
 use super::folder::{self, StatsFile};
 use super::layout::{FINGERPRINT, MAGIC, RING, TABLE_WORDS, header};
 use super::words::SharedWords;
+use super::{Gauge, Stats};
 use spinio_host::Settings;
 use spinio_host::pool::WorkerPool;
 use spinio_host::shadow_fd::ShadowFd;
@@ -88,14 +88,20 @@ impl StatsRegion {
                 (words, None)
             }
             StatsLocation::Directory(path) => create_on_worker(workers(), move || folder::create_in(&path, trace).ok()),
-            StatsLocation::PrivateDirs(paths) => create_on_worker(workers(), move || paths.iter().find_map(|p| folder::create_private(p, trace).ok())),
+            StatsLocation::PrivateDirs(paths) => {
+                create_on_worker(workers(), move || paths.iter().find_map(|p| folder::create_private(p, trace).ok()))
+            }
         };
         let words = words.inspect(|words| {
             if trace {
                 words[header::TRACING].store(u64::MAX, Relaxed);
             }
         });
-        StatsRegion { stats: Stats::new(words.or_else(|| SharedWords::anonymous(TABLE_WORDS).ok())), file, gauges: OnceLock::new() }
+        StatsRegion {
+            stats: Stats::new(words.or_else(|| SharedWords::anonymous(TABLE_WORDS).ok())),
+            file,
+            gauges: OnceLock::new(),
+        }
     }
 
     /// Where gauges come from that are shown by [`Home::update_gauges`]. Once.
@@ -123,7 +129,9 @@ fn create_on_worker(
 ) -> (Option<SharedWords>, Option<(CString, ShadowFd)>) {
     let Some(workers) = workers else { return (None, None) };
     match workers.run_blocking(make).flatten() {
-        Some(StatsFile { words, lock, path }) => (Some(words), Some((path, ShadowFd::new(lock, workers.close_queue())))),
+        Some(StatsFile { words, lock, path }) => {
+            (Some(words), Some((path, ShadowFd::new(lock, workers.close_queue()))))
+        }
         None => (None, None),
     }
 }

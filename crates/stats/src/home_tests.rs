@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::*;
 use spinio_host::Settings;
-use spinio_host::pool::{WorkerPool, IdleTask};
+use spinio_host::pool::{IdleTask, WorkerPool};
 use spinio_host::syscalls::LinuxSyscalls;
 
 struct NoIdle;
@@ -106,7 +106,8 @@ fn shared_directory_is_rejected() {
     // The next best is taken.
     let second = temp.path().join("second");
     let path = |p: &Path| CString::new(p.as_os_str().as_bytes()).unwrap();
-    let region = StatsRegion::new(StatsLocation::PrivateDirs(vec![path(&open), path(&second)]), false, || Some(&workers));
+    let region =
+        StatsRegion::new(StatsLocation::PrivateDirs(vec![path(&open), path(&second)]), false, || Some(&workers));
     assert_eq!(names(&second), [std::process::id().to_string()]);
     drop(region);
 }
@@ -127,7 +128,10 @@ fn named_file_is_shared_unless_foreign() {
     let (ours, foreign) = (temp.path().join("counters"), temp.path().join("letter"));
     fs::write(&foreign, "dear").unwrap();
     let path = |p: &Path| StatsLocation::File(CString::new(p.as_os_str().as_bytes()).unwrap());
-    let (a, b) = (StatsRegion::new(path(&ours), false, || Some(&workers)), StatsRegion::new(path(&ours), false, || Some(&workers)));
+    let (a, b) = (
+        StatsRegion::new(path(&ours), false, || Some(&workers)),
+        StatsRegion::new(path(&ours), false, || Some(&workers)),
+    );
     assert!(shows_counters(&a, &ours) && shows_counters(&b, &ours));
     assert_eq!(a.stats().snapshot().read.calls, 2);
     let c = StatsRegion::new(path(&foreign), false, || Some(&workers));
@@ -152,5 +156,8 @@ fn location_follows_settings() {
     let shm = format!("/dev/shm/spinio-{}", linux::geteuid());
     let leaf_name = StatsLocation::PrivateDirs(vec![path("/run/user/7/spinio"), path(&shm)]);
     assert_eq!(StatsLocation::from_settings(&with(None, Some("/run/user/7")), true), leaf_name);
-    assert_eq!(StatsLocation::from_settings(&with(None, Some("relative")), true), StatsLocation::PrivateDirs(vec![path(&shm)]));
+    assert_eq!(
+        StatsLocation::from_settings(&with(None, Some("relative")), true),
+        StatsLocation::PrivateDirs(vec![path(&shm)])
+    );
 }

@@ -49,8 +49,8 @@ use spinio_sys::linux::{self, Fd};
 
 pub use folder::default_dirs;
 pub use histogram::Histogram;
-pub use home::{GaugeSource, StatsRegion, StatsLocation};
-pub use snapshot::{Calls, SnapshotError, RouteRow, Process, Refusal, Snapshot};
+pub use home::{GaugeSource, StatsLocation, StatsRegion};
+pub use snapshot::{Calls, Process, Refusal, RouteRow, Snapshot, SnapshotError};
 
 use layout::{CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, GAUGES, PAGES, REFUSALS};
 use layout::{header, key};
@@ -101,8 +101,14 @@ pub enum Gauge {
 
 impl Gauge {
     /// All, in numeric order.
-    pub const ALL: [Gauge; 6] =
-        [Gauge::Pinned, Gauge::BounceBytes, Gauge::CachedFileStates, Gauge::PinnedFiles, Gauge::PinnedFileBytes, Gauge::ReadaheadPages];
+    pub const ALL: [Gauge; 6] = [
+        Gauge::Pinned,
+        Gauge::BounceBytes,
+        Gauge::CachedFileStates,
+        Gauge::PinnedFiles,
+        Gauge::PinnedFileBytes,
+        Gauge::ReadaheadPages,
+    ];
 
     /// The name used in tables.
     pub const fn name(self) -> &'static str {
@@ -165,7 +171,12 @@ pub struct Stats {
 impl Stats {
     fn new(words: Option<SharedWords>) -> Stats {
         let table_id = TABLE_COUNT.fetch_add(1, Relaxed) + 1;
-        Stats { words, table_id, pid: linux::getpid(), path_reported: [const { AtomicU64::new(0) }; trace::REPORTED_PATHS] }
+        Stats {
+            words,
+            table_id,
+            pid: linux::getpid(),
+            path_reported: [const { AtomicU64::new(0) }; trace::REPORTED_PATHS],
+        }
     }
 
     fn add(&self, at: usize, n: u64) {

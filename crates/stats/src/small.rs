@@ -17,7 +17,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use super::layout::{CALL_WORDS, CALLS, SLOT_WORDS, THREAD_SLOTS, EXCLUSIVE_SLOTS, SHARED_SLOTS, header};
+use super::layout::{CALL_WORDS, CALLS, EXCLUSIVE_SLOTS, SHARED_SLOTS, SLOT_WORDS, THREAD_SLOTS, header};
 use super::trace::TracedRequest;
 use super::{Direction, Stats, histogram};
 
@@ -147,7 +147,10 @@ impl Stats {
                 return slot;
             }
         }
-        CounterSlot { at: THREAD_SLOTS + (EXCLUSIVE_SLOTS + linux::cpu() % SHARED_SLOTS) * SLOT_WORDS, exclusive: false }
+        CounterSlot {
+            at: THREAD_SLOTS + (EXCLUSIVE_SLOTS + linux::cpu() % SHARED_SLOTS) * SLOT_WORDS,
+            exclusive: false,
+        }
     }
 
     fn add_to_slot(&self, slot: CounterSlot, word: usize, n: u64) {

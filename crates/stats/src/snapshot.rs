@@ -4,8 +4,8 @@ use spinio_plan::{Reason, Residency, Route};
 
 use super::histogram::{BUCKETS, Histogram};
 use super::layout::{
-    CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, COUNTERS, DIRECTIONS, FINGERPRINT, GAUGE_SLOTS, GAUGES,
-    SLOT_COUNT, SLOT_WORDS, THREAD_SLOTS, MAGIC, PAGES, REFUSALS, RESIDENCIES, header, key,
+    CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, COUNTERS, DIRECTIONS, FINGERPRINT, GAUGE_SLOTS, GAUGES, MAGIC,
+    PAGES, REFUSALS, RESIDENCIES, SLOT_COUNT, SLOT_WORDS, THREAD_SLOTS, header, key,
 };
 use super::{Direction, Gauge};
 
@@ -143,7 +143,8 @@ impl Snapshot {
                 rows.push(RouteRow { direction, route, reason, pieces, bytes, nanos, latency: histogram(at + 4) });
             }
         }
-        let slot_sum = |i: usize| (0..SLOT_COUNT).fold(0u64, |sum, l| sum.wrapping_add(word(THREAD_SLOTS + l * SLOT_WORDS + i)));
+        let slot_sum =
+            |i: usize| (0..SLOT_COUNT).fold(0u64, |sum, l| sum.wrapping_add(word(THREAD_SLOTS + l * SLOT_WORDS + i)));
         for (direction, at) in [(Direction::Read, 0), (Direction::Write, 2)] {
             let (count, bytes) = (slot_sum(at), slot_sum(at + 1));
             if count > 0 {
@@ -209,7 +210,13 @@ impl Snapshot {
     pub fn add(&mut self, other: &Snapshot) {
         for line in &other.rows {
             if !self.rows.iter().any(|l| l.same_key(line)) {
-                self.rows.push(RouteRow { pieces: 0, bytes: 0, nanos: 0, latency: Histogram::default(), ..line.clone() });
+                self.rows.push(RouteRow {
+                    pieces: 0,
+                    bytes: 0,
+                    nanos: 0,
+                    latency: Histogram::default(),
+                    ..line.clone()
+                });
             }
         }
         for r in &other.refusals {

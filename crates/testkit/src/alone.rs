@@ -17,15 +17,15 @@ use std::sync::{OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Private};
+use spinio_sys::linux::{self, FdTableRoot};
 
 use crate::deadline::TIMEOUT;
 
 /// Waits until nobody has the file open; the error says why that cannot be known: no leases there, not one's own file.
 pub fn wait_exclusive(path: &Path) -> Result<(), Errno> {
-    static SHADOW_TABLE: OnceLock<Private> = OnceLock::new();
+    static SHADOW_TABLE: OnceLock<FdTableRoot> = OnceLock::new();
     // In a table that no child inherits: the question must not be what it asks about.
-    let shadow_table = SHADOW_TABLE.get_or_init(|| Private::new().expect("a descriptor table"));
+    let shadow_table = SHADOW_TABLE.get_or_init(|| FdTableRoot::new().expect("a descriptor table"));
     let (done, answer) = mpsc::channel();
     let target = path.to_owned();
     let spawned = shadow_table.spawn("alone", move || {

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use spinio_device::emulated::{Config, Emulated, POISON};
-use spinio_device::{Allocation, Device, DeviceAddr, QueueId, Wait};
 use spinio_device::Target;
+use spinio_device::emulated::{Config, Emulated, POISON};
+use spinio_device::{Allocation, Device, DeviceAddr, StreamId, WaitMode};
 
 /// An allocation, freed when dropped.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ impl Buffer {
         let from = self.start.offset(range.start as u64);
         // SAFETY: `bytes` stays until the drain returns.
         unsafe { self.device.copy_out(queue, bytes.as_mut_ptr(), from, bytes.len()) }.expect("copy out");
-        self.device.synchronize(queue, Wait::Block).expect("drain");
+        self.device.synchronize(queue, WaitMode::Block).expect("drain");
         bytes
     }
 
@@ -88,17 +88,17 @@ impl Buffer {
             return;
         }
         // SAFETY: `bytes` stays until the drain returns.
-        unsafe { self.device.copy_in(QueueId(0), self.start.offset(at as u64), bytes.as_ptr(), bytes.len()) }
+        unsafe { self.device.copy_in(StreamId(0), self.start.offset(at as u64), bytes.as_ptr(), bytes.len()) }
             .expect("copy in");
-        self.device.synchronize(QueueId(0), Wait::Block).expect("drain");
+        self.device.synchronize(StreamId(0), WaitMode::Block).expect("drain");
     }
 
     /// Writes all of it.
     pub fn fill(&self, byte: u8) {
         let bytes = vec![byte; self.len];
         // SAFETY: `bytes` stays until the drain returns.
-        unsafe { self.device.copy_in(QueueId(0), self.start, bytes.as_ptr(), bytes.len()) }.expect("copy in");
-        self.device.synchronize(QueueId(0), Wait::Block).expect("drain");
+        unsafe { self.device.copy_in(StreamId(0), self.start, bytes.as_ptr(), bytes.len()) }.expect("copy in");
+        self.device.synchronize(StreamId(0), WaitMode::Block).expect("drain");
     }
 
     /// Fails unless everything from `from` on is still poison.

@@ -10,8 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
 use spinio_device::{
-    Abilities, Allocation, CodeStore, Device, DeviceAddr, DeviceError, DeviceId, ErrorKind, Fence, Gathered, Pin,
-    Pinned, QueueId, Wait,
+    Allocation, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, ErrorKind, Fence, GatherEntry, KernelStore,
+    Pin, PinnedBuffer, StreamId, WaitMode,
 };
 
 use crate::deadline::eventually;
@@ -74,7 +74,7 @@ struct Plan {
     calls: [u64; Operation::ALL.len()],
     failed: u64,
     /// What is meant for the one queue comes to the other.
-    redirected: Option<(QueueId, QueueId)>,
+    redirected: Option<(StreamId, StreamId)>,
     /// The operation that panics, whose call, and how many of those pass first.
     panic: Option<(Operation, ThreadId, u64)>,
 }
@@ -128,11 +128,11 @@ impl FaultyDevice {
     }
 
     /// From now on copies into the device and host functions that are meant for one queue come to another.
-    pub fn redirect(&self, from: QueueId, to: QueueId) {
+    pub fn redirect(&self, from: StreamId, to: StreamId) {
         self.plan().redirected = Some((from, to));
     }
 
-    fn redirect_target(&self, queue: QueueId) -> QueueId {
+    fn redirect_target(&self, queue: StreamId) -> StreamId {
         self.plan().redirected.filter(|r| r.0 == queue).map_or(queue, |r| r.1)
     }
 
@@ -191,7 +191,7 @@ impl Device for FaultyDevice {
         format!("{}, with faults", self.inner.describe())
     }
 
-    fn capabilities(&self) -> Abilities {
+    fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }
 
@@ -199,57 +199,57 @@ impl Device for FaultyDevice {
         self.inner.allocation(addr, want).map(|found| Allocation { device: self, ..found })
     }
 
-    fn alloc_pinned(&self, len: usize) -> Result<Pinned> {
+    fn alloc_pinned(&self, len: usize) -> Result<PinnedBuffer> {
         self.check(Operation::Staging)?;
         self.inner.alloc_pinned(len)
     }
 
-    fn free_pinned(&self, memory: Pinned) {
+    fn free_pinned(&self, memory: PinnedBuffer) {
         self.inner.free_pinned(memory);
     }
 
-    fn app_stream(&self) -> (QueueId, bool) {
+    fn app_stream(&self) -> (StreamId, bool) {
         self.inner.app_stream()
     }
 
-    fn acquire_stream(&self) -> Result<QueueId> {
+    fn acquire_stream(&self) -> Result<StreamId> {
         self.check(Operation::AcquireStream)?;
         self.inner.acquire_stream()
     }
 
-    fn release_stream(&self, queue: QueueId) {
+    fn release_stream(&self, queue: StreamId) {
         self.inner.release_stream(queue);
     }
 
-    unsafe fn copy_in(&self, queue: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
+    unsafe fn copy_in(&self, queue: StreamId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
         self.check(Operation::CopyIn)?;
         // SAFETY: passed on to the caller.
         unsafe { self.inner.copy_in(self.redirect_target(queue), dst, src, len) }
     }
 
-    unsafe fn copy_out(&self, queue: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
+    unsafe fn copy_out(&self, queue: StreamId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
         self.check(Operation::CopyOut)?;
         // SAFETY: passed on to the caller.
         unsafe { self.inner.copy_out(queue, dst, src, len) }
     }
 
-    fn fence(&self, queue: QueueId) -> Result<Fence> {
+    fn fence(&self, queue: StreamId) -> Result<Fence> {
         self.check(Operation::Fence)?;
         self.inner.fence(queue)
     }
 
-    fn wait_event(&self, queue: QueueId, fence: &Fence) -> Result<()> {
+    fn wait_event(&self, queue: StreamId, fence: &Fence) -> Result<()> {
         self.check(Operation::WaitEvent)?;
         self.inner.wait_event(queue, fence)
     }
 
     fn query(&self, fence: &Fence) -> Result<bool> {
-        self.check(Operation::Query).map_err(|e| self.inner.wait(fence, Wait::Block).err().unwrap_or(e))?;
+        self.check(Operation::Query).map_err(|e| self.inner.wait(fence, WaitMode::Block).err().unwrap_or(e))?;
         self.inner.query(fence)
     }
 
-    fn wait(&self, fence: &Fence, how: Wait) -> Result<()> {
-        self.check(Operation::Wait).map_err(|e| self.inner.wait(fence, Wait::Block).err().unwrap_or(e))?;
+    fn wait(&self, fence: &Fence, how: WaitMode) -> Result<()> {
+        self.check(Operation::Wait).map_err(|e| self.inner.wait(fence, WaitMode::Block).err().unwrap_or(e))?;
         self.inner.wait(fence, how)
     }
 
@@ -257,8 +257,9 @@ impl Device for FaultyDevice {
         self.inner.release_fence(fence);
     }
 
-    fn synchronize(&self, queue: QueueId, how: Wait) -> Result<()> {
-        self.check(Operation::Synchronize).map_err(|e| self.inner.synchronize(queue, Wait::Block).err().unwrap_or(e))?;
+    fn synchronize(&self, queue: StreamId, how: WaitMode) -> Result<()> {
+        self.check(Operation::Synchronize)
+            .map_err(|e| self.inner.synchronize(queue, WaitMode::Block).err().unwrap_or(e))?;
         self.inner.synchronize(queue, how)
     }
 
@@ -268,7 +269,7 @@ impl Device for FaultyDevice {
         unsafe { self.inner.pin(ptr, len) }
     }
 
-    unsafe fn copy_pinned(&self, queue: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()> {
+    unsafe fn copy_pinned(&self, queue: StreamId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()> {
         self.check(Operation::CopyPinned)?;
         // SAFETY: passed on to the caller.
         unsafe { self.inner.copy_pinned(queue, dst, pin, offset, len) }
@@ -280,7 +281,7 @@ impl Device for FaultyDevice {
 
     unsafe fn launch_host_func(
         &self,
-        queue: QueueId,
+        queue: StreamId,
         function: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
     ) -> Result<()> {
@@ -289,7 +290,7 @@ impl Device for FaultyDevice {
         unsafe { self.inner.launch_host_func(self.redirect_target(queue), function, argument) }
     }
 
-    fn load_gather_kernel(&self, code: &dyn CodeStore) -> Result<()> {
+    fn load_gather_kernel(&self, code: &dyn KernelStore) -> Result<()> {
         self.check(Operation::LoadGatherKernel)?;
         self.inner.load_gather_kernel(code)
     }
@@ -306,7 +307,7 @@ impl Device for FaultyDevice {
         self.inner.map_pin(pin)
     }
 
-    unsafe fn gather(&self, queue: QueueId, list: *const Gathered, count: usize) -> Result<()> {
+    unsafe fn gather(&self, queue: StreamId, list: *const GatherEntry, count: usize) -> Result<()> {
         self.check(Operation::Gather)?;
         // SAFETY: passed on to the caller.
         unsafe { self.inner.gather(queue, list, count) }
@@ -325,7 +326,7 @@ mod tests {
         let buffer = Buffer::new(inner, 4096);
         let found = device.allocation(buffer.addr(), 1).unwrap();
         assert!(core::ptr::addr_eq(found.device, device));
-        let drain = || device.synchronize(QueueId(0), Wait::Block).is_ok();
+        let drain = || device.synchronize(StreamId(0), WaitMode::Block).is_ok();
         assert!(drain());
         device.inject(Operation::Synchronize, 2, 2, ErrorKind::Driver);
         assert_eq!([drain(), drain(), drain(), drain()], [true, false, false, true]);

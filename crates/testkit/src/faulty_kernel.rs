@@ -3,10 +3,12 @@
 use std::ffi::{CStr, CString};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use spinio_host::syscalls::{Syscalls, LinuxSyscalls};
+use spinio_host::syscalls::{LinuxSyscalls, Syscalls};
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::{Advice, CacheStat, DirectAlign, Fd, News, Placed, Private, PrivateError, Ring, Stat};
+use spinio_sys::linux::{
+    Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, Ring, Stat,
+};
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -182,7 +184,9 @@ impl FaultySyscalls {
 impl Syscalls for FaultySyscalls {
     unsafe fn pread(&self, route: Route, fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize> {
         // SAFETY: passed on to the caller, for at most `len` bytes.
-        unsafe { self.with_fault(Call::Pread(route), buf, len, |len| LinuxSyscalls.pread(route, fd, buf, len, offset, flags)) }
+        unsafe {
+            self.with_fault(Call::Pread(route), buf, len, |len| LinuxSyscalls.pread(route, fd, buf, len, offset, flags))
+        }
     }
 
     unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
@@ -255,7 +259,7 @@ impl Syscalls for FaultySyscalls {
         LinuxSyscalls.file_system(fd)
     }
 
-    fn extents(&self, fd: Fd, offset: u64, len: u64, max_count: usize) -> Result<Vec<Placed>> {
+    fn extents(&self, fd: Fd, offset: u64, len: u64, max_count: usize) -> Result<Vec<FileExtent>> {
         self.check(Call::Extents)?;
         LinuxSyscalls.extents(fd, offset, len, max_count)
     }
@@ -320,13 +324,13 @@ impl Syscalls for FaultySyscalls {
         LinuxSyscalls.watch_changes(inotify, fd)
     }
 
-    fn inotify_events(&self, inotify: Fd) -> Result<Vec<News>> {
+    fn inotify_events(&self, inotify: Fd) -> Result<Vec<InotifyEvent>> {
         self.check(Call::Inotify)?;
         LinuxSyscalls.inotify_events(inotify)
     }
 
-    fn new_shadow_table(&self) -> core::result::Result<Private, PrivateError> {
-        self.check(Call::NewShadowTable).map_err(PrivateError::Unshare)?;
+    fn new_shadow_table(&self) -> core::result::Result<FdTableRoot, FdTableError> {
+        self.check(Call::NewShadowTable).map_err(FdTableError::Unshare)?;
         LinuxSyscalls.new_shadow_table()
     }
 

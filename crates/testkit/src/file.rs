@@ -159,7 +159,9 @@ impl EvictionDetector {
         let remaining = cached_pages(&self.0);
         let evicted = remaining.is_some_and(|pages| pages < EvictionDetector::LEN / PAGE);
         if evicted {
-            println!("skipped: this machine drops pages of the page cache by itself: {remaining:?} of a witness are left");
+            println!(
+                "skipped: this machine drops pages of the page cache by itself: {remaining:?} of a witness are left"
+            );
         }
         evicted
     }

@@ -85,7 +85,7 @@ pub fn thread_descriptors() -> usize {
 mod tests {
     use std::fs::File;
 
-    use spinio_sys::linux::Private;
+    use spinio_sys::linux::FdTableRoot;
 
     use super::*;
 
@@ -98,7 +98,7 @@ mod tests {
         let (opened, ready) = std::sync::mpsc::channel();
         let (close, closing) = std::sync::mpsc::channel::<()>();
         let there = path.clone();
-        let table_root = Private::new().unwrap();
+        let table_root = FdTableRoot::new().unwrap();
         assert!(table_root.spawn("other", move || {
             let _file = File::open(there).unwrap();
             opened.send(()).unwrap();

@@ -46,7 +46,10 @@ impl BouncePools {
 
     /// Bytes of all pools.
     pub fn bytes(&self) -> u64 {
-        [&self.sync, &self.stream].iter().map(|pools| lock(pools).iter().map(|pool| pool.total_bytes()).sum::<u64>()).sum()
+        [&self.sync, &self.stream]
+            .iter()
+            .map(|pools| lock(pools).iter().map(|pool| pool.total_bytes()).sum::<u64>())
+            .sum()
     }
 
     fn of(&self, pools: &Mutex<Vec<Arc<BouncePool>>>, device: &'static dyn Device) -> Arc<BouncePool> {

@@ -5,7 +5,7 @@
 
 use std::ffi::CString;
 
-use spinio_device::CodeStore;
+use spinio_device::KernelStore;
 use spinio_sys::linux;
 
 use spinio_host::pool::Workers;
@@ -27,7 +27,7 @@ impl Kept<'_> {
     }
 }
 
-impl CodeStore for Kept<'_> {
+impl KernelStore for Kept<'_> {
     fn load(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.path(name)?;
         self.workers.shadow()?.run_blocking(move || linux::read_trusted(&path, MOST).ok())?

@@ -226,7 +226,9 @@ impl DeferredUnpin {
     /// Gives everything back if nothing was pinned for a while.
     pub fn tidy(&self) {
         let now = self.created.elapsed().as_micros() as u64;
-        if self.flush_requested() || now.saturating_sub(self.last_deferred.load(Relaxed)) >= IDLE_DELAY.as_micros() as u64 {
+        if self.flush_requested()
+            || now.saturating_sub(self.last_deferred.load(Relaxed)) >= IDLE_DELAY.as_micros() as u64
+        {
             self.unpin_matching(|_| true, !self.flush_requested());
         }
     }

@@ -18,7 +18,7 @@ pub(crate) const EDITIONS: u64 = 3;
 
 /// How long somebody who writes a held file may have to wait: less than the time after which the kernel lets him write
 /// by force (45 s), so that whoever is let through was let through by SPIN.
-const PATIENCE: Duration = Duration::from_secs(40);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Bytes of such a file.
 pub(crate) fn len(n: u64) -> u64 {
@@ -30,13 +30,13 @@ pub(crate) fn path(folder: &Path, n: u64) -> PathBuf {
 }
 
 /// The numbers of a file.
-pub(crate) struct Numbers(File);
+pub(crate) struct EditionLog(File);
 
-impl Numbers {
-    pub(crate) fn open(folder: &Path, n: u64) -> Result<Numbers> {
+impl EditionLog {
+    pub(crate) fn open(folder: &Path, n: u64) -> Result<EditionLog> {
         let path = folder.join(format!("edition-{n}.numbers"));
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        Ok(Numbers(file.with_context(|| format!("cannot open {}", path.display()))?))
+        Ok(EditionLog(file.with_context(|| format!("cannot open {}", path.display()))?))
     }
 
     fn number(&self, at: u64) -> Result<u64> {
@@ -71,10 +71,10 @@ impl Numbers {
 }
 
 /// Fails unless `seen`, which was read of `wanted` bytes at `offset`, lies in the window.
-pub(crate) fn check(n: u64, window: Window, offset: u64, wanted: u64, seen: &[u8]) -> Result<()> {
+pub(crate) fn check(n: u64, window: Window, offset: u64, requested: u64, seen: &[u8]) -> Result<()> {
     // Who rewrites a file may begin by making it short, and then it has zeros where nothing was written yet.
     let under_way = window.newest > window.oldest;
-    let expect = wanted.min(len(n).saturating_sub(offset));
+    let expect = requested.min(len(n).saturating_sub(offset));
     ensure!(
         seen.len() as u64 == expect || (under_way && (seen.len() as u64) < expect),
         "edition-{n}: {} bytes at {offset}, not {expect}, in {window:?}",
@@ -83,7 +83,7 @@ pub(crate) fn check(n: u64, window: Window, offset: u64, wanted: u64, seen: &[u8
     let wrong = window.first_wrong(offset, seen, |_, b| under_way && b == 0);
     ensure!(
         wrong.is_none(),
-        "edition-{n}: a byte of the past at {wrong:?}, read of {wanted} at {offset}, in {window:?}"
+        "edition-{n}: a byte of the past at {wrong:?}, read of {requested} at {offset}, in {window:?}"
     );
     Ok(())
 }
@@ -91,11 +91,11 @@ pub(crate) fn check(n: u64, window: Window, offset: u64, wanted: u64, seen: &[u8
 /// The vandal: a new edition. How long it took to get at the file.
 pub(crate) fn publish(folder: &Path, rng: &mut Rng) -> Result<Duration> {
     let n = rng.below(EDITIONS);
-    let (path, numbers) = (path(folder, n), Numbers::open(folder, n)?);
+    let (path, numbers) = (path(folder, n), EditionLog::open(folder, n)?);
     let edition = numbers.begun()? + 1;
     numbers.0.write_all_at(&edition.to_le_bytes(), 0)?;
     let begun = Instant::now();
-    let subject = get(&path, rng.chance(40), rng.chance(40))?;
+    let subject = open_for_write(&path, rng.chance(40), rng.chance(40))?;
     let waited = begun.elapsed();
     subject.write_all_at(&file::bytes(0, len(n) as usize, edition as u8), 0)?;
     drop(subject);
@@ -104,10 +104,10 @@ pub(crate) fn publish(folder: &Path, rng: &mut Rng) -> Result<Duration> {
 }
 
 /// Opens for writing what others may hold. `impatient`: with O_NONBLOCK again and again, before it is asked to wait.
-pub(crate) fn get(path: &Path, truncate: bool, impatient: bool) -> Result<File> {
+pub(crate) fn open_for_write(path: &Path, truncate: bool, nonblocking: bool) -> Result<File> {
     let begun = Instant::now();
     let open = |flags| OpenOptions::new().write(true).truncate(truncate).custom_flags(flags).open(path);
-    if impatient {
+    if nonblocking {
         // Others may come to hold it anew between two tries, so these need not ever get through.
         for _ in 0..50 {
             match open(libc::O_NONBLOCK) {
@@ -118,6 +118,6 @@ pub(crate) fn get(path: &Path, truncate: bool, impatient: bool) -> Result<File> 
         }
     }
     let file = open(0).with_context(|| format!("cannot open {} for writing", path.display()))?;
-    ensure!(begun.elapsed() < PATIENCE, "a writer of {} waited for {:?}", path.display(), begun.elapsed());
+    ensure!(begun.elapsed() < WRITE_TIMEOUT, "a writer of {} waited for {:?}", path.display(), begun.elapsed());
     Ok(file)
 }

@@ -56,12 +56,12 @@ pub(crate) fn open(path: &Path, write: bool) -> Result<File> {
 }
 
 /// The first byte that a steady file does not have there.
-pub(crate) fn first_not_steady(offset: u64, seen: &[u8]) -> Option<u64> {
+pub(crate) fn first_bad_steady(offset: u64, seen: &[u8]) -> Option<u64> {
     (offset..).zip(seen).find(|&(at, &b)| b != file::byte(at, 0)).map(|(at, _)| at)
 }
 
 /// The first byte that no version of a changing file has; zeros are of a file that was truncated and grew again.
-pub(crate) fn first_not_changing(offset: u64, seen: &[u8]) -> Option<u64> {
+pub(crate) fn first_bad_changing(offset: u64, seen: &[u8]) -> Option<u64> {
     (offset..).zip(seen).find(|&(at, &b)| b != 0 && b.wrapping_sub(file::byte(at, 0)) >= VERSIONS).map(|(at, _)| at)
 }
 

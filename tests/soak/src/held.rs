@@ -5,76 +5,76 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use spinio_batch::{Arg, Batches, ReadArrays, ReadOp};
 use spinio_device::emulated::Emulated;
-use spinio_batch::{Batches, Arg, ReadArrays, ReadOp};
 use spinio_io::{PinError, Runtime};
 use spinio_testkit::{Buffer, Rng};
 
-use crate::editions::{self, EDITIONS, Numbers};
+use crate::editions::{self, EDITIONS, EditionLog};
 use crate::files::{self, CHANGING, CHANGING_LEN, STEADY};
 use crate::worker::Worker;
 
 /// One of the files, and what may be in it.
 #[derive(Clone, Copy, Debug)]
-enum Which {
+enum FileChoice {
     Steady(u64),
     Changing(u64),
     Edition(u64),
 }
 
-impl Which {
-    fn any(rng: &mut Rng) -> Which {
+impl FileChoice {
+    fn any(rng: &mut Rng) -> FileChoice {
         match rng.below(3) {
             // The largest has more pages than the emulated device registers.
-            0 => Which::Steady(rng.below(STEADY - 1)),
-            1 => Which::Changing(rng.below(CHANGING)),
-            _ => Which::Edition(rng.below(EDITIONS)),
+            0 => FileChoice::Steady(rng.below(STEADY - 1)),
+            1 => FileChoice::Changing(rng.below(CHANGING)),
+            _ => FileChoice::Edition(rng.below(EDITIONS)),
         }
     }
 
     fn len(self) -> u64 {
         match self {
-            Which::Steady(n) => files::steady_len(n),
-            Which::Changing(_) => CHANGING_LEN,
-            Which::Edition(n) => editions::len(n),
+            FileChoice::Steady(n) => files::steady_len(n),
+            FileChoice::Changing(_) => CHANGING_LEN,
+            FileChoice::Edition(n) => editions::len(n),
         }
     }
 }
 
 /// A piece that arrived.
-struct Arrived {
+struct ReadPiece {
     offset: u64,
-    wanted: u64,
+    requested: u64,
     bytes: Vec<u8>,
 }
 
 impl Worker<'_> {
-    fn open(&self, which: Which) -> Result<File> {
+    fn open(&self, which: FileChoice) -> Result<File> {
         let path = match which {
-            Which::Steady(n) => files::steady(self.folder, n),
-            Which::Changing(n) => files::changing(self.folder, n),
-            Which::Edition(n) => editions::path(self.folder, n),
+            FileChoice::Steady(n) => files::steady(self.folder, n),
+            FileChoice::Changing(n) => files::changing(self.folder, n),
+            FileChoice::Edition(n) => editions::path(self.folder, n),
         };
         files::open(&path, false)
     }
 
     /// Runs what reads a file, and judges every byte.
-    fn judged(&self, which: Which, read: impl FnOnce() -> Result<Vec<Arrived>>) -> Result<()> {
+    fn check_reads(&self, which: FileChoice, read: impl FnOnce() -> Result<Vec<ReadPiece>>) -> Result<()> {
         match which {
-            Which::Edition(n) => {
-                let (arrived, window) = Numbers::open(self.folder, n)?.read(read)?;
-                arrived.iter().try_for_each(|a| editions::check(n, window, a.offset, a.wanted, &a.bytes))
+            FileChoice::Edition(n) => {
+                let (arrived, window) = EditionLog::open(self.folder, n)?.read(read)?;
+                arrived.iter().try_for_each(|a| editions::check(n, window, a.offset, a.requested, &a.bytes))
             }
-            Which::Changing(n) => read()?.iter().try_for_each(|a| {
-                let wrong = files::first_not_changing(a.offset, &a.bytes);
+            FileChoice::Changing(n) => read()?.iter().try_for_each(|a| {
+                let wrong = files::first_bad_changing(a.offset, &a.bytes);
                 ensure!(wrong.is_none(), "changing-{n}: a byte of no version at {wrong:?}");
                 Ok(())
             }),
-            Which::Steady(n) => read()?.iter().try_for_each(|a| {
-                let expect = a.wanted.min(which.len().saturating_sub(a.offset));
+            FileChoice::Steady(n) => read()?.iter().try_for_each(|a| {
+                let expect = a.requested.min(which.len().saturating_sub(a.offset));
                 ensure!(a.bytes.len() as u64 == expect, "steady-{n}: {} bytes, not {expect}", a.bytes.len());
-                let wrong = files::first_not_steady(a.offset, &a.bytes);
-                let (wanted, from) = (a.wanted, a.offset);
+                let wrong = files::first_bad_steady(a.offset, &a.bytes);
+                let (wanted, from) = (a.requested, a.offset);
                 ensure!(wrong.is_none(), "steady-{n}: a wrong byte at {wrong:?}, in a piece of {wanted} at {from}");
                 Ok(())
             }),
@@ -82,28 +82,30 @@ impl Worker<'_> {
     }
 
     /// Holds a file, and reads it by every way for a moment. Whether it could be held is the vandal's affair.
-    pub(crate) fn hold(
+    pub(crate) fn pin_and_read(
         &self,
         runtime: &Runtime,
         device: &'static Emulated,
         buffer: &Buffer,
         rng: &mut Rng,
     ) -> Result<()> {
-        let which = Which::any(rng);
+        let which = FileChoice::any(rng);
         let subject = self.open(which)?;
         let fd = subject.as_raw_fd();
         let held = match runtime.pin_file(fd, Some(device)) {
             Ok(()) => true,
             // Empty files are those that are being rewritten; the emulated device registers 64 MiB at most.
-            Err(PinError::OpenForWriting | PinError::NotPinned | PinError::NotRegularFile | PinError::PinRefused) => false,
+            Err(PinError::OpenForWriting | PinError::NotPinned | PinError::NotRegularFile | PinError::PinRefused) => {
+                false
+            }
             Err(refused) => bail!("{which:?}: {refused}"),
         };
         for _ in 0..1 + rng.below(4) {
             match rng.below(3) {
-                0 => self.judged(which, || {
+                0 => self.check_reads(which, || {
                     let (offset, len) = self.range(which.len(), rng);
                     let bytes = self.read(runtime, buffer, &subject, offset, len)?;
-                    Ok(vec![Arrived { offset, wanted: len as u64, bytes }])
+                    Ok(vec![ReadPiece { offset, requested: len as u64, bytes }])
                 })?,
                 1 => self.batch_of_one(runtime, buffer, which, &subject, rng)?,
                 _ if held && rng.chance(30) => match runtime.map(fd, 0, 1 + rng.below(which.len()), device) {
@@ -143,14 +145,14 @@ impl Worker<'_> {
         &self,
         runtime: &Runtime,
         buffer: &Buffer,
-        which: Which,
+        which: FileChoice,
         subject: &File,
         rng: &mut Rng,
     ) -> Result<()> {
         let (n, len) = (1 + rng.below(600) as usize, 1 + rng.below(9_000));
         let offsets: Vec<u64> = (0..n).map(|_| rng.near_page_edge(which.len())).collect();
         let mut results = vec![0; n];
-        self.judged(which, || {
+        self.check_reads(which, || {
             let many = ReadArrays {
                 fd: subject.as_raw_fd(),
                 offsets: Arg::Slice(&offsets),
@@ -164,7 +166,7 @@ impl Worker<'_> {
             let all = buffer.range_bytes(0..n * len as usize);
             let arrived = |(i, &offset): (usize, &u64)| {
                 let from = i * len as usize;
-                Arrived { offset, wanted: len, bytes: all[from..from + results[i] as usize].to_vec() }
+                ReadPiece { offset, requested: len, bytes: all[from..from + results[i] as usize].to_vec() }
             };
             Ok(offsets.iter().enumerate().map(arrived).collect())
         })?;
@@ -174,9 +176,9 @@ impl Worker<'_> {
 
     /// A batch of pieces of any length out of several files.
     pub(crate) fn batch_of_many(&self, runtime: &Runtime, buffer: &Buffer, rng: &mut Rng) -> Result<()> {
-        let subjects: Vec<(Which, File)> = (0..1 + rng.below(4))
+        let subjects: Vec<(FileChoice, File)> = (0..1 + rng.below(4))
             .map(|_| {
-                let which = Which::any(rng);
+                let which = FileChoice::any(rng);
                 Ok((which, self.open(which)?))
             })
             .collect::<Result<_>>()?;
@@ -197,7 +199,7 @@ impl Worker<'_> {
         }
         // Every file has a window of its own, and all are around the batch.
         let numbers = |which| match which {
-            Which::Edition(n) => Some(Numbers::open(self.folder, n)),
+            FileChoice::Edition(n) => Some(EditionLog::open(self.folder, n)),
             _ => None,
         };
         let before: Vec<u64> = subjects
@@ -213,17 +215,17 @@ impl Worker<'_> {
                 let arrived = ours.map(|(p, _)| {
                     let from = (p.address - buffer.addr().0) as usize;
                     let bytes = buffer.range_bytes(from..from + p.result as usize);
-                    Arrived { offset: p.offset, wanted: p.len, bytes }
+                    ReadPiece { offset: p.offset, requested: p.len, bytes }
                 });
                 Ok(arrived.collect::<Vec<_>>())
             };
             match *which {
-                Which::Edition(n) => {
-                    let (arrived, mut window) = Numbers::open(self.folder, n)?.read(arrived)?;
+                FileChoice::Edition(n) => {
+                    let (arrived, mut window) = EditionLog::open(self.folder, n)?.read(arrived)?;
                     window.oldest = before[number];
-                    arrived.iter().try_for_each(|a| editions::check(n, window, a.offset, a.wanted, &a.bytes))?;
+                    arrived.iter().try_for_each(|a| editions::check(n, window, a.offset, a.requested, &a.bytes))?;
                 }
-                _ => self.judged(*which, arrived)?,
+                _ => self.check_reads(*which, arrived)?,
             }
         }
         self.tally.add("batch", 1);
@@ -231,7 +233,7 @@ impl Worker<'_> {
     }
 
     /// Frees device memory under a batch: pieces may fail, nothing else may happen.
-    pub(crate) fn free_under_a_batch(
+    pub(crate) fn free_during_batch(
         &self,
         runtime: &Runtime,
         device: &'static Emulated,
@@ -239,7 +241,7 @@ impl Worker<'_> {
         rng: &mut Rng,
     ) -> Result<()> {
         let victim = Buffer::new(device, 4 << 20);
-        let subject = self.open(Which::Steady(4))?;
+        let subject = self.open(FileChoice::Steady(4))?;
         let fd = subject.as_raw_fd();
         let held = held && runtime.pin_file(fd, Some(device)).is_ok();
         let piece = |i: u64| ReadOp {

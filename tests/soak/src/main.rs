@@ -30,7 +30,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 /// Workers up to this number are never killed.
-pub(crate) const IMMORTAL: u64 = 2;
+pub(crate) const LAST_PROTECTED: u64 = 2;
 
 /// How the test is run; workers and the vandal are the same program with a role.
 #[derive(Clone, Debug, Parser)]

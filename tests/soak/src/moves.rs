@@ -15,11 +15,11 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use spinio_device::QueueId;
+use spinio_device::StreamId;
 use spinio_device::emulated::Emulated;
 use spinio_io::settings::NvmmuStripes;
 use spinio_io::{Runtime, Settings};
-use spinio_nvmmu::{Direction, Promise, Report, Session, Ticket};
+use spinio_nvmmu::{Direction, OutputMode, Report, Session, Ticket};
 use spinio_testkit::{Buffer, Rng, file};
 
 use crate::editions;
@@ -36,17 +36,17 @@ const UPLOAD: u64 = 300_000;
 const WIDTH: u64 = 3 << 14;
 
 /// A runtime for sessions, which want one for ever, that goes all the same at the end of a worker.
-pub(crate) struct Mover(NonNull<Runtime>);
+pub(crate) struct SessionRuntime(NonNull<Runtime>);
 
 // SAFETY: a runtime is shared by threads.
-unsafe impl Send for Mover {}
+unsafe impl Send for SessionRuntime {}
 // SAFETY: as above.
-unsafe impl Sync for Mover {}
+unsafe impl Sync for SessionRuntime {}
 
-impl Mover {
-    pub(crate) fn new(nvmmu: NvmmuStripes) -> Mover {
+impl SessionRuntime {
+    pub(crate) fn new(nvmmu: NvmmuStripes) -> SessionRuntime {
         let runtime = Runtime::new(Settings { nvmmu_stripes: nvmmu, bounce_limit: 16 << 20, ..Settings::default() });
-        Mover(NonNull::from(Box::leak(Box::new(runtime))))
+        SessionRuntime(NonNull::from(Box::leak(Box::new(runtime))))
     }
 
     fn runtime(&self) -> &'static Runtime {
@@ -65,7 +65,7 @@ impl Mover {
 pub(crate) struct Output {
     path: PathBuf,
     model: Vec<u8>,
-    queue: QueueId,
+    queue: StreamId,
 }
 
 impl Output {
@@ -82,14 +82,14 @@ impl Drop for Output {
 }
 
 /// Who writes what of a file.
-struct Shares {
+struct FileShares {
     session: Vec<Range<u64>>,
     rival: Vec<Range<u64>>,
 }
 
-impl Shares {
-    fn deal(rng: &mut Rng) -> Shares {
-        let (mut shares, mut at) = (Shares { session: Vec::new(), rival: Vec::new() }, 0);
+impl FileShares {
+    fn assign(rng: &mut Rng) -> FileShares {
+        let (mut shares, mut at) = (FileShares { session: Vec::new(), rival: Vec::new() }, 0);
         let most = *rng.choose(&[10_000, 70_000, 400_000]);
         while at < LEN {
             let end = (at + 1 + rng.below(most)).min(LEN);
@@ -123,15 +123,15 @@ impl Worker<'_> {
             output.model = file::bytes(rng.next_u64() >> 8, rng.below(LEN) as usize, 0);
             std::fs::write(&output.path, &output.model)?;
         }
-        let shares = Shares::deal(rng);
-        let mine = file::bytes(rng.next_u64() >> 8, LEN as usize, 0);
-        let theirs = file::bytes(rng.next_u64() >> 8, LEN as usize, 0);
-        let runtime = rng.choose(&self.movers).runtime();
+        let shares = FileShares::assign(rng);
+        let session_bytes = file::bytes(rng.next_u64() >> 8, LEN as usize, 0);
+        let rival_bytes = file::bytes(rng.next_u64() >> 8, LEN as usize, 0);
+        let runtime = rng.choose(&self.session_runtimes).runtime();
         let path = &output.path;
         let (mut ours, mut others) = (Rng::new(rng.next_u64()), Rng::new(rng.next_u64()));
         let how = rng.below(4);
         let report = std::thread::scope(|scope| {
-            let (shares, mine, theirs) = (&shares, &mine, &theirs);
+            let (shares, mine, theirs) = (&shares, &session_bytes, &rival_bytes);
             let rival = scope.spawn(move || {
                 let late = *others.choose(&[2_000, 10_000, 50_000]);
                 std::thread::sleep(Duration::from_micros(others.below(late)));
@@ -146,9 +146,9 @@ impl Worker<'_> {
             let rivaled = rival.join().unwrap_or_else(|_| bail!("a rival panicked"));
             rivaled.context("the rival").and(report)
         })?;
-        fill(&mut output.model, &shares.session, &mine);
+        fill(&mut output.model, &shares.session, &session_bytes);
         if how != 0 {
-            fill(&mut output.model, &shares.rival, &theirs);
+            fill(&mut output.model, &shares.rival, &rival_bytes);
         }
         let now = std::fs::read(path)?;
         ensure!(now.len() == output.model.len(), "an output of {} bytes, not {}", now.len(), output.model.len());
@@ -163,7 +163,7 @@ impl Worker<'_> {
             bail!("a wrong byte at {at} of an output, {whose}; rival {how}; {report:?}");
         }
         self.tally.add("sessions", 1);
-        self.tally.add("parted", u64::from(matches!(&report.mode, Promise::Aligned(why) if why.contains("opened"))));
+        self.tally.add("parted", u64::from(matches!(&report.mode, OutputMode::Aligned(why) if why.contains("opened"))));
         self.tally.add("neighbours", report.filler);
         Ok(())
     }
@@ -174,10 +174,10 @@ impl Worker<'_> {
         runtime: &'static Runtime,
         path: &Path,
         (shares, bytes): (&[Range<u64>], &[u8]),
-        queue: Option<QueueId>,
+        queue: Option<StreamId>,
         rng: &mut Rng,
     ) -> Result<Report> {
-        let buffer = Buffer::new(self.mover, (LEN + UPLOAD) as usize);
+        let buffer = Buffer::new(self.session_device, (LEN + UPLOAD) as usize);
         buffer.write_at(0, bytes);
         let at = |offset: u64| buffer.addr().offset(offset).0 as *mut std::ffi::c_void;
         let mut session = match rng.below(4) {
@@ -228,7 +228,7 @@ impl Worker<'_> {
     }
 
     /// Of a file that does not change.
-    fn upload(&self, session: &mut Session, buffer: &Buffer, queue: Option<QueueId>, rng: &mut Rng) -> Result<()> {
+    fn upload(&self, session: &mut Session, buffer: &Buffer, queue: Option<StreamId>, rng: &mut Rng) -> Result<()> {
         let n = rng.below(STEADY);
         let (path, len) = (files::steady(self.folder, n), 1 + rng.below(UPLOAD));
         let offset = rng.near_page_edge(files::steady_len(n));
@@ -239,7 +239,7 @@ impl Worker<'_> {
         };
         let expect = (files::steady_len(n) - offset).min(len);
         ensure!(got == expect, "steady-{n}: an upload of {got} bytes at {offset}, not {expect}");
-        let wrong = files::first_not_steady(offset, &buffer.range_bytes(LEN as usize..(LEN + got) as usize));
+        let wrong = files::first_bad_steady(offset, &buffer.range_bytes(LEN as usize..(LEN + got) as usize));
         ensure!(wrong.is_none(), "steady-{n}: a wrong byte at {wrong:?}, in an upload of {len} at {offset}");
         self.tally.add("bytes", got);
         Ok(())
@@ -250,7 +250,7 @@ impl Worker<'_> {
 fn write(path: &Path, shares: &[Range<u64>], bytes: &[u8], rng: &mut Rng) -> Result<()> {
     // Opened several times: each may break a lease.
     for shares in shares.chunks(1 + rng.below(8) as usize) {
-        let subject = editions::get(path, false, rng.chance(20))?;
+        let subject = editions::open_for_write(path, false, rng.chance(20))?;
         for range in shares {
             subject.write_all_at(&bytes[range.start as usize..range.end as usize], range.start)?;
         }

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use spinio_testkit::Rng;
 
-use crate::tally::Tally;
-use crate::{Args, IMMORTAL, files};
+use crate::tally::EventCounts;
+use crate::{Args, LAST_PROTECTED, files};
 
 /// How long a worker may take to end after its time is over, on a slow machine.
-const GRACE: Duration = Duration::from_secs(120);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 struct Worker {
     number: u64,
@@ -36,9 +36,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     files::make(folder)?;
     let begun = Instant::now();
     let end = begun + Duration::from_secs(args.seconds);
-    let tally = Arc::new(Tally::default());
+    let tally = Arc::new(EventCounts::default());
     let mut rng = Rng::new(args.seed);
-    let mut vandal = Worker::begin(program(args, folder, end)?.arg("--vandal"), 0, &tally)?;
+    let mut vandal = Worker::spawn(program(args, folder, end)?.arg("--vandal"), 0, &tally)?;
     let mut number = 0;
     let mut start = || {
         number += 1;
@@ -58,11 +58,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ensure!(vandal.child.try_wait()?.is_none_or(|s| s.success()), "the vandal failed");
         if args.kill_every > 0 && Instant::now() >= next_kill && end - Instant::now() > Duration::from_secs(2) {
             next_kill += Duration::from_secs(args.kill_every);
-            let mortal: Vec<usize> = (0..workers.len()).filter(|&i| workers[i].number > IMMORTAL).collect();
-            if mortal.is_empty() {
+            let killable: Vec<usize> = (0..workers.len()).filter(|&i| workers[i].number > LAST_PROTECTED).collect();
+            if killable.is_empty() {
                 continue;
             }
-            let mut victim = workers.swap_remove(*rng.choose(&mortal));
+            let mut victim = workers.swap_remove(*rng.choose(&killable));
             victim.child.kill()?;
             victim.child.wait()?;
             killed += 1;
@@ -77,11 +77,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for mut worker in workers {
         let status = worker.wait()?;
         ensure!(status.success(), "worker {} failed: {status}", worker.number);
-        worker.listened();
+        worker.wait_listener();
         logged.push((worker.number, worker.logged.load(Relaxed)));
     }
     ensure!(vandal.wait()?.success(), "the vandal failed");
-    vandal.listened();
+    vandal.wait_listener();
     let records = files::read_log(&files::log(folder))?;
     for (number, count) in logged {
         // One writer a thread: numbers are worker x 1000 + thread.
@@ -113,12 +113,12 @@ impl Drop for Worker {
 }
 
 impl Worker {
-    fn start(args: &Args, folder: &Path, end: Instant, number: u64, tally: &Arc<Tally>) -> Result<Worker> {
-        Worker::begin(program(args, folder, end)?.args(["--worker", &number.to_string()]), number, tally)
+    fn start(args: &Args, folder: &Path, end: Instant, number: u64, tally: &Arc<EventCounts>) -> Result<Worker> {
+        Worker::spawn(program(args, folder, end)?.args(["--worker", &number.to_string()]), number, tally)
     }
 
     /// Starts the program, and listens to it.
-    fn begin(command: &mut Command, number: u64, tally: &Arc<Tally>) -> Result<Worker> {
+    fn spawn(command: &mut Command, number: u64, tally: &Arc<EventCounts>) -> Result<Worker> {
         let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start a worker")?;
         let output = child.stdout.take().context("a worker without output")?;
         let (logged, tally) = (Arc::new(AtomicU64::new(0)), Arc::clone(tally));
@@ -127,7 +127,7 @@ impl Worker {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 match line.strip_prefix("logged ").and_then(|n| n.parse().ok()) {
                     Some(n) => acknowledged.store(n, Relaxed),
-                    None => tally.take(&line),
+                    None => tally.parse_line(&line),
                 }
             }
         });
@@ -135,7 +135,7 @@ impl Worker {
     }
 
     /// Waits until all that it told was taken in.
-    fn listened(&mut self) {
+    fn wait_listener(&mut self) {
         if let Some(listener) = self.listener.take() {
             listener.join().expect("a listener");
         }
@@ -148,7 +148,7 @@ impl Worker {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
-            if begun.elapsed() > GRACE {
+            if begun.elapsed() > EXIT_TIMEOUT {
                 // A core dump or a debugger tells more than a silent end.
                 let _ = Command::new("cat").arg(format!("/proc/{}/stack", self.child.id())).status();
                 self.child.kill()?;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Things that workers do: `parted` counts sessions that had to share their output in the middle, `neighbours` the bytes of
 /// others that sessions wrote with their own. The last three are the vandal's: how often it published a file that others may hold, how often
 /// it opened one, and the longest time that it had to wait, in milliseconds.
-pub(crate) const DEEDS: [&str; 15] = [
+pub(crate) const EVENTS: [&str; 15] = [
     "steady",
     "changing",
     "own",
@@ -25,23 +25,23 @@ pub(crate) const DEEDS: [&str; 15] = [
 
 /// Counts of deeds.
 #[derive(Default)]
-pub(crate) struct Tally([AtomicU64; DEEDS.len()]);
+pub(crate) struct EventCounts([AtomicU64; EVENTS.len()]);
 
-impl Tally {
-    pub(crate) fn add(&self, deed: &str, n: u64) {
-        let at = DEEDS.iter().position(|d| *d == deed).expect("a known deed");
+impl EventCounts {
+    pub(crate) fn add(&self, event: &str, n: u64) {
+        let at = EVENTS.iter().position(|d| *d == event).expect("a known deed");
         self.0[at].fetch_add(n, Relaxed);
     }
 
     pub(crate) fn line(&self) -> String {
-        let counts = DEEDS.iter().zip(&self.0).map(|(deed, n)| (deed.to_string(), n.load(Relaxed).into()));
+        let counts = EVENTS.iter().zip(&self.0).map(|(deed, n)| (deed.to_string(), n.load(Relaxed).into()));
         serde_json::Value::Object(counts.collect()).to_string()
     }
 
     /// Adds what a worker told.
-    pub(crate) fn take(&self, line: &str) {
+    pub(crate) fn parse_line(&self, line: &str) {
         if let Ok(told) = serde_json::from_str::<serde_json::Value>(line) {
-            for (deed, n) in DEEDS.iter().zip(&self.0) {
+            for (deed, n) in EVENTS.iter().zip(&self.0) {
                 n.fetch_add(told[deed].as_u64().unwrap_or(0), Relaxed);
             }
         }

@@ -10,20 +10,20 @@ use spinio_testkit::{Rng, file};
 use crate::Args;
 use crate::editions;
 use crate::files::{self, CHANGING, CHANGING_LEN, STEADY, VERSIONS};
-use crate::tally::Tally;
+use crate::tally::EventCounts;
 
 pub(crate) fn run(args: &Args, folder: &Path) -> Result<()> {
     let mut rng = Rng::new(args.seed ^ 0x5a5a);
     let end = Instant::now() + Duration::from_secs(args.seconds);
-    let (tally, mut longest) = (Tally::default(), Duration::ZERO);
+    let (tally, mut longest) = (EventCounts::default(), Duration::ZERO);
     while Instant::now() < end {
         let waited = match rng.below(4) {
             0 => {
                 tally.add("published", 1);
                 editions::publish(folder, &mut rng)?
             }
-            1 => disturb(folder, &tally, &mut rng)?,
-            _ => change(folder, &mut rng)?,
+            1 => disturb_file(folder, &tally, &mut rng)?,
+            _ => rewrite_file(folder, &mut rng)?,
         };
         longest = longest.max(waited);
         std::thread::sleep(Duration::from_millis(rng.below(30)));
@@ -34,10 +34,10 @@ pub(crate) fn run(args: &Args, folder: &Path) -> Result<()> {
 }
 
 /// How long it had to wait for the file.
-fn change(folder: &Path, rng: &mut Rng) -> Result<Duration> {
+fn rewrite_file(folder: &Path, rng: &mut Rng) -> Result<Duration> {
     let path = files::changing(folder, rng.below(CHANGING));
     let begun = Instant::now();
-    let subject = editions::get(&path, false, rng.chance(20))?;
+    let subject = editions::open_for_write(&path, false, rng.chance(20))?;
     let waited = begun.elapsed();
     let version = rng.below(u64::from(VERSIONS)) as u8;
     let write = |offset: u64, len: u64| subject.write_all_at(&file::bytes(offset, len as usize, version), offset);
@@ -64,7 +64,7 @@ fn change(folder: &Path, rng: &mut Rng) -> Result<Duration> {
     Ok(waited)
 }
 
-fn disturb(folder: &Path, tally: &Tally, rng: &mut Rng) -> Result<Duration> {
+fn disturb_file(folder: &Path, tally: &EventCounts, rng: &mut Rng) -> Result<Duration> {
     let n = rng.below(STEADY);
     let path = files::steady(folder, n);
     let begun = Instant::now();
@@ -76,7 +76,7 @@ fn disturb(folder: &Path, tally: &Tally, rng: &mut Rng) -> Result<Duration> {
         }
         // Opening for writing breaks read leases.
         how => {
-            drop(editions::get(&path, false, how == 3)?);
+            drop(editions::open_for_write(&path, false, how == 3)?);
             tally.add("opened", 1);
             return Ok(begun.elapsed());
         }

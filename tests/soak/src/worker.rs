@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use spinio_device::emulated::{Emulated, Outstanding};
+use spinio_device::emulated::{Emulated, ResourceCounts};
 use spinio_io::settings::NvmmuStripes;
 use spinio_io::{Runtime, Settings, on_close_range};
 use spinio_plan::Route;
@@ -17,25 +17,25 @@ use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, Rng, file, leaks};
 
 use crate::files::{self, CHANGING, CHANGING_LEN, STEADY};
-use crate::moves::{Mover, Output};
-use crate::tally::Tally;
-use crate::{Args, IMMORTAL};
+use crate::moves::{Output, SessionRuntime};
+use crate::tally::EventCounts;
+use crate::{Args, LAST_PROTECTED};
 
 /// Bytes of a thread's own file, and of its buffer.
-const OWN: usize = 6 << 20;
+const OWN_FILE_LEN: usize = 6 << 20;
 
 /// Growth of a process between the first minute and the last that counts as a leak.
-const GROWTH: u64 = 200 << 20;
+const MAX_GROWTH: u64 = 200 << 20;
 
 pub(crate) struct Worker<'a> {
     pub(crate) folder: &'a Path,
     devices: [&'static Emulated; 2],
     runtimes: Vec<Runtime>,
     /// A device of the sessions, and their runtimes.
-    pub(crate) mover: &'static Emulated,
-    pub(crate) movers: [Mover; 2],
-    pub(crate) tally: Tally,
-    logged: AtomicU64,
+    pub(crate) session_device: &'static Emulated,
+    pub(crate) session_runtimes: [SessionRuntime; 2],
+    pub(crate) tally: EventCounts,
+    log_records: AtomicU64,
     /// Passed when each thread has its buffers. Threads free memory that is being read into, as no program should: what
     /// still comes must not land in a buffer that somebody takes from there.
     ready: Barrier,
@@ -51,10 +51,10 @@ pub(crate) fn run(args: &Args, folder: &Path, number: u64) -> Result<()> {
         folder,
         devices,
         runtimes: runtimes(),
-        mover: emulated("size=64M"),
-        movers: [NvmmuStripes::Preread, NvmmuStripes::Aligned].map(Mover::new),
-        tally: Tally::default(),
-        logged: AtomicU64::new(0),
+        session_device: emulated("size=64M"),
+        session_runtimes: [NvmmuStripes::Preread, NvmmuStripes::Aligned].map(SessionRuntime::new),
+        tally: EventCounts::default(),
+        log_records: AtomicU64::new(0),
         ready: Barrier::new(args.threads),
         end,
     };
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args, folder: &Path, number: u64) -> Result<()> {
             .map(|n| {
                 let worker = &worker;
                 let rng = Rng::new(args.seed ^ (number << 20) ^ n);
-                scope.spawn(move || worker.live(number * 1000 + n, rng))
+                scope.spawn(move || worker.run_thread(number * 1000 + n, rng))
             })
             .collect();
         while threads.iter().any(|t| !t.is_finished()) {
@@ -76,15 +76,20 @@ pub(crate) fn run(args: &Args, folder: &Path, number: u64) -> Result<()> {
         threads.into_iter().try_for_each(|t| t.join().unwrap_or_else(|_| bail!("a thread of worker {number} panicked")))
     })?;
     println!("{}", worker.tally.line());
-    println!("logged {}", worker.logged.load(Relaxed));
+    println!("logged {}", worker.log_records.load(Relaxed));
     let grown = resident().saturating_sub(early.unwrap_or(u64::MAX));
-    ensure!(grown < GROWTH, "worker {number} grew by {} MiB in its second half", grown >> 20);
-    worker.leave(descriptors)
+    ensure!(grown < MAX_GROWTH, "worker {number} grew by {} MiB in its second half", grown >> 20);
+    worker.check_leaks(descriptors)
 }
 
 fn runtimes() -> Vec<Runtime> {
     let some = |routes: &[Route]| {
-        Runtime::new(Settings { routes: routes.to_vec(), dma_min: 256 << 10, bounce_limit: 16 << 20, ..Settings::default() })
+        Runtime::new(Settings {
+            routes: routes.to_vec(),
+            dma_min: 256 << 10,
+            bounce_limit: 16 << 20,
+            ..Settings::default()
+        })
     };
     vec![
         some(&Route::ALL),
@@ -105,12 +110,13 @@ fn resident() -> u64 {
 
 impl Worker<'_> {
     /// What one thread does until time is over.
-    fn live(&self, me: u64, mut rng: Rng) -> Result<()> {
+    fn run_thread(&self, me: u64, mut rng: Rng) -> Result<()> {
         let device = self.devices[me as usize % 2];
-        let buffer = if rng.chance(30) { Buffer::host_mapped(device, OWN) } else { Buffer::new(device, OWN) };
+        let buffer =
+            if rng.chance(30) { Buffer::host_mapped(device, OWN_FILE_LEN) } else { Buffer::new(device, OWN_FILE_LEN) };
         let path = self.folder.join(format!("own-{me}"));
         let own = file::create(&path);
-        let output = Output::new(self.folder, me, self.mover);
+        let output = Output::new(self.folder, me, self.session_device);
         self.ready.wait();
         let mut output = output?;
         let mut model = Vec::new();
@@ -121,13 +127,13 @@ impl Worker<'_> {
                 0..6 => self.read_steady(runtime, &buffer, &mut rng)?,
                 6..10 => self.read_changing(runtime, &buffer, &mut rng)?,
                 10..14 => self.write_own(runtime, &buffer, &own, &mut model, &mut rng)?,
-                14..16 if me / 1000 <= IMMORTAL => {
+                14..16 if me / 1000 <= LAST_PROTECTED => {
                     self.append(runtime, &buffer, me, sequence, &mut rng)?;
                     sequence += 1;
                 }
                 14..17 => self.free_while_reading(runtime, device, &mut rng)?,
-                17 => self.free_under_a_batch(runtime, device, rng.chance(50), &mut rng)?,
-                18..22 => self.hold(runtime, device, &buffer, &mut rng)?,
+                17 => self.free_during_batch(runtime, device, rng.chance(50), &mut rng)?,
+                18..22 => self.pin_and_read(runtime, device, &buffer, &mut rng)?,
                 22..25 => self.batch_of_many(runtime, &buffer, &mut rng)?,
                 25..28 => self.session(&mut output, &mut rng)?,
                 _ => {
@@ -148,7 +154,7 @@ impl Worker<'_> {
         let seen = self.read(runtime, buffer, &subject, offset, len)?;
         let expect = (files::steady_len(n) - offset).min(len as u64);
         ensure!(seen.len() as u64 == expect, "steady-{n}: {} bytes at {offset}, not {expect}", seen.len());
-        if let Some(at) = files::first_not_steady(offset, &seen) {
+        if let Some(at) = files::first_bad_steady(offset, &seen) {
             bail!("steady-{n}: a wrong byte at {at}, in a read of {len} at {offset}");
         }
         self.tally.add("steady", 1);
@@ -160,7 +166,7 @@ impl Worker<'_> {
         let subject = files::open(&files::changing(self.folder, n), false)?;
         let (offset, len) = self.range(CHANGING_LEN, rng);
         let seen = self.read(runtime, buffer, &subject, offset, len)?;
-        if let Some(at) = files::first_not_changing(offset, &seen) {
+        if let Some(at) = files::first_bad_changing(offset, &seen) {
             bail!("changing-{n}: a byte of no version at {at}, in a read of {len} at {offset}");
         }
         self.tally.add("changing", 1);
@@ -168,7 +174,7 @@ impl Worker<'_> {
     }
 
     pub(crate) fn range(&self, size: u64, rng: &mut Rng) -> (u64, usize) {
-        let most = if rng.chance(70) { 100_000 } else { OWN as u64 };
+        let most = if rng.chance(70) { 100_000 } else { OWN_FILE_LEN as u64 };
         (rng.near_page_edge(size), 1 + rng.below(most) as usize)
     }
 
@@ -195,8 +201,8 @@ impl Worker<'_> {
         model: &mut Vec<u8>,
         rng: &mut Rng,
     ) -> Result<()> {
-        let offset = rng.near_page_edge(OWN as u64 / 2) as usize;
-        let most = if rng.chance(60) { 70_000 } else { OWN as u64 / 2 };
+        let offset = rng.near_page_edge(OWN_FILE_LEN as u64 / 2) as usize;
+        let most = if rng.chance(60) { 70_000 } else { OWN_FILE_LEN as u64 / 2 };
         let len = 1 + rng.below(most) as usize;
         let bytes = file::bytes(rng.next_u64() >> 8, len, 0);
         buffer.write_at(0, &bytes);
@@ -225,7 +231,7 @@ impl Worker<'_> {
         buffer.write_at(0, &record);
         let wrote = runtime.write(log.as_raw_fd(), None, buffer.target(0), record.len()).context("an append")?;
         ensure!(wrote == record.len(), "an append of {} wrote {wrote}", record.len());
-        self.logged.fetch_add(1, Relaxed);
+        self.log_records.fetch_add(1, Relaxed);
         self.tally.add("log", 1);
         Ok(())
     }
@@ -250,17 +256,17 @@ impl Worker<'_> {
     }
 
     /// The end: nothing may be left over.
-    fn leave(self, descriptors: usize) -> Result<()> {
+    fn check_leaks(self, descriptors: usize) -> Result<()> {
         on_close_range(0, u32::MAX);
-        let Worker { devices: [one, two], mover, movers, runtimes, .. } = self;
+        let Worker { devices: [one, two], session_device: mover, session_runtimes: movers, runtimes, .. } = self;
         drop(runtimes);
-        movers.into_iter().for_each(Mover::end);
+        movers.into_iter().for_each(SessionRuntime::end);
         let devices = [one, two, mover];
         let begun = Instant::now();
         loop {
-            let left: Vec<Outstanding> = devices.iter().map(|d| d.resources_in_use()).collect();
+            let left: Vec<ResourceCounts> = devices.iter().map(|d| d.resources_in_use()).collect();
             let own = leaks::thread_descriptors();
-            if left.iter().all(|o| *o == Outstanding::default()) && own <= descriptors {
+            if left.iter().all(|o| *o == ResourceCounts::default()) && own <= descriptors {
                 return Ok(());
             }
             // Pins and twins are let go of by helpers, a little later.

@@ -8,14 +8,14 @@ use crate::place::Guest;
 
 /// Why a case did not pass.
 #[derive(Debug)]
-pub(crate) enum Miss {
+pub(crate) enum CaseError {
     /// What was expected and what was seen.
     Failed(String),
     /// What this machine lacks.
     Skipped(String),
 }
 
-pub(crate) type Outcome = Result<(), Miss>;
+pub(crate) type Outcome = Result<(), CaseError>;
 
 /// One case.
 pub(crate) struct Case {
@@ -31,14 +31,14 @@ impl Case {
 
 /// How many cases ended in which way.
 #[derive(Default)]
-pub(crate) struct Tally {
+pub(crate) struct CaseCounts {
     pub(crate) passed: usize,
     pub(crate) failed: usize,
     pub(crate) skipped: usize,
 }
 
-impl AddAssign for Tally {
-    fn add_assign(&mut self, more: Tally) {
+impl AddAssign for CaseCounts {
+    fn add_assign(&mut self, more: CaseCounts) {
         self.passed += more.passed;
         self.failed += more.failed;
         self.skipped += more.skipped;
@@ -46,26 +46,26 @@ impl AddAssign for Tally {
 }
 
 /// Runs the cases whose name holds one of `only` (all, if there is none), a line each.
-pub(crate) fn run_all(cases: &[Case], guest: &Guest, only: &[String]) -> Tally {
-    let mut tally = Tally::default();
+pub(crate) fn run_all(cases: &[Case], guest: &Guest, only: &[String]) -> CaseCounts {
+    let mut tally = CaseCounts::default();
     for case in cases {
         if !only.is_empty() && !only.iter().any(|part| case.name.contains(part.as_str())) {
             continue;
         }
         let begun = std::time::Instant::now();
         let outcome = panic::catch_unwind(AssertUnwindSafe(|| (case.run)(guest)))
-            .unwrap_or_else(|_| Err(Miss::Failed("it panicked".to_owned())));
+            .unwrap_or_else(|_| Err(CaseError::Failed("it panicked".to_owned())));
         let millis = begun.elapsed().as_millis();
         match outcome {
             Ok(()) => {
                 tally.passed += 1;
                 println!("ok       {} ({millis} ms)", case.name);
             }
-            Err(Miss::Skipped(why)) => {
+            Err(CaseError::Skipped(why)) => {
                 tally.skipped += 1;
                 println!("skipped  {}: {why}", case.name);
             }
-            Err(Miss::Failed(why)) => {
+            Err(CaseError::Failed(why)) => {
                 tally.failed += 1;
                 println!("FAILED   {}: {why}", case.name);
             }
@@ -75,8 +75,8 @@ pub(crate) fn run_all(cases: &[Case], guest: &Guest, only: &[String]) -> Tally {
 }
 
 /// A failure, said with `what`.
-pub(crate) fn fail<T>(what: impl Into<String>) -> Result<T, Miss> {
-    Err(Miss::Failed(what.into()))
+pub(crate) fn fail<T>(what: impl Into<String>) -> Result<T, CaseError> {
+    Err(CaseError::Failed(what.into()))
 }
 
 /// Holds if `seen` is what was `expected`.
@@ -101,14 +101,14 @@ pub(crate) fn expect_bytes(what: &str, seen: &[u8], expected: &[u8]) -> Outcome 
     }
 }
 
-impl From<std::io::Error> for Miss {
-    fn from(e: std::io::Error) -> Miss {
-        Miss::Failed(e.to_string())
+impl From<std::io::Error> for CaseError {
+    fn from(e: std::io::Error) -> CaseError {
+        CaseError::Failed(e.to_string())
     }
 }
 
-impl From<spinio_sys::Errno> for Miss {
-    fn from(e: spinio_sys::Errno) -> Miss {
-        Miss::Failed(e.to_string())
+impl From<spinio_sys::Errno> for CaseError {
+    fn from(e: spinio_sys::Errno) -> CaseError {
+        CaseError::Failed(e.to_string())
     }
 }

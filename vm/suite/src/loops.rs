@@ -3,18 +3,18 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::case::Miss;
+use crate::case::CaseError;
 
 /// A loop device over a file; detached when dropped.
-pub(crate) struct Loop(PathBuf);
+pub(crate) struct LoopDevice(PathBuf);
 
-impl Loop {
-    pub(crate) fn over(file: &Path) -> Result<Loop, Miss> {
+impl LoopDevice {
+    pub(crate) fn over(file: &Path) -> Result<LoopDevice, CaseError> {
         let made = Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(file).output()?;
         if !made.status.success() {
-            return Err(Miss::Skipped(String::from_utf8_lossy(&made.stderr).trim().to_owned()));
+            return Err(CaseError::Skipped(String::from_utf8_lossy(&made.stderr).trim().to_owned()));
         }
-        Ok(Loop(PathBuf::from(String::from_utf8_lossy(&made.stdout).trim())))
+        Ok(LoopDevice(PathBuf::from(String::from_utf8_lossy(&made.stdout).trim())))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -22,7 +22,7 @@ impl Loop {
     }
 }
 
-impl Drop for Loop {
+impl Drop for LoopDevice {
     fn drop(&mut self) {
         let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
     }

@@ -11,7 +11,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux;
 
 use crate::case::{Case, Outcome, expect, expect_bytes, fail};
-use crate::loops::Loop;
+use crate::loops::LoopDevice;
 use crate::memory::{Memory, P2pMemory, allocator, store_through_mapping};
 use crate::place::{Guest, Place, chill, open_direct, remove};
 
@@ -200,7 +200,7 @@ fn half_reachable(guest: &Guest) -> Outcome {
 
 fn loop_device(guest: &Guest) -> Outcome {
     let (path, _) = guest.cold(Place::Ext4, "loop", MIB)?;
-    let device = Loop::over(&path)?;
+    let device = LoopDevice::over(&path)?;
     let direct = open_direct(device.path())?;
     let mut memory = P2pMemory::allocate(MIB)?;
     expect("a page", memory.pread(direct.as_raw_fd(), 0, 4096, 0), Err(Errno::REMOTEIO))?;

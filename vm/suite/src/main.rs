@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         cases.extend(stacks::cases_for_users());
         return closing(&case::run_all(&cases, &guest, &only));
     }
-    let mut tally = case::Tally::default();
+    let mut tally = case::CaseCounts::default();
     if memory::has_p2p() {
         let mut cases = machine::cases();
         cases.extend(spin::cases());
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     closing(&tally)
 }
 
-fn closing(tally: &case::Tally) -> ExitCode {
+fn closing(tally: &case::CaseCounts) -> ExitCode {
     println!("{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);
     ExitCode::from(u8::from(tally.failed > 0))
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::case::{Miss, fail};
+use crate::case::{CaseError, fail};
 
 /// A resynchronisation under software emulation, with others on the machine. Only there to turn a hang into a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -25,7 +25,7 @@ impl Array {
     }
 
     /// A new one, stopped and forgotten when dropped. The members' bytes are synchronised.
-    pub(crate) fn make(number: u32, level: u32, members: Vec<PathBuf>) -> Result<Array, Miss> {
+    pub(crate) fn make(number: u32, level: u32, members: Vec<PathBuf>) -> Result<Array, CaseError> {
         let device = PathBuf::from(format!("/dev/md{number}"));
         let mut command = Command::new("mdadm");
         command.arg("--create").arg(&device).args(["--quiet", "--run", "--bitmap=none"]);
@@ -40,7 +40,7 @@ impl Array {
     }
 
     /// Waits until all members hold what they must, for the first time.
-    fn synchronised(&self) -> Result<(), Miss> {
+    fn synchronised(&self) -> Result<(), CaseError> {
         let begun = Instant::now();
         while self.ask("resync_start")? != "none" || self.degraded()? > 0 || self.ask("sync_action")? != "idle" {
             if begun.elapsed() > PATIENCE {
@@ -56,25 +56,25 @@ impl Array {
     }
 
     /// Takes a member away, as if it had died.
-    pub(crate) fn fail(&self, member: &Path) -> Result<(), Miss> {
+    pub(crate) fn fail(&self, member: &Path) -> Result<(), CaseError> {
         run(Command::new("mdadm").arg(&self.device).arg("--fail").arg(member))?;
         // It is busy until the last request has left it.
         retry(|| run(Command::new("mdadm").arg(&self.device).arg("--remove").arg(member)))
     }
 
     /// Gives it a member that knows nothing: all of it has to be rebuilt.
-    pub(crate) fn add(&self, member: &Path) -> Result<(), Miss> {
+    pub(crate) fn add(&self, member: &Path) -> Result<(), CaseError> {
         run(Command::new("mdadm").arg("--zero-superblock").arg(member))?;
         run(Command::new("mdadm").arg(&self.device).arg("--add").arg(member))
     }
 
     /// Members that are missing.
-    pub(crate) fn degraded(&self) -> Result<u32, Miss> {
+    pub(crate) fn degraded(&self) -> Result<u32, CaseError> {
         Ok(self.ask("degraded")?.parse().unwrap_or(0))
     }
 
     /// Waits until nothing is rebuilt or checked.
-    pub(crate) fn idle(&self) -> Result<(), Miss> {
+    pub(crate) fn idle(&self) -> Result<(), CaseError> {
         let begun = Instant::now();
         while self.ask("sync_action")? != "idle" {
             if begun.elapsed() > PATIENCE {
@@ -86,7 +86,7 @@ impl Array {
     }
 
     /// Waits until all members are there and rebuilt.
-    pub(crate) fn whole(&self) -> Result<(), Miss> {
+    pub(crate) fn whole(&self) -> Result<(), CaseError> {
         let begun = Instant::now();
         loop {
             // Between `--add` and the start of the rebuild it is idle too.
@@ -102,18 +102,18 @@ impl Array {
     }
 
     /// Reads everything and counts the sectors where copies or parity do not match.
-    pub(crate) fn mismatches(&self) -> Result<u64, Miss> {
+    pub(crate) fn mismatches(&self) -> Result<u64, CaseError> {
         self.go("check")?;
-        self.ask("mismatch_cnt")?.parse().map_err(|_| Miss::Failed("mismatch_cnt is no number".to_owned()))
+        self.ask("mismatch_cnt")?.parse().map_err(|_| CaseError::Failed("mismatch_cnt is no number".to_owned()))
     }
 
     /// Makes copies and parity match again.
-    pub(crate) fn repair(&self) -> Result<(), Miss> {
+    pub(crate) fn repair(&self) -> Result<(), CaseError> {
         self.go("repair")
     }
 
     /// Empties the cache of stripes that parity arrays keep.
-    pub(crate) fn forget_stripes(&self) -> Result<(), Miss> {
+    pub(crate) fn forget_stripes(&self) -> Result<(), CaseError> {
         // Waits for those that are under way.
         for entries in ["17", "256"] {
             fs::write(self.file("stripe_cache_size"), entries)?;
@@ -121,7 +121,7 @@ impl Array {
         Ok(())
     }
 
-    fn go(&self, action: &str) -> Result<(), Miss> {
+    fn go(&self, action: &str) -> Result<(), CaseError> {
         self.idle()?;
         fs::write(self.file("sync_action"), action)?;
         // It begins in a thread of its own.
@@ -140,7 +140,7 @@ impl Array {
         Path::new("/sys/block").join(number).join("md").join(name)
     }
 
-    fn ask(&self, name: &str) -> Result<String, Miss> {
+    fn ask(&self, name: &str) -> Result<String, CaseError> {
         let path = self.file(name);
         match fs::read_to_string(&path) {
             Ok(text) => Ok(text.trim().to_owned()),
@@ -160,7 +160,7 @@ impl Drop for Array {
 }
 
 /// Runs a command; what it said, if it fails.
-pub(crate) fn run(command: &mut Command) -> Result<(), Miss> {
+pub(crate) fn run(command: &mut Command) -> Result<(), CaseError> {
     let ran = command.output()?;
     if ran.status.success() {
         return Ok(());
@@ -170,7 +170,7 @@ pub(crate) fn run(command: &mut Command) -> Result<(), Miss> {
 }
 
 /// Tries again for five seconds: who used it last may not have let go yet.
-pub(crate) fn retry(mut what: impl FnMut() -> Result<(), Miss>) -> Result<(), Miss> {
+pub(crate) fn retry(mut what: impl FnMut() -> Result<(), CaseError>) -> Result<(), CaseError> {
     let mut last = Ok(());
     for _ in 0..100 {
         last = what();

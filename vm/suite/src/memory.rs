@@ -11,18 +11,18 @@ use std::sync::OnceLock;
 
 use linux_raw_sys::general as k;
 use spinio_device::emulated::Emulated;
-use spinio_device::{Device, DeviceAddr, DeviceKind, Wait, registry};
+use spinio_device::{Device, DeviceAddr, DeviceKind, WaitMode, registry};
 use spinio_io::Target;
 use spinio_sys::Errno;
 use spinio_sys::linux;
 use spinio_testkit::Buffer;
 
-use crate::case::Miss;
+use crate::case::CaseError;
 
 /// What requests of SPIN's fill and empty.
 pub(crate) trait Memory {
     /// Where a request of SPIN's finds the byte `at`.
-    fn target(&self, at: usize) -> Result<Target, Miss>;
+    fn target(&self, at: usize) -> Result<Target, CaseError>;
 
     /// A copy of `len` bytes from `at`.
     fn bytes(&self, at: usize, len: usize) -> Vec<u8>;
@@ -49,7 +49,7 @@ impl EmulatedMemory {
 }
 
 impl Memory for EmulatedMemory {
-    fn target(&self, at: usize) -> Result<Target, Miss> {
+    fn target(&self, at: usize) -> Result<Target, CaseError> {
         Ok(self.1.target(at))
     }
 
@@ -63,7 +63,7 @@ impl Memory for EmulatedMemory {
         let to = self.1.addr().offset(at as u64);
         // SAFETY: `bytes` stays until the drain returns.
         unsafe { self.0.copy_in(queue, to, bytes.as_ptr(), bytes.len()) }.expect("copy in");
-        self.0.synchronize(queue, Wait::Block).expect("drain");
+        self.0.synchronize(queue, WaitMode::Block).expect("drain");
     }
 }
 
@@ -83,7 +83,7 @@ enum Owner {
 
 impl P2pMemory {
     /// `len` bytes from the first device that publishes its memory.
-    pub(crate) fn allocate(len: usize) -> Result<P2pMemory, Miss> {
+    pub(crate) fn allocate(len: usize) -> Result<P2pMemory, CaseError> {
         let path = allocator()?;
         let file = fs::OpenOptions::new().read(true).write(true).open(&path)?;
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
@@ -94,8 +94,8 @@ impl P2pMemory {
     }
 
     /// `len` bytes from SPIN's registry: a device buffer.
-    pub(crate) fn of_spin(len: usize) -> Result<P2pMemory, Miss> {
-        let addr = registry::alloc(DeviceKind::P2pmem, 0, len, true).map_err(|e| Miss::Failed(e.to_string()))?;
+    pub(crate) fn of_spin(len: usize) -> Result<P2pMemory, CaseError> {
+        let addr = registry::alloc(DeviceKind::P2pmem, 0, len, true).map_err(|e| CaseError::Failed(e.to_string()))?;
         Ok(P2pMemory { start: addr.0 as *mut u8, len, owner: Owner::Registry })
     }
 
@@ -120,10 +120,10 @@ impl P2pMemory {
 }
 
 impl Memory for P2pMemory {
-    fn target(&self, at: usize) -> Result<Target, Miss> {
+    fn target(&self, at: usize) -> Result<Target, CaseError> {
         let addr = DeviceAddr(self.start as u64 + at as u64);
         let allocation = registry::find(addr.0 as *const u8, self.len - at)
-            .ok_or_else(|| Miss::Failed("the registry does not know its own memory".to_owned()))?;
+            .ok_or_else(|| CaseError::Failed("the registry does not know its own memory".to_owned()))?;
         Ok(Target { allocation, addr })
     }
 
@@ -163,18 +163,18 @@ pub(crate) fn has_p2p() -> bool {
 }
 
 /// The file whose mappings are device memory.
-pub(crate) fn allocator() -> Result<PathBuf, Miss> {
+pub(crate) fn allocator() -> Result<PathBuf, CaseError> {
     for device in fs::read_dir("/sys/bus/pci/devices")? {
         let path = device?.path().join("p2pmem/allocate");
         if path.exists() {
             return Ok(path);
         }
     }
-    Err(Miss::Failed("no device publishes peer-to-peer memory".to_owned()))
+    Err(CaseError::Failed("no device publishes peer-to-peer memory".to_owned()))
 }
 
 /// A page of a file, stored to through a shared mapping and left dirty.
-pub(crate) fn store_through_mapping(file: &fs::File, page: u64, bytes: &[u8]) -> Result<(), Miss> {
+pub(crate) fn store_through_mapping(file: &fs::File, page: u64, bytes: &[u8]) -> Result<(), CaseError> {
     assert!(bytes.len() <= linux::PAGE);
     // SAFETY: a new mapping replaces nothing; the store stays within it and it is removed again.
     unsafe {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use linux_raw_sys::general as k;
 use spinio_sys::linux;
 
-use crate::case::Miss;
+use crate::case::CaseError;
 use crate::user;
 
 /// The guest's folder of disks and mounted file systems.
@@ -140,30 +140,30 @@ impl Guest {
     }
 
     /// Where a place's file system is mounted.
-    pub(crate) fn mount(&self, place: Place) -> Result<PathBuf, Miss> {
-        let folder = place.folder().ok_or_else(|| Miss::Failed(format!("{} is no file system", place.name())))?;
+    pub(crate) fn mount(&self, place: Place) -> Result<PathBuf, CaseError> {
+        let folder = place.folder().ok_or_else(|| CaseError::Failed(format!("{} is no file system", place.name())))?;
         Ok(self.at.join(folder))
     }
 
     /// The block device of this name, as the kernel calls it: `/dev/md10`.
-    pub(crate) fn disk(&self, name: &str) -> Result<PathBuf, Miss> {
+    pub(crate) fn disk(&self, name: &str) -> Result<PathBuf, CaseError> {
         Ok(fs::canonicalize(self.at.join("disk").join(name))?)
     }
 
     /// The partition of a member disk (`m0` to `m3`) that is free for cases.
-    pub(crate) fn free_partition(&self, disk: &str) -> Result<PathBuf, Miss> {
+    pub(crate) fn free_partition(&self, disk: &str) -> Result<PathBuf, CaseError> {
         self.partition(disk, 8)
     }
 
     /// A partition of a member disk; `vm/guest/arrays` says what for.
-    pub(crate) fn partition(&self, disk: &str, number: u32) -> Result<PathBuf, Miss> {
+    pub(crate) fn partition(&self, disk: &str, number: u32) -> Result<PathBuf, CaseError> {
         let mut name = self.disk(disk)?.into_os_string();
         name.push(format!("p{number}"));
         Ok(name.into())
     }
 
     /// A file there, empty (a disk: as it is), open for reading and writing.
-    pub(crate) fn create(&self, place: Place, name: &str) -> Result<(PathBuf, File), Miss> {
+    pub(crate) fn create(&self, place: Place, name: &str) -> Result<(PathBuf, File), CaseError> {
         // A case that failed left its file behind, and users may not touch root's.
         let name = if user::is_child() { format!("user-{name}") } else { name.to_owned() };
         let path = match (place, place.folder()) {
@@ -179,12 +179,12 @@ impl Guest {
             .create(!place.is_disk())
             .truncate(!place.is_disk())
             .open(&path)
-            .map_err(|e| Miss::Failed(format!("{}: {e}", path.display())))?;
+            .map_err(|e| CaseError::Failed(format!("{}: {e}", path.display())))?;
         Ok((path, file))
     }
 
     /// A file of `len` bytes of the pattern, on storage and out of the page cache.
-    pub(crate) fn cold(&self, place: Place, name: &str, len: usize) -> Result<(PathBuf, Vec<u8>), Miss> {
+    pub(crate) fn cold(&self, place: Place, name: &str, len: usize) -> Result<(PathBuf, Vec<u8>), CaseError> {
         let (path, file) = self.create(place, name)?;
         let bytes = pattern(len, name.bytes().fold(7, |h, b| h * 31 % 9973 + u64::from(b)));
         file.write_all_at(&bytes, 0)?;
@@ -194,14 +194,14 @@ impl Guest {
 }
 
 /// Writes back what is dirty and drops the file's pages from the cache.
-pub(crate) fn chill(file: &File) -> Result<(), Miss> {
+pub(crate) fn chill(file: &File) -> Result<(), CaseError> {
     file.sync_all()?;
     linux::fadvise(file.as_raw_fd(), 0, 0, linux::Advice::DontNeed)?;
     Ok(())
 }
 
 /// The file, opened for direct I/O.
-pub(crate) fn open_direct(path: &Path) -> Result<File, Miss> {
+pub(crate) fn open_direct(path: &Path) -> Result<File, CaseError> {
     Ok(OpenOptions::new().read(true).write(true).custom_flags(k::O_DIRECT as i32).open(path)?)
 }
 

@@ -9,16 +9,16 @@ use std::process::Command;
 use spinio_io::stats::Snapshot;
 use spinio_plan::Route;
 
-use crate::case::{Case, Miss, Outcome, fail};
+use crate::case::{Case, CaseError, Outcome, fail};
 use crate::place::{Guest, Place, remove};
 use crate::spin::MIB;
-use crate::user::{Leave, PROGRAMS, ordinary, publish};
+use crate::user::{DevicePermission, PROGRAMS, ordinary, publish};
 
 const SIZE: usize = 20 * MIB + 333;
 
 /// Who runs the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum User {
+enum RunAs {
     Root,
     /// Nobody, who owns neither the file nor the disk.
     Ordinary,
@@ -27,31 +27,31 @@ enum User {
 pub(crate) fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for (place, user) in [
-        (Place::Ext4, User::Root),
-        (Place::Xfs, User::Root),
-        (Place::Raid0, User::Root),
-        (Place::Far, User::Root),
-        (Place::Ext4, User::Ordinary),
-        (Place::Raid0, User::Ordinary),
+        (Place::Ext4, RunAs::Root),
+        (Place::Xfs, RunAs::Root),
+        (Place::Raid0, RunAs::Root),
+        (Place::Far, RunAs::Root),
+        (Place::Ext4, RunAs::Ordinary),
+        (Place::Raid0, RunAs::Ordinary),
     ] {
-        let who = if user == User::Root { "root" } else { "an ordinary user" };
+        let who = if user == RunAs::Root { "root" } else { "an ordinary user" };
         let name = format!("preload: the demo's reader as {who}, {}", place.name());
         all.push(Case::new(name, move |g| reader(g, place, user, "spinio")));
     }
     all.push(Case::new("preload: memory that the program mapped itself, ext4", |g| {
-        reader(g, Place::Ext4, User::Root, "mapped")
+        reader(g, Place::Ext4, RunAs::Root, "mapped")
     }));
     all
 }
 
-fn reader(guest: &Guest, place: Place, user: User, memory: &str) -> Outcome {
+fn reader(guest: &Guest, place: Place, user: RunAs, memory: &str) -> Outcome {
     let programs = programs()?;
     let (path, _) = guest.cold(place, "preload", SIZE)?;
     let stats = Path::new("/dev/shm").join("preload-stats");
     let _ = fs::remove_file(&stats);
     let (mut command, _leave) = match user {
-        User::Root => (Command::new(programs.join("reader")), None),
-        User::Ordinary => (ordinary(&programs.join("reader")), Some(Leave::give()?)),
+        RunAs::Root => (Command::new(programs.join("reader")), None),
+        RunAs::Ordinary => (ordinary(&programs.join("reader")), Some(DevicePermission::give()?)),
     };
     let ran = command
         .arg(&path)
@@ -73,7 +73,9 @@ fn reader(guest: &Guest, place: Place, user: User, memory: &str) -> Outcome {
 /// Whether the bytes went the way they should.
 fn judge(place: Place, memory: &str, counted: &Snapshot, programs: &Path) -> Outcome {
     if memory == "mapped" && !exports(&programs.join("libspinio.so"), b"\0mmap\0")? {
-        return Err(Miss::Skipped("read right, but by the kernel alone: libspinio.so does not hook mmap".to_owned()));
+        return Err(CaseError::Skipped(
+            "read right, but by the kernel alone: libspinio.so does not hook mmap".to_owned(),
+        ));
     }
     let by = |route| counted.rows.iter().filter(|l| l.route == route).map(|l| l.bytes).sum::<u64>();
     let p2p = by(Route::P2p);
@@ -92,14 +94,14 @@ fn judge(place: Place, memory: &str, counted: &Snapshot, programs: &Path) -> Out
     }
 }
 
-fn exports(library: &Path, name: &[u8]) -> Result<bool, Miss> {
+fn exports(library: &Path, name: &[u8]) -> Result<bool, CaseError> {
     Ok(fs::read(library)?.windows(name.len()).any(|w| w == name))
 }
 
 /// The programs, copied to where every user may run them.
-fn programs() -> Result<PathBuf, Miss> {
+fn programs() -> Result<PathBuf, CaseError> {
     let built: OsString = std::env::var_os("VM_PROGRAMS")
-        .ok_or_else(|| Miss::Skipped("VM_PROGRAMS does not say where the programs are".to_owned()))?;
+        .ok_or_else(|| CaseError::Skipped("VM_PROGRAMS does not say where the programs are".to_owned()))?;
     for name in ["libgpu.so", "libspinio.so", "reader"] {
         publish(&Path::new(&built).join(name), name)?;
     }

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::case::{Miss, Tally};
+use crate::case::{CaseCounts, CaseError};
 use crate::memory::allocator;
 
 /// Where programs lie that every user may run.
@@ -30,36 +30,36 @@ pub(crate) fn ordinary(program: &Path) -> Command {
 }
 
 /// What an administrator does to let users have the device, undone when dropped.
-pub(crate) struct Leave(PathBuf);
+pub(crate) struct DevicePermission(PathBuf);
 
-impl Leave {
-    pub(crate) fn give() -> Result<Leave, Miss> {
+impl DevicePermission {
+    pub(crate) fn give() -> Result<DevicePermission, CaseError> {
         let path = allocator()?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
-        Ok(Leave(path))
+        Ok(DevicePermission(path))
     }
 }
 
-impl Drop for Leave {
+impl Drop for DevicePermission {
     fn drop(&mut self) {
         let _ = fs::set_permissions(&self.0, fs::Permissions::from_mode(0o660));
     }
 }
 
 /// Copies a program to where every user may run it.
-pub(crate) fn publish(from: &Path, name: &str) -> Result<PathBuf, Miss> {
+pub(crate) fn publish(from: &Path, name: &str) -> Result<PathBuf, CaseError> {
     let folder = Path::new(PROGRAMS);
     fs::create_dir_all(folder)?;
     let to = folder.join(name);
-    fs::copy(from, &to).map_err(|e| Miss::Failed(format!("{}: {e}", from.display())))?;
+    fs::copy(from, &to).map_err(|e| CaseError::Failed(format!("{}: {e}", from.display())))?;
     fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?;
     Ok(to)
 }
 
 /// Runs the suite in a child and adds up its lines, which are printed as they are, with `user: ` before the name.
-pub(crate) fn rerun(folder: &str, only: &[String], tally: &mut Tally) -> Result<(), Miss> {
+pub(crate) fn rerun(folder: &str, only: &[String], tally: &mut CaseCounts) -> Result<(), CaseError> {
     let suite = publish(&std::env::current_exe()?, "suite")?;
-    let _leave = Leave::give()?;
+    let _leave = DevicePermission::give()?;
     let ran = ordinary(&suite)
         .arg(folder)
         .args(only.iter().map(|part| part.trim_start_matches("user: ")))
@@ -84,5 +84,5 @@ pub(crate) fn rerun(folder: &str, only: &[String], tally: &mut Tally) -> Result<
         return Ok(());
     }
     let complaint = String::from_utf8_lossy(&ran.stderr);
-    Err(Miss::Failed(format!("the suite as an ordinary user ended early ({}): {}", ran.status, complaint.trim())))
+    Err(CaseError::Failed(format!("the suite as an ordinary user ended early ({}): {}", ran.status, complaint.trim())))
 }

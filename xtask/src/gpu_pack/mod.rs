@@ -117,7 +117,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     hooks(&root, &pack.join("hooks"))?;
     carried::stress_ng(&pack.join("stress-ng"))?;
     if args.python {
-        crate::python::carry(&pack.join("python"))?;
+        crate::python::copy_wheel_and_tests(&pack.join("python"))?;
     }
     if args.peers {
         carried::peers(&pack.join("wheels"))?;

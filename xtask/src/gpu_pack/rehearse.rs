@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::tools;
 
-const PARTS: [&str; 8] = ["two", "speed", "cold", "calls", "python", "nvmmu", "paper", "programs"];
+const RECORD_PARTS: [&str; 8] = ["two", "speed", "cold", "calls", "python", "nvmmu", "paper", "programs"];
 
 pub(super) fn run(root: &Path, pack: &Path) -> Result<()> {
     let folder = tools::target()?.join("rehearsal");
@@ -18,7 +18,7 @@ pub(super) fn run(root: &Path, pack: &Path) -> Result<()> {
     let source = root.join("crates/sys/tests/fake/libcuda.c");
     tools::run(tools::command("cc").args(flags).arg(folder.join("libcuda.so.1")).arg(source))?;
     let mut record = tools::command(pack.join("run-gpu-suite"));
-    record.arg("record").args(PARTS).args(["--tiny", "--reps", "1", "--seconds", "900", "--out"]).arg(&folder);
+    record.arg("record").args(RECORD_PARTS).args(["--tiny", "--reps", "1", "--seconds", "900", "--out"]).arg(&folder);
     // Its python3 is one with pytest and NumPy.
     let python = crate::python::environment()?;
     let mut path = vec![python.parent().context("a folder")?.to_path_buf()];

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-use spinio_device::ErrorKind;
-use spinio_io::kernel::{Syscalls, LinuxSyscalls};
 use spinio_batch::{Batches, ReadOp};
+use spinio_device::ErrorKind;
+use spinio_io::kernel::{LinuxSyscalls, Syscalls};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;
@@ -17,7 +17,7 @@ use spinio_testkit::buffer::emulated;
 use spinio_testkit::place::{self, MountFixture};
 use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, file};
 
-use crate::subject::{assert_all_released, routes, settings, run_through};
+use crate::subject::{assert_all_released, routes, run_through, settings};
 
 /// Bytes of a piece, and from one to the next: too far to be read in one go.
 const LEN: u64 = 200;
@@ -195,10 +195,14 @@ fn caller_waiting_for_storage_takes_back_reader_buffers() {
     if file::cached_pages(&absent) != Some(0) {
         return eprintln!("skipped: this file system keeps its pages");
     }
-    let (dense, long) = (file::create_filled(&place.file("dense"), DENSE), file::create_filled(&place.file("long"), LONG));
+    let (dense, long) =
+        (file::create_filled(&place.file("dense"), DENSE), file::create_filled(&place.file("long"), LONG));
     // Of the first pieces nothing can be registered, and readers may not have them: they are busy with the others.
-    let groups =
-        [(&dense, 600_000, 64, DENSE / 600_000), (&long, 8000, READER_LEN as u64, LONG / 8000), (&absent, 500, LEN, STEP)];
+    let groups = [
+        (&dense, 600_000, 64, DENSE / 600_000),
+        (&long, 8000, READER_LEN as u64, LONG / 8000),
+        (&absent, 500, LEN, STEP),
+    ];
     let buffer = Buffer::new(inner, 112 << 20);
     let mut to = buffer.addr().0;
     let mut batch = Vec::new();

@@ -4,16 +4,16 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 
+use spinio_batch::{Batches, ReadOp};
 use spinio_device::ErrorKind;
 use spinio_device::emulated::POISON;
-use spinio_batch::{Batches, ReadOp};
 use spinio_io::Runtime;
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, Rng, file, leaks, with_deadline};
 
-use crate::subject::{SIZE, TestFile, assert_all_released, check, run_failing, pieces, settings, run_through};
+use crate::subject::{SIZE, TestFile, assert_all_released, check, pieces, run_failing, run_through, settings};
 
 #[test]
 fn each_op_fails_as_its_own_pread() {
@@ -101,8 +101,13 @@ fn short_and_failed_preads_end_ops_early() {
     kernel.inject(Call::Pread(Route::Copy), 1, 1, Effect::Short(1));
     kernel.inject(Call::Pread(Route::Copy), 1, 1, Effect::Fail(Errno::IO));
     let base = buffer.addr().0;
-    let mut two =
-        [0, 1].map(|i| ReadOp { fd: subject.fd(), offset: 0, len: 1000, address: base + i * 1000, ..ReadOp::default() });
+    let mut two = [0, 1].map(|i| ReadOp {
+        fd: subject.fd(),
+        offset: 0,
+        len: 1000,
+        address: base + i * 1000,
+        ..ReadOp::default()
+    });
     let done = runtime.batch(&mut two).unwrap();
     assert_eq!((two[0].result, two[1].result, done.failed), (-5, 500, 1));
 }
@@ -114,7 +119,9 @@ fn batch_succeeds_despite_engine_faults() {
     let mut rng = Rng::from_env(5);
     type Fault<'a> = &'a dyn Fn(&FaultyDevice, &FaultySyscalls);
     let faults: [(&str, Fault<'_>); 8] = [
-        ("no kernel to gather with", &|d, _| d.inject(Operation::LoadGatherKernel, 1, u64::MAX, ErrorKind::Unsupported)),
+        ("no kernel to gather with", &|d, _| {
+            d.inject(Operation::LoadGatherKernel, 1, u64::MAX, ErrorKind::Unsupported)
+        }),
         ("the first launch fails", &|d, _| d.inject(Operation::Gather, 1, 1, ErrorKind::Driver)),
         ("every launch fails", &|d, _| d.inject(Operation::Gather, 1, u64::MAX, ErrorKind::Driver)),
         ("pinned memory is refused", &|d, _| d.inject(Operation::Staging, 1, u64::MAX, ErrorKind::NoMemory)),

@@ -12,9 +12,9 @@ mod tables;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
+use spinio_batch::{Arg, Batches, ReadArrays, ReadOp};
 use spinio_device::emulated::POISON;
-use spinio_device::{Device, QueueId, Wait};
-use spinio_batch::{Batches, Arg, ReadArrays, ReadOp};
+use spinio_device::{Device, StreamId, WaitMode};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;
@@ -172,7 +172,7 @@ fn batch_starts_after_queued_work_and_returns_when_complete() {
         let mut batch = pieces(&mut Rng::from_env(7), &[subject.fd()], &buffer, 100, 5000);
         device.pause();
         // SAFETY: `earlier` stays until the end.
-        unsafe { device.copy_in(QueueId(0), buffer.addr(), earlier.as_ptr(), earlier.len()) }.unwrap();
+        unsafe { device.copy_in(StreamId(0), buffer.addr(), earlier.as_ptr(), earlier.len()) }.unwrap();
         // SAFETY: the pieces stay until the ticket was waited for.
         let handle = unsafe { runtime.submit(&raw mut batch[..]) }.unwrap();
         std::thread::sleep(std::time::Duration::from_millis(40));
@@ -180,11 +180,14 @@ fn batch_starts_after_queued_work_and_returns_when_complete() {
         device.resume();
         let done = with_deadline("a ticket", || handle.wait());
         assert_eq!(done.failed, 0);
-        device.synchronize(QueueId(0), Wait::Block).unwrap();
+        device.synchronize(StreamId(0), WaitMode::Block).unwrap();
         for p in &batch {
             let at = (p.address - buffer.addr().0) as usize;
             let got = p.result as usize;
-            assert!(buffer.range_bytes(at..at + got) == file::bytes(p.offset, got, 0), "what was queued before came later");
+            assert!(
+                buffer.range_bytes(at..at + got) == file::bytes(p.offset, got, 0),
+                "what was queued before came later"
+            );
         }
     }
 }

@@ -4,9 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use spinio_device::Allocation;
-use spinio_io::kernel::{Syscalls, LinuxSyscalls};
 use spinio_batch::{Batches, ReadOp};
+use spinio_device::Allocation;
+use spinio_io::kernel::{LinuxSyscalls, Syscalls};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;

@@ -6,18 +6,20 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
+use spinio_batch::{Batches, ReadOp};
 use spinio_device::ErrorKind;
 use spinio_device::emulated::POISON;
 use spinio_io::kernel::Syscalls;
-use spinio_batch::{Batches, ReadOp};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, Rng, file, leaks, place, with_deadline};
+use spinio_testkit::{
+    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, Rng, file, leaks, place, with_deadline,
+};
 
-use crate::subject::{SIZE, TestFile, assert_all_released, check, run_failing, pieces, settings, run_through};
+use crate::subject::{SIZE, TestFile, assert_all_released, check, pieces, run_failing, run_through, settings};
 
 fn reader_settings() -> Settings {
     // So many pieces of so small a file would be registered.
@@ -66,7 +68,9 @@ fn reader_fallback_uses_caller() {
         ("some readers have none", &|_, k| k.inject_every(Call::DupFromThread, 2, Effect::Fail(Errno::PERM))),
         ("reads are interrupted", &|_, k| k.inject_every(Call::Pread(Route::Copy), 3, Effect::Fail(Errno::INTR))),
         ("reads stop half-way", &|_, k| k.inject_every(Call::Pread(Route::Copy), 3, Effect::Short(100))),
-        ("no kernel to gather with", &|d, _| d.inject(Operation::LoadGatherKernel, 1, u64::MAX, ErrorKind::Unsupported)),
+        ("no kernel to gather with", &|d, _| {
+            d.inject(Operation::LoadGatherKernel, 1, u64::MAX, ErrorKind::Unsupported)
+        }),
         ("a launch fails", &|d, _| d.inject(Operation::Gather, 2, 1, ErrorKind::Driver)),
         ("every launch fails", &|d, _| d.inject(Operation::Gather, 1, u64::MAX, ErrorKind::Driver)),
         ("pinned memory is refused", &|d, _| d.inject(Operation::Staging, 1, u64::MAX, ErrorKind::NoMemory)),
@@ -240,7 +244,13 @@ fn unused_buffers_of_readers_are_released() {
         let scattered_op = |i: u64| (absent.as_raw_fd(), i * 7 * 65_536 % (16 << 20), base + i * 4096);
         let pieces = (0..600).map(scattered_op);
         let cached = batch.len();
-        batch.extend(pieces.map(|(fd, offset, address)| ReadOp { fd, offset, address, len: 4096, ..ReadOp::default() }));
+        batch.extend(pieces.map(|(fd, offset, address)| ReadOp {
+            fd,
+            offset,
+            address,
+            len: 4096,
+            ..ReadOp::default()
+        }));
         with_deadline("a batch whose readers leave", || runtime.batch(&mut batch)).unwrap();
         let seen = buffer.bytes();
         for (n, p) in batch.iter().enumerate() {

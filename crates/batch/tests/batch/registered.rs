@@ -3,14 +3,14 @@
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use spinio_device::ErrorKind;
 use spinio_batch::{Batches, ReadOp};
+use spinio_device::ErrorKind;
 use spinio_io::{Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, FaultyDevice, Operation, Rng, file, place, with_deadline};
 
-use crate::subject::{SIZE, TestFile, assert_all_released, check, pieces, routes, settings, run_through};
+use crate::subject::{SIZE, TestFile, assert_all_released, check, pieces, routes, run_through, settings};
 
 #[test]
 fn dense_ops_are_gathered_from_registered_pages() {

@@ -2,8 +2,8 @@
 
 use std::os::fd::AsRawFd;
 
-use spinio_device::emulated::POISON;
 use spinio_batch::{Batches, ReadOp};
+use spinio_device::emulated::POISON;
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;

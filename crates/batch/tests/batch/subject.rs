@@ -4,8 +4,8 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
-use spinio_device::emulated::{Emulated, Outstanding, POISON};
-use spinio_batch::{Batches, BatchResult, ReadOp};
+use spinio_batch::{BatchResult, Batches, ReadOp};
+use spinio_device::emulated::{Emulated, POISON, ResourceCounts};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_testkit::place::{self, MountFixture};
@@ -123,7 +123,7 @@ pub(crate) fn routes(runtime: &Runtime) -> Vec<Route> {
 /// Waits until the device has everything back from a runtime that was let go: a helper that came too late for its last
 /// batch may be the last to do so.
 pub(crate) fn assert_all_released(device: &Emulated, buffers: usize) {
-    let nothing = Outstanding { allocations: buffers, ..Outstanding::default() };
+    let nothing = ResourceCounts { allocations: buffers, ..ResourceCounts::default() };
     let begun = std::time::Instant::now();
     while device.resources_in_use() != nothing && begun.elapsed() < std::time::Duration::from_secs(60) {
         std::thread::yield_now();

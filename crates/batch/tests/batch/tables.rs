@@ -4,8 +4,8 @@ use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 
+use spinio_batch::{BatchResult, Batches, ReadOp};
 use spinio_device::emulated::POISON;
-use spinio_batch::{Batches, BatchResult, ReadOp};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;

@@ -9,15 +9,15 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use spinio_batch::{Batches, ReadOp};
 use spinio_device::ErrorKind;
 use spinio_device::emulated::Emulated;
-use spinio_batch::{Batches, ReadOp};
 use spinio_io::{PinError, Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::place::{self, MountFixture};
-use spinio_testkit::{Buffer, FaultyDevice, Operation, file, eventually, user, with_deadline};
+use spinio_testkit::{Buffer, FaultyDevice, Operation, eventually, file, user, with_deadline};
 
 const SIZE: usize = (2 << 20) + 777;
 

@@ -4,12 +4,12 @@ use std::fs::OpenOptions;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 
-use spinio_device::QueueId;
+use spinio_device::StreamId;
 use spinio_io::{PinError, Runtime};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{file, eventually, with_deadline};
+use spinio_testkit::{eventually, file, with_deadline};
 
-use crate::{SIZE, Subject, wait_no_pins, pin_or_skip, settings};
+use crate::{SIZE, Subject, pin_or_skip, settings, wait_no_pins};
 
 #[test]
 fn mapping_belongs_to_its_process() {
@@ -82,8 +82,8 @@ fn mapping_is_readable_and_delays_writers() {
     assert!(!mapped.revoke_requested());
     let mut all = Sum { from: mapped.address() as *const u8, len: mapped.len() as usize, sum: 0 };
     // SAFETY: `all` stays until `finish` returns.
-    unsafe { device.launch(QueueId(0), sum, (&raw mut all).cast()) }.unwrap();
-    device.wait_stream(QueueId(0)).unwrap();
+    unsafe { device.launch(StreamId(0), sum, (&raw mut all).cast()) }.unwrap();
+    device.wait_stream(StreamId(0)).unwrap();
     assert_eq!(all.sum, file::bytes(5000, 3 << 19, 0).iter().map(|&b| u64::from(b)).sum::<u64>());
     let writer_done = AtomicBool::new(false);
     with_deadline("a map and a writer", || {

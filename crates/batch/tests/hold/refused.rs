@@ -14,7 +14,7 @@ use spinio_testkit::buffer::emulated;
 use spinio_testkit::place;
 use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, file, user};
 
-use crate::{SIZE, Subject, wait_no_pins, wait_no_writer, bytes_by, settings};
+use crate::{SIZE, Subject, bytes_by, settings, wait_no_pins, wait_no_writer};
 
 #[test]
 fn concurrent_pins_share_the_limit() {
@@ -71,9 +71,11 @@ fn pin_errors() {
     kernel.inject_always(Call::NewShadowTable, Effect::Fail(Errno::PERM));
     let alone = Runtime::with_kernel(settings(), kernel);
     assert_eq!(alone.pin_file(subject.fd(), Some(device)), Err(PinError::NoWorkers));
-    for (errno, reason) in
-        [(Errno::ACCESS, PinError::NotOwner), (Errno::INVAL, PinError::NoLeases), (Errno::AGAIN, PinError::OpenForWriting)]
-    {
+    for (errno, reason) in [
+        (Errno::ACCESS, PinError::NotOwner),
+        (Errno::INVAL, PinError::NoLeases),
+        (Errno::AGAIN, PinError::OpenForWriting),
+    ] {
         let kernel = FaultySyscalls::new();
         kernel.inject_always(Call::TakeLease, Effect::Fail(errno));
         let runtime = Runtime::with_kernel(settings(), kernel);

@@ -13,9 +13,9 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::oracle::Versions;
-use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, file, eventually, with_deadline};
+use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, eventually, file, with_deadline};
 
-use crate::{SIZE, Subject, wait_no_pins, bytes_by, check, pin_or_skip, pieces, settings};
+use crate::{SIZE, Subject, bytes_by, check, pieces, pin_or_skip, settings, wait_no_pins};
 
 #[test]
 fn writers_proceed_and_reads_are_fresh() {

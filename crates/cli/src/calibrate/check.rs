@@ -6,11 +6,11 @@ use comfy_table::Cell;
 use serde_json::json;
 use spinio_io::model::{MeasuredRead, date};
 
-use super::measure::{self, Effort, Times};
+use super::measure::{self, RouteTimes, SamplingOptions};
 use crate::device::Buffer;
 use crate::exit::{self, Exit};
-use crate::paint::{Ink, Paint};
-use crate::subject::Subject;
+use crate::paint::{OutputStyle, TextRole};
+use crate::subject::TestFile;
 use crate::{out, table, units};
 
 /// A route fits while its measured times are within this factor of the model, on average.
@@ -21,10 +21,10 @@ type Row = (spinio_plan::Route, Vec<(u64, u64, f64)>, Option<f64>);
 
 /// Runs it.
 pub fn run(
-    subject: &Subject,
+    subject: &TestFile,
     trial: &MeasuredRead<'_>,
     buffer: &Buffer,
-    effort: &Effort,
+    effort: &SamplingOptions,
     as_json: bool,
 ) -> anyhow::Result<Exit> {
     let Some(stored) = trial.calibration() else {
@@ -60,7 +60,7 @@ pub fn run(
         let routes: Vec<_> = rows.iter().map(of).collect();
         format!("{:#}\n", json!({ "measured": stored.measured_at, "fits": fits, "routes": routes }))
     } else {
-        let paint = Paint::stdout();
+        let paint = OutputStyle::stdout();
         let mut table = table::new(&paint, &["route", "measured / model", "at"]);
         for (route, ratios, mean) in &rows {
             let at: Vec<_> = ratios
@@ -76,11 +76,13 @@ pub fn run(
         table::align_columns(&mut table, &[1]);
         let mut s = format!("{}\n\n", table::text(&table));
         let _ = match fits {
-            true => writeln!(s, "{} the model of {} still fits", paint.text(Ink::Good, "✓"), date(stored.measured_at)),
+            true => {
+                writeln!(s, "{} the model of {} still fits", paint.text(TextRole::Good, "✓"), date(stored.measured_at))
+            }
             false => writeln!(
                 s,
                 "{} the model of {} does not fit today's machine: run `spinio calibrate` again if this lasts",
-                paint.text(Ink::Bad, "✗"),
+                paint.text(TextRole::Bad, "✗"),
                 date(stored.measured_at)
             ),
         };
@@ -91,7 +93,7 @@ pub fn run(
 }
 
 /// Commands, bytes, measured over predicted.
-fn ratios(times: &Times, m: &spinio_plan::Measured) -> Vec<(u64, u64, f64)> {
+fn ratios(times: &RouteTimes, m: &spinio_plan::RouteFit) -> Vec<(u64, u64, f64)> {
     let flight = &m.queue.value;
     let single = times.single.iter().map(|t| (1, t.bytes, t.median / m.cost.value.time(t.bytes).max(1.0)));
     let many = times.queued.iter().map(|t| {

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use spinio_io::model::MeasuredRead;
-use spinio_plan::{Batch, Measured, Reason, Route, Sample, Segment, fit_cost, fit_queue};
+use spinio_plan::{QueueSample, Reason, Route, RouteFit, Sample, Segment, fit_cost, fit_queue};
 
-use crate::random::Random;
+use crate::random::SplitMix64;
 
 /// How much to measure.
 #[derive(Clone, Debug)]
-pub struct Effort {
+pub struct SamplingOptions {
     /// Lengths of single transfers.
     pub sizes: Vec<u64>,
     /// Commands in flight, and the length of each.
@@ -24,21 +24,21 @@ pub struct Effort {
     pub time_limit: Duration,
 }
 
-impl Effort {
+impl SamplingOptions {
     /// 512 B to 64 MiB, and 2 to 64 commands; nothing longer than `most`.
-    pub fn full(most: u64, runs: usize) -> Effort {
+    pub fn full(most: u64, runs: usize) -> SamplingOptions {
         let sizes = (9..=26).map(|p| 1u64 << p).filter(|s| *s <= most).collect();
         let lengths = [4u64 << 10, 64 << 10, 512 << 10];
         let counts = [2u64, 4, 8, 16, 64];
         let depths = lengths.iter().flat_map(|&s| counts.map(|n| (n, s))).filter(|(n, s)| n * s <= most).collect();
-        Effort { sizes, depths, runs, time_limit: Duration::from_millis(300) }
+        SamplingOptions { sizes, depths, runs, time_limit: Duration::from_millis(300) }
     }
 
     /// A few places, to see whether a model still holds.
-    pub fn quick(most: u64, runs: usize) -> Effort {
+    pub fn quick(most: u64, runs: usize) -> SamplingOptions {
         let sizes = [4u64 << 10, 64 << 10, 1 << 20, 16 << 20].into_iter().filter(|s| *s <= most).collect();
         let depths = [(16u64, 64u64 << 10)].into_iter().filter(|(n, s)| n * s <= most).collect();
-        Effort { sizes, depths, runs, time_limit: Duration::from_millis(200) }
+        SamplingOptions { sizes, depths, runs, time_limit: Duration::from_millis(200) }
     }
 
     /// Points to measure of one route.
@@ -49,7 +49,7 @@ impl Effort {
 
 /// A median, and the standard deviation around the mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Timed {
+pub struct Timing {
     /// Bytes in all.
     pub bytes: u64,
     /// In so many commands.
@@ -64,25 +64,25 @@ pub struct Timed {
 
 /// What was measured of a route.
 #[derive(Clone, Debug)]
-pub struct Times {
+pub struct RouteTimes {
     /// Which.
     pub route: Route,
     /// Single transfers, by length.
-    pub single: Vec<Timed>,
+    pub single: Vec<Timing>,
     /// Many in flight.
-    pub queued: Vec<Timed>,
+    pub queued: Vec<Timing>,
 }
 
-impl Times {
+impl RouteTimes {
     /// The fit of both.
-    pub fn fit(&self) -> anyhow::Result<Measured> {
+    pub fn fit(&self) -> anyhow::Result<RouteFit> {
         let samples: Vec<_> = self.single.iter().map(|t| Sample { bytes: t.bytes, nanos: t.median }).collect();
-        let batch = |t: &Timed| Batch { commands: t.commands, bytes: t.bytes, nanos: t.median };
+        let batch = |t: &Timing| QueueSample { commands: t.commands, bytes: t.bytes, nanos: t.median };
         let batches: Vec<_> = self.single.iter().chain(&self.queued).map(batch).collect();
         let cannot = || format!("Cannot fit the times of {}", self.route);
         let cost = fit_cost(&samples).with_context(cannot)?;
         let flight = fit_queue(&batches).with_context(cannot)?;
-        Ok(Measured { route: self.route, cost, queue: flight })
+        Ok(RouteFit { route: self.route, cost, queue: flight })
     }
 
     /// What a single transfer took on average, between the lengths that were measured along straight lines.
@@ -117,7 +117,7 @@ pub fn routes(trial: &MeasuredRead<'_>, copies: bool) -> (Vec<Route>, Vec<(Route
 }
 
 /// Segments of one route, end to end, in random order where there are several.
-fn segments(route: Route, commands: u64, len: u64, random: &mut Random) -> Vec<Segment> {
+fn segments(route: Route, commands: u64, len: u64, random: &mut SplitMix64) -> Vec<Segment> {
     let segment = |i| Segment { offset: i * len, len, route, reason: Reason::Forced, refused: None };
     let mut out: Vec<_> = (0..commands).map(segment).collect();
     for i in (1..out.len()).rev() {
@@ -132,9 +132,9 @@ pub fn point(
     route: Route,
     commands: u64,
     len: u64,
-    effort: &Effort,
-    random: &mut Random,
-) -> anyhow::Result<Timed> {
+    effort: &SamplingOptions,
+    random: &mut SplitMix64,
+) -> anyhow::Result<Timing> {
     let bytes = commands * len;
     // Whole pages: where residency begins and ends, and what every route can do.
     let places = (trial.size() - bytes) / 4096 + 1;
@@ -157,18 +157,18 @@ pub fn point(
     times.sort_unstable_by(f64::total_cmp);
     let mean = times.iter().sum::<f64>() / times.len() as f64;
     let square = times.iter().map(|t| (t - mean).powi(2)).sum::<f64>() / times.len() as f64;
-    Ok(Timed { bytes, commands, median: times[times.len() / 2], mean, deviation: square.sqrt() })
+    Ok(Timing { bytes, commands, median: times[times.len() / 2], mean, deviation: square.sqrt() })
 }
 
 /// All points of a route; `done` is told after each.
 pub fn route(
     trial: &MeasuredRead<'_>,
     route: Route,
-    effort: &Effort,
-    random: &mut Random,
+    effort: &SamplingOptions,
+    random: &mut SplitMix64,
     mut done: impl FnMut(),
-) -> anyhow::Result<Times> {
-    let mut times = Times { route, single: Vec::new(), queued: Vec::new() };
+) -> anyhow::Result<RouteTimes> {
+    let mut times = RouteTimes { route, single: Vec::new(), queued: Vec::new() };
     // A P2P command of less than a block is refused by the disk.
     let least = if route == Route::P2p { trial.align() } else { 1 };
     for &len in &effort.sizes {
@@ -192,8 +192,9 @@ mod tests {
 
     #[test]
     fn times_are_interpolated_linearly() {
-        let timed = |bytes, median| Timed { bytes, commands: 1, median, mean: median, deviation: 0.0 };
-        let times = Times { route: Route::Copy, single: vec![timed(1000, 10.0), timed(2000, 20.0)], queued: vec![] };
+        let timed = |bytes, median| Timing { bytes, commands: 1, median, mean: median, deviation: 0.0 };
+        let times =
+            RouteTimes { route: Route::Copy, single: vec![timed(1000, 10.0), timed(2000, 20.0)], queued: vec![] };
         for (bytes, nanos) in [(1, 10.0), (1000, 10.0), (1500, 15.0), (2000, 20.0), (3000, 30.0)] {
             assert_eq!(times.interpolate(bytes), nanos, "{bytes}");
         }
@@ -201,15 +202,15 @@ mod tests {
 
     #[test]
     fn options_respect_max_length() {
-        let small = Effort::full(1 << 20, 3);
+        let small = SamplingOptions::full(1 << 20, 3);
         assert_eq!(small.sizes.last(), Some(&(1 << 20)));
         assert!(small.depths.iter().all(|(n, s)| n * s <= 1 << 20) && small.point_count() > 10);
-        assert_eq!(Effort::full(1 << 40, 3).sizes.len(), 18);
+        assert_eq!(SamplingOptions::full(1 << 40, 3).sizes.len(), 18);
     }
 
     #[test]
     fn segments_cover_range_once() {
-        let mut all = segments(Route::Direct, 9, 4096, &mut Random::new(1, 1));
+        let mut all = segments(Route::Direct, 9, 4096, &mut SplitMix64::new(1, 1));
         all.sort_unstable_by_key(|s| s.offset);
         assert!(all.iter().enumerate().all(|(i, s)| s.offset == i as u64 * 4096 && s.len == 4096));
     }

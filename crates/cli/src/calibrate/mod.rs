@@ -26,13 +26,13 @@ use spinio_io::model::MeasuredRead;
 use spinio_io::{model, runtime};
 use spinio_plan::{Calibration, Reason, Route};
 
-use self::measure::{Effort, Times};
-use crate::device::{self, Buffer, Name};
+use self::measure::{RouteTimes, SamplingOptions};
+use crate::device::{self, Buffer, DeviceName};
 use crate::exit::{self, Exit};
-use crate::paint::Paint;
-use crate::progress::{Progress, Wait};
-use crate::random::Random;
-use crate::subject::Subject;
+use crate::paint::OutputStyle;
+use crate::progress::{Progress, Spinner};
+use crate::random::SplitMix64;
+use crate::subject::TestFile;
 use crate::{out, units};
 
 /// What `spinio calibrate` takes.
@@ -43,7 +43,7 @@ pub struct Calibrate {
     path: PathBuf,
     /// The device: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
     #[arg(long)]
-    device: Option<Name>,
+    device: Option<DeviceName>,
     /// Measure a few places only, and say whether the stored model still fits
     #[arg(long)]
     check: bool,
@@ -68,9 +68,9 @@ pub struct Calibrate {
 const MAX_TRANSFER: u64 = 64 << 20;
 
 /// What came of it.
-pub struct Found {
+pub struct CalibrationRun {
     /// The points.
-    pub times: Vec<Times>,
+    pub times: Vec<RouteTimes>,
     /// Routes that could not be measured, and why.
     pub unavailable: Vec<(Route, Reason)>,
     /// The fits.
@@ -91,9 +91,9 @@ pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
         let why = "There is no place to keep a model: set HOME, XDG_STATE_HOME or SPINIO_MODEL, or give --dry-run";
         return Err(exit::error(Exit::Usage, why));
     }
-    let subject = Subject::open(&calibrate.path, calibrate.size)?;
+    let subject = TestFile::open(&calibrate.path, calibrate.size)?;
     let most = MAX_TRANSFER.min(subject.size / 2);
-    let wait = Wait::new("Opening the device");
+    let wait = Spinner::new("Opening the device");
     let name = calibrate.device.unwrap_or_else(device::preferred);
     let buffer = Buffer::mapped(name, most)?;
     drop(wait);
@@ -101,9 +101,9 @@ pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
         .trial(subject.file.as_raw_fd(), buffer.target)
         .map_err(|e| e.with_path(calibrate.path.display().to_string()))?;
     if calibrate.check {
-        return check::run(&subject, &trial, &buffer, &Effort::quick(most, calibrate.runs), calibrate.json);
+        return check::run(&subject, &trial, &buffer, &SamplingOptions::quick(most, calibrate.runs), calibrate.json);
     }
-    let found = measure_all(&subject, &trial, &buffer, &Effort::full(most, calibrate.runs))?;
+    let found = measure_all(&subject, &trial, &buffer, &SamplingOptions::full(most, calibrate.runs))?;
     let kept = match folder {
         Some(folder) if !calibrate.dry_run => store(&folder, &trial, &found.calibration).map(Some),
         _ => Ok(None),
@@ -112,7 +112,7 @@ pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
     let path = kept.as_ref().ok().and_then(|k| k.as_deref());
     let text = match calibrate.json {
         true => format!("{:#}\n", report::json(&found, path)),
-        false => report::render(&Paint::stdout(), &found, path),
+        false => report::render(&OutputStyle::stdout(), &found, path),
     };
     out::print(&text)?;
     kept?;
@@ -120,7 +120,12 @@ pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
 }
 
 /// Measures and fits every route that is open.
-pub fn measure_all(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer, effort: &Effort) -> anyhow::Result<Found> {
+pub fn measure_all(
+    subject: &TestFile,
+    trial: &MeasuredRead<'_>,
+    buffer: &Buffer,
+    effort: &SamplingOptions,
+) -> anyhow::Result<CalibrationRun> {
     let (open, closed) = measure::routes(trial, buffer.target.allocation.device.capabilities().has_dma_engine);
     let mut times = Vec::new();
     for route in open {
@@ -136,14 +141,19 @@ pub fn measure_all(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer,
         device: place.device,
         measured_at: now,
         threads: trial.threads(),
-        routes: times.iter().map(Times::fit).collect::<anyhow::Result<_>>()?,
+        routes: times.iter().map(RouteTimes::fit).collect::<anyhow::Result<_>>()?,
         writeback,
     };
-    Ok(Found { times, unavailable: closed, calibration })
+    Ok(CalibrationRun { times, unavailable: closed, calibration })
 }
 
 /// Measures one route, with the file as cached as the route wants it.
-pub fn measure_route(subject: &Subject, trial: &MeasuredRead<'_>, route: Route, effort: &Effort) -> anyhow::Result<Times> {
+pub fn measure_route(
+    subject: &TestFile,
+    trial: &MeasuredRead<'_>,
+    route: Route,
+    effort: &SamplingOptions,
+) -> anyhow::Result<RouteTimes> {
     // Of a large file of the user's, the first part is enough.
     let part = subject.size.min(1 << 30);
     match route.from_cache() {
@@ -152,7 +162,7 @@ pub fn measure_route(subject: &Subject, trial: &MeasuredRead<'_>, route: Route, 
     }
     let mut progress = Progress::count(effort.point_count(), &format!("Measuring {route}"));
     let mut count = 0;
-    let mut random = Random::new(route as u64, 0);
+    let mut random = SplitMix64::new(route as u64, 0);
     measure::route(&trial.within(part), route, effort, &mut random, || {
         count += 1;
         progress.set(count);

@@ -6,8 +6,8 @@ use std::path::Path;
 use comfy_table::Cell;
 use serde_json::{Value, json};
 
-use super::Found;
-use crate::paint::{Ink, Paint};
+use super::CalibrationRun;
+use crate::paint::{OutputStyle, TextRole};
 use crate::{table, units};
 
 /// A fit whose mean relative error is larger than this is said to be poor: the factor within which `--check` calls a model
@@ -20,11 +20,11 @@ fn rate(per_byte: f64) -> String {
 }
 
 /// For people.
-pub fn render(paint: &Paint, found: &Found, stored_path: Option<&Path>) -> String {
+pub fn render(paint: &OutputStyle, found: &CalibrationRun, stored_path: Option<&Path>) -> String {
     let c = &found.calibration;
     let mut s = String::new();
     let mut line = |label: &str, what: &str| {
-        let _ = writeln!(s, "{} {what}", paint.text(Ink::Head, &format!("{label:<8}")));
+        let _ = writeln!(s, "{} {what}", paint.text(TextRole::Head, &format!("{label:<8}")));
     };
     line("storage", &format!("{}, {}", c.storage, c.file_system));
     line("device", &c.device);
@@ -65,7 +65,7 @@ pub fn render(paint: &Paint, found: &Found, stored_path: Option<&Path>) -> Strin
             s,
             "{} {}: the fit is off by more than {:.0} % on average, as where other work goes on; measure again on a quieter \
              machine, or plans will be made with this",
-            paint.text(Ink::Bad, "!"),
+            paint.text(TextRole::Bad, "!"),
             poor.join(", "),
             POOR_FIT * 100.0
         );
@@ -78,7 +78,7 @@ pub fn render(paint: &Paint, found: &Found, stored_path: Option<&Path>) -> Strin
 }
 
 /// For programs.
-pub fn json(found: &Found, stored_path: Option<&Path>) -> Value {
+pub fn json(found: &CalibrationRun, stored_path: Option<&Path>) -> Value {
     let c = &found.calibration;
     let routes: Vec<_> = c
         .routes

@@ -55,7 +55,7 @@ impl State {
             State::HalfCached => 0.5,
             State::Cached => 1.0,
         };
-        (resident_share - wanted).abs() <= 0.02
+        (resident - wanted).abs() <= 0.02
     }
 }
 

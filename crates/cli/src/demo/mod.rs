@@ -28,8 +28,8 @@ use rustix::io::Errno;
 
 use self::file::State;
 use self::program::Program;
-use self::report::{Outcome, Report};
-use crate::device::Name;
+use self::report::{DemoRun, Report};
+use crate::device::DeviceName;
 use crate::exit::{self, Exit};
 use crate::{library, out, scratch, units};
 
@@ -44,7 +44,7 @@ pub struct Demo {
     path: Option<PathBuf>,
     /// The device to read into: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
     #[arg(long)]
-    device: Option<Name>,
+    device: Option<DeviceName>,
 }
 
 /// Runs it.
@@ -72,7 +72,7 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
     check_free_space(&data.path, demo.size)?;
     file::make(&data.file, &data.path, demo.size)?;
 
-    let stage = Stage { program, library: preloadable_path(&library, work.path())?, work: work.path(), demo };
+    let stage = DemoContext { program, library: preloadable_path(&library, work.path())?, work: work.path(), demo };
     let refused = stage.without_spin(&data)?;
     let mut outcomes = Vec::new();
     for state in State::ALL {
@@ -80,7 +80,7 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
         outcomes.push(stage.with_spin(&data, state, resident)?);
     }
     let report = Report { size: demo.size, path: &data.path, warning, plain_errno: refused, outcomes };
-    out::print(&report.render(&crate::paint::Paint::stdout()))?;
+    out::print(&report.render(&crate::paint::OutputStyle::stdout()))?;
     Ok(if report.is_equal() { Exit::Ok } else { Exit::Different })
 }
 
@@ -142,14 +142,14 @@ fn preloadable_path(library: &Path, work: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// What all runs of the reader share.
-struct Stage<'a> {
+struct DemoContext<'a> {
     program: Program,
     library: PathBuf,
     work: &'a Path,
     demo: &'a Demo,
 }
 
-impl Stage<'_> {
+impl DemoContext<'_> {
     fn env(&self) -> anyhow::Result<Vec<(&'static str, OsString)>> {
         let mut env = vec![("LD_PRELOAD", library::preload(&self.library, std::env::var_os("LD_PRELOAD").as_deref())?)];
         if let Some(device) = self.demo.device {
@@ -174,7 +174,7 @@ impl Stage<'_> {
         Ok(run.answer.errno.map(Errno::from_raw_os_error))
     }
 
-    fn with_spin(&self, data: &DataFile, state: State, resident: Option<f64>) -> anyhow::Result<Outcome> {
+    fn with_spin(&self, data: &DataFile, state: State, resident: Option<f64>) -> anyhow::Result<DemoRun> {
         let stats = self.work.join(format!("stats-{}", state.name()));
         let mut env = self.env()?;
         env.push(("SPINIO_STATS", stats.clone().into()));
@@ -184,6 +184,6 @@ impl Stage<'_> {
             _ => bail!("The demo program failed on the {} file ({}): {}", state.name(), run.status, run.stderr),
         }
         let snapshot = program::read_stats(&stats).unwrap_or_default();
-        Ok(Outcome { state, resident, answer: run.answer, snapshot })
+        Ok(DemoRun { state, resident, answer: run.answer, snapshot })
     }
 }

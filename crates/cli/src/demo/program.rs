@@ -30,7 +30,7 @@ pub struct Program {
 
 /// What one run of the reader said.
 #[derive(Debug, Default, PartialEq)]
-pub struct Answer {
+pub struct ReaderOutput {
     /// The device that its memory came from.
     pub device: String,
     /// Bytes that `pread` returned.
@@ -46,9 +46,9 @@ pub struct Answer {
 }
 
 /// How a run ended.
-pub struct Run {
+pub struct ReaderRun {
     /// The answer, as far as it came.
-    pub answer: Answer,
+    pub answer: ReaderOutput,
     /// Exit status of the reader.
     pub status: ExitStatus,
     /// What it wrote on stderr.
@@ -95,7 +95,13 @@ fn cc(dir: &Path, args: &[&str]) -> anyhow::Result<()> {
 
 impl Program {
     /// Runs the reader on `file` with these variables set, and watches the counters at `stats` meanwhile.
-    pub fn run(&self, file: &Path, size: u64, stats: Option<&Path>, env: &[(&str, OsString)]) -> anyhow::Result<Run> {
+    pub fn run(
+        &self,
+        file: &Path,
+        size: u64,
+        stats: Option<&Path>,
+        env: &[(&str, OsString)],
+    ) -> anyhow::Result<ReaderRun> {
         // Into files, not pipes: nobody has to drain them while the reader runs.
         let (out, err) = (self.reader.with_extension("out"), self.reader.with_extension("err"));
         let make = |path: &Path| File::create(path).with_context(|| format!("Cannot create {}", path.display()));
@@ -122,7 +128,7 @@ impl Program {
         drop(progress);
         let complaint = std::fs::read_to_string(&err).unwrap_or_default().trim().to_owned();
         let answer = parse(&std::fs::read_to_string(&out).unwrap_or_default())?;
-        Ok(Run { answer, status, stderr: complaint })
+        Ok(ReaderRun { answer, status, stderr: complaint })
     }
 }
 
@@ -131,8 +137,8 @@ pub fn read_stats(path: &Path) -> Option<Snapshot> {
     Snapshot::from_bytes(&std::fs::read(path).ok()?).ok()
 }
 
-fn parse(text: &str) -> anyhow::Result<Answer> {
-    let mut answer = Answer::default();
+fn parse(text: &str) -> anyhow::Result<ReaderOutput> {
+    let mut answer = ReaderOutput::default();
     for line in text.lines() {
         let Some((name, value)) = line.split_once('=') else { bail!("The reader said `{line}`") };
         match name {
@@ -163,7 +169,8 @@ mod tests {
     #[test]
     fn answers() {
         let text = "device=a GPU\nbytes=10\nseconds=0.5\nfirst_call_seconds=0.1\nequal_bytes=10\n";
-        let want = Answer { device: "a GPU".into(), bytes: 10, seconds: 0.5, first_call: 0.1, equal: 10, errno: None };
+        let want =
+            ReaderOutput { device: "a GPU".into(), bytes: 10, seconds: 0.5, first_call: 0.1, equal: 10, errno: None };
         assert_eq!(parse(text).unwrap(), want);
         assert_eq!(parse("errno=14\n").unwrap().errno, Some(14));
         assert!(parse("gibberish\n").is_err());

@@ -8,18 +8,18 @@ use rustix::io::Errno;
 use spinio_io::stats::Snapshot;
 
 use super::file::State;
-use super::program::Answer;
-use crate::paint::{Ink, Paint};
+use super::program::ReaderOutput;
+use crate::paint::{OutputStyle, TextRole};
 use crate::{table, units};
 
 /// One run of the reader under SPIN.
-pub struct Outcome {
+pub struct DemoRun {
     /// The state asked for.
     pub state: State,
     /// What share was resident when the reader started.
     pub resident: Option<f64>,
     /// What the reader said.
-    pub answer: Answer,
+    pub answer: ReaderOutput,
     /// What the library counted.
     pub snapshot: Snapshot,
 }
@@ -35,7 +35,7 @@ pub struct Report<'a> {
     /// What `pread` said without SPIN; `None` if it worked.
     pub plain_errno: Option<Errno>,
     /// The three runs.
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<DemoRun>,
 }
 
 impl Report<'_> {
@@ -45,7 +45,7 @@ impl Report<'_> {
     }
 
     /// The text.
-    pub fn render(&self, paint: &Paint) -> String {
+    pub fn render(&self, paint: &OutputStyle) -> String {
         let mut s = String::new();
         self.head(paint, &mut s);
         let _ = writeln!(s, "\n{}\n", table::text(&self.table(paint)));
@@ -63,15 +63,15 @@ impl Report<'_> {
         self.device().starts_with("emulated")
     }
 
-    fn head(&self, paint: &Paint, s: &mut String) {
+    fn head(&self, paint: &OutputStyle, s: &mut String) {
         let mut line = |label: &str, text: &str| {
-            let _ = writeln!(s, "{} {text}", paint.text(Ink::Head, &format!("{label:<8}")));
+            let _ = writeln!(s, "{} {text}", paint.text(TextRole::Head, &format!("{label:<8}")));
         };
         line("file", &format!("{} in {}", units::bytes(self.size), self.path.display()));
         if self.is_emulated() {
             line("device", &format!("{}: a GPU in software, since no CUDA GPU was found or asked for", self.device()));
             let note = "GB/s below are those of this software on this machine's CPU and memory, not of any GPU";
-            line("", &paint.text(Ink::Weak, note));
+            line("", &paint.text(TextRole::Weak, note));
         } else {
             line("device", self.device());
         }
@@ -83,7 +83,7 @@ impl Report<'_> {
         }
     }
 
-    fn table(&self, paint: &Paint) -> comfy_table::Table {
+    fn table(&self, paint: &OutputStyle) -> comfy_table::Table {
         let mut table = table::new(paint, &["file state", "route", "bytes", "GB/s", "why this route"]);
         for outcome in &self.outcomes {
             let seconds = outcome.answer.seconds;
@@ -112,14 +112,14 @@ impl Report<'_> {
         table
     }
 
-    fn verdict(&self, paint: &Paint, s: &mut String) {
+    fn verdict(&self, paint: &OutputStyle, s: &mut String) {
         if self.is_equal() {
             let text = format!(
                 "every byte on the device equals a plain pread of the file: {} x {} bytes",
                 self.outcomes.len(),
                 self.size
             );
-            let _ = writeln!(s, "{} {text}", paint.text(Ink::Good, "✓"));
+            let _ = writeln!(s, "{} {text}", paint.text(TextRole::Good, "✓"));
             return;
         }
         for o in self.outcomes.iter().filter(|o| o.answer.equal != self.size || o.answer.bytes != self.size) {
@@ -130,14 +130,14 @@ impl Report<'_> {
                 self.size,
                 o.answer.equal
             );
-            let _ = writeln!(s, "{} {text}", paint.text(Ink::Bad, "✗"));
+            let _ = writeln!(s, "{} {text}", paint.text(TextRole::Bad, "✗"));
         }
     }
 
     /// What a reader of the table must know to read it rightly.
-    fn notes(&self, paint: &Paint, s: &mut String) {
+    fn notes(&self, paint: &OutputStyle, s: &mut String) {
         let mut note = |text: String| {
-            let _ = writeln!(s, "{} {text}", paint.text(Ink::Weak, "!"));
+            let _ = writeln!(s, "{} {text}", paint.text(TextRole::Weak, "!"));
         };
         if let Some(warning) = &self.warning {
             note(warning.clone());
@@ -166,8 +166,8 @@ impl Report<'_> {
     }
 }
 
-fn next_steps(paint: &Paint, s: &mut String) {
-    let _ = writeln!(s, "\n{}", paint.text(Ink::Head, "Now your own program:"));
+fn next_steps(paint: &OutputStyle, s: &mut String) {
+    let _ = writeln!(s, "\n{}", paint.text(TextRole::Head, "Now your own program:"));
     let command_path = std::env::args().next().map_or_else(
         || "spinio".to_owned(),
         |me| match std::env::current_dir() {
@@ -181,7 +181,7 @@ fn next_steps(paint: &Paint, s: &mut String) {
         ("doctor", "see what this machine offers, what is missing, and what to do about it"),
     ];
     for (command, what) in steps {
-        let _ = writeln!(s, "  {command_path} {command:<20} {}", paint.text(Ink::Dim, what));
+        let _ = writeln!(s, "  {command_path} {command:<20} {}", paint.text(TextRole::Dim, what));
     }
 }
 
@@ -192,9 +192,9 @@ mod tests {
 
     use super::*;
 
-    const PLAIN: Paint = Paint { colour: false, width: 120 };
+    const PLAIN: OutputStyle = OutputStyle { colour: false, width: 120 };
 
-    fn outcome(state: State, resident: Option<f64>, equal: u64, lines: &[(Route, Reason, u64)]) -> Outcome {
+    fn outcome(state: State, resident: Option<f64>, equal: u64, lines: &[(Route, Reason, u64)]) -> DemoRun {
         let line = |&(route, reason, bytes)| RouteRow {
             direction: Direction::Read,
             route,
@@ -205,10 +205,10 @@ mod tests {
             latency: Histogram::default(),
         };
         let lines = lines.iter().map(line).collect();
-        Outcome {
+        DemoRun {
             state,
             resident,
-            answer: Answer {
+            answer: ReaderOutput {
                 device: "emulated:0".into(),
                 bytes: 1 << 30,
                 seconds: 0.5,
@@ -220,11 +220,17 @@ mod tests {
         }
     }
 
-    fn report(outcomes: Vec<Outcome>) -> Report<'static> {
-        Report { size: 1 << 30, path: Path::new("/var/tmp/data"), warning: None, plain_errno: Some(Errno::FAULT), outcomes }
+    fn report(outcomes: Vec<DemoRun>) -> Report<'static> {
+        Report {
+            size: 1 << 30,
+            path: Path::new("/var/tmp/data"),
+            warning: None,
+            plain_errno: Some(Errno::FAULT),
+            outcomes,
+        }
     }
 
-    fn half() -> Outcome {
+    fn half() -> DemoRun {
         let lines = [(Route::Copy, Reason::Cached, 1 << 29), (Route::Direct, Reason::Absent, 1 << 29)];
         outcome(State::HalfCached, Some(0.5), 1 << 30, &lines)
     }

@@ -5,7 +5,7 @@ use std::io::{IoSliceMut, Write};
 use std::os::fd::AsRawFd;
 
 use rustix::io::{Errno, ReadWriteFlags};
-use spinio_sys::linux::{self, DirectAlign, Private, PrivateError, RWF_DONTCACHE, RWF_NOWAIT};
+use spinio_sys::linux::{self, DirectAlign, FdTableError, FdTableRoot, RWF_DONTCACHE, RWF_NOWAIT};
 
 use super::{Fact, State, text_of};
 use crate::scratch;
@@ -137,14 +137,14 @@ fn io_uring() -> Fact {
 fn unshare_fd_table() -> Fact {
     let name = "private descriptors";
     let without = "SPIN does without helper threads";
-    match Private::new() {
+    match FdTableRoot::new() {
         Ok(_) => Fact::new(GROUP, name, State::Found, "helper threads get a descriptor table of their own"),
-        Err(PrivateError::Unshare(e)) => {
+        Err(FdTableError::Unshare(e)) => {
             Fact::new(GROUP, name, State::Limited, format!("no table of their own for helper threads: {without}"))
                 .because(cause(e, "close_range with CLOSE_RANGE_UNSHARE came with Linux 5.11"))
                 .cure("Linux 5.11 or newer; in a container, a seccomp profile that knows the call")
         }
-        Err(PrivateError::Spawn(e)) => {
+        Err(FdTableError::Spawn(e)) => {
             Fact::new(GROUP, name, State::Limited, format!("no thread can be started: {without}"))
                 .because(e.to_string())
                 .cure("raise the limit on processes: ulimit -u")

@@ -27,8 +27,8 @@ use serde_json::{Value, json};
 
 use crate::exit::Exit;
 use crate::out;
-use crate::paint::{Ink, Paint};
-use crate::progress::Wait;
+use crate::paint::{OutputStyle, TextRole};
+use crate::progress::Spinner;
 
 /// What `spinio doctor` takes.
 #[derive(Debug, Args)]
@@ -64,12 +64,12 @@ impl State {
         }
     }
 
-    fn symbol(self) -> (&'static str, Ink) {
+    fn symbol(self) -> (&'static str, TextRole) {
         match self {
-            State::Found => ("✓", Ink::Good),
-            State::Limited => ("!", Ink::Weak),
-            State::Absent => ("-", Ink::Dim),
-            State::Broken => ("✗", Ink::Bad),
+            State::Found => ("✓", TextRole::Good),
+            State::Limited => ("!", TextRole::Weak),
+            State::Absent => ("-", TextRole::Dim),
+            State::Broken => ("✗", TextRole::Bad),
         }
     }
 }
@@ -116,7 +116,7 @@ impl Fact {
 pub fn run(doctor: &Doctor) -> anyhow::Result<Exit> {
     // Before anything is tried: a name that is mistyped is told at once.
     let storage = doctor.path.as_deref().map(storage::collect).transpose()?;
-    let wait = Wait::new("Trying what this machine offers");
+    let wait = Spinner::new("Trying what this machine offers");
     let mut facts = Vec::new();
     spinio::collect(&mut facts);
     kernel::collect(&mut facts);
@@ -127,7 +127,7 @@ pub fn run(doctor: &Doctor) -> anyhow::Result<Exit> {
     drop(wait);
     let text = match doctor.json {
         true => format!("{:#}\n", Value::Array(facts.iter().map(json_of).collect())),
-        false => render(&Paint::stdout(), &facts),
+        false => render(&OutputStyle::stdout(), &facts),
     };
     out::print(&text)?;
     Ok(if facts.iter().any(|f| f.state == State::Broken) { Exit::Missing } else { Exit::Ok })
@@ -148,7 +148,7 @@ fn json_of(fact: &Fact) -> Value {
     value
 }
 
-fn render(paint: &Paint, facts: &[Fact]) -> String {
+fn render(paint: &OutputStyle, facts: &[Fact]) -> String {
     let mut s = String::new();
     let mut group = "";
     let column = facts.iter().map(|f| f.name.chars().count()).max().unwrap_or(0);
@@ -156,7 +156,7 @@ fn render(paint: &Paint, facts: &[Fact]) -> String {
         if fact.group != group {
             group = fact.group;
             let gap = if s.is_empty() { "" } else { "\n" };
-            let _ = writeln!(s, "{gap}{}", paint.text(Ink::Head, group));
+            let _ = writeln!(s, "{gap}{}", paint.text(TextRole::Head, group));
         }
         let (symbol, ink) = fact.state.symbol();
         let _ = writeln!(s, "  {} {:<column$}  {}", paint.text(ink, symbol), fact.name, fact.detail);
@@ -184,19 +184,19 @@ fn render(paint: &Paint, facts: &[Fact]) -> String {
 }
 
 /// Writes a sentence at an indent, broken at spaces where the line ends.
-fn wrap(s: &mut String, paint: &Paint, text: &str, indent: usize) {
+fn wrap(s: &mut String, paint: &OutputStyle, text: &str, indent: usize) {
     let room = paint.width.saturating_sub(indent).max(30);
     let mut line = String::new();
     for word in text.split(' ') {
         if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > room {
-            let _ = writeln!(s, "{:indent$}{}", "", paint.text(Ink::Dim, &line));
+            let _ = writeln!(s, "{:indent$}{}", "", paint.text(TextRole::Dim, &line));
             line = "       ".to_owned();
         } else if !line.is_empty() {
             line.push(' ');
         }
         line += word;
     }
-    let _ = writeln!(s, "{:indent$}{}", "", paint.text(Ink::Dim, &line));
+    let _ = writeln!(s, "{:indent$}{}", "", paint.text(TextRole::Dim, &line));
 }
 
 /// The text of a small file of /proc or /sys, trimmed; `None` if it cannot be read.
@@ -208,7 +208,7 @@ fn text_of(path: impl AsRef<std::path::Path>) -> Option<String> {
 mod tests {
     use super::*;
 
-    const PLAIN: Paint = Paint { colour: false, width: 60 };
+    const PLAIN: OutputStyle = OutputStyle { colour: false, width: 60 };
 
     #[test]
     fn fact_is_one_line_with_indented_cure() {

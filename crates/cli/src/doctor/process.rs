@@ -15,7 +15,11 @@ pub fn collect(facts: &mut Vec<Fact>) {
         "/proc/self/status",
         "files cannot be opened a second time, so nothing is read directly",
     ));
-    facts.push(kernel_filesystem("/sys", "/sys/class", "block devices under a file, and peer-to-peer memory, stay unknown"));
+    facts.push(kernel_filesystem(
+        "/sys",
+        "/sys/class",
+        "block devices under a file, and peer-to-peer memory, stay unknown",
+    ));
     facts.push(memlock());
     facts.push(descriptors());
     facts.push(seccomp());

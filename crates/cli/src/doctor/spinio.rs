@@ -7,7 +7,7 @@ use spinio_device::{Device, DeviceId, DeviceKind, registry};
 use spinio_io::{Settings, settings};
 
 use super::{Fact, State};
-use crate::device::{Buffer, Name};
+use crate::device::{Buffer, DeviceName};
 use crate::library;
 
 const GROUP: &str = "SPIN";
@@ -62,7 +62,7 @@ fn check_preload(path: &Path) -> Fact {
 }
 
 fn emulated() -> Fact {
-    let name = Name(DeviceId { kind: DeviceKind::Emulated, ordinal: 0 });
+    let name = DeviceName(DeviceId { kind: DeviceKind::Emulated, ordinal: 0 });
     match Buffer::new(name, 4096) {
         Ok(_) => {
             let what = registry::emulated().map_or_else(|_| String::new(), |d| d.describe());

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use spinio_io::runtime;
-use spinio_plan::geometry::{Kind, Layer, P2p, Role, Stack};
+use spinio_plan::geometry::{BlockStack, Kind, Layer, P2pHint, Role};
 
 use super::{Fact, State};
 use crate::{input, stack, units};
@@ -21,7 +21,7 @@ pub fn collect(path: &Path) -> anyhow::Result<Vec<Fact>> {
     Ok(facts(path, &stack))
 }
 
-fn facts(path: &Path, under: &Stack) -> Vec<Fact> {
+fn facts(path: &Path, under: &BlockStack) -> Vec<Fact> {
     let Some(top) = &under.top else {
         let what = format!("{} on {}", path.display(), under.file_system);
         let fact = Fact::new(GROUP, "disks", State::Absent, what)
@@ -42,11 +42,11 @@ fn facts(path: &Path, under: &Stack) -> Vec<Fact> {
             .cure(format!("blockdev --setra 256 /dev/{}", top.name)),
         bytes => Fact::new(GROUP, "read-ahead", State::Found, format!("window of {}", units::bytes(bytes))),
     });
-    let p2p = P2p::from_stack(under);
+    let p2p = P2pHint::from_stack(under);
     facts.push(match &p2p {
-        P2p::Allowed => Fact::new(GROUP, "peer-to-peer", State::Found, p2p.text()),
-        P2p::Array(_) => Fact::new(GROUP, "peer-to-peer", State::Found, p2p.text()),
-        P2p::Blocked(..) => Fact::new(GROUP, "peer-to-peer", State::Limited, p2p.text())
+        P2pHint::Allowed => Fact::new(GROUP, "peer-to-peer", State::Found, p2p.text()),
+        P2pHint::Array(_) => Fact::new(GROUP, "peer-to-peer", State::Found, p2p.text()),
+        P2pHint::Blocked(..) => Fact::new(GROUP, "peer-to-peer", State::Limited, p2p.text())
             .cure("NVMe drives on PCIe, alone or in an md array of level 0, 1 or 10"),
     });
     degraded_arrays(top, &mut facts);

@@ -28,7 +28,7 @@ use spinio_io::settings;
 use spinio_io::stats::{Direction, Snapshot};
 
 use crate::exit::{self, Exit};
-use crate::paint::{Ink, Paint};
+use crate::paint::{OutputStyle, TextRole};
 use crate::stat::report;
 use crate::{library, table, units};
 
@@ -110,7 +110,7 @@ pub fn cannot_start(name: &OsStr, error: &io::Error) -> anyhow::Error {
 }
 
 fn with_stats(run: &Run, mut command: Command, name: &OsStr) -> anyhow::Result<u8> {
-    let counters = Counters::new(run)?;
+    let counters = CounterSource::new(run)?;
     if let Some(path) = &counters.temp_dir {
         command.env("SPINIO_STATS", dir_setting(path.path()));
     }
@@ -120,7 +120,7 @@ fn with_stats(run: &Run, mut command: Command, name: &OsStr) -> anyhow::Result<u
     wait_until_ended(child.id());
     drop(forward);
     let status = child.wait().with_context(|| format!("Cannot wait for {}", name.to_string_lossy()))?;
-    let paint = Paint::stderr();
+    let paint = OutputStyle::stderr();
     match (counters.read_counters(), &counters.temp_dir) {
         (None, None) => eprint!("{}", no_counters_text(&paint, &counters.path)),
         (counted, _) => eprint!("{}", summary(&paint, counted.as_ref())),
@@ -140,25 +140,25 @@ fn wait_until_ended(child: u32) {
 }
 
 /// Where the counters are: the user's own file, if one was set, else a temporary one.
-struct Counters {
+struct CounterSource {
     temp_dir: Option<tempfile::TempDir>,
     path: PathBuf,
     before: Option<Snapshot>,
 }
 
-impl Counters {
-    fn new(run: &Run) -> anyhow::Result<Counters> {
+impl CounterSource {
+    fn new(run: &Run) -> anyhow::Result<CounterSource> {
         let said = run.settings.iter().rev().find(|(name, _)| name == "SPINIO_STATS").map(|(_, v)| OsString::from(v));
         let said = said.or_else(|| std::env::var_os("SPINIO_STATS")).filter(|v| !v.is_empty());
         match said {
             Some(path) => {
                 let path = PathBuf::from(path);
-                Ok(Counters { temp_dir: None, before: read(&path), path })
+                Ok(CounterSource { temp_dir: None, before: read(&path), path })
             }
             None => {
                 let ours = counters_dir()?;
                 let path = ours.path().to_owned();
-                Ok(Counters { temp_dir: Some(ours), path, before: None })
+                Ok(CounterSource { temp_dir: Some(ours), path, before: None })
             }
         }
     }
@@ -181,7 +181,7 @@ impl Counters {
 }
 
 fn read(path: &Path) -> Option<Snapshot> {
-    crate::processes::Counters::open(path).ok().map(|c| c.snapshot)
+    crate::processes::CounterFile::open(path).ok().map(|c| c.snapshot)
 }
 
 /// A folder for the counters of a program and its children, in memory if that can be had.
@@ -200,8 +200,8 @@ pub fn dir_setting(path: &Path) -> OsString {
 }
 
 /// Where the user's own SPINIO_STATS named a place that tells nothing, whatever the program did.
-fn no_counters_text(paint: &Paint, place: &Path) -> String {
-    let head = paint.text(Ink::Head, "spinio:");
+fn no_counters_text(paint: &OutputStyle, place: &Path) -> String {
+    let head = paint.text(TextRole::Head, "spinio:");
     let named = place.display();
     if place.as_os_str() == "off" {
         format!("{head} nothing was counted: SPINIO_STATS is off\n")
@@ -217,8 +217,8 @@ fn no_counters_text(paint: &Paint, place: &Path) -> String {
 }
 
 /// The table that `--stats` prints.
-fn summary(paint: &Paint, snapshot: Option<&Snapshot>) -> String {
-    let head = paint.text(Ink::Head, "spinio:");
+fn summary(paint: &OutputStyle, snapshot: Option<&Snapshot>) -> String {
+    let head = paint.text(TextRole::Head, "spinio:");
     let Some(s) = snapshot.filter(|s| !s.is_empty()) else {
         return format!(
             "{head} no device requests: the program passed no device memory to a call that reads or writes files\n"
@@ -253,7 +253,7 @@ mod tests {
 
     use super::*;
 
-    const PLAIN: Paint = Paint { colour: false, width: 100 };
+    const PLAIN: OutputStyle = OutputStyle { colour: false, width: 100 };
 
     #[test]
     fn settings_are_validated_before_start() {

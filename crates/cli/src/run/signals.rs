@@ -12,26 +12,26 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 
 /// Forwards until dropped.
-pub struct Forward {
+pub struct SignalForwarder {
     handle: Option<Handle>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 /// Signals that wait for a child.
-pub struct Caught(Option<Signals>);
+pub struct PendingSignals(Option<Signals>);
 
 /// Keeps signals from now on, for a child that is about to be started.
-pub fn catch() -> Caught {
+pub fn catch() -> PendingSignals {
     let ignored = ignored_mask();
     let wanted = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2]
         .into_iter()
         .filter(|signal| ignored & (1 << (signal - 1)) == 0);
-    Caught(Signals::new(wanted).ok())
+    PendingSignals(Signals::new(wanted).ok())
 }
 
 /// Starts forwarding to a child of ours, what has come already first.
-pub fn forward_to(child: u32, caught: Caught) -> Forward {
-    let nothing = Forward { handle: None, thread: None };
+pub fn forward_to(child: u32, caught: PendingSignals) -> SignalForwarder {
+    let nothing = SignalForwarder { handle: None, thread: None };
     let (Some(mut signals), Some(pid)) = (caught.0, Pid::from_raw(child as i32)) else { return nothing };
     let handle = signals.handle();
     let thread = std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
@@ -45,7 +45,7 @@ pub fn forward_to(child: u32, caught: Caught) -> Forward {
             }
         }
     });
-    Forward { handle: Some(handle), thread: thread.ok() }
+    SignalForwarder { handle: Some(handle), thread: thread.ok() }
 }
 
 /// Whether the terminal's own signals reach the program without us.
@@ -59,7 +59,7 @@ fn ignored_mask() -> u64 {
     mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok()).unwrap_or(0)
 }
 
-impl Drop for Forward {
+impl Drop for SignalForwarder {
     fn drop(&mut self) {
         if let Some(handle) = self.handle.take() {
             handle.close();

@@ -45,7 +45,9 @@ impl fmt::Display for Obstacle {
         match self {
             Obstacle::Static => f.write_str("is statically linked: it has no loader that would read LD_PRELOAD"),
             Obstacle::OtherLibc(loader) => write!(f, "is loaded by {loader}: libspinio.so needs glibc"),
-            Obstacle::WrongArchitecture => f.write_str("is no 64-bit x86-64 program: libspinio.so does not fit into it"),
+            Obstacle::WrongArchitecture => {
+                f.write_str("is no 64-bit x86-64 program: libspinio.so does not fit into it")
+            }
             Obstacle::SetId => f.write_str("is setuid or setgid: the loader ignores LD_PRELOAD there"),
             Obstacle::Capabilities => f.write_str("has file capabilities: the loader ignores LD_PRELOAD there"),
             Obstacle::Asan(runtime) => write!(
@@ -318,7 +320,10 @@ mod tests {
         let fixed = image(62, 2, &[]);
         let script = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(script.path(), format!("#! {} -x\necho\n", fixed.path().display())).unwrap();
-        assert_eq!(find_obstacle(script.path()), Some(Finding { path: fixed.path().into(), obstacle: Obstacle::Static }));
+        assert_eq!(
+            find_obstacle(script.path()),
+            Some(Finding { path: fixed.path().into(), obstacle: Obstacle::Static })
+        );
         std::fs::write(script.path(), "#!/usr/bin/env -S A=1 sh -e\n").unwrap();
         assert_eq!(find_obstacle(script.path()), None);
         // A script that names itself ends all the same.

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use spinio_io::stats::{Calls, Direction, Gauge, Histogram, Snapshot};
 
 use crate::names;
-use crate::processes::Counters;
+use crate::processes::CounterFile;
 
 /// One process.
-pub fn of(counters: &Counters) -> Value {
+pub fn of(counters: &CounterFile) -> Value {
     of_snapshot(&counters.path, &counters.snapshot, None)
 }
 

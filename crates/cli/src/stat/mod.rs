@@ -25,8 +25,8 @@ use clap::Args;
 
 use crate::exit::{self, Exit};
 use crate::out;
-use crate::paint::Paint;
-use crate::processes::{self, Counters, Found};
+use crate::paint::OutputStyle;
+use crate::processes::{self, CounterFile, ProcessList};
 
 /// What `spinio stat` takes.
 #[derive(Debug, Args)]
@@ -84,7 +84,7 @@ pub fn run(stat: &Stat) -> anyhow::Result<Exit> {
 }
 
 /// The one process or file that was asked for, if one was.
-fn one(stat: &Stat) -> anyhow::Result<Option<Counters>> {
+fn one(stat: &Stat) -> anyhow::Result<Option<CounterFile>> {
     match (&stat.file, stat.pid) {
         (Some(path), _) => processes::open_path(path).map(Some),
         (None, Some(pid)) => processes::find(pid).map(Some),
@@ -93,7 +93,7 @@ fn one(stat: &Stat) -> anyhow::Result<Option<Counters>> {
 }
 
 fn once(stat: &Stat) -> anyhow::Result<String> {
-    let paint = Paint::stdout();
+    let paint = OutputStyle::stdout();
     Ok(match one(stat)? {
         Some(one) if stat.json => json::text(&json::of(&one))?,
         Some(one) => report::of_process(&paint, &one.snapshot, None),
@@ -111,9 +111,9 @@ fn once(stat: &Stat) -> anyhow::Result<String> {
 fn watch(stat: &Stat, every: Duration) -> anyhow::Result<Exit> {
     let clear_screen = std::io::stdout().is_terminal();
     let mut one = one(stat)?;
-    let mut earlier: Option<(Instant, Vec<Counters>)> = None;
+    let mut earlier: Option<(Instant, Vec<CounterFile>)> = None;
     loop {
-        let paint = Paint::stdout();
+        let paint = OutputStyle::stdout();
         let now = Instant::now();
         let current = match &mut one {
             Some(one) => {
@@ -127,7 +127,7 @@ fn watch(stat: &Stat, every: Duration) -> anyhow::Result<Exit> {
         };
         if let Some((then, before)) = &earlier {
             let seconds = now.duration_since(*then).as_secs_f64();
-            let since = |c: &Counters| {
+            let since = |c: &CounterFile| {
                 let old = before.iter().find(|b| b.path == c.path && b.snapshot.process == c.snapshot.process);
                 old.map_or_else(|| c.snapshot.clone(), |old| c.snapshot.since(&old.snapshot))
             };
@@ -152,7 +152,7 @@ fn watch(stat: &Stat, every: Duration) -> anyhow::Result<Exit> {
 fn export(stat: &Stat) -> anyhow::Result<Exit> {
     let page = |stat: &Stat| -> anyhow::Result<String> {
         let found = match one(stat)? {
-            Some(one) => Found { processes: vec![one], other_versions: 0 },
+            Some(one) => ProcessList { processes: vec![one], other_versions: 0 },
             None => processes::list(),
         };
         prometheus::text(found.processes.into_iter().map(|c| c.snapshot).collect()).context("Cannot encode the metrics")

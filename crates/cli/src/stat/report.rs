@@ -4,13 +4,14 @@ use comfy_table::{Cell, Table};
 use spinio_io::stats::{Calls, Direction, Gauge, Histogram, Snapshot};
 
 use crate::names::RESIDENCIES;
-use crate::paint::{Ink, Paint};
-use crate::processes::Found;
+use crate::paint::{OutputStyle, TextRole};
+use crate::processes::ProcessList;
 use crate::{table, units};
 
 /// Everything about one process. `seconds`: the counters are those of so long, so tell rates.
-pub fn of_process(paint: &Paint, s: &Snapshot, seconds: Option<f64>) -> String {
-    let mut text = format!("{}{}\n", paint.text(Ink::Head, &process_title(s)), seconds.map_or(String::new(), interval_text));
+pub fn of_process(paint: &OutputStyle, s: &Snapshot, seconds: Option<f64>) -> String {
+    let mut text =
+        format!("{}{}\n", paint.text(TextRole::Head, &process_title(s)), seconds.map_or(String::new(), interval_text));
     if s.is_empty() {
         return text + "\nno device requests\n";
     }
@@ -20,7 +21,7 @@ pub fn of_process(paint: &Paint, s: &Snapshot, seconds: Option<f64>) -> String {
 }
 
 /// What follows the routes: refusals, residency, what is held.
-pub fn details(paint: &Paint, s: &Snapshot) -> String {
+pub fn details(paint: &OutputStyle, s: &Snapshot) -> String {
     let mut text = String::new();
     if !s.refusals.is_empty() {
         text += &format!("\n{}\n", table::text(&refused(paint, s)));
@@ -55,7 +56,7 @@ pub fn quantile(latency: &Histogram, q: f64) -> String {
     latency.quantile(q).map_or("-".to_owned(), |nanos| units::time(nanos as f64))
 }
 
-fn calls(paint: &Paint, s: &Snapshot, seconds: Option<f64>) -> Table {
+fn calls(paint: &OutputStyle, s: &Snapshot, seconds: Option<f64>) -> Table {
     let rate = if seconds.is_some() { "GB/s" } else { "GB/s inside" };
     let mut table = table::new(paint, &["calls", "returned", "failed", "bytes", rate, "p50", "p90", "p99", "p99.9"]);
     for direction in Direction::ALL {
@@ -79,7 +80,7 @@ fn calls(paint: &Paint, s: &Snapshot, seconds: Option<f64>) -> Table {
     table
 }
 
-fn refused(paint: &Paint, s: &Snapshot) -> Table {
+fn refused(paint: &OutputStyle, s: &Snapshot) -> Table {
     let mut table = table::new(paint, &["refused", "bytes", "a faster route, because"]);
     for r in &s.refusals {
         table.add_row(vec![Cell::new(r.count), Cell::new(units::bytes(r.bytes)), Cell::new(r.reason)]);
@@ -108,7 +109,7 @@ fn gauges_text(s: &Snapshot) -> Option<String> {
 }
 
 /// A line for each process.
-pub fn of_all(paint: &Paint, found: &Found) -> String {
+pub fn of_all(paint: &OutputStyle, found: &ProcessList) -> String {
     let mut text = String::new();
     if found.processes.is_empty() {
         text += "no process has made a device request under SPIN\n";
@@ -141,7 +142,7 @@ pub fn of_all(paint: &Paint, found: &Found) -> String {
 }
 
 /// A line for each process: what it did in so many seconds.
-pub fn of_rates(paint: &Paint, mut snapshots: Vec<Snapshot>, seconds: f64) -> String {
+pub fn of_rates(paint: &OutputStyle, mut snapshots: Vec<Snapshot>, seconds: f64) -> String {
     snapshots.sort_by_key(|s| s.process.pid);
     let mut table = table::new(paint, &["process", "calls/s", "GB/s", "p50", "p99", "staging", "program"]);
     for s in &snapshots {

@@ -24,7 +24,7 @@ use signal_hook::iterator::Signals;
 
 use self::model::Model;
 use crate::exit::Exit;
-use crate::paint::Paint;
+use crate::paint::OutputStyle;
 use crate::stat::{report, seconds};
 use crate::{out, processes};
 
@@ -40,7 +40,7 @@ pub struct Top {
 pub fn run(top: &Top) -> anyhow::Result<Exit> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         eprintln!("spinio: no terminal to draw on; this is what `spinio stat` says");
-        out::print(&report::of_all(&Paint::stdout(), &processes::list()))?;
+        out::print(&report::of_all(&OutputStyle::stdout(), &processes::list()))?;
         return Ok(Exit::Ok);
     }
     restore_when_killed();
@@ -65,7 +65,7 @@ fn restore_when_killed() {
 }
 
 fn watch(terminal: &mut DefaultTerminal, every: Duration) -> anyhow::Result<()> {
-    let colour = Paint::stdout().colour;
+    let colour = OutputStyle::stdout().colour;
     let mut model = Model::default();
     loop {
         let looked = Instant::now();

@@ -7,7 +7,7 @@ use std::time::Instant;
 use spinio_io::stats::{Direction, Snapshot};
 use spinio_plan::Route;
 
-use crate::processes::Found;
+use crate::processes::ProcessList;
 
 /// Looks that are remembered.
 pub const HISTORY: usize = 240;
@@ -44,7 +44,7 @@ impl Row {
 
 impl Model {
     /// Takes in what was found at a moment.
-    pub fn update(&mut self, found: Found, now: Instant) {
+    pub fn update(&mut self, found: ProcessList, now: Instant) {
         if self.paused {
             return;
         }

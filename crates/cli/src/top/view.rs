@@ -168,7 +168,7 @@ mod tests {
     use spinio_plan::Reason;
 
     use super::*;
-    use crate::processes::{Counters, Found};
+    use crate::processes::{CounterFile, ProcessList};
 
     fn screen(model: &Model, width: u16, height: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
@@ -203,15 +203,15 @@ mod tests {
     }
 
     /// As found on this machine.
-    fn found(folder: &std::path::Path, snapshots: Vec<Snapshot>) -> Found {
+    fn found(folder: &std::path::Path, snapshots: Vec<Snapshot>) -> ProcessList {
         let counters = |s: Snapshot| {
             let path = folder.join(s.process.pid.to_string());
             std::fs::write(&path, vec![0; file::COUNTERS_BYTES]).unwrap();
-            let mut counters = Counters::open(&path).unwrap();
+            let mut counters = CounterFile::open(&path).unwrap();
             counters.snapshot = s;
             counters
         };
-        Found { processes: snapshots.into_iter().map(counters).collect(), other_versions: 0 }
+        ProcessList { processes: snapshots.into_iter().map(counters).collect(), other_versions: 0 }
     }
 
     #[test]

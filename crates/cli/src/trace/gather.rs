@@ -9,20 +9,20 @@ const MAX_WAITING: usize = 4096;
 
 /// A request with its pieces, in the order of their starts.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Whole {
+pub struct CompleteRequest {
     pub request: Request,
     pub pieces: Vec<Piece>,
 }
 
 #[derive(Default)]
-pub struct Gather {
+pub struct RequestAssembler {
     waiting: HashMap<(u32, u64), Vec<Piece>>,
     order: VecDeque<(u32, u64)>,
 }
 
-impl Gather {
+impl RequestAssembler {
     /// What is whole now.
-    pub fn take(&mut self, event: Event) -> Option<Whole> {
+    pub fn take(&mut self, event: Event) -> Option<CompleteRequest> {
         match event {
             Event::Piece(piece) => {
                 let key = (piece.pid, piece.request);
@@ -46,7 +46,7 @@ impl Gather {
                     self.order.retain(|key| *key != (request.pid, request.id));
                 }
                 pieces.sort_by_key(|p| (p.start, p.offset));
-                Some(Whole { request, pieces })
+                Some(CompleteRequest { request, pieces })
             }
         }
     }
@@ -93,7 +93,7 @@ pub mod tests {
 
     #[test]
     fn a_request_comes_out_with_its_own_pieces_in_order() {
-        let mut gather = Gather::default();
+        let mut gather = RequestAssembler::default();
         for piece in [piece(1, 30), piece(2, 20), piece(1, 10)] {
             assert_eq!(gather.take(Event::Piece(piece)), None);
         }
@@ -105,7 +105,7 @@ pub mod tests {
 
     #[test]
     fn pieces_without_a_request_do_not_pile_up() {
-        let mut gather = Gather::default();
+        let mut gather = RequestAssembler::default();
         (0..10_000).for_each(|id| assert!(gather.take(Event::Piece(piece(id, 1))).is_none()));
         assert_eq!((gather.waiting.len(), gather.order.len()), (MAX_WAITING, MAX_WAITING));
         assert_eq!(gather.take(Event::Request(request(9_999))).unwrap().pieces.len(), 1);

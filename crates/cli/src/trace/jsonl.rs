@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::gather::Whole;
+use super::gather::CompleteRequest;
 use crate::names;
 
 /// The line.
-pub fn line(whole: &Whole) -> anyhow::Result<String> {
+pub fn line(whole: &CompleteRequest) -> anyhow::Result<String> {
     let r = &whole.request;
     let segments: Vec<Value> = match r.route_reason {
         // A small one is its own only piece.
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn lines_can_be_read_again() {
-        let whole = Whole { request: request(5), pieces: vec![piece(5, 10)] };
+        let whole = CompleteRequest { request: request(5), pieces: vec![piece(5, 10)] };
         let value: Value = serde_json::from_str(&line(&whole).unwrap()).unwrap();
         assert_eq!(
             (&value["path"], &value["bytes"], &value["errno"]),
@@ -72,7 +72,8 @@ mod tests {
         assert_eq!(value["segments"][0]["reason"], "absent");
         let mut small = request(6);
         (small.route_reason, small.result) = (Some((Route::Copy, Reason::Small)), Err(5));
-        let value: Value = serde_json::from_str(&line(&Whole { request: small, pieces: vec![] }).unwrap()).unwrap();
+        let value: Value =
+            serde_json::from_str(&line(&CompleteRequest { request: small, pieces: vec![] }).unwrap()).unwrap();
         assert_eq!((&value["errno"], &value["segments"][0]["route"]), (&json!(5), &json!("copy")));
     }
 }

@@ -35,9 +35,9 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use rustix::time::{ClockId, clock_gettime};
 use spinio_io::stats::trace::{Reader, file};
 
-use self::gather::{Gather, Whole};
+use self::gather::{CompleteRequest, RequestAssembler};
 use crate::exit::Exit;
-use crate::processes::{self, Counters};
+use crate::processes::{self, CounterFile};
 use crate::run::{self, signals};
 
 /// What `spinio trace` takes.
@@ -75,7 +75,7 @@ const RENEW: Duration = Duration::from_millis(250);
 
 /// Runs it; returns the status to end with.
 pub fn run(trace: &Trace) -> anyhow::Result<u8> {
-    let mut sink = Sink::new(trace)?;
+    let mut sink = TraceWriter::new(trace)?;
     let status = match trace.pid {
         Some(pid) => attach(trace, pid, &mut sink).map(|()| Exit::Ok as u8),
         None => launch(trace, &mut sink),
@@ -93,17 +93,17 @@ fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
-fn attach(trace: &Trace, pid: u32, sink: &mut Sink) -> anyhow::Result<()> {
+fn attach(trace: &Trace, pid: u32, sink: &mut TraceWriter) -> anyhow::Result<()> {
     let stopped = stop_flag()?;
     let found = processes::find(pid)?;
-    let counters = Counters::open_to_trace(&found.path)
+    let counters = CounterFile::open_to_trace(&found.path)
         .map_err(anyhow::Error::from)
         .with_context(|| format!("Cannot trace process {pid}"))?;
     // The process writes there without asking: let it have the room.
     fallocate(counters.file(), FallocateFlags::empty(), 0, file::BYTES)
         .with_context(|| format!("Cannot trace process {pid}: no room for the trace in {}", counters.path.display()))?;
-    let mut source = Source { reader: Reader::from_now(read_at(counters.file()))?, counters };
-    let mut switch = Switch { file: source.counters.file().try_clone()?, said: 0 };
+    let mut source = TracedProcess { reader: Reader::from_now(read_at(counters.file()))?, counters };
+    let mut switch = TraceSwitch { file: source.counters.file().try_clone()?, said: 0 };
     let begun = Instant::now();
     let mut renewed: Option<Instant> = None;
     loop {
@@ -125,12 +125,12 @@ fn attach(trace: &Trace, pid: u32, sink: &mut Sink) -> anyhow::Result<()> {
 }
 
 /// The word that switches tracing on in a process.
-struct Switch {
+struct TraceSwitch {
     file: File,
     said: u64,
 }
 
-impl Switch {
+impl TraceSwitch {
     fn renew(&mut self) -> anyhow::Result<()> {
         let now = clock_gettime(ClockId::Monotonic);
         let until = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64 + LEASE.as_nanos() as u64;
@@ -155,13 +155,13 @@ impl Switch {
     }
 }
 
-impl Drop for Switch {
+impl Drop for TraceSwitch {
     fn drop(&mut self) {
         self.off();
     }
 }
 
-fn launch(trace: &Trace, sink: &mut Sink) -> anyhow::Result<u8> {
+fn launch(trace: &Trace, sink: &mut TraceWriter) -> anyhow::Result<u8> {
     let folder = run::counters_dir()?;
     let (mut command, name) = run::prepare(&trace.command, &[], false)?;
     command.env("SPINIO_STATS", run::dir_setting(folder.path())).env("SPINIO_TRACE", "1");
@@ -203,20 +203,20 @@ fn has_ended(child: u32) -> bool {
 }
 
 /// Files that have come since.
-fn find_new(folder: &Path, sources: &mut HashMap<PathBuf, Source>) {
+fn find_new(folder: &Path, sources: &mut HashMap<PathBuf, TracedProcess>) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         if !sources.contains_key(&path)
-            && let Ok(counters) = Counters::open_to_trace(&path)
+            && let Ok(counters) = CounterFile::open_to_trace(&path)
         {
-            sources.insert(path, Source { reader: Reader::default(), counters });
+            sources.insert(path, TracedProcess { reader: Reader::default(), counters });
         }
     }
 }
 
 /// One process that is traced.
-struct Source {
-    counters: Counters,
+struct TracedProcess {
+    counters: CounterFile,
     reader: Reader,
 }
 
@@ -225,20 +225,20 @@ fn read_at(file: &File) -> impl Fn(&mut [u8], u64) -> std::io::Result<()> {
 }
 
 /// Where the trace goes.
-struct Sink {
+struct TraceWriter {
     out: BufWriter<Box<dyn Write>>,
     format: Format,
-    gather: Gather,
+    gather: RequestAssembler,
     /// Perfetto's: it is written at the end.
-    all: Vec<Whole>,
+    all: Vec<CompleteRequest>,
     programs: HashMap<u32, String>,
     lost: HashMap<PathBuf, u64>,
     told: u64,
     done: bool,
 }
 
-impl Sink {
-    fn new(trace: &Trace) -> anyhow::Result<Sink> {
+impl TraceWriter {
+    fn new(trace: &Trace) -> anyhow::Result<TraceWriter> {
         let by_name = match trace.output.as_deref().and_then(Path::extension) {
             Some(e) if e == "json" => Format::Perfetto,
             _ => Format::Jsonl,
@@ -247,10 +247,10 @@ impl Sink {
             Some(path) => Box::new(File::create(path).with_context(|| format!("Cannot write {}", path.display()))?),
             None => Box::new(std::io::stdout()),
         };
-        Ok(Sink {
+        Ok(TraceWriter {
             out: BufWriter::new(out),
             format: trace.format.unwrap_or(by_name),
-            gather: Gather::default(),
+            gather: RequestAssembler::default(),
             all: Vec::new(),
             programs: HashMap::new(),
             lost: HashMap::new(),
@@ -259,7 +259,7 @@ impl Sink {
         })
     }
 
-    fn take(&mut self, source: &mut Source, last: bool) -> anyhow::Result<()> {
+    fn take(&mut self, source: &mut TracedProcess, last: bool) -> anyhow::Result<()> {
         let events = source.reader.poll(read_at(source.counters.file()), last)?;
         if source.reader.lost() > 0 {
             self.lost.insert(source.counters.path.clone(), source.reader.lost());

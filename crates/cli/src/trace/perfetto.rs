@@ -20,14 +20,14 @@ use std::io::Write;
 use serde_json::{Value, json};
 use spinio_io::stats::trace::Piece;
 
-use super::gather::Whole;
+use super::gather::CompleteRequest;
 use crate::{names, units};
 
 /// Rows that are no threads have numbers from here on, above those of threads.
 const ROWS: u64 = 1 << 24;
 
 /// Writes the whole trace.
-pub fn write(out: &mut impl Write, all: &[Whole], programs: &HashMap<u32, String>) -> anyhow::Result<()> {
+pub fn write(out: &mut impl Write, all: &[CompleteRequest], programs: &HashMap<u32, String>) -> anyhow::Result<()> {
     let mut first = true;
     let mut event = |out: &mut dyn Write, value: Value| -> anyhow::Result<()> {
         out.write_all(if std::mem::replace(&mut first, false) { b"{\"traceEvents\":[\n" } else { b",\n" })?;
@@ -39,21 +39,22 @@ pub fn write(out: &mut impl Write, all: &[Whole], programs: &HashMap<u32, String
         event(out, json!({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}))?;
     }
     let mut rows = Rows::default();
-    let mut requests: Vec<&Whole> = all.iter().collect();
+    let mut requests: Vec<&CompleteRequest> = all.iter().collect();
     requests.sort_by_key(|whole| whole.request.start);
     for whole in requests {
         let r = &whole.request;
-        let (row, is_new) = rows.place(r.pid, Kind::Requests(r.tid), r.start, r.duration);
+        let (row, is_new) = rows.place(r.pid, RowKind::Requests(r.tid), r.start, r.duration);
         if is_new && row.is_extra {
             let name = format!("thread {}, {}", r.tid, row.number + 1);
             event(out, named(r.pid, row.tid, &name))?;
         }
         event(out, request(whole, row.tid))?;
     }
-    let mut pieces: Vec<(&Whole, &Piece)> = all.iter().flat_map(|w| w.pieces.iter().map(move |p| (w, p))).collect();
+    let mut pieces: Vec<(&CompleteRequest, &Piece)> =
+        all.iter().flat_map(|w| w.pieces.iter().map(move |p| (w, p))).collect();
     pieces.sort_by_key(|(_, p)| p.start);
     for (whole, p) in pieces {
-        let (row, is_new) = rows.place(p.pid, Kind::Pieces(p.route as u8), p.start, p.duration);
+        let (row, is_new) = rows.place(p.pid, RowKind::Pieces(p.route as u8), p.start, p.duration);
         if is_new {
             event(out, named(p.pid, row.tid, &format!("{} {}", p.route.name(), row.number + 1)))?;
         }
@@ -81,7 +82,7 @@ fn named(pid: u32, tid: u64, name: &str) -> Value {
     json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}})
 }
 
-fn request(whole: &Whole, row: u64) -> Value {
+fn request(whole: &CompleteRequest, row: u64) -> Value {
     let r = &whole.request;
     let name = format!("{} {}", r.direction.name(), units::bytes(r.len));
     let mut args = json!({
@@ -104,7 +105,7 @@ fn micros(nanos: u64) -> f64 {
 
 /// What stands in a row.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Kind {
+enum RowKind {
     /// Of a thread.
     Requests(u32),
     /// Of a route.
@@ -125,13 +126,13 @@ struct Row {
 /// The rows of each process and kind, and until when each is busy.
 #[derive(Default)]
 struct Rows {
-    busy: HashMap<(u32, Kind), Vec<(Row, u64)>>,
+    busy: HashMap<(u32, RowKind), Vec<(Row, u64)>>,
     extra: u64,
 }
 
 impl Rows {
     /// The first row that is free when something starts, and whether it is a new one. Things of a kind come by their starts.
-    fn place(&mut self, pid: u32, kind: Kind, start: u64, duration: u64) -> (Row, bool) {
+    fn place(&mut self, pid: u32, kind: RowKind, start: u64, duration: u64) -> (Row, bool) {
         let rows = self.busy.entry((pid, kind)).or_default();
         let end = start.saturating_add(duration);
         if let Some((row, busy)) = rows.iter_mut().find(|(_, busy)| *busy <= start) {
@@ -140,7 +141,7 @@ impl Rows {
         }
         let number = rows.len();
         let row = match kind {
-            Kind::Requests(tid) if number == 0 => Row { tid: u64::from(tid), number, is_extra: false },
+            RowKind::Requests(tid) if number == 0 => Row { tid: u64::from(tid), number, is_extra: false },
             _ => {
                 self.extra += 1;
                 Row { tid: ROWS + self.extra, number, is_extra: true }
@@ -162,8 +163,9 @@ mod tests {
         // The second begins while the first is under way, and ends after it; the third begins when that one ends.
         let (mut second, mut third) = (request(2), request(3));
         (second.start, third.start) = (1_200_000, 1_700_000);
-        let more = [third, second].map(|request| Whole { request, pieces: vec![] });
-        let all: Vec<Whole> = [Whole { request: request(1), pieces }].into_iter().chain(more).collect();
+        let more = [third, second].map(|request| CompleteRequest { request, pieces: vec![] });
+        let all: Vec<CompleteRequest> =
+            [CompleteRequest { request: request(1), pieces }].into_iter().chain(more).collect();
         let mut out = Vec::new();
         write(&mut out, &all, &HashMap::from([(7, "python3".to_owned())])).unwrap();
         let value: Value = serde_json::from_slice(&out).unwrap();

@@ -7,14 +7,14 @@ use std::sync::{Mutex, OnceLock};
 use spinio_sys::cuda::{Context, CuError, Driver, Function, MemoryType, attribute, schedule};
 use spinio_sys::linux;
 
-use super::capture::Relaxed as RelaxedCapture;
-use super::events::Events;
+use super::capture::RelaxedCapture;
+use super::events::EventPools;
 use super::lookup;
-use super::queues::Queues;
-use super::registered::{MAX_PIN, Pinning};
+use super::queues::StreamPool;
+use super::registered::{MAX_PIN, PinSupport};
 use crate::{
-    Abilities, Allocation, CodeStore, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
-    Gathered, Pin, Pinned, QueueId, Wait,
+    Allocation, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, GatherEntry,
+    KernelStore, Pin, PinnedBuffer, StreamId, WaitMode,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -27,9 +27,9 @@ pub(super) struct Cuda {
     pub(super) ordinal: i32,
     flags: u32,
     lost: AtomicBool,
-    pub(super) pin_support: Pinning,
-    pub(super) streams: Queues,
-    pub(super) events: Events,
+    pub(super) pin_support: PinSupport,
+    pub(super) streams: StreamPool,
+    pub(super) events: EventPools,
     pub(super) kernel: OnceLock<core::result::Result<Function, CuError>>,
     pub(super) load_lock: Mutex<()>,
     /// The device sees registered memory at the addresses that the host sees it at.
@@ -37,11 +37,11 @@ pub(super) struct Cuda {
 }
 
 /// The context, current on this thread.
-pub(super) struct Entered {
+pub(super) struct ContextGuard {
     pushed: Option<&'static Driver>,
 }
 
-impl Drop for Entered {
+impl Drop for ContextGuard {
     fn drop(&mut self) {
         if let Some(driver) = self.pushed {
             let _ = driver.pop();
@@ -59,9 +59,9 @@ impl Cuda {
             ordinal,
             flags: 0,
             lost: AtomicBool::new(false),
-            pin_support: Pinning::default(),
-            streams: Queues::new(),
-            events: Events::new(),
+            pin_support: PinSupport::default(),
+            streams: StreamPool::new(),
+            events: EventPools::new(),
             kernel: OnceLock::new(),
             load_lock: Mutex::new(()),
             host_addresses_valid: false,
@@ -90,7 +90,7 @@ impl Cuda {
 
     /// Makes sure that the context lives, and that it is current until the guard is dropped.
     #[inline]
-    pub(super) fn enter(&self) -> Result<Entered> {
+    pub(super) fn enter(&self) -> Result<ContextGuard> {
         debug_assert!(!linux::in_shadow_table(), "the driver's descriptors are not in this thread's table");
         if self.lost.load(Relaxed) {
             return Err(self.mark_lost());
@@ -102,11 +102,11 @@ impl Cuda {
             Err(e) => return Err(self.driver_error("cuCtxGetId", e)),
         }
         match self.driver.current() {
-            Ok(current) if current == self.context => Ok(Entered { pushed: None }),
+            Ok(current) if current == self.context => Ok(ContextGuard { pushed: None }),
             Ok(_) => {
                 // SAFETY: alive, as its number has just shown.
                 unsafe { self.driver.push(self.context) }.map_err(|e| self.driver_error("cuCtxPushCurrent", e))?;
-                Ok(Entered { pushed: Some(self.driver) })
+                Ok(ContextGuard { pushed: Some(self.driver) })
             }
             Err(e) => Err(self.driver_error("cuCtxGetCurrent", e)),
         }
@@ -155,10 +155,10 @@ impl Device for Cuda {
         format!("{name}, {gib:.0} GiB, {pci}, driver for CUDA {major}.{minor}; waits {waits}")
     }
 
-    fn capabilities(&self) -> Abilities {
+    fn capabilities(&self) -> Capabilities {
         let gathers = !matches!(self.kernel.get(), Some(Err(_)));
         let pins = self.pin_support.is_worth_trying();
-        Abilities { can_pin: pins, has_dma_engine: true, max_pin: MAX_PIN, can_gather: gathers }
+        Capabilities { can_pin: pins, has_dma_engine: true, max_pin: MAX_PIN, can_gather: gathers }
     }
 
     fn allocation(&'static self, addr: DeviceAddr, wanted: u64) -> Option<Allocation> {
@@ -167,41 +167,41 @@ impl Device for Cuda {
         core::ptr::eq(own_info, self).then(|| lookup::allocation_of(self, &info, addr.0, wanted))?
     }
 
-    fn alloc_pinned(&self, len: usize) -> Result<Pinned> {
+    fn alloc_pinned(&self, len: usize) -> Result<PinnedBuffer> {
         self.alloc_pinned_host(len)
     }
 
-    fn free_pinned(&self, memory: Pinned) {
+    fn free_pinned(&self, memory: PinnedBuffer) {
         self.free_pinned_host(memory);
     }
 
     #[inline]
-    fn app_stream(&self) -> (QueueId, bool) {
+    fn app_stream(&self) -> (StreamId, bool) {
         self.thread_app_stream()
     }
 
-    fn is_capturing(&self, stream: QueueId) -> bool {
+    fn is_capturing(&self, stream: StreamId) -> bool {
         self.enter().is_ok_and(|_entered| self.stream_captures(stream))
     }
 
-    fn acquire_stream(&self) -> Result<QueueId> {
+    fn acquire_stream(&self) -> Result<StreamId> {
         let _entered = self.enter()?;
         self.take_stream()
     }
 
-    fn release_stream(&self, stream: QueueId) {
+    fn release_stream(&self, stream: StreamId) {
         self.recycle_stream(stream);
     }
 
     #[inline]
-    unsafe fn copy_in(&self, stream: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
+    unsafe fn copy_in(&self, stream: StreamId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
         let _entered = self.enter()?;
         // SAFETY: the memory is the caller's word; the queue belongs to this context, which lives.
         unsafe { self.driver.copy_in(dst.0, src, len, Cuda::raw_stream(stream)) }
             .map_err(|e| self.copy_error("cuMemcpyHtoDAsync", e))
     }
 
-    unsafe fn copy_out(&self, stream: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
+    unsafe fn copy_out(&self, stream: StreamId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
         let _entered = self.enter()?;
         // SAFETY: as above.
         unsafe { self.driver.copy_out(dst, src.0, len, Cuda::raw_stream(stream)) }
@@ -210,7 +210,7 @@ impl Device for Cuda {
 
     unsafe fn launch_host_func(
         &self,
-        stream: QueueId,
+        stream: StreamId,
         function: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
     ) -> Result<()> {
@@ -220,13 +220,13 @@ impl Device for Cuda {
             .map_err(|e| self.driver_error("cuLaunchHostFunc", e))
     }
 
-    fn fence(&self, stream: QueueId) -> Result<Fence> {
+    fn fence(&self, stream: StreamId) -> Result<Fence> {
         let _entered = self.enter()?;
         self.refuse_if_capturing(stream, "cuEventRecord")?;
         self.record_fence(stream, self.flags & schedule::MASK == schedule::BLOCKING)
     }
 
-    fn wait_event(&self, stream: QueueId, fence: &Fence) -> Result<()> {
+    fn wait_event(&self, stream: StreamId, fence: &Fence) -> Result<()> {
         let _entered = self.enter()?;
         self.refuse_if_capturing(stream, "cuStreamWaitEvent")?;
         self.stream_wait_fence(stream, fence)
@@ -238,7 +238,7 @@ impl Device for Cuda {
         self.fence_query(fence)
     }
 
-    fn wait(&self, fence: &Fence, mode: Wait) -> Result<()> {
+    fn wait(&self, fence: &Fence, mode: WaitMode) -> Result<()> {
         let _entered = self.enter()?;
         let _relaxed = RelaxedCapture::enter(self.driver);
         self.wait_fence(fence, mode)
@@ -248,11 +248,11 @@ impl Device for Cuda {
         self.recycle_fence(fence);
     }
 
-    fn synchronize(&self, stream: QueueId, mode: Wait) -> Result<()> {
+    fn synchronize(&self, stream: StreamId, mode: WaitMode) -> Result<()> {
         let _entered = self.enter()?;
         self.refuse_if_capturing(stream, "cuStreamSynchronize")?;
         let _relaxed = RelaxedCapture::enter(self.driver);
-        if mode == Wait::Context {
+        if mode == WaitMode::Context {
             // SAFETY: the queue belongs to this context, which lives.
             return unsafe { self.driver.stream_synchronize(Cuda::raw_stream(stream)) }
                 .map_err(|e| self.driver_error("cuStreamSynchronize", e));
@@ -268,7 +268,14 @@ impl Device for Cuda {
         unsafe { self.pin_pages(ptr, len) }
     }
 
-    unsafe fn copy_pinned(&self, stream: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()> {
+    unsafe fn copy_pinned(
+        &self,
+        stream: StreamId,
+        dst: DeviceAddr,
+        pin: &Pin,
+        offset: usize,
+        len: usize,
+    ) -> Result<()> {
         debug_assert!(offset + len <= pin.len);
         // SAFETY: the pin keeps its range mapped and registered; the rest is the caller's word.
         unsafe { self.copy_in(stream, dst, pin.ptr.wrapping_add(offset), len) }
@@ -278,7 +285,7 @@ impl Device for Cuda {
         self.unpin_pages(pin);
     }
 
-    fn load_gather_kernel(&self, store: &dyn CodeStore) -> Result<()> {
+    fn load_gather_kernel(&self, store: &dyn KernelStore) -> Result<()> {
         self.load_or_compile(store).map(drop)
     }
 
@@ -302,7 +309,7 @@ impl Device for Cuda {
         self.device_ptr(pin.ptr)
     }
 
-    unsafe fn gather(&self, stream: QueueId, list: *const Gathered, count: usize) -> Result<()> {
+    unsafe fn gather(&self, stream: StreamId, list: *const GatherEntry, count: usize) -> Result<()> {
         let list = self.device_ptr(list.cast())?;
         let _entered = self.enter()?;
         // SAFETY: passed on to the caller.

@@ -9,24 +9,24 @@
 use spinio_sys::cuda::{Event, event};
 
 use super::device::Cuda;
-use super::handles::Handles;
-use crate::{DeviceError, ErrorKind, Fence, QueueId, Wait};
+use super::handles::HandlePool;
+use crate::{DeviceError, ErrorKind, Fence, StreamId, WaitMode};
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
-pub(super) struct Events {
-    spinning: Handles,
-    blocking: Handles,
+pub(super) struct EventPools {
+    spinning: HandlePool,
+    blocking: HandlePool,
 }
 
 const BLOCKING_BIT: u64 = 1;
 
-impl Events {
-    pub(super) const fn new() -> Events {
-        Events { spinning: Handles::new(1024), blocking: Handles::new(1024) }
+impl EventPools {
+    pub(super) const fn new() -> EventPools {
+        EventPools { spinning: HandlePool::new(1024), blocking: HandlePool::new(1024) }
     }
 
-    fn pool(&self, blocking: bool) -> &Handles {
+    fn pool(&self, blocking: bool) -> &HandlePool {
         if blocking { &self.blocking } else { &self.spinning }
     }
 }
@@ -51,7 +51,7 @@ impl Cuda {
     }
 
     /// A fence at the present end of a queue that is not captured. The context must be entered.
-    pub(super) fn record_fence(&self, stream: QueueId, blocking: bool) -> Result<Fence> {
+    pub(super) fn record_fence(&self, stream: StreamId, blocking: bool) -> Result<Fence> {
         let fence = self.new_fence(blocking)?;
         // SAFETY: the event is ours and alive, as its context is; the queue is the caller's.
         match unsafe { self.driver.event_record(event_of(&fence), Cuda::raw_stream(stream)) } {
@@ -64,7 +64,7 @@ impl Cuda {
     }
 
     /// Queue after fence. The context must be entered.
-    pub(super) fn stream_wait_fence(&self, stream: QueueId, fence: &Fence) -> Result<()> {
+    pub(super) fn stream_wait_fence(&self, stream: StreamId, fence: &Fence) -> Result<()> {
         // SAFETY: the fence's event is alive until it is released, as its context is; the queue is the caller's.
         unsafe { self.driver.stream_wait_event(Cuda::raw_stream(stream), event_of(fence)) }
             .map_err(|e| self.driver_error("cuStreamWaitEvent", e))
@@ -77,8 +77,8 @@ impl Cuda {
     }
 
     /// Waits. The context must be entered, relaxed.
-    pub(super) fn wait_fence(&self, fence: &Fence, mode: Wait) -> Result<()> {
-        if mode == Wait::Context || is_blocking(fence) {
+    pub(super) fn wait_fence(&self, fence: &Fence, mode: WaitMode) -> Result<()> {
+        if mode == WaitMode::Context || is_blocking(fence) {
             // SAFETY: as above.
             return unsafe { self.driver.event_synchronize(event_of(fence)) }
                 .map_err(|e| self.driver_error("cuEventSynchronize", e));
@@ -87,11 +87,12 @@ impl Cuda {
             return Ok(());
         }
         let queue = self.take_stream()?;
-        let sleeps = self.stream_wait_fence(queue, fence).and_then(|()| self.record_fence(queue, true)).and_then(|relay| {
-            let waited = self.wait_fence(&relay, Wait::Block);
-            self.recycle_fence(relay);
-            waited
-        });
+        let sleeps =
+            self.stream_wait_fence(queue, fence).and_then(|()| self.record_fence(queue, true)).and_then(|relay| {
+                let waited = self.wait_fence(&relay, WaitMode::Block);
+                self.recycle_fence(relay);
+                waited
+            });
         self.recycle_stream(queue);
         sleeps
     }

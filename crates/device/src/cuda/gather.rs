@@ -21,9 +21,9 @@ use std::sync::{PoisonError, mpsc};
 use spinio_sys::cuda::{Compiler, CuError, Function, attribute};
 use spinio_sys::linux::spawn_signals_blocked;
 
-use super::capture::Relaxed;
+use super::capture::RelaxedCapture;
 use super::device::Cuda;
-use crate::{CodeStore, DeviceError, ErrorKind, QueueId};
+use crate::{DeviceError, ErrorKind, KernelStore, StreamId};
 
 const SOURCE: &str = include_str!("gather.cu");
 const PTX: &CStr = {
@@ -47,7 +47,7 @@ const COMPILER_STACK: usize = 16 << 20;
 
 impl Cuda {
     /// The kernel, made ready now if it was not.
-    pub(super) fn load_or_compile(&self, store: &dyn CodeStore) -> Result<Function, DeviceError> {
+    pub(super) fn load_or_compile(&self, store: &dyn KernelStore) -> Result<Function, DeviceError> {
         let failed = |e| self.driver_error("loading the gather kernel", e);
         if let Some(known) = self.kernel.get() {
             return known.map_err(failed);
@@ -66,13 +66,13 @@ impl Cuda {
         made.map_err(failed)
     }
 
-    fn load(&self, store: &dyn CodeStore) -> Result<Function, CuError> {
+    fn load(&self, store: &dyn KernelStore) -> Result<Function, CuError> {
         let driver = self.driver;
         let architecture = |which| driver.device_attribute(self.ordinal, which);
         let (major, minor) =
             (architecture(attribute::COMPUTE_CAPABILITY_MAJOR)?, architecture(attribute::COMPUTE_CAPABILITY_MINOR)?);
         let architecture = format!("sm_{major}{minor}");
-        let _relaxed = Relaxed::enter(driver);
+        let _relaxed = RelaxedCapture::enter(driver);
         // SAFETY: what is loaded is what a compiler wrote, whole, or our own PTX; of a damaged cubin the driver's own
         // checks are what there is, and our checksum in front of it.
         let load = |code: &[u8]| unsafe { driver.load_kernel(code, NAME) };
@@ -99,7 +99,7 @@ impl Cuda {
     ///
     /// # Safety
     /// As [`crate::Device::gather`]; `list` as the device sees it.
-    pub(super) unsafe fn launch_gather(&self, stream: QueueId, list: u64, count: usize) -> Result<(), DeviceError> {
+    pub(super) unsafe fn launch_gather(&self, stream: StreamId, list: u64, count: usize) -> Result<(), DeviceError> {
         let Some(Ok(kernel)) = self.kernel.get().copied() else {
             return Err(DeviceError::new(ErrorKind::Unsupported, "gather: not prepared"));
         };

@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const SHIFT: u32 = 21;
 const SLOTS: usize = 8192;
 
-pub(super) struct Granules {
+pub(super) struct HostPageCache {
     /// Number of the granule plus one; 0 is empty.
     slots: [AtomicU64; SLOTS],
 }
 
-impl Granules {
-    pub(super) const fn new() -> Granules {
-        Granules { slots: [const { AtomicU64::new(0) }; SLOTS] }
+impl HostPageCache {
+    pub(super) const fn new() -> HostPageCache {
+        HostPageCache { slots: [const { AtomicU64::new(0) }; SLOTS] }
     }
 
     #[inline(always)]
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn entry_is_found_until_removed_or_evicted() {
-        static TABLE: Granules = Granules::new();
+        static TABLE: HostPageCache = HostPageCache::new();
         let at = 0x7f00_0040_1234;
         assert!(!TABLE.contains(at) && !TABLE.contains(0));
         TABLE.insert(at);

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-pub(super) struct Handles {
+pub(super) struct HandlePool {
     state: Mutex<State>,
     max: usize,
 }
@@ -12,9 +12,9 @@ struct State {
     created: usize,
 }
 
-impl Handles {
-    pub(super) const fn new(max: usize) -> Handles {
-        Handles { state: Mutex::new(State { idle: Vec::new(), created: 0 }), max }
+impl HandlePool {
+    pub(super) const fn new(max: usize) -> HandlePool {
+        HandlePool { state: Mutex::new(State { idle: Vec::new(), created: 0 }), max }
     }
 
     /// An idle one, else a new one; `None` once as many as may be are in use.
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn pool_reuses_handles_and_is_bounded() {
-        let pool = Handles::new(2);
+        let pool = HandlePool::new(2);
         let mut next = 0;
         let mut make = || {
             next += 1;
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn failed_creation_does_not_count() {
-        let pool = Handles::new(1);
+        let pool = HandlePool::new(1);
         assert_eq!(pool.acquire(|| Err("no")), Err("no"));
         assert_eq!(pool.acquire(|| Ok::<usize, ()>(5)), Ok(Some(5)));
     }

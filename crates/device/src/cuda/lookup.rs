@@ -8,10 +8,10 @@ use spinio_sys::linux::wipe_on_fork_word;
 
 use super::contexts::{device_of_context, device_of_ordinal};
 use super::device::Cuda;
-use super::granules::Granules;
+use super::granules::HostPageCache;
 use crate::{Allocation, DeviceAddr};
 
-static HOST_PAGES: Granules = Granules::new();
+static HOST_PAGES: HostPageCache = HostPageCache::new();
 
 /// The driver has been seen in this process.
 static DRIVER_SEEN: AtomicBool = AtomicBool::new(false);

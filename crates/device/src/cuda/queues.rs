@@ -12,35 +12,35 @@ use std::sync::OnceLock;
 use spinio_sys::cuda::{CuError, Stream, stream};
 
 use super::device::Cuda;
-use super::handles::Handles;
+use super::handles::HandlePool;
 use crate::thread_queue::thread_stream;
-use crate::{DeviceError, ErrorKind, QueueId};
+use crate::{DeviceError, ErrorKind, StreamId};
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
 /// Queues of ours that may be out at once.
 const MAX_STREAMS: usize = 128;
 
-pub(super) struct Queues {
-    pool: Handles,
+pub(super) struct StreamPool {
+    pool: HandlePool,
     /// The queue of small requests while the default queue must be left alone.
-    scratch: OnceLock<QueueId>,
+    scratch: OnceLock<StreamId>,
 }
 
-impl Queues {
-    pub(super) const fn new() -> Queues {
-        Queues { pool: Handles::new(MAX_STREAMS), scratch: OnceLock::new() }
+impl StreamPool {
+    pub(super) const fn new() -> StreamPool {
+        StreamPool { pool: HandlePool::new(MAX_STREAMS), scratch: OnceLock::new() }
     }
 }
 
 impl Cuda {
-    pub(super) fn raw_stream(stream: QueueId) -> Stream {
+    pub(super) fn raw_stream(stream: StreamId) -> Stream {
         Stream(stream.0 as usize)
     }
 
     /// Where a request of this thread goes, and whether it has to wait there for its end.
     #[inline]
-    pub(super) fn thread_app_stream(&self) -> (QueueId, bool) {
+    pub(super) fn thread_app_stream(&self) -> (StreamId, bool) {
         let thread_choice = thread_stream();
         let Ok(_entered) = self.enter() else { return (thread_choice, false) };
         if !self.stream_captures(thread_choice) {
@@ -52,7 +52,7 @@ impl Cuda {
     }
 
     /// Whether work on a queue would be captured or spoil a capture. The context must be entered.
-    pub(super) fn stream_captures(&self, stream: QueueId) -> bool {
+    pub(super) fn stream_captures(&self, stream: StreamId) -> bool {
         // SAFETY: the queue is ours, the default one, or alive by the word of who chose it.
         match unsafe { self.driver.stream_is_capturing(Cuda::raw_stream(stream)) } {
             Ok(captured) => captured,
@@ -61,7 +61,7 @@ impl Cuda {
     }
 
     /// For calls that would spoil a capture of the default queue; not for the hot path, which has asked before.
-    pub(super) fn refuse_if_capturing(&self, stream: QueueId, operation: &'static str) -> Result<()> {
+    pub(super) fn refuse_if_capturing(&self, stream: StreamId, operation: &'static str) -> Result<()> {
         if stream.0 == 0 && self.stream_captures(stream) {
             return Err(self.driver_error(operation, CuError::STREAM_CAPTURE_IMPLICIT));
         }
@@ -69,21 +69,21 @@ impl Cuda {
     }
 
     /// A queue of ours. The context must be entered.
-    pub(super) fn take_stream(&self) -> Result<QueueId> {
+    pub(super) fn take_stream(&self) -> Result<StreamId> {
         match self.streams.pool.acquire(|| self.driver.stream_create(stream::NON_BLOCKING).map(|s| s.0)) {
-            Ok(Some(queue)) => Ok(QueueId(queue as u64)),
+            Ok(Some(queue)) => Ok(StreamId(queue as u64)),
             Ok(None) => Err(DeviceError::new(ErrorKind::NoMemory, "pool of queues")),
             Err(e) => Err(self.driver_error("cuStreamCreate", e)),
         }
     }
 
-    pub(super) fn recycle_stream(&self, stream: QueueId) {
+    pub(super) fn recycle_stream(&self, stream: StreamId) {
         if stream.0 != 0 && self.streams.scratch.get() != Some(&stream) {
             self.streams.pool.release(stream.0 as usize);
         }
     }
 
-    fn scratch_stream(&self) -> Result<QueueId> {
+    fn scratch_stream(&self) -> Result<StreamId> {
         if let Some(queue) = self.streams.scratch.get() {
             return Ok(*queue);
         }

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use spinio_sys::cuda::{CuError, register};
 use spinio_sys::linux;
 
-use super::capture::Relaxed as RelaxedCapture;
+use super::capture::RelaxedCapture;
 use super::device::Cuda;
-use crate::{DeviceError, ErrorKind, Pin, Pinned};
+use crate::{DeviceError, ErrorKind, Pin, PinnedBuffer};
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
@@ -22,14 +22,14 @@ const MAX_REFUSALS: u32 = 4;
 
 /// Whether pages can be pinned.
 #[derive(Default)]
-pub(super) struct Pinning {
+pub(super) struct PinSupport {
     /// By what the driver says.
     pub(super) is_supported: bool,
     /// In a row, until now.
     refusals: AtomicU32,
 }
 
-impl Pinning {
+impl PinSupport {
     pub(super) fn is_worth_trying(&self) -> bool {
         self.is_supported && self.refusals.load(Relaxed) < MAX_REFUSALS
     }
@@ -37,7 +37,7 @@ impl Pinning {
 
 impl Cuda {
     /// New staging memory.
-    pub(super) fn alloc_pinned_host(&self, len: usize) -> Result<Pinned> {
+    pub(super) fn alloc_pinned_host(&self, len: usize) -> Result<PinnedBuffer> {
         use linux_flags::{DONTFORK, HUGEPAGE, MAP, PROT};
         let _entered = self.enter()?;
         let refused = |_| DeviceError::new(ErrorKind::NoMemory, "mmap of staging memory");
@@ -52,7 +52,7 @@ impl Cuda {
         let _relaxed = RelaxedCapture::enter(self.driver);
         // SAFETY: mapped above, and unmapped only after it is unregistered.
         match unsafe { self.driver.host_register(ptr, len, register::PORTABLE) } {
-            Ok(()) => Ok(Pinned { ptr, len }),
+            Ok(()) => Ok(PinnedBuffer { ptr, len }),
             Err(e) => {
                 // SAFETY: nobody has seen the address yet.
                 let _ = unsafe { linux::munmap(ptr, len) };
@@ -64,7 +64,7 @@ impl Cuda {
     }
 
     /// The other way round, where its context still lives.
-    pub(super) fn free_pinned_host(&self, memory: Pinned) {
+    pub(super) fn free_pinned_host(&self, memory: PinnedBuffer) {
         let unregistered = match self.enter() {
             Ok(_entered) => {
                 let _relaxed = RelaxedCapture::enter(self.driver);

@@ -12,37 +12,37 @@ use crate::{Device, DeviceAddr, DeviceError, ErrorKind};
 
 /// Why there is no GPU to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NoGpu {
+pub enum GpuError {
     /// There is no driver.
     NoDriver(LoadError),
     /// The driver refused; call and reason.
     Driver(&'static str, CuError),
 }
 
-impl std::fmt::Display for NoGpu {
+impl std::fmt::Display for GpuError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            NoGpu::NoDriver(why) => write!(f, "{why}"),
-            NoGpu::Driver(call, why) => write!(f, "The CUDA driver refused {call}: {why}"),
+            GpuError::NoDriver(why) => write!(f, "{why}"),
+            GpuError::Driver(call, why) => write!(f, "The CUDA driver refused {call}: {why}"),
         }
     }
 }
 
-impl std::error::Error for NoGpu {}
+impl std::error::Error for GpuError {}
 
 /// Number of GPUs; loads and initialises the driver.
-pub fn count() -> Result<u32, NoGpu> {
+pub fn count() -> Result<u32, GpuError> {
     let driver = init_driver()?;
-    driver.device_count().map(|n| n.max(0) as u32).map_err(|e| NoGpu::Driver("cuDeviceGetCount", e))
+    driver.device_count().map(|n| n.max(0) as u32).map_err(|e| GpuError::Driver("cuDeviceGetCount", e))
 }
 
 /// A GPU with its primary context, which stays for the life of the process.
-pub fn open(ordinal: u32) -> Result<&'static dyn Device, NoGpu> {
+pub fn open(ordinal: u32) -> Result<&'static dyn Device, GpuError> {
     let driver = init_driver()?;
-    let device = driver.device(ordinal as i32).map_err(|e| NoGpu::Driver("cuDeviceGet", e))?;
-    let context = driver.primary_retain(device).map_err(|e| NoGpu::Driver("cuDevicePrimaryCtxRetain", e))?;
+    let device = driver.device(ordinal as i32).map_err(|e| GpuError::Driver("cuDeviceGet", e))?;
+    let context = driver.primary_retain(device).map_err(|e| GpuError::Driver("cuDevicePrimaryCtxRetain", e))?;
     let made = device_of_context(driver, context, ordinal as i32);
-    made.map(|d| d as &'static dyn Device).ok_or(NoGpu::Driver("its context", CuError::INVALID_CONTEXT))
+    made.map(|d| d as &'static dyn Device).ok_or(GpuError::Driver("its context", CuError::INVALID_CONTEXT))
 }
 
 /// What was allocated here, and on which GPU.
@@ -52,10 +52,11 @@ static ALLOCATED: Mutex<Vec<(u64, u32)>> = Mutex::new(Vec::new());
 pub(crate) fn alloc(ordinal: u32, len: usize) -> Result<DeviceAddr, DeviceError> {
     let error = |kind, operation, code: CuError| DeviceError { kind, operation, code: code.0 };
     open(ordinal).map_err(|e| match e {
-        NoGpu::NoDriver(_) => DeviceError::new(ErrorKind::Unsupported, "loading the CUDA driver"),
-        NoGpu::Driver(call, code) => error(ErrorKind::Unsupported, call, code),
+        GpuError::NoDriver(_) => DeviceError::new(ErrorKind::Unsupported, "loading the CUDA driver"),
+        GpuError::Driver(call, code) => error(ErrorKind::Unsupported, call, code),
     })?;
-    let addr = with_primary_context(ordinal, |d| d.alloc(len).map_err(|e| error(ErrorKind::NoMemory, "cuMemAlloc", e)))?;
+    let addr =
+        with_primary_context(ordinal, |d| d.alloc(len).map_err(|e| error(ErrorKind::NoMemory, "cuMemAlloc", e)))?;
     ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner).push((addr, ordinal));
     Ok(DeviceAddr(addr))
 }
@@ -71,14 +72,17 @@ pub(crate) fn free(addr: DeviceAddr) -> Result<(), DeviceError> {
     with_primary_context(ordinal, |d| unsafe { d.free(addr.0) }.map_err(refused))
 }
 
-fn init_driver() -> Result<&'static Driver, NoGpu> {
-    let driver = Driver::load().map_err(NoGpu::NoDriver)?;
-    driver.init().map_err(|e| NoGpu::Driver("cuInit", e))?;
+fn init_driver() -> Result<&'static Driver, GpuError> {
+    let driver = Driver::load().map_err(GpuError::NoDriver)?;
+    driver.init().map_err(|e| GpuError::Driver("cuInit", e))?;
     lookup::driver_started();
     Ok(driver)
 }
 
-fn with_primary_context<T>(ordinal: u32, body: impl FnOnce(&'static Driver) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+fn with_primary_context<T>(
+    ordinal: u32,
+    body: impl FnOnce(&'static Driver) -> Result<T, DeviceError>,
+) -> Result<T, DeviceError> {
     let refused = |code: CuError| DeviceError { kind: ErrorKind::Driver, operation: "primary context", code: code.0 };
     let driver = Driver::cached().ok_or(DeviceError::new(ErrorKind::Unsupported, "CUDA: not opened"))?;
     let context = driver.primary_retain(ordinal as i32).map_err(refused)?;

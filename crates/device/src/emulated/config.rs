@@ -65,7 +65,9 @@ impl Config {
                 "latency_us" => config.latency = latency(value).map_err(invalid)?,
                 "pin_us" => config.pin_latency = latency(value).map_err(invalid)?,
                 "unpin_us" => config.unpin_latency = latency(value).map_err(invalid)?,
-                _ => return Err(invalid("unknown; the parts are size, bar, p2p, gbps, latency_us, pin_us and unpin_us")),
+                _ => {
+                    return Err(invalid("unknown; the parts are size, bar, p2p, gbps, latency_us, pin_us and unpin_us"));
+                }
             }
         }
         if config.size == 0 {

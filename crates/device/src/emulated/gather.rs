@@ -8,7 +8,7 @@
 use crate::emulated::engine::copy_bytes;
 use crate::emulated::memory::Memory;
 use crate::emulated::pins::{MAX_PIN, Pins, Scratch};
-use crate::{DeviceAddr, DeviceError, Gathered};
+use crate::{DeviceAddr, DeviceError, GatherEntry};
 
 const PINNED: u64 = 1 << 63;
 const SHIFT: u32 = MAX_PIN.trailing_zeros() + 1;
@@ -24,7 +24,7 @@ pub(super) fn device_ptr_of(handle: u64) -> u64 {
 /// It must have `count` pieces.
 pub(super) unsafe fn total_bytes(list: u64, count: usize) -> usize {
     // SAFETY: passed on to the caller; the last reader of the list is this thread.
-    let pieces = unsafe { core::slice::from_raw_parts(list as *const Gathered, count) };
+    let pieces = unsafe { core::slice::from_raw_parts(list as *const GatherEntry, count) };
     pieces.iter().map(|p| p.len as usize).sum()
 }
 
@@ -41,7 +41,7 @@ pub(super) unsafe fn run_gather(
 ) -> Result<(), DeviceError> {
     for at in 0..count {
         // SAFETY: inside the list.
-        let Gathered { src: from, dst: to, len } = unsafe { (list as *const Gathered).add(at).read() };
+        let GatherEntry { src: from, dst: to, len } = unsafe { (list as *const GatherEntry).add(at).read() };
         let len = len as usize;
         if len == 0 {
             continue;

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use spinio_sys::linux::Private;
+use spinio_sys::linux::FdTableRoot;
 
 use crate::{DeviceError, ErrorKind};
 
@@ -10,17 +10,17 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// The thread. Descriptors made in its jobs live in its family's table.
 #[derive(Debug)]
-pub(super) struct Helper {
+pub(super) struct Worker {
     jobs: mpsc::Sender<Job>,
 }
 
 const WORKER_FAILED: DeviceError = DeviceError::new(ErrorKind::Driver, "helper thread of the emulated device");
 
-impl Helper {
-    pub(super) fn start(root: &Private, name: &str) -> Result<Helper, DeviceError> {
+impl Worker {
+    pub(super) fn start(root: &FdTableRoot, name: &str) -> Result<Worker, DeviceError> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let started = root.spawn(name, move || queue.into_iter().for_each(|job| job()));
-        if started { Ok(Helper { jobs }) } else { Err(WORKER_FAILED) }
+        if started { Ok(Worker { jobs }) } else { Err(WORKER_FAILED) }
     }
 
     /// Runs a job there and waits for what it returns.

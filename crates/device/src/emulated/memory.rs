@@ -40,9 +40,9 @@ pub(super) struct Memory {
 
 /// The memory is open to the CPU while this lives.
 #[derive(Debug)]
-pub(super) struct Open<'a>(&'a Memory);
+pub(super) struct CpuAccess<'a>(&'a Memory);
 
-impl Drop for Open<'_> {
+impl Drop for CpuAccess<'_> {
     fn drop(&mut self) {
         let _ = self.0.protect(NONE);
     }
@@ -50,7 +50,7 @@ impl Drop for Open<'_> {
 
 /// An allocation, as the memory knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct MemoryAllocation {
     pub(super) start: DeviceAddr,
     pub(super) len: u64,
     pub(super) host_mapped: bool,
@@ -130,15 +130,21 @@ impl Memory {
     }
 
     /// The allocation that holds an address.
-    pub(super) fn find(&self, addr: DeviceAddr) -> Option<Held> {
+    pub(super) fn find(&self, addr: DeviceAddr) -> Option<MemoryAllocation> {
         let at = addr.0.checked_sub(self.base).filter(|&at| at < self.size)?;
         let (start, len) = self.lock_allocator().find(at)?;
-        Some(Held { start: DeviceAddr(self.base + start), len, host_mapped: start < self.bar })
+        Some(MemoryAllocation { start: DeviceAddr(self.base + start), len, host_mapped: start < self.bar })
     }
 
     /// Where the engine finds a range of device memory, which must lie in one allocation.
-    pub(super) fn engine_addr(&self, addr: DeviceAddr, len: usize, operation: &'static str) -> Result<u64, DeviceError> {
-        let inside = self.find(addr).is_some_and(|allocation| allocation.start.0 + allocation.len - addr.0 >= len as u64);
+    pub(super) fn engine_addr(
+        &self,
+        addr: DeviceAddr,
+        len: usize,
+        operation: &'static str,
+    ) -> Result<u64, DeviceError> {
+        let inside =
+            self.find(addr).is_some_and(|allocation| allocation.start.0 + allocation.len - addr.0 >= len as u64);
         if !inside {
             return Err(DeviceError::new(ErrorKind::BadAddress, operation));
         }
@@ -146,8 +152,8 @@ impl Memory {
     }
 
     /// Lets the CPU at all of it, under the device's addresses: for the time of a kernel. One at a time.
-    pub(super) fn grant_cpu_access(&self) -> Result<Open<'_>, DeviceError> {
-        self.protect(RW).map(|()| Open(self))
+    pub(super) fn grant_cpu_access(&self) -> Result<CpuAccess<'_>, DeviceError> {
+        self.protect(RW).map(|()| CpuAccess(self))
     }
 
     /// What the CPU may do with memory that is not host-mapped.
@@ -157,7 +163,8 @@ impl Memory {
             return Ok(());
         }
         // SAFETY: our own mapping; who relies on its being closed is the program's mistake that it shows.
-        unsafe { linux::mprotect((self.base + self.bar) as *mut u8, len, prot) }.map_err(|e| system_error("mprotect", e))
+        unsafe { linux::mprotect((self.base + self.bar) as *mut u8, len, prot) }
+            .map_err(|e| system_error("mprotect", e))
     }
 
     /// How many allocations there are.

@@ -30,19 +30,19 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 
-use spinio_sys::linux::{self, Private};
+use spinio_sys::linux::{self, FdTableRoot};
 
 pub use self::config::{Config, ConfigError};
 pub use self::memory::POISON;
 
-use self::engine::{Copy, Engine, Kernel};
-use self::helper::Helper;
+use self::engine::{Engine, Kernel, Operation};
+use self::helper::Worker;
 use self::memory::Memory;
 use self::pins::{MAX_PIN, Pins, Scratch};
-use crate::host_memory::{HostMemory, system_error};
+use crate::host_memory::{HostMemoryPool, system_error};
 use crate::{
-    Abilities, Allocation, CodeStore, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
-    Gathered, Pin, Pinned, QueueId, Wait, registry, thread_stream,
+    Allocation, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, GatherEntry,
+    KernelStore, Pin, PinnedBuffer, StreamId, WaitMode, registry, thread_stream,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -57,13 +57,13 @@ pub struct Emulated {
     engine: Arc<Engine>,
     pins: Arc<Pins>,
     scratch_capacity: usize,
-    worker: Helper,
-    pinned: HostMemory,
+    worker: Worker,
+    pinned: HostMemoryPool,
 }
 
 /// What is lent and not given back; all zero when nothing leaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outstanding {
+pub struct ResourceCounts {
     /// Pins.
     pub pins: usize,
     /// Fences.
@@ -82,8 +82,8 @@ impl Emulated {
     /// Makes a device and tells the registry of it.
     pub fn start(config: Config) -> Result<&'static Emulated> {
         let no_thread = DeviceError::new(ErrorKind::Driver, "private thread of the emulated device");
-        let root = Private::new().map_err(|_| no_thread)?;
-        let helper = Helper::start(&root, "spinio-emu-pin")?;
+        let root = FdTableRoot::new().map_err(|_| no_thread)?;
+        let helper = Worker::start(&root, "spinio-emu-pin")?;
         let memory = Arc::new(helper.run_blocking(|| Memory::map(config.size, config.bar))??);
         let engine = Arc::new(Engine::new(config));
         let pins = Arc::new(Pins::default());
@@ -108,8 +108,18 @@ impl Emulated {
         let mut owner_number = 0;
         let device: &'static Emulated = registry::add_owner(|owner| {
             owner_number = owner;
-            let staging = HostMemory::default();
-            Box::leak(Box::new(Emulated { ordinal, config, alive, memory, engine, pins, scratch_capacity: reach, worker: helper, pinned: staging }))
+            let staging = HostMemoryPool::default();
+            Box::leak(Box::new(Emulated {
+                ordinal,
+                config,
+                alive,
+                memory,
+                engine,
+                pins,
+                scratch_capacity: reach,
+                worker: helper,
+                pinned: staging,
+            }))
         })?;
         registry::add_range(owner_number, start, len)?;
         Ok(device)
@@ -130,9 +140,9 @@ impl Emulated {
 
     /// A queue of the program's own, as a CUDA stream: ordered with queue 0 both ways. For
     /// [`set_thread_queue`](crate::set_thread_queue).
-    pub fn new_stream(&self) -> Result<QueueId> {
+    pub fn new_stream(&self) -> Result<StreamId> {
         self.check()?;
-        Ok(QueueId(self.engine.new_app_stream()))
+        Ok(StreamId(self.engine.new_app_stream()))
     }
 
     /// Queues a call of `function`, for whose time the CPU can load and store in this device's memory.
@@ -141,21 +151,22 @@ impl Emulated {
     /// The function may be called with the argument, on another thread, until [`Emulated::finish`] has returned.
     pub unsafe fn launch(
         &self,
-        stream: QueueId,
+        stream: StreamId,
         function: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
     ) -> Result<()> {
         self.check()?;
-        self.engine.submit(stream.0, Copy::Kernel(Kernel { function, argument: argument as u64, maps_memory: true }))
+        self.engine
+            .submit(stream.0, Operation::Kernel(Kernel { function, argument: argument as u64, maps_memory: true }))
     }
 
     /// Waits for what is queued on a queue; on queue 0 for what is queued anywhere, as a device's synchronisation does.
-    pub fn wait_stream(&self, stream: QueueId) -> Result<()> {
+    pub fn wait_stream(&self, stream: StreamId) -> Result<()> {
         self.check()?;
         if stream.0 == 0 {
             self.engine.synchronize_all();
         }
-        self.synchronize(stream, Wait::Block)
+        self.synchronize(stream, WaitMode::Block)
     }
 
     /// For tests: no copy starts until [`Emulated::resume`], and none is running when this returns.
@@ -169,9 +180,9 @@ impl Emulated {
     }
 
     /// For tests: what is lent now.
-    pub fn resources_in_use(&self) -> Outstanding {
+    pub fn resources_in_use(&self) -> ResourceCounts {
         let (queues, fences) = self.engine.in_use();
-        Outstanding {
+        ResourceCounts {
             pins: self.pins.count(),
             fences,
             streams: queues,
@@ -182,7 +193,11 @@ impl Emulated {
 
     /// In a forked child the threads are gone, and locks may be held for ever: nothing works there.
     fn check(&self) -> Result<()> {
-        if self.alive.load(Relaxed) == 1 { Ok(()) } else { Err(DeviceError::new(ErrorKind::ContextLost, "use after fork")) }
+        if self.alive.load(Relaxed) == 1 {
+            Ok(())
+        } else {
+            Err(DeviceError::new(ErrorKind::ContextLost, "use after fork"))
+        }
     }
 }
 
@@ -204,8 +219,8 @@ impl Device for Emulated {
         )
     }
 
-    fn capabilities(&self) -> Abilities {
-        Abilities { can_pin: true, has_dma_engine: true, max_pin: MAX_PIN as u64, can_gather: true }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { can_pin: true, has_dma_engine: true, max_pin: MAX_PIN as u64, can_gather: true }
     }
 
     fn allocation(&'static self, addr: DeviceAddr, _want: u64) -> Option<Allocation> {
@@ -220,60 +235,61 @@ impl Device for Emulated {
         })
     }
 
-    fn alloc_pinned(&self, len: usize) -> Result<Pinned> {
+    fn alloc_pinned(&self, len: usize) -> Result<PinnedBuffer> {
         self.check()?;
         self.pinned.acquire(len)
     }
 
-    fn free_pinned(&self, memory: Pinned) {
+    fn free_pinned(&self, memory: PinnedBuffer) {
         if self.check().is_ok() {
             self.pinned.release(memory);
         }
     }
 
-    fn app_stream(&self) -> (QueueId, bool) {
+    fn app_stream(&self) -> (StreamId, bool) {
         (thread_stream(), false)
     }
 
-    fn acquire_stream(&self) -> Result<QueueId> {
+    fn acquire_stream(&self) -> Result<StreamId> {
         self.check()?;
-        self.engine.acquire_stream().map(QueueId)
+        self.engine.acquire_stream().map(StreamId)
     }
 
-    fn release_stream(&self, stream: QueueId) {
+    fn release_stream(&self, stream: StreamId) {
         if self.check().is_ok() {
             self.engine.release_stream(stream.0);
         }
     }
 
-    unsafe fn copy_in(&self, stream: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
+    unsafe fn copy_in(&self, stream: StreamId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
         self.check()?;
         let dst = self.memory.engine_addr(dst, len, "copy to the device")?;
-        self.engine.submit(stream.0, Copy::Bytes { dst, src: src as u64, len })
+        self.engine.submit(stream.0, Operation::Bytes { dst, src: src as u64, len })
     }
 
-    unsafe fn copy_out(&self, stream: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
+    unsafe fn copy_out(&self, stream: StreamId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
         self.check()?;
         let src = self.memory.engine_addr(src, len, "copy from the device")?;
-        self.engine.submit(stream.0, Copy::Bytes { dst: dst as u64, src, len })
+        self.engine.submit(stream.0, Operation::Bytes { dst: dst as u64, src, len })
     }
 
     unsafe fn launch_host_func(
         &self,
-        stream: QueueId,
+        stream: StreamId,
         function: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
     ) -> Result<()> {
         self.check()?;
-        self.engine.submit(stream.0, Copy::Kernel(Kernel { function, argument: argument as u64, maps_memory: false }))
+        self.engine
+            .submit(stream.0, Operation::Kernel(Kernel { function, argument: argument as u64, maps_memory: false }))
     }
 
-    fn fence(&self, stream: QueueId) -> Result<Fence> {
+    fn fence(&self, stream: StreamId) -> Result<Fence> {
         self.check()?;
         self.engine.fence(stream.0).map(Fence)
     }
 
-    fn wait_event(&self, stream: QueueId, fence: &Fence) -> Result<()> {
+    fn wait_event(&self, stream: StreamId, fence: &Fence) -> Result<()> {
         self.check()?;
         self.engine.wait_mark(stream.0, self.engine.fence_mark(fence.0)?)
     }
@@ -283,7 +299,7 @@ impl Device for Emulated {
         self.engine.query(self.engine.fence_mark(fence.0)?)
     }
 
-    fn wait(&self, fence: &Fence, _how: Wait) -> Result<()> {
+    fn wait(&self, fence: &Fence, _how: WaitMode) -> Result<()> {
         self.check()?;
         self.engine.wait(self.engine.fence_mark(fence.0)?)
     }
@@ -294,7 +310,7 @@ impl Device for Emulated {
         }
     }
 
-    fn synchronize(&self, stream: QueueId, _how: Wait) -> Result<()> {
+    fn synchronize(&self, stream: StreamId, _how: WaitMode) -> Result<()> {
         self.check()?;
         self.engine.wait(self.engine.mark(stream.0)?)
     }
@@ -308,13 +324,20 @@ impl Device for Emulated {
         Ok(Pin { ptr, len, handle: pinned?? })
     }
 
-    unsafe fn copy_pinned(&self, stream: QueueId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Result<()> {
+    unsafe fn copy_pinned(
+        &self,
+        stream: StreamId,
+        dst: DeviceAddr,
+        pin: &Pin,
+        offset: usize,
+        len: usize,
+    ) -> Result<()> {
         self.check()?;
         if !self.pins.contains_range(pin.handle, offset, len) {
             return Err(DeviceError::new(ErrorKind::BadAddress, "copy from a pin"));
         }
         let dst = self.memory.engine_addr(dst, len, "copy to the device")?;
-        self.engine.submit(stream.0, Copy::Pinned { dst, pin: pin.handle, offset, len })
+        self.engine.submit(stream.0, Operation::Pinned { dst, pin: pin.handle, offset, len })
     }
 
     fn unpin(&self, pin: Pin) {
@@ -324,7 +347,7 @@ impl Device for Emulated {
         }
     }
 
-    fn load_gather_kernel(&self, _code: &dyn CodeStore) -> Result<()> {
+    fn load_gather_kernel(&self, _code: &dyn KernelStore) -> Result<()> {
         self.check()
     }
 
@@ -345,9 +368,9 @@ impl Device for Emulated {
         Ok(pin.ptr as u64)
     }
 
-    unsafe fn gather(&self, stream: QueueId, list: *const Gathered, count: usize) -> Result<()> {
+    unsafe fn gather(&self, stream: StreamId, list: *const GatherEntry, count: usize) -> Result<()> {
         self.check()?;
-        self.engine.submit(stream.0, Copy::Gather { list: list as u64, count })
+        self.engine.submit(stream.0, Operation::Gather { list: list as u64, count })
     }
 }
 

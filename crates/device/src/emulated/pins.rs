@@ -64,11 +64,11 @@ struct Chunk {
 /// All pins of a device.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
-    table: Mutex<Held>,
+    table: Mutex<PinTable>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct PinTable {
     last_handle: u64,
     pipes: usize,
     pins: BTreeMap<u64, Arc<Vec<Chunk>>>,
@@ -112,7 +112,7 @@ impl Pins {
         if len == 0 || len > MAX_PIN {
             return Err(refused(Errno::INVAL));
         }
-        let mut chunks = Chunks { pins: self, chunks: Vec::new() };
+        let mut chunks = PinBuilder { pins: self, chunks: Vec::new() };
         let mut at = 0;
         while at < len {
             self.reserve().ok_or_else(|| refused(Errno::NFILE))?;
@@ -197,7 +197,7 @@ impl Pins {
         if done == len { Ok(()) } else { Err(gone) }
     }
 
-    fn lock_table(&self) -> MutexGuard<'_, Held> {
+    fn lock_table(&self) -> MutexGuard<'_, PinTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -212,12 +212,12 @@ impl Pins {
 }
 
 /// Chunks of a pin in the making; given back if it comes to nothing.
-struct Chunks<'a> {
+struct PinBuilder<'a> {
     pins: &'a Pins,
     chunks: Vec<Chunk>,
 }
 
-impl Drop for Chunks<'_> {
+impl Drop for PinBuilder<'_> {
     fn drop(&mut self) {
         self.pins.unreserve(self.chunks.len());
     }

@@ -26,15 +26,15 @@ use std::ffi::{CString, c_void};
 use std::sync::{Mutex, PoisonError, mpsc};
 
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, PAGE, Private};
+use spinio_sys::linux::{self, FdTableRoot, PAGE};
 
 pub use self::providers::Provider;
 use self::providers::{provider_at, providers_under};
 use self::stream::nontemporal_copy;
-use crate::host_memory::{HostMemory, RW, SHARED, system_error};
+use crate::host_memory::{HostMemoryPool, RW, SHARED, system_error};
 use crate::{
-    Abilities, Allocation, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, Pin, Pinned,
-    QueueId, Wait, registry,
+    Allocation, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, Pin,
+    PinnedBuffer, StreamId, WaitMode, registry,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -48,7 +48,7 @@ struct P2pmem {
     address: String,
     ordinal: u32,
     owner: u32,
-    pinned: HostMemory,
+    pinned: HostMemoryPool,
 }
 
 /// The devices made so far, by PCI address.
@@ -126,8 +126,12 @@ fn device(address: &str, ordinal: u32) -> Result<&'static P2pmem> {
         return Ok(device);
     }
     let device = registry::add_owner(|owner| {
-        let device: &'static P2pmem =
-            Box::leak(Box::new(P2pmem { address: address.to_owned(), ordinal, owner, pinned: HostMemory::default() }));
+        let device: &'static P2pmem = Box::leak(Box::new(P2pmem {
+            address: address.to_owned(),
+            ordinal,
+            owner,
+            pinned: HostMemoryPool::default(),
+        }));
         device
     })?;
     devices.push(device);
@@ -137,7 +141,7 @@ fn device(address: &str, ordinal: u32) -> Result<&'static P2pmem> {
 /// Runs what opens descriptors where the program does not see them.
 fn run_in_shadow_table<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     let failed = DeviceError::new(ErrorKind::Driver, "private thread for p2pmem");
-    let root = Private::new().map_err(|_| failed)?;
+    let root = FdTableRoot::new().map_err(|_| failed)?;
     let (answer, result) = mpsc::channel();
     root.spawn("spinio-p2pmem", move || drop(answer.send(body())));
     result.recv().map_err(|_| failed)
@@ -175,8 +179,8 @@ impl Device for P2pmem {
         format!("PCI memory of {}, published for peer-to-peer", self.address)
     }
 
-    fn capabilities(&self) -> Abilities {
-        Abilities { can_pin: false, has_dma_engine: false, max_pin: 0, can_gather: false }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { can_pin: false, has_dma_engine: false, max_pin: 0, can_gather: false }
     }
 
     fn allocation(&'static self, addr: DeviceAddr, _wanted: u64) -> Option<Allocation> {
@@ -192,43 +196,43 @@ impl Device for P2pmem {
         Some(Allocation { device: self, start, len, host_mapped: true, p2p_mapped: true })
     }
 
-    fn alloc_pinned(&self, len: usize) -> Result<Pinned> {
+    fn alloc_pinned(&self, len: usize) -> Result<PinnedBuffer> {
         self.pinned.acquire(len)
     }
 
-    fn free_pinned(&self, memory: Pinned) {
+    fn free_pinned(&self, memory: PinnedBuffer) {
         self.pinned.release(memory);
     }
 
-    fn app_stream(&self) -> (QueueId, bool) {
-        (QueueId(0), false)
+    fn app_stream(&self) -> (StreamId, bool) {
+        (StreamId(0), false)
     }
 
-    fn acquire_stream(&self) -> Result<QueueId> {
-        Ok(QueueId(0))
+    fn acquire_stream(&self) -> Result<StreamId> {
+        Ok(StreamId(0))
     }
 
-    fn release_stream(&self, _stream: QueueId) {}
+    fn release_stream(&self, _stream: StreamId) {}
 
-    unsafe fn copy_in(&self, _stream: QueueId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
+    unsafe fn copy_in(&self, _stream: StreamId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
         self.check(dst, len, "copy to p2pmem")?;
         // SAFETY: `src` is the caller's promise; `dst` lies in a live mapping.
         unsafe { nontemporal_copy(dst.0 as *mut u8, src, len) };
         Ok(())
     }
 
-    unsafe fn copy_out(&self, _stream: QueueId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
+    unsafe fn copy_out(&self, _stream: StreamId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
         self.check(src, len, "copy from p2pmem")?;
         // SAFETY: as for copy_in, the other way round.
         unsafe { nontemporal_copy(dst, src.0 as *const u8, len) };
         Ok(())
     }
 
-    fn fence(&self, _stream: QueueId) -> Result<Fence> {
+    fn fence(&self, _stream: StreamId) -> Result<Fence> {
         Ok(Fence(0))
     }
 
-    fn wait_event(&self, _stream: QueueId, _fence: &Fence) -> Result<()> {
+    fn wait_event(&self, _stream: StreamId, _fence: &Fence) -> Result<()> {
         Ok(())
     }
 
@@ -236,19 +240,19 @@ impl Device for P2pmem {
         Ok(true)
     }
 
-    fn wait(&self, _fence: &Fence, _how: Wait) -> Result<()> {
+    fn wait(&self, _fence: &Fence, _how: WaitMode) -> Result<()> {
         Ok(())
     }
 
     fn release_fence(&self, _fence: Fence) {}
 
-    fn synchronize(&self, _stream: QueueId, _how: Wait) -> Result<()> {
+    fn synchronize(&self, _stream: StreamId, _how: WaitMode) -> Result<()> {
         Ok(())
     }
 
     unsafe fn launch_host_func(
         &self,
-        _stream: QueueId,
+        _stream: StreamId,
         function: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
     ) -> Result<()> {
@@ -262,7 +266,7 @@ impl Device for P2pmem {
         Err(DeviceError::new(ErrorKind::Unsupported, "pin for p2pmem"))
     }
 
-    unsafe fn copy_pinned(&self, _: QueueId, _: DeviceAddr, _: &Pin, _: usize, _: usize) -> Result<()> {
+    unsafe fn copy_pinned(&self, _: StreamId, _: DeviceAddr, _: &Pin, _: usize, _: usize) -> Result<()> {
         Err(DeviceError::new(ErrorKind::Unsupported, "pin for p2pmem"))
     }
 

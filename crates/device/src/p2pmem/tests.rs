@@ -41,7 +41,7 @@ fn memory_is_found_until_free() {
     assert!(registry::find(at(5000), 1).is_none());
 
     let bytes: Vec<u8> = (0..4000).map(|n| (n % 251) as u8).collect();
-    let queue = QueueId(0);
+    let queue = StreamId(0);
     let device = allocation.device;
     // SAFETY: `bytes` outlives the copy, which is done when the call returns.
     unsafe { device.copy_in(queue, addr.offset(3), bytes.as_ptr(), bytes.len()) }.unwrap();

@@ -33,10 +33,10 @@ use spinio_device::{Device, DeviceId};
 use spinio_plan::{Calibration, Correction, Extent, Model, Objective, Route, Segment, predict};
 
 use crate::ctx::FilesCtx;
-use spinio_host::pool::SHADOW_WORKERS;
 use crate::state::FileState;
 use spinio_host::Settings;
 use spinio_host::lock;
+use spinio_host::pool::SHADOW_WORKERS;
 
 pub use place::ModelKey;
 pub use spinio_host::settings::model_folder as folder;
@@ -81,7 +81,11 @@ pub struct RoutePrediction {
 impl CostModels {
     /// Nothing is known yet.
     pub fn new(settings: &Settings) -> CostModels {
-        CostModels { entries: Mutex::default(), folder: settings.cost_model_dir.clone(), correction: settings.adaptive_costs }
+        CostModels {
+            entries: Mutex::default(),
+            folder: settings.cost_model_dir.clone(),
+            correction: settings.adaptive_costs,
+        }
     }
 
     /// What is known for a file and a device. On the program's thread, which may ask the device for its name.
@@ -95,7 +99,13 @@ impl CostModels {
         let load = move || {
             let model_key = ModelKey::new(sys.storage_name(storage), file_system, device);
             let calibration = dir.and_then(|folder| store::load(&folder, &model_key));
-            CostEntry { key: model_key, calibration, corrections: Default::default(), adaptive: false, requests: AtomicU64::new(0) }
+            CostEntry {
+                key: model_key,
+                calibration,
+                corrections: Default::default(),
+                adaptive: false,
+                requests: AtomicU64::new(0),
+            }
         };
         // A keeper reads it: no descriptor of ours is ever in the program's table.
         let loaded = ctx.workers.shadow().and_then(|workers| workers.run_blocking(load));
@@ -167,7 +177,13 @@ impl CostEntry {
     }
 
     /// What a plan for a whole request is expected to take, if one route is to blame for it.
-    pub fn predict_request(&self, ctx: &FilesCtx, file: &FileState, extents: &[Extent], plan: &[Segment]) -> Option<RoutePrediction> {
+    pub fn predict_request(
+        &self,
+        ctx: &FilesCtx,
+        file: &FileState,
+        extents: &[Extent],
+        plan: &[Segment],
+    ) -> Option<RoutePrediction> {
         let longest = plan.iter().max_by_key(|s| s.len)?;
         if !self.adaptive || (plan.len() > 1 && !self.requests.fetch_add(1, Relaxed).is_multiple_of(SAMPLE_EVERY)) {
             return None;
@@ -176,8 +192,11 @@ impl CostEntry {
         // Against the model without its factors, which are what is to be learnt.
         let model = self.baseline(ctx, file, storage);
         let prediction = predict(Objective::Concurrent, extents, &plan.to_vec().into(), &model);
-        let (slower, faster) =
-            if prediction.cache > prediction.storage { (prediction.cache, prediction.storage) } else { (prediction.storage, prediction.cache) };
+        let (slower, faster) = if prediction.cache > prediction.storage {
+            (prediction.cache, prediction.storage)
+        } else {
+            (prediction.storage, prediction.cache)
+        };
         let on_slower_side = |s: &&Segment| s.route.from_cache() == (prediction.cache > prediction.storage);
         let single_route = plan.iter().filter(on_slower_side).all(|s| s.route == longest.route);
         (single_route && slower >= 2.0 * faster && on_slower_side(&longest)).then(|| RoutePrediction {

@@ -27,10 +27,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use spinio_sys::linux::{Private, gettid, close_range_unshare, spawn_signals_blocked};
+use spinio_sys::linux::{FdTableRoot, close_range_unshare, gettid, spawn_signals_blocked};
 
+pub use self::worker::{IdleTask, NoIdleTask, Task};
 use self::worker::{QueueEntry, Shared};
-pub use self::worker::{NoIdleTask, Task, IdleTask};
 pub use self::workers::{SHADOW_WORKERS, Workers};
 use crate::lock::lock;
 use crate::shadow_fd::CloseQueue;
@@ -40,7 +40,7 @@ use crate::syscalls::Syscalls;
 pub struct WorkerPool {
     shared: Arc<Shared>,
     /// Keepers and readers have it.
-    fd_table_root: Option<Private>,
+    fd_table_root: Option<FdTableRoot>,
     /// Each thread leaves the table that it was made with for one of its own.
     per_thread_table: bool,
     max_threads: usize,
@@ -81,7 +81,7 @@ impl WorkerPool {
 
     fn new(
         sys: &'static dyn Syscalls,
-        root: Option<Private>,
+        root: Option<FdTableRoot>,
         per_thread_table: bool,
         max_threads: usize,
         spin_time: Duration,

@@ -233,7 +233,8 @@ mod tests {
     #[test]
     fn detached_task_leaves_worker_asleep() {
         // Who looks, looks for longer than this test may take.
-        let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 1, Duration::from_secs(600), NoIdleTask).expect("helpers");
+        let pool =
+            WorkerPool::shadow_workers(&LinuxSyscalls, 1, Duration::from_secs(600), NoIdleTask).expect("helpers");
         let done = Arc::new(AtomicU64::new(0));
         let begun = Instant::now();
         for turn in 1..=3 {

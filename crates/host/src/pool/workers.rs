@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use spinio_sys::linux;
 
-use super::{WorkerPool, NoIdleTask, IdleTask};
+use super::{IdleTask, NoIdleTask, WorkerPool};
 use crate::settings::Settings;
 use crate::syscalls::Syscalls;
 
@@ -115,7 +115,11 @@ impl Workers {
         if linux::in_shadow_table() {
             return self.copy.get()?.as_ref();
         }
-        self.copy.get_or_init(|| WorkerPool::copy_workers(self.sys, self.copy_threads - 1, self.spin, self.copy_idle.clone())).as_ref()
+        self.copy
+            .get_or_init(|| {
+                WorkerPool::copy_workers(self.sys, self.copy_threads - 1, self.spin, self.copy_idle.clone())
+            })
+            .as_ref()
     }
 
     /// The threads that read operations of batches beside the caller, likewise.
@@ -123,11 +127,15 @@ impl Workers {
         if linux::in_shadow_table() {
             return self.batch_copy.get()?.as_ref();
         }
-        self.batch_copy.get_or_init(|| WorkerPool::copy_workers(self.sys, self.batch_threads - 1, self.spin, NoIdleTask)).as_ref()
+        self.batch_copy
+            .get_or_init(|| WorkerPool::copy_workers(self.sys, self.batch_threads - 1, self.spin, NoIdleTask))
+            .as_ref()
     }
 
     /// The threads that read the operations of large batches, and do nothing else.
     pub fn batch_readers(&self) -> Option<&WorkerPool> {
-        self.batch_readers.get_or_init(|| WorkerPool::batch_readers(self.sys, self.batch_threads - 1, self.spin)).as_ref()
+        self.batch_readers
+            .get_or_init(|| WorkerPool::batch_readers(self.sys, self.batch_threads - 1, self.spin))
+            .as_ref()
     }
 }

@@ -11,8 +11,8 @@ use spinio_device::Device;
 use spinio_sys::linux::Fd;
 
 use super::PinnedFiles;
-use spinio_files::Files;
 use crate::pinned::{PinError, PinGuard};
+use spinio_files::Files;
 use spinio_host::lock;
 
 /// A mapped range. It stays until it is dropped, by the process that mapped it: in a forked child it is an address and
@@ -84,7 +84,13 @@ impl DeviceMappings {
 impl PinnedFiles {
     /// Maps a range of a held file for a device; held now if it was not, for as long as the runtime lives or somebody
     /// wants to write it.
-    pub fn map(self: &Arc<Self>, fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<DeviceMapping, PinError> {
+    pub fn map(
+        self: &Arc<Self>,
+        fd: Fd,
+        offset: u64,
+        len: u64,
+        device: &'static dyn Device,
+    ) -> Result<DeviceMapping, PinError> {
         let files = &self.files;
         let stat = files.sys().fstat(fd).map_err(PinError::BadFd)?;
         let inside = |size: u64| len > 0 && offset.checked_add(len).is_some_and(|end| end <= size);
@@ -106,7 +112,13 @@ impl PinnedFiles {
     }
 
     /// As [`Holds::map`], until [`Holds::unmap`] of the address.
-    pub fn map_until_unmap(self: &Arc<Self>, fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<u64, PinError> {
+    pub fn map_until_unmap(
+        self: &Arc<Self>,
+        fd: Fd,
+        offset: u64,
+        len: u64,
+        device: &'static dyn Device,
+    ) -> Result<u64, PinError> {
         let mut mapping = self.map(fd, offset, len, device)?;
         // Kept by the runtime itself.
         drop(mapping.pinned.take());

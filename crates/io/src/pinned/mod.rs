@@ -170,12 +170,7 @@ impl PinnedFiles {
 
     /// The pins of a held file on a device, made now if need be; `None` if it is not held, or not to be trusted.
     /// `fd`: a descriptor of the file, of this thread.
-    pub fn acquire(
-        &self,
-        fd: Fd,
-        key: (u64, u64),
-        device: &'static dyn Device,
-    ) -> Option<PinGuard> {
+    pub fn acquire(&self, fd: Fd, key: (u64, u64), device: &'static dyn Device) -> Option<PinGuard> {
         if self.is_empty() {
             return None;
         }
@@ -204,7 +199,12 @@ impl PinnedFiles {
     }
 
     /// The pins on a device. The caller is counted as a user.
-    fn pages_on(&self, files: &Arc<Files>, file: &Arc<PinnedFile>, device: &'static dyn Device) -> Result<Arc<PinnedPages>, PinError> {
+    fn pages_on(
+        &self,
+        files: &Arc<Files>,
+        file: &Arc<PinnedFile>,
+        device: &'static dyn Device,
+    ) -> Result<Arc<PinnedPages>, PinError> {
         let find = || file.gate.find(|pages| core::ptr::addr_eq(pages.device, device));
         if let Some(pages) = find() {
             return Ok(pages);

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use spinio_device::{Fence, Wait};
+use spinio_device::{Fence, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
-use spinio_files::Files;
 use crate::pinned::PinGuard;
-use spinio_stats::RequestSpan;
 use spinio_device::Target;
+use spinio_files::Files;
+use spinio_stats::RequestSpan;
 use spinio_transfer::Error;
 
 /// Bytes from which the caller sleeps while it waits.
@@ -39,7 +39,7 @@ impl PinGuard {
         };
         let queued = queued.and_then(|()| self.pages.queue_copy(stream, to.addr, offset, len));
         // Behind an error too: a part may be under way, and the pins must not go before it.
-        let drained = device.synchronize(stream, if len > SLEEP_MIN { Wait::Block } else { Wait::Context });
+        let drained = device.synchronize(stream, if len > SLEEP_MIN { WaitMode::Block } else { WaitMode::Context });
         device.release_stream(stream);
         if queued.and(drained).is_err() || !self.is_still_valid(files, fd) {
             return Ok(false);

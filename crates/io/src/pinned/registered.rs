@@ -10,12 +10,12 @@
 
 use std::sync::Arc;
 
-use spinio_device::{Device, DeviceAddr, DeviceError, ErrorKind, Pin, QueueId};
+use spinio_device::{Device, DeviceAddr, DeviceError, ErrorKind, Pin, StreamId};
 use spinio_sys::linux;
 
 use super::PinError;
-use spinio_files::Files;
 use spinio_files::FileState;
+use spinio_files::Files;
 use spinio_transfer::Mapping;
 
 /// Bytes that are registered at once.
@@ -104,7 +104,13 @@ impl PinnedPages {
     }
 
     /// Queues the copies of a range, which lies in the file.
-    pub(super) fn queue_copy(&self, stream: QueueId, to: DeviceAddr, offset: u64, len: u64) -> Result<(), DeviceError> {
+    pub(super) fn queue_copy(
+        &self,
+        stream: StreamId,
+        to: DeviceAddr,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), DeviceError> {
         let mut done = 0;
         while done < len {
             let at = offset + done;

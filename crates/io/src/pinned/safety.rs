@@ -175,7 +175,12 @@ const WRITER_NOT_COUNTED: [u64; 2] = [fs_magic::TMPFS, fs_magic::HUGETLBFS];
 
 impl WriteExclusion {
     /// Finds something that vouches for the file of `fd`, a descriptor of this thread. `watcher`: who is told of breaks.
-    pub(super) fn establish(files: &Arc<Files>, fd: Fd, key: (u64, u64), watcher_tid: u32) -> Result<WriteExclusion, PinError> {
+    pub(super) fn establish(
+        files: &Arc<Files>,
+        fd: Fd,
+        key: (u64, u64),
+        watcher_tid: u32,
+    ) -> Result<WriteExclusion, PinError> {
         let workers = files.shadow_workers().ok_or(PinError::NoWorkers)?;
         let (sys, close_queue, tid) = (files.sys(), workers.close_queue(), linux::gettid());
         let leased = workers.run_blocking(move || {
@@ -187,7 +192,8 @@ impl WriteExclusion {
                 return Err(Errno::BADF);
             }
             let file_system = sys.file_system(reopened.get()).unwrap_or(0);
-            if LEASES_NOT_BINDING.contains(&file_system) || (stat.unlinked && WRITER_NOT_COUNTED.contains(&file_system)) {
+            if LEASES_NOT_BINDING.contains(&file_system) || (stat.unlinked && WRITER_NOT_COUNTED.contains(&file_system))
+            {
                 return Err(Errno::INVAL);
             }
             sys.take_lease(reopened.get(), watcher_tid)?;
@@ -202,7 +208,8 @@ impl WriteExclusion {
         }
         let magic = sys.file_system(fd).unwrap_or(0);
         // Who had it open for writing before may go on writing.
-        let may_change = refused == Errno::AGAIN || LEASES_NOT_BINDING.contains(&magic) || READ_ONLY_NOT_BINDING.contains(&magic);
+        let may_change =
+            refused == Errno::AGAIN || LEASES_NOT_BINDING.contains(&magic) || READ_ONLY_NOT_BINDING.contains(&magic);
         // Before the attribute is asked for: from here on a change is seen.
         if let Some(stamp) = ChangeStamp::of(sys, fd).filter(|_| !may_change) {
             if linux::is_immutable(fd) {

@@ -12,7 +12,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use spinio_host::sync::{Condvar, Mutex, yield_now, lock};
+use spinio_host::sync::{Condvar, Mutex, lock, yield_now};
 
 struct State<T> {
     active: usize,
@@ -36,7 +36,15 @@ pub(super) struct RefGate<T> {
 impl<T> RefGate<T> {
     /// Asked for once.
     pub(super) fn new() -> RefGate<T> {
-        let state = State { active: 0, mappings: 0, refs: 1, closing: false, unpinned: false, released: false, pins: Vec::new() };
+        let state = State {
+            active: 0,
+            mappings: 0,
+            refs: 1,
+            closing: false,
+            unpinned: false,
+            released: false,
+            pins: Vec::new(),
+        };
         RefGate { state: Mutex::new(state), changed: Condvar::new() }
     }
 

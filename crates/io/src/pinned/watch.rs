@@ -16,12 +16,12 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, mpsc};
 
-use spinio_sys::linux::{self, Fd, News};
+use spinio_sys::linux::{self, Fd, InotifyEvent};
 
 use super::PinnedFile;
 use spinio_files::Files;
-use spinio_host::syscalls::Syscalls;
 use spinio_host::lock;
+use spinio_host::syscalls::Syscalls;
 
 const STACK_SIZE: usize = 1 << 20;
 
@@ -100,7 +100,9 @@ impl LeaseWatcher {
     pub(super) fn watch_inode(&self, files: &Files, pinned: &PinnedFile) {
         let Some(&inotify) = self.inotify.get() else { return };
         let (sys, file) = (files.sys(), Arc::clone(&pinned.file));
-        let wd = files.shadow_workers().and_then(|workers| workers.run_blocking(move || sys.watch_changes(inotify, file.cached.get())));
+        let wd = files
+            .shadow_workers()
+            .and_then(|workers| workers.run_blocking(move || sys.watch_changes(inotify, file.cached.get())));
         if let Some(Ok(wd)) = wd {
             pinned.inotify_wd.store(wd, Release);
         }
@@ -123,10 +125,10 @@ impl LeaseWatcher {
     fn drain_events(&self, sys: &dyn Syscalls, files: &[Arc<PinnedFile>]) {
         let Some(&inotify) = self.inotify.get() else { return };
         // What cannot be heard may have happened.
-        for event in sys.inotify_events(inotify).unwrap_or_else(|_| vec![News::Overflow]) {
+        for event in sys.inotify_events(inotify).unwrap_or_else(|_| vec![InotifyEvent::Overflow]) {
             let is_affected = |file: &&Arc<PinnedFile>| match event {
-                News::Modified(wd) => file.inotify_wd.load(Acquire) == wd,
-                News::Overflow => true,
+                InotifyEvent::Modified(wd) => file.inotify_wd.load(Acquire) == wd,
+                InotifyEvent::Overflow => true,
                 _ => false,
             };
             files.iter().filter(is_affected).for_each(|file| self.begin_unpin(file));

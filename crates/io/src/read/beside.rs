@@ -86,7 +86,10 @@ mod tests {
         assert!(first.len <= BUFFER_SIZE as u64 && (base + first.offset).is_multiple_of(64 << 10), "{first:?}");
         let rest: Vec<_> = std::iter::from_fn(|| split_tail(&mut remaining, base)).collect();
         assert_eq!(remaining.len(), 1);
-        assert!(remaining[0].offset == 0 && remaining[0].len <= CALLER_TAIL && remaining[0].route == Route::Dma, "{remaining:?}");
+        assert!(
+            remaining[0].offset == 0 && remaining[0].len <= CALLER_TAIL && remaining[0].route == Route::Dma,
+            "{remaining:?}"
+        );
         assert_eq!(rest.last().unwrap().offset, remaining[0].len);
         assert_eq!(split_tail(&mut VecDeque::new(), 0), None);
     }
@@ -108,7 +111,8 @@ mod tests {
     #[test]
     fn last_queued_piece_may_start_the_file() {
         let mut remaining = queue(&[(16 * MIB, 16 * MIB), (0, 3 * MIB + 4096)]);
-        let cuts: Vec<_> = std::iter::from_fn(|| split_tail(&mut remaining, 0)).map(|piece| (piece.offset, piece.len)).collect();
+        let cuts: Vec<_> =
+            std::iter::from_fn(|| split_tail(&mut remaining, 0)).map(|piece| (piece.offset, piece.len)).collect();
         assert_eq!(cuts[..2], [(MIB + (64 << 10), 2 * MIB - (60 << 10)), (0, MIB + (64 << 10))]);
         assert!(cuts[2..].iter().all(|&(offset, _)| offset >= 16 * MIB), "{cuts:?}");
     }

@@ -11,7 +11,7 @@
 
 use std::time::Instant;
 
-use spinio_device::{DeviceError, ErrorKind, Wait};
+use spinio_device::{DeviceError, ErrorKind, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{Fd, FileKind, Stat};
 
@@ -68,7 +68,7 @@ pub(super) fn small(ctx: &Reader, fd: Fd, to: Target, len: usize, reason: &mut R
     staging.release_slice(slot);
     queued.map_err(device_error)?;
     if ours || ctx.policy.ordering == Ordering::Strict {
-        device.synchronize(queue, Wait::Context).map_err(device_error)?;
+        device.synchronize(queue, WaitMode::Context).map_err(device_error)?;
     }
     Ok(got)
 }
@@ -97,12 +97,19 @@ impl AppFdRead {
             let (queue, _) = device.app_stream();
             // SAFETY: the buffer stays until the queue is drained, here or below; the bytes lie inside the allocation.
             let copied = unsafe { device.copy_in(queue, self.to.addr.offset(done as u64), buffer.ptr(), got) };
-            if let Err(e) = copied.and_then(|()| device.synchronize(queue, Wait::Context)) {
+            if let Err(e) = copied.and_then(|()| device.synchronize(queue, WaitMode::Context)) {
                 // The device cannot say that it has read all.
                 buffer.leak();
                 return if done == 0 { Err(fail(e)) } else { Ok(done) };
             }
-            ctx.files.stats().record_piece(&self.span, Route::Copy, self.reason, self.done + done as u64, got as u64, begun);
+            ctx.files.stats().record_piece(
+                &self.span,
+                Route::Copy,
+                self.reason,
+                self.done + done as u64,
+                got as u64,
+                begun,
+            );
             done += got;
             if got < want || self.single_call || done == self.len || is_cancelled() {
                 break Ok(());

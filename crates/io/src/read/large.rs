@@ -3,28 +3,28 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use spinio_device::Wait;
+use spinio_device::WaitMode;
 use spinio_plan::{Reason, Route, readahead};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd, FileKind};
 
 use crate::ctx::Reader;
-use spinio_files::FileState;
-use spinio_files::p2p_probe;
-use spinio_files::streams;
-use spinio_files::prefault;
-use spinio_host::lock;
-use spinio_host::syscalls::Syscalls;
-use spinio_files::FdIdentity;
-use spinio_transfer::AlignedBuf;
 use crate::read::blocking;
 use crate::read::engine::LONG_REQUEST;
-use crate::read::job::{ReadRequest, ReadParams};
+use crate::read::job::{ReadParams, ReadRequest};
 use crate::read::plain::AppFdRead;
 use crate::read::window::cache_route;
-use spinio_host::settings::SMALL_REQUEST_MAX;
-use spinio_stats::RequestSpan;
 use spinio_device::Target;
+use spinio_files::FdIdentity;
+use spinio_files::FileState;
+use spinio_files::p2p_probe;
+use spinio_files::prefault;
+use spinio_files::streams;
+use spinio_host::lock;
+use spinio_host::settings::SMALL_REQUEST_MAX;
+use spinio_host::syscalls::Syscalls;
+use spinio_stats::RequestSpan;
+use spinio_transfer::AlignedBuf;
 use spinio_transfer::Error;
 
 /// A `pread` or `read` of more than [`SMALL`] bytes, all of them inside the allocation.
@@ -40,7 +40,18 @@ pub(crate) fn read(
     let stat = ctx.files.sys().fstat(fd).map_err(fail)?;
     let flags = ctx.files.sys().status_flags(fd).map_err(fail)?;
     let waits = blocking::may_wait(&stat);
-    let app_fd_read = |reason, single_call| AppFdRead { span: *span, fd, at, to, len, done: 0, single_call, reason, stream: None, waits };
+    let app_fd_read = |reason, single_call| AppFdRead {
+        span: *span,
+        fd,
+        at,
+        to,
+        len,
+        done: 0,
+        single_call,
+        reason,
+        stream: None,
+        waits,
+    };
     if stat.kind == FileKind::Other {
         // A character device fills the whole buffer; a pipe or socket gives what there is.
         let single_call = at.is_none() && stat.mode & 0o170_000 != 0o020_000;
@@ -105,7 +116,8 @@ fn read_at(
     let span = *span;
     let waits = blocking::may_wait(&stat);
     let (at, done, once, queue) = (Some(offset), 0, false, None);
-    let app_fd_read = |reason, len| AppFdRead { span, fd, at, to, len, done, single_call: once, reason, stream: queue, waits };
+    let app_fd_read =
+        |reason, len| AppFdRead { span, fd, at, to, len, done, single_call: once, reason, stream: queue, waits };
     let Some(shadow) = ctx.files.shadow_workers() else { return app_fd_read(Reason::NoHelpers, len).read(ctx) };
     let within = match stat.kind {
         FileKind::Regular => (len as u64).min(stat.size.saturating_sub(offset)),
@@ -135,7 +147,7 @@ fn read_at(
     if to.allocation.p2p_mapped
         && let Some(fence) = &order
         // Storage and the CPU keep no order with the device's queues: what was queued before has to be done.
-        && let Err(e) = device.wait(fence, Wait::Context)
+        && let Err(e) = device.wait(fence, WaitMode::Context)
     {
         order.into_iter().for_each(|fence| device.release_fence(fence));
         return Err(device_fail(e));

@@ -37,17 +37,17 @@ pub(crate) use self::wait_buffer::WaitBuffers;
 
 use std::sync::Arc;
 
-use spinio_device::QueueId;
+use spinio_device::StreamId;
 use spinio_plan::Reason;
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind};
 
 use self::plain::AppFdRead;
 use crate::ctx::Reader;
+use spinio_device::Target;
 use spinio_files::FileState;
 use spinio_host::settings::SMALL_REQUEST_MAX;
 use spinio_stats::Direction;
-use spinio_device::Target;
 use spinio_transfer::Error;
 
 type Result<T> = core::result::Result<T, Error>;
@@ -93,7 +93,7 @@ impl Reader {
     /// Reads the file now and queues the copies on `queue` (CUDA: a stream); returns the bytes that will be there
     /// once the queue gets that far. Waits only for staging memory, that of queued moves, and up to twice the bound:
     /// beyond it the queue has to move.
-    pub fn read_async(self: &Arc<Self>, fd: Fd, at: u64, to: Target, len: usize, stream: QueueId) -> Result<usize> {
+    pub fn read_async(self: &Arc<Self>, fd: Fd, at: u64, to: Target, len: usize, stream: StreamId) -> Result<usize> {
         let len = len.min(usize::try_from(to.allocation.bytes_left(to.addr)).unwrap_or(usize::MAX));
         if to.allocation.device.is_capturing(stream) {
             // Captured copies would read staging memory again at every launch of the graph, when it holds other bytes.

@@ -4,22 +4,22 @@
 
 use std::time::Instant;
 
-use spinio_device::{Device, QueueId, Wait};
+use spinio_device::{Device, StreamId, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
-use spinio_host::is_cancelled;
-use spinio_files::FdIdentity;
 use crate::read::stored;
-use spinio_transfer::bounce::BUFFER_SIZE;
-use spinio_stats::RequestSpan;
 use spinio_device::Target;
+use spinio_files::FdIdentity;
+use spinio_host::is_cancelled;
+use spinio_stats::RequestSpan;
 use spinio_transfer::Error;
+use spinio_transfer::bounce::BUFFER_SIZE;
 
 /// A queue that is given back when it goes out of scope.
-struct StreamGuard(&'static dyn Device, QueueId);
+struct StreamGuard(&'static dyn Device, StreamId);
 
 impl Drop for StreamGuard {
     fn drop(&mut self) {
@@ -41,7 +41,7 @@ pub(crate) struct AppFdRead {
     pub(crate) single_call: bool,
     pub(crate) reason: Reason,
     /// Where the copies go and nobody waits; `None`: in the program's order, and wait.
-    pub(crate) stream: Option<QueueId>,
+    pub(crate) stream: Option<StreamId>,
     /// The kernel may keep the reader waiting without bound.
     pub(crate) waits: bool,
 }
@@ -124,13 +124,20 @@ impl AppFdRead {
                 }
             }
             done += got;
-            ctx.files.stats().record_piece(&self.span, Route::Copy, reason, self.done + (done - got) as u64, got as u64, started);
+            ctx.files.stats().record_piece(
+                &self.span,
+                Route::Copy,
+                reason,
+                self.done + (done - got) as u64,
+                got as u64,
+                started,
+            );
             if !more || !same || is_cancelled() {
                 break;
             }
         }
         if self.stream.is_none() && done > 0 {
-            device.synchronize(stream, Wait::Context).map_err(fail)?;
+            device.synchronize(stream, WaitMode::Context).map_err(fail)?;
         }
         match ended {
             Err(error) if done == 0 => Err(error),
@@ -154,13 +161,7 @@ impl AppFdRead {
 
     /// # Safety
     /// `buf` must have `len` bytes that the kernel may write.
-    pub(super) unsafe fn read_fd(
-        &self,
-        ctx: &Reader,
-        buf: *mut u8,
-        len: usize,
-        done: usize,
-    ) -> Result<usize, Errno> {
+    pub(super) unsafe fn read_fd(&self, ctx: &Reader, buf: *mut u8, len: usize, done: usize) -> Result<usize, Errno> {
         // SAFETY: passed on to the caller.
         unsafe {
             match self.at {

@@ -129,7 +129,8 @@ mod tests {
 
     fn queued(ranges: &[(u64, u64)]) -> VecDeque<Piece> {
         let (route, reason) = (Route::Dma, Reason::Cached);
-        let piece = |&(from, to): &(u64, u64)| Piece { offset: from, len: to - from, route, reason, assumed_cached: false };
+        let piece =
+            |&(from, to): &(u64, u64)| Piece { offset: from, len: to - from, route, reason, assumed_cached: false };
         ranges.iter().map(piece).collect()
     }
 

@@ -14,15 +14,15 @@
 //!
 //! Known flaw: a positioned read of a character device that keeps its reader waiting holds its slot meanwhile.
 
-use spinio_device::Wait;
+use spinio_device::WaitMode;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
 use crate::read::{blocking, large, record_app_fd_read, stored};
+use spinio_device::Target;
 use spinio_host::settings::Ordering;
 use spinio_stats::Direction;
-use spinio_device::Target;
 use spinio_transfer::Error;
 
 /// A `read` or `pread` of at most [`spinio_host::settings::SMALL`] bytes, all of them inside the allocation.
@@ -85,7 +85,7 @@ fn read_staged(
         }
         copied.map_err(device_error)?;
         if capturing || ctx.policy.ordering == Ordering::Strict {
-            device.synchronize(stream, Wait::Context).map_err(device_error)?;
+            device.synchronize(stream, WaitMode::Context).map_err(device_error)?;
         }
     } else {
         staging.release_slice(slice);

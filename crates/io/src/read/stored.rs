@@ -15,11 +15,11 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use crate::ctx::Reader;
-use spinio_transfer::bounce::BUFFER_SIZE;
 use spinio_device::Target;
-use spinio_transfer::Error;
 use spinio_files::FdIdentity;
 use spinio_transfer::AlignedBuf;
+use spinio_transfer::Error;
+use spinio_transfer::bounce::BUFFER_SIZE;
 
 /// A `read` or `pread` into host-mapped memory.
 ///

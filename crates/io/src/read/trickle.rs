@@ -13,16 +13,16 @@
 //! every 512 KiB renews. Afterwards, as behind a small read, the kernel is led further ahead where its window is narrow
 //! (file/ahead.rs).
 
-use spinio_device::Wait;
+use spinio_device::WaitMode;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
 use crate::read::{blocking, large, record_app_fd_read, small, stored};
-use spinio_transfer::bounce::BUFFER_SIZE;
-use spinio_stats::Direction;
 use spinio_device::Target;
+use spinio_stats::Direction;
 use spinio_transfer::Error;
+use spinio_transfer::bounce::BUFFER_SIZE;
 
 /// A `read` or `pread` of a cold stream, all of it inside the allocation; `None` if it is none, or too long.
 pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Option<Result<usize, Error>> {
@@ -80,7 +80,7 @@ fn read_and_wait(
     };
     // SAFETY: the block is kept until the copy is done, or retired behind it.
     let copied = unsafe { device.copy_in(stream, to.addr, block.ptr(), got) };
-    match copied.and_then(|()| device.synchronize(stream, Wait::Context)) {
+    match copied.and_then(|()| device.synchronize(stream, WaitMode::Context)) {
         Ok(()) => {
             staging.release(block);
             Ok(got)

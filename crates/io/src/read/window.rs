@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use spinio_device::Abilities;
-use spinio_plan::{Extent, Objective, Possible, Reason, Residency, Route, Schedule, Segment, plan};
+use spinio_device::Capabilities;
+use spinio_plan::{Extent, Objective, Reason, Residency, Route, RouteConstraints, Schedule, Segment, plan};
 use spinio_sys::linux;
 
 use crate::ctx::Reader;
+use crate::read::job::ReadRequest;
+use crate::read::work::Role;
+use spinio_files::FdIdentity;
 use spinio_files::residency::{Survey, absent_runs};
 use spinio_files::{FileState, ResidencyAccess};
 use spinio_host::lock;
-use spinio_files::FdIdentity;
-use crate::read::job::ReadRequest;
-use crate::read::work::Role;
 
 /// How many bytes one probe of a stranger speaks for.
 pub(crate) const PROBE_SPAN: u64 = 64 << 10;
@@ -43,7 +43,14 @@ pub(crate) fn plan_range(request: &Arc<ReadRequest>, role: Role, offset: u64, le
         found.iter().for_each(|e| request.ctx.files.stats().residency_probed(e.residency, e.len));
         found
     };
-    let mut constraints = constraints(&request.ctx, file, request.device().capabilities(), request.p2p, request.dma, request.offset + offset);
+    let mut constraints = constraints(
+        &request.ctx,
+        file,
+        request.device().capabilities(),
+        request.p2p,
+        request.dma,
+        request.offset + offset,
+    );
     let absent = extents.iter().any(|e| e.residency == Residency::Absent);
     if absent {
         request.missed_cache.store(true, Relaxed);
@@ -72,7 +79,11 @@ pub(crate) fn plan_range(request: &Arc<ReadRequest>, role: Role, offset: u64, le
             stats.record_refusal(reason, segment.len);
         }
     }
-    request.queue_segments(offset, &schedule.segments, assumed_cached || (access == ResidencyAccess::NotPermitted && !recheck));
+    request.queue_segments(
+        offset,
+        &schedule.segments,
+        assumed_cached || (access == ResidencyAccess::NotPermitted && !recheck),
+    );
 }
 
 /// Absent bytes that take the page cache all the same will be there because of this request.
@@ -100,11 +111,20 @@ fn record_readahead(request: &ReadRequest, fd: i32, offset: u64, extents: &[Exte
 }
 
 /// The exact extents.
-fn survey(request: &Arc<ReadRequest>, role: Role, fd: i32, access: ResidencyAccess, offset: u64, len: u64) -> Vec<Extent> {
+fn survey(
+    request: &Arc<ReadRequest>,
+    role: Role,
+    fd: i32,
+    access: ResidencyAccess,
+    offset: u64,
+    len: u64,
+) -> Vec<Extent> {
     let kernel = request.ctx.files.sys();
     let at = request.offset + offset;
     match access {
-        ResidencyAccess::NotPermitted => Survey { sys: kernel, fd, mapping: None }.by_probes(at, len, PROBE_SPAN, request.ctx.files.probe_nonce()),
+        ResidencyAccess::NotPermitted => {
+            Survey { sys: kernel, fd, mapping: None }.by_probes(at, len, PROBE_SPAN, request.ctx.files.probe_nonce())
+        }
         _ => {
             let mapping = request.mapping(role);
             Survey { sys: kernel, fd, mapping: mapping.as_deref() }.by_cachestat(at, len)
@@ -118,14 +138,15 @@ fn spot_check(request: &Arc<ReadRequest>, fd: i32, access: ResidencyAccess, offs
     let kernel = request.ctx.files.sys();
     let (at, interval) = (request.offset + offset, 2 << 20);
     if access == ResidencyAccess::NotPermitted {
-        let found = Survey { sys: kernel, fd, mapping: None }.by_probes(at, len, interval, request.ctx.files.probe_nonce());
+        let found =
+            Survey { sys: kernel, fd, mapping: None }.by_probes(at, len, interval, request.ctx.files.probe_nonce());
         return found.iter().all(|e| e.residency.is_cached());
     }
     (at..at + len).step_by(interval as usize).all(|at| kernel.cachestat(fd, at, 1).is_ok_and(|c| c.cached > 0))
 }
 
 /// The way out of the page cache that is always there.
-pub(crate) fn cache_route(abilities: Abilities) -> Route {
+pub(crate) fn cache_route(abilities: Capabilities) -> Route {
     if abilities.has_dma_engine { Route::Copy } else { Route::Store }
 }
 
@@ -134,11 +155,11 @@ pub(crate) fn cache_route(abilities: Abilities) -> Route {
 pub(crate) fn constraints(
     ctx: &Reader,
     file: &FileState,
-    abilities: Abilities,
+    abilities: Capabilities,
     p2p: Result<(), Reason>,
     dma: Result<(), Reason>,
     file_offset: u64,
-) -> Possible {
+) -> RouteConstraints {
     let settings = &ctx.policy;
     let refused_pin = if file.pin_refused.load(Relaxed) { Err(Reason::PinRefused) } else { Ok(()) };
     let dma = dma.and(refused_pin);
@@ -149,7 +170,7 @@ pub(crate) fn constraints(
         (Ok(_), Ok(())) => (Some(Route::P2p), None),
         (Ok(_), Err(reason)) => (may_direct.then_some(Route::Direct), Some(reason)),
     };
-    Possible {
+    RouteConstraints {
         file_offset,
         cache: cache_route(abilities),
         cache_large: (may_pin && dma.is_ok()).then_some((Route::Dma, settings.dma_min)),

@@ -27,17 +27,17 @@ use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering::AcqRel, Ordering::Acq
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use spinio_device::{Device, QueueId, Wait};
+use spinio_device::{Device, StreamId, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 
 use crate::ctx::Writer;
+use spinio_device::Target;
 use spinio_files::ShadowFile;
 use spinio_host::lock;
-use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, BouncePool, stream_owner};
 use spinio_stats::{Direction, RequestSpan};
-use spinio_device::Target;
 use spinio_transfer::Error;
+use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, BouncePool, stream_owner};
 
 /// No result yet.
 const PENDING: isize = isize::MIN;
@@ -137,12 +137,12 @@ impl Drop for BufferSet {
 pub(crate) struct StreamUploads(Mutex<Vec<ChainTail>>);
 
 /// Of which queue, and whose it is.
-type ChainTail = ((QueueId, u32), Weak<StreamRead>);
+type ChainTail = ((StreamId, u32), Weak<StreamRead>);
 
 impl StreamUploads {
     /// The memory of the upload before, in the same queue of the same device, and how one knows that it is over. One takes
     /// it: what another thread queues meanwhile may come to lie before, behind or between its turns.
-    fn take_predecessor(&self, device: &dyn Device, stream: QueueId) -> Option<(Arc<BufferSet>, AsyncResult)> {
+    fn take_predecessor(&self, device: &dyn Device, stream: StreamId) -> Option<(Arc<BufferSet>, AsyncResult)> {
         let (mut tails, stream) = (lock(&self.0), (stream, stream_owner(stream)));
         let at = tails.iter().position(|(of, upload)| {
             let same_device = |upload: Arc<StreamRead>| core::ptr::addr_eq(upload.device, device);
@@ -154,7 +154,7 @@ impl StreamUploads {
     }
 
     /// All turns of an upload are queued: what is queued from now on is behind it.
-    fn record_tail(&self, stream: QueueId, upload: &Arc<StreamRead>) {
+    fn record_tail(&self, stream: StreamId, upload: &Arc<StreamRead>) {
         let (mut last, queue) = (lock(&self.0), (stream, stream_owner(stream)));
         last.retain(|(of, other)| {
             let other = other.upgrade().filter(|other| lock(&other.buffers).is_some());
@@ -226,7 +226,8 @@ impl StreamRead {
             let into = (address + filled) as *mut u8;
             // SAFETY: the block is this upload's until its last host function, and no copy from it is queued that may
             // run before this piece counts as filled.
-            let read = unsafe { kernel.pread(Route::Copy, self.file.fd(), into, len - filled, offset + filled as u64, 0) };
+            let read =
+                unsafe { kernel.pread(Route::Copy, self.file.fd(), into, len - filled, offset + filled as u64, 0) };
             match read {
                 Ok(0) => break,
                 Ok(n) => filled += n,
@@ -307,8 +308,8 @@ impl StreamRead {
 
 impl StreamRead {
     /// It cannot be queued to its end: waits until nobody uses its blocks.
-    fn abort(&self, device: &dyn Device, stream: QueueId) {
-        if device.synchronize(stream, Wait::Context).is_err() {
+    fn abort(&self, device: &dyn Device, stream: StreamId) {
+        if device.synchronize(stream, WaitMode::Context).is_err() {
             // It cannot say that it is done: the blocks are nobody's from now on.
             if let Some(lot) = &*lock(&self.buffers) {
                 lot.quarantined.store(true, Release);
@@ -348,7 +349,7 @@ unsafe extern "C" fn run_callback(callback: *mut c_void) {
 }
 
 /// Queues a turn; `false`: the device does not take it.
-fn enqueue_callback(device: &dyn Device, stream: QueueId, upload: &Arc<StreamRead>, chunk: usize) -> bool {
+fn enqueue_callback(device: &dyn Device, stream: StreamId, upload: &Arc<StreamRead>, chunk: usize) -> bool {
     let callback = Box::into_raw(Box::new(HostCallback(Arc::clone(upload), chunk)));
     // SAFETY: `take_turn` takes the box, once.
     let accepted = unsafe { device.launch_host_func(stream, run_callback, callback.cast()) }.is_ok();
@@ -379,7 +380,7 @@ impl StreamMoves {
         at: u64,
         to: Target,
         len: usize,
-        stream: QueueId,
+        stream: StreamId,
     ) -> Result<AsyncResult, Error> {
         let device = to.allocation.device;
         let fail = |e| Error::kernel(e, "read", at, len as u64);
@@ -395,7 +396,8 @@ impl StreamMoves {
         let uploads = &self.stream_uploads;
         let pool = self.writer.bounce.stream(device);
         let chunks = len.div_ceil(BUFFER_SIZE);
-        let mut buffers = pool.acquire_many(chunks.min(MAX_BUFFERS_AHEAD).min(pool.available().div_ceil(2)), Duration::ZERO);
+        let mut buffers =
+            pool.acquire_many(chunks.min(MAX_BUFFERS_AHEAD).min(pool.available().div_ceil(2)), Duration::ZERO);
         let inherited = if buffers.is_empty() { uploads.take_predecessor(device, stream) } else { None };
         let (buffer_set, predecessor) = match inherited {
             Some((lot, before)) => (lot, Some(before)),
@@ -417,7 +419,13 @@ impl StreamMoves {
             buffers: Mutex::new(Some(buffer_set)),
             predecessor,
             addresses,
-            state: Mutex::new(State { chunk_filled: vec![false; chunks], running: 0, valid: len, error: None, forbidden: false }),
+            state: Mutex::new(State {
+                chunk_filled: vec![false; chunks],
+                running: 0,
+                valid: len,
+                error: None,
+                forbidden: false,
+            }),
             changed: Condvar::new(),
             result: AsyncResult::new(),
             span: self.writer.files.stats().begin(Direction::Read, file.fd(), Some(at), len as u64).with_device(device),
@@ -429,7 +437,7 @@ impl StreamMoves {
         let enqueue_chunk = |chunk: usize| {
             if !(pinned && enqueue_callback(device, stream, &stream_read, chunk)) {
                 // The device calls nobody, or not any more: here, and now.
-                device.synchronize(stream, Wait::Context)?;
+                device.synchronize(stream, WaitMode::Context)?;
                 stream_read.on_reached(chunk);
             }
             let from = stream_read.addresses[chunk % stream_read.addresses.len()] as *const u8;
@@ -440,7 +448,7 @@ impl StreamMoves {
         };
         let enqueue_end = || {
             if !enqueue_callback(device, stream, &stream_read, chunks) {
-                device.synchronize(stream, Wait::Context)?;
+                device.synchronize(stream, WaitMode::Context)?;
                 stream_read.complete();
             }
             Ok(())
@@ -460,7 +468,7 @@ impl StreamMoves {
         at: u64,
         from: Target,
         len: usize,
-        stream: QueueId,
+        stream: StreamId,
     ) -> Result<AsyncResult, Error> {
         let async_result = AsyncResult::new();
         let result = async_result.share_ptr();

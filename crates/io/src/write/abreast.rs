@@ -40,12 +40,12 @@ use spinio_sys::linux::{self, Fd, FileKind};
 
 use super::gather::StagedWrite;
 use super::later::dup_app_fd;
-use super::whole::{WriteVia, IOV_MAX};
-use super::{Result, WriteRequest, staging_limit, pinned_reason};
-use spinio_host::{pool::{WorkerPool}, shadow_fd::{ShadowFd}};
+use super::whole::{IOV_MAX, WriteVia};
+use super::{Result, WriteRequest, pinned_reason, staging_limit};
+use spinio_files::is_shadow;
 use spinio_host::is_cancelled;
 use spinio_host::lock;
-use spinio_files::is_shadow;
+use spinio_host::{pool::WorkerPool, shadow_fd::ShadowFd};
 
 /// Bytes of a portion. Enough for storage to be busy with; little enough for several to be under way in a part of the ring.
 const CHUNK: usize = 4 << 20;

@@ -20,15 +20,15 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
-use super::gather::{StagedWrite, BufferSource, StreamOrder};
+use super::gather::{BufferSource, StagedWrite, StreamOrder};
 use super::{Part, Result, staging_limit};
 use crate::ctx::Writer;
+use spinio_files::ShadowFile;
+use spinio_host::lock;
 use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
 use spinio_host::pool::Task;
 use spinio_host::syscalls::Syscalls;
-use spinio_host::lock;
 use spinio_stats::Direction;
-use spinio_files::ShadowFile;
 use spinio_transfer::Error;
 
 /// A range that one call of the kernel writes.
@@ -215,7 +215,8 @@ fn write(
             to += 1;
         }
         let gather = || {
-            let mut staged = StagedWrite::start(ctx, &order, &parts[from..to], BufferSource::Pool, ranges[from].0)?.with_fences()?;
+            let mut staged =
+                StagedWrite::start(ctx, &order, &parts[from..to], BufferSource::Pool, ranges[from].0)?.with_fences()?;
             staged.wait().map(|()| staged)
         };
         let staged = gather();

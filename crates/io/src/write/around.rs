@@ -30,21 +30,21 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spinio_device::{Device, Wait};
+use spinio_device::{Device, WaitMode};
 use spinio_plan::{Reason, Route, split_aligned};
 use spinio_sys::Errno;
 use spinio_sys::linux;
 
-use super::choice::{MIN_DIRECT, MIN_P2P, WriteQuery, SYNC_FLAGS};
+use super::choice::{MIN_DIRECT, MIN_P2P, SYNC_FLAGS, WriteQuery};
 use super::whole::WriteVia;
 use super::{Part, Result, WriteRequest, staging_limit};
+use spinio_device::Target;
+use spinio_files::FileState;
 use spinio_files::P2pTrust;
 use spinio_host::shadow_fd::ShadowFd;
-use spinio_files::FileState;
-use spinio_transfer::bounce::BUFFER_SIZE;
-use spinio_device::Target;
-use spinio_transfer::Error;
 use spinio_transfer::AlignedBuf;
+use spinio_transfer::Error;
+use spinio_transfer::bounce::BUFFER_SIZE;
 
 /// Bytes of one P2P call at most.
 const MAX_P2P_CALL: usize = 0x7fff_f000;
@@ -117,7 +117,8 @@ impl WriteRequest<'_> {
         if !app_direct && shadow.is_none() {
             return self.write_app_fd();
         }
-        let via = WriteVia { shadow_fd: shadow.as_ref().map(ShadowFd::get), route: decision.route, reason: decision.reason };
+        let via =
+            WriteVia { shadow_fd: shadow.as_ref().map(ShadowFd::get), route: decision.route, reason: decision.reason };
         let (front, middle) = split_aligned(offset, self.len as u64, query.alignment());
         let wrote = self.write_split(&file, via, front as usize, (front + middle) as usize);
         if shadow.is_some() {
@@ -215,7 +216,7 @@ impl WriteRequest<'_> {
         let fail = |e| Error::device(e, "write", self.at.unwrap_or(0), self.len as u64);
         // Storage keeps no order with the device's queues: what was queued before has to be done.
         let fence = device.fence(device.app_stream().0).map_err(fail)?;
-        let waited = device.wait(&fence, Wait::Context);
+        let waited = device.wait(&fence, WaitMode::Context);
         device.release_fence(fence);
         waited.map_err(fail)?;
         let mut done = range.start;
@@ -225,7 +226,8 @@ impl WriteRequest<'_> {
             let at = self.at.map(|at| at + done as u64);
             let source = from.addr.offset(done as u64);
             let wrote = self.write_vectors(via, &[[source.0 as usize, len]], at);
-            let complete = wrote == Ok(len) && self.verify_p2p(file, Target { addr: source, ..from }, at.unwrap_or(0), len);
+            let complete =
+                wrote == Ok(len) && self.verify_p2p(file, Target { addr: source, ..from }, at.unwrap_or(0), len);
             if !complete {
                 if matches!(wrote, Err(Errno::REMOTEIO | Errno::INVAL | Errno::OPNOTSUPP)) {
                     self.ctx.files.p2p.set(file.storage, device, P2pTrust::Unreachable);
@@ -285,7 +287,7 @@ impl WriteRequest<'_> {
         let queue = device.app_stream().0;
         // SAFETY: `into` is borrowed until the drain below returns, and the range lies in the write's allocation.
         let copied = unsafe { device.copy_out(queue, into.as_mut_ptr(), from.addr, into.len()) };
-        let drained = device.synchronize(queue, Wait::Context);
+        let drained = device.synchronize(queue, WaitMode::Context);
         copied.is_ok() && drained.is_ok()
     }
 }

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use spinio_device::Device;
 use spinio_plan::{Extent, Prediction, Reason, Residency, Route, Schedule, Segment};
-use spinio_plan::{WriteCase, WriteWay, split_aligned, decide_write};
+use spinio_plan::{WriteConstraints, WriteDecision, decide_write, split_aligned};
 use spinio_sys::linux::{self, Fd};
 
 use super::max_single_call;
 use crate::ctx::Writer;
 use crate::explain::stat_seekable;
-use spinio_files::FileState;
 use crate::explain::{Buffer, Explanation};
+use spinio_files::FileState;
 use spinio_transfer::Error;
 
 /// Bytes from which another way than the page cache is looked into: for device memory that storage can fetch from, and
@@ -49,20 +49,20 @@ impl WriteQuery<'_> {
     }
 
     /// The way it goes.
-    pub(super) fn decide(&self) -> WriteWay {
+    pub(super) fn decide(&self) -> WriteDecision {
         let aligned = (self.offset | self.len).is_multiple_of(self.alignment());
         let single_call = if aligned { Ok(()) } else { Err(Reason::OneCall) };
         if self.flags & linux::O_DIRECT != 0 {
             let refused = single_call.and(self.p2p).err();
             let route = if refused.is_some() { Route::Direct } else { Route::P2p };
-            return WriteWay { route, reason: Reason::OwnDirect, refused };
+            return WriteDecision { route, reason: Reason::OwnDirect, refused };
         }
         let aligned_or_chunked = if self.chunked { Ok(()) } else { single_call };
         let direct = if self.ctx.policy.allows(Route::Direct) { self.shadow } else { Err(Reason::Forced) };
         // What goes into the page cache is one step for other writers. Direct writes of blocks that are there already go on
         // side by side (ext4, xfs), and two of them were seen to mix.
         let atomic = if self.chunked { Ok(()) } else { Err(Reason::OneCall) };
-        let case = WriteCase {
+        let case = WriteConstraints {
             len: self.len,
             cache_route: self.cache_route,
             synchronous: self.flags & SYNC_FLAGS != 0,
@@ -70,7 +70,8 @@ impl WriteQuery<'_> {
             direct: aligned_or_chunked.and(atomic).and(direct),
             p2p: aligned_or_chunked.and(self.p2p).and(self.shadow),
         };
-        let model = self.ctx.files.costs(self.file, self.device).baseline(&self.ctx.files.ctx, self.file, Route::Direct);
+        let model =
+            self.ctx.files.costs(self.file, self.device).baseline(&self.ctx.files.ctx, self.file, Route::Direct);
         decide_write(&case, &model)
     }
 
@@ -83,7 +84,13 @@ impl WriteQuery<'_> {
 
 impl Writer {
     /// Explains a `pwrite` of `len` bytes at `offset` out of a buffer, through a descriptor with the status flags of `fd`.
-    pub fn explain_write(self: &Arc<Self>, fd: Fd, offset: u64, len: u64, buffer: Buffer) -> Result<Explanation, Error> {
+    pub fn explain_write(
+        self: &Arc<Self>,
+        fd: Fd,
+        offset: u64,
+        len: u64,
+        buffer: Buffer,
+    ) -> Result<Explanation, Error> {
         let ctx = self;
         let fail = |e| Error::kernel(e, "explain", offset, len);
         let stat = stat_seekable(ctx.files.sys(), fd, offset, len)?;
@@ -91,10 +98,10 @@ impl Writer {
         let cache_route = if buffer.abilities.has_dma_engine { Route::Copy } else { Route::Store };
         let chunked = len > max_single_call(ctx, stat.kind);
         let via_app_fd = match flags & linux::O_DIRECT != 0 {
-            true => WriteWay { route: Route::Direct, reason: Reason::OwnDirect, refused: None },
+            true => WriteDecision { route: Route::Direct, reason: Reason::OwnDirect, refused: None },
             false => {
                 let reason = if chunked { Reason::InParts } else { Reason::IntoCache };
-                WriteWay { route: cache_route, reason, refused: None }
+                WriteDecision { route: cache_route, reason, refused: None }
             }
         };
         let file = ctx.files.get(fd, stat).ok();
@@ -119,7 +126,7 @@ impl Writer {
         let min = if buffer.p2p_mapped { MIN_P2P } else { MIN_DIRECT };
         let eligible = query.as_ref().filter(|_| len >= min && flags & linux::O_APPEND == 0);
         let decision = eligible.map_or(via_app_fd, |prospect| match prospect.decide() {
-            way if way.route.from_cache() => WriteWay { refused: way.refused, ..via_app_fd },
+            way if way.route.from_cache() => WriteDecision { refused: way.refused, ..via_app_fd },
             way => way,
         });
         let (front, middle) = match decision.route.from_cache() || !chunked {
@@ -127,7 +134,7 @@ impl Writer {
             false => split_aligned(offset, len, query.as_ref().map_or(512, WriteQuery::alignment)),
         };
         let edge = |offset, len| Segment { offset, len, route: cache_route, reason: Reason::Edge, refused: None };
-        let WriteWay { route, reason, refused } = decision;
+        let WriteDecision { route, reason, refused } = decision;
         let mut segments = vec![
             edge(0, front),
             Segment { offset: front, len: middle, route, reason, refused },
@@ -136,7 +143,9 @@ impl Writer {
         segments.retain(|s| s.len > 0);
         let advice = file.iter().filter(|_| chunked && route == Route::Direct);
         let advice = advice
-            .filter_map(|file| file.stripes.unknown_reason(&ctx.files.ctx, (&file.cached, file.size), &stat, offset..offset + len))
+            .filter_map(|file| {
+                file.stripes.unknown_reason(&ctx.files.ctx, (&file.cached, file.size), &stat, offset..offset + len)
+            })
             .map(|why| format!("portions of it end anywhere in stripes, so that the array reads old parity: {why}"));
         let cached = query.as_ref().map_or(0, WriteQuery::cached_bytes);
         let residency = match cached {

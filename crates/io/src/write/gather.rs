@@ -15,12 +15,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use spinio_device::{Device, DeviceError, ErrorKind, Fence, QueueId, Wait};
+use spinio_device::{Device, DeviceError, ErrorKind, Fence, StreamId, WaitMode};
 use spinio_sys::linux;
 
 use super::Part;
-use spinio_transfer::Error;
 use crate::ctx::Writer;
+use spinio_transfer::Error;
 use spinio_transfer::HostMemory;
 use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, BouncePool};
 
@@ -40,7 +40,7 @@ pub(super) enum BufferSource {
 
 /// The queues that the copies of a write go to, one a device.
 pub(super) struct StreamOrder {
-    streams: Vec<(&'static dyn Device, QueueId)>,
+    streams: Vec<(&'static dyn Device, StreamId)>,
     owned: bool,
 }
 
@@ -72,13 +72,13 @@ impl StreamOrder {
     }
 
     /// A queue that the program names.
-    pub(super) fn explicit(device: &'static dyn Device, stream: QueueId) -> StreamOrder {
+    pub(super) fn explicit(device: &'static dyn Device, stream: StreamId) -> StreamOrder {
         StreamOrder { streams: vec![(device, stream)], owned: false }
     }
 
-    fn stream(&self, device: &'static dyn Device) -> QueueId {
+    fn stream(&self, device: &'static dyn Device) -> StreamId {
         let found = self.streams.iter().find(|(d, _)| core::ptr::addr_eq(*d, device));
-        found.map_or(QueueId(0), |&(_, queue)| queue)
+        found.map_or(StreamId(0), |&(_, queue)| queue)
     }
 }
 
@@ -105,7 +105,7 @@ fn devices(parts: &[Part]) -> Vec<&'static dyn Device> {
 /// The bytes of one device.
 struct DeviceStage {
     staging: Arc<BouncePool>,
-    stream: QueueId,
+    stream: StreamId,
     blocks: Vec<BounceBuffer>,
     private: Option<HostMemory>,
     /// Pieces of memory still to be filled, last first.
@@ -119,11 +119,12 @@ impl DeviceStage {
     fn new(
         ctx: &Writer,
         device: &'static dyn Device,
-        stream: QueueId,
+        stream: StreamId,
         len: usize,
         source: BufferSource,
     ) -> Result<DeviceStage, DeviceError> {
-        let staging = if source == BufferSource::StreamPool { ctx.bounce.stream(device) } else { ctx.bounce.sync(device) };
+        let staging =
+            if source == BufferSource::StreamPool { ctx.bounce.stream(device) } else { ctx.bounce.sync(device) };
         let count = len.div_ceil(BUFFER_SIZE);
         let mut blocks = match source {
             BufferSource::Pool => staging.acquire_many(count, POOL_WAIT),
@@ -137,7 +138,8 @@ impl DeviceStage {
         {
             blocks.push(block);
         }
-        let mut stage = DeviceStage { staging, stream, blocks, private: None, free: Vec::new(), fence: None, copying: false };
+        let mut stage =
+            DeviceStage { staging, stream, blocks, private: None, free: Vec::new(), fence: None, copying: false };
         let rest = len.saturating_sub(stage.blocks.len() * BUFFER_SIZE);
         if rest > 0 {
             let private = HostMemory::new(rest)?;
@@ -177,7 +179,7 @@ impl DeviceStage {
 
     fn wait(&mut self) -> Result<(), DeviceError> {
         let Some(fence) = self.fence.take() else { return Ok(()) };
-        let waited = self.device().wait(&fence, Wait::Context);
+        let waited = self.device().wait(&fence, WaitMode::Context);
         self.device().release_fence(fence);
         self.copying = waited.is_err();
         waited
@@ -189,7 +191,7 @@ impl Drop for DeviceStage {
         if let Some(fence) = self.fence.take() {
             self.device().release_fence(fence);
         }
-        if self.copying && self.device().synchronize(self.stream, Wait::Context).is_err() {
+        if self.copying && self.device().synchronize(self.stream, WaitMode::Context).is_err() {
             // The device cannot say that it is done: what it may still store into is nobody's from now on.
             core::mem::forget(self.private.take());
             self.blocks.drain(..).for_each(|block| self.staging.quarantine(block));

@@ -24,17 +24,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering::Release};
 use std::time::Instant;
 
-use spinio_device::QueueId;
+use spinio_device::StreamId;
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
-use super::gather::{StagedWrite, BufferSource, StreamOrder};
-use super::{Part, Result, WriteRequest, staging_limit, clip, pinned_reason};
+use super::gather::{BufferSource, StagedWrite, StreamOrder};
+use super::{Part, Result, WriteRequest, clip, pinned_reason, staging_limit};
 use crate::ctx::Writer;
+use spinio_device::Target;
 use spinio_host::shadow_fd::ShadowFd;
 use spinio_stats::{Direction, RequestSpan};
-use spinio_device::Target;
 use spinio_transfer::Error;
 
 /// Where a result goes: bytes written, or an errno below zero.
@@ -76,7 +76,8 @@ impl StreamWrite {
         let vectors = core::mem::take(&mut self.staged.vectors);
         // SAFETY: the memory of the vectors is ours until this function ends, which waits for the answer.
         let call = move || unsafe { kernel.pwritev(Route::Copy, fd, &vectors, Some(offset), 0) };
-        let wrote = self.ctx.files.shadow_workers().and_then(|shadow| shadow.run_blocking(call)).unwrap_or(Err(Errno::IO));
+        let wrote =
+            self.ctx.files.shadow_workers().and_then(|shadow| shadow.run_blocking(call)).unwrap_or(Err(Errno::IO));
         let stats = self.ctx.files.stats();
         if let Ok(wrote) = wrote {
             let why = pinned_reason(self.staged.is_pinned(), Reason::IntoCache);
@@ -115,7 +116,7 @@ impl Writer {
         at: u64,
         from: Target,
         len: usize,
-        stream: QueueId,
+        stream: StreamId,
         result: *const AtomicIsize,
     ) -> Result<()> {
         let ctx = self;
@@ -145,8 +146,14 @@ impl Writer {
         if let Some(twin) = shadow_fd {
             let staged = StagedWrite::start(ctx, &order, &parts, BufferSource::StreamPool, at)
                 .inspect_err(|error| ctx.files.stats().end(&span, &Err(error.errno())))?;
-            let write =
-                Box::into_raw(Box::new(StreamWrite { ctx: Arc::clone(ctx), shadow_fd: twin, staged, offset: at, result: result_ptr, span }));
+            let write = Box::into_raw(Box::new(StreamWrite {
+                ctx: Arc::clone(ctx),
+                shadow_fd: twin,
+                staged,
+                offset: at,
+                result: result_ptr,
+                span,
+            }));
             // SAFETY: `called` takes the box, once.
             if unsafe { device.launch_host_func(stream, on_stream_reached, write.cast()) }.is_ok() {
                 return Ok(());

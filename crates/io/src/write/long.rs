@@ -26,14 +26,14 @@ use std::time::Instant;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{self, FileKind};
 
-use super::gather::{StagedWrite, BufferSource, StreamOrder};
+use super::gather::{BufferSource, StagedWrite, StreamOrder};
 use super::whole::WriteVia;
-use super::{Result, WriteRequest, staging_limit, pinned_reason};
-use spinio_transfer::Error;
+use super::{Result, WriteRequest, pinned_reason, staging_limit};
+use crate::read::large::{release_offset, reserve_offset};
 use spinio_files::FileState;
 use spinio_files::stripes::StripeMap;
 use spinio_host::is_cancelled;
-use crate::read::large::{reserve_offset, release_offset};
+use spinio_transfer::Error;
 use spinio_transfer::bounce::BUFFER_SIZE;
 
 /// Bytes of a portion at most: enough to keep storage busy, and the next portion has room beside it.
@@ -116,7 +116,12 @@ impl WriteRequest<'_> {
             // From the last portion on that is written for sure: what comes behind it will probably lie behind it. And up
             // to the end: the next portions need not ask again.
             let all = at.saturating_sub(CHUNK).max(start)..start + self.len as u64;
-            ends.stripes = ends.file.stripes.survey_and_cache(&self.ctx.files.ctx, (&ends.file.cached, ends.file.size), &self.stat, all);
+            ends.stripes = ends.file.stripes.survey_and_cache(
+                &self.ctx.files.ctx,
+                (&ends.file.cached, ends.file.size),
+                &self.stat,
+                all,
+            );
         }
         let end = ends.stripes.as_ref().and_then(|known| known.layout.end_of_chunk(at, max as u64));
         let end = end.filter(|end| end.is_multiple_of(linux::PAGE as u64));
@@ -144,7 +149,8 @@ impl WriteRequest<'_> {
         let mut gather = |from: usize, max: usize| {
             let most = stripe_ends.as_mut().map_or(max, |ends| self.align_to_stripe(ends, from, max));
             let parts = self.slice_parts(from, most.min(range.end - from));
-            StagedWrite::start(self.ctx, order, &parts, BufferSource::Pool, self.at.unwrap_or(0) + from as u64)?.with_fences()
+            StagedWrite::start(self.ctx, order, &parts, BufferSource::Pool, self.at.unwrap_or(0) + from as u64)?
+                .with_fences()
         };
         if parallel && let Some(wrote) = self.write_parallel(&range, via, &mut gather) {
             return wrote;

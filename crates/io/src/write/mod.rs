@@ -58,11 +58,11 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
 use crate::ctx::Writer;
-use spinio_files::is_shadow;
-use spinio_transfer::bounce::BUFFER_SIZE;
-use spinio_stats::{Direction, RequestSpan};
 use spinio_device::Target;
+use spinio_files::is_shadow;
+use spinio_stats::{Direction, RequestSpan};
 use spinio_transfer::Error;
+use spinio_transfer::bounce::BUFFER_SIZE;
 
 /// Bytes from which a write of a block device is made in portions.
 const BLOCK_DEVICE_MAX: u64 = 16 << 20;
@@ -250,7 +250,11 @@ impl Writer {
             let wrote = unsafe { ctx.files.sys().pwritev(Route::Copy, fd, &vector, at, flags) };
             return wrote.map_err(fail);
         }
-        if write.may_bypass_cache(status) { write.with_offset(|write| write.bypass_cache(status)) } else { write.write_app_fd() }
+        if write.may_bypass_cache(status) {
+            write.with_offset(|write| write.bypass_cache(status))
+        } else {
+            write.write_app_fd()
+        }
     }
 }
 

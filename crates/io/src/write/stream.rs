@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use spinio_plan::{Reason, Route};
 
-use super::gather::{StagedWrite, BufferSource, StreamOrder};
+use super::gather::{BufferSource, StagedWrite, StreamOrder};
 use super::whole::WriteVia;
 use super::{Result, WriteRequest, staging_limit};
 use spinio_transfer::Error;
@@ -44,11 +44,19 @@ impl WriteRequest<'_> {
         let started = Instant::now();
         let at = self.at.map(|at| at + done as u64);
         let parts = self.slice_parts(done, max);
-        let mut staged = StagedWrite::start(self.ctx, order, &parts, BufferSource::Private, at.unwrap_or(0))?.with_fences()?;
+        let mut staged =
+            StagedWrite::start(self.ctx, order, &parts, BufferSource::Private, at.unwrap_or(0))?.with_fences()?;
         staged.wait()?;
         let via = WriteVia { shadow_fd: None, route: Route::Copy, reason: Reason::Stream };
         let wrote = self.write_vectors(via, &staged.vectors, at).map_err(|e| self.kernel_error(e, done))?;
-        self.ctx.files.stats().record_piece(&self.span, Route::Copy, Reason::Stream, done as u64, wrote as u64, started);
+        self.ctx.files.stats().record_piece(
+            &self.span,
+            Route::Copy,
+            Reason::Stream,
+            done as u64,
+            wrote as u64,
+            started,
+        );
         Ok((wrote, staged.len))
     }
 }

@@ -6,7 +6,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use super::gather::{StagedWrite, BufferSource, StreamOrder};
+use super::gather::{BufferSource, StagedWrite, StreamOrder};
 use super::{Part, Result, WriteRequest, pinned_reason};
 
 /// The most vectors that the kernel takes.

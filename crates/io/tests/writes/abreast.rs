@@ -10,13 +10,15 @@ use std::time::Duration;
 
 use spinio_device::ErrorKind;
 use spinio_device::emulated::Emulated;
-use spinio_io::kernel::{Syscalls, LinuxSyscalls};
+use spinio_io::kernel::{LinuxSyscalls, Syscalls};
 use spinio_io::{Runtime, Settings, install_cancel_poll};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, file, eventually, place, with_deadline};
+use spinio_testkit::{
+    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, eventually, file, place, with_deadline,
+};
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -101,7 +103,8 @@ impl Syscalls for ConcurrencyProbe {
 /// How a write of version 1 at the start of a file looks to the kernel.
 fn observe_write(path: &Path, flags: i32, at: Option<u64>, deny_getfd: bool, timeout: Duration) -> Observed {
     let (state, news) = Default::default();
-    let kernel: &'static ConcurrencyProbe = Box::leak(Box::new(ConcurrencyProbe { timeout, observed: state, changed: news, deny_getfd }));
+    let kernel: &'static ConcurrencyProbe =
+        Box::leak(Box::new(ConcurrencyProbe { timeout, observed: state, changed: news, deny_getfd }));
     let runtime = Runtime::with_kernel(settings(), kernel);
     let (buffer, subject) = (buffer(), open(path, flags));
     let wrote = with_deadline("a long write", || runtime.write(subject.as_raw_fd(), at, buffer.target(0), SIZE));
@@ -128,7 +131,12 @@ fn allocated_bytes_are_written_in_parallel() {
         file::evict(&file::create_filled(&path, SIZE as u64));
         let seen = observe_write(&path, flags, at, secretive, Duration::from_secs(60));
         assert!(seen.max_active > 1, "{what}: one after the other");
-        assert!(seen.max_active <= IN_FLIGHT / CHUNK && seen.longest == CHUNK, "{what}: {} of {}", seen.max_active, seen.longest);
+        assert!(
+            seen.max_active <= IN_FLIGHT / CHUNK && seen.longest == CHUNK,
+            "{what}: {} of {}",
+            seen.max_active,
+            seen.longest
+        );
     }
 }
 

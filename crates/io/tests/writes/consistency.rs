@@ -49,8 +49,10 @@ fn every_reader_sees_written_bytes() {
     let device = emulated("size=64M,bar=16M,p2p=1,latency_us=200");
     place::for_each_kind(|place| {
         let path = place.file("file");
-        let runtimes =
-            [Runtime::new(Settings::default()), Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() })];
+        let runtimes = [
+            Runtime::new(Settings::default()),
+            Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() }),
+        ];
         let mut rng = Rng::from_env(3);
         let subject = file::create_filled(&path, SIZE as u64);
         let (reader, mapped) = (File::open(&path).unwrap(), Mapped::new(&subject));
@@ -70,7 +72,8 @@ fn every_reader_sees_written_bytes() {
             buffer.write_at(0, &bytes);
             let runtime = rng.choose(&runtimes);
             let what = format!("{} round {round}, {len} bytes at {from}, flags {flags:o}", place.kind);
-            let wrote = with_deadline(&what, || runtime.write(writer.as_raw_fd(), Some(from as u64), buffer.target(0), len));
+            let wrote =
+                with_deadline(&what, || runtime.write(writer.as_raw_fd(), Some(from as u64), buffer.target(0), len));
             assert_eq!(wrote.unwrap(), len, "{what}");
             model[from..from + len].copy_from_slice(&bytes);
             let mut seen = vec![0; SIZE];

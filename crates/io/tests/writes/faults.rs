@@ -13,7 +13,9 @@ use spinio_io::{Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, wait_exclusive, file, place, with_deadline};
+use spinio_testkit::{
+    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, file, place, wait_exclusive, with_deadline,
+};
 
 const SIZE: usize = 6 << 20;
 
@@ -75,8 +77,10 @@ fn device_operation_failures() {
                     device.clear_faults();
                     let after = write(&runtime, target, &subject, &subject, SIZE, &what);
                     assert_eq!(after, Ok(SIZE), "{what}: the write after it");
-                    if !matches!(operation, Operation::Staging | Operation::Synchronize | Operation::Wait | Operation::Query)
-                    {
+                    if !matches!(
+                        operation,
+                        Operation::Staging | Operation::Synchronize | Operation::Wait | Operation::Query
+                    ) {
                         let lines = runtime.stats().rows;
                         assert!(lines.iter().all(|l| l.reason != Reason::NoPinnedMemory), "{what}: blocks were lost");
                     }
@@ -131,7 +135,8 @@ fn syscall_failures_and_short_writes() {
                             if route == Route::P2p && std::ptr::eq(buffer, &plain) {
                                 continue;
                             }
-                            let what = format!("{route} call {nth}, {effect:?}, flags {flags:o}, {}", settings.bounce_limit);
+                            let what =
+                                format!("{route} call {nth}, {effect:?}, flags {flags:o}, {}", settings.bounce_limit);
                             let kernel = FaultySyscalls::new();
                             let runtime = Runtime::with_kernel(settings.clone(), kernel);
                             let fd = OpenOptions::new().write(true).custom_flags(flags).open(&path).unwrap();
@@ -252,7 +257,8 @@ impl Syscalls for ReplacesFd {
 fn reused_fd_number_is_not_written() {
     let place = place::create("tree").unwrap();
     let buffer = Buffer::new(emulated("size=64M"), 1 << 20);
-    let (ours, other) = (file::create_filled(&place.file("ours"), 1 << 20), file::create_filled(&place.file("other"), 1 << 20));
+    let (ours, other) =
+        (file::create_filled(&place.file("ours"), 1 << 20), file::create_filled(&place.file("other"), 1 << 20));
     let kernel = Box::leak(Box::new(ReplacesFd { flag_calls: AtomicUsize::new(0), other_fd: other.as_raw_fd() }));
     let runtime = Runtime::with_kernel(Settings::default(), kernel);
     let error = runtime.write(ours.as_raw_fd(), Some(0), buffer.target(0), 1 << 20).unwrap_err();

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicIsize, Ordering::Acquire};
 
-use spinio_device::{Device, ErrorKind, QueueId, Wait};
+use spinio_device::{Device, ErrorKind, StreamId, WaitMode};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;
@@ -24,7 +24,7 @@ fn write_on_stream(
     fd: i32,
     at: u64,
     from: spinio_io::Target,
-    queue: QueueId,
+    queue: StreamId,
     result: &'static AtomicIsize,
 ) -> Result<(), Errno> {
     // SAFETY: the result lives for ever.
@@ -58,7 +58,7 @@ fn queued_write_runs_in_stream_order() {
     // SAFETY: both are this test's own.
     assert_eq!(unsafe { libc::dup2(other_file.as_raw_fd(), file.as_raw_fd()) }, file.as_raw_fd());
     device.resume();
-    with_deadline("the stream", || device.synchronize(queue, Wait::Block)).unwrap();
+    with_deadline("the stream", || device.synchronize(queue, WaitMode::Block)).unwrap();
     assert!(results.iter().all(|r| r.load(Acquire) == SIZE as isize));
     assert!(std::fs::read(&path).unwrap() == copies[..3].concat());
     assert_eq!(other_file.metadata().unwrap().len(), 0, "another file was written");
@@ -73,8 +73,12 @@ fn unqueueable_write_runs_synchronously() {
     buffer.write_at(0, &file::bytes(0, SIZE, 1));
     type Fault = fn(&FaultySyscalls, &FaultyDevice);
     let cases: [(&str, u64, Fault); 3] = [
-        ("no pidfd_getfd", 128 << 20, |kernel, _| kernel.inject_always(Call::DupFromThread, Effect::Fail(Errno::NOSYS))),
-        ("no host functions", 128 << 20, |_, device| device.inject(Operation::LaunchHostFunc, 1, 9, ErrorKind::Unsupported)),
+        ("no pidfd_getfd", 128 << 20, |kernel, _| {
+            kernel.inject_always(Call::DupFromThread, Effect::Fail(Errno::NOSYS))
+        }),
+        ("no host functions", 128 << 20, |_, device| {
+            device.inject(Operation::LaunchHostFunc, 1, 9, ErrorKind::Unsupported)
+        }),
         ("a small ring", 2 << 20, |_, _| ()),
     ];
     for (what, staging, spoil) in cases {
@@ -83,8 +87,8 @@ fn unqueueable_write_runs_synchronously() {
         let runtime = Runtime::with_kernel(Settings { bounce_limit: staging, ..Settings::default() }, kernel);
         let file = File::create(&path).unwrap();
         let result = result();
-        write_on_stream(&runtime, file.as_raw_fd(), 7, buffer.target_via(device, 0), QueueId(0), result).unwrap();
-        inner.synchronize(QueueId(0), Wait::Block).unwrap();
+        write_on_stream(&runtime, file.as_raw_fd(), 7, buffer.target_via(device, 0), StreamId(0), result).unwrap();
+        inner.synchronize(StreamId(0), WaitMode::Block).unwrap();
         assert_eq!(result.load(Acquire), SIZE as isize, "{what}");
         assert!(std::fs::read(&path).unwrap()[7..] == file::bytes(0, SIZE, 1), "{what}");
     }
@@ -102,7 +106,7 @@ fn unqueueable_write_counts_as_failed() {
     for (number, nth) in [1, 2].into_iter().enumerate() {
         device.inject(Operation::CopyOut, nth, 1, ErrorKind::Driver);
         let result = result();
-        let queued = write_on_stream(&runtime, file.as_raw_fd(), 0, buffer.target_via(device, 0), QueueId(0), result);
+        let queued = write_on_stream(&runtime, file.as_raw_fd(), 0, buffer.target_via(device, 0), StreamId(0), result);
         assert_eq!(queued, Err(Errno::IO));
         assert_eq!(result.load(Acquire), UNSET, "nobody is told twice");
         let calls = runtime.stats().write;
@@ -110,8 +114,8 @@ fn unqueueable_write_counts_as_failed() {
         device.clear_faults();
     }
     assert_eq!(file.metadata().unwrap().len(), 0);
-    write_on_stream(&runtime, file.as_raw_fd(), 0, buffer.target_via(device, 0), QueueId(0), result()).unwrap();
-    with_deadline("the stream", || inner.synchronize(QueueId(0), Wait::Block)).unwrap();
+    write_on_stream(&runtime, file.as_raw_fd(), 0, buffer.target_via(device, 0), StreamId(0), result()).unwrap();
+    with_deadline("the stream", || inner.synchronize(StreamId(0), WaitMode::Block)).unwrap();
     let calls = runtime.stats().write;
     assert_eq!((calls.calls, calls.failed, calls.bytes), (3, 2, SIZE as u64));
 }
@@ -129,19 +133,22 @@ fn errors_are_returned_at_once_or_in_stream_order() {
     let read_only = File::open(&path).unwrap();
     let (_out, into) = std::io::pipe().unwrap();
     let none = result();
-    assert_eq!(write_on_stream(&runtime, read_only.as_raw_fd(), 0, from, QueueId(0), none), Err(Errno::BADF));
-    assert_eq!(write_on_stream(&runtime, into.as_raw_fd(), 0, from, QueueId(0), none), Err(Errno::SPIPE));
-    assert_eq!(write_on_stream(&runtime, 9999, 0, from, QueueId(0), none), Err(Errno::BADF));
-    assert_eq!(write_on_stream(&runtime, file.as_raw_fd(), u64::MAX, from, QueueId(0), none), Err(Errno::INVAL));
-    assert_eq!(write_on_stream(&runtime, file.as_raw_fd(), 0, buffer.target(SIZE), QueueId(0), none), Err(Errno::FAULT));
+    assert_eq!(write_on_stream(&runtime, read_only.as_raw_fd(), 0, from, StreamId(0), none), Err(Errno::BADF));
+    assert_eq!(write_on_stream(&runtime, into.as_raw_fd(), 0, from, StreamId(0), none), Err(Errno::SPIPE));
+    assert_eq!(write_on_stream(&runtime, 9999, 0, from, StreamId(0), none), Err(Errno::BADF));
+    assert_eq!(write_on_stream(&runtime, file.as_raw_fd(), u64::MAX, from, StreamId(0), none), Err(Errno::INVAL));
+    assert_eq!(
+        write_on_stream(&runtime, file.as_raw_fd(), 0, buffer.target(SIZE), StreamId(0), none),
+        Err(Errno::FAULT)
+    );
     assert_eq!(none.load(Acquire), UNSET);
     kernel.inject(Call::Pwritev(Route::Copy), 1, 1, Effect::Fail(Errno::NOSPC));
     kernel.inject(Call::Pwritev(Route::Copy), 1, 1, Effect::Short(4096));
     let results = [result(), result(), result()];
     for result in results {
-        write_on_stream(&runtime, file.as_raw_fd(), 0, from, QueueId(0), result).unwrap();
+        write_on_stream(&runtime, file.as_raw_fd(), 0, from, StreamId(0), result).unwrap();
     }
-    with_deadline("the stream", || device.synchronize(QueueId(0), Wait::Block)).unwrap();
+    with_deadline("the stream", || device.synchronize(StreamId(0), WaitMode::Block)).unwrap();
     let results_seen: Vec<_> = results.iter().map(|r| r.load(Acquire)).collect();
     let short = (SIZE / 2 / 4096 * 4096) as isize;
     assert_eq!(results_seen, [-(Errno::NOSPC.raw_os_error() as isize), short, SIZE as isize]);
@@ -149,7 +156,7 @@ fn errors_are_returned_at_once_or_in_stream_order() {
     assert_eq!(file.metadata().unwrap().len(), short as u64 + SIZE as u64);
     // Nobody has to ask.
     // SAFETY: there is no result.
-    unsafe { runtime.write_async(file.as_raw_fd(), 0, from, SIZE, QueueId(0), std::ptr::null()) }.unwrap();
-    device.synchronize(QueueId(0), Wait::Block).unwrap();
+    unsafe { runtime.write_async(file.as_raw_fd(), 0, from, SIZE, StreamId(0), std::ptr::null()) }.unwrap();
+    device.synchronize(StreamId(0), WaitMode::Block).unwrap();
     assert_eq!(file.metadata().unwrap().len(), short as u64 + 2 * SIZE as u64);
 }

@@ -182,7 +182,10 @@ fn shadow_fd_keeps_sync_flags() {
         let opened = OpenOptions::new().write(true).custom_flags(flags).open(&path).unwrap();
         assert_eq!(runtime.write(opened.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
         let shadow_flags = kernel.0.lock().unwrap();
-        assert!(!shadow_flags.is_empty() && shadow_flags.iter().all(|twin| twin & libc::O_SYNC == flags), "{flags:o}: {shadow_flags:x?}");
+        assert!(
+            !shadow_flags.is_empty() && shadow_flags.iter().all(|twin| twin & libc::O_SYNC == flags),
+            "{flags:o}: {shadow_flags:x?}"
+        );
         assert!(write_lines(&runtime).iter().any(|l| l.route == Route::Direct));
     }
 }

@@ -8,11 +8,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Mutex;
 
-use spinio_io::kernel::{Syscalls, LinuxSyscalls};
+use spinio_io::kernel::{LinuxSyscalls, Syscalls};
 use spinio_io::{Buffer as Explained, Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
-use spinio_sys::linux::{Placed, Stat};
+use spinio_sys::linux::{FileExtent, Stat};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, file, place};
 
@@ -94,7 +94,7 @@ impl Syscalls for FakeArray {
         Ok(format!("{said}\n").into_bytes())
     }
 
-    fn extents(&self, fd: i32, offset: u64, len: u64, _: usize) -> Result<Vec<Placed>> {
+    fn extents(&self, fd: i32, offset: u64, len: u64, _: usize) -> Result<Vec<FileExtent>> {
         *self.extent_queries.lock().unwrap() += 1;
         if self.refuse_extents {
             return Err(Errno::OPNOTSUPP);
@@ -103,9 +103,9 @@ impl Syscalls for FakeArray {
         let ends = self.runs.iter().skip(1).map(|r| r.0).chain([u64::MAX]);
         let all = self.runs.iter().zip(ends).map(|(&(logical, physical), end)| {
             let len = end.min(size).saturating_sub(logical);
-            Placed { logical, physical, len, flags: 0 }
+            FileExtent { logical, physical, len, flags: 0 }
         });
-        let wanted = |e: &Placed| e.len > 0 && e.logical < offset.saturating_add(len) && e.logical + e.len > offset;
+        let wanted = |e: &FileExtent| e.len > 0 && e.logical < offset.saturating_add(len) && e.logical + e.len > offset;
         Ok(all.filter(wanted).collect())
     }
 

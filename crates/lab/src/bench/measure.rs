@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use super::experiment::{Pattern, Setting};
 use super::method::{Method, Reader};
-use crate::device::Name;
-use crate::random::Random;
-use crate::subject::Subject;
+use crate::device::DeviceName;
+use crate::random::SplitMix64;
+use crate::subject::TestFile;
 
 /// How to measure.
 #[derive(Clone, Debug)]
-pub struct Effort {
+pub struct RunOptions {
     /// Runs that count; one more goes before them.
     pub runs: usize,
     /// After which a run ends.
@@ -52,9 +52,9 @@ impl Runs {
 pub fn run_all(
     method: Method,
     setting: &Setting,
-    effort: &Effort,
-    files: &[Subject],
-    device: Name,
+    effort: &RunOptions,
+    files: &[TestFile],
+    device: DeviceName,
     mut done: impl FnMut(),
 ) -> anyhow::Result<Runs> {
     let mut out = Vec::new();
@@ -71,7 +71,7 @@ pub fn run_all(
 }
 
 /// Leaves the wanted share in the page cache, from the start of each file.
-fn prepare(files: &[Subject], share: f64) -> anyhow::Result<()> {
+fn prepare(files: &[TestFile], share: f64) -> anyhow::Result<()> {
     for file in files {
         let cached = (file.size as f64 * share) as u64 / 4096 * 4096;
         if cached < file.size {
@@ -87,9 +87,9 @@ fn prepare(files: &[Subject], share: f64) -> anyhow::Result<()> {
 fn run_once(
     method: Method,
     setting: &Setting,
-    effort: &Effort,
-    files: &[Subject],
-    device: Name,
+    effort: &RunOptions,
+    files: &[TestFile],
+    device: DeviceName,
     run: u64,
 ) -> anyhow::Result<f64> {
     let (ready, bytes, longest) = (Barrier::new(effort.threads), AtomicU64::new(0), AtomicU64::new(0));
@@ -105,7 +105,7 @@ fn run_once(
         let wanted = if effort.reads == 0 { count } else { effort.reads.min(count) };
         let order = match effort.pattern {
             Pattern::Sequential => Vec::new(),
-            Pattern::Random => sample_distinct(count, wanted, &mut Random::new(run, thread as u64)),
+            Pattern::Random => sample_distinct(count, wanted, &mut SplitMix64::new(run, thread as u64)),
         };
         ready.wait();
         let begun = Instant::now();
@@ -138,7 +138,7 @@ fn run_once(
 
 /// `wanted` different numbers below `all`, in random order. Never the same block twice: the paper's files were so large
 /// that this was as good as certain, and a second read would find the first one's bytes cached.
-fn sample_distinct(all: u64, wanted: u64, random: &mut Random) -> Vec<u32> {
+fn sample_distinct(all: u64, wanted: u64, random: &mut SplitMix64) -> Vec<u32> {
     let mut numbers: Vec<u32> = (0..all.min(u64::from(u32::MAX)) as u32).collect();
     let wanted = (wanted as usize).min(numbers.len());
     for i in 0..wanted {
@@ -151,16 +151,16 @@ fn sample_distinct(all: u64, wanted: u64, random: &mut Random) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Random, Runs, sample_distinct};
+    use super::{Runs, SplitMix64, sample_distinct};
 
     #[test]
     fn random_blocks_are_distinct_and_in_range() {
-        let mut some = sample_distinct(1000, 300, &mut Random::new(1, 1));
+        let mut some = sample_distinct(1000, 300, &mut SplitMix64::new(1, 1));
         assert_eq!(some.len(), 300);
         some.sort_unstable();
         some.dedup();
         assert!(some.len() == 300 && some[299] < 1000);
-        assert_eq!(sample_distinct(5, 99, &mut Random::new(1, 1)).len(), 5);
+        assert_eq!(sample_distinct(5, 99, &mut SplitMix64::new(1, 1)).len(), 5);
     }
 
     #[test]

@@ -15,8 +15,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use anyhow::Context;
 use spinio_io::{on_close, runtime};
 
-use crate::device::{Buffer, Name};
-use crate::subject::Subject;
+use crate::device::{Buffer, DeviceName};
+use crate::subject::TestFile;
 
 /// One of the five.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,16 +63,16 @@ impl Method {
 }
 
 /// Memory for blocks, aligned for direct I/O, without unsafe code: as much of a larger one as is aligned.
-struct Aligned {
+struct AlignedBuf {
     bytes: Vec<u8>,
     skip: usize,
 }
 
-impl Aligned {
-    fn new(len: usize) -> Aligned {
+impl AlignedBuf {
+    fn new(len: usize) -> AlignedBuf {
         let bytes = vec![0u8; len + 4096];
         let skip = bytes.as_ptr().align_offset(4096);
-        Aligned { bytes, skip }
+        AlignedBuf { bytes, skip }
     }
 
     fn part(&mut self, len: usize) -> &mut [u8] {
@@ -85,18 +85,18 @@ pub struct Reader {
     method: Method,
     file: File,
     buffer: Buffer,
-    host: Aligned,
+    host: AlignedBuf,
 }
 
 impl Reader {
     /// Opens the file anew, so that nothing is left of the run before, and takes device memory.
-    pub fn new(method: Method, subject: &Subject, device: Name, block: u64) -> anyhow::Result<Reader> {
+    pub fn new(method: Method, subject: &TestFile, device: DeviceName, block: u64) -> anyhow::Result<Reader> {
         // A scratch file has no name but this.
         let path = format!("/proc/self/fd/{}", subject.file.as_raw_fd());
         let flags = if method.is_direct() { spinio_sys::linux::O_DIRECT as i32 } else { 0 };
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
         let file = file.with_context(|| format!("Cannot open {} for {}", subject.path.display(), method.name()))?;
-        Ok(Reader { method, file, buffer: Buffer::mapped(device, block)?, host: Aligned::new(block as usize) })
+        Ok(Reader { method, file, buffer: Buffer::mapped(device, block)?, host: AlignedBuf::new(block as usize) })
     }
 
     /// Reads one block; the bytes that arrived.
@@ -123,7 +123,7 @@ impl Reader {
     }
 
     /// Whether a block in the device is that of the file.
-    pub fn check(&mut self, subject: &Subject, at: u64, len: usize) -> anyhow::Result<()> {
+    pub fn check(&mut self, subject: &TestFile, at: u64, len: usize) -> anyhow::Result<()> {
         let got = self.read(at, len)?;
         let (mut there, mut here) = (vec![0u8; got], vec![0u8; got]);
         runtime().fetch(self.buffer.target, &mut there)?;
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn buffer_is_aligned_for_any_length() {
         for len in [1, 512, 4096, 100_000] {
-            let mut memory = Aligned::new(len);
+            let mut memory = AlignedBuf::new(len);
             let part = memory.part(len);
             assert_eq!((part.as_ptr() as usize % 4096, part.len()), (0, len));
         }

@@ -34,13 +34,13 @@ use spinio_plan::Route;
 
 use self::experiment::{EXPERIMENTS, Experiment, Setting};
 use self::load::Stress;
-use self::measure::{Effort, Runs};
+use self::measure::{RunOptions, Runs};
 use self::method::{Method, Reader};
-use crate::device::{self, Buffer, Name};
+use crate::device::{self, Buffer, DeviceName};
 use crate::exit::{self, Exit};
-use crate::paint::{Ink, Paint};
+use crate::paint::{OutputStyle, TextRole};
 use crate::progress::Progress;
-use crate::subject::Subject;
+use crate::subject::TestFile;
 use crate::{out, scratch, units};
 
 /// What `spinio-lab bench` takes.
@@ -60,7 +60,7 @@ pub struct Bench {
     raid: Option<PathBuf>,
     /// The device: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
     #[arg(long)]
-    device: Option<Name>,
+    device: Option<DeviceName>,
     /// Runs of each point; the first does not count
     #[arg(long, value_name = "N", default_value_t = 11)]
     runs: usize,
@@ -88,17 +88,17 @@ pub struct Bench {
 }
 
 /// One setting measured with one method.
-struct CellOf {
+struct Measurement {
     setting: usize,
     method: Method,
     runs: Runs,
 }
 
 /// What came of an experiment.
-struct Outcome {
+struct ExperimentResult {
     experiment: &'static Experiment,
     settings: Vec<Setting>,
-    cells: Vec<CellOf>,
+    cells: Vec<Measurement>,
     missing: Vec<String>,
     device: String,
     storage: String,
@@ -114,7 +114,7 @@ struct Outcome {
 /// Runs it.
 pub fn run(bench: &Bench) -> anyhow::Result<Exit> {
     if bench.list {
-        out::print(&list(&Paint::stdout()))?;
+        out::print(&list(&OutputStyle::stdout()))?;
         return Ok(Exit::Ok);
     }
     let wanted = selected_experiments(&bench.names)?;
@@ -133,7 +133,7 @@ pub fn run(bench: &Bench) -> anyhow::Result<Exit> {
         let outcome = run_experiment(bench, experiment, device)?;
         match bench.json {
             true => all.push(report::json(&outcome)),
-            false => out::print(&format!("{}\n", report::render(&Paint::stdout(), &outcome)))?,
+            false => out::print(&format!("{}\n", report::render(&OutputStyle::stdout(), &outcome)))?,
         }
         if let Some(folder) = &bench.out {
             write(folder, &outcome)?;
@@ -145,12 +145,12 @@ pub fn run(bench: &Bench) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn list(paint: &Paint) -> String {
+fn list(paint: &OutputStyle) -> String {
     let mut s = String::new();
     for e in EXPERIMENTS {
         s += &format!(
             "{} {}; files of {}\n",
-            paint.text(Ink::Head, &format!("{:<7}", e.name)),
+            paint.text(TextRole::Head, &format!("{:<7}", e.name)),
             e.title,
             units::bytes(e.size)
         );
@@ -174,13 +174,17 @@ fn selected_experiments(names: &[String]) -> anyhow::Result<Vec<&'static Experim
     names.iter().map(find).collect()
 }
 
-fn run_experiment(bench: &Bench, experiment: &'static Experiment, device: Name) -> anyhow::Result<Outcome> {
+fn run_experiment(
+    bench: &Bench,
+    experiment: &'static Experiment,
+    device: DeviceName,
+) -> anyhow::Result<ExperimentResult> {
     let chosen = if experiment.needs_array() { &bench.raid } else { &bench.path };
     let blocks = if bench.blocks.is_empty() { experiment::blocks() } else { bench.blocks.clone() };
     let settings = experiment.settings(&blocks);
     let threads = bench.threads.unwrap_or(experiment.threads);
     let size = bench.size.unwrap_or(experiment.size);
-    let mut outcome = Outcome {
+    let mut outcome = ExperimentResult {
         experiment,
         settings,
         cells: Vec::new(),
@@ -215,12 +219,18 @@ fn run_experiment(bench: &Bench, experiment: &'static Experiment, device: Name) 
 }
 
 /// A file a thread in a folder; else the one that is named.
-fn open_files(path: &Path, size: u64, threads: usize) -> anyhow::Result<Vec<Subject>> {
+fn open_files(path: &Path, size: u64, threads: usize) -> anyhow::Result<Vec<TestFile>> {
     let count = if path.is_dir() { threads } else { 1 };
-    (0..count).map(|_| Subject::open(path, size)).collect()
+    (0..count).map(|_| TestFile::open(path, size)).collect()
 }
 
-fn measure_all(bench: &Bench, o: &mut Outcome, files: &[Subject], device: Name, path: &Path) -> anyhow::Result<()> {
+fn measure_all(
+    bench: &Bench,
+    o: &mut ExperimentResult,
+    files: &[TestFile],
+    device: DeviceName,
+    path: &Path,
+) -> anyhow::Result<()> {
     let first = &files[0];
     o.size = first.size;
     let buffer = Buffer::mapped(device, 1 << 20)?;
@@ -246,7 +256,7 @@ fn measure_all(bench: &Bench, o: &mut Outcome, files: &[Subject], device: Name, 
         }
     }
     drop(trial);
-    let effort = Effort {
+    let effort = RunOptions {
         runs: o.runs,
         limit: Duration::from_secs_f64(bench.limit),
         threads: o.threads,
@@ -276,7 +286,7 @@ fn measure_all(bench: &Bench, o: &mut Outcome, files: &[Subject], device: Name, 
                 progress.set(count);
             });
             match runs {
-                Ok(runs) => o.cells.push(CellOf { setting: i, method, runs }),
+                Ok(runs) => o.cells.push(Measurement { setting: i, method, runs }),
                 Err(e) => o.missing.push(format!("{} at {}: {e:#}", method.name(), setting.label)),
             }
         }
@@ -304,7 +314,7 @@ fn machine_info() -> Value {
     })
 }
 
-fn write(folder: &Path, outcome: &Outcome) -> anyhow::Result<()> {
+fn write(folder: &Path, outcome: &ExperimentResult) -> anyhow::Result<()> {
     let cannot = || format!("Cannot write into {}", folder.display());
     let name = outcome.experiment.name;
     std::fs::write(folder.join(format!("{name}.json")), format!("{:#}\n", report::json(outcome)))

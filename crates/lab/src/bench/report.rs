@@ -5,10 +5,10 @@ use std::fmt::Write;
 use comfy_table::Cell;
 use serde_json::{Value, json};
 
-use super::Outcome;
+use super::ExperimentResult;
 use super::method::Method;
 use crate::chart::{Axis, Chart, Point, Scale, Series};
-use crate::paint::{Ink, Paint};
+use crate::paint::{OutputStyle, TextRole};
 use crate::table;
 
 /// GB/s, three digits.
@@ -21,9 +21,9 @@ fn rate(gbps: f64) -> String {
 }
 
 /// For people.
-pub fn render(paint: &Paint, o: &Outcome) -> String {
+pub fn render(paint: &OutputStyle, o: &ExperimentResult) -> String {
     let e = o.experiment;
-    let mut s = format!("{} {}\n", paint.text(Ink::Head, e.name), e.title);
+    let mut s = format!("{} {}\n", paint.text(TextRole::Head, e.name), e.title);
     let _ = writeln!(s, "the paper: {}", e.claim);
     let _ = writeln!(
         s,
@@ -86,7 +86,7 @@ pub fn render(paint: &Paint, o: &Outcome) -> String {
 }
 
 /// For programs.
-pub fn json(o: &Outcome) -> Value {
+pub fn json(o: &ExperimentResult) -> Value {
     let cells: Vec<_> = o
         .cells
         .iter()
@@ -127,7 +127,7 @@ pub fn json(o: &Outcome) -> Value {
 }
 
 /// Means with their standard deviations.
-pub fn chart(o: &Outcome) -> Chart {
+pub fn chart(o: &ExperimentResult) -> Chart {
     let (label, scale) = o.experiment.axis(&o.settings);
     let series = |(colour, &method): (usize, &Method)| {
         let points: Vec<_> = o

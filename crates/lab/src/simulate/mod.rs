@@ -23,21 +23,21 @@ use comfy_table::Cell;
 use serde_json::json;
 use spinio_io::model::date;
 use spinio_io::runtime;
-use spinio_plan::{Cost, Flight, Model, Route};
+use spinio_plan::{Cost, Model, QueueCost, Route};
 
 use self::study::{Plan, SHARES, Strategy, Study};
 use self::vectors::{PAGE, Pattern};
 use crate::chart::{Axis, Chart, Point, Scale, Series};
-use crate::device::{self, Buffer, Name};
+use crate::device::{self, Buffer, DeviceName};
 use crate::exit::{self, Exit};
-use crate::paint::{Ink, Paint};
+use crate::paint::{OutputStyle, TextRole};
 use crate::progress::Progress;
-use crate::subject::Subject;
+use crate::subject::TestFile;
 use crate::{out, table, units};
 
 /// Whose costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Machine {
+enum CostSource {
     /// The paper's drive and page cache.
     Paper,
     /// Our default for NVMe.
@@ -59,8 +59,8 @@ pub struct Simulate {
     #[arg(long, value_enum, default_value_t = Pattern::Runs)]
     pattern: Pattern,
     /// Whose times
-    #[arg(long, value_enum, default_value_t = Machine::Paper)]
-    model: Machine,
+    #[arg(long, value_enum, default_value_t = CostSource::Paper)]
+    model: CostSource,
     /// The times of the model in use for this file or folder and a device, instead of --model
     #[arg(long, value_name = "PATH", conflicts_with = "model")]
     on: Option<PathBuf>,
@@ -78,7 +78,7 @@ pub struct Simulate {
     requests: u64,
     /// The device, for --on and --validate: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
     #[arg(long)]
-    device: Option<Name>,
+    device: Option<DeviceName>,
     /// Write a chart: nearness to the optimum over the resident share
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -101,8 +101,8 @@ fn paper() -> Model {
     Model {
         storage: cost(584_000.0, 512 << 10, 2.65e9),
         cache: cost(0.0, 0, cache),
-        storage_queue: Flight::new(584_000.0 - 512.0 * 1024.0 / 2.65, 1e9 / 460_000.0, 2.65e9),
-        cache_queue: Flight::new(0.0, 0.0, cache),
+        storage_queue: QueueCost::new(584_000.0 - 512.0 * 1024.0 / 2.65, 1e9 / 460_000.0, 2.65e9),
+        cache_queue: QueueCost::new(0.0, 0.0, cache),
         ..Model::nvme()
     }
 }
@@ -110,21 +110,22 @@ fn paper() -> Model {
 impl Simulate {
     /// Whether the paper's figure may stand beside ours.
     fn is_papers(&self) -> bool {
-        self.on.is_none() && self.model == Machine::Paper
+        self.on.is_none() && self.model == CostSource::Paper
     }
 }
 
 /// The model in use for a file, or for a file that would be made in a folder; and what it is.
 fn model_for(simulate: &Simulate, path: &Path) -> anyhow::Result<(Model, String)> {
-    let subject = Subject::open(path, 1 << 20)?;
+    let subject = TestFile::open(path, 1 << 20)?;
     let buffer = Buffer::mapped(simulate.device.unwrap_or_else(device::preferred), 1 << 20)?;
     let trial = runtime()
         .trial(subject.file.as_raw_fd(), buffer.target)
         .map_err(|e| e.with_path(path.display().to_string()))?;
     let storage = if trial.allows(Route::P2p).is_ok() { Route::P2p } else { Route::Direct };
     let place = trial.key();
-    let when =
-        trial.calibration().map_or_else(|| "not calibrated".to_owned(), |c| format!("calibrated {}", date(c.measured_at)));
+    let when = trial
+        .calibration()
+        .map_or_else(|| "not calibrated".to_owned(), |c| format!("calibrated {}", date(c.measured_at)));
     let mut model = trial.model(storage);
     if !buffer.target.allocation.device.capabilities().has_dma_engine {
         // The study speaks of `copy`; where there is no DMA engine, that is a store.
@@ -146,12 +147,14 @@ pub fn run(simulate: &Simulate) -> anyhow::Result<Exit> {
     }
     let (model, whose) = match (&simulate.on, simulate.model) {
         (Some(path), _) => model_for(simulate, path)?,
-        (None, Machine::Paper) => {
+        (None, CostSource::Paper) => {
             let text = "the paper's drive: 584 us up to 512 KiB, then 2.65 GB/s; page cache 10.28 GB/s";
             (paper(), text.to_owned())
         }
-        (None, Machine::Nvme) => (Model::nvme(), "our default for NVMe".to_owned()),
-        (None, Machine::VirtualDisk) => (Model::virtual_disk(), "our default for a virtual machine's disk".to_owned()),
+        (None, CostSource::Nvme) => (Model::nvme(), "our default for NVMe".to_owned()),
+        (None, CostSource::VirtualDisk) => {
+            (Model::virtual_disk(), "our default for a virtual machine's disk".to_owned())
+        }
     };
     let plan = Plan {
         vectors: simulate.vectors,
@@ -164,7 +167,7 @@ pub fn run(simulate: &Simulate) -> anyhow::Result<Exit> {
     let study = with_progress(&plan);
     let text = match simulate.json {
         true => format!("{:#}\n", json_of(&plan, &study)),
-        false => render(&Paint::stdout(), &plan, &study, &whose, simulate.is_papers()),
+        false => render(&OutputStyle::stdout(), &plan, &study, &whose, simulate.is_papers()),
     };
     out::print(&text)?;
     if let Some(path) = &simulate.svg {
@@ -175,7 +178,7 @@ pub fn run(simulate: &Simulate) -> anyhow::Result<Exit> {
 
 /// Simulated beside real.
 fn compare(simulate: &Simulate, path: &Path) -> anyhow::Result<Exit> {
-    let subject = Subject::open(path, (8 * simulate.size).max(64 << 20))?;
+    let subject = TestFile::open(path, (8 * simulate.size).max(64 << 20))?;
     if subject.size < simulate.size {
         return Err(exit::error(Exit::Usage, format!("{} is smaller than --size", path.display())));
     }
@@ -191,7 +194,7 @@ fn compare(simulate: &Simulate, path: &Path) -> anyhow::Result<Exit> {
     };
     let found = validate::run(&subject, &trial, &buffer, &plan)?;
     let of = |strategy: Option<usize>| {
-        let wanted = |r: &&validate::Request| strategy.is_none_or(|s| r.strategy == s);
+        let wanted = |r: &&validate::RequestResult| strategy.is_none_or(|s| r.strategy == s);
         let table = validate::errors(found.requests.iter().filter(wanted).map(|r| (r.predicted, r.measured)));
         let fit = validate::errors(found.requests.iter().filter(wanted).map(|r| (r.fitted, r.measured)));
         (found.requests.iter().filter(wanted).count(), table, fit)
@@ -206,7 +209,7 @@ fn compare(simulate: &Simulate, path: &Path) -> anyhow::Result<Exit> {
         out::print(&format!("{report:#}\n"))?;
         return Ok(Exit::Ok);
     }
-    let paint = Paint::stdout();
+    let paint = OutputStyle::stdout();
     let mut table = table::new(&paint, &["requests", "count", "error", "bias", "error of Eq. 1", "bias"]);
     for (name, (n, told, fit)) in &rows {
         let signed = |b: f64| format!("{:+.1} %", b * 100.0);
@@ -224,7 +227,7 @@ fn compare(simulate: &Simulate, path: &Path) -> anyhow::Result<Exit> {
     let text = format!(
         "{} simulated and real transfers of {}, {} and {} one after another\nfrom     {}, {}\nto       {}\n\n{}\n\n\
          error: mean of |simulated / real - 1|, by measured times as in the paper, which has 1.6 %\n",
-        paint.text(Ink::Head, "compared"),
+        paint.text(TextRole::Head, "compared"),
         units::bytes(simulate.size),
         found.cache,
         found.storage,
@@ -257,18 +260,18 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-fn render(paint: &Paint, plan: &Plan, study: &Study, whose: &str, is_papers: bool) -> String {
+fn render(paint: &OutputStyle, plan: &Plan, study: &Study, whose: &str, is_papers: bool) -> String {
     let n = study.vectors.max(1) as f64;
     let mut s = String::new();
     let _ = writeln!(
         s,
         "{} {} vectors of {}: {}",
-        paint.text(Ink::Head, "simulated"),
+        paint.text(TextRole::Head, "simulated"),
         study.vectors,
         units::bytes(plan.pages * PAGE),
         plan.pattern.describe()
     );
-    let _ = writeln!(s, "{} {whose}; seed {}\n", paint.text(Ink::Head, "times of "), plan.seed);
+    let _ = writeln!(s, "{} {whose}; seed {}\n", paint.text(TextRole::Head, "times of "), plan.seed);
     let head = ["", "of optimum", "worst", "mean time", "the paper", "of best, concurrent", "worst", "mean time"];
     let mut table = table::new(paint, &head);
     for (i, strategy) in Strategy::ALL.into_iter().enumerate() {

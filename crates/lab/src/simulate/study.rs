@@ -13,10 +13,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use spinio_plan::{Extent, Model, Objective, Possible, Reason, Residency, Route, Schedule, Segment, plan, predict};
+use spinio_plan::{
+    Extent, Model, Objective, Reason, Residency, Route, RouteConstraints, Schedule, Segment, plan, predict,
+};
 
 use super::vectors::{self, Pattern};
-use crate::random::Random;
+use crate::random::SplitMix64;
 
 /// How a request may be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +53,7 @@ impl Strategy {
     }
 
     /// Its schedule for one vector.
-    pub fn schedule(self, extents: &[Extent], model: &Model, possible: &Possible, out: &mut Schedule) {
+    pub fn schedule(self, extents: &[Extent], model: &Model, possible: &RouteConstraints, out: &mut Schedule) {
         let storage = possible.storage.unwrap_or(possible.cache);
         match self {
             Strategy::Planned(objective) => plan(objective, extents, model, possible, out),
@@ -171,8 +173,8 @@ pub struct Plan {
 }
 
 /// What a request may use: both sides, and no registering of pages, which the paper has not.
-pub fn constraints() -> Possible {
-    Possible { storage: Some(Route::P2p), ..Possible::cache_only(0, Route::Copy) }
+pub fn constraints() -> RouteConstraints {
+    RouteConstraints { storage: Some(Route::P2p), ..RouteConstraints::cache_only(0, Route::Copy) }
 }
 
 /// Vectors that a thread takes at once; sums are made by chunk, so the result does not depend on the threads.
@@ -213,7 +215,7 @@ fn part(study: &Plan, numbers: std::ops::Range<u64>) -> Study {
     let (mut out, mut extents, mut schedule) = (Study::default(), Vec::new(), Schedule::default());
     let possible = constraints();
     for number in numbers {
-        vectors::draw(&mut Random::new(study.seed, number), study.pattern, study.pages, &mut extents);
+        vectors::draw(&mut SplitMix64::new(study.seed, number), study.pattern, study.pages, &mut extents);
         let resident: u64 = extents.iter().filter(|e| e.residency.is_cached()).map(|e| e.len).sum();
         let (mut serial, mut concurrent) = ([0.0; 5], [0.0; 5]);
         for (i, strategy) in Strategy::ALL.into_iter().enumerate() {
@@ -251,7 +253,9 @@ mod tests {
             assert!(sum.nearness <= 1000.0 * (1.0 + 1e-9), "{study:?}");
         }
         assert!((study.serial[3].nearness - 1000.0).abs() < 1e-6);
-        assert!(study.serial[2].nearness > study.serial[0].nearness && study.serial[2].nearness > study.serial[1].nearness);
+        assert!(
+            study.serial[2].nearness > study.serial[0].nearness && study.serial[2].nearness > study.serial[1].nearness
+        );
         assert!(study.concurrent[4].nearness > 990.0, "{:?}", study.concurrent);
     }
 }

@@ -20,12 +20,12 @@ use spinio_sys::linux::Advice;
 
 use super::study::{self, Strategy};
 use super::vectors::{self, PAGE, Pattern};
-use crate::calibrate::measure::{self, Effort, Times};
+use crate::calibrate::measure::{self, RouteTimes, SamplingOptions};
 use crate::calibrate::measure_route;
 use crate::device::Buffer;
 use crate::progress::Progress;
-use crate::random::Random;
-use crate::subject::Subject;
+use crate::random::SplitMix64;
+use crate::subject::TestFile;
 
 /// Strategies that differ in what they make of a vector.
 pub const STRATEGIES: [Strategy; 3] =
@@ -33,7 +33,7 @@ pub const STRATEGIES: [Strategy; 3] =
 
 /// One request.
 #[derive(Clone, Copy, Debug)]
-pub struct Request {
+pub struct RequestResult {
     /// Which of [`STRATEGIES`].
     pub strategy: usize,
     /// Nanoseconds.
@@ -64,7 +64,7 @@ pub struct Validation {
     /// From storage.
     pub storage: Route,
     /// All requests.
-    pub requests: Vec<Request>,
+    pub requests: Vec<RequestResult>,
 }
 
 /// Mean of |told / measured - 1|, and of told / measured - 1.
@@ -80,7 +80,7 @@ pub fn errors(requests: impl Iterator<Item = (f64, f64)>) -> (f64, f64) {
 }
 
 /// Measures, then runs the requests.
-pub fn run(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer, plan: &Plan) -> anyhow::Result<Validation> {
+pub fn run(subject: &TestFile, trial: &MeasuredRead<'_>, buffer: &Buffer, plan: &Plan) -> anyhow::Result<Validation> {
     let (open, _) = measure::routes(trial, buffer.target.allocation.device.capabilities().has_dma_engine);
     let find = |wanted: &[Route]| wanted.iter().copied().find(|r| open.contains(r));
     let (Some(cache), Some(storage)) = (find(&[Route::Copy, Route::Store]), find(&[Route::P2p, Route::Direct])) else {
@@ -91,9 +91,14 @@ pub fn run(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer, plan: &
     };
     let bytes = plan.pages * PAGE;
     // Single transfers only: here one follows another.
-    let effort = Effort { depths: Vec::new(), time_limit: std::time::Duration::from_secs(2), ..Effort::full(bytes, 50) };
-    let effort = Effort { sizes: effort.sizes.iter().copied().filter(|s| *s >= PAGE).collect(), ..effort };
-    let (from_storage, from_cache) = (measure_route(subject, trial, storage, &effort)?, measure_route(subject, trial, cache, &effort)?);
+    let effort = SamplingOptions {
+        depths: Vec::new(),
+        time_limit: std::time::Duration::from_secs(2),
+        ..SamplingOptions::full(bytes, 50)
+    };
+    let effort = SamplingOptions { sizes: effort.sizes.iter().copied().filter(|s| *s >= PAGE).collect(), ..effort };
+    let (from_storage, from_cache) =
+        (measure_route(subject, trial, storage, &effort)?, measure_route(subject, trial, cache, &effort)?);
     let times = |route: Route| if route == storage { &from_storage } else { &from_cache };
     let model = Model {
         storage: spinio_plan::fit_cost(&samples(&from_storage))?.value,
@@ -101,13 +106,13 @@ pub fn run(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer, plan: &
         cache_store: spinio_plan::fit_cost(&samples(&from_cache))?.value,
         ..Model::nvme()
     };
-    let possible = spinio_plan::Possible { storage: Some(storage), cache, ..study::constraints() };
+    let possible = spinio_plan::RouteConstraints { storage: Some(storage), cache, ..study::constraints() };
 
     let mut progress = Progress::count(plan.requests, "Reading by simulated schedules");
     let (mut extents, mut schedule, mut requests) = (Vec::new(), Schedule::default(), Vec::new());
     subject.advise(Advice::Random);
     for number in 0..plan.requests {
-        let mut random = Random::new(plan.seed, number);
+        let mut random = SplitMix64::new(plan.seed, number);
         vectors::draw(&mut random, plan.pattern, plan.pages, &mut extents);
         let at = random.below((trial.size() - bytes) / PAGE + 1) * PAGE;
         subject.evict(at, bytes);
@@ -120,7 +125,7 @@ pub fn run(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer, plan: &
         }
         let strategy = (number % STRATEGIES.len() as u64) as usize;
         STRATEGIES[strategy].schedule(&extents, &model, &possible, &mut schedule);
-        let mut request = Request { strategy, measured: 0.0, predicted: 0.0, fitted: 0.0 };
+        let mut request = RequestResult { strategy, measured: 0.0, predicted: 0.0, fitted: 0.0 };
         for s in &schedule.segments {
             let spent = trial.run(at + s.offset, &[Segment { offset: 0, ..*s }])?;
             request.measured += spent.as_nanos() as f64;
@@ -134,7 +139,7 @@ pub fn run(subject: &Subject, trial: &MeasuredRead<'_>, buffer: &Buffer, plan: &
     Ok(Validation { cache, storage, requests })
 }
 
-fn samples(times: &Times) -> Vec<spinio_plan::Sample> {
+fn samples(times: &RouteTimes) -> Vec<spinio_plan::Sample> {
     times.single.iter().map(|t| spinio_plan::Sample { bytes: t.bytes, nanos: t.median }).collect()
 }
 

@@ -11,7 +11,7 @@
 
 use spinio_plan::{Extent, Residency};
 
-use crate::random::Random;
+use crate::random::SplitMix64;
 
 /// How the resident pages of a vector lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -36,7 +36,7 @@ impl Pattern {
 pub const PAGE: u64 = 4096;
 
 /// Fills `out` with a vector of `pages` pages; neighbours differ in residency.
-pub fn draw(random: &mut Random, pattern: Pattern, pages: u64, out: &mut Vec<Extent>) {
+pub fn draw(random: &mut SplitMix64, pattern: Pattern, pages: u64, out: &mut Vec<Extent>) {
     out.clear();
     let share = random.unit();
     let length = match pattern {
@@ -62,7 +62,7 @@ pub fn draw(random: &mut Random, pattern: Pattern, pages: u64, out: &mut Vec<Ext
 }
 
 /// Length of a run that ends after each page with this probability; at least one page.
-fn run(random: &mut Random, ends: f64) -> u64 {
+fn run(random: &mut SplitMix64, ends: f64) -> u64 {
     if ends >= 1.0 {
         return 1;
     }
@@ -79,7 +79,7 @@ mod tests {
         for pattern in [Pattern::Runs, Pattern::Pages] {
             let (mut sum, mut extents) = (0.0, Vec::new());
             for i in 0..2000 {
-                draw(&mut Random::new(1, i), pattern, 2048, &mut extents);
+                draw(&mut SplitMix64::new(1, i), pattern, 2048, &mut extents);
                 assert_eq!(extents.iter().map(|e| e.len).sum::<u64>(), 8 << 20);
                 assert!(extents.windows(2).all(|e| e[0].residency != e[1].residency));
                 let resident: u64 = extents.iter().filter(|e| e.residency == Residency::Clean).map(|e| e.len).sum();

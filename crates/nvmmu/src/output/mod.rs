@@ -37,8 +37,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use spinio_device::DeviceAddr;
 use spinio_io::settings::NvmmuStripes;
-use spinio_io::{ParityArray, ShadowFile, Part, Runtime, StripeMap, Target, WriteLease};
-use spinio_plan::shape::Piece;
+use spinio_io::{ParityArray, Part, Runtime, ShadowFile, StripeMap, Target, WriteLease};
+use spinio_plan::shape::StripePart;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
@@ -47,7 +47,7 @@ use self::stripes::Stripe;
 use self::survey::survey;
 use crate::files::{c_path, open_output};
 use crate::session::write_all;
-use crate::{Error, Promise, Report};
+use crate::{Error, OutputMode, Report};
 
 /// Bytes that are gathered before some are written early.
 const MAX_GATHERED: u64 = 64 << 20;
@@ -56,7 +56,7 @@ const MAX_GATHERED: u64 = 64 << 20;
 const REQUEST_BYTES: u64 = 1 << 20;
 
 /// How it is written.
-enum Way {
+enum WriteMode {
     /// As any program would; why.
     Passthrough(String),
     /// In stripes; `lease` while nobody else has the file open, else why it is not, or no longer, so.
@@ -69,7 +69,7 @@ pub(crate) struct Output {
     path: PathBuf,
     file: Arc<ShadowFile>,
     identity: (u64, u64),
-    mode: Way,
+    mode: WriteMode,
     preparation: Arc<Preparation>,
     stripe_map: Option<StripeMap>,
     /// What is expected is only what the last session did.
@@ -85,7 +85,11 @@ pub(crate) struct Output {
 
 impl Output {
     /// Opens the output and begins to prepare it.
-    pub(crate) fn begin(runtime: &'static Runtime, path: &Path, assumed_array: Option<ParityArray>) -> Result<Output, Error> {
+    pub(crate) fn begin(
+        runtime: &'static Runtime,
+        path: &Path,
+        assumed_array: Option<ParityArray>,
+    ) -> Result<Output, Error> {
         let open_error = |errno| Error::from_errno(errno, "open the output", path);
         let file = Arc::new(open_output(runtime, path).map_err(open_error)?);
         let identity = file.run_blocking(|fd| linux::fstat(fd).map(|s| (s.dev, s.ino))).map_err(open_error)?;
@@ -125,7 +129,7 @@ impl Output {
 
     /// Prepares a range on a keeper.
     pub(crate) fn hint_range(&mut self, offset: u64, len: u64) {
-        let Way::Striped { array, lease: Some(_), .. } = &self.mode else { return };
+        let WriteMode::Striped { array, lease: Some(_), .. } = &self.mode else { return };
         if std::mem::take(&mut self.hints_are_guesses) {
             self.preparation.discard_guess();
         }
@@ -136,7 +140,7 @@ impl Output {
 
     /// The file for a download that is made later, if it can be written as any other.
     pub(crate) fn passthrough_file(&mut self, offset: u64, len: u64) -> Option<Arc<ShadowFile>> {
-        matches!(self.mode, Way::Passthrough(_)).then(|| {
+        matches!(self.mode, WriteMode::Passthrough(_)).then(|| {
             self.unaligned_bytes += len;
             self.written.insert(offset..offset + len);
             Arc::clone(&self.file)
@@ -147,7 +151,7 @@ impl Output {
     pub(crate) fn write(&mut self, from: Target, offset: u64, len: u64) -> Result<(), Error> {
         let range = offset..offset + len;
         self.written.insert(range.clone());
-        let Way::Striped { array, .. } = self.mode else {
+        let WriteMode::Striped { array, .. } = self.mode else {
             self.unaligned_bytes += len;
             return write_all(self.runtime, self.file.fd(), from, offset, len).map_err(|e| self.download_error(&e));
         };
@@ -159,7 +163,7 @@ impl Output {
         for span in shape.split(range) {
             let bytes = span.range.end - span.range.start;
             match span.part {
-                Piece::Full => {
+                StripePart::Full => {
                     self.flush_crossing(&span.range)?;
                     self.stripes.drop_overlapping(&span.range);
                     self.full_stripe_bytes += bytes;
@@ -167,7 +171,7 @@ impl Output {
                     requests
                         .extend(parts.map(|r| (r.start, Part::Device(device(r.start), (r.end - r.start) as usize))));
                 }
-                Piece::Partial(stripe) => {
+                StripePart::Partial(stripe) => {
                     self.flush_crossing(&(stripe..stripe + array.width))?;
                     let stripe_range = span.range.start - stripe..span.range.end - stripe;
                     let buffer = self.stripes.at(stripe, array.width);
@@ -175,7 +179,7 @@ impl Output {
                     copied.map_err(|e| Error::from_io(&e, "download", &self.path))?;
                     self.stripes.at(stripe, array.width).mark_new(stripe_range);
                 }
-                Piece::Unaligned => {
+                StripePart::Unaligned => {
                     if self.stripes.overlaps(&span.range) {
                         // What lies there looked like a stripe before: the older bytes go first.
                         self.write_partial_stripes()?;
@@ -224,7 +228,7 @@ impl Output {
             self.write_partial_stripes()?;
         }
         if std::mem::take(&mut self.past_end)
-            && let Way::Striped { lease: Some(lease), .. } = &self.mode
+            && let WriteMode::Striped { lease: Some(lease), .. } = &self.mode
         {
             // Room beyond the end goes back to the file system.
             let file = Arc::clone(&self.file);
@@ -249,9 +253,9 @@ impl Output {
     pub(crate) fn report(&mut self) -> Report {
         self.take_preread();
         let mode = match &self.mode {
-            Way::Passthrough(why) => Promise::Passthrough(why.clone()),
-            Way::Striped { lease: Some(_), .. } => Promise::Preread,
-            Way::Striped { lease_missing: why_not, .. } => Promise::Aligned(why_not.clone()),
+            WriteMode::Passthrough(why) => OutputMode::Passthrough(why.clone()),
+            WriteMode::Striped { lease: Some(_), .. } => OutputMode::Preread,
+            WriteMode::Striped { lease_missing: why_not, .. } => OutputMode::Aligned(why_not.clone()),
         };
         Report {
             uploaded: 0,
@@ -265,19 +269,19 @@ impl Output {
     }
 
     /// The stripes of a range, looked up if they are not known.
-    fn survey(&mut self, array: ParityArray, range: Range<u64>) -> Result<spinio_plan::shape::Shape, Error> {
+    fn survey(&mut self, array: ParityArray, range: Range<u64>) -> Result<spinio_plan::shape::StripeLayout, Error> {
         if let Some(surveyed) = &self.stripe_map
             && surveyed.range.start <= range.start
             && range.end <= surveyed.range.end
         {
             return Ok(surveyed.layout.clone());
         }
-        let exclusive = matches!(&self.mode, Way::Striped { lease: Some(_), .. });
+        let exclusive = matches!(&self.mode, WriteMode::Striped { lease: Some(_), .. });
         let (start, end) = (range.start, range.end);
         let surveyed = self.file.run_blocking(move |fd| survey(fd, array, start..end, exclusive));
         // Where the file system does not say, everything is loose.
         let (surveyed, beyond) = surveyed.unwrap_or_else(|_| {
-            let shape = spinio_plan::shape::Shape::new(array.width, array.phase, []);
+            let shape = spinio_plan::shape::StripeLayout::new(array.width, array.phase, []);
             (StripeMap { range: start..end, layout: shape }, false)
         });
         self.past_end |= beyond;
@@ -288,7 +292,7 @@ impl Output {
 
     /// Waits for the preparation, and takes over the old bytes that it read.
     fn take_preread(&mut self) {
-        let Way::Striped { array, lease: Some(_), .. } = &self.mode else { return };
+        let WriteMode::Striped { array, lease: Some(_), .. } = &self.mode else { return };
         let width = array.width;
         for (stripe, at, old) in self.preparation.finish() {
             // What lies across has bytes that the file had not when it was read.
@@ -304,7 +308,7 @@ impl Output {
 
     /// Neighbours are no longer ours to write.
     fn stop_filling(&mut self, reason: &str) {
-        if let Way::Striped { lease, lease_missing: why_not, .. } = &mut self.mode
+        if let WriteMode::Striped { lease, lease_missing: why_not, .. } = &mut self.mode
             && lease.is_some()
         {
             self.preparation.finish();
@@ -333,10 +337,10 @@ fn set_direct(fd: Fd, on: bool) -> Result<(), Errno> {
 }
 
 /// How a file is to be written.
-fn choose_mode(runtime: &Runtime, file: &Arc<ShadowFile>, assumed_array: Option<ParityArray>) -> Way {
+fn choose_mode(runtime: &Runtime, file: &Arc<ShadowFile>, assumed_array: Option<ParityArray>) -> WriteMode {
     let setting = runtime.settings().nvmmu_stripes;
     if setting == NvmmuStripes::Passthrough {
-        return Way::Passthrough("SPINIO_NVMMU=plain".to_owned());
+        return WriteMode::Passthrough("SPINIO_NVMMU=plain".to_owned());
     }
     let detect_array = || {
         let stack = file.block_stack().map_err(|e| e.to_string())?;
@@ -344,14 +348,14 @@ fn choose_mode(runtime: &Runtime, file: &Arc<ShadowFile>, assumed_array: Option<
     };
     let array = match assumed_array.map_or_else(detect_array, Ok) {
         Ok(array) => array,
-        Err(why) => return Way::Passthrough(why),
+        Err(why) => return WriteMode::Passthrough(why),
     };
     let direct = file.run_blocking(|fd| {
         set_direct(fd, true)?;
         set_direct(fd, false)
     });
     if let Err(errno) = direct {
-        return Way::Passthrough(format!("no direct I/O there: {errno}"));
+        return WriteMode::Passthrough(format!("no direct I/O there: {errno}"));
     }
     let lease = match setting {
         NvmmuStripes::Aligned => Err("SPINIO_NVMMU=shaped".to_owned()),
@@ -362,8 +366,8 @@ fn choose_mode(runtime: &Runtime, file: &Arc<ShadowFile>, assumed_array: Option<
         }),
     };
     match lease {
-        Ok(lease) => Way::Striped { array, lease: Some(Arc::new(lease)), lease_missing: String::new() },
-        Err(why_not) => Way::Striped { array, lease: None, lease_missing: why_not },
+        Ok(lease) => WriteMode::Striped { array, lease: Some(Arc::new(lease)), lease_missing: String::new() },
+        Err(why_not) => WriteMode::Striped { array, lease: None, lease_missing: why_not },
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rangemap::RangeSet;
 use spinio_io::{ParityArray, ShadowFile, StripeMap};
-use spinio_plan::shape::Piece;
+use spinio_plan::shape::StripePart;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
@@ -14,10 +14,10 @@ use super::survey::survey;
 use super::{MAX_GATHERED, lock};
 
 /// Old bytes: the stripe, where in it, what stands there.
-type Old = (u64, u64, Vec<u8>);
+type OldBytes = (u64, u64, Vec<u8>);
 
 #[derive(Default)]
-struct State {
+struct PreparationState {
     running: usize,
     /// All that is expected, and what of it nobody has looked at yet.
     hinted: RangeSet<u64>,
@@ -25,7 +25,7 @@ struct State {
     /// What was read and not taken yet.
     preread: RangeSet<u64>,
     hint_count: u64,
-    ready: Vec<Old>,
+    ready: Vec<OldBytes>,
     ready_bytes: u64,
     finishing: bool,
     bytes_read: u64,
@@ -33,7 +33,7 @@ struct State {
     past_end: bool,
 }
 
-impl State {
+impl PreparationState {
     /// What is neither expected nor read of a range.
     fn gaps(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let not_hinted = self.hinted.gaps(range);
@@ -44,17 +44,17 @@ impl State {
 /// The preparation of an output.
 #[derive(Default)]
 pub(super) struct Preparation {
-    state: Mutex<State>,
+    state: Mutex<PreparationState>,
     changed: Condvar,
 }
 
 /// Counts a preparation until it is over, however that comes.
-struct Running {
+struct RunGuard {
     preparation: Arc<Preparation>,
     counted: bool,
 }
 
-impl Drop for Running {
+impl Drop for RunGuard {
     fn drop(&mut self) {
         if self.counted {
             lock(&self.preparation.state).running -= 1;
@@ -63,7 +63,7 @@ impl Drop for Running {
     }
 }
 
-impl Running {
+impl RunGuard {
     /// The next range that was announced, once no further ones come; `None` ends the work.
     fn next(&mut self) -> Option<Range<u64>> {
         let mut state = lock(&self.preparation.state);
@@ -102,7 +102,7 @@ impl Preparation {
         }
         state.running += 1;
         drop(state);
-        let mut running = Running { preparation: Arc::clone(self), counted: true };
+        let mut running = RunGuard { preparation: Arc::clone(self), counted: true };
         // Where no keeper can be had, the closure goes, and with it the count.
         file.spawn(move |fd| {
             while let Some(range) = running.next() {
@@ -135,7 +135,7 @@ impl Preparation {
         }
         let _ = linux::fadvise(fd, 0, 0, linux::Advice::Random);
         for span in shape.split(range) {
-            let Piece::Partial(stripe) = span.part else { continue };
+            let StripePart::Partial(stripe) = span.part else { continue };
             let gaps: Vec<_> = lock(&self.state).gaps(&(stripe..stripe + array.width));
             for gap in gaps {
                 if lock(&self.state).ready_bytes + (gap.end - gap.start) > MAX_GATHERED {
@@ -155,7 +155,7 @@ impl Preparation {
     }
 
     /// Waits until nothing is being prepared; what was read since it was last asked.
-    pub(super) fn finish(&self) -> Vec<Old> {
+    pub(super) fn finish(&self) -> Vec<OldBytes> {
         let mut state = lock(&self.state);
         while state.running > 0 {
             // The downloads have come: no further announcements are waited for.
@@ -186,10 +186,10 @@ impl Preparation {
 }
 
 /// A file, and where a session wrote in it.
-type Went = ((u64, u64), RangeSet<u64>);
+type WrittenRanges = ((u64, u64), RangeSet<u64>);
 
 /// Where the last sessions wrote: a program that runs its body again writes there again.
-static LAST_WRITES: Mutex<Vec<Went>> = Mutex::new(Vec::new());
+static LAST_WRITES: Mutex<Vec<WrittenRanges>> = Mutex::new(Vec::new());
 
 /// Files, and ranges of each, that are remembered.
 const MAX_FILES: usize = 32;

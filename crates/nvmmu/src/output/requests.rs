@@ -17,14 +17,14 @@ use spinio_sys::Errno;
 use spinio_sys::linux;
 
 use super::stripes::Stripe;
-use super::{Output, Way, set_direct};
+use super::{Output, WriteMode, set_direct};
 use crate::{Error, ErrorKind};
 
 impl Output {
     /// Writes what downloads have brought of stripes that they do not fill.
     pub(super) fn write_partial_stripes(&mut self) -> Result<(), Error> {
         let lease = match &self.mode {
-            Way::Striped { lease: Some(lease), .. } => Some(Arc::clone(lease)),
+            WriteMode::Striped { lease: Some(lease), .. } => Some(Arc::clone(lease)),
             _ => None,
         };
         if let Some(lease) = lease {
@@ -69,7 +69,8 @@ impl Output {
         };
         let requests: Vec<_> = stripes.iter().map(|(at, s)| (*at, full_stripe_part(s))).collect();
         let check = lease.check();
-        let wrote = self.write_direct(|output, route| output.runtime.write_apart_if(&output.file, &requests, route, check));
+        let wrote =
+            self.write_direct(|output, route| output.runtime.write_apart_if(&output.file, &requests, route, check));
         let (mut end, mut wanted) = (0, size);
         for (number, (at, stripe)) in stripes.iter().enumerate() {
             let bytes = stripe.bytes().len() as u64;
@@ -98,7 +99,9 @@ impl Output {
             let why = format!("somebody got at the file before it could be cut off: behind byte {to} it has zeros");
             return Err(Error::new(ErrorKind::Failed(Errno::BUSY), "write", why).with_path(&self.path));
         }
-        self.file.run_blocking(move |fd| linux::ftruncate(fd, to)).map_err(|e| Error::from_errno(e, "write", &self.path))
+        self.file
+            .run_blocking(move |fd| linux::ftruncate(fd, to))
+            .map_err(|e| Error::from_errno(e, "write", &self.path))
     }
 
     /// Requests and complete stripes, directly and together.

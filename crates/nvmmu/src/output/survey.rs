@@ -12,7 +12,12 @@ const PREALLOCATE_BYTES: u64 = 16 << 20;
 
 /// Finds the stripes of a range, and reserves room where it has none; true: some of it may lie beyond the end of the file.
 /// Runs on a keeper. `alone`: nobody else has the file open, so that such room can be given back.
-pub(super) fn survey(fd: Fd, array: ParityArray, range: Range<u64>, exclusive: bool) -> Result<(StripeMap, bool), Errno> {
+pub(super) fn survey(
+    fd: Fd,
+    array: ParityArray,
+    range: Range<u64>,
+    exclusive: bool,
+) -> Result<(StripeMap, bool), Errno> {
     let stripe_map = array.survey(&LinuxSyscalls, fd, &range)?;
     if stripe_map.range.end >= range.end {
         return Ok((stripe_map, false));

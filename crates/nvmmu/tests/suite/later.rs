@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use crate::common::{Buffer, FileSizeLimit, bytes, runtime};
-use spinio_device::{QueueId, registry, thread_stream};
+use spinio_device::{StreamId, registry, thread_stream};
 use spinio_nvmmu::Direction::{Download, Upload};
-use spinio_nvmmu::{ErrorKind, Pieces, Session, Slot};
+use spinio_nvmmu::{ErrorKind, PipelineSpec, Session, Slot};
 use spinio_sys::Errno;
 use spinio_testkit::in_child;
 
-fn new_stream() -> QueueId {
+fn new_stream() -> StreamId {
     registry::emulated().unwrap().new_stream().unwrap()
 }
 
@@ -126,9 +126,16 @@ fn chunks_pass_through_slots_in_order() {
     let (from, to) = (folder.path().join("in"), folder.path().join("out"));
     fs::write(&from, bytes(1_000_000, 5)).unwrap();
     let buffers: Vec<Buffer> = (0..3).map(|_| Buffer::new(70_000)).collect();
-    let slots: Vec<Slot> = buffers.iter().map(|b| Slot { queue: new_stream(), input: b.at(0), output: b.at(0) }).collect();
-    let pieces =
-        Pieces { input: &from, input_offset: 10, input_len: 900_000, chunk: 70_000, output: &to, output_offset: 100 };
+    let slots: Vec<Slot> =
+        buffers.iter().map(|b| Slot { queue: new_stream(), input: b.at(0), output: b.at(0) }).collect();
+    let pieces = PipelineSpec {
+        input: &from,
+        input_offset: 10,
+        input_len: 900_000,
+        chunk: 70_000,
+        output: &to,
+        output_offset: 100,
+    };
     let mut session = Session::begin(runtime(), Some(&to)).unwrap();
     let mut lens = Vec::new();
     let written = session.pipeline(&pieces, &slots, |step| {
@@ -143,7 +150,7 @@ fn chunks_pass_through_slots_in_order() {
         _ => Ok(step.len),
     });
     assert_eq!(error.unwrap_err().to_string(), "Cannot run a kernel: the sixth is not wanted");
-    let error = session.pipeline(&Pieces { input_len: 1_000_000, ..pieces }, &slots, |step| Ok(step.len));
+    let error = session.pipeline(&PipelineSpec { input_len: 1_000_000, ..pieces }, &slots, |step| Ok(step.len));
     assert!(error.unwrap_err().to_string().ends_with("it ends after 1000000 bytes"));
     session.end().unwrap();
     let got = fs::read(&to).unwrap();
@@ -177,9 +184,16 @@ fn pipeline_is_finished_on_return_even_after_failure() {
     let (from, to) = (folder.path().join("in"), folder.path().join("out"));
     fs::write(&from, bytes(100_000, 5)).unwrap();
     let buffers: Vec<Buffer> = (0..3).map(|_| Buffer::new(50_000)).collect();
-    let slots: Vec<Slot> = buffers.iter().map(|b| Slot { queue: new_stream(), input: b.at(0), output: b.at(0) }).collect();
-    let pieces =
-        Pieces { input: &from, input_offset: 0, input_len: 100_000, chunk: 50_000, output: &to, output_offset: 0 };
+    let slots: Vec<Slot> =
+        buffers.iter().map(|b| Slot { queue: new_stream(), input: b.at(0), output: b.at(0) }).collect();
+    let pieces = PipelineSpec {
+        input: &from,
+        input_offset: 0,
+        input_len: 100_000,
+        chunk: 50_000,
+        output: &to,
+        output_offset: 0,
+    };
     let mut session = Session::begin(runtime(), Some(&to)).unwrap();
     for fails in [false, true] {
         let resumed = AtomicBool::new(false);

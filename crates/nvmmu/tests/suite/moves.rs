@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::common::{Buffer, bytes, runtime};
 use spinio_nvmmu::Direction::{Download, Upload};
-use spinio_nvmmu::{ErrorKind, Promise, Session};
+use spinio_nvmmu::{ErrorKind, OutputMode, Session};
 use spinio_testkit::with_deadline;
 
 #[test]
@@ -21,7 +21,7 @@ fn upload_then_download_round_trips() {
         assert_eq!(session.move_range(&to, device.at(0), 0, len as u64, Download).unwrap(), len as u64);
         let report = session.end().unwrap();
         assert_eq!((report.uploaded, report.downloaded), (len as u64, len as u64));
-        assert!(matches!(report.mode, Promise::Passthrough(_)), "{}", report.mode);
+        assert!(matches!(report.mode, OutputMode::Passthrough(_)), "{}", report.mode);
         assert_eq!(fs::read(&to).unwrap(), bytes(len, 3));
         fs::remove_file(&to).unwrap();
     }
@@ -63,7 +63,7 @@ fn replaced_file_is_reopened() {
             assert_eq!(device.bytes(), bytes(10, round));
         }
     }
-    assert_eq!(session.end().unwrap().mode, Promise::NoOutput);
+    assert_eq!(session.end().unwrap().mode, OutputMode::NoOutput);
 }
 
 #[test]

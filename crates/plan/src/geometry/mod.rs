@@ -27,13 +27,13 @@ mod picture;
 mod read;
 mod stripe;
 
-pub use p2p::P2p;
-pub use read::{Source, read_btrfs, read_device, without_device};
+pub use p2p::P2pHint;
+pub use read::{SysfsReader, read_btrfs, read_device, without_device};
 pub use stripe::{Layout, Stripe};
 
 /// A file system and what it lies on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stack {
+pub struct BlockStack {
     /// `ext4`, `tmpfs`; empty for a block device itself.
     pub file_system: String,
     /// The uppermost block device; none where there is none (memory, network), or where it cannot be told.
@@ -52,7 +52,7 @@ pub struct Layer {
     /// Length in bytes; 0 where it is not told.
     pub bytes: u64,
     /// What its queue says.
-    pub queue: Queue,
+    pub queue: QueueLimits,
     /// How it takes part in the layer above.
     pub role: Role,
     /// What it is made of; none for a disk.
@@ -224,7 +224,7 @@ impl Transport {
 
 /// What a queue says of itself; bytes, 0 where it is not told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Queue {
+pub struct QueueLimits {
     /// Smallest unit of a request.
     pub logical: u64,
     /// What a request should have at least; a chunk of an array.
@@ -251,7 +251,7 @@ pub enum Role {
     Faulty,
 }
 
-impl Stack {
+impl BlockStack {
     /// Every disk, from left to right.
     pub fn disks(&self) -> Vec<&Layer> {
         let mut out = Vec::new();

@@ -7,11 +7,11 @@
 //!   NVMe on PCIe                                  every other kind of disk
 //! ```
 
-use super::{Kind, Layer, Level, Stack, Transport};
+use super::{BlockStack, Kind, Layer, Level, Transport};
 
 /// What the layers say.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum P2p {
+pub enum P2pHint {
     /// No layer is in the way.
     Allowed,
     /// An array that passes it on since Linux 7.2.
@@ -20,44 +20,45 @@ pub enum P2p {
     Blocked(String, &'static str),
 }
 
-impl P2p {
+impl P2pHint {
     /// The layers of a file.
-    pub fn from_stack(stack: &Stack) -> P2p {
+    pub fn from_stack(stack: &BlockStack) -> P2pHint {
         match &stack.top {
             Some(top) => from_layer(top),
-            None => P2p::Blocked(stack.file_system.clone(), "no block device is known under it"),
+            None => P2pHint::Blocked(stack.file_system.clone(), "no block device is known under it"),
         }
     }
 
     /// Whether a canary read is worth its while.
     pub fn worth_probing(&self) -> bool {
-        !matches!(self, P2p::Blocked(..))
+        !matches!(self, P2pHint::Blocked(..))
     }
 
     /// One sentence.
     pub fn text(&self) -> String {
         match self {
-            P2p::Allowed => "no layer is in the way of peer-to-peer DMA".to_owned(),
-            P2p::Array(name) => format!("{name} passes peer-to-peer DMA on since Linux 7.2; before, it refuses it"),
-            P2p::Blocked(name, why) => format!("{name} refuses peer-to-peer DMA: {why}"),
+            P2pHint::Allowed => "no layer is in the way of peer-to-peer DMA".to_owned(),
+            P2pHint::Array(name) => format!("{name} passes peer-to-peer DMA on since Linux 7.2; before, it refuses it"),
+            P2pHint::Blocked(name, why) => format!("{name} refuses peer-to-peer DMA: {why}"),
         }
     }
 }
 
-fn from_layer(layer: &Layer) -> P2p {
-    let closed = |why| P2p::Blocked(layer.name.clone(), why);
+fn from_layer(layer: &Layer) -> P2pHint {
+    let closed = |why| P2pHint::Blocked(layer.name.clone(), why);
     let below = || {
-        let answers: Vec<P2p> = layer.active().map(from_layer).collect();
-        let worst = answers.iter().find(|a| !a.worth_probing()).or_else(|| answers.iter().find(|a| **a != P2p::Allowed));
-        worst.cloned().unwrap_or(if answers.is_empty() { closed("its members are not told") } else { P2p::Allowed })
+        let answers: Vec<P2pHint> = layer.active().map(from_layer).collect();
+        let worst =
+            answers.iter().find(|a| !a.worth_probing()).or_else(|| answers.iter().find(|a| **a != P2pHint::Allowed));
+        worst.cloned().unwrap_or(if answers.is_empty() { closed("its members are not told") } else { P2pHint::Allowed })
     };
     match &layer.kind {
-        Kind::Disk { transport: Transport::Nvme, .. } => P2p::Allowed,
+        Kind::Disk { transport: Transport::Nvme, .. } => P2pHint::Allowed,
         Kind::Disk { .. } => closed("only NVMe drives on PCIe DMA into other devices"),
         Kind::Partition { .. } => below(),
         Kind::Md(md) => match md.level {
             Level::Raid0 | Level::Raid1 | Level::Raid10 => match below() {
-                P2p::Allowed => P2p::Array(layer.name.clone()),
+                P2pHint::Allowed => P2pHint::Array(layer.name.clone()),
                 other => other,
             },
             Level::Raid4 | Level::Raid5 | Level::Raid6 => {

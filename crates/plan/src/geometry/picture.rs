@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use super::{Kind, Layer, Role, Stack, Stripe};
+use super::{BlockStack, Kind, Layer, Role, Stripe};
 
 /// Members of one layer that are drawn, before the rest is counted.
 const MAX_DRAWN: usize = 32;
@@ -103,7 +103,7 @@ impl Layer {
 }
 
 /// The tree, with no line end behind the last line.
-impl fmt::Display for Stack {
+impl fmt::Display for BlockStack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.file_system.as_str() {
             "" => f.write_str("block device")?,

@@ -1,11 +1,11 @@
 //! From sysfs to a tree of layers.
 
 use super::parse::{device_number, disk_path, md_role, number};
-use super::{Kind, Layer, Level, Md, Queue, Role, Stack, Transport};
+use super::{BlockStack, Kind, Layer, Level, Md, QueueLimits, Role, Transport};
 
 /// Where sysfs is read from. Paths are absolute, and `..` behind a link means what it means to the kernel: the folder
 /// that holds what the link points to.
-pub trait Source {
+pub trait SysfsReader {
     /// What a file says, its first few KiB.
     fn read_text(&self, path: &str) -> Option<String>;
     /// The names in a folder, in any order.
@@ -24,14 +24,14 @@ const MAX_LAYERS: u32 = 1024;
 const SECTOR: u64 = 512;
 
 /// A file system on one block device, or the device itself.
-pub fn read_device(source: &dyn Source, file_system: &str, number: (u32, u32)) -> Stack {
-    let mut walk = Walk { source, layers_left: MAX_LAYERS };
-    Stack { file_system: file_system.to_owned(), top: walk.layer(number, MAX_DEPTH) }
+pub fn read_device(source: &dyn SysfsReader, file_system: &str, number: (u32, u32)) -> BlockStack {
+    let mut walk = Walker { source, layers_left: MAX_LAYERS };
+    BlockStack { file_system: file_system.to_owned(), top: walk.layer(number, MAX_DEPTH) }
 }
 
 /// btrfs, by the identity that the file system tells ("d7a4…-…", as in sysfs).
-pub fn read_btrfs(source: &dyn Source, uuid: &str) -> Stack {
-    let mut walk = Walk { source, layers_left: MAX_LAYERS };
+pub fn read_btrfs(source: &dyn SysfsReader, uuid: &str) -> BlockStack {
+    let mut walk = Walker { source, layers_left: MAX_LAYERS };
     let folder = format!("/sys/fs/btrfs/{}", file_name_only(uuid));
     let mut members: Vec<Layer> = sorted(source.list_dir(&format!("{folder}/devices")))
         .iter()
@@ -56,18 +56,18 @@ pub fn read_btrfs(source: &dyn Source, uuid: &str) -> Stack {
                 number: None,
                 kind: Kind::Btrfs { profile },
                 bytes: members.iter().fold(0, |sum, m| m.bytes.saturating_add(sum)),
-                queue: Queue { read_ahead, ..Queue::default() },
+                queue: QueueLimits { read_ahead, ..QueueLimits::default() },
                 role: Role::Active,
                 members,
             })
         }
     };
-    Stack { file_system: "btrfs".to_owned(), top }
+    BlockStack { file_system: "btrfs".to_owned(), top }
 }
 
 /// A file system without a block device, or on one that is not told.
-pub fn without_device(file_system: &str) -> Stack {
-    Stack { file_system: file_system.to_owned(), top: None }
+pub fn without_device(file_system: &str) -> BlockStack {
+    BlockStack { file_system: file_system.to_owned(), top: None }
 }
 
 fn sorted(mut names: Vec<String>) -> Vec<String> {
@@ -80,12 +80,12 @@ fn file_name_only(name: &str) -> &str {
     if name.is_empty() || name.contains('/') || name == ".." { "." } else { name }
 }
 
-struct Walk<'a> {
-    source: &'a dyn Source,
+struct Walker<'a> {
+    source: &'a dyn SysfsReader,
     layers_left: u32,
 }
 
-impl Walk<'_> {
+impl Walker<'_> {
     fn read_text(&self, path: &str) -> Option<String> {
         self.source.read_text(path)
     }
@@ -132,8 +132,8 @@ impl Walk<'_> {
         Some(Layer { name, number: Some(id), kind, bytes, queue, role: Role::Active, members })
     }
 
-    fn queue(&self, dir: &str) -> Queue {
-        Queue {
+    fn queue(&self, dir: &str) -> QueueLimits {
+        QueueLimits {
             logical: self.bytes(&format!("{dir}/logical_block_size")),
             minimum: self.bytes(&format!("{dir}/minimum_io_size")),
             optimal: self.bytes(&format!("{dir}/optimal_io_size")),
@@ -161,7 +161,8 @@ impl Walk<'_> {
         let small = |walk: &Self, name: &str| {
             walk.number(&format!("{md}/{name}")).and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
         };
-        let word = |walk: &Self, name: &str| walk.read_text(&format!("{md}/{name}")).unwrap_or_default().trim().to_owned();
+        let word =
+            |walk: &Self, name: &str| walk.read_text(&format!("{md}/{name}")).unwrap_or_default().trim().to_owned();
         let array = Md {
             level: Level::parse(&word(self, "level")),
             chunk: self.bytes(&format!("{md}/chunk_size")),
@@ -176,7 +177,9 @@ impl Walk<'_> {
                 continue;
             }
             let disk = format!("{md}/{}", file_name_only(&name));
-            let Some(id) = self.read_text(&format!("{disk}/block/dev")).as_deref().and_then(device_number) else { continue };
+            let Some(id) = self.read_text(&format!("{disk}/block/dev")).as_deref().and_then(device_number) else {
+                continue;
+            };
             let slot = word(self, &format!("{}/slot", file_name_only(&name)));
             let state = word(self, &format!("{}/state", file_name_only(&name)));
             let Some(mut member) = self.layer(id, depth) else { continue };
@@ -191,7 +194,7 @@ impl Walk<'_> {
         (Kind::Md(array), members)
     }
 
-    fn device_mapper(&mut self, dir: &str, queue: &Queue, depth: u32) -> (Kind, Vec<Layer>) {
+    fn device_mapper(&mut self, dir: &str, queue: &QueueLimits, depth: u32) -> (Kind, Vec<Layer>) {
         let uuid = self.read_text(&format!("{dir}/dm/uuid")).unwrap_or_default();
         let uuid = uuid.trim();
         let mut names = Vec::new();

@@ -161,12 +161,20 @@ fn raid10(layout: u32, disks: u32) -> Option<(Layout, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Md, Queue, Role};
+    use super::super::{Md, QueueLimits, Role};
     use super::*;
-    use crate::shape::{Run, Shape};
+    use crate::shape::{DeviceExtent, StripeLayout};
 
     fn layer(kind: Kind, members: Vec<Layer>) -> Layer {
-        Layer { name: "x".into(), number: None, kind, bytes: 0, queue: Queue::default(), role: Role::Active, members }
+        Layer {
+            name: "x".into(),
+            number: None,
+            kind,
+            bytes: 0,
+            queue: QueueLimits::default(),
+            role: Role::Active,
+            members,
+        }
     }
 
     fn md(level: Level, chunk: u64, disks: u32, layout: u32) -> Layer {
@@ -192,7 +200,8 @@ mod tests {
         let stripe = Stripe::from_layer(&part).expect("striped");
         assert_eq!(stripe.phase, Some((1 << 20) % 196_608));
         // The first boundary on the partition is where the array's sixth stripe begins.
-        let whole = Shape::new(stripe.width(), (1 << 20) % 196_608, [Run { file: 0, device: 0, len: 1 << 30 }]);
+        let whole =
+            StripeLayout::new(stripe.width(), (1 << 20) % 196_608, [DeviceExtent { file: 0, device: 0, len: 1 << 30 }]);
         assert_eq!(whole.end_of_chunk(0, 196_608), Some(6 * 196_608 - (1 << 20)));
         // Through LVM nobody tells, unless it makes no difference.
         let volume = layer(Kind::Linear, vec![md(Level::Raid5, 65536, 4, 2)]);

@@ -13,14 +13,14 @@ const MAX_RUNS: usize = 1024;
 
 /// A stream of reads of one descriptor.
 #[derive(Clone, Debug, Default)]
-pub struct Ahead {
+pub struct SurveyWindow {
     /// What residency was asked of, without a gap.
     surveyed: Range<u64>,
     /// Of these, what was absent and has not been passed; in order, apart from each other.
     absent: VecDeque<Range<u64>>,
 }
 
-impl Ahead {
+impl SurveyWindow {
     /// The reader has come to `at`. What lies behind it now and was absent when it was asked: it brought that in.
     /// A reader that has jumped leaves its old way; what was absent there counts as brought in as far as the kernel may
     /// have read ahead, which is `lead` at most.

@@ -13,16 +13,16 @@ use super::ahead::subtract;
 
 /// Ranges of files, in the order of their last use. `F` names a file.
 #[derive(Clone, Debug)]
-pub struct Brought<F> {
+pub struct OwnedPages<F> {
     runs: VecDeque<(F, Range<u64>)>,
     bytes: u64,
     limit: u64,
 }
 
-impl<F: Copy + Eq> Brought<F> {
+impl<F: Copy + Eq> OwnedPages<F> {
     /// An empty set that may hold `limit` bytes.
-    pub fn new(limit: u64) -> Brought<F> {
-        Brought { runs: VecDeque::new(), bytes: 0, limit }
+    pub fn new(limit: u64) -> OwnedPages<F> {
+        OwnedPages { runs: VecDeque::new(), bytes: 0, limit }
     }
 
     /// Bytes in the set.

@@ -35,9 +35,9 @@ mod ahead;
 mod brought;
 mod further;
 
-pub use ahead::Ahead;
-pub use brought::Brought;
-pub use further::{READAHEAD_BYTES, MIN_SEQUENTIAL_BYTES, EXTEND_STEP, marker_offsets};
+pub use ahead::SurveyWindow;
+pub use brought::OwnedPages;
+pub use further::{EXTEND_STEP, MIN_SEQUENTIAL_BYTES, READAHEAD_BYTES, marker_offsets};
 
 use crate::{Model, Route};
 

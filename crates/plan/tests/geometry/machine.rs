@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use spinio_plan::geometry::Source;
+use spinio_plan::geometry::SysfsReader;
 
 #[derive(Default)]
 pub(crate) struct Machine {
@@ -67,7 +67,7 @@ impl Machine {
     }
 }
 
-impl Source for Machine {
+impl SysfsReader for Machine {
     fn read_text(&self, path: &str) -> Option<String> {
         self.texts.get(path).cloned()
     }

@@ -1,7 +1,7 @@
 //! Whatever sysfs says, nothing panics and everything ends.
 
 use proptest::prelude::*;
-use spinio_plan::geometry::{P2p, Source, Stack, read_btrfs, read_device, overlay};
+use spinio_plan::geometry::{BlockStack, P2pHint, SysfsReader, overlay, read_btrfs, read_device};
 
 /// Answers from a list, by a hash of the path: the same question has the same answer.
 struct Noise(Vec<String>);
@@ -13,7 +13,7 @@ impl Noise {
     }
 }
 
-impl Source for Noise {
+impl SysfsReader for Noise {
     fn read_text(&self, path: &str) -> Option<String> {
         self.pick(path, 1)
     }
@@ -39,8 +39,8 @@ fn word() -> impl Strategy<Value = String> {
     ]
 }
 
-fn check(stack: &Stack) -> Result<(), TestCaseError> {
-    let _ = (P2p::from_stack(stack).text(), stack.read_ahead(), stack.is_fast(), stack.disks().len());
+fn check(stack: &BlockStack) -> Result<(), TestCaseError> {
+    let _ = (P2pHint::from_stack(stack).text(), stack.read_ahead(), stack.is_fast(), stack.disks().len());
     let picture = stack.to_string();
     prop_assert!(picture.lines().count() <= 2048 && !picture.contains('\x1b'));
     if let Some(stripe) = stack.stripe() {

@@ -1,6 +1,8 @@
 //! Machines as they are, and what is made of them.
 
-use spinio_plan::geometry::{Kind, Level, P2p, Role, Stack, Transport, read_btrfs, read_device, without_device};
+use spinio_plan::geometry::{
+    BlockStack, Kind, Level, P2pHint, Role, Transport, read_btrfs, read_device, without_device,
+};
 
 use crate::machine::Machine;
 
@@ -11,11 +13,11 @@ fn four_drives() -> Machine {
     FOUR.iter().fold(Machine::default(), |m, (name, number)| m.nvme(number, name))
 }
 
-fn array(level: &str, chunk: &str, layout: &str) -> Stack {
+fn array(level: &str, chunk: &str, layout: &str) -> BlockStack {
     read_device(&four_drives().md("9:0", level, chunk, layout, &FOUR), "ext4", (9, 0))
 }
 
-fn width(stack: &Stack) -> Option<u64> {
+fn width(stack: &BlockStack) -> Option<u64> {
     stack.stripe().map(|s| s.width())
 }
 
@@ -26,7 +28,7 @@ fn one_drive() {
     assert_eq!(top.name, "nvme1n1");
     assert_eq!(top.kind, Kind::Disk { transport: Transport::Nvme, pci: Some("0000:03:00.0".into()) });
     assert_eq!((top.bytes, stack.read_ahead()), (1 << 30, 128 << 10));
-    assert!(stack.is_fast() && stack.stripe().is_none() && P2p::from_stack(&stack) == P2p::Allowed);
+    assert!(stack.is_fast() && stack.stripe().is_none() && P2pHint::from_stack(&stack) == P2pHint::Allowed);
 }
 
 #[test]
@@ -44,7 +46,7 @@ fn arrays_of_every_level() {
         let stack = array(level, chunk, layout);
         assert_eq!(stack.disks().len(), 4, "{level}");
         assert_eq!(width(&stack), wide, "{level}");
-        assert_eq!(P2p::from_stack(&stack).worth_probing(), p2p, "{level}: {}", P2p::from_stack(&stack).text());
+        assert_eq!(P2pHint::from_stack(&stack).worth_probing(), p2p, "{level}: {}", P2pHint::from_stack(&stack).text());
         let Kind::Md(md) = &stack.top.as_ref().expect("an array").kind else { panic!("{level} is no array") };
         assert_eq!(md.level, Level::parse(level));
         assert!(stack.is_fast());
@@ -61,7 +63,7 @@ fn writes_single_disk_by_stack() {
         assert!(!array(level, "65536", "2").writes_single_disk(), "{level}");
     }
     assert!(!without_device("tmpfs").writes_single_disk());
-    assert!(!Stack::default().writes_single_disk());
+    assert!(!BlockStack::default().writes_single_disk());
 }
 
 #[test]
@@ -107,11 +109,11 @@ fn member_without_p2p_blocks_array() {
         &[FOUR[0], ("sda", "8:0")],
     );
     let stack = read_device(&machine, "ext4", (9, 0));
-    assert!(!P2p::from_stack(&stack).worth_probing());
-    assert!(P2p::from_stack(&stack).text().starts_with("sda refuses"), "{}", P2p::from_stack(&stack).text());
+    assert!(!P2pHint::from_stack(&stack).worth_probing());
+    assert!(P2pHint::from_stack(&stack).text().starts_with("sda refuses"), "{}", P2pHint::from_stack(&stack).text());
     // A failed one is not asked.
     let machine = machine.file("9:0", "md/dev-sda/state", "faulty");
-    assert_eq!(P2p::from_stack(&read_device(&machine, "ext4", (9, 0))), P2p::Array("md0".into()));
+    assert_eq!(P2pHint::from_stack(&read_device(&machine, "ext4", (9, 0))), P2pHint::Array("md0".into()));
 }
 
 #[test]
@@ -126,13 +128,13 @@ fn lvm_linear_striped_and_encrypted() {
             .slaves("254:0", members);
         read_device(&machine, "ext4", (254, 0))
     };
-    let kind = |stack: &Stack| stack.top.as_ref().expect("a volume").kind.clone();
+    let kind = |stack: &BlockStack| stack.top.as_ref().expect("a volume").kind.clone();
     let linear = volume("LVM-abc", "512", "0", &FOUR[..1]);
     assert_eq!((kind(&linear), width(&linear)), (Kind::Linear, None));
     assert_eq!(kind(&volume("LVM-abc", "512", "0", &FOUR[..2])), Kind::Linear);
     let striped = volume("LVM-abc", "65536", "131072", &FOUR[..2]);
     assert_eq!((kind(&striped), width(&striped)), (Kind::Striped { chunk: 65536 }, Some(131_072)));
-    assert!(!P2p::from_stack(&striped).worth_probing());
+    assert!(!P2pHint::from_stack(&striped).worth_probing());
     // Without LVM's name: what dmsetup makes.
     assert_eq!(kind(&volume("", "65536", "262144", &FOUR)), Kind::Striped { chunk: 65536 });
     assert_eq!(kind(&volume("", "512", "0", &FOUR[..1])), Kind::Mapper);
@@ -177,7 +179,7 @@ fn partition_has_its_disk_as_member() {
     let top = stack.top.as_ref().expect("a partition");
     assert_eq!(top.kind, Kind::Partition { start: 1 << 20 });
     assert_eq!((top.members[0].name.as_str(), stack.read_ahead()), ("nvme0n1", 4 << 20));
-    assert_eq!(P2p::from_stack(&stack), P2p::Allowed);
+    assert_eq!(P2pHint::from_stack(&stack), P2pHint::Allowed);
 }
 
 #[test]
@@ -186,9 +188,9 @@ fn loop_and_deviceless_stacks() {
         Machine::default().disk("7:0", "virtual/block/loop0").file("7:0", "loop/backing_file", "/images/a b.img");
     let stack = read_device(&machine, "ext4", (7, 0));
     assert_eq!(stack.top.as_ref().expect("a loop").kind, Kind::Loop { file: "/images/a b.img".into() });
-    assert!(!stack.is_fast() && !P2p::from_stack(&stack).worth_probing());
+    assert!(!stack.is_fast() && !P2pHint::from_stack(&stack).worth_probing());
     assert_eq!(read_device(&machine, "ext4", (8, 0)).top, None);
-    assert!(!P2p::from_stack(&without_device("nfs")).worth_probing());
+    assert!(!P2pHint::from_stack(&without_device("nfs")).worth_probing());
 }
 
 #[test]

@@ -4,13 +4,13 @@ use crate::oracle::*;
 use proptest::prelude::*;
 use spinio_plan::*;
 
-fn cost(runs: &[Extent], model: &Model, constraints: &Possible, out: &mut Schedule) -> f64 {
+fn cost(runs: &[Extent], model: &Model, constraints: &RouteConstraints, out: &mut Schedule) -> f64 {
     plan(Objective::Concurrent, runs, model, constraints, out);
     concurrent(runs, &decisions(runs, out), model, constraints)
 }
 
 /// Ours divided by the best.
-fn ratio_to_optimum(extents: &[Extent], model: &Model, constraints: &Possible, out: &mut Schedule) -> f64 {
+fn ratio_to_optimum(extents: &[Extent], model: &Model, constraints: &RouteConstraints, out: &mut Schedule) -> f64 {
     let runs = join(extents);
     let ours = cost(&runs, model, constraints, out);
     let best = brute_force(&runs, |s| concurrent(&runs, s, model, constraints));

@@ -54,7 +54,7 @@ fn allowed(runs: &[Extent], storage: &[bool]) -> bool {
     })
 }
 
-fn cache_route(constraints: &Possible, run: &Extent) -> Route {
+fn cache_route(constraints: &RouteConstraints, run: &Extent) -> Route {
     match constraints.cache_large {
         Some((route, least)) if run.residency.is_cached() && run.len >= least => route,
         _ => constraints.cache,
@@ -81,7 +81,7 @@ fn transfers(runs: &[Extent], storage: &[bool]) -> (Vec<u64>, u64) {
 }
 
 /// The paper's cost: everything one after another.
-pub(crate) fn serial(runs: &[Extent], storage: &[bool], model: &Model, constraints: &Possible) -> f64 {
+pub(crate) fn serial(runs: &[Extent], storage: &[bool], model: &Model, constraints: &RouteConstraints) -> f64 {
     let (lengths, dirty) = transfers(runs, storage);
     let cached = runs.iter().zip(storage).filter(|(_, s)| !**s).map(|(r, _)| r);
     lengths.iter().map(|&l| model.storage.time(l)).sum::<f64>()
@@ -90,7 +90,7 @@ pub(crate) fn serial(runs: &[Extent], storage: &[bool], model: &Model, constrain
 }
 
 /// Our cost: the slower of two sides.
-pub(crate) fn concurrent(runs: &[Extent], storage: &[bool], model: &Model, constraints: &Possible) -> f64 {
+pub(crate) fn concurrent(runs: &[Extent], storage: &[bool], model: &Model, constraints: &RouteConstraints) -> f64 {
     let (lengths, dirty) = transfers(runs, storage);
     let queue = &model.storage_queue;
     let mut disk = if lengths.is_empty() { 0.0 } else { queue.latency };
@@ -123,12 +123,12 @@ pub(crate) fn brute_force(runs: &[Extent], cost: impl Fn(&[bool]) -> f64) -> f64
     best
 }
 
-pub(crate) fn constraints(route: Route) -> Possible {
-    Possible { storage: Some(route), ..Possible::cache_only(0, Route::Copy) }
+pub(crate) fn constraints(route: Route) -> RouteConstraints {
+    RouteConstraints { storage: Some(route), ..RouteConstraints::cache_only(0, Route::Copy) }
 }
 
-pub(crate) fn constraints_with_dma(route: Route, least: u64) -> Possible {
-    Possible { cache_large: Some((Route::Dma, least)), ..constraints(route) }
+pub(crate) fn constraints_with_dma(route: Route, least: u64) -> RouteConstraints {
+    RouteConstraints { cache_large: Some((Route::Dma, least)), ..constraints(route) }
 }
 
 /// Models that differ in what is cheap.
@@ -144,23 +144,23 @@ pub(crate) fn models() -> Vec<Model> {
         Model {
             storage: cost(20e3, 16 << 10, 10e9),
             cache: cost(1e3, 4096, 5e9),
-            storage_queue: Flight::new(15e3, 1e3, 10e9),
-            cache_queue: Flight::new(2e3, 1e3, 3e9),
+            storage_queue: QueueCost::new(15e3, 1e3, 10e9),
+            cache_queue: QueueCost::new(2e3, 1e3, 3e9),
             ..nvme
         },
         // No fixed costs at all.
         Model {
             storage: cost(0.0, 0, 1e9),
             cache: cost(0.0, 0, 1e9),
-            storage_queue: Flight::new(0.0, 0.0, 1e9),
-            cache_queue: Flight::new(0.0, 0.0, 1e9),
+            storage_queue: QueueCost::new(0.0, 0.0, 1e9),
+            cache_queue: QueueCost::new(0.0, 0.0, 1e9),
             writeback: 0.0,
             ..nvme
         },
     ]
 }
 
-pub(crate) fn any_residency() -> impl Strategy<Value = Residency> {
+pub(crate) fn any_residency() -> impl proptest::strategy::Strategy<Value = Residency> {
     prop_oneof![
         5 => Just(Residency::Absent),
         5 => Just(Residency::Clean),
@@ -170,13 +170,13 @@ pub(crate) fn any_residency() -> impl Strategy<Value = Residency> {
 }
 
 /// Extents of pages, short ones and long ones.
-pub(crate) fn any_extents(max_runs: usize) -> impl Strategy<Value = Vec<Extent>> {
+pub(crate) fn any_extents(max_runs: usize) -> impl proptest::strategy::Strategy<Value = Vec<Extent>> {
     let pages = prop_oneof![1u64..8, 1u64..300, 1u64..4000];
     prop::collection::vec((pages, any_residency()).prop_map(|(p, r)| extent(p, r)), 1..=max_runs)
 }
 
 /// A model whose parts are drawn apart from each other.
-pub(crate) fn any_model() -> impl Strategy<Value = Model> {
+pub(crate) fn any_model() -> impl proptest::strategy::Strategy<Value = Model> {
     let bandwidth = || prop_oneof![Just(1e9), 0.2e9..60e9];
     let cost = move || {
         (bandwidth(), 0u64..1 << 20, 1.0..8.0, prop_oneof![Just(0.0), 0.0..1e6]).prop_map(
@@ -185,7 +185,7 @@ pub(crate) fn any_model() -> impl Strategy<Value = Model> {
             },
         )
     };
-    let flight = move || (0.0..1e5, 0.0..2e4, bandwidth()).prop_map(|(l, c, bw)| Flight::new(l, c, bw));
+    let flight = move || (0.0..1e5, 0.0..2e4, bandwidth()).prop_map(|(l, c, bw)| QueueCost::new(l, c, bw));
     let writeback = prop_oneof![Just(0.0), 0.0..2.0];
     ((cost(), cost(), cost()), (flight(), flight(), flight()), writeback).prop_map(|(costs, flights, writeback)| {
         Model {

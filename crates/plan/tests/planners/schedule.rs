@@ -4,13 +4,13 @@ use crate::oracle::*;
 use proptest::prelude::*;
 use spinio_plan::*;
 
-fn any_constraints() -> impl Strategy<Value = Possible> {
+fn any_constraints() -> impl Strategy<Value = RouteConstraints> {
     let storage = prop_oneof![Just(None), Just(Some(Route::Direct)), Just(Some(Route::P2p))];
     let large = prop_oneof![Just(None), (1u64..4 << 20).prop_map(|least| Some((Route::Dma, least)))];
     let cache = prop_oneof![Just(Route::Copy), Just(Route::Store)];
     let align = prop_oneof![Just(1u64), Just(512), Just(4096), Just(65536)];
     (storage, large, cache, align, 0u64..1 << 40).prop_map(
-        |(storage, cache_large, cache, storage_align, file_offset)| Possible {
+        |(storage, cache_large, cache, storage_align, file_offset)| RouteConstraints {
             file_offset,
             cache,
             cache_large,
@@ -123,7 +123,7 @@ proptest! {
 const ABSENT: Extent = Extent { len: 100_000, residency: Residency::Absent };
 const CLEAN: Extent = Extent { len: 32 << 20, residency: Residency::Clean };
 
-fn plan_of(extents: &[Extent], constraints: &Possible) -> Vec<(u64, u64, Route, Reason, Option<Reason>)> {
+fn plan_of(extents: &[Extent], constraints: &RouteConstraints) -> Vec<(u64, u64, Route, Reason, Option<Reason>)> {
     let mut out = Schedule::default();
     plan(Objective::Concurrent, extents, &Model::virtual_disk(), constraints, &mut out);
     out.segments.iter().map(|s| (s.offset, s.len, s.route, s.reason, s.refused)).collect()
@@ -131,7 +131,7 @@ fn plan_of(extents: &[Extent], constraints: &Possible) -> Vec<(u64, u64, Route, 
 
 #[test]
 fn misaligned_ends_use_page_cache_for_p2p_only() {
-    let p2p = Possible { file_offset: 1000, storage_align: 512, ..constraints(Route::P2p) };
+    let p2p = RouteConstraints { file_offset: 1000, storage_align: 512, ..constraints(Route::P2p) };
     assert_eq!(
         plan_of(&[ABSENT], &p2p),
         [
@@ -140,7 +140,7 @@ fn misaligned_ends_use_page_cache_for_p2p_only() {
             (99_864, 136, Route::Copy, Reason::Edge, None),
         ]
     );
-    let direct = Possible { storage: Some(Route::Direct), ..p2p };
+    let direct = RouteConstraints { storage: Some(Route::Direct), ..p2p };
     assert_eq!(plan_of(&[ABSENT], &direct), [(0, 100_000, Route::Direct, Reason::Absent, None)]);
     let tiny = [Extent { len: 300, ..ABSENT }];
     assert_eq!(plan_of(&tiny, &p2p), [(0, 300, Route::Copy, Reason::Edge, None)]);
@@ -148,15 +148,15 @@ fn misaligned_ends_use_page_cache_for_p2p_only() {
 
 #[test]
 fn every_refusal_is_reported() {
-    let none = Possible { refused: Some(Reason::NoDirectIo), ..Possible::cache_only(0, Route::Copy) };
+    let none = RouteConstraints { refused: Some(Reason::NoDirectIo), ..RouteConstraints::cache_only(0, Route::Copy) };
     let refused = Some(Reason::NoDirectIo);
     assert_eq!(plan_of(&[ABSENT], &none), [(0, 100_000, Route::Copy, Reason::Absent, refused)]);
 
-    let direct = Possible { refused: Some(Reason::P2pUnreachable), ..constraints(Route::Direct) };
+    let direct = RouteConstraints { refused: Some(Reason::P2pUnreachable), ..constraints(Route::Direct) };
     let refused = Some(Reason::P2pUnreachable);
     assert_eq!(plan_of(&[ABSENT], &direct), [(0, 100_000, Route::Direct, Reason::Absent, refused)]);
 
-    let pin = Possible { cache_refused: Some(Reason::PinRefused), ..direct };
+    let pin = RouteConstraints { cache_refused: Some(Reason::PinRefused), ..direct };
     let refused = Some(Reason::PinRefused);
     assert_eq!(plan_of(&[CLEAN], &pin), [(0, 32 << 20, Route::Copy, Reason::Cached, refused)]);
 }

@@ -5,17 +5,26 @@ use proptest::prelude::*;
 use spinio_plan::*;
 
 /// Cost of what `objective` plans, with the schedule checked on the way.
-fn cost(objective: Objective, extents: &[Extent], model: &Model, constraints: &Possible, out: &mut Schedule) -> f64 {
+fn cost(
+    objective: Objective,
+    extents: &[Extent],
+    model: &Model,
+    constraints: &RouteConstraints,
+    out: &mut Schedule,
+) -> f64 {
     plan(objective, extents, model, constraints, out);
     let runs = join(extents);
     serial(&runs, &decisions(&runs, out), model, constraints)
 }
 
-fn check(extents: &[Extent], model: &Model, constraints: &Possible, out: &mut Schedule) {
+fn check(extents: &[Extent], model: &Model, constraints: &RouteConstraints, out: &mut Schedule) {
     let runs = join(extents);
     let best = brute_force(&runs, |s| serial(&runs, s, model, constraints));
     let exact = cost(Objective::Serial, extents, model, constraints, out);
-    assert!(!exceeds(exact, best) && !exceeds(best, exact), "{exact} but {best} is best: {extents:?} {model:?} {out:?}");
+    assert!(
+        !exceeds(exact, best) && !exceeds(best, exact),
+        "{exact} but {best} is best: {extents:?} {model:?} {out:?}"
+    );
     let greedy = cost(Objective::SerialGreedy, extents, model, constraints, out);
     assert!(!exceeds(best, greedy), "greedy {greedy} beats {best}: {extents:?}");
 }

@@ -6,13 +6,13 @@ use spinio_plan::readahead::{READAHEAD_BYTES, marker_offsets};
 const PAGE: u64 = 4096;
 
 /// Cached up to `end`; the mark of the last window, if nobody has come to it.
-struct Kernel {
+struct KernelModel {
     end: u64,
     mark: Option<u64>,
     window: u64,
 }
 
-impl Kernel {
+impl KernelModel {
     fn touch(&mut self, at: u64) {
         if self.mark == Some(at) {
             self.mark = Some(self.end);
@@ -34,7 +34,7 @@ proptest! {
         let end = from + cached * PAGE;
         let reach = at + limit;
         let mark = [Some(end.saturating_sub(window)), Some(end - PAGE), None][mark as usize];
-        let mut kernel = Kernel { end, mark, window };
+        let mut kernel = KernelModel { end, mark, window };
         loop {
             let before = kernel.end;
             let Some(places) = marker_offsets(at, before - from, told, READAHEAD_BYTES, reach) else { break };
@@ -62,7 +62,11 @@ fn kernel_without_readahead_is_left_alone() {
     assert_eq!(marker_offsets(at, PAGE, 0, READAHEAD_BYTES, u64::MAX), None);
     assert_eq!(marker_offsets(at, READAHEAD_BYTES, window, READAHEAD_BYTES, u64::MAX), None, "enough is on its way");
     assert_eq!(marker_offsets(at, window, window, 0, u64::MAX), None, "it is not to be led at all");
-    assert_eq!(marker_offsets(at, window, window, READAHEAD_BYTES, at + 2 * window - 1), None, "nobody has looked there");
+    assert_eq!(
+        marker_offsets(at, window, window, READAHEAD_BYTES, at + 2 * window - 1),
+        None,
+        "nobody has looked there"
+    );
     assert_eq!(marker_offsets(at, window, window, READAHEAD_BYTES, at + 2 * window), Some([at, at + window - PAGE]));
     assert_eq!(marker_offsets(0, PAGE, window, READAHEAD_BYTES, u64::MAX), Some([0, 0]));
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use proptest::prelude::*;
-use spinio_plan::readahead::Brought;
+use spinio_plan::readahead::OwnedPages;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -43,7 +43,7 @@ proptest! {
 
     #[test]
     fn owned_pages_match_page_list(steps in steps(), limit in 0u64..50) {
-        let mut set = Brought::new(limit);
+        let mut set = OwnedPages::new(limit);
         let mut model = Model::default();
         for step in steps {
             match step {
@@ -77,7 +77,7 @@ proptest! {
 
 #[test]
 fn limit_holds_for_any_ranges() {
-    let mut set = Brought::new(2 << 20);
+    let mut set = OwnedPages::new(2 << 20);
     set.add('a', 0..10 << 20);
     assert_eq!(set.pop_over_limit(), [('a', 0..8 << 20)]);
     // Used again: the other goes first.

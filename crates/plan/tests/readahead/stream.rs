@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use proptest::prelude::*;
-use spinio_plan::readahead::{Ahead, CACHED_SURVEY_STEP, SURVEY_STEP, max_buffered_request, max_profitable_request, survey_distance};
-use spinio_plan::{Cost, Flight, Model, Route};
+use spinio_plan::readahead::{
+    CACHED_SURVEY_STEP, SURVEY_STEP, SurveyWindow, max_buffered_request, max_profitable_request, survey_distance,
+};
+use spinio_plan::{Cost, Model, QueueCost, Route};
 
 const PAGE: u64 = 4096;
 
@@ -37,7 +39,7 @@ proptest! {
         let far = survey_distance(window, false, SURVEY_STEP);
         let mut resident = foreign.clone();
         let mut ours = BTreeSet::new();
-        let mut ahead = Ahead::default();
+        let mut ahead = SurveyWindow::default();
         let mut at = 0u64;
         for (len, jumps, to) in moves {
             at = if jumps { to } else { at + len };
@@ -60,7 +62,7 @@ proptest! {
     #[test]
     fn stream_owns_all_it_passed(steps in proptest::collection::vec(1u64..1 << 20, 1..100)) {
         let far = survey_distance(0, false, SURVEY_STEP);
-        let mut ahead = Ahead::default();
+        let mut ahead = SurveyWindow::default();
         let (mut at, mut owned_bytes) = (0, 0);
         for step in steps {
             while let Some(range) = ahead.next_survey(at, far) {
@@ -76,7 +78,7 @@ proptest! {
 
 #[test]
 fn forgotten_range_is_never_owned() {
-    let mut ahead = Ahead::default();
+    let mut ahead = SurveyWindow::default();
     let asked = ahead.next_survey(0, 1 << 20).expect("nothing was asked yet");
     ahead.record_survey(asked.clone(), [asked]);
     ahead.forget(&(4096..8192));
@@ -108,12 +110,16 @@ fn readahead_needs_page_cache_as_fast_as_storage() {
     let slow = Model {
         cache: Cost::new(0.0, 0, 0.5e9).unwrap(),
         storage: Cost::new(100_000.0, 0, 3.7e9).unwrap(),
-        storage_queue: Flight::new(100_000.0, 0.0, 3.7e9),
+        storage_queue: QueueCost::new(100_000.0, 0.0, 3.7e9),
         ..Model::nvme()
     };
     assert_eq!(max_profitable_request(512 << 10, &slow, Route::Copy), 0);
     // 0.8 GB/s: 164 against 135 us at 128 KiB, and 82 against 118 us at 64 KiB.
     let middling = Model { cache: Cost::new(0.0, 0, 0.8e9).unwrap(), ..slow };
     assert_eq!(max_profitable_request(512 << 10, &middling, Route::Copy), 64 << 10);
-    assert_eq!(max_profitable_request(512 << 10, &middling, Route::Store), 512 << 10, "another way out of the page cache");
+    assert_eq!(
+        max_profitable_request(512 << 10, &middling, Route::Store),
+        512 << 10,
+        "another way out of the page cache"
+    );
 }

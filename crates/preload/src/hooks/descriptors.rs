@@ -36,7 +36,7 @@ macro_rules! opens {
             let fd = unsafe { next::$next.get()($($dir,)? path, flags $(, $mode)?) };
             if fd >= 0 {
                 // SAFETY: the kernel has just read the path.
-                unsafe { opened(fd, path) };
+                unsafe { after_open(fd, path) };
             }
             fd
         }

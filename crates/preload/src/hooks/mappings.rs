@@ -57,8 +57,8 @@ macro_rules! maps {
         ) -> *mut c_void {
             // SAFETY: the program's own arguments.
             let made = unsafe { next::$next.get()(at, len, prot, flags, fd, offset) };
-            if possible() && made != libc::MAP_FAILED {
-                mapped(made, len, flags, fd);
+            if has_candidates() && made != libc::MAP_FAILED {
+                after_mmap(made, len, flags, fd);
             }
             made
         }

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use spinio_device::Allocation;
 use spinio_io::runtime;
 
-use super::{hook, device_owner, device_owner_after_fault, target};
+use super::{device_owner, device_owner_after_fault, hook, target};
 use crate::{errno, ffi_guard as guard, next_symbol as next};
 
 /// The most that Linux moves in one call.

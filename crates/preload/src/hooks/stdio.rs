@@ -16,7 +16,7 @@ use libc::FILE;
 use spinio_device::Allocation;
 use spinio_io::{AlignedBuf, runtime};
 
-use super::{hook, device_owner, target};
+use super::{device_owner, hook, target};
 use crate::ffi_guard::{self as guard, Failure};
 use crate::{errno, next_symbol as next};
 
@@ -101,7 +101,7 @@ unsafe fn serve_write(
 }
 
 /// Moves bytes between a FILE and a device, under the FILE's lock.
-type Move = fn(*mut u8, usize, *mut FILE, Allocation) -> usize;
+type LockedMove = fn(*mut u8, usize, *mut FILE, Allocation) -> usize;
 
 /// # Safety
 /// `file` must be open.
@@ -113,7 +113,7 @@ unsafe fn with_locked_file(
     size: usize,
     file: *mut FILE,
     allocation: Allocation,
-    locked: Move,
+    locked: LockedMove,
 ) -> usize {
     guard::cancellation_point();
     // A thread cancelled in between would leave the FILE locked.

@@ -19,13 +19,13 @@
 use std::ffi::c_int;
 
 use libc::iovec;
-use spinio_device::{Allocation, registry};
 use spinio_batch::{Batches, ReadOp};
+use spinio_device::{Allocation, registry};
 use spinio_io::{AlignedBuf, FdIdentity, runtime};
 use spinio_sys::linux;
 
 use super::read::{MAX_RW_COUNT, is_in_address_space, is_in_file};
-use super::{hook, device_owner, device_owner_after_fault, target};
+use super::{device_owner, device_owner_after_fault, hook, target};
 use crate::ffi_guard::{self as guard, Failure};
 use crate::{caller, disabled, errno, next_symbol as next};
 
@@ -40,36 +40,36 @@ const FILE_OFFSET: i64 = -1;
 
 hook! {
     fn readv(fd: c_int, vectors: *const iovec, count: c_int) -> isize, caller in "rcx" =>
-        serve(fd, vectors, count, At::FileOffset, 0, caller, read_parts, || next::READV.get()(fd, vectors, count));
+        serve(fd, vectors, count, FilePosition::FileOffset, 0, caller, read_parts, || next::READV.get()(fd, vectors, count));
     fn preadv(fd: c_int, vectors: *const iovec, count: c_int, offset: i64) -> isize, caller in "r8" =>
-        serve(fd, vectors, count, At::Offset(offset), 0, caller, read_parts,
+        serve(fd, vectors, count, FilePosition::Offset(offset), 0, caller, read_parts,
             || next::PREADV.get()(fd, vectors, count, offset));
     fn preadv64(fd: c_int, vectors: *const iovec, count: c_int, offset: i64) -> isize, caller in "r8" =>
-        serve(fd, vectors, count, At::Offset(offset), 0, caller, read_parts,
+        serve(fd, vectors, count, FilePosition::Offset(offset), 0, caller, read_parts,
             || next::PREADV64.get()(fd, vectors, count, offset));
     fn preadv2(fd: c_int, vectors: *const iovec, count: c_int, offset: i64, flags: c_int) -> isize, caller in "r9" =>
-        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, read_parts,
+        serve(fd, vectors, count, FilePosition::of_preadv2(offset), flags, caller, read_parts,
             || next::PREADV2.get()(fd, vectors, count, offset, flags));
     fn preadv64v2(fd: c_int, vectors: *const iovec, count: c_int, offset: i64, flags: c_int) -> isize, caller in "r9" =>
-        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, read_parts,
+        serve(fd, vectors, count, FilePosition::of_preadv2(offset), flags, caller, read_parts,
             || next::PREADV64V2.get()(fd, vectors, count, offset, flags));
 }
 
 /// Where in the file.
 #[derive(Clone, Copy)]
-pub(super) enum At {
+pub(super) enum FilePosition {
     FileOffset,
     Offset(i64),
 }
 
-impl At {
-    pub(super) fn of_preadv2(offset: i64) -> At {
-        if offset == FILE_OFFSET { At::FileOffset } else { At::Offset(offset) }
+impl FilePosition {
+    pub(super) fn of_preadv2(offset: i64) -> FilePosition {
+        if offset == FILE_OFFSET { FilePosition::FileOffset } else { FilePosition::Offset(offset) }
     }
 }
 
 /// What serves a call that has device memory among its vectors.
-pub(super) type Served = fn(c_int, *const iovec, c_int, At, c_int) -> isize;
+pub(super) type VectorHandler = fn(c_int, *const iovec, c_int, FilePosition, c_int) -> isize;
 
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "the call's own five, and how it goes on")]
@@ -77,10 +77,10 @@ pub(super) unsafe fn serve(
     fd: c_int,
     vectors: *const iovec,
     count: c_int,
-    at: At,
+    at: FilePosition,
     flags: c_int,
     caller: usize,
-    handler: Served,
+    handler: VectorHandler,
     next: impl Fn() -> isize,
 ) -> isize {
     let entry = errno::Saved::now();
@@ -110,7 +110,7 @@ pub(super) unsafe fn serve(
 unsafe fn any_device(
     vectors: *const iovec,
     count: c_int,
-    at: At,
+    at: FilePosition,
     caller: usize,
     owner: impl Fn(*const u8, usize, usize) -> Option<Allocation>,
 ) -> bool {
@@ -130,8 +130,8 @@ unsafe fn any_device(
     };
     let total = vectors.iter().fold(0usize, |sum, v| sum.saturating_add(v.iov_len)).min(MAX_RW_COUNT);
     let offset = match at {
-        At::FileOffset => None,
-        At::Offset(offset) => Some(offset),
+        FilePosition::FileOffset => None,
+        FilePosition::Offset(offset) => Some(offset),
     };
     vectors.iter().all(fits)
         && is_in_file(offset, total)
@@ -155,7 +155,7 @@ pub(super) struct Part {
 
 #[cold]
 #[inline(never)]
-fn read_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c_int) -> isize {
+fn read_parts(fd: c_int, vectors: *const iovec, count: c_int, at: FilePosition, flags: c_int) -> isize {
     guard::cancellation_point();
     guard::call(|| {
         // SAFETY: `any_device` has looked at the same vectors in this call.
@@ -164,12 +164,12 @@ fn read_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c_i
         let total: usize = parts.iter().map(|p| p.len).sum();
         let stream = runtime().is_stream(fd)?;
         match at {
-            At::Offset(offset) if offset < 0 => Err(Failure::Errno(libc::EINVAL)),
+            FilePosition::Offset(offset) if offset < 0 => Err(Failure::Errno(libc::EINVAL)),
             // A stream has no offsets: the kernel knows whether that is ESPIPE, or no matter (some devices).
-            At::Offset(offset) if stream => windows(fd, &parts, offset, flags),
-            At::Offset(offset) => read_at(fd, &parts, offset as u64, flags),
-            At::FileOffset if stream => windows(fd, &parts, FILE_OFFSET, flags),
-            At::FileOffset => {
+            FilePosition::Offset(offset) if stream => windows(fd, &parts, offset, flags),
+            FilePosition::Offset(offset) => read_at(fd, &parts, offset as u64, flags),
+            FilePosition::FileOffset if stream => windows(fd, &parts, FILE_OFFSET, flags),
+            FilePosition::FileOffset => {
                 // An offset that cannot be moved as far, near the largest one: the kernel says what follows.
                 let Ok(start) = runtime().reserve(fd, total as u64) else {
                     return window(fd, &parts, FILE_OFFSET, flags).map(|w| w.got);
@@ -319,13 +319,13 @@ fn windows(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<usize
     }
 }
 
-struct Window {
+struct BounceRead {
     wanted: usize,
     got: usize,
 }
 
 /// One call of the kernel for the front parts, with a bounce for what belongs to a device.
-fn window(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<Window, Failure> {
+fn window(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<BounceRead, Failure> {
     let device: usize = parts.iter().filter(|p| p.device.is_some()).map(|p| p.len).sum();
     let mut bounce = AlignedBuf::zeroed(device.min(BOUNCE_MAX));
     let (mut used, mut wanted) = (0, 0);
@@ -364,5 +364,5 @@ fn window(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<Window
             break;
         }
     }
-    Ok(Window { wanted, got })
+    Ok(BounceRead { wanted, got })
 }

@@ -9,7 +9,7 @@ use spinio_device::Allocation;
 use spinio_io::runtime;
 
 use super::read::{MAX_RW_COUNT, is_servable};
-use super::{hook, device_owner_after_fault, source_owner, target};
+use super::{device_owner_after_fault, hook, source_owner, target};
 use crate::{errno, ffi_guard as guard, next_symbol as next};
 
 hook! {

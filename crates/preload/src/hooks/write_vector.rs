@@ -13,32 +13,32 @@ use std::ffi::c_int;
 use libc::iovec;
 use spinio_io::{Part, runtime};
 
-use super::vector::{At, parts, serve};
+use super::vector::{FilePosition, parts, serve};
 use super::{hook, target};
 use crate::ffi_guard::{self as guard, Failure};
 use crate::next_symbol as next;
 
 hook! {
     fn writev(fd: c_int, vectors: *const iovec, count: c_int) -> isize, caller in "rcx" =>
-        serve(fd, vectors, count, At::FileOffset, 0, caller, write_parts, || next::WRITEV.get()(fd, vectors, count));
+        serve(fd, vectors, count, FilePosition::FileOffset, 0, caller, write_parts, || next::WRITEV.get()(fd, vectors, count));
     fn pwritev(fd: c_int, vectors: *const iovec, count: c_int, offset: i64) -> isize, caller in "r8" =>
-        serve(fd, vectors, count, At::Offset(offset), 0, caller, write_parts,
+        serve(fd, vectors, count, FilePosition::Offset(offset), 0, caller, write_parts,
             || next::PWRITEV.get()(fd, vectors, count, offset));
     fn pwritev64(fd: c_int, vectors: *const iovec, count: c_int, offset: i64) -> isize, caller in "r8" =>
-        serve(fd, vectors, count, At::Offset(offset), 0, caller, write_parts,
+        serve(fd, vectors, count, FilePosition::Offset(offset), 0, caller, write_parts,
             || next::PWRITEV64.get()(fd, vectors, count, offset));
     fn pwritev2(fd: c_int, vectors: *const iovec, count: c_int, offset: i64, flags: c_int) -> isize, caller in "r9" =>
-        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, write_parts,
+        serve(fd, vectors, count, FilePosition::of_preadv2(offset), flags, caller, write_parts,
             || next::PWRITEV2.get()(fd, vectors, count, offset, flags));
     fn pwritev64v2(fd: c_int, vectors: *const iovec, count: c_int, offset: i64, flags: c_int) -> isize,
         caller in "r9" =>
-        serve(fd, vectors, count, At::of_preadv2(offset), flags, caller, write_parts,
+        serve(fd, vectors, count, FilePosition::of_preadv2(offset), flags, caller, write_parts,
             || next::PWRITEV64V2.get()(fd, vectors, count, offset, flags));
 }
 
 #[cold]
 #[inline(never)]
-fn write_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c_int) -> isize {
+fn write_parts(fd: c_int, vectors: *const iovec, count: c_int, at: FilePosition, flags: c_int) -> isize {
     guard::cancellation_point();
     guard::call(|| {
         // SAFETY: `any_device` has looked at the same vectors in this call.
@@ -51,8 +51,8 @@ fn write_parts(fd: c_int, vectors: *const iovec, count: c_int, at: At, flags: c_
             })
             .collect();
         let at = match at {
-            At::FileOffset => None,
-            At::Offset(offset) => Some(u64::try_from(offset).map_err(|_| Failure::Errno(libc::EINVAL))?),
+            FilePosition::FileOffset => None,
+            FilePosition::Offset(offset) => Some(u64::try_from(offset).map_err(|_| Failure::Errno(libc::EINVAL))?),
         };
         Ok(runtime().write_parts(fd, at, flags as u32, &parts)?)
     })

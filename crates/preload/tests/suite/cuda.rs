@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::build::{self, compile, build_dir, assert_passes, run_preloaded, source};
+use crate::build::{self, assert_passes, build_dir, compile, run_preloaded, source};
 
 /// The folder of the stand-in, as `libcuda.so.1`.
 fn driver() -> &'static PathBuf {
@@ -88,7 +88,10 @@ fn writes_from_every_kind_of_cuda_memory() {
 
 #[test]
 fn reads_into_two_gpus() {
-    run_program(two_gpu_program(), &["reads_in_turn", "reads_at_once", "one_after_the_other", "a_reset_of_one", "a_mapping_over_both"]);
+    run_program(
+        two_gpu_program(),
+        &["reads_in_turn", "reads_at_once", "one_after_the_other", "a_reset_of_one", "a_mapping_over_both"],
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::build::{compile, build_dir, library, assert_passes, source};
+use crate::build::{assert_passes, build_dir, compile, library, source};
 
 /// A path of the workspace.
 pub(crate) fn workspace_path(path: &str) -> PathBuf {
@@ -54,7 +54,8 @@ fn blocks_threads_and_barriers_behave_as_on_gpu() {
 fn address_sanitizer_follows_stack_switches() {
     let probe = build_dir().join("asan.cpp");
     std::fs::write(&probe, "int main() { return 0; }\n").expect("a file");
-    let asan = Command::new("c++").arg("-fsanitize=address").arg("-o").arg(build_dir().join("asan")).arg(&probe).output();
+    let asan =
+        Command::new("c++").arg("-fsanitize=address").arg("-o").arg(build_dir().join("asan")).arg(&probe).output();
     if !asan.is_ok_and(|done| done.status.success()) {
         return eprintln!("skipped: this compiler has no address sanitizer");
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::build::{compile, build_dir, headers, library, assert_passes, run_preloaded, source};
+use crate::build::{assert_passes, build_dir, compile, headers, library, run_preloaded, source};
 
 #[test]
 fn headers_compile_as_c_and_cxx() {

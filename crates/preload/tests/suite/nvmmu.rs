@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::build::{compile, build_dir, library, assert_passes, source};
+use crate::build::{assert_passes, build_dir, compile, library, source};
 use crate::device::{build, has_cxx, run_with_timeout, workspace_path};
 
 #[test]

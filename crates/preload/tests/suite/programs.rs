@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::build::{compile, build_dir, library, assert_passes, run_preloaded, program, shim, source};
+use crate::build::{assert_passes, build_dir, compile, library, program, run_preloaded, shim, source};
 
 #[test]
 fn device_reads_match_host_reads() {
@@ -52,7 +52,8 @@ fn write_limits_match_host_writes() {
 #[test]
 fn concurrent_truncate_and_write_leave_bytes_of_either() {
     let program = program("cuts");
-    for (seed, place, staging) in [("1", build_dir(), "128M"), ("2", build_dir(), "4M"), ("3", Path::new("/dev/shm"), "128M")]
+    for (seed, place, staging) in
+        [("1", build_dir(), "128M"), ("2", build_dir(), "4M"), ("3", Path::new("/dev/shm"), "128M")]
     {
         // What the smaller ring cannot hold is written in portions.
         let mut run = run_preloaded(&program, &[seed, place.to_str().expect("UTF-8")]);

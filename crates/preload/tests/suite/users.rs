@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::build::{compile, library, assert_passes, run_preloaded, program, source};
+use crate::build::{assert_passes, compile, library, program, run_preloaded, source};
 
 #[test]
 fn worker_threads_follow_setuid() {

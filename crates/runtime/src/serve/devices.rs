@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use spinio_device::emulated::Emulated;
-use spinio_device::{Device, DeviceAddr, DeviceKind, QueueId, Wait, registry};
+use spinio_device::{Device, DeviceAddr, DeviceKind, StreamId, WaitMode, registry};
 use spinio_io::runtime;
 
 use super::{Failure, answer, count};
@@ -32,7 +32,7 @@ pub(super) extern "C" fn thread_stream() -> u64 {
 }
 
 pub(super) extern "C" fn set_thread_stream(stream: u64) {
-    spinio_device::set_thread_stream(QueueId(stream));
+    spinio_device::set_thread_stream(StreamId(stream));
 }
 
 /// The device is what SPINIO_EMULATED says; without effect once it is made.
@@ -82,13 +82,13 @@ pub(super) unsafe extern "C" fn emulated_stream(stream: *mut u64, report: Report
 
 pub(super) extern "C" fn emulated_return_stream(stream: u64) {
     if let Ok(device) = registry::emulated() {
-        device.release_stream(QueueId(stream));
+        device.release_stream(StreamId(stream));
     }
 }
 
 pub(super) unsafe extern "C" fn emulated_wait(stream: u64, report: Report) -> i64 {
     // SAFETY: the report is the caller's.
-    unsafe { count(report, || Ok(emulated()?.synchronize(QueueId(stream), Wait::Context).map(|()| 0)?)) }
+    unsafe { count(report, || Ok(emulated()?.synchronize(StreamId(stream), WaitMode::Context).map(|()| 0)?)) }
 }
 
 pub(super) unsafe extern "C" fn emulated_hold(report: Report) -> i64 {

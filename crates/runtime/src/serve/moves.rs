@@ -4,7 +4,7 @@ use std::ffi::{OsStr, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use spinio_device::{QueueId, registry};
+use spinio_device::{StreamId, registry};
 use spinio_io::settings::SMALL_REQUEST_MAX;
 use spinio_io::{Target, runtime};
 use spinio_nvmmu::{Direction, Error, ErrorKind, Report as Done, Session, Ticket};
@@ -75,7 +75,9 @@ pub(super) unsafe extern "C" fn session_move(of: *mut c_void, wanted: *const Mov
             let to = found.map(|allocation| Target { allocation, addr: spinio_device::DeviceAddr(wanted.address) });
             let settled = to.map_or(Ok(()), |to| settle(to, "upload", offset, len));
             settled.map_err(|e| {
-                Error::new(ErrorKind::Failed(e.kind.errno()), "upload", e.to_string()).with_path(path).with_range(offset, len)
+                Error::new(ErrorKind::Failed(e.kind.errno()), "upload", e.to_string())
+                    .with_path(path)
+                    .with_range(offset, len)
             })?;
         }
         Ok(moved)
@@ -94,7 +96,7 @@ pub(super) unsafe extern "C" fn session_move_async(
         // SAFETY: the caller's session, which it alone uses, and its move, with a path of so many bytes.
         let (session, wanted, path) = unsafe { (session(of), *wanted, path((*wanted).path, (*wanted).path_len)) };
         let (at, direction) = (wanted.address as *mut c_void, direction(wanted.direction)?);
-        Ok(session.move_async(path, at, wanted.offset, wanted.len, direction, QueueId(stream))?)
+        Ok(session.move_async(path, at, wanted.offset, wanted.len, direction, StreamId(stream))?)
     };
     // SAFETY: the report is the caller's.
     boxed(unsafe { answer(report, make) })
@@ -122,7 +124,15 @@ pub(super) unsafe extern "C" fn session_output(of: *const c_void, report: Report
 /// # Safety
 /// There must be room for the figures, and the report be the caller's.
 unsafe fn give(done: &Done, out: *mut SessionReport, report: Report) {
-    let Done { uploaded, downloaded, mode: promise, full_stripe: whole, filler: neighbours, unaligned: loose, read_ahead } = done.clone();
+    let Done {
+        uploaded,
+        downloaded,
+        mode: promise,
+        full_stripe: whole,
+        filler: neighbours,
+        unaligned: loose,
+        read_ahead,
+    } = done.clone();
     // SAFETY: the caller's word.
     unsafe {
         out.write(SessionReport { uploaded, downloaded, whole, neighbours, loose, read_ahead });

@@ -4,9 +4,9 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use spinio_device::Wait;
+use spinio_batch::{Arg, Batches, ReadArrays};
+use spinio_device::WaitMode;
 use spinio_io::settings::SMALL_REQUEST_MAX;
-use spinio_batch::{Batches, Arg, ReadArrays};
 use spinio_io::{CancelPoll, Target, install_cancel_poll, runtime};
 
 use super::{Failure, boxed, count};
@@ -44,7 +44,7 @@ pub(super) unsafe extern "C" fn end_asking(asking: *mut c_void) {
 pub(super) fn settle(to: Target, operation: &'static str, offset: u64, len: u64) -> Result<(), spinio_io::Error> {
     let device = to.allocation.device;
     let late = |e| spinio_io::Error::device(e, operation, offset, len);
-    device.synchronize(device.app_stream().0, Wait::Context).map_err(late)
+    device.synchronize(device.app_stream().0, WaitMode::Context).map_err(late)
 }
 
 pub(super) unsafe extern "C" fn read(

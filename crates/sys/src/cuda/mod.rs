@@ -30,7 +30,7 @@ mod table;
 mod types;
 
 pub use error::CuError;
-pub use nvrtc::{Compiler, NotCompiled};
+pub use nvrtc::{CompileError, Compiler};
 pub use table::{Driver, LoadError};
 pub use types::*;
 

@@ -31,7 +31,7 @@ pub struct Compiler {
 
 /// Why there is no code.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotCompiled {
+pub enum CompileError {
     /// There is no NVRTC; the loader's own words.
     NoCompiler(String),
     /// It has not all the functions that are needed.
@@ -40,24 +40,24 @@ pub enum NotCompiled {
     Failed(i32, String),
 }
 
-impl fmt::Display for NotCompiled {
+impl fmt::Display for CompileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NotCompiled::NoCompiler(why) => write!(f, "NVRTC could not be loaded: {why}"),
-            NotCompiled::MissingFunction(name) => write!(f, "NVRTC lacks {name}"),
-            NotCompiled::Failed(code, log) => write!(f, "NVRTC answered {code}: {log}"),
+            CompileError::NoCompiler(why) => write!(f, "NVRTC could not be loaded: {why}"),
+            CompileError::MissingFunction(name) => write!(f, "NVRTC lacks {name}"),
+            CompileError::Failed(code, log) => write!(f, "NVRTC answered {code}: {log}"),
         }
     }
 }
 
-impl std::error::Error for NotCompiled {}
+impl std::error::Error for CompileError {}
 
 /// The names inside, newest first.
 const LIBRARIES: [&CStr; 3] = [c"libnvrtc.so.13", c"libnvrtc.so.12", c"libnvrtc.so"];
 
 impl Compiler {
     /// The compiler of this process: one that is loaded, else one that can be.
-    pub fn open() -> Result<Compiler, NotCompiled> {
+    pub fn open() -> Result<Compiler, CompileError> {
         for flags in [libc::RTLD_NOLOAD | libc::RTLD_LAZY, libc::RTLD_LAZY | libc::RTLD_LOCAL] {
             for name in LIBRARIES {
                 // SAFETY: the name is NUL-terminated; running the constructors of a compiler is what is asked for.
@@ -67,14 +67,14 @@ impl Compiler {
                 }
             }
         }
-        Err(NotCompiled::NoCompiler(loader_error()))
+        Err(CompileError::NoCompiler(loader_error()))
     }
 
-    fn from_library(library: *mut c_void) -> Result<Compiler, NotCompiled> {
+    fn from_library(library: *mut c_void) -> Result<Compiler, CompileError> {
         macro_rules! find {
             ($name:literal) => {
                 // SAFETY: the symbol is NVRTC's function of this name, whose C prototype the field repeats.
-                unsafe { function(library, concat!($name, "\0")) }.ok_or(NotCompiled::MissingFunction($name))?
+                unsafe { function(library, concat!($name, "\0")) }.ok_or(CompileError::MissingFunction($name))?
             };
         }
         let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int = find!("nvrtcVersion");
@@ -99,13 +99,13 @@ impl Compiler {
     }
 
     /// Machine code of `source` for an architecture such as `sm_90`. Needs a stack of several MiB.
-    pub fn compile(&self, source: &CStr, architecture: &str) -> Result<Vec<u8>, NotCompiled> {
+    pub fn compile(&self, source: &CStr, architecture: &str) -> Result<Vec<u8>, CompileError> {
         let mut program = 0;
         let none = core::ptr::null();
         // SAFETY: `program` and the texts live across the call; there are no headers.
         let made = unsafe { (self.create)(&mut program, source.as_ptr(), c"spinio.cu".as_ptr(), 0, none, none) };
         if made != 0 {
-            return Err(NotCompiled::Failed(made, String::new()));
+            return Err(CompileError::Failed(made, String::new()));
         }
         let code = self.build(program, architecture);
         // SAFETY: created above, and used no more.
@@ -113,8 +113,8 @@ impl Compiler {
         code
     }
 
-    fn build(&self, program: Program, architecture: &str) -> Result<Vec<u8>, NotCompiled> {
-        let refused = |code| NotCompiled::Failed(code, self.build_log(program));
+    fn build(&self, program: Program, architecture: &str) -> Result<Vec<u8>, CompileError> {
+        let refused = |code| CompileError::Failed(code, self.build_log(program));
         let architecture = CString::new(format!("--gpu-architecture={architecture}")).map_err(|_| refused(-1))?;
         let options = [architecture.as_ptr(), c"--std=c++17".as_ptr()];
         // SAFETY: the program lives, the options are NUL-terminated and live across the call.

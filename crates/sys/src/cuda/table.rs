@@ -23,7 +23,9 @@ impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LoadError::Open(why) => write!(f, "The CUDA driver could not be loaded: {why}"),
-            LoadError::MissingFunction(name) => write!(f, "The CUDA driver lacks {name}: no driver, or one older than CUDA 12"),
+            LoadError::MissingFunction(name) => {
+                write!(f, "The CUDA driver lacks {name}: no driver, or one older than CUDA 12")
+            }
         }
     }
 }

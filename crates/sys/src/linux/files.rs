@@ -246,14 +246,16 @@ pub fn close(fd: Fd) -> Result<()> {
 /// `fcntl(F_DUPFD_CLOEXEC)`: the same on the lowest free number from `least` up.
 pub fn dup_at_least(fd: Fd, min_fd: Fd) -> Result<Fd> {
     // SAFETY: no memory is involved.
-    unsafe { syscall(k::__NR_fcntl, [fd as usize, k::F_DUPFD_CLOEXEC as usize, min_fd as usize, 0, 0, 0]) }.map(|v| v as Fd)
+    unsafe { syscall(k::__NR_fcntl, [fd as usize, k::F_DUPFD_CLOEXEC as usize, min_fd as usize, 0, 0, 0]) }
+        .map(|v| v as Fd)
 }
 
 /// `close_range` of everything from `first` up, in a descriptor table of this thread alone
 /// (CLOSE_RANGE_UNSHARE): the rest of the process keeps its descriptors.
 pub fn close_range_unshare(first_fd: u32) -> Result<()> {
     // SAFETY: no memory is involved.
-    unsafe { syscall(k::__NR_close_range, [first_fd as usize, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0]) }.map(drop)
+    unsafe { syscall(k::__NR_close_range, [first_fd as usize, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0]) }
+        .map(drop)
 }
 
 fn fstatfs(fd: Fd) -> Result<k::statfs64> {

@@ -23,7 +23,10 @@ pub const PAGE: usize = 4096;
 pub unsafe fn mmap(addr: *mut u8, len: usize, prot: u32, flags: u32, fd: Fd, offset: u64) -> Result<*mut u8> {
     // SAFETY: passed on to the caller.
     unsafe {
-        syscall(k::__NR_mmap, [addr as usize, len, prot as usize, flags as usize, fd as isize as usize, offset as usize])
+        syscall(
+            k::__NR_mmap,
+            [addr as usize, len, prot as usize, flags as usize, fd as isize as usize, offset as usize],
+        )
     }
     .map(|v| v as *mut u8)
 }

@@ -31,12 +31,14 @@ pub use folder::*;
 pub use lease::*;
 pub use list::read_dir;
 pub use memory::*;
-pub use notify::{News, inotify_events, inotify_init, inotify_signal, remove_watch, watch_opens, watch_modifications};
+pub use notify::{
+    InotifyEvent, inotify_events, inotify_init, inotify_signal, remove_watch, watch_modifications, watch_opens,
+};
 pub use pipe::*;
-pub use private::{Private, PrivateError, in_shadow_table, spawn_signals_blocked};
+pub use private::{FdTableError, FdTableRoot, in_shadow_table, spawn_signals_blocked};
 pub use probe::io_uring;
 pub use process::*;
-pub use replace::{read_trusted, atomic_replace};
+pub use replace::{atomic_replace, read_trusted};
 pub use residency::*;
 pub use shared::*;
 pub use storage::*;

@@ -13,7 +13,7 @@ type Result<T> = core::result::Result<T, Errno>;
 
 /// Something happened to a watched file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum InotifyEvent {
     /// Somebody opened it: watch.
     Opened(i32),
     /// Somebody closed it: watch.
@@ -72,7 +72,7 @@ pub fn remove_watch(inotify: Fd, wd: i32) -> Result<()> {
 }
 
 /// What has happened since the last time.
-pub fn inotify_events(notify: Fd) -> Result<Vec<News>> {
+pub fn inotify_events(notify: Fd) -> Result<Vec<InotifyEvent>> {
     let mut out = Vec::new();
     let mut buf = [0u8; 4096];
     loop {
@@ -87,18 +87,18 @@ pub fn inotify_events(notify: Fd) -> Result<Vec<News>> {
 }
 
 /// `struct inotify_event`: watch, mask, cookie, length of the name that follows.
-fn parse_events(mut bytes: &[u8], out: &mut Vec<News>) {
+fn parse_events(mut bytes: &[u8], out: &mut Vec<InotifyEvent>) {
     const HEADER_LEN: usize = 16;
     let read_word =
         |bytes: &[u8], at: usize| bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_ne_bytes);
     while bytes.len() >= HEADER_LEN {
         let (wd, mask, name) = (read_word(bytes, 0) as i32, read_word(bytes, 4), read_word(bytes, 12) as usize);
         match mask {
-            m if m & IN_Q_OVERFLOW != 0 => out.push(News::Overflow),
-            m if m & IN_IGNORED != 0 => out.push(News::WatchRemoved(wd)),
-            m if m & IN_OPEN != 0 => out.push(News::Opened(wd)),
-            m if m & IN_CLOSE != 0 => out.push(News::Closed(wd)),
-            m if m & IN_MODIFY != 0 => out.push(News::Modified(wd)),
+            m if m & IN_Q_OVERFLOW != 0 => out.push(InotifyEvent::Overflow),
+            m if m & IN_IGNORED != 0 => out.push(InotifyEvent::WatchRemoved(wd)),
+            m if m & IN_OPEN != 0 => out.push(InotifyEvent::Opened(wd)),
+            m if m & IN_CLOSE != 0 => out.push(InotifyEvent::Closed(wd)),
+            m if m & IN_MODIFY != 0 => out.push(InotifyEvent::Modified(wd)),
             _ => {}
         }
         bytes = bytes.get(HEADER_LEN.saturating_add(name)..).unwrap_or_default();
@@ -122,10 +122,10 @@ mod tests {
         let wd = watch_opens(inotify, &path).unwrap();
         assert_eq!(inotify_events(inotify), Ok(vec![]));
         drop(std::fs::File::open(&file).unwrap());
-        assert_eq!(inotify_events(inotify), Ok(vec![News::Opened(wd), News::Closed(wd)]));
+        assert_eq!(inotify_events(inotify), Ok(vec![InotifyEvent::Opened(wd), InotifyEvent::Closed(wd)]));
         remove_watch(inotify, wd).unwrap();
         drop(std::fs::File::open(&file).unwrap());
-        assert_eq!(inotify_events(inotify), Ok(vec![News::WatchRemoved(wd)]));
+        assert_eq!(inotify_events(inotify), Ok(vec![InotifyEvent::WatchRemoved(wd)]));
         close(inotify).unwrap();
         std::fs::remove_file(&file).unwrap();
     }
@@ -149,7 +149,7 @@ mod tests {
         // It reads, and it truncates: the kernel breaks no lease for that.
         let path = CString::new(file.as_os_str().as_bytes()).unwrap();
         crate::linux::open(&path, (k::O_RDONLY | k::O_TRUNC) as i32, 0).map(close).unwrap().unwrap();
-        assert_eq!(event_receiver.recv().unwrap(), (true, Ok(vec![News::Modified(wd)])));
+        assert_eq!(event_receiver.recv().unwrap(), (true, Ok(vec![InotifyEvent::Modified(wd)])));
         close(inotify).unwrap();
         std::fs::remove_file(&file).unwrap();
     }

@@ -34,7 +34,7 @@ use std::sync::mpsc;
 use rustix::io::Errno;
 
 use super::Fd;
-use super::files::{close, dup_at_least, close_range_unshare};
+use super::files::{close, close_range_unshare, dup_at_least};
 use super::pipe::pipe;
 
 thread_local! {
@@ -48,26 +48,26 @@ pub fn in_shadow_table() -> bool {
 }
 
 /// The root of a family of threads that share one private descriptor table.
-pub struct Private {
-    sender: mpsc::Sender<Request>,
+pub struct FdTableRoot {
+    sender: mpsc::Sender<SpawnRequest>,
 }
 
-type Body = Box<dyn FnOnce() + Send>;
-type Request = (String, Body, mpsc::Sender<bool>);
+type ThreadFn = Box<dyn FnOnce() + Send>;
+type SpawnRequest = (String, ThreadFn, mpsc::Sender<bool>);
 
 /// Why no private thread could be made.
 #[derive(Debug)]
-pub enum PrivateError {
+pub enum FdTableError {
     /// The thread itself could not be created.
     Spawn(std::io::Error),
     /// The kernel refused a table of its own.
     Unshare(Errno),
 }
 
-impl Private {
+impl FdTableRoot {
     /// Makes the first private thread; it sleeps, and spawns the others.
-    pub fn new() -> Result<Private, PrivateError> {
-        let (sender, requests) = mpsc::channel::<Request>();
+    pub fn new() -> Result<FdTableRoot, FdTableError> {
+        let (sender, requests) = mpsc::channel::<SpawnRequest>();
         let (table_sender, table_result) = mpsc::channel();
         spawn_signals_blocked("spinio", WORKER_STACK, move || {
             IN_SHADOW_TABLE.set(true);
@@ -88,11 +88,11 @@ impl Private {
                 let _ = done.send(spawn_result.is_ok());
             }
         })
-        .map_err(PrivateError::Spawn)?;
+        .map_err(FdTableError::Spawn)?;
         match table_result.recv() {
-            Ok(Ok(())) => Ok(Private { sender }),
-            Ok(Err(errno)) => Err(PrivateError::Unshare(errno)),
-            Err(_) => Err(PrivateError::Unshare(Errno::IO)),
+            Ok(Ok(())) => Ok(FdTableRoot { sender }),
+            Ok(Err(errno)) => Err(FdTableError::Unshare(errno)),
+            Err(_) => Err(FdTableError::Unshare(Errno::IO)),
         }
     }
 
@@ -124,7 +124,7 @@ const WORKER_STACK: usize = 256 << 10;
 /// Not std's: in a Rust program its threads take a lock as they start and end, which a child forked at that moment
 /// would find locked for ever. glibc sees to its own.
 pub fn spawn_signals_blocked(name: &str, stack: usize, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    let start = Box::new(Start { name: CString::new(name)?, body: Box::new(body) });
+    let start = Box::new(ThreadStart { name: CString::new(name)?, body: Box::new(body) });
     // The new thread inherits the mask, so there is no moment at which a signal could reach it.
     // libc's call, not the kernel's: it leaves out the two signals that glibc itself needs for
     // pthread_cancel and for setuid, which would otherwise wait for this thread for ever.
@@ -142,13 +142,13 @@ pub fn spawn_signals_blocked(name: &str, stack: usize, body: impl FnOnce() + Sen
 }
 
 /// What a new thread is given.
-struct Start {
+struct ThreadStart {
     name: CString,
-    body: Body,
+    body: ThreadFn,
 }
 
 /// `pthread_create`, detached.
-fn pthread_create_detached(stack: usize, start: Box<Start>) -> std::io::Result<()> {
+fn pthread_create_detached(stack: usize, start: Box<ThreadStart>) -> std::io::Result<()> {
     let start = Box::into_raw(start).cast::<c_void>();
     let mut failed = 0;
     // glibc takes the thread-local variables of the whole program out of the stack: a small one may not hold them.
@@ -172,13 +172,13 @@ fn pthread_create_detached(stack: usize, start: Box<Start>) -> std::io::Result<(
         }
     }
     // SAFETY: made by `Box::into_raw` above, and no thread took it.
-    drop(unsafe { Box::from_raw(start.cast::<Start>()) });
+    drop(unsafe { Box::from_raw(start.cast::<ThreadStart>()) });
     Err(std::io::Error::from_raw_os_error(failed))
 }
 
 extern "C" fn thread_main(start: *mut c_void) -> *mut c_void {
     // SAFETY: `create` gave it away for this thread to own.
-    let Start { name, body } = *unsafe { Box::from_raw(start.cast::<Start>()) };
+    let ThreadStart { name, body } = *unsafe { Box::from_raw(start.cast::<ThreadStart>()) };
     // SAFETY: a NUL-terminated string, which the kernel cuts after 15 bytes.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
     // A panic ends this thread alone, as it would one of std's; the hook has told of it.
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn fd_table_is_grown_before_it_is_shared() {
-        let root = match Private::new() {
+        let root = match FdTableRoot::new() {
             Ok(family) => family,
             Err(e) => return eprintln!("skipped: no private table: {e:?}"),
         };
@@ -202,7 +202,9 @@ mod tests {
             let open = std::fs::read_dir("/proc/thread-self/fd").map(Iterator::count);
             let _ = sender.send((of_this_thread("status"), of_this_thread("limits"), open));
         }));
-        let (Ok(status), Ok(limits), Ok(open)) = receiver.recv().unwrap() else { return eprintln!("skipped: no /proc") };
+        let (Ok(status), Ok(limits), Ok(open)) = receiver.recv().unwrap() else {
+            return eprintln!("skipped: no /proc");
+        };
         let number = |text: &str, name: &str| {
             let line = text.lines().find_map(|l| l.strip_prefix(name)).unwrap();
             line.split_whitespace().next().unwrap().parse::<Fd>().unwrap_or(Fd::MAX)

@@ -50,7 +50,7 @@ pub fn btrfs_uuid(fd: Fd) -> Result<[u8; 16]> {
 
 /// Where bytes of a file lie on the device under its file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed {
+pub struct FileExtent {
     /// First byte in the file.
     pub logical: u64,
     /// First byte on the device.
@@ -66,7 +66,7 @@ pub const EXTENT_NOT_IN_PLACE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x
 
 /// The first extents of a range (FIEMAP), at most `most` of them; holes are left out. Asks nothing of the storage, and
 /// does not make the file system write back first.
-pub fn fiemap_extents(fd: Fd, offset: u64, len: u64, max_extents: usize) -> Result<Vec<Placed>> {
+pub fn fiemap_extents(fd: Fd, offset: u64, len: u64, max_extents: usize) -> Result<Vec<FileExtent>> {
     /// `FS_IOC_FIEMAP`: reading and writing, 32 bytes, type 'f', number 11.
     const FIEMAP: u32 = 3 << 30 | 32 << 16 | 0x66 << 8 | 11;
     const HEADER_WORDS: usize = 4;
@@ -79,7 +79,7 @@ pub fn fiemap_extents(fd: Fd, offset: u64, len: u64, max_extents: usize) -> Resu
     // SAFETY: the head says for how many extents there is room behind it, and `words` lives across the call.
     unsafe { syscall(k::__NR_ioctl, [fd as usize, FIEMAP as usize, words.as_mut_ptr() as usize, 0, 0, 0]) }?;
     let mapped = ((words[2] >> 32) as usize).min(max_extents);
-    let extent = |w: &[u64]| Placed { logical: w[0], physical: w[1], len: w[2], flags: w[5] as u32 };
+    let extent = |w: &[u64]| FileExtent { logical: w[0], physical: w[1], len: w[2], flags: w[5] as u32 };
     Ok(words[HEADER_WORDS..].chunks_exact(EXTENT_WORDS).take(mapped).map(extent).collect())
 }
 

@@ -206,10 +206,12 @@ impl Ring {
             Err(Errno::INTR) => Ok(()),
             // No memory for requests. What lands makes room; asked again with the next call. Where nothing flies nothing
             // would.
-            Err(Errno::AGAIN | Errno::BUSY) if self.in_flight > 0 => match self.io_uring_enter(0, wait.min(self.in_flight)) {
-                Ok(_) | Err(Errno::INTR) => Ok(()),
-                Err(errno) => Err(errno),
-            },
+            Err(Errno::AGAIN | Errno::BUSY) if self.in_flight > 0 => {
+                match self.io_uring_enter(0, wait.min(self.in_flight)) {
+                    Ok(_) | Err(Errno::INTR) => Ok(()),
+                    Err(errno) => Err(errno),
+                }
+            }
             Err(errno) => Err(errno),
         }
     }

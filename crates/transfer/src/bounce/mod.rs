@@ -33,10 +33,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use spinio_device::{Device, DeviceError, ErrorKind, Fence, Pinned, QueueId, Wait};
+use spinio_device::{Device, DeviceError, ErrorKind, Fence, PinnedBuffer, StreamId, WaitMode};
 use spinio_sys::linux;
 
-use spinio_host::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Backoff, cpu_index, lock, wait_a_while};
+use spinio_host::sync::{AtomicU64, Backoff, Condvar, Mutex, MutexGuard, cpu_index, lock, wait_a_while};
 
 /// Bytes of a block.
 ///
@@ -78,7 +78,7 @@ struct PoolState {
     pinning_refused: bool,
     /// Growing failed once: what there is has to do.
     growth_failed: bool,
-    slabs: Vec<Pinned>,
+    slabs: Vec<PinnedBuffer>,
     /// Counts what may be of use to a thread that waits for a block.
     news: u64,
 }
@@ -86,7 +86,7 @@ struct PoolState {
 /// A lane's block while it is being filled or its last readers finish.
 struct OpenBuffer {
     buffer: BounceBuffer,
-    stream: QueueId,
+    stream: StreamId,
     /// Whose queue of that number it is: [`owner`].
     owner_tid: u32,
     used: usize,
@@ -113,8 +113,8 @@ pub struct BufferSlice {
 }
 
 /// The thread whose queue a number means; 0 where it means the same to all.
-pub fn stream_owner(stream: QueueId) -> u32 {
-    if stream == QueueId::PER_THREAD { linux::gettid() } else { 0 }
+pub fn stream_owner(stream: StreamId) -> u32 {
+    if stream == StreamId::PER_THREAD { linux::gettid() } else { 0 }
 }
 
 /// The ring of one device.
@@ -377,12 +377,12 @@ impl BouncePool {
     }
 
     /// Gives a block back after copies from it were queued; it is lent again when they are done.
-    pub fn release_after(&self, buffer: BounceBuffer, stream: QueueId) {
+    pub fn release_after(&self, buffer: BounceBuffer, stream: StreamId) {
         match self.device.fence(stream) {
             Ok(fence) => self.retire_behind(buffer, fence),
             Err(_) => {
                 // No fence left, or the queue is no longer: a block that may still be read is never lent again.
-                match self.device.synchronize(stream, Wait::Context) {
+                match self.device.synchronize(stream, WaitMode::Context) {
                     Ok(()) => self.release(buffer),
                     Err(_) => self.quarantine(buffer),
                 }
@@ -391,7 +391,7 @@ impl BouncePool {
     }
 
     /// Memory for a read of up to `len` bytes (at most a quarter block) that will be copied on `queue`.
-    pub fn acquire_slice(&self, len: usize, stream: QueueId) -> Result<BufferSlice, DeviceError> {
+    pub fn acquire_slice(&self, len: usize, stream: StreamId) -> Result<BufferSlice, DeviceError> {
         debug_assert!(len <= BUFFER_SIZE / 4);
         // O_DIRECT descriptors want aligned memory; below a page they cannot be meant.
         let align = if len >= linux::PAGE { linux::PAGE } else { 512 };
@@ -405,7 +405,8 @@ impl BouncePool {
                     open.used = at + len.next_multiple_of(512);
                     open.readers += 1;
                     let ptr = open.buffer.ptr.wrapping_add(at);
-                    let slot = BufferSlice { cpu_slot: index, buffer: open.buffer.ptr, ptr, pinned: open.buffer.pinned };
+                    let slot =
+                        BufferSlice { cpu_slot: index, buffer: open.buffer.ptr, ptr, pinned: open.buffer.pinned };
                     drop(lane);
                     if let Some(spare) = fresh {
                         self.release(spare);
@@ -416,7 +417,8 @@ impl BouncePool {
             // Away with the full one first: it may be the block that the ring has left.
             let full = lane.current.take();
             if let Some(block) = fresh.take() {
-                lane.current = Some(OpenBuffer { buffer: block, stream, owner_tid: owner, used: 0, readers: 0, last_copy: None });
+                lane.current =
+                    Some(OpenBuffer { buffer: block, stream, owner_tid: owner, used: 0, readers: 0, last_copy: None });
             }
             let full = match full {
                 Some(open) if open.readers > 0 => {
@@ -441,9 +443,11 @@ impl BouncePool {
     pub fn release_slice(&self, slice: BufferSlice) {
         let mut lane = lock(&self.cpu_slots[slice.cpu_slot]);
         let CpuSlot { current: open, draining: closing } = &mut *lane;
-        let Some(used) = open.iter_mut().chain(closing.iter_mut()).find(|o| o.buffer.ptr == slice.buffer) else { return };
+        let Some(used) = open.iter_mut().chain(closing.iter_mut()).find(|o| o.buffer.ptr == slice.buffer) else {
+            return;
+        };
         used.readers -= 1;
-        if used.stream != QueueId(0)
+        if used.stream != StreamId(0)
             && let Ok(fence) = self.device.fence(used.stream)
             && let Some(earlier) = used.last_copy.replace(fence)
         {
@@ -486,7 +490,7 @@ impl Drop for BouncePool {
         }
         let mut pool = lock(&self.state);
         for (_, fence) in core::mem::take(&mut pool.retired) {
-            let _ = self.device.wait(&fence, Wait::Context);
+            let _ = self.device.wait(&fence, WaitMode::Context);
             self.device.release_fence(fence);
         }
         for slab in pool.slabs.drain(..) {
@@ -533,7 +537,7 @@ mod tests {
     fn waiting_for_a_block_gets_that_of_a_small_read_that_ends() {
         let device = emulated("size=64M");
         let staging = BouncePool::new(device, 2 * BUFFER_SIZE as u64);
-        let slot = staging.acquire_slice(4096, QueueId(0)).unwrap();
+        let slot = staging.acquire_slice(4096, StreamId(0)).unwrap();
         let other = staging.acquire().unwrap();
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| staging.acquire().unwrap());
@@ -555,7 +559,9 @@ mod tests {
         let queue = device.acquire_stream().unwrap();
         staging.release_after(warm_buffer, queue);
         staging.release(idle_buffer);
-        eventually("the copy is over", || lock(&staging.state).retired.iter().all(|(_, fence)| staging.is_copy_done(fence)));
+        eventually("the copy is over", || {
+            lock(&staging.state).retired.iter().all(|(_, fence)| staging.is_copy_done(fence))
+        });
         let first = staging.try_acquire_warm().unwrap().expect("a block");
         let second = staging.try_acquire_warm().unwrap().expect("a block");
         assert_eq!((first.ptr(), second.ptr()), (warm, cold));

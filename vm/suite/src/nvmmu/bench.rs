@@ -23,9 +23,9 @@ use spinio_io::settings::NvmmuStripes;
 use spinio_sys::linux;
 use spinio_testkit::Rng;
 
-use super::counters::{Counted, Members};
+use super::counters::{DiskCounters, Members};
 use super::moves::{Moves, Range};
-use crate::case::{Case, Miss, Outcome, expect_bytes, fail};
+use crate::case::{Case, CaseError, Outcome, expect_bytes, fail};
 use crate::md::Array;
 use crate::memory::Memory;
 use crate::place::{Guest, Place, chill, pattern, remove};
@@ -120,7 +120,12 @@ const SETUPS: [Setup; 8] = [
     Setup::new("md RAID-5, shaped and prepared", Place::Raid5, NvmmuStripes::Preread, nothing_is_read),
     Setup {
         degraded: true,
-        ..Setup::new("md RAID-5 without a member, shaped and prepared", Place::Raid5, NvmmuStripes::Preread, nothing_is_read)
+        ..Setup::new(
+            "md RAID-5 without a member, shaped and prepared",
+            Place::Raid5,
+            NvmmuStripes::Preread,
+            nothing_is_read,
+        )
     },
     Setup::new("md RAID-6, shaped and prepared", Place::Raid6, NvmmuStripes::Preread, nothing_is_read),
     Setup::new("md RAID-0 of the same disks", Place::Raid0, NvmmuStripes::Passthrough, nothing_is_read),
@@ -156,11 +161,11 @@ struct Row {
     bytes: usize,
     time: Duration,
     /// While a kernel would compute.
-    early: Counted,
+    early: DiskCounters,
     /// While the program waits.
-    waited: Counted,
+    waited: DiskCounters,
     /// While storage is waited for.
-    late: Counted,
+    late: DiskCounters,
 }
 
 fn without_a_member(guest: &Guest, setup: Setup) -> Outcome {
@@ -186,7 +191,7 @@ fn run(guest: &Guest, setup: Setup) -> Outcome {
         _ => 0..file_size(),
     };
     drop(file);
-    let mut bed = Bed::new(guest, setup, path, bytes, within)?;
+    let mut bed = TestSetup::new(guest, setup, path, bytes, within)?;
     // The first transfers settle what can be trusted, by reading some things twice.
     bed.measure(Bench::Sqrd, MIB)?;
     bed.measure(Bench::Sqwr, MIB)?;
@@ -232,7 +237,7 @@ fn run(guest: &Guest, setup: Setup) -> Outcome {
 
 /// The longest range of the file that lies in one piece, from its first whole stripe on. The rest of a stripe that the
 /// file begins in belongs to somebody else, and nobody can write it whole.
-pub(super) fn whole_stripes(file: &File, stripe: u64, len: u64) -> Result<Span<usize>, Miss> {
+pub(super) fn whole_stripes(file: &File, stripe: u64, len: u64) -> Result<Span<usize>, CaseError> {
     let extents = linux::fiemap_extents(file.as_raw_fd(), 0, len, 64)?;
     // Neighbours, although told apart (written and unwritten ones), are one piece.
     let mut pieces: Vec<(u64, u64, u64)> = Vec::new();
@@ -252,7 +257,7 @@ pub(super) fn whole_stripes(file: &File, stripe: u64, len: u64) -> Result<Span<u
 }
 
 /// The file, what is in it, and memory to move from and to.
-struct Bed {
+struct TestSetup {
     path: PathBuf,
     model: Vec<u8>,
     /// Where moves may go.
@@ -265,14 +270,20 @@ struct Bed {
     random: Rng,
 }
 
-impl Bed {
-    fn new(guest: &Guest, setup: Setup, path: PathBuf, model: Vec<u8>, within: Span<usize>) -> Result<Bed, Miss> {
+impl TestSetup {
+    fn new(
+        guest: &Guest,
+        setup: Setup,
+        path: PathBuf,
+        model: Vec<u8>,
+        within: Span<usize>,
+    ) -> Result<TestSetup, CaseError> {
         let device = guest.disk(setup.place.folder().unwrap_or_default())?;
         let array = matches!(setup.place, Place::Raid5 | Place::Raid6).then(|| Array::at(device.clone()));
         let source = pattern(size(SIZES - 1) + 256 * STEP, 77);
         let mut memory = kind().memory(source.len())?;
         memory.put(0, &source);
-        Ok(Bed {
+        Ok(TestSetup {
             path,
             model,
             within,
@@ -298,7 +309,7 @@ impl Bed {
         slots.into_iter().take(count).map(|slot| ((self.within.start + slot * len) as u64, len)).collect()
     }
 
-    fn measure(&mut self, bench: Bench, len: usize) -> Result<Row, Miss> {
+    fn measure(&mut self, bench: Bench, len: usize) -> Result<Row, CaseError> {
         let moves = self.ranges(bench, len);
         // Neither the page cache nor the array knows anything of it.
         chill(&File::open(&self.path)?)?;
@@ -373,7 +384,7 @@ fn print(table: &[(usize, Vec<Row>)]) {
         let mut line = format!("{:>6} KiB", len >> 10);
         for row in rows {
             let (ms, rate) = (row.time.as_secs_f64() * 1e3, row.bytes as f64 / 1e6 / row.time.as_secs_f64());
-            let kib = |counted: Counted| counted.read_bytes >> 10;
+            let kib = |counted: DiskCounters| counted.read_bytes >> 10;
             line +=
                 &format!(" | {ms:>9.1} {rate:>5.0} {:>5} {:>6} {:>6}", kib(row.early), kib(row.waited), kib(row.late));
         }

@@ -4,22 +4,22 @@ use std::fs;
 use std::ops::Sub;
 use std::path::{Path, PathBuf};
 
-use crate::case::{Miss, fail};
+use crate::case::{CaseError, fail};
 
 /// Requests and bytes since the machine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counted {
+pub(super) struct DiskCounters {
     pub(super) reads: u64,
     pub(super) read_bytes: u64,
     pub(super) writes: u64,
     pub(super) written_bytes: u64,
 }
 
-impl Sub for Counted {
-    type Output = Counted;
+impl Sub for DiskCounters {
+    type Output = DiskCounters;
 
-    fn sub(self, before: Counted) -> Counted {
-        Counted {
+    fn sub(self, before: DiskCounters) -> DiskCounters {
+        DiskCounters {
             reads: self.reads - before.reads,
             read_bytes: self.read_bytes - before.read_bytes,
             writes: self.writes - before.writes,
@@ -32,7 +32,7 @@ impl Sub for Counted {
 pub(super) struct Members(Vec<PathBuf>);
 
 impl Members {
-    pub(super) fn of(device: &Path) -> Result<Members, Miss> {
+    pub(super) fn of(device: &Path) -> Result<Members, CaseError> {
         let block = Path::new("/sys/class/block").join(device.file_name().unwrap_or_default());
         let mut members = Vec::new();
         for slave in fs::read_dir(block.join("slaves")).into_iter().flatten() {
@@ -44,8 +44,8 @@ impl Members {
         Ok(Members(members))
     }
 
-    pub(super) fn count(&self) -> Result<Counted, Miss> {
-        let mut sum = Counted::default();
+    pub(super) fn count(&self) -> Result<DiskCounters, CaseError> {
+        let mut sum = DiskCounters::default();
         for member in &self.0 {
             let path = member.join("stat");
             let text = fs::read_to_string(&path)?;

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use spinio_io::settings::NvmmuStripes;
 use spinio_io::{Runtime, Settings, Target};
-use spinio_nvmmu::{Direction, Promise, Session};
+use spinio_nvmmu::{Direction, OutputMode, Session};
 
-use crate::case::{Miss, Outcome, expect, fail};
+use crate::case::{CaseError, Outcome, expect, fail};
 
 /// Offset and length of a move.
 pub(super) type Range = (u64, usize);
@@ -31,22 +31,22 @@ impl Moves {
         let Some(session) = &mut self.session else { return fail("moved before it began") };
         let address = target.addr.0 as *mut c_void;
         let moved = session.move_range(&self.file, address, offset, len as u64, direction);
-        expect("bytes moved", moved.map_err(|e| Miss::Failed(e.to_string()))?, len as u64)
+        expect("bytes moved", moved.map_err(|e| CaseError::Failed(e.to_string()))?, len as u64)
     }
 
     /// What may happen before the first move, while a kernel computes; waits until it has.
     pub(super) fn begin(&mut self, file: &Path, moves: &[Range]) -> Outcome {
         file.clone_into(&mut self.file);
         let output = (!moves.is_empty()).then_some(file);
-        let mut session = Session::begin(self.runtime, output).map_err(|e| Miss::Failed(e.to_string()))?;
+        let mut session = Session::begin(self.runtime, output).map_err(|e| CaseError::Failed(e.to_string()))?;
         for &(offset, len) in moves {
             session.hint_range(offset, len as u64);
         }
         let promise = session.report().mode;
         let kept = match promise {
-            Promise::NoOutput => moves.is_empty(),
-            Promise::Passthrough(_) => self.wanted == NvmmuStripes::Passthrough,
-            Promise::Aligned(_) => self.wanted == NvmmuStripes::Aligned,
+            OutputMode::NoOutput => moves.is_empty(),
+            OutputMode::Passthrough(_) => self.wanted == NvmmuStripes::Passthrough,
+            OutputMode::Aligned(_) => self.wanted == NvmmuStripes::Aligned,
             _ => self.wanted == NvmmuStripes::Preread,
         };
         if !kept {
@@ -69,12 +69,12 @@ impl Moves {
     /// The program is done: what was gathered is written.
     pub(super) fn finish(&mut self) -> Outcome {
         let Some(session) = &mut self.session else { return fail("finished before it began") };
-        session.flush().map_err(|e| Miss::Failed(e.to_string()))
+        session.flush().map_err(|e| CaseError::Failed(e.to_string()))
     }
 
     /// Everything is on storage.
     pub(super) fn sync(&mut self) -> Outcome {
         let Some(mut session) = self.session.take() else { return fail("ended before it began") };
-        session.sync().and_then(|()| session.end()).map(drop).map_err(|e| Miss::Failed(e.to_string()))
+        session.sync().and_then(|()| session.end()).map(drop).map_err(|e| CaseError::Failed(e.to_string()))
     }
 }

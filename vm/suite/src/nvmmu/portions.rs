@@ -14,7 +14,7 @@ use spinio_io::{Runtime, Settings};
 
 use super::bench::whole_stripes;
 use super::counters::Members;
-use crate::case::{Case, Miss, Outcome, expect, expect_bytes, fail};
+use crate::case::{Case, CaseError, Outcome, expect, expect_bytes, fail};
 use crate::md::Array;
 use crate::place::{Guest, Place, chill, open_direct, pattern, remove};
 use crate::spin::MIB;
@@ -42,7 +42,7 @@ fn portions(guest: &Guest) -> Outcome {
     drop(file);
     let (start, bytes) = (within.start, (within.len() / STRIPE - 1) * STRIPE);
     if bytes < 3 * PORTION {
-        return Err(Miss::Skipped("no room for so many stripes in one piece".to_owned()));
+        return Err(CaseError::Skipped("no room for so many stripes in one piece".to_owned()));
     }
     let device = guest.disk(Place::Raid5.folder().unwrap_or_default())?;
     let (array, members) = (Array::at(device.clone()), Members::of(&device)?);
@@ -65,7 +65,7 @@ fn portions(guest: &Guest) -> Outcome {
     array.forget_stripes()?;
     let before = members.count()?;
     let wrote = runtime.write(own.as_raw_fd(), Some(start as u64), memory.target(0)?, bytes);
-    expect("bytes written", wrote.map_err(|e| Miss::Failed(e.to_string()))?, bytes)?;
+    expect("bytes written", wrote.map_err(|e| CaseError::Failed(e.to_string()))?, bytes)?;
     let reads = (members.count()? - before).reads;
     println!(
         "  member reads: {plain} for portions as they come, {reads} for SPIN's; the file's stripes begin at {start}"

@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use super::counters::Members;
-use crate::case::{Case, Miss, Outcome, expect, expect_bytes, fail};
+use crate::case::{Case, CaseError, Outcome, expect, expect_bytes, fail};
 use crate::md::Array;
 use crate::place::{Guest, open_direct, pattern};
 
@@ -35,7 +35,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn stripes(guest: &Guest, level: u32, data: usize, missing: bool) -> Outcome {
     let members: Vec<PathBuf> =
-        ["m0", "m1", "m2", "m3"].iter().map(|disk| guest.free_partition(disk)).collect::<Result<_, Miss>>()?;
+        ["m0", "m1", "m2", "m3"].iter().map(|disk| guest.free_partition(disk)).collect::<Result<_, CaseError>>()?;
     let array = Array::make(31, level, members.clone())?;
     if missing {
         array.fail(&members[1])?;
@@ -43,7 +43,7 @@ fn stripes(guest: &Guest, level: u32, data: usize, missing: bool) -> Outcome {
     let counters = Members::of(array.device())?;
     let disk = open_direct(array.device())?;
     let stripe = data * CHUNK;
-    let mut host = Aligned::new(stripe);
+    let mut host = AlignedBuf::new(stripe);
 
     // Each asks for something else, and none may find it in the array's stripe cache.
     array.forget_stripes()?;
@@ -102,16 +102,16 @@ fn stripes(guest: &Guest, level: u32, data: usize, missing: bool) -> Outcome {
 }
 
 /// Host memory as direct I/O wants it.
-struct Aligned {
+struct AlignedBuf {
     bytes: Vec<u8>,
     at: usize,
 }
 
-impl Aligned {
-    fn new(len: usize) -> Aligned {
+impl AlignedBuf {
+    fn new(len: usize) -> AlignedBuf {
         let bytes = vec![0u8; len + 4096];
         let at = bytes.as_ptr().align_offset(4096);
-        Aligned { bytes, at }
+        AlignedBuf { bytes, at }
     }
 
     fn put(&mut self, bytes: &[u8]) {
@@ -123,10 +123,10 @@ impl Aligned {
     }
 
     fn read(&mut self, disk: &fs::File, len: usize, offset: u64) -> Outcome {
-        disk.read_exact_at(&mut self.bytes[self.at..self.at + len], offset).map_err(Miss::from)
+        disk.read_exact_at(&mut self.bytes[self.at..self.at + len], offset).map_err(CaseError::from)
     }
 
     fn write(&self, disk: &fs::File, len: usize, offset: u64) -> Outcome {
-        disk.write_all_at(self.bytes(len), offset).map_err(Miss::from)
+        disk.write_all_at(self.bytes(len), offset).map_err(CaseError::from)
     }
 }

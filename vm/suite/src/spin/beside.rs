@@ -17,7 +17,7 @@ use spinio_testkit::file::bytes;
 use spinio_testkit::oracle::Versions;
 
 use super::{below, by, fresh, memory_for};
-use crate::case::{Case, Miss, Outcome, fail};
+use crate::case::{Case, CaseError, Outcome, fail};
 use crate::memory::{Memory, P2pMemory};
 use crate::place::{Guest, Place, chill, open_direct, remove};
 
@@ -27,7 +27,7 @@ const WRITES: u64 = 8;
 
 /// How the writer writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
+enum WriteMode {
     Buffered,
     /// O_DIRECT, out of device memory.
     Direct,
@@ -41,10 +41,10 @@ pub(super) fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for place in [Place::Ext4, Place::Xfs, Place::Raid0] {
         for (how, who) in [
-            (How::Buffered, "a writer"),
-            (How::Direct, "a direct writer"),
-            (How::Punched, "a hole puncher"),
-            (How::Truncated, "a truncater"),
+            (WriteMode::Buffered, "a writer"),
+            (WriteMode::Direct, "a direct writer"),
+            (WriteMode::Punched, "a hole puncher"),
+            (WriteMode::Truncated, "a truncater"),
         ] {
             let name = format!("spin: reads beside {who}, {}", place.name());
             all.push(Case::new(name, move |g| beside(g, place, how)));
@@ -53,7 +53,7 @@ pub(super) fn cases() -> Vec<Case> {
     all
 }
 
-fn beside(guest: &Guest, place: Place, how: How) -> Outcome {
+fn beside(guest: &Guest, place: Place, how: WriteMode) -> Outcome {
     let (path, file) = guest.create(place, "beside")?;
     file.write_all_at(&bytes(0, FILE, 0), 0)?;
     chill(&file)?;
@@ -76,7 +76,7 @@ fn beside(guest: &Guest, place: Place, how: How) -> Outcome {
     Ok(())
 }
 
-fn rewrite(file: &File, direct: &File, how: How, versions: &Versions, stop: &AtomicBool) -> Outcome {
+fn rewrite(file: &File, direct: &File, how: WriteMode, versions: &Versions, stop: &AtomicBool) -> Outcome {
     let mut memory = P2pMemory::allocate(FILE)?;
     while !stop.load(Relaxed) {
         let mut outcome = Ok(());
@@ -86,24 +86,24 @@ fn rewrite(file: &File, direct: &File, how: How, versions: &Versions, stop: &Ato
     Ok(())
 }
 
-fn write(file: &File, direct: &File, how: How, memory: &mut P2pMemory, new: &[u8]) -> Outcome {
+fn write(file: &File, direct: &File, how: WriteMode, memory: &mut P2pMemory, new: &[u8]) -> Outcome {
     match how {
-        How::Buffered => {}
-        How::Direct => {
+        WriteMode::Buffered => {}
+        WriteMode::Direct => {
             memory.put(0, new);
             let wrote = memory.pwrite(direct.as_raw_fd(), 0, FILE, 0)?;
             return if wrote == FILE { Ok(()) } else { fail(format!("a direct write of {wrote} bytes")) };
         }
-        How::Punched => {
+        WriteMode::Punched => {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             fallocate(file, flags, 0, FILE as u64)?;
         }
-        How::Truncated => file.set_len(FILE as u64 / 2)?,
+        WriteMode::Truncated => file.set_len(FILE as u64 / 2)?,
     }
     Ok(file.write_all_at(new, 0)?)
 }
 
-fn reads(file: &File, how: How, (versions, stop): (&Versions, &AtomicBool), seed: u64) -> Outcome {
+fn reads(file: &File, how: WriteMode, (versions, stop): (&Versions, &AtomicBool), seed: u64) -> Outcome {
     let runtime = fresh();
     let mut memory = memory_for(FILE)?;
     let mut random = Rng::new(seed);
@@ -119,11 +119,11 @@ fn reads(file: &File, how: How, (versions, stop): (&Versions, &AtomicBool), seed
         memory.fill_range(0, len, 0);
         let target = memory.target(0)?;
         let (got, window) = versions.read(|| runtime.read(file.as_raw_fd(), Some(offset as u64), target, len));
-        let got = got.map_err(|e| Miss::Failed(format!("read {number}: {e}")))?;
-        if got != len && how != How::Truncated {
+        let got = got.map_err(|e| CaseError::Failed(format!("read {number}: {e}")))?;
+        if got != len && how != WriteMode::Truncated {
             return fail(format!("read {number}: {got} of {len} bytes at {offset}"));
         }
-        let zeros = matches!(how, How::Punched | How::Truncated);
+        let zeros = matches!(how, WriteMode::Punched | WriteMode::Truncated);
         if let Some((at, byte)) = window.first_wrong(offset as u64, &memory.bytes(0, got), |_, byte| zeros && byte == 0)
         {
             return fail(format!(
@@ -132,7 +132,7 @@ fn reads(file: &File, how: How, (versions, stop): (&Versions, &AtomicBool), seed
         }
     }
     if by(&runtime.stats(), Route::P2p) == 0 {
-        return Err(Miss::Skipped(
+        return Err(CaseError::Skipped(
             "right, but the writer kept all of it in the page cache: nothing went peer to peer".into(),
         ));
     }

@@ -10,7 +10,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use super::{MIB, below, expect_p2p, fresh, memory_for, read_and_check};
 use spinio_testkit::Rng;
 
-use crate::case::{Case, Miss, Outcome};
+use crate::case::{Case, CaseError, Outcome};
 use crate::memory::{P2pMemory, store_through_mapping};
 use crate::place::{Guest, Place, chill, open_direct, pattern, remove};
 
@@ -177,7 +177,7 @@ fn threads(guest: &Guest) -> Outcome {
                         let expected = &bytes[offset..offset + len];
                         read_and_check(runtime, &file, &mut memory, (offset as u64, offset % 4096, len), expected)
                             .map_err(|e| match e {
-                                Miss::Failed(why) => Miss::Failed(format!("thread {n}: {why}")),
+                                CaseError::Failed(why) => CaseError::Failed(format!("thread {n}: {why}")),
                                 skipped => skipped,
                             })?;
                     }
@@ -185,7 +185,10 @@ fn threads(guest: &Guest) -> Outcome {
                 })
             })
             .collect();
-        workers.into_iter().map(|w| w.join().unwrap_or(Err(Miss::Failed("a thread panicked".to_owned())))).collect()
+        workers
+            .into_iter()
+            .map(|w| w.join().unwrap_or(Err(CaseError::Failed("a thread panicked".to_owned()))))
+            .collect()
     });
     remove(&path);
     outcomes.into_iter().collect()

@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use spinio_io::kernel::{Syscalls, LinuxSyscalls};
+use spinio_io::kernel::{LinuxSyscalls, Syscalls};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;

@@ -10,7 +10,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use super::{MIB, below, fresh, memory_for, read_and_check};
 use spinio_testkit::Rng;
 
-use crate::case::{Case, Miss, Outcome};
+use crate::case::{Case, CaseError, Outcome};
 use crate::memory::store_through_mapping;
 use crate::place::{Guest, Place, chill, pattern, remove};
 
@@ -43,7 +43,7 @@ fn differential(guest: &Guest, place: Place) -> Outcome {
         let skew = if below(&mut random, 2) == 0 { offset % 4096 } else { below(&mut random, 4096) };
         let expected = model.get(offset..model.len().min(offset + len)).unwrap_or_default();
         read_and_check(&runtime, &file, &mut memory, (offset as u64, skew, len), expected).map_err(|e| match e {
-            Miss::Failed(why) => Miss::Failed(format!("request {number}: {why}")),
+            CaseError::Failed(why) => CaseError::Failed(format!("request {number}: {why}")),
             skipped => skipped,
         })?;
     }

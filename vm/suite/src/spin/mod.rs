@@ -24,7 +24,7 @@ use spinio_io::{Buffer, Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_testkit::Rng;
 
-use crate::case::{Case, Miss, Outcome, expect, expect_bytes};
+use crate::case::{Case, CaseError, Outcome, expect, expect_bytes};
 use crate::memory::{Memory, P2pMemory};
 
 pub(crate) const MIB: usize = 1 << 20;
@@ -58,7 +58,7 @@ pub(crate) fn fresh() -> Runtime {
 }
 
 /// Device memory for reads of up to `len` bytes at any misalignment, with room for the guards.
-pub(crate) fn memory_for(len: usize) -> Result<P2pMemory, Miss> {
+pub(crate) fn memory_for(len: usize) -> Result<P2pMemory, CaseError> {
     P2pMemory::of_spin(len + 4 * GUARD)
 }
 
@@ -70,13 +70,13 @@ pub(crate) fn read_and_check(
     memory: &mut dyn Memory,
     (offset, skew, len): (u64, usize, usize),
     expected: &[u8],
-) -> Result<Snapshot, Miss> {
+) -> Result<Snapshot, CaseError> {
     let at = GUARD + skew;
     memory.fill_range(0, at + len + GUARD, UNTOUCHED);
     let before = runtime.stats();
     let got = runtime
         .read(file.as_raw_fd(), Some(offset), memory.target(at)?, len)
-        .map_err(|e| Miss::Failed(format!("offset {offset}, {len} bytes, skew {skew}: {e}")))?;
+        .map_err(|e| CaseError::Failed(format!("offset {offset}, {len} bytes, skew {skew}: {e}")))?;
     let what = format!("offset {offset}, {len} bytes, skew {skew}");
     expect(&format!("{what}: bytes returned"), got, expected.len())?;
     expect_bytes(&what, &memory.bytes(at, got), expected)?;
@@ -98,12 +98,12 @@ pub(crate) fn by(stats: &Snapshot, route: Route) -> u64 {
 }
 
 /// Every reason that `explain` gives for a read of the whole file, of what is done and of what is refused.
-pub(crate) fn explained(runtime: &Runtime, file: &File, memory: &dyn Memory) -> Result<Vec<Reason>, Miss> {
+pub(crate) fn explained(runtime: &Runtime, file: &File, memory: &dyn Memory) -> Result<Vec<Reason>, CaseError> {
     let allocation = memory.target(0)?.allocation;
     let buffer = Buffer::of(&allocation);
     let len = file.metadata()?.len();
     let explained =
-        runtime.explain(file.as_raw_fd(), 0, len, buffer).map_err(|e| Miss::Failed(format!("explain: {e}")))?;
+        runtime.explain(file.as_raw_fd(), 0, len, buffer).map_err(|e| CaseError::Failed(format!("explain: {e}")))?;
     Ok(explained.schedule.segments.iter().flat_map(|s| [Some(s.reason), s.refused]).flatten().collect())
 }
 
@@ -113,5 +113,5 @@ pub(crate) fn expect_p2p(what: &str, stats: &Snapshot, bytes: usize) -> Outcome 
         return Ok(());
     }
     let lines: Vec<String> = stats.rows.iter().map(|l| format!("{} {} ({})", l.bytes, l.route, l.reason)).collect();
-    Err(Miss::Failed(format!("{what}: expected {bytes} bytes by p2p, but they went: {}", lines.join(", "))))
+    Err(CaseError::Failed(format!("{what}: expected {bytes} bytes by p2p, but they went: {}", lines.join(", "))))
 }

@@ -7,7 +7,7 @@ use spinio_plan::{Reason, Route};
 
 use super::{MIB, by, expect_p2p, explained, fresh, memory_for, read_and_check};
 use crate::case::{Case, Outcome, expect, fail};
-use crate::loops::Loop;
+use crate::loops::LoopDevice;
 use crate::place::{Guest, Place, chill, open_direct, remove};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -106,7 +106,7 @@ fn no_spoiling(guest: &Guest) -> Outcome {
 
 fn refused(guest: &Guest) -> Outcome {
     let (path, bytes) = guest.cold(Place::Ext4, "loop", 4 * MIB)?;
-    let device = Loop::over(&path)?;
+    let device = LoopDevice::over(&path)?;
     let file = File::open(device.path())?;
     let runtime = fresh();
     let mut memory = memory_for(4 * MIB)?;

@@ -8,7 +8,7 @@ use linux_raw_sys::general as k;
 use spinio_plan::Route;
 
 use super::{MIB, by, expect_p2p, fresh, memory_for};
-use crate::case::{Case, Miss, Outcome, expect, expect_bytes};
+use crate::case::{Case, CaseError, Outcome, expect, expect_bytes};
 use crate::memory::Memory;
 use crate::place::{Guest, Place, chill, pattern, remove};
 
@@ -35,7 +35,7 @@ fn written(guest: &Guest, place: Place, reachable: bool) -> Outcome {
         memory.put(0, &new);
         let before = runtime.stats();
         let wrote = runtime.write(file.as_raw_fd(), Some(at as u64), memory.target(0)?, len);
-        let wrote = wrote.map_err(|e| Miss::Failed(format!("write {number}, flags {flags:o}: {e}")))?;
+        let wrote = wrote.map_err(|e| CaseError::Failed(format!("write {number}, flags {flags:o}: {e}")))?;
         expect("bytes written", wrote, len)?;
         model[at..at + len].copy_from_slice(&new);
         let mut seen = vec![0; model.len()];

@@ -3,10 +3,10 @@
 use std::os::fd::AsRawFd;
 
 use spinio_io::Runtime;
-use spinio_plan::geometry::{Kind, Level, P2p, Stack, Transport};
+use spinio_plan::geometry::{BlockStack, Kind, Level, P2pHint, Transport};
 
 use super::verdict;
-use crate::case::{Case, Miss, Outcome, expect, fail};
+use crate::case::{Case, CaseError, Outcome, expect, fail};
 use crate::memory::has_p2p;
 use crate::place::{Guest, Place, remove};
 use crate::spin::fresh;
@@ -70,7 +70,7 @@ fn under(guest: &Guest, place: Place) -> Outcome {
     expect("bytes of a stripe", stack.stripe().map(|s| s.width()), width)?;
     if has_p2p() {
         // The hint agrees with what the kernel does.
-        let hint = P2p::from_stack(&stack);
+        let hint = P2pHint::from_stack(&stack);
         expect(&hint.text(), hint.worth_probing(), verdict(place).is_ok())?;
     }
     let once = !matches!(place, Place::Raid1 | Place::Raid10 | Place::Raid5 | Place::Raid6 | Place::Loop);
@@ -85,8 +85,8 @@ fn nothing(guest: &Guest) -> Outcome {
     expect("block devices", stack.top.is_none(), true)
 }
 
-fn storage(guest: &Guest, place: Place, runtime: &Runtime) -> Result<(std::path::PathBuf, Stack), Miss> {
+fn storage(guest: &Guest, place: Place, runtime: &Runtime) -> Result<(std::path::PathBuf, BlockStack), CaseError> {
     let (path, file) = guest.create(place, "storage")?;
-    let stack = runtime.storage(file.as_raw_fd()).map_err(|e| Miss::Failed(e.to_string()))?;
-    Ok((path, Stack::clone(&stack)))
+    let stack = runtime.storage(file.as_raw_fd()).map_err(|e| CaseError::Failed(e.to_string()))?;
+    Ok((path, BlockStack::clone(&stack)))
 }

@@ -14,7 +14,7 @@ use std::os::fd::AsRawFd;
 use spinio_io::{Runtime, Settings};
 use spinio_sys::Errno;
 
-use crate::case::{Case, Miss, Outcome, expect, expect_bytes, fail};
+use crate::case::{Case, CaseError, Outcome, expect, expect_bytes, fail};
 use crate::md::Array;
 use crate::memory::{Memory, P2pMemory};
 use crate::place::{Guest, Place, chill, open_direct, pattern, remove};
@@ -103,7 +103,7 @@ fn spin_writes(guest: &Guest) -> Outcome {
         let new = pattern(len, 40 + number as u64);
         memory.put(0, &new);
         let wrote = runtime.write(to.as_raw_fd(), Some(offset as u64), memory.target(0)?, len);
-        expect("bytes written", wrote.map_err(|e| Miss::Failed(e.to_string()))?, len)?;
+        expect("bytes written", wrote.map_err(|e| CaseError::Failed(e.to_string()))?, len)?;
         bytes[offset..offset + len].copy_from_slice(&new);
         chill(&file)?;
     }

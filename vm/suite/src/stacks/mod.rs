@@ -73,40 +73,40 @@ fn verdict(place: Place) -> Result<(), Errno> {
 
 /// Device memory that cases of a place use. Where there is peer-to-peer DMA the emulated device's is left to the other
 /// kernel, but for one array: the suite shall be over in minutes.
-fn kinds_for(place: Place) -> &'static [Kind] {
+fn kinds_for(place: Place) -> &'static [MemoryKind] {
     match (has_p2p(), place) {
-        (true, Place::Raid5) => &[Kind::P2p, Kind::Emulated],
-        (true, _) => &[Kind::P2p],
-        (false, _) => &[Kind::Emulated],
+        (true, Place::Raid5) => &[MemoryKind::P2p, MemoryKind::Emulated],
+        (true, _) => &[MemoryKind::P2p],
+        (false, _) => &[MemoryKind::Emulated],
     }
 }
 
 /// Device memory of the kind that this machine is here for.
-pub(crate) fn kind() -> Kind {
-    if has_p2p() { Kind::P2p } else { Kind::Emulated }
+pub(crate) fn kind() -> MemoryKind {
+    if has_p2p() { MemoryKind::P2p } else { MemoryKind::Emulated }
 }
 
 /// A kind of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MemoryKind {
     P2p,
     Emulated,
 }
 
-impl Kind {
+impl MemoryKind {
     const fn name(self) -> &'static str {
         match self {
-            Kind::P2p => "p2pmem",
-            Kind::Emulated => "emulated device",
+            MemoryKind::P2p => "p2pmem",
+            MemoryKind::Emulated => "emulated device",
         }
     }
 
     /// Memory for reads of up to `len` bytes, with room for the guards.
-    pub(crate) fn memory(self, len: usize) -> Result<Box<dyn Memory>, crate::case::Miss> {
+    pub(crate) fn memory(self, len: usize) -> Result<Box<dyn Memory>, crate::case::CaseError> {
         let len = len + 4 * 4096;
         Ok(match self {
-            Kind::P2p => Box::new(P2pMemory::of_spin(len)?),
-            Kind::Emulated => Box::new(EmulatedMemory::allocate(len)),
+            MemoryKind::P2p => Box::new(P2pMemory::of_spin(len)?),
+            MemoryKind::Emulated => Box::new(EmulatedMemory::allocate(len)),
         })
     }
 }

@@ -9,8 +9,8 @@ use spinio_io::{Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux;
 
-use super::{Kind, kinds_for, verdict};
-use crate::case::{Case, Miss, Outcome, expect, expect_bytes, fail};
+use super::{MemoryKind, kinds_for, verdict};
+use crate::case::{Case, CaseError, Outcome, expect, expect_bytes, fail};
 use crate::place::{Guest, Place, chill, open_direct, remove};
 use crate::spin::{MIB, by, explained, read_and_check};
 
@@ -28,14 +28,14 @@ pub(super) fn cases() -> Vec<Case> {
     all
 }
 
-fn every_route(guest: &Guest, place: Place, kind: Kind) -> Outcome {
+fn every_route(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
     let (path, bytes) = guest.cold(place, "routes", LEN + 777)?;
     let file = File::open(&path)?;
     let mut memory = kind.memory(LEN + 2 * MIB)?;
 
     // By default, and cold.
     let runtime = Runtime::new(Settings::default());
-    let passes = kind == Kind::P2p && verdict(place).is_ok();
+    let passes = kind == MemoryKind::P2p && verdict(place).is_ok();
     for round in 0..2 {
         let stats = read_and_check(&runtime, &file, &mut *memory, (0, 0, LEN), &bytes[..LEN])?;
         let p2p = by(&stats, Route::P2p);
@@ -52,9 +52,9 @@ fn every_route(guest: &Guest, place: Place, kind: Kind) -> Outcome {
         chill(&file)?;
     }
     let refused = match kind {
-        Kind::Emulated => Some(Reason::NoP2pMapping),
-        Kind::P2p if !passes => Some(Reason::P2pUnreachable),
-        Kind::P2p => None,
+        MemoryKind::Emulated => Some(Reason::NoP2pMapping),
+        MemoryKind::P2p if !passes => Some(Reason::P2pUnreachable),
+        MemoryKind::P2p => None,
     };
     let reasons = explained(&runtime, &file, &*memory)?;
     for reason in [Reason::NoP2pMapping, Reason::P2pUnreachable, Reason::P2pUntrusted] {
@@ -103,14 +103,14 @@ fn every_route(guest: &Guest, place: Place, kind: Kind) -> Outcome {
         memory.fill_range(0, len, 0xee);
         linux::lseek(own.as_raw_fd(), offset as i64, 0)?;
         let got = runtime.read(own.as_raw_fd(), None, memory.target(0)?, len);
-        expect("bytes read at the file's own offset", got.map_err(|e| Miss::Failed(e.to_string()))?, len)?;
+        expect("bytes read at the file's own offset", got.map_err(|e| CaseError::Failed(e.to_string()))?, len)?;
         expect_bytes("read at the file's own offset", &memory.bytes(0, len), expected)?;
         expect("the file's own offset", linux::lseek(own.as_raw_fd(), 0, 1)?, (offset + len) as u64)?;
     }
     // To the end, which is not aligned. What the kernel leaves in the buffer behind the end is its own affair.
     let last = LEN - MIB;
     let got = runtime.read(own.as_raw_fd(), Some(last as u64), memory.target(0)?, 2 * MIB);
-    expect("bytes read up to the end", got.map_err(|e| Miss::Failed(e.to_string()))?, MIB + 777)?;
+    expect("bytes read up to the end", got.map_err(|e| CaseError::Failed(e.to_string()))?, MIB + 777)?;
     expect_bytes("up to the end", &memory.bytes(0, MIB + 777), &bytes[last..])?;
 
     if by(&runtime.stats(), Route::P2p) > 0 && !passes {
@@ -121,8 +121,8 @@ fn every_route(guest: &Guest, place: Place, kind: Kind) -> Outcome {
 }
 
 /// A device without a DMA engine has nothing to send staged bytes with: the CPU stores them.
-fn instead(kind: Kind, route: Route) -> Route {
-    if kind == Kind::P2p { Route::Store } else { route }
+fn instead(kind: MemoryKind, route: Route) -> Route {
+    if kind == MemoryKind::P2p { Route::Store } else { route }
 }
 
 /// Where the bytes went.

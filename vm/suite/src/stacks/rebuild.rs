@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 
-use super::{Kind, kind};
-use crate::case::{Case, Miss, Outcome, expect, fail};
+use super::{MemoryKind, kind};
+use crate::case::{Case, CaseError, Outcome, expect, fail};
 use crate::md::{Array, retry, run};
 use crate::memory::{Memory, P2pMemory};
 use crate::place::{Guest, chill, open_direct, pattern};
@@ -46,17 +46,18 @@ pub(super) fn cases() -> Vec<Case> {
     all
 }
 
-fn rebuild(guest: &Guest, level: u32, kind: Kind) -> Outcome {
+fn rebuild(guest: &Guest, level: u32, kind: MemoryKind) -> Outcome {
     let disks = ["m0", "m1", "m2", "m3"].iter().take(if level == 1 { 2 } else { 4 });
-    let members = disks.map(|disk| guest.free_partition(disk)).collect::<Result<Vec<_>, Miss>>()?;
+    let members = disks.map(|disk| guest.free_partition(disk)).collect::<Result<Vec<_>, CaseError>>()?;
     let array = Array::make(30, level, members.clone())?;
-    let mounted = Mounted::new(array.device())?;
+    let mounted = MountGuard::new(array.device())?;
     let (constant, changing) = (mounted.0.join("constant"), mounted.0.join("changing"));
     let bytes = pattern(FILE, 5);
     fs::write(&constant, &bytes)?;
     fs::write(&changing, pattern(FILE, 1000))?;
 
-    let work = Work { level, kind, stop: AtomicBool::new(false), reads: AtomicU64::new(0), writes: AtomicU64::new(0) };
+    let work =
+        RebuildState { level, kind, stop: AtomicBool::new(false), reads: AtomicU64::new(0), writes: AtomicU64::new(0) };
     let last = thread::scope(|scope| {
         let reader = scope.spawn(|| work.until_stopped(|| work.read(&constant, &bytes)));
         let writer = scope.spawn(|| work.until_stopped(|| work.write(&changing)));
@@ -96,7 +97,7 @@ fn rebuild(guest: &Guest, level: u32, kind: Kind) -> Outcome {
             read_and_check(&runtime, &file, &mut *memory, (0, 0, FILE), &expected)?;
         }
     }
-    if kind == Kind::P2p {
+    if kind == MemoryKind::P2p {
         expect("p2p is used without a member", by(&runtime.stats(), Route::P2p) > 0, passes(level))?;
     }
     mounted.end()?;
@@ -104,15 +105,15 @@ fn rebuild(guest: &Guest, level: u32, kind: Kind) -> Outcome {
 }
 
 /// What the threads share.
-struct Work {
+struct RebuildState {
     level: u32,
-    kind: Kind,
+    kind: MemoryKind,
     stop: AtomicBool,
     reads: AtomicU64,
     writes: AtomicU64,
 }
 
-impl Work {
+impl RebuildState {
     fn until_stopped(&self, mut round: impl FnMut() -> Outcome) -> Outcome {
         let mut outcome = Ok(());
         while outcome.is_ok() && !self.stop.load(Relaxed) {
@@ -148,7 +149,7 @@ impl Work {
             let expected = &bytes[offset..offset + len];
             read_and_check(&runtime, &file, &mut *memory, (offset as u64, offset % 4096, len), expected)?;
         }
-        if self.kind == Kind::P2p && by(&runtime.stats(), Route::P2p) > 0 && !passes(self.level) {
+        if self.kind == MemoryKind::P2p && by(&runtime.stats(), Route::P2p) > 0 && !passes(self.level) {
             return fail("bytes went peer to peer where none can");
         }
         self.reads.fetch_add(1, Relaxed);
@@ -161,7 +162,7 @@ impl Work {
         let file = File::options().read(true).write(true).open(path)?;
         let runtime = Runtime::new(Settings::default());
         let mut memory = self.kind.memory(FILE)?;
-        if self.kind == Kind::P2p && passes(self.level) && version.is_multiple_of(2) {
+        if self.kind == MemoryKind::P2p && passes(self.level) && version.is_multiple_of(2) {
             // By the kernel alone, straight out of device memory.
             let mut memory = P2pMemory::allocate(FILE)?;
             memory.put(0, &new);
@@ -169,7 +170,7 @@ impl Work {
         } else {
             memory.put(0, &new);
             let wrote = runtime.write(file.as_raw_fd(), Some(0), memory.target(0)?, FILE);
-            expect("a write", wrote.map_err(|e| Miss::Failed(e.to_string()))?, FILE)?;
+            expect("a write", wrote.map_err(|e| CaseError::Failed(e.to_string()))?, FILE)?;
         }
         chill(&file)?;
         self.writes.store(version, Relaxed);
@@ -179,15 +180,15 @@ impl Work {
 }
 
 /// ext4 on a device; unmounted when dropped.
-struct Mounted(PathBuf);
+struct MountGuard(PathBuf);
 
-impl Mounted {
-    fn new(device: &Path) -> Result<Mounted, Miss> {
+impl MountGuard {
+    fn new(device: &Path) -> Result<MountGuard, CaseError> {
         run(Command::new("mkfs.ext4").args(["-q", "-F", "-E", "lazy_itable_init=1,nodiscard"]).arg(device))?;
         let at = PathBuf::from("/run/spinio-vm-rebuild");
         fs::create_dir_all(&at)?;
         run(Command::new("mount").arg(device).arg(&at))?;
-        Ok(Mounted(at))
+        Ok(MountGuard(at))
     }
 
     fn end(self) -> Outcome {
@@ -196,7 +197,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for MountGuard {
     fn drop(&mut self) {
         let _ = retry(|| match Command::new("mountpoint").arg("-q").arg(&self.0).status()?.success() {
             true => run(Command::new("umount").arg(&self.0)),

@@ -14,8 +14,8 @@ use spinio_io::stats::{Direction, RouteRow};
 use spinio_plan::{Reason, Route};
 use spinio_testkit::Rng;
 
-use super::{Kind, kinds_for, verdict};
-use crate::case::{Case, Miss, Outcome, expect, expect_bytes};
+use super::{MemoryKind, kinds_for, verdict};
+use crate::case::{Case, CaseError, Outcome, expect, expect_bytes};
 use crate::memory::{Memory, has_p2p};
 use crate::place::{Guest, Place, chill, open_direct, pattern, remove};
 use crate::spin::{MIB, fresh, read_and_check};
@@ -43,7 +43,7 @@ fn route(guest: &Guest, place: Place) -> Outcome {
     let (path, _) = guest.cold(place, "write route", LEN)?;
     let own = open_direct(&path)?;
     let runtime = fresh();
-    let mut memory = Kind::P2p.memory(LEN)?;
+    let mut memory = MemoryKind::P2p.memory(LEN)?;
     let refused = match place {
         // What has to reach several disks, or cannot be told, is refused before storage is asked.
         Place::Raid1 | Place::Raid10 | Place::Raid5 | Place::Raid6 | Place::Loop => Some(Reason::P2pMirror),
@@ -74,36 +74,36 @@ fn route(guest: &Guest, place: Place) -> Outcome {
 
 /// How the file is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Open {
+enum OpenMode {
     Plain,
     Direct,
     Synchronous,
     Append,
 }
 
-impl Open {
-    const ALL: [Open; 4] = [Open::Plain, Open::Direct, Open::Synchronous, Open::Append];
+impl OpenMode {
+    const ALL: [OpenMode; 4] = [OpenMode::Plain, OpenMode::Direct, OpenMode::Synchronous, OpenMode::Append];
 
     fn flags(self) -> i32 {
         let flags = match self {
-            Open::Plain => 0,
-            Open::Direct => k::O_DIRECT,
-            Open::Synchronous => k::O_DSYNC,
-            Open::Append => k::O_APPEND,
+            OpenMode::Plain => 0,
+            OpenMode::Direct => k::O_DIRECT,
+            OpenMode::Synchronous => k::O_DSYNC,
+            OpenMode::Append => k::O_APPEND,
         };
         flags as i32
     }
 }
 
-fn differential(guest: &Guest, place: Place, kind: Kind) -> Outcome {
+fn differential(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
     let (path, file) = guest.create(place, "writes")?;
     let mut model = pattern(3 * MIB + 1234, 1);
     file.write_all_at(&model, 0)?;
     chill(&file)?;
-    let descriptors: Vec<(Open, File)> = Open::ALL
+    let descriptors: Vec<(OpenMode, File)> = OpenMode::ALL
         .into_iter()
         .map(|how| Ok((how, OpenOptions::new().read(true).write(true).custom_flags(how.flags()).open(&path)?)))
-        .collect::<Result<_, Miss>>()?;
+        .collect::<Result<_, CaseError>>()?;
     let mut random = Rng::new(place as u64);
     let runtime = fresh();
     let mut memory = kind.memory(MOST)?;
@@ -113,7 +113,7 @@ fn differential(guest: &Guest, place: Place, kind: Kind) -> Outcome {
         let what = format!("write {number}: {} bytes at {at}, skew {skew}, {how:?}", new.len());
         write(&runtime, to, &mut *memory, (at as u64, skew), &new).map_err(|e| said(&what, e))?;
         // Whatever the offset, an appended write goes to the end.
-        let at = if *how == Open::Append { model.len() } else { at };
+        let at = if *how == OpenMode::Append { model.len() } else { at };
         model.resize(model.len().max(at + new.len()), 0);
         model[at..at + new.len()].copy_from_slice(&new);
         if number % 8 == 7 {
@@ -140,8 +140,8 @@ fn differential(guest: &Guest, place: Place, kind: Kind) -> Outcome {
 }
 
 /// Where, how far behind a page's start on the device, and what.
-fn request(random: &mut Rng, how: Open, size: usize, number: u64) -> (usize, usize, Vec<u8>) {
-    let unit = if how == Open::Direct { 4096 } else { *random.choose(&[1, 1, 512, 4096]) };
+fn request(random: &mut Rng, how: OpenMode, size: usize, number: u64) -> (usize, usize, Vec<u8>) {
+    let unit = if how == OpenMode::Direct { 4096 } else { *random.choose(&[1, 1, 512, 4096]) };
     // Whole stripes of every array here among them.
     let most = *random.choose(&[100, 4096, 65_536, 384 << 10, MOST]) as u64;
     let len = (1 + random.below(most) as usize).next_multiple_of(unit).min(MOST);
@@ -155,14 +155,14 @@ fn request(random: &mut Rng, how: Open, size: usize, number: u64) -> (usize, usi
 fn write(runtime: &Runtime, to: &File, memory: &mut dyn Memory, (at, skew): (u64, usize), new: &[u8]) -> Outcome {
     memory.put(skew, new);
     let wrote = runtime.write(to.as_raw_fd(), Some(at), memory.target(skew)?, new.len());
-    let wrote = wrote.map_err(|e| Miss::Failed(e.to_string()))?;
+    let wrote = wrote.map_err(|e| CaseError::Failed(e.to_string()))?;
     expect("bytes written", wrote, new.len())?;
     expect_bytes("device memory afterwards", &memory.bytes(skew, new.len()), new)
 }
 
-fn said(what: &str, miss: Miss) -> Miss {
+fn said(what: &str, miss: CaseError) -> CaseError {
     match miss {
-        Miss::Failed(why) => Miss::Failed(format!("{what}: {why}")),
+        CaseError::Failed(why) => CaseError::Failed(format!("{what}: {why}")),
         skipped => skipped,
     }
 }

@@ -23,7 +23,7 @@ use std::ffi::c_void;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use self::queues::{Command, Mark, Queue, Role, State};
+use self::queues::{Command, EngineState, Mark, Role, StreamState};
 use super::config::Config;
 use super::gather;
 use super::memory::Memory;
@@ -41,7 +41,7 @@ const SPIN_LIMIT: Duration = Duration::from_micros(120);
 
 /// What a copy does. Addresses, since the engine's thread owns none of the memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Copy {
+pub(super) enum Operation {
     /// From memory to memory.
     Bytes { dst: u64, src: u64, len: usize },
     /// From a pin.
@@ -61,13 +61,13 @@ pub(super) struct Kernel {
     pub(super) maps_memory: bool,
 }
 
-impl Copy {
+impl Operation {
     fn len(self) -> usize {
         match self {
-            Copy::Bytes { len, .. } | Copy::Pinned { len, .. } => len,
+            Operation::Bytes { len, .. } | Operation::Pinned { len, .. } => len,
             // SAFETY: who queued the gather keeps the list until it is done.
-            Copy::Gather { list, count } => unsafe { gather::total_bytes(list, count) },
-            Copy::Kernel(_) => 0,
+            Operation::Gather { list, count } => unsafe { gather::total_bytes(list, count) },
+            Operation::Kernel(_) => 0,
         }
     }
 }
@@ -76,7 +76,7 @@ impl Copy {
 #[derive(Debug)]
 pub(super) struct Engine {
     config: Config,
-    state: Mutex<State>,
+    state: Mutex<EngineState>,
     work: Condvar,
     kernel_work: Condvar,
     progress: Condvar,
@@ -85,7 +85,7 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(config: Config) -> Engine {
         let (work, kernel_work, progress) = (Condvar::new(), Condvar::new(), Condvar::new());
-        Engine { config, state: Mutex::new(State::new()), work, kernel_work, progress }
+        Engine { config, state: Mutex::new(EngineState::new()), work, kernel_work, progress }
     }
 
     /// A queue of the program's own, ordered with queue 0; it is never given back.
@@ -113,7 +113,7 @@ impl Engine {
     }
 
     /// Queues a copy.
-    pub(super) fn submit(&self, stream: u64, copy: Copy) -> Result<()> {
+    pub(super) fn submit(&self, stream: u64, copy: Operation) -> Result<()> {
         self.push(stream, Some(copy), Vec::new())
     }
 
@@ -122,7 +122,7 @@ impl Engine {
         self.push(stream, None, vec![mark])
     }
 
-    fn push(&self, stream: u64, copy: Option<Copy>, mut after: Vec<Mark>) -> Result<()> {
+    fn push(&self, stream: u64, copy: Option<Operation>, mut after: Vec<Mark>) -> Result<()> {
         let mut state = self.state();
         let at = state.index_of(stream)?;
         let waits_for = match state.streams[at].role {
@@ -200,8 +200,9 @@ impl Engine {
     pub(super) fn synchronize_all(&self) {
         let mut state = self.state();
         let order = state.order;
-        let earlier =
-            |q: &Queue| q.running.is_some_and(|o| o <= order) || q.pending.front().is_some_and(|c| c.order <= order);
+        let earlier = |q: &StreamState| {
+            q.running.is_some_and(|o| o <= order) || q.pending.front().is_some_and(|c| c.order <= order)
+        };
         while state.busy || state.streams.iter().any(earlier) {
             state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -242,7 +243,7 @@ impl Engine {
                 continue;
             };
             let Some(command) = state.streams[at].pending.pop_front() else { continue };
-            if let Some(Copy::Kernel(kernel)) = command.copy {
+            if let Some(Operation::Kernel(kernel)) = command.copy {
                 state.streams[at].running = Some(command.order);
                 state.kernels.push_back((at, kernel));
                 self.kernel_work.notify_one();
@@ -298,7 +299,7 @@ impl Engine {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EngineState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -320,18 +321,18 @@ fn sleep_until(when: Instant) {
 
 /// # Safety
 /// The addresses of the copy must be good until this returns.
-unsafe fn execute(copy: Copy, memory: &Memory, pins: &Pins, scratch: &mut Scratch) -> Result<()> {
+unsafe fn execute(copy: Operation, memory: &Memory, pins: &Pins, scratch: &mut Scratch) -> Result<()> {
     match copy {
-        Copy::Bytes { dst, src, len } => {
+        Operation::Bytes { dst, src, len } => {
             // SAFETY: passed on to the caller.
             unsafe { copy_bytes(dst, src, len) };
             Ok(())
         }
         // SAFETY: passed on to the caller.
-        Copy::Gather { list, count } => unsafe { gather::run_gather(list, count, memory, pins, scratch) },
-        Copy::Kernel(_) => Err(DeviceError::new(ErrorKind::Unsupported, "kernel on the copying thread")),
+        Operation::Gather { list, count } => unsafe { gather::run_gather(list, count, memory, pins, scratch) },
+        Operation::Kernel(_) => Err(DeviceError::new(ErrorKind::Unsupported, "kernel on the copying thread")),
         // SAFETY: passed on to the caller.
-        Copy::Pinned { dst, pin, offset, len } => unsafe { pins.read(scratch, pin, offset, dst as *mut u8, len) },
+        Operation::Pinned { dst, pin, offset, len } => unsafe { pins.read(scratch, pin, offset, dst as *mut u8, len) },
     }
 }
 

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::{Copy, Kernel, Result};
+use super::{Kernel, Operation, Result};
 use crate::{DeviceError, ErrorKind};
 
 /// A place in a queue: reached once `seq` things on it are done.
@@ -30,11 +30,11 @@ pub(super) struct Command {
     pub(super) order: u64,
     pub(super) not_before: Instant,
     pub(super) after: Vec<Mark>,
-    pub(super) copy: Option<Copy>,
+    pub(super) copy: Option<Operation>,
 }
 
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct StreamState {
     pub(super) role: Role,
     pub(super) pending: VecDeque<Command>,
     pub(super) queued: u64,
@@ -44,15 +44,15 @@ pub(super) struct Queue {
     pub(super) failed: Option<(u64, DeviceError)>,
 }
 
-impl Queue {
-    fn new(role: Role) -> Queue {
-        Queue { role, pending: VecDeque::new(), queued: 0, done: 0, running: None, failed: None }
+impl StreamState {
+    fn new(role: Role) -> StreamState {
+        StreamState { role, pending: VecDeque::new(), queued: 0, done: 0, running: None, failed: None }
     }
 }
 
 #[derive(Debug)]
-pub(super) struct State {
-    pub(super) streams: Vec<Queue>,
+pub(super) struct EngineState {
+    pub(super) streams: Vec<StreamState>,
     pub(super) fences: Vec<Option<Mark>>,
     pub(super) fences_in_use: usize,
     pub(super) order: u64,
@@ -62,10 +62,10 @@ pub(super) struct State {
     pub(super) kernels: VecDeque<(usize, Kernel)>,
 }
 
-impl State {
-    pub(super) fn new() -> State {
-        State {
-            streams: vec![Queue::new(Role::Default)],
+impl EngineState {
+    pub(super) fn new() -> EngineState {
+        EngineState {
+            streams: vec![StreamState::new(Role::Default)],
             fences: Vec::new(),
             fences_in_use: 0,
             order: 0,
@@ -77,9 +77,9 @@ impl State {
 
     /// An idle queue in a new role; one with leftovers only if it must be.
     pub(super) fn open(&mut self, role: Role) -> usize {
-        let idle = |q: &Queue| q.role == Role::Idle && q.pending.is_empty() && q.done == q.queued;
+        let idle = |q: &StreamState| q.role == Role::Idle && q.pending.is_empty() && q.done == q.queued;
         let at = self.streams.iter().position(idle).unwrap_or_else(|| {
-            self.streams.push(Queue::new(role));
+            self.streams.push(StreamState::new(role));
             self.streams.len() - 1
         });
         self.streams[at].role = role;

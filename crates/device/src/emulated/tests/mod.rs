@@ -15,13 +15,13 @@ fn device(text: &str) -> &'static Emulated {
     Emulated::start(Config::parse(text).unwrap()).unwrap()
 }
 
-const DEFAULT_STREAM: QueueId = QueueId(0);
+const DEFAULT_STREAM: StreamId = StreamId(0);
 
 /// Copies in and waits.
 fn write_device(device: &Emulated, dst: DeviceAddr, bytes: &[u8]) {
     // SAFETY: the bytes stay until the drain returns.
     unsafe { device.copy_in(DEFAULT_STREAM, dst, bytes.as_ptr(), bytes.len()) }.unwrap();
-    device.synchronize(DEFAULT_STREAM, Wait::Block).unwrap();
+    device.synchronize(DEFAULT_STREAM, WaitMode::Block).unwrap();
 }
 
 /// Copies out and waits.
@@ -29,7 +29,7 @@ fn read_device(device: &Emulated, src: DeviceAddr, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     // SAFETY: the bytes stay until the drain returns.
     unsafe { device.copy_out(DEFAULT_STREAM, bytes.as_mut_ptr(), src, len) }.unwrap();
-    device.synchronize(DEFAULT_STREAM, Wait::Block).unwrap();
+    device.synchronize(DEFAULT_STREAM, WaitMode::Block).unwrap();
     bytes
 }
 
@@ -67,7 +67,7 @@ fn kernel_refuses_device_memory_but_accepts_bar() {
     device.free(bar).unwrap();
     assert_eq!(pread_into(bar), Err(Errno::FAULT));
     device.free(plain).unwrap();
-    assert_eq!(device.resources_in_use(), Outstanding::default());
+    assert_eq!(device.resources_in_use(), ResourceCounts::default());
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn forked_child_has_no_device() {
     if child == 0 {
         let none = registry::find(addr.0 as *const u8, 1).is_none();
         let refused = device.alloc(1, false) == Err(DeviceError::new(ErrorKind::ContextLost, "use after fork"));
-        let drained = device.synchronize(DEFAULT_STREAM, Wait::Block).is_err();
+        let drained = device.synchronize(DEFAULT_STREAM, WaitMode::Block).is_err();
         // SAFETY: ends the child at once, without the test harness's exit handlers.
         unsafe { libc::_exit(i32::from(!(none && refused && drained))) };
     }

@@ -8,7 +8,7 @@ use super::*;
 fn copy_from_pin(device: &Emulated, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize) -> Vec<u8> {
     // SAFETY: the pin lives until the drain returns.
     unsafe { device.copy_pinned(DEFAULT_STREAM, dst, pin, offset, len) }.unwrap();
-    device.synchronize(DEFAULT_STREAM, Wait::Block).unwrap();
+    device.synchronize(DEFAULT_STREAM, WaitMode::Block).unwrap();
     read_device(device, dst, len)
 }
 

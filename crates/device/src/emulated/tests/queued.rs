@@ -16,7 +16,7 @@ fn early_source_reuse_copies_wrong_bytes() {
     assert_eq!(device.query(&fence), Ok(false));
     slot.fill(2);
     device.resume();
-    device.wait(&fence, Wait::Block).unwrap();
+    device.wait(&fence, WaitMode::Block).unwrap();
     assert_eq!(device.query(&fence), Ok(true));
     device.release_fence(fence);
     assert_eq!(read_device(device, addr, 4096), vec![2; 4096]);
@@ -44,12 +44,12 @@ fn streams_keep_documented_order() {
     send(DEFAULT_STREAM, &[3]);
     send(app, &[4]);
     device.resume();
-    device.synchronize(app, Wait::Block).unwrap();
+    device.synchronize(app, WaitMode::Block).unwrap();
     assert_eq!(device.query(&after), Ok(true), "queue 0 followed the leased queue and the program's waits for it");
     device.release_fence(after);
     assert_eq!(read_device(device, addr, 1), [4]);
     device.release_stream(internal);
-    assert_eq!(device.resources_in_use(), Outstanding { allocations: 1, ..Default::default() });
+    assert_eq!(device.resources_in_use(), ResourceCounts { allocations: 1, ..Default::default() });
 }
 
 #[test]
@@ -61,16 +61,16 @@ fn internal_stream_waits_for_no_other() {
     // SAFETY: the byte outlives both drains.
     unsafe { device.copy_in(DEFAULT_STREAM, addr, byte.as_ptr(), 1) }.unwrap();
     let queued = device.fence(DEFAULT_STREAM).unwrap();
-    device.synchronize(leased, Wait::Block).unwrap();
+    device.synchronize(leased, WaitMode::Block).unwrap();
     assert_eq!(device.query(&queued), Ok(false), "an empty leased queue must not wait for queue 0");
-    device.wait(&queued, Wait::Block).unwrap();
+    device.wait(&queued, WaitMode::Block).unwrap();
     device.release_fence(queued);
 }
 
 #[test]
 fn pools_are_bounded_and_reuse_released_entries() {
     let device = device("size=1M");
-    let queues: Vec<QueueId> = std::iter::from_fn(|| device.acquire_stream().ok()).take(10_000).collect();
+    let queues: Vec<StreamId> = std::iter::from_fn(|| device.acquire_stream().ok()).take(10_000).collect();
     assert!(queues.len() >= 8 && queues.len() < 10_000);
     assert_eq!(device.acquire_stream().unwrap_err().kind, ErrorKind::NoMemory);
     queues.iter().for_each(|&q| device.release_stream(q));
@@ -82,7 +82,7 @@ fn pools_are_bounded_and_reuse_released_entries() {
     assert!(fences.len() >= 1000 && fences.len() < 100_000);
     assert_eq!(device.fence(DEFAULT_STREAM).unwrap_err().kind, ErrorKind::NoMemory);
     fences.into_iter().for_each(|f| device.release_fence(f));
-    assert_eq!(device.resources_in_use(), Outstanding::default());
+    assert_eq!(device.resources_in_use(), ResourceCounts::default());
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn threads_copy_concurrently() {
                     unsafe { device.copy_in(queue, addr, bytes.as_ptr(), bytes.len()) }.unwrap();
                     let fence = device.fence(queue).unwrap();
                     device.release_stream(queue);
-                    device.wait(&fence, Wait::Block).unwrap();
+                    device.wait(&fence, WaitMode::Block).unwrap();
                     device.release_fence(fence);
                     assert_eq!(read_device(device, addr, bytes.len()), bytes);
                 }
@@ -118,7 +118,7 @@ fn threads_copy_concurrently() {
             });
         }
     });
-    assert_eq!(device.resources_in_use(), Outstanding::default());
+    assert_eq!(device.resources_in_use(), ResourceCounts::default());
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn kernels_run_in_order_with_temporary_memory_access() {
     assert!(back.iter().zip(&bytes).all(|(b, a)| *b == a.wrapping_add(3)));
     assert_eq!(pread_into(at), Err(Errno::FAULT), "the memory is closed again");
     device.free(at).unwrap();
-    assert_eq!(device.resources_in_use(), Outstanding::default());
+    assert_eq!(device.resources_in_use(), ResourceCounts::default());
 }
 
 #[test]
@@ -169,37 +169,37 @@ fn gather_copies_from_pinned_blocks_and_pins() {
     // SAFETY: the mapping stays until the end of the test.
     let pin = unsafe { device.pin(mapping, 3 * linux::PAGE) }.unwrap();
     let staging = device.alloc_pinned(linux::PAGE).unwrap();
-    let (list, bytes) = (staging.ptr.cast::<Gathered>(), staging.ptr.wrapping_add(2048));
+    let (list, bytes) = (staging.ptr.cast::<GatherEntry>(), staging.ptr.wrapping_add(2048));
     let (view, pinned) = (device.device_ptr(bytes).unwrap(), device.pin_device_ptr(&pin).unwrap());
     device.pause();
     // SAFETY: the staging memory is this test's, and everything stays until the drain.
     unsafe {
-        list.write(Gathered { src: view + 1, dst: at.0 + 9_000, len: 600 });
-        list.add(1).write(Gathered { src: pinned + linux::PAGE as u64 - 3, dst: at.0 + 1, len: 5_000 });
-        list.add(2).write(Gathered { src: 0, dst: 0, len: 0 });
+        list.write(GatherEntry { src: view + 1, dst: at.0 + 9_000, len: 600 });
+        list.add(1).write(GatherEntry { src: pinned + linux::PAGE as u64 - 3, dst: at.0 + 1, len: 5_000 });
+        list.add(2).write(GatherEntry { src: 0, dst: 0, len: 0 });
         device.gather(DEFAULT_STREAM, list, 3).unwrap();
         // Neither the list nor the bytes are read before their turn.
         core::ptr::copy_nonoverlapping(pattern(601, 9).as_ptr(), bytes, 601);
     }
     device.resume();
-    device.synchronize(DEFAULT_STREAM, Wait::Block).unwrap();
+    device.synchronize(DEFAULT_STREAM, WaitMode::Block).unwrap();
     let mut back = vec![0; 10_000];
     // SAFETY: `back` stays until the drain.
     unsafe { device.copy_out(DEFAULT_STREAM, back.as_mut_ptr(), at, back.len()) }.unwrap();
-    device.synchronize(DEFAULT_STREAM, Wait::Block).unwrap();
+    device.synchronize(DEFAULT_STREAM, WaitMode::Block).unwrap();
     assert_eq!(back[9_000..9_600], pattern(601, 9)[1..]);
     assert_eq!(back[1..5_001], pattern(3 * linux::PAGE, 5)[linux::PAGE - 3..][..5_000]);
     assert!(back[0] == POISON && back[5_001..9_000].iter().all(|&b| b == POISON));
     // A piece that leaves its allocation is told by the next wait.
     // SAFETY: as above.
     unsafe {
-        list.write(Gathered { src: view, dst: at.0 + 9_999, len: 2 });
+        list.write(GatherEntry { src: view, dst: at.0 + 9_999, len: 2 });
         device.gather(DEFAULT_STREAM, list, 1).unwrap();
     }
-    assert_eq!(device.synchronize(DEFAULT_STREAM, Wait::Block).unwrap_err().kind, ErrorKind::BadAddress);
+    assert_eq!(device.synchronize(DEFAULT_STREAM, WaitMode::Block).unwrap_err().kind, ErrorKind::BadAddress);
     device.unpin(pin);
     device.free_pinned(staging);
     device.free(at).unwrap();
     drop(file);
-    assert_eq!(device.resources_in_use(), Outstanding::default());
+    assert_eq!(device.resources_in_use(), ResourceCounts::default());
 }

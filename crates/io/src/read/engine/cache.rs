@@ -12,9 +12,9 @@ use spinio_sys::Errno;
 use spinio_sys::linux::RWF_NOWAIT;
 
 use super::EngineCtx;
-use spinio_transfer::Error;
-use spinio_files::FdIdentity;
 use crate::read::work::{FilledBuffer, Piece};
+use spinio_files::FdIdentity;
+use spinio_transfer::Error;
 use spinio_transfer::bounce::BounceBuffer;
 
 /// How often a piece is read while its descriptor is given away and comes back.

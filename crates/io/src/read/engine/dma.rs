@@ -14,14 +14,14 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use spinio_device::{ErrorKind, Wait};
+use spinio_device::{ErrorKind, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::PAGE;
 
 use super::{EngineCtx, LONG_REQUEST, PinnedDma};
-use spinio_transfer::Mapping;
 use crate::read::populate::Chunk;
 use crate::read::work::Piece;
+use spinio_transfer::Mapping;
 
 /// Pieces under way: enough that nobody waits for one before the last is registered, or nearly.
 const MAX_IN_FLIGHT: usize = 16;
@@ -64,10 +64,16 @@ impl EngineCtx<'_> {
         let copied = self.stream(0).and_then(|stream| {
             // SAFETY: the pin lives in `self.pinned` until its fence is done.
             unsafe {
-                device.copy_pinned(stream, self.address(piece.offset), &pin, (from - first) as usize, piece.len as usize)
+                device.copy_pinned(
+                    stream,
+                    self.address(piece.offset),
+                    &pin,
+                    (from - first) as usize,
+                    piece.len as usize,
+                )
             }?;
             device.fence(stream).inspect_err(|_| {
-                let _ = device.synchronize(stream, Wait::Block);
+                let _ = device.synchronize(stream, WaitMode::Block);
             })
         });
         match copied {
@@ -120,7 +126,7 @@ impl EngineCtx<'_> {
         let Some(oldest) = self.pinned.front() else { return };
         let device = self.request.device();
         // A short transfer ends sooner than a sleeper wakes.
-        let wait = if self.request.len <= LONG_REQUEST { Wait::Context } else { Wait::Block };
+        let wait = if self.request.len <= LONG_REQUEST { WaitMode::Context } else { WaitMode::Block };
         let waited = device.wait(&oldest.fence, wait);
         let Some(PinnedDma { pin, mapping, fence, piece, started: begun }) = self.pinned.pop_front() else { return };
         device.release_fence(fence);

@@ -13,15 +13,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use spinio_device::{DeviceAddr, DeviceError, Fence, Pin, QueueId, Wait};
+use spinio_device::{DeviceAddr, DeviceError, Fence, Pin, StreamId, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
-use spinio_transfer::Error;
-use spinio_transfer::Mapping;
 use crate::read::job::ReadRequest;
 use crate::read::window;
 use crate::read::work::{Piece, Role, Work};
+use spinio_transfer::Error;
+use spinio_transfer::Mapping;
 use spinio_transfer::bounce::BounceBuffer;
 
 /// Bytes of a request above which its caller sleeps while it waits, and leaves giving back pins to others.
@@ -41,7 +41,7 @@ pub(crate) struct EngineCtx<'a> {
     request: &'a Arc<ReadRequest>,
     role: Role,
     /// The second one is for blocks while pages are under way: a block is empty sooner if it does not wait behind many.
-    streams: [Option<QueueId>; 2],
+    streams: [Option<StreamId>; 2],
     /// Copies queued, to be told when the queue is drained: offset, length, arrived, error.
     pending: Vec<(u64, u64, u64, Option<Error>)>,
     pinned: VecDeque<PinnedDma>,
@@ -88,7 +88,7 @@ impl<'a> EngineCtx<'a> {
         if self.streams != [None; 2] {
             let mut drained = Ok(());
             for stream in std::mem::take(&mut self.streams).into_iter().flatten() {
-                drained = drained.and(self.request.device().synchronize(stream, Wait::Context));
+                drained = drained.and(self.request.device().synchronize(stream, WaitMode::Context));
                 self.request.device().release_stream(stream);
             }
             for (offset, len, got, error) in self.pending.drain(..) {
@@ -107,7 +107,7 @@ impl<'a> EngineCtx<'a> {
     }
 
     /// A queue of this thread's, ordered behind what the program had queued when the request began.
-    fn stream(&mut self, which: usize) -> Result<QueueId, DeviceError> {
+    fn stream(&mut self, which: usize) -> Result<StreamId, DeviceError> {
         if let Some(stream) = self.streams[which] {
             return Ok(stream);
         }

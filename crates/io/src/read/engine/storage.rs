@@ -17,9 +17,9 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 
 use super::EngineCtx;
-use spinio_files::P2pTrust;
-use crate::read::work::{FilledBuffer, Piece};
 use crate::ctx::cache_route;
+use crate::read::work::{FilledBuffer, Piece};
+use spinio_files::P2pTrust;
 use spinio_transfer::bounce::BounceBuffer;
 
 impl EngineCtx<'_> {
@@ -58,7 +58,13 @@ impl EngineCtx<'_> {
             }
         }
         let filled_len = got.saturating_sub(from - first).min(piece.len);
-        self.request.submit_filled(FilledBuffer { piece, block, skip: (from - first) as usize, len: filled_len, started });
+        self.request.submit_filled(FilledBuffer {
+            piece,
+            block,
+            skip: (from - first) as usize,
+            len: filled_len,
+            started,
+        });
     }
 
     /// Queues what a helper without a device read; what it could not read takes the page cache.
@@ -115,7 +121,11 @@ impl EngineCtx<'_> {
             Err(errno) => {
                 let reason = match errno {
                     Errno::REMOTEIO | Errno::INVAL => {
-                        self.request.ctx.files.p2p.set(self.request.file.storage, self.request.device(), P2pTrust::Unreachable);
+                        self.request.ctx.files.p2p.set(
+                            self.request.file.storage,
+                            self.request.device(),
+                            P2pTrust::Unreachable,
+                        );
                         Reason::P2pUnreachable
                     }
                     _ => Reason::FellBack,

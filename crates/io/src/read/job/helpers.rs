@@ -8,14 +8,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{ReadRequest, MAX_LENT};
-use spinio_transfer::Error;
-use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
-use spinio_host::pool::Task;
-use spinio_host::lock;
+use super::{MAX_LENT, ReadRequest};
 use crate::read::beside;
 use crate::read::engine::EngineCtx;
-use crate::read::work::{FilledBuffer, WorkQueues, Role};
+use crate::read::work::{FilledBuffer, Role, WorkQueues};
+use spinio_host::lock;
+use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
+use spinio_host::pool::Task;
+use spinio_transfer::Error;
 use spinio_transfer::bounce::BounceBuffer;
 
 impl ReadRequest {
@@ -35,7 +35,11 @@ impl ReadRequest {
                 let queues = lock(&self.queues);
                 let can_lend = MAX_LENT - queues.lent_out.min(MAX_LENT);
                 let direct = queues.empty.len() < queues.direct_pieces(self.direct_piece).min(can_lend);
-                (queues.lent_out, direct, queues.lent_out < beside::max_buffers(self.len) && self.wants_tail_copy(&queues))
+                (
+                    queues.lent_out,
+                    direct,
+                    queues.lent_out < beside::max_buffers(self.len) && self.wants_tail_copy(&queues),
+                )
             };
             let block = match (direct, tail) {
                 (true, _) if lent_out == 0 => Some(self.staging.acquire()),

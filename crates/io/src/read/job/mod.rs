@@ -39,21 +39,21 @@ use spinio_plan::{Extent, Reason, Route, Segment};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use spinio_host::task_scope::TaskScope;
 use crate::ctx::Reader;
-use spinio_files::FileState;
-use spinio_transfer::Mapping;
-use spinio_host::is_cancelled;
-use spinio_host::lock;
-use spinio_files::cost::{RoutePrediction, CostEntry, MIN_SAMPLE_BYTES};
-use spinio_files::is_shadow;
 use crate::read::engine::{EngineCtx, LONG_REQUEST};
 use crate::read::populate::Prefault;
-use crate::read::work::{Piece, WorkQueues, Role};
-use spinio_transfer::bounce::{BUFFER_SIZE, BouncePool};
-use spinio_stats::RequestSpan;
+use crate::read::work::{Piece, Role, WorkQueues};
 use spinio_device::Target;
+use spinio_files::FileState;
+use spinio_files::cost::{CostEntry, MIN_SAMPLE_BYTES, RoutePrediction};
+use spinio_files::is_shadow;
+use spinio_host::is_cancelled;
+use spinio_host::lock;
+use spinio_host::task_scope::TaskScope;
+use spinio_stats::RequestSpan;
 use spinio_transfer::Error;
+use spinio_transfer::Mapping;
+use spinio_transfer::bounce::{BUFFER_SIZE, BouncePool};
 
 /// Bytes that are surveyed and planned together; a multiple of [`BLOCK`].
 pub(crate) const PLAN_RANGE: u64 = 128 << 20;
@@ -143,10 +143,14 @@ impl ReadRequest {
         // What storage is asked for must begin and end with a page, wherever a partition begins.
         let page_aligned = |s: &Stripe| (s.chunk | s.phase.unwrap_or(0)).is_multiple_of(linux::PAGE as u64);
         let stripe = params.file.block_stack().stripe().filter(page_aligned);
-        let share_fds = || params.ctx.files.workers().copy().is_some_and(|mates| mates.shares_fd_table() != Some(false));
+        let share_fds =
+            || params.ctx.files.workers().copy().is_some_and(|mates| mates.shares_fd_table() != Some(false));
         let workers_share_fd = is_shadow(params.fd) || share_fds();
         let prefault = Prefault::new(params.offset, len, LONG_REQUEST);
-        let tail_copy = workers_share_fd && len > LONG_REQUEST && threads > 1 && params.staging.device().capabilities().has_dma_engine;
+        let tail_copy = workers_share_fd
+            && len > LONG_REQUEST
+            && threads > 1
+            && params.staging.device().capabilities().has_dma_engine;
         ReadRequest {
             stripe,
             workers_share_fd,
@@ -283,7 +287,9 @@ impl ReadRequest {
     pub(crate) fn complete(&self, offset: u64, len: u64, got: u64, error: Option<Error>) {
         if got < len || error.is_some() {
             let mut completion = lock(&self.completion);
-            if offset + got < completion.prefix_end || (offset + got == completion.prefix_end && completion.error.is_none()) {
+            if offset + got < completion.prefix_end
+                || (offset + got == completion.prefix_end && completion.error.is_none())
+            {
                 completion.prefix_end = offset + got;
                 completion.error = error;
             }
@@ -349,7 +355,8 @@ impl ReadRequest {
     /// Waits; true when everything arrived or a helper panicked, false when there is something the caller could do.
     fn wait_for_work(&self) -> bool {
         // A short read from storage is over in less time than it takes to fall asleep and wake twice.
-        let spin_time = if self.len <= 4 << 20 { self.ctx.files.workers().spin() * 20 } else { self.ctx.files.workers().spin() };
+        let spin_time =
+            if self.len <= 4 << 20 { self.ctx.files.workers().spin() * 20 } else { self.ctx.files.workers().spin() };
         let started = Instant::now();
         while started.elapsed() < spin_time {
             if self.bytes_left.load(Acquire) == 0 {

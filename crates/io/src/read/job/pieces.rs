@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use spinio_plan::Route;
 
 use super::ReadRequest;
-use spinio_host::lock;
 use crate::read::beside;
 use crate::read::work::{MAX_P2P_PIECE, Piece, Role, Work};
+use spinio_host::lock;
 use spinio_transfer::bounce::BUFFER_SIZE;
 
 /// Bytes that are registered with the driver at once, at most. Half of this costs a twentieth of the speed.

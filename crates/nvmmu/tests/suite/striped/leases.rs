@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{WIDTH, folder, contiguous_file, leak_runtime, assert_same_bytes};
-use spinio_io::kernel::{Syscalls, LinuxSyscalls};
+use super::{WIDTH, assert_same_bytes, contiguous_file, folder, leak_runtime};
+use spinio_io::kernel::{LinuxSyscalls, Syscalls};
 use spinio_nvmmu::Direction::Download;
-use spinio_nvmmu::{ErrorKind, Promise, Session};
+use spinio_nvmmu::{ErrorKind, OutputMode, Session};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_testkit::wait_exclusive;
@@ -18,7 +18,7 @@ use crate::common::{Buffer, bytes};
 
 /// A kernel that tells of a lease only so often, and sees to it that it is asked before each direct write.
 #[derive(Default)]
-struct Watchful {
+struct LeaseCheckingSyscalls {
     /// How often it is still there, once this is set.
     calls_left: Mutex<Option<u32>>,
     /// Nobody is given time to give it back.
@@ -31,7 +31,7 @@ thread_local! {
     static LEASE_CHECKED: Cell<bool> = const { Cell::new(false) };
 }
 
-impl Syscalls for Watchful {
+impl Syscalls for LeaseCheckingSyscalls {
     fn has_write_lease(&self, fd: i32) -> bool {
         let mut left = self.calls_left.lock().unwrap();
         let there = LinuxSyscalls.has_write_lease(fd) && *left != Some(0);
@@ -68,7 +68,7 @@ fn lost_lease_stops_filler_writes() {
     for times in [0, 1, 4, 100] {
         let Some(path) = contiguous_file(folder.path(), (STRIPES + 2) as usize * WIDTH as usize) else { return };
         wait_exclusive(&path).unwrap();
-        let kernel: &Watchful = Box::leak(Box::default());
+        let kernel: &LeaseCheckingSyscalls = Box::leak(Box::default());
         let device = Buffer::with_bytes(&bytes(9000, 6));
         let mut session = Session::begin_with_stripes(leak_runtime(kernel), &path, WIDTH, 8192).unwrap();
         let mut expected = bytes((STRIPES + 2) as usize * WIDTH as usize, 1);
@@ -91,10 +91,14 @@ fn lost_lease_stops_filler_writes() {
         if times < 100 {
             // Once for being alone at all; the watcher may have asked meanwhile.
             assert!(direct <= u64::from(times.saturating_sub(1)), "{direct} of {times}");
-            assert!(matches!(report.mode, Promise::Aligned(_)), "{}", report.mode);
+            assert!(matches!(report.mode, OutputMode::Aligned(_)), "{}", report.mode);
             assert!(report.unaligned >= 9000, "{report:?}");
         } else {
-            assert_eq!((report.mode.clone(), report.unaligned - gathered.unaligned), (Promise::Preread, 0), "{report:?}");
+            assert_eq!(
+                (report.mode.clone(), report.unaligned - gathered.unaligned),
+                (OutputMode::Preread, 0),
+                "{report:?}"
+            );
         }
         // What is a download's in stripes of two pieces of the file, was loose at once.
         assert_eq!(report.unaligned + report.full_stripe - report.filler, STRIPES * 9000, "{report:?}");
@@ -111,7 +115,8 @@ fn file_is_not_truncated_after_lost_lease() {
     // file is cut off all the same.
     for (times, by_force) in (1..9).flat_map(|times| [(times, true), (times, false)]) {
         let path = folder.path().join(format!("out{times}-{by_force}"));
-        let kernel: &Watchful = Box::leak(Box::new(Watchful { force_broken: by_force, ..Watchful::default() }));
+        let kernel: &LeaseCheckingSyscalls =
+            Box::leak(Box::new(LeaseCheckingSyscalls { force_broken: by_force, ..LeaseCheckingSyscalls::default() }));
         let device = Buffer::with_bytes(&bytes(9000, 6));
         let mut session = Session::begin_with_stripes(leak_runtime(kernel), &path, width, 0).unwrap();
         session.hint_range(0, end as u64);

@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use spinio_io::kernel::{Syscalls, LinuxSyscalls};
+use spinio_io::kernel::{LinuxSyscalls, Syscalls};
 use spinio_io::{Runtime, Settings};
 use spinio_nvmmu::Direction::Download;
-use spinio_nvmmu::{Promise, Session};
+use spinio_nvmmu::{OutputMode, Session};
 use spinio_plan::Route;
 use spinio_sys::{Errno, linux};
-use spinio_testkit::{wait_exclusive, place};
+use spinio_testkit::{place, wait_exclusive};
 
 use crate::common::{Buffer, FileSizeLimit, bytes, runtime};
 
@@ -34,11 +34,11 @@ fn folder() -> Option<tempfile::TempDir> {
     let device = Buffer::with_bytes(&bytes(8192, 0));
     session.move_range(&probe, device.at(0), 0, 8192, Download).unwrap();
     let report = session.end().unwrap();
-    if matches!(report.mode, Promise::Passthrough(_)) || report.full_stripe == 0 {
+    if matches!(report.mode, OutputMode::Passthrough(_)) || report.full_stripe == 0 {
         eprintln!("skipped: no stripes can be had in {}: {}", folder.path().display(), report.mode);
         return None;
     }
-    assert_eq!(report.mode, Promise::Preread, "nobody else has the file open");
+    assert_eq!(report.mode, OutputMode::Preread, "nobody else has the file open");
     Some(folder)
 }
 
@@ -145,7 +145,7 @@ fn partial_stripe_is_completed_from_preread_bytes() {
     let mut expected = bytes(10 * WIDTH as usize, 1);
     expected[at as usize..at as usize + 9000].copy_from_slice(&bytes(9000, 6));
     assert!(fs::read(&path).unwrap() == expected);
-    assert_eq!(report.mode, Promise::Preread);
+    assert_eq!(report.mode, OutputMode::Preread);
     assert_eq!((report.unaligned, report.full_stripe % WIDTH), (0, 0), "{report:?}");
     assert_eq!(report.full_stripe - report.filler, 9000);
     assert!(report.read_ahead >= report.filler, "{report:?}");
@@ -153,7 +153,7 @@ fn partial_stripe_is_completed_from_preread_bytes() {
     let mut session = begin_exclusive(&path);
     session.move_range(&path, device.at(0), at, 9000, Download).unwrap();
     let report = session.end().unwrap();
-    assert_eq!((report.mode, report.unaligned), (Promise::Preread, 0));
+    assert_eq!((report.mode, report.unaligned), (OutputMode::Preread, 0));
 }
 
 /// A session guesses that it writes what the last one wrote; what it is told to expect takes the place of that.
@@ -170,7 +170,7 @@ fn guess_does_not_hide_hinted_range() {
         session.hint_range(4 * WIDTH + 5, 9000);
         session.move_range(&path, device.at(0), 4 * WIDTH + 5, 9000, Download).unwrap();
         let report = session.end().unwrap();
-        assert_eq!((report.mode.clone(), report.unaligned), (Promise::Preread, 0), "{report:?}");
+        assert_eq!((report.mode.clone(), report.unaligned), (OutputMode::Preread, 0), "{report:?}");
     }
 }
 
@@ -191,7 +191,7 @@ fn filler_is_not_written_if_others_have_file_open() {
         later.write_all_at(b"mine", 4 * WIDTH + 20_000).unwrap();
         let report = session.end().unwrap();
         let why = if opened_later { "somebody opened the file" } else { "somebody else has the file open" };
-        assert_eq!(report.mode, Promise::Aligned(why.to_owned()));
+        assert_eq!(report.mode, OutputMode::Aligned(why.to_owned()));
         assert_eq!((report.filler, report.unaligned), (0, 9000));
         let mut expected = bytes(10 * WIDTH as usize, 1);
         expected[at as usize..at as usize + 9000].copy_from_slice(&bytes(9000, 6));
@@ -266,7 +266,7 @@ fn partially_refused_stripe_is_written_unaligned() {
         let ended = session.end();
         drop(limit);
         let report = moved.and(ended).unwrap();
-        assert_eq!((report.mode, report.unaligned, report.filler), (Promise::Preread, 9000, 0));
+        assert_eq!((report.mode, report.unaligned, report.filler), (OutputMode::Preread, 9000, 0));
         assert_eq!(fs::metadata(&path).unwrap().len(), at + 9000);
         let mut got = vec![0; 9000];
         File::open(&path).unwrap().read_exact_at(&mut got, at).unwrap();
@@ -292,7 +292,7 @@ fn preallocation_leaves_space_on_full_disk() {
     // Far more is announced than there is room, and little comes.
     let mut session = begin_exclusive(&path);
     session.hint_range(0, 1 << 40);
-    if let Promise::Passthrough(why) = session.report().mode {
+    if let OutputMode::Passthrough(why) = session.report().mode {
         return eprintln!("skipped: no stripes can be had there: {why}");
     }
     assert!(free() > before / 2, "{} of {before} bytes are left for others", free());
@@ -350,7 +350,7 @@ fn long_output_is_written_in_full_stripes() {
             session.move_range(&path, device.at(at), at, 1 << 20, Download).unwrap();
         }
         let report = session.end().unwrap();
-        assert_eq!(matches!(report.mode, Promise::Preread), !other, "{}", report.mode);
+        assert_eq!(matches!(report.mode, OutputMode::Preread), !other, "{}", report.mode);
         assert_same_bytes(&path, &source, "at the end");
         let torn = 2 * WIDTH * device_extents(&File::open(&path).unwrap()).len() as u64;
         assert!(other || report.unaligned <= torn && report.full_stripe > 40 << 20, "{report:?} in {torn}");
@@ -405,11 +405,11 @@ fn gathered_bytes_are_written_before_stripes_move() {
 
 /// Storage that takes nothing around the page cache.
 #[derive(Default)]
-struct NotDirectly {
+struct NoDirectWrites {
     refused: AtomicUsize,
 }
 
-impl Syscalls for NotDirectly {
+impl Syscalls for NoDirectWrites {
     unsafe fn pwritev(
         &self,
         route: Route,
@@ -431,7 +431,7 @@ impl Syscalls for NotDirectly {
 fn assembled_stripe_survives_refused_direct_write() {
     let Some(folder) = folder() else { return };
     let Some(path) = contiguous_file(folder.path(), 10 * WIDTH as usize) else { return };
-    let kernel: &NotDirectly = Box::leak(Box::default());
+    let kernel: &NoDirectWrites = Box::leak(Box::default());
     let device = Buffer::with_bytes(&bytes(5 * WIDTH as usize, 6));
     let mut session = Session::begin_with_stripes(leak_runtime(kernel), &path, WIDTH, 8192).unwrap();
     for at in (2 * WIDTH..6 * WIDTH).step_by(WIDTH as usize / 2) {

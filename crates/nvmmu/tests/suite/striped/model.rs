@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::{begin, folder, assert_same_bytes, some_file};
+use super::{assert_same_bytes, begin, folder, some_file};
 use proptest::prelude::*;
 use spinio_nvmmu::Direction::{Download, Upload};
 use spinio_nvmmu::Report;
