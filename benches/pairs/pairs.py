@@ -35,6 +35,7 @@ ROWS = {
     "again": ("reads", "again", "us", {}, "warm", "gbps", False),
     "first": ("reads", "first", "us", {"block": 8 * MIB}, "warm", "first_us", True),
     "cold": ("reads", "cold", "us", {"size": 2048 * MIB}, "cold", "gbps", False),
+    "cold4k": ("reads", "trickle", "us", {"block": 4096, "total": 128 * MIB, "threads": 1}, "stretch", "gbps", False),
     "cold16k": ("reads", "trickle", "us", {"block": 16384, "total": 256 * MIB, "threads": 1}, "stretch", "gbps", False),
     "cold64k": ("reads", "trickle", "us", {"block": 65536, "total": 256 * MIB, "threads": 1}, "stretch", "gbps", False),
     "cold256k": ("reads", "trickle", "us", {"block": 262144, "total": 256 * MIB, "threads": 1}, "stretch", "gbps", False),
