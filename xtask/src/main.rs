@@ -5,7 +5,7 @@
 //!   layers                                       arrows between crates point only down
 //!   docs                                         writes docs/settings.md, or checks it
 //!   python                                       the module, its types and its tests
-//!   stage                                        the tree of what is installed
+//!   stage ──> wheel                              the tree of what is installed, and the wheel that carries it
 //!   vm, preload-suite, interleavings             the suites that are no `cargo test`
 //!   miri                                         pure code under an interpreter that notices undefined behaviour
 //!   fuzz                                         hostile input for the parsers, the planner and the C API
@@ -35,6 +35,7 @@ mod stats_cost;
 mod tools;
 mod trace;
 mod vm;
+mod wheel;
 
 use std::process::ExitCode;
 
@@ -59,6 +60,8 @@ enum Chore {
     Python(python::Args),
     /// Lay out the tree that packages are made of
     Stage(stage::Args),
+    /// Build the wheel with module, command, library and headers; install and check it
+    Wheel(wheel::Args),
     /// Run the suite in the virtual machine with peer-to-peer DMA
     Vm(vm::Args),
     /// Run real programs with and without the library and compare
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Chore::Docs(args) => docs::run(&args),
         Chore::Python(args) => python::run(&args),
         Chore::Stage(args) => stage::run(&args),
+        Chore::Wheel(args) => wheel::run(&args),
         Chore::Vm(args) => vm::run(&args),
         Chore::PreloadSuite(args) => preload_suite::run(&args),
         Chore::Interleavings => interleavings::run(),
