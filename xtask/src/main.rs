@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod circles;
 mod docs;
 mod fuzz;
 mod gpu_pack;
