@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod circles;
 mod docs;
 mod fuzz;
 mod gpu_pack;
