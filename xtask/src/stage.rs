@@ -24,8 +24,8 @@ use crate::tools;
 
 /// Where things come from in the repository.
 mod source {
-    pub(super) const PACKAGES: [&str; 2] = ["spinio-cli", "spinio-interpose"];
-    pub(super) const HEADERS: [&str; 2] = ["crates/interpose/include/spinio.h", "crates/interpose/include/nvmmu.h"];
+    pub(super) const PACKAGES: [&str; 2] = ["spinio-cli", "spinio-preload"];
+    pub(super) const HEADERS: [&str; 2] = ["crates/capi/include/spinio.h", "crates/capi/include/nvmmu.h"];
     pub(super) const DEVICE_HEADERS: &str = "device/include/spinio";
     pub(super) const DEMO: &str = "examples/demo";
     pub(super) const DOCUMENTS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"];
