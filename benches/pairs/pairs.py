@@ -45,7 +45,8 @@ ROWS = {
     "batch512": ("batch", "random", "us", {"block": 512, "count": 1000000}, "warm", "gbps", False),
     "batchcold": ("batch", "cold", "us", {"block": 65536, "count": 10000}, "cold", "gbps", False),
     "held8m": ("batch", "hold", "held", {}, "warm", "gbps", False),
-    "write8m": ("writes", "seq", "us", {}, "warm", "gbps", False),
+    "write8m": ("writes", "page", "us", {"block": 8 * MIB, "total": 1024 * MIB}, "any", "gbps", False),
+    "odirect": ("writes", "direct", "us", {"block": 64 * MIB, "total": 2048 * MIB}, "any", "gbps", False),
 }
 
 
@@ -103,6 +104,7 @@ def main():
             for i in range(size // len(block)):
                 f.write(i.to_bytes(8, "little") + block[8:])
             os.fsync(f.fileno())
+        written = pathlib.Path(scratch, "written")
         small = pathlib.Path(f"{file}.warm")
         small.write_bytes(os.urandom(64 * MIB))
         state, stretch = None, 0
@@ -131,7 +133,7 @@ def main():
                         if stretch == 0:
                             drop(file)
                         more["from"], stretch = stretch, stretch + total
-                    command = [str(programs / program), row, mode, str(file)] + [f"{k}={v}" for k, v in more.items()]
+                    command = [str(programs / program), row, mode, str(written if program == "writes" else file)] + [f"{k}={v}" for k, v in more.items()]
                     done = subprocess.run(command, env=sides[side].env, capture_output=True, text=True, timeout=120, cwd=programs)
                     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
                     if done.returncode or not lines or any(line.get("right") is False for line in lines):
