@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Two states of the library side by side on one machine: by turns, in changing order, medians and spread printed.
+"""Compares two builds of the library on one machine: by turns, in changing order; prints medians and spread.
 
     pairs.py --a DIR --b DIR [--env-a NAME=VALUE,..] [--env-b ..] [--only ROW,..] [--rounds 10] [--gib 4] [--out DIR]
 
-DIR is a folder that `cargo x gpu-pack` made (or any folder with `libspinio.so`); the programs `reads`, `batch` and `host_call` are taken from
-A's folder for both, so that only the library differs. With two equal folders and different --env it compares two settings.
+DIR is a directory that `cargo x gpu-pack` made (or any directory with `libspinio.so`); the programs `reads`, `batch` and `host_call` are taken from
+A's directory for both, so that only the library differs. With two equal directories and different --env it compares two settings.
 
-Prints a line a row: the median of A, the median of B, the median of the ratios B/A round by round with their least and
-greatest (the first run of either is not counted), and whether B is below 0.97 of A. Times are turned round first, so that more is better
+Prints one line per row: the median of A, the median of B, the median of the ratios B/A of all rounds with their minimum and
+maximum (the first run of each is not counted), and whether B is below 0.97 of A. Times are inverted first, so that more is better
 everywhere. Files: pairs.json in --out.
 """
 
@@ -23,7 +23,7 @@ import time
 
 MIB = 1 << 20
 
-# name: (program, row, mode, values, what to prepare, key of the figure, time (less is better)?)
+# name: (program, row, mode, values, preparation, key of the figure, is it a time (less is better)?)
 ROWS = {
     "host": ("reads", "host", "us", {"block": 4096}, "warm", "ns", True),
     "4k": ("reads", "seq", "us", {"block": 4096, "total": 200 * MIB}, "warm", "gbps", False),
@@ -35,6 +35,7 @@ ROWS = {
     "again": ("reads", "again", "us", {}, "warm", "gbps", False),
     "first": ("reads", "first", "us", {"block": 8 * MIB}, "warm", "first_us", True),
     "cold": ("reads", "cold", "us", {"size": 2048 * MIB}, "cold", "gbps", False),
+    "cold4k": ("reads", "trickle", "us", {"block": 4096, "total": 128 * MIB, "threads": 1}, "stretch", "gbps", False),
     "cold16k": ("reads", "trickle", "us", {"block": 16384, "total": 256 * MIB, "threads": 1}, "stretch", "gbps", False),
     "cold64k": ("reads", "trickle", "us", {"block": 65536, "total": 256 * MIB, "threads": 1}, "stretch", "gbps", False),
     "cold256k": ("reads", "trickle", "us", {"block": 262144, "total": 256 * MIB, "threads": 1}, "stretch", "gbps", False),
@@ -44,7 +45,8 @@ ROWS = {
     "batch512": ("batch", "random", "us", {"block": 512, "count": 1000000}, "warm", "gbps", False),
     "batchcold": ("batch", "cold", "us", {"block": 65536, "count": 10000}, "cold", "gbps", False),
     "held8m": ("batch", "hold", "held", {}, "warm", "gbps", False),
-    "write8m": ("writes", "seq", "us", {}, "warm", "gbps", False),
+    "write8m": ("writes", "page", "us", {"block": 8 * MIB, "total": 1024 * MIB}, "any", "gbps", False),
+    "odirect": ("writes", "direct", "us", {"block": 64 * MIB, "total": 2048 * MIB}, "any", "gbps", False),
 }
 
 
@@ -53,10 +55,10 @@ def variables(text):
 
 
 class Side:
-    def __init__(self, folder, env):
-        self.library = pathlib.Path(folder).resolve() / "libspinio.so"
+    def __init__(self, directory, env):
+        self.library = pathlib.Path(directory).resolve() / "libspinio.so"
         if not self.library.exists():
-            sys.exit(f"{self.library} is not there")
+            sys.exit(f"{self.library} not found")
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("SPINIO_")} | {"LD_PRELOAD": str(self.library)} | env
 
 
@@ -82,7 +84,7 @@ def main():
     p.add_argument("--only", default=",".join(ROWS))
     p.add_argument("--rounds", type=int, default=10)
     p.add_argument("--gib", type=float, default=4)
-    p.add_argument("--budget", type=float, default=500, help="seconds; rows after it are skipped, and said to be")
+    p.add_argument("--budget", type=float, default=500, help="seconds; later rows are skipped with a note")
     p.add_argument("--scratch", default="/var/tmp")
     p.add_argument("--out", default=os.environ.get("OUT", "."))
     args = p.parse_args()
@@ -92,7 +94,7 @@ def main():
     record = {"a": args.a, "b": args.b, "env_a": args.env_a, "env_b": args.env_b, "rounds": args.rounds, "rows": {}}
     for name in ("a", "b"):
         commit = pathlib.Path(getattr(args, name)) / "commit"
-        record[f"commit_{name}"] = commit.read_text().strip() if commit.exists() else "not told"
+        record[f"commit_{name}"] = commit.read_text().strip() if commit.exists() else "unknown"
     below = []
     with tempfile.TemporaryDirectory(prefix="spinio-pairs.", dir=args.scratch) as scratch:
         file = pathlib.Path(scratch, "data")
@@ -102,10 +104,11 @@ def main():
             for i in range(size // len(block)):
                 f.write(i.to_bytes(8, "little") + block[8:])
             os.fsync(f.fileno())
+        written = pathlib.Path(scratch, "written")
         small = pathlib.Path(f"{file}.warm")
         small.write_bytes(os.urandom(64 * MIB))
         state, stretch = None, 0
-        print(f"{'row':<10} {'A':>10} {'B':>10}   B/A (least to greatest)", flush=True)
+        print(f"{'row':<10} {'A':>10} {'B':>10}   B/A (minimum to maximum)", flush=True)
         for name in args.only.split(","):
             program, row, mode, values, prepare, key, less = ROWS[name]
             got = {"a": [], "b": []}
@@ -130,7 +133,7 @@ def main():
                         if stretch == 0:
                             drop(file)
                         more["from"], stretch = stretch, stretch + total
-                    command = [str(programs / program), row, mode, str(file)] + [f"{k}={v}" for k, v in more.items()]
+                    command = [str(programs / program), row, mode, str(written if program == "writes" else file)] + [f"{k}={v}" for k, v in more.items()]
                     done = subprocess.run(command, env=sides[side].env, capture_output=True, text=True, timeout=120, cwd=programs)
                     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
                     if done.returncode or not lines or any(line.get("right") is False for line in lines):

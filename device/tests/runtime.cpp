@@ -1,4 +1,4 @@
-// A program as people write it for CUDA, on the emulated device. Prints what is wrong and exits with 1.
+// A typical CUDA program, on the emulated device. Prints each failure and exits with 1.
 #include <spinio/kernel.h>
 
 #include <csetjmp>
@@ -11,7 +11,7 @@ static int failures;
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
-            std::printf("%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #condition, spinio_last_error());              \
+            std::printf("%s:%d: check failed: %s (%s)\n", __FILE__, __LINE__, #condition, spinio_last_error());              \
             failures++;                                                                                                \
         }                                                                                                              \
     } while (0)
@@ -37,7 +37,7 @@ __global__ void add(int *x, int by, int n)
         x[i] += by;
 }
 
-static void copies_and_kernels_keep_their_order()
+static void copies_and_kernels_are_ordered()
 {
     const int n = 100001;
     const float table[4] = {1, -2, 0.5f, 8};
@@ -50,7 +50,7 @@ static void copies_and_kernels_keep_their_order()
     CHECK(cudaMemcpy(in, host.data(), n * sizeof *in, cudaMemcpyHostToDevice) == cudaSuccess);
     spinio::launch(apply, (n + 255) / 256, 256, in, out, n);
     CHECK(cudaGetLastError() == cudaSuccess);
-    // Behind the kernel, without a word.
+    // Ordered after the kernel without a synchronization.
     CHECK(cudaMemcpy(back.data(), out, n * sizeof *out, cudaMemcpyDeviceToHost) == cudaSuccess);
     for (int i = 0; i < n; i++)
         CHECK(back[i] == host[i] * table[i % 4]);
@@ -87,11 +87,11 @@ static void caught(int)
     siglongjmp(out_of_here, 1);
 }
 
-static void the_cpu_cannot_touch_device_memory_and_finds_it_full_of_poison()
+static void cpu_access_faults_and_new_memory_is_poisoned()
 {
     unsigned char *memory, first = 0;
     CHECK(cudaMalloc(&memory, 100) == cudaSuccess);
-    spinio::launch(add, 1, 1, (int *)memory, 0, 0); // it was open once
+    spinio::launch(add, 1, 1, (int *)memory, 0, 0); // the memory was accessible to a kernel once
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(cudaMemcpy(&first, memory, 1, cudaMemcpyDeviceToHost) == cudaSuccess && first == 0xA5);
     struct sigaction action = {}, before;
@@ -107,7 +107,7 @@ static void the_cpu_cannot_touch_device_memory_and_finds_it_full_of_poison()
     CHECK(cudaFree(memory) == cudaSuccess);
 }
 
-static void mistakes_are_told()
+static void errors_are_reported()
 {
     int *x;
     spinio::launch(add, 1, 2000, (int *)nullptr, 0, 0);
@@ -120,9 +120,9 @@ static void mistakes_are_told()
 
 int main()
 {
-    copies_and_kernels_keep_their_order();
+    copies_and_kernels_are_ordered();
     streams_are_ordered_with_the_default_stream();
-    the_cpu_cannot_touch_device_memory_and_finds_it_full_of_poison();
-    mistakes_are_told();
+    cpu_access_faults_and_new_memory_is_poisoned();
+    errors_are_reported();
     return failures ? 1 : 0;
 }

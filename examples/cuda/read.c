@@ -16,7 +16,7 @@ int main(int argc, char **argv)
     if (size <= 0 || cudaMalloc((void **)&gpu, size) != cudaSuccess)
         return fprintf(stderr, "usage: read FILE (not empty, no larger than GPU memory)\n"), 1;
 
-    ssize_t n = pread(fd, gpu, size, 0); /* a device pointer, and nothing else is special */
+    ssize_t n = pread(fd, gpu, size, 0); /* the only difference: a device pointer */
     if (n < 0)
         return perror("pread"), 1;
 

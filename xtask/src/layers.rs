@@ -23,25 +23,37 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::tools;
+use crate::{circles, tools};
 
-const RANKS: [(&str, u8); 11] = [
+const RANKS: [(&str, u8); 17] = [
     ("spinio-sys", 0),
     ("spinio-plan", 0),
     ("spinio-device", 1),
-    ("spinio-io", 2),
-    ("spinio-nvmmu", 3),
-    ("spinio-runtime", 4),
-    ("spinio-capi", 5),
-    ("spinio-preload", 6),
-    ("spinio-python", 6),
-    ("spinio-cli", 6),
-    ("spinio-lab", 7),
+    ("spinio-host", 1),
+    ("spinio-stats", 2),
+    ("spinio-transfer", 2),
+    ("spinio-files", 3),
+    ("spinio-pinned", 4),
+    ("spinio-io", 5),
+    ("spinio-batch", 6),
+    ("spinio-nvmmu", 6),
+    ("spinio-runtime", 7),
+    ("spinio-capi", 8),
+    ("spinio-preload", 9),
+    ("spinio-python", 9),
+    ("spinio-cli", 9),
+    ("spinio-lab", 10),
 ];
 const TESTKIT: &str = "spinio-testkit";
 const PRELOAD: &str = "spinio-preload";
 const CLI: &str = "spinio-cli";
 const TOP: u8 = 4;
+
+/// Crates that programs do not link: not part of the library.
+const TOOLS: [&str; 4] = ["spinio-cli", "spinio-lab", "spinio-python", TESTKIT];
+
+/// Percent of the library that one crate may have.
+const MOST_PERCENT: usize = 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CratePlace {
@@ -94,6 +106,30 @@ pub(crate) fn run() -> Result<()> {
             } else if !allowed(&arrow, start, end) {
                 wrong.push(format!("{arrow} does not point down"));
             }
+        }
+    }
+    for package in packages.iter().filter(|p| folder(p).starts_with(&crates)) {
+        for circle in circles::of(&folder(package), &tools::root())? {
+            wrong.push(format!("import circle: {}", circle.join(", ")));
+        }
+    }
+    let mut lines = Vec::new();
+    for package in packages.iter().filter(|p| folder(p).starts_with(&crates)) {
+        lines.push((name(package), circles::lines(&folder(package).join("src"))?));
+    }
+    lines.sort_by_key(|(_, lines)| std::cmp::Reverse(*lines));
+    let is_library = |name: &str| !TOOLS.contains(&name);
+    let library: usize = lines.iter().filter(|(name, _)| is_library(name)).map(|(_, lines)| lines).sum();
+    println!("lines of source, tests excluded; the library has {library}");
+    for (name, lines) in &lines {
+        let share = if is_library(name) {
+            format!("{:5.1} %", *lines as f64 * 100.0 / library as f64)
+        } else {
+            "      -".into()
+        };
+        println!("  {name:<16} {lines:>6} {share}");
+        if is_library(name) && lines * 100 > library * MOST_PERCENT {
+            wrong.push(format!("{name} has more than {MOST_PERCENT} % of the library"));
         }
     }
     ensure!(wrong.is_empty(), "layers:\n  {}", wrong.join("\n  "));

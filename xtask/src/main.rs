@@ -4,7 +4,8 @@
 //!   check ──> fmt, clippy, layers, file sizes    what every commit must pass
 //!   layers                                       arrows between crates point only down
 //!   docs                                         writes docs/settings.md, or checks it
-//!   python                                       the wheel, its types and its tests
+//!   python                                       the module, its types and its tests
+//!   stage ──> wheel                              the tree of what is installed, and the wheel that carries it
 //!   vm, preload-suite, interleavings             the suites that are no `cargo test`
 //!   miri                                         pure code under an interpreter that notices undefined behaviour
 //!   fuzz                                         hostile input for the parsers, the planner and the C API
@@ -18,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod circles;
 mod docs;
 mod fuzz;
 mod gpu_pack;
@@ -29,10 +31,12 @@ mod preload_suite;
 mod python;
 mod sizes;
 mod soak;
+mod stage;
 mod stats_cost;
 mod tools;
 mod trace;
 mod vm;
+mod wheel;
 
 use std::process::ExitCode;
 
@@ -55,6 +59,10 @@ enum Chore {
     Docs(docs::Args),
     /// Build the Python wheel and run its tests
     Python(python::Args),
+    /// Lay out the tree that packages are made of
+    Stage(stage::Args),
+    /// Build the wheel with module, command, library and headers; install and check it
+    Wheel(wheel::Args),
     /// Run the suite in the virtual machine with peer-to-peer DMA
     Vm(vm::Args),
     /// Run real programs with and without the library and compare
@@ -81,6 +89,8 @@ fn main() -> ExitCode {
         Chore::Layers => layers::run(),
         Chore::Docs(args) => docs::run(&args),
         Chore::Python(args) => python::run(&args),
+        Chore::Stage(args) => stage::run(&args),
+        Chore::Wheel(args) => wheel::run(&args),
         Chore::Vm(args) => vm::run(&args),
         Chore::PreloadSuite(args) => preload_suite::run(&args),
         Chore::Interleavings => interleavings::run(),

@@ -47,10 +47,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     tools::run(tools::command(&python).args(pytest).args(&args.rest).env("SPINIO_LIBRARY", library))
 }
 
-/// The interpreter of the environment, which is made if it is not there.
+/// The interpreter of the environment for the tests.
 pub(crate) fn environment() -> Result<PathBuf> {
+    environment_with(&Path::new(TESTS).join("requirements.txt"))
+}
+
+/// The interpreter of the environment that holds what a file of the repository names; it is made if it is not there.
+pub(crate) fn environment_with(requirements: &Path) -> Result<PathBuf> {
+    let requirements = tools::root().join(requirements);
     let version = tools::output(tools::command("python3").args(["-c", "import sys; print(sys.version, sys.prefix)"]))?;
-    let wanted = fs::read_to_string(tools::root().join(TESTS).join("requirements.txt"))?;
+    let wanted = fs::read_to_string(&requirements)?;
     let mut sum = DefaultHasher::new();
     (version, wanted).hash(&mut sum);
     let folder = cache()?.join("python").join(format!("{:016x}", sum.finish()));
@@ -59,14 +65,14 @@ pub(crate) fn environment() -> Result<PathBuf> {
         tools::run(tools::command("python3").args(["-m", "venv", "--clear"]).arg(&folder))
             .context("a Python with its venv module is needed (Debian: python3-venv)")?;
         let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"];
-        tools::run(tools::command(&python).args(pip).arg(tools::root().join(TESTS).join("requirements.txt")))?;
+        tools::run(tools::command(&python).args(pip).arg(&requirements))?;
         fs::write(folder.join("complete"), "")?;
     }
     Ok(python)
 }
 
 /// What is worth keeping between runs lies there, as for .ci/run.
-fn cache() -> Result<PathBuf> {
+pub(crate) fn cache() -> Result<PathBuf> {
     if let Some(named) = std::env::var_os("SPINIO_CI_CACHE") {
         return Ok(named.into());
     }

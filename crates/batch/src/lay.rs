@@ -16,7 +16,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 
 use spinio_device::Device;
-use spinio_plan::{DensityStats, Reason, Strategy};
+use spinio_plan::{BatchStrategy, DensityStats, Reason};
 use spinio_sys::linux::PAGE;
 
 use crate::ctx::BatchCtx;
@@ -87,7 +87,7 @@ pub(crate) fn partition(work: &BatchState, items: &mut Vec<Fragment>) -> Partiti
     let stats = collect_stats(work, items, group_of);
     let mut buckets: Vec<Option<Buckets>> = vec![None; stats.len()];
     let (mut used, mut floor) = (0, 0);
-    for strategy in [Strategy::Register, Strategy::Hybrid] {
+    for strategy in [BatchStrategy::Register, BatchStrategy::Hybrid] {
         for (which, stats) in stats.iter().enumerate() {
             if stats.density.ops == 0 || !may_register(work, which, sink_count) || stats.density.strategy() != strategy
             {
@@ -97,7 +97,7 @@ pub(crate) fn partition(work: &BatchState, items: &mut Vec<Fragment>) -> Partiti
             let (first, last) = (stats.first >> shift, (stats.end - 1) >> shift);
             buckets[which] = Some(Buckets { first_bucket: used, first, shift });
             used += (last - first) as usize + 1;
-            if strategy == Strategy::Register {
+            if strategy == BatchStrategy::Register {
                 floor += stats.density.ops as usize;
             }
         }

@@ -4,7 +4,8 @@
 //!   $SPINIO_LIBRARY                      said by the user: nothing else is tried
 //!   <bin>/libspinio.so                   one folder with everything
 //!   <bin>/deps/libspinio.so              cargo build, cargo run: target/release/deps
-//!   <bin>/../lib/libspinio.so            installed under a prefix
+//!   <bin>/../lib/libspinio.so.0          installed under a prefix: `cargo x stage`, the wheel
+//!   <bin>/../lib/libspinio.so            the same, put there by hand
 //!   <bin>/../lib/spinio/libspinio.so     the same, in a folder of its own
 //! ```
 //!
@@ -24,6 +25,10 @@ use crate::exit::{self, Exit};
 
 const NAME: &str = "libspinio.so";
 
+/// The name of an installed library: its SONAME, so that the loader takes it for the one that programs were linked with.
+/// Beside it `libspinio.so` may be a linker script, hence the order below.
+const INSTALLED: &str = "libspinio.so.0";
+
 /// The library, or an error that lists every place looked at.
 pub fn find() -> anyhow::Result<PathBuf> {
     let bin = env::current_exe().ok().and_then(|p| p.parent().map(Path::to_owned));
@@ -36,6 +41,7 @@ fn find_in(setting: Option<PathBuf>, bin: Option<&Path>) -> anyhow::Result<PathB
         (None, Some(bin)) => vec![
             bin.join(NAME),
             bin.join("deps").join(NAME),
+            bin.join("../lib").join(INSTALLED),
             bin.join("../lib").join(NAME),
             bin.join("../lib/spinio").join(NAME),
         ],
@@ -133,6 +139,18 @@ mod tests {
         }
         let said = find_in(Some("/said/lib.so".into()), Some(bin)).unwrap_err().to_string();
         assert!(said.contains("/said/lib.so") && !said.contains("/nowhere"));
+    }
+
+    #[test]
+    fn installed_library_is_found_before_the_linker_script() {
+        let prefix = tempfile::tempdir().unwrap();
+        for name in ["bin", "lib"] {
+            std::fs::create_dir(prefix.path().join(name)).unwrap();
+        }
+        std::fs::write(prefix.path().join("lib/libspinio.so"), "INPUT(libspinio.so.0)").unwrap();
+        std::fs::write(prefix.path().join("lib/libspinio.so.0"), "").unwrap();
+        let found = find_in(None, Some(&prefix.path().join("bin"))).unwrap();
+        assert_eq!(found.file_name(), Some(OsStr::new("libspinio.so.0")));
     }
 
     #[test]

@@ -188,13 +188,13 @@ fn main() -> Result<()> {
     let mut session = None;
     if o.mode != "plain" {
         let output = (o.direction() == Direction::Download).then_some(o.file.as_path());
-        let mut session = Session::begin(runtime, output)?;
+        let mut started = Session::begin(runtime, output)?;
         for &offset in &offsets {
-            session.hint_range(offset, o.request);
+            started.hint_range(offset, o.request);
         }
         // The kernel would run here.
-        session.report();
-        session = Some(session);
+        started.report();
+        session = Some(started);
     }
     let prepare = began.elapsed();
     let prepared = DiskCounters::now(&o.disks)?;
@@ -218,7 +218,7 @@ fn main() -> Result<()> {
             let report = session.end()?;
             mode = format!(
                 "{}; whole {}, neighbours {}, loose {}, read ahead {}",
-                report.promise, report.whole, report.neighbours, report.loose, report.read_ahead
+                report.mode, report.full_stripe, report.filler, report.unaligned, report.read_ahead
             );
         }
     }

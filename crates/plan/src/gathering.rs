@@ -33,7 +33,7 @@ pub struct DensityStats {
 
 /// What is to be done with a crowd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strategy {
+pub enum BatchStrategy {
     /// Nothing is registered.
     Copy,
     /// One thread registers, and the others copy.
@@ -111,18 +111,18 @@ impl DensityStats {
     }
 
     /// What is cheapest.
-    pub fn strategy(&self) -> Strategy {
+    pub fn strategy(&self) -> BatchStrategy {
         let (one, all) = (self.register_time(), self.copy_time());
         let alone = one.min(all);
         let few = self.concurrent_threads == 0
             || self.copy_time_with(self.concurrent_threads)
                 > MIN_COPY_SHARE * self.register_time_at(REGISTER_PAGE_CONCURRENT);
         if !few && self.hybrid_time() < alone * (1.0 - 1.0 / MIN_SAVING) {
-            Strategy::Hybrid
+            BatchStrategy::Hybrid
         } else if one < all {
-            Strategy::Register
+            BatchStrategy::Register
         } else {
-            Strategy::Copy
+            BatchStrategy::Copy
         }
     }
 }
@@ -144,31 +144,31 @@ mod tests {
 
     #[test]
     fn dense_is_registered_sparse_is_copied_between_is_hybrid() {
-        assert_eq!(million_ops(512, GIB, 12).strategy(), Strategy::Register);
-        assert_eq!(million_ops(512, 8 * GIB, 12).strategy(), Strategy::Hybrid);
-        assert_eq!(million_ops(4096, 8 * GIB, 12).strategy(), Strategy::Hybrid);
-        assert_eq!(million_ops(4096, 1000 * GIB, 12).strategy(), Strategy::Copy);
-        assert_eq!(density(100, 4096, GIB, 1).strategy(), Strategy::Copy);
-        assert_eq!(density(100, 4096, GIB, 12).strategy(), Strategy::Copy);
+        assert_eq!(million_ops(512, GIB, 12).strategy(), BatchStrategy::Register);
+        assert_eq!(million_ops(512, 8 * GIB, 12).strategy(), BatchStrategy::Hybrid);
+        assert_eq!(million_ops(4096, 8 * GIB, 12).strategy(), BatchStrategy::Hybrid);
+        assert_eq!(million_ops(4096, 1000 * GIB, 12).strategy(), BatchStrategy::Copy);
+        assert_eq!(density(100, 4096, GIB, 1).strategy(), BatchStrategy::Copy);
+        assert_eq!(density(100, 4096, GIB, 12).strategy(), BatchStrategy::Copy);
     }
 
     #[test]
     fn short_sparse_ops_are_copied() {
         let at_one_of = |pages: u64| million_ops(512, pages * 4096 * 1_000_000, 12).strategy();
-        assert_eq!([2, 16, 64].map(at_one_of), [Strategy::Hybrid, Strategy::Copy, Strategy::Copy]);
+        assert_eq!([2, 16, 64].map(at_one_of), [BatchStrategy::Hybrid, BatchStrategy::Copy, BatchStrategy::Copy]);
     }
 
     #[test]
     fn single_thread_is_never_hybrid() {
-        assert_eq!(million_ops(4096, 8 * GIB, 1).strategy(), Strategy::Register);
-        assert_eq!(million_ops(512, 128 * GIB, 1).strategy(), Strategy::Copy);
+        assert_eq!(million_ops(4096, 8 * GIB, 1).strategy(), BatchStrategy::Register);
+        assert_eq!(million_ops(512, 128 * GIB, 1).strategy(), BatchStrategy::Copy);
     }
 
     #[test]
     fn no_concurrent_threads_is_never_hybrid() {
         for span in [GIB, 8 * GIB, 64 * GIB] {
             let density = DensityStats { concurrent_threads: 0, ..million_ops(4096, span, 12) };
-            assert_ne!(density.strategy(), Strategy::Hybrid, "{density:?}");
+            assert_ne!(density.strategy(), BatchStrategy::Hybrid, "{density:?}");
         }
     }
 
@@ -177,7 +177,7 @@ mod tests {
         for ops in [1, 100, 10_000, 1_000_000] {
             for threads in [1, 2, 12, 64] {
                 let density = density(ops, 4096, 16 << 20, threads);
-                assert_ne!(density.strategy(), Strategy::Hybrid, "{density:?}");
+                assert_ne!(density.strategy(), BatchStrategy::Hybrid, "{density:?}");
             }
         }
     }
@@ -190,7 +190,7 @@ mod tests {
                     for threads in [0, 1, 2, 6, 12] {
                         let density = density(ops, len, span, threads);
                         let alone = density.copy_time().min(density.register_time());
-                        if density.strategy() == Strategy::Hybrid {
+                        if density.strategy() == BatchStrategy::Hybrid {
                             assert!(density.hybrid_time() < alone, "{density:?}");
                         }
                     }

@@ -44,7 +44,7 @@ pub use calibration::{Calibration, ParseError, RouteFit};
 pub use correction::Correction;
 pub use cost::{Cost, CostError, Model, QueueCost};
 pub use fit::{Fit, FitError, QueueSample, Sample, fit_cost, fit_queue};
-pub use gathering::{DensityStats, Strategy};
+pub use gathering::{BatchStrategy, DensityStats};
 pub use merge::{CoalesceRule, CoalescedRead, Span, coalesce};
 pub use plan::{Objective, plan};
 pub use possible::RouteConstraints;

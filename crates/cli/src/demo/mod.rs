@@ -61,7 +61,7 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
         .prefix("spinio-demo-")
         .tempdir_in(if demo.path.is_some() { std::env::temp_dir() } else { folder.clone() })
         .with_context(|| format!("Cannot make a temporary folder in {}", folder.display()))?;
-    let program = program::compile(work.path())?;
+    let program = program::prepare(work.path())?;
 
     let data = DataFile::create(demo.path.clone().unwrap_or_else(|| work.path().join("data")))?;
     let warning = warning.or_else(|| {

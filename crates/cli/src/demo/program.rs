@@ -1,8 +1,9 @@
-//! The C program of the demo: compiled on the spot, run, and its answer read.
+//! The C program of the demo: found or compiled, run, and its answer read.
 //!
-//! Its sources are examples/demo, kept inside this command so that an installed `spinio`
-//! can show them too. The reader is compiled apart from the shim, so that the part that
-//! does the I/O provably contains no symbol of SPIN.
+//! Its sources are examples/demo. An installed command has it compiled in `../lib/spinio`,
+//! so that a demo needs no compiler; any other command holds the sources and compiles them
+//! on the spot. The reader is compiled apart from the shim, so that the part that does the
+//! I/O provably contains no symbol of SPIN.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -23,9 +24,13 @@ const SOURCES: [(&str, &str); 3] = [
     ("shim.c", include_str!("../../../../examples/demo/shim.c")),
 ];
 
-/// The compiled reader.
+/// The compiled reader, next to its `libgpu.so`: its place in an installed tree, seen from the command.
+const INSTALLED: &str = "../lib/spinio/demo-reader";
+
+/// The compiled reader, and the folder that takes its output.
 pub struct Program {
     reader: PathBuf,
+    work: PathBuf,
 }
 
 /// What one run of the reader said.
@@ -55,15 +60,29 @@ pub struct ReaderRun {
     pub stderr: String,
 }
 
+/// The installed reader, or where there is none, one compiled in `work`.
+pub fn prepare(work: &Path) -> anyhow::Result<Program> {
+    let bin = std::env::current_exe().ok().and_then(|p| p.parent().map(Path::to_owned));
+    let reader = match bin.and_then(|bin| installed(&bin)) {
+        Some(reader) => reader,
+        None => compile(work)?,
+    };
+    Ok(Program { reader, work: work.to_owned() })
+}
+
+fn installed(bin: &Path) -> Option<PathBuf> {
+    bin.join(INSTALLED).canonicalize().ok().filter(|p| p.is_file())
+}
+
 /// Writes the sources to `dir` and compiles them there.
-pub fn compile(dir: &Path) -> anyhow::Result<Program> {
+fn compile(dir: &Path) -> anyhow::Result<PathBuf> {
     for (name, text) in SOURCES {
         let path = dir.join(name);
         std::fs::write(&path, text).with_context(|| format!("Cannot write {}", path.display()))?;
     }
     cc(dir, &["-shared", "-fPIC", "-o", "libgpu.so", "shim.c", "-ldl"])?;
     cc(dir, &["-o", "reader", "reader.c", "-L.", "-lgpu", "-Wl,-rpath,$ORIGIN"])?;
-    Ok(Program { reader: dir.join("reader") })
+    Ok(dir.join("reader"))
 }
 
 fn cc(dir: &Path, args: &[&str]) -> anyhow::Result<()> {
@@ -103,7 +122,7 @@ impl Program {
         env: &[(&str, OsString)],
     ) -> anyhow::Result<ReaderRun> {
         // Into files, not pipes: nobody has to drain them while the reader runs.
-        let (out, err) = (self.reader.with_extension("out"), self.reader.with_extension("err"));
+        let (out, err) = (self.work.join("reader.out"), self.work.join("reader.err"));
         let make = |path: &Path| File::create(path).with_context(|| format!("Cannot create {}", path.display()));
         let mut command = Command::new(&self.reader);
         command.arg(file).stdin(std::process::Stdio::null());
@@ -164,6 +183,17 @@ mod tests {
         let code: String = reader.split("*/").skip(1).collect();
         assert!(code.contains("pread("));
         assert!(!code.contains("spinio_") && !code.contains("dlsym"), "the I/O code names our symbols");
+    }
+
+    #[test]
+    fn installed_reader_is_found_from_bin() {
+        let prefix = tempfile::tempdir().unwrap();
+        let (bin, lib) = (prefix.path().join("bin"), prefix.path().join("lib/spinio"));
+        std::fs::create_dir(&bin).unwrap();
+        assert_eq!(installed(&bin), None);
+        std::fs::create_dir_all(&lib).unwrap();
+        std::fs::write(lib.join("demo-reader"), "").unwrap();
+        assert_eq!(installed(&bin), lib.join("demo-reader").canonicalize().ok());
     }
 
     #[test]

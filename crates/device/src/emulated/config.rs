@@ -66,7 +66,9 @@ impl Config {
                 "pin_us" => config.pin_latency = latency(value).map_err(invalid)?,
                 "unpin_us" => config.unpin_latency = latency(value).map_err(invalid)?,
                 _ => {
-                    return Err(invalid("unknown; the parts are size, bar, p2p, gbps, latency_us, pin_us and unpin_us"));
+                    return Err(invalid(
+                        "unknown; the parts are size, bar, p2p, gbps, latency_us, pin_us and unpin_us",
+                    ));
                 }
             }
         }

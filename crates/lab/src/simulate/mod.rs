@@ -25,7 +25,7 @@ use spinio_io::model::date;
 use spinio_io::runtime;
 use spinio_plan::{Cost, Model, QueueCost, Route};
 
-use self::study::{Plan, SHARES, Strategy, Study};
+use self::study::{BatchStrategy, Plan, SHARES, Study};
 use self::vectors::{PAGE, Pattern};
 use crate::chart::{Axis, Chart, Point, Scale, Series};
 use crate::device::{self, Buffer, DeviceName};
@@ -274,7 +274,7 @@ fn render(paint: &OutputStyle, plan: &Plan, study: &Study, whose: &str, is_paper
     let _ = writeln!(s, "{} {whose}; seed {}\n", paint.text(TextRole::Head, "times of "), plan.seed);
     let head = ["", "of optimum", "worst", "mean time", "the paper", "of best, concurrent", "worst", "mean time"];
     let mut table = table::new(paint, &head);
-    for (i, strategy) in Strategy::ALL.into_iter().enumerate() {
+    for (i, strategy) in BatchStrategy::ALL.into_iter().enumerate() {
         let (serial, concurrent) = (&study.serial[i], &study.concurrent[i]);
         // The paper's one figure belongs to its own drive and the serial measure.
         let papers = match strategy.name() {
@@ -302,7 +302,7 @@ fn render(paint: &OutputStyle, plan: &Plan, study: &Study, whose: &str, is_paper
 fn json_of(plan: &Plan, study: &Study) -> serde_json::Value {
     let n = study.vectors.max(1) as f64;
     let of = |sum: &study::Sum| json!({ "near": sum.nearness / n, "worst": sum.worst, "mean_ns": sum.nanos / n });
-    let rows: Vec<_> = Strategy::ALL
+    let rows: Vec<_> = BatchStrategy::ALL
         .iter()
         .enumerate()
         .map(|(i, strategy)| {
@@ -324,7 +324,7 @@ fn chart(plan: &Plan, study: &Study) -> Chart {
         wanted
             .iter()
             .map(|&i| Series {
-                name: format!("{}{measure}", Strategy::ALL[i].name()),
+                name: format!("{}{measure}", BatchStrategy::ALL[i].name()),
                 points: (0..SHARES)
                     .filter(|&bin| study.count[bin] > 0)
                     .map(|bin| Point {

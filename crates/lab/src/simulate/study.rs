@@ -22,7 +22,7 @@ use crate::random::SplitMix64;
 
 /// How a request may be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strategy {
+pub enum BatchStrategy {
     /// Everything in one transfer from storage.
     AllStorage,
     /// Every resident run from the page cache.
@@ -31,24 +31,24 @@ pub enum Strategy {
     Planned(Objective),
 }
 
-impl Strategy {
+impl BatchStrategy {
     /// In the order of the table.
-    pub const ALL: [Strategy; 5] = [
-        Strategy::AllStorage,
-        Strategy::AllCache,
-        Strategy::Planned(Objective::SerialGreedy),
-        Strategy::Planned(Objective::Serial),
-        Strategy::Planned(Objective::Concurrent),
+    pub const ALL: [BatchStrategy; 5] = [
+        BatchStrategy::AllStorage,
+        BatchStrategy::AllCache,
+        BatchStrategy::Planned(Objective::SerialGreedy),
+        BatchStrategy::Planned(Objective::Serial),
+        BatchStrategy::Planned(Objective::Concurrent),
     ];
 
     /// Its name in tables and charts.
     pub fn name(self) -> &'static str {
         match self {
-            Strategy::AllStorage => "all-storage",
-            Strategy::AllCache => "all-cache",
-            Strategy::Planned(Objective::SerialGreedy) => "greedy",
-            Strategy::Planned(Objective::Serial) => "optimal, serial",
-            Strategy::Planned(Objective::Concurrent) => "optimal, concurrent",
+            BatchStrategy::AllStorage => "all-storage",
+            BatchStrategy::AllCache => "all-cache",
+            BatchStrategy::Planned(Objective::SerialGreedy) => "greedy",
+            BatchStrategy::Planned(Objective::Serial) => "optimal, serial",
+            BatchStrategy::Planned(Objective::Concurrent) => "optimal, concurrent",
         }
     }
 
@@ -56,15 +56,15 @@ impl Strategy {
     pub fn schedule(self, extents: &[Extent], model: &Model, possible: &RouteConstraints, out: &mut Schedule) {
         let storage = possible.storage.unwrap_or(possible.cache);
         match self {
-            Strategy::Planned(objective) => plan(objective, extents, model, possible, out),
-            Strategy::AllStorage => {
+            BatchStrategy::Planned(objective) => plan(objective, extents, model, possible, out),
+            BatchStrategy::AllStorage => {
                 out.segments.clear();
                 let len = extents.iter().map(|e| e.len).sum();
                 let merged = extents.iter().any(|e| e.residency.is_cached());
                 let reason = if merged { Reason::Merged } else { Reason::Absent };
                 out.segments.push(Segment { offset: 0, len, route: storage, reason, refused: None });
             }
-            Strategy::AllCache => {
+            BatchStrategy::AllCache => {
                 out.segments.clear();
                 let mut offset = 0;
                 for e in extents {
@@ -105,7 +105,7 @@ pub const SHARES: usize = 20;
 pub struct Study {
     /// How many there were.
     pub vectors: u64,
-    /// By strategy, in the order of [`Strategy::ALL`]; the paper's measure.
+    /// By strategy, in the order of [`BatchStrategy::ALL`]; the paper's measure.
     pub serial: [Sum; 5],
     /// The same; ours.
     pub concurrent: [Sum; 5],
@@ -218,7 +218,7 @@ fn part(study: &Plan, numbers: std::ops::Range<u64>) -> Study {
         vectors::draw(&mut SplitMix64::new(study.seed, number), study.pattern, study.pages, &mut extents);
         let resident: u64 = extents.iter().filter(|e| e.residency.is_cached()).map(|e| e.len).sum();
         let (mut serial, mut concurrent) = ([0.0; 5], [0.0; 5]);
-        for (i, strategy) in Strategy::ALL.into_iter().enumerate() {
+        for (i, strategy) in BatchStrategy::ALL.into_iter().enumerate() {
             strategy.schedule(&extents, &study.model, &possible, &mut schedule);
             serial[i] = predict(Objective::Serial, &extents, &schedule, &study.model).total;
             concurrent[i] = predict(Objective::Concurrent, &extents, &schedule, &study.model).total;

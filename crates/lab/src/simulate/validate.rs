@@ -18,7 +18,7 @@ use spinio_io::model::MeasuredRead;
 use spinio_plan::{Model, Objective, Route, Schedule, Segment};
 use spinio_sys::linux::Advice;
 
-use super::study::{self, Strategy};
+use super::study::{self, BatchStrategy};
 use super::vectors::{self, PAGE, Pattern};
 use crate::calibrate::measure::{self, RouteTimes, SamplingOptions};
 use crate::calibrate::measure_route;
@@ -28,8 +28,8 @@ use crate::random::SplitMix64;
 use crate::subject::TestFile;
 
 /// Strategies that differ in what they make of a vector.
-pub const STRATEGIES: [Strategy; 3] =
-    [Strategy::AllStorage, Strategy::AllCache, Strategy::Planned(Objective::SerialGreedy)];
+pub const STRATEGIES: [BatchStrategy; 3] =
+    [BatchStrategy::AllStorage, BatchStrategy::AllCache, BatchStrategy::Planned(Objective::SerialGreedy)];
 
 /// One request.
 #[derive(Clone, Copy, Debug)]
@@ -73,8 +73,8 @@ pub fn errors(requests: impl Iterator<Item = (f64, f64)>) -> (f64, f64) {
     for (told, measured) in requests {
         let one = told / measured - 1.0;
         n += 1.0;
-        off += measure_route.abs();
-        bias += measure_route;
+        off += one.abs();
+        bias += one;
     }
     if n > 0.0 { (off / n, bias / n) } else { (0.0, 0.0) }
 }
