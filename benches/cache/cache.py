@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What streaming a file into a device does to the page cache, and how fast small sequential reads of an uncached file are.
+"""The effect of streaming a file into a device on the page cache, and the speed of small sequential reads of an uncached file.
 
     cache.py --library libspinio.so [--out DIR] [--scratch DIR] [--gib N] [--working-set MIB] [--memory MIB] [--reps N] [--only row,row]
 
@@ -11,7 +11,7 @@ Works on any machine: the device is the emulated one. Rows:
   cold-small  sequential reads of 4 to 512 KiB of an uncached file: with SPIN, as plain buffered reads and a copy, and as
               O_DIRECT reads one at a time and a copy.
 
---scratch must lie on a disk. Prints tables; with --out also writes README.md and raw.json there.
+--scratch must be on a disk. Prints tables; with --out also writes README.md and raw.json there.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def make(path, size):
 
 
 class Cgroup:
-    """A group of processes whose memory, page cache included, is limited."""
+    """A cgroup: the memory of its processes, page cache included, is limited."""
 
     def __init__(self, limit):
         v1 = pathlib.Path("/sys/fs/cgroup/memory")
@@ -69,7 +69,7 @@ class Cgroup:
             (v2 / "cgroup.subtree_control").write_text("+memory")
             self.path, knob = v2 / f"spinio-bench-{os.getpid()}", "memory.max"
         else:
-            sys.exit("cache.py: no memory controller of cgroups here")
+            sys.exit("cache.py: no cgroup memory controller here")
         self.path.mkdir()
         (self.path / knob).write_text(str(limit))
 
@@ -83,7 +83,7 @@ class Cgroup:
         for _ in range(50):
             try:
                 return self.path.rmdir()
-            except OSError:  # pages of files are still charged, for a moment
+            except OSError:  # file pages are still charged for a moment
                 time.sleep(0.1)
 
 
@@ -118,7 +118,7 @@ def pollution(b):
     total, size, limit = b.args.gib * GIB, b.args.working_set * MIB, b.args.memory * MIB
     working_set = b.scratch / "working-set"
     make(working_set, size)
-    b.say(f"## A working set of {size // MIB} MiB beside a stream of {total // GIB} GiB, {limit // MIB} MiB of memory")
+    b.say(f"## A working set of {size // MIB} MiB during a stream of {total // GIB} GiB, {limit // MIB} MiB of memory")
     b.say()
     b.say("| the stream | working set read | cached before | cached after | of the stream's file | GB/s |")
     b.say("|---|---|---|---|---|---|")
@@ -151,7 +151,7 @@ def cold_small(b):
     for block in (4 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB):
         total = min(b.args.gib * GIB, GIB)
         got = {"plain": [], "us": [], "direct": []}
-        for _ in range(b.args.reps):  # side by side, so that drift of the machine hits all
+        for _ in range(b.args.reps):  # by turns, so that drift of the machine affects all
             got["plain"].append(b.read("plain", block, total)["gbps"])
             got["us"].append(b.read("us", block, total)["gbps"])
             got["direct"].append(b.read("direct", block, min(total, max(64 * MIB, block * 2000)))["gbps"])
@@ -184,7 +184,7 @@ def main():
         window = pathlib.Path(f"/sys/dev/block/{os.major(os.stat(b.file).st_dev)}:{os.minor(os.stat(b.file).st_dev)}/queue/read_ahead_kb")
         b.say(f"# Page cache, emulated device, {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC")
         b.say()
-        b.say(f"{len(cpus)} x {cpus[0] if cpus else platform.machine()}, {memory:.0f} GiB of memory, Linux {platform.release()}, read-ahead window {window.read_text().strip() + ' KiB' if window.exists() else 'not told'}.")
+        b.say(f"{len(cpus)} x {cpus[0] if cpus else platform.machine()}, {memory:.0f} GiB of memory, Linux {platform.release()}, read-ahead window {window.read_text().strip() + ' KiB' if window.exists() else 'unknown'}.")
         b.say(f"Command: `cache.py --gib {args.gib} --working-set {args.working_set} --memory {args.memory} --reps {args.reps} --only {args.only}`. Load of the machine when it began: {os.getloadavg()[0]:.1f}.")
         b.say()
         for name in args.only.split(","):

@@ -1,14 +1,15 @@
-/* Two ways to read a cold file in sequence without filling the page cache, beside the plain one.
+/* Two methods of reading a cold file in sequence without filling the page cache, compared with a plain read.
  *
- *   dontcache FILE [ROUNDS]        prints one line of JSON per block size and way
+ *   dontcache FILE [ROUNDS]        prints one line of JSON per block size and method
  *
  *   plain      pread; the pages stay
  *   dropped    pread; pages are dropped with POSIX_FADV_DONTNEED once the reader is 2 MiB past them (what SPIN's bounded
  *              read-ahead set does for streams)
  *   dontcache  preadv2 with RWF_DONTCACHE (Linux 6.14)
  *
- * The ways take turns on stretches of the file that are dropped first. `left` is what the page cache holds of the stretch
- * afterwards, in MiB. The medians of ROUNDS (5) are printed. Exit status 77 where RWF_DONTCACHE is not offered. */
+ * The methods take turns on ranges of the file that are dropped from the cache first. `left` is the part of the range in
+ * the page cache afterwards, in MiB. The medians of ROUNDS (5) are printed. Exit status 77 if RWF_DONTCACHE is not
+ * supported. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -69,13 +70,13 @@ static double once(int fd, int way, size_t block, off_t at, size_t size, char *b
         struct iovec part = {buffer, block};
         ssize_t n = way == 2 ? preadv2(fd, &part, 1, o, RWF_DONTCACHE) : pread(fd, buffer, block, o);
         if (n < 0 && way == 2 && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL)) {
-            printf("skipped: RWF_DONTCACHE is not offered here\n");
+            printf("skipped: RWF_DONTCACHE is not supported here\n");
             exit(77);
         }
         if (n != (ssize_t)block)
             die("read");
         if (way == 1 && o + (off_t)block - dropped >= KEPT + STEP) {
-            /* From the start of the folio on: only whole ones are dropped. */
+            /* From the start of the folio: only whole folios are dropped. */
             off_t from = dropped / KEPT * KEPT > at ? dropped / KEPT * KEPT : at;
             posix_fadvise(fd, from, dropped + STEP - from, POSIX_FADV_DONTNEED);
             dropped += STEP;

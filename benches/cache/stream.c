@@ -1,9 +1,9 @@
-/* Reads a file into the emulated GPU, sequentially, as an ordinary program would: works on any machine.
+/* Reads a file into the emulated GPU, sequentially, as an ordinary program would; works on any machine.
  *
  *   LD_PRELOAD=libspinio.so stream MODE FILE BLOCK TOTAL      prints one line of JSON
  *
  *   us      pread into device memory
- *   plain   pread into host memory, then a copy that is waited for
+ *   plain   pread into host memory, then a synchronous copy
  *   direct  the same with O_DIRECT, one block at a time: no read-ahead
  *
  * `warm` before MODE leaves the page cache as it is; else the file's pages are dropped first.
@@ -25,8 +25,8 @@ int main(int argc, char **argv) {
     const char *mode = argv[1];
     size_t block = strtoull(argv[3], NULL, 0), total = strtoull(argv[4], NULL, 0), area = 64 << 20;
     int us = !strcmp(mode, "us"), direct = !strcmp(mode, "direct");
-    __typeof__(&spinio_mem_alloc) alloc = ours("spinio_mem_alloc");
-    __typeof__(&spinio_mem_copy) copy = ours("spinio_mem_copy");
+    __typeof__(&spinio_mem_alloc) alloc = spinio_function("spinio_mem_alloc");
+    __typeof__(&spinio_mem_copy) copy = spinio_function("spinio_mem_copy");
     char *device = alloc("emulated", area, 0), *host = aligned_alloc(4096, block);
     int fd = open(argv[2], O_RDONLY | (direct ? O_DIRECT : 0));
     if (!device || !host || fd < 0) {
@@ -34,7 +34,7 @@ int main(int argc, char **argv) {
         return 3;
     }
     memset(host, 1, block);
-    if (us && pread(fd, device, block, 0) < 0) /* what is made at the first read */
+    if (us && pread(fd, device, block, 0) < 0) /* one-time set-up of the first read */
         return 3;
     copy(device, host, block);
     if (!warm)
@@ -50,14 +50,14 @@ int main(int argc, char **argv) {
         if (!us)
             copy(device + at % area, host, block);
     }
-    if (us) /* what is still on its way */
+    if (us) /* copies still in flight */
         copy(host, device, 1);
     t = now() - t;
     printf("{\"mode\":\"%s\",\"block\":%zu,\"bytes\":%zu,\"seconds\":%.4f,\"gbps\":%.3f,\"cpu_per_gb\":%.3f}\n", mode, block, at,
            t, at / t / 1e9, (cpu() - c) / (at / 1e9));
     char *want = malloc(block);
     if (us && (copy(host, device + (at - block) % area, block) || pread(fd, want, block, at - block) != (ssize_t)block || memcmp(host, want, block))) {
-        fprintf(stderr, "stream: other bytes than the file's\n");
+        fprintf(stderr, "stream: the bytes differ from the file's\n");
         return 3;
     }
     return 0;

@@ -1,12 +1,12 @@
-/* What counting and tracing cost a program's device reads: a pread of 4 KiB and of 8 MiB out of the page cache into
- * device memory, with SPINIO_STATS=off, with the counters that every process keeps, and with SPINIO_TRACE=1.
+/* The cost of counting and tracing for a program's device reads: a pread of 4 KiB and of 8 MiB from the page cache into
+ * device memory, with SPINIO_STATS=off, with the default counters of every process, and with SPINIO_TRACE=1.
  *
  *   device_call LIBRARY [emulated | cuda]
  *
- * Runs itself as a child, the three by turns in changing order, so that a drifting machine drifts for all. A child
- * reports the fastest of many short batches, once by the clock and once in processor time: of the calling thread for
- * 4 KiB, of the whole process for 8 MiB, where helpers share the work. The fastest, because a machine that others use has
- * slow spells, longer than a batch. The table shows medians over children, and compares the fastest children as "best".
+ * Runs itself as a child, in the three modes by turns and in changing order, so that drift of the machine affects all
+ * alike. A child reports the fastest of many short batches, in wall time and in CPU time: of the calling thread for
+ * 4 KiB, of the whole process for 8 MiB, where workers share the work. The fastest, because a shared machine has slow
+ * periods, longer than a batch. The table shows medians over children, and compares the fastest children as "best".
  * The goal for counting is at most 1.01. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -28,7 +28,7 @@ static const char *modes[MODES] = {"off", "counting", "tracing"};
 static char *device_memory(const char *device)
 {
     if (!strcmp(device, "emulated")) {
-        void *(*alloc)(const char *, size_t, unsigned) = ours("spinio_mem_alloc");
+        void *(*alloc)(const char *, size_t, unsigned) = spinio_function("spinio_mem_alloc");
         char *memory = alloc(device, LARGE, 0);
         if (!memory)
             die("spinio_mem_alloc");
@@ -131,7 +131,7 @@ int main(int argc, char **argv)
         for (int mode = 0; mode < MODES; mode++) {
             printf("%-9s %8zu", modes[mode], sizes[kind]);
             for (int clock = 0; clock < CLOCKS; clock++) {
-                /* `median` sorts them, so the best comes first. */
+                /* `median` sorts them, so the best is first. */
                 middle[mode][clock] = median(all[mode][kind][clock], ROUNDS);
                 printf("  %*.1f  %6.3f  %6.3f", clock == 0 ? 12 : 14, middle[mode][clock],
                        middle[mode][clock] / middle[0][clock],

@@ -1,5 +1,5 @@
-/* What SPIN costs a program's host reads and writes: nanoseconds a pread or pwrite of 1 byte and of 4 KiB out of and into
- * the page cache, without and with the library.
+/* The cost of SPIN for a program's host reads and writes: nanoseconds per pread or pwrite of 1 byte and of 4 KiB from and
+ * to the page cache, without and with the library.
  *
  *   host_call LIBRARY [plain | emulated | cuda]...
  *
@@ -7,9 +7,9 @@
  * emulated  it has allocated memory of the emulated device, so every buffer is looked up
  * cuda      it has a CUDA context and has allocated device memory
  *
- * Runs itself as a child, by turns without and with LD_PRELOAD, so that a drifting machine drifts for both. A child
- * reports the median of its batches; the table shows medians over children, and the ratio of the best beside that of
- * the medians, since a machine that others use has slow spells. All on one processor. The goal is at most 1.05. */
+ * Runs itself as a child, by turns without and with LD_PRELOAD, so that drift of the machine affects both alike. A child
+ * reports the median of its batches; the table shows medians over children, and the ratio of the best next to that of
+ * the medians, since a shared machine has slow periods. All on one processor. The goal is at most 1.05. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -35,11 +35,12 @@ static void *sleep_forever(void *unused)
 
 static void use_emulated(void)
 {
-    /* The device has a thread, and calls cost more in a process with two: then they must without the library too. */
+    /* The emulated device has a thread, and calls cost more in a process with two threads: so there are two without the
+     * library too. */
     pthread_t thread;
     if (pthread_create(&thread, NULL, sleep_forever, NULL))
         die("pthread_create");
-    /* Without the library there is no such device, and nothing to measure against but a plain program. */
+    /* Without the library there is no such device, and the baseline is a plain program. */
     void *(*alloc)(const char *, size_t, unsigned) = dlsym(RTLD_DEFAULT, "spinio_mem_alloc");
     if (alloc && !alloc("emulated", 1 << 20, 0))
         die("spinio_mem_alloc");
@@ -50,7 +51,7 @@ static void use_cuda(void)
     gpu_ptr memory;
     gpu_open();
     GPU(cuMemAlloc_v2(&memory, 1 << 20));
-    /* One read into it, as any program that is worth preloading does; without the library it fails. */
+    /* One read into device memory, as in any program that is worth preloading; without the library it fails. */
     int fd = open("/dev/zero", O_RDONLY);
     if (read(fd, (void *)memory, 1 << 20) < 0 && getenv("LD_PRELOAD"))
         die("read into device memory");
@@ -137,7 +138,7 @@ int main(int argc, char **argv)
         int fine = 1;
         for (int round = 0; round < ROUNDS && fine; round++)
             for (int turn = 0; turn < 2 && fine; turn++) {
-                int loaded = (round + turn) & 1; /* who comes first changes */
+                int loaded = (round + turn) & 1; /* the order alternates */
                 fine = run("/proc/self/exe", loaded ? argv[1] : NULL, states[s], one);
                 for (int kind = 0; kind < KINDS; kind++)
                     (loaded ? with : without)[kind][round] = one[kind];

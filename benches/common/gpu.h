@@ -1,4 +1,4 @@
-/* As much of the CUDA driver as the measuring programs need, opened at run time: they compile without CUDA. */
+/* The part of the CUDA driver that the benchmarks need, opened at run time: they compile without CUDA. */
 #ifndef GPU_H
 #define GPU_H
 
@@ -50,7 +50,7 @@ typedef uint64_t gpu_ptr;
     F(cuMemMap, (gpu_ptr, size_t, size_t, unsigned long long, unsigned long long))                                     \
     F(cuMemSetAccess, (gpu_ptr, size_t, const void *, size_t))
 
-/* A program that needs more names it before it includes this. */
+/* A program that needs more functions defines this before it includes the header. */
 #ifndef GPU_MORE
 #define GPU_MORE(F)
 #endif
@@ -80,7 +80,7 @@ static const char *gpu_error(int code) {
         }                                                                                                              \
     } while (0)
 
-/* Opens the driver; exits with status 4 where there is none. */
+/* Opens the driver; exits with status 4 if there is none. */
 static void gpu_load(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
     if (!library) {

@@ -1,4 +1,4 @@
-/* What the measuring programs share: clocks, the middle of many values, and what may not be there. */
+/* Shared by the benchmarks: clocks, the median, and lookup of functions that may be absent. */
 #ifndef MEASURE_H
 #define MEASURE_H
 
@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
-/* Seconds by a clock. */
+/* A clock's time in seconds. */
 static inline double seconds(clockid_t clock) {
     struct timespec t;
     clock_gettime(clock, &t);
@@ -17,7 +17,7 @@ static inline double seconds(clockid_t clock) {
 
 static inline double now(void) { return seconds(CLOCK_MONOTONIC); }
 
-/* Seconds of processor time of the whole process, user and system. */
+/* CPU time of the whole process in seconds, user and system. */
 static inline double cpu(void) {
     struct rusage u;
     getrusage(RUSAGE_SELF, &u);
@@ -29,7 +29,7 @@ static inline int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The middle one; sorts them, so the least is the first afterwards. */
+/* The median; sorts the values, so that the smallest is the first afterwards. */
 static inline double median(double *values, size_t count) {
     qsort(values, count, sizeof *values, by_value);
     return values[count / 2];
@@ -40,11 +40,11 @@ static inline void die(const char *what) {
     exit(2);
 }
 
-/* A function of SPIN's library; ends the program where that is not loaded. */
-static inline void *ours(const char *name) {
+/* A function of SPIN's library; exits if the library is not loaded. */
+static inline void *spinio_function(const char *name) {
     void *found = dlsym(RTLD_DEFAULT, name);
     if (!found) {
-        fprintf(stderr, "%s is not there: LD_PRELOAD=libspinio.so\n", name);
+        fprintf(stderr, "%s not found: set LD_PRELOAD=libspinio.so\n", name);
         exit(3);
     }
     return found;

@@ -1,4 +1,4 @@
-/* What the programs share that measure one row of a table: PROGRAM ROW MODE FILE [name=value ...]. */
+/* Shared by the programs that measure one row of a table: PROGRAM ROW MODE FILE [name=value ...]. */
 #ifndef ROWS_H
 #define ROWS_H
 
@@ -13,31 +13,31 @@
 
 #define MIB ((size_t)1 << 20)
 
-static struct { const char *row, *mode, *file; } asked;
+static struct { const char *row, *mode, *file; } request;
 
-static inline int is(const char *mode) { return strcmp(asked.mode, mode) == 0; }
+static inline int is(const char *mode) { return strcmp(request.mode, mode) == 0; }
 
 static inline void fail(const char *what) {
     const char *(*why)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, "spinio_last_error");
-    fprintf(stderr, "%s %s %s: %s: %s. %s\n", program_invocation_short_name, asked.row, asked.mode, what,
+    fprintf(stderr, "%s %s %s: %s: %s. %s\n", program_invocation_short_name, request.row, request.mode, what,
             strerror(errno), why ? why() : "");
     exit(3);
 }
 
-/* A number, or a text, that may be set by name=value. */
+/* A number or a string that name=value sets. */
 struct option { const char *name; size_t *number; const char **text; };
 
-/* Takes what was asked for; ends the program with status 2 if that cannot be understood. */
-static inline void ask(int argc, char **argv, const struct option *options, size_t count) {
+/* Parses the command line; exits with status 2 if it is invalid. */
+static inline void parse_args(int argc, char **argv, const struct option *options, size_t count) {
     if (argc >= 4) {
-        asked.row = argv[1], asked.mode = argv[2], asked.file = argv[3];
+        request.row = argv[1], request.mode = argv[2], request.file = argv[3];
         for (int i = 4; i < argc; i++) {
             char *value = strchr(argv[i], '=');
             size_t at = 0;
             while (value && at < count && (strncmp(options[at].name, argv[i], value - argv[i]) || options[at].name[value - argv[i]]))
                 at++;
             if (!value || at == count) {
-                fprintf(stderr, "%s: what is %s?\n", argv[0], argv[i]);
+                fprintf(stderr, "%s: unknown argument %s\n", argv[0], argv[i]);
                 exit(2);
             }
             if (options[at].text)
@@ -58,28 +58,28 @@ static inline void ask(int argc, char **argv, const struct option *options, size
 
 struct row { const char *name; void (*run)(void); };
 
-/* Measures the row that was asked for; what the program ends with. */
+/* Measures the requested row; returns the program's exit status. */
 static inline int measure(const struct row *rows, size_t count) {
     for (size_t i = 0; i < count; i++)
-        if (strcmp(rows[i].name, asked.row) == 0) {
+        if (strcmp(rows[i].name, request.row) == 0) {
             rows[i].run();
             return 0;
         }
-    fprintf(stderr, "%s: no row %s\n", program_invocation_short_name, asked.row);
+    fprintf(stderr, "%s: no row %s\n", program_invocation_short_name, request.row);
     return 2;
 }
 
-/* Opens the GPU, and the file that was asked for to be read; how many bytes it has. */
+/* Opens the GPU, and the requested file for reading; returns the file's size in bytes. */
 static inline size_t open_both(int *fd) {
     struct stat st;
     gpu_open();
-    *fd = open(asked.file, O_RDONLY | O_CLOEXEC);
+    *fd = open(request.file, O_RDONLY | O_CLOEXEC);
     if (*fd < 0 || fstat(*fd, &st))
-        fail(asked.file);
+        fail(request.file);
     return st.st_size;
 }
 
-/* Memory of large pages that the GPU copies out of and into at full speed. */
+/* Pinned memory of huge pages: the GPU copies from and to it at full speed. */
 static inline void *pinned(size_t size) {
     void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)

@@ -1,16 +1,16 @@
-/* Random reads of a file into GPU memory: as one batch, one call each, out of a held file, or as fast as the machine can.
+/* Random reads of a file into GPU memory: as one batch, one call each, from a pinned file, or as fast as the machine can.
  *
  *   batch ROW MODE FILE [name=value ...]      prints one line of JSON
  *
  *   row     what is done                                            modes
- *   random  count reads of block bytes, random, warm                us (spinio_batch_fixed), held (the file held first),
- *                                                                   each (one pread a piece), limit (the gather kernel
+ *   random  count reads of block bytes, random, warm                us (spinio_batch_fixed), held (the file pinned first),
+ *                                                                   each (one pread per read), limit (the gather kernel
  *                                                                   alone, on pinned memory)
  *   cold    the same on a file that is not in the page cache        us, limit (io_uring, O_DIRECT, the same depth,
  *                                                                   into pinned memory)
- *   hold    8 MiB reads, sequential, of a held file                 held, us (not held), limit (pinned copies)
- *   again   size bytes, again and again, of a held file             held, limit
- *   map     a kernel reads the mapped held file                     stream, random, limit (stream of pinned memory)
+ *   hold    8 MiB reads, sequential, of a pinned file               held, us (not pinned), limit (pinned copies)
+ *   again   size bytes, repeatedly, of a pinned file                held, limit
+ *   map     a GPU kernel reads the mapped pinned file               stream, random, limit (stream of pinned memory)
  *
  * Everything but "each" and the limits needs LD_PRELOAD=libspinio.so. CPU time is user + system of the whole process.
  */
@@ -34,39 +34,39 @@ static int fd;
 static size_t file_size;
 
 static uint64_t seed = 88172645463325252ull;
-static uint64_t number(void) { return seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17; }
+static uint64_t next_random(void) { return seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17; }
 
 static double t0, c0, t, c;
 static void begin(void) {
     GPU(cuCtxSynchronize());
     t0 = now(), c0 = cpu();
 }
-/* Before anything is compared: that is not part of the work. */
-static void stop(void) {
+/* Stops the clocks. Called before any comparison, which is not part of the measured work. */
+static void stop_clocks(void) {
     t = now() - t0;
-    usleep(200000); /* what was put off behind a return */
+    usleep(200000); /* work deferred until after a call returned */
     c = cpu() - c0;
 }
-static void tell(double bytes, const char *right) {
+static void print_row(double bytes, const char *right) {
     printf("{\"row\":\"%s\",\"mode\":\"%s\",\"block\":%zu,\"count\":%zu,\"bytes\":%.0f,\"seconds\":%.6f,\"gbps\":%.3f,"
            "\"kiops\":%.1f,\"cpu\":%.4f,\"cpu_per_gb\":%.4f,\"right\":%s}\n",
-           asked.row, asked.mode, arg.block, arg.count, bytes, t, bytes / t / 1e9, bytes / arg.block / t / 1e3, c,
+           request.row, request.mode, arg.block, arg.count, bytes, t, bytes / t / 1e9, bytes / arg.block / t / 1e3, c,
            c / (bytes / 1e9), right);
     fflush(stdout);
 }
 
 static uint64_t *offsets;
-static void choose(void) {
+static void choose_offsets(void) {
     offsets = malloc(arg.count * sizeof *offsets);
     for (size_t i = 0; i < arg.count; i++)
-        offsets[i] = number() % (arg.size / arg.block) * arg.block;
+        offsets[i] = next_random() % (arg.size / arg.block) * arg.block;
 }
 
-/* A thousand of the pieces, compared with the file. */
+/* Compares a thousand of the reads with the file. */
 static const char *right(gpu_ptr to) {
     char *a = malloc(arg.block), *b = malloc(arg.block);
     for (size_t k = 0; k < 1000; k++) {
-        size_t i = k < 2 ? k * (arg.count - 1) : number() % arg.count;
+        size_t i = k < 2 ? k * (arg.count - 1) : next_random() % arg.count;
         GPU(cuMemcpyDtoH_v2(a, to + i * arg.block, arg.block));
         if (pread(fd, b, arg.block, offsets[i]) != (ssize_t)arg.block || memcmp(a, b, arg.block))
             return "false";
@@ -74,13 +74,13 @@ static const char *right(gpu_ptr to) {
     return "true";
 }
 
-static void hold(void) {
-    int (*spinio_hold)(int) = (int (*)(int))ours("spinio_hold");
+static void pin_file(void) {
+    int (*spinio_hold)(int) = (int (*)(int))spinio_function("spinio_hold");
     if (spinio_hold(fd))
         fail("spinio_hold");
 }
 
-/* ---- the kernel ------------------------------------------------------------------------------------------------- */
+/* ---- the GPU kernel --------------------------------------------------------------------------------------------- */
 
 struct piece { uint64_t from, to, len; };
 
@@ -110,7 +110,7 @@ static void launch(void *kernel, struct piece *list, size_t count) {
 static void row_random(void) {
     gpu_ptr to;
     size_t room = arg.count * arg.block;
-    choose();
+    choose_offsets();
     GPU(cuMemAlloc_v2(&to, room));
     GPU(cuMemsetD8_v2(to, 0, room));
     if (is("limit")) {
@@ -124,8 +124,8 @@ static void row_random(void) {
         begin();
         launch(kernel, list, arg.count);
         GPU(cuCtxSynchronize());
-        stop();
-        tell(room, "true");
+        stop_clocks();
+        print_row(room, "true");
         return;
     }
     if (is("each")) {
@@ -134,18 +134,18 @@ static void row_random(void) {
             if (pread(fd, (void *)(to + i * arg.block), arg.block, offsets[i]) != (ssize_t)arg.block)
                 fail("pread");
         GPU(cuCtxSynchronize());
-        stop();
-        tell(room, right(to));
+        stop_clocks();
+        print_row(room, right(to));
         return;
     }
     ssize_t (*batch)(int, const uint64_t *, size_t, void *, int64_t *, size_t) =
-        (ssize_t(*)(int, const uint64_t *, size_t, void *, int64_t *, size_t))ours("spinio_batch_fixed");
+        (ssize_t(*)(int, const uint64_t *, size_t, void *, int64_t *, size_t))spinio_function("spinio_batch_fixed");
     if (is("held"))
-        hold();
-    /* Threads, staging, the kernel's code: what a first batch makes. Of other pieces. */
+        pin_file();
+    /* Warm-up with other offsets: a first batch starts threads, allocates bounce buffers and loads the GPU kernel. */
     uint64_t *others = malloc(20000 * sizeof *others);
     for (size_t i = 0; i < 20000; i++)
-        others[i] = number() % (arg.size / arg.block) * arg.block;
+        others[i] = next_random() % (arg.size / arg.block) * arg.block;
     for (int i = 0; i < 3; i++)
         if (batch(fd, others, arg.block, (void *)to, NULL, arg.count < 20000 ? arg.count : 20000) < 0)
             fail("spinio_batch_fixed");
@@ -154,13 +154,14 @@ static void row_random(void) {
     begin();
     if (batch(fd, offsets, arg.block, (void *)to, NULL, arg.count) != (ssize_t)room)
         fail("spinio_batch_fixed");
-    stop();
-    tell(room, right(to));
+    stop_clocks();
+    print_row(room, right(to));
 }
 
 /* ---- random reads, cold ----------------------------------------------------------------------------------------- */
 
-/* A ring of our own, with as many reads in flight: what the storage gives a program that does nothing else. */
+/* A ring of this program with the same number of reads in flight: the throughput that storage gives a program that does
+ * nothing else. */
 static void storage_limit(void) {
     struct { unsigned sq, cq, flags, thread[2], features, more[4], so[10], co[10]; } p = {.flags = 1u << 4};
     int ring = syscall(425, DEPTH, &p);
@@ -169,7 +170,7 @@ static void storage_limit(void) {
     size_t size = p.co[5] + p.cq * 16 > p.so[6] + p.sq * 4 ? p.co[5] + p.cq * 16 : p.so[6] + p.sq * 4;
     char *rings = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring, 0);
     uint64_t(*sqe)[8] = mmap(NULL, p.sq * 64, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring, 0x10000000);
-    int direct = open(asked.file, O_RDONLY | O_DIRECT);
+    int direct = open(request.file, O_RDONLY | O_DIRECT);
     if (rings == MAP_FAILED || (void *)sqe == MAP_FAILED || direct < 0)
         fail("ring");
     size_t unit = arg.block < 512 ? 512 : arg.block;
@@ -200,12 +201,12 @@ static void storage_limit(void) {
             __atomic_store_n(head, *head + 1, __ATOMIC_RELEASE), done++;
         }
     }
-    stop();
-    tell((double)arg.count * arg.block, "true");
+    stop_clocks();
+    print_row((double)arg.count * arg.block, "true");
 }
 
 static void row_cold(void) {
-    choose();
+    choose_offsets();
     posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     if (is("limit")) {
         storage_limit();
@@ -216,7 +217,7 @@ static void row_cold(void) {
     GPU(cuMemAlloc_v2(&to, room));
     GPU(cuMemsetD8_v2(to, 0, room));
     ssize_t (*batch)(int, const uint64_t *, size_t, void *, int64_t *, size_t) =
-        (ssize_t(*)(int, const uint64_t *, size_t, void *, int64_t *, size_t))ours("spinio_batch_fixed");
+        (ssize_t(*)(int, const uint64_t *, size_t, void *, int64_t *, size_t))spinio_function("spinio_batch_fixed");
     uint64_t first[64];
     for (int i = 0; i < 64; i++)
         first[i] = i * arg.block;
@@ -225,13 +226,13 @@ static void row_cold(void) {
     begin();
     if (batch(fd, offsets, arg.block, (void *)to, NULL, arg.count) != (ssize_t)room)
         fail("spinio_batch_fixed");
-    stop();
-    tell(room, right(to));
+    stop_clocks();
+    print_row(room, right(to));
 }
 
-/* ---- held files ------------------------------------------------------------------------------------------------- */
+/* ---- pinned files ----------------------------------------------------------------------------------------------- */
 
-static const char *same(gpu_ptr to, size_t size, size_t at) {
+static const char *compare(gpu_ptr to, size_t size, size_t at) {
     char *a = malloc(MIB), *b = malloc(MIB);
     for (size_t o = 0; o + MIB <= size; o += size / 8 > MIB ? size / 8 : MIB) {
         GPU(cuMemcpyDtoH_v2(a, to + o, MIB));
@@ -243,7 +244,7 @@ static const char *same(gpu_ptr to, size_t size, size_t at) {
 
 static void row_hold(void) {
     gpu_ptr to;
-    int again = strcmp(asked.row, "again") == 0;
+    int again = strcmp(request.row, "again") == 0;
     size_t block = again ? arg.size : arg.block, total = again ? arg.size * arg.times : arg.size;
     GPU(cuMemAlloc_v2(&to, block));
     if (is("limit")) {
@@ -253,13 +254,13 @@ static void row_hold(void) {
         begin();
         for (size_t o = 0; o < total; o += step)
             GPU(cuMemcpyHtoD_v2(to + o % block, from, step));
-        stop();
-        tell(total, "true");
+        stop_clocks();
+        print_row(total, "true");
         return;
     }
     if (is("held"))
-        hold();
-    ssize_t (*read_)(int, void *, size_t, off_t) = (ssize_t(*)(int, void *, size_t, off_t))ours("spinio_pread");
+        pin_file();
+    ssize_t (*read_)(int, void *, size_t, off_t) = (ssize_t(*)(int, void *, size_t, off_t))spinio_function("spinio_pread");
     for (int i = 0; i < 6; i++)
         if (read_(fd, (void *)to, block < 64 * MIB ? block : 64 * MIB, 0) < 0)
             fail("spinio_pread");
@@ -271,11 +272,11 @@ static void row_hold(void) {
         if (read_(fd, (void *)to, block, last) != (ssize_t)block)
             fail("spinio_pread");
     }
-    stop();
-    tell(total / block * block, same(to, block, last));
+    stop_clocks();
+    print_row(total / block * block, compare(to, block, last));
 }
 
-/* Kernels that know nothing of SPIN: they are given an address, and pieces of it to take. */
+/* GPU kernels without knowledge of SPIN: they take an address, and ranges of it to read. */
 static void row_map(void) {
     size_t block = is("random") ? 4096 : 64 << 10, count = is("random") ? arg.count : arg.size / block;
     gpu_ptr to, from;
@@ -286,14 +287,14 @@ static void row_map(void) {
     if (is("limit")) {
         from = (gpu_ptr)pinned(arg.size);
     } else {
-        void *(*map)(int, off_t, size_t, unsigned) = (void *(*)(int, off_t, size_t, unsigned))ours("spinio_map");
-        hold();
+        void *(*map)(int, off_t, size_t, unsigned) = (void *(*)(int, off_t, size_t, unsigned))spinio_function("spinio_map");
+        pin_file();
         from = (gpu_ptr)map(fd, 0, arg.size, 0);
         if (!from)
             fail("spinio_map");
     }
     struct piece *list = pinned(count * sizeof *list);
-    choose();
+    choose_offsets();
     for (size_t i = 0; i < count; i++) {
         if (!is("random"))
             offsets[i] = i * block;
@@ -304,8 +305,8 @@ static void row_map(void) {
     begin();
     launch(kernel, list, count);
     GPU(cuCtxSynchronize());
-    stop();
-    tell((double)count * block, is("limit") ? "true" : right(to));
+    stop_clocks();
+    print_row((double)count * block, is("limit") ? "true" : right(to));
 }
 
 int main(int argc, char **argv) {
@@ -316,7 +317,7 @@ int main(int argc, char **argv) {
                                             {"ptx", NULL, &arg.ptx}};
     static const struct row rows[] = {
         {"random", row_random}, {"cold", row_cold}, {"hold", row_hold}, {"again", row_hold}, {"map", row_map}};
-    ask(argc, argv, options, COUNT(options));
+    parse_args(argc, argv, options, COUNT(options));
     file_size = open_both(&fd);
     if (!arg.size || arg.size > file_size)
         arg.size = file_size;

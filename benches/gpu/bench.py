@@ -1,4 +1,4 @@
-"""One run of the table: the files that are read, the programs and peers that are started, and what they said."""
+"""One run of the table: makes the files, runs the programs and peers, and collects their output."""
 
 import json
 import os
@@ -23,19 +23,19 @@ class Bench:
         self.notes = []
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="spinio-bench.", dir=args.scratch))
         self.scratch.chmod(0o755)
-        for name in ("reads", "writes", "batch", "gather.ptx", "libspinio.so"):  # where any user may run them
+        for name in ("reads", "writes", "batch", "gather.ptx", "libspinio.so"):  # in a directory where any user may run them
             shutil.copy(pathlib.Path(args.bin) / name, self.scratch / name)
             (self.scratch / name).chmod(0o755)
         self.file = self.scratch / "data"
         self.size = max(1, int(args.gib * GIB) // (16 * MIB)) * 16 * MIB
-        self.current = ""  # the row that is measured
-        self.stretch = 0  # of the file: where the next run on a fresh one begins
+        self.current = ""  # the row being measured
+        self.stretch = 0  # offset of the next range of the file that no run has used
 
     def left(self):
         return self.args.budget - (time.monotonic() - self.began)
 
     def most(self, size):
-        """As many bytes, or what the file has."""
+        """size, but at most the size of the file."""
         return min(size, self.size)
 
     def note(self, text):
@@ -45,7 +45,7 @@ class Bench:
     # ---- running
 
     def run(self, row, mode, *, user=None, env=None, times=1, file=None, label=None, program="reads", **values):
-        """Runs `reads` (or another program) `times` times; returns the measurements, each also kept in the raw list."""
+        """Runs `reads` (or another program) `times` times; returns the measurements and appends each to the raw list."""
         got = []
         for _ in range(times):
             if self.left() < 5:
@@ -59,18 +59,18 @@ class Bench:
             try:
                 done = subprocess.run(command, env=full, capture_output=True, text=True, timeout=max(5, min(120, self.left())), **who)
             except subprocess.TimeoutExpired:
-                self.note(f"{row} {mode} {values}: took too long, ended")
+                self.note(f"{row} {mode} {values}: timed out, killed")
                 continue
             if done.stderr.strip():
                 self.note(f"{row} {mode} {values}: " + " / ".join(done.stderr.strip().splitlines()[-3:]))
             if done.returncode:
-                self.note(f"{row} {mode} {values}: ended with status {done.returncode}")
+                self.note(f"{row} {mode} {values}: exit status {done.returncode}")
                 continue
             for line in done.stdout.splitlines():
                 try:
                     one = json.loads(line)
                 except ValueError:
-                    self.note(f"{row} {mode}: not understood: {line}")
+                    self.note(f"{row} {mode}: cannot parse: {line}")
                     continue
                 one |= {"label": label or mode, "env": env or {}, "values": values}
                 if one.get("right") is False:
@@ -91,7 +91,7 @@ class Bench:
         try:
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=max(5, min(90, self.left())))
         except subprocess.TimeoutExpired:
-            self.note(f"{name}: took too long, ended")
+            self.note(f"{name}: timed out, killed")
             return []
         if done.returncode:
             self.note(f"{name}: status {done.returncode}: " + " / ".join(done.stderr.strip().splitlines()[-2:]))
@@ -103,7 +103,7 @@ class Bench:
         return got
 
     def fio(self, block):
-        """What fio reaches with as many reads in flight, in words; it is not on every machine."""
+        """fio's throughput with the same number of reads in flight, as text; not every machine has fio."""
         if not shutil.which("fio") or self.left() < 20:
             return ""
         self.drop()
@@ -130,7 +130,7 @@ class Bench:
             os.chmod(path, 0o644)
         self.drop()
         self.warm()
-        print(f"{self.size / GIB:g} GiB of data made and read back in {time.monotonic() - began:.1f} s", flush=True)
+        print(f"{self.size / GIB:g} GiB of data written and read back in {time.monotonic() - began:.1f} s", flush=True)
         self.site = None
         if self.args.wheels:
             wheels = sorted(map(str, pathlib.Path(self.args.wheels).glob("*.whl")))
@@ -146,7 +146,7 @@ class Bench:
             os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def warm(self):
-        """Brings the whole file into the page cache; called after every row that drops parts."""
+        """Reads the whole file into the page cache; called after every row that drops parts of it."""
         for path in (self.file, str(self.file) + ".warm"):
             with open(path, "rb", buffering=0) as f:
                 buffer = bytearray(16 * MIB)

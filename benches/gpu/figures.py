@@ -1,4 +1,4 @@
-"""What the rows do with their measurements: the middle one, a ratio, a verdict, and how each is shown."""
+"""Evaluation of measurements: median, ratio, verdict, and the format of each."""
 
 import statistics
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Measures SPIN on a GPU machine beside the limit of the machine and the peers, in one run.
+"""Measures SPIN on a GPU machine against the limit of the machine and against peers, in one run.
 
     h200.py --bin DIR [--out DIR] [--scratch DIR] [--wheels DIR] [--only row,row] [--reps N] [--budget SECONDS] [--gib N]
     h200.py --merge RUN,RUN [--out DIR]
 
-DIR holds `reads`, `writes`, `batch` and `libspinio.so` (`cargo x gpu-pack` makes it). Prints a table and writes README.md and raw.json to
---out, anew after each row. Rows (rows/): big, folios, again, seq8m, par16, small, first, host, owner, mix, cold-small, cold-par, cold, writes, batch,
-hold; measured in the order in which --only names them. Root is needed for the row `owner` only.
+DIR contains `reads`, `writes`, `batch` and `libspinio.so` (`cargo x gpu-pack` makes it). Prints a table and writes README.md and raw.json to
+--out, again after each row. Rows (rows/): big, folios, again, seq8m, par16, small, first, host, owner, mix, cold-small, cold-par, cold, writes, batch,
+hold; measured in the order of --only. Only the row `owner` needs root.
 
-Every program runs with CUDA's default, spinning contexts. A row is skipped, and says so, once the budget is spent.
---merge makes one record of several runs: RUN is the folder of one, or its raw.json. Of a row that is in two of them the last counts.
+Every program runs with CUDA's default, spinning contexts. After the budget is spent, rows are skipped with a note.
+--merge makes one record of several runs: RUN is the directory of a run, or its raw.json. If two runs have the same row, the last one counts.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def main():
             began = time.monotonic()
             try:
                 ROWS[b.current](b)
-            except Exception as e:  # one row must not cost the others
+            except Exception as e:  # a failed row must not stop the others
                 b.note(f"{b.current}: {type(e).__name__}: {e}")
             info["seconds"][b.current] = round(time.monotonic() - began, 1)
             print(f"[{b.current}: {info['seconds'][b.current]:.0f} s, {b.left():.0f} s left]", flush=True)

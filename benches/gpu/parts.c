@@ -1,6 +1,6 @@
-/* What each part of a 4 KiB read costs while copies are under way: parts FILE
+/* The cost of each part of a 4 KiB read while copies are in flight: parts FILE
  *
- * Prints a line a variant. "queued": the time the program sees; "done": until the device has all.
+ * Prints one line per variant. "queued": the time the program observes; "done": until the device has all bytes.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -71,14 +71,14 @@ static void run(const char *name, int with, size_t size) {
     }
     double queued = now() - begun;
     GPU(cuCtxSynchronize());
-    printf("%-34s ring %3zu MiB: %5.0f ns a read queued, %5.0f done, %5.0f waited for the ring\n", name, size / MIB,
+    printf("%-34s ring %3zu MiB: %5.0f ns per read queued, %5.0f done, %5.0f waiting for the ring\n", name, size / MIB,
            queued / READS * 1e9, (now() - begun) / READS * 1e9, waited / READS * 1e9);
     fflush(stdout);
 }
 
 int main(int argc, char **argv) {
     if (argc < 2 || (fd = open(argv[1], O_RDONLY)) < 0)
-        return fprintf(stderr, "parts FILE, of 240 MB at least\n"), 2;
+        return fprintf(stderr, "usage: parts FILE (at least 240 MB)\n"), 2;
     gpu_open();
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     more.attributes = (int (*)(unsigned, const int *, void **, gpu_ptr))dlsym(driver, "cuPointerGetAttributes");
@@ -98,7 +98,7 @@ int main(int argc, char **argv) {
             memset(ring, 1, 128 * MIB);
         for (size_t o = 0, step = slabs ? 8 * MIB : 128 * MIB; o < 128 * MIB; o += step)
             GPU(cuMemHostRegister_v2(ring + o, step, 1));
-        printf("ring registered %s\n", slabs ? "in slabs of 8 MiB, untouched before" : "as one, touched before");
+        printf("ring registered %s\n", slabs ? "in slabs of 8 MiB, not touched before" : "as a whole, touched before");
         run("pread only", NO_COPY, 8 * MIB);
         run("copy only", NO_READ, 8 * MIB);
         run("pread + copy", 0, 4 * MIB);
@@ -107,8 +107,8 @@ int main(int argc, char **argv) {
         run("pread + copy", 0, 128 * MIB);
         run("+ pointer query", QUERY, 128 * MIB);
         run("+ is the stream captured", CAPTURE, 128 * MIB);
-        run("+ 3 x context's number, current", CONTEXT, 128 * MIB);
-        run("+ 4 looks at the clock", CLOCK, 128 * MIB);
+        run("+ 3 x context ID, current context", CONTEXT, 128 * MIB);
+        run("+ 4 clock readings", CLOCK, 128 * MIB);
         run("+ all of these", QUERY | CAPTURE | CONTEXT | CLOCK, 128 * MIB);
         run("+ all of these", QUERY | CAPTURE | CONTEXT | CLOCK, 8 * MIB);
     }

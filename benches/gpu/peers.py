@@ -3,7 +3,7 @@
 
     peers.py kvikio FILE [threads=16] [block=0] [total=0]     KvikIO; block 0: the whole file in one call
     peers.py kvikio_write FILE [threads=1] [block=8388608] [total=2147483648]   the same, a file FILE.kvikio written
-    peers.py kvikio FILE threads=1 block=4096 count=100000    so many random reads, one call each
+    peers.py kvikio FILE threads=1 block=4096 count=100000    `count` random reads, one call each
     peers.py safetensors FILE [size=4294967296]               safetensors.torch.load_file of a file of that size
 
 CPU time is user + system of the whole process. Contexts spin (CUDA's default).
@@ -27,7 +27,7 @@ def say(row, mode, size, seconds, used, **more):
 
 
 def kvikio(path, threads=16, block=0, total=0, count=0):
-    os.environ["KVIKIO_COMPAT_MODE"] = "ON"  # no GPUDirect Storage here; it would choose this itself, after trying
+    os.environ["KVIKIO_COMPAT_MODE"] = "ON"  # no GPUDirect Storage here; KvikIO would choose this itself after a probe
     os.environ["KVIKIO_NTHREADS"] = str(threads)
     import cupy
     import kvikio as k
@@ -103,7 +103,7 @@ def safetensors(path, size=4 << 30):
     del parts
     try:
         torch.zeros(1, device="cuda")
-        load_file(name, device="cuda")  # warm, and the allocator's memory is there
+        load_file(name, device="cuda")  # warm, and the allocator already has its memory
         torch.cuda.synchronize()
         for _ in range(2):
             c0, t0 = cpu(), time.monotonic()

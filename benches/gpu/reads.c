@@ -1,22 +1,22 @@
-/* Reads a file into GPU memory with plain pread, or as a program without SPIN has to, or as fast as the machine can.
+/* Reads a file into GPU memory: with plain pread, as a program without SPIN must, or as fast as the machine can.
  *
  *   reads ROW MODE FILE [name=value ...]      prints one line of JSON per measurement
  *
  *   row     what is done                                   modes
  *   big     size bytes, once                               us, us1 (spinio_pread), plain, limit
- *   again   size bytes, times times, all work counted      us, plain, limit
+ *   again   size bytes, 'times' times, all work counted    us, plain, limit
  *   seq     total bytes in sequence, block by block        us, plain
  *   trickle total bytes in sequence by each of threads     us, plain, direct (O_DIRECT, one block at a time)
- *           threads, one stretch behind the other from
- *           byte from on: none of it in the page cache
+ *           threads, one range after the other, starting
+ *           at byte 'from': none of it in the page cache
  *   par     as seq, from threads threads                   us, plain
  *   cold    size bytes that are not in the page cache      us, plain, limit (O_DIRECT into pinned memory)
  *   mix     random 1 MiB reads of partly cached blocks     us, cached, random, direct
  *   first   the first device reads of a process            us
  *   host    reads into host memory, with CUDA at work      us (or anything)
  *
- * "us" is this program calling pread with a device address: it means something under LD_PRELOAD=libspinio.so only.
- * CPU time is user + system of the whole process, taken after work deferred behind a return has had time to end.
+ * "us": this program calls pread with a device address; valid only with LD_PRELOAD=libspinio.so.
+ * CPU time is user + system of the whole process, taken after work deferred until after a return has had time to finish.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -25,7 +25,7 @@
 
 #include "../common/rows.h"
 
-#define MOST 0x7ffff000u /* what one pread moves at most */
+#define MAX_PREAD 0x7ffff000u /* the most that one pread moves */
 
 static struct {
     size_t size, block, total, times, threads, count, from;
@@ -33,18 +33,18 @@ static struct {
 static int fd;
 static size_t file_size;
 
-/* pread until all is there; exits on an error or an early end. */
+/* Reads until all bytes are read; exits on an error or an early end of file. */
 static void read_all(int from, void *to, size_t size, off_t at) {
     char *p = to;
     while (size) {
-        ssize_t n = pread(from, p, size < MOST ? size : MOST, at);
+        ssize_t n = pread(from, p, size < MAX_PREAD ? size : MAX_PREAD, at);
         if (n <= 0)
             fail("pread");
         p += n, at += n, size -= n;
     }
 }
 
-/* Whether size device bytes at `at` are the file's at `offset`; looks at samples. */
+/* Whether size bytes of device memory at `at` equal the file's at `offset`; compares samples. */
 static int right(gpu_ptr at, size_t size, off_t offset) {
     enum { SAMPLE = 64 << 10, SAMPLES = 34 };
     static char want[SAMPLE], have[SAMPLE];
@@ -68,7 +68,7 @@ static void begin(void) {
     t0 = now();
 }
 
-/* Ends a measurement: the clock now, CPU time once deferred work is done. */
+/* Ends a measurement: wall time now, CPU time after deferred work is done. */
 static void end(double bytes, int ok_at, gpu_ptr at, size_t size, off_t offset) {
     GPU(cuCtxSynchronize());
     double t = now() - t0;
@@ -77,13 +77,13 @@ static void end(double bytes, int ok_at, gpu_ptr at, size_t size, off_t offset) 
     const char *ok = !ok_at ? "null" : right(at, size, offset) ? "true" : "false";
     printf("{\"row\":\"%s\",\"mode\":\"%s\",\"block\":%zu,\"threads\":%zu,\"bytes\":%.0f,\"seconds\":%.6f,\"gbps\":%.3f,"
            "\"cpu\":%.4f,\"cpu_per_gb\":%.4f,\"right\":%s}\n",
-           asked.row, asked.mode, arg.block, arg.threads, bytes, t, bytes / t / 1e9, c, c / (bytes / 1e9), ok);
+           request.row, request.mode, arg.block, arg.threads, bytes, t, bytes / t / 1e9, c, c / (bytes / 1e9), ok);
     fflush(stdout);
 }
 
 /* ---- large reads ------------------------------------------------------------------------------------------------ */
 
-static char *host; /* of plain: ordinary memory */
+static char *host; /* for "plain": pageable memory */
 static void plain_read(gpu_ptr to, size_t size, off_t at) {
     for (size_t o = 0; o < size; o += 8 * MIB) {
         size_t n = size - o < 8 * MIB ? size - o : 8 * MIB;
@@ -92,14 +92,14 @@ static void plain_read(gpu_ptr to, size_t size, off_t at) {
     }
 }
 
-/* Puts the library to work on another file, FILE.warm: threads, staging, the first touch of everything. */
+/* Warm-up on another file, FILE.warm: starts threads, allocates bounce buffers, touches everything once. */
 static void warm_up(gpu_ptr to, size_t room) {
     char name[4096];
-    snprintf(name, sizeof name, "%s.warm", asked.file);
+    snprintf(name, sizeof name, "%s.warm", request.file);
     int other = open(name, O_RDONLY | O_CLOEXEC);
     struct stat st;
     if (other < 0 || fstat(other, &st)) {
-        fprintf(stderr, "reads: no %s: the first read counts with all it starts\n", name);
+        fprintf(stderr, "reads: no %s: the first read includes all one-time set-up\n", name);
         return;
     }
     size_t size = (size_t)st.st_size < room ? (size_t)st.st_size : room;
@@ -113,7 +113,7 @@ static int by_pread(void) { return is("us") || is("us1"); }
 
 static void one_read(gpu_ptr to, size_t size) {
     if (is("us1")) {
-        ssize_t (*spinio_pread)(int, void *, size_t, off_t) = ours("spinio_pread");
+        ssize_t (*spinio_pread)(int, void *, size_t, off_t) = spinio_function("spinio_pread");
         if (spinio_pread(fd, (void *)to, size, 0) != (ssize_t)size)
             fail("spinio_pread");
     } else if (is("plain")) {
@@ -123,7 +123,7 @@ static void one_read(gpu_ptr to, size_t size) {
     }
 }
 
-/* What the link gives: 1 GiB copies out of pinned memory. */
+/* The bandwidth of the link: 1 GiB copies from pinned memory. */
 static void link_limit(gpu_ptr to, size_t size, size_t times) {
     size_t step = size < 1024 * MIB ? size : 1024 * MIB;
     char *from = pinned(step);
@@ -138,7 +138,7 @@ static void link_limit(gpu_ptr to, size_t size, size_t times) {
 static void row_big(void) {
     gpu_ptr to;
     GPU(cuMemAlloc_v2(&to, arg.size));
-    size_t times = strcmp(asked.row, "again") == 0 ? arg.times : 1;
+    size_t times = strcmp(request.row, "again") == 0 ? arg.times : 1;
     if (is("limit")) {
         link_limit(to, arg.size, times);
         return;
@@ -160,7 +160,7 @@ static void row_seq(void) {
     GPU(cuMemAlloc_v2(&to, area));
     size_t total = arg.total / arg.block * arg.block, o = 0;
     int plain = !is("us");
-    for (int warm = 0; warm < 4; warm++) /* threads, staging, the first touch of everything */
+    for (int warm = 0; warm < 4; warm++) /* threads, bounce buffers, the first touch of everything */
         plain ? plain_read(to, arg.block, 0) : read_all(fd, (void *)to, arg.block, 0);
     begin();
     for (; o < total; o += arg.block) {
@@ -219,9 +219,9 @@ static void row_par(void) {
         pthread_join(t[i], NULL);
 }
 
-/* ---- what is not cached ----------------------------------------------------------------------------------------- */
+/* ---- not cached ------------------------------------------------------------------------------------------------- */
 
-/* Percent of a range that is in the page cache, by a mapping that is never touched. Owner or root only. */
+/* Percent of a range that is in the page cache, by mincore on a mapping that is never touched. Owner or root only. */
 static double resident(size_t at, size_t size) {
     static unsigned char map[(64 << 20) / 4096];
     size_t in = 0;
@@ -237,16 +237,16 @@ static double resident(size_t at, size_t size) {
     return 100.0 * in * 4096 / size;
 }
 
-/* Goes its own way, front to back, with a descriptor of its own. */
-static gpu_ptr trickled; /* where the first one's last block is */
-static void *trickler(void *number) {
+/* Reads its range from front to back, with a descriptor of its own. */
+static gpu_ptr last_block; /* the last block of the first thread */
+static void *sequential_reader(void *number) {
     size_t begins = arg.from + (size_t)number * arg.total, area = 16 * MIB / arg.block * arg.block;
     gpu_ptr to;
     GPU(cuCtxSetCurrent(gpu.context));
     GPU(cuMemAlloc_v2(&to, area));
-    int plain = !is("us"), mine = open(asked.file, O_RDONLY | O_CLOEXEC | (is("direct") ? O_DIRECT : 0));
+    int plain = !is("us"), mine = open(request.file, O_RDONLY | O_CLOEXEC | (is("direct") ? O_DIRECT : 0));
     if (mine < 0)
-        fail(asked.file);
+        fail(request.file);
     char *memory = is("direct") ? pinned(arg.block) : malloc(arg.block);
     memset(memory, 1, arg.block);
     if (!plain)
@@ -261,7 +261,7 @@ static void *trickler(void *number) {
         if (plain)
             GPU(cuMemcpyHtoD_v2(there, memory, arg.block));
         if (number == 0)
-            trickled = there;
+            last_block = there;
     }
     pthread_barrier_wait(&gate);
     close(mine);
@@ -273,7 +273,7 @@ static void row_trickle(void) {
     arg.total = arg.total / arg.block * arg.block;
     size_t all = arg.threads * arg.total;
     if (arg.threads > COUNT(t) || arg.block > 16 * MIB || arg.from + all > file_size) {
-        fprintf(stderr, "reads trickle: more threads, longer blocks or more bytes than there can be\n");
+        fprintf(stderr, "reads trickle: too many threads, too large blocks, or more bytes than the file has\n");
         exit(2);
     }
     posix_fadvise(fd, arg.from, all, POSIX_FADV_DONTNEED);
@@ -282,19 +282,19 @@ static void row_trickle(void) {
         fprintf(stderr, "reads trickle: %.1f %% of the file stayed in the page cache\n", left);
     pthread_barrier_init(&gate, NULL, arg.threads + 1);
     for (size_t i = 0; i < arg.threads; i++)
-        pthread_create(&t[i], NULL, trickler, (void *)i);
+        pthread_create(&t[i], NULL, sequential_reader, (void *)i);
     pthread_barrier_wait(&gate);
     begin();
     pthread_barrier_wait(&gate);
     pthread_barrier_wait(&gate);
-    end(all, 1, trickled, arg.block, arg.from + arg.total - arg.block);
+    end(all, 1, last_block, arg.block, arg.from + arg.total - arg.block);
     for (size_t i = 0; i < arg.threads; i++)
         pthread_join(t[i], NULL);
 }
 
 static size_t next_chunk;
 static void *direct_reader(void *slot) {
-    int direct = open(asked.file, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    int direct = open(request.file, O_RDONLY | O_DIRECT | O_CLOEXEC);
     if (direct < 0)
         fail("open O_DIRECT");
     for (;;) {
@@ -342,13 +342,13 @@ static const struct { int percent, run; } level[LEVELS] = {
     { 5, 4096 },   { 20, 4096 },  { 50, 4096 },  { 90, 4096 } };
 
 static unsigned long seed = 20251121;
-static unsigned long dice(unsigned long n) {
+static unsigned long random_below(unsigned long n) {
     seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
     return seed % n;
 }
 
 static void row_mix(void) {
-    /* Every third MiB is a block, so that what one read brings in beyond its end does not change another. */
+    /* Every third MiB is a block, so that pages read in past the end of one block do not change another. */
     size_t blocks = file_size / MIB / 3, used = LEVELS * arg.count;
     if (used > blocks)
         used = blocks;
@@ -356,23 +356,23 @@ static void row_mix(void) {
     for (size_t i = 0; i < blocks; i++)
         order[i] = i;
     for (size_t i = blocks - 1; i > 0; i--) {
-        size_t j = dice(i + 1), x = order[i];
+        size_t j = random_below(i + 1), x = order[i];
         order[i] = order[j], order[j] = x;
     }
     posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-    int quiet = open(asked.file, O_RDONLY | O_CLOEXEC);
+    int quiet = open(request.file, O_RDONLY | O_CLOEXEC);
     posix_fadvise(quiet, 0, 0, POSIX_FADV_RANDOM);
     static char sink[MIB];
-    for (size_t i = 0; i < used; i++) { /* block i is of level i % LEVELS; runs are drawn without repetition */
+    for (size_t i = 0; i < used; i++) { /* block i has level i % LEVELS; runs are drawn without replacement */
         size_t at = order[i] * 3 * MIB, run = level[i % LEVELS].run, runs = MIB / run;
-        size_t want = (runs * level[i % LEVELS].percent + dice(100)) / 100;
+        size_t want = (runs * level[i % LEVELS].percent + random_below(100)) / 100;
         for (size_t r = 0; r < runs && want; r++)
-            if (dice(runs - r) < want) {
+            if (random_below(runs - r) < want) {
                 read_all(quiet, sink, run, at + r * run);
                 want--;
             }
     }
-    int direct = open(asked.file, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    int direct = open(request.file, O_RDONLY | O_DIRECT | O_CLOEXEC);
     if (is("random"))
         posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     gpu_ptr to;
@@ -394,7 +394,7 @@ static void row_mix(void) {
         } else if (is("direct")) {
             read_all(direct, stage, MIB, at);
             GPU(cuMemcpyHtoD_v2(to, stage, MIB));
-        } else { /* through the page cache, copies overlapped with the next piece's read */
+        } else { /* through the page cache; each copy overlaps the next chunk's read */
             for (size_t o = 0; o < MIB; o += MIB / 4) {
                 read_all(fd, stage + o, MIB / 4, at + o);
                 GPU(cuMemcpyHtoDAsync_v2(to + o, stage + o, MIB / 4, NULL));
@@ -413,7 +413,7 @@ static void row_mix(void) {
         size_t n = done[l] < 4096 ? done[l] : 4096;
         printf("{\"row\":\"mix\",\"mode\":\"%s\",\"percent\":%d,\"run\":%d,\"resident\":%.1f,\"reads\":%zu,\"gbps\":%.4f,"
                "\"median_us\":%.1f,\"right\":%s}\n",
-               asked.mode, level[l].percent, level[l].run, was[l] / done[l], done[l], done[l] * MIB / spent[l] / 1e9,
+               request.mode, level[l].percent, level[l].run, was[l] / done[l], done[l], done[l] * MIB / spent[l] / 1e9,
                median(each[l], n) * 1e6, ok ? "true" : "false");
     }
 }
@@ -432,7 +432,7 @@ static void row_first(void) {
         us[i] = (now() - t) * 1e6;
     }
     printf("{\"row\":\"first\",\"mode\":\"%s\",\"block\":%zu,\"first_us\":%.1f,\"second_us\":%.1f,\"eighth_us\":%.1f,\"right\":%s}\n",
-           asked.mode, arg.block, us[0], us[1], us[7], right(to, arg.block, 0) ? "true" : "false");
+           request.mode, arg.block, us[0], us[1], us[7], right(to, arg.block, 0) ? "true" : "false");
 }
 
 static void row_host(void) {
@@ -441,7 +441,7 @@ static void row_host(void) {
     char *buffer[BUFFERS];
     for (int i = 0; i < BUFFERS; i++)
         memset(buffer[i] = malloc(MIB), 1, MIB);
-    if (by_pread()) { /* so that the library knows of the device by all means */
+    if (by_pread()) { /* so that the library certainly has seen the device */
         gpu_ptr to;
         GPU(cuMemAlloc_v2(&to, 4096));
         read_all(fd, (void *)to, 4096, 0);
@@ -455,7 +455,7 @@ static void row_host(void) {
         per[r] = (now() - t) / CALLS * 1e9;
     }
     double middle = median(per, ROUNDS);
-    printf("{\"row\":\"host\",\"mode\":\"%s\",\"block\":%zu,\"ns\":%.1f,\"best_ns\":%.1f}\n", asked.mode, arg.block,
+    printf("{\"row\":\"host\",\"mode\":\"%s\",\"block\":%zu,\"ns\":%.1f,\"best_ns\":%.1f}\n", request.mode, arg.block,
            middle, per[0]);
 }
 
@@ -467,7 +467,7 @@ int main(int argc, char **argv) {
     static const struct row rows[] = {
         { "big", row_big }, { "again", row_big }, { "seq", row_seq },     { "trickle", row_trickle }, { "par", row_par },
         { "cold", row_cold }, { "mix", row_mix }, { "first", row_first }, { "host", row_host } };
-    ask(argc, argv, options, COUNT(options));
+    parse_args(argc, argv, options, COUNT(options));
     file_size = open_both(&fd);
     if (!arg.size || arg.size > file_size)
         arg.size = file_size;

@@ -1,4 +1,4 @@
-"""What a run left: README.md for people, raw.json for programs; and several runs as one."""
+"""The output of a run: README.md for people, raw.json for programs; and the merge of several runs."""
 
 import datetime
 import json
@@ -27,12 +27,12 @@ def machine():
 
 
 def one(b, info):
-    """A run as raw.json has it."""
+    """A run in the format of raw.json."""
     return {"machine": info, "table": b.table, "notes": b.notes, "runs": b.raw}
 
 
 def merged(parts, order):
-    """Several runs as one: of a row that stands in more than one of them, the last."""
+    """Merges several runs; if more than one has a row, the last one counts."""
     of = {}
     for part in parts:
         for line in part["table"]:
@@ -53,18 +53,18 @@ def text(all):
         rows = f" Rows: {', '.join(m['rows'])}." if len(machines) > 1 else ""
         lines += [f"{m['date']}: {m['cpus']}, {m['memory_gib']} GiB of memory, Linux {m['kernel']}, file system {m['filesystem']}. File of {m['file_gib']:g} GiB.",
                   f"Medians of {m['reps']} runs, each in a process of its own. Commit {m['commit']}. Command: `{m['command']}`.{rows}", ""]
-    lines += ["Contexts spin (CUDA's default), for us and for the peers. CPU is user + system of the whole process for a GB, work deferred",
-              "behind a return included. Raw figures: raw.json.", "",
+    lines += ["Contexts spin (CUDA's default), for us and for the peers. CPU is user + system of the whole process per GB, including work deferred",
+              "until after a return. Raw figures: raw.json.", "",
               "| work | limit | peer | us | ratio | must reach | |", "|---|---|---|---|---|---|---|"]
     for t in all["table"]:
         lines.append(f"| {t['work'].strip()} | {t['limit']} | {t['peer']} | {t['us']} | {t['ratio']} | {t['goal']} | {'' if t['goal'] == '-' else verdict(t['met'])} |")
     if all["notes"]:
-        lines += ["", "What was printed on the way:", ""] + [f"- {n}" for n in all["notes"]]
+        lines += ["", "Notes printed during the run:", ""] + [f"- {n}" for n in all["notes"]]
     return "\n".join(lines) + "\n"
 
 
 def write(all, out):
-    """Each file whole at any moment: what a run that is killed leaves is read too."""
+    """Replaces each file atomically: the files of a killed run are read too."""
     for name, content in (("README.md", text(all)), ("raw.json", json.dumps(all, indent=1) + "\n")):
         new = out / (name + ".new")
         new.write_text(content)

@@ -1,16 +1,16 @@
-/* Writes GPU memory to a file with plain pwrite, or as a program without SPIN has to, or as fast as the machine can.
+/* Writes GPU memory to a file: with plain pwrite, as a program without SPIN must, or as fast as the machine can.
  *
  *   writes ROW MODE FILE [name=value ...]     prints one line of JSON
  *
  *   row      what is done                                        modes
  *   page     total bytes in sequence into the page cache,        us, plain (cudaMemcpy into malloc, pwrite),
  *            block by block; over=1: over cached pages             pinned (the same through pinned memory),
- *                                                                  alone (pwrite out of pinned memory, nothing copied)
- *   direct   total bytes through an O_DIRECT descriptor,         us, limit (out of pinned memory, nothing copied)
- *            in calls of block bytes from threads threads
+ *                                                                  alone (pwrite from pinned memory, nothing copied)
+ *   direct   total bytes through an O_DIRECT descriptor,         us, limit (from pinned memory, nothing copied)
+ *            in calls of 'block' bytes from 'threads' threads
  *
- * "us" is this program calling pwrite with a device address: it means something under LD_PRELOAD=libspinio.so only.
- * FILE is made, and removed at the end. CPU time is user + system of the whole process.
+ * "us": this program calls pwrite with a device address; valid only with LD_PRELOAD=libspinio.so.
+ * FILE is created, and removed at the end. CPU time is user + system of the whole process.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -19,13 +19,13 @@
 
 #include "../common/rows.h"
 
-#define AREA (64 * MIB) /* of bytes that differ */
+#define AREA (64 * MIB) /* of random bytes */
 
 static struct {
     size_t block, total, threads, over;
 } arg = { .block = 8 * MIB, .total = 2048 * MIB, .threads = 1 };
 static int fd;
-static unsigned char *bytes; /* AREA of them, as the device has them again and again */
+static unsigned char *bytes; /* AREA bytes; the device has them repeatedly */
 
 static void write_all(int to, const void *from, size_t size, off_t at) {
     const char *p = from;
@@ -37,7 +37,7 @@ static void write_all(int to, const void *from, size_t size, off_t at) {
     }
 }
 
-/* Device memory of a size, full of `bytes` from `at` in the file on. */
+/* Device memory of a size, filled with `bytes` as the file has them from offset `at`. */
 static gpu_ptr device(size_t size, off_t at) {
     gpu_ptr p;
     GPU(cuMemAlloc_v2(&p, size));
@@ -50,11 +50,11 @@ static gpu_ptr device(size_t size, off_t at) {
     return p;
 }
 
-/* Whether the file holds what the device had; looks at samples. */
+/* Whether the file has the device's bytes; compares samples. */
 static int right(void) {
     static unsigned char have[64 << 10];
     unsigned long x = 88172645463325252ul;
-    int file = open(asked.file, O_RDONLY | O_CLOEXEC);
+    int file = open(request.file, O_RDONLY | O_CLOEXEC);
     for (int i = 0; i < 200; i++) {
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
         size_t o = i == 0 ? 0 : x % (arg.total / 4096) * 4096, n = sizeof have;
@@ -67,16 +67,16 @@ static int right(void) {
     return 1;
 }
 
-static void say(double t, double c, int looked) {
+static void print_row(double t, double c, int looked) {
     printf("{\"row\":\"%s\",\"mode\":\"%s\",\"block\":%zu,\"threads\":%zu,\"over\":%zu,\"bytes\":%zu,\"seconds\":%.6f,"
            "\"gbps\":%.3f,\"cpu\":%.4f,\"cpu_per_gb\":%.4f,\"right\":%s}\n",
-           asked.row, asked.mode, arg.block, arg.threads, arg.over, arg.total, t, arg.total / t / 1e9, c,
+           request.row, request.mode, arg.block, arg.threads, arg.over, arg.total, t, arg.total / t / 1e9, c,
            c / (arg.total / 1e9), !looked ? "null" : right() ? "true" : "false");
 }
 
-/* The file with all its bytes, so that nothing is allocated while the clock runs. */
+/* Allocates all of the file, so that no block is allocated during the measurement. */
 static void fill(int direct) {
-    int to = open(asked.file, O_WRONLY | (direct ? O_DIRECT : 0) | O_CLOEXEC);
+    int to = open(request.file, O_WRONLY | (direct ? O_DIRECT : 0) | O_CLOEXEC);
     char *zeros = mmap(NULL, 8 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     memset(zeros, 0, 8 * MIB);
     for (size_t o = 0; o < arg.total; o += 8 * MIB)
@@ -91,7 +91,7 @@ static void row_page(void) {
     gpu_ptr from = device(AREA, 0);
     char *ordinary = malloc(arg.block), *fixed = pinned(arg.block);
     memset(ordinary, 1, arg.block);
-    if (is("us")) /* threads, staging, the first touch of everything */
+    if (is("us")) /* threads, bounce buffers, the first touch of everything */
         for (int i = 0; i < 8; i++)
             write_all(fd, (void *)from, arg.block, 0);
     if (arg.over)
@@ -113,7 +113,7 @@ static void row_page(void) {
         }
     }
     t = now() - t;
-    say(t, cpu() - c, !is("alone"));
+    print_row(t, cpu() - c, !is("alone"));
 }
 
 static size_t next_block;
@@ -146,7 +146,7 @@ static void row_direct(void) {
     pthread_t t[64];
     close(fd);
     fill(1);
-    fd = open(asked.file, O_WRONLY | O_DIRECT | O_CLOEXEC);
+    fd = open(request.file, O_WRONLY | O_DIRECT | O_CLOEXEC);
     pthread_barrier_init(&gate, NULL, arg.threads + 1);
     for (size_t i = 0; i < arg.threads; i++)
         pthread_create(&t[i], NULL, writer, NULL);
@@ -155,7 +155,7 @@ static void row_direct(void) {
     pthread_barrier_wait(&gate);
     pthread_barrier_wait(&gate);
     began = now() - began;
-    say(began, cpu() - c, is("us"));
+    print_row(began, cpu() - c, is("us"));
     for (size_t i = 0; i < arg.threads; i++)
         pthread_join(t[i], NULL);
 }
@@ -166,11 +166,11 @@ int main(int argc, char **argv) {
                                              { "threads", &arg.threads, NULL },
                                              { "over", &arg.over, NULL } };
     static const struct row rows[] = { { "page", row_page }, { "direct", row_direct } };
-    ask(argc, argv, options, COUNT(options));
+    parse_args(argc, argv, options, COUNT(options));
     if (!arg.block)
         return 2;
     arg.total = arg.total / arg.block * arg.block;
-    /* A block never crosses the end of the area, or covers it whole times. */
+    /* A block never crosses the end of the area, or is a multiple of it. */
     if ((AREA % arg.block && arg.block % AREA) || !arg.threads || arg.threads > 64)
         return 2;
     gpu_open();
@@ -180,12 +180,12 @@ int main(int argc, char **argv) {
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
         memcpy(bytes + i, &x, 8);
     }
-    unlink(asked.file);
-    fd = open(asked.file, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    unlink(request.file);
+    fd = open(request.file, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0)
-        fail(asked.file);
+        fail(request.file);
     int status = measure(rows, COUNT(rows));
     close(fd);
-    unlink(asked.file);
+    unlink(request.file);
     return status;
 }

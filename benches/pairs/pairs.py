@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Two states of the library side by side on one machine: by turns, in changing order, medians and spread printed.
+"""Compares two builds of the library on one machine: by turns, in changing order; prints medians and spread.
 
     pairs.py --a DIR --b DIR [--env-a NAME=VALUE,..] [--env-b ..] [--only ROW,..] [--rounds 10] [--gib 4] [--out DIR]
 
-DIR is a folder that `cargo x gpu-pack` made (or any folder with `libspinio.so`); the programs `reads`, `batch` and `host_call` are taken from
-A's folder for both, so that only the library differs. With two equal folders and different --env it compares two settings.
+DIR is a directory that `cargo x gpu-pack` made (or any directory with `libspinio.so`); the programs `reads`, `batch` and `host_call` are taken from
+A's directory for both, so that only the library differs. With two equal directories and different --env it compares two settings.
 
-Prints a line a row: the median of A, the median of B, the median of the ratios B/A round by round with their least and
-greatest (the first run of either is not counted), and whether B is below 0.97 of A. Times are turned round first, so that more is better
+Prints one line per row: the median of A, the median of B, the median of the ratios B/A of all rounds with their minimum and
+maximum (the first run of each is not counted), and whether B is below 0.97 of A. Times are inverted first, so that more is better
 everywhere. Files: pairs.json in --out.
 """
 
@@ -23,7 +23,7 @@ import time
 
 MIB = 1 << 20
 
-# name: (program, row, mode, values, what to prepare, key of the figure, time (less is better)?)
+# name: (program, row, mode, values, preparation, key of the figure, is it a time (less is better)?)
 ROWS = {
     "host": ("reads", "host", "us", {"block": 4096}, "warm", "ns", True),
     "4k": ("reads", "seq", "us", {"block": 4096, "total": 200 * MIB}, "warm", "gbps", False),
@@ -56,7 +56,7 @@ class Side:
     def __init__(self, folder, env):
         self.library = pathlib.Path(folder).resolve() / "libspinio.so"
         if not self.library.exists():
-            sys.exit(f"{self.library} is not there")
+            sys.exit(f"{self.library} not found")
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("SPINIO_")} | {"LD_PRELOAD": str(self.library)} | env
 
 
@@ -82,7 +82,7 @@ def main():
     p.add_argument("--only", default=",".join(ROWS))
     p.add_argument("--rounds", type=int, default=10)
     p.add_argument("--gib", type=float, default=4)
-    p.add_argument("--budget", type=float, default=500, help="seconds; rows after it are skipped, and said to be")
+    p.add_argument("--budget", type=float, default=500, help="seconds; later rows are skipped with a note")
     p.add_argument("--scratch", default="/var/tmp")
     p.add_argument("--out", default=os.environ.get("OUT", "."))
     args = p.parse_args()
@@ -105,7 +105,7 @@ def main():
         small = pathlib.Path(f"{file}.warm")
         small.write_bytes(os.urandom(64 * MIB))
         state, stretch = None, 0
-        print(f"{'row':<10} {'A':>10} {'B':>10}   B/A (least to greatest)", flush=True)
+        print(f"{'row':<10} {'A':>10} {'B':>10}   B/A (minimum to maximum)", flush=True)
         for name in args.only.split(","):
             program, row, mode, values, prepare, key, less = ROWS[name]
             got = {"a": [], "b": []}

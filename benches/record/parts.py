@@ -1,6 +1,6 @@
-"""What is run: parts, the steps of each, and how long these may take.
+"""The parts of the record, the steps of each, and their time limits.
 
-`least` is what a step needs to be worth starting, `most` what it takes on an H200 with some to spare.
+`least`: the seconds below which a step is not worth starting. `most`: its time on an H200, with some margin.
 """
 
 import dataclasses
@@ -11,16 +11,16 @@ import typing
 
 @dataclasses.dataclass
 class Step:
-    name: str  # also of its folder
+    name: str  # also the name of its directory
     least: float
     most: float
-    command: typing.Callable  # of that folder and the seconds it gets
+    command: typing.Callable  # called with that directory and the time limit in seconds
     env: dict = dataclasses.field(default_factory=dict)
-    skip: int | None = None  # a status that says there was nothing to do
+    skip: int | None = None  # the exit status that means: nothing to do
 
 
 class Place:
-    """Where the pack is, and how large things are."""
+    """Paths of the pack, and sizes."""
 
     def __init__(self, args, scratch):
         self.pack, self.scratch, self.tiny, self.reps = args.pack, scratch, args.tiny, args.reps
@@ -35,7 +35,7 @@ class Place:
 
 
 def machine(place):
-    """What it is, for whoever reads the figures later."""
+    """A description of the machine, for later readers of the figures."""
     asked = f"""cat {place.pack}/commit; date -u; uname -r; nproc; head -1 /proc/meminfo; stat -f -c 'file system %T, %a free blocks of %S' {place.scratch}
     id -u; nvidia-smi; nvidia-smi topo -m; python3 --version; nvcc --version | tail -2; cat /sys/kernel/mm/transparent_hugepage/enabled
     {place.pack}/spinio doctor"""
@@ -47,13 +47,13 @@ def two(place):
 
 
 def suite(place):
-    """All of the GPU suite. It has a scratch folder of its own."""
+    """All of the GPU suite. It has a scratch directory of its own."""
     return [Step("suite", 120, 400, lambda folder, limit: ["bash", place.pack / "run-gpu-suite", "suite"], {"OUT": str(place.scratch), "SCRATCH": str(place.scratch)})]
 
 
 def rows(place, name, least, most, only):
     def command(folder, limit):
-        # A row in progress may go on for some seconds, and 8 GiB are to be deleted.
+        # A row in progress may continue for some seconds, and 8 GiB have to be deleted.
         words = ["--bin", place.pack, "--out", folder, "--scratch", place.scratch, "--budget", max(30, limit - 18), "--reps", place.reps, "--only", only]
         words += ["--wheels", place.wheels] if place.wheels else []
         return place.python("gpu/h200.py", *words, *(["--gib", "0.125"] if place.tiny else []))
@@ -62,7 +62,7 @@ def rows(place, name, least, most, only):
 
 
 def speed(place):
-    """Of the speed table, what is not read cold; what is owed most comes first."""
+    """The rows of the speed table that do not read cold files; the most important first."""
     return [rows(place, "speed", 60, 470, "hold,batch,writes,big,folios,seq8m,owner,mix,again,par16,small,host,first")]
 
 
@@ -71,7 +71,7 @@ def cold(place):
 
 
 def calls(place):
-    """What registering costs, counting a read into the device, and the library a read into the host."""
+    """The cost of registering, of counting a device read, and of the library for a host read."""
     return [
         Step("registering", 10, 40, lambda *_: [place.pack / "registering", place.scratch, *(["size=134217728"] if place.tiny else [])]),
         Step("device-call", 60, 120, lambda *_: [place.pack / "device_call", place.library, "cuda"]),
@@ -95,7 +95,7 @@ def python(place):
         Step("wheel", 5, 60, lambda *_: [sys.executable, *pip, *sorted((place.pack / "python").glob("spinio-*.whl"))]),
         Step("loads", 70, 200, load(4, 4, *wheels), ours),
         Step("pytest", 60, 200, tests, ours),
-        # Offsets that no 32 bits hold.
+        # Offsets above 32 bits.
         Step("loads-6-gib", 30, 90, load(6, 1, "--only", "spinio,spinio-held"), ours),
     ]
 
@@ -109,7 +109,7 @@ def nvmmu(place):
 
 
 def programs(place):
-    """The twelve, moved the conventional way and by NVMMU."""
+    """The twelve programs, with conventional copies and with NVMMU."""
     def command(folder, limit):
         words = ["--library", place.library, "--headers", place.pack / "device/include", "--out", folder, "--scratch", place.scratch, "--rounds", 3, "--budget", max(20, limit - 10)]
         return place.python("nvmmu/nvmmu.py", *words, *(["--scale", "0.01"] if place.tiny else []))
@@ -118,7 +118,7 @@ def programs(place):
 
 
 def paper(place):
-    """The paper's figures, with a model calibrated just before, and stress-ng beside Fig. 4d."""
+    """The paper's figures, with a cost model calibrated just before, and stress-ng running during Fig. 4d."""
     device = "cuda:0"
     env = {"XDG_STATE_HOME": str(place.scratch / "state"), "PATH": str(place.pack / "stress-ng") + os.pathsep + os.environ["PATH"]}
     size = ["--size", "16M", "--limit", "0.02", "--runs", "2"] if place.tiny else ["--size", "128M", "--limit", "0.08"]

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Runs parts of the record on a GPU machine that is lent for minutes, and loses nothing of what it has measured.
+"""Runs parts of the record on a GPU machine that is available for minutes, and loses no measurement.
 
     record.py PART... [--seconds N] [--out DIR] [--scratch DIR] [--pack DIR] [--only STEP,STEP] [--reps N] [--tiny]
     record.py --list
 
-Parts and their steps (parts.py): two, speed, cold, calls, python, nvmmu, paper, programs, suite. Each step is a program with a time of its own: at
-most `most` seconds, at least `least`, or it is left out; what the steps behind it need at least is kept for them. --seconds is for all.
-A step that fails or takes too long costs nothing but itself.
+Parts and their steps (parts.py): two, speed, cold, calls, python, nvmmu, paper, programs, suite. Each step is a program with a time limit: at
+most `most` seconds. A step that would get less than `least` seconds is skipped; the minimum of all later steps is reserved. --seconds is the
+limit for all. A step that fails or times out does not affect the others.
 
-    $OUT/record-PARTS.txt       what was printed: a line a step, and at the end the figures, missed goals marked
-    $OUT/record-PARTS.tar.gz    every step's log, tables and raw figures; packed anew while a step runs, and after it
+    $OUT/record-PARTS.txt       the output: one line per step, and at the end the figures, with missed goals marked
+    $OUT/record-PARTS.tar.gz    every step's log, tables and raw figures; packed again while a step runs, and after it
 
-So a run that is killed leaves what it had half a minute before. --tiny takes sizes that only show that everything starts.
+So a killed run leaves its state of half a minute earlier. --tiny uses sizes that only show that everything starts.
 """
 
 import argparse
@@ -34,11 +34,11 @@ SPARE = 12  # seconds, for the table and the last packing
 
 
 class Ended(Exception):
-    """Somebody wants this program to end."""
+    """A signal asked this program to end."""
 
 
 def end(number, _frame):
-    for other in SIGNALS:  # the rest is quick, and wanted
+    for other in SIGNALS:  # the rest is quick and has to complete
         signal.signal(other, signal.SIG_IGN)
     raise Ended(signal.Signals(number).name)
 
@@ -52,7 +52,7 @@ class Record:
         self.out.mkdir(parents=True, exist_ok=True)
         self.said = open(self.out / f"{name}.txt", "w", buffering=1)
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="spinio-record.", dir=args.scratch))
-        self.scratch.chmod(0o755)  # an ordinary user reads there too
+        self.scratch.chmod(0o755)  # an unprivileged user reads there too
         (self.scratch / "pid").write_text(str(os.getpid()))
         self.folder = self.scratch / name
         self.folder.mkdir()
@@ -67,12 +67,12 @@ class Record:
         return self.args.seconds - SPARE - (time.monotonic() - self.began)
 
     def step(self, step, later):
-        """Runs one; keeps how it ended. What there is no time for is what comes last."""
+        """Runs one step and records its result. If time runs out, the last steps are skipped."""
         limit = min(step.most, max(self.left() - later, min(step.least, self.left())))
-        result = {"step": step.name, "status": None, "ended": "was not ended", "seconds": 0.0, "limit": round(limit, 1)}
+        result = {"step": step.name, "status": None, "ended": "did not end", "seconds": 0.0, "limit": round(limit, 1)}
         self.results.append(result)
         if limit < step.least:
-            result["ended"] = "left out: no time"
+            result["ended"] = "skipped: no time"
         else:
             folder = self.folder / step.name
             folder.mkdir()
@@ -101,7 +101,7 @@ class Record:
             self.step(step, sum(s.least for s in steps[i + 1 :]))
 
     def close(self):
-        """The table, and everything into the archive."""
+        """Prints the table, and packs everything into the archive."""
         for line in summary.table(self.folder, self.results):
             self.say(line)
         self.said.flush()
@@ -116,7 +116,7 @@ def main():
     p.add_argument("--list", action="store_true")
     p.add_argument("--seconds", type=float, default=540)
     p.add_argument("--out", default=os.environ.get("OUT") or tempfile.mkdtemp(prefix="spinio-out."))
-    p.add_argument("--scratch", default="/var/tmp", help="a folder on the disk that is measured")
+    p.add_argument("--scratch", default="/var/tmp", help="a directory on the disk to be measured")
     p.add_argument("--pack", type=pathlib.Path, default=HERE.parents[1])
     p.add_argument("--only")
     p.add_argument("--reps", type=int, default=3)
@@ -136,7 +136,7 @@ def main():
         record.all()
     except Ended as why:
         record.say(f"ended by {why}")
-    except Exception as e:  # a mistake of this program must not cost what was measured
+    except Exception as e:  # an error in this program must not lose the measurements
         record.say(f"record.py: {type(e).__name__}: {e}")
     record.close()
     return min(100, sum(r["status"] != 0 for r in record.results))

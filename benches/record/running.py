@@ -1,7 +1,7 @@
-"""One step under a clock, and the archive of what all of them left.
+"""Runs one step with a time limit, and packs the output of all steps.
 
-A step is a session of its own. When its time is over, everything in that session is ended: stress-ng puts its workers into process
-groups that nobody else knows, and one left over would disturb what is measured next.
+A step is a session of its own. When its time is over, all processes of that session are ended: stress-ng puts its workers into process
+groups of their own, and a worker left running would disturb the next measurement.
 """
 
 import os
@@ -12,11 +12,11 @@ import subprocess
 import tarfile
 import time
 
-EVERY = 25  # seconds between two packings of a step that runs
+EVERY = 25  # seconds between two packings while a step runs
 
 
 class Packer:
-    """Packs a folder into an archive that is whole at any moment."""
+    """Packs a directory into an archive that is replaced atomically, so it is complete at any moment."""
 
     def __init__(self, folder, archive):
         self.folder, self.archive = folder, archive
@@ -36,17 +36,17 @@ class Packer:
                 tar.add(self.folder, arcname=self.folder.name, filter=small)
             new.replace(self.archive)
             self.seen = state
-        except OSError as e:  # a file that went away meanwhile: the next time
+        except OSError as e:  # a file that disappeared meanwhile: the next packing has the rest
             print(f"not packed: {e}", flush=True)
 
 
 def small(info):
-    """Figures and logs, no data."""
+    """Filter: figures and logs, but no data files."""
     return None if info.size > 8 << 20 else info
 
 
 def session(number):
-    """Processes of a session."""
+    """PIDs of a session's processes, without zombies."""
     for entry in pathlib.Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -59,7 +59,7 @@ def session(number):
 
 
 def end(number, patience=5):
-    """Ends what is left of a session: asked first, then killed."""
+    """Ends the remaining processes of a session: SIGTERM first, then SIGKILL."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for pid in session(number):
             try:
@@ -72,12 +72,12 @@ def end(number, patience=5):
 
 
 def of_a_killed_run(place):
-    """Ends what a record left that was killed itself, and removes its folder: both would disturb what is measured next."""
+    """Ends the processes that a killed run left, and removes its directory: both would disturb the next measurement."""
     for left in place.glob("spinio-record.*"):
         try:
             words = pathlib.Path("/proc", (left / "pid").read_text(), "cmdline").read_bytes()
             if b"record.py" in words:
-                continue  # it is at work
+                continue  # this run is still active
         except OSError:
             pass
         for entry in pathlib.Path("/proc").iterdir():
@@ -90,7 +90,7 @@ def of_a_killed_run(place):
 
 
 def run(step, folder, limit, packer):
-    """Its status, and how that is said. Its output goes to `log.txt` in the folder."""
+    """Runs a step; returns its exit status and a description of it. The output goes to `log.txt` in the directory."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("SPINIO_")} | {"PYTHONUNBUFFERED": "1"} | step.env
     command = [str(word) for word in step.command(folder, limit)]
     with open(folder / "log.txt", "w") as log:
@@ -111,7 +111,7 @@ def run(step, folder, limit, packer):
             end(child.pid)
             status = child.wait()
     if left <= 0:
-        return 124, "FAILED: took too long, ended"
+        return 124, "FAILED: timed out, killed"
     if status == step.skip:
         return 0, "skipped"
     return status, "passed" if status == 0 else f"FAILED, status {status}"

@@ -1,4 +1,4 @@
-"""What the steps found, in as few lines as say it: figures first to last, with MISSED where a goal was."""
+"""A short summary of all steps' results: the figures in order, with MISSED at each goal that was not met."""
 
 import collections
 import json
@@ -32,14 +32,14 @@ def rows(folder):
     for t in found["table"]:
         goal = f"{t['goal']}: {verdict(t['met'])}" if t["goal"] != "-" else ""
         yield f"{cut(t['row'], 10)} {cut(t['work'].strip(), 52)} {cut(t['us'], 24)} {cut(t['ratio'], 19)} {goal}"
-    # Wrong bytes first; a peer that is missing says so at each row.
+    # Wrong bytes first; a missing peer leaves a note at each row.
     notes = collections.Counter(sorted(found["notes"], key=lambda n: not n.startswith("WRONG")))
     for note, times in [*notes.items()][:12]:
         yield f"note: {f'{times} times: ' if times > 1 else ''}{note[:160]}" + (" MISSED" if note.startswith("WRONG") else "")
 
 
 def loads(folder):
-    """What benches/safetensors measured."""
+    """The results of benches/safetensors."""
     found = {r["row"]: r for r in load(folder / "loads.json") or []}
     for name, r in found.items():
         if "skipped" in r:
@@ -54,7 +54,7 @@ def loads(folder):
 
 
 def figure(folder):
-    """One line of the paper's figures: SPIN at each setting, and how many times the best other method."""
+    """One line for a figure of the paper: SPIN at each setting, and its ratio to the best other method."""
     found = next(filter(None, map(load, sorted(folder.glob("*.json")))), None)
     if not found:
         return
@@ -78,7 +78,7 @@ def counting(folder):
 
 
 def programs(folder):
-    """What the twelve programs were to reach."""
+    """The goals of the twelve programs."""
     try:
         lines = (folder / "README.md").read_text().splitlines()
     except OSError:
@@ -91,7 +91,7 @@ def ends(count):
 
 
 def tests(folder):
-    """Of a suite: what failed, and the count."""
+    """The failures of a suite, and the count."""
     lines = tail(folder / "log.txt", 100000)
     yield from (line for line in lines if line.startswith(("FAIL", "== ")) and "passed" not in line)
     yield from lines[-1:]
@@ -109,7 +109,7 @@ TABLES = {"two-gpus": tests, "suite": tests, "speed": rows, "cold": rows, "devic
 
 
 def table(folder, results):
-    """All steps: how each ended, then its figures; at the end the goals that were missed."""
+    """All steps: the result of each, then its figures; at the end the missed goals."""
     missed = []
     yield "=" * 60
     for r in results:
@@ -122,8 +122,8 @@ def table(folder, results):
                 yield line
                 if line.endswith("MISSED") or "MISSED |" in line or line.startswith(("FAIL", "ERROR")):
                     missed.append(" ".join(line.split()))
-        except Exception as e:  # one file that is not understood must not cost the others
-            yield f"its figures are not understood: {type(e).__name__}: {e}"
+        except Exception as e:  # a file that cannot be parsed must not affect the others
+            yield f"cannot parse its figures: {type(e).__name__}: {e}"
     yield "=" * 60
     yield f"{len(missed)} missed or failed" + (":" if missed else "")
     yield from (f"  {line[:72]}" for line in missed)

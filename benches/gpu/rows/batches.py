@@ -1,4 +1,4 @@
-"""Many small reads in one call, and reads of a file that is held."""
+"""Many small reads in one call, and reads of a pinned file."""
 
 from figures import GIB, MIB, mid, over, rate, ratio, shown, speed
 

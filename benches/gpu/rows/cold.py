@@ -6,14 +6,14 @@ from figures import GIB, KIB, MIB, all_of, mid, over, rate, ratio, shown, speed,
 
 
 def trickle(b, what, block, goal, reach, times_direct=None, threads=1, each=512 * MIB):
-    """Sequential reads of what is not cached, beside plain buffered reads and unassisted direct ones. Single runs differ by
-    a third, so at least five of each stand side by side, now the one and now the other first, every one on a stretch of
-    the file that no run before it was near."""
+    """Sequential reads of uncached data, compared with plain buffered reads and with O_DIRECT reads without read-ahead. Single
+    runs differ by a third, so at least five of each are run by turns, in alternating order, each on a range of the file that
+    no earlier run has used."""
     def run(mode, total):
         total = min(total, b.size // threads)
         start = b.stretch if b.stretch + threads * total <= b.size else 0
         b.stretch = start + threads * total
-        # `from` is a word of this language.
+        # `from` is a Python keyword.
         return b.run("trickle", mode, block=block, total=total, threads=threads, **{"from": start})
 
     got = {"plain": [], "us": []}
@@ -39,7 +39,7 @@ def cold_small(b):
 
 
 def cold_par(b):
-    """Four at once."""
+    """Four streams at once."""
     for block in (32 * KIB, 128 * KIB, 512 * KIB):
         trickle(b, f"cold sequential {block // KIB} KiB reads, 4 streams", block, "0.95 of plain", 0.95, threads=4, each=128 * MIB)
     b.warm()

@@ -31,7 +31,7 @@ def again(b):
 
 
 def folios(b):
-    """The page cache has a file in folios as large as it was written in, and registering costs by the folio too."""
+    """The page cache holds a file in folios of the size of its writes, and the cost of registering depends on the number of folios too."""
     size = b.most(2 * GIB)
     path = b.scratch / "folios"
     os.link(f"{b.file}.warm", f"{path}.warm")
@@ -70,7 +70,7 @@ def par16(b):
 def small(b):
     for block, goal, total in ((4096, 2.2, b.most(400 * MIB)), (65536, 1.4, b.most(2 * GIB))):
         plain, us = [], []
-        for _ in range(b.args.reps):  # side by side, so that drift of the machine hits both
+        for _ in range(b.args.reps):  # by turns, so that drift of the machine affects both
             plain += b.run("seq", "plain", block=block, total=total)
             us += b.run("seq", "us", block=block, total=total)
         peer = b.peer("kvikio", threads=1, block=block, total=total // 8)
@@ -90,7 +90,7 @@ def owner(b):
                 os.chown(b.file, 65534, 65534)
                 ours += b.run(row, "us", user=65534, label="own file", **values)
                 os.chown(b.file, 0, 0)
-                others += b.run(row, "us", user=65534, label="another's file", **values)
+                others += b.run(row, "us", user=65534, label="other user's file", **values)
             r = ratio(mid(others, "gbps"), mid(ours, "gbps"))
             rs.append(r)
             b.row(f"a warm file of another owner, {'8 MiB reads' if row == 'seq' else 'one read'}", "0.9 of the same file owned", over(r, 0.9), peer="own " + speed(ours), us=speed(others), ratio=f"{shown(r)} of own")
