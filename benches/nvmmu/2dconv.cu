@@ -1,4 +1,4 @@
-// 2DCONV: a 3 x 3 convolution over an image of floats, as PolyBench has it. Output as large as input.
+// 2DCONV: a 3 x 3 convolution over an image of floats, as in PolyBench. The output is as large as the input.
 #include "harness/program.h"
 
 static constexpr float weight[3][3] = {{0.25f, -0.5f, 0.75f}, {-0.125f, 0.5f, 0.375f}, {0.625f, -0.25f, 0.125f}};

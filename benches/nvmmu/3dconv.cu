@@ -1,7 +1,7 @@
-// 3DCONV: a 3 x 3 x 3 convolution over a volume of floats, as PolyBench has it. Output as large as input.
+// 3DCONV: a 3 x 3 x 3 convolution over a volume of floats, as in PolyBench. The output is as large as the input.
 #include "harness/program.h"
 
-// A neighbour weighs by how many of its coordinates differ.
+// The weight of a neighbour depends on how many of its coordinates differ.
 __host__ __device__ static float weight(int differ)
 {
     return differ == 0 ? 0.5f : differ == 1 ? -0.25f : differ == 2 ? 0.125f : 0.0625f;

@@ -1,4 +1,4 @@
-// ATAX: y = Aᵀ(A x), as PolyBench has it. A large matrix and a vector in, a vector out.
+// ATAX: y = Aᵀ(A x), as in PolyBench. Input: a large matrix and a vector; output: a vector.
 #include "harness/matrix.h"
 
 static Shape shape(size_t bytes)

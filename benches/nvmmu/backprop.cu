@@ -1,11 +1,11 @@
-// back-prop: one step of training a network with one hidden layer of 16 units, as Rodinia has it. The input units and
-// their weights in, the adjusted weights out.
+// back-prop: one step of training a network with one hidden layer of 16 units, as in Rodinia. Input: the input units and
+// their weights; output: the adjusted weights.
 #include "harness/program.h"
 
 static constexpr int hidden = 16;
 static constexpr float rate = 0.3f, wanted = 0.9f;
 
-// Sums of 256 units a block: rows of 16 threads, one a hidden unit.
+// Sums over 256 units per block: rows of 16 threads, one thread per hidden unit.
 __global__ static void forward(const float *units, const float *weights, float *net, int n)
 {
     __shared__ float part[hidden][hidden];
@@ -29,7 +29,7 @@ __global__ static void clear(float *net)
     net[threadIdx.x] = 0;
 }
 
-// What a hidden unit answers is off by so much, and so steep there.
+// The error of a hidden unit's output times the slope of the activation there.
 template <typename Real>
 __host__ __device__ static Real error_of(Real net, int n)
 {

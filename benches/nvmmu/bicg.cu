@@ -1,4 +1,4 @@
-// BICG: q = A p and s = Aᵀ r, as PolyBench has it. A large matrix and two vectors in, two vectors out.
+// BICG: q = A p and s = Aᵀ r, as in PolyBench. Input: a large matrix and two vectors; output: two vectors.
 #include "harness/matrix.h"
 
 static Shape shape(size_t bytes)

@@ -1,4 +1,4 @@
-// GEMM: C = alpha A B + beta C on matrices of floats, as PolyBench has it. Three input files, one output.
+// GEMM: C = alpha A B + beta C on matrices of floats, as in PolyBench. Three input files, one output.
 #include "harness/matrix.h"
 
 static constexpr float alpha = 0.75f, beta = -0.5f;

@@ -1,4 +1,4 @@
-// histogram: how often each of 4096 values occurs, as Parboil has it. Samples in, counts out.
+// histogram: how often each of 4096 values occurs, as in Parboil. Input: samples; output: counts.
 #include "harness/program.h"
 
 static constexpr unsigned bins = 4096;
@@ -31,7 +31,7 @@ static Shape shape(size_t bytes)
 static void fill(const Shape &s, int, char *bytes)
 {
     auto out = reinterpret_cast<unsigned *>(bytes);
-    // Two dice: values in the middle are the most frequent.
+    // The sum of two random numbers: values in the middle are the most frequent.
     parallel(s.n, [=](size_t begin, size_t end) {
         for (size_t i = begin; i < end; i++)
             out[i] = unsigned(mixed(i) >> 33) + unsigned(mixed(i ^ 60ull << 40) >> 33);

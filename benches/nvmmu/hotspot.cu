@@ -1,5 +1,5 @@
-// hotspot: temperatures of a chip from where it takes power, as Rodinia has it: some steps of a five-point stencil.
-// Two grids in (temperature, power), one out.
+// hotspot: temperatures of a chip from its power map, as in Rodinia: some steps of a five-point stencil.
+// Input: two grids (temperature, power); output: one.
 #include "harness/program.h"
 
 static constexpr int steps = 4; // even: the last one ends in the output

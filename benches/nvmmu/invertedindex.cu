@@ -1,5 +1,5 @@
-// inverted index: which page links stand where in a collection of HTML, as Mars has it. Text in; out, for each of 4096
-// classes of addresses, the places of its links: beginnings of the classes, then the places, then 0xffffffff.
+// inverted index: the positions of page links in a collection of HTML, as in Mars. Input: text; output: for each of 4096
+// classes of addresses the positions of its links: beginnings of the classes, then the positions, then 0xffffffff.
 #include "harness/text.h"
 
 static constexpr unsigned classes = 4096, nothing = ~0u;
@@ -34,7 +34,7 @@ __global__ static void count_links(const char *text, size_t n, unsigned *count)
         atomicAdd(&count[c], 1u);
 }
 
-// Counts become beginnings: one block, each thread four classes.
+// Prefix sum, counts to beginnings: one block, four classes per thread.
 __global__ static void add_up(unsigned *count, unsigned *begin)
 {
     __shared__ unsigned sum[1024];
@@ -58,7 +58,7 @@ __global__ static void add_up(unsigned *count, unsigned *begin)
         begin[classes] = sum[t];
 }
 
-// `next` is where each class goes on.
+// `next`: the next free position of each class.
 __global__ static void write_places(const char *text, size_t n, unsigned *next, unsigned *places)
 {
     size_t at = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -69,7 +69,7 @@ __global__ static void write_places(const char *text, size_t n, unsigned *next, 
 
 static Shape shape(size_t bytes)
 {
-    // A line of 64 bytes has one link at most.
+    // A line of 64 bytes has at most one link.
     size_t most = bytes / 64 + 1;
     return {bytes, {bytes}, (classes + 1 + most) * sizeof(unsigned), classes * sizeof(unsigned)};
 }
@@ -117,7 +117,7 @@ static Verdict check(const Shape &s, const Files &f)
         v.add(there);
         if (!there)
             break;
-        // Within a class the order is whoever came first.
+        // Within a class the order depends on thread scheduling.
         std::vector<unsigned> got(places + links, places + links + expected[c].size());
         std::sort(got.begin(), got.end());
         v.add(got == expected[c]);

@@ -1,10 +1,10 @@
-// k-means: points of 16 floats into 8 clusters, a few rounds, as Rodinia and Mars have it. Points in; the cluster of each
-// and the centres out.
+// k-means: points of 16 floats into 8 clusters, a few rounds, as in Rodinia and Mars. Input: points; output: the cluster
+// of each, and the centres.
 #include "harness/program.h"
 
 static constexpr int wide = 16, clusters = 8, rounds = 3;
 
-// What rounds add up: sums of coordinates, then counts.
+// The accumulators of a round: sums of coordinates, then counts.
 static constexpr int sums = clusters * wide, words = sums + clusters;
 
 __global__ static void clear(float *total)
@@ -18,7 +18,7 @@ __global__ static void choose_first(const float *points, float *centres)
     centres[threadIdx.x] = points[threadIdx.x];
 }
 
-// The nearest centre of each point; adds the point to what the next centres are made of.
+// Finds the nearest centre of each point, and adds the point to that cluster's accumulators.
 __global__ static void assign(const float *points, const float *centres, int *labels, float *total, int n)
 {
     __shared__ float centre[sums], part[words];
@@ -141,7 +141,7 @@ static Verdict check(const Shape &s, const Files &f)
     Verdict v = judged(s.n, [&](size_t begin, size_t end) {
         Verdict v;
         for (size_t at = begin; at < end; at++) {
-            // Half-way between two centres either is right.
+            // Half-way between two centres, either is correct.
             const float *point = points + at * wide;
             int c = labels[at];
             double best = distance(point, &before[nearest(point, before) * wide]);

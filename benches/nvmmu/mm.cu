@@ -1,4 +1,4 @@
-// MM: the product of two matrices of floats, as PolyBench has it. Two input files, an output half as large as both.
+// MM: the product of two matrices of floats, as in PolyBench. Two input files, an output half as large as both together.
 #include "harness/matrix.h"
 
 static Shape shape(size_t bytes)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Twelve GPU programs, their files moved the conventional way and by NVMMU, in one run: the NVMMU paper's Fig. 10 to 12.
+"""Twelve GPU programs, with their files moved by conventional copies and by NVMMU, in one run: Fig. 10 to 12 of the NVMMU paper.
 
     nvmmu.py [--programs FILE] [--library FILE] [--out DIR] [--scratch DIR] [--only name,name] [--scale X]
              [--rounds N] [--budget SECONDS] [--overwrite]
 
-FILE is what nvcc makes of the sources beside this script; where it is missing, this script has nvcc make it. Prints a
+FILE is the program that nvcc builds from the sources in this directory; without it, this script runs nvcc. Prints a
 table and writes README.md and raw.json to --out. --scale 0.25 takes a quarter of each program's input.
 
-Each measurement is a process of its own that runs the whole program --rounds times, opens to frees; medians of these are
-shown. Where bytes come from: warm = input files in the page cache, cold = dropped from it before each round. The output is
+Each measurement is a process of its own that runs the whole program --rounds times, from opens to frees; medians of these
+are shown. warm = input files in the page cache, cold = dropped from it before each round. The output is
 a new file each time (--overwrite: the same one). Every output is checked against a CPU reference.
 """
 
@@ -41,7 +41,7 @@ def nvcc():
 
 def build(out, headers):
     """Compiles the programs for the GPU of this machine."""
-    compiler = nvcc() or sys.exit("there is no nvcc here, and no --programs")
+    compiler = nvcc() or sys.exit("nvcc not found, and --programs not given")
     objects = out.parent / "objects"
     objects.mkdir(exist_ok=True)
     flags = ["-std=c++17", "-O3", "-arch=native", "-I", str(headers), "-I", str(HERE)]
@@ -72,7 +72,7 @@ class Bench:
         self.notes.append(text)
 
     def run(self, what, name, *options, timeout=120):
-        """Lines of one process, None where it failed."""
+        """The output lines of one process, None if it failed."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("SPINIO_")}
         env["SPINIO_LIBRARY"] = str(self.args.library)
         env |= dict(pair.split("=", 1) for pair in self.args.env)
@@ -80,7 +80,7 @@ class Bench:
         try:
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=max(5, min(timeout, self.left())))
         except subprocess.TimeoutExpired:
-            self.note(f"{what} {name} {' '.join(options)}: took too long, ended")
+            self.note(f"{what} {name} {' '.join(options)}: timed out, killed")
             return None
         if done.returncode or done.stderr.strip():
             self.note(f"{what} {name} {' '.join(options)}: status {done.returncode}: " + " / ".join((done.stderr + done.stdout).strip().splitlines()[-3:]))
@@ -99,7 +99,7 @@ class Bench:
         for cold in (False, True):
             rounds = max(2, self.args.rounds // 2) if cold else self.args.rounds
             if not cold:
-                # Into the page cache, as an earlier program would have left it.
+                # Reads the files into the page cache, as an earlier program would have left them.
                 for file in self.scratch.glob(f"{name}.[0-9]*"):
                     with open(file, "rb", buffering=0) as f:
                         buffer = bytearray(16 * MIB)
@@ -110,11 +110,11 @@ class Bench:
                 if not lines:
                     continue
                 each, whole = [l for l in lines if "round" in l], lines[-1]
-                # What is set up once a process is in the first round of both.
+                # The first round of both modes contains the process's one-time set-up.
                 steady = each[1:] or each
                 key = ("cold" if cold else "warm") + "_" + mode
                 row[key] = {k: statistics.median(l[k] for l in steady) for k in ("upload", "download", "around", "movement", "compute", "total")}
-                # Work put off beyond a return falls into the next round: so the mean.
+                # Work deferred until after a return falls into the next round: hence the mean.
                 row[key] |= {k: statistics.mean(l[k] for l in steady) for k in ("movement_cpu", "total_cpu")}
                 row[key] |= {"first_movement": each[0]["movement"], "first_total": each[0]["total"], "input_bytes": whole["input_bytes"], "output_bytes": whole["output_bytes"]}
                 for k in ("gpu_joules", "processor_joules"):
@@ -152,11 +152,11 @@ def shown(value, form="{:.2f}"):
 
 
 def tables(b):
-    """Lines of the paper's figures, as tables."""
+    """The paper's figures as lines of tables."""
     lines = []
     for state in ("warm", "cold"):
         lines += [f"## Fig. 10, {state}: moving the data", "",
-                  "Seconds a round. NVMMU's share of the conventional time is what the paper's bars show.", "",
+                  "Seconds per round. The paper's bars show NVMMU's share of the conventional time.", "",
                   "| program | suite | in, MiB | out, MiB | conventional | nvmmu | share | GB/s | CPU s | first round | right |",
                   "|---|---|---|---|---|---|---|---|---|---|---|"]
         for r in b.rows:
@@ -169,12 +169,12 @@ def tables(b):
                          f"| {n['movement'] / c['movement']:.2f} | {moved / c['movement']:.1f} -> {moved / n['movement']:.1f} | {c['movement_cpu']:.3f} -> {n['movement_cpu']:.3f} "
                          f"| {c['first_movement']:.3f} -> {n['first_movement']:.3f} | {'yes' if r['right'] else 'NO'} |")
         lines += ["", f"## Fig. 11, {state}: the whole program", "",
-                  "| program | conventional, s | nvmmu, s | of this kernels | faster | CPU s |", "|---|---|---|---|---|---|"]
+                  "| program | conventional, s | nvmmu, s | kernels' part | speed-up | CPU s |", "|---|---|---|---|---|---|"]
         for r in b.rows:
             c, n = r.get(f"{state}_conventional"), r.get(f"{state}_nvmmu")
             if c and n:
                 lines.append(f"| {r['program']} | {c['total']:.4f} | {n['total']:.4f} | {n['compute']:.4f} | {c['total'] / n['total']:.2f}x | {c['total_cpu']:.3f} -> {n['total_cpu']:.3f} |")
-        lines += ["", f"## Fig. 12, {state}: times faster, geometric means", "",
+        lines += ["", f"## Fig. 12, {state}: speed-up, geometric means", "",
                   "| programs | data movement | worst | whole program | CPU seconds of movement | GPU joules | processor joules |", "|---|---|---|---|---|---|---|"]
         suites = list(dict.fromkeys(r["suite"] for r in b.rows))
         for name in [*suites, "all"]:
@@ -188,7 +188,7 @@ def tables(b):
 
 
 def verdicts(b):
-    """What the comparison is to reach."""
+    """The goals of the comparison."""
     warm = [ratio(r, "warm", "movement") for r in b.rows]
     every = warm + [ratio(r, "cold", "movement") for r in b.rows]
     cpu = mean([ratio(r, "warm", "movement_cpu") for r in b.rows])
@@ -215,11 +215,11 @@ def report(b, info, out):
              f"{info['cpus']} processors, {info['memory_gib']} GiB of memory, Linux {info['kernel']}, file system {info['filesystem']}. Input: {b.args.scale:g} of each program's size.",
              f"Medians of {b.args.rounds} rounds without the first; the CPU seconds, user + system of all threads, are means. Raw figures: raw.json.", "",
              f"Energy of the GPU (NVML): {'read' if energy['gpu_joules'] else 'not available here'}. Energy of the processors (RAPL): {'read' if energy['processor_joules'] else 'not available here'}.", "",
-             "| to reach | reached | |", "|---|---|---|"]
+             "| goal | reached | |", "|---|---|---|"]
     lines += [f"| {what} | {shown(value, '{:.2f}x')} | {'met' if met else 'MISSED'} |" for what, value, met in verdicts(b)]
     lines += ["", *tables(b)]
     if b.notes:
-        lines += ["What was printed on the way:", ""] + [f"- {n}" for n in b.notes]
+        lines += ["Notes printed during the run:", ""] + [f"- {n}" for n in b.notes]
     text = "\n".join(lines) + "\n"
     (out / "README.md").write_text(text)
     (out / "raw.json").write_text(json.dumps({"machine": info, "rows": b.rows, "notes": b.notes, "runs": b.raw}, indent=1) + "\n")

@@ -1,4 +1,4 @@
-// string match: where in a text some keys stand, as Mars has it. Text in; out, for each byte, which keys begin there.
+// string match: the positions of some keys in a text, as in Mars. Input: text; output: for each byte, the keys that begin there.
 #include "harness/text.h"
 
 static constexpr int keys = 4, longest = 16;

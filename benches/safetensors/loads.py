@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
-"""Loads one safetensors file into a GPU by several libraries, side by side, in one run.
+"""Loads one safetensors file into a GPU with several libraries, in one run, and compares them.
 
     loads.py [--gib 4] [--tensors 32] [--times 5] [--pause 0.05] [--scratch DIR] [--wheels DIR] [--out FILE] [--only NAME,NAME]
 
-Needs PyTorch and a GPU, and `spinio` (its wheel may lie in --wheels, as may fastsafetensors'). Rows:
+Needs PyTorch and a GPU, and `spinio` (its wheel may be in --wheels, as may fastsafetensors'). Rows:
 
-    pinned           one cudaMemcpy of as many bytes from pinned memory: the limit of the machine
+    pinned           one cudaMemcpy of the same number of bytes from pinned memory: the limit of the machine
     safetensors      safetensors.torch.load_file(path, device="cuda")
     fastsafetensors  fastsafe_open(path, device="cuda:0", nogds=True) and every tensor of it
     spinio           spinio.safetensors.load_file(path, device="cuda")
-    spinio-held      as spinio, of a file that is held: registered before the clock starts, once for all loads
-    spinio-pread     one File.pread of the whole file, from its first byte, into one tensor: what the header's odd size costs
+    spinio-held      as spinio, of a pinned file: registered before the clock starts, once for all loads
+    spinio-pread     one File.pread of the whole file, from its first byte, into one tensor: shows the cost of the header's odd size
     spinio-each      spinio.safetensors.safe_open, and every tensor into memory of its own
 
-Each row runs in a process of its own. The CUDA context is there before the clock starts; the clock stops when the GPU has
-done everything. `first` is the process's first load: it also pays for cudaMalloc, pinned staging memory and whatever else
-the library sets up once. `again` is the median of the loads after it, each a pause (--pause) after the tensors of the one
-before were freed, so PyTorch has the memory at hand. `at once` is the same without the pause: spinio must then first give
-back the pages that the load before has registered, which it otherwise does in the pause. The file is in the page cache
-(read once before every row). CPU time is user + system of the process, the pause included. Every row compares its tensors
+Each row runs in a process of its own. The CUDA context exists before the clock starts; the clock stops when the GPU has
+finished. `first` is the process's first load: it includes cudaMalloc, pinned bounce buffers and all other one-time set-up
+of the library. `again` is the median of the later loads, each a pause (--pause) after the tensors of the previous load
+were freed, so PyTorch has the memory ready. `at once` is the same without the pause: spinio must then first unregister
+the pages of the previous load, which it otherwise does during the pause. The file is in the page cache
+(read once before every row). CPU time is user + system of the process, including the pause. Every row compares its tensors
 with those of the safetensors library, on the GPU, afterwards.
 """
 
@@ -145,7 +145,7 @@ def row(name, path, times, pause):
 
         with safe_open(path, framework="pt", device="cuda") as f:
             wanted = set(f.keys())
-            bits = torch.int16  # not the values: a NaN is no other's equal
+            bits = torch.int16  # bits, not values: a NaN does not equal itself
             right = wanted == set(loaded) and all(torch.equal(loaded[k].view(bits), f.get_tensor(k).view(bits)) for k in wanted)
     again, at_once = taken[1 : 1 + times], taken[1 + times :]
     middle, hurried = (statistics.median(t["seconds"] for t in part) for part in (again, at_once))
@@ -170,7 +170,7 @@ def make(path, size, count):
 
     width = 4096
     rows = max(1, size // count // 2 // width)
-    # Random numbers take longer than all else here: drawn once, and no tensor like another.
+    # Random numbers are the slowest part here: drawn once; the tensors still differ.
     drawn = torch.randint(-1000, 1000, (rows, width), dtype=torch.int16)
     tensors = {f"layers.{i}.weight": (drawn + i).view(torch.bfloat16) for i in range(count)}
     save_file(tensors, path)
@@ -220,12 +220,12 @@ def main():
                 one = json.loads(lines[-1]) if lines and not done.returncode else None
                 why = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
             except subprocess.TimeoutExpired:
-                one, why = None, "took too long"
+                one, why = None, "timed out"
             results.append(one or {"row": name, "skipped": why})
         show(results)
         if args.out:
             pathlib.Path(args.out).write_text(json.dumps(results, indent=1))
-        # A peer may be missing; ours may not.
+        # A peer may be missing; SPIN's rows may not.
         wrong = [r for r in results if r.get("right") is False or ("skipped" in r and r["row"].startswith("spinio"))]
         return 1 if wrong else 0
 

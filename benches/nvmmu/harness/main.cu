@@ -1,13 +1,13 @@
-// The command of the twelve programs: one process makes, runs or checks one of them. nvmmu.py runs them all.
+// The command-line program for the twelve benchmarks: one process makes, runs or checks one of them. nvmmu.py runs all.
 //
-//     programs list                                       a JSON line each
+//     programs list                                       a JSON line per program
 //     programs make NAME FOLDER bytes=N                   input files NAME.0, NAME.1 ... in FOLDER
 //     programs run NAME FOLDER bytes=N mode=M [rounds=R] [cold=1] [overwrite=1]
-//                                                         a JSON line each round, and one for the whole process
+//                                                         a JSON line per round, and one for the whole process
 //     programs check NAME FOLDER bytes=N mode=M           the output file NAME.M against the CPU reference
 //
-// mode: conventional or nvmmu (move.h). A round is the whole program, from the first open to the last free; what is set up
-// once a process (the device's context) comes before. cold=1 drops the input files from the page cache before each round.
+// mode: conventional or nvmmu (move.h). A round is the whole program, from the first open to the last free; one-time set-up
+// of the process (the device's context) is done before. cold=1 drops the input files from the page cache before each round.
 // The output file is new in each round, unless overwrite=1.
 #include <sys/stat.h>
 
@@ -47,7 +47,7 @@ static void write_file(const std::string &path, const char *bytes, size_t size)
             fail_errno("write " + path);
         done += size_t(put);
     }
-    // On the storage, so that it can be dropped from the page cache.
+    // fsync: only pages that are on storage can be dropped from the page cache.
     if (fd < 0 || fsync(fd) || close(fd))
         fail_errno(path);
 }
@@ -59,7 +59,7 @@ static std::vector<char> read_file(const std::string &path, size_t size)
     if (!file || std::fread(bytes.data(), 1, size, file) != size)
         fail_errno("read " + path);
     if (std::fgetc(file) != EOF)
-        fail(path + " is longer than it should be");
+        fail(path + " is too long");
     std::fclose(file);
     return bytes;
 }
@@ -123,7 +123,7 @@ static Round one_round(const Run &run, Mover &mover)
 
     run.program.compute(s, buffers);
     must(cudaGetLastError(), "launch");
-    // Both ways would wait here anyway; so the kernel's time is not counted as the download's.
+    // Both modes would wait here anyway; so the GPU kernel's time does not count as the download's.
     must(cudaDeviceSynchronize(), "kernel");
     round.compute = took();
 
@@ -151,11 +151,11 @@ static void measure(const Run &run)
     else if (mode == "nvmmu")
         mover = std::make_unique<Nvmmu>();
     else
-        fail("mode is conventional or nvmmu");
+        fail("mode must be conventional or nvmmu");
     bool cold = run.option("cold", "0") == "1", overwrite = run.option("overwrite", "0") == "1";
     int rounds = std::atoi(run.option("rounds", "1").c_str());
 
-    // The device's context, made before anything is measured.
+    // Creates the device's context before any measurement.
     void *first;
     must(cudaMalloc(&first, 1), "cudaMalloc");
     must(cudaFree(first), "cudaFree");

@@ -42,8 +42,8 @@ static inline std::vector<double> times(const float *a, const std::vector<double
     return out;
 }
 
-// All of it at once, on the CPU: C s = alpha A (B s) + beta C0 s, where s is signs. What rounding makes of that grows with n
-// to the power of 1.5; a page of A or C that is lost is hundreds of times as much, one of B mostly several times.
+// Checks the whole product on the CPU: C s = alpha A (B s) + beta C0 s, where s is a vector of signs. The rounding error grows
+// with n to the power of 1.5; the error of a lost page of A or C is hundreds of times as large, of B mostly several times.
 static inline Verdict check_signed_sums(const float *a, const float *b, const float *c0, const float *c, size_t n, float alpha, float beta)
 {
     std::vector<double> signs(n);
@@ -58,7 +58,7 @@ static inline Verdict check_signed_sums(const float *a, const float *b, const fl
     return v;
 }
 
-// So, and some rows of it number by number.
+// The check above, and some rows compared number by number.
 static inline Verdict check_multiply(const float *a, const float *b, const float *c0, const float *c, size_t n, float alpha, float beta)
 {
     std::vector<size_t> rows = sample(n, 48);
@@ -82,7 +82,7 @@ static inline Verdict check_multiply(const float *a, const float *b, const float
 
 // ---- A x and Aᵀ x
 
-// A block a row: its threads add up slices of the row.
+// One block per row: its threads add up slices of the row.
 [[maybe_unused]] __global__ static void times_vector(const float *a, const float *x, float *out, int n)
 {
     __shared__ float part[256];
@@ -101,7 +101,7 @@ static inline Verdict check_multiply(const float *a, const float *b, const float
         out[blockIdx.x] = part[0];
 }
 
-// A thread a column, a block of rows at a time; `out` is zero before.
+// One thread per column, a block of rows at a time; the caller has zeroed `out`.
 static constexpr int rows_at_once = 256;
 
 [[maybe_unused]] __global__ static void transposed_times_vector(const float *a, const float *x, float *out, int n)
@@ -137,7 +137,7 @@ static inline void launch_transposed_times_vector(const float *a, const float *x
 static inline std::vector<double> transposed_times(const float *a, const std::vector<double> &x, size_t n)
 {
     std::vector<double> out(n);
-    // By columns, so that no two threads add to the same sum; 16 of them are a cache line.
+    // Split by columns, so that no two threads add to the same sum; 16 columns are a cache line.
     parallel(n, [&, a, n](size_t begin, size_t end) {
         for (size_t y = 0; y < n; y++)
             for (size_t i = begin; i < end; i++)
@@ -153,7 +153,7 @@ static inline std::vector<double> widened(const float *x, size_t n)
 
 static inline Verdict compared(const float *got, const std::vector<double> &expected)
 {
-    // Each is about 0.5, and rounded to some 2e-7. A page of the largest matrix that is lost makes 3e-5 of it.
+    // Each is about 0.5, with a rounding error of about 2e-7. A lost page of the largest matrix changes it by 3e-5.
     Verdict v;
     for (size_t i = 0; i < expected.size(); i++)
         v.near(got[i], expected[i], 5e-6);

@@ -1,4 +1,4 @@
-// meter.h: time, processor time and energy.
+// meter.h: wall time, CPU time and energy.
 #ifndef METER_H
 #define METER_H
 
@@ -11,7 +11,7 @@
 #include <string>
 
 struct Moment {
-    double seconds, cpu; // cpu: user + system of the whole process, helper threads too
+    double seconds, cpu; // cpu: user + system of the whole process, including worker threads
 
     static Moment now()
     {
@@ -34,7 +34,7 @@ struct Moment {
     }
 };
 
-// Joules that the GPU and the processors have used, where they tell.
+// Joules used by the GPU and the processors, where they report it.
 class Energy {
 public:
     Energy()

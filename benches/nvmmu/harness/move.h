@@ -1,4 +1,4 @@
-// move.h: the two ways of the bytes between files and the device.
+// move.h: the two methods of moving bytes between files and the device.
 //
 //   conventional   file ─read─> malloc'ed memory ─cudaMemcpy─> device ─cudaMemcpy─> malloc'ed memory ─write─> file
 //   nvmmu          file ─────────────nvmmu_move──────────────> device ─────────────nvmmu_move─────────────> file
@@ -102,7 +102,7 @@ private:
     int to = -1;
 };
 
-// Not linked on a GPU, so that the conventional way runs without the library.
+// Not linked on a GPU, so that the conventional mode runs without the library.
 class Nvmmu : public Mover {
 public:
     Nvmmu()

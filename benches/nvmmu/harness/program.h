@@ -1,10 +1,10 @@
-// program.h: what one of the twelve programs says of itself, and what they share.
+// program.h: the description of one of the twelve programs, and shared helper functions.
 //
 //   make     fill the input files                      (once)
-//   run      files -> device, kernels, device -> file  (what is measured; move.h has the two ways)
-//   check    the output file against a CPU reference   (once for each way)
+//   run      files -> device, kernels, device -> file  (the measured part; move.h has the two modes)
+//   check    the output file against a CPU reference   (once for each mode)
 //
-// A program is one file: kernels, reference, and a `Program` that names them. It never sees how its bytes travel.
+// A program is one file: kernels, reference, and a `Program` that names them. It does not depend on how its bytes are moved.
 #ifndef PROGRAM_H
 #define PROGRAM_H
 
@@ -20,12 +20,12 @@
 
 #include <spinio/kernel.h>
 
-// Dimensions of a problem, and the bytes that follow from them.
+// Dimensions of a problem, and the sizes in bytes that follow from them.
 struct Shape {
     size_t n = 0;               // the program's own
     std::vector<size_t> inputs; // bytes of each input file
     size_t output = 0;          // bytes of the output file
-    size_t scratch = 0;         // bytes of device memory beside them
+    size_t scratch = 0;         // bytes of additional device memory
 };
 
 // Device memory during a run.
@@ -62,7 +62,7 @@ struct Files {
     }
 };
 
-// How a check went.
+// The result of a check.
 struct Verdict {
     size_t checked = 0, wrong = 0;
 
@@ -91,7 +91,7 @@ struct Program {
     Verdict (*check)(const Shape &, const Files &);
 };
 
-// The programs that were linked in.
+// All programs that are linked in.
 inline std::vector<Program> &programs()
 {
     static std::vector<Program> all;
@@ -105,9 +105,9 @@ struct Register {
     }
 };
 
-// ---- for the CPU's part
+// ---- CPU side
 
-// Calls part(begin, end) for slices of 0..n on all processors; `unit` is what a slice is a multiple of.
+// Calls part(begin, end) for slices of 0..n on all processors; slices are multiples of `unit`.
 template <typename Part>
 void parallel(size_t n, Part part, size_t unit = 1)
 {
@@ -120,7 +120,7 @@ void parallel(size_t n, Part part, size_t unit = 1)
         thread.join();
 }
 
-// As `parallel`, adding up what the slices found.
+// As `parallel`, and adds up the results of the slices.
 template <typename Part>
 Verdict judged(size_t n, Part part)
 {
@@ -137,7 +137,7 @@ Verdict judged(size_t n, Part part)
     return all;
 }
 
-// A number that looks random and depends on where it stands alone.
+// A pseudo-random number that depends only on its position.
 inline uint64_t mixed(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15u;
@@ -162,7 +162,7 @@ inline void fill_floats(char *bytes, size_t count, uint64_t seed, float low, flo
     });
 }
 
-// Side of a square, or of a cube, of that many elements at most.
+// Side of the largest square, or cube, of at most that many elements.
 inline size_t square_side(size_t elements)
 {
     size_t n = size_t(std::sqrt(double(elements)));
@@ -175,7 +175,7 @@ inline size_t cube_side(size_t elements)
     return std::max<size_t>(n, 4);
 }
 
-// Rows that a reference too slow for all of them looks at: all of a few, else `most` far apart.
+// Rows to check where the reference is too slow for all: all rows if they are few, else `most` rows far apart.
 inline std::vector<size_t> sample(size_t rows, size_t most)
 {
     std::vector<size_t> some;
@@ -184,7 +184,7 @@ inline std::vector<size_t> sample(size_t rows, size_t most)
     return some;
 }
 
-// Blocks of `threads` that cover n.
+// The number of blocks of `threads` that cover n.
 inline unsigned blocks(size_t n, unsigned threads)
 {
     return unsigned((n + threads - 1) / threads);

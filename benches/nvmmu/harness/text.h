@@ -1,10 +1,10 @@
-// text.h: text for the two programs that read some. What stands at a place depends on the place alone.
+// text.h: text for the two programs that read text. The text at an offset depends only on the offset.
 #ifndef TEXT_H
 #define TEXT_H
 
 #include "program.h"
 
-// Writes pieces of at most 64 bytes, made by piece(number, out), padded with spaces and a line's end, until all is full.
+// Fills the buffer with pieces of at most 64 bytes from piece(number, out), padded with spaces and a newline.
 template <typename Piece>
 void fill_text(char *bytes, size_t size, Piece piece)
 {
