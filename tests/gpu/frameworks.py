@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Reads into memory of PyTorch and CuPy by plain pread, under LD_PRELOAD=libspinio.so.
+"""Reads into memory of PyTorch and CuPy with plain pread, under LD_PRELOAD=libspinio.so.
 
     frameworks.py SCRATCH
 
-Each case runs in a process of its own. A framework that is missing is said and skipped.
+Each case runs in a process of its own. Cases of a missing framework are skipped with a message.
 """
 
 import ctypes
@@ -77,7 +77,7 @@ def torch_order_with_kernels():
     for size in (4096, 65536, 16 << 20) * 5:
         for _ in range(20):
             weight = (weight @ weight).clamp_(-1, 1)
-        tensor.fill_(1)  # behind some milliseconds of work
+        tensor.fill_(1)  # after some milliseconds of work
         pread(fd, tensor.data_ptr(), size, 0)
         double = tensor[:size].to(torch.int16) * 2
         assert torch.equal(double.cpu(), want[:size].to(torch.int16) * 2), f"order, {size}"

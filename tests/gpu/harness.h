@@ -1,7 +1,7 @@
-/* What the suites share: a file of noise, checks, and a runner that gives each test a process of its own, so that one that
- * crashes or hangs is one failure.
+/* Shared by the suites: a file of random bytes, checks, and a runner that starts a process for each test, so that a crash
+ * or a hang counts as one failure.
  *
- * A suite is a list of `struct test` and a main that hands it to run_tests.
+ * A suite is a list of `struct test` and a main that passes it to run_tests.
  */
 #ifndef HARNESS_H
 #define HARNESS_H
@@ -25,7 +25,7 @@
 #define MIB ((size_t)1 << 20)
 
 static const char *scratch;
-static int fd;              /* FILE_SIZE bytes of noise */
+static int fd;              /* FILE_SIZE random bytes */
 static char *content;       /* the same, in memory */
 enum { FILE_SIZE = 48 << 20 };
 
@@ -46,7 +46,7 @@ static void check(int holds, const char *text, ...) {
 }
 
 static unsigned long seed = 0x9e3779b97f4a7c15ul;
-static unsigned long dice(unsigned long n) {
+static unsigned long random_below(unsigned long n) {
     seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
     return seed % n;
 }
@@ -67,7 +67,7 @@ static gpu_ptr device(size_t size) {
     return at;
 }
 
-/* Device bytes as they are now, after all that the default stream holds. */
+/* Copies device bytes back, after all work queued on the default stream. */
 static char *back(gpu_ptr at, size_t size) {
     static char *memory;
     memory = realloc(memory, size ? size : 1);
@@ -86,7 +86,7 @@ static inline int all(const char *p, size_t n, int byte) {
 static void prepare(void) {
     content = malloc(FILE_SIZE);
     for (size_t i = 0; i < FILE_SIZE / 8; i++)
-        dice(2), memcpy(content + 8 * i, &seed, 8);
+        random_below(2), memcpy(content + 8 * i, &seed, 8);
     fd = new_file("noise", 0);
     for (size_t done = 0; done < FILE_SIZE;) {
         ssize_t n = pwrite(fd, content + done, FILE_SIZE - done, done);
@@ -96,7 +96,7 @@ static void prepare(void) {
     fsync(fd);
 }
 
-static int wanted(const char *name, int words, char **word) {
+static int is_selected(const char *name, int words, char **word) {
     int only = 0;
     for (int i = 0; i < words; i++) {
         if (word[i][0] == '-' && strcmp(word[i] + 1, name) == 0)
@@ -110,7 +110,7 @@ static int wanted(const char *name, int words, char **word) {
 
 struct test { const char *name; void (*run)(void); };
 
-/* Runs the tests that are named; the number of failures, at most 100. `open_device` is called in each test's process. */
+/* Runs the named tests; returns the number of failures, at most 100. `open_device` is called in each test's process. */
 static int run_tests(int argc, char **argv, const struct test *tests, size_t count, void (*open_device)(void)) {
     if (argc < 2)
         return fprintf(stderr, "%s SCRATCH [test...] [-test...]\n", argv[0]), 2;
@@ -121,12 +121,12 @@ static int run_tests(int argc, char **argv, const struct test *tests, size_t cou
     prepare();
     int failures = 0, ran = 0;
     for (size_t i = 0; i < count; i++) {
-        if (!wanted(tests[i].name, argc - 2, argv + 2))
+        if (!is_selected(tests[i].name, argc - 2, argv + 2))
             continue;
         fflush(stdout);
         pid_t child = fork(); /* before CUDA: each test initialises it */
         if (child == 0) {
-            alarm(60); /* only to end a hang */
+            alarm(60); /* ends a hanging test */
             open_device();
             tests[i].run();
             fflush(stdout);

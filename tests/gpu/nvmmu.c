@@ -1,8 +1,8 @@
-/* NVMMU on a GPU: moves, moves in the order of a stream, the pipeline. Prints what is wrong and exits with 1.
+/* NVMMU on a GPU: moves, stream-ordered moves, the pipeline. Prints each failure and exits with 1.
  *
  *     LD_PRELOAD=libspinio.so nvmmu FOLDER
  *
- * A copy from device to device stands for the kernel: this is built without nvcc. */
+ * A device-to-device copy takes the place of a GPU kernel: this is built without nvcc. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +22,7 @@ static void *find(const char *name)
 {
     void *found = dlsym(RTLD_DEFAULT, name);
     if (!found) {
-        fprintf(stderr, "%s is not there: is the library preloaded?\n", name);
+        fprintf(stderr, "%s not found: is the library preloaded?\n", name);
         exit(1);
     }
     return found;
@@ -31,7 +31,7 @@ static void *find(const char *name)
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
-            printf("%s:%d: not so: %s (%s; %s)\n", __FILE__, __LINE__, #condition, strerror(errno),                    \
+            printf("%s:%d: check failed: %s (%s; %s)\n", __FILE__, __LINE__, #condition, strerror(errno),                    \
                    FIND(spinio_last_error)());                                                                         \
             failures++;                                                                                                \
         }                                                                                                              \
@@ -67,9 +67,9 @@ static void moves(void)
     }
 }
 
-static void moves_in_a_stream(void)
+static void stream_ordered_moves(void)
 {
-    /* A download is later only as far as the staging memory goes. */
+    /* A download is deferred only as far as the bounce buffers suffice. */
     const size_t size = 100 << 20;
     struct nvmmu_ticket *up, *down;
     void *stream;
@@ -82,7 +82,7 @@ static void moves_in_a_stream(void)
         CHECK(FIND(nvmmu_move_async)(output, (void *)two, 0, (int64_t)size, D2H, stream, &down) == 0);
         GPU(cuMemsetD8Async(two, 0, size, stream));
         CHECK(FIND(nvmmu_wait)(down) == (int64_t)size && FIND(nvmmu_wait)(up) == (int64_t)size);
-        /* What waits for the device waits for the files, and for nobody else. */
+        /* Work that waits for the device waits for the file moves too, and for nothing else. */
         CHECK(FIND(nvmmu_move_async)(input, (void *)one, 0, (int64_t)size, H2D, stream, NULL) == 0);
         gpu_ptr other;
         GPU(cuMemAlloc_v2(&other, 1 << 20));
@@ -100,7 +100,7 @@ static int64_t copy(const struct nvmmu_step *step, void *unused)
     return (int64_t)step->length;
 }
 
-static void pieces(void)
+static void pipeline(void)
 {
     struct nvmmu_slot slots[3];
     for (int i = 0; i < 3; i++) {
@@ -115,7 +115,7 @@ static void pieces(void)
     CHECK(output_is_right(SIZE));
 }
 
-static void mistakes(void)
+static void errors(void)
 {
     CHECK(FIND(nvmmu_move)(input, (void *)one, 0, 10, H2D) == -1 && errno == ESRCH);
     CHECK(FIND(nvmmu_begin)(1, NULL) == 0);
@@ -146,9 +146,9 @@ int main(int argc, char **argv)
     GPU(cuMemAlloc_v2(&one, SIZE));
     GPU(cuMemAlloc_v2(&two, SIZE));
     moves();
-    moves_in_a_stream();
-    pieces();
-    mistakes();
+    stream_ordered_moves();
+    pipeline();
+    errors();
     unlink(input);
     return failures != 0;
 }

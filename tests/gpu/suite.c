@@ -1,13 +1,13 @@
 /* The GPU suite: a program that uses CUDA, plain reads, and plain writes (writes.h), under LD_PRELOAD=libspinio.so.
  *
- *   suite SCRATCH [name...] [-name...]      all tests, or those named, but not those with a minus; files go to SCRATCH
+ *   suite SCRATCH [name...] [-name...]      runs all tests, or those named, except those with a minus; files are in SCRATCH
  *
  * Exit status: the number of failures, at most 100.
  */
 #include "harness.h"
 #include "writes.h"
 
-/* Reads length bytes at offset to at; expects exactly them, and nothing else changed within [area, area + room). */
+/* Reads length bytes at offset to area + to; checks them, and that nothing else within [area, area + room) changed. */
 static void read_exactly(gpu_ptr area, size_t room, size_t to, size_t length, off_t offset, const char *what) {
     GPU(cuMemsetD8_v2(area, 0xee, room));
     GPU(cuCtxSynchronize());
@@ -17,17 +17,17 @@ static void read_exactly(gpu_ptr area, size_t room, size_t to, size_t length, of
     char *now = back(area, room);
     check(all(now, to, 0xee), "%s: bytes before the buffer changed (%zu at %lld)", what, length, (long long)offset);
     check(memcmp(now + to, content + offset, expect) == 0, "%s: wrong bytes (%zu at %lld)", what, length, (long long)offset);
-    check(all(now + to + expect, room - to - expect, 0xee), "%s: bytes behind the %zu read changed", what, expect);
+    check(all(now + to + expect, room - to - expect, 0xee), "%s: bytes after the %zu read changed", what, expect);
 }
 
 static void many_reads(gpu_ptr area, size_t room, const char *what) {
     static const size_t sizes[] = { 1, 511, 4096, 4097, 65536, 65537, 1 << 20, (1 << 20) + 13, 8 << 20 };
     for (int i = 0; i < 120; i++) {
-        size_t length = i < 60 ? sizes[i % 9] : dice(i < 110 ? 300 * KIB : 12 * MIB) + 1;
+        size_t length = i < 60 ? sizes[i % 9] : random_below(i < 110 ? 300 * KIB : 12 * MIB) + 1;
         if (length > room)
             length = room;
-        size_t to = dice(3) ? dice(room - length + 1) : 0;
-        off_t offset = dice(2) ? (off_t)dice(FILE_SIZE) : (off_t)(dice(FILE_SIZE / 4096) * 4096);
+        size_t to = random_below(3) ? random_below(room - length + 1) : 0;
+        off_t offset = random_below(2) ? (off_t)random_below(FILE_SIZE) : (off_t)(random_below(FILE_SIZE / 4096) * 4096);
         if (i % 20 == 19)
             posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
         read_exactly(area, room, to, length, offset, what);
@@ -65,10 +65,10 @@ static void test_managed(void) {
     many_reads(at, 4 * MIB, "managed");
     check(pread(fd, (void *)at, MIB, 4096) == (ssize_t)MIB, "pread");
     GPU(cuCtxSynchronize());
-    check(memcmp((void *)at, content + 4096, MIB) == 0, "the CPU sees the bytes in managed memory");
+    check(memcmp((void *)at, content + 4096, MIB) == 0, "the CPU reads the bytes in managed memory");
 }
 
-/* CUmemAllocationProp and CUmemAccessDesc, as far as they are needed. */
+/* The used part of CUmemAllocationProp and CUmemAccessDesc. */
 struct prop { int type, handles, location_type, location_id; void *windows; unsigned char flags[8]; };
 struct access { int location_type, location_id, flags; };
 
@@ -77,7 +77,7 @@ static void test_mappings(void) {
     struct access access = { 1, 0, 3 };
     gpu_ptr at;
     GPU(cuMemAddressReserve(&at, 32 * MIB, 0, 0, 0));
-    for (int i = 0; i < 5; i++) { /* 2 MiB each; a hole behind the fourth */
+    for (int i = 0; i < 5; i++) { /* 2 MiB each; a hole after the fourth */
         unsigned long long handle;
         GPU(cuMemCreate(&handle, 2 * MIB, &prop, 0));
         GPU(cuMemMap(at + (i < 4 ? i : 6) * 2 * MIB, 2 * MIB, 0, handle, 0));
@@ -86,9 +86,9 @@ static void test_mappings(void) {
     many_reads(at, 8 * MIB, "mappings");
     GPU(cuMemsetD8_v2(at + 12 * MIB, 0xee, 2 * MIB));
     ssize_t n = pread(fd, (void *)(at + 7 * MIB), 8 * MIB, 0);
-    check(n == (ssize_t)MIB, "a read ends where the mappings do: %zd", n);
+    check(n == (ssize_t)MIB, "a read ends at the end of the mappings: %zd", n);
     check(memcmp(back(at + 7 * MIB, MIB), content, MIB) == 0, "its bytes");
-    check(all(back(at + 12 * MIB, 2 * MIB), 2 * MIB, 0xee), "behind the hole nothing changed");
+    check(all(back(at + 12 * MIB, 2 * MIB), 2 * MIB, 0xee), "nothing changed after the hole");
     errno = 0;
     check(pread(fd, (void *)(at + 8 * MIB), 100, 0) == -1 && errno == EFAULT, "a read into the hole");
 }
@@ -101,7 +101,7 @@ static void test_host_memory_of_cuda(void) {
     GPU(cuMemHostRegister_v2(registered, MIB, 1));
     for (int i = 0; i < 100; i++) {
         char *to = i & 1 ? registered : at;
-        size_t length = dice(MIB) + 1, offset = dice(FILE_SIZE - MIB);
+        size_t length = random_below(MIB) + 1, offset = random_below(FILE_SIZE - MIB);
         check(pread(fd, to, length, offset) == (ssize_t)length, "pread");
         check(memcmp(to, content + offset, length) == 0, "bytes in pinned host memory");
     }
@@ -118,7 +118,7 @@ static void test_never_past_the_end(void) {
     check(all(back(low, 4000), 4000, 0xee) && all(back(high, 4096), 4096, 0xee), "the neighbour changed");
     gpu_ptr big = device(3 * MIB + 512);
     n = pread(fd, (void *)(big + MIB), 16 * MIB, 0);
-    check(n == (ssize_t)(2 * MIB + 512), "a large one returned %zd", n);
+    check(n == (ssize_t)(2 * MIB + 512), "a large read returned %zd", n);
     check(memcmp(back(big + MIB, n), content, n) == 0, "its bytes");
 }
 
@@ -133,7 +133,7 @@ static void test_reuse_of_an_address(void) {
         gpu_ptr b = device(2 * MIB + 4096);
         same += a == b;
         ssize_t n = pread(fd, (void *)(b + 2 * MIB), MIB, i * 4096);
-        check(n == 4096, "the new allocation's end holds: %zd", n);
+        check(n == 4096, "a read stops at the new allocation's end: %zd", n);
         check(memcmp(back(b + 2 * MIB, 4096), content + i * 4096, 4096) == 0, "its bytes");
         GPU(cuMemFree_v2(b));
     }
@@ -142,17 +142,17 @@ static void test_reuse_of_an_address(void) {
 
 /* ---- order and captures ------------------------------------------------------------------------------------------ */
 
-static void test_order_behind_earlier_work(void) {
+static void test_order_after_earlier_work(void) {
     gpu_ptr big = device(1024 * MIB), at = device(16 * MIB);
     for (int round = 0; round < 12; round++) {
         size_t length = round % 3 == 0 ? 4096 : round % 3 == 1 ? 64 * KIB : 8 * MIB;
-        for (int i = 0; i < 10; i++) /* a few milliseconds of work, and behind it one that covers the buffer */
+        for (int i = 0; i < 10; i++) /* a few milliseconds of work, followed by one that covers the buffer */
             GPU(cuMemcpyDtoDAsync_v2(big, big + 512 * MIB, 512 * MIB, NULL));
         GPU(cuMemsetD8Async(at, 0xaa, 16 * MIB, NULL));
         check(pread(fd, (void *)at, length, 4096 * round) == (ssize_t)length, "pread");
         GPU(cuMemcpyDtoDAsync_v2(at + 8 * MIB, at, length, NULL));
         char *now = back(at, 16 * MIB);
-        check(memcmp(now, content + 4096 * round, length) == 0, "a read of %zu came before work queued earlier", length);
+        check(memcmp(now, content + 4096 * round, length) == 0, "a read of %zu ran before work queued earlier", length);
         check(memcmp(now + 8 * MIB, now, length) == 0, "work queued after a read of %zu did not see it", length);
     }
 }
@@ -160,8 +160,8 @@ static void test_order_behind_earlier_work(void) {
 static void test_overlapping_reads_keep_their_order(void) {
     gpu_ptr at = device(MIB);
     for (int i = 0; i < 400; i++) {
-        size_t length = dice(2) ? 1 + dice(64 * KIB) : 1 + dice(400 * KIB);
-        off_t first = dice(FILE_SIZE / 2), second = dice(FILE_SIZE / 2);
+        size_t length = random_below(2) ? 1 + random_below(64 * KIB) : 1 + random_below(400 * KIB);
+        off_t first = random_below(FILE_SIZE / 2), second = random_below(FILE_SIZE / 2);
         check(pread(fd, (void *)at, length, first) == (ssize_t)length, "pread");
         check(pread(fd, (void *)(at + length / 2), length, second) == (ssize_t)length, "pread");
         char *now = back(at, length + length / 2);
@@ -181,13 +181,13 @@ static void capture(void *stream, int mode) {
         check(pread(fd, (void *)at, sizes[i], i) == (ssize_t)sizes[i], "pread of %zu during a capture", sizes[i]);
     GPU(cuMemsetD8Async(target, 0x22, 100, stream));
     int code = gpu.cuStreamEndCapture(stream, &graph);
-    check(code == 0, "the capture (mode %d) was spoilt: %d %s", mode, code, gpu_error(code));
+    check(code == 0, "the capture (mode %d) was invalidated: %d %s", mode, code, gpu_error(code));
     char *now = back(at, 24 * MIB);
     check(memcmp(now, content + 4, 24 * MIB) == 0, "bytes read during a capture");
     GPU(cuGraphInstantiateWithFlags(&run, graph, 0));
     GPU(cuGraphLaunch(run, stream));
     GPU(cuStreamSynchronize(stream));
-    check(all(back(target, 100), 100, 0x22) && all(back(target + 100, 1000), 1000, 0x11), "the graph does its work");
+    check(all(back(target, 100), 100, 0x22) && all(back(target + 100, 1000), 1000, 0x11), "the graph runs correctly");
     GPU(cuGraphExecDestroy(run));
     GPU(cuGraphDestroy(graph));
     GPU(cuMemFree_v2(at));
@@ -205,7 +205,7 @@ static void test_captures_survive(void) {
             }
 }
 
-static void *read_beside(void *p) {
+static void *read_during_capture(void *p) {
     volatile int *stop = p;
     GPU(cuCtxSetCurrent(gpu.context));
     gpu_ptr at;
@@ -214,7 +214,7 @@ static void *read_beside(void *p) {
     *(stop + 1) = 1;
     for (int i = 0; !*stop; i++) {
         size_t length = i % 3 == 0 ? 100 : i % 3 == 1 ? 64 * KIB : 8 * MIB;
-        check(pread(fd, (void *)at, length, i % 1000) == (ssize_t)length, "pread beside a capture");
+        check(pread(fd, (void *)at, length, i % 1000) == (ssize_t)length, "pread during a capture of another thread");
     }
     return NULL;
 }
@@ -222,10 +222,10 @@ static void *read_beside(void *p) {
 static void test_captures_of_another_thread_survive(void) {
     volatile int stop[2] = { 0, 0 };
     pthread_t thread;
-    pthread_create(&thread, NULL, read_beside, (void *)stop);
+    pthread_create(&thread, NULL, read_during_capture, (void *)stop);
     while (!stop[1])
         usleep(1000);
-    for (int i = 0; i < 40; i++) { /* a non-blocking stream: with a blocking one nobody could use the default stream */
+    for (int i = 0; i < 40; i++) { /* a non-blocking stream: with a blocking one no thread could use the default stream */
         void *stream, *graph;
         gpu_ptr target;
         GPU(cuStreamCreate(&stream, 1));
@@ -234,7 +234,7 @@ static void test_captures_of_another_thread_survive(void) {
         GPU(cuMemsetD8Async(target, 1, 4096, stream));
         usleep(3000);
         int code = gpu.cuStreamEndCapture(stream, &graph);
-        check(code == 0, "round %d: the capture was spoilt: %d %s", i, code, gpu_error(code));
+        check(code == 0, "round %d: the capture was invalidated: %d %s", i, code, gpu_error(code));
         GPU(cuGraphDestroy(graph));
         GPU(cuStreamDestroy_v2(stream));
     }
@@ -244,7 +244,7 @@ static void test_captures_of_another_thread_survive(void) {
 
 /* ---- threads, contexts, processes -------------------------------------------------------------------------------- */
 
-static void *read_mine(void *p) {
+static void *thread_reads(void *p) {
     gpu_ptr at = (gpu_ptr)p; /* this thread has no current context */
     unsigned long my = at;
     for (int i = 0; i < 100; i++) {
@@ -265,7 +265,7 @@ static void *read_mine(void *p) {
 static void test_threads_without_a_context(void) {
     pthread_t t[8];
     for (int i = 0; i < 8; i++)
-        pthread_create(&t[i], NULL, read_mine, (void *)device(8 * MIB));
+        pthread_create(&t[i], NULL, thread_reads, (void *)device(8 * MIB));
     for (int i = 0; i < 8; i++)
         pthread_join(t[i], NULL);
 }
@@ -275,10 +275,10 @@ static void test_reset(void) {
         gpu_ptr at = device(16 * MIB);
         read_exactly(at, 16 * MIB, 100, 4000, 5, "after a reset, small");
         read_exactly(at, 16 * MIB, 100, 12 * MIB, 5, "after a reset, large");
-        check(pread(fd, (void *)at, 4096, 0) == 4096, "pread"); /* still queued when the context dies */
+        check(pread(fd, (void *)at, 4096, 0) == 4096, "pread"); /* still queued when the context is destroyed */
         GPU(cuDevicePrimaryCtxReset_v2(gpu.device));
         errno = 0;
-        check(pread(fd, (void *)at, 100, 0) == -1 && errno == EFAULT, "a read into memory of a dead context");
+        check(pread(fd, (void *)at, 100, 0) == -1 && errno == EFAULT, "a read into memory of a destroyed context");
         GPU(cuDevicePrimaryCtxRetain(&gpu.context, gpu.device));
         GPU(cuCtxSetCurrent(gpu.context));
     }
@@ -299,7 +299,7 @@ static void test_fork(void) {
         }
         int status;
         waitpid(child, &status, 0);
-        check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child: status %x", status);
+        check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child: status %x", status);
         read_exactly(at, 16 * MIB, 5, 10 * MIB, 3, "the parent after fork");
     }
 }
@@ -322,7 +322,7 @@ static void test_callback(void) {
     }
 }
 
-/* ---- what POSIX says --------------------------------------------------------------------------------------------- */
+/* ---- POSIX semantics --------------------------------------------------------------------------------------------- */
 
 static void test_host_reads_are_untouched(void) {
     static char in_data[200000];
@@ -330,7 +330,7 @@ static void test_host_reads_are_untouched(void) {
     char *on_heap = malloc(2 * MIB);
     for (int i = 0; i < 2000; i++) {
         char *to = i % 3 == 0 ? in_data : i % 3 == 1 ? on_stack : on_heap;
-        size_t length = 1 + dice(i % 3 == 2 ? 2 * MIB : 50000), offset = dice(FILE_SIZE - 2 * MIB);
+        size_t length = 1 + random_below(i % 3 == 2 ? 2 * MIB : 50000), offset = random_below(FILE_SIZE - 2 * MIB);
         check(pread(fd, to, length, offset) == (ssize_t)length, "pread");
         check(memcmp(to, content + offset, length) == 0, "bytes in host memory");
     }
@@ -354,9 +354,9 @@ static void test_errors(void) {
         }
     check(pread(fd, (void *)at, 0, 0) == 0, "no bytes");
     check(pread(fd, (void *)at, 100, FILE_SIZE) == 0, "at the end");
-    check(pread(fd, (void *)at, MIB, FILE_SIZE + 5) == 0, "behind the end");
+    check(pread(fd, (void *)at, MIB, FILE_SIZE + 5) == 0, "past the end");
     check(pread(fd, (void *)at, MIB, FILE_SIZE - 5) == 5, "short at the end");
-    check(all(back(at + 5, MIB - 5), MIB - 5, 0xee), "no byte more than was returned");
+    check(all(back(at + 5, MIB - 5), MIB - 5, 0xee), "no bytes past the returned count");
 }
 
 static void test_other_calls(void) {
@@ -396,15 +396,15 @@ static void test_holes_and_large_files(void) {
     check(pwrite(f, "begin", 5, 0) == 5 && pwrite(f, "middle", 6, 2500 * MIB) == 6 && pwrite(f, "end", 3, size - 3) == 3, "pwrite");
     gpu_ptr at = device(size);
     ssize_t n = pread(f, (void *)at, size, 0);
-    check(n == 0x7ffff000, "one pread moves what the kernel's would: %zd", n);
+    check(n == 0x7ffff000, "one pread moves as much as the host's: %zd", n);
     ssize_t (*whole)(int, void *, size_t, off_t) = (void *)dlsym(RTLD_DEFAULT, "spinio_pread");
-    check(whole != NULL, "spinio_pread is there");
+    check(whole != NULL, "spinio_pread exists");
     n = whole(f, (void *)at, size, 0);
     check(n == (ssize_t)size, "spinio_pread moves all: %zd", n);
     check(memcmp(back(at, 5), "begin", 5) == 0 && memcmp(back(at + 2500 * MIB, 6), "middle", 6) == 0 &&
           memcmp(back(at + size - 3, 3), "end", 3) == 0, "the marks");
     for (int i = 0; i < 50; i++)
-        check(all(back(at + 4096 + dice(2400) * MIB, 100 * KIB), 100 * KIB, 0), "a hole reads zeros");
+        check(all(back(at + 4096 + random_below(2400) * MIB, 100 * KIB), 100 * KIB, 0), "a hole reads zeros");
 }
 
 static int descriptors(void) {
@@ -420,7 +420,7 @@ static void test_no_descriptor_of_ours(void) {
     check(pread(fd, (void *)at, 32 * MIB, 0) == (ssize_t)(32 * MIB), "pread");
     check(pread(fd, (void *)at, 32 * MIB, 0) == (ssize_t)(32 * MIB), "pread");
     check(pread(fd, (void *)at, 4096, 0) == 4096, "pread");
-    check(descriptors() == before, "the program's table has %d descriptors, not %d", descriptors(), before);
+    check(descriptors() == before, "the program's fd table has %d descriptors, not %d", descriptors(), before);
 }
 
 static void test_sees_every_write(void) {
@@ -432,7 +432,7 @@ static void test_sees_every_write(void) {
         memset(data, i + 1, size);
         check(pwrite(f, data, size, 0) == (ssize_t)size, "pwrite");
         check(pread(f, (void *)at, size, 0) == (ssize_t)size, "pread");
-        check(all(back(at, size), size, i + 1), "round %d: a read does not see the write before it", i);
+        check(all(back(at, size), size, i + 1), "round %d: a read does not see the preceding write", i);
         if (i % 5 == 4) {
             check(fsync(f) == 0, "fsync");
             posix_fadvise(f, 0, 0, POSIX_FADV_DONTNEED);
@@ -445,10 +445,10 @@ static void test_sees_every_write(void) {
 
 #define TESTS(T)                                                                                                       \
     T(malloc) T(pool) T(managed) T(mappings) T(host_memory_of_cuda) T(never_past_the_end) T(reuse_of_an_address)       \
-    T(order_behind_earlier_work) T(overlapping_reads_keep_their_order) T(captures_survive)                             \
+    T(order_after_earlier_work) T(overlapping_reads_keep_their_order) T(captures_survive)                             \
     T(captures_of_another_thread_survive) T(threads_without_a_context) T(reset) T(fork) T(callback)                    \
     T(host_reads_are_untouched) T(errors) T(other_calls) T(holes_and_large_files) T(no_descriptor_of_ours)             \
-    T(sees_every_write) T(writes) T(writes_behind_earlier_work) T(writes_larger_than_the_staging_memory)               \
+    T(sees_every_write) T(writes) T(writes_after_earlier_work) T(writes_larger_than_the_bounce_limit)               \
     T(captures_survive_writes) T(writes_in_stream_order)
 
 static const struct test tests[] = {

@@ -1,9 +1,9 @@
 /* The suite of two GPUs: one program, or two, that read and write files with both, under LD_PRELOAD=libspinio.so.
  *
- *   two SCRATCH [name...] [-name...]        as the GPU suite's; a machine with one GPU is told so, status 77
+ *   two SCRATCH [name...] [-name...]        as the GPU suite's; with fewer than two GPUs: a message and status 77
  *
- * What can go wrong with two that cannot with one: a copy issued in the wrong context, a queue or a fence of one used for
- * the other, one staging ring for both, an address that belongs to the peer.
+ * Failures possible with two GPUs only: a copy issued in the wrong context, a stream or an event of one used for
+ * the other, one bounce buffer pool for both, an address that belongs to the peer.
  */
 #include "harness.h"
 
@@ -58,18 +58,18 @@ static gpu_ptr device_of(int which, size_t size) {
     return device(size);
 }
 
-/* What device `which` has at `at`, asked in its own context; the current one stays as it was for the caller to set. */
+/* Copies back the bytes of device `which` at `at`, in its own context; the caller sets the current context again. */
 static char *back_of(int which, gpu_ptr at, size_t size) {
     GPU(cuCtxSetCurrent(contexts[which]));
     return back(at, size);
 }
 
 static size_t some_length(void) {
-    switch (dice(4)) {
-    case 0: return 1 + dice(4096);
-    case 1: return 1 + dice(64 * KIB);
-    case 2: return 64 * KIB + 1 + dice(MIB);
-    default: return 1 + dice(12 * MIB);
+    switch (random_below(4)) {
+    case 0: return 1 + random_below(4096);
+    case 1: return 1 + random_below(64 * KIB);
+    case 2: return 64 * KIB + 1 + random_below(MIB);
+    default: return 1 + random_below(12 * MIB);
     }
 }
 
@@ -78,9 +78,9 @@ static size_t some_length(void) {
 static void test_reads_in_turn(void) {
     gpu_ptr at[2] = { device_of(0, 16 * MIB), device_of(1, 16 * MIB) };
     for (int i = 0; i < 200; i++) {
-        int to = dice(2), current = dice(3);
-        size_t length = some_length(), offset = dice(FILE_SIZE - length);
-        GPU(cuCtxSetCurrent(current == 2 ? NULL : contexts[current])); /* ours, the peer's, or none at all */
+        int to = random_below(2), current = random_below(3);
+        size_t length = some_length(), offset = random_below(FILE_SIZE - length);
+        GPU(cuCtxSetCurrent(current == 2 ? NULL : contexts[current])); /* the device's, the peer's, or none */
         check(pread(fd, (void *)at[to], length, offset) == (ssize_t)length, "pread to GPU %d", to);
         check(memcmp(back_of(to, at[to], length), content + offset, length) == 0,
               "GPU %d, context of %d: wrong bytes (%zu at %zu)", to, current, length, offset);
@@ -93,8 +93,8 @@ static void test_writes_in_turn(void) {
     char *model = calloc(1, 64 * MIB), *now = malloc(64 * MIB);
     size_t end = 0;
     for (int i = 0; i < 120; i++) {
-        int from = dice(2), current = dice(3);
-        size_t length = some_length(), offset = dice(64 * MIB - length), source = dice(FILE_SIZE - length);
+        int from = random_below(2), current = random_below(3);
+        size_t length = some_length(), offset = random_below(64 * MIB - length), source = random_below(FILE_SIZE - length);
         GPU(cuCtxSetCurrent(contexts[from]));
         GPU(cuMemcpyHtoD_v2(at[from], content + source, length));
         GPU(cuCtxSetCurrent(current == 2 ? NULL : contexts[current]));
@@ -103,7 +103,7 @@ static void test_writes_in_turn(void) {
         end = offset + length > end ? offset + length : end;
     }
     check(pread(f, now, 64 * MIB, 0) == (ssize_t)end, "the file has %zu bytes", end);
-    check(memcmp(now, model, end) == 0, "the file differs from what was written");
+    check(memcmp(now, model, end) == 0, "the file differs from the written bytes");
 }
 
 struct worker { int which, writes; gpu_ptr at; };
@@ -131,7 +131,7 @@ static void *work(void *p) {
     return NULL;
 }
 
-static void both_at_once(int writes) {
+static void on_both_at_once(int writes) {
     pthread_t t[8];
     struct worker workers[8];
     for (int i = 0; i < 8; i++)
@@ -142,17 +142,17 @@ static void both_at_once(int writes) {
         pthread_join(t[i], NULL);
 }
 
-static void test_reads_at_once(void) { both_at_once(0); }
-static void test_writes_at_once(void) { both_at_once(1); }
+static void test_reads_at_once(void) { on_both_at_once(0); }
+static void test_writes_at_once(void) { on_both_at_once(1); }
 
-static void test_one_after_the_other(void) { /* a read of one, seen by a copy to the peer that is queued behind it */
+static void test_one_after_the_other(void) { /* a read into one GPU, then a copy to the peer queued after it */
     gpu_ptr a = device_of(0, 8 * MIB), b = device_of(1, 8 * MIB);
     for (int i = 0; i < 60; i++) {
-        size_t length = some_length() % (8 * MIB) + 1, offset = dice(FILE_SIZE - length);
+        size_t length = some_length() % (8 * MIB) + 1, offset = random_below(FILE_SIZE - length);
         GPU(cuCtxSetCurrent(contexts[0]));
         check(pread(fd, (void *)a, length, offset) == (ssize_t)length, "pread");
         MORE(cuMemcpyPeer(b, contexts[1], a, contexts[0], length));
-        check(memcmp(back_of(1, b, length), content + offset, length) == 0, "a copy to the peer came before the read");
+        check(memcmp(back_of(1, b, length), content + offset, length) == 0, "a copy to the peer ran before the read");
     }
 }
 
@@ -161,7 +161,7 @@ static void test_a_reset_of_one(void) {
     for (int i = 0; i < 3; i++) {
         gpu_ptr goes = device_of(1, 8 * MIB);
         check(pread(fd, (void *)goes, 8 * MIB, i) == (ssize_t)(8 * MIB), "pread");
-        check(pread(fd, (void *)goes, 4096, i) == 4096, "pread"); /* queued when the context dies */
+        check(pread(fd, (void *)goes, 4096, i) == 4096, "pread"); /* queued when the context is destroyed */
         int second;
         GPU(cuDeviceGet(&second, 1));
         GPU(cuDevicePrimaryCtxReset_v2(second));
@@ -188,7 +188,7 @@ static void test_memory_of_the_peer(void) {
     gpu_ptr at = device_of(1, 16 * MIB);
     int f = new_file("peer", O_TRUNC);
     for (int i = 0; i < 60; i++) {
-        size_t length = some_length(), offset = dice(FILE_SIZE - length);
+        size_t length = some_length(), offset = random_below(FILE_SIZE - length);
         GPU(cuCtxSetCurrent(contexts[0])); /* the peer's context, which could touch the memory itself */
         check(pread(fd, (void *)at, length, offset) == (ssize_t)length, "pread into the peer's memory");
         check(memcmp(back_of(1, at, length), content + offset, length) == 0, "its bytes");
@@ -200,7 +200,7 @@ static void test_memory_of_the_peer(void) {
     }
 }
 
-/* CUmemAllocationProp and CUmemAccessDesc, as far as they are needed. */
+/* The used part of CUmemAllocationProp and CUmemAccessDesc. */
 struct prop { int type, handles, location_type, location_id; void *windows; unsigned char flags[8]; };
 struct access { int location_type, location_id, flags; };
 
@@ -208,7 +208,7 @@ static void test_a_mapping_over_both(void) {
     GPU(cuCtxSetCurrent(contexts[0]));
     gpu_ptr at;
     GPU(cuMemAddressReserve(&at, 8 * MIB, 0, 0, 0));
-    for (int i = 0; i < 4; i++) { /* one range, every other 2 MiB on the other GPU */
+    for (int i = 0; i < 4; i++) { /* one range, 2 MiB chunks on alternating GPUs */
         struct prop prop = { 1, 0, 1, i % 2, NULL, { 0 } };
         struct access both[2] = { { 1, 0, 3 }, { 1, 1, 3 } };
         unsigned long long handle;
@@ -217,7 +217,7 @@ static void test_a_mapping_over_both(void) {
         GPU(cuMemSetAccess(at + i * 2 * MIB, 2 * MIB, both, 2));
     }
     for (int i = 0; i < 60; i++) {
-        size_t length = 1 + dice(5 * MIB), to = dice(8 * MIB - length), offset = dice(FILE_SIZE - length);
+        size_t length = 1 + random_below(5 * MIB), to = random_below(8 * MIB - length), offset = random_below(FILE_SIZE - length);
         ssize_t n = pread(fd, (void *)(at + to), length, offset);
         check(n > 0 && (size_t)n <= length, "pread returned %zd", n);
         GPU(cuCtxSynchronize());
@@ -227,16 +227,16 @@ static void test_a_mapping_over_both(void) {
 
 /* ---- two processes ------------------------------------------------------------------------------------------------- */
 
-static void one_of_two(int which, int shared) {
+static void child_process(int which, int shared) {
     gpu_ptr at = device_of(which, 8 * MIB);
     for (int i = 0; i < 60; i++) {
-        size_t length = some_length() % (8 * MIB) + 1, offset = dice(FILE_SIZE - length);
+        size_t length = some_length() % (8 * MIB) + 1, offset = random_below(FILE_SIZE - length);
         check(pread(fd, (void *)at, length, offset) == (ssize_t)length, "pread");
         check(memcmp(back(at, length), content + offset, length) == 0, "process %d: wrong bytes", which);
         check(pwrite(shared, (void *)at, length, which * 8 * MIB) == (ssize_t)length, "pwrite");
         char *now = malloc(length);
         check(pread(shared, now, length, which * 8 * MIB) == (ssize_t)length && memcmp(now, content + offset, length) == 0,
-              "process %d: the file holds other bytes", which);
+              "process %d: wrong bytes in the file", which);
         free(now);
     }
 }
@@ -261,7 +261,7 @@ static void test_two_processes(void) {
     }
 }
 
-/* Memory of one process on GPU 1, opened by another whose own GPU is 0. */
+/* Memory of one process on GPU 1, opened by another process whose current GPU is 0. */
 static void test_memory_of_another_process(void) {
     gpu_ptr at = device_of(1, 8 * MIB);
     struct ipc handle;
@@ -281,7 +281,7 @@ static void test_memory_of_another_process(void) {
     check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the reader: status %x", status);
     size_t offset;
     check(read(told[0], &offset, sizeof offset) == sizeof offset, "read");
-    check(memcmp(back_of(1, at, 6 * MIB), content + offset, 6 * MIB) == 0, "what another process read into our memory");
+    check(memcmp(back_of(1, at, 6 * MIB), content + offset, 6 * MIB) == 0, "bytes that another process read into our memory");
 }
 
 static void reader(int in, int out) {
@@ -315,7 +315,7 @@ static const struct test tests[] = {
 #undef T
 };
 
-/* Counted by a child: a process that has opened the driver must not fork. */
+/* A child process counts the GPUs: a process that has opened the driver must not fork. */
 static int gpus(void) {
     pid_t child = fork();
     if (child == 0) {
@@ -334,7 +334,7 @@ int main(int argc, char **argv) {
         prepare();
         open_both();
         if (strcmp(argv[2], "--child") == 0)
-            one_of_two(atoi(argv[3]), atoi(argv[4]));
+            child_process(atoi(argv[3]), atoi(argv[4]));
         else
             reader(atoi(argv[3]), atoi(argv[4]));
         return 0;

@@ -1,10 +1,10 @@
-/* Writes out of a GPU's memory: tests of suite.c. */
+/* Writes from GPU memory: tests of suite.c. */
 #ifndef WRITES_H
 #define WRITES_H
 
 #include "harness.h"
 
-/* Writes size bytes of `from` to the file at offset (-1: where it stands) and expects them there. */
+/* Writes size bytes of `from` to the file at offset (-1: at the current offset) and checks that they are at `lands`. */
 static void write_exactly(int f, gpu_ptr from, size_t size, off_t offset, off_t lands, const char *source, const char *what) {
     static char *seen;
     ssize_t n = offset < 0 ? write(f, (void *)from, size) : pwrite(f, (void *)from, size, offset);
@@ -13,7 +13,7 @@ static void write_exactly(int f, gpu_ptr from, size_t size, off_t offset, off_t 
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", f);
     int again = open(path, O_RDONLY | O_CLOEXEC);
-    check(pread(again, seen, size, lands) == (ssize_t)size, "%s: %zu bytes at %lld are there", what, size, (long long)lands);
+    check(pread(again, seen, size, lands) == (ssize_t)size, "%s: cannot read back %zu bytes at %lld", what, size, (long long)lands);
     check(memcmp(seen, source, size) == 0, "%s: wrong bytes in the file (%zu at %lld)", what, size, (long long)lands);
     close(again);
 }
@@ -23,8 +23,8 @@ static void many_writes(gpu_ptr at, const char *what) {
     int f = new_file("written", 0);
     check(pread(fd, (void *)at, 12 * MIB, 77) == 12 * MIB, "pread");
     for (int i = 0; i < 60; i++) {
-        size_t size = i < 36 ? sizes[i % 9] : dice(8 * MIB) + 1, from = dice(2) ? dice(4 * MIB) : 0;
-        off_t to = dice(2) ? (off_t)dice(20 * MIB) : (off_t)(dice(4096) * 4096);
+        size_t size = i < 36 ? sizes[i % 9] : random_below(8 * MIB) + 1, from = random_below(2) ? random_below(4 * MIB) : 0;
+        off_t to = random_below(2) ? (off_t)random_below(20 * MIB) : (off_t)(random_below(4096) * 4096);
         write_exactly(f, at + from, size, to, to, content + 77 + from, what);
     }
     close(f);
@@ -34,8 +34,8 @@ static void many_writes(gpu_ptr at, const char *what) {
     close(f);
     f = new_file("around", O_DIRECT);
     for (int i = 0; i < 12; i++) {
-        size_t size = (1 + dice(2048)) * 4096;
-        off_t to = dice(4096) * 4096;
+        size_t size = (1 + random_below(2048)) * 4096;
+        off_t to = random_below(4096) * 4096;
         write_exactly(f, at + i, size, to, to, content + 77 + i, what);
     }
     close(f);
@@ -53,22 +53,22 @@ static void test_writes(void) {
     many_writes(at, "pool");
 }
 
-static void test_writes_behind_earlier_work(void) {
+static void test_writes_after_earlier_work(void) {
     gpu_ptr big = device(1024 * MIB), at = device(8 * MIB);
     int f = new_file("ordered", 0);
     char *expected = malloc(8 * MIB);
     for (int round = 0; round < 12; round++) {
         size_t size = round % 3 == 0 ? 4096 : round % 3 == 1 ? 64 * KIB : 8 * MIB;
-        for (int i = 0; i < 10; i++) /* a few milliseconds of work, and behind it one that fills the buffer */
+        for (int i = 0; i < 10; i++) /* a few milliseconds of work, followed by one that fills the buffer */
             GPU(cuMemcpyDtoDAsync_v2(big, big + 512 * MIB, 512 * MIB, NULL));
         GPU(cuMemsetD8Async(at, round + 1, 8 * MIB, NULL));
         memset(expected, round + 1, size);
-        write_exactly(f, at, size, 0, 0, expected, "behind earlier work");
+        write_exactly(f, at, size, 0, 0, expected, "after earlier work");
         GPU(cuMemsetD8Async(at, 0xaa, 8 * MIB, NULL)); /* too late for the file */
     }
 }
 
-static void test_writes_larger_than_the_staging_memory(void) {
+static void test_writes_larger_than_the_bounce_limit(void) {
     size_t size = 300 * MIB;
     gpu_ptr at = device(size);
     for (size_t o = 0; o < size; o += 32 * MIB)
@@ -95,7 +95,7 @@ static void test_captures_survive_writes(void) {
         write_exactly(f, at, 4096, 0, 0, content, "during a capture");
         write_exactly(f, at, 8 * MIB, 0, 0, content, "during a capture");
         int code = gpu.cuStreamEndCapture(stream, &graph);
-        check(code == 0, "the capture (mode %d) was spoilt: %d %s", mode, code, gpu_error(code));
+        check(code == 0, "the capture (mode %d) was invalidated: %d %s", mode, code, gpu_error(code));
         GPU(cuGraphDestroy(graph));
         GPU(cuStreamDestroy_v2(stream));
     }
@@ -122,7 +122,7 @@ static void test_writes_in_stream_order(void) {
     close(f);
     GPU(cuStreamSynchronize(stream));
     for (int i = 0; i < 20; i++) {
-        check(wrote[i] == (ssize_t)(4 * MIB), "write %d said %zd", i, wrote[i]);
+        check(wrote[i] == (ssize_t)(4 * MIB), "write %d returned %zd", i, wrote[i]);
         check(pread(kept, seen, 4 * MIB, i * 4 * MIB) == (ssize_t)(4 * MIB) && all(seen, 4 * MIB, i + 1), "write %d", i);
     }
 }
