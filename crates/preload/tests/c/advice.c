@@ -1,4 +1,4 @@
-/* posix_fadvise answers as the kernel does, and device reads go by what was advised. */
+/* posix_fadvise returns what the kernel returns, and device reads follow the advice. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 enum { SIZE = 24 << 20, BLOCK = 128 << 10 };
 static char *device;
 
-static void answers(void)
+static void return_values(void)
 {
     int ends[2];
     CHECK(pipe(ends) == 0);
@@ -26,7 +26,7 @@ static void answers(void)
     close(ends[1]);
 }
 
-/* How many pages of a range are in the page cache. */
+/* The number of pages of a range in the page cache. */
 static int cached_of(int fd, int from, int to)
 {
     static unsigned char pages[SIZE / 4096];
@@ -44,9 +44,9 @@ static int cached(int fd)
     return cached_of(fd, 0, SIZE);
 }
 
-/* A new file, of which nothing is cached, and advice about it. A new one each time: read-ahead that is still under way would
- * bring pages of an old one back. -1 where pages do not leave. */
-static int advised(const char *name, int advice)
+/* A new file without cached pages, with advice set. A new one each time: read-ahead in flight would read pages of an old
+ * file in again. -1 if its pages cannot be dropped. */
+static int file_with_advice(const char *name, int advice)
 {
     static char bytes[SIZE];
     memset(bytes, 5, SIZE);
@@ -64,8 +64,8 @@ static int advised(const char *name, int advice)
     return fd;
 }
 
-/* Its pages that are in the page cache after its first half was read. */
-static int after_reading(int fd)
+/* The number of its cached pages after reading its first half. */
+static int cached_after_reading(int fd)
 {
     if (fd < 0)
         return -1;
@@ -76,8 +76,8 @@ static int after_reading(int fd)
     return now;
 }
 
-/* A file that a device has read, and of which nothing is cached; -1 where its pages do not leave. */
-static int known(const char *name)
+/* A file that a device read has used, without cached pages; -1 if its pages cannot be dropped. */
+static int file_with_state(const char *name)
 {
     static char bytes[SIZE];
     memset(bytes, 5, SIZE);
@@ -93,12 +93,12 @@ static int known(const char *name)
     return -1;
 }
 
-/* The kernel fetches one window of what will be needed; all of it comes. */
-static void willneed(void)
+/* For POSIX_FADV_WILLNEED the kernel reads one window only; the library has to read in all of the range. */
+static void willneed_reads_all(void)
 {
-    int fd = known("willneed.tmp");
+    int fd = file_with_state("willneed.tmp");
     if (fd < 0) {
-        puts("skipped: pages of a file stay cached here whatever is advised");
+        puts("skipped: pages of a file stay cached here despite POSIX_FADV_DONTNEED");
         return;
     }
     CHECK(posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED) == 0);
@@ -106,7 +106,7 @@ static void willneed(void)
         CHECK(i < 6000); /* a minute */
         usleep(10000);
     }
-    /* They are the program's: a stream of small reads, which drops what it has brought in, drops none of them. */
+    /* These pages belong to the program: a stream of small reads drops the pages that it read in, but none of these. */
     for (int at = 0; at < SIZE; at += 32768)
         CHECK(pread(fd, device, 32768, at) == 32768);
     usleep(100000);
@@ -122,12 +122,12 @@ static void stream(int fd, int from, int to)
         CHECK(pread(fd, device, BLOCK, at) == BLOCK);
 }
 
-/* What device reads alone have brought in is the program's once it says that it will be needed. */
-static void adopted(void)
+/* Pages that device reads have read in belong to the program after its POSIX_FADV_WILLNEED. */
+static void willneed_adopts_pages(void)
 {
-    /* Behind the first windows, which stay whatever is said, and among the newest that were brought in. */
+    /* After the first windows, which stay in any case, and among the pages read in last. */
     enum { FROM = 18 << 20, TO = 20 << 20 };
-    int fd = advised("adopted.tmp", POSIX_FADV_NORMAL);
+    int fd = file_with_advice("adopted.tmp", POSIX_FADV_NORMAL);
     if (fd < 0)
         return;
     stream(fd, 0, TO);
@@ -143,19 +143,19 @@ static void adopted(void)
     close(fd);
 }
 
-/* When the program closes a file, what device reads have left of it in the set goes. */
-static void closing(void)
+/* When the program closes a file, its pages in the bounded read-ahead set are dropped. */
+static void close_drops_pages(void)
 {
-    int fd = advised("closing.tmp", POSIX_FADV_NORMAL), before;
+    int fd = file_with_advice("closing.tmp", POSIX_FADV_NORMAL), before;
     if (fd < 0)
         return;
-    /* To look by: opening it would count as somebody who reads it. */
+    /* For counting: an open of the file would count as another reader. */
     int other = dup(fd);
     stream(fd, 0, SIZE);
     usleep(200000);
-    /* Nothing has gone: the disk's window is as wide as the file. */
+    /* Nothing was dropped: the disk's read-ahead window is as large as the file. */
     if ((before = cached(other)) > SIZE / 4096 - 600) {
-        puts("skipped: all of a small file is read ahead here");
+        puts("skipped: the read-ahead window here covers the whole file");
     } else {
         CHECK(before >= 512 && close(fd) == 0);
         for (int i = 0; cached(other) > before - 400; i++) {
@@ -173,21 +173,21 @@ int main(void)
     memset(bytes, 5, SIZE);
     CHECK(fd >= 0 && write(fd, bytes, SIZE) == SIZE && fsync(fd) == 0);
     close(fd);
-    answers();
-    int early = advised("early.tmp", POSIX_FADV_RANDOM);
+    return_values();
+    int early = file_with_advice("early.tmp", POSIX_FADV_RANDOM);
     device = device_alloc(BLOCK);
-    answers();
-    int sequential = after_reading(advised("normal.tmp", POSIX_FADV_NORMAL));
-    int random = after_reading(advised("random.tmp", POSIX_FADV_RANDOM));
-    /* Also what was advised while no device was in use. */
-    early = after_reading(early);
-    /* Where pages do not leave, or nothing is read around the page cache, there is nothing to compare. */
+    return_values();
+    int sequential = cached_after_reading(file_with_advice("normal.tmp", POSIX_FADV_NORMAL));
+    int random = cached_after_reading(file_with_advice("random.tmp", POSIX_FADV_RANDOM));
+    /* Advice given before any device was in use counts too. */
+    early = cached_after_reading(early);
+    /* If pages cannot be dropped, or O_DIRECT is not supported, there is nothing to compare. */
     fd = open("advice.tmp", O_RDONLY | O_DIRECT);
     if (sequential >= 0 && random >= 0 && fd >= 0)
         CHECK(sequential > 0 && random == 0 && early == 0);
     unlink("advice.tmp");
-    willneed();
-    adopted();
-    closing();
+    willneed_reads_all();
+    willneed_adopts_pages();
+    close_drops_pages();
     return 0;
 }

@@ -8,17 +8,17 @@
 
 #include "check.h"
 
-/* Of the ranges that are closed only one that has the descriptor of the hold, and closes it here, lets it go. */
-static void *in_a_table_of_its_own(void *other)
+/* close_range unpins the file only if the range contains the pinning descriptor and closes it in this fd table. */
+static void *close_in_unshared_table(void *other)
 {
     int fd = *(int *)other;
     CHECK(close_range(fd, fd, CLOSE_RANGE_UNSHARE) == 0 && fcntl(fd, F_GETFD) == -1);
     return NULL;
 }
 
-static void hold_and_ranges(int fd)
+static void unpin_by_close_range(int fd)
 {
-    /* Above all other numbers, since those may be the driver's. */
+    /* Above all other descriptors, since those may be the driver's. */
     int other = dup2(fd, 900);
     CHECK(other == 900 && dup2(fd, 899) == 899 && dup2(fd, 901) == 901);
     pthread_t thread;
@@ -28,11 +28,11 @@ static void hold_and_ranges(int fd)
     FAILS(close_range(900, 900, 1 << 30), EINVAL);
     FAILS(close_range(901, 900, 0), EINVAL);
     closefrom(901);
-    CHECK(pthread_create(&thread, NULL, in_a_table_of_its_own, &other) == 0 && pthread_join(thread, NULL) == 0);
+    CHECK(pthread_create(&thread, NULL, close_in_unshared_table, &other) == 0 && pthread_join(thread, NULL) == 0);
     CHECK(spinio_is_held(fd) == 1 && fcntl(other, F_GETFD) == FD_CLOEXEC);
     CHECK(close_range(900, 900, 0) == 0 && spinio_is_held(fd) == 0);
     CHECK(dup2(fd, other) == other);
-    /* The last hold may still be going: that is nobody's doing, and waited for. */
+    /* The previous pin may still be in release: spinio_hold waits for it. */
     CHECK(spinio_hold(other) == 0 && spinio_is_held(fd) == 1);
     closefrom(900);
     CHECK(spinio_is_held(fd) == 0);
@@ -81,7 +81,7 @@ int main(void)
         moved += after.route[i].bytes - before.route[i].bytes;
     CHECK(moved >= 2 * SIZE - 107);
     spinio_set_stream(NULL);
-    /* An older program gets what it knows, a newer one zeros. */
+    /* An older program gets the fields it knows, a newer one zeros. */
     struct {
         struct spinio_counters known;
         uint64_t news;
@@ -90,7 +90,7 @@ int main(void)
     uint64_t older[2] = {0, 5};
     CHECK(spinio_stats((struct spinio_counters *)older, sizeof *older) == 0 && older[0] == after.reads && older[1] == 5);
 
-    /* Many at once: pieces, arrays, one buffer; and a batch that goes on by itself. */
+    /* Batches: read ops, arrays, one buffer; and an asynchronous batch. */
     enum { PIECES = 500, PIECE = 700 };
     static struct spinio_piece piece[PIECES];
     static uint64_t offsets[PIECES], sizes[PIECES];
@@ -119,7 +119,7 @@ int main(void)
     CHECK(spinio_batch(NULL, 0) == 0);
     CHECK(spinio_stats(&after, sizeof after) == 0);
 
-    /* A held file. */
+    /* A pinned file. */
     FAILS(spinio_hold(fd), ETXTBSY);
     CHECK(strstr(spinio_last_error(), "open for writing"));
     CHECK(spinio_is_held(fd) == 0 && spinio_map(fd, 0, 100, 0) == NULL && errno == ETXTBSY);
@@ -138,17 +138,17 @@ int main(void)
         CHECK(after.route[SPINIO_ROUTE_GATHER].bytes == then.route[SPINIO_ROUTE_GATHER].bytes + PIECES * PIECE);
         CHECK(after.route[SPINIO_ROUTE_DMA].bytes == then.route[SPINIO_ROUTE_DMA].bytes + SIZE);
         const unsigned char *map = spinio_map(fd, 10, 100, 0);
-        CHECK(map && memcmp(map, host + 10, 100) == 0); /* the emulated GPU's kernels run on the CPU */
+        CHECK(map && memcmp(map, host + 10, 100) == 0); /* GPU kernels of the emulated GPU run on the CPU */
         CHECK(spinio_map_wanted(map) == 0 && spinio_unmap(map) == 0);
         FAILS(spinio_map_wanted(map), EINVAL);
         FAILS(spinio_unmap(map), EINVAL);
         CHECK(spinio_release(fd) == 0 && spinio_is_held(fd) == 0);
-        /* Closing the descriptor that it is held by lets it go. */
+        /* Closing the pinning descriptor unpins the file. */
         int other = dup(fd);
         CHECK(spinio_hold(other) == 0 && spinio_is_held(fd) == 1);
         close(other);
         CHECK(spinio_is_held(fd) == 0);
-        hold_and_ranges(fd);
+        unpin_by_close_range(fd);
     } else {
         CHECK(errno == EOPNOTSUPP); /* a file system without leases */
     }
@@ -157,7 +157,7 @@ int main(void)
     CHECK(fd >= 0);
     CHECK(spinio_stats(&after, sizeof after) == 0);
 
-    /* The other way round. */
+    /* Writes. */
     CHECK(spinio_mem_copy(a, host, SIZE) == 0);
     CHECK(spinio_pwrite(fd, a + 5, SIZE - 5, 1000) == SIZE - 5);
     CHECK(pread(fd, back, SIZE - 5, 1000) == SIZE - 5 && memcmp(host + 5, back, SIZE - 5) == 0);
@@ -166,7 +166,7 @@ int main(void)
     CHECK(before.writes == after.writes + 1 && before.written_bytes == after.written_bytes + SIZE - 5);
     ssize_t written = -1000;
     CHECK(spinio_pwrite_async(fd, a, SIZE - 9, 33, NULL, &written) == 0);
-    CHECK(spinio_mem_copy(back, a, SIZE) == 0 && written == SIZE - 9); /* behind it */
+    CHECK(spinio_mem_copy(back, a, SIZE) == 0 && written == SIZE - 9); /* copied after the write on the stream */
     CHECK(pread(fd, back, SIZE - 9, 33) == SIZE - 9 && memcmp(host, back, SIZE - 9) == 0);
     CHECK(spinio_pwrite_async(fd, a, SIZE, 0, NULL, NULL) == 0 && spinio_mem_copy(back, a, SIZE) == 0);
     CHECK(pread(fd, back, SIZE, 0) == SIZE && memcmp(host, back, SIZE) == 0);

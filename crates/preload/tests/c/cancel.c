@@ -1,5 +1,5 @@
-/* Threads cancelled inside host reads and writes: cleanup handlers run, the calls do not come back, and the library lets the
- * unwinding pass. Once before any device exists, once after; with HOST_ONLY there is none. */
+/* Threads cancelled inside host reads and writes: cleanup handlers run, the calls do not return, and the unwinding passes
+ * through the library. Once before any device exists, once after; with HOST_ONLY there is none. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -15,7 +15,7 @@
 
 enum { CALLS = 9, THREADS = 20 };
 static atomic_int cleaned, started;
-static int ends[2], full[2]; /* an empty pipe, and one without room */
+static int ends[2], full[2]; /* an empty pipe, and a full one */
 
 static void cleanup(void *count)
 {
@@ -48,7 +48,7 @@ static void *reader(void *which)
         break;
     }
     }
-    fprintf(stderr, "call %ld came back\n", (long)which);
+    fprintf(stderr, "call %ld returned\n", (long)which);
     exit(1);
     pthread_cleanup_pop(0);
     return NULL;
@@ -57,8 +57,8 @@ static void *reader(void *which)
 #ifndef HOST_ONLY
 static void *device;
 
-/* A cancellation that is already asked for ends the thread before the read takes anything. */
-static void *too_late(void *fd)
+/* A pending cancellation ends the thread before the read consumes any bytes. */
+static void *pending_cancel(void *fd)
 {
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     pthread_cancel(pthread_self());
@@ -69,7 +69,7 @@ static void *too_late(void *fd)
     return NULL;
 }
 
-/* Device reads and writes without end: cancelled at any time, they leave nothing locked. */
+/* Device reads and writes in an endless loop: a cancellation at any time leaves nothing locked. */
 static void *device_reader(void *fd)
 {
     FILE *file = fdopen(dup(*(int *)fd), "r"), *sink = fopen("/dev/null", "w");
@@ -126,7 +126,7 @@ int main(void)
     CHECK(write(ends[1], "left", 4) == 4);
     pthread_t thread;
     void *result;
-    CHECK(pthread_create(&thread, NULL, too_late, &ends[0]) == 0);
+    CHECK(pthread_create(&thread, NULL, pending_cancel, &ends[0]) == 0);
     CHECK(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
     char left[4];
     int fd = open("/proc/self/exe", O_RDONLY);

@@ -1,4 +1,4 @@
-/* A failed check prints where and ends the program. */
+/* A failed check prints its location and ends the program. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -11,7 +11,7 @@
     do {                                                                                                     \
         int errno_ = errno;                                                                                  \
         if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: not so: %s (errno %d, %s)\n", __FILE__, __LINE__, #condition, errno_,    \
+            fprintf(stderr, "%s:%d: check failed: %s (errno %d, %s)\n", __FILE__, __LINE__, #condition, errno_,    \
                     strerror(errno_));                                                                       \
             exit(1);                                                                                         \
         }                                                                                                    \

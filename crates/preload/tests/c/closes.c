@@ -1,5 +1,5 @@
-/* What the library keeps beside a file goes when the program closes it, by whatever name; children that close do not make
- * it go. A signal handler may close in the middle of a device read. */
+/* The library's shadow descriptors of a file are closed when the program closes the file, by any of its names; closes in
+ * children do not count. A signal handler may close in the middle of a device read. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
@@ -15,8 +15,8 @@ enum { SIZE = 4 << 20 };
 static char *device;
 static volatile int signals;
 
-/* Whether a thread with a descriptor table of its own holds the file. A pipe of ours tells whose table it is. */
-static int kept(void)
+/* Whether a thread with an unshared fd table has the file open. A pipe of this program marks the program's own table. */
+static int has_shadow_fd(void)
 {
     static int mark[2];
     static char mark_name[64];
@@ -49,15 +49,15 @@ static int kept(void)
     return found;
 }
 
-/* A helper that is just finishing a piece may hold the file for a moment longer. */
-static int gone(void)
+/* A shadow worker that is finishing a chunk may have the file open for a moment longer. */
+static int shadow_fd_closed(void)
 {
-    for (int i = 0; i < 100000 && kept(); i++)
+    for (int i = 0; i < 100000 && has_shadow_fd(); i++)
         usleep(1000);
-    return !kept();
+    return !has_shadow_fd();
 }
 
-static int opened(void)
+static int open_and_read(void)
 {
     int fd = open("closes.tmp", O_RDONLY);
     CHECK(fd >= 0 && posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
@@ -65,16 +65,16 @@ static int opened(void)
     return fd;
 }
 
-/* Whether the file may still be held after something that is no reason to let go. Idle, it is let go of soon anyway, so
- * one time out of many is enough; where nothing is ever held (no direct I/O here) there is nothing to see. */
-static int stays(int fd, void (*something)(int))
+/* Whether the shadow descriptor stays open after an event that is no reason to close it. An idle one is closed soon anyway,
+ * so one time out of many is enough; if none is ever open (no direct I/O here) there is nothing to check. */
+static int shadow_fd_stays(int fd, void (*something)(int))
 {
     for (int i = 0; i < 50; i++) {
         CHECK(pread(fd, device, SIZE, 0) == SIZE);
-        if (!kept())
+        if (!has_shadow_fd())
             return 1;
         something(fd);
-        if (kept())
+        if (has_shadow_fd())
             return 1;
     }
     return 0;
@@ -112,25 +112,25 @@ int main(void)
     CHECK(fd >= 0 && ftruncate(fd, SIZE) == 0 && fsync(fd) == 0);
     close(fd);
 
-    fd = opened();
-    CHECK(stays(fd, child_closes));
+    fd = open_and_read();
+    CHECK(shadow_fd_stays(fd, child_closes));
     close(fd);
-    CHECK(gone());
-    fd = opened();
-    CHECK(dup2(0, fd) == fd && gone());
+    CHECK(shadow_fd_closed());
+    fd = open_and_read();
+    CHECK(dup2(0, fd) == fd && shadow_fd_closed());
     close(fd);
-    fd = opened();
-    CHECK(dup3(0, fd, O_CLOEXEC) == fd && gone());
+    fd = open_and_read();
+    CHECK(dup3(0, fd, O_CLOEXEC) == fd && shadow_fd_closed());
     close(fd);
-    fd = opened();
-    CHECK(stays(fd, only_marked));
-    CHECK(close_range(fd, fd, 0) == 0 && gone());
-    /* Above all other numbers, since those may be the driver's. */
-    fd = opened();
+    fd = open_and_read();
+    CHECK(shadow_fd_stays(fd, only_marked));
+    CHECK(close_range(fd, fd, 0) == 0 && shadow_fd_closed());
+    /* Above all other descriptors, since those may be the driver's. */
+    fd = open_and_read();
     CHECK(dup2(fd, 1000) == 1000 && close(fd) == 0);
     CHECK(pread(1000, device, SIZE, 0) == SIZE);
     closefrom(1000);
-    CHECK(gone());
+    CHECK(shadow_fd_closed());
 
     struct sigaction action = {.sa_handler = closing_handler, .sa_flags = SA_RESTART};
     struct itimerval often = {{0, 300}, {0, 300}};

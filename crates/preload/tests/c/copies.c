@@ -1,6 +1,6 @@
-/* Copies between descriptors that no memory of the program takes part in: sendfile, copy_file_range, splice, tee. The
- * library hooks none of them, so what they say and what they leave is the same without it, with it, and with it while
- * the same files are read and written from a device: each line is a call, and the whole output is compared.
+/* Copies between descriptors without memory of the program: sendfile, copy_file_range, splice, tee. The library hooks none
+ * of them, so their results and the files are the same without it, with it, and with it while the same files are read
+ * and written from a device: each output line is a call, and the whole output is compared.
  * Usage: copies FOLDER [device] */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -15,21 +15,21 @@
 enum { SIZE = (5 << 20) + 777 };
 static unsigned char *host, *device;
 
-/* What a call said, and where the descriptors stand afterwards. */
-static void told(const char *call, ssize_t said, int number, int in, int out)
+/* The result of a call, and the offsets of the descriptors afterwards. */
+static void print_call(const char *call, ssize_t said, int number, int in, int out)
 {
     printf("%s: %zd errno %d, at %ld and %ld\n", call, said, said < 0 ? number : 0, (long)lseek(in, 0, SEEK_CUR),
            (long)lseek(out, 0, SEEK_CUR));
 }
 
-#define TELL(in, out, ...)                                                                                   \
+#define PRINT(in, out, ...)                                                                                   \
     do {                                                                                                     \
         errno = 0;                                                                                           \
         ssize_t said_ = __VA_ARGS__;                                                                         \
-        told(#__VA_ARGS__, said_, errno, in, out);                                                           \
+        print_call(#__VA_ARGS__, said_, errno, in, out);                                                           \
     } while (0)
 
-/* The length of a file, and a sum of its bytes that minds their places. */
+/* The length of a file, and a hash of its bytes that depends on their order. */
 static void print_file(const char *name)
 {
     unsigned char *bytes = malloc(3 * SIZE);
@@ -44,43 +44,43 @@ static void print_file(const char *name)
     free(bytes);
 }
 
-/* So that the library knows the file, its twins and its residency: from a device if there is one. */
-static void touch(int fd)
+/* A device read, if there is a device: afterwards the library has state, shadow descriptors and residency of the file. */
+static void device_read(int fd)
 {
     off_t at = lseek(fd, 0, SEEK_CUR);
     CHECK(!device || pread(fd, device, SIZE, 0) == SIZE);
     CHECK(lseek(fd, 0, SEEK_CUR) == at);
 }
 
-/* The same bytes, later in the file than they were: by the device if there is one. */
-static void change(int fd)
+/* Moves the same bytes to a later offset of the file: from the device if there is one. */
+static void device_write(int fd)
 {
     if (device)
         device_put(device, host + 1000, SIZE - 1000);
     CHECK(pwrite(fd, device ? device : host + 1000, SIZE - 1000, 1000) == SIZE - 1000);
 }
 
-/* Through a pipe, as many bytes as there are. */
+/* Copies all bytes through a pipe. */
 static void through_a_pipe(int from, off_t at, int to)
 {
-    int ends[2], twin[2];
+    int ends[2], teed[2];
     size_t all = 0;
     static char first[4096], second[4096];
-    CHECK(pipe(ends) == 0 && pipe(twin) == 0);
+    CHECK(pipe(ends) == 0 && pipe(teed) == 0);
     for (ssize_t got; (got = splice(from, &at, ends[1], NULL, 50000, 0)) > 0; all += (size_t)got) {
-        /* What stands in the pipe may also be looked at twice. */
-        ssize_t seen = tee(ends[0], twin[1], 4096, 0);
-        CHECK(seen > 0 && read(twin[0], first, 4096) == seen);
+        /* tee duplicates the bytes in the pipe. */
+        ssize_t seen = tee(ends[0], teed[1], 4096, 0);
+        CHECK(seen > 0 && read(teed[0], first, 4096) == seen);
         CHECK(pread(from, second, (size_t)seen, at - got) == seen && memcmp(first, second, (size_t)seen) == 0);
         for (ssize_t left = got, sent; left > 0; left -= sent)
             CHECK((sent = splice(ends[0], NULL, to, NULL, (size_t)left, 0)) > 0);
     }
     printf("spliced %zu bytes up to %ld\n", all, (long)at);
-    TELL(from, to, splice(from, NULL, to, NULL, 100, 0)); /* none of them a pipe */
-    TELL(from, to, splice(ends[0], NULL, ends[0], NULL, 100, SPLICE_F_NONBLOCK));
-    TELL(from, to, splice(ends[0], &at, to, NULL, 100, 0)); /* a pipe has no offset */
+    PRINT(from, to, splice(from, NULL, to, NULL, 100, 0)); /* neither is a pipe */
+    PRINT(from, to, splice(ends[0], NULL, ends[0], NULL, 100, SPLICE_F_NONBLOCK));
+    PRINT(from, to, splice(ends[0], &at, to, NULL, 100, 0)); /* a pipe has no offset */
     for (int i = 0; i < 2; i++)
-        close(ends[i]), close(twin[i]);
+        close(ends[i]), close(second[i]);
 }
 
 int main(int argc, char **argv)
@@ -98,40 +98,40 @@ int main(int argc, char **argv)
     int sockets[2];
     CHECK(out >= 0 && more >= 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
 
-    touch(in);
+    device_read(in);
     off_t at = 100, to = 2 * SIZE;
-    TELL(in, out, sendfile(out, in, NULL, 1 << 20));
-    TELL(in, out, sendfile(out, in, &at, SIZE));
-    TELL(in, out, sendfile(out, in, &at, SIZE)); /* nothing is left */
-    TELL(in, out, sendfile(sockets[0], in, NULL, 10000));
+    PRINT(in, out, sendfile(out, in, NULL, 1 << 20));
+    PRINT(in, out, sendfile(out, in, &at, SIZE));
+    PRINT(in, out, sendfile(out, in, &at, SIZE)); /* at end of file */
+    PRINT(in, out, sendfile(sockets[0], in, NULL, 10000));
     CHECK(recv(sockets[1], host, 10000, MSG_WAITALL) == 10000);
-    TELL(in, more, sendfile(more, in, NULL, 100)); /* O_APPEND */
-    TELL(in, out, sendfile(in, 900, NULL, 100));
-    TELL(in, out, sendfile(900, in, NULL, 100));
-    TELL(in, out, sendfile(out, sockets[0], NULL, 100));
+    PRINT(in, more, sendfile(more, in, NULL, 100)); /* O_APPEND */
+    PRINT(in, out, sendfile(in, 900, NULL, 100));
+    PRINT(in, out, sendfile(900, in, NULL, 100));
+    PRINT(in, out, sendfile(out, sockets[0], NULL, 100));
     print_file("copies.out");
 
     for (size_t i = 0; i < SIZE; i++)
         host[i] = (unsigned char)(i * 40503u >> 7);
-    touch(out);
-    change(in);
+    device_read(out);
+    device_write(in);
     at = 0;
-    TELL(in, out, copy_file_range(in, &at, out, &to, SIZE, 0));
-    TELL(in, out, copy_file_range(in, NULL, out, NULL, 4097, 0));
-    TELL(in, out, copy_file_range(in, &at, out, NULL, 4097, 0)); /* nothing is left */
-    TELL(in, more, copy_file_range(in, NULL, more, NULL, 100, 0));
-    TELL(in, in, copy_file_range(in, NULL, in, NULL, 100, 0)); /* onto itself */
-    TELL(in, out, copy_file_range(in, NULL, sockets[0], NULL, 100, 0));
-    TELL(in, out, copy_file_range(in, NULL, out, NULL, 100, 7));
+    PRINT(in, out, copy_file_range(in, &at, out, &to, SIZE, 0));
+    PRINT(in, out, copy_file_range(in, NULL, out, NULL, 4097, 0));
+    PRINT(in, out, copy_file_range(in, &at, out, NULL, 4097, 0)); /* at end of file */
+    PRINT(in, more, copy_file_range(in, NULL, more, NULL, 100, 0));
+    PRINT(in, in, copy_file_range(in, NULL, in, NULL, 100, 0)); /* onto itself */
+    PRINT(in, out, copy_file_range(in, NULL, sockets[0], NULL, 100, 0));
+    PRINT(in, out, copy_file_range(in, NULL, out, NULL, 100, 7));
     print_file("copies.out");
 
-    change(in);
-    touch(in);
+    device_write(in);
+    device_read(in);
     CHECK(ftruncate(out, 0) == 0 && lseek(out, 3, SEEK_SET) == 3);
     through_a_pipe(in, 4095, out);
     print_file("copies.in");
     print_file("copies.out");
-    /* And the device reads what they brought. */
+    /* The device reads the copied bytes. */
     unsigned char *brought = malloc(SIZE), *same = malloc(SIZE);
     CHECK(brought && same && pread(out, brought, SIZE - 4092, 0) == SIZE - 4092);
     if (device) {

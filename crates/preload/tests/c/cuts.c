@@ -1,10 +1,10 @@
-/* Somebody cuts a file while another thread writes it from device memory: of each write the bytes are there or cut, and
- * what stands where a cut was made good by a later write is zeros; nothing else is ever seen.
+/* One thread truncates a file while another writes it from device memory: the bytes of each write are present or
+ * truncated, and where a later write has extended a truncated file there are zeros; nothing else ever appears.
  *
  *   before        oooooooooooo            old bytes
- *   a write            NNNNNNNNNN         new ones, the call says all of them
- *   a cut         ........|               beside it
- *   afterwards    oooooNNN                or with a tail: zeros where it was cut, N where it was written later
+ *   a write            NNNNNNNNNN         new ones, the call returns their number
+ *   a truncation  ........|               concurrent
+ *   afterwards    oooooNNN                or with a tail: zeros where it was truncated, N where it was written later
  *
  * Usage: cuts SEED FOLDER */
 #define _GNU_SOURCE
@@ -32,13 +32,13 @@ static uint64_t random_below(uint64_t bound)
 }
 
 /* The byte at an offset of a version; never zero. */
-static unsigned char byte(off_t at, int version)
+static unsigned char byte_at(off_t at, int version)
 {
     unsigned char mixed = (unsigned char)((uint64_t)at * 0x9E3779B97F4A7C15u >> 57);
     return (unsigned char)(1 + mixed + 127 * version);
 }
 
-static void *cutter(void *unused)
+static void *truncator(void *unused)
 {
     for (;;) {
         pthread_barrier_wait(&together);
@@ -49,7 +49,7 @@ static void *cutter(void *unused)
     }
 }
 
-/* Of a host's reader: what he sees beside all that is old, new or zero, too. */
+/* A concurrent host reader: every byte that it reads is old, new or zero. */
 static void *reader(void *unused)
 {
     unsigned char *bytes = malloc(1 << 20);
@@ -58,7 +58,7 @@ static void *reader(void *unused)
         ssize_t got = pread(fd, bytes, 1 << 20, at);
         CHECK(got >= 0);
         for (ssize_t i = 0; i < got; i++)
-            CHECK(!bytes[i] || bytes[i] == byte(at + i, 0) || bytes[i] == byte(at + i, 1));
+            CHECK(!bytes[i] || bytes[i] == byte_at(at + i, 0) || bytes[i] == byte_at(at + i, 1));
     }
     free(bytes);
     return unused;
@@ -66,14 +66,14 @@ static void *reader(void *unused)
 
 static void one_round(int version)
 {
-    /* Every byte is of the other version, up to a length. */
+    /* Up to a random length, every byte is of the other version. */
     off_t length = (off_t)random_below(SPAN), from = (off_t)random_below(SPAN), to;
     size_t size = 1 + random_below(random_below(3) ? SPAN - (size_t)from : 70000);
     if ((size_t)from + size > SPAN)
         size = SPAN - (size_t)from;
     to = from + (off_t)size;
     CHECK(ftruncate(fd, 0) == 0 && pwrite(fd, device[!version], (size_t)length, 0) == length);
-    /* Mostly into the bytes that are being written. */
+    /* Mostly truncates within the written range. */
     cut = random_below(4) ? from + (off_t)random_below(size + 1) : (off_t)random_below(SPAN);
     pthread_barrier_wait(&together);
     if (random_below(2))
@@ -84,22 +84,22 @@ static void one_round(int version)
 
     struct stat now;
     CHECK(fstat(fd, &now) == 0);
-    /* Cut last; or cut first, and written behind it, all or from some place on. */
+    /* Truncated last; or truncated first, and then written past the end, all of it or from some offset on. */
     CHECK(now.st_size == cut || now.st_size == (to > cut ? to : cut));
     ssize_t got = pread(fd, seen, SPAN, 0);
     CHECK(got == now.st_size);
-    int behind = 0; /* a new byte was seen behind the cut */
+    int past_cut = 0; /* a new byte was seen past the truncation */
     for (off_t at = 0; at < got; at++) {
-        int is_new = seen[at] == byte(at, version), is_old = seen[at] == byte(at, !version), is_zero = !seen[at];
+        int is_new = seen[at] == byte_at(at, version), is_old = seen[at] == byte_at(at, !version), is_zero = !seen[at];
         int written = at >= from && at < to, good;
         if (at < cut)
             good = written ? is_new : at < length ? is_old : is_zero;
         else
-            /* Of what was written either nothing, or all from some place on. */
-            good = written ? is_new || (is_zero && !behind) : is_zero;
-        behind |= at >= cut && written && is_new;
+            /* Of the written bytes either none, or all from some offset on. */
+            good = written ? is_new || (is_zero && !past_cut) : is_zero;
+        past_cut |= at >= cut && written && is_new;
         if (!good) {
-            fprintf(stderr, "%02x at %ld: %d bytes old, cut to %ld, written %ld to %ld, now %zd\n", seen[at], (long)at,
+            fprintf(stderr, "%02x at %ld: %d bytes old, truncated to %ld, written %ld to %ld, now %zd\n", seen[at], (long)at,
                     (int)length, (long)cut, (long)from, (long)to, got);
             exit(1);
         }
@@ -114,13 +114,13 @@ int main(int argc, char **argv)
     CHECK((seen = malloc(SPAN)));
     for (int version = 0; version < 2; version++) {
         for (off_t at = 0; at < SPAN; at++)
-            seen[at] = byte(at, version);
+            seen[at] = byte_at(at, version);
         device[version] = device_alloc(SPAN);
         device_put(device[version], seen, SPAN);
     }
     char name[] = "cuts.XXXXXX";
     CHECK((fd = mkstemp(name)) >= 0 && unlink(name) == 0 && pthread_barrier_init(&together, NULL, 2) == 0);
-    CHECK(pthread_create(&threads[0], NULL, cutter, NULL) == 0 && pthread_create(&threads[1], NULL, reader, NULL) == 0);
+    CHECK(pthread_create(&threads[0], NULL, truncator, NULL) == 0 && pthread_create(&threads[1], NULL, reader, NULL) == 0);
     for (int i = 0; i < ROUNDS; i++)
         one_round(i & 1);
     __atomic_store_n(&last, 1, __ATOMIC_SEQ_CST);

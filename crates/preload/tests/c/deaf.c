@@ -1,4 +1,4 @@
-/* Held files where the kernel refuses what holding needs: signals between threads (a seccomp filter), address space. */
+/* Pinned files if the kernel refuses what pinning needs: signals between threads (a seccomp filter), address space. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -53,7 +53,7 @@ int main(int argc, char **argv)
         while (status && fgets(line, sizeof line, status))
             if (sscanf(line, "VmSize: %lu", &kilobytes) == 1)
                 break;
-        /* Room for threads and their arenas, not for the file. */
+        /* Enough for threads and their arenas, but not for the file. */
         limit.rlim_cur = (kilobytes << 10) + LARGE / 2;
         CHECK(kilobytes && setrlimit(RLIMIT_AS, &limit) == 0);
         FAILS(spinio_hold(fd), ENOMEM);

@@ -25,7 +25,7 @@ static uint64_t random_below(uint64_t bound)
     return state % bound;
 }
 
-/* Lengths and offsets: mostly small, often at an edge, now and then large. */
+/* Lengths and offsets: mostly small, often at a boundary, sometimes large. */
 static size_t length_below(size_t bound)
 {
     static const size_t edges[] = {0, 1, 511, 512, 4095, 4096, 4097, 65535, 65536, 65537, 1 << 20, (1 << 20) + 1};
@@ -70,7 +70,7 @@ static void fill(void)
     device_put(device, host, SPAN);
 }
 
-static void same(const char *what, ssize_t expected, int expected_errno, ssize_t got, int got_errno, int a, int b)
+static void compare(const char *what, ssize_t expected, int expected_errno, ssize_t got, int got_errno, int a, int b)
 {
     device_get(seen, device, SPAN);
     off_t at_a = lseek(a, 0, SEEK_CUR), at_b = lseek(b, 0, SEEK_CUR);
@@ -98,7 +98,7 @@ static void one_call(int a, int b, size_t size)
         expected = pread(a, host + into, length, offset), expected_errno = errno;
         errno = 77;
         got = pread(b, device + into, length, offset), got_errno = errno;
-        same("pread", expected, expected_errno, got, got_errno, a, b);
+        compare("pread", expected, expected_errno, got, got_errno, a, b);
         break;
     case 1:
         if (random_below(3) == 0) {
@@ -108,10 +108,10 @@ static void one_call(int a, int b, size_t size)
         expected = read(a, host + into, length), expected_errno = errno;
         errno = 77;
         got = read(b, device + into, length), got_errno = errno;
-        same("read", expected, expected_errno, got, got_errno, a, b);
+        compare("read", expected, expected_errno, got, got_errno, a, b);
         break;
     case 2: {
-        /* Parts lie apart; each is host memory in the first call, and either in the second. */
+        /* The parts are disjoint; each is host memory in the first call, and host or device memory in the second. */
         struct iovec first[PARTS], second[PARTS];
         int count = 1 + random_below(PARTS), which = random_below(3), flags = random_below(4) ? 0 : RWF_HIPRI;
         int on_device[PARTS], every = random_below(3) == 0; /* many device parts in a row are a batch */
@@ -137,7 +137,7 @@ static void one_call(int a, int b, size_t size)
         for (int i = 0; i < count; i++)
             if (!on_device[i] && second[i].iov_len)
                 device_put(device + i * (SPAN / PARTS), second[i].iov_base, second[i].iov_len);
-        same(which == 0 ? "readv" : which == 1 ? "preadv" : "preadv2", expected, expected_errno, got, got_errno, a, b);
+        compare(which == 0 ? "readv" : which == 1 ? "preadv" : "preadv2", expected, expected_errno, got, got_errno, a, b);
         break;
     }
     }
@@ -178,7 +178,7 @@ int main(int argc, char **argv)
     snprintf(path, sizeof path, "%s/differential-%s-%d", argv[2], argv[1], (int)getpid());
     host = malloc(SPAN), seen = malloc(SPAN), device = device_alloc(SPAN);
     CHECK(host && seen);
-    /* From here on the driver is known to be in use: before, a vector ends short at its first device part. */
+    /* From here on the library knows that the driver is in use: before, a vector ends short at its first device part. */
     int first = make_file(path, 4096);
     CHECK(pread(first, device, 1, 0) == 1 && close(first) == 0);
     for (int round = 0; round < ROUNDS;) {

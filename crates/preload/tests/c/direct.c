@@ -1,4 +1,4 @@
-/* The program's own O_DIRECT descriptor: what the kernel takes into aligned host memory it takes into device memory too,
+/* The program's own O_DIRECT descriptor: each read that succeeds into aligned host memory succeeds into device memory too,
  * with RWF_* flags, in vectors and through a FILE. */
 #define _GNU_SOURCE
 #include <fcntl.h>

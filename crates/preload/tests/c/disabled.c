@@ -1,4 +1,4 @@
-/* Under SPINIO_DISABLE=1 the hooks leave everything alone: device memory is what the kernel thinks of it. */
+/* Under SPINIO_DISABLE=1 the hooks do nothing: the kernel alone decides about device memory. */
 #include <fcntl.h>
 #include <sys/uio.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-/* A library named as the driver's, which reads into device memory: such a call goes straight to the kernel. Built twice:
- * as that library (-DDRIVER) and as the program. */
+/* A library with the driver's name, which reads into device memory: such a call is passed directly to the kernel. Built
+ * twice: as that library (-DDRIVER) and as the program. */
 #include <fcntl.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
-/* Calls at the edges of what the kernel takes, each made twice: with host memory, and with device memory on the same
- * descriptor. Return value and errno must be the same, and the bytes that were read. */
+/* Calls at the limits of what the kernel accepts, each made twice: with host memory, and with device memory on the same
+ * descriptor. Return value, errno and the bytes read must be the same. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -15,7 +15,7 @@ static char *host, *seen, *device;
 
 typedef ssize_t call(int fd, char *memory);
 
-static void same(const char *what, int fd, call *make)
+static void compare(const char *what, int fd, call *make)
 {
     memset(host, 0x5a, SPAN);
     device_put(device, host, SPAN);
@@ -41,7 +41,7 @@ static void same(const char *what, int fd, call *make)
 #define SAME(fd, expression)                                                                                       \
     do {                                                                                                           \
         ssize_t make_(int f, char *m) { return expression; }                                                       \
-        same(#expression, fd, make_);                                                                              \
+        compare(#expression, fd, make_);                                                                              \
     } while (0)
 
 static ssize_t two(int write, int fd, char *first, size_t a, char *second, size_t b, off_t at)
@@ -56,8 +56,8 @@ static ssize_t one(int fd, char *first, size_t a, off_t at)
     return at == -1 ? readv(fd, &part, 1) : preadv(fd, &part, 1, at);
 }
 
-/* Offsets and lengths that no file has, on descriptors that may and may not be read. */
-static void far(int fd)
+/* Offsets and lengths beyond those of any file, on descriptors open for reading and others. */
+static void out_of_range(int fd)
 {
     SAME(fd, two(0, f, m, 4096, m + 8192, 4096, INT64_MAX - 100));
     SAME(fd, two(0, f, m, 4096, m + 8192, 4096, INT64_MAX - 6000));
@@ -78,7 +78,7 @@ static void far(int fd)
     SAME(fd, pread(f, m, (size_t)1 << 62, 0));
     SAME(fd, read(f, m, (size_t)1 << 62));
     SAME(fd, pwrite(f, m, (size_t)1 << 62, 0));
-    static volatile size_t half = (size_t)1 << 63; /* which a compiler would refuse */
+    static volatile size_t half = (size_t)1 << 63; /* volatile: the compiler would refuse the constant */
     SAME(fd, pread(f, m, half, 0));
 }
 
@@ -89,21 +89,21 @@ int main(void)
     char path[] = "edges-XXXXXX";
     int both = mkstemp(path), in = open(path, O_RDONLY), out = open(path, O_WRONLY), none = open(path, O_PATH);
     CHECK(both >= 0 && in >= 0 && out >= 0 && none >= 0 && ftruncate(both, 100000) == 0);
-    /* Known to the library from here on. */
+    /* From here on the library knows the device memory. */
     CHECK(pread(in, device, 1, 0) == 1);
     int fds[] = {in, out, none, 12345};
     for (unsigned i = 0; i < sizeof fds / sizeof *fds; i++)
-        far(fds[i]);
-    /* A file system that has the largest offset: there one can stand near it. */
+        out_of_range(fds[i]);
+    /* A file system with the largest offset: a file offset can be near it. */
     int memory = memfd_create("edges", 0);
     CHECK(memory >= 0);
-    far(memory);
+    out_of_range(memory);
     CHECK(lseek(memory, INT64_MAX - 1000, SEEK_SET) > 0);
     SAME(memory, two(0, f, m, 500, m + 8192, 400, -1));
     SAME(memory, two(0, f, m, 500, m + 8192, 4096, -1));
     SAME(memory, read(f, m, 900));
 
-    /* More than is staged at once (SPINIO_STAGING), to what cannot be written, with an offset and without. */
+    /* Above the bounce limit (SPINIO_STAGING), to a file that cannot be written, with and without an offset. */
     int sysfs = open("/sys/kernel/mm/transparent_hugepage/enabled", O_RDONLY);
     if (sysfs < 0)
         sysfs = open("/sys/kernel/uevent_seqnum", O_RDONLY);
@@ -115,7 +115,7 @@ int main(void)
         SAME(closed[i], write(f, m, 5000));
     }
 
-    /* Not cut: a character device, and a file of procfs that has as many bytes as there are addresses. */
+    /* Not cut short: a character device, and a procfs file of the size of the address space. */
     int zero = open("/dev/zero", O_RDONLY), map = open("/proc/self/pagemap", O_RDONLY);
     CHECK(zero >= 0 && map >= 0);
     SAME(zero, read(f, m, SPAN));

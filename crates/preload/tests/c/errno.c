@@ -1,5 +1,5 @@
-/* A call on device memory that succeeds leaves errno as it was, through every name, however the device was found: for the
- * host's own call may have failed first. Memory that CUDA allocates is known to no hook before its first use. */
+/* A successful call on device memory leaves errno unchanged, for every hooked function, however the device was found: the
+ * host's own call may have failed first. Memory that CUDA allocates is unknown to every hook before its first use. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -26,7 +26,7 @@ enum { SPAN = 1 << 20 };
 
 static void every_name(int fd, size_t size)
 {
-    /* Fresh memory for each call: what one call has learnt of an address must not help the next. */
+    /* New memory for each call: state from one call must not affect the next. */
     char *d[22];
     for (int i = 0; i < 22; i++)
         CHECK((d[i] = device_alloc(SPAN)));
@@ -53,7 +53,7 @@ static void every_name(int fd, size_t size)
     KEEPS(readv(fd, &of[5], 1));
     for (int i = 0; i < 22; i++)
         device_free(d[i]);
-    /* Host memory that the driver was not asked about before: it is asked now, and the call is the host's. */
+    /* Host memory that was not looked up in the driver before: it is looked up now, and the host's call is made. */
     char *host = mmap(NULL, 8 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(host != MAP_FAILED);
     KEEPS(pread(fd, host, size, 0));
@@ -62,7 +62,7 @@ static void every_name(int fd, size_t size)
     CHECK(munmap(host, 8 << 20) == 0 && errno == 77);
 }
 
-/* stdio has no EFAULT to learn from, but asks the driver too. */
+/* stdio calls get no EFAULT, but look memory up in the driver too. */
 static void streams(const char *path)
 {
     size_t size = 5000;

@@ -1,5 +1,5 @@
 /* The same errors as with host memory. */
-#pragma GCC diagnostic ignored "-Wstringop-overflow" /* it is what the program is about */
+#pragma GCC diagnostic ignored "-Wstringop-overflow" /* overflows are what this program tests */
 #pragma GCC diagnostic ignored "-Wstringop-overread"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -44,7 +44,7 @@ int main(void)
     FAILS(preadv2(fd, mixed, 2, 0, 0x40000000), EOPNOTSUPP);
     struct iovec huge[2] = {{device, 4}, {device, (size_t)-1}};
     FAILS(preadv(fd, huge, 2, 0), EINVAL);
-    /* A bad vector is an error, not a crash; so is a bad buffer beside a good one. */
+    /* A bad vector is an error, not a crash; so is a bad buffer next to a good one. */
     FAILS(readv(fd, (struct iovec *)8, 2), EFAULT);
     FAILS(preadv(fd, (struct iovec *)(device + 64), 2, 0), EFAULT);
     FAILS(pread(fd, (void *)8, 4, 0), EFAULT);
@@ -84,7 +84,7 @@ int main(void)
     CHECK(read(ends[0], device, 10) == 0 && readv(ends[0], mixed, 2) == 0);
     close(ends[0]);
 
-    /* Writes of vectors, and to what cannot be written. */
+    /* Writes of vectors, and to descriptors that cannot be written. */
     int again = open("errors.tmp", O_RDWR);
     FAILS(pwritev(again, mixed, 2, -2), EINVAL);
     FAILS(pwritev(-1, mixed, 2, 0), EBADF);
@@ -136,7 +136,7 @@ int main(void)
     CHECK(fread(device, 1, 10, file) == 0 && errno == EBADF && ferror(file));
     fclose(file);
 
-    /* A read ends where its allocation ends, as it does at the end of a host mapping. */
+    /* A read ends at the end of its allocation, as at the end of a host mapping. */
     CHECK(ftruncate(fd, 2 * SIZE) == 0);
     CHECK(pread(fd, device + SIZE - 100, 4096, 0) == 100);
     CHECK(pwrite(fd, device + SIZE - 100, 4096, 0) == 100);

@@ -1,4 +1,4 @@
-/* Children of a process that uses a device: host reads go on, closing everything harms nobody, and the parent's own
+/* Children of a process that uses a device: their host reads work, they may close all descriptors, and the parent's
  * device reads work afterwards. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -41,7 +41,7 @@ static void *reading(void *unused)
     return NULL;
 }
 
-static void passed(pid_t child)
+static void expect_success(pid_t child)
 {
     int status;
     CHECK(child > 0 && waitpid(child, &status, 0) == child);
@@ -70,7 +70,7 @@ int main(void)
                 _exit(2);
             _exit(0);
         }
-        passed(child);
+        expect_success(child);
         child = vfork();
         if (child == 0) {
             close_range(3, ~0u, CLOSE_RANGE_CLOEXEC);
@@ -79,16 +79,16 @@ int main(void)
             execl("/bin/true", "true", (char *)0);
             _exit(3);
         }
-        passed(child);
+        expect_success(child);
         char *arguments[] = {"true", NULL};
         CHECK(posix_spawn(&child, "/bin/true", NULL, NULL, arguments, environ) == 0);
-        passed(child);
+        expect_success(child);
     }
     atomic_store(&stop, 1);
     CHECK(pthread_join(thread, NULL) == 0);
     device_read();
     if (!device_has_descriptors()) {
-        /* The program may close every number it has: the library owns none of them. */
+        /* The program may close every descriptor it has: the library owns none of them. */
         close_range(3, ~0u, 0);
         fd = open("forks.tmp", O_RDONLY);
         CHECK(fd == 3);

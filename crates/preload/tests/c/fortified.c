@@ -1,4 +1,4 @@
-/* The fortified names, as programs compiled with -D_FORTIFY_SOURCE=2 call them; a buffer overrun still aborts. */
+/* The fortified functions that programs compiled with -D_FORTIFY_SOURCE=2 call; a buffer overrun still aborts. */
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/types.h>
@@ -36,7 +36,7 @@ int main(void)
     CHECK(memcmp(host, "bcde", 4) == 0);
     pid_t child = fork();
     if (child == 0) {
-        close(2); /* libc says why it aborts */
+        close(2); /* hides libc's message */
         __read_chk(fd, device, 4096, 8);
         _exit(0);
     }

@@ -1,4 +1,4 @@
-/* A signal handler leaves waiting device reads by longjmp: nothing that other reads need is lost, and memory is bounded. */
+/* A signal handler leaves waiting device reads by longjmp: no resource that other reads need is lost, and memory is bounded. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -24,7 +24,7 @@ static void jump(int signal)
     siglongjmp(out, 1);
 }
 
-/* A signal elsewhere than in the kernel's read could leave a lock taken. */
+/* A signal outside the kernel's read could leave a lock locked. */
 static int waits_in_read(void)
 {
     char path[64], call[64] = "";
@@ -83,9 +83,9 @@ int main(void)
             before = memory_in_kib();
         if (sigsetjmp(out, 1) == 0) {
             left_to_jump = JUMPS - jumped;
-            /* Small ones and large ones. */
+            /* Small and large reads. */
             read(sockets[0], device, jumped % 3 == 0 ? 4096 : SIZE);
-            CHECK(!"a read of a quiet socket returns");
+            CHECK(!"a read of an idle socket returned");
         }
     }
     pthread_join(thread, NULL);

@@ -15,7 +15,7 @@ static void *find(const char *name)
 {
     void *found = dlsym(RTLD_DEFAULT, name);
     if (!found) {
-        fprintf(stderr, "%s is not there: is the library preloaded?\n", name);
+        fprintf(stderr, "%s not found: is the library preloaded?\n", name);
         exit(1);
     }
     return found;
@@ -77,13 +77,13 @@ __attribute__((constructor)) static void choose(void)
     cuda.on = 1;
 }
 
-/* ---- either ---------------------------------------------------------------------------------------------------- */
+/* ---- both devices ---------------------------------------------------------------------------------------------- */
 
 void *device_alloc(size_t size)
 {
     unsigned long long address;
     if (cuda.on) {
-        must(cuda.set_current(cuda.context), "cuCtxSetCurrent"); /* every thread that allocates */
+        must(cuda.set_current(cuda.context), "cuCtxSetCurrent"); /* in every allocating thread */
         must(cuda.alloc(&address, size), "cuMemAlloc");
         return (void *)address;
     }

@@ -1,4 +1,4 @@
-/* nvmmu.h from C: the paper's functions, and what they say when they are misused. */
+/* nvmmu.h from C: the paper's functions, and their errors on misuse. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -24,7 +24,7 @@ static void put(const char *path, const void *bytes, size_t size)
     CHECK(fd >= 0 && write(fd, bytes, size) == (ssize_t)size && close(fd) == 0);
 }
 
-static void the_paper_s_functions_move_files(void)
+static void paper_functions_move_files(void)
 {
     put("nvmmu.in", host, SIZE);
     CHECK(nvmmuBegin(7, "nvmmu.out") == 1);
@@ -38,7 +38,7 @@ static void the_paper_s_functions_move_files(void)
     CHECK(memcmp(host, back, SIZE) == 0);
 }
 
-static void sizes_of_64_bits_and_a_report(void)
+static void large_sizes_and_report(void)
 {
     struct nvmmu_report report;
     CHECK(nvmmu_begin(1, "nvmmu.big") == 0);
@@ -59,7 +59,7 @@ static int failed(int64_t answer, int number, const char *says)
     return right;
 }
 
-static void *of_another_thread(void *unused)
+static void *call_from_other_thread(void *unused)
 {
     CHECK(failed(nvmmu_move("nvmmu.in", device, 0, 10, H2D), ESRCH, "no session"));
     CHECK(failed(nvmmu_begin(2, NULL), EBUSY, "another thread has begun as 2"));
@@ -68,7 +68,7 @@ static void *of_another_thread(void *unused)
     return unused;
 }
 
-static void misuse_is_told(void)
+static void misuse_returns_errors(void)
 {
     pthread_t thread;
     CHECK(failed(nvmmu_move("nvmmu.in", device, 0, 10, H2D), ESRCH, "no session"));
@@ -89,14 +89,14 @@ static void misuse_is_told(void)
     CHECK(failed(nvmmu_move("nvmmu.in", device + SIZE - 5, 0, 10, H2D), EFAULT, "ends after 5 bytes"));
     CHECK(failed(nvmmu_move("nothing there", device, 0, 10, H2D), ENOENT, "nothing there"));
     CHECK(nvmmu_move("nvmmu.in", device, 0, 0, H2D) == 0);
-    CHECK(pthread_create(&thread, NULL, of_another_thread, NULL) == 0 && pthread_join(thread, NULL) == 0);
+    CHECK(pthread_create(&thread, NULL, call_from_other_thread, NULL) == 0 && pthread_join(thread, NULL) == 0);
     CHECK(nvmmuEnd(2) == 1);
     CHECK(nvmmuEnd(2) == 0);
-    /* The other thread is gone, and what it left with it. */
+    /* The other thread has ended, and its session with it. */
     CHECK(nvmmu_begin(3, NULL) == 0 && nvmmu_end(3, NULL, 0) == 0);
 }
 
-static void a_child_begins_with_nothing(void)
+static void forked_child_has_no_session(void)
 {
     CHECK(nvmmu_begin(5, "nvmmu.out") == 0);
     pid_t child = fork();
@@ -110,8 +110,8 @@ static void a_child_begins_with_nothing(void)
     CHECK(nvmmu_end(5, NULL, 0) == 0);
 }
 
-/* The program's locks on a file survive its being moved: no descriptor of it is closed in the program's table. */
-static void locks_of_the_program_stay(void)
+/* The program's locks on a file survive its move: no descriptor of the file is closed in the program's fd table. */
+static void program_locks_survive_moves(void)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     int fd = open("nvmmu.in", O_RDWR), status;
@@ -133,7 +133,7 @@ static int64_t count_steps(const struct nvmmu_step *step, void *count)
     return ++*(int *)count == 100 ? -5 : (int64_t)step->length;
 }
 
-static void moves_keep_the_order_of_a_stream(void)
+static void stream_ordered_moves(void)
 {
     struct nvmmu_ticket *up, *down;
     void *stream = spinio_emulated_stream();
@@ -168,12 +168,12 @@ int main(void)
     for (size_t i = 0; i < SIZE; i++)
         host[i] = (unsigned char)(i * 2654435761u >> 9);
     CHECK((device = spinio_mem_alloc("emulated", SIZE, 0)) != NULL);
-    the_paper_s_functions_move_files();
-    sizes_of_64_bits_and_a_report();
-    misuse_is_told();
-    a_child_begins_with_nothing();
-    locks_of_the_program_stay();
-    moves_keep_the_order_of_a_stream();
+    paper_functions_move_files();
+    large_sizes_and_report();
+    misuse_returns_errors();
+    forked_child_has_no_session();
+    program_locks_survive_moves();
+    stream_ordered_moves();
     CHECK(spinio_mem_free(device) == 0);
     return 0;
 }

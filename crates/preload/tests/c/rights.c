@@ -1,5 +1,5 @@
-/* Says whether it has more rights than who started it, and whether the software GPU has room for a MiB, which the
- * environment says it has not. */
+/* Prints whether it runs with more privileges than its parent process, and whether the software GPU has 1 MiB free, which
+ * the environment denies. */
 #include <stdio.h>
 #include <sys/auxv.h>
 

@@ -1,4 +1,4 @@
-/* Pipes and sockets into device memory and out of it: what one call takes, in which order, and what is left. */
+/* Pipes and sockets to and from device memory: the bytes that one call transfers, their order, and what is left. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -32,13 +32,13 @@ static void *send_all(void *fd)
     return NULL;
 }
 
-static void one_way(int reader, int writer)
+static void into_device(int reader, int writer)
 {
     pthread_t thread;
     CHECK(write(writer, sent, 100) == 100);
     CHECK(read(reader, device + 5, 60) == 60);
     expect(5, sent, 60);
-    /* A mixed vector takes what is there, and the host part lies in the middle. */
+    /* A mixed vector takes the available bytes; its host part is in the middle. */
     unsigned char middle[10];
     struct iovec parts[3] = {{device, 10}, {middle, 10}, {device + 100, 50}};
     CHECK(readv(reader, parts, 3) == 40);
@@ -75,8 +75,8 @@ static void *receive_all(void *fd)
     }
 }
 
-/* Out of device memory, all of it, although the other end takes it piece by piece. */
-static void other_way(int reader, int writer)
+/* Writes from device memory, all of it, although the other end reads it in parts. */
+static void from_device(int reader, int writer)
 {
     pthread_t thread;
     unsigned char front[60];
@@ -104,11 +104,11 @@ int main(void)
         sent[i] = (unsigned char)(i * 2654435761u >> 13);
     int ends[2];
     CHECK(pipe(ends) == 0);
-    one_way(ends[0], ends[1]);
+    into_device(ends[0], ends[1]);
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
-    one_way(ends[0], ends[1]);
+    into_device(ends[0], ends[1]);
 
-    /* Datagrams stay apart, and a short buffer takes the front of one. */
+    /* Datagrams stay separate, and a short buffer takes the front of one. */
     CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) == 0);
     CHECK(write(ends[1], sent, 300) == 300 && write(ends[1], sent + 300, 50) == 50 && write(ends[1], sent, 8) == 8);
     CHECK(read(ends[0], device, 100) == 100);
@@ -123,11 +123,11 @@ int main(void)
     device_put(device, sent, SIZE);
     int both[2];
     CHECK(pipe(both) == 0);
-    other_way(both[0], both[1]);
+    from_device(both[0], both[1]);
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, both) == 0);
-    other_way(both[0], both[1]);
+    from_device(both[0], both[1]);
 
-    /* Each write is a datagram, vectors too, and one that is too long is none. */
+    /* Each write is a datagram, vectors too, and a write that is too long sends none. */
     CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, both) == 0);
     CHECK(write(both[1], device, 300) == 300 && writev(both[1], (struct iovec[]){{sent, 7}, {device + 7, 43}}, 2) == 50);
     CHECK(recv(both[0], got, SIZE, 0) == 300 && memcmp(got, sent, 300) == 0);
@@ -136,7 +136,7 @@ int main(void)
     FAILS(write(both[1], device, SIZE), EMSGSIZE);
     close(both[0]), close(both[1]);
 
-    /* A pipe that is full takes what it has room for, and then nothing. */
+    /* A full pipe takes what fits, and then nothing. */
     CHECK(pipe2(both, O_NONBLOCK) == 0);
     ssize_t room = write(both[1], sent, SIZE);
     CHECK(room > 0 && room < SIZE);
@@ -147,15 +147,15 @@ int main(void)
     CHECK(read(both[0], got, SIZE) == room && memcmp(got, sent, room) == 0);
     close(both[0]), close(both[1]);
 
-    /* A signal ends a waiting read, as its handler was installed without SA_RESTART. */
+    /* A signal ends a waiting read, since its handler was installed without SA_RESTART. */
     struct sigaction action = {.sa_handler = interrupted};
     CHECK(sigaction(SIGALRM, &action, NULL) == 0);
-    /* Again and again: on a slow machine the first may come before anybody waits. */
+    /* A repeated timer: on a slow machine the first signal may come before the thread waits. */
     struct itimerval often = {.it_value.tv_usec = 300000, .it_interval.tv_usec = 300000}, never = {0};
     CHECK(setitimer(ITIMER_REAL, &often, NULL) == 0);
     FAILS(read(ends[0], device, 100), EINTR);
     FAILS(readv(ends[0], parts, 2), EINTR);
-    /* And a waiting write, with what it has written. */
+    /* A signal ends a waiting write too, which returns the bytes written. */
     CHECK(pipe(both) == 0);
     for (ssize_t n, done = 0; done < room; done += n)
         CHECK((n = write(both[1], device, SIZE)) > 0 && done + n <= room);

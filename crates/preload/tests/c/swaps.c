@@ -1,4 +1,4 @@
-/* Another thread puts a second file over the descriptor and the first one back, beside reads: no read has bytes of both. */
+/* Another thread dup2s a second file over the descriptor and the first one back, during reads: no read has bytes of both. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,11 +13,11 @@ static unsigned char *device, *host, *seen;
 static int files[2], number;
 static volatile int over;
 
-static void *swaps(void *unused)
+static void *swap_files(void *unused)
 {
     for (unsigned i = 0; !over; i++) {
         CHECK(dup2(files[i % 2], number) == number);
-        /* Away for a moment now, for longer then. */
+        /* The second file stays there for varying times. */
         for (volatile unsigned wait = (i * 2654435761u >> 20); wait; wait--)
             ;
     }
@@ -40,7 +40,7 @@ static int make(const char *folder, int which)
 
 static int served, mixed;
 
-static void look(const char *call, ssize_t got, const unsigned char *bytes)
+static void check_one_file(const char *call, ssize_t got, const unsigned char *bytes)
 {
     CHECK(got > 0 || (got == -1 && errno == EBADF));
     for (ssize_t i = 1; i < got; i++)
@@ -61,12 +61,12 @@ int main(int argc, char **argv)
     number = dup(files[0]);
     CHECK(number >= 0);
     pthread_t thread;
-    CHECK(pthread_create(&thread, NULL, swaps, NULL) == 0);
+    CHECK(pthread_create(&thread, NULL, swap_files, NULL) == 0);
     for (int i = 0; i < ROUNDS; i++) {
         size_t size = i % 4 == 3 ? 5 * MIB : (size_t)(i % 4 + 1) << 18;
         ssize_t got = pread(number, device, size, 4096 + i);
         device_get(seen, device, size);
-        look("pread", got, seen);
+        check_one_file("pread", got, seen);
 
         /* Parts of one call. */
         struct iovec parts[] = {{device, size / 2}, {host, size / 4}, {device + size / 2, size / 4}};
@@ -74,7 +74,7 @@ int main(int argc, char **argv)
         device_get(seen, device, size);
         memmove(seen + size / 2 + size / 4, seen + size / 2, size / 4);
         memcpy(seen + size / 2, host, size / 4);
-        look("preadv", got, seen);
+        check_one_file("preadv", got, seen);
     }
     over = 1;
     CHECK(pthread_join(thread, NULL) == 0 && mixed == 0 && served > ROUNDS / 4);

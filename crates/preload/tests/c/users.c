@@ -1,4 +1,4 @@
-/* A process that becomes another user takes the library's threads along, and still reads what it has open. */
+/* After a process has become another user, the library's threads have that user too, and its open files can be read. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 enum { SIZE = 8 << 20, NOBODY = 65534 };
 static char host[SIZE], back[SIZE];
 
-/* How many threads there are, and that all are of this user. */
+/* The number of threads; checks that all are of this user. */
 static int threads_of(long user)
 {
     char path[300], line[256];
@@ -43,7 +43,7 @@ static void reads(int fd, char *device)
     CHECK(!memcmp(host, back, SIZE));
 }
 
-/* One that only root may open. */
+/* A file that only root may open. */
 static int written(const char *name)
 {
     int fd = open(name, O_RDWR | O_CREAT | O_TRUNC, 0600);
@@ -72,7 +72,7 @@ int main(void)
     CHECK(threads_of(NOBODY) > 1);
     CHECK(posix_fadvise(before, 0, 0, POSIX_FADV_DONTNEED) == 0);
     reads(before, device);
-    /* Nobody may open it again, so it takes another route; but it is read. */
+    /* The process may not open it again, so the read takes another route; it succeeds. */
     CHECK(posix_fadvise(after, 0, 0, POSIX_FADV_DONTNEED) == 0);
     reads(after, device);
     CHECK(threads_of(NOBODY) > 1);

@@ -1,5 +1,5 @@
-/* Writes out of device memory against the same writes out of host memory: through every name, in vectors that mix both,
- * through stdio; two files live the same life. Usage: writes SEED FOLDER */
+/* Writes from device memory compared with the same writes from host memory: with every function, in vectors that mix both,
+ * through stdio; the same calls are made on two files. Usage: writes SEED FOLDER */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -28,7 +28,7 @@ static size_t length_below(size_t bound)
     return random_below(random_below(2) ? shorter : 1 + shorter / 64);
 }
 
-static void same(const char *what, ssize_t expected, ssize_t got, int expected_errno, int got_errno, int a, int b)
+static void compare(const char *what, ssize_t expected, ssize_t got, int expected_errno, int got_errno, int a, int b)
 {
     off_t at_a = lseek(a, 0, SEEK_CUR), at_b = lseek(b, 0, SEEK_CUR);
     off_t size_a = lseek(a, 0, SEEK_END), size_b = lseek(b, 0, SEEK_END);
@@ -76,13 +76,13 @@ static void one_call(int a, int b)
         expected = pwrite(a, host + from, length, offset), expected_errno = errno;
         errno = 77;
         got = random_below(2) ? pwrite(b, device + from, length, offset) : __pwrite64(b, device + from, length, offset);
-        same("pwrite", expected, got, expected_errno, errno, a, b);
+        compare("pwrite", expected, got, expected_errno, errno, a, b);
         break;
     case 1:
         expected = write(a, host + from, length), expected_errno = errno;
         errno = 77;
         got = random_below(2) ? write(b, device + from, length) : __write(b, device + from, length);
-        same("write", expected, got, expected_errno, errno, a, b);
+        compare("write", expected, got, expected_errno, errno, a, b);
         break;
     default: {
         struct iovec first[PARTS], second[PARTS];
@@ -103,13 +103,13 @@ static void one_call(int a, int b)
         got = which == 0 ? writev(b, second, count)
               : which == 1 ? pwritev(b, second, count, offset)
                            : pwritev2(b, second, count, offset, flags);
-        same(which == 0 ? "writev" : which == 1 ? "pwritev" : "pwritev2", expected, got, expected_errno, errno, a, b);
+        compare(which == 0 ? "writev" : which == 1 ? "pwritev" : "pwritev2", expected, got, expected_errno, errno, a, b);
         break;
     }
     }
 }
 
-/* Several parts of the device, its memory freed and given anew, and vectors of the greatest length. */
+/* Several device parts, memory freed and allocated again, and vectors of the maximum length. */
 static void vectors(int a, int b)
 {
     struct iovec first[1024], second[1024];
@@ -120,11 +120,11 @@ static void vectors(int a, int b)
     }
     ssize_t expected = pwritev(a, first, 1024, 5), got = pwritev(b, second, 1024, 5);
     CHECK(expected > 0);
-    same("1024 parts", expected, got, 0, 0, a, b);
+    compare("1024 parts", expected, got, 0, 0, a, b);
     first[0] = (struct iovec){host, 5000}, second[0] = (struct iovec){other, 5000};
     first[1] = (struct iovec){host, 7000}, second[1] = (struct iovec){device, 7000};
     device_put(other, host, 5000);
-    same("two allocations", writev(a, first, 2), writev(b, second, 2), 0, 0, a, b);
+    compare("two allocations", writev(a, first, 2), writev(b, second, 2), 0, 0, a, b);
 }
 
 static void stdio_calls(const char *path_a, const char *path_b)
@@ -148,7 +148,7 @@ static void stdio_calls(const char *path_a, const char *path_b)
         CHECK(got == expected && ftell(a) == ftell(b) && ferror(b) == 0);
     }
     CHECK(fflush(a) == 0 && fflush(b) == 0);
-    same("fwrite", 0, 0, 0, 0, fileno(a), fileno(b));
+    compare("fwrite", 0, 0, 0, 0, fileno(a), fileno(b));
     fclose(a), fclose(b);
 }
 
@@ -162,7 +162,7 @@ int main(int argc, char **argv)
     host = malloc(SPAN), seen_a = malloc(4 * SPAN), seen_b = malloc(4 * SPAN);
     device = device_alloc(SPAN), other = device_alloc(5000);
     CHECK(host && seen_a && seen_b && device && other);
-    /* From here on the driver is known to be in use: before, a vector ends short at its first device part. */
+    /* From here on the library knows that the driver is in use: before, a vector ends short at its first device part. */
     int first = open(path_a, O_CREAT | O_TRUNC | O_RDWR, 0600);
     CHECK(first >= 0 && pwrite(first, device, 1, 0) == 1 && close(first) == 0);
     for (int round = 0; round < ROUNDS; round += 50) {
