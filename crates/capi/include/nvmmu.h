@@ -1,22 +1,23 @@
-/* nvmmu.h: a file range moved to or from device memory in one call (libspinio.so).
+/* nvmmu.h: moves a file range to or from device memory in one call (libspinio.so).
  *
- *     nvmmuBegin(1, "out.bin");                               the output is named: its storage is prepared
+ *     nvmmuBegin(1, "out.bin");                               names the output: its storage is prepared
  *     nvmmuMove("in.bin", device_in, 0, bytes, H2D);          file -> device
- *     kernel<<<grid, block>>>(device_in, device_out);         meanwhile the preparation goes on
- *     nvmmuMove("out.bin", device_out, 0, bytes, D2H);        device -> file, once the kernel is done
- *     nvmmuEnd(1);                                            all of it is in the file
+ *     kernel<<<grid, block>>>(device_in, device_out);         the preparation continues meanwhile
+ *     nvmmuMove("out.bin", device_out, 0, bytes, D2H);        device -> file, after the kernel has finished
+ *     nvmmuEnd(1);                                            all bytes are in the file
  *
- * The three functions with the capital letters are those of the NVMMU paper (PACT 2015, Table I), arguments and answers
- * included. The others say why they fail: -1 and errno, and spinio_last_error() of spinio.h has a sentence. So it has
- * after a failed call of the paper's.
+ * The three functions with capital letters are those of the NVMMU paper (PACT 2015, Table I), with the same arguments and
+ * return values. The others report the cause of a failure: -1 and errno, and spinio_last_error() of spinio.h returns a
+ * message. It returns one after a failed call of the paper's functions too.
  *
  * A session belongs to the thread that began it. Files stay open between its moves, outside the program's descriptor
- * table. A move is ordered on the device as a cudaMemcpy would be, or with the stream of spinio_set_stream(). It is no
- * POSIX call: what it writes may reach the file in pieces, and small downloads that follow each other are gathered and
- * are in the file when the session ends or is flushed. docs/nvmmu.md says when to use moves, and when pread and pwrite.
+ * table. A move is ordered on the device as a cudaMemcpy would be, or with the stream of spinio_set_stream(). It is not a
+ * POSIX call: its bytes may reach the file in several writes, and small consecutive downloads are gathered and are in the
+ * file when the session ends or is flushed. docs/nvmmu.md describes when to use moves, and when pread and pwrite.
  *
- * None of this may be called from a signal handler. A forked child has no session: its parent's goes on without it; nor can
- * it wait for a ticket of its parent's (ESRCH). What is gathered is lost where a process ends without nvmmuEnd.
+ * None of these functions may be called from a signal handler. A forked child has no session: its parent's session
+ * continues in the parent only; and the child cannot wait for a ticket of its parent (ESRCH). Gathered bytes are lost if
+ * a process ends without nvmmuEnd.
  */
 #ifndef NVMMU_H
 #define NVMMU_H
@@ -33,105 +34,107 @@ enum { H2D = 1, D2H = 2 };
 
 /* ---- as in the paper -------------------------------------------------------------------------------------------- */
 
-/* Begins a session of this thread. threadId: any number that no other thread uses now. downloadFileName: the file that
- * results will go to, made if it is not there and never shortened, or NULL. 1, or 0 if it fails. */
+/* Begins a session of this thread. threadId: any number that no other thread uses now. downloadFileName: the output file
+ * for results, created if it does not exist and never truncated, or NULL. Returns 1, or 0 on failure. */
 int nvmmuBegin(int threadId, const char *downloadFileName);
 
-/* Moves length bytes between a file, from offset on, and device memory. The bytes moved: fewer than length only where an
- * upload meets the end of its file. 0 if it fails. */
+/* Moves length bytes between a file, starting at offset, and device memory. Returns the bytes moved: fewer than length only
+ * if an upload reaches the end of its file. 0 on failure. */
 int nvmmuMove(const char *fileName, void *gpuMemPtr, int offset, int length, int direction);
 
-/* Ends the session: what was gathered is written, every file closed. 1, or 0 if it fails. */
+/* Ends the session: writes the gathered bytes and closes every file. Returns 1, or 0 on failure. */
 int nvmmuEnd(int threadId);
 
-/* ---- with 64 bits, and errors that say why ----------------------------------------------------------------------- */
+/* ---- with 64-bit sizes and errno --------------------------------------------------------------------------------- */
 
-/* As nvmmuBegin. EBUSY: this thread, or another one as that number, has a session already. Else open()'s errors. */
+/* As nvmmuBegin; returns 0, or -1 and errno. EBUSY: this thread, or another thread with this number, has a session already.
+ * Else the errors of open(). */
 int nvmmu_begin(int thread, const char *download);
 
-/* As nvmmuMove; -1 and errno if it fails, and then any part of the range may have been moved.
- * ESRCH: no session. EINVAL: unknown direction, no file named, a negative offset or length. EFAULT: no device memory, or
- * it ends before the range does. Else what open(), pread() or pwrite() would say. */
+/* As nvmmuMove; -1 and errno on failure, and then any part of the range may have been moved.
+ * ESRCH: no session. EINVAL: unknown direction, no file name, a negative offset or length. EFAULT: not device memory, or
+ * it ends before the range ends. Else the errors of open(), pread() or pwrite(). */
 int64_t nvmmu_move(const char *file, void *device, int64_t offset, int64_t length, int direction);
 
-/* Says where in the output a download will go, as early as that is known: on an array with parity (RAID-5, RAID-6), what
- * the download leaves of its first and last stripe is read while the kernel runs. May be said several times. Without it
- * the session expects what the last one on that file wrote. */
+/* Announces the range of a later download in the output, as early as it is known: on an array with parity (RAID-5, RAID-6),
+ * the rest of its first and last stripe is then read while the GPU kernel runs. May be called several times. Without it
+ * the session expects the range that the previous session on that file wrote. Returns 0, or -1 and errno. */
 int nvmmu_expect(int64_t offset, int64_t length);
 
-/* Writes what is gathered, so that others find it in the output; if sync is not 0, waits until the storage has the output.
- * Other files that were downloaded into are not waited for. */
+/* Writes the gathered bytes, so that other processes read them in the output; if sync is not 0, waits until the output is on
+ * storage. Does not wait for other files with downloads. Returns 0, or -1 and errno. */
 int nvmmu_flush(int sync);
 
-/* ---- in the order of a stream ------------------------------------------------------------------------------------ */
+/* ---- stream-ordered moves ---------------------------------------------------------------------------------------- */
 
 struct nvmmu_ticket;
 
-/* As nvmmu_move, but the move begins when what is queued on a stream (CUDA: a cudaStream_t) is done, and what is queued
- * there afterwards finds the bytes on the device, or may use the memory again. 0, and a ticket unless that is NULL; a move
- * without a ticket is waited for when the session ends. Over when it returns: a download into an output on an array with
- * parity, one larger than the staging memory (SPINIO_STAGING), any on a device without host functions. EBUSY: the stream
- * is being captured into a graph. */
+/* As nvmmu_move, but the move begins after all work queued on a stream (CUDA: a cudaStream_t), and work queued there
+ * afterwards sees the bytes on the device, or may reuse the memory. Returns 0, and a ticket unless `ticket` is NULL; the end
+ * of the session waits for a move without a ticket. These are complete on return: a download into an output on an array
+ * with parity, a download larger than the bounce buffers (SPINIO_STAGING), any move on a device without host functions.
+ * EBUSY: the stream is being captured into a graph. */
 int nvmmu_move_async(const char *file, void *device, int64_t offset, int64_t length, int direction, void *stream, struct nvmmu_ticket **ticket);
 
-/* Waits for a move and frees its ticket, once. What nvmmu_move would have returned. */
+/* Waits for a move and frees its ticket; call it once. Returns what nvmmu_move would have returned. */
 int64_t nvmmu_wait(struct nvmmu_ticket *ticket);
 
-/* 1 if the move is over. */
+/* 1 if the move is complete, else 0. */
 int nvmmu_done(const struct nvmmu_ticket *ticket);
 
-/* A stream, and device memory that pieces come and go by. */
+/* A stream, and device memory for the input and the output of one piece. */
 struct nvmmu_slot {
     void *stream;
     void *input;
     void *output;
 };
 
-/* A piece that comes to the device: counted from 0, with its length in bytes. */
+/* A piece on the device: its number, counted from 0, and its length in bytes. */
 struct nvmmu_step {
     uint64_t number;
     uint64_t length;
     struct nvmmu_slot slot;
 };
 
-/* What goes through: pieces of one file, results to another, one behind the other. */
+/* The pieces of a pipeline: consecutive pieces of the input file; their results are written consecutively to the output. */
 struct nvmmu_pieces {
     const char *input;
     int64_t input_offset;
     int64_t input_length;
-    int64_t piece; /* bytes of a piece; the last may be shorter */
+    int64_t piece; /* bytes per piece; the last may be shorter */
     const char *output;
     int64_t output_offset;
 };
 
-/* Moves pieces through slots in turn, so that with three of them an upload, a kernel and a download overlap. For each
- * piece kernel(step, context) queues work on the step's stream and returns the bytes of output that this makes, or
- * a negative number to stop; it must not use the session meanwhile (EBUSY). The bytes written, or -1 and errno;
- * ECANCELED: kernel said so. */
+/* Moves pieces through the slots in turn, so that with three slots an upload, a GPU kernel and a download overlap. For each
+ * piece kernel(step, context) queues work on the step's stream and returns the number of output bytes of this work, or
+ * a negative number to stop; it must not use the session meanwhile (EBUSY). Returns the bytes written, or -1 and errno;
+ * ECANCELED: kernel returned a negative number. */
 int64_t nvmmu_pipeline(const struct nvmmu_pieces *pieces, const struct nvmmu_slot *slots, size_t count, int64_t (*kernel)(const struct nvmmu_step *, void *), void *context);
 
 /* ---- the end ----------------------------------------------------------------------------------------------------- */
 
-/* How far an output could be prepared. */
+/* How far an output was prepared. */
 enum {
-    NVMMU_NO_OUTPUT = 0, /* none was named */
-    NVMMU_PLAIN = 1,     /* written as it came: no array with parity, or nothing tells where its stripes are */
-    NVMMU_SHAPED = 2,    /* whole stripes written as such; others had the file open, or no lease could be had */
-    NVMMU_PREPARED = 3   /* stripes covered in part, too */
+    NVMMU_NO_OUTPUT = 0, /* no output named */
+    NVMMU_PLAIN = 1,     /* written unaligned: no array with parity, or its stripe geometry is unknown */
+    NVMMU_SHAPED = 2,    /* full stripes written aligned; others had the file open, or no lease was granted */
+    NVMMU_PREPARED = 3   /* partly covered stripes too: their old bytes were read beforehand */
 };
 
 struct nvmmu_report {
-    uint64_t uploaded;   /* bytes brought to devices */
-    uint64_t downloaded; /* bytes brought to files */
+    uint64_t uploaded;   /* bytes moved to devices */
+    uint64_t downloaded; /* bytes moved to files */
     uint64_t promise;    /* NVMMU_NO_OUTPUT ... */
-    uint64_t whole;      /* bytes written as whole stripes, with their neighbours */
-    uint64_t neighbours; /* of these, old bytes that were not the session's */
-    uint64_t loose;      /* bytes of the output written as they came */
-    uint64_t read_ahead; /* old bytes that were read beforehand */
+    uint64_t whole;      /* bytes written as full stripes, including filler */
+    uint64_t neighbours; /* filler: old bytes of these stripes, not the session's */
+    uint64_t loose;      /* bytes of the output written unaligned */
+    uint64_t read_ahead; /* old bytes read beforehand */
 };
 
-/* As nvmmuEnd; report may be NULL, else size is sizeof *report. ESRCH: nothing was begun as that number, or it has ended.
- * EPERM: by another thread. Else what writing the last bytes said: the session has ended all the same. */
+/* As nvmmuEnd; report may be NULL, else size is sizeof *report. Returns 0, or -1 and errno. ESRCH: no session with this
+ * number, or it has ended. EPERM: another thread began it. Else the error of writing the last bytes: the session has
+ * ended nevertheless. */
 int nvmmu_end(int thread, struct nvmmu_report *report, size_t size);
 
 #ifdef __cplusplus
