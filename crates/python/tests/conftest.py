@@ -1,4 +1,4 @@
-"""Every test that moves bytes runs on every kind of memory that this machine has; what is missing is said at the end."""
+"""Every test that moves bytes runs on every kind of memory that this machine has; missing kinds are listed at the end."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 import spinio
 
-# A hang becomes a failure that says where.
+# A hang becomes a failure with a traceback.
 faulthandler.dump_traceback_later(1400, exit=True)
 
 
 class Memory:
-    """One kind of memory: new bytes, and what they are now."""
+    """One kind of memory: functions that make arrays and read them back."""
 
     def __init__(self, name, new, read, device, library):
         self.name, self.new, self.read, self.device, self.library = name, new, read, device, library
@@ -79,18 +79,18 @@ for _name, _make in KINDS.items():
 
 @pytest.fixture(params=HERE)
 def memory(request):
-    """Each kind of memory that is here."""
+    """Each kind of memory available here."""
     return HERE[request.param]
 
 
 @pytest.fixture(params=[name for name, memory in HERE.items() if memory.device != "cpu"])
 def device(request):
-    """Each kind of device memory that is here."""
+    """Each kind of device memory available here."""
     return HERE[request.param]
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Says what was not tested, and why."""
+    """Prints the kinds of memory that were not tested, and why."""
     terminalreporter.write_line(f"memory: {', '.join(HERE)}")
     for name, why in MISSING.items():
         terminalreporter.write_line(f"memory not here: {name}: {why}")
@@ -98,13 +98,13 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(scope="session")
 def noise():
-    """Bytes among which no stretch repeats soon."""
+    """Bytes without short repetitions."""
     return b"".join(i.to_bytes(8, "little") for i in range(3 << 17))
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory, noise):
-    """A file of them: 3 MiB."""
+    """A file of these bytes: 3 MiB."""
     path = tmp_path_factory.mktemp("data") / "noise"
     path.write_bytes(noise)
     return path

@@ -1,4 +1,4 @@
-"""What counts as memory: every protocol, and every way to get one wrong."""
+"""Objects accepted as memory: every protocol, and invalid forms of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def f(data):
 
 
 class OnlyDlpack:
-    """An array of which nothing but DLPack is known."""
+    """An array with DLPack only."""
 
     def __init__(self, of):
         self._of = of
@@ -32,14 +32,14 @@ class OnlyDlpack:
 
 
 class Legacy(OnlyDlpack):
-    """One from before DLPack 1.0."""
+    """An array of a DLPack version before 1.0."""
 
     def __dlpack__(self, stream=None):
         return self._of.__dlpack__(stream=stream)
 
 
 class OnlyInterface:
-    """An array of which nothing but the CUDA array interface is known; the memory is the emulated device's."""
+    """An array with the CUDA array interface only; the memory is the emulated device's."""
 
     def __init__(self, of, keep=True, **more):
         self._of = of if keep else None
@@ -53,7 +53,7 @@ class OnlyInterface:
 
 
 @pytest.mark.parametrize("wrap", [OnlyDlpack, Legacy, OnlyInterface])
-def test_other_protocols_reach_the_same_memory(f, noise, wrap):
+def test_other_protocols_use_the_same_memory(f, noise, wrap):
     array = emulated.empty((3, 1000), "int32")
     array.fill(0)
     assert f.pread(wrap(array), 40) == 12000
@@ -63,13 +63,13 @@ def test_other_protocols_reach_the_same_memory(f, noise, wrap):
 
 
 @pytest.mark.parametrize("make", [bytearray, lambda n: memoryview(bytearray(n)), lambda n: stdlib_array.array("b", bytes(n)), lambda n: mmap.mmap(-1, n)])
-def test_the_buffer_protocol(f, noise, make):
+def test_buffer_protocol(f, noise, make):
     buffer = make(5000)
     assert f.pread(buffer, 3) == 5000
     assert bytes(memoryview(buffer).cast("B")) == noise[3:5003]
 
 
-def test_numpy_of_types_that_the_buffer_protocol_does_not_know(f, noise):
+def test_numpy_types_without_buffer_format(f, noise):
     numpy = pytest.importorskip("numpy")
     dates = numpy.zeros(10, "datetime64[s]")
     assert f.pread(dates, 8) == 80
@@ -81,11 +81,11 @@ def test_numpy_of_types_that_the_buffer_protocol_does_not_know(f, noise):
         f.pread(dates[::2], 0)
 
 
-def test_the_device_is_asked_for_before_the_buffer_protocol(f, noise):
+def test_device_protocols_precede_buffer_protocol(f, noise):
     numpy = pytest.importorskip("numpy")
 
     class Both(numpy.ndarray):
-        """As CuPy's arrays: it has the buffer protocol, and an exception in it."""
+        """As CuPy's arrays: its buffer protocol raises an exception."""
 
     array = emulated.empty(80)
     both = numpy.zeros(10, "datetime64[s]").view(Both)
@@ -96,7 +96,7 @@ def test_the_device_is_asked_for_before_the_buffer_protocol(f, noise):
     assert array.tobytes() == noise[3:83]
 
 
-def test_read_only_memory_is_refused(f):
+def test_read_only_memory_is_rejected(f):
     numpy = pytest.importorskip("numpy")
     frozen = numpy.zeros(10)
     frozen.flags.writeable = False
@@ -106,7 +106,7 @@ def test_read_only_memory_is_refused(f):
             f.pread(buffer, 0)
 
 
-def test_strided_memory_is_refused_and_untouched(f):
+def test_strided_memory_is_rejected_and_untouched(f):
     numpy = pytest.importorskip("numpy")
     table = emulated.empty((10, 10))
     table.fill(7)
@@ -126,7 +126,7 @@ def test_strided_memory_is_refused_and_untouched(f):
     assert table.tobytes() == b"\7" * 100
 
 
-def test_references_to_objects_are_no_bytes(f, tmp_path):
+def test_object_references_are_rejected(f, tmp_path):
     numpy = pytest.importorskip("numpy")
     fields = [("O", "i4"), ("a", "M8[s]"), ("b", [("c", "f8"), ("d", "O", (2,))])]
     wrong = [
@@ -137,7 +137,7 @@ def test_references_to_objects_are_no_bytes(f, tmp_path):
         OnlyInterface(emulated.empty(16), descr=[("a", [("b", "|O8")])]),
     ]
     if hasattr(getattr(numpy, "dtypes", None), "StringDType"):
-        # These are references, too, which NumPy does not say.
+        # These are references too, although NumPy does not report it.
         with pytest.raises(BufferError, match="unknown type"):
             f.pread(numpy.array(["a", "b"], dtype=numpy.dtypes.StringDType()), 0)
     with spinio.open(tmp_path / "out", "w") as out:
@@ -146,26 +146,26 @@ def test_references_to_objects_are_no_bytes(f, tmp_path):
                 f.pread(buffer, 0)
             with pytest.raises(BufferError, match="references to objects"):
                 out.write(buffer)
-    # Fields may be called what they like.
+    # Fields may have any name.
     plain = numpy.zeros(3, [("O", "i4"), ("OO", "S8"), ("a", [("O", "M8[s]")])])
     assert f.pread(plain, 0) == plain.nbytes
     assert f.pread(numpy.zeros(3, [("O", "i4")]), 0) == 12
 
 
-def test_strides_that_say_nothing_are_no_strides(f, noise):
+def test_strides_of_dimensions_of_one_are_ignored(f, noise):
     table = emulated.empty((10, 10))
     assert f.pread(table[3:4, 2:7], 0) == 5
     assert table[3, 2:7].tobytes() == noise[:5]
     assert f.pread(table[5:5, ::3], 0) == 0
 
 
-def test_what_is_no_memory_is_said(f):
+def test_non_memory_object_is_type_error(f):
     for thing in (None, 5, "text", [1, 2], object()):
         with pytest.raises(TypeError, match="is no memory"):
             f.pread(thing, 0)
 
 
-def test_addresses_are_not_believed(f):
+def test_unknown_addresses_are_rejected(f):
     numpy = pytest.importorskip("numpy")
     array = emulated.empty(4096)
     with pytest.raises(ValueError, match="ends after"):
@@ -196,7 +196,7 @@ def test_addresses_are_not_believed(f):
         ({"shape": "abc"}, "."),
     ],
 )
-def test_interfaces_that_make_no_sense(f, more, error):
+def test_invalid_interfaces(f, more, error):
     with pytest.raises((ValueError, BufferError, TypeError), match=error):
         f.pread(OnlyInterface(emulated.empty(64), **more), 0)
 
@@ -210,21 +210,21 @@ def test_dlpack_on_an_unknown_device(f):
         f.pread(Elsewhere(emulated.empty(10)), 0)
 
 
-def test_memory_stays_while_dlpack_tensors_do(f, noise):
-    gc.collect()  # what tests before left, which would go later
+def test_memory_outlives_array_in_dlpack_tensors(f, noise):
+    gc.collect()  # frees what earlier tests left, which would be freed later
     array = emulated.empty(5000)
     address = array.address
     capsule = array.__dlpack__(max_version=(1, 0))
     del array
     gc.collect()
-    # Still somebody's: a new array does not lie there.
+    # Still in use: a new array is not placed there.
     assert emulated.empty(5000).address != address
     del capsule
     gc.collect()
     assert emulated.empty(5000).address == address
 
 
-def test_describe_says_where(memory):
+def test_describe(memory):
     said = spinio.describe(memory.full(100, 0))
     assert said["bytes"] == 100 and said["address"]
     assert said["device"].split(":")[0] == memory.device.split(":")[0]
@@ -234,14 +234,14 @@ def test_describe_says_where(memory):
 # ---- streams
 
 
-def test_the_stream_of_the_array_is_taken(f):
+def test_stream_of_the_array_is_used(f):
     array = OnlyInterface(emulated.empty(64), stream=4711)
     assert spinio.describe(array)["stream"] == 4711
     assert spinio.describe(OnlyInterface(emulated.empty(64), stream=1))["stream"] == 0
     assert spinio.describe(OnlyInterface(emulated.empty(64)))["stream"] is None
 
 
-def test_set_stream_takes_what_frameworks_have():
+def test_set_stream_accepts_framework_streams():
     class Torch:
         cuda_stream = 17
 
@@ -260,15 +260,15 @@ def test_set_stream_takes_what_frameworks_have():
         spinio.set_stream("default")
 
 
-def test_a_transfer_leaves_the_chosen_stream_alone(f):
+def test_transfer_keeps_the_set_stream(f):
     f.pread(OnlyInterface(emulated.empty(64)), 0)
     assert spinio.current_stream() == 0
 
 
-# ---- torch and CuPy, where they are
+# ---- PyTorch and CuPy, if installed
 
 
-def test_torch_parameters_and_odd_types(f, noise):
+def test_torch_parameters_and_unusual_types(f, noise):
     torch = pytest.importorskip("torch")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     weight = torch.nn.Parameter(torch.zeros(10, 10, device=device))
@@ -276,7 +276,7 @@ def test_torch_parameters_and_odd_types(f, noise):
     assert weight.detach().cpu().numpy().tobytes() == noise[:400]
     for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "bool", "complex64"):
         if not hasattr(torch, name):
-            continue  # an old one
+            continue  # an old PyTorch
         tensor = torch.zeros(64, device=device).to(getattr(torch, name))
         size = tensor.nelement() * tensor.element_size()
         assert f.pread(tensor, 8) == size
@@ -288,7 +288,7 @@ def test_torch_parameters_and_odd_types(f, noise):
         f.pread(torch.zeros(3, device="meta"), 0)
 
 
-def test_every_gpu_from_every_other(f, noise, tmp_path):
+def test_every_gpu_from_every_current_gpu(f, noise, tmp_path):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("PyTorch finds no GPU")
@@ -306,7 +306,7 @@ def test_every_gpu_from_every_other(f, noise, tmp_path):
                 assert (tmp_path / "out").read_bytes() == noise[gpu:][: 1 << 20]
 
 
-def test_torch_streams_keep_their_order(f, noise):
+def test_torch_streams_keep_order(f, noise):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("PyTorch finds no GPU")
@@ -319,7 +319,7 @@ def test_torch_streams_keep_their_order(f, noise):
         with torch.cuda.stream(side):
             for _ in range(10):
                 weight = (weight @ weight).clamp_(-1, 1)
-            tensor.fill_(1)  # behind some milliseconds of work
+            tensor.fill_(1)  # after some milliseconds of work
             assert spinio.describe(tensor)["stream"] == side.cuda_stream
             assert f.pread(tensor[:size], 0) == size
             double = tensor[:size].to(torch.int16) * 2
@@ -327,7 +327,7 @@ def test_torch_streams_keep_their_order(f, noise):
         assert torch.equal(double.cpu(), want[:size].to(torch.int16) * 2), size
 
 
-def test_cupy_streams_keep_their_order(f, noise):
+def test_cupy_streams_keep_order(f, noise):
     cupy = pytest.importorskip("cupy")
     numpy = pytest.importorskip("numpy")
     want = numpy.frombuffer(noise[: 1 << 20], "uint8").astype("int16") * 2
@@ -347,7 +347,7 @@ def test_cupy_streams_keep_their_order(f, noise):
         assert (double.get() == want[:size]).all(), size
 
 
-def test_writes_see_what_the_stream_does_before(tmp_path):
+def test_writes_follow_earlier_stream_work(tmp_path):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("PyTorch finds no GPU")
@@ -365,7 +365,7 @@ def test_writes_see_what_the_stream_does_before(tmp_path):
             assert (tmp_path / "out").read_bytes()[:size] == bytes([turn + 1]) * size
 
 
-def test_dlpack_only_from_a_gpu(f, noise):
+def test_gpu_array_with_dlpack_only(f, noise):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("PyTorch finds no GPU")
@@ -374,7 +374,7 @@ def test_dlpack_only_from_a_gpu(f, noise):
     with torch.cuda.stream(side):
         tensor.fill_(3)
         assert f.pread(OnlyDlpack(tensor), 1) == 5000
-        # It had arrived when the call returned, on whatever stream one looks.
+        # The copy was complete when the call returned, for every stream.
         double = tensor.to(torch.int16) * 2
     side.synchronize()
     assert (double.cpu().numpy() // 2).astype("uint8").tobytes() == noise[1:5001]

@@ -1,4 +1,4 @@
-"""Files: what a program sees of reads and writes is what POSIX says, whatever the memory."""
+"""Files: reads and writes behave as POSIX specifies, for every kind of memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_pread_fills_exactly_the_array(memory, data, noise, size, offset):
     assert set(got[:11] + got[-13:]) == {0xEE}
 
 
-def test_readinto_moves_the_offset_and_ends_short(memory, data, noise):
+def test_readinto_advances_offset_and_ends_short(memory, data, noise):
     with spinio.open(data) as f:
         array = memory.full(1 << 20, 0)
         for part in range(3):
@@ -45,7 +45,7 @@ def test_readinto_moves_the_offset_and_ends_short(memory, data, noise):
         assert f.tell() == len(noise)
 
 
-def test_the_end_of_the_file_is_where_reads_end(memory, data, noise):
+def test_reads_end_at_end_of_file(memory, data, noise):
     array = memory.full(100000, 0xEE)
     with spinio.open(data) as f:
         assert f.pread(array, len(noise) - 7) == 7
@@ -54,7 +54,7 @@ def test_the_end_of_the_file_is_where_reads_end(memory, data, noise):
     assert memory.read(array) == noise[-7:] + b"\xee" * 99993
 
 
-def test_nothing_is_read_into_nothing(memory, data):
+def test_empty_array_reads_nothing(memory, data):
     with spinio.open(data) as f:
         assert f.pread(memory.full(0, 0), 0) == 0
         assert f.readinto(memory.full(0, 0)) == 0
@@ -81,7 +81,7 @@ def test_holes_and_empty_files(memory, tmp_path):
         assert f.pread(array, 0) == 0
 
 
-def test_what_was_written_is_read(memory, tmp_path):
+def test_written_bytes_are_read(memory, tmp_path):
     path = tmp_path / "changing"
     array = memory.full(200000, 0)
     with open(path, "w+b", buffering=0) as other, spinio.open(path) as f:
@@ -92,7 +92,7 @@ def test_what_was_written_is_read(memory, tmp_path):
             assert memory.read(array) == bytes([turn]) * 200000
 
 
-def test_it_is_a_raw_io_object(data, noise):
+def test_file_is_a_raw_io_object(data, noise):
     with spinio.open(data) as f:
         assert isinstance(f, io.RawIOBase) and isinstance(f, spinio.File)
         assert f.readable() and f.seekable() and not f.writable() and f.mode == "rb"
@@ -118,7 +118,7 @@ def test_pwrite_writes_exactly_the_array(memory, tmp_path, noise, size, offset):
     assert len(got) == max(1000000, offset + size)
 
 
-def test_write_moves_the_offset_and_append_appends(memory, tmp_path, noise):
+def test_write_advances_offset_and_append_appends(memory, tmp_path, noise):
     path = tmp_path / "out"
     with spinio.open(path, "w+") as f:
         at = 0
@@ -135,7 +135,7 @@ def test_write_moves_the_offset_and_append_appends(memory, tmp_path, noise):
     assert path.read_bytes() == noise[:at] + b"the end"
 
 
-def test_a_write_sees_what_was_queued_before(tmp_path, data, noise):
+def test_write_follows_earlier_queued_copies(tmp_path, data, noise):
     array = spinio.emulated.empty(4096)
     with spinio.open(data) as f, spinio.open(tmp_path / "out", "w") as out:
         for turn in range(50):
@@ -154,7 +154,7 @@ def test_writes_of_host_memory(tmp_path):
     assert path.read_bytes() == b"aXcdefg"
 
 
-def test_read_only_memory_can_be_written_out(tmp_path, noise):
+def test_read_only_memory_can_be_written(tmp_path, noise):
     array = spinio.emulated.empty(1000)
     array.set(noise[:1000])
     with spinio.open(tmp_path / "out", "w") as f:
@@ -162,7 +162,7 @@ def test_read_only_memory_can_be_written_out(tmp_path, noise):
     assert (tmp_path / "out").read_bytes() == noise[:1000]
 
 
-def test_writes_that_fail_say_why(memory, tmp_path):
+def test_failed_writes_report_the_cause(memory, tmp_path):
     with spinio.open("/dev/full", "w") as f:
         with pytest.raises(OSError) as caught:
             f.write(memory.full(100000, 1))
@@ -205,7 +205,7 @@ def test_errors_name_errno_and_file(memory, tmp_path, data):
         f.write(memory.full(10, 0))
 
 
-def test_an_error_of_a_read_names_the_file(memory, data):
+def test_read_error_names_the_file(memory, data):
     with spinio.open(data) as f:
         number = f.fileno()
         spare = os.dup(number)
@@ -220,7 +220,7 @@ def test_an_error_of_a_read_names_the_file(memory, data):
             os.close(fd)
 
 
-def test_pipes_give_what_there_is(memory):
+def test_pipe_read_returns_available_bytes(memory):
     read_end, write_end = os.pipe()
     with spinio.open(read_end) as f:
         array = memory.full(100, 0)
@@ -236,8 +236,8 @@ def test_pipes_give_what_there_is(memory):
 # ---- threads
 
 
-def gil_is_free_while(body):
-    """Runs body on a thread while the device stands still, and waits for it when that goes on."""
+def gil_is_released_during(body):
+    """Runs body on a thread while the device's copies are paused, resumes them, and waits for the thread."""
     done = threading.Event()
 
     def run():
@@ -247,50 +247,50 @@ def gil_is_free_while(body):
     thread = threading.Thread(target=run)
     with spinio.emulated.held():
         thread.start()
-        # Nothing arrives; were the GIL held by that thread, this one would not get here to end that.
+        # No copy completes; if that thread held the GIL, this one could not get here to resume the device.
         assert not done.wait(0.2)
     thread.join(60)
     assert done.is_set()
 
 
-def test_the_gil_is_free_while_the_device_works(data, noise):
+def test_gil_is_released_during_device_copies(data, noise):
     array = spinio.emulated.empty(1 << 20)
     with spinio.open(data) as f:
-        gil_is_free_while(lambda: f.pread(array, 0))
+        gil_is_released_during(lambda: f.pread(array, 0))
     assert array.tobytes() == noise[: 1 << 20]
 
 
-def test_the_gil_is_free_while_pieces_are_read(data, noise):
+def test_gil_is_released_during_read_many(data, noise):
     array = spinio.emulated.empty(1 << 20)
     with spinio.open(data) as f:
-        gil_is_free_while(lambda: f.read_many(range(0, 1 << 20, 4096), 4096, array))
+        gil_is_released_during(lambda: f.read_many(range(0, 1 << 20, 4096), 4096, array))
     assert array.tobytes() == noise[: 1 << 20]
 
 
-def test_the_gil_is_free_while_a_pipe_is_empty(memory):
+def test_gil_is_released_during_pipe_read(memory):
     array = memory.full(5, 0)
     read_end, write_end = os.pipe()
     with spinio.open(read_end) as f:
         reader = threading.Thread(target=lambda: f.readinto(array))
         reader.start()
-        # Were the GIL held by the reader, nobody would write.
+        # If the reader held the GIL, this thread could not write.
         os.write(write_end, b"hello")
         reader.join(60)
         assert not reader.is_alive() and memory.read(array) == b"hello"
     os.close(write_end)
 
 
-def test_a_small_read_is_queued_and_in_order(data, noise):
+def test_small_read_is_queued_in_order(data, noise):
     array = spinio.emulated.empty(4096)
     array.fill(0)
     with spinio.open(data) as f, spinio.emulated.held():
-        # Returns although no copy can run; the second overwrites what the first will bring.
+        # Returns although no copy can run; the second read overwrites the bytes of the first.
         assert f.pread(array, 0) == 4096
         assert f.pread(array[:100], 999) == 100
     assert array.tobytes() == noise[999:1099] + noise[100:4096]
 
 
-def test_a_small_read_can_be_waited_for(data):
+def test_small_read_with_wait(data):
     array = spinio.emulated.empty(4096)
     done = threading.Event()
 
@@ -326,7 +326,7 @@ def test_many_threads(memory, data, noise):
     assert not wrong
 
 
-def test_a_forked_child_reads_host_memory(data, noise):
+def test_forked_child_reads_host_memory(data, noise):
     array = spinio.emulated.empty(100000)
     with spinio.open(data) as f:
         f.pread(array, 0)
@@ -346,7 +346,7 @@ def test_a_forked_child_reads_host_memory(data, noise):
 # ---- other processes
 
 
-def test_a_file_goes_to_a_worker(data, noise):
+def test_file_is_pickled_to_a_worker(data, noise):
     with spinio.open(data) as f:
         f.seek(1000)
         again = pickle.loads(pickle.dumps(f))
@@ -359,11 +359,11 @@ def test_a_file_goes_to_a_worker(data, noise):
             assert loaded.tobytes() == noise[:40]
 
 
-def test_a_file_that_cannot_be_opened_again_is_not_pickled(data, tmp_path, monkeypatch):
+def test_file_without_reopenable_name_is_not_pickled(data, tmp_path, monkeypatch):
     monkeypatch.chdir(data.parent)
     with spinio.open(data.name) as f:
         monkeypatch.chdir(tmp_path)
-        # By its name from there.
+        # Its relative name, from the other directory.
         with pytest.raises(FileNotFoundError):
             pickle.loads(pickle.dumps(f))
     read_end, write_end = os.pipe()
@@ -381,12 +381,12 @@ def test_a_file_that_cannot_be_opened_again_is_not_pickled(data, tmp_path, monke
         pickle.dumps(f)
 
 
-def test_stats_count_what_was_read(data):
+def test_stats_count_reads(data):
     before = spinio.stats()
     array = spinio.emulated.empty(1 << 20)
     with spinio.open(data) as f:
         f.pread(array, 0)
-        f.pread(bytearray(1000), 0)  # the host's: not ours to count
+        f.pread(bytearray(1000), 0)  # host memory: not counted
     after = spinio.stats()
     assert after["read"]["calls"] - before["read"]["calls"] >= 1
     assert after["read"]["bytes"] - before["read"]["bytes"] == 1 << 20

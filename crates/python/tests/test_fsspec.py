@@ -1,4 +1,4 @@
-"""The fsspec file system: fsspec's own behaviour, and files that take device memory."""
+"""The fsspec file system: fsspec's own behaviour, and files that accept device memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fs():
     return fsspec.filesystem("spinio", skip_instance_cache=True)
 
 
-def test_the_protocol_is_known(fs, data, noise):
+def test_protocol_is_registered(fs, data, noise):
     assert isinstance(fs, FileSystem)
     with fsspec.open(f"spinio://{data}") as f:
         assert isinstance(f, OpenFile) and f.size == len(noise)
@@ -25,7 +25,7 @@ def test_the_protocol_is_known(fs, data, noise):
         assert f.read(10) == noise[:10].decode("latin-1")
 
 
-def test_files_take_device_memory(fs, memory, data, noise):
+def test_files_accept_device_memory(fs, memory, data, noise):
     array = memory.full(100000, 0)
     with fs.open(str(data)) as f:
         assert f.pread(array, 77) == 100000
@@ -34,7 +34,7 @@ def test_files_take_device_memory(fs, memory, data, noise):
     assert memory.read(array) == noise[5:100005]
 
 
-def test_the_rest_is_the_local_file_system(fs, tmp_path, data, noise):
+def test_other_operations_equal_local_file_system(fs, tmp_path, data, noise):
     assert fs.cat_file(str(data), 10, 20) == noise[10:20]
     assert fs.info(str(data))["size"] == len(noise)
     fs.pipe_file(str(tmp_path / "a"), b"hello")
@@ -51,7 +51,7 @@ def test_the_rest_is_the_local_file_system(fs, tmp_path, data, noise):
     assert (tmp_path / "c").read_bytes() == b"later"
 
 
-def test_lines_are_those_of_any_file(fs, tmp_path):
+def test_lines_equal_those_of_a_plain_file(fs, tmp_path):
     text = b"\n".join(b"x" * n for n in (0, 1, 5, 8190, 8191, 8192, 8193, 30000, 0, 0, 7))
     path = tmp_path / "lines"
     for ending in (b"", b"\n"):
@@ -66,7 +66,7 @@ def test_lines_are_those_of_any_file(fs, tmp_path):
             assert f.read() == (text + ending).decode()
 
 
-def test_files_go_to_workers(fs, data, noise):
+def test_files_are_pickled_to_workers(fs, data, noise):
     with fs.open(str(data)) as f:
         assert f.path == str(data)
         f.seek(100)

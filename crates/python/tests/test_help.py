@@ -1,4 +1,4 @@
-"""What users are told by help() and by their type checker."""
+"""The texts of help() and the types seen by type checkers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODULES = ["spinio", "spinio.emulated", "spinio.nvmmu", "spinio.safetensors", "s
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_everything_public_is_described(name):
+def test_public_names_have_docstrings(name):
     module = pytest.importorskip(name) if name in MODULES[4:] else importlib.import_module(name)
     assert inspect.getdoc(module)
     for public in module.__all__:
@@ -29,13 +29,13 @@ def test_everything_public_is_described(name):
             assert inspect.getdoc(getattr(thing, n)), f"{public}.{n}"
 
 
-def test_an_old_zarr_is_told_apart():
+def test_old_zarr_is_an_import_error():
     code = "import sys, types; sys.modules['zarr'] = types.ModuleType('zarr'); import spinio.zarr"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert said.returncode == 1 and "ModuleNotFoundError: spinio.zarr needs Zarr 3" in said.stderr
 
 
-def test_dictionaries_have_the_keys_that_the_stub_promises(tmp_path, data):
+def test_dictionaries_have_the_keys_of_the_stub(tmp_path, data):
     stub = inspect.getsourcefile(spinio).replace("__init__.py", "_spinio.pyi")
     names: dict[str, typing.Any] = {}
     exec(compile("from __future__ import annotations\n" + open(stub).read(), stub, "exec"), names)

@@ -1,4 +1,4 @@
-"""Held files: faster to read again, and never out of date."""
+"""Pinned files: faster repeated reads, never stale bytes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def path(tmp_path, noise):
     return path
 
 
-def held(f, like=None):
-    """A hold, where the file system of the tests lets files be held."""
+def pinned(f, like=None):
+    """Pins a file; skips the test if the file system has no leases."""
     try:
         return f.hold(like)
     except OSError as why:
@@ -31,9 +31,9 @@ def held(f, like=None):
         raise
 
 
-def test_reads_of_a_held_file(device, path, noise):
+def test_reads_of_a_pinned_file(device, path, noise):
     array = device.full(len(noise), 0)
-    with spinio.open(path) as f, held(f, array) as h:
+    with spinio.open(path) as f, pinned(f, array) as h:
         assert h.is_held
         kept = spinio.stats()["kept"]
         assert kept["held files"][0] == 1 and kept["held"][0] >= len(noise)
@@ -48,23 +48,23 @@ def test_reads_of_a_held_file(device, path, noise):
     assert spinio.stats()["kept"]["held files"][0] == 0
 
 
-def test_a_writer_gets_through_and_is_seen(path, noise):
+def test_writer_unpins_file_and_is_seen(path, noise):
     array = spinio.emulated.empty(1 << 20)
-    with spinio.open(path) as f, held(f, array) as h:
+    with spinio.open(path) as f, pinned(f, array) as h:
         f.pread(array, 0)
-        # Another process, since a lease is not broken by the one that has it.
+        # Another process: a lease is not broken by the process that has it.
         code = f"open({str(path)!r}, 'r+b').write(b'X' * 100000)"
         subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
         assert not h.is_held
         assert f.pread(array, 0) == 1 << 20
         assert array.tobytes() == b"X" * 100000 + noise[100000 : 1 << 20]
         h.release()
-        # And once more, now that nobody writes.
+        # Once more, after the writer has closed the file.
         with f.hold(array) as again:
             assert again.is_held
 
 
-def test_what_cannot_be_held_says_why(path, tmp_path):
+def test_pin_errors_report_the_cause(path, tmp_path):
     array = spinio.emulated.empty(10)
     with spinio.open(path, "r+") as f:
         with pytest.raises(OSError, match="open for writing") as caught:
@@ -80,23 +80,23 @@ def test_what_cannot_be_held_says_why(path, tmp_path):
             f.hold(5)
 
 
-def test_closing_lets_go(path):
+def test_close_unpins(path):
     array = spinio.emulated.empty(100)
     f = spinio.open(path)
-    h = held(f, array)
-    g = held(f, array)
+    h = pinned(f, array)
+    g = pinned(f, array)
     f.close()
     f.close()
     assert not h.is_held and not g.is_held
     h.release()
     assert spinio.stats()["kept"]["held files"][0] == 0
-    # Nobody waits for anything.
+    # The open does not have to wait.
     os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
 
 
-def test_a_child_leaves_its_parents_hold_and_map_alone(path, noise):
+def test_forked_child_keeps_parents_pin_and_map(path, noise):
     array = spinio.emulated.empty(1 << 20)
-    with spinio.open(path) as f, held(f, array) as h:
+    with spinio.open(path) as f, pinned(f, array) as h:
         with pytest.raises(TypeError, match="belongs to its process"):
             pickle.dumps(h)
         m = h.map(0, 8192)
@@ -126,11 +126,11 @@ def test_a_child_leaves_its_parents_hold_and_map_alone(path, noise):
 
 def test_maps(device, path, noise):
     array = device.full(10, 0)
-    with spinio.open(path) as f, held(f, array) as h:
+    with spinio.open(path) as f, pinned(f, array) as h:
         try:
             m = h.map(4096, 1 << 20)
         except OSError as why:
-            assert why.errno == errno.ENODEV  # this device's kernels read no host memory
+            assert why.errno == errno.ENODEV  # GPU kernels of this device cannot read host memory
             return
         assert m.nbytes == 1 << 20 and m.address and not m.is_wanted_back
         assert m.__cuda_array_interface__["data"] == (m.address, True)
@@ -147,5 +147,5 @@ def test_maps(device, path, noise):
         assert caught.value.errno == errno.EINVAL
         with h.map() as whole:
             assert whole.nbytes == len(noise)
-    with pytest.raises(ValueError, match="no longer held"):
+    with pytest.raises(ValueError, match="no longer pinned"):
         h.map()

@@ -1,4 +1,4 @@
-"""Batches: every piece as the pread that it stands for."""
+"""Batches: every read has the result of the corresponding pread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ numpy = pytest.importorskip("numpy")
 
 
 def expected(noise, offsets, lengths, before):
-    """What `out` holds afterwards, and what each piece got."""
+    """The expected contents of `out`, and the result of each read."""
     out, got, at = bytearray(before), [], 0
     for offset, length in zip(offsets, lengths):
         piece = noise[offset : offset + length]
@@ -27,7 +27,7 @@ def expected(noise, offsets, lengths, before):
 
 
 @pytest.mark.parametrize("length", [1, 512, 4096, 70000])
-def test_pieces_of_one_length(memory, data, noise, length):
+def test_reads_of_one_length(memory, data, noise, length):
     n = min(1000, (4 << 20) // length)
     pick = random.Random(length)
     offsets = [pick.randrange(len(noise) + 5000) for _ in range(n)]
@@ -39,11 +39,11 @@ def test_pieces_of_one_length(memory, data, noise, length):
     assert memory.read(out) == want
 
 
-def test_pieces_of_any_length(memory, data, noise):
+def test_reads_of_any_length(memory, data, noise):
     pick = random.Random(5)
     lengths = [pick.choice([0, 1, 3, 100, 4096, 10000, 100000]) for _ in range(300)]
     offsets = [pick.randrange(len(noise)) for _ in lengths]
-    offsets[7] = offsets[8] = offsets[6]  # the same again
+    offsets[7] = offsets[8] = offsets[6]  # the same offset repeatedly
     out = memory.full(sum(lengths), 0xEE)
     with spinio.open(data) as f:
         got = f.read_many(offsets, lengths, out)
@@ -63,7 +63,7 @@ def test_integers_of_any_kind(data, noise, make):
 
 
 @pytest.mark.parametrize("number", [numpy.int64, numpy.uint8, numpy.array, int])
-def test_a_number_for_all(data, noise, memory, number):
+def test_one_length_for_all(data, noise, memory, number):
     out = memory.full(30, 0)
     with spinio.open(data) as f:
         assert f.read_many([5, 100, 9], number(10), out).tolist() == [10, 10, 10]
@@ -72,7 +72,7 @@ def test_a_number_for_all(data, noise, memory, number):
         assert f.read_many(numpy.array([5]), number(0), out).tolist() == [0]
 
 
-def test_what_cannot_be(data):
+def test_invalid_arguments(data):
     out = spinio.emulated.empty(100)
     with spinio.open(data) as f:
         for offsets, lengths, error in [
@@ -106,8 +106,8 @@ def test_what_cannot_be(data):
             f.read_many([0], 1, out.as_readonly())
 
 
-def test_failures_are_raised_or_returned(memory, tmp_path):
-    with spinio.open("/proc/self/mem") as f:  # reads at 0 fail, whoever asks
+def test_failures_raise_or_return(memory, tmp_path):
+    with spinio.open("/proc/self/mem") as f:  # reads at offset 0 fail for every user
         out = memory.full(20, 0)
         with pytest.raises(OSError) as caught:
             f.read_many([0, 0], 10, out)

@@ -1,4 +1,4 @@
-"""NVMMU's sessions, on every device that is here."""
+"""NVMMU sessions, on every device available here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import spinio
 from spinio import emulated, nvmmu
 
 
-def test_a_program_of_three_lines(device, data, noise, tmp_path):
+def test_upload_and_download(device, data, noise, tmp_path):
     array = device.full(1 << 20, 0)
     with nvmmu.session(tmp_path / "out") as s:
         assert s.upload(data, array, 4096) == 1 << 20
@@ -29,7 +29,7 @@ def test_a_program_of_three_lines(device, data, noise, tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 4096, 65537, 1 << 20])
-def test_moves_to_any_place(device, data, noise, tmp_path, size):
+def test_moves_at_any_offset(device, data, noise, tmp_path, size):
     (tmp_path / "out").write_bytes(b"\xee" * 3000000)
     array = device.full(size, 0)
     with nvmmu.session(tmp_path / "out") as s:
@@ -45,7 +45,7 @@ def test_moves_to_any_place(device, data, noise, tmp_path, size):
     assert (tmp_path / "other2").read_bytes() == bytes(5) + noise[2 * size : 3 * size]
 
 
-def test_an_upload_ends_with_the_file(device, data, noise):
+def test_upload_ends_at_end_of_file(device, data, noise):
     array = device.full(1000, 0xEE)
     with nvmmu.session() as s:
         assert s.upload(data, array, len(noise) - 10) == 10
@@ -54,7 +54,7 @@ def test_an_upload_ends_with_the_file(device, data, noise):
     assert device.read(array) == noise[-10:] + b"\xee" * 990
 
 
-def test_what_was_downloaded_is_uploaded(device, noise, tmp_path):
+def test_downloaded_bytes_are_uploaded(device, noise, tmp_path):
     array, back = device.new(noise[:100000]), device.full(100000, 0)
     with nvmmu.session(tmp_path / "out") as s:
         for at in range(0, 100000, 1000):
@@ -66,7 +66,7 @@ def test_what_was_downloaded_is_uploaded(device, noise, tmp_path):
         s.sync()
 
 
-def test_a_download_sees_what_was_queued_before(data, noise, tmp_path):
+def test_download_follows_earlier_queued_copies(data, noise, tmp_path):
     array = emulated.empty(4096)
     with nvmmu.session(tmp_path / "out") as s:
         for turn in range(30):
@@ -76,7 +76,7 @@ def test_a_download_sees_what_was_queued_before(data, noise, tmp_path):
     assert (tmp_path / "out").read_bytes() == want
 
 
-def test_what_cannot_be_moved(data, tmp_path):
+def test_invalid_moves(data, tmp_path):
     array = emulated.empty(100)
     with nvmmu.session() as s:
         with pytest.raises(BufferError, match="the host's"):
@@ -97,7 +97,7 @@ def test_what_cannot_be_moved(data, tmp_path):
         nvmmu.session(tmp_path)
 
 
-def test_a_session_ends_once(tmp_path):
+def test_session_ends_once(tmp_path):
     array = emulated.empty(100)
     s = nvmmu.session(tmp_path / "out")
     s.download(array)
@@ -107,7 +107,7 @@ def test_a_session_ends_once(tmp_path):
         s.download(array)
 
 
-def test_a_session_that_is_let_go_of_loses_nothing(tmp_path):
+def test_dropped_session_loses_nothing(tmp_path):
     array = spinio.emulated.empty(100)
     s = nvmmu.session(tmp_path / "out")
     s.download(array)
@@ -116,11 +116,11 @@ def test_a_session_that_is_let_go_of_loses_nothing(tmp_path):
     assert (tmp_path / "out").read_bytes() == array.tobytes()
 
 
-# ---- in the order of a stream
+# ---- stream-ordered moves
 
 
 class Borrowed:
-    """Memory of an array of the emulated device, by the CUDA array interface; who keeps it can be seen."""
+    """Memory of an array of the emulated device, by the CUDA array interface; a test can detect references to it."""
 
     def __init__(self, of):
         self._of = of
@@ -128,7 +128,7 @@ class Borrowed:
 
 
 @pytest.mark.parametrize("size", [1, 65537, (2 << 20) + 5])
-def test_moves_keep_the_order_of_the_stream(device, data, noise, tmp_path, size):
+def test_moves_are_stream_ordered(device, data, noise, tmp_path, size):
     array = device.full(size, 0)
     with nvmmu.session(tmp_path / "out") as s:
         up = s.upload_async(data, array, 100)
@@ -142,7 +142,7 @@ def test_moves_keep_the_order_of_the_stream(device, data, noise, tmp_path, size)
     assert s.report["uploaded"] == size and s.report["downloaded"] == 2 * size
 
 
-def test_nothing_moves_before_the_stream_gets_there(data, noise, tmp_path):
+def test_move_waits_for_earlier_stream_work(data, noise, tmp_path):
     array = emulated.empty(3 << 20)
     with nvmmu.session(tmp_path / "out") as s:
         with emulated.held():
@@ -152,21 +152,21 @@ def test_nothing_moves_before_the_stream_gets_there(data, noise, tmp_path):
             waited = threading.Thread(target=up.wait)
             waited.start()
             waited.join(0.1)
-            # That it waits keeps nobody else from anything.
+            # Its wait does not block other threads.
             assert waited.is_alive() and not up.done()
         waited.join(60)
         assert down.wait() == 3 << 20
     assert array.tobytes() == noise and (tmp_path / "out").read_bytes() == noise
 
 
-def test_the_end_waits_for_what_nobody_waited_for(device, noise, tmp_path):
+def test_end_waits_for_unwaited_moves(device, noise, tmp_path):
     with nvmmu.session(tmp_path / "out") as s:
         for at in range(0, 3 << 20, 300000):
             s.download_async(device.new(noise[at:][:300000]), at)
     assert (tmp_path / "out").read_bytes() == noise
 
 
-def test_the_end_of_a_file_ends_an_upload_on_a_stream(device, data, noise):
+def test_async_upload_ends_at_end_of_file(device, data, noise):
     array = device.full(1000, 0xEE)
     with nvmmu.session() as s:
         assert s.upload_async(data, array, len(noise) - 10).wait() == 10
@@ -176,7 +176,7 @@ def test_the_end_of_a_file_ends_an_upload_on_a_stream(device, data, noise):
 
 
 @pytest.mark.parametrize("wrap", [Borrowed, lambda array: array])
-def test_memory_stays_until_its_move_is_over(data, noise, tmp_path, wrap):
+def test_memory_stays_until_move_completes(data, noise, tmp_path, wrap):
     array = wrap(emulated.empty(1 << 20))
     gone = weakref.ref(array) if wrap is Borrowed else None
     with nvmmu.session(tmp_path / "out") as s:
@@ -186,7 +186,7 @@ def test_memory_stays_until_its_move_is_over(data, noise, tmp_path, wrap):
             del array
             gc.collect()
             assert not gone or gone() is not None
-            # Would take its place, were it free.
+            # Would be placed there if that memory were free.
             emulated.empty(1 << 20)
         s.flush()
         gc.collect()
@@ -194,7 +194,7 @@ def test_memory_stays_until_its_move_is_over(data, noise, tmp_path, wrap):
     assert (tmp_path / "out").read_bytes() == noise[5:][: 1 << 20]
 
 
-def test_moves_on_a_stream_that_cannot_be(data, tmp_path):
+def test_invalid_async_moves(data, tmp_path):
     array = emulated.empty(100)
     with nvmmu.session() as s:
         for move in (s.upload_async, lambda _path, array: s.download_async(array, path=tmp_path / "x")):
@@ -215,7 +215,7 @@ def test_moves_on_a_stream_that_cannot_be(data, tmp_path):
         s.upload_async(data, array)
 
 
-def test_a_move_that_fails_later_says_so_when_it_is_waited_for_and_at_the_end(tmp_path):
+def test_async_failure_is_raised_by_wait_and_end(tmp_path):
     array = emulated.empty(1 << 20)
     path = str(tmp_path / "out")
     s = nvmmu.session()
@@ -234,7 +234,7 @@ def test_a_move_that_fails_later_says_so_when_it_is_waited_for_and_at_the_end(tm
         s.end()
 
 
-def test_a_signal_ends_a_wait(data):
+def test_signal_ends_a_wait(data):
     array = emulated.empty(1 << 20)
 
     class Enough(Exception):
@@ -266,12 +266,12 @@ def test_a_signal_ends_a_wait(data):
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_forked_child_has_no_session(data, noise, tmp_path):
+def test_forked_child_has_no_session(data, noise, tmp_path):
     array = emulated.empty(1 << 20)
     s = nvmmu.session(tmp_path / "out")
     with emulated.held():
         up = s.upload_async(data, array)
-        # It is in the session, and has locked it, when the child is made.
+        # This thread is in the session, and has locked it, at the fork.
         inside = threading.Thread(target=s.flush)
         inside.start()
         time.sleep(0.1)
@@ -295,7 +295,7 @@ def test_a_forked_child_has_no_session(data, noise, tmp_path):
     assert (tmp_path / "out").read_bytes() == noise[: 1 << 20]
 
 
-def test_torch_streams_overlap_and_keep_their_order(data, noise, tmp_path):
+def test_torch_streams_overlap_and_keep_order(data, noise, tmp_path):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("PyTorch finds no GPU")
@@ -312,7 +312,7 @@ def test_torch_streams_overlap_and_keep_their_order(data, noise, tmp_path):
     assert (tmp_path / "out").read_bytes() == bytes((b + 1) % 256 for b in noise[:3000000])
 
 
-def test_cupy_streams_overlap_and_keep_their_order(data, noise, tmp_path):
+def test_cupy_streams_overlap_and_keep_order(data, noise, tmp_path):
     cupy = pytest.importorskip("cupy")
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
     arrays = [cupy.empty(100000, "uint8") for _ in streams]

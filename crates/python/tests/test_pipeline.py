@@ -1,4 +1,4 @@
-"""NVMMU's pipeline: what a loop over NumPy arrays would write, with moves that overlap the bodies."""
+"""NVMMU's pipeline: the output of a loop over NumPy arrays, with moves that overlap the bodies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ numpy = pytest.importorskip("numpy")
 SIZES = [0, 4, 4096, 100_000, (1 << 20) + 12]
 
 
-def in_a_while(is_so):
+def wait_until(is_so):
     begun = time.monotonic()
     while not is_so():
         assert time.monotonic() - begun < 600
@@ -46,7 +46,7 @@ def numbers(tmp_path):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("count", [1000, 25_000, None])
 @pytest.mark.parametrize("slots", [1, 2, 3, 5])
-def test_what_numpy_would_write(device, numbers, tmp_path, size, count, slots):
+def test_output_equals_numpy(device, numbers, tmp_path, size, count, slots):
     if size > 1 << 20 and count == 1000 and slots != 3:
         pytest.skip("long, and like its neighbours")
     path, values = numbers(size)
@@ -65,7 +65,7 @@ def test_what_numpy_would_write(device, numbers, tmp_path, size, count, slots):
     assert pieces.report["uploaded"] == pieces.report["downloaded"] == len(values) * 4
 
 
-def test_a_part_of_a_file_into_a_part_of_another(device, numbers, tmp_path):
+def test_part_of_a_file_into_part_of_another(device, numbers, tmp_path):
     path, values = numbers(400_000)
     out = tmp_path / "out"
     out.write_bytes(b"\xee" * 300_000)
@@ -80,7 +80,7 @@ def test_a_part_of_a_file_into_a_part_of_another(device, numbers, tmp_path):
     assert got == b"\xee" * 100 + want.tobytes() + b"\xee" * (300_000 - 200_100)
 
 
-def test_another_type_and_number_of_results(numbers, tmp_path):
+def test_other_type_and_count_of_results(numbers, tmp_path):
     path, values = numbers(400_000)
     out = tmp_path / "out"
     with nvmmu.pipeline(
@@ -95,7 +95,7 @@ def test_another_type_and_number_of_results(numbers, tmp_path):
             y.set(result)
             with pytest.raises(ValueError, match="35 elements"):
                 step.keep(35)
-            # An odd piece has nothing to say.
+            # An odd piece has no output.
             step.keep(0 if step.number % 2 else 1)
     want = [values[at : at + 9999].mean() for at in range(0, len(values), 2 * 9999)]
     assert numpy.fromfile(out, "float64").tolist() == want
@@ -111,7 +111,7 @@ def test_no_output(numbers):
     assert total == values.sum(dtype="int64") and pieces.report["downloaded"] == 0
 
 
-def test_the_next_piece_comes_and_the_last_one_goes_while_a_body_runs(numbers, tmp_path):
+def test_upload_and_download_overlap_the_body(numbers, tmp_path):
     path, values = numbers(8 * 40_000)
     out, want = tmp_path / "out", values * numpy.int32(2) + numpy.int32(1)
     memory = []
@@ -124,18 +124,18 @@ def test_the_next_piece_comes_and_the_last_one_goes_while_a_body_runs(numbers, t
             memory.append(step.input)
             n = step.number
             if 2 <= n < 7:
-                # Nobody has asked for the next piece yet: it lies in the memory that the last but one was in.
-                in_a_while(lambda: numpy.array_equal(memory[n - 2].numpy(), piece(values, n + 1)))
+                # The next piece was not requested yet: it is in the memory of the last but one.
+                wait_until(lambda: numpy.array_equal(memory[n - 2].numpy(), piece(values, n + 1)))
             if n >= 1:
-                in_a_while(lambda: numpy.array_equal(piece(numpy.fromfile(out, "int32"), n - 1), piece(want, n - 1)))
-            # The piece in hand has not gone, and stays as it is.
+                wait_until(lambda: numpy.array_equal(piece(numpy.fromfile(out, "int32"), n - 1), piece(want, n - 1)))
+            # The current piece was not downloaded, and is unchanged.
             assert len(numpy.fromfile(out, "int32")) <= n * 10_000
             assert numpy.array_equal(step.input.numpy(), piece(values, n))
             double(*step)
     assert numpy.array_equal(numpy.fromfile(out, "int32"), want)
 
 
-def test_a_body_that_fails_is_heard_and_what_was_finished_is_written(numbers, tmp_path):
+def test_failing_body_raises_and_finished_pieces_are_written(numbers, tmp_path):
     path, values = numbers(400_000)
     out = tmp_path / "out"
     with pytest.raises(ZeroDivisionError):
@@ -150,27 +150,27 @@ def test_a_body_that_fails_is_heard_and_what_was_finished_is_written(numbers, tm
     assert spinio.current_stream() == 0 and list(pieces) == []
 
 
-def test_a_loop_that_is_left(numbers, tmp_path):
+def test_break_ends_the_pipeline(numbers, tmp_path):
     path, _ = numbers(400_000)
     with nvmmu.pipeline(path, tmp_path / "out", "int32", count=10_000, device="emulated") as pieces:
         for step in pieces:
             assert spinio.current_stream() != 0
             if step.number == 2:
                 break
-        # The rest can be had, though the piece in hand is over by that.
+        # The loop can continue, but the current piece ends with it.
         assert next(pieces).number == 3
         report = pieces.end()
         assert spinio.current_stream() == 0 and list(pieces) == []
     assert pieces.end() == report and os.path.getsize(tmp_path / "out") == 120_000
-    with pytest.raises(RuntimeError, match="inside of its with block"):
+    with pytest.raises(RuntimeError, match="inside its with block"):
         next(nvmmu.pipeline(path, dtype="int32", device="emulated"))
 
 
-def test_a_file_that_is_too_short(numbers, tmp_path):
+def test_file_that_is_too_short(numbers, tmp_path):
     path, _ = numbers(400_000)
     with pytest.raises(EOFError, match="in ends after 400000 bytes"):
         nvmmu.pipeline(path, dtype="int32", total=100_001, device="emulated")
-    with pytest.raises(ValueError, match="no whole elements of float64"):
+    with pytest.raises(ValueError, match="not whole elements of float64"):
         nvmmu.pipeline(path, dtype="float64", offset=4, device="emulated")
     with pytest.raises(EOFError, match="in ends after 200000 bytes"):
         with nvmmu.pipeline(path, tmp_path / "out", "int32", count=10_000, device="emulated") as pieces:
@@ -180,7 +180,7 @@ def test_a_file_that_is_too_short(numbers, tmp_path):
                 double(*step)
 
 
-def test_a_download_that_fails_ends_it(numbers, tmp_path):
+def test_failing_download_ends_the_pipeline(numbers, tmp_path):
     path, _ = numbers(400_000)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
@@ -191,9 +191,9 @@ def test_a_download_that_fails_ends_it(numbers, tmp_path):
                     double(*step)
         assert caught.value.errno in (errno.EFBIG, errno.ENOSPC)
         assert caught.value.filename == str(tmp_path / "out") and step.number < 9
-        # It has ended all the same.
+        # The pipeline has ended nevertheless.
         assert pieces.end() == pieces.report and 0 < pieces.report["uploaded"] <= 400_000
-        # Of two failures the body's is told.
+        # Of two failures the body's is raised.
         with pytest.raises(ZeroDivisionError):
             with nvmmu.pipeline(path, tmp_path / "out", "int32", count=10_000, device="emulated") as pieces:
                 for step in pieces:
@@ -204,12 +204,12 @@ def test_a_download_that_fails_ends_it(numbers, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_the_stream_comes_back_where_the_library_forgets_it(numbers, monkeypatch):
+def test_stream_is_restored_if_the_library_loses_it(numbers, monkeypatch):
     path, _ = numbers(120_000)
     outer = emulated.Stream()
 
     class Forgetful(_arrays.Emulated):
-        """As CuPy, where a stream was chosen by use()."""
+        """As CuPy after use() has set a stream."""
 
         @contextlib.contextmanager
         def on_stream(self, stream):
@@ -224,23 +224,23 @@ def test_the_stream_comes_back_where_the_library_forgets_it(numbers, monkeypatch
         assert spinio.current_stream() == outer.handle
 
 
-def test_what_cannot_be(numbers, tmp_path):
+def test_invalid_arguments(numbers, tmp_path):
     path, _ = numbers(4000)
     for wrong in ({"count": 0}, {"slots": 0}, {"offset": -1}, {"output_count": 0}, {"total": -1}):
-        with pytest.raises(ValueError, match="cannot be"):
+        with pytest.raises(ValueError, match="invalid"):
             nvmmu.pipeline(path, dtype="int32", device="emulated", **wrong)
     with pytest.raises(ValueError, match="no streams"):
         nvmmu.pipeline(path, device="cpu", library="numpy")
     with pytest.raises(FileNotFoundError) as caught:
         nvmmu.pipeline(tmp_path / "none", device="emulated")
     assert caught.value.filename == str(tmp_path / "none")
-    with pytest.raises(TypeError, match="no whole bytes"):
+    with pytest.raises(TypeError, match="not whole bytes"):
         nvmmu.pipeline(path, dtype="float4_e2m1fn", device="emulated")
     with pytest.raises(IsADirectoryError):
         nvmmu.pipeline(path, tmp_path, device="emulated")
 
 
-def test_the_same_file_is_read_and_written(numbers):
+def test_input_and_output_are_the_same_file(numbers):
     path, values = numbers(400_000)
     with nvmmu.pipeline(path, path, "int32", count=10_000, device="emulated") as pieces:
         for step in pieces:
@@ -248,8 +248,8 @@ def test_the_same_file_is_read_and_written(numbers):
     assert numpy.array_equal(numpy.fromfile(path, "int32"), values * numpy.int32(2) + numpy.int32(1))
 
 
-def test_each_body_follows_the_one_before(numbers, tmp_path, monkeypatch):
-    """What a GPU's streams are told; the emulated device has nothing to tell them."""
+def test_bodies_are_ordered(numbers, tmp_path, monkeypatch):
+    """The marks and waits on a GPU's streams; the emulated device needs none."""
     path, _ = numbers(400_000)
     said = []
 
@@ -281,7 +281,7 @@ def test_each_body_follows_the_one_before(numbers, tmp_path, monkeypatch):
     assert told[4:] == [*want, ("follow", "outer", streams[-1])]
 
 
-def test_pipelines_that_are_zipped(numbers, tmp_path):
+def test_zipped_pipelines(numbers, tmp_path):
     (one, a), (two, b) = numbers(400_000, "one"), numbers(360_000, "two")
     out = tmp_path / "out"
     outer = emulated.Stream()
@@ -298,7 +298,7 @@ def test_pipelines_that_are_zipped(numbers, tmp_path):
     assert numpy.array_equal(numpy.fromfile(out, "int32"), a[:90_000] - b)
 
 
-def test_what_streams_are_told_of_pipelines_that_are_zipped(numbers, monkeypatch):
+def test_stream_order_of_zipped_pipelines(numbers, monkeypatch):
     path, _ = numbers(120_000)
     said = []
 
@@ -316,19 +316,19 @@ def test_what_streams_are_told_of_pipelines_that_are_zipped(numbers, monkeypatch
             a, b = next(left), next(right)
             one, two = left._slots[0].stream, right._slots[0].stream
             assert spinio.current_stream() == two.handle and (a.number, b.number) == (0, 0)
-            # The body, which uses both, is behind what comes by the other's stream.
+            # The body, which uses both, is after the upload on the other's stream.
             assert said[-1] == (two, one)
             said.clear()
             next(left)
-            # What the other's stream has next comes behind the body.
+            # The next work on the other's stream is after the body.
             assert (one, two) in said and spinio.current_stream() == left._slots[1].stream.handle
             next(right)
-            # By way of the stream of the body before.
+            # By way of the stream of the previous body.
             assert said.index((two, left._slots[1].stream)) < said.index((right._slots[1].stream, two))
     assert spinio.current_stream() == 0
 
 
-def test_a_pipeline_in_a_body_of_another(numbers, tmp_path):
+def test_pipeline_within_a_body(numbers, tmp_path):
     (one, a), (two, b) = numbers(80_000, "one"), numbers(40_000, "two")
     out = tmp_path / "out"
     with nvmmu.pipeline(one, out, "int32", count=7000, device="emulated") as pieces:
@@ -345,7 +345,7 @@ def test_a_pipeline_in_a_body_of_another(numbers, tmp_path):
     assert numpy.array_equal(numpy.fromfile(out, "int32"), a + b.sum(dtype="int32"))
 
 
-def test_bodies_of_torch_keep_their_order_across_streams(numbers, tmp_path):
+def test_torch_bodies_keep_order_across_streams(numbers, tmp_path):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("PyTorch finds no GPU")
@@ -353,7 +353,7 @@ def test_bodies_of_torch_keep_their_order_across_streams(numbers, tmp_path):
     with torch.cuda.stream(torch.cuda.Stream()):
         total = torch.empty((), dtype=torch.int64, device="cuda")
         torch.cuda._sleep(10_000_000)
-        total.zero_()  # bodies come behind it
+        total.zero_()  # bodies run after it
         outer = torch.cuda.current_stream()
         with nvmmu.pipeline(path, tmp_path / "out", "int32", count=10_000, library="torch") as pieces:
             for x, y in pieces:
@@ -362,13 +362,13 @@ def test_bodies_of_torch_keep_their_order_across_streams(numbers, tmp_path):
                 total += x.sum(dtype=torch.int64)
                 torch.add(x, total.to(torch.int32), out=y)
         assert torch.cuda.current_stream() == outer
-        total += 1  # and this behind them
+        total += 1  # and this runs after them
         assert int(total) == values.sum(dtype="int64") + 1
     sums = numpy.add.accumulate(values.reshape(-1, 10_000).sum(axis=1, dtype="int64")).astype("int32")
     assert numpy.array_equal(numpy.fromfile(tmp_path / "out", "int32"), (values.reshape(-1, 10_000) + sums[:, None]).ravel())
 
 
-def test_bodies_of_cupy_keep_their_order_across_streams(numbers, tmp_path):
+def test_cupy_bodies_keep_order_across_streams(numbers, tmp_path):
     cupy = pytest.importorskip("cupy")
     path, values = numbers(4_000_000)
     with cupy.cuda.Stream(non_blocking=True) as outer:

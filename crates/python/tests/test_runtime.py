@@ -1,4 +1,4 @@
-"""One runtime a process: beside a preloaded libspinio.so the module uses that library's."""
+"""One runtime per process: with a preloaded libspinio.so the module uses that library's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 LIBRARY = os.environ.get("SPINIO_LIBRARY")
 
-# The library's own view, by its C API.
+# The library's counters and threads, by its C API.
 LIBRARYS = """
 import ctypes, os, sys
 import spinio
@@ -33,7 +33,7 @@ def threads():
 
 
 def run(script, data, preload, **environment):
-    """What the script prints; its complaint fails the test."""
+    """Runs a script and returns its output; fails the test if the script fails."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("SPINIO_")}
     env.update(environment, LD_PRELOAD=str(preload), SPINIO_EMULATED="size=64M")
     done = subprocess.run([sys.executable, "-c", LIBRARYS + script, str(data)], env=env, capture_output=True, text=True, timeout=300)
@@ -48,7 +48,7 @@ def library():
     return LIBRARY
 
 
-def test_counters_are_one(library, data):
+def test_counters_are_shared(library, data):
     run(
         """
 before, ours = counters(), spinio.stats()["read"]
@@ -64,8 +64,8 @@ assert (now["calls"], now["bytes"]) == after and now["calls"] - ours["calls"] ==
     )
 
 
-def test_devices_are_one(library, data):
-    # Memory of the module, in a plain pread, which the library's hook serves; and read back by the library's function.
+def test_devices_are_shared(library, data):
+    # A plain pread into the module's memory, which the library's hook serves; read back by the library's function.
     run(
         """
 array = spinio.emulated.empty(100_000)
@@ -85,7 +85,7 @@ assert back.raw == expected
     )
 
 
-def test_streams_and_threads_are_one(library, data):
+def test_streams_and_threads_are_shared(library, data):
     run(
         """
 lib.spinio_set_stream.argtypes = [ctypes.c_void_p]
@@ -98,7 +98,7 @@ with spinio.open(sys.argv[1]) as f:
     os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     f.pread(array, 0)
 first = threads()
-# The hook's read, of the same size: what serves it is there already.
+# The hook's read, of the same size: it uses the existing threads.
 lib.pread.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
 fd = os.open(sys.argv[1], os.O_RDONLY)
 lib.pread(fd, array.address, 3 << 20, 0)
@@ -110,7 +110,7 @@ assert mates and [n for n in threads() if n == "spinio-mate"] == mates, (first, 
     )
 
 
-def test_sessions_and_many_reads_are_served(library, data, tmp_path):
+def test_sessions_and_batches_use_the_shared_runtime(library, data, tmp_path):
     run(
         f"""
 from spinio import nvmmu
@@ -129,7 +129,7 @@ try:
 except OSError as why:
     assert why.errno == 2 and why.filename == "/nowhere/at/all", repr(why)
 else:
-    raise AssertionError("no such folder")
+    raise AssertionError("no such directory")
 """,
         data,
         library,
@@ -137,8 +137,8 @@ else:
 
 
 @pytest.mark.parametrize("words", ["{8, 0}", "{0}"])
-def test_an_older_table_is_left_alone(tmp_path, data, words):
-    """A library whose table is shorter than ours: the module has a runtime of its own."""
+def test_older_table_is_ignored(tmp_path, data, words):
+    """A library with a shorter table than the module needs: the module uses a runtime of its own."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     source, older = tmp_path / "older.c", tmp_path / "older.so"

@@ -1,4 +1,4 @@
-"""Safetensors: the same tensors as the format's own library, and no belief in hostile headers."""
+"""Safetensors: the same tensors as the format's own library; hostile headers are rejected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model(tmp_path_factory):
 
 
 def host(memory, array):
-    """An array of any library as NumPy's."""
+    """An array of any library as a NumPy array."""
     if memory.name == "emulated":
         return array.numpy()
     if memory.library == "torch":
@@ -45,14 +45,14 @@ def same(a, b):
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def test_load_file_gives_what_was_saved(memory, model):
+def test_load_file_returns_saved_tensors(memory, model):
     loaded = load_file(model, device=memory.device, library=memory.library)
     assert set(loaded) == set(TENSORS)
     for name, want in TENSORS.items():
         assert same(host(memory, loaded[name]), want), name
 
 
-def test_one_read_for_all(model):
+def test_load_file_makes_one_read(model):
     before = spinio.stats()
     loaded = load_file(model, device="emulated")
     after = spinio.stats()
@@ -61,7 +61,7 @@ def test_one_read_for_all(model):
     assert max(addresses) - min(addresses) < 4 << 20
 
 
-def test_safe_open_reads_what_is_asked_for(memory, model):
+def test_safe_open_reads_requested_tensors(memory, model):
     with safe_open(model, memory.device, library=memory.library) as f:
         assert set(f.keys()) == set(TENSORS) and len(f) == len(TENSORS) and "matrix" in f and "other" not in f
         assert f.metadata() == {"format": "np", "author": "Ünïcode"}
@@ -92,7 +92,7 @@ def test_slices(memory, model, index):
         assert f.get_slice("matrix").get_dtype() == "F32"
 
 
-def test_a_slice_reads_its_rows_only(model):
+def test_slice_reads_its_rows_only(model):
     with safe_open(model, "emulated") as f:
         before = spinio.stats()["read"]["bytes"]
         f.get_slice("big")[10:20]
@@ -100,7 +100,7 @@ def test_a_slice_reads_its_rows_only(model):
 
 
 @pytest.mark.parametrize("index", [(slice(None), slice(100, 300)), (slice(5, 9), slice(0, 1)), (slice(None), slice(-5, None)), (slice(3, 3), slice(2)), (slice(4), slice(9, 9))], ids=str)
-def test_a_part_of_each_row_is_read_alone(memory, model, index):
+def test_slice_reads_part_of_each_row(memory, model, index):
     with safe_open(model, memory.device, library=memory.library) as f:
         before = spinio.stats()
         assert same(host(memory, f.get_slice("big")[index]), TENSORS["big"][index])
@@ -112,7 +112,7 @@ def test_a_part_of_each_row_is_read_alone(memory, model, index):
         assert same(host(memory, f.get_slice("halves")[2:4, 1:4]), TENSORS["halves"][2:4, 1:4])
 
 
-def test_slices_that_cannot_be(model):
+def test_invalid_slices(model):
     with safe_open(model, "emulated") as f:
         part = f.get_slice("matrix")
         for wrong, error in [(7, IndexError), (-8, IndexError), ((0, 0, 0), IndexError), ([1, 2], TypeError), ("a", TypeError), (True, TypeError), (None, TypeError), (numpy.ones(7, bool), TypeError), ((0, numpy.array([1])), TypeError), (slice(None, None, 0), ValueError), (slice(0.5), TypeError)]:
@@ -152,7 +152,7 @@ def test_every_type_of_the_format(tmp_path):
         assert loaded[name].shape == (2, 4)
 
 
-def test_bytes_that_do_not_lie_on_their_boundary(memory, tmp_path):
+def test_unaligned_tensors(memory, tmp_path):
     header = {"a": one("U8", (3,), (0, 3)), "b": one("F64", (2,), (3, 19))}
     values = numpy.array([1.5, -2.5])
     path = write(tmp_path / "odd", header, b"abc" + values.tobytes())
@@ -161,7 +161,7 @@ def test_bytes_that_do_not_lie_on_their_boundary(memory, tmp_path):
     assert host(memory, loaded["a"]).tobytes() == b"abc"
 
 
-def test_types_that_a_library_does_not_have(tmp_path):
+def test_types_missing_in_a_library(tmp_path):
     path = write(tmp_path / "fours", {"x": one("F4", (8,), (0, 4))}, bytes(4))
     before = spinio.stats()["read"]["calls"]
     for kind in ("F4", "F6_E2M3"):
@@ -239,7 +239,7 @@ def test_files_too_short_for_a_length(tmp_path, size):
         load_file(path)
 
 
-def test_what_is_odd_but_right(tmp_path):
+def test_unusual_but_valid_files(tmp_path):
     assert load_file(write(tmp_path / "a", b"{}      ", b""), "emulated") == {}
     extra = one() | {"later": [{"x": 1}, None]}
     loaded = load_file(write(tmp_path / "b", {"": extra, "z": one(shape=(0,), offsets=(0, 0))}, b"abcd"), "emulated")
@@ -248,7 +248,7 @@ def test_what_is_odd_but_right(tmp_path):
         assert f.metadata() is None
 
 
-def test_no_file_and_no_device(model, tmp_path):
+def test_missing_file_and_unknown_device(model, tmp_path):
     with pytest.raises(FileNotFoundError):
         load_file(tmp_path / "none")
     for device in ("tpu", "cuda:x", "emulated:", "cpu:-1"):
@@ -263,13 +263,13 @@ def test_no_file_and_no_device(model, tmp_path):
 # ---- names, workers
 
 
-def test_iterating_gives_the_names(model):
+def test_iterating_yields_names(model):
     with safe_open(model, "emulated") as f:
         assert list(f) == f.keys() and set(f) == set(TENSORS) and len(f) == len(TENSORS)
         assert "matrix" in f and "nothing" not in f
 
 
-def test_a_worker_opens_the_file_again(memory, model):
+def test_worker_reopens_the_file(memory, model):
     with safe_open(model, memory.device, library=memory.library) as f:
         with pickle.loads(pickle.dumps(f)) as again:
             assert again.keys() == f.keys()
@@ -290,7 +290,7 @@ def sharded(folder, files, index=None):
     return path
 
 
-def test_a_model_of_several_files(memory, tmp_path):
+def test_model_of_several_files(memory, tmp_path):
     files = {"model-00001-of-00002.safetensors": ["matrix", "empty"], "model-00002-of-00002.safetensors": ["scalar", "big", "flags"]}
     path = sharded(tmp_path, files)
     for name in (path, tmp_path, str(tmp_path)):
@@ -298,12 +298,12 @@ def test_a_model_of_several_files(memory, tmp_path):
         assert set(loaded) == {"matrix", "empty", "scalar", "big", "flags"}
         for name, array in loaded.items():
             assert same(host(memory, array), TENSORS[name]), name
-    # What the index does not name is not wanted.
+    # Tensors that the index does not name are left out.
     sharded(tmp_path, {}, {"weight_map": {"big": "model-00002-of-00002.safetensors"}})
     assert list(load_sharded(tmp_path, memory.device, library=memory.library)) == ["big"]
 
 
-def test_an_index_is_not_believed(tmp_path):
+def test_invalid_index_is_rejected(tmp_path):
     os.mkdir(tmp_path / "model")
     path = sharded(tmp_path / "model", {"a": ["matrix"]})
     sharded(tmp_path, {"b": ["matrix"]})
@@ -311,14 +311,14 @@ def test_an_index_is_not_believed(tmp_path):
         ({}, 'no "weight_map"'),
         ([], 'no "weight_map"'),
         ({"weight_map": ["a"]}, 'no "weight_map"'),
-        ({"weight_map": {"matrix": "../b"}}, "names no file beside it"),
-        ({"weight_map": {"matrix": str(tmp_path / "b")}}, "names no file beside it"),
-        ({"weight_map": {"matrix": ".."}}, "names no file beside it"),
-        ({"weight_map": {"matrix": ""}}, "names no file beside it"),
-        ({"weight_map": {"matrix": "a\0"}}, "names no file beside it"),
-        ({"weight_map": {"matrix": 5}}, "names no file beside it"),
+        ({"weight_map": {"matrix": "../b"}}, "not a file in the same directory"),
+        ({"weight_map": {"matrix": str(tmp_path / "b")}}, "not a file in the same directory"),
+        ({"weight_map": {"matrix": ".."}}, "not a file in the same directory"),
+        ({"weight_map": {"matrix": ""}}, "not a file in the same directory"),
+        ({"weight_map": {"matrix": "a\0"}}, "not a file in the same directory"),
+        ({"weight_map": {"matrix": 5}}, "not a file in the same directory"),
         ({"weight_map": {"matrix": "\ud800"}}, "surrogates not allowed"),
-        ({"weight_map": {"scalar": "a"}}, "no tensor 'scalar', which .*index.json says is there"),
+        ({"weight_map": {"scalar": "a"}}, "no tensor 'scalar', which .*index.json names"),
     ]:
         path.write_text(json.dumps(index))
         with pytest.raises(SafetensorsError, match=why) as caught:
@@ -326,7 +326,7 @@ def test_an_index_is_not_believed(tmp_path):
         assert str(tmp_path / "model") in str(caught.value)
     for text in ("", "{", '{"weight_map": {"matrix": "a", "matrix": "a"}}', "[" * 100000, "\xff"):
         path.write_bytes(text.encode("latin-1"))
-        with pytest.raises(SafetensorsError, match="cannot be believed"):
+        with pytest.raises(SafetensorsError, match="the index is invalid"):
             load_sharded(path, "emulated")
     path.write_text('{"weight_map": {"matrix": "gone"}}')
     with pytest.raises(FileNotFoundError, match="gone"):

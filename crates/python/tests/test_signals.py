@@ -1,6 +1,6 @@
-"""A signal whose handler raises ends a long transfer soon, not when the last byte has come; any other handler runs meanwhile.
+"""A signal whose handler raises ends a long transfer early, before its last byte; any other handler runs during it.
 
-The device is slow here, so that a transfer takes seconds, and the kernel's timer interrupts it long before its end.
+The device is slow here, so that a transfer takes seconds, and an interval timer interrupts it long before its end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-# Device and staging memory can be chosen once in a process.
+# Device and bounce buffers can be configured once per process.
 SLOW = {"SPINIO_EMULATED": "size=1G,gbps=0.1", "SPINIO_STAGING": "64M", "PYTHONDEVMODE": "1"}
 
 PROGRAM = """
@@ -50,7 +50,7 @@ def has_come(at):
         return part(at) == os.pread(f.fileno(), 4096, at)
 
 def all_has_come():
-    # Looked for everywhere: what comes first depends on how many threads read. Past the array nothing ever comes.
+    # Checked at every MiB: the order of the bytes depends on the number of reading threads. Past the array nothing changes.
     assert memory[SIZE:].tobytes() == UNTOUCHED
     return all(has_come(at) for at in range(0, SIZE, 1 << 20))
 """
@@ -75,21 +75,21 @@ def large(tmp_path_factory):
     path.unlink()
 
 
-def test_a_read_ends(large):
+def test_signal_ends_read(large):
     run("""
 with spinio.open(path) as f:
     must_end(f.pread, array, 0)
     assert not all_has_come() and f.tell() == 0
     must_end(f.readinto, array)
-    # Where the file stands then says how much was read.
+    # The file offset is then the number of bytes read.
     assert 0 < f.tell() < SIZE and has_come(f.tell() - 4096)
     assert all(has_come(at) for at in range(0, f.tell() - 4096, 1 << 20))
-    # As if nothing had been.
+    # Later reads are unaffected.
     assert f.pread(array[:1 << 20], 5) == 1 << 20
 """, large)
 
 
-def test_a_write_ends(large, tmp_path):
+def test_signal_ends_write(large, tmp_path):
     run(f"""
 with spinio.open({str(tmp_path / "out")!r}, "w") as f:
     must_end(f.write, array)
@@ -98,7 +98,7 @@ with spinio.open({str(tmp_path / "out")!r}, "w") as f:
 """, large)
 
 
-def test_a_move_of_a_session_ends(large, tmp_path):
+def test_signal_ends_session_move(large, tmp_path):
     run(f"""
 with nvmmu.session({str(tmp_path / "out")!r}) as s:
     must_end(s.upload, path, array)
@@ -108,7 +108,7 @@ with nvmmu.session({str(tmp_path / "out")!r}) as s:
 """, large)
 
 
-def test_who_waits_for_a_lease_is_interrupted(large, tmp_path):
+def test_signal_ends_wait_for_lease(large, tmp_path):
     said = run(f"""
 import fcntl
 out = {str(tmp_path / "out")!r}
@@ -130,14 +130,14 @@ nvmmu.session(out).end()
         pytest.skip(said)
 
 
-def test_another_handler_runs_in_the_middle(large):
+def test_handler_runs_during_transfer(large):
     said = run("""
 small = emulated.empty(1 << 20)
 
 def look(*_):
-    # Asked first: other threads go on copying while it runs, and all may have come when it has looked at the array.
+    # Read first: other threads continue to copy meanwhile, and the transfer may be complete after a look at the array.
     print("handled", spinio.stats()["read"]["calls"], spinio.current_stream())
-    # It may read by itself, also with the device that is busy.
+    # The handler may read, also with the busy device.
     with spinio.open(path) as other:
         assert other.pread(small, 3 << 20) == 1 << 20
 
@@ -150,7 +150,7 @@ with spinio.open(path) as f:
     assert said.split("\n") == ["handled 0 0", "read True", ""]
 
 
-def test_a_handler_finds_the_stream_that_the_program_had_chosen(large):
+def test_handler_sees_the_programs_stream(large):
     said = run("""
 mine, another, small, found = emulated.Stream(), emulated.Stream(), emulated.empty(1 << 20), []
 
@@ -158,7 +158,7 @@ def look(*_):
     found.append(spinio.current_stream())
     with spinio.stream(another), spinio.open(path) as other:
         if len(found) == 2:
-            # This may wait until all that other threads copy is over, and the next signal must not find it here.
+            # This may wait until all copies of other threads are complete; the next signal must not interrupt it here.
             signal.setitimer(signal.ITIMER_REAL, 0)
             assert other.pread(small, 3 << 20) == 1 << 20
 
@@ -173,7 +173,7 @@ print(len(found) > 1, set(found) == {mine.handle})
     assert said == "True True\n"
 
 
-def test_a_handler_keeps_off_the_session_that_it_came_into(large):
+def test_handler_cannot_use_interrupted_session(large):
     said = run("""
 s = nvmmu.session()
 
@@ -190,7 +190,7 @@ s.end()
     assert said == "A signal's handler cannot use the session whose move it came into\n"
 
 
-def test_a_read_in_another_thread_is_not_asked(large):
+def test_signal_does_not_end_read_of_other_thread(large):
     run("""
 def read():
     with spinio.open(path) as f:
@@ -205,7 +205,7 @@ assert all_has_come()
 """, large)
 
 
-def test_a_long_read_of_host_memory_is_one_read(large):
+def test_long_host_read_is_one_read(large):
     run("""
 size = (130 << 20) + 5
 into = bytearray(b"\\xee") * (size + 10)

@@ -1,4 +1,4 @@
-"""What programs of newcomers stumbled over: names of arguments, what things look like, and what errors tell."""
+"""Problems of new users: argument names, reprs, and error messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import spinio
 from spinio import emulated, nvmmu, safetensors
 
 
-def test_arguments_have_names(data, noise, tmp_path):
+def test_keyword_arguments(data, noise, tmp_path):
     array = emulated.empty(100)
     with spinio.open(data) as f:
         assert f.pread(array, offset=7) == 100
@@ -27,7 +27,7 @@ def test_arguments_have_names(data, noise, tmp_path):
             f.pwrite(b"abc")
 
 
-def test_things_look_like_what_they_are(data, tmp_path):
+def test_reprs(data, tmp_path):
     name = repr(data)
     with spinio.open(data) as f:
         assert repr(f) == f"<spinio.File name={name} mode='rb'>"
@@ -43,9 +43,9 @@ def test_things_look_like_what_they_are(data, tmp_path):
         assert repr(s) == f"<spinio.nvmmu.Session into {out!r}>"
         with emulated.held():
             move = s.upload_async(data, emulated.empty(100))
-            assert repr(move) == "<spinio.nvmmu.Ticket under way>"
+            assert repr(move) == "<spinio.nvmmu.Ticket in flight>"
         move.wait()
-        assert repr(move) == "<spinio.nvmmu.Ticket of a move that is over>"
+        assert repr(move) == "<spinio.nvmmu.Ticket of a completed move>"
     assert repr(s) == f"<spinio.nvmmu.Session into {out!r}, ended>" and "without output" in repr(nvmmu.session())
     with nvmmu.pipeline(data, device="emulated") as pieces:
         for step in pieces:
@@ -53,7 +53,7 @@ def test_things_look_like_what_they_are(data, tmp_path):
     assert repr(pieces) == f"<spinio.nvmmu.Pipeline through {os.fspath(data)!r}: piece 1 of 1, ended>"
 
 
-def test_a_model_looks_like_one(tmp_path):
+def test_safetensors_reprs(tmp_path):
     numpy = pytest.importorskip("numpy")
     save = pytest.importorskip("safetensors.numpy").save_file
     path = tmp_path / "model.safetensors"
@@ -66,12 +66,12 @@ def test_a_model_looks_like_one(tmp_path):
         safetensors.safe_open(path, "pt")
 
 
-def test_a_file_that_nobody_closed_is_told():
+def test_unclosed_file_warns():
     with pytest.warns(ResourceWarning, match="unclosed file <spinio.File name="):
         spinio.open(__file__)
 
 
-def test_nothing_is_told_of_files_that_were_closed(data):
+def test_closed_file_does_not_warn(data):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with spinio.open(data) as f:
@@ -80,11 +80,11 @@ def test_nothing_is_told_of_files_that_were_closed(data):
             spinio.open("/none/such")
 
 
-def test_types_of_numpy_by_any_of_their_names(tmp_path):
+def test_numpy_types_by_any_name(tmp_path):
     numpy = pytest.importorskip("numpy")
     values = numpy.arange(4)
     values.tofile(tmp_path / "numbers")
-    # NumPy's types equal Python's, and have another hash.
+    # NumPy's types compare equal to Python's, but have another hash.
     for kind in (int, "int64", numpy.int64, numpy.dtype("int64"), numpy.dtype(int)):
         assert numpy.array_equal(spinio.fromfile(tmp_path / "numbers", kind, library="numpy"), values)
     for name in ("bool", "float64", "complex128"):
@@ -106,14 +106,14 @@ def test_shapes_and_indices_of_numpy():
             emulated.empty(wrong)
 
 
-def test_device_memory_does_not_turn_into_an_array_of_objects():
+def test_device_memory_is_not_converted_to_object_array():
     numpy = pytest.importorskip("numpy")
     for use in (numpy.asarray, numpy.sum, lambda a: numpy.zeros(4, "uint8") + a):
         with pytest.raises(TypeError):
             use(emulated.empty(4))
 
 
-def test_integers_from_anything_that_has_them(data, noise):
+def test_integers_of_any_kind(data, noise):
     out = bytearray(20)
     with spinio.open(data) as f:
         assert list(f.read_many((at for at in (3, 8)), iter([10, 10]), out)) == [10, 10]
@@ -124,18 +124,18 @@ def test_integers_from_anything_that_has_them(data, noise):
             f.read_many([None], 2, out)
 
 
-def test_what_has_no_size_is_not_read_as_nothing(tmp_path):
+def test_file_without_size_is_an_error(tmp_path):
     pytest.importorskip("numpy")
     for path in ("/dev/zero", "/dev/null"):
         for read in (lambda: spinio.fromfile(path, count=4), lambda: nvmmu.pipeline(path, device="emulated")):
-            with pytest.raises(ValueError, match=f"{path}: only what has a size"):
+            with pytest.raises(ValueError, match=f"{path}: only a file with a size"):
                 read()
     with pytest.raises(OSError) as caught:
         spinio.fromfile("/proc/self/status")
     assert caught.value.filename == "/proc/self/status"
 
 
-def test_numbers_are_integers(data):
+def test_floats_are_type_errors(data):
     pytest.importorskip("numpy")
     for wrong in ({"count": 1.5}, {"offset": 1.0}):
         with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
@@ -148,7 +148,7 @@ def test_numbers_are_integers(data):
     assert str(emulated.empty(3, "float32").dtype) == "float32"
 
 
-def test_sessions_take_names_of_bytes(data, noise, tmp_path):
+def test_sessions_accept_bytes_paths(data, noise, tmp_path):
     array = emulated.empty(100)
     with nvmmu.session(os.fsencode(tmp_path / "out")) as s:
         assert s.upload(os.fsencode(data), array) == s.upload_async(os.fsencode(data), array).wait() == 100
@@ -159,7 +159,7 @@ def test_sessions_take_names_of_bytes(data, noise, tmp_path):
         nvmmu.session(5)
 
 
-def test_what_cannot_be_held_or_mapped_names_the_file(data, tmp_path):
+def test_pin_and_map_errors_name_the_file(data, tmp_path):
     with spinio.open(data) as f, f.hold(like=emulated.empty(1)) as h:
         with pytest.raises(OSError, match="does not lie in the file") as caught:
             h.map(0, 1 << 40)
@@ -172,7 +172,7 @@ def test_what_cannot_be_held_or_mapped_names_the_file(data, tmp_path):
         assert str(caught.value.filename) == str(path)
 
 
-def test_a_forked_child_is_told_why_it_has_no_device_memory(data):
+def test_forked_child_error_names_the_cause(data):
     array = emulated.empty(100)
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""The Zarr store: what LocalStore gives, into whatever memory Zarr's buffers are in."""
+"""The Zarr store: the results of LocalStore, in any memory of Zarr's buffers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spinio.zarr import Store  # noqa: E402
 
 
 class EmulatedBuffer(Buffer):
-    """A buffer of Zarr's in the emulated device's memory."""
+    """A Zarr buffer in the emulated device's memory."""
 
     def __init__(self, array):
         self._data = array
@@ -68,7 +68,7 @@ def test_values_and_parts_of_them(tmp_path, noise, request_):
         assert ours.get_sync("c/0", prototype=prototype, byte_range=request_).as_numpy_array().tobytes() == want.to_bytes()
 
 
-def test_what_is_not_there(tmp_path):
+def test_missing_values(tmp_path):
     (tmp_path / "folder").mkdir()
     store = Store(tmp_path)
     for key in ("none", "folder", "none/deeper"):
@@ -79,7 +79,7 @@ def test_what_is_not_there(tmp_path):
         store.get_sync("x", byte_range=object())
 
 
-def test_several_at_once(tmp_path):
+def test_partial_values(tmp_path):
     for i in range(50):
         (tmp_path / str(i)).write_bytes(bytes([i]) * 1000)
     asked = [(str(i), RangeByteRequest(i, 500)) for i in range(60)]
@@ -87,7 +87,7 @@ def test_several_at_once(tmp_path):
     assert [g and g.as_numpy_array().tobytes() for g in got] == [bytes([i]) * (500 - i) for i in range(50)] + [None] * 10
 
 
-def test_values_are_written_whole_or_not_at_all(tmp_path, noise):
+def test_values_are_written_atomically(tmp_path, noise):
     store = Store(tmp_path)
     array = emulated.empty(100000)
     array.set(noise[:100000])
@@ -107,7 +107,7 @@ def test_values_are_written_whole_or_not_at_all(tmp_path, noise):
         asyncio.run(Store(tmp_path, read_only=True).set("x", value))
 
 
-def test_arrays_of_zarr(tmp_path):
+def test_zarr_arrays(tmp_path):
     store = Store(tmp_path / "a.zarr")
     values = numpy.arange(100 * 70, dtype="int32").reshape(100, 70)
     array = zarr.create_array(store, shape=values.shape, dtype="int32", chunks=(30, 30), shards=(60, 60))
@@ -119,7 +119,7 @@ def test_arrays_of_zarr(tmp_path):
     assert store == Store(tmp_path / "a.zarr") and store.with_read_only(True).read_only
 
 
-def test_arrays_of_zarr_on_a_gpu(tmp_path):
+def test_zarr_arrays_on_a_gpu(tmp_path):
     cupy = pytest.importorskip("cupy")
     values = numpy.arange(1000 * 700, dtype="int32").reshape(1000, 700)
     array = zarr.create_array(Store(tmp_path), shape=values.shape, dtype="int32", chunks=(300, 300), compressors=None)

@@ -1,4 +1,4 @@
-"""Files read straight into GPU memory: plain POSIX semantics, every byte on the fastest correct route.
+"""Reads files directly into GPU memory: plain POSIX semantics, every byte on the fastest correct route.
 
     import spinio, torch
 
@@ -6,8 +6,8 @@
     with spinio.open("weights.bin") as f:
         f.pread(weights, 0)
 
-Arrays may be NumPy's, CuPy's, PyTorch's, or anything with DLPack, ``__cuda_array_interface__`` or the buffer protocol, in
-memory of the host or of a device. See docs/python.md.
+Arrays may be of NumPy, CuPy, PyTorch, or any object with DLPack, ``__cuda_array_interface__`` or the buffer protocol, in
+host or device memory. See docs/python.md.
 """
 
 from spinio import emulated, nvmmu, safetensors

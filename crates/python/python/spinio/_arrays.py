@@ -1,4 +1,4 @@
-"""New arrays of whichever library is asked for, on whichever device, and views into their bytes."""
+"""New arrays of a chosen library, on a chosen device, and views into their bytes."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from spinio import _dtypes, _file, _stream, emulated
 
 
 class Library(Protocol):
-    """What we ask of a library of arrays. Its objects can be pickled: a worker makes arrays as its parent does."""
+    """The interface to an array library. Its objects can be pickled: a worker process makes arrays as its parent does."""
 
     def require(self, dtype: _dtypes.DType) -> None:
-        """A TypeError if it has no such type."""
+        """Raises a TypeError if the library has no such type."""
 
     def empty(self, nbytes: int) -> Any:
         """New memory, as an array of bytes."""
 
     def view(self, raw: Any, begin: int, dtype: _dtypes.DType, shape: Sequence[int]) -> Any:
-        """Elements at `begin` in memory of `empty`; a copy of them where the type cannot begin at that byte."""
+        """Elements at `begin` in memory of `empty`; a copy of them if the type's alignment does not permit that byte."""
 
     def index(self, array: Any, keys: tuple[Any, ...]) -> Any:
         """Elements of an array, in memory of their own."""
 
     def current_stream(self) -> Any:
-        """The stream that work is queued on now; host memory has none: a ValueError."""
+        """The current stream; host memory has none: a ValueError."""
 
     def new_stream(self) -> Any:
-        """A stream that nothing is queued on."""
+        """A new, empty stream."""
 
     def on_stream(self, stream: Any) -> ContextManager[Any]:
-        """Makes it the current one."""
+        """Makes it the current stream in a block."""
 
     def use(self, stream: Any) -> None:
-        """Makes it the current one for good."""
+        """Makes it the current stream permanently."""
 
     def mark(self, stream: Any) -> Any:
-        """A place on a stream: behind all that is queued there."""
+        """An event on a stream: after all work queued there."""
 
     def follow(self, stream: Any, mark: Any) -> None:
-        """What is queued from now on begins behind a place on another stream."""
+        """Work queued from now on begins after an event on another stream."""
 
 
 def _unknown(library: str, dtype: _dtypes.DType) -> TypeError:
@@ -76,7 +76,7 @@ class Torch:
         return part.view(kind).view(tuple(shape))
 
     def index(self, array: Any, keys: tuple[Any, ...]) -> Any:
-        # PyTorch's own slices go forward only.
+        # PyTorch has no slices with negative steps.
         forward: list[Any] = []
         back: list[int] = []
         for dim, key in enumerate(keys):
@@ -116,7 +116,7 @@ class Torch:
 
 
 class NumPy:
-    """NumPy; with ml_dtypes, if it is installed, for the types of machine learning."""
+    """NumPy; with ml_dtypes, if it is installed, for machine-learning types."""
 
     name = "NumPy"
 
@@ -133,7 +133,7 @@ class NumPy:
         return self.module.empty(nbytes, dtype="uint8")
 
     def view(self, raw: Any, begin: int, dtype: _dtypes.DType, shape: Sequence[int]) -> Any:
-        # NumPy and CuPy leave alignment to us.
+        # NumPy and CuPy do not check alignment.
         part = raw[begin : begin + _nbytes(dtype, shape)]
         if dtype.itemsize and begin % dtype.itemsize:
             part = part.copy()
@@ -237,7 +237,7 @@ class Emulated:
         return copy
 
     def current_stream(self) -> emulated.Stream | None:
-        # None: that of queue 0, which all streams keep order with.
+        # None: the default stream, with which all streams are ordered.
         return emulated.stream_of(_stream.current_stream())
 
     def new_stream(self) -> emulated.Stream:
@@ -250,7 +250,7 @@ class Emulated:
         _stream.set_stream(stream)
 
     def mark(self, stream: emulated.Stream | None) -> None:
-        # Without events, a place is reached before it is named.
+        # There are no events: the stream is synchronized instead.
         if stream is not None:
             stream.synchronize()
 
@@ -259,7 +259,7 @@ class Emulated:
 
 
 def _no_stream() -> ValueError:
-    return ValueError("memory of the host has no streams: name a device")
+    return ValueError("host memory has no streams: name a device")
 
 
 def _nbytes(dtype: _dtypes.DType, shape: Sequence[int]) -> int:
@@ -269,12 +269,12 @@ def _nbytes(dtype: _dtypes.DType, shape: Sequence[int]) -> int:
     return bits // 8
 
 
-# What the package safetensors calls them where it wants them named before the device.
+# Names of frameworks in the package safetensors, which takes them before the device.
 _FRAMEWORKS = ("pt", "torch", "pytorch", "np", "numpy", "cp", "cupy")
 
 
 def library(device: Any = "cpu", name: str | None = None) -> Library:
-    """The library called `name` on a device; without a name, the one that the program uses.
+    """The library `name` on a device; without a name, the one that the program uses.
 
     device: "cpu", "cuda", "cuda:1", a number, a torch.device or "emulated".
     """
@@ -286,7 +286,7 @@ def library(device: Any = "cpu", name: str | None = None) -> Library:
     fit = {"cpu": ("torch", "numpy"), "cuda": ("torch", "cupy"), "emulated": ("emulated",)}[kind]
     if name is None:
         have = [n for n in fit if n in sys.modules] if kind != "emulated" else ["emulated"]
-        # What the program has imported; else what it could import.
+        # The libraries that the program has imported; else those it could import.
         have = have or [n for n in reversed(fit) if importlib.util.find_spec(n)]
         if not have:
             raise ImportError(f"Arrays on {text!r} need one of these installed: {', '.join(fit)}")
@@ -303,10 +303,10 @@ def library(device: Any = "cpu", name: str | None = None) -> Library:
 
 
 def size_of(f: _file.File) -> int:
-    """Bytes of a file or a disk; what has no size is a ValueError."""
+    """Size of a file or a disk in bytes; a file without a size is a ValueError."""
     mode = os.fstat(f.fileno()).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
-        why = "only what has a size can be read whole: open() and readinto() take pipes and devices"
+        why = "only a file with a size can be read whole: open() and readinto() take pipes and devices"
         raise ValueError(f"{f.name if isinstance(f.name, int) else os.fsdecode(f.name)}: {why}")
     return f._named(os.lseek, 0, os.SEEK_END)
 
@@ -320,27 +320,27 @@ def fromfile(
     device: Any = "cpu",
     library: str | None = None,
 ) -> Any:
-    """A new one-dimensional array with what a file holds from byte `offset`: as numpy.fromfile, on any device.
+    """A new one-dimensional array of a file's contents from byte `offset`: as numpy.fromfile, on any device.
 
     dtype: a name ("float32", "bfloat16", "float8_e4m3fn" ...), a torch.dtype, or a NumPy dtype of this machine's byte order.
-    count: elements at most; -1 for all that are there. A part of an element at the end is left out. offset: bytes.
-    device: "cpu", "cuda", "cuda:1" ..., a number, a torch.device, or "emulated". library: who makes the array, "torch",
-    "cupy" or "numpy"; without it the one that the program has imported.
+    count: the most elements; -1 for all. A partial element at the end is left out. offset: in bytes.
+    device: "cpu", "cuda", "cuda:1" ..., a number, a torch.device, or "emulated". library: the array's library, "torch",
+    "cupy" or "numpy"; by default the one that the program has imported.
 
-    A file that cannot be read is an OSError, a type or a library that is not there a TypeError or an ImportError, a pipe or
-    anything else without a size a ValueError.
+    A file that cannot be read is an OSError, a missing type or library a TypeError or an ImportError, a pipe or any other
+    file without a size a ValueError.
     """
     d = _dtypes.of(dtype)
     if not d.itemsize:
-        raise TypeError(f"{d.name} elements are no whole bytes")
+        raise TypeError(f"{d.name} elements are not whole bytes")
     count, offset = operator.index(count), operator.index(offset)
     if count < -1 or offset < 0:
-        raise ValueError(f"count {count} and offset {offset} cannot be")
+        raise ValueError(f"count {count} and offset {offset} are invalid")
     maker = globals()["library"](device, library)
     with _file.open(file) as f:
         there = max(0, size_of(f) - offset) // d.itemsize
         count = there if count == -1 else min(count, there)
         raw = maker.empty(count * d.itemsize)
         got = (f.pread(raw, offset) or 0) if count else 0
-        # Somebody may have made the file shorter.
+        # The file may have been truncated meanwhile.
         return maker.view(raw, 0, d, (got // d.itemsize,))

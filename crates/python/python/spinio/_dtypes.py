@@ -1,4 +1,4 @@
-"""Types of elements: one table for safetensors, DLPack, NumPy, PyTorch and CuPy."""
+"""Element types: one table for safetensors, DLPack, NumPy, PyTorch and CuPy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class DType(NamedTuple):
-    """One type. `numpy` and `torch` are what the library calls it, None where it has none."""
+    """One type. `numpy` and `torch` are the library's names of it, None if it has none."""
 
     name: str
     safetensors: str | None
@@ -17,7 +17,7 @@ class DType(NamedTuple):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element; types of fewer bits share their bytes, and have none."""
+        """Bytes per element; 0 for types of fewer than 8 bits, whose elements share bytes."""
         return self.bits // 8
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ TABLE = [
     DType("float64", "F64", 64, _FLOAT, "float64", "float64"),
     DType("complex64", "C64", 64, _COMPLEX, "complex64", "complex64"),
     DType("complex128", None, 128, _COMPLEX, "complex128", "complex128"),
-    # NumPy knows these where ml_dtypes is installed.
+    # NumPy has these if ml_dtypes is installed.
     DType("bfloat16", "BF16", 16, _BFLOAT, "bfloat16", "bfloat16"),
     DType("float8_e4m3fn", "F8_E4M3", 8, 10, "float8_e4m3fn", "float8_e4m3fn"),
     DType("float8_e4m3fnuz", "F8_E4M3FNUZ", 8, 11, "float8_e4m3fnuz", "float8_e4m3fnuz"),
@@ -58,13 +58,13 @@ SAFETENSORS = {d.safetensors: d for d in TABLE if d.safetensors}
 
 
 def of(dtype: Any) -> DType:
-    """The type that a name, a torch.dtype, a NumPy dtype or a Python type means."""
+    """The type for a name, a torch.dtype, a NumPy dtype or a Python type."""
     if isinstance(dtype, DType):
         return dtype
     _must_be_native(dtype)
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
     if isinstance(dtype, type):
-        # Not by ==, which NumPy's types are with Python's too.
+        # Not by ==: NumPy's types also compare equal to Python's.
         name = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}.get(dtype, name)
     known = NAMES.get(name)
     if known is None:
@@ -77,7 +77,7 @@ def of(dtype: Any) -> DType:
         _must_be_native(found)
         known = NAMES.get(getattr(found, "name", ""))
     if known is None:
-        raise TypeError(f"{dtype!r} is no type of elements that spinio knows: {', '.join(NAMES)}")
+        raise TypeError(f"{dtype!r} is not an element type that spinio supports: {', '.join(NAMES)}")
     return known
 
 

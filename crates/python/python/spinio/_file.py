@@ -1,4 +1,4 @@
-"""The raw-IO object: an io.FileIO whose buffers may be a device's memory."""
+"""The raw-IO object: an io.FileIO whose buffers may be device memory."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _T = TypeVar("_T")
 
 
 class File(io.FileIO):
-    """A file, unbuffered. All of io.FileIO works; these take arrays of any device besides:
+    """A file, unbuffered. All of io.FileIO works; these methods also take arrays of any device:
 
     ==================================  ===============================================
-    readinto(array)                     reads at the file's own offset, which moves
+    readinto(array)                     reads at the file's own offset and advances it
     write(array)                        likewise
-    pread(array, offset)                reads at an offset; the file's own stays
+    pread(array, offset)                reads at an offset; the file's own is unchanged
     pwrite(array, offset)               likewise
-    read_many(offsets, lengths, array)  many pieces by one call
-    hold()                              keeps the pages registered for repeated reads
+    read_many(offsets, lengths, array)  many reads in one call
+    hold()                              pins the file: keeps its pages registered
     ==================================  ===============================================
 
-    An array has any shape and type, C-contiguous, in memory of the host or of a device: NumPy's, CuPy's, PyTorch's, anything
-    with DLPack, __cuda_array_interface__ or the buffer protocol. Offsets and lengths are bytes.
+    An array may have any shape and type, must be C-contiguous, and is in host or device memory: of NumPy, CuPy, PyTorch, or
+    any object with DLPack, __cuda_array_interface__ or the buffer protocol. Offsets and lengths are bytes.
 
-    They return how many bytes were moved, which is less than the array holds at the end of the file, and None where a
-    descriptor that does not wait has none. What goes wrong is an OSError with errno, the file's name and the offset; an array
-    that will not do (strided, read-only, of objects) is a BufferError, what is no array a TypeError, a closed file a
-    ValueError. The GIL is free while bytes move. Signal handlers run in between.
+    The methods return the number of bytes moved, which is less than the array's size at the end of the file, and None if a
+    non-blocking descriptor has none. Errors: an OSError with errno, the file's name and the offset; a BufferError for an
+    unsuitable array (strided, read-only, of objects), a TypeError for an object that is not an array, a ValueError for a
+    closed file. The GIL is released during transfers. Signal handlers run meanwhile.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class File(io.FileIO):
         return f"<{kind} closed>" if self.closed else f"<{kind} name={self.name!r} mode={self.mode!r}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A worker process opens the file again, by its absolute name, where this one stands."""
+        """A worker process opens the file again, by its absolute name, with the same file offset."""
         if self.closed:
             raise ValueError("I/O operation on closed file")
         if not self._has_name or self.writable() or not self.seekable():
@@ -60,7 +60,7 @@ class File(io.FileIO):
         return self.__reduce__()
 
     def readinto(self, buffer: Any, /) -> int | None:
-        """Fills an array from where the file stands; returns the bytes read."""
+        """Fills an array from the current file offset; returns the bytes read."""
         self._must(self.readable(), "reading")
         return self._named(_spinio.read, buffer, None)
 
@@ -70,7 +70,7 @@ class File(io.FileIO):
         return self._named(_spinio.read, array, _offset(offset))
 
     def write(self, buffer: Any, /) -> int | None:  # type: ignore[override]
-        """Writes an array's bytes where the file stands, or at its end in mode "a"; returns the bytes written."""
+        """Writes an array's bytes at the current file offset, or at its end in mode "a"; returns the bytes written."""
         self._must(self.writable(), "writing")
         return self._named(_spinio.write, buffer, None)
 
@@ -80,15 +80,15 @@ class File(io.FileIO):
         return self._named(_spinio.write, array, _offset(offset))
 
     def read_many(self, offsets: Any, lengths: Any, out: Any, *, errors: str = "raise") -> Any:
-        """Reads many pieces by one call, into an array, one behind the other.
+        """Makes many reads in one call, into an array, one after the other.
 
-        Piece i is `lengths[i]` bytes (or `lengths`, a number for all) from `offsets[i]`. It begins in `out` where the
-        lengths before it add up to, also where one of those ended early. Returns how many bytes each piece got, as
-        8-byte integers: fewer than asked at the end of the file. Pieces fail one by one: the first that did is raised as
-        an OSError when all have been tried; with errors="return" its number is instead the errno with a minus sign.
+        Read i is `lengths[i]` bytes (or `lengths`, one number for all) from `offsets[i]`. Its position in `out` is the sum of
+        the lengths before it, even if one of those reads ended early. Returns the number of bytes of each read, as
+        8-byte integers: fewer than requested at the end of the file. Each read fails by itself: the first failure is raised
+        as an OSError after all have been tried; with errors="return" its result is the negative errno instead.
 
-        NumPy arrays of int64 are taken as they are; other integers, in whatever can be iterated, are copied. Numbers that cannot be, and
-        pieces that do not fit into `out`, are a ValueError, and then nothing is read.
+        NumPy arrays of int64 are used without a copy; other iterables of integers are copied. Invalid numbers, and
+        reads that do not fit into `out`, are a ValueError, and then nothing is read.
         """
         self._must(self.readable(), "reading")
         if errors not in ("raise", "return"):
@@ -100,21 +100,21 @@ class File(io.FileIO):
         if failed and errors == "raise":
             at = next(i for i, got in enumerate(results) if got < 0)
             number = -int(results[at])
-            what = f"Cannot read at offset {starts[at]}: {os.strerror(number)} ({failed} of {len(starts)} pieces failed)"
+            what = f"Cannot read at offset {starts[at]}: {os.strerror(number)} ({failed} of {len(starts)} reads failed)"
             raise OSError(number, what, self.name)
         return results
 
     def hold(self, like: Any = None) -> Hold:
-        """Keeps the file's pages registered with a device, for reads that come again and again.
+        """Pins the file: keeps its pages registered with a device, for repeated reads.
 
-        `like` is an array on that device; without it the one in use. The file is read into memory and stays there. It is
-        refused, as an OSError that says why, where it could not be known that somebody writes the file: open for writing
-        (ETXTBSY), somebody else's (EACCES), a file system without leases (EOPNOTSUPP). Closing the file ends it.
+        `like` is an array on that device; by default the device in use. The file is read into memory and stays there.
+        An OSError reports the cause if writes to the file could not be detected: open for writing (ETXTBSY), owned by
+        another user (EACCES), a file system without leases (EOPNOTSUPP). Closing the file unpins it.
         """
         return Hold(self, like)
 
     def close(self) -> None:
-        """Closes the file, and lets go of it where it was held."""
+        """Closes the file, and unpins it if it is pinned."""
         for hold in [] if self.closed else list(self._holds):
             hold.release()
         super().close()
@@ -124,7 +124,7 @@ class File(io.FileIO):
         return []
 
     def _named(self, call: Callable[..., _T], *arguments: Any) -> _T:
-        """Calls with the descriptor, and sees to it that what goes wrong names the file."""
+        """Calls with the descriptor; adds the file's name to an OSError."""
         try:
             return call(self.fileno(), *arguments)
         except OSError as error:
@@ -144,12 +144,12 @@ def _open_again(kind: type[File], path: str | bytes, at: int) -> File:
     return file
 
 
-# The largest number that offsets and lengths can hold.
+# The largest offset or length.
 _LARGEST = (1 << 63) - 1
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one integer: Python's, NumPy's, or an array of no dimensions."""
+    """Whether it is a single integer: of Python or NumPy, or an array without dimensions."""
     return hasattr(value, "__index__") and not getattr(value, "ndim", 0)
 
 
@@ -163,14 +163,14 @@ def _length(value: Any) -> int:
     number = operator.index(value)
     if number < 0:
         raise ValueError(f"length {number} is negative")
-    # A larger one does not fit into any array either.
+    # No array has room for a larger one either.
     return min(number, _LARGEST)
 
 
 def _integers(name: str, values: Any) -> Any:
-    """8-byte integers: a NumPy array where the program uses NumPy, else an array of the standard library."""
+    """8-byte integers: a NumPy array if the program uses NumPy, else an array of the standard library."""
     if is_number(values):
-        raise TypeError(f"{name} are a sequence of integers, not one: pread() reads one piece")
+        raise TypeError(f"{name} are a sequence of integers, not one: pread() makes a single read")
     if values is None:
         raise TypeError(f"{name} are integers, not None")
     if not hasattr(values, "__len__"):
@@ -198,8 +198,8 @@ def _zeros(n: int) -> Any:
 def open(path: Path, mode: str = "r", *, closefd: bool = True, opener: Callable[[str, int], int] | None = None) -> File:
     """Opens a file as io.FileIO does, unbuffered and binary; returns a File.
 
-    path: a name or a descriptor (which is closed with the file unless closefd=False). mode: "r" to read, "w" to write from
-    nothing, "x" likewise but a file that is there is an error, "a" to write at the end; with "+" for both directions.
-    What the kernel refuses is an OSError.
+    path: a name or a descriptor (which is closed with the file unless closefd=False). mode: "r" to read, "w" to truncate and
+    write, "x" to create and write (an existing file is an error), "a" to append; with "+" to read and write.
+    Errors of the kernel are an OSError.
     """
     return File(path, mode, closefd, opener)

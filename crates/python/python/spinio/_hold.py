@@ -1,4 +1,4 @@
-"""Held files: registered with a device for reads that come again and again."""
+"""Pinned files: registered with a device for repeated reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Hold:
-    """A held file, until `release`, the file's `close`, or until somebody opens it for writing; a context manager."""
+    """A pinned file, until `release`, the file's `close`, or until a process opens it for writing; a context manager."""
 
     def __init__(self, file: File, like: Any) -> None:
         self._file: File | None = None  # there is nothing to release yet
@@ -23,27 +23,27 @@ class Hold:
 
     @property
     def is_held(self) -> bool:
-        """Whether it still is, and nobody waits to write it. Reads are right in any case."""
+        """Whether the file is still pinned, and no process waits to write it. Reads are correct in any case."""
         return self._file is not None and _spinio.is_held(self._file.fileno())
 
     def map(self, offset: int = 0, nbytes: int | None = None) -> Map:
-        """Bytes of the file in place, as memory that kernels of the device read; see Map.
+        """Maps bytes of the file, so that GPU kernels read them in place; see Map.
 
-        offset and nbytes must lie inside the file; without nbytes, all from offset on. An OSError says what cannot be: ENODEV
-        where the device's kernels do not read the host's memory.
+        The range must be within the file; without nbytes, it extends to the end of the file. Errors are an OSError: ENODEV
+        if the device's kernels cannot read host memory.
         """
         if self._file is None:
-            raise ValueError("the file is no longer held")
+            raise ValueError("the file is no longer pinned")
         if nbytes is None:
             nbytes = max(0, os.fstat(self._file.fileno()).st_size - offset)
         return Map(self._file._named(_spinio.Mapped, offset, nbytes, self._like))
 
     def release(self) -> None:
-        """Lets the file go; a second time does nothing. What is mapped stays until it is unmapped."""
+        """Unpins the file; a second call does nothing. Mappings stay until they are unmapped."""
         file, self._file = self._file, None
         if file is not None and not file.closed:
             file._holds.remove(self)
-            # A file that somebody wrote meanwhile is not held any more, and need not be.
+            # A file that was written meanwhile is no longer pinned, and need not be released.
             if _spinio.is_held(file.fileno()):
                 _spinio.release(file.fileno())
 
@@ -51,7 +51,7 @@ class Hold:
         return f"<spinio.Hold of {self._file!r}>" if self._file is not None else "<spinio.Hold released>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a hold belongs to its process: a worker that opens the file holds it itself")
+        raise TypeError("a hold belongs to its process: a worker that opens the file pins it itself")
 
     def __enter__(self) -> Hold:
         return self
@@ -63,11 +63,11 @@ class Hold:
 
 
 class Map:
-    """Bytes of a held file that kernels read in place: `cupy.asarray(map)`. Read-only.
+    """Bytes of a pinned file that GPU kernels read in place: `cupy.asarray(map)`. Read-only.
 
-    While it is mapped, who opens the file for writing waits: ask `is_wanted_back` now and then, and `unmap`. If that takes
-    longer than /proc/sys/fs/lease-break-time (45 s), he may write all the same, and the memory shows what the file was.
-    Kernels must be done with it before `unmap`; arrays made of it must not be used afterwards.
+    While the file is mapped, a process that opens it for writing waits: poll `is_wanted_back`, and `unmap`. If that takes
+    longer than /proc/sys/fs/lease-break-time (45 s), the process may write nevertheless, and the memory shows the old
+    contents. GPU kernels must have finished with it before `unmap`; arrays made of it must not be used afterwards.
     """
 
     def __init__(self, mapped: _spinio.Mapped) -> None:
@@ -75,17 +75,17 @@ class Map:
 
     @property
     def address(self) -> int:
-        """Address of the first byte, as the device knows it."""
+        """Device address of the first byte."""
         return self._mapped.place[0]
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return self._mapped.place[1]
 
     @property
     def is_wanted_back(self) -> bool:
-        """Whether somebody waits to write the file."""
+        """Whether a process waits to write the file."""
         return self._mapped.is_wanted_back
 
     @property
@@ -100,7 +100,7 @@ class Map:
             return "<spinio.Map unmapped>"
 
     def unmap(self) -> None:
-        """Ends it; a second time does nothing."""
+        """Unmaps; a second call does nothing."""
         self._mapped.unmap()
 
     def __enter__(self) -> Map:

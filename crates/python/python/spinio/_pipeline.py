@@ -1,12 +1,13 @@
-"""The loop of programs that have more data than their device has memory: NVMMU's pipeline.
+"""The loop for data larger than the device's memory: NVMMU's pipeline.
 
     slot 0   up 0 | body 0 | down 0 | up 3 | body 3 ...        a slot: a stream, an input and an output array
     slot 1   .... | up 1   | body 1 | down 1 ...
     slot 2   .............. | up 2  | body 2 ...
 
-Within a slot the stream keeps the order, and from slot to slot bodies keep theirs: each begins behind what the one before
-has queued. So a body may add to what an earlier one has left, and moves overlap all the same. A body may itself run a
-pipeline, and two may be zipped: then it runs with the stream of the one that came last, and the other's keeps order with it.
+Within a slot the stream keeps the order. Bodies of different slots are ordered too: each begins after the work that the
+previous one has queued. So a body may add to the results of an earlier one, and moves still overlap. A body may run a
+pipeline itself, and two pipelines may be zipped: then the body runs with the stream of the last one, and the other's is
+ordered with it.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from spinio import _arrays, _dtypes, _file, _session, _stream
 if TYPE_CHECKING:
     from spinio._spinio import _Report
 
-# Bytes of a piece, where nobody says how many elements it has.
+# Default bytes per piece.
 _PIECE = 16 << 20
 
 
 class Step:
-    """A piece that is on the device: `x, y = step`, or its attributes. The arrays are the next pieces' afterwards."""
+    """A piece on the device: `x, y = step`, or its attributes. Later pieces reuse the arrays."""
 
     __slots__ = {
-        "_kept": "Elements of the output that go to the file.",
+        "_kept": "Elements of the output to be written to the file.",
         "input": "The piece.",
         "number": "Counted from 0.",
-        "offset": "Where in its file it begins, in bytes.",
-        "output": "Where its results go; None without an output file.",
+        "offset": "Offset of the piece in its file, in bytes.",
+        "output": "The array for its results; None without an output file.",
     }
 
     def __init__(self, number: int, offset: int, input: Any, output: Any, kept: int) -> None:
@@ -43,7 +44,7 @@ class Step:
         return iter((self.input, self.output))
 
     def keep(self, count: int) -> None:
-        """Says that only the first `count` elements of the output go to the file; the next piece's follow them there."""
+        """Writes only the first `count` elements of the output to the file; the next piece's follow directly."""
         number = operator.index(count)
         if not 0 <= number <= self._kept:
             raise ValueError(f"{count} elements of {self._kept} cannot be kept")
@@ -54,18 +55,18 @@ class Step:
 
 
 class _Slot:
-    """A stream, and the memory that pieces come and go by."""
+    """A stream, and device memory for the input and the output of one piece."""
 
     def __init__(self, maker: _arrays.Library, into: int, out: int) -> None:
         self.stream = maker.new_stream()
-        # Made on its stream: so it is not anybody else's before what was queued there is done.
+        # Allocated on its stream: so the allocator does not reuse it before the work queued there is done.
         with maker.on_stream(self.stream):
             self.input, self.output = maker.empty(into), maker.empty(out) if out else None
         self.tickets: list[tuple[_session.Ticket, int]] = []
 
 
 class Pipeline:
-    """Pieces of a file, one after another; see pipeline(). A context manager, to be iterated in its block."""
+    """The pieces of a file, one after the other; see pipeline(). A context manager, to be iterated in its block."""
 
     def __init__(
         self,
@@ -81,13 +82,13 @@ class Pipeline:
         slots: int,
         maker: _arrays.Library,
     ) -> None:
-        self._ended = True  # there is nothing to end yet
+        self._ended = True  # nothing to end yet
         self._path = os.fsdecode(input)
         self._dtype, self._out_dtype = _dtypes.of(dtype), _dtypes.of(dtype if output_dtype is None else output_dtype)
         for d in (self._dtype, self._out_dtype):
             maker.require(d)
             if not d.itemsize:
-                raise TypeError(f"{d.name} elements are no whole bytes")
+                raise TypeError(f"{d.name} elements are not whole bytes")
         count = max(1, _PIECE // self._dtype.itemsize) if count is None else operator.index(count)
         out_count = count if output_count is None else operator.index(output_count)
         slots, offset, output_offset = map(operator.index, (slots, offset, output_offset))
@@ -95,10 +96,10 @@ class Pipeline:
         if min(count, out_count, slots) < 1 or min(offset, output_offset, 0 if total is None else total) < 0:
             raise ValueError(
                 f"pieces of {count} elements, outputs of {out_count}, {slots} slots, offsets {offset} and {output_offset}, "
-                f"{total} elements in all: that cannot be"
+                f"{total} elements in all: invalid"
             )
         self._total = self._elements(offset, total)
-        # No more memory than there is data.
+        # Allocate no more memory than the data needs.
         self._count, self._out_count = count, out_count
         first = min(count, self._total)
         self._offset, self._to = offset, output_offset
@@ -113,7 +114,7 @@ class Pipeline:
         for slot in self._slots:
             maker.follow(slot.stream, mark)
         self._mark = mark
-        # A piece that comes and one that goes, beside the one that is worked on.
+        # One piece in upload and one in download, besides the current one.
         self._ahead = max(1, slots - 2) if slots > 1 else 0
         self._asked = self._number = 0
         self._step: Step | None = None
@@ -129,7 +130,7 @@ class Pipeline:
         there = max(0, size - offset)
         if total is None:
             if there % self._dtype.itemsize:
-                what = f"{there} bytes from {offset} on are no whole elements of {self._dtype.name}: name a total"
+                what = f"{there} bytes from {offset} on are not whole elements of {self._dtype.name}: name a total"
                 raise ValueError(f"{self._path}: {what}")
             return there // self._dtype.itemsize
         if total * self._dtype.itemsize > there:
@@ -137,17 +138,17 @@ class Pipeline:
         return total
 
     def _too_short(self, size: int) -> EOFError:
-        return EOFError(f"{self._path} ends after {size} bytes, in the middle of what was to be read")
+        return EOFError(f"{self._path} ends after {size} bytes, within the requested range")
 
     def _results(self, count: int) -> int:
-        """Elements of output for so many of input."""
+        """The number of output elements for `count` input elements."""
         return -(-count * self._out_count // self._count)
 
     def __repr__(self) -> str:
         return f"<spinio.nvmmu.Pipeline through {self._path!r}: piece {self._number} of {self._pieces}{', ended' * self._ended}>"
 
     def __len__(self) -> int:
-        """How many pieces there are in all."""
+        """The total number of pieces."""
         return self._pieces
 
     def __enter__(self) -> Pipeline:
@@ -160,7 +161,7 @@ class Pipeline:
 
     def __next__(self) -> Step:
         if not self._entered:
-            raise RuntimeError("a pipeline is iterated inside of its with block")
+            raise RuntimeError("a pipeline must be iterated inside its with block")
         if self._ended:
             raise StopIteration
         self._finish()
@@ -184,13 +185,13 @@ class Pipeline:
         self._asked += 1
 
     def _begin(self) -> Step:
-        """Hands out the next piece, with its stream the current one."""
+        """Returns the next piece, and makes its stream the current one."""
         slot, first = self._slot(self._number), self._number * self._count
         count = min(self._count, self._total - first)
         self._maker.follow(slot.stream, self._mark)
         self._before = self._maker.current_stream()
         if self._before != self._outer:
-            # Another pipeline's, whose piece the body will work on too; or one that was chosen after this was made.
+            # The stream of another pipeline, whose piece the body uses too; or one set after this pipeline was made.
             self._maker.follow(slot.stream, self._maker.mark(self._before))
         x = self._maker.view(slot.input, 0, self._dtype, (count,))
         y, kept = None, 0
@@ -204,7 +205,7 @@ class Pipeline:
         return self._step
 
     def _finish(self) -> None:
-        """The body of the last piece is over: its output goes."""
+        """The body of the last piece has ended: queues the download of its output."""
         step = self._step
         self._leave()
         if step is None:
@@ -218,21 +219,21 @@ class Pipeline:
         self._number += 1
 
     def _leave(self) -> None:
-        """The program's own stream is the current one again; what follows comes behind what the body queued."""
+        """Makes the program's own stream the current one again, ordered after the work that the body queued."""
         current, self._current, self._step = self._current, None, None
         if current is None:
             return
         stream, last = self._slot(self._number).stream, self._maker.current_stream()
         if last != stream:
-            # The body ran on the stream of a pipeline that this one is zipped with.
+            # The body ran on the stream of a pipeline zipped with this one.
             self._maker.follow(stream, self._maker.mark(last))
         self._mark = self._maker.mark(stream)
         current.__exit__(None, None, None)
-        # Zipped steps are not one inside the other: that brought back a stream of the other pipeline.
+        # Zipped steps are not nested: leaving one would restore a stream of the other pipeline.
         self._back_to(self._before if last == stream else self._home)
 
     def _back_to(self, stream: Any) -> None:
-        # CuPy forgets at the end of a block what was chosen by use().
+        # CuPy loses a stream that was set by use() at the end of a block.
         if self._maker.current_stream() != stream:
             self._maker.use(stream)
 
@@ -243,9 +244,9 @@ class Pipeline:
                 raise self._too_short(os.stat(self._path).st_size)
 
     def end(self) -> _Report:
-        """Ends it before the last piece: what is queued is waited for, the piece in hand is not written. The report.
+        """Ends the pipeline before the last piece: waits for queued work; the current piece is not written. Returns the report.
 
-        Iterating to the last piece, and the end of the block, do that too. A second time does nothing.
+        Iterating to the last piece, and leaving the block, do that too. A second call does nothing.
         """
         if not self._ended:
             self._ended = True
@@ -260,7 +261,7 @@ class Pipeline:
 
     @property
     def report(self) -> _Report:
-        """What was done, as a session's."""
+        """The report, as a session's."""
         return self._session.report
 
     def __exit__(
@@ -269,7 +270,7 @@ class Pipeline:
         try:
             self.end()
         except (OSError, EOFError):
-            # Of two failures the body's is told, which came first.
+            # Of two failures the body's, which was first, is raised.
             if kind is None:
                 raise
 
@@ -289,26 +290,26 @@ def pipeline(
     device: Any = "cuda",
     library: str | None = None,
 ) -> Pipeline:
-    """A file through a device, piece by piece: while one is worked on, the next one comes and the last one goes.
+    """Processes a file on a device piece by piece: during a body, the next piece is uploaded and the previous one downloaded.
 
         with nvmmu.pipeline("input.f32", "output.f32", "float32") as pieces:
             for x, y in pieces:
                 torch.sqrt(x, out=y)
 
-    x is a piece of the input, y is where its results go; the output's pieces lie one behind the other. Both are
-    one-dimensional, and the last ones may be shorter. The body runs with a stream of the piece as the current one, so what it
-    queues needs no waiting; bodies keep their order, and come behind what was queued before the pipeline was made. The arrays
-    are used again for later pieces: what shall stay must be copied.
+    x is a piece of the input, y the array for its results; the results are written consecutively to the output. Both are
+    one-dimensional, and the last ones may be shorter. The body runs with the piece's stream as the current one, so its
+    queued work needs no synchronization; bodies run in order, after the work queued before the pipeline was made. The arrays
+    are reused for later pieces: copy what has to stay.
 
-    input, output: files; without an output y is None. dtype, output_dtype: of the elements; the output's is the input's if
-    nothing else is said. count, output_count: elements of a piece (16 MiB of input without it), and of the output of a whole
-    piece (as many); a shorter one has as many in proportion, rounded up. A body that makes fewer says so:
+    input, output: files; without an output y is None. dtype, output_dtype: of the elements; the output's default is the
+    input's. count, output_count: elements per piece (default: 16 MiB of input), and per output of a full piece (default: the
+    same number); a shorter piece has proportionally fewer, rounded up. A body with fewer results calls keep:
     `for step in pieces: ...; step.keep(n)`, with step.input, step.output, step.number and step.offset. offset, total: first
-    byte of the input, and elements in all; without it, up to the end. output_offset: first byte of the output; what else is
-    in that file stays. slots: pieces on the device at a time. device, library: as for fromfile.
+    byte of the input, and number of elements; by default up to the end. output_offset: first byte of the output; the rest
+    of that file is unchanged. slots: pieces on the device at a time. device, library: as for fromfile.
 
-    An exception in the body, or a break, ends it: what was finished before is in the file, the piece in hand is not. A file
-    that ends too early is an EOFError, what a file or the device refuses an OSError, numbers that cannot be and a device
+    An exception in the body, or a break, ends the pipeline: pieces finished before are in the file, the current one is not. A
+    file that ends too early is an EOFError, an error of a file or the device an OSError, invalid numbers and a device
     without streams a ValueError.
     """
     return Pipeline(

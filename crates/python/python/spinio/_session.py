@@ -1,4 +1,4 @@
-"""Sessions of NVMMU, and the moves that they queue; see nvmmu.py."""
+"""NVMMU sessions, and their asynchronous moves; see nvmmu.py."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 
 
 class Ticket:
-    """A move that was queued. Whoever lets go of it leaves the move to the session, which waits for it at its end."""
+    """The handle of a queued move. If it is dropped, the session waits for the move at its end."""
 
     def __init__(self, move: _spinio.NvmmuTicket) -> None:
         self._move = move
 
     def __repr__(self) -> str:
-        return f"<spinio.nvmmu.Ticket {'of a move that is over' if self._move.done() else 'under way'}>"
+        return f"<spinio.nvmmu.Ticket {'of a completed move' if self._move.done() else 'in flight'}>"
 
     def wait(self) -> int:
-        """Waits until the move is over; returns the bytes moved, fewer than the array has at the end of an upload's file.
+        """Waits until the move is complete; returns the bytes moved, fewer than the array's at the end of an upload's file.
 
-        A move that failed is an OSError, each time it is asked for and once more at the session's end. Signal handlers run.
+        A failed move is an OSError, at each call and once more at the session's end. Signal handlers run meanwhile.
         """
         return self._move.wait()
 
     def done(self) -> bool:
-        """Whether the move is over, well or not; does not wait."""
+        """Whether the move has completed or failed; does not wait."""
         return self._move.done()
 
 
 class Session:
-    """Moves that belong together; a context manager. One thread at a time works with it, others wait.
+    """A session of moves; a context manager. One thread at a time uses it, other threads wait.
 
-    Offsets and lengths are bytes. Arrays are C-contiguous and in memory of a device, else a BufferError says what is wrong.
-    What a file or a device refuses is an OSError with errno and the file's name; a session that has ended is a ValueError,
-    one of the process that this one was forked from a ProcessLookupError.
+    Offsets and lengths are bytes. Arrays must be C-contiguous and in device memory, else a BufferError reports the cause.
+    Errors of a file or a device are an OSError with errno and the file's name; a session that has ended is a ValueError,
+    a session of the parent process a ProcessLookupError.
     """
 
     def __init__(self, output: Path | None = None) -> None:
@@ -57,55 +57,55 @@ class Session:
         return self._moves.upload(os.fsdecode(path), array, offset)
 
     def download(self, array: Any, offset: int = 0, *, path: Path | None = None) -> int:
-        """Brings an array of a device to the session's output, or to the file `path`, from byte `offset` on."""
+        """Moves an array of a device to the session's output, or to the file `path`, starting at byte `offset`."""
         return self._moves.download(array, _decoded(path), offset)
 
     def upload_async(self, path: Path, array: Any, offset: int = 0) -> Ticket:
-        """As upload, in the order of the array's stream.
+        """As upload, ordered with the array's stream.
 
-        It begins when what is queued there is done, and what is queued there afterwards finds the bytes. The stream is what
-        set_stream chose, else the one that the array names (docs/python.md), else the legacy default stream. The array's
-        memory is kept until the move is over. EBUSY: the stream is being captured into a graph.
+        It begins after the work queued there, and work queued there afterwards sees the bytes. The stream is the one set by
+        set_stream, else the one that the array names (docs/python.md), else the legacy default stream. The array's
+        memory stays allocated until the move is complete. EBUSY: the stream is being captured into a graph.
         """
         return Ticket(self._moves.upload_async(os.fsdecode(path), array, offset))
 
     def download_async(self, array: Any, offset: int = 0, *, path: Path | None = None) -> Ticket:
-        """As download, in the order of the array's stream: what is queued there afterwards may use the memory again.
+        """As download, ordered with the array's stream: work queued there afterwards may reuse the memory.
 
-        Over when it returns: a download to an output on an array of disks with parity, and one larger than the staging memory
+        Complete on return: a download to an output on an array of disks with parity, and one larger than the bounce buffers
         (SPINIO_STAGING).
         """
         return Ticket(self._moves.download_async(array, _decoded(path), offset))
 
     def expect(self, offset: int, nbytes: int) -> None:
-        """Says where downloads to the output will go, as early as that is known."""
+        """Announces the range of later downloads in the output, as early as it is known."""
         self._moves.expect(offset, nbytes)
 
     def flush(self) -> None:
-        """Writes what is still gathered, so that others find it in the output."""
+        """Writes the gathered bytes, so that other processes read them in the output."""
         self._moves.flush()
 
     def sync(self) -> None:
-        """As flush, and waits until the storage has the output; not for other files that were downloaded into."""
+        """As flush, and waits until the output is on storage; not for other files with downloads."""
         self._moves.sync()
 
     @property
     def report(self) -> _Report:
-        """What was done, in bytes; waits for the preparation to be over.
+        """The session's counters, in bytes; waits until the preparation is complete.
 
-        uploaded, downloaded: moved each way. promise: how the output could be prepared, in words. whole: written as whole
-        stripes, neighbours: of these, old bytes that were not the session's. loose: written to the output as they came.
-        read_ahead: old bytes that were read before the downloads.
+        uploaded, downloaded: moved in each direction. promise: how the output was prepared, as text. whole: written as full
+        stripes, neighbours: of these, old bytes that were not the session's. loose: written to the output unaligned.
+        read_ahead: old bytes read before the downloads.
         """
         return self._moves.report() if self._report is None else self._report
 
     def end(self) -> _Report:
-        """Ends: everything is in the files, or an OSError says what is not; returns the report.
+        """Ends the session: all bytes are in the files, or an OSError reports which are not; returns the report.
 
-        A second time does nothing.
+        A second call does nothing.
         """
         if self._report is None:
-            # For who asks after it has failed.
+            # For a caller that asks after a failure.
             self._report = self._moves.report()
             self._report = self._moves.end() or self._report
         return self._report
@@ -124,5 +124,5 @@ def _decoded(path: Path | None) -> str | None:
 
 
 def session(output: Path | None = None) -> Session:
-    """Begins a session; `output` is the file that the results will go to, which is made if it is not there."""
+    """Begins a session; `output` is the file for the results, which is created if it does not exist."""
     return Session(output)

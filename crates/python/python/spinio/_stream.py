@@ -1,4 +1,4 @@
-"""The stream that transfers are ordered with."""
+"""The stream with which transfers are ordered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spinio import _spinio
 
 
 def _handle(stream: Any) -> int:
-    """A stream's handle: of an int, PyTorch's, CuPy's, or anything with __cuda_stream__."""
+    """The handle of a stream: an int, or a stream of PyTorch, CuPy, or any object with __cuda_stream__."""
     if stream is None:
         return 0
     if isinstance(stream, int):
@@ -27,11 +27,11 @@ def _handle(stream: Any) -> int:
 
 
 def set_stream(stream: Any) -> None:
-    """Makes this thread's transfers go behind what is queued on `stream`, instead of the stream their arrays name.
+    """Orders this thread's transfers after the work queued on `stream`, instead of on the stream that their arrays name.
 
-    stream: PyTorch's, CuPy's, Numba's, anything with __cuda_stream__, or a handle; None, or the legacy default stream, ends
-    that. The stream must live until another one is set, and belong to the device that the arrays are on. What is none of
-    these is a TypeError.
+    stream: of PyTorch, CuPy, Numba, any object with __cuda_stream__, or a handle; None, or the legacy default stream, resets
+    it. The stream must exist until another one is set, and belong to the device of the arrays. Any other object is a
+    TypeError.
     """
     _spinio.set_stream(_handle(stream))
 
@@ -43,7 +43,7 @@ def current_stream() -> int:
 
 @contextlib.contextmanager
 def stream(stream: Any) -> Generator[None, None, None]:
-    """As set_stream, for a block: `with spinio.stream(s): f.pread(array, 0)`. What was set before comes back."""
+    """As set_stream, for a block: `with spinio.stream(s): f.pread(array, 0)`. Restores the previous stream at its end."""
     before = _spinio.stream()
     _spinio.set_stream(_handle(stream))
     try:

@@ -1,9 +1,9 @@
-"""The emulated device: a GPU in software, so that all of this runs and is tested on any machine.
+"""The emulated device: a GPU in software, so that everything runs and is tested on any machine.
 
-Its memory can be touched neither by the CPU nor by a system call; copies are made by a thread of its own, in order. It is
-as unforgiving as a GPU, and as little an ndarray as a program needs: `empty`, slices, `numpy()`.
+Neither the CPU nor a system call can access its memory; a thread of the device makes copies, in order. It is
+as strict as a GPU. Its arrays have only the operations that programs need: `empty`, slices, `numpy()`.
 
-SPINIO_EMULATED says what the device is like (docs/settings.md).
+SPINIO_EMULATED sets the device's properties (docs/settings.md).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["Array", "Stream", "array", "configure", "empty", "held"]
 
 
 class Array:
-    """An array in memory of the emulated device, for everybody by DLPack (device type 12)."""
+    """An array in memory of the emulated device; other libraries access it by DLPack (device type 12)."""
 
     __slots__ = {
-        "_at": "Bytes before the first element.",
-        "_memory": "What it is a view of.",
-        "_strides": "Elements from an element to the next, for each dimension.",
+        "_at": "Offset of the first element in the memory, in bytes.",
+        "_memory": "The memory that it is a view of.",
+        "_strides": "Distance between elements along each dimension, in elements.",
         "dtype": "Type of the elements.",
         "readonly": "Whether it is marked read-only.",
         "shape": "Number of elements along each dimension.",
@@ -47,7 +47,7 @@ class Array:
         self._memory, self._at, self._strides = memory, at, strides
         self.shape, self.dtype, self.readonly = shape, dtype, readonly
 
-    # ---- what it is
+    # ---- properties
 
     @property
     def ndim(self) -> int:
@@ -71,17 +71,17 @@ class Array:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Bytes from an element to the next, for each dimension."""
+        """Distance between elements along each dimension, in bytes."""
         return tuple(s * self.itemsize for s in self._strides)
 
     @property
     def address(self) -> int:
-        """Address of the first element, as the device knows it."""
+        """Device address of the first element."""
         return self._memory.address + self._at
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie one after another, in the order of C."""
+        """Whether the elements are consecutive in memory, in C order."""
         return self.size == 0 or all(n == 1 or s == c for n, s, c in zip(self.shape, self._strides, _compact(self.shape)))
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class Array:
         return f"<spinio.emulated.Array {self.dtype.name}{list(self.shape)} at {self.address:#x}>"
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("this memory is a device's, which NumPy cannot look into: numpy() copies it")
+        raise TypeError("this is device memory, which NumPy cannot access: numpy() copies it")
 
     def __dlpack__(
         self,
@@ -126,7 +126,7 @@ class Array:
             if isinstance(one, slice):
                 start, stop, step = one.indices(length)
                 chosen = range(start, stop, step)
-                # Of nothing the first element may lie outside.
+                # The first element of an empty selection may be out of range.
                 at += start * stride * self.itemsize if chosen else 0
                 shape.append(len(chosen))
                 strides.append(stride * step)
@@ -146,7 +146,7 @@ class Array:
             known = math.prod(n for n in wanted if n != -1)
             wanted[wanted.index(-1)] = self.size // known if known else 0
         if math.prod(wanted) != self.size:
-            raise ValueError(f"{self.size} elements are no {wanted}")
+            raise ValueError(f"{self.size} elements do not fit the shape {wanted}")
         return Array(self._memory, self._at, tuple(wanted), _compact(wanted), self.dtype, self.readonly)
 
     def view(self, dtype: Any) -> Array:
@@ -154,7 +154,7 @@ class Array:
         self._need_contiguous()
         new = _dtypes.of(dtype)
         if self.nbytes * 8 % new.bits or (new.itemsize and self.address % new.itemsize):
-            raise ValueError(f"{self.nbytes} bytes at {self.address:#x} are no {new.name}")
+            raise ValueError(f"{self.nbytes} bytes at {self.address:#x} cannot be viewed as {new.name}")
         count = self.nbytes * 8 // new.bits
         return Array(self._memory, self._at, (count,), (1,), new, self.readonly)
 
@@ -162,10 +162,10 @@ class Array:
         """The same array, marked read-only."""
         return Array(self._memory, self._at, self.shape, self._strides, self.dtype, True)
 
-    # ---- its bytes
+    # ---- bytes
 
     def tobytes(self) -> bytes:
-        """The elements' bytes, behind everything this thread has queued."""
+        """The elements' bytes, after all work that this thread has queued."""
         if self.is_contiguous:
             return self._memory.get(self._at, self.nbytes)
         return b"".join(part.tobytes() for part in self)
@@ -174,7 +174,7 @@ class Array:
         return (self[i] for i in range(len(self)))
 
     def numpy(self) -> Any:
-        """A copy as NumPy array; of types that NumPy has only with ml_dtypes, with it."""
+        """A copy as a NumPy array; some types need ml_dtypes."""
         import numpy
 
         if self.dtype.numpy is None:
@@ -188,11 +188,11 @@ class Array:
         return numpy.frombuffer(self.tobytes(), dtype=dtype).reshape(self.shape)
 
     def set(self, host: Any) -> None:
-        """Copies host memory of the same number of bytes in, and waits for it."""
+        """Copies host memory of the same number of bytes into the array, and waits for the copy."""
         self._need_contiguous()
         bytes_ = _spinio.describe(host)["bytes"]
         if bytes_ != self.nbytes:
-            raise ValueError(f"{bytes_} bytes are no array of {self.nbytes}")
+            raise ValueError(f"{bytes_} bytes do not fit an array of {self.nbytes}")
         self._memory.put(self._at, host)
 
     def fill(self, byte: int) -> None:
@@ -206,7 +206,7 @@ class Array:
 
 def _index(value: Any) -> int:
     if not hasattr(value, "__index__"):
-        raise TypeError(f"this device chooses by numbers and slices, not by {type(value).__qualname__}")
+        raise TypeError(f"arrays of this device are indexed by numbers and slices, not by {type(value).__qualname__}")
     return operator.index(value)
 
 
@@ -219,15 +219,15 @@ def _compact(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def empty(shape: int | Sequence[int], dtype: Any = "uint8", *, host_mapped: bool = False) -> Array:
-    """A new array, full of 0xA5: nothing may rely on what is there."""
+    """A new array, filled with 0xA5: programs must not rely on its contents."""
     given: Any = shape
     lengths = tuple(map(operator.index, [given] if _file.is_number(given) else given))
     if any(n < 0 for n in lengths):
-        raise ValueError(f"a shape of {lengths} cannot be")
+        raise ValueError(f"a shape of {lengths} is invalid")
     d = _dtypes.of(dtype)
     bits = math.prod(lengths) * d.bits
     if bits % 8:
-        raise ValueError(f"{math.prod(lengths)} elements of {d.bits} bits are no whole bytes")
+        raise ValueError(f"{math.prod(lengths)} elements of {d.bits} bits are not whole bytes")
     return Array(_spinio.Memory(bits // 8, host_mapped), 0, lengths, _compact(lengths), d)
 
 
@@ -242,7 +242,7 @@ def array(host: Any) -> Array:
 
 
 class Stream:
-    """A queue of the device, as a CUDA stream: `with spinio.stream(s):` puts transfers there. It must live as long."""
+    """A stream of the device, as a CUDA stream: `with spinio.stream(s):` queues transfers there. It must exist during them."""
 
     __slots__ = ("__weakref__", "_stream")
 
@@ -252,11 +252,11 @@ class Stream:
 
     @property
     def handle(self) -> int:
-        """What spinio.set_stream takes."""
+        """The handle for spinio.set_stream."""
         return self._stream.handle
 
     def synchronize(self) -> None:
-        """Waits for what is queued on it."""
+        """Waits for the work queued on it."""
         self._stream.synchronize()
 
     def __repr__(self) -> str:
@@ -272,7 +272,7 @@ def stream_of(handle: int) -> Stream | None:
 
 
 def configure(text: str) -> None:
-    """What the device shall be like, as SPINIO_EMULATED (which wins) says it; before its first array."""
+    """Sets the device's properties, in the format of SPINIO_EMULATED (which takes precedence); before its first array."""
     _spinio.configure(text)
 
 

@@ -6,8 +6,8 @@
     with fs.open("weights.bin") as f:
         f.pread(gpu_array, 4096)
 
-Everything that fsspec's local file system does is done by it; only what `open` returns is a `spinio.File`. So libraries
-that read through fsspec work as before, and those that find `readinto` with an array of a GPU use the fast way. URLs begin
+All operations are those of fsspec's local file system; only `open` returns a `spinio.File`. So libraries
+that read through fsspec work as before, and those that call `readinto` with a GPU array get the fast route. URLs begin
 with ``spinio://``.
 """
 
@@ -24,15 +24,15 @@ from spinio import _file
 
 __all__ = ["FileSystem", "OpenFile"]
 
-# What is read to find the end of a line.
+# Bytes per read when searching for the end of a line.
 _BLOCK = 8192
 
 
 class OpenFile(_file.File):
-    """A spinio.File that gives readers all that they ask for, as fsspec's files do."""
+    """A spinio.File whose reads return all requested bytes, as those of fsspec's files do."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """The next `size` bytes, fewer only at the end of the file; all the rest without a number."""
+        """The next `size` bytes, fewer only at the end of the file; without a size, all remaining bytes."""
         if size is None or size < 0:
             return self.readall() or b""
         parts, missing = [], size
@@ -45,7 +45,7 @@ class OpenFile(_file.File):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def readline(self, size: int | None = -1, /) -> bytes:
-        """The next line, or `size` bytes of it. A block is read to find its end: a raw file would read byte by byte."""
+        """The next line, at most `size` bytes. Reads a block to find its end: a raw file would read byte by byte."""
         if not self.seekable():
             return super().readline(size)
         parts, missing = [], sys.maxsize if size is None or size < 0 else size
@@ -62,12 +62,12 @@ class OpenFile(_file.File):
 
     @property
     def path(self) -> str:
-        """The file's name, as fsspec's own files call it."""
+        """The file's name, under the attribute name of fsspec's files."""
         return str(self.name)
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return os.fstat(self.fileno()).st_size
 
 
@@ -78,7 +78,7 @@ class FileSystem(LocalFileSystem):  # type: ignore[misc]
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **options: Any) -> Any:
         if not options.get("autocommit", True) and "r" not in mode:
-            # In a transaction files appear at its end, which the local file system knows how to do.
+            # In a transaction files appear at its end: the local file system implements that.
             return super()._open(path, mode, block_size, **options)
         path = self._strip_protocol(path)
         if self.auto_mkdir and "r" not in mode:
@@ -91,5 +91,5 @@ class FileSystem(LocalFileSystem):  # type: ignore[misc]
             return f.pread(array, start) or 0
 
 
-# Where the wheel is installed, fsspec finds it by itself; who imports this module without that finds it too.
+# With an installed wheel, fsspec finds it by its entry point; this is for imports without one.
 register_implementation("spinio", FileSystem, clobber=True)

@@ -1,4 +1,4 @@
-"""Ranges of named files, moved to and from a device: NVMMU.
+"""Moves ranges of named files to and from a device: NVMMU.
 
     from spinio import nvmmu
 
@@ -7,12 +7,12 @@
         result = kernel(array)
         s.download(result)
 
-The output is named before the kernel runs, so that its storage can be prepared meanwhile; docs/nvmmu.md says what that is
-worth on which storage. A move is no POSIX call: it may reach the file in pieces and in any order, and small downloads may
-be gathered. When the session has ended, everything is in the files.
+The output is named before the GPU kernel runs, so that its storage can be prepared meanwhile; docs/nvmmu.md describes the
+gain for each kind of storage. A move is not a POSIX call: it may reach the file in several writes and in any order, and
+small downloads may be gathered. When the session has ended, all bytes are in the files.
 
-`upload` and `download` return when the bytes are there. `upload_async` and `download_async` only queue the move, on the
-stream of the array, so that moves and kernels of several streams overlap:
+`upload` and `download` return when the move is complete. `upload_async` and `download_async` only queue the move, on the
+stream of the array, so that moves and GPU kernels of several streams overlap:
 
     for i, (stream, array) in enumerate(zip(itertools.cycle(streams), arrays)):
         with torch.cuda.stream(stream):
@@ -20,7 +20,7 @@ stream of the array, so that moves and kernels of several streams overlap:
             kernel(array)
             s.download_async(array, i * array.nbytes)
 
-`pipeline` is the loop of programs that have more data than their device has memory:
+`pipeline` is the loop for data larger than the device's memory:
 
     with nvmmu.pipeline("input.f32", "output.f32", "float32") as pieces:
         for x, y in pieces:

@@ -1,4 +1,4 @@
-"""Safetensors files, read straight into the memory of a device.
+"""Safetensors files, read directly into device memory.
 
     from spinio.safetensors import load_file, safe_open
 
@@ -8,9 +8,9 @@
         one = f.get_tensor("embed.weight")
         rows = f.get_slice("lm_head.weight")[1000:2000]
 
-`load_file` reads all data by one large request into one allocation and hands out views of it: nothing is copied again, and
-the memory is freed when the last of the tensors is gone. To keep a few tensors of many, use `safe_open`. Models that are
-spread over several files have an index, which `load_sharded` takes.
+`load_file` reads all data in one large request into one allocation and returns views of it: there is no second copy, and
+the memory is freed when the last tensor is deleted. To keep a few tensors of many, use `safe_open`. Models of
+several files have an index, which `load_sharded` takes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spinio._spinio import SafetensorsError
 
 __all__ = ["SafetensorsError", "Slice", "load_file", "load_sharded", "safe_open"]
 
-# What an index is called, and how long it may be: no longer than a header.
+# The name of an index, and its maximum size: that of a header.
 _INDEX, _LONGEST = "model.safetensors.index.json", 100_000_000
 
 
@@ -40,7 +40,7 @@ class _Tensor(NamedTuple):
 class _Header(NamedTuple):
     metadata: dict[str, str] | None
     tensors: dict[str, _Tensor]
-    data: int  # where the data begins in the file
+    data: int  # offset of the data in the file
     size: int  # bytes of data
 
 
@@ -72,11 +72,11 @@ def _whole(f: _file.File, size: int, at: int) -> bytes:
 
 def _fill(f: _file.File, raw: Any, at: int, size: int) -> None:
     if size and f.pread(raw, at) != size:
-        raise SafetensorsError(f"{_name(f)}: the file became shorter while it was read")
+        raise SafetensorsError(f"{_name(f)}: the file was truncated while it was read")
 
 
 def _require(f: _file.File, maker: _arrays.Library, name: str, tensor: _Tensor) -> None:
-    """A TypeError, before anything is read, where the library has no such elements."""
+    """Raises a TypeError, before any read, if the library has no such element type."""
     try:
         maker.require(tensor.dtype)
     except TypeError as why:
@@ -86,11 +86,11 @@ def _require(f: _file.File, maker: _arrays.Library, name: str, tensor: _Tensor) 
 def load_file(filename: _file.Path, device: Any = "cpu", *, library: str | None = None) -> dict[str, Any]:
     """All tensors of a file, by name, in the order of their bytes.
 
-    device: "cpu", "cuda", "cuda:1" ..., a number, a torch.device, or "emulated". library: who makes the tensors, "torch",
-    "cupy" or "numpy"; without it the one that the program has imported. The tensors share one allocation.
+    device: "cpu", "cuda", "cuda:1" ..., a number, a torch.device, or "emulated". library: the tensors' library, "torch",
+    "cupy" or "numpy"; by default the one that the program has imported. The tensors share one allocation.
 
-    A file that cannot be read is an OSError, one whose header cannot be believed a SafetensorsError, elements that the
-    library has no type for a TypeError.
+    A file that cannot be read is an OSError, an invalid header a SafetensorsError, an element type that the library does not
+    have a TypeError.
     """
     return _load(filename, _arrays.library(device, library))
 
@@ -108,11 +108,11 @@ def _load(filename: _file.Path, maker: _arrays.Library) -> dict[str, Any]:
 def load_sharded(
     index: str | os.PathLike[str], device: Any = "cpu", *, library: str | None = None
 ) -> dict[str, Any]:
-    """All tensors of a model that is spread over several files, by name.
+    """All tensors of a model of several files, by name.
 
-    index: a file such as "model.safetensors.index.json", which names the file of each tensor, or the folder that it is in.
-    The others are as for load_file; the tensors of one file share an allocation. Tensors that the index does not name are
-    left out. An index that cannot be believed, or that names what is not there, is a SafetensorsError.
+    index: a file such as "model.safetensors.index.json", which names the file of each tensor, or its directory.
+    The other arguments are as for load_file; the tensors of one file share an allocation. Tensors that the index does not
+    name are left out. An invalid index, or one that names missing tensors, is a SafetensorsError.
     """
     path = os.fspath(index)
     if os.path.isdir(path):
@@ -125,18 +125,18 @@ def load_sharded(
         loaded = _load(where, maker)
         for name in names:
             if name not in loaded:
-                raise SafetensorsError(f"{where}: there is no tensor {name!r}, which {path} says is there")
+                raise SafetensorsError(f"{where}: there is no tensor {name!r}, which {path} names")
             tensors[name] = loaded[name]
     return tensors
 
 
 def _shards(path: str) -> dict[str, list[str]]:
-    """The files that an index names, and the tensors of each."""
+    """The files named by an index, and the tensors of each."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            raise ValueError("a name stands there twice")
+            raise ValueError("it has a name twice")
         return found
 
     with open(path, "rb") as f:
@@ -150,22 +150,22 @@ def _shards(path: str) -> dict[str, list[str]]:
             raise ValueError('it has no "weight_map"')
         shards: dict[str, list[str]] = {}
         for tensor, file in files.items():
-            # Somebody else's input: it names files beside itself, and no others.
+            # Untrusted input: it may name files in its own directory only.
             if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\0" in file:
-                raise ValueError(f"tensor {tensor!r} is in {file!r}, which names no file beside it")
+                raise ValueError(f"tensor {tensor!r} is in {file!r}, which is not a file in the same directory")
             os.fsencode(file)
             shards.setdefault(file, []).append(tensor)
     except (ValueError, RecursionError) as why:
-        raise SafetensorsError(f"{path}: the index cannot be believed: {why}") from None
+        raise SafetensorsError(f"{path}: the index is invalid: {why}") from None
     return shards
 
 
 class safe_open:
-    """A file whose tensors are read when they are asked for, each into memory of its own.
+    """A file whose tensors are read on request, each into memory of its own.
 
-    filename, device and library are those of load_file, and so are the errors; a name that is not there is a
-    SafetensorsError. A context manager; iterating gives the names. A worker process that gets it (pickle) opens the file
-    again.
+    filename, device, library and errors are as for load_file; an unknown name is a
+    SafetensorsError. A context manager; iterating yields the names. A worker process that receives it (pickle) opens the
+    file again.
     """
 
     def __init__(self, filename: _file.Path, device: Any = "cpu", *, library: str | None = None) -> None:
@@ -192,7 +192,7 @@ class safe_open:
         self.close()
 
     def close(self) -> None:
-        """Closes the file; tensors that were read stay."""
+        """Closes the file; tensors already read stay valid."""
         self._file.close()
 
     def keys(self) -> list[str]:
@@ -220,7 +220,7 @@ class safe_open:
         return len(self._header.tensors)
 
     def metadata(self) -> dict[str, str] | None:
-        """The free text of the header, if there is any."""
+        """The free-form metadata of the header, if any."""
         return self._header.metadata
 
     def get_tensor(self, name: str) -> Any:
@@ -232,7 +232,7 @@ class safe_open:
         return self._maker.view(raw, 0, t.dtype, t.shape)
 
     def get_slice(self, name: str) -> Slice:
-        """One tensor to be indexed before it is read."""
+        """A tensor to be indexed before the read."""
         return Slice(self, name, self._tensor(name))
 
     def _tensor(self, name: str) -> _Tensor:
@@ -245,8 +245,8 @@ class safe_open:
 class Slice:
     """A tensor of a file, of which an index reads a part: `s[1000:2000]`, `s[3, :, ::2]`.
 
-    Leading numbers and the first range choose what is read, and a second range that takes at most half of each row; what
-    follows chooses on the device. Numbers and slices (also with steps, also backwards) and ... are understood; masks and
+    Leading numbers and the first range select the bytes to read, and so does a second range of at most half of each row;
+    later indices select on the device. Supported are numbers, slices (also with negative steps) and ...; masks and
     lists are a TypeError, numbers out of range an IndexError.
     """
 
@@ -261,7 +261,7 @@ class Slice:
         return list(self._tensor.shape)
 
     def get_dtype(self) -> str:
-        """The format's name of its type, such as "F32"."""
+        """The format's name of the element type, such as "F32"."""
         return str(self._tensor.dtype.safetensors)
 
     def __getitem__(self, key: Any) -> Any:
@@ -284,14 +284,14 @@ class Slice:
         if rows.step == 1 and rest and _is_range(rest[0]) and all(k == slice(None) for k in rest[1:]):
             columns = range(*rest[0].indices(t.shape[dim + 1]))
             if 2 * len(columns) <= t.shape[dim + 1]:
-                # At most half of each row: only that is read.
+                # At most half of each row: read only that part.
                 inner = (len(columns), *t.shape[dim + 2 :])
                 return self._gather(at + columns.start * strides[dim + 1], len(rows), strides[dim], inner)
         within = slice(None) if rows.step == 1 else slice(None, None, rows.step)
         return self._read(at, (high - low, *t.shape[dim + 1 :]), (within, *rest))
 
     def _read(self, at: int, shape: tuple[int, ...], rest: tuple[Any, ...]) -> Any:
-        """Elements that lie together from byte `at` on, and of these what `rest` chooses."""
+        """Consecutive elements from byte `at`, indexed by `rest`."""
         maker, header = self._of._maker, self._of._header
         size = math.prod(shape) * self._tensor.dtype.itemsize
         raw = maker.empty(size)
@@ -300,14 +300,14 @@ class Slice:
         return array if all(k == slice(None) for k in rest) else maker.index(array, rest)
 
     def _gather(self, at: int, rows: int, stride: int, inner: tuple[int, ...]) -> Any:
-        """A part of each of so many rows, the first at byte `at`."""
+        """A part of each of `rows` rows, the first at byte `at`."""
         maker, first = self._of._maker, self._of._header.data + at
         size = math.prod(inner) * self._tensor.dtype.itemsize
         raw = maker.empty(rows * size)
         if rows * size:
             got = self._of._file.read_many(range(first, first + rows * stride, stride), size, raw)
             if any(n != size for n in got):
-                raise SafetensorsError(f"{_name(self._of._file)}: the file became shorter while it was read")
+                raise SafetensorsError(f"{_name(self._of._file)}: the file was truncated while it was read")
         return maker.view(raw, 0, self._tensor.dtype, (rows, *inner))
 
 
@@ -330,7 +330,7 @@ def _full(key: Any, shape: Sequence[int]) -> list[Any]:
         if isinstance(one, slice):
             continue
         if isinstance(one, bool) or not _file.is_number(one):
-            raise TypeError(f"a part of a file is chosen by numbers and slices, not by {type(one).__qualname__}")
+            raise TypeError(f"a tensor of a file is indexed by numbers and slices, not by {type(one).__qualname__}")
         number = one.__index__()
         if not -length <= number < length:
             raise IndexError(f"index {number} is out of {length}")

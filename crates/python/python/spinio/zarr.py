@@ -1,15 +1,15 @@
-"""A Zarr v3 store in a local folder, whose chunks are read straight into the memory that Zarr wants them in,
-and written straight out of it.
+"""A Zarr v3 store in a local directory, whose chunks are read directly into the memory that Zarr requests,
+and written directly from it.
 
     import zarr
     from spinio.zarr import Store
 
     zarr.config.enable_gpu()
     array = zarr.open_array(Store("data.zarr"), mode="r")
-    part = array[1000:2000]                     # a CuPy array; what is stored uncompressed never was in host memory
+    part = array[1000:2000]                     # a CuPy array; uncompressed chunks are never in host memory
 
-With Zarr's ordinary buffers it is what zarr.storage.LocalStore is. Codecs run where Zarr runs them: chunks that are
-compressed with a codec of the CPU go through host memory once more.
+With Zarr's ordinary buffers it is equivalent to zarr.storage.LocalStore. Codecs run where Zarr runs them: chunks
+compressed with a CPU codec pass through host memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class Store(LocalStore):
-    """A folder, as zarr.storage.LocalStore."""
+    """A directory, as zarr.storage.LocalStore."""
 
     def __repr__(self) -> str:
         return f"Store('{self}')"
@@ -48,14 +48,14 @@ class Store(LocalStore):
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """A value, or a part of one; None if it is not there."""
+        """A value, or a part of one; None if it does not exist."""
         await self._ensure_open()
         return await asyncio.to_thread(_get, self.root / key, prototype or default_buffer_prototype(), byte_range)
 
     def get_sync(
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """As get, at once."""
+        """As get, synchronously."""
         self._ensure_open_sync()
         return _get(self.root / key, prototype or default_buffer_prototype(), byte_range)
 
@@ -71,7 +71,7 @@ class Store(LocalStore):
         await asyncio.to_thread(_put, self.root / key, value, exclusive)
 
     def set_sync(self, key: str, value: Buffer) -> None:
-        """Sets a value, at once."""
+        """Sets a value, synchronously."""
         self._ensure_open_sync()
         self._check(value)
         _put(self.root / key, value)
@@ -83,7 +83,7 @@ class Store(LocalStore):
 
 
 def _put(path: Path, value: Buffer, exclusive: bool = False) -> None:
-    """Writes a file that appears at once and whole."""
+    """Writes a file that appears atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{uuid.uuid4().hex}.partial")
     array = value.as_array_like()
@@ -91,7 +91,7 @@ def _put(path: Path, value: Buffer, exclusive: bool = False) -> None:
         with _file.open(partial, "w") as f:
             _write_all(f, array, len(value))
         if exclusive:
-            os.link(partial, path)  # fails where there is one
+            os.link(partial, path)  # fails if the file exists
             os.unlink(partial)
         else:
             os.replace(partial, path)
@@ -103,7 +103,7 @@ def _put(path: Path, value: Buffer, exclusive: bool = False) -> None:
 def _write_all(f: _file.File, array: Any, size: int) -> None:
     done = 0
     while done < size:
-        # What fits; the next call says what did not.
+        # A short write: the next call reports the error.
         done += f.pwrite(array[done:] if done else array, done) or 0
 
 
@@ -112,7 +112,7 @@ def _get(path: Path, prototype: BufferPrototype, byte_range: ByteRequest | None)
         with _file.open(path) as f:
             start, end = _range(byte_range, os.fstat(f.fileno()).st_size)
             array = _maker(prototype).empty(end - start)
-            # Another thread than the one that will use the array: the bytes must be there, not only on their way.
+            # Another thread will use the array: the copy must be complete, not only queued.
             got = _spinio.read(f.fileno(), array, start, wait=True) or 0 if end > start else 0
             return prototype.buffer.from_array_like(array if got == end - start else array[:got])
     except _ABSENT:
@@ -135,7 +135,7 @@ def _range(request: ByteRequest | None, size: int) -> tuple[int, int]:
 
 
 def _maker(prototype: BufferPrototype) -> _arrays.Library:
-    """Who makes arrays as these buffers hold them: an empty one tells."""
+    """The library of these buffers' arrays, found from an empty buffer."""
     sample: Any = prototype.buffer.create_zero_length().as_array_like()
     kind = type(sample).__module__.partition(".")[0]
     if kind == "cupy":
