@@ -1,5 +1,5 @@
-// The emulation by itself, on host memory: barriers, threads that leave early, shared memory, atomics, many blocks.
-// Prints what is wrong and exits with 1.
+// The emulation without a device, on host memory: barriers, threads that return early, shared memory, atomics, many blocks.
+// Prints each failure and exits with 1.
 #include <spinio/emulation/atomics.h>
 #include <spinio/emulation/grid.h>
 #include <spinio/emulation/words.h>
@@ -15,12 +15,12 @@ static int failures;
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
-            std::printf("%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                        \
+            std::printf("%s:%d: check failed: %s\n", __FILE__, __LINE__, #condition);                                        \
             failures++;                                                                                                \
         }                                                                                                              \
     } while (0)
 
-// Runs a kernel at once, without a device.
+// Runs a kernel immediately, without a device.
 template <typename... Parameters, typename... Arguments>
 static void run(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments)
 {
@@ -116,7 +116,7 @@ __global__ void leave(int *out)
     __shared__ int alive;
     int at = threadIdx.x;
     if (at % 3 == 0)
-        return; // never comes to a barrier
+        return; // never reaches a barrier
     if (at == 1)
         alive = 0;
     __syncthreads();
@@ -127,7 +127,7 @@ __global__ void leave(int *out)
         return;
     }
     __syncthreads(); // another line of the source, the same barrier
-    __syncthreads(); // by now only a third is left
+    __syncthreads(); // now only a third of the threads is left
     out[blockIdx.x * blockDim.x + at] = -alive;
 }
 
@@ -159,7 +159,7 @@ static void barriers_count_votes()
 
 __global__ void late(int *out)
 {
-    // Only the last thread comes to a barrier: the others have ended, as plain calls on one stack.
+    // Only the last thread reaches a barrier: the others have ended, as plain calls on one stack.
     if (threadIdx.x == blockDim.x - 1)
         __syncthreads();
     atomicAdd(out, 1);
@@ -172,7 +172,7 @@ static void a_barrier_of_one_thread_ends()
     CHECK(got == 300);
 }
 
-// Large locals live on the fiber's own stack, and are what they were after a barrier.
+// Large local variables are on the fiber's own stack, and unchanged after a barrier.
 __global__ void locals(int *wrong)
 {
     int mine[512];
@@ -196,7 +196,7 @@ static void locals_survive_barriers()
     CHECK(wrong == 0);
 }
 
-// Without its barrier this kernel is right if threads run in their order: blocks that begin with the last one tell.
+// Without its barrier this kernel is correct if threads run in order: blocks that begin with the last thread detect it.
 __global__ void forgotten(int *wrong)
 {
     __shared__ int word;
@@ -229,7 +229,7 @@ __global__ void atomics(int *i, unsigned *u, unsigned long long *l, float *f, do
     atomicAdd(&l[0], 1ull << 33);
     atomicAdd(f, 0.5f);
     atomicAdd(d, 0.25);
-    unsigned old = u[4], seen; // a counter made of compare and swap
+    unsigned old = u[4], seen; // a counter by compare-and-swap
     do {
         seen = old;
         old = atomicCAS(&u[4], seen, seen + 2);

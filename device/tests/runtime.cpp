@@ -1,4 +1,4 @@
-// A program as people write it for CUDA, on the emulated device. Prints what is wrong and exits with 1.
+// A typical CUDA program, on the emulated device. Prints each failure and exits with 1.
 #include <spinio/kernel.h>
 
 #include <csetjmp>
@@ -11,7 +11,7 @@ static int failures;
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
-            std::printf("%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #condition, spinio_last_error());              \
+            std::printf("%s:%d: check failed: %s (%s)\n", __FILE__, __LINE__, #condition, spinio_last_error());              \
             failures++;                                                                                                \
         }                                                                                                              \
     } while (0)
@@ -50,7 +50,7 @@ static void copies_and_kernels_keep_their_order()
     CHECK(cudaMemcpy(in, host.data(), n * sizeof *in, cudaMemcpyHostToDevice) == cudaSuccess);
     spinio::launch(apply, (n + 255) / 256, 256, in, out, n);
     CHECK(cudaGetLastError() == cudaSuccess);
-    // Behind the kernel, without a word.
+    // Ordered after the kernel without a synchronization.
     CHECK(cudaMemcpy(back.data(), out, n * sizeof *out, cudaMemcpyDeviceToHost) == cudaSuccess);
     for (int i = 0; i < n; i++)
         CHECK(back[i] == host[i] * table[i % 4]);
@@ -91,7 +91,7 @@ static void the_cpu_cannot_touch_device_memory_and_finds_it_full_of_poison()
 {
     unsigned char *memory, first = 0;
     CHECK(cudaMalloc(&memory, 100) == cudaSuccess);
-    spinio::launch(add, 1, 1, (int *)memory, 0, 0); // it was open once
+    spinio::launch(add, 1, 1, (int *)memory, 0, 0); // a kernel may access the memory here
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(cudaMemcpy(&first, memory, 1, cudaMemcpyDeviceToHost) == cudaSuccess && first == 0xA5);
     struct sigaction action = {}, before;

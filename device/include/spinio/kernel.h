@@ -1,4 +1,4 @@
-// kernel.h: one source for a kernel, on the GPU and on the emulated device.
+// kernel.h: one kernel source for the GPU and for the emulated device.
 //
 //     #include <spinio/kernel.h>
 //
@@ -11,7 +11,7 @@
 //     ...
 //     spinio::launch(scale, (n + 255) / 256, 256, x, 2.0f, n);
 //
-// nvcc makes of it what it makes of scale<<<grid, block>>>(...). Any other C++17 compiler gets the words of CUDA from
+// nvcc compiles this as scale<<<grid, block>>>(...). Any other C++17 compiler gets CUDA's keywords and functions from
 // emulation/, and the program is linked with libspinio.so, whose emulated device then has the memory.
 #ifndef SPINIO_KERNEL_H
 #define SPINIO_KERNEL_H
@@ -24,7 +24,7 @@ namespace spinio {
 
 constexpr bool emulated = false;
 
-// Queues a kernel on a stream; a launch that the driver refuses is what cudaGetLastError() then says.
+// Queues a kernel on a stream; cudaGetLastError() then returns the error of a failed launch.
 template <typename... Parameters, typename... Arguments>
 void launch_on(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments)
 {

@@ -1,13 +1,13 @@
-// The gather kernel: many small pieces of host memory, each to its place in device memory.
+// The gather kernel: copies many small pieces of host memory, each to its destination in device memory.
 //
 //   list   [from, to, len] [from, to, len] ...      in pinned memory, as crates/device/src/traits.rs `Gathered`
 //            \______________________/
-//             8 for a warp: fetched together, then copied one after the other, all lanes on each
+//             8 per warp: fetched together, then copied one after the other, all lanes on each
 //
-// Reads of host memory take more than a microsecond, so each lane has as many of them on the way as it has registers
-// for: eight of 16 bytes. Pieces whose addresses and length are multiples of 16 bytes go that way; any other is moved
-// in words of 4 bytes that are aligned at the destination, put together from the two source words they lie in. No
-// word that is read reaches beyond the 4-byte words that hold the piece, so none reaches into another page.
+// Reads of host memory take more than a microsecond, so each lane has as many of them in flight as it has registers
+// for: eight of 16 bytes. Pieces whose addresses and length are multiples of 16 bytes are copied so; any other is copied
+// in words of 4 bytes that are aligned at the destination, combined from the two source words that contain them. No
+// read extends past the 4-byte words that contain the piece, so none reaches another page.
 
 typedef unsigned long long u64;
 typedef unsigned int u32;
@@ -19,7 +19,7 @@ struct piece {
 #define PIECES 8u
 #define WIDE 8u
 
-// Host memory changes between kernels: nothing of it may be taken from a cache that outlives one.
+// Host memory changes between kernels: reads must bypass caches that persist across kernels.
 static __device__ __forceinline__ uint4 fetch(const uint4 *at) { return __ldcv(at); }
 
 static __device__ void copy_aligned(u64 from, u64 to, u64 len, u32 lane) {
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(256) spinio_gather(const struct pie
             const volatile struct piece *mine = list + first + lane;
             from = mine->from, to = mine->to, len = mine->len;
         }
-        // All of them short and aligned: every lane fetches its part of each before it stores one.
+        // All pieces are short and aligned: every lane fetches its part of each before it stores any.
         if (__all_sync(~0u, ((from | to | len) & 15) == 0 && len <= 512)) {
             uint4 v[PIECES];
 #pragma unroll

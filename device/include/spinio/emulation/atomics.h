@@ -1,10 +1,10 @@
-// atomics.h: CUDA's atomic functions. Each answers with what was there before, and orders nothing else.
+// atomics.h: CUDA's atomic functions. Each returns the old value, and has relaxed memory order.
 #ifndef SPINIO_EMULATION_ATOMICS_H
 #define SPINIO_EMULATION_ATOMICS_H
 
 namespace spinio::emulation {
 
-// For what the processor has no instruction for.
+// For operations without a processor instruction.
 template <typename T, typename Next>
 T exchange_with(T *at, Next next)
 {

@@ -1,17 +1,17 @@
-// block.h: the threads of one block, one after another on one CPU thread.
+// block.h: runs the threads of one block, one after the other on one CPU thread.
 //
 //   started:   fiber A runs thread 0, 1, 2 ... as plain calls, one stack for all of them
-//              thread 5 comes to a barrier: A waits there, fiber B goes on with thread 6, 7 ...
-//   all begun: those that wait at the barrier go on, one by one, to the next barrier or to their end
+//              thread 5 reaches a barrier: A waits there, fiber B continues with thread 6, 7 ...
+//   all begun: those waiting at the barrier continue, one by one, to the next barrier or to their end
 //
 // So a kernel without barriers switches no stacks at all, and one with barriers has as many fibers as threads. A barrier
-// is over when every thread that has not ended waits at it; which threads have ended does not matter, as on a GPU.
+// completes when every thread that has not ended waits at it; which threads have ended does not matter, as on a GPU.
 //
-// Blocks with an odd number begin with their last thread: a kernel that lacks a barrier, and would by chance be right if
-// thread 0 came first, is wrong in every other block.
+// Blocks with an odd number begin with their last thread: a kernel that lacks a barrier, and would be correct by chance if
+// thread 0 ran first, is wrong in every other block.
 //
-// Known flaws: a thread that waits for another of its block without a barrier, by looking at memory, waits for ever. There
-// are no warps: __syncwarp, shuffles and votes do not exist, and a source that uses them does not compile.
+// Known limits: a thread that waits for another thread of its block without a barrier, by polling memory, never returns.
+// There are no warps: __syncwarp, shuffles and votes do not exist, and a source that uses them does not compile.
 #ifndef SPINIO_EMULATION_BLOCK_H
 #define SPINIO_EMULATION_BLOCK_H
 
@@ -32,7 +32,7 @@ struct dim3 {
 
 namespace spinio::emulation {
 
-// What a kernel reads as threadIdx and so on. All fibers of a CPU thread share it: it is set at every switch.
+// The values of threadIdx and so on. All fibers of a CPU thread share them: they are set at every switch.
 struct Here {
     uint3 thread, block;
     uint3 threads, blocks;
@@ -73,7 +73,7 @@ public:
         }
     }
 
-    // __syncthreads() and its kin: how many threads came, and how many of them said yes.
+    // __syncthreads() and its variants: the number of threads that arrived, and the number whose predicate is true.
     std::pair<unsigned, unsigned> barrier(bool vote)
     {
         Fiber *fiber = running;
@@ -103,7 +103,7 @@ private:
         }
     }
 
-    // Runs a fiber until it waits, or has nothing more to do.
+    // Runs a fiber until it waits or has finished.
     void enter(Fiber &fiber)
     {
         running = &fiber;

@@ -1,10 +1,10 @@
-// fiber.h: a thread of a block, as a stack that is switched to and away from.
+// fiber.h: a thread of a block as a fiber, a stack that can be switched to.
 //
 //   fiber_switch(&mine, theirs):  push what a call must preserve, leave my stack pointer in `mine`,
 //                                 take theirs, pop, return: there
 //
-// The stacks have a page below them that nobody may touch, so that a kernel with too much on its stack ends with a fault
-// and not with wrong bytes. AddressSanitizer is told of each switch.
+// Below each stack is a guard page, so that a kernel with too much on its stack ends with a fault and not with wrong
+// bytes. Each switch is reported to AddressSanitizer.
 #ifndef SPINIO_EMULATION_FIBER_H
 #define SPINIO_EMULATION_FIBER_H
 
@@ -40,7 +40,7 @@ constexpr size_t stack_bytes = 256 << 10;
 constexpr size_t stack_bytes = 64 << 10;
 #endif
 
-// Six registers are all that the calling convention has a callee preserve; the control words of the floating point units
+// The calling convention has only six callee-saved registers; the control words of the floating-point units
 // are the same on all fibers of a thread.
 __attribute__((naked, noinline)) inline void fiber_switch(void **, void *)
 {
@@ -61,7 +61,7 @@ __attribute__((naked, noinline)) inline void fiber_switch(void **, void *)
             "ret");
 }
 
-// What can be switched to: a fiber, or the thread that runs them (which has a stack already).
+// The target of a switch: a fiber, or the CPU thread that runs them (which has a stack already).
 struct Context {
     void *pointer = nullptr;
     const void *bottom = nullptr;
@@ -69,14 +69,14 @@ struct Context {
     void *fake = nullptr;
 };
 
-// Leaves `from` for `to`; returns when somebody switches back. A context that has just begun calls `arrived` itself.
+// Switches from `from` to `to`; returns after a switch back. A context that has just begun calls `arrived` itself.
 inline void arrived(Context &here, Context *left)
 {
 #ifdef SPINIO_EMULATION_ASAN
     const void *bottom;
     size_t size;
     __sanitizer_finish_switch_fiber(here.fake, &bottom, &size);
-    if (left && !left->bottom) { // the thread's own stack, which only the sanitizer knows
+    if (left && !left->bottom) { // the CPU thread's own stack, whose bounds only the sanitizer knows
         left->bottom = bottom;
         left->size = size;
     }
@@ -94,7 +94,7 @@ inline void switch_to(Context &from, Context &to)
     arrived(from, nullptr);
 }
 
-// A stack, and where in it to go on.
+// A stack, and the saved stack pointer.
 class Fiber {
 public:
     // `entry` is called at the first switch, and must never return.
@@ -109,7 +109,7 @@ public:
         base = static_cast<char *>(memory);
         context.bottom = base + guard;
         context.size = stack_bytes;
-        // As if `entry` had been called: the stack is 8 off a multiple of 16, and a return would go to 0.
+        // As after a call of `entry`: the stack pointer is 8 off a multiple of 16, and a return would jump to 0.
         auto top = reinterpret_cast<uintptr_t *>(base + guard + stack_bytes);
         *--top = 0;
         *--top = reinterpret_cast<uintptr_t>(entry);
@@ -127,7 +127,7 @@ public:
     Fiber &operator=(const Fiber &) = delete;
 
     Context context;
-    unsigned thread = 0; // the thread of the block that it runs now
+    unsigned thread = 0; // the thread of the block that it currently runs
 
 private:
     static constexpr size_t guard = 4096;

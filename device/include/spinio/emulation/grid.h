@@ -1,12 +1,11 @@
-// grid.h: the blocks of a grid, on a pool of CPU threads.
+// grid.h: runs the blocks of a grid on a pool of CPU threads.
 //
 //   run_grid(kernel, grid, block) ──> next block number <── caller, worker, worker ...   each takes a few at a time
 //
-// A block stays on the CPU thread that took it: its shared memory is that thread's `static thread_local`. Blocks are taken
-// in order, but run in any: as on a GPU, a block must not wait for one with a higher number.
+// A block runs on the CPU thread that took it: its shared memory is that thread's `static thread_local`. Blocks are taken
+// in order, but run in any order: as on a GPU, a block must not wait for one with a higher number.
 //
-// Known flaw: the pool is gone in a forked child, where a grid would never end. The emulated device does not exist there
-// either.
+// Known limit: a forked child has no pool, and a grid would never end there. It has no emulated device either.
 #ifndef SPINIO_EMULATION_GRID_H
 #define SPINIO_EMULATION_GRID_H
 
@@ -21,9 +20,9 @@
 
 namespace spinio::emulation {
 
-// More threads than this would only wait for memory.
+// Above this number, threads only wait for memory.
 constexpr unsigned most_workers = 16;
-// As CUDA has it.
+// CUDA's limit.
 constexpr unsigned most_threads_in_a_block = 1024;
 
 class Pool {
@@ -35,12 +34,12 @@ public:
         return *pool;
     }
 
-    // Runs a whole grid and returns when it is done. One grid at a time.
+    // Runs a grid and returns when it has finished. One grid at a time.
     void run(const Body &body, dim3 grid, dim3 block)
     {
         std::lock_guard<std::mutex> one(grids);
         Job job{body, grid, block, uint64_t(grid.x) * grid.y * grid.z};
-        // A block of a small kernel is a few microseconds, which is what taking one costs if many want it.
+        // A block of a small kernel takes a few microseconds, as long as fetching its number under contention.
         job.batch = std::clamp<uint64_t>(job.blocks / (workers * 16), 1, 64);
         {
             std::lock_guard<std::mutex> lock(mutex);
@@ -113,7 +112,7 @@ private:
     uint64_t number = 0;
 };
 
-// Whether CUDA would take these sizes.
+// Whether CUDA would accept these sizes.
 inline bool is_launchable(dim3 grid, dim3 block)
 {
     uint64_t threads = uint64_t(block.x) * block.y * block.z;

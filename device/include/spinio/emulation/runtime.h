@@ -1,10 +1,10 @@
-// runtime.h: as much of the CUDA runtime as a program needs around its kernels, on the emulated device of libspinio.so.
+// runtime.h: the part of the CUDA runtime that programs need around their kernels, on the emulated device of libspinio.so.
 //
-//   cudaMalloc ──> memory that neither the CPU nor a system call can touch, full of 0xA5
-//   launch ──────> a place in the stream ──> when the stream gets there: that memory opens, the grid runs, it closes
+//   cudaMalloc ──> memory that neither the CPU nor a system call can access, filled with 0xA5
+//   launch ──────> queued on the stream ──> in stream order: unprotect that memory, run the grid, protect it
 //
-// So what fails on a GPU fails here: the CPU that reads a result in place faults, and a kernel that is not waited for
-// has not run. Only while a kernel runs can the CPU touch device memory by accident.
+// So errors on a GPU are errors here: a CPU access to a result in place faults, and a kernel without a synchronization
+// has not run. Only while a kernel runs can the CPU access device memory by accident.
 #ifndef SPINIO_EMULATION_RUNTIME_H
 #define SPINIO_EMULATION_RUNTIME_H
 
@@ -46,13 +46,13 @@ inline cudaError_t fail(cudaError_t error)
     return last_error = error;
 }
 
-// What the last call of the library that failed says of itself.
+// The CUDA error of the library's last failed call.
 inline cudaError_t failed_call()
 {
     return fail(errno == ENOMEM ? cudaErrorMemoryAllocation : errno == EINVAL || errno == EFAULT ? cudaErrorInvalidValue : cudaErrorUnknown);
 }
 
-// A launch on its way through the stream.
+// A launch queued on a stream.
 template <typename... Parameters>
 struct Launch {
     void (*kernel)(Parameters...);
@@ -126,7 +126,7 @@ inline cudaError_t cudaStreamCreate(cudaStream_t *stream)
     return *stream ? cudaSuccess : spinio::emulation::failed_call();
 }
 
-// Streams of the emulated device are few and stay.
+// Streams of the emulated device are few and exist until the process ends.
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     return cudaStreamSynchronize(stream);

@@ -1,7 +1,7 @@
-// words.h: what CUDA C++ adds to the language, as far as the emulation has it.
+// words.h: CUDA C++'s additions to the language, as far as the emulation has them.
 //
-// Shared memory is static memory of the CPU thread that runs the block. It keeps what the last block left there, which on a
-// GPU is anything: no kernel may count on zeros. `extern __shared__` does not exist.
+// Shared memory is static memory of the CPU thread that runs the block. It keeps the contents that the last block left; on a
+// GPU they are undefined: no kernel may rely on zeros. `extern __shared__` does not exist.
 #ifndef SPINIO_EMULATION_WORDS_H
 #define SPINIO_EMULATION_WORDS_H
 
