@@ -1,11 +1,11 @@
 /* A stand-in for the CUDA driver, for tests on machines without a GPU.
  *
- * Device memory is a PROT_NONE range, so that a CPU or a system call that touches it fails as it would with a GPU's;
- * its bytes live in a second, writable mapping of the same memory file. Copies run at once. What makes the real
- * driver crash (a stream or event of a dead context) aborts here, what spoils a graph capture is counted. So does a call
- * from a thread that does not have the driver's descriptor, except for pure questions.
+ * Device memory is a PROT_NONE range, so that an access by the CPU or a system call fails as with GPU memory;
+ * its bytes are in a second, writable mapping of the same memory file. Copies run immediately. A call that crashes the real
+ * driver (with a stream or event of a destroyed context) aborts here; calls that invalidate a graph capture are counted. A
+ * call from a thread without the driver's descriptor aborts too, except for pure queries.
  *
- * fake_*: controls for the tests. The rest has the driver's names, prototypes and answers, as seen on a real one.
+ * fake_*: controls for the tests. The rest has the driver's names, prototypes and results, as observed on a real one.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -39,15 +39,15 @@ static pinned pins[256];
 static __thread context *stack[8];
 static __thread int depth;
 static __thread unsigned capture_mode;
-static __thread int in_callback; /* where the driver answers no question */
+static __thread int in_callback; /* the driver rejects queries there */
 static uint64_t reserved, reserved_len; /* the last reservation */
-static handle *captured; /* the stream that is captured; it matters to others if it is a blocking one */
-static struct { uint64_t at; unsigned char byte; size_t n; } node[16]; /* the graph: what it sets, in order */
+static handle *captured; /* the stream being captured; other streams are affected if it is a blocking one */
+static struct { uint64_t at; unsigned char byte; size_t n; } node[16]; /* the graph: its memsets, in order */
 static int nodes;
 static int capturing, spoilt, fail_register, fail_copy, fail_module, queries, sched;
 static int live_pins, live_streams, live_events;
 
-static int descriptor = -1; /* what the real one talks to its kernel part through */
+static int descriptor = -1; /* stands for the real driver's descriptor of its kernel module */
 static struct stat identity;
 static void at_home(void);
 static context *current(void) { return depth ? stack[depth - 1] : NULL; }
@@ -94,7 +94,7 @@ void fake_schedule(int flags) { sched = flags; }
 int fake_live_pins(void) { return live_pins; }
 int fake_live_streams(void) { return live_streams; }
 int fake_live_events(void) { return live_events; }
-/* kind: 0 of the current context, 1 of a pool, 2 managed. With near, memory directly behind an earlier allocation. */
+/* kind: 0 of the current context, 1 of a pool, 2 managed. With near, memory directly after an earlier allocation. */
 uint64_t fake_alloc(int kind, uint64_t n, uint64_t near) {
     pthread_mutex_lock(&lock);
     range *r = new_range();
@@ -104,7 +104,7 @@ uint64_t fake_alloc(int kind, uint64_t n, uint64_t near) {
     pthread_mutex_unlock(&lock);
     return a;
 }
-/* Mappings of 2 MiB each, one bit of `map` a mapping, in one reservation of `n` MiB. */
+/* Mappings of 2 MiB each, one per bit of `map`, in one reservation of `n` MiB. */
 uint64_t fake_vmm(uint64_t n, unsigned map) {
     pthread_mutex_lock(&lock);
     uint64_t a = space(n << 20);
@@ -129,7 +129,7 @@ int cuInit(unsigned flags) {
         bytes = mmap(0, SPAN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         base = mmap(0, SPAN + (2 << 20), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         base = (char *)(((uintptr_t)base + 0x1fffff) & ~0x1ffffful);
-        descriptor = fcntl(fd, F_DUPFD_CLOEXEC, 200); /* out of the way of programs that expect the next number */
+        descriptor = fcntl(fd, F_DUPFD_CLOEXEC, 200); /* a high number, for programs that expect the next free one */
         fstat(descriptor, &identity);
         close(fd);
         up = 1;
@@ -172,7 +172,7 @@ int cuPointerGetAttribute(void *to, int which, uint64_t a) {
 }
 int cuPointerGetAttributes(unsigned n, const int *which, void **to, uint64_t a) {
     if (in_callback || !up) return in_callback ? DENIED : NOINIT;
-    errno = ENOTTY; /* promises nothing about it */
+    errno = ENOTTY; /* the driver may change errno */
     pthread_mutex_lock(&lock);
     queries++;
     range *r = find(a); pinned *p = pin_at(a);
@@ -243,7 +243,7 @@ int cuEventRecord(handle *e, handle *s) { at_home(); NEED(); touch(e, 'e'); touc
 int cuEventQuery(handle *e) { NEED(); touch(e, 'e'); return unsafe_in_capture() ? CAPTURE : OK; }
 int cuEventSynchronize(handle *e) { at_home(); NEED(); touch(e, 'e'); return unsafe_in_capture() ? CAPTURE : OK; }
 
-/* The one kernel there is: SPIN's gather. Its list, and what that names, are read where they lie. */
+/* The only GPU kernel here: SPIN's gather. Its list, and the memory that the list names, are read in place. */
 int cuMemHostGetDevicePointer_v2(uint64_t *a, void *p, unsigned f) { (void)f; NEED(); if (!pin_at((uint64_t)p)) return INVALID; *a = (uint64_t)p; return OK; }
 int cuModuleLoadData(void **m, const void *code) {
     at_home();
@@ -275,7 +275,7 @@ int cuLaunchKernel(handle *f, unsigned x, unsigned y, unsigned z, unsigned tx, u
     return OK;
 }
 
-/* what only programs call */
+/* functions that only programs call */
 int cuDevicePrimaryCtxReset_v2(int d) { fake_reset(d); return OK; }
 int cuMemAllocAsync(uint64_t *a, size_t n, handle *s) { NEED(); touch(s, 's'); *a = fake_alloc(1, n, 0); return *a ? OK : NOMEM; }
 int cuMemFreeAsync(uint64_t a, handle *s) { NEED(); touch(s, 's'); fake_free(a); return OK; }
@@ -329,7 +329,7 @@ int cuMemMap(uint64_t a, size_t n, size_t offset, unsigned long long h, unsigned
 }
 int cuMemSetAccess(uint64_t a, size_t n, const void *access, size_t count) { (void)a, (void)n, (void)access, (void)count; return OK; }
 
-/* what only programs of two GPUs call; memory of another process is not to be had here */
+/* functions that only programs with two GPUs call; memory of another process is not available here */
 int cuDeviceCanAccessPeer(int *can, int d, int peer) { *can = d != peer; return OK; }
 int cuCtxEnablePeerAccess(context *peer, unsigned f) { (void)f; NEED(); return peer->alive ? OK : DESTROYED; }
 int cuMemcpyPeer(uint64_t d, context *to, uint64_t from, context *of, size_t n) { return !to->alive || !of->alive ? DESTROYED : cuMemcpyDtoDAsync_v2(d, from, n, NULL); }
