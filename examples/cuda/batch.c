@@ -25,8 +25,8 @@ int main(int argc, char **argv)
     if (size < BLOCK || cudaMalloc((void **)&gpu, (size_t)COUNT * BLOCK) != cudaSuccess)
         return fprintf(stderr, "usage: batch FILE (of 4096 bytes or more)\n"), 1;
 
-    if (spinio_hold(fd)) /* worth it for many batches; without it they work as well */
-        fprintf(stderr, "not held: %s\n", spinio_last_error());
+    if (spinio_hold(fd)) /* pins the file: useful for many batches; optional */
+        fprintf(stderr, "not pinned: %s\n", spinio_last_error());
 
     struct spinio_piece piece[COUNT];
     for (int i = 0; i < COUNT; i++)

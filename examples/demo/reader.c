@@ -1,16 +1,16 @@
 /* Reads a file into device memory with plain pread(), then checks every byte.
  *
- * Nothing in this file knows of SPIN: no header, no symbol, no flag. Run alone,
- * pread() answers EFAULT, because the kernel cannot write to a GPU's memory. Run
- * under LD_PRELOAD=libspinio.so, it works. (Without a GPU there is nothing to
- * read into when it runs alone: the software GPU lives in libspinio.so.)
+ * This file does not depend on SPIN: no header, no symbol, no flag. Run alone,
+ * pread() fails with EFAULT, because the kernel cannot write to GPU memory. Run
+ * under LD_PRELOAD=libspinio.so, it works. (Without a GPU there is no memory to
+ * read into when it runs alone: the software GPU is part of libspinio.so.)
  *
  *     cc -O2 -shared -fPIC -o libgpu.so shim.c
  *     cc -O2 -o reader reader.c -L. -lgpu -Wl,-rpath,'$ORIGIN'
  *     spinio run --stats -- ./reader FILE
  *
- * Prints one `name=value` a line. Exit status: 0 read and equal, 1 an error
- * (told on stderr), 3 the bytes differ.
+ * Prints one `name=value` per line. Exit status: 0 read and equal, 1 an error
+ * (message on stderr), 3 the bytes differ.
  */
 #define _GNU_SOURCE
 #define _FILE_OFFSET_BITS 64
@@ -40,8 +40,8 @@ static int fail(const char *what, const char *file)
     return 1;
 }
 
-/* Reads the file once more, into ordinary memory, and compares. Returns the offset of the first byte that
- * differs, `size` if none does, -1 on an error. */
+/* Reads the file again, into host memory, and compares. Returns the offset of the first differing byte, `size` if none
+ * differs, -1 on an error. */
 static off_t first_difference(int fd, const char *device, off_t size)
 {
     char *back = malloc(BLOCK), *plain = malloc(BLOCK);

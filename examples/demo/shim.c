@@ -1,11 +1,11 @@
 /* Device memory for the demo: a CUDA GPU if there is one, else SPIN's software GPU.
  *
- * This stands for whatever allocator a real program has (cudaMalloc, PyTorch,
+ * This represents the allocator of a real program (cudaMalloc, PyTorch,
  * CuPy, ...). It does no I/O. CUDA is opened at run time, so that this compiles
  * and runs on a machine without it; SPIN's own allocator is needed only for
- * memory that no driver hands out.
+ * memory that no driver allocates.
  *
- * DEMO_DEVICE=cuda:1, =emulated or =p2pmem:0 asks for one device.
+ * DEMO_DEVICE=cuda:1, =emulated or =p2pmem:0 selects one device.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -16,7 +16,7 @@
 
 #include "gpu.h"
 
-/* One device: its name and its three calls. */
+/* One device: its name and its three functions. */
 static struct {
     char name[128];
     void *(*alloc)(size_t);
@@ -40,7 +40,7 @@ static struct {
     int (*to_host)(void *, device_ptr, size_t);
 } driver;
 
-/* The runtime library, for cudaMalloc; a machine may well have the driver alone. */
+/* The runtime library, for cudaMalloc; a machine may have the driver only. */
 static struct {
     int (*alloc)(void **, size_t);
     int (*release)(void *);
@@ -157,7 +157,7 @@ static void open_spin(const char *device)
     gpu.to_host = spin_to_host;
 }
 
-/* ---- what the reader calls ------------------------------------------------------------------------------- */
+/* ---- the interface for the reader ------------------------------------------------------------------------ */
 
 static void choose(void)
 {

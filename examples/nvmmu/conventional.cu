@@ -1,4 +1,4 @@
-// The NVMMU paper's Fig. 4: an image goes through host memory to the GPU, and the result back through it to a file.
+// The NVMMU paper's Fig. 4: an image is copied through host memory to the GPU, and the result back through it to a file.
 #include <fcntl.h>
 #include <unistd.h>
 

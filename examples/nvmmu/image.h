@@ -1,4 +1,4 @@
-// What both programs share: the filter, and how they are called.
+// Shared by both programs: the filter, and the command line.
 //
 //     conventional IN OUT WIDTH HEIGHT CHANNELS
 //     moved        IN OUT WIDTH HEIGHT CHANNELS
@@ -13,7 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-// A 3 x 3 mean, weighed by the mask.
+// A 3 x 3 mean, weighted by the mask.
 __global__ void filter(const float *in, float *out, const float *mask, int channels, int width, int height)
 {
     int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y, c = blockIdx.z;
@@ -57,7 +57,7 @@ struct Arguments {
     }
 };
 
-// Prints how long something took, when it goes.
+// Prints the elapsed time when it is destroyed.
 class Stopwatch {
 public:
     ~Stopwatch()

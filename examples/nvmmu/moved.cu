@@ -1,4 +1,4 @@
-// The same program as the paper's Fig. 9 has it: the image goes to the GPU in one call, and the result to the file.
+// The same program as in the paper's Fig. 9: one call moves the image to the GPU, and one the result to the file.
 #include <nvmmu.h>
 #include <spinio.h>
 

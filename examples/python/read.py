@@ -24,7 +24,7 @@ def device_memory(size):
     except ImportError:
         pass
     if not hasattr(libc, "spinio_mem_alloc"):
-        sys.exit("no CUDA tensor to read into, and no SPIN here: start this with `spinio run -- python3 read.py FILE`")
+        sys.exit("no CUDA tensor to read into, and SPIN is not loaded: start this with `spinio run -- python3 read.py FILE`")
     libc.spinio_mem_alloc.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint]
     libc.spinio_mem_alloc.restype = ctypes.c_void_p
     libc.spinio_mem_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
