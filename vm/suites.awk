@@ -1,4 +1,4 @@
-# From a deb822 sources file, the entries that offer release `ours`, asking for `suites` instead.
+# Prints the entries of a deb822 sources file that have release `ours`, with `suites` instead.
 BEGIN { RS = ""; FS = "\n" }
 {
   offers = 0

@@ -2,10 +2,10 @@
 /*
  * Publishes the shared-memory BAR of QEMU's ivshmem device for peer-to-peer DMA.
  *
- * The BAR stands for the memory of an accelerator: other PCI devices behind the
+ * The BAR represents the memory of an accelerator: other PCI devices below the
  * same switch may DMA into it, and user space maps it through
- * /sys/bus/pci/devices/<address>/p2pmem/allocate. The kernel does all the work;
- * a driver only has to say that the memory is there to be used.
+ * /sys/bus/pci/devices/<address>/p2pmem/allocate. The kernel implements all of
+ * this; a driver only has to publish the memory.
  */
 #include <linux/module.h>
 #include <linux/pci.h>
@@ -19,7 +19,7 @@ static int p2pbar_probe(struct pci_dev *dev, const struct pci_device_id *id)
 
 	if (err)
 		return err;
-	/* The provider must be able to answer, or the kernel calls it unreachable. */
+	/* The provider must be a bus master, or the kernel considers it unreachable. */
 	pci_set_master(dev);
 	/* Size 0: the whole BAR. Freed with the device. */
 	err = pci_p2pdma_add_resource(dev, IVSHMEM_MEMORY_BAR, 0, 0);

@@ -1,7 +1,7 @@
-/* Device memory for examples/demo/reader.c: PCI memory that the kernel publishes for peer-to-peer.
+/* Device memory for examples/demo/reader.c: PCI memory that the kernel publishes for peer-to-peer DMA.
  *
  * VM_MEMORY=spinio  from SPIN's allocator
- * VM_MEMORY=mapped  mapped by this program itself, as a program would that knows nothing of SPIN
+ * VM_MEMORY=mapped  mapped by this program itself, as in a program without knowledge of SPIN
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -62,7 +62,7 @@ void gpu_free(void *memory)
         release(memory);
 }
 
-/* By CPU loads, not by SPIN, so that SPIN is not its own judge. */
+/* Copied by CPU loads, not by SPIN, so that the check is independent of SPIN. */
 int gpu_copy_to_host(void *to, const void *from, size_t bytes)
 {
     memcpy(to, from, bytes);
