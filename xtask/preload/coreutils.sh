@@ -1,5 +1,5 @@
 # needs: find sort sha256sum split tac od dd
-# Thousands of small files and every way in which coreutils reads one.
+# Thousands of small files, read in every way that coreutils uses.
 mkdir tree && cd tree
 seq 1 60000 > numbers
 split -l 50 -a 3 numbers part.

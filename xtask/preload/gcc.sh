@@ -1,5 +1,5 @@
 # needs: gcc ar
-# Compiler, assembler, linker: children of children, temporary files, mappings.
+# Compiler, assembler, linker: nested child processes, temporary files, mappings.
 cat > a.c <<'EOF'
 #include <stdio.h>
 #include <stdlib.h>

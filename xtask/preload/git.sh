@@ -1,5 +1,5 @@
 # needs: git
-# A repository's life: objects, packs, children, rewritten refs.
+# Operations on a repository: objects, packs, child processes, rewritten refs.
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a
 export GIT_COMMITTER_EMAIL=a@b GIT_AUTHOR_DATE='1000000000 +0000' GIT_COMMITTER_DATE='1000000000 +0000'
 git init -q -b main work && cd work && git config core.fsmonitor false && git config pack.threads 1 && git config gc.auto 0

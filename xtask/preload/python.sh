@@ -1,5 +1,5 @@
 # needs: python3
-# Threads, children with close_fds, vectors, mappings, sockets.
+# Threads, child processes with close_fds, vectors, mappings, sockets.
 export PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE=1
 cat > job.py <<'EOF'
 import array, concurrent.futures, errno, hashlib, io, mmap, os, shutil, socket, subprocess, sys, threading, zipfile

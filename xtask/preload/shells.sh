@@ -1,5 +1,5 @@
 # needs: bash awk sed perl
-# Pipes, here-documents, descriptors moved about: shells dup and close more than any other program.
+# Pipes, here-documents, duplicated descriptors: shells call dup and close more often than other programs.
 bash -c 'exec 7</etc/passwd 8>out; read -r line <&7; echo "$line" >&8; exec 7<&- 8>&-; wc -l < out
     for i in 1 2 3 4 5; do echo $i | (read x; echo $((x * x))); done
     while read -r a; do echo "<$a>"; done <<< "$(printf "one\ntwo\n")"

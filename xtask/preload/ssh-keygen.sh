@@ -1,5 +1,5 @@
 # needs: ssh-keygen
-# A program that closes all descriptors at its start (closefrom) and reads keys by fread.
+# A program that closes all descriptors at its start (closefrom) and reads keys with fread.
 umask 077
 cat > key <<'EOF'
 -----BEGIN EC PRIVATE KEY-----

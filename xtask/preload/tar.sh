@@ -1,5 +1,5 @@
 # needs: tar gzip sha256sum
-# Archives of a tree, made, listed and unpacked.
+# Archives of a tree: created, listed and unpacked.
 mkdir -p tree/x/y
 for i in $(seq 40); do seq $i 900 $((i * 1000 + 9000)) > tree/x/$i; cp tree/x/$i tree/x/y/$i; done
 truncate -s 3M tree/hole
