@@ -71,7 +71,7 @@ __global__ void rotate(const int *in, int *out, int rounds)
     out[first + at] = mine;
 }
 
-static void barriers_separate_what_comes_before_from_what_comes_after()
+static void barriers_order_accesses()
 {
     for (int threads : {1, 2, 33, 1024}) {
         const int blocks = 5, rounds = 7;
@@ -131,7 +131,7 @@ __global__ void leave(int *out)
     out[blockIdx.x * blockDim.x + at] = -alive;
 }
 
-static void threads_that_left_are_not_waited_for()
+static void barriers_ignore_ended_threads()
 {
     const int threads = 96, blocks = 11;
     std::vector<int> out(threads * blocks, 7);
@@ -165,7 +165,7 @@ __global__ void late(int *out)
     atomicAdd(out, 1);
 }
 
-static void a_barrier_of_one_thread_ends()
+static void barrier_of_one_thread_completes()
 {
     int got = 0;
     run(late, 3, 100, &got);
@@ -197,7 +197,7 @@ static void locals_survive_barriers()
 }
 
 // Without its barrier this kernel is correct if threads run in order: blocks that begin with the last thread detect it.
-__global__ void forgotten(int *wrong)
+__global__ void missing_barrier(int *wrong)
 {
     __shared__ int word;
     if (threadIdx.x == 0)
@@ -206,10 +206,10 @@ __global__ void forgotten(int *wrong)
         atomicAdd(wrong, 1);
 }
 
-static void a_forgotten_barrier_is_seen()
+static void missing_barrier_is_detected()
 {
     int wrong = 0;
-    run(forgotten, 64, 32, &wrong);
+    run(missing_barrier, 64, 32, &wrong);
     CHECK(wrong > 0);
 }
 
@@ -238,7 +238,7 @@ __global__ void atomics(int *i, unsigned *u, unsigned long long *l, float *f, do
         atomicAdd(&u[6], 1u);
 }
 
-static void atomics_lose_nothing()
+static void atomics_lose_no_update()
 {
     const int blocks = 300, threads = 128, n = blocks * threads;
     int i[4] = {0, 0, 1 << 30, -1};
@@ -266,7 +266,7 @@ __global__ void count(unsigned long long *out)
         atomicAdd(out, 1ull);
 }
 
-static void large_grids_end()
+static void large_grids_complete()
 {
     unsigned long long got = 0;
     run(count, dim3(70000, 7), 2, &got);
@@ -275,7 +275,7 @@ static void large_grids_end()
     CHECK(got == 490000 + 65535);
 }
 
-static void sizes_are_judged_as_cuda_does()
+static void launch_limits_equal_cuda()
 {
     CHECK(emulation::is_launchable({1, 1, 1}, {1024, 1, 1}));
     CHECK(emulation::is_launchable(2147483647u, 1));
@@ -289,15 +289,15 @@ static void sizes_are_judged_as_cuda_does()
 int main()
 {
     every_thread_runs_once();
-    barriers_separate_what_comes_before_from_what_comes_after();
+    barriers_order_accesses();
     shared_memory_reduces();
-    threads_that_left_are_not_waited_for();
+    barriers_ignore_ended_threads();
     barriers_count_votes();
-    a_barrier_of_one_thread_ends();
+    barrier_of_one_thread_completes();
     locals_survive_barriers();
-    a_forgotten_barrier_is_seen();
-    atomics_lose_nothing();
-    large_grids_end();
-    sizes_are_judged_as_cuda_does();
+    missing_barrier_is_detected();
+    atomics_lose_no_update();
+    large_grids_complete();
+    launch_limits_equal_cuda();
     return failures ? 1 : 0;
 }

@@ -37,7 +37,7 @@ __global__ void add(int *x, int by, int n)
         x[i] += by;
 }
 
-static void copies_and_kernels_keep_their_order()
+static void copies_and_kernels_are_ordered()
 {
     const int n = 100001;
     const float table[4] = {1, -2, 0.5f, 8};
@@ -87,11 +87,11 @@ static void caught(int)
     siglongjmp(out_of_here, 1);
 }
 
-static void the_cpu_cannot_touch_device_memory_and_finds_it_full_of_poison()
+static void cpu_access_faults_and_new_memory_is_poisoned()
 {
     unsigned char *memory, first = 0;
     CHECK(cudaMalloc(&memory, 100) == cudaSuccess);
-    spinio::launch(add, 1, 1, (int *)memory, 0, 0); // a kernel may access the memory here
+    spinio::launch(add, 1, 1, (int *)memory, 0, 0); // the memory was accessible to a kernel once
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(cudaMemcpy(&first, memory, 1, cudaMemcpyDeviceToHost) == cudaSuccess && first == 0xA5);
     struct sigaction action = {}, before;
@@ -107,7 +107,7 @@ static void the_cpu_cannot_touch_device_memory_and_finds_it_full_of_poison()
     CHECK(cudaFree(memory) == cudaSuccess);
 }
 
-static void mistakes_are_told()
+static void errors_are_reported()
 {
     int *x;
     spinio::launch(add, 1, 2000, (int *)nullptr, 0, 0);
@@ -120,9 +120,9 @@ static void mistakes_are_told()
 
 int main()
 {
-    copies_and_kernels_keep_their_order();
+    copies_and_kernels_are_ordered();
     streams_are_ordered_with_the_default_stream();
-    the_cpu_cannot_touch_device_memory_and_finds_it_full_of_poison();
-    mistakes_are_told();
+    cpu_access_faults_and_new_memory_is_poisoned();
+    errors_are_reported();
     return failures ? 1 : 0;
 }
