@@ -55,9 +55,9 @@ class Bench:
             if mode.startswith(("us", "held")) or (program == "batch" and mode in ("stream", "random")):
                 full["LD_PRELOAD"] = str(self.scratch / "libspinio.so")
             command = [str(self.scratch / program), row, mode, str(file or self.file)] + [f"{k}={v}" for k, v in values.items()]
-            who = {} if user is None else {"user": user, "group": user, "extra_groups": []}
+            as_user = {} if user is None else {"user": user, "group": user, "extra_groups": []}
             try:
-                done = subprocess.run(command, env=full, capture_output=True, text=True, timeout=max(5, min(120, self.left())), **who)
+                done = subprocess.run(command, env=full, capture_output=True, text=True, timeout=max(5, min(120, self.left())), **as_user)
             except subprocess.TimeoutExpired:
                 self.note(f"{row} {mode} {values}: timed out, killed")
                 continue

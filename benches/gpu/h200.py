@@ -62,7 +62,7 @@ def main():
     only = f" --only {args.only}" if args.only != ",".join(ROWS) else ""
     info |= {"file_gib": args.gib, "reps": args.reps, "command": f"h200.py{only} --reps {args.reps} --gib {args.gib:g}", "seconds": {}}
     made_of = pathlib.Path(args.bin, "commit")
-    info["commit"] = made_of.read_text().strip() if made_of.exists() else "not told"
+    info["commit"] = made_of.read_text().strip() if made_of.exists() else "unknown"
     try:
         b.prepare()
         for b.current in names:

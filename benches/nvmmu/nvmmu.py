@@ -33,8 +33,8 @@ MODES = ("conventional", "nvmmu")
 
 
 def nvcc():
-    for folder in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
-        if folder and (found := pathlib.Path(folder, "bin", "nvcc")).exists():
+    for directory in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
+        if directory and (found := pathlib.Path(directory, "bin", "nvcc")).exists():
             return str(found)
     return shutil.which("nvcc")
 

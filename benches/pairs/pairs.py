@@ -53,8 +53,8 @@ def variables(text):
 
 
 class Side:
-    def __init__(self, folder, env):
-        self.library = pathlib.Path(folder).resolve() / "libspinio.so"
+    def __init__(self, directory, env):
+        self.library = pathlib.Path(directory).resolve() / "libspinio.so"
         if not self.library.exists():
             sys.exit(f"{self.library} not found")
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("SPINIO_")} | {"LD_PRELOAD": str(self.library)} | env
@@ -92,7 +92,7 @@ def main():
     record = {"a": args.a, "b": args.b, "env_a": args.env_a, "env_b": args.env_b, "rounds": args.rounds, "rows": {}}
     for name in ("a", "b"):
         commit = pathlib.Path(getattr(args, name)) / "commit"
-        record[f"commit_{name}"] = commit.read_text().strip() if commit.exists() else "not told"
+        record[f"commit_{name}"] = commit.read_text().strip() if commit.exists() else "unknown"
     below = []
     with tempfile.TemporaryDirectory(prefix="spinio-pairs.", dir=args.scratch) as scratch:
         file = pathlib.Path(scratch, "data")

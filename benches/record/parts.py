@@ -27,8 +27,8 @@ class Place:
         self.library = self.pack / "libspinio.so"
         self.preload = {"LD_PRELOAD": str(self.library)}
         self.site = scratch / "site"
-        beside = self.pack.parent / ".whl"
-        self.wheels = self.pack / "wheels" if (self.pack / "wheels").exists() else beside if beside.exists() else None
+        neighbour = self.pack.parent / ".whl"
+        self.wheels = self.pack / "wheels" if (self.pack / "wheels").exists() else neighbour if neighbour.exists() else None
 
     def python(self, script, *words):
         return [sys.executable, self.pack / "benches" / script, *words]
@@ -43,18 +43,18 @@ def machine(place):
 
 
 def two(place):
-    return [Step("two-gpus", 40, 300, lambda folder, limit: [place.pack / "two", place.scratch], place.preload, skip=77)]
+    return [Step("two-gpus", 40, 300, lambda directory, limit: [place.pack / "two", place.scratch], place.preload, skip=77)]
 
 
 def suite(place):
     """All of the GPU suite. It has a scratch directory of its own."""
-    return [Step("suite", 120, 400, lambda folder, limit: ["bash", place.pack / "run-gpu-suite", "suite"], {"OUT": str(place.scratch), "SCRATCH": str(place.scratch)})]
+    return [Step("suite", 120, 400, lambda directory, limit: ["bash", place.pack / "run-gpu-suite", "suite"], {"OUT": str(place.scratch), "SCRATCH": str(place.scratch)})]
 
 
 def rows(place, name, least, most, only):
-    def command(folder, limit):
+    def command(directory, limit):
         # A row in progress may continue for some seconds, and 8 GiB have to be deleted.
-        words = ["--bin", place.pack, "--out", folder, "--scratch", place.scratch, "--budget", max(30, limit - 18), "--reps", place.reps, "--only", only]
+        words = ["--bin", place.pack, "--out", directory, "--scratch", place.scratch, "--budget", max(30, limit - 18), "--reps", place.reps, "--only", only]
         words += ["--wheels", place.wheels] if place.wheels else []
         return place.python("gpu/h200.py", *words, *(["--gib", "0.125"] if place.tiny else []))
 
@@ -85,11 +85,11 @@ def python(place):
     loads = "safetensors/loads.py"
     wheels = ["--wheels", place.wheels] if place.wheels else []
 
-    def tests(folder, limit):
+    def tests(directory, limit):
         return [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", f"--basetemp={place.scratch / 'pytest'}", place.pack / "python" / "tests"]
 
     def load(gib, times, *words):
-        return lambda folder, limit: place.python(loads, "--gib", "0.05" if place.tiny else gib, "--times", times, "--scratch", place.scratch, "--out", folder / "loads.json", *words)
+        return lambda directory, limit: place.python(loads, "--gib", "0.05" if place.tiny else gib, "--times", times, "--scratch", place.scratch, "--out", directory / "loads.json", *words)
 
     return [
         Step("wheel", 5, 60, lambda *_: [sys.executable, *pip, *sorted((place.pack / "python").glob("spinio-*.whl"))]),
@@ -110,8 +110,8 @@ def nvmmu(place):
 
 def programs(place):
     """The twelve programs, with conventional copies and with NVMMU."""
-    def command(folder, limit):
-        words = ["--library", place.library, "--headers", place.pack / "device/include", "--out", folder, "--scratch", place.scratch, "--rounds", 3, "--budget", max(20, limit - 10)]
+    def command(directory, limit):
+        words = ["--library", place.library, "--headers", place.pack / "device/include", "--out", directory, "--scratch", place.scratch, "--rounds", 3, "--budget", max(20, limit - 10)]
         return place.python("nvmmu/nvmmu.py", *words, *(["--scale", "0.01"] if place.tiny else []))
 
     return [Step("programs", 60, 210, command)]
@@ -124,10 +124,10 @@ def paper(place):
     size = ["--size", "16M", "--limit", "0.02", "--runs", "2"] if place.tiny else ["--size", "128M", "--limit", "0.08"]
 
     def bench(name):
-        return lambda folder, limit: [place.pack / "spinio-lab", "bench", name, "--device", device, "--path", place.scratch, *size, "--out", folder]
+        return lambda directory, limit: [place.pack / "spinio-lab", "bench", name, "--device", device, "--path", place.scratch, *size, "--out", directory]
 
     few = ["--runs", "1", "--size", "8M"] if place.tiny else []
-    calibrate = Step("calibrate", 20, 90, lambda folder, limit: [place.pack / "spinio", "calibrate", place.scratch, "--device", device, *few], env)
+    calibrate = Step("calibrate", 20, 90, lambda directory, limit: [place.pack / "spinio", "calibrate", place.scratch, "--device", device, *few], env)
     figures = [("fig4d", 40, 170), ("table3", 10, 40), ("fig4b", 20, 80), ("fig1", 15, 60), ("fig4a", 20, 80), ("fig5", 20, 120)]
     return [calibrate, *(Step(name, least, most, bench(name), env) for name, least, most in figures)]
 

@@ -26,7 +26,7 @@ import time
 
 import parts
 import summary
-from running import Packer, of_a_killed_run, run
+from running import Packer, clean_up_after_killed_run, run
 
 HERE = pathlib.Path(__file__).resolve().parent
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -50,18 +50,18 @@ class Record:
         name = "record-" + "-".join(args.parts)
         self.out = pathlib.Path(args.out)
         self.out.mkdir(parents=True, exist_ok=True)
-        self.said = open(self.out / f"{name}.txt", "w", buffering=1)
+        self.output_file = open(self.out / f"{name}.txt", "w", buffering=1)
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="spinio-record.", dir=args.scratch))
         self.scratch.chmod(0o755)  # an unprivileged user reads there too
         (self.scratch / "pid").write_text(str(os.getpid()))
-        self.folder = self.scratch / name
-        self.folder.mkdir()
-        self.packer = Packer(self.folder, self.out / f"{name}.tar.gz")
+        self.directory = self.scratch / name
+        self.directory.mkdir()
+        self.packer = Packer(self.directory, self.out / f"{name}.tar.gz")
         self.results = []
 
-    def say(self, line):
+    def print_line(self, line):
         print(line, flush=True)
-        self.said.write(line + "\n")
+        self.output_file.write(line + "\n")
 
     def left(self):
         return self.args.seconds - SPARE - (time.monotonic() - self.began)
@@ -74,19 +74,19 @@ class Record:
         if limit < step.least:
             result["ended"] = "skipped: no time"
         else:
-            folder = self.folder / step.name
-            folder.mkdir()
+            directory = self.directory / step.name
+            directory.mkdir()
             began = time.monotonic()
-            result["status"], result["ended"] = run(step, folder, limit, self.packer)
+            result["status"], result["ended"] = run(step, directory, limit, self.packer)
             result["seconds"] = round(time.monotonic() - began, 1)
-        self.say(f"[{time.monotonic() - self.began:4.0f} s] {step.name}: {result['ended']}, {result['seconds']:.0f} s of {max(limit, 0):.0f}")
+        self.print_line(f"[{time.monotonic() - self.began:4.0f} s] {step.name}: {result['ended']}, {result['seconds']:.0f} s of {max(limit, 0):.0f}")
         if result["status"] not in (0, None):
-            for line in summary.tail(self.folder / step.name / "log.txt"):
-                self.say("    " + line)
+            for line in summary.tail(self.directory / step.name / "log.txt"):
+                self.print_line("    " + line)
         self.keep()
 
     def keep(self):
-        (self.folder / "steps.json").write_text(json.dumps(self.results, indent=1) + "\n")
+        (self.directory / "steps.json").write_text(json.dumps(self.results, indent=1) + "\n")
         self.packer.pack()
 
     def all(self):
@@ -102,10 +102,10 @@ class Record:
 
     def close(self):
         """Prints the table, and packs everything into the archive."""
-        for line in summary.table(self.folder, self.results):
-            self.say(line)
-        self.said.flush()
-        shutil.copy(self.said.name, self.folder / "said.txt")
+        for line in summary.table(self.directory, self.results):
+            self.print_line(line)
+        self.output_file.flush()
+        shutil.copy(self.output_file.name, self.directory / "said.txt")
         self.keep()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
@@ -130,14 +130,14 @@ def main():
         return 0 if args.list else 2
     for number in SIGNALS:
         signal.signal(number, end)
-    of_a_killed_run(pathlib.Path(args.scratch).resolve())
+    clean_up_after_killed_run(pathlib.Path(args.scratch).resolve())
     record = Record(args)
     try:
         record.all()
     except Ended as why:
-        record.say(f"ended by {why}")
+        record.print_line(f"ended by {why}")
     except Exception as e:  # an error in this program must not lose the measurements
-        record.say(f"record.py: {type(e).__name__}: {e}")
+        record.print_line(f"record.py: {type(e).__name__}: {e}")
     record.close()
     return min(100, sum(r["status"] != 0 for r in record.results))
 

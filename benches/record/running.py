@@ -18,12 +18,12 @@ EVERY = 25  # seconds between two packings while a step runs
 class Packer:
     """Packs a directory into an archive that is replaced atomically, so it is complete at any moment."""
 
-    def __init__(self, folder, archive):
-        self.folder, self.archive = folder, archive
+    def __init__(self, directory, archive):
+        self.directory, self.archive = directory, archive
         self.seen = None
 
     def state(self):
-        files = [p for p in sorted(self.folder.rglob("*")) if p.is_file()]
+        files = [p for p in sorted(self.directory.rglob("*")) if p.is_file()]
         return [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
 
     def pack(self):
@@ -33,7 +33,7 @@ class Packer:
                 return
             new = self.archive.with_name("." + self.archive.name)
             with tarfile.open(new, "w:gz") as tar:
-                tar.add(self.folder, arcname=self.folder.name, filter=small)
+                tar.add(self.directory, arcname=self.directory.name, filter=small)
             new.replace(self.archive)
             self.seen = state
         except OSError as e:  # a file that disappeared meanwhile: the next packing has the rest
@@ -71,7 +71,7 @@ def end(number, patience=5):
             time.sleep(0.05)
 
 
-def of_a_killed_run(place):
+def clean_up_after_killed_run(place):
     """Ends the processes that a killed run left, and removes its directory: both would disturb the next measurement."""
     for left in place.glob("spinio-record.*"):
         try:
@@ -89,14 +89,14 @@ def of_a_killed_run(place):
         shutil.rmtree(left, ignore_errors=True)
 
 
-def run(step, folder, limit, packer):
+def run(step, directory, limit, packer):
     """Runs a step; returns its exit status and a description of it. The output goes to `log.txt` in the directory."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("SPINIO_")} | {"PYTHONUNBUFFERED": "1"} | step.env
-    command = [str(word) for word in step.command(folder, limit)]
-    with open(folder / "log.txt", "w") as log:
+    command = [str(word) for word in step.command(directory, limit)]
+    with open(directory / "log.txt", "w") as log:
         print("$", *command, file=log, flush=True)
         try:
-            child = subprocess.Popen(command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            child = subprocess.Popen(command, env=env, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         except OSError as e:
             return 127, f"FAILED: {e}"
         until = time.monotonic() + limit

@@ -26,9 +26,9 @@ def cut(text, width):
     return f"{text:<{width}.{width}}"
 
 
-def rows(folder):
+def rows(directory):
     """The table of benches/gpu."""
-    found = load(folder / "raw.json") or {"table": [], "notes": []}
+    found = load(directory / "raw.json") or {"table": [], "notes": []}
     for t in found["table"]:
         goal = f"{t['goal']}: {verdict(t['met'])}" if t["goal"] != "-" else ""
         yield f"{cut(t['row'], 10)} {cut(t['work'].strip(), 52)} {cut(t['us'], 24)} {cut(t['ratio'], 19)} {goal}"
@@ -38,9 +38,9 @@ def rows(folder):
         yield f"note: {f'{times} times: ' if times > 1 else ''}{note[:160]}" + (" MISSED" if note.startswith("WRONG") else "")
 
 
-def loads(folder):
+def loads(directory):
     """The results of benches/safetensors."""
-    found = {r["row"]: r for r in load(folder / "loads.json") or []}
+    found = {r["row"]: r for r in load(directory / "loads.json") or []}
     for name, r in found.items():
         if "skipped" in r:
             yield f"{cut(name, 16)} not measured: {r['skipped'][:150]}"
@@ -53,9 +53,9 @@ def loads(folder):
             yield f"{cut('spinio', 16)} {a / b:.2f} of {peer}; {goal}: {verdict(a >= goal * b)}"
 
 
-def figure(folder):
+def figure(directory):
     """One line for a figure of the paper: SPIN at each setting, and its ratio to the best other method."""
-    found = next(filter(None, map(load, sorted(folder.glob("*.json")))), None)
+    found = next(filter(None, map(load, sorted(directory.glob("*.json")))), None)
     if not found:
         return
     cells = []
@@ -69,36 +69,36 @@ def figure(folder):
         yield f"not measured: {why[:120]}"
 
 
-def counting(folder):
+def counting(directory):
     """The table of benches/calls/device_call.c; its goal is 1.01."""
-    for line in tail(folder / "log.txt", 7):
+    for line in tail(directory / "log.txt", 7):
         words = line.split()
         met = verdict(float(words[3]) <= 1.01) if words[:1] == ["counting"] and len(words) > 3 else ""
         yield f"{line}  {'1.01: ' + met if met else ''}".rstrip()
 
 
-def programs(folder):
+def programs(directory):
     """The goals of the twelve programs."""
     try:
-        lines = (folder / "README.md").read_text().splitlines()
+        lines = (directory / "README.md").read_text().splitlines()
     except OSError:
         return
     yield from (line for line in lines if line.startswith("| ") and line.endswith(("| met |", "| MISSED |")))
 
 
 def ends(count):
-    return lambda folder: (line for line in tail(folder / "log.txt", count) if not line.startswith("$ "))
+    return lambda directory: (line for line in tail(directory / "log.txt", count) if not line.startswith("$ "))
 
 
-def tests(folder):
+def tests(directory):
     """The failures of a suite, and the count."""
-    lines = tail(folder / "log.txt", 100000)
+    lines = tail(directory / "log.txt", 100000)
     yield from (line for line in lines if line.startswith(("FAIL", "== ")) and "passed" not in line)
     yield from lines[-1:]
 
 
-def pytest(folder):
-    lines = tail(folder / "log.txt", 100000)
+def pytest(directory):
+    lines = tail(directory / "log.txt", 100000)
     yield from (line[:160] for line in lines if line.startswith(("FAILED ", "ERROR ", "memory")))
     yield from lines[-1:]
 
@@ -108,7 +108,7 @@ TABLES = {"two-gpus": tests, "suite": tests, "speed": rows, "cold": rows, "devic
           **{name: figure for name in ("fig1", "fig4a", "fig4b", "fig4d", "fig5", "table3")}}
 
 
-def table(folder, results):
+def table(directory, results):
     """All steps: the result of each, then its figures; at the end the missed goals."""
     missed = []
     yield "=" * 60
@@ -118,7 +118,7 @@ def table(folder, results):
         if failed or r["status"] is None:
             missed.append(f"{r['step']}: {r['ended']}")
         try:
-            for line in TABLES.get(r["step"], lambda _: [])(folder / r["step"]):
+            for line in TABLES.get(r["step"], lambda _: [])(directory / r["step"]):
                 yield line
                 if line.endswith("MISSED") or "MISSED |" in line or line.startswith(("FAIL", "ERROR")):
                     missed.append(" ".join(line.split()))

@@ -266,21 +266,21 @@ static void test_memory_of_another_process(void) {
     gpu_ptr at = device_of(1, 8 * MIB);
     struct ipc handle;
     MORE(cuIpcGetMemHandle(&handle, at));
-    int give[2], told[2];
-    check(pipe(give) == 0 && pipe(told) == 0, "pipe");
+    int requests[2], replies[2];
+    check(pipe(requests) == 0 && pipe(replies) == 0, "pipe");
     pid_t child = fork();
     if (child == 0) {
         char in[16], out[16];
-        snprintf(in, sizeof in, "%d", dup(give[0])), snprintf(out, sizeof out, "%d", dup(told[1]));
+        snprintf(in, sizeof in, "%d", dup(requests[0])), snprintf(out, sizeof out, "%d", dup(replies[1]));
         execl("/proc/self/exe", "two", scratch, "--reader", in, out, NULL);
         _exit(127);
     }
-    check(write(give[1], &handle, sizeof handle) == sizeof handle, "write");
+    check(write(requests[1], &handle, sizeof handle) == sizeof handle, "write");
     int status;
     waitpid(child, &status, 0);
     check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the reader: status %x", status);
     size_t offset;
-    check(read(told[0], &offset, sizeof offset) == sizeof offset, "read");
+    check(read(replies[0], &offset, sizeof offset) == sizeof offset, "read");
     check(memcmp(back_of(1, at, 6 * MIB), content + offset, 6 * MIB) == 0, "bytes that another process read into our memory");
 }
 

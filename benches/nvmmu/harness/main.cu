@@ -20,16 +20,16 @@
 struct Run {
     const Program &program;
     Shape shape;
-    std::string folder;
+    std::string directory;
     std::map<std::string, std::string> options;
 
     std::string input(size_t i) const
     {
-        return folder + "/" + program.name + "." + std::to_string(i);
+        return directory + "/" + program.name + "." + std::to_string(i);
     }
     std::string output() const
     {
-        return folder + "/" + program.name + "." + option("mode", "conventional");
+        return directory + "/" + program.name + "." + option("mode", "conventional");
     }
     std::string option(const char *name, const char *otherwise) const
     {

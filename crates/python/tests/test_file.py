@@ -191,10 +191,10 @@ def test_errors_name_errno_and_file(memory, tmp_path, data):
         assert caught.value.errno == errno.EINVAL
     with pytest.raises(ValueError):
         f.pread(memory.full(10, 0), 0)  # closed
-    folder = os.open(tmp_path, os.O_RDONLY)
+    directory = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(IsADirectoryError):
-        spinio._spinio.read(folder, memory.full(100000, 0), 0)
-    os.close(folder)
+        spinio._spinio.read(directory, memory.full(100000, 0), 0)
+    os.close(directory)
     with spinio.open(tmp_path / "out", "w") as f:
         with pytest.raises(io.UnsupportedOperation):
             f.pread(memory.full(10, 0), 0)

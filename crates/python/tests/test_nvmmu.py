@@ -178,19 +178,19 @@ def test_async_upload_ends_at_end_of_file(device, data, noise):
 @pytest.mark.parametrize("wrap", [Borrowed, lambda array: array])
 def test_memory_stays_until_move_completes(data, noise, tmp_path, wrap):
     array = wrap(emulated.empty(1 << 20))
-    gone = weakref.ref(array) if wrap is Borrowed else None
+    reference = weakref.ref(array) if wrap is Borrowed else None
     with nvmmu.session(tmp_path / "out") as s:
         with emulated.held():
             s.upload_async(data, array, 5)
             s.download_async(array)
             del array
             gc.collect()
-            assert not gone or gone() is not None
+            assert not reference or reference() is not None
             # Would be placed there if that memory were free.
             emulated.empty(1 << 20)
         s.flush()
         gc.collect()
-        assert not gone or gone() is None
+        assert not reference or reference() is None
     assert (tmp_path / "out").read_bytes() == noise[5:][: 1 << 20]
 
 

@@ -273,12 +273,12 @@ def test_bodies_are_ordered(numbers, tmp_path, monkeypatch):
             double(*step)
     a, b, c = streams[:3]
     assert len({a, b, c}) == 3 and streams == [a, b, c, a, b]
-    told = [(what[0], *(getattr(s, "handle", s) for s in what[1:])) for what in said]
-    assert told[:4] == [("mark", "outer")] + [("follow", s, "outer") for s in (a, b, c)]
+    calls = [(what[0], *(getattr(s, "handle", s) for s in what[1:])) for what in said]
+    assert calls[:4] == [("mark", "outer")] + [("follow", s, "outer") for s in (a, b, c)]
     want = []
     for last, this in zip(["outer", *streams], streams):
         want += [("follow", this, last), ("body", this), ("mark", this)]
-    assert told[4:] == [*want, ("follow", "outer", streams[-1])]
+    assert calls[4:] == [*want, ("follow", "outer", streams[-1])]
 
 
 def test_zipped_pipelines(numbers, tmp_path):

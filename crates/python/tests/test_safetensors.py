@@ -281,11 +281,11 @@ def test_worker_reopens_the_file(memory, model):
 # ---- models of several files
 
 
-def sharded(folder, files, index=None):
+def sharded(directory, files, index=None):
     for file, names in files.items():
-        reference.save_file({name: TENSORS[name] for name in names}, folder / file)
+        reference.save_file({name: TENSORS[name] for name in names}, directory / file)
     said = {"metadata": {"total_size": 1}, "weight_map": {n: file for file, names in files.items() for n in names}}
-    path = folder / "model.safetensors.index.json"
+    path = directory / "model.safetensors.index.json"
     path.write_text(json.dumps(said if index is None else index))
     return path
 

@@ -21,7 +21,7 @@ static int has_shadow_fd(void)
     static int mark[2];
     static char mark_name[64];
     int found = 0;
-    char here[4096], folder[64], link[512], path[4096];
+    char here[4096], directory[64], link[512], path[4096];
     if (!mark_name[0]) {
         CHECK(pipe(mark) == 0);
         snprintf(link, sizeof link, "/proc/self/fd/%d", mark[0]);
@@ -32,10 +32,10 @@ static int has_shadow_fd(void)
     CHECK(tasks);
     for (struct dirent *task; (task = readdir(tasks));) {
         int holds = 0, ours = 0;
-        snprintf(folder, sizeof folder, "/proc/self/task/%.20s/fd", task->d_name);
-        DIR *table = task->d_name[0] == '.' ? NULL : opendir(folder);
+        snprintf(directory, sizeof directory, "/proc/self/task/%.20s/fd", task->d_name);
+        DIR *table = task->d_name[0] == '.' ? NULL : opendir(directory);
         for (struct dirent *fd; table && (fd = readdir(table));) {
-            snprintf(link, sizeof link, "%s/%s", folder, fd->d_name);
+            snprintf(link, sizeof link, "%s/%s", directory, fd->d_name);
             ssize_t n = readlink(link, path, sizeof path - 1);
             path[n > 0 ? n : 0] = 0;
             holds |= !strcmp(path, here);

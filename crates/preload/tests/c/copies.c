@@ -132,13 +132,13 @@ int main(int argc, char **argv)
     print_file("copies.in");
     print_file("copies.out");
     /* The device reads the copied bytes. */
-    unsigned char *brought = malloc(SIZE), *same = malloc(SIZE);
-    CHECK(brought && same && pread(out, brought, SIZE - 4092, 0) == SIZE - 4092);
+    unsigned char *copied = malloc(SIZE), *same = malloc(SIZE);
+    CHECK(copied && same && pread(out, copied, SIZE - 4092, 0) == SIZE - 4092);
     if (device) {
         CHECK(pread(out, device, SIZE, 0) == SIZE - 4092);
         device_get(same, device, SIZE - 4092);
-        CHECK(memcmp(brought, same, SIZE - 4092) == 0);
+        CHECK(memcmp(copied, same, SIZE - 4092) == 0);
     }
-    CHECK(memcmp(brought + 3, host + 4095, SIZE - 4095) == 0);
+    CHECK(memcmp(copied + 3, host + 4095, SIZE - 4095) == 0);
     return 0;
 }

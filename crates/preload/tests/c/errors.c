@@ -63,11 +63,11 @@ int main(void)
     close(only_write);
     FAILS(read(only_write, device, 10), EBADF);
 
-    int folder = open(".", O_RDONLY);
-    FAILS(read(folder, device, 10), EISDIR);
-    FAILS(pread(folder, device, 10, 0), EISDIR);
-    FAILS(readv(folder, mixed, 2), EISDIR);
-    close(folder);
+    int directory = open(".", O_RDONLY);
+    FAILS(read(directory, device, 10), EISDIR);
+    FAILS(pread(directory, device, 10, 0), EISDIR);
+    FAILS(readv(directory, mixed, 2), EISDIR);
+    close(directory);
     int path = open("errors.tmp", O_PATH);
     FAILS(read(path, device, 10), EBADF);
     close(path);

@@ -24,10 +24,10 @@ static void *swap_files(void *unused)
     return unused;
 }
 
-static int make(const char *folder, int which)
+static int make(const char *directory, int which)
 {
     char path[4096];
-    snprintf(path, sizeof path, "%s/swaps-%d-%d", folder, which, (int)getpid());
+    snprintf(path, sizeof path, "%s/swaps-%d-%d", directory, which, (int)getpid());
     int fd = open(path, O_CREAT | O_RDWR | O_TRUNC, 0600);
     CHECK(fd >= 0);
     memset(host, 'A' + which, SIZE);

@@ -1,6 +1,6 @@
 // fiber.h: a thread of a block as a fiber, a stack that can be switched to.
 //
-//   fiber_switch(&mine, theirs):  push what a call must preserve, leave my stack pointer in `mine`,
+//   fiber_switch(&mine, theirs):  push the callee-saved registers, store my stack pointer in `mine`,
 //                                 take theirs, pop, return: there
 //
 // Below each stack is a guard page, so that a kernel with too much on its stack ends with a fault and not with wrong

@@ -51,7 +51,7 @@ public:
         job.work();
         std::unique_lock<std::mutex> lock(mutex);
         present = nullptr;
-        done.wait(lock, [&] { return job.helpers == 0; });
+        done.wait(lock, [&] { return job.active == 0; });
     }
 
 private:
@@ -61,7 +61,7 @@ private:
         uint64_t blocks;
         uint64_t batch = 1;
         std::atomic<uint64_t> next{0};
-        int helpers = 0; // under the pool's mutex
+        int active = 0; // under the pool's mutex
 
         Job(const Body &body, dim3 grid, dim3 block, uint64_t blocks) : body(body), grid(grid), block(block), blocks(blocks) {}
 
@@ -96,11 +96,11 @@ private:
             wake.wait(lock, [&] { return present && number != seen; });
             seen = number;
             Job *job = present;
-            job->helpers++;
+            job->active++;
             lock.unlock();
             job->work();
             lock.lock();
-            if (--job->helpers == 0)
+            if (--job->active == 0)
                 done.notify_all();
         }
     }
