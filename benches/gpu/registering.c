@@ -245,7 +245,7 @@ static void measure_calls(void) {
             pthread_join(t, NULL);
             if (loads[i].work == register_range)
                 unregister_range(0, size, piece);
-            printf("%-22s during: %-42s %6zu calls, %6.1f us each, %6.0f us at most; %5.1f ms\n", names[which], loads[i].name,
+            printf("%-22s during: %-44s %6zu calls, %6.1f us each, %6.0f us at most; %5.1f ms\n", names[which], loads[i].name,
                    measured.calls, measured.sum / measured.calls * 1e6, measured.most * 1e6, took * 1e3);
             fflush(stdout);
         }
