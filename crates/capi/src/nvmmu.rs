@@ -86,10 +86,10 @@ unsafe extern "C-unwind" fn nvmmu_move(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn nvmmu_expect(offset: i64, length: i64) -> c_int {
+pub(crate) extern "C-unwind" fn nvmmu_hint_range(offset: i64, length: i64) -> c_int {
     let done = guard::run(|| {
         let (offset, length) = parse_range(offset, length)?;
-        Ok(spinio_nvmmu::current("expect a download", |session| {
+        Ok(spinio_nvmmu::current("announce a range", |session| {
             session.hint_range(offset, length);
             Ok(())
         })?)

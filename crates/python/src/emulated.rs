@@ -235,10 +235,10 @@ pub(crate) fn configure(text: &str) -> PyResult<()> {
     client::emulated::configure(text).map_err(|e| PyValueError::new_err(e.text))
 }
 
-/// For tests: no copy starts on the device until `let_go`.
+/// For tests: no copy starts on the device until `resume`.
 #[pyfunction]
-pub(crate) fn held() -> PyResult<()> {
-    // First: what is freed from here on waits until the device goes on.
+pub(crate) fn pause() -> PyResult<()> {
+    // First: memory freed from now on is freed when the device resumes.
     lock_deferred().pauses += 1;
     client::emulated::hold().map_err(|e| {
         lock_deferred().pauses -= 1;
@@ -246,9 +246,9 @@ pub(crate) fn held() -> PyResult<()> {
     })
 }
 
-/// Ends one `held`.
+/// Undoes one `pause`.
 #[pyfunction]
-pub(crate) fn let_go(py: Python<'_>) -> PyResult<()> {
+pub(crate) fn resume(py: Python<'_>) -> PyResult<()> {
     client::emulated::resume().map_err(no_device)?;
     let freed = {
         let mut waiting = lock_deferred();

@@ -47,8 +47,8 @@ impl Moves {
         })
     }
 
-    /// Says where downloads to the output will go.
-    fn expect(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<()> {
+    /// Announces the range of later downloads in the output.
+    fn hint_range(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<()> {
         self.with_session(py, |session| session.expect(offset, bytes))
     }
 
@@ -251,16 +251,24 @@ fn device_memory(buffer: &Buffer<'_>) -> PyResult<Option<Target>> {
 }
 
 fn report_dict<'py>(py: Python<'py>, done: &Done) -> PyResult<Bound<'py, PyDict>> {
-    let said = PyDict::new(py);
+    let dict = PyDict::new(py);
     let report = &done.report;
-    said.set_item("uploaded", report.uploaded)?;
-    said.set_item("downloaded", report.downloaded)?;
-    said.set_item("promise", &done.promise)?;
-    said.set_item("whole", report.whole)?;
-    said.set_item("neighbours", report.neighbours)?;
-    said.set_item("loose", report.loose)?;
-    said.set_item("read_ahead", report.read_ahead)?;
-    Ok(said)
+    dict.set_item("uploaded", report.uploaded)?;
+    dict.set_item("downloaded", report.downloaded)?;
+    // With the names of earlier releases beside the new ones.
+    for name in ["mode", "promise"] {
+        dict.set_item(name, &done.promise)?;
+    }
+    for (new, old, bytes) in [
+        ("full_stripe", "whole", report.whole),
+        ("filler", "neighbours", report.neighbours),
+        ("unaligned", "loose", report.loose),
+    ] {
+        dict.set_item(new, bytes)?;
+        dict.set_item(old, bytes)?;
+    }
+    dict.set_item("read_ahead", report.read_ahead)?;
+    Ok(dict)
 }
 
 fn error(errno: Errno, text: String) -> Error {
