@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use spinio_runtime::client::{Stream, thread_stream};
 
-use crate::buffer::{BufferGuard, Described, Location, ReadOrder, is_contiguous};
+use crate::described::{BufferGuard, Described, Location, ReadOrder, is_contiguous};
 
 /// The stream that we will work on, as DLPack wants it named.
 struct StreamRequest {

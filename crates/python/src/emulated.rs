@@ -12,7 +12,8 @@ use pyo3::types::PyBytes;
 use spinio_runtime::client::{self, Error, Target};
 use spinio_sys::Errno;
 
-use crate::buffer::{Access, Buffer, MemoryPlace, total_bytes};
+use crate::buffer::{Access, Buffer, MemoryPlace};
+use crate::described::total_bytes;
 use crate::failure;
 
 /// One allocation, freed when the last array and the last DLPack tensor over it are gone.

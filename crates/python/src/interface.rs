@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use spinio_runtime::client::Stream;
 
-use crate::buffer::{BufferGuard, Described, Location, ReadOrder, is_contiguous, references_error, total_bytes};
+use crate::described::{BufferGuard, Described, Location, ReadOrder, is_contiguous, references_error, total_bytes};
 
 /// Device memory.
 pub(crate) fn describe_device<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>> {

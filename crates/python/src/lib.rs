@@ -6,7 +6,8 @@
 //!   buffer.rs   what memory does `array` mean?    tensor.rs     torch.Tensor
 //!        │      address, bytes, writable,         interface.rs  __cuda_array_interface__, __array_interface__
 //!        │      the stream it belongs to          dlpack.rs     __dlpack__
-//!        │                                        pybuffer.rs   bytearray, memoryview, NumPy
+//!        │                                        pybuffer.rs   bytearray, memoryview, NumPy (view.rs)
+//!        │                                        described.rs  what each of them returns
 //!        ▼
 //!   transfer.rs ── host memory ──> the kernel's own call
 //!   many.rs    └── a device's ──> spinio_runtime::client   both without the GIL
@@ -32,6 +33,7 @@
 //! linked into this module stay asleep; `spinio_runtime` says how and when. Beside an older library there are two.
 
 mod buffer;
+mod described;
 mod dlpack;
 mod emulated;
 mod failure;
@@ -47,6 +49,7 @@ mod stats;
 mod stream;
 mod tensor;
 mod transfer;
+mod view;
 
 /// What `python/spinio` is built on; nothing here is for users.
 #[pyo3::pymodule]

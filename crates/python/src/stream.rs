@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use spinio_runtime::client::{Stream, set_thread_stream, thread_stream};
 
-use crate::buffer::ReadOrder;
+use crate::described::ReadOrder;
 
 /// Makes this thread's transfers go behind what is queued on a stream (a handle), whatever the arrays say; 0 ends that.
 #[pyfunction]

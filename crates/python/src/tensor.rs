@@ -7,7 +7,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
 use spinio_runtime::client::Stream;
 
-use crate::buffer::{BufferGuard, Described, Location, ReadOrder, total_bytes};
+use crate::described::{BufferGuard, Described, Location, ReadOrder, total_bytes};
 
 /// `torch.Tensor` and `torch.cuda.current_stream`, once the program has imported torch.
 struct Torch {

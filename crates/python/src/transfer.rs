@@ -120,8 +120,8 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, P
     said.set_item("address", address)?;
     said.set_item("bytes", buffer.bytes)?;
     let stream = match buffer.order {
-        crate::buffer::ReadOrder::On(queue) => Some(queue.0),
-        crate::buffer::ReadOrder::Synchronous => None,
+        crate::described::ReadOrder::On(queue) => Some(queue.0),
+        crate::described::ReadOrder::Synchronous => None,
     };
     said.set_item("stream", stream)?;
     Ok(said)

@@ -33,7 +33,7 @@ mod survey;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use spinio_device::DeviceAddr;
 use spinio_io::settings::NvmmuStripes;
@@ -43,14 +43,11 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use self::prepare::Preparation;
-use self::stripes::Stripe;
+use self::stripes::{MAX_GATHERED, Stripe};
 use self::survey::survey;
 use crate::files::{c_path, open_output};
-use crate::session::write_all;
+use crate::moves::write_all;
 use crate::{Error, OutputMode, Report};
-
-/// Bytes that are gathered before some are written early.
-const MAX_GATHERED: u64 = 64 << 20;
 
 /// Bytes of a request: what md takes in one piece.
 const REQUEST_BYTES: u64 = 1 << 20;
@@ -369,9 +366,4 @@ fn choose_mode(runtime: &Runtime, file: &Arc<ShadowFile>, assumed_array: Option<
         Ok(lease) => WriteMode::Striped { array, lease: Some(Arc::new(lease)), lease_missing: String::new() },
         Err(why_not) => WriteMode::Striped { array, lease: None, lease_missing: why_not },
     }
-}
-
-/// As in `io`: what a panicking thread left behind is still consistent here.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

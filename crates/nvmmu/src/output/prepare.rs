@@ -10,8 +10,8 @@ use spinio_plan::shape::StripePart;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
+use super::stripes::MAX_GATHERED;
 use super::survey::survey;
-use super::{MAX_GATHERED, lock};
 
 /// Old bytes: the stripe, where in it, what stands there.
 type OldBytes = (u64, u64, Vec<u8>);
@@ -213,4 +213,9 @@ pub(super) fn record_writes(file: (u64, u64), ranges: &RangeSet<u64>) {
         all.remove(0);
     }
     all.push((file, ranges.clone()));
+}
+
+/// As in `io`: what a panicking thread left behind is still consistent here.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,6 +6,9 @@ use std::ops::Range;
 use rangemap::RangeSet;
 use spinio_io::AlignedBuf;
 
+/// Gathered bytes above which some are written early.
+pub(super) const MAX_GATHERED: u64 = 64 << 20;
+
 /// Memory of one stripe.
 pub(super) struct Stripe {
     bytes: AlignedBuf,
