@@ -1,4 +1,4 @@
-//! What memory a Python object stands for.
+//! The memory of a Python object, found and checked.
 
 use std::sync::OnceLock;
 
@@ -17,7 +17,7 @@ pub(crate) fn record_pid() {
     LOADED_PID.get_or_init(std::process::id);
 }
 
-/// What the caller will do with it.
+/// What the caller does with the memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Bytes are put into it.
@@ -38,9 +38,9 @@ pub(crate) enum MemoryPlace {
 /// What keeps device memory alive for longer than a call.
 pub(crate) enum OwnedGuard {
     /// A reference.
-    Object(#[expect(dead_code, reason = "held, not looked at")] Py<PyAny>),
-    /// A tensor that the exporter must be told the end of.
-    Tensor(#[expect(dead_code, reason = "held, not looked at")] dlpark::python::ImportedDlpack),
+    Object(#[expect(dead_code, reason = "kept alive, not read")] Py<PyAny>),
+    /// A tensor, which has to be released.
+    Tensor(#[expect(dead_code, reason = "kept alive, not read")] dlpark::python::ImportedDlpack),
     /// There is nothing to keep.
     None,
 }
@@ -54,7 +54,7 @@ pub(crate) struct Buffer<'py> {
 }
 
 impl<'py> Buffer<'py> {
-    /// The memory that `object` means, by the first protocol it speaks.
+    /// The memory of `object`, by the first protocol that it has.
     pub(crate) fn from_object(object: &Bound<'py, PyAny>, access: Access) -> PyResult<Buffer<'py>> {
         let Some(found) = described(object)? else {
             return Err(PyTypeError::new_err(format!(
@@ -73,7 +73,7 @@ impl<'py> Buffer<'py> {
             return Err(PyBufferError::new_err(format!("{} is read-only", type_name(object))));
         }
         let place = match found.location {
-            // Nothing is nobody's; its address need not be one.
+            // No byte belongs to no device; the address need not be valid.
             _ if found.bytes == 0 => MemoryPlace::Host(1),
             Location::Host => MemoryPlace::Host(found.address),
             Location::Device => MemoryPlace::Device(device_memory(object, found.address, found.bytes)?),
@@ -83,7 +83,7 @@ impl<'py> Buffer<'py> {
 }
 
 impl Buffer<'_> {
-    /// What keeps device memory alive; of the host's there is none that outlasts the call.
+    /// The object that keeps device memory alive; host memory has none that outlasts the call.
     pub(crate) fn keep(self) -> OwnedGuard {
         match self.keep {
             BufferGuard::Object(object) => OwnedGuard::Object(object.unbind()),

@@ -29,7 +29,7 @@ unsafe impl DlpackStream for StreamRequest {
     }
 
     unsafe fn wait_for_producer(&self, _device: DLDevice, producer: *mut c_void) -> PyResult<bool> {
-        // We work where it works: nobody has to wait for anybody.
+        // SPIN uses the producer's stream, so neither has to wait for the other.
         self.producer.set(Some(Stream(producer as u64)));
         Ok(self.chosen.0 == 0)
     }

@@ -34,7 +34,7 @@ impl Drop for OwnedAllocation {
     }
 }
 
-/// Allocations that became free while the device was held.
+/// Allocations that became free while the device was paused.
 struct DeferredFrees {
     pauses: u32,
     freed: Vec<u64>,
@@ -82,7 +82,7 @@ impl Memory {
         self.bytes
     }
 
-    /// Copies a range out, behind what this thread has queued.
+    /// Copies a range to the host, after the work that this thread has queued.
     fn get<'py>(&self, py: Python<'py>, at: usize, bytes: usize) -> PyResult<Bound<'py, PyBytes>> {
         let from = self.range(at, bytes)?;
         PyBytes::new_with(py, bytes, |into| {
@@ -107,7 +107,7 @@ impl Memory {
         done.map_err(|e| failure::request_error(&e))
     }
 
-    /// A DLPack capsule of an array that lies in this memory. Strides count elements; `code` and `bits` are DLPack's.
+    /// A DLPack capsule of an array in this memory. Strides count elements; `code` and `bits` are DLPack's.
     #[expect(clippy::too_many_arguments, reason = "they are those of DLPack, and of the array")]
     #[pyo3(signature = (at, shape, strides, code, bits, readonly, stream=None, max_version=None, dl_device=None, copy=None))]
     fn dlpack<'py>(
@@ -158,7 +158,7 @@ impl Stream {
     fn new() -> PyResult<Stream> {
         let mut queue = client::emulated::stream().map_err(no_device)?;
         if queue.0 == 1 {
-            // CUDA's second name of the default stream. It stays open, so that nobody gets it.
+            // CUDA's second name of the default stream. It stays open, so that it is not given out again.
             queue = client::emulated::stream().map_err(no_device)?;
         }
         Ok(Stream { queue })
@@ -203,7 +203,7 @@ impl DlpackArray {
         made.set_data(self.owned.addr as *mut _).set_device(DEVICE).set_dtype(self.dtype).set_byte_offset(self.at);
         made.set_flags(self.flags).map_err(|e| refused(&e))?;
         // SAFETY: data, device, type, shape and strides are set; `owned` keeps the memory, and the array of `at`, shape and
-        // strides lies inside it, as its maker checks.
+        // strides is inside it, as its caller checks.
         Ok(unsafe { made.finish() })
     }
 }

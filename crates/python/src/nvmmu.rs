@@ -22,13 +22,13 @@ const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Moves between files and devices, from its making to `end`.
 #[pyclass(frozen, module = "spinio._spinio", name = "NvmmuSession")]
 pub(crate) struct Moves {
-    /// Locked without the GIL only: who waits for it must not keep others from ending their move.
+    /// Locked without the GIL only: a thread that waits for it must not block other threads from completing their move.
     session: Mutex<Option<Session>>,
     /// Memory of moves that may not be over. Locked under the GIL, and for no longer than a look.
     kept: Mutex<Vec<(Ticket, OwnedGuard)>>,
     /// The thread that has it locked. A signal's handler may run in the middle of a move, and must not wait for that.
     busy: AtomicU32,
-    /// In a forked child the locks may be held for ever.
+    /// In a forked child the locks may stay locked forever.
     process: u32,
 }
 
@@ -145,7 +145,7 @@ impl Moves {
 }
 
 impl Moves {
-    /// Queues a move. Its memory is kept until it is over, whoever lets go of the array or of the ticket meanwhile.
+    /// Queues a move. Its memory is kept until it is over, even if the array or the ticket is dropped meanwhile.
     fn queue_move(
         &self,
         array: &Bound<'_, PyAny>,
@@ -171,7 +171,7 @@ impl Moves {
         Ok(OnItsWay { ticket, process: self.process })
     }
 
-    /// Lets go of the memory of moves that are over.
+    /// Releases the memory of completed moves.
     fn release_finished(&self) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let (over, still) = std::mem::take(&mut *kept).into_iter().partition(|(ticket, _)| ticket.is_done());

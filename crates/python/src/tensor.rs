@@ -17,7 +17,7 @@ struct Torch {
 
 static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
 
-/// Torch, if somebody has imported it: we never do.
+/// Torch, if the program has imported it; SPIN never does.
 fn torch(py: Python<'_>) -> PyResult<Option<&'static Torch>> {
     if let Some(known) = TORCH.get(py) {
         return Ok(Some(known));
