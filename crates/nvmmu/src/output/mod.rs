@@ -357,7 +357,7 @@ fn choose_mode(runtime: &Runtime, file: &Arc<ShadowFile>, assumed_array: Option<
     let lease = match setting {
         NvmmuStripes::Aligned => Err("SPINIO_NVMMU=shaped".to_owned()),
         _ => file.take_write_lease().map_err(|errno| match errno {
-            Errno::AGAIN => "somebody else has the file open".to_owned(),
+            Errno::AGAIN => "another process has the file open".to_owned(),
             Errno::ACCESS => "only the owner of a file gets a lease on it".to_owned(),
             errno => format!("no lease: {errno}"),
         }),

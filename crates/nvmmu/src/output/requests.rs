@@ -33,7 +33,7 @@ impl Output {
                 match lease.with_lease(|| self.write_preread(&complete, &lease)) {
                     Some((Ok(left), trimmed)) => {
                         if !left.is_empty() {
-                            self.stop_filling("somebody opened the file");
+                            self.stop_filling("another process opened the file");
                         }
                         let unwritten = left.iter().map(|&number| &complete[number]);
                         self.write_unaligned(unwritten)?;
@@ -46,7 +46,7 @@ impl Output {
                         trimmed?;
                     }
                     None => {
-                        self.stop_filling("somebody opened the file");
+                        self.stop_filling("another process opened the file");
                         self.write_unaligned(&complete)?;
                     }
                 }
@@ -96,7 +96,8 @@ impl Output {
         let (check, size) = (lease.check(), self.file.run_blocking(|fd| linux::fstat(fd).map(|s| s.size)));
         let exclusive = self.file.run_blocking(move |_| Ok(check())) == Ok(true) || lease.is_recent();
         if !exclusive && size.is_ok_and(|size| size > to) {
-            let why = format!("somebody got at the file before it could be cut off: behind byte {to} it has zeros");
+            let why =
+                format!("another process opened the file before it could be truncated: past byte {to} it has zeros");
             return Err(Error::new(ErrorKind::Failed(Errno::BUSY), "write", why).with_path(&self.path));
         }
         self.file
