@@ -75,9 +75,9 @@ static const char *right(gpu_ptr to) {
 }
 
 static void pin_file(void) {
-    int (*spinio_hold)(int) = (int (*)(int))spinio_function("spinio_hold");
-    if (spinio_hold(fd))
-        fail("spinio_hold");
+    int (*spinio_pin_file)(int) = (int (*)(int))spinio_function("spinio_pin_file");
+    if (spinio_pin_file(fd))
+        fail("spinio_pin_file");
 }
 
 /* ---- the GPU kernel --------------------------------------------------------------------------------------------- */

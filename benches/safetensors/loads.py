@@ -84,11 +84,11 @@ def spinio_held(path):
 
     load, version = spinio(path)
     file = library.open(path)
-    hold = file.hold(torch.zeros(1, device="cuda"))
+    pinned = file.pin(torch.zeros(1, device="cuda"))
 
     def checked():
         loaded = load()
-        assert hold.is_held
+        assert pinned.is_pinned
         return loaded
 
     return checked, version

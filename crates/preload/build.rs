@@ -9,17 +9,17 @@ const SONAME: &str = "libspinio.so.0";
 fn main() {
     // Never unmapped: hooked calls of other libraries, queued copies and our threads outlive any dlclose.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
-    // Who links the library asks the loader for it by this name, wherever it lay at link time.
+    // A program linked with the library is loaded with the library of this name, wherever it was at link time.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,{SONAME}");
     println!("cargo:rerun-if-changed=build.rs");
-    let out = std::env::var_os("OUT_DIR").expect("cargo names a folder");
+    let out = std::env::var_os("OUT_DIR").expect("cargo names a directory");
     // <profile>/build/spinio-preload-<hash>/out
     if let Some(profile) = Path::new(&out).ancestors().nth(3) {
         name(profile).and_then(|()| name(&profile.join("deps"))).expect("a link to libspinio.so can be made");
     }
 }
 
-/// A program linked with cargo's `libspinio.so` finds it in cargo's folder, as an installed one finds an installed library:
+/// A program linked with cargo's `libspinio.so` finds it in cargo's directory, as an installed one finds an installed library:
 /// by a link of that name beside it. Cargo itself makes none. It may point nowhere until the library is built.
 fn name(folder: &Path) -> io::Result<()> {
     let link = folder.join(SONAME);
@@ -27,7 +27,7 @@ fn name(folder: &Path) -> io::Result<()> {
         return Ok(());
     }
     match std::os::unix::fs::symlink("libspinio.so", link) {
-        // Another build script of the same folder was faster.
+        // Another build script of the same directory was faster.
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         done => done,
     }

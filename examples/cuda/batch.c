@@ -25,12 +25,12 @@ int main(int argc, char **argv)
     if (size < BLOCK || cudaMalloc((void **)&gpu, (size_t)COUNT * BLOCK) != cudaSuccess)
         return fprintf(stderr, "usage: batch FILE (of 4096 bytes or more)\n"), 1;
 
-    if (spinio_hold(fd)) /* pins the file: useful for many batches; optional */
+    if (spinio_pin_file(fd)) /* pins the file: useful for many batches; optional */
         fprintf(stderr, "not pinned: %s\n", spinio_last_error());
 
-    struct spinio_piece piece[COUNT];
+    struct spinio_read_op piece[COUNT];
     for (int i = 0; i < COUNT; i++)
-        piece[i] = (struct spinio_piece){
+        piece[i] = (struct spinio_read_op){
             .fd = fd, .offset = rand() % (size / BLOCK) * BLOCK, .size = BLOCK, .buffer = gpu + (size_t)i * BLOCK};
     ssize_t bytes = spinio_batch(piece, COUNT);
     if (bytes < 0)

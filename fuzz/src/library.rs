@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 /// Bytes of the files that are read.
 pub const FILE: usize = 3 << 20;
 
-/// `struct spinio_piece`
+/// `struct spinio_read_op`
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
@@ -71,11 +71,11 @@ calls! {
     submit: c"spinio_batch_submit", unsafe extern "C" fn(*mut Piece, usize) -> *mut c_void;
     poll: c"spinio_batch_poll", unsafe extern "C" fn(*const c_void) -> c_int;
     wait: c"spinio_batch_wait", unsafe extern "C" fn(*mut c_void) -> isize;
-    hold: c"spinio_hold", unsafe extern "C" fn(c_int) -> c_int;
-    release: c"spinio_release", unsafe extern "C" fn(c_int) -> c_int;
-    is_held: c"spinio_is_held", unsafe extern "C" fn(c_int) -> c_int;
+    hold: c"spinio_pin_file", unsafe extern "C" fn(c_int) -> c_int;
+    release: c"spinio_unpin_file", unsafe extern "C" fn(c_int) -> c_int;
+    is_held: c"spinio_is_pinned", unsafe extern "C" fn(c_int) -> c_int;
     map: c"spinio_map", unsafe extern "C" fn(c_int, i64, usize, c_uint) -> *mut c_void;
-    map_wanted: c"spinio_map_wanted", unsafe extern "C" fn(*const c_void) -> c_int;
+    map_wanted: c"spinio_map_revoked", unsafe extern "C" fn(*const c_void) -> c_int;
     unmap: c"spinio_unmap", unsafe extern "C" fn(*const c_void) -> c_int;
     begin: c"nvmmu_begin", unsafe extern "C" fn(c_int, *const c_char) -> c_int;
     move_: c"nvmmu_move", unsafe extern "C" fn(*const c_char, *mut c_void, i64, i64, c_int) -> i64;

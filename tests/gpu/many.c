@@ -17,14 +17,14 @@ static ssize_t (*spinio_batch)(struct piece *, size_t);
 static ssize_t (*spinio_batch_fixed)(int, const uint64_t *, size_t, gpu_ptr, int64_t *, size_t);
 static void *(*spinio_batch_submit)(struct piece *, size_t);
 static ssize_t (*spinio_batch_wait)(void *);
-static int (*spinio_hold)(int), (*spinio_release)(int), (*spinio_is_held)(int), (*spinio_map_wanted)(gpu_ptr), (*spinio_unmap)(gpu_ptr);
+static int (*spinio_pin_file)(int), (*spinio_unpin_file)(int), (*spinio_is_pinned)(int), (*spinio_map_revoked)(gpu_ptr), (*spinio_unmap)(gpu_ptr);
 static gpu_ptr (*spinio_map)(int, off_t, size_t, unsigned);
 
 static void open_all(void) {
     gpu_open();
 #define F(name) check((*(void **)&name = dlsym(RTLD_DEFAULT, #name)) != NULL, "no " #name);
-    F(spinio_batch) F(spinio_batch_fixed) F(spinio_batch_submit) F(spinio_batch_wait) F(spinio_hold) F(spinio_release)
-    F(spinio_is_held) F(spinio_map_wanted) F(spinio_unmap) F(spinio_map)
+    F(spinio_batch) F(spinio_batch_fixed) F(spinio_batch_submit) F(spinio_batch_wait) F(spinio_pin_file) F(spinio_unpin_file)
+    F(spinio_is_pinned) F(spinio_map_revoked) F(spinio_unmap) F(spinio_map)
 #undef F
 }
 
@@ -208,11 +208,11 @@ static int new_pinned_file(const char *name) {
     snprintf(path, sizeof path, "%s/%s", scratch, name);
     f = open(path, O_RDONLY | O_CLOEXEC);
     check(f >= 0, "open");
-    if (spinio_hold(f) && errno == EOPNOTSUPP) {
+    if (spinio_pin_file(f) && errno == EOPNOTSUPP) {
         printf("    skipped: no leases on this file system\n");
         _exit(0);
     }
-    check(spinio_is_held(f) == 1, "spinio_hold");
+    check(spinio_is_pinned(f) == 1, "spinio_pin_file");
     return f;
 }
 
@@ -232,7 +232,7 @@ static void test_pinned_file(void) {
     GPU(cuCtxSetCurrent(gpu.context));
     at = device(AREA);
     one_batch(f, at, content, "pinned, after a reset");
-    check(spinio_release(f) == 0 && spinio_is_held(f) == 0, "spinio_release");
+    check(spinio_unpin_file(f) == 0 && spinio_is_pinned(f) == 0, "spinio_unpin_file");
     one_batch(f, at, content, "no longer pinned");
 }
 
@@ -244,15 +244,15 @@ static void test_writer_unpins_file(void) {
     for (int i = 0; i < 4; i++) {
         one_batch(f, at, i ? other : content, "before the writer");
         int w = open(path, O_WRONLY); /* waits until the file is unpinned */
-        check(w >= 0 && spinio_is_held(f) == 0, "the writer's open returns, and the file is not pinned");
+        check(w >= 0 && spinio_is_pinned(f) == 0, "the writer's open returns, and the file is not pinned");
         for (size_t k = 0; k < FILE_SIZE; k++)
             other[k] = content[k] ^ (i + 1);
         check(pwrite(w, other, FILE_SIZE, 0) == FILE_SIZE, "pwrite");
         one_batch(f, at, other, "while open for writing");
         errno = 0;
-        check(spinio_hold(f) == -1 && errno == ETXTBSY, "spinio_hold while open for writing");
+        check(spinio_pin_file(f) == -1 && errno == ETXTBSY, "spinio_pin_file while open for writing");
         close(w);
-        check(spinio_hold(f) == 0, "pinned again");
+        check(spinio_pin_file(f) == 0, "pinned again");
         one_batch(f, at, other, "pinned again");
     }
 }
@@ -263,13 +263,13 @@ static void test_maps(void) {
     check(map != 0, "spinio_map");
     GPU(cuMemcpy(at, map + 5 * MIB, MIB));
     check(memcmp(back(at, MIB), content + 4096 + 5 * MIB, MIB) == 0, "bytes of the mapping");
-    check(spinio_map_wanted(map) == 0, "no process waits");
+    check(spinio_map_revoked(map) == 0, "no process waits");
     char path[4096];
     snprintf(path, sizeof path, "%s/mapped", scratch);
     pid_t child = fork();
     if (child == 0)
         _exit(open(path, O_WRONLY) < 0);
-    while (spinio_map_wanted(map) == 0)
+    while (spinio_map_revoked(map) == 0)
         usleep(1000);
     int status;
     check(waitpid(child, &status, WNOHANG) == 0, "the writer waits for the mapping");

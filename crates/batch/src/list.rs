@@ -9,7 +9,7 @@
 
 use spinio_sys::linux::Fd;
 
-/// One read of a batch, and what became of it. The layout is that of `struct spinio_piece`.
+/// One read of a batch, and what became of it. The layout is that of `struct spinio_read_op`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ReadOp {

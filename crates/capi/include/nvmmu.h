@@ -25,6 +25,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* For names that the next release no longer has. */
+#ifndef SPINIO_DEPRECATED
+#if defined(__GNUC__)
+#define SPINIO_DEPRECATED(instead) __attribute__((deprecated(instead)))
+#else
+#define SPINIO_DEPRECATED(instead)
+#endif
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -59,7 +68,7 @@ int64_t nvmmu_move(const char *file, void *device, int64_t offset, int64_t lengt
 /* Announces the range of a later download in the output, as early as it is known: on an array with parity (RAID-5, RAID-6),
  * the rest of its first and last stripe is then read while the GPU kernel runs. May be called several times. Without it
  * the session expects the range that the previous session on that file wrote. Returns 0, or -1 and errno. */
-int nvmmu_expect(int64_t offset, int64_t length);
+int nvmmu_hint_range(int64_t offset, int64_t length);
 
 /* Writes the gathered bytes, so that other processes read them in the output; if sync is not 0, waits until the output is on
  * storage. Does not wait for other files with downloads. Returns 0, or -1 and errno. */
@@ -72,7 +81,8 @@ struct nvmmu_ticket;
 /* As nvmmu_move, but the move begins after all work queued on a stream (CUDA: a cudaStream_t), and work queued there
  * afterwards sees the bytes on the device, or may reuse the memory. Returns 0, and a ticket unless `ticket` is NULL; the end
  * of the session waits for a move without a ticket. These are complete on return: a download into an output on an array
- * with parity, a download larger than the bounce buffers (SPINIO_STAGING), any move on a device without host functions.
+ * with parity, a download larger than the bounce buffers (SPINIO_BOUNCE_LIMIT), any move on a device without host
+ * functions.
  * EBUSY: the stream is being captured into a graph. */
 int nvmmu_move_async(const char *file, void *device, int64_t offset, int64_t length, int direction, void *stream, struct nvmmu_ticket **ticket);
 
@@ -116,26 +126,43 @@ int64_t nvmmu_pipeline(const struct nvmmu_pieces *pieces, const struct nvmmu_slo
 
 /* How far an output was prepared. */
 enum {
-    NVMMU_NO_OUTPUT = 0, /* no output named */
-    NVMMU_PLAIN = 1,     /* written unaligned: no array with parity, or its stripe geometry is unknown */
-    NVMMU_SHAPED = 2,    /* full stripes written aligned; others had the file open, or no lease was granted */
-    NVMMU_PREPARED = 3   /* partly covered stripes too: their old bytes were read beforehand */
+    NVMMU_NO_OUTPUT = 0,   /* no output named */
+    NVMMU_PASSTHROUGH = 1, /* written unaligned: no array with parity, or its stripe geometry is unknown */
+    NVMMU_ALIGNED = 2,     /* full stripes written aligned; others had the file open, or no lease was granted */
+    NVMMU_PREREAD = 3      /* partly covered stripes too: their old bytes were read beforehand */
 };
 
+/* A field, and its name in earlier releases. C99 has no anonymous union, but compilers do. */
+#if defined(__GNUC__)
+#define NVMMU_RENAMED(field, old) __extension__ union { uint64_t field; uint64_t old SPINIO_DEPRECATED("use " #field); }
+#else
+#define NVMMU_RENAMED(field, old) union { uint64_t field; uint64_t old; }
+#endif
+
 struct nvmmu_report {
-    uint64_t uploaded;   /* bytes moved to devices */
-    uint64_t downloaded; /* bytes moved to files */
-    uint64_t promise;    /* NVMMU_NO_OUTPUT ... */
-    uint64_t whole;      /* bytes written as full stripes, including filler */
-    uint64_t neighbours; /* filler: old bytes of these stripes, not the session's */
-    uint64_t loose;      /* bytes of the output written unaligned */
-    uint64_t read_ahead; /* old bytes read beforehand */
+    uint64_t uploaded;                        /* bytes moved to devices */
+    uint64_t downloaded;                      /* bytes moved to files */
+    NVMMU_RENAMED(mode, promise);             /* NVMMU_NO_OUTPUT ... */
+    NVMMU_RENAMED(full_stripe, whole);        /* bytes written as full stripes, including filler */
+    NVMMU_RENAMED(filler, neighbours);        /* of these, old bytes of the stripes, which are not the session's */
+    NVMMU_RENAMED(unaligned, loose);          /* bytes of the output written unaligned */
+    uint64_t read_ahead;                      /* old bytes read beforehand */
 };
 
 /* As nvmmuEnd; report may be NULL, else size is sizeof *report. Returns 0, or -1 and errno. ESRCH: no session with this
  * number, or it has ended. EPERM: another thread began it. Else the error of writing the last bytes: the session has
  * ended nevertheless. */
 int nvmmu_end(int thread, struct nvmmu_report *report, size_t size);
+
+/* ---- names of earlier releases -----------------------------------------------------------------------------------
+ *
+ * The next release no longer has them, nor the old names of the report's fields: docs/deprecated.md. */
+
+#define NVMMU_PLAIN NVMMU_PASSTHROUGH
+#define NVMMU_SHAPED NVMMU_ALIGNED
+#define NVMMU_PREPARED NVMMU_PREREAD
+
+int nvmmu_expect(int64_t offset, int64_t length) SPINIO_DEPRECATED("use nvmmu_hint_range");
 
 #ifdef __cplusplus
 }

@@ -15,6 +15,15 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+/* For names that the next release no longer has. */
+#ifndef SPINIO_DEPRECATED
+#if defined(__GNUC__)
+#define SPINIO_DEPRECATED(instead) __attribute__((deprecated(instead)))
+#else
+#define SPINIO_DEPRECATED(instead)
+#endif
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -45,7 +54,8 @@ ssize_t spinio_pread(int fd, void *buffer, size_t size, off_t offset);
 
 /* Reads the file now and queues the copies into device memory on a stream of the device (CUDA: a cudaStream_t).
  * Returns the number of bytes that will be in the buffer when the stream has reached that point. Until then it occupies
- * bounce buffers of that length; if twice SPINIO_STAGING is occupied in this way, the call waits until a stream advances.
+ * bounce buffers of that length; if twice SPINIO_BOUNCE_LIMIT is occupied in this way, the call waits until a stream
+ * advances.
  * EFAULT if the buffer is not device memory, EBUSY if the stream is being captured into a graph. */
 ssize_t spinio_pread_async(int fd, void *buffer, size_t size, off_t offset, void *stream);
 
@@ -77,8 +87,8 @@ ssize_t spinio_pwrite(int fd, const void *buffer, size_t size, off_t offset);
 /* Queues a pwrite() of device memory on a stream of the device (CUDA: a cudaStream_t) and returns 0. When the stream reaches
  * that point the file is written, and then *written, unless it is NULL, is set to the bytes written or to a negative errno;
  * work queued after it on the stream waits for both. The file may be closed meanwhile. Writes larger than the bounce limit
- * (SPINIO_STAGING) are made before the call returns, after the queued work. Until the stream reaches the write, the write
- * occupies memory of its length, for which no other request waits. At most twice SPINIO_STAGING of that memory is pinned;
+ * (SPINIO_BOUNCE_LIMIT) are made before the call returns, after the queued work. Until the stream reaches the write, the write
+ * occupies memory of its length, for which no other request waits. At most twice SPINIO_BOUNCE_LIMIT of that memory is pinned;
  * above it CUDA copies only while the caller waits, so if the stream waits for a later action of this thread, the call
  * never returns. EFAULT if the buffer is not device memory, ESPIPE if the file has no offsets, EBADF if it is not open for
  * writing, EBUSY if the stream is being captured into a graph. */
@@ -87,7 +97,7 @@ int spinio_pwrite_async(int fd, const void *buffer, size_t size, off_t offset, v
 /* ---- batches --------------------------------------------------------------------------------------------------- */
 
 /* One read of a batch. Set reserved to 0. */
-struct spinio_piece {
+struct spinio_read_op {
     int fd;
     unsigned reserved;
     uint64_t offset; /* in the file */
@@ -99,7 +109,7 @@ struct spinio_piece {
 /* Executes all reads, in any order, and waits for them: thousands of small reads cost little more than their bytes.
  * Each has the result of the corresponding pread(); a failed read does not affect the others. The batch starts after all
  * work queued on the device before. Returns the total number of bytes read, or -1 if the batch could not start. */
-ssize_t spinio_batch(struct spinio_piece *pieces, size_t count);
+ssize_t spinio_batch(struct spinio_read_op *ops, size_t count);
 
 /* The same for one file, with the reads given as arrays. results may be NULL. */
 ssize_t spinio_batch_file(int fd, const uint64_t *offsets, const uint64_t *sizes, void *const *buffers, int64_t *results, size_t count);
@@ -108,49 +118,49 @@ ssize_t spinio_batch_file(int fd, const uint64_t *offsets, const uint64_t *sizes
 ssize_t spinio_batch_fixed(int fd, const uint64_t *offsets, size_t size, void *buffer, int64_t *results, size_t count);
 
 /* The handle of an asynchronous batch. */
-typedef struct spinio_batch_ticket spinio_batch_ticket;
+typedef struct spinio_batch_handle spinio_batch_handle;
 
 /* Submits a batch, which starts after the work queued on the device now, and returns; NULL and errno if it could not start.
  * Until spinio_batch_wait() has returned, the array, the buffers and the descriptors must stay valid, and no thread may
  * access the array. */
-spinio_batch_ticket *spinio_batch_submit(struct spinio_piece *pieces, size_t count);
+spinio_batch_handle *spinio_batch_submit(struct spinio_read_op *ops, size_t count);
 
 /* 1 if every read has its result, 0 if not. */
-int spinio_batch_poll(const spinio_batch_ticket *batch);
+int spinio_batch_poll(const spinio_batch_handle *batch);
 
 /* Waits until every read has completed or failed, and frees the handle: call it exactly once per batch. Returns what
  * spinio_batch() returns. */
-ssize_t spinio_batch_wait(spinio_batch_ticket *batch);
+ssize_t spinio_batch_wait(spinio_batch_handle *batch);
 
 /* ---- pinned files ----------------------------------------------------------------------------------------------- */
 
 /* Pins a file: keeps its pages registered with the device (CUDA: of the current context), for repeated reads: large reads
  * are DMA directly from the pages, batches use the gather kernel. The file is read into memory and stays there; the limit
- * is SPINIO_HOLD. A read lease prevents writes meanwhile: a process that opens the file for writing, or truncates it, waits
- * until the pages are unpinned, which takes milliseconds; with O_NONBLOCK its call fails with EAGAIN meanwhile. From then on
+ * is SPINIO_PIN_LIMIT. A read lease prevents writes meanwhile: a process that opens the file for writing, or truncates it,
+ * waits until the pages are unpinned, which takes milliseconds; with O_NONBLOCK its call fails with EAGAIN meanwhile. From then on
  * reads are served as if the file had never been pinned. A file may be pinned more than once.
  * ETXTBSY: open for writing. EACCES: not owned by this user, and neither sealed nor immutable nor on a read-only file
  * system. EOPNOTSUPP: the file system has no leases, or is an overlay. ENOMEM: above the limit, or the pages cannot be
  * mapped (RLIMIT_AS) or registered. EAGAIN: no worker threads. ENODEV: no device in use reads host memory. EINVAL: not a
  * regular file, or an empty one. */
-int spinio_hold(int fd);
+int spinio_pin_file(int fd);
 
-/* Unpins the file; call it once for each spinio_hold(). Closing the descriptor that was passed to spinio_hold() unpins it
- * too, for all calls. ESTALE: not pinned, or no longer pinned. */
-int spinio_release(int fd);
+/* Unpins the file; call it once for each spinio_pin_file(). Closing the descriptor that was passed to spinio_pin_file()
+ * unpins it too, for all calls. ESTALE: not pinned, or no longer pinned. */
+int spinio_unpin_file(int fd);
 
 /* 1 if the file is pinned and no process waits to write it, else 0. */
-int spinio_is_held(int fd);
+int spinio_is_pinned(int fd);
 
 /* Returns an address at which GPU kernels read a pinned file in place; pins the file if it is not pinned. Read-only, for the
- * device only; flags must be 0. NULL and errno as for spinio_hold(); EINVAL if the range is not within the file.
- * While the file is mapped, a process that opens it for writing waits: poll spinio_map_wanted(), and unmap. If that takes
+ * device only; flags must be 0. NULL and errno as for spinio_pin_file(); EINVAL if the range is not within the file.
+ * While the file is mapped, a process that opens it for writing waits: poll spinio_map_revoked(), and unmap. If that takes
  * longer than /proc/sys/fs/lease-break-time (45 s), the Linux kernel lets the process write nevertheless, and from then on
  * the address shows the old contents of the file. */
 void *spinio_map(int fd, off_t offset, size_t size, unsigned flags);
 
 /* 1 if a process waits to write the file of a mapping, else 0. EINVAL: no mapping at this address. */
-int spinio_map_wanted(const void *address);
+int spinio_map_revoked(const void *address);
 
 /* Unmaps. GPU kernels that read the mapping must have finished. EINVAL: no mapping at this address. */
 int spinio_unmap(const void *address);
@@ -197,6 +207,18 @@ const char *spinio_last_error(void);
 
 /* The version of the library, such as "0.1.0". */
 const char *spinio_version(void);
+
+/* ---- names of earlier releases ----------------------------------------------------------------------------------
+ *
+ * The next release no longer has them: docs/deprecated.md. */
+
+#define spinio_piece spinio_read_op
+#define spinio_batch_ticket spinio_batch_handle
+
+int spinio_hold(int fd) SPINIO_DEPRECATED("use spinio_pin_file");
+int spinio_release(int fd) SPINIO_DEPRECATED("use spinio_unpin_file");
+int spinio_is_held(int fd) SPINIO_DEPRECATED("use spinio_is_pinned");
+int spinio_map_wanted(const void *address) SPINIO_DEPRECATED("use spinio_map_revoked");
 
 #ifdef __cplusplus
 }

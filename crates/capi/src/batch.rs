@@ -1,4 +1,4 @@
-//! Many reads at once, for programs that link us.
+//! Batches of reads, for programs that link the library.
 
 use std::ffi::{c_int, c_void};
 
@@ -14,7 +14,7 @@ const _: () = assert!(size_of::<ReadOp>() == 40 && size_of::<usize>() == 8);
 unsafe extern "C-unwind" fn spinio_batch(pieces: *mut ReadOp, count: usize) -> isize {
     guard::cancellation_point();
     guard::call(|| {
-        // SAFETY: the header asks for `count` pieces that nobody else uses meanwhile.
+        // SAFETY: the header requires `count` read ops that no other thread uses meanwhile.
         let pieces = unsafe { slice_mut(pieces, count) }?;
         Ok(total_bytes(runtime().batch(pieces)?))
     })
@@ -31,7 +31,7 @@ unsafe extern "C-unwind" fn spinio_batch_file(
 ) -> isize {
     guard::cancellation_point();
     guard::call(|| {
-        // SAFETY: the header asks for `count` of each, which nobody writes meanwhile; an address is a number of 64 bits.
+        // SAFETY: the header requires `count` of each, which no thread writes meanwhile; an address is a number of 64 bits.
         let (offsets, sizes, addresses) = unsafe {
             (slice_shared(offsets, count)?, slice_shared(sizes, count)?, slice_shared(buffers.cast::<u64>(), count)?)
         };
@@ -50,7 +50,7 @@ unsafe extern "C-unwind" fn spinio_batch_fixed(
 ) -> isize {
     guard::cancellation_point();
     guard::call(|| {
-        // SAFETY: the header asks for `count` offsets, which nobody writes meanwhile.
+        // SAFETY: the header requires `count` offsets, which no thread writes meanwhile.
         let offsets = unsafe { slice_shared(offsets, count) }?;
         let size = size as u64;
         read_arrays(fd, Arg::Slice(offsets), Arg::Same(size), Arg::Stride(buffer as u64, size), results, count)
@@ -61,9 +61,9 @@ unsafe extern "C-unwind" fn spinio_batch_fixed(
 unsafe extern "C-unwind" fn spinio_batch_submit(pieces: *mut ReadOp, count: usize) -> *mut BatchHandle {
     guard::cancellation_point();
     let made = guard::run(|| {
-        // SAFETY: the header asks for `count` pieces that nobody else uses until the batch was waited for.
+        // SAFETY: the header requires `count` read ops that no other thread uses until the wait for the batch has returned.
         let pieces: *mut [ReadOp] = unsafe { slice_mut(pieces, count) }?;
-        // SAFETY: as above; the header asks for open descriptors and living memory as long.
+        // SAFETY: as above; the header requires open descriptors and allocated memory until then.
         Ok(unsafe { runtime().submit(pieces) }?)
     });
     made.map_or(core::ptr::null_mut(), |ticket| Box::into_raw(Box::new(ticket)))
@@ -71,7 +71,7 @@ unsafe extern "C-unwind" fn spinio_batch_submit(pieces: *mut ReadOp, count: usiz
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn spinio_batch_poll(batch: *const BatchHandle) -> c_int {
-    // SAFETY: the header asks for a batch that was submitted and not waited for.
+    // SAFETY: the header requires a batch that was submitted and not waited for.
     let done = guard::run(|| unsafe { batch.as_ref() }.map(BatchHandle::is_done).ok_or(Failure::Errno(libc::EINVAL)));
     done.map_or(-1, c_int::from)
 }
@@ -82,7 +82,7 @@ unsafe extern "C-unwind" fn spinio_batch_wait(batch: *mut BatchHandle) -> isize 
         if batch.is_null() {
             return Err(Failure::Errno(libc::EINVAL));
         }
-        // SAFETY: the header asks for a batch that was submitted and not waited for: made by `Box::into_raw` above.
+        // SAFETY: the header requires a batch that was submitted and not waited for: made by `Box::into_raw` above.
         let ticket = unsafe { Box::from_raw(batch) };
         Ok(total_bytes(ticket.wait()))
     })
@@ -98,11 +98,11 @@ fn read_arrays(
 ) -> Result<usize, Failure> {
     let mut own;
     let results = if results.is_null() {
-        // Not filled: memory that is fresh is zero, and whoever sorts a piece touches its result first.
+        // Not filled: fresh memory is zero, and the thread that resolves an op is the first to touch its result.
         own = vec![0; count];
         &mut own[..]
     } else {
-        // SAFETY: the header asks for `count` results that nobody else uses meanwhile.
+        // SAFETY: the header requires `count` results that no other thread uses meanwhile.
         unsafe { slice_mut(results, count) }?
     };
     Ok(total_bytes(runtime().batch_file(ReadArrays { fd, offsets, lens, addresses, results }, &[])?))
@@ -113,24 +113,24 @@ fn total_bytes(done: BatchResult) -> usize {
 }
 
 /// # Safety
-/// `at` must be null or have `count` values that nobody else uses as long.
+/// `at` must be null or have `count` values that no other thread uses during the call.
 unsafe fn slice_mut<'a, T>(at: *mut T, count: usize) -> Result<&'a mut [T], Failure> {
     if count == 0 {
         return Ok(&mut []);
     }
     check_array(at, count)?;
-    // SAFETY: neither null nor misaligned; the rest is the caller's word.
+    // SAFETY: neither null nor misaligned; the rest is required of the caller.
     Ok(unsafe { core::slice::from_raw_parts_mut(at, count) })
 }
 
 /// # Safety
-/// `at` must be null or have `count` values that nobody writes as long; several arrays may be one.
+/// `at` must be null or have `count` values that no thread writes during the call; arrays may overlap.
 unsafe fn slice_shared<'a, T>(at: *const T, count: usize) -> Result<&'a [T], Failure> {
     if count == 0 {
         return Ok(&[]);
     }
     check_array(at, count)?;
-    // SAFETY: neither null nor misaligned; the rest is the caller's word.
+    // SAFETY: neither null nor misaligned; the rest is required of the caller.
     Ok(unsafe { core::slice::from_raw_parts(at, count) })
 }
 

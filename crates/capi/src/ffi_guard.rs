@@ -61,7 +61,7 @@ pub fn call(body: impl FnOnce() -> Result<usize, Failure>) -> isize {
 pub fn run<T>(body: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
     static PANIC_HOOK: Once = Once::new();
     let saved = errno::get();
-    // Nothing may be printed into the program's output; the message is kept for who asks.
+    // Nothing may be printed into the program's output; spinio_last_error() returns the message.
     PANIC_HOOK.call_once(|| panic::set_hook(Box::new(|panic| last_error::set(panic))));
     fork_guard::record_device_call();
     let failed = match run_inside(body) {

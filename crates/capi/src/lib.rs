@@ -1,34 +1,36 @@
 //! The C API, declared in `include/spinio.h` and `include/nvmmu.h`: the headers are its manual.
 //!
 //! ```text
-//!   batch.rs    spinio_batch, _file, _fixed, ...       many reads at once
-//!   emulated.rs spinio_emulated_...                kernels of the emulated GPU, for the headers in device/
-//!   hold.rs     spinio_hold, _release, spinio_map, ...   files that stay registered
-//!   memory.rs   spinio_mem_alloc, _free, _copy     devices without an allocator of their own
-//!   nvmmu.rs    nvmmuBegin ... nvmmu_move ...      declared in include/nvmmu.h
-//!   read.rs     spinio_pread, spinio_pread_async   what the hooks do, without the 2 GiB bound, or in stream order
-//!   write.rs    spinio_pwrite, spinio_pwrite_async
-//!   stats.rs    spinio_stats, spinio_version, spinio_last_error
+//!   batch.rs       spinio_batch, _file, _fixed, ...     many reads at once
+//!   emulated.rs    spinio_emulated_...                  GPU kernels of the emulated GPU, for the headers in device/
+//!   pinned.rs      spinio_pin_file, spinio_map, ...     pinned files
+//!   memory.rs      spinio_mem_alloc, _free, _copy       memory of devices without an allocator of their own
+//!   nvmmu.rs       nvmmuBegin ... nvmmu_move ...        declared in include/nvmmu.h
+//!   read.rs        spinio_pread, spinio_pread_async     as the hooks, without the 2 GiB limit, or stream-ordered
+//!   write.rs       spinio_pwrite, spinio_pwrite_async
+//!   stats.rs       spinio_stats, spinio_version, spinio_last_error
+//!   deprecated.rs  names of earlier releases
 //!
-//!   ffi_guard.rs    a C caller on one side, our own code on the other; also for the hooks of crates/preload
-//!   errno.rs, last_error.rs, fork_guard.rs     what it needs
+//!   ffi_guard.rs   between a C caller and Rust: errno, panics, cancellation; crates/preload's hooks use it too
+//!   errno.rs, last_error.rs, fork_guard.rs              used by it
 //! ```
 //!
-//! A crate without a library file of its own: the functions are exported by `libspinio.so`, which crates/preload makes.
-//! None of them has the name of a function of libc, so a program that links this crate hooks nothing.
+//! The crate is not a library file of its own: `libspinio.so`, which crates/preload builds, exports the functions. None of
+//! them has the name of a libc function, so a program that links this crate hooks nothing.
 //!
-//! Every function answers as POSIX does, with -1 or NULL and errno, and keeps a sentence for `spinio_last_error`.
-//! `SPINIO_DISABLE` turns off the hooks, not these: who calls them means them.
+//! Every function reports a failure as POSIX does, with -1 or NULL and errno, and stores a message for `spinio_last_error`.
+//! `SPINIO_DISABLE` turns off the hooks, not these functions: a program that calls them means them.
 
 mod batch;
+mod deprecated;
 mod emulated;
 pub mod errno;
 pub mod ffi_guard;
 pub mod fork_guard;
-mod hold;
 mod last_error;
 mod memory;
 mod nvmmu;
+mod pinned;
 mod read;
 mod stats;
 mod write;
@@ -38,29 +40,29 @@ use spinio_io::Target;
 
 use crate::ffi_guard::Failure;
 
-/// What other libraries of this process find the runtime by.
+/// Other libraries of this process find the runtime by this symbol.
 #[unsafe(no_mangle)]
 static spinio_runtime_v1: spinio_runtime::Table = spinio_runtime::TABLE;
 
-/// What an explicit call means by `address`: the devices themselves are asked before it counts as the host's.
+/// The device memory at `address`; the devices themselves are queried before it counts as host memory.
 fn target_of(address: *const u8, wanted: usize) -> Option<Target> {
     let target = |allocation: Allocation| Target { allocation, addr: DeviceAddr(address as u64) };
     registry::find(address, wanted).or_else(|| registry::find_after_fault(address, wanted)).map(target)
 }
 
-/// A part of a call that is moved at once.
+/// A part of a call, moved in one step.
 struct Part {
-    /// Where it begins in the buffer.
+    /// Its start in the buffer.
     at: usize,
     len: usize,
-    /// Where it begins in the file.
+    /// Its start in the file.
     offset: u64,
-    /// Where it begins in device memory, if the buffer is that.
+    /// Its start in device memory, if the buffer is device memory.
     device: Option<Target>,
 }
 
-/// Moves `size` bytes of a buffer in parts of at most `most`, until one comes back short or fails; the bytes moved. A failure counts
-/// only if nothing was moved before.
+/// Moves `size` bytes of a buffer in parts of at most `max_part` bytes, until one is short or fails; returns the bytes moved.
+/// A failure is returned only if nothing was moved before.
 fn for_each_part(
     buffer: *const u8,
     size: usize,

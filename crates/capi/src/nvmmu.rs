@@ -19,7 +19,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// The path at a pointer, if there is one.
+/// The path at a pointer, unless it is NULL.
 ///
 /// # Safety
 /// A string of C, or NULL.
@@ -27,7 +27,7 @@ unsafe fn path<'a>(name: *const c_char) -> Option<&'a Path> {
     if name.is_null() {
         return None;
     }
-    // SAFETY: the header asks for a string.
+    // SAFETY: the header requires a string.
     Some(Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes())))
 }
 
@@ -61,7 +61,7 @@ fn parse_direction(direction: c_int) -> Result<Direction, Error> {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn nvmmu_begin(thread: c_int, download: *const c_char) -> c_int {
     guard::cancellation_point();
-    // SAFETY: the header asks for a string or NULL.
+    // SAFETY: the header requires a string or NULL.
     let done = guard::run(|| Ok(spinio_nvmmu::begin(thread, unsafe { path(download) })?));
     done.map_or(-1, |()| 0)
 }
@@ -76,7 +76,7 @@ unsafe extern "C-unwind" fn nvmmu_move(
 ) -> i64 {
     guard::cancellation_point();
     let done = guard::run(|| {
-        // SAFETY: the header asks for a string.
+        // SAFETY: the header requires a string.
         let file = unsafe { require_path(file, "move") }?;
         let direction = parse_direction(direction)?;
         let (offset, length) = parse_range(offset, length)?;
@@ -86,10 +86,10 @@ unsafe extern "C-unwind" fn nvmmu_move(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn nvmmu_expect(offset: i64, length: i64) -> c_int {
+pub(crate) extern "C-unwind" fn nvmmu_hint_range(offset: i64, length: i64) -> c_int {
     let done = guard::run(|| {
         let (offset, length) = parse_range(offset, length)?;
-        Ok(spinio_nvmmu::current("expect a download", |session| {
+        Ok(spinio_nvmmu::current("announce a range", |session| {
             session.hint_range(offset, length);
             Ok(())
         })?)
@@ -145,7 +145,7 @@ unsafe extern "C-unwind" fn nvmmu_end(thread: c_int, report: *mut c_void, size: 
         if !report.is_null() {
             let ours = CReport::from(&ended);
             let known = size.min(size_of::<CReport>());
-            // SAFETY: the header asks for `size` bytes at `report`; `ours` has `known` of them.
+            // SAFETY: the header requires `size` bytes at `report`; `ours` has `known` of them.
             unsafe {
                 core::ptr::write_bytes(report.cast::<u8>(), 0, size);
                 core::ptr::copy_nonoverlapping((&raw const ours).cast::<u8>(), report.cast::<u8>(), known);
@@ -156,7 +156,7 @@ unsafe extern "C-unwind" fn nvmmu_end(thread: c_int, report: *mut c_void, size: 
     done.map_or(-1, |()| 0)
 }
 
-// ---- in the order of a stream ---------------------------------------------------------------------------------------
+// ---- stream-ordered moves -------------------------------------------------------------------------------------------
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn nvmmu_move_async(
@@ -170,7 +170,7 @@ unsafe extern "C-unwind" fn nvmmu_move_async(
 ) -> c_int {
     guard::cancellation_point();
     let done = guard::run(|| {
-        // SAFETY: the header asks for a string.
+        // SAFETY: the header requires a string.
         let file = unsafe { require_path(file, "move") }?;
         let direction = parse_direction(direction)?;
         let (offset, length) = parse_range(offset, length)?;
@@ -179,7 +179,7 @@ unsafe extern "C-unwind" fn nvmmu_move_async(
             session.move_async(file, device, offset, length, direction, queue)
         })?;
         if !ticket.is_null() {
-            // SAFETY: the header asks for a place for a pointer, or NULL.
+            // SAFETY: the header requires a place for a pointer, or NULL.
             unsafe { ticket.write(Box::into_raw(Box::new(made))) };
         }
         Ok(())
@@ -194,7 +194,7 @@ unsafe extern "C-unwind" fn nvmmu_wait(ticket: *mut Ticket) -> i64 {
         if ticket.is_null() {
             return Err(Failure::Errno(libc::EINVAL));
         }
-        // SAFETY: the header asks for a ticket, once.
+        // SAFETY: the header requires a ticket, once.
         let ticket = unsafe { Box::from_raw(ticket) };
         Ok(ticket.wait()?)
     });
@@ -203,7 +203,7 @@ unsafe extern "C-unwind" fn nvmmu_wait(ticket: *mut Ticket) -> i64 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmmu_done(ticket: *const Ticket) -> c_int {
-    // SAFETY: the header asks for a ticket that was not waited for.
+    // SAFETY: the header requires a ticket that was not waited for.
     guard::run(|| Ok(unsafe { ticket.as_ref() }.is_some_and(Ticket::is_done))).map_or(0, c_int::from)
 }
 
@@ -247,15 +247,15 @@ unsafe extern "C-unwind" fn nvmmu_pipeline(
 ) -> i64 {
     guard::cancellation_point();
     let done = guard::run(|| {
-        // SAFETY: the header asks for both.
+        // SAFETY: the header requires both.
         let (Some(c), false, Some(kernel)) = (unsafe { pieces.as_ref() }, slots.is_null(), kernel) else {
             return Err(Failure::Errno(libc::EINVAL));
         };
-        // SAFETY: the header asks for `count` of them.
+        // SAFETY: the header requires `count` of them.
         let slots = unsafe { core::slice::from_raw_parts(slots, count) };
         let (input_offset, input_len) = parse_range(c.input_offset, c.input_length)?;
         let (output_offset, piece) = parse_range(c.output_offset, c.piece)?;
-        // SAFETY: the header asks for strings.
+        // SAFETY: the header requires strings.
         let (input, output) =
             unsafe { (require_path(c.input, "run a pipeline")?, require_path(c.output, "run a pipeline")?) };
         let pieces = PipelineSpec { input, input_offset, input_len, chunk: piece, output, output_offset };
@@ -264,7 +264,7 @@ unsafe extern "C-unwind" fn nvmmu_pipeline(
         let call = |step: &Step| {
             let slot = slots[(step.number % count as u64) as usize];
             let step = CStep { number: step.number, length: step.len, slot };
-            // SAFETY: the header asks for a function that takes these.
+            // SAFETY: the header requires a function that takes these.
             let made = unsafe { kernel(&raw const step, context) };
             u64::try_from(made).map_err(|_| format!("the program's function answered {made}"))
         };

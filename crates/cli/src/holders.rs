@@ -1,4 +1,4 @@
-//! The processes that hold a file registered (`spinio_hold`).
+//! The processes that hold a file registered (`spinio_pin_file`).
 //!
 //! ```text
 //!   /proc/locks    7: LEASE  ACTIVE  READ  4711 fd:00:1311234 0 EOF     who has a read lease on which inode

@@ -1,6 +1,6 @@
-//! Files of a session, opened once and kept.
+//! Files of a session, opened once and cached.
 //!
-//! Before each use the path is asked what it names now: a file that was replaced meanwhile is opened anew.
+//! Before each use the path is looked up: a file that was replaced meanwhile is opened again.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -41,7 +41,7 @@ pub(crate) fn c_path(path: &Path) -> Result<CString, Errno> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)
 }
 
-/// Opens a file to be downloaded into; it is made if it is not there. Readable too if that may be, for neighbours' bytes.
+/// Opens a file to be downloaded into; it is created if it does not exist. Readable too if permitted, for the filler.
 pub(crate) fn open_output(runtime: &Runtime, path: &Path) -> Result<ShadowFile, Errno> {
     let name = c_path(path)?;
     match runtime.open(&name, linux::O_RDWR | linux::O_CREAT, 0o666) {

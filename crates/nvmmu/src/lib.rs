@@ -24,6 +24,7 @@
 
 mod error;
 mod files;
+mod moves;
 mod output;
 mod pipeline;
 mod report;
@@ -32,8 +33,9 @@ mod sessions;
 mod ticket;
 
 pub use error::{Error, ErrorKind};
+pub use moves::Direction;
 pub use pipeline::{PipelineSpec, Slot, Step};
 pub use report::{OutputMode, Report};
-pub use session::{Direction, Session};
+pub use session::Session;
 pub use sessions::{begin, current, end};
 pub use ticket::Ticket;

@@ -39,7 +39,7 @@ pub struct PipelineSpec<'a> {
     pub input_len: u64,
     /// Bytes of a piece; the last one may be shorter.
     pub chunk: u64,
-    /// The file that output is written to, from here on, one piece behind the other.
+    /// The file that output is written to, from here on, one piece after the other.
     pub output: &'a Path,
     /// First byte.
     pub output_offset: u64,

@@ -9,29 +9,9 @@ use spinio_io::{AsyncResult, ParityArray, Runtime, ShadowFile, Target};
 use spinio_sys::linux;
 
 use crate::files::{Files, Purpose, c_path};
+use crate::moves::{MAX_MOVE, write_all};
 use crate::output::Output;
-use crate::{Error, ErrorKind, OutputMode, Report, Ticket};
-
-/// Bytes moved in one request of `io`: a kernel call moves a little less than 2 GiB.
-const MAX_MOVE: u64 = 1 << 30;
-
-/// Which way a move goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the file to the device.
-    Upload,
-    /// From the device to the file.
-    Download,
-}
-
-impl Direction {
-    pub(crate) fn verb(self) -> &'static str {
-        match self {
-            Direction::Upload => "upload",
-            Direction::Download => "download",
-        }
-    }
-}
+use crate::{Direction, Error, ErrorKind, OutputMode, Report, Ticket};
 
 /// Moves between files and devices, and the file that is to be written.
 pub struct Session {
@@ -322,27 +302,4 @@ fn device_memory(address: *mut c_void, len: u64) -> Result<Target, String> {
         room if room < len => Err(format!("the device memory at {address:p} ends after {room} bytes")),
         _ => Ok(Target { allocation, addr }),
     }
-}
-
-/// Writes all of a range.
-pub(crate) fn write_all(
-    runtime: &Runtime,
-    fd: linux::Fd,
-    from: Target,
-    offset: u64,
-    len: u64,
-) -> Result<(), spinio_io::Error> {
-    let mut done = 0;
-    while done < len {
-        let piece = MAX_MOVE.min(len - done);
-        let from = Target { addr: DeviceAddr(from.addr.0 + done), ..from };
-        match runtime.write(fd, Some(offset + done), from, piece as usize)? as u64 {
-            0 => return Err(spinio_io::Error::kernel(spinio_sys::Errno::IO, "write", offset + done, piece)),
-            wrote => done += wrote,
-        }
-        if done < len && spinio_io::is_cancelled() {
-            return Err(spinio_io::Error::kernel(spinio_sys::Errno::INTR, "write", offset + done, len - done));
-        }
-    }
-    Ok(())
 }

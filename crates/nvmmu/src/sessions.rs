@@ -1,7 +1,7 @@
 //! Which session is the calling thread's: for callers that have no place to keep one.
 //!
 //! `nvmmuMove` says neither session nor thread, so a session binds to the thread that began it. The number that the
-//! caller gives names it for `end`. What a thread left open when it ended is ended by whoever begins with that number.
+//! caller gives names it for `end`. What a thread left open when it ended is ended by the next thread that begins with that number.
 //!
 //! Known flaw: a thread that left a session open, and whose number the kernel has given to another one, seems to live.
 
@@ -28,7 +28,7 @@ struct Slot {
 }
 
 /// The sessions of a process. A forked child begins with none, in a table of its own: it has not the threads that would
-/// serve its parent's, and their locks may be held for ever.
+/// serve its parent's, and their locks may stay locked forever.
 struct Table {
     /// 1 in the process that made it, wiped in its children.
     alive: Option<&'static AtomicU64>,
@@ -90,7 +90,7 @@ pub fn begin(thread: i32, output: Option<&Path>) -> Result<(), Error> {
         let why = format!("this thread has begun as {number} and not ended that");
         return Err(Error::new(ErrorKind::AlreadyBegun, "begin", why));
     }
-    // Its bytes are written, as far as that goes; nobody is there to be told.
+    // Its bytes are written as far as possible; no caller is there to receive an error.
     let since = Instant::now();
     let left = loop {
         let left = take_orphan(&mut Table::get().slots(), thread);

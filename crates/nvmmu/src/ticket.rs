@@ -1,4 +1,4 @@
-//! A move that was asked for and is not over yet.
+//! The handle of a stream-ordered move.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use spinio_sys::Errno;
 
 use crate::{Direction, Error, ErrorKind};
 
-/// A move in the order of a stream. Whoever lets go of it leaves the move to the session's end.
+/// A stream-ordered move. If the ticket is dropped, the end of the session waits for the move.
 #[derive(Clone, Debug)]
 pub struct Ticket {
     pub(crate) result: AsyncResult,
@@ -15,17 +15,17 @@ pub struct Ticket {
     pub(crate) path: PathBuf,
     pub(crate) offset: u64,
     pub(crate) len: u64,
-    /// The process that it was asked for in.
+    /// The process that queued it.
     pub(crate) process: u32,
 }
 
 impl Ticket {
-    /// Whether the move is over.
+    /// Whether the move is complete.
     pub fn is_done(&self) -> bool {
         self.result.result().is_some()
     }
 
-    /// Waits until it is; the bytes moved. A forked child has nobody who would tell it.
+    /// Waits until it is; returns the bytes moved. A forked child has no thread that would complete it.
     pub fn wait(&self) -> Result<u64, Error> {
         if !self.is_done() && self.process != std::process::id() {
             let why = "a process that was forked meanwhile cannot wait for it: its parent can";
@@ -38,7 +38,7 @@ impl Ticket {
         };
         let moved = self.result.wait().map_err(fail)? as u64;
         match self.direction {
-            // A download that the file did not take whole: it is full, or larger than files may be.
+            // A download that was written short: the storage is full, or the file would exceed its maximum size.
             Direction::Download if moved < self.len => Err(fail(Errno::NOSPC)),
             _ => Ok(moved),
         }

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use spinio_runtime::client::{Stream, thread_stream};
 
-use crate::buffer::{BufferGuard, Described, Location, ReadOrder, is_contiguous};
+use crate::described::{BufferGuard, Described, Location, ReadOrder, is_contiguous};
 
 /// The stream that we will work on, as DLPack wants it named.
 struct StreamRequest {
@@ -29,7 +29,7 @@ unsafe impl DlpackStream for StreamRequest {
     }
 
     unsafe fn wait_for_producer(&self, _device: DLDevice, producer: *mut c_void) -> PyResult<bool> {
-        // We work where it works: nobody has to wait for anybody.
+        // SPIN uses the producer's stream, so neither has to wait for the other.
         self.producer.set(Some(Stream(producer as u64)));
         Ok(self.chosen.0 == 0)
     }

@@ -12,7 +12,8 @@ use pyo3::types::PyBytes;
 use spinio_runtime::client::{self, Error, Target};
 use spinio_sys::Errno;
 
-use crate::buffer::{Access, Buffer, MemoryPlace, total_bytes};
+use crate::buffer::{Access, Buffer, MemoryPlace};
+use crate::described::total_bytes;
 use crate::failure;
 
 /// One allocation, freed when the last array and the last DLPack tensor over it are gone.
@@ -33,7 +34,7 @@ impl Drop for OwnedAllocation {
     }
 }
 
-/// Allocations that became free while the device was held.
+/// Allocations that became free while the device was paused.
 struct DeferredFrees {
     pauses: u32,
     freed: Vec<u64>,
@@ -81,7 +82,7 @@ impl Memory {
         self.bytes
     }
 
-    /// Copies a range out, behind what this thread has queued.
+    /// Copies a range to the host, after the work that this thread has queued.
     fn get<'py>(&self, py: Python<'py>, at: usize, bytes: usize) -> PyResult<Bound<'py, PyBytes>> {
         let from = self.range(at, bytes)?;
         PyBytes::new_with(py, bytes, |into| {
@@ -106,7 +107,7 @@ impl Memory {
         done.map_err(|e| failure::request_error(&e))
     }
 
-    /// A DLPack capsule of an array that lies in this memory. Strides count elements; `code` and `bits` are DLPack's.
+    /// A DLPack capsule of an array in this memory. Strides count elements; `code` and `bits` are DLPack's.
     #[expect(clippy::too_many_arguments, reason = "they are those of DLPack, and of the array")]
     #[pyo3(signature = (at, shape, strides, code, bits, readonly, stream=None, max_version=None, dl_device=None, copy=None))]
     fn dlpack<'py>(
@@ -157,7 +158,7 @@ impl Stream {
     fn new() -> PyResult<Stream> {
         let mut queue = client::emulated::stream().map_err(no_device)?;
         if queue.0 == 1 {
-            // CUDA's second name of the default stream. It stays open, so that nobody gets it.
+            // CUDA's second name of the default stream. It stays open, so that it is not given out again.
             queue = client::emulated::stream().map_err(no_device)?;
         }
         Ok(Stream { queue })
@@ -202,7 +203,7 @@ impl DlpackArray {
         made.set_data(self.owned.addr as *mut _).set_device(DEVICE).set_dtype(self.dtype).set_byte_offset(self.at);
         made.set_flags(self.flags).map_err(|e| refused(&e))?;
         // SAFETY: data, device, type, shape and strides are set; `owned` keeps the memory, and the array of `at`, shape and
-        // strides lies inside it, as its maker checks.
+        // strides is inside it, as its caller checks.
         Ok(unsafe { made.finish() })
     }
 }
@@ -235,10 +236,10 @@ pub(crate) fn configure(text: &str) -> PyResult<()> {
     client::emulated::configure(text).map_err(|e| PyValueError::new_err(e.text))
 }
 
-/// For tests: no copy starts on the device until `let_go`.
+/// For tests: no copy starts on the device until `resume`.
 #[pyfunction]
-pub(crate) fn held() -> PyResult<()> {
-    // First: what is freed from here on waits until the device goes on.
+pub(crate) fn pause() -> PyResult<()> {
+    // First: memory freed from now on is freed when the device resumes.
     lock_deferred().pauses += 1;
     client::emulated::hold().map_err(|e| {
         lock_deferred().pauses -= 1;
@@ -246,9 +247,9 @@ pub(crate) fn held() -> PyResult<()> {
     })
 }
 
-/// Ends one `held`.
+/// Undoes one `pause`.
 #[pyfunction]
-pub(crate) fn let_go(py: Python<'_>) -> PyResult<()> {
+pub(crate) fn resume(py: Python<'_>) -> PyResult<()> {
     client::emulated::resume().map_err(no_device)?;
     let freed = {
         let mut waiting = lock_deferred();

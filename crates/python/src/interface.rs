@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use spinio_runtime::client::Stream;
 
-use crate::buffer::{BufferGuard, Described, Location, ReadOrder, is_contiguous, references_error, total_bytes};
+use crate::described::{BufferGuard, Described, Location, ReadOrder, is_contiguous, references_error, total_bytes};
 
 /// Device memory.
 pub(crate) fn describe_device<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>> {
@@ -81,12 +81,12 @@ fn parse<'py>(
     })
 }
 
-/// Whether elements of a type ("<f4") are nothing but their bytes. Others are references to objects, and who knows what.
+/// Whether elements of a type ("<f4") are nothing but their bytes. Others are references to objects, or unknown.
 fn is_plain_type(typestr: &str) -> bool {
     typestr.get(1..2).is_some_and(|kind| "tbiufcmMSUV".contains(kind))
 }
 
-/// The same of the fields of a structure: name, type or fields of its own, and perhaps a shape.
+/// The same for the fields of a structure: name, type or nested fields, and perhaps a shape.
 fn are_plain_fields(fields: &Bound<'_, PyAny>) -> bool {
     if let Ok(typestr) = fields.extract::<String>() {
         return is_plain_type(&typestr);

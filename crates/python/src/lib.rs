@@ -6,11 +6,12 @@
 //!   buffer.rs   what memory does `array` mean?    tensor.rs     torch.Tensor
 //!        │      address, bytes, writable,         interface.rs  __cuda_array_interface__, __array_interface__
 //!        │      the stream it belongs to          dlpack.rs     __dlpack__
-//!        │                                        pybuffer.rs   bytearray, memoryview, NumPy
+//!        │                                        pybuffer.rs   bytearray, memoryview, NumPy (view.rs)
+//!        │                                        described.rs  what each of them returns
 //!        ▼
 //!   transfer.rs ── host memory ──> the kernel's own call
 //!   many.rs    └── a device's ──> spinio_runtime::client   both without the GIL
-//!   hold.rs       files that stay registered
+//!   pinned.rs     pinned files
 //!   nvmmu.rs      sessions of NVMMU
 //! ```
 //!
@@ -25,21 +26,22 @@
 //! **Signals.** Python runs their handlers where it is asked to, and `signals.rs` asks, a few times a second: so Ctrl-C ends
 //! a long transfer of device memory.
 //!
-//! Known flaws: a write that is one call of the kernel (128 MiB, `SPINIO_STAGING`; host memory 2 GiB) sees Ctrl-C when it
+//! Known flaws: a write that is one call of the kernel (128 MiB, `SPINIO_BOUNCE_LIMIT`; host memory 2 GiB) sees Ctrl-C when it
 //! is done.
 //!
 //! **One runtime.** Where `libspinio.so` is loaded already, its registry, pools and counters are used, and the ones that are
 //! linked into this module stay asleep; `spinio_runtime` says how and when. Beside an older library there are two.
 
 mod buffer;
+mod described;
 mod dlpack;
 mod emulated;
 mod failure;
 mod header;
-mod hold;
 mod interface;
 mod many;
 mod nvmmu;
+mod pinned;
 mod pybuffer;
 mod safetensors;
 mod signals;
@@ -47,20 +49,21 @@ mod stats;
 mod stream;
 mod tensor;
 mod transfer;
+mod view;
 
 /// What `python/spinio` is built on; nothing here is for users.
 #[pyo3::pymodule]
 mod _spinio {
     #[pymodule_export]
-    use crate::emulated::{Memory, Stream, configure, held, let_go};
+    use crate::emulated::{Memory, Stream, configure, pause, resume};
     #[pymodule_export]
     use crate::header::{SafetensorsError, header_len, parse};
-    #[pymodule_export]
-    use crate::hold::{Mapped, hold, is_held, release};
     #[pymodule_export]
     use crate::many::read_many;
     #[pymodule_export]
     use crate::nvmmu::{Moves, OnItsWay};
+    #[pymodule_export]
+    use crate::pinned::{DeviceMapping, is_pinned, pin_file, unpin_file};
     #[pymodule_export]
     use crate::stats::stats;
     #[pymodule_export]

@@ -8,8 +8,8 @@ use crate::buffer::{Access, Buffer, MemoryPlace};
 use crate::stream::StreamScope;
 use crate::{failure, signals};
 
-/// Reads `lengths` bytes (a number for all, or 8-byte integers) from each of `offsets` into `out`, one piece behind the
-/// other, and waits. What became of each stands in `results`: bytes, or an errno with a minus sign. Returns how many
+/// Reads `lengths` bytes (a number for all, or 8-byte integers) from each of `offsets` into `out`, one after the
+/// other, and waits. `results` has the result of each: bytes, or a negative errno. Returns how many
 /// failed.
 #[pyfunction]
 pub(crate) fn read_many(

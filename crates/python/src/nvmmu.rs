@@ -22,13 +22,13 @@ const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Moves between files and devices, from its making to `end`.
 #[pyclass(frozen, module = "spinio._spinio", name = "NvmmuSession")]
 pub(crate) struct Moves {
-    /// Locked without the GIL only: who waits for it must not keep others from ending their move.
+    /// Locked without the GIL only: a thread that waits for it must not block other threads from completing their move.
     session: Mutex<Option<Session>>,
     /// Memory of moves that may not be over. Locked under the GIL, and for no longer than a look.
     kept: Mutex<Vec<(Ticket, OwnedGuard)>>,
     /// The thread that has it locked. A signal's handler may run in the middle of a move, and must not wait for that.
     busy: AtomicU32,
-    /// In a forked child the locks may be held for ever.
+    /// In a forked child the locks may stay locked forever.
     process: u32,
 }
 
@@ -47,8 +47,8 @@ impl Moves {
         })
     }
 
-    /// Says where downloads to the output will go.
-    fn expect(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<()> {
+    /// Announces the range of later downloads in the output.
+    fn hint_range(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<()> {
         self.with_session(py, |session| session.expect(offset, bytes))
     }
 
@@ -145,7 +145,7 @@ impl Moves {
 }
 
 impl Moves {
-    /// Queues a move. Its memory is kept until it is over, whoever lets go of the array or of the ticket meanwhile.
+    /// Queues a move. Its memory is kept until it is over, even if the array or the ticket is dropped meanwhile.
     fn queue_move(
         &self,
         array: &Bound<'_, PyAny>,
@@ -171,7 +171,7 @@ impl Moves {
         Ok(OnItsWay { ticket, process: self.process })
     }
 
-    /// Lets go of the memory of moves that are over.
+    /// Releases the memory of completed moves.
     fn release_finished(&self) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let (over, still) = std::mem::take(&mut *kept).into_iter().partition(|(ticket, _)| ticket.is_done());
@@ -251,16 +251,24 @@ fn device_memory(buffer: &Buffer<'_>) -> PyResult<Option<Target>> {
 }
 
 fn report_dict<'py>(py: Python<'py>, done: &Done) -> PyResult<Bound<'py, PyDict>> {
-    let said = PyDict::new(py);
+    let dict = PyDict::new(py);
     let report = &done.report;
-    said.set_item("uploaded", report.uploaded)?;
-    said.set_item("downloaded", report.downloaded)?;
-    said.set_item("promise", &done.promise)?;
-    said.set_item("whole", report.whole)?;
-    said.set_item("neighbours", report.neighbours)?;
-    said.set_item("loose", report.loose)?;
-    said.set_item("read_ahead", report.read_ahead)?;
-    Ok(said)
+    dict.set_item("uploaded", report.uploaded)?;
+    dict.set_item("downloaded", report.downloaded)?;
+    // With the names of earlier releases beside the new ones.
+    for name in ["mode", "promise"] {
+        dict.set_item(name, &done.promise)?;
+    }
+    for (new, old, bytes) in [
+        ("full_stripe", "whole", report.whole),
+        ("filler", "neighbours", report.neighbours),
+        ("unaligned", "loose", report.loose),
+    ] {
+        dict.set_item(new, bytes)?;
+        dict.set_item(old, bytes)?;
+    }
+    dict.set_item("read_ahead", report.read_ahead)?;
+    Ok(dict)
 }
 
 fn error(errno: Errno, text: String) -> Error {

@@ -6,7 +6,7 @@
 //!   the rest  the tensors' bytes, counted from 0
 //! ```
 //!
-//! A header is somebody else's input and decides which bytes become which tensor. So everything it claims is checked
+//! A header is untrusted input and decides which bytes become which tensor. So everything it claims is checked
 //! before a byte of data is read: its own length, every name only once, a type that we know, a shape whose size can be
 //! computed and is that of its bytes, and bytes that lie inside the file, without overlap and without a gap. The last two
 //! are rules of the format: without them one file could mean two things, or hide something.
@@ -51,7 +51,7 @@ const DTYPES: [(&str, u64); 22] = [
     ("U64", 64),
 ];
 
-/// One tensor of a file; its bytes are `begin..end` behind the header.
+/// One tensor of a file; its bytes are `begin..end` after the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tensor {
     pub(crate) name: String,
@@ -61,7 +61,7 @@ pub(crate) struct Tensor {
     pub(crate) end: u64,
 }
 
-/// A header whose claims hold.
+/// A valid header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     /// The free text, if there is any.

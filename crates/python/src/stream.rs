@@ -3,9 +3,9 @@
 use pyo3::prelude::*;
 use spinio_runtime::client::{Stream, set_thread_stream, thread_stream};
 
-use crate::buffer::ReadOrder;
+use crate::described::ReadOrder;
 
-/// Makes this thread's transfers go behind what is queued on a stream (a handle), whatever the arrays say; 0 ends that.
+/// Orders this thread's transfers after the work queued on a stream (a handle), whichever stream an array names; 0 undoes it.
 #[pyfunction]
 pub(crate) fn set_stream(handle: u64) {
     // The legacy default stream has a second name.

@@ -7,7 +7,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
 use spinio_runtime::client::Stream;
 
-use crate::buffer::{BufferGuard, Described, Location, ReadOrder, total_bytes};
+use crate::described::{BufferGuard, Described, Location, ReadOrder, total_bytes};
 
 /// `torch.Tensor` and `torch.cuda.current_stream`, once the program has imported torch.
 struct Torch {
@@ -17,7 +17,7 @@ struct Torch {
 
 static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
 
-/// Torch, if somebody has imported it: we never do.
+/// Torch, if the program has imported it; SPIN never does.
 fn torch(py: Python<'_>) -> PyResult<Option<&'static Torch>> {
     if let Some(known) = TORCH.get(py) {
         return Ok(Some(known));

@@ -26,7 +26,7 @@ fn max_piece(bytes: usize) -> usize {
     if bytes <= MAX_RW_COUNT { MAX_RW_COUNT } else { PIECE }
 }
 
-/// Fills `into` from the file, at `offset` or, with None, where the descriptor stands. Returns the bytes read, or None
+/// Fills `into` from the file, at `offset` or, with None, at the descriptor's offset. Returns the bytes read, or None
 /// where a descriptor that does not wait has none. `wait`: until they have arrived, however few they are.
 #[pyfunction]
 #[pyo3(signature = (fd, into, offset=None, *, wait=false))]
@@ -72,7 +72,7 @@ fn read_device(
     })
 }
 
-/// Writes the bytes of `from` to the file, at `offset` or where the descriptor stands. Returns the bytes written, or None
+/// Writes the bytes of `from` to the file, at `offset` or at the descriptor's offset. Returns the bytes written, or None
 /// where a descriptor that does not wait takes none.
 #[pyfunction]
 #[pyo3(signature = (fd, from, offset=None))]
@@ -120,8 +120,8 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, P
     said.set_item("address", address)?;
     said.set_item("bytes", buffer.bytes)?;
     let stream = match buffer.order {
-        crate::buffer::ReadOrder::On(queue) => Some(queue.0),
-        crate::buffer::ReadOrder::Synchronous => None,
+        crate::described::ReadOrder::On(queue) => Some(queue.0),
+        crate::described::ReadOrder::Synchronous => None,
     };
     said.set_item("stream", stream)?;
     Ok(said)

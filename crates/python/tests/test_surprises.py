@@ -31,17 +31,17 @@ def test_reprs(data, tmp_path):
     name = repr(data)
     with spinio.open(data) as f:
         assert repr(f) == f"<spinio.File name={name} mode='rb'>"
-        with f.hold(like=emulated.empty(1)) as h:
-            assert repr(h) == f"<spinio.Hold of {f!r}>"
+        with f.pin(like=emulated.empty(1)) as h:
+            assert repr(h) == f"<spinio.PinnedFile of {f!r}>"
             with h.map(0, 4096) as m:
                 assert repr(m) == f"<spinio.Map of 4096 bytes at {m.address:#x}>"
             assert repr(m) == "<spinio.Map unmapped>"
-        assert repr(h) == "<spinio.Hold released>"
+        assert repr(h) == "<spinio.PinnedFile unpinned>"
     assert repr(f) == "<spinio.File closed>"
     out = os.fspath(tmp_path / "out")
     with nvmmu.session(out) as s:
         assert repr(s) == f"<spinio.nvmmu.Session into {out!r}>"
-        with emulated.held():
+        with emulated.paused():
             move = s.upload_async(data, emulated.empty(100))
             assert repr(move) == "<spinio.nvmmu.Ticket in flight>"
         move.wait()
@@ -160,7 +160,7 @@ def test_sessions_accept_bytes_paths(data, noise, tmp_path):
 
 
 def test_pin_and_map_errors_name_the_file(data, tmp_path):
-    with spinio.open(data) as f, f.hold(like=emulated.empty(1)) as h:
+    with spinio.open(data) as f, f.pin(like=emulated.empty(1)) as h:
         with pytest.raises(OSError, match="does not lie in the file") as caught:
             h.map(0, 1 << 40)
         assert caught.value.errno == errno.EINVAL and caught.value.filename == data
@@ -168,7 +168,7 @@ def test_pin_and_map_errors_name_the_file(data, tmp_path):
     path.write_bytes(b"x" * 10000)
     with open(path, "r+b"), spinio.open(path) as f:
         with pytest.raises(OSError) as caught:
-            f.hold(like=emulated.empty(1))
+            f.pin(like=emulated.empty(1))
         assert str(caught.value.filename) == str(path)
 
 

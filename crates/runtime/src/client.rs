@@ -133,7 +133,7 @@ impl Target {
         telling(|report| unsafe { (table().device_name)(&self.memory, report) }).1.map_or_else(String::new, |e| e.text)
     }
 
-    /// Copies out of it, behind what this thread has queued.
+    /// Copies out of it, after the work that this thread has queued.
     pub fn fetch(&self, into: &mut [u8]) -> Result<(), Error> {
         // SAFETY: filled in by `find`; the bytes are ours.
         let done =
@@ -245,7 +245,7 @@ fn memory(like: Option<&Target>) -> *const Memory {
     like.map_or(null(), |target| &raw const target.memory)
 }
 
-/// Holds a file for the device of some memory, or for the one in use.
+/// Pins a file for the device of some memory, or for the device in use.
 pub fn hold(fd: c_int, like: Option<Target>) -> Result<(), Error> {
     // SAFETY: null, or filled in by `find`.
     counted(|report| unsafe { (table().hold)(fd, memory(like.as_ref()), report) }).map(drop)
@@ -257,12 +257,12 @@ pub fn release(fd: c_int) -> Result<(), Error> {
     counted(|report| unsafe { (table().release)(fd, report) }).map(drop)
 }
 
-/// Whether a file is held, and nobody wants it back.
+/// Whether a file is pinned, and no process waits to write it.
 pub fn is_held(fd: c_int) -> bool {
     (table().is_held)(fd) != 0
 }
 
-/// A range of a held file, at an address that kernels read.
+/// A range of a pinned file, at an address that GPU kernels read.
 #[derive(Debug)]
 pub struct Map(NonNull<c_void>);
 
@@ -295,7 +295,7 @@ impl Map {
         unsafe { (table().map_is_here)(self.0.as_ptr()) != 0 }
     }
 
-    /// Whether somebody waits to write the file.
+    /// Whether a process waits to write the file.
     pub fn is_wanted_back(&self) -> bool {
         // SAFETY: it is there until it is dropped.
         unsafe { (table().map_is_wanted)(self.0.as_ptr()) != 0 }
@@ -325,7 +325,7 @@ pub struct Session(NonNull<c_void>);
 // SAFETY: the library's object is `Send` there, and changed only by who has it alone.
 unsafe impl Send for Session {}
 
-/// What a session did, and what it could promise.
+/// What a session did, and how its output was written.
 #[derive(Clone, Debug)]
 pub struct Done {
     /// In numbers.
@@ -386,7 +386,7 @@ impl Session {
 
     /// The output, where one was named.
     pub fn output(&self) -> Option<PathBuf> {
-        // SAFETY: it is there, and nobody changes it meanwhile.
+        // SAFETY: it is alive, and no thread changes it meanwhile.
         telling(|report| unsafe { (table().session_output)(self.0.as_ptr(), report) }).1.and_then(|said| said.path)
     }
 
@@ -465,7 +465,7 @@ impl Clone for Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        // SAFETY: let go of once.
+        // SAFETY: released once.
         unsafe { (table().ticket_drop)(self.0.as_ptr()) }
     }
 }

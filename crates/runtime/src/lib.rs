@@ -16,7 +16,7 @@
 //! To hand the one's Rust objects to the other would be sound only where both were made by the same compiler, of the same
 //! sources, with the same features; nothing checks that at run time, and code of the second would still see its own
 //! statics. So nothing of Rust crosses: numbers, pointers, `#[repr(C)]` structs and C functions, all of which run in the
-//! library that the table belongs to. What stands for an object there is opaque here.
+//! library that the table belongs to. Its objects are opaque here.
 //!
 //! **Versions.** The number in the symbol's name changes when a function changes its meaning. New functions are added at the
 //! end of the table, which begins with its size: [`client`] uses a table that is at least as long as the one it knows.
@@ -67,7 +67,7 @@ pub struct Report {
     context: *mut c_void,
 }
 
-/// What a session of NVMMU did; its promise is told as a text.
+/// What an NVMMU session did; the mode of its output is reported as text.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SessionReport {
@@ -77,7 +77,7 @@ pub struct SessionReport {
     pub downloaded: u64,
     /// Bytes written as whole stripes.
     pub whole: u64,
-    /// Of these, old bytes of neighbours.
+    /// Of these, filler: old bytes of the stripes, not the session's.
     pub neighbours: u64,
     /// Bytes of the output written as they came.
     pub loose: u64,
@@ -112,7 +112,7 @@ struct Pieces {
     known: *const Memory,
 }
 
-/// The functions. Where none is said, an answer is 0 or a count, and -1 after `report` was told why not; a pointer is null then.
+/// The functions. Unless stated otherwise each returns 0 or a count, or -1 after it has reported the error; a pointer is then null.
 /// What is opaque was made by a function of the same table.
 #[repr(C)]
 pub struct Table {

@@ -1,27 +1,27 @@
 //! The file that a session writes its results to.
 //!
 //! ```text
-//!   begin(output) ─> geometry, lease         keeper: room, stripes, old bytes of neighbours     (prepare.rs)
-//!        kernel runs                           │
-//!   download ──> whole stripes ───────────────── device -> staging ─┐
-//!            ──> stripes in part ─ gathered ───── here, in memory ──┼── O_DIRECT, each request whole stripes
-//!            ──> loose bytes ───────────────────> page cache        │   (nothing is read)
-//!   end ───────> gathered stripes, with their neighbours' bytes ────┘                         (requests.rs)
+//!   begin(output) ─> geometry, lease         shadow worker: reservation, stripes, filler        (prepare.rs)
+//!        GPU kernel runs                       │
+//!   download ──> full stripes ────────────────── device -> bounce ──┐
+//!            ──> partial stripes ─ gathered ───── in memory ────────┼── O_DIRECT, each request full stripes
+//!            ──> unaligned bytes ───────────────> page cache        │   (no old byte is read)
+//!   end ───────> gathered stripes, with their filler ───────────────┘                         (requests.rs)
 //! ```
 //!
-//! Why: RAID-5 and -6 make the parity of a stripe that is written whole out of what is written. Of a stripe that is
-//! written in part they first read the rest, or the old bytes and the old parity, and the writer waits. A degraded array
-//! reads even more. Those reads can be made while the kernel runs, by reading the *other bytes of the stripe* beforehand
-//! and writing all of it.
+//! Why: RAID-5 and -6 compute the parity of a full-stripe write from the written bytes. For a partial stripe they first
+//! read the rest, or the old bytes and the old parity, and the writer waits. A degraded array reads even more. Those reads
+//! can be made while the GPU kernel runs: the *other bytes of the stripe* (the filler) are read beforehand, and the full
+//! stripe is written.
 //!
-//! That writes bytes which are not the session's. So there are two promises:
+//! That writes bytes which are not the session's. So there are two guarantees:
 //!
-//! - **Always**: the output is right, whatever others do to the file. Whole stripes of the session's own bytes are
+//! - **Always**: the output is correct, whatever other processes do to the file. Full stripes of the session's own bytes are
 //!   written directly, everything else as any program would write it.
-//! - **Prepared** stripes, with neighbours' bytes, are written only while nobody else has the file open (a write lease,
+//! - **Preread** stripes, with filler, are written only while no other process has the file open (a write lease,
 //!   asked for before the old bytes are read, and asked again before each request that writes them back) and only where a stripe is one piece
-//!   of this file on the device (FIEMAP). Who opens the file meanwhile waits until a write under way is over; from then
-//!   on neighbours are left alone. The session's report says so.
+//!   of this file on the device (FIEMAP). A process that opens the file meanwhile waits until a write in flight has completed; from then
+//!   on no filler is written. The session's report gives the cause.
 //!
 //! Known flaws: a stripe is written whole for a single byte in it, which is more to write than a read-modify-write; what
 //! is gathered is not in the file before the session ends or is flushed; the preparation reads through the page cache.
@@ -33,7 +33,7 @@ mod survey;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use spinio_device::DeviceAddr;
 use spinio_io::settings::NvmmuStripes;
@@ -43,14 +43,11 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use self::prepare::Preparation;
-use self::stripes::Stripe;
+use self::stripes::{MAX_GATHERED, Stripe};
 use self::survey::survey;
 use crate::files::{c_path, open_output};
-use crate::session::write_all;
+use crate::moves::write_all;
 use crate::{Error, OutputMode, Report};
-
-/// Bytes that are gathered before some are written early.
-const MAX_GATHERED: u64 = 64 << 20;
 
 /// Bytes of a request: what md takes in one piece.
 const REQUEST_BYTES: u64 = 1 << 20;
@@ -59,7 +56,7 @@ const REQUEST_BYTES: u64 = 1 << 20;
 enum WriteMode {
     /// As any program would; why.
     Passthrough(String),
-    /// In stripes; `lease` while nobody else has the file open, else why it is not, or no longer, so.
+    /// In stripes; `lease` while no other process has the file open, else the cause why there is none.
     Striped { array: ParityArray, lease: Option<Arc<WriteLease>>, lease_missing: String },
 }
 
@@ -127,7 +124,7 @@ impl Output {
         c_path(path).and_then(|name| linux::dev_and_inode(&name)) == Ok(self.identity)
     }
 
-    /// Prepares a range on a keeper.
+    /// Prepares a range on a shadow worker.
     pub(crate) fn hint_range(&mut self, offset: u64, len: u64) {
         let WriteMode::Striped { array, lease: Some(_), .. } = &self.mode else { return };
         if std::mem::take(&mut self.hints_are_guesses) {
@@ -181,7 +178,7 @@ impl Output {
                 }
                 StripePart::Unaligned => {
                     if self.stripes.overlaps(&span.range) {
-                        // What lies there looked like a stripe before: the older bytes go first.
+                        // These bytes were part of a stripe before: the older bytes are written first.
                         self.write_partial_stripes()?;
                         self.stripes.drop_overlapping(&span.range);
                     }
@@ -360,7 +357,7 @@ fn choose_mode(runtime: &Runtime, file: &Arc<ShadowFile>, assumed_array: Option<
     let lease = match setting {
         NvmmuStripes::Aligned => Err("SPINIO_NVMMU=shaped".to_owned()),
         _ => file.take_write_lease().map_err(|errno| match errno {
-            Errno::AGAIN => "somebody else has the file open".to_owned(),
+            Errno::AGAIN => "another process has the file open".to_owned(),
             Errno::ACCESS => "only the owner of a file gets a lease on it".to_owned(),
             errno => format!("no lease: {errno}"),
         }),
@@ -369,9 +366,4 @@ fn choose_mode(runtime: &Runtime, file: &Arc<ShadowFile>, assumed_array: Option<
         Ok(lease) => WriteMode::Striped { array, lease: Some(Arc::new(lease)), lease_missing: String::new() },
         Err(why_not) => WriteMode::Striped { array, lease: None, lease_missing: why_not },
     }
-}
-
-/// As in `io`: what a panicking thread left behind is still consistent here.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

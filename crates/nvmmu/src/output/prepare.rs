@@ -1,4 +1,4 @@
-//! What is done for an output before there is anything to write: on a keeper, while the program goes on.
+//! Preparation of an output before its first write: on a shadow worker, while the program runs.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -10,19 +10,19 @@ use spinio_plan::shape::StripePart;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
+use super::stripes::MAX_GATHERED;
 use super::survey::survey;
-use super::{MAX_GATHERED, lock};
 
-/// Old bytes: the stripe, where in it, what stands there.
+/// Old bytes: the stripe, the position in it, the bytes.
 type OldBytes = (u64, u64, Vec<u8>);
 
 #[derive(Default)]
 struct PreparationState {
     running: usize,
-    /// All that is expected, and what of it nobody has looked at yet.
+    /// All ranges announced, and those of them not processed yet.
     hinted: RangeSet<u64>,
     pending: RangeSet<u64>,
-    /// What was read and not taken yet.
+    /// Ranges that were read and not taken yet.
     preread: RangeSet<u64>,
     hint_count: u64,
     ready: Vec<OldBytes>,
@@ -34,7 +34,7 @@ struct PreparationState {
 }
 
 impl PreparationState {
-    /// What is neither expected nor read of a range.
+    /// The parts of a range that are neither announced nor read.
     fn gaps(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let not_hinted = self.hinted.gaps(range);
         not_hinted.flat_map(|gap| self.preread.gaps(&gap).collect::<Vec<_>>()).collect()
@@ -48,7 +48,7 @@ pub(super) struct Preparation {
     changed: Condvar,
 }
 
-/// Counts a preparation until it is over, however that comes.
+/// Counts a preparation until it has ended, also by a panic.
 struct RunGuard {
     preparation: Arc<Preparation>,
     counted: bool,
@@ -76,7 +76,7 @@ impl RunGuard {
         match &next {
             Some(next) => state.pending.remove(next.clone()),
             None => {
-                // With the lock in hand, so that who announces from now on starts anew.
+                // With the lock in hand, so that a later announcement starts a new one.
                 self.counted = false;
                 state.running -= 1;
                 self.preparation.changed.notify_all();
@@ -90,7 +90,7 @@ impl RunGuard {
 const HINT_DELAY: Duration = Duration::from_millis(1);
 
 impl Preparation {
-    /// Prepares a range on a keeper. The file's lease must be held, and nothing be written, until
+    /// Prepares a range on a shadow worker. The file's lease must be in place, and nothing be written, until
     /// [`Preparation::finish`].
     pub(super) fn begin(self: &Arc<Self>, file: &Arc<ShadowFile>, array: ParityArray, range: Range<u64>) {
         let mut state = lock(&self.state);
@@ -103,7 +103,7 @@ impl Preparation {
         state.running += 1;
         drop(state);
         let mut running = RunGuard { preparation: Arc::clone(self), counted: true };
-        // Where no keeper can be had, the closure goes, and with it the count.
+        // Without a shadow worker the closure is dropped, and the count with it.
         file.spawn(move |fd| {
             while let Some(range) = running.next() {
                 // What cannot be prepared is written as it comes.
@@ -197,7 +197,7 @@ const MAX_RANGES: usize = 64;
 
 /// Where downloads into a file will probably go.
 pub(super) fn last_writes(file: (u64, u64)) -> Vec<Range<u64>> {
-    // Held for ever in a forked child, perhaps: it does without.
+    // In a forked child it may stay locked forever: the child does without.
     let Ok(all) = LAST_WRITES.try_lock() else { return Vec::new() };
     all.iter().find(|(f, _)| *f == file).map(|(_, ranges)| ranges.iter().cloned().collect()).unwrap_or_default()
 }
@@ -213,4 +213,9 @@ pub(super) fn record_writes(file: (u64, u64), ranges: &RangeSet<u64>) {
         all.remove(0);
     }
     all.push((file, ranges.clone()));
+}
+
+/// As in `io`: what a panicking thread left is still consistent here.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,13 +1,13 @@
 //! The requests that an output is written with.
 //!
 //! ```text
-//!   whole stripes of downloads ────────┐
-//!   stripes that downloads filled ─────┼──> O_DIRECT, together                  (nobody's bytes but the session's)
-//!   stripes with neighbours' bytes ────┴──> O_DIRECT, while the lease is there  ── gone ──┐
-//!   bytes of stripes that are not known <─────────────────────────────────────────────────┘ ──> page cache
+//!   full stripes of downloads ─────────┐
+//!   stripes that downloads completed ──┼──> O_DIRECT, together                  (only bytes of the session)
+//!   stripes with filler ───────────────┴──> O_DIRECT, while the lease lasts  ── broken ───┐
+//!   bytes of stripes that are unknown  <──────────────────────────────────────────────────┘ ──> page cache
 //! ```
 //!
-//! Whatever does not go in as a stripe goes in as bytes of downloads alone; only what fails there too is an error.
+//! Bytes that cannot be written as a stripe are written without filler; only if that fails too, it is an error.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ impl Output {
                 match lease.with_lease(|| self.write_preread(&complete, &lease)) {
                     Some((Ok(left), trimmed)) => {
                         if !left.is_empty() {
-                            self.stop_filling("somebody opened the file");
+                            self.stop_filling("another process opened the file");
                         }
                         let unwritten = left.iter().map(|&number| &complete[number]);
                         self.write_unaligned(unwritten)?;
@@ -46,7 +46,7 @@ impl Output {
                         trimmed?;
                     }
                     None => {
-                        self.stop_filling("somebody opened the file");
+                        self.stop_filling("another process opened the file");
                         self.write_unaligned(&complete)?;
                     }
                 }
@@ -56,8 +56,8 @@ impl Output {
         self.write_unaligned(&rest)
     }
 
-    /// Whole stripes with neighbours' bytes, as long as the lease is held: asked for before each. Those that are not
-    /// written because it is not any more; and whether the file ends where it should.
+    /// Writes full stripes with filler while the lease lasts, which is checked before each. Returns the stripes that were not
+    /// written because the lease was broken, and whether the file was truncated to its size.
     fn write_preread(
         &mut self,
         stripes: &[(u64, Stripe)],
@@ -96,7 +96,8 @@ impl Output {
         let (check, size) = (lease.check(), self.file.run_blocking(|fd| linux::fstat(fd).map(|s| s.size)));
         let exclusive = self.file.run_blocking(move |_| Ok(check())) == Ok(true) || lease.is_recent();
         if !exclusive && size.is_ok_and(|size| size > to) {
-            let why = format!("somebody got at the file before it could be cut off: behind byte {to} it has zeros");
+            let why =
+                format!("another process opened the file before it could be truncated: past byte {to} it has zeros");
             return Err(Error::new(ErrorKind::Failed(Errno::BUSY), "write", why).with_path(&self.path));
         }
         self.file

@@ -1,10 +1,13 @@
-//! Stripes that are being put together in memory: bytes of downloads, and old bytes of their neighbours.
+//! Stripes gathered in memory: bytes of downloads, and filler.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use rangemap::RangeSet;
 use spinio_io::AlignedBuf;
+
+/// Gathered bytes above which some are written early.
+pub(super) const MAX_GATHERED: u64 = 64 << 20;
 
 /// Memory of one stripe.
 pub(super) struct Stripe {
@@ -96,7 +99,7 @@ impl Stripes {
         self.by_start.range(..range.end).any(|(at, s)| at + s.width as u64 > range.start)
     }
 
-    /// Whether a stripe lies across a border of a range.
+    /// Whether a stripe crosses a border of a range.
     pub(super) fn straddles(&self, range: &Range<u64>) -> bool {
         let end = |(at, stripe): (&u64, &Stripe)| at + stripe.width as u64;
         let mut overlapping = self.by_start.range(..range.end).rev().take_while(|&entry| end(entry) > range.start);

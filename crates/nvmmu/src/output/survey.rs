@@ -1,4 +1,4 @@
-//! Where an output lies: room for what will come, and the stripes that it fills.
+//! The blocks of an output: reservation for later writes, and the stripes that it fills.
 
 use std::ops::Range;
 
@@ -7,11 +7,11 @@ use spinio_io::{ParityArray, StripeMap};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-/// Room reserved behind a file that grows, where nobody else can see it.
+/// Bytes reserved past the end of a file that grows, where no other process can see them.
 const PREALLOCATE_BYTES: u64 = 16 << 20;
 
 /// Finds the stripes of a range, and reserves room where it has none; true: some of it may lie beyond the end of the file.
-/// Runs on a keeper. `alone`: nobody else has the file open, so that such room can be given back.
+/// Runs on a shadow worker. `exclusive`: no other process has the file open, so that the reservation can be released.
 pub(super) fn survey(
     fd: Fd,
     array: ParityArray,

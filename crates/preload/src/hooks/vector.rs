@@ -92,9 +92,9 @@ pub(super) unsafe fn serve(
         return handler(fd, vectors, count, at, flags);
     }
     let moved = next();
-    // SAFETY: as above.
     if moved == -1
         && errno::get() == libc::EFAULT
+        // SAFETY: as above.
         && unsafe { any_device(vectors, count, at, caller, device_owner_after_fault) }
     {
         entry.restore();

@@ -22,22 +22,22 @@ static void unpin_by_close_range(int fd)
     int other = dup2(fd, 900);
     CHECK(other == 900 && dup2(fd, 899) == 899 && dup2(fd, 901) == 901);
     pthread_t thread;
-    CHECK(spinio_hold(other) == 0);
-    CHECK(close_range(901, ~0u, 0) == 0 && close_range(800, 899, 0) == 0 && spinio_is_held(fd) == 1);
-    CHECK(close_range(900, ~0u, CLOSE_RANGE_CLOEXEC) == 0 && spinio_is_held(fd) == 1);
+    CHECK(spinio_pin_file(other) == 0);
+    CHECK(close_range(901, ~0u, 0) == 0 && close_range(800, 899, 0) == 0 && spinio_is_pinned(fd) == 1);
+    CHECK(close_range(900, ~0u, CLOSE_RANGE_CLOEXEC) == 0 && spinio_is_pinned(fd) == 1);
     FAILS(close_range(900, 900, 1 << 30), EINVAL);
     FAILS(close_range(901, 900, 0), EINVAL);
     closefrom(901);
     CHECK(pthread_create(&thread, NULL, close_in_unshared_table, &other) == 0 && pthread_join(thread, NULL) == 0);
-    CHECK(spinio_is_held(fd) == 1 && fcntl(other, F_GETFD) == FD_CLOEXEC);
-    CHECK(close_range(900, 900, 0) == 0 && spinio_is_held(fd) == 0);
+    CHECK(spinio_is_pinned(fd) == 1 && fcntl(other, F_GETFD) == FD_CLOEXEC);
+    CHECK(close_range(900, 900, 0) == 0 && spinio_is_pinned(fd) == 0);
     CHECK(dup2(fd, other) == other);
-    /* The previous pin may still be in release: spinio_hold waits for it. */
-    CHECK(spinio_hold(other) == 0 && spinio_is_held(fd) == 1);
+    /* The previous pin may still be in release: spinio_pin_file waits for it. */
+    CHECK(spinio_pin_file(other) == 0 && spinio_is_pinned(fd) == 1);
     closefrom(900);
-    CHECK(spinio_is_held(fd) == 0);
+    CHECK(spinio_is_pinned(fd) == 0);
     for (int i = 0; i < 50; i++) {
-        CHECK(dup2(fd, other) == other && spinio_hold(other) == 0);
+        CHECK(dup2(fd, other) == other && spinio_pin_file(other) == 0);
         close(other);
     }
 }
@@ -92,7 +92,7 @@ int main(void)
 
     /* Batches: read ops, arrays, one buffer; and an asynchronous batch. */
     enum { PIECES = 500, PIECE = 700 };
-    static struct spinio_piece piece[PIECES];
+    static struct spinio_read_op piece[PIECES];
     static uint64_t offsets[PIECES], sizes[PIECES];
     static void *buffers[PIECES];
     static int64_t results[PIECES];
@@ -100,7 +100,7 @@ int main(void)
         offsets[i] = (uint64_t)i * 7919 % (SIZE - PIECE);
         sizes[i] = PIECE;
         buffers[i] = a + i * 1000;
-        piece[i] = (struct spinio_piece){.fd = fd, .offset = offsets[i], .size = PIECE, .buffer = b + i * 1000};
+        piece[i] = (struct spinio_read_op){.fd = fd, .offset = offsets[i], .size = PIECE, .buffer = b + i * 1000};
     }
     piece[1].fd = -1;
     CHECK(spinio_batch(piece, PIECES) == (PIECES - 1) * PIECE);
@@ -112,7 +112,7 @@ int main(void)
     }
     CHECK(spinio_batch_fixed(fd, offsets, PIECE, a, NULL, PIECES) == PIECES * PIECE);
     CHECK(spinio_mem_copy(back, a + 9 * PIECE, PIECE) == 0 && memcmp(host + offsets[9], back, PIECE) == 0);
-    spinio_batch_ticket *ticket = spinio_batch_submit(piece, PIECES);
+    spinio_batch_handle *ticket = spinio_batch_submit(piece, PIECES);
     CHECK(ticket && spinio_batch_poll(ticket) >= 0);
     CHECK(spinio_batch_wait(ticket) == (PIECES - 1) * PIECE);
     FAILS(spinio_batch(NULL, 1), EINVAL);
@@ -120,16 +120,16 @@ int main(void)
     CHECK(spinio_stats(&after, sizeof after) == 0);
 
     /* A pinned file. */
-    FAILS(spinio_hold(fd), ETXTBSY);
+    FAILS(spinio_pin_file(fd), ETXTBSY);
     CHECK(strstr(spinio_last_error(), "open for writing"));
-    CHECK(spinio_is_held(fd) == 0 && spinio_map(fd, 0, 100, 0) == NULL && errno == ETXTBSY);
-    FAILS(spinio_release(fd), ESTALE);
+    CHECK(spinio_is_pinned(fd) == 0 && spinio_map(fd, 0, 100, 0) == NULL && errno == ETXTBSY);
+    FAILS(spinio_unpin_file(fd), ESTALE);
     close(fd);
     fd = open("api.tmp", O_RDONLY);
     for (int i = 0; i < PIECES; i++)
         piece[i].fd = fd;
-    if (spinio_hold(fd) == 0) {
-        CHECK(spinio_is_held(fd) == 1);
+    if (spinio_pin_file(fd) == 0) {
+        CHECK(spinio_is_pinned(fd) == 1);
         struct spinio_counters then = after;
         CHECK(spinio_batch(piece, PIECES) == PIECES * PIECE);
         CHECK(spinio_pread(fd, a, SIZE, 0) == SIZE);
@@ -139,15 +139,15 @@ int main(void)
         CHECK(after.route[SPINIO_ROUTE_DMA].bytes == then.route[SPINIO_ROUTE_DMA].bytes + SIZE);
         const unsigned char *map = spinio_map(fd, 10, 100, 0);
         CHECK(map && memcmp(map, host + 10, 100) == 0); /* GPU kernels of the emulated GPU run on the CPU */
-        CHECK(spinio_map_wanted(map) == 0 && spinio_unmap(map) == 0);
-        FAILS(spinio_map_wanted(map), EINVAL);
+        CHECK(spinio_map_revoked(map) == 0 && spinio_unmap(map) == 0);
+        FAILS(spinio_map_revoked(map), EINVAL);
         FAILS(spinio_unmap(map), EINVAL);
-        CHECK(spinio_release(fd) == 0 && spinio_is_held(fd) == 0);
+        CHECK(spinio_unpin_file(fd) == 0 && spinio_is_pinned(fd) == 0);
         /* Closing the pinning descriptor unpins the file. */
         int other = dup(fd);
-        CHECK(spinio_hold(other) == 0 && spinio_is_held(fd) == 1);
+        CHECK(spinio_pin_file(other) == 0 && spinio_is_pinned(fd) == 1);
         close(other);
-        CHECK(spinio_is_held(fd) == 0);
+        CHECK(spinio_is_pinned(fd) == 0);
         unpin_by_close_range(fd);
     } else {
         CHECK(errno == EOPNOTSUPP); /* a file system without leases */

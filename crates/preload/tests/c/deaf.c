@@ -56,20 +56,20 @@ int main(int argc, char **argv)
         /* Enough for threads and their arenas, but not for the file. */
         limit.rlim_cur = (kilobytes << 10) + LARGE / 2;
         CHECK(kilobytes && setrlimit(RLIMIT_AS, &limit) == 0);
-        FAILS(spinio_hold(fd), ENOMEM);
+        FAILS(spinio_pin_file(fd), ENOMEM);
         CHECK(strstr(spinio_last_error(), "RLIMIT_AS") && !strstr(spinio_last_error(), "overlayfs"));
         return 0;
     }
-    if (spinio_hold(fd) != 0) {
+    if (spinio_pin_file(fd) != 0) {
         printf("skipped: %s\n", spinio_last_error());
         return 0;
     }
     if (!strcmp(argv[1], "after"))
         refuse_tgkill();
     for (int i = 0; i < 3; i++) {
-        CHECK(spinio_is_held(fd) == 1 && spinio_release(fd) == 0 && spinio_is_held(fd) == 0);
-        CHECK(spinio_hold(fd) == 0);
+        CHECK(spinio_is_pinned(fd) == 1 && spinio_unpin_file(fd) == 0 && spinio_is_pinned(fd) == 0);
+        CHECK(spinio_pin_file(fd) == 0);
     }
-    CHECK(spinio_release(fd) == 0);
+    CHECK(spinio_unpin_file(fd) == 0);
     return 0;
 }

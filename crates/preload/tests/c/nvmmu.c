@@ -42,12 +42,12 @@ static void large_sizes_and_report(void)
 {
     struct nvmmu_report report;
     CHECK(nvmmu_begin(1, "nvmmu.big") == 0);
-    CHECK(nvmmu_expect(5LL << 30, 1000) == 0);
+    CHECK(nvmmu_hint_range(5LL << 30, 1000) == 0);
     CHECK(nvmmu_move("nvmmu.big", device, 5LL << 30, 1000, D2H) == 1000);
     CHECK(nvmmu_flush(1) == 0);
     CHECK(nvmmu_move("nvmmu.big", device + 2000, 5LL << 30, SIZE - 2000, H2D) == 1000);
     CHECK(nvmmu_end(1, &report, sizeof report) == 0);
-    CHECK(report.uploaded == 1000 && report.downloaded == 1000 && report.promise != NVMMU_NO_OUTPUT);
+    CHECK(report.uploaded == 1000 && report.downloaded == 1000 && report.mode != NVMMU_NO_OUTPUT);
     CHECK(unlink("nvmmu.big") == 0);
 }
 

@@ -14,7 +14,7 @@ pub(crate) fn library() -> PathBuf {
     library
 }
 
-/// `tests/c/` and what else is named from this package.
+/// A path relative to this package.
 pub(crate) fn source(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
@@ -26,29 +26,34 @@ pub(crate) fn headers() -> PathBuf {
 
 static BUILD_DIR: OnceLock<TempDir> = OnceLock::new();
 
-/// A folder for what this test run builds, gone when it ends.
+/// A directory for the programs of this test run, removed when it ends.
 pub(crate) fn build_dir() -> &'static Path {
     extern "C" fn remove() {
-        if let Some(folder) = BUILD_DIR.get() {
-            let _ = std::fs::remove_dir_all(folder.path());
+        if let Some(dir) = BUILD_DIR.get() {
+            let _ = std::fs::remove_dir_all(dir.path());
         }
     }
     BUILD_DIR
         .get_or_init(|| {
             // SAFETY: a function that lives as long as the program and does not unwind. Statics are never dropped.
             unsafe { libc::atexit(remove) };
-            tempfile::Builder::new().prefix("spinio-preload-").tempdir().expect("a folder")
+            tempfile::Builder::new().prefix("spinio-preload-").tempdir().expect("a directory")
         })
         .path()
 }
 
-/// Runs a compiler; its complaint fails the test.
+/// Compiles a program; a warning or an error of the compiler fails the test.
 pub(crate) fn compile(compiler: &str, out: &Path, args: &[&str]) {
+    let done = compiler_output(compiler, out, args);
+    assert!(done.status.success(), "{compiler} {args:?}:\n{}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// Runs a compiler with warnings as errors, and returns what it printed.
+pub(crate) fn compiler_output(compiler: &str, out: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(compiler);
     command.args(["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-pthread"]);
     command.arg("-I").arg(headers()).arg("-I").arg(source("tests/c")).arg("-o").arg(out).args(args);
-    let done = command.output().unwrap_or_else(|e| panic!("cannot run {compiler}: {e}"));
-    assert!(done.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&done.stderr));
+    command.output().unwrap_or_else(|e| panic!("cannot run {compiler}: {e}"))
 }
 
 /// The allocator shim as a shared library: built once.
@@ -80,7 +85,7 @@ pub(crate) fn run_preloaded(program: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// Runs it; whatever it prints is a complaint.
+/// Runs it; it must succeed and print no error.
 pub(crate) fn assert_passes(mut command: Command) -> Output {
     let done = command.output().expect("timeout runs");
     let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));

@@ -1,4 +1,4 @@
-//! One test a program of `tests/c`: what it checks stands at its top.
+//! One test for each program of `tests/c`; the comment at its top states what it checks.
 
 use std::path::Path;
 use std::process::Command;

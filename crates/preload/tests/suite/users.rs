@@ -1,4 +1,4 @@
-//! Processes that become another user, and programs that have more rights than who starts them.
+//! Processes that become another user, and programs that have more privileges than the user who starts them.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

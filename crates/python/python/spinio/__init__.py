@@ -10,17 +10,21 @@ Arrays may be of NumPy, CuPy, PyTorch, or any object with DLPack, ``__cuda_array
 host or device memory. See docs/python.md.
 """
 
-from spinio import emulated, nvmmu, safetensors
+from __future__ import annotations
+
+from typing import Any
+
+from spinio import _deprecated, emulated, nvmmu, safetensors
 from spinio._arrays import fromfile
 from spinio._file import File, open
-from spinio._hold import Hold, Map
+from spinio._pinned import Map, PinnedFile
 from spinio._spinio import SafetensorsError, __version__, describe, stats
 from spinio._stream import current_stream, set_stream, stream
 
 __all__ = [
     "File",
-    "Hold",
     "Map",
+    "PinnedFile",
     "SafetensorsError",
     "__version__",
     "current_stream",
@@ -34,3 +38,10 @@ __all__ = [
     "stats",
     "stream",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Hold":
+        _deprecated.warn("spinio.Hold", "spinio.PinnedFile")
+        return PinnedFile
+    raise AttributeError(f"module 'spinio' has no attribute {name!r}")

@@ -11,7 +11,8 @@ from array import array
 from typing import Any, Callable, TypeVar, Union
 
 from spinio import _spinio
-from spinio._hold import Hold
+from spinio._deprecated import renamed
+from spinio._pinned import PinnedFile
 
 Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]", int]
 _T = TypeVar("_T")
@@ -26,7 +27,7 @@ class File(io.FileIO):
     pread(array, offset)                reads at an offset; the file's own is unchanged
     pwrite(array, offset)               likewise
     read_many(offsets, lengths, array)  many reads in one call
-    hold()                              pins the file: keeps its pages registered
+    pin()                               pins the file: keeps its pages registered
     ==================================  ===============================================
 
     An array may have any shape and type, must be C-contiguous, and is in host or device memory: of NumPy, CuPy, PyTorch, or
@@ -104,23 +105,28 @@ class File(io.FileIO):
             raise OSError(number, what, self.name)
         return results
 
-    def hold(self, like: Any = None) -> Hold:
+    def pin(self, like: Any = None) -> PinnedFile:
         """Pins the file: keeps its pages registered with a device, for repeated reads.
 
         `like` is an array on that device; by default the device in use. The file is read into memory and stays there.
         An OSError reports the cause if writes to the file could not be detected: open for writing (ETXTBSY), owned by
         another user (EACCES), a file system without leases (EOPNOTSUPP). Closing the file unpins it.
         """
-        return Hold(self, like)
+        return PinnedFile(self, like)
+
+    @renamed("File.hold", "pin")
+    def hold(self, like: Any = None) -> PinnedFile:
+        """Deprecated: use `pin`."""
+        return self.pin(like)
 
     def close(self) -> None:
         """Closes the file, and unpins it if it is pinned."""
-        for hold in [] if self.closed else list(self._holds):
-            hold.release()
+        for pinned in [] if self.closed else list(self._pins):
+            pinned.unpin()
         super().close()
 
     @functools.cached_property
-    def _holds(self) -> list[Hold]:
+    def _pins(self) -> list[PinnedFile]:
         return []
 
     def _named(self, call: Callable[..., _T], *arguments: Any) -> _T:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Union
 
 from spinio import _spinio
+from spinio._deprecated import renamed
 
 if TYPE_CHECKING:
     from spinio._spinio import _Report
@@ -73,13 +74,18 @@ class Session:
         """As download, ordered with the array's stream: work queued there afterwards may reuse the memory.
 
         Complete on return: a download to an output on an array of disks with parity, and one larger than the bounce buffers
-        (SPINIO_STAGING).
+        (SPINIO_BOUNCE_LIMIT).
         """
         return Ticket(self._moves.download_async(array, _decoded(path), offset))
 
-    def expect(self, offset: int, nbytes: int) -> None:
+    def hint_range(self, offset: int, nbytes: int) -> None:
         """Announces the range of later downloads in the output, as early as it is known."""
-        self._moves.expect(offset, nbytes)
+        self._moves.hint_range(offset, nbytes)
+
+    @renamed("Session.expect", "hint_range")
+    def expect(self, offset: int, nbytes: int) -> None:
+        """Deprecated: use `hint_range`."""
+        self.hint_range(offset, nbytes)
 
     def flush(self) -> None:
         """Writes the gathered bytes, so that other processes read them in the output."""
@@ -93,9 +99,9 @@ class Session:
     def report(self) -> _Report:
         """The session's counters, in bytes; waits until the preparation is complete.
 
-        uploaded, downloaded: moved in each direction. promise: how the output was prepared, as text. whole: written as full
-        stripes, neighbours: of these, old bytes that were not the session's. loose: written to the output unaligned.
-        read_ahead: old bytes read before the downloads.
+        uploaded, downloaded: moved in each direction. mode: how the output was prepared, as text. full_stripe: written as full
+        stripes, filler: of these, old bytes that were not the session's. unaligned: written to the output unaligned.
+        read_ahead: old bytes read before the downloads. The other keys are the names of earlier releases.
         """
         return self._moves.report() if self._report is None else self._report
 

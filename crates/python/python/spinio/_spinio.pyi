@@ -1,7 +1,7 @@
 from typing import Any, Sequence, TypedDict, final
 
 __all__ = [
-    "Mapped",
+    "DeviceMapping",
     "Memory",
     "NvmmuSession",
     "NvmmuTicket",
@@ -11,17 +11,17 @@ __all__ = [
     "configure",
     "describe",
     "header_len",
-    "held",
-    "hold",
-    "is_held",
-    "let_go",
+    "is_pinned",
     "parse",
+    "pause",
+    "pin_file",
     "read",
     "read_many",
-    "release",
+    "resume",
     "set_stream",
     "stats",
     "stream",
+    "unpin_file",
     "write",
 ]
 
@@ -65,16 +65,22 @@ class _Stats(TypedDict):
     batch: _Calls
     routes: list[_Route]
     refused: list[_Refused]
-    kept: dict[str, tuple[int, int]]
+    gauges: dict[str, tuple[int, int]]
+    kept: dict[str, tuple[int, int]]  # deprecated
 
 class _Report(TypedDict):
     uploaded: int
     downloaded: int
+    mode: str
+    full_stripe: int
+    filler: int
+    unaligned: int
+    read_ahead: int
+    # Deprecated:
     promise: str
     whole: int
     neighbours: int
     loose: int
-    read_ahead: int
 
 @final
 class Memory:
@@ -107,12 +113,12 @@ class Stream:
     def synchronize(self) -> None: ...
 
 @final
-class Mapped:
-    def __new__(cls, fd: int, offset: int, bytes: int, like: Any = None) -> Mapped: ...
+class DeviceMapping:
+    def __new__(cls, fd: int, offset: int, bytes: int, like: Any = None) -> DeviceMapping: ...
     @property
     def place(self) -> tuple[int, int]: ...
     @property
-    def is_wanted_back(self) -> bool: ...
+    def revoke_requested(self) -> bool: ...
     def unmap(self) -> None: ...
 
 @final
@@ -123,7 +129,7 @@ class NvmmuTicket:
 @final
 class NvmmuSession:
     def __new__(cls, output: Any = None) -> NvmmuSession: ...
-    def expect(self, offset: int, bytes: int) -> None: ...
+    def hint_range(self, offset: int, bytes: int) -> None: ...
     def upload(self, path: Any, into: Any, offset: int) -> int: ...
     def download(self, from_: Any, path: Any, offset: int, /) -> int: ...
     def upload_async(self, path: Any, into: Any, offset: int) -> NvmmuTicket: ...
@@ -136,9 +142,9 @@ class NvmmuSession:
 def read(fd: int, into: Any, offset: int | None = None, *, wait: bool = False) -> int | None: ...
 def write(fd: int, from_: Any, offset: int | None = None, /) -> int | None: ...
 def read_many(fd: int, offsets: Any, lengths: Any, out: Any, results: Any) -> int: ...
-def hold(fd: int, like: Any = None) -> None: ...
-def release(fd: int) -> None: ...
-def is_held(fd: int) -> bool: ...
+def pin_file(fd: int, like: Any = None) -> None: ...
+def unpin_file(fd: int) -> None: ...
+def is_pinned(fd: int) -> bool: ...
 def describe(object: Any) -> _Described:
     """How `spinio` classifies an object's memory."""
 def set_stream(handle: int) -> None: ...
@@ -146,8 +152,8 @@ def stream() -> int: ...
 def stats() -> _Stats:
     """SPIN's counters of this process since its start."""
 def configure(text: str) -> None: ...
-def held() -> None: ...
-def let_go() -> None: ...
+def pause() -> None: ...
+def resume() -> None: ...
 def header_len(prefix: bytes, file: int) -> int: ...
 def parse(
     text: bytes, data: int

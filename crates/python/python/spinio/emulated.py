@@ -12,11 +12,12 @@ import contextlib
 import math
 import operator
 import weakref
-from typing import Any, Generator, Iterator, Sequence
+from typing import Any, ContextManager, Generator, Iterator, Sequence
 
 from spinio import _dtypes, _file, _spinio
+from spinio._deprecated import renamed
 
-__all__ = ["Array", "Stream", "array", "configure", "empty", "held"]
+__all__ = ["Array", "Stream", "array", "configure", "empty", "paused"]
 
 
 class Array:
@@ -277,10 +278,16 @@ def configure(text: str) -> None:
 
 
 @contextlib.contextmanager
-def held() -> Generator[None, None, None]:
+def paused() -> Generator[None, None, None]:
     """For tests: no copy starts on the device inside the block."""
-    _spinio.held()
+    _spinio.pause()
     try:
         yield
     finally:
-        _spinio.let_go()
+        _spinio.resume()
+
+
+@renamed("emulated.held", "paused")
+def held() -> ContextManager[None]:
+    """Deprecated: use `paused`."""
+    return paused()

@@ -1,4 +1,4 @@
-//! The counters, as JSON: keys may be added, and are then there for who knows them.
+//! The counters, as JSON. Keys may be added; a client ignores the ones that it does not know.
 
 use serde_json::{Map, Value, json};
 use spinio_io::runtime;
@@ -14,7 +14,7 @@ pub(super) unsafe extern "C" fn counters(report: Report) {
 
 fn all() -> Value {
     let snapshot = runtime().stats();
-    let mut said = Map::new();
+    let mut counters = Map::new();
     for direction in Direction::ALL {
         let calls = snapshot.calls(direction);
         let one = json!({
@@ -25,7 +25,7 @@ fn all() -> Value {
             "p50_nanoseconds": calls.latency.quantile(0.5),
             "p99_nanoseconds": calls.latency.quantile(0.99),
         });
-        said.insert(direction.name().to_owned(), one);
+        counters.insert(direction.name().to_owned(), one);
     }
     let route = |line: &spinio_io::stats::RouteRow| {
         json!({
@@ -39,11 +39,36 @@ fn all() -> Value {
             "p99_nanoseconds": line.latency.quantile(0.99),
         })
     };
-    said.insert("routes".to_owned(), snapshot.rows.iter().map(route).collect());
+    counters.insert("routes".to_owned(), snapshot.rows.iter().map(route).collect());
     let refused = snapshot.refusals.iter();
     let refused = refused.map(|line| json!({ "reason": line.reason.text(), "times": line.count, "bytes": line.bytes }));
-    said.insert("refused".to_owned(), refused.collect());
-    let kept = Gauge::ALL.iter().map(|gauge| (gauge.name().to_owned(), json!(snapshot.gauge(*gauge))));
-    said.insert("kept".to_owned(), Value::Object(kept.collect()));
-    Value::Object(said)
+    counters.insert("refused".to_owned(), refused.collect());
+    for (group, name) in [("gauges", key as fn(Gauge) -> &'static str), ("kept", old_key)] {
+        let gauges = Gauge::ALL.iter().map(|gauge| (name(*gauge).to_owned(), json!(snapshot.gauge(*gauge))));
+        counters.insert(group.to_owned(), Value::Object(gauges.collect()));
+    }
+    Value::Object(counters)
+}
+
+fn key(gauge: Gauge) -> &'static str {
+    match gauge {
+        Gauge::Pinned => "pinned_bytes",
+        Gauge::BounceBytes => "bounce_bytes",
+        Gauge::CachedFileStates => "file_cache_entries",
+        Gauge::PinnedFiles => "pinned_files",
+        Gauge::PinnedFileBytes => "pinned_file_bytes",
+        Gauge::ReadaheadPages => "readahead_pages",
+    }
+}
+
+/// Names of earlier releases; the next release no longer has them (docs/deprecated.md).
+fn old_key(gauge: Gauge) -> &'static str {
+    match gauge {
+        Gauge::Pinned => "pinned",
+        Gauge::BounceBytes => "staging",
+        Gauge::CachedFileStates => "kept files",
+        Gauge::PinnedFiles => "held files",
+        Gauge::PinnedFileBytes => "held",
+        Gauge::ReadaheadPages => "read-ahead set",
+    }
 }

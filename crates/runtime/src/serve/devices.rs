@@ -11,7 +11,7 @@ use crate::{Memory, Report};
 
 pub(super) unsafe extern "C" fn find(address: u64, len: usize, memory: *mut Memory) -> c_int {
     let at = address as *const u8;
-    // The devices themselves are asked before the address counts as nobody's.
+    // The devices themselves are queried before the address counts as unknown.
     match registry::find(at, len).or_else(|| registry::find_after_fault(at, len)) {
         Some(allocation) => {
             // SAFETY: the caller has room for it.

@@ -29,7 +29,7 @@ unsafe fn path<'a>(bytes: *const u8, len: usize) -> &'a Path {
 }
 
 /// # Safety
-/// It must be a session of this library that nobody else uses meanwhile.
+/// It must be a session of this library that no other thread uses meanwhile.
 unsafe fn session<'a>(session: *mut c_void) -> &'a mut Session {
     // SAFETY: the caller's word.
     unsafe { &mut *session.cast() }
@@ -113,7 +113,7 @@ pub(super) unsafe extern "C" fn session_flush(of: *mut c_void, sync: c_int, repo
 }
 
 pub(super) unsafe extern "C" fn session_output(of: *const c_void, report: Report) {
-    // SAFETY: the caller's session, which nobody changes meanwhile; the report is its own.
+    // SAFETY: the caller's session, which no thread changes meanwhile; the report is its own.
     unsafe {
         if let Some(path) = (*of.cast::<Session>()).output() {
             report.tell(0, "", Some(path.as_os_str().as_bytes()));
@@ -191,6 +191,6 @@ pub(super) unsafe extern "C" fn ticket_clone(of: *const c_void) -> *mut c_void {
 }
 
 pub(super) unsafe extern "C" fn ticket_drop(of: *mut c_void) {
-    // SAFETY: the caller has a ticket, and lets go of it once.
+    // SAFETY: the caller has a ticket, and releases it once.
     drop(unsafe { Box::from_raw(of.cast::<Ticket>()) });
 }

@@ -132,7 +132,7 @@ fn file_is_not_truncated_after_lost_lease() {
             Err(error) => {
                 assert!(by_force && got.len() > end, "{error}");
                 assert_eq!(error.kind, ErrorKind::Failed(Errno::BUSY));
-                assert!(error.to_string().contains(&format!("behind byte {end} it has zeros")), "{error}");
+                assert!(error.to_string().contains(&format!("past byte {end} it has zeros")), "{error}");
                 refused += 1;
             }
         }

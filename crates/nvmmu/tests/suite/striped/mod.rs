@@ -190,7 +190,7 @@ fn filler_is_not_written_if_others_have_file_open() {
         let later = fs::OpenOptions::new().write(true).open(&path).unwrap();
         later.write_all_at(b"mine", 4 * WIDTH + 20_000).unwrap();
         let report = session.end().unwrap();
-        let why = if opened_later { "somebody opened the file" } else { "somebody else has the file open" };
+        let why = if opened_later { "another process opened the file" } else { "another process has the file open" };
         assert_eq!(report.mode, OutputMode::Aligned(why.to_owned()));
         assert_eq!((report.filler, report.unaligned), (0, 9000));
         let mut expected = bytes(10 * WIDTH as usize, 1);

@@ -1,4 +1,4 @@
-//! Held files: their pages stay registered with a device.
+//! Pinned files: their pages stay registered with a device.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,40 +9,46 @@ use spinio_runtime::client::{self, Map, Target};
 use crate::buffer::{Access, Buffer, MemoryPlace};
 use crate::failure;
 
-/// Holds the file of a descriptor for the device of `like`, or for the one in use.
+/// Pins the file of a descriptor for the device of `like`, or for the device in use.
 #[pyfunction]
 #[pyo3(signature = (fd, like=None))]
-pub(crate) fn hold(py: Python<'_>, fd: i32, like: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+pub(crate) fn pin_file(py: Python<'_>, fd: i32, like: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
     let device = device_of(like)?;
     py.detach(|| client::hold(fd, device)).map_err(|e| failure::request_error(&e))
 }
 
-/// Ends one `hold`.
+/// Undoes one `pin_file`.
 #[pyfunction]
-pub(crate) fn release(py: Python<'_>, fd: i32) -> PyResult<()> {
+pub(crate) fn unpin_file(py: Python<'_>, fd: i32) -> PyResult<()> {
     py.detach(|| client::release(fd)).map_err(|e| failure::request_error(&e))
 }
 
-/// Whether the file is held, and nobody wants it back.
+/// Whether the file is pinned, and no process waits to write it.
 #[pyfunction]
-pub(crate) fn is_held(py: Python<'_>, fd: i32) -> bool {
+pub(crate) fn is_pinned(py: Python<'_>, fd: i32) -> bool {
     py.detach(|| client::is_held(fd))
 }
 
-/// A range of a held file, at an address that kernels read.
+/// A range of a pinned file, at an address that GPU kernels read.
 #[pyclass(frozen, module = "spinio._spinio")]
-pub(crate) struct Mapped {
+pub(crate) struct DeviceMapping {
     range: Mutex<Option<Map>>,
 }
 
 #[pymethods]
-impl Mapped {
+impl DeviceMapping {
     #[new]
     #[pyo3(signature = (fd, offset, bytes, like=None))]
-    fn new(py: Python<'_>, fd: i32, offset: u64, bytes: u64, like: Option<&Bound<'_, PyAny>>) -> PyResult<Mapped> {
+    fn new(
+        py: Python<'_>,
+        fd: i32,
+        offset: u64,
+        bytes: u64,
+        like: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<DeviceMapping> {
         let device = device_of(like)?;
         let range = py.detach(|| Map::new(fd, offset, bytes, device)).map_err(|e| failure::request_error(&e))?;
-        Ok(Mapped { range: Mutex::new(Some(range)) })
+        Ok(DeviceMapping { range: Mutex::new(Some(range)) })
     }
 
     /// Address and bytes.
@@ -51,20 +57,20 @@ impl Mapped {
         self.with_mapping(|range| (range.address(), range.len()))
     }
 
-    /// Whether somebody waits to write the file.
+    /// Whether a process waits to write the file.
     #[getter]
-    fn is_wanted_back(&self) -> PyResult<bool> {
+    fn revoke_requested(&self) -> PyResult<bool> {
         self.with_mapping(Map::is_wanted_back)
     }
 
-    /// Ends it. In a forked child, whose parent goes on with it, only the child's knowledge of it.
+    /// Unmaps. In a forked child only the child's record of the mapping is dropped; the parent keeps using it.
     fn unmap(&self, py: Python<'_>) {
         let range = self.range.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(range));
     }
 }
 
-impl Mapped {
+impl DeviceMapping {
     fn with_mapping<T>(&self, query: impl FnOnce(&Map) -> T) -> PyResult<T> {
         let range = self.range.lock().unwrap_or_else(PoisonError::into_inner);
         match range.as_ref() {
@@ -77,11 +83,13 @@ impl Mapped {
     }
 }
 
-/// The memory of an array, whose device is meant. None: the one in use, the current context's or the emulated one.
+/// The memory of an array, for its device. None: the device in use, the current context's or the emulated one.
 fn device_of(like: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Target>> {
     let Some(like) = like else { return Ok(None) };
     match Buffer::from_object(like, Access::Drain)?.memory_place {
         MemoryPlace::Device(target) => Ok(Some(target)),
-        MemoryPlace::Host(_) => Err(PyValueError::new_err("Files are held for a device, and this array is the host's")),
+        MemoryPlace::Host(_) => {
+            Err(PyValueError::new_err("Files are pinned for a device, and this array is in host memory"))
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Files that stay registered, for programs that link us.
+//! Pinned files, for programs that link the library.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -8,19 +8,19 @@ use spinio_io::{PinError, runtime};
 use crate::ffi_guard::{self as guard, Failure};
 
 #[unsafe(no_mangle)]
-extern "C" fn spinio_hold(fd: c_int) -> c_int {
+pub(crate) extern "C" fn spinio_pin_file(fd: c_int) -> c_int {
     let done = guard::run(|| runtime().pin_file(fd, registry::current_device()).map_err(pin_failure));
     done.map_or(-1, |()| 0)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn spinio_release(fd: c_int) -> c_int {
+pub(crate) extern "C" fn spinio_unpin_file(fd: c_int) -> c_int {
     let done = guard::run(|| runtime().release(fd).map_err(pin_failure));
     done.map_or(-1, |()| 0)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn spinio_is_held(fd: c_int) -> c_int {
+pub(crate) extern "C" fn spinio_is_pinned(fd: c_int) -> c_int {
     guard::run(|| Ok(runtime().is_held(fd))).map_or(-1, c_int::from)
 }
 
@@ -47,9 +47,9 @@ extern "C" fn spinio_unmap(address: *const c_void) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn spinio_map_wanted(address: *const c_void) -> c_int {
-    let wanted = guard::run(|| runtime().is_wanted_back(address as u64).ok_or(Failure::Errno(libc::EINVAL)));
-    wanted.map_or(-1, c_int::from)
+pub(crate) extern "C" fn spinio_map_revoked(address: *const c_void) -> c_int {
+    let revoked = guard::run(|| runtime().is_wanted_back(address as u64).ok_or(Failure::Errno(libc::EINVAL)));
+    revoked.map_or(-1, c_int::from)
 }
 
 fn pin_failure(error: PinError) -> Failure {

@@ -24,7 +24,7 @@ def path(tmp_path, noise):
 def pinned(f, like=None):
     """Pins a file; skips the test if the file system has no leases."""
     try:
-        return f.hold(like)
+        return f.pin(like)
     except OSError as why:
         if why.errno == errno.EOPNOTSUPP:
             pytest.skip(str(why))
@@ -34,9 +34,9 @@ def pinned(f, like=None):
 def test_reads_of_a_pinned_file(device, path, noise):
     array = device.full(len(noise), 0)
     with spinio.open(path) as f, pinned(f, array) as h:
-        assert h.is_held
-        kept = spinio.stats()["kept"]
-        assert kept["held files"][0] == 1 and kept["held"][0] >= len(noise)
+        assert h.is_pinned
+        gauges = spinio.stats()["gauges"]
+        assert gauges["pinned_files"][0] == 1 and gauges["pinned_file_bytes"][0] >= len(noise)
         for at, size in [(0, len(noise)), (5, 1 << 20), (4097, 100000), (1 << 20, 3), (len(noise) - 10, 100)]:
             want = noise[at : at + size]
             assert f.pread(array[:size], at) == len(want)
@@ -44,8 +44,8 @@ def test_reads_of_a_pinned_file(device, path, noise):
         many = [(i * 7919) % 3000000 for i in range(500)]
         f.read_many(many, 1000, array[:500000])
         assert device.read(array)[:500000] == b"".join(noise[i : i + 1000] for i in many)
-    assert not h.is_held
-    assert spinio.stats()["kept"]["held files"][0] == 0
+    assert not h.is_pinned
+    assert spinio.stats()["gauges"]["pinned_files"][0] == 0
 
 
 def test_writer_unpins_file_and_is_seen(path, noise):
@@ -55,29 +55,29 @@ def test_writer_unpins_file_and_is_seen(path, noise):
         # Another process: a lease is not broken by the process that has it.
         code = f"open({str(path)!r}, 'r+b').write(b'X' * 100000)"
         subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
-        assert not h.is_held
+        assert not h.is_pinned
         assert f.pread(array, 0) == 1 << 20
         assert array.tobytes() == b"X" * 100000 + noise[100000 : 1 << 20]
-        h.release()
+        h.unpin()
         # Once more, after the writer has closed the file.
-        with f.hold(array) as again:
-            assert again.is_held
+        with f.pin(array) as again:
+            assert again.is_pinned
 
 
 def test_pin_errors_report_the_cause(path, tmp_path):
     array = spinio.emulated.empty(10)
     with spinio.open(path, "r+") as f:
         with pytest.raises(OSError, match="open for writing") as caught:
-            f.hold(array)
+            f.pin(array)
         assert caught.value.errno in (errno.ETXTBSY, errno.EOPNOTSUPP)
     with spinio.open("/dev/zero") as f, pytest.raises(OSError) as caught:
-        f.hold(array)
+        f.pin(array)
     assert caught.value.errno == errno.EINVAL
     with spinio.open(path) as f:
         with pytest.raises(ValueError, match="host"):
-            f.hold(bytearray(10))
+            f.pin(bytearray(10))
         with pytest.raises(TypeError):
-            f.hold(5)
+            f.pin(5)
 
 
 def test_close_unpins(path):
@@ -87,9 +87,9 @@ def test_close_unpins(path):
     g = pinned(f, array)
     f.close()
     f.close()
-    assert not h.is_held and not g.is_held
-    h.release()
-    assert spinio.stats()["kept"]["held files"][0] == 0
+    assert not h.is_pinned and not g.is_pinned
+    h.unpin()
+    assert spinio.stats()["gauges"]["pinned_files"][0] == 0
     # The open does not have to wait.
     os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
 
@@ -110,16 +110,16 @@ def test_forked_child_keeps_parents_pin_and_map(path, noise):
                 with pytest.raises(ValueError, match="forked from"):
                     m.__cuda_array_interface__
                 with pytest.raises(ValueError, match="forked from"):
-                    m.is_wanted_back
-                assert not h.is_held
+                    m.revoke_requested
+                assert not h.is_pinned
                 m.unmap()
-                h.release()
+                h.unpin()
                 f.close()
                 status = 0
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert h.is_held and m.address and not m.is_wanted_back
+        assert h.is_pinned and m.address and not m.revoke_requested
         assert f.pread(array, 0) == 1 << 20 and array.tobytes() == noise[: 1 << 20]
         m.unmap()
 
@@ -132,7 +132,7 @@ def test_maps(device, path, noise):
         except OSError as why:
             assert why.errno == errno.ENODEV  # GPU kernels of this device cannot read host memory
             return
-        assert m.nbytes == 1 << 20 and m.address and not m.is_wanted_back
+        assert m.nbytes == 1 << 20 and m.address and not m.revoke_requested
         assert m.__cuda_array_interface__["data"] == (m.address, True)
         if device.name == "cupy":
             import cupy
