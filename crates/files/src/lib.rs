@@ -24,14 +24,14 @@ mod lease_watcher;
 pub mod p2p_probe;
 mod p2p_trust;
 pub mod prefault;
+pub mod prefault_state;
 pub mod readahead;
 pub mod residency;
+pub mod sequential;
 pub mod shadow_file;
 mod state;
-pub mod streams;
 pub mod stripes;
 mod table;
-pub mod tables;
 pub mod write_lease;
 
 pub use ctx::FilesCtx;

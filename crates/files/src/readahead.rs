@@ -57,8 +57,8 @@ use spinio_stats::Gauge;
 
 use crate::ctx::FilesCtx;
 use crate::residency::{self, ResidencyAccess};
+use crate::sequential::{self, SequentialDetector};
 use crate::state::FileState;
-use crate::streams::{self, SequentialDetector};
 use crate::table::FileTable;
 
 /// Streams that are told apart.
@@ -197,7 +197,7 @@ impl ReadaheadCache {
         let sys = self.ctx.sys;
         let Some(kept) = self.kept.upgrade() else { return };
         let Ok(stat) = sys.fstat(fd) else { return };
-        let advice = streams::advice_for(fd, &stat);
+        let advice = sequential::advice_for(fd, &stat);
         if !self.is_enabled() || stat.kind == FileKind::Other || advice == Advice::Random {
             return self.detector.schedule_check(fd, CACHED_SURVEY_STEP, 0);
         }

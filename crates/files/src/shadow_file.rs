@@ -295,7 +295,7 @@ impl ShadowFile {
 
     /// The block devices under it. Unlike `Runtime::storage` this leaves no further opening behind.
     pub fn block_stack(&self) -> Result<Arc<BlockStack>> {
-        let (sys, block_stacks) = (self.files.ctx.sys, self.files.kept.block_stacks());
+        let (sys, block_stacks) = (self.files.ctx.sys, self.files.table.block_stacks());
         self.run_blocking(move |fd| {
             let stat = sys.fstat(fd)?;
             Ok(block_stacks.get(sys, fd, stat, sys.file_system(fd).unwrap_or(0)))
@@ -305,7 +305,7 @@ impl ShadowFile {
     /// Lets go of what is kept beside the file because it was read.
     pub fn evict_state(&self) {
         if let Ok(stat) = self.files.ctx.sys.fstat(self.fd()) {
-            if self.files.kept.forget(stat.dev, stat.ino) {
+            if self.files.table.forget(stat.dev, stat.ino) {
                 self.files.ctx.drain_for_close();
             }
         }
@@ -317,7 +317,7 @@ pub struct ShadowFiles {
     /// The host.
     pub ctx: Arc<FilesCtx>,
     /// The files that are remembered.
-    pub kept: Arc<FileTable>,
+    pub table: Arc<FileTable>,
     /// Their write leases.
     pub leases: Arc<WriteLeases>,
 }

@@ -29,9 +29,9 @@ use spinio_host::syscalls::Syscalls;
 use spinio_transfer::Mapping;
 
 use crate::block_stack::BlockStackCache;
+use crate::prefault_state::PrefaultState;
 use crate::residency::{self, ResidencyAccess};
 use crate::stripes::FileStripes;
-use crate::tables::PrefaultState;
 
 const SEEK_END: i32 = 2;
 

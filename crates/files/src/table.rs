@@ -135,7 +135,7 @@ impl FileTable {
     }
 
     /// Lets go of what was not used for a while.
-    pub fn tidy(&self) {
+    pub fn expire(&self) {
         let now = self.created.elapsed().as_secs();
         let mut kept = lock(&self.kept);
         let (gone, stay): (Vec<_>, Vec<_>) =

@@ -21,7 +21,7 @@
 //! Known flaws: a program that always reads from several threads at once teaches nothing. What is calibrated while a process runs is read by the next process. Two file systems without a
 //! block device of their own (NFS, overlay) of one kind share a file.
 
-mod place;
+mod key;
 mod store;
 
 use std::sync::Arc;
@@ -38,7 +38,7 @@ use spinio_host::Settings;
 use spinio_host::lock;
 use spinio_host::pool::SHADOW_WORKERS;
 
-pub use place::ModelKey;
+pub use key::ModelKey;
 pub use spinio_host::settings::model_folder as folder;
 pub use store::file_path;
 
@@ -95,7 +95,7 @@ impl CostModels {
             return Arc::clone(known);
         }
         let (sys, dir) = (ctx.sys, self.folder.clone());
-        let (storage, file_system, device) = (file.storage, file.file_system, place::device_name(device));
+        let (storage, file_system, device) = (file.storage, file.file_system, key::device_name(device));
         let load = move || {
             let model_key = ModelKey::new(sys.storage_name(storage), file_system, device);
             let calibration = dir.and_then(|folder| store::load(&folder, &model_key));
