@@ -14,24 +14,24 @@
 //!
 //! Nothing here is linked into what users run, and nothing here is timed: a deadline only turns a hang into a failure.
 
-pub mod alone;
+pub mod as_user;
 pub mod buffer;
 pub mod child;
 pub mod deadline;
+pub mod exclusive;
 pub mod faulty_device;
-pub mod faulty_kernel;
+pub mod faulty_syscalls;
 pub mod file;
 mod fuse;
-pub mod leaks;
+pub mod leak_check;
+pub mod mount_fixture;
 pub mod oracle;
-pub mod place;
 pub mod rng;
-pub mod user;
 
-pub use alone::wait_exclusive;
 pub use buffer::Buffer;
 pub use child::in_child;
 pub use deadline::{eventually, with_deadline};
+pub use exclusive::wait_exclusive;
 pub use faulty_device::{FaultyDevice, Operation};
-pub use faulty_kernel::{Call, Effect, FaultySyscalls};
+pub use faulty_syscalls::{Call, Effect, FaultySyscalls};
 pub use rng::Rng;

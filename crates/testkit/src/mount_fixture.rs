@@ -101,7 +101,7 @@ fn temp_dir(kind: &'static str, dir: std::io::Result<TempDir>) -> Result<MountFi
 
 /// A folder to mount something on.
 fn root_fixture(kind: &'static str) -> Result<MountFixture, String> {
-    if !crate::user::is_root() {
+    if !crate::as_user::is_root() {
         return Err("mounting needs root".to_owned());
     }
     temp_dir(kind, tempfile::tempdir())
