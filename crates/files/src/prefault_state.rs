@@ -1,17 +1,17 @@
 //! Page tables filled ahead of a stream.
 //!
 //! ```text
-//!   stream    ──[ request, being registered ]──[ next: a keeper fills its page tables ]──>
+//!   stream    ──[ request, being registered ]──[ next: a shadow worker fills its page tables ]──>
 //! ```
 //!
-//! Pages that lie one by one in the page cache take as long to be put into page tables as to be registered
-//! (read/populate.rs). A request of up to some MiB is over before anybody could help with it. But where one follows the other
-//! the next is known: while one is registered, a keeper looks whether the bytes behind it are all cached, and fills the page
-//! tables for as many.
+//! Single pages of the page cache take as long to be entered into page tables as to be registered (io/src/read/prefault.rs).
+//! A request of up to a few MiB is over before another thread could help. But in a sequential stream the next range is known:
+//! while one request is registered, a shadow worker checks whether the bytes after it are all cached, and fills their page
+//! state.
 //!
-//! What is filled is a hint: pages may go again, and then registering finds them missing, and puts them there.
+//! This is a hint: pages may be evicted again, and then registering faults them in.
 //!
-//! Known flaw: one stream a file; a second one makes the first forget.
+//! Known flaw: one stream per file; a second stream replaces the first.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -23,25 +23,25 @@ use spinio_sys::linux::PAGE;
 use spinio_host::lock;
 use spinio_transfer::Mapping;
 
-/// A page that takes longer is worth somebody else's time.
+/// Prefault on a worker if a page takes longer than this.
 const SLOW_PAGE: Duration = Duration::from_nanos(20);
 
-/// Pages that tell.
+/// The least pages that make a measurement conclusive.
 const MIN_SAMPLE_PAGES: u64 = 256;
 
-/// What is known of the page tables of a file's mapping.
+/// The state of the page tables of a file's mapping.
 #[derive(Default)]
 pub struct PrefaultState {
-    /// Filling them takes long.
+    /// Filling them is slow.
     pub(crate) is_slow: AtomicBool,
-    /// Which mapping, and what of it.
+    /// The mapping, and the range that is filled.
     pub(crate) ready: Mutex<(usize, Range<u64>)>,
-    /// A keeper is at it.
+    /// A shadow worker is filling them.
     pub(crate) busy: AtomicBool,
 }
 
 impl PrefaultState {
-    /// Somebody filled so many bytes in so long; whether that is long, and enough to tell.
+    /// Records that filling `bytes` took `time`; whether that is slow, and conclusive.
     pub fn record(&self, bytes: u64, time: Duration) -> bool {
         let pages = bytes / PAGE as u64;
         let (conclusive, slow) = (pages >= MIN_SAMPLE_PAGES, time > SLOW_PAGE * pages as u32);
@@ -64,25 +64,25 @@ mod tests {
 
     #[test]
     fn covers_tracks_one_mapping() {
-        // Nobody looks at these addresses.
+        // These addresses are never accessed.
         let at = |address: usize| std::mem::ManuallyDrop::new(Mapping { ptr: address as *mut u8, len: 1 << 30 });
-        let tables = PrefaultState::default();
-        assert!(!tables.covers(&at(4096), &(0..4096)));
-        *lock(&tables.ready) = (4096, 8192..16_384);
-        assert!(tables.covers(&at(4096), &(8192..16_384)) && tables.covers(&at(4096), &(12_288..16_000)));
-        assert!(!tables.covers(&at(4096), &(4096..12_288)) && !tables.covers(&at(4096), &(12_288..20_480)));
-        assert!(!tables.covers(&at(8192), &(8192..16_384)), "another mapping of the file");
+        let state = PrefaultState::default();
+        assert!(!state.covers(&at(4096), &(0..4096)));
+        *lock(&state.ready) = (4096, 8192..16_384);
+        assert!(state.covers(&at(4096), &(8192..16_384)) && state.covers(&at(4096), &(12_288..16_000)));
+        assert!(!state.covers(&at(4096), &(4096..12_288)) && !state.covers(&at(4096), &(12_288..20_480)));
+        assert!(!state.covers(&at(8192), &(8192..16_384)), "another mapping of the file");
     }
 
     #[test]
     fn slow_needs_many_pages() {
-        let tables = PrefaultState::default();
-        let slow = || tables.is_slow.load(Relaxed);
-        assert!(!tables.record(4096, Duration::from_secs(1)) && !slow(), "one page tells nothing");
-        assert!(!tables.record(100 * 4096, Duration::from_millis(10)) && !slow(), "few pages tell nothing");
-        assert!(tables.record(8 << 20, Duration::from_micros(200)) && slow(), "98 ns a page");
-        assert!(!tables.record(4096, Duration::ZERO) && slow(), "nor do they tell that it is quick");
-        assert!(!tables.record(8 << 20, Duration::from_micros(10)) && !slow(), "5 ns a page");
-        assert!(!tables.record(8 << 20, Duration::from_micros(5)) && !slow(), "2 ns a page");
+        let state = PrefaultState::default();
+        let slow = || state.is_slow.load(Relaxed);
+        assert!(!state.record(4096, Duration::from_secs(1)) && !slow(), "one page is not conclusive");
+        assert!(!state.record(100 * 4096, Duration::from_millis(10)) && !slow(), "few pages are not conclusive");
+        assert!(state.record(8 << 20, Duration::from_micros(200)) && slow(), "98 ns a page");
+        assert!(!state.record(4096, Duration::ZERO) && slow(), "nor do they show that it is fast");
+        assert!(!state.record(8 << 20, Duration::from_micros(10)) && !slow(), "5 ns a page");
+        assert!(!state.record(8 << 20, Duration::from_micros(5)) && !slow(), "2 ns a page");
     }
 }
