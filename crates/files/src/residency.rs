@@ -89,9 +89,11 @@ pub fn absent_runs(sys: &dyn Syscalls, fd: Fd, range: Range<u64>) -> Vec<Range<u
 
 /// A residency query.
 pub struct Survey<'a> {
+    /// The system calls.
     pub sys: &'a dyn Syscalls,
     /// A descriptor of the calling thread.
     pub fd: Fd,
+    /// A mapping of the file, if there is one.
     pub mapping: Option<&'a Mapping>,
 }
 

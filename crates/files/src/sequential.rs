@@ -71,6 +71,7 @@ pub struct SequentialDetector {
 }
 
 impl SequentialDetector {
+    /// Nothing is detected yet.
     pub fn new(settings: &Settings) -> SequentialDetector {
         // Who keeps everything needs nobody to look.
         let first_check = if settings.readahead_keep == CachePolicy::Keep { u64::MAX } else { DETECT_BYTES };

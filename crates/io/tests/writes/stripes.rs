@@ -263,6 +263,6 @@ fn chunks_have_full_size_when_layout_is_unknown() {
         let subject = direct(&path);
         let explained = runtime.explain_write(subject.as_raw_fd(), 0, SIZE as u64, Explained::of(&buffer.allocation()));
         let advice = explained.unwrap().advice.join("\n");
-        assert_eq!(advice.contains("does not tell where the file lies"), kernel.refuse_extents, "{what}: {advice}");
+        assert_eq!(advice.contains("does not report the file's extents"), kernel.refuse_extents, "{what}: {advice}");
     }
 }
