@@ -13,7 +13,7 @@ use spinio_io::{CancelPoll, Runtime, Settings, install_cancel_poll};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::place::{self, MountFixture};
+use spinio_testkit::mount_fixture::{self, MountFixture};
 use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, eventually, file, with_deadline};
 
 const SIZE: usize = (80 << 20) + 5000;
@@ -35,7 +35,7 @@ fn cancel_at_poll(nth: u32) -> CancelPoll {
 }
 
 fn subject() -> (MountFixture, File) {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let file = file::create_filled(&place.file("subject"), SIZE as u64);
     (place, file)
 }
@@ -108,7 +108,7 @@ fn without_workers_read_ends_at_the_poll() {
 
 #[test]
 fn cancelled_write_ends_after_a_chunk() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let out = file::create(&place.file("out"));
     let runtime = Runtime::new(settings());
     let buffer = Buffer::new(emulated("size=256M"), SIZE);

@@ -13,7 +13,7 @@ use spinio_io::{Runtime, Settings};
 use spinio_sys::Errno;
 use spinio_sys::linux::Ring;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, file, place, with_deadline};
+use spinio_testkit::{Buffer, file, mount_fixture, with_deadline};
 
 const SIZE: usize = 16 << 20;
 
@@ -78,7 +78,7 @@ fn batch_completes_when_io_uring_is_denied_midway() {
     if let Err(e) = Ring::new(8) {
         return eprintln!("skipped: no io_uring: {e}");
     }
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let subject = file::create_filled(&place.file("subject"), SIZE as u64);
     subject.sync_all().unwrap();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&subject);

@@ -2,16 +2,16 @@
 //!
 //! ```text
 //!   file on ext4, xfs ...   its device number ──> /sys/dev/block ──> layers
-//!   on btrfs                the file system's identity (an ioctl that everybody may) ──> /sys/fs/btrfs
-//!   on an overlay           mountinfo ──> the folders below ──> the same file there ──> again
-//!   in memory, by network   nothing is under it
+//!   on btrfs                the file system's UUID (an unprivileged ioctl) ──> /sys/fs/btrfs
+//!   on an overlay           mountinfo ──> the lower directories ──> the same file there ──> again
+//!   in memory, by network   no block device
 //! ```
 //!
-//! Reading costs some 10 us a layer, so what was found is kept per device for two seconds: long enough for a thousand
-//! files of one data set, short enough that a failed disk, or a number given to another device, is soon seen. Nothing
-//! right depends on it: it chooses cost models, cuts and words.
+//! Reading costs about 10 us per layer, so results are cached per device for two seconds: long enough for a thousand files
+//! of one data set, short enough that a failed disk, or a number given to another device, is soon noticed. Correctness does
+//! not depend on it: it selects cost models, split points and messages.
 //!
-//! Without /sys, as in some containers, every file lies on storage that is not known.
+//! Without /sys, as in some containers, the storage of every file is unknown.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -25,20 +25,20 @@ use spinio_sys::linux::{self, Fd, FileKind, Stat};
 use spinio_host::lock;
 use spinio_host::syscalls::Syscalls;
 
-/// How long a stack is believed.
+/// How long a cached stack is valid.
 const TTL: Duration = Duration::from_secs(2);
 
-/// Stacks remembered at once.
+/// Stacks cached at once.
 const MAX_CACHED: usize = 64;
 
-/// Bytes of a file of sysfs, at most; of mountinfo there may be more.
+/// The most bytes of a sysfs file, and of mountinfo.
 const SYSFS_MAX: usize = 4096;
 const MOUNTINFO_MAX: usize = 4 << 20;
 
-/// Overlays on overlays, at most.
+/// The most nested overlays.
 const MAX_OVERLAY_DEPTH: u32 = 4;
 
-/// sysfs as the layers are read from.
+/// Reads sysfs by system calls.
 struct Sysfs<'a>(&'a dyn Syscalls);
 
 fn lossy(bytes: Vec<u8>) -> String {
@@ -63,14 +63,14 @@ impl SysfsReader for Sysfs<'_> {
 /// Magic number of a file system, 0 for a block device itself, and device number.
 type Key = (u64, u64);
 
-/// The stacks that were read lately.
+/// The stacks that were read recently.
 #[derive(Default)]
 pub struct BlockStackCache {
     entries: Mutex<HashMap<Key, (Instant, Arc<BlockStack>)>>,
 }
 
 impl BlockStackCache {
-    /// What the file behind `fd` lies on; `fd` is of the calling thread's table, `magic` is what `fstatfs` said.
+    /// The block devices under `fd`, a descriptor of the calling thread; `magic`: as `fstatfs` reported.
     pub fn get(&self, sys: &dyn Syscalls, fd: Fd, stat: Stat, magic: u64) -> Arc<BlockStack> {
         self.resolve(sys, fd, stat, magic, MAX_OVERLAY_DEPTH)
     }
@@ -113,7 +113,7 @@ impl BlockStackCache {
         Arc::new(BlockStack { file_system: name, top: lower_stack.top.clone() })
     }
 
-    /// The file of an overlay in one of the folders below, if this is it.
+    /// The stack of an overlay's file in one of the lower directories, if `path` is that file.
     fn overlay_lower_file(&self, sys: &dyn Syscalls, path: &str, merged: Stat, depth: u32) -> Option<Arc<BlockStack>> {
         let path = CString::new(path).ok()?;
         let fd = linux::open(&path, (linux::O_PATH | linux::O_NOFOLLOW) as i32, 0).ok()?;
@@ -121,7 +121,7 @@ impl BlockStackCache {
             let same = stat.kind == merged.kind && stat.size == merged.size && stat.mtime_ns == merged.mtime_ns;
             same.then(|| {
                 let magic = sys.file_system(fd).unwrap_or(0);
-                // Such a descriptor answers no ioctl, which btrfs needs.
+                // An O_PATH descriptor has no ioctl, which btrfs needs.
                 let reopened = match magic {
                     BTRFS => sys.reopen(linux::gettid(), fd, linux::O_RDONLY as i32).ok(),
                     _ => None,

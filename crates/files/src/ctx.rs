@@ -1,4 +1,4 @@
-//! What everything here needs of the host: system calls, worker pools, counters, and pages that wait to be unpinned.
+//! The handles of the host: system calls, worker pools, counters, and deferred unpinning.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,17 +8,17 @@ use spinio_host::syscalls::Syscalls;
 use spinio_stats::{Stats, StatsRegion};
 use spinio_transfer::DeferredUnpin;
 
-/// How long a `close` waits for what is kept beside the file to be released. Longer only if a server is slow, or a
-/// kernel of the program holds up the driver.
+/// How long a `close` waits until the state of the file is released. It takes longer only if a server is slow, or a
+/// GPU kernel of the program blocks the driver.
 const CLOSE_WAIT: Duration = Duration::from_millis(20);
 
-/// Handles of one runtime, made once.
+/// Handles of one runtime, created once.
 pub struct FilesCtx {
     /// The system calls.
     pub sys: &'static dyn Syscalls,
     /// The worker pools.
     pub workers: Arc<Workers>,
-    /// The counters, and the file that they are in.
+    /// The counters, and where they are stored.
     pub home: Arc<StatsRegion>,
     /// Pages that wait to be unpinned.
     pub unpin: Arc<DeferredUnpin>,
@@ -30,13 +30,13 @@ impl FilesCtx {
         self.home.stats()
     }
 
-    /// After a file was forgotten: shadow descriptors are closed and pages unpinned by workers, at once, and waited for a
-    /// little.
+    /// Called after a file was forgotten: workers close its shadow descriptors and unpin its pages at once; waits up to
+    /// [`CLOSE_WAIT`] for them.
     pub fn drain_for_close(&self) {
         let begun = Instant::now();
         self.unpin.drain(CLOSE_WAIT);
-        if let Some(keepers) = self.workers.shadow() {
-            keepers.wait_closed(CLOSE_WAIT.saturating_sub(begun.elapsed()));
+        if let Some(shadow) = self.workers.shadow() {
+            shadow.wait_closed(CLOSE_WAIT.saturating_sub(begun.elapsed()));
         }
     }
 }

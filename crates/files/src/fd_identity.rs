@@ -1,22 +1,23 @@
-//! Whether a descriptor number has meant one file all the time.
+//! Whether a descriptor number has referred to one file all the time.
 //!
 //! ```text
 //!   of(fd) ── read by number ── is_still(file) ── read by number ── is_still(file)
-//!                  └── dup2 of another file over the number, and back: fstat says nothing of that
+//!                  └── dup2 of another file over the number, and back: fstat does not show that
 //! ```
 //!
-//! Each system call looks its number up anew, so a read that takes several could take bytes of two files. `fstat` before
-//! and after finds a number that means another file *by then*. It does not find one that meant another file in between. So
-//! the hooks of `close`, `dup2` and their kin count here, before they pass the call on, how often a number was given away,
-//! and what was read while the count changed is read again.
+//! Each system call looks its number up again, so a read that takes several could return bytes of two files. `fstat` before
+//! and after finds a number that refers to another file *by then*. It does not find one that referred to another file in
+//! between. So the hooks of `close`, `dup2` and similar calls count here, before they pass the call on, how often a number
+//! was reassigned, and data that was read while the count changed is read again.
 //!
-//! A count is one word, in memory that the kernel gives when its page is first used. Numbers from [`NUMBERS`] on share
-//! the words of others, which costs a second read where both are in use.
+//! A count is one word, in memory that Linux allocates when its page is first used. Numbers from [`NUMBERS`] on share the
+//! words of others, which costs a second read if both are in use.
 //!
-//! Known flaw: what no hook sees is not counted: raw system calls, `fclose`, io_uring, a program without the hooks (Python,
-//! or one that links the C API and is not preloaded). There a number that goes away and comes back between two looks, some
-//! 10 us to 1 ms apart, goes unnoticed. To close that too, the bytes have to be read through a private reference of the open
-//! file (`pidfd_getfd`) by threads with a descriptor table of their own, which costs a hand-over for each request.
+//! Known flaw: calls without a hook are not counted: raw system calls, `fclose`, io_uring, a program without the hooks
+//! (Python, or one that links the C API and is not preloaded). There a number that is reassigned and restored between two
+//! checks, about 10 us to 1 ms apart, is not noticed. To close that gap too, the bytes would have to be read through a private
+//! reference of the open file (`pidfd_getfd`) by threads with an unshared descriptor table, which costs a hand-over for each
+//! request.
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
@@ -26,13 +27,13 @@ use spinio_host::syscalls::Syscalls;
 
 use crate::shadow_file::is_shadow;
 
-/// Numbers that are counted apart.
+/// Numbers that are counted separately.
 const NUMBERS: usize = 1 << 16;
 
 static CHANGES: [AtomicU32; NUMBERS] = [const { AtomicU32::new(0) }; NUMBERS];
 
-/// The program is about to give numbers, from the first to the last, to other files or to none. To be called before the
-/// kernel does it, from anywhere: it takes no lock.
+/// The program is about to close or reassign the numbers from `first` to `last`. To be called before the system call, from
+/// any context: it takes no lock.
 pub fn fds_change(first: u32, last: u32) {
     if first > last {
         return;
@@ -41,7 +42,7 @@ pub fn fds_change(first: u32, last: u32) {
     let words = match to - from {
         0 => from % NUMBERS..from % NUMBERS + 1,
         _ if to < NUMBERS => from..to + 1,
-        // Those above share the words of those below.
+        // Numbers above the limit share the words of those below.
         _ => 0..NUMBERS,
     };
     for count in &CHANGES[words] {
@@ -49,7 +50,7 @@ pub fn fds_change(first: u32, last: u32) {
     }
 }
 
-/// A number, and how often it had been given away when it was looked at.
+/// A number, and how often it had been reassigned when this was created.
 #[derive(Clone, Copy, Debug)]
 pub struct FdIdentity {
     fd: Fd,
@@ -57,24 +58,24 @@ pub struct FdIdentity {
 }
 
 impl FdIdentity {
-    /// From now on changes count. To be taken before the first look at what the number means.
+    /// Counts changes from now on. To be created before the first check of the file.
     pub fn of(fd: Fd) -> FdIdentity {
         FdIdentity { fd, changes: changes(fd) }
     }
 
-    /// Whether the number means the file with this device number and inode, and has done so all the time.
-    pub fn is_still(&self, kernel: &dyn Syscalls, key: (u64, u64)) -> bool {
-        kernel.is_file(self.fd, key) && self.is_unchanged()
+    /// Whether the number refers to the file with this device number and inode, and has done so all the time.
+    pub fn is_still(&self, sys: &dyn Syscalls, key: (u64, u64)) -> bool {
+        sys.is_file(self.fd, key) && self.is_unchanged()
     }
 
-    /// Whether the number was not given away since. Asked last, of a number that means the right file: one that has come
-    /// back was counted before it came back.
+    /// Whether the number was not reassigned since. To be checked last, of a number that refers to the right file: a number
+    /// that was restored was counted before that.
     pub fn is_unchanged(&self) -> bool {
         changes(self.fd) == self.changes
     }
 }
 
-/// Files of SPIN's own have numbers that no call of the program changes.
+/// Shadow files have numbers that no call of the program changes.
 fn changes(fd: Fd) -> u32 {
     if is_shadow(fd) { 0 } else { CHANGES[fd as usize % NUMBERS].load(SeqCst) }
 }
@@ -84,8 +85,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_counted_apart_and_in_ranges() {
-        // Numbers that no other test of this process has.
+    fn numbers_are_counted_separately_and_in_ranges() {
+        // Numbers that no other test of this process uses.
         let [below, first, last, above] = [60_000, 60_001, 60_010, 60_011].map(FdIdentity::of);
         fds_change(60_001, 60_001);
         assert!(below.is_unchanged() && !first.is_unchanged() && last.is_unchanged());

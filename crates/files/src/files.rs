@@ -1,4 +1,4 @@
-//! What a runtime keeps beside files: one object, made of the parts that its modules are.
+//! The state for files of one runtime, as one object.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -23,42 +23,42 @@ use crate::ctx::FilesCtx;
 use crate::lease_watcher::WriteLeases;
 use crate::p2p_trust::P2pTrustMap;
 use crate::readahead::ReadaheadCache;
+use crate::sequential::SequentialDetector;
 use crate::shadow_file::ShadowFiles;
 use crate::state::FileState;
-use crate::streams::SequentialDetector;
 use crate::table::FileTable;
 
-/// The state beside files, of one runtime.
+/// The state for files of one runtime.
 pub struct Files {
     /// The host.
     pub ctx: Arc<FilesCtx>,
-    /// The files that are remembered.
-    pub kept: Arc<FileTable>,
-    /// Which descriptors read in sequence.
-    pub streams: Arc<SequentialDetector>,
-    /// What reads brought into the page cache.
-    pub ahead: Arc<ReadaheadCache>,
+    /// The remembered files.
+    pub table: Arc<FileTable>,
+    /// Which descriptors read sequentially.
+    pub sequential: Arc<SequentialDetector>,
+    /// Pages that reads added to the page cache.
+    pub readahead: Arc<ReadaheadCache>,
     /// What each route costs.
-    pub models: CostModels,
+    pub costs: CostModels,
     /// Where storage may DMA into devices.
-    pub p2p: P2pTrustMap,
+    pub p2p_trust: P2pTrustMap,
     /// Files that SPIN opened itself.
     pub shadow: Arc<ShadowFiles>,
     nonce: AtomicU64,
 }
 
-/// What idle shadow workers do: let files go.
+/// The idle task of shadow workers: expires unused files.
 struct FileReaper(Weak<FileTable>);
 
 impl IdleTask for FileReaper {
     fn sleep_timeout(&self) -> Option<Duration> {
-        let kept = self.0.upgrade()?;
-        (!kept.is_empty()).then_some(Duration::from_secs(1))
+        let table = self.0.upgrade()?;
+        (!table.is_empty()).then_some(Duration::from_secs(1))
     }
 
     fn reap_idle(&self) {
-        if let Some(kept) = self.0.upgrade() {
-            kept.tidy();
+        if let Some(table) = self.0.upgrade() {
+            table.expire();
         }
     }
 }
@@ -66,20 +66,20 @@ impl IdleTask for FileReaper {
 impl Files {
     /// Nothing is remembered yet.
     pub fn new(ctx: Arc<FilesCtx>, settings: &Settings) -> Files {
-        let (kept, streams) = (Arc::<FileTable>::default(), Arc::new(SequentialDetector::new(settings)));
-        ctx.workers.set_shadow_idle(FileReaper(Arc::downgrade(&kept)));
+        let (table, sequential) = (Arc::<FileTable>::default(), Arc::new(SequentialDetector::new(settings)));
+        ctx.workers.set_shadow_idle(FileReaper(Arc::downgrade(&table)));
         Files {
-            ahead: ReadaheadCache::new(settings, &ctx, &kept, &streams),
-            models: CostModels::new(settings),
-            p2p: P2pTrustMap::default(),
+            readahead: ReadaheadCache::new(settings, &ctx, &table, &sequential),
+            costs: CostModels::new(settings),
+            p2p_trust: P2pTrustMap::default(),
             shadow: Arc::new(ShadowFiles {
                 ctx: Arc::clone(&ctx),
-                kept: Arc::clone(&kept),
+                table: Arc::clone(&table),
                 leases: Arc::<WriteLeases>::default(),
             }),
             ctx,
-            kept,
-            streams,
+            table,
+            sequential,
             nonce: AtomicU64::new(0),
         }
     }
@@ -94,7 +94,7 @@ impl Files {
         &self.ctx.workers
     }
 
-    /// The threads with the shadow table.
+    /// The threads with the shadow descriptor table.
     pub fn shadow_workers(&self) -> Option<&WorkerPool> {
         self.ctx.workers.shadow()
     }
@@ -109,35 +109,35 @@ impl Files {
         &self.ctx.unpin
     }
 
-    /// The file behind a descriptor of the calling thread; the reason if it cannot be opened again.
+    /// The file of a descriptor of the calling thread; the reason if it cannot be reopened.
     pub fn get(&self, fd: Fd, stat: Stat) -> Result<Arc<FileState>, Reason> {
         let workers = self.ctx.workers.shadow().ok_or(Reason::NoHelpers)?;
-        self.kept.get(self.ctx.sys, workers, fd, stat)
+        self.table.get(self.ctx.sys, workers, fd, stat)
     }
 
-    /// What each route costs for a file and a device. On the program's thread, which may ask the device for its name.
-    pub fn costs(&self, file: &FileState, device: &'static dyn Device) -> Arc<CostEntry> {
-        self.models.get(&self.ctx, file, device)
+    /// What each route costs for a file and a device. Called on the program's thread, which may query the device's name.
+    pub fn cost_entry(&self, file: &FileState, device: &'static dyn Device) -> Arc<CostEntry> {
+        self.costs.get(&self.ctx, file, device)
     }
 
-    /// Another number at every call, so that two surveys probe different places.
+    /// A different number at every call, so that two surveys probe different offsets.
     pub fn probe_nonce(&self) -> u64 {
         self.nonce.fetch_add(1, Relaxed)
     }
 
-    /// Forgets a file; if it was remembered, waits a little until what was kept beside it is released.
+    /// Forgets a file; if it was remembered, waits up to 20 ms until its state is released.
     pub fn forget(&self, (dev, ino): (u64, u64)) {
-        if self.kept.forget(dev, ino) {
+        if self.table.forget(dev, ino) {
             self.ctx.drain_for_close();
         }
     }
 
-    /// What follows from advice about a range for what is kept beside the file.
+    /// Applies the program's advice about a range to the state of the file.
     pub fn advised(&self, stat: Stat, range: Range<u64>, advice: Advice) {
-        self.ahead.on_advice(stat, range, advice);
+        self.readahead.on_advice(stat, range, advice);
     }
 
-    /// The block devices under what `fd` names: a file, a directory or a device.
+    /// The block devices under `fd`: a file, a directory or a device.
     pub fn storage(&self, fd: Fd) -> Result<Arc<BlockStack>, Errno> {
         let sys = self.ctx.sys;
         let stat = sys.fstat(fd)?;
@@ -152,7 +152,7 @@ impl Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        // What a file has done before its descriptor is closed leads back to the read-ahead set, and from there here.
-        self.kept.forget_all();
+        // The pre-close hook of a file refers to the read-ahead set, which refers to this table.
+        self.table.forget_all();
     }
 }

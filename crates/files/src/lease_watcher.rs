@@ -1,6 +1,6 @@
-//! The thread that gives broken write leases back.
+//! The thread that releases broken write leases.
 //!
-//! It has the shadow table, where the leases are, and all signals blocked: it fetches the one that reports a break, so
+//! It has the shadow table, where the leases are, and all signals blocked: it fetches the signal that reports a break, so
 //! no handler of the program runs. It exists while there are leases.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -12,37 +12,37 @@ use spinio_sys::linux::{self, Fd};
 
 use crate::ctx::FilesCtx;
 
-/// The last word of a lease that is never broken by force: asked again after an hour all the same.
+/// The longest validity of a lease that is never broken by force: it is verified again after an hour.
 const MAX_LEASE_SECONDS: u64 = 3600;
 
-/// Until when a lease that is there now keeps writers away, in nanoseconds since boot: asked before it is looked at, and
-/// with a fifth to spare.
+/// Until when a lease that exists now excludes writers, in nanoseconds since boot: computed before the lease is checked,
+/// with a margin of a fifth.
 pub fn lease_valid_until(break_time: Option<u64>) -> u64 {
     let seconds = break_time.unwrap_or(MAX_LEASE_SECONDS).min(MAX_LEASE_SECONDS);
     linux::boottime_ns() + seconds * 800_000_000
 }
 
-/// One lease; the lock is held while something relies on it.
+/// One lease; `active` is locked while a request relies on the lease.
 pub struct LeaseState {
-    pub kernel: &'static dyn Syscalls,
+    pub sys: &'static dyn Syscalls,
     pub fd: Fd,
     pub active: Mutex<bool>,
-    /// Until when nobody can have taken it away, as it was last seen; nanoseconds since boot.
+    /// Until when it cannot have been broken by force, as of the last check; nanoseconds since boot.
     pub valid_until: AtomicU64,
 }
 
 impl LeaseState {
-    /// Whether the lease is there and nobody wants it broken.
+    /// Whether the lease exists and no break is pending.
     pub fn is_intact(&self) -> bool {
-        let valid_until = lease_valid_until(self.kernel.lease_break_time());
-        let there = self.kernel.has_write_lease(self.fd);
-        if there {
+        let valid_until = lease_valid_until(self.sys.lease_break_time());
+        let intact = self.sys.has_write_lease(self.fd);
+        if intact {
             self.valid_until.store(valid_until, Relaxed);
         }
-        there
+        intact
     }
 
-    /// Gives the lease back if somebody waits for that.
+    /// Releases the lease if a break is pending.
     pub fn release_if_broken(&self) {
         let mut active = lock(&self.active);
         if *active && !self.is_intact() {
@@ -64,16 +64,16 @@ pub struct WriteLeases {
 #[derive(Default)]
 struct State {
     leases: Vec<Arc<LeaseState>>,
-    /// Leases that are being taken: the watcher stays for them.
+    /// Leases that are being taken: the watcher must not end before.
     pending: usize,
     watcher_running: bool,
 }
 
-/// How often the watcher looks whether it is wanted, in milliseconds; breaks wake it at once.
-const LOOK: u64 = 1000;
+/// How often the watcher checks whether it is still needed, in milliseconds; breaks wake it at once.
+const IDLE_CHECK_MS: u64 = 1000;
 
 impl WriteLeases {
-    /// The thread that breaks are told to. It stays until [`Leases::settle`].
+    /// The thread that breaks are reported to. It runs at least until [`WriteLeases::finish_pending`].
     pub fn ensure_watcher(leases: &Arc<WriteLeases>, ctx: &FilesCtx) -> Option<u32> {
         let mut state = lock(&leases.state);
         state.pending += 1;
@@ -99,7 +99,7 @@ impl WriteLeases {
         state.pending -= 1;
         state.leases.extend(lease.map(Arc::clone));
         drop(state);
-        // What was broken before the watcher knew of it.
+        // For leases that were broken before the watcher knew of them.
         linux::wake_thread(self.watcher_tid.load(SeqCst));
     }
 
@@ -113,7 +113,7 @@ impl WriteLeases {
         drop(state);
         self.started.notify_all();
         loop {
-            linux::wait_lease_break(Some(LOOK));
+            linux::wait_lease_break(Some(IDLE_CHECK_MS));
             let mut state = lock(&self.state);
             if state.leases.is_empty() && state.pending == 0 {
                 state.watcher_running = false;

@@ -1,18 +1,18 @@
-//! What SPIN keeps beside files between requests.
+//! The state that SPIN stores for files between requests.
 //!
 //! ```text
-//!   files          all of it, one object a runtime
-//!     state, table   a file's shadow descriptors, alignment, mapping; which files are remembered
+//!   files          all of it, one object per runtime
+//!     state, table   the shadow descriptors, alignment and mapping of a file; which files are remembered
 //!     residency      which pages of a range are cached
-//!     streams        which descriptors read in sequence
-//!     readahead      what such reads brought into the page cache, and how it leaves
-//!     block_stack, stripes   the block devices under a file, and its place in an array with parity
+//!     sequential     which descriptors read sequentially
+//!     readahead      which pages such reads added to the page cache, and when they are dropped
+//!     block_stack, stripes   the block devices under a file, and its position in an array with parity
 //!     p2p_probe, p2p_trust   whether storage may DMA into a device
 //!     cost/          what each route costs: calibrated, default, corrected
-//!     tables, prefault       page tables filled before a stream needs them
+//!     prefault_state, prefault   page tables filled before a stream needs them
 //!     shadow_file    files that SPIN opened itself
-//!     write_lease, lease_watcher   being alone with such a file
-//!   ctx            the host's handles that all of these use
+//!     write_lease, lease_watcher   exclusive access to such a file
+//!   ctx            the handles of the host that all of these use
 //! ```
 
 pub mod block_stack;
@@ -24,14 +24,14 @@ mod lease_watcher;
 pub mod p2p_probe;
 mod p2p_trust;
 pub mod prefault;
+pub mod prefault_state;
 pub mod readahead;
 pub mod residency;
+pub mod sequential;
 pub mod shadow_file;
 mod state;
-pub mod streams;
 pub mod stripes;
 mod table;
-pub mod tables;
 pub mod write_lease;
 
 pub use ctx::FilesCtx;

@@ -4,16 +4,14 @@
 //!   O_DIRECT into the device ──┐
 //!                              ├── equal? ── yes: trusted for this (file system, device)
 //!   O_DIRECT into host memory ─┘          └─ no: read both again (the file may be changing);
-//!                                             still no: never
+//!                                             still no: never trusted
 //! ```
 //!
-//! The range is part of the request, so the device holds nothing it was not asked for; it
-//! is as long as the request allows, up to a block of staging or a whole stripe of the array
-//! under the file, whose members need not all reach the device.
+//! The range is part of the request, so the device receives no bytes that were not requested; it is as long as the request
+//! allows, up to a bounce buffer or a whole stripe of the array under the file, because not all members may reach the device.
 //!
-//! Known flaw: a shorter request, or an array whose stripes are not told, can pass while one
-//! member cannot reach the device; the engine then finds out (the read fails) and the verdict
-//! changes.
+//! Known flaw: a shorter request, or an array whose stripes are not known, can pass while one member cannot reach the device;
+//! the engine finds that later (the read fails) and the trust is revoked.
 
 use std::sync::Arc;
 
@@ -59,14 +57,14 @@ fn compare(sys: &dyn Syscalls, file: &FileState, device: u64, offset: u64, bytes
     for _ in 0..2 {
         // SAFETY: `host` has `bytes` bytes.
         let buffered = unsafe { sys.pread(Route::Direct, direct_fd.get(), host.as_mut_ptr(), bytes, offset, 0) };
-        // Zeros may be a hole, which the kernel fills in without asking the storage.
+        // Zeros may be a hole, which Linux fills in without reading storage.
         if buffered != Ok(bytes) || host.iter().all(|&b| b == 0) {
             return None;
         }
         // SAFETY: P2P-mapped memory is host-mapped, and the request's bytes lie inside its allocation; the program
-        // has lent it to this call, and nobody else has a reference into it.
+        // has passed it to this call, and no other reference to it exists.
         let mapped = unsafe { core::slice::from_raw_parts_mut(device as *mut u8, bytes) };
-        // What is there may be these very bytes, from an earlier read; their complement is not.
+        // The memory may already contain these bytes, from an earlier read; so their complement is written first.
         mapped.iter_mut().zip(host.iter()).for_each(|(to, from)| *to = !from);
         // SAFETY: as above.
         let p2p = unsafe { sys.pread(Route::P2p, direct_fd.get(), device as *mut u8, bytes, offset, 0) };

@@ -1,4 +1,4 @@
-//! Whether storage may DMA into a device: what the probe found, for each file system (or block device) and device.
+//! Whether storage may DMA into a device: the result of the probe, per file system (or block device) and device.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -12,7 +12,7 @@ use spinio_plan::Reason;
 pub enum P2pTrust {
     /// The probe matched.
     Trusted,
-    /// The kernel says that it cannot.
+    /// Linux reports that it cannot.
     Unreachable,
     /// The probe did not match.
     Untrusted,
@@ -29,7 +29,7 @@ impl P2pTrust {
     }
 }
 
-/// The verdicts of a runtime.
+/// The probe results of a runtime.
 #[derive(Default)]
 pub struct P2pTrustMap(Mutex<HashMap<(u64, DeviceId), P2pTrust>>);
 
@@ -39,14 +39,14 @@ impl P2pTrustMap {
         lock(&self.0).get(&(storage, device.id())).copied()
     }
 
-    /// Why P2P from this storage was refused before, to whichever device.
+    /// Why P2P from this storage was refused before, to any device.
     pub fn known_refusal(&self, storage: u64) -> Option<Reason> {
         let trust = lock(&self.0);
         let mut of_storage = trust.iter().filter(|((of, _), _)| *of == storage);
         of_storage.find_map(|(_, trust)| trust.allows().err())
     }
 
-    /// Remembers it.
+    /// Stores a result.
     pub fn set(&self, storage: u64, device: &dyn Device, trust: P2pTrust) {
         lock(&self.0).insert((storage, device.id()), trust);
     }

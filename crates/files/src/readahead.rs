@@ -1,40 +1,40 @@
-//! What device reads bring into the page cache, and how it leaves again.
+//! Which pages device reads add to the page cache, and when they are dropped again.
 //!
 //! ```text
-//!   caller   small read ──> streams.rs: time for a look? ── once in 512 KiB ──┐
-//!            what it has passed and was absent when asked is ours now           │
-//!            residency further ahead than the kernel reads: what will be ours  <┘   (spinio_plan::readahead)
-//!              │
-//!   keeper   who opened the file meanwhile? (inotify)
-//!            ├─ somebody: what we brought is forgotten, nothing is dropped until he has closed it
-//!            └─ nobody:   what is ours ──> the bounded set ── over ──> DONTNEED
+//!   caller          small read ──> sequential.rs: check due? ── once in 512 KiB ──┐
+//!                   what it has passed and was absent when surveyed is owned now  │
+//!                   residency further ahead than Linux reads: owned later        <┘   (spinio_plan::readahead)
+//!                     │
+//!   shadow worker   which processes opened the file meanwhile? (inotify)
+//!                   ├─ another one: what we read in is forgotten; nothing is dropped until it has closed the file
+//!                   └─ none:        owned pages ──> the bounded set ── over the limit ──> DONTNEED
 //! ```
 //!
-//! The caller asks, at a microsecond a look, because the question must come before the kernel's read-ahead does, and a
-//! keeper may have to wait for a processor. What keepers do can wait.
+//! The caller surveys, at a microsecond each time, because the survey must come before the Linux kernel's read-ahead does,
+//! and a shadow worker may have to wait for a processor. The work of shadow workers is not urgent.
 //!
-//! Pieces of large requests that take the page cache although they were absent (edges, short gaps, short sequential
-//! requests) join the set when the request is done.
+//! Pieces of large requests that use the page cache although they were absent (edges, short gaps, short sequential
+//! requests) join the set when the request is complete.
 //!
-//! When the program closes the file, what is left of it in the set goes at once: nobody could drop it later.
+//! When the program closes the file, its pages in the set are dropped at once: no later request could drop them.
 //!
-//! Only files whose residency may be asked are looked after (the owner's, or writable), and only where the kernel has
-//! inotify to give; all others keep what was read, as after any read. DONTNEED is never said of a page that was
-//! resident before the reader came near it, and the kernel keeps pages that are mapped, dirty or in use.
+//! Only files whose residency may be queried are managed (owned by this user, or writable), and only if inotify is available;
+//! pages of all others stay cached, as after any read. DONTNEED is never used for a page that was resident before the reader
+//! came near it, and Linux keeps pages that are mapped, dirty or in use.
 //!
 //! While a cold stream is read, the caller leads the kernel's read-ahead on (spinio_plan::readahead, further.rs), so that
 //! storage is busy while the device takes what has come.
 //!
-//! A stream through cached pages is asked about at one place in 512 KiB, every 8 MiB.
+//! A stream through cached pages is probed at one place in 512 KiB, every 8 MiB.
 //!
-//! Nothing keeps a file from being opened while its pages are dropped, and a drop may take milliseconds beside other work.
-//! So the keeper looks for an open after the drop too, and has the kernel fetch the range again if there was one.
+//! Nothing prevents an open of the file while its pages are dropped, and a drop may take milliseconds under load. So the
+//! shadow worker checks for an open after the drop too, and makes Linux read the range again if there was one.
 //!
-//! Known flaws: inotify does not say who opened a file, so a second open by the program itself counts as somebody
-//! else's. It reports two opens without another event between them as one, so after the first of the two has closed the
-//! file the second is no longer counted. Who had the file open before SPIN began to watch it is not seen at all: what he
-//! reads of a stretch that SPIN brought in is dropped with it, and he reads it again. A page that the program itself reads
-//! into host memory is not told apart from one that only the device needed.
+//! Known flaws: inotify does not report which process opened a file, so a second open by the program itself counts as
+//! another process's. It merges two opens without another event between them, so after the first of the two has closed the
+//! file the second is no longer counted. A process that had the file open before SPIN began to watch it is not seen at all:
+//! pages that it reads in a range that SPIN read in are dropped too, and it reads them again. A page that the program itself
+//! reads into host memory is not distinguished from one that only the device needed.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -57,23 +57,23 @@ use spinio_stats::Gauge;
 
 use crate::ctx::FilesCtx;
 use crate::residency::{self, ResidencyAccess};
+use crate::sequential::{self, SequentialDetector};
 use crate::state::FileState;
-use crate::streams::{self, SequentialDetector};
 use crate::table::FileTable;
 
-/// Streams that are told apart.
+/// Streams that are tracked.
 const MAX_STREAMS: usize = 64;
 
-/// Bytes until a stream is looked at again that nothing can be done for.
+/// Bytes until a stream of an unmanaged file is checked again.
 const UNMANAGED_CHECK_BYTES: u64 = 1 << 30;
 
-/// The read-ahead window while the device is not known yet: as wide as they come.
+/// The read-ahead window while the device is not known yet: the widest in use.
 const DEFAULT_WINDOW: u64 = 8 << 20;
 
-/// The page cache holds pages in blocks of up to this, and drops only whole ones.
+/// The largest folio: the page cache drops only whole folios.
 const MAX_FOLIO: u64 = 2 << 20;
 
-/// Bytes of read-ahead at once that POSIX_FADV_WILLNEED has keepers ask for, and altogether.
+/// Bytes of read-ahead per call, and in all, that shadow workers request for POSIX_FADV_WILLNEED.
 const PREFETCH_STEP: u64 = 2 << 20;
 const PREFETCH_MAX: u64 = 64 << 20;
 
@@ -86,13 +86,13 @@ pub struct ReadaheadCache {
     /// Bytes that the kernel is led ahead of a reader: no more than the set may hold.
     distance: u64,
     owned: Mutex<OwnedPages<FileKey>>,
-    /// The streams under way, the one that was looked at last at the end.
+    /// The active streams, the most recently checked last.
     streams: Mutex<Vec<Arc<SequentialStream>>>,
-    /// The descriptor that brings news, of the keepers' table.
+    /// The inotify descriptor, in the shadow table.
     inotify: OnceLock<Option<ShadowFd>>,
-    /// How many others have a watched file open.
+    /// How many opens of a watched file are not ours, by watch.
     other_opens: Mutex<HashMap<i32, Arc<AtomicI64>>>,
-    /// The files that are looked after.
+    /// The managed files.
     files: Mutex<HashMap<FileKey, Watch>>,
     ctx: Arc<FilesCtx>,
     kept: Weak<FileTable>,
@@ -100,36 +100,36 @@ pub struct ReadaheadCache {
     weak_self: Weak<ReadaheadCache>,
 }
 
-/// A stream of reads of one descriptor. Whoever looks at it asks the kernel meanwhile, and keeps no other stream waiting.
+/// A stream of reads of one descriptor. It has a lock of its own, so that a survey of it blocks no other stream.
 struct SequentialStream {
     key: FileKey,
     fd: Fd,
     state: Mutex<StreamState>,
 }
 
-/// How far a stream has come.
+/// The progress of a stream.
 #[derive(Default)]
 struct StreamState {
     surveyed: SurveyWindow,
     survey_distance: u64,
-    /// Ours, and not in the set yet; and whether a keeper is called for it.
+    /// Owned and not in the set yet; and whether a shadow worker is queued for it.
     consumed: Vec<Range<u64>>,
     worker_queued: bool,
 }
 
-/// What is kept about a file that is looked after.
+/// The state of a managed file.
 struct Watch {
     wd: i32,
     other_opens: Arc<AtomicI64>,
-    /// What was dropped last, without a gap.
+    /// The last contiguous range that was dropped.
     last_dropped: Range<u64>,
 }
 
 impl StreamState {
-    /// The stream has come to `at`.
+    /// The stream has reached `at`.
     fn update(
         &mut self,
-        home: &ReadaheadCache,
+        cache: &ReadaheadCache,
         fd: Fd,
         known: Option<&FileState>,
         at: u64,
@@ -142,20 +142,20 @@ impl StreamState {
         self.consumed.extend(surveyed.advance(at, self.survey_distance));
         if let Some(range) = surveyed.next_survey(at, self.survey_distance).filter(|range| range.start < end) {
             let range = range.start..range.end.min(end);
-            let probe = surveyed.any_absent() || !spot_check_cached(home.ctx.sys, fd, &range);
-            let absent = if probe { residency::absent_runs(home.ctx.sys, fd, range.clone()) } else { Vec::new() };
+            let probe = surveyed.any_absent() || !spot_check_cached(cache.ctx.sys, fd, &range);
+            let absent = if probe { residency::absent_runs(cache.ctx.sys, fd, range.clone()) } else { Vec::new() };
             surveyed.record_survey(range, absent);
         }
-        home.detector.schedule_check(
+        cache.detector.schedule_check(
             fd,
             surveyed.survey_step(),
             max_buffered_request(window_hint.unwrap_or(0), doubled),
         );
         // A wide window needs nobody.
-        if let Some(window) = window_hint.map(|told| window(told, doubled)).filter(|window| *window < home.distance)
+        if let Some(window) = window_hint.map(|told| window(told, doubled)).filter(|window| *window < cache.distance)
             && surveyed.any_absent()
         {
-            home.detector.allow_readahead(fd, at, window, surveyed.surveyed_end().min(end));
+            cache.detector.allow_readahead(fd, at, window, surveyed.surveyed_end().min(end));
         }
     }
 }
@@ -197,25 +197,25 @@ impl ReadaheadCache {
         let sys = self.ctx.sys;
         let Some(kept) = self.kept.upgrade() else { return };
         let Ok(stat) = sys.fstat(fd) else { return };
-        let advice = streams::advice_for(fd, &stat);
+        let advice = sequential::advice_for(fd, &stat);
         if !self.is_enabled() || stat.kind == FileKind::Other || advice == Advice::Random {
             return self.detector.schedule_check(fd, CACHED_SURVEY_STEP, 0);
         }
         let Some(at) = at.or_else(|| sys.lseek(fd, 0, SEEK_CUR).ok()) else { return };
         let key = (stat.dev, stat.ino);
-        // Let go of behind the lock: a file that ends takes it.
+        // Dropped after the lock is released: dropping a file takes it.
         let file = kept.find(key);
         let stream = self.stream_of(key, fd);
         let mut state = lock(&stream.state);
         state.update(self, fd, file.as_deref(), at, (stat.size, advice == Advice::Sequential));
-        // Also where nothing was passed: somebody may have opened or closed the file.
+        // Also if nothing was passed: another process may have opened or closed the file.
         let start_worker = !std::mem::replace(&mut state.worker_queued, true);
         drop(state);
         if start_worker {
             let tid = linux::gettid();
-            self.run_on_worker(move |home, crew| match kept.get_here(sys, crew, tid, fd, stat) {
-                Ok(file) => home.commit(crew, &file, Vec::new()),
-                Err(_) => home.ignore(key),
+            self.run_on_worker(move |cache, shadow| match kept.get_here(sys, shadow, tid, fd, stat) {
+                Ok(file) => cache.commit(shadow, &file, Vec::new()),
+                Err(_) => cache.ignore(key),
             });
         }
     }
@@ -255,26 +255,26 @@ impl ReadaheadCache {
         lock(&self.streams).iter().filter(|stream| stream.key == key).map(Arc::clone).collect()
     }
 
-    /// Pieces of a large request that the page cache had to fetch for it are ours.
+    /// Takes ownership of pieces that the page cache read in for a large request.
     pub fn add_owned(&self, file: &Arc<FileState>, runs: Vec<Range<u64>>) {
         if runs.is_empty() || !self.is_enabled() {
             return;
         }
         let file = Arc::clone(file);
-        self.run_on_worker(move |home, crew| home.commit(crew, &file, runs));
+        self.run_on_worker(move |cache, shadow| cache.commit(shadow, &file, runs));
     }
 
-    /// Has a shadow worker do something, some time.
+    /// Queues work on a shadow worker.
     fn run_on_worker(&self, work: impl FnOnce(&ReadaheadCache, &WorkerPool) + Send + 'static) {
-        let (Some(crew), Some(home)) = (self.ctx.workers.shadow(), self.weak_self.upgrade()) else { return };
-        crew.spawn_detached(move || {
-            if let Some(workers) = home.ctx.workers.shadow() {
-                work(&home, workers);
+        let (Some(shadow), Some(cache)) = (self.ctx.workers.shadow(), self.weak_self.upgrade()) else { return };
+        shadow.spawn_detached(move || {
+            if let Some(workers) = cache.ctx.workers.shadow() {
+                work(&cache, workers);
             }
         });
     }
 
-    /// Takes in what has been passed, and `more`, unless somebody else has opened the file. On a keeper.
+    /// Adds the passed pages, and `more`, to the set, unless another process has opened the file. On a shadow worker.
     fn commit(&self, workers: &WorkerPool, file: &Arc<FileState>, mut more: Vec<Range<u64>>) {
         let Some(others) = self.watch_file(workers, file) else { return self.ignore(file.key()) };
         self.drain_inotify();
@@ -293,7 +293,7 @@ impl ReadaheadCache {
         self.insert_and_trim(file, more);
     }
 
-    /// A file that cannot be looked after: its readers need not look for a long while.
+    /// A file that cannot be managed: its readers check again only after [`UNMANAGED_CHECK_BYTES`].
     fn ignore(&self, key: FileKey) {
         lock(&self.streams).retain(|stream| {
             if stream.key == key {
@@ -303,7 +303,7 @@ impl ReadaheadCache {
         });
     }
 
-    /// Takes runs into the set, and drops what is too much.
+    /// Adds runs to the set, and drops what is over the limit.
     fn insert_and_trim(&self, file: &Arc<FileState>, runs: Vec<Range<u64>>) {
         let (excess, bytes) = {
             let mut owned = lock(&self.owned);
@@ -320,8 +320,8 @@ impl ReadaheadCache {
         self.ctx.stats().set_gauge(Gauge::ReadaheadPages, bytes / PAGE as u64);
     }
 
-    /// Sees to it that opens of the file are watched; how many others have it open. `None` where they cannot be watched, or
-    /// its residency may not be asked.
+    /// Watches opens of the file; returns how many are not ours. `None` if they cannot be watched, or its residency may not
+    /// be queried.
     fn watch_file(&self, workers: &WorkerPool, file: &FileState) -> Option<Arc<AtomicI64>> {
         if file.residency_access != ResidencyAccess::Permitted {
             return None;
@@ -334,7 +334,7 @@ impl ReadaheadCache {
         let sys = self.ctx.sys;
         let start = || sys.inotify_init().ok().map(|fd| ShadowFd::new(fd, workers.close_queue()));
         let notify = self.inotify.get_or_init(start).as_ref()?;
-        // Under the lock, so that another keeper takes in no open of a watch that is not in the table yet.
+        // Under the lock, so that no other worker reads an open of a watch that is not in the table yet.
         let mut other_opens = lock(&self.other_opens);
         let wd = sys.watch_opens(notify.get(), file.cached.get()).ok()?;
         // The same file twice has the same watch.
@@ -346,12 +346,12 @@ impl ReadaheadCache {
         Some(others_open)
     }
 
-    /// Takes in the news. On a keeper.
+    /// Reads the inotify events. On a shadow worker.
     fn drain_inotify(&self) {
         let Some(Some(inotify)) = self.inotify.get() else { return };
-        // Locked first: a keeper that finds no news finds the counts that another one has read the news for.
+        // Locked first: a worker that finds no events sees the counts that another worker has updated.
         let other_opens = lock(&self.other_opens);
-        // What cannot be heard may have happened.
+        // Events that cannot be read may have happened.
         let events = self.ctx.sys.inotify_events(inotify.get()).unwrap_or_else(|_: Errno| vec![InotifyEvent::Overflow]);
         let adjust = |watch: &i32, change: i64| {
             if let Some(others) = other_opens.get(watch) {
@@ -368,12 +368,12 @@ impl ReadaheadCache {
         }
     }
 
-    /// Drops `run`, and again what was dropped just before it: a block of pages that lies across the border was kept then.
-    /// Where `others` have opened the file meanwhile, the kernel is asked to fetch it again. On a keeper.
+    /// Drops `run`, and again what was dropped just before it: a folio across the boundary was kept then.
+    /// Where `others` have opened the file meanwhile, Linux is asked to read it again. On a shadow worker.
     fn drop_range(&self, fd: Fd, others: &AtomicI64, last_dropped: &Range<u64>, run: Range<u64>) {
         let (sys, start) = (self.ctx.sys, run.start.saturating_sub(MAX_FOLIO).max(last_dropped.start));
         let _ = sys.advise(fd, start, run.end - start, Advice::DontNeed);
-        // What somebody has read who opened the file during that call went with the rest.
+        // Pages read by a process that opened the file during that call were dropped too.
         self.drain_inotify();
         if others.load(Relaxed) > 0 {
             for at in (start..run.end).step_by(PREFETCH_STEP as usize) {
@@ -393,7 +393,7 @@ impl ReadaheadCache {
         }
     }
 
-    /// A range of a file is the program's business from now on: it has given advice on it.
+    /// The program has given advice on a range: it is not managed any more.
     fn forget(&self, file: &FileState, range: &Range<u64>) {
         lock(&self.owned).remove(file.key(), range);
         for stream in self.file_streams(file.key()) {
@@ -413,15 +413,15 @@ impl ReadaheadCache {
             }
             Advice::WillNeed => {
                 self.forget(&file, &range);
-                self.run_on_worker(move |home, _| prefetch(home.ctx.sys, &file, range));
+                self.run_on_worker(move |cache, _| prefetch(cache.ctx.sys, &file, range));
             }
             _ => {}
         }
     }
 
-    /// Drops pages that we brought in. On a keeper.
+    /// Drops owned pages. On a shadow worker.
     fn drop_owned(&self, file: &FileState, run: Range<u64>) {
-        // Asked again: the drops before this one may have taken long.
+        // Checked again: the drops before this one may have taken long.
         self.drain_inotify();
         let (others, dropped) = {
             let mut files = lock(&self.files);
@@ -433,7 +433,7 @@ impl ReadaheadCache {
         self.drop_range(file.cached.get(), &others, &dropped, run);
     }
 
-    /// A file goes: what a keeper does with its descriptor before it closes it.
+    /// A file is dropped: what a shadow worker does with its descriptor before it closes it.
     fn drop_on_close(self: Arc<Self>, key: FileKey, closed: bool) -> PreCloseHook {
         let Some(Watch { wd: watch, other_opens, last_dropped: dropped }) = lock(&self.files).remove(&key) else {
             return Box::new(|_| {});
@@ -446,7 +446,7 @@ impl ReadaheadCache {
             let mut state = lock(&stream.state);
             let survey_distance = state.survey_distance;
             runs.append(&mut state.consumed);
-            // Nobody goes on reading: neither will what was read ahead be needed.
+            // The stream has ended, so the pages read ahead will not be needed either.
             runs.append(&mut state.surveyed.finish(survey_distance, 0));
         }
         Box::new(move |fd| {
@@ -464,7 +464,7 @@ impl ReadaheadCache {
     }
 }
 
-/// The kernel reads one window of what it is told will be needed; a device reads faster than that, so the rest follows.
+/// Linux reads one window per POSIX_FADV_WILLNEED; a device reads faster than that, so the rest is requested here.
 fn prefetch(sys: &dyn Syscalls, file: &FileState, range: Range<u64>) {
     let end = range.end.min(range.start.saturating_add(PREFETCH_MAX));
     for at in (range.start..end).step_by(PREFETCH_STEP as usize).skip(1) {
@@ -472,8 +472,8 @@ fn prefetch(sys: &dyn Syscalls, file: &FileState, range: Range<u64>) {
     }
 }
 
-/// Whether a range behind a cached one looks cached too. Asking everything would cost a cached stream a few percent; a hole
-/// that is overlooked stays in the page cache.
+/// Whether a range after a cached one looks cached too. Checking everything would cost a cached stream a few percent; a
+/// hole that is missed stays in the page cache after it is read.
 fn spot_check_cached(sys: &dyn Syscalls, fd: Fd, range: &Range<u64>) -> bool {
     let offsets = (range.start..range.end).step_by(SURVEY_STEP as usize);
     offsets.chain([range.end - PAGE as u64]).all(|at| sys.cachestat(fd, at, PAGE as u64).is_ok_and(|c| c.cached > 0))

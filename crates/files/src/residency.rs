@@ -1,19 +1,18 @@
-//! Who is resident: the page cache asked as cheaply as this file allows.
+//! Which pages are in the page cache, queried as cheaply as the file allows.
 //!
 //! ```text
-//!   owner     cachestat, 512 KiB at a time ── all or nothing ──> one extent
-//!                                          └─ mixed ──> mincore of that step, page by page
-//!   stranger  a byte or two read with RWF_NOWAIT in every 64 KiB: the file of another owner,
-//!             for which cachestat says EPERM and mincore says, untruly, that all is resident
+//!   permitted       cachestat, 512 KiB at a time ── all or nothing ──> one extent
+//!                                                └─ mixed ──> mincore of that step, page by page
+//!   not permitted   a byte or two read with RWF_NOWAIT in every 64 KiB: the file of another owner,
+//!                   for which cachestat returns EPERM and mincore reports, wrongly, that all is resident
 //! ```
 //!
-//! Costs, 8 MiB: 5 us absent, 67 us cached for an owner; a microsecond a probe for a
-//! stranger, which is why it asks for two bytes of 64 KiB and takes them for the whole run.
-//! A run wrongly believed cached is found out when it is read with RWF_NOWAIT; one wrongly
-//! believed absent is read from storage, which is always right.
+//! Costs, 8 MiB: 5 us absent, 67 us cached with permission; a microsecond per probe without it, which is why two bytes of
+//! 64 KiB are probed and taken for the whole run. A run wrongly taken for cached is found when it is read with RWF_NOWAIT;
+//! one wrongly taken for absent is read from storage, which is always correct.
 //!
-//! Known flaw: a stranger's probe of an absent page makes the kernel read that one page. After many cold reads of one
-//! range enough of them are there for a wrong guess; the read is right all the same.
+//! Known flaw: a probe of an absent page makes the Linux kernel read that one page. After many cold reads of one range
+//! enough of them are cached for a wrong guess; the read is correct all the same.
 
 use std::ops::Range;
 
@@ -28,18 +27,18 @@ const SURVEY_STEP: u64 = 512 << 10;
 const PROBE_SPAN: u64 = 64 << 10;
 const PAGE64: u64 = PAGE as u64;
 
-/// How the residency of a file may be asked.
+/// How the residency of a file may be queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResidencyAccess {
-    /// `cachestat` and `mincore` tell the truth.
+    /// `cachestat` and `mincore` report it.
     Permitted,
-    /// Only reading tells (RWF_NOWAIT).
+    /// Only reads with RWF_NOWAIT show it.
     NotPermitted,
-    /// The file lives in memory or has no page cache to ask.
+    /// The file is in memory or has no page cache to query.
     InMemory,
 }
 
-/// Adds a run of bytes, joined to the last one where it is the same.
+/// Adds a run of bytes, merged with the last one if the residency is equal.
 pub fn push_extent(extents: &mut Vec<Extent>, len: u64, residency: Residency) {
     match extents.last_mut() {
         _ if len == 0 => {}
@@ -48,26 +47,26 @@ pub fn push_extent(extents: &mut Vec<Extent>, len: u64, residency: Residency) {
     }
 }
 
-/// How residency may be asked of a file of this owner. `twin`: a read-only descriptor of ours, because a descriptor
-/// that the program may write through has rights that the twins lack.
+/// How the residency of a file of this owner may be queried. `shadow_fd`: a read-only shadow descriptor, because a
+/// writable descriptor of the program has rights that shadow descriptors lack.
 pub fn residency_access(sys: &dyn Syscalls, shadow_fd: Fd, owner: u32) -> ResidencyAccess {
     let euid = linux::geteuid();
     match sys.cachestat(shadow_fd, 0, PAGE64) {
         Ok(_) => ResidencyAccess::Permitted,
-        // A kernel without cachestat: mincore is honest to owners.
+        // A Linux kernel without cachestat: mincore is correct for owners.
         Err(Errno::NOSYS) if euid == owner || euid == 0 => ResidencyAccess::Permitted,
-        // No page cache of its own (hugetlbfs).
+        // No page cache to query (hugetlbfs).
         Err(Errno::OPNOTSUPP) => ResidencyAccess::InMemory,
         Err(_) => ResidencyAccess::NotPermitted,
     }
 }
 
-/// The runs of a range that are surely absent, in order. A stretch that is mixed on a small scale is left out: nobody
-/// shall take somebody else's page for absent. Nothing where cachestat does not answer.
+/// The runs of a range that are certainly absent, in order. A part mixed at a small scale is left out, so that no page
+/// of another process is taken for absent. Empty if cachestat fails.
 pub fn absent_runs(sys: &dyn Syscalls, fd: Fd, range: Range<u64>) -> Vec<Range<u64>> {
     let granularity = if range.end - range.start <= PROBE_SPAN { PAGE64 } else { 4 * PAGE64 };
     let mut out: Vec<Range<u64>> = Vec::new();
-    // Front to back, so the later half waits below the earlier one.
+    // Front to back: the later half is pushed first.
     let mut pending = vec![range];
     while let Some(part) = pending.pop() {
         let pages = (part.end - part.start).div_ceil(PAGE64);
@@ -88,16 +87,18 @@ pub fn absent_runs(sys: &dyn Syscalls, fd: Fd, range: Range<u64>) -> Vec<Range<u
     out
 }
 
-/// A question about a range.
+/// A residency query.
 pub struct Survey<'a> {
+    /// The system calls.
     pub sys: &'a dyn Syscalls,
-    /// In the calling thread's table.
+    /// A descriptor of the calling thread.
     pub fd: Fd,
+    /// A mapping of the file, if there is one.
     pub mapping: Option<&'a Mapping>,
 }
 
 impl Survey<'_> {
-    /// The extents of `len` bytes from `offset`, as an owner may ask.
+    /// The extents of `len` bytes from `offset`, where access is permitted.
     pub fn by_cachestat(&self, offset: u64, len: u64) -> Vec<Extent> {
         let mut out = Vec::new();
         let end = offset + len;
@@ -127,7 +128,7 @@ impl Survey<'_> {
         }
     }
 
-    /// Page by page, where a mapping allows it; else halved with cachestat down to single runs.
+    /// Page by page if there is a mapping; else one cachestat per 64 KiB.
     fn by_page(&self, at: u64, end: u64, cached: Residency, out: &mut Vec<Extent>) {
         let first = at / PAGE64 * PAGE64;
         let pages = (end - first).div_ceil(PAGE64) as usize;
@@ -154,16 +155,16 @@ impl Survey<'_> {
         }
     }
 
-    /// The extents as anybody may ask who can read; `fd` must be a twin under FADV_RANDOM.
-    /// `every`: how many bytes a probe speaks for. `salt`: another number for every request.
+    /// The extents by probes, which need only read access; `fd` must be a shadow descriptor with FADV_RANDOM.
+    /// `span`: bytes that a probe stands for. `nonce`: a different number for every request.
     pub fn by_probes(&self, offset: u64, len: u64, span: u64, nonce: u64) -> Vec<Extent> {
         let mut out = Vec::new();
         let end = offset + len;
         let mut at = offset;
         while at < end {
             let next = end.min((at / span + 1) * span);
-            // A probe of an absent page makes the kernel read that page, so the next request must not ask for the same
-            // one, and one resident page proves little: the whole run is believed only on the word of two.
+            // A probe of an absent page makes the Linux kernel read that page, so the next request must not probe the
+            // same one; and one resident page proves little: a run counts as cached only after two probes.
             let probe_at =
                 |attempt: u64| at + (at ^ nonce << 1 ^ attempt).wrapping_mul(0x9e37_79b9_7f4a_7c15) % (next - at);
             let residency = match self.probe(probe_at(0)) {
@@ -182,7 +183,7 @@ impl Survey<'_> {
         match unsafe { self.sys.pread(Route::Copy, self.fd, &mut byte, 1, at, RWF_NOWAIT) } {
             Ok(1) => Residency::Clean,
             Err(Errno::AGAIN) => Residency::Absent,
-            // A file system without RWF_NOWAIT: only the read itself will tell.
+            // A file system without RWF_NOWAIT: only the read itself shows it.
             _ => Residency::Unknown,
         }
     }

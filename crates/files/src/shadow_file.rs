@@ -1,20 +1,20 @@
-//! Files that SPIN opened itself, by their names, and that stay open between requests.
+//! Files that SPIN opened itself, by path, and that stay open between requests.
 //!
-//! Their descriptors live in the table of the keepers, because the program owns every number in its own: it may close or
-//! reuse any, and were a descriptor of SPIN's closed there, every `fcntl` lock that the program holds on that file would be
-//! dropped. But every part of a request, on the program's thread and on mates, speaks of files by descriptor. So an own
-//! file has a number that no table can have, and the kernel calls of this runtime pass such calls to a keeper:
+//! Their descriptors are in the shadow table, because the program owns every number in its own table: it may close or reuse
+//! any, and closing a descriptor of SPIN there would drop every `fcntl` lock that the program has on that file. But every
+//! part of a request, on the program's thread and on copy workers, refers to files by descriptor. So a shadow file has a
+//! number that no table can contain, and the system calls of this runtime pass calls on it to a shadow worker:
 //!
 //! ```text
-//!   caller, mate ── pread(5) ──────────> kernel                      a descriptor of the program's
-//!                ── pread(OWN + 3) ──┐
-//!   keeper      <────────────────────┘── pread(3) ──> kernel         in the table that has it
-//!   keeper      ── pread(OWN + 3) ───── pread(3) ──> kernel
+//!   caller, copy worker ── pread(5) ─────────────> Linux               a descriptor of the program
+//!                       ── pread(BASE + 3) ──┐
+//!   shadow worker      <─────────────────────┘── pread(3) ──> Linux    in the shadow table
+//!   shadow worker       ── pread(BASE + 3) ───── pread(3) ──> Linux
 //! ```
 //!
-//! Everything that takes a descriptor so takes an own file: reads, writes, their routes, their statistics.
+//! So everything that takes a descriptor also takes a shadow file: reads, writes, their routes, their statistics.
 //!
-//! Known flaw: a call that is passed on costs two wake-ups where keepers sleep, some 10 us. Moves are large.
+//! Known flaw: a call that is passed on costs two wake-ups if the shadow workers sleep, about 10 us. Transfers are large.
 
 use std::ffi::{CStr, CString};
 use std::sync::{Arc, OnceLock, Weak};
@@ -36,34 +36,35 @@ use crate::ctx::FilesCtx;
 use crate::lease_watcher::WriteLeases;
 use crate::table::FileTable;
 
-/// Numbers from here on are a keeper's; far above the most that a table can hold (`fs.nr_open`, 2^20, at most 2^31 / 64).
+/// Numbers from here on belong to the shadow table; above what a table can contain (`fs.nr_open`, 2^20, at most
+/// 2^31 / 64).
 const SHADOW_FD_BASE: Fd = 1 << 28;
 
 type Result<T> = core::result::Result<T, Errno>;
 
-/// Whether a request means a file of SPIN's own by this number.
+/// Whether this number is a shadow file.
 pub fn is_shadow(fd: Fd) -> bool {
     fd >= SHADOW_FD_BASE
 }
 
-/// A kernel, for descriptors of two tables.
+/// System calls on descriptors of two tables.
 pub struct FdRouter {
     inner: &'static dyn Syscalls,
     workers: OnceLock<Weak<Workers>>,
 }
 
 impl FdRouter {
-    /// One that lives as long as the process, as the runtime does that it is made for.
+    /// A router that lives as long as the process, as its runtime does.
     pub fn leak(inner: &'static dyn Syscalls) -> &'static FdRouter {
         Box::leak(Box::new(FdRouter { inner, workers: OnceLock::new() }))
     }
 
-    /// Who has the keepers.
+    /// Sets the worker pools.
     pub fn attach(&self, workers: &Arc<Workers>) {
         let _ = self.workers.set(Arc::downgrade(workers));
     }
 
-    /// Makes a call on a descriptor where it means something.
+    /// Makes a call on a descriptor in the table that contains it.
     fn route<T: Send + 'static>(
         &self,
         fd: Fd,
@@ -86,7 +87,7 @@ impl Syscalls for FdRouter {
     unsafe fn pread(&self, route: Route, fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: u32) -> Result<usize> {
         let buf = buf as usize;
         self.route(fd, move |sys, fd| {
-            // SAFETY: passed on to the caller, who waits.
+            // SAFETY: as the caller promises, which waits.
             unsafe { sys.pread(route, fd, buf as *mut u8, len, offset, flags) }
         })
     }
@@ -94,7 +95,7 @@ impl Syscalls for FdRouter {
     unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
         let buf = buf as usize;
         self.route(fd, move |sys, fd| {
-            // SAFETY: passed on to the caller, who waits.
+            // SAFETY: as the caller promises, which waits.
             unsafe { sys.read(fd, buf as *mut u8, len) }
         })
     }
@@ -109,7 +110,7 @@ impl Syscalls for FdRouter {
     ) -> Result<usize> {
         let vectors = vectors.to_vec();
         self.route(fd, move |sys, fd| {
-            // SAFETY: passed on to the caller, who waits.
+            // SAFETY: as the caller promises, which waits.
             unsafe { sys.pwritev(route, fd, &vectors, at, flags) }
         })
     }
@@ -129,7 +130,7 @@ impl Syscalls for FdRouter {
     fn reopen(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
         match fd < SHADOW_FD_BASE {
             true => self.inner.reopen(tid, fd, flags),
-            // Called by the keeper that opens a twin: the number is one of its own table.
+            // Called by the shadow worker that opens a shadow descriptor: the number is of the shadow table.
             false => self.inner.reopen(linux::gettid(), fd - SHADOW_FD_BASE, flags),
         }
     }
@@ -251,14 +252,14 @@ impl Syscalls for FdRouter {
     }
 }
 
-/// A file that SPIN opened itself. Closed when it goes.
+/// A file that SPIN opened itself. Closed when dropped.
 pub struct ShadowFile {
     files: Arc<ShadowFiles>,
     shadow_fd: ShadowFd,
 }
 
 impl ShadowFile {
-    /// What the requests of this runtime take for its descriptor. It means nothing to anybody else.
+    /// The number that requests of this runtime use as its descriptor. It is invalid anywhere else.
     pub fn fd(&self) -> Fd {
         SHADOW_FD_BASE + self.shadow_fd.get()
     }
@@ -273,7 +274,7 @@ impl ShadowFile {
         &self.files
     }
 
-    /// Runs something on a keeper, which is given the descriptor as it is there, and waits for the answer.
+    /// Runs `f` on a shadow worker with the descriptor of the shadow table, and waits for the result.
     pub fn run_blocking<T: Send + 'static>(&self, f: impl FnOnce(Fd) -> Result<T> + Send + 'static) -> Result<T> {
         let fd = self.shadow_fd.get();
         self.files
@@ -284,7 +285,7 @@ impl ShadowFile {
             .unwrap_or(Err(Errno::IO))
     }
 
-    /// As [`OwnFile::call`], without waiting; `f` gives the answer to whom it likes. `false`: it will never run.
+    /// As [`ShadowFile::run_blocking`], without waiting. `false`: `f` will never run.
     pub fn spawn(self: &Arc<Self>, f: impl FnOnce(Fd) + Send + 'static) -> bool {
         let file = Arc::clone(self);
         self.files.ctx.workers.shadow().is_some_and(|workers| {
@@ -293,19 +294,19 @@ impl ShadowFile {
         })
     }
 
-    /// The block devices under it. Unlike `Runtime::storage` this leaves no further opening behind.
+    /// The block devices under it. Unlike `Runtime::storage` this leaves no other descriptor open.
     pub fn block_stack(&self) -> Result<Arc<BlockStack>> {
-        let (sys, block_stacks) = (self.files.ctx.sys, self.files.kept.block_stacks());
+        let (sys, block_stacks) = (self.files.ctx.sys, self.files.table.block_stacks());
         self.run_blocking(move |fd| {
             let stat = sys.fstat(fd)?;
             Ok(block_stacks.get(sys, fd, stat, sys.file_system(fd).unwrap_or(0)))
         })
     }
 
-    /// Lets go of what is kept beside the file because it was read.
+    /// Drops the state that reads of the file created.
     pub fn evict_state(&self) {
         if let Ok(stat) = self.files.ctx.sys.fstat(self.fd()) {
-            if self.files.kept.forget(stat.dev, stat.ino) {
+            if self.files.table.forget(stat.dev, stat.ino) {
                 self.files.ctx.drain_for_close();
             }
         }
@@ -317,18 +318,18 @@ pub struct ShadowFiles {
     /// The host.
     pub ctx: Arc<FilesCtx>,
     /// The files that are remembered.
-    pub kept: Arc<FileTable>,
+    pub table: Arc<FileTable>,
     /// Their write leases.
     pub leases: Arc<WriteLeases>,
 }
 
 impl ShadowFiles {
     /// Opens a file by its name, outside the program's descriptor table. `flags` and `mode` as for `open`.
-    /// ENOSYS: this kernel gives no thread a table of its own.
+    /// ENOSYS: threads cannot have an unshared descriptor table here.
     ///
-    /// A lease of somebody's is waited for here, on the caller's thread: keepers are few, and whoever holds the lease, a
-    /// session of this process perhaps, needs them to give it back. EINTR: that was interrupted ([`spinio_host::interruptible`]).
-    /// Nor does a named pipe wait for its other end.
+    /// If another process has a lease, the wait is here, on the caller's thread: shadow workers are few, and the owner of
+    /// the lease, perhaps a session of this process, needs them to release it. EINTR: the wait was interrupted
+    /// ([`spinio_host::interruptible`]). Opening a named pipe does not wait for its other end.
     pub fn open(self: &Arc<Self>, path: &CStr, flags: u32, mode: u32) -> Result<ShadowFile> {
         let shadow = self.ctx.workers.shadow().ok_or(Errno::NOSYS)?;
         let begun = Instant::now();
@@ -336,7 +337,7 @@ impl ShadowFiles {
             let name = path.to_owned();
             let opened =
                 shadow.run_blocking(move || open_nonblocking(&name, flags as i32, mode)).unwrap_or(Err(Errno::IO));
-            // Asked now: the time may be changed while it is waited for.
+            // Read again each time: the setting may change during the wait.
             let may_be_leased = || {
                 linux::lease_break_time().is_none_or(|s| begun.elapsed() < LEASE_WAIT_EXTRA + Duration::from_secs(s))
             };
@@ -350,11 +351,11 @@ impl ShadowFiles {
     }
 }
 
-/// How long a lease is waited for, beyond the time after which the kernel takes it away; how often it is asked for.
+/// How long to wait for a lease beyond the time after which Linux breaks it; how often to try.
 const LEASE_WAIT_EXTRA: Duration = Duration::from_secs(10);
 const LEASE_POLL: Duration = Duration::from_millis(1);
 
-/// As `open`, but EAGAIN while somebody has a lease on the file, who is told that it is wanted.
+/// As `open`, but EAGAIN while another process has a lease on the file; its owner is notified of the break.
 fn open_nonblocking(path: &CStr, flags: i32, mode: u32) -> Result<Fd> {
     let fd = linux::open(path, flags | linux::O_NONBLOCK as i32, mode)?;
     let blocking =

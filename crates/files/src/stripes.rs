@@ -1,22 +1,22 @@
-//! Where the bytes of a file lie in the stripes of an array with parity.
+//! The position of a file in the stripes of an array with parity.
 //!
 //! ```text
-//!   device   │ stripe 7     │ stripe 8     │ stripe 9     │      its phase: where in a stripe byte 0 of it lies (sysfs)
-//!   file             0 ..............................>           where each part of the file lies on it (FIEMAP)
-//!   offset 0 of the file is no beginning of a stripe, unless by chance
+//!   device   │ stripe 7     │ stripe 8     │ stripe 9     │      its phase: the offset of its byte 0 in a stripe (sysfs)
+//!   file             0 ..............................>           the extents of the file on the device (FIEMAP)
+//!   offset 0 of the file is the start of a stripe only by chance
 //! ```
 //!
-//! Who writes around the page cache had better write whole stripes, since the array reads old parity for others, and the
-//! writer waits for that. Two ask: large direct writes, which end their portions where a stripe ends (write/long.rs),
-//! and NVMMU, which puts stripes together in memory.
+//! Writes that bypass the page cache should cover whole stripes, since for others the array reads old parity, and the writer
+//! waits for that. Two callers need this: large direct writes, which end their chunks at stripe boundaries, and NVMMU, which
+//! assembles stripes in memory.
 //!
-//! What was found is kept beside the file, for as long as its length and the room that it takes are what they were then.
-//! A file that was moved on the device all the same (defragmented, or written anew in the same length) is cut at other
-//! places until it is let go of, and nothing right depends on it.
+//! The result is cached with the file, for as long as its length and its allocated blocks are unchanged. A file that was
+//! moved on the device all the same (defragmented, or rewritten with the same length) is split at other offsets until its
+//! state is dropped; correctness does not depend on it.
 //!
-//! Known flaws: layers between file system and array that do not tell where they begin (LVM, dm-crypt) hide the phase,
-//! unless the stripe divides what they begin at. Bytes that have no place yet are taken to follow those before them, and
-//! where there are none before them nothing is known.
+//! Known flaws: layers between file system and array that do not report their start offset (LVM, dm-crypt) hide the phase,
+//! unless the stripe width divides that offset. Bytes without a position yet are assumed to follow those before them; if there
+//! are none before them, nothing is known.
 
 use std::fmt;
 use std::ops::Range;
@@ -37,11 +37,11 @@ use spinio_host::syscalls::Syscalls;
 pub struct ParityArray {
     /// Bytes of data in a stripe.
     pub width: u64,
-    /// Where in a stripe byte 0 of the device under the file system lies.
+    /// The offset in a stripe of byte 0 of the device under the file system.
     pub phase: u64,
 }
 
-/// Why a file has no stripes that writes should keep to, or none that are known.
+/// Why a file has no stripes that writes should be aligned to, or no known ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoStripeMap {
@@ -49,49 +49,49 @@ pub enum NoStripeMap {
     NoBlockDevice(String),
     /// No array with parity.
     NoParity,
-    /// A layer hides where the file system's device lies on the array.
+    /// A layer hides the offset of the file system's device on the array.
     UnknownPhase,
-    /// Stripes that nobody would put together, of so many bytes.
+    /// Stripes too wide to assemble, or not of whole pages; their width in bytes.
     UnsupportedWidth(u64),
-    /// The file system does not tell where the file lies.
+    /// The file system does not report the extents of the file.
     NoExtents(Errno),
 }
 
 impl fmt::Display for NoStripeMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NoStripeMap::NoBlockDevice(name) => write!(f, "{name} lies on no block device"),
+            NoStripeMap::NoBlockDevice(name) => write!(f, "{name} has no block device"),
             NoStripeMap::NoParity => f.write_str("no array with parity is under the file"),
-            NoStripeMap::UnknownPhase => f.write_str("nothing tells where on the array the file's device begins"),
-            NoStripeMap::UnsupportedWidth(width) => write!(f, "stripes of {width} bytes are not put together"),
-            NoStripeMap::NoExtents(errno) => write!(f, "the file system does not tell where the file lies: {errno}"),
+            NoStripeMap::UnknownPhase => f.write_str("the offset of the file's device on the array is unknown"),
+            NoStripeMap::UnsupportedWidth(width) => write!(f, "stripes of {width} bytes are not assembled"),
+            NoStripeMap::NoExtents(errno) => write!(f, "the file system does not report the file's extents: {errno}"),
         }
     }
 }
 
-/// Stripes that nobody would put together in memory.
+/// The widest stripe that is assembled in memory.
 const MAX_WIDTH: u64 = 64 << 20;
 
-/// Bytes of a file that are looked at together: writes follow each other.
+/// Bytes of a file that are surveyed at once: writes are often sequential.
 const SURVEY_WINDOW: u64 = 64 << 20;
 
-/// Extents asked for at once.
+/// Extents requested at once.
 const MAX_EXTENTS: usize = 4096;
 
-/// Shared with a snapshot or a reflinked copy: a write goes elsewhere.
+/// Shared with a snapshot or a reflinked copy: a write allocates other blocks.
 const EXTENT_SHARED: u32 = 0x2000;
 
 /// A range of a file, and the stripes in it.
 #[derive(Clone, Debug)]
 pub struct StripeMap {
-    /// Bytes of the file that have a place on the device.
+    /// Bytes of the file that have a position on the device.
     pub range: Range<u64>,
-    /// Their stripes, and what else the file has there.
+    /// Their stripes, and the other extents of the file there.
     pub layout: StripeLayout,
 }
 
 impl ParityArray {
-    /// The array with parity under a file; if there is none, why writes need no shape.
+    /// The array with parity under a file; if there is none, why writes need no alignment to stripes.
     pub fn from_stack(stack: &BlockStack) -> Result<ParityArray, NoStripeMap> {
         let top = stack.top.as_ref().ok_or_else(|| NoStripeMap::NoBlockDevice(stack.file_system.clone()))?;
         let stripe = Stripe::from_layer(top).filter(|s| s.parity > 0).ok_or(NoStripeMap::NoParity)?;
@@ -103,8 +103,8 @@ impl ParityArray {
         Ok(ParityArray { width, phase })
     }
 
-    /// The stripes from the beginning of a range on, as far as the file has a place on the device. Of a descriptor of
-    /// the calling thread.
+    /// The stripes from the start of a range on, as far as the file has a position on the device. `fd` is a descriptor
+    /// of the calling thread.
     pub fn survey(self, sys: &dyn Syscalls, fd: Fd, range: &Range<u64>) -> Result<StripeMap, Errno> {
         let start = range.start.saturating_sub(self.width);
         let end = range.end.max(range.start.saturating_add(SURVEY_WINDOW)).saturating_add(self.width);
@@ -119,12 +119,12 @@ impl ParityArray {
         }
         let runs = mapped.iter().map(|e| DeviceExtent { file: e.logical, device: e.physical, len: e.len });
         let layout = StripeLayout::new(self.width, self.phase, runs);
-        // The last stripe of a window may be cut off by it.
+        // The last stripe of a window may be truncated by it.
         let mapped_end = if mapped_end >= end { end - self.width } else { mapped_end };
         Ok(StripeMap { range: range.start..mapped_end, layout })
     }
 
-    /// The same of the array itself, or of a device on it.
+    /// The same for the array itself, or for a device on it.
     fn whole_device(self, len: u64) -> StripeMap {
         StripeMap {
             range: 0..len,
@@ -133,33 +133,35 @@ impl ParityArray {
     }
 }
 
-/// What was found last, and what the file looked like before: length and room.
+/// The last result, and the length and allocated blocks of the file at that time.
 struct CachedMap {
     size: u64,
     blocks: u64,
     map: Arc<StripeMap>,
 }
 
-/// The stripes of a file, as far as anybody has asked.
+/// The stripes of a file, as far as they were surveyed.
 pub struct FileStripes {
+    /// The array under the file, or why there is none.
     pub array: Result<ParityArray, NoStripeMap>,
     extents_errno: OnceLock<Errno>,
     cached: Mutex<Option<CachedMap>>,
 }
 
 impl FileStripes {
+    /// Nothing is surveyed yet.
     pub fn new(stack: &BlockStack) -> FileStripes {
         FileStripes { array: ParityArray::from_stack(stack), extents_errno: OnceLock::new(), cached: Mutex::default() }
     }
 
-    /// What was found before, if the file is still what it was.
+    /// The cached result, if length and allocated blocks of the file are unchanged.
     pub fn cached(&self, stat: &Stat) -> Option<Arc<StripeMap>> {
         let cached = lock(&self.cached);
         let same = cached.as_ref().filter(|k| (k.size, k.blocks) == (stat.size, stat.blocks))?;
         Some(Arc::clone(&same.map))
     }
 
-    /// Why nothing is known of the stripes of a range, though there are some. `file`: its shadow descriptor, and the length
+    /// Why the stripes of a range are unknown, although there are some. `file`: its shadow descriptor, and the length
     /// of a block device.
     pub fn unknown_reason(
         &self,
@@ -180,7 +182,7 @@ impl FileStripes {
         }
     }
 
-    /// Looks, and keeps what is found. `stat`: the file before anything was written of what is found.
+    /// Surveys a range and caches the result. `stat`: of the file before anything of the range is written.
     pub fn survey_and_cache(
         &self,
         ctx: &FilesCtx,

@@ -1,4 +1,4 @@
-//! The files that SPIN remembers, least recently used out first.
+//! The files that SPIN remembers; the least recently used is evicted first.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -13,15 +13,15 @@ use spinio_sys::linux::{self, Fd, Stat};
 use crate::block_stack::BlockStackCache;
 use crate::state::FileState;
 
-/// Files remembered at once; the least recently used goes first.
+/// Files remembered at once.
 const MAX_FILES: usize = 64;
 
-/// Seconds after which an unused file is let go of.
+/// Seconds after which an unused file expires.
 const IDLE_SECONDS: u64 = 1;
 
 /// The files that SPIN remembers now.
 pub struct FileTable {
-    kept: Mutex<Vec<Arc<FileState>>>,
+    files: Mutex<Vec<Arc<FileState>>>,
     count: AtomicU64,
     created: Instant,
     block_stacks: Arc<BlockStackCache>,
@@ -30,7 +30,7 @@ pub struct FileTable {
 impl Default for FileTable {
     fn default() -> FileTable {
         FileTable {
-            kept: Mutex::default(),
+            files: Mutex::default(),
             count: AtomicU64::new(0),
             created: Instant::now(),
             block_stacks: Arc::default(),
@@ -39,16 +39,16 @@ impl Default for FileTable {
 }
 
 impl FileTable {
-    /// The stacks of block devices that were read lately.
+    /// The stacks of block devices that were read recently.
     pub fn block_stacks(&self) -> Arc<BlockStackCache> {
         Arc::clone(&self.block_stacks)
     }
 
-    /// The file behind a descriptor of the calling thread; the reason if it cannot be opened again.
+    /// The file of a descriptor of the calling thread; the reason if it cannot be reopened.
     pub fn get(
         &self,
-        kernel: &'static dyn Syscalls,
-        crew: &WorkerPool,
+        sys: &'static dyn Syscalls,
+        shadow: &WorkerPool,
         fd: Fd,
         stat: Stat,
     ) -> Result<Arc<FileState>, Reason> {
@@ -56,21 +56,21 @@ impl FileTable {
             return Ok(file);
         }
         let tid = linux::gettid();
-        let close_queue = crew.close_queue();
+        let close_queue = shadow.close_queue();
         let created = self.created;
         let stacks = Arc::clone(&self.block_stacks);
-        let file = crew
-            .run_blocking(move || FileState::open(kernel, &stacks, &close_queue, tid, fd, stat, created))
+        let file = shadow
+            .run_blocking(move || FileState::open(sys, &stacks, &close_queue, tid, fd, stat, created))
             .unwrap_or(Err(Reason::NoHelpers))
             .map(Arc::new)?;
         Ok(self.insert(file))
     }
 
-    /// The same on a keeper, for a descriptor of thread `tid`.
+    /// The same on a shadow worker, for a descriptor of thread `tid`.
     pub fn get_here(
         &self,
-        kernel: &'static dyn Syscalls,
-        crew: &WorkerPool,
+        sys: &'static dyn Syscalls,
+        shadow: &WorkerPool,
         tid: u32,
         fd: Fd,
         stat: Stat,
@@ -78,35 +78,35 @@ impl FileTable {
         if let Some(file) = self.find((stat.dev, stat.ino)) {
             return Ok(file);
         }
-        let file = FileState::open(kernel, &self.block_stacks, &crew.close_queue(), tid, fd, stat, self.created)?;
+        let file = FileState::open(sys, &self.block_stacks, &shadow.close_queue(), tid, fd, stat, self.created)?;
         Ok(self.insert(Arc::new(file)))
     }
 
-    /// A file that is remembered.
+    /// A remembered file.
     pub fn find(&self, key: (u64, u64)) -> Option<Arc<FileState>> {
-        let kept = lock(&self.kept);
-        let file = kept.iter().find(|f| f.key() == key)?;
+        let files = lock(&self.files);
+        let file = files.iter().find(|f| f.key() == key)?;
         file.mark_used();
         Some(Arc::clone(file))
     }
 
     fn insert(&self, file: Arc<FileState>) -> Arc<FileState> {
-        let mut kept = lock(&self.kept);
-        if let Some(other) = kept.iter().find(|f| f.key() == file.key()) {
+        let mut files = lock(&self.files);
+        if let Some(other) = files.iter().find(|f| f.key() == file.key()) {
             return Arc::clone(other);
         }
-        let evicted = (kept.len() >= MAX_FILES)
-            .then(|| kept.iter().enumerate().min_by_key(|(_, f)| f.last_used.load(Relaxed)).map(|(at, _)| at))
+        let evicted = (files.len() >= MAX_FILES)
+            .then(|| files.iter().enumerate().min_by_key(|(_, f)| f.last_used.load(Relaxed)).map(|(at, _)| at))
             .flatten()
-            .map(|at| kept.swap_remove(at));
-        kept.push(Arc::clone(&file));
-        self.count.store(kept.len() as u64, Relaxed);
-        drop(kept);
+            .map(|at| files.swap_remove(at));
+        files.push(Arc::clone(&file));
+        self.count.store(files.len() as u64, Relaxed);
+        drop(files);
         drop(evicted);
         file
     }
 
-    /// Whether anything is remembered at all: one load.
+    /// Whether no file is remembered: one load.
     pub fn is_empty(&self) -> bool {
         self.count.load(Relaxed) == 0
     }
@@ -116,33 +116,33 @@ impl FileTable {
         self.count.load(Relaxed)
     }
 
-    /// Lets go of one file; true if it was remembered.
+    /// Forgets one file; true if it was remembered.
     pub fn forget(&self, dev: u64, ino: u64) -> bool {
-        let mut kept = lock(&self.kept);
-        let gone = kept.iter().position(|f| f.key() == (dev, ino)).map(|at| kept.swap_remove(at));
-        self.count.store(kept.len() as u64, Relaxed);
-        drop(kept);
-        gone.iter().for_each(|file| file.closed.store(true, Relaxed));
-        gone.is_some()
+        let mut files = lock(&self.files);
+        let removed = files.iter().position(|f| f.key() == (dev, ino)).map(|at| files.swap_remove(at));
+        self.count.store(files.len() as u64, Relaxed);
+        drop(files);
+        removed.iter().for_each(|file| file.closed.store(true, Relaxed));
+        removed.is_some()
     }
 
-    /// Lets go of everything.
+    /// Forgets all files.
     pub fn forget_all(&self) {
-        let gone = std::mem::take(&mut *lock(&self.kept));
-        gone.iter().for_each(|file| file.closed.store(true, Relaxed));
+        let removed = std::mem::take(&mut *lock(&self.files));
+        removed.iter().for_each(|file| file.closed.store(true, Relaxed));
         self.count.store(0, Relaxed);
-        drop(gone);
+        drop(removed);
     }
 
-    /// Lets go of what was not used for a while.
-    pub fn tidy(&self) {
+    /// Forgets the files that were not used for [`IDLE_SECONDS`].
+    pub fn expire(&self) {
         let now = self.created.elapsed().as_secs();
-        let mut kept = lock(&self.kept);
-        let (gone, stay): (Vec<_>, Vec<_>) =
-            kept.drain(..).partition(|f| f.last_used.load(Relaxed) + IDLE_SECONDS < now && Arc::strong_count(f) == 1);
-        *kept = stay;
-        self.count.store(kept.len() as u64, Relaxed);
-        drop(kept);
-        drop(gone);
+        let mut files = lock(&self.files);
+        let (removed, remaining): (Vec<_>, Vec<_>) =
+            files.drain(..).partition(|f| f.last_used.load(Relaxed) + IDLE_SECONDS < now && Arc::strong_count(f) == 1);
+        *files = remaining;
+        self.count.store(files.len() as u64, Relaxed);
+        drop(files);
+        drop(removed);
     }
 }

@@ -1,16 +1,17 @@
-//! Write leases: to be alone with a file, and to know it.
+//! Write leases: exclusive access to a file, and how to verify it.
 //!
 //! ```text
-//!   while_held ── still leased? ── write ──> done          nobody else has it open, nor can open it meanwhile
-//!                                    │ somebody opens the file: waits in open()
+//!   with_lease ── still leased? ── write ──> done          no other process has it open or can open it meanwhile
+//!                                    │ another process opens the file: it waits in open()
 //!   watcher <── SIGIO ───────────────┘
-//!      └─ waits for the write to be over, gives the lease back: open() returns; from then on while_held says no
+//!      └─ waits until the write is over, releases the lease: open() returns; from then on with_lease returns None
 //! ```
 //!
-//! The kernel grants such a lease only to the sole opening of a file, to its owner or root, on file systems that know
-//! leases. Where a lease is not given back in time, it takes it away by force, and nobody is told. So who works for long
-//! within `while_held` asks again before each step ([`WriteLease::check`]). The watcher is a thread of the keepers' table that has all signals blocked: it fetches the one that tells of
-//! a break, so no handler of the program runs. It exists while there are leases.
+//! Linux grants such a lease only on the sole open file description of a file, to its owner or root, on file systems that
+//! support leases. If a lease is not released in time, Linux breaks it by force and reports nothing. So work that takes long
+//! within `with_lease` checks again before each step ([`WriteLease::check`]). The watcher is a thread with the shadow table
+//! and all signals blocked: it fetches the signal that reports a break, so no handler of the program runs. It exists while
+//! there are leases.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -25,14 +26,14 @@ use crate::shadow_file::ShadowFile;
 
 type Result<T> = core::result::Result<T, Errno>;
 
-/// Being alone with a file. Given back when it goes.
+/// Exclusive access to a file. Released when dropped.
 pub struct WriteLease {
     file: Arc<ShadowFile>,
     state: Arc<LeaseState>,
 }
 
 impl WriteLease {
-    /// Runs something while nobody else has the file open or can open it; `None`: that is over, somebody has.
+    /// Runs `f` while no other process has the file open or can open it; `None`: the lease was broken.
     pub fn with_lease<T>(&self, f: impl FnOnce() -> T) -> Option<T> {
         let active = lock(&self.state.active);
         let state = Arc::clone(&self.state);
@@ -45,19 +46,19 @@ impl WriteLease {
         result
     }
 
-    /// Within [`WriteLease::while_held`], for a keeper: whether the lease is still there, and nobody wants it.
+    /// Within [`WriteLease::with_lease`], on a shadow worker: whether the lease is intact and no break is pending.
     pub fn check(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let state = Arc::clone(&self.state);
         move || state.is_intact()
     }
 
-    /// Within [`WriteLease::while_held`]: whether nobody can have got at the file until now, although somebody may want
-    /// to. The lease was seen so lately that it cannot have been taken away.
+    /// Within [`WriteLease::with_lease`]: whether no other process can have opened the file until now, even if a break is
+    /// pending. The lease was verified so recently that it cannot have been broken by force.
     pub fn is_recent(&self) -> bool {
         linux::boottime_ns() < self.state.valid_until.load(Relaxed)
     }
 
-    /// The watcher may be about to find out the same.
+    /// The watcher may do the same concurrently.
     fn release_lost(&self) {
         let state = Arc::clone(&self.state);
         let _ = self.file.run_blocking(move |_| {
@@ -82,14 +83,15 @@ impl Drop for WriteLease {
 }
 
 impl ShadowFile {
-    /// Takes a write lease. EAGAIN: somebody else has the file open. EACCES, EINVAL: no lease for this user, or there.
+    /// Takes a write lease. EAGAIN: the file is open elsewhere. EACCES, EINVAL: no lease for this user, or on this
+    /// file system.
     pub fn take_write_lease(self: &Arc<Self>) -> Result<WriteLease> {
         let files = self.files();
-        // Twins that a read of the file left behind are openings too.
+        // Shadow descriptors that an earlier read opened count as open too.
         self.evict_state();
         let watcher_tid = WriteLeases::ensure_watcher(&files.leases, &files.ctx).ok_or(Errno::NOSYS)?;
         let (fd, active) = (self.shadow_fd(), Mutex::new(true));
-        let state = Arc::new(LeaseState { kernel: files.ctx.sys, fd, active, valid_until: AtomicU64::new(0) });
+        let state = Arc::new(LeaseState { sys: files.ctx.sys, fd, active, valid_until: AtomicU64::new(0) });
         let taken = self.run_blocking(move |fd| linux::take_write_lease(fd, watcher_tid));
         files.leases.finish_pending(taken.is_ok().then_some(&state));
         taken.map(|()| WriteLease { file: Arc::clone(self), state })

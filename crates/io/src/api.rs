@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU64, Ordering::*};
 use spinio_device::emulated::Config;
 use spinio_device::{Allocation, Device, StreamId, Target};
 use spinio_files::shadow_file::FdRouter;
-use spinio_files::{Files, FilesCtx, ShadowFile, streams};
+use spinio_files::{Files, FilesCtx, ShadowFile, sequential};
 use spinio_host::Settings;
 use spinio_host::pool::Workers;
 use spinio_host::syscalls::{LinuxSyscalls, Syscalls};
@@ -89,13 +89,13 @@ pub fn on_close(fd: Fd) {
 /// device read, and from anywhere.
 pub fn record_advice(fd: Fd, advice: linux::Advice) {
     if let Ok(stat) = linux::fstat(fd) {
-        streams::record_advice(fd, &stat, advice);
+        sequential::record_advice(fd, &stat, advice);
     }
 }
 
 /// What follows from advice about `len` bytes at `offset` (0: all behind it) for what is kept beside the file.
 pub fn apply_advice(fd: Fd, offset: u64, len: u64, advice: linux::Advice) {
-    let Some(runtime) = current().filter(|r| !r.files().kept.is_empty()) else { return };
+    let Some(runtime) = current().filter(|r| !r.files().table.is_empty()) else { return };
     if let Ok(stat) = runtime.sys().fstat(fd) {
         let end = if len == 0 { u64::MAX } else { offset.saturating_add(len) };
         runtime.files().advised(stat, offset..end, advice);
@@ -107,7 +107,7 @@ pub fn apply_advice(fd: Fd, offset: u64, len: u64, advice: linux::Advice) {
 pub fn on_close_range(first: u32, last: u32) {
     let Some(runtime) = current().filter(|r| r.keeps_anything()) else { return };
     runtime.pinned.on_close_range(first, last);
-    runtime.files().kept.forget_all();
+    runtime.files().table.forget_all();
     runtime.files().ctx.drain_for_close();
 }
 
@@ -156,7 +156,7 @@ impl Runtime {
         home.set_gauges(vec![
             (Gauge::Pinned, Box::new(move || unpin.bytes())),
             (Gauge::BounceBytes, Box::new(move || staging.bytes())),
-            (Gauge::CachedFileStates, Box::new(move || weak.upgrade().map_or(0, |files| files.kept.count()))),
+            (Gauge::CachedFileStates, Box::new(move || weak.upgrade().map_or(0, |files| files.table.count()))),
             (Gauge::PinnedFiles, Box::new(move || held.upgrade().map_or(0, |pinned| pinned.totals().0))),
             (Gauge::PinnedFileBytes, Box::new(move || registered.upgrade().map_or(0, |pinned| pinned.totals().1))),
         ]);
@@ -181,7 +181,7 @@ impl Runtime {
     }
 
     fn keeps_anything(&self) -> bool {
-        !self.files().kept.is_empty() || !self.pinned.is_empty()
+        !self.files().table.is_empty() || !self.pinned.is_empty()
     }
 
     fn update_gauges(&self) {

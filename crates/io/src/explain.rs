@@ -105,7 +105,7 @@ impl Reader {
             false => Err(Reason::NoP2pMapping),
             true if !ctx.policy.allows(Route::P2p) => Err(Reason::Forced),
             true => match &file.direct_fd {
-                Ok(_) => ctx.files.p2p.known_refusal(file.storage).map_or(Ok(()), Err),
+                Ok(_) => ctx.files.p2p_trust.known_refusal(file.storage).map_or(Ok(()), Err),
                 Err(reason) => Err(*reason),
             },
         };
@@ -126,7 +126,7 @@ impl Reader {
         let access = file.residency_access;
         let Some(extents) = shadow.run_blocking(survey) else { return Ok(app_fd_plan(within, Reason::NoHelpers)) };
         let constraints = window::constraints(ctx, &file, buffer.abilities, p2p, ctx.policy.may_register(), offset);
-        let known = ctx.files.costs(&file, buffer.device);
+        let known = ctx.files.cost_entry(&file, buffer.device);
         let model = known.model(&ctx.files.ctx, &file, constraints.storage.unwrap_or(Route::Direct));
         let mut schedule = Schedule::default();
         plan(Objective::Concurrent, &extents, &model, &constraints, &mut schedule);

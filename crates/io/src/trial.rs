@@ -59,7 +59,7 @@ impl MeasuredRead<'_> {
 
     fn cost_entry(&self) -> Arc<spinio_files::cost::CostEntry> {
         let ctx = self.ctx;
-        ctx.files.costs(&self.file, self.to.allocation.device)
+        ctx.files.cost_entry(&self.file, self.to.allocation.device)
     }
 
     /// The stored calibration in use, if there is one.

@@ -17,7 +17,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::file::{self, EvictionDetector};
-use spinio_testkit::place::{self, MountFixture};
+use spinio_testkit::mount_fixture::{self, MountFixture};
 use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, eventually};
 
 const MIB: u64 = 1 << 20;
@@ -37,12 +37,12 @@ struct Subject {
 impl Subject {
     /// A file that is on storage only; `None`, told, where its pages cannot be made to leave.
     fn new() -> Option<Subject> {
-        Subject::at(place::create("tree").unwrap())
+        Subject::at(mount_fixture::create("tree").unwrap())
     }
 
     /// One on a disk whose window is the kernel's usual one.
     fn with_narrow_window() -> Option<Subject> {
-        let fixture = match place::create_small("ext4", SIZE + SIZE / 4) {
+        let fixture = match mount_fixture::create_small("ext4", SIZE + SIZE / 4) {
             Ok(fixture) => fixture,
             Err(why) => {
                 println!("skipped: {why}");

@@ -14,9 +14,9 @@ use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::linux;
 use spinio_testkit::buffer::emulated;
+use spinio_testkit::mount_fixture::{self, MountFixture};
 use spinio_testkit::oracle::Versions;
-use spinio_testkit::place::{self, MountFixture};
-use spinio_testkit::{Buffer, Rng, file, user, with_deadline};
+use spinio_testkit::{Buffer, Rng, as_user, file, with_deadline};
 
 /// Not a whole number of pages, so that the last one is part of the file and of a pin.
 const SIZE: usize = (1 << 20) + 4096 + 777;
@@ -120,7 +120,7 @@ fn first_difference(one: &[u8], other: &[u8]) -> Option<usize> {
 #[test]
 fn read_after_write_sees_it() {
     let device = emulated("size=64M");
-    place::for_each_kind(|place| {
+    mount_fixture::for_each_kind(|place| {
         let subject = TestFile::new(place);
         for (name, runtime) in &runtimes() {
             for writer in WRITERS {
@@ -144,7 +144,7 @@ fn read_after_write_sees_it() {
 #[test]
 fn read_after_truncation_or_hole_sees_it() {
     let device = emulated("size=64M");
-    place::for_each_kind(|place| {
+    mount_fixture::for_each_kind(|place| {
         for (name, runtime) in &runtimes() {
             let what = format!("{}, {name}", place.kind);
             let subject = TestFile::new(place);
@@ -238,7 +238,7 @@ fn check_concurrent_reads(place: &MountFixture, writer: Writer, name: &str, runt
 #[test]
 fn read_concurrent_with_writer_sees_what_host_read_could() {
     for kind in ["tree", "tmpfs", "xfs"] {
-        let place = match place::create(kind) {
+        let place = match mount_fixture::create(kind) {
             Ok(place) => place,
             Err(why) => {
                 println!("skipped on {kind}: {why}");
@@ -257,7 +257,7 @@ fn read_concurrent_with_writer_sees_what_host_read_could() {
 #[test]
 fn dma_route_is_used() {
     let device = emulated("size=16M");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let subject = TestFile::new(&place);
     let runtime = &runtimes()[0].1;
     // Pinning may be refused now and then, where this user has too many pipes.
@@ -273,5 +273,5 @@ fn dma_route_is_used() {
 
 #[test]
 fn again_as_ordinary_user() {
-    user::rerun_as_nobody("again_as_ordinary_user");
+    as_user::rerun_as_nobody("again_as_ordinary_user");
 }

@@ -17,7 +17,7 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Rng, file, place, user, with_deadline};
+use spinio_testkit::{Buffer, Rng, as_user, file, mount_fixture, with_deadline};
 
 const MAX_LEN: u64 = 3 << 20;
 
@@ -105,7 +105,7 @@ fn length(rng: &mut Rng) -> usize {
     }
 }
 
-fn random_files(place: &place::MountFixture, files: u64, reads: u64) {
+fn random_files(place: &mount_fixture::MountFixture, files: u64, reads: u64) {
     // Slow, so that a copy which nobody waits for is not done by chance.
     let device = emulated("size=256M,bar=32M,p2p=1,latency_us=300");
     let runtimes = runtimes();
@@ -145,14 +145,14 @@ fn random_files(place: &place::MountFixture, files: u64, reads: u64) {
 
 #[test]
 fn random_files_on_every_file_system() {
-    place::for_each_kind(|place| random_files(place, 20, 6));
+    mount_fixture::for_each_kind(|place| random_files(place, 20, 6));
 }
 
 /// The test above leaves to chance which routes it takes; each of them is there to be taken.
 #[test]
 fn every_route_is_used() {
     let device = emulated("size=64M,bar=16M,p2p=1,latency_us=300");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     let file = file::create_filled(&path, MAX_LEN);
     for (route, cached, mapped) in [
@@ -184,7 +184,7 @@ fn reads_from_descriptors_of_every_kind() {
     let device = emulated("size=64M,bar=8M");
     let runtimes = runtimes();
     let mut rng = Rng::from_env(5);
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     file::evict(&file::create_filled(&path, 1 << 20));
     let with = |flags: i32| OpenOptions::new().read(true).custom_flags(flags).open(&path).unwrap();
@@ -224,7 +224,7 @@ fn out_of_range_offsets() {
     let device = emulated("size=16M,bar=4M");
     let runtime = Runtime::new(Settings::default());
     let mut rng = Rng::new(6);
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let file = file::create_filled(&place.file("file"), 300_000);
     let huge = i64::MAX as u64;
     for from in [huge, huge - 1, huge - 70_000, huge + 1, u64::MAX, u64::MAX - 4095] {
@@ -244,7 +244,7 @@ fn out_of_range_offsets() {
 fn read_never_passes_end_of_allocation() {
     let device = emulated("size=16M");
     let runtime = Runtime::new(Settings::default());
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let file = file::create_filled(&place.file("file"), 1 << 20);
     for (size, skew) in [(1000, 0), (1000, 999), (200_000, 0), (200_000, 100_000), (200_000, 199_999)] {
         let buffer = Buffer::new(device, size);
@@ -310,7 +310,7 @@ fn file_owned_by_another_user() {
 /// A file that another descriptor copies up: the first goes on to show the old file, the second shows the new one.
 #[test]
 fn overlayfs_copy_up() {
-    let place = match place::create("overlay") {
+    let place = match mount_fixture::create("overlay") {
         Ok(place) => place,
         Err(why) => return println!("skipped: {why}"),
     };
@@ -364,7 +364,7 @@ fn child_that_reads_at_a_shared_offset() {
 
 #[test]
 fn processes_sharing_offset_get_every_byte_once() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("words");
     let words: u64 = 1 << 20;
     std::fs::write(&path, (0..words).flat_map(u64::to_le_bytes).collect::<Vec<u8>>()).unwrap();
@@ -403,5 +403,5 @@ fn processes_sharing_offset_get_every_byte_once() {
 
 #[test]
 fn again_as_ordinary_user() {
-    user::rerun_as_nobody("again_as_ordinary_user");
+    as_user::rerun_as_nobody("again_as_ordinary_user");
 }

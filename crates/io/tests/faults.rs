@@ -17,9 +17,10 @@ use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::place::{self, MountFixture};
+use spinio_testkit::mount_fixture::{self, MountFixture};
 use spinio_testkit::{
-    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, Rng, eventually, file, leaks, user, with_deadline,
+    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, Rng, as_user, eventually, file, leak_check,
+    with_deadline,
 };
 
 const SIZE: usize = (3 << 20) + 5000;
@@ -33,7 +34,7 @@ struct TestFile {
 
 impl TestFile {
     fn new() -> TestFile {
-        let place = place::create("tree").unwrap();
+        let place = mount_fixture::create("tree").unwrap();
         let path = place.file("subject");
         let file = file::create_filled(&path, SIZE as u64);
         file::evict(&file);
@@ -253,7 +254,7 @@ fn no_descriptor_or_mapping_leaks() {
     let subject = TestFile::new();
     let device = emulated("size=64M");
     let buffer = Buffer::new(device, SIZE);
-    let before = leaks::thread_descriptors();
+    let before = leak_check::thread_descriptors();
     {
         let kernel = FaultySyscalls::new();
         let runtime = Runtime::with_kernel(settings(), kernel);
@@ -264,19 +265,19 @@ fn no_descriptor_or_mapping_leaks() {
             subject.mix_residency();
             assert_eq!(read(&runtime, &subject, (&buffer, buffer.target(0)), 0, SIZE), Ok(SIZE));
             kernel.clear_faults();
-            most = most.max(leaks::descriptors_of(&subject.path));
+            most = most.max(leak_check::descriptors_of(&subject.path));
         }
         // The test's own descriptor, a twin for the page cache and one around it.
         assert!(most <= 3, "{most} descriptors of one file");
-        assert!(leaks::mappings_of(&subject.path) <= 4, "mappings pile up");
+        assert!(leak_check::mappings_of(&subject.path) <= 4, "mappings pile up");
         drop(runtime);
     }
     // Helpers close what they own when they are dismissed.
     eventually("neither descriptors nor mappings are left when the runtime is gone", || {
-        leaks::descriptors_of(&subject.path) <= 1 && leaks::mappings_of(&subject.path) == 0
+        leak_check::descriptors_of(&subject.path) <= 1 && leak_check::mappings_of(&subject.path) == 0
     });
     // Other tests of this program open and close files meanwhile, by the handful.
-    assert!(leaks::thread_descriptors() < before + 50, "descriptors in the program's table");
+    assert!(leak_check::thread_descriptors() < before + 50, "descriptors in the program's table");
 }
 
 /// Block by block on the caller's thread: what arrived before a failure is waited for and reported.
@@ -370,7 +371,7 @@ fn refuse(calls: [i64; 2]) -> io::Result<()> {
 
 #[test]
 fn again_as_ordinary_user() {
-    user::rerun_as_nobody("again_as_ordinary_user");
+    as_user::rerun_as_nobody("again_as_ordinary_user");
 }
 
 /// Bytes that the kernel gave and the device did not get are read again by the next call, as if the first had not been.
@@ -417,7 +418,7 @@ impl Syscalls for ReplacesFd {
 
 #[test]
 fn reused_fd_number_ends_read() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let (path, other) = (place.file("ours"), place.file("other"));
     drop((file::create_filled(&path, 6 << 20), std::fs::write(&other, vec![7u8; 6 << 20]).unwrap()));
     let open = |path| {

@@ -10,7 +10,7 @@ use spinio_device::emulated::{Config, Emulated};
 use spinio_device::registry;
 use spinio_io::runtime;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, eventually, file, in_child, leaks, place, user, with_deadline};
+use spinio_testkit::{Buffer, as_user, eventually, file, in_child, leak_check, mount_fixture, with_deadline};
 
 const SIZE: usize = (2 << 20) + 333;
 
@@ -30,7 +30,7 @@ fn reads_correctly(device: &'static Emulated, file: &File) -> bool {
 
 #[test]
 fn child_without_device_does_not_hang() {
-    let fixture = place::create("tree").unwrap();
+    let fixture = mount_fixture::create("tree").unwrap();
     let file = &subject(&fixture.file("file"));
     let device = emulated("size=64M");
     let buffer = &Buffer::new(device, SIZE);
@@ -73,7 +73,7 @@ impl Drop for StopOnDrop<'_> {
 
 #[test]
 fn child_creates_own_device_and_runtime() {
-    let fixture = place::create("tree").unwrap();
+    let fixture = mount_fixture::create("tree").unwrap();
     let file = &subject(&fixture.file("file"));
     let device = emulated("size=16M");
     assert!(reads_correctly(device, file));
@@ -104,26 +104,26 @@ fn child_creates_own_device_and_runtime() {
 
 #[test]
 fn executed_program_inherits_no_descriptors() {
-    let fixture = place::create("tree").unwrap();
+    let fixture = mount_fixture::create("tree").unwrap();
     let path = fixture.file("inherited");
     let file = subject(&path);
     let device = emulated("size=16M");
     assert!(reads_correctly(device, &file));
-    assert!(leaks::descriptors_of(&path) > 1, "there is no twin: this test proves nothing");
+    assert!(leak_check::descriptors_of(&path) > 1, "there is no twin: this test proves nothing");
     let output = Command::new("sh").args(["-c", "ls -l /proc/self/fd /proc/$$/fd"]).output().unwrap();
     let listing = String::from_utf8_lossy(&output.stdout);
     assert!(!listing.contains("inherited"), "{listing}");
     spinio_io::on_close(file.as_raw_fd());
     // A helper may still be ending the request.
     eventually("neither twins nor mappings stay after the file was let go", || {
-        leaks::descriptors_of(&path) <= 1 && leaks::mappings_of(&path) == 0
+        leak_check::descriptors_of(&path) <= 1 && leak_check::mappings_of(&path) == 0
     });
 }
 
 /// Closing any descriptor of a file drops the locks that its table's owner holds on it; SPIN's are in another table.
 #[test]
 fn app_file_locks_survive() {
-    let fixture = place::create("tree").unwrap();
+    let fixture = mount_fixture::create("tree").unwrap();
     let path = fixture.file("locked");
     let file = subject(&path);
     let device = emulated("size=16M");
@@ -146,5 +146,5 @@ fn app_file_locks_survive() {
 
 #[test]
 fn again_as_ordinary_user() {
-    user::rerun_as_nobody("again_as_ordinary_user");
+    as_user::rerun_as_nobody("again_as_ordinary_user");
 }

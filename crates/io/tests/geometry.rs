@@ -11,15 +11,15 @@ use spinio_plan::Route;
 use spinio_plan::geometry::{BlockStack, Kind, P2pHint};
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::place;
-use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, file, user};
+use spinio_testkit::mount_fixture;
+use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, as_user, file};
 
 fn stack_of(path: &Path) -> Arc<BlockStack> {
     let file = File::open(path).unwrap();
     Runtime::new(Settings::default()).storage(file.as_raw_fd()).unwrap()
 }
 
-fn written(fixture: &place::MountFixture) -> PathBuf {
+fn written(fixture: &mount_fixture::MountFixture) -> PathBuf {
     let path = fixture.file("f");
     fs::write(&path, vec![7; 300_000]).unwrap();
     path
@@ -27,7 +27,7 @@ fn written(fixture: &place::MountFixture) -> PathBuf {
 
 #[test]
 fn file_systems_are_named() {
-    place::for_each_kind(|fixture| {
+    mount_fixture::for_each_kind(|fixture| {
         let stack = stack_of(&written(fixture));
         println!("{}: {stack}", fixture.kind);
         match fixture.kind {
@@ -56,7 +56,7 @@ fn file_systems_are_named() {
 
 #[test]
 fn btrfs_over_two_devices() {
-    if !user::is_root() {
+    if !as_user::is_root() {
         return println!("skipped: mounting needs root");
     }
     let dir = tempfile::tempdir().unwrap();

@@ -11,7 +11,7 @@ use spinio_device::{Device, StreamId, set_thread_stream};
 use spinio_io::settings::Ordering;
 use spinio_io::{Runtime, Settings};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, file, place, with_deadline};
+use spinio_testkit::{Buffer, file, mount_fixture, with_deadline};
 
 const SIZE: usize = 1 << 20;
 
@@ -35,7 +35,7 @@ fn assert_waits(what: &str, device: &'static spinio_device::emulated::Emulated, 
 
 #[test]
 fn small_reads_return_when_bytes_are_staged() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let file = file::create_filled(&place.file("file"), SIZE as u64);
     let device = emulated("size=64M");
     let buffer = Buffer::new(device, 100 * 4096);
@@ -58,7 +58,7 @@ fn small_reads_return_when_bytes_are_staged() {
 
 #[test]
 fn large_and_strict_reads_return_when_bytes_arrived() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     let file = file::create_filled(&path, SIZE as u64);
     let device = emulated("size=64M");
@@ -85,7 +85,7 @@ fn large_and_strict_reads_return_when_bytes_arrived() {
 /// On the default queue, and on a queue of the program's own that the thread has chosen.
 #[test]
 fn reads_are_ordered_with_app_copies() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let file = &file::create_filled(&place.file("file"), SIZE as u64);
     let device = emulated("size=64M");
     let runtime = &Runtime::new(Settings { dma_min: 64 << 10, ..Settings::default() });

@@ -13,7 +13,7 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, FaultyDevice, Operation, file, place, with_deadline};
+use spinio_testkit::{Buffer, FaultyDevice, Operation, file, mount_fixture, with_deadline};
 
 const SIZE: usize = (80 << 20) + 5000;
 
@@ -56,7 +56,7 @@ impl Syscalls for Slow {
 #[test]
 fn workers_finish_before_panic_propagates() {
     let inner = emulated("size=256M");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let file = file::create_filled(&place.file("subject"), SIZE as u64);
     let buffer = Buffer::new(inner, SIZE);
     let cases = [
@@ -93,7 +93,7 @@ fn workers_finish_before_panic_propagates() {
 #[test]
 fn read_does_not_wait_for_panicked_worker() {
     let device = emulated("size=256M");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let file = file::create_filled(&place.file("subject"), SIZE as u64);
     let buffer = Buffer::new(device, SIZE);
     let kernel: &'static Slow = Box::leak(Box::default());

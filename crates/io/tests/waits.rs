@@ -10,7 +10,7 @@ use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::linux;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, eventually, file, place, with_deadline};
+use spinio_testkit::{Buffer, eventually, file, mount_fixture, with_deadline};
 
 const MIB: usize = 1 << 20;
 
@@ -71,7 +71,7 @@ fn beside_waiting_reads(device: &'static Emulated, runtime: &Runtime, len: usize
 #[test]
 fn waiting_stream_reads_leave_staging_and_queues_to_others() {
     const SIZE: usize = 12 * MIB;
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let source = file::create_filled(&place.file("subject"), SIZE as u64);
     let device = emulated("size=256M");
     for staging in [4 << 20, 128 << 20] {

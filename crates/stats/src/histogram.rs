@@ -1,17 +1,17 @@
-//! Latencies, counted in 96 buckets: four to every doubling, from 256 ns to 4.3 s.
+//! Latencies, counted in 96 buckets: four per doubling, from 256 ns to 4.3 s.
 //!
 //! ```text
 //!   256 ns   320   384   448   512        640       768       896       1024 ...
 //!   |---0----|--1--|--2--|--3--|----4-----|----5----|----6----|----7----|
 //! ```
 //!
-//! What is faster than 256 ns falls into the first, what is slower than 4.3 s into the last, which has no upper end. A
-//! quantile is told by its place within its bucket, so it is off by a fifth at most, and by half of that as a rule; in the
-//! last it is told as if that ended at 4.3 s.
+//! Latencies below 256 ns are counted in the first bucket, those above 4.3 s in the last, which has no upper bound. A
+//! quantile is interpolated within its bucket, so its error is a fifth at most, and usually half of that; in the last
+//! bucket it is interpolated as if the bucket ended at 4.3 s.
 
 pub(super) const BUCKETS: usize = 96;
 
-/// Nanoseconds below which nothing is told apart.
+/// Nanoseconds below which latencies are not distinguished.
 const MIN_NANOS: u64 = 256;
 
 /// The bucket of a latency.
@@ -22,7 +22,7 @@ pub(super) const fn bucket(nanos: u64) -> usize {
     if at < BUCKETS { at } else { BUCKETS - 1 }
 }
 
-/// The least latency of a bucket.
+/// The smallest latency of a bucket.
 const fn lower_bound(bucket: usize) -> u64 {
     (4 + bucket as u64 % 4) << (bucket / 4 + 6)
 }
@@ -46,21 +46,21 @@ impl std::fmt::Debug for Histogram {
 }
 
 impl Histogram {
-    /// Nanoseconds from which on nothing is told apart.
+    /// Nanoseconds from which on latencies are not distinguished.
     pub const MAX_NANOS: u64 = lower_bound(BUCKETS - 1);
 
-    /// Counts a latency that stands for `weight` of them.
+    /// Counts a latency `weight` times.
     pub fn add(&mut self, nanos: u64, weight: u64) {
         let count = &mut self.counts[bucket(nanos)];
         *count = count.wrapping_add(weight);
     }
 
-    /// All that were counted.
+    /// The number of latencies counted.
     pub fn total(&self) -> u64 {
         self.counts.iter().fold(0, |sum, n| sum.saturating_add(*n))
     }
 
-    /// The latency, in nanoseconds, that a share `q` of them did not exceed; `None` if there are none.
+    /// The latency, in nanoseconds, that a fraction `q` of them did not exceed; `None` if there are none.
     pub fn quantile(&self, q: f64) -> Option<u64> {
         let total = self.total();
         if total == 0 {
@@ -78,13 +78,13 @@ impl Histogram {
         self.counts.iter().rposition(|n| *n > 0).map(|i| lower_bound(i + 1))
     }
 
-    /// The buckets that hold anything: the least latency above it, none above the last, and how many.
+    /// The buckets that are not empty: upper bound (`None` for the last bucket) and count.
     pub fn nonempty(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
         let upper_bound = |i| (i < BUCKETS - 1).then(|| lower_bound(i + 1));
         self.counts.iter().enumerate().filter(|(_, n)| **n > 0).map(move |(i, n)| (upper_bound(i), *n))
     }
 
-    /// Adds another one's.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Histogram) {
         self.combine(other, u64::wrapping_add);
     }
@@ -125,7 +125,7 @@ mod tests {
         (1..=10_000u64).for_each(|n| h.add(n * 100, 1));
         for (q, exact) in [(0.5, 500_000.0), (0.99, 990_000.0), (1.0, 1_000_000.0)] {
             let estimate = h.quantile(q).unwrap() as f64;
-            assert!((estimate / exact - 1.0).abs() < 0.1, "the {q} quantile is {exact}, told {estimate}");
+            assert!((estimate / exact - 1.0).abs() < 0.1, "the {q} quantile is {exact}, estimated {estimate}");
         }
     }
 }

@@ -1,20 +1,20 @@
-//! Which number stands where. Everything is a 64-bit word, so one offset means the same to the process that counts, to
-//! one that reads the bytes of its file, and to a program in another language.
+//! The offset of each number. Everything is a 64-bit word, so one offset means the same to the process that counts, to a
+//! process that reads the bytes of its file, and to a program in another language.
 //!
 //! ```text
 //!   word   0  header: magic, fingerprint, process, clocks, name, trace switch, head of the ring
 //!         64  calls    [direction]            calls, failed, bytes, nanoseconds, latency[96]
-//!        364  pages    [residency]            pages seen
-//!        368  refused  [reason]               times, bytes
-//!        496  gauges   [gauge]                now, most ever
-//!        528  lanes    [256 threads, 16]      a cache line each: small reads, their bytes; small writes, their bytes
+//!        364  pages    [residency]            pages surveyed
+//!        368  refused  [reason]               count, bytes
+//!        496  gauges   [gauge]                now, maximum
+//!        528  slots    [256 threads, 16]      a cache line each: small reads, their bytes; small writes, their bytes
 //!       2704  cells    [96, found by key]     key, pieces, bytes, nanoseconds, latency[96]
 //!      12304  end of the counters
 //!      12800  ring     [32768]                ticket, fourteen words, checksum (trace/)
 //! ```
 //!
-//! The words are little-endian, as the only machines we run on are. The fingerprint is made of these numbers and of every
-//! name that a number stands for, so a file of another build is refused instead of misread.
+//! The words are little-endian, as are all supported machines. The fingerprint is a hash of these offsets and of the names
+//! of routes and reasons, so a file of another build is rejected instead of misread.
 
 use spinio_plan::{Reason, Route};
 
@@ -30,15 +30,15 @@ pub(super) mod header {
     /// CLOCK_MONOTONIC and wall clock when the table was made, nanoseconds.
     pub(crate) const STARTED: usize = 3;
     pub(crate) const STARTED_WALL: usize = 4;
-    /// Two words of the process's name, zero-padded.
+    /// The name of the process, two words, zero-padded.
     pub(crate) const NAME: usize = 5;
-    /// Pieces for which no cell was left.
+    /// Pieces for which no cell was free.
     pub(crate) const OVERFLOW: usize = 7;
-    /// Lanes that threads have taken, and more if there were more threads than lanes.
+    /// Slots that threads have claimed; larger than the number of slots if there were more threads.
     pub(crate) const SLOTS_TAKEN: usize = 8;
-    /// The monotonic clock up to which requests are traced, 0 for not at all. A line of its own: every request reads it.
+    /// The monotonic time until which requests are traced, 0 for never. In a separate cache line: every request reads it.
     pub(crate) const TRACING: usize = 16;
-    /// The next ticket of the ring, and the next number of a request.
+    /// The next ticket of the ring, and the last request number.
     pub(crate) const TICKETS: usize = 24;
     pub(crate) const REQUESTS: usize = 25;
 }
@@ -52,14 +52,14 @@ pub(super) const PAGES: usize = CALLS + DIRECTIONS * CALL_WORDS;
 pub(super) const RESIDENCIES: usize = 4;
 
 pub(super) const REFUSALS: usize = PAGES + RESIDENCIES;
-/// Reasons there is room for.
+/// The most reasons that fit.
 pub(super) const REASONS: usize = 64;
 
 pub(super) const GAUGES: usize = REFUSALS + REASONS * 2;
 pub(super) const GAUGE_SLOTS: usize = 16;
 
 pub(super) const THREAD_SLOTS: usize = GAUGES + GAUGE_SLOTS * 2;
-/// Lanes with one writer each, and behind them those that all other threads share, by processor.
+/// Slots with one writer each, followed by the slots that all other threads share, by processor.
 pub(super) const EXCLUSIVE_SLOTS: usize = 256;
 pub(super) const SHARED_SLOTS: usize = 16;
 pub(super) const SLOT_COUNT: usize = EXCLUSIVE_SLOTS + SHARED_SLOTS;
@@ -73,7 +73,7 @@ pub(super) const CELL_WORDS: usize = 4 + BUCKETS;
 /// Words of the counters.
 pub(super) const COUNTERS: usize = CELLS + CELL_COUNT * CELL_WORDS;
 
-/// The ring begins on a page of its own.
+/// The ring begins at a page boundary.
 pub(super) const RING: usize = COUNTERS.next_multiple_of(512);
 pub(super) const RECORDS: usize = 32768;
 pub(super) const RECORD_WORDS: usize = 16;
@@ -83,10 +83,10 @@ pub(super) const TABLE_WORDS: usize = RING + RECORDS * RECORD_WORDS;
 
 const _: () = {
     assert!(Reason::ALL.len() <= REASONS && Route::ALL.len() <= 8);
-    assert!(THREAD_SLOTS.is_multiple_of(8), "a lane is a cache line");
+    assert!(THREAD_SLOTS.is_multiple_of(8), "a slot is a cache line");
 };
 
-/// What identifies the layout and the names of its numbers.
+/// Identifies the layout and the names of its numbers.
 pub(super) const FINGERPRINT: u64 = {
     let mut hash = 0xcbf2_9ce4_8422_2325;
     let numbers = [CALLS, PAGES, REFUSALS, GAUGES, THREAD_SLOTS, CELLS, COUNTERS, RING, RECORDS, BUCKETS];

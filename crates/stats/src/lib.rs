@@ -1,43 +1,45 @@
-//! What happens, in numbers: calls, pieces by route and reason, latencies, refusals, residency, gauges.
+//! Counters: calls, pieces by route and reason, latencies, refusals, residency, gauges.
 //!
 //! ```text
-//!   small call ──────────> lane of its thread: 2 plain additions  ┐
-//!   large call, batch ───> calls[direction]                       │  words.rs: one table of 64-bit words, in the
-//!   piece ───────────────> cell[direction, route, reason]         │  process's memory or in a file that others
-//!   survey, plan ────────> pages[residency], refused[reason]      │  read while we count (layout.rs says where
-//!   pins, staging, files > gauges: now, most ever                 ┘  each number stands)
+//!   small call ──────────> slot of the thread: 2 plain additions  ┐
+//!   large call, batch ───> calls[direction]                       │  shared_words.rs: one table of 64-bit words, in
+//!   piece ───────────────> cell[direction, route, reason]         │  process memory or in a file that other processes
+//!   survey, plan ────────> pages[residency], refused[reason]      │  read at the same time (layout.rs: the offset of
+//!   pins, buffers, files ─> gauges: now, maximum                  ┘  each number)
 //!                                     │
-//!                                     └──> snapshot.rs: here, or from the bytes of the file
-//!   while somebody traces ─> ring of records (ring.rs, trace/)
+//!                                     └──> snapshot.rs: from this table, or from the bytes of a file
+//!   while tracing is on ──> ring of records (ring.rs, trace/)
 //! ```
 //!
-//! Small calls and their lanes: `small.rs`. Where the table lies: `home.rs`. A process that makes device requests has a
-//! file in a folder of its user's (`folder.rs`), so that `spinio stat` and `spinio top` find it.
+//! `small_calls.rs` counts small calls in slots of threads. `region.rs` decides where the table is stored. A process that
+//! makes device requests has a file in a directory of its user (`directory.rs`), where `spinio stat` and `spinio top`
+//! find it.
 //!
-//! Who serves a request begins a `Watch`, tells each piece under it, and ends it with the call's result:
+//! The code that serves a request begins a `RequestSpan`, records each piece under it, and ends it with the result:
 //!
 //! ```text
-//!   let watch = stats.begin(Direction::Read, fd, offset, len).on(device);
-//!   stats.piece(&watch, Route::Direct, Reason::Absent, at, bytes, begun);      at: from the start of the request
-//!   stats.end(&watch, &result.as_ref().copied());
+//!   let span = stats.begin(Direction::Read, fd, offset, len).with_device(device);
+//!   stats.record_piece(&span, Route::Direct, Reason::Absent, at, bytes, begun);      at: from the start of the request
+//!   stats.end(&span, &result.as_ref().copied());
 //! ```
 //!
-//! Nothing here takes a lock or fails, and only a traced small call allocates, so it may be called from any thread at any
-//! time.
+//! No function here takes a lock or fails, and only a traced small call allocates, so all may be called from any thread
+//! at any time.
 //!
-//! Known flaws: of small calls only some are timed, and each stands for those since the last, so latencies of a few dozen
-//! calls are coarse. Several processes that share one file by its name share gauges too, and what a killed one held
-//! stays counted.
+//! Known flaws: only some small calls are timed, and each stands for those since the last timed one, so the latencies of
+//! a few dozen calls are coarse. Processes that share one file by its name also share its gauges, and what a killed process
+//! had in use stays counted.
 
-mod folder;
+mod directory;
 mod histogram;
-mod home;
 mod layout;
+mod region;
 mod ring;
-mod small;
+mod shared_words;
+mod small_calls;
 mod snapshot;
+mod table_file;
 pub mod trace;
-mod words;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -47,15 +49,15 @@ use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-pub use folder::default_dirs;
+pub use directory::default_dirs;
 pub use histogram::Histogram;
-pub use home::{GaugeSource, StatsLocation, StatsRegion};
+pub use region::{GaugeSource, StatsLocation, StatsRegion};
 pub use snapshot::{Calls, Process, Refusal, RouteRow, Snapshot, SnapshotError};
 
 use layout::{CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, GAUGES, PAGES, REFUSALS};
 use layout::{header, key};
+use shared_words::SharedWords;
 use trace::TracedRequest;
-use words::SharedWords;
 
 /// Which way a request's bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,20 +84,20 @@ impl Direction {
     }
 }
 
-/// Something that is now so much, and was once at most so much.
+/// A quantity with a current value and a maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gauge {
     /// Bytes of page-cache pages registered with a driver for requests.
     Pinned,
-    /// Bytes of staging memory.
+    /// Bytes of bounce buffers.
     BounceBytes,
-    /// Files with twins.
+    /// Files with shadow descriptors.
     CachedFileStates,
-    /// Files held for repeated reads.
+    /// Files pinned for repeated reads.
     PinnedFiles,
-    /// Bytes of held files that are registered.
+    /// Bytes of pinned files that are registered.
     PinnedFileBytes,
-    /// Pages that SPIN alone brought into the page cache and has not let go of.
+    /// Pages that only SPIN read into the page cache and has not dropped yet.
     ReadaheadPages,
 }
 
@@ -123,17 +125,17 @@ impl Gauge {
     }
 }
 
-/// A request under way, as the statistics see it.
+/// A request in progress, as the statistics see it.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestSpan {
     direction: Direction,
     start: Instant,
-    /// Only while somebody traces.
+    /// Only while tracing is on.
     traced: Option<TracedRequest>,
 }
 
 impl RequestSpan {
-    /// The same, with the device that it is about.
+    /// The same, with the device of the request.
     pub fn with_device(mut self, device: &dyn Device) -> RequestSpan {
         if let Some(traced) = &mut self.traced {
             traced.set_device(device.id());
@@ -141,7 +143,7 @@ impl RequestSpan {
         self
     }
 
-    /// The same, with the bytes asked for; reckoned only where the request is traced.
+    /// The same, with the number of bytes requested; computed only if the request is traced.
     pub fn with_len(mut self, len: impl FnOnce() -> u64) -> RequestSpan {
         if let Some(traced) = &mut self.traced {
             traced.set_len(len());
@@ -155,16 +157,16 @@ impl RequestSpan {
     }
 }
 
-/// Numbers of tables. A forked child's are those of its parent's later ones, which it never sees.
+/// The last table number. A forked child reuses the numbers of its parent's later tables, which it never sees.
 static TABLE_COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// The counters of a runtime, or none of them (`SPINIO_STATS=off`).
 pub struct Stats {
     words: Option<SharedWords>,
-    /// Not 0, and another for each table of a process.
+    /// Not 0, and different for each table of a process.
     table_id: u64,
     pid: u32,
-    /// Files whose paths the trace has told: a tag of the file, and the ticket.
+    /// Files whose paths the trace has recorded: a tag of the file, and the ticket.
     path_reported: [AtomicU64; trace::REPORTED_PATHS],
 }
 
@@ -185,7 +187,7 @@ impl Stats {
         }
     }
 
-    /// A request begins. `offset`: `None` if the descriptor's own; `len`: bytes asked for.
+    /// A request begins. `offset`: `None` for the descriptor's own offset; `len`: bytes requested.
     pub fn begin(&self, direction: Direction, fd: Fd, offset: Option<u64>, len: u64) -> RequestSpan {
         RequestSpan { direction, start: Instant::now(), traced: self.traced(fd, offset, len) }
     }
@@ -209,7 +211,7 @@ impl Stats {
         }
     }
 
-    /// A piece of the request has moved: `bytes` from `at` on, counted from the start of the request, since `begun`.
+    /// A piece of the request has been moved since `begun`: `bytes` from `at` on, relative to the start of the request.
     pub fn record_piece(&self, span: &RequestSpan, route: Route, reason: Reason, at: u64, bytes: u64, begun: Instant) {
         if bytes > 0 && self.words.is_some() {
             let nanos = begun.elapsed().as_nanos() as u64;
@@ -226,12 +228,12 @@ impl Stats {
         self.add(REFUSALS + reason as usize * 2 + 1, bytes);
     }
 
-    /// The residency of so many bytes was asked and answered.
+    /// The residency of `bytes` bytes was surveyed.
     pub fn residency_probed(&self, residency: Residency, bytes: u64) {
         self.add(PAGES + residency as usize, bytes.div_ceil(linux::PAGE as u64));
     }
 
-    /// A gauge shows `now` from here on.
+    /// Sets the current value of a gauge.
     pub fn set_gauge(&self, gauge: Gauge, now: u64) {
         if let Some(words) = &self.words {
             let at = GAUGES + gauge as usize * 2;
@@ -260,7 +262,7 @@ impl Stats {
         }
     }
 
-    /// Where a cell stands; it is made if need be.
+    /// The offset of a cell, which is created if it does not exist.
     fn cell(&self, direction: Direction, route: Route, reason: Reason) -> Option<usize> {
         let words = self.words.as_ref()?;
         let key = key(direction as usize, route, reason);
@@ -268,7 +270,7 @@ impl Stats {
         for i in 0..CELL_COUNT {
             let at = CELLS + (first + i) % CELL_COUNT * CELL_WORDS;
             let found = match words[at].load(Relaxed) {
-                // Another thread, or another process with this file, may have been here first.
+                // Another thread, or another process with this file, may have created it first.
                 0 => words[at].compare_exchange(0, key, Relaxed, Relaxed).unwrap_or_else(|current| current),
                 found => found,
             };
@@ -281,6 +283,6 @@ impl Stats {
 }
 
 #[cfg(test)]
-mod home_tests;
+mod region_tests;
 #[cfg(test)]
 mod tests;

@@ -1,28 +1,28 @@
-//! The ring of the trace: what happened last, written by many threads, read by another process.
+//! The ring of the trace: the latest records, written by many threads and read by another process.
 //!
 //! ```text
 //!   writer   ticket = tickets + 1 ──> record[ticket mod 32768]: ticket, 14 words, checksum of them all
-//!   reader   from its last ticket up to tickets: whole where ticket and checksum agree, else lost
+//!   reader   from its last ticket up to tickets: intact if ticket and checksum match, else lost
 //! ```
 //!
-//! A writer waits for nobody: a reader that is too slow loses the oldest. Two writers meet in one record only if one of
-//! them slept while all others were written; the checksum tells. Nothing is written while nobody traces, so the memory of
-//! the ring is not even there.
+//! A writer never waits: a reader that is too slow loses the oldest records. Two writers use the same record only if one
+//! of them slept while all other records were written; the checksum detects that. Nothing is written while tracing is off,
+//! so the memory of the ring is not allocated.
 //!
-//! Who traces sets a time up to which that holds, and moves it on while he lives; so a tracer that was killed costs
+//! A tracer sets a time until which tracing stays on, and extends it while it runs; so a tracer that was killed costs
 //! nothing two seconds later.
 //!
-//! Known flaw: if the file system of the table is full, a file made long ago has no room for the ring. Who traces
-//! therefore allocates it first, and is told.
+//! Known flaw: if the file system of the table is full, a file that was created earlier has no space for the ring. So a
+//! tracer allocates it first, and gets the error.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release};
 
 use super::layout::{RECORD_WORDS, RECORDS, RING, header};
 
-/// What a record says, but for its ticket and checksum.
+/// A record without its ticket and checksum.
 pub(super) type Body = [u64; RECORD_WORDS - 2];
 
-/// Writes a record; its ticket.
+/// Writes a record and returns its ticket.
 pub(super) fn write(words: &[AtomicU64], body: &Body) -> u64 {
     let ticket = words[header::TICKETS].fetch_add(1, Relaxed);
     let at = RING + (ticket % RECORDS as u64) as usize * RECORD_WORDS;
@@ -35,7 +35,7 @@ pub(super) fn write(words: &[AtomicU64], body: &Body) -> u64 {
     ticket
 }
 
-/// The body of the record with this ticket, if these words are that record, and whole.
+/// The body of the record with this ticket, if these words are that record, intact.
 pub(super) fn read(record: &[u64; RECORD_WORDS], ticket: u64) -> Option<Body> {
     let mut body = Body::default();
     body.copy_from_slice(&record[1..RECORD_WORDS - 1]);

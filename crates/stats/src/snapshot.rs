@@ -1,4 +1,4 @@
-//! The counters at one moment, out of this process's table or out of another's bytes.
+//! The counters at one moment, from this process's table or from the bytes of another's.
 
 use spinio_plan::{Reason, Residency, Route};
 
@@ -12,24 +12,24 @@ use super::{Direction, Gauge};
 /// Calls of one direction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
-    /// Those that returned, also with an error.
+    /// Calls that returned, including those with an error.
     pub calls: u64,
-    /// Those that returned an error.
+    /// Calls that returned an error.
     pub failed: u64,
-    /// Bytes they returned.
+    /// Bytes returned.
     pub bytes: u64,
-    /// Time inside them, added up over threads. Of small ones only some are timed and stand for the others.
+    /// Time inside the calls, summed over threads. Only some small calls are timed, and stand for the others.
     pub nanos: u64,
-    /// How long each took.
+    /// Latency of the calls.
     pub latency: Histogram,
 }
 
-/// What travelled by one route for one reason.
+/// What was moved by one route for one reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteRow {
-    /// Of the request.
+    /// The direction of the request.
     pub direction: Direction,
-    /// How the bytes travelled.
+    /// How the bytes were moved.
     pub route: Route,
     /// Why.
     pub reason: Reason,
@@ -37,9 +37,9 @@ pub struct RouteRow {
     pub pieces: u64,
     /// Bytes moved.
     pub bytes: u64,
-    /// Time spent on them, added up over threads.
+    /// Time spent on them, summed over threads.
     pub nanos: u64,
-    /// How long each piece took.
+    /// Latency of the pieces.
     pub latency: Histogram,
 }
 
@@ -54,11 +54,11 @@ pub struct Refusal {
     pub bytes: u64,
 }
 
-/// Whose counters they are.
+/// The process that the counters belong to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
-    /// As the process itself sees it; 0 where the counters are of no process yet, or of a file that several share, the
-    /// first of them.
+    /// The PID in the process's own namespace; 0 if the counters belong to no process yet. In a file that several
+    /// processes share, the first of them.
     pub pid: u32,
     /// Name of the program, at most 15 bytes.
     pub name: String,
@@ -68,10 +68,10 @@ pub struct Process {
     pub started_wall: u64,
 }
 
-/// The counters at one moment. Taken while others count, one number may be a piece behind another.
+/// The counters at one moment. Other threads may count meanwhile, so one number may lag another by a piece.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Whose.
+    /// The process.
     pub process: Process,
     /// Device reads.
     pub read: Calls,
@@ -79,29 +79,29 @@ pub struct Snapshot {
     pub write: Calls,
     /// Batches.
     pub batch: Calls,
-    /// Routes and reasons that moved anything.
+    /// Routes and reasons by which bytes were moved.
     pub rows: Vec<RouteRow>,
     /// Reasons for which a faster route was refused.
     pub refusals: Vec<Refusal>,
-    /// Pages asked about, by residency: see [`Snapshot::pages`].
+    /// Pages surveyed, by residency: see [`Snapshot::pages`].
     pub pages: [u64; RESIDENCIES],
     /// By gauge, see [`Snapshot::gauge`].
     pub gauges: [[u64; 2]; GAUGE_SLOTS],
-    /// Pieces whose route and reason found no room in the table.
+    /// Pieces whose route and reason did not fit in the table.
     pub overflow: u64,
 }
 
-/// What `bytes` would be if they were a table.
+/// Why bytes are not a table of this build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotError {
-    /// Not a table of counters at all, or cut short.
+    /// Not a table of counters, or truncated.
     NotCounters,
-    /// A table of another build of SPIN, whose numbers mean other things.
+    /// A table of another build of SPIN, with a different layout.
     OtherVersion,
 }
 
 impl Snapshot {
-    /// Reads the table that another process keeps in a file; hostile bytes give nonsense, never a panic.
+    /// Reads the table of another process from its file; corrupt bytes give wrong numbers, never a panic.
     pub fn from_bytes(bytes: &[u8]) -> Result<Snapshot, SnapshotError> {
         let word = |i: usize| match bytes.get(i * 8..i * 8 + 8).and_then(|b| b.try_into().ok()) {
             Some(b) => u64::from_le_bytes(b),
@@ -110,7 +110,7 @@ impl Snapshot {
         if bytes.len() < COUNTERS * 8 || !matches!(word(header::MAGIC), MAGIC | 0) {
             return Err(SnapshotError::NotCounters);
         }
-        // All zero is a table nobody has counted in.
+        // All zeros: a table in which nothing was counted yet.
         match (word(header::MAGIC), word(header::FINGERPRINT)) {
             (MAGIC, FINGERPRINT) | (0, 0) => Ok(Snapshot::read(&word)),
             (MAGIC, _) => Err(SnapshotError::OtherVersion),
@@ -148,7 +148,7 @@ impl Snapshot {
         for (direction, at) in [(Direction::Read, 0), (Direction::Write, 2)] {
             let (count, bytes) = (slot_sum(at), slot_sum(at + 1));
             if count > 0 {
-                // The time of small ones stands in their cell already: it is the calls' too.
+                // The time of small calls is already in their cell and in the calls.
                 add_small_calls(&mut calls[direction as usize], &mut rows, direction, count, bytes);
             }
         }
@@ -181,23 +181,23 @@ impl Snapshot {
         }
     }
 
-    /// Whether anything was asked of a device at all.
+    /// Whether no device request was made.
     pub fn is_empty(&self) -> bool {
         Direction::ALL.iter().all(|d| self.calls(*d).calls == 0)
     }
 
-    /// Pages of 4 KiB that were asked about and found so.
+    /// Pages of 4 KiB that were surveyed and had this residency.
     pub fn pages(&self, residency: Residency) -> u64 {
         self.pages[residency as usize]
     }
 
-    /// What a gauge shows now, and the most it ever showed.
+    /// The current value of a gauge, and its maximum.
     pub fn gauge(&self, gauge: Gauge) -> (u64, u64) {
         let [now, max] = self.gauges[gauge as usize];
         (now, max)
     }
 
-    /// What was counted since `earlier`; gauges stay as they are.
+    /// What was counted since `earlier`; gauges are unchanged.
     pub fn since(&self, earlier: &Snapshot) -> Snapshot {
         let mut out = self.clone();
         out.combine(earlier, u64::saturating_sub);
@@ -206,7 +206,7 @@ impl Snapshot {
         out
     }
 
-    /// Adds what another process counted; gauges too.
+    /// Adds the counters and gauges of another process.
     pub fn add(&mut self, other: &Snapshot) {
         for line in &other.rows {
             if !self.rows.iter().any(|l| l.same_key(line)) {
@@ -268,7 +268,7 @@ impl RouteRow {
     }
 }
 
-/// Adds the small calls of all lanes to where they belong.
+/// Adds the small calls of all slots to the calls and rows.
 fn add_small_calls(calls: &mut Calls, rows: &mut Vec<RouteRow>, direction: Direction, count: u64, bytes: u64) {
     let (route, reason) = (Route::Copy, Reason::Small);
     let at = rows.iter().position(|l| (l.direction, l.route, l.reason) == (direction, route, reason));
@@ -295,7 +295,7 @@ fn process(word: &impl Fn(usize) -> u64) -> Process {
     Process { pid, name, started: word(header::STARTED), started_wall: word(header::STARTED_WALL) }
 }
 
-/// What a key stands for; `None` for a free cell, or one that nobody of ours wrote.
+/// Decodes the key of a cell; `None` for a free cell or an invalid key.
 fn decode_key(word: u64) -> Option<(Direction, Route, Reason)> {
     let direction = *Direction::ALL.get((word >> 16 & 0xffff) as usize)?;
     let route = *Route::ALL.get((word >> 8 & 0xff) as usize)?;

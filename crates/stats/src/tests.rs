@@ -1,4 +1,4 @@
-//! Counting, and reading what was counted out of the bytes of a file.
+//! Counting, and reading the counters from the bytes of a file.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -81,7 +81,7 @@ fn small_calls_are_counted_and_sampled() {
     assert_eq!((row(&s, Route::Copy).pieces, row(&s, Route::Copy).bytes), (1000, 100_000));
     assert_eq!((row(&s, Route::Store).pieces, row(&s, Route::Store).bytes), (1, 5));
     let timed = s.read.latency.total();
-    assert!((500..=1001).contains(&timed), "{timed} of 1001 calls are accounted for by a latency");
+    assert!((500..=1001).contains(&timed), "{timed} of 1001 calls are covered by a latency");
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn corrupt_bytes_never_panic() {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            // Often all ones, the worst for sums; often a key that means something.
+            // Often all ones, the worst case for sums; often a valid key.
             let value = match state % 4 {
                 0 => u64::MAX,
                 1 => 1 << 32 | (state >> 8 & 0x1_0303),
@@ -181,7 +181,7 @@ fn small_calls_are_exact_beyond_exclusive_slots() {
         std::thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(|| count(50)))));
     }
     assert_eq!((stats.snapshot().read.calls, stats.snapshot().read.bytes), (threads * 50, threads * 150));
-    // Another table in the same thread, and back again.
+    // Another table in the same thread, then the first one again.
     let other = self::stats();
     let span = other.begin_small(Direction::Read, 3, Some(0), 3);
     other.end_small(&span, Route::Copy, Reason::Small, &Ok(3));

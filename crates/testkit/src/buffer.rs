@@ -1,4 +1,4 @@
-//! Memory of an emulated device, seen from a test.
+//! Memory of an emulated device, as a test sees it.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ pub struct Buffer {
     len: usize,
 }
 
-/// An emulated device of its own for a test; `text` as in `SPINIO_EMULATED`.
+/// A separate emulated device for a test; `text` as in `SPINIO_EMULATED`.
 pub fn emulated(text: &str) -> &'static Emulated {
     let config = Config::parse(text).unwrap_or_else(|e| panic!("{e}"));
     Emulated::start(config).unwrap_or_else(|e| panic!("No emulated device: {e}"))
@@ -41,7 +41,7 @@ impl Buffer {
         self.len
     }
 
-    /// Whether it has no byte; it always has one.
+    /// Whether its length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -51,18 +51,18 @@ impl Buffer {
         self.device.allocation(self.start, self.len as u64).expect("allocated")
     }
 
-    /// Where a read into it goes that starts `at` bytes in.
+    /// The target of a read into it that starts at byte `at`.
     pub fn target(&self, at: usize) -> Target {
         Target { allocation: self.allocation(), addr: self.start.offset(at as u64) }
     }
 
-    /// The same by way of another device that stands before this one.
+    /// The same through another device that wraps this one.
     pub fn target_via(&self, device: &'static dyn Device, at: usize) -> Target {
         let allocation = device.allocation(self.start, self.len as u64).expect("allocated");
         Target { allocation, addr: self.start.offset(at as u64) }
     }
 
-    /// The bytes, after everything queued on the program's queue.
+    /// The bytes, after everything queued on the program's stream.
     pub fn bytes(&self) -> Vec<u8> {
         self.range_bytes(0..self.len)
     }

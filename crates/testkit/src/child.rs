@@ -27,5 +27,5 @@ pub fn in_child(what: &str, body: impl FnOnce() -> i32) {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert!(libc::WIFEXITED(status), "{what}: the child was killed: {status:#x}");
-    assert_eq!(libc::WEXITSTATUS(status), 0, "{what}: the child's own verdict");
+    assert_eq!(libc::WEXITSTATUS(status), 0, "{what}: the exit status of the child");
 }

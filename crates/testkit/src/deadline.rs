@@ -1,12 +1,12 @@
-//! A hang becomes a failure.
+//! Turns a hang into a failure.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Long enough for the slowest machine, busy with other things: only a hang takes as long.
+/// Long enough for the slowest machine under load: only a hang takes longer.
 pub const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Waits for what somebody else does in his own time; fails if it never comes.
+/// Waits until a condition holds; fails if it never does.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
@@ -15,7 +15,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Runs `body`; ends the whole test program if it has not returned after [`PATIENCE`], since whatever hangs would hang
+/// Runs `body`; ends the whole test program if it has not returned after [`TIMEOUT`], since a hang would block
 /// the other tests too. A panic in the body is passed on.
 pub fn with_deadline<T>(what: &str, body: impl FnOnce() -> T) -> T {
     let (done, finished) = mpsc::channel::<()>();

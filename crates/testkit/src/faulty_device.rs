@@ -1,9 +1,9 @@
-//! A device that fails the n-th call of an operation, and is otherwise the device it stands before.
+//! A device that fails the n-th call of an operation, and otherwise forwards to the device that it wraps.
 //!
-//! It tells of allocations as its own, so a request made with them goes through it all the way.
+//! It reports allocations as its own, so a request made with them uses it for all calls.
 //!
-//! A wait that fails lets the copies end first: a driver that cannot wait has lost its context, and nothing of that
-//! context runs any more.
+//! A wait that fails lets the copies end first: a driver that cannot wait has lost its context, and no work of that context
+//! runs any more.
 
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use crate::deadline::eventually;
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
-/// What can be made to fail.
+/// Operations that can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 #[expect(missing_docs, reason = "named after the functions of Device")]
@@ -59,7 +59,7 @@ impl Operation {
     ];
 }
 
-/// Calls that fail: from the n-th on, counted from 1 when the fault was set, so many times.
+/// Calls that fail: `times` calls after the first `after`.
 #[derive(Clone, Copy, Debug)]
 struct Fault {
     operation: Operation,
@@ -73,9 +73,9 @@ struct Plan {
     faults: Vec<Fault>,
     calls: [u64; Operation::ALL.len()],
     failed: u64,
-    /// What is meant for the one queue comes to the other.
+    /// Work for the first stream is queued on the second.
     redirected: Option<(StreamId, StreamId)>,
-    /// The operation that panics, whose call, and how many of those pass first.
+    /// The operation that panics, on which thread, and how many calls pass first.
     panic: Option<(Operation, ThreadId, u64)>,
 }
 
@@ -86,29 +86,29 @@ type StallCondition = Box<dyn Fn() -> bool + Send>;
 pub struct FaultyDevice {
     inner: &'static dyn Device,
     plan: Mutex<Plan>,
-    /// The operation that waits, how many calls of it pass first, and what for.
+    /// The operation that waits, how many calls of it pass first, and for what.
     stall: Mutex<Option<(Operation, u64, StallCondition)>>,
 }
 
 impl FaultyDevice {
-    /// Stands before a device, without a fault yet.
+    /// Wraps a device, without a fault yet.
     pub fn wrap(inner: &'static dyn Device) -> &'static FaultyDevice {
         Box::leak(Box::new(FaultyDevice { inner, plan: Mutex::default(), stall: Mutex::default() }))
     }
 
-    /// Lets calls of an operation fail, from the `nth` from now on (1: the next), `times` times.
+    /// Makes calls of an operation fail, from the `nth` from now on (1: the next), `times` times.
     pub fn inject(&self, operation: Operation, nth: u64, times: u64, kind: ErrorKind) {
         let mut plan = self.plan();
         let after = plan.calls[operation as usize] + nth - 1;
         plan.faults.push(Fault { operation, after, times, kind });
     }
 
-    /// Lets the `nth` call of an operation that this thread makes from now on panic, without a word.
+    /// Makes the `nth` call of an operation by this thread from now on panic, without a message.
     pub fn panic(&self, operation: Operation, nth: u64) {
         self.plan().panic = Some((operation, thread::current().id(), nth - 1));
     }
 
-    /// Lets the `nth` call of an operation from now on stand still until something is so; fails if it never is.
+    /// Makes the `nth` call of an operation from now on wait until a condition holds; fails if it never does.
     pub fn stall_until(&self, operation: Operation, nth: u64, until: impl Fn() -> bool + Send + 'static) {
         *self.stall.lock().unwrap_or_else(PoisonError::into_inner) = Some((operation, nth - 1, Box::new(until)));
     }
@@ -127,7 +127,7 @@ impl FaultyDevice {
         }
     }
 
-    /// From now on copies into the device and host functions that are meant for one queue come to another.
+    /// From now on copies into the device and host functions for stream `from` are queued on stream `to`.
     pub fn redirect(&self, from: StreamId, to: StreamId) {
         self.plan().redirected = Some((from, to));
     }

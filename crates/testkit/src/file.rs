@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::Rng;
 
-/// The page cache's unit.
+/// The unit of the page cache.
 pub const PAGE: u64 = 4096;
 
 /// The byte at an offset of a test file, for a version of it.
@@ -22,7 +22,7 @@ pub fn bytes(offset: u64, len: usize, version: u8) -> Vec<u8> {
     (offset..offset + len as u64).map(|at| byte(at, version)).collect()
 }
 
-/// Opens for reading and writing, made anew.
+/// Creates or truncates a file, open for reading and writing.
 pub fn create(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path).expect("a new file")
 }
@@ -77,14 +77,14 @@ pub fn advise(file: &File, at: u64, len: u64, advice: i32) {
     unsafe { libc::posix_fadvise(file.as_raw_fd(), at as i64, len as i64, advice) };
 }
 
-/// Writes everything to storage, and drops all pages that the kernel lets go.
+/// Writes everything to storage, and drops all pages that Linux can drop.
 pub fn evict(file: &File) {
     file.sync_all().expect("sync");
     advise(file, 0, 0, libc::POSIX_FADV_DONTNEED);
 }
 
-/// Brings pages into the cache, without their neighbours where the kernel follows advice. Advice is the descriptor's
-/// own, so the file is opened again.
+/// Reads pages into the cache, without read-ahead if Linux follows the advice. Advice applies to the open file
+/// description, so the file is opened again.
 pub fn load_pages(path: &Path, pages: impl IntoIterator<Item = u64>) {
     let file = File::open(path).expect("open");
     advise(&file, 0, 0, libc::POSIX_FADV_RANDOM);
@@ -100,7 +100,7 @@ pub fn load_pages(path: &Path, pages: impl IntoIterator<Item = u64>) {
     }
 }
 
-/// A residency for a file: runs of pages in the cache, runs dropped, runs dirty.
+/// Sets a random residency: runs of pages cached, absent and dirty.
 pub fn randomize_residency(path: &Path, file: &File, rng: &mut Rng) {
     let pages = file.metadata().expect("metadata").len().div_ceil(PAGE);
     match rng.below(5) {
@@ -123,7 +123,7 @@ pub fn randomize_residency(path: &Path, file: &File, rng: &mut Rng) {
     }
 }
 
-/// Writes a byte of each page as it is.
+/// Rewrites a byte of each page with its current value.
 fn dirty(file: &File, pages: std::ops::Range<u64>) {
     for page in pages {
         let mut one = [0u8];
@@ -133,20 +133,20 @@ fn dirty(file: &File, pages: std::ops::Range<u64>) {
     }
 }
 
-/// How many pages of a file are in the cache, where the kernel tells.
+/// How many pages of a file are in the cache, if `cachestat` works.
 pub fn cached_pages(file: &File) -> Option<u64> {
     spinio_sys::linux::cachestat(file.as_raw_fd(), 0, 0).ok().map(|c| c.cached)
 }
 
-/// Pages that nobody has a reason to drop. While they stay, the machine drops none of itself: for want of memory, or
-/// because somebody told it to.
+/// Pages that no test drops. While they are cached, the machine does not evict pages by itself, for lack of memory or on
+/// request of another process.
 #[derive(Debug)]
 pub struct EvictionDetector(File);
 
 impl EvictionDetector {
     const LEN: u64 = 1 << 20;
 
-    /// Read now, so that what is read later is dropped later.
+    /// Reads its pages now: pages read later are evicted later.
     pub fn new(path: &Path) -> EvictionDetector {
         let file = create_filled(path, EvictionDetector::LEN);
         file.sync_all().expect("sync");
@@ -154,13 +154,13 @@ impl EvictionDetector {
         EvictionDetector(file)
     }
 
-    /// Whether pages went; says so.
+    /// Whether pages were evicted; prints that.
     pub fn pages_were_evicted(&self) -> bool {
         let remaining = cached_pages(&self.0);
         let evicted = remaining.is_some_and(|pages| pages < EvictionDetector::LEN / PAGE);
         if evicted {
             println!(
-                "skipped: this machine drops pages of the page cache by itself: {remaining:?} of a witness are left"
+                "skipped: this machine drops pages of the page cache by itself: {remaining:?} of the detector's pages are left"
             );
         }
         evicted

@@ -1,12 +1,12 @@
-//! A FUSE file system of files in memory, served by a process of its own.
+//! A FUSE file system of files in memory, served by a separate process.
 //!
 //! ```text
-//!   test ── read ──> kernel: fuse ── request ──> /dev/fuse ──> serve(): a file is a vector
+//!   test ── read ──> Linux: fuse ── request ──> /dev/fuse ──> serve(): a file is a vector
 //! ```
 //!
-//! Another process, because a server in the process that it serves can wait for itself. It speaks just enough of the
-//! kernel's protocol (version 7.31) to make, read, write, cut and remove files in one folder; what it does not know it
-//! answers with ENOSYS, as the protocol asks. It ends when the file system is unmounted, or with the test.
+//! A separate process, because a server in the process that it serves can wait for itself. It implements just enough of the
+//! protocol (version 7.31) to create, read, write, truncate and remove files in one directory; other requests are answered
+//! with ENOSYS, as the protocol requires. It ends when the file system is unmounted, or with the test.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -18,7 +18,7 @@ const MAX_WRITE: u32 = 128 << 10;
 const IN_HEADER: usize = 40;
 const FOREVER: u64 = 3600;
 
-/// Mounts the file system on an empty folder.
+/// Mounts the file system on an empty directory.
 pub(crate) fn mount(dir: &Path) -> Result<(), String> {
     let target = CString::new(dir.as_os_str().as_encoded_bytes()).map_err(|e| e.to_string())?;
     let before = device_of(dir);
@@ -55,7 +55,7 @@ fn errno() -> i32 {
 
 /// Mounts and serves until unmounted.
 fn serve(target: &CString) -> Result<(), i32> {
-    // SAFETY: no memory is involved; descriptors of the tests are not ours to hold open.
+    // SAFETY: no memory is involved; descriptors of the tests must not stay open here.
     let fuse = unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);
@@ -74,7 +74,7 @@ fn serve(target: &CString) -> Result<(), i32> {
     let mut files = Files::default();
     let mut request = vec![0u8; MAX_WRITE as usize + (64 << 10)];
     loop {
-        // SAFETY: `request` takes as many bytes as the call is told.
+        // SAFETY: `request` has as many bytes as the call is given.
         let got = unsafe { libc::read(fuse, request.as_mut_ptr().cast(), request.len()) };
         match got {
             0.. => {}
@@ -98,7 +98,7 @@ fn serve(target: &CString) -> Result<(), i32> {
     }
 }
 
-/// The files: by name, and their bytes by number.
+/// The files: numbers by name, and bytes by number.
 #[derive(Default)]
 struct Files {
     names: HashMap<Vec<u8>, u64>,
@@ -138,7 +138,7 @@ fn name(body: &[u8]) -> Vec<u8> {
 }
 
 impl Files {
-    /// `None` where the protocol wants no answer.
+    /// `None` for requests without an answer.
     fn answer(&mut self, request: &[u8]) -> Option<Answer> {
         let (opcode, node, body) = (read_u32(request, 4), read_u64(request, 16), request.get(IN_HEADER..)?);
         Some(match opcode {
@@ -194,7 +194,7 @@ impl Files {
                 let limits = [16 | 12 << 16, MAX_WRITE, 1, 0];
                 Ok(Words::default().u32s(&[7, 31, read_u32(body, 8), BIG_WRITES]).u32s(&limits).u32s(&[0; 8]).0)
             }
-            // READDIR: an empty folder.
+            // READDIR: an empty directory.
             28 => Ok(Vec::new()),
             // CREATE
             35 => {

@@ -1,37 +1,37 @@
 //! What tests of several crates need.
 //!
 //! ```text
-//!   place     a folder on a file system: ext4, tmpfs, overlay, btrfs, xfs, data=journal, FUSE; or why not
-//!   file      holes, unwritten extents, and which pages are in the page cache
-//!   buffer    memory of an emulated device, and what is in it
-//!   oracle    which bytes a read beside a writer may have returned
-//!   faulty_*  a device, or a kernel, that fails the n-th call of an operation
-//!   leaks     descriptors of every table, mappings
-//!   child     a forked child, and its verdict
-//!   alone     waits until no child of another test has a file open
-//!   user      the same test once more as an ordinary user
+//!   mount_fixture  a directory on a file system: ext4, tmpfs, overlay, btrfs, xfs, data=journal, FUSE; or why not
+//!   file           holes, unwritten extents, and which pages are in the page cache
+//!   buffer         memory of an emulated device, and its contents
+//!   oracle         which bytes a read concurrent with a writer may have returned
+//!   faulty_*       a device, or system calls, that fail the n-th call of an operation
+//!   leak_check     descriptors of every table, mappings
+//!   child          a forked child, and its exit status
+//!   exclusive      waits until no child of another test has a file open
+//!   as_user        the same tests once more as an ordinary user
 //! ```
 //!
 //! Nothing here is linked into what users run, and nothing here is timed: a deadline only turns a hang into a failure.
 
-pub mod alone;
+pub mod as_user;
 pub mod buffer;
 pub mod child;
 pub mod deadline;
+pub mod exclusive;
 pub mod faulty_device;
-pub mod faulty_kernel;
+pub mod faulty_syscalls;
 pub mod file;
 mod fuse;
-pub mod leaks;
+pub mod leak_check;
+pub mod mount_fixture;
 pub mod oracle;
-pub mod place;
 pub mod rng;
-pub mod user;
 
-pub use alone::wait_exclusive;
 pub use buffer::Buffer;
 pub use child::in_child;
 pub use deadline::{eventually, with_deadline};
+pub use exclusive::wait_exclusive;
 pub use faulty_device::{FaultyDevice, Operation};
-pub use faulty_kernel::{Call, Effect, FaultySyscalls};
+pub use faulty_syscalls::{Call, Effect, FaultySyscalls};
 pub use rng::Rng;

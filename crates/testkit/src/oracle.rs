@@ -1,4 +1,4 @@
-//! Which bytes a read beside a writer may have returned.
+//! Which bytes a read concurrent with a writer may have returned.
 //!
 //! ```text
 //!   writer   begin v ── write version v everywhere ── end v
@@ -8,7 +8,7 @@
 //!            up to the last that had begun when the read ended
 //! ```
 //!
-//! A test file's bytes say which version they are of ([`crate::file::byte`]), so one byte is enough to convict.
+//! A test file's bytes say which version they are of ([`crate::file::byte`]), so one byte is enough to detect an error.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
@@ -22,7 +22,7 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// Version 0 is there.
+    /// The file contains version 0.
     pub fn new() -> Versions {
         Versions::default()
     }
@@ -34,7 +34,7 @@ impl Versions {
         self.ended.store(version, SeqCst);
     }
 
-    /// Runs a read; then says whether a byte may be what it returned.
+    /// Runs a read; returns its result and the versions that it may have seen.
     pub fn read<T>(&self, read: impl FnOnce() -> T) -> (T, Window) {
         let oldest = self.ended.load(SeqCst);
         let result = read();

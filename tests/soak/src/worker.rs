@@ -14,7 +14,7 @@ use spinio_io::settings::NvmmuStripes;
 use spinio_io::{Runtime, Settings, on_close_range};
 use spinio_plan::Route;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Rng, file, leaks};
+use spinio_testkit::{Buffer, Rng, file, leak_check};
 
 use crate::files::{self, CHANGING, CHANGING_LEN, STEADY};
 use crate::moves::{Output, SessionRuntime};
@@ -45,7 +45,7 @@ pub(crate) struct Worker<'a> {
 pub(crate) fn run(args: &Args, folder: &Path, number: u64) -> Result<()> {
     let devices = [emulated("size=256M,bar=32M"), emulated("size=256M,bar=32M")];
     // Helpers are started by the first request; what they open is theirs.
-    let descriptors = leaks::thread_descriptors();
+    let descriptors = leak_check::thread_descriptors();
     let end = Instant::now() + Duration::from_secs(args.seconds);
     let worker = Worker {
         folder,
@@ -265,7 +265,7 @@ impl Worker<'_> {
         let begun = Instant::now();
         loop {
             let left: Vec<ResourceCounts> = devices.iter().map(|d| d.resources_in_use()).collect();
-            let own = leaks::thread_descriptors();
+            let own = leak_check::thread_descriptors();
             if left.iter().all(|o| *o == ResourceCounts::default()) && own <= descriptors {
                 return Ok(());
             }

@@ -14,7 +14,7 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, Ring};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::place::{self, MountFixture};
+use spinio_testkit::mount_fixture::{self, MountFixture};
 use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, file};
 
 use crate::subject::{assert_all_released, routes, run_through, settings};
@@ -76,7 +76,7 @@ fn scattered(place: &MountFixture) -> File {
 #[test]
 fn first_reads_complete_while_pool_grows() {
     let inner = emulated("size=64M");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let file = scattered(&place);
     if file::cached_pages(&file) != Some(0) {
         return eprintln!("skipped: this file system keeps its pages");
@@ -118,7 +118,7 @@ fn first_reads_complete_while_pool_grows() {
 #[test]
 fn few_cached_ops_do_not_delay_absent_ones() {
     let device = emulated("size=64M");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let file = scattered(&place);
     if file::cached_pages(&file) != Some(0) {
         return eprintln!("skipped: this file system keeps its pages");
@@ -190,7 +190,7 @@ fn caller_waiting_for_storage_takes_back_reader_buffers() {
     const DENSE: u64 = 64 << 20;
     const LONG: u64 = 256 << 20;
     let inner = emulated("size=256M");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let absent = scattered(&place);
     if file::cached_pages(&absent) != Some(0) {
         return eprintln!("skipped: this file system keeps its pages");

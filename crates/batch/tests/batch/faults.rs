@@ -11,7 +11,9 @@ use spinio_io::Runtime;
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, Rng, file, leaks, with_deadline};
+use spinio_testkit::{
+    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, Rng, file, leak_check, with_deadline,
+};
 
 use crate::subject::{SIZE, TestFile, assert_all_released, check, pieces, run_failing, run_through, settings};
 
@@ -149,7 +151,7 @@ fn batch_succeeds_despite_engine_faults() {
         }
     }
     with_deadline("the twins are closed", || {
-        while leaks::descriptors_of(&subject.path) > 1 {
+        while leak_check::descriptors_of(&subject.path) > 1 {
             std::thread::yield_now();
         }
     });

@@ -19,7 +19,7 @@ use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Rng, file, place, with_deadline};
+use spinio_testkit::{Buffer, Rng, file, mount_fixture, with_deadline};
 use subject::{SIZE, TestFile, assert_all_released, check, pieces, routes, settings};
 
 #[test]
@@ -49,7 +49,7 @@ fn any_mixture_equals_single_reads() {
 fn batches_work_on_every_file_system() {
     let device = emulated("size=64M");
     let mut rng = Rng::from_env(2);
-    for kind in place::KINDS {
+    for kind in mount_fixture::KINDS {
         let subject = match TestFile::on(kind) {
             Ok(subject) => subject,
             Err(why) => {
@@ -262,7 +262,7 @@ fn residency_of_many_ops_is_sampled() {
 
 #[test]
 fn batch_with_many_files_and_buffers() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let device = emulated("size=64M");
     let files: Vec<File> = (0..40)
         .map(|n| {

@@ -12,7 +12,7 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, Ring};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, FaultyDevice, Operation, file, place, with_deadline};
+use spinio_testkit::{Buffer, FaultyDevice, Operation, file, mount_fixture, with_deadline};
 
 use crate::subject::{SIZE, TestFile, assert_all_released, settings};
 
@@ -61,7 +61,7 @@ fn assert_batch_panics(what: &str, kernel: &Slow, runtime: &Runtime, batch: &mut
 #[test]
 fn workers_finish_before_panic_propagates() {
     let inner = emulated("size=64M");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let subject = TestFile::new();
     let scattered = file::create_filled(&place.file("scattered"), 4096);
     scattered.set_len(8 << 30).unwrap();

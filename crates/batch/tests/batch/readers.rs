@@ -16,7 +16,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{
-    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, Rng, file, leaks, place, with_deadline,
+    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, Rng, file, leak_check, mount_fixture, with_deadline,
 };
 
 use crate::subject::{SIZE, TestFile, assert_all_released, check, pieces, run_failing, run_through, settings};
@@ -49,7 +49,7 @@ fn readers_return_same_bytes_as_single_reads() {
     assert!(names.flatten().any(|name| name.starts_with(b"spinio-reader")), "nobody read");
     // The program's descriptor, and the twins: readers keep nothing.
     with_deadline("files are closed", || {
-        while leaks::descriptors_of(&subject.path) > 3 {
+        while leak_check::descriptors_of(&subject.path) > 3 {
             std::thread::yield_now();
         }
     });
@@ -133,7 +133,7 @@ fn concurrent_batches_share_readers_and_small_pool() {
 
 #[test]
 fn batch_with_more_files_than_reader_keeps_open() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let device = emulated("size=64M");
     let files: Vec<File> = (0..150).map(|n| file::create_filled(&place.file(&n.to_string()), 20_000 + n)).collect();
     let runtime = Runtime::new(reader_settings());
@@ -154,7 +154,7 @@ fn batch_with_more_files_than_reader_keeps_open() {
 #[test]
 fn reused_fd_number_never_mixes_files_in_batch() {
     let subject = TestFile::new();
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     fs::write(place.file("other"), vec![0xAB; SIZE]).unwrap();
     let other = File::open(place.file("other")).unwrap();
     let number = subject.file.try_clone().unwrap();
@@ -228,7 +228,7 @@ impl Syscalls for NoFds {
 #[test]
 fn unused_buffers_of_readers_are_released() {
     let cached = TestFile::new();
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let absent = file::create_filled(&place.file("absent"), 16 << 20);
     absent.sync_all().unwrap();
     let device = emulated("size=64M");
@@ -293,7 +293,7 @@ fn readers_reopen_files_when_pidfd_getfd_is_denied() {
         let opened = kernel.reopen_calls.load(Relaxed);
         (0..5).for_each(|_| assert_eq!((run(), kernel.reopen_calls.load(Relaxed)), (asked, opened)));
         with_deadline("readers leave", || {
-            while leaks::descriptors_of(&subject.path) > 3 {
+            while leak_check::descriptors_of(&subject.path) > 3 {
                 std::thread::yield_now();
             }
         });

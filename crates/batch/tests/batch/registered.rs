@@ -8,7 +8,7 @@ use spinio_device::ErrorKind;
 use spinio_io::{Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, FaultyDevice, Operation, Rng, file, place, with_deadline};
+use spinio_testkit::{Buffer, FaultyDevice, Operation, Rng, file, mount_fixture, with_deadline};
 
 use crate::subject::{SIZE, TestFile, assert_all_released, check, pieces, routes, run_through, settings};
 
@@ -69,7 +69,7 @@ fn hybrid_settings() -> Settings {
 
 #[test]
 fn hybrid_batch_registers_front_and_copies_back() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let file = file::create_filled(&place.file("long"), LONG);
     file::load_pages(&place.file("long"), 0..LONG / 4096);
     let inner = emulated("size=64M");
@@ -108,7 +108,7 @@ fn hybrid_batch_registers_front_and_copies_back() {
 
 #[test]
 fn batch_concurrent_with_writer_and_truncation_sees_old_or_new_bytes() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let file = file::create_filled(&place.file("long"), LONG);
     let device = emulated("size=64M");
     let stop = std::sync::atomic::AtomicBool::new(false);

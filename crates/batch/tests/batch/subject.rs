@@ -8,7 +8,7 @@ use spinio_batch::{BatchResult, Batches, ReadOp};
 use spinio_device::emulated::{Emulated, POISON, ResourceCounts};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
-use spinio_testkit::place::{self, MountFixture};
+use spinio_testkit::mount_fixture::{self, MountFixture};
 use spinio_testkit::{Buffer, FaultyDevice, Rng, file, with_deadline};
 
 pub(crate) const SIZE: usize = (2 << 20) + 777;
@@ -21,7 +21,7 @@ pub(crate) struct TestFile {
 
 impl TestFile {
     pub(crate) fn on(kind: &'static str) -> Result<TestFile, String> {
-        let place = place::create(kind)?;
+        let place = mount_fixture::create(kind)?;
         let path = place.file("subject");
         let file = file::create_filled(&path, SIZE as u64);
         file.sync_all().unwrap();

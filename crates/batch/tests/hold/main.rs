@@ -16,8 +16,8 @@ use spinio_io::{PinError, Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::place::{self, MountFixture};
-use spinio_testkit::{Buffer, FaultyDevice, Operation, eventually, file, user, with_deadline};
+use spinio_testkit::mount_fixture::{self, MountFixture};
+use spinio_testkit::{Buffer, FaultyDevice, Operation, as_user, eventually, file, with_deadline};
 
 const SIZE: usize = (2 << 20) + 777;
 
@@ -29,7 +29,7 @@ struct Subject {
 
 impl Subject {
     fn new() -> Subject {
-        let fixture = place::create("tree").unwrap();
+        let fixture = mount_fixture::create("tree").unwrap();
         let path = fixture.file("subject");
         drop(file::create_filled(&path, SIZE as u64));
         let file = File::open(&path).unwrap();
@@ -214,5 +214,5 @@ fn child_inherits_no_pinned_files() {
 
 #[test]
 fn rerun_as_ordinary_user() {
-    user::rerun_as_nobody("an_ordinary_user_can_do_all_this_with_his_own_files");
+    as_user::rerun_as_nobody("an_ordinary_user_can_do_all_this_with_his_own_files");
 }

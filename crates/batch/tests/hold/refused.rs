@@ -11,8 +11,8 @@ use spinio_io::{PinError, Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::place;
-use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, file, user};
+use spinio_testkit::mount_fixture;
+use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, as_user, file};
 
 use crate::{SIZE, Subject, bytes_by, settings, wait_no_pins, wait_no_writer};
 
@@ -60,7 +60,7 @@ fn pin_errors() {
     assert_eq!(pin_error(own.as_raw_fd()), PinError::OpenForWriting);
     assert_eq!(pin_error(subject.fd()), PinError::OpenForWriting, "by whichever descriptor");
     drop(own);
-    if let Ok(fixture) = place::create("overlay") {
+    if let Ok(fixture) = mount_fixture::create("overlay") {
         drop(file::create_filled(&fixture.file("over"), 10_000));
         let over = File::open(fixture.file("over")).unwrap();
         assert_eq!(pin_error(over.as_raw_fd()), PinError::NotMappable);
@@ -187,7 +187,7 @@ fn writable_memfd_is_not_pinned() {
 
 #[test]
 fn read_only_mount_must_cover_file_system() {
-    let fixture = match place::create("xfs") {
+    let fixture = match mount_fixture::create("xfs") {
         Ok(place) => place,
         Err(e) => return eprintln!("skipped: {e}"),
     };
@@ -225,7 +225,7 @@ fn read_only_mount_must_cover_file_system() {
 
 #[test]
 fn file_of_other_user_is_not_pinned() {
-    if user::is_root() {
+    if as_user::is_root() {
         return eprintln!("skipped: root may lease any file; the same test runs once more as somebody else");
     }
     let device = emulated("size=64M");

@@ -21,7 +21,7 @@
 //! Known flaws: a program that always reads from several threads at once teaches nothing. What is calibrated while a process runs is read by the next process. Two file systems without a
 //! block device of their own (NFS, overlay) of one kind share a file.
 
-mod place;
+mod key;
 mod store;
 
 use std::sync::Arc;
@@ -38,7 +38,7 @@ use spinio_host::Settings;
 use spinio_host::lock;
 use spinio_host::pool::SHADOW_WORKERS;
 
-pub use place::ModelKey;
+pub use key::ModelKey;
 pub use spinio_host::settings::model_folder as folder;
 pub use store::file_path;
 
@@ -48,7 +48,7 @@ pub const MIN_SAMPLE_BYTES: u64 = 1 << 20;
 /// Schedules of several segments are predicted for one request in so many.
 const SAMPLE_EVERY: u64 = 8;
 
-/// What is known of one storage, file system and device.
+/// The costs of one storage, file system and device.
 pub struct CostEntry {
     key: ModelKey,
     calibration: Option<Calibration>,
@@ -58,7 +58,7 @@ pub struct CostEntry {
     requests: AtomicU64,
 }
 
-/// All that is known.
+/// The costs of all storages and devices in use.
 pub struct CostModels {
     entries: Mutex<Vec<(RuntimeKey, Arc<CostEntry>)>>,
     /// Where calibrations are; none: defaults only.
@@ -67,7 +67,7 @@ pub struct CostModels {
     correction: bool,
 }
 
-/// Storage, file system, device; by numbers of this boot.
+/// Storage, file system, device; by numbers of this boot, which are not stable.
 type RuntimeKey = (u64, u64, DeviceId);
 
 /// What a request is expected to take, and by which route.
@@ -88,14 +88,14 @@ impl CostModels {
         }
     }
 
-    /// What is known for a file and a device. On the program's thread, which may ask the device for its name.
+    /// The costs of a file and a device. Called on the program's thread, which may query the device's name.
     pub fn get(&self, ctx: &FilesCtx, file: &FileState, device: &'static dyn Device) -> Arc<CostEntry> {
         let key = (file.storage, file.file_system, device.id());
         if let Some((_, known)) = lock(&self.entries).iter().find(|(k, _)| *k == key) {
             return Arc::clone(known);
         }
         let (sys, dir) = (ctx.sys, self.folder.clone());
-        let (storage, file_system, device) = (file.storage, file.file_system, place::device_name(device));
+        let (storage, file_system, device) = (file.storage, file.file_system, key::device_name(device));
         let load = move || {
             let model_key = ModelKey::new(sys.storage_name(storage), file_system, device);
             let calibration = dir.and_then(|folder| store::load(&folder, &model_key));
@@ -107,7 +107,7 @@ impl CostModels {
                 requests: AtomicU64::new(0),
             }
         };
-        // A keeper reads it: no descriptor of ours is ever in the program's table.
+        // A shadow worker reads it: no descriptor of ours is ever in the program's table.
         let loaded = ctx.workers.shadow().and_then(|workers| workers.run_blocking(load));
         let mut entry = loaded.unwrap_or_else(|| CostEntry {
             key: ModelKey::default(),
@@ -124,7 +124,7 @@ impl CostModels {
 }
 
 impl CostEntry {
-    /// Where it holds.
+    /// What it applies to.
     pub fn key(&self) -> &ModelKey {
         &self.key
     }
@@ -222,18 +222,18 @@ impl CostEntry {
     }
 }
 
-/// What holds where nothing was measured.
+/// The default model where nothing was measured.
 fn default_model(ctx: &FilesCtx, file: &FileState) -> Model {
     let mut model = if file.fast { Model::nvme() } else { Model::virtual_disk() };
-    // A keeper waits for each command it gives, so as many are in flight as there are keepers.
-    let flight = &mut model.storage_queue;
-    flight.per_command = flight.per_command.max(flight.latency / SHADOW_WORKERS as f64);
+    // A shadow worker waits for each command, so there are as many in flight as shadow workers.
+    let queue = &mut model.storage_queue;
+    queue.per_command = queue.per_command.max(queue.latency / SHADOW_WORKERS as f64);
     // One thread copies 6.3 GB/s out of the page cache; the link bounds them all.
     model.cache_queue.per_byte = 1e9 / (6.3e9 * ctx.workers.copy_threads() as f64).min(48e9);
     model
 }
 
-/// `2026-11-21`, of a time in seconds since 1970, in UTC.
+/// A time in seconds since 1970 as `2026-11-21`, in UTC.
 pub fn date(seconds: u64) -> String {
     // Days since the 1st of March of the year 0, so that a leap day is the last of its year; 400 years are 146,097 days.
     let days = seconds / 86_400 + 719_468;

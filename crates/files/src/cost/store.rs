@@ -1,4 +1,4 @@
-//! Where calibrations are kept, and reading one.
+//! Where calibrations are stored, and how they are read.
 
 use std::ffi::{CStr, CString};
 use std::path::PathBuf;
@@ -8,12 +8,12 @@ use spinio_sys::linux;
 
 use super::ModelKey;
 
-/// The file of a place in a folder.
+/// The file of a key in a directory.
 pub fn file_path(dir: &str, key: &ModelKey) -> PathBuf {
     PathBuf::from(dir).join(key.file_name())
 }
 
-/// The calibration of a place, if there is one that can be understood and is of this very place. On a keeper.
+/// The calibration of a key, if there is a valid one of exactly this key. Called on a shadow worker.
 pub(super) fn load(dir: &str, key: &ModelKey) -> Option<Calibration> {
     let path = CString::new(file_path(dir, key).into_os_string().into_encoded_bytes()).ok()?;
     let read = Calibration::parse(&read_small_file(&path)?).ok()?;
@@ -21,10 +21,10 @@ pub(super) fn load(dir: &str, key: &ModelKey) -> Option<Calibration> {
     same.then_some(read)
 }
 
-/// A file of less than 64 KiB as text, by system calls of our own; a longer one is none of ours.
+/// A file of less than 64 KiB as text, by direct system calls; a longer file is not a calibration.
 fn read_small_file(path: &CStr) -> Option<String> {
-    const MOST: usize = 64 << 10;
-    let bytes = linux::read_file(path, MOST).ok().filter(|bytes| bytes.len() < MOST)?;
+    const MAX_LEN: usize = 64 << 10;
+    let bytes = linux::read_file(path, MAX_LEN).ok().filter(|bytes| bytes.len() < MAX_LEN)?;
     String::from_utf8(bytes).ok()
 }
 
@@ -34,10 +34,10 @@ mod tests {
 
     #[test]
     fn load_requires_matching_key() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let place = ModelKey::new("disk".into(), 0xef53, "gpu".into());
+        let dir = tempfile::tempdir().expect("a directory");
+        let key = ModelKey::new("disk".into(), 0xef53, "gpu".into());
         let at = dir.path().to_str().expect("text");
-        assert_eq!(load(at, &place), None);
+        assert_eq!(load(at, &key), None);
         let stored = Calibration {
             storage: "disk".into(),
             file_system: "ext4".into(),
@@ -45,14 +45,14 @@ mod tests {
             measured_at: 5,
             ..Calibration::default()
         };
-        std::fs::write(file_path(at, &place), stored.to_text()).expect("written");
-        assert_eq!(load(at, &place), Some(stored.clone()));
+        std::fs::write(file_path(at, &key), stored.to_text()).expect("written");
+        assert_eq!(load(at, &key), Some(stored.clone()));
         let other = Calibration { device: "another".into(), ..stored };
-        std::fs::write(file_path(at, &place), other.to_text()).expect("written");
-        assert_eq!(load(at, &place), None);
+        std::fs::write(file_path(at, &key), other.to_text()).expect("written");
+        assert_eq!(load(at, &key), None);
         for text in [&b"spinio model 1\nroute warp\n"[..], b"\xff\xfe", &[b'x'; 70_000], b""] {
-            std::fs::write(file_path(at, &place), text).expect("written");
-            assert_eq!(load(at, &place), None);
+            std::fs::write(file_path(at, &key), text).expect("written");
+            assert_eq!(load(at, &key), None);
         }
     }
 }

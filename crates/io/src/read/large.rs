@@ -19,7 +19,7 @@ use spinio_files::FdIdentity;
 use spinio_files::FileState;
 use spinio_files::p2p_probe;
 use spinio_files::prefault;
-use spinio_files::streams;
+use spinio_files::sequential;
 use spinio_host::lock;
 use spinio_host::settings::SMALL_REQUEST_MAX;
 use spinio_host::syscalls::Syscalls;
@@ -162,15 +162,15 @@ fn read_at(
         }
     }
     let p2p = check_p2p(ctx, &file, to, offset, within, capturing);
-    let costs = ctx.files.costs(&file, device);
-    let sequential = ctx.files.streams.is_next(fd, offset, offset + within);
-    let advice = streams::advice_for(fd, &stat);
+    let costs = ctx.files.cost_entry(&file, device);
+    let sequential = ctx.files.sequential.is_next(fd, offset, offset + within);
+    let advice = sequential::advice_for(fd, &stat);
     let max_window = readahead::max_buffered_request(file.block_stack().read_ahead(), advice == Advice::Sequential);
     let in_stream = advice == Advice::Sequential || (advice == Advice::Normal && sequential);
     let readahead_limit = if in_stream && within <= max_window {
         let model = costs.model(&ctx.files.ctx, &file, if p2p.is_ok() { Route::P2p } else { Route::Direct });
         let max_window = readahead::max_profitable_request(max_window, &model, cache_route(device.capabilities()));
-        ctx.files.streams.set_cost_limit(fd, max_window);
+        ctx.files.sequential.set_cost_limit(fd, max_window);
         if within <= max_window { max_window } else { 0 }
     } else {
         0
@@ -206,9 +206,9 @@ fn read_at(
     ctx.files.unpin().watch();
     ctx.files.ctx.home.update_gauges();
     let got = got?;
-    ctx.files.ahead.add_owned(&file, std::mem::take(&mut *lock(&request.readahead_pages)));
-    if readahead_limit > 0 && ctx.files.streams.advance(fd, got) {
-        ctx.files.ahead.check_stream(fd, Some(offset + got));
+    ctx.files.readahead.add_owned(&file, std::mem::take(&mut *lock(&request.readahead_pages)));
+    if readahead_limit > 0 && ctx.files.sequential.advance(fd, got) {
+        ctx.files.readahead.check_stream(fd, Some(offset + got));
     }
     file.record_residency(within, !request.missed_cache.load(Relaxed));
     if got < within || within == len as u64 {
@@ -254,11 +254,11 @@ pub(crate) fn check_p2p(
         return Err(Reason::P2pMisaligned);
     }
     let device = to.allocation.device;
-    let trust = match ctx.files.p2p.p2p_trust(file.storage, device) {
+    let trust = match ctx.files.p2p_trust.p2p_trust(file.storage, device) {
         Some(verdict) => verdict,
         None => match p2p_probe::verify(&ctx.files.ctx, file, to, offset, len, unit.max(memory)) {
             Some(verdict) => {
-                ctx.files.p2p.set(file.storage, device, verdict);
+                ctx.files.p2p_trust.set(file.storage, device, verdict);
                 verdict
             }
             None => return Err(Reason::P2pUntrusted),

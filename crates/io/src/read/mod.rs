@@ -76,10 +76,10 @@ pub(crate) fn read(ctx: &Arc<Reader>, fd: Fd, at: Option<u64>, to: Target, len: 
 /// storage serves the stream the kernel is led on.
 fn record_app_fd_read(ctx: &Reader, fd: Fd, at: Option<u64>, got: &Result<usize>) {
     if let &Ok(got @ 1..) = got {
-        if ctx.files.streams.record(fd, at, got) {
-            ctx.files.ahead.check_stream(fd, at.map(|at| at + got as u64));
+        if ctx.files.sequential.record(fd, at, got) {
+            ctx.files.readahead.check_stream(fd, at.map(|at| at + got as u64));
         }
-        ctx.files.ahead.extend_readahead(fd);
+        ctx.files.readahead.extend_readahead(fd);
     }
 }
 

@@ -26,7 +26,7 @@ use spinio_transfer::bounce::BUFFER_SIZE;
 
 /// A `read` or `pread` of a cold stream, all of it inside the allocation; `None` if it is none, or too long.
 pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Option<Result<usize, Error>> {
-    if len > BUFFER_SIZE || !ctx.files.streams.uses_kernel_readahead(fd, at, len as u64) {
+    if len > BUFFER_SIZE || !ctx.files.sequential.uses_kernel_readahead(fd, at, len as u64) {
         return None;
     }
     // The hint is about the number: by now it may be that of a socket, which keeps its reader waiting.

@@ -57,7 +57,7 @@ pub(crate) fn plan_range(request: &Arc<ReadRequest>, role: Role, offset: u64, le
     }
     let use_readahead = absent && request.readahead_limit > 0 && constraints.storage.is_some();
     if use_readahead {
-        request.ctx.files.streams.mark_cold(request.fd, request.readahead_limit);
+        request.ctx.files.sequential.mark_cold(request.fd, request.readahead_limit);
         (constraints.storage, constraints.refused) = (None, Some(Reason::ReadAhead));
     }
     let mut schedule = Schedule::default();
@@ -69,7 +69,7 @@ pub(crate) fn plan_range(request: &Arc<ReadRequest>, role: Role, offset: u64, le
     } else if len == request.len && !recheck {
         request.predict(&extents, &schedule.segments);
     }
-    if absent && access == ResidencyAccess::Permitted && request.ctx.files.ahead.is_enabled() {
+    if absent && access == ResidencyAccess::Permitted && request.ctx.files.readahead.is_enabled() {
         record_readahead(request, fd, offset, &extents, &schedule.segments);
     }
     // A stranger's probe speaks for a run: within it the read itself finds out.

@@ -206,7 +206,7 @@ impl WriteRequest<'_> {
             // Nothing can be ordered behind what is being captured.
             return Err(Reason::Capturing);
         }
-        self.ctx.files.p2p.p2p_trust(file.storage, device).unwrap_or(P2pTrust::Trusted).allows()
+        self.ctx.files.p2p_trust.p2p_trust(file.storage, device).unwrap_or(P2pTrust::Trusted).allows()
     }
 
     /// Peer-to-peer; what cannot go this way is redone whole.
@@ -230,7 +230,7 @@ impl WriteRequest<'_> {
                 wrote == Ok(len) && self.verify_p2p(file, Target { addr: source, ..from }, at.unwrap_or(0), len);
             if !complete {
                 if matches!(wrote, Err(Errno::REMOTEIO | Errno::INVAL | Errno::OPNOTSUPP)) {
-                    self.ctx.files.p2p.set(file.storage, device, P2pTrust::Unreachable);
+                    self.ctx.files.p2p_trust.set(file.storage, device, P2pTrust::Unreachable);
                 }
                 let fallback = WriteVia { reason: Reason::FellBack, ..self.via_app_fd() };
                 let rest = if range.len() == self.len && done == 0 && self.staged_bytes() <= staging_limit(self.ctx) {
@@ -253,7 +253,7 @@ impl WriteRequest<'_> {
     /// Whether storage has what the device has: asked once for each file system and device.
     fn verify_p2p(&self, file: &Arc<FileState>, source: Target, offset: u64, len: usize) -> bool {
         let device = source.allocation.device;
-        if self.ctx.files.p2p.p2p_trust(file.storage, device).is_some() {
+        if self.ctx.files.p2p_trust.p2p_trust(file.storage, device).is_some() {
             return true;
         }
         let len = len.min(BUFFER_SIZE);
@@ -273,11 +273,11 @@ impl WriteRequest<'_> {
                 && self.read_back(source, &mut in_device)
                 && *stored == *in_device
             {
-                self.ctx.files.p2p.set(file.storage, device, P2pTrust::Trusted);
+                self.ctx.files.p2p_trust.set(file.storage, device, P2pTrust::Trusted);
                 return true;
             }
         }
-        self.ctx.files.p2p.set(file.storage, device, P2pTrust::Untrusted);
+        self.ctx.files.p2p_trust.set(file.storage, device, P2pTrust::Untrusted);
         false
     }
 

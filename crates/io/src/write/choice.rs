@@ -71,7 +71,7 @@ impl WriteQuery<'_> {
             p2p: aligned_or_chunked.and(self.p2p).and(self.shadow),
         };
         let model =
-            self.ctx.files.costs(self.file, self.device).baseline(&self.ctx.files.ctx, self.file, Route::Direct);
+            self.ctx.files.cost_entry(self.file, self.device).baseline(&self.ctx.files.ctx, self.file, Route::Direct);
         decide_write(&case, &model)
     }
 
@@ -118,7 +118,11 @@ impl Writer {
             p2p: match buffer.p2p_mapped {
                 false => Err(Reason::NoP2pMapping),
                 true if !ctx.policy.allows(Route::P2p) => Err(Reason::Forced),
-                true => ctx.files.p2p.p2p_trust(file.storage, buffer.device).map_or(Ok(()), |verdict| verdict.allows()),
+                true => ctx
+                    .files
+                    .p2p_trust
+                    .p2p_trust(file.storage, buffer.device)
+                    .map_or(Ok(()), |verdict| verdict.allows()),
             }
             .and(file.direct_fd.as_ref().map(drop).map_err(|reason| *reason)),
             shadow: file.direct_fd.as_ref().map(drop).map_err(|reason| *reason),
@@ -162,7 +166,7 @@ impl Writer {
             prediction: Prediction::default(),
             model: file
                 .as_ref()
-                .map_or_else(|| "none".to_owned(), |file| ctx.files.costs(file, buffer.device).describe(file)),
+                .map_or_else(|| "none".to_owned(), |file| ctx.files.cost_entry(file, buffer.device).describe(file)),
             storage: self.files.storage(fd).unwrap_or_default(),
             advice: advice.collect(),
         })

@@ -17,7 +17,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{
-    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, eventually, file, place, with_deadline,
+    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, eventually, file, mount_fixture, with_deadline,
 };
 
 type Result<T> = core::result::Result<T, Errno>;
@@ -120,7 +120,7 @@ fn observe_write(path: &Path, flags: i32, at: Option<u64>, deny_getfd: bool, tim
 
 #[test]
 fn allocated_bytes_are_written_in_parallel() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");
     for (what, flags, at, secretive) in [
         ("own descriptor", libc::O_DIRECT, Some(0), false),
@@ -144,7 +144,7 @@ fn allocated_bytes_are_written_in_parallel() {
 /// means: so nothing behind it may be written yet.
 #[test]
 fn extending_or_buffered_writes_stay_in_order() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     for what in ["new", "shorter", "a hole", "appended", "around the page cache"] {
         let path = place.file(what);
         let mut flags = libc::O_DIRECT;
@@ -186,7 +186,7 @@ fn check_partial_write(what: &str, file: &File, wrote: usize) -> bool {
 
 #[test]
 fn count_is_contiguous_prefix_when_syscall_fails() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");
     let (buffer, subject) = (buffer(), file::create_filled(&path, SIZE as u64));
     let mut gaps = 0;
@@ -222,7 +222,7 @@ fn count_is_contiguous_prefix_when_syscall_fails() {
 
 #[test]
 fn count_is_contiguous_prefix_when_device_fails() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");
     let subject = file::create_filled(&path, SIZE as u64);
     let inner = emulated("size=128M,latency_us=300");
@@ -256,7 +256,7 @@ fn count_is_contiguous_prefix_when_device_fails() {
 
 #[test]
 fn cancelled_write_counts_chunks_in_flight() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");
     let (buffer, subject) = (buffer(), file::create_filled(&path, SIZE as u64));
     let runtime = Runtime::new(settings());
@@ -272,7 +272,7 @@ fn cancelled_write_counts_chunks_in_flight() {
 /// A lock of an open file ends when the program closes it, whoever wrote through it.
 #[test]
 fn no_descriptor_is_open_after_return() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");
     let (buffer, other) = (buffer(), file::create_filled(&path, SIZE as u64));
     let runtime = Runtime::new(settings());
@@ -312,7 +312,7 @@ impl Syscalls for BlockedReads {
 /// They may be busy with what ends only when the write gives its memory back.
 #[test]
 fn write_continues_without_busy_workers() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");
     let (buffer, file) = (buffer(), file::create_filled(&path, SIZE as u64));
     let read = file::create_filled(&place.file("read"), 8 << 20);
@@ -350,7 +350,7 @@ fn size_limit_signal_reaches_writing_thread() {
         let said = String::from_utf8_lossy(&out.stdout);
         return assert!(said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&out.stderr));
     }
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");
     drop(file::create_filled(&path, SIZE as u64 + 4096));
     let runtime = Runtime::new(settings());

@@ -9,7 +9,7 @@ use std::sync::Barrier;
 use spinio_device::emulated::Emulated;
 use spinio_io::{Part, Runtime, Settings};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, place, with_deadline};
+use spinio_testkit::{Buffer, mount_fixture, with_deadline};
 
 const SIZE: usize = 8 << 20;
 
@@ -26,7 +26,7 @@ fn filled_buffer(device: &'static Emulated, len: usize, byte: u8) -> Buffer {
 /// Two writers, the same 8 MiB: what is left is of one of them.
 fn check_overlapping(settings: Settings, flags: i32, own_offset: bool) {
     let device = emulated("size=64M,gbps=3");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     let opened = || {
         OpenOptions::new().read(true).write(true).create(true).truncate(false).custom_flags(flags).open(&path).unwrap()
@@ -71,7 +71,7 @@ fn overlapping_writes_never_mix() {
 /// Records of four writers, each in one piece, none lost.
 fn check_appended(settings: Settings, sizes: &[usize]) {
     let device = emulated("size=64M,gbps=3");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     let runtime = Runtime::new(settings);
     const EACH: usize = 20;

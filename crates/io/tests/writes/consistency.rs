@@ -8,7 +8,7 @@ use spinio_device::Device;
 use spinio_io::{Runtime, Settings};
 use spinio_sys::linux;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Rng, file, place, with_deadline};
+use spinio_testkit::{Buffer, Rng, file, mount_fixture, with_deadline};
 
 const SIZE: usize = 4 << 20;
 
@@ -47,7 +47,7 @@ fn read_direct(file: &File) -> Vec<u8> {
 #[test]
 fn every_reader_sees_written_bytes() {
     let device = emulated("size=64M,bar=16M,p2p=1,latency_us=200");
-    place::for_each_kind(|place| {
+    mount_fixture::for_each_kind(|place| {
         let path = place.file("file");
         let runtimes = [
             Runtime::new(Settings::default()),
@@ -94,7 +94,7 @@ fn every_reader_sees_written_bytes() {
 fn write_takes_earlier_queued_data_only() {
     let device = emulated("size=64M,bar=8M,p2p=1,latency_us=500");
     let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     for (len, mapped, flags) in [
         (1000, false, 0),
@@ -123,7 +123,7 @@ fn write_takes_earlier_queued_data_only() {
 fn write_after_queued_read_copies_the_file() {
     let device = emulated("size=64M,latency_us=500");
     let runtime = Runtime::new(Settings::default());
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let (from, to) = (file::create_filled(&place.file("from"), 300_000), file::create(&place.file("to")));
     let buffer = Buffer::new(device, 50_000);
     let mut done = 0;

@@ -15,7 +15,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Rng, file, place, with_deadline};
+use spinio_testkit::{Buffer, Rng, file, mount_fixture, with_deadline};
 
 /// Longest write; the smallest staging ring holds less.
 const MAX_LEN: u64 = 6 << 20;
@@ -144,7 +144,7 @@ fn open(path: &Path, flags: i32) -> File {
 }
 
 /// One life of two files.
-fn random_writes(place: &place::MountFixture, rounds: u64, rng: &mut Rng) {
+fn random_writes(place: &mount_fixture::MountFixture, rounds: u64, rng: &mut Rng) {
     // Slow, so that a copy which nobody waits for is not done by chance.
     let device = emulated("size=64M,bar=32M,p2p=1,latency_us=300");
     let runtimes = runtimes();
@@ -198,14 +198,14 @@ fn random_writes(place: &place::MountFixture, rounds: u64, rng: &mut Rng) {
 
 #[test]
 fn device_writes_equal_host_writes() {
-    place::for_each_kind(|place| random_writes(place, 6, &mut Rng::from_env(place.kind.len() as u64 * 77)));
+    mount_fixture::for_each_kind(|place| random_writes(place, 6, &mut Rng::from_env(place.kind.len() as u64 * 77)));
 }
 
 #[test]
 fn write_ends_at_end_of_allocation() {
     let device = emulated("size=16M");
     let runtime = Runtime::new(Settings::default());
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let file = file::create_filled(&place.file("file"), 0);
     let buffer = Buffer::new(device, 200_000);
     let _neighbour = Buffer::new(device, 300_000);
@@ -230,7 +230,7 @@ fn vector_of_more_than_1024_entries_is_short() {
     const PART: usize = 9000;
     let device = emulated("size=16M");
     let runtime = Runtime::new(Settings::default());
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     let file = file::create_filled(&path, 0);
     let bytes = file::bytes(0, 1024 * PART, 1);
@@ -253,7 +253,7 @@ fn invalid_offsets_and_descriptors() {
     let device = emulated("size=16M,bar=8M");
     let runtime = Runtime::new(Settings::default());
     let mut rng = Rng::new(6);
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let (ours, theirs) = (place.file("ours"), place.file("theirs"));
     let files = (file::create_filled(&ours, 300_000), file::create_filled(&theirs, 300_000));
     let huge = i64::MAX as u64;
@@ -290,7 +290,7 @@ fn misaligned_long_write_is_accepted_or_refused_whole() {
     let bytes = file::bytes(0, 12 << 20, 1);
     buffer.write_at(0, &bytes);
     let host = Host::new(&bytes, 0);
-    place::for_each_kind(|place| {
+    mount_fixture::for_each_kind(|place| {
         let runtime = Runtime::new(Settings { bounce_limit: STAGING as u64, ..Settings::default() });
         for (offset, len) in [(0, (9 << 20) + 100), (100, 9 << 20), (100, (9 << 20) - 100), (512, (8 << 20) + 512)] {
             let said = [false, true].map(|ours| {

@@ -14,7 +14,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{
-    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, file, place, wait_exclusive, with_deadline,
+    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, file, mount_fixture, wait_exclusive, with_deadline,
 };
 
 const SIZE: usize = 6 << 20;
@@ -45,7 +45,7 @@ fn write(
 
 #[test]
 fn device_operation_failures() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let subject = file::create_filled(&place.file("subject"), SIZE as u64);
     // Slow, so that a copy which nobody waits for is not done by chance.
     let inner = emulated("size=64M,latency_us=500");
@@ -96,7 +96,7 @@ fn device_operation_failures() {
 
 #[test]
 fn syscall_failures_and_short_writes() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");
     let subject = file::create_filled(&path, SIZE as u64);
     let device = emulated("size=64M,bar=8M,p2p=1");
@@ -164,7 +164,7 @@ fn syscall_failures_and_short_writes() {
 #[test]
 fn failure_after_unaligned_edge_reports_count() {
     const FROM: usize = 5;
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");
     let buffer = Buffer::new(emulated("size=64M"), SIZE);
     buffer.write_at(0, &file::bytes(FROM as u64, SIZE, 1));
@@ -255,7 +255,7 @@ impl Syscalls for ReplacesFd {
 
 #[test]
 fn reused_fd_number_is_not_written() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let buffer = Buffer::new(emulated("size=64M"), 1 << 20);
     let (ours, other) =
         (file::create_filled(&place.file("ours"), 1 << 20), file::create_filled(&place.file("other"), 1 << 20));
@@ -273,7 +273,7 @@ fn reused_fd_number_is_not_written() {
 fn full_disk_or_quota_ends_write_as_on_host() {
     let device = emulated("size=64M");
     for (kind, errno) in [("tmpfs", Errno::NOSPC), ("ext4", Errno::NOSPC), ("quota", Errno::DQUOT)] {
-        let place = match place::create_small(kind, 16 << 20) {
+        let place = match mount_fixture::create_small(kind, 16 << 20) {
             Ok(place) => place,
             Err(why) => {
                 println!("skipped on {kind}: {why}");
@@ -316,7 +316,7 @@ fn full_disk_or_quota_ends_write_as_on_host() {
 /// Of copies that cannot be waited for nobody knows when they are over; others need a ring all the same.
 #[test]
 fn pool_with_quarantined_buffers_still_works() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let subject = file::create_filled(&place.file("subject"), SIZE as u64);
     let inner = emulated("size=64M");
     let buffer = Buffer::new(inner, SIZE);

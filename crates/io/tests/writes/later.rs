@@ -9,7 +9,9 @@ use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, file, place, with_deadline};
+use spinio_testkit::{
+    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, file, mount_fixture, with_deadline,
+};
 
 /// More than the smallest ring holds.
 const SIZE: usize = (5 << 20) + 5;
@@ -35,7 +37,7 @@ fn write_on_stream(
 fn queued_write_runs_in_stream_order() {
     let device = emulated("size=64M");
     let runtime = Runtime::new(Settings::default());
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let (path, other) = (place.file("file"), place.file("other"));
     let queue = device.new_stream().unwrap();
     let buffer = Buffer::new(device, SIZE);
@@ -67,7 +69,7 @@ fn queued_write_runs_in_stream_order() {
 #[test]
 fn unqueueable_write_runs_synchronously() {
     let inner = emulated("size=64M,latency_us=200");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     let buffer = Buffer::new(inner, SIZE);
     buffer.write_at(0, &file::bytes(0, SIZE, 1));
@@ -97,7 +99,7 @@ fn unqueueable_write_runs_synchronously() {
 #[test]
 fn unqueueable_write_counts_as_failed() {
     let inner = emulated("size=64M");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let file = File::create(place.file("file")).unwrap();
     let buffer = Buffer::new(inner, SIZE);
     let runtime = Runtime::new(Settings::default());
@@ -123,7 +125,7 @@ fn unqueueable_write_counts_as_failed() {
 #[test]
 fn errors_are_returned_at_once_or_in_stream_order() {
     let device = emulated("size=64M");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     let kernel = FaultySyscalls::new();
     let runtime = Runtime::with_kernel(Settings::default(), kernel);

@@ -12,7 +12,7 @@ use spinio_io::{Buffer as Explained, Part, Runtime, Settings};
 use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, file, leaks, place};
+use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, file, leak_check, mount_fixture};
 
 const SIZE: usize = 8 << 20;
 
@@ -33,7 +33,7 @@ fn write_lines(runtime: &Runtime) -> Vec<RouteRow> {
 #[test]
 fn each_route_is_used_where_expected() {
     let device = emulated("size=64M,bar=16M,p2p=1,latency_us=300");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     let plain = Case {
         what: "plain",
@@ -104,7 +104,7 @@ fn each_route_is_used_where_expected() {
         assert_eq!(most, Some(case.expected), "{what}");
         // What was opened for the write was closed behind it: the kernel executes no file that is open for writing.
         drop((opened, subject));
-        assert_eq!(leaks::writers_of(&path), 0, "{what}");
+        assert_eq!(leak_check::writers_of(&path), 0, "{what}");
     }
 }
 
@@ -112,7 +112,7 @@ fn each_route_is_used_where_expected() {
 #[test]
 fn corrupting_p2p_is_not_trusted() {
     let device = emulated("size=64M,bar=16M,p2p=1");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     drop(file::create_filled(&path, SIZE as u64));
     let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
@@ -140,7 +140,7 @@ fn corrupting_p2p_is_not_trusted() {
 #[test]
 fn without_shadow_fd_the_page_cache_is_used() {
     let device = emulated("size=64M");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     let kernel = FaultySyscalls::new();
     let runtime = Runtime::with_kernel(Settings { bounce_limit: 4 << 20, ..Settings::default() }, kernel);
@@ -172,7 +172,7 @@ impl Syscalls for OpenRecorder {
 #[test]
 fn shadow_fd_keeps_sync_flags() {
     let device = emulated("size=64M");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     let buffer = Buffer::new(device, SIZE);
     for flags in [libc::O_DSYNC, libc::O_SYNC] {
@@ -194,7 +194,7 @@ fn shadow_fd_keeps_sync_flags() {
 #[test]
 fn write_with_rwf_flags_uses_no_shadow_fd() {
     let device = emulated("size=64M,bar=16M,p2p=1");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     for mapped in [false, true] {
         let buffer = if mapped { Buffer::host_mapped(device, SIZE) } else { Buffer::new(device, SIZE) };
@@ -216,7 +216,7 @@ fn write_with_rwf_flags_uses_no_shadow_fd() {
 #[test]
 fn app_lease_is_not_broken_by_own_write() {
     let device = emulated("size=64M,bar=16M,p2p=1");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     for mapped in [false, true] {
         drop(file::create_filled(&path, 0));
@@ -271,7 +271,7 @@ impl InotifyWatch {
 #[test]
 fn inotify_reports_only_cache_bypassing_writes() {
     let device = emulated("size=64M,bar=16M,p2p=1");
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     let buffer = Buffer::host_mapped(device, SIZE);
     for (flags, bypass) in [(libc::O_SYNC, true), (0, false)] {

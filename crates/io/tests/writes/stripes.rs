@@ -14,7 +14,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{FileExtent, Stat};
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, file, place};
+use spinio_testkit::{Buffer, file, mount_fixture};
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -169,7 +169,7 @@ fn direct_reads_end_at_chunks() {
     // Cut into commands of 1 MiB, which from there on would end inside chunks.
     const FROM: u64 = 5 * PAGE;
     const LEN: usize = 4 << 20;
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");
     let subject = file::create_filled(&path, 24 << 20);
     for level in ["raid0", "raid5", "raid6"] {
@@ -190,7 +190,7 @@ fn direct_reads_end_at_chunks() {
 #[test]
 fn redundant_arrays_do_not_use_p2p_writes() {
     const LEN: usize = 1 << 20;
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");
     drop(file::create_filled(&path, LEN as u64));
     let buffer = Buffer::host_mapped(emulated("size=64M,bar=16M,p2p=1"), LEN);
@@ -207,7 +207,7 @@ fn redundant_arrays_do_not_use_p2p_writes() {
 
 #[test]
 fn chunks_end_at_physical_stripes() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     for runs in [&[(0, 7 * PAGE)][..], &[(0, 5 * WIDTH)], &[(0, PAGE), (9 << 20, 100 << 20), ((9 << 20) + 5 * PAGE, 0)]]
     {
         let path = place.file("subject");
@@ -228,7 +228,7 @@ fn chunks_end_at_physical_stripes() {
 
 #[test]
 fn growing_file_is_assumed_contiguous() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");
     let kernel = FakeArray::new("raid5", &[(0, 7 * PAGE)]);
     let runtime = runtime(kernel);
@@ -242,7 +242,7 @@ fn growing_file_is_assumed_contiguous() {
 
 #[test]
 fn chunks_have_full_size_when_layout_is_unknown() {
-    let place = place::create("tree").unwrap();
+    let place = mount_fixture::create("tree").unwrap();
     let refusing = FakeArray { refuse_extents: true, ..FakeArray::build("raid5", &[(0, 0)]) };
     let cases: [(&str, &'static FakeArray, usize); 3] = [
         ("no parity", FakeArray::new("raid0", &[(0, 7 * PAGE)]), 0),
@@ -263,6 +263,6 @@ fn chunks_have_full_size_when_layout_is_unknown() {
         let subject = direct(&path);
         let explained = runtime.explain_write(subject.as_raw_fd(), 0, SIZE as u64, Explained::of(&buffer.allocation()));
         let advice = explained.unwrap().advice.join("\n");
-        assert_eq!(advice.contains("does not tell where the file lies"), kernel.refuse_extents, "{what}: {advice}");
+        assert_eq!(advice.contains("does not report the file's extents"), kernel.refuse_extents, "{what}: {advice}");
     }
 }

@@ -1,8 +1,8 @@
-//! Requests one by one: what each asked for, and how its pieces travelled.
+//! Requests one by one: what each asked for, and how its pieces were moved.
 //!
 //! ```text
-//!   begin  while somebody traces: a number, the file, and its path if the ring has not told it lately
-//!   piece  ──> record: number, route, reason, bytes, start, duration        ┐ ring.rs
+//!   begin  while tracing is on: a number, the file, and its path if the ring does not have a recent record of it
+//!   piece  ──> record: number, route, reason, bytes, start, duration         ┐ ring.rs
 //!   end    ──> record: number, file, offset, length, result, start, duration ┘   ──> reader.rs, in another process
 //! ```
 //!
@@ -27,7 +27,7 @@ use super::layout::{COUNTERS, RECORDS, TABLE_WORDS, header};
 use super::ring::{self, Body};
 use super::{Direction, Stats};
 
-/// Where things stand in the file of a table, in bytes, for who reads or traces one.
+/// Offsets in the file of a table, in bytes, for a process that reads or traces one.
 pub mod file {
     use super::*;
 
@@ -35,7 +35,7 @@ pub mod file {
     pub const COUNTERS_BYTES: usize = COUNTERS * 8;
     /// Bytes of the whole file. A tracer allocates them all before it switches tracing on.
     pub const BYTES: u64 = TABLE_WORDS as u64 * 8;
-    /// Offset of the word that switches tracing on: CLOCK_MONOTONIC in nanoseconds up to which requests are traced.
+    /// Offset of the word that switches tracing on: CLOCK_MONOTONIC in nanoseconds until which requests are traced.
     pub const TRACING_AT: u64 = header::TRACING as u64 * 8;
 }
 
@@ -43,14 +43,14 @@ const REQUEST: u64 = 1;
 const PIECE: u64 = 2;
 const PATH: u64 = 3;
 
-/// Stands for no route, no reason, no device, no offset.
+/// No route, no reason, no device; and no offset.
 const NONE: u64 = 0xff;
 const NO_OFFSET: u64 = u64::MAX;
 
 /// Words of a path in one record.
 const PATH_WORDS: usize = 10;
 
-/// Files whose paths are remembered to have been told.
+/// Files whose recorded paths are remembered.
 pub(super) const REPORTED_PATHS: usize = 64;
 
 /// A request that is traced.
@@ -76,7 +76,7 @@ impl TracedRequest {
 }
 
 impl Stats {
-    /// A request to be traced, if somebody traces now.
+    /// A traced request, if tracing is on now.
     pub(super) fn traced(&self, fd: Fd, offset: Option<u64>, len: u64) -> Option<TracedRequest> {
         let words = self.words.as_deref()?;
         let until = words[header::TRACING].load(Relaxed);
@@ -97,7 +97,7 @@ impl Stats {
         Some(TracedRequest { id, start, fd, offset, len, device: None, file })
     }
 
-    /// A traced request has returned. `way`: of a small one, which has no pieces.
+    /// A traced request has returned. `route_reason`: of a small request, which has no pieces.
     pub(super) fn trace_request(
         &self,
         traced: &TracedRequest,
@@ -157,11 +157,11 @@ impl Stats {
         ring::write(words, &body);
     }
 
-    /// Tells the path of a file, unless the ring still holds it from before.
+    /// Records the path of a file, unless the ring still has it.
     fn report_path(&self, words: &[AtomicU64], fd: Fd, (dev, ino): (u64, u64)) {
         let tag = (dev ^ ino.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let reported = &self.path_reported[tag as usize % REPORTED_PATHS];
-        // A tag of the file above, the ticket below, so that one load tells both.
+        // The tag of the file is in the upper half, the ticket in the lower, so that one load reads both.
         let (now, last) = (words[header::TICKETS].load(Relaxed) as u32, reported.load(Acquire));
         if last >> 32 == tag && now.wrapping_sub(last as u32) < RECORDS as u32 / 4 && last as u32 != 0 {
             return;
@@ -197,7 +197,7 @@ impl Stats {
             }
             ring::write(words, &body);
         }
-        // Only now, so that no request of another thread comes before the path that it leaves out. Two may tell it.
+        // Set last, so that no other thread skips the path before it is in the ring. Two threads may both record it.
         reported.store(tag << 32 | u64::from(now.max(1)), Release);
     }
 }

@@ -1,9 +1,9 @@
-//! The trace as it is read, by this process or another, while it is written.
+//! Reads the trace, of this process or another, while it is written.
 //!
 //! ```text
-//!   poll ──> records from the last one on ── path ──────> put together, and remembered for its file
-//!                     │                   └─ request, piece ──> an event, with the path
-//!                     └─ overrun, torn, or never finished: lost, and counted
+//!   poll ──> records after the last one ── path ──────> joined, and stored for its file
+//!                     │                  └─ request, piece ──> an event, with the path
+//!                     └─ overrun, torn, or never finished: counted as lost
 //! ```
 
 use std::collections::HashMap;
@@ -16,35 +16,35 @@ use crate::Direction;
 use crate::layout::{RECORD_WORDS, RECORDS, RING, header};
 use crate::ring::{self, Body};
 
-/// What the trace tells.
+/// One event of the trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A request has returned.
     Request(Request),
-    /// A piece of one has moved; it comes before its request.
+    /// A piece of a request has been moved; it precedes its request.
     Piece(Piece),
 }
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Its number in the process.
+    /// The number of the request in its process.
     pub id: u64,
-    /// The process, as it sees itself.
+    /// The PID in the process's own namespace.
     pub pid: u32,
     /// The thread that made it.
     pub tid: u32,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
     /// The descriptor, -1 where there was none.
     pub fd: i32,
-    /// What the descriptor named, where that is known.
+    /// The path of the file, if it is known.
     pub path: Option<String>,
     /// The device, such as `cuda:0`.
     pub device: Option<String>,
-    /// In the file; `None` for what has no offsets.
+    /// The offset in the file; `None` for files without offsets.
     pub offset: Option<u64>,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub len: u64,
     /// Bytes that the call returned, or its errno.
     pub result: Result<u64, i32>,
@@ -52,7 +52,7 @@ pub struct Request {
     pub start: u64,
     /// Nanoseconds.
     pub duration: u64,
-    /// Of a small one, which has no pieces: how it travelled.
+    /// For a small request, which has no pieces: its route and reason.
     pub route_reason: Option<(Route, Reason)>,
 }
 
@@ -61,13 +61,13 @@ pub struct Request {
 pub struct Piece {
     /// The number of its request.
     pub request: u64,
-    /// The process, as it sees itself.
+    /// The PID in the process's own namespace.
     pub pid: u32,
-    /// The thread that ended it.
+    /// The thread that completed it.
     pub tid: u32,
-    /// How it travelled.
+    /// The route.
     pub route: Route,
-    /// Why so.
+    /// The reason for the route.
     pub reason: Reason,
     /// From the start of the request.
     pub offset: u64,
@@ -79,41 +79,41 @@ pub struct Piece {
     pub duration: u64,
 }
 
-/// Reads the ring of a file, of this process or another, once and again.
+/// Reads the ring of a file, of this process or another, repeatedly.
 #[derive(Debug, Default)]
 pub struct Reader {
     next: Option<u64>,
     lost: u64,
-    /// How often the next record was found unfinished.
+    /// How often the next record was found incomplete.
     polls: u32,
     paths: HashMap<(u64, u64), String>,
     partial_paths: HashMap<(u64, u64), Vec<Option<Vec<u8>>>>,
 }
 
-/// How many looks a record may take to be finished before it is given up.
+/// Polls after which an incomplete record counts as lost.
 const MAX_POLLS: u32 = 50;
 
 impl Reader {
-    /// From the next event on.
+    /// Reads from the next event on.
     pub fn from_now(read_at: impl Fn(&mut [u8], u64) -> io::Result<()>) -> io::Result<Reader> {
         let head = word_at(&read_at, header::TICKETS)?;
         let mut reader = Reader { next: Some(head.saturating_sub(RECORDS as u64)), ..Reader::default() };
-        // Paths that were told before still hold.
+        // Paths that were recorded earlier are still valid.
         reader.poll(&read_at, true)?;
         Ok(Reader { next: Some(head), lost: 0, ..reader })
     }
 
-    /// Records that came too fast, or were torn.
+    /// Records that were overwritten before they were read, or torn.
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// What has happened since the last time. `last`: the process writes no more, so nothing is waited for.
+    /// The events since the last poll. `last`: the process writes no more, so incomplete records are not waited for.
     pub fn poll(&mut self, read_at: impl Fn(&mut [u8], u64) -> io::Result<()>, last: bool) -> io::Result<Vec<Event>> {
         let head = word_at(&read_at, header::TICKETS)?;
         let mut next = self.next.unwrap_or(0);
         if head.wrapping_sub(next) > RECORDS as u64 {
-            // Overrun, or a head that makes no sense.
+            // Overrun, or an invalid head.
             let oldest = head.saturating_sub(RECORDS as u64);
             self.lost += oldest.saturating_sub(next);
             next = oldest;
@@ -131,7 +131,7 @@ impl Reader {
                 });
                 match ring::read(&words, next) {
                     Some(body) => events.extend(self.event(&body)),
-                    // Claimed, but not yet written: a moment's patience.
+                    // Claimed, but not yet written: tried again at the next poll.
                     None if words[0] <= next && !last && self.polls < MAX_POLLS => {
                         self.polls += 1;
                         break 'ring;
@@ -190,7 +190,7 @@ impl Reader {
         }
     }
 
-    /// Puts a part of a path where it belongs.
+    /// Adds a part of a path; stores the path when it is complete.
     fn add_path_part(&mut self, body: &Body) {
         let (part, parts, len) = (body[0] >> 8 & 0xff, body[0] >> 16 & 0xff, (body[0] >> 32) as usize);
         let (part, parts, file) = (part as usize, parts as usize, (body[1], body[2]));

@@ -1,4 +1,4 @@
-//! The trace: what is written is what is read, whatever else happens to the ring.
+//! The trace: what is read is what was written, even if the ring is corrupt.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -60,7 +60,7 @@ fn trace_reports_path_and_device() {
     assert_eq!((small.direction, small.offset, small.len), (Direction::Write, Some(0), 100));
     assert_eq!((small.result, small.route_reason), (Err(28), Some((Route::Copy, Reason::Small))));
     assert_eq!((small.path.as_deref(), reader.lost()), (file.path().to_str(), 0));
-    assert_eq!(reader.poll(bytes_of(&stats), true).unwrap(), [], "nothing is told twice");
+    assert_eq!(reader.poll(bytes_of(&stats), true).unwrap(), [], "no event is reported twice");
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn late_reader_gets_paths_only() {
     let events = reader.poll(bytes_of(&stats), true).unwrap();
     let [Event::Request(only)] = &events[..] else { panic!("{events:?}") };
     assert_eq!((only.id, only.path.as_deref()), (2, file.path().to_str()));
-    // The ring has gone round since the path was told, so it is told again.
+    // The ring has wrapped since the path was recorded, so it is recorded again.
     (0..RECORDS).for_each(|_| request());
     let mut late = Reader::from_now(bytes_of(&stats)).unwrap();
     request();
@@ -124,13 +124,13 @@ fn overrun_and_torn_records_count_as_lost() {
     requests(RECORDS + 10);
     assert_eq!(reader.poll(bytes_of(&stats), true).unwrap().len(), RECORDS);
     assert_eq!(reader.lost(), 10);
-    // One word of the second of three.
+    // Corrupts one word of the second of three records.
     requests(3);
     let slot = (RECORDS + 11) % RECORDS;
     words[RING + slot * RECORD_WORDS + 5].fetch_xor(1, Relaxed);
     assert_eq!(reader.poll(bytes_of(&stats), true).unwrap().len(), 2);
     assert_eq!(reader.lost(), 11);
-    // A writer that has a ticket and not yet written is waited for; at the end it is not.
+    // A reader waits for a writer that has a ticket and has not written yet; the last poll does not.
     words[header::TICKETS].fetch_add(1, Relaxed);
     requests(1);
     assert_eq!(reader.poll(bytes_of(&stats), false).unwrap(), []);
@@ -156,7 +156,7 @@ fn corrupt_ring_never_panics() {
         words[header::TICKETS].store(head, Relaxed);
         let mut reader = Reader::default();
         let _ = reader.poll(bytes_of(&stats), true).unwrap();
-        // The head goes back.
+        // The head moves back.
         words[header::TICKETS].store(1, Relaxed);
         let _ = reader.poll(bytes_of(&stats), true).unwrap();
     }

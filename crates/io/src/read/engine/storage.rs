@@ -121,7 +121,7 @@ impl EngineCtx<'_> {
             Err(errno) => {
                 let reason = match errno {
                     Errno::REMOTEIO | Errno::INVAL => {
-                        self.request.ctx.files.p2p.set(
+                        self.request.ctx.files.p2p_trust.set(
                             self.request.file.storage,
                             self.request.device(),
                             P2pTrust::Unreachable,

@@ -17,7 +17,7 @@ use spinio_nvmmu::Direction::Download;
 use spinio_nvmmu::{OutputMode, Session};
 use spinio_plan::Route;
 use spinio_sys::{Errno, linux};
-use spinio_testkit::{place, wait_exclusive};
+use spinio_testkit::{mount_fixture, wait_exclusive};
 
 use crate::common::{Buffer, FileSizeLimit, bytes, runtime};
 
@@ -278,7 +278,7 @@ fn partially_refused_stripe_is_written_unaligned() {
 #[test]
 fn preallocation_leaves_space_on_full_disk() {
     const MIB: u64 = 1 << 20;
-    let place = match place::create_small("ext4", 96 * MIB) {
+    let place = match mount_fixture::create_small("ext4", 96 * MIB) {
         Ok(place) => place,
         Err(why) => return eprintln!("skipped: {why}"),
     };
@@ -323,8 +323,8 @@ fn preallocation_leaves_space_on_full_disk() {
 }
 
 /// A file system of our own, where files lie as they are laid: in one piece, from a place that is known.
-fn mount_fresh() -> Option<place::MountFixture> {
-    match place::create_small("ext4", 160 << 20) {
+fn mount_fresh() -> Option<mount_fixture::MountFixture> {
+    match mount_fixture::create_small("ext4", 160 << 20) {
         Ok(place) => Some(place),
         Err(why) => {
             eprintln!("skipped: {why}");

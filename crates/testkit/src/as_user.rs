@@ -1,7 +1,7 @@
 //! The same tests once more, as an ordinary user.
 //!
-//! Root may ask anything about any file; most users may not. A test program that calls [`rerun`] in one of its tests
-//! runs all its others again in a child with no privilege.
+//! Root may query anything about any file; most users may not. A test program that calls [`rerun_as_nobody`] in one of its
+//! tests runs all its other tests again in a child without privileges.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -17,8 +17,8 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Runs this test program once more as an ordinary user, without the test `me` that calls this; fails if that fails.
-/// Prints why where it does nothing.
+/// Runs this test program once more as an ordinary user, without the test `caller`; fails if a test fails.
+/// Prints why if it does nothing.
 pub fn rerun_as_nobody(caller: &str) {
     if std::env::var_os(RERUN_ENV).is_some() {
         return;
@@ -28,11 +28,11 @@ pub fn rerun_as_nobody(caller: &str) {
         return;
     }
     // A copy, where an ordinary user can reach it.
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     make_world_readable(folder.path());
     let copy = folder.path().join("tests");
-    // Not by this process: a child that another test forks meanwhile would hold the copy open for writing, and what is
-    // open for writing cannot be run.
+    // Not copied by this process: a child that another test forks meanwhile would have the copy open for writing, and
+    // a file open for writing cannot be executed.
     let copied = Command::new("cp").arg(std::env::current_exe().expect("own path")).arg(&copy).status();
     assert!(copied.is_ok_and(|s| s.success()), "cannot copy the test program");
     make_world_readable(&copy);

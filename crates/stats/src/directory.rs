@@ -1,48 +1,48 @@
-//! The folder of a user's processes: one file each, that is there while its process lives, or a little longer.
+//! The directory of a user's processes: one file for each process, which exists while the process runs, or a little longer.
 //!
 //! ```text
-//!   $XDG_RUNTIME_DIR/spinio/        else  /dev/shm/spinio-UID/          0700, ours, no link: or it is not used
-//!      4711      locked by 4711     made without a name, filled, locked, then named: nobody sees it half made
-//!      4712      no lock            4712 is gone, however it ended: removed by the next process that comes
+//!   $XDG_RUNTIME_DIR/spinio/        else  /dev/shm/spinio-UID/          mode 0700, ours, not a link; else it is not used
+//!      4711      locked by 4711     created without a name, filled, locked, then linked: never visible incomplete
+//!      4712      not locked         4712 has ended, normally or not: the next process removes the file
 //!      4711.1    locked             another 4711, of another PID namespace
 //! ```
 //!
-//! The lock (`flock`) tells who lives. It stands on a descriptor of its own, which lives in the keepers' table: it is
-//! neither the program's to close nor inherited by its children. Nor is it the descriptor of the mapping, since a forked
-//! child inherits mappings and would hold the lock for its dead parent.
+//! The lock (`flock`) shows that the process runs. It belongs to a separate descriptor in the shadow table: the program
+//! cannot close it, and its children do not inherit it. It is not the descriptor of the mapping, because a forked child
+//! inherits mappings and would keep the lock after its parent has ended.
 //!
-//! No file that is there already is ever opened for writing, and none is removed that does not look like one of ours.
+//! An existing file is never opened for writing, and a file is removed only if it looks like one of ours.
 
 use std::ffi::{CStr, CString};
 
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use super::home::{allocate_table, write_header};
 use super::layout::{MAGIC, TABLE_WORDS};
-use super::words::SharedWords;
+use super::shared_words::SharedWords;
+use super::table_file::{allocate_table, write_header};
 
-/// Files that one process looks at to remove what the dead left.
+/// Files that one process checks for removal at most.
 const MAX_CLEANED: usize = 256;
 
-/// Names a process tries.
+/// Names that a process tries.
 const FS_NAMES: usize = 16;
 
-/// Where processes of a user put their files, best first. `runtime`: XDG_RUNTIME_DIR.
+/// The directories for the files of a user's processes, preferred first. `runtime`: XDG_RUNTIME_DIR.
 pub fn default_dirs(runtime: Option<&str>, uid: u32) -> Vec<String> {
     let runtime = runtime.filter(|path| path.starts_with('/')).map(|path| format!("{path}/spinio"));
     runtime.into_iter().chain([format!("/dev/shm/spinio-{uid}")]).collect()
 }
 
-/// A table in a folder.
+/// A table in a directory.
 pub(super) struct StatsFile {
     pub(super) words: SharedWords,
-    /// Holds the lock; in the calling thread's table.
+    /// The descriptor with the lock, in the calling thread's table.
     pub(super) lock: Fd,
     pub(super) path: CString,
 }
 
-/// Makes a file for this process in a folder of its own, after the dead are cleared away. On a keeper.
+/// Creates the file of this process in a private directory, and removes stale files first. Called on a shadow worker.
 pub(super) fn create_private(path: &CStr, trace: bool) -> Result<StatsFile, Errno> {
     match linux::mkdir(path, 0o700) {
         Ok(()) | Err(Errno::EXIST) => {}
@@ -57,7 +57,7 @@ pub(super) fn create_private(path: &CStr, trace: bool) -> Result<StatsFile, Errn
     file
 }
 
-/// Makes a file for this process in a folder that the user named. On a keeper.
+/// Creates the file of this process in a directory that the user named. Called on a shadow worker.
 pub(super) fn create_in(path: &CStr, trace: bool) -> Result<StatsFile, Errno> {
     let dir = linux::open(path, (linux::O_RDONLY | linux::O_DIRECTORY) as i32, 0)?;
     let file = create(dir, path, trace);
@@ -65,7 +65,7 @@ pub(super) fn create_in(path: &CStr, trace: bool) -> Result<StatsFile, Errno> {
     file
 }
 
-/// Whether nobody but us can have put anything there.
+/// Fails unless only this user can create files there.
 fn check_private(dir: Fd) -> Result<(), Errno> {
     let stat = linux::fstat(dir)?;
     if stat.uid == linux::geteuid() && stat.mode & 0o077 == 0 { Ok(()) } else { Err(Errno::PERM) }
@@ -75,7 +75,7 @@ fn create(dir: Fd, path: &CStr, trace: bool) -> Result<StatsFile, Errno> {
     let unnamed = linux::openat(dir, c".", (linux::O_RDWR | linux::O_TMPFILE) as i32, 0o600);
     let (fd, named) = match unnamed {
         Ok(fd) => (fd, None),
-        // A file system without files that have no name: this one is seen before it is ready, as no table at all.
+        // A file system without O_TMPFILE: this file is visible before it is ready, and is not a table until then.
         Err(_) => {
             let flags = linux::O_RDWR | linux::O_CREAT | linux::O_EXCL | linux::O_NOFOLLOW;
             let (name, fd) = with_free_name(|name| linux::openat(dir, name, flags as i32, 0o600))?;
@@ -103,7 +103,7 @@ fn create(dir: Fd, path: &CStr, trace: bool) -> Result<StatsFile, Errno> {
     file
 }
 
-/// A table in an empty file, and a descriptor that holds its lock. It is no table to others before it is locked.
+/// A table in an empty file, and a descriptor with its lock. Other processes see no table before the file is locked.
 fn init_table(fd: Fd, trace: bool) -> Result<(SharedWords, Fd), Errno> {
     allocate_table(fd, trace)?;
     let words = SharedWords::from_file(TABLE_WORDS, fd)?;
@@ -121,7 +121,7 @@ fn init_table(fd: Fd, trace: bool) -> Result<(SharedWords, Fd), Errno> {
     }
 }
 
-/// Does something with our number as a name, or with an addition where that is taken.
+/// Calls `operation` with our PID as the name, or with a suffix if that name is taken.
 fn with_free_name<T>(mut operation: impl FnMut(&CStr) -> Result<T, Errno>) -> Result<(CString, T), Errno> {
     let pid = linux::getpid();
     for n in 0..FS_NAMES {
@@ -136,7 +136,7 @@ fn with_free_name<T>(mut operation: impl FnMut(&CStr) -> Result<T, Errno>) -> Re
     Err(Errno::EXIST)
 }
 
-/// Removes files of the dead.
+/// Removes the files of processes that have ended.
 fn remove_stale(dir: Fd) {
     let names = linux::read_dirfd(dir).unwrap_or_default();
     for name in names.iter().filter(|n| is_stats_name(n)).take(MAX_CLEANED) {
@@ -160,11 +160,11 @@ fn is_table(fd: Fd) -> bool {
     let mut magic = [0u8; 8];
     // SAFETY: eight bytes are read into a local.
     let got = unsafe { linux::pread(fd, magic.as_mut_ptr(), 8, 0) };
-    // Of any version: the low bytes are the same in all of them.
+    // Of any version: the low bytes are the same in all versions.
     got == Ok(8) && magic[..6] == MAGIC.to_le_bytes()[..6]
 }
 
-/// Whether the name still means the file that was looked at.
+/// Whether the name still refers to the file that was checked.
 fn names_same_file(dir: Fd, name: &CStr, fd: Fd) -> bool {
     let Ok(reopened) = linux::openat(dir, name, (linux::O_RDONLY | linux::O_NOFOLLOW) as i32, 0) else { return false };
     let same = matches!((linux::fstat(fd), linux::fstat(reopened)), (Ok(a), Ok(b)) if (a.dev, a.ino) == (b.dev, b.ino));

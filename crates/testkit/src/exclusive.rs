@@ -1,14 +1,14 @@
-//! Waits until nobody has a file open.
+//! Waits until no other process has a file open.
 //!
 //! ```text
-//!   one test:      writes a file ── closes it ────────────────── wants a lease: refused
+//!   one test:      writes a file ── closes it ────────────────── takes a lease: refused
 //!   another test:            fork ──┐                                  │
-//!                            child: └── holds the file open ── exec    still open here
+//!                            child: └── has the file open ── exec      still open here
 //! ```
 //!
-//! A child has every descriptor of its parent until it executes something. So a file that a test has closed may be open
-//! all the same, for as long as another test of the process takes to start a program. What expects to be alone with a
-//! file waits for that first; what is refused afterwards is a defect.
+//! A child has every descriptor of its parent until it calls exec. So a file that a test has closed may still be open for as
+//! long as another test of the process takes to start a program. A test that needs exclusive access to a file waits for that
+//! first; a refusal afterwards is a defect.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -21,19 +21,20 @@ use spinio_sys::linux::{self, FdTableRoot};
 
 use crate::deadline::TIMEOUT;
 
-/// Waits until nobody has the file open; the error says why that cannot be known: no leases there, not one's own file.
+/// Waits until no other process has the file open; the error says why that cannot be known: no leases on this file
+/// system, or a file owned by another user.
 pub fn wait_exclusive(path: &Path) -> Result<(), Errno> {
     static SHADOW_TABLE: OnceLock<FdTableRoot> = OnceLock::new();
-    // In a table that no child inherits: the question must not be what it asks about.
+    // In a table that no child inherits, so that the probe itself does not keep the file open.
     let shadow_table = SHADOW_TABLE.get_or_init(|| FdTableRoot::new().expect("a descriptor table"));
     let (done, answer) = mpsc::channel();
     let target = path.to_owned();
-    let spawned = shadow_table.spawn("alone", move || {
+    let spawned = shadow_table.spawn("exclusive", move || {
         let _ = done.send(probe_lease(&target));
     });
     assert!(spawned, "no thread");
     let found = answer.recv().expect("an answer");
-    assert_ne!(found, Err(Errno::AGAIN), "somebody keeps {} open", path.display());
+    assert_ne!(found, Err(Errno::AGAIN), "{} stays open", path.display());
     found
 }
 
@@ -75,7 +76,7 @@ mod tests {
                 Ok(()) => assert!(child_stopped.load(SeqCst)),
                 Err(e) => println!("skipped: no leases here: {e}"),
             });
-            // Time to be wrong in.
+            // Gives a wrong result time to appear.
             std::thread::sleep(Duration::from_millis(100));
             child_stopped.store(true, SeqCst);
             // SAFETY: our own child.

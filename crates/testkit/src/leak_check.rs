@@ -1,9 +1,9 @@
-//! Whether anything is left over: descriptors of every table of the process, mappings of a file.
+//! Finds leaks: descriptors of every table of the process, mappings of a file.
 
 use std::fs;
 use std::path::Path;
 
-/// What `/proc` says a descriptor is, and whether it can write.
+/// What `/proc` reports about a descriptor: its target, and whether it is writable.
 struct OpenFd {
     target: String,
     writable: bool,
@@ -27,14 +27,14 @@ fn fd_tables() -> Vec<Vec<OpenFd>> {
     tables
 }
 
-/// Whether two threads share a table, as far as the kernel tells.
+/// Whether two threads share a table, according to `kcmp`.
 fn same_table(tid: i32, other_tid: i32) -> bool {
     const KCMP_FILES: i32 = 2;
     // SAFETY: no memory is involved.
     unsafe { libc::syscall(libc::SYS_kcmp, tid, other_tid, KCMP_FILES, 0, 0) == 0 }
 }
 
-/// The table of a thread, which is a folder in `/proc`.
+/// The table of a thread; `thread` is its directory in `/proc`.
 fn fd_table(thread: &Path) -> Option<Vec<OpenFd>> {
     let entries = fs::read_dir(thread.join("fd")).ok()?.flatten();
     let open = entries.filter_map(|e| {
@@ -53,18 +53,18 @@ pub fn descriptors() -> usize {
     fd_tables().iter().map(Vec::len).sum()
 }
 
-/// Whether a descriptor is of the file.
+/// Whether a descriptor refers to the file.
 fn refers_to(open: &OpenFd, path: &Path) -> bool {
     let name = path.to_string_lossy();
     open.target == name || open.target.strip_suffix(" (deleted)") == Some(&*name)
 }
 
-/// How many descriptors name the file, in all tables.
+/// How many descriptors refer to the file, in all tables.
 pub fn descriptors_of(path: &Path) -> usize {
     fd_tables().iter().flatten().filter(|open| refers_to(open, path)).count()
 }
 
-/// How many of them can write it.
+/// How many of them are writable.
 pub fn writers_of(path: &Path) -> usize {
     fd_tables().iter().flatten().filter(|open| open.writable && refers_to(open, path)).count()
 }

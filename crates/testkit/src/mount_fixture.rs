@@ -1,6 +1,6 @@
-//! Folders on file systems of several kinds, for tests that must hold on all of them.
+//! Directories on file systems of several kinds, for tests that must pass on all of them.
 //!
-//! What needs privilege or a kernel feature may be missing: then [`each`] prints why and goes on.
+//! Kinds that need a privilege or a kernel feature may be unavailable: then [`for_each_kind`] prints why and continues.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// A folder on a file system; unmounted and removed when dropped.
+/// A directory on a file system; unmounted and removed when dropped.
 #[derive(Debug)]
 pub struct MountFixture {
     /// `ext4`, `tmpfs`, ...
@@ -19,7 +19,7 @@ pub struct MountFixture {
 }
 
 impl MountFixture {
-    /// A folder of its own.
+    /// The directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -41,10 +41,10 @@ impl Drop for MountFixture {
     }
 }
 
-/// The kinds that are tried.
+/// All kinds.
 pub const KINDS: [&str; 7] = ["tree", "tmpfs", "overlay", "btrfs", "xfs", "data=journal", "fuse"];
 
-/// A folder on one kind of file system, or why there is none here.
+/// A directory on one kind of file system, or why it is unavailable.
 pub fn create(kind: &'static str) -> Result<MountFixture, String> {
     match kind {
         "tree" => temp_dir(kind, tempfile::tempdir()),
@@ -58,8 +58,8 @@ pub fn create(kind: &'static str) -> Result<MountFixture, String> {
     }
 }
 
-/// A small file system of its own, `tmpfs` or `ext4`, that can be filled; for `quota` a larger one, of which this much may
-/// be used; or why there is none here.
+/// A small separate file system, `tmpfs` or `ext4`, that can be filled; for `quota` a larger one, of which `size` bytes
+/// may be used; or why it is unavailable.
 pub fn create_small(kind: &'static str, size: u64) -> Result<MountFixture, String> {
     match kind {
         "tmpfs" => {
@@ -72,7 +72,7 @@ pub fn create_small(kind: &'static str, size: u64) -> Result<MountFixture, Strin
         }
         "ext4" => image(kind, size, &["mkfs.ext4", "-q", "-F"], ""),
         "quota" => {
-            // Of quotas those of btrfs need nothing that is not here.
+            // Quotas of btrfs need no other tools.
             let fixture = image(kind, 200 << 20, &["mkfs.btrfs", "-q", "-f"], "")?;
             let btrfs = |args: &[&str]| run(Command::new("btrfs").args(args).arg(fixture.path()));
             btrfs(&["quota", "enable"])?;
@@ -84,7 +84,7 @@ pub fn create_small(kind: &'static str, size: u64) -> Result<MountFixture, Strin
     }
 }
 
-/// Runs `body` on every kind that this machine and this user can have, and prints why on the others not.
+/// Runs `body` on every available kind, and prints why it skips the others.
 pub fn for_each_kind(mut body: impl FnMut(&MountFixture)) {
     for kind in KINDS {
         match create(kind) {
@@ -99,9 +99,9 @@ fn temp_dir(kind: &'static str, dir: std::io::Result<TempDir>) -> Result<MountFi
     Ok(MountFixture { kind, path: folder.path().to_owned(), mounts: Vec::new(), _dir: folder })
 }
 
-/// A folder to mount something on.
+/// A directory to mount a file system on.
 fn root_fixture(kind: &'static str) -> Result<MountFixture, String> {
-    if !crate::user::is_root() {
+    if !crate::as_user::is_root() {
         return Err("mounting needs root".to_owned());
     }
     temp_dir(kind, tempfile::tempdir())

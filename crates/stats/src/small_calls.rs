@@ -1,12 +1,12 @@
-//! Small calls: they are many and short, so to count one may cost nearly nothing.
+//! Small calls: they are frequent and short, so counting one must cost almost nothing.
 //!
 //! ```text
-//!   thread ── has a lane of its own? ── yes ──> two plain additions, in a cache line that nobody else writes
-//!                    │ no: there are more threads than lanes
-//!                    └──> two locked ones, in a lane shared by processor
+//!   thread ── has an exclusive slot? ── yes ──> two plain additions, in a cache line that no other thread writes
+//!                    │ no: there are more threads than slots
+//!                    └──> two atomic additions, in a slot shared by processor
 //! ```
 //!
-//! Only some are timed, and each stands for those of its lane since the last ([`weight`]).
+//! Only some are timed, and each stands for those of its slot since the last timed one ([`weight`]).
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -21,13 +21,13 @@ use super::layout::{CALL_WORDS, CALLS, EXCLUSIVE_SLOTS, SHARED_SLOTS, SLOT_WORDS
 use super::trace::TracedRequest;
 use super::{Direction, Stats, histogram};
 
-/// A small request under way: timed only if its turn has come.
+/// A small request in progress; only some are timed.
 pub struct SmallSpan {
     direction: Direction,
     slot: CounterSlot,
-    /// When it began, and how many calls it stands for.
+    /// The start time, and how many calls it stands for.
     timed: Option<(Instant, u64)>,
-    /// In a box, because a small call feels every byte that is carried along.
+    /// Boxed, because every byte passed along costs a small call time.
     traced: Option<Box<TracedRequest>>,
 }
 
@@ -35,17 +35,17 @@ pub struct SmallSpan {
 #[derive(Clone, Copy)]
 struct CounterSlot {
     at: usize,
-    /// Nobody else writes there. A locked addition costs several times as much as a plain one.
+    /// No other thread writes there. An atomic addition costs several times as much as a plain one.
     exclusive: bool,
 }
 
 thread_local! {
-    /// Number of the table, and the lane there that is this thread's.
+    /// The number of the table, and this thread's slot in it.
     static THREAD_SLOT: Cell<(u64, CounterSlot)> = const { Cell::new((0, CounterSlot { at: 0, exclusive: false })) };
 }
 
 impl SmallSpan {
-    /// The same, with the device that it is about.
+    /// The same, with the device of the request.
     pub fn with_device(mut self, device: &dyn Device) -> SmallSpan {
         if let Some(traced) = &mut self.traced {
             traced.set_device(device.id());
@@ -53,16 +53,16 @@ impl SmallSpan {
         self
     }
 
-    /// Whether its turn has come to be timed: once in a while.
+    /// Whether this call is timed.
     pub fn is_timed(&self) -> bool {
         self.timed.is_some()
     }
 }
 
-/// One small call in this many is timed; of the first ones, those whose number is a power of two.
+/// One small call in this many is timed; of the first ones, those at a power of two.
 const SAMPLE_EVERY: u64 = 256;
 
-/// How many calls the `n`th of a lane, counted from 0, stands for if it is timed: those since the last timed one.
+/// How many calls the `n`th call of a slot, counted from 0, stands for: those since the last timed one, 0 if not timed.
 fn weight(n: u64) -> u64 {
     match n {
         0 => 1,
@@ -88,7 +88,7 @@ impl Stats {
         SmallSpan { direction, slot, timed, traced: self.traced(fd, offset, len).map(Box::new) }
     }
 
-    /// It returns: `bytes` by one route, or an error.
+    /// The request returns: all bytes by one route, or an error.
     pub fn end_small(&self, span: &SmallSpan, route: Route, reason: Reason, result: &Result<usize, Errno>) {
         if self.words.is_none() {
             return;
@@ -100,7 +100,7 @@ impl Stats {
             self.add(calls + 4 + histogram::bucket(nanos), weight);
         }
         match result {
-            // What nearly all of them are costs two additions, in a cache line of this thread.
+            // The common case: two additions, in a cache line of this thread.
             Ok(bytes) if (route, reason) == (Route::Copy, Reason::Small) => {
                 self.add_to_slot(span.slot, 0, 1);
                 self.add_to_slot(span.slot, 1, *bytes as u64);
@@ -129,7 +129,7 @@ impl Stats {
         }
     }
 
-    /// The calling thread's lane.
+    /// The calling thread's slot.
     fn slot_of_thread(&self, words: &[AtomicU64]) -> CounterSlot {
         let (table, slot) = THREAD_SLOT.get();
         if table == self.table_id { slot } else { self.claim_slot(words) }
@@ -137,7 +137,7 @@ impl Stats {
 
     #[cold]
     fn claim_slot(&self, words: &[AtomicU64]) -> CounterSlot {
-        // A thread that ends leaves its lane as it is: there are enough for most programs, and what comes later shares.
+        // A thread that ends does not free its slot: there are enough for most programs, and later threads share.
         let claimed = words[header::SLOTS_TAKEN].load(Relaxed) as usize;
         if claimed < EXCLUSIVE_SLOTS {
             let index = words[header::SLOTS_TAKEN].fetch_add(1, Relaxed) as usize;
@@ -175,8 +175,8 @@ mod tests {
         for n in 0..10_000 {
             let weight = weight(n);
             covered += weight;
-            assert!(weight == 0 || covered == n + 1, "call {n} is timed, and {covered} are stood for");
-            assert!(n + 1 - covered <= SAMPLE_EVERY.min(n / 2), "after call {n} only {covered} are stood for");
+            assert!(weight == 0 || covered == n + 1, "call {n} is timed, and {covered} are covered");
+            assert!(n + 1 - covered <= SAMPLE_EVERY.min(n / 2), "after call {n} only {covered} are covered");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Files of counters: who may see them, who removes them.
+//! Files of counters: permissions, sharing and removal.
 
 use std::ffi::CString;
 use std::fs;
@@ -22,7 +22,7 @@ impl IdleTask for NoIdle {
 }
 
 fn workers() -> WorkerPool {
-    WorkerPool::shadow_workers(&LinuxSyscalls, 1, Duration::ZERO, NoIdle).expect("helpers")
+    WorkerPool::shadow_workers(&LinuxSyscalls, 1, Duration::ZERO, NoIdle).expect("workers")
 }
 
 fn private_dirs(path: &Path) -> StatsLocation {
@@ -36,7 +36,7 @@ fn names(path: &Path) -> Vec<String> {
     names
 }
 
-/// Counts something; whether the file at `path` shows it.
+/// Counts a call; whether the file at `path` shows it.
 fn shows_counters(region: &StatsRegion, path: &Path) -> bool {
     let span = region.stats().begin(Direction::Read, 3, None, 10);
     region.stats().end(&span, &Ok(10));
@@ -55,7 +55,7 @@ fn process_file_is_private_and_locked() {
     let snapshot = region.stats().snapshot();
     assert_eq!(snapshot.process.pid, pid);
     assert!(!snapshot.process.name.is_empty() && snapshot.process.started > 0);
-    // Another one of the same number, which the first one's lock keeps from being taken for dead.
+    // A second region with the same PID: the lock of the first one shows that it is in use.
     let other = StatsRegion::new(private_dirs(&dir), false, || Some(&workers));
     assert_eq!(names(&dir), [pid.to_string(), format!("{pid}.1")]);
     assert!(shows_counters(&other, &dir.join(format!("{pid}.1"))));
@@ -71,11 +71,11 @@ fn only_stale_files_are_removed() {
     let dir = temp.path().join("spinio");
     let living = StatsRegion::new(private_dirs(&dir), false, || Some(&workers));
     let file = dir.join(std::process::id().to_string());
-    // A copy has no lock, as if its process had been killed.
+    // A copy is not locked, as if its process had been killed.
     fs::copy(&file, dir.join("999999")).unwrap();
     fs::copy(&file, dir.join("999999.2")).unwrap();
     fs::copy(&file, dir.join("notes")).unwrap();
-    fs::write(dir.join("4711"), "no table at all").unwrap();
+    fs::write(dir.join("4711"), "not a table").unwrap();
     fs::copy(&file, temp.path().join("elsewhere")).unwrap();
     symlink(temp.path().join("elsewhere"), dir.join("4712")).unwrap();
     let other = StatsRegion::new(private_dirs(&dir), false, || Some(&workers));
@@ -103,7 +103,7 @@ fn shared_directory_is_rejected() {
         assert_eq!(region.stats().snapshot().read.calls, 1, "counted in memory instead");
         assert!(!dir.exists() || names(dir).is_empty());
     }
-    // The next best is taken.
+    // The next directory is used.
     let second = temp.path().join("second");
     let path = |p: &Path| CString::new(p.as_os_str().as_bytes()).unwrap();
     let region =
@@ -138,7 +138,7 @@ fn named_file_is_shared_unless_foreign() {
     assert!(c.stats().snapshot().is_empty());
     assert_eq!(fs::read(&foreign).unwrap(), b"dear");
     drop((a, b, c));
-    assert!(ours.exists(), "a file that the user named stays");
+    assert!(ours.exists(), "a file that the user named is not removed");
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! Whether the reads of a descriptor follow each other, at two or three nanoseconds a read.
+//! Whether the reads of a descriptor are sequential, at two or three nanoseconds a read.
 //!
 //! ```text
-//!   pread(fd, ...) small ──> slot of fd: next offset? bytes left until a look? ── no ──> that was all
-//!                                                                   └─ yes ──> fstat, a keeper looks (ahead.rs)
+//!   pread(fd, ...) small ──> entry of fd: next offset? bytes left until a check? ── no ──> done
+//!                                                                   └─ yes ──> fstat, check (readahead.rs)
 //! ```
 //!
 //! A stream that storage serves is *cold*: the kernel reads ahead of it, and its requests up to the read-ahead window are
@@ -24,7 +24,7 @@ use spinio_sys::linux::{Advice, Fd, Stat};
 
 use spinio_host::settings::{CachePolicy, Settings};
 
-/// Descriptors told apart; others share a slot, and only cost each other a look.
+/// Descriptors with separate entries; others share one, which costs only an additional check.
 const ENTRIES: usize = 256;
 
 /// No read can begin there.
@@ -34,16 +34,16 @@ const NO_OFFSET: u64 = u64::MAX;
 #[repr(align(64))]
 #[derive(Default)]
 struct Entry {
-    /// Its number, plus one.
+    /// The descriptor number, plus one.
     fd: AtomicU64,
-    /// Where the next read of the stream begins.
+    /// The offset of the next read of the stream.
     next: AtomicU64,
-    /// Bytes until a look.
+    /// Bytes until a check.
     until_check: AtomicU64,
     /// Storage serves it, which is slower than any thread: the longest request that the kernel's read-ahead serves best.
-    /// 0 if it is cached, or nobody knows.
+    /// 0 if it is cached or unknown.
     limit: AtomicU64,
-    /// The longest for which read-ahead is the faster way by cost, as far as anybody knows.
+    /// The longest for which read-ahead is the faster way by cost, as far as is known.
     cost_limit: AtomicU64,
     /// How far the kernel may be led ahead, and its window; 0 if it is to be left alone.
     readahead_limit: AtomicU64,
@@ -53,7 +53,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// A stream begins, and has come to `at`.
+    /// A stream begins, and has reached `at`.
     fn reset(&self, fd: Fd, until_check: u64, at: u64) {
         self.fd.store(fd as u64 + 1, Relaxed);
         self.until_check.store(until_check, Relaxed);
@@ -71,8 +71,9 @@ pub struct SequentialDetector {
 }
 
 impl SequentialDetector {
+    /// Nothing is detected yet.
     pub fn new(settings: &Settings) -> SequentialDetector {
-        // Who keeps everything needs nobody to look.
+        // Nothing is ever dropped, so nothing needs a check.
         let first_check = if settings.readahead_keep == CachePolicy::Keep { u64::MAX } else { DETECT_BYTES };
         SequentialDetector { entries: (0..ENTRIES).map(|_| Entry::default()).collect(), first_check }
     }
@@ -81,12 +82,12 @@ impl SequentialDetector {
         &self.entries[fd as usize % ENTRIES]
     }
 
-    /// `got` bytes were read through the page cache; true when it is time for a look.
+    /// `got` bytes were read through the page cache; true when a check is due.
     #[inline]
     pub fn record(&self, fd: Fd, at: Option<u64>, bytes: usize) -> bool {
         let (entry, bytes) = (self.entry(fd), bytes as u64);
         let known = entry.fd.load(Relaxed) == fd as u64 + 1;
-        // A read at the descriptor's own offset follows the last one, until a look says otherwise.
+        // A read at the descriptor's own offset follows the last one, until a check finds otherwise.
         let sequential = known && at.is_none_or(|at| at == entry.next.load(Relaxed));
         let from = at.unwrap_or(if known { entry.next.load(Relaxed) } else { NO_OFFSET });
         let next = from.saturating_add(bytes);
@@ -115,7 +116,7 @@ impl SequentialDetector {
         sequential
     }
 
-    /// Bytes of a stream that `follows` has seen, through the page cache; true when it is time for a look.
+    /// `bytes` of a stream that `is_next` has seen were read through the page cache; true when a check is due.
     pub fn advance(&self, fd: Fd, bytes: u64) -> bool {
         let entry = self.entry(fd);
         let until_check = entry.until_check.load(Relaxed);
@@ -190,7 +191,7 @@ impl SequentialDetector {
     }
 }
 
-/// What the program said of a descriptor: a mark of the file it meant, and what.
+/// The program's advice for a descriptor: a tag of the file, and the advice.
 static ADVICE: [AtomicU64; ENTRIES] = [const { AtomicU64::new(0) }; ENTRIES];
 
 const ADVICE_MASK: u64 = 3;
@@ -200,7 +201,7 @@ fn file_tag(stat: &Stat) -> u64 {
     (stat.dev.rotate_left(32) ^ stat.ino).wrapping_mul(0x9e37_79b9_7f4a_7c15) & !ADVICE_MASK
 }
 
-/// Remembers advice that holds from now on.
+/// Records advice.
 pub fn record_advice(fd: Fd, stat: &Stat, advice: Advice) {
     let kind = match advice {
         Advice::Normal => 0,
@@ -211,7 +212,7 @@ pub fn record_advice(fd: Fd, stat: &Stat, advice: Advice) {
     ADVICE[fd as usize % ENTRIES].store(file_tag(stat) | kind, Relaxed);
 }
 
-/// What was advised of the file that this number means now.
+/// The advice for the file that this number refers to now.
 pub fn advice_for(fd: Fd, stat: &Stat) -> Advice {
     let word = ADVICE[fd as usize % ENTRIES].load(Relaxed);
     match (word & !ADVICE_MASK == file_tag(stat), word & ADVICE_MASK) {
@@ -268,7 +269,7 @@ mod tests {
         let detector = detector();
         let most = 1 << 19;
         assert!(!detector.is_next(6, 0, 100));
-        assert!(!detector.uses_kernel_readahead(6, Some(100), 10), "nobody knows what storage does");
+        assert!(!detector.uses_kernel_readahead(6, Some(100), 10), "nothing is known of storage");
         detector.mark_cold(6, most);
         assert!(detector.uses_kernel_readahead(6, Some(100), most) && detector.uses_kernel_readahead(6, None, most));
         assert!(

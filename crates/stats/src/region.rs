@@ -1,16 +1,16 @@
-//! Where the counters of a process live: in its own memory, in a file that the user named, or in a file of its own that
-//! the tools find.
+//! Where the counters of a process are stored: in its memory, in a file that the user named, or in a file of the process
+//! that the tools find.
 //!
 //! ```text
-//!   runtime of a process    SPINIO_STATS not set    folder.rs: a file for this process, made at its first request
-//!                           PATH/                   likewise, in a folder that is there
-//!                           PATH                    that file, for all processes that name it
+//!   runtime of a process    SPINIO_STATS not set    directory.rs: a file for this process, created at its first request
+//!                           PATH/                   likewise, in an existing directory
+//!                           PATH                    that file, shared by all processes that name it
 //!                           off                     none: nothing is counted
-//!   runtime of a test or tool, or where the above fails: memory
+//!   runtime of a test or tool, or if the above fails: memory
 //! ```
 //!
-//! A keeper opens the file and maps it, so that no descriptor is ever in the program's table, and a host program,
-//! which makes no device request, has none. A forked child that makes requests has a runtime of its own, so a file too.
+//! A shadow worker opens the file and maps it, so that no descriptor is ever in the program's table. A program that makes
+//! no device request has no file. A forked child that makes requests has a separate runtime, and so a separate file.
 
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
@@ -19,77 +19,84 @@ use std::sync::atomic::Ordering::Relaxed;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use super::folder::{self, StatsFile};
-use super::layout::{FINGERPRINT, MAGIC, RING, TABLE_WORDS, header};
-use super::words::SharedWords;
+use super::directory::{self, StatsFile};
+use super::layout::{FINGERPRINT, MAGIC, TABLE_WORDS, header};
+use super::shared_words::SharedWords;
+use super::table_file::{allocate_table, write_header};
 use super::{Gauge, Stats};
 use spinio_host::Settings;
 use spinio_host::pool::WorkerPool;
 use spinio_host::shadow_fd::ShadowFd;
 
-/// Where the counters are to live.
+/// Where the counters are stored.
 #[derive(Debug, PartialEq, Eq)]
 pub enum StatsLocation {
     /// Nowhere.
     Off,
     /// In this process's memory.
     Memory,
-    /// In this file, which others may share.
+    /// In this file, which other processes may share.
     File(CString),
-    /// In a file of this process's, in this folder.
+    /// In a file of this process, in this directory.
     Directory(CString),
-    /// The same, in the first of these that is or can be made ours alone.
+    /// The same, in the first of these directories that is or can be made private.
     PrivateDirs(Vec<CString>),
 }
 
 impl StatsLocation {
-    /// What the settings say. `process`: for the runtime of the process, not one of many.
+    /// The location that the settings ask for. `of_process`: for the runtime of the process, not of a test or tool.
     pub fn from_settings(settings: &Settings, of_process: bool) -> StatsLocation {
         let text = |path: &str| CString::new(path).ok();
-        let place = match settings.stats.as_deref() {
+        let location = match settings.stats.as_deref() {
             Some("off") => Some(StatsLocation::Off),
             Some(path) if path.ends_with('/') => text(path.trim_end_matches('/')).map(StatsLocation::Directory),
             Some(path) => text(path).map(StatsLocation::File),
             None if of_process => {
-                let dirs = folder::default_dirs(settings.runtime_dir.as_deref(), linux::geteuid());
+                let dirs = directory::default_dirs(settings.runtime_dir.as_deref(), linux::geteuid());
                 Some(StatsLocation::PrivateDirs(dirs.iter().filter_map(|f| text(f)).collect()))
             }
             None => None,
         };
-        place.unwrap_or(StatsLocation::Memory)
+        location.unwrap_or(StatsLocation::Memory)
     }
 }
 
-/// What a gauge shows now.
+/// Returns the current value of a gauge.
 pub type GaugeSource = Box<dyn Fn() -> u64 + Send + Sync>;
 
-/// The counters, and what they lie in.
+/// The counters, and where they are stored.
 pub struct StatsRegion {
     stats: Stats,
     gauges: OnceLock<Vec<(Gauge, GaugeSource)>>,
-    /// Our file in a folder, and the descriptor whose lock says that we live.
+    /// Our file in a directory, and the descriptor whose lock shows that this process runs.
     file: Option<(CString, ShadowFd)>,
 }
 
 impl StatsRegion {
-    /// The table, made if need be; in memory if that fails.
+    /// Opens or creates the table; in memory if that fails.
     ///
-    /// `crew`: the helpers, asked for only if there is a file. `trace`: from the first request on.
-    pub fn new<'a>(place: StatsLocation, trace: bool, workers: impl FnOnce() -> Option<&'a WorkerPool>) -> StatsRegion {
-        let (words, file) = match place {
+    /// `workers`: returns the shadow workers, called only if there is a file. `trace`: trace from the first request on.
+    pub fn new<'a>(
+        location: StatsLocation,
+        trace: bool,
+        workers: impl FnOnce() -> Option<&'a WorkerPool>,
+    ) -> StatsRegion {
+        let (words, file) = match location {
             StatsLocation::Off => return StatsRegion { stats: Stats::new(None), file: None, gauges: OnceLock::new() },
             StatsLocation::Memory => (None, None),
             StatsLocation::File(path) => {
-                // On a helper, so that the descriptor is never in the program's table.
+                // On a shadow worker, so that the descriptor is never in the program's table.
                 let words = match workers() {
                     Some(shadow) => shadow.run_blocking(move || open_named(&path, trace)).and_then(Result::ok),
                     None => open_named(&path, trace).ok(),
                 };
                 (words, None)
             }
-            StatsLocation::Directory(path) => create_on_worker(workers(), move || folder::create_in(&path, trace).ok()),
+            StatsLocation::Directory(path) => {
+                create_on_worker(workers(), move || directory::create_in(&path, trace).ok())
+            }
             StatsLocation::PrivateDirs(paths) => {
-                create_on_worker(workers(), move || paths.iter().find_map(|p| folder::create_private(p, trace).ok()))
+                create_on_worker(workers(), move || paths.iter().find_map(|p| directory::create_private(p, trace).ok()))
             }
         };
         let words = words.inspect(|words| {
@@ -104,12 +111,12 @@ impl StatsRegion {
         }
     }
 
-    /// Where gauges come from that are shown by [`Home::update_gauges`]. Once.
+    /// Sets the sources of the gauges that [`StatsRegion::update_gauges`] updates. Only the first call has an effect.
     pub fn set_gauges(&self, gauges: Vec<(Gauge, GaugeSource)>) {
         let _ = self.gauges.set(gauges);
     }
 
-    /// Shows what is kept now to those who read the counters.
+    /// Updates the gauges that have a source.
     pub fn update_gauges(&self) {
         for (gauge, now) in self.gauges.get().into_iter().flatten() {
             self.stats.set_gauge(*gauge, now());
@@ -122,7 +129,7 @@ impl StatsRegion {
     }
 }
 
-/// Has a keeper make a file.
+/// Creates a file on a shadow worker.
 fn create_on_worker(
     workers: Option<&WorkerPool>,
     make: impl FnOnce() -> Option<StatsFile> + Send + 'static,
@@ -136,7 +143,7 @@ fn create_on_worker(
     }
 }
 
-/// Only runtimes of tests and tools go, and one that was made while another thread made it too.
+/// Only runtimes of tests and tools are dropped, and one that lost the race to be the runtime of the process.
 impl Drop for StatsRegion {
     fn drop(&mut self) {
         if let Some((path, _)) = &self.file {
@@ -145,7 +152,7 @@ impl Drop for StatsRegion {
     }
 }
 
-/// The table in a file of the user's choice.
+/// The table in a file that the user named.
 fn open_named(path: &CStr, trace: bool) -> Result<SharedWords, Errno> {
     let flags = (linux::O_RDWR | linux::O_CREAT) as i32;
     let fd = linux::open(path, flags, 0o600)?;
@@ -154,7 +161,7 @@ fn open_named(path: &CStr, trace: bool) -> Result<SharedWords, Errno> {
     words.inspect(write_header)
 }
 
-/// Makes an empty file ours; takes a table of our own kind, and nothing else.
+/// Prepares an empty file and accepts a table of the same layout; fails for anything else.
 fn check_or_prepare(fd: Fd, trace: bool) -> Result<(), Errno> {
     match linux::fstat(fd)?.size {
         0 => allocate_table(fd, trace),
@@ -165,32 +172,5 @@ fn check_or_prepare(fd: Fd, trace: bool) -> Result<(), Errno> {
             if matches!(found, [0, 0] | [MAGIC, FINGERPRINT]) { Ok(()) } else { Err(Errno::EXIST) }
         }
         _ => Err(Errno::EXIST),
-    }
-}
-
-/// Gives an empty file its length, with room on the disk for what will be written: that must not fail later.
-pub(super) fn allocate_table(fd: Fd, trace: bool) -> Result<(), Errno> {
-    linux::fallocate(fd, if trace { TABLE_WORDS } else { RING } as u64 * 8)?;
-    linux::ftruncate(fd, TABLE_WORDS as u64 * 8)
-}
-
-/// Says what the words are, and whose, unless they are somebody's already.
-pub(super) fn write_header(words: &SharedWords) {
-    let mut name = [0u8; 16];
-    if let Ok(fd) = linux::open(c"/proc/self/comm", linux::O_RDONLY as i32, 0) {
-        // SAFETY: fifteen bytes at most are read into a local of sixteen.
-        let len = unsafe { linux::read(fd, name.as_mut_ptr(), 15) }.unwrap_or(0);
-        let _ = linux::close(fd);
-        let end = name[..len].iter().position(|b| *b == b'\n').unwrap_or(len);
-        name[end..].fill(0);
-    }
-    words[header::FINGERPRINT].store(FINGERPRINT, Relaxed);
-    words[header::MAGIC].store(MAGIC, Relaxed);
-    if words[header::PID].compare_exchange(0, linux::getpid().into(), Relaxed, Relaxed).is_ok() {
-        words[header::STARTED].store(linux::monotonic_ns(), Relaxed);
-        words[header::STARTED_WALL].store(linux::realtime_ns(), Relaxed);
-        for (i, bytes) in name.chunks_exact(8).enumerate() {
-            words[header::NAME + i].store(u64::from_le_bytes(bytes.try_into().unwrap_or_default()), Relaxed);
-        }
     }
 }

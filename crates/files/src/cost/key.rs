@@ -1,19 +1,19 @@
-//! What a model was measured on: storage, file system, device, by names that survive a reboot.
+//! What a model was measured on: storage, file system, device, by names that are stable across reboots.
 //!
 //! ```text
 //!   /sys/dev/block/259:3 ──> partition? its disk ──> dm/uuid, md/uuid, wwid, device/wwid, device/serial, serial
-//!                                                   none of these: the kernel's name for it
+//!                                                   none of these: the name that Linux gives it
 //! ```
 
 use spinio_device::{Device, DeviceKind};
 use spinio_sys::linux::fs_magic;
 
-/// Where a model holds.
+/// What a model applies to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelKey {
     /// The disk or array under the file system.
     pub storage: String,
-    /// Its kind.
+    /// The kind of file system.
     pub file_system: String,
     /// The accelerator.
     pub device: String,
@@ -27,7 +27,7 @@ impl ModelKey {
         ModelKey { storage, file_system, device }
     }
 
-    /// Name of the file that keeps its model: what can be read of the three names, and a hash of all of them.
+    /// Name of the file that contains its model: the three names, sanitized, and a hash of all of them.
     pub fn file_name(&self) -> String {
         let sanitize = |text: &str| -> String {
             let replace = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '_' };
@@ -42,13 +42,13 @@ impl ModelKey {
     }
 }
 
-/// The name of a device that survives a reboot and a new driver. On the program's thread.
+/// The name of a device, stable across reboots and driver versions. Called on the program's thread.
 pub(super) fn device_name(device: &dyn Device) -> String {
     let description = device.describe();
     match device.id().kind {
-        // The rest is its place on the bus and the driver's version.
+        // The rest is its bus address and the driver version.
         DeviceKind::Cuda => format!("cuda {}", description.split(',').next().unwrap_or_default()),
-        // The rest is how it was set to behave, and that is what costs.
+        // The rest is its configuration, which determines the costs.
         DeviceKind::Emulated | DeviceKind::P2pmem => description,
     }
 }
