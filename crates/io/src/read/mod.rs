@@ -19,7 +19,6 @@
 //!
 //! Known flaw: one large read may be served in pieces, so it is not atomic against a concurrent write.
 
-mod beside;
 mod blocking;
 mod engine;
 pub(crate) mod job;

@@ -25,7 +25,7 @@ const SPOT_CHECK_MIN: u64 = 8 << 20;
 pub(crate) fn plan_range(request: &Arc<ReadRequest>, role: Role, offset: u64, len: u64, recheck: bool) {
     let file = &request.file;
     let fd = match role {
-        Role::Caller | Role::CopyWorker | Role::TailCopier => request.fd,
+        Role::Caller | Role::CopyWorker => request.fd,
         Role::ShadowWorker => file.cached.get(),
     };
     let access = file.residency_access;

@@ -108,7 +108,7 @@ impl EngineCtx<'_> {
             }
         }
         if tables.record(bytes, started.elapsed()) && self.request.prefault.mark_slow() {
-            self.request.start_prefault();
+            self.request.wake_workers();
         }
     }
 

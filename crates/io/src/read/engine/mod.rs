@@ -67,10 +67,7 @@ impl<'a> EngineCtx<'a> {
                 window::plan_range(self.request, self.role, offset, len, recheck);
                 self.request.wake_workers();
             }
-            Work::FillBuffer(piece, block) => match piece.route {
-                Route::Direct => self.direct(piece, block),
-                _ => self.copy_tail(piece, block),
-            },
+            Work::FillBuffer(piece, block) => self.direct(piece, block),
             Work::CopyToDevice(filled) => self.copy_filled(filled),
             Work::Prefault(chunk) => self.prefault_chunk(&chunk),
         }
@@ -170,7 +167,7 @@ impl<'a> EngineCtx<'a> {
     /// The descriptor to read through the page cache with.
     fn cached_fd(&self) -> Fd {
         match self.role {
-            Role::Caller | Role::CopyWorker | Role::TailCopier => self.request.fd,
+            Role::Caller | Role::CopyWorker => self.request.fd,
             Role::ShadowWorker => self.request.file.cached.get(),
         }
     }

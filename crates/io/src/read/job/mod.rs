@@ -122,8 +122,6 @@ pub(crate) struct ReadRequest {
     /// that it had when they were made.
     workers_share_fd: bool,
     pub(crate) prefault: Prefault,
-    /// Whether somebody may copy beside the caller while he registers.
-    tail_copy: AtomicBool,
     /// The helpers that are at work.
     scope: TaskScope,
 }
@@ -147,10 +145,6 @@ impl ReadRequest {
             || params.ctx.files.workers().copy().is_some_and(|mates| mates.shares_fd_table() != Some(false));
         let workers_share_fd = is_shadow(params.fd) || share_fds();
         let prefault = Prefault::new(params.offset, len, LONG_REQUEST);
-        let tail_copy = workers_share_fd
-            && len > LONG_REQUEST
-            && threads > 1
-            && params.staging.device().capabilities().has_dma_engine;
         ReadRequest {
             stripe,
             workers_share_fd,
@@ -168,7 +162,6 @@ impl ReadRequest {
             wake_flag: AtomicBool::new(false),
             registered: AtomicU64::new(0),
             prefault,
-            tail_copy: AtomicBool::new(tail_copy),
             scope: TaskScope::new(),
         }
     }
@@ -192,9 +185,7 @@ impl ReadRequest {
 
     /// Plans what is small enough to plan at once, so that helpers find segments; leaves the rest as windows.
     pub(crate) fn plan_initial(self: &Arc<Self>) {
-        if self.unpin_range() {
-            self.tail_copy.store(false, Relaxed);
-        }
+        self.unpin_range();
         if self.len <= PLAN_RANGE {
             super::window::plan_range(self, Role::Caller, 0, self.len, false);
         } else {
@@ -202,12 +193,12 @@ impl ReadRequest {
         }
     }
 
-    /// Gives back what earlier requests registered of this range; whether there was anything.
-    pub(crate) fn unpin_range(&self) -> bool {
-        let Some(mapping) = self.file.cached_mapping(self.offset + self.len) else { return false };
+    /// Gives back what earlier requests registered of this range.
+    pub(crate) fn unpin_range(&self) {
+        let Some(mapping) = self.file.cached_mapping(self.offset + self.len) else { return };
         // Before anything moves: giving back waits for what moves.
         let start = mapping.ptr.wrapping_add(self.offset as usize);
-        self.ctx.files.unpin().unpin_overlapping(start, self.len as usize)
+        self.ctx.files.unpin().unpin_overlapping(start, self.len as usize);
     }
 
     /// The whole request is planned: what it should take is looked at again when it has ended. Only where nothing but
