@@ -71,14 +71,12 @@ pub(crate) fn read(ctx: &Arc<Reader>, fd: Fd, at: Option<u64>, to: Target, len: 
     got
 }
 
-/// A read has gone through the program's descriptor, without a look at the file; every so often somebody looks, and where
-/// storage serves the stream the kernel is led on.
+/// A read went through the program's descriptor and did not check the file; the stream is checked every so often.
 fn record_app_fd_read(ctx: &Reader, fd: Fd, at: Option<u64>, got: &Result<usize>) {
     if let &Ok(got @ 1..) = got {
         if ctx.files.streams.record(fd, at, got) {
             ctx.files.ahead.check_stream(fd, at.map(|at| at + got as u64));
         }
-        ctx.files.ahead.extend_readahead(fd);
     }
 }
 

@@ -9,9 +9,8 @@
 //! The disk is the slowest of all here, and the kernel asks it for the next window when the reader comes to the last one.
 //! All that a large read does besides, asking for size and residency, planning, sharing the work out, would keep the
 //! reader from getting there. So such a read is made as a small one is: through the program's own descriptor, whatever
-//! that names by now, with nothing to validate. That the stream is cold is a hint (file/streams.rs), which a look
-//! every 512 KiB renews. Afterwards, as behind a small read, the kernel is led further ahead where its window is narrow
-//! (file/ahead.rs).
+//! that names by now, with nothing to validate. That the stream is cold is a hint (files/src/streams.rs), which a check
+//! every 512 KiB renews.
 
 use spinio_device::WaitMode;
 use spinio_plan::{Reason, Route};
