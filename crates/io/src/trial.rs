@@ -69,7 +69,7 @@ impl MeasuredRead<'_> {
 
     /// The model in use, without what was learnt since. `storage`: how storage is reached.
     pub fn model(&self, storage: Route) -> Model {
-        self.cost_entry().baseline(&self.ctx.files.ctx, &self.file, storage)
+        self.cost_entry().model(&self.ctx.files.ctx, &self.file, storage)
     }
 
     /// Threads that copy for one request.

@@ -196,13 +196,6 @@ fn read_at(
     request.plan_initial();
     request.wake_workers();
     let got = request.finish();
-    if let Some(prediction) = lock(&request.prediction).take()
-        && got.as_ref().is_ok_and(|got| *got == within)
-        && !request.rerouted.load(Relaxed)
-        && ctx.files.unpin().in_flight() == 1
-    {
-        request.costs.observe(prediction);
-    }
     ctx.files.unpin().watch();
     ctx.files.ctx.home.update_gauges();
     let got = got?;

@@ -66,8 +66,6 @@ pub(crate) fn plan_range(request: &Arc<ReadRequest>, role: Role, offset: u64, le
     if use_readahead {
         let is_absent = |s: &&mut Segment| s.reason == Reason::Absent;
         schedule.segments.iter_mut().filter(is_absent).for_each(|s| (s.reason, s.refused) = (Reason::ReadAhead, None));
-    } else if len == request.len && !recheck {
-        request.predict(&extents, &schedule.segments);
     }
     if absent && access == ResidencyAccess::Permitted && request.ctx.files.ahead.is_enabled() {
         record_readahead(request, fd, offset, &extents, &schedule.segments);

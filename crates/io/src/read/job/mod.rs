@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 
 use spinio_device::{Device, Fence};
 use spinio_plan::geometry::Stripe;
-use spinio_plan::{Extent, Reason, Route, Segment};
+use spinio_plan::{Reason, Route, Segment};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
@@ -45,7 +45,7 @@ use crate::read::populate::Prefault;
 use crate::read::work::{Piece, Role, WorkQueues};
 use spinio_device::Target;
 use spinio_files::FileState;
-use spinio_files::cost::{CostEntry, MIN_SAMPLE_BYTES, RoutePrediction};
+use spinio_files::cost::CostEntry;
 use spinio_files::is_shadow;
 use spinio_host::is_cancelled;
 use spinio_host::lock;
@@ -105,8 +105,6 @@ pub(crate) struct ReadRequest {
     pub(crate) readahead_pages: Mutex<Vec<Range<u64>>>,
     /// Some piece did not go the way it was planned.
     pub(crate) rerouted: AtomicBool,
-    /// What it should take, if that can be told of one route.
-    pub(crate) prediction: Mutex<Option<RoutePrediction>>,
     copy_piece: u64,
     direct_piece: u64,
     /// Of the array under the file.
@@ -152,7 +150,6 @@ impl ReadRequest {
             missed_cache: AtomicBool::new(false),
             readahead_pages: Mutex::default(),
             rerouted: AtomicBool::new(false),
-            prediction: Mutex::new(None),
             copy_piece: (len / (2 * threads)).next_multiple_of(64 << 10).clamp(256 << 10, BUFFER_SIZE as u64),
             direct_piece: (len / 4).next_multiple_of(64 << 10).clamp(256 << 10, BUFFER_SIZE as u64),
             queues: Mutex::default(),
@@ -199,18 +196,6 @@ impl ReadRequest {
         // Before anything moves: giving back waits for what moves.
         let start = mapping.ptr.wrapping_add(self.offset as usize);
         self.ctx.files.unpin().unpin_overlapping(start, self.len as usize);
-    }
-
-    /// The whole request is planned: what it should take is looked at again when it has ended. Only where nothing but
-    /// the route can be to blame for the time: nobody else reads, and nothing that the program queued is in the way.
-    pub(crate) fn predict(&self, extents: &[Extent], plan: &[Segment]) {
-        let nothing_queued = || match &self.order {
-            Some(fence) => self.device().query(fence).unwrap_or(false),
-            None => false,
-        };
-        if self.len >= MIN_SAMPLE_BYTES && self.ctx.files.unpin().in_flight() == 1 && nothing_queued() {
-            *lock(&self.prediction) = self.costs.predict_request(&self.ctx.files.ctx, &self.file, extents, plan);
-        }
     }
 
     /// A window that only a keeper can survey.
