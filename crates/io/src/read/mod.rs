@@ -11,7 +11,6 @@
 //!     ▼
 //!   job/          one large read at work: its queues, its order on the device, its end; who helps; what is next
 //!   window.rs     residency ─> plan ─> segments, a window at a time
-//!   beside.rs     the end of a long request, copied while its front is registered
 //!   populate.rs   page tables filled ahead of who registers
 //!   work.rs       the pieces that callers, mates and keepers take
 //!   engine/       who moves a piece: cache (copy, store), dma, storage (direct, p2p)
@@ -19,6 +18,7 @@
 //!
 //! Known flaw: one large read may be served in pieces, so it is not atomic against a concurrent write.
 
+pub(crate) mod app_fd_calls;
 mod blocking;
 mod engine;
 pub(crate) mod job;
@@ -71,15 +71,6 @@ pub(crate) fn read(ctx: &Arc<Reader>, fd: Fd, at: Option<u64>, to: Target, len: 
     got
 }
 
-/// A read went through the program's descriptor and did not check the file; the stream is checked every so often.
-fn record_app_fd_read(ctx: &Reader, fd: Fd, at: Option<u64>, got: &Result<usize>) {
-    if let &Ok(got @ 1..) = got {
-        if ctx.files.streams.record(fd, at, got) {
-            ctx.files.ahead.check_stream(fd, at.map(|at| at + got as u64));
-        }
-    }
-}
-
 impl Reader {
     /// `pread` (with an offset) or `read` (at the descriptor's own) into device memory.
     /// Returns what POSIX says: bytes read, short at the end of the file or of the allocation.
@@ -117,12 +108,12 @@ impl Reader {
 
     /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.
     pub fn reserve_offset(&self, fd: Fd, len: u64) -> core::result::Result<u64, Errno> {
-        large::reserve_offset(self.files.sys(), fd, len)
+        app_fd_calls::reserve_offset(self.files.sys(), fd, len)
     }
 
     /// Gives back what a reserved read did not use.
     pub fn release_offset(&self, fd: Fd, unused: u64) {
-        large::release_offset(self.files.sys(), fd, unused);
+        app_fd_calls::release_offset(self.files.sys(), fd, unused);
     }
 
     /// Whether storage of this file may DMA into this buffer for this request. `captured`: the program's queue is, so

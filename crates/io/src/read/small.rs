@@ -19,7 +19,8 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
-use crate::read::{blocking, large, record_app_fd_read, stored};
+use crate::read::app_fd_calls::{read_fd, record_app_fd_read, release_offset};
+use crate::read::{blocking, stored};
 use spinio_device::Target;
 use spinio_host::settings::Ordering;
 use spinio_stats::Direction;
@@ -81,7 +82,7 @@ fn read_staged(
         staging.release_slice(slice);
         if copied.is_err() && at.is_none() {
             // The kernel has moved the offset for bytes that nobody gets.
-            large::release_offset(ctx.files.sys(), fd, got as u64);
+            release_offset(ctx.files.sys(), fd, got as u64);
         }
         copied.map_err(device_error)?;
         if capturing || ctx.policy.ordering == Ordering::Strict {
@@ -91,22 +92,4 @@ fn read_staged(
         staging.release_slice(slice);
     }
     Ok(got)
-}
-
-/// # Safety
-/// `buf` must have `len` bytes that the kernel may write.
-pub(super) unsafe fn read_fd(
-    ctx: &Reader,
-    fd: Fd,
-    at: Option<u64>,
-    buf: *mut u8,
-    len: usize,
-) -> Result<usize, spinio_sys::Errno> {
-    // SAFETY: passed on to the caller.
-    unsafe {
-        match at {
-            Some(offset) => ctx.files.sys().pread(Route::Copy, fd, buf, len, offset, 0),
-            None => ctx.files.sys().read(fd, buf, len),
-        }
-    }
 }

@@ -17,7 +17,8 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
-use crate::read::{blocking, large, record_app_fd_read, small, stored};
+use crate::read::app_fd_calls::{read_fd, record_app_fd_read, release_offset};
+use crate::read::{blocking, stored};
 use spinio_device::Target;
 use spinio_stats::Direction;
 use spinio_transfer::Error;
@@ -70,7 +71,7 @@ fn read_and_wait(
         decision.1 = Reason::NoPinnedMemory;
     }
     // SAFETY: the block has at least `len` bytes.
-    let got = match unsafe { small::read_fd(ctx, fd, at, block.ptr(), len) } {
+    let got = match unsafe { read_fd(ctx, fd, at, block.ptr(), len) } {
         Ok(got @ 1..) => got,
         other => {
             staging.release(block);
@@ -88,7 +89,7 @@ fn read_and_wait(
             staging.release_after(block, stream);
             if at.is_none() {
                 // The kernel has moved the offset for bytes that nobody gets.
-                large::release_offset(ctx.files.sys(), fd, got as u64);
+                release_offset(ctx.files.sys(), fd, got as u64);
             }
             Err(device_error(e))
         }

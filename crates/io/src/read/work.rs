@@ -1,12 +1,15 @@
 //! What there is to do in a job, and what waits for it.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Instant;
 
 use spinio_plan::{Reason, Route};
 
-use crate::read::populate::Chunk;
 use spinio_transfer::bounce::BounceBuffer;
+
+/// Bytes of a request above which its caller sleeps while it waits, and leaves giving back pins to others.
+pub(crate) const LONG_REQUEST: u64 = 64 << 20;
 
 /// Bytes of one P2P command at most.
 pub(crate) const MAX_P2P_PIECE: u64 = 4 << 20;
@@ -42,6 +45,13 @@ pub(crate) struct Piece {
     pub(crate) reason: Reason,
     /// Only believed cached: read with RWF_NOWAIT, and look again where that stops.
     pub(crate) assumed_cached: bool,
+}
+
+/// A chunk that was taken: what is to be filled of it, from the start of the request.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    pub(crate) index: usize,
+    pub(crate) range: Range<u64>,
 }
 
 /// What there is to do next.

@@ -29,7 +29,7 @@ use spinio_sys::linux::{self, FileKind};
 use super::gather::{BufferSource, StagedWrite, StreamOrder};
 use super::whole::WriteVia;
 use super::{Result, WriteRequest, pinned_reason, staging_limit};
-use crate::read::large::{release_offset, reserve_offset};
+use crate::read::app_fd_calls::{release_offset, reserve_offset};
 use spinio_files::FileState;
 use spinio_files::stripes::StripeMap;
 use spinio_host::is_cancelled;

@@ -19,13 +19,10 @@ use spinio_sys::linux::Fd;
 
 use crate::read::job::ReadRequest;
 use crate::read::window;
-use crate::read::work::{Piece, Role, Work};
+use crate::read::work::{LONG_REQUEST, Piece, Role, Work};
 use spinio_transfer::Error;
 use spinio_transfer::Mapping;
 use spinio_transfer::bounce::BounceBuffer;
-
-/// Bytes of a request above which its caller sleeps while it waits, and leaves giving back pins to others.
-pub(crate) const LONG_REQUEST: u64 = 64 << 20;
 
 /// A DMA out of the page cache that is under way.
 struct PinnedDma {

@@ -5,18 +5,79 @@
 //!          <── gets filled ones ───                            again when something has come up
 //! ```
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
 
-use super::{MAX_LENT, ReadRequest};
+use super::{MAX_LENT, PLAN_RANGE, ReadRequest};
 use crate::read::engine::EngineCtx;
-use crate::read::work::{FilledBuffer, Role};
+use crate::read::window;
+use crate::read::work::{FilledBuffer, Role, WorkQueues};
 use spinio_host::lock;
 use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
 use spinio_host::pool::Task;
+use spinio_sys::Errno;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::BounceBuffer;
 
 impl ReadRequest {
+    /// Plans what is small enough to plan at once, so that helpers find segments; leaves the rest as windows.
+    pub(crate) fn plan_initial(self: &Arc<Self>) {
+        self.unpin_range();
+        if self.len <= PLAN_RANGE {
+            window::plan_range(self, Role::Caller, 0, self.len, false);
+        } else {
+            self.queue_ranges();
+        }
+    }
+
+    /// Works as the program's thread until everything has arrived; the bytes of the unbroken prefix. Where that panics, the
+    /// panic leaves when the helpers have: they write into memory of the program, through its descriptors.
+    pub(crate) fn finish(self: &Arc<Self>) -> Result<u64, Error> {
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.run_caller()));
+        let incomplete = self.bytes_left.load(Acquire) > 0;
+        if incomplete {
+            lock(&self.queues).closed = true;
+            self.scope.close_and_wait();
+        }
+        let mut queues = lock(&self.queues);
+        let WorkQueues { empty, filled, .. } = &mut *queues;
+        // Filled ones only of a request that did not come to its end.
+        for block in empty.drain(..).chain(filled.drain(..).map(|filled| filled.block)) {
+            self.staging.release(block);
+        }
+        drop(queues);
+        if let Err(panic) = outcome {
+            resume_unwind(panic);
+        }
+        let mut completion = lock(&self.completion);
+        match completion.error.take() {
+            _ if incomplete => Err(Error::kernel(Errno::IO, "read", self.offset, self.len)),
+            Some(error) if completion.prefix_end == 0 => Err(error),
+            _ => Ok(completion.prefix_end),
+        }
+    }
+
+    fn run_caller(self: &Arc<Self>) {
+        loop {
+            let mut engine = EngineCtx::new(self, Role::Caller);
+            loop {
+                if self.is_cancelled() {
+                    self.cancel_pending();
+                }
+                if let Err(error) = self.lend_buffers() {
+                    self.fail_pending(&error);
+                }
+                let Some(work) = self.next_work(Role::Caller) else { break };
+                engine.run_work(work);
+            }
+            engine.drain();
+            if self.wait_for_work() {
+                break;
+            }
+        }
+    }
+
     /// How many mates would find something to copy, to look at or to make ready, beside the caller.
     fn copy_workers_needed(&self) -> usize {
         let queues = lock(&self.queues);

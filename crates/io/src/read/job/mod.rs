@@ -28,7 +28,6 @@ mod helpers;
 mod pieces;
 
 use std::ops::{Deref, Range};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -36,13 +35,11 @@ use std::time::{Duration, Instant};
 use spinio_device::{Device, Fence};
 use spinio_plan::geometry::Stripe;
 use spinio_plan::{Reason, Route, Segment};
-use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use crate::ctx::Reader;
-use crate::read::engine::{EngineCtx, LONG_REQUEST};
 use crate::read::populate::Prefault;
-use crate::read::work::{Piece, Role, WorkQueues};
+use crate::read::work::{LONG_REQUEST, Piece, Role, WorkQueues};
 use spinio_device::Target;
 use spinio_files::FileState;
 use spinio_files::cost::CostEntry;
@@ -180,16 +177,6 @@ impl ReadRequest {
         }
     }
 
-    /// Plans what is small enough to plan at once, so that helpers find segments; leaves the rest as windows.
-    pub(crate) fn plan_initial(self: &Arc<Self>) {
-        self.unpin_range();
-        if self.len <= PLAN_RANGE {
-            super::window::plan_range(self, Role::Caller, 0, self.len, false);
-        } else {
-            self.queue_ranges();
-        }
-    }
-
     /// Gives back what earlier requests registered of this range.
     pub(crate) fn unpin_range(&self) {
         let Some(mapping) = self.file.cached_mapping(self.offset + self.len) else { return };
@@ -277,53 +264,6 @@ impl ReadRequest {
             drop(completion);
             if caller_sleeps {
                 self.changed.notify_all();
-            }
-        }
-    }
-
-    /// Works as the program's thread until everything has arrived; the bytes of the unbroken prefix. Where that panics, the
-    /// panic leaves when the helpers have: they write into memory of the program, through its descriptors.
-    pub(crate) fn finish(self: &Arc<Self>) -> Result<u64, Error> {
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.run_caller()));
-        let incomplete = self.bytes_left.load(Acquire) > 0;
-        if incomplete {
-            lock(&self.queues).closed = true;
-            self.scope.close_and_wait();
-        }
-        let mut queues = lock(&self.queues);
-        let WorkQueues { empty, filled, .. } = &mut *queues;
-        // Filled ones only of a request that did not come to its end.
-        for block in empty.drain(..).chain(filled.drain(..).map(|filled| filled.block)) {
-            self.staging.release(block);
-        }
-        drop(queues);
-        if let Err(panic) = outcome {
-            resume_unwind(panic);
-        }
-        let mut completion = lock(&self.completion);
-        match completion.error.take() {
-            _ if incomplete => Err(Error::kernel(Errno::IO, "read", self.offset, self.len)),
-            Some(error) if completion.prefix_end == 0 => Err(error),
-            _ => Ok(completion.prefix_end),
-        }
-    }
-
-    fn run_caller(self: &Arc<Self>) {
-        loop {
-            let mut engine = EngineCtx::new(self, Role::Caller);
-            loop {
-                if self.is_cancelled() {
-                    self.cancel_pending();
-                }
-                if let Err(error) = self.lend_buffers() {
-                    self.fail_pending(&error);
-                }
-                let Some(work) = self.next_work(Role::Caller) else { break };
-                engine.run_work(work);
-            }
-            engine.drain();
-            if self.wait_for_work() {
-                break;
             }
         }
     }
