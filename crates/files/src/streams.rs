@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A stream that storage serves is *cold*: the kernel reads ahead of it, and its requests up to the read-ahead window are
-//! made with the one call that a host read makes (read/trickle.rs). The slot says up to which length.
+//! made with the one call that a host read makes (read/sequential_small.rs). The slot says up to which length.
 //!
 //! A slot is a hint. Nobody locks it; threads that share a descriptor may garble it, a number may come to mean another
 //! file between two looks. Then a look comes early or late, or finds another file and begins anew.

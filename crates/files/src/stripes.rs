@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Who writes around the page cache had better write whole stripes, since the array reads old parity for others, and the
-//! writer waits for that. Two ask: large direct writes, which end their portions where a stripe ends (write/long.rs),
+//! writer waits for that. Two ask: large direct writes, which end their portions where a stripe ends (write/chunked.rs),
 //! and NVMMU, which puts stripes together in memory.
 //!
 //! What was found is kept beside the file, for as long as its length and the room that it takes are what they were then.

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Pages that lie one by one in the page cache take as long to be put into page tables as to be registered
-//! (read/populate.rs). A request of up to some MiB is over before anybody could help with it. But where one follows the other
+//! (read/prefault.rs). A request of up to some MiB is over before anybody could help with it. But where one follows the other
 //! the next is known: while one is registered, a keeper looks whether the bytes behind it are all cached, and fills the page
 //! tables for as many.
 //!

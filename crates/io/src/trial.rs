@@ -16,8 +16,8 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
 use crate::ctx::Reader;
-use crate::read::job::{ReadParams, ReadRequest};
 use crate::read::large;
+use crate::read::request::{ReadParams, ReadRequest};
 use spinio_device::Target;
 use spinio_files::FileState;
 use spinio_files::cost::ModelKey;

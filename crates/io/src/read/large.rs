@@ -9,11 +9,11 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd, FileKind};
 
 use crate::ctx::Reader;
+use crate::read::app_fd::AppFdRead;
 use crate::read::app_fd_calls::{SEEK_CUR, release_offset, reserve_offset};
 use crate::read::blocking;
-use crate::read::job::{ReadParams, ReadRequest};
-use crate::read::plain::AppFdRead;
-use crate::read::window::cache_route;
+use crate::read::plan_range::cache_route;
+use crate::read::request::{ReadParams, ReadRequest};
 use crate::read::work::LONG_REQUEST;
 use spinio_device::Target;
 use spinio_files::FdIdentity;

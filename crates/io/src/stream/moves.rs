@@ -15,7 +15,7 @@
 //! the upload before it in the same queue, which is over when its own turn comes; the file is read only then. The first
 //! of a queue gets a block beyond the bound, as does one that comes while another thread is queueing there.
 //!
-//! A download is [`Writer::write_async`] (write/later.rs).
+//! A download is [`Writer::write_async`] (write/stream_write.rs).
 //!
 //! Known flaws: the driver runs host functions of all queues on one thread, so uploads in two queues wait for each other's
 //! files. An upload behind one of a stream that was destroyed meanwhile, in a new stream of the same number, may find that its

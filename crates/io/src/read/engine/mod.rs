@@ -17,8 +17,8 @@ use spinio_device::{DeviceAddr, DeviceError, Fence, Pin, StreamId, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
-use crate::read::job::ReadRequest;
-use crate::read::window;
+use crate::read::plan_range;
+use crate::read::request::ReadRequest;
 use crate::read::work::{LONG_REQUEST, Piece, Role, Work};
 use spinio_transfer::Error;
 use spinio_transfer::Mapping;
@@ -61,7 +61,7 @@ impl<'a> EngineCtx<'a> {
                 Route::P2p => self.p2p(piece),
             },
             Work::PlanRange(offset, len, recheck) => {
-                window::plan_range(self.request, self.role, offset, len, recheck);
+                plan_range::plan_range(self.request, self.role, offset, len, recheck);
                 self.request.wake_workers();
             }
             Work::FillBuffer(piece, block) => self.direct(piece, block),

@@ -18,7 +18,7 @@ use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
 use crate::read::app_fd_calls::{read_fd, record_app_fd_read, release_offset};
-use crate::read::{blocking, stored};
+use crate::read::{blocking, cpu_store};
 use spinio_device::Target;
 use spinio_stats::Direction;
 use spinio_transfer::Error;
@@ -62,7 +62,7 @@ fn read_and_wait(
     if !device.capabilities().has_dma_engine {
         decision.0 = Route::Store;
         // SAFETY: host-mapped device memory inside its allocation.
-        return unsafe { stored::read(ctx, fd, at, to, len) };
+        return unsafe { cpu_store::read(ctx, fd, at, to, len) };
     }
     let (stream, _) = device.app_stream();
     let staging = ctx.bounce.sync(device);

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Acquire;
 
 use super::{MAX_LENT, PLAN_RANGE, ReadRequest};
 use crate::read::engine::EngineCtx;
-use crate::read::window;
+use crate::read::plan_range;
 use crate::read::work::{FilledBuffer, Role, WorkQueues};
 use spinio_host::lock;
 use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
@@ -25,7 +25,7 @@ impl ReadRequest {
     pub(crate) fn plan_initial(self: &Arc<Self>) {
         self.unpin_range();
         if self.len <= PLAN_RANGE {
-            window::plan_range(self, Role::Caller, 0, self.len, false);
+            plan_range::plan_range(self, Role::Caller, 0, self.len, false);
         } else {
             self.queue_ranges();
         }

@@ -8,7 +8,7 @@ use spinio_plan::{Extent, Objective, Reason, Residency, Route, RouteConstraints,
 use spinio_sys::linux;
 
 use crate::ctx::Reader;
-use crate::read::job::ReadRequest;
+use crate::read::request::ReadRequest;
 use crate::read::work::Role;
 use spinio_files::FdIdentity;
 use spinio_files::residency::{Survey, absent_runs};

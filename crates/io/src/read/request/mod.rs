@@ -24,8 +24,8 @@
 //! have reached the device already; a host read, which goes front to back, would have
 //! stopped before them. docs/semantics.md says so. A block that somebody who panicked had in hand is lost to the ring.
 
-mod helpers;
-mod pieces;
+mod dispatch;
+mod queue;
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -38,7 +38,7 @@ use spinio_plan::{Reason, Route, Segment};
 use spinio_sys::linux::{self, Fd};
 
 use crate::ctx::Reader;
-use crate::read::populate::Prefault;
+use crate::read::prefault::Prefault;
 use crate::read::work::{LONG_REQUEST, Piece, Role, WorkQueues};
 use spinio_device::Target;
 use spinio_files::FileState;
