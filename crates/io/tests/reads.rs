@@ -352,7 +352,7 @@ fn reads_work_without_sysfs_and_procfs() {
     let ran = std::process::Command::new("unshare")
         .args(["--mount", "sh", "-c", bare])
         .arg(program)
-        .args(["--exact", "reads_are_right_without_sys_and_proc"])
+        .args(["--exact", "reads_work_without_sysfs_and_procfs"])
         .env(INSIDE, "1")
         .output();
     match ran {
