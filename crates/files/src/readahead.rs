@@ -22,9 +22,6 @@
 //! pages of all others stay cached, as after any read. DONTNEED is never used for a page that was resident before the reader
 //! came near it, and Linux keeps pages that are mapped, dirty or in use.
 //!
-//! While a cold stream is read, the caller leads the kernel's read-ahead on (spinio_plan::readahead, further.rs), so that
-//! storage is busy while the device takes what has come.
-//!
 //! A stream through cached pages is probed at one place in 512 KiB, every 8 MiB.
 //!
 //! Nothing prevents an open of the file while its pages are dropped, and a drop may take milliseconds under load. So the
@@ -42,8 +39,7 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use spinio_plan::readahead::{
-    CACHED_SURVEY_STEP, OwnedPages, READAHEAD_BYTES, SURVEY_STEP, SurveyWindow, marker_offsets, max_buffered_request,
-    survey_distance, window,
+    CACHED_SURVEY_STEP, OwnedPages, SURVEY_STEP, SurveyWindow, max_buffered_request, survey_distance,
 };
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd, FileKind, InotifyEvent, PAGE, Stat};
@@ -83,8 +79,6 @@ type FileKey = (u64, u64);
 /// The set of a runtime, and its watch over files.
 pub struct ReadaheadCache {
     policy: CachePolicy,
-    /// Bytes that the kernel is led ahead of a reader: no more than the set may hold.
-    distance: u64,
     owned: Mutex<OwnedPages<FileKey>>,
     /// The active streams, the most recently checked last.
     streams: Mutex<Vec<Arc<SequentialStream>>>,
@@ -151,12 +145,6 @@ impl StreamState {
             surveyed.survey_step(),
             max_buffered_request(window_hint.unwrap_or(0), doubled),
         );
-        // A wide window needs nobody.
-        if let Some(window) = window_hint.map(|told| window(told, doubled)).filter(|window| *window < cache.distance)
-            && surveyed.any_absent()
-        {
-            cache.detector.allow_readahead(fd, at, window, surveyed.surveyed_end().min(end));
-        }
     }
 }
 
@@ -172,7 +160,6 @@ impl ReadaheadCache {
         let limit = pages.saturating_mul(PAGE as u64);
         Arc::new_cyclic(|weak_self| ReadaheadCache {
             policy: settings.readahead_keep,
-            distance: READAHEAD_BYTES.min(limit),
             owned: Mutex::new(OwnedPages::new(limit)),
             streams: Mutex::default(),
             inotify: OnceLock::new(),
@@ -217,21 +204,6 @@ impl ReadaheadCache {
                 Ok(file) => cache.commit(shadow, &file, Vec::new()),
                 Err(_) => cache.ignore(key),
             });
-        }
-    }
-
-    /// Leads the kernel's read-ahead on, where that is due. What it brings was asked about, and so counts as ours.
-    pub fn extend_readahead(&self, fd: Fd) {
-        let Some((at, window, limit)) = self.detector.readahead_due(fd) else { return };
-        let mut previous = 0;
-        while let Ok(pages) = self.ctx.sys.cachestat(fd, at, self.distance)
-            && pages.cached > previous
-            && let Some(offsets) = marker_offsets(at, pages.cached * PAGE as u64, window, self.distance, limit)
-        {
-            previous = pages.cached;
-            for offset in offsets {
-                let _ = self.ctx.sys.trigger_readahead(fd, offset);
-            }
         }
     }
 

@@ -6,10 +6,7 @@
 //! ```
 //!
 //! A stream that storage serves is *cold*: the kernel reads ahead of it, and its requests up to the read-ahead window are
-//! made with the one call that a host read makes (read/trickle.rs). The slot says up to which length.
-//!
-//! The slot also says when the kernel is to be led further ahead (spinio_plan::readahead, further.rs): after 4 MiB, every
-//! 128 KiB, as far as the last look has asked what is cached.
+//! made with the one call that a host read makes (read/sequential_small.rs). The slot says up to which length.
 //!
 //! A slot is a hint. Nobody locks it; threads that share a descriptor may garble it, a number may come to mean another
 //! file between two looks. Then a look comes early or late, or finds another file and begins anew.
@@ -19,7 +16,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use spinio_plan::readahead::{CACHED_SURVEY_STEP, DETECT_BYTES, EXTEND_STEP, MIN_SEQUENTIAL_BYTES, SURVEY_STEP};
+use spinio_plan::readahead::{CACHED_SURVEY_STEP, DETECT_BYTES, SURVEY_STEP};
 use spinio_sys::linux::{Advice, Fd, Stat};
 
 use spinio_host::settings::{CachePolicy, Settings};
@@ -45,22 +42,15 @@ struct Entry {
     limit: AtomicU64,
     /// The longest for which read-ahead is the faster way by cost, as far as is known.
     cost_limit: AtomicU64,
-    /// How far the kernel may be led ahead, and its window; 0 if it is to be left alone.
-    readahead_limit: AtomicU64,
-    window: AtomicU64,
-    /// Where it is led on again.
-    next_extend: AtomicU64,
 }
 
 impl Entry {
-    /// A stream begins, and has reached `at`.
-    fn reset(&self, fd: Fd, until_check: u64, at: u64) {
+    /// A stream begins.
+    fn reset(&self, fd: Fd, until_check: u64) {
         self.fd.store(fd as u64 + 1, Relaxed);
         self.until_check.store(until_check, Relaxed);
         self.limit.store(0, Relaxed);
         self.cost_limit.store(u64::MAX, Relaxed);
-        self.readahead_limit.store(0, Relaxed);
-        self.next_extend.store(at.saturating_add(MIN_SEQUENTIAL_BYTES), Relaxed);
     }
 }
 
@@ -93,7 +83,7 @@ impl SequentialDetector {
         let next = from.saturating_add(bytes);
         entry.next.store(next, Relaxed);
         if !sequential {
-            entry.reset(fd, self.first_check, next);
+            entry.reset(fd, self.first_check);
             return false;
         }
         let until_check = entry.until_check.load(Relaxed);
@@ -110,7 +100,7 @@ impl SequentialDetector {
         let entry = self.entry(fd);
         let sequential = entry.fd.load(Relaxed) == fd as u64 + 1 && entry.next.load(Relaxed) == at;
         if !sequential {
-            entry.reset(fd, self.first_check, end);
+            entry.reset(fd, self.first_check);
         }
         entry.next.store(end, Relaxed);
         sequential
@@ -131,41 +121,9 @@ impl SequentialDetector {
         entry
             .limit
             .store(if step < CACHED_SURVEY_STEP { max_len.min(entry.cost_limit.load(Relaxed)) } else { 0 }, Relaxed);
-        entry.readahead_limit.store(0, Relaxed);
         if step >= CACHED_SURVEY_STEP {
             entry.until_check.store(step, Relaxed);
         }
-    }
-
-    /// A look has seen where a cold stream stands, and that the kernel, which reads `window` bytes at a time, may be led on
-    /// as far as `reach`.
-    pub fn allow_readahead(&self, fd: Fd, at: u64, window: u64, limit: u64) {
-        let entry = self.entry(fd);
-        if entry.next.swap(at, Relaxed) != at {
-            // It goes by the descriptor's own offset, which nobody knew, or which has been moved.
-            entry.next_extend.store(at.saturating_add(MIN_SEQUENTIAL_BYTES), Relaxed);
-        }
-        entry.window.store(window, Relaxed);
-        entry.readahead_limit.store(limit, Relaxed);
-    }
-
-    /// Where the stream stands, the kernel's window, and how far it may be led: if that is due now.
-    #[inline]
-    pub fn readahead_due(&self, fd: Fd) -> Option<(u64, u64, u64)> {
-        let entry = self.entry(fd);
-        let limit = entry.readahead_limit.load(Relaxed);
-        if limit == 0 || entry.fd.load(Relaxed) != fd as u64 + 1 {
-            return None;
-        }
-        let at = entry.next.load(Relaxed);
-        if at < entry.next_extend.load(Relaxed)
-            || at >= limit
-            || ADVICE[fd as usize % ENTRIES].load(Relaxed) & ADVICE_MASK == ADVICE_RANDOM
-        {
-            return None;
-        }
-        entry.next_extend.store(at + EXTEND_STEP, Relaxed);
-        Some((at, entry.window.load(Relaxed), limit))
     }
 
     /// A request of the stream has asked what storage and page cache cost: `most` is the longest that read-ahead serves
@@ -303,60 +261,6 @@ mod tests {
         assert!(!detector.is_next(6, 7, 20), "it has jumped");
         detector.schedule_check(6, SURVEY_STEP, 1 << 19);
         assert!(detector.uses_kernel_readahead(6, Some(20), 1 << 18), "and nothing is known of costs");
-    }
-
-    #[test]
-    fn readahead_is_due_every_stride_within_surveyed_range() {
-        let detector = detector();
-        let (window, block) = (128 << 10, 32 << 10);
-        let extensions = |from: u64, to: u64| {
-            let starts = (from..to).step_by(block as usize);
-            starts
-                .filter(|at| !detector.record(8, Some(*at), block as usize) && detector.readahead_due(8).is_some())
-                .count() as u64
-        };
-        let (at, limit) = (MIN_SEQUENTIAL_BYTES + SURVEY_STEP, MIN_SEQUENTIAL_BYTES + 2 * SURVEY_STEP);
-        assert_eq!(extensions(0, at), 0, "nobody has looked");
-        detector.schedule_check(8, SURVEY_STEP, 1 << 19);
-        detector.allow_readahead(8, at, window, limit);
-        assert_eq!(detector.readahead_due(8), Some((at, window, limit)));
-        assert_eq!(extensions(at, limit + SURVEY_STEP), SURVEY_STEP / EXTEND_STEP - 1, "as far as somebody has looked");
-        let at = limit + SURVEY_STEP;
-        detector.allow_readahead(8, at, window, u64::MAX);
-        assert!(detector.readahead_due(8).is_some());
-        ADVICE[8].store(ADVICE_RANDOM, Relaxed);
-        assert_eq!(extensions(at, at + SURVEY_STEP), 0, "the program says that it reads at random");
-        ADVICE[8].store(0, Relaxed);
-        assert!(extensions(at + SURVEY_STEP, at + 2 * SURVEY_STEP) > 0);
-        let at = 1 << 30;
-        assert_eq!(extensions(at, at + SURVEY_STEP), 0, "it has jumped");
-        detector.allow_readahead(8, at + SURVEY_STEP, window, u64::MAX);
-        assert_eq!(extensions(at + SURVEY_STEP, at + MIN_SEQUENTIAL_BYTES), 0, "and has not gone far since");
-        assert!(extensions(at + MIN_SEQUENTIAL_BYTES, at + MIN_SEQUENTIAL_BYTES + SURVEY_STEP) > 0);
-        detector.schedule_check(8, CACHED_SURVEY_STEP, 1 << 19);
-        assert_eq!(
-            extensions(at + MIN_SEQUENTIAL_BYTES + SURVEY_STEP, at + MIN_SEQUENTIAL_BYTES + 2 * SURVEY_STEP),
-            0,
-            "it is cached"
-        );
-    }
-
-    #[test]
-    fn readahead_starts_at_check_for_unknown_offset() {
-        let detector = detector();
-        assert!(!detector.record(9, None, 4096) && !detector.record(9, None, 4096));
-        detector.schedule_check(9, SURVEY_STEP, 1 << 19);
-        detector.allow_readahead(9, 1 << 30, 128 << 10, u64::MAX);
-        let read = || {
-            detector.record(9, None, 32 << 10);
-            detector.readahead_due(9)
-        };
-        let until_due = || (1u64..).find(|_| read().is_some()).unwrap() * (32 << 10);
-        assert_eq!(until_due(), MIN_SEQUENTIAL_BYTES);
-        assert_eq!(until_due(), EXTEND_STEP);
-        // Somebody has moved the offset, and a look finds it elsewhere.
-        detector.allow_readahead(9, 1 << 20, 128 << 10, u64::MAX);
-        assert_eq!(until_due(), MIN_SEQUENTIAL_BYTES);
     }
 
     #[test]

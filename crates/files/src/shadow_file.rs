@@ -191,10 +191,6 @@ impl Syscalls for FdRouter {
         self.route(fd, move |sys, fd| sys.advise(fd, offset, len, advice))
     }
 
-    fn trigger_readahead(&self, fd: Fd, offset: u64) -> Result<()> {
-        self.route(fd, move |sys, fd| sys.trigger_readahead(fd, offset))
-    }
-
     fn inotify_init(&self) -> Result<Fd> {
         self.inner.inotify_init()
     }

@@ -10,8 +10,7 @@ use std::ffi::{CStr, CString};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{
-    self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, RWF_NOWAIT, Ring,
-    Stat,
+    self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, Ring, Stat,
 };
 
 type Result<T> = core::result::Result<T, Errno>;
@@ -163,14 +162,6 @@ pub trait Syscalls: Send + Sync + 'static {
     /// `posix_fadvise`; length 0 means to the end of the file.
     fn advise(&self, fd: Fd, offset: u64, len: u64, advice: Advice) -> Result<()> {
         linux::fadvise(fd, offset, len, advice)
-    }
-
-    /// Comes to a place of a file as a reader does, but waits for nothing: where the kernel has put a mark of its read-ahead,
-    /// it fetches the next window.
-    fn trigger_readahead(&self, fd: Fd, offset: u64) -> Result<()> {
-        let mut byte = 0;
-        // SAFETY: a byte is read into a local.
-        unsafe { linux::pread_flags(fd, &raw mut byte, 1, offset, RWF_NOWAIT) }.map(drop)
     }
 
     /// A descriptor that brings news of watched files.

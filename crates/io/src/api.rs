@@ -24,7 +24,7 @@ use crate::explain::{Buffer, Explanation};
 use crate::pinned::{DeviceMapping, PinError, PinnedFiles};
 use crate::policy::RoutePolicy;
 use crate::read::WaitBuffers;
-use crate::read::large::{release_offset, reserve_offset};
+use crate::read::app_fd_calls::{release_offset, reserve_offset};
 use crate::stream::{AsyncResult, StreamMoves};
 use crate::trial::MeasuredRead;
 use crate::write::Part;

@@ -12,7 +12,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind, Stat};
 
 use crate::ctx::Reader;
-use crate::read::window;
+use crate::read::plan_range;
 use spinio_files::ResidencyAccess;
 use spinio_files::residency::Survey;
 use spinio_host::settings::SMALL_REQUEST_MAX;
@@ -115,7 +115,7 @@ impl Reader {
             match file_ref.residency_access {
                 ResidencyAccess::InMemory => vec![Extent { len: within, residency: Residency::Clean }],
                 ResidencyAccess::NotPermitted => {
-                    Survey { sys: kernel, fd, mapping: None }.by_probes(offset, within, window::PROBE_SPAN, nonce)
+                    Survey { sys: kernel, fd, mapping: None }.by_probes(offset, within, plan_range::PROBE_SPAN, nonce)
                 }
                 _ => {
                     let mapping = file_ref.mapping(kernel, offset + within);
@@ -125,7 +125,7 @@ impl Reader {
         };
         let access = file.residency_access;
         let Some(extents) = shadow.run_blocking(survey) else { return Ok(app_fd_plan(within, Reason::NoHelpers)) };
-        let constraints = window::constraints(ctx, &file, buffer.abilities, p2p, ctx.policy.may_register(), offset);
+        let constraints = plan_range::constraints(ctx, &file, buffer.abilities, p2p, ctx.policy.may_register(), offset);
         let known = ctx.files.cost_entry(&file, buffer.device);
         let model = known.model(&ctx.files.ctx, &file, constraints.storage.unwrap_or(Route::Direct));
         let mut schedule = Schedule::default();

@@ -16,8 +16,8 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
 use crate::ctx::Reader;
-use crate::read::job::{ReadParams, ReadRequest};
 use crate::read::large;
+use crate::read::request::{ReadParams, ReadRequest};
 use spinio_device::Target;
 use spinio_files::FileState;
 use spinio_files::cost::ModelKey;
@@ -69,7 +69,7 @@ impl MeasuredRead<'_> {
 
     /// The model in use, without what was learnt since. `storage`: how storage is reached.
     pub fn model(&self, storage: Route) -> Model {
-        self.cost_entry().baseline(&self.ctx.files.ctx, &self.file, storage)
+        self.cost_entry().model(&self.ctx.files.ctx, &self.file, storage)
     }
 
     /// Threads that copy for one request.

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,7 +11,7 @@ use spinio_io::kernel::{LinuxSyscalls, Syscalls};
 use spinio_io::settings::CachePolicy;
 use spinio_io::stats::{Gauge, RouteRow};
 use spinio_io::{Runtime, Settings};
-use spinio_plan::readahead::{DETECT_BYTES, READAHEAD_BYTES, SURVEY_STEP};
+use spinio_plan::readahead::{DETECT_BYTES, SURVEY_STEP};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd};
@@ -24,7 +24,6 @@ const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 const SIZE: u64 = 96 * MIB;
 const BLOCK: usize = 32 << 10;
-const NARROW_WINDOW: u64 = 128 << 10;
 
 struct Subject {
     _fixture: MountFixture,
@@ -37,28 +36,7 @@ struct Subject {
 impl Subject {
     /// A file that is on storage only; `None`, told, where its pages cannot be made to leave.
     fn new() -> Option<Subject> {
-        Subject::at(mount_fixture::create("tree").unwrap())
-    }
-
-    /// One on a disk whose window is the kernel's usual one.
-    fn with_narrow_window() -> Option<Subject> {
-        let fixture = match mount_fixture::create_small("ext4", SIZE + SIZE / 4) {
-            Ok(fixture) => fixture,
-            Err(why) => {
-                println!("skipped: {why}");
-                return None;
-            }
-        };
-        let dev = std::fs::metadata(fixture.path()).unwrap().dev();
-        let disk = format!("/sys/dev/block/{}:{}/queue/read_ahead_kb", libc::major(dev), libc::minor(dev));
-        if let Err(e) = std::fs::write(&disk, (NARROW_WINDOW >> 10).to_string()) {
-            println!("skipped: {disk}: {e}");
-            return None;
-        }
-        Subject::at(fixture)
-    }
-
-    fn at(fixture: MountFixture) -> Option<Subject> {
+        let fixture = mount_fixture::create("tree").unwrap();
         let path = fixture.file("subject");
         let file = file::create_filled(&path, SIZE);
         file::evict(&file);
@@ -420,124 +398,6 @@ fn cold_stream_reports_errors_and_short_reads() {
     assert!(got == block && subject.buffer.range_bytes(0..got).iter().all(|b| *b == 7), "bytes of the file that went");
     let got = next(9 * MIB - 5000).unwrap();
     assert_eq!(got, 5000, "the other file ends there");
-}
-
-#[test]
-fn readahead_extension_is_bounded() {
-    for block in [4 << 10, 16 << 10, 128 << 10, 512 << 10] {
-        let Some(subject) = Subject::with_narrow_window() else { return };
-        let kernel = FaultySyscalls::new();
-        let runtime = Runtime::with_kernel(settings(), kernel);
-        let touches = || kernel.calls(Call::TriggerReadahead);
-        // Known from the first look on, however late keepers come.
-        let bound = subject.max_pages_left(&runtime, 512);
-        let stop = 40 * MIB;
-        subject.read_sequentially(&runtime, 0, stop, block);
-        let triggered = touches();
-        // The kernel's window is as wide as a request where that is wider, and then it needs nobody.
-        let window = NARROW_WINDOW.max(block as u64);
-        assert!(triggered > 0 || window >= READAHEAD_BYTES, "reads of {block} bytes do not lead the kernel");
-        // It stops here, and the file stays open.
-        let most = (READAHEAD_BYTES + 2 * window) / PAGE;
-        let left = subject.cached(stop..SIZE).unwrap();
-        assert!(left <= most, "reads of {block} bytes leave {left} pages in front of them, not {most}");
-        subject.read_sequentially(&runtime, stop, SIZE, block);
-        assert!(touches() > triggered || window >= READAHEAD_BYTES);
-        eventually("what was led on to is dropped with the rest", || subject.cached(0..SIZE).unwrap() <= bound);
-        eventually("the set is full and not fuller", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 512);
-    }
-}
-
-#[test]
-fn fd_offset_stream_extends_readahead() {
-    let Some(subject) = Subject::with_narrow_window() else { return };
-    let kernel = FaultySyscalls::new();
-    let runtime = Runtime::with_kernel(settings(), kernel);
-    let fd = subject.file.as_raw_fd();
-    let bound = subject.max_pages_left(&runtime, 512);
-    for (from, len) in [(0, 8 * MIB), (64 * MIB, 8 * MIB), (20 * MIB + 77, 8 * MIB)] {
-        let before = kernel.calls(Call::TriggerReadahead);
-        linux::lseek(fd, from as i64, 0).unwrap();
-        let mut at = from;
-        while at < from + len {
-            let got = runtime.read(fd, None, subject.buffer.target(0), 50_000).unwrap();
-            assert!(
-                subject.buffer.range_bytes(0..got) == file::bytes(at, got, 0),
-                "other bytes than the file's at {at}"
-            );
-            at += got as u64;
-        }
-        assert!(kernel.calls(Call::TriggerReadahead) > before, "from {from} on");
-    }
-    // Behind each of the three: the window that the kernel has under way, and what it was led on to.
-    let most = (3 * (READAHEAD_BYTES + 2 * NARROW_WINDOW)) / PAGE + bound + 2 * DETECT_BYTES / PAGE;
-    eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= most);
-}
-
-#[test]
-fn nonsequential_reads_do_not_extend_readahead() {
-    let Some(subject) = Subject::with_narrow_window() else { return };
-    let fd = subject.file.as_raw_fd();
-    let touches_of = |settings: Settings, advice, backwards: bool| {
-        file::evict(&subject.file);
-        spinio_io::record_advice(fd, advice);
-        let kernel = FaultySyscalls::new();
-        let runtime = Runtime::with_kernel(settings, kernel);
-        runtime.storage(fd).unwrap();
-        match backwards {
-            true => (0..256).rev().for_each(|i| subject.read_sequentially(&runtime, i << 16, (i + 1) << 16, 64 << 10)),
-            false => subject.read_sequentially(&runtime, 0, 16 * MIB, BLOCK),
-        }
-        kernel.calls(Call::TriggerReadahead)
-    };
-    assert!(touches_of(settings(), Advice::Normal, false) > 0);
-    assert!(touches_of(settings(), Advice::Sequential, false) > 0);
-    assert_eq!(touches_of(settings(), Advice::Random, false), 0);
-    assert_eq!(touches_of(settings(), Advice::Normal, true), 0);
-    // Who jumps before long would have the disk read in vain.
-    file::evict(&subject.file);
-    let kernel = FaultySyscalls::new();
-    let runtime = Runtime::with_kernel(settings(), kernel);
-    runtime.storage(fd).unwrap();
-    for from in [64, 8, 32, 16, 48, 0].map(|at| at * MIB) {
-        subject.read_sequentially(&runtime, from, from + 2 * MIB, BLOCK);
-    }
-    assert_eq!(kernel.calls(Call::TriggerReadahead), 0);
-    drop(runtime);
-    for cache in [CachePolicy::Keep, CachePolicy::Drop] {
-        assert_eq!(touches_of(Settings { readahead_keep: cache, ..settings() }, Advice::Normal, false), 0, "{cache:?}");
-    }
-    assert_eq!(
-        touches_of(Settings { readahead_pages: 16, ..settings() }, Advice::Normal, false),
-        0,
-        "no room in the set"
-    );
-    // Advice in the middle of a stream counts at once.
-    file::evict(&subject.file);
-    spinio_io::record_advice(fd, Advice::Normal);
-    let kernel = FaultySyscalls::new();
-    let runtime = Runtime::with_kernel(settings(), kernel);
-    runtime.storage(fd).unwrap();
-    subject.read_sequentially(&runtime, 0, 8 * MIB, BLOCK);
-    let triggered = kernel.calls(Call::TriggerReadahead);
-    assert!(triggered > 0);
-    spinio_io::record_advice(fd, Advice::Random);
-    subject.read_sequentially(&runtime, 8 * MIB, 16 * MIB, BLOCK);
-    assert_eq!(kernel.calls(Call::TriggerReadahead), triggered);
-}
-
-#[test]
-fn failed_readahead_trigger_is_harmless() {
-    let Some(subject) = Subject::with_narrow_window() else { return };
-    for errno in [Errno::OPNOTSUPP, Errno::AGAIN, Errno::IO] {
-        file::evict(&subject.file);
-        let kernel = FaultySyscalls::new();
-        kernel.inject_always(Call::TriggerReadahead, Effect::Fail(errno));
-        let runtime = Runtime::with_kernel(settings(), kernel);
-        runtime.storage(subject.file.as_raw_fd()).unwrap();
-        subject.read_sequentially(&runtime, 0, 16 * MIB, BLOCK);
-        assert!(kernel.calls(Call::TriggerReadahead) > 0);
-    }
 }
 
 #[test]

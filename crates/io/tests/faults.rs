@@ -330,10 +330,10 @@ fn restricted_process_reads_correctly() {
         [libc::SYS_preadv2, libc::SYS_mincore],
     ] {
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "child_in_a_poor_process"]).env(RESTRICTED, "1");
+        child.args(["--exact", "child_in_restricted_process"]).env(RESTRICTED, "1");
         // SAFETY: between fork and exec only system calls are made.
         unsafe { child.pre_exec(move || no_locked_memory().and_then(|()| refuse(refused))) };
-        let output = with_deadline("a poor process", || child.output()).unwrap();
+        let output = with_deadline("a restricted process", || child.output()).unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && text.contains("1 passed"), "without {refused:?}:\n{text}");
     }

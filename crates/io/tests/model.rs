@@ -1,4 +1,4 @@
-//! Stored models, corrections and trials, through the whole runtime.
+//! Stored models and trials, through the whole runtime.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -119,52 +119,6 @@ fn slow_page_cache_is_bypassed() {
     store(dir.path(), &place, [(Route::Copy, fast), (Route::Direct, slow)]);
     let (through, bypassed) = routes_of(&Runtime::new(settings(Some(dir.path()))));
     assert!(through > 0 && bypassed <= MIB, "{through} bytes by read-ahead, {bypassed} around it");
-}
-
-/// Storage that takes its time.
-struct SlowStorage;
-
-impl Syscalls for SlowStorage {
-    unsafe fn pread(
-        &self,
-        route: Route,
-        fd: Fd,
-        buf: *mut u8,
-        len: usize,
-        at: u64,
-        flags: u32,
-    ) -> Result<usize, Errno> {
-        if route == Route::Direct {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        // SAFETY: passed on to the caller.
-        unsafe {
-            match flags {
-                0 => linux::pread(fd, buf, len, at),
-                flags => linux::pread_flags(fd, buf, len, at, flags),
-            }
-        }
-    }
-}
-
-#[test]
-fn adaptive_costs_follow_drift() {
-    let dir = folder();
-    let Some(file) = cold(dir.path(), 4 * MIB) else { return };
-    let buffer = Buffer::new(emulated("size=64M"), 4 << 20);
-    let mut predictions = Vec::new();
-    for correction in [true, false] {
-        let runtime = Runtime::with_kernel(Settings { adaptive_costs: correction, ..settings(None) }, &SlowStorage);
-        for _ in 0..24 {
-            let got = runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), MIB as usize).expect("read");
-            assert_eq!(got as u64, MIB);
-        }
-        let (name, predicted) = explained(&runtime, &file, &buffer);
-        assert_eq!(name.contains("direct x 4.0"), correction, "{name}");
-        predictions.push(predicted);
-    }
-    // And what is planned is weighed so.
-    assert!(predictions[0] > 1.5 * predictions[1], "{predictions:?}");
 }
 
 /// Runs a trial and checks the bytes.

@@ -6,14 +6,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 
-use spinio_device::{DeviceKind, ErrorKind, registry};
+use spinio_device::{DeviceKind, registry};
 use spinio_io::kernel::{LinuxSyscalls, Syscalls};
 use spinio_io::{Buffer as Like, Runtime, Settings, Target};
 use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd};
 use spinio_testkit::buffer::{Buffer, emulated};
-use spinio_testkit::{FaultyDevice, Operation, eventually};
+use spinio_testkit::eventually;
 
 const MIB: usize = 1 << 20;
 
@@ -127,57 +127,13 @@ fn prefault_ahead_of_sequential_reads_reads_no_pages() {
     assert_eq!(pages(32 * MIB), Ok(0), "what lies behind the stream came in");
 }
 
-#[test]
-fn tail_of_long_request_is_copied_while_front_is_registered() {
-    let bytes = contents(96 * MIB + 4321);
-    let file = file(&bytes);
-    let runtime = Runtime::new(Settings { dma_min: 4 << 20, threads: 4, ..Settings::default() });
-    let buffer = Buffer::new(emulated("size=128M,pin_us=3000"), bytes.len());
-    let read = |len: usize| {
-        let by = |reason| -> u64 { runtime.stats().rows.iter().filter(|l| l.reason == reason).map(|l| l.bytes).sum() };
-        let before = (by(Reason::CachedLarge), by(Reason::Beside));
-        assert_eq!(runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), len).unwrap(), len);
-        assert!(buffer.range_bytes(0..len) == bytes[..len], "other bytes than the file's");
-        (by(Reason::CachedLarge) - before.0, by(Reason::Beside) - before.1)
-    };
-    // Helpers come when they can: on a busy machine not always in time.
-    let both = |(registered, beside)| registered > 0 && beside > 0;
-    assert!((0..100).any(|_| both(read(bytes.len()))), "{:?}", runtime.stats());
-    // What was registered a moment ago is read by who asks for it, and by nobody beside him.
-    let again = || {
-        runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), 96 * MIB).unwrap();
-        read(bytes.len())
-    };
-    assert!((0..100).any(|_| again() == (bytes.len() as u64, 0)), "{:?}", runtime.stats());
-    // Short ones are over too soon.
-    assert_eq!(read(32 * MIB), (32 * MIB as u64, 0));
-}
-
-#[test]
-fn tail_copy_without_pinned_memory_is_reported() {
-    let bytes = contents(96 * MIB);
-    let file = file(&bytes);
-    let inner = emulated("size=128M,pin_us=3000");
-    let device = FaultyDevice::wrap(inner);
-    device.inject(Operation::Staging, 1, u64::MAX, ErrorKind::NoMemory);
-    let runtime = Runtime::new(Settings { dma_min: 4 << 20, threads: 4, ..Settings::default() });
-    let buffer = Buffer::new(inner, bytes.len());
-    let target = buffer.target_via(device, 0);
-    eventually("a helper comes in time", || {
-        assert_eq!(runtime.read(file.as_raw_fd(), Some(0), target, bytes.len()).unwrap(), bytes.len());
-        assert!(buffer.range_bytes(0..bytes.len()) == bytes[..], "other bytes than the file's");
-        let stats = runtime.stats();
-        assert!(stats.rows.iter().all(|l| l.reason != Reason::Beside || l.bytes == 0), "{stats:?}");
-        stats.rows.iter().any(|l| (l.route, l.reason) == (Route::Copy, Reason::NoPinnedMemory) && l.bytes > 0)
-    });
-}
-
-/// What a number means there, helpers do not know.
+/// Copy workers cannot know which file a descriptor number means in such a thread.
 #[test]
 fn long_request_of_thread_with_unshared_fd_table_uses_no_workers() {
     let bytes = contents(96 * MIB + 4321);
     let (file, other) = (file(&bytes), file(&contents(96 * MIB)));
-    let runtime = Runtime::new(Settings { dma_min: 4 << 20, threads: 4, ..Settings::default() });
+    let runtime =
+        Runtime::new(Settings { routes: vec![Route::Copy, Route::Direct], threads: 4, ..Settings::default() });
     let buffer = Buffer::new(emulated("size=128M,pin_us=3000"), bytes.len());
     let number = other.as_raw_fd();
     let read = || runtime.read(number, Some(0), buffer.target(0), bytes.len()).unwrap();
@@ -195,7 +151,7 @@ fn long_request_of_thread_with_unshared_fd_table_uses_no_workers() {
 }
 
 #[test]
-fn tail_copied_request_ends_at_end_of_file() {
+fn truncated_long_request_returns_prefix() {
     let mut bytes = contents(97 * MIB + 4321);
     let file = file(&bytes);
     let runtime = Runtime::new(Settings { dma_min: 4 << 20, threads: 4, ..Settings::default() });
@@ -203,7 +159,7 @@ fn tail_copied_request_ends_at_end_of_file() {
     check(&runtime, &file, &bytes, 12_345, 96 * MIB);
     let before = dma();
     assert!(before > 0, "{:?}", runtime.stats());
-    // It shrinks while they copy: the count is a prefix, and what it covers is the file's, or the zeros that the kernel
+    // The file shrinks during the read: the count is a prefix, and what it covers is the file's, or the zeros that the kernel
     // puts where a page is cut.
     let shrinks = file.try_clone().unwrap();
     let shrinking =
@@ -396,7 +352,7 @@ fn reads_work_without_sysfs_and_procfs() {
     let ran = std::process::Command::new("unshare")
         .args(["--mount", "sh", "-c", bare])
         .arg(program)
-        .args(["--exact", "reads_are_right_without_sys_and_proc"])
+        .args(["--exact", "reads_work_without_sysfs_and_procfs"])
         .env(INSIDE, "1")
         .output();
     match ran {

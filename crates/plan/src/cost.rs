@@ -80,12 +80,6 @@ impl Cost {
         if bytes == 0 { 0.0 } else { self.fixed + bytes.saturating_sub(self.cutoff) as f64 * self.per_byte }
     }
 
-    /// The same cost, `factor` times as high. Scaled as a whole, it keeps the rule.
-    #[must_use]
-    pub fn scaled(self, factor: f64) -> Cost {
-        Cost { fixed: self.fixed * factor, per_byte: self.per_byte * factor, ..self }
-    }
-
     /// `C` in nanoseconds.
     pub const fn fixed(&self) -> f64 {
         self.fixed
@@ -117,13 +111,6 @@ impl QueueCost {
     /// From nanoseconds, nanoseconds, and bytes a second.
     pub const fn new(latency: f64, per_command: f64, bandwidth: f64) -> QueueCost {
         QueueCost { latency, per_command, per_byte: 1e9 / bandwidth }
-    }
-
-    /// The same, `factor` times as slow.
-    #[must_use]
-    pub fn scaled(self, factor: f64) -> QueueCost {
-        let QueueCost { latency, per_command, per_byte } = self;
-        QueueCost { latency: latency * factor, per_command: per_command * factor, per_byte: per_byte * factor }
     }
 
     /// One command's share, without the latency.
@@ -191,17 +178,6 @@ impl Model {
             writeback: 1.0 / 3.2,
             ..Model::nvme()
         }
-    }
-
-    /// Makes a route `factor` times as slow. `direct` and `p2p` are one here.
-    pub fn scale(&mut self, route: Route, factor: f64) {
-        let (cost, flight) = match route {
-            Route::Copy | Route::Gather => (&mut self.cache, &mut self.cache_queue),
-            Route::Dma => (&mut self.cache_dma, &mut self.cache_dma_queue),
-            Route::Store => (&mut self.cache_store, &mut self.cache_store_queue),
-            Route::Direct | Route::P2p => (&mut self.storage, &mut self.storage_queue),
-        };
-        (*cost, *flight) = (cost.scaled(factor), flight.scaled(factor));
     }
 
     /// One transfer at a time on this route.

@@ -9,8 +9,7 @@
 //!                                        concurrent  both sides at once, the default
 //! ```
 //!
-//! The costs of a model are defaults, or were measured and fitted (`fit`, `calibration`), and are followed while they are
-//! in use (`correction`).
+//! The costs of a model are defaults, or were measured and fitted (`fit`, `calibration`).
 //!
 //! Nothing here reads a file, a clock or a setting, so everything here can be
 //! tested against brute force.
@@ -20,7 +19,6 @@
 
 mod calibration;
 mod concurrent;
-mod correction;
 mod cost;
 mod fit;
 mod gathering;
@@ -41,7 +39,6 @@ mod words;
 mod write;
 
 pub use calibration::{Calibration, ParseError, RouteFit};
-pub use correction::Correction;
 pub use cost::{Cost, CostError, Model, QueueCost};
 pub use fit::{Fit, FitError, QueueSample, Sample, fit_cost, fit_queue};
 pub use gathering::{BatchStrategy, DensityStats};

@@ -169,7 +169,7 @@ reasons! {
     ReadAhead = "sequential and short: through the page cache, where the kernel reads ahead",
     /// The file is held.
     Held = "the file is held: its pages are registered already",
-    /// By helpers, while the caller registers.
+    /// No longer made: workers copied the end of a long read while its front was registered. The number stays taken.
     Beside = "in the page cache: copied while other pages of the request were registered",
 }
 

@@ -41,8 +41,6 @@ pub enum Call {
     /// Anything asked of sysfs or procfs by path.
     Sysfs,
     Advise,
-    /// A mark of the kernel's read-ahead.
-    TriggerReadahead,
     /// News of watched files, and how to get them.
     Inotify,
     Stat,
@@ -302,11 +300,6 @@ impl Syscalls for FaultySyscalls {
     fn advise(&self, fd: Fd, offset: u64, len: u64, advice: Advice) -> Result<()> {
         self.check(Call::Advise)?;
         LinuxSyscalls.advise(fd, offset, len, advice)
-    }
-
-    fn trigger_readahead(&self, fd: Fd, offset: u64) -> Result<()> {
-        self.check(Call::TriggerReadahead)?;
-        LinuxSyscalls.trigger_readahead(fd, offset)
     }
 
     fn inotify_init(&self) -> Result<Fd> {

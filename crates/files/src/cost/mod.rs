@@ -1,24 +1,18 @@
-//! What each route costs here: a default, or what was measured, and how far today is from it.
+//! What each route costs here: a default, or what was measured.
 //!
 //! ```text
 //!   $XDG_STATE_HOME/spinio/models/
 //!       <storage>-<file system>-<device>     written by `spinio calibrate`
-//!             │ read once a process, by a keeper, at the first large request that needs it
+//!             │ read once a process, by a shadow worker, at the first large request that needs it
 //!             ▼
-//!   Known: calibration or default ──────────────> x factor a route ──> Model ──> planner
-//!                                                      ▲
-//!                     measured / predicted of a request┘ correction.rs in plan
+//!   CostEntry: calibration or default ──> Model ──> planner
 //! ```
 //!
-//! **Which requests teach.** One whose time can be told to belong to one route: 1 MiB or more, planned at once, alone
-//! in this process, not kept waiting by earlier work of the program, and with nothing rerouted; served by one
-//! route, or by two sides of which one was expected to take twice as long as the other. A few atomics a request.
-//!
 //! **The file** is looked up by what it was measured on, never by a device number that changes from boot to boot.
-//! One that cannot be read, or says nonsense, counts as none: a program must not fail because of it, and
-//! `spinio explain` tells which model it used.
+//! One that cannot be read, or is not valid, counts as none: a program must not fail because of it, and
+//! `spinio explain` prints which model it used.
 //!
-//! Known flaws: a program that always reads from several threads at once teaches nothing. What is calibrated while a process runs is read by the next process. Two file systems without a
+//! Known flaws: what is calibrated while a process runs is read by the next process. Two file systems without a
 //! block device of their own (NFS, overlay) of one kind share a file.
 
 mod key;
@@ -26,11 +20,9 @@ mod store;
 
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
 
 use spinio_device::{Device, DeviceId};
-use spinio_plan::{Calibration, Correction, Extent, Model, Objective, Route, Segment, predict};
+use spinio_plan::{Calibration, Model, Route};
 
 use crate::ctx::FilesCtx;
 use crate::state::FileState;
@@ -42,20 +34,10 @@ pub use key::ModelKey;
 pub use spinio_host::settings::model_folder as folder;
 pub use store::file_path;
 
-/// Requests below this are all overhead, and teach nothing about a route.
-pub const MIN_SAMPLE_BYTES: u64 = 1 << 20;
-
-/// Schedules of several segments are predicted for one request in so many.
-const SAMPLE_EVERY: u64 = 8;
-
 /// The costs of one storage, file system and device.
 pub struct CostEntry {
     key: ModelKey,
     calibration: Option<Calibration>,
-    corrections: [AtomicU64; Route::ALL.len()],
-    adaptive: bool,
-    /// Requests of several segments that could be predicted.
-    requests: AtomicU64,
 }
 
 /// The costs of all storages and devices in use.
@@ -63,29 +45,15 @@ pub struct CostModels {
     entries: Mutex<Vec<(RuntimeKey, Arc<CostEntry>)>>,
     /// Where calibrations are; none: defaults only.
     folder: Option<String>,
-    /// Whether costs follow what is measured.
-    correction: bool,
 }
 
 /// Storage, file system, device; by numbers of this boot, which are not stable.
 type RuntimeKey = (u64, u64, DeviceId);
 
-/// What a request is expected to take, and by which route.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RoutePrediction {
-    route: Route,
-    nanos: f64,
-    begun: Instant,
-}
-
 impl CostModels {
     /// Nothing is known yet.
     pub fn new(settings: &Settings) -> CostModels {
-        CostModels {
-            entries: Mutex::default(),
-            folder: settings.cost_model_dir.clone(),
-            correction: settings.adaptive_costs,
-        }
+        CostModels { entries: Mutex::default(), folder: settings.cost_model_dir.clone() }
     }
 
     /// The costs of a file and a device. Called on the program's thread, which may query the device's name.
@@ -99,25 +67,11 @@ impl CostModels {
         let load = move || {
             let model_key = ModelKey::new(sys.storage_name(storage), file_system, device);
             let calibration = dir.and_then(|folder| store::load(&folder, &model_key));
-            CostEntry {
-                key: model_key,
-                calibration,
-                corrections: Default::default(),
-                adaptive: false,
-                requests: AtomicU64::new(0),
-            }
+            CostEntry { key: model_key, calibration }
         };
         // A shadow worker reads it: no descriptor of ours is ever in the program's table.
         let loaded = ctx.workers.shadow().and_then(|workers| workers.run_blocking(load));
-        let mut entry = loaded.unwrap_or_else(|| CostEntry {
-            key: ModelKey::default(),
-            calibration: None,
-            corrections: Default::default(),
-            adaptive: false,
-            requests: AtomicU64::new(0),
-        });
-        entry.adaptive = self.correction;
-        let entry = Arc::new(entry);
+        let entry = Arc::new(loaded.unwrap_or_else(|| CostEntry { key: ModelKey::default(), calibration: None }));
         lock(&self.entries).push((key, Arc::clone(&entry)));
         entry
     }
@@ -134,8 +88,8 @@ impl CostEntry {
         self.calibration.as_ref()
     }
 
-    /// The model without what was learnt since. `storage`: the route on which this request reaches storage.
-    pub fn baseline(&self, ctx: &FilesCtx, file: &FileState, storage: Route) -> Model {
+    /// What each route costs. `storage`: the route on which this request reaches storage.
+    pub fn model(&self, ctx: &FilesCtx, file: &FileState, storage: Route) -> Model {
         let mut model = default_model(ctx, file);
         if let Some(calibration) = &self.calibration {
             model = calibration.model(model, storage, ctx.workers.copy_threads());
@@ -143,81 +97,12 @@ impl CostEntry {
         model
     }
 
-    /// What each route costs now.
-    pub fn model(&self, ctx: &FilesCtx, file: &FileState, storage: Route) -> Model {
-        let mut model = self.baseline(ctx, file, storage);
-        for route in [Route::Copy, Route::Dma, Route::Store, storage] {
-            let factor = self.factor(route);
-            if factor != 1.0 {
-                model.scale(route, factor);
-            }
-        }
-        model
-    }
-
-    /// How much slower than the model a route was found to be.
-    pub fn factor(&self, route: Route) -> f64 {
-        if self.adaptive { Correction::from_bits(self.corrections[route as usize].load(Relaxed)).factor() } else { 1.0 }
-    }
-
     /// In words, for people.
     pub fn describe(&self, file: &FileState) -> String {
-        let mut text = match &self.calibration {
+        match &self.calibration {
             Some(c) => format!("calibrated {}", date(c.measured_at)),
             None if file.fast => "nvme (default, not calibrated)".to_owned(),
             None => "virtual disk (default, not calibrated)".to_owned(),
-        };
-        for route in Route::ALL {
-            let factor = self.factor(route);
-            if factor != 1.0 {
-                text += &format!(", {route} x {factor:.1} as measured since");
-            }
-        }
-        text
-    }
-
-    /// What a plan for a whole request is expected to take, if one route is to blame for it.
-    pub fn predict_request(
-        &self,
-        ctx: &FilesCtx,
-        file: &FileState,
-        extents: &[Extent],
-        plan: &[Segment],
-    ) -> Option<RoutePrediction> {
-        let longest = plan.iter().max_by_key(|s| s.len)?;
-        if !self.adaptive || (plan.len() > 1 && !self.requests.fetch_add(1, Relaxed).is_multiple_of(SAMPLE_EVERY)) {
-            return None;
-        }
-        let storage = plan.iter().find(|s| !s.route.from_cache()).map_or(Route::Direct, |s| s.route);
-        // Against the model without its factors, which are what is to be learnt.
-        let model = self.baseline(ctx, file, storage);
-        let prediction = predict(Objective::Concurrent, extents, &plan.to_vec().into(), &model);
-        let (slower, faster) = if prediction.cache > prediction.storage {
-            (prediction.cache, prediction.storage)
-        } else {
-            (prediction.storage, prediction.cache)
-        };
-        let on_slower_side = |s: &&Segment| s.route.from_cache() == (prediction.cache > prediction.storage);
-        let single_route = plan.iter().filter(on_slower_side).all(|s| s.route == longest.route);
-        (single_route && slower >= 2.0 * faster && on_slower_side(&longest)).then(|| RoutePrediction {
-            route: longest.route,
-            nanos: prediction.total,
-            begun: Instant::now(),
-        })
-    }
-
-    /// A request that was expected to take so long has ended.
-    pub fn observe(&self, prediction: RoutePrediction) {
-        let measured = prediction.begun.elapsed().as_nanos() as f64;
-        for route in Route::ALL {
-            let kept = &self.corrections[route as usize];
-            let bits = kept.load(Relaxed);
-            let now = Correction::from_bits(bits);
-            let next = if route == prediction.route { now.sample(prediction.nanos, measured) } else { now.decay() };
-            // A sample lost to another thread is no loss.
-            if next.to_bits() != bits {
-                kept.store(next.to_bits(), Relaxed);
-            }
         }
     }
 }

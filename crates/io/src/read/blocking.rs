@@ -15,8 +15,8 @@ use spinio_device::{DeviceError, ErrorKind, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{Fd, FileKind, Stat};
 
-use super::plain::AppFdRead;
-use super::small::read_fd;
+use super::app_fd::AppFdRead;
+use super::app_fd_calls::read_fd;
 use crate::ctx::Reader;
 use spinio_device::Target;
 use spinio_files::FdIdentity;

@@ -9,11 +9,12 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice, Fd, FileKind};
 
 use crate::ctx::Reader;
+use crate::read::app_fd::AppFdRead;
+use crate::read::app_fd_calls::{SEEK_CUR, release_offset, reserve_offset};
 use crate::read::blocking;
-use crate::read::engine::LONG_REQUEST;
-use crate::read::job::{ReadParams, ReadRequest};
-use crate::read::plain::AppFdRead;
-use crate::read::window::cache_route;
+use crate::read::plan_range::cache_route;
+use crate::read::request::{ReadParams, ReadRequest};
+use crate::read::work::LONG_REQUEST;
 use spinio_device::Target;
 use spinio_files::FdIdentity;
 use spinio_files::FileState;
@@ -22,7 +23,6 @@ use spinio_files::prefault;
 use spinio_files::sequential;
 use spinio_host::lock;
 use spinio_host::settings::SMALL_REQUEST_MAX;
-use spinio_host::syscalls::Syscalls;
 use spinio_stats::RequestSpan;
 use spinio_transfer::AlignedBuf;
 use spinio_transfer::Error;
@@ -102,8 +102,6 @@ pub(crate) fn read(
     read
 }
 
-const SEEK_CUR: i32 = 1;
-
 fn read_at(
     ctx: &Arc<Reader>,
     span: &RequestSpan,
@@ -118,7 +116,9 @@ fn read_at(
     let (at, done, once, queue) = (Some(offset), 0, false, None);
     let app_fd_read =
         |reason, len| AppFdRead { span, fd, at, to, len, done, single_call: once, reason, stream: queue, waits };
-    let Some(shadow) = ctx.files.shadow_workers() else { return app_fd_read(Reason::NoHelpers, len).read(ctx) };
+    if ctx.files.shadow_workers().is_none() {
+        return app_fd_read(Reason::NoHelpers, len).read(ctx);
+    }
     let within = match stat.kind {
         FileKind::Regular => (len as u64).min(stat.size.saturating_sub(offset)),
         _ => len as u64,
@@ -196,13 +196,6 @@ fn read_at(
     request.plan_initial();
     request.wake_workers();
     let got = request.finish();
-    if let Some(prediction) = lock(&request.prediction).take()
-        && got.as_ref().is_ok_and(|got| *got == within)
-        && !request.rerouted.load(Relaxed)
-        && ctx.files.unpin().in_flight() == 1
-    {
-        request.costs.observe(prediction);
-    }
     ctx.files.unpin().watch();
     ctx.files.ctx.home.update_gauges();
     let got = got?;
@@ -286,16 +279,4 @@ fn check_direct_alignment(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize) -> 
     } as usize;
     // SAFETY: `odd` is at most `unit`, the length of `bytes`.
     unsafe { ctx.files.sys().pread(Route::Copy, fd, bytes.as_mut_ptr(), tail, offset, 0) }.map(drop)
-}
-
-/// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.
-pub(crate) fn reserve_offset(sys: &dyn Syscalls, fd: Fd, len: u64) -> Result<u64, Errno> {
-    Ok(sys.lseek(fd, len as i64, SEEK_CUR)? - len)
-}
-
-/// Gives back what a reserved read did not use: relatively, because others may have moved the offset too.
-pub(crate) fn release_offset(sys: &dyn Syscalls, fd: Fd, unused: u64) {
-    if unused > 0 {
-        let _ = sys.lseek(fd, -(unused as i64), SEEK_CUR);
-    }
 }

@@ -2,35 +2,35 @@
 //!
 //! ```text
 //!   Runtime::read
-//!     │ up to 64 KiB      small.rs    one page-cache read into staging, one queued copy, return
-//!     │ a cold stream's, up to 1 MiB   trickle.rs   the same, and wait for the copy
-//!     │ streams, own O_DIRECT ...     plain.rs   block by block through the program's descriptor
-//!     │   what may wait without bound   blocking.rs, into memory of its own (wait_buffer.rs)
-//!     │   of these, into memory that the CPU can store to   stored.rs
-//!     │ the rest          large.rs
+//!     │ up to 64 KiB                           small.rs             one page-cache read into a bounce slice, one queued copy
+//!     │ sequential and absent, up to 1 MiB     sequential_small.rs  the same, and wait for the copy
+//!     │ unseekable files, app's O_DIRECT ...   app_fd.rs            block by block through the program's descriptor
+//!     │   of these, what may wait unbounded    blocking.rs          into memory of its own (wait_buffer.rs)
+//!     │   of these, host-mapped destinations   cpu_store.rs
+//!     │ the rest                               large.rs
 //!     ▼
-//!   job/          one large read at work: its queues, its order on the device, its end; who helps; what is next
-//!   window.rs     residency ─> plan ─> segments, a window at a time
-//!   beside.rs     the end of a long request, copied while its front is registered
-//!   populate.rs   page tables filled ahead of who registers
-//!   work.rs       the pieces that callers, mates and keepers take
-//!   engine/       who moves a piece: cache (copy, store), dma, storage (direct, p2p)
+//!   request/         one large read: state and completion; queue.rs: next work; dispatch.rs: loops and wake-ups
+//!   plan_range.rs    residency ─> plan ─> segments, one range at a time
+//!   prefault.rs      page tables filled ahead of the thread that registers
+//!   work.rs          pieces that the caller, copy workers and shadow workers take
+//!   engine/          moves a piece: cache (copy, store), dma, storage (direct, p2p)
+//!   app_fd_calls.rs  system calls on the program's descriptor that several of these share
 //! ```
 //!
 //! Known flaw: one large read may be served in pieces, so it is not atomic against a concurrent write.
 
-mod beside;
+pub(crate) mod app_fd;
+pub(crate) mod app_fd_calls;
 mod blocking;
+mod cpu_store;
 mod engine;
-pub(crate) mod job;
 pub(crate) mod large;
-pub(crate) mod plain;
-mod populate;
+pub(crate) mod plan_range;
+mod prefault;
+pub(crate) mod request;
+mod sequential_small;
 mod small;
-mod stored;
-mod trickle;
 mod wait_buffer;
-pub(crate) mod window;
 pub(crate) mod work;
 
 pub(crate) use self::wait_buffer::WaitBuffers;
@@ -42,7 +42,7 @@ use spinio_plan::Reason;
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind};
 
-use self::plain::AppFdRead;
+use self::app_fd::AppFdRead;
 use crate::ctx::Reader;
 use spinio_device::Target;
 use spinio_files::FileState;
@@ -62,7 +62,7 @@ pub(crate) fn read(ctx: &Arc<Reader>, fd: Fd, at: Option<u64>, to: Target, len: 
     if len <= SMALL_REQUEST_MAX {
         return small::read(ctx, fd, at, to, len);
     }
-    if let Some(got) = trickle::read(ctx, fd, at, to, len) {
+    if let Some(got) = sequential_small::read(ctx, fd, at, to, len) {
         return got;
     }
     let stats = ctx.files.stats();
@@ -70,17 +70,6 @@ pub(crate) fn read(ctx: &Arc<Reader>, fd: Fd, at: Option<u64>, to: Target, len: 
     let got = large::read(ctx, &span, fd, at, to, len);
     stats.end(&span, &Error::outcome(&got));
     got
-}
-
-/// A read has gone through the program's descriptor, without a look at the file; every so often somebody looks, and where
-/// storage serves the stream the kernel is led on.
-fn record_app_fd_read(ctx: &Reader, fd: Fd, at: Option<u64>, got: &Result<usize>) {
-    if let &Ok(got @ 1..) = got {
-        if ctx.files.sequential.record(fd, at, got) {
-            ctx.files.readahead.check_stream(fd, at.map(|at| at + got as u64));
-        }
-        ctx.files.readahead.extend_readahead(fd);
-    }
 }
 
 impl Reader {
@@ -120,12 +109,12 @@ impl Reader {
 
     /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.
     pub fn reserve_offset(&self, fd: Fd, len: u64) -> core::result::Result<u64, Errno> {
-        large::reserve_offset(self.files.sys(), fd, len)
+        app_fd_calls::reserve_offset(self.files.sys(), fd, len)
     }
 
     /// Gives back what a reserved read did not use.
     pub fn release_offset(&self, fd: Fd, unused: u64) {
-        large::release_offset(self.files.sys(), fd, unused);
+        app_fd_calls::release_offset(self.files.sys(), fd, unused);
     }
 
     /// Whether storage of this file may DMA into this buffer for this request. `captured`: the program's queue is, so

@@ -6,7 +6,7 @@
 //!
 //! The program's own descriptor is read, so whatever the kernel says about it, its offset,
 //! its locks, its read-ahead and its errors is what the program hears; nothing is kept
-//! about the file but a hint (file/streams.rs), and nothing needs validating. The bytes are safe when the call returns
+//! about the file but a hint (files/src/streams.rs), and nothing needs validating. The bytes are safe when the call returns
 //! (CUDA's rule for pageable memory), not yet in the device.
 //!
 //! A slot keeps its block from being lent again, so what may wait without bound (a pipe, a socket) is read into other memory
@@ -19,7 +19,8 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
-use crate::read::{blocking, large, record_app_fd_read, stored};
+use crate::read::app_fd_calls::{read_fd, record_app_fd_read, release_offset};
+use crate::read::{blocking, cpu_store};
 use spinio_device::Target;
 use spinio_host::settings::Ordering;
 use spinio_stats::Direction;
@@ -54,7 +55,7 @@ fn read_staged(
     let device_error = |e| Error::device(e, "read", offset, len as u64);
     if !device.capabilities().has_dma_engine {
         // SAFETY: host-mapped device memory inside its allocation.
-        let got = unsafe { stored::read(ctx, fd, at, to, len) }?;
+        let got = unsafe { cpu_store::read(ctx, fd, at, to, len) }?;
         *decision = (Route::Store, Reason::HostMapped);
         return Ok(got);
     }
@@ -81,7 +82,7 @@ fn read_staged(
         staging.release_slice(slice);
         if copied.is_err() && at.is_none() {
             // The kernel has moved the offset for bytes that nobody gets.
-            large::release_offset(ctx.files.sys(), fd, got as u64);
+            release_offset(ctx.files.sys(), fd, got as u64);
         }
         copied.map_err(device_error)?;
         if capturing || ctx.policy.ordering == Ordering::Strict {
@@ -91,22 +92,4 @@ fn read_staged(
         staging.release_slice(slice);
     }
     Ok(got)
-}
-
-/// # Safety
-/// `buf` must have `len` bytes that the kernel may write.
-pub(super) unsafe fn read_fd(
-    ctx: &Reader,
-    fd: Fd,
-    at: Option<u64>,
-    buf: *mut u8,
-    len: usize,
-) -> Result<usize, spinio_sys::Errno> {
-    // SAFETY: passed on to the caller.
-    unsafe {
-        match at {
-            Some(offset) => ctx.files.sys().pread(Route::Copy, fd, buf, len, offset, 0),
-            None => ctx.files.sys().read(fd, buf, len),
-        }
-    }
 }

@@ -73,7 +73,7 @@ impl Drop for Memory {
 
 /// The buffers of a runtime.
 #[derive(Default)]
-pub struct WaitBuffers {
+pub(crate) struct WaitBuffers {
     entries: Mutex<Vec<Entry>>,
 }
 

@@ -1,12 +1,15 @@
 //! What there is to do in a job, and what waits for it.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Instant;
 
 use spinio_plan::{Reason, Route};
 
-use crate::read::populate::Chunk;
 use spinio_transfer::bounce::BounceBuffer;
+
+/// Bytes of a request above which its caller sleeps while it waits, and leaves giving back pins to others.
+pub(crate) const LONG_REQUEST: u64 = 64 << 20;
 
 /// Bytes of one P2P command at most.
 pub(crate) const MAX_P2P_PIECE: u64 = 4 << 20;
@@ -18,8 +21,6 @@ pub(crate) enum Role {
     Caller,
     /// A helper with the program's descriptor table: the same, while the caller waits in its call.
     CopyWorker,
-    /// Such a helper while the caller registers: the program's descriptor, and no device.
-    TailCopier,
     /// A helper with our own table: the twins, and no device.
     ShadowWorker,
 }
@@ -46,14 +47,21 @@ pub(crate) struct Piece {
     pub(crate) assumed_cached: bool,
 }
 
+/// A chunk that was taken: what is to be filled of it, from the start of the request.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    pub(crate) index: usize,
+    pub(crate) range: Range<u64>,
+}
+
 /// What there is to do next.
 pub(crate) enum Work {
     Piece(Piece),
     /// Survey and plan these bytes. `true`: look properly, the presumption was wrong.
     PlanRange(u64, u64, bool),
-    /// Read a piece into this block: from storage, or out of the page cache beside who registers.
+    /// Read a piece from storage into this buffer.
     FillBuffer(Piece, BounceBuffer),
-    /// Queue what such a helper read.
+    /// Queue the copy of what a shadow worker read.
     CopyToDevice(FilledBuffer),
     /// Fill page tables ahead of the caller.
     Prefault(Chunk),
@@ -66,14 +74,12 @@ pub(crate) struct WorkQueues {
     pub(crate) cache: VecDeque<Piece>,
     pub(crate) dma: VecDeque<Piece>,
     pub(crate) storage: VecDeque<Piece>,
-    /// Blocks for keepers and others without a device to fill, blocks they filled, and how many are lent to the job in all.
+    /// Blocks for keepers to fill, blocks they filled, and how many are lent to the job in all.
     pub(crate) empty: Vec<BounceBuffer>,
     pub(crate) filled: VecDeque<FilledBuffer>,
     pub(crate) lent_out: usize,
     /// Keepers that were called and have not gone.
     pub(crate) shadow_workers: usize,
-    /// Somebody was called to copy beside the caller and has not gone.
-    pub(crate) tail_copier: bool,
     /// Nobody begins anything any more.
     pub(crate) closed: bool,
 }

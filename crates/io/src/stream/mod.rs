@@ -2,4 +2,5 @@
 
 mod moves;
 
-pub use moves::{AsyncResult, StreamMoves};
+pub use moves::AsyncResult;
+pub(crate) use moves::StreamMoves;

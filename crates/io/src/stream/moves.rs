@@ -15,7 +15,7 @@
 //! the upload before it in the same queue, which is over when its own turn comes; the file is read only then. The first
 //! of a queue gets a block beyond the bound, as does one that comes while another thread is queueing there.
 //!
-//! A download is [`Writer::write_async`] (write/later.rs).
+//! A download is [`Writer::write_async`] (write/stream_write.rs).
 //!
 //! Known flaws: the driver runs host functions of all queues on one thread, so uploads in two queues wait for each other's
 //! files. An upload behind one of a stream that was destroyed meanwhile, in a new stream of the same number, may find that its
@@ -361,7 +361,7 @@ fn enqueue_callback(device: &dyn Device, stream: StreamId, upload: &Arc<StreamRe
 }
 
 /// Stream-ordered moves of shadow files, of one runtime.
-pub struct StreamMoves {
+pub(crate) struct StreamMoves {
     writer: Arc<Writer>,
     stream_uploads: StreamUploads,
 }
@@ -374,7 +374,7 @@ impl StreamMoves {
 
     /// Reads a file into device memory in the order of a queue (CUDA: a stream). What is queued behind it finds the
     /// bytes. A device that calls no host functions has them when this returns.
-    pub fn read_on_stream(
+    pub(crate) fn read_on_stream(
         &self,
         file: &Arc<ShadowFile>,
         at: u64,
@@ -462,7 +462,7 @@ impl StreamMoves {
     }
 
     /// Writes device memory to a file in the order of a queue. What is queued behind it may use the memory again.
-    pub fn write_on_stream(
+    pub(crate) fn write_on_stream(
         &self,
         file: &Arc<ShadowFile>,
         at: u64,

@@ -15,8 +15,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use spinio_device::{Device, DeviceError, ErrorKind, Fence, StreamId, WaitMode};
-use spinio_sys::linux;
+use spinio_device::{Device, DeviceError, Fence, StreamId, WaitMode};
 
 use super::Part;
 use crate::ctx::Writer;

@@ -19,16 +19,16 @@
 //!
 //! ```text
 //!   Runtime::write, write_parts
-//!     │ files, up to the staging bound    whole.rs    gather, one call
-//!     │ larger                            long.rs     the same in portions; the next is copied while one is written
-//!     │                                   abreast.rs  smaller portions side by side, over what an O_DIRECT file has already
-//!     │ pipes, sockets, devices           stream.rs   the same, out of memory of its own
-//!     │ stripes of SPIN's own files   apart.rs    several ranges, each one call, several at a time
+//!     │ files, up to the bounce limit      write_once.rs   gather, one call
+//!     │ larger                             chunked.rs      the same in chunks; the next is copied while one is written
+//!     │                                    parallel.rs     smaller chunks concurrently, over what an O_DIRECT file has already
+//!     │ pipes, sockets, devices            unseekable.rs   the same, from memory of its own
+//!     │ stripes of SPIN's shadow files     scatter.rs      several ranges, each one call, several at a time
 //!     ▼
-//!   gather.rs     parts ─> blocks of staging, in the program's order on the device
-//!   later.rs      in the order of a stream, when it gets there
-//!   choice.rs     which way, and why; also for `spinio explain --write`
-//!   around.rs     around the page cache: peer-to-peer and very long writes, where it pays
+//!   gather.rs        parts ─> bounce buffers, in the program's order on the device
+//!   stream_write.rs  in the order of a stream, when it gets there
+//!   decide.rs        which way, and why; also for `spinio explain --write`
+//!   bypass.rs        bypasses the page cache: peer-to-peer and very long writes, where it pays
 //! ```
 //!
 //! Order on the device: as `cudaMemcpy` out of the device. A write starts behind everything that was queued before it,
@@ -41,15 +41,15 @@
 //! - While the write of a file waits for a server (FUSE, NFS), it holds its staging blocks. Others then wait for them
 //!   10 ms and take ordinary memory instead; but large reads wait until there are blocks again.
 
-mod abreast;
-mod apart;
-mod around;
-mod choice;
+mod bypass;
+mod chunked;
+mod decide;
 mod gather;
-mod later;
-mod long;
-mod stream;
-mod whole;
+mod parallel;
+mod scatter;
+mod stream_write;
+mod unseekable;
+mod write_once;
 
 use std::sync::Arc;
 

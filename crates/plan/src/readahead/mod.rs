@@ -19,8 +19,7 @@
 //!
 //! The paper keeps a partition of the page cache for what was read ahead for the GPU. A library has no partition, but it
 //! can know which pages are its own doing: residency is asked once a step, further ahead than the kernel reads, and what
-//! was absent then and has been passed since was brought in by this reader. The kernel is led further ahead than it goes by
-//! itself (further.rs), but never to where nobody has asked. Such ranges form a set of a bounded size
+//! was absent then and has been passed since was brought in by this reader. Such ranges form a set of a bounded size
 //! ([`Brought`]); what falls out at the old end is dropped with POSIX_FADV_DONTNEED, which spares pages that are mapped
 //! or dirty. What was resident at the question belongs to somebody else and stays.
 //!
@@ -28,16 +27,13 @@
 //!
 //! Known flaws: pages that the kernel fetched before the first question, some 256 KiB and a first window a stream, are
 //! taken for somebody else's and stay. What another process read of these ranges without opening the file anew (it had it
-//! open before) cannot be told from our own, and is dropped with it. The kernel is led on where Linux puts its marks today; a
-//! file system that knows no RWF_NOWAIT, or another Linux, is read as far ahead as it goes by itself.
+//! open before) cannot be told from our own, and is dropped with it.
 
 mod ahead;
 mod brought;
-mod further;
 
 pub use ahead::SurveyWindow;
 pub use brought::OwnedPages;
-pub use further::{EXTEND_STEP, MIN_SEQUENTIAL_BYTES, READAHEAD_BYTES, marker_offsets};
 
 use crate::{Model, Route};
 
@@ -92,8 +88,8 @@ pub fn window(reported: u64, widened: bool) -> u64 {
     reported.clamp(MIN_WINDOW, 64 << 20) * if widened { 2 } else { 1 }
 }
 
-/// How far ahead of the reader residency must be known: the window being read, the one under way behind it, what the
-/// kernel is led on to, and the bytes until the next look, twice because the look may be late.
+/// How far ahead of the reader residency must be known: the window being read, the one in flight after it, and the bytes
+/// until the next check, twice because the check may be late.
 pub fn survey_distance(reported: u64, widened: bool, step: u64) -> u64 {
-    2 * window(reported, widened) + READAHEAD_BYTES + 2 * step
+    2 * window(reported, widened) + 2 * step
 }

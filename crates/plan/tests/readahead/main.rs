@@ -1,5 +1,4 @@
 //! Read-ahead against models that keep every page.
 
-mod further;
 mod set;
 mod stream;

@@ -235,15 +235,6 @@ impl BouncePool {
         self.try_acquire()
     }
 
-    /// The same, of a ring that is not to grow beyond so many bytes for this.
-    pub fn try_acquire_within(&self, max_total: u64) -> Result<Option<BounceBuffer>, DeviceError> {
-        if self.total_bytes() < max_total {
-            return self.try_acquire_warm();
-        }
-        let mut state = lock(&self.state);
-        Ok(self.reclaim(&mut state, SCAN_LIMIT).or_else(|| state.free.pop()))
-    }
-
     /// Waits for a block to become free, whichever copy is done first; not for ever, and it may be for nothing.
     pub fn wait_for_release(&self) {
         let backoff = Backoff::new();

@@ -12,10 +12,9 @@ use spinio_sys::Errno;
 use spinio_sys::linux::RWF_NOWAIT;
 
 use super::EngineCtx;
-use crate::read::work::{FilledBuffer, Piece};
+use crate::read::work::Piece;
 use spinio_files::FdIdentity;
 use spinio_transfer::Error;
-use spinio_transfer::bounce::BounceBuffer;
 
 /// How often a piece is read while its descriptor is given away and comes back.
 const TRIES: usize = 4;
@@ -97,14 +96,6 @@ impl EngineCtx<'_> {
         }
         self.record(piece, Route::Copy, reason, got as u64, started);
         self.finish_cached(piece, got as u64, ended);
-    }
-
-    /// The first half of that, into a block that was lent; the caller does the second half. What did not come, or came from
-    /// another file, is copied once more, and that says why.
-    pub(super) fn copy_tail(&mut self, piece: Piece, block: BounceBuffer) {
-        let started = Instant::now();
-        let len = self.fill_from_the_file(piece, block.ptr()).map_or(0, |(got, _)| got as u64);
-        self.request.submit_filled(FilledBuffer { piece, block, skip: 0, len, started });
     }
 
     pub(super) fn store(&mut self, piece: Piece) {

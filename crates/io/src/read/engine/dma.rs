@@ -18,9 +18,8 @@ use spinio_device::{ErrorKind, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::PAGE;
 
-use super::{EngineCtx, LONG_REQUEST, PinnedDma};
-use crate::read::populate::Chunk;
-use crate::read::work::Piece;
+use super::{EngineCtx, PinnedDma};
+use crate::read::work::{Chunk, LONG_REQUEST, Piece};
 use spinio_transfer::Mapping;
 
 /// Pieces under way: enough that nobody waits for one before the last is registered, or nearly.
@@ -108,7 +107,7 @@ impl EngineCtx<'_> {
             }
         }
         if tables.record(bytes, started.elapsed()) && self.request.prefault.mark_slow() {
-            self.request.start_prefault();
+            self.request.wake_workers();
         }
     }
 

@@ -17,15 +17,12 @@ use spinio_device::{DeviceAddr, DeviceError, Fence, Pin, StreamId, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
-use crate::read::job::ReadRequest;
-use crate::read::window;
-use crate::read::work::{Piece, Role, Work};
+use crate::read::plan_range;
+use crate::read::request::ReadRequest;
+use crate::read::work::{LONG_REQUEST, Piece, Role, Work};
 use spinio_transfer::Error;
 use spinio_transfer::Mapping;
 use spinio_transfer::bounce::BounceBuffer;
-
-/// Bytes of a request above which its caller sleeps while it waits, and leaves giving back pins to others.
-pub(crate) const LONG_REQUEST: u64 = 64 << 20;
 
 /// A DMA out of the page cache that is under way.
 struct PinnedDma {
@@ -64,13 +61,10 @@ impl<'a> EngineCtx<'a> {
                 Route::P2p => self.p2p(piece),
             },
             Work::PlanRange(offset, len, recheck) => {
-                window::plan_range(self.request, self.role, offset, len, recheck);
+                plan_range::plan_range(self.request, self.role, offset, len, recheck);
                 self.request.wake_workers();
             }
-            Work::FillBuffer(piece, block) => match piece.route {
-                Route::Direct => self.direct(piece, block),
-                _ => self.copy_tail(piece, block),
-            },
+            Work::FillBuffer(piece, block) => self.direct(piece, block),
             Work::CopyToDevice(filled) => self.copy_filled(filled),
             Work::Prefault(chunk) => self.prefault_chunk(&chunk),
         }
@@ -170,7 +164,7 @@ impl<'a> EngineCtx<'a> {
     /// The descriptor to read through the page cache with.
     fn cached_fd(&self) -> Fd {
         match self.role {
-            Role::Caller | Role::CopyWorker | Role::TailCopier => self.request.fd,
+            Role::Caller | Role::CopyWorker => self.request.fd,
             Role::ShadowWorker => self.request.file.cached.get(),
         }
     }

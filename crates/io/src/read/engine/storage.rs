@@ -67,18 +67,16 @@ impl EngineCtx<'_> {
         });
     }
 
-    /// Queues what a helper without a device read; what it could not read takes the page cache.
+    /// Queues the copy of what a shadow worker read; what it could not read takes the page cache.
     pub(super) fn copy_filled(&mut self, filled: FilledBuffer) {
         let FilledBuffer { piece, block, skip, len, started: begun } = filled;
-        let copied = piece.route == Route::Copy && !block.pinned;
-        let reason = if copied { Reason::NoPinnedMemory } else { piece.reason };
         let delivered = self.copy_to_device(piece, block, skip, len as usize);
         self.request.buffer_returned();
         if let Err(error) = delivered {
             return self.fail_piece(piece, 0, error);
         }
         if len > 0 {
-            self.record(piece, piece.route, reason, len, begun);
+            self.record(piece, piece.route, piece.reason, len, begun);
             self.pending.push((piece.offset, len, len, None));
         }
         if len < piece.len {

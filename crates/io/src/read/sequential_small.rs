@@ -9,16 +9,16 @@
 //! The disk is the slowest of all here, and the kernel asks it for the next window when the reader comes to the last one.
 //! All that a large read does besides, asking for size and residency, planning, sharing the work out, would keep the
 //! reader from getting there. So such a read is made as a small one is: through the program's own descriptor, whatever
-//! that names by now, with nothing to validate. That the stream is cold is a hint (file/streams.rs), which a look
-//! every 512 KiB renews. Afterwards, as behind a small read, the kernel is led further ahead where its window is narrow
-//! (file/ahead.rs).
+//! that names by now, with nothing to validate. That the stream is cold is a hint (files/src/streams.rs), which a check
+//! every 512 KiB renews.
 
 use spinio_device::WaitMode;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
-use crate::read::{blocking, large, record_app_fd_read, small, stored};
+use crate::read::app_fd_calls::{read_fd, record_app_fd_read, release_offset};
+use crate::read::{blocking, cpu_store};
 use spinio_device::Target;
 use spinio_stats::Direction;
 use spinio_transfer::Error;
@@ -62,7 +62,7 @@ fn read_and_wait(
     if !device.capabilities().has_dma_engine {
         decision.0 = Route::Store;
         // SAFETY: host-mapped device memory inside its allocation.
-        return unsafe { stored::read(ctx, fd, at, to, len) };
+        return unsafe { cpu_store::read(ctx, fd, at, to, len) };
     }
     let (stream, _) = device.app_stream();
     let staging = ctx.bounce.sync(device);
@@ -71,7 +71,7 @@ fn read_and_wait(
         decision.1 = Reason::NoPinnedMemory;
     }
     // SAFETY: the block has at least `len` bytes.
-    let got = match unsafe { small::read_fd(ctx, fd, at, block.ptr(), len) } {
+    let got = match unsafe { read_fd(ctx, fd, at, block.ptr(), len) } {
         Ok(got @ 1..) => got,
         other => {
             staging.release(block);
@@ -89,7 +89,7 @@ fn read_and_wait(
             staging.release_after(block, stream);
             if at.is_none() {
                 // The kernel has moved the offset for bytes that nobody gets.
-                large::release_offset(ctx.files.sys(), fd, got as u64);
+                release_offset(ctx.files.sys(), fd, got as u64);
             }
             Err(device_error(e))
         }

@@ -10,7 +10,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
-use crate::read::stored;
+use crate::read::cpu_store;
 use spinio_device::Target;
 use spinio_files::FdIdentity;
 use spinio_host::is_cancelled;
@@ -149,7 +149,7 @@ impl AppFdRead {
     fn store(&self, ctx: &Reader) -> Result<usize, Error> {
         let started = Instant::now();
         // SAFETY: host-mapped device memory inside its allocation.
-        let got = unsafe { stored::read(ctx, self.fd, self.at, self.to, self.len) }?;
+        let got = unsafe { cpu_store::read(ctx, self.fd, self.at, self.to, self.len) }?;
         ctx.files.stats().record_piece(&self.span, Route::Store, self.reason, self.done, got as u64, started);
         Ok(got)
     }

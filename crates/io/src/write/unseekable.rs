@@ -9,7 +9,7 @@ use std::time::Instant;
 use spinio_plan::{Reason, Route};
 
 use super::gather::{BufferSource, StagedWrite, StreamOrder};
-use super::whole::WriteVia;
+use super::write_once::WriteVia;
 use super::{Result, WriteRequest, staging_limit};
 use spinio_transfer::Error;
 

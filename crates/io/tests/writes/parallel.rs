@@ -345,7 +345,7 @@ fn size_limit_signal_reaches_writing_thread() {
     const INSIDE: &str = "SPINIO_TEST_LIMITED";
     if std::env::var_os(INSIDE).is_none() {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        let child = child.args(["--exact", "abreast::the_signal_of_a_limit_comes_to_who_writes"]).env(INSIDE, "1");
+        let child = child.args(["--exact", "parallel::size_limit_signal_reaches_writing_thread"]).env(INSIDE, "1");
         let out = child.output().unwrap();
         let said = String::from_utf8_lossy(&out.stdout);
         return assert!(said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&out.stderr));

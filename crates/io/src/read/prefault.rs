@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
-use crate::read::work::Piece;
+use crate::read::work::{Chunk, Piece};
 
 /// What a mate fills at a time, at a multiple of this in the file.
 pub(crate) const CHUNK: u64 = 16 << 20;
@@ -41,13 +41,6 @@ pub(crate) struct Prefault {
     chunks: Box<[AtomicU8]>,
     /// It takes long here.
     slow: AtomicBool,
-}
-
-/// A chunk that was taken: what is to be filled of it, from the start of the request.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Chunk {
-    index: usize,
-    pub(crate) range: Range<u64>,
 }
 
 impl Prefault {

@@ -5,7 +5,7 @@
 //!   kernel          │ write 0 ......... │ write 1 .........
 //! ```
 //!
-//! Where nothing can be lacking, portions of the program's own O_DIRECT descriptor are under way side by side: `abreast.rs`.
+//! Where nothing can be lacking, portions of the program's own O_DIRECT descriptor are under way side by side: `parallel.rs`.
 //!
 //! Around the page cache a portion ends where a stripe of an array with parity does, so that the array is spared reading
 //! old parity. Stripes lie on the device, not in the file: file/stripes.rs knows where.
@@ -27,9 +27,9 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{self, FileKind};
 
 use super::gather::{BufferSource, StagedWrite, StreamOrder};
-use super::whole::WriteVia;
+use super::write_once::WriteVia;
 use super::{Result, WriteRequest, pinned_reason, staging_limit};
-use crate::read::large::{release_offset, reserve_offset};
+use crate::read::app_fd_calls::{release_offset, reserve_offset};
 use spinio_files::FileState;
 use spinio_files::stripes::StripeMap;
 use spinio_host::is_cancelled;

@@ -2,23 +2,82 @@
 //!
 //! ```text
 //!   caller ── lends empty blocks ──> keepers: storage          who finds nothing to do goes, and is called
-//!          <── gets filled ones ───  one mate: copies beside   again when something has come up
+//!          <── gets filled ones ───                            again when something has come up
 //! ```
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::Acquire;
 
-use super::{MAX_LENT, ReadRequest};
-use crate::read::beside;
+use super::{MAX_LENT, PLAN_RANGE, ReadRequest};
 use crate::read::engine::EngineCtx;
+use crate::read::plan_range;
 use crate::read::work::{FilledBuffer, Role, WorkQueues};
 use spinio_host::lock;
 use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
 use spinio_host::pool::Task;
+use spinio_sys::Errno;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::BounceBuffer;
 
 impl ReadRequest {
+    /// Plans what is small enough to plan at once, so that helpers find segments; leaves the rest as windows.
+    pub(crate) fn plan_initial(self: &Arc<Self>) {
+        self.unpin_range();
+        if self.len <= PLAN_RANGE {
+            plan_range::plan_range(self, Role::Caller, 0, self.len, false);
+        } else {
+            self.queue_ranges();
+        }
+    }
+
+    /// Works as the program's thread until everything has arrived; the bytes of the unbroken prefix. Where that panics, the
+    /// panic leaves when the helpers have: they write into memory of the program, through its descriptors.
+    pub(crate) fn finish(self: &Arc<Self>) -> Result<u64, Error> {
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.run_caller()));
+        let incomplete = self.bytes_left.load(Acquire) > 0;
+        if incomplete {
+            lock(&self.queues).closed = true;
+            self.scope.close_and_wait();
+        }
+        let mut queues = lock(&self.queues);
+        let WorkQueues { empty, filled, .. } = &mut *queues;
+        // Filled ones only of a request that did not come to its end.
+        for block in empty.drain(..).chain(filled.drain(..).map(|filled| filled.block)) {
+            self.staging.release(block);
+        }
+        drop(queues);
+        if let Err(panic) = outcome {
+            resume_unwind(panic);
+        }
+        let mut completion = lock(&self.completion);
+        match completion.error.take() {
+            _ if incomplete => Err(Error::kernel(Errno::IO, "read", self.offset, self.len)),
+            Some(error) if completion.prefix_end == 0 => Err(error),
+            _ => Ok(completion.prefix_end),
+        }
+    }
+
+    fn run_caller(self: &Arc<Self>) {
+        loop {
+            let mut engine = EngineCtx::new(self, Role::Caller);
+            loop {
+                if self.is_cancelled() {
+                    self.cancel_pending();
+                }
+                if let Err(error) = self.lend_buffers() {
+                    self.fail_pending(&error);
+                }
+                let Some(work) = self.next_work(Role::Caller) else { break };
+                engine.run_work(work);
+            }
+            engine.drain();
+            if self.wait_for_work() {
+                break;
+            }
+        }
+    }
+
     /// How many mates would find something to copy, to look at or to make ready, beside the caller.
     fn copy_workers_needed(&self) -> usize {
         let queues = lock(&self.queues);
@@ -31,23 +90,16 @@ impl ReadRequest {
     /// for storage is waited for.
     pub(super) fn lend_buffers(self: &Arc<Self>) -> Result<(), Error> {
         loop {
-            let (lent_out, direct, tail) = {
+            let lent_out = {
                 let queues = lock(&self.queues);
                 let can_lend = MAX_LENT - queues.lent_out.min(MAX_LENT);
-                let direct = queues.empty.len() < queues.direct_pieces(self.direct_piece).min(can_lend);
-                (
-                    queues.lent_out,
-                    direct,
-                    queues.lent_out < beside::max_buffers(self.len) && self.wants_tail_copy(&queues),
-                )
+                if queues.empty.len() >= queues.direct_pieces(self.direct_piece).min(can_lend) {
+                    break;
+                }
+                queues.lent_out
             };
-            let block = match (direct, tail) {
-                (true, _) if lent_out == 0 => Some(self.staging.acquire()),
-                (true, _) => self.staging.try_acquire_warm().transpose(),
-                // A helper that gets none is missed by nobody.
-                (false, true) => self.staging.try_acquire_within(beside::POOL_LIMIT).unwrap_or(None).map(Ok),
-                (false, false) => None,
-            };
+            let block =
+                if lent_out == 0 { Some(self.staging.acquire()) } else { self.staging.try_acquire_warm().transpose() };
             let Some(block) = block else { break };
             let block = block.map_err(|e| Error::device(e, "read", self.offset, self.len))?;
             let mut queues = lock(&self.queues);
@@ -55,33 +107,7 @@ impl ReadRequest {
             queues.empty.push(block);
         }
         self.wake_shadow();
-        self.wake_tail_copier();
         Ok(())
-    }
-
-    /// Filling page tables takes long: that is more worth to the caller than what is copied beside him.
-    pub(crate) fn start_prefault(self: &Arc<Self>) {
-        if self.ctx.files.workers().copy_threads() < 4 {
-            self.tail_copy.store(false, Relaxed);
-        }
-        self.wake_workers();
-    }
-
-    /// Whether somebody may copy beside the caller now. Callers that work side by side keep the processors busy by themselves.
-    fn wants_tail_copy(&self, queues: &WorkQueues) -> bool {
-        self.tail_copy.load(Relaxed) && beside::has_tail(&queues.dma) && self.ctx.files.unpin().in_flight() <= 1
-    }
-
-    fn wake_tail_copier(self: &Arc<Self>) {
-        let start = {
-            let mut queues = lock(&self.queues);
-            let wanted = !queues.tail_copier && !queues.empty.is_empty() && self.wants_tail_copy(&queues);
-            queues.tail_copier |= wanted;
-            wanted
-        };
-        if start && let Some(crew) = self.ctx.files.workers().copy() {
-            crew.submit(Arc::new(WorkerTask { request: Arc::clone(self), role: Role::TailCopier }), 1);
-        }
     }
 
     /// Takes an empty block back from the keepers.

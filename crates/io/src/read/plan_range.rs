@@ -8,7 +8,7 @@ use spinio_plan::{Extent, Objective, Reason, Residency, Route, RouteConstraints,
 use spinio_sys::linux;
 
 use crate::ctx::Reader;
-use crate::read::job::ReadRequest;
+use crate::read::request::ReadRequest;
 use crate::read::work::Role;
 use spinio_files::FdIdentity;
 use spinio_files::residency::{Survey, absent_runs};
@@ -25,7 +25,7 @@ const SPOT_CHECK_MIN: u64 = 8 << 20;
 pub(crate) fn plan_range(request: &Arc<ReadRequest>, role: Role, offset: u64, len: u64, recheck: bool) {
     let file = &request.file;
     let fd = match role {
-        Role::Caller | Role::CopyWorker | Role::TailCopier => request.fd,
+        Role::Caller | Role::CopyWorker => request.fd,
         Role::ShadowWorker => file.cached.get(),
     };
     let access = file.residency_access;
@@ -66,8 +66,6 @@ pub(crate) fn plan_range(request: &Arc<ReadRequest>, role: Role, offset: u64, le
     if use_readahead {
         let is_absent = |s: &&mut Segment| s.reason == Reason::Absent;
         schedule.segments.iter_mut().filter(is_absent).for_each(|s| (s.reason, s.refused) = (Reason::ReadAhead, None));
-    } else if len == request.len && !recheck {
-        request.predict(&extents, &schedule.segments);
     }
     if absent && access == ResidencyAccess::Permitted && request.ctx.files.readahead.is_enabled() {
         record_readahead(request, fd, offset, &extents, &schedule.segments);

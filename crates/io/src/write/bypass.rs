@@ -35,8 +35,8 @@ use spinio_plan::{Reason, Route, split_aligned};
 use spinio_sys::Errno;
 use spinio_sys::linux;
 
-use super::choice::{MIN_DIRECT, MIN_P2P, SYNC_FLAGS, WriteQuery};
-use super::whole::WriteVia;
+use super::decide::{MIN_DIRECT, MIN_P2P, SYNC_FLAGS, WriteQuery};
+use super::write_once::WriteVia;
 use super::{Part, Result, WriteRequest, staging_limit};
 use spinio_device::Target;
 use spinio_files::FileState;

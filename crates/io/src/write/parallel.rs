@@ -39,8 +39,8 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
 use super::gather::StagedWrite;
-use super::later::dup_app_fd;
-use super::whole::{IOV_MAX, WriteVia};
+use super::stream_write::dup_app_fd;
+use super::write_once::{IOV_MAX, WriteVia};
 use super::{Result, WriteRequest, pinned_reason, staging_limit};
 use spinio_files::is_shadow;
 use spinio_host::is_cancelled;

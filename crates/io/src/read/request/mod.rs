@@ -24,28 +24,25 @@
 //! have reached the device already; a host read, which goes front to back, would have
 //! stopped before them. docs/semantics.md says so. A block that somebody who panicked had in hand is lost to the ring.
 
-mod helpers;
-mod pieces;
+mod dispatch;
+mod queue;
 
 use std::ops::{Deref, Range};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use spinio_device::{Device, Fence};
 use spinio_plan::geometry::Stripe;
-use spinio_plan::{Extent, Reason, Route, Segment};
-use spinio_sys::Errno;
+use spinio_plan::{Reason, Route, Segment};
 use spinio_sys::linux::{self, Fd};
 
 use crate::ctx::Reader;
-use crate::read::engine::{EngineCtx, LONG_REQUEST};
-use crate::read::populate::Prefault;
-use crate::read::work::{Piece, Role, WorkQueues};
+use crate::read::prefault::Prefault;
+use crate::read::work::{LONG_REQUEST, Piece, Role, WorkQueues};
 use spinio_device::Target;
 use spinio_files::FileState;
-use spinio_files::cost::{CostEntry, MIN_SAMPLE_BYTES, RoutePrediction};
+use spinio_files::cost::CostEntry;
 use spinio_files::is_shadow;
 use spinio_host::is_cancelled;
 use spinio_host::lock;
@@ -105,8 +102,6 @@ pub(crate) struct ReadRequest {
     pub(crate) readahead_pages: Mutex<Vec<Range<u64>>>,
     /// Some piece did not go the way it was planned.
     pub(crate) rerouted: AtomicBool,
-    /// What it should take, if that can be told of one route.
-    pub(crate) prediction: Mutex<Option<RoutePrediction>>,
     copy_piece: u64,
     direct_piece: u64,
     /// Of the array under the file.
@@ -122,8 +117,6 @@ pub(crate) struct ReadRequest {
     /// that it had when they were made.
     workers_share_fd: bool,
     pub(crate) prefault: Prefault,
-    /// Whether somebody may copy beside the caller while he registers.
-    tail_copy: AtomicBool,
     /// The helpers that are at work.
     scope: TaskScope,
 }
@@ -147,10 +140,6 @@ impl ReadRequest {
             || params.ctx.files.workers().copy().is_some_and(|mates| mates.shares_fd_table() != Some(false));
         let workers_share_fd = is_shadow(params.fd) || share_fds();
         let prefault = Prefault::new(params.offset, len, LONG_REQUEST);
-        let tail_copy = workers_share_fd
-            && len > LONG_REQUEST
-            && threads > 1
-            && params.staging.device().capabilities().has_dma_engine;
         ReadRequest {
             stripe,
             workers_share_fd,
@@ -158,7 +147,6 @@ impl ReadRequest {
             missed_cache: AtomicBool::new(false),
             readahead_pages: Mutex::default(),
             rerouted: AtomicBool::new(false),
-            prediction: Mutex::new(None),
             copy_piece: (len / (2 * threads)).next_multiple_of(64 << 10).clamp(256 << 10, BUFFER_SIZE as u64),
             direct_piece: (len / 4).next_multiple_of(64 << 10).clamp(256 << 10, BUFFER_SIZE as u64),
             queues: Mutex::default(),
@@ -168,7 +156,6 @@ impl ReadRequest {
             wake_flag: AtomicBool::new(false),
             registered: AtomicU64::new(0),
             prefault,
-            tail_copy: AtomicBool::new(tail_copy),
             scope: TaskScope::new(),
         }
     }
@@ -190,36 +177,12 @@ impl ReadRequest {
         }
     }
 
-    /// Plans what is small enough to plan at once, so that helpers find segments; leaves the rest as windows.
-    pub(crate) fn plan_initial(self: &Arc<Self>) {
-        if self.unpin_range() {
-            self.tail_copy.store(false, Relaxed);
-        }
-        if self.len <= PLAN_RANGE {
-            super::window::plan_range(self, Role::Caller, 0, self.len, false);
-        } else {
-            self.queue_ranges();
-        }
-    }
-
-    /// Gives back what earlier requests registered of this range; whether there was anything.
-    pub(crate) fn unpin_range(&self) -> bool {
-        let Some(mapping) = self.file.cached_mapping(self.offset + self.len) else { return false };
+    /// Gives back what earlier requests registered of this range.
+    pub(crate) fn unpin_range(&self) {
+        let Some(mapping) = self.file.cached_mapping(self.offset + self.len) else { return };
         // Before anything moves: giving back waits for what moves.
         let start = mapping.ptr.wrapping_add(self.offset as usize);
-        self.ctx.files.unpin().unpin_overlapping(start, self.len as usize)
-    }
-
-    /// The whole request is planned: what it should take is looked at again when it has ended. Only where nothing but
-    /// the route can be to blame for the time: nobody else reads, and nothing that the program queued is in the way.
-    pub(crate) fn predict(&self, extents: &[Extent], plan: &[Segment]) {
-        let nothing_queued = || match &self.order {
-            Some(fence) => self.device().query(fence).unwrap_or(false),
-            None => false,
-        };
-        if self.len >= MIN_SAMPLE_BYTES && self.ctx.files.unpin().in_flight() == 1 && nothing_queued() {
-            *lock(&self.prediction) = self.costs.predict_request(&self.ctx.files.ctx, &self.file, extents, plan);
-        }
+        self.ctx.files.unpin().unpin_overlapping(start, self.len as usize);
     }
 
     /// A window that only a keeper can survey.
@@ -301,53 +264,6 @@ impl ReadRequest {
             drop(completion);
             if caller_sleeps {
                 self.changed.notify_all();
-            }
-        }
-    }
-
-    /// Works as the program's thread until everything has arrived; the bytes of the unbroken prefix. Where that panics, the
-    /// panic leaves when the helpers have: they write into memory of the program, through its descriptors.
-    pub(crate) fn finish(self: &Arc<Self>) -> Result<u64, Error> {
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.run_caller()));
-        let incomplete = self.bytes_left.load(Acquire) > 0;
-        if incomplete {
-            lock(&self.queues).closed = true;
-            self.scope.close_and_wait();
-        }
-        let mut queues = lock(&self.queues);
-        let WorkQueues { empty, filled, .. } = &mut *queues;
-        // Filled ones only of a request that did not come to its end.
-        for block in empty.drain(..).chain(filled.drain(..).map(|filled| filled.block)) {
-            self.staging.release(block);
-        }
-        drop(queues);
-        if let Err(panic) = outcome {
-            resume_unwind(panic);
-        }
-        let mut completion = lock(&self.completion);
-        match completion.error.take() {
-            _ if incomplete => Err(Error::kernel(Errno::IO, "read", self.offset, self.len)),
-            Some(error) if completion.prefix_end == 0 => Err(error),
-            _ => Ok(completion.prefix_end),
-        }
-    }
-
-    fn run_caller(self: &Arc<Self>) {
-        loop {
-            let mut engine = EngineCtx::new(self, Role::Caller);
-            loop {
-                if self.is_cancelled() {
-                    self.cancel_pending();
-                }
-                if let Err(error) = self.lend_buffers() {
-                    self.fail_pending(&error);
-                }
-                let Some(work) = self.next_work(Role::Caller) else { break };
-                engine.run_work(work);
-            }
-            engine.drain();
-            if self.wait_for_work() {
-                break;
             }
         }
     }

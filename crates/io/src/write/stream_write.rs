@@ -97,7 +97,6 @@ unsafe extern "C" fn on_stream_reached(write: *mut c_void) {
     // SAFETY: the caller's promise.
     let write = unsafe { Box::from_raw(write.cast::<StreamWrite>()) };
     let (ctx, watch, result) = (Arc::clone(&write.ctx), write.span, write.result);
-    let (offset, len) = (write.offset, write.staged.len as u64);
     if catch_unwind(AssertUnwindSafe(|| write.write())).is_err() {
         ctx.files.stats().end(&watch, &Err(Errno::IO));
         result.store(Err(Errno::IO));

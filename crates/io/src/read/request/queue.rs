@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use spinio_plan::Route;
 
 use super::ReadRequest;
-use crate::read::beside;
 use crate::read::work::{MAX_P2P_PIECE, Piece, Role, Work};
 use spinio_host::lock;
 use spinio_transfer::bounce::BUFFER_SIZE;
@@ -19,21 +18,6 @@ impl ReadRequest {
     pub(crate) fn next_work(&self, role: Role) -> Option<Work> {
         let mut queues = lock(&self.queues);
         if queues.closed {
-            return None;
-        }
-        if role == Role::TailCopier {
-            // He never waits for a block: when there is one he is called again.
-            if self.tail_copy.load(Relaxed)
-                && let Some(block) = queues.empty.pop()
-            {
-                if let Some(piece) = beside::split_tail(&mut queues.dma, self.offset) {
-                    self.registered.fetch_add(piece.len, Relaxed);
-                    return Some(Work::FillBuffer(piece, block));
-                }
-                queues.empty.push(block);
-            }
-            // He goes, and with the lock in hand, so that who finds something for him from now on calls him again.
-            queues.tail_copier = false;
             return None;
         }
         if role == Role::ShadowWorker {
@@ -118,8 +102,7 @@ impl ReadRequest {
     fn dma_piece_len(&self, available: u64, at: u64) -> u64 {
         let registered = self.registered.load(Relaxed);
         let remaining = self.len.saturating_sub(registered);
-        let most = if self.tail_copy.load(Relaxed) { beside::MAX_REGISTERED } else { MAX_DMA_PIECE };
-        let most = most.min(self.device().capabilities().max_pin);
+        let most = MAX_DMA_PIECE.min(self.device().capabilities().max_pin);
         let piece = match remaining {
             short if short <= 16 << 20 => (short / 2).max(4 << 20),
             _ => registered.min(remaining / 2).max(8 << 20),
