@@ -6,9 +6,9 @@ use spinio_sys::Errno;
 use spinio_transfer::Error;
 
 use crate::ctx::BatchCtx;
-use crate::list::{OpList, ReadArrays, ReadOp};
+use crate::handle::BatchHandle;
+use crate::op_list::{OpList, ReadArrays, ReadOp};
 use crate::run::{BatchResult, resolve};
-use crate::ticket::BatchHandle;
 
 /// Batches of a runtime.
 pub trait Batches {

@@ -34,24 +34,24 @@
 //! - Pieces of 4 MiB and more, streams, and descriptors opened with O_DIRECT are read one after another.
 
 mod api;
-mod copies;
+mod batch_readers;
+mod buffer_exchange;
+mod copy_engine;
 mod ctx;
-mod exchange;
-mod frontier;
-mod held;
-mod lay;
-mod list;
-mod outlet;
-mod readers;
-mod register;
+mod device_sink;
+mod handle;
+mod op_list;
+mod partition;
+mod pinned_gather;
+mod register_engine;
 mod residency;
+mod resolve;
 mod run;
-mod sort;
-mod storage;
-mod ticket;
-mod work;
+mod split_range;
+mod state;
+mod storage_reader;
 
 pub use api::Batches;
-pub use list::{Arg, ReadArrays, ReadOp};
+pub use handle::BatchHandle;
+pub use op_list::{Arg, ReadArrays, ReadOp};
 pub use run::BatchResult;
-pub use ticket::BatchHandle;

@@ -18,7 +18,7 @@ use spinio_plan::Route;
 use spinio_sys::linux::{self, PAGE, RWF_NOWAIT};
 
 use crate::ctx::BatchCtx;
-use crate::work::{Fragment, Source};
+use crate::state::{Fragment, Source};
 use spinio_files::ResidencyAccess;
 use spinio_transfer::Mapping;
 
@@ -62,7 +62,7 @@ impl FragmentResidency {
                 bits[(first - from) as usize..(end - from) as usize].iter().any(|b| b & 1 == 0)
             }
             FragmentResidency::Probe(mapping) => {
-                let mut bits = [0u8; (crate::work::MAX_FRAGMENT / PAGE64) as usize + 2];
+                let mut bits = [0u8; (crate::state::MAX_FRAGMENT / PAGE64) as usize + 2];
                 let bits = &mut bits[..(end - first) as usize];
                 // SAFETY: the mapping has all bytes of the file that a piece can ask for, and outlives the call.
                 let status = unsafe { linux::mincore(mapping.ptr.wrapping_add((first * PAGE64) as usize), bits) };

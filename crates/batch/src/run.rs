@@ -6,17 +6,17 @@ use spinio_device::{Allocation, WaitMode};
 use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;
 
-use crate::copies::CopyEngine;
+use crate::batch_readers::BatchReaders;
+use crate::copy_engine::CopyEngine;
 use crate::ctx::BatchCtx;
-use crate::held::PinnedGather;
-use crate::list::{OpList, ReadArrays, ReadOp};
-use crate::readers::BatchReaders;
-use crate::register::RegisteredParts;
+use crate::op_list::OpList;
+use crate::pinned_gather::PinnedGather;
+use crate::register_engine::RegisteredParts;
 use crate::residency::FragmentResidency;
-use crate::sort::{P2pSample, Resolver};
-use crate::storage::StorageReader;
-use crate::work::{BatchState, Fragment, HOST_SINK};
-use crate::{lay, register, residency};
+use crate::resolve::{P2pSample, Resolver};
+use crate::state::{BatchState, Fragment, HOST_SINK};
+use crate::storage_reader::StorageReader;
+use crate::{partition, register_engine, residency};
 use spinio_device::Target;
 use spinio_host::panic_relay::PanicRelay;
 use spinio_stats::{Direction, RequestSpan};
@@ -104,7 +104,7 @@ impl ResolvedBatch {
             let items = std::mem::take(&mut self.fragments);
             let items = self.wait_stream_order(items);
             let (mut cached, absent) = self.split_by_residency(items);
-            let partitions = lay::partition(&work, &mut cached);
+            let partitions = partition::partition(&work, &mut cached);
             let storage = (!absent.is_empty()).then(|| StorageReader::new(&work, absent));
             let copies =
                 (!cached.is_empty()).then(|| CopyEngine::new(&work, cached, partitions.caller_only, Reason::Cached));
@@ -119,7 +119,7 @@ impl ResolvedBatch {
             // From here on helpers may be at work.
             let mut relay = PanicRelay::default();
             let run_registration =
-                || copies.as_ref().map(|copies| register::run(copies, &partitions, readers.as_deref()));
+                || copies.as_ref().map(|copies| register_engine::run(copies, &partitions, readers.as_deref()));
             let registered = relay.catch(run_registration).flatten();
             start_workers(!partitions.is_empty() && !relay.has_panic());
             let mut fallback = Vec::new();

@@ -18,9 +18,9 @@ use std::time::Instant;
 use spinio_sys::linux::Fd;
 
 use crate::ctx::BatchCtx;
-use crate::list::OpList;
-use crate::outlet::{DeviceSink, PackBuffer, SinkWriter};
-use crate::work::Source;
+use crate::device_sink::{DeviceSink, PackBuffer, SinkWriter};
+use crate::op_list::OpList;
+use crate::state::Source;
 use spinio_io::PinGuard;
 
 /// Entries of a launch.

@@ -36,9 +36,9 @@ use spinio_plan::{CoalesceRule, Reason, Route, Span, coalesce};
 use spinio_sys::Errno;
 use spinio_sys::linux::Ring;
 
-use crate::outlet::{ENTRY_SIZE, PackBuffer, SinkWriter};
-use crate::readers::BatchReaders;
-use crate::work::{BatchState, Fragment, MAX_FRAGMENT};
+use crate::batch_readers::BatchReaders;
+use crate::device_sink::{ENTRY_SIZE, PackBuffer, SinkWriter};
+use crate::state::{BatchState, Fragment, MAX_FRAGMENT};
 use spinio_host::is_cancelled;
 use spinio_host::lock;
 use spinio_host::panic_relay::PanicRelay;

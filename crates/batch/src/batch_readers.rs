@@ -40,10 +40,10 @@ use spinio_device::DeviceError;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use crate::copies::{CopyEngine, PackedReads, STEP, SinkSet};
-use crate::exchange::{BufferExchange, Next, Reader};
-use crate::outlet::PackBuffer;
-use crate::work::{Fragment, HOST_SINK};
+use crate::buffer_exchange::{BufferExchange, Next, Reader};
+use crate::copy_engine::{CopyEngine, PackedReads, STEP, SinkSet};
+use crate::device_sink::PackBuffer;
+use crate::state::{Fragment, HOST_SINK};
 use spinio_files::is_shadow;
 use spinio_host::lock;
 use spinio_host::pool::Task;

@@ -19,14 +19,13 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
 use crate::ctx::BatchCtx;
-use crate::held::PinnedGather;
-use crate::list::OpList;
-use crate::outlet::DeviceSink;
-use crate::work::{Fragment, HOST_SINK, MAX_FRAGMENT, Source};
+use crate::device_sink::DeviceSink;
+use crate::op_list::OpList;
+use crate::pinned_gather::PinnedGather;
+use crate::state::{Fragment, HOST_SINK, MAX_FRAGMENT, Source};
 use spinio_device::Target;
 use spinio_files::FdIdentity;
 use spinio_host::parallel::{self, UninitSlots};
-use spinio_transfer::Kept;
 
 /// Pieces from here on are requests of their own.
 const LARGE_OP: u64 = 4 << 20;
@@ -165,7 +164,7 @@ impl<'a> Resolver<'a> {
         let slots = UninitSlots::spare_of(&mut self.fragments);
         parallel::share(
             || ctx.reader.files.workers().batch_readers(),
-            crate::readers::BatchReaders::max_readers(ctx.reader.files.workers().batch_threads()),
+            crate::batch_readers::BatchReaders::max_readers(ctx.reader.files.workers().batch_threads()),
             n,
             |chunk| {
                 let mut sum = 0;
@@ -328,7 +327,7 @@ impl<'a> Resolver<'a> {
             return Ok(FdKind::Single);
         }
         let file = self.ctx.reader.files.shadow_workers().ok_or(Reason::NoHelpers);
-        let Ok(file) = file.and_then(|shadow| self.ctx.reader.files.get(fd, stat)) else {
+        let Ok(file) = file.and_then(|_| self.ctx.reader.files.get(fd, stat)) else {
             return Ok(FdKind::Single);
         };
         let Ok(which) = u16::try_from(self.sources.len()) else { return Ok(FdKind::Single) };

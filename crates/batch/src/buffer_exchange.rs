@@ -154,7 +154,7 @@ impl<Empty, Full> Drop for Reader<'_, Empty, Full> {
     }
 }
 
-/// Under a model checker: every page that was lent comes back, what was read is sent, and nobody waits for ever.
+/// Under a model checker: every buffer that was supplied comes back, each one filled is sent, and no thread waits for ever.
 #[cfg(all(test, loom))]
 mod interleavings {
     use loom::sync::Arc;
@@ -168,8 +168,8 @@ mod interleavings {
         /// Items are taken by number.
         next: AtomicUsize,
         items: usize,
-        /// The ring; what is sent comes back at once.
-        pages: Mutex<Vec<usize>>,
+        /// The pool; a buffer that is sent is free again at once.
+        buffers: Mutex<Vec<usize>>,
         sent: AtomicUsize,
         left: AtomicUsize,
         done: AtomicBool,
@@ -180,39 +180,39 @@ mod interleavings {
             self.next.fetch_add(1, Relaxed) < self.items
         }
 
-        /// A page an item.
+        /// A reader: one buffer for each item.
         fn read(&self) {
             let Some(reader) = self.exchange.enter() else { return };
             while self.take() {
-                match reader.page() {
-                    Some(page) => reader.hand_in(page),
+                match reader.acquire() {
+                    Some(buffer) => reader.submit(buffer),
                     None => drop(self.left.fetch_add(1, Relaxed)),
                 }
             }
         }
 
-        fn send(&self, page: usize) {
+        fn send(&self, buffer: usize) {
             self.sent.fetch_add(1, Relaxed);
-            lock(&self.pages).push(page);
+            lock(&self.buffers).push(buffer);
         }
 
-        /// As many as there are.
-        fn lend(&self) {
-            while self.exchange.wants() {
-                let page = lock(&self.pages).pop();
-                let Some(page) = page else { break };
-                self.exchange.lend(page);
+        /// Supplies readers as far as the pool goes.
+        fn supply(&self) {
+            while self.exchange.needs_buffers() {
+                let buffer = lock(&self.buffers).pop();
+                let Some(buffer) = buffer else { break };
+                self.exchange.supply(buffer);
             }
         }
 
-        fn host(&self) -> bool {
-            self.lend();
-            if self.exchange.wants() {
-                self.exchange.starve();
+        fn launch_step(&self) -> bool {
+            self.supply();
+            if self.exchange.needs_buffers() {
+                self.exchange.close();
             }
             match self.exchange.next(false) {
-                Next::Send(page) => {
-                    self.send(page);
+                Next::Send(buffer) => {
+                    self.send(buffer);
                     true
                 }
                 Next::Wait => true,
@@ -220,68 +220,68 @@ mod interleavings {
             }
         }
 
-        fn give_back(&self) {
-            while let Some(page) = self.exchange.take_back() {
-                lock(&self.pages).push(page);
+        fn release_unused(&self) {
+            while let Some(buffer) = self.exchange.reclaim() {
+                lock(&self.buffers).push(buffer);
             }
         }
 
-        /// The caller: host while there are readers, else he reads.
+        /// The caller: launcher while there are readers, then it reads.
         fn finish(&self) {
             loop {
-                if self.host() {
+                if self.launch_step() {
                     continue;
                 }
-                self.give_back();
+                self.release_unused();
                 if self.take() {
                     self.sent.fetch_add(1, Relaxed);
-                } else if self.exchange.close() {
+                } else if self.exchange.try_close() {
                     break;
                 }
             }
             self.done.store(true, Relaxed);
         }
 
-        /// The caller, before that: he registers so many parts, and needs a page of his own for each.
+        /// The caller, before that: it registers `parts` parts, and needs a buffer for each.
         fn register(&self, parts: usize) {
             for _ in 0..parts {
-                self.lend();
-                while let Some(page) = self.exchange.ready() {
-                    self.send(page);
+                self.supply();
+                while let Some(buffer) = self.exchange.try_recv() {
+                    self.send(buffer);
                 }
-                let page = loop {
-                    let free = lock(&self.pages).pop();
-                    if let Some(page) = free.or_else(|| self.exchange.take_back()) {
-                        break page;
+                let buffer = loop {
+                    let free = lock(&self.buffers).pop();
+                    if let Some(buffer) = free.or_else(|| self.exchange.reclaim()) {
+                        break buffer;
                     }
-                    if let Next::Send(page) = self.exchange.next(true) {
-                        self.send(page);
+                    if let Next::Send(buffer) = self.exchange.next(true) {
+                        self.send(buffer);
                     }
                 };
-                lock(&self.pages).push(page);
+                lock(&self.buffers).push(buffer);
             }
         }
 
-        /// The host beside him.
-        fn beside(&self) {
+        /// A second launcher, concurrent with the caller.
+        fn launcher(&self) {
             while !self.done.load(Relaxed) {
-                if !self.host() {
-                    self.give_back();
+                if !self.launch_step() {
+                    self.release_unused();
                     thread::yield_now();
                 }
             }
         }
     }
 
-    fn check(pages: usize, readers: usize, parts: usize, beside: bool, items: usize) {
+    fn check(buffers: usize, readers: usize, parts: usize, launcher: bool, items: usize) {
         let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(if beside { 2 } else { 3 });
+        model.preemption_bound = Some(if launcher { 2 } else { 3 });
         model.check(move || {
             let model = Arc::new(Model {
                 exchange: BufferExchange::new(),
                 next: AtomicUsize::new(0),
                 items,
-                pages: Mutex::new((0..pages).collect()),
+                buffers: Mutex::new((0..buffers).collect()),
                 sent: AtomicUsize::new(0),
                 left: AtomicUsize::new(0),
                 done: AtomicBool::new(false),
@@ -292,39 +292,39 @@ mod interleavings {
                     thread::spawn(move || model.read())
                 })
                 .collect();
-            if beside {
+            if launcher {
                 let model = Arc::clone(&model);
-                others.push(thread::spawn(move || model.beside()));
+                others.push(thread::spawn(move || model.launcher()));
             }
             model.register(parts);
             model.finish();
             others.into_iter().for_each(|other| other.join().unwrap());
-            model.give_back();
-            assert!(matches!(model.exchange.next(true), Next::Alone), "something was read and never sent");
+            model.release_unused();
+            assert!(matches!(model.exchange.next(true), Next::NoReaders), "a filled buffer was never sent");
             assert_eq!(model.sent.load(Relaxed) + model.left.load(Relaxed), items);
-            let mut back = lock(&model.pages).clone();
+            let mut back = lock(&model.buffers).clone();
             back.sort_unstable();
-            assert_eq!(back, (0..pages).collect::<Vec<_>>());
+            assert_eq!(back, (0..buffers).collect::<Vec<_>>());
         });
     }
 
     #[test]
-    fn one_reader_gets_and_returns_every_page() {
+    fn one_reader_returns_every_buffer() {
         check(2, 1, 0, false, 2);
     }
 
     #[test]
-    fn readers_that_get_no_page_leave() {
+    fn readers_without_buffers_leave() {
         check(1, 2, 0, false, 2);
     }
 
     #[test]
-    fn whoever_comes_late_is_waited_for() {
+    fn late_reader_is_waited_for() {
         check(2, 1, 0, true, 1);
     }
 
     #[test]
-    fn who_registers_gets_a_page_and_serves_meanwhile() {
+    fn registering_caller_gets_buffer_and_pumps() {
         check(1, 1, 2, false, 2);
         check(2, 2, 1, false, 2);
     }

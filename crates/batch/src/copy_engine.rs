@@ -20,9 +20,9 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
-use crate::frontier::SplitRange;
-use crate::outlet::{PackBuffer, SinkWriter};
-use crate::work::{BatchState, Fragment, HOST_SINK, Source};
+use crate::device_sink::{PackBuffer, SinkWriter};
+use crate::split_range::SplitRange;
+use crate::state::{BatchState, Fragment, HOST_SINK, Source};
 use spinio_host::pool::Task;
 use spinio_host::task_scope::TaskScope;
 use spinio_transfer::bounce::BounceBuffer;

@@ -107,8 +107,8 @@ mod tests {
     }
 }
 
-/// Under a model checker: one takes parts from the front, another one steps from the back, in every order that needs at
-/// most two forced switches.
+/// Under a model checker: one thread takes parts from the front, another one steps from the back, in every order that needs
+/// at most two preemptions.
 #[cfg(all(test, loom))]
 mod interleavings {
     use loom::cell::UnsafeCell;
@@ -118,12 +118,12 @@ mod interleavings {
     use super::*;
 
     struct Model {
-        frontier: SplitRange,
-        /// How often each item was taken. Loom fails if two touch one that nothing orders.
+        range: SplitRange,
+        /// How often each item was taken. Loom fails if two threads access one without an order.
         items: Vec<UnsafeCell<u32>>,
     }
 
-    // SAFETY: the cells are what is being checked; loom reports a touch that the protocol does not order.
+    // SAFETY: the cells are what is being checked; loom reports an access that the protocol does not order.
     unsafe impl Sync for Model {}
     // SAFETY: as above.
     unsafe impl Send for Model {}
@@ -131,35 +131,35 @@ mod interleavings {
     impl Model {
         fn take(&self, range: Range<usize>) {
             for item in &self.items[range] {
-                // SAFETY: loom checks that nobody else touches the cell.
+                // SAFETY: loom checks that no other thread accesses the cell.
                 item.with_mut(|times| unsafe { *times += 1 });
             }
         }
     }
 
-    fn check(items: u32, floor: u32, parts: &'static [usize], step: u32) {
+    fn check(items: u32, limit: u32, parts: &'static [usize], step: u32) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(2);
         builder.check(move || {
             let model = Arc::new(Model {
-                frontier: SplitRange::new(items, floor),
+                range: SplitRange::new(items, limit),
                 items: (0..items).map(|_| UnsafeCell::new(0)).collect(),
             });
             let copier = {
                 let model = Arc::clone(&model);
                 thread::spawn(move || {
-                    while let Some(range) = model.frontier.back(step) {
-                        assert!(range.start >= floor as usize);
+                    while let Some(range) = model.range.take_back(step) {
+                        assert!(range.start >= limit as usize);
                         model.take(range);
                     }
                 })
             };
             for &end in parts {
-                let Some(range) = model.frontier.front(end) else { break };
+                let Some(range) = model.range.take_front(end) else { break };
                 model.take(range);
             }
-            // Then the caller helps.
-            while let Some(range) = model.frontier.back(step) {
+            // Then the caller takes from the back, too.
+            while let Some(range) = model.range.take_back(step) {
                 model.take(range);
             }
             copier.join().unwrap();
@@ -177,7 +177,7 @@ mod interleavings {
     }
 
     #[test]
-    fn what_lies_below_the_floor_is_taken_from_the_front() {
+    fn range_below_limit_is_taken_from_front() {
         check(4, 2, &[1, 2, 3], 1);
     }
 }

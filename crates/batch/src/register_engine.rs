@@ -23,11 +23,11 @@ use spinio_device::{Device, ErrorKind, Pin};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::PAGE;
 
-use crate::copies::CopyEngine;
-use crate::lay::Partitions;
-use crate::outlet::{DeviceSink, PackBuffer, SinkWriter};
-use crate::readers::BatchReaders;
-use crate::work::{BatchState, Fragment};
+use crate::batch_readers::BatchReaders;
+use crate::copy_engine::CopyEngine;
+use crate::device_sink::{DeviceSink, PackBuffer, SinkWriter};
+use crate::partition::Partitions;
+use crate::state::{BatchState, Fragment};
 use spinio_transfer::Mapping;
 
 /// Entries of a launch: several parts' as a rule. Each launch costs the caller some microseconds and a block of staging,

@@ -6,8 +6,8 @@ use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
 use crate::ctx::BatchCtx;
-use crate::list::OpList;
-use crate::outlet::DeviceSink;
+use crate::device_sink::DeviceSink;
+use crate::op_list::OpList;
 use spinio_files::FdIdentity;
 use spinio_files::FileState;
 use spinio_host::lock;

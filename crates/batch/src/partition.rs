@@ -19,9 +19,9 @@ use spinio_device::Device;
 use spinio_plan::{BatchStrategy, DensityStats, Reason};
 use spinio_sys::linux::PAGE;
 
+use crate::batch_readers::BatchReaders;
 use crate::ctx::BatchCtx;
-use crate::readers::BatchReaders;
-use crate::work::{BatchState, Fragment, HOST_SINK};
+use crate::state::{BatchState, Fragment, HOST_SINK};
 use spinio_host::lock;
 use spinio_host::parallel::{self, UninitSlots};
 
