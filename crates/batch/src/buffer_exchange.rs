@@ -1,13 +1,13 @@
-//! Pages that go from hand to hand: empty ones to those who read, full ones back to those who send.
+//! Buffers that change hands: empty ones go to the readers, filled ones come back to the launcher.
 //!
 //! ```text
-//!   host ── lend ──> empty ── page ──────> reader
-//!   host <── next ── full  <── hand_in ──── reader
+//!   launcher ── supply ──> empty ── acquire ──> reader
+//!   launcher <── next ──── full  <── submit ─── reader
 //! ```
 //!
-//! A reader waits for a page, and only for that; a host never waits for long, because pages also come back from the
-//! device. While a reader is inside, somebody has to be host, so the last host closes the exchange before he goes. Who gets
-//! no page any more ([`Exchange::starve`]) leaves with what he could not read.
+//! A reader waits for a buffer, and for nothing else; a launcher never waits for long, because buffers also come back from
+//! the device. While there is a reader, a thread has to be launcher, so the last launcher closes the exchange before it
+//! leaves. A reader that gets no more buffers ([`BufferExchange::close`]) leaves with what it could not read.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -17,9 +17,9 @@ use spinio_host::sync::{Condvar, Mutex, lock};
 
 pub(crate) struct BufferExchange<Empty, Full> {
     state: Mutex<State<Empty, Full>>,
-    /// For readers: an empty page, or none for ever.
+    /// For readers: an empty buffer, or closed.
     buffer_supplied: Condvar,
-    /// For hosts: a full page, or a reader who wants one or has left.
+    /// For launchers: a full buffer, or a reader that needs one or has left.
     launcher_wake: Condvar,
 }
 
@@ -32,18 +32,18 @@ struct State<Empty, Full> {
 }
 
 impl<Empty, Full> State<Empty, Full> {
-    /// One page for each reader lies ready: a host may be busy for half a millisecond, registering memory.
+    /// One buffer for each reader is in reserve: a launcher may be busy for half a millisecond, registering memory.
     fn needs_buffers(&self) -> bool {
         !self.closed && self.readers > 0 && self.empty.len() < self.waiting + self.readers
     }
 }
 
-/// What there is to do for a host.
+/// What a launcher has to do.
 pub(crate) enum Next<Full> {
     Send(Full),
     /// Nothing for now.
     Wait,
-    /// Nobody reads, and everything was sent.
+    /// There is no reader, and everything was sent.
     NoReaders,
 }
 
@@ -56,7 +56,7 @@ impl<Empty, Full> BufferExchange<Empty, Full> {
         BufferExchange { state: Mutex::new(state), buffer_supplied: Condvar::new(), launcher_wake: Condvar::new() }
     }
 
-    /// A reader comes; `None`: it is too late, or there will be no pages.
+    /// Adds a reader; `None`: the exchange is closed.
     pub(crate) fn enter(&self) -> Option<Reader<'_, Empty, Full>> {
         let mut state = lock(&self.state);
         if state.closed {
@@ -66,7 +66,7 @@ impl<Empty, Full> BufferExchange<Empty, Full> {
         Some(Reader(self))
     }
 
-    /// Nobody comes in any more; false if somebody is in, or has left something that is not sent.
+    /// Closes it to readers; false if there is a reader, or a full buffer that is not sent.
     pub(crate) fn try_close(&self) -> bool {
         let mut state = lock(&self.state);
         let no_readers = state.readers == 0 && state.full.is_empty();
@@ -74,7 +74,7 @@ impl<Empty, Full> BufferExchange<Empty, Full> {
         no_readers
     }
 
-    /// Whether another empty page would be taken soon.
+    /// Whether another empty buffer would be taken soon.
     pub(crate) fn needs_buffers(&self) -> bool {
         lock(&self.state).needs_buffers()
     }
@@ -84,24 +84,24 @@ impl<Empty, Full> BufferExchange<Empty, Full> {
         self.buffer_supplied.notify_one();
     }
 
-    /// An empty page back that no reader has taken.
+    /// Takes back an empty buffer that no reader has taken.
     pub(crate) fn reclaim(&self) -> Option<Empty> {
         lock(&self.state).empty.pop()
     }
 
-    /// No further pages come: whoever waits for one leaves.
+    /// No further buffers come: readers that wait for one leave.
     pub(crate) fn close(&self) {
         lock(&self.state).closed = true;
         self.buffer_supplied.notify_all();
         self.launcher_wake.notify_all();
     }
 
-    /// A full page, if one lies there.
+    /// A full buffer, if there is one.
     pub(crate) fn try_recv(&self) -> Option<Full> {
         lock(&self.state).full.pop_front()
     }
 
-    /// What to do next; waits a little for it. `dry`: the host has no page to lend.
+    /// What to do next; waits briefly for it. `out_of_buffers`: the launcher has no buffer to supply.
     pub(crate) fn next(&self, out_of_buffers: bool) -> Next<Full> {
         let mut state = lock(&self.state);
         if state.full.is_empty() && state.readers > 0 && (out_of_buffers || !state.needs_buffers()) {
@@ -116,12 +116,12 @@ impl<Empty, Full> BufferExchange<Empty, Full> {
     }
 }
 
-/// How long a host waits for news: what the device gives back, nobody tells.
+/// How long a launcher waits: buffers that the device releases are not signalled.
 const OUT_OF_BUFFERS_WAIT: Duration = Duration::from_micros(50);
 const IDLE_WAIT: Duration = Duration::from_millis(5);
 
 impl<Empty, Full> Reader<'_, Empty, Full> {
-    /// An empty page; `None`: there will be none.
+    /// An empty buffer; `None`: there will be none.
     pub(crate) fn acquire(&self) -> Option<Empty> {
         let exchange = self.0;
         let mut state = lock(&exchange.state);
@@ -140,7 +140,7 @@ impl<Empty, Full> Reader<'_, Empty, Full> {
         }
     }
 
-    /// Gives a full page to whoever is host.
+    /// Gives a full buffer to the launcher.
     pub(crate) fn submit(&self, buffer: Full) {
         lock(&self.0.state).full.push_back(buffer);
         self.0.launcher_wake.notify_one();
@@ -165,7 +165,7 @@ mod interleavings {
 
     struct Model {
         exchange: BufferExchange<usize, usize>,
-        /// Items are taken by number.
+        /// Fragments are taken by number.
         next: AtomicUsize,
         items: usize,
         /// The pool; a buffer that is sent is free again at once.
@@ -180,7 +180,7 @@ mod interleavings {
             self.next.fetch_add(1, Relaxed) < self.items
         }
 
-        /// A reader: one buffer for each item.
+        /// A reader: one buffer for each fragment.
         fn read(&self) {
             let Some(reader) = self.exchange.enter() else { return };
             while self.take() {

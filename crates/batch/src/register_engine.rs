@@ -1,9 +1,9 @@
-//! Pieces that lie close together: their pages are registered for this batch alone, and a kernel gathers them.
+//! Operations that lie close together: their pages are registered for this batch alone, and a kernel gathers them.
 //!
 //! ```text
-//!   items, by the part of the file they lie in
+//!   fragments, by the part of the file they lie in
 //!     part 0   part 1   part 2   part 3   part 4   part 5     others
-//!     caller: register, list ──>       <── copying threads, a few items at a time
+//!     caller: register, list ──>       <── copying threads, a few fragments at a time
 //!     │                           meet: frontier.rs
 //!     ▼
 //!   all has arrived ─> the pins are given back as those of single requests are (pins.rs)
@@ -40,15 +40,15 @@ struct OpenList {
     buffer: Option<PackBuffer>,
     entries: usize,
     bytes: u64,
-    /// Whose items stand in the page.
+    /// Whose fragments stand in the page.
     parts: Vec<Range<usize>>,
     started: Instant,
 }
 
-/// What was registered, and is under way.
+/// What was registered, and is in flight.
 pub(crate) struct RegisteredParts {
     work: Arc<BatchState>,
-    /// One an outlet.
+    /// One a sink.
     lists: Vec<Option<OpenList>>,
     pins: Vec<(&'static dyn Device, Pin, Arc<Mapping>)>,
     bytes: u64,
@@ -120,7 +120,7 @@ impl RegisteredParts {
         Some((start, device_ptr.ok()?))
     }
 
-    /// Lists the items of a part that is registered; false if they, or others before them, are missed.
+    /// Lists the fragments of a part that is registered; false if they, or others before them, are missed.
     fn add_fragments(
         &mut self,
         items: &[Fragment],
@@ -156,7 +156,7 @@ impl RegisteredParts {
         false
     }
 
-    /// Sends the list towards an outlet, if there is one; false if that failed: its parts are missed.
+    /// Sends the list towards a sink, if there is one; false if that failed: its parts are missed.
     fn send(&mut self, which: usize, items: &[Fragment]) -> bool {
         let Some(list) = &mut self.lists[which] else { return true };
         let Some(buffer) = list.buffer.take() else { return true };
@@ -175,7 +175,7 @@ impl RegisteredParts {
         }
     }
 
-    /// Waits for what is under way; the items that could not be registered.
+    /// Waits for what is in flight; the fragments that could not be registered.
     pub(crate) fn finish(mut self) -> Vec<Fragment> {
         std::mem::take(&mut self.lists).into_iter().flatten().for_each(|open| open.writer.finish());
         std::mem::take(&mut self.fallback)
@@ -198,7 +198,7 @@ impl OpenList {
             return false;
         };
         let buffer = PackBuffer::new(sink, block);
-        // Memory that a kernel cannot read holds no list.
+        // A list must be in memory that a GPU kernel can read.
         if !buffer.gathers() {
             sink.staging.release(buffer.into_block());
             return false;
@@ -208,7 +208,7 @@ impl OpenList {
         true
     }
 
-    /// Adds items of a part that begins at `start` in the file and is seen at `view`.
+    /// Adds fragments of a part that begins at `start` in the file and is seen at `view`.
     fn push_fragments(&mut self, items: &[Fragment], start: u64, device_ptr: u64) {
         let Some(buffer) = &mut self.buffer else { return };
         for item in items {
@@ -238,7 +238,7 @@ impl Drop for RegisteredParts {
     }
 }
 
-/// Registers the pages of some items; the offset in the file where they begin.
+/// Registers the pages of some fragments; the offset in the file where they begin.
 fn pin_fragments(work: &BatchState, mapping: &Mapping, some: &[Fragment]) -> Option<(u64, Pin)> {
     let sink = &work.sinks[some.first()?.sink as usize];
     let (device, pins) = (sink.device, &work.ctx.reader.files.unpin());
