@@ -25,7 +25,7 @@ use crate::state::{BatchState, Fragment, HOST_SINK};
 use spinio_host::lock;
 use spinio_host::parallel::{self, UninitSlots};
 
-/// Bytes of a part at most: 0.35 ms of the driver's lock, half a millisecond concurrently with threads that copy. In that time a
+/// Bytes of a part at most: 0.35 ms of the driver's lock, half a millisecond while others copy. In that time a
 /// reader fills half a page, or a whole one where operations are long; it has one in reserve.
 const MAX_PART: u64 = 16 << 20;
 

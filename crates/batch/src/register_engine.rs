@@ -1,18 +1,19 @@
-//! Operations that lie close together: their pages are registered for this batch alone, and a kernel gathers them.
+//! Dense fragments: their pages are registered for this batch alone, and a GPU kernel gathers them.
 //!
 //! ```text
-//!   fragments, by the part of the file they lie in
+//!   fragments, by the part of the file that they are in
 //!     part 0   part 1   part 2   part 3   part 4   part 5     others
 //!     caller: register, list ──>       <── copying threads, a few fragments at a time
-//!     │                           meet: frontier.rs
+//!     │                           meet: split_range.rs
 //!     ▼
-//!   all has arrived ─> the pins are given back as those of single requests are (pins.rs)
+//!   all has arrived ─> the pages are unpinned as those of single requests are (transfer/src/unpin.rs)
 //! ```
 //!
-//! By the caller: the driver registers one range at a time, whoever asks. Parts are short, because he also launches what
-//! the others have read, between two of them: a launch by anybody else would wait until all is registered (readers.rs).
-//! Helpers that launch for themselves (copies.rs) therefore come only afterwards. Crowds that are so dense that copying
-//! would hardly help lie first, and only the caller takes those. What cannot be registered is copied afterwards.
+//! By the caller: the driver registers one range at a time, from whichever thread. Parts are short, because the caller also
+//! launches what the readers have read, between two of them: a launch by another thread would wait until all is registered
+//! (batch_readers.rs). Copy workers, which launch for themselves (copy_engine.rs), therefore start only afterwards.
+//! Fragments so dense that copying would hardly be faster come first, and only the caller takes those. What cannot be
+//! registered is copied afterwards.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,8 +31,8 @@ use crate::partition::Partitions;
 use crate::state::{BatchState, Fragment};
 use spinio_transfer::Mapping;
 
-/// Entries of a launch: several parts' as a rule. Each launch costs the caller some microseconds and a block of staging,
-/// and what is listed in the last one is fetched when nothing is left to register.
+/// Entries of a launch: several parts' as a rule. Each launch costs the caller some microseconds and a bounce buffer,
+/// and what is listed in the last one is gathered when nothing is left to register.
 const MAX_ENTRIES: usize = 8 << 10;
 
 /// A list that is being written: of one or several parts.
@@ -40,7 +41,7 @@ struct OpenList {
     buffer: Option<PackBuffer>,
     entries: usize,
     bytes: u64,
-    /// Whose fragments stand in the page.
+    /// Parts whose fragments are in the buffer.
     parts: Vec<Range<usize>>,
     started: Instant,
 }
@@ -52,11 +53,11 @@ pub(crate) struct RegisteredParts {
     lists: Vec<Option<OpenList>>,
     pins: Vec<(&'static dyn Device, Pin, Arc<Mapping>)>,
     bytes: u64,
-    /// What could not be.
+    /// Fragments that could not be registered.
     fallback: Vec<Fragment>,
 }
 
-/// Takes parts from the front until those meet who copy from the back, and is host to the readers among them.
+/// Takes parts from the front until it meets the threads that copy from the back, and is launcher for the readers.
 pub(crate) fn run(copies: &CopyEngine, partitions: &Partitions, readers: Option<&BatchReaders>) -> RegisteredParts {
     let work = &copies.work;
     let lists = work.sinks.iter().map(|_| None).collect();
@@ -132,7 +133,7 @@ impl RegisteredParts {
         let mut rest = &items[range.clone()];
         while let Some(first) = rest.first() {
             let which = first.sink as usize;
-            // Who may have to wait for a block holds none.
+            // A thread that may have to wait for a buffer must not have any.
             if self.lists[which].as_ref().is_none_or(|open| open.buffer.is_none()) {
                 (0..self.lists.len()).for_each(|other| _ = self.send(other, items));
             }

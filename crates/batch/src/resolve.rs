@@ -73,7 +73,7 @@ pub(crate) struct P2pSample {
     pub(crate) len: u64,
 }
 
-/// Operations, sorted.
+/// Resolves the operations of a batch.
 pub(crate) struct Resolver<'a> {
     ctx: &'a Arc<BatchCtx>,
     list: OpList,
@@ -370,7 +370,7 @@ impl<'a> Resolver<'a> {
             registry::find(at, want).or_else(|| registry::find_after_fault(at, want))
         });
         let Some(allocation) = found else {
-            // The host's, for the kernel to judge.
+            // Host memory, which the Linux kernel validates.
             let end = address.saturating_add(want as u64);
             return DestRange { start: address, end, sink: HOST_SINK, p2p: false, allocation: None, refused: None };
         };
