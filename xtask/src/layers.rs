@@ -1,13 +1,16 @@
 //! `cargo x layers`: an arrow between crates may point only down.
 //!
 //! ```text
-//!   7  lab ......................... on the library of cli: tables, units, devices
-//!   6  preload  python  cli ........ cli builds preload, but never links it
-//!   5  capi
-//!   4  runtime
-//!   3  nvmmu
-//!   2  io
-//!   1  device
+//!  10  lab ......................... on the library of cli: tables, units, devices
+//!   9  preload  python  cli ........ cli builds preload, but never links it
+//!   8  capi
+//!   7  runtime
+//!   6  batch  nvmmu
+//!   5  io
+//!   4  pinned
+//!   3  files
+//!   2  stats  transfer
+//!   1  device  host
 //!   0  sys  plan
 //!
 //!   testkit: anyone's dev-dependency; itself on top of anything below 4

@@ -6,34 +6,34 @@ use spinio_sys::Errno;
 use spinio_transfer::Error;
 
 use crate::ctx::BatchCtx;
-use crate::list::{OpList, ReadArrays, ReadOp};
+use crate::handle::BatchHandle;
+use crate::op_list::{OpList, ReadArrays, ReadOp};
 use crate::run::{BatchResult, resolve};
-use crate::ticket::BatchHandle;
 
 /// Batches of a runtime.
 pub trait Batches {
-    /// Reads all pieces and waits for them; what became of each stands in its result.
+    /// Reads all operations and waits for them; each has its result afterwards.
     fn batch(&self, ops: &mut [ReadOp]) -> Result<BatchResult, Error> {
         self.batch_with_allocations(ops, &[])
     }
 
-    /// As [`Batches::batch`]; allocations that are known already are not asked for again.
+    /// As [`Batches::batch`]; allocations that are known already are not looked up again.
     fn batch_with_allocations(&self, ops: &mut [ReadOp], known: &[Allocation]) -> Result<BatchResult, Error>;
 
     /// Many reads of one file. EINVAL where an array is shorter than the results.
     fn batch_file(&self, arrays: ReadArrays<'_>, known: &[Allocation]) -> Result<BatchResult, Error>;
 
-    /// Begins a batch, behind what this thread has queued so far; the ticket waits for it.
+    /// Begins a batch, ordered after what this thread has queued so far; the handle waits for it.
     ///
     /// # Safety
-    /// Until [`Ticket::wait`] has returned the pieces must stay, and nobody else use them; descriptors must stay open and
+    /// Until [`BatchHandle::wait`] has returned the operations must stay, and no other thread use them; descriptors must stay open and
     /// the memory allocated.
     unsafe fn submit(&self, ops: *mut [ReadOp]) -> Result<BatchHandle, Error>;
 }
 
 impl Batches for Runtime {
-    fn batch_with_allocations(&self, pieces: &mut [ReadOp], known: &[Allocation]) -> Result<BatchResult, Error> {
-        Ok(resolve(&BatchCtx::of(self), OpList::from_ops(pieces), known, true)?.run())
+    fn batch_with_allocations(&self, ops: &mut [ReadOp], known: &[Allocation]) -> Result<BatchResult, Error> {
+        Ok(resolve(&BatchCtx::of(self), OpList::from_ops(ops), known, true)?.run())
     }
 
     fn batch_file(&self, many: ReadArrays<'_>, known: &[Allocation]) -> Result<BatchResult, Error> {
@@ -41,9 +41,9 @@ impl Batches for Runtime {
         Ok(resolve(&BatchCtx::of(self), list, known, true)?.run())
     }
 
-    unsafe fn submit(&self, pieces: *mut [ReadOp]) -> Result<BatchHandle, Error> {
+    unsafe fn submit(&self, ops: *mut [ReadOp]) -> Result<BatchHandle, Error> {
         // SAFETY: passed on to the caller.
-        let list = OpList::from_ops(unsafe { &mut *pieces });
+        let list = OpList::from_ops(unsafe { &mut *ops });
         let ctx = BatchCtx::of(self);
         Ok(BatchHandle::new(&ctx, resolve(&ctx, list, &[], true)?))
     }

@@ -8,9 +8,9 @@ use spinio_transfer::Kept;
 
 /// Handles for one batch.
 pub(crate) struct BatchCtx {
-    /// Reads, and all that they stand on.
+    /// Reads, and everything that they need.
     pub(crate) reader: Arc<Reader>,
-    /// The directory of compiled device code; none: nothing is kept.
+    /// The directory of compiled GPU kernels; none: they are not stored.
     kernels: Option<String>,
 }
 
@@ -23,7 +23,7 @@ impl BatchCtx {
         })
     }
 
-    /// Compiled device code, as it is kept between processes.
+    /// Compiled GPU kernels, stored between processes.
     pub(crate) fn kernel_cache(&self) -> Kept<'_> {
         Kept { workers: self.reader.files.workers(), folder: self.kernels.as_deref() }
     }

@@ -1,57 +1,57 @@
 //! Batches: thousands of reads, submitted together and awaited together.
 //!
 //! ```text
-//!   pieces (fd, offset, length, address)
-//!     │ sort.rs       whose file, whose memory, how many bytes; what is refused
-//!     │ held.rs       of a held file: gathered straight out of its pages
-//!     │ residency.rs  cached or absent
-//!     │ lay.rs        crowded or scattered
+//!   operations (fd, offset, length, address)
+//!     │ resolve.rs        which file, which memory, how many bytes; what is refused
+//!     │ pinned_gather.rs  of a pinned file: gathered straight out of its pages
+//!     │ residency.rs      cached or absent
+//!     │ partition.rs      dense or sparse
 //!     ▼
-//!   items ── cached, from the front ──> register.rs   registered for this batch, gathered ───────┐
-//!         ├─ cached, from the back ───> copies.rs     read into pages of staging, ─────────────┤
-//!         │                             readers.rs    if there are many by many threads        │
-//!         └─ absent ──────────────────> storage.rs    O_DIRECT, 128 reads in flight ───────────┤
-//!                                                                                              ▼
-//!                          outlet.rs    a page and a list: one launch takes each piece to its place
+//!   fragments ── cached, from the front ──> register_engine.rs  registered for this batch, gathered ───┐
+//!             ├─ cached, from the back ───> copy_engine.rs      read into bounce buffers,              ┤
+//!             │                             batch_readers.rs    if there are many by many threads      │
+//!             └─ absent ──────────────────> storage_reader.rs   O_DIRECT, 128 reads in flight ─────────┤
+//!                                                                                                      ▼
+//!                          device_sink.rs    a buffer and a list: one launch copies each fragment to its place
 //!     ▲
-//!     └─ what a route could not bring is read through the page cache
+//!     └─ what a route could not deliver is read through the page cache
 //! ```
 //!
-//! One read of 4 KiB at a time costs the program a system call, the driver a copy of 8 us and everybody a wait. Together
-//! they cost the processor what it takes to find the bytes, and the device one launch for some hundred pieces.
+//! One read of 4 KiB at a time costs the program a system call, the driver a copy of 8 us and the caller a wait. Together
+//! they cost the processor what it takes to find the bytes, and the device one launch for some hundred operations.
 //!
-//! Passes over very many pieces are shared among threads (`spinio_host::parallel`).
+//! Passes over very many operations are shared among threads (`spinio_host::parallel`).
 //!
-//! Each piece ends as the `pread` that it stands for: bytes, short at the end of the file or of the buffer, or an errno;
-//! one that fails does not touch the others. Order on the device is that of one large read: the batch begins behind all
-//! work that the program had queued before, and returns when every byte has arrived. Two pieces of a batch that go to the
-//! same bytes arrive in any order.
+//! Each operation ends as the `pread` that it replaces: bytes, short at the end of the file or of the buffer, or an errno;
+//! one that fails does not affect the others. Order on the device is that of one large read: the batch begins after all
+//! work that the program had queued before, and returns when every byte has arrived. Two operations of a batch with the
+//! same destination arrive in any order.
 //!
-//! Nothing of a batch goes on when the call has ended, also when it ends by a panic (`spinio_host::panic_relay`).
+//! No work of a batch continues after the call has returned, also when it ends by a panic (`spinio_host::panic_relay`).
 //!
 //! Known flaws:
-//! - The sizes of files are asked once, when the batch begins: what is appended meanwhile is not seen.
-//! - Pieces of 4 MiB and more, streams, and descriptors opened with O_DIRECT are read one after another.
+//! - The sizes of files are read once, when the batch begins: what is appended meanwhile is not seen.
+//! - Operations of 4 MiB and more, streams, and descriptors opened with O_DIRECT are read one after another.
 
 mod api;
-mod copies;
+mod batch_readers;
+mod buffer_exchange;
+mod copy_engine;
 mod ctx;
-mod exchange;
-mod frontier;
-mod held;
-mod lay;
-mod list;
-mod outlet;
-mod readers;
-mod register;
+mod device_sink;
+mod handle;
+mod op_list;
+mod partition;
+mod pinned_gather;
+mod register_engine;
 mod residency;
+mod resolve;
 mod run;
-mod sort;
-mod storage;
-mod ticket;
-mod work;
+mod split_range;
+mod state;
+mod storage_reader;
 
 pub use api::Batches;
-pub use list::{Arg, ReadArrays, ReadOp};
+pub use handle::BatchHandle;
+pub use op_list::{Arg, ReadArrays, ReadOp};
 pub use run::BatchResult;
-pub use ticket::BatchHandle;

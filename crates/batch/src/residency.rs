@@ -1,16 +1,16 @@
-//! Which pieces of a batch are in the page cache.
+//! Which fragments of a batch are in the page cache.
 //!
 //! ```text
-//!   owner     a sample of many pieces: all there, or hardly one? then that counts for all
-//!             else the whole span asked at once: all, none, or page by page (mincore)
-//!   stranger  a sample of the pieces, a byte each: nearly all there? then all count as there
+//!   may survey   a sample of many fragments: all cached, or hardly one? then that counts for all
+//!                else the whole span surveyed at once: all, none, or page by page (mincore)
+//!   may not      a sample of the fragments, a byte each: nearly all cached? then all count as cached
 //! ```
 //!
-//! To ask about every page of 8 GiB takes 70 ms, as long as reading a million pieces of it; a sample takes 0.1 ms. A wrong
-//! "absent" is read from storage, which is right; a wrong "cached" is read by the kernel into the page cache, which is right
-//! too.
+//! A survey of every page of 8 GiB takes 70 ms, as long as reading a million operations of it; a sample takes 0.1 ms. A wrong
+//! "absent" is read from storage, which is right; a wrong "cached" is read by the Linux kernel into the page cache, which is
+//! right too.
 //!
-//! Known flaw: of a stranger's file that is cached in part, either all pieces go through the page cache or none does.
+//! Known flaw: of another user's file that is cached in part, either all fragments go through the page cache or none does.
 
 use std::sync::Arc;
 
@@ -18,41 +18,41 @@ use spinio_plan::Route;
 use spinio_sys::linux::{self, PAGE, RWF_NOWAIT};
 
 use crate::ctx::BatchCtx;
-use crate::work::{Fragment, Source};
+use crate::state::{Fragment, Source};
 use spinio_files::ResidencyAccess;
 use spinio_transfer::Mapping;
 
 const PAGE64: u64 = PAGE as u64;
 
-/// Pieces of a stranger's file that are tried.
+/// Fragments of another user's file that are sampled.
 const READ_SAMPLES: usize = 64;
 
-/// Pieces of one's own file that are tried, and from how many on that is done.
+/// Fragments of a file of this user that are sampled, and from how many on that is done.
 const STAT_SAMPLES: usize = 256;
 const SAMPLING_MIN: usize = 4096;
 
-/// One of so many tried that is there is not worth asking about the others: that would take as long as reading some per
-/// cent of them, and storage would stand still meanwhile.
+/// If one of this many samples or fewer is cached, the others are not surveyed: that would take as long as reading some per
+/// cent of them, and storage would be idle meanwhile.
 const ABSENT_RATIO: usize = 64;
 
-/// Asking about one piece costs as much as about so many pages in one go.
+/// A survey of one fragment costs as much as one of this many pages in one call.
 const PROBE_COST_PAGES: u64 = 12;
 
-/// Pages asked about in one go.
+/// Pages surveyed in one call.
 const MINCORE_STEP: usize = 16 << 10;
 
-/// Where the pieces of one file are.
+/// Where the operations of one file are.
 pub(crate) enum FragmentResidency {
     Cached,
     Absent,
-    /// A byte for each page from the first on, its lowest bit set if the page is there.
+    /// A byte for each page from the first on, its lowest bit set if the page is cached.
     PageMap(u64, Vec<u8>),
-    /// Each has to be asked about.
+    /// Each has to be surveyed.
     Probe(Arc<Mapping>),
 }
 
 impl FragmentResidency {
-    /// Whether any page of an item is not there.
+    /// Whether any page of a fragment is absent.
     pub(crate) fn is_absent(&self, fragment: &Fragment) -> bool {
         let (first, end) = (fragment.offset / PAGE64, (fragment.offset + u64::from(fragment.len)).div_ceil(PAGE64));
         match self {
@@ -62,9 +62,9 @@ impl FragmentResidency {
                 bits[(first - from) as usize..(end - from) as usize].iter().any(|b| b & 1 == 0)
             }
             FragmentResidency::Probe(mapping) => {
-                let mut bits = [0u8; (crate::work::MAX_FRAGMENT / PAGE64) as usize + 2];
+                let mut bits = [0u8; (crate::state::MAX_FRAGMENT / PAGE64) as usize + 2];
                 let bits = &mut bits[..(end - first) as usize];
-                // SAFETY: the mapping has all bytes of the file that a piece can ask for, and outlives the call.
+                // SAFETY: the mapping has all bytes of the file that an operation can ask for, and outlives the call.
                 let status = unsafe { linux::mincore(mapping.ptr.wrapping_add((first * PAGE64) as usize), bits) };
                 status.is_ok() && bits.iter().any(|b| b & 1 == 0)
             }
@@ -72,7 +72,7 @@ impl FragmentResidency {
     }
 }
 
-/// Asks about items of one file.
+/// Surveys fragments of one file.
 pub(crate) fn survey(ctx: &Arc<BatchCtx>, source: &Source, fragments: &[Fragment]) -> FragmentResidency {
     let file = &source.file;
     if file.direct_fd.is_err() || file.residency_access == ResidencyAccess::InMemory || fragments.is_empty() {
@@ -85,9 +85,9 @@ pub(crate) fn survey(ctx: &Arc<BatchCtx>, source: &Source, fragments: &[Fragment
         let is_cached = |i: &Fragment| ctx.reader.files.sys().cachestat(source.fd, i.offset, 1).map(|c| c.cached > 0);
         let samples: Result<Vec<bool>, _> =
             fragments.iter().step_by(fragments.len() / STAT_SAMPLES).map(is_cached).collect();
-        // Kernels before 6.5 do not tell.
+        // Not before Linux 6.5.
         if let Ok(samples) = samples {
-            let cached = samples.iter().filter(|there| **there).count();
+            let cached = samples.iter().filter(|cached| **cached).count();
             if cached == samples.len() {
                 return FragmentResidency::Cached;
             }
@@ -111,7 +111,7 @@ pub(crate) fn survey(ctx: &Arc<BatchCtx>, source: &Source, fragments: &[Fragment
         let file = Arc::clone(file);
         ctx.reader.files.shadow_workers()?.run_blocking(move || file.mapping(kernel, end * PAGE64))?
     });
-    // Without a mapping nothing tells: the page cache serves what it has and reads the rest.
+    // Without a mapping it is not known: the page cache serves what it has and reads the rest.
     let Some(mapping) = mapping.filter(|m| m.len as u64 >= end * PAGE64) else { return FragmentResidency::Cached };
     if (fragments.len() as u64).saturating_mul(PROBE_COST_PAGES) < end - first {
         return FragmentResidency::Probe(mapping);
@@ -127,7 +127,7 @@ pub(crate) fn survey(ctx: &Arc<BatchCtx>, source: &Source, fragments: &[Fragment
     FragmentResidency::PageMap(first, bits)
 }
 
-/// Tries a few pieces, by a keeper, whose twin starts no read-ahead.
+/// Samples a few fragments, by a shadow worker, whose descriptor starts no read-ahead.
 fn sample_by_read(ctx: &Arc<BatchCtx>, source: &Source, items: &[Fragment]) -> FragmentResidency {
     let step = (items.len() / READ_SAMPLES).max(1);
     let samples: Vec<u64> = items.iter().step_by(step).map(|i| i.offset).collect();

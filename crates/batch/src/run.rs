@@ -1,4 +1,4 @@
-//! A batch from its pieces to its end: sorted, and then each part by its route.
+//! A batch from its operations to its results: resolved, and then each fragment on its route.
 
 use std::sync::Arc;
 
@@ -6,17 +6,17 @@ use spinio_device::{Allocation, WaitMode};
 use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;
 
-use crate::copies::CopyEngine;
+use crate::batch_readers::BatchReaders;
+use crate::copy_engine::CopyEngine;
 use crate::ctx::BatchCtx;
-use crate::held::PinnedGather;
-use crate::list::{OpList, ReadArrays, ReadOp};
-use crate::readers::BatchReaders;
-use crate::register::RegisteredParts;
+use crate::op_list::OpList;
+use crate::pinned_gather::PinnedGather;
+use crate::register_engine::RegisteredParts;
 use crate::residency::FragmentResidency;
-use crate::sort::{P2pSample, Resolver};
-use crate::storage::StorageReader;
-use crate::work::{BatchState, Fragment, HOST_SINK};
-use crate::{lay, register, residency};
+use crate::resolve::{P2pSample, Resolver};
+use crate::state::{BatchState, Fragment, HOST_SINK};
+use crate::storage_reader::StorageReader;
+use crate::{partition, register_engine, residency};
 use spinio_device::Target;
 use spinio_host::panic_relay::PanicRelay;
 use spinio_stats::{Direction, RequestSpan};
@@ -27,29 +27,29 @@ use spinio_transfer::Error;
 pub struct BatchResult {
     /// Bytes that arrived.
     pub bytes: u64,
-    /// Pieces that failed: their results are below zero.
+    /// Operations that failed: their results are below zero.
     pub failed: usize,
 }
 
-/// A batch whose pieces are sorted.
+/// A batch whose operations are resolved.
 pub(crate) struct ResolvedBatch {
     pub(crate) work: Arc<BatchState>,
     fragments: Vec<Fragment>,
-    /// Pieces to be read one at a time, and where to.
+    /// Operations to be read one at a time, and where to.
     single_reads: Vec<(u32, Option<Target>)>,
-    /// First byte of each allocation, the one behind its last, and its outlet; sorted.
+    /// First byte of each allocation, its end, and its sink; sorted.
     ranges: Vec<(u64, u64, u16)>,
     samples: Vec<P2pSample>,
-    /// What was gathered out of held files already, while it was sorted.
+    /// What was gathered out of pinned files already, while it was resolved.
     pinned: PinnedGather,
     known: Vec<Allocation>,
-    /// Storage may reach where some items go.
+    /// Storage may reach where some fragments go.
     p2p: bool,
-    /// Bytes of all items.
+    /// Bytes of all fragments.
     bytes: u64,
 }
 
-/// Sorts the pieces, on the program's thread: here and now is their place in the order of the device.
+/// Resolves the operations, on the program's thread: their order on the device is that of this moment.
 pub(crate) fn resolve(
     ctx: &Arc<BatchCtx>,
     ops: OpList,
@@ -61,7 +61,7 @@ pub(crate) fn resolve(
     }
     let fd = if ops.len() > 0 { ops.get(0).fd } else { -1 };
     let span: RequestSpan = ctx.reader.files.stats().begin(Direction::Batch, fd, None, 0);
-    // Made by a thread of the program, whose descriptors they see.
+    // Made by a thread of the program, whose fd table they share.
     ctx.reader.files.workers().batch_copy();
     let mut resolver = Resolver::new(ctx, ops, known, use_pinned);
     resolver.resolve_all();
@@ -82,7 +82,7 @@ pub(crate) fn resolve(
 }
 
 impl ResolvedBatch {
-    /// Moves everything and waits. Where that panics, no piece counts as read.
+    /// Moves everything and waits. Where that panics, no operation counts as read.
     pub(crate) fn run(self) -> BatchResult {
         let work = Arc::clone(&self.work);
         let mut relay = PanicRelay::default();
@@ -104,22 +104,22 @@ impl ResolvedBatch {
             let items = std::mem::take(&mut self.fragments);
             let items = self.wait_stream_order(items);
             let (mut cached, absent) = self.split_by_residency(items);
-            let partitions = lay::partition(&work, &mut cached);
+            let partitions = partition::partition(&work, &mut cached);
             let storage = (!absent.is_empty()).then(|| StorageReader::new(&work, absent));
             let copies =
                 (!cached.is_empty()).then(|| CopyEngine::new(&work, cached, partitions.caller_only, Reason::Cached));
             let readers = copies.as_ref().and_then(BatchReaders::start);
-            // Helpers launch for themselves, which they cannot while somebody registers.
+            // Copy workers launch, too, which they cannot while the caller registers.
             let start_workers = |yes: bool| {
                 if let (Some(copies), None, true) = (&copies, &readers, yes) {
                     copies.wake_workers();
                 }
             };
             start_workers(partitions.is_empty());
-            // From here on helpers may be at work.
+            // From here on workers may run.
             let mut relay = PanicRelay::default();
             let run_registration =
-                || copies.as_ref().map(|copies| register::run(copies, &partitions, readers.as_deref()));
+                || copies.as_ref().map(|copies| register_engine::run(copies, &partitions, readers.as_deref()));
             let registered = relay.catch(run_registration).flatten();
             start_workers(!partitions.is_empty() && !relay.has_panic());
             let mut fallback = Vec::new();
@@ -154,13 +154,13 @@ impl ResolvedBatch {
         if !pinned.finish(ctx, report)
             && let Ok(retry) = resolve(ctx, work.ops, &self.known, false)
         {
-            // Somebody may have written a held file meanwhile.
+            // A process may have written a pinned file meanwhile.
             return retry.run();
         }
         self.finish()
     }
 
-    /// Devices that the CPU or storage writes into keep no order by themselves: what was queued before has to be done.
+    /// Writes of the CPU or of storage into a device are not ordered: what was queued before has to be done.
     fn wait_stream_order(&mut self, mut items: Vec<Fragment>) -> Vec<Fragment> {
         let work = &self.work;
         for (sink_index, sink) in work.sinks.iter().enumerate() {
@@ -177,13 +177,13 @@ impl ResolvedBatch {
         items
     }
 
-    /// Cached and absent items.
+    /// Cached and absent fragments.
     fn split_by_residency(&self, mut items: Vec<Fragment>) -> (Vec<Fragment>, Vec<Fragment>) {
         let work = &self.work;
         let ctx = &work.ctx;
         let direct = ctx.reader.policy.allows(Route::Direct);
         let reachable = self.p2p_pairs();
-        // From here on those of one file and device lie together.
+        // From here on those of one file and device are consecutive.
         let key = |i: &Fragment| (i.source, i.sink);
         if !work.uniform && !items.is_sorted_by_key(key) {
             items.sort_by_key(key);
@@ -195,7 +195,7 @@ impl ResolvedBatch {
                 |end: &dyn Fn(&Fragment) -> bool| if work.uniform { rest.len() } else { rest.partition_point(end) };
             let (some, tail) = rest.split_at(here(&|i| i.source == *which));
             rest = tail;
-            // Those that go to memory of the host lie last.
+            // Those that go to host memory come last.
             let device_fragments = &some[..some.partition_point(|i| i.sink != HOST_SINK)];
             if direct || reachable.iter().any(|&(source, _)| source == *which) {
                 found[*which as usize] = residency::survey(ctx, &work.sources[*which as usize], device_fragments);
@@ -232,7 +232,7 @@ impl ResolvedBatch {
         self.samples.iter().filter(can_p2p).map(|s| (s.source, s.sink)).collect()
     }
 
-    /// Pieces that know no better.
+    /// Operations that are read one at a time.
     fn read_singles(&mut self) {
         let ctx = &self.work.ctx;
         let list = self.work.ops;
@@ -242,7 +242,7 @@ impl ResolvedBatch {
             let offset = i64::try_from(op.offset).map_err(|_| Errno::INVAL);
             let got = offset.and_then(|_| match to {
                 Some(to) => ctx.reader.read(op.fd, Some(op.offset), *to, len).map_err(|e| e.kind.errno()),
-                // SAFETY: memory of the host, for the kernel to judge.
+                // SAFETY: host memory, which the Linux kernel validates.
                 None => unsafe {
                     ctx.reader.files.sys().pread(Route::Copy, op.fd, op.address as *mut u8, len, op.offset, 0)
                 },

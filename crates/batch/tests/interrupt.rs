@@ -212,10 +212,10 @@ fn cancelled_batch_leaves_ops_not_started() {
             result if result == PIECE as i64 => {
                 assert!(
                     buffer.range_bytes(i * PIECE..(i + 1) * PIECE) == file::bytes(piece.offset, PIECE, 0),
-                    "piece {i}"
+                    "operation {i}"
                 );
             }
-            result => assert_eq!(result, -i64::from(Errno::INTR.raw_os_error()), "piece {i}"),
+            result => assert_eq!(result, -i64::from(Errno::INTR.raw_os_error()), "operation {i}"),
         }
     }
     let mut some = pieces(0..100);

@@ -1,4 +1,4 @@
-//! Moves that wait for a queue which waits for the program: nobody else waits for them.
+//! Reads and writes that wait for a stream which waits for the program: no other thread waits for them.
 
 use std::ffi::{CString, c_void};
 use std::fs::{self, File};

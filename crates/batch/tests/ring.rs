@@ -1,7 +1,7 @@
 //! A ring that the kernel refuses to serve any more, under a batch: nothing is lost but the ring, and no page is used
 //! again that storage may still write.
 //!
-//! The refusal is a seccomp filter on the keeper that made the ring. It stays with that thread, so these tests have a
+//! The refusal is a seccomp filter on the shadow worker that made the ring. It stays with that thread, so these tests have a
 //! process of their own.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -112,8 +112,8 @@ fn batch_completes_when_io_uring_is_denied_midway() {
             assert_eq!((done.failed, done.bytes), (0, 600 * 5000), "{which:?} {errno:?}");
             for (i, p) in batch.iter().enumerate() {
                 let seen = buffer.range_bytes(i * 6000..(i + 1) * 6000);
-                assert!(seen[..5000] == file::bytes(p.offset, 5000, 0), "{which:?} {errno:?}: piece {i}");
-                assert!(seen[5000..].iter().all(|&b| b == POISON), "{which:?} {errno:?}: behind piece {i}");
+                assert!(seen[..5000] == file::bytes(p.offset, 5000, 0), "{which:?} {errno:?}: operation {i}");
+                assert!(seen[5000..].iter().all(|&b| b == POISON), "{which:?} {errno:?}: after operation {i}");
             }
         }
         let rings = kernel.rings.load(SeqCst);

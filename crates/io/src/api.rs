@@ -12,6 +12,7 @@ use spinio_files::{Files, FilesCtx, ShadowFile, sequential};
 use spinio_host::Settings;
 use spinio_host::pool::Workers;
 use spinio_host::syscalls::{LinuxSyscalls, Syscalls};
+use spinio_pinned::{DeviceMapping, PinError, PinnedFiles};
 use spinio_plan::Route;
 use spinio_plan::geometry::BlockStack;
 use spinio_stats::{Gauge, Snapshot, StatsLocation, StatsRegion};
@@ -21,7 +22,6 @@ use spinio_transfer::{BouncePools, DeferredUnpin, Error};
 
 use crate::ctx::{Reader, Writer};
 use crate::explain::{Buffer, Explanation};
-use crate::pinned::{DeviceMapping, PinError, PinnedFiles};
 use crate::policy::RoutePolicy;
 use crate::read::WaitBuffers;
 use crate::read::app_fd_calls::{release_offset, reserve_offset};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use spinio_device::Target;
 use spinio_files::Files;
+use spinio_pinned::PinnedFiles;
 use spinio_plan::Route;
 use spinio_transfer::BouncePools;
 
-use crate::pinned::PinnedFiles;
 use crate::policy::RoutePolicy;
 use crate::read::WaitBuffers;
 

@@ -13,13 +13,12 @@
 //!                          bytes delivered, statistics
 //! ```
 //!
-//! `batch` has thousands of reads at once, `hold` files that stay registered for reads that come again.
+//! `spinio-batch` reads thousands of ranges at once; `spinio-pinned` keeps files registered for reads that come again.
 
 mod api;
 pub mod ctx;
 mod explain;
 mod host_copy;
-mod pinned;
 mod policy;
 mod read;
 mod stream;
@@ -28,12 +27,12 @@ mod write;
 
 pub use api::{Runtime, apply_advice, check_settings, on_close, on_close_range, record_advice, runtime};
 pub use explain::{Buffer, Explanation};
-pub use pinned::{DeviceMapping, PinError, PinGuard};
 pub use policy::RoutePolicy;
 pub use spinio_device::Target;
 pub use spinio_files::stripes::{NoStripeMap, ParityArray, StripeMap};
 pub use spinio_files::{FdIdentity, ShadowFile, WriteLease, fds_change};
 pub use spinio_host::{CancelPoll, Settings, install_cancel_poll, is_cancelled, settings, syscalls as kernel};
+pub use spinio_pinned::{DeviceMapping, PinError, PinGuard};
 pub use spinio_stats as stats;
 pub use spinio_transfer::{AlignedBuf, Error, ErrorKind};
 pub use stream::AsyncResult;

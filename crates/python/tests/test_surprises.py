@@ -161,7 +161,7 @@ def test_sessions_accept_bytes_paths(data, noise, tmp_path):
 
 def test_pin_and_map_errors_name_the_file(data, tmp_path):
     with spinio.open(data) as f, f.pin(like=emulated.empty(1)) as h:
-        with pytest.raises(OSError, match="does not lie in the file") as caught:
+        with pytest.raises(OSError, match="is not inside the file") as caught:
             h.map(0, 1 << 40)
         assert caught.value.errno == errno.EINVAL and caught.value.filename == data
     path = pathlib.Path(tmp_path / "writable")

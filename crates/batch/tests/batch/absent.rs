@@ -19,7 +19,7 @@ use spinio_testkit::{Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operati
 
 use crate::subject::{assert_all_released, routes, run_through, settings};
 
-/// Bytes of a piece, and from one to the next: too far to be read in one go.
+/// Bytes of an operation, and from one to the next: too far to be read together.
 const LEN: u64 = 200;
 const STEP: u64 = 1_000_003;
 
@@ -60,7 +60,7 @@ fn path(place: &MountFixture) -> PathBuf {
     place.file("scattered")
 }
 
-/// A file of holes, and of bytes here and there where pieces lie.
+/// A file of holes, and of bytes here and there where operations read.
 fn scattered(place: &MountFixture) -> File {
     use std::os::unix::fs::FileExt;
     let scattered = file::create_filled(&path(place), 4096);
@@ -107,14 +107,14 @@ fn first_reads_complete_while_pool_grows() {
             let written = file::bytes(i * STEP, LEN as usize, 0);
             let expected = if i % 7 == 0 { written } else { vec![0; LEN as usize] };
             let at = (i * 256) as usize;
-            assert!(seen[at..at + LEN as usize] == expected[..], "piece {i}");
+            assert!(seen[at..at + LEN as usize] == expected[..], "operation {i}");
         }
         drop((runtime, buffer));
         assert_all_released(inner, 0);
     }
 }
 
-/// Of 8192 pieces every 32nd is tried.
+/// Of 8192 operations every 32nd is sampled.
 #[test]
 fn few_cached_ops_do_not_delay_absent_ones() {
     let device = emulated("size=64M");
@@ -129,7 +129,7 @@ fn few_cached_ops_do_not_delay_absent_ones() {
         ReadOp { fd: file.as_raw_fd(), offset: i * STEP, len: LEN, address, ..ReadOp::default() }
     };
     let both = [Route::Copy, Route::Direct];
-    // How many of those that are tried are there, and the routes when the kernel tells of pages and when it does not.
+    // How many samples are cached, and the routes with cachestat and without.
     for (cached, told, untold) in [(0, &both[1..], &both[1..]), (4, &both[1..], &both[..]), (100, &both[..], &both[..])]
     {
         for fault in [None, Some(Effect::Fail(Errno::NOSYS))] {
@@ -148,10 +148,10 @@ fn few_cached_ops_do_not_delay_absent_ones() {
     }
 }
 
-/// Bytes of the pieces that readers take.
+/// Bytes of the operations that readers take.
 const READER_LEN: usize = 8192;
 
-/// A kernel under which mates are of no use, and that counts readers, who are slow.
+/// A kernel under which copy workers are of no use, and that counts readers, which are slow.
 #[derive(Debug, Default)]
 struct ReadersOnly {
     readers: AtomicU64,
@@ -184,7 +184,7 @@ impl Syscalls for ReadersOnly {
     }
 }
 
-/// While the caller waits for storage nobody else sends what readers have read.
+/// While the caller waits for storage no other thread sends what readers have read.
 #[test]
 fn caller_waiting_for_storage_takes_back_reader_buffers() {
     const DENSE: u64 = 64 << 20;
@@ -197,7 +197,7 @@ fn caller_waiting_for_storage_takes_back_reader_buffers() {
     }
     let (dense, long) =
         (file::create_filled(&place.file("dense"), DENSE), file::create_filled(&place.file("long"), LONG));
-    // Of the first pieces nothing can be registered, and readers may not have them: they are busy with the others.
+    // Of the first operations nothing can be registered, and readers may not have them: they are busy with the others.
     let groups = [
         (&dense, 600_000, 64, DENSE / 600_000),
         (&long, 8000, READER_LEN as u64, LONG / 8000),

@@ -90,7 +90,7 @@ fn only_absent_ops_are_read_from_storage() {
     let runtime = run(&mut rng);
     assert_eq!(routes(&runtime), [Route::Direct]);
     assert_eq!(file::cached_pages(&subject.file), Some(0), "the page cache was left alone");
-    // Each page was read once, or nearly: pieces overlap, and what they share is one read.
+    // Each page was read once, or nearly: operations overlap, and what they share is one read.
     let calls = runtime.stats();
     assert_eq!(calls.rows.len(), 1);
 }
@@ -173,12 +173,12 @@ fn batch_starts_after_queued_work_and_returns_when_complete() {
         device.pause();
         // SAFETY: `earlier` stays until the end.
         unsafe { device.copy_in(StreamId(0), buffer.addr(), earlier.as_ptr(), earlier.len()) }.unwrap();
-        // SAFETY: the pieces stay until the ticket was waited for.
+        // SAFETY: the operations stay until the handle was waited for.
         let handle = unsafe { runtime.submit(&raw mut batch[..]) }.unwrap();
         std::thread::sleep(std::time::Duration::from_millis(40));
         assert!(!handle.is_done(), "it was done before its bytes had arrived");
         device.resume();
-        let done = with_deadline("a ticket", || handle.wait());
+        let done = with_deadline("a batch handle", || handle.wait());
         assert_eq!(done.failed, 0);
         device.synchronize(StreamId(0), WaitMode::Block).unwrap();
         for p in &batch {

@@ -1,4 +1,4 @@
-//! A panic on the calling thread: when it arrives at the caller, nobody uses his memory any more.
+//! A panic on the calling thread: when it arrives at the caller, no thread uses its memory any more.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -52,10 +52,10 @@ fn assert_batch_panics(what: &str, kernel: &Slow, runtime: &Runtime, batch: &mut
     let ended = with_deadline(what, || catch_unwind(AssertUnwindSafe(|| runtime.batch_with_allocations(batch, known))));
     let (inside, begun) = (kernel.active.load(SeqCst), kernel.started.load(SeqCst));
     assert!(ended.is_err(), "{what}: nothing panicked");
-    assert_eq!(inside, 0, "{what}: somebody still reads");
-    assert!(batch.iter().all(|p| p.result == -i64::from(Errno::IO.raw_os_error())), "{what}: pieces count as read");
+    assert_eq!(inside, 0, "{what}: a thread still reads");
+    assert!(batch.iter().all(|p| p.result == -i64::from(Errno::IO.raw_os_error())), "{what}: operations count as read");
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(kernel.started.load(SeqCst), begun, "{what}: somebody reads on");
+    assert_eq!(kernel.started.load(SeqCst), begun, "{what}: a thread reads on");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Batches of so many pieces that threads with descriptor tables of their own read them.
+//! Batches of so many operations that threads with unshared fd tables read them.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ use spinio_testkit::{
 use crate::subject::{SIZE, TestFile, assert_all_released, check, pieces, run_failing, run_through, settings};
 
 fn reader_settings() -> Settings {
-    // So many pieces of so small a file would be registered.
+    // This many operations of so small a file would be registered.
     let routes = vec![Route::Copy, Route::Store, Route::Direct];
     Settings { bounce_limit: 4 << 20, batch_threads: 6, routes, ..settings() }
 }
@@ -46,7 +46,7 @@ fn readers_return_same_bytes_as_single_reads() {
         check(&batch, &buffer);
     }
     let names = fs::read_dir("/proc/self/task").unwrap().map(|task| fs::read(task.unwrap().path().join("comm")));
-    assert!(names.flatten().any(|name| name.starts_with(b"spinio-reader")), "nobody read");
+    assert!(names.flatten().any(|name| name.starts_with(b"spinio-reader")), "no reader ran");
     // The program's descriptor, and the twins: readers keep nothing.
     with_deadline("files are closed", || {
         while leak_check::descriptors_of(&subject.path) > 3 {
@@ -188,11 +188,11 @@ fn reused_fd_number_never_mixes_files_in_batch() {
                 another += 1;
             }
         }
-        assert!(one == 0 || another == 0, "{one} pieces of one file and {another} of the other");
+        assert!(one == 0 || another == 0, "{one} operations of one file and {another} of the other");
     }
 }
 
-/// Readers who take their time, and then can open nothing: the pages that were ready for them are all that there are.
+/// Readers that are slow, and then can open nothing: the buffers ready for them are all that there are.
 #[derive(Debug)]
 struct NoFds {
     share_calls: AtomicUsize,
@@ -300,7 +300,7 @@ fn readers_reopen_files_when_pidfd_getfd_is_denied() {
     }
 }
 
-/// What a number means there, helpers that were made before do not know.
+/// Workers made before do not know which file a number means there.
 #[test]
 fn batch_of_thread_with_unshared_fd_table_reads_its_files() {
     let (subject, other) = (TestFile::new(), TestFile::new());
@@ -319,7 +319,7 @@ fn batch_of_thread_with_unshared_fd_table_reads_its_files() {
         with_deadline("a batch of another table", || {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    // SAFETY: from here on this thread alone has its table, in which the number is nobody else's.
+                    // SAFETY: from here on this thread alone has its table, in which no other thread uses the number.
                     assert!(unsafe {
                         libc::unshare(libc::CLONE_FILES) == 0 && libc::dup2(file.as_raw_fd(), number) >= 0
                     });

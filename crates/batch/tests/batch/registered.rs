@@ -86,7 +86,7 @@ fn hybrid_batch_registers_front_and_copies_back() {
             |route, reason| runtime.stats().rows.iter().any(|l| l.bytes > 0 && (l.route, l.reason) == (route, reason));
         let both = || by(Route::Gather, Reason::CachedLarge) && by(Route::Copy, Reason::Cached);
         with_deadline("both at once", || {
-            // Who is faster may do all of one batch.
+            // Either of them may do all of one batch.
             for round in 0.. {
                 let mut batch = scattered_ops(&mut rng, file.as_raw_fd(), &buffer);
                 let done = run_through(device, &runtime, &buffer, &mut batch, "a batch");
@@ -136,7 +136,7 @@ fn batch_concurrent_with_writer_and_truncation_sees_old_or_new_bytes() {
                 let mut batch = scattered_ops(&mut rng, file.as_raw_fd(), &buffer);
                 runtime.batch(&mut batch).unwrap();
                 for (p, seen) in batch.iter().zip(buffer.bytes().chunks(LEN as usize)) {
-                    let got = usize::try_from(p.result).expect("no piece fails");
+                    let got = usize::try_from(p.result).expect("no operation fails");
                     let may = file::bytes(p.offset, got, 0).into_iter().zip(file::bytes(p.offset, got, 1));
                     let good = seen.iter().zip(may).all(|(&seen, (a, b))| [a, b, 0].contains(&seen));
                     assert!(good, "{p:?}");

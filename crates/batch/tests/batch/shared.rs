@@ -1,4 +1,4 @@
-//! Batches of so many pieces that threads share them before any is moved, and odd pieces among them.
+//! Batches of so many operations that threads share them before any is read, and odd operations among them.
 
 use std::os::fd::AsRawFd;
 
@@ -15,7 +15,7 @@ use crate::subject::{SIZE, TestFile, assert_all_released, check, settings};
 /// More than a few chunks, and not a whole number of them.
 const COUNT: u64 = 150_001;
 
-/// Bytes from one piece's place to the next one's.
+/// Bytes from one operation's destination to the next one's.
 const STEP: u64 = 96;
 
 fn uniform_ops(rng: &mut Rng, fd: i32, buffer: &Buffer) -> Vec<ReadOp> {
@@ -39,7 +39,7 @@ fn uniform_ops_with_odd_ones_are_read() {
     let copied = Settings { batch_threads: 6, routes: vec![Route::Copy, Route::Store, Route::Direct], ..settings() };
     let alone = Settings { batch_threads: 1, ..copied.clone() };
     let registered = Settings { batch_threads: 6, ..settings() };
-    // The emulated device takes its time over each piece of a registered page.
+    // The emulated device is slow with each entry of a registered page.
     for (settings, odd) in [(copied, &odd[..]), (alone, &odd[4..5]), (registered, &odd[4..5])] {
         let runtime = Runtime::new(settings);
         let mut rng = Rng::from_env(51);

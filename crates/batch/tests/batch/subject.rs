@@ -71,7 +71,7 @@ pub(crate) fn pieces(rng: &mut Rng, fds: &[i32], buffer: &Buffer, count: usize, 
     all
 }
 
-/// Reads pieces through a device that stands before the buffer's own.
+/// Reads operations through a device that wraps the buffer's.
 pub(crate) fn run_through(
     device: &'static FaultyDevice,
     runtime: &Runtime,
@@ -83,7 +83,7 @@ pub(crate) fn run_through(
     with_deadline(what, || runtime.batch_with_allocations(pieces, &known)).unwrap()
 }
 
-/// As [`through`], where nothing can arrive: each piece that has bytes is told as failed. The device is whole again then.
+/// As [`through`], where nothing can arrive: each operation with bytes is reported as failed. The device has no faults afterwards.
 pub(crate) fn run_failing(
     device: &'static FaultyDevice,
     runtime: &Runtime,
@@ -97,19 +97,19 @@ pub(crate) fn run_failing(
     device.clear_faults();
 }
 
-/// Fails unless each piece is what the file says, and every other byte of the buffer untouched.
+/// Fails unless each operation has the bytes of the file, and every other byte of the buffer untouched.
 pub(crate) fn check(pieces: &[ReadOp], buffer: &Buffer) {
     let mut expected = vec![POISON; buffer.len()];
     for (n, p) in pieces.iter().enumerate() {
         let within = p.len.min((SIZE as u64).saturating_sub(p.offset)) as usize;
-        assert_eq!(p.result, within as i64, "piece {n}: {p:?}");
+        assert_eq!(p.result, within as i64, "operation {n}: {p:?}");
         let at = (p.address - buffer.addr().0) as usize;
         expected[at..at + within].copy_from_slice(&file::bytes(p.offset, within, 0));
     }
     let seen = buffer.bytes();
     if let Some(at) = seen.iter().zip(&expected).position(|(a, b)| a != b) {
         let whose = pieces.iter().position(|p| (p.address..p.address + p.len).contains(&(buffer.addr().0 + at as u64)));
-        panic!("byte {at} is {:#x}, not {:#x}: piece {whose:?}", seen[at], expected[at]);
+        panic!("byte {at} is {:#x}, not {:#x}: operation {whose:?}", seen[at], expected[at]);
     }
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn routes(runtime: &Runtime) -> Vec<Route> {
     routes
 }
 
-/// Waits until the device has everything back from a runtime that was let go: a helper that came too late for its last
+/// Waits until the device has everything back from a runtime that was dropped: a worker that came too late for its last
 /// batch may be the last to do so.
 pub(crate) fn assert_all_released(device: &Emulated, buffers: usize) {
     let nothing = ResourceCounts { allocations: buffers, ..ResourceCounts::default() };

@@ -17,9 +17,9 @@ use crate::subject::{SIZE, TestFile, check, pieces, settings};
 
 /// Runs a batch beside a thread that waits for it, and only looks.
 fn run_in_background(runtime: &Runtime, batch: &mut [ReadOp]) -> BatchResult {
-    // SAFETY: the pieces are used by nobody else until the wait is over; descriptors and memory stay.
+    // SAFETY: no other thread uses the operations until the wait is over; descriptors and memory stay.
     let handle = unsafe { runtime.submit(batch) }.unwrap();
-    eventually("a batch nobody waits for", || handle.is_done());
+    eventually("a batch that no thread waits for", || handle.is_done());
     handle.wait()
 }
 
@@ -28,7 +28,7 @@ fn on_thread_with_own_fd_table(number: Fd, file: &File, body: impl FnOnce() + Se
     with_deadline("a thread with a table of its own", || {
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // SAFETY: from here on this thread alone has its table, in which the number is nobody else's.
+                // SAFETY: from here on this thread alone has its table, in which no other thread uses the number.
                 assert!(unsafe { libc::unshare(libc::CLONE_FILES) == 0 && libc::dup2(file.as_raw_fd(), number) >= 0 });
                 body();
             });
@@ -36,7 +36,7 @@ fn on_thread_with_own_fd_table(number: Fd, file: &File, body: impl FnOnce() + Se
     });
 }
 
-/// The runtime's helpers exist, and one of them has worked.
+/// The runtime's workers exist, and one of them has worked.
 fn warm_up(runtime: &Runtime, subject: &TestFile, buffer: &Buffer) {
     let mut batch = pieces(&mut Rng::from_env(60), &[subject.fd()], buffer, 500, 5000);
     with_deadline("a batch of the first thread", || run_in_background(runtime, &mut batch));
@@ -47,7 +47,7 @@ fn warm_up(runtime: &Runtime, subject: &TestFile, buffer: &Buffer) {
 fn kernels() -> [(&'static str, &'static FaultySyscalls); 2] {
     let no_kcmp = FaultySyscalls::new();
     no_kcmp.inject_always(Call::SameFdTable, Effect::Fail(Errno::PERM));
-    [("the kernel tells", FaultySyscalls::new()), ("nobody tells", no_kcmp)]
+    [("with kcmp", FaultySyscalls::new()), ("without kcmp", no_kcmp)]
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn ops_use_fd_table_of_submitting_thread() {
     let (subject, other) = (TestFile::new(), TestFile::new());
     fs::write(&other.path, vec![0xAB; SIZE]).unwrap();
     let device = emulated("size=64M");
-    // Descriptors whose pieces are read one at a time, and others.
+    // Descriptors whose operations are read one at a time, and others.
     let direct = |s: &TestFile| OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&s.path).unwrap();
     for (what, kernel) in kernels() {
         let runtime = Runtime::with_kernel(Settings { batch_threads: 3, ..settings() }, kernel);
@@ -100,7 +100,7 @@ fn pinned_ops_use_fd_table_of_submitting_thread() {
         warm_up(&runtime, &subject, &buffer);
         let number = other.fd();
         on_thread_with_own_fd_table(number, file, || {
-            eventually("nobody has it open for writing", || {
+            eventually("no process has it open for writing", || {
                 linux::take_read_lease(number, linux::gettid()) != Err(Errno::AGAIN)
             });
             let _ = linux::release_lease(number);

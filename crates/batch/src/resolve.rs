@@ -1,12 +1,12 @@
-//! From pieces to items: whose descriptor, whose memory, how many bytes, and what that says already.
+//! From operations to fragments: which descriptor, which memory, how many bytes, and which results follow already.
 //!
-//! Most pieces of a batch are of the file and go to the allocation of the piece before, so both are remembered; a
-//! million pieces are sorted in about ten milliseconds. Where there are so many that are alike, and each is one item,
-//! threads share them (share.rs):
+//! Most operations of a batch are of the same file and allocation as the one before, so both are remembered; a
+//! million operations are resolved in about ten milliseconds. Where there are many that are alike, and each is one
+//! fragment, threads share them (`spinio_host::parallel`):
 //!
 //! ```text
-//!   pieces   first | like it ........................ | another | like that ......
-//!   items    by the long way | by all threads, each into its place | and so on
+//!   operations   first | like it ........................ | another | like that ......
+//!   fragments    slow path | by all threads, each into its slot | and so on
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,35 +19,34 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
 use crate::ctx::BatchCtx;
-use crate::held::PinnedGather;
-use crate::list::OpList;
-use crate::outlet::DeviceSink;
-use crate::work::{Fragment, HOST_SINK, MAX_FRAGMENT, Source};
+use crate::device_sink::DeviceSink;
+use crate::op_list::OpList;
+use crate::pinned_gather::PinnedGather;
+use crate::state::{Fragment, HOST_SINK, MAX_FRAGMENT, Source};
 use spinio_device::Target;
 use spinio_files::FdIdentity;
 use spinio_host::parallel::{self, UninitSlots};
-use spinio_transfer::Kept;
 
-/// Pieces from here on are requests of their own.
+/// Operations of this length and more are separate requests.
 const LARGE_OP: u64 = 4 << 20;
 
-/// Pieces of a batch from which a kernel is worth having if its code has to be made first.
+/// Operations of a batch from which a kernel is worth having if its code has to be made first.
 const MIN_FOR_KERNEL: usize = 64;
 
-/// How often threads are called for pieces that are alike: what is mixed one thread sorts.
+/// How often threads are woken for operations that are alike: mixed ones are resolved by one thread.
 const MAX_PARALLEL_PASSES: usize = 4;
 
-/// What a descriptor is good for.
+/// How a descriptor can be read.
 #[derive(Clone, Copy)]
 enum FdKind {
     Refused(Errno),
-    /// Only reads one at a time know what to do with it.
+    /// Only by reads one at a time.
     Single,
     /// Which of the sources.
     File(u16),
 }
 
-/// Where addresses lead.
+/// Where a range of addresses is.
 #[derive(Clone, Copy)]
 pub(crate) struct DestRange {
     pub(crate) start: u64,
@@ -65,7 +64,7 @@ impl DestRange {
     }
 }
 
-/// An item whose storage might DMA into its device: the first of its file and device.
+/// A fragment whose storage might DMA into its device: the first of its file and device.
 pub(crate) struct P2pSample {
     pub(crate) source: u16,
     pub(crate) sink: u16,
@@ -74,7 +73,7 @@ pub(crate) struct P2pSample {
     pub(crate) len: u64,
 }
 
-/// Pieces, sorted.
+/// Resolves the operations of a batch.
 pub(crate) struct Resolver<'a> {
     ctx: &'a Arc<BatchCtx>,
     list: OpList,
@@ -87,22 +86,22 @@ pub(crate) struct Resolver<'a> {
     pub(crate) sources: Vec<Source>,
     pub(crate) sinks: Vec<Arc<DeviceSink>>,
     pub(crate) fragments: Vec<Fragment>,
-    /// Pieces that are read one at a time.
+    /// Operations that are read one at a time.
     pub(crate) single_reads: Vec<u32>,
     pub(crate) samples: Vec<P2pSample>,
     pub(crate) pinned: PinnedGather,
-    /// All items are of one file and go to one device.
+    /// All fragments are of one file and go to one device.
     pub(crate) uniform: bool,
     /// Storage may reach where some of them go.
     pub(crate) p2p: bool,
-    /// Bytes of all items.
+    /// Bytes of all fragments.
     pub(crate) bytes: u64,
     passes_left: usize,
 }
 
 impl<'a> Resolver<'a> {
-    /// `known`: allocations that need not be asked for.
-    /// `holds`: whether held files are read out of their registered pages.
+    /// `known`: allocations that need not be looked up.
+    /// `use_pinned`: whether pinned files are read out of their registered pages.
     pub(crate) fn new(ctx: &'a Arc<BatchCtx>, list: OpList, known: &'a [Allocation], use_pinned: bool) -> Resolver<'a> {
         Resolver {
             ctx,
@@ -125,7 +124,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// Sorts every piece; those that ask for nothing, or for what cannot be, have their results.
+    /// Resolves every operation; those of no bytes, and invalid ones, have their results.
     pub(crate) fn resolve_all(&mut self) {
         let mut i = 0;
         while i < self.list.len() {
@@ -150,7 +149,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// Sorts pieces from `i` on as long as they are like the last, by all threads; the first that is not.
+    /// Resolves operations from `i` on while they are like the last, by all threads; returns the first that is not.
     fn resolve_uniform(&mut self, i: usize) -> usize {
         let (Some((fd, FdKind::File(source))), Some(range)) = (self.last_fd, self.last_range) else { return i };
         // What storage may reach is looked at one by one.
@@ -165,7 +164,7 @@ impl<'a> Resolver<'a> {
         let slots = UninitSlots::spare_of(&mut self.fragments);
         parallel::share(
             || ctx.reader.files.workers().batch_readers(),
-            crate::readers::BatchReaders::max_readers(ctx.reader.files.workers().batch_threads()),
+            crate::batch_readers::BatchReaders::max_readers(ctx.reader.files.workers().batch_threads()),
             n,
             |chunk| {
                 let mut sum = 0;
@@ -184,7 +183,7 @@ impl<'a> Resolver<'a> {
                     if !uniform {
                         first_odd.fetch_min(index, Relaxed);
                     }
-                    // What lies behind it is done again.
+                    // What comes after it is resolved again.
                     if !uniform || (at % 1024 == 0 && first_odd.load(Relaxed) < index) {
                         break;
                     }
@@ -198,7 +197,7 @@ impl<'a> Resolver<'a> {
                         offset,
                         dest: to,
                     };
-                    // SAFETY: each place belongs to one chunk, and each chunk to one thread; the items wait.
+                    // SAFETY: each slot belongs to one chunk, and each chunk to one thread; the fragments are not used meanwhile.
                     unsafe { slots.write(at, fragment) };
                     list.set(index, len as i64);
                     sum += len;
@@ -208,8 +207,8 @@ impl<'a> Resolver<'a> {
         );
         let next = first_odd.into_inner();
         if next > i {
-            // SAFETY: there is room for them, and every chunk has filled its places up to the first odd piece: it breaks
-            // off only there, or behind it.
+            // SAFETY: there is room for them, and every chunk has filled its slots up to the first odd operation: it breaks
+            // off only there, or after it.
             unsafe { self.fragments.set_len(self.fragments.len() + next - i) };
             self.update_uniform(source, sink);
             let all = next == list.len();
@@ -219,7 +218,7 @@ impl<'a> Resolver<'a> {
         next
     }
 
-    /// Looks whether an item is of the file and device of the others.
+    /// Looks whether a fragment is of the file and device of the others.
     #[inline(always)]
     fn update_uniform(&mut self, source: u16, sink: u16) {
         self.uniform &= self.fragments.first().is_none_or(|i| (i.source, i.sink) == (source, sink));
@@ -294,7 +293,7 @@ impl<'a> Resolver<'a> {
         Ok(len as i64)
     }
 
-    /// Remembers the first aligned piece of a file into a device that storage may reach.
+    /// Remembers the first aligned operation of a file into a device that storage may reach.
     fn add_p2p_sample(&mut self, source: u16, range: &DestRange, offset: u64, address: u64, len: u64) {
         let align = self.sources[source as usize].file.direct_align;
         let unit = u64::from(align.offset.max(align.memory)).max(512);
@@ -322,13 +321,13 @@ impl<'a> Resolver<'a> {
         let stat = kernel.fstat(fd)?;
         let flags = kernel.status_flags(fd)? as u32;
         let unreadable = flags & linux::O_ACCMODE == linux::O_WRONLY || flags & linux::O_PATH != 0;
-        // What these answer is the kernel's to say; so it is of files whose size says nothing.
+        // The Linux kernel decides what reads of these return; so it does for files whose size is not known.
         let empty_file = stat.kind == FileKind::Regular && stat.size == 0;
         if unreadable || empty_file || stat.kind == FileKind::Other || flags & linux::O_DIRECT != 0 {
             return Ok(FdKind::Single);
         }
         let file = self.ctx.reader.files.shadow_workers().ok_or(Reason::NoHelpers);
-        let Ok(file) = file.and_then(|shadow| self.ctx.reader.files.get(fd, stat)) else {
+        let Ok(file) = file.and_then(|_| self.ctx.reader.files.get(fd, stat)) else {
             return Ok(FdKind::Single);
         };
         let Ok(which) = u16::try_from(self.sources.len()) else { return Ok(FdKind::Single) };
@@ -337,7 +336,7 @@ impl<'a> Resolver<'a> {
         Ok(FdKind::File(which))
     }
 
-    /// The place of an address.
+    /// The range of an address.
     #[inline]
     fn dest_range(&mut self, address: u64, len: u64) -> DestRange {
         match &self.last_range {
@@ -371,7 +370,7 @@ impl<'a> Resolver<'a> {
             registry::find(at, want).or_else(|| registry::find_after_fault(at, want))
         });
         let Some(allocation) = found else {
-            // The host's, for the kernel to judge.
+            // Host memory, which the Linux kernel validates.
             let end = address.saturating_add(want as u64);
             return DestRange { start: address, end, sink: HOST_SINK, p2p: false, allocation: None, refused: None };
         };
@@ -399,7 +398,7 @@ impl<'a> Resolver<'a> {
         Ok(which)
     }
 
-    /// Where a piece is read to by itself.
+    /// Where an operation is read to by itself.
     pub(crate) fn op_target(&mut self, i: usize) -> Option<Target> {
         let op = self.list.get(i);
         let allocation = self.dest_range(op.address, op.len.max(1)).allocation?;

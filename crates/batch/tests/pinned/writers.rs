@@ -1,4 +1,4 @@
-//! Who wants to write a held file: he gets through, and nobody reads the past.
+//! Writers of a pinned file: they get through, and no read returns old bytes.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -42,7 +42,7 @@ fn writers_proceed_and_reads_are_fresh() {
             assert_eq!(device.resources_in_use().pins, 0, "open for writing while pages were pinned");
             assert!(!runtime.is_held(subject.fd()));
             writer.write_all_at(&file::bytes(0, SIZE, version), 0).unwrap();
-            // Not while he has it open.
+            // Not while the writer has it open.
             assert_eq!(runtime.pin_file(subject.fd(), Some(device)), Err(PinError::OpenForWriting));
         });
         let mut batch = pieces(&subject, &buffer);
@@ -82,7 +82,7 @@ fn truncation_without_lease_break_unpins() {
         }
         let map = mapped.then(|| runtime.map(subject.fd(), 0, 5000, device).unwrap());
         truncate_in_other_process(&subject.path);
-        // Whether it was told yet or not.
+        // Whether the change was reported yet or not.
         assert_eq!(runtime.read(subject.fd(), Some(0), buffer.target(0), SIZE).unwrap(), 0);
         with_deadline("the news", || {
             while runtime.is_held(subject.fd()) || map.as_ref().is_some_and(|map| !map.revoke_requested()) {
@@ -92,7 +92,7 @@ fn truncation_without_lease_break_unpins() {
         drop(map);
         wait_no_pins(device);
     }
-    // Who is not told reads no old bytes either.
+    // Without inotify no read returns old bytes either.
     std::fs::write(&subject.path, file::bytes(0, SIZE, 3)).unwrap();
     let kernel = FaultySyscalls::new();
     kernel.inject_always(Call::Inotify, Effect::Fail(Errno::MFILE));
@@ -147,7 +147,7 @@ fn concurrent_readers_and_writer_are_consistent() {
                     let writer = OpenOptions::new().write(true).open(&subject.path).unwrap();
                     versions.write(|version| writer.write_all_at(&file::bytes(0, SIZE, version), 0).unwrap());
                     drop(writer);
-                    // A reader has begun and ended a round meanwhile, and held the file.
+                    // A reader has begun and ended a round meanwhile, and pinned the file.
                     let before = rounds.load(SeqCst);
                     eventually("readers go on", || finished.load(SeqCst) || rounds.load(SeqCst) >= before + 4);
                 }
@@ -190,7 +190,7 @@ fn writer_waits_for_running_batch() {
     let buffer = Buffer::new(device, 1 << 20);
     let mut batch = pieces(&subject, &buffer);
     device.pause();
-    // SAFETY: the pieces stay until the ticket was waited for.
+    // SAFETY: the operations stay until the handle was waited for.
     let ticket = unsafe { runtime.submit(&raw mut batch[..]) }.unwrap();
     let writer_done = AtomicBool::new(false);
     with_deadline("a batch and a writer", || {
@@ -202,7 +202,7 @@ fn writer_waits_for_running_batch() {
             });
             std::thread::sleep(Duration::from_millis(60));
             assert!(!writer_done.load(SeqCst), "the device still reads the old pages");
-            // Who comes now does not use them.
+            // A read that comes now does not use them.
             assert!(!runtime.is_held(subject.fd()));
             device.resume();
             assert_eq!(ticket.wait().failed, 0);
@@ -220,7 +220,7 @@ fn forced_lease_break_is_detected() {
     let device = emulated("size=64M");
     for after in [0, 1] {
         let kernel = FaultySyscalls::new();
-        // Every word of the lease is void at once, so that each use asks; then the lease is gone.
+        // Every check of the lease expires at once, so that each use checks; then the lease is lost.
         kernel.inject_always(Call::LeaseBreakTime, Effect::Fail(Errno::IO));
         let runtime = Runtime::with_kernel(settings(), kernel);
         if !pin_or_skip(&runtime, &subject, device) {
@@ -228,7 +228,7 @@ fn forced_lease_break_is_detected() {
         }
         let buffer = Buffer::new(device, 1 << 20);
         let mut batch = pieces(&subject, &buffer);
-        // The watcher may be asking too, once, because the hold is new.
+        // The watcher may check too, once, because the file was just pinned.
         std::thread::sleep(Duration::from_millis(20));
         kernel.inject(Call::HasLease, 1 + after, u64::MAX, Effect::Fail(Errno::IO));
         let done = runtime.batch(&mut batch).unwrap();
@@ -257,14 +257,14 @@ fn read_is_repeated_after_forced_lease_break() {
             return;
         }
         let buffer = Buffer::new(device, SIZE);
-        // The watcher may be asking too, once, because the hold is new.
+        // The watcher may check too, once, because the file was just pinned.
         std::thread::sleep(Duration::from_millis(20));
         kernel.inject(Call::HasLease, 1 + before, u64::MAX, Effect::Fail(Errno::IO));
         assert_eq!(runtime.read(subject.fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
         assert!(buffer.bytes() == file::bytes(0, SIZE, 0));
         let held: Vec<_> = runtime.stats().rows.into_iter().filter(|l| l.reason == Reason::Held).collect();
         let bytes: u64 = held.iter().map(|l| l.bytes).sum();
-        assert_eq!(bytes, if before > 1 { SIZE as u64 } else { 0 }, "the lease had gone after {before} questions");
+        assert_eq!(bytes, if before > 1 { SIZE as u64 } else { 0 }, "the lease was lost after {before} checks");
         kernel.clear_faults();
         drop(runtime);
         wait_no_pins(device);

@@ -1,23 +1,22 @@
-//! Reads of a held file: DMA straight out of its pages, which are registered already.
+//! Reads of a pinned file: DMA straight out of its pages, which are registered already.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use spinio_device::{Fence, WaitMode};
-use spinio_plan::{Reason, Route};
-use spinio_sys::linux::Fd;
-
-use crate::pinned::PinGuard;
-use spinio_device::Target;
+use spinio_device::{Fence, Target, WaitMode};
 use spinio_files::Files;
+use spinio_plan::{Reason, Route};
 use spinio_stats::RequestSpan;
+use spinio_sys::linux::Fd;
 use spinio_transfer::Error;
+
+use crate::pinned_file::PinGuard;
 
 /// Bytes from which the caller sleeps while it waits.
 const SLEEP_MIN: u64 = 64 << 20;
 
 impl PinGuard {
-    /// Reads `len` bytes at `offset`, which lie in the file, behind `order`; whether they can be relied on. If not, they
+    /// Reads `len` bytes at `offset`, a range of the file, after the event `after`. False: the bytes are not reliable, and
     /// have to be read on another route.
     #[expect(clippy::too_many_arguments, reason = "the request, as it came")]
     pub fn read(
@@ -30,21 +29,21 @@ impl PinGuard {
         len: u64,
         after: Option<&Fence>,
     ) -> Result<bool, Error> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let device = self.pages.device;
         let stream = device.acquire_stream().map_err(|e| Error::device(e, "read", offset, len))?;
-        let queued = match after {
+        let ordered = match after {
             Some(after) => device.wait_event(stream, after),
             None => Ok(()),
         };
-        let queued = queued.and_then(|()| self.pages.queue_copy(stream, to.addr, offset, len));
-        // Behind an error too: a part may be under way, and the pins must not go before it.
+        let queued = ordered.and_then(|()| self.pages.queue_copy(stream, to.addr, offset, len));
+        // After an error too: some copies may be in flight, and the pins must outlive them.
         let drained = device.synchronize(stream, if len > SLEEP_MIN { WaitMode::Block } else { WaitMode::Context });
         device.release_stream(stream);
         if queued.and(drained).is_err() || !self.is_still_valid(files, fd) {
             return Ok(false);
         }
-        files.stats().record_piece(span, Route::Dma, Reason::Held, 0, len, begun);
+        files.stats().record_piece(span, Route::Dma, Reason::Held, 0, len, started);
         Ok(true)
     }
 }

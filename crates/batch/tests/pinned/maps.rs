@@ -1,4 +1,4 @@
-//! A held file as memory of the program's own kernels.
+//! A pinned file as memory of the program's own GPU kernels.
 
 use std::fs::OpenOptions;
 use std::sync::atomic::AtomicBool;
@@ -23,7 +23,7 @@ fn mapping_belongs_to_its_process() {
     let mut mapped = Some(runtime.map(subject.fd(), 5000, 3 << 19, device).unwrap());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Inside the locks of the hold, most of the time: where a child would wait for it.
+        // Holds the locks of the pinned file most of the time: a child would wait for them.
         scope.spawn(|| {
             while !stop.load(SeqCst) {
                 std::hint::black_box(other.revoke_requested());
@@ -77,7 +77,7 @@ fn mapping_is_readable_and_delays_writers() {
     assert_eq!(runtime.map(subject.fd(), 10, SIZE as u64, device).unwrap_err(), PinError::OutOfRange);
     let other = Runtime::new(settings());
     assert_eq!(other.map(subject.fd(), u64::MAX, 2, device).unwrap_err(), PinError::OutOfRange);
-    assert!(!other.is_held(subject.fd()), "held for nothing");
+    assert!(!other.is_held(subject.fd()), "pinned for nothing");
     let mapped = runtime.map(subject.fd(), 5000, 3 << 19, device).unwrap();
     assert!(!mapped.revoke_requested());
     let mut all = Sum { from: mapped.address() as *const u8, len: mapped.len() as usize, sum: 0 };

@@ -1,4 +1,4 @@
-//! What is held without a lease, and what is not held at all.
+//! Files that are pinned without a lease, and files that cannot be pinned.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -130,12 +130,12 @@ fn unwritable_files_need_no_lease() {
     assert!(chattr("-i"));
     pinned.unwrap();
     assert_eq!((got, by_dma), (SIZE, SIZE as u64));
-    // The next use finds that the attribute is gone.
+    // The next use finds that the attribute was cleared.
     OpenOptions::new().write(true).open(&subject.path).unwrap().write_all_at(b"new", 0).unwrap();
     read();
     assert_eq!(buffer.range_bytes(0..3), b"new");
     wait_no_pins(device);
-    // One that was gone for a while, and is there again, vouches for nothing, also where nobody tells of changes.
+    // One that was gone for a while, and is there again, excludes no writers, also where no change is reported.
     for told in [true, false] {
         assert!(chattr("+i"));
         let kernel = FaultySyscalls::new();
@@ -153,11 +153,11 @@ fn unwritable_files_need_no_lease() {
         let got = runtime.read(subject.fd(), Some(0), buffer.target(0), SIZE);
         let still = runtime.is_held(subject.fd());
         assert!(chattr("-i"));
-        assert_eq!((got.unwrap(), still), (SIZE, false), "changes are told: {told}");
-        assert!(buffer.range_bytes(0..SIZE) == file::bytes(0, SIZE, version), "changes are told: {told}");
+        assert_eq!((got.unwrap(), still), (SIZE, false), "changes are reported: {told}");
+        assert!(buffer.range_bytes(0..SIZE) == file::bytes(0, SIZE, version), "changes are reported: {told}");
         wait_no_pins(device);
     }
-    // Nor does one that came when somebody could write already.
+    // Nor does one that was set when a process could write already.
     let writer = OpenOptions::new().write(true).open(&subject.path).unwrap();
     assert!(chattr("+i"));
     let held = Runtime::new(settings()).pin_file(subject.fd(), Some(device));
@@ -208,7 +208,7 @@ fn read_only_mount_must_cover_file_system() {
     assert_eq!(runtime.pin_file(fd, Some(device)), Err(PinError::NotOwner), "only this mount of it");
     remount("remount,ro");
     match runtime.pin_file(fd, Some(device)) {
-        Err(PinError::NotOwner) => return eprintln!("skipped: before Linux 6.8 nobody can tell"),
+        Err(PinError::NotOwner) => return eprintln!("skipped: not known before Linux 6.8"),
         held => held.unwrap(),
     }
     let buffer = Buffer::new(device, SIZE);
@@ -226,7 +226,7 @@ fn read_only_mount_must_cover_file_system() {
 #[test]
 fn file_of_other_user_is_not_pinned() {
     if as_user::is_root() {
-        return eprintln!("skipped: root may lease any file; the same test runs once more as somebody else");
+        return eprintln!("skipped: root may lease any file; the same test runs once more as another user");
     }
     let device = emulated("size=64M");
     let file = File::open("/bin/sh").unwrap();

@@ -1,15 +1,16 @@
-//! A batch that goes on while the program does something else.
+//! A batch that runs while the program does something else.
 //!
 //! ```text
-//!   submit ── the mates have this thread's descriptor table ──> whichever of them has time, or who waits
-//!          ── they have not, or nobody tells ─────────────────> a thread of its own, made by this one
+//!   submit ── the copy workers share this thread's fd table ──> the first free worker, or the thread that waits
+//!          ── they do not, or it is not known ────────────────> a thread of its own, made by this one
 //! ```
 //!
-//! A piece means the file that its descriptor names in the table of who submits it. Mates have the table of the thread that
-//! made them, which another one may have left (`unshare`, CLONE_FILES): there the same number may be any file. A new thread
-//! has the table of its maker. So has who waits, perhaps, and where it does, it need not wait for anybody.
+//! An operation means the file that its descriptor names in the table of the thread that submits it. Copy workers have the
+//! table of the thread that made them, which another thread may have left (`unshare`, CLONE_FILES): there the same number
+//! may be any file. A new thread has the table of its maker. The thread that waits may have that table, too; if so, it runs
+//! the batch itself unless another thread has begun it.
 //!
-//! Where no thread can be made either, the batch is over when it has been submitted.
+//! If no thread can be made either, the batch is complete when `submit` returns.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -23,7 +24,7 @@ use spinio_host::lock;
 use spinio_host::pool::{STACK_SIZE, Task};
 
 enum State {
-    /// Nobody has begun.
+    /// No thread has begun.
     Queued(Box<ResolvedBatch>),
     Running,
     Done(BatchResult),
@@ -31,21 +32,21 @@ enum State {
 
 struct Shared {
     ctx: Arc<BatchCtx>,
-    /// What the thread that submitted it had chosen: its order on the device.
+    /// The stream of the thread that submitted it: its order on the device.
     stream: StreamId,
-    /// Mates may run it.
+    /// The copy workers may run it.
     workers_share_fds: bool,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// Stands for a batch that was submitted. It must be waited for; dropping it waits.
+/// A batch that was submitted. It must be waited for; dropping it waits.
 pub struct BatchHandle {
     shared: Arc<Shared>,
 }
 
 impl Shared {
-    /// Runs the batch if nobody has begun it.
+    /// Runs the batch if no thread has begun it.
     fn run(&self) {
         let mut state = lock(&self.state);
         if !matches!(*state, State::Queued(_)) {
@@ -56,14 +57,14 @@ impl Shared {
         let ops = batch.work.ops.len();
         let previous = thread_stream();
         set_thread_stream(self.stream);
-        // Who waits must hear of it, whatever happens.
+        // A waiting thread must be woken, also after a panic.
         let outcome = catch_unwind(AssertUnwindSafe(|| batch.run()));
         set_thread_stream(previous);
         *lock(&self.state) = State::Done(outcome.unwrap_or(BatchResult { bytes: 0, failed: ops }));
         self.changed.notify_all();
     }
 
-    /// Whether descriptors mean to this thread what they meant to who submitted it.
+    /// Whether this thread has the fd table of the thread that submitted it.
     fn can_run_here(&self) -> bool {
         self.workers_share_fds
             && self
@@ -84,7 +85,7 @@ impl Task for Shared {
 
 impl BatchHandle {
     pub(super) fn new(ctx: &Arc<BatchCtx>, batch: ResolvedBatch) -> BatchHandle {
-        let workers = ctx.reader.files.workers().batch_copy().filter(|mates| mates.shares_fd_table() == Some(true));
+        let workers = ctx.reader.files.workers().batch_copy().filter(|workers| workers.shares_fd_table() == Some(true));
         let shared = Arc::new(Shared {
             ctx: Arc::clone(ctx),
             stream: thread_stream(),
@@ -92,11 +93,11 @@ impl BatchHandle {
             state: Mutex::new(State::Queued(Box::new(batch))),
             changed: Condvar::new(),
         });
-        let core_ref = Arc::clone(&shared);
+        let task = Arc::clone(&shared);
         match workers {
-            Some(workers) => workers.submit(core_ref, 1),
+            Some(workers) => workers.submit(task, 1),
             None => {
-                if spawn_signals_blocked("spinio-batch", STACK_SIZE, move || core_ref.run()).is_err() {
+                if spawn_signals_blocked("spinio-batch", STACK_SIZE, move || task.run()).is_err() {
                     shared.run();
                 }
             }
@@ -104,18 +105,18 @@ impl BatchHandle {
         BatchHandle { shared }
     }
 
-    /// Whether every piece has its result.
+    /// Whether every operation has its result.
     pub fn is_done(&self) -> bool {
         matches!(*lock(&self.shared.state), State::Done(_))
     }
 
-    /// Waits until every piece has arrived or failed.
+    /// Waits until every operation has arrived or failed.
     pub fn wait(self) -> BatchResult {
         self.finish()
     }
 
     fn finish(&self) -> BatchResult {
-        // Where no helper has had time for it, this thread has.
+        // If no worker has begun it, this thread runs it.
         if !self.is_done() && self.shared.can_run_here() {
             self.shared.run();
         }
@@ -137,6 +138,6 @@ impl Drop for BatchHandle {
 
 impl std::fmt::Debug for BatchHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Ticket {{ done: {} }}", self.is_done())
+        write!(f, "BatchHandle {{ done: {} }}", self.is_done())
     }
 }

@@ -1,13 +1,13 @@
-//! Pages that go from hand to hand: empty ones to those who read, full ones back to those who send.
+//! Buffers that change hands: empty ones go to the readers, filled ones come back to the launcher.
 //!
 //! ```text
-//!   host ── lend ──> empty ── page ──────> reader
-//!   host <── next ── full  <── hand_in ──── reader
+//!   launcher ── supply ──> empty ── acquire ──> reader
+//!   launcher <── next ──── full  <── submit ─── reader
 //! ```
 //!
-//! A reader waits for a page, and only for that; a host never waits for long, because pages also come back from the
-//! device. While a reader is inside, somebody has to be host, so the last host closes the exchange before he goes. Who gets
-//! no page any more ([`Exchange::starve`]) leaves with what he could not read.
+//! A reader waits for a buffer, and for nothing else; a launcher never waits for long, because buffers also come back from
+//! the device. While there is a reader, a thread has to be launcher, so the last launcher closes the exchange before it
+//! leaves. A reader that gets no more buffers ([`BufferExchange::close`]) leaves with what it could not read.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -17,9 +17,9 @@ use spinio_host::sync::{Condvar, Mutex, lock};
 
 pub(crate) struct BufferExchange<Empty, Full> {
     state: Mutex<State<Empty, Full>>,
-    /// For readers: an empty page, or none for ever.
+    /// For readers: an empty buffer, or closed.
     buffer_supplied: Condvar,
-    /// For hosts: a full page, or a reader who wants one or has left.
+    /// For launchers: a full buffer, or a reader that needs one or has left.
     launcher_wake: Condvar,
 }
 
@@ -32,18 +32,18 @@ struct State<Empty, Full> {
 }
 
 impl<Empty, Full> State<Empty, Full> {
-    /// One page for each reader lies ready: a host may be busy for half a millisecond, registering memory.
+    /// One buffer for each reader is in reserve: a launcher may be busy for half a millisecond, registering memory.
     fn needs_buffers(&self) -> bool {
         !self.closed && self.readers > 0 && self.empty.len() < self.waiting + self.readers
     }
 }
 
-/// What there is to do for a host.
+/// What a launcher has to do.
 pub(crate) enum Next<Full> {
     Send(Full),
     /// Nothing for now.
     Wait,
-    /// Nobody reads, and everything was sent.
+    /// There is no reader, and everything was sent.
     NoReaders,
 }
 
@@ -56,7 +56,7 @@ impl<Empty, Full> BufferExchange<Empty, Full> {
         BufferExchange { state: Mutex::new(state), buffer_supplied: Condvar::new(), launcher_wake: Condvar::new() }
     }
 
-    /// A reader comes; `None`: it is too late, or there will be no pages.
+    /// Adds a reader; `None`: the exchange is closed.
     pub(crate) fn enter(&self) -> Option<Reader<'_, Empty, Full>> {
         let mut state = lock(&self.state);
         if state.closed {
@@ -66,7 +66,7 @@ impl<Empty, Full> BufferExchange<Empty, Full> {
         Some(Reader(self))
     }
 
-    /// Nobody comes in any more; false if somebody is in, or has left something that is not sent.
+    /// Closes it to readers; false if there is a reader, or a full buffer that is not sent.
     pub(crate) fn try_close(&self) -> bool {
         let mut state = lock(&self.state);
         let no_readers = state.readers == 0 && state.full.is_empty();
@@ -74,7 +74,7 @@ impl<Empty, Full> BufferExchange<Empty, Full> {
         no_readers
     }
 
-    /// Whether another empty page would be taken soon.
+    /// Whether another empty buffer would be taken soon.
     pub(crate) fn needs_buffers(&self) -> bool {
         lock(&self.state).needs_buffers()
     }
@@ -84,24 +84,24 @@ impl<Empty, Full> BufferExchange<Empty, Full> {
         self.buffer_supplied.notify_one();
     }
 
-    /// An empty page back that no reader has taken.
+    /// Takes back an empty buffer that no reader has taken.
     pub(crate) fn reclaim(&self) -> Option<Empty> {
         lock(&self.state).empty.pop()
     }
 
-    /// No further pages come: whoever waits for one leaves.
+    /// No further buffers come: readers that wait for one leave.
     pub(crate) fn close(&self) {
         lock(&self.state).closed = true;
         self.buffer_supplied.notify_all();
         self.launcher_wake.notify_all();
     }
 
-    /// A full page, if one lies there.
+    /// A full buffer, if there is one.
     pub(crate) fn try_recv(&self) -> Option<Full> {
         lock(&self.state).full.pop_front()
     }
 
-    /// What to do next; waits a little for it. `dry`: the host has no page to lend.
+    /// What to do next; waits briefly for it. `out_of_buffers`: the launcher has no buffer to supply.
     pub(crate) fn next(&self, out_of_buffers: bool) -> Next<Full> {
         let mut state = lock(&self.state);
         if state.full.is_empty() && state.readers > 0 && (out_of_buffers || !state.needs_buffers()) {
@@ -116,12 +116,12 @@ impl<Empty, Full> BufferExchange<Empty, Full> {
     }
 }
 
-/// How long a host waits for news: what the device gives back, nobody tells.
+/// How long a launcher waits: buffers that the device releases are not signalled.
 const OUT_OF_BUFFERS_WAIT: Duration = Duration::from_micros(50);
 const IDLE_WAIT: Duration = Duration::from_millis(5);
 
 impl<Empty, Full> Reader<'_, Empty, Full> {
-    /// An empty page; `None`: there will be none.
+    /// An empty buffer; `None`: there will be none.
     pub(crate) fn acquire(&self) -> Option<Empty> {
         let exchange = self.0;
         let mut state = lock(&exchange.state);
@@ -140,7 +140,7 @@ impl<Empty, Full> Reader<'_, Empty, Full> {
         }
     }
 
-    /// Gives a full page to whoever is host.
+    /// Gives a full buffer to the launcher.
     pub(crate) fn submit(&self, buffer: Full) {
         lock(&self.0.state).full.push_back(buffer);
         self.0.launcher_wake.notify_one();
@@ -154,7 +154,7 @@ impl<Empty, Full> Drop for Reader<'_, Empty, Full> {
     }
 }
 
-/// Under a model checker: every page that was lent comes back, what was read is sent, and nobody waits for ever.
+/// Under a model checker: every buffer that was supplied comes back, each one filled is sent, and no thread waits for ever.
 #[cfg(all(test, loom))]
 mod interleavings {
     use loom::sync::Arc;
@@ -165,11 +165,11 @@ mod interleavings {
 
     struct Model {
         exchange: BufferExchange<usize, usize>,
-        /// Items are taken by number.
+        /// Fragments are taken by number.
         next: AtomicUsize,
         items: usize,
-        /// The ring; what is sent comes back at once.
-        pages: Mutex<Vec<usize>>,
+        /// The pool; a buffer that is sent is free again at once.
+        buffers: Mutex<Vec<usize>>,
         sent: AtomicUsize,
         left: AtomicUsize,
         done: AtomicBool,
@@ -180,39 +180,39 @@ mod interleavings {
             self.next.fetch_add(1, Relaxed) < self.items
         }
 
-        /// A page an item.
+        /// A reader: one buffer for each fragment.
         fn read(&self) {
             let Some(reader) = self.exchange.enter() else { return };
             while self.take() {
-                match reader.page() {
-                    Some(page) => reader.hand_in(page),
+                match reader.acquire() {
+                    Some(buffer) => reader.submit(buffer),
                     None => drop(self.left.fetch_add(1, Relaxed)),
                 }
             }
         }
 
-        fn send(&self, page: usize) {
+        fn send(&self, buffer: usize) {
             self.sent.fetch_add(1, Relaxed);
-            lock(&self.pages).push(page);
+            lock(&self.buffers).push(buffer);
         }
 
-        /// As many as there are.
-        fn lend(&self) {
-            while self.exchange.wants() {
-                let page = lock(&self.pages).pop();
-                let Some(page) = page else { break };
-                self.exchange.lend(page);
+        /// Supplies readers as far as the pool goes.
+        fn supply(&self) {
+            while self.exchange.needs_buffers() {
+                let buffer = lock(&self.buffers).pop();
+                let Some(buffer) = buffer else { break };
+                self.exchange.supply(buffer);
             }
         }
 
-        fn host(&self) -> bool {
-            self.lend();
-            if self.exchange.wants() {
-                self.exchange.starve();
+        fn launch_step(&self) -> bool {
+            self.supply();
+            if self.exchange.needs_buffers() {
+                self.exchange.close();
             }
             match self.exchange.next(false) {
-                Next::Send(page) => {
-                    self.send(page);
+                Next::Send(buffer) => {
+                    self.send(buffer);
                     true
                 }
                 Next::Wait => true,
@@ -220,68 +220,68 @@ mod interleavings {
             }
         }
 
-        fn give_back(&self) {
-            while let Some(page) = self.exchange.take_back() {
-                lock(&self.pages).push(page);
+        fn release_unused(&self) {
+            while let Some(buffer) = self.exchange.reclaim() {
+                lock(&self.buffers).push(buffer);
             }
         }
 
-        /// The caller: host while there are readers, else he reads.
+        /// The caller: launcher while there are readers, then it reads.
         fn finish(&self) {
             loop {
-                if self.host() {
+                if self.launch_step() {
                     continue;
                 }
-                self.give_back();
+                self.release_unused();
                 if self.take() {
                     self.sent.fetch_add(1, Relaxed);
-                } else if self.exchange.close() {
+                } else if self.exchange.try_close() {
                     break;
                 }
             }
             self.done.store(true, Relaxed);
         }
 
-        /// The caller, before that: he registers so many parts, and needs a page of his own for each.
+        /// The caller, before that: it registers `parts` parts, and needs a buffer for each.
         fn register(&self, parts: usize) {
             for _ in 0..parts {
-                self.lend();
-                while let Some(page) = self.exchange.ready() {
-                    self.send(page);
+                self.supply();
+                while let Some(buffer) = self.exchange.try_recv() {
+                    self.send(buffer);
                 }
-                let page = loop {
-                    let free = lock(&self.pages).pop();
-                    if let Some(page) = free.or_else(|| self.exchange.take_back()) {
-                        break page;
+                let buffer = loop {
+                    let free = lock(&self.buffers).pop();
+                    if let Some(buffer) = free.or_else(|| self.exchange.reclaim()) {
+                        break buffer;
                     }
-                    if let Next::Send(page) = self.exchange.next(true) {
-                        self.send(page);
+                    if let Next::Send(buffer) = self.exchange.next(true) {
+                        self.send(buffer);
                     }
                 };
-                lock(&self.pages).push(page);
+                lock(&self.buffers).push(buffer);
             }
         }
 
-        /// The host beside him.
-        fn beside(&self) {
+        /// A second launcher, concurrent with the caller.
+        fn launcher(&self) {
             while !self.done.load(Relaxed) {
-                if !self.host() {
-                    self.give_back();
+                if !self.launch_step() {
+                    self.release_unused();
                     thread::yield_now();
                 }
             }
         }
     }
 
-    fn check(pages: usize, readers: usize, parts: usize, beside: bool, items: usize) {
+    fn check(buffers: usize, readers: usize, parts: usize, launcher: bool, items: usize) {
         let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(if beside { 2 } else { 3 });
+        model.preemption_bound = Some(if launcher { 2 } else { 3 });
         model.check(move || {
             let model = Arc::new(Model {
                 exchange: BufferExchange::new(),
                 next: AtomicUsize::new(0),
                 items,
-                pages: Mutex::new((0..pages).collect()),
+                buffers: Mutex::new((0..buffers).collect()),
                 sent: AtomicUsize::new(0),
                 left: AtomicUsize::new(0),
                 done: AtomicBool::new(false),
@@ -292,39 +292,39 @@ mod interleavings {
                     thread::spawn(move || model.read())
                 })
                 .collect();
-            if beside {
+            if launcher {
                 let model = Arc::clone(&model);
-                others.push(thread::spawn(move || model.beside()));
+                others.push(thread::spawn(move || model.launcher()));
             }
             model.register(parts);
             model.finish();
             others.into_iter().for_each(|other| other.join().unwrap());
-            model.give_back();
-            assert!(matches!(model.exchange.next(true), Next::Alone), "something was read and never sent");
+            model.release_unused();
+            assert!(matches!(model.exchange.next(true), Next::NoReaders), "a filled buffer was never sent");
             assert_eq!(model.sent.load(Relaxed) + model.left.load(Relaxed), items);
-            let mut back = lock(&model.pages).clone();
+            let mut back = lock(&model.buffers).clone();
             back.sort_unstable();
-            assert_eq!(back, (0..pages).collect::<Vec<_>>());
+            assert_eq!(back, (0..buffers).collect::<Vec<_>>());
         });
     }
 
     #[test]
-    fn one_reader_gets_and_returns_every_page() {
+    fn one_reader_returns_every_buffer() {
         check(2, 1, 0, false, 2);
     }
 
     #[test]
-    fn readers_that_get_no_page_leave() {
+    fn readers_without_buffers_leave() {
         check(1, 2, 0, false, 2);
     }
 
     #[test]
-    fn whoever_comes_late_is_waited_for() {
+    fn late_reader_is_waited_for() {
         check(2, 1, 0, true, 1);
     }
 
     #[test]
-    fn who_registers_gets_a_page_and_serves_meanwhile() {
+    fn registering_caller_gets_buffer_and_pumps() {
         check(1, 1, 2, false, 2);
         check(2, 2, 1, false, 2);
     }

@@ -1,11 +1,11 @@
-//! The pieces of a batch, in either of the forms a program may have them in.
+//! The operations of a batch, in either of the forms a program may have them in.
 //!
 //! ```text
-//!   Piece  [fd, offset, length, address, result]  [fd, ...]  ...      any files, any devices
-//!   Many   one fd; offsets [..], lengths [..] or one for all, addresses [..] or one behind the other
+//!   ReadOp       [fd, offset, length, address, result]  [fd, ...]  ...      any files, any devices
+//!   ReadArrays   one fd; offsets [..], lengths [..] or one for all, addresses [..] or with a stride
 //! ```
 //!
-//! A million pieces are looked at one after another in a few milliseconds, so reading one costs a load each and no call.
+//! A million operations are looked at one after another in a few milliseconds, so reading one costs a load each and no call.
 
 use spinio_sys::linux::Fd;
 
@@ -21,20 +21,20 @@ pub struct ReadOp {
     pub offset: u64,
     /// Bytes wanted.
     pub len: u64,
-    /// Device memory that they go to; memory of the host as well.
+    /// Device memory that they go to, or host memory.
     pub address: u64,
     /// Afterwards: bytes read, short at the end of the file, or an errno with a minus sign.
     pub result: i64,
 }
 
-/// Numbers of many pieces.
+/// Arguments of many operations.
 #[derive(Clone, Copy, Debug)]
 pub enum Arg<'a> {
     /// The same for all.
     Same(u64),
-    /// One a piece.
+    /// One for each operation.
     Slice(&'a [u64]),
-    /// The first, and so much more for each next one.
+    /// The first, and the difference to the next.
     Stride(u64, u64),
 }
 
@@ -49,11 +49,11 @@ pub struct ReadArrays<'a> {
     pub lens: Arg<'a>,
     /// Where they go.
     pub addresses: Arg<'a>,
-    /// As [`Piece::result`]; its length says how many pieces there are.
+    /// As [`ReadOp::result`]; its length is the number of operations.
     pub results: &'a mut [i64],
 }
 
-/// Numbers, without a lifetime.
+/// An argument, without a lifetime.
 #[derive(Clone, Copy)]
 enum Column {
     Slice(*const u64),
@@ -71,7 +71,7 @@ impl Column {
     }
 
     /// # Safety
-    /// `i` must be below the number that [`Numbers::of`] was told, and the slice be there.
+    /// `i` must be below the number that [`Column::new`] checked, and the slice exist.
     #[inline(always)]
     unsafe fn get(self, i: usize) -> u64 {
         match self {
@@ -88,20 +88,20 @@ enum Layout {
     Arrays { fd: Fd, offsets: Column, lens: Column, addresses: Column, results: *mut i64 },
 }
 
-/// The pieces of a batch while threads work on it. Whoever makes one keeps what it points to until the batch is done.
+/// The operations of a batch while threads work on it. Its maker keeps what it points to until the batch is done.
 #[derive(Clone, Copy)]
 pub(crate) struct OpList {
     n: usize,
     layout: Layout,
 }
 
-// SAFETY: pieces are only read, and a result is written by the one thread that sorts the piece, then by the one that ended
-// it, or by the caller when every other thread is done; the memory is kept by who made the list.
+// SAFETY: operations are only read, and a result is written by the one thread that resolves the operation, then by the one
+// that ended it, or by the caller when every other thread is done; the maker of the list keeps the memory.
 unsafe impl Send for OpList {}
 // SAFETY: as above.
 unsafe impl Sync for OpList {}
 
-/// What a piece asks for.
+/// What an operation asks for.
 #[derive(Clone, Copy)]
 pub(crate) struct OpView {
     pub(crate) fd: Fd,
@@ -137,7 +137,7 @@ impl OpList {
         debug_assert!(i < self.n);
         match self.layout {
             Layout::Ops(ops) => {
-                // SAFETY: below the number of pieces; by the contract of the list they are there, and nobody writes
+                // SAFETY: below the number of operations; by the contract of the list they exist, and no thread writes
                 // these four fields.
                 let (fd, offset, len, address) = unsafe {
                     let p = ops.add(i);
@@ -152,11 +152,11 @@ impl OpList {
         }
     }
 
-    /// Sets the result of a piece: by one thread at a time for each.
+    /// Sets the result of an operation: by one thread at a time for each.
     #[inline(always)]
     pub(crate) fn set(&self, i: usize, result: i64) {
         debug_assert!(i < self.n);
-        // SAFETY: below the number of pieces; by the contract of the list they are there, and no other thread reads or
+        // SAFETY: below the number of operations; by the contract of the list they are there, and no other thread reads or
         // writes this result meanwhile.
         unsafe {
             match self.layout {
@@ -166,7 +166,7 @@ impl OpList {
         }
     }
 
-    /// The result of a piece, when nobody works on it any more.
+    /// The result of an operation, when no thread works on it any more.
     pub(crate) fn result(&self, i: usize) -> i64 {
         debug_assert!(i < self.n);
         // SAFETY: as above.

@@ -1,48 +1,48 @@
-//! A held file's pages, registered with one device.
+//! A pinned file's pages, registered with one device.
 //!
 //! ```text
-//!   the whole file, mapped     ├───── piece ─────┼───── piece ─────┼── rest ──┤      one pin each
-//!                                      ▲
-//!   copy         DMA out of the pins, across pieces
-//!   views        where a kernel that gathers finds each piece
-//!   contiguous   where the program's own kernels find a range, if its pieces lie one behind the other for them
+//!   the whole file, mapped     ├───── chunk ─────┼───── chunk ─────┼── rest ──┤      one pin each
+//!
+//!   queue_copy    DMA out of the pins, across chunks
+//!   device_ptrs   where a gather kernel finds each chunk
+//!   contiguous    where the program's own GPU kernels find a range, if its chunks have consecutive addresses for them
 //! ```
 
 use std::sync::Arc;
 
 use spinio_device::{Device, DeviceAddr, DeviceError, ErrorKind, Pin, StreamId};
+use spinio_files::{FileState, Files};
 use spinio_sys::linux;
-
-use super::PinError;
-use spinio_files::FileState;
-use spinio_files::Files;
 use spinio_transfer::Mapping;
+
+use crate::error::PinError;
 
 /// Bytes that are registered at once.
 const CHUNK: u64 = 128 << 20;
 
 const MADV_DONTFORK: u32 = 10;
 
-/// A held file's pages, registered with one device.
+/// A pinned file's pages, registered with one device.
 pub struct PinnedPages {
+    /// The device.
     pub device: &'static dyn Device,
-    /// Dropped, and so unmapped, after the pins were given back: [`Registered::give_back`] sees to it.
+    /// Dropped, and so unmapped, after the pins were unpinned: see [`PinnedPages::unpin`].
     mapping: Arc<Mapping>,
     pins: Vec<Pin>,
-    /// Where a gather finds each piece; empty where the device has none.
+    /// Where a gather kernel finds each chunk; empty if the device has no such addresses.
     pub device_ptrs: Vec<u64>,
-    /// Bytes of a piece: a power of two.
+    /// Bytes of a chunk: a power of two.
     pub chunk: u64,
 }
 
-// SAFETY: addresses and numbers; any thread may use a pin, and the one that takes it back is alone with it.
+// SAFETY: addresses and numbers; any thread may use a pin, and the thread that unpins has sole access.
 unsafe impl Send for PinnedPages {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedPages {}
 
 impl PinnedPages {
     /// Maps the file and registers all of it.
-    pub(super) fn register(
+    pub(crate) fn register(
         files: &Files,
         file: &Arc<FileState>,
         size: u64,
@@ -55,7 +55,7 @@ impl PinnedPages {
             .and_then(|workers| workers.run_blocking(move || sys.map(file.cached.get(), len).map(|ptr| ptr as usize)));
         let ptr = mapped.ok_or(PinError::NoWorkers)?.map_err(PinError::NotMapped)? as *mut u8;
         let mapping = Arc::new(Mapping { ptr, len });
-        // SAFETY: advice on our own fresh mapping, which a forked child has no use for.
+        // SAFETY: advice on our own new mapping, which a forked child has no use for.
         let _ = unsafe { linux::madvise(ptr, len, MADV_DONTFORK) };
         let chunk = 1u64 << CHUNK.min(device.capabilities().max_pin).max(linux::PAGE as u64).ilog2();
         let mut pages = PinnedPages { device, mapping, pins: Vec::new(), device_ptrs: Vec::new(), chunk };
@@ -69,12 +69,12 @@ impl PinnedPages {
     }
 
     /// Bytes that are registered.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.pins.iter().map(|p| p.len as u64).sum()
     }
 
-    /// Gives the pins back, and then the mapping. By a thread that may call the device.
-    pub(super) fn unpin(self) {
+    /// Unpins, and then unmaps. By a thread that may call the device.
+    pub(crate) fn unpin(self) {
         self.pins.into_iter().for_each(|pin| self.device.unpin(pin));
         drop(self.mapping);
     }
@@ -86,7 +86,7 @@ impl PinnedPages {
             let len = (size - at).min(self.chunk) as usize;
             let ptr = self.mapping.ptr.wrapping_add(at as usize);
             self.mapping.prefault(at..at + len as u64);
-            // SAFETY: the mapping lives until the pins are given back.
+            // SAFETY: the mapping lives until the pins are unpinned.
             let pin = unsafe { self.device.pin(ptr, len) }.map_err(|e| match e.kind {
                 ErrorKind::Unsupported => PinError::NoDevice,
                 _ => PinError::PinRefused,
@@ -103,8 +103,8 @@ impl PinnedPages {
         Ok(())
     }
 
-    /// Queues the copies of a range, which lies in the file.
-    pub(super) fn queue_copy(
+    /// Queues the copies of a range of the file.
+    pub(crate) fn queue_copy(
         &self,
         stream: StreamId,
         to: DeviceAddr,
@@ -117,15 +117,15 @@ impl PinnedPages {
             let in_chunk = at % self.chunk;
             let part = (self.chunk - in_chunk).min(len - done);
             let pin = &self.pins[(at / self.chunk) as usize];
-            // SAFETY: the pins stay as long as anybody uses them, and who does waits for the copies.
+            // SAFETY: the pins stay until the last use ends, and a use waits for its copies.
             unsafe { self.device.copy_pinned(stream, to.offset(done), pin, in_chunk as usize, part as usize) }?;
             done += part;
         }
         Ok(())
     }
 
-    /// Where kernels find a range, if all its pieces lie one behind the other for them.
-    pub(super) fn contiguous(&self, offset: u64, len: u64) -> Option<u64> {
+    /// Where GPU kernels find a range, if its chunks have consecutive addresses for them.
+    pub(crate) fn contiguous(&self, offset: u64, len: u64) -> Option<u64> {
         let (first, last) = ((offset / self.chunk) as usize, ((offset + len - 1) / self.chunk) as usize);
         let mut at = self.pins[first..=last].iter().map(|pin| self.device.map_pin(pin).ok());
         let start = at.next()??;

@@ -1,16 +1,16 @@
-//! Which pieces are worth registering, and the order in which they are taken.
+//! Which fragments are worth registering, and the order in which they are taken.
 //!
 //! ```text
-//!   items   as the program has them
-//!     │ look        how many of each file and device, how many bytes, how far apart
-//!     │ Crowd       register them, copy them, or both? (plan/src/gathering.rs)
-//!     ▼ distribute
-//!   [register, part 0] [part 1] ... [both, part 0] [part 1] ...   [the rest]
-//!                             floor ┘
+//!   fragments   in the program's order
+//!     │ collect_stats   how many of each file and device, how many bytes, how far apart
+//!     │ DensityStats    register them, copy them, or both? (plan/src/batch_cost.rs)
+//!     ▼ partition
+//!   [register, part 0] [part 1] ... [hybrid, part 0] [part 1] ...   [the rest]
+//!                                   └ caller_only: fragments before this one are never copied
 //! ```
 //!
-//! Within a part items lie in any order. Very many are distributed by all threads, into a vector of their own: every chunk
-//! counts how many of its items go to each part, and so knows places that are its alone.
+//! Within a part fragments are in any order. Very many are distributed by all threads, into a new vector: every chunk
+//! counts how many of its fragments go to each part, and so knows slots that only it writes.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,22 +19,22 @@ use spinio_device::Device;
 use spinio_plan::{BatchStrategy, DensityStats, Reason};
 use spinio_sys::linux::PAGE;
 
+use crate::batch_readers::BatchReaders;
 use crate::ctx::BatchCtx;
-use crate::readers::BatchReaders;
-use crate::work::{BatchState, Fragment, HOST_SINK};
+use crate::state::{BatchState, Fragment, HOST_SINK};
 use spinio_host::lock;
 use spinio_host::parallel::{self, UninitSlots};
 
-/// Bytes of a part at most: 0.35 ms of the driver's lock, half a millisecond beside threads that copy. In that time a
-/// reader fills half a page, or a whole one where pieces are long; it has one in reserve.
+/// Bytes of a part at most: 0.35 ms of the driver's lock, half a millisecond while others copy. In that time a
+/// reader fills half a page, or a whole one where operations are long; it has one in reserve.
 const MAX_PART: u64 = 16 << 20;
 
-/// Where items lie that are worth registering: in front of the others.
+/// Fragments that are worth registering come first.
 #[derive(Default)]
 pub(crate) struct Partitions {
     /// Where each part ends.
     pub(crate) ends: Vec<usize>,
-    /// Items that only the caller takes.
+    /// Fragments that only the caller takes.
     pub(crate) caller_only: usize,
 }
 
@@ -45,7 +45,7 @@ impl Partitions {
     }
 }
 
-/// Items of one file that go to one device.
+/// Fragments of one file that go to one device.
 struct GroupStats {
     density: DensityStats,
     first: u64,
@@ -53,7 +53,7 @@ struct GroupStats {
 }
 
 impl GroupStats {
-    /// So many more, of so many bytes, between a first one and an end.
+    /// Adds `ops` fragments with `bytes` bytes between `first` and `end`.
     fn add(&mut self, ops: usize, (bytes, first, end): (u64, u64, u64)) {
         self.density.ops += ops as u64;
         self.density.bytes += bytes;
@@ -62,7 +62,7 @@ impl GroupStats {
     }
 }
 
-/// Where the items of a crowd go.
+/// Buckets of a group.
 #[derive(Clone, Copy)]
 struct Buckets {
     /// The first part's.
@@ -76,7 +76,7 @@ fn part_shift(device: &dyn Device) -> u32 {
     MAX_PART.min(device.capabilities().max_pin).max(PAGE as u64).ilog2()
 }
 
-/// Brings the items into the order in which they are taken.
+/// Brings the fragments into the order in which they are taken.
 pub(crate) fn partition(work: &BatchState, items: &mut Vec<Fragment>) -> Partitions {
     // Many threads are no reason here: the choice below counts them.
     if matches!(work.ctx.reader.policy.may_register(), Err(reason) if reason != Reason::ManyThreads) {
@@ -120,10 +120,10 @@ pub(crate) fn partition(work: &BatchState, items: &mut Vec<Fragment>) -> Partiti
     Partitions { ends, caller_only: floor }
 }
 
-/// What there is of each file and device.
+/// Statistics of each file and device.
 fn collect_stats(work: &BatchState, items: &[Fragment], group_of: impl Fn(&Fragment) -> usize) -> Vec<GroupStats> {
     let threads = work.ctx.reader.files.workers().batch_threads();
-    // Readers know one device, and only they leave the driver alone meanwhile.
+    // Readers serve one device, and only they do not use the driver meanwhile.
     let single_sink = work.uniform || items.iter().all(|i| i.sink == items[0].sink);
     let (threads, readers) = (threads as u64, if single_sink { BatchReaders::max_readers(threads) as u64 } else { 0 });
     let mut all = Vec::with_capacity(work.sources.len() * work.sinks.len());
@@ -173,7 +173,7 @@ fn may_register(work: &BatchState, group: usize, sink_count: usize) -> bool {
     to.gathers() && to.device.capabilities().can_pin && file.is_mappable() && !file.pin_refused.load(Relaxed)
 }
 
-/// Brings items into their buckets, in place; where each bucket ends. Within one they lie in any order.
+/// Brings fragments into their buckets, in place; where each bucket ends. Within one they are in any order.
 fn partition_in_place<T>(items: &mut [T], buckets: usize, bucket: impl Fn(&T) -> usize) -> Vec<usize> {
     let mut ends = vec![0; buckets];
     items.iter().for_each(|item| ends[bucket(item)] += 1);
@@ -196,7 +196,7 @@ fn partition_in_place<T>(items: &mut [T], buckets: usize, bucket: impl Fn(&T) ->
     ends
 }
 
-/// The same by all threads, into a vector of its own: every chunk of the items has its places in every bucket.
+/// The same by all threads, into a new vector: every chunk of the fragments has its slots in every bucket.
 fn partition_parallel<T: Copy + Send + Sync + 'static>(
     ctx: &BatchCtx,
     items: &mut Vec<T>,
@@ -236,16 +236,16 @@ fn partition_parallel<T: Copy + Send + Sync + 'static>(
             let mut next = lock(&places[chunk]);
             for item in &items[parallel::chunk_range(chunk, n)] {
                 let place = &mut next[bucket(item)];
-                // SAFETY: the places of a chunk in a bucket are its own, as many as it counted; the vector waits.
+                // SAFETY: only this chunk writes its slots in a bucket, as many as it counted; the vector is not used meanwhile.
                 unsafe { slots.write(*place, *item) };
                 *place += 1;
             }
         },
     );
-    // SAFETY: every item has filled one of as many places.
+    // SAFETY: every fragment has filled one of as many places.
     unsafe { output.set_len(n) };
     let old = std::mem::replace(items, output);
-    // So much memory takes the kernel two milliseconds to take back: the readers are waiting.
+    // The Linux kernel needs two milliseconds to free this much memory: the readers are waiting.
     if let Some(workers) = ctx.reader.files.workers().batch_copy() {
         workers.spawn_detached(move || drop(old));
     }

@@ -1,15 +1,15 @@
-//! Pieces of held files: a kernel gathers them straight out of the registered pages.
+//! Operations on pinned files: a GPU kernel gathers them straight out of the registered pages.
 //!
 //! ```text
-//!   piece i ── same file, same allocation as the last, inside one pin? ── yes ──> an entry of the list: 5 ns
-//!         └─ no ──> the long way round: which file, which memory, cut where a pin ends
+//!   operation i ── same file, same allocation as the last, inside one chunk? ── yes ──> an entry of the list: 5 ns
+//!             └─ no ──> the slow path: which file, which memory, cut where a chunk ends
 //!
 //!   list [from, to, len] [from, to, len] ...   32768 entries, then a launch; the next are written meanwhile
 //! ```
 //!
-//! This is all that the processor does for such a piece: it never sees the bytes.
+//! This is all that the processor does for such an operation: it never reads the bytes.
 //!
-//! What was gathered counts once its file was still held when everything had arrived; if not, the whole batch is read
+//! What was gathered counts if its file was still pinned when everything had arrived; if not, the whole batch is read
 //! once more, on other routes.
 
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use std::time::Instant;
 use spinio_sys::linux::Fd;
 
 use crate::ctx::BatchCtx;
-use crate::list::OpList;
-use crate::outlet::{DeviceSink, PackBuffer, SinkWriter};
-use crate::work::Source;
+use crate::device_sink::{DeviceSink, PackBuffer, SinkWriter};
+use crate::op_list::OpList;
+use crate::state::Source;
 use spinio_io::PinGuard;
 
 /// Entries of a launch.
@@ -29,42 +29,42 @@ const MAX_ENTRIES: usize = 32 << 10;
 /// Bytes of an entry at most: longer ones keep one warp busy while others have nothing to do.
 const MAX_ENTRY: u64 = 64 << 10;
 
-/// What the last piece has in common with the next, probably.
+/// What the last operation probably has in common with the next.
 struct FastPath {
     fd: Fd,
     size: u64,
     /// The allocation.
     start: u64,
     end: u64,
-    /// Where the device finds each piece of the file, and how long these are: a power of two.
+    /// Where the device finds each chunk of the file, and the length of a chunk: a power of two.
     device_ptrs: *const u64,
     shift: u32,
 }
 
-/// A file that is held, on a device.
+/// A pinned file, on a device.
 struct PinnedSource {
     source: u16,
     sink: u16,
     fd: Fd,
-    /// `None`: it is not.
+    /// `None`: it is not pinned.
     guard: Option<PinGuard>,
     bytes: u64,
 }
 
-/// A device that pieces are gathered into.
+/// A device that operations are gathered into.
 struct OpenList {
     sink: u16,
     writer: SinkWriter,
     buffer: Option<PackBuffer>,
     entries: usize,
-    /// The first piece in the page.
+    /// The first operation in the list.
     first_op: usize,
 }
 
-/// The held part of a batch.
+/// The operations of a batch on pinned files.
 pub(crate) struct PinnedGather {
     enabled: bool,
-    /// Before the lanes: where this is dropped, by a panic, the device has to be done before the pages may go.
+    /// Before the sources: if this is dropped by a panic, the device has to be done before the pages are unpinned.
     lists: Vec<OpenList>,
     sources: Vec<PinnedSource>,
     fast_path: Option<(FastPath, usize, usize)>,
@@ -72,7 +72,7 @@ pub(crate) struct PinnedGather {
     pub(crate) started: Instant,
 }
 
-// SAFETY: the pointer leads into the views of a `Using` of `lanes`, which stays as long.
+// SAFETY: the pointer is into `device_ptrs` of a `PinGuard` of `sources`, which stays as long.
 unsafe impl Send for PinnedGather {}
 
 impl PinnedGather {
@@ -87,13 +87,13 @@ impl PinnedGather {
         }
     }
 
-    /// Whether a file might be held.
+    /// Whether a file might be pinned.
     #[inline(always)]
     pub(crate) fn is_enabled(&self) -> bool {
         self.enabled
     }
 
-    /// Takes pieces from `i` on as long as they are like the last; the first that is not.
+    /// Takes operations from `i` on while they are like the last; returns the first that is not.
     pub(crate) fn run_fast(&mut self, list: &OpList, mut i: usize) -> usize {
         let Some((fast, open, source)) = &self.fast_path else { return i };
         let (mask, shift) = ((1u64 << fast.shift) - 1, fast.shift);
@@ -103,7 +103,7 @@ impl PinnedGather {
         while let Some(buffer) = &mut open.buffer
             && i < n
         {
-            // As many as the page takes.
+            // As many as the list has room for.
             let end = n.min(i + MAX_ENTRIES - open.entries);
             let before = i;
             while i < end {
@@ -119,7 +119,7 @@ impl PinnedGather {
                 if !matches {
                     break;
                 }
-                // SAFETY: the offset lies in the file, which the views cover; they stay with the lane's `Using`.
+                // SAFETY: the offset is in the file, which `device_ptrs` covers; it stays with the source's `PinGuard`.
                 let view = unsafe { *fast.device_ptrs.add((op.offset >> shift) as usize) };
                 buffer.push_entry(view + (op.offset & mask), op.address, op.len);
                 list.set(i, op.len as i64);
@@ -139,7 +139,7 @@ impl PinnedGather {
         i
     }
 
-    /// A launch failed: the first piece that has to be read again. From then on nothing is gathered.
+    /// A launch failed: the first operation that has to be read again. From then on nothing is gathered.
     pub(crate) fn take_failure(&mut self) -> Option<usize> {
         let retry_from = self.failed_at.take()?;
         self.enabled = false;
@@ -147,8 +147,8 @@ impl PinnedGather {
         Some(retry_from)
     }
 
-    /// Takes one piece, if its file is held on its device.
-    #[expect(clippy::too_many_arguments, reason = "one piece, sorted out")]
+    /// Takes one operation, if its file is pinned on its device.
+    #[expect(clippy::too_many_arguments, reason = "one operation, resolved")]
     pub(crate) fn try_add(
         &mut self,
         ctx: &Arc<BatchCtx>,
@@ -213,7 +213,7 @@ impl PinnedGather {
         true
     }
 
-    /// Sends what is left; the first piece that has to be read again, if that fails.
+    /// Sends what is left; the first operation that has to be read again, if that fails.
     pub(crate) fn flush(&mut self) -> Option<usize> {
         let mut retry_from = self.take_failure();
         for open in &mut self.lists {
@@ -226,7 +226,7 @@ impl PinnedGather {
         retry_from
     }
 
-    /// Waits until everything has arrived; whether every file was held until then. Tells the bytes of each.
+    /// Waits until everything has arrived; whether every file was pinned until then. Reports the bytes of each.
     pub(crate) fn finish(self, ctx: &Arc<BatchCtx>, report: impl Fn(u64)) -> bool {
         self.lists.into_iter().for_each(|open| open.writer.finish());
         self.sources.iter().all(|source| {
@@ -245,11 +245,11 @@ impl OpenList {
         self.buffer.take().map_or(Ok(()), |page| self.writer.send(page).map_err(drop))
     }
 
-    /// An empty page, whose first piece will be `i`.
+    /// An empty list, whose first operation will be `i`.
     fn next_list(&mut self, i: usize) -> Result<(), ()> {
         let outlet = &self.writer.sink;
         let page = PackBuffer::new(outlet, outlet.staging.acquire().map_err(drop)?);
-        // Memory that a kernel cannot read holds no list.
+        // A list must be in memory that a GPU kernel can read.
         if !page.gathers() {
             outlet.staging.release(page.into_block());
             return Err(());

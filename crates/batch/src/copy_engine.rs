@@ -1,16 +1,16 @@
-//! Pieces of the page cache, copied by the CPU and taken to their places together.
+//! Fragments in the page cache, copied by the CPU into bounce buffers and sent together.
 //!
 //! ```text
-//!   caller ┐                                                          ┌─ piece ─> its place
-//!   helper ├─ pread, pread, pread ... into a page of staging ─ launch ┼─ piece ─> its place
-//!   helper ┘                            one a thread                  └─ piece ─> its place
+//!   caller ┐                                                        ┌─ fragment ─> its place
+//!   worker ├─ pread, pread, pread ... into a bounce buffer ─ launch ┼─ fragment ─> its place
+//!   worker ┘                          one for each thread           └─ fragment ─> its place
 //! ```
 //!
-//! They take items from the back, while the caller may be registering others from the front (frontier.rs).
+//! The threads take fragments from the back, while the caller may be registering others from the front (split_range.rs).
 //!
-//! Here by the threads that may call the device, each for itself, through the program's own descriptors: few pieces, or
-//! more than one device. Many pieces are read by threads that do nothing else (readers.rs). What is not in the page cache
-//! the kernel reads: that is also how everything ends that another route could not bring.
+//! Here by the threads that may call the device, each for itself, through the program's own descriptors: few fragments, or
+//! more than one device. Many fragments are read by the batch readers (batch_readers.rs). What is not in the page cache
+//! the Linux kernel reads: everything that another route could not deliver is read so, too.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -20,31 +20,31 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
-use crate::frontier::SplitRange;
-use crate::outlet::{PackBuffer, SinkWriter};
-use crate::work::{BatchState, Fragment, HOST_SINK, Source};
+use crate::device_sink::{PackBuffer, SinkWriter};
+use crate::split_range::SplitRange;
+use crate::state::{BatchState, Fragment, HOST_SINK, Source};
 use spinio_host::pool::Task;
 use spinio_host::task_scope::TaskScope;
 use spinio_transfer::bounce::BounceBuffer;
 
-/// Items a thread takes at once.
+/// Fragments a thread takes at once.
 pub(super) const STEP: u32 = 128;
 
-/// Items to be copied, by however many threads.
+/// Fragments to be copied, by however many threads.
 pub(crate) struct CopyEngine {
     pub(crate) work: Arc<BatchState>,
     pub(crate) fragments: Vec<Fragment>,
     pub(crate) range: SplitRange,
-    /// Items that only the caller takes, to register them.
+    /// Fragments that only the caller takes, to register them.
     caller_only: usize,
     reason: Reason,
     scope: TaskScope,
 }
 
-/// A page that is being filled.
+/// A buffer that is being filled.
 pub(super) struct PackedReads {
     buffer: PackBuffer,
-    /// Whose bytes lie in it: places in [`Copies::items`].
+    /// Whose bytes are in it: indices into [`CopyEngine::fragments`].
     fragments: Vec<u32>,
     bytes: u64,
     started: Instant,
@@ -55,11 +55,11 @@ impl PackedReads {
         PackedReads { buffer: page, fragments: Vec::new(), bytes: 0, started: Instant::now() }
     }
 
-    /// Reads an item into it; false if it has no room for that.
+    /// Reads a fragment into it; false if it has no room for that.
     pub(super) fn try_add(&mut self, copies: &CopyEngine, fd: Fd, at: usize) -> bool {
         let fragment = &copies.fragments[at];
         let Some(slot) = self.buffer.slot_for(fragment.len as usize, fragment.dest) else { return false };
-        // SAFETY: the page has room for as many bytes there.
+        // SAFETY: the buffer has room for as many bytes there.
         let got = unsafe { copies.read_fragment(fd, fragment, self.buffer.ptr().wrapping_add(slot), Route::Copy) };
         debug_assert!(got <= fragment.len as usize);
         if got > 0 {
@@ -87,14 +87,14 @@ struct SinkState {
 pub(super) struct SinkSet(Vec<Option<SinkState>>);
 
 impl CopyEngine {
-    /// The first `floor` of the items are left to the caller.
+    /// The first `caller_only` fragments are left to the caller.
     pub(crate) fn new(
         work: &Arc<BatchState>,
         fragments: Vec<Fragment>,
         caller_only: usize,
         reason: Reason,
     ) -> Arc<CopyEngine> {
-        // A batch has fewer items than that: `begin` sees to it.
+        // A batch has fewer fragments than that: `resolve` checks it.
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let frontier = SplitRange::new(count(fragments.len()), count(caller_only));
         Arc::new(CopyEngine {
@@ -109,7 +109,7 @@ impl CopyEngine {
 
     /// Threads that are of use, the caller included.
     pub(super) fn useful_threads(&self) -> usize {
-        // One is worth waking for a few hundred pieces, or a quarter of a MiB.
+        // One is worth waking for a few hundred operations, or a quarter of a MiB.
         let items = &self.fragments[self.caller_only..];
         match items.len() / 256 {
             few if few < 64 => few.max((items.iter().map(|i| u64::from(i.len)).sum::<u64>() >> 18) as usize),
@@ -117,7 +117,7 @@ impl CopyEngine {
         }
     }
 
-    /// Calls helpers, as many as are of use.
+    /// Wakes copy workers, as many as are of use.
     pub(crate) fn wake_workers(self: &Arc<Self>) {
         let useful = self.useful_threads();
         if useful > 1
@@ -128,14 +128,14 @@ impl CopyEngine {
         }
     }
 
-    /// Nobody begins what nobody has begun.
+    /// No thread begins what no thread has begun.
     pub(crate) fn cancel_rest(&self) {
         let _ = self.range.take_front(self.fragments.len());
     }
 
     /// Works until everything is done.
     pub(crate) fn finish(&self) {
-        // Whatever happens to the caller, helpers are out before he is: they store into his memory. The gate passes a panic on.
+        // Workers finish before the caller returns, also after a panic: they write into its memory. The scope relays a panic.
         let _ = catch_unwind(AssertUnwindSafe(|| {
             if let Some(_inside) = self.scope.enter() {
                 self.run();
@@ -145,7 +145,7 @@ impl CopyEngine {
     }
 
     /// Whether the descriptors mean on this thread what they mean on the caller's: a thread of the program may have left the
-    /// table that it had when the helpers were made.
+    /// table that it had when the workers were made.
     pub(super) fn verify_fds(&self) -> bool {
         self.work.sources.iter().all(|source| self.verify_fd(source))
     }
@@ -164,7 +164,7 @@ impl CopyEngine {
         SinkSet(self.work.sinks.iter().map(|_| None).collect())
     }
 
-    /// Copies some items; false if there are none left.
+    /// Copies some fragments; false if there are none left.
     pub(super) fn step(&self, sinks: &mut SinkSet) -> bool {
         let Some(range) = self.range.take_back(STEP) else { return false };
         for at in range.clone() {
@@ -182,13 +182,13 @@ impl CopyEngine {
 
     pub(super) fn send_all(&self, sinks: &mut SinkSet) {
         for SinkState { writer, reads } in sinks.0.iter_mut().flatten() {
-            if let Some(sheet) = reads.take() {
-                self.send(writer, sheet);
+            if let Some(full) = reads.take() {
+                self.send(writer, full);
             }
         }
     }
 
-    /// The pen for the items of an outlet.
+    /// The writer for the fragments of a sink.
     pub(super) fn writer<'a>(&self, sinks: &'a mut SinkSet, sink: u16) -> &'a mut SinkWriter {
         &mut self.sink_state(sinks, sink).writer
     }
@@ -203,7 +203,7 @@ impl CopyEngine {
         let fd = self.work.sources[fragment.source as usize].fd;
         if fragment.sink == HOST_SINK || !self.work.sinks[fragment.sink as usize].device.capabilities().has_dma_engine {
             let started = Instant::now();
-            // SAFETY: host-mapped memory inside its allocation, or memory of the host for the kernel to judge.
+            // SAFETY: host-mapped memory inside its allocation, or host memory, which the Linux kernel validates.
             let got = unsafe { self.read_fragment(fd, fragment, fragment.dest as *mut u8, Route::Store) };
             self.record(Route::Store, got as u64, started);
             return;
@@ -222,7 +222,7 @@ impl CopyEngine {
         }
     }
 
-    /// Sends the page towards an outlet, and takes a new one.
+    /// Sends the buffer to a sink, and acquires a new one.
     fn next_buffer(&self, sink_index: u16, sinks: &mut SinkSet) -> Option<PackBuffer> {
         let SinkState { writer, reads } = self.sink_state(sinks, sink_index);
         if let Some(full) = reads.take() {
@@ -231,7 +231,7 @@ impl CopyEngine {
         let sink = &self.work.sinks[sink_index as usize];
         let block = match sink.staging.try_acquire() {
             Ok(Some(block)) => block,
-            // Who waits must not hold what others wait for.
+            // A thread that waits for a buffer must not have any that other threads wait for.
             Ok(None) => {
                 self.send_all(sinks);
                 sink.staging.acquire().ok()?
@@ -241,7 +241,7 @@ impl CopyEngine {
         Some(PackBuffer::new(sink, block))
     }
 
-    /// Sends a page. What cannot be gathered is read and copied one by one; what cannot be copied has failed.
+    /// Sends a buffer. What cannot be gathered is read and copied one by one; what cannot be copied has failed.
     pub(super) fn send(&self, writer: &mut SinkWriter, reads: PackedReads) {
         let PackedReads { buffer, fragments, bytes, started } = reads;
         let gathered = buffer.gathers();
@@ -260,13 +260,13 @@ impl CopyEngine {
         }
     }
 
-    /// One item in a page of its own.
+    /// One fragment in a buffer of its own.
     fn copy_single(&self, fragment: &Fragment, writer: &mut SinkWriter) -> Result<(), spinio_device::DeviceError> {
         let started = Instant::now();
         let mut buffer = PackBuffer::new(&writer.sink, writer.sink.staging.acquire()?);
         let Some(at) = buffer.slot_for(fragment.len as usize, fragment.dest) else { return Ok(()) };
         let fd = self.work.sources[fragment.source as usize].fd;
-        // SAFETY: the page has room for as many bytes there.
+        // SAFETY: the buffer has room for as many bytes there.
         let got = unsafe { self.read_fragment(fd, fragment, buffer.ptr().wrapping_add(at), Route::Copy) };
         if got > 0 {
             buffer.push(at, got, fragment.dest);
@@ -276,7 +276,7 @@ impl CopyEngine {
         Ok(())
     }
 
-    /// Reads an item into memory; the bytes that came. If they are not all, that is told.
+    /// Reads a fragment into memory; the bytes that came. If they are not all, that is recorded.
     ///
     /// # Safety
     /// `into` must have as many bytes, or be an address that the kernel may refuse.
@@ -304,7 +304,7 @@ impl CopyEngine {
     }
 
     /// Whether the bytes came from the files they were meant to come from: the program may have closed a descriptor
-    /// under its own batch, and opened another file as the same number.
+    /// during its batch, and opened another file as the same number.
     fn verify_sources(&self, range: std::ops::Range<usize>) {
         let mut last = None;
         for at in range {

@@ -1,30 +1,30 @@
-//! Pieces that are not in the page cache: many reads of storage in flight.
+//! Fragments that are not in the page cache: many reads of storage in flight.
 //!
 //! ```text
-//!   items ──merge──> reads of whole units, each serving one or several items
-//!                       │ packed into loads: what one page of staging holds
-//!   caller ── page ────>│
-//!                    keeper: a ring with up to 128 reads in flight, O_DIRECT through the twin
+//!   fragments ──coalesce──> reads of whole units, each serving one or several fragments
+//!                       │ packed into groups: what one bounce buffer holds
+//!   caller ── buffer ──>│
+//!                    shadow worker: a ring with up to 128 reads in flight, O_DIRECT through the shadow descriptor
 //!   caller <── filled ──┘
-//!      └─ launch: each item to its place
+//!      └─ launch: each fragment to its place
 //! ```
 //!
-//! Where storage may DMA into the device a read that is aligned goes there itself (`p2p`), and needs no page.
+//! Where storage may DMA into the device an aligned read goes there directly (`p2p`), and needs no buffer.
 //!
-//! The first page is read into as soon as it is there, while staging grows for the next. From then on no more pages are
-//! out than keep the ring full, and those that were in use a moment ago come first: what storage writes into memory that
-//! the processor's cache has, it writes faster. Seen (virtio disk, 32 MiB of cache, 10000 reads of 64 KiB at this depth):
-//! 122 to 126 ms through 8 to 14 MiB of memory in turn, 132 through 20, 154 through 32 and more.
+//! The first buffer is read into as soon as it is there, while the pool grows for the next. From then on no more buffers
+//! are in use than keep the ring full, and those that were in use a moment ago come first: what storage writes into memory
+//! that is in the processor's cache, it writes faster. Seen (virtio disk, 32 MiB of cache, 10000 reads of 64 KiB at this
+//! depth): 122 to 126 ms through 8 to 14 MiB of memory in turn, 132 through 20, 154 through 32 and more.
 //!
-//! Where the kernel offers no ring, several keepers read one after another. What comes back short or not at all is
-//! read through the page cache, where the kernel says what a plain `pread` says.
+//! Where the Linux kernel offers no ring, several shadow workers read one after another. What comes back short or fails is
+//! read through the page cache, and then returns what a plain `pread` returns.
 //!
 //! Known flaws:
-//! - Of a batch that is cached in part storage begins when the caller has registered what is worth it: 20 ms a GiB.
+//! - In a batch that is cached in part, storage begins when the caller has registered what is worth it: 20 ms a GiB.
 //! - One ring is one thread, which submits about a million reads a second at most.
-//! - Where a seccomp filter comes while reads fly and forbids to wait for them (`sys/src/linux/uring.rs`), their pages are
-//!   lost, 32 MiB at most and once in a process's life. What flew straight into the device may still be written when the
-//!   batch returns: the same bytes again, unless the program uses that memory for something else at once.
+//! - If a seccomp filter is installed while reads are in flight and forbids to wait for them (`sys/src/linux/uring.rs`), their
+//!   buffers are lost, 32 MiB at most and once in a process's life. P2P reads in flight may still be written when the batch
+//!   returns: the same bytes again, unless the program uses that memory for something else at once.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -36,13 +36,13 @@ use spinio_plan::{CoalesceRule, Reason, Route, Span, coalesce};
 use spinio_sys::Errno;
 use spinio_sys::linux::Ring;
 
-use crate::outlet::{ENTRY_SIZE, PackBuffer, SinkWriter};
-use crate::readers::BatchReaders;
-use crate::work::{BatchState, Fragment, MAX_FRAGMENT};
+use crate::batch_readers::BatchReaders;
+use crate::device_sink::{ENTRY_SIZE, PackBuffer, SinkWriter};
+use crate::state::{BatchState, Fragment, MAX_FRAGMENT};
 use spinio_host::is_cancelled;
 use spinio_host::lock;
 use spinio_host::panic_relay::PanicRelay;
-use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
+use spinio_host::pool::SHADOW_WORKERS;
 use spinio_host::pool::Task;
 use spinio_host::task_scope::TaskScope;
 use spinio_transfer::bounce::BUFFER_SIZE;
@@ -50,23 +50,23 @@ use spinio_transfer::bounce::BUFFER_SIZE;
 /// Reads in flight.
 pub(crate) const DEPTH: u32 = 128;
 
-/// Reads of one load at most: so many land before any of them is sent on.
+/// Reads of one group at most: all of them complete before any is sent on.
 const GROUP_MAX_READS: usize = 64;
 
-/// Bytes that are enough for a load, if they are of so many reads: what lands later can lie where this load lay.
+/// Bytes that are enough for a group of at least `GROUP_MIN_READS` reads: later reads can use its buffer again.
 const GROUP_BYTES: u64 = 1 << 20;
 const GROUP_MIN_READS: usize = 16;
 
-/// Loads that keepers have in hand at most.
+/// Groups in flight at most.
 const MAX_GROUPS: usize = 16;
 
-/// Loads that lie ready for a ring when it is full: it takes one while the caller sends another.
+/// Groups ready for a ring when it is full: it takes one while the caller sends another.
 const READY_GROUPS: usize = 2;
 
-/// How long a keeper without work waits for the next load.
+/// How long a shadow worker without work waits for the next load.
 const IDLE_WAIT: Duration = Duration::from_millis(1);
 
-/// Bytes between two pieces that are read along: about what a command costs a fast disk.
+/// Bytes between two fragments that are read too, if at most these: about what a command costs a fast disk.
 const MERGE_GAP: u64 = 4096;
 
 /// One read of storage.
@@ -74,27 +74,27 @@ struct DiskRead {
     source: u16,
     offset: u64,
     len: u32,
-    /// Where it goes: from the start of the load's page, or for P2P the address itself.
+    /// Destination: offset in the group's buffer, or for P2P the address itself.
     dest: u64,
-    /// Whom it serves: places in [`Storage::wanted`].
+    /// Its fragments: indices into [`StorageReader::wanted`].
     members: Range<usize>,
 }
 
-/// Reads that are handed out together.
+/// Reads that are submitted together.
 struct ReadGroup {
     sink: u16,
     reads: Range<usize>,
-    /// Bytes of a page; 0: straight into the device.
+    /// Bytes of a buffer; 0: straight into the device.
     buffer_len: usize,
 }
 
-/// A load in the hands of a keeper.
+/// A group that a shadow worker reads.
 struct GroupInFlight {
     group: usize,
     base: u64,
     /// Bytes that came, read by read.
     got: Vec<u32>,
-    /// Storage may still write its page.
+    /// Storage may still write its buffer.
     dma_unresolved: bool,
     started: Instant,
 }
@@ -103,14 +103,14 @@ struct GroupInFlight {
 struct State {
     ready: VecDeque<GroupInFlight>,
     completed: VecDeque<GroupInFlight>,
-    /// Keepers that were called and have not gone.
+    /// Shadow workers that were woken and have not left.
     workers: usize,
-    /// The caller is handing out the first loads, as many as fill a ring.
+    /// The caller is submitting the first groups, as many as fill a ring.
     filling: bool,
     closed: bool,
 }
 
-/// Items to be fetched from storage.
+/// Fragments to be fetched from storage.
 pub(crate) struct StorageReader {
     work: Arc<BatchState>,
     fragments: Vec<Fragment>,
@@ -123,7 +123,7 @@ pub(crate) struct StorageReader {
 }
 
 impl StorageReader {
-    /// Joins and packs. Items of one file and device lie together.
+    /// Coalesces and packs. Fragments of one file and device are consecutive.
     pub(crate) fn new(work: &Arc<BatchState>, items: Vec<Fragment>) -> Arc<StorageReader> {
         let mut packer =
             GroupPacker { work, wanted: Vec::with_capacity(items.len()), reads: Vec::new(), groups: Vec::new() };
@@ -143,22 +143,22 @@ impl StorageReader {
             packer.pack_staged(group, &mut staged);
             packer.add_p2p(group, &items, p2p);
         }
-        let GroupPacker { wanted, reads, groups: loads, .. } = packer;
+        let GroupPacker { wanted, reads, groups, .. } = packer;
         Arc::new(StorageReader {
             work: Arc::clone(work),
             fragments: items,
             wanted,
             reads,
-            groups: loads,
+            groups,
             state: Mutex::default(),
             changed: Condvar::new(),
             scope: TaskScope::new(),
         })
     }
 
-    /// Calls a keeper, or several where there is no ring, unless they are here.
+    /// Wakes a shadow worker, or several where there is no ring, unless they work already.
     fn wake_workers(self: &Arc<Self>) {
-        let count = if self.work.ctx.reader.files.workers().io_uring_denied.load(Relaxed) { KEEPERS } else { 1 };
+        let count = if self.work.ctx.reader.files.workers().io_uring_denied.load(Relaxed) { SHADOW_WORKERS } else { 1 };
         let mut state = lock(&self.state);
         let more = count.min(state.ready.len()).saturating_sub(state.workers);
         state.workers += more;
@@ -170,8 +170,8 @@ impl StorageReader {
         }
     }
 
-    /// Hands out pages and sends what comes back, until all is done; what storage could not bring. `readers`: who may have
-    /// blocks of the ring meanwhile.
+    /// Supplies buffers and sends what comes back, until all is done; returns what storage could not deliver. `readers`:
+    /// readers that may have buffers of the pool meanwhile.
     pub(crate) fn finish(self: &Arc<Self>, readers: Option<&BatchReaders>) -> Vec<Fragment> {
         let mut buffers: Vec<Option<PackBuffer>> = self.groups.iter().map(|_| None).collect();
         let mut relay = PanicRelay::default();
@@ -182,9 +182,9 @@ impl StorageReader {
             std::mem::take(&mut state.ready)
         };
         self.changed.notify_all();
-        // Whatever happened, storage writes nothing of the program's from here on.
+        // Also after a panic storage writes no memory of the program from here on.
         relay.catch(|| self.scope.join());
-        // Only of a batch that panicked. What a keeper had in hand may still be written if it panicked itself.
+        // Only of a batch that panicked. What a shadow worker read may still be written if it panicked itself.
         let completed = std::mem::take(&mut lock(&self.state).completed);
         for in_hand in not_begun.into_iter().chain(completed).filter(|in_hand| !in_hand.dma_unresolved) {
             if let Some(buffer) = buffers[in_hand.group].take() {
@@ -200,7 +200,7 @@ impl StorageReader {
         fallback.unwrap_or_default()
     }
 
-    /// The caller's part; the pages that are out lie in `pages`.
+    /// The caller's part; `buffers` has those in flight.
     fn transfer(self: &Arc<Self>, buffers: &mut [Option<PackBuffer>], readers: Option<&BatchReaders>) -> Vec<Fragment> {
         let mut writers: Vec<Option<SinkWriter>> = self.work.sinks.iter().map(|_| None).collect();
         let mut fallback = Vec::new();
@@ -236,7 +236,7 @@ impl StorageReader {
                     started: Instant::now(),
                 });
                 self.changed.notify_all();
-                // At once: the first loads are read while the ring of staging grows for the next.
+                // At once: the first groups are read while the pool grows for the next.
                 self.wake_workers();
                 reads += self.groups[next].reads.len();
                 next += 1;
@@ -250,7 +250,7 @@ impl StorageReader {
             let more = next < self.groups.len() && in_flight < MAX_GROUPS && !out_of_buffers;
             let Some(group) = self.next_completed(more) else {
                 if self.scope.is_poisoned() {
-                    // What it had in hand never lands.
+                    // The groups of a worker that panicked never complete.
                     break;
                 }
                 continue;
@@ -264,20 +264,20 @@ impl StorageReader {
         fallback
     }
 
-    /// Whether the batch shall end early. Who is asked may want to read too, and must find blocks that it does not hold.
+    /// Whether the batch shall end early. The poll may read too, and must find buffers that this batch does not have.
     fn is_cancelled(&self) -> bool {
         self.work.ctx.reader.bounce.limit() >= 2 * (MAX_GROUPS * BUFFER_SIZE) as u64 && is_cancelled()
     }
 
-    /// Nobody begins the loads from this one on.
+    /// Groups from this one on are not begun.
     fn cancel_from(&self, from: usize) {
-        let reads = self.groups[from..].iter().flat_map(|load| &self.reads[load.reads.clone()]);
+        let reads = self.groups[from..].iter().flat_map(|group| &self.reads[group.reads.clone()]);
         for item in reads.flat_map(|read| self.fragments_of(read)) {
             self.work.record_short(item, 0, Some(Errno::INTR));
         }
     }
 
-    /// A page for a load: `Ok(None)`: not now. The inner `None`: it needs none.
+    /// A buffer for a group: `Ok(None)`: not now. The inner `None`: it needs none.
     fn acquire_buffer(
         &self,
         group: usize,
@@ -291,7 +291,7 @@ impl StorageReader {
         let sink = &self.work.sinks[group.sink as usize];
         let block = match sink.staging.try_acquire_warm() {
             Ok(None) if in_flight == 0 => match readers.filter(|readers| readers.uses_sink(group.sink)) {
-                // It may be that nobody else sends what they have read.
+                // Perhaps no other thread sends what they have read.
                 Some(readers) => readers.acquire_block().map(Some),
                 None => sink.staging.acquire().map(Some),
             },
@@ -308,28 +308,28 @@ impl StorageReader {
         }
     }
 
-    /// Loads that lie ready while there are more.
+    /// Groups that are ready while there are more.
     fn queue_ahead(&self) -> usize {
-        // Without a ring each load keeps a keeper busy.
+        // Without a ring each group keeps a shadow worker busy.
         if self.work.ctx.reader.files.workers().io_uring_denied.load(Relaxed) { MAX_GROUPS } else { READY_GROUPS }
     }
 
-    /// No keeper need wait for a load before it looks what has landed.
+    /// Shadow workers need not wait for a group before they look for completions.
     fn finish_filling(&self) {
         if std::mem::take(&mut lock(&self.state).filling) {
             self.changed.notify_all();
         }
     }
 
-    /// Whether keepers could soon be without a load.
+    /// Whether shadow workers could soon be without a group.
     fn needs_groups(&self) -> bool {
         lock(&self.state).ready.len() < self.queue_ahead()
     }
 
-    /// A load to be sent on; waits for one, and with `more` no longer than until none lies ready.
+    /// A completed group; waits for one, and with `more` no longer than until none is ready.
     fn next_completed(&self, more: bool) -> Option<GroupInFlight> {
         let state = lock(&self.state);
-        // The time limit lets the caller look whether there is a ring, and whether there are keepers.
+        // The time limit lets the caller look whether there is a ring, and whether there are shadow workers.
         let limit = Duration::from_millis(5);
         let waiting = |s: &mut State| s.completed.is_empty() && !(more && s.ready.is_empty());
         let (mut state, _) =
@@ -392,8 +392,8 @@ impl StorageReader {
         }
     }
 
-    /// A load to read, if there is one. `last`: the keeper has nothing else to do; it waits a little, and goes without
-    /// one. It must not wait for ever: the caller may be waiting for pages that another batch has, and that for keepers.
+    /// A group to read, if there is one. `idle`: the worker has nothing else to do; it waits briefly, and leaves without
+    /// one. It must not wait for ever: the caller may wait for buffers that another batch has, and that for shadow workers.
     fn take_group(&self, idle: bool) -> Option<GroupInFlight> {
         let mut state = lock(&self.state);
         if idle {
@@ -401,7 +401,7 @@ impl StorageReader {
         }
         let next = self.pop_ready(&mut state);
         if idle && next.is_none() {
-            // With the lock in hand, so that who finds something for it from now on calls it again.
+            // Under the lock, so that a thread that has a group for it from now on wakes it again.
             state.workers -= 1;
         }
         next
@@ -420,7 +420,7 @@ impl StorageReader {
     fn pop_ready(&self, state: &mut State) -> Option<GroupInFlight> {
         let next = state.ready.pop_front()?;
         if state.ready.is_empty() {
-            // The caller shall make others ready, even if nothing lands.
+            // The caller shall make others ready, even if nothing completes.
             self.changed.notify_all();
         }
         Some(next)
@@ -434,7 +434,7 @@ impl StorageReader {
     /// A load for the ring.
     fn next_for_ring(&self, ring: &mut Ring) -> Option<GroupInFlight> {
         let next = self.take_group(ring.outstanding() == 0);
-        // The first ones fly while the caller makes others ready. An error comes again when the ring is waited for.
+        // The first ones are in flight while the caller makes others ready. An error comes again when the ring is waited for.
         if next.is_none() && ring.outstanding() > 0 && lock(&self.state).filling && ring.submit(0).is_ok() {
             return self.take_while_filling();
         }
@@ -465,15 +465,15 @@ impl StorageReader {
                 let fd =
                     self.work.sources[read.source as usize].file.direct_fd.as_ref().map_or(-1, |shadow| shadow.get());
                 let to = group.base.wrapping_add(read.dest) as *mut u8;
-                // SAFETY: the caller lent the page, which has room for the read, until the load is handed in; a P2P
-                // address lies inside its allocation.
+                // SAFETY: the caller lent the buffer, which has room for the read, until the group is complete; a P2P
+                // address is inside its allocation.
                 if !unsafe { ring.read(fd, to, read.len, read.offset, token) } {
                     pending.push_front((slot, which));
                     break;
                 }
             }
             if ring.outstanding() == 0 {
-                // Nothing was to be had, waiting for it: it is over.
+                // No group came while it waited: all are done.
                 return;
             }
             if let Err(errno) = ring.submit(1) {
@@ -483,7 +483,7 @@ impl StorageReader {
                 }
                 let unresolved = !ring.drain();
                 drop(ring);
-                // Every load counts as not read.
+                // Every group counts as not read.
                 for (mut group, _) in in_flight.into_iter().flatten() {
                     group.got.fill(0);
                     group.dma_unresolved = unresolved;
@@ -519,7 +519,7 @@ impl StorageReader {
             for (read, got) in self.reads[read_group.reads.clone()].iter().zip(&mut group.got) {
                 let Ok(shadow) = &self.work.sources[read.source as usize].file.direct_fd else { continue };
                 let to = group.base.wrapping_add(read.dest) as *mut u8;
-                // SAFETY: as in `fly`.
+                // SAFETY: as in `run_uring`.
                 let n = unsafe { kernel.pread(route, shadow.get(), to, read.len as usize, read.offset, 0) };
                 *got = n.unwrap_or(0) as u32;
             }
@@ -544,7 +544,7 @@ impl Task for StorageReader {
     }
 }
 
-/// Reads and loads in the making.
+/// Reads and groups being packed.
 struct GroupPacker<'a> {
     work: &'a BatchState,
     wanted: Vec<Span>,
@@ -558,7 +558,7 @@ impl GroupPacker<'_> {
         (u64::from(align.offset).max(512), u64::from(align.memory).max(512))
     }
 
-    /// Whether storage may write an item to its place itself.
+    /// Whether storage may write a fragment to its place itself.
     fn can_p2p(&self, item: &Fragment) -> bool {
         let (unit, memory) = self.align(item.source);
         item.p2p && (item.offset | u64::from(item.len)).is_multiple_of(unit) && item.dest.is_multiple_of(memory)
@@ -566,7 +566,7 @@ impl GroupPacker<'_> {
 
     fn pack_staged(&mut self, (source, sink): (u16, u16), wanted: &mut [Span]) {
         let (unit, memory) = self.align(source);
-        // Not longer than an item and the units it lies in, so that any fits a page beside the list of its members.
+        // Not longer than a fragment and its units, so that any fits a buffer next to the list of its members.
         let rule = CoalesceRule { unit, gap: MERGE_GAP, max_len: MAX_FRAGMENT + 2 * unit, max_members: 4096 };
         let runs = coalesce(wanted, &rule);
         let base = self.wanted.len();

@@ -1,60 +1,60 @@
-//! The two threads behind held files.
+//! The two threads that serve pinned files.
 //!
 //! ```text
-//!   watcher   keepers' table: the leases live there     signal: a lease is being broken ──> it closes the hold
-//!                 ▲                                                                            │
-//!                 │ pins are gone: the lease goes back, and the writer goes on                 ▼
-//!   holder    the program's table: the driver is called from there      waits for users, unregisters
+//!   lease watcher   shadow table: the leases are there    signal: a lease is being broken ──> closing begins
+//!                       ▲                                                                          │
+//!                       │ unpinned: the lease is released, and the writer's open returns           ▼
+//!   unpinner        the program's table, in which the driver has to be called    waits for uses, unregisters
 //! ```
 //!
-//! Both are made with the first hold, and end with the runtime.
+//! Both start with the first pinned file, and end with the runtime.
 //!
-//! Some changes break no lease: `open` with O_RDONLY and O_TRUNC, and writes after an attribute or a mount that vouched for
-//! the file was taken away. inotify tells the watcher of these, by the same signal, once they have happened.
+//! Some changes break no lease: `open` with O_RDONLY and O_TRUNC, and writes after the attribute or the mount that excluded
+//! writers was changed. inotify reports these to the watcher, by the same signal, once they have happened.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, mpsc};
 
-use spinio_sys::linux::{self, Fd, InotifyEvent};
-
-use super::PinnedFile;
 use spinio_files::Files;
 use spinio_host::lock;
 use spinio_host::syscalls::Syscalls;
+use spinio_sys::linux::{self, Fd, InotifyEvent};
+
+use crate::pinned_file::PinnedFile;
 
 const STACK_SIZE: usize = 1 << 20;
 
-/// Milliseconds after which the watcher looks by itself while files are held: a seccomp filter may refuse the signal that
-/// wakes it, and may come at any time.
-const LOOK: u64 = 1000;
+/// Milliseconds after which the watcher polls while files are pinned: a seccomp filter may refuse the signal that wakes it,
+/// and may be installed at any time.
+const POLL_MS: u64 = 1000;
 
 /// The same once the signal was refused.
-const LOOK_DEAF: u64 = 10;
+const POLL_MS_NO_SIGNAL: u64 = 10;
 
-/// What the two threads and everybody else share.
+/// State that the two threads share with all others.
 #[derive(Default)]
-pub(super) struct LeaseWatcher {
-    pub(super) files: Mutex<Vec<Arc<PinnedFile>>>,
-    /// How many there are; one load tells that there is none.
-    pub(super) count: AtomicUsize,
+pub(crate) struct LeaseWatcher {
+    pub(crate) files: Mutex<Vec<Arc<PinnedFile>>>,
+    /// Number of pinned files: whether there is one costs one load.
+    pub(crate) count: AtomicUsize,
     /// Bytes registered, all devices together.
-    pub(super) bytes: AtomicU64,
+    pub(crate) bytes: AtomicU64,
     closing: Mutex<VecDeque<Arc<PinnedFile>>>,
     wake: Condvar,
-    /// The watcher's thread id; 0 before it is made.
+    /// The watcher's thread id; 0 before it starts.
     watcher_tid: AtomicU32,
-    /// Brings news of changes; of the keepers' table. None where the user may have no more of them.
+    /// Reports changes; a descriptor of the shadow table. None where the user may have no more of them.
     inotify: OnceLock<Fd>,
     shutdown: AtomicBool,
     /// The signal that wakes the watcher was refused.
-    deaf: AtomicBool,
+    signal_refused: AtomicBool,
 }
 
 impl LeaseWatcher {
-    /// Makes the threads if there are none; the watcher's id.
-    pub(super) fn start(self: &Arc<Self>, files: &Arc<Files>) -> Option<u32> {
-        // Made under this lock, so that there is one of each.
+    /// Starts the threads if they do not run; the watcher's id.
+    pub(crate) fn start(self: &Arc<Self>, files: &Arc<Files>) -> Option<u32> {
+        // Under this lock, so that there is one of each.
         let _start_lock = lock(&self.files);
         match self.watcher_tid.load(Acquire) {
             0 => {}
@@ -63,31 +63,32 @@ impl LeaseWatcher {
         let (tid_sender, tid_receiver) = mpsc::channel();
         let watcher = Arc::clone(self);
         let sys = files.sys();
-        let spawned = files.shadow_workers()?.spawn_dedicated("spinio-watch", move || {
+        let spawned = files.shadow_workers()?.spawn_dedicated("spinio-lease", move || {
             watcher.init_inotify(sys);
-            // Whether it can be woken at all. What this leaves pending is one look too many.
+            // Whether it can be woken at all. The signal that this leaves pending causes one superfluous poll.
             if !linux::wake_thread(linux::gettid()) {
-                watcher.deaf.store(true, Release);
+                watcher.signal_refused.store(true, Release);
             }
             let _ = tid_sender.send(linux::gettid());
             watcher.run_watcher(sys);
         });
         let tid = spawned.then(|| tid_receiver.recv().ok())??;
         let watcher = Arc::clone(self);
-        linux::spawn_signals_blocked("spinio-hold", STACK_SIZE, move || watcher.run_unpinner()).ok()?;
+        linux::spawn_signals_blocked("spinio-unpin", STACK_SIZE, move || watcher.run_unpinner()).ok()?;
         self.watcher_tid.store(tid, Release);
         Some(tid)
     }
 
-    /// Lets a hold go: nobody comes in any more; its pins go when the last user has left, and then its lease.
-    pub(super) fn begin_unpin(&self, file: &Arc<PinnedFile>) {
+    /// Begins to unpin a file: no use begins any more; after the last active one its pages are unpinned, and then its
+    /// lease is released.
+    pub(crate) fn begin_unpin(&self, file: &Arc<PinnedFile>) {
         if file.gate.begin_closing() {
             lock(&self.closing).push_back(Arc::clone(file));
             self.wake.notify_one();
         }
     }
 
-    /// Has the watcher told of changes, too.
+    /// Makes inotify signal the watcher, too.
     fn init_inotify(&self, sys: &dyn Syscalls) {
         let Ok(inotify) = sys.inotify_init() else { return };
         match linux::inotify_signal(inotify, linux::gettid()) {
@@ -96,8 +97,8 @@ impl LeaseWatcher {
         }
     }
 
-    /// Sees to it that changes of a hold's file are told, if that can be. The hold is in the list.
-    pub(super) fn watch_inode(&self, files: &Files, pinned: &PinnedFile) {
+    /// Has changes of the file reported, if that is possible. The file is in the list.
+    pub(crate) fn watch_inode(&self, files: &Files, pinned: &PinnedFile) {
         let Some(&inotify) = self.inotify.get() else { return };
         let (sys, file) = (files.sys(), Arc::clone(&pinned.file));
         let wd = files
@@ -108,23 +109,23 @@ impl LeaseWatcher {
         }
     }
 
-    /// The other way round. Two holds of a file have one watch between them, which the last one ends.
+    /// The reverse. Two entries of one file share a watch; the last one removes it.
     fn unwatch_inode(&self, sys: &dyn Syscalls, file: &Arc<PinnedFile>) {
-        // Under the lock: who comes into the list from here on attends afterwards.
+        // Under the lock: an entry that comes into the list later watches the inode after this.
         let files = lock(&self.files);
         let wd = file.inotify_wd.load(Acquire);
         if let Some(&inotify) = self.inotify.get()
             && wd != 0
-            && !files.iter().any(|h| h.key == file.key && !Arc::ptr_eq(h, file))
+            && !files.iter().any(|other| other.key == file.key && !Arc::ptr_eq(other, file))
         {
             sys.unwatch(inotify, wd);
         }
     }
 
-    /// Closes what was changed.
+    /// Unpins what was changed.
     fn drain_events(&self, sys: &dyn Syscalls, files: &[Arc<PinnedFile>]) {
         let Some(&inotify) = self.inotify.get() else { return };
-        // What cannot be heard may have happened.
+        // If events cannot be read, any file may have changed.
         for event in sys.inotify_events(inotify).unwrap_or_else(|_| vec![InotifyEvent::Overflow]) {
             let is_affected = |file: &&Arc<PinnedFile>| match event {
                 InotifyEvent::Modified(wd) => file.inotify_wd.load(Acquire) == wd,
@@ -135,22 +136,21 @@ impl LeaseWatcher {
         }
     }
 
-    /// The watcher.
+    /// The lease watcher's thread.
     fn run_watcher(&self, sys: &dyn Syscalls) {
         loop {
             let is_idle = self.count.load(Acquire) == 0 && !self.shutdown.load(Acquire);
-            linux::wait_lease_break(match self.deaf.load(Acquire) {
-                true => Some(LOOK_DEAF),
+            linux::wait_lease_break(match self.signal_refused.load(Acquire) {
+                true => Some(POLL_MS_NO_SIGNAL),
                 false if is_idle => None,
-                false => Some(LOOK),
+                false => Some(POLL_MS),
             });
             let files = lock(&self.files).clone();
             self.drain_events(sys, &files);
             for file in &files {
                 if file.gate.is_unpinned() {
-                    // Before anybody writes: that is no news any more.
+                    // Before a writer can go on: its changes are of no interest.
                     self.unwatch_inode(sys, file);
-                    // Its pins are gone: who waits for the lease goes on.
                     if let Some(lease) = file.lease() {
                         let _ = linux::release_lease(lease);
                     }
@@ -161,7 +161,7 @@ impl LeaseWatcher {
             }
             drop(files);
             if self.shutdown.load(Acquire) && self.count.load(Acquire) == 0 {
-                self.inotify.get().into_iter().for_each(|&notify| sys.close(notify));
+                self.inotify.get().into_iter().for_each(|&inotify| sys.close(inotify));
                 return;
             }
         }
@@ -169,13 +169,13 @@ impl LeaseWatcher {
 
     fn remove(&self, file: &Arc<PinnedFile>) {
         let mut files = lock(&self.files);
-        files.retain(|h| !Arc::ptr_eq(h, file));
+        files.retain(|other| !Arc::ptr_eq(other, file));
         self.count.store(files.len(), Release);
         drop(files);
         file.gate.set_released();
     }
 
-    /// The holder.
+    /// The unpinner's thread.
     fn run_unpinner(&self) {
         loop {
             let mut closing = lock(&self.closing);
@@ -195,15 +195,15 @@ impl LeaseWatcher {
         }
     }
 
-    /// Has the watcher look now, or soon.
-    pub(super) fn wake_watcher(&self) {
+    /// Makes the watcher poll now, or soon.
+    pub(crate) fn wake_watcher(&self) {
         if !linux::wake_thread(self.watcher_tid.load(Acquire)) {
-            self.deaf.store(true, Release);
+            self.signal_refused.store(true, Release);
         }
     }
 
-    /// The runtime goes: lets everything go, and the threads end.
-    pub(super) fn shut_down(&self) {
+    /// The runtime ends: unpins all files, and ends the threads.
+    pub(crate) fn shut_down(&self) {
         self.shutdown.store(true, Release);
         let files = lock(&self.files).clone();
         files.iter().for_each(|file| self.begin_unpin(file));

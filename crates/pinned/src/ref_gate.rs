@@ -1,11 +1,11 @@
-//! Who uses the pins of a held file, and when these may go.
+//! Which uses of a file's pins are active, and when the pins may be unpinned.
 //!
 //! ```text
-//!   users     enter ── find or add ── use ── leave         any number, as long as it is not closing
-//!   whoever   begin_closing                                once; from then on nobody enters
-//!   holder                  take ── gives them back ── bare          waits for those inside
-//!   watcher                                             └── gone     the lease is back
-//!   anybody                                                  await_gone
+//!   a use           acquire ── find or add ── use ── release         any number, until closing begins
+//!   any thread      begin_closing                                    once; from then on acquire fails
+//!   unpinner                wait_and_take ── unpins ── set_unpinned          waits for the active uses
+//!   lease watcher                                      └── set_released      the lease is released
+//!   any thread                                                 wait_released
 //! ```
 //!
 //! It knows nothing of files, so that a model checker can run it (`interleavings.rs`).
@@ -16,26 +16,25 @@ use spinio_host::sync::{Condvar, Mutex, lock, yield_now};
 
 struct State<T> {
     active: usize,
-    /// Of these, maps: they may stay for long.
+    /// Of these, mappings: they may stay for long.
     mappings: usize,
-    /// How often it was asked for.
+    /// Number of times that the file was pinned, less those that it was unpinned.
     refs: usize,
     closing: bool,
-    /// The pins are gone.
     unpinned: bool,
     released: bool,
     pins: Vec<Arc<T>>,
 }
 
-/// The users of a held file, and the pins (`T`: those of one device).
-pub(super) struct RefGate<T> {
+/// The uses of a pinned file, and its pins (`T`: those of one device).
+pub(crate) struct RefGate<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
 }
 
 impl<T> RefGate<T> {
-    /// Asked for once.
-    pub(super) fn new() -> RefGate<T> {
+    /// With one reference.
+    pub(crate) fn new() -> RefGate<T> {
         let state = State {
             active: 0,
             mappings: 0,
@@ -48,15 +47,15 @@ impl<T> RefGate<T> {
         RefGate { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// One more user, who has to leave; false if it is too late. From then on the pins stay.
-    pub(super) fn acquire(&self) -> bool {
+    /// Begins a use, which has to be released; false if closing has begun. Until the release the pins stay.
+    pub(crate) fn acquire(&self) -> bool {
         let mut state = lock(&self.state);
         state.active += usize::from(!state.closing);
         !state.closing
     }
 
-    /// A user goes; `map`: one that had become a map.
-    pub(super) fn release(&self, is_mapping: bool) {
+    /// Ends a use; `is_mapping`: one that was marked as a mapping.
+    pub(crate) fn release(&self, is_mapping: bool) {
         let mut state = lock(&self.state);
         state.active -= 1;
         state.mappings -= usize::from(is_mapping);
@@ -65,48 +64,48 @@ impl<T> RefGate<T> {
         }
     }
 
-    /// A user says that it is a map.
-    pub(super) fn mark_mapping(&self) {
+    /// Marks an active use as a mapping.
+    pub(crate) fn mark_mapping(&self) {
         lock(&self.state).mappings += 1;
         self.changed.notify_all();
     }
 
-    /// For a user: pins that are there.
-    pub(super) fn find(&self, matches: impl Fn(&T) -> bool) -> Option<Arc<T>> {
+    /// Pins that exist. Within a use.
+    pub(crate) fn find(&self, matches: impl Fn(&T) -> bool) -> Option<Arc<T>> {
         lock(&self.state).pins.iter().find(|pins| matches(pins)).map(Arc::clone)
     }
 
-    /// For a user: pins that were made.
-    pub(super) fn add(&self, pins: Arc<T>) {
+    /// Adds pins that were made. Within a use.
+    pub(crate) fn add(&self, pins: Arc<T>) {
         lock(&self.state).pins.push(pins);
     }
 
-    /// Asked for once more; false if it is too late.
-    pub(super) fn add_ref(&self) -> bool {
+    /// Adds a reference; false if closing has begun.
+    pub(crate) fn add_ref(&self) -> bool {
         let mut state = lock(&self.state);
         state.refs += usize::from(!state.closing);
         !state.closing
     }
 
-    /// Asked for once less: whether nobody asks for it any more, and whether it is mapped.
-    pub(super) fn unref(&self) -> (bool, bool) {
+    /// Drops a reference: whether it was the last, and whether the file is mapped.
+    pub(crate) fn unref(&self) -> (bool, bool) {
         let mut state = lock(&self.state);
         state.refs = state.refs.saturating_sub(1);
         (state.refs == 0, state.mappings > 0)
     }
 
-    /// Whether the pages are wanted back.
-    pub(super) fn is_closing(&self) -> bool {
+    /// Whether closing has begun.
+    pub(crate) fn is_closing(&self) -> bool {
         lock(&self.state).closing
     }
 
-    /// From now on nobody enters; false if that was so already.
-    pub(super) fn begin_closing(&self) -> bool {
+    /// From now on no use begins; false if closing had begun already.
+    pub(crate) fn begin_closing(&self) -> bool {
         !std::mem::replace(&mut lock(&self.state).closing, true)
     }
 
-    /// Behind [`Users::begin_closing`]: waits until nobody is inside, and takes the pins out.
-    pub(super) fn wait_and_take(&self) -> Vec<T> {
+    /// After [`RefGate::begin_closing`]: waits for the active uses, and takes the pins out.
+    pub(crate) fn wait_and_take(&self) -> Vec<T> {
         let mut state = lock(&self.state);
         while state.active > 0 {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -116,30 +115,30 @@ impl<T> RefGate<T> {
         pins.into_iter().map(unwrap_last).collect()
     }
 
-    /// The pins were given back.
-    pub(super) fn set_unpinned(&self) {
+    /// The pins that were taken out are unpinned.
+    pub(crate) fn set_unpinned(&self) {
         lock(&self.state).unpinned = true;
     }
 
-    pub(super) fn is_unpinned(&self) -> bool {
+    pub(crate) fn is_unpinned(&self) -> bool {
         lock(&self.state).unpinned
     }
 
-    /// Nothing is left.
-    pub(super) fn set_released(&self) {
+    /// Nothing is left: neither pins nor a lease.
+    pub(crate) fn set_released(&self) {
         lock(&self.state).released = true;
         self.changed.notify_all();
     }
 
-    pub(super) fn wait_released(&self) {
+    pub(crate) fn wait_released(&self) {
         let mut state = lock(&self.state);
         while !state.released {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// The same, but not as long as a map stays; whether it is gone.
-    pub(super) fn wait_released_unless_mapped(&self) -> bool {
+    /// The same, but returns too while there is a mapping; whether it is released.
+    pub(crate) fn wait_released_unless_mapped(&self) -> bool {
         let mut state = lock(&self.state);
         while !state.released && state.mappings == 0 {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -148,7 +147,7 @@ impl<T> RefGate<T> {
     }
 }
 
-/// The pins themselves: whoever left last may not have dropped his yet.
+/// The pins themselves. The last use has been released, but its thread may not have dropped its `Arc` yet.
 fn unwrap_last<T>(mut pins: Arc<T>) -> T {
     loop {
         match Arc::try_unwrap(pins) {

@@ -1,4 +1,4 @@
-//! What the threads of a batch share: where pieces come from, where they go, and what failed.
+//! State that the threads of a batch share: where fragments come from, where they go, and what failed.
 
 use std::sync::{Arc, Mutex};
 
@@ -6,33 +6,33 @@ use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
 use crate::ctx::BatchCtx;
-use crate::list::OpList;
-use crate::outlet::DeviceSink;
+use crate::device_sink::DeviceSink;
+use crate::op_list::OpList;
 use spinio_files::FdIdentity;
 use spinio_files::FileState;
 use spinio_host::lock;
 use spinio_stats::RequestSpan;
 
-/// Bytes of an [`Item`] at most: longer pieces are cut, so that threads can share them.
+/// Bytes of an [`Fragment`] at most: longer operations are cut, so that threads can share them.
 pub(crate) const MAX_FRAGMENT: u64 = 256 << 10;
 
-/// The outlet of memory that the CPU and the kernel can store to: none.
+/// The sink of memory that the CPU and the Linux kernel can store to: none.
 pub(crate) const HOST_SINK: u16 = u16::MAX;
 
-/// A piece of a batch, or a part of one, that has to be moved.
+/// An operation of a batch, or a part of one, that has to be moved.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fragment {
-    /// Which piece.
+    /// Which operation.
     pub(crate) op: u32,
-    /// Which of [`Work::sources`].
+    /// Which of [`BatchState::sources`].
     pub(crate) source: u16,
-    /// Which of [`Work::outlets`], or [`HOST`].
+    /// Which of [`BatchState::sinks`], or [`HOST_SINK`].
     pub(crate) sink: u16,
     /// Bytes, all of them before the end of the file; at least one.
     pub(crate) len: u32,
     /// Storage may DMA to its address.
     pub(crate) p2p: bool,
-    /// Where it begins in its piece.
+    /// Where it begins in its operation.
     pub(crate) offset_in_op: u64,
     /// In the file.
     pub(crate) offset: u64,
@@ -40,16 +40,16 @@ pub(crate) struct Fragment {
     pub(crate) dest: u64,
 }
 
-/// A file that pieces come from.
+/// A file that operations come from.
 pub(crate) struct Source {
     pub(crate) fd: Fd,
-    /// Taken before anything was asked of the number.
+    /// Taken before the first call with the descriptor.
     pub(crate) number: FdIdentity,
     pub(crate) file: Arc<FileState>,
     pub(crate) size: u64,
 }
 
-/// A piece that did not arrive whole.
+/// An operation that was read in part, or not.
 struct Failure {
     op: u32,
     /// Bytes before the gap.
@@ -58,14 +58,14 @@ struct Failure {
     errno: Option<Errno>,
 }
 
-/// A batch under way.
+/// A batch that is running.
 pub(crate) struct BatchState {
     pub(crate) ctx: Arc<BatchCtx>,
     pub(crate) span: RequestSpan,
     pub(crate) ops: OpList,
     pub(crate) sources: Vec<Source>,
     pub(crate) sinks: Vec<Arc<DeviceSink>>,
-    /// All items are of one file and go to one device.
+    /// All fragments are of one file and go to one device.
     pub(crate) uniform: bool,
     failures: Mutex<Vec<Failure>>,
 }
@@ -82,14 +82,14 @@ impl BatchState {
         BatchState { ctx: Arc::clone(ctx), span, ops, sources, sinks, uniform, failures: Mutex::default() }
     }
 
-    /// An item ended `got` bytes in.
+    /// A fragment ended `got` bytes in.
     pub(crate) fn record_short(&self, fragment: &Fragment, got: u64, errno: Option<Errno>) {
         lock(&self.failures).push(Failure { op: fragment.op, prefix: fragment.offset_in_op + got, errno });
     }
 
-    /// Puts what failed into the results; when every thread is done.
+    /// Writes failures into the results; when every thread is done.
     pub(crate) fn apply_failures(&self) {
-        // Of several gaps in a piece the first counts, and at one place an error before the end of the file.
+        // Of several gaps in an operation the first counts, and at one place an error before the end of the file.
         let mut failures = std::mem::take(&mut *lock(&self.failures));
         failures.sort_by_key(|f| (f.op, f.prefix, f.errno.is_none()));
         failures.dedup_by_key(|f| f.op);

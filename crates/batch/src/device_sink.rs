@@ -1,16 +1,16 @@
-//! The way into one device: blocks of staging, and the lists of pieces that a gather takes out of them.
+//! The way into one device: bounce buffers, and the lists of fragments that a gather kernel copies out of them.
 //!
 //! ```text
-//!   block   [bytes][bytes] [bytes] ───>        <─── [piece][piece][piece]     2 MiB of pinned memory
-//!             packed from the front                  the list grows from the end
-//!                        └──────────── one launch ──────────┘
+//!   buffer   [bytes][bytes] [bytes] ───>        <─── [entry][entry][entry]     2 MiB of pinned memory
+//!             packed from the front                   the list grows from the end
+//!                        └──────────── one launch ───────────┘
 //! ```
 //!
-//! A copy costs the copy engine of a GPU 8 us however short it is, so pieces travel together: their bytes are packed
-//! into a block, and a kernel takes each to its place. Bytes are laid so that source and destination are alike modulo
-//! 16, which is how the kernel moves them fastest.
+//! A copy costs the copy engine of a GPU 8 us however short it is, so fragments are copied together: their bytes are packed
+//! into a buffer, and a GPU kernel copies each to its place. Source and destination are equal modulo 16, which is how the
+//! GPU kernel copies them fastest.
 //!
-//! Where a device has no such kernel, or its code could not be loaded, each piece is a copy.
+//! If a device has no such kernel, or its code could not be loaded, each fragment is a copy.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ use crate::ctx::BatchCtx;
 use spinio_host::lock;
 use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, BouncePool};
 
-/// Bytes of a piece in a list.
+/// Bytes of an operation in a list.
 pub(crate) const ENTRY_SIZE: usize = size_of::<GatherEntry>();
 
 /// One device of a batch.
@@ -30,13 +30,13 @@ pub(crate) struct DeviceSink {
     pub(crate) staging: Arc<BouncePool>,
     /// What every copy waits for.
     order: Option<Fence>,
-    /// Whether a kernel takes the pieces to their places.
+    /// Whether a GPU kernel copies the fragments to their places.
     gathers: AtomicBool,
     failure: Mutex<Option<DeviceError>>,
 }
 
 impl DeviceSink {
-    /// In the order of this thread, from now on. `gathers`: whether there are enough pieces for a kernel.
+    /// In the order of this thread, from now on. `gathers`: whether there are enough operations for a kernel.
     pub(crate) fn new(ctx: &BatchCtx, device: &'static dyn Device, gathers: bool) -> Result<DeviceSink, DeviceError> {
         let (stream, capturing) = device.app_stream();
         let order = if capturing { None } else { Some(device.fence(stream)?) };
@@ -49,12 +49,12 @@ impl DeviceSink {
         self.order.is_some()
     }
 
-    /// Whether a kernel takes the pieces to their places.
+    /// Whether a GPU kernel copies the fragments to their places.
     pub(crate) fn gathers(&self) -> bool {
         self.gathers.load(Relaxed)
     }
 
-    /// Waits for what the program had queued before: storage and the CPU keep no order with the device's queues.
+    /// Waits for what the program had queued before: storage and the CPU are not ordered with the device's streams.
     pub(crate) fn wait_for_order(&self) -> Result<(), DeviceError> {
         self.order.as_ref().map_or(Ok(()), |fence| self.device.wait(fence, WaitMode::Context))
     }
@@ -69,7 +69,7 @@ impl DeviceSink {
         *lock(&self.failure)
     }
 
-    /// A queue of ours, behind what the program had queued before.
+    /// A stream of SPIN's, ordered after what the program had queued before.
     fn ordered_stream(&self) -> Result<StreamId, DeviceError> {
         let stream = self.device.acquire_stream()?;
         if let Some(order) = &self.order
@@ -90,14 +90,14 @@ impl Drop for DeviceSink {
     }
 }
 
-/// A block that is being filled.
+/// A buffer that is being filled.
 pub(crate) struct PackBuffer {
     block: BounceBuffer,
-    /// Where the device's kernels see it; where the host does, if none are used.
+    /// Its address for GPU kernels; for the CPU, if none are used.
     device_ptr: u64,
     /// First byte that is not taken.
     used: usize,
-    /// Pieces in the list.
+    /// Operations in the list.
     entries: usize,
     gathers: bool,
 }
@@ -109,7 +109,7 @@ impl PackBuffer {
         PackBuffer { device_ptr: device_ptr.unwrap_or(host), block, used: 0, entries: 0, gathers: device_ptr.is_some() }
     }
 
-    /// Takes it apart; nothing was put into it.
+    /// Its buffer; nothing was put into it.
     pub(crate) fn into_block(self) -> BounceBuffer {
         self.block
     }
@@ -119,38 +119,38 @@ impl PackBuffer {
         self.block.ptr()
     }
 
-    /// Whether a kernel will take its pieces to their places: only then may they lie outside of it.
+    /// Whether a GPU kernel will copy its fragments to their places: only then may they be outside of it.
     pub(crate) fn gathers(&self) -> bool {
         self.gathers
     }
 
-    /// Room for the bytes of one more piece that goes to `to`: where in the block.
+    /// Room for the bytes of one more operation that goes to `to`: where in the buffer.
     #[inline]
     pub(crate) fn slot_for(&self, len: usize, to: u64) -> Option<usize> {
         let at = self.used.next_multiple_of(16) + (to & 15) as usize;
         (at + len + (self.entries + 1) * ENTRY_SIZE <= BUFFER_SIZE).then_some(at)
     }
 
-    /// Takes these bytes of the block, found by [`Page::room`], for a piece.
+    /// Takes these bytes of the buffer, found by [`PackBuffer::slot_for`], for an operation.
     #[inline]
     pub(crate) fn push(&mut self, at: usize, len: usize, to: u64) {
         self.used = at + len;
         self.push_entry(self.device_ptr + at as u64, to, len as u64);
     }
 
-    /// Takes bytes off the front that no piece has yet.
+    /// Takes bytes off the front that no operation has yet.
     pub(crate) fn reserve(&mut self, len: usize) {
         self.used = len;
     }
 
-    /// Adds a piece of bytes that lie somewhere in the block.
+    /// Adds a fragment whose bytes are in the buffer already.
     #[inline]
     pub(crate) fn push_within(&mut self, at: usize, len: usize, to: u64) {
         debug_assert!(at + len <= self.used);
         self.push_entry(self.device_ptr + at as u64, to, len as u64);
     }
 
-    /// Adds a piece of memory that the device sees at `from`. There must be room for it.
+    /// Adds an operation of memory that the device sees at `from`. There must be room for it.
     #[inline(always)]
     pub(crate) fn push_entry(&mut self, from: u64, to: u64, len: u64) {
         self.entries += 1;
@@ -162,7 +162,7 @@ impl PackBuffer {
     }
 }
 
-/// A thread that sends pages.
+/// A thread that sends buffers.
 pub(crate) struct SinkWriter {
     pub(crate) sink: Arc<DeviceSink>,
     stream: Option<StreamId>,
@@ -173,7 +173,7 @@ impl SinkWriter {
         SinkWriter { sink: Arc::clone(sink), stream: None }
     }
 
-    /// This thread's queue.
+    /// This thread's stream.
     pub(crate) fn stream(&mut self) -> Result<StreamId, DeviceError> {
         match self.stream {
             Some(stream) => Ok(stream),
@@ -181,7 +181,7 @@ impl SinkWriter {
         }
     }
 
-    /// Sends a page: queues its pieces, and gives the block back behind them. An error: nothing of it may have been
+    /// Sends a buffer: queues its fragments, and releases the buffer after them. An error: nothing of it may have been
     /// queued, and nothing that was can be relied on.
     pub(crate) fn send(&mut self, buffer: PackBuffer) -> Result<(), DeviceError> {
         let sink = Arc::clone(&self.sink);
@@ -199,21 +199,21 @@ impl SinkWriter {
         };
         let list = block.ptr().wrapping_add(BUFFER_SIZE - entries * ENTRY_SIZE).cast::<GatherEntry>();
         let sent = if gathers {
-            // SAFETY: the block is retired behind the gather, the pieces lie inside allocations, and what they take
+            // SAFETY: the buffer is released after the gather, the fragments are inside allocations, and what they take
             // from elsewhere is kept by the batch until its queues are drained.
             unsafe { sink.device.gather(stream, list, entries) }
         } else {
             (0..entries).try_for_each(|i| {
                 // SAFETY: inside the list.
                 let GatherEntry { src: from, dst: to, len } = unsafe { list.add(i).read() };
-                // SAFETY: the block is retired behind the copies; the bytes lie inside allocations.
+                // SAFETY: the buffer is released after the copies; the bytes are inside allocations.
                 unsafe { sink.device.copy_in(stream, DeviceAddr(to), from as *const u8, len as usize) }
             })
         };
         if sent.is_err() && gathers {
             sink.gathers.store(false, Relaxed);
         }
-        // Behind an error too: something may have been queued.
+        // After an error too: something may have been queued.
         sink.staging.release_after(block, stream);
         sent
     }

@@ -1,18 +1,19 @@
-//! Pieces that lie close together: their pages are registered for this batch alone, and a kernel gathers them.
+//! Dense fragments: their pages are registered for this batch alone, and a GPU kernel gathers them.
 //!
 //! ```text
-//!   items, by the part of the file they lie in
+//!   fragments, by the part of the file that they are in
 //!     part 0   part 1   part 2   part 3   part 4   part 5     others
-//!     caller: register, list ──>       <── copying threads, a few items at a time
-//!     │                           meet: frontier.rs
+//!     caller: register, list ──>       <── copying threads, a few fragments at a time
+//!     │                           meet: split_range.rs
 //!     ▼
-//!   all has arrived ─> the pins are given back as those of single requests are (pins.rs)
+//!   all has arrived ─> the pages are unpinned as those of single requests are (transfer/src/unpin.rs)
 //! ```
 //!
-//! By the caller: the driver registers one range at a time, whoever asks. Parts are short, because he also launches what
-//! the others have read, between two of them: a launch by anybody else would wait until all is registered (readers.rs).
-//! Helpers that launch for themselves (copies.rs) therefore come only afterwards. Crowds that are so dense that copying
-//! would hardly help lie first, and only the caller takes those. What cannot be registered is copied afterwards.
+//! By the caller: the driver registers one range at a time, from whichever thread. Parts are short, because the caller also
+//! launches what the readers have read, between two of them: a launch by another thread would wait until all is registered
+//! (batch_readers.rs). Copy workers, which launch for themselves (copy_engine.rs), therefore start only afterwards.
+//! Fragments so dense that copying would hardly be faster come first, and only the caller takes those. What cannot be
+//! registered is copied afterwards.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,15 +24,15 @@ use spinio_device::{Device, ErrorKind, Pin};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::PAGE;
 
-use crate::copies::CopyEngine;
-use crate::lay::Partitions;
-use crate::outlet::{DeviceSink, PackBuffer, SinkWriter};
-use crate::readers::BatchReaders;
-use crate::work::{BatchState, Fragment};
+use crate::batch_readers::BatchReaders;
+use crate::copy_engine::CopyEngine;
+use crate::device_sink::{DeviceSink, PackBuffer, SinkWriter};
+use crate::partition::Partitions;
+use crate::state::{BatchState, Fragment};
 use spinio_transfer::Mapping;
 
-/// Entries of a launch: several parts' as a rule. Each launch costs the caller some microseconds and a block of staging,
-/// and what is listed in the last one is fetched when nothing is left to register.
+/// Entries of a launch: several parts' as a rule. Each launch costs the caller some microseconds and a bounce buffer,
+/// and what is listed in the last one is gathered when nothing is left to register.
 const MAX_ENTRIES: usize = 8 << 10;
 
 /// A list that is being written: of one or several parts.
@@ -40,23 +41,23 @@ struct OpenList {
     buffer: Option<PackBuffer>,
     entries: usize,
     bytes: u64,
-    /// Whose items stand in the page.
+    /// Parts whose fragments are in the buffer.
     parts: Vec<Range<usize>>,
     started: Instant,
 }
 
-/// What was registered, and is under way.
+/// What was registered, and is in flight.
 pub(crate) struct RegisteredParts {
     work: Arc<BatchState>,
-    /// One an outlet.
+    /// One a sink.
     lists: Vec<Option<OpenList>>,
     pins: Vec<(&'static dyn Device, Pin, Arc<Mapping>)>,
     bytes: u64,
-    /// What could not be.
+    /// Fragments that could not be registered.
     fallback: Vec<Fragment>,
 }
 
-/// Takes parts from the front until those meet who copy from the back, and is host to the readers among them.
+/// Takes parts from the front until it meets the threads that copy from the back, and is launcher for the readers.
 pub(crate) fn run(copies: &CopyEngine, partitions: &Partitions, readers: Option<&BatchReaders>) -> RegisteredParts {
     let work = &copies.work;
     let lists = work.sinks.iter().map(|_| None).collect();
@@ -120,7 +121,7 @@ impl RegisteredParts {
         Some((start, device_ptr.ok()?))
     }
 
-    /// Lists the items of a part that is registered; false if they, or others before them, are missed.
+    /// Lists the fragments of a part that is registered; false if they, or others before them, are missed.
     fn add_fragments(
         &mut self,
         items: &[Fragment],
@@ -132,7 +133,7 @@ impl RegisteredParts {
         let mut rest = &items[range.clone()];
         while let Some(first) = rest.first() {
             let which = first.sink as usize;
-            // Who may have to wait for a block holds none.
+            // A thread that may have to wait for a buffer must not have any.
             if self.lists[which].as_ref().is_none_or(|open| open.buffer.is_none()) {
                 (0..self.lists.len()).for_each(|other| _ = self.send(other, items));
             }
@@ -156,7 +157,7 @@ impl RegisteredParts {
         false
     }
 
-    /// Sends the list towards an outlet, if there is one; false if that failed: its parts are missed.
+    /// Sends the list towards a sink, if there is one; false if that failed: its parts are missed.
     fn send(&mut self, which: usize, items: &[Fragment]) -> bool {
         let Some(list) = &mut self.lists[which] else { return true };
         let Some(buffer) = list.buffer.take() else { return true };
@@ -175,7 +176,7 @@ impl RegisteredParts {
         }
     }
 
-    /// Waits for what is under way; the items that could not be registered.
+    /// Waits for what is in flight; the fragments that could not be registered.
     pub(crate) fn finish(mut self) -> Vec<Fragment> {
         std::mem::take(&mut self.lists).into_iter().flatten().for_each(|open| open.writer.finish());
         std::mem::take(&mut self.fallback)
@@ -198,7 +199,7 @@ impl OpenList {
             return false;
         };
         let buffer = PackBuffer::new(sink, block);
-        // Memory that a kernel cannot read holds no list.
+        // A list must be in memory that a GPU kernel can read.
         if !buffer.gathers() {
             sink.staging.release(buffer.into_block());
             return false;
@@ -208,7 +209,7 @@ impl OpenList {
         true
     }
 
-    /// Adds items of a part that begins at `start` in the file and is seen at `view`.
+    /// Adds fragments of a part that begins at `start` in the file and is seen at `view`.
     fn push_fragments(&mut self, items: &[Fragment], start: u64, device_ptr: u64) {
         let Some(buffer) = &mut self.buffer else { return };
         for item in items {
@@ -238,7 +239,7 @@ impl Drop for RegisteredParts {
     }
 }
 
-/// Registers the pages of some items; the offset in the file where they begin.
+/// Registers the pages of some fragments; the offset in the file where they begin.
 fn pin_fragments(work: &BatchState, mapping: &Mapping, some: &[Fragment]) -> Option<(u64, Pin)> {
     let sink = &work.sinks[some.first()?.sink as usize];
     let (device, pins) = (sink.device, &work.ctx.reader.files.unpin());

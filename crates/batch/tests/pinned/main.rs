@@ -1,4 +1,4 @@
-//! Held files: what is read out of kept pins, who gets through to write, and that nobody reads the past.
+//! Pinned files: reads out of registered pages, writers that get through, and that no read returns old bytes.
 
 mod maps;
 mod refused;
@@ -44,7 +44,7 @@ impl Subject {
 
 /// A child that another test forked meanwhile has the file open for writing until it executes something.
 fn wait_no_writer(file: &File) {
-    eventually("nobody has it open for writing", || {
+    eventually("no process has it open for writing", || {
         linux::take_read_lease(file.as_raw_fd(), linux::gettid()) != Err(Errno::AGAIN)
     });
     let _ = linux::release_lease(file.as_raw_fd());
@@ -54,7 +54,7 @@ fn settings() -> Settings {
     Settings { bounce_limit: 8 << 20, kernel_cache_dir: None, ..Settings::default() }
 }
 
-/// Holds, or says why that cannot be tested here.
+/// Pins, or prints why that cannot be tested here.
 fn pin_or_skip(runtime: &Runtime, subject: &Subject, device: &'static Emulated) -> bool {
     wait_no_writer(&subject.file);
     match runtime.pin_file(subject.fd(), Some(device)) {
@@ -71,7 +71,7 @@ fn bytes_by(runtime: &Runtime, route: Route) -> u64 {
     runtime.stats().rows.iter().filter(|l| l.route == route).map(|l| l.bytes).sum()
 }
 
-/// Pieces of 600 bytes all over the file.
+/// Operations of 600 bytes all over the file.
 fn pieces(subject: &Subject, buffer: &Buffer) -> Vec<ReadOp> {
     let piece = |i: u64| ReadOp {
         fd: subject.fd(),
@@ -91,9 +91,9 @@ fn check(pieces: &[ReadOp], buffer: &Buffer, version: u8) {
     }
 }
 
-/// Pins that are given back by another thread.
+/// Another thread unpins.
 fn wait_no_pins(device: &Emulated) {
-    with_deadline("the pins go", || {
+    with_deadline("the pages are unpinned", || {
         while device.resources_in_use().pins > 0 {
             std::thread::yield_now();
         }
@@ -140,13 +140,13 @@ fn pinned_reads_and_batches() {
     let [segment] = explained.schedule.segments[..] else { panic!("{:?}", explained.schedule) };
     assert_eq!((segment.offset, segment.len, segment.route, segment.reason), (0, 1 << 20, Route::Dma, Reason::Held));
     assert_eq!(runtime.explain(subject.fd(), 0, 100, like).unwrap().schedule.segments[0].reason, Reason::Small);
-    // As often as it was held.
+    // As often as it was pinned.
     runtime.pin_file(subject.fd(), None).unwrap();
     runtime.release(subject.fd()).unwrap();
     assert!(runtime.is_held(subject.fd()));
     runtime.release(subject.fd()).unwrap();
     assert!(!runtime.is_held(subject.fd()));
-    assert_eq!((device.resources_in_use().pins, runtime.held_bytes()), (0, 0), "gone when the call returns");
+    assert_eq!((device.resources_in_use().pins, runtime.held_bytes()), (0, 0), "unpinned when the call returns");
     assert_eq!(runtime.release(subject.fd()), Err(PinError::NotPinned));
     let explained = runtime.explain(subject.fd(), 5000, 1 << 20, like).unwrap();
     assert_ne!(explained.schedule.segments[0].reason, Reason::Held);
@@ -198,7 +198,7 @@ fn child_inherits_no_pinned_files() {
             unsafe { libc::pause() };
         }
     }
-    with_deadline("a writer beside the child", || {
+    with_deadline("a writer while the child runs", || {
         let writer = OpenOptions::new().write(true).open(&subject.path).unwrap();
         assert_eq!(device.resources_in_use().pins, 0);
         writer.write_all_at(b"new", 0).unwrap();
@@ -214,5 +214,5 @@ fn child_inherits_no_pinned_files() {
 
 #[test]
 fn rerun_as_ordinary_user() {
-    as_user::rerun_as_nobody("an_ordinary_user_can_do_all_this_with_his_own_files");
+    as_user::rerun_as_nobody("rerun_as_ordinary_user");
 }

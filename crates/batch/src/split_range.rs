@@ -1,22 +1,23 @@
-//! Where those who take items from the front meet those who take them from the back.
+//! A range of fragments taken from both ends: by the caller from the front, by copying threads from the back.
 //!
 //! ```text
-//!   items   0 ······· low ─────────────────── high ······· n
-//!           registered ──>   nobody's yet    <── copied
-//!               floor: below it nobody copies
+//!   fragments   0 ······· low ─────────────────── high ······· n
+//!               registered ──>   not taken yet   <── copied
+//!                   back_limit: below it none is copied
 //! ```
 //!
-//! Both ends lie in one word, so taking is one compare and exchange, and no item is ever taken twice or left. Nothing
-//! else is ordered by it: the items were written before anybody saw the frontier, and who takes some has them alone.
+//! Both ends are in one word, so taking is one compare and exchange, and no fragment is ever taken twice or left. Nothing
+//! else is ordered by it: the fragments were written before any thread saw the range, and the thread that takes some has
+//! them alone.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use spinio_host::sync::AtomicU64;
 
-/// Items that nobody has taken yet: a run of places.
+/// Fragments that no thread has taken yet: a contiguous range of indices.
 pub(crate) struct SplitRange {
-    /// The first one, and above it the end.
+    /// Low half: the first one. High half: the end.
     ends: AtomicU64,
     back_limit: u32,
 }
@@ -30,12 +31,12 @@ fn pack(low: u32, high: u32) -> u64 {
 }
 
 impl SplitRange {
-    /// So many items, of which those below the floor are only taken from the front.
+    /// `fragments` fragments, of which those below `back_limit` are only taken from the front.
     pub(crate) fn new(items: u32, back_limit: u32) -> SplitRange {
         SplitRange { ends: AtomicU64::new(pack(0, items)), back_limit: back_limit.min(items) }
     }
 
-    /// Takes from the front what lies below `end`; `None` if nothing is left there.
+    /// Takes from the front what is below `end`; `None` if nothing is left there.
     pub(crate) fn take_front(&self, end: usize) -> Option<Range<usize>> {
         let mut ends = self.ends.load(Relaxed);
         loop {
@@ -62,7 +63,7 @@ impl SplitRange {
         high.saturating_sub(low.max(self.back_limit))
     }
 
-    /// Takes up to `most` from the back; `None` if nothing is left above the floor.
+    /// Takes up to `max` from the back; `None` if nothing is left above the limit.
     pub(crate) fn take_back(&self, max: u32) -> Option<Range<usize>> {
         let mut ends = self.ends.load(Relaxed);
         loop {
@@ -107,8 +108,8 @@ mod tests {
     }
 }
 
-/// Under a model checker: one takes parts from the front, another one steps from the back, in every order that needs at
-/// most two forced switches.
+/// Under a model checker: one thread takes parts from the front, another one steps from the back, in every order that needs
+/// at most two preemptions.
 #[cfg(all(test, loom))]
 mod interleavings {
     use loom::cell::UnsafeCell;
@@ -118,12 +119,12 @@ mod interleavings {
     use super::*;
 
     struct Model {
-        frontier: SplitRange,
-        /// How often each item was taken. Loom fails if two touch one that nothing orders.
+        range: SplitRange,
+        /// How often each fragment was taken. Loom fails if two threads access one without an order.
         items: Vec<UnsafeCell<u32>>,
     }
 
-    // SAFETY: the cells are what is being checked; loom reports a touch that the protocol does not order.
+    // SAFETY: the cells are what is being checked; loom reports an access that the protocol does not order.
     unsafe impl Sync for Model {}
     // SAFETY: as above.
     unsafe impl Send for Model {}
@@ -131,35 +132,35 @@ mod interleavings {
     impl Model {
         fn take(&self, range: Range<usize>) {
             for item in &self.items[range] {
-                // SAFETY: loom checks that nobody else touches the cell.
+                // SAFETY: loom checks that no other thread accesses the cell.
                 item.with_mut(|times| unsafe { *times += 1 });
             }
         }
     }
 
-    fn check(items: u32, floor: u32, parts: &'static [usize], step: u32) {
+    fn check(items: u32, limit: u32, parts: &'static [usize], step: u32) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(2);
         builder.check(move || {
             let model = Arc::new(Model {
-                frontier: SplitRange::new(items, floor),
+                range: SplitRange::new(items, limit),
                 items: (0..items).map(|_| UnsafeCell::new(0)).collect(),
             });
             let copier = {
                 let model = Arc::clone(&model);
                 thread::spawn(move || {
-                    while let Some(range) = model.frontier.back(step) {
-                        assert!(range.start >= floor as usize);
+                    while let Some(range) = model.range.take_back(step) {
+                        assert!(range.start >= limit as usize);
                         model.take(range);
                     }
                 })
             };
             for &end in parts {
-                let Some(range) = model.frontier.front(end) else { break };
+                let Some(range) = model.range.take_front(end) else { break };
                 model.take(range);
             }
-            // Then the caller helps.
-            while let Some(range) = model.frontier.back(step) {
+            // Then the caller takes from the back, too.
+            while let Some(range) = model.range.take_back(step) {
                 model.take(range);
             }
             copier.join().unwrap();
@@ -177,7 +178,7 @@ mod interleavings {
     }
 
     #[test]
-    fn what_lies_below_the_floor_is_taken_from_the_front() {
+    fn range_below_limit_is_taken_from_front() {
         check(4, 2, &[1, 2, 3], 1);
     }
 }

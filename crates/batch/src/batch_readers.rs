@@ -1,35 +1,37 @@
-//! Many pieces of the page cache, read by threads that do nothing else.
+//! Many fragments in the page cache, read by threads that do nothing else.
 //!
 //! ```text
-//!   host ── empty page ──>  reader: pread, pread, pread ...   in a descriptor table of its own
-//!        <── full page ───  reader: pread, pread, pread ...   likewise
-//!     └─ launch: each piece to its place
+//!   launcher ── empty buffer ──>  reader: pread, pread, pread ...   in an unshared fd table
+//!            <── full buffer ───  reader: pread, pread, pread ...   likewise
+//!     └─ launch: each fragment to its place
 //! ```
 //!
-//! A `pread` costs a microsecond, more or less, but a thread that shares its descriptor table has to
-//! count its use of the open file up and down, so that nobody closes it meanwhile, and all threads count in one word.
+//! A `pread` costs about a microsecond, but a thread that shares its fd table has to increment and decrement the reference
+//! count of the open file, so that no other thread closes it meanwhile, and all threads count in one word.
 //! Seen (H200, 1 M reads out of 8 GiB by threads that share a table): 512 bytes at 1.7 GB/s with 6 threads and 1.9 with
 //! 12 or 15, 4 KiB at 10.4, 16.0 and 15.2 GB/s, and from 6 threads to 15 twice the time of the CPU. Of a table that one
-//! thread alone has the kernel knows that nobody can close anything (`fdget`), and counts nothing.
+//! thread alone has the Linux kernel knows that no other thread can close anything (`fdget`), and counts nothing.
 //!
-//! So each reader has a table of its own and, for the time of a batch, the program's descriptors in it: the same open
-//! files (`pidfd_getfd`), so that rights, modes and leases are the program's. It must not call a device: its driver would
-//! look for its descriptors in that table. It gets empty pages from a host, which may, and hands in full ones
-//! (exchange.rs).
+//! So each reader has an unshared table and, for the time of a batch, the program's descriptors in it: the same open
+//! files (`pidfd_getfd`), so that rights, modes and leases are the program's. A reader must not call a device: the driver
+//! would look for its descriptors in that table. It gets empty buffers from a launcher, which may call the device, and
+//! submits filled ones (buffer_exchange.rs).
 //!
-//! Host is the caller, and while he registers memory nobody else: the driver has one lock, which is not fair. Seen (H200)
-//! while one thread registers piece after piece, 8 or 128 MiB at a time: a copy that another thread issues takes 3 us else
-//! and then up to 60 ms, until nearly all is registered. So pages ran out with a host beside him, and 12 threads that
-//! copied while one registered brought less (12 to 13 GB/s of 4 KiB pieces) than without (14 to 18). Between two parts he
-//! lends empty pages and launches full ones, and each reader has a page in reserve for the time of a part. Only where he
-//! waits for storage, which has to be launched too, another thread is host beside him.
+//! The launcher is the caller, and no other thread while it registers memory: the driver has one lock, which is not fair.
+//! Seen (H200) while one thread registers part after part, 8 or 128 MiB at a time: a copy that another thread issues takes
+//! 3 us otherwise and then up to 60 ms, until nearly all is registered. So buffers ran out with a second launcher, and 12
+//! threads that copied while one registered brought less (12 to 13 GB/s of 4 KiB operations) than without (14 to 18).
+//! Between two parts the caller supplies empty buffers and launches full ones, and each reader has a buffer in reserve for
+//! the time of a part. Only while the caller waits for storage, whose reads have to be launched too, another thread is
+//! launcher concurrently with it.
 //!
-//! Where a sandbox refuses `pidfd_getfd` (Docker's own does, without CAP_SYS_PTRACE) readers open the files anew, by what
-//! /proc says of the program's descriptors, unless the program has a lease that this would break.
+//! If a sandbox refuses `pidfd_getfd` (Docker's default does, without CAP_SYS_PTRACE) readers reopen the files through
+//! the program's entries in /proc, unless the program has a lease that this would break.
 //!
-//! While no reader is there (all are at work for another batch, or none can be had) the caller reads itself.
+//! While there is no reader (all work for another batch, or none can be made) the caller reads itself.
 //!
-//! Known flaws: whoever watches a file (inotify) sees it opened by readers that open it anew. The open file's read-ahead state is still one word for all. On XFS each read counts in a lock of the inode.
+//! Known flaws: a process that watches a file (inotify) sees it opened by readers that reopen it. The open file's read-ahead
+//! state is still one word for all. On XFS each read counts in a lock of the inode.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -40,10 +42,10 @@ use spinio_device::DeviceError;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use crate::copies::{CopyEngine, PackedReads, STEP, SinkSet};
-use crate::exchange::{BufferExchange, Next, Reader};
-use crate::outlet::PackBuffer;
-use crate::work::{Fragment, HOST_SINK};
+use crate::buffer_exchange::{BufferExchange, Next, Reader};
+use crate::copy_engine::{CopyEngine, PackedReads, STEP, SinkSet};
+use crate::device_sink::PackBuffer;
+use crate::state::{Fragment, HOST_SINK};
 use spinio_files::is_shadow;
 use spinio_host::lock;
 use spinio_host::pool::Task;
@@ -51,7 +53,7 @@ use spinio_host::syscalls::Syscalls;
 use spinio_host::task_scope::TaskScope;
 use spinio_transfer::bounce::{BounceBuffer, BouncePool};
 
-/// Fewer threads are not worth a host.
+/// Fewer threads are not worth a launcher.
 const MIN_THREADS: usize = 4;
 
 /// Files that a reader has open at once.
@@ -60,32 +62,32 @@ const MAX_OPEN_FILES: usize = 64;
 /// Readers of one batch.
 pub(crate) struct BatchReaders {
     copies: Arc<CopyEngine>,
-    /// The only outlet.
+    /// The only sink.
     sink: u16,
-    /// Whose descriptors the batch is about.
+    /// The thread whose fd table has the descriptors.
     tid: u32,
-    /// Files are opened anew.
+    /// Files are reopened.
     reopen_mode: bool,
     exchange: BufferExchange<PackBuffer, PackedReads>,
-    /// What readers took and could not read.
+    /// Fragments that readers took and could not read.
     unread: Mutex<Vec<Fragment>>,
-    /// What the caller has open, who alone uses it.
+    /// Sinks of the caller, the only thread that uses them.
     sinks: Mutex<SinkSet>,
     reader_scope: TaskScope,
     launcher_scope: TaskScope,
     done: AtomicBool,
 }
 
-/// The thread beside the caller that is host while he waits for storage.
+/// The second launcher, while the caller waits for storage.
 struct LauncherTask(Arc<BatchReaders>);
 
 impl BatchReaders {
-    /// Readers that a large batch of one file and device has at most, out of so many threads.
+    /// Readers that a large batch of one file and device has at most, out of `threads`.
     pub(crate) fn max_readers(threads: usize) -> usize {
         if threads < MIN_THREADS { 0 } else { threads - 1 }
     }
 
-    /// Calls readers, if so many are of use; the caller must be a thread of the program.
+    /// Starts readers, if at least [`MIN_THREADS`] are of use; the caller must be a thread of the program.
     pub(crate) fn start(copies: &Arc<CopyEngine>) -> Option<Arc<BatchReaders>> {
         let (work, wanted) =
             (&copies.work, copies.useful_threads().min(copies.work.ctx.reader.files.workers().batch_threads()));
@@ -116,9 +118,9 @@ impl BatchReaders {
         Some(readers)
     }
 
-    /// Calls a host beside the caller, who will be busy for long. Not while he registers memory.
+    /// Starts a second launcher, because the caller will be busy for long. Not while it registers memory.
     pub(crate) fn start_launcher(self: &Arc<Self>) {
-        // What fails on its way it reads itself, through the program's descriptors.
+        // Fragments that it cannot send it reads again itself, through the program's descriptors.
         if let Some(workers) = self.copies.work.ctx.reader.files.workers().batch_copy()
             && workers.shares_fd_table() != Some(false)
         {
@@ -126,7 +128,7 @@ impl BatchReaders {
         }
     }
 
-    /// What a host does who has other work: lends what is wanted, sends what is full, and waits for nothing.
+    /// A launcher with other work: supplies the buffers that are needed, sends full ones, and does not wait.
     pub(crate) fn pump(&self) {
         let mut sinks = lock(&self.sinks);
         self.supply_buffers();
@@ -136,13 +138,13 @@ impl BatchReaders {
         }
     }
 
-    /// Whether their blocks are of this outlet's ring.
+    /// Whether their buffers are of this sink's pool.
     pub(crate) fn uses_sink(&self, sink: u16) -> bool {
         sink == self.sink
     }
 
-    /// A block of the ring for the caller himself. His readers may have all the others, so he does not wait for it
-    /// as others do: what they hand in meanwhile he sends.
+    /// A buffer of the pool for the caller itself. The readers may have all others, so it sends what they submit
+    /// while it waits.
     pub(crate) fn acquire_block(&self) -> Result<BounceBuffer, DeviceError> {
         let mut sinks = lock(&self.sinks);
         loop {
@@ -155,15 +157,15 @@ impl BatchReaders {
             match self.exchange.next(true) {
                 Next::Send(reads) => self.copies.send(self.copies.writer(&mut sinks, self.sink), reads),
                 Next::Wait => {}
-                // Who has the others is no reader of this batch.
+                // No reader of this batch has the others.
                 Next::NoReaders => self.staging().wait_for_release(),
             }
         }
     }
 
-    /// Works until everything is done, and returns what nobody could read.
+    /// Works until everything is done, and returns what no thread could read.
     pub(crate) fn finish(&self) -> Vec<Fragment> {
-        // Whatever happens to the caller, the others are out before he is.
+        // The other threads finish before the caller returns, also after a panic.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.run()));
         self.exchange.close();
         self.done.store(true, Relaxed);
@@ -180,16 +182,16 @@ impl BatchReaders {
         std::mem::take(&mut lock(&self.unread))
     }
 
-    /// The caller: host while there are readers, else reader.
+    /// The caller: launcher while there are readers, else reader.
     fn run(&self) {
         let mut sinks = std::mem::take(&mut *lock(&self.sinks));
         loop {
             if self.launch_step(&mut sinks) {
                 continue;
             }
-            // Whoever waits for pages must not keep any, and here nobody is who would fill them.
+            // A thread waiting for buffers must not keep any; no reader would fill them.
             self.release_unused();
-            // Who came meanwhile may have taken what was left.
+            // A reader that came meanwhile may have taken what was left.
             if !self.copies.step(&mut sinks) && self.exchange.try_close() {
                 break;
             }
@@ -197,7 +199,7 @@ impl BatchReaders {
         self.copies.finish_sinks(sinks);
     }
 
-    /// One step of a host; false while there are no readers.
+    /// One step of a launcher; false while there are no readers.
     fn launch_step(&self, sinks: &mut SinkSet) -> bool {
         let out_of_buffers = !self.supply_buffers();
         if out_of_buffers {
@@ -211,7 +213,7 @@ impl BatchReaders {
         true
     }
 
-    /// Lends what is wanted; false if the ring has no more to lend now.
+    /// Supplies the buffers that are needed; false if the pool has no more now.
     fn supply_buffers(&self) -> bool {
         let sink = &self.copies.work.sinks[self.sink as usize];
         while self.exchange.needs_buffers() {
@@ -224,7 +226,7 @@ impl BatchReaders {
         true
     }
 
-    /// Empty pages, to who may need them more.
+    /// Releases empty buffers, which other batches may need.
     fn release_unused(&self) {
         while let Some(buffer) = self.exchange.reclaim() {
             self.staging().release(buffer.into_block());
@@ -249,20 +251,20 @@ impl BatchReaders {
                 }
             }
         }
-        if let Some(sheet) = reads {
-            reader.submit(sheet);
+        if let Some(full) = reads {
+            reader.submit(full);
         }
     }
 
-    /// Items that a reader takes at once: many while many are left, so that readers are in different parts of the file.
-    /// Two in one part meet in the same folios, each of whose counters is one word; and one alone finds there in its
-    /// caches what it needed for the piece before.
+    /// Fragments that a reader takes at once: many while many are left, so that readers are in different parts of the file.
+    /// Two in one place contend for the same folios, each of whose counters is one word; and a reader alone there has in
+    /// its caches what it needed for the fragment before.
     fn chunk_len(&self) -> u32 {
         let threads = u32::try_from(self.copies.work.ctx.reader.files.workers().batch_threads()).unwrap_or(u32::MAX);
         (self.copies.range.remaining() / threads.saturating_mul(4)).clamp(STEP, 16 * STEP)
     }
 
-    /// Reads an item into a page; false if there is none to be had.
+    /// Reads a fragment into a buffer; false if there is none to be had.
     fn read_one(
         &self,
         reader: &Reader<'_, PackBuffer, PackedReads>,
@@ -313,17 +315,17 @@ impl ReaderFds<'_> {
     fn open_source(&self, source: u16) -> Option<Fd> {
         let work = &self.readers.copies.work;
         let source = &work.sources[source as usize];
-        let BatchReaders { tid, reopen_mode: anew, .. } = *self.readers;
-        let found = match anew {
+        let BatchReaders { tid, reopen_mode, .. } = *self.readers;
+        let found = match reopen_mode {
             false => self.kernel.dup_from_thread(tid, source.fd),
             true => self.kernel.reopen(tid, source.fd, linux::O_RDONLY as i32),
         };
-        if let (false, Err(Errno::PERM | Errno::NOSYS)) = (anew, found) {
+        if let (false, Err(Errno::PERM | Errno::NOSYS)) = (reopen_mode, found) {
             // A sandbox: the next batch does not try.
             work.ctx.reader.files.workers().pidfd_getfd_denied.store(true, Relaxed);
         }
         let fd = found.ok()?;
-        // The program may have closed it under its own batch, and opened another file as the same number.
+        // The program may have closed it during its batch, and opened another file as the same number.
         let same_file = self.kernel.is_file(fd, source.file.key());
         if !same_file {
             self.kernel.close(fd);
@@ -365,9 +367,9 @@ impl Task for LauncherTask {
         let mut sinks = readers.copies.new_sinks();
         while !readers.done.load(Relaxed) {
             if !readers.launch_step(&mut sinks) {
-                // The caller may be waiting for a page, or another batch.
+                // The caller may be waiting for a buffer, or another batch.
                 readers.release_unused();
-                // They come or are gone; who has just left needs nobody.
+                // No fragment is left for a reader to take.
                 if readers.copies.range.is_empty() {
                     break;
                 }

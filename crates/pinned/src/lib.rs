@@ -1,0 +1,49 @@
+//! Pinned files: their pages stay registered with a device, for reads that come again and again.
+//!
+//! ```text
+//!   pin(fd) ── a lease, a seal ... excludes writers                                  write_exclusion.rs
+//!     │
+//!     ├─ for each device: a mapping of the whole file, registered in chunks          pinned_pages.rs
+//!     │
+//!     ├─ read      DMA straight out of the pages: no registration, no CPU copy       read.rs
+//!     ├─ batch     a GPU kernel gathers the operations straight out of the pages     crates/batch
+//!     └─ map       an address through which the program's own GPU kernels read       device_mapping.rs
+//!
+//!   another process opens the file for writing ──> the Linux kernel blocks it, and signals the lease watcher
+//!     reads finish ─ pages are unpinned ─ the lease is released ──> the writer's open returns      lease_watcher.rs
+//! ```
+//!
+//! Registered pages cannot be reclaimed. If a file is truncated, or written past the page cache, they are orphans with old
+//! bytes. So a file is pinned only while something excludes writers, and that is checked before each use and after it:
+//! bytes that were read when it no longer held are read again on another route.
+//!
+//! Absent pages are read in while the file is registered: all of a pinned file is in memory, and `SPINIO_HOLD` limits how
+//! much that may be.
+//!
+//! A forked child has no pinned files: it makes a runtime of its own. Its copy of the program's descriptors has no part in
+//! the lease, which belongs to a descriptor of SPIN's.
+//!
+//! Known flaws:
+//! - Unpinning waits for all work in the context (CUDA). So a GPU kernel of the program that runs on delays a writer until
+//!   it ends, at most until the Linux kernel breaks the lease by force.
+//! - A process that opens the file for writing with O_NONBLOCK gets EAGAIN meanwhile, as with any lease.
+//! - If a program closes its last descriptor of a pinned file in a way that no hook sees, the file stays pinned.
+
+mod device_mapping;
+mod error;
+mod lease_watcher;
+mod pinned_file;
+mod pinned_files;
+mod pinned_pages;
+mod read;
+mod ref_gate;
+mod write_exclusion;
+
+#[cfg(all(test, loom))]
+mod interleavings;
+
+pub use device_mapping::DeviceMapping;
+pub use error::PinError;
+pub use pinned_file::PinGuard;
+pub use pinned_files::PinnedFiles;
+pub use pinned_pages::PinnedPages;

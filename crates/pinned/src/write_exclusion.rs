@@ -1,0 +1,170 @@
+//! How it is known that no process writes a pinned file.
+//!
+//! ```text
+//!   lease      a process that opens the file for writing, or truncates it, waits until the lease is released
+//!   sealed     a memory file that no process can write or shrink any more: permanent
+//!   immutable  the attribute, which root can clear                          checked at every use
+//!   read-only  the file system, which can be mounted anew                   checked at every use
+//! ```
+//!
+//! The last two may be cleared, the file replaced, and be set again before the next check. So they count only together with
+//! the times and the length that the file had when it was pinned: no write leaves all of these as they were. They do not
+//! count on file systems that other machines change without this Linux kernel's knowledge.
+//!
+//! The Linux kernel breaks a lease by force after `/proc/sys/fs/lease-break-time` seconds (45), for instance when the process
+//! was stopped. So a check of the lease is valid for a time: the lease was there at that moment, and from then on no process
+//! writes for as long as a break takes. Until that has run out nothing is checked; then a shadow worker checks again.
+//!
+//! Known flaws:
+//! - If the break time is lowered while a lease is being broken, that time can be shorter than it was at the check.
+//! - Before Linux 6.13 the time of a change is known to some milliseconds: an attribute that was set, cleared and set
+//!   again within these, with a write of the same length between, is not detected.
+//! - `open` with O_RDONLY and O_TRUNC breaks no lease (Linux). Reads see the new length at once; a mapping shows old bytes,
+//!   and is revoked as soon as inotify has reported it (`lease_watcher.rs`), or never where the user may have no more
+//!   inotify instances.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use spinio_files::{Files, lease_valid_until};
+use spinio_host::pool::WorkerPool;
+use spinio_host::shadow_fd::ShadowFd;
+use spinio_host::syscalls::Syscalls;
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd, fs_magic};
+
+use crate::error::PinError;
+
+/// What excludes writers of a pinned file.
+pub(crate) enum WriteExclusion {
+    /// The lease's descriptor, of the shadow table, and until when its last check is valid (boot time, ns).
+    Lease(Arc<ShadowFd>, AtomicU64),
+    Sealed,
+    Immutable(ChangeStamp),
+    ReadOnly(ChangeStamp),
+}
+
+/// Attributes of a file that every change changes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ChangeStamp {
+    changed: i128,
+    modified: i128,
+    size: u64,
+}
+
+impl ChangeStamp {
+    fn of(sys: &dyn Syscalls, fd: Fd) -> Option<ChangeStamp> {
+        let stat = sys.fstat(fd).ok()?;
+        Some(ChangeStamp { changed: stat.ctime_ns, modified: stat.mtime_ns, size: stat.size })
+    }
+
+    fn is_unchanged(self, files: &Files, fd: Fd) -> bool {
+        ChangeStamp::of(files.sys(), fd) == Some(self)
+    }
+}
+
+/// File systems whose leases do not bind writers on other machines, or below the file system: FUSE, 9p, SMB, AFS, eCryptfs.
+const LEASES_NOT_BINDING: [u64; 6] =
+    [fs_magic::FUSE, fs_magic::V9FS, fs_magic::CIFS, fs_magic::SMB2, fs_magic::AFS, fs_magic::ECRYPTFS];
+
+/// More of them, which have no leases or binding ones, but are read-only for this Linux kernel alone: NFS, Ceph, GFS2,
+/// OCFS2, Lustre, GPFS, OrangeFS, Coda, VirtualBox.
+const READ_ONLY_NOT_BINDING: [u64; 9] = [
+    fs_magic::NFS,
+    fs_magic::CEPH,
+    fs_magic::GFS2,
+    fs_magic::OCFS2,
+    fs_magic::LUSTRE,
+    fs_magic::GPFS,
+    fs_magic::ORANGEFS,
+    fs_magic::CODA,
+    fs_magic::VBOXSF,
+];
+
+/// Memory files (memfd, of ordinary and of huge pages): the Linux kernel does not count the descriptor that creates one among
+/// its writers, so a lease is granted although that descriptor can write.
+const WRITER_NOT_COUNTED: [u64; 2] = [fs_magic::TMPFS, fs_magic::HUGETLBFS];
+
+impl WriteExclusion {
+    /// Finds something that excludes writers of the file of `fd`, a descriptor of this thread. `watcher_tid`: the thread
+    /// that lease breaks are signalled to.
+    pub(crate) fn establish(
+        files: &Arc<Files>,
+        workers: &WorkerPool,
+        fd: Fd,
+        key: (u64, u64),
+        watcher_tid: u32,
+    ) -> Result<WriteExclusion, PinError> {
+        let (sys, close_queue, tid) = (files.sys(), workers.close_queue(), linux::gettid());
+        let leased = workers.run_blocking(move || {
+            let reopened = sys.reopen(tid, fd, linux::O_RDONLY as i32)?;
+            let reopened = ShadowFd::new(reopened, close_queue);
+            let stat = sys.fstat(reopened.get())?;
+            if (stat.dev, stat.ino) != key {
+                // Another thread has closed the descriptor and opened another file as the same number.
+                return Err(Errno::BADF);
+            }
+            let file_system = sys.file_system(reopened.get()).unwrap_or(0);
+            if LEASES_NOT_BINDING.contains(&file_system) || (stat.unlinked && WRITER_NOT_COUNTED.contains(&file_system))
+            {
+                return Err(Errno::INVAL);
+            }
+            sys.take_lease(reopened.get(), watcher_tid)?;
+            Ok((reopened, lease_valid_until(sys.lease_break_time())))
+        });
+        let refused = match leased.ok_or(PinError::NoWorkers)? {
+            Ok((lease, valid_until)) => return Ok(WriteExclusion::Lease(Arc::new(lease), AtomicU64::new(valid_until))),
+            Err(errno) => errno,
+        };
+        if linux::is_sealed(fd) {
+            return Ok(WriteExclusion::Sealed);
+        }
+        let magic = sys.file_system(fd).unwrap_or(0);
+        // A process that had it open for writing before may go on writing.
+        let may_change =
+            refused == Errno::AGAIN || LEASES_NOT_BINDING.contains(&magic) || READ_ONLY_NOT_BINDING.contains(&magic);
+        // Before the attribute is read: from here on a change is detected.
+        if let Some(stamp) = ChangeStamp::of(sys, fd).filter(|_| !may_change) {
+            if linux::is_immutable(fd) {
+                return Ok(WriteExclusion::Immutable(stamp));
+            }
+            if linux::is_superblock_read_only(fd) {
+                return Ok(WriteExclusion::ReadOnly(stamp));
+            }
+        }
+        Err(match refused {
+            Errno::AGAIN => PinError::OpenForWriting,
+            Errno::ACCESS | Errno::PERM => PinError::NotOwner,
+            Errno::INVAL | Errno::OPNOTSUPP | Errno::NOLCK => PinError::NoLeases,
+            other => PinError::BadFd(other),
+        })
+    }
+
+    /// Whether no process can have written the file until now. `fd`: a descriptor of it, of this thread.
+    pub(crate) fn still_excluded(&self, files: &Arc<Files>, fd: Fd) -> bool {
+        match self {
+            WriteExclusion::Lease(lease, valid_until) => {
+                if linux::boottime_ns() < valid_until.load(Relaxed) {
+                    return true;
+                }
+                let (sys, lease) = (files.sys(), Arc::clone(lease));
+                let renewed = files.shadow_workers().and_then(|workers| {
+                    workers.run_blocking(move || {
+                        let until = lease_valid_until(sys.lease_break_time());
+                        sys.has_lease(lease.get()).then_some(until)
+                    })
+                });
+                match renewed.flatten() {
+                    Some(until) => {
+                        valid_until.store(until, Relaxed);
+                        true
+                    }
+                    None => false,
+                }
+            }
+            WriteExclusion::Sealed => true,
+            WriteExclusion::Immutable(stamp) => linux::is_immutable(fd) && stamp.is_unchanged(files, fd),
+            WriteExclusion::ReadOnly(stamp) => linux::is_superblock_read_only(fd) && stamp.is_unchanged(files, fd),
+        }
+    }
+}
