@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spinio_host::pool::Workers;
+use spinio_host::shares::ShareKey;
 use spinio_host::syscalls::Syscalls;
 use spinio_stats::{Stats, StatsRegion};
 use spinio_transfer::DeferredUnpin;
@@ -31,12 +32,12 @@ impl FilesCtx {
     }
 
     /// After a file was forgotten: shadow descriptors are closed and pages unpinned by workers, at once, and waited for a
-    /// little.
-    pub fn drain_for_close(&self) {
+    /// little. `key`: the share of the file, if it is one.
+    pub fn drain_for_close(&self, key: Option<ShareKey>) {
         let begun = Instant::now();
         self.unpin.drain(CLOSE_WAIT);
         if let Some(keepers) = self.workers.shadow() {
-            keepers.wait_closed(CLOSE_WAIT.saturating_sub(begun.elapsed()));
+            keepers.wait_closed(key, CLOSE_WAIT.saturating_sub(begun.elapsed()));
         }
     }
 }

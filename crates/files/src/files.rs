@@ -127,8 +127,10 @@ impl Files {
 
     /// Forgets a file; if it was remembered, waits a little until what was kept beside it is released.
     pub fn forget(&self, (dev, ino): (u64, u64)) {
-        if self.kept.forget(dev, ino) {
-            self.ctx.drain_for_close();
+        if let Some(file) = self.kept.forget(dev, ino) {
+            let key = file.storage;
+            drop(file);
+            self.ctx.drain_for_close(Some(key));
         }
     }
 

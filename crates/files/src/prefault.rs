@@ -31,7 +31,7 @@ pub fn prefault_next(ctx: &FilesCtx, file: &Arc<FileState>, next: u64, len: u64)
         theirs.prefault.busy.store(false, Relaxed);
     };
     match ctx.workers.shadow() {
-        Some(keepers) => keepers.spawn_detached(fill),
+        Some(keepers) => keepers.for_key(file.storage).spawn_detached(fill),
         None => tables.busy.store(false, Relaxed),
     }
 }

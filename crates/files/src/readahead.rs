@@ -52,12 +52,13 @@ use spinio_host::lock;
 use spinio_host::pool::WorkerPool;
 use spinio_host::settings::{CachePolicy, Settings};
 use spinio_host::shadow_fd::{PreCloseHook, ShadowFd};
+use spinio_host::shares::ShareKey;
 use spinio_host::syscalls::Syscalls;
 use spinio_stats::Gauge;
 
 use crate::ctx::FilesCtx;
 use crate::residency::{self, ResidencyAccess};
-use crate::state::FileState;
+use crate::state::{FileState, share_key};
 use crate::streams::{self, SequentialDetector};
 use crate::table::FileTable;
 
@@ -213,7 +214,7 @@ impl ReadaheadCache {
         drop(state);
         if start_worker {
             let tid = linux::gettid();
-            self.run_on_worker(move |home, crew| match kept.get_here(sys, crew, tid, fd, stat) {
+            self.run_on_worker(share_key(&stat), move |home, crew| match kept.get_here(sys, crew, tid, fd, stat) {
                 Ok(file) => home.commit(crew, &file, Vec::new()),
                 Err(_) => home.ignore(key),
             });
@@ -261,13 +262,13 @@ impl ReadaheadCache {
             return;
         }
         let file = Arc::clone(file);
-        self.run_on_worker(move |home, crew| home.commit(crew, &file, runs));
+        self.run_on_worker(file.storage, move |home, crew| home.commit(crew, &file, runs));
     }
 
     /// Has a shadow worker do something, some time.
-    fn run_on_worker(&self, work: impl FnOnce(&ReadaheadCache, &WorkerPool) + Send + 'static) {
+    fn run_on_worker(&self, key: ShareKey, work: impl FnOnce(&ReadaheadCache, &WorkerPool) + Send + 'static) {
         let (Some(crew), Some(home)) = (self.ctx.workers.shadow(), self.weak_self.upgrade()) else { return };
-        crew.spawn_detached(move || {
+        crew.for_key(key).spawn_detached(move || {
             if let Some(workers) = home.ctx.workers.shadow() {
                 work(&home, workers);
             }
@@ -413,7 +414,7 @@ impl ReadaheadCache {
             }
             Advice::WillNeed => {
                 self.forget(&file, &range);
-                self.run_on_worker(move |home, _| prefetch(home.ctx.sys, &file, range));
+                self.run_on_worker(share_key(&stat), move |home, _| prefetch(home.ctx.sys, &file, range));
             }
             _ => {}
         }

@@ -22,6 +22,7 @@ pub mod faulty_device;
 pub mod faulty_kernel;
 pub mod file;
 mod fuse;
+pub mod hang;
 pub mod leaks;
 pub mod oracle;
 pub mod place;

@@ -36,6 +36,7 @@ use std::time::{Duration, Instant};
 use spinio_device::{Device, DeviceError, ErrorKind, Fence, PinnedBuffer, StreamId, WaitMode};
 use spinio_sys::linux;
 
+use spinio_host::shares::{ShareKey, Shares};
 use spinio_host::sync::{AtomicU64, Backoff, Condvar, Mutex, MutexGuard, cpu_index, lock, wait_a_while};
 
 /// Bytes of a block.
@@ -126,6 +127,9 @@ pub struct BouncePool {
     waiting: AtomicU64,
     freed: Condvar,
     cpu_slots: [Mutex<CpuSlot>; CPU_SLOTS],
+    /// Blocks that requests have lent to threads which fill them from storage, by file system.
+    lent: Mutex<Shares>,
+    lent_back: Condvar,
     /// Held by who takes many blocks, while it takes them.
     bulk_lock: Mutex<()>,
 }
@@ -139,6 +143,8 @@ impl BouncePool {
             waiting: AtomicU64::new(0),
             freed: Condvar::new(),
             cpu_slots: Default::default(),
+            lent: Mutex::default(),
+            lent_back: Condvar::new(),
             bulk_lock: Mutex::default(),
         }
     }
@@ -182,6 +188,27 @@ impl BouncePool {
             }
         }
         acquired
+    }
+
+    /// Whether one more buffer may be lent to threads that fill it from the storage with this key, which may never answer;
+    /// counted until [`BouncePool::end_lending`]. `wait`: wait for that, which is only for requests that have lent none.
+    pub fn begin_lending(&self, key: ShareKey, wait: bool) -> bool {
+        let size = (self.limit / BUFFER_SIZE as u64) as usize;
+        let mut lent = lock(&self.lent);
+        while lent.available(key, size) == 0 {
+            if !wait {
+                return false;
+            }
+            lent = wait_a_while(&self.lent_back, lent);
+        }
+        lent.add(key, 1);
+        true
+    }
+
+    /// So many buffers are no longer lent.
+    pub fn end_lending(&self, key: ShareKey, count: usize) {
+        lock(&self.lent).remove(key, count);
+        self.lent_back.notify_all();
     }
 
     /// Blocks that could be taken now without waiting, if nobody else took any.

@@ -41,6 +41,9 @@ impl ReadRequest {
                     queues.lent_out < beside::max_buffers(self.len) && self.wants_tail_copy(&queues),
                 )
             };
+            if !(direct || tail) || !self.staging.begin_lending(self.file.storage, direct && lent_out == 0) {
+                break;
+            }
             let block = match (direct, tail) {
                 (true, _) if lent_out == 0 => Some(self.staging.acquire()),
                 (true, _) => self.staging.try_acquire_warm().transpose(),
@@ -48,6 +51,9 @@ impl ReadRequest {
                 (false, true) => self.staging.try_acquire_within(beside::POOL_LIMIT).unwrap_or(None).map(Ok),
                 (false, false) => None,
             };
+            if !matches!(block, Some(Ok(_))) {
+                self.staging.end_lending(self.file.storage, 1);
+            }
             let Some(block) = block else { break };
             let block = block.map_err(|e| Error::device(e, "read", self.offset, self.len))?;
             let mut queues = lock(&self.queues);
@@ -89,6 +95,7 @@ impl ReadRequest {
         let mut queues = lock(&self.queues);
         let block = queues.empty.pop()?;
         queues.lent_out -= 1;
+        self.staging.end_lending(self.file.storage, 1);
         Some(block)
     }
 
@@ -109,6 +116,7 @@ impl ReadRequest {
         queues.lent_out -= 1;
         let starved = queues.is_starved();
         drop(queues);
+        self.staging.end_lending(self.file.storage, 1);
         if starved {
             self.notify_caller();
         }
@@ -139,7 +147,8 @@ impl ReadRequest {
         if more > 0
             && let Some(crew) = self.ctx.files.shadow_workers()
         {
-            crew.submit(Arc::new(WorkerTask { request: Arc::clone(self), role: Role::ShadowWorker }), more);
+            let task = Arc::new(WorkerTask { request: Arc::clone(self), role: Role::ShadowWorker });
+            crew.for_key(self.file.storage).submit(task, more);
         }
     }
 }

@@ -320,6 +320,7 @@ impl ReadRequest {
         for block in empty.drain(..).chain(filled.drain(..).map(|filled| filled.block)) {
             self.staging.release(block);
         }
+        self.staging.end_lending(self.file.storage, std::mem::take(&mut queues.lent_out));
         drop(queues);
         if let Err(panic) = outcome {
             resume_unwind(panic);
@@ -426,7 +427,11 @@ impl ReadRequest {
         }
         self.file.cached_mapping(end).or_else(|| {
             let file = Arc::clone(&self.file);
-            self.ctx.files.shadow_workers()?.run_blocking(move || file.mapping(kernel, end))?
+            self.ctx
+                .files
+                .shadow_workers()?
+                .for_key(self.file.storage)
+                .run_blocking(move || file.mapping(kernel, end))?
         })
     }
 }
