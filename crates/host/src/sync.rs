@@ -34,6 +34,12 @@ mod real {
     /// Waits for a copy: briefly at first, then asleep, and not for ever.
     pub struct Backoff(Instant);
 
+    impl Default for Backoff {
+        fn default() -> Backoff {
+            Backoff::new()
+        }
+    }
+
     impl Backoff {
         /// Begins to wait.
         pub fn new() -> Backoff {

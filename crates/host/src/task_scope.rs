@@ -22,6 +22,12 @@ struct State {
 /// A thread inside.
 pub struct ScopeGuard<'a>(&'a TaskScope);
 
+impl Default for TaskScope {
+    fn default() -> TaskScope {
+        TaskScope::new()
+    }
+}
+
 impl TaskScope {
     /// An open one, with no thread inside.
     pub fn new() -> TaskScope {

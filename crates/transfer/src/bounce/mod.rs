@@ -448,7 +448,7 @@ impl BouncePool {
             let full = slot.current.take();
             if let Some(buffer) = fresh.take() {
                 slot.current =
-                    Some(OpenBuffer { buffer: buffer, stream, owner_tid: owner, used: 0, readers: 0, last_copy: None });
+                    Some(OpenBuffer { buffer, stream, owner_tid: owner, used: 0, readers: 0, last_copy: None });
             }
             let full = match full {
                 Some(open) if open.readers > 0 => {
