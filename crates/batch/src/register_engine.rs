@@ -98,8 +98,14 @@ pub(crate) fn run(copies: &CopyEngine, partitions: &Partitions, readers: Option<
 fn map_source(work: &BatchState, source: u16) -> Option<Arc<Mapping>> {
     let source = &work.sources[source as usize];
     let (kernel, file, size) = (work.ctx.reader.files.sys(), Arc::clone(&source.file), source.size);
-    file.cached_mapping(size)
-        .or_else(|| work.ctx.reader.files.shadow_workers()?.run_blocking(move || file.mapping(kernel, size))?)
+    file.cached_mapping(size).or_else(|| {
+        work.ctx
+            .reader
+            .files
+            .shadow_workers()?
+            .for_key(source.file.storage)
+            .run_blocking(move || file.mapping(kernel, size))?
+    })
 }
 
 impl RegisteredParts {

@@ -109,7 +109,11 @@ pub(crate) fn survey(ctx: &Arc<BatchCtx>, source: &Source, fragments: &[Fragment
     let kernel = ctx.reader.files.sys();
     let mapping = file.cached_mapping(end * PAGE64).or_else(|| {
         let file = Arc::clone(file);
-        ctx.reader.files.shadow_workers()?.run_blocking(move || file.mapping(kernel, end * PAGE64))?
+        ctx.reader
+            .files
+            .shadow_workers()?
+            .for_key(source.file.storage)
+            .run_blocking(move || file.mapping(kernel, end * PAGE64))?
     });
     // Without a mapping it is not known: the page cache serves what it has and reads the rest.
     let Some(mapping) = mapping.filter(|m| m.len as u64 >= end * PAGE64) else { return FragmentResidency::Cached };
@@ -134,7 +138,7 @@ fn sample_by_read(ctx: &Arc<BatchCtx>, source: &Source, items: &[Fragment]) -> F
     let (kernel, file) = (ctx.reader.files.sys(), Arc::clone(&source.file));
     let count = samples.len();
     let there = ctx.reader.files.shadow_workers().and_then(|shadow| {
-        shadow.run_blocking(move || {
+        shadow.for_key(source.file.storage).run_blocking(move || {
             let is_cached = |&at: &u64| {
                 let mut byte = 0u8;
                 // SAFETY: one byte is read into a local.

@@ -44,6 +44,7 @@ use spinio_host::lock;
 use spinio_host::panic_relay::PanicRelay;
 use spinio_host::pool::SHADOW_WORKERS;
 use spinio_host::pool::Task;
+use spinio_host::shares::{MIXED, NO_SERVER, ShareKey};
 use spinio_host::task_scope::TaskScope;
 use spinio_transfer::bounce::BUFFER_SIZE;
 
@@ -120,6 +121,8 @@ pub(crate) struct StorageReader {
     state: Mutex<State>,
     changed: Condvar,
     scope: TaskScope,
+    /// The share of the shadow workers that it takes.
+    share: ShareKey,
 }
 
 impl StorageReader {
@@ -128,7 +131,11 @@ impl StorageReader {
         let mut packer =
             GroupPacker { work, wanted: Vec::with_capacity(items.len()), reads: Vec::new(), groups: Vec::new() };
         let mut tag = 0;
+        let mut share = NO_SERVER;
         for some in items.chunk_by(|a, b| (a.source, a.sink) == (b.source, b.sink)) {
+            let key = work.sources[some[0].source as usize].file.storage;
+            // Each combination of file systems is a share.
+            share = if share == NO_SERVER || share == key { key } else { share | key | MIXED };
             let (mut staged, mut p2p) = (Vec::new(), Vec::new());
             for item in some {
                 let span = Span { offset: item.offset, len: u64::from(item.len), tag };
@@ -153,6 +160,7 @@ impl StorageReader {
             state: Mutex::default(),
             changed: Condvar::new(),
             scope: TaskScope::new(),
+            share,
         })
     }
 
@@ -166,7 +174,7 @@ impl StorageReader {
         if more > 0
             && let Some(shadow) = self.work.ctx.reader.files.shadow_workers()
         {
-            shadow.submit(Arc::clone(self) as Arc<dyn Task>, more);
+            shadow.for_key(self.share).submit(Arc::clone(self) as Arc<dyn Task>, more);
         }
     }
 

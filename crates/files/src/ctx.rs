@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spinio_host::pool::Workers;
+use spinio_host::shares::ShareKey;
 use spinio_host::syscalls::Syscalls;
 use spinio_stats::{Stats, StatsRegion};
 use spinio_transfer::DeferredUnpin;
@@ -31,12 +32,12 @@ impl FilesCtx {
     }
 
     /// Called after a file was forgotten: workers close its shadow descriptors and unpin its pages at once; waits up to
-    /// [`CLOSE_WAIT`] for them.
-    pub fn drain_for_close(&self) {
+    /// [`CLOSE_WAIT`] for them. `key`: the share of the file, if it is one.
+    pub fn drain_for_close(&self, key: Option<ShareKey>) {
         let begun = Instant::now();
         self.unpin.drain(CLOSE_WAIT);
         if let Some(shadow) = self.workers.shadow() {
-            shadow.wait_closed(CLOSE_WAIT.saturating_sub(begun.elapsed()));
+            shadow.wait_closed(key, CLOSE_WAIT.saturating_sub(begun.elapsed()));
         }
     }
 }

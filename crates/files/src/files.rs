@@ -127,8 +127,10 @@ impl Files {
 
     /// Forgets a file; if it was remembered, waits up to 20 ms until its state is released.
     pub fn forget(&self, (dev, ino): (u64, u64)) {
-        if self.table.forget(dev, ino) {
-            self.ctx.drain_for_close();
+        if let Some(file) = self.table.forget(dev, ino) {
+            let key = file.storage;
+            drop(file);
+            self.ctx.drain_for_close(Some(key));
         }
     }
 

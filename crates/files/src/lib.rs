@@ -41,5 +41,5 @@ pub use lease_watcher::lease_valid_until;
 pub use p2p_trust::{P2pTrust, P2pTrustMap};
 pub use residency::ResidencyAccess;
 pub use shadow_file::{ShadowFile, is_shadow};
-pub use state::FileState;
+pub use state::{FileState, share_key};
 pub use write_lease::WriteLease;

@@ -48,7 +48,7 @@ pub fn verify(
     }
     let at = to.addr.offset(first - offset).0;
     let (sys, worker_file) = (ctx.sys, Arc::clone(file));
-    ctx.workers.shadow()?.run_blocking(move || compare(sys, &worker_file, at, first, bytes))?
+    ctx.workers.shadow()?.for_key(file.storage).run_blocking(move || compare(sys, &worker_file, at, first, bytes))?
 }
 
 fn compare(sys: &dyn Syscalls, file: &FileState, device: u64, offset: u64, bytes: usize) -> Option<P2pTrust> {

@@ -31,7 +31,7 @@ pub fn prefault_next(ctx: &FilesCtx, file: &Arc<FileState>, next: u64, len: u64)
         worker_file.prefault.busy.store(false, Relaxed);
     };
     match ctx.workers.shadow() {
-        Some(shadow) => shadow.spawn_detached(fill),
+        Some(shadow) => shadow.for_key(file.storage).spawn_detached(fill),
         None => state.busy.store(false, Relaxed),
     }
 }

@@ -48,13 +48,14 @@ use spinio_host::lock;
 use spinio_host::pool::WorkerPool;
 use spinio_host::settings::{CachePolicy, Settings};
 use spinio_host::shadow_fd::{PreCloseHook, ShadowFd};
+use spinio_host::shares::ShareKey;
 use spinio_host::syscalls::Syscalls;
 use spinio_stats::Gauge;
 
 use crate::ctx::FilesCtx;
 use crate::residency::{self, ResidencyAccess};
 use crate::sequential::{self, SequentialDetector};
-use crate::state::FileState;
+use crate::state::{FileState, share_key};
 use crate::table::FileTable;
 
 /// Streams that are tracked.
@@ -200,7 +201,7 @@ impl ReadaheadCache {
         drop(state);
         if start_worker {
             let tid = linux::gettid();
-            self.run_on_worker(move |cache, shadow| match kept.get_here(sys, shadow, tid, fd, stat) {
+            self.run_on_worker(share_key(&stat), move |cache, shadow| match kept.get_here(sys, shadow, tid, fd, stat) {
                 Ok(file) => cache.commit(shadow, &file, Vec::new()),
                 Err(_) => cache.ignore(key),
             });
@@ -233,13 +234,13 @@ impl ReadaheadCache {
             return;
         }
         let file = Arc::clone(file);
-        self.run_on_worker(move |cache, shadow| cache.commit(shadow, &file, runs));
+        self.run_on_worker(file.storage, move |cache, shadow| cache.commit(shadow, &file, runs));
     }
 
-    /// Queues work on a shadow worker.
-    fn run_on_worker(&self, work: impl FnOnce(&ReadaheadCache, &WorkerPool) + Send + 'static) {
+    /// Queues work on a shadow worker, in the share of a file system.
+    fn run_on_worker(&self, key: ShareKey, work: impl FnOnce(&ReadaheadCache, &WorkerPool) + Send + 'static) {
         let (Some(shadow), Some(cache)) = (self.ctx.workers.shadow(), self.weak_self.upgrade()) else { return };
-        shadow.spawn_detached(move || {
+        shadow.for_key(key).spawn_detached(move || {
             if let Some(workers) = cache.ctx.workers.shadow() {
                 work(&cache, workers);
             }
@@ -385,7 +386,7 @@ impl ReadaheadCache {
             }
             Advice::WillNeed => {
                 self.forget(&file, &range);
-                self.run_on_worker(move |cache, _| prefetch(cache.ctx.sys, &file, range));
+                self.run_on_worker(share_key(&stat), move |cache, _| prefetch(cache.ctx.sys, &file, range));
             }
             _ => {}
         }

@@ -29,6 +29,7 @@ use spinio_sys::linux::{
 use spinio_host::is_cancelled;
 use spinio_host::pool::Workers;
 use spinio_host::shadow_fd::ShadowFd;
+use spinio_host::shares::{OPENED_BY_NAME, ShareKey};
 use spinio_host::syscalls::Syscalls;
 use spinio_plan::geometry::BlockStack;
 
@@ -79,7 +80,10 @@ impl FdRouter {
             return f(inner, fd);
         }
         let workers = self.workers.get().and_then(Weak::upgrade).ok_or(Errno::BADF)?;
-        workers.shadow().and_then(|workers| workers.run_blocking(move || f(inner, fd))).unwrap_or(Err(Errno::IO))
+        workers
+            .shadow()
+            .and_then(|workers| workers.for_key(opened_share(fd)).run_blocking(move || f(inner, fd)))
+            .unwrap_or(Err(Errno::IO))
     }
 }
 
@@ -265,6 +269,11 @@ impl ShadowFile {
         self.shadow_fd.get()
     }
 
+    /// The share of the shadow workers that it has.
+    pub fn share_key(&self) -> ShareKey {
+        self.shadow_fd.share_key()
+    }
+
     /// The files of its runtime.
     pub fn files(&self) -> &Arc<ShadowFiles> {
         &self.files
@@ -277,7 +286,7 @@ impl ShadowFile {
             .ctx
             .workers
             .shadow()
-            .and_then(|workers| workers.run_blocking(move || f(fd)))
+            .and_then(|workers| workers.for_key(opened_share(fd)).run_blocking(move || f(fd)))
             .unwrap_or(Err(Errno::IO))
     }
 
@@ -285,7 +294,8 @@ impl ShadowFile {
     pub fn spawn(self: &Arc<Self>, f: impl FnOnce(Fd) + Send + 'static) -> bool {
         let file = Arc::clone(self);
         self.files.ctx.workers.shadow().is_some_and(|workers| {
-            workers.spawn(move || f(file.shadow_fd.get()));
+            let share = workers.for_key(opened_share(file.shadow_fd.get()));
+            share.spawn(move || f(file.shadow_fd.get()));
             true
         })
     }
@@ -302,8 +312,10 @@ impl ShadowFile {
     /// Drops the state that reads of the file created.
     pub fn evict_state(&self) {
         if let Ok(stat) = self.files.ctx.sys.fstat(self.fd()) {
-            if self.files.table.forget(stat.dev, stat.ino) {
-                self.files.ctx.drain_for_close();
+            if let Some(file) = self.files.table.forget(stat.dev, stat.ino) {
+                let key = file.storage;
+                drop(file);
+                self.files.ctx.drain_for_close(Some(key));
             }
         }
     }
@@ -331,8 +343,10 @@ impl ShadowFiles {
         let begun = Instant::now();
         let fd = loop {
             let name = path.to_owned();
-            let opened =
-                shadow.run_blocking(move || open_nonblocking(&name, flags as i32, mode)).unwrap_or(Err(Errno::IO));
+            let opened = shadow
+                .for_key(OPENED_BY_NAME)
+                .run_blocking(move || open_nonblocking(&name, flags as i32, mode))
+                .unwrap_or(Err(Errno::IO));
             // Read again each time: the setting may change during the wait.
             let may_be_leased = || {
                 linux::lease_break_time().is_none_or(|s| begun.elapsed() < LEASE_WAIT_EXTRA + Duration::from_secs(s))
@@ -343,8 +357,16 @@ impl ShadowFiles {
                 opened => break opened?,
             }
         };
-        Ok(ShadowFile { files: Arc::clone(self), shadow_fd: ShadowFd::new(fd, shadow.close_queue()) })
+        Ok(ShadowFile {
+            files: Arc::clone(self),
+            shadow_fd: ShadowFd::new(fd, shadow.for_key(opened_share(fd)).close_queue()),
+        })
     }
+}
+
+/// Each file that is opened by name has a share of the shadow workers of its own.
+fn opened_share(fd: Fd) -> ShareKey {
+    OPENED_BY_NAME | fd as ShareKey
 }
 
 /// How long to wait for a lease beyond the time after which Linux breaks it; how often to try.

@@ -24,6 +24,7 @@ use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
 
 use spinio_host::lock;
 use spinio_host::shadow_fd::{CloseQueue, PreCloseHook, ShadowFd};
+use spinio_host::shares::ShareKey;
 use spinio_host::syscalls::Syscalls;
 use spinio_transfer::Mapping;
 
@@ -81,6 +82,11 @@ pub struct FileState {
     created: Instant,
 }
 
+/// The share of the shadow workers that work on a file takes: its file system's, or its block device's.
+pub fn share_key(stat: &Stat) -> ShareKey {
+    if stat.kind == FileKind::Block { stat.rdev } else { stat.dev }
+}
+
 impl FileState {
     /// Opens the shadow descriptors. Runs on a shadow worker.
     pub(crate) fn open(
@@ -121,7 +127,7 @@ impl FileState {
         };
         let residency_access =
             if in_memory { ResidencyAccess::InMemory } else { residency::residency_access(sys, cached_fd, stat.uid) };
-        let storage = if stat.kind == FileKind::Block { stat.rdev } else { stat.dev };
+        let storage = share_key(&stat);
         let block_stack = block_stacks.get(sys, cached_fd, stat, magic);
         Ok(FileState {
             key: (stat.dev, stat.ino),

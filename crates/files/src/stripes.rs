@@ -194,8 +194,8 @@ impl FileStripes {
         let map = if stat.kind == FileKind::Block {
             array.whole_device(size)
         } else {
-            let (sys, fd) = (ctx.sys, Arc::clone(fd));
-            match ctx.workers.shadow()?.run_blocking(move || array.survey(sys, fd.get(), &range))? {
+            let (sys, key, fd) = (ctx.sys, fd.share_key(), Arc::clone(fd));
+            match ctx.workers.shadow()?.for_key(key).run_blocking(move || array.survey(sys, fd.get(), &range))? {
                 Ok(map) => map,
                 Err(errno) => {
                     let _ = self.extents_errno.set(errno);

@@ -11,7 +11,7 @@ use spinio_plan::Reason;
 use spinio_sys::linux::{self, Fd, Stat};
 
 use crate::block_stack::BlockStackCache;
-use crate::state::FileState;
+use crate::state::{FileState, share_key};
 
 /// Files remembered at once.
 const MAX_FILES: usize = 64;
@@ -56,6 +56,7 @@ impl FileTable {
             return Ok(file);
         }
         let tid = linux::gettid();
+        let shadow = shadow.for_key(share_key(&stat));
         let close_queue = shadow.close_queue();
         let created = self.created;
         let stacks = Arc::clone(&self.block_stacks);
@@ -78,7 +79,8 @@ impl FileTable {
         if let Some(file) = self.find((stat.dev, stat.ino)) {
             return Ok(file);
         }
-        let file = FileState::open(sys, &self.block_stacks, &shadow.close_queue(), tid, fd, stat, self.created)?;
+        let close_queue = shadow.for_key(share_key(&stat)).close_queue();
+        let file = FileState::open(sys, &self.block_stacks, &close_queue, tid, fd, stat, self.created)?;
         Ok(self.insert(Arc::new(file)))
     }
 
@@ -116,14 +118,14 @@ impl FileTable {
         self.count.load(Relaxed)
     }
 
-    /// Forgets one file; true if it was remembered.
-    pub fn forget(&self, dev: u64, ino: u64) -> bool {
+    /// Forgets one file; the file if it was remembered.
+    pub fn forget(&self, dev: u64, ino: u64) -> Option<Arc<FileState>> {
         let mut files = lock(&self.files);
         let removed = files.iter().position(|f| f.key() == (dev, ino)).map(|at| files.swap_remove(at));
         self.count.store(files.len() as u64, Relaxed);
         drop(files);
         removed.iter().for_each(|file| file.closed.store(true, Relaxed));
-        removed.is_some()
+        removed
     }
 
     /// Forgets all files.

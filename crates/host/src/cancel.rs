@@ -1,18 +1,18 @@
-//! Long requests that a thread wants to be asked about: a language whose signal handlers run only when it is looked
-//! whether one should (Python) says here how to look.
+//! Cancellation of long requests: a language whose signal handlers run only when they are polled (Python) installs its poll
+//! function here.
 //!
 //! ```text
-//!   interruptible(ask) ─┐
-//!   read ── piece, piece, [ask: go on], piece, piece, [ask: stop] ── what was not begun is left out ── the count so far
+//!   install_cancel_poll(poll) ─┐
+//!   read ── piece, piece, [poll: go on], piece, piece, [poll: stop] ── what was not begun is left out ── the count so far
 //! ```
 //!
-//! The kernel does the same to a request that a signal meets: it ends early with what it has moved, or with EINTR if that
-//! is nothing. Only the thread that makes the request asks, between two pieces and while it waits for helpers. What is
-//! under way is waited for: from storage, some tens of MiB at most. Who is asked may make requests too: so nobody is asked
-//! where those who do the asking could have all of the staging memory in their hands (reads, with `SPINIO_STAGING` below
-//! 64 MiB); a write keeps half of it while it asks.
+//! The kernel does the same to a request that a signal interrupts: it ends early with what it has moved, or with EINTR if
+//! that is nothing. Only the thread that makes the request polls, between two pieces and while it waits for workers. It waits
+//! for what is under way: from storage, some tens of MiB at most. The poll function may make requests too: so a request does
+//! not poll where the polling requests could have all bounce buffers (reads, with `SPINIO_STAGING` below 64 MiB); a write
+//! leaves half of them free while it polls.
 //!
-//! Known flaws: a write that is one call of the kernel is not interrupted, nor is what a batch reads out of the page cache.
+//! Known flaws: a write that is one system call is not interrupted, nor is what a batch reads from the page cache.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -23,25 +23,25 @@ struct PollState {
     poll: fn() -> bool,
     interval: Duration,
     last_poll: Instant,
-    /// The answer was to stop: it is not asked again.
+    /// The answer was to stop: no further poll.
     cancelled: bool,
 }
 
 thread_local! {
-    // Without a destructor: hooks come here too.
+    // Without a destructor: hooks use it too.
     static POLL_STATE: Cell<Option<PollState>> = const { Cell::new(None) };
 }
 
-/// While it lives, long requests of this thread ask whether to go on.
+/// While it lives, long requests of this thread poll whether to go on.
 #[must_use]
 pub struct CancelPoll {
     previous: Option<PollState>,
-    /// It is this thread's.
+    /// It belongs to this thread.
     _here: PhantomData<*const ()>,
 }
 
-/// From now on long requests of this thread call `ask` between their pieces, no more often than `every` so long, and end
-/// early once it has answered true.
+/// From now on long requests of this thread call `poll` between their pieces, at most once per `interval`, and end early
+/// once it has returned true.
 pub fn install_cancel_poll(poll: fn() -> bool, interval: Duration) -> CancelPoll {
     let state = PollState { poll, interval, last_poll: Instant::now(), cancelled: false };
     CancelPoll { previous: POLL_STATE.replace(Some(state)), _here: PhantomData }
@@ -53,13 +53,13 @@ impl Drop for CancelPoll {
     }
 }
 
-/// Whether this thread's request shall end early.
+/// Whether this thread's request must end early.
 pub fn is_cancelled() -> bool {
     let Some(state) = POLL_STATE.get() else { return false };
     if state.cancelled || state.last_poll.elapsed() < state.interval {
         return state.cancelled;
     }
-    // It may make requests of its own, which it is not asked about.
+    // It may make requests itself, which do not poll.
     POLL_STATE.set(None);
     let cancelled = (state.poll)();
     POLL_STATE.set(Some(PollState { last_poll: Instant::now(), cancelled, ..state }));
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn requests_of_poll_callback_are_not_polled() {
-        let _asking = install_cancel_poll(is_cancelled, Duration::ZERO);
+        let _poll = install_cancel_poll(is_cancelled, Duration::ZERO);
         assert!(!is_cancelled());
     }
 }

@@ -5,14 +5,15 @@
 //!   syscalls     every system call of an engine behind one trait, for fault injection
 //!   pool/        worker pools, one descriptor table each (app, shadow, per thread)
 //!   shadow_fd    a descriptor of the shadow table, closed there (deferred close)
+//!   shares       one file system gets only its share of workers and buffers
 //!   parallel     one pass over many items, shared among the workers of a pool
-//!   task_scope   counts who is at work on something, and waits for them at its end
-//!   panic_relay  a panic that leaves when all others have
-//!   cancel       long requests ask their caller whether to go on
+//!   task_scope   counts the threads at work on something, and waits for them at its end
+//!   panic_relay  a panic that continues when all other threads have left
+//!   cancel       long requests poll whether to go on
 //!   sync, lock   locks and pauses, as a model checker sees them
 //! ```
 //!
-//! Nothing here knows a device: `transfer` and `files` stand on it, and so will sockets and the mapped page cache.
+//! Nothing here knows a device: `transfer` and `files` use it, and so will sockets and the mapped page cache.
 
 pub mod cancel;
 mod lock;
@@ -21,6 +22,7 @@ pub mod parallel;
 pub mod pool;
 pub mod settings;
 pub mod shadow_fd;
+pub mod shares;
 pub mod sync;
 pub mod syscalls;
 pub mod task_scope;

@@ -1,13 +1,13 @@
-//! A panic leaves a batch when everybody else has.
+//! A panic leaves a batch after all other threads have.
 //!
 //! ```text
 //!   caller    register ✗ ── wait for storage ── wait for readers ── panic goes on
-//!   helpers   reads, copies, launches ...................... out
+//!   workers   reads, copies, launches ...................... left
 //! ```
 //!
-//! Helpers write into memory of the program, through its descriptors, for as long as the call lasts. So where the caller
-//! panics in one part of a batch, the panic is kept, what others have begun is waited for, and only then it unwinds. What
-//! nobody has begun is left undone: nobody is told that it came.
+//! Workers write into memory of the program, through its descriptors, for as long as the call lasts. So where the caller
+//! panics in one part of a batch, the panic is stored, the caller waits for what others have begun, and only then it unwinds.
+//! What no thread has begun is left undone, and not reported as done.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -33,7 +33,7 @@ impl PanicRelay {
         self.0.is_some()
     }
 
-    /// Lets it go on, now that nobody is left.
+    /// Lets it continue, now that all other threads have left.
     pub fn resume(self) {
         if let Some(panic) = self.0 {
             resume_unwind(panic);

@@ -1,34 +1,41 @@
-//! Descriptors of the keepers' table, owned by anybody.
+//! Descriptors of the shadow table, owned by any thread.
 //!
-//! A number means something only in the table it was opened in, so a thread of the program that lets one go cannot close
-//! it: it is buried, and a keeper does that.
+//! A number means something only in the table that it was opened in, so a thread of the program cannot close one: it
+//! defers the close to a shadow worker.
 
 use std::sync::Arc;
 
 use spinio_sys::linux::Fd;
 
-/// A descriptor to be closed, and what is to be done with it first.
+use crate::shares::ShareKey;
+
+/// A descriptor to be closed, and what is done with it first.
 pub struct PendingClose {
-    /// The number, in the table that it lives in.
+    /// The number, in its own table.
     pub fd: Fd,
-    /// Done first.
+    /// The share that the close takes.
+    pub key: ShareKey,
+    /// Called first.
     pub pre_close: Option<PreCloseHook>,
 }
 
 /// A pool whose workers close descriptors of their table.
 pub trait Closer: Send + Sync {
-    /// Has it closed by a worker, some time.
+    /// Has a worker close it, some time.
     fn defer_close(&self, pending: PendingClose);
 }
 
-/// Done by a helper with a descriptor that it is about to close.
+/// Called by a worker with a descriptor that it is about to close.
 pub type PreCloseHook = Box<dyn FnOnce(Fd) + Send + Sync>;
 
-/// Closes descriptors of the crew's table, from any thread.
+/// Closes descriptors of a pool's table, from any thread.
 #[derive(Clone)]
-pub struct CloseQueue(pub(crate) Arc<dyn Closer>);
+pub struct CloseQueue {
+    pub(crate) closer: Arc<dyn Closer>,
+    pub(crate) key: ShareKey,
+}
 
-/// A descriptor in the crew's table: only helpers may use the number.
+/// A descriptor in a pool's table: only its workers may use the number.
 pub struct ShadowFd {
     fd: Fd,
     close_queue: CloseQueue,
@@ -36,24 +43,30 @@ pub struct ShadowFd {
 }
 
 impl ShadowFd {
-    /// Takes over a descriptor that a helper opened.
+    /// Takes over a descriptor that a worker opened.
     pub fn new(fd: Fd, close_queue: CloseQueue) -> ShadowFd {
         ShadowFd { fd, close_queue, hook: None }
     }
 
-    /// What a helper is to do before it closes this. It must not panic.
-    pub fn set_pre_close(&mut self, farewell: PreCloseHook) {
-        self.hook = Some(farewell);
+    /// What a worker calls before it closes this. It must not panic.
+    pub fn set_pre_close(&mut self, hook: PreCloseHook) {
+        self.hook = Some(hook);
     }
 
-    /// The number, for a helper.
+    /// The number, for a worker.
     pub fn get(&self) -> Fd {
         self.fd
+    }
+
+    /// The share of the workers that its file has.
+    pub fn share_key(&self) -> ShareKey {
+        self.close_queue.key
     }
 }
 
 impl Drop for ShadowFd {
     fn drop(&mut self) {
-        self.close_queue.0.defer_close(PendingClose { fd: self.fd, pre_close: self.hook.take() });
+        let CloseQueue { closer, key } = &self.close_queue;
+        closer.defer_close(PendingClose { fd: self.fd, key: *key, pre_close: self.hook.take() });
     }
 }

@@ -1,4 +1,4 @@
-//! What a model checker must see of a lock, a word and a pause. `cargo x interleavings` compiles the crate with loom's own,
+//! Locks, atomics and pauses that a model checker must see. `cargo x interleavings` compiles the crate with loom's versions,
 //! which run a test once for every order in which its threads can meet.
 
 #[cfg(loom)]
@@ -16,12 +16,12 @@ mod real {
 
     pub use crate::lock::lock;
 
-    /// Which lane of `lanes` the calling thread's processor has.
+    /// Which of `count` slots the calling thread's processor has.
     pub fn cpu_index(count: usize) -> usize {
         spinio_sys::linux::cpu() % count
     }
 
-    /// Lets others go first.
+    /// Lets other threads run first.
     pub fn yield_now() {
         std::thread::yield_now();
     }
@@ -34,13 +34,19 @@ mod real {
     /// Waits for a copy: briefly at first, then asleep, and not for ever.
     pub struct Backoff(Instant);
 
+    impl Default for Backoff {
+        fn default() -> Backoff {
+            Backoff::new()
+        }
+    }
+
     impl Backoff {
         /// Begins to wait.
         pub fn new() -> Backoff {
             Backoff(Instant::now())
         }
 
-        /// Waits a moment; false once it has been long enough to look at everything anew.
+        /// Waits a moment; false once it is time to check everything again.
         pub fn wait(&self) -> bool {
             match self.0.elapsed() {
                 short if short < Duration::from_micros(200) => std::hint::spin_loop(),
@@ -63,12 +69,12 @@ mod model {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One lane for all, where they meet.
-    pub fn lane(_lanes: usize) -> usize {
+    /// One slot for all threads, where they meet.
+    pub fn cpu_index(_count: usize) -> usize {
         0
     }
 
-    pub fn give_way() {
+    pub fn yield_now() {
         loom::thread::yield_now();
     }
 
@@ -77,7 +83,7 @@ mod model {
         changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub struct Patience;
+    pub struct Backoff;
 
     impl Backoff {
         pub fn new() -> Backoff {

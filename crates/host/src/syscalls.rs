@@ -1,9 +1,9 @@
-//! Every kernel call an engine makes, behind one trait.
+//! Every system call of an engine, in one trait.
 //!
-//! Each function of the trait is the kernel's own call unless somebody says otherwise, and [`Linux`] says nothing. So
-//! a new call is written down once, here. A test that puts a faulty kernel under the engines overrides the calls that
-//! it spoils, and hands the rest of its work to `Linux`: short reads and writes, EINTR, EIO, ENOSPC, EREMOTEIO in the
-//! middle of a P2P transfer, files that cannot be opened again.
+//! Each function of the trait makes the system call by default, and [`LinuxSyscalls`] overrides none. So a new call is
+//! added once, here. A test that injects faults overrides the calls that are to fail, and passes the others to
+//! `LinuxSyscalls`: short reads and writes, EINTR, EIO, ENOSPC, EREMOTEIO in the middle of a P2P transfer, files that cannot
+//! be reopened.
 
 use std::ffi::{CStr, CString};
 
@@ -15,14 +15,14 @@ use spinio_sys::linux::{
 
 type Result<T> = core::result::Result<T, Errno>;
 
-/// A path to the file behind a descriptor of the calling thread.
+/// A path to the file of a descriptor of the calling thread.
 fn proc_fd_path(fd: Fd) -> Result<CString> {
     CString::new(format!("/proc/thread-self/fd/{fd}")).map_err(|_| Errno::INVAL)
 }
 
-/// What engines ask of the kernel. Signatures follow the system calls; left alone, each is that call.
+/// The system calls of engines. Signatures follow the system calls; each default is that call.
 pub trait Syscalls: Send + Sync + 'static {
-    /// `preadv2` with `RWF_*` flags, plain `pread` when there are none. `_route` says what for.
+    /// `preadv2` with `RWF_*` flags, plain `pread` when there are none. `_route`: the route it serves.
     ///
     /// # Safety
     /// `buf` must be memory that the caller lets the kernel write, or an address it may refuse.
@@ -39,14 +39,14 @@ pub trait Syscalls: Send + Sync + 'static {
     /// `read` at the descriptor's own offset.
     ///
     /// # Safety
-    /// As [`Kernel::pread`].
+    /// As [`Syscalls::pread`].
     unsafe fn read(&self, fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
         // SAFETY: passed on to the caller.
         unsafe { linux::read(fd, buf, len) }
     }
 
-    /// `pwritev2` with `RWF_*` flags, at the descriptor's own offset where none is given: one call of the kernel, the
-    /// plainest that does it. `_route` says what for.
+    /// `pwritev2` with `RWF_*` flags, at the descriptor's own offset where none is given: one system call, the
+    /// simplest that does it. `_route`: the route it serves.
     ///
     /// # Safety
     /// Each vector must be memory that stays readable for the call, or an address that the kernel may refuse.
@@ -90,18 +90,18 @@ pub trait Syscalls: Send + Sync + 'static {
         linux::status_flags(fd)
     }
 
-    /// Opens the file behind descriptor `fd` of thread `tid` once more, in the calling thread's table.
+    /// Opens the file of descriptor `fd` of thread `tid` again, in the calling thread's table.
     fn reopen(&self, tid: u32, fd: Fd, flags: i32) -> Result<Fd> {
         let path = CString::new(format!("/proc/{tid}/fd/{fd}")).map_err(|_| Errno::INVAL)?;
         linux::open(&path, flags, 0)
     }
 
-    /// The very descriptor `fd` of thread `tid`, in the calling thread's table.
+    /// A duplicate of descriptor `fd` of thread `tid`, in the calling thread's table.
     fn dup_from_thread(&self, tid: u32, fd: Fd) -> Result<Fd> {
         linux::dup_from_thread(tid, fd)
     }
 
-    /// Whether two threads of this process have one descriptor table.
+    /// Whether two threads of this process share a descriptor table.
     fn same_fd_table(&self, tid: u32, other_tid: u32) -> Result<bool> {
         linux::same_fd_table(tid, other_tid)
     }
@@ -116,7 +116,7 @@ pub trait Syscalls: Send + Sync + 'static {
         let _ = linux::close(fd);
     }
 
-    /// What O_DIRECT asks for.
+    /// The alignment that O_DIRECT needs.
     fn direct_align(&self, fd: Fd) -> Result<Option<DirectAlign>> {
         linux::direct_io_align(fd)
     }
@@ -131,7 +131,7 @@ pub trait Syscalls: Send + Sync + 'static {
         linux::fiemap_extents(fd, offset, len, max_count)
     }
 
-    /// What a small file says (sysfs, procfs), its first `most` bytes.
+    /// The contents of a small file (sysfs, procfs), its first `most` bytes.
     fn read_sysfs(&self, path: &CStr, max_len: usize) -> Result<Vec<u8>> {
         linux::read_file(path, max_len)
     }
@@ -141,7 +141,7 @@ pub trait Syscalls: Send + Sync + 'static {
         linux::read_dir(path)
     }
 
-    /// What a symbolic link says.
+    /// The target of a symbolic link.
     fn read_link(&self, path: &CStr) -> Result<Vec<u8>> {
         let mut target = vec![0; 4096];
         let len = linux::readlink(path, &mut target)?;
@@ -149,12 +149,12 @@ pub trait Syscalls: Send + Sync + 'static {
         Ok(target)
     }
 
-    /// The identity of a btrfs.
+    /// The identity of a btrfs file system.
     fn btrfs_uuid(&self, fd: Fd) -> Result<[u8; 16]> {
         linux::btrfs_uuid(fd)
     }
 
-    /// A name for the storage under a device number that survives a reboot: what a calibration is kept under.
+    /// A name for the storage under a device number that survives a reboot: the key of a calibration.
     fn storage_name(&self, dev: u64) -> String {
         linux::storage_name(dev)
     }
@@ -164,17 +164,17 @@ pub trait Syscalls: Send + Sync + 'static {
         linux::fadvise(fd, offset, len, advice)
     }
 
-    /// A descriptor that brings news of watched files.
+    /// A descriptor for events of watched files.
     fn inotify_init(&self) -> Result<Fd> {
         linux::inotify_init()
     }
 
-    /// Watches who opens and closes the file behind a descriptor of the calling thread.
+    /// Watches opens and closes of the file of a descriptor of the calling thread.
     fn watch_opens(&self, inotify: Fd, fd: Fd) -> Result<i32> {
         linux::watch_opens(inotify, &proc_fd_path(fd)?)
     }
 
-    /// Watches changes of the file behind a descriptor of the calling thread.
+    /// Watches changes of the file of a descriptor of the calling thread.
     fn watch_changes(&self, inotify: Fd, fd: Fd) -> Result<i32> {
         linux::watch_modifications(inotify, &proc_fd_path(fd)?)
     }
@@ -184,7 +184,7 @@ pub trait Syscalls: Send + Sync + 'static {
         let _ = linux::remove_watch(inotify, wd);
     }
 
-    /// What has happened to watched files.
+    /// The pending events of watched files.
     fn inotify_events(&self, inotify: Fd) -> Result<Vec<InotifyEvent>> {
         linux::inotify_events(inotify)
     }
@@ -205,22 +205,22 @@ pub trait Syscalls: Send + Sync + 'static {
         Ring::new(entries)
     }
 
-    /// What a read of a ring came to.
+    /// The result of a read of a ring.
     fn on_completion(&self, result: Result<usize>) -> Result<usize> {
         result
     }
 
-    /// Takes a read lease on a descriptor; its break is told to a thread.
+    /// Takes a read lease on a descriptor; a thread is signalled when it is broken.
     fn take_lease(&self, fd: Fd, tid: u32) -> Result<()> {
         linux::take_read_lease(fd, tid)
     }
 
-    /// Whether the lease is there and nobody wants it broken.
+    /// Whether the lease exists and is not being broken.
     fn has_lease(&self, fd: Fd) -> bool {
         linux::has_read_lease(fd)
     }
 
-    /// Whether the write lease is there and nobody wants it broken.
+    /// Whether the write lease exists and is not being broken.
     fn has_write_lease(&self, fd: Fd) -> bool {
         linux::has_write_lease(fd)
     }
@@ -230,7 +230,7 @@ pub trait Syscalls: Send + Sync + 'static {
         linux::lease_break_time()
     }
 
-    /// A thread family with a descriptor table of its own.
+    /// A new descriptor table, and threads that share it.
     fn new_shadow_table(&self) -> core::result::Result<FdTableRoot, FdTableError> {
         FdTableRoot::new()
     }

@@ -1,11 +1,11 @@
-//! Who is at work on a part of a batch, and when it is over: helpers come when they like, and the batch returns when
-//! nobody who came is left. A large read that panics uses one too.
+//! Which threads are at work on part of a batch, and when they are done: workers enter at any time, and the batch returns
+//! when all that entered have left. A large read that panics uses one too.
 
 use std::sync::PoisonError;
 
 use crate::sync::{Condvar, Mutex, lock};
 
-/// Counts the threads that are at work on something, and lets nobody in once it is over.
+/// Counts the threads that are at work on something, and lets none in once it is closed.
 pub struct TaskScope {
     state: Mutex<State>,
     idle: Condvar,
@@ -15,12 +15,18 @@ pub struct TaskScope {
 struct State {
     active: usize,
     closed: bool,
-    /// Somebody panicked inside: what he had taken in hand is lost.
+    /// A thread panicked inside: what it had taken is lost.
     poisoned: bool,
 }
 
 /// A thread inside.
 pub struct ScopeGuard<'a>(&'a TaskScope);
+
+impl Default for TaskScope {
+    fn default() -> TaskScope {
+        TaskScope::new()
+    }
+}
 
 impl TaskScope {
     /// An open one, with no thread inside.
@@ -28,7 +34,7 @@ impl TaskScope {
         TaskScope { state: Mutex::new(State::default()), idle: Condvar::new() }
     }
 
-    /// Goes in; `None` if it is too late.
+    /// Enters; `None` if it is closed.
     pub fn enter(&self) -> Option<ScopeGuard<'_>> {
         let mut state = lock(&self.state);
         if state.closed {
@@ -38,15 +44,15 @@ impl TaskScope {
         Some(ScopeGuard(self))
     }
 
-    /// Nobody comes in any more; waits until those inside have left.
+    /// Lets no thread in any more, and waits until those inside have left.
     ///
     /// # Panics
-    /// If one of them did: better no answer than one that counts bytes which never came.
+    /// If one of them did: no answer is better than one that counts bytes which never arrived.
     pub fn join(&self) {
-        assert!(!self.close_and_wait(), "a helper of this batch panicked");
+        assert!(!self.close_and_wait(), "a worker of this batch panicked");
     }
 
-    /// The same; whether one of them panicked.
+    /// As [`TaskScope::join`], but returns whether one of them panicked.
     pub fn close_and_wait(&self) -> bool {
         let mut state = lock(&self.state);
         state.closed = true;
@@ -56,7 +62,7 @@ impl TaskScope {
         state.poisoned
     }
 
-    /// Whether somebody panicked inside.
+    /// Whether a thread panicked inside.
     pub fn is_poisoned(&self) -> bool {
         lock(&self.state).poisoned
     }
@@ -73,7 +79,7 @@ impl Drop for ScopeGuard<'_> {
     }
 }
 
-/// Under a model checker: what helpers of a batch touch nobody touches when the batch has returned.
+/// Under a model checker: no worker of a batch touches its results once the batch has returned.
 #[cfg(all(test, loom))]
 mod interleavings {
     use loom::cell::UnsafeCell;
@@ -83,16 +89,16 @@ mod interleavings {
 
     use super::*;
 
-    /// Pieces are taken by number; results are the caller's memory, gone when the call has returned.
+    /// Items are taken by number; results are the caller's memory, gone when the call has returned.
     struct Batch {
-        gate: TaskScope,
+        scope: TaskScope,
         next: AtomicUsize,
-        results: [UnsafeCell<u32>; PIECES],
+        results: [UnsafeCell<u32>; ITEMS],
     }
 
-    const PIECES: usize = 3;
+    const ITEMS: usize = 3;
 
-    // SAFETY: the cells are what is being checked; loom reports a touch that the gate does not order.
+    // SAFETY: the cells are what is being checked; loom reports an access that the scope does not order.
     unsafe impl Sync for Batch {}
     // SAFETY: as above.
     unsafe impl Send for Batch {}
@@ -100,41 +106,41 @@ mod interleavings {
     impl Batch {
         fn work(&self) {
             loop {
-                let piece = self.next.fetch_add(1, Relaxed);
-                let Some(result) = self.results.get(piece) else { return };
-                // SAFETY: loom checks that nobody else touches it.
+                let item = self.next.fetch_add(1, Relaxed);
+                let Some(result) = self.results.get(item) else { return };
+                // SAFETY: loom checks that no other thread accesses it.
                 result.with_mut(|value| unsafe { *value += 1 });
             }
         }
 
-        fn help(&self) {
-            if let Some(_inside) = self.gate.enter() {
+        fn execute(&self) {
+            if let Some(_guard) = self.scope.enter() {
                 self.work();
             }
         }
     }
 
     #[test]
-    fn helpers_are_out_when_the_batch_returns() {
+    fn workers_have_left_when_the_batch_returns() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
             let results = std::array::from_fn(|_| UnsafeCell::new(0));
-            let batch = Arc::new(Batch { gate: TaskScope::new(), next: AtomicUsize::new(0), results });
-            let helpers: Vec<_> = (0..2)
+            let batch = Arc::new(Batch { scope: TaskScope::new(), next: AtomicUsize::new(0), results });
+            let workers: Vec<_> = (0..2)
                 .map(|_| {
                     let batch = Arc::clone(&batch);
-                    thread::spawn(move || batch.help())
+                    thread::spawn(move || batch.execute())
                 })
                 .collect();
             batch.work();
-            batch.gate.close();
+            batch.scope.join();
             // From here on the results are the caller's alone.
             for result in &batch.results {
-                // SAFETY: loom checks that nobody else touches it.
+                // SAFETY: loom checks that no other thread accesses it.
                 result.with_mut(|value| unsafe { assert_eq!(value.replace(9), 1, "moved once") });
             }
-            helpers.into_iter().for_each(|helper| helper.join().unwrap());
+            workers.into_iter().for_each(|worker| worker.join().unwrap());
         });
     }
 }
@@ -151,7 +157,7 @@ mod tests {
         drop(scope.enter());
         assert!(!scope.is_poisoned());
         let outcome = catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let _inside = scope.enter();
+            let _guard = scope.enter();
             std::panic::resume_unwind(Box::new("planned"));
         }));
         assert!(outcome.is_err() && scope.is_poisoned());

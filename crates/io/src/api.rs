@@ -108,7 +108,7 @@ pub fn on_close_range(first: u32, last: u32) {
     let Some(runtime) = current().filter(|r| r.keeps_anything()) else { return };
     runtime.pinned.on_close_range(first, last);
     runtime.files().table.forget_all();
-    runtime.files().ctx.drain_for_close();
+    runtime.files().ctx.drain_for_close(None);
 }
 
 /// What is not understood of the settings that `get` finds by name, one sentence a setting.

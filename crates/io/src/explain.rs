@@ -124,7 +124,9 @@ impl Reader {
             }
         };
         let access = file.residency_access;
-        let Some(extents) = shadow.run_blocking(survey) else { return Ok(app_fd_plan(within, Reason::NoHelpers)) };
+        let Some(extents) = shadow.for_key(file.storage).run_blocking(survey) else {
+            return Ok(app_fd_plan(within, Reason::NoHelpers));
+        };
         let constraints = plan_range::constraints(ctx, &file, buffer.abilities, p2p, ctx.policy.may_register(), offset);
         let known = ctx.files.cost_entry(&file, buffer.device);
         let model = known.model(&ctx.files.ctx, &file, constraints.storage.unwrap_or(Route::Direct));

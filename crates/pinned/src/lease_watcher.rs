@@ -101,9 +101,9 @@ impl LeaseWatcher {
     pub(crate) fn watch_inode(&self, files: &Files, pinned: &PinnedFile) {
         let Some(&inotify) = self.inotify.get() else { return };
         let (sys, file) = (files.sys(), Arc::clone(&pinned.file));
-        let wd = files
-            .shadow_workers()
-            .and_then(|workers| workers.run_blocking(move || sys.watch_changes(inotify, file.cached.get())));
+        let wd = files.shadow_workers().and_then(|workers| {
+            workers.for_key(pinned.file.storage).run_blocking(move || sys.watch_changes(inotify, file.cached.get()))
+        });
         if let Some(Ok(wd)) = wd {
             pinned.inotify_wd.store(wd, Release);
         }

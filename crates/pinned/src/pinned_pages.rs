@@ -48,11 +48,11 @@ impl PinnedPages {
         size: u64,
         device: &'static dyn Device,
     ) -> Result<PinnedPages, PinError> {
-        let (sys, file, len) = (files.sys(), Arc::clone(file), size as usize);
+        let (sys, file, len, key) = (files.sys(), Arc::clone(file), size as usize, file.storage);
         let len = len.next_multiple_of(linux::PAGE);
-        let mapped = files
-            .shadow_workers()
-            .and_then(|workers| workers.run_blocking(move || sys.map(file.cached.get(), len).map(|ptr| ptr as usize)));
+        let mapped = files.shadow_workers().and_then(|workers| {
+            workers.for_key(key).run_blocking(move || sys.map(file.cached.get(), len).map(|ptr| ptr as usize))
+        });
         let ptr = mapped.ok_or(PinError::NoWorkers)?.map_err(PinError::NotMapped)? as *mut u8;
         let mapping = Arc::new(Mapping { ptr, len });
         // SAFETY: advice on our own new mapping, which a forked child has no use for.

@@ -95,6 +95,7 @@ impl WriteExclusion {
         key: (u64, u64),
         watcher_tid: u32,
     ) -> Result<WriteExclusion, PinError> {
+        let workers = workers.for_key(key.0);
         let (sys, close_queue, tid) = (files.sys(), workers.close_queue(), linux::gettid());
         let leased = workers.run_blocking(move || {
             let reopened = sys.reopen(tid, fd, linux::O_RDONLY as i32)?;
@@ -147,9 +148,9 @@ impl WriteExclusion {
                 if linux::boottime_ns() < valid_until.load(Relaxed) {
                     return true;
                 }
-                let (sys, lease) = (files.sys(), Arc::clone(lease));
+                let (sys, lease, key) = (files.sys(), Arc::clone(lease), lease.share_key());
                 let renewed = files.shadow_workers().and_then(|workers| {
-                    workers.run_blocking(move || {
+                    workers.for_key(key).run_blocking(move || {
                         let until = lease_valid_until(sys.lease_break_time());
                         sys.has_lease(lease.get()).then_some(until)
                     })

@@ -4,11 +4,14 @@
 //!   test ── read ──> Linux: fuse ── request ──> /dev/fuse ──> serve(): a file is a vector
 //! ```
 //!
+//! A read of a file whose name begins with `hang` is never answered. The server ends when a file named `end` is looked up:
+//! then the kernel fails the requests that wait for it.
+//!
 //! A separate process, because a server in the process that it serves can wait for itself. It implements just enough of the
 //! protocol (version 7.31) to create, read, write, truncate and remove files in one directory; other requests are answered
 //! with ENOSYS, as the protocol requires. It ends when the file system is unmounted, or with the test.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -83,6 +86,9 @@ fn serve(target: &CString) -> Result<(), i32> {
             _ => return Ok(()),
         }
         let request = &request[..got as usize];
+        if read_u32(request, 4) == 1 && request.get(IN_HEADER..).is_some_and(|body| body.starts_with(b"end\0")) {
+            return Ok(());
+        }
         let Some(answer) = files.answer(request) else { continue };
         let (error, body) = match answer {
             Ok(body) => (0, body),
@@ -103,6 +109,8 @@ fn serve(target: &CString) -> Result<(), i32> {
 struct Files {
     names: HashMap<Vec<u8>, u64>,
     bytes: HashMap<u64, Vec<u8>>,
+    /// Files whose reads are not answered.
+    hanging: HashSet<u64>,
     last: u64,
 }
 
@@ -163,6 +171,7 @@ impl Files {
             // OPEN, OPENDIR
             14 | 27 => Ok(Words::default().u64s(&[0, 0]).0),
             // READ
+            15 if self.hanging.contains(&node) => return None,
             15 => self.bytes.get(&node).ok_or(libc::ENOENT).map(|bytes| {
                 let from = (read_u64(body, 8) as usize).min(bytes.len());
                 let to = (from + read_u32(body, 16) as usize).min(bytes.len());
@@ -202,6 +211,9 @@ impl Files {
                 let id = ROOT + self.last;
                 self.names.insert(name(body.get(16..)?), id);
                 self.bytes.insert(id, Vec::new());
+                if name(body.get(16..)?).starts_with(b"hang") {
+                    self.hanging.insert(id);
+                }
                 self.entry(id).map(|mut entry| {
                     entry.extend(Words::default().u64s(&[0, 0]).0);
                     entry

@@ -1,7 +1,7 @@
 //! Host memory that O_DIRECT takes: whole pages in alignment, whatever the storage asks for.
 //!
 //! A `Vec<u8>` begins at a multiple of 16. The kernel refuses such memory (EINVAL) on a descriptor with O_DIRECT, and the
-//! program would hear that of its own, aligned, buffer. So every private buffer that a descriptor of the program, or one
+//! program would get that error for its own, aligned, buffer. So every private buffer that a descriptor of the program, or one
 //! with O_DIRECT, is read into or written from is one of these.
 
 use std::ops::{Deref, DerefMut};

@@ -1,7 +1,7 @@
 //! The bounce buffer pools of a runtime: two a device.
 //!
-//! One serves requests whose caller waits for them, so its blocks come back by themselves. The other serves what waits for
-//! a stream of the program's: a stream may wait for the program, and the program for a read, so what the one pool lends
+//! One serves requests whose caller waits for them, so its buffers come back by themselves. The other serves what waits for
+//! a stream of the program: a stream may wait for the program, and the program for a read, so what one pool lends
 //! for long must not be what the other one lacks.
 
 use std::sync::{Arc, Mutex};
@@ -29,7 +29,7 @@ impl BouncePools {
         self.of(&self.sync, device)
     }
 
-    /// The pool for what waits for a stream of the program's.
+    /// The pool for what waits for a stream of the program.
     pub fn stream(&self, device: &'static dyn Device) -> Arc<BouncePool> {
         self.of(&self.stream, device)
     }

@@ -1,4 +1,4 @@
-//! What a request says when it fails.
+//! Errors of requests.
 //!
 //! ```text
 //!   Error = kind (small, stable, maps to errno)
@@ -19,7 +19,7 @@ pub enum ErrorKind {
     Kernel(Errno),
     /// The device address is no (longer) memory of a device: EFAULT.
     BadAddress,
-    /// Neither staging nor any other route could be had: ENOMEM.
+    /// There was no memory for a bounce buffer, and no other route: ENOMEM.
     NoMemory,
     /// The device failed to move the bytes: EIO.
     Device,
@@ -37,12 +37,12 @@ impl ErrorKind {
     }
 }
 
-/// A request that failed, with what it was about.
+/// A request that failed, with its context.
 #[derive(Clone, Debug)]
 pub struct Error {
     /// What went wrong.
     pub kind: ErrorKind,
-    /// What was being done, as a verb: "read", "open again".
+    /// The operation, as a verb: "read", "open again".
     pub operation: &'static str,
     /// The file, where its name is known.
     pub path: Option<String>,
@@ -50,7 +50,7 @@ pub struct Error {
     pub offset: u64,
     /// Bytes asked for.
     pub len: u64,
-    /// What the device said.
+    /// The error of the device.
     pub device: Option<DeviceError>,
 }
 

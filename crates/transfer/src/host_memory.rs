@@ -25,7 +25,7 @@ impl HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped above, and its owner has waited for what stores into it.
+        // SAFETY: mapped above, and its owner has waited for all stores into it.
         let _ = unsafe { linux::munmap(self.ptr, self.len) };
     }
 }

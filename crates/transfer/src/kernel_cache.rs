@@ -1,7 +1,7 @@
-//! Compiled code for devices, kept in the user's cache folder.
+//! Compiled code for devices, cached in the user's cache folder.
 //!
-//! Files are opened by keepers, so that no descriptor of ours is ever in the program's table. Code runs with all rights of the
-//! program on its device, so only a file is loaded that no other user can have written, wherever the folder is.
+//! Shadow workers open the files, so that no descriptor of SPIN is ever in the program's table. Code runs with all rights of
+//! the program on its device, so only a file is loaded that no other user can have written, wherever the folder is.
 
 use std::ffi::CString;
 
@@ -11,13 +11,13 @@ use spinio_sys::linux;
 use spinio_host::pool::Workers;
 
 /// Bytes of a file at most.
-const MOST: usize = 4 << 20;
+const MAX_FILE_BYTES: usize = 4 << 20;
 
 /// The code of one runtime.
 pub struct Kept<'a> {
-    /// Who opens the files.
+    /// Their shadow workers open the files.
     pub workers: &'a Workers,
-    /// The directory; none: nothing is kept.
+    /// The directory; `None`: nothing is cached.
     pub folder: Option<&'a str>,
 }
 
@@ -30,15 +30,15 @@ impl Kept<'_> {
 impl KernelStore for Kept<'_> {
     fn load(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.path(name)?;
-        self.workers.shadow()?.run_blocking(move || linux::read_trusted(&path, MOST).ok())?
+        self.workers.shadow()?.run_blocking(move || linux::read_trusted(&path, MAX_FILE_BYTES).ok())?
     }
 
     fn store(&self, name: &str, code: &[u8]) {
         if let Some(path) = self.path(name)
-            && let Some(crew) = self.workers.shadow()
+            && let Some(shadow) = self.workers.shadow()
         {
             let code = code.to_vec();
-            crew.run_blocking(move || linux::atomic_replace(&path, &code).ok());
+            shadow.run_blocking(move || linux::atomic_replace(&path, &code).ok());
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Host memory on its way to and from a device.
 //!
 //! ```text
-//!   bounce/        pinned blocks between the page cache or storage and the device, one pool a device
+//!   bounce/        pinned buffers between the page cache or storage and the device, one pool a device
 //!   bounce_pools   those pools, for requests that are waited for and for those in the order of a stream
-//!   unpin          page-cache pages that were registered for a request, given back soon after it
+//!   unpin          page-cache pages that were registered for a request, unregistered soon after it
 //!   mapping        shared read-only mappings of files, and their page tables
 //!   host_memory    ordinary memory where no bounce buffer may be used
 //!   kernel_cache   compiled device code in the user's cache directory

@@ -13,14 +13,14 @@ pub struct Mapping {
     pub len: usize,
 }
 
-// SAFETY: a read-only mapping; nobody makes a reference into it, addresses go to the kernel and the driver.
+// SAFETY: a read-only mapping; no reference into it is made, addresses go to the kernel and the driver.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Reads in what is absent of a range of the file, and fills its page tables, in the kernel and without a lock of the
-    /// driver; registering, which is one at a time there, then finds them filled. What cannot be, registering will refuse.
+    /// Reads absent pages of a range of the file, and fills its page tables, in the kernel and without a lock of the driver;
+    /// registering, which the driver does one at a time, then finds them filled. Registering refuses what cannot be filled.
     pub fn prefault(&self, range: Range<u64>) {
         let page = linux::PAGE as u64;
         let (from, to) = (range.start / page * page, range.end.next_multiple_of(page).min(self.len as u64));
@@ -35,7 +35,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: a mapping is dropped when no request uses it, and every pin on it was given back before.
+        // SAFETY: a mapping is dropped when no request uses it, and every pin on it was released before.
         let _ = unsafe { linux::munmap(self.ptr, self.len) };
     }
 }

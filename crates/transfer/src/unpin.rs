@@ -1,31 +1,31 @@
-//! DeferredUnpin that have done their work and wait to be given back.
+//! Deferred unpinning: pinned pages whose transfers are done, unregistered later.
 //!
-//! CUDA takes pages back only when everything under way in the context is done, kernels
-//! included (seen: 296 ms beside a kernel of 300 ms; calls of other threads wait too). So
-//! doing it between two pieces would undo their overlap, and doing it before a call
+//! CUDA unregisters pages only when everything under way in the context is done, kernels
+//! included (seen: 296 ms during a kernel of 300 ms; calls of other threads wait too). So
+//! unpinning between two pieces would undo their overlap, and unpinning before a call
 //! returns would make the caller wait for it:
 //!
 //! ```text
 //!   request 1   pin ─ DMA ─ return
-//!   request 2   pin ─ DMA, and meanwhile give back 1 ─ return
-//!   quiet for 2 ms:  a mate gives back 2
+//!   request 2   pin ─ DMA, and meanwhile unpin 1 ─ return
+//!   idle for 2 ms:   a copy worker unpins 2
 //! ```
 //!
-//! A long request gives nothing back meanwhile, since much is pending then and its caller waits for
-//! the data, not for that; but what overlaps its own range goes before it begins.
+//! A long request unpins nothing meanwhile, since much is pending then and its caller waits for
+//! the data, not for that; but pins that overlap its own range go before it begins.
 //!
-//! The driver's lock is not fair: while one thread gives back range after range, what another one queues waits until nearly all
-//! is done (17 ms for 2 GiB; registering does the same, 50 ms). So a mate pauses now and then, and then it waits for a
-//! millisecond (seen on an H200: benches/runs/2026-11-22-h200-registering).
+//! The driver's lock is not fair: while one thread unpins range after range, what another one queues waits until nearly all
+//! is done (17 ms for 2 GiB; registering does the same, 50 ms). So a copy worker pauses now and then, and the other thread
+//! then waits for a millisecond (seen on an H200: benches/runs/2026-11-22-h200-registering).
 //!
-//! A program that keeps kernels running beside its reads would feel that wait. It is
+//! A program that keeps kernels running during its reads would notice that wait. It is
 //! measured, and after the second one that is far longer than the work itself no more
-//! pages are pinned in this process: the `copy` route takes over.
+//! pages are pinned in this process: the `copy` route replaces `dma`.
 //!
 //! No request ever uses a pin of another one: before a range is pinned again, an old pin of
-//! it is given back, so every request reads the pages that are in the page cache when it begins.
+//! it is released, so every request reads the pages that are in the page cache when it begins.
 //!
-//! Known flaw: beside a kernel that never ends, the first of these waits never ends either,
+//! Known flaw: with a kernel that never ends, the first of these waits never ends either,
 //! as with `cudaFree`. Such a program sets SPINIO_ROUTES without `dma`.
 
 use std::sync::atomic::{
@@ -44,30 +44,30 @@ use spinio_host::pool::{IdleTask, Workers};
 
 use crate::mapping::Mapping;
 
-/// Bytes that may be pinned at all before a request stops to give back; at most an eighth of the memory.
+/// Bytes that may be pinned at all before a request stops to unpin; at most an eighth of the memory.
 const MAX_PENDING: u64 = 16 << 30;
 
-/// What giving back may take beyond 10 GB/s before it counts as waiting for somebody else.
+/// How much longer than at 10 GB/s unpinning may take before it counts as waiting for other work.
 const STALL_THRESHOLD: Duration = Duration::from_millis(20);
 
-/// What a mate gives back before he pauses, and how long.
+/// Bytes that a copy worker unpins before it pauses, and for how long.
 const YIELD_EVERY: u64 = 64 << 20;
 const YIELD_TIME: Duration = Duration::from_micros(30);
 
-/// How long nothing must have been pinned before a mate gives back.
-pub const IDLE_DELAY: Duration = Duration::from_millis(2);
+/// How long nothing must have been pinned before a copy worker unpins.
+const IDLE_DELAY: Duration = Duration::from_millis(2);
 
 struct PendingUnpin {
     device: &'static dyn Device,
     pin: Pin,
-    // Unmapping before the pages are given back would leave the driver a dangling range.
+    // Unmapping before the pages are unpinned would leave the driver a dangling range.
     _mapping: Arc<Mapping>,
 }
 
-// SAFETY: a pin is an address range and a number; any thread may give it back.
+// SAFETY: a pin is an address range and a number; any thread may release it.
 unsafe impl Send for PendingUnpin {}
 
-/// The pins that wait, of all devices.
+/// The pins that wait to be released, of all devices.
 pub struct DeferredUnpin {
     pending: Mutex<Vec<PendingUnpin>>,
     bytes: AtomicU64,
@@ -77,12 +77,12 @@ pub struct DeferredUnpin {
     created: Instant,
     /// Large requests under way.
     in_flight: AtomicUsize,
-    /// Some copy worker sleeps only until the pins have been quiet for long enough.
+    /// A copy worker sleeps only until no page was pinned for long enough.
     reaper_armed: AtomicBool,
     workers: Arc<Workers>,
 }
 
-/// A large request under way: while one is, idle workers give nothing back.
+/// A large request under way: while one is, idle workers unpin nothing.
 pub struct InFlightGuard<'a>(&'a DeferredUnpin);
 
 impl Drop for InFlightGuard<'_> {
@@ -91,13 +91,13 @@ impl Drop for InFlightGuard<'_> {
     }
 }
 
-/// What idle copy workers do: give pins back, which takes the driver.
+/// Idle work of copy workers: unpin, which calls the driver.
 struct UnpinReaper(std::sync::Weak<DeferredUnpin>);
 
 impl IdleTask for UnpinReaper {
     fn sleep_timeout(&self) -> Option<Duration> {
         let pins = self.0.upgrade()?;
-        // Told before it is looked at: who pins from here on sees that nobody watches, and wakes somebody.
+        // Cleared before the check: a thread that pins from here on sees that no worker watches, and wakes one.
         pins.reaper_armed.store(false, SeqCst);
         let wanted = !pins.is_empty();
         pins.reaper_armed.store(wanted, SeqCst);
@@ -105,17 +105,17 @@ impl IdleTask for UnpinReaper {
     }
 
     fn reap_idle(&self) {
-        // Giving back would stop the transfers of a request under way; it does so itself if it must.
+        // Unpinning would stop the transfers of a request under way; the request does it itself if it must.
         if let Some(pins) = self.0.upgrade()
             && (pins.in_flight() == 0 || pins.flush_requested())
         {
-            pins.tidy();
+            pins.reap_idle();
         }
     }
 }
 
 impl DeferredUnpin {
-    /// None yet; idle copy workers will give them back.
+    /// Empty; idle copy workers will unpin.
     pub fn new(workers: Arc<Workers>) -> Arc<DeferredUnpin> {
         let pins = Arc::new(DeferredUnpin {
             pending: Mutex::default(),
@@ -132,7 +132,7 @@ impl DeferredUnpin {
         pins
     }
 
-    /// Counts a large request for as long as the answer lives.
+    /// Counts a large request for as long as the guard lives.
     pub fn begin_request(&self) -> InFlightGuard<'_> {
         self.in_flight.fetch_add(1, Relaxed);
         InFlightGuard(self)
@@ -143,24 +143,24 @@ impl DeferredUnpin {
         self.in_flight.load(Relaxed)
     }
 
-    /// Sees to it that pins which are left are given back soon, although every copy worker may be asleep.
+    /// Makes sure that pending pins are released soon, although every copy worker may be asleep.
     pub fn watch(&self) {
         if !self.is_empty()
             && !self.reaper_armed.load(SeqCst)
-            && let Some(mates) = self.workers.copy()
+            && let Some(workers) = self.workers.copy()
         {
-            mates.wake();
+            workers.wake();
         }
     }
 
-    /// Has copy workers give everything back at once, and waits for that, but no longer than `limit`.
+    /// Has copy workers unpin everything at once, and waits for that, but no longer than `limit`.
     pub fn drain(&self, limit: Duration) {
         let begun = Instant::now();
         if !self.is_empty()
-            && let Some(mates) = self.workers.copy()
+            && let Some(workers) = self.workers.copy()
         {
             self.flush_soon();
-            mates.wake();
+            workers.wake();
             while !self.is_empty() && begun.elapsed() < limit {
                 std::thread::sleep(Duration::from_micros(50));
             }
@@ -174,12 +174,12 @@ impl DeferredUnpin {
         lock(&self.pending).push(PendingUnpin { device, pin, _mapping: mapping });
     }
 
-    /// Whether giving back was seen to wait for the program's own work, more than once.
+    /// Whether unpinning was seen to wait for the program's own work, more than once.
     pub fn unpin_stalls(&self) -> bool {
         self.stall_count.load(Relaxed) >= 2
     }
 
-    /// Whether a request under way must stop and give back.
+    /// Whether a request under way must stop and unpin.
     pub fn is_full(&self) -> bool {
         self.bytes.load(Relaxed) > self.max_pending
     }
@@ -189,7 +189,7 @@ impl DeferredUnpin {
         self.max_pending
     }
 
-    /// Gives back what overlaps a range of a mapping; whether there was anything.
+    /// Unpins what overlaps a range of a mapping; whether there was anything.
     pub fn unpin_overlapping(&self, ptr: *const u8, len: usize) -> bool {
         if self.is_empty() {
             return false;
@@ -198,33 +198,33 @@ impl DeferredUnpin {
         self.unpin_matching(|p| (p.ptr as usize) < to && from < p.ptr as usize + p.len, false)
     }
 
-    /// Gives everything back.
+    /// Unpins everything.
     pub fn unpin_all(&self) {
         self.unpin_matching(|_| true, false);
     }
 
-    /// Whether nothing waits.
+    /// Whether no pin is pending.
     pub fn is_empty(&self) -> bool {
         self.bytes.load(Relaxed) == 0
     }
 
-    /// Bytes that are pinned and wait to be given back.
+    /// Bytes that are pinned and wait to be unpinned.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }
 
-    /// From now until the next pin nobody waits for quiet.
+    /// Until the next pin, no worker waits for idleness.
     pub fn flush_soon(&self) {
         self.last_deferred.store(0, Relaxed);
     }
 
-    /// Whether somebody waits for the pins to go.
+    /// Whether a thread waits for the pins to be released.
     pub fn flush_requested(&self) -> bool {
         self.last_deferred.load(Relaxed) == 0
     }
 
-    /// Gives everything back if nothing was pinned for a while.
-    pub fn tidy(&self) {
+    /// Unpins everything if nothing was pinned for a while.
+    fn reap_idle(&self) {
         let now = self.created.elapsed().as_micros() as u64;
         if self.flush_requested()
             || now.saturating_sub(self.last_deferred.load(Relaxed)) >= IDLE_DELAY.as_micros() as u64

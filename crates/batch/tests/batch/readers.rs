@@ -46,7 +46,7 @@ fn readers_return_same_bytes_as_single_reads() {
         check(&batch, &buffer);
     }
     let names = fs::read_dir("/proc/self/task").unwrap().map(|task| fs::read(task.unwrap().path().join("comm")));
-    assert!(names.flatten().any(|name| name.starts_with(b"spinio-reader")), "no reader ran");
+    assert!(names.flatten().any(|name| name.starts_with(b"spinio-batchrd")), "no reader ran");
     // The program's descriptor, and the twins: readers keep nothing.
     with_deadline("files are closed", || {
         while leak_check::descriptors_of(&subject.path) > 3 {

@@ -1,29 +1,33 @@
-//! Crews: helper threads that work on large requests.
+//! Worker pools: threads that work on large requests.
 //!
 //! ```text
-//!   caller ── post(job, 3) ──> queue ──> helper: job.help() until nothing is left
-//!          ── call(f) ───────> queue ──> helper: f(), answer back
-//!   any thread drops a twin ─> graveyard ──> keeper closes it, in the table it lives in
+//!   caller ── submit(task, 3) ──> queue ──> worker: task.execute() until nothing is left
+//!          ── run_blocking(f) ──> queue ──> worker: f(), answer back
+//!   any thread drops a ShadowFd ─> pending closes ──> shadow worker closes it, in its own table
 //! ```
 //!
 //! There are three kinds, because a thread sees one descriptor table:
 //!
-//! - **keepers** have a table of their own and hold SPIN's descriptors in it. They must not call a
-//!   device: its driver finds its own descriptors by number, in the table of the caller (seen: CUDA
-//!   fails to register memory there, or aborts).
-//! - **mates** share the program's table, so they can call the driver, and read files through the
-//!   program's descriptor while the program's thread waits in its call.
-//! - **readers** have one each, so that they share no word with anybody when they read (batch/readers.rs). They open what
-//!   they need for the time of a task; like keepers, they call no device.
+//! - **shadow workers** share a table apart from the program's, with SPIN's descriptors in it. They must not call a device:
+//!   its driver finds its own descriptors by number, in the table of the caller (seen: CUDA fails to register memory
+//!   there, or aborts).
+//! - **copy workers** share the program's table, so they can call the driver, and read files through the program's
+//!   descriptor while the program's thread waits in its call.
+//! - **batch readers** have one table each, so that their reads share no reference count with other threads
+//!   (batch/readers.rs). They open what they need for the time of a task; like shadow workers, they call no device.
 //!
-//! What a helper does between two tasks: `worker.rs`.
+//! What a worker does between two tasks: `worker.rs`.
 //!
-//! Known flaw: helpers do not know NUMA; the kernel's scheduler places them.
+//! Shadow workers wait for storage, and a server of files (NFS, FUSE) may never answer. So work of theirs takes a share of
+//! the pool, by the file system's device number (shares.rs); entries of a full share wait in the queue and the others pass
+//! them. Of 16 workers one file system has 8, which was the whole pool before; threads are started as work comes.
+//!
+//! Known flaw: workers do not know NUMA; the kernel's scheduler places them.
 
 mod worker;
 mod workers;
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -34,24 +38,32 @@ use self::worker::{QueueEntry, Shared};
 pub use self::workers::{SHADOW_WORKERS, Workers};
 use crate::lock::lock;
 use crate::shadow_fd::CloseQueue;
+use crate::shares::{NO_SERVER, ShareKey, Shares};
 use crate::syscalls::Syscalls;
 
-/// Helper threads of a runtime.
+/// Worker threads of a runtime.
 pub struct WorkerPool {
     shared: Arc<Shared>,
-    /// Keepers and readers have it.
+    /// Of shadow workers and batch readers.
     fd_table_root: Option<FdTableRoot>,
-    /// Each thread leaves the table that it was made with for one of its own.
+    /// Each thread leaves the table that it started with for one of its own.
     per_thread_table: bool,
     max_threads: usize,
 }
 
-/// Bytes of a mate's stack: it calls the driver.
+/// A pool's workers for work that may wait for one file server, and so takes its share.
+#[derive(Clone, Copy)]
+pub struct PoolShare<'a> {
+    pool: &'a WorkerPool,
+    key: ShareKey,
+}
+
+/// Bytes of a copy worker's stack: it calls the driver.
 pub const STACK_SIZE: usize = 1 << 20;
 
 impl WorkerPool {
-    /// Up to `size` keepers, started as work comes.
-    /// `look`: how long an idle one looks for work before it sleeps.
+    /// Up to `max_threads` shadow workers, started as work comes.
+    /// `spin_time`: how long an idle one looks for work before it sleeps.
     pub fn shadow_workers(
         sys: &'static dyn Syscalls,
         max_threads: usize,
@@ -62,8 +74,8 @@ impl WorkerPool {
         WorkerPool::new(sys, Some(root), false, max_threads, spin_time, idle_task)
     }
 
-    /// `size` mates. A thread has the descriptor table of the one that makes it, so all are made now, and this must be
-    /// called on a thread of the program.
+    /// `max_threads` copy workers. A thread has the descriptor table of the one that makes it, so all are made now, and
+    /// this must be called on a thread of the program.
     pub fn copy_workers(
         sys: &'static dyn Syscalls,
         max_threads: usize,
@@ -73,7 +85,7 @@ impl WorkerPool {
         WorkerPool::new(sys, None, false, max_threads, spin_time, idle_task)
     }
 
-    /// Up to `size` readers, started as work comes.
+    /// Up to `max_threads` batch readers, started as work comes.
     pub fn batch_readers(sys: &'static dyn Syscalls, max_threads: usize, spin_time: Duration) -> Option<WorkerPool> {
         let root = sys.new_shadow_table().ok()?;
         WorkerPool::new(sys, Some(root), true, max_threads, spin_time, NoIdleTask)
@@ -87,75 +99,46 @@ impl WorkerPool {
         spin_time: Duration,
         idle_task: impl IdleTask + 'static,
     ) -> Option<WorkerPool> {
-        let shared = Arc::new(Shared::new(sys, spin_time, idle_task));
-        let pool = WorkerPool { shared, fd_table_root: root, per_thread_table, max_threads: max_threads.max(1) };
+        let max_threads = max_threads.max(1);
+        // With one worker there is nothing to share.
+        let shared_workers = (root.is_some() && !per_thread_table && max_threads > 1).then_some(max_threads);
+        let shared = Arc::new(Shared::new(sys, shared_workers, spin_time, idle_task));
+        let pool = WorkerPool { shared, fd_table_root: root, per_thread_table, max_threads };
         let initial = if pool.fd_table_root.is_some() { 1 } else { pool.max_threads };
         pool.start_threads(initial).then_some(pool)
     }
 
-    /// Lets up to `helpers` threads work on a task. Does not wait.
+    /// The workers for work that may wait for one file server: `key` is its device number.
+    pub fn for_key(&self, key: ShareKey) -> PoolShare<'_> {
+        PoolShare { pool: self, key }
+    }
+
+    /// [`PoolShare::submit`] of work that waits for no file server.
     pub fn submit(&self, task: Arc<dyn Task>, workers: usize) {
-        let helpers = workers.min(self.max_threads);
-        if helpers > 0 {
-            self.ensure_threads(helpers);
-            self.enqueue(QueueEntry::Task(task, helpers), helpers);
-        }
+        self.for_key(NO_SERVER).submit(task, workers);
     }
 
-    /// Runs `f` on a helper, some time.
+    /// [`PoolShare::spawn_detached`] of work that waits for no file server.
     pub fn spawn_detached(&self, f: impl FnOnce() + Send + 'static) {
-        let shared = Arc::clone(&self.shared);
-        shared.detached.fetch_add(1, Relaxed);
-        let guarded = move || {
-            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
-            shared.detached.fetch_sub(1, Release);
-            debug_assert!(done.is_ok(), "what is sent must not panic");
-        };
-        self.enqueue(QueueEntry::Detached(Box::new(guarded)), 1);
+        self.for_key(NO_SERVER).spawn_detached(f);
     }
 
-    /// Runs `f` on a helper and waits for its answer.
+    /// [`PoolShare::run_blocking`] of work that waits for no file server.
     pub fn run_blocking<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-        let busy = {
-            let state = lock(&self.shared.state);
-            (state.entries.len() >= state.sleeping).then_some(state.running)
-        };
-        if let Some(started) = busy {
-            self.ensure_threads(started + 1);
-        }
-        let answer = Arc::new((Mutex::new(None), Condvar::new()));
-        let worker_answer = Arc::clone(&answer);
-        self.enqueue(
-            QueueEntry::Run(Box::new(move || {
-                let value = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
-                *lock(&worker_answer.0) = Some(value.ok());
-                worker_answer.1.notify_one();
-            })),
-            1,
-        );
-        let mut slot = lock(&answer.0);
-        loop {
-            match slot.take() {
-                Some(value) => return value,
-                None => slot = answer.1.wait(slot).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
+        self.for_key(NO_SERVER).run_blocking(f)
     }
 
-    /// Runs `f` on a helper some time; nobody waits. A panic in it is lost.
-    pub fn spawn(&self, f: impl FnOnce() + Send + 'static) {
-        let started = lock(&self.shared.state).running;
-        self.ensure_threads(started + 1);
-        let caught = || drop(std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)));
-        self.enqueue(QueueEntry::Run(Box::new(caught)), 1);
+    /// [`PoolShare::close_queue`] of descriptors that belong to no file server.
+    pub fn close_queue(&self) -> CloseQueue {
+        self.for_key(NO_SERVER).close_queue()
     }
 
-    /// Runs something on a thread of its own that has the keepers' table; `false` if there is none.
+    /// Runs something on a thread of its own that has the pool's table; `false` if there is none.
     pub fn spawn_dedicated(&self, name: &str, body: impl FnOnce() + Send + 'static) -> bool {
         self.fd_table_root.as_ref().is_some_and(|root| root.spawn(name, body))
     }
 
-    /// Whether descriptors mean to mates what they mean to this thread; `None`: nobody tells.
+    /// Whether descriptors mean to the workers what they mean to this thread; `None`: unknown.
     pub fn shares_fd_table(&self) -> Option<bool> {
         match self.shared.member_tid.load(Relaxed) {
             0 => None,
@@ -163,7 +146,7 @@ impl WorkerPool {
         }
     }
 
-    /// Lets a sleeping helper look again how long it may sleep.
+    /// Lets a sleeping worker look again how long it may sleep.
     pub fn wake(&self) {
         let mut state = lock(&self.shared.state);
         state.wake_seq += 1;
@@ -174,13 +157,16 @@ impl WorkerPool {
         }
     }
 
-    /// Waits until every buried descriptor is closed, but not for ever: a server may be slow, or this very thread.
-    pub fn wait_closed(&self, timeout: Duration) {
+    /// Waits until every deferred close is done, of one key or of all, up to `timeout`: a server may be slow, or be this
+    /// very thread.
+    pub fn wait_closed(&self, key: Option<ShareKey>, timeout: Duration) {
         let begun = Instant::now();
+        let count = |shares: &Shares| key.map_or_else(|| shares.total(), |key| shares.of(key));
         loop {
             let state = lock(&self.shared.state);
-            // What was sent may hold the last twin.
-            if state.pending_closes.is_empty() && state.closing == 0 && self.shared.detached.load(Acquire) == 0 {
+            let pending = state.pending_closes.iter().any(|close| key.is_none_or(|key| close.key == key));
+            // Detached work may have the last reference to a shadow descriptor.
+            if !pending && count(&state.closing) == 0 && count(&state.detached) == 0 {
                 return;
             }
             drop(state);
@@ -191,15 +177,13 @@ impl WorkerPool {
         }
     }
 
-    /// A way to have descriptors closed where they live.
-    pub fn close_queue(&self) -> CloseQueue {
-        CloseQueue(Arc::clone(&self.shared) as _)
-    }
-
-    fn enqueue(&self, entry: QueueEntry, workers: usize) {
+    fn enqueue(&self, key: ShareKey, entry: QueueEntry, workers: usize) {
         let shared = &self.shared;
         let mut state = lock(&shared.state);
-        state.entries.push_back(entry);
+        if matches!(entry, QueueEntry::Detached(_)) {
+            state.detached.add(key, 1);
+        }
+        state.entries.push_back((key, entry));
         shared.pending.fetch_add(1, Release);
         let wake = state.sleeping.min(workers);
         drop(state);
@@ -208,28 +192,39 @@ impl WorkerPool {
         }
     }
 
-    /// Makes sure `wanted` keepers or readers run; mates are all there from the beginning.
-    fn ensure_threads(&self, count: usize) {
+    /// Makes sure that `wanted` shadow workers or batch readers run; copy workers all run from the beginning.
+    fn ensure_threads(&self, wanted: usize) {
         if self.fd_table_root.is_some() {
-            self.start_threads(count);
+            self.start_threads(wanted);
         }
     }
 
-    /// Makes sure `wanted` threads run; false if there is none at all.
-    fn start_threads(&self, count: usize) -> bool {
+    /// One more thread, unless one sleeps that the entries in the queue leave free.
+    fn ensure_free_thread(&self) {
+        let wanted = {
+            let state = lock(&self.shared.state);
+            (state.entries.len() >= state.sleeping).then_some(state.running + 1)
+        };
+        if let Some(wanted) = wanted {
+            self.ensure_threads(wanted);
+        }
+    }
+
+    /// Makes sure that `wanted` threads run; false if there is none at all.
+    fn start_threads(&self, wanted: usize) -> bool {
         let mut state = lock(&self.shared.state);
-        while state.running < count.min(self.max_threads) {
+        while state.running < wanted.min(self.max_threads) {
             state.running += 1;
             let shared = Arc::clone(&self.shared);
             drop(state);
             let started = match &self.fd_table_root {
-                Some(root) if self.per_thread_table => root.spawn("spinio-reader", move || {
-                    // Else it shares the table with the other readers: that is slower, not wrong.
+                Some(root) if self.per_thread_table => root.spawn("spinio-batchrd", move || {
+                    // Without one it shares the table with the other readers, which is slower, not wrong.
                     let _ = close_range_unshare(0);
                     shared.run_worker();
                 }),
-                Some(root) => root.spawn("spinio-keeper", move || shared.run_worker()),
-                None => spawn_signals_blocked("spinio-mate", STACK_SIZE, move || shared.run_worker()).is_ok(),
+                Some(root) => root.spawn("spinio-shadow", move || shared.run_worker()),
+                None => spawn_signals_blocked("spinio-copy", STACK_SIZE, move || shared.run_worker()).is_ok(),
             };
             state = lock(&self.shared.state);
             if !started {
@@ -241,9 +236,69 @@ impl WorkerPool {
     }
 }
 
+impl PoolShare<'_> {
+    /// Lets up to `workers` threads work on a task. Does not wait.
+    pub fn submit(&self, task: Arc<dyn Task>, workers: usize) {
+        let workers = workers.min(self.pool.max_threads);
+        if workers > 0 {
+            let wanted = {
+                let state = lock(&self.pool.shared.state);
+                match self.pool.shared.shared_workers {
+                    Some(size) => state.busy.total() + workers.min(state.busy.available(self.key, size)),
+                    None => workers,
+                }
+            };
+            self.pool.ensure_threads(wanted);
+            self.pool.enqueue(self.key, QueueEntry::Task(task, workers), workers);
+        }
+    }
+
+    /// Runs `f` on a worker, some time. It must not panic.
+    pub fn spawn_detached(&self, f: impl FnOnce() + Send + 'static) {
+        self.pool.ensure_free_thread();
+        let caught = || {
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
+            debug_assert!(result.is_ok(), "detached work must not panic");
+        };
+        self.pool.enqueue(self.key, QueueEntry::Detached(Box::new(caught)), 1);
+    }
+
+    /// Runs `f` on a worker and waits for its answer.
+    pub fn run_blocking<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        self.pool.ensure_free_thread();
+        let answer = Arc::new((Mutex::new(None), Condvar::new()));
+        let worker_answer = Arc::clone(&answer);
+        let call = move || {
+            let value = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
+            *lock(&worker_answer.0) = Some(value.ok());
+            worker_answer.1.notify_one();
+        };
+        self.pool.enqueue(self.key, QueueEntry::Run(Box::new(call)), 1);
+        let mut slot = lock(&answer.0);
+        loop {
+            match slot.take() {
+                Some(value) => return value,
+                None => slot = answer.1.wait(slot).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// Runs `f` on a worker some time; no thread waits. A panic in it is lost.
+    pub fn spawn(&self, f: impl FnOnce() + Send + 'static) {
+        self.pool.ensure_free_thread();
+        let caught = || drop(std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)));
+        self.pool.enqueue(self.key, QueueEntry::Run(Box::new(caught)), 1);
+    }
+
+    /// Closes descriptors in the table of the pool.
+    pub fn close_queue(&self) -> CloseQueue {
+        CloseQueue { closer: Arc::clone(&self.pool.shared) as _, key: self.key }
+    }
+}
+
 impl Drop for WorkerPool {
     fn drop(&mut self) {
-        // The private table goes with the last helper, and every descriptor with the table.
+        // The private table goes with the last worker, and every descriptor with the table.
         lock(&self.shared.state).shutdown = true;
         self.shared.wake.notify_all();
     }
@@ -254,7 +309,10 @@ mod tests {
     use super::*;
     use crate::shadow_fd::ShadowFd;
     use crate::syscalls::LinuxSyscalls;
-    use std::sync::atomic::{AtomicU64, Ordering::AcqRel};
+    use std::sync::atomic::{
+        AtomicU64,
+        Ordering::{AcqRel, Acquire},
+    };
 
     struct Count {
         remaining: AtomicU64,
@@ -271,7 +329,7 @@ mod tests {
 
     #[test]
     fn each_work_item_runs_once() {
-        let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 3, Duration::ZERO, NoIdleTask).expect("helpers");
+        let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 3, Duration::ZERO, NoIdleTask).expect("workers");
         let tasks: Vec<_> =
             (0..50).map(|_| Arc::new(Count { remaining: AtomicU64::new(100), done: AtomicU64::new(0) })).collect();
         for task in &tasks {
@@ -279,7 +337,7 @@ mod tests {
         }
         let begun = Instant::now();
         while tasks.iter().any(|t| t.done.load(Acquire) < 100) {
-            assert!(begun.elapsed() < Duration::from_secs(60), "helpers never finished");
+            assert!(begun.elapsed() < Duration::from_secs(60), "workers never finished");
             std::thread::yield_now();
         }
         assert!(tasks.iter().all(|t| t.done.load(Acquire) == 100));
@@ -287,7 +345,7 @@ mod tests {
 
     #[test]
     fn shadow_fd_is_hidden_and_closed_on_drop() {
-        let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 2, Duration::ZERO, NoIdleTask).expect("helpers");
+        let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 2, Duration::ZERO, NoIdleTask).expect("workers");
         let tid = spinio_sys::linux::gettid();
         let file = tempfile::tempfile().unwrap();
         let app_fd = std::os::fd::AsRawFd::as_raw_fd(&file);
@@ -295,16 +353,71 @@ mod tests {
         let here = spinio_sys::linux::fstat(fd);
         let there = pool.run_blocking(move || LinuxSyscalls.fstat(fd)).unwrap().unwrap();
         assert_eq!(there.ino, spinio_sys::linux::fstat(app_fd).unwrap().ino);
-        assert!(here.is_err() || here.unwrap().ino != there.ino || fd == app_fd, "the twin is in the program's table");
+        assert!(
+            here.is_err() || here.unwrap().ino != there.ino || fd == app_fd,
+            "the shadow descriptor is in the program's table"
+        );
         drop(ShadowFd::new(fd, pool.close_queue()));
-        pool.wait_closed(Duration::from_secs(60));
+        pool.wait_closed(None, Duration::from_secs(60));
         assert!(pool.run_blocking(move || LinuxSyscalls.fstat(fd)).unwrap().is_err());
     }
 
     #[test]
     fn panic_in_run_blocking_keeps_pool_alive() {
-        let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 1, Duration::ZERO, NoIdleTask).expect("helpers");
+        let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 1, Duration::ZERO, NoIdleTask).expect("workers");
         assert_eq!(pool.run_blocking(|| -> u32 { std::panic::resume_unwind(Box::new("planned")) }), None);
         assert_eq!(pool.run_blocking(|| 7), Some(7));
+    }
+
+    /// Holds workers until it is opened.
+    #[derive(Default)]
+    struct Barrier {
+        waiting: AtomicU64,
+        open: AtomicU64,
+    }
+
+    impl Task for Barrier {
+        fn execute(&self) {
+            self.waiting.fetch_add(1, AcqRel);
+            while self.open.load(Acquire) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    #[test]
+    fn hung_key_leaves_workers_and_closes_to_other_keys() {
+        const HUNG: ShareKey = 7;
+        let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 4, Duration::ZERO, NoIdleTask).expect("workers");
+        let hung = Arc::new(Barrier::default());
+        for _ in 0..3 {
+            pool.for_key(HUNG).submit(hung.clone(), 4);
+        }
+        let begun = Instant::now();
+        while hung.waiting.load(Acquire) < 2 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "the share is not used");
+            std::thread::yield_now();
+        }
+        let after = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&after);
+        pool.for_key(HUNG).spawn_detached(move || counter.store(1, Release));
+        // Other keys are served: calls, tasks, closes.
+        assert_eq!(pool.run_blocking(|| 7), Some(7));
+        let count = Arc::new(Count { remaining: AtomicU64::new(100), done: AtomicU64::new(0) });
+        pool.for_key(8).submit(count.clone(), 4);
+        while count.done.load(Acquire) < 100 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "no worker is left");
+            std::thread::yield_now();
+        }
+        let fd = pool.run_blocking(|| spinio_sys::linux::open(c"/dev/null", 0, 0)).unwrap().unwrap();
+        drop(ShadowFd::new(fd, pool.for_key(8).close_queue()));
+        pool.wait_closed(Some(8), Duration::from_secs(60));
+        assert!(pool.run_blocking(move || LinuxSyscalls.fstat(fd)).unwrap().is_err());
+        assert_eq!((hung.waiting.load(Acquire), after.load(Acquire)), (2, 0), "more than its share");
+        hung.open.store(1, Release);
+        while after.load(Acquire) == 0 || hung.waiting.load(Acquire) < 12 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "entries of the key stay in the queue");
+            std::thread::yield_now();
+        }
     }
 }

@@ -1,21 +1,19 @@
-//! What a helper does, from its start until the crew is dismissed.
+//! What a worker does, from its start until the pool is shut down.
 //!
 //! ```text
-//!   look at the queue for some microseconds, if somebody waited for what was done last
+//!   spin on the queue for some microseconds, if a thread waited for the last work
 //!        │
 //!        ▼
-//!   close what is buried ── take an entry ──> do it, and look again
+//!   pick an entry whose share has room: deferred closes first ──> run it, and look again
 //!        │ there is none
 //!        ▼
-//!   sleep until there is, or until it is time to tidy up
+//!   sleep until there is, or until the idle task is due
 //! ```
 //!
-//! A helper that ran out of work looks at the queue for a few microseconds, because the
-//! next request of a stream of reads comes soon and waking a sleeper costs more than
-//! the read of 64 KiB; then it sleeps. On machines with few processors it sleeps at once.
-//! What is sent has nobody waiting for it, so the next of its kind is not looked for: a stream
-//! through the page cache sends something every few hundred microseconds, and would keep one
-//! processor busy with nothing but looking.
+//! A worker without work spins on the queue for a few microseconds, because the next request of a stream of reads comes
+//! soon and waking a sleeping thread costs more than reading 64 KiB; then it sleeps. On machines with few processors it
+//! sleeps at once. No thread waits for detached work, so a worker does not spin after it: a stream through the page cache
+//! detaches something every few hundred microseconds, and would keep one processor busy with nothing but spinning.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{
@@ -29,66 +27,78 @@ use spinio_sys::linux::gettid;
 
 use crate::lock::lock;
 use crate::shadow_fd::{Closer, PendingClose};
+use crate::shares::{ShareKey, Shares};
 use crate::syscalls::Syscalls;
 
-/// Something that several helpers can work on at once.
+/// Something that several workers can work on at once.
 pub trait Task: Send + Sync {
     /// Works until there is nothing left to take.
     fn execute(&self);
 }
 
-/// How many times as long as the others one helper looks for work.
+/// How many times as long as the others one worker spins.
 const LONG_SPIN_FACTOR: u32 = 8;
 
 type BoxedFn = Box<dyn FnOnce() + Send>;
 
 /// What waits in the queue.
 pub(super) enum QueueEntry {
-    /// For as many helpers.
+    /// For as many workers.
     Task(Arc<dyn Task>, usize),
     /// Once; more may follow soon.
     Run(BoxedFn),
-    /// Once; nobody waits for it.
+    /// Once; no thread waits for it.
     Detached(BoxedFn),
 }
 
 #[derive(Default)]
 pub(super) struct State {
-    pub(super) entries: VecDeque<QueueEntry>,
+    /// In order, each with the share that it takes.
+    pub(super) entries: VecDeque<(ShareKey, QueueEntry)>,
     pub(super) pending_closes: Vec<PendingClose>,
     /// Descriptors being closed outside the lock.
-    pub(super) closing: usize,
+    pub(super) closing: Shares,
+    /// Detached work that has not ended.
+    pub(super) detached: Shares,
+    /// Workers that are not looking for work.
+    pub(super) busy: Shares,
     pub(super) wake_seq: u64,
     pub(super) sleeping: usize,
     pub(super) running: usize,
     pub(super) shutdown: bool,
 }
 
-/// What the helpers share with who gives them work.
+/// What a worker does next.
+enum Next {
+    Close(ShareKey, Vec<PendingClose>),
+    Run(ShareKey, QueueEntry),
+}
+
+/// What the workers share with the threads that give them work.
 pub(super) struct Shared {
     pub(super) sys: &'static dyn Syscalls,
     pub(super) state: Mutex<State>,
     pub(super) wake: Condvar,
-    /// Entries and graves that wait; read without the lock by helpers that still look.
+    /// Entries and closes that wait; read without the lock by spinning workers.
     pub(super) pending: AtomicUsize,
-    /// What was sent and is not over.
-    pub(super) detached: AtomicUsize,
+    /// Workers among which shares are kept; `None`: any key may have all.
+    pub(super) shared_workers: Option<usize>,
     spin_time: Duration,
     long_spinner: AtomicBool,
-    /// Number of a thread of it; 0 before the first one runs.
+    /// Thread number of one worker; 0 before the first one runs.
     pub(super) member_tid: AtomicU32,
     idle_task: Box<dyn IdleTask>,
 }
 
-/// What idle helpers look after.
+/// What idle workers do.
 pub trait IdleTask: Send + Sync {
-    /// How long a helper may sleep before it looks again; for ever if there is nothing to look after.
+    /// How long a worker may sleep before it looks again; `None`: for ever.
     fn sleep_timeout(&self) -> Option<Duration>;
-    /// Lets go of what is no longer needed.
+    /// Releases what is no longer needed.
     fn reap_idle(&self);
 }
 
-/// What the readers of batches do while there is no batch: nothing.
+/// Idle work of a pool that has none.
 pub struct NoIdleTask;
 
 impl IdleTask for NoIdleTask {
@@ -100,9 +110,9 @@ impl IdleTask for NoIdleTask {
 }
 
 impl Closer for Shared {
-    fn defer_close(&self, grave: PendingClose) {
+    fn defer_close(&self, pending: PendingClose) {
         let mut state = lock(&self.state);
-        state.pending_closes.push(grave);
+        state.pending_closes.push(pending);
         self.pending.fetch_add(1, Release);
         drop(state);
         self.wake.notify_one();
@@ -110,13 +120,18 @@ impl Closer for Shared {
 }
 
 impl Shared {
-    pub(super) fn new(sys: &'static dyn Syscalls, spin_time: Duration, idle_task: impl IdleTask + 'static) -> Shared {
+    pub(super) fn new(
+        sys: &'static dyn Syscalls,
+        shared_workers: Option<usize>,
+        spin_time: Duration,
+        idle_task: impl IdleTask + 'static,
+    ) -> Shared {
         Shared {
             sys,
             state: Mutex::default(),
             wake: Condvar::new(),
             pending: AtomicUsize::new(0),
-            detached: AtomicUsize::new(0),
+            shared_workers,
             spin_time,
             long_spinner: AtomicBool::new(false),
             member_tid: AtomicU32::new(0),
@@ -124,35 +139,38 @@ impl Shared {
         }
     }
 
-    /// All that a helper does, until the crew is dismissed.
+    /// All that a worker does, until the pool is shut down.
     pub(super) fn run_worker(&self) {
         let _ = self.member_tid.compare_exchange(0, gettid(), Relaxed, Relaxed);
         let mut last_waited_work = None;
-        while let Some(entry) = self.next_entry(last_waited_work) {
+        while let Some((key, entry)) = self.next_entry(last_waited_work) {
+            let detached = matches!(entry, QueueEntry::Detached(_));
             match entry {
                 QueueEntry::Task(task, _) => {
                     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| task.execute()));
                     debug_assert!(result.is_ok(), "a task must not panic");
                 }
-                QueueEntry::Run(call) => call(),
-                QueueEntry::Detached(call) => {
-                    call();
-                    continue;
-                }
+                QueueEntry::Run(call) | QueueEntry::Detached(call) => call(),
             }
-            last_waited_work = Some(Instant::now());
+            let mut state = lock(&self.state);
+            state.busy.remove(key, 1);
+            if detached {
+                state.detached.remove(key, 1);
+            }
+            drop(state);
+            last_waited_work = (!detached).then(Instant::now);
         }
     }
 
-    /// Waits for something to do; `None` when the crew is dismissed. `waited_for`: when this helper last did something
-    /// that somebody waited for.
-    fn next_entry(&self, last_waited_work: Option<Instant>) -> Option<QueueEntry> {
+    /// Waits for something to do; `None` after a shutdown. `last_waited_work`: when this worker last did something that a
+    /// thread waited for, if that was the last thing it did.
+    fn next_entry(&self, last_waited_work: Option<Instant>) -> Option<(ShareKey, QueueEntry)> {
         let (mut spin_time, mut long_spin) = (self.spin_time, false);
         while let Some(begun) = last_waited_work
             && self.pending.load(Acquire) == 0
         {
             if begun.elapsed() >= spin_time {
-                // One of them looks longer: where requests follow each other, the next finds somebody awake.
+                // One worker spins longer: where requests follow each other, the next one finds a thread awake.
                 if long_spin || self.long_spinner.swap(true, Acquire) {
                     break;
                 }
@@ -165,42 +183,33 @@ impl Shared {
         }
         let mut state = lock(&self.state);
         loop {
-            let closes = std::mem::take(&mut state.pending_closes);
-            if !closes.is_empty() {
-                // Closing can wait for a server; nobody else shall wait for that.
-                state.closing += closes.len();
-                drop(state);
-                let count = closes.len();
-                for PendingClose { fd, pre_close: hook } in closes {
-                    if let Some(hook) = hook {
-                        hook(fd);
+            match self.pick(&mut state) {
+                Some(Next::Run(key, entry)) => return Some((key, entry)),
+                Some(Next::Close(key, closes)) => {
+                    drop(state);
+                    let count = closes.len();
+                    for PendingClose { fd, pre_close, .. } in closes {
+                        if let Some(hook) = pre_close {
+                            hook(fd);
+                        }
+                        self.sys.close(fd);
                     }
-                    self.sys.close(fd);
+                    state = lock(&self.state);
+                    state.busy.remove(key, 1);
+                    state.closing.remove(key, count);
+                    continue;
                 }
-                self.pending.fetch_sub(count, Relaxed);
-                state = lock(&self.state);
-                state.closing -= count;
-            }
-            if let Some(QueueEntry::Task(task, more)) = state.entries.front_mut()
-                && *more > 1
-            {
-                *more -= 1;
-                return Some(QueueEntry::Task(Arc::clone(task), 1));
-            }
-            if let Some(entry) = state.entries.pop_front() {
-                self.pending.fetch_sub(1, Relaxed);
-                return Some(entry);
+                None => {}
             }
             if state.shutdown {
                 return None;
             }
-            // Asked without the lock: what it looks at may end with this look, and end here.
+            // Asked without the lock: an answer may drop the last reference to something that comes back here.
             let wake_seq = state.wake_seq;
             drop(state);
             let timeout = self.idle_task.sleep_timeout();
             state = lock(&self.state);
-            let has_work = !state.entries.is_empty() || !state.pending_closes.is_empty() || state.shutdown;
-            if has_work || state.wake_seq != wake_seq {
+            if self.has_work(&state) || state.shutdown || state.wake_seq != wake_seq {
                 continue;
             }
             state.sleeping += 1;
@@ -220,6 +229,48 @@ impl Shared {
             }
         }
     }
+
+    /// Whether the share of a key has room for one more worker.
+    fn may_run(&self, state: &State, key: ShareKey) -> bool {
+        self.shared_workers.is_none_or(|size| state.busy.available(key, size) > 0)
+    }
+
+    fn has_work(&self, state: &State) -> bool {
+        state.pending_closes.iter().any(|close| self.may_run(state, close.key))
+            || state.entries.iter().any(|entry| self.may_run(state, entry.0))
+    }
+
+    /// The oldest entry whose share has room, deferred closes first; its worker is counted. A close can wait for a server,
+    /// so those of one share go together, and other workers take the others.
+    fn pick(&self, state: &mut State) -> Option<Next> {
+        let close_key = state.pending_closes.iter().map(|close| close.key).find(|&key| self.may_run(state, key));
+        let next = if let Some(key) = close_key {
+            let closes: Vec<_> = state.pending_closes.extract_if(.., |close| close.key == key).collect();
+            self.pending.fetch_sub(closes.len(), Relaxed);
+            state.closing.add(key, closes.len());
+            state.busy.add(key, 1);
+            Next::Close(key, closes)
+        } else {
+            let at = state.entries.iter().position(|entry| self.may_run(state, entry.0))?;
+            let key = state.entries[at].0;
+            state.busy.add(key, 1);
+            match &mut state.entries[at].1 {
+                QueueEntry::Task(task, more) if *more > 1 => {
+                    *more -= 1;
+                    Next::Run(key, QueueEntry::Task(Arc::clone(task), 1))
+                }
+                _ => {
+                    self.pending.fetch_sub(1, Relaxed);
+                    Next::Run(key, state.entries.remove(at)?.1)
+                }
+            }
+        };
+        // The work that ended before this may have made room in more than one share.
+        if self.shared_workers.is_some() && state.sleeping > 0 && self.has_work(state) {
+            self.wake.notify_one();
+        }
+        Some(next)
+    }
 }
 
 #[cfg(test)]
@@ -232,9 +283,9 @@ mod tests {
 
     #[test]
     fn detached_task_leaves_worker_asleep() {
-        // Who looks, looks for longer than this test may take.
+        // A worker that spins does so for longer than this test may take.
         let pool =
-            WorkerPool::shadow_workers(&LinuxSyscalls, 1, Duration::from_secs(600), NoIdleTask).expect("helpers");
+            WorkerPool::shadow_workers(&LinuxSyscalls, 1, Duration::from_secs(600), NoIdleTask).expect("workers");
         let done = Arc::new(AtomicU64::new(0));
         let begun = Instant::now();
         for turn in 1..=3 {
@@ -243,7 +294,7 @@ mod tests {
                 counter.fetch_add(1, AcqRel);
             });
             while done.load(Acquire) < turn || lock(&pool.shared.state).sleeping == 0 {
-                assert!(begun.elapsed() < Duration::from_secs(60), "it looks for more");
+                assert!(begun.elapsed() < Duration::from_secs(60), "it spins");
                 std::thread::yield_now();
             }
         }

@@ -1,14 +1,14 @@
 //! The worker pools of a runtime, each made at the first request that needs it.
 //!
 //! ```text
-//!   shadow         opens, holds and closes SPIN's own descriptors; reads storage        the shadow table
-//!   copy           copies beside the caller, calls the device                           the program's table
+//!   shadow         opens, owns and closes SPIN's own descriptors; reads storage         the shadow table
+//!   copy           copies next to the caller, calls the device                          the program's table
 //!   batch copy     the same for batches                                                 the program's table
 //!   batch readers  read the small cached operations of large batches                    one table each
 //! ```
 //!
-//! A pool that cannot be made (an old kernel, no more threads for this user) is `None` for good: its callers have a way
-//! without it.
+//! A pool that cannot be made (an old kernel, no more threads for this user) is `None` for good: its callers have
+//! another way.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -20,7 +20,8 @@ use super::{IdleTask, NoIdleTask, WorkerPool};
 use crate::settings::Settings;
 use crate::syscalls::Syscalls;
 
-/// Reads of storage in flight at once, however few the processors are.
+/// Reads of one file system in flight at once, however few the processors are. The pool has twice as many threads, so that
+/// a server that does not answer leaves half of them to others.
 pub const SHADOW_WORKERS: usize = 8;
 
 /// What idle workers of a pool do, set after the pools are made: its owner needs them itself.
@@ -51,9 +52,9 @@ pub struct Workers {
     copy_idle: LateIdle,
     batch_copy: OnceLock<Option<WorkerPool>>,
     batch_readers: OnceLock<Option<WorkerPool>>,
-    /// The Linux kernel offers no io_uring.
+    /// The kernel offers no io_uring.
     pub io_uring_denied: AtomicBool,
-    /// No thread gets at the descriptors of another one's table.
+    /// No thread may duplicate descriptors of another thread's table.
     pub pidfd_getfd_denied: AtomicBool,
 }
 
@@ -66,7 +67,7 @@ impl Workers {
             sys,
             copy_threads: or(settings.threads, (processors / 4).clamp(2, 4)),
             batch_threads: or(settings.batch_threads, (processors * 3 / 4).clamp(2, 12)),
-            // Waking a sleeper costs more than copying 64 KiB; but few processors have better to do.
+            // Waking a sleeping thread costs more than copying 64 KiB; but few processors have better to do.
             spin: Duration::from_micros(if processors >= 8 { 60 } else { 0 }),
             shadow: OnceLock::new(),
             shadow_idle: LateIdle::default(),
@@ -106,11 +107,11 @@ impl Workers {
 
     /// The threads with the shadow table.
     pub fn shadow(&self) -> Option<&WorkerPool> {
-        let make = || WorkerPool::shadow_workers(self.sys, SHADOW_WORKERS, self.spin, self.shadow_idle.clone());
+        let make = || WorkerPool::shadow_workers(self.sys, 2 * SHADOW_WORKERS, self.spin, self.shadow_idle.clone());
         self.shadow.get_or_init(make).as_ref()
     }
 
-    /// The threads that copy beside the caller. First asked for by a thread of the program, whose table they get.
+    /// The threads that copy next to the caller. First called by a thread of the program, whose table they get.
     pub fn copy(&self) -> Option<&WorkerPool> {
         if linux::in_shadow_table() {
             return self.copy.get()?.as_ref();
@@ -122,7 +123,7 @@ impl Workers {
             .as_ref()
     }
 
-    /// The threads that read operations of batches beside the caller, likewise.
+    /// The threads that read operations of batches next to the caller, likewise.
     pub fn batch_copy(&self) -> Option<&WorkerPool> {
         if linux::in_shadow_table() {
             return self.batch_copy.get()?.as_ref();

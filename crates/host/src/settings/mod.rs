@@ -1,6 +1,6 @@
 //! Settings: one immutable structure, read once from `SPINIO_*`, by the preloaded library while it is loaded.
 //!
-//! A new setting is a field with its default, a line in [`Settings::read`], and a row in [`TABLE`], which is the manual.
+//! A new setting is a field with its default, a line in [`Settings::read`], and a row in [`TABLE`], which is the documentation.
 
 mod table;
 
@@ -12,35 +12,35 @@ use spinio_sys::linux;
 pub use self::table::{Row, TABLE};
 
 /// How many bytes a request may have and still be a small one: it returns once the
-/// bytes are safe in staging and the copy is queued (CUDA's rule for pageable memory).
+/// bytes are in a bounce buffer and the copy is queued (CUDA's rule for pageable memory).
 pub const SMALL_REQUEST_MAX: usize = 64 << 10;
 
-/// What becomes of pages that a device read alone brought into the page cache.
+/// What happens to pages that only device reads brought into the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachePolicy {
     /// They stay, as after any read.
     Keep,
     /// A bounded set of them stays.
     Auto,
-    /// They go as soon as they have been read.
+    /// They are dropped as soon as they have been read.
     Drop,
 }
 
 /// When a call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ordering {
-    /// Up to [`SMALL`] once queued, above once arrived.
+    /// Small requests once queued, larger ones once complete.
     Relaxed,
-    /// Always once arrived.
+    /// Always once complete.
     Strict,
 }
 
 /// What NVMMU does for an output on an array with parity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NvmmuStripes {
-    /// Nothing: written as it comes.
+    /// Nothing: written as it arrives.
     Passthrough,
-    /// Whole stripes are written as such.
+    /// Full stripes are written as such.
     Aligned,
     /// Stripes that are covered in part too, with the old bytes of their neighbours.
     Preread,
@@ -83,11 +83,11 @@ pub struct Settings {
     pub adaptive_costs: bool,
     /// `SPINIO_TRACE`
     pub trace: bool,
-    /// XDG_RUNTIME_DIR, where the counters go by themselves
+    /// XDG_RUNTIME_DIR, the default place of the counters
     pub runtime_dir: Option<String>,
 }
 
-/// Read while there is one thread: later the program may change its environment while we look.
+/// Read while there is one thread: later the program may change its environment during the read.
 static PROCESS_SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 impl Default for Settings {
@@ -116,8 +116,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Reads the settings through `get` (name to value). What cannot be understood keeps its
-    /// default and is told in the second value, one sentence a setting.
+    /// Reads the settings through `get` (name to value). An invalid value keeps its
+    /// default and is reported in the second value, one sentence per setting.
     pub fn read(get: impl Fn(&str) -> Option<String>) -> (Settings, Vec<String>) {
         let mut s = Settings::default();
         let mut warnings = Vec::new();
@@ -262,14 +262,14 @@ impl Settings {
         (s, warnings)
     }
 
-    /// The settings of this process. A program that has more rights than who started it (setuid) believes none of its
-    /// environment: it names files to be written, and code for the GPU.
+    /// The settings of this process. A program with more rights than its caller (setuid) ignores its environment,
+    /// which names files to be written, and code for the GPU.
     pub fn from_env() -> (Settings, Vec<String>) {
         let trusted_env = !linux::is_secure_exec();
         Settings::read(|name| std::env::var(name).ok().filter(|_| trusted_env))
     }
 
-    /// The settings of this process as they were when it was loaded, if anybody asked then, else as they are now.
+    /// The settings of this process as they were when it was loaded, if they were read then, else as they are now.
     pub fn of_process() -> &'static Settings {
         if let Some(settings) = PROCESS_SETTINGS.get() {
             return settings;
@@ -279,7 +279,7 @@ impl Settings {
         PROCESS_SETTINGS.get_or_init(|| settings)
     }
 
-    /// How many bytes held files may have registered.
+    /// How many bytes pinned files may have registered.
     pub fn effective_pin_limit(&self) -> u64 {
         if self.pin_limit > 0 { self.pin_limit } else { linux::total_memory() / 4 }
     }
@@ -300,7 +300,7 @@ fn kernel_folder(get: impl Fn(&str) -> Option<String>) -> Option<String> {
     xdg_folder(get, "XDG_CACHE_HOME", ".cache")
 }
 
-/// `spinio` in a user's directory of one kind; relative paths are none.
+/// `spinio` in a user's directory of one kind; relative paths are ignored.
 fn xdg_folder(get: impl Fn(&str) -> Option<String>, name: &str, below_home: &str) -> Option<String> {
     let absolute = |name: &str| get(name).filter(|path| path.starts_with('/'));
     let base = absolute(name).or_else(|| Some(format!("{}/{below_home}", absolute("HOME")?)))?;

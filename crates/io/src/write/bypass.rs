@@ -124,7 +124,11 @@ impl WriteRequest<'_> {
         if shadow.is_some() {
             drop(shadow);
             // Not there any more when the call returns, unless a server is slow.
-            self.ctx.files.shadow_workers().into_iter().for_each(|workers| workers.wait_closed(CLOSE_WAIT));
+            self.ctx
+                .files
+                .shadow_workers()
+                .into_iter()
+                .for_each(|workers| workers.wait_closed(Some(file.storage), CLOSE_WAIT));
         }
         wrote
     }
@@ -175,7 +179,7 @@ impl WriteRequest<'_> {
 
     /// A descriptor for this write alone.
     fn open_shadow(&self, file: &FileState, flags: i32) -> Option<ShadowFd> {
-        let shadow = self.ctx.files.shadow_workers()?;
+        let shadow = self.ctx.files.shadow_workers()?.for_key(file.storage);
         let (kernel, fd, tid) = (self.ctx.files.sys(), self.fd, linux::gettid());
         let flags = linux::O_WRONLY | linux::O_DIRECT | linux::O_NONBLOCK | flags as u32 & SYNC_FLAGS;
         let (key, close_queue) = (file.key(), shadow.close_queue());
@@ -261,7 +265,7 @@ impl WriteRequest<'_> {
         // Twice: somebody else may have written there since.
         for _ in 0..2 {
             let (kernel, file_ref) = (self.ctx.files.sys(), Arc::clone(file));
-            let on_disk = shadow.run_blocking(move || {
+            let on_disk = shadow.for_key(file.storage).run_blocking(move || {
                 let shadow = file_ref.direct_fd.as_ref().ok()?;
                 let mut bytes = AlignedBuf::zeroed(len);
                 // SAFETY: `bytes` has `len` bytes.

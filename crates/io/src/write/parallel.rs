@@ -42,7 +42,7 @@ use super::gather::StagedWrite;
 use super::stream_write::dup_app_fd;
 use super::write_once::{IOV_MAX, WriteVia};
 use super::{Result, WriteRequest, pinned_reason, staging_limit};
-use spinio_files::is_shadow;
+use spinio_files::{is_shadow, share_key};
 use spinio_host::is_cancelled;
 use spinio_host::lock;
 use spinio_host::{pool::WorkerPool, shadow_fd::ShadowFd};
@@ -179,7 +179,7 @@ impl WriteRequest<'_> {
             && let Some(shadow) = self.ctx.files.shadow_workers()
         {
             // What ends with the last descriptor (locks, say) shall end with the program's.
-            shadow.wait_closed(CLOSE_WAIT);
+            shadow.wait_closed(Some(self.stat.dev), CLOSE_WAIT);
         }
         Some(wrote)
     }
@@ -264,7 +264,7 @@ impl WriteRequest<'_> {
             _ => unsafe { kernel.pwritev(route, fd, &vectors, at, 0) },
         };
         let state = Arc::clone(&chunk.state);
-        writers.pool.spawn(move || {
+        writers.pool.for_key(share_key(&self.stat)).spawn(move || {
             if state.try_start() {
                 // Whatever happens, somebody waits for an answer.
                 state.finish(catch_unwind(AssertUnwindSafe(write)).unwrap_or(Err(Errno::IO)));

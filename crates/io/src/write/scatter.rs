@@ -265,7 +265,7 @@ fn start_group(
         all_done: Condvar::new(),
     });
     if let Some(shadow) = ctx.files.shadow_workers() {
-        shadow.submit(task.clone(), count.min(KEEPERS));
+        shadow.for_key(file.share_key()).submit(task.clone(), count.min(KEEPERS));
     }
     task
 }

@@ -73,11 +73,16 @@ impl StreamWrite {
         self.staged.mark_complete();
         let started = Instant::now();
         let (kernel, fd, offset) = (self.ctx.files.sys(), self.shadow_fd.get(), self.offset);
+        let key = self.shadow_fd.share_key();
         let vectors = core::mem::take(&mut self.staged.vectors);
         // SAFETY: the memory of the vectors is ours until this function ends, which waits for the answer.
         let call = move || unsafe { kernel.pwritev(Route::Copy, fd, &vectors, Some(offset), 0) };
-        let wrote =
-            self.ctx.files.shadow_workers().and_then(|shadow| shadow.run_blocking(call)).unwrap_or(Err(Errno::IO));
+        let wrote = self
+            .ctx
+            .files
+            .shadow_workers()
+            .and_then(|shadow| shadow.for_key(key).run_blocking(call))
+            .unwrap_or(Err(Errno::IO));
         let stats = self.ctx.files.stats();
         if let Ok(wrote) = wrote {
             let why = pinned_reason(self.staged.is_pinned(), Reason::IntoCache);
@@ -171,7 +176,7 @@ impl Writer {
 
 /// The program's own descriptor, in the keepers' table.
 pub(super) fn dup_app_fd(ctx: &Arc<Writer>, fd: Fd, key: (u64, u64)) -> Option<ShadowFd> {
-    let shadow = ctx.files.shadow_workers()?;
+    let shadow = ctx.files.shadow_workers()?.for_key(key.0);
     let (kernel, tid, close_queue) = (ctx.files.sys(), linux::gettid(), shadow.close_queue());
     shadow.run_blocking(move || {
         let shadow_fd = ShadowFd::new(kernel.dup_from_thread(tid, fd).ok()?, close_queue);

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use spinio_files::share_key;
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
@@ -74,7 +75,11 @@ impl WriteRequest<'_> {
                 let vectors = vectors.to_vec();
                 // SAFETY: as above, since this thread waits for the answer.
                 let write = move || unsafe { kernel.pwritev(route, shadow_fd, &vectors, at, flags) };
-                self.ctx.files.shadow_workers().and_then(|shadow| shadow.run_blocking(write)).unwrap_or(Err(Errno::IO))
+                self.ctx
+                    .files
+                    .shadow_workers()
+                    .and_then(|shadow| shadow.for_key(share_key(&self.stat)).run_blocking(write))
+                    .unwrap_or(Err(Errno::IO))
             }
         }
     }

@@ -1,30 +1,32 @@
-//! The staging ring: pinned host memory between the page cache or storage and the device.
+//! The bounce buffer pool: pinned host memory between the page cache or storage and the device.
 //!
 //! ```text
-//!   slab (from the device) ──cut──> blocks of 2 MiB
+//!   slab (from the device) ──split──> buffers of 2 MiB
 //!
-//!        take()                     retire(block, fence)
+//!       acquire()                   release_after(stream)
 //!   free ───────> being filled ───────────────────────────> retired ──fence done──> free
-//!                   │      ▲                                   (oldest first)
-//!                   └ lane ┘  a block that many small reads share, one lane a processor
+//!                   │      ▲                                       (oldest first)
+//!                   └ slot ┘  a buffer that many small reads share, one slot per processor
 //! ```
 //!
-//! The ring starts with one block, grows on demand up to its bound, and then a taker waits
-//! for the oldest copy, or asleep for a thread that gives a block back. Threads meet only in `take` and `retire` (tens of nanoseconds a
-//! block) and, for small reads, in their processor's lane.
+//! The pool starts with one buffer and grows on demand up to its limit. Then a thread that acquires waits for the oldest
+//! copy, or sleeps until another thread releases a buffer. Threads meet only in `acquire` and `release` (tens of nanoseconds
+//! a buffer) and, for small reads, in the slot of their processor.
 //!
-//! When the driver refuses pinned memory the ring lends ordinary memory instead: every
-//! device copies from it, more slowly, and the statistics say so.
+//! When the driver refuses pinned memory the pool uses ordinary memory instead: every device copies from it, more slowly,
+//! and the statistics say so.
 //!
-//! There are two rings a device: one for requests that their caller waits for, whose blocks come back by themselves, and one
-//! for what waits for a queue of the program's (bounce_pools.rs). A queue may wait for the program, and the
-//! program for a read: so what the one ring lends for long must not be what the other one lacks.
+//! There are two pools per device: one for requests that their caller waits for, whose buffers come back by themselves, and
+//! one for what waits for a stream of the program (bounce_pools.rs). A stream may wait for the program, and the program for
+//! a read: so what one pool lends for long must not be what the other one lacks.
 //!
-//! `interleavings.rs` runs two fillers and a device through every order in which they can meet.
+//! A file server may never answer a read into a buffer, so each file system has a share of the buffers that are lent to be
+//! filled from storage (`begin_lending`).
 //!
-//! Known flaws: a block serves one queue at a time, so a program that spreads small reads
-//! over many streams on one processor fills blocks only partly. Slabs are never given back
-//! to the driver while the process lives.
+//! `interleavings.rs` runs two filling threads and a device through every order in which they can meet.
+//!
+//! Known flaws: a buffer serves one stream at a time, so a program that spreads small reads over many streams on one
+//! processor fills buffers only partly. Slabs are never returned to the driver while the process lives.
 
 #[cfg(all(test, loom))]
 mod interleavings;
@@ -36,23 +38,24 @@ use std::time::{Duration, Instant};
 use spinio_device::{Device, DeviceError, ErrorKind, Fence, PinnedBuffer, StreamId, WaitMode};
 use spinio_sys::linux;
 
+use spinio_host::shares::{ShareKey, Shares};
 use spinio_host::sync::{AtomicU64, Backoff, Condvar, Mutex, MutexGuard, cpu_index, lock, wait_a_while};
 
-/// Bytes of a block.
+/// Bytes of a buffer.
 ///
 /// Copies of less leave the copy engine half idle when several threads issue them: on an H200, 16 threads reach
 /// 26 GB/s with 512 KiB, 42 with 1 MiB and 47 with 2 MiB.
 pub const BUFFER_SIZE: usize = if cfg!(loom) { 4096 } else { 2 << 20 };
 
-/// Bytes of every slab but the first, which is one block so that a first read is quick.
+/// Bytes of every slab but the first, which is one buffer so that a first read is quick.
 const SLAB_SIZE: usize = 4 * BUFFER_SIZE;
 
 const CPU_SLOTS: usize = if cfg!(loom) { 1 } else { 16 };
 
-/// Retired blocks that are looked at before the ring grows.
+/// Retired buffers that are checked before the pool grows.
 const SCAN_LIMIT: usize = 4;
 
-/// A block of staging memory, owned by whoever holds it.
+/// A buffer of the pool, with one owner.
 #[derive(Debug)]
 pub struct BounceBuffer {
     ptr: *mut u8,
@@ -64,7 +67,7 @@ pub struct BounceBuffer {
 unsafe impl Send for BounceBuffer {}
 
 impl BounceBuffer {
-    /// Start of its [`BLOCK`] bytes, page-aligned.
+    /// Start of its [`BUFFER_SIZE`] bytes, page-aligned.
     pub fn ptr(&self) -> *mut u8 {
         self.ptr
     }
@@ -76,22 +79,22 @@ struct PoolState {
     retired: VecDeque<(BounceBuffer, Fence)>,
     total: u64,
     pinning_refused: bool,
-    /// Growing failed once: what there is has to do.
+    /// Growing failed once: the pool stays as it is.
     growth_failed: bool,
     slabs: Vec<PinnedBuffer>,
-    /// Counts what may be of use to a thread that waits for a block.
-    news: u64,
+    /// Counts changes that a thread which waits for a buffer must see.
+    change_seq: u64,
 }
 
-/// A lane's block while it is being filled or its last readers finish.
+/// The buffer of a slot while it is being filled or its last readers finish.
 struct OpenBuffer {
     buffer: BounceBuffer,
     stream: StreamId,
-    /// Whose queue of that number it is: [`owner`].
+    /// The thread whose stream the number means: [`stream_owner`].
     owner_tid: u32,
     used: usize,
     readers: u32,
-    /// Behind the last copy, on a queue of the program's own: it may be gone when the block is full.
+    /// After the last copy, on a stream of the program: the stream may be gone when the buffer is full.
     last_copy: Option<Fence>,
 }
 
@@ -101,7 +104,7 @@ struct CpuSlot {
     draining: Vec<OpenBuffer>,
 }
 
-/// Part of a lane's block, for one small read. Must be given back with [`Staging::end_small`].
+/// Part of a slot's buffer, for one small read. Must be released with [`BouncePool::release_slice`].
 #[must_use]
 pub struct BufferSlice {
     cpu_slot: usize,
@@ -112,25 +115,29 @@ pub struct BufferSlice {
     pub pinned: bool,
 }
 
-/// The thread whose queue a number means; 0 where it means the same to all.
+/// The thread whose stream a number means; 0 where it means the same to all.
 pub fn stream_owner(stream: StreamId) -> u32 {
     if stream == StreamId::PER_THREAD { linux::gettid() } else { 0 }
 }
 
-/// The ring of one device.
+/// The pool of one device.
 pub struct BouncePool {
     device: &'static dyn Device,
     limit: u64,
     state: Mutex<PoolState>,
-    /// Threads that sleep until a block comes back, or are about to; and what wakes them.
+    /// Threads that sleep until a buffer is released, or are about to; and what wakes them.
     waiting: AtomicU64,
     freed: Condvar,
     cpu_slots: [Mutex<CpuSlot>; CPU_SLOTS],
-    /// Held by who takes many blocks, while it takes them.
+    /// Buffers that requests have lent to threads which fill them from storage, by file system.
+    lent: Mutex<Shares>,
+    lent_back: Condvar,
+    /// Taken by a thread that acquires many buffers.
     bulk_lock: Mutex<()>,
 }
 
 impl BouncePool {
+    /// A pool without a buffer yet, which may grow to `limit` bytes.
     pub fn new(device: &'static dyn Device, limit: u64) -> BouncePool {
         BouncePool {
             device,
@@ -139,42 +146,43 @@ impl BouncePool {
             waiting: AtomicU64::new(0),
             freed: Condvar::new(),
             cpu_slots: Default::default(),
+            lent: Mutex::default(),
+            lent_back: Condvar::new(),
             bulk_lock: Mutex::default(),
         }
     }
 
-    /// The device it stages for.
+    /// The device that copies from it.
     pub fn device(&self) -> &'static dyn Device {
         self.device
     }
 
-    /// Bytes of memory it holds now.
+    /// Bytes of memory it has now.
     pub fn total_bytes(&self) -> u64 {
         lock(&self.state).total
     }
 
-    /// A block of one's own. Waits for the oldest copy when the ring is at its bound; not for threads that hold blocks
-    /// already.
+    /// A buffer. Waits for the oldest copy when the pool is at its limit; not for threads that have buffers already.
     pub fn acquire(&self) -> Result<BounceBuffer, DeviceError> {
         loop {
-            if let Some(block) = self.try_acquire()? {
-                return Ok(block);
+            if let Some(buffer) = self.try_acquire()? {
+                return Ok(buffer);
             }
             self.wait_for_release();
         }
     }
 
-    /// So many blocks, or fewer if the ring has no more to give for as long as `patience`: for who holds blocks while it
-    /// takes others, and has other memory too.
+    /// `count` buffers, or fewer if none comes back for `timeout`: for a thread that keeps buffers while it acquires others,
+    /// and can use other memory.
     pub fn acquire_many(&self, count: usize, timeout: Duration) -> Vec<BounceBuffer> {
-        // One at a time: two that each hold half of the ring would both go short.
+        // One thread at a time: two that each have half of the pool would both get too few.
         let _bulk = lock(&self.bulk_lock);
         let mut acquired = Vec::with_capacity(count);
         let mut progress = Instant::now();
         while acquired.len() < count {
             match self.try_acquire() {
-                Ok(Some(block)) => {
-                    acquired.push(block);
+                Ok(Some(buffer)) => {
+                    acquired.push(buffer);
                     progress = Instant::now();
                 }
                 Ok(None) if progress.elapsed() < timeout => self.wait_for_release(),
@@ -184,41 +192,62 @@ impl BouncePool {
         acquired
     }
 
-    /// Blocks that could be taken now without waiting, if nobody else took any.
+    /// Whether one more buffer may be lent to threads that fill it from the storage with this key, which may never answer;
+    /// counted until [`BouncePool::end_lending`]. `wait`: wait for that, which is only for requests that have lent none.
+    pub fn begin_lending(&self, key: ShareKey, wait: bool) -> bool {
+        let size = (self.limit / BUFFER_SIZE as u64) as usize;
+        let mut lent = lock(&self.lent);
+        while lent.available(key, size) == 0 {
+            if !wait {
+                return false;
+            }
+            lent = wait_a_while(&self.lent_back, lent);
+        }
+        lent.add(key, 1);
+        true
+    }
+
+    /// So many buffers are no longer lent.
+    pub fn end_lending(&self, key: ShareKey, count: usize) {
+        lock(&self.lent).remove(key, count);
+        self.lent_back.notify_all();
+    }
+
+    /// Buffers that could be acquired now without waiting, if no other thread acquired any.
     pub fn available(&self) -> usize {
         let mut state = lock(&self.state);
-        while let Some(block) = self.reclaim(&mut state, usize::MAX) {
-            state.free.push(block);
+        while let Some(buffer) = self.reclaim(&mut state, usize::MAX) {
+            state.free.push(buffer);
         }
         state.free.len() + (self.limit.saturating_sub(state.total) / BUFFER_SIZE as u64) as usize
     }
 
-    /// A block that the bound does not allow, for who must not wait. It stays in the ring.
+    /// A buffer, over the limit if need be, for a thread that must not wait. It stays in the pool.
     pub fn acquire_over_limit(&self) -> Result<BounceBuffer, DeviceError> {
         match self.try_acquire()? {
-            Some(block) => Ok(block),
+            Some(buffer) => Ok(buffer),
             None => self.grow(&mut lock(&self.state)),
         }
     }
 
-    /// The same, but only up to twice the bound.
+    /// As [`BouncePool::acquire_over_limit`], but only up to twice the limit.
     pub fn acquire_for_stream(&self) -> Result<Option<BounceBuffer>, DeviceError> {
         if self.total_bytes() < 2 * self.limit { self.acquire_over_limit().map(Some) } else { self.try_acquire() }
     }
 
-    /// A block of one's own, if there is one without waiting.
+    /// A buffer, if there is one without waiting.
     pub fn try_acquire(&self) -> Result<Option<BounceBuffer>, DeviceError> {
         let mut state = lock(&self.state);
-        if let Some(block) = state.free.pop() {
-            return Ok(Some(block));
+        if let Some(buffer) = state.free.pop() {
+            return Ok(Some(buffer));
         }
-        // The oldest is usually the first to be done, but one queue may stand still while others move.
-        if let Some(block) = self.reclaim(&mut state, SCAN_LIMIT) {
-            return Ok(Some(block));
+        // The oldest is usually the first to be done, but one stream may stall while others go on.
+        if let Some(buffer) = self.reclaim(&mut state, SCAN_LIMIT) {
+            return Ok(Some(buffer));
         }
         if state.total < self.limit && !state.growth_failed {
             match self.grow(&mut state) {
-                Ok(block) => return Ok(Some(block)),
+                Ok(buffer) => return Ok(Some(buffer)),
                 Err(error) if state.total == 0 || error.kind == ErrorKind::ContextLost => return Err(error),
                 Err(_) => state.growth_failed = true,
             }
@@ -226,16 +255,16 @@ impl BouncePool {
         Ok(None)
     }
 
-    /// The same, but rather one that was in use a moment ago than one that has lain idle: the processor's cache may still
-    /// have it, and storage writes there faster.
+    /// As [`BouncePool::try_acquire`], but prefers a buffer that was in use a moment ago: it may still be in the processor's
+    /// cache, and storage writes there faster.
     pub fn try_acquire_warm(&self) -> Result<Option<BounceBuffer>, DeviceError> {
-        if let Some(block) = self.reclaim(&mut lock(&self.state), SCAN_LIMIT) {
-            return Ok(Some(block));
+        if let Some(buffer) = self.reclaim(&mut lock(&self.state), SCAN_LIMIT) {
+            return Ok(Some(buffer));
         }
         self.try_acquire()
     }
 
-    /// Waits for a block to become free, whichever copy is done first; not for ever, and it may be for nothing.
+    /// Waits until a buffer becomes free, whichever copy is done first; not for ever, and sometimes for nothing.
     pub fn wait_for_release(&self) {
         let backoff = Backoff::new();
         loop {
@@ -243,12 +272,12 @@ impl BouncePool {
             if !state.free.is_empty() {
                 return;
             }
-            if let Some(block) = self.reclaim(&mut state, usize::MAX) {
-                state.free.push(block);
+            if let Some(buffer) = self.reclaim(&mut state, usize::MAX) {
+                state.free.push(buffer);
                 return;
             }
             if state.retired.is_empty() {
-                // Every block is being filled by another thread, or lies open in a lane.
+                // Every buffer is being filled by another thread, or is open in a slot.
                 return self.sleep(state);
             }
             drop(state);
@@ -259,49 +288,49 @@ impl BouncePool {
     }
 
     /// Sleeps until something has changed. A thread that changes something before this one sleeps finds it counted: it is
-    /// counted before the lanes are looked at, and `news` is read before that.
+    /// counted before the slots are checked, and `change_seq` is read before that.
     fn sleep<'a>(&'a self, pool: MutexGuard<'a, PoolState>) {
-        let news = pool.news;
+        let change_seq = pool.change_seq;
         self.waiting.fetch_add(1, SeqCst);
         drop(pool);
         if !self.close_idle_slots() {
             let pool = lock(&self.state);
-            if pool.news == news && pool.free.is_empty() && pool.retired.is_empty() {
+            if pool.change_seq == change_seq && pool.free.is_empty() && pool.retired.is_empty() {
                 drop(wait_a_while(&self.freed, pool));
             }
         }
         self.waiting.fetch_sub(1, SeqCst);
     }
 
-    /// Something is there for a thread that waits. Needs the lock of the pool, so that none falls asleep meanwhile.
-    fn tell(&self, state: &mut PoolState) {
-        state.news += 1;
+    /// Wakes threads that wait. Needs the lock of the pool, so that none falls asleep meanwhile.
+    fn notify_waiters(&self, state: &mut PoolState) {
+        state.change_seq += 1;
         if self.waiting.load(SeqCst) > 0 {
             self.freed.notify_all();
         }
     }
 
-    /// A retired block that nothing reads any more, of the oldest `among`.
+    /// A retired buffer that the device no longer reads, among the oldest `scan_limit`.
     fn reclaim(&self, state: &mut PoolState, scan_limit: usize) -> Option<BounceBuffer> {
         let at = state.retired.iter().take(scan_limit).position(|(_, fence)| self.is_copy_done(fence))?;
-        let (block, fence) = state.retired.remove(at)?;
+        let (buffer, fence) = state.retired.remove(at)?;
         self.device.release_fence(fence);
-        Some(block)
+        Some(buffer)
     }
 
-    /// Whether nothing reads the block behind the fence any more; a device that cannot tell has lost its context.
+    /// Whether the copy before the fence is done; a device that cannot answer has lost its context.
     fn is_copy_done(&self, fence: &Fence) -> bool {
         self.device.query(fence).unwrap_or(true)
     }
 
-    /// Retires the open blocks of lanes without a reader; whether there was one.
+    /// Retires the open buffers of slots without a reader; whether there was one.
     fn close_idle_slots(&self) -> bool {
         let mut closed = false;
-        for lane in &self.cpu_slots {
-            // A lane that is locked is in use, or its owner is the one who waits.
-            let Ok(mut lane) = lane.try_lock() else { continue };
-            if lane.current.as_ref().is_some_and(|o| o.readers == 0)
-                && let Some(open) = lane.current.take()
+        for slot in &self.cpu_slots {
+            // A locked slot is in use, or its owner is the thread that waits.
+            let Ok(mut slot) = slot.try_lock() else { continue };
+            if slot.current.as_ref().is_some_and(|o| o.readers == 0)
+                && let Some(open) = slot.current.take()
             {
                 self.close_open(open);
                 closed = true;
@@ -310,7 +339,7 @@ impl BouncePool {
         closed
     }
 
-    /// New blocks: one at first, then a slab at a time.
+    /// New buffers: one at first, then a slab at a time.
     fn grow(&self, state: &mut PoolState) -> Result<BounceBuffer, DeviceError> {
         let available = self.limit.saturating_sub(state.total) as usize;
         let len = if state.total == 0 { BUFFER_SIZE } else { SLAB_SIZE.min(available).max(BUFFER_SIZE) };
@@ -321,7 +350,7 @@ impl BouncePool {
                     return Ok(self.split_slab(state, slab.ptr, slab.len, true));
                 }
                 Err(error) if error.kind == ErrorKind::ContextLost => return Err(error),
-                // Smaller may still do, and what the ring has already may be enough.
+                // A smaller slab may still work, and what the pool has already may be enough.
                 Err(error) if state.total > 0 => return Err(error),
                 Err(_) => state.pinning_refused = true,
             }
@@ -339,7 +368,7 @@ impl BouncePool {
         };
         match memory {
             Ok(ptr) => Ok(self.split_slab(state, ptr, BUFFER_SIZE, false)),
-            Err(_) => Err(DeviceError::new(ErrorKind::NoMemory, "staging memory")),
+            Err(_) => Err(DeviceError::new(ErrorKind::NoMemory, "bounce buffer")),
         }
     }
 
@@ -351,28 +380,29 @@ impl BouncePool {
         BounceBuffer { ptr, pinned }
     }
 
-    /// Gives a block back that nothing was queued from.
+    /// Releases a buffer from which no copy was queued.
     pub fn release(&self, buffer: BounceBuffer) {
         let mut state = lock(&self.state);
         state.free.push(buffer);
-        self.tell(&mut state);
+        self.notify_waiters(&mut state);
     }
 
-    /// A block that storage or the device may still use at any time: it is never lent again, and the ring may grow by another instead.
+    /// A buffer that storage or the device may still use at any time: it is never used again, and the pool may grow by another
+    /// one instead.
     pub fn quarantine(&self, _buffer: BounceBuffer) {
         let mut state = lock(&self.state);
         state.total -= BUFFER_SIZE as u64;
         // It may have been the last one.
         state.growth_failed = false;
-        self.tell(&mut state);
+        self.notify_waiters(&mut state);
     }
 
-    /// Gives a block back after copies from it were queued; it is lent again when they are done.
+    /// Releases a buffer after copies from it were queued; it is used again when they are done.
     pub fn release_after(&self, buffer: BounceBuffer, stream: StreamId) {
         match self.device.fence(stream) {
-            Ok(fence) => self.retire_behind(buffer, fence),
+            Ok(fence) => self.retire_after(buffer, fence),
             Err(_) => {
-                // No fence left, or the queue is no longer: a block that may still be read is never lent again.
+                // No fence left, or the stream is gone: a buffer that may still be read is never used again.
                 match self.device.synchronize(stream, WaitMode::Context) {
                     Ok(()) => self.release(buffer),
                     Err(_) => self.quarantine(buffer),
@@ -381,46 +411,46 @@ impl BouncePool {
         }
     }
 
-    /// Memory for a read of up to `len` bytes (at most a quarter block) that will be copied on `queue`.
+    /// Memory for a read of up to `len` bytes (at most a quarter of a buffer) that will be copied on `stream`.
     pub fn acquire_slice(&self, len: usize, stream: StreamId) -> Result<BufferSlice, DeviceError> {
         debug_assert!(len <= BUFFER_SIZE / 4);
-        // O_DIRECT descriptors want aligned memory; below a page they cannot be meant.
+        // O_DIRECT descriptors need aligned memory; reads below a page cannot be theirs.
         let align = if len >= linux::PAGE { linux::PAGE } else { 512 };
         let (index, owner) = (cpu_index(CPU_SLOTS), stream_owner(stream));
         let mut fresh = None;
         loop {
-            let mut lane = lock(&self.cpu_slots[index]);
-            if let Some(open) = lane.current.as_mut().filter(|o| (o.stream, o.owner_tid) == (stream, owner)) {
+            let mut slot = lock(&self.cpu_slots[index]);
+            if let Some(open) = slot.current.as_mut().filter(|o| (o.stream, o.owner_tid) == (stream, owner)) {
                 let at = open.used.next_multiple_of(align);
                 if at + len <= BUFFER_SIZE {
                     open.used = at + len.next_multiple_of(512);
                     open.readers += 1;
                     let ptr = open.buffer.ptr.wrapping_add(at);
-                    let slot =
+                    let slice =
                         BufferSlice { cpu_slot: index, buffer: open.buffer.ptr, ptr, pinned: open.buffer.pinned };
-                    drop(lane);
+                    drop(slot);
                     if let Some(spare) = fresh {
                         self.release(spare);
                     }
-                    return Ok(slot);
+                    return Ok(slice);
                 }
             }
-            // Away with the full one first: it may be the block that the ring has left.
-            let full = lane.current.take();
-            if let Some(block) = fresh.take() {
-                lane.current =
-                    Some(OpenBuffer { buffer: block, stream, owner_tid: owner, used: 0, readers: 0, last_copy: None });
+            // The full one goes first: it may be the last buffer of the pool.
+            let full = slot.current.take();
+            if let Some(buffer) = fresh.take() {
+                slot.current =
+                    Some(OpenBuffer { buffer, stream, owner_tid: owner, used: 0, readers: 0, last_copy: None });
             }
             let full = match full {
                 Some(open) if open.readers > 0 => {
-                    lane.draining.push(open);
+                    slot.draining.push(open);
                     None
                 }
                 other => other,
             };
-            let wanted = lane.current.is_none();
-            // Not with the lane in hand: those who could free a block may need it.
-            drop(lane);
+            let wanted = slot.current.is_none();
+            // Not with the slot locked: threads that could free a buffer may need it.
+            drop(slot);
             if let Some(open) = full {
                 self.close_open(open);
             }
@@ -432,8 +462,8 @@ impl BouncePool {
 
     /// The small read is done: its copy is queued, or there was none.
     pub fn release_slice(&self, slice: BufferSlice) {
-        let mut lane = lock(&self.cpu_slots[slice.cpu_slot]);
-        let CpuSlot { current: open, draining: closing } = &mut *lane;
+        let mut slot = lock(&self.cpu_slots[slice.cpu_slot]);
+        let CpuSlot { current: open, draining: closing } = &mut *slot;
         let Some(used) = open.iter_mut().chain(closing.iter_mut()).find(|o| o.buffer.ptr == slice.buffer) else {
             return;
         };
@@ -446,37 +476,37 @@ impl BouncePool {
         }
         if let Some(at) = closing.iter().position(|o| o.readers == 0) {
             let done = closing.swap_remove(at);
-            drop(lane);
+            drop(slot);
             return self.close_open(done);
         }
         let idle = open.as_ref().is_some_and(|o| o.readers == 0);
-        drop(lane);
-        // A thread that waits may close an idle lane.
+        drop(slot);
+        // A thread that waits may close an idle slot.
         if idle && self.waiting.load(SeqCst) > 0 {
-            self.tell(&mut lock(&self.state));
+            self.notify_waiters(&mut lock(&self.state));
         }
     }
 
-    /// Retires the block of a lane.
+    /// Retires the buffer of a slot.
     fn close_open(&self, open: OpenBuffer) {
         match open.last_copy {
-            Some(fence) => self.retire_behind(open.buffer, fence),
+            Some(fence) => self.retire_after(open.buffer, fence),
             None => self.release_after(open.buffer, open.stream),
         }
     }
 
-    fn retire_behind(&self, block: BounceBuffer, fence: Fence) {
+    fn retire_after(&self, buffer: BounceBuffer, fence: Fence) {
         let mut pool = lock(&self.state);
-        pool.retired.push_back((block, fence));
-        self.tell(&mut pool);
+        pool.retired.push_back((buffer, fence));
+        self.notify_waiters(&mut pool);
     }
 }
 
-/// A ring goes with its runtime, which only tests and tools let go.
+/// A pool is dropped with its runtime, which only tests and tools drop.
 impl Drop for BouncePool {
     fn drop(&mut self) {
-        let lanes: Vec<CpuSlot> = self.cpu_slots.iter().map(|lane| core::mem::take(&mut *lock(lane))).collect();
-        for open in lanes.into_iter().flat_map(|lane| lane.current.into_iter().chain(lane.draining)) {
+        let slots: Vec<CpuSlot> = self.cpu_slots.iter().map(|slot| core::mem::take(&mut *lock(slot))).collect();
+        for open in slots.into_iter().flat_map(|slot| slot.current.into_iter().chain(slot.draining)) {
             self.close_open(open);
         }
         let mut pool = lock(&self.state);
@@ -498,7 +528,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_for_a_block_sleeps_until_one_comes_back() {
+    fn waiting_for_a_buffer_sleeps_until_release() {
         let device = emulated("size=64M");
         let staging = BouncePool::new(device, 2 * BUFFER_SIZE as u64);
         let buffers = [staging.acquire().unwrap(), staging.acquire().unwrap()];
@@ -506,9 +536,9 @@ mod tests {
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
                 tid.store(linux::gettid(), SeqCst);
-                let block = staging.acquire().unwrap();
-                let at = block.ptr() as usize;
-                staging.release(block);
+                let buffer = staging.acquire().unwrap();
+                let at = buffer.ptr() as usize;
+                staging.release(buffer);
                 at
             });
             eventually("the thread that waits sleeps", || {
@@ -525,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_a_block_gets_that_of_a_small_read_that_ends() {
+    fn waiting_for_a_buffer_gets_that_of_an_ended_small_read() {
         let device = emulated("size=64M");
         let staging = BouncePool::new(device, 2 * BUFFER_SIZE as u64);
         let slot = staging.acquire_slice(4096, StreamId(0)).unwrap();
@@ -543,23 +573,23 @@ mod tests {
     fn warm_buffers_are_reused_before_idle_ones() {
         let device = emulated("size=64M");
         let staging = BouncePool::new(device, 16 << 20);
-        let blocks: Vec<BounceBuffer> = (0..3).map(|_| staging.acquire().unwrap()).collect();
+        let buffers: Vec<BounceBuffer> = (0..3).map(|_| staging.acquire().unwrap()).collect();
         let total = staging.total_bytes();
-        let [warm_buffer, idle_buffer, held_buffer] = <[BounceBuffer; 3]>::try_from(blocks).unwrap();
+        let [warm_buffer, idle_buffer, held_buffer] = <[BounceBuffer; 3]>::try_from(buffers).unwrap();
         let (warm, cold) = (warm_buffer.ptr(), idle_buffer.ptr());
-        let queue = device.acquire_stream().unwrap();
-        staging.release_after(warm_buffer, queue);
+        let stream = device.acquire_stream().unwrap();
+        staging.release_after(warm_buffer, stream);
         staging.release(idle_buffer);
         eventually("the copy is over", || {
             lock(&staging.state).retired.iter().all(|(_, fence)| staging.is_copy_done(fence))
         });
-        let first = staging.try_acquire_warm().unwrap().expect("a block");
-        let second = staging.try_acquire_warm().unwrap().expect("a block");
+        let first = staging.try_acquire_warm().unwrap().expect("a buffer");
+        let second = staging.try_acquire_warm().unwrap().expect("a buffer");
         assert_eq!((first.ptr(), second.ptr()), (warm, cold));
         assert_eq!(staging.total_bytes(), total, "nothing had to grow");
-        for block in [first, second, held_buffer] {
-            staging.release(block);
+        for buffer in [first, second, held_buffer] {
+            staging.release(buffer);
         }
-        device.release_stream(queue);
+        device.release_stream(stream);
     }
 }

@@ -46,6 +46,7 @@ impl ReadRequest {
         for block in empty.drain(..).chain(filled.drain(..).map(|filled| filled.block)) {
             self.staging.release(block);
         }
+        self.staging.end_lending(self.file.storage, std::mem::take(&mut queues.lent_out));
         drop(queues);
         if let Err(panic) = outcome {
             resume_unwind(panic);
@@ -98,8 +99,14 @@ impl ReadRequest {
                 }
                 queues.lent_out
             };
+            if !self.staging.begin_lending(self.file.storage, lent_out == 0) {
+                break;
+            }
             let block =
                 if lent_out == 0 { Some(self.staging.acquire()) } else { self.staging.try_acquire_warm().transpose() };
+            if !matches!(block, Some(Ok(_))) {
+                self.staging.end_lending(self.file.storage, 1);
+            }
             let Some(block) = block else { break };
             let block = block.map_err(|e| Error::device(e, "read", self.offset, self.len))?;
             let mut queues = lock(&self.queues);
@@ -115,6 +122,7 @@ impl ReadRequest {
         let mut queues = lock(&self.queues);
         let block = queues.empty.pop()?;
         queues.lent_out -= 1;
+        self.staging.end_lending(self.file.storage, 1);
         Some(block)
     }
 
@@ -135,6 +143,7 @@ impl ReadRequest {
         queues.lent_out -= 1;
         let starved = queues.is_starved();
         drop(queues);
+        self.staging.end_lending(self.file.storage, 1);
         if starved {
             self.notify_caller();
         }
@@ -165,7 +174,8 @@ impl ReadRequest {
         if more > 0
             && let Some(crew) = self.ctx.files.shadow_workers()
         {
-            crew.submit(Arc::new(WorkerTask { request: Arc::clone(self), role: Role::ShadowWorker }), more);
+            let task = Arc::new(WorkerTask { request: Arc::clone(self), role: Role::ShadowWorker });
+            crew.for_key(self.file.storage).submit(task, more);
         }
     }
 }

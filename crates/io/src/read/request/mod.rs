@@ -342,7 +342,11 @@ impl ReadRequest {
         }
         self.file.cached_mapping(end).or_else(|| {
             let file = Arc::clone(&self.file);
-            self.ctx.files.shadow_workers()?.run_blocking(move || file.mapping(kernel, end))?
+            self.ctx
+                .files
+                .shadow_workers()?
+                .for_key(self.file.storage)
+                .run_blocking(move || file.mapping(kernel, end))?
         })
     }
 }
