@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use spinio_io::{Runtime, Settings};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::hang::HungServer;
-use spinio_testkit::{Buffer, file, place, with_deadline};
+use spinio_testkit::{Buffer, file, mount_fixture, with_deadline};
 
 const MIB: usize = 1 << 20;
 const SIZE: usize = 16 * MIB;
@@ -23,7 +23,7 @@ fn read_beside_hung_server(readers: usize, staging: u64) {
         Ok(server) => server,
         Err(why) => return println!("skipped: {why}"),
     };
-    let healthy = place::create("tree").unwrap();
+    let healthy = mount_fixture::create("tree").unwrap();
     let cached = file::create_filled(&healthy.file("cached"), SIZE as u64);
     let device = emulated("size=512M");
     let runtime = Runtime::new(Settings { bounce_limit: staging, ..Settings::default() });

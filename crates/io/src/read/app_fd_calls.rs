@@ -36,9 +36,9 @@ pub(crate) fn release_offset(sys: &dyn Syscalls, fd: Fd, unused: u64) {
 
 /// A read went through the program's descriptor and did not check the file; the stream is checked every so often.
 pub(super) fn record_app_fd_read(ctx: &Reader, fd: Fd, at: Option<u64>, got: &Result<usize, Error>) {
-    if let &Ok(got @ 1..) = got {
-        if ctx.files.sequential.record(fd, at, got) {
-            ctx.files.readahead.check_stream(fd, at.map(|at| at + got as u64));
-        }
+    if let &Ok(got @ 1..) = got
+        && ctx.files.sequential.record(fd, at, got)
+    {
+        ctx.files.readahead.check_stream(fd, at.map(|at| at + got as u64));
     }
 }
