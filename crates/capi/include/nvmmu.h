@@ -72,7 +72,7 @@ struct nvmmu_ticket;
 /* As nvmmu_move, but the move begins after all work queued on a stream (CUDA: a cudaStream_t), and work queued there
  * afterwards sees the bytes on the device, or may reuse the memory. Returns 0, and a ticket unless `ticket` is NULL; the end
  * of the session waits for a move without a ticket. These are complete on return: a download into an output on an array
- * with parity, a download larger than the bounce buffers (SPINIO_STAGING), any move on a device without host functions.
+ * with parity, a download larger than the bounce buffers (SPINIO_BOUNCE_LIMIT), any move on a device without host functions.
  * EBUSY: the stream is being captured into a graph. */
 int nvmmu_move_async(const char *file, void *device, int64_t offset, int64_t length, int direction, void *stream, struct nvmmu_ticket **ticket);
 

@@ -45,7 +45,7 @@ ssize_t spinio_pread(int fd, void *buffer, size_t size, off_t offset);
 
 /* Reads the file now and queues the copies into device memory on a stream of the device (CUDA: a cudaStream_t).
  * Returns the number of bytes that will be in the buffer when the stream has reached that point. Until then it occupies
- * bounce buffers of that length; if twice SPINIO_STAGING is occupied in this way, the call waits until a stream advances.
+ * bounce buffers of that length; if twice SPINIO_BOUNCE_LIMIT is occupied in this way, the call waits until a stream advances.
  * EFAULT if the buffer is not device memory, EBUSY if the stream is being captured into a graph. */
 ssize_t spinio_pread_async(int fd, void *buffer, size_t size, off_t offset, void *stream);
 
@@ -77,8 +77,8 @@ ssize_t spinio_pwrite(int fd, const void *buffer, size_t size, off_t offset);
 /* Queues a pwrite() of device memory on a stream of the device (CUDA: a cudaStream_t) and returns 0. When the stream reaches
  * that point the file is written, and then *written, unless it is NULL, is set to the bytes written or to a negative errno;
  * work queued after it on the stream waits for both. The file may be closed meanwhile. Writes larger than the bounce limit
- * (SPINIO_STAGING) are made before the call returns, after the queued work. Until the stream reaches the write, the write
- * occupies memory of its length, for which no other request waits. At most twice SPINIO_STAGING of that memory is pinned;
+ * (SPINIO_BOUNCE_LIMIT) are made before the call returns, after the queued work. Until the stream reaches the write, the write
+ * occupies memory of its length, for which no other request waits. At most twice SPINIO_BOUNCE_LIMIT of that memory is pinned;
  * above it CUDA copies only while the caller waits, so if the stream waits for a later action of this thread, the call
  * never returns. EFAULT if the buffer is not device memory, ESPIPE if the file has no offsets, EBADF if it is not open for
  * writing, EBUSY if the stream is being captured into a graph. */
@@ -126,7 +126,7 @@ ssize_t spinio_batch_wait(spinio_batch_ticket *batch);
 
 /* Pins a file: keeps its pages registered with the device (CUDA: of the current context), for repeated reads: large reads
  * are DMA directly from the pages, batches use the gather kernel. The file is read into memory and stays there; the limit
- * is SPINIO_HOLD. A read lease prevents writes meanwhile: a process that opens the file for writing, or truncates it, waits
+ * is SPINIO_PIN_LIMIT. A read lease prevents writes meanwhile: a process that opens the file for writing, or truncates it, waits
  * until the pages are unpinned, which takes milliseconds; with O_NONBLOCK its call fails with EAGAIN meanwhile. From then on
  * reads are served as if the file had never been pinned. A file may be pinned more than once.
  * ETXTBSY: open for writing. EACCES: not owned by this user, and neither sealed nor immutable nor on a read-only file

@@ -36,7 +36,7 @@ use crate::holders::{self, Holder};
 use crate::input::Input;
 use crate::paint::{OutputStyle, TextRole};
 use crate::progress::Spinner;
-use crate::{out, stack, strip, table, units};
+use crate::{names, out, stack, strip, table, units};
 
 /// Rows of the table before the rest is counted; `--all` shows every one.
 const ROWS: usize = 40;
@@ -140,20 +140,22 @@ fn json_of(name: &str, device: DeviceName, explanation: &Explanation, holders: &
             "predicted_ns": nanos(explanation, i),
         })
     };
-    json!({
+    let mut value = json!({
         "file": name,
         "device": device.to_string(),
         "offset": explanation.offset,
         "length": explanation.len,
-        "residency_asked": explanation.residency_source,
+        "residency_source": explanation.residency_source,
         "model": explanation.model,
         "predicted_ns": explanation.prediction.total,
         "extents": extents,
         "segments": explanation.schedule.segments.iter().enumerate().map(segment).collect::<Vec<_>>(),
         "storage": stack::json(&explanation.storage),
         "advice": explanation.advice,
-        "held_by": holders.iter().map(|h| json!({ "pid": h.pid, "name": h.name })).collect::<Vec<_>>(),
-    })
+        "pinned_by": holders.iter().map(|h| json!({ "pid": h.pid, "name": h.name })).collect::<Vec<_>>(),
+    });
+    names::add_old_keys(&mut value, &[("held_by", "pinned_by"), ("residency_asked", "residency_source")]);
+    value
 }
 
 fn residency_name(residency: Residency) -> &'static str {

@@ -47,7 +47,7 @@ fn what_was_measured_is_used_by_the_next_process() {
     let off = stdout(
         &spinio()
             .env("XDG_STATE_HOME", state.path())
-            .env("SPINIO_MODEL", "default")
+            .env("SPINIO_COST_MODEL_DIR", "default")
             .args(["explain", "--device", "emulated"])
             .arg(&data)
             .assert()
@@ -87,7 +87,10 @@ fn a_file_is_only_read_and_a_dry_run_keeps_nothing() {
     let before = std::fs::read(&data).unwrap();
     let assert = calibrate(state.path(), &["--dry-run", "--json"]).arg(&data).assert().success();
     let told: serde_json::Value = serde_json::from_str(&stdout(&assert)).unwrap();
-    assert_eq!(told["kept"], serde_json::Value::Null);
+    assert_eq!((&told["stored_at"], &told["kept"]), (&serde_json::Value::Null, &serde_json::Value::Null));
+    for route in told["routes"].as_array().unwrap() {
+        assert!(route["queue"]["latency_ns"].is_number() && route["flight"] == route["queue"], "{route:#}");
+    }
     assert_eq!(told["writeback_ns_per_byte"], serde_json::Value::Null, "a file of the user's is not written");
     let copy = told["routes"].as_array().unwrap().iter().find(|r| r["route"] == "copy").unwrap();
     assert!(copy["cost"]["fixed_ns"].as_f64().unwrap() > 0.0 && copy["points"].as_array().unwrap().len() > 10);

@@ -72,7 +72,18 @@ fn a_setting_that_is_not_understood_is_told() {
     let text = stdout(&spinio().arg("doctor").env("SPINIO_THREAD", "8").assert().success());
     assert!(text.contains("there is no setting SPINIO_THREAD:"), "{text}");
     let text = stdout(&spinio().arg("doctor").env("SPINIO_THREADS", "8").env("SPINIO_TEST_X", "1").assert().success());
+    assert!(!text.contains("there is no setting") && !text.contains("deprecated"), "{text}");
+}
+
+#[test]
+fn old_setting_name_is_deprecated_not_unknown() {
+    let text =
+        stdout(&spinio().arg("doctor").env("SPINIO_HOLD", "1G").env("SPINIO_CORRECTION", "off").assert().success());
+    assert!(text.contains("SPINIO_HOLD is deprecated: use SPINIO_PIN_LIMIT"), "{text}");
+    assert!(text.contains("SPINIO_CORRECTION is deprecated: unset it: it has no effect"), "{text}");
     assert!(!text.contains("there is no setting"), "{text}");
+    let both = spinio().arg("doctor").env("SPINIO_HOLD", "1G").env("SPINIO_PIN_LIMIT", "2G").assert().success();
+    assert!(stdout(&both).contains("SPINIO_HOLD=1G is ignored"), "{}", stdout(&both));
 }
 
 #[test]

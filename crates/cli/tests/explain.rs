@@ -72,7 +72,7 @@ fn a_file_that_another_process_holds_is_said_to_be() {
     let open = std::fs::File::open(&path).unwrap();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&open);
     let told = || json(spinio().args(["explain", "--device", "emulated"]).arg(&path));
-    assert_eq!(told()["held_by"], serde_json::json!([]));
+    assert_eq!(told()["pinned_by"], serde_json::json!([]));
     // A child of another test may have it open for writing until it executes something.
     let begun = std::time::Instant::now();
     while let Err(why) = spinio_io::runtime().pin_file(fd, None) {
@@ -82,14 +82,26 @@ fn a_file_that_another_process_holds_is_said_to_be() {
         }
         std::thread::yield_now();
     }
-    let held_by = &told()["held_by"];
-    assert_eq!((held_by[0]["pid"].as_u64(), held_by.as_array().unwrap().len()), (Some(std::process::id().into()), 1));
+    let pinned_by = &told()["pinned_by"];
+    assert_eq!(
+        (pinned_by[0]["pid"].as_u64(), pinned_by.as_array().unwrap().len()),
+        (Some(std::process::id().into()), 1)
+    );
     let text = stdout(&spinio().args(["explain", "--device", "emulated"]).arg(&path).assert().success());
     assert!(text.contains(&format!("({}): large reads of that process come out of", std::process::id())), "{text}");
     let text = stdout(&spinio().args(["explain", "--device", "emulated", "--write"]).arg(&path).assert().success());
     assert!(text.contains("waits until that lets it go"), "{text}");
     spinio_io::runtime().release(fd).unwrap();
-    assert_eq!(told()["held_by"], serde_json::json!([]));
+    assert_eq!(told()["pinned_by"], serde_json::json!([]));
+}
+
+#[test]
+fn deprecated_json_keys_equal_new_keys() {
+    let dir = folder();
+    let value = json(spinio().args(["explain", "--device", "emulated"]).arg(file(dir.path(), "data", 100_000)));
+    assert!(value["residency_source"].is_string() && value["pinned_by"].is_array(), "{value:#}");
+    assert_eq!(value["residency_asked"], value["residency_source"]);
+    assert_eq!(value["held_by"], value["pinned_by"]);
 }
 
 #[test]

@@ -165,7 +165,7 @@ fn every_process_is_listed_while_it_lives_and_told_in_full() {
     assert_eq!(told["calls"]["read"]["bytes"], 2 * ((1 << 20) + 10 * 4096));
     let bytes: u64 = told["routes"].as_array().unwrap().iter().map(|r| r["bytes"].as_u64().unwrap()).sum();
     assert_eq!(bytes, 2 * ((1 << 20) + 10 * 4096), "{told:#}");
-    assert!(told["gauges"]["staging_bytes"]["now"].as_u64().unwrap() > 0);
+    assert!(told["gauges"]["bounce_bytes"]["now"].as_u64().unwrap() > 0);
     assert!(told["calls"]["read"]["latency_ns"]["p99"].as_u64().unwrap() > 0);
 
     let text = stdout(&bench.spinio().args(["stat", &one.pid().to_string()]).assert().success());
@@ -178,6 +178,34 @@ fn every_process_is_listed_while_it_lives_and_told_in_full() {
     let assert = bench.spinio().args(["stat", &gone]).assert().code(1);
     assert!(stderr(&assert).contains("there is no such process"), "{}", stderr(&assert));
     two.end();
+}
+
+#[test]
+fn deprecated_json_keys_equal_new_keys() {
+    let Some(bench) = Bench::new() else { return };
+    // Another route is not allowed: every large read has a reason that was renamed, and is refused by one.
+    let program = bench.start(&[("SPINIO_ROUTES", "copy")]);
+    let value = json(&bench.spinio().args(["stat", "--json", &program.pid().to_string()]).assert().success());
+    let pairs = [
+        ("staging_bytes", "bounce_bytes"),
+        ("kept_files", "file_cache_entries"),
+        ("held_files", "pinned_files"),
+        ("held_bytes", "pinned_file_bytes"),
+        ("read_ahead_pages", "readahead_pages"),
+    ];
+    for (old, new) in pairs {
+        let gauge = &value["gauges"][new];
+        assert!(gauge["now"].is_u64() && gauge["most"] == gauge["max"] && gauge["max"].is_u64(), "{new}: {value:#}");
+        assert_eq!(&value["gauges"][old], gauge, "{old}: {value:#}");
+    }
+    assert!(value["overflow"].is_u64() && value["unplaced"] == value["overflow"], "{value:#}");
+    let rows = value["routes"].as_array().unwrap().iter().chain(value["refused"].as_array().unwrap());
+    for row in rows {
+        let expected = if row["reason"] == "by_setting" { "forced".into() } else { Value::Null };
+        assert_eq!(row["reason_old"], expected, "{row:#}");
+    }
+    assert!(value.to_string().contains(r#""reason_old":"forced""#), "{value:#}");
+    program.end();
 }
 
 #[test]

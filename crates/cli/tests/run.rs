@@ -70,6 +70,26 @@ fn settings_reach_the_program() {
 }
 
 #[test]
+fn old_and_new_names_of_a_setting_reach_the_program_alike() {
+    let seen = |sets: &[&str]| {
+        let mut command = spinio();
+        // Of the caller: what `--set` says holds, by either name.
+        command.env("SPINIO_HOLD", "3M").arg("run");
+        sets.iter().for_each(|set| drop(command.args(["--set", set])));
+        let assert = command.args(["--", "sh", "-c", "echo $SPINIO_PIN_LIMIT,$SPINIO_HOLD"]).assert().success();
+        (stdout(&assert), stderr(&assert))
+    };
+    for sets in [&["hold=1M"][..], &["pin_limit=1M"], &["SPINIO_HOLD=1M"], &["hold=1M", "pin_limit=1M"]] {
+        assert_eq!(seen(sets), ("1M,\n".to_owned(), String::new()), "{sets:?}");
+    }
+    for sets in [["hold=2M", "pin_limit=1M"], ["pin_limit=1M", "hold=2M"]] {
+        let (out, complaint) = seen(&sets);
+        assert_eq!((out.as_str(), complaint.lines().count()), ("1M,\n", 1), "{complaint}");
+        assert!(complaint.contains("SPINIO_HOLD=2M is ignored"), "{complaint}");
+    }
+}
+
+#[test]
 fn what_cannot_be_started() {
     let dir = folder();
     let plain = common::file(dir.path(), "plain", 10);

@@ -9,7 +9,7 @@
 //! The kernel does the same to a request that a signal meets: it ends early with what it has moved, or with EINTR if that
 //! is nothing. Only the thread that makes the request asks, between two pieces and while it waits for helpers. What is
 //! under way is waited for: from storage, some tens of MiB at most. Who is asked may make requests too: so nobody is asked
-//! where those who do the asking could have all of the staging memory in their hands (reads, with `SPINIO_STAGING` below
+//! where those who do the asking could have all of the staging memory in their hands (reads, with `SPINIO_BOUNCE_LIMIT` below
 //! 64 MiB); a write keeps half of it while it asks.
 //!
 //! Known flaws: a write that is one call of the kernel is not interrupted, nor is what a batch reads out of the page cache.

@@ -135,10 +135,10 @@ fn tail_of_long_request_is_copied_while_front_is_registered() {
     let buffer = Buffer::new(emulated("size=128M,pin_us=3000"), bytes.len());
     let read = |len: usize| {
         let by = |reason| -> u64 { runtime.stats().rows.iter().filter(|l| l.reason == reason).map(|l| l.bytes).sum() };
-        let before = (by(Reason::CachedLarge), by(Reason::Beside));
+        let before = (by(Reason::CachedLarge), by(Reason::TailCopy));
         assert_eq!(runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), len).unwrap(), len);
         assert!(buffer.range_bytes(0..len) == bytes[..len], "other bytes than the file's");
-        (by(Reason::CachedLarge) - before.0, by(Reason::Beside) - before.1)
+        (by(Reason::CachedLarge) - before.0, by(Reason::TailCopy) - before.1)
     };
     // Helpers come when they can: on a busy machine not always in time.
     let both = |(registered, beside)| registered > 0 && beside > 0;
@@ -167,7 +167,7 @@ fn tail_copy_without_pinned_memory_is_reported() {
         assert_eq!(runtime.read(file.as_raw_fd(), Some(0), target, bytes.len()).unwrap(), bytes.len());
         assert!(buffer.range_bytes(0..bytes.len()) == bytes[..], "other bytes than the file's");
         let stats = runtime.stats();
-        assert!(stats.rows.iter().all(|l| l.reason != Reason::Beside || l.bytes == 0), "{stats:?}");
+        assert!(stats.rows.iter().all(|l| l.reason != Reason::TailCopy || l.bytes == 0), "{stats:?}");
         stats.rows.iter().any(|l| (l.route, l.reason) == (Route::Copy, Reason::NoPinnedMemory) && l.bytes > 0)
     });
 }
@@ -190,7 +190,7 @@ fn long_request_of_thread_with_unshared_fd_table_uses_no_workers() {
         });
     });
     assert!(buffer.range_bytes(0..bytes.len()) == bytes[..], "other bytes than the file's");
-    let fell_back = runtime.stats().rows.iter().any(|l| l.reason == Reason::FellBack && l.bytes > 0);
+    let fell_back = runtime.stats().rows.iter().any(|l| l.reason == Reason::Fallback && l.bytes > 0);
     assert!(!fell_back, "{:?}", runtime.stats());
 }
 

@@ -25,7 +25,7 @@
 //! **Signals.** Python runs their handlers where it is asked to, and `signals.rs` asks, a few times a second: so Ctrl-C ends
 //! a long transfer of device memory.
 //!
-//! Known flaws: a write that is one call of the kernel (128 MiB, `SPINIO_STAGING`; host memory 2 GiB) sees Ctrl-C when it
+//! Known flaws: a write that is one call of the kernel (128 MiB, `SPINIO_BOUNCE_LIMIT`; host memory 2 GiB) sees Ctrl-C when it
 //! is done.
 //!
 //! **One runtime.** Where `libspinio.so` is loaded already, its registry, pools and counters are used, and the ones that are

@@ -8,17 +8,18 @@ use spinio_runtime::client;
 ///
 /// A dictionary. read, write, batch: calls, failed ones, bytes, nanoseconds in all, and the latency that half (p50) and 99 of
 /// 100 (p99) did not exceed. routes: a list of how bytes travelled, with direction, route, reason, pieces and the same
-/// figures. refused: faster routes that were not taken, with reason, times and bytes. kept: what is held now and was held at
-/// most, by name.
+/// figures. refused: faster routes that were not taken, with reason, times and bytes. gauges: the current
+/// and the largest value of each, by name; kept has the same under the names of the last release.
 #[pyfunction]
 pub(crate) fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let said = py.import("json")?.call_method1("loads", (client::counters(),))?.cast_into::<PyDict>()?;
     // Now and at most: JSON has no pairs.
-    if let Some(kept) = said.get_item("kept")? {
-        let kept = kept.cast_into::<PyDict>()?;
-        for (name, pair) in kept.iter() {
-            let [now, most] = pair.extract::<[u64; 2]>()?;
-            kept.set_item(name, (now, most))?;
+    for key in ["gauges", "kept"] {
+        let Some(gauges) = said.get_item(key)? else { continue };
+        let gauges = gauges.cast_into::<PyDict>()?;
+        for (name, pair) in gauges.iter() {
+            let [now, max] = pair.extract::<[u64; 2]>()?;
+            gauges.set_item(name, (now, max))?;
         }
     }
     Ok(said)

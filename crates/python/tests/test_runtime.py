@@ -102,8 +102,8 @@ first = threads()
 lib.pread.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
 fd = os.open(sys.argv[1], os.O_RDONLY)
 lib.pread(fd, array.address, 3 << 20, 0)
-mates = [n for n in first if n == "spinio-mate"]
-assert mates and [n for n in threads() if n == "spinio-mate"] == mates, (first, threads())
+mates = [n for n in first if n == "spinio-copy"]
+assert mates and [n for n in threads() if n == "spinio-copy"] == mates, (first, threads())
 """,
         data,
         library,

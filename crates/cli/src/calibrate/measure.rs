@@ -118,7 +118,7 @@ pub fn routes(trial: &MeasuredRead<'_>, copies: bool) -> (Vec<Route>, Vec<(Route
 
 /// Segments of one route, end to end, in random order where there are several.
 fn segments(route: Route, commands: u64, len: u64, random: &mut SplitMix64) -> Vec<Segment> {
-    let segment = |i| Segment { offset: i * len, len, route, reason: Reason::Forced, refused: None };
+    let segment = |i| Segment { offset: i * len, len, route, reason: Reason::BySetting, refused: None };
     let mut out: Vec<_> = (0..commands).map(segment).collect();
     for i in (1..out.len()).rev() {
         out.swap(i, random.below(i as u64 + 1) as usize);

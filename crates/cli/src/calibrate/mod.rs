@@ -88,7 +88,8 @@ pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
     }
     let folder = runtime().settings().cost_model_dir.clone();
     if folder.is_none() && !calibrate.dry_run {
-        let why = "There is no place to keep a model: set HOME, XDG_STATE_HOME or SPINIO_MODEL, or give --dry-run";
+        let why =
+            "There is no place to keep a model: set HOME, XDG_STATE_HOME or SPINIO_COST_MODEL_DIR, or give --dry-run";
         return Err(exit::error(Exit::Usage, why));
     }
     let subject = TestFile::open(&calibrate.path, calibrate.size)?;

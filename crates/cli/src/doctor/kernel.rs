@@ -72,7 +72,12 @@ fn nowait(file: &File, place: &str) -> Fact {
 fn dont_cache(file: &File, place: &str) -> Fact {
     let name = "RWF_DONTCACHE";
     match try_read(file, RWF_DONTCACHE) {
-        Ok(_) => Fact::new(GROUP, name, State::Found, "works; not used: SPIN drops what it brought in (SPINIO_CACHE)"),
+        Ok(_) => Fact::new(
+            GROUP,
+            name,
+            State::Found,
+            "works; not used: SPIN drops what it brought in (SPINIO_READAHEAD_KEEP)",
+        ),
         Err(e) => Fact::new(GROUP, name, State::Absent, format!("refused in {place}; SPIN does not use it"))
             .because(cause(e, "came with Linux 6.14, for some file systems")),
     }

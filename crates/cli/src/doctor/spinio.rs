@@ -24,9 +24,19 @@ pub fn collect(facts: &mut Vec<Fact>) {
         let fact = Fact::new(GROUP, "settings", State::Limited, complaint);
         facts.push(fact.cure("see docs/settings.md, or unset the variable"));
     }
-    for name in unknown_settings(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
-        let fact = Fact::new(GROUP, "settings", State::Limited, format!("there is no setting {name}: nobody reads it"));
+    let names = || std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for name in unknown_settings(names()) {
+        let fact =
+            Fact::new(GROUP, "settings", State::Limited, format!("there is no setting {name}: nothing reads it"));
         facts.push(fact.cure("docs/settings.md lists them"));
+    }
+    for (name, row) in names().filter_map(|name| Some((settings::row(&name)?, name))).map(|(row, name)| (name, row)) {
+        let cure = match row.has_no_effect() {
+            true => "unset it: it has no effect".to_owned(),
+            false if row.name == name => continue,
+            false => format!("use {}", row.name),
+        };
+        facts.push(Fact::new(GROUP, "settings", State::Limited, format!("{name} is deprecated: {cure}")));
     }
     facts.push(emulated());
 }
@@ -35,9 +45,7 @@ pub fn collect(facts: &mut Vec<Fact>) {
 fn unknown_settings(names: impl Iterator<Item = String>) -> Vec<String> {
     // The command's own; and those of our tests, chores and virtual machine.
     const OTHERS: [&str; 5] = ["SPINIO_LIBRARY", "SPINIO_TEST_", "SPINIO_FUZZ_", "SPINIO_VM_", "SPINIO_CI_"];
-    let known = |name: &str| {
-        settings::TABLE.iter().any(|row| row.name == name) || OTHERS.iter().any(|other| name.starts_with(other))
-    };
+    let known = |name: &str| settings::row(name).is_some() || OTHERS.iter().any(|other| name.starts_with(other));
     let mut out: Vec<_> = names.filter(|name| name.starts_with("SPINIO_") && !known(name)).collect();
     out.sort();
     out

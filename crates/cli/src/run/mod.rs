@@ -54,18 +54,34 @@ fn setting(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
     let upper = name.to_uppercase();
     let full = if upper.starts_with("SPINIO_") { upper } else { format!("SPINIO_{upper}") };
-    if !settings::TABLE.iter().any(|row| row.name == full) {
+    let Some(row) = settings::row(&full) else {
         let known: Vec<&str> = settings::TABLE.iter().map(|row| row.name).collect();
         return Err(format!("there is no setting {full}; there are {}", known.join(", ")));
-    }
+    };
     let complaints = spinio_io::check_settings(|asked| (asked == full).then(|| value.to_owned()));
     match complaints.is_empty() {
         true => Ok((full, value.to_owned())),
-        false => {
-            let row = settings::TABLE.iter().find(|row| row.name == full);
-            Err(format!("{full} takes {}", row.map_or("other values", |r| r.values)))
-        }
+        false => Err(format!("{full} takes {}", row.values)),
     }
+}
+
+/// What `--set` puts into the environment, under the new names, and the old names that it takes out. Where the new and the
+/// old name of a setting are given, the new one holds.
+fn environment(settings: &[(String, String)]) -> (Vec<(&str, &str)>, Vec<&'static str>) {
+    let (mut set, mut removed) = (Vec::new(), Vec::new());
+    for (given, value) in settings {
+        let row = settings::row(given);
+        let name = row.map_or(given.as_str(), |row| row.name);
+        if let Some((_, new)) = settings.iter().rev().find(|(other, _)| other != given && other == name) {
+            if new != value {
+                eprintln!("spinio: {given}={value} is ignored: {name}={new} is set, its new name");
+            }
+            continue;
+        }
+        set.push((name, value.as_str()));
+        removed.extend(row.and_then(|row| row.old));
+    }
+    (set, removed)
 }
 
 /// Runs it; returns the status to end with.
@@ -90,7 +106,10 @@ pub fn prepare(
         eprintln!("spinio: {finding}. It runs without SPIN");
     }
     let mut command = Command::new(&program);
-    command.arg0(name).args(args).envs(settings.iter().map(|(n, v)| (n, v)));
+    command.arg0(name).args(args);
+    let (set, removed) = environment(settings);
+    removed.into_iter().for_each(|old| drop(command.env_remove(old)));
+    command.envs(set);
     if !finding.is_some_and(|f| f.is_harmful()) {
         let library = library::find().map_err(as_refused)?;
         command.env("LD_PRELOAD", library::preload(&library, std::env::var_os("LD_PRELOAD").as_deref())?);

@@ -58,15 +58,17 @@ pub fn write(out: &mut impl Write, all: &[CompleteRequest], programs: &HashMap<u
         if is_new {
             event(out, named(p.pid, row.tid, &format!("{} {}", p.route.name(), row.number + 1)))?;
         }
+        let mut args = json!({
+            "request": p.request, "direction": whole.request.direction.name(), "why": p.reason.text(),
+            "offset": p.offset, "bytes": p.bytes, "thread": p.tid,
+        });
+        names::add_reason(&mut args, p.reason);
         event(
             out,
             json!({
                 "ph": "X", "cat": "segment", "name": format!("{} {}", p.route.name(), units::bytes(p.bytes)),
                 "pid": p.pid, "tid": row.tid, "ts": micros(p.start), "dur": micros(p.duration),
-                "args": {
-                    "request": p.request, "direction": whole.request.direction.name(), "reason": names::reason(p.reason),
-                    "why": p.reason.text(), "offset": p.offset, "bytes": p.bytes, "thread": p.tid,
-                },
+                "args": args,
             }),
         )?;
     }
@@ -91,7 +93,7 @@ fn request(whole: &CompleteRequest, row: u64) -> Value {
     });
     if let Some((route, reason)) = r.route_reason {
         args["route"] = route.name().into();
-        args["reason"] = names::reason(reason).into();
+        names::add_reason(&mut args, reason);
     }
     json!({
         "ph": "X", "cat": "request", "name": name, "pid": r.pid, "tid": row,

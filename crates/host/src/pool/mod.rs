@@ -223,13 +223,13 @@ impl WorkerPool {
             let shared = Arc::clone(&self.shared);
             drop(state);
             let started = match &self.fd_table_root {
-                Some(root) if self.per_thread_table => root.spawn("spinio-reader", move || {
+                Some(root) if self.per_thread_table => root.spawn("spinio-batchrd", move || {
                     // Else it shares the table with the other readers: that is slower, not wrong.
                     let _ = close_range_unshare(0);
                     shared.run_worker();
                 }),
-                Some(root) => root.spawn("spinio-keeper", move || shared.run_worker()),
-                None => spawn_signals_blocked("spinio-mate", STACK_SIZE, move || shared.run_worker()).is_ok(),
+                Some(root) => root.spawn("spinio-shadow", move || shared.run_worker()),
+                None => spawn_signals_blocked("spinio-copy", STACK_SIZE, move || shared.run_worker()).is_ok(),
             };
             state = lock(&self.shared.state);
             if !started {

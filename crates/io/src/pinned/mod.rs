@@ -17,7 +17,7 @@
 //! the past. So a file is held only while something says that nobody writes it, and that is asked before each use and
 //! after it: bytes that were read when it did not hold any more are read again on another route.
 //!
-//! Absent pages are read in as the file is registered: a held file is in memory, all of it, and `SPINIO_HOLD` bounds how
+//! Absent pages are read in as the file is registered: a held file is in memory, all of it, and `SPINIO_PIN_LIMIT` bounds how
 //! much that may be.
 //!
 //! A forked child has no holds: it makes a runtime of its own. Its copy of the program's descriptors has no part in the
@@ -263,7 +263,7 @@ impl PinnedFiles {
     ) -> Result<Arc<PinnedFile>, PinError> {
         let key = (stat.dev, stat.ino);
         let file = files.get(fd, stat).map_err(|reason| match reason {
-            spinio_plan::Reason::NoHelpers => PinError::NoWorkers,
+            spinio_plan::Reason::NoWorkers => PinError::NoWorkers,
             _ => PinError::NotReopened,
         })?;
         // Of the two that have no mapping of their own one keeps its files in memory; the other shows old ones.

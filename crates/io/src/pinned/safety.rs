@@ -110,7 +110,7 @@ impl fmt::Display for PinError {
             PinError::NotReopened => {
                 "Cannot hold the file: it cannot be opened a second time through /proc/thread-self/fd"
             }
-            PinError::LimitExceeded => "Cannot hold the file: with it more would be held than SPINIO_HOLD allows",
+            PinError::LimitExceeded => "Cannot hold the file: with it more would be held than SPINIO_PIN_LIMIT allows",
             PinError::NoWorkers => "Cannot hold the file: no helper threads",
             PinError::PinRefused => "Cannot hold the file: the device refused to register its pages",
             PinError::NoDevice => "Cannot hold the file: no device is in use that reads host memory",

@@ -63,7 +63,7 @@ impl LeaseWatcher {
         let (tid_sender, tid_receiver) = mpsc::channel();
         let watcher = Arc::clone(self);
         let sys = files.sys();
-        let spawned = files.shadow_workers()?.spawn_dedicated("spinio-watch", move || {
+        let spawned = files.shadow_workers()?.spawn_dedicated("spinio-lease", move || {
             watcher.init_inotify(sys);
             // Whether it can be woken at all. What this leaves pending is one look too many.
             if !linux::wake_thread(linux::gettid()) {
@@ -74,7 +74,7 @@ impl LeaseWatcher {
         });
         let tid = spawned.then(|| tid_receiver.recv().ok())??;
         let watcher = Arc::clone(self);
-        linux::spawn_signals_blocked("spinio-hold", STACK_SIZE, move || watcher.run_unpinner()).ok()?;
+        linux::spawn_signals_blocked("spinio-unpin", STACK_SIZE, move || watcher.run_unpinner()).ok()?;
         self.watcher_tid.store(tid, Release);
         Some(tid)
     }

@@ -55,7 +55,7 @@ pub(crate) fn split_tail(queue: &mut VecDeque<Piece>, base: u64) -> Option<Piece
         offset: from - base,
         len: end - from,
         route: Route::Copy,
-        reason: Reason::Beside,
+        reason: Reason::TailCopy,
         assumed_cached: back.assumed_cached,
     };
     if piece.len == back.len {

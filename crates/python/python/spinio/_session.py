@@ -73,7 +73,7 @@ class Session:
         """As download, ordered with the array's stream: work queued there afterwards may reuse the memory.
 
         Complete on return: a download to an output on an array of disks with parity, and one larger than the bounce buffers
-        (SPINIO_STAGING).
+        (SPINIO_BOUNCE_LIMIT).
         """
         return Ticket(self._moves.download_async(array, _decoded(path), offset))
 

@@ -43,7 +43,21 @@ fn all() -> Value {
     let refused = snapshot.refusals.iter();
     let refused = refused.map(|line| json!({ "reason": line.reason.text(), "times": line.count, "bytes": line.bytes }));
     said.insert("refused".to_owned(), refused.collect());
-    let kept = Gauge::ALL.iter().map(|gauge| (gauge.name().to_owned(), json!(snapshot.gauge(*gauge))));
-    said.insert("kept".to_owned(), Value::Object(kept.collect()));
+    let gauges = Gauge::ALL.iter().map(|gauge| (gauge.key().to_owned(), json!(snapshot.gauge(*gauge))));
+    said.insert("gauges".to_owned(), Value::Object(gauges.collect()));
+    // The same under its earlier names, for one release.
+    let old = Gauge::ALL.iter().map(|gauge| (old_gauge_name(*gauge).to_owned(), json!(snapshot.gauge(*gauge))));
+    said.insert("kept".to_owned(), Value::Object(old.collect()));
     Value::Object(said)
+}
+
+fn old_gauge_name(gauge: Gauge) -> &'static str {
+    match gauge {
+        Gauge::Pinned => "pinned",
+        Gauge::BounceBytes => "staging",
+        Gauge::CachedFileStates => "kept files",
+        Gauge::PinnedFiles => "held files",
+        Gauge::PinnedFileBytes => "held",
+        Gauge::ReadaheadPages => "read-ahead set",
+    }
 }

@@ -75,7 +75,7 @@ impl EngineCtx<'_> {
     /// Reads the piece from the right file after all, through a twin.
     fn fd_replaced(&mut self, piece: Piece) {
         if self.request.file.direct_fd.is_ok() && self.request.device().capabilities().has_dma_engine {
-            return self.request.reroute(piece, 0, Route::Direct, Reason::FellBack);
+            return self.request.reroute(piece, 0, Route::Direct, Reason::Fallback);
         }
         let at = self.request.offset + piece.offset;
         self.fail_piece(piece, 0, Error::kernel(Errno::BADF, "read", at, piece.len));
