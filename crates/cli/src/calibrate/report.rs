@@ -10,7 +10,7 @@ use super::CalibrationRun;
 use crate::paint::{OutputStyle, TextRole};
 use crate::{names, table, units};
 
-/// A fit whose mean relative error is larger than this is said to be poor: the factor within which `--check` calls a model
+/// A fit whose mean relative error is larger than this is called poor: the factor within which `--check` calls a model
 /// fitting.
 const POOR_FIT: f64 = 0.5;
 
@@ -63,7 +63,7 @@ pub fn render(paint: &OutputStyle, found: &CalibrationRun, stored_path: Option<&
     if !poor.is_empty() {
         let _ = writeln!(
             s,
-            "{} {}: the fit is off by more than {:.0} % on average, as where other work goes on; measure again on a quieter \
+            "{} {}: the fit is off by more than {:.0} % on average, as with other work on the machine; measure again on a quieter \
              machine, or plans will be made with this",
             paint.text(TextRole::Bad, "!"),
             poor.join(", "),
@@ -71,8 +71,8 @@ pub fn render(paint: &OutputStyle, found: &CalibrationRun, stored_path: Option<&
         );
     }
     let _ = match stored_path {
-        Some(path) => writeln!(s, "kept in {}: programs that start from now on use it", path.display()),
-        None => writeln!(s, "not kept"),
+        Some(path) => writeln!(s, "stored in {}: programs that start from now on use it", path.display()),
+        None => writeln!(s, "not stored"),
     };
     s
 }

@@ -12,7 +12,7 @@ use crate::library;
 
 const GROUP: &str = "SPIN";
 
-/// Asks.
+/// Collects the facts.
 pub fn collect(facts: &mut Vec<Fact>) {
     facts.push(match library::find() {
         Ok(path) => check_preload(&path),
@@ -41,7 +41,7 @@ pub fn collect(facts: &mut Vec<Fact>) {
     facts.push(emulated());
 }
 
-/// Variables that look like settings and are none: a slip in a name is as if nothing had been said.
+/// Variables that look like settings and are none: a mistyped name has no effect.
 fn unknown_settings(names: impl Iterator<Item = String>) -> Vec<String> {
     // The command's own; and those of our tests, chores and virtual machine.
     const OTHERS: [&str; 5] = ["SPINIO_LIBRARY", "SPINIO_TEST_", "SPINIO_FUZZ_", "SPINIO_VM_", "SPINIO_CI_"];
@@ -51,7 +51,7 @@ fn unknown_settings(names: impl Iterator<Item = String>) -> Vec<String> {
     out
 }
 
-/// Whether a program really comes up with the library in it.
+/// Whether a program really starts with the library preloaded.
 fn check_preload(path: &Path) -> Fact {
     let fact = |state, detail: String| Fact::new(GROUP, "libspinio.so", state, detail);
     let value = match library::preload(path, None) {

@@ -1,7 +1,7 @@
-//! `spinio run`: somebody's program under SPIN.
+//! `spinio run`: a program under SPIN.
 //!
 //! ```text
-//!   run CMD            LD_PRELOAD=libspinio.so, then exec: no process of ours stays behind
+//!   run CMD            LD_PRELOAD=libspinio.so, then exec: no process of SPIN's remains
 //!   run --stats CMD    the same in a child; signals go to it, and after it ended the table
 //!                      of its device reads goes to standard error
 //! ```
@@ -66,7 +66,7 @@ fn setting(text: &str) -> Result<(String, String), String> {
 }
 
 /// What `--set` puts into the environment, under the new names, and the old names that it takes out. Where the new and the
-/// old name of a setting are given, the new one holds.
+/// old name of a setting are given, the new one is used.
 fn environment(settings: &[(String, String)]) -> (Vec<(&str, &str)>, Vec<&'static str>) {
     let (mut set, mut removed) = (Vec::new(), Vec::new());
     for (given, value) in settings {
@@ -151,7 +151,7 @@ fn with_stats(run: &Run, mut command: Command, name: &OsStr) -> anyhow::Result<u
     })
 }
 
-/// Waits without reaping: while its number is taken, no signal of ours can reach a stranger.
+/// Waits without reaping: while its number is taken, no signal of ours can reach another process.
 fn wait_until_ended(child: u32) {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
     let Some(pid) = Pid::from_raw(child as i32) else { return };
@@ -167,9 +167,9 @@ struct CounterSource {
 
 impl CounterSource {
     fn new(run: &Run) -> anyhow::Result<CounterSource> {
-        let said = run.settings.iter().rev().find(|(name, _)| name == "SPINIO_STATS").map(|(_, v)| OsString::from(v));
-        let said = said.or_else(|| std::env::var_os("SPINIO_STATS")).filter(|v| !v.is_empty());
-        match said {
+        let path = run.settings.iter().rev().find(|(name, _)| name == "SPINIO_STATS").map(|(_, v)| OsString::from(v));
+        let path = path.or_else(|| std::env::var_os("SPINIO_STATS")).filter(|v| !v.is_empty());
+        match path {
             Some(path) => {
                 let path = PathBuf::from(path);
                 Ok(CounterSource { temp_dir: None, before: read(&path), path })
@@ -203,22 +203,22 @@ fn read(path: &Path) -> Option<Snapshot> {
     crate::processes::CounterFile::open(path).ok().map(|c| c.snapshot)
 }
 
-/// A folder for the counters of a program and its children, in memory if that can be had.
+/// A directory for the counters of a program and its children, in memory if that can be had.
 pub fn counters_dir() -> anyhow::Result<tempfile::TempDir> {
     let made = |place: &Path| tempfile::Builder::new().prefix("spinio-stats-").tempdir_in(place);
     made(Path::new("/dev/shm"))
         .or_else(|_| made(&std::env::temp_dir()))
-        .map_err(|e| exit::error(Exit::Refused, format!("Cannot make a folder for the counters: {e}")))
+        .map_err(|e| exit::error(Exit::Refused, format!("Cannot make a directory for the counters: {e}")))
 }
 
-/// As SPINIO_STATS names a folder.
+/// As SPINIO_STATS names a directory.
 pub fn dir_setting(path: &Path) -> OsString {
     let mut text = path.as_os_str().to_owned();
     text.push("/");
     text
 }
 
-/// Where the user's own SPINIO_STATS named a place that tells nothing, whatever the program did.
+/// The message where the user's own SPINIO_STATS names a place without counters, whatever the program did.
 fn no_counters_text(paint: &OutputStyle, place: &Path) -> String {
     let head = paint.text(TextRole::Head, "spinio:");
     let named = place.display();
@@ -226,7 +226,7 @@ fn no_counters_text(paint: &OutputStyle, place: &Path) -> String {
         format!("{head} nothing was counted: SPINIO_STATS is off\n")
     } else if place.is_dir() {
         format!(
-            "{head} SPINIO_STATS is the folder {named}: `spinio stat --file` reads what a process has counted there\n"
+            "{head} SPINIO_STATS is the directory {named}: `spinio stat --file` reads what a process has counted there\n"
         )
     } else {
         format!(

@@ -13,7 +13,7 @@ pub fn of(counters: &CounterFile) -> Value {
     of_snapshot(&counters.path, &counters.snapshot, None)
 }
 
-/// Counters of one process, those of `seconds` if that is said.
+/// Counters of one process, those of an interval if `seconds` is given.
 pub fn of_snapshot(path: &Path, s: &Snapshot, seconds: Option<f64>) -> Value {
     let calls: serde_json::Map<_, _> =
         Direction::ALL.iter().map(|d| (d.name().to_owned(), calls(s.calls(*d)))).collect();
@@ -81,7 +81,7 @@ fn calls(c: &Calls) -> Value {
     })
 }
 
-/// Quantiles, and the buckets that hold anything: each with the latency that its calls stay below; null for the slowest.
+/// Quantiles, and the nonempty buckets: each with its upper latency bound; null for the slowest.
 fn latency(h: &Histogram) -> Value {
     let buckets: Vec<Value> = h.nonempty().map(|(below, n)| json!([below, n])).collect();
     json!({

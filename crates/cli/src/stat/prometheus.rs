@@ -2,10 +2,10 @@
 //! node_exporter and `promtool check metrics`. The library writes the younger OpenMetrics, where the suffix of a counter
 //! is not part of its name and the page has a last line. So counters are named in full here, and written as plain numbers.
 //!
-//! Every series names its process and program. When a process ends its series end too: rates of counters take that as
-//! what it is. Two processes of one number and program, each in a container of its own, are one series: a page that has a
-//! series twice is no page. Latencies come in buckets that are four times as wide from one to the next, from 1 us to 1 s;
-//! behind these come 3.8 s, from where on nothing is told apart, and all the rest.
+//! Every series names its process and program. When a process ends its series end too, which rates of counters handle.
+//! Two processes with one PID and program, each in a container of its own, are one series: a page with a duplicate
+//! series is invalid. Latency buckets are four times as wide from one to the next, from 1 us to 1 s; the last finite bound
+//! is 3.8 s, above which latencies are not distinguished.
 
 use std::fmt;
 

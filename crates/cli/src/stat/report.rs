@@ -8,7 +8,7 @@ use crate::paint::{OutputStyle, TextRole};
 use crate::processes::ProcessList;
 use crate::{table, units};
 
-/// Everything about one process. `seconds`: the counters are those of so long, so tell rates.
+/// Everything about one process. `seconds`: the interval of the counters; with it rates are printed.
 pub fn of_process(paint: &OutputStyle, s: &Snapshot, seconds: Option<f64>) -> String {
     let mut text =
         format!("{}{}\n", paint.text(TextRole::Head, &process_title(s)), seconds.map_or(String::new(), interval_text));
@@ -20,7 +20,7 @@ pub fn of_process(paint: &OutputStyle, s: &Snapshot, seconds: Option<f64>) -> St
     text + &details(paint, s)
 }
 
-/// What follows the routes: refusals, residency, what is held.
+/// What follows the routes: refusals, residency, gauges.
 pub fn details(paint: &OutputStyle, s: &Snapshot) -> String {
     let mut text = String::new();
     if !s.refusals.is_empty() {
@@ -31,8 +31,8 @@ pub fn details(paint: &OutputStyle, s: &Snapshot) -> String {
         let seen: Vec<_> = seen.iter().map(|(n, name)| format!("{n} {name}")).collect();
         text += &format!("\npages surveyed: {}\n", seen.join(", "));
     }
-    if let Some(held) = gauges_text(s) {
-        text += &format!("{}held: {held}\n", if seen.is_empty() { "\n" } else { "" });
+    if let Some(gauges) = gauges_text(s) {
+        text += &format!("{}held: {gauges}\n", if seen.is_empty() { "\n" } else { "" });
     }
     if s.overflow > 0 {
         text += &format!("{} pieces are in no line: their routes and reasons found no room in the table\n", s.overflow);
@@ -142,7 +142,7 @@ pub fn of_all(paint: &OutputStyle, found: &ProcessList) -> String {
     text
 }
 
-/// A line for each process: what it did in so many seconds.
+/// A line for each process: what it did in `seconds`.
 pub fn of_rates(paint: &OutputStyle, mut snapshots: Vec<Snapshot>, seconds: f64) -> String {
     snapshots.sort_by_key(|s| s.process.pid);
     let mut table = table::new(paint, &["process", "calls/s", "GB/s", "p50", "p99", "bounce buffers", "program"]);

@@ -235,7 +235,7 @@ mod tests {
         model.select(1);
         let shown = screen(&model, 100, 24);
         assert!(shown.contains("prog12 (process 12)") && shown.contains("nothing moved lately"), "{shown}");
-        // Too wide for its half: it goes on below.
+        // Too wide for its half: it wraps.
         assert!(screen(&model, 70, 24).contains("began)"), "{}", screen(&model, 70, 24));
         model.select(5);
         assert_eq!(model.selected(), 1);

@@ -9,10 +9,10 @@
 //!     copy 1                 |-----|
 //! ```
 //!
-//! A row is a thread to those who read this, and theirs have numbers of 32 bits: Perfetto puts what has a larger one into
-//! the process's first thread. The numbers of Linux end below 2^22.
+//! The viewers take a row for a thread, and their thread IDs have 32 bits: Perfetto puts an event with a larger one into
+//! the process's first thread. Thread IDs of Linux are below 2^22.
 //!
-//! Times are microseconds of CLOCK_MONOTONIC, so traces of one boot lie beside each other.
+//! Times are microseconds of CLOCK_MONOTONIC, so traces of one boot can be compared.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
@@ -105,7 +105,7 @@ fn micros(nanos: u64) -> f64 {
     nanos as f64 / 1e3
 }
 
-/// What stands in a row.
+/// What a row shows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum RowKind {
     /// Of a thread.
@@ -114,7 +114,7 @@ enum RowKind {
     Pieces(u8),
 }
 
-/// Where something stands.
+/// The row of an event.
 #[derive(Clone, Copy)]
 struct Row {
     /// The number of the thread that it counts as.
@@ -180,7 +180,7 @@ mod tests {
             rows.entry(e["tid"].as_u64().unwrap()).or_default().push((start, start + e["dur"].as_f64().unwrap()));
         }
         assert_eq!(rows.len(), 4, "two for requests; of pieces three overlap in no more than two places");
-        assert!(rows.contains_key(&8), "a request stands at its thread: {rows:?}");
+        assert!(rows.contains_key(&8), "a request is in the row of its thread: {rows:?}");
         let extra = rows.keys().filter(|tid| **tid != 8);
         assert!(extra.into_iter().all(|tid| (1 << 22..1 << 31).contains(tid)), "no thread's number: {rows:?}");
         assert!(rows.values().all(|row| row.windows(2).all(|w| w[0].1 <= w[1].0)), "{rows:?}");
