@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use spinio_device::{Device, DeviceId, DeviceKind, registry};
-use spinio_io::{Settings, settings};
+use spinio_io::settings;
 
 use super::{Fact, State};
 use crate::device::{Buffer, DeviceName};
