@@ -123,7 +123,7 @@ def pollution(b):
     b.say("| the stream | working set read | cached before | cached after | of the stream's file | GB/s |")
     b.say("|---|---|---|---|---|---|")
     cases = [("plain pread into host memory + copy", "plain", {})] + [
-        (f"pread into the device, SPINIO_CACHE={mode}", "us", {"SPINIO_CACHE": mode}) for mode in ("keep", "auto", "drop")
+        (f"pread into the device, SPINIO_READAHEAD_KEEP={mode}", "us", {"SPINIO_READAHEAD_KEEP": mode}) for mode in ("keep", "auto", "drop")
     ]
     for what, mode, settings in cases:
         for times in (1, 2):

@@ -33,7 +33,7 @@ pub(crate) fn check() -> Result<()> {
 fn settings() -> String {
     let mut out = String::from(
         "# Settings\n\n\
-         <!-- Written by `cargo x docs` from crates/io/src/settings/table.rs: change it there. -->\n\n\
+         <!-- Written by `cargo x docs` from crates/host/src/settings/table.rs: change it there. -->\n\n\
          The library reads these environment variables once, when it is loaded into a process.\n\
          A value that cannot be understood is ignored, and `spinio doctor` says so.\n\n\
          | variable | values | default |\n|---|---|---|\n",
@@ -45,6 +45,9 @@ fn settings() -> String {
     }
     for row in TABLE {
         let _ = write!(out, "\n## `{}`\n\n{}\n", row.name, row.doc);
+        if let Some(old) = row.old {
+            let _ = write!(out, "\nFormerly `{old}`, which still works in this release.\n");
+        }
     }
     out
 }

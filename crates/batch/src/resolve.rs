@@ -326,7 +326,7 @@ impl<'a> Resolver<'a> {
         if unreadable || empty_file || stat.kind == FileKind::Other || flags & linux::O_DIRECT != 0 {
             return Ok(FdKind::Single);
         }
-        let file = self.ctx.reader.files.shadow_workers().ok_or(Reason::NoHelpers);
+        let file = self.ctx.reader.files.shadow_workers().ok_or(Reason::NoWorkers);
         let Ok(file) = file.and_then(|_| self.ctx.reader.files.get(fd, stat)) else {
             return Ok(FdKind::Single);
         };

@@ -142,14 +142,14 @@ impl ResolvedBatch {
             fallback.extend(relay.catch(|| registered.map_or(Vec::new(), RegisteredParts::finish)).unwrap_or_default());
             relay.resume();
             if !fallback.is_empty() {
-                let rest = CopyEngine::new(&work, fallback, 0, Reason::FellBack);
+                let rest = CopyEngine::new(&work, fallback, 0, Reason::Fallback);
                 rest.wake_workers();
                 rest.finish();
             }
         }
         self.read_singles();
         let (started, stats) = (self.pinned.started, ctx.reader.files.stats());
-        let report = |bytes| stats.record_piece(&work.span, Route::Gather, Reason::Held, 0, bytes, started);
+        let report = |bytes| stats.record_piece(&work.span, Route::Gather, Reason::Pinned, 0, bytes, started);
         let pinned = std::mem::replace(&mut self.pinned, PinnedGather::new(false));
         if !pinned.finish(ctx, report)
             && let Ok(retry) = resolve(ctx, work.ops, &self.known, false)

@@ -49,7 +49,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// New memory. The settings of this process (`SPINIO_EMULATED`) say what the emulated device is like.
+    /// New memory. The settings of this process (`SPINIO_EMULATED`) describe the emulated device.
     pub fn new(device: DeviceName, len: u64) -> anyhow::Result<Buffer> {
         Buffer::alloc(device, len, false)
     }
@@ -62,8 +62,9 @@ impl Buffer {
     fn alloc(device: DeviceName, len: u64, host_mapped: bool) -> anyhow::Result<Buffer> {
         let DeviceName(id) = device;
         let failed = || format!("Cannot allocate {} on {id}", units::bytes(len));
-        let missing =
-            |e: &dyn fmt::Display| exit::error(Exit::Missing, format!("{}: {e}. `spinio doctor` tells more", failed()));
+        let missing = |e: &dyn fmt::Display| {
+            exit::error(Exit::Missing, format!("{}: {e}. `spinio doctor` has details", failed()))
+        };
         let bytes = usize::try_from(len).with_context(failed)?;
         match id.kind {
             // For the reason: the registry would only say that there is none.
@@ -97,7 +98,7 @@ fn configure() -> anyhow::Result<()> {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // Memory that cannot be given back goes with the process, which is about to end.
+        // Memory that cannot be freed is freed with the process, which is about to end.
         let _ = registry::free(self.addr);
     }
 }

@@ -65,7 +65,7 @@ pub const CODES: &str = codes!();
 
 /// Of `calibrate`.
 pub const CALIBRATE: &str =
-    concat!(codes!(), "\nWith --check 1 also says that the model does not fit, and 4 that there is none.");
+    concat!(codes!(), "\nWith --check 1 also means that the model does not fit, and 4 that there is none.");
 
 /// Of `run`.
 pub const RUN: &str = concat!(
@@ -104,9 +104,9 @@ pub fn code(error: &anyhow::Error) -> Exit {
 }
 
 /// Prints help, a version, or what is wrong with the command line. Text that does not arrive is a failure.
-pub fn told_by_clap(told: &clap::Error) -> anyhow::Result<u8> {
-    told.print().and_then(|()| std::io::stdout().flush()).context("Cannot write to standard output")?;
-    Ok(told.exit_code() as u8)
+pub fn of_clap(error: &clap::Error) -> anyhow::Result<u8> {
+    error.print().and_then(|()| std::io::stdout().flush()).context("Cannot write to standard output")?;
+    Ok(error.exit_code() as u8)
 }
 
 /// The status of a command named `command` that ended so, after its error was printed.

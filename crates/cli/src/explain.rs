@@ -9,13 +9,13 @@
 //!   [1] a faster route was refused: ...
 //! ```
 //!
-//! Asked by the same code that serves a read, of this process, at this moment: a program of another user, or a
-//! moment later, may see something else. Nothing is read of a file that the user owns or may write to.
+//! The code that serves a read answers, for this process, at this moment: a program of another user, or the same program
+//! later, may see something else. Nothing is read of a file that the user owns or may write to.
 //!
-//! Whether another process holds the file is asked of the kernel and of that process's counters (`holders.rs`).
+//! Whether another process pins the file is taken from /proc/locks and from that process's counters (`holders.rs`).
 //!
-//! Known flaw: of somebody else's file the kernel tells nothing, so a byte every 64 KiB is tried, and each that is
-//! absent makes the kernel fetch its page. Asked a second time, such a file looks more cached than it is.
+//! Known flaw: the Linux kernel reports no residency of a file owned by another user, so a byte every 64 KiB is tried, and
+//! each that is absent makes the kernel fetch its page. The second time such a file looks more cached than it is.
 
 use std::fmt::Write;
 use std::fs::OpenOptions;
@@ -36,9 +36,9 @@ use crate::holders::{self, Holder};
 use crate::input::Input;
 use crate::paint::{OutputStyle, TextRole};
 use crate::progress::Spinner;
-use crate::{out, stack, strip, table, units};
+use crate::{names, out, stack, strip, table, units};
 
-/// Rows of the table before the rest is counted; `--all` shows every one.
+/// Rows of the table; further ones are only counted. `--all` shows every one.
 const ROWS: usize = 40;
 
 /// What `spinio explain` takes.
@@ -71,7 +71,7 @@ pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
     let opened = explain.input.open()?;
     let name = explain.input.path().display().to_string();
     let device = explain.device.unwrap_or_else(device::preferred);
-    let wait = Spinner::new("Asking what is cached");
+    let wait = Spinner::new("Querying what is cached");
     let buffer = device::probe_buffer(device)?;
     let fd = opened.file.as_raw_fd();
     let explanation = if explain.write {
@@ -83,14 +83,14 @@ pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
     } else {
         runtime().explain(fd, opened.offset, opened.len, buffer)
     };
-    let told = explanation.map_err(|e| e.with_path(&name))?;
+    let explanation = explanation.map_err(|e| e.with_path(&name))?;
     drop(wait);
     let holders = holders::holders_of(&opened.file);
     let text = match explain.json {
-        true => format!("{:#}\n", json_of(&name, device, &told, &holders)),
+        true => format!("{:#}\n", json_of(&name, device, &explanation, &holders)),
         false => {
             let rows = if explain.all { usize::MAX } else { ROWS };
-            let text = render(&OutputStyle::stdout(), &name, (device, explain.write), &told, rows);
+            let text = render(&OutputStyle::stdout(), &name, (device, explain.write), &explanation, rows);
             text + &holders_text(&holders, explain.write)
         }
     };
@@ -103,16 +103,19 @@ fn nanos(explanation: &Explanation, segment: usize) -> Option<f64> {
     explanation.prediction.segments.get(segment).copied()
 }
 
-/// What another process's hold of the file means.
+/// What it means that another process pins the file.
 fn holders_text(holders: &[Holder], write: bool) -> String {
     let mut s = String::new();
     for holder in holders {
         let Holder { pid, name } = holder;
         let _ = match write {
-            true => writeln!(s, "\nHeld by {name} ({pid}): who opens it for writing waits until that lets it go"),
+            true => writeln!(
+                s,
+                "\nPinned by {name} ({pid}): a process that opens it for writing waits until it is unpinned"
+            ),
             false => writeln!(
                 s,
-                "\nHeld by {name} ({pid}): large reads of that process come out of registered pages (dma), not as above"
+                "\nPinned by {name} ({pid}): large reads of that process come out of registered pages (dma), not as above"
             ),
         };
     }
@@ -140,20 +143,22 @@ fn json_of(name: &str, device: DeviceName, explanation: &Explanation, holders: &
             "predicted_ns": nanos(explanation, i),
         })
     };
-    json!({
+    let mut value = json!({
         "file": name,
         "device": device.to_string(),
         "offset": explanation.offset,
         "length": explanation.len,
-        "residency_asked": explanation.residency_source,
+        "residency_source": explanation.residency_source,
         "model": explanation.model,
         "predicted_ns": explanation.prediction.total,
         "extents": extents,
         "segments": explanation.schedule.segments.iter().enumerate().map(segment).collect::<Vec<_>>(),
         "storage": stack::json(&explanation.storage),
         "advice": explanation.advice,
-        "held_by": holders.iter().map(|h| json!({ "pid": h.pid, "name": h.name })).collect::<Vec<_>>(),
-    })
+        "pinned_by": holders.iter().map(|h| json!({ "pid": h.pid, "name": h.name })).collect::<Vec<_>>(),
+    });
+    names::add_old_keys(&mut value, &[("held_by", "pinned_by"), ("residency_asked", "residency_source")]);
+    value
 }
 
 fn residency_name(residency: Residency) -> &'static str {
@@ -183,7 +188,7 @@ fn render(
         if write { "out of" } else { "into" },
     );
     if explanation.len == 0 {
-        s += "nothing is there to read: the range lies at the end of the file\n";
+        s += "nothing is there to read: the range is at the end of the file\n";
         return s;
     }
     draw(&mut s, paint, explanation);
@@ -199,7 +204,7 @@ fn render(
     let _ = writeln!(
         s,
         "\n{}\n{}",
-        paint.text(TextRole::Head, "What lies under it"),
+        paint.text(TextRole::Head, "What is under it"),
         stack::tree_text(&explanation.storage, 2)
     );
     if !explanation.advice.is_empty() {
@@ -223,11 +228,11 @@ fn draw(s: &mut String, paint: &OutputStyle, explanation: &Explanation) {
     let _ = writeln!(
         s,
         "       {}",
-        paint.text(TextRole::Dim, &format!("residency was asked by {}", explanation.residency_source))
+        paint.text(TextRole::Dim, &format!("residency was queried by {}", explanation.residency_source))
     );
 }
 
-/// Reasons for which a faster route was refused, each once; told below the table by number.
+/// Reasons for which a faster route was refused, each once; listed below the table by number.
 fn refusals(explanation: &Explanation) -> Vec<Reason> {
     let mut all = Vec::new();
     for reason in explanation.schedule.segments.iter().filter_map(|s| s.refused) {

@@ -1,13 +1,13 @@
-//! The processes that hold a file registered (`spinio_pin_file`).
+//! The processes that have a file pinned (`spinio_pin_file`).
 //!
 //! ```text
-//!   /proc/locks    7: LEASE  ACTIVE  READ  4711 fd:00:1311234 0 EOF     who has a read lease on which inode
-//!   counters       4711 python3, 2 held files                          which of these is SPIN's
+//!   /proc/locks    7: LEASE  ACTIVE  READ  4711 fd:00:1311234 0 EOF     which process has a read lease on which inode
+//!   counters       4711 python3, 2 pinned files                        which of these is SPIN's
 //! ```
 //!
-//! Known flaws: a hold that needs no lease, because the file is sealed, immutable or on a read-only file system, is told by
-//! nobody, nor is that of a process whose counters this user cannot see. A process that holds other files, and has a lease
-//! on this one for another reason, counts as well.
+//! Known flaws: a pinned file that needs no lease, because it is sealed, immutable or on a read-only file system, is not
+//! found, nor is that of a process whose counters this user cannot see. A process that pins other files, and has a lease on
+//! this one for another reason, counts as well.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -17,16 +17,16 @@ use spinio_io::stats::Gauge;
 
 use crate::processes;
 
-/// A process that holds a file.
+/// A process that pins a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Its number.
+    /// Its PID.
     pub pid: u32,
     /// Name of its program.
     pub name: String,
 }
 
-/// Who holds a file.
+/// The processes that pin a file.
 pub fn holders_of(file: &File) -> Vec<Holder> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let (Ok(meta), about) = (file.metadata(), read(&format!("/proc/self/fdinfo/{}", file.as_raw_fd()))) else {
@@ -37,12 +37,12 @@ pub fn holders_of(file: &File) -> Vec<Holder> {
     if leased.is_empty() {
         return vec![];
     }
-    let held = |c: &processes::CounterFile| c.snapshot.gauge(Gauge::PinnedFiles).0 > 0;
-    let known = processes::list().processes.into_iter().filter(held).map(|c| c.snapshot.process);
+    let pins_files = |c: &processes::CounterFile| c.snapshot.gauge(Gauge::PinnedFiles).0 > 0;
+    let known = processes::list().processes.into_iter().filter(pins_files).map(|c| c.snapshot.process);
     known.filter(|p| leased.contains(&p.pid)).map(|p| Holder { pid: p.pid, name: p.name }).collect()
 }
 
-/// The device of the file system itself, by which the kernel lists leases: `stat` tells another one on btrfs.
+/// The device of the file system itself, by which the kernel lists leases: `stat` returns another one on btrfs.
 fn lease_device(fdinfo: &str, mountinfo: &str) -> Option<(u32, u32)> {
     let mount = fdinfo.lines().find_map(|l| l.strip_prefix("mnt_id:"))?.trim();
     // number, parent, major:minor, ...
@@ -51,7 +51,7 @@ fn lease_device(fdinfo: &str, mountinfo: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Who has a read lease on an inode.
+/// The processes with a read lease on an inode.
 fn lease_holders(locks: &str, device: (u32, u32), inode: u64) -> Vec<u32> {
     let one = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();

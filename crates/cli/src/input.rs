@@ -27,7 +27,7 @@ pub struct Input {
     length: Option<u64>,
 }
 
-/// An open file and a range that lies in it.
+/// An open file and a range in it.
 pub struct OpenRange {
     /// The file, read-only.
     pub file: File,
@@ -37,7 +37,7 @@ pub struct OpenRange {
     pub len: u64,
 }
 
-/// Opens a file for reading. A named pipe is refused first: its `open` waits for somebody who writes.
+/// Opens a file for reading. A named pipe is refused first: its `open` waits for a writer.
 pub fn open(path: &Path) -> anyhow::Result<File> {
     let cannot = || format!("Cannot open {}", path.display());
     if std::fs::metadata(path).with_context(cannot)?.file_type().is_fifo() {
@@ -66,13 +66,12 @@ impl Input {
             FileKind::Block => seek(&file, SeekFrom::End(0)).map_err(std::io::Error::from).with_context(cannot)?,
             FileKind::Other => bail!("Cannot read {name}: it is no file with offsets"),
         };
-        // `/proc` says that its files are empty, and they are not.
+        // `/proc` reports its files as empty, and they are not.
         if stat.kind == FileKind::Regular && size == 0 && file.read_at(&mut [0], 0).is_ok_and(|n| n > 0) {
-            bail!("Cannot read {name}: it has bytes, but its file system says that it has none, as /proc does");
+            bail!("Cannot read {name}: it has bytes, but its file system reports a size of 0, as /proc does");
         }
         if self.offset > size {
-            let text =
-                format!("--offset {} lies behind the end of {} ({size} bytes)", self.offset, self.path.display());
+            let text = format!("--offset {} is past the end of {} ({size} bytes)", self.offset, self.path.display());
             return Err(exit::error(Exit::Usage, text));
         }
         let rest = size - self.offset;

@@ -4,16 +4,16 @@
 //!   demo      the main job on a real file, with proof
 //!   run       a program under libspinio.so
 //!   read      a file into device memory, in this process
-//!   explain   what would happen to each part of a file, and why
+//!   explain   which route each part of a file would take, and why
 //!   doctor    what this machine offers, and the cure for what it lacks
-//!   calibrate measures what each route costs here, and keeps it for every program
+//!   calibrate measures what each route costs here, and stores it for every program
 //!   stat      what the processes that use SPIN have done; for people, JSON, Prometheus
 //!   top       the same, live
 //!   trace     request by request, with the pieces of each
 //! ```
 //!
-//! One file a subcommand. Results go to standard output, errors and tables about somebody
-//! else's program to standard error. Exit codes are a contract: see [`exit`].
+//! One file per subcommand. Results go to standard output, errors and tables about another
+//! program to standard error. Exit codes are a contract: see [`exit`].
 //!
 //! It is a library so that the laboratory (`spinio-lab`) shares its tables, units, devices and measurements. Public is
 //! only what that uses.
@@ -70,7 +70,7 @@ enum Command {
     /// Run a program under SPIN
     #[command(after_help = exit::RUN)]
     Run(run::Run),
-    /// Read a file into device memory, here, and say how fast and by which routes
+    /// Read a file into device memory, here, and print how fast and by which routes
     #[command(after_help = exit::CODES)]
     Read(read::Read),
     /// Draw what a read of a file would do now, part by part, and why
@@ -79,7 +79,7 @@ enum Command {
     /// List every facility of this machine that SPIN can use: found or not, cause and cure
     #[command(after_help = exit::CODES)]
     Doctor(doctor::Doctor),
-    /// Measure what each route costs here, and keep it for every program under SPIN
+    /// Measure what each route costs here, and store it for every program under SPIN
     #[command(after_help = exit::CALIBRATE)]
     Calibrate(calibrate::Calibrate),
     /// Show what the processes that use SPIN have done: calls, routes, reasons, latencies
@@ -99,7 +99,7 @@ enum Command {
     Simulate(Moved),
 }
 
-/// A subcommand that is another program's now. Whatever follows it is taken, and not looked at.
+/// A subcommand that is another program's now. All arguments after it are accepted and ignored.
 #[derive(Debug, Args)]
 struct Moved {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -117,7 +117,7 @@ pub fn main() -> ExitCode {
     progress::start_clock();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(told) => return exit::report("spinio", exit::told_by_clap(&told)),
+        Err(error) => return exit::report("spinio", exit::of_clap(&error)),
     };
     let done = match cli.command {
         Command::Demo(demo) => demo::run(&demo).map(|exit| exit as u8),

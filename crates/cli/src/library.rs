@@ -1,16 +1,16 @@
 //! Where libspinio.so is, and how to ask the loader for it.
 //!
 //! ```text
-//!   $SPINIO_LIBRARY                      said by the user: nothing else is tried
-//!   <bin>/libspinio.so                   one folder with everything
+//!   $SPINIO_LIBRARY                      set by the user: nothing else is tried
+//!   <bin>/libspinio.so                   one directory with everything
 //!   <bin>/deps/libspinio.so              cargo build, cargo run: target/release/deps
 //!   <bin>/../lib/libspinio.so.0          installed under a prefix: `cargo x stage`, the wheel
-//!   <bin>/../lib/libspinio.so            the same, put there by hand
-//!   <bin>/../lib/spinio/libspinio.so     the same, in a folder of its own
+//!   <bin>/../lib/libspinio.so            the same, copied there by hand
+//!   <bin>/../lib/spinio/libspinio.so     the same, in a directory of its own
 //! ```
 //!
 //! Cargo builds the library because this package depends on it, and leaves it in
-//! `deps` since it is nobody's final product. No code here may mention that crate:
+//! `deps` since it is not a final product. No code here may mention that crate:
 //! a mention would link it, and its symbols would hook this very command.
 //!
 //! Known flaw: LD_PRELOAD separates its entries by colons and spaces and has no way
@@ -26,10 +26,10 @@ use crate::exit::{self, Exit};
 const NAME: &str = "libspinio.so";
 
 /// The name of an installed library: its SONAME, so that the loader takes it for the one that programs were linked with.
-/// Beside it `libspinio.so` may be a linker script, hence the order below.
+/// Next to it `libspinio.so` may be a linker script, hence the order below.
 const INSTALLED: &str = "libspinio.so.0";
 
-/// The library, or an error that lists every place looked at.
+/// The library, or an error that lists every path tried.
 pub fn find() -> anyhow::Result<PathBuf> {
     let bin = env::current_exe().ok().and_then(|p| p.parent().map(Path::to_owned));
     find_in(env::var_os("SPINIO_LIBRARY").map(PathBuf::from), bin.as_deref())
@@ -37,7 +37,7 @@ pub fn find() -> anyhow::Result<PathBuf> {
 
 fn find_in(setting: Option<PathBuf>, bin: Option<&Path>) -> anyhow::Result<PathBuf> {
     let looked = match (setting, bin) {
-        (Some(said), _) => vec![said],
+        (Some(path), _) => vec![path],
         (None, Some(bin)) => vec![
             bin.join(NAME),
             bin.join("deps").join(NAME),
@@ -48,7 +48,7 @@ fn find_in(setting: Option<PathBuf>, bin: Option<&Path>) -> anyhow::Result<PathB
         (None, None) => vec![],
     };
     // The loader resolves a relative path against the directory the program happens to be in, and ignores it in
-    // others: always hand it an absolute one.
+    // others: always pass an absolute one.
     if let Some(found) = looked.iter().find(|p| p.is_file()).and_then(|p| p.canonicalize().ok()) {
         return Ok(found);
     }
@@ -137,8 +137,8 @@ mod tests {
         {
             assert!(error.to_string().contains(place), "{error}");
         }
-        let said = find_in(Some("/said/lib.so".into()), Some(bin)).unwrap_err().to_string();
-        assert!(said.contains("/said/lib.so") && !said.contains("/nowhere"));
+        let error = find_in(Some("/set/lib.so".into()), Some(bin)).unwrap_err().to_string();
+        assert!(error.contains("/set/lib.so") && !error.contains("/nowhere"));
     }
 
     #[test]

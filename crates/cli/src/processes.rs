@@ -1,13 +1,13 @@
 //! The processes that use SPIN, found by their files of counters.
 //!
 //! ```text
-//!   $XDG_RUNTIME_DIR/spinio/   /run/user/UID/spinio/   /dev/shm/spinio-UID/      for root: everybody's
+//!   $XDG_RUNTIME_DIR/spinio/   /run/user/UID/spinio/   /dev/shm/spinio-UID/      for root: those of all users
 //!        4711  ── locked by its process ──> a living one: its counters are read, never written
 //! ```
 //!
-//! The files are read as bytes, never mapped: one that shrinks or holds nonsense can give nonsense, not a crash.
+//! The files are read as bytes, never mapped: one that shrinks or has invalid content gives wrong figures, not a crash.
 //!
-//! Known flaw: a process in another PID namespace (a container) has the number that it has there.
+//! Known flaw: a process in another PID namespace (a container) is listed with its PID there.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
@@ -28,7 +28,7 @@ pub struct CounterFile {
     /// Where it is.
     pub path: PathBuf,
     file: File,
-    /// What it said when it was last read.
+    /// The counters when it was last read.
     pub snapshot: Snapshot,
 }
 
@@ -48,7 +48,7 @@ pub enum ReadError {
     OtherVersion,
     /// It holds no counters.
     NoCounters,
-    /// The kernel said no.
+    /// The system call failed.
     Io(io::Error),
 }
 
@@ -64,7 +64,7 @@ impl CounterFile {
     }
 
     fn opened(path: &Path, options: &mut OpenOptions) -> Result<CounterFile, ReadError> {
-        // Root looks into folders of others: nothing there may lead elsewhere or block.
+        // Root opens files in directories of other users: a link must not be followed, and a FIFO must not block.
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = options.custom_flags(flags.bits() as i32).open(path).map_err(ReadError::Io)?;
         if !file.metadata().map_err(ReadError::Io)?.is_file() {
@@ -89,7 +89,7 @@ impl CounterFile {
         Ok(())
     }
 
-    /// Whether the process that made it lives: it holds a lock as long.
+    /// Whether the process that made it lives: it has the file locked until it ends.
     pub fn is_alive(&self) -> bool {
         is_locked(&self.file)
     }
@@ -150,8 +150,8 @@ pub fn find(pid: u32) -> anyhow::Result<CounterFile> {
         } else if others > 0 {
             format!("it made no device request yet, or is one of {others} that run another version of SPIN")
         } else {
-            "it made no device request yet, runs without SPIN, keeps its counters elsewhere (SPINIO_STATS), or is \
-             somebody else's"
+            "it made no device request yet, runs without SPIN, keeps its counters elsewhere (SPINIO_STATS), or \
+             belongs to another user"
                 .to_owned()
         };
         exit::error(Exit::Failed, format!("No counters of process {pid}: {why}"))

@@ -71,7 +71,7 @@ impl Drop for Progress {
     }
 }
 
-/// Work that cannot say how far it is: a thread draws for it, until this is dropped.
+/// Work without a measure of progress: a thread draws for it, until this is dropped.
 pub struct Spinner {
     bar: ProgressBar,
     painter: Option<(Sender<()>, JoinHandle<()>)>,

@@ -133,7 +133,7 @@ fn report(read: &Read, buffer: &Buffer, done: &ReadTotals, stats: &spinio_io::st
         (true, Some(at)) => {
             let cross = paint.text(TextRole::Bad, "✗");
             text += &format!(
-                "{cross} byte {at} differs from a plain pread. If nobody wrote to the file meanwhile, this is a bug: \
+                "{cross} byte {at} differs from a plain pread. If no process wrote to the file meanwhile, this is a bug: \
                  please report it\n"
             );
         }

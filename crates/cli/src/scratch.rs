@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// A folder on a real disk for the demo's files: O_DIRECT and eviction mean nothing on a file system in memory.
-/// The first of the usual places that has one; else the first of them, with what is wrong about it.
+/// A directory on a real disk for the demo's files: O_DIRECT and eviction mean nothing on a file system in memory.
+/// The first of the usual places that has one; else the first of them, with the problem.
 pub fn disk_dir() -> (PathBuf, Option<String>) {
     let mut places = vec![std::env::temp_dir(), PathBuf::from("/var/tmp")];
     places.extend(std::env::current_dir());
@@ -12,7 +12,7 @@ pub fn disk_dir() -> (PathBuf, Option<String>) {
     }
     let first = places.swap_remove(0);
     let warning = format!(
-        "{} and the other places tried are file systems in memory: they are always cached. Name a file on a disk \
+        "{} and the other directories tried are file systems in memory: they are always cached. Name a file on a disk \
          with --path",
         first.display()
     );

@@ -1,12 +1,12 @@
-//! A range of a file as one line of characters: who is resident, and which route each part takes.
+//! A range of a file as one line of characters: what is resident, and which route each part takes.
 //!
 //! ```text
 //!   pages  ████████████░░░░░░░░░░▒▒▒▒▒▒▓▓▓▓██████
 //!   route  ccccccccccccddddddddddddddddccccmmmmmm
 //! ```
 //!
-//! A column stands for the same number of bytes everywhere and shows what most of them are. Colour
-//! repeats what the character says, so nothing is lost without it.
+//! Every column is the same number of bytes and shows what most of them are. Colour repeats what the
+//! character shows, so nothing is lost without it.
 
 use spinio_plan::{Extent, Residency, Route, Schedule};
 

@@ -1,4 +1,4 @@
-//! A file to measure with: one of the user's, read only, or a scratch file without a name in a folder of his.
+//! A file to measure with: one of the user's, read only, or a scratch file without a name in a directory of the user's.
 
 use std::fs::File;
 use std::io::Write;
@@ -22,7 +22,7 @@ const STEP: usize = 1 << 20;
 pub struct TestFile {
     /// Open, for reading; a scratch file for writing too.
     pub file: File,
-    /// The file, or the folder that a scratch file lies in.
+    /// The file, or the directory of the scratch file.
     pub path: PathBuf,
     /// Bytes.
     pub size: u64,
@@ -31,8 +31,8 @@ pub struct TestFile {
 }
 
 impl TestFile {
-    /// A regular file or block device as it is, or in a folder a new file of `size` bytes, which nobody else can see and
-    /// which is gone when this ends, however it ends.
+    /// A regular file or block device as it is, or in a directory a new file of `size` bytes, which has no name and is
+    /// freed when this process ends.
     pub fn open(path: &Path, size: u64) -> anyhow::Result<TestFile> {
         let cannot = || format!("Cannot open {}", path.display());
         let kind = std::fs::metadata(path).with_context(cannot)?;

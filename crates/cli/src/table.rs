@@ -62,7 +62,7 @@ pub fn route(route: Route) -> Cell {
 /// Routes of a snapshot: where the bytes travelled, and why.
 pub fn of_snapshot(paint: &OutputStyle, snapshot: &Snapshot) -> Table {
     let moved = snapshot.rows.iter().fold(0u64, |sum, l| sum.saturating_add(l.bytes));
-    // Most programs only read; then it need not be said on every line.
+    // Most programs only read; then the direction is not printed on every line.
     let single_route = snapshot.rows.iter().all(|l| l.direction == Direction::Read);
     let mut head = vec!["route", "pieces", "bytes", "share", "p50", "p99", "why"];
     if !single_route {

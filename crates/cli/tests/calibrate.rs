@@ -1,4 +1,4 @@
-//! `spinio calibrate`: measured, kept, used by the next process, and checked.
+//! `spinio calibrate`: measured, stored, used by the next process, and checked.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::path::Path;
 use assert_cmd::Command;
 use common::{file, folder, spinio, stderr, stdout};
 
-/// The command with a state folder of its own, and little to do.
+/// The command with a state directory of its own, and little to do.
 fn calibrate(state: &Path, args: &[&str]) -> Command {
     let mut command = spinio();
     command.env("XDG_STATE_HOME", state);
@@ -32,12 +32,12 @@ fn what_was_measured_is_used_by_the_next_process() {
 
     let assert = calibrate(state.path(), &[]).arg(dir.path()).assert().success();
     let text = stdout(&assert);
-    assert!(text.contains("R2") && text.contains("copy") && text.contains("kept in"), "{text}");
+    assert!(text.contains("R2") && text.contains("copy") && text.contains("stored in"), "{text}");
     assert!(text.contains("p2p was not measured"), "{text}");
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "the scratch file is gone");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "the scratch file is deleted");
 
-    let told = explained(state.path(), &data);
-    assert!(told.contains("Cost model: calibrated 20"), "{told}");
+    let value = explained(state.path(), &data);
+    assert!(value.contains("Cost model: calibrated 20"), "{value}");
     // Whether a machine that is busy with tests still fits is its own affair.
     let assert = calibrate(state.path(), &["--check"]).arg(dir.path()).assert();
     let text = stdout(&assert);
@@ -47,7 +47,7 @@ fn what_was_measured_is_used_by_the_next_process() {
     let off = stdout(
         &spinio()
             .env("XDG_STATE_HOME", state.path())
-            .env("SPINIO_MODEL", "default")
+            .env("SPINIO_COST_MODEL_DIR", "default")
             .args(["explain", "--device", "emulated"])
             .arg(&data)
             .assert()
@@ -86,10 +86,13 @@ fn a_file_is_only_read_and_a_dry_run_keeps_nothing() {
     let data = file(dir.path(), "data", 3 << 20);
     let before = std::fs::read(&data).unwrap();
     let assert = calibrate(state.path(), &["--dry-run", "--json"]).arg(&data).assert().success();
-    let told: serde_json::Value = serde_json::from_str(&stdout(&assert)).unwrap();
-    assert_eq!(told["kept"], serde_json::Value::Null);
-    assert_eq!(told["writeback_ns_per_byte"], serde_json::Value::Null, "a file of the user's is not written");
-    let copy = told["routes"].as_array().unwrap().iter().find(|r| r["route"] == "copy").unwrap();
+    let value: serde_json::Value = serde_json::from_str(&stdout(&assert)).unwrap();
+    assert_eq!((&value["stored_at"], &value["kept"]), (&serde_json::Value::Null, &serde_json::Value::Null));
+    for route in value["routes"].as_array().unwrap() {
+        assert!(route["queue"]["latency_ns"].is_number() && route["flight"] == route["queue"], "{route:#}");
+    }
+    assert_eq!(value["writeback_ns_per_byte"], serde_json::Value::Null, "a file of the user's is not written");
+    let copy = value["routes"].as_array().unwrap().iter().find(|r| r["route"] == "copy").unwrap();
     assert!(copy["cost"]["fixed_ns"].as_f64().unwrap() > 0.0 && copy["points"].as_array().unwrap().len() > 10);
     assert!(std::fs::read(&data).unwrap() == before);
     assert_eq!(std::fs::read_dir(state.path()).unwrap().count(), 0);
@@ -111,10 +114,10 @@ fn what_cannot_be_measured_is_named() {
 }
 
 #[test]
-fn what_was_measured_is_told_also_where_it_cannot_be_kept() {
+fn result_is_printed_where_it_cannot_be_stored() {
     let dir = folder();
     let taken = common::file(dir.path(), "taken", 10);
     let assert = calibrate(&taken, &[]).arg(dir.path()).assert().code(1);
-    assert!(stderr(&assert).contains("Cannot keep the model in"), "{}", stderr(&assert));
-    assert!(stdout(&assert).contains("not kept") && stdout(&assert).contains("copy"), "{}", stdout(&assert));
+    assert!(stderr(&assert).contains("Cannot store the model in"), "{}", stderr(&assert));
+    assert!(stdout(&assert).contains("not stored") && stdout(&assert).contains("copy"), "{}", stdout(&assert));
 }

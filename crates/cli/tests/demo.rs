@@ -23,7 +23,7 @@ fn it_reads_three_states_and_every_byte_is_right() {
     }
     let last: Vec<&str> = text.lines().rev().take(3).collect();
     assert!(last[2].contains("run --stats -- CMD") && last[1].contains("explain FILE") && last[0].contains("doctor"));
-    assert!(!file.exists(), "the demo leaves its file behind");
+    assert!(!file.exists(), "the demo leaves its file");
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_folder_that_the_loader_cannot_name() {
     let Ok(library) = std::fs::canonicalize(
         std::path::Path::new(env!("CARGO_BIN_EXE_spinio")).parent().unwrap().join("deps/libspinio.so"),
     ) else {
-        panic!("cargo did not build libspinio.so beside the command");
+        panic!("cargo did not build libspinio.so next to the command");
     };
     let dir = folder();
     let spaced = dir.path().join("my library");

@@ -1,4 +1,4 @@
-//! `spinio doctor`: every fact is whole, whatever this machine has.
+//! `spinio doctor`: every fact is complete, whatever this machine has.
 
 mod common;
 
@@ -11,7 +11,7 @@ fn facts(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn json_facts_are_whole() {
+fn json_facts_are_complete() {
     let facts = facts(&stdout(&spinio().args(["doctor", "--json"]).assert().success()));
     let name = |f: &Value| f["name"].as_str().unwrap().to_owned();
     for wanted in ["libspinio.so", "emulated device", "cachestat", "RWF_NOWAIT", "io_uring", "RLIMIT_MEMLOCK", "driver"]
@@ -22,7 +22,7 @@ fn json_facts_are_whole() {
         let state = fact["state"].as_str().unwrap();
         assert!(["found", "limited", "absent", "broken"].contains(&state));
         assert!(!fact["detail"].as_str().unwrap().is_empty());
-        // Who is told that something is missing is told why, or what to do.
+        // A report that something is missing has the cause, or what to do.
         let explained =
             fact["cause"].is_string() || fact["cure"].is_string() || fact["detail"].as_str().unwrap().len() > 8;
         assert!(state == "found" || explained, "{fact}");
@@ -30,7 +30,7 @@ fn json_facts_are_whole() {
 }
 
 #[test]
-fn text_and_json_tell_the_same() {
+fn text_and_json_have_the_same_facts() {
     let text = stdout(&spinio().arg("doctor").assert().success());
     for fact in facts(&stdout(&spinio().args(["doctor", "--json"]).assert().success())) {
         assert!(text.contains(fact["name"].as_str().unwrap()), "{fact} is not in\n{text}");
@@ -39,7 +39,7 @@ fn text_and_json_tell_the_same() {
 }
 
 #[test]
-fn colour_is_asked_for_and_refused() {
+fn colour_follows_environment() {
     let forced = spinio().arg("doctor").env("CLICOLOR_FORCE", "1").env_remove("NO_COLOR").assert().success();
     assert!(stdout(&forced).contains("\x1b[32m"));
     let refused = spinio().arg("doctor").env("CLICOLOR_FORCE", "1").env("NO_COLOR", "1").assert().success();
@@ -47,7 +47,7 @@ fn colour_is_asked_for_and_refused() {
 }
 
 #[test]
-fn a_missing_library_is_broken_and_says_how_to_mend_it() {
+fn missing_library_is_broken_and_has_a_cure() {
     let assert = spinio().args(["doctor", "--json"]).env("SPINIO_LIBRARY", "/nowhere/x.so").assert().code(4);
     let facts = facts(&stdout(&assert));
     let library = facts.iter().find(|f| f["name"] == "libspinio.so").unwrap();
@@ -56,7 +56,7 @@ fn a_missing_library_is_broken_and_says_how_to_mend_it() {
 }
 
 #[test]
-fn a_file_that_is_no_library_is_broken() {
+fn invalid_library_is_broken() {
     let dir = common::folder();
     let path = common::file(dir.path(), "libspinio.so", 100);
     let assert = spinio().args(["doctor", "--json"]).env("SPINIO_LIBRARY", &path).assert().code(4);
@@ -66,17 +66,28 @@ fn a_file_that_is_no_library_is_broken() {
 }
 
 #[test]
-fn a_setting_that_is_not_understood_is_told() {
+fn invalid_setting_is_reported() {
     let text = stdout(&spinio().arg("doctor").env("SPINIO_THREADS", "many").assert().success());
     assert!(text.contains("SPINIO_THREADS=many is not understood"), "{text}");
     let text = stdout(&spinio().arg("doctor").env("SPINIO_THREAD", "8").assert().success());
     assert!(text.contains("there is no setting SPINIO_THREAD:"), "{text}");
     let text = stdout(&spinio().arg("doctor").env("SPINIO_THREADS", "8").env("SPINIO_TEST_X", "1").assert().success());
-    assert!(!text.contains("there is no setting"), "{text}");
+    assert!(!text.contains("there is no setting") && !text.contains("deprecated"), "{text}");
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_error() {
+fn old_setting_name_is_deprecated_not_unknown() {
+    let text =
+        stdout(&spinio().arg("doctor").env("SPINIO_HOLD", "1G").env("SPINIO_CORRECTION", "off").assert().success());
+    assert!(text.contains("SPINIO_HOLD is deprecated: use SPINIO_PIN_LIMIT"), "{text}");
+    assert!(text.contains("SPINIO_CORRECTION is deprecated: unset it: it has no effect"), "{text}");
+    assert!(!text.contains("there is no setting"), "{text}");
+    let both = spinio().arg("doctor").env("SPINIO_HOLD", "1G").env("SPINIO_PIN_LIMIT", "2G").assert().success();
+    assert!(stdout(&both).contains("SPINIO_HOLD=1G is ignored"), "{}", stdout(&both));
+}
+
+#[test]
+fn closed_pipe_is_no_error() {
     let me = env!("CARGO_BIN_EXE_spinio");
     let script = format!("'{me}' doctor | true; exit ${{PIPESTATUS[0]}}");
     let out = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
@@ -84,7 +95,7 @@ fn a_reader_that_leaves_is_no_error() {
 }
 
 #[test]
-fn the_disks_under_a_file_are_drawn() {
+fn disks_under_a_file_are_drawn() {
     let dir = common::folder();
     let path = common::file(dir.path(), "f", 100_000);
     for path in [path.as_path(), dir.path()] {

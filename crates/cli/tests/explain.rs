@@ -1,4 +1,4 @@
-//! `spinio explain`: what it says about a real file.
+//! `spinio explain`: its output for a real file.
 
 mod common;
 
@@ -19,12 +19,12 @@ fn sum(list: &Value) -> u64 {
 fn extents_and_segments_cover_the_range_exactly() {
     let dir = folder();
     let path = file(dir.path(), "data", 3_000_001);
-    let told = json(spinio().args(["explain", "--device", "emulated", "--offset", "5000"]).arg(&path));
-    assert_eq!(told["length"], 2_995_001);
-    assert_eq!(sum(&told["extents"]), 2_995_001);
-    assert_eq!(sum(&told["segments"]), 2_995_001);
+    let explained = json(spinio().args(["explain", "--device", "emulated", "--offset", "5000"]).arg(&path));
+    assert_eq!(explained["length"], 2_995_001);
+    assert_eq!(sum(&explained["extents"]), 2_995_001);
+    assert_eq!(sum(&explained["segments"]), 2_995_001);
     let mut at = 5000;
-    for segment in told["segments"].as_array().unwrap() {
+    for segment in explained["segments"].as_array().unwrap() {
         assert_eq!(segment["offset"].as_u64().unwrap(), at);
         at += segment["length"].as_u64().unwrap();
         assert!(!segment["reason"].as_str().unwrap().is_empty());
@@ -32,7 +32,7 @@ fn extents_and_segments_cover_the_range_exactly() {
 }
 
 #[test]
-fn a_half_cached_file_shows_both_halves() {
+fn half_cached_file_shows_both_halves() {
     const MIB: u64 = 1 << 20;
     let dir = folder();
     let path = file(dir.path(), "data", (16 * MIB) as usize);
@@ -44,13 +44,13 @@ fn a_half_cached_file_shows_both_halves() {
     open.read_exact_at(&mut vec![0; (8 * MIB) as usize], 0).unwrap();
     let cached = || spinio_sys::linux::cachestat(std::os::fd::AsRawFd::as_raw_fd(&open), 0, 0).ok().map(|c| c.cached);
     let before = cached();
-    let told = json(spinio().args(["explain", "--device", "emulated"]).arg(&path));
+    let explained = json(spinio().args(["explain", "--device", "emulated"]).arg(&path));
     let bytes = |residency: &str| {
-        let extents = told["extents"].as_array().unwrap();
+        let extents = explained["extents"].as_array().unwrap();
         extents.iter().filter(|e| e["residency"] == residency).map(|e| e["length"].as_u64().unwrap()).sum::<u64>()
     };
     if bytes("absent") == 0 {
-        eprintln!("skipped: {} lies on a file system that drops no pages", path.display());
+        eprintln!("skipped: {} is on a file system that drops no pages", path.display());
         return;
     }
     let text = stdout(&spinio().args(["explain", "--device", "emulated"]).arg(&path).assert().success());
@@ -58,7 +58,7 @@ fn a_half_cached_file_shows_both_halves() {
     if after < before {
         return eprintln!("skipped: this machine drops pages by itself: {after:?} after {before:?}");
     }
-    assert_eq!((bytes("clean"), bytes("absent")), (8 * MIB, 8 * MIB), "{told}");
+    assert_eq!((bytes("clean"), bytes("absent")), (8 * MIB, 8 * MIB), "{explained}");
     let pages = text.lines().find(|l| l.starts_with("pages")).unwrap();
     let count = |c: char| pages.matches(c).count();
     assert!(count('█').abs_diff(count('░')) <= 1 && count('█') > 5, "{text}");
@@ -66,13 +66,13 @@ fn a_half_cached_file_shows_both_halves() {
 }
 
 #[test]
-fn a_file_that_another_process_holds_is_said_to_be() {
+fn file_pinned_by_another_process_is_reported() {
     let dir = folder();
     let path = file(dir.path(), "data", 3_000_000);
     let open = std::fs::File::open(&path).unwrap();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&open);
-    let told = || json(spinio().args(["explain", "--device", "emulated"]).arg(&path));
-    assert_eq!(told()["held_by"], serde_json::json!([]));
+    let explained = || json(spinio().args(["explain", "--device", "emulated"]).arg(&path));
+    assert_eq!(explained()["pinned_by"], serde_json::json!([]));
     // A child of another test may have it open for writing until it executes something.
     let begun = std::time::Instant::now();
     while let Err(why) = spinio_io::runtime().pin_file(fd, None) {
@@ -82,18 +82,30 @@ fn a_file_that_another_process_holds_is_said_to_be() {
         }
         std::thread::yield_now();
     }
-    let held_by = &told()["held_by"];
-    assert_eq!((held_by[0]["pid"].as_u64(), held_by.as_array().unwrap().len()), (Some(std::process::id().into()), 1));
+    let pinned_by = &explained()["pinned_by"];
+    assert_eq!(
+        (pinned_by[0]["pid"].as_u64(), pinned_by.as_array().unwrap().len()),
+        (Some(std::process::id().into()), 1)
+    );
     let text = stdout(&spinio().args(["explain", "--device", "emulated"]).arg(&path).assert().success());
     assert!(text.contains(&format!("({}): large reads of that process come out of", std::process::id())), "{text}");
     let text = stdout(&spinio().args(["explain", "--device", "emulated", "--write"]).arg(&path).assert().success());
-    assert!(text.contains("waits until that lets it go"), "{text}");
+    assert!(text.contains("waits until it is unpinned"), "{text}");
     spinio_io::runtime().release(fd).unwrap();
-    assert_eq!(told()["held_by"], serde_json::json!([]));
+    assert_eq!(explained()["pinned_by"], serde_json::json!([]));
 }
 
 #[test]
-fn nothing_is_read() {
+fn deprecated_json_keys_equal_new_keys() {
+    let dir = folder();
+    let value = json(spinio().args(["explain", "--device", "emulated"]).arg(file(dir.path(), "data", 100_000)));
+    assert!(value["residency_source"].is_string() && value["pinned_by"].is_array(), "{value:#}");
+    assert_eq!(value["residency_asked"], value["residency_source"]);
+    assert_eq!(value["held_by"], value["pinned_by"]);
+}
+
+#[test]
+fn explain_reads_no_page() {
     let dir = folder();
     let path = file(dir.path(), "data", 4 << 20);
     let open = std::fs::File::open(&path).unwrap();
@@ -109,7 +121,7 @@ fn nothing_is_read() {
 }
 
 #[test]
-fn advice_that_nobody_could_follow_is_not_given() {
+fn impossible_advice_is_not_given() {
     let dir = folder();
     let path = file(dir.path(), "data", 16 << 10);
     let explain = |length: &str| {
@@ -122,13 +134,13 @@ fn advice_that_nobody_could_follow_is_not_given() {
 }
 
 #[test]
-fn an_empty_file_and_a_range_behind_the_end() {
+fn empty_file_and_range_past_the_end() {
     let dir = folder();
     let path = file(dir.path(), "data", 0);
     let assert = spinio().args(["explain", "--device", "emulated"]).arg(&path).assert().success();
     assert!(stdout(&assert).contains("nothing is there to read"));
     let assert = spinio().args(["explain", "--offset", "1"]).arg(&path).assert().code(2);
-    assert!(stderr(&assert).contains("behind the end"));
+    assert!(stderr(&assert).contains("past the end"));
 }
 
 #[test]

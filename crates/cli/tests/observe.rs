@@ -149,7 +149,7 @@ fn json(assert: &assert_cmd::assert::Assert) -> Value {
 }
 
 #[test]
-fn every_process_is_listed_while_it_lives_and_told_in_full() {
+fn live_processes_are_listed_and_reported_in_full() {
     let Some(bench) = Bench::new() else { return };
     let (mut one, two) = (bench.start(&[]), bench.start(&[]));
     one.read();
@@ -160,13 +160,13 @@ fn every_process_is_listed_while_it_lives_and_told_in_full() {
     };
     assert_eq!((reads(one.pid()), reads(two.pid())), (Some(22), Some(11)), "{list:#}");
 
-    let told = json(&bench.spinio().args(["stat", "--json", &one.pid().to_string()]).assert().success());
-    assert_eq!(told["program"], "watched");
-    assert_eq!(told["calls"]["read"]["bytes"], 2 * ((1 << 20) + 10 * 4096));
-    let bytes: u64 = told["routes"].as_array().unwrap().iter().map(|r| r["bytes"].as_u64().unwrap()).sum();
-    assert_eq!(bytes, 2 * ((1 << 20) + 10 * 4096), "{told:#}");
-    assert!(told["gauges"]["staging_bytes"]["now"].as_u64().unwrap() > 0);
-    assert!(told["calls"]["read"]["latency_ns"]["p99"].as_u64().unwrap() > 0);
+    let counters = json(&bench.spinio().args(["stat", "--json", &one.pid().to_string()]).assert().success());
+    assert_eq!(counters["program"], "watched");
+    assert_eq!(counters["calls"]["read"]["bytes"], 2 * ((1 << 20) + 10 * 4096));
+    let bytes: u64 = counters["routes"].as_array().unwrap().iter().map(|r| r["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(bytes, 2 * ((1 << 20) + 10 * 4096), "{counters:#}");
+    assert!(counters["gauges"]["bounce_bytes"]["now"].as_u64().unwrap() > 0);
+    assert!(counters["calls"]["read"]["latency_ns"]["p99"].as_u64().unwrap() > 0);
 
     let text = stdout(&bench.spinio().args(["stat", &one.pid().to_string()]).assert().success());
     assert!(text.contains(&format!("watched (process {})", one.pid())) && text.contains("small request"), "{text}");
@@ -181,13 +181,41 @@ fn every_process_is_listed_while_it_lives_and_told_in_full() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_cleared_by_the_next() {
+fn deprecated_json_keys_equal_new_keys() {
+    let Some(bench) = Bench::new() else { return };
+    // The setting refuses `dma` to the large read: a reason that was renamed.
+    let program = bench.start(&[("SPINIO_ROUTES", "copy"), ("SPINIO_DMA_MIN", "64K")]);
+    let value = json(&bench.spinio().args(["stat", "--json", &program.pid().to_string()]).assert().success());
+    let pairs = [
+        ("staging_bytes", "bounce_bytes"),
+        ("kept_files", "file_cache_entries"),
+        ("held_files", "pinned_files"),
+        ("held_bytes", "pinned_file_bytes"),
+        ("read_ahead_pages", "readahead_pages"),
+    ];
+    for (old, new) in pairs {
+        let gauge = &value["gauges"][new];
+        assert!(gauge["now"].is_u64() && gauge["most"] == gauge["max"] && gauge["max"].is_u64(), "{new}: {value:#}");
+        assert_eq!(&value["gauges"][old], gauge, "{old}: {value:#}");
+    }
+    assert!(value["overflow"].is_u64() && value["unplaced"] == value["overflow"], "{value:#}");
+    let rows = value["routes"].as_array().unwrap().iter().chain(value["refused"].as_array().unwrap());
+    for row in rows {
+        let expected = if row["reason"] == "by_setting" { "forced".into() } else { Value::Null };
+        assert_eq!(row["reason_old"], expected, "{row:#}");
+    }
+    assert!(value.to_string().contains(r#""reason_old":"forced""#), "{value:#}");
+    program.end();
+}
+
+#[test]
+fn counters_of_killed_process_are_removed_by_the_next() {
     let Some(bench) = Bench::new() else { return };
     let killed = bench.start(&[]);
     let (pid, name) = (killed.pid(), killed.pid().to_string());
     assert_eq!(bench.files(), [name.as_str()]);
     drop(killed);
-    assert_eq!(bench.files(), [name.as_str()], "nobody has come since");
+    assert_eq!(bench.files(), [name.as_str()], "no process has removed it since");
     let list = json(&bench.spinio().args(["stat", "--json"]).assert().success());
     assert!(list.as_array().unwrap().iter().all(|p| p["process"] != pid), "{list:#}");
     let next = bench.start(&[]);
@@ -196,7 +224,7 @@ fn what_a_killed_process_left_is_cleared_by_the_next() {
 }
 
 #[test]
-fn host_programs_and_those_that_say_off_leave_nothing() {
+fn host_programs_and_stats_off_create_no_file() {
     let Some(bench) = Bench::new() else { return };
     bench.spinio().args(["run", "--", "cat"]).arg(&bench.data).assert().success();
     let off = bench.start(&[("SPINIO_STATS", "off")]);
@@ -205,13 +233,13 @@ fn host_programs_and_those_that_say_off_leave_nothing() {
 }
 
 #[test]
-fn a_forked_child_counts_for_itself_and_both_are_in_the_sum() {
+fn forked_child_has_own_counters_and_run_adds_them() {
     let Some(bench) = Bench::new() else { return };
     let assert =
         bench.spinio().args(["run", "--stats", "--"]).arg(&bench.program).arg(&bench.data).arg("fork").assert();
     let text = stderr(&assert.success());
     assert!(text.contains("22 device reads"), "{text}");
-    // Each has a file of its own: in a folder that we named they stay.
+    // Each has a file of its own: in a directory that we named they stay.
     let kept = bench.dir.path().join("kept");
     std::fs::create_dir(&kept).unwrap();
     let mut command = bench.spinio();
@@ -219,15 +247,15 @@ fn a_forked_child_counts_for_itself_and_both_are_in_the_sum() {
     command.args(["run", "--"]).arg(&bench.program).arg(&bench.data).arg("fork").assert().success();
     let mut reads = Vec::new();
     for entry in std::fs::read_dir(&kept).unwrap() {
-        let told =
+        let counters =
             json(&bench.spinio().args(["stat", "--json", "--file"]).arg(entry.unwrap().path()).assert().success());
-        reads.push(told["calls"]["read"]["calls"].as_u64().unwrap());
+        reads.push(counters["calls"]["read"]["calls"].as_u64().unwrap());
     }
     assert_eq!(reads, [11, 11]);
 }
 
 #[test]
-fn a_file_that_holds_no_counters_is_an_error() {
+fn file_without_counters_is_error() {
     let dir = folder();
     let path = file(dir.path(), "data", 1 << 20);
     let assert = spinio().args(["stat", "--file"]).arg(&path).assert().code(1);
@@ -254,7 +282,7 @@ fn requests(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_program_and_its_child_are_traced_request_by_request() {
+fn program_and_child_are_traced() {
     let Some(bench) = Bench::new() else { return };
     let traced = |output: &[&str]| {
         let mut command = bench.spinio();
@@ -291,7 +319,7 @@ fn a_program_and_its_child_are_traced_request_by_request() {
 }
 
 #[test]
-fn a_running_process_is_traced_from_now_until_the_tracer_ends() {
+fn running_process_is_traced_until_tracer_ends() {
     let Some(bench) = Bench::new() else { return };
     let mut program = bench.start(&[]);
     let output = bench.dir.path().join("trace.jsonl");
@@ -350,12 +378,12 @@ fn prometheus_scrapes_it() {
     assert!(page.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4;"), "{page}");
     let page = page.split("\r\n\r\n").nth(1).unwrap();
     assert!(page.contains(&line), "{page}");
-    keeps_the_rules_of_prometheus(page);
+    check_prometheus_page(page);
     program.end();
 }
 
 /// What `promtool check metrics` and a scrape ask of a page of version 0.0.4.
-fn keeps_the_rules_of_prometheus(page: &str) {
+fn check_prometheus_page(page: &str) {
     let (mut helped, mut typed) = (Vec::new(), HashMap::new());
     let mut series: HashMap<&str, f64> = HashMap::new();
     // Of each histogram, what its buckets have so far, and its last bound.
@@ -382,7 +410,7 @@ fn keeps_the_rules_of_prometheus(page: &str) {
                 let family = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
                 let family = family.filter(|family| typed.get(family) == Some(&"histogram")).unwrap_or(name);
                 assert!(family != name || typed.get(name).is_some_and(|kind| *kind != "histogram"), "no TYPE: {line}");
-                // The metrics of a name stand together, behind its TYPE.
+                // The metrics of a name follow each other, after its TYPE.
                 assert_eq!(helped.last(), Some(&family), "{line}");
                 if name.ends_with("_bucket") {
                     let (bound, others) = labels.strip_prefix("le=\"").unwrap().split_once("\",").unwrap();
@@ -402,13 +430,13 @@ fn keeps_the_rules_of_prometheus(page: &str) {
 }
 
 #[test]
-fn top_without_a_terminal_says_so() {
+fn top_without_terminal_prints_message() {
     let assert = spinio().arg("top").assert().success();
     assert!(stderr(&assert).contains("no terminal"), "{}", stderr(&assert));
 }
 
 #[test]
-fn top_gives_the_terminal_back_when_a_signal_ends_it() {
+fn top_restores_terminal_on_signal() {
     // The other end of a pseudo terminal: waits for the screen to be taken over, then for the end.
     const OTHER_END: &str = r#"
 import os, pty, signal, sys

@@ -26,7 +26,7 @@ fn a_range_is_cut_at_the_end_of_the_file() {
     assert!(read(&["--offset", "99999", "--length", "1M"]).contains("pread: 1 bytes"));
     assert!(read(&["--offset", "100000"]).contains("pread: 0 bytes"));
     let assert = spinio().args(["read", "--offset", "100001"]).arg(&path).assert().code(2);
-    assert!(stderr(&assert).contains("behind the end of"));
+    assert!(stderr(&assert).contains("past the end of"));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use common::{compile, folder, is_root, spinio, stderr, stdout};
 
 #[test]
-fn the_status_of_the_program_is_ours() {
+fn exit_status_is_the_programs() {
     for stats in [&[][..], &["--stats"]] {
         let run = |script: &str| {
             let mut command = spinio();
@@ -18,31 +18,31 @@ fn the_status_of_the_program_is_ours() {
         run("exit 7").code(7);
         assert_eq!(stdout(&run("echo $0 $LD_PRELOAD")).matches("libspinio.so").count(), 1);
     }
-    // With exec there is nobody left to translate: the shell that waits does it.
+    // With exec no process of SPIN's is left to translate: the shell that waits does it.
     spinio().args(["run", "--stats", "--", "sh", "-c", "kill -TERM $$"]).assert().code(128 + 15);
 }
 
 #[test]
-fn a_program_that_reads_no_device_memory_is_told_so() {
+fn program_without_device_reads_gets_a_message() {
     let assert = spinio().args(["run", "--stats", "--", "cat", "/etc/passwd"]).assert().success();
     assert!(stderr(&assert).contains("no device requests"), "{}", stderr(&assert));
     assert_eq!(stdout(&assert), std::fs::read_to_string("/etc/passwd").unwrap());
 }
 
 #[test]
-fn counters_that_are_kept_elsewhere_are_not_taken_for_none() {
+fn counters_elsewhere_are_not_reported_as_none() {
     let dir = folder();
-    let told = |place: &str| {
+    let message = |place: &str| {
         let assert = spinio().env("SPINIO_STATS", place).args(["run", "--stats", "--", "true"]).assert().success();
         stderr(&assert)
     };
-    assert!(told("off").contains("nothing was counted: SPINIO_STATS is off"), "{}", told("off"));
-    assert!(told(dir.path().to_str().unwrap()).contains("`spinio stat --file`"));
-    assert!(told("/nowhere/at/all").contains("/nowhere/at/all, which SPINIO_STATS names, has no counters"));
+    assert!(message("off").contains("nothing was counted: SPINIO_STATS is off"), "{}", message("off"));
+    assert!(message(dir.path().to_str().unwrap()).contains("`spinio stat --file`"));
+    assert!(message("/nowhere/at/all").contains("/nowhere/at/all, which SPINIO_STATS names, has no counters"));
 }
 
 #[test]
-fn signals_go_on_to_the_program() {
+fn signals_are_forwarded_to_the_program() {
     let dir = folder();
     let ready = dir.path().join("ready");
     let script = format!("trap 'exit 42' TERM; echo > {}; while :; do sleep 0.05; done", ready.display());
@@ -70,13 +70,33 @@ fn settings_reach_the_program() {
 }
 
 #[test]
-fn what_cannot_be_started() {
+fn old_and_new_names_of_a_setting_reach_the_program_alike() {
+    let seen = |sets: &[&str]| {
+        let mut command = spinio();
+        // The caller's value: `--set` replaces it, under either name.
+        command.env("SPINIO_HOLD", "3M").arg("run");
+        sets.iter().for_each(|set| drop(command.args(["--set", set])));
+        let assert = command.args(["--", "sh", "-c", "echo $SPINIO_PIN_LIMIT,$SPINIO_HOLD"]).assert().success();
+        (stdout(&assert), stderr(&assert))
+    };
+    for sets in [&["hold=1M"][..], &["pin_limit=1M"], &["SPINIO_HOLD=1M"], &["hold=1M", "pin_limit=1M"]] {
+        assert_eq!(seen(sets), ("1M,\n".to_owned(), String::new()), "{sets:?}");
+    }
+    for sets in [["hold=2M", "pin_limit=1M"], ["pin_limit=1M", "hold=2M"]] {
+        let (out, complaint) = seen(&sets);
+        assert_eq!((out.as_str(), complaint.lines().count()), ("1M,\n", 1), "{complaint}");
+        assert!(complaint.contains("SPINIO_HOLD=2M is ignored"), "{complaint}");
+    }
+}
+
+#[test]
+fn errors_of_starting_have_their_exit_codes() {
     let dir = folder();
     let plain = common::file(dir.path(), "plain", 10);
     for stats in [&[][..], &["--stats"]] {
         let run = |what: &str| {
             let mut command = spinio();
-            // Not the caller's own, which may name folders that he may not enter.
+            // Not the caller's own, which may name directories that the user may not enter.
             command.env("PATH", "/usr/bin:/bin").arg("run").args(stats).args(["--", what]);
             command.assert()
         };
@@ -93,7 +113,7 @@ fn what_cannot_be_started() {
 }
 
 #[test]
-fn a_static_program_is_warned_about_and_refused_when_strict() {
+fn static_program_warns_and_strict_refuses() {
     let dir = folder();
     let Some(program) = compile(dir.path(), "fixed", "int main(void) { return 9; }\n", &["-static"]) else { return };
     let assert = spinio().args(["run", "--"]).arg(&program).assert().code(9);
@@ -109,9 +129,9 @@ fn a_static_program_is_warned_about_and_refused_when_strict() {
 }
 
 #[test]
-fn a_setuid_program_is_warned_about() {
+fn setuid_program_warns() {
     if !is_root() {
-        eprintln!("skipped: only root can make a program that is setuid to somebody else");
+        eprintln!("skipped: only root can make a program that is setuid to another user");
         return;
     }
     let dir = folder();
@@ -190,7 +210,7 @@ fn asan_program_is_warned_about_and_starts() {
     );
     let assert = spinio().args(["run", "--strict", "--"]).arg(&program).assert().code(125);
     assert!(stderr(&assert).contains("AddressSanitizer"));
-    // What the message says works.
+    // The advice of the message works.
     let runtime = text.split("LD_PRELOAD=").nth(1).and_then(|t| t.split(' ').next()).unwrap();
     let mut command = spinio();
     command.env("LD_PRELOAD", runtime).env("ASAN_OPTIONS", "detect_leaks=0").args(["run", "--strict", "--"]);

@@ -111,7 +111,7 @@ impl Files {
 
     /// The file of a descriptor of the calling thread; the reason if it cannot be reopened.
     pub fn get(&self, fd: Fd, stat: Stat) -> Result<Arc<FileState>, Reason> {
-        let workers = self.ctx.workers.shadow().ok_or(Reason::NoHelpers)?;
+        let workers = self.ctx.workers.shadow().ok_or(Reason::NoWorkers)?;
         self.table.get(self.ctx.sys, workers, fd, stat)
     }
 

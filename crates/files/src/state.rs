@@ -99,12 +99,12 @@ impl FileState {
         created: Instant,
     ) -> Result<FileState, Reason> {
         let reopen = |flags: u32| {
-            let shadow_fd = sys.reopen(tid, fd, (linux::O_RDONLY | flags) as i32).map_err(|_| Reason::NoTwin)?;
+            let shadow_fd = sys.reopen(tid, fd, (linux::O_RDONLY | flags) as i32).map_err(|_| Reason::NoShadowFd)?;
             let shadow_fd = ShadowFd::new(shadow_fd, close_queue.clone());
             // A procfs of another PID namespace, or a descriptor reused meanwhile, would open another file.
             match sys.fstat(shadow_fd.get()) {
                 Ok(s) if (s.dev, s.ino, s.rdev) == (stat.dev, stat.ino, stat.rdev) => Ok(shadow_fd),
-                _ => Err(Reason::NoTwin),
+                _ => Err(Reason::NoShadowFd),
             }
         };
         let cached = reopen(0)?;

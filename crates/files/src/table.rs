@@ -62,7 +62,7 @@ impl FileTable {
         let stacks = Arc::clone(&self.block_stacks);
         let file = shadow
             .run_blocking(move || FileState::open(sys, &stacks, &close_queue, tid, fd, stat, created))
-            .unwrap_or(Err(Reason::NoHelpers))
+            .unwrap_or(Err(Reason::NoWorkers))
             .map(Arc::new)?;
         Ok(self.insert(file))
     }

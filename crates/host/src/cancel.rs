@@ -9,7 +9,7 @@
 //! The kernel does the same to a request that a signal interrupts: it ends early with what it has moved, or with EINTR if
 //! that is nothing. Only the thread that makes the request polls, between two pieces and while it waits for workers. It waits
 //! for what is under way: from storage, some tens of MiB at most. The poll function may make requests too: so a request does
-//! not poll where the polling requests could have all bounce buffers (reads, with `SPINIO_STAGING` below 64 MiB); a write
+//! not poll where the polling requests could have all bounce buffers (reads, with `SPINIO_BOUNCE_LIMIT` below 64 MiB); a write
 //! leaves half of them free while it polls.
 //!
 //! Known flaws: a write that is one system call is not interrupted, nor is what a batch reads from the page cache.

@@ -83,7 +83,7 @@ impl Reader {
         };
         let regular = stat.kind == FileKind::Regular;
         let within = if regular { len.min(stat.size.saturating_sub(offset)) } else { len };
-        let Some(shadow) = ctx.files.shadow_workers() else { return Ok(app_fd_plan(within, Reason::NoHelpers)) };
+        let Some(shadow) = ctx.files.shadow_workers() else { return Ok(app_fd_plan(within, Reason::NoWorkers)) };
         let file = match ctx.files.get(fd, stat) {
             Ok(file) => file,
             Err(reason) => return Ok(app_fd_plan(within, reason)),
@@ -96,14 +96,14 @@ impl Reader {
             return Ok(Explanation {
                 residency_source: "not at all: the file is held, so all of it is in memory",
                 extents: vec![Extent { len: within, residency: Residency::Clean }],
-                schedule: Schedule::single(within, Route::Dma, Reason::Held),
+                schedule: Schedule::single(within, Route::Dma, Reason::Pinned),
                 storage: Arc::clone(file.block_stack()),
-                ..app_fd_plan(within, Reason::Held)
+                ..app_fd_plan(within, Reason::Pinned)
             });
         }
         let p2p = match buffer.p2p_mapped {
             false => Err(Reason::NoP2pMapping),
-            true if !ctx.policy.allows(Route::P2p) => Err(Reason::Forced),
+            true if !ctx.policy.allows(Route::P2p) => Err(Reason::BySetting),
             true => match &file.direct_fd {
                 Ok(_) => ctx.files.p2p_trust.known_refusal(file.storage).map_or(Ok(()), Err),
                 Err(reason) => Err(*reason),
@@ -125,7 +125,7 @@ impl Reader {
         };
         let access = file.residency_access;
         let Some(extents) = shadow.for_key(file.storage).run_blocking(survey) else {
-            return Ok(app_fd_plan(within, Reason::NoHelpers));
+            return Ok(app_fd_plan(within, Reason::NoWorkers));
         };
         let constraints = plan_range::constraints(ctx, &file, buffer.abilities, p2p, ctx.policy.may_register(), offset);
         let known = ctx.files.cost_entry(&file, buffer.device);

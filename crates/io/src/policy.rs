@@ -36,11 +36,11 @@ impl RoutePolicy {
     /// Whether registering pages would pay now.
     pub fn may_register(&self) -> Result<(), Reason> {
         if !self.allows(Route::Dma) {
-            return Err(Reason::Forced);
+            return Err(Reason::BySetting);
         }
         // The driver registers for one thread at a time, and copies of others wait meanwhile.
         if self.unpin.in_flight() > 1 {
-            return Err(Reason::Crowded);
+            return Err(Reason::Concurrent);
         }
         // Registering moves about 36 GB/s in the long run, a copying thread 6: from here on copying is faster.
         if self.threads >= COPY_FASTER_THREADS {

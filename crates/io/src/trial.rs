@@ -99,7 +99,7 @@ impl MeasuredRead<'_> {
         let ctx = self.ctx;
         let abilities = self.to.allocation.device.capabilities();
         if !ctx.policy.allows(route) {
-            return Err(Reason::Forced);
+            return Err(Reason::BySetting);
         }
         match route {
             Route::Copy if abilities.has_dma_engine => Ok(()),

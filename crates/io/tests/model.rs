@@ -37,7 +37,7 @@ fn settings(folder: Option<&Path>) -> Settings {
 }
 
 fn one(route: Route, len: u64) -> Segment {
-    Segment { offset: 0, len, route, reason: Reason::Forced, refused: None }
+    Segment { offset: 0, len, route, reason: Reason::BySetting, refused: None }
 }
 
 fn explained(runtime: &Runtime, file: &File, buffer: &Buffer) -> (String, f64) {

@@ -146,7 +146,7 @@ fn long_request_of_thread_with_unshared_fd_table_uses_no_workers() {
         });
     });
     assert!(buffer.range_bytes(0..bytes.len()) == bytes[..], "other bytes than the file's");
-    let fell_back = runtime.stats().rows.iter().any(|l| l.reason == Reason::FellBack && l.bytes > 0);
+    let fell_back = runtime.stats().rows.iter().any(|l| l.reason == Reason::Fallback && l.bytes > 0);
     assert!(!fell_back, "{:?}", runtime.stats());
 }
 

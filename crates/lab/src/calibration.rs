@@ -18,7 +18,7 @@ pub struct Draw {
     /// What `spinio calibrate --json` printed
     #[arg(value_name = "CALIBRATION.json")]
     json: PathBuf,
-    /// Where the chart goes
+    /// Where the chart is written
     #[arg(value_name = "CHART.svg")]
     svg: PathBuf,
 }
@@ -26,7 +26,7 @@ pub struct Draw {
 /// Runs it.
 pub fn run(draw: &Draw) -> anyhow::Result<Exit> {
     let text = std::fs::read_to_string(&draw.json).with_context(|| format!("Cannot read {}", draw.json.display()))?;
-    let chart = serde_json::from_str(&text).map_err(anyhow::Error::from).and_then(|told| chart(&told));
+    let chart = serde_json::from_str(&text).map_err(anyhow::Error::from).and_then(|value| chart(&value));
     chart
         .with_context(|| format!("{} is not what `spinio calibrate --json` prints", draw.json.display()))?
         .write(&draw.svg)?;
@@ -61,9 +61,9 @@ fn single(route: &Value) -> anyhow::Result<Vec<Timed>> {
 }
 
 /// Points and the fitted lines of single transfers.
-fn chart(told: &Value) -> anyhow::Result<Chart> {
+fn chart(value: &Value) -> anyhow::Result<Chart> {
     let mut series = Vec::new();
-    for (colour, route) in list(told, "routes")?.iter().enumerate() {
+    for (colour, route) in list(value, "routes")?.iter().enumerate() {
         let (name, fit, times) = (text(route, "route")?, &route["cost"], single(route)?);
         let (fixed, cutoff, per_byte) = (number(fit, "fixed_ns")?, number(fit, "cutoff")?, number(fit, "ns_per_byte")?);
         let measured = |t: &Timed| Point { x: t.bytes as f64, y: t.median / 1e3, deviation: t.deviation / 1e3 };
@@ -89,9 +89,9 @@ fn chart(told: &Value) -> anyhow::Result<Chart> {
             dots: false,
         });
     }
-    let device = text(told, "device")?.split(',').next().unwrap_or_default();
+    let device = text(value, "device")?.split(',').next().unwrap_or_default();
     Ok(Chart {
-        title: format!("One transfer: {}, {}, {device}", text(told, "storage")?, text(told, "file_system")?),
+        title: format!("One transfer: {}, {}, {device}", text(value, "storage")?, text(value, "file_system")?),
         x: Axis { label: "length".into(), scale: Scale::Bytes },
         y: Axis { label: "us".into(), scale: Scale::Log },
         series,
@@ -126,8 +126,8 @@ mod tests {
         let name = |text: &str| text.to_owned();
         let (storage, file_system, device) = (name("disk"), name("ext4"), name("emulated:0, 256 MiB"));
         let calibration = Calibration { storage, file_system, device, routes, ..Calibration::default() };
-        let told = report::json(&CalibrationRun { times, unavailable: vec![], calibration }, None);
-        let chart = chart(&told).unwrap();
+        let value = report::json(&CalibrationRun { times, unavailable: vec![], calibration }, None);
+        let chart = chart(&value).unwrap();
         assert_eq!(chart.title, "One transfer: disk, ext4, emulated:0");
         let names: Vec<_> = chart.series.iter().map(|s| s.name.split(", R2").next().unwrap()).collect();
         assert_eq!(names, ["copy, measured", "copy, fit", "direct, measured", "direct, fit"]);
@@ -138,8 +138,9 @@ mod tests {
 
     #[test]
     fn what_is_no_calibration_is_refused() {
-        for told in ["{}", "[]", r#"{"routes": [{"route": "copy"}], "device": "", "storage": "", "file_system": ""}"#] {
-            assert!(chart(&serde_json::from_str(told).unwrap()).is_err(), "{told}");
+        for value in ["{}", "[]", r#"{"routes": [{"route": "copy"}], "device": "", "storage": "", "file_system": ""}"#]
+        {
+            assert!(chart(&serde_json::from_str(value).unwrap()).is_err(), "{value}");
         }
     }
 }

@@ -20,7 +20,7 @@ use plotters::prelude::*;
 
 use crate::units;
 
-/// What stands along an axis.
+/// What an axis shows.
 #[derive(Clone, Debug)]
 pub enum Scale {
     /// From 0 on.
@@ -81,7 +81,7 @@ pub struct Chart {
     pub series: Vec<Series>,
 }
 
-/// Colours that are told apart by most eyes (Okabe and Ito's).
+/// Colours that most eyes can distinguish (Okabe and Ito's).
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -93,15 +93,15 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(148, 120, 40),
 ];
 
-/// Names of series beside one another, and pixels of a row of them.
+/// Names of series next to one another, and pixels of a row of them.
 const LEGEND_COLUMNS: i32 = 3;
 const LEGEND_ROW: i32 = 20;
 
-/// Size of letters times how many of them stand side by side along the chart.
+/// Size of letters times their number next to each other along the chart.
 const LABEL_WIDTH: usize = 1600;
 
 impl Scale {
-    /// Where a value lies on the straight axis.
+    /// The position of a value on the linear axis.
     fn place(&self, value: f64) -> f64 {
         match self {
             Scale::Linear | Scale::Names(_) => value,
@@ -120,13 +120,13 @@ impl Scale {
         match self {
             Scale::Linear => (least.min(0.0), if most > 0.0 { most * 1.08 } else { 1.0 }),
             Scale::Log => (least.floor(), most.ceil().max(least.floor() + 1.0)),
-            // Half a power of air: points of the first and the last length stand clear of the frame.
+            // Half a power of air: points of the first and the last length do not touch the frame.
             Scale::Bytes => (least.floor() - 0.5, most.ceil().max(least.floor() + 1.0) + 0.5),
             Scale::Names(names) => (-0.5, names.len() as f64 - 0.5),
         }
     }
 
-    /// Where labels stand.
+    /// The positions of labels.
     fn ticks(&self, (from, to): (f64, f64)) -> Vec<f64> {
         let every = match self {
             Scale::Linear => {
@@ -136,7 +136,7 @@ impl Scale {
             Scale::Log | Scale::Names(_) => 1.0,
             Scale::Bytes => ((to - from) / 9.0).ceil().max(1.0),
         };
-        // Lengths are marked from the first one on, so that every mark of a few lengths stands under a point.
+        // Lengths are marked from the first one on, so that every mark of a few lengths is under a point.
         let first = if matches!(self, Scale::Bytes) { from.ceil() } else { (from / every).ceil() * every };
         (0..).map(|i| first + f64::from(i) * every).take_while(|t| *t <= to + 1e-9).take(100).collect()
     }

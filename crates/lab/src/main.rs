@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     progress::start_clock();
     let lab = match Lab::try_parse() {
         Ok(lab) => lab,
-        Err(told) => return exit::report("spinio-lab", exit::told_by_clap(&told)),
+        Err(error) => return exit::report("spinio-lab", exit::of_clap(&error)),
     };
     let done = match lab.command {
         Command::Bench(bench) => bench::run(&bench),

@@ -24,29 +24,29 @@ fn every_experiment_is_listed_and_runs() {
     let text = stdout(&command.env("PATH", "/nonexistent").assert().success());
     for name in ["fig1", "fig4a", "fig4b", "fig4c", "fig4d", "fig5", "table3"] {
         assert!(listed.contains(name) && text.contains(name), "{name}: {text}");
-        let told = std::fs::read_to_string(out.join(format!("{name}.json"))).unwrap();
-        let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-        assert_eq!(told["experiment"], name);
-        let cells = told["cells"].as_array().unwrap();
+        let value = std::fs::read_to_string(out.join(format!("{name}.json"))).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&value).unwrap();
+        assert_eq!(value["experiment"], name);
+        let cells = value["cells"].as_array().unwrap();
         if name == "fig4c" {
-            assert!(cells.is_empty() && told["not_measured"][0].as_str().unwrap().contains("--raid"), "{told}");
+            assert!(cells.is_empty() && value["not_measured"][0].as_str().unwrap().contains("--raid"), "{value}");
             continue;
         }
         // The first of three runs does not count.
         let gbps = |c: &serde_json::Value| c["gbps"].as_array().unwrap().len();
-        assert!(told["runs"] == 2 && cells.iter().all(|c| gbps(c) == 2 && c["deviation"].is_number()), "{told}");
+        assert!(value["runs"] == 2 && cells.iter().all(|c| gbps(c) == 2 && c["deviation"].is_number()), "{value}");
         let chart = std::fs::read_to_string(out.join(format!("{name}.svg"))).unwrap();
         assert!(chart.contains("SPIN") && chart.contains("</svg>"), "{name}: {chart}");
         // An error bar is two ends and what joins them; nothing else is a full line.
         let varied = cells.iter().filter(|c| c["deviation"].as_f64().unwrap() > 0.0).count();
-        assert!(varied > 0, "{told}");
+        assert!(varied > 0, "{value}");
         assert_eq!(chart.matches("<line opacity=\"1\"").count(), 3 * varied, "{name}: error bars");
         let mut methods: Vec<_> = cells.iter().map(|c| c["method"].as_str().unwrap().to_owned()).collect();
         methods.sort();
         methods.dedup();
         let expected = if name == "fig1" { 3 } else { 5 };
-        assert_eq!(methods.len(), expected, "{name}: {methods:?}, {}", told["not_measured"]);
-        assert!(cells.iter().all(|c| c["mean"].as_f64().unwrap() > 0.0), "{told}");
+        assert_eq!(methods.len(), expected, "{name}: {methods:?}, {}", value["not_measured"]);
+        assert!(cells.iter().all(|c| c["mean"].as_f64().unwrap() > 0.0), "{value}");
     }
     assert!(text.contains("not measured: 50 %, CPU load: stress-ng is not installed"), "{text}");
 }
@@ -61,9 +61,9 @@ fn a_method_that_cannot_run_is_named() {
     }
     assert!(text.contains("the paper") && text.contains("10.13"), "{text}");
     let json = stdout(&bench(&["fig4b", "--json", "--methods", "SPIN,p2p", "--path"]).arg(&data).assert().success());
-    let told: serde_json::Value = serde_json::from_str(&json).unwrap();
-    let methods: Vec<_> = told[0]["cells"].as_array().unwrap().iter().map(|c| c["method"].as_str().unwrap()).collect();
-    assert_eq!(methods, ["SPIN", "SPIN"], "{told}");
+    let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let methods: Vec<_> = value[0]["cells"].as_array().unwrap().iter().map(|c| c["method"].as_str().unwrap()).collect();
+    assert_eq!(methods, ["SPIN", "SPIN"], "{value}");
 }
 
 #[test]

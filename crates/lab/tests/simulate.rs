@@ -17,7 +17,7 @@ fn the_table_depends_on_the_seed_alone() {
         assert!(one.contains(row), "{one}");
     }
     let greedy = one.lines().find(|l| l.contains("greedy")).unwrap();
-    assert!(greedy.contains("98.9 %"), "the paper's figure stands beside ours: {greedy}");
+    assert!(greedy.contains("98.9 %"), "the paper's figure is next to ours: {greedy}");
 }
 
 #[test]
@@ -25,9 +25,9 @@ fn json_and_a_chart() {
     let dir = folder();
     let svg = dir.path().join("chart.svg");
     let assert = lab().args(["simulate", "--vectors", "600", "--json", "--svg"]).arg(&svg).assert().success();
-    let told: serde_json::Value = serde_json::from_str(&stdout(&assert)).unwrap();
-    assert_eq!(told["vectors"], 600);
-    let serial = &told["strategies"][3]["serial"];
+    let value: serde_json::Value = serde_json::from_str(&stdout(&assert)).unwrap();
+    assert_eq!(value["vectors"], 600);
+    let serial = &value["strategies"][3]["serial"];
     assert!((serial["near"].as_f64().unwrap() - 1.0).abs() < 1e-9, "the optimum is the optimum: {serial}");
     let chart = std::fs::read_to_string(&svg).unwrap();
     assert!(chart.contains("<svg") && chart.contains("greedy"), "{chart}");
@@ -63,8 +63,8 @@ fn a_simulation_is_compared_with_real_transfers() {
         .arg(dir.path())
         .assert()
         .success();
-    let told: serde_json::Value = serde_json::from_str(&stdout(&assert)).unwrap();
-    let all = &told["rows"][3];
-    assert_eq!((told["storage"].as_str(), all["count"].as_u64()), (Some("direct"), Some(9)), "{told}");
-    assert!(all["error"].as_f64().unwrap().is_finite() && all["error_of_fit"].as_f64().unwrap() > 0.0, "{told}");
+    let value: serde_json::Value = serde_json::from_str(&stdout(&assert)).unwrap();
+    let all = &value["rows"][3];
+    assert_eq!((value["storage"].as_str(), all["count"].as_u64()), (Some("direct"), Some(9)), "{value}");
+    assert!(all["error"].as_f64().unwrap().is_finite() && all["error_of_fit"].as_f64().unwrap() > 0.0, "{value}");
 }

@@ -1,6 +1,6 @@
 //! The NVMMU paper's four microbenchmarks on one file: what its moves cost, and what the disks under it had to do.
 //!
-//!     microbench PATTERN FILE [mode=plain|shaped|prepared] [request=BYTES] [total=BYTES] [span=BYTES]
+//!     microbench PATTERN FILE [mode=passthrough|aligned|preread] [request=BYTES] [total=BYTES] [span=BYTES]
 //!                [device=emulated|p2pmem] [disks=NAME,NAME...]
 //!
 //! PATTERN: rdrd, sqrd (uploads, random and sequential), rdwr, sqwr (downloads). FILE is made `span` bytes long, written
@@ -9,8 +9,8 @@
 //! kernel runs), while the moves are made, and until the storage has what the page cache took over. Every byte is checked
 //! at the end.
 //!
-//! plain writes each request as it comes, around the page cache where it is aligned for that, as a program would that
-//! wants the storage and not the cache to have it.
+//! passthrough writes each request as it arrives, with direct I/O where it is aligned for that, as a program does that
+//! wants the bytes on the storage and not in the page cache. The earlier mode names (plain, shaped, prepared) still work.
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -48,7 +48,7 @@ impl Options {
         let mut o = Options {
             pattern,
             file: file.into(),
-            mode: "prepared".to_owned(),
+            mode: "preread".to_owned(),
             request: 64 << 10,
             total: 8 << 20,
             span: 64 << 20,
@@ -58,7 +58,10 @@ impl Options {
         for arg in args {
             let (name, value) = arg.split_once('=').ok_or_else(|| format!("{arg} is no NAME=VALUE"))?;
             match name {
-                "mode" if ["plain", "shaped", "prepared"].contains(&value) => value.clone_into(&mut o.mode),
+                "mode" if ["passthrough", "aligned", "preread"].contains(&value) => value.clone_into(&mut o.mode),
+                "mode" if value == "plain" => "passthrough".clone_into(&mut o.mode),
+                "mode" if value == "shaped" => "aligned".clone_into(&mut o.mode),
+                "mode" if value == "prepared" => "preread".clone_into(&mut o.mode),
                 "request" => o.request = value.parse()?,
                 "total" => o.total = value.parse()?,
                 "span" => o.span = value.parse()?,
@@ -164,7 +167,7 @@ fn passthrough(o: &Options, runtime: &Runtime, target: Target, offsets: &[u64]) 
 fn main() -> Result<()> {
     let o = Options::parse()?;
     let settings = Settings {
-        nvmmu_stripes: if o.mode == "prepared" { NvmmuStripes::Preread } else { NvmmuStripes::Aligned },
+        nvmmu_stripes: if o.mode == "preread" { NvmmuStripes::Preread } else { NvmmuStripes::Aligned },
         ..Settings::default()
     };
     registry::configure_emulated("size=512M")?;
@@ -186,7 +189,7 @@ fn main() -> Result<()> {
     let start = DiskCounters::now(&o.disks)?;
     let began = Instant::now();
     let mut session = None;
-    if o.mode != "plain" {
+    if o.mode != "passthrough" {
         let output = (o.direction() == Direction::Download).then_some(o.file.as_path());
         let mut started = Session::begin(runtime, output)?;
         for &offset in &offsets {

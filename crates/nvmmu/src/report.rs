@@ -18,9 +18,9 @@ impl std::fmt::Display for OutputMode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             OutputMode::NoOutput => f.write_str("no output was named"),
-            OutputMode::Passthrough(why) => write!(f, "plain: {why}"),
-            OutputMode::Aligned(why) => write!(f, "shaped, not prepared: {why}"),
-            OutputMode::Preread => f.write_str("prepared"),
+            OutputMode::Passthrough(why) => write!(f, "passthrough: {why}"),
+            OutputMode::Aligned(why) => write!(f, "aligned, not preread: {why}"),
+            OutputMode::Preread => f.write_str("preread"),
         }
     }
 }

@@ -147,7 +147,7 @@ impl PinnedFiles {
     fn pin_new(&self, workers: &WorkerPool, fd: Fd, stat: Stat, watcher_tid: u32) -> Result<Arc<PinnedFile>, PinError> {
         let (files, key) = (&self.files, (stat.dev, stat.ino));
         let file = files.get(fd, stat).map_err(|reason| match reason {
-            Reason::NoHelpers => PinError::NoWorkers,
+            Reason::NoWorkers => PinError::NoWorkers,
             _ => PinError::NotReopened,
         })?;
         // There are two kinds of file without mappings of their own. One keeps its files in memory; a mapping of the other

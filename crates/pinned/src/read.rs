@@ -43,7 +43,7 @@ impl PinGuard {
         if queued.and(drained).is_err() || !self.is_still_valid(files, fd) {
             return Ok(false);
         }
-        files.stats().record_piece(span, Route::Dma, Reason::Held, 0, len, started);
+        files.stats().record_piece(span, Route::Dma, Reason::Pinned, 0, len, started);
         Ok(true)
     }
 }

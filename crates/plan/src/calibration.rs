@@ -168,14 +168,14 @@ impl Calibration {
                     }
                     partial = Some((route, None, None));
                 }
-                "cost" | "flight" => {
+                "cost" | "queue" | "flight" => {
                     let (_, cost, flight) = partial.as_mut().ok_or(parse_error(i, "a cost of no route"))?;
                     let [a, b, per_byte, r2, error] = numbers(rest).ok_or(parse_error(i, "not five numbers"))?;
                     let good = is_plausible_time(a) && (0.0..1e18).contains(&b) && (1e-9..1e9).contains(&per_byte);
                     if !(good && r2.is_finite() && is_plausible_time(error)) {
                         return Err(parse_error(i, "numbers that make no cost"));
                     }
-                    if word == "flight" {
+                    if word != "cost" {
                         *flight = Some(Fit { value: QueueCost { latency: a, per_command: b, per_byte }, r2, error });
                     } else {
                         let bandwidth = 1e9 / per_byte;
@@ -246,6 +246,14 @@ mod tests {
             routes: vec![measured(Route::Copy, 9e3, 27e9), measured(Route::Direct, 70e3, 2e9)],
             writeback: Some(0.5),
         }
+    }
+
+    #[test]
+    fn queue_costs_are_read_under_both_names() {
+        let text = example().to_text();
+        assert!(text.contains("\nflight "), "versions before this one read no other word: {text}");
+        assert_eq!(Calibration::parse(&text.replace("\nflight ", "\nqueue ")), Calibration::parse(&text));
+        assert_eq!(Calibration::parse(&text).unwrap().routes.len(), 2);
     }
 
     fn approx_eq(a: f64, b: f64) -> bool {

@@ -11,7 +11,7 @@ pub enum Residency {
     Clean,
     /// In the page cache, newer than on storage.
     Dirty,
-    /// Nobody may tell us.
+    /// It cannot be queried.
     Unknown,
 }
 
@@ -35,13 +35,13 @@ pub struct Extent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Route {
-    /// Page cache, CPU copy into the pinned staging ring, DMA.
+    /// Page cache, CPU copy into a bounce buffer, DMA.
     Copy,
-    /// Page cache, DMA straight out of its pages.
+    /// Page cache, DMA directly out of its pages.
     Dma,
     /// Page cache, CPU stores into a host-mapped buffer.
     Store,
-    /// Storage, O_DIRECT into the staging ring, DMA.
+    /// Storage, O_DIRECT into a bounce buffer, DMA.
     Direct,
     /// Storage, DMA into the device's memory.
     P2p,
@@ -111,66 +111,66 @@ reasons! {
     Absent = "not in the page cache",
     /// Too small or misaligned an edge for the route of its neighbours.
     Edge = "edge that is not aligned for direct I/O",
-    /// Residency cannot be asked for this file; the read itself finds out.
-    Unknown = "residency is not ours to ask: the read finds out",
+    /// Residency cannot be queried for this file; the read itself finds out.
+    Unknown = "residency cannot be queried: the read finds out",
     /// The file has no direct I/O.
     NoDirectIo = "the file system offers no direct I/O for this file",
-    /// The kernel would not open the file again for us.
-    NoTwin = "the file cannot be opened a second time by this process",
-    /// No second descriptor table.
-    NoHelpers = "no helper threads: the kernel gives no private descriptor table",
+    /// The kernel does not open the file again for this process.
+    NoShadowFd = "the file cannot be opened a second time by this process",
+    /// No second fd table.
+    NoWorkers = "no worker threads: the kernel gives no unshared fd table",
     /// Pipe, socket, character device.
-    Stream = "not a file with offsets: staged as it comes",
+    Stream = "not a file with offsets: copied through bounce buffers",
     /// The buffer is not P2P-mapped.
     NoP2pMapping = "the device's memory is not mapped for peer-to-peer DMA",
     /// Storage cannot reach the device.
     P2pUnreachable = "this storage cannot DMA into this device",
-    /// The canary read did not match.
-    P2pUntrusted = "the peer-to-peer canary read differed from another route",
+    /// The P2P probe read did not match.
+    P2pUntrusted = "the peer-to-peer probe read differed from another route",
     /// Offset, length or address is not aligned for P2P.
     P2pMisaligned = "offset or address is not aligned for peer-to-peer DMA",
     /// A write that more than one disk has to get.
-    P2pMirror = "a mirror may lose a peer-to-peer write on one of its sides, and not say so",
-    /// The buffer can be stored to by the CPU.
+    P2pMirror = "a mirror may lose a peer-to-peer write on one of its sides without an error",
+    /// The CPU can store to the buffer.
     HostMapped = "the CPU can store into this buffer",
     /// Registering page-cache pages failed.
     PinRefused = "the pages could not be registered with the driver",
-    /// Registering is one at a time.
-    Crowded = "several large reads at once: pages are registered for one at a time, copying is not",
+    /// One request at a time registers pages.
+    Concurrent = "several large reads at once: one of them registers pages, the others copy",
     /// Enough threads to copy faster.
     ManyThreads = "enough threads to copy faster than pages can be registered",
-    /// Unpinning waits for kernels.
-    PinStalls = "giving pages back was seen to wait for the program's own kernels",
+    /// Unpinning waits for GPU kernels.
+    PinStalls = "unpinning was seen to wait for the program's own GPU kernels",
     /// No pinned memory could be had.
-    NoPinnedMemory = "no pinned memory for staging",
+    NoPinnedMemory = "no pinned memory for bounce buffers",
     /// The chosen route failed and this one finished the work.
-    FellBack = "the first route failed: finished here",
+    Fallback = "the first route failed: this one finished the work",
     /// The program's own O_DIRECT descriptor.
-    OwnDirect = "opened with O_DIRECT by the program: its own descriptor is used",
+    AppODirect = "opened with O_DIRECT by the program: its own descriptor is used",
     /// The program captures a graph.
-    Capturing = "a graph is being captured: nothing but copies on a queue of our own",
+    Capturing = "a graph is being captured: only copies on an internal stream",
     /// A write, by default.
-    IntoCache = "a write goes into the page cache, in one kernel call",
-    /// A write that does not stop at the page cache, or does better without it.
-    Around = "a write that is cheaper around the page cache",
+    IntoCache = "a write goes into the page cache, in a single system call",
+    /// A write that does not stop at the page cache, or is cheaper without it.
+    CacheBypass = "a write that is cheaper when it bypasses the page cache",
     /// A write that waits for storage.
     Synchronous = "O_SYNC or O_DSYNC: the write waits for storage anyway",
-    /// Cutting it would take a second kernel call.
-    OneCall = "direct I/O would not make it one step for other writers",
+    /// Splitting the write would take a second system call.
+    NotAtomic = "direct I/O would not be atomic with respect to other writers",
     /// RLIMIT_FSIZE, a lease or O_APPEND.
-    OwnOnly = "only the program's own descriptor may write here (O_APPEND, a lease, a size limit, flags)",
-    /// A write that the staging memory cannot hold.
-    InParts = "larger than the staging memory: written in parts",
-    /// A write shaped for an array.
-    WholeStripes = "whole stripes of an array: nothing has to be read for their parity",
+    AppFdOnly = "only the program's own descriptor may write here (O_APPEND, a lease, a size limit, flags)",
+    /// A write above the bounce buffer limit.
+    Chunked = "larger than the bounce buffer limit: written in chunks",
+    /// A write aligned to the stripes of an array.
+    FullStripes = "full stripes of an array: nothing has to be read for their parity",
     /// A setting chose the route.
-    Forced = "chosen by a setting",
+    BySetting = "chosen by a setting",
     /// Short requests one after another.
     ReadAhead = "sequential and short: through the page cache, where the kernel reads ahead",
-    /// The file is held.
-    Held = "the file is held: its pages are registered already",
-    /// No longer made: workers copied the end of a long read while its front was registered. The number stays taken.
-    Beside = "in the page cache: copied while other pages of the request were registered",
+    /// The file is pinned.
+    Pinned = "the file is pinned: its pages are registered already",
+    /// No longer used: workers copied the end of a long read while its start was registered. The number stays reserved.
+    TailCopy = "in the page cache: copied while other pages of the request were registered",
 }
 
 impl fmt::Display for Reason {

@@ -66,9 +66,9 @@ pub fn decide_write(case: &WriteConstraints, model: &Model) -> WriteDecision {
             Route::Direct,
             copy_out + store + REOPEN,
             direct,
-            if case.synchronous { Reason::Synchronous } else { Reason::Around },
+            if case.synchronous { Reason::Synchronous } else { Reason::CacheBypass },
         ),
-        (Route::P2p, store + REOPEN, case.p2p, Reason::Around),
+        (Route::P2p, store + REOPEN, case.p2p, Reason::CacheBypass),
     ];
     let cheaper = |&&(_, time, ..): &&(Route, f64, Result<(), Reason>, Reason)| time < into_cache;
     let refused = ways.iter().filter(cheaper).find_map(|(_, _, open, _)| open.err());

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 # Device and bounce buffers can be configured once per process.
-SLOW = {"SPINIO_EMULATED": "size=1G,gbps=0.1", "SPINIO_STAGING": "64M", "PYTHONDEVMODE": "1"}
+SLOW = {"SPINIO_EMULATED": "size=1G,gbps=0.1", "SPINIO_BOUNCE_LIMIT": "64M", "PYTHONDEVMODE": "1"}
 
 PROGRAM = """
 import os, signal, sys, threading

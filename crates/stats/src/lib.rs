@@ -116,11 +116,23 @@ impl Gauge {
     pub const fn name(self) -> &'static str {
         match self {
             Gauge::Pinned => "pinned",
-            Gauge::BounceBytes => "staging",
-            Gauge::CachedFileStates => "kept files",
-            Gauge::PinnedFiles => "held files",
-            Gauge::PinnedFileBytes => "held",
-            Gauge::ReadaheadPages => "read-ahead set",
+            Gauge::BounceBytes => "bounce buffers",
+            Gauge::CachedFileStates => "cached file states",
+            Gauge::PinnedFiles => "pinned files",
+            Gauge::PinnedFileBytes => "pinned file bytes",
+            Gauge::ReadaheadPages => "read-ahead pages",
+        }
+    }
+
+    /// The key in JSON, and with `spinio_` before it the metric.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Gauge::Pinned => "pinned_bytes",
+            Gauge::BounceBytes => "bounce_bytes",
+            Gauge::CachedFileStates => "file_cache_entries",
+            Gauge::PinnedFiles => "pinned_files",
+            Gauge::PinnedFileBytes => "pinned_file_bytes",
+            Gauge::ReadaheadPages => "readahead_pages",
         }
     }
 }

@@ -46,7 +46,21 @@ fn readers_return_same_bytes_as_single_reads() {
         check(&batch, &buffer);
     }
     let names = fs::read_dir("/proc/self/task").unwrap().map(|task| fs::read(task.unwrap().path().join("comm")));
-    assert!(names.flatten().any(|name| name.starts_with(b"spinio-batchrd")), "no reader ran");
+    let names: Vec<_> = names.flatten().map(|name| String::from_utf8_lossy(&name).trim_end().to_owned()).collect();
+    assert!(names.iter().any(|name| name == "spinio-batchrd"), "no reader thread: {names:?}");
+    // Those of SPIN have the names that ARCHITECTURE.md lists.
+    const THREADS: [&str; 8] = [
+        "spinio-fdroot",
+        "spinio-shadow",
+        "spinio-copy",
+        "spinio-batchrd",
+        "spinio-lease",
+        "spinio-unpin",
+        "spinio-batch",
+        "spinio-nvrtc",
+    ];
+    let of_spin = names.iter().filter(|name| name.starts_with("spinio") && !name.starts_with("spinio-emu"));
+    assert!(of_spin.clone().all(|name| THREADS.contains(&name.as_str())), "{names:?}");
     // The program's descriptor, and the twins: readers keep nothing.
     with_deadline("files are closed", || {
         while leak_check::descriptors_of(&subject.path) > 3 {

@@ -138,7 +138,7 @@ fn pinned_reads_and_batches() {
     let like = spinio_io::Buffer::of(&buffer.target(0).allocation);
     let explained = runtime.explain(subject.fd(), 5000, 1 << 20, like).unwrap();
     let [segment] = explained.schedule.segments[..] else { panic!("{:?}", explained.schedule) };
-    assert_eq!((segment.offset, segment.len, segment.route, segment.reason), (0, 1 << 20, Route::Dma, Reason::Held));
+    assert_eq!((segment.offset, segment.len, segment.route, segment.reason), (0, 1 << 20, Route::Dma, Reason::Pinned));
     assert_eq!(runtime.explain(subject.fd(), 0, 100, like).unwrap().schedule.segments[0].reason, Reason::Small);
     // As often as it was pinned.
     runtime.pin_file(subject.fd(), None).unwrap();
@@ -149,7 +149,7 @@ fn pinned_reads_and_batches() {
     assert_eq!((device.resources_in_use().pins, runtime.held_bytes()), (0, 0), "unpinned when the call returns");
     assert_eq!(runtime.release(subject.fd()), Err(PinError::NotPinned));
     let explained = runtime.explain(subject.fd(), 5000, 1 << 20, like).unwrap();
-    assert_ne!(explained.schedule.segments[0].reason, Reason::Held);
+    assert_ne!(explained.schedule.segments[0].reason, Reason::Pinned);
 }
 
 #[test]

@@ -235,7 +235,7 @@ fn forced_lease_break_is_detected() {
         assert_eq!(done.failed, 0);
         check(&batch, &buffer, 0);
         let stats = runtime.stats();
-        let other_bytes: u64 = stats.rows.iter().filter(|l| l.reason != Reason::Held).map(|l| l.bytes).sum();
+        let other_bytes: u64 = stats.rows.iter().filter(|l| l.reason != Reason::Pinned).map(|l| l.bytes).sum();
         assert!(other_bytes >= done.bytes, "it was read out of the pins: {stats:?}");
         kernel.clear_faults();
         drop(runtime);
@@ -262,7 +262,7 @@ fn read_is_repeated_after_forced_lease_break() {
         kernel.inject(Call::HasLease, 1 + before, u64::MAX, Effect::Fail(Errno::IO));
         assert_eq!(runtime.read(subject.fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
         assert!(buffer.bytes() == file::bytes(0, SIZE, 0));
-        let held: Vec<_> = runtime.stats().rows.into_iter().filter(|l| l.reason == Reason::Held).collect();
+        let held: Vec<_> = runtime.stats().rows.into_iter().filter(|l| l.reason == Reason::Pinned).collect();
         let bytes: u64 = held.iter().map(|l| l.bytes).sum();
         assert_eq!(bytes, if before > 1 { SIZE as u64 } else { 0 }, "the lease was lost after {before} checks");
         kernel.clear_faults();

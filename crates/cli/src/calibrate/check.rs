@@ -16,7 +16,7 @@ use crate::{out, table, units};
 /// A route fits while its measured times are within this factor of the model, on average.
 const FIT_FACTOR: f64 = 1.5;
 
-/// A route; commands, bytes and measured / model at each place; their mean.
+/// A route; commands, bytes and measured / model at each offset; their mean.
 type Row = (spinio_plan::Route, Vec<(u64, u64, f64)>, Option<f64>);
 
 /// Runs it.

@@ -1,6 +1,6 @@
 //! Times of one route: transfers by themselves, and many in flight.
 //!
-//! Every figure is the median of several runs behind one that does not count, at other places of the file each time. The
+//! Every figure is the median of several runs after one that does not count, each at other offsets of the file. The
 //! engines that serve reads do the work (`Trial` in io), so what is measured is what a plan will cost.
 
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ pub struct SamplingOptions {
     pub depths: Vec<(u64, u64)>,
     /// Runs that count.
     pub runs: usize,
-    /// After so long, three runs are enough.
+    /// After this time, three runs are enough.
     pub time_limit: Duration,
 }
 
@@ -34,7 +34,7 @@ impl SamplingOptions {
         SamplingOptions { sizes, depths, runs, time_limit: Duration::from_millis(300) }
     }
 
-    /// A few places, to see whether a model still holds.
+    /// A few offsets, to see whether a model still fits.
     pub fn quick(most: u64, runs: usize) -> SamplingOptions {
         let sizes = [4u64 << 10, 64 << 10, 1 << 20, 16 << 20].into_iter().filter(|s| *s <= most).collect();
         let depths = [(16u64, 64u64 << 10)].into_iter().filter(|(n, s)| n * s <= most).collect();
@@ -52,7 +52,7 @@ impl SamplingOptions {
 pub struct Timing {
     /// Bytes in all.
     pub bytes: u64,
-    /// In so many commands.
+    /// Number of commands.
     pub commands: u64,
     /// Nanoseconds.
     pub median: f64,
@@ -118,7 +118,7 @@ pub fn routes(trial: &MeasuredRead<'_>, copies: bool) -> (Vec<Route>, Vec<(Route
 
 /// Segments of one route, end to end, in random order where there are several.
 fn segments(route: Route, commands: u64, len: u64, random: &mut SplitMix64) -> Vec<Segment> {
-    let segment = |i| Segment { offset: i * len, len, route, reason: Reason::Forced, refused: None };
+    let segment = |i| Segment { offset: i * len, len, route, reason: Reason::BySetting, refused: None };
     let mut out: Vec<_> = (0..commands).map(segment).collect();
     for i in (1..out.len()).rev() {
         out.swap(i, random.below(i as u64 + 1) as usize);
@@ -126,7 +126,7 @@ fn segments(route: Route, commands: u64, len: u64, random: &mut SplitMix64) -> V
     out
 }
 
-/// One point: the median of several runs behind one that does not count.
+/// One point: the median of several runs after one that does not count.
 pub fn point(
     trial: &MeasuredRead<'_>,
     route: Route,
@@ -160,7 +160,7 @@ pub fn point(
     Ok(Timing { bytes, commands, median: times[times.len() / 2], mean, deviation: square.sqrt() })
 }
 
-/// All points of a route; `done` is told after each.
+/// All points of a route; `done` is called after each.
 pub fn route(
     trial: &MeasuredRead<'_>,
     route: Route,

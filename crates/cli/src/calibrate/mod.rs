@@ -8,7 +8,7 @@
 //!   ~/.local/state/spinio/models/<storage>-<file system>-<device>      read by every program under SPIN
 //! ```
 //!
-//! `--check` measures a few places only and says whether the stored model still fits.
+//! `--check` measures a few offsets only and reports whether the stored model still fits.
 //!
 //! Known flaws: a machine that does other work meanwhile is measured with that work; reads are measured, writes are
 //! taken to cost the same.
@@ -38,13 +38,13 @@ use crate::{out, units};
 /// What `spinio calibrate` takes.
 #[derive(Debug, Args)]
 pub struct Calibrate {
-    /// A folder, for a scratch file there; or a file or block device, which is only read
+    /// A directory, for a scratch file there; or a file or block device, which is only read
     #[arg(value_name = "PATH")]
     path: PathBuf,
     /// The device: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
     #[arg(long)]
     device: Option<DeviceName>,
-    /// Measure a few places only, and say whether the stored model still fits
+    /// Measure a few offsets only, and report whether the stored model still fits
     #[arg(long)]
     check: bool,
     /// Runs of each measurement that count
@@ -88,7 +88,7 @@ pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
     }
     let folder = runtime().settings().cost_model_dir.clone();
     if folder.is_none() && !calibrate.dry_run {
-        let why = "There is no place to keep a model: set HOME, XDG_STATE_HOME or SPINIO_MODEL, or give --dry-run";
+        let why = "There is no directory to store a model in: set HOME, XDG_STATE_HOME or SPINIO_COST_MODEL_DIR, or give --dry-run";
         return Err(exit::error(Exit::Usage, why));
     }
     let subject = TestFile::open(&calibrate.path, calibrate.size)?;
@@ -108,7 +108,7 @@ pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
         Some(folder) if !calibrate.dry_run => store(&folder, &trial, &found.calibration).map(Some),
         _ => Ok(None),
     };
-    // What was measured is told before what could not be written.
+    // The result is printed before the error of writing it.
     let path = kept.as_ref().ok().and_then(|k| k.as_deref());
     let text = match calibrate.json {
         true => format!("{:#}\n", report::json(&found, path)),
@@ -172,7 +172,7 @@ pub fn measure_route(
 /// Stores a calibration where programs will find it; all of it or nothing.
 fn store(folder: &str, trial: &MeasuredRead<'_>, calibration: &Calibration) -> anyhow::Result<PathBuf> {
     let path = model::file_path(folder, &trial.key());
-    let cannot = || format!("Cannot keep the model in {}", path.display());
+    let cannot = || format!("Cannot store the model in {}", path.display());
     std::fs::create_dir_all(folder).with_context(cannot)?;
     let mut file = tempfile::NamedTempFile::new_in(Path::new(folder)).with_context(cannot)?;
     std::io::Write::write_all(&mut file, calibration.to_text().as_bytes()).with_context(cannot)?;

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::CalibrationRun;
 use crate::paint::{OutputStyle, TextRole};
-use crate::{table, units};
+use crate::{names, table, units};
 
-/// A fit whose mean relative error is larger than this is said to be poor: the factor within which `--check` calls a model
+/// A fit whose mean relative error is larger than this is called poor: the factor within which `--check` calls a model
 /// fitting.
 const POOR_FIT: f64 = 0.5;
 
@@ -63,7 +63,7 @@ pub fn render(paint: &OutputStyle, found: &CalibrationRun, stored_path: Option<&
     if !poor.is_empty() {
         let _ = writeln!(
             s,
-            "{} {}: the fit is off by more than {:.0} % on average, as where other work goes on; measure again on a quieter \
+            "{} {}: the fit is off by more than {:.0} % on average, as with other work on the machine; measure again on a quieter \
              machine, or plans will be made with this",
             paint.text(TextRole::Bad, "!"),
             poor.join(", "),
@@ -71,8 +71,8 @@ pub fn render(paint: &OutputStyle, found: &CalibrationRun, stored_path: Option<&
         );
     }
     let _ = match stored_path {
-        Some(path) => writeln!(s, "kept in {}: programs that start from now on use it", path.display()),
-        None => writeln!(s, "not kept"),
+        Some(path) => writeln!(s, "stored in {}: programs that start from now on use it", path.display()),
+        None => writeln!(s, "not stored"),
     };
     s
 }
@@ -91,7 +91,7 @@ pub fn json(found: &CalibrationRun, stored_path: Option<&Path>) -> Value {
                 .chain(&times.queued)
                 .map(|t| json!({ "commands": t.commands, "bytes": t.bytes, "median_ns": t.median, "deviation_ns": t.deviation }))
                 .collect();
-            json!({
+            let mut row = json!({
                 "route": m.route.name(),
                 "cost": {
                     "fixed_ns": m.cost.value.fixed(),
@@ -100,7 +100,7 @@ pub fn json(found: &CalibrationRun, stored_path: Option<&Path>) -> Value {
                     "r2": m.cost.r2,
                     "mean_error": m.cost.error,
                 },
-                "flight": {
+                "queue": {
                     "latency_ns": m.queue.value.latency,
                     "command_ns": m.queue.value.per_command,
                     "ns_per_byte": m.queue.value.per_byte,
@@ -108,12 +108,14 @@ pub fn json(found: &CalibrationRun, stored_path: Option<&Path>) -> Value {
                     "mean_error": m.queue.error,
                 },
                 "points": points,
-            })
+            });
+            names::add_old_keys(&mut row, &[("flight", "queue")]);
+            row
         })
         .collect();
     let closed: Vec<_> =
         found.unavailable.iter().map(|(route, why)| json!({ "route": route.name(), "why": why.text() })).collect();
-    json!({
+    let mut value = json!({
         "storage": c.storage,
         "file_system": c.file_system,
         "device": c.device,
@@ -121,6 +123,8 @@ pub fn json(found: &CalibrationRun, stored_path: Option<&Path>) -> Value {
         "writeback_ns_per_byte": c.writeback,
         "routes": routes,
         "not_measured": closed,
-        "kept": stored_path.map(|p| p.display().to_string()),
-    })
+        "stored_at": stored_path.map(|p| p.display().to_string()),
+    });
+    names::add_old_keys(&mut value, &[("kept", "stored_at")]);
+    value
 }

@@ -1,4 +1,4 @@
-//! Leaves nothing behind when the user interrupts the demo: its file may be many GiB.
+//! Removes the demo's files when the user interrupts it: they may be many GiB.
 //!
 //! A signal ends a process without running a single destructor, so a thread waits for the
 //! usual ones, removes what was made, and then ends the process as the signal would have.
@@ -11,7 +11,7 @@ use signal_hook::iterator::{Handle, Signals};
 /// Watches until dropped.
 pub struct Cleanup(Option<Handle>);
 
-/// Removes these files and folders if a signal ends us.
+/// Removes these files and directories if a signal ends us.
 pub fn on_signal(made: Vec<PathBuf>) -> Cleanup {
     let Ok(mut signals) = Signals::new([SIGHUP, SIGINT, SIGTERM]) else { return Cleanup(None) };
     let handle = signals.handle();

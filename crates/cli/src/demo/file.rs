@@ -1,4 +1,4 @@
-//! The file that the demo reads: made, put into a state, and asked what state it is in.
+//! The file that the demo reads: created, put into a state, and checked for that state.
 //!
 //! ```text
 //!   cold         flushed, then dropped from the page cache (POSIX_FADV_DONTNEED)
@@ -6,8 +6,8 @@
 //!   cached       all of it read by ordinary preads
 //! ```
 //!
-//! Nothing is believed: after each step the kernel is asked how much is resident, and a
-//! state that could not be produced (tmpfs never drops a page) is told to the user.
+//! Nothing is assumed: after each step the kernel is asked how much is resident, and a
+//! state that could not be produced (tmpfs never drops a page) is reported to the user.
 
 use std::fs::File;
 use std::io::Write;
@@ -59,7 +59,7 @@ impl State {
     }
 }
 
-/// Fills a new file with bytes that no two places share, and flushes it to storage.
+/// Fills a new file with words that differ at every offset, and flushes it to storage.
 pub fn make(file: &File, path: &Path, size: u64) -> anyhow::Result<()> {
     let mut progress = Progress::bytes(size, "Making the file");
     let mut block = vec![0u8; MIB as usize];
@@ -71,7 +71,7 @@ pub fn make(file: &File, path: &Path, size: u64) -> anyhow::Result<()> {
         let n = (size - done).min(MIB) as usize;
         out.write_all(&block[..n]).with_context(|| format!("Cannot write {}", path.display()))?;
         done += n as u64;
-        // Now and then, so that the bar does not stand still at its end.
+        // At intervals, so that the bar moves until its end.
         if done.is_multiple_of(FLUSH_EVERY) {
             file.sync_data().with_context(cannot_flush)?;
         }
@@ -81,7 +81,7 @@ pub fn make(file: &File, path: &Path, size: u64) -> anyhow::Result<()> {
 }
 
 /// The bytes of the file at `offset`, a multiple of 8: every word is a hash of its own offset, so bytes that land
-/// in the wrong place are as wrong as zeros.
+/// at a wrong offset are detected as zeros are.
 fn fill(block: &mut [u8], offset: u64) {
     for (i, word) in block.chunks_exact_mut(8).enumerate() {
         let mut x = (offset + i as u64 * 8).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -91,7 +91,7 @@ fn fill(block: &mut [u8], offset: u64) {
     }
 }
 
-/// Brings the file into a state; returns the share that is resident then, if the kernel tells.
+/// Brings the file into a state; returns the share that is resident then, if the kernel reports it.
 pub fn set_state(file: &File, path: &Path, size: u64, state: State) -> anyhow::Result<Option<f64>> {
     let cannot = || format!("Cannot read {}", path.display());
     match state {
@@ -139,13 +139,13 @@ fn read_every(file: &File, size: u64, every: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The share of pages that is resident: 0 to 1. `None` if this kernel or file system does not tell.
+/// The share of pages that is resident: 0 to 1. `None` if this kernel or file system does not report it.
 pub fn resident_share(file: &File, size: u64) -> Option<f64> {
     let pages = size.div_ceil(PAGE as u64).max(1);
     if let Ok(stat) = linux::cachestat(file.as_raw_fd(), 0, size) {
         return Some(stat.cached as f64 / pages as f64);
     }
-    // Before Linux 6.5. A read that must not wait (RWF_NOWAIT) would tell, too, but has the kernel bring the page in.
+    // Before Linux 6.5. A read that must not wait (RWF_NOWAIT) would show it, too, but makes the kernel read the page in.
     linux::resident_pages(file.as_raw_fd(), size).ok().map(|found| found as f64 / pages as f64)
 }
 
@@ -171,11 +171,11 @@ mod tests {
         for state in State::ALL {
             let share = set_state(file.as_file(), file.path(), SIZE, state).unwrap();
             let Some(share) = share else {
-                eprintln!("skipped: this kernel does not tell what is resident");
+                eprintln!("skipped: this kernel does not report what is resident");
                 return;
             };
             assert!(state.matches(share), "{}: {share}", state.name());
-            // As an older kernel is asked.
+            // The same from an older kernel's interface.
             let pages = linux::resident_pages(file.as_file().as_raw_fd(), SIZE).unwrap();
             let asked = pages as f64 / (SIZE / PAGE as u64) as f64;
             assert!((asked - share).abs() < 0.01, "cachestat {share}, mincore {asked}");

@@ -1,15 +1,15 @@
-//! `spinio demo`: the main job, on a real file, in front of the newcomer's eyes.
+//! `spinio demo`: the main job, on a real file, for a new user.
 //!
 //! ```text
-//!   make a file ──> compile reader.c ──┬─ without SPIN:  pread says EFAULT
+//!   make a file ──> compile reader.c ──┬─ without SPIN:  pread gives EFAULT
 //!                                      ├─ cold           ┐
 //!                                      ├─ half-cached    ├ LD_PRELOAD=libspinio.so: every byte compared,
 //!                                      └─ cached         ┘ counters read from the SPINIO_STATS file
 //! ```
 //!
-//! The reader is a C program that calls `pread` and knows nothing of us; each state is a fresh process.
+//! The reader is a C program that calls `pread` and has no code of SPIN; each state is a fresh process.
 //! Nothing shown is a claim of ours: bytes and time are the reader's, routes and reasons are the library's
-//! counters, and the state of the file is what the kernel says it is.
+//! counters, and the state of the file is what the kernel reports.
 //!
 //! Known flaws: a rate includes the start of SPIN inside the reader (its threads, its pinned memory), which
 //! weighs on small files; and a virtual disk that its host has cached looks faster cold than any real disk.
@@ -39,7 +39,7 @@ pub struct Demo {
     /// Size of the file: 64M, 4G
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = units::parse)]
     size: u64,
-    /// Make the file here (it must not exist; removed afterwards) instead of in a temporary folder
+    /// Make the file here (it must not exist; removed afterwards) instead of in a temporary directory
     #[arg(long, value_name = "FILE")]
     path: Option<PathBuf>,
     /// The device to read into: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
@@ -60,13 +60,13 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
     let work = tempfile::Builder::new()
         .prefix("spinio-demo-")
         .tempdir_in(if demo.path.is_some() { std::env::temp_dir() } else { folder.clone() })
-        .with_context(|| format!("Cannot make a temporary folder in {}", folder.display()))?;
+        .with_context(|| format!("Cannot make a temporary directory in {}", folder.display()))?;
     let program = program::prepare(work.path())?;
 
     let data = DataFile::create(demo.path.clone().unwrap_or_else(|| work.path().join("data")))?;
     let warning = warning.or_else(|| {
         let there = scratch::is_in_memory(&data.path);
-        there.then(|| format!("{} lies on a file system in memory: it is always cached", data.path.display()))
+        there.then(|| format!("{} is on a file system in memory: it is always cached", data.path.display()))
     });
     let _watch = cleanup::on_signal(vec![data.path.clone(), work.path().to_owned()]);
     check_free_space(&data.path, demo.size)?;
@@ -104,7 +104,7 @@ impl DataFile {
 
 impl Drop for DataFile {
     fn drop(&mut self) {
-        // In the temporary folder it goes with the folder; a second removal finds nothing.
+        // In the temporary directory it goes with the directory; a second removal finds nothing.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -131,7 +131,7 @@ fn check_free_space(path: &Path, size: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A path of the library that LD_PRELOAD can name: itself, or a link in the temporary folder.
+/// A path of the library that LD_PRELOAD can name: itself, or a link in the temporary directory.
 fn preloadable_path(library: &Path, work: &Path) -> anyhow::Result<PathBuf> {
     if library::can_be_preloaded(library) {
         return Ok(library.to_owned());
@@ -162,7 +162,7 @@ impl DemoContext<'_> {
         Ok(env)
     }
 
-    /// The same program with the hooks turned off: what the kernel alone says to a device pointer.
+    /// The same program with the hooks turned off: what the kernel alone returns for a device pointer.
     fn without_spin(&self, data: &DataFile) -> anyhow::Result<Option<Errno>> {
         let mut env = self.env()?;
         env.push(("SPINIO_DISABLE", "1".into()));

@@ -27,13 +27,13 @@ const SOURCES: [(&str, &str); 3] = [
 /// The compiled reader, next to its `libgpu.so`: its place in an installed tree, seen from the command.
 const INSTALLED: &str = "../lib/spinio/demo-reader";
 
-/// The compiled reader, and the folder that takes its output.
+/// The compiled reader, and the directory that takes its output.
 pub struct Program {
     reader: PathBuf,
     work: PathBuf,
 }
 
-/// What one run of the reader said.
+/// The output of one run of the reader.
 #[derive(Debug, Default, PartialEq)]
 pub struct ReaderOutput {
     /// The device that its memory came from.
@@ -121,7 +121,7 @@ impl Program {
         stats: Option<&Path>,
         env: &[(&str, OsString)],
     ) -> anyhow::Result<ReaderRun> {
-        // Into files, not pipes: nobody has to drain them while the reader runs.
+        // Into files, not pipes: no thread has to drain them while the reader runs.
         let (out, err) = (self.work.join("reader.out"), self.work.join("reader.err"));
         let make = |path: &Path| File::create(path).with_context(|| format!("Cannot create {}", path.display()));
         let mut command = Command::new(&self.reader);
@@ -151,7 +151,7 @@ impl Program {
     }
 }
 
-/// The counters that a run left behind; `None` if it left none.
+/// The counters that a run left; `None` if it left none.
 pub fn read_stats(path: &Path) -> Option<Snapshot> {
     Snapshot::from_bytes(&std::fs::read(path).ok()?).ok()
 }
@@ -159,7 +159,7 @@ pub fn read_stats(path: &Path) -> Option<Snapshot> {
 fn parse(text: &str) -> anyhow::Result<ReaderOutput> {
     let mut answer = ReaderOutput::default();
     for line in text.lines() {
-        let Some((name, value)) = line.split_once('=') else { bail!("The reader said `{line}`") };
+        let Some((name, value)) = line.split_once('=') else { bail!("The reader printed `{line}`") };
         match name {
             "device" => answer.device = value.to_owned(),
             "bytes" => answer.bytes = value.parse()?,

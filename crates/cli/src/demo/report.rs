@@ -14,11 +14,11 @@ use crate::{table, units};
 
 /// One run of the reader under SPIN.
 pub struct DemoRun {
-    /// The state asked for.
+    /// The requested state.
     pub state: State,
     /// What share was resident when the reader started.
     pub resident: Option<f64>,
-    /// What the reader said.
+    /// The reader's output.
     pub answer: ReaderOutput,
     /// What the library counted.
     pub snapshot: Snapshot,
@@ -30,9 +30,9 @@ pub struct Report<'a> {
     pub size: u64,
     /// Where it lay.
     pub path: &'a Path,
-    /// What is wrong with that place.
+    /// What is wrong with that directory.
     pub warning: Option<String>,
-    /// What `pread` said without SPIN; `None` if it worked.
+    /// The error of `pread` without SPIN; `None` if it worked.
     pub plain_errno: Option<Errno>,
     /// The three runs.
     pub outcomes: Vec<DemoRun>,
@@ -149,7 +149,7 @@ impl Report<'_> {
                     "{name}: this state could not be produced: {:.0} % of the file was in the page cache",
                     share * 100.0
                 )),
-                None => note(format!("{name}: not checked, this kernel does not tell what is in the page cache")),
+                None => note(format!("{name}: not checked, this kernel does not report what is in the page cache")),
                 Some(_) => {}
             }
             if o.snapshot.rows.is_empty() {
@@ -159,7 +159,7 @@ impl Report<'_> {
         let first: Vec<String> = self.outcomes.iter().map(|o| units::time(o.answer.first_call * 1e9)).collect();
         let _ = writeln!(
             s,
-            "  GB/s: the bytes of a row over the time of the whole run; rows of one state run side by side and add up.\n  \
+            "  GB/s: the bytes of a row over the time of the whole run; rows of one state run concurrently and add up.\n  \
              The first pread of each run, included, starts SPIN: it took {}.",
             first.join(", ")
         );

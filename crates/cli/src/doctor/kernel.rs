@@ -26,9 +26,9 @@ pub fn collect(facts: &mut Vec<Fact>) {
             facts.push(direct(&file, &place));
         }
         Err(e) => facts.push(
-            Fact::new(GROUP, "file tests", State::Limited, format!("not done: no file can be made in {place}"))
+            Fact::new(GROUP, "file tests", State::Limited, format!("not done: no file can be created in {place}"))
                 .because(e.to_string())
-                .cure("set TMPDIR to a folder on a disk that you may write to"),
+                .cure("set TMPDIR to a directory on a disk that you may write to"),
         ),
     }
     if let Some(warning) = warning {
@@ -38,7 +38,7 @@ pub fn collect(facts: &mut Vec<Fact>) {
     facts.push(unshare_fd_table());
 }
 
-/// A file of two pages, in the page cache, gone when closed.
+/// A file of two pages, in the page cache, deleted when closed.
 fn small_file(folder: &std::path::Path) -> std::io::Result<File> {
     let mut file = tempfile::tempfile_in(folder)?;
     file.write_all(&[1; 8192])?;
@@ -50,7 +50,7 @@ fn cachestat(file: &File) -> Fact {
     let name = "cachestat";
     match linux::cachestat(file.as_raw_fd(), 0, 8192) {
         Ok(stat) => Fact::new(GROUP, name, State::Found, format!("answers ({} of 2 pages cached)", stat.cached)),
-        Err(e) => Fact::new(GROUP, name, State::Limited, "does not answer: mincore and trial reads take its place")
+        Err(e) => Fact::new(GROUP, name, State::Limited, "is not available: mincore and trial reads are used instead")
             .because(cause(e, "came with Linux 6.5"))
             .cure("Linux 6.5 or newer; in a container, a seccomp profile that knows the call"),
     }
@@ -72,7 +72,12 @@ fn nowait(file: &File, place: &str) -> Fact {
 fn dont_cache(file: &File, place: &str) -> Fact {
     let name = "RWF_DONTCACHE";
     match try_read(file, RWF_DONTCACHE) {
-        Ok(_) => Fact::new(GROUP, name, State::Found, "works; not used: SPIN drops what it brought in (SPINIO_CACHE)"),
+        Ok(_) => Fact::new(
+            GROUP,
+            name,
+            State::Found,
+            "works; not used: SPIN drops the pages that it read in (SPINIO_READAHEAD_KEEP)",
+        ),
         Err(e) => Fact::new(GROUP, name, State::Absent, format!("refused in {place}; SPIN does not use it"))
             .because(cause(e, "came with Linux 6.14, for some file systems")),
     }
@@ -95,7 +100,7 @@ fn direct(file: &File, place: &str) -> Fact {
         Ok(Some(DirectAlign { memory, offset })) => {
             fact(State::Found, format!("in {place}: offsets aligned to {offset}, memory to {memory}"))
         }
-        Ok(None) => fact(State::Limited, "the kernel does not tell its alignment".to_owned())
+        Ok(None) => fact(State::Limited, "the kernel does not report its alignment".to_owned())
             .because("STATX_DIOALIGN came with Linux 6.1, for some file systems"),
         Err(e) => fact(State::Limited, format!("statx fails in {place}")).because(e.to_string()),
     }
@@ -113,7 +118,7 @@ fn io_uring() -> Fact {
             GROUP,
             name,
             State::Found,
-            format!("works (features {features:#x}): batches keep 128 reads of storage in flight"),
+            format!("works (features {features:#x}): batches have 128 reads of storage in flight"),
         ),
         Err(Errno::NOSYS) => refused("this kernel was built without it", "a kernel with CONFIG_IO_URING"),
         Err(Errno::PERM) => match text_of("/proc/sys/kernel/io_uring_disabled").as_deref() {
@@ -122,7 +127,7 @@ fn io_uring() -> Fact {
                 "join the group that kernel.io_uring_group names, or: sysctl kernel.io_uring_disabled=0",
             ),
             Some("2") => {
-                refused("sysctl kernel.io_uring_disabled is 2: for nobody", "sysctl kernel.io_uring_disabled=0")
+                refused("sysctl kernel.io_uring_disabled is 2: for no process", "sysctl kernel.io_uring_disabled=0")
             }
             _ => refused(
                 "a seccomp filter denies it, as container engines do by default",
@@ -136,11 +141,11 @@ fn io_uring() -> Fact {
 
 fn unshare_fd_table() -> Fact {
     let name = "private descriptors";
-    let without = "SPIN does without helper threads";
+    let without = "SPIN works without worker threads";
     match FdTableRoot::new() {
-        Ok(_) => Fact::new(GROUP, name, State::Found, "helper threads get a descriptor table of their own"),
+        Ok(_) => Fact::new(GROUP, name, State::Found, "worker threads get an unshared fd table"),
         Err(FdTableError::Unshare(e)) => {
-            Fact::new(GROUP, name, State::Limited, format!("no table of their own for helper threads: {without}"))
+            Fact::new(GROUP, name, State::Limited, format!("no unshared fd table for worker threads: {without}"))
                 .because(cause(e, "close_range with CLOSE_RANGE_UNSHARE came with Linux 5.11"))
                 .cure("Linux 5.11 or newer; in a container, a seccomp profile that knows the call")
         }
@@ -152,7 +157,7 @@ fn unshare_fd_table() -> Fact {
     }
 }
 
-/// An errno, and what usually lies behind it.
+/// An errno, and its usual cause.
 fn cause(errno: Errno, usual: &str) -> String {
     match errno {
         Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL => format!("{usual} ({errno})"),

@@ -1,11 +1,11 @@
-//! `spinio doctor`: every facility SPIN can use, asked for on this machine now.
+//! `spinio doctor`: every facility SPIN can use, tried on this machine now.
 //!
 //! ```text
 //!   spinio.rs    the library itself, settings, the emulated device      (without these: nothing)
 //!   kernel.rs    system calls and flags, tried on a real file           (each has a fall-back)
 //!   process.rs   limits, permissions, /proc, /sys, memory
-//!   storage.rs   what lies under a file that is named
-//!   p2p.rs       who publishes memory for peer-to-peer, which drives reach it
+//!   storage.rs   what is under a file that is named
+//!   p2p.rs       which devices publish memory for peer-to-peer, which drives reach it
 //!   nvidia.rs    driver, GPUs, what their driver allows
 //! ```
 //!
@@ -33,7 +33,7 @@ use crate::progress::Spinner;
 /// What `spinio doctor` takes.
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// A file, folder or block device: shows the disks under it as well
+    /// A file, directory or block device: shows the disks under it as well
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
     /// Print JSON: a list of {group, name, state, detail, cause, cure}, and `stack` where a PATH is given
@@ -114,7 +114,7 @@ impl Fact {
 
 /// Runs it.
 pub fn run(doctor: &Doctor) -> anyhow::Result<Exit> {
-    // Before anything is tried: a name that is mistyped is told at once.
+    // Before anything is tried: a mistyped name is reported at once.
     let storage = doctor.path.as_deref().map(storage::collect).transpose()?;
     let wait = Spinner::new("Trying what this machine offers");
     let mut facts = Vec::new();

@@ -17,7 +17,7 @@ pub fn collect(facts: &mut Vec<Fact>) {
     match driver(facts, module.as_deref()) {
         Some(driver) => (0..driver.device_count().unwrap_or(0)).for_each(|ordinal| gpu(facts, driver, ordinal)),
         None => facts.push(
-            Fact::new(GROUP, "BAR, HMM", State::Absent, "not asked")
+            Fact::new(GROUP, "BAR, HMM", State::Absent, "not queried")
                 .because("they belong to a GPU, and none is usable"),
         ),
     }
@@ -106,12 +106,12 @@ fn bar(name: &str, pci: &str, memory: u64) -> Fact {
     let resource = text_of(format!("/sys/bus/pci/devices/{pci}/resource")).unwrap_or_default();
     let window = largest_window(&resource);
     let size = match window {
-        0 => "its size cannot be told".to_owned(),
+        0 => "its size is unknown".to_owned(),
         n if n >= memory => format!("{}, all of its memory", units::bytes(n)),
         n => format!("{} of {}", units::bytes(n), units::bytes(memory)),
     };
     Fact::new(GROUP, name, State::Absent, format!("{size}; not mapped, so no store and no p2p route into this GPU"))
-        .because("SPIN has no p2p route into CUDA memory; whether the driver could offer one says `P2PDMA`")
+        .because("SPIN has no p2p route into CUDA memory; `P2PDMA` shows whether the driver could offer one")
         .cure("none yet: docs/from-the-paper.md")
 }
 
@@ -129,7 +129,7 @@ fn largest_window(resource: &str) -> u64 {
 fn numa(name: &str, pci: &str) -> Fact {
     let name = format!("{name} NUMA");
     match text_of(format!("/sys/bus/pci/devices/{pci}/numa_node")).as_deref() {
-        Some("-1") | None => Fact::new(GROUP, name, State::Absent, "its node cannot be told"),
+        Some("-1") | None => Fact::new(GROUP, name, State::Absent, "its node is unknown"),
         Some(node) => Fact::new(GROUP, name, State::Found, format!("node {node}")),
     }
 }

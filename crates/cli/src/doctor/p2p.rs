@@ -1,4 +1,4 @@
-//! Peer-to-peer: who publishes memory, and which drives can DMA into it.
+//! Peer-to-peer: which devices publish memory, and which drives can DMA into it.
 //!
 //! ```text
 //!   root port ─┬─ switch ─┬─ drive A          same switch: packets turn around there
@@ -57,7 +57,7 @@ fn config(any: bool) -> Fact {
         Some(_) => Fact::new(GROUP, name, State::Absent, "not in this kernel")
             .because("the kernel was built without it, as Debian 12's and 13's own are")
             .cure("a kernel with CONFIG_PCI_P2PDMA=y, such as Debian 13's backports"),
-        None => Fact::new(GROUP, name, State::Absent, "cannot be told before a device publishes memory")
+        None => Fact::new(GROUP, name, State::Absent, "unknown until a device publishes memory")
             .because(format!("no {} to read", places[0])),
     }
 }
@@ -126,10 +126,10 @@ fn reachability(provider: &Provider, provider_path: &[String], drive: &str, path
         return Fact::new(GROUP, name, State::Found, "the memory is the drive's own");
     }
     match common_bridge(provider_path, path) {
-        Some(port) => Fact::new(GROUP, name, State::Found, format!("behind the same port, {port}")),
+        Some(port) => Fact::new(GROUP, name, State::Found, format!("under the same port, {port}")),
         None => Fact::new(GROUP, name, State::Limited, "only through the host bridge")
             .because("the kernel passes that only on processors it knows to forward peer-to-peer")
-            .cure("put both behind one PCIe switch; spinio explain says whether the canary read passed"),
+            .cure("put both under one PCIe switch; spinio explain says whether the P2P probe passed"),
     }
 }
 

@@ -32,7 +32,7 @@ fn owner() -> Fact {
     if uid == 0 {
         return Fact::new(GROUP, name, State::Found, "root may ask what is cached of every file");
     }
-    Fact::new(GROUP, name, State::Limited, "what is cached of them is found out by trial reads, not asked")
+    Fact::new(GROUP, name, State::Limited, "what is cached of them is found out by trial reads, not by a query")
         .because(format!("user {uid} may ask cachestat only about files it owns or may write to"))
 }
 
@@ -84,7 +84,7 @@ fn seccomp() -> Fact {
     match status.lines().find_map(|l| l.strip_prefix("Seccomp:")).map(str::trim) {
         Some("0") => Fact::new(GROUP, "seccomp", State::Found, "no filter"),
         Some(_) => Fact::new(GROUP, "seccomp", State::Found, "a filter is active: the answers above went through it"),
-        None => Fact::new(GROUP, "seccomp", State::Absent, "cannot be told"),
+        None => Fact::new(GROUP, "seccomp", State::Absent, "unknown"),
     }
 }
 
@@ -104,7 +104,7 @@ fn numa() -> Fact {
     let nodes = std::fs::read_dir("/sys/devices/system/node")
         .map_or(0, |dir| dir.flatten().filter(|e| is_node(&e.file_name().to_string_lossy())).count());
     match nodes {
-        0 => Fact::new(GROUP, "NUMA", State::Absent, "cannot be told"),
+        0 => Fact::new(GROUP, "NUMA", State::Absent, "unknown"),
         1 => Fact::new(GROUP, "NUMA", State::Found, "one node: all memory is near"),
         n => Fact::new(GROUP, "NUMA", State::Found, format!("{n} nodes: run a program near its GPU (numactl)")),
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use spinio_device::{Device, DeviceId, DeviceKind, registry};
-use spinio_io::{Settings, settings};
+use spinio_io::settings;
 
 use super::{Fact, State};
 use crate::device::{Buffer, DeviceName};
@@ -12,7 +12,7 @@ use crate::library;
 
 const GROUP: &str = "SPIN";
 
-/// Asks.
+/// Collects the facts.
 pub fn collect(facts: &mut Vec<Fact>) {
     facts.push(match library::find() {
         Ok(path) => check_preload(&path),
@@ -24,26 +24,34 @@ pub fn collect(facts: &mut Vec<Fact>) {
         let fact = Fact::new(GROUP, "settings", State::Limited, complaint);
         facts.push(fact.cure("see docs/settings.md, or unset the variable"));
     }
-    for name in unknown_settings(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
-        let fact = Fact::new(GROUP, "settings", State::Limited, format!("there is no setting {name}: nobody reads it"));
+    let names = || std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for name in unknown_settings(names()) {
+        let fact =
+            Fact::new(GROUP, "settings", State::Limited, format!("there is no setting {name}: nothing reads it"));
         facts.push(fact.cure("docs/settings.md lists them"));
+    }
+    for (name, row) in names().filter_map(|name| Some((settings::row(&name)?, name))).map(|(row, name)| (name, row)) {
+        let cure = match row.has_no_effect() {
+            true => "unset it: it has no effect".to_owned(),
+            false if row.name == name => continue,
+            false => format!("use {}", row.name),
+        };
+        facts.push(Fact::new(GROUP, "settings", State::Limited, format!("{name} is deprecated: {cure}")));
     }
     facts.push(emulated());
 }
 
-/// Variables that look like settings and are none: a slip in a name is as if nothing had been said.
+/// Variables that look like settings and are none: a mistyped name has no effect.
 fn unknown_settings(names: impl Iterator<Item = String>) -> Vec<String> {
     // The command's own; and those of our tests, chores and virtual machine.
     const OTHERS: [&str; 5] = ["SPINIO_LIBRARY", "SPINIO_TEST_", "SPINIO_FUZZ_", "SPINIO_VM_", "SPINIO_CI_"];
-    let known = |name: &str| {
-        settings::TABLE.iter().any(|row| row.name == name) || OTHERS.iter().any(|other| name.starts_with(other))
-    };
+    let known = |name: &str| settings::row(name).is_some() || OTHERS.iter().any(|other| name.starts_with(other));
     let mut out: Vec<_> = names.filter(|name| name.starts_with("SPINIO_") && !known(name)).collect();
     out.sort();
     out
 }
 
-/// Whether a program really comes up with the library in it.
+/// Whether a program really starts with the library preloaded.
 fn check_preload(path: &Path) -> Fact {
     let fact = |state, detail: String| Fact::new(GROUP, "libspinio.so", state, detail);
     let value = match library::preload(path, None) {

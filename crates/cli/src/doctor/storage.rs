@@ -1,4 +1,4 @@
-//! What lies under a file: disks, arrays, stripes, and who would refuse peer-to-peer DMA.
+//! What is under a file: disks, arrays, stripes, and which layer would refuse peer-to-peer DMA.
 
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub fn collect(path: &Path) -> anyhow::Result<Vec<Fact>> {
     let file = input::open(path)?;
     let stack = runtime()
         .storage(file.as_raw_fd())
-        .with_context(|| format!("Cannot tell what lies under {}", path.display()))?;
+        .with_context(|| format!("Cannot find out what is under {}", path.display()))?;
     Ok(facts(path, &stack))
 }
 
@@ -61,7 +61,7 @@ fn degraded_arrays(layer: &Layer, facts: &mut Vec<Fact>) {
         let rebuilding = layer.members.iter().any(|m| m.role == Role::Rebuilding);
         facts.push(
             Fact::new(GROUP, &layer.name, State::Limited, layer.describe())
-                .because("reads of what the missing disk held are computed from the others")
+                .because("reads of the missing disk's data are computed from the others")
                 .cure(if rebuilding { "wait: it is being rebuilt" } else { "mdadm --add a disk in its place" }),
         );
     }

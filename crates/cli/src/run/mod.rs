@@ -1,7 +1,7 @@
-//! `spinio run`: somebody's program under SPIN.
+//! `spinio run`: a program under SPIN.
 //!
 //! ```text
-//!   run CMD            LD_PRELOAD=libspinio.so, then exec: no process of ours stays behind
+//!   run CMD            LD_PRELOAD=libspinio.so, then exec: no process of SPIN's remains
 //!   run --stats CMD    the same in a child; signals go to it, and after it ended the table
 //!                      of its device reads goes to standard error
 //! ```
@@ -54,18 +54,34 @@ fn setting(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
     let upper = name.to_uppercase();
     let full = if upper.starts_with("SPINIO_") { upper } else { format!("SPINIO_{upper}") };
-    if !settings::TABLE.iter().any(|row| row.name == full) {
+    let Some(row) = settings::row(&full) else {
         let known: Vec<&str> = settings::TABLE.iter().map(|row| row.name).collect();
         return Err(format!("there is no setting {full}; there are {}", known.join(", ")));
-    }
+    };
     let complaints = spinio_io::check_settings(|asked| (asked == full).then(|| value.to_owned()));
     match complaints.is_empty() {
         true => Ok((full, value.to_owned())),
-        false => {
-            let row = settings::TABLE.iter().find(|row| row.name == full);
-            Err(format!("{full} takes {}", row.map_or("other values", |r| r.values)))
-        }
+        false => Err(format!("{full} takes {}", row.values)),
     }
+}
+
+/// What `--set` puts into the environment, under the new names, and the old names that it takes out. Where the new and the
+/// old name of a setting are given, the new one is used.
+fn environment(settings: &[(String, String)]) -> (Vec<(&str, &str)>, Vec<&'static str>) {
+    let (mut set, mut removed) = (Vec::new(), Vec::new());
+    for (given, value) in settings {
+        let row = settings::row(given);
+        let name = row.map_or(given.as_str(), |row| row.name);
+        if let Some((_, new)) = settings.iter().rev().find(|(other, _)| other != given && other == name) {
+            if new != value {
+                eprintln!("spinio: {given}={value} is ignored: {name}={new} is set, its new name");
+            }
+            continue;
+        }
+        set.push((name, value.as_str()));
+        removed.extend(row.and_then(|row| row.old));
+    }
+    (set, removed)
 }
 
 /// Runs it; returns the status to end with.
@@ -90,7 +106,10 @@ pub fn prepare(
         eprintln!("spinio: {finding}. It runs without SPIN");
     }
     let mut command = Command::new(&program);
-    command.arg0(name).args(args).envs(settings.iter().map(|(n, v)| (n, v)));
+    command.arg0(name).args(args);
+    let (set, removed) = environment(settings);
+    removed.into_iter().for_each(|old| drop(command.env_remove(old)));
+    command.envs(set);
     if !finding.is_some_and(|f| f.is_harmful()) {
         let library = library::find().map_err(as_refused)?;
         command.env("LD_PRELOAD", library::preload(&library, std::env::var_os("LD_PRELOAD").as_deref())?);
@@ -132,7 +151,7 @@ fn with_stats(run: &Run, mut command: Command, name: &OsStr) -> anyhow::Result<u
     })
 }
 
-/// Waits without reaping: while its number is taken, no signal of ours can reach a stranger.
+/// Waits without reaping: while its number is taken, no signal of ours can reach another process.
 fn wait_until_ended(child: u32) {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
     let Some(pid) = Pid::from_raw(child as i32) else { return };
@@ -148,9 +167,9 @@ struct CounterSource {
 
 impl CounterSource {
     fn new(run: &Run) -> anyhow::Result<CounterSource> {
-        let said = run.settings.iter().rev().find(|(name, _)| name == "SPINIO_STATS").map(|(_, v)| OsString::from(v));
-        let said = said.or_else(|| std::env::var_os("SPINIO_STATS")).filter(|v| !v.is_empty());
-        match said {
+        let path = run.settings.iter().rev().find(|(name, _)| name == "SPINIO_STATS").map(|(_, v)| OsString::from(v));
+        let path = path.or_else(|| std::env::var_os("SPINIO_STATS")).filter(|v| !v.is_empty());
+        match path {
             Some(path) => {
                 let path = PathBuf::from(path);
                 Ok(CounterSource { temp_dir: None, before: read(&path), path })
@@ -184,22 +203,22 @@ fn read(path: &Path) -> Option<Snapshot> {
     crate::processes::CounterFile::open(path).ok().map(|c| c.snapshot)
 }
 
-/// A folder for the counters of a program and its children, in memory if that can be had.
+/// A directory for the counters of a program and its children, in memory if that can be had.
 pub fn counters_dir() -> anyhow::Result<tempfile::TempDir> {
     let made = |place: &Path| tempfile::Builder::new().prefix("spinio-stats-").tempdir_in(place);
     made(Path::new("/dev/shm"))
         .or_else(|_| made(&std::env::temp_dir()))
-        .map_err(|e| exit::error(Exit::Refused, format!("Cannot make a folder for the counters: {e}")))
+        .map_err(|e| exit::error(Exit::Refused, format!("Cannot make a directory for the counters: {e}")))
 }
 
-/// As SPINIO_STATS names a folder.
+/// As SPINIO_STATS names a directory.
 pub fn dir_setting(path: &Path) -> OsString {
     let mut text = path.as_os_str().to_owned();
     text.push("/");
     text
 }
 
-/// Where the user's own SPINIO_STATS named a place that tells nothing, whatever the program did.
+/// The message where the user's own SPINIO_STATS names a place without counters, whatever the program did.
 fn no_counters_text(paint: &OutputStyle, place: &Path) -> String {
     let head = paint.text(TextRole::Head, "spinio:");
     let named = place.display();
@@ -207,7 +226,7 @@ fn no_counters_text(paint: &OutputStyle, place: &Path) -> String {
         format!("{head} nothing was counted: SPINIO_STATS is off\n")
     } else if place.is_dir() {
         format!(
-            "{head} SPINIO_STATS is the folder {named}: `spinio stat --file` reads what a process has counted there\n"
+            "{head} SPINIO_STATS is the directory {named}: `spinio stat --file` reads what a process has counted there\n"
         )
     } else {
         format!(

@@ -1,11 +1,11 @@
-//! Hands signals sent to `spinio run --stats` on to the program.
+//! Forwards signals sent to `spinio run --stats` to the program.
 //!
 //! Ctrl-C and Ctrl-\ go to every process of the terminal's foreground group, the program
-//! among them: those are only outlived, or it would get them twice.
+//! among them: `run` only survives those, because the program would get them twice.
 //!
-//! Handlers are installed before the program is started: a signal that comes meanwhile would end us, and nobody would
-//! look after the program. It inherits no handler, and a signal that our own parent ignored (`nohup`, a shell's `trap ''`)
-//! stays ignored, here and there.
+//! Handlers are installed before the program is started: a signal in between would end this process, and then none
+//! would forward signals to the program. It inherits no handler, and a signal that our own parent ignored (`nohup`, a
+//! shell's `trap ''`) stays ignored, in both processes.
 
 use rustix::process::{Pid, Signal, getpgrp, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};

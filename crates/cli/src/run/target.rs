@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 /// Why a program cannot be helped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// No dynamic loader, so nobody reads LD_PRELOAD.
+    /// No dynamic loader, so nothing reads LD_PRELOAD.
     Static,
     /// Linked against another C library, whose loader cannot take ours.
     OtherLibc(String),
@@ -60,7 +60,7 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// A file that stands in the way.
+/// An obstacle in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The program, or its interpreter.
@@ -155,7 +155,7 @@ fn interpreter(head: &[u8]) -> Option<PathBuf> {
     Some(first)
 }
 
-/// Reads an ELF file's program headers, as far as they say who loads it.
+/// Reads an ELF file's program headers, as far as they say what loads it.
 fn elf(file: &File, head: &[u8]) -> Option<Obstacle> {
     const PT_INTERP: u32 = 3;
     const PT_NOTE: u32 = 4;

@@ -13,7 +13,7 @@ pub fn of(counters: &CounterFile) -> Value {
     of_snapshot(&counters.path, &counters.snapshot, None)
 }
 
-/// Counters of one process, those of `seconds` if that is said.
+/// Counters of one process, those of an interval if `seconds` is given.
 pub fn of_snapshot(path: &Path, s: &Snapshot, seconds: Option<f64>) -> Value {
     let calls: serde_json::Map<_, _> =
         Direction::ALL.iter().map(|d| (d.name().to_owned(), calls(s.calls(*d)))).collect();
@@ -21,30 +21,40 @@ pub fn of_snapshot(path: &Path, s: &Snapshot, seconds: Option<f64>) -> Value {
         .rows
         .iter()
         .map(|l| {
-            json!({
+            let mut row = json!({
                 "direction": l.direction.name(),
                 "route": l.route.name(),
-                "reason": names::reason(l.reason),
                 "why": l.reason.text(),
                 "pieces": l.pieces,
                 "bytes": l.bytes,
                 "nanoseconds": l.nanos,
                 "latency_ns": latency(&l.latency),
-            })
+            });
+            names::add_reason(&mut row, l.reason);
+            row
         })
         .collect();
     let refused: Vec<Value> = s
         .refusals
         .iter()
-        .map(|r| json!({"reason": names::reason(r.reason), "why": r.reason.text(), "times": r.count, "bytes": r.bytes}))
+        .map(|r| {
+            let mut row = json!({"why": r.reason.text(), "times": r.count, "bytes": r.bytes});
+            names::add_reason(&mut row, r.reason);
+            row
+        })
         .collect();
     let pages: serde_json::Map<_, _> =
         names::RESIDENCIES.iter().map(|(r, name)| ((*name).to_owned(), s.pages(*r).into())).collect();
-    let gauges: serde_json::Map<_, _> = Gauge::ALL
-        .iter()
-        .map(|g| (names::gauge(*g).to_owned(), json!({"now": s.gauge(*g).0, "most": s.gauge(*g).1})))
-        .collect();
-    json!({
+    let mut gauges = json!({});
+    for g in Gauge::ALL {
+        let (now, max) = s.gauge(g);
+        gauges[g.key()] = json!({"now": now, "max": max});
+        names::add_old_keys(&mut gauges[g.key()], &[("most", "max")]);
+        if let Some(old) = names::gauge_old(g) {
+            names::add_old_keys(&mut gauges, &[(old, g.key())]);
+        }
+    }
+    let mut value = json!({
         "process": s.process.pid,
         "program": s.process.name,
         "began_unix_ns": s.process.started_wall,
@@ -55,8 +65,10 @@ pub fn of_snapshot(path: &Path, s: &Snapshot, seconds: Option<f64>) -> Value {
         "refused": refused,
         "pages": pages,
         "gauges": gauges,
-        "unplaced": s.overflow,
-    })
+        "overflow": s.overflow,
+    });
+    names::add_old_keys(&mut value, &[("unplaced", "overflow")]);
+    value
 }
 
 fn calls(c: &Calls) -> Value {
@@ -69,7 +81,7 @@ fn calls(c: &Calls) -> Value {
     })
 }
 
-/// Quantiles, and the buckets that hold anything: each with the latency that its calls stay below; null for the slowest.
+/// Quantiles, and the nonempty buckets: each with its upper latency bound; null for the slowest.
 fn latency(h: &Histogram) -> Value {
     let buckets: Vec<Value> = h.nonempty().map(|(below, n)| json!([below, n])).collect();
     json!({

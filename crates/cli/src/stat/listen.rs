@@ -1,11 +1,11 @@
 //! `GET /metrics`, and nothing else.
 //!
 //! A loop on a listening socket, one request at a time: a scraper comes every few seconds and asks for one page. The small
-//! HTTP libraries that would fit are no longer kept, the kept ones bring a runtime; and all that is needed of HTTP/1.1
+//! HTTP libraries that would fit are no longer maintained, the others need a runtime; and all that is needed of HTTP/1.1
 //! is a request line, an answer with its length, and `Connection: close`.
 //!
-//! Who connects and says nothing is waited for two seconds, who says too much is cut off at 8 KiB. There is no
-//! encryption and no password: listen on 127.0.0.1, or behind something that has both.
+//! A client that connects and sends nothing is disconnected after two seconds, a request is cut off at 8 KiB. There is no
+//! encryption and no password: listen on 127.0.0.1, or use a reverse proxy that has both.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -89,10 +89,10 @@ mod tests {
         let mut client = TcpStream::connect(address).unwrap();
         let _ = client.write_all(request);
         let _ = client.shutdown(std::net::Shutdown::Write);
-        let mut said = String::new();
-        let _ = client.read_to_string(&mut said);
+        let mut answer = String::new();
+        let _ = client.read_to_string(&mut answer);
         let _ = server.join().unwrap();
-        said
+        answer
     }
 
     #[test]

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   stat                 a line for each process
-//!   stat PID             calls, routes with their reasons, refusals, residency, what is held
+//!   stat PID             calls, routes with their reasons, refusals, residency, gauges
 //!        --json          the same for programs
 //!        --watch         again every second, with the rates of that second
 //!        --prometheus    the text format of Prometheus, once or on --listen ADDRESS
 //! ```
 //!
-//! Nothing is asked of the processes: they keep their counters in files (docs/observing.md).
+//! No process is asked for anything: the counters are in files (docs/observing.md).
 
 mod json;
 mod listen;
@@ -31,7 +31,7 @@ use crate::processes::{self, CounterFile, ProcessList};
 /// What `spinio stat` takes.
 #[derive(Debug, Args)]
 pub struct Stat {
-    /// The process to tell about; without it a line for each that uses SPIN
+    /// The process to report; without it a line for each that uses SPIN
     #[arg(value_parser = pid)]
     pid: Option<u32>,
     /// Read this file of counters instead, one that SPINIO_STATS named
@@ -40,7 +40,7 @@ pub struct Stat {
     /// Print JSON: an object for one process, else a list
     #[arg(long)]
     json: bool,
-    /// Print again every so many seconds what happened since
+    /// Print again every N seconds what happened since
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = seconds)]
     watch: Option<Duration>,
     /// Print in the text format of Prometheus
@@ -60,7 +60,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| format!("`{text}` is no address and port: write 127.0.0.1:9464 or [::1]:9464"))
 }
 
-/// A span of time that somebody waits.
+/// An interval in seconds.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
     match seconds {
@@ -83,7 +83,7 @@ pub fn run(stat: &Stat) -> anyhow::Result<Exit> {
     }
 }
 
-/// The one process or file that was asked for, if one was.
+/// The one process or file that was selected, if any.
 fn one(stat: &Stat) -> anyhow::Result<Option<CounterFile>> {
     match (&stat.file, stat.pid) {
         (Some(path), _) => processes::open_path(path).map(Some),
@@ -159,7 +159,7 @@ fn export(stat: &Stat) -> anyhow::Result<Exit> {
     };
     match stat.listen {
         None => out::print(&page(stat)?)?,
-        // A process that was asked for and has ended is an empty page, not the end of the exporter.
+        // A selected process that has ended gives an empty page and does not end the exporter.
         Some(address) => {
             listen::serve(address, &|| page(stat).or_else(|_| prometheus::text(Vec::new()).map_err(Into::into)))
                 .map_err(|e| exit::error(Exit::Failed, format!("Cannot listen on {address}: {e}")))?

@@ -2,10 +2,10 @@
 //! node_exporter and `promtool check metrics`. The library writes the younger OpenMetrics, where the suffix of a counter
 //! is not part of its name and the page has a last line. So counters are named in full here, and written as plain numbers.
 //!
-//! Every series names its process and program. When a process ends its series end too: rates of counters take that as
-//! what it is. Two processes of one number and program, each in a container of its own, are one series: a page that has a
-//! series twice is no page. Latencies come in buckets that are four times as wide from one to the next, from 1 us to 1 s;
-//! behind these come 3.8 s, from where on nothing is told apart, and all the rest.
+//! Every series names its process and program. When a process ends its series end too, which rates of counters handle.
+//! Two processes with one PID and program, each in a container of its own, are one series: a page with a duplicate
+//! series is invalid. Latency buckets are four times as wide from one to the next, from 1 us to 1 s; the last finite bound
+//! is 3.8 s, above which latencies are not distinguished.
 
 use std::fmt;
 
@@ -64,6 +64,19 @@ impl Processes {
             }
         }
         Ok(())
+    }
+
+    /// A metric under its name, and for one release under its old name.
+    fn renamed(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        (name, help): (&str, &str),
+        old: &str,
+        kind: MetricType,
+        series: impl Fn(&Snapshot) -> Vec<(Labels, u64)>,
+    ) -> fmt::Result {
+        self.metric(encoder, (name, help), kind, &series)?;
+        self.metric(encoder, (old, &format!("Deprecated: use {name}")), kind, &series)
     }
 
     fn seconds(
@@ -158,29 +171,30 @@ impl Collector for Processes {
         self.seconds(e, ("spinio_route_seconds", "Time of pieces by route"), |s| {
             s.rows.iter().map(|l| (way(l), l.nanos, l.latency.clone())).collect()
         })?;
-        self.metric(
-            e,
-            ("spinio_refused_total", "Segments for which a faster route was refused"),
-            MetricType::Counter,
-            |s| s.refusals.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.count)).collect(),
-        )?;
-        self.metric(
-            e,
-            ("spinio_refused_bytes_total", "Bytes for which a faster route was refused"),
-            MetricType::Counter,
-            |s| s.refusals.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.bytes)).collect(),
-        )?;
-        self.metric(
-            e,
-            ("spinio_pages_seen_total", "Pages of 4 KiB whose residency was asked"),
-            MetricType::Counter,
-            |s| names::RESIDENCIES.map(|(r, name)| (vec![("residency", name.to_owned())], s.pages(r))).into(),
-        )?;
+        let refused = |s: &Snapshot| {
+            s.refusals.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.count)).collect::<Vec<_>>()
+        };
+        let (name, help) = ("spinio_fast_route_refused_total", "Segments for which a faster route was refused");
+        self.renamed(e, (name, help), "spinio_refused_total", MetricType::Counter, refused)?;
+        let refused = |s: &Snapshot| {
+            s.refusals.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.bytes)).collect::<Vec<_>>()
+        };
+        let (name, help) = ("spinio_fast_route_refused_bytes_total", "Bytes for which a faster route was refused");
+        self.renamed(e, (name, help), "spinio_refused_bytes_total", MetricType::Counter, refused)?;
+        let surveyed = |s: &Snapshot| {
+            names::RESIDENCIES.map(|(r, name)| (vec![("residency", name.to_owned())], s.pages(r))).into()
+        };
+        let (name, help) = ("spinio_pages_surveyed_total", "Pages of 4 KiB whose residency was queried");
+        self.renamed(e, (name, help), "spinio_pages_seen_total", MetricType::Counter, surveyed)?;
         for g in Gauge::ALL {
-            let name = format!("spinio_{}", names::gauge(g));
-            self.metric(e, (&name, &format!("{}, now", g.name())), MetricType::Gauge, |s| {
-                vec![(Vec::new(), s.gauge(g).0)]
-            })?;
+            let (name, help) = (format!("spinio_{}", g.key()), format!("{}, now", g.name()));
+            let now = |s: &Snapshot| vec![(Vec::new(), s.gauge(g).0)];
+            match names::gauge_old(g) {
+                Some(old) => {
+                    self.renamed(e, (&name, &help), &format!("spinio_{old}"), MetricType::Gauge, now)?;
+                }
+                None => self.metric(e, (&name, &help), MetricType::Gauge, now)?,
+            }
         }
         Ok(())
     }
@@ -188,6 +202,8 @@ impl Collector for Processes {
 
 #[cfg(test)]
 mod tests {
+    use spinio_plan::Reason;
+
     use super::*;
 
     #[test]
@@ -220,6 +236,32 @@ mod tests {
             [r#"spinio_requests_total{pid="1",program="loader",direction="read",outcome="ok"} 6"#],
             "{page}"
         );
+    }
+
+    #[test]
+    fn deprecated_metrics_equal_new_metrics() {
+        let mut s = Snapshot { gauges: std::array::from_fn(|i| [10 + i as u64, 20]), ..Snapshot::default() };
+        s.pages = std::array::from_fn(|i| 30 + i as u64);
+        s.refusals.push(spinio_io::stats::Refusal { reason: Reason::Dirty, count: 5, bytes: 6 });
+        let page = text(vec![s]).unwrap();
+        let of = |name: &str| -> Vec<String> {
+            let series = page.lines().filter_map(|l| l.strip_prefix(name).filter(|rest| rest.starts_with('{')));
+            series.map(str::to_owned).collect()
+        };
+        let pairs = [
+            ("spinio_refused_total", "spinio_fast_route_refused_total"),
+            ("spinio_refused_bytes_total", "spinio_fast_route_refused_bytes_total"),
+            ("spinio_pages_seen_total", "spinio_pages_surveyed_total"),
+            ("spinio_staging_bytes", "spinio_bounce_bytes"),
+            ("spinio_kept_files", "spinio_file_cache_entries"),
+            ("spinio_held_files", "spinio_pinned_files"),
+            ("spinio_held_bytes", "spinio_pinned_file_bytes"),
+            ("spinio_read_ahead_pages", "spinio_readahead_pages"),
+        ];
+        for (old, new) in pairs {
+            assert!(!of(new).is_empty() && of(old) == of(new), "{old}: {page}");
+            assert!(page.contains(&format!("# HELP {old} Deprecated: use {new}")), "{page}");
+        }
     }
 
     #[test]

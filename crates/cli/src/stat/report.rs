@@ -8,7 +8,7 @@ use crate::paint::{OutputStyle, TextRole};
 use crate::processes::ProcessList;
 use crate::{table, units};
 
-/// Everything about one process. `seconds`: the counters are those of so long, so tell rates.
+/// Everything about one process. `seconds`: the interval of the counters; with it rates are printed.
 pub fn of_process(paint: &OutputStyle, s: &Snapshot, seconds: Option<f64>) -> String {
     let mut text =
         format!("{}{}\n", paint.text(TextRole::Head, &process_title(s)), seconds.map_or(String::new(), interval_text));
@@ -20,7 +20,7 @@ pub fn of_process(paint: &OutputStyle, s: &Snapshot, seconds: Option<f64>) -> St
     text + &details(paint, s)
 }
 
-/// What follows the routes: refusals, residency, what is held.
+/// What follows the routes: refusals, residency, gauges.
 pub fn details(paint: &OutputStyle, s: &Snapshot) -> String {
     let mut text = String::new();
     if !s.refusals.is_empty() {
@@ -29,10 +29,10 @@ pub fn details(paint: &OutputStyle, s: &Snapshot) -> String {
     let seen: Vec<_> = RESIDENCIES.iter().map(|(r, name)| (s.pages(*r), name)).filter(|(n, _)| *n > 0).collect();
     if !seen.is_empty() {
         let seen: Vec<_> = seen.iter().map(|(n, name)| format!("{n} {name}")).collect();
-        text += &format!("\npages asked about: {}\n", seen.join(", "));
+        text += &format!("\npages surveyed: {}\n", seen.join(", "));
     }
-    if let Some(held) = gauges_text(s) {
-        text += &format!("{}held: {held}\n", if seen.is_empty() { "\n" } else { "" });
+    if let Some(gauges) = gauges_text(s) {
+        text += &format!("{}held: {gauges}\n", if seen.is_empty() { "\n" } else { "" });
     }
     if s.overflow > 0 {
         text += &format!("{} pieces are in no line: their routes and reasons found no room in the table\n", s.overflow);
@@ -89,7 +89,7 @@ fn refused(paint: &OutputStyle, s: &Snapshot) -> Table {
     table
 }
 
-/// `staging 8 MiB (most 16 MiB), 3 kept files`.
+/// `bounce buffers 8 MiB (most 16 MiB), cached file states 3`.
 fn gauges_text(s: &Snapshot) -> Option<String> {
     let parts: Vec<String> = Gauge::ALL
         .into_iter()
@@ -98,8 +98,7 @@ fn gauges_text(s: &Snapshot) -> Option<String> {
             let (now, most) = s.gauge(g);
             let show = |n: u64| match g {
                 Gauge::Pinned | Gauge::BounceBytes | Gauge::PinnedFileBytes => units::bytes(n),
-                Gauge::CachedFileStates | Gauge::PinnedFiles => n.to_string(),
-                Gauge::ReadaheadPages => format!("{n} pages"),
+                Gauge::CachedFileStates | Gauge::PinnedFiles | Gauge::ReadaheadPages => n.to_string(),
             };
             let most = if most > now { format!(" (most {})", show(most)) } else { String::new() };
             format!("{} {}{most}", g.name(), show(now))
@@ -114,8 +113,10 @@ pub fn of_all(paint: &OutputStyle, found: &ProcessList) -> String {
     if found.processes.is_empty() {
         text += "no process has made a device request under SPIN\n";
     } else {
-        let mut table =
-            table::new(paint, &["process", "reads", "writes", "batches", "bytes", "p50", "p99", "staging", "program"]);
+        let mut table = table::new(
+            paint,
+            &["process", "reads", "writes", "batches", "bytes", "p50", "p99", "bounce buffers", "program"],
+        );
         for s in found.processes.iter().map(|c| &c.snapshot) {
             let latency = all(s);
             table.add_row(vec![
@@ -141,10 +142,10 @@ pub fn of_all(paint: &OutputStyle, found: &ProcessList) -> String {
     text
 }
 
-/// A line for each process: what it did in so many seconds.
+/// A line for each process: what it did in `seconds`.
 pub fn of_rates(paint: &OutputStyle, mut snapshots: Vec<Snapshot>, seconds: f64) -> String {
     snapshots.sort_by_key(|s| s.process.pid);
-    let mut table = table::new(paint, &["process", "calls/s", "GB/s", "p50", "p99", "staging", "program"]);
+    let mut table = table::new(paint, &["process", "calls/s", "GB/s", "p50", "p99", "bounce buffers", "program"]);
     for s in &snapshots {
         let latency = all(s);
         let calls: u64 = Direction::ALL.iter().fold(0, |n, d| s.calls(*d).calls.saturating_add(n));

@@ -5,7 +5,7 @@
 //!   keys: up, down: another process    space: stop and go on    q: end
 //! ```
 //!
-//! Without a terminal there is no screen to draw on; then it says so, and prints what `spinio stat` prints.
+//! Without a terminal there is no screen to draw on; then it prints a note, and what `spinio stat` prints.
 
 mod model;
 mod view;
@@ -39,7 +39,7 @@ pub struct Top {
 /// Runs it.
 pub fn run(top: &Top) -> anyhow::Result<Exit> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-        eprintln!("spinio: no terminal to draw on; this is what `spinio stat` says");
+        eprintln!("spinio: no terminal to draw on; this is what `spinio stat` prints");
         out::print(&report::of_all(&OutputStyle::stdout(), &processes::list()))?;
         return Ok(Exit::Ok);
     }
@@ -50,7 +50,7 @@ pub fn run(top: &Top) -> anyhow::Result<Exit> {
     ended.map(|()| Exit::Ok)
 }
 
-/// Whoever ends us with a signal gets his terminal back as well. (Keys make none: Ctrl-C is read as a key.)
+/// Restores the terminal also when a signal ends this process. (Keys send no signal: Ctrl-C is read as a key.)
 fn restore_when_killed() {
     let Ok(mut signals) = Signals::new([SIGHUP, SIGINT, SIGTERM]) else { return };
     let wait = move || {

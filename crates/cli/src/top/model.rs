@@ -58,7 +58,7 @@ impl Model {
             let whole = counters.snapshot;
             let (delta, mut history) = match before {
                 Some(before) => (whole.since(&before.total), before.history),
-                // At the first look nobody knows how long it took; a process that came since did all of it since.
+                // At the first update the elapsed time is unknown; a process that appeared later is counted in full.
                 None if first => (whole.since(&whole), Default::default()),
                 None => (whole.clone(), Default::default()),
             };
@@ -89,10 +89,10 @@ impl Model {
         self.selected = self.rows.get(at).map(|r| r.path.clone());
     }
 
-    /// Stops, or goes on.
+    /// Stops, or continues.
     pub fn pause(&mut self) {
         self.paused = !self.paused;
-        // The time in between is nobody's: begin anew.
+        // The time of the pause counts for no interval: the next update starts a new one.
         if !self.paused {
             self.last_update = None;
         }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   spinio top   3 processes   12.4 GB/s                      up/down select  space stop  q end
-//!   process  calls/s   GB/s    p50    p99   staging   pinned  program
-//!   > 4711     1,204   9.6   810 us  1.2 ms  64 MiB    0 B    python3
+//!   process  calls/s   GB/s    p50    p99   bounce buffers  pinned  program
+//!   > 4711     1,204   9.6   810 us  1.2 ms  64 MiB         0 B     python3
 //!   ┌ dma 9.1 GB/s ──────────────────┐┌ python3 (process 4711) ──────┐
 //!   │ ▁▂▅▇▇▇▆▇                       ││ read   p50 .. p90 .. p99 ..  │
 //!   ├ direct 0.50 GB/s ──────────────┤│ refused ...                  │
@@ -64,7 +64,7 @@ fn headline(model: &Model) -> Line<'static> {
 }
 
 fn processes(model: &Model) -> Table<'static> {
-    let head = ["process", "calls/s", "GB/s", "p50", "p99", "staging", "pinned", "program"];
+    let head = ["process", "calls/s", "GB/s", "p50", "p99", "bounce buffers", "pinned", "program"];
     let rows = model.rows.iter().map(|r| {
         let latency = all(&r.delta);
         TableRow::new([
@@ -78,7 +78,7 @@ fn processes(model: &Model) -> Table<'static> {
             r.total.process.name.clone(),
         ])
     });
-    let widths = [8, 9, 7, 8, 8, 9, 9, 16].map(Constraint::Length);
+    let widths = [8, 9, 7, 8, 8, 16, 9, 16].map(Constraint::Length);
     Table::new(rows, widths)
         .header(TableRow::new(head.map(Cell::from)).style(Style::new().add_modifier(Modifier::BOLD)))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
@@ -138,19 +138,19 @@ fn details(row: &Row) -> Paragraph<'static> {
             lines.push(Line::from(format!("       {} calls, {}{failed}", ever.calls, units::bytes(ever.bytes))));
         }
     }
-    let held = [(Gauge::BounceBytes, "staging"), (Gauge::Pinned, "pinned"), (Gauge::PinnedFileBytes, "held")];
-    let held = held.iter().filter(|(g, _)| s.gauge(*g).1 > 0).map(|(g, name)| {
-        let (now, most) = s.gauge(*g);
-        format!("{name} {} (most {})", units::bytes(now), units::bytes(most))
+    let memory = [Gauge::BounceBytes, Gauge::Pinned, Gauge::PinnedFileBytes];
+    let memory = memory.iter().filter(|g| s.gauge(**g).1 > 0).map(|g| {
+        let (now, max) = s.gauge(*g);
+        format!("{} {} (most {})", g.name(), units::bytes(now), units::bytes(max))
     });
-    lines.extend(held.map(Line::from));
+    lines.extend(memory.map(Line::from));
     let pages: Vec<String> = RESIDENCIES
         .iter()
         .filter(|(r, _)| s.pages(*r) > 0)
         .map(|(r, name)| format!("{} {name}", s.pages(*r)))
         .collect();
     if !pages.is_empty() {
-        lines.push(Line::from(format!("pages asked about: {}", pages.join(", "))));
+        lines.push(Line::from(format!("pages surveyed: {}", pages.join(", "))));
     }
     lines.extend(s.refusals.iter().map(|r| Line::from(format!("refused {}: {}", r.count, r.reason))));
     let title = format!("{} (process {})", s.process.name, s.process.pid);
@@ -227,12 +227,15 @@ mod tests {
         let shown = screen(&model, 100, 24);
         assert!(shown.contains("2 processes  2.00 GB/s"), "{shown}");
         assert!(shown.contains("dma 2.00 GB/s"), "{shown}");
-        assert!(shown.contains("prog11 (process 11)") && shown.contains("staging 8 MiB (most 16 MiB)"), "{shown}");
+        assert!(
+            shown.contains("prog11 (process 11)") && shown.contains("bounce buffers 8 MiB (most 16 MiB)"),
+            "{shown}"
+        );
         assert!(shown.contains('█'), "the throughput is drawn: {shown}");
         model.select(1);
         let shown = screen(&model, 100, 24);
         assert!(shown.contains("prog12 (process 12)") && shown.contains("nothing moved lately"), "{shown}");
-        // Too wide for its half: it goes on below.
+        // Too wide for its half: it wraps.
         assert!(screen(&model, 70, 24).contains("began)"), "{}", screen(&model, 70, 24));
         model.select(5);
         assert_eq!(model.selected(), 1);

@@ -1,6 +1,7 @@
 //! A line of JSON for each request.
 
 use serde_json::{Value, json};
+use spinio_plan::Reason;
 
 use super::gather::CompleteRequest;
 use crate::names;
@@ -9,29 +10,33 @@ use crate::names;
 pub fn line(whole: &CompleteRequest) -> anyhow::Result<String> {
     let r = &whole.request;
     let segments: Vec<Value> = match r.route_reason {
-        // A small one is its own only piece.
-        Some((route, reason)) => vec![json!({
-            "route": route.name(),
-            "reason": names::reason(reason),
-            "offset": 0,
-            "bytes": r.result.unwrap_or(0),
-            "start_ns": r.start,
-            "duration_ns": r.duration,
-            "tid": r.tid,
-        })],
+        // A small request has one segment: itself.
+        Some((route, reason)) => vec![segment(
+            reason,
+            json!({
+                "route": route.name(),
+                "offset": 0,
+                "bytes": r.result.unwrap_or(0),
+                "start_ns": r.start,
+                "duration_ns": r.duration,
+                "tid": r.tid,
+            }),
+        )],
         None => whole
             .pieces
             .iter()
             .map(|p| {
-                json!({
-                    "route": p.route.name(),
-                    "reason": names::reason(p.reason),
-                    "offset": p.offset,
-                    "bytes": p.bytes,
-                    "start_ns": p.start,
-                    "duration_ns": p.duration,
-                    "tid": p.tid,
-                })
+                segment(
+                    p.reason,
+                    json!({
+                        "route": p.route.name(),
+                        "offset": p.offset,
+                        "bytes": p.bytes,
+                        "start_ns": p.start,
+                        "duration_ns": p.duration,
+                        "tid": p.tid,
+                    }),
+                )
             })
             .collect(),
     };
@@ -54,9 +59,14 @@ pub fn line(whole: &CompleteRequest) -> anyhow::Result<String> {
     Ok(serde_json::to_string(&value)? + "\n")
 }
 
+fn segment(reason: Reason, mut value: Value) -> Value {
+    names::add_reason(&mut value, reason);
+    value
+}
+
 #[cfg(test)]
 mod tests {
-    use spinio_plan::{Reason, Route};
+    use spinio_plan::Route;
 
     use super::super::gather::tests::{piece, request};
     use super::*;
@@ -75,5 +85,11 @@ mod tests {
         let value: Value =
             serde_json::from_str(&line(&CompleteRequest { request: small, pieces: vec![] }).unwrap()).unwrap();
         assert_eq!((&value["errno"], &value["segments"][0]["route"]), (&json!(5), &json!("copy")));
+        let mut pinned = request(7);
+        pinned.route_reason = Some((Route::Dma, Reason::Pinned));
+        let value: Value =
+            serde_json::from_str(&line(&CompleteRequest { request: pinned, pieces: vec![] }).unwrap()).unwrap();
+        let segment = &value["segments"][0];
+        assert_eq!((&segment["reason"], &segment["reason_old"]), (&json!("pinned"), &json!("held")));
     }
 }

@@ -10,8 +10,8 @@
 //!        └── perfetto.rs  at the end, for ui.perfetto.dev and chrome://tracing
 //! ```
 //!
-//! Known flaws: a request that has not returned is not told. A process that makes more than 32,768 records (requests and
-//! pieces) in the 5 ms between two looks loses the oldest; how many is said at the end.
+//! Known flaws: a request that has not returned is not listed. A process that makes more than 32,768 records (requests and
+//! pieces) in the 5 ms between two polls loses the oldest; their number is printed at the end.
 
 mod gather;
 mod jsonl;
@@ -52,7 +52,7 @@ pub struct Trace {
     /// `jsonl`: a line for each request; `perfetto`: for ui.perfetto.dev. By the name of the output: .json is perfetto
     #[arg(long, value_enum)]
     format: Option<Format>,
-    /// Stop after so many seconds
+    /// Stop after this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = crate::stat::seconds)]
     seconds: Option<Duration>,
     /// The program to trace, and its arguments, after `--`
@@ -66,10 +66,10 @@ enum Format {
     Perfetto,
 }
 
-/// Between two looks at the rings.
-const LOOK: Duration = Duration::from_millis(5);
+/// Between two polls of the rings.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How long a process goes on tracing after its tracer last said so, and how often that is said.
+/// For how long a process traces after the tracer's last request, and how often the tracer repeats it.
 const LEASE: Duration = Duration::from_secs(2);
 const RENEW: Duration = Duration::from_millis(250);
 
@@ -103,7 +103,7 @@ fn attach(trace: &Trace, pid: u32, sink: &mut TraceWriter) -> anyhow::Result<()>
     fallocate(counters.file(), FallocateFlags::empty(), 0, file::BYTES)
         .with_context(|| format!("Cannot trace process {pid}: no room for the trace in {}", counters.path.display()))?;
     let mut source = TracedProcess { reader: Reader::from_now(read_at(counters.file()))?, counters };
-    let mut switch = TraceSwitch { file: source.counters.file().try_clone()?, said: 0 };
+    let mut switch = TraceSwitch { file: source.counters.file().try_clone()?, requested: 0 };
     let begun = Instant::now();
     let mut renewed: Option<Instant> = None;
     loop {
@@ -120,14 +120,14 @@ fn attach(trace: &Trace, pid: u32, sink: &mut TraceWriter) -> anyhow::Result<()>
         if over || dead {
             return Ok(());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
 /// The word that switches tracing on in a process.
 struct TraceSwitch {
     file: File,
-    said: u64,
+    requested: u64,
 }
 
 impl TraceSwitch {
@@ -137,7 +137,7 @@ impl TraceSwitch {
         // Another tracer may want it longer, SPINIO_TRACE for ever.
         if self.until() < until {
             self.file.write_all_at(&until.to_le_bytes(), file::TRACING_AT).context("Cannot switch tracing on")?;
-            self.said = until;
+            self.requested = until;
         }
         Ok(())
     }
@@ -147,9 +147,9 @@ impl TraceSwitch {
         self.file.read_exact_at(&mut word, file::TRACING_AT).map_or(0, |()| u64::from_le_bytes(word))
     }
 
-    /// Off at once, if nobody else wants it.
+    /// Switches tracing off at once, if no other tracer wants it.
     fn off(&mut self) {
-        if self.said != 0 && self.until() == self.said {
+        if self.requested != 0 && self.until() == self.requested {
             let _ = self.file.write_all_at(&[0; 8], file::TRACING_AT);
         }
     }
@@ -170,7 +170,7 @@ fn launch(trace: &Trace, sink: &mut TraceWriter) -> anyhow::Result<u8> {
     let forward = signals::forward_to(child.id(), caught);
     let begun = Instant::now();
     let mut sources = HashMap::new();
-    let told = loop {
+    let result = loop {
         let over = trace.seconds.is_some_and(|s| begun.elapsed() >= s);
         let ended = has_ended(child.id());
         find_new(folder.path(), &mut sources);
@@ -178,13 +178,13 @@ fn launch(trace: &Trace, sink: &mut TraceWriter) -> anyhow::Result<u8> {
         if taken.is_err() || ended || over {
             break taken;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     };
-    // After --seconds, or when nobody reads us any more, the program goes on untraced.
+    // After --seconds, or when the reader of our output is gone, the program continues untraced.
     for source in sources.values() {
         let _ = source.counters.file().write_all_at(&[0; 8], file::TRACING_AT);
     }
-    told?;
+    result?;
     sink.finish()?;
     let status = child.wait().with_context(|| format!("Cannot wait for {}", name.to_string_lossy()))?;
     drop(forward);
@@ -224,7 +224,7 @@ fn read_at(file: &File) -> impl Fn(&mut [u8], u64) -> std::io::Result<()> {
     |into, offset| file.read_exact_at(into, offset)
 }
 
-/// Where the trace goes.
+/// Where the trace is written.
 struct TraceWriter {
     out: BufWriter<Box<dyn Write>>,
     format: Format,
@@ -233,7 +233,7 @@ struct TraceWriter {
     all: Vec<CompleteRequest>,
     programs: HashMap<u32, String>,
     lost: HashMap<PathBuf, u64>,
-    told: u64,
+    written: u64,
     done: bool,
 }
 
@@ -254,7 +254,7 @@ impl TraceWriter {
             all: Vec::new(),
             programs: HashMap::new(),
             lost: HashMap::new(),
-            told: 0,
+            written: 0,
             done: false,
         })
     }
@@ -267,7 +267,7 @@ impl TraceWriter {
         let mut wrote = false;
         for event in events {
             let Some(whole) = self.gather.take(event) else { continue };
-            self.told += 1;
+            self.written += 1;
             let process = &source.counters.snapshot.process;
             self.programs.entry(whole.request.pid).or_insert_with(|| process.name.clone());
             match self.format {
@@ -294,8 +294,8 @@ impl TraceWriter {
         self.out.flush()?;
         let lost: u64 = self.lost.values().sum();
         if lost > 0 {
-            eprintln!("spinio: {} requests traced; {lost} records came too fast and were lost", self.told);
-        } else if self.told == 0 {
+            eprintln!("spinio: {} requests traced; {lost} records came too fast and were lost", self.written);
+        } else if self.written == 0 {
             eprintln!("spinio: no device requests");
         }
         Ok(())

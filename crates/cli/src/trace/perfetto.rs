@@ -9,10 +9,10 @@
 //!     copy 1                 |-----|
 //! ```
 //!
-//! A row is a thread to those who read this, and theirs have numbers of 32 bits: Perfetto puts what has a larger one into
-//! the process's first thread. The numbers of Linux end below 2^22.
+//! The viewers take a row for a thread, and their thread IDs have 32 bits: Perfetto puts an event with a larger one into
+//! the process's first thread. Thread IDs of Linux are below 2^22.
 //!
-//! Times are microseconds of CLOCK_MONOTONIC, so traces of one boot lie beside each other.
+//! Times are microseconds of CLOCK_MONOTONIC, so traces of one boot can be compared.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
@@ -58,15 +58,17 @@ pub fn write(out: &mut impl Write, all: &[CompleteRequest], programs: &HashMap<u
         if is_new {
             event(out, named(p.pid, row.tid, &format!("{} {}", p.route.name(), row.number + 1)))?;
         }
+        let mut args = json!({
+            "request": p.request, "direction": whole.request.direction.name(), "why": p.reason.text(),
+            "offset": p.offset, "bytes": p.bytes, "thread": p.tid,
+        });
+        names::add_reason(&mut args, p.reason);
         event(
             out,
             json!({
                 "ph": "X", "cat": "segment", "name": format!("{} {}", p.route.name(), units::bytes(p.bytes)),
                 "pid": p.pid, "tid": row.tid, "ts": micros(p.start), "dur": micros(p.duration),
-                "args": {
-                    "request": p.request, "direction": whole.request.direction.name(), "reason": names::reason(p.reason),
-                    "why": p.reason.text(), "offset": p.offset, "bytes": p.bytes, "thread": p.tid,
-                },
+                "args": args,
             }),
         )?;
     }
@@ -91,7 +93,7 @@ fn request(whole: &CompleteRequest, row: u64) -> Value {
     });
     if let Some((route, reason)) = r.route_reason {
         args["route"] = route.name().into();
-        args["reason"] = names::reason(reason).into();
+        names::add_reason(&mut args, reason);
     }
     json!({
         "ph": "X", "cat": "request", "name": name, "pid": r.pid, "tid": row,
@@ -103,7 +105,7 @@ fn micros(nanos: u64) -> f64 {
     nanos as f64 / 1e3
 }
 
-/// What stands in a row.
+/// What a row shows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum RowKind {
     /// Of a thread.
@@ -112,7 +114,7 @@ enum RowKind {
     Pieces(u8),
 }
 
-/// Where something stands.
+/// The row of an event.
 #[derive(Clone, Copy)]
 struct Row {
     /// The number of the thread that it counts as.
@@ -178,7 +180,7 @@ mod tests {
             rows.entry(e["tid"].as_u64().unwrap()).or_default().push((start, start + e["dur"].as_f64().unwrap()));
         }
         assert_eq!(rows.len(), 4, "two for requests; of pieces three overlap in no more than two places");
-        assert!(rows.contains_key(&8), "a request stands at its thread: {rows:?}");
+        assert!(rows.contains_key(&8), "a request is in the row of its thread: {rows:?}");
         let extra = rows.keys().filter(|tid| **tid != 8);
         assert!(extra.into_iter().all(|tid| (1 << 22..1 << 31).contains(tid)), "no thread's number: {rows:?}");
         assert!(rows.values().all(|row| row.windows(2).all(|w| w[0].1 <= w[1].0)), "{rows:?}");

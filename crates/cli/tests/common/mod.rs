@@ -12,7 +12,7 @@ pub const PROGRAM: &str = match (option_env!("CARGO_BIN_EXE_spinio"), option_env
     (None, None) => panic!("cargo names no program"),
 };
 
-/// It, free of what the caller's environment says.
+/// It, without the settings of the caller's environment.
 pub fn spinio() -> Command {
     let mut command = Command::new(PROGRAM);
     for (name, _) in std::env::vars_os() {
@@ -37,12 +37,12 @@ pub fn stderr(assert: &assert_cmd::assert::Assert) -> String {
     String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
 }
 
-/// A folder on a real disk.
+/// A directory on a real disk.
 pub fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// A file with bytes that tell their place.
+/// A file whose bytes depend on their offset.
 pub fn file(dir: &Path, name: &str, len: usize) -> PathBuf {
     let path = dir.join(name);
     let bytes: Vec<u8> = (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
@@ -50,7 +50,7 @@ pub fn file(dir: &Path, name: &str, len: usize) -> PathBuf {
     path
 }
 
-/// Compiles a C program; `None`, told, where there is no compiler or it lacks what the flags need.
+/// Compiles a C program; `None`, with a message, where there is no compiler or it lacks what the flags need.
 pub fn compile(dir: &Path, name: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
     let (text, program) = (dir.join(format!("{name}.c")), dir.join(name));
     std::fs::write(&text, source).unwrap();
@@ -76,8 +76,8 @@ pub fn is_root() -> bool {
         .any(|l| l.starts_with("Uid:") && l.split_whitespace().nth(2) == Some("0"))
 }
 
-/// The command as an ordinary user who owns nothing, from a place that everybody may read: who runs it if this test is
-/// run by root, else whoever runs the test. The folder must outlive the command.
+/// The command as an ordinary user that owns no file here, from a directory that every user may read: user 65534 if root
+/// runs this test, else the user of the test. The directory must outlive the command.
 pub fn as_ordinary_user(place: &Path) -> Command {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;

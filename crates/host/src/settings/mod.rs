@@ -1,4 +1,4 @@
-//! Settings: one immutable structure, read once from `SPINIO_*`, by the preloaded library while it is loaded.
+//! Settings: one immutable structure, read once from `SPINIO_*`; the preloaded library does so while it is loaded.
 //!
 //! A new setting is a field with its default, a line in [`Settings::read`], and a row in [`TABLE`], which is the documentation.
 
@@ -9,10 +9,10 @@ use std::sync::OnceLock;
 use spinio_plan::Route;
 use spinio_sys::linux;
 
-pub use self::table::{Row, TABLE};
+pub use self::table::{Row, TABLE, row};
 
-/// How many bytes a request may have and still be a small one: it returns once the
-/// bytes are in a bounce buffer and the copy is queued (CUDA's rule for pageable memory).
+/// The largest small request, in bytes: it returns once its bytes are in a bounce buffer and the
+/// copy is queued (CUDA's rule for pageable memory).
 pub const SMALL_REQUEST_MAX: usize = 64 << 10;
 
 /// What happens to pages that only device reads brought into the page cache.
@@ -29,7 +29,7 @@ pub enum CachePolicy {
 /// When a call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ordering {
-    /// Small requests once queued, larger ones once complete.
+    /// Up to [`SMALL_REQUEST_MAX`] once queued, above once arrived.
     Relaxed,
     /// Always once complete.
     Strict,
@@ -38,11 +38,11 @@ pub enum Ordering {
 /// What NVMMU does for an output on an array with parity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NvmmuStripes {
-    /// Nothing: written as it arrives.
+    /// Nothing: requests are written as they arrive.
     Passthrough,
     /// Full stripes are written as such.
     Aligned,
-    /// Stripes that are covered in part too, with the old bytes of their neighbours.
+    /// Also stripes that are covered in part, with the old bytes of their neighbours.
     Preread,
 }
 
@@ -55,35 +55,35 @@ pub struct Settings {
     pub ordering: Ordering,
     /// `SPINIO_THREADS`, 0 for the default
     pub threads: usize,
-    /// `SPINIO_STAGING` in bytes
+    /// `SPINIO_BOUNCE_LIMIT` in bytes
     pub bounce_limit: u64,
     /// `SPINIO_ROUTES`: the routes that may be used
     pub routes: Vec<Route>,
     /// `SPINIO_DMA_MIN`: cached bytes from which the pages are registered instead of copied
     pub dma_min: u64,
-    /// `SPINIO_HOLD` in bytes, 0 for the default
+    /// `SPINIO_PIN_LIMIT` in bytes, 0 for the default
     pub pin_limit: u64,
     /// `SPINIO_BATCH_THREADS`, 0 for the default
     pub batch_threads: usize,
-    /// `SPINIO_KERNELS`: folder of compiled device code
+    /// `SPINIO_KERNEL_CACHE_DIR`: directory of compiled device code
     pub kernel_cache_dir: Option<String>,
-    /// `SPINIO_CACHE`
+    /// `SPINIO_READAHEAD_KEEP`
     pub readahead_keep: CachePolicy,
-    /// `SPINIO_CACHE_PAGES`: pages in the bounded set
+    /// `SPINIO_READAHEAD_PAGES`: pages in the bounded set
     pub readahead_pages: u64,
     /// `SPINIO_EMULATED`: description of the emulated device
     pub emulated: Option<String>,
-    /// `SPINIO_NVMMU`: what is done for outputs on arrays with parity
+    /// `SPINIO_NVMMU_STRIPES`: what is done for outputs on arrays with parity
     pub nvmmu_stripes: NvmmuStripes,
-    /// `SPINIO_STATS`: `off`, a file for the counters, or with `/` at its end a folder
+    /// `SPINIO_STATS`: `off`, a file for the counters, or with `/` at its end a directory
     pub stats: Option<String>,
-    /// `SPINIO_MODEL`: folder of the calibrations; none: defaults only
+    /// `SPINIO_COST_MODEL_DIR`: directory of the calibrations; none: defaults only
     pub cost_model_dir: Option<String>,
-    /// `SPINIO_CORRECTION`: whether costs follow what is measured
+    /// Whether costs follow what is measured; no setting changes it.
     pub adaptive_costs: bool,
     /// `SPINIO_TRACE`
     pub trace: bool,
-    /// XDG_RUNTIME_DIR, the default place of the counters
+    /// XDG_RUNTIME_DIR, where the counters are without a setting
     pub runtime_dir: Option<String>,
 }
 
@@ -116,15 +116,24 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Reads the settings through `get` (name to value). An invalid value keeps its
-    /// default and is reported in the second value, one sentence per setting.
+    /// Reads the settings through `get` (name to value). A value that cannot be parsed leaves the
+    /// default; the second result has one sentence for each such setting. An old name is read where the new one is not
+    /// set.
     pub fn read(get: impl Fn(&str) -> Option<String>) -> (Settings, Vec<String>) {
         let mut s = Settings::default();
         let mut warnings = Vec::new();
         let mut parse_setting = |name: &str, apply: &mut dyn FnMut(&str) -> bool| {
-            if let Some(value) = get(name)
-                && !apply(value.trim())
-            {
+            let old = row(name).and_then(|row| row.old).and_then(|old| Some((old, get(old)?)));
+            let (name, value) = match (get(name), old) {
+                (Some(value), Some((old, other))) if other.trim() != value.trim() => {
+                    warnings.push(format!("{old}={other} is ignored: {name}={value} is set, its new name"));
+                    (name, value)
+                }
+                (Some(value), _) => (name, value),
+                (None, Some(old)) => old,
+                (None, None) => return,
+            };
+            if !apply(value.trim()) {
                 warnings.push(format!("{name}={value} is not understood: the default stays"));
             }
         };
@@ -151,7 +160,7 @@ impl Settings {
             }
             _ => false,
         });
-        parse_setting("SPINIO_STAGING", &mut |v| match parse_bytes(v) {
+        parse_setting("SPINIO_BOUNCE_LIMIT", &mut |v| match parse_bytes(v) {
             Some(n) if n >= 2 << 20 => {
                 s.bounce_limit = n;
                 true
@@ -176,7 +185,7 @@ impl Settings {
             }
             None => false,
         });
-        parse_setting("SPINIO_HOLD", &mut |v| match parse_bytes(v) {
+        parse_setting("SPINIO_PIN_LIMIT", &mut |v| match parse_bytes(v) {
             Some(n) if n > 0 => {
                 s.pin_limit = n;
                 true
@@ -190,7 +199,7 @@ impl Settings {
             }
             _ => false,
         });
-        parse_setting("SPINIO_CACHE", &mut |v| {
+        parse_setting("SPINIO_READAHEAD_KEEP", &mut |v| {
             s.readahead_keep = match v {
                 "keep" => CachePolicy::Keep,
                 "auto" => CachePolicy::Auto,
@@ -199,7 +208,7 @@ impl Settings {
             };
             true
         });
-        parse_setting("SPINIO_CACHE_PAGES", &mut |v| match v.parse() {
+        parse_setting("SPINIO_READAHEAD_PAGES", &mut |v| match v.parse() {
             Ok(n @ 0..=0x1_0000_0000) => {
                 s.readahead_pages = n;
                 true
@@ -207,7 +216,7 @@ impl Settings {
             _ => false,
         });
         s.kernel_cache_dir = kernel_folder(&get);
-        parse_setting("SPINIO_KERNELS", &mut |v| {
+        parse_setting("SPINIO_KERNEL_CACHE_DIR", &mut |v| {
             match v {
                 "off" => s.kernel_cache_dir = None,
                 path if path.starts_with('/') => s.kernel_cache_dir = Some(path.to_owned()),
@@ -220,11 +229,11 @@ impl Settings {
             s.emulated = Some(v.to_owned());
             true
         });
-        parse_setting("SPINIO_NVMMU", &mut |v| {
+        parse_setting("SPINIO_NVMMU_STRIPES", &mut |v| {
             s.nvmmu_stripes = match v {
-                "plain" => NvmmuStripes::Passthrough,
-                "shaped" => NvmmuStripes::Aligned,
-                "prepared" => NvmmuStripes::Preread,
+                "passthrough" | "plain" => NvmmuStripes::Passthrough,
+                "aligned" | "shaped" => NvmmuStripes::Aligned,
+                "preread" | "prepared" => NvmmuStripes::Preread,
                 _ => return false,
             };
             true
@@ -234,7 +243,7 @@ impl Settings {
             !v.is_empty()
         });
         s.cost_model_dir = model_folder(&get);
-        parse_setting("SPINIO_MODEL", &mut |v| {
+        parse_setting("SPINIO_COST_MODEL_DIR", &mut |v| {
             match v {
                 "default" => s.cost_model_dir = None,
                 path if path.starts_with('/') => s.cost_model_dir = Some(path.to_owned()),
@@ -242,14 +251,8 @@ impl Settings {
             }
             true
         });
-        parse_setting("SPINIO_CORRECTION", &mut |v| match v {
-            "on" => true,
-            "off" => {
-                s.adaptive_costs = false;
-                true
-            }
-            _ => false,
-        });
+        // Without effect, for one release.
+        parse_setting("SPINIO_CORRECTION", &mut |v| matches!(v, "on" | "off"));
         parse_setting("SPINIO_TRACE", &mut |v| match v {
             "1" => {
                 s.trace = true;
@@ -262,24 +265,24 @@ impl Settings {
         (s, warnings)
     }
 
-    /// The settings of this process. A program with more rights than its caller (setuid) ignores its environment,
-    /// which names files to be written, and code for the GPU.
+    /// The settings of this process. A program with more rights than the user that started it (setuid) ignores its
+    /// environment, because the settings name files to be written and code for the GPU.
     pub fn from_env() -> (Settings, Vec<String>) {
         let trusted_env = !linux::is_secure_exec();
         Settings::read(|name| std::env::var(name).ok().filter(|_| trusted_env))
     }
 
-    /// The settings of this process as they were when it was loaded, if they were read then, else as they are now.
+    /// The settings of this process as of the first call, which is made when the library is loaded.
     pub fn of_process() -> &'static Settings {
         if let Some(settings) = PROCESS_SETTINGS.get() {
             return settings;
         }
-        // Read before the cell is locked: a child forked while it is would wait for ever.
+        // Read before the cell is locked: a child forked while the cell is locked would wait for ever.
         let settings = Settings::from_env().0;
         PROCESS_SETTINGS.get_or_init(|| settings)
     }
 
-    /// How many bytes pinned files may have registered.
+    /// The limit of the bytes that pinned files have registered.
     pub fn effective_pin_limit(&self) -> u64 {
         if self.pin_limit > 0 { self.pin_limit } else { linux::total_memory() / 4 }
     }
@@ -290,12 +293,12 @@ impl Settings {
     }
 }
 
-/// The folder of calibrations without a setting: `$XDG_STATE_HOME/spinio/models`, or below `$HOME/.local/state`.
+/// The directory of calibrations without a setting: `$XDG_STATE_HOME/spinio/models`, or below `$HOME/.local/state`.
 pub fn model_folder(get: impl Fn(&str) -> Option<String>) -> Option<String> {
     xdg_folder(get, "XDG_STATE_HOME", ".local/state").map(|folder| format!("{folder}/models"))
 }
 
-/// The folder of compiled device code without a setting: `$XDG_CACHE_HOME/spinio`, or below `$HOME/.cache`.
+/// The directory of compiled device code without a setting: `$XDG_CACHE_HOME/spinio`, or below `$HOME/.cache`.
 fn kernel_folder(get: impl Fn(&str) -> Option<String>) -> Option<String> {
     xdg_folder(get, "XDG_CACHE_HOME", ".cache")
 }
@@ -355,16 +358,19 @@ mod tests {
     fn cost_model_dir_must_be_absolute() {
         let cost_model_dir = |pairs: &[(&str, &str)]| read(pairs).0.cost_model_dir;
         assert_eq!(cost_model_dir(&[("HOME", "/home/a")]).as_deref(), Some("/home/a/.local/state/spinio/models"));
-        assert_eq!(cost_model_dir(&[("HOME", "/home/a"), ("SPINIO_MODEL", "default")]), None);
-        assert_eq!(cost_model_dir(&[("HOME", "/home/a"), ("SPINIO_MODEL", "/models")]).as_deref(), Some("/models"));
-        let (s, warnings) = read(&[("SPINIO_MODEL", "here"), ("SPINIO_CORRECTION", "off")]);
-        assert_eq!((s.cost_model_dir, s.adaptive_costs, warnings.len()), (None, false, 1));
+        assert_eq!(cost_model_dir(&[("HOME", "/home/a"), ("SPINIO_COST_MODEL_DIR", "default")]), None);
+        assert_eq!(
+            cost_model_dir(&[("HOME", "/home/a"), ("SPINIO_COST_MODEL_DIR", "/models")]).as_deref(),
+            Some("/models")
+        );
+        let (s, warnings) = read(&[("SPINIO_COST_MODEL_DIR", "here"), ("SPINIO_CORRECTION", "off")]);
+        assert_eq!((s.cost_model_dir, s.adaptive_costs, warnings.len()), (None, true, 1), "the second has no effect");
     }
 
     #[test]
     fn kernel_cache_dir_must_be_absolute() {
         let kernel_cache_dir = |value: &str| {
-            let (s, warnings) = read(&[("HOME", "/home/a"), ("SPINIO_KERNELS", value)]);
+            let (s, warnings) = read(&[("HOME", "/home/a"), ("SPINIO_KERNEL_CACHE_DIR", value)]);
             (s.kernel_cache_dir, warnings.len())
         };
         let default = Some("/home/a/.cache/spinio".to_owned());
@@ -411,6 +417,56 @@ mod tests {
                 None
             });
             assert!(was_read.get(), "{} is documented but never read", row.name);
+        }
+    }
+
+    /// A value of each setting that differs from its default, and another one.
+    fn two_values(name: &str) -> [&'static str; 2] {
+        match name {
+            "SPINIO_KERNEL_CACHE_DIR" | "SPINIO_COST_MODEL_DIR" => ["/a", "/b"],
+            "SPINIO_PIN_LIMIT" | "SPINIO_BOUNCE_LIMIT" => ["8M", "16M"],
+            "SPINIO_NVMMU_STRIPES" => ["aligned", "passthrough"],
+            "SPINIO_READAHEAD_KEEP" => ["keep", "drop"],
+            "SPINIO_READAHEAD_PAGES" => ["7", "8"],
+            _ => panic!("{name} was renamed: give it two values here"),
+        }
+    }
+
+    fn renamed() -> impl Iterator<Item = (&'static str, &'static str)> {
+        TABLE.iter().filter_map(|row| Some((row.name, row.old?)))
+    }
+
+    #[test]
+    fn old_setting_names_are_read() {
+        assert_eq!(renamed().count(), 7);
+        for (name, old) in renamed() {
+            let [value, _] = two_values(name);
+            let with_old = read(&[(old, value)]);
+            assert_eq!(with_old, read(&[(name, value)]), "{old}");
+            assert!(with_old.0 != Settings::default() && with_old.1.is_empty(), "{old}");
+            let (s, warnings) = read(&[(old, "?")]);
+            assert!(s == Settings::default() && warnings[0].contains(old), "{warnings:?}");
+        }
+        for (value, old) in [("passthrough", "plain"), ("aligned", "shaped"), ("preread", "prepared")] {
+            assert_eq!(read(&[("SPINIO_NVMMU", old)]), read(&[("SPINIO_NVMMU_STRIPES", value)]), "{old}");
+        }
+    }
+
+    #[test]
+    fn new_setting_wins_over_old() {
+        for (name, old) in renamed() {
+            let [value, other] = two_values(name);
+            assert_eq!(read(&[(old, other), (name, value)]).0, read(&[(name, value)]).0, "{old}");
+        }
+    }
+
+    #[test]
+    fn differing_old_setting_is_reported() {
+        for (name, old) in renamed() {
+            let [value, other] = two_values(name);
+            let (_, warnings) = read(&[(old, other), (name, value)]);
+            assert!(warnings.len() == 1 && warnings[0].contains(old) && warnings[0].contains(name), "{warnings:?}");
+            assert!(read(&[(old, value), (name, value)]).1.is_empty(), "{old}: the same value is no conflict");
         }
     }
 }

@@ -4,7 +4,9 @@
 pub struct Row {
     /// Name of the environment variable.
     pub name: &'static str,
-    /// What may stand there.
+    /// Its name before, which is read in this release where the new one is not set.
+    pub old: Option<&'static str>,
+    /// The values that it takes.
     pub values: &'static str,
     /// What holds without it.
     pub default: &'static str,
@@ -12,132 +14,170 @@ pub struct Row {
     pub doc: &'static str,
 }
 
+impl Row {
+    /// Whether the setting is accepted for one release only, and changes nothing.
+    pub fn has_no_effect(&self) -> bool {
+        self.default == NO_EFFECT
+    }
+}
+
+const NO_EFFECT: &str = "no effect";
+
+/// The row of a name or of an old name.
+pub fn row(name: &str) -> Option<&'static Row> {
+    TABLE.iter().find(|row| row.name == name || row.old == Some(name))
+}
+
 /// The settings, in the order of the documentation.
 pub const TABLE: &[Row] = &[
     Row {
         name: "SPINIO_DISABLE",
+        old: None,
         values: "`1`",
         default: "off",
-        doc: "Turns every hook into a plain call to the next function in symbol order.",
+        doc: "Every hook only calls the next function in symbol order.",
     },
     Row {
         name: "SPINIO_ORDERING",
+        old: None,
         values: "`relaxed`, `strict`",
         default: "`relaxed`",
-        doc: "When a read returns. `relaxed`: up to 64 KiB once the bytes are safe in staging and the copy is \
-              queued, above once they have arrived. `strict`: always once they have arrived.",
+        doc: "When a read returns. `relaxed`: a read of up to 64 KiB returns once its bytes are in a bounce buffer and \
+              the copy is queued, a larger one once the bytes have arrived. `strict`: every read returns once the \
+              bytes have arrived.",
     },
     Row {
         name: "SPINIO_THREADS",
+        old: None,
         values: "1 to 64",
         default: "a quarter of the processors, 2 to 4",
-        doc: "Threads that copy for one large request, the calling one included. From 8 on the `dma` route is not used: \
-              as many threads copy faster than pages can be registered. Storage is read by up to 8 other threads, \
-              whatever stands here.",
+        doc: "Threads that copy for one large request, the calling one included. From 8 on the `dma` route is not \
+              used: 8 threads copy faster than pages can be registered. Up to 8 other threads read storage, whatever \
+              this setting is.",
     },
     Row {
-        name: "SPINIO_STAGING",
+        name: "SPINIO_BOUNCE_LIMIT",
+        old: Some("SPINIO_STAGING"),
         values: "bytes, from `2M`; `K`, `M`, `G`",
         default: "`128M`",
-        doc: "Upper bound of pinned staging memory a device. It grows on demand. What is less than `4M` counts as `4M`. \
-              A write up to this size is one call of the kernel; a larger one is made in parts. What waits for a stream \
-              (`..._async`) has a ring of its own: as much again, and up to twice that rather than keep its caller waiting.",
+        doc: "Upper limit of pinned memory for bounce buffers, per device. It grows on demand. A value below `4M` \
+              counts as `4M`. A write up to this size is a single system call; a larger one is made in chunks. \
+              Stream-ordered requests (`..._async`) have bounce buffers of their own: the same amount, and up to twice \
+              that where the caller would have to wait otherwise.",
     },
     Row {
         name: "SPINIO_ROUTES",
+        old: None,
         values: "list of `copy`, `dma`, `store`, `direct`, `p2p`",
         default: "all",
-        doc: "The routes that may be used. `copy` and, on devices without a DMA engine, `store` always may: \
-              they are what every other route falls back to. Without `dma` no batch registers pages either (`gather`); \
-              a file that the program holds is registered whatever stands here. A CUDA program with a kernel that never ends sets \
-              `copy,direct`, without `dma`: giving registered pages back would wait for that kernel.",
+        doc: "The routes that may be used. `copy` and, on devices without a DMA engine, `store` are always allowed: \
+              every other route falls back to them. Without `dma` batches register no pages either (`gather`); a file \
+              that the program pins is registered whatever this setting is. A CUDA program with a GPU kernel that \
+              never ends sets `copy,direct`, without `dma`: unpinning would wait for that kernel.",
     },
     Row {
         name: "SPINIO_DMA_MIN",
+        old: None,
         values: "bytes; `K`, `M`, `G`",
         default: "`2M`",
-        doc: "Bytes that must lie together in the page cache for the `dma` route, which registers the pages with the \
-              driver, to be taken instead of `copy`.",
+        doc: "Contiguous bytes in the page cache from which the `dma` route, which registers the pages with the \
+              driver, is used instead of `copy`.",
     },
     Row {
         name: "SPINIO_BATCH_THREADS",
+        old: None,
         values: "1 to 64",
         default: "three quarters of the processors, 2 to 12",
-        doc: "Threads that read the pieces of one batch out of the page cache, the calling one included. They are made at \
-              the first batch.",
+        doc: "Threads that read the operations of one batch from the page cache, the calling one included. They start \
+              at the first batch.",
     },
     Row {
-        name: "SPINIO_HOLD",
+        name: "SPINIO_PIN_LIMIT",
+        old: Some("SPINIO_HOLD"),
         values: "bytes; `K`, `M`, `G`",
         default: "a quarter of the memory",
-        doc: "Upper bound of what held files may have registered, all together: such pages cannot be reclaimed.",
+        doc: "Upper limit of the bytes that pinned files may have registered, all files together: such pages cannot be \
+              reclaimed.",
     },
     Row {
-        name: "SPINIO_KERNELS",
-        values: "absolute path of a folder, or `off`",
+        name: "SPINIO_KERNEL_CACHE_DIR",
+        old: Some("SPINIO_KERNELS"),
+        values: "absolute path of a directory, or `off`",
         default: "`$XDG_CACHE_HOME/spinio`, else `~/.cache/spinio`",
-        doc: "Where code for the GPU that NVRTC has compiled is kept for the next process. `off`: nowhere.",
+        doc: "Directory that keeps GPU code compiled by NVRTC for the next process. `off`: no directory.",
     },
     Row {
-        name: "SPINIO_CACHE",
+        name: "SPINIO_READAHEAD_KEEP",
+        old: Some("SPINIO_CACHE"),
         values: "`keep`, `auto`, `drop`",
         default: "`auto`",
-        doc: "What becomes of pages that reads into devices alone bring into the page cache. `keep`: they stay, as after \
-              any read. `auto`: of sequential reads, and of the odd pieces of large ones, the last `SPINIO_CACHE_PAGES` \
-              stay, and the rest goes, until somebody else opens the file. `drop`: all go once they have been read. What \
-              was cached before, is mapped, or is dirty stays in any case.",
+        doc: "What happens to pages that only reads into devices brought into the page cache. `keep`: they stay, as \
+              after any read. `auto`: of sequential reads, and of the unaligned ends of large ones, the last \
+              `SPINIO_READAHEAD_PAGES` stay and the others are dropped, until another process opens the file. `drop`: \
+              all are dropped once they have been read. Pages that were cached before, are mapped, or are dirty always \
+              stay.",
     },
     Row {
-        name: "SPINIO_CACHE_PAGES",
+        name: "SPINIO_READAHEAD_PAGES",
+        old: Some("SPINIO_CACHE_PAGES"),
         values: "pages of 4 KiB",
         default: "`512`",
-        doc: "How many such pages `SPINIO_CACHE=auto` leaves behind the readers, all files together. What the kernel \
-              has read ahead of them comes on top.",
+        doc: "Number of such pages that `SPINIO_READAHEAD_KEEP=auto` keeps, all files together. Pages that the Linux \
+              kernel has read ahead are in addition to these.",
     },
     Row {
         name: "SPINIO_EMULATED",
-        values: "`size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`, each part optional; `pin_us`, `unpin_us`: what registering pages and giving them back takes",
+        old: None,
+        values: "`size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`, each part optional; `pin_us`, `unpin_us`: the time of registering and of unpinning pages",
         default: "`size=1G,bar=0`, unlimited speed",
         doc: "The emulated GPU: its memory, how much of it is host-mapped, bandwidth (GB/s) and latency of its DMA \
               engine, and whether the host-mapped part counts as P2P-mapped.",
     },
     Row {
-        name: "SPINIO_NVMMU",
-        values: "`prepared`, `shaped`, `plain`",
-        default: "`prepared`",
-        doc: "What a download of NVMMU does on an array with parity (RAID-5, RAID-6). `plain`: it is written as any \
-              program would. `shaped`: whole stripes are written as such, directly. `prepared`: stripes that are \
-              covered in part too, with old bytes of their neighbours that were read before, while nobody else has \
-              the file open.",
+        name: "SPINIO_NVMMU_STRIPES",
+        old: Some("SPINIO_NVMMU"),
+        values: "`preread`, `aligned`, `passthrough`",
+        default: "`preread`",
+        doc: "How NVMMU writes a download to an array with parity (RAID-5, RAID-6). `passthrough`: as any program \
+              would. `aligned`: full stripes are written as such, with direct I/O. `preread`: also stripes that are \
+              covered in part, with the old bytes of their neighbours, which were read before, while no other process \
+              has the file open. The earlier values `plain`, `shaped` and `prepared` mean the same in this release.",
     },
     Row {
         name: "SPINIO_STATS",
-        values: "`off`, path of a file, or of a folder with `/` at its end",
+        old: None,
+        values: "`off`, path of a file, or of a directory with `/` at its end",
         default: "a file for each process, in `$XDG_RUNTIME_DIR/spinio/` or `/dev/shm/spinio-UID/`",
-        doc: "Where the counters are kept, so that other processes can read them. The default is what `spinio stat` and \
-              `spinio top` read: a file of the process's own, made at its first device request. A folder that is there: \
-              the same, in that folder. A file: shared by all processes that name it, made if need be; one that holds \
-              anything but such counters is left alone, and the counters stay in the process. `off`: nothing is counted.",
+        doc: "Where the counters are kept, so that other processes can read them. The default is what `spinio stat` \
+              and `spinio top` read: one file per process, created at its first device request. A path of an existing \
+              directory: the same, in that directory. A path of a file: shared by all processes that name it, created \
+              if it does not exist; a file with any other content is left alone, and the counters stay in the process. \
+              `off`: nothing is counted.",
     },
     Row {
         name: "SPINIO_TRACE",
+        old: None,
         values: "`1`",
         default: "off",
-        doc: "Records every device request in the file of the counters, from the first one on; `spinio trace` sets it for \
-              a program that it starts, and can do without for one that runs. The file holds the last 32,768 records; who \
-              wants all of them reads along.",
+        doc: "Records every device request in the file of the counters, from the first one on. `spinio trace` sets it \
+              for a program that it starts; for a running process it is not needed. The file holds the last 32,768 \
+              records; to get all of them, a reader has to read along.",
     },
     Row {
-        name: "SPINIO_MODEL",
-        values: "absolute path of a folder, `default`",
+        name: "SPINIO_COST_MODEL_DIR",
+        old: Some("SPINIO_MODEL"),
+        values: "absolute path of a directory, `default`",
         default: "`$XDG_STATE_HOME/spinio/models`, else `~/.local/state/spinio/models`",
-        doc: "Where `spinio calibrate` keeps what it measured, and where it is looked for. `default`: nowhere, so that \
-              the built-in cost model holds. `spinio explain` says which model it used.",
+        doc: "Directory in which `spinio calibrate` stores what it measured, and in which SPIN looks for it. \
+              `default`: no directory, so that the built-in cost model is used. `spinio explain` prints which model it \
+              used.",
     },
     Row {
         name: "SPINIO_CORRECTION",
+        old: None,
         values: "`on`, `off`",
-        default: "`on`",
-        doc: "Whether the costs of a route follow what requests of 1 MiB and more were seen to take, by a factor of 4 at most.",
+        default: NO_EFFECT,
+        doc: "Deprecated: accepted in this release, without effect. On-line cost correction, which this setting \
+              switched, was removed: it had no measurable effect.",
     },
 ];

@@ -66,7 +66,7 @@ pub(crate) fn read(
         // The program wants its own descriptor read, with all that this file system says of alignment: and at once, not
         // when the last block turns out to be misaligned.
         check_direct_alignment(ctx, fd, at, len).map_err(fail)?;
-        return app_fd_read(Reason::OwnDirect, false).read(ctx);
+        return app_fd_read(Reason::AppODirect, false).read(ctx);
     }
     let (offset, len) = match at {
         Some(offset) => (offset, len),
@@ -117,7 +117,7 @@ fn read_at(
     let app_fd_read =
         |reason, len| AppFdRead { span, fd, at, to, len, done, single_call: once, reason, stream: queue, waits };
     if ctx.files.shadow_workers().is_none() {
-        return app_fd_read(Reason::NoHelpers, len).read(ctx);
+        return app_fd_read(Reason::NoWorkers, len).read(ctx);
     }
     let within = match stat.kind {
         FileKind::Regular => (len as u64).min(stat.size.saturating_sub(offset)),
@@ -234,7 +234,7 @@ pub(crate) fn check_p2p(
         return Err(Reason::NoP2pMapping);
     }
     if !ctx.policy.allows(Route::P2p) {
-        return Err(Reason::Forced);
+        return Err(Reason::BySetting);
     }
     if capturing {
         return Err(Reason::Capturing);

@@ -98,7 +98,7 @@ impl Reader {
             len,
             done: 0,
             single_call: false,
-            reason: Reason::Forced,
+            reason: Reason::BySetting,
             stream: Some(stream),
             waits: false,
         };

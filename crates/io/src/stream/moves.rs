@@ -298,7 +298,7 @@ impl StreamRead {
             _ => Ok(state.valid),
         };
         let stats = self.file.files().ctx.stats();
-        stats.record_piece(&self.span, Route::Copy, Reason::Forced, 0, state.valid as u64, self.begun);
+        stats.record_piece(&self.span, Route::Copy, Reason::BySetting, 0, state.valid as u64, self.begun);
         let outcome = result.map_err(|e| Error::kernel(e, "read", self.at, self.len as u64));
         stats.end(&self.span, &Error::outcome(&outcome));
         let value = result.map_or_else(|e| -(e.raw_os_error() as isize), |good| good as isize);

@@ -166,15 +166,15 @@ impl WriteRequest<'_> {
         let wrote = if single_call { self.write_once(Some(via)) } else { self.write_chunks(range.clone(), via) };
         match wrote {
             Ok(wrote) => Ok(wrote),
-            Err(_) if single_call => self.write_once(Some(WriteVia { reason: Reason::FellBack, ..self.via_app_fd() })),
-            Err(_) => self.write_chunks(range, WriteVia { reason: Reason::FellBack, ..self.via_app_fd() }),
+            Err(_) if single_call => self.write_once(Some(WriteVia { reason: Reason::Fallback, ..self.via_app_fd() })),
+            Err(_) => self.write_chunks(range, WriteVia { reason: Reason::Fallback, ..self.via_app_fd() }),
         }
     }
 
     /// Whether a descriptor of ours may write here.
     fn may_open_shadow(&self, file: &FileState, offset: u64) -> core::result::Result<(), Reason> {
         file.direct_fd.as_ref().map_err(|reason| *reason)?;
-        if offset + self.len as u64 <= linux::file_size_limit() { Ok(()) } else { Err(Reason::OwnOnly) }
+        if offset + self.len as u64 <= linux::file_size_limit() { Ok(()) } else { Err(Reason::AppFdOnly) }
     }
 
     /// A descriptor for this write alone.
@@ -194,7 +194,7 @@ impl WriteRequest<'_> {
     fn check_p2p(&self, file: &FileState, offset: u64, unit: u64) -> core::result::Result<(), Reason> {
         let from = self.p2p_source().ok_or(Reason::NoP2pMapping)?;
         if !self.ctx.policy.allows(Route::P2p) {
-            return Err(Reason::Forced);
+            return Err(Reason::BySetting);
         }
         file.direct_fd.as_ref().map_err(|reason| *reason)?;
         if !file.block_stack().writes_single_disk() {
@@ -236,7 +236,7 @@ impl WriteRequest<'_> {
                 if matches!(wrote, Err(Errno::REMOTEIO | Errno::INVAL | Errno::OPNOTSUPP)) {
                     self.ctx.files.p2p_trust.set(file.storage, device, P2pTrust::Unreachable);
                 }
-                let fallback = WriteVia { reason: Reason::FellBack, ..self.via_app_fd() };
+                let fallback = WriteVia { reason: Reason::Fallback, ..self.via_app_fd() };
                 let rest = if range.len() == self.len && done == 0 && self.staged_bytes() <= staging_limit(self.ctx) {
                     self.write_once(Some(fallback))
                 } else {

@@ -54,7 +54,7 @@ impl WriteRequest<'_> {
     /// Portion by portion; the unbroken front that was written.
     pub(super) fn write_chunked(&self) -> Result<usize> {
         let via = self.via_app_fd();
-        let why = if via.reason == Reason::IntoCache { Reason::InParts } else { via.reason };
+        let why = if via.reason == Reason::IntoCache { Reason::Chunked } else { via.reason };
         let via = WriteVia { reason: why, ..via };
         if self.is_append() {
             return self.write_chunks(0..self.len, via);

@@ -51,17 +51,17 @@ impl WriteQuery<'_> {
     /// The way it goes.
     pub(super) fn decide(&self) -> WriteDecision {
         let aligned = (self.offset | self.len).is_multiple_of(self.alignment());
-        let single_call = if aligned { Ok(()) } else { Err(Reason::OneCall) };
+        let single_call = if aligned { Ok(()) } else { Err(Reason::NotAtomic) };
         if self.flags & linux::O_DIRECT != 0 {
             let refused = single_call.and(self.p2p).err();
             let route = if refused.is_some() { Route::Direct } else { Route::P2p };
-            return WriteDecision { route, reason: Reason::OwnDirect, refused };
+            return WriteDecision { route, reason: Reason::AppODirect, refused };
         }
         let aligned_or_chunked = if self.chunked { Ok(()) } else { single_call };
-        let direct = if self.ctx.policy.allows(Route::Direct) { self.shadow } else { Err(Reason::Forced) };
+        let direct = if self.ctx.policy.allows(Route::Direct) { self.shadow } else { Err(Reason::BySetting) };
         // What goes into the page cache is one step for other writers. Direct writes of blocks that are there already go on
         // side by side (ext4, xfs), and two of them were seen to mix.
-        let atomic = if self.chunked { Ok(()) } else { Err(Reason::OneCall) };
+        let atomic = if self.chunked { Ok(()) } else { Err(Reason::NotAtomic) };
         let case = WriteConstraints {
             len: self.len,
             cache_route: self.cache_route,
@@ -97,9 +97,9 @@ impl Writer {
         let cache_route = if buffer.abilities.has_dma_engine { Route::Copy } else { Route::Store };
         let chunked = len > max_single_call(ctx, stat.kind);
         let via_app_fd = match flags & linux::O_DIRECT != 0 {
-            true => WriteDecision { route: Route::Direct, reason: Reason::OwnDirect, refused: None },
+            true => WriteDecision { route: Route::Direct, reason: Reason::AppODirect, refused: None },
             false => {
-                let reason = if chunked { Reason::InParts } else { Reason::IntoCache };
+                let reason = if chunked { Reason::Chunked } else { Reason::IntoCache };
                 WriteDecision { route: cache_route, reason, refused: None }
             }
         };
@@ -116,7 +116,7 @@ impl Writer {
             chunked,
             p2p: match buffer.p2p_mapped {
                 false => Err(Reason::NoP2pMapping),
-                true if !ctx.policy.allows(Route::P2p) => Err(Reason::Forced),
+                true if !ctx.policy.allows(Route::P2p) => Err(Reason::BySetting),
                 true => ctx
                     .files
                     .p2p_trust

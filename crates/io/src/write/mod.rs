@@ -35,7 +35,7 @@
 //! and returns when its bytes are in the file; what is queued later cannot change them.
 //!
 //! Known flaws:
-//! - What is larger than the staging bound (`SPINIO_STAGING`, 128 MiB) is written in portions, which other writes can
+//! - What is larger than the staging bound (`SPINIO_BOUNCE_LIMIT`, 128 MiB) is written in portions, which other writes can
 //!   come between. docs/semantics.md says so.
 //! - A vector of host and device parts that needs more than 1024 pieces is written short, as far as 1024 reach.
 //! - While the write of a file waits for a server (FUSE, NFS), it holds its staging blocks. Others then wait for them

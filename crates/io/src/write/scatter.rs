@@ -185,7 +185,7 @@ impl Writer {
         let unwritten = write(self, file, ranges, route, still_allowed.as_ref());
         let wrote = unwritten.as_ref().map(|left| requested - left.iter().map(|&n| ranges[n].1.len()).sum::<usize>());
         if let Ok(wrote) = wrote {
-            let why = if route == Route::Direct { Reason::WholeStripes } else { Reason::IntoCache };
+            let why = if route == Route::Direct { Reason::FullStripes } else { Reason::IntoCache };
             stats.record_piece(&span, route, why, 0, wrote as u64, started);
         }
         stats.end(&span, &wrote.map_err(Error::errno));

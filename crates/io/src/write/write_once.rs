@@ -41,7 +41,7 @@ impl WriteRequest<'_> {
     /// The program's own descriptor.
     pub(super) fn via_app_fd(&self) -> WriteVia {
         let (route, reason) = match self.ctx.files.sys().status_flags(self.fd) {
-            Ok(flags) if flags & linux::O_DIRECT as i32 != 0 => (Route::Direct, Reason::OwnDirect),
+            Ok(flags) if flags & linux::O_DIRECT as i32 != 0 => (Route::Direct, Reason::AppODirect),
             _ => (self.cache_route(), Reason::IntoCache),
         };
         WriteVia { shadow_fd: None, route, reason }

@@ -46,14 +46,14 @@ fn each_route_is_used_where_expected() {
     };
     let cases = [
         Case { what: "plain, mapped", mapped: true, ..plain },
-        Case { what: "in parts", staging: 4 << 20, expected: (Route::Copy, Reason::InParts), ..plain },
-        Case { what: "own O_DIRECT", flags: libc::O_DIRECT, expected: (Route::Direct, Reason::OwnDirect), ..plain },
+        Case { what: "in parts", staging: 4 << 20, expected: (Route::Copy, Reason::Chunked), ..plain },
+        Case { what: "own O_DIRECT", flags: libc::O_DIRECT, expected: (Route::Direct, Reason::AppODirect), ..plain },
         Case {
             what: "own O_DIRECT, mapped",
             flags: libc::O_DIRECT,
             mapped: true,
             offset: 4096,
-            expected: (Route::P2p, Reason::OwnDirect),
+            expected: (Route::P2p, Reason::AppODirect),
             ..plain
         },
         // One step for others, which a direct write is not.
@@ -73,7 +73,7 @@ fn each_route_is_used_where_expected() {
             what: "O_SYNC, mapped",
             flags: libc::O_SYNC,
             mapped: true,
-            expected: (Route::P2p, Reason::Around),
+            expected: (Route::P2p, Reason::CacheBypass),
             ..plain
         },
         plain,
@@ -281,7 +281,7 @@ fn inotify_reports_only_cache_bypassing_writes() {
         let runtime = Runtime::new(Settings::default());
         assert_eq!(runtime.write(opened.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
         let lines = write_lines(&runtime);
-        assert_eq!(lines.iter().any(|l| l.reason == Reason::Around), bypass, "{lines:?}");
+        assert_eq!(lines.iter().any(|l| l.reason == Reason::CacheBypass), bypass, "{lines:?}");
         // Closed before the call returns, so it is there now.
         let both = libc::IN_OPEN | libc::IN_CLOSE_WRITE;
         match bypass {

@@ -55,7 +55,7 @@ pub struct Setting {
     pub block: u64,
     /// Share of the file that is cached before each run, from its start.
     pub cached: f64,
-    /// What else goes on.
+    /// The concurrent load.
     pub load: Load,
 }
 
@@ -65,7 +65,7 @@ pub struct Experiment {
     pub name: &'static str,
     /// One line.
     pub title: &'static str,
-    /// What the paper says it shows.
+    /// What it shows according to the paper.
     pub claim: &'static str,
     /// Methods that it compares.
     pub methods: &'static [Method],
@@ -150,7 +150,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "fig4d",
-        title: "random reads of 512 KiB, 4 threads, beside CPU and I/O load",
+        title: "random reads of 512 KiB, 4 threads, with concurrent CPU and I/O load",
         claim: "SPIN keeps its advantage whatever the load",
         size: 256 << 20,
         kind: Kind::Loads,

@@ -1,4 +1,4 @@
-//! Load on the machine beside the reads: stress-ng, as in the paper, while a value lives.
+//! Load on the machine concurrently with the reads: stress-ng, as in the paper, while a value lives.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -20,7 +20,7 @@ use crate::subject::TestFile;
 /// How to measure.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
-    /// Runs that count; one more goes before them.
+    /// Runs that count; one more precedes them.
     pub runs: usize,
     /// After which a run ends.
     pub limit: Duration,
@@ -95,7 +95,7 @@ fn run_once(
     let (ready, bytes, longest) = (Barrier::new(effort.threads), AtomicU64::new(0), AtomicU64::new(0));
     let work = |thread: usize| -> anyhow::Result<()> {
         let subject = &files[thread % files.len()];
-        // Threads that share a file begin at different places of it.
+        // Threads that share a file begin at different offsets of it.
         let blocks = subject.size / setting.block;
         let (first, count) = match files.len() < effort.threads {
             true => (thread as u64 * blocks / effort.threads as u64, (blocks / effort.threads as u64).max(1)),

@@ -1,4 +1,4 @@
-//! The paper's five ways to bring a block of a file into device memory (its Table 2), each as a program would do it.
+//! The paper's five ways to read a block of a file into device memory (its Table 2), each as a program would do it.
 //!
 //! ```text
 //!   pread+copy      storage ──> page cache ──pread──> host buffer ──copy, waited for──> device
@@ -49,7 +49,7 @@ impl Method {
         }
     }
 
-    /// Whether it reads around the page cache, which takes whole blocks of the disk.
+    /// Whether it bypasses the page cache, which needs whole blocks of the disk.
     pub fn is_direct(self) -> bool {
         matches!(self, Method::PreadCopyDirect | Method::P2p)
     }

@@ -6,12 +6,12 @@
 //!        ▼
 //!   method.rs       the five transfer methods, as programs would use them
 //!   measure.rs      runs: cache prepared, threads started at once, first run dropped
-//!   load.rs         stress-ng beside it
+//!   load.rs         stress-ng, concurrently
 //!        ▼
 //!   report.rs       table, JSON, chart with error bars
 //! ```
 //!
-//! What cannot run here is named with the reason: a GPU whose memory nobody can map has neither P2P nor pread+GPU.
+//! What cannot run here is named with the reason: a GPU whose memory cannot be mapped has neither P2P nor pread+GPU.
 //!
 //! Known flaws: files are smaller than the paper's unless `--size` says otherwise, so a disk's own cache helps more; the
 //! emulated device's copies are made by the same processors that read.
@@ -52,7 +52,7 @@ pub struct Bench {
     /// List the experiments, what each shows and what the paper says
     #[arg(long)]
     list: bool,
-    /// A folder for scratch files, one a thread; or a file or block device that all threads read
+    /// A directory for scratch files, one a thread; or a file or block device that all threads read
     #[arg(long, value_name = "PATH")]
     path: Option<PathBuf>,
     /// The same, on an array of disks, for fig4c
@@ -79,7 +79,7 @@ pub struct Bench {
     /// Seconds after which a run ends; what was read by then counts
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     limit: f64,
-    /// Write EXPERIMENT.json and EXPERIMENT.svg into this folder
+    /// Write EXPERIMENT.json and EXPERIMENT.svg into this directory
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
     /// Print JSON
@@ -161,15 +161,14 @@ fn list(paint: &OutputStyle) -> String {
 
 fn selected_experiments(names: &[String]) -> anyhow::Result<Vec<&'static Experiment>> {
     if names.is_empty() {
-        return Err(exit::error(Exit::Usage, "Name an experiment, or all; --list tells which there are"));
+        return Err(exit::error(Exit::Usage, "Name an experiment, or all; --list prints them"));
     }
     if names.iter().any(|n| n == "all") {
         return Ok(EXPERIMENTS.iter().collect());
     }
     let find = |name: &String| {
         let found = EXPERIMENTS.iter().find(|e| e.name == name);
-        found
-            .ok_or_else(|| exit::error(Exit::Usage, format!("`{name}` is no experiment: --list tells which there are")))
+        found.ok_or_else(|| exit::error(Exit::Usage, format!("`{name}` is no experiment: --list prints them")))
     };
     names.iter().map(find).collect()
 }
@@ -218,7 +217,7 @@ fn run_experiment(
     Ok(outcome)
 }
 
-/// A file a thread in a folder; else the one that is named.
+/// A file a thread in a directory; else the one that is named.
 fn open_files(path: &Path, size: u64, threads: usize) -> anyhow::Result<Vec<TestFile>> {
     let count = if path.is_dir() { threads } else { 1 };
     (0..count).map(|_| TestFile::open(path, size)).collect()
@@ -291,7 +290,7 @@ fn measure_all(
             }
         }
         drop(stress);
-        // What is measured is not lost where a long run is ended. What cannot be written is told once, at the end.
+        // Results are not lost when a long run is interrupted. An error of writing them is reported once, at the end.
         if let Some(folder) = &bench.out {
             let _ = write(folder, o);
         }

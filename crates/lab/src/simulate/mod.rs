@@ -6,7 +6,7 @@
 //!
 //! Known flaws: the paper does not say how its vectors were drawn, and the number depends on that more than on
 //! anything else; the two patterns offered here are named in the output. Of the paper's drive the time of commands in
-//! flight is not told: it is taken from the drive's data sheet.
+//! flight is not published: it is taken from the drive's data sheet.
 
 mod study;
 mod validate;
@@ -61,7 +61,7 @@ pub struct Simulate {
     /// Whose times
     #[arg(long, value_enum, default_value_t = CostSource::Paper)]
     model: CostSource,
-    /// The times of the model in use for this file or folder and a device, instead of --model
+    /// The times of the model in use for this file or directory and a device, instead of --model
     #[arg(long, value_name = "PATH", conflicts_with = "model")]
     on: Option<PathBuf>,
     /// The same seed gives the same vectors
@@ -70,7 +70,7 @@ pub struct Simulate {
     /// Threads [default: all processors]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Instead of the study: compare simulated with real transfers, on a scratch file in this folder or on this file
+    /// Instead of the study: compare simulated with real transfers, on a scratch file in this directory or on this file
     #[arg(long, value_name = "PATH")]
     validate: Option<PathBuf>,
     /// Requests to compare
@@ -96,7 +96,7 @@ pub struct Simulate {
 /// which a second transfer pays if the page cache cost nothing: so that is how it is read here.
 fn paper() -> Model {
     let cost =
-        |fixed, cutoff, bandwidth| Cost::new(fixed, cutoff, bandwidth).expect("the paper's numbers keep the rule");
+        |fixed, cutoff, bandwidth| Cost::new(fixed, cutoff, bandwidth).expect("the paper's numbers satisfy Eq. 1");
     let cache = 10.28e9;
     Model {
         storage: cost(584_000.0, 512 << 10, 2.65e9),
@@ -108,13 +108,13 @@ fn paper() -> Model {
 }
 
 impl Simulate {
-    /// Whether the paper's figure may stand beside ours.
+    /// Whether the paper's figure may be printed next to ours.
     fn is_papers(&self) -> bool {
         self.on.is_none() && self.model == CostSource::Paper
     }
 }
 
-/// The model in use for a file, or for a file that would be made in a folder; and what it is.
+/// The model in use for a file, or for a file that would be made in a directory; and what it is.
 fn model_for(simulate: &Simulate, path: &Path) -> anyhow::Result<(Model, String)> {
     let subject = TestFile::open(path, 1 << 20)?;
     let buffer = Buffer::mapped(simulate.device.unwrap_or_else(device::preferred), 1 << 20)?;
@@ -176,7 +176,7 @@ pub fn run(simulate: &Simulate) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// Simulated beside real.
+/// Simulated and real times.
 fn compare(simulate: &Simulate, path: &Path) -> anyhow::Result<Exit> {
     let subject = TestFile::open(path, (8 * simulate.size).max(64 << 20))?;
     if subject.size < simulate.size {
@@ -211,13 +211,13 @@ fn compare(simulate: &Simulate, path: &Path) -> anyhow::Result<Exit> {
     }
     let paint = OutputStyle::stdout();
     let mut table = table::new(&paint, &["requests", "count", "error", "bias", "error of Eq. 1", "bias"]);
-    for (name, (n, told, fit)) in &rows {
+    for (name, (n, simulated, fit)) in &rows {
         let signed = |b: f64| format!("{:+.1} %", b * 100.0);
         table.add_row(vec![
             Cell::new(name),
             Cell::new(n),
-            Cell::new(percent(told.0)),
-            Cell::new(signed(told.1)),
+            Cell::new(percent(simulated.0)),
+            Cell::new(signed(simulated.1)),
             Cell::new(percent(fit.0)),
             Cell::new(signed(fit.1)),
         ]);

@@ -97,7 +97,7 @@ impl Default for Sum {
     }
 }
 
-/// Shares of resident pages by which results are told apart in the chart.
+/// Shares of resident pages by which the chart groups results.
 pub const SHARES: usize = 20;
 
 /// The result.

@@ -1,17 +1,17 @@
-//! Whether the simulator tells the truth: its times beside those of real transfers.
+//! Validates the simulator: its times are compared with those of real transfers.
 //!
 //! ```text
 //!   measure single transfers ──> table of times ──> what each request should take
 //!                                                        │ compare
-//!   bring the file into the vector's residency ──> one transfer after another ──> what it took
+//!   give the file the vector's residency ──> one transfer after another ──> what it took
 //! ```
 //!
 //! The transfers are real: a real file, its pages really cached or dropped, the engines that serve reads, one segment a
-//! request. Only the device may be emulated, with the latency and bandwidth that it was told to have. As in the
+//! request. Only the device may be emulated, with the latency and bandwidth that were set for it. As in the
 //! paper the simulator uses measured times, here between the measured lengths along straight lines; the error of the
-//! fitted Eq. 1 stands beside it.
+//! fitted Eq. 1 is printed next to it.
 //!
-//! Known flaws: pages that were just fetched lie in the processor's cache more often than those that were measured; a
+//! Known flaws: pages that were just fetched are in the processor's cache more often than those that were measured; a
 //! disk that others use at the same time is in every figure.
 
 use spinio_io::model::MeasuredRead;
@@ -67,11 +67,11 @@ pub struct Validation {
     pub requests: Vec<RequestResult>,
 }
 
-/// Mean of |told / measured - 1|, and of told / measured - 1.
+/// Mean of |simulated / measured - 1|, and of simulated / measured - 1.
 pub fn errors(requests: impl Iterator<Item = (f64, f64)>) -> (f64, f64) {
     let (mut n, mut off, mut bias) = (0.0, 0.0, 0.0);
-    for (told, measured) in requests {
-        let one = told / measured - 1.0;
+    for (simulated, measured) in requests {
+        let one = simulated / measured - 1.0;
         n += 1.0;
         off += one.abs();
         bias += one;

@@ -16,7 +16,7 @@ use crate::random::SplitMix64;
 /// How the resident pages of a vector lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Pattern {
-    /// In runs, as programs leave them behind.
+    /// In runs, as programs leave them.
     Runs,
     /// Each page by itself.
     Pages,
@@ -45,7 +45,7 @@ pub fn draw(random: &mut SplitMix64, pattern: Pattern, pages: u64, out: &mut Vec
     };
     let (absent_ends, resident_ends) = match pattern {
         Pattern::Pages => (share, 1.0 - share),
-        // The rarer kind lies in runs of `length`; the other kind fills the share.
+        // The rarer kind is in runs of `length`; the other kind fills the share.
         Pattern::Runs if share <= 0.5 => (share / (1.0 - share) / length, 1.0 / length),
         Pattern::Runs => (1.0 / length, (1.0 - share) / share / length),
     };

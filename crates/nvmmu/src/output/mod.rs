@@ -337,7 +337,7 @@ fn set_direct(fd: Fd, on: bool) -> Result<(), Errno> {
 fn choose_mode(runtime: &Runtime, file: &Arc<ShadowFile>, assumed_array: Option<ParityArray>) -> WriteMode {
     let setting = runtime.settings().nvmmu_stripes;
     if setting == NvmmuStripes::Passthrough {
-        return WriteMode::Passthrough("SPINIO_NVMMU=plain".to_owned());
+        return WriteMode::Passthrough("SPINIO_NVMMU_STRIPES=passthrough".to_owned());
     }
     let detect_array = || {
         let stack = file.block_stack().map_err(|e| e.to_string())?;
@@ -355,7 +355,7 @@ fn choose_mode(runtime: &Runtime, file: &Arc<ShadowFile>, assumed_array: Option<
         return WriteMode::Passthrough(format!("no direct I/O there: {errno}"));
     }
     let lease = match setting {
-        NvmmuStripes::Aligned => Err("SPINIO_NVMMU=shaped".to_owned()),
+        NvmmuStripes::Aligned => Err("SPINIO_NVMMU_STRIPES=aligned".to_owned()),
         _ => file.take_write_lease().map_err(|errno| match errno {
             Errno::AGAIN => "another process has the file open".to_owned(),
             Errno::ACCESS => "only the owner of a file gets a lease on it".to_owned(),

@@ -103,7 +103,7 @@ int main(void)
     SAME(memory, two(0, f, m, 500, m + 8192, 4096, -1));
     SAME(memory, read(f, m, 900));
 
-    /* Above the bounce limit (SPINIO_STAGING), to a file that cannot be written, with and without an offset. */
+    /* Above the bounce limit (SPINIO_BOUNCE_LIMIT), to a file that cannot be written, with and without an offset. */
     int sysfs = open("/sys/kernel/mm/transparent_hugepage/enabled", O_RDONLY);
     if (sysfs < 0)
         sysfs = open("/sys/kernel/uevent_seqnum", O_RDONLY);

@@ -45,7 +45,7 @@ fn write_limits_match_host_writes() {
     assert_passes(run_preloaded(&program, &[]));
     // Larger than one call can be.
     let mut chunked = run_preloaded(&program, &[]);
-    chunked.env("SPINIO_STAGING", "4M");
+    chunked.env("SPINIO_BOUNCE_LIMIT", "4M");
     assert_passes(chunked);
 }
 
@@ -57,7 +57,7 @@ fn concurrent_truncate_and_write_leave_bytes_of_either() {
     {
         // What the smaller ring cannot hold is written in portions.
         let mut run = run_preloaded(&program, &[seed, place.to_str().expect("UTF-8")]);
-        run.env("SPINIO_STAGING", staging);
+        run.env("SPINIO_BOUNCE_LIMIT", staging);
         assert_passes(run);
     }
 }
@@ -67,7 +67,7 @@ fn other_processes_see_writes() {
     let program = program("others");
     for (place, staging) in [(build_dir(), "128M"), (build_dir(), "2M"), (Path::new("/dev/shm"), "128M")] {
         let mut run = run_preloaded(&program, &[place.to_str().expect("UTF-8")]);
-        run.env("SPINIO_STAGING", staging);
+        run.env("SPINIO_BOUNCE_LIMIT", staging);
         assert_passes(run);
     }
 }
@@ -104,7 +104,7 @@ fn edges_are_what_host_calls_meet() {
     let program = program("edges");
     assert_passes(run_preloaded(&program, &[]));
     let mut chunked = run_preloaded(&program, &[]);
-    chunked.env("SPINIO_STAGING", "4M");
+    chunked.env("SPINIO_BOUNCE_LIMIT", "4M");
     assert_passes(chunked);
 }
 
@@ -113,7 +113,7 @@ fn hold_ends_without_signals_and_names_the_limit() {
     let program = linked("deaf");
     for how in ["before", "after", "space"] {
         let mut run = run_preloaded(&program, &[how]);
-        run.env("SPINIO_HOLD", "1G");
+        run.env("SPINIO_PIN_LIMIT", "1G");
         let done = assert_passes(run);
         print!("{}", String::from_utf8_lossy(&done.stdout));
     }
@@ -143,7 +143,7 @@ fn jumps_out_of_waiting_reads_lose_nothing() {
     let program = program("jumps");
     for staging in ["128M", "4M"] {
         let mut run = run_preloaded(&program, &[]);
-        run.env("SPINIO_STAGING", staging);
+        run.env("SPINIO_BOUNCE_LIMIT", staging);
         assert_passes(run);
     }
 }

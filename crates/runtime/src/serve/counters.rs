@@ -43,26 +43,15 @@ fn all() -> Value {
     let refused = snapshot.refusals.iter();
     let refused = refused.map(|line| json!({ "reason": line.reason.text(), "times": line.count, "bytes": line.bytes }));
     counters.insert("refused".to_owned(), refused.collect());
-    for (group, name) in [("gauges", key as fn(Gauge) -> &'static str), ("kept", old_key)] {
-        let gauges = Gauge::ALL.iter().map(|gauge| (name(*gauge).to_owned(), json!(snapshot.gauge(*gauge))));
-        counters.insert(group.to_owned(), Value::Object(gauges.collect()));
-    }
+    let gauges = Gauge::ALL.iter().map(|gauge| (gauge.key().to_owned(), json!(snapshot.gauge(*gauge))));
+    counters.insert("gauges".to_owned(), Value::Object(gauges.collect()));
+    // The same under its earlier names, for one release.
+    let old = Gauge::ALL.iter().map(|gauge| (old_gauge_name(*gauge).to_owned(), json!(snapshot.gauge(*gauge))));
+    counters.insert("kept".to_owned(), Value::Object(old.collect()));
     Value::Object(counters)
 }
 
-fn key(gauge: Gauge) -> &'static str {
-    match gauge {
-        Gauge::Pinned => "pinned_bytes",
-        Gauge::BounceBytes => "bounce_bytes",
-        Gauge::CachedFileStates => "file_cache_entries",
-        Gauge::PinnedFiles => "pinned_files",
-        Gauge::PinnedFileBytes => "pinned_file_bytes",
-        Gauge::ReadaheadPages => "readahead_pages",
-    }
-}
-
-/// Names of earlier releases; the next release no longer has them (docs/deprecated.md).
-fn old_key(gauge: Gauge) -> &'static str {
+fn old_gauge_name(gauge: Gauge) -> &'static str {
     match gauge {
         Gauge::Pinned => "pinned",
         Gauge::BounceBytes => "staging",

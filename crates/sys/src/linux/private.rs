@@ -69,7 +69,7 @@ impl FdTableRoot {
     pub fn new() -> Result<FdTableRoot, FdTableError> {
         let (sender, requests) = mpsc::channel::<SpawnRequest>();
         let (table_sender, table_result) = mpsc::channel();
-        spawn_signals_blocked("spinio", WORKER_STACK, move || {
+        spawn_signals_blocked("spinio-fdroot", WORKER_STACK, move || {
             IN_SHADOW_TABLE.set(true);
             let unshared = close_range_unshare(0);
             let failed = unshared.is_err();

@@ -76,9 +76,9 @@ impl EngineCtx<'_> {
 
     /// Reads the piece from the right file after all, through a shadow descriptor, unless that has failed already.
     fn fd_replaced(&mut self, piece: Piece) {
-        let can_read_direct = self.request.file.direct_fd.is_ok() && piece.reason != Reason::FellBack;
+        let can_read_direct = self.request.file.direct_fd.is_ok() && piece.reason != Reason::Fallback;
         if can_read_direct && self.request.device().capabilities().has_dma_engine {
-            return self.request.reroute(piece, 0, Route::Direct, Reason::FellBack);
+            return self.request.reroute(piece, 0, Route::Direct, Reason::Fallback);
         }
         let at = self.request.offset + piece.offset;
         self.fail_piece(piece, 0, Error::kernel(Errno::BADF, "read", at, piece.len));

@@ -57,7 +57,7 @@ impl<'a> EngineCtx<'a> {
                 Route::Store => self.store(piece),
                 Route::Dma => self.dma(piece),
                 // Keepers get it with a block; nobody else is given one.
-                Route::Direct => self.request.reroute(piece, 0, Route::Copy, Reason::FellBack),
+                Route::Direct => self.request.reroute(piece, 0, Route::Copy, Reason::Fallback),
                 Route::P2p => self.p2p(piece),
             },
             Work::PlanRange(offset, len, recheck) => {

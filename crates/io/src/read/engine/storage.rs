@@ -80,7 +80,7 @@ impl EngineCtx<'_> {
             self.pending.push((piece.offset, len, len, None));
         }
         if len < piece.len {
-            self.request.reroute(piece, len, Route::Copy, Reason::FellBack);
+            self.request.reroute(piece, len, Route::Copy, Reason::Fallback);
         }
     }
 
@@ -114,7 +114,7 @@ impl EngineCtx<'_> {
                     self.record(piece, Route::P2p, piece.reason, n, started);
                     self.request.complete(piece.offset, n, n, None);
                 }
-                self.request.reroute(piece, n, cached, Reason::FellBack);
+                self.request.reroute(piece, n, cached, Reason::Fallback);
             }
             Err(errno) => {
                 let reason = match errno {
@@ -126,7 +126,7 @@ impl EngineCtx<'_> {
                         );
                         Reason::P2pUnreachable
                     }
-                    _ => Reason::FellBack,
+                    _ => Reason::Fallback,
                 };
                 self.request.reroute(piece, 0, cached, reason);
             }
