@@ -1,4 +1,4 @@
-//! What measured times say about the model while it is in use.
+//! On-line correction of the model by measured times.
 //!
 //! ```text
 //!   a request ends ──> measured / predicted of the side that served it
@@ -10,14 +10,14 @@
 //!                                                             1/4 to 4, never beyond
 //! ```
 //!
-//! A model tells what a route costs on a quiet machine; a disk that others use, or a bus that is shared,
-//! drifts from it. The factor follows, and the planner weighs with it. It is bounded, because
-//! a sample can mean something else: the program slept, the machine swapped. And what is not used is
-//! forgiven slowly, or a route that once was slow would never be tried again.
+//! A model gives the cost of a route on a quiet machine; a disk that other processes use, or a bus that is shared,
+//! drifts from it. The factor follows the drift, and the planner applies it. It is bounded, because
+//! a sample can have another cause: the program slept, the machine swapped. The factor of an unused route decays
+//! slowly; otherwise a route that was slow once would never be tried again.
 //!
-//! All of it is one word, so that who keeps it can keep it in an atomic; a lost update loses a sample.
+//! The whole state is one word, so that the owner can store it in an atomic; a lost update loses a sample.
 //!
-//! Known flaws: one factor a route, whatever the size, and the same for the latency and the bandwidth.
+//! Known flaws: one factor per route, whatever the size, and the same for the latency and the bandwidth.
 
 /// A route's moving mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -28,19 +28,19 @@ pub struct Correction {
 }
 
 impl Correction {
-    /// Factors lie between 1 / `BOUND` and `BOUND`.
+    /// Factors are between 1 / `BOUND` and `BOUND`.
     pub const MAX_FACTOR: f64 = 4.0;
     /// Samples before anything is corrected.
     pub const MIN_SAMPLES: u32 = 16;
     /// A factor so near to 1 counts as 1.
     pub const DEAD_BAND: f64 = 1.2;
-    /// What one sample may say at most.
+    /// The bound of one sample.
     const MAX_SAMPLE_RATIO: f64 = 8.0;
     const WEIGHT: f32 = 1.0 / 16.0;
-    /// Of the logarithm, at each request that leaves the route alone.
+    /// Decay of the logarithm, at each request that does not use the route.
     const DECAY: f32 = 1.0 / 256.0;
 
-    /// With one more sample; times that make no sense change nothing.
+    /// Adds one sample; invalid times change nothing.
     #[must_use]
     pub fn sample(self, predicted: f64, measured: f64) -> Correction {
         let ratio = measured / predicted;
@@ -54,13 +54,13 @@ impl Correction {
         Correction { log: self.log + (log - self.log) * weight, samples }
     }
 
-    /// After a request that had no use for the route.
+    /// After a request that did not use the route.
     #[must_use]
     pub fn decay(self) -> Correction {
         Correction { log: self.log * (1.0 - Correction::DECAY), ..self }
     }
 
-    /// What the route's costs are to be multiplied by.
+    /// The factor for the route's costs.
     pub fn factor(self) -> f64 {
         let factor = f64::from(self.log).exp();
         let near = (1.0 / Correction::DEAD_BAND..=Correction::DEAD_BAND).contains(&factor);
@@ -70,17 +70,17 @@ impl Correction {
         factor.clamp(1.0 / Correction::MAX_FACTOR, Correction::MAX_FACTOR)
     }
 
-    /// How many samples there were.
+    /// The number of samples.
     pub fn samples(self) -> u32 {
         self.samples
     }
 
-    /// As one word.
+    /// Packs the state into one word.
     pub fn to_bits(self) -> u64 {
         u64::from(self.samples) << 32 | u64::from(self.log.to_bits())
     }
 
-    /// From the word.
+    /// Unpacks the word.
     pub fn from_bits(bits: u64) -> Correction {
         let log = f32::from_bits(bits as u32);
         if log.is_finite() { Correction { log, samples: (bits >> 32) as u32 } } else { Correction::default() }

@@ -1,5 +1,5 @@
 //! Read-ahead against models that keep every page.
 
-mod further;
+mod extend;
 mod set;
 mod stream;
