@@ -1,7 +1,7 @@
-//! SPIN's cases once more, as an ordinary user: root may ask the kernel anything about any file, most users may not.
+//! SPIN's cases once more, as an ordinary user: root may query any file, most users may not.
 //!
-//! A child process without privilege, given leave to use the p2pmem device, runs them on files of its own; the
-//! `preload` cases have it read files of somebody else.
+//! A child process without privilege, with permission to use the p2pmem device, runs them on its own files; the
+//! `preload` cases make it read files owned by another user.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,10 +11,10 @@ use std::process::Command;
 use crate::case::{CaseCounts, CaseError};
 use crate::memory::allocator;
 
-/// Where programs lie that every user may run.
+/// The directory of programs that every user may run.
 pub(crate) const PROGRAMS: &str = "/var/tmp/spinio-vm-programs";
 
-/// What a child of this suite finds in its environment.
+/// The environment variable of a child of this suite.
 const CHILD: &str = "SPINIO_VM_USER";
 
 /// Whether this process is that child.
@@ -22,14 +22,14 @@ pub(crate) fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// A command that runs `program` as nobody.
+/// A command that runs `program` as the user `nobody`.
 pub(crate) fn ordinary(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program);
     command
 }
 
-/// What an administrator does to let users have the device, undone when dropped.
+/// The setup by an administrator that gives users the device, undone when dropped.
 pub(crate) struct DevicePermission(PathBuf);
 
 impl DevicePermission {
@@ -46,7 +46,7 @@ impl Drop for DevicePermission {
     }
 }
 
-/// Copies a program to where every user may run it.
+/// Copies a program to a directory where every user may run it.
 pub(crate) fn publish(from: &Path, name: &str) -> Result<PathBuf, CaseError> {
     let folder = Path::new(PROGRAMS);
     fs::create_dir_all(folder)?;
@@ -56,7 +56,7 @@ pub(crate) fn publish(from: &Path, name: &str) -> Result<PathBuf, CaseError> {
     Ok(to)
 }
 
-/// Runs the suite in a child and adds up its lines, which are printed as they are, with `user: ` before the name.
+/// Runs the suite in a child, prints its lines with `user: ` before the name, and adds up the results.
 pub(crate) fn rerun(folder: &str, only: &[String], tally: &mut CaseCounts) -> Result<(), CaseError> {
     let suite = publish(&std::env::current_exe()?, "suite")?;
     let _leave = DevicePermission::give()?;

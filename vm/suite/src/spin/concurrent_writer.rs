@@ -1,7 +1,8 @@
-//! Reads beside a writer: each byte must be of a version that a plain `pread` of that time could have returned.
+//! Reads concurrent with a writer: each byte must be of a version that a plain `pread` at that time could have
+//! returned.
 //!
-//! A thread rewrites the whole file again and again, each time with bytes that tell their version, while reads of
-//! ours go peer to peer or through the page cache, as it comes. testkit's oracle says which versions are allowed:
+//! A thread rewrites the whole file again and again, each time with bytes that encode their version, while
+//! reads go peer to peer or through the page cache. testkit's oracle decides which versions are allowed:
 //! none that was overwritten before the read began.
 
 use std::fs::File;
@@ -29,11 +30,11 @@ const WRITES: u64 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriteMode {
     Buffered,
-    /// O_DIRECT, out of device memory.
+    /// O_DIRECT, from device memory.
     Direct,
     /// A hole first, then buffered: zeros may be seen.
     Punched,
-    /// Cut to half, then buffered: reads may be short, or see zeros.
+    /// Truncated to half, then buffered: reads may be short, or see zeros.
     Truncated,
 }
 
@@ -46,15 +47,15 @@ pub(super) fn cases() -> Vec<Case> {
             (WriteMode::Punched, "a hole puncher"),
             (WriteMode::Truncated, "a truncater"),
         ] {
-            let name = format!("spin: reads beside {who}, {}", place.name());
-            all.push(Case::new(name, move |g| beside(g, place, how)));
+            let name = format!("spin: reads concurrent with {who}, {}", place.name());
+            all.push(Case::new(name, move |g| reads_concurrent_with_writer(g, place, how)));
         }
     }
     all
 }
 
-fn beside(guest: &Guest, place: Place, how: WriteMode) -> Outcome {
-    let (path, file) = guest.create(place, "beside")?;
+fn reads_concurrent_with_writer(guest: &Guest, place: Place, how: WriteMode) -> Outcome {
+    let (path, file) = guest.create(place, "concurrent writer")?;
     file.write_all_at(&bytes(0, FILE, 0), 0)?;
     chill(&file)?;
     let direct = open_direct(&path)?;
@@ -108,7 +109,7 @@ fn reads(file: &File, how: WriteMode, (versions, stop): (&Versions, &AtomicBool)
     let mut memory = memory_for(FILE)?;
     let mut random = Rng::new(seed);
     let mut number = 0;
-    // Both sides have had their turns, unless the writer failed.
+    // Both sides have run, unless the writer failed.
     while (number < READS || versions.count() < WRITES) && !stop.load(Relaxed) {
         number += 1;
         let offset = below(&mut random, FILE / 2) & !4095;

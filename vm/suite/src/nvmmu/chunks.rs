@@ -1,9 +1,8 @@
-//! Large direct writes of SPIN's, which it cuts: a cut inside a stripe makes the array read.
+//! Large direct writes of SPIN, split into chunks: a boundary inside a stripe makes the array read.
 //!
 //! ```text
-//!   as they come   4 MiB │ 4 MiB │ 4 MiB ...      each cut leaves two parts of a stripe: old parity is read twice
-//!   SPIN's         up to the last stripe's end │ up to the last stripe's end │ ...                nothing is read
-//! ```
+//!   fixed size     4 MiB │ 4 MiB │ 4 MiB ...      each boundary leaves two partial stripes: old parity is read twice
+//!   SPIN's         up to the last stripe's end │ up to the last stripe's end │ ...                no reads
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -23,16 +22,16 @@ use crate::stacks::kind;
 /// Bytes of data in a stripe of the RAID-5 here.
 const STRIPE: usize = 192 << 10;
 
-/// Bytes of a portion at most: half of the staging memory.
+/// The largest chunk: half of the bounce buffers.
 const PORTION: usize = 4 * MIB;
 
 pub(super) fn cases() -> Vec<Case> {
-    vec![Case::new("spin: portions of a large direct write end with stripes, md RAID-5", portions)]
+    vec![Case::new("spin: chunks of a large direct write end with stripes, md RAID-5", chunks_end_with_stripes)]
 }
 
-fn portions(guest: &Guest) -> Outcome {
+fn chunks_end_with_stripes(guest: &Guest) -> Outcome {
     let len = 24 * MIB;
-    let (path, file) = guest.create(Place::Raid5, "portions")?;
+    let (path, file) = guest.create(Place::Raid5, "chunks")?;
     fallocate(&file, FallocateFlags::empty(), 0, len as u64)?;
     let mut model = pattern(len, 3);
     file.write_all_at(&model, 0)?;
@@ -42,13 +41,13 @@ fn portions(guest: &Guest) -> Outcome {
     drop(file);
     let (start, bytes) = (within.start, (within.len() / STRIPE - 1) * STRIPE);
     if bytes < 3 * PORTION {
-        return Err(CaseError::Skipped("no room for so many stripes in one piece".to_owned()));
+        return Err(CaseError::Skipped("no room for this many contiguous stripes".to_owned()));
     }
     let device = guest.disk(Place::Raid5.folder().unwrap_or_default())?;
     let (array, members) = (Array::at(device.clone()), Members::of(&device)?);
     let own = open_direct(&path)?;
 
-    // What has no stripes to keep to: here, portions of the host's.
+    // The control, without stripe alignment: here, chunks of the host's.
     let mut memory = kind().memory(bytes)?;
     array.forget_stripes()?;
     let before = members.count()?;
@@ -68,10 +67,10 @@ fn portions(guest: &Guest) -> Outcome {
     expect("bytes written", wrote.map_err(|e| CaseError::Failed(e.to_string()))?, bytes)?;
     let reads = (members.count()? - before).reads;
     println!(
-        "  member reads: {plain} for portions as they come, {reads} for SPIN's; the file's stripes begin at {start}"
+        "  member reads: {plain} for chunks of fixed size, {reads} for SPIN's; the file's stripes begin at {start}"
     );
     if plain == 0 {
-        return fail("portions as they come cost no reads either: nothing is shown");
+        return fail("chunks of fixed size cost no reads either: the case shows nothing");
     }
     expect("member reads", reads, 0)?;
     model[start..start + bytes].copy_from_slice(&new);
@@ -84,7 +83,7 @@ fn portions(guest: &Guest) -> Outcome {
     Ok(())
 }
 
-/// The same bytes where direct I/O wants them: from an index on.
+/// The same bytes aligned for direct I/O: from an index on.
 fn aligned(bytes: &[u8]) -> (Vec<u8>, usize) {
     let mut out = vec![0; bytes.len() + 4096];
     let at = out.as_ptr().align_offset(4096);

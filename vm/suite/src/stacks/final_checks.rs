@@ -1,4 +1,4 @@
-//! What is on the disks when all cases are over: copies and parity match, and every file system is sound.
+//! The disks after all cases: copies and parity match, and every file system is consistent.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ pub(super) fn cases() -> Vec<Case> {
 fn consistent(guest: &Guest, place: Place) -> Outcome {
     let array = Array::at(guest.disk(place.folder().unwrap_or_default())?);
     expect("members that are missing", array.degraded()?, 0)?;
-    // What is under way to the disks is on both or on none.
+    // Bytes in flight to the disks are on both or on none.
     rustix::fs::sync();
     expect("sectors that do not match", array.mismatches()?, 0)
 }
@@ -38,7 +38,7 @@ fn sound(guest: &Guest, place: Place) -> Outcome {
         _ => run(Command::new("xfs_repair").arg("-n").arg(&device))?,
     }
     if place == Place::Loop {
-        // What it stands on is checked later.
+        // The storage under it is checked later.
         run(Command::new("losetup").arg("--detach").arg(&device))?;
     }
     Ok(())
