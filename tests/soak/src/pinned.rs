@@ -1,4 +1,4 @@
-//! Held files and batches, while the vandal wants to write what is held.
+//! Pinned files and batches, while the mutator opens pinned files for writing.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -10,11 +10,11 @@ use spinio_device::emulated::Emulated;
 use spinio_io::{PinError, Runtime};
 use spinio_testkit::{Buffer, Rng};
 
-use crate::editions::{self, EDITIONS, EditionLog};
 use crate::files::{self, CHANGING, CHANGING_LEN, STEADY};
+use crate::versioned::{self, EDITIONS, EditionLog};
 use crate::worker::Worker;
 
-/// One of the files, and what may be in it.
+/// One of the files, and its allowed contents.
 #[derive(Clone, Copy, Debug)]
 enum FileChoice {
     Steady(u64),
@@ -36,12 +36,12 @@ impl FileChoice {
         match self {
             FileChoice::Steady(n) => files::steady_len(n),
             FileChoice::Changing(_) => CHANGING_LEN,
-            FileChoice::Edition(n) => editions::len(n),
+            FileChoice::Edition(n) => versioned::len(n),
         }
     }
 }
 
-/// A piece that arrived.
+/// An op that completed.
 struct ReadPiece {
     offset: u64,
     requested: u64,
@@ -53,17 +53,17 @@ impl Worker<'_> {
         let path = match which {
             FileChoice::Steady(n) => files::steady(self.folder, n),
             FileChoice::Changing(n) => files::changing(self.folder, n),
-            FileChoice::Edition(n) => editions::path(self.folder, n),
+            FileChoice::Edition(n) => versioned::path(self.folder, n),
         };
         files::open(&path, false)
     }
 
-    /// Runs what reads a file, and judges every byte.
+    /// Runs a read, and checks every byte.
     fn check_reads(&self, which: FileChoice, read: impl FnOnce() -> Result<Vec<ReadPiece>>) -> Result<()> {
         match which {
             FileChoice::Edition(n) => {
                 let (arrived, window) = EditionLog::open(self.folder, n)?.read(read)?;
-                arrived.iter().try_for_each(|a| editions::check(n, window, a.offset, a.requested, &a.bytes))
+                arrived.iter().try_for_each(|a| versioned::check(n, window, a.offset, a.requested, &a.bytes))
             }
             FileChoice::Changing(n) => read()?.iter().try_for_each(|a| {
                 let wrong = files::first_bad_changing(a.offset, &a.bytes);
@@ -75,13 +75,13 @@ impl Worker<'_> {
                 ensure!(a.bytes.len() as u64 == expect, "steady-{n}: {} bytes, not {expect}", a.bytes.len());
                 let wrong = files::first_bad_steady(a.offset, &a.bytes);
                 let (wanted, from) = (a.requested, a.offset);
-                ensure!(wrong.is_none(), "steady-{n}: a wrong byte at {wrong:?}, in a piece of {wanted} at {from}");
+                ensure!(wrong.is_none(), "steady-{n}: a wrong byte at {wrong:?}, in an op of {wanted} at {from}");
                 Ok(())
             }),
         }
     }
 
-    /// Holds a file, and reads it by every way for a moment. Whether it could be held is the vandal's affair.
+    /// Pins a file, and reads it by every route for a moment. The mutator decides whether it can be pinned.
     pub(crate) fn pin_and_read(
         &self,
         runtime: &Runtime,
@@ -94,7 +94,7 @@ impl Worker<'_> {
         let fd = subject.as_raw_fd();
         let held = match runtime.pin_file(fd, Some(device)) {
             Ok(()) => true,
-            // Empty files are those that are being rewritten; the emulated device registers 64 MiB at most.
+            // Empty files are being rewritten; the emulated device registers 64 MiB at most.
             Err(PinError::OpenForWriting | PinError::NotPinned | PinError::NotRegularFile | PinError::PinRefused) => {
                 false
             }
@@ -122,14 +122,14 @@ impl Worker<'_> {
                         | PinError::OutOfRange
                         | PinError::PinRefused,
                     ) => {}
-                    Err(refused) => bail!("a map of {which:?}: {refused}"),
+                    Err(refused) => bail!("a mapping of {which:?}: {refused}"),
                 },
                 _ => self.batch_of_many(runtime, buffer, rng)?,
             }
         }
         if held {
             self.tally.add("hold", 1);
-            // What nobody lets go stays until the vandal wants it.
+            // A file that is not unpinned here stays pinned until the mutator opens it.
             if rng.chance(70) {
                 match runtime.release(fd) {
                     Ok(()) | Err(PinError::NotPinned) => {}
@@ -140,7 +140,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// A batch of one file, out of arrays.
+    /// A batch of one file, from arrays.
     fn batch_of_one(
         &self,
         runtime: &Runtime,
@@ -161,7 +161,7 @@ impl Worker<'_> {
                 results: &mut results,
             };
             let done = runtime.batch_file(many, &[buffer.allocation()]).context("a batch of one file")?;
-            ensure!(done.failed == 0, "{} pieces of {which:?} failed: {results:?}", done.failed);
+            ensure!(done.failed == 0, "{} ops of {which:?} failed: {results:?}", done.failed);
             self.tally.add("bytes", done.bytes);
             let all = buffer.range_bytes(0..n * len as usize);
             let arrived = |(i, &offset): (usize, &u64)| {
@@ -174,7 +174,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// A batch of pieces of any length out of several files.
+    /// A batch of ops of any length from several files.
     pub(crate) fn batch_of_many(&self, runtime: &Runtime, buffer: &Buffer, rng: &mut Rng) -> Result<()> {
         let subjects: Vec<(FileChoice, File)> = (0..1 + rng.below(4))
             .map(|_| {
@@ -197,7 +197,7 @@ impl Worker<'_> {
             of.push(which);
             to += len;
         }
-        // Every file has a window of its own, and all are around the batch.
+        // Every file has its own window, and all include the batch.
         let numbers = |which| match which {
             FileChoice::Edition(n) => Some(EditionLog::open(self.folder, n)),
             _ => None,
@@ -207,7 +207,7 @@ impl Worker<'_> {
             .map(|(which, _)| numbers(*which).map_or(Ok(0), |numbers| Ok(numbers?.read(|| Ok(()))?.1.oldest)))
             .collect::<Result<_>>()?;
         let done = runtime.batch(&mut pieces).context("a batch")?;
-        ensure!(done.failed == 0, "{} pieces failed: {pieces:?}", done.failed);
+        ensure!(done.failed == 0, "{} ops failed: {pieces:?}", done.failed);
         self.tally.add("bytes", done.bytes);
         for (number, (which, _)) in subjects.iter().enumerate() {
             let arrived = || {
@@ -223,7 +223,7 @@ impl Worker<'_> {
                 FileChoice::Edition(n) => {
                     let (arrived, mut window) = EditionLog::open(self.folder, n)?.read(arrived)?;
                     window.oldest = before[number];
-                    arrived.iter().try_for_each(|a| editions::check(n, window, a.offset, a.requested, &a.bytes))?;
+                    arrived.iter().try_for_each(|a| versioned::check(n, window, a.offset, a.requested, &a.bytes))?;
                 }
                 _ => self.check_reads(*which, arrived)?,
             }
@@ -232,7 +232,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Frees device memory under a batch: pieces may fail, nothing else may happen.
+    /// Frees device memory during a batch: ops may fail, without any other effect.
     pub(crate) fn free_during_batch(
         &self,
         runtime: &Runtime,
@@ -259,7 +259,7 @@ impl Worker<'_> {
                 drop(victim);
             });
             for _ in 0..3 {
-                // Refused as a whole, or piece by piece, or all of it in time.
+                // Refused as a whole, or op by op, or completed in time.
                 let _ = runtime.batch(&mut pieces);
             }
         });

@@ -1,8 +1,8 @@
-//! Files of which it is known at any moment what may be in them: so that a byte of the past is found out.
+//! Files whose allowed contents are known at any moment: so that an outdated byte is detected.
 //!
-//! The vandal says that an edition begins, opens the file for writing (which takes it away from all who hold it), writes
-//! it all, closes it, and says that the edition has ended. A read may have seen every edition from the last that had
-//! ended before it to the last that had begun when it returned; that is [`Window`]. Both numbers stand in a file.
+//! The mutator announces that an edition begins, opens the file for writing (which unpins it for all users), writes
+//! it all, closes it, and announces its end. A read may have seen every edition from the last that had
+//! ended before it to the last that had begun when it returned; that is [`Window`]. Both numbers are stored in a file.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -13,11 +13,11 @@ use anyhow::{Context, Result, ensure};
 use spinio_testkit::oracle::Window;
 use spinio_testkit::{Rng, file};
 
-/// How many files.
+/// The number of files.
 pub(crate) const EDITIONS: u64 = 3;
 
-/// How long somebody who writes a held file may have to wait: less than the time after which the kernel lets him write
-/// by force (45 s), so that whoever is let through was let through by SPIN.
+/// The longest wait of a writer of a pinned file: less than the time after which the Linux kernel lets it write
+/// by force (45 s), so that a writer that succeeds was let through by SPIN.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Bytes of such a file.
@@ -40,7 +40,7 @@ impl EditionLog {
     }
 
     fn number(&self, at: u64) -> Result<u64> {
-        // The kernel may be seen in the middle of a write; not twice at the same place.
+        // The Linux kernel may be in the middle of a write; not twice at the same offset.
         let mut last = None;
         loop {
             let mut bytes = [0; 8];
@@ -62,7 +62,7 @@ impl EditionLog {
         self.number(8)
     }
 
-    /// Runs a read; then says what it may have seen.
+    /// Runs a read; then returns the allowed editions.
     pub(crate) fn read<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<(T, Window)> {
         let oldest = self.ended()?;
         let seen = read()?;
@@ -70,9 +70,9 @@ impl EditionLog {
     }
 }
 
-/// Fails unless `seen`, which was read of `wanted` bytes at `offset`, lies in the window.
+/// Fails unless `seen`, the result of reading `requested` bytes at `offset`, is in the window.
 pub(crate) fn check(n: u64, window: Window, offset: u64, requested: u64, seen: &[u8]) -> Result<()> {
-    // Who rewrites a file may begin by making it short, and then it has zeros where nothing was written yet.
+    // A rewrite may begin by truncating the file, and then unwritten bytes are zeros.
     let under_way = window.newest > window.oldest;
     let expect = requested.min(len(n).saturating_sub(offset));
     ensure!(
@@ -83,12 +83,12 @@ pub(crate) fn check(n: u64, window: Window, offset: u64, requested: u64, seen: &
     let wrong = window.first_wrong(offset, seen, |_, b| under_way && b == 0);
     ensure!(
         wrong.is_none(),
-        "edition-{n}: a byte of the past at {wrong:?}, read of {requested} at {offset}, in {window:?}"
+        "edition-{n}: an outdated byte at {wrong:?}, read of {requested} at {offset}, in {window:?}"
     );
     Ok(())
 }
 
-/// The vandal: a new edition. How long it took to get at the file.
+/// The mutator: a new edition. Returns the time until the file was opened.
 pub(crate) fn publish(folder: &Path, rng: &mut Rng) -> Result<Duration> {
     let n = rng.below(EDITIONS);
     let (path, numbers) = (path(folder, n), EditionLog::open(folder, n)?);
@@ -103,12 +103,12 @@ pub(crate) fn publish(folder: &Path, rng: &mut Rng) -> Result<Duration> {
     Ok(waited)
 }
 
-/// Opens for writing what others may hold. `impatient`: with O_NONBLOCK again and again, before it is asked to wait.
+/// Opens a possibly pinned file for writing. `impatient`: with O_NONBLOCK repeatedly, before a blocking open.
 pub(crate) fn open_for_write(path: &Path, truncate: bool, nonblocking: bool) -> Result<File> {
     let begun = Instant::now();
     let open = |flags| OpenOptions::new().write(true).truncate(truncate).custom_flags(flags).open(path);
     if nonblocking {
-        // Others may come to hold it anew between two tries, so these need not ever get through.
+        // The file may be pinned anew between two tries, so these need not ever succeed.
         for _ in 0..50 {
             match open(libc::O_NONBLOCK) {
                 Ok(file) => return Ok(file),

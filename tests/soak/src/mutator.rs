@@ -1,4 +1,4 @@
-//! Changes files under the workers: every way a file can change, and every way its pages can go.
+//! Changes files under the workers: every kind of change, and every way to evict pages.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -8,9 +8,9 @@ use anyhow::Result;
 use spinio_testkit::{Rng, file};
 
 use crate::Args;
-use crate::editions;
+use crate::counts::EventCounts;
 use crate::files::{self, CHANGING, CHANGING_LEN, STEADY, VERSIONS};
-use crate::tally::EventCounts;
+use crate::versioned;
 
 pub(crate) fn run(args: &Args, folder: &Path) -> Result<()> {
     let mut rng = Rng::new(args.seed ^ 0x5a5a);
@@ -20,7 +20,7 @@ pub(crate) fn run(args: &Args, folder: &Path) -> Result<()> {
         let waited = match rng.below(4) {
             0 => {
                 tally.add("published", 1);
-                editions::publish(folder, &mut rng)?
+                versioned::publish(folder, &mut rng)?
             }
             1 => disturb_file(folder, &tally, &mut rng)?,
             _ => rewrite_file(folder, &mut rng)?,
@@ -33,11 +33,11 @@ pub(crate) fn run(args: &Args, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// How long it had to wait for the file.
+/// The time it had to wait for the file.
 fn rewrite_file(folder: &Path, rng: &mut Rng) -> Result<Duration> {
     let path = files::changing(folder, rng.below(CHANGING));
     let begun = Instant::now();
-    let subject = editions::open_for_write(&path, false, rng.chance(20))?;
+    let subject = versioned::open_for_write(&path, false, rng.chance(20))?;
     let waited = begun.elapsed();
     let version = rng.below(u64::from(VERSIONS)) as u8;
     let write = |offset: u64, len: u64| subject.write_all_at(&file::bytes(offset, len as usize, version), offset);
@@ -54,7 +54,7 @@ fn rewrite_file(folder: &Path, rng: &mut Rng) -> Result<Duration> {
         }
         3 => drop(file::punch_hole(&subject, rng.below(CHANGING_LEN / 4096) * 4096, 4096 * (1 + rng.below(64)))),
         4 => {
-            // A new file of the same name, while others still have the old one open.
+            // A new file of the same name, while the old one is still open elsewhere.
             let fresh = path.with_extension("new");
             file::create_filled(&fresh, CHANGING_LEN);
             std::fs::rename(&fresh, &path)?;
@@ -76,7 +76,7 @@ fn disturb_file(folder: &Path, tally: &EventCounts, rng: &mut Rng) -> Result<Dur
         }
         // Opening for writing breaks read leases.
         how => {
-            drop(editions::open_for_write(&path, false, how == 3)?);
+            drop(versioned::open_for_write(&path, false, how == 3)?);
             tally.add("opened", 1);
             return Ok(begun.elapsed());
         }

@@ -1,4 +1,4 @@
-//! Starts workers and the vandal, kills workers, starts others, and judges.
+//! Starts workers and the mutator, kills workers, restarts them, and checks the results.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use spinio_testkit::Rng;
 
-use crate::tally::EventCounts;
+use crate::counts::EventCounts;
 use crate::{Args, LAST_PROTECTED, files};
 
-/// How long a worker may take to end after its time is over, on a slow machine.
+/// Time for a worker to end after its run time, on a slow machine.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 struct Worker {
     number: u64,
     child: Child,
-    /// How many records of the log it had acknowledged when it ended by itself; set by who listens to it.
+    /// The log records it had acknowledged when it ended by itself; set by the reader thread.
     logged: Arc<AtomicU64>,
     listener: Option<std::thread::JoinHandle<()>>,
 }
@@ -38,14 +38,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let end = begun + Duration::from_secs(args.seconds);
     let tally = Arc::new(EventCounts::default());
     let mut rng = Rng::new(args.seed);
-    let mut vandal = Worker::spawn(program(args, folder, end)?.arg("--vandal"), 0, &tally)?;
+    let mut mutator = Worker::spawn(program(args, folder, end)?.arg("--mutator"), 0, &tally)?;
     let mut number = 0;
     let mut start = || {
         number += 1;
         Worker::start(args, folder, end, number, &tally)
     };
     let mut workers = (0..args.processes).map(|_| start()).collect::<Result<Vec<_>>>()?;
-    let (mut killed, mut told, mut next_kill) = (0, begun, begun + Duration::from_secs(args.kill_every));
+    let (mut killed, mut reported_at, mut next_kill) = (0, begun, begun + Duration::from_secs(args.kill_every));
     while Instant::now() < end {
         std::thread::sleep(Duration::from_millis(100));
         for worker in &mut workers {
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 bail!("worker {} ended before its time: {status}", worker.number);
             }
         }
-        ensure!(vandal.child.try_wait()?.is_none_or(|s| s.success()), "the vandal failed");
+        ensure!(mutator.child.try_wait()?.is_none_or(|s| s.success()), "the mutator failed");
         if args.kill_every > 0 && Instant::now() >= next_kill && end - Instant::now() > Duration::from_secs(2) {
             next_kill += Duration::from_secs(args.kill_every);
             let killable: Vec<usize> = (0..workers.len()).filter(|&i| workers[i].number > LAST_PROTECTED).collect();
@@ -68,8 +68,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             killed += 1;
             workers.push(start()?);
         }
-        if told.elapsed() > Duration::from_secs(30) {
-            told = Instant::now();
+        if reported_at.elapsed() > Duration::from_secs(30) {
+            reported_at = Instant::now();
             println!("{:5} s  {} workers started, {killed} killed", begun.elapsed().as_secs(), killed + args.processes);
         }
     }
@@ -80,8 +80,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         worker.wait_listener();
         logged.push((worker.number, worker.logged.load(Relaxed)));
     }
-    ensure!(vandal.wait()?.success(), "the vandal failed");
-    vandal.wait_listener();
+    ensure!(mutator.wait()?.success(), "the mutator failed");
+    mutator.wait_listener();
     let records = files::read_log(&files::log(folder))?;
     for (number, count) in logged {
         // One writer a thread: numbers are worker x 1000 + thread.
@@ -105,7 +105,7 @@ fn program(args: &Args, folder: &Path, end: Instant) -> Result<Command> {
 }
 
 impl Drop for Worker {
-    /// Nobody goes on when the test has failed.
+    /// Kills the remaining processes when the test has failed.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -117,7 +117,7 @@ impl Worker {
         Worker::spawn(program(args, folder, end)?.args(["--worker", &number.to_string()]), number, tally)
     }
 
-    /// Starts the program, and listens to it.
+    /// Starts the program, and a thread that reads its output.
     fn spawn(command: &mut Command, number: u64, tally: &Arc<EventCounts>) -> Result<Worker> {
         let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start a worker")?;
         let output = child.stdout.take().context("a worker without output")?;
@@ -134,14 +134,14 @@ impl Worker {
         Ok(Worker { number, child, logged, listener: Some(listener) })
     }
 
-    /// Waits until all that it told was taken in.
+    /// Waits until all of its output was read.
     fn wait_listener(&mut self) {
         if let Some(listener) = self.listener.take() {
             listener.join().expect("a listener");
         }
     }
 
-    /// Waits for its end; kills what hangs.
+    /// Waits for its end; kills a hung process.
     fn wait(&mut self) -> Result<std::process::ExitStatus> {
         let begun = Instant::now();
         loop {
@@ -149,7 +149,7 @@ impl Worker {
                 return Ok(status);
             }
             if begun.elapsed() > EXIT_TIMEOUT {
-                // A core dump or a debugger tells more than a silent end.
+                // A core dump or a debugger shows more than a silent end.
                 let _ = Command::new("cat").arg(format!("/proc/{}/stack", self.child.id())).status();
                 self.child.kill()?;
                 bail!("worker {} hangs", self.number);

@@ -1,10 +1,10 @@
-//! What was done, told by workers to the overseer as one line of JSON.
+//! Event counts, sent by workers to the supervisor as one line of JSON.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Things that workers do: `parted` counts sessions that had to share their output in the middle, `neighbours` the bytes of
-/// others that sessions wrote with their own. The last three are the vandal's: how often it published a file that others may hold, how often
-/// it opened one, and the longest time that it had to wait, in milliseconds.
+/// Events of the workers: `parted` counts sessions that had to share their output in the middle, `neighbours` the bytes
+/// of others that sessions wrote with their own. The last three are the mutator's: how often it published a file that
+/// others may have pinned, how often it opened one, and the longest time that it had to wait, in milliseconds.
 pub(crate) const EVENTS: [&str; 15] = [
     "steady",
     "changing",
@@ -23,7 +23,7 @@ pub(crate) const EVENTS: [&str; 15] = [
     "longest_wait",
 ];
 
-/// Counts of deeds.
+/// Counts of events.
 #[derive(Default)]
 pub(crate) struct EventCounts([AtomicU64; EVENTS.len()]);
 
@@ -38,11 +38,11 @@ impl EventCounts {
         serde_json::Value::Object(counts.collect()).to_string()
     }
 
-    /// Adds what a worker told.
+    /// Adds the counts of a worker.
     pub(crate) fn parse_line(&self, line: &str) {
-        if let Ok(told) = serde_json::from_str::<serde_json::Value>(line) {
+        if let Ok(counts) = serde_json::from_str::<serde_json::Value>(line) {
             for (deed, n) in EVENTS.iter().zip(&self.0) {
-                n.fetch_add(told[deed].as_u64().unwrap_or(0), Relaxed);
+                n.fetch_add(counts[deed].as_u64().unwrap_or(0), Relaxed);
             }
         }
     }
