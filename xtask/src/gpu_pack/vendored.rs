@@ -1,7 +1,7 @@
-//! What other people made and a GPU machine may lack: stress-ng with its libraries, and the wheels of the peers.
+//! Third-party programs that a GPU machine may lack: stress-ng with its libraries, and the wheels of the peers.
 //!
-//! `spinio-lab bench` starts `stress-ng` from PATH, so the pack has a folder to put there: the program, its libraries, and a
-//! script of its name. The C library is left out: a newer one there serves programs of an older one here.
+//! `spinio-lab bench` starts `stress-ng` from PATH, so the pack has a directory for PATH: the program, its libraries,
+//! and a script of its name. The C library is omitted: a newer one there serves programs of an older one here.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ use crate::tools;
 /// The GPU machine's Python.
 const PYTHON: &str = "3.12";
 
-/// What the rows of benches/gpu and benches/safetensors measure beside SPIN.
+/// The libraries that the rows of benches/gpu and benches/safetensors compare with SPIN.
 const PEERS: [&str; 4] = ["kvikio-cu13", "libkvikio-cu13", "rapids-logger", "fastsafetensors"];
 
 /// Of the C library: these must be the loader's.
@@ -26,10 +26,10 @@ here=$(cd \"$(dirname \"$0\")\" && pwd)
 LD_LIBRARY_PATH=$here/lib exec \"$here/program\" \"$@\"
 ";
 
-/// This machine's stress-ng, where it has one.
+/// This machine's stress-ng, if installed.
 pub(super) fn stress_ng(folder: &Path) -> Result<()> {
     let Some(program) = in_path("stress-ng") else {
-        println!("no stress-ng here: `spinio-lab bench` will have no loads beside it there");
+        println!("no stress-ng here: `spinio-lab bench` will have no background load there");
         return Ok(());
     };
     let lib = folder.join("lib");
@@ -55,7 +55,7 @@ fn in_path(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// Wheels for the GPU machine's Python, whatever this one's is.
+/// Wheels for the GPU machine's Python, independent of this machine's.
 pub(super) fn peers(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     let mut pip = tools::command("python3");
